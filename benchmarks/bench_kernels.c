@@ -1,15 +1,20 @@
-/* bench_kernels.c: rate of the gemm kernels as a share of what this machine's arithmetic reaches at that very moment.
+/* bench_kernels.c: speed of the gemm kernels as a percentage of the arithmetic peak that this machine has at that
+ * moment.
  *
  *   bench_kernels [--kind f32|bf16|i8|plain]... [--mask word] [--rows m,m,..] [--shape NxK]... [--ms n]
  *                 [--pool MB] [--act] [--attention]
  *
- * One thread. A line a kind, shape and M: per cent of the peak of that kind's instruction (vfmadd231ps, vdpbf16ps,
- * vpdpbusd; 512 bits, or 256-bit FMAs under --mask avx2; tiles where there is AMX), measured by a probe just before and just after; the time is
- * the best of many short rounds, in CPU time. Weights rotate through --pool MB (default 0: one matrix, cache-resident
- * as in an encoder), activations are prepared outside of the time, --act puts bias and GELU into it. `pack` is the time
- * of packing one matrix. --attention measures attn_kv and attn_kv_i16 instead, one token and a tile of a prompt over
- * 128 to 2,048 positions (at --pool MB: over as many blocks as that takes), in per cent of vfmadd231ps and vpdpwssd.
- * `plain` is mp_gemm_f32_plain, with the OpenBLAS of MPOOL_BLAS when there is one; --mask ref gives the reference. */
+ * Runs one thread. Prints one line per kind, shape and M. The peak is that of the kind's instruction (vfmadd231ps,
+ * vdpbf16ps, vpdpbusd; 512 bits, or 256-bit FMAs under --mask avx2; tiles with AMX), measured by a probe just before
+ * and just after. The time is the best of many short rounds, in CPU time, without preparing the activations. `pack` is
+ * the time to pack one matrix.
+ *
+ *   --pool MB     rotate the weights through that much memory (default 0: one matrix, cache-resident as in an encoder)
+ *   --act         include bias and GELU in the time
+ *   --attention   measure attn_kv and attn_kv_i16 instead: one token and a tile of a prompt over 128 to 2,048 positions
+ *                 (with --pool: over as many blocks as fit), as a percentage of vfmadd231ps and vpdpwssd
+ *   --kind plain  mp_gemm_f32_plain, with the OpenBLAS of MPOOL_BLAS if set
+ *   --mask ref    the reference */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -29,7 +34,7 @@
 #include "base/cpu.h"
 #include "kernels/variants.h"
 
-/* Seconds of this thread on a CPU: what others take on a shared machine does not count. */
+/* CPU seconds of this thread, which exclude time that other processes take on a shared machine. */
 static double now(void) {
     struct timespec t;
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
@@ -76,14 +81,14 @@ static double probe_rate(void (*run)(long), double operations) {
 
 #if defined(MP_TARGET_AMX_BEGIN)
 MP_TARGET_AMX_BEGIN
-/* Four tiles of sums, as the kernels have them; a turn is 4 x 4 instructions. */
+/* Four tiles of sums, as in the kernels; one iteration is 4 x 4 instructions. */
 #define TILES(dot) { dot(0, 4, 6); dot(1, 4, 7); dot(2, 5, 6); dot(3, 5, 7); }
 #define PROBE_TILES(name, dot)                                                                                      \
     static void name(long rounds) {                                                                                 \
         _Alignas(64) const uint8_t config[64] = {[0] = 1,   [16] = 64, [18] = 64, [20] = 64, [22] = 64, [24] = 64,  \
                                                  [26] = 64, [28] = 64, [30] = 64, [48] = 16, [49] = 16, [50] = 16,  \
                                                  [51] = 16, [52] = 16, [53] = 16, [54] = 16, [55] = 16};            \
-        static uint8_t bytes[1024]; /* as numbers come: of zeros the CPU's clock is higher */                       \
+        static uint8_t bytes[1024]; /* nonzero, because the CPU clocks higher on zeros */                       \
         for (int i = 0; i < 1024; i++)                                                                              \
             bytes[i] = (uint8_t)(i % 2 ? 0x3f : i * 2654435761u >> 24);                                             \
         _tile_loadconfig(config);                                                                                   \
@@ -202,7 +207,7 @@ static void measure(bench *b, const char *name, double seconds, size_t pool) {
     run(b, 1);
     t = now() - t;
     const int times =
-        t > 0 && t < 0.002 ? (int)(0.002 / t) + 1 : 1; /* rounds of 2 ms: short enough to miss the others */
+        t > 0 && t < 0.002 ? (int)(0.002 / t) + 1 : 1; /* 2 ms rounds: short enough to miss interruptions */
     double best = 1e9;
     const double before = probe(b->kind), end = now() + seconds;
     do {
@@ -227,7 +232,7 @@ static void measure(bench *b, const char *name, double seconds, size_t pool) {
 
 /* ---- attention -------------------------------------------------------------------------------------------------- */
 
-/* `rows` tokens at the end of `positions`, of `copies` caches in turn: a KV head with `group` queries of `dim`. */
+/* `rows` tokens at the end of `positions`, over `copies` caches in turn: one KV head with `group` queries of `dim`. */
 static void measure_attention(mp_dtype dtype, int rows, int positions, int group, int dim, double seconds,
                               size_t pool) {
     const mp_kernels *call = mp_kernels_get();
@@ -333,7 +338,7 @@ int main(int argc, char **argv) {
             if (sscanf(value, "%dx%d", &shapes[shape_count][0], &shapes[shape_count][1]) == 2)
                 shape_count++;
         } else {
-            fprintf(stderr, "what is %s? see the head of bench_kernels.c\n", argv[i]);
+            fprintf(stderr, "unknown argument %s; see the head of bench_kernels.c\n", argv[i]);
             return 2;
         }
         i++;

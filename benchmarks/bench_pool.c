@@ -1,9 +1,9 @@
-/* bench_pool.c: what the pool itself costs, without Python.
+/* bench_pool.c: the overhead of the pool, without Python.
  *
- *   bench_pool calls                    submit to start and submit to answer, spinning and parked; refusals when full
- *   bench_pool text <gguf> <lanes> <tokens> <rounds>
+ *   bench_pool calls                    submit to start and to completion, spinning and parked; refusals when full
+ *   bench_pool text <gguf> <threads> <tokens> <rounds>
  *                                       generation through the registry against a bare loop over the same engine, and
- *                                       eight answers at once against one
+ *                                       eight concurrent sequences against one
  *
  * Prints lines "name value". */
 #include <stdatomic.h>
@@ -39,7 +39,7 @@ static void print_ns(const char *name, uint64_t *ns, int n) {
     printf("%s_p50_us %.2f\n%s_p99_us %.2f\n", name, (double)ns[n / 2] * 1e-3, name, (double)ns[n * 99 / 100] * 1e-3);
 }
 
-/* --- a model that does nothing --- */
+/* --- a model that computes nothing --- */
 
 typedef struct empty_call {
     mp_call base;
@@ -48,8 +48,8 @@ typedef struct empty_call {
 
 static _Atomic bool hold;
 
-static mp_status empty_admit(mp_engine *engine, mp_item *item, mp_error *said) {
-    (void)engine, (void)said;
+static mp_status empty_admit(mp_engine *engine, mp_item *item, mp_error *out_error) {
+    (void)engine, (void)out_error;
     item->state = item;
     return MP_OK;
 }
@@ -82,18 +82,19 @@ static uint64_t empty_trim(mp_engine *engine) {
 }
 static void empty_free_engine(mp_engine *engine) { mp_free(engine); }
 
-static mp_status empty_engine(mp_model *model, mp_budget *budget, mp_engine **engine, mp_error *said) {
+static mp_status empty_engine(mp_model *model, mp_budget *budget, mp_engine **engine, mp_error *out_error) {
     static const mp_engine_ops ops = {empty_admit,  empty_plan, empty_step,        empty_forget,
                                       empty_forget, empty_trim, empty_free_engine, NULL};
     (void)model, (void)budget;
     *engine = mp_alloc_zeroed(sizeof(**engine), MP_TAG_SCRATCH);
     if (!*engine)
-        return mp_fail_memory(said, sizeof(**engine), "an engine");
+        return mp_fail_memory(out_error, sizeof(**engine), "an engine");
     (*engine)->ops = &ops;
     return MP_OK;
 }
-static mp_status empty_check(const mp_model *model, mp_call *call, uint64_t *cost_ns, uint32_t *total, mp_error *said) {
-    (void)model, (void)call, (void)said;
+static mp_status empty_check(const mp_model *model, mp_call *call, uint64_t *cost_ns, uint32_t *total,
+                             mp_error *out_error) {
+    (void)model, (void)call, (void)out_error;
     *cost_ns = 1000;
     *total = 1;
     return MP_OK;
@@ -103,12 +104,12 @@ static uint64_t empty_bytes(const mp_model *model) { return model ? 1000 : 0; }
 static void empty_free_model(mp_model *model) { mp_free(model); }
 
 static mp_status empty_load(void *self, mp_lease *lease, mp_budget *budget, mp_progress *progress, mp_model **model,
-                            mp_error *said) {
+                            mp_error *out_error) {
     static const mp_model_ops ops = {empty_engine, empty_check, empty_healthy, empty_bytes, empty_free_model};
     (void)self, (void)lease, (void)budget, (void)progress;
     *model = mp_alloc_zeroed(sizeof(**model), MP_TAG_WEIGHTS);
     if (!*model)
-        return mp_fail_memory(said, sizeof(**model), "a model");
+        return mp_fail_memory(out_error, sizeof(**model), "a model");
     (*model)->ops = &ops;
     return MP_OK;
 }
@@ -141,7 +142,7 @@ static mp_registry *empty_registry(uint64_t spin_ns) {
 enum { CALLS = 20000, PARKED = 2000 };
 static uint64_t start_ns[CALLS], answer_ns[CALLS];
 
-/* pause_ns: between two calls, so that the worker has parked. */
+/* pause_ns: pause between two requests, long enough for the worker to park. */
 static void measure_calls(const char *name, uint64_t spin_ns, uint64_t pause_ns, int n) {
     mp_registry *registry = empty_registry(spin_ns);
     char label[64];
@@ -179,14 +180,14 @@ static void measure_refusals(void) {
             n++;
         else
             refused++;
-        mp_sys_sleep_ns(20 * 1000); /* the worker takes the first in the meantime */
+        mp_sys_sleep_ns(20 * 1000); /* meanwhile the worker takes the first */
     }
     for (int i = 0; i < CALLS; i++) {
         mp_ticket *ticket;
         mp_call *call = empty_call_create();
         uint64_t begin = mp_sys_now_ns();
         if (mp_registry_submit(registry, "empty", call, &options, &ticket, &error) != MP_OVERLOADED) {
-            fprintf(stderr, "the queue is not full\n");
+            fprintf(stderr, "the queue did not become full\n");
             exit(1);
         }
         start_ns[i] = mp_sys_now_ns() - begin;
@@ -205,7 +206,7 @@ static mp_spec *spec_of(const char *path) {
     CHECK(mp_gguf_read(path, &spec, &error));
     const mp_value *tokens = mp_spec_find(spec, "tokenizer.ggml.tokens");
     if (!tokens) {
-        fprintf(stderr, "%s has no tokens\n", path);
+        fprintf(stderr, "%s has no tokenizer.ggml.tokens\n", path);
         exit(1);
     }
     uint8_t *control = calloc(1, tokens->count);
@@ -290,7 +291,7 @@ static double median(double *values, int n) {
 }
 
 static void measure_text(const char *path, int lanes, int tokens, int rounds) {
-    enum { MOST = 101 };
+    enum { MAX_ROUNDS = 101 };
     mp_spec *spec = spec_of(path);
     bare b = {.budget = {.limit = UINT64_MAX}};
     CHECK(mp_team_create(lanes - 1, &b.team, &error));
@@ -308,13 +309,13 @@ static void measure_text(const char *path, int lanes, int tokens, int rounds) {
     CHECK(mp_registry_add(registry, "text", &loader, false, &error));
     CHECK(mp_registry_load(registry, "text", true, 0, &error));
 
-    double bare_rate[MOST], pooled_rate[MOST], ratio[MOST], eight[MOST], gain[MOST];
-    rounds = rounds < 1 ? 1 : rounds > MOST ? MOST : rounds;
-    for (int i = -1; i < rounds; i++) { /* prompts differ from round to round: none is read from a cache of prefixes */
+    double bare_rate[MAX_ROUNDS], pooled_rate[MAX_ROUNDS], ratio[MAX_ROUNDS], eight[MAX_ROUNDS], gain[MAX_ROUNDS];
+    rounds = rounds < 1 ? 1 : rounds > MAX_ROUNDS ? MAX_ROUNDS : rounds;
+    for (int i = -1; i < rounds; i++) { /* prompts differ between rounds, so that none is found in the prefix cache */
         double got[2] = {0, 0};
         for (int turn = 0; turn < 2; turn++) {
-            int who = (i + turn) & 1;
-            if (who == 0) {
+            int which = (i + turn) & 1;
+            if (which == 0) {
                 mp_team_lease(b.team, lanes, &b.lease);
                 got[0] = bare_tokens_per_second(&b, 20 * i + 20, tokens);
                 mp_team_return(&b.lease);
@@ -354,7 +355,7 @@ int main(int argc, char **argv) {
     } else if (argc == 6 && strcmp(argv[1], "text") == 0) {
         measure_text(argv[2], atoi(argv[3]), atoi(argv[4]), atoi(argv[5]));
     } else {
-        fprintf(stderr, "usage: bench_pool calls | bench_pool text <gguf> <lanes> <tokens> <rounds>\n");
+        fprintf(stderr, "usage: bench_pool calls | bench_pool text <gguf> <threads> <tokens> <rounds>\n");
         return 2;
     }
     return 0;

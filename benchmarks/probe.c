@@ -1,12 +1,12 @@
-/* probe.c: what state the machine is in, in half a second, as one line of JSON.
+/* probe.c: measure the state of the machine in half a second, printed as one line of JSON.
  *
  *   probe CPU CPU
  *
  * round_trip_ns: two threads answer each other through two cache lines. On machines whose virtual CPUs move between
- * parts of a chip it tells the near state from the far one. read_1, read_2: GB/s read from memory by one and by two
- * threads, 256 MB a pass. fp32, bf16, int8: additions and multiplications a second, in G, of one thread by the widest
- * instruction of the kind, 0 where there is none. All are the best of several tries: what others do meanwhile only ever
- * makes them worse. */
+ * parts of a chip, it distinguishes the near state from the far one. read_1, read_2: GB/s read from memory by one and
+ * by two threads, 256 MB per pass. fp32, bf16, int8: additions and multiplications per second, in G, of one thread with
+ * the widest instruction of the kind; 0 if the CPU lacks it. All are the best of several tries, because other processes
+ * only ever worsen them. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -38,7 +38,7 @@ static void pin(int which) {
     cpu_set_t set;
     CPU_ZERO(&set);
     CPU_SET(cpus[which], &set);
-    (void)sched_setaffinity(0, sizeof set, &set); /* where it is not allowed, the figure is of where we happen to be */
+    (void)sched_setaffinity(0, sizeof set, &set); /* if pinning is not allowed, measure this CPU */
 }
 
 static void *answer(void *unused) {
@@ -73,7 +73,7 @@ static double round_trip(void) {
 static void read_part(size_t part, size_t parts) {
     const uint64_t *at = memory + BYTES / 8 / parts * part, *end = at + BYTES / 8 / parts;
     uint64_t a = 0, b = 0, c = 0, d = 0;
-    for (; at < end; at += 32) { /* four lines of 64 bytes, a word of each: the bus moves the whole line */
+    for (; at < end; at += 32) { /* four lines of 64 bytes, one word of each: the bus moves whole lines */
         a ^= at[0], b ^= at[8], c ^= at[16], d ^= at[24];
         __builtin_prefetch(at + 512), __builtin_prefetch(at + 520);
         __builtin_prefetch(at + 528), __builtin_prefetch(at + 536);

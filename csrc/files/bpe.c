@@ -1,3 +1,4 @@
+/* bpe.c: see bpe.h. Tokens are found by a keyed hash table over the texts in the spec; no text is copied. */
 #include "files/bpe.h"
 
 #include <string.h>
@@ -8,14 +9,14 @@
 struct mp_bpe {
     mp_spec *spec; /* pinned */
     const mp_value *tokens, *merges;
-    uint64_t key[2]; /* of the hash: nobody can write a vocabulary that collides */
-    uint32_t *table; /* [mask + 1] token + 1, 0 = empty; at most half full */
+    uint64_t key[2]; /* random key of the hash, so that no file can be built to collide */
+    uint32_t *table; /* [mask + 1] token + 1; 0: empty; at most half full */
     uint32_t mask;
     uint64_t longest;  /* bytes of the longest token */
-    int32_t (*ids)[3]; /* [merges]: left, right, both together */
+    int32_t (*ids)[3]; /* [merges]: left, right, joint token */
 };
 
-/* ---- tokens by text -------------------------------------------------------------------------------------------- */
+/* ---- tokens by text ---------------------------------------------------------------------------------------------- */
 
 const char *mp_bpe_token(const mp_bpe *bpe, int32_t token, uint64_t *bytes) {
     const uint64_t *offsets = bpe->tokens->as.strings.offsets;
@@ -23,7 +24,7 @@ const char *mp_bpe_token(const mp_bpe *bpe, int32_t token, uint64_t *bytes) {
     return bpe->tokens->as.strings.bytes + offsets[token];
 }
 
-/* The high half of a product of two 64-bit numbers is hard to steer without knowing the key. */
+/* The upper half of a 64-bit product is hard to control without the key. */
 static inline uint64_t mix(uint64_t a, uint64_t b) {
     __extension__ typedef unsigned __int128 wide;
     wide product = (wide)a * b;
@@ -55,7 +56,7 @@ int32_t mp_bpe_find(const mp_bpe *bpe, const char *text, uint64_t bytes) {
     return -1;
 }
 
-/* False when a token stands there twice; empty ones stand for nothing and may. */
+/* Returns false if a token occurs twice. Empty tokens may repeat: no text maps to them. */
 static bool fill_table(mp_bpe *bpe) {
     for (uint64_t token = 0; token < bpe->tokens->count; token++) {
         uint64_t bytes;
@@ -76,7 +77,7 @@ static bool fill_table(mp_bpe *bpe) {
     return true;
 }
 
-/* ---- merges ---------------------------------------------------------------------------------------------------- */
+/* ---- merges ------------------------------------------------------------------------------------------------------ */
 
 static bool read_merge(const mp_bpe *bpe, const char *text, uint64_t bytes, int32_t ids[3]) {
     char joint[512];
@@ -102,7 +103,7 @@ static bool read_merges(mp_bpe *bpe) {
     return true;
 }
 
-/* ---- the whole ------------------------------------------------------------------------------------------------- */
+/* ---- vocabulary -------------------------------------------------------------------------------------------------- */
 
 static const mp_value *strings_of(const mp_spec *spec, const char *key, uint64_t most) {
     const mp_value *value = mp_spec_find(spec, key);
@@ -149,7 +150,7 @@ void mp_bpe_destroy(mp_bpe *bpe) {
     mp_free(bpe);
 }
 
-/* ---- parts ----------------------------------------------------------------------------------------------------- */
+/* ---- subsets ----------------------------------------------------------------------------------------------------- */
 
 mp_status mp_bpe_part_init(mp_bpe_part *part, const mp_bpe *bpe, mp_error *error) {
     *part = (mp_bpe_part){.marked = mp_alloc_array(bpe->tokens->count, 1, MP_TAG_SPEC)};
@@ -188,7 +189,7 @@ mp_status mp_bpe_part_finish(mp_bpe_part *part, const mp_bpe *bpe, mp_error *err
     for (uint64_t i = 0; i < bpe->tokens->count; i++)
         tokens += part->marked[i];
     for (uint64_t i = 0; i < bpe->merges->count; i++)
-        merges += part->marked[bpe->ids[i][2]]; /* its halves are pieces of the same word */
+        merges += part->marked[bpe->ids[i][2]]; /* its halves are substrings of the same word, so they are marked too */
     part->tokens = mp_alloc_array(tokens + 1u, sizeof *part->tokens, MP_TAG_SPEC);
     part->merges = mp_alloc_array(merges + 1u, sizeof *part->merges, MP_TAG_SPEC);
     if (!part->tokens || !part->merges)

@@ -1,10 +1,11 @@
+/* cursor.c: see cursor.h. */
 #include "files/cursor.h"
 
 #include <string.h>
 
 static mp_status too_short(const mp_cursor *c, const char *field, uint64_t need, mp_error *error) {
-    return mp_fail_file(error, MP_FORMAT, c->file, (int64_t)c->at, field, "no more than the bytes left in the file",
-                        "%llu bytes where %llu are left", (unsigned long long)need,
+    return mp_fail_file(error, MP_FORMAT, c->file, (int64_t)c->at, field, "at most the bytes left in the file",
+                        "%llu bytes with %llu left", (unsigned long long)need,
                         (unsigned long long)mp_cursor_left(c));
 }
 
@@ -24,8 +25,8 @@ mp_status mp_cursor_take(mp_cursor *c, uint64_t bytes, const char *field, const 
         return MP_OK;                                                                                \
     }
 
-/* The hosts that the build accepts are little-endian, as GGUF is; a copy is a read. */
-_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "files are read as they lie in memory");
+/* GGUF is little-endian, and so is every host that the build accepts: reading is copying. */
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "files are little-endian and read without byte swapping");
 
 READ(u32, uint32_t)
 READ(u64, uint64_t)

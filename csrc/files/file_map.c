@@ -1,3 +1,8 @@
+/* file_map.c: mappings and the SIGBUS handler. See file_map.h.
+ *
+ * The handler must find the mapping of a faulting address without locks or allocation. Mappings are therefore listed in
+ * a static array of slots. A slot is acquired by compare-and-swap, its range is written under a sequence counter, and
+ * it is released before the memory is unmapped. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -12,11 +17,12 @@
 
 #include "base/alloc.h"
 
-/* What the signal handler may look at: static, lock-free, never freed. `turn` is odd while a slot changes hands, so
- * that a handler on another thread never pairs the begin of one mapping with the end of the next. */
+/* State that the signal handler reads: static, lock-free, never freed. `sequence` is odd while a slot is being
+ * rewritten (a seqlock), so that a handler on another thread never pairs the begin of one mapping with the end of the
+ * next. */
 typedef struct map_slot {
     _Atomic uint32_t taken;
-    _Atomic uint32_t turn;
+    _Atomic uint32_t sequence;
     _Atomic uintptr_t begin, end; /* begin == end: empty */
     _Atomic uint32_t poisoned;
 } map_slot;
@@ -24,7 +30,7 @@ typedef struct map_slot {
 enum { MAX_MAPS = 4096 };
 
 static map_slot slots[MAX_MAPS];
-static _Atomic int slots_used; /* slots at or above were never taken */
+static _Atomic int slots_used; /* slots from this index on were never taken */
 static _Atomic int installed;
 static struct sigaction previous;
 static uintptr_t page_mask;
@@ -37,13 +43,13 @@ struct mp_file_map {
 };
 
 static void slot_write(map_slot *slot, uintptr_t begin, uintptr_t end) {
-    atomic_fetch_add(&slot->turn, 1);
+    atomic_fetch_add(&slot->sequence, 1);
     atomic_store(&slot->begin, begin);
     atomic_store(&slot->end, end);
-    atomic_fetch_add(&slot->turn, 1);
+    atomic_fetch_add(&slot->sequence, 1);
 }
 
-static map_slot *slot_take(const void *data, uint64_t bytes) {
+static map_slot *slot_acquire(const void *data, uint64_t bytes) {
     for (int i = 0; i < MAX_MAPS; i++) {
         uint32_t free_mark = 0;
         if (!atomic_compare_exchange_strong(&slots[i].taken, &free_mark, 1))
@@ -58,33 +64,34 @@ static map_slot *slot_take(const void *data, uint64_t bytes) {
     return NULL;
 }
 
-static void slot_give(map_slot *slot) {
+static void slot_release(map_slot *slot) {
     slot_write(slot, 0, 0);
     atomic_store(&slot->taken, 0);
 }
 
-/* Async-signal-safe: atomics and one system call. The thread that faults holds a pin, so its own slot stands still. */
+/* Async-signal-safe: atomics only. The faulting thread holds a reference to its mapping, so its own slot does not
+ * change. */
 static map_slot *slot_find(uintptr_t address) {
     int used = atomic_load(&slots_used);
     for (int i = 0; i < used; i++) {
         map_slot *slot = &slots[i];
-        uint32_t turn = atomic_load(&slot->turn);
+        uint32_t sequence = atomic_load(&slot->sequence);
         uintptr_t begin = atomic_load(&slot->begin), end = atomic_load(&slot->end);
-        /* The last page reaches past the end of the file. */
-        if (address >= begin && address < ((end + ~page_mask) & page_mask) && !(turn & 1) &&
-            turn == atomic_load(&slot->turn))
+        /* the last page extends beyond the end of the file */
+        if (address >= begin && address < ((end + ~page_mask) & page_mask) && !(sequence & 1) &&
+            sequence == atomic_load(&slot->sequence))
             return slot;
     }
     return NULL;
 }
 
-static void pass_on(int number, siginfo_t *info, void *context) {
+static void forward_signal(int number, siginfo_t *info, void *context) {
     if (previous.sa_flags & SA_SIGINFO) {
         previous.sa_sigaction(number, info, context);
         return;
     }
     if (previous.sa_handler == SIG_IGN && info->si_code <= 0)
-        return; /* sent by someone, and whoever was here before ignored it */
+        return; /* sent by kill(), and the previous disposition ignored it */
     if (previous.sa_handler != SIG_DFL && previous.sa_handler != SIG_IGN) {
         previous.sa_handler(number);
         return;
@@ -99,7 +106,7 @@ static void on_sigbus(int number, siginfo_t *info, void *context) {
     map_slot *slot = info->si_code > 0 ? slot_find(address) : NULL;
     if (slot) {
         atomic_store(&slot->poisoned, 1);
-        /* Not through the seam: a handler may call nothing that a test could have replaced. */
+        /* Not through the seam (MP_SEAM): a signal handler must not call functions that a test may have replaced. */
         void *page = mmap((void *)(address & page_mask), (size_t)(~page_mask + 1), PROT_READ,
                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
         if (page != MAP_FAILED) {
@@ -108,7 +115,7 @@ static void on_sigbus(int number, siginfo_t *info, void *context) {
         }
     }
     errno = saved;
-    pass_on(number, info, context);
+    forward_signal(number, info, context);
 }
 
 void mp_file_map_init(void) {
@@ -121,7 +128,7 @@ void mp_file_map_init(void) {
     action.sa_sigaction = on_sigbus;
     action.sa_flags = SA_SIGINFO | SA_ONSTACK;
     sigemptyset(&action.sa_mask);
-    /* Read first: a fault between the two calls must find `previous` filled. */
+    /* Read the old action first: a fault between the two calls must find `previous` filled. */
     sigaction(SIGBUS, NULL, &previous);
     sigaction(SIGBUS, &action, NULL);
 }
@@ -144,14 +151,14 @@ mp_status mp_file_map_open(const char *path, mp_file_map **out, mp_error *error)
         goto cleanup;
     }
     if (map->id.size > SIZE_MAX / 2) {
-        status = mp_fail_file(error, MP_FORMAT, path, 0, "file size", "what fits the address space", "%llu bytes",
+        status = mp_fail_file(error, MP_FORMAT, path, 0, "file size", "at most half the address space", "%llu bytes",
                               (unsigned long long)map->id.size);
         goto cleanup;
     }
     MP_TRY_GOTO(mp_sys_map(fd, (size_t)map->id.size, path, &map->data, error));
-    map->slot = slot_take(map->data, map->id.size);
+    map->slot = slot_acquire(map->data, map->id.size);
     if (!map->slot) {
-        status = mp_fail_file(error, MP_LIMIT, path, -1, "mapped files", "4096 at a time; close models first",
+        status = mp_fail_file(error, MP_LIMIT, path, -1, "mapped files", "at most 4096 at a time; unload models first",
                               "one more");
         goto cleanup;
     }
@@ -172,7 +179,7 @@ cleanup:
 void mp_file_map_close(mp_file_map *map) {
     if (!map)
         return;
-    slot_give(map->slot); /* before the address can belong to another mapping */
+    slot_release(map->slot); /* before the address range can be reused by another mapping */
     mp_sys_unmap(map->data, (size_t)map->id.size);
     mp_free(map->path);
     mp_free(map);

@@ -1,3 +1,9 @@
+/* gguf.c: the GGUF parser. See gguf.h.
+ *
+ * Order of the checks: a count or length from the file is first compared with the bytes that are left, then with its
+ * limit (MP_GGUF_MAX_*), and only then used or allocated. Each error names the field, the value found and the allowed
+ * values. Tensor offsets are relative to the tensor data, whose start is known only after the last tensor
+ * record; resolve_offsets makes them absolute and checks the end of the file. */
 #include "files/gguf.h"
 
 #include <stdio.h> /* snprintf only */
@@ -8,34 +14,34 @@
 #include "files/file_map.h"
 #include "files/spec_build.h"
 
-enum { /* value types of the format */
+enum { /* value types of the GGUF format */
     G_U8, G_I8, G_U16, G_I16, G_U32, G_I32, G_F32, G_BOOL, G_STRING, G_ARRAY, G_U64, G_I64, G_F64, G_TYPES
 };
-static const uint8_t type_bytes[G_TYPES] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8}; /* 0: of no fixed size */
+static const uint8_t type_bytes[G_TYPES] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8}; /* 0: no fixed size */
 
 enum {
     HEADER_BYTES = 24,
     MIN_VALUE_RECORD = 8 + 1 + 4 + 1,          /* key length, key, type, one byte */
-    MIN_TENSOR_RECORD = 8 + 1 + 4 + 8 + 4 + 8, /* name length, name, dimensions, one of them, type, offset */
+    MIN_TENSOR_RECORD = 8 + 1 + 4 + 8 + 4 + 8, /* name length, name, dimensions, one size, type, offset */
     DEFAULT_ALIGNMENT = 32
 };
 
-/* Types of the format that dtype.def does not have, so that the error can say what they are. */
-static const struct { int32_t id; const char *name; } foreign_types[] = {
+/* Types of the GGUF format that dtype.def lacks, so that the error can name them. */
+static const struct { int32_t id; const char *name; } unsupported_types[] = {
     {9, "Q8_1"}, {15, "Q8_K"}, {41, "Q1_0"},
 };
 
 typedef struct reader {
     mp_cursor c;
     mp_spec *spec;
-    int file; /* index in the spec */
+    int file; /* index into the spec's files */
     uint64_t value_count, tensor_count, alignment;
-    uint64_t elements;   /* of all arrays so far: each takes up to 8 bytes of memory, were it one in the file */
-    uint64_t data_bytes; /* of the tensors read so far, each padded; then of all but the last one's padding */
-    uint64_t last_end;   /* end of the last tensor, its padding not counted */
+    uint64_t elements;   /* in all arrays so far; each uses up to 8 bytes of memory, even if it has 1 in the file */
+    uint64_t data_bytes; /* total of the tensors read so far, each padded */
+    uint64_t last_end;   /* end of the last tensor, without padding */
 } reader;
 
-/* Errors of this file: `at` is where the field lies. */
+/* Errors of this file. `at` is the offset of the field. */
 #define REFUSE_AT(code, at, field, allowed, ...) \
     mp_fail_file(error, code, r->c.file, (int64_t)(at), field, allowed, __VA_ARGS__)
 #define REFUSE(at, field, allowed, ...) REFUSE_AT(MP_FORMAT, at, field, allowed, __VA_ARGS__)
@@ -45,14 +51,14 @@ static mp_status no_memory(mp_error *error, uint64_t bytes) {
     return mp_fail_memory(error, bytes, "the header of a GGUF file");
 }
 
-/* A length and that many bytes, borrowed. */
+/* Read a length and borrow that many bytes. */
 static mp_status read_string(reader *r, const char *field, const uint8_t **bytes, uint64_t *length, mp_error *error) {
     uint64_t at = r->c.at;
     MP_TRY(mp_cursor_u64(&r->c, field, length, error));
     if (*length > mp_cursor_left(&r->c)) {
         uint64_t left = mp_cursor_left(&r->c);
         r->c.at = at;
-        return REFUSE(at, field, "a string that ends within the file", "%llu bytes long where %llu are left",
+        return REFUSE(at, field, "a string that ends within the file", "%llu bytes long with %llu left",
                       LL(*length), LL(left));
     }
     if (*length > MP_GGUF_MAX_STRING)
@@ -83,10 +89,10 @@ static mp_status read_header(reader *r, mp_error *error) {
     MP_TRY(mp_cursor_u64(&r->c, "kv_count", &r->value_count, error));
     uint64_t left = mp_cursor_left(&r->c);
     if (r->tensor_count > left / MIN_TENSOR_RECORD)
-        return REFUSE(8, "tensor_count", "what the rest of the file can hold", "%llu, with %llu bytes left",
+        return REFUSE(8, "tensor_count", "as many as the rest of the file can hold", "%llu, with %llu bytes left",
                       LL(r->tensor_count), LL(left));
     if (r->value_count > (left - r->tensor_count * MIN_TENSOR_RECORD) / MIN_VALUE_RECORD)
-        return REFUSE(16, "kv_count", "what the rest of the file can hold", "%llu, with %llu bytes left",
+        return REFUSE(16, "kv_count", "as many as the rest of the file can hold", "%llu, with %llu bytes left",
                       LL(r->value_count), LL(left));
     if (r->tensor_count > MP_GGUF_MAX_TENSORS)
         return REFUSE_AT(MP_LIMIT, 8, "tensor_count", "at most 65536 (MP_GGUF_MAX_TENSORS)", "%llu",
@@ -103,7 +109,7 @@ static mp_status read_key(reader *r, const char **key, uint32_t *key_length, mp_
     const uint8_t *bytes;
     MP_TRY(mp_cursor_u64(&r->c, "key length", &length, error));
     if (length == 0 || length > MP_GGUF_MAX_KEY || length > mp_cursor_left(&r->c))
-        return REFUSE(at, "key length", "1 to 65535, and no more than the bytes left", "%llu, with %llu bytes left",
+        return REFUSE(at, "key length", "1 to 65535, and at most the bytes left", "%llu, with %llu bytes left",
                       LL(length), LL(mp_cursor_left(&r->c)));
     MP_TRY(mp_cursor_take(&r->c, length, "key", &bytes, error));
     char *copy = mp_spec_memory(r->spec, length + 1);
@@ -115,7 +121,7 @@ static mp_status read_key(reader *r, const char **key, uint32_t *key_length, mp_
         if (copy[i] < 0x20 || copy[i] > 0x7E)
             return REFUSE(at + 8 + i, "key", "printable ASCII", "byte %02x", (uint8_t)copy[i]);
     if (mp_spec_has_key(r->spec, copy, (uint32_t)length))
-        return REFUSE(at, "key", "each key once", "there twice: %s", copy);
+        return REFUSE(at, "key", "each key once", "a duplicate: %s", copy);
     *key = copy;
     *key_length = (uint32_t)length;
     return MP_OK;
@@ -195,14 +201,14 @@ static mp_status read_scalar(reader *r, const char *key, uint32_t type, mp_value
     return MP_OK;
 }
 
-/* Two passes: sizes, then bytes. The file may be written to between them, so the second trusts nothing of the first but
+/* Two passes: sizes first, then bytes. Another process may write to the file in between, so the second pass trusts only
  * the size of the memory. */
 static mp_status read_strings(reader *r, const char *key, mp_value *value, mp_error *error) {
     uint64_t start = r->c.at, length, total = 0;
     const uint8_t *bytes;
     for (uint64_t i = 0; i < value->count; i++) {
         MP_TRY(read_string(r, key, &bytes, &length, error));
-        total += length; /* every one lies in the file, behind the one before */
+        total += length; /* cannot overflow: all strings are disjoint parts of the file */
     }
     uint64_t *offsets = mp_spec_memory(r->spec, (value->count + 1) * sizeof *offsets);
     char *copy = mp_spec_memory(r->spec, total + 1);
@@ -215,7 +221,7 @@ static mp_status read_strings(reader *r, const char *key, mp_value *value, mp_er
         uint64_t at = r->c.at;
         MP_TRY(read_string(r, key, &bytes, &length, error));
         if (length > total - used)
-            return REFUSE(at, key, "a file that nobody writes to", "changed while it was read");
+            return REFUSE(at, key, "a file that does not change while it is read", "changed while it was read");
         memcpy(copy + used, bytes, length);
         used += length;
         offsets[i + 1] = used;
@@ -238,10 +244,10 @@ static mp_status read_array(reader *r, const char *key, mp_value *value, mp_erro
     uint64_t each = type == G_STRING ? 8 : type_bytes[type], left = mp_cursor_left(&r->c);
     if (__builtin_mul_overflow(value->count, each, &bytes) || bytes > left)
         return REFUSE(at + 4, key, "an array that ends within the file",
-                      "%llu elements of at least %llu bytes where %llu are left", LL(value->count), LL(each), LL(left));
+                      "%llu elements of at least %llu bytes with %llu left", LL(value->count), LL(each), LL(left));
     if (value->count > MP_GGUF_MAX_ELEMENTS - r->elements)
-        return REFUSE_AT(MP_LIMIT, at + 4, key, "16777216 elements of all arrays together (MP_GGUF_MAX_ELEMENTS)",
-                         "%llu elements after %llu of others", LL(value->count), LL(r->elements));
+        return REFUSE_AT(MP_LIMIT, at + 4, key, "at most 16777216 elements in all arrays (MP_GGUF_MAX_ELEMENTS)",
+                         "%llu elements after %llu in other arrays", LL(value->count), LL(r->elements));
     r->elements += value->count;
     value->gguf_type = (int32_t)type;
     value->type = (mp_value_type)(MP_VALUE_BOOLS + (kind_of(type) - MP_VALUE_BOOL));
@@ -283,14 +289,14 @@ static mp_status read_value(reader *r, mp_error *error) {
     uint64_t at = r->c.at;
     MP_TRY(mp_cursor_u32(&r->c, key, &type, error));
     if (type >= G_TYPES)
-        return REFUSE(at, key, "a value type from 0 to 12", "of type %u", type);
+        return REFUSE(at, key, "a value type from 0 to 12", "type %u", type);
     if (strcmp(key, "general.alignment") == 0 && type != G_U32)
-        return REFUSE(at, key, "a 32-bit unsigned integer (type 4)", "of type %u", type);
+        return REFUSE(at, key, "a 32-bit unsigned integer (type 4)", "type %u", type);
     value.gguf_type = (int32_t)type;
     MP_TRY(type == G_ARRAY ? read_array(r, key, &value, error) : read_scalar(r, key, type, &value, error));
     if (r->c.at > MP_GGUF_MAX_HEADER)
         return REFUSE_AT(MP_LIMIT, at, key, "a header of at most 67108864 bytes (MP_GGUF_MAX_HEADER)",
-                         "%llu bytes into the file", LL(r->c.at));
+                         "%llu bytes long so far", LL(r->c.at));
     if (strcmp(key, "general.alignment") == 0) {
         uint64_t alignment = (uint64_t)value.as.integer;
         if (alignment == 0 || (alignment & (alignment - 1)))
@@ -309,15 +315,15 @@ static mp_status read_name(reader *r, char *name, mp_error *error) {
     const uint8_t *bytes;
     MP_TRY(mp_cursor_u64(&r->c, "tensor name", &length, error));
     if (length == 0 || length > MP_GGUF_MAX_NAME || length > mp_cursor_left(&r->c))
-        return REFUSE(at, "tensor name", "1 to 64 bytes, and no more than the bytes left", "%llu bytes long",
+        return REFUSE(at, "tensor name", "1 to 64 bytes, and at most the bytes left", "%llu bytes long",
                       LL(length));
     MP_TRY(mp_cursor_take(&r->c, length, "tensor name", &bytes, error));
     memcpy(name, bytes, length);
     name[length] = 0;
     if (memchr(name, 0, length) || !mp_is_utf8(name, length))
-        return REFUSE(at, "tensor name", "UTF-8 without NUL", "other bytes");
+        return REFUSE(at, "tensor name", "UTF-8 without NUL", "not UTF-8, or contains NUL");
     if (mp_spec_has_tensor(r->spec, name, (uint32_t)length))
-        return REFUSE(at, "tensor name", "each tensor once", "there twice: %s", name);
+        return REFUSE(at, "tensor name", "each tensor once", "a duplicate: %s", name);
     return MP_OK;
 }
 
@@ -327,12 +333,12 @@ static mp_status read_type(reader *r, const char *name, const char *field, mp_dt
     MP_TRY(mp_cursor_u32(&r->c, field, &id, error));
     if (mp_dtype_from_ggml(id, dtype))
         return MP_OK;
-    for (size_t i = 0; i < sizeof foreign_types / sizeof *foreign_types; i++)
-        if (foreign_types[i].id == (int32_t)id)
+    for (size_t i = 0; i < sizeof unsupported_types / sizeof *unsupported_types; i++)
+        if (unsupported_types[i].id == (int32_t)id)
             return mp_fail(error, MP_UNSUPPORTED,
-                           "%s: the tensor %s is stored as %s, which mpool does not compute with; take another "
+                           "%s: the tensor %s is stored as %s, which mpool does not support; use another "
                            "quantisation of the model, such as Q4_K_M, Q8_0 or F16",
-                           r->c.file, name, foreign_types[i].name);
+                           r->c.file, name, unsupported_types[i].name);
     return REFUSE(at, field, "a type of the GGUF format", "%d", (int32_t)id);
 }
 
@@ -353,7 +359,7 @@ static mp_status read_tensor(reader *r, mp_error *error) {
         MP_TRY(mp_cursor_u64(&r->c, FIELD("shape"), &size, error));
         if (size < 1 || size > INT64_MAX)
             return REFUSE(r->c.at - 8, field, "sizes from 1 to 2^63 - 1", "%lld", (long long)size);
-        entry.shape[ndim - 1 - i] = (int64_t)size; /* the file has the innermost first */
+        entry.shape[ndim - 1 - i] = (int64_t)size; /* the file has the innermost dimension first */
     }
     entry.name = name;
     entry.ndim = (int32_t)ndim;
@@ -373,7 +379,7 @@ static mp_status read_tensor(reader *r, mp_error *error) {
     if (!mp_dtype_row_bytes(entry.dtype, columns, &row_bytes) ||
         __builtin_mul_overflow(row_bytes, (uint64_t)(items / columns), &entry.nbytes) || entry.nbytes > INT64_MAX)
         return REFUSE(shape_at, FIELD("size"), "below 2^63 bytes", "%lld elements of %s", (long long)items, row->name);
-    padded = (entry.nbytes + r->alignment - 1) & ~(r->alignment - 1); /* below 2^63 + 2^16 */
+    padded = (entry.nbytes + r->alignment - 1) & ~(r->alignment - 1); /* cannot overflow: below 2^63 + 2^16 */
 
     at = r->c.at;
     MP_TRY(mp_cursor_u64(&r->c, FIELD("offset"), &entry.offset, error));
@@ -382,13 +388,13 @@ static mp_status read_tensor(reader *r, mp_error *error) {
         return REFUSE(at, field, text, "%llu", LL(entry.offset));
     }
     if (entry.offset != r->data_bytes) {
-        snprintf(text, sizeof text, "%llu, the end of the tensor before", LL(r->data_bytes));
+        snprintf(text, sizeof text, "%llu, the end of the preceding tensor", LL(r->data_bytes));
         return REFUSE(at, field, text, "%llu", LL(entry.offset));
     }
-    /* Neither wraps below 2^64. Checked again once the start of the data is known. */
+    /* The additions stay below 2^64. Checked again when the start of the data is known. */
     if (__builtin_add_overflow(r->data_bytes, padded, &next) || next > INT64_MAX ||
         entry.offset + entry.nbytes > r->c.size)
-        return REFUSE(at, FIELD("size"), "an end within the file", "%llu bytes from %llu, the file has %llu",
+        return REFUSE(at, FIELD("size"), "an end within the file", "%llu bytes at offset %llu in a file of %llu",
                       LL(entry.nbytes), LL(entry.offset), LL(r->c.size));
     r->last_end = entry.offset + entry.nbytes;
     r->data_bytes = next;
@@ -396,8 +402,8 @@ static mp_status read_tensor(reader *r, mp_error *error) {
 #undef FIELD
 }
 
-/* Turns offsets within the data into offsets within the file, now that the start of the data is known. */
-static mp_status place_tensors(reader *r, int first, mp_error *error) {
+/* Turn offsets within the tensor data into offsets within the file, now that the start of the data is known. */
+static mp_status resolve_offsets(reader *r, int first, mp_error *error) {
     uint64_t end = r->c.at, start, padded_end;
     if (__builtin_add_overflow(end, r->alignment - 1, &start))
         return REFUSE(end, "header", "an end below 2^63", "%llu", LL(end));
@@ -410,22 +416,22 @@ static mp_status place_tensors(reader *r, int first, mp_error *error) {
             __builtin_add_overflow(entry->offset, entry->nbytes, &tensor_end) || tensor_end > r->c.size) {
             char field[MP_GGUF_MAX_NAME + 24];
             snprintf(field, sizeof field, "%s: size", entry->name);
-            return REFUSE(end, field, "an end within the file", "%llu bytes from %llu, the file has %llu",
+            return REFUSE(end, field, "an end within the file", "%llu bytes at offset %llu in a file of %llu",
                           LL(entry->nbytes), LL(entry->offset), LL(r->c.size));
         }
     }
-    /* Neither the header of a file without tensors nor the last tensor must be padded, but may be. */
+    /* Padding after the header of a file without tensors, and after the last tensor, is optional. */
     if (__builtin_add_overflow(start, r->data_bytes, &padded_end))
-        return REFUSE(end, "file size", "below 2^63", "more");
+        return REFUSE(end, "file size", "below 2^63", "at least 2^63 bytes");
     if (r->c.size > padded_end)
-        return REFUSE(padded_end, "file size", "an end after the last tensor and its padding", "%llu bytes more",
+        return REFUSE(padded_end, "file size", "an end after the last tensor and its padding", "%llu bytes longer",
                       LL(r->c.size - padded_end));
     return MP_OK;
 }
 
 /* --- files --- */
 
-/* One file into the spec, whose file `file` it is. */
+/* Parse one file into the spec, as its file number `file`. */
 static mp_status parse(const uint8_t *data, uint64_t size, const char *name, int file, mp_spec *spec,
                        mp_error *error) {
     reader state = {.c = {.data = data, .size = size, .file = name},
@@ -439,7 +445,7 @@ static mp_status parse(const uint8_t *data, uint64_t size, const char *name, int
         MP_TRY(read_value(r, error));
     for (uint64_t i = 0; i < r->tensor_count; i++)
         MP_TRY(read_tensor(r, error));
-    return place_tensors(r, first, error);
+    return resolve_offsets(r, first, error);
 }
 
 static mp_status set_architecture(mp_spec *spec, mp_error *error) {
@@ -450,49 +456,50 @@ static mp_status set_architecture(mp_spec *spec, mp_error *error) {
     return mp_spec_set_architecture(spec, architecture, error);
 }
 
-static mp_status fill(const uint8_t *data, uint64_t size, const char *name, mp_spec **spec, mp_error *error) {
+static mp_status parse_new(const uint8_t *data, uint64_t size, const char *name, mp_spec **spec, mp_error *error) {
     mp_status status = MP_OK;
-    mp_spec *made = mp_spec_create();
-    if (!made)
+    mp_spec *created = mp_spec_create();
+    if (!created)
         return mp_fail_memory(error, 1024, "a model spec");
-    MP_TRY_GOTO(mp_spec_add_file(made, name, error));
-    MP_TRY_GOTO(parse(data, size, name, 0, made, error));
-    *spec = made;
-    made = NULL;
+    MP_TRY_GOTO(mp_spec_add_file(created, name, error));
+    MP_TRY_GOTO(parse(data, size, name, 0, created, error));
+    *spec = created;
+    created = NULL;
 cleanup:
-    mp_spec_unpin(made);
+    mp_spec_unpin(created);
     return status;
 }
 
-/* A mapped file into a new spec. */
-static mp_status read_one(const char *path, mp_spec **spec, mp_error *error) {
+/* Map one file and parse it into a new spec. */
+static mp_status read_file(const char *path, mp_spec **spec, mp_error *error) {
     mp_file_map *map;
     MP_TRY(mp_file_map_open(path, &map, error));
-    mp_status status = fill(mp_file_map_data(map), mp_file_map_size(map), path, spec, error);
-    if (mp_file_map_poisoned(map)) { /* zeros were read in place of what is gone: nothing holds */
+    mp_status status = parse_new(mp_file_map_data(map), mp_file_map_size(map), path, spec, error);
+    if (mp_file_map_poisoned(map)) { /* the parser read zeros in place of truncated pages, so no result is valid */
         if (status == MP_OK) {
             mp_spec_unpin(*spec);
             *spec = NULL;
         }
-        status = mp_fail(error, MP_IO, "%s: the file was cut short while it was read", path);
+        status = mp_fail(error, MP_IO, "%s: the file was truncated while it was read; replace it with a complete copy",
+                         path);
     }
     mp_file_map_close(map);
     return status;
 }
 
-/* What the name of file `index` of `count` ends in; both were checked to have at most four digits. */
+/* Length of the name suffix of a split file. `index` and `count` were checked to have at most four digits. */
 enum { SPLIT_TAIL = sizeof "-00001-of-00003.gguf" - 1 };
 
 static void split_tail(char tail[32], int64_t index, int64_t count) {
     snprintf(tail, 32, "-%05d-of-%05d.gguf", (int)index + 1, (int)count);
 }
 
-/* Tensors of file `index` of `count` into the spec of the first. */
+/* Move the tensors of file `index` of `count` into the spec of the first file. */
 static mp_status read_sibling(mp_spec *spec, const char *path, int64_t index, int64_t count, mp_error *error) {
     mp_status status = MP_OK;
     mp_spec *other = NULL;
     int64_t number;
-    MP_TRY_GOTO(read_one(path, &other, error));
+    MP_TRY_GOTO(read_file(path, &other, error));
     MP_TRY_GOTO(mp_spec_int(other, "split.count", count, count, NULL, &number, error));
     MP_TRY_GOTO(mp_spec_int(other, "split.no", index, index, NULL, &number, error));
     MP_TRY_GOTO(mp_spec_add_file(spec, path, error));
@@ -511,7 +518,7 @@ static mp_status read_splits(mp_spec *spec, const char *path, mp_error *error) {
     int64_t count, number, tensors;
     size_t length = strlen(path);
     MP_TRY(mp_spec_int_capped(spec, "split.count", 0, MP_GGUF_MAX_SPLITS, &whole, &count, error));
-    if (count <= 1) /* 0 is what merging tools leave behind */
+    if (count <= 1) /* merging tools leave 0 in merged files */
         return MP_OK;
     MP_TRY(mp_spec_int(spec, "split.no", 0, count - 1, NULL, &number, error));
     MP_TRY(mp_spec_int(spec, "split.tensors.count", 0, INT32_MAX, NULL, &tensors, error));
@@ -523,10 +530,10 @@ static mp_status read_splits(mp_spec *spec, const char *path, mp_error *error) {
     split_tail(tail, number, count);
     if (length <= SPLIT_TAIL || memcmp(name + length - SPLIT_TAIL, tail, SPLIT_TAIL) != 0) {
         snprintf(allowed, sizeof allowed, "a name that ends in %s", tail);
-        status = mp_fail_file(error, MP_FORMAT, path, -1, "file name", allowed, "another");
+        status = mp_fail_file(error, MP_FORMAT, path, -1, "file name", allowed, "different");
     } else if (number != 0) {
-        status = mp_fail_file(error, MP_FORMAT, path, -1, "split.no", "0: open the first file of the split model",
-                              "%lld", (long long)number);
+        status = mp_fail_file(error, MP_FORMAT, path, -1, "split.no",
+                              "0; open the first file of the split model instead", "%lld", (long long)number);
     }
     for (int64_t i = 1; status == MP_OK && i < count; i++) {
         split_tail(tail, i, count);
@@ -535,7 +542,7 @@ static mp_status read_splits(mp_spec *spec, const char *path, mp_error *error) {
     }
     mp_free(name);
     if (status == MP_OK && mp_spec_tensor_count(spec) != tensors) {
-        snprintf(allowed, sizeof allowed, "%d, the tensors of all files", mp_spec_tensor_count(spec));
+        snprintf(allowed, sizeof allowed, "%d, the number of tensors in all files", mp_spec_tensor_count(spec));
         status = mp_fail_file(error, MP_FORMAT, path, -1, "split.tensors.count", allowed, "%lld", (long long)tensors);
     }
     return status;
@@ -545,7 +552,7 @@ mp_status mp_gguf_read(const char *path, mp_spec **out, mp_error *error) {
     mp_status status = MP_OK;
     mp_spec *spec = NULL;
     *out = NULL;
-    MP_TRY_GOTO(read_one(path, &spec, error));
+    MP_TRY_GOTO(read_file(path, &spec, error));
     MP_TRY_GOTO(set_architecture(spec, error));
     MP_TRY_GOTO(read_splits(spec, path, error));
     *out = spec;
@@ -561,7 +568,7 @@ mp_status mp_gguf_parse(const uint8_t *data, uint64_t size, const char *name, mp
     mp_spec *spec = NULL;
     int64_t count;
     *out = NULL;
-    MP_TRY_GOTO(fill(data, size, name, &spec, error));
+    MP_TRY_GOTO(parse_new(data, size, name, &spec, error));
     MP_TRY_GOTO(set_architecture(spec, error));
     MP_TRY_GOTO(mp_spec_int(spec, "split.count", 0, 1, &whole, &count, error));
     *out = spec;

@@ -1,3 +1,6 @@
+/* spec.c: building specs and looking names up; spec_read.c has the typed readers. See spec.h.
+ *
+ * All strings and arrays of a spec are in blocks of its own, freed together with the last reference. */
 #include "files/spec.h"
 
 #include <assert.h>
@@ -9,18 +12,18 @@
 #include "base/sys.h"
 #include "files/spec_build.h"
 
-/* Names in order of arrival, and a table from name to place. The hash is keyed with a random number of this spec, so
- * that nobody can write a file whose names collide. */
+/* Names in insertion order, and a hash table from name to index. The hash is keyed with a random number per spec, so
+ * that no file can be built whose names collide. */
 typedef struct name_list {
     struct {
         const char *text;
         uint32_t length, hash;
     } *names;
-    uint32_t *table; /* place + 1; 0 = empty; open addressing, at most half full */
+    uint32_t *table; /* index + 1; 0: empty; open addressing, at most half full */
     uint32_t count, capacity, mask;
 } name_list;
 
-typedef struct spec_block { /* memory of the spec; small pieces share one */
+typedef struct spec_block { /* memory of the spec; small allocations share a block */
     struct spec_block *next;
     uint64_t used, size;
     _Alignas(16) uint8_t data[];
@@ -37,7 +40,7 @@ struct mp_spec {
     const char **files;
     int file_count, file_capacity;
     mp_mutex lock;
-    mp_file_id *seen; /* guarded by: lock; [file_count] once one was, size 0 = not yet seen */
+    mp_file_id *seen; /* guarded by: lock; [file_count] identities, allocated on first use; size 0: not stored yet */
     name_list keys, tensor_names;
     mp_value *values; /* [keys.capacity] */
     mp_tensor_entry *tensors; /* [tensor_names.capacity] */
@@ -85,20 +88,20 @@ static int names_find(const mp_spec *spec, const name_list *list, const char *na
         return -1;
     uint32_t hash = name_hash(spec, name, length);
     for (uint32_t i = hash & list->mask; list->table[i]; i = (i + 1) & list->mask) {
-        uint32_t place = list->table[i] - 1;
-        if (list->names[place].hash == hash && list->names[place].length == length &&
-            memcmp(list->names[place].text, name, length) == 0)
-            return (int)place;
+        uint32_t index = list->table[i] - 1;
+        if (list->names[index].hash == hash && list->names[index].length == length &&
+            memcmp(list->names[index].text, name, length) == 0)
+            return (int)index;
     }
     return -1;
 }
 
-/* Room for one more name and its payload of `size` bytes. */
+/* Make space for one more name and its payload of `size` bytes. */
 static mp_status names_reserve(name_list *list, void **payload, size_t size, mp_error *error) {
     if (list->count < list->capacity)
         return MP_OK;
     if (list->capacity >= 1u << 28)
-        return mp_fail(error, MP_LIMIT, "a model spec holds at most %u names", 1u << 28);
+        return mp_fail(error, MP_LIMIT, "a model spec has too many names; allowed: at most %u", 1u << 28);
     uint32_t capacity = list->capacity ? 2 * list->capacity : 64;
     uint64_t bytes = (uint64_t)capacity * (size > sizeof *list->names ? size : sizeof *list->names);
     uint32_t *table = mp_alloc_array(2 * (size_t)capacity, sizeof *table, MP_TAG_SPEC);
@@ -114,11 +117,11 @@ static mp_status names_reserve(name_list *list, void **payload, size_t size, mp_
     }
     *payload = grown_payload;
     uint32_t mask = 2 * capacity - 1;
-    for (uint32_t place = 0; place < list->count; place++) {
-        uint32_t i = list->names[place].hash & mask;
+    for (uint32_t index = 0; index < list->count; index++) {
+        uint32_t i = list->names[index].hash & mask;
         while (table[i])
             i = (i + 1) & mask;
-        table[i] = place + 1;
+        table[i] = index + 1;
     }
     mp_free(list->table);
     list->table = table;
@@ -127,16 +130,16 @@ static mp_status names_reserve(name_list *list, void **payload, size_t size, mp_
     return MP_OK;
 }
 
-/* The name is not there yet and there is room. */
+/* Requires that the name is absent and that names_reserve succeeded. */
 static uint32_t names_add(const mp_spec *spec, name_list *list, const char *name, uint32_t length) {
-    uint32_t hash = name_hash(spec, name, length), i = hash & list->mask, place = list->count++;
+    uint32_t hash = name_hash(spec, name, length), i = hash & list->mask, index = list->count++;
     while (list->table[i])
         i = (i + 1) & list->mask;
-    list->table[i] = place + 1;
-    list->names[place].text = name;
-    list->names[place].length = length;
-    list->names[place].hash = hash;
-    return place;
+    list->table[i] = index + 1;
+    list->names[index].text = name;
+    list->names[index].length = length;
+    list->names[index].hash = hash;
+    return index;
 }
 
 static void names_deinit(name_list *list) {
@@ -186,9 +189,9 @@ void *mp_spec_memory(mp_spec *spec, uint64_t bytes) {
     uint64_t padded = (bytes + 15) & ~(uint64_t)15;
     spec_block *head = spec->blocks;
     if (head && padded <= head->size - head->used) {
-        void *piece = head->data + head->used;
+        void *memory = head->data + head->used;
         head->used += padded;
-        return piece;
+        return memory;
     }
     uint64_t size = padded >= OWN_BLOCK_FROM ? padded : BLOCK_BYTES;
     spec_block *block = mp_alloc(sizeof *block + size, MP_TAG_SPEC);
@@ -196,7 +199,7 @@ void *mp_spec_memory(mp_spec *spec, uint64_t bytes) {
         return NULL;
     block->used = padded;
     block->size = size;
-    if (head && size == padded) { /* full: keep filling the block before it */
+    if (head && size == padded) { /* a full block is linked after the current one, which is filled further */
         block->next = head->next;
         head->next = block;
     } else {
@@ -225,9 +228,9 @@ static mp_status copy_text(mp_spec *spec, const char *text, const char **to, mp_
     return MP_OK;
 }
 
-static mp_status check_open(const mp_spec *spec, mp_error *error) {
+static mp_status check_not_frozen(const mp_spec *spec, mp_error *error) {
     if (spec->frozen)
-        return mp_fail(error, MP_INVALID_ARGUMENT, "the model spec is in use and cannot be changed; make a new one");
+        return mp_fail(error, MP_INVALID_ARGUMENT, "the model spec is frozen and cannot be changed; create a new one");
     return MP_OK;
 }
 
@@ -258,7 +261,7 @@ bool mp_is_utf8(const char *bytes, uint64_t length) {
 }
 
 mp_status mp_spec_set_architecture(mp_spec *spec, const char *name, mp_error *error) {
-    MP_TRY(check_open(spec, error));
+    MP_TRY(check_not_frozen(spec, error));
     size_t length = strlen(name);
     bool good = length >= 1 && length <= MP_SPEC_MAX_ARCHITECTURE;
     for (size_t i = 0; good && i < length; i++)
@@ -270,13 +273,14 @@ mp_status mp_spec_set_architecture(mp_spec *spec, const char *name, mp_error *er
 }
 
 mp_status mp_spec_add_file(mp_spec *spec, const char *path, mp_error *error) {
-    MP_TRY(check_open(spec, error));
+    MP_TRY(check_not_frozen(spec, error));
     if (!path[0])
-        return mp_fail(error, MP_INVALID_ARGUMENT, "a file of a model spec has an empty path");
+        return mp_fail(error, MP_INVALID_ARGUMENT,
+                       "a model spec has a file with an empty path; pass the path of a file");
     if (spec->file_count == spec->file_capacity) {
         int capacity = spec->file_capacity ? 2 * spec->file_capacity : 4;
         if (capacity > 1 << 20)
-            return mp_fail(error, MP_LIMIT, "a model spec holds at most %d files", 1 << 19);
+            return mp_fail(error, MP_LIMIT, "a model spec has too many files; allowed: at most %d", 1 << 19);
         const char **files = mp_realloc(spec->files, (size_t)capacity * sizeof *files, MP_TAG_SPEC);
         if (!files)
             return mp_fail_memory(error, (uint64_t)capacity * sizeof *files, "a model spec's files");
@@ -297,12 +301,12 @@ static mp_status check_key(const mp_spec *spec, const char *key, uint64_t length
             return mp_fail_file(error, MP_FORMAT, spec_file(spec), -1, "key", "printable ASCII", "byte %02x",
                                 (uint8_t)key[i]);
     if (names_find(spec, &spec->keys, key, (uint32_t)length) >= 0)
-        return mp_fail_file(error, MP_FORMAT, spec_file(spec), -1, key, "each key once", "there twice");
+        return mp_fail_file(error, MP_FORMAT, spec_file(spec), -1, key, "each key once", "a duplicate");
     return MP_OK;
 }
 
 mp_status mp_spec_adopt(mp_spec *spec, const char *key, uint32_t length, const mp_value *value, mp_error *error) {
-    MP_TRY(check_open(spec, error));
+    MP_TRY(check_not_frozen(spec, error));
     MP_TRY(check_key(spec, key, length, error));
     void *values = spec->values;
     mp_status status = names_reserve(&spec->keys, &values, sizeof *spec->values, error);
@@ -321,8 +325,8 @@ static mp_status copy_strings(mp_spec *spec, const char *key, const mp_value *fr
     for (uint64_t i = 0; good && i < from->count; i++)
         good = offsets[i] <= offsets[i + 1];
     if (!good)
-        return mp_fail_file(error, MP_FORMAT, spec_file(spec), -1, key, "offsets that start at 0 and never fall",
-                            "an array of strings with others");
+        return mp_fail_file(error, MP_FORMAT, spec_file(spec), -1, key, "offsets that start at 0 and never decrease",
+                            "an array of strings with other offsets");
     MP_TRY(copy_bytes(spec, offsets, (from->count + 1) * sizeof *offsets, key, &copy, error));
     to->as.strings.offsets = copy;
     MP_TRY(copy_bytes(spec, from->as.strings.bytes, offsets[from->count], key, &copy, error));
@@ -331,12 +335,12 @@ static mp_status copy_strings(mp_spec *spec, const char *key, const mp_value *fr
 }
 
 mp_status mp_spec_set(mp_spec *spec, const char *key, const mp_value *value, mp_error *error) {
-    MP_TRY(check_open(spec, error));
+    MP_TRY(check_not_frozen(spec, error));
     size_t length = strlen(key);
     MP_TRY(check_key(spec, key, length, error));
     mp_value made = *value;
     const void *copy = NULL;
-    uint64_t bytes; /* of INTS and FLOATS alike */
+    uint64_t bytes; /* INTS and FLOATS both have 8 bytes per element */
     switch (value->type) {
     case MP_VALUE_BOOL:
         made.as.integer = value->as.integer != 0;
@@ -365,7 +369,8 @@ mp_status mp_spec_set(mp_spec *spec, const char *key, const mp_value *value, mp_
         MP_TRY(copy_strings(spec, key, value, &made, error));
         break;
     default:
-        return mp_fail(error, MP_INVALID_ARGUMENT, "the value of %s has the unknown type %d", key, (int)value->type);
+        return mp_fail(error, MP_INVALID_ARGUMENT, "the value of %s has type %d, which is not an mp_value_type", key,
+                       (int)value->type);
     }
     MP_TRY(copy_bytes(spec, key, length, "a key", &copy, error));
     return mp_spec_adopt(spec, copy, (uint32_t)length, &made, error);
@@ -419,25 +424,25 @@ mp_status mp_spec_check_tensor(const mp_spec *spec, const mp_tensor_entry *entry
         __builtin_mul_overflow(bytes, (uint64_t)(items / columns), &bytes))
         return REFUSE("size", "below 2^63 bytes", "%lld elements of %s", (long long)items, row->name);
     if (bytes != entry->nbytes) {
-        snprintf(text, sizeof text, "%llu, which follow from type and shape", (unsigned long long)bytes);
+        snprintf(text, sizeof text, "%llu bytes, as type and shape imply", (unsigned long long)bytes);
         return REFUSE("size", text, "%llu bytes", (unsigned long long)entry->nbytes);
     }
     if (__builtin_add_overflow(entry->offset, bytes, &end) || end > INT64_MAX)
-        return REFUSE("offset", "an end below 2^63", "%llu, with %llu bytes from there",
+        return REFUSE("offset", "an end below 2^63", "%llu, with %llu bytes after it",
                       (unsigned long long)entry->offset, (unsigned long long)bytes);
 #undef REFUSE
     return MP_OK;
 }
 
 mp_status mp_spec_add_tensor(mp_spec *spec, const mp_tensor_entry *entry, mp_error *error) {
-    MP_TRY(check_open(spec, error));
+    MP_TRY(check_not_frozen(spec, error));
     size_t length = strlen(entry->name);
     if (length == 0 || length > MP_SPEC_MAX_NAME)
         return mp_fail_file(error, MP_FORMAT, spec_file(spec), -1, "tensor name", "1 to 255 bytes", "%zu", length);
     if (!mp_is_utf8(entry->name, length))
-        return mp_fail_file(error, MP_FORMAT, spec_file(spec), -1, "tensor name", "UTF-8", "other bytes");
+        return mp_fail_file(error, MP_FORMAT, spec_file(spec), -1, "tensor name", "UTF-8", "not UTF-8");
     if (names_find(spec, &spec->tensor_names, entry->name, (uint32_t)length) >= 0)
-        return mp_fail_file(error, MP_FORMAT, spec_file(spec), -1, entry->name, "each tensor once", "there twice");
+        return mp_fail_file(error, MP_FORMAT, spec_file(spec), -1, entry->name, "each tensor once", "a duplicate");
     MP_TRY(mp_spec_check_tensor(spec, entry, error));
     void *tensors = spec->tensors;
     mp_status status = names_reserve(&spec->tensor_names, &tensors, sizeof *spec->tensors, error);
@@ -452,7 +457,7 @@ mp_status mp_spec_add_tensor(mp_spec *spec, const mp_tensor_entry *entry, mp_err
 }
 
 mp_status mp_spec_set_tokens(mp_spec *spec, const mp_token_table *tokens, mp_error *error) {
-    MP_TRY(check_open(spec, error));
+    MP_TRY(check_not_frozen(spec, error));
     const char *file = spec_file(spec);
     if (tokens->count < 1)
         return mp_fail_file(error, MP_FORMAT, file, -1, "tokens", "at least 1", "%d", (int)tokens->count);
@@ -461,12 +466,12 @@ mp_status mp_spec_set_tokens(mp_spec *spec, const mp_token_table *tokens, mp_err
                             (int)tokens->count);
     uint64_t count = (uint64_t)tokens->count;
     if (tokens->offsets[0] != 0)
-        return mp_fail_file(error, MP_FORMAT, file, -1, "token offsets", "0 at the start", "%llu",
+        return mp_fail_file(error, MP_FORMAT, file, -1, "token offsets", "0 as the first", "%llu",
                             (unsigned long long)tokens->offsets[0]);
     for (uint64_t i = 0; i < count; i++) {
         uint64_t from = tokens->offsets[i], to = tokens->offsets[i + 1];
         if (to < from)
-            return mp_fail_file(error, MP_FORMAT, file, -1, "token offsets", "never smaller than the one before",
+            return mp_fail_file(error, MP_FORMAT, file, -1, "token offsets", "at least the preceding offset",
                                 "%llu after %llu", (unsigned long long)to, (unsigned long long)from);
         if (to - from > MP_SPEC_MAX_TOKEN_BYTES)
             return mp_fail_file(error, MP_LIMIT, file, -1, "token length",
@@ -522,7 +527,7 @@ cleanup:
 }
 
 void mp_spec_freeze(mp_spec *spec) {
-    if (!spec->frozen) /* a second freeze may come from any thread: it must not write */
+    if (!spec->frozen) /* a second freeze may come from any thread, so it must not write */
         spec->frozen = true;
 }
 
@@ -539,12 +544,13 @@ int mp_spec_file_count(const mp_spec *spec) { return spec->file_count; }
 const char *mp_spec_origin(const mp_spec *spec) { return spec->file_count ? spec->files[0] : ""; }
 
 bool mp_spec_same_file(const mp_spec *frozen, int index, const mp_file_id *id) {
-    mp_spec *spec = (mp_spec *)frozen; /* what was seen is no part of the description */
+    mp_spec *spec = (mp_spec *)frozen; /* `seen` is a cache, not part of the description, so a const spec may change it
+                                        */
     assert(index >= 0 && index < spec->file_count);
     mp_mutex_lock(&spec->lock);
     if (!spec->seen)
         spec->seen = mp_alloc_array((size_t)spec->file_count, sizeof *spec->seen, MP_TAG_SPEC);
-    bool same = spec->seen != NULL; /* without memory to remember nothing is known to be the same */
+    bool same = spec->seen != NULL; /* without memory to remember an identity, no file is known to be the same */
     if (same && spec->seen[index].size == 0)
         spec->seen[index] = *id;
     else if (same)

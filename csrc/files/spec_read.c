@@ -1,4 +1,4 @@
-/* spec_read.c: the typed readers of spec.h. */
+/* spec_read.c: the typed readers declared in spec.h. */
 #include <float.h>
 #include <math.h>
 #include <stdio.h> /* snprintf only */
@@ -14,7 +14,7 @@ static const char *spec_file(const mp_spec *spec) {
     return mp_spec_file_count(spec) ? mp_spec_file(spec, 0) : "model spec";
 }
 
-/* Replaces a leading "{arch}" and looks the key up. *value is NULL when it is absent. */
+/* Replace a leading "{arch}" and look the key up. *value is NULL if it is absent. */
 static mp_status look_up(const mp_spec *spec, const char *key, key_name *name, const mp_value **value,
                          mp_error *error) {
     static const char mark[] = "{arch}";
@@ -28,7 +28,7 @@ static mp_status look_up(const mp_spec *spec, const char *key, key_name *name, c
     }
     size_t head_bytes = strlen(head), tail_bytes = strlen(tail);
     if (tail_bytes >= sizeof name->text - MP_SPEC_MAX_ARCHITECTURE)
-        return mp_fail(error, MP_INTERNAL, "the name of a hyper-parameter has %zu bytes", tail_bytes);
+        return mp_fail(error, MP_INTERNAL, "the name of a hyper-parameter is too long: %zu bytes", tail_bytes);
     memcpy(name->text, head, head_bytes);
     memcpy(name->text + head_bytes, tail, tail_bytes + 1);
     *value = mp_spec_find(spec, name->text);
@@ -115,7 +115,7 @@ mp_status mp_spec_ints(const mp_spec *spec, const char *key, int count, int64_t 
         int64_t one = !value ? *def : value->type == MP_VALUE_INT ? value->as.integer : value->as.integers[i];
         if (value && (one < low || one > high))
             return mp_fail_file(error, MP_FORMAT, spec_file(spec), -1, name.text, range,
-                                value->type == MP_VALUE_INT ? "%lld" : "%lld at place %d", (long long)one, i);
+                                value->type == MP_VALUE_INT ? "%lld" : "%lld at index %d", (long long)one, i);
         out[i] = one;
     }
     return MP_OK;
@@ -142,7 +142,7 @@ mp_status mp_spec_float(const mp_spec *spec, const char *key, double low, double
         *out = *def;
         return MP_OK;
     }
-    /* JSON writes 10000.0 as 10000; GGUF says which it is. */
+    /* JSON writes 10000.0 as 10000, so an integer from JSON may be a float. GGUF stores the type. */
     bool whole = value->type == MP_VALUE_INT && value->gguf_type == -1;
     if (value->type != MP_VALUE_FLOAT && !whole)
         return wrong_type(spec, &name, value, allowed, error);

@@ -1,3 +1,5 @@
+/* weights.c: see weights.h. The identity of each file is compared with the one stored in the spec before and after it
+ * is mapped, so that a load never mixes two versions of a model. */
 #include "files/weights.h"
 
 #include <stdio.h> /* snprintf only */
@@ -12,7 +14,7 @@ struct mp_weights {
     mp_file_map *maps[]; /* [map_count], in the order of the spec's files */
 };
 
-/* What its first byte must be a multiple of: kernels read floats as floats, and blocks hold 16-bit scales. */
+/* Alignment of a tensor's first byte: kernels read floats as floats, and blocks hold 16-bit scales. */
 static uint64_t alignment_of(mp_dtype dtype) {
     const mp_dtype_row *row = mp_dtype_get(dtype);
     return row->items == 1 ? (uint64_t)row->bytes : row->bytes % 2 ? 1 : 2;
@@ -25,9 +27,9 @@ static mp_status check_bounds(const mp_weights *weights, const mp_tensor_entry *
     char field[96], allowed[64];
     snprintf(field, sizeof field, "%.70s: offset", entry->name);
     if (__builtin_add_overflow(entry->offset, entry->nbytes, &end) || end > size) {
-        snprintf(allowed, sizeof allowed, "an end within the file's %llu bytes", (unsigned long long)size);
+        snprintf(allowed, sizeof allowed, "an end within the %llu bytes of the file", (unsigned long long)size);
         return mp_fail_file(error, MP_FORMAT, mp_file_map_path(map), -1, field, allowed,
-                            "%llu, with %llu bytes from there",
+                            "%llu, with %llu bytes after it",
                             (unsigned long long)entry->offset, (unsigned long long)entry->nbytes);
     }
     uint64_t align = alignment_of(entry->dtype);
@@ -40,18 +42,18 @@ static mp_status check_bounds(const mp_weights *weights, const mp_tensor_entry *
     return MP_OK;
 }
 
-static mp_status require_same(const mp_spec *spec, int file, const mp_file_id *id, mp_error *error) {
+static mp_status check_identity(const mp_spec *spec, int file, const mp_file_id *id, mp_error *error) {
     if (mp_spec_same_file(spec, file, id))
         return MP_OK;
-    return mp_fail(error, MP_INTEGRITY, "%s is another file than was described; unload the model to have it described "
-                   "anew", mp_spec_file(spec, file));
+    return mp_fail(error, MP_INTEGRITY, "%s changed after the model was described; unload the model, then load it "
+                   "again", mp_spec_file(spec, file));
 }
 
 mp_status mp_weights_open(mp_spec *spec, mp_weights **out, mp_error *error) {
     mp_status status = MP_OK;
     int files = mp_spec_file_count(spec), tensors = mp_spec_tensor_count(spec);
     *out = NULL;
-    mp_spec_freeze(spec); /* what is checked here must stay what it is */
+    mp_spec_freeze(spec); /* the checks below must stay valid */
     size_t bytes = sizeof(mp_weights) + (size_t)files * sizeof(mp_file_map *);
     mp_weights *weights = mp_alloc_zeroed(bytes, MP_TAG_SPEC);
     if (!weights)
@@ -60,10 +62,10 @@ mp_status mp_weights_open(mp_spec *spec, mp_weights **out, mp_error *error) {
     weights->map_count = files;
     for (int i = 0; i < files; i++) {
         mp_file_id now;
-        if (mp_sys_identify(mp_spec_file(spec, i), &now)) /* rather than what mapping would say of it */
-            MP_TRY_GOTO(require_same(spec, i, &now, error));
+        if (mp_sys_identify(mp_spec_file(spec, i), &now)) /* mapping a replaced file may report another error */
+            MP_TRY_GOTO(check_identity(spec, i, &now, error));
         MP_TRY_GOTO(mp_file_map_open(mp_spec_file(spec, i), &weights->maps[i], error));
-        MP_TRY_GOTO(require_same(spec, i, mp_file_map_id(weights->maps[i]), error));
+        MP_TRY_GOTO(check_identity(spec, i, mp_file_map_id(weights->maps[i]), error));
     }
     for (int i = 0; i < tensors; i++)
         MP_TRY_GOTO(check_bounds(weights, mp_spec_tensor_at(spec, i), error));
@@ -96,8 +98,8 @@ static const char *file_of(const mp_weights *weights, const mp_tensor_entry *ent
     return weights->map_count ? mp_file_map_path(weights->maps[0]) : "model spec";
 }
 
-/* "[*, 64]": -1 is any size. */
-static void wanted_text(int ndim, const int64_t *shape, char *to, size_t size) {
+/* Write "a tensor of shape [*, 64]"; -1 stands for any size. */
+static void format_wanted(int ndim, const int64_t *shape, char *to, size_t size) {
     size_t at = (size_t)snprintf(to, size, "a tensor of shape [");
     for (int i = 0; i < ndim && at < size; i++)
         at += (size_t)(shape[i] < 0 ? snprintf(to + at, size - at, "%s*", i ? ", " : "")
@@ -114,7 +116,7 @@ mp_status mp_weights_get(const mp_weights *weights, const char *name, int ndim, 
     for (int i = 0; good && i < ndim; i++)
         good = shape[i] == -1 || shape[i] == entry->shape[i];
     if (!good) {
-        wanted_text(ndim, shape, wanted, sizeof wanted);
+        format_wanted(ndim, shape, wanted, sizeof wanted);
         if (!entry)
             return mp_fail_file(error, MP_FORMAT, file_of(weights, NULL), -1, name, wanted, "missing");
         mp_shape_text(entry->ndim, entry->shape, got, sizeof got);
@@ -149,7 +151,8 @@ bool mp_weights_poisoned(const mp_weights *weights) {
 mp_status mp_weights_whole(const mp_weights *weights, mp_error *error) {
     if (!mp_weights_poisoned(weights))
         return MP_OK;
-    return mp_fail(error, MP_IO, "a weight file became shorter while it was in use");
+    return mp_fail(error, MP_IO,
+                   "a weight file was truncated while it was in use; restore it and load the model again");
 }
 
 bool mp_weights_unchanged(const mp_weights *weights) {

@@ -1,3 +1,4 @@
+/* capability_wire.c: the table of capability_wire.h. */
 #include "isolation/capability_wire.h"
 
 const mp_call_wire *mp_call_wire_of(mp_capability capability) {

@@ -1,8 +1,8 @@
-/* capability_wire.h: how calls of a capability go to a worker process and their results come back: one row of functions
- * a capability, in wire_<capability>.c; that of vision beside the texts'. A capability without a row is UNSUPPORTED
- * there.
+/* capability_wire.h: how requests of a capability are sent to a worker process and their results come back. One row of
+ * functions per capability, in wire_<capability>.c; vision wraps the row of text. A capability without a row is
+ * UNSUPPORTED in worker processes.
  *
- * The parent believes no result: everything is checked against the call before a caller can see any of it. */
+ * The parent trusts no result: it checks everything against the request before a caller can see any of it. */
 #ifndef MP_ISOLATION_CAPABILITY_WIRE_H
 #define MP_ISOLATION_CAPABILITY_WIRE_H
 
@@ -10,39 +10,44 @@
 #include "models/engine.h"
 
 typedef struct mp_call_wire {
-    bool amount_may_be_0; /* a step may compute what is none of a call's units */
+    bool amount_may_be_0; /* a step may compute none of a request's units */
 
     /* --- in the parent --- */
-    /* What a worker process cannot do: UNSUPPORTED. */
+    /* Returns UNSUPPORTED for a request that a worker process cannot serve. */
     mp_status (*check)(const mp_call *call, mp_error *error);
-    /* Bytes of what is kept beside an item while it is admitted: zeroed, then passed to all that follow. */
+    /* Bytes of the parent's note on an item while it is admitted. The note is zeroed, then passed to the functions
+     * below. */
     size_t (*note_bytes)(const mp_call *call);
-    /* The call and how far it is, so that any process can go on with it. */
+    /* Send the request and its progress, so that any process can continue it. */
     void (*put_call)(mp_wire_out *out, const mp_item *item, void *note);
-    /* What came for the call since the last time, before a plan. NULL: nothing ever does. */
+    /* Send the input that arrived for the request since the last time. Called before each plan. NULL: there never is
+     * any. */
     void (*put_more)(mp_wire_out *out, const mp_item *item, void *note);
-    /* Whether nothing can be done for the item before more comes. NULL: that is never so. */
+    /* True if the item cannot continue until more input arrives. NULL: never. */
     bool (*waits)(const mp_item *item, const void *note);
-    /* What came since the last time, for an item of which `amount` was planned. Checked, and written where nobody looks
-     * yet. Refuses the message otherwise. Whether the call got on since it was given to this process. */
+    /* Read the results since the last time, for an item of which `amount` units were planned. Check them, and write
+     * them where no caller reads yet. Refuse the message if they are invalid. Returns true if the request made progress
+     * since it was given to this process. */
     bool (*get_results)(mp_wire_in *in, const mp_item *item, uint32_t amount, mp_outcome outcome, void *note);
-    /* Steps in a row in which an honest process may not get on with a call, as far as can be seen from here. */
+    /* Maximum consecutive steps without progress on a request in a correct process, as far as the parent can tell. */
     uint64_t (*most_idle)(const mp_call *call);
-    /* Let callers see it: the whole message was as it must be. now_ns: of the step's beginning and end. */
+    /* Make the results visible to callers. Called after the whole message was valid. began_ns and now_ns: begin and end
+     * of the step. */
     void (*publish)(mp_item *item, void *note, uint64_t began_ns, uint64_t now_ns);
-    /* The item leaves, perhaps before its end; also one that was preempted. */
+    /* The item leaves, possibly before it is finished, or because it was preempted. */
     void (*close)(mp_item *item);
 
     /* --- in the child --- */
-    /* *call: made, with how far it is. Once the model has checked it (output buffers), go_on writes that there. */
+    /* Read a request and its progress into a new *call. After the model has checked it (which sets the output buffers),
+     * go_on writes the progress there. */
     mp_status (*get_call)(mp_wire_in *in, mp_call **call, mp_error *error);
-    size_t (*record_bytes)(const mp_call *call); /* like note_bytes */
+    size_t (*record_bytes)(const mp_call *call); /* as note_bytes */
     mp_status (*go_on)(mp_wire_in *in, mp_item *item, void *record, mp_error *error);
-    bool (*get_more)(mp_wire_in *in, mp_item *item); /* as put_more; false: the message was cut */
+    bool (*get_more)(mp_wire_in *in, mp_item *item); /* the reverse of put_more; false: the message was truncated */
     void (*put_results)(mp_wire_out *out, const mp_item *item, void *record);
 } mp_call_wire;
 
-/* NULL when there is none. */
+/* NULL if the capability has no row. */
 const mp_call_wire *mp_call_wire_of(mp_capability capability);
 
 extern const mp_call_wire mp_wire_text_embedding, mp_wire_text_to_text, mp_wire_image_embedding, mp_wire_vision,

@@ -1,8 +1,8 @@
-/* child.c: the other end of a proxy: a process that serves one engine. See isolation.h.
+/* child.c: the peer of a proxy: a process that serves one engine. See isolation.h.
  *
- * Its one thread reads a message, does it and answers; in a step it is lane 0 of as many lanes as the parent has
- * leased. It believes what the parent says as far as a mistake would be the parent's own; what cannot be read ends
- * it. */
+ * A single thread reads a message, executes it and answers. In a step it is thread 0 of as many compute threads as the
+ * parent has leased. It trusts the parent: a wrong value would be the parent's own bug. A message that cannot be parsed
+ * ends the process. */
 #include <limits.h>
 #include <stdatomic.h>
 #include <stddef.h>
@@ -39,8 +39,8 @@ typedef struct child {
     mp_model *model;
     mp_engine *engine;
     mp_team *team;
-    int most_lanes;                  /* for which it had memory */
-    mp_cpu_set places[MP_NODES_MAX + 1]; /* where steps ran so far, or anywhere: threads know a place by its address */
+    int max_threads;                  /* threads that its memory allowed */
+    mp_cpu_set places[MP_NODES_MAX + 1]; /* CPU sets of the steps so far; the team compares addresses */
     int place_count;
     child_item *items;
     mp_plan plan;
@@ -50,11 +50,11 @@ typedef struct child {
     mp_wire_out out;
 } child;
 
-static bool look(void *arg) {
+static bool check_parent(void *arg) {
     child *c = arg;
     if (mp_process_has_parent(c->page->setup.parent))
         return true;
-    mp_fail(&c->broken, MP_RECV, "the parent is gone");
+    mp_fail(&c->broken, MP_RECV, "the parent process has exited");
     return false;
 }
 
@@ -73,24 +73,25 @@ static void free_item(child *c, child_item *item) {
     mp_free(item);
 }
 
-/* The call's record, checked against the model and charged. */
-static mp_status make_item(child *c, const mp_item *fields, child_item **out, mp_error *error) {
+/* Create an item: read its request, check it against the model and charge its memory. */
+static mp_status create_item(child *c, const mp_item *fields, child_item **out, mp_error *error) {
     mp_call *call = NULL;
     MP_TRY(c->wire->get_call(&c->in, &call, error));
     size_t bytes = sizeof(child_item) + c->wire->record_bytes(call);
     child_item *item = mp_alloc_zeroed(bytes, MP_TAG_REQUEST);
     if (!item) {
         mp_call_destroy(call);
-        return mp_fail_memory(error, bytes, "a call");
+        return mp_fail_memory(error, bytes, "a request");
     }
     item->item = *fields;
     item->item.call = call;
     uint32_t total = 0;
     mp_status status = c->model->ops->check(c->model, call, &item->item.cost_ns, &total, error);
     if (status == MP_OK && total != fields->total)
-        status = mp_fail(error, MP_INTERNAL, "a call has %u parts here and %u elsewhere", total, fields->total);
+        status = mp_fail(error, MP_INTERNAL, "a request has %u units in the worker process and %u in its parent", total,
+                         fields->total);
     if (status == MP_OK && !mp_budget_take(&c->budget, call->bytes))
-        status = mp_fail_memory(error, call->bytes, "a call in a worker process");
+        status = mp_fail_memory(error, call->bytes, "a request in a worker process");
     else if (status == MP_OK)
         item->charged = call->bytes;
     if (status == MP_OK)
@@ -117,7 +118,7 @@ static bool admit(child *c) {
     fields.sequence = mp_get_u64(in);
     fields.cursor = mp_get_u32(in);
     fields.total = mp_get_u32(in);
-    mp_status status = make_item(c, &fields, &item, &error);
+    mp_status status = create_item(c, &fields, &item, &error);
     if (status == MP_OK)
         status = c->engine->ops->admit(c->engine, &item->item, &error);
     if (!(status == MP_OK ? mp_wire_done(in) : mp_wire_skip(in)))
@@ -149,7 +150,7 @@ static bool retire(child *c) {
         c->plan.count = 0;
         return true;
     }
-    return mp_wire_refuse(&c->in, "a call leaves that is not there");
+    return mp_wire_refuse(&c->in, "the request to retire is unknown");
 }
 
 /* --- steps --- */
@@ -160,11 +161,11 @@ static bool plan(child *c) {
     uint64_t number = mp_get_u64(&c->in);
     mp_get(&c->in, speed, sizeof speed);
     uint64_t budget_ns = mp_get_u64(&c->in);
-    uint32_t n = mp_get_count(&c->in, MP_PLAN_MAX, "there are too many calls to plan");
+    uint32_t n = mp_get_count(&c->in, MP_PLAN_MAX, "too many requests to plan");
     for (uint32_t i = 0; i < n; i++) {
         child_item *item = find(c, mp_get_u32(&c->in));
         if (!item)
-            return mp_wire_refuse(&c->in, "a call is to be planned that is not there");
+            return mp_wire_refuse(&c->in, "the request to plan is unknown");
         items[i] = &item->item;
         if (c->wire->get_more && !c->wire->get_more(&c->in, items[i]))
             return false;
@@ -203,22 +204,22 @@ static const mp_cpu_set *get_place(child *c) {
     return &c->places[c->place_count++];
 }
 
-/* Helpers are started when a step first has lanes for them; without memory for all, half as many. */
-static void lease_lanes(child *c, int lanes, const mp_cpu_set *cpus) {
+/* Start compute threads when a step first needs them. If memory does not suffice for all, start half as many. */
+static void lease_threads(child *c, int lanes, const mp_cpu_set *cpus) {
     mp_error error;
-    lanes = lanes < c->most_lanes ? lanes : c->most_lanes;
+    lanes = lanes < c->max_threads ? lanes : c->max_threads;
     while (lanes > 1 && mp_team_size(c->team) < lanes) {
         mp_team_destroy(c->team);
         c->team = NULL;
         if (mp_team_create(lanes - 1, &c->team, &error) != MP_OK)
-            c->most_lanes = lanes /= 2;
+            c->max_threads = lanes /= 2;
     }
     mp_place place = {.cpus = cpus, .lanes = lanes};
     mp_team_lease_at(c->team, &place, 1, &c->page->lease);
     c->page->lease.cancelled = &c->page->stop;
 }
 
-static void put_learnt(child *c) {
+static void put_measurements(child *c) {
     const mp_prefix_counters *prefix = c->engine->prefix;
     uint64_t speed[MP_MODEL_SPEEDS] = {0};
     mp_put_u64(&c->out, prefix ? atomic_load_explicit(&prefix->hits, memory_order_relaxed) : 0);
@@ -233,11 +234,11 @@ static void put_learnt(child *c) {
 
 static bool step(child *c) {
     uint64_t number = mp_get_u64(&c->in);
-    uint32_t lanes = mp_get_count(&c->in, 256, "a step has too many lanes");
+    uint32_t lanes = mp_get_count(&c->in, 256, "a step has too many threads");
     const mp_cpu_set *cpus = get_place(c);
-    uint32_t n = mp_get_count(&c->in, MP_PLAN_MAX, "a step has too many calls");
+    uint32_t n = mp_get_count(&c->in, MP_PLAN_MAX, "a step has too many requests");
     if (c->in.failed || number != c->plan_number || n != (uint32_t)c->plan.count || n == 0 || lanes == 0)
-        return mp_wire_refuse(&c->in, "a step is not the one that was planned");
+        return mp_wire_refuse(&c->in, "a step differs from the plan");
     for (uint32_t i = 0; i < n; i++) {
         if (mp_get_u8(&c->in))
             atomic_store_explicit(&c->plan.items[i]->cancelled, 1, memory_order_relaxed);
@@ -246,7 +247,7 @@ static bool step(child *c) {
     }
     if (!mp_wire_done(&c->in))
         return false;
-    lease_lanes(c, (int)lanes, cpus);
+    lease_threads(c, (int)lanes, cpus);
     c->engine->ops->step(c->engine, &c->page->lease, &c->plan, c->outcomes);
     mp_team_return(&c->page->lease);
     mp_wire_begin(&c->out, &c->channel, MP_FRAME_STEP);
@@ -260,7 +261,7 @@ static bool step(child *c) {
         }
         c->wire->put_results(&c->out, &item->item, item->record);
     }
-    put_learnt(c);
+    put_measurements(c);
     c->plan.count = 0;
     return mp_wire_end(&c->out);
 }
@@ -288,7 +289,7 @@ static bool serve_one(child *c) {
     case MP_FRAME_TRIM:
         return trim(c);
     default:
-        return mp_wire_refuse(&c->in, "it is no question");
+        return mp_wire_refuse(&c->in, "it is not a request frame");
     }
 }
 
@@ -298,7 +299,7 @@ static int init_core(void) {
     mp_error error;
     if (mp_options_init(&error) != MP_OK || mp_cpu_init(mp_options_get()->cpu, &error) != MP_OK)
         return MP_CHILD_OPTIONS;
-    mp_log_set_level(MP_LOG_OFF); /* nobody drains it */
+    mp_log_set_level(MP_LOG_OFF); /* no thread drains the log ring in a child */
     mp_kernels_init();
     mp_file_map_init();
     if (mp_options_get()->blas[0])
@@ -333,7 +334,7 @@ static int run(child *c) {
     mp_process_limits limits = {.data_bytes = setup->data_limit, .files = FILES};
     if (mp_process_confine(setup->parent, &limits, &error) != MP_OK)
         return MP_CHILD_PARENT;
-    mp_channel_init(&c->channel, c->page, false, &c->broken, look, c);
+    mp_channel_init(&c->channel, c->page, false, &c->broken, check_parent, c);
     mp_status status = open_model(c, &error);
     mp_wire_begin(&c->out, &c->channel, MP_FRAME_READY);
     mp_put_error(&c->out, status, &error);
@@ -354,6 +355,6 @@ int mp_isolation_serve(const mp_isolation_kind *kind) {
     if (!c)
         return MP_CHILD_MEMORY;
     c->kind = kind;
-    c->most_lanes = INT_MAX;
+    c->max_threads = INT_MAX;
     return run(c); /* the system frees the rest */
 }

@@ -8,7 +8,7 @@
 #include "isolation/spec_codec.h"
 #include "models/arch.h"
 
-/* What a process costs before its engine holds anything: an interpreter, this library, spec and layers. */
+/* Memory of a process before its engine holds anything: interpreter, this library, spec and layers. */
 static const uint64_t FIXED_BYTES = 16u << 20;
 static const uint64_t DEFAULT_NS = 20ull * 1000 * 1000 * 1000;
 enum { TIMES_ENGINE = 4, CALLS_BYTES = 64 << 20 };
@@ -19,15 +19,15 @@ typedef struct isolated_loader {
     mp_capability capability;
     char **argv, **envp;
     uint64_t memory_bytes, start_ns, stall_ns;
-    _Atomic int references; /* the registry's, and each model's: it may outlive its loader */
+    _Atomic int references; /* one for the registry, one per model: the loader may be destroyed before its models */
 } isolated_loader;
 
 typedef struct isolated_model {
     mp_model_base base;
-    isolated_loader *loader; /* a reference */
+    isolated_loader *loader; /* a counted reference */
     mp_model *inner;
     mp_shm description, weights;
-    int lanes; /* of the ledger that its steps lease from */
+    int lanes; /* maximum compute threads that its steps can lease */
 } isolated_model;
 
 /* --- loader --- */
@@ -64,9 +64,9 @@ static uint64_t memory_of(const isolated_loader *loader) {
     if (loader->memory_bytes)
         return loader->memory_bytes;
     loader->kind->footprint(loader->self, &model, &engine);
-    if (model == 0) /* the weights are the engine's: a quarter more, for calls */
+    if (model == 0) /* the engine owns the weights: add 25 % for requests */
         return engine + engine / 4 + CALLS_BYTES;
-    if (loader->capability == MP_VISION) /* images are computed one at a time: more is for texts and calls only */
+    if (loader->capability == MP_VISION) /* images are computed one at a time: the rest serves texts and requests */
         return engine + (TIMES_ENGINE - 1) * (uint64_t)CALLS_BYTES;
     return TIMES_ENGINE * engine;
 }
@@ -124,7 +124,7 @@ static void model_destroy(mp_model *base) {
     isolated_model *model = (isolated_model *)base;
     if (model->inner)
         model->inner->ops->destroy(model->inner);
-    mp_shm_free(&model->weights); /* the packed weights stand there: after the model */
+    mp_shm_free(&model->weights); /* after the model, which reads the packed weights there */
     mp_shm_free(&model->description);
     unpin(model->loader);
     mp_free(model);
@@ -132,7 +132,7 @@ static void model_destroy(mp_model *base) {
 
 static const mp_model_ops isolated_ops = {model_engine, model_check, model_healthy, model_bytes, model_destroy};
 
-/* Bytes that every child maps. */
+/* Write the description into shared memory that every child maps. */
 static mp_status describe(isolated_model *model, mp_error *error) {
     const isolated_loader *loader = model->loader;
     uint8_t *bytes = NULL;
@@ -191,7 +191,7 @@ mp_status mp_isolation_wrap(const mp_isolation_kind *kind, void *self, mp_capabi
     atomic_init(&loader->references, 1);
     mp_status status = MP_OK;
     if (!mp_call_wire_of(capability))
-        status = mp_fail(error, MP_UNSUPPORTED, "%s models cannot be computed in processes of their own yet",
+        status = mp_fail(error, MP_UNSUPPORTED, "%s models do not support process isolation; use isolation='thread'",
                          mp_capability_get(capability)->name);
     if (status == MP_OK)
         status = copy_texts(options->argv, &loader->argv, error);
@@ -201,8 +201,9 @@ mp_status mp_isolation_wrap(const mp_isolation_kind *kind, void *self, mp_capabi
         unpin(loader);
         return status;
     }
-    /* A pass over the weights that serves many streams (pack) would put the calls of many at one process's risk.
-     * Pictures are drawn one after the other, and a second process would load all their networks again. */
+    /* Default policy. Under `pack`, one pass over the weights serves many sequences, so a crash of one process would
+     * fail all of them; p2c spreads the requests. Image generation keeps its policy: it computes one request after the
+     * other, and a second process would load all networks again. */
     *out = (mp_loader){.ops = &isolated_loader_ops,
                        .self = loader,
                        .capability = capability,
@@ -215,7 +216,7 @@ mp_status mp_isolation_wrap(const mp_isolation_kind *kind, void *self, mp_capabi
 typedef struct spec_source {
     mp_spec *spec;
     mp_compute compute;
-    mp_loader loader; /* for its footprint */
+    mp_loader loader; /* used for its footprint */
 } spec_source;
 
 static mp_status spec_load(void *self, mp_lease *lease, mp_budget *budget, mp_progress *progress, mp_shm *weights,
@@ -229,7 +230,7 @@ static void spec_footprint(void *self, uint64_t *model_bytes, uint64_t *engine_b
     source->loader.ops->footprint(source->loader.self, model_bytes, engine_bytes);
 }
 
-/* A description: class of arithmetic, then the spec. */
+/* Header of a description: the compute type; the spec follows. */
 typedef struct spec_head {
     uint32_t compute, zero;
 } spec_head;
@@ -247,7 +248,7 @@ static mp_status spec_describe(void *self, uint8_t **bytes, size_t *size, mp_err
         memcpy(*bytes + sizeof head, spec, spec_size);
     }
     mp_free(spec);
-    return *bytes ? MP_OK : mp_fail_memory(error, *size, "a model spec as bytes");
+    return *bytes ? MP_OK : mp_fail_memory(error, *size, "a serialized model spec");
 }
 
 static mp_status spec_open(const uint8_t *bytes, size_t size, mp_shm *weights, mp_budget *budget, mp_model **model,
@@ -255,10 +256,10 @@ static mp_status spec_open(const uint8_t *bytes, size_t size, mp_shm *weights, m
     spec_head head;
     mp_spec *spec;
     if (size < sizeof head)
-        return mp_fail(error, MP_INTEGRITY, "the description of a model has %zu bytes", size);
+        return mp_fail(error, MP_INTEGRITY, "the description of a model is too short: %zu bytes", size);
     memcpy(&head, bytes, sizeof head);
     if (head.compute > MP_COMPUTE_I8)
-        return mp_fail(error, MP_INTEGRITY, "the description of a model names a class of arithmetic that is none");
+        return mp_fail(error, MP_INTEGRITY, "the description of a model has an unknown compute type");
     MP_TRY(mp_spec_decode(bytes + sizeof head, size - sizeof head, &spec, error));
     mp_lease lease = {.lanes = 1};
     mp_status status =

@@ -1,13 +1,13 @@
-/* proxy.c: see proxy.h.
+/* proxy.c: the parent's side of a child process (proxy.h).
  *
- * Each call of the step interface is one message and its answer; retiring has none. While it waits the proxy looks,
- * every few milliseconds, whether the child is alive and shows signs of life. In a step those are the beats of the
- * child's lease, and only they are passed on as signs of life of this worker; it passes the step's cancellation on too.
- * Time without a sign counts only as far as it passed between two looks: a clock that jumps, or a machine that was
- * asleep, kills nobody.
+ * Each call of the step interface sends one message and waits for its answer; retire has no answer. While it waits, the
+ * proxy checks every few milliseconds that the child is alive and responds. In a step, heartbeats of the child's lease
+ * count as a response. Only they are forwarded as heartbeats of this worker. The proxy forwards the step's cancellation
+ * to the child. Silent time is counted between two checks, at most MAX_CHECK_GAP_NS per check, so that a clock jump or
+ * a suspended machine kills no child.
  *
- * The proxy kills a child that stands still itself, somewhat before the registry would set its worker apart: so the
- * thread comes back and the calls of the step can be tried again elsewhere. */
+ * The proxy kills a child that hangs before the registry would abandon its worker. The worker thread then returns, and
+ * the requests of the step can be retried elsewhere. */
 #include "isolation/proxy.h"
 
 #include <stdatomic.h>
@@ -20,46 +20,46 @@
 #include "base/topology.h"
 #include "isolation/capability_wire.h"
 
-static const uint64_t MOST_PASSED_NS = 20 * 1000 * 1000;
-/* For what is no step, and so no matter of how long a model computes. */
+static const uint64_t MAX_CHECK_GAP_NS = 20 * 1000 * 1000;
+/* Limit of messages other than steps: their time does not depend on the model. */
 static const uint64_t SHORT_NS = 5000ull * 1000 * 1000;
-/* For a step that nobody wants any more to end; an honest one takes a layer. */
+/* Time for a cancelled step to end; a correct one ends within a layer. */
 static const uint64_t CANCEL_GRACE_NS = 1500ull * 1000 * 1000;
-static const uint64_t LONGEST_COST_NS = 3600ull * 1000 * 1000 * 1000;
+static const uint64_t MAX_COST_NS = 3600ull * 1000 * 1000 * 1000;
 
 typedef struct proxy {
     mp_engine base;
     mp_forked forked;
     mp_proxy_args args;
     const mp_call_wire *wire;
-    mp_budget *budget; /* NULL: nothing was charged; changed while forks are held off */
-    mp_shm memory;     /* of the page */
+    mp_budget *budget; /* NULL: nothing is charged; written while forks are held off */
+    mp_shm memory;     /* memory of the page */
     mp_channel_page *page;
     mp_channel channel;
     mp_process process;
     bool has_process;
     bool gone;
-    mp_error lost; /* why */
+    mp_error lost; /* the reason */
     uint32_t last_id;
     uint64_t plans;
     mp_prefix_counters prefix;
-    /* of the wait that goes on */
-    mp_lease *lease; /* of the step, or NULL */
+    /* --- state of the current wait --- */
+    mp_lease *lease; /* lease of the step, or NULL */
     bool stopped;    /* the step was cancelled */
-    uint64_t limit_ns, looked_ns, silent_ns, unwanted_ns, beat;
-    const char *doing;
+    uint64_t limit_ns, checked_ns, silent_ns, cancelled_ns, beat;
+    const char *activity;
     mp_wire_out out;
     mp_wire_in in;
 } proxy;
 
 typedef struct proxy_item { /* an item's state */
     uint32_t id;
-    uint64_t idle; /* steps in a row that did not get on with it */
+    uint64_t idle; /* consecutive steps without progress on it */
     _Alignas(16) uint8_t note[];
 } proxy_item;
 
-/* What a child may fail with, by the question. All else is the parent's to say: what is wrong with a call it has
- * checked itself, and queues, deadlines, breakers and shutdown are the registry's. */
+/* The statuses that a child may report, by message. Any other status is refused. The parent has checked the request
+ * itself; queues, deadlines, breakers and shutdown belong to the registry. */
 static const mp_status admit_failures[] = {MP_MEMORY_EXHAUSTED, MP_MODEL, MP_INTERNAL, MP_OK};
 static const mp_status step_failures[] = {MP_MEMORY_EXHAUSTED, MP_MODEL, MP_IO, MP_NUMERIC, MP_INTERNAL, MP_OK};
 static const mp_status start_failures[] = {MP_MEMORY_EXHAUSTED, MP_FORMAT, MP_LIMIT,        MP_UNSUPPORTED, MP_IO,
@@ -67,17 +67,17 @@ static const mp_status start_failures[] = {MP_MEMORY_EXHAUSTED, MP_FORMAT, MP_LI
 
 /* --- the end of the child --- */
 
-/* The first cause counts. */
+/* Kill the child and store the reason. The first reason is kept. */
 static void lose(proxy *p, const char *how) {
     if (p->lost.code == MP_OK)
-        mp_fail(&p->lost, MP_RECV, "worker process %d %s %s", p->process.pid, how, p->doing);
+        mp_fail(&p->lost, MP_RECV, "worker process %d %s %s", p->process.pid, how, p->activity);
     p->channel.broken = true;
     p->gone = true;
     if (p->has_process)
         mp_process_kill(&p->process);
 }
 
-/* After a channel that broke: by look, which said why, or by a frame that was refused. */
+/* The same after the channel broke: check_child, or the refusal of a frame, has stored the reason. */
 static void lose_channel(proxy *p) {
     p->gone = true;
     if (p->has_process)
@@ -94,13 +94,13 @@ static bool is_dead(proxy *p) {
     return true;
 }
 
-/* Of a channel that waits: false ends it. */
-static bool look(void *arg) {
+/* Called by a waiting channel. Returns false to end the wait. */
+static bool check_child(void *arg) {
     proxy *p = arg;
-    uint64_t now = mp_sys_now_ns(), passed = now > p->looked_ns ? now - p->looked_ns : 0;
+    uint64_t now = mp_sys_now_ns(), passed = now > p->checked_ns ? now - p->checked_ns : 0;
     char how[96];
-    passed = passed < MOST_PASSED_NS ? passed : MOST_PASSED_NS;
-    p->looked_ns = now;
+    passed = passed < MAX_CHECK_GAP_NS ? passed : MAX_CHECK_GAP_NS;
+    p->checked_ns = now;
     if (is_dead(p))
         return false;
     p->silent_ns += passed;
@@ -115,15 +115,16 @@ static bool look(void *arg) {
         if (p->lease->cancelled && atomic_load_explicit(p->lease->cancelled, memory_order_relaxed)) {
             p->stopped = true;
             atomic_store_explicit(&p->page->stop, 1, memory_order_release);
-            p->unwanted_ns += passed;
+            p->cancelled_ns += passed;
         }
     }
-    if (p->unwanted_ns >= CANCEL_GRACE_NS) {
-        lose(p, "was killed because it did not stop");
+    if (p->cancelled_ns >= CANCEL_GRACE_NS) {
+        lose(p, "was killed because it did not stop a cancelled step");
         return false;
     }
     if (p->silent_ns >= p->limit_ns) {
-        snprintf(how, sizeof how, "was killed after %.3g s without a sign of life", (double)p->limit_ns * 1e-9);
+        snprintf(how, sizeof how, "was killed after %.3g s without a heartbeat or response",
+                 (double)p->limit_ns * 1e-9);
         lose(p, how);
         return false;
     }
@@ -132,28 +133,28 @@ static bool look(void *arg) {
 
 static uint64_t short_ns(const proxy *p) { return p->args.stall_ns < SHORT_NS ? p->args.stall_ns : SHORT_NS; }
 
-static void begin_wait(proxy *p, const char *doing, mp_lease *lease, uint64_t limit_ns) {
-    p->doing = doing;
+static void begin_wait(proxy *p, const char *activity, mp_lease *lease, uint64_t limit_ns) {
+    p->activity = activity;
     p->lease = lease;
     p->limit_ns = limit_ns;
-    p->looked_ns = mp_sys_now_ns();
-    p->silent_ns = p->unwanted_ns = 0;
+    p->checked_ns = mp_sys_now_ns();
+    p->silent_ns = p->cancelled_ns = 0;
     p->stopped = false;
     if (lease)
         p->beat = atomic_load_explicit(&p->page->lease.heartbeat, memory_order_relaxed);
 }
 
-/* The message is sent; wait for its answer. False: the child is lost. */
+/* Send the message and wait for its answer. Returns false if the child is lost. */
 static bool exchange(proxy *p, mp_frame_kind kind, bool spin) {
     bool ok = mp_wire_end(&p->out) && mp_wire_receive(&p->in, &p->channel, spin);
     if (ok && p->in.kind != kind)
-        ok = mp_wire_refuse(&p->in, "it answers another question");
+        ok = mp_wire_refuse(&p->in, "it answers another message");
     if (!ok)
         lose_channel(p);
     return ok;
 }
 
-/* The answer was read. False: the child is lost. */
+/* The answer must have been read to its end. Returns false if the child is lost. */
 static bool finish(proxy *p) {
     if (!p->channel.broken && mp_wire_done(&p->in))
         return true;
@@ -184,15 +185,15 @@ static mp_status proxy_admit(mp_engine *base, mp_item *item, mp_error *error) {
     }
     proxy_item *state = mp_alloc_zeroed(bytes, MP_TAG_REQUEST);
     if (!state)
-        return mp_fail_memory(error, bytes, "a call of a worker process");
+        return mp_fail_memory(error, bytes, "a request of a worker process");
     state->id = ++p->last_id;
-    begin_wait(p, "while it was given a call", NULL, short_ns(p));
+    begin_wait(p, "while it admitted a request", NULL, short_ns(p));
     mp_wire_begin(&p->out, &p->channel, MP_FRAME_ADMIT);
     put_item(p, item, state);
     mp_status status = MP_RECV;
     if (exchange(p, MP_FRAME_ADMIT, true)) {
         if (mp_get_u32(&p->in) != state->id)
-            mp_wire_refuse(&p->in, "it speaks of another call");
+            mp_wire_refuse(&p->in, "it names another request");
         status = mp_get_error(&p->in, admit_failures, error);
         if (!finish(p))
             status = MP_RECV;
@@ -210,11 +211,11 @@ static mp_status proxy_admit(mp_engine *base, mp_item *item, mp_error *error) {
     return MP_OK;
 }
 
-/* The child forgets it; nobody waits for that. */
+/* Tell the child to drop the item. Does not wait for an answer. */
 static void forget(proxy *p, mp_item *item) {
     proxy_item *state = item->state;
     if (!p->gone) {
-        begin_wait(p, "while a call left it", NULL, short_ns(p));
+        begin_wait(p, "while it retired a request", NULL, short_ns(p));
         mp_wire_begin(&p->out, &p->channel, MP_FRAME_RETIRE);
         mp_put_u32(&p->out, state->id);
         if (!mp_wire_end(&p->out))
@@ -226,7 +227,7 @@ static void forget(proxy *p, mp_item *item) {
 
 static void proxy_abandon(mp_item *item) { mp_call_wire_of(item->call->capability)->close(item); }
 
-/* What the call holds is all that is needed to go on with it, in any process. */
+/* The request holds everything that another process needs to continue it. */
 static void proxy_preempt(mp_engine *base, mp_item *item) {
     forget((proxy *)base, item);
     item->abandon = proxy_abandon;
@@ -243,7 +244,8 @@ static void proxy_retire(mp_engine *base, mp_item *item) {
 
 /* --- plan --- */
 
-/* What is planned when nobody can plan: the step that follows finds the child lost and does nothing. */
+/* Placeholder plan, used after the child process died. The step that follows sees that the child is lost and computes
+ * nothing. */
 static void plan_nothing(mp_item **items, mp_plan *plan) {
     plan->count = 1;
     plan->items[0] = items[0];
@@ -266,20 +268,20 @@ static bool get_plan(proxy *p, mp_item **items, int n, mp_plan *plan) {
         return mp_wire_refuse(&p->in, "a plan is empty");
     plan->masks = count < 1;
     for (uint32_t i = 0; i < count; i++) {
-        uint32_t index = mp_get_count(&p->in, (uint32_t)n - 1, "a plan has a call that was not offered");
+        uint32_t index = mp_get_count(&p->in, (uint32_t)n - 1, "a plan has a request that was not offered");
         uint32_t amount = mp_get_u32(&p->in);
         if (p->in.failed)
             return false;
         if (taken[index] || (amount == 0 && !p->wire->amount_may_be_0))
-            return mp_wire_refuse(&p->in, "a plan has a call twice, or nothing of it");
+            return mp_wire_refuse(&p->in, "a plan has a request twice, or an amount of 0");
         taken[index] = true;
         plan->items[i] = items[index];
         plan->amount[i] = amount;
     }
     plan->count = (int)count;
-    plan->lanes = (int)mp_get_count(&p->in, 256, "a plan wants too many lanes");
+    plan->lanes = (int)mp_get_count(&p->in, 256, "a plan has too many threads");
     plan->cost_ns = mp_get_u64(&p->in);
-    if (!p->in.failed && (plan->lanes < 1 || plan->cost_ns > LONGEST_COST_NS))
+    if (!p->in.failed && (plan->lanes < 1 || plan->cost_ns > MAX_COST_NS))
         return mp_wire_refuse(&p->in, "a plan has an impossible cost");
     return !p->in.failed;
 }
@@ -319,12 +321,12 @@ static void get_outcome(proxy *p, mp_item *item, uint32_t amount, mp_outcome *ou
     uint8_t value = mp_get_u8(&p->in);
     mp_error_clear(error);
     if (value > MP_OUTCOME_FAILED || (value == MP_OUTCOME_WAIT_MASK && !p->wire->waits)) {
-        mp_wire_refuse(&p->in, "there is no such outcome");
+        mp_wire_refuse(&p->in, "an outcome is unknown");
         return;
     }
     *outcome = (mp_outcome)value;
     if (value == MP_OUTCOME_FAILED && mp_get_error(&p->in, step_failures, error) == MP_OK)
-        mp_wire_refuse(&p->in, "a call fails without a reason");
+        mp_wire_refuse(&p->in, "a request fails without a reason");
     if (p->in.failed)
         return;
     bool moved = p->wire->get_results(&p->in, item, amount, *outcome, state->note);
@@ -332,11 +334,11 @@ static void get_outcome(proxy *p, mp_item *item, uint32_t amount, mp_outcome *ou
     if (moved || !goes_on || atomic_load_explicit(&item->cancelled, memory_order_relaxed))
         state->idle = 0;
     else if (++state->idle > p->wire->most_idle(item->call))
-        mp_wire_refuse(&p->in, "step after step does not get on with a call");
+        mp_wire_refuse(&p->in, "too many steps in a row made no progress on a request");
 }
 
-/* A running mean is between what it was and what this step took: no more for a row on one lane than all lanes' time of
- * a step in which nothing else was computed. */
+/* Limit a reported running mean to the known mean or the time of this step on all threads, whichever is greater: a row
+ * on one thread cannot take longer than a whole step that computed nothing else. */
 static void set_speed(proxy *p, uint64_t speed[MP_MODEL_SPEEDS], uint64_t took_ns, int lanes) {
     uint64_t known[MP_MODEL_SPEEDS] = {0}, most = took_ns * (uint64_t)lanes;
     if (!p->args.kind->set_speed)
@@ -350,18 +352,18 @@ static void set_speed(proxy *p, uint64_t speed[MP_MODEL_SPEEDS], uint64_t took_n
     p->args.kind->set_speed(p->args.model, speed);
 }
 
-static void get_learnt(proxy *p, uint64_t began_ns, int lanes) {
+static void get_measurements(proxy *p, uint64_t began_ns, int lanes) {
     uint64_t speed[MP_MODEL_SPEEDS], hits = mp_get_u64(&p->in), tokens = mp_get_u64(&p->in);
     uint64_t blocks = mp_get_u64(&p->in), evicted = mp_get_u64(&p->in);
     mp_step_work work, *known = &p->base.work;
     mp_get(&p->in, &work, sizeof work);
     if (work.passes < known->passes || work.rows < known->rows || work.found < known->found ||
         work.guessed < known->guessed || work.right < known->right || work.right > work.guessed)
-        mp_wire_refuse(&p->in, "what was done becomes less");
+        mp_wire_refuse(&p->in, "a counter of work decreased");
     mp_get(&p->in, speed, sizeof speed);
     for (int i = 0; i < MP_MODEL_SPEEDS; i++)
-        if (speed[i] > LONGEST_COST_NS)
-            mp_wire_refuse(&p->in, "a speed is impossible");
+        if (speed[i] > MAX_COST_NS)
+            mp_wire_refuse(&p->in, "a speed is out of range");
     if (p->in.failed)
         return;
     *known = work;
@@ -372,8 +374,8 @@ static void get_learnt(proxy *p, uint64_t began_ns, int lanes) {
     set_speed(p, speed, mp_sys_now_ns() - began_ns, lanes);
 }
 
-/* The calls of the step were in the hands of a process that is gone. Those of a step that nobody wanted any more are
- * none of its victims. */
+/* Fail the requests of the step that the lost process was computing. If the step was cancelled, its requests did not
+ * cause the loss and do not fail. */
 static void fail_step(proxy *p, const mp_plan *plan, mp_outcome *outcomes) {
     for (int i = 0; i < plan->count; i++) {
         outcomes[i] = p->stopped ? MP_OUTCOME_MORE : MP_OUTCOME_FAILED;
@@ -382,8 +384,9 @@ static void fail_step(proxy *p, const mp_plan *plan, mp_outcome *outcomes) {
     }
 }
 
-/* On a machine with several memory nodes: the CPUs that this thread is bound to for the lease if all lanes are there,
- * else those that it may use otherwise. Not none: helpers that were bound for another step stay where they were. */
+/* On a machine with several memory nodes, send the CPUs of the lease: those that this thread is bound to if all threads
+ * are there, else those that it could use before. Never send none: threads that were bound for another step would stay
+ * there. */
 static void put_place(proxy *p, const mp_lease *lease) {
     mp_cpu_set cpus = lease->before;
     bool bound = lease->bound && (lease->lanes > lease->near || mp_sys_get_affinity(&cpus));
@@ -394,7 +397,7 @@ static void put_place(proxy *p, const mp_lease *lease) {
 
 static void proxy_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, mp_outcome *outcomes) {
     proxy *p = (proxy *)base;
-    if (p->gone) { /* before the step began: nobody is its victim */
+    if (p->gone) { /* before the step began: no request of it is affected */
         for (int i = 0; i < plan->count; i++)
             outcomes[i] = MP_OUTCOME_MORE;
         return;
@@ -409,12 +412,12 @@ static void proxy_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, mp
     mp_put_u32(&p->out, (uint32_t)plan->count);
     for (int i = 0; i < plan->count; i++)
         mp_put_u8(&p->out, atomic_load_explicit(&plan->items[i]->cancelled, memory_order_relaxed) != 0);
-    /* Without spinning: the lanes are the child's to compute on. */
+    /* without spinning: the child computes on these CPUs */
     bool ok = exchange(p, MP_FRAME_STEP, false);
     for (int i = 0; ok && i < plan->count && !p->in.failed; i++)
         get_outcome(p, plan->items[i], plan->amount[i], &outcomes[i], &plan->items[i]->error);
     if (ok) {
-        get_learnt(p, began_ns, lease->lanes);
+        get_measurements(p, began_ns, lease->lanes);
         ok = finish(p);
     }
     p->lease = NULL;
@@ -434,23 +437,23 @@ static uint64_t proxy_trim(mp_engine *base) {
     uint64_t bytes = 0;
     if (p->gone)
         return 0;
-    begin_wait(p, "while it gave memory back", NULL, short_ns(p));
+    begin_wait(p, "while it released memory", NULL, short_ns(p));
     mp_wire_begin(&p->out, &p->channel, MP_FRAME_TRIM);
     if (!exchange(p, MP_FRAME_TRIM, true))
         return 0;
     bytes = mp_get_u64(&p->in);
     if (!p->in.failed && bytes > p->args.memory_bytes)
-        mp_wire_refuse(&p->in, "it gave back more memory than it may have");
+        mp_wire_refuse(&p->in, "it released more memory than its budget");
     return finish(p) ? bytes : 0;
 }
 
 static const mp_error *proxy_lost(mp_engine *base) {
     proxy *p = (proxy *)base;
-    p->doing = "while it had no work";
+    p->activity = "while it had no work";
     return p->gone || is_dead(p) ? &p->lost : NULL;
 }
 
-/* NULL: give back what was charged. False: refused. */
+/* Charge `budget`; NULL: give back the charged memory. Returns false if the budget refuses. */
 static bool charge(proxy *p, mp_budget *budget) {
     uint64_t bytes = p->args.memory_bytes + p->args.fixed_bytes;
     mp_forked_hold();
@@ -462,8 +465,8 @@ static bool charge(proxy *p, mp_budget *budget) {
     return taken;
 }
 
-/* In a forked child, which has neither the process nor the thread that talks to it. The struct may be in the middle of
- * anything, and is left alone otherwise. */
+/* Called in a forked process, which has neither the child nor the thread that talks to it. The rest of the struct may
+ * be in an intermediate state and is not touched. */
 static void forget_proxy(mp_forked *forked) {
     proxy *p = (proxy *)((char *)forked - offsetof(proxy, forked));
     if (p->budget)
@@ -492,11 +495,11 @@ static const mp_engine_ops proxy_ops = {
     .destroy = proxy_destroy,
 };
 
-static mp_status make(const mp_proxy_args *args, proxy **out, mp_error *error) {
+static mp_status create_proxy(const mp_proxy_args *args, proxy **out, mp_error *error) {
     const mp_call_wire *wire = mp_call_wire_of(args->capability);
     *out = NULL;
     if (!wire)
-        return mp_fail(error, MP_UNSUPPORTED, "%s models cannot be computed in processes of their own yet",
+        return mp_fail(error, MP_UNSUPPORTED, "%s models do not support process isolation; use isolation='thread'",
                        mp_capability_get(args->capability)->name);
     proxy *p = mp_alloc_zeroed(sizeof *p, MP_TAG_POOL);
     if (!p)
@@ -506,7 +509,7 @@ static mp_status make(const mp_proxy_args *args, proxy **out, mp_error *error) {
     p->base.lost = proxy_lost;
     p->args = *args;
     p->wire = wire;
-    p->doing = "";
+    p->activity = "";
     p->memory.fd = p->process.handle = -1;
     mp_error_clear(&p->lost);
     *out = p;
@@ -515,25 +518,24 @@ static mp_status make(const mp_proxy_args *args, proxy **out, mp_error *error) {
 
 mp_status mp_proxy_attach(const mp_proxy_args *args, mp_channel_page *page, mp_engine **engine, mp_error *error) {
     proxy *p;
-    MP_TRY(make(args, &p, error));
+    MP_TRY(create_proxy(args, &p, error));
     p->page = page;
-    mp_channel_init(&p->channel, page, true, &p->lost, look, p);
+    mp_channel_init(&p->channel, page, true, &p->lost, check_child, p);
     *engine = &p->base;
     return MP_OK;
 }
 
-/* Private memory that is no engine's: of the interpreter that starts it, of libraries, and for each lane a stack with
- * what malloc keeps for a thread, and OpenBLAS's buffer where one is named. A limit that is somewhat too high costs
- * nothing. */
-enum { MARGIN_BYTES = 256 << 20, THREAD_BYTES = 1 << 20, BLAS_BYTES = 128 << 20, LEAST_LANES = 8 };
+/* Private memory outside the engine: the interpreter and libraries; per thread, a stack and malloc's caches; OpenBLAS's
+ * buffer if a library is named. A limit that is too high costs nothing. */
+enum { MARGIN_BYTES = 256 << 20, THREAD_BYTES = 1 << 20, BLAS_BYTES = 128 << 20, MIN_THREADS = 8 };
 
 static uint64_t data_limit(const mp_proxy_args *args) {
     const char *blas = mp_options_get()->blas;
-    uint64_t lanes = (uint64_t)(args->lanes > LEAST_LANES ? args->lanes : LEAST_LANES);
-    uint64_t lane_bytes = mp_process_stack_bytes() + THREAD_BYTES;
+    uint64_t lanes = (uint64_t)(args->lanes > MIN_THREADS ? args->lanes : MIN_THREADS);
+    uint64_t thread_bytes = mp_process_stack_bytes() + THREAD_BYTES;
     if (blas[0] && strcmp(blas, "none") != 0)
-        lane_bytes += BLAS_BYTES;
-    return args->memory_bytes + args->fixed_bytes + MARGIN_BYTES + lanes * lane_bytes;
+        thread_bytes += BLAS_BYTES;
+    return args->memory_bytes + args->fixed_bytes + MARGIN_BYTES + lanes * thread_bytes;
 }
 
 static mp_status start(proxy *p, mp_error *error) {
@@ -551,7 +553,7 @@ static mp_status start(proxy *p, mp_error *error) {
         .memory_bytes = args->memory_bytes,
         .data_limit = data_limit(args),
     };
-    mp_channel_init(&p->channel, p->page, true, &p->lost, look, p);
+    mp_channel_init(&p->channel, p->page, true, &p->lost, check_child, p);
     mp_process_command command = {
         .argv = args->argv,
         .envp = args->envp,
@@ -568,23 +570,23 @@ static mp_status start(proxy *p, mp_error *error) {
 static const char *explain(int code) {
     switch (code) {
     case MP_CHILD_OPTIONS:
-        return ": it cannot use the options or the instructions that this process uses";
+        return ": it cannot use the options or the instruction set of this process";
     case MP_CHILD_MEMORY:
-        return ": it has no memory";
+        return ": memory was refused";
     case MP_CHILD_BUILD:
-        return ": it is of another build of mpool than this process, which has to be started anew after an upgrade";
+        return ": it runs another build of mpool; restart this process after an upgrade";
     default:
         return "";
     }
 }
 
-/* Until it says that it is ready, or why it cannot be. */
+/* Wait until the child reports that it is ready, or why it cannot be. */
 static mp_status await_ready(proxy *p, mp_error *error) {
     mp_status status = MP_OK;
     begin_wait(p, "before it was ready", NULL, p->args.start_ns);
     bool ok = mp_wire_receive(&p->in, &p->channel, false);
     if (ok && p->in.kind != MP_FRAME_READY)
-        ok = mp_wire_refuse(&p->in, "it is the wrong one to begin with");
+        ok = mp_wire_refuse(&p->in, "the first message is not READY");
     if (ok) {
         status = mp_get_error(&p->in, start_failures, error);
         ok = mp_wire_done(&p->in);
@@ -599,7 +601,7 @@ static mp_status await_ready(proxy *p, mp_error *error) {
 mp_status mp_proxy_create(const mp_proxy_args *args, mp_budget *budget, mp_engine **engine, mp_error *error) {
     uint64_t bytes = args->memory_bytes + args->fixed_bytes;
     proxy *p;
-    MP_TRY(make(args, &p, error));
+    MP_TRY(create_proxy(args, &p, error));
     mp_status status = mp_forked_add(&p->forked, forget_proxy, error);
     if (status == MP_OK && !charge(p, budget))
         status = mp_fail_memory(error, bytes, "a worker process");

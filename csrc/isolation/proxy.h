@@ -1,4 +1,4 @@
-/* proxy.h: the engine of a worker whose real engine is in a child process. Used in this room only. */
+/* proxy.h: the engine of a worker whose real engine runs in a child process. Internal to isolation/. */
 #ifndef MP_ISOLATION_PROXY_H
 #define MP_ISOLATION_PROXY_H
 
@@ -6,22 +6,22 @@
 #include "isolation/channel.h"
 #include "isolation/isolation.h"
 
-typedef struct mp_proxy_args { /* borrowed until the proxy is gone */
+typedef struct mp_proxy_args { /* borrowed: must outlive the proxy */
     const mp_isolation_kind *kind;
-    mp_model *model; /* the parent's */
+    mp_model *model; /* the parent's model */
     mp_capability capability;
     const char *const *argv, *const *envp;
     const mp_shm *description, *weights;
-    uint64_t memory_bytes, fixed_bytes; /* of the child's engine; of the process besides */
-    int lanes;                          /* that a step may have */
+    uint64_t memory_bytes, fixed_bytes; /* budget of the child's engine; memory of the process beyond that */
+    int lanes;                          /* maximum compute threads of a step */
     uint64_t start_ns, stall_ns;
 } mp_proxy_args;
 
-/* Start a child and wait until it is ready. Charges the budget memory_bytes + fixed_bytes. SPAWN_FAILED, SPAWN_TIMEOUT,
- * or what the child says. */
+/* Start a child and wait until it is ready. Charges memory_bytes + fixed_bytes to the budget. Returns SPAWN_FAILED,
+ * SPAWN_TIMEOUT, or the error that the child reports. */
 mp_status mp_proxy_create(const mp_proxy_args *args, mp_budget *budget, mp_engine **engine, mp_error *error);
 
-/* The same over a page and without a process, for tests that are the child themselves. */
+/* The same over an existing page and without a process, for tests that act as the child. */
 mp_status mp_proxy_attach(const mp_proxy_args *args, mp_channel_page *page, mp_engine **engine, mp_error *error);
 
 #endif

@@ -1,5 +1,5 @@
-/* spec_codec.c: see spec_codec.h. Numbers are little-endian; arrays start at multiples of 8, so that they can be read
- * where they stand. */
+/* spec_codec.c: see spec_codec.h. Numbers are little-endian. Arrays start at multiples of 8, so that they can be read
+ * in place. */
 #include "isolation/spec_codec.h"
 
 #include <string.h>
@@ -24,7 +24,7 @@ static void put(writer *w, const void *data, size_t bytes) {
     if (bytes > w->capacity - w->used) {
         size_t capacity = w->capacity ? 2 * w->capacity : FIRST_BYTES;
         while (capacity - w->used < bytes)
-            capacity *= 2; /* specs are bounded far below half of what there is */
+            capacity *= 2; /* cannot overflow: limits keep specs far below half the address space */
         uint8_t *grown = mp_realloc(w->bytes, capacity, MP_TAG_SPEC);
         if (!grown) {
             w->failed = true;
@@ -141,7 +141,7 @@ mp_status mp_spec_encode(const mp_spec *spec, uint8_t **bytes, size_t *size, mp_
     put_tokens(&w, mp_spec_tokens(spec));
     if (w.failed) {
         mp_free(w.bytes);
-        return mp_fail_memory(error, 2 * (uint64_t)w.capacity, "a model spec as bytes");
+        return mp_fail_memory(error, 2 * (uint64_t)w.capacity, "a serialized model spec");
     }
     *bytes = w.bytes;
     *size = w.used;
@@ -154,7 +154,7 @@ static mp_status refuse(const char *field, const char *allowed, uint64_t got, mp
     return mp_fail_file(error, MP_FORMAT, "spec", -1, field, allowed, "%llu", (unsigned long long)got);
 }
 
-/* count * size bytes at the next multiple of 8; an address to read them from even when there are none. */
+/* Take count * size bytes at the next multiple of 8. *data is a valid address even if count is 0. */
 static mp_status take_array(mp_cursor *c, uint64_t count, size_t size, const char *field, const void **data,
                             mp_error *error) {
     const uint8_t *at;
@@ -167,22 +167,22 @@ static mp_status take_array(mp_cursor *c, uint64_t count, size_t size, const cha
     return MP_OK;
 }
 
-/* A zero-terminated copy in a buffer of `size` bytes. */
+/* Copy a text into a buffer of `size` bytes, zero-terminated. */
 static mp_status take_text(mp_cursor *c, const char *field, char *text, size_t size, mp_error *error) {
     uint64_t bytes;
     const uint8_t *data;
     MP_TRY(mp_cursor_u64(c, field, &bytes, error));
     if (bytes >= size)
-        return refuse(field, "a shorter text", bytes, error);
+        return refuse(field, "at most the buffer's size", bytes, error);
     MP_TRY(mp_cursor_take(c, bytes, field, &data, error));
     if (memchr(data, 0, bytes))
-        return refuse(field, "a text without zeros", bytes, error);
+        return refuse(field, "a text without NUL", bytes, error);
     memcpy(text, data, bytes);
     text[bytes] = 0;
     return MP_OK;
 }
 
-/* Offsets that start at 0, never fall, and end within the bytes that follow them. */
+/* Take offsets that start at 0, never decrease, and end within the bytes that follow them. */
 static mp_status take_strings(mp_cursor *c, uint64_t count, const char *field, const uint64_t **offsets,
                               const void **bytes, mp_error *error) {
     const void *data;
@@ -194,7 +194,7 @@ static mp_status take_strings(mp_cursor *c, uint64_t count, const char *field, c
         return refuse(field, "a first offset of 0", at[0], error);
     for (uint64_t i = 0; i < count; i++)
         if (at[i + 1] < at[i])
-            return refuse(field, "offsets that never fall", at[i + 1], error);
+            return refuse(field, "offsets that never decrease", at[i + 1], error);
     return take_array(c, at[count], 1, field, bytes, error);
 }
 
@@ -219,7 +219,7 @@ static mp_status take_value(mp_cursor *c, mp_spec *spec, char *key, mp_error *er
         if (value.count != 1)
             return refuse("count", "1", value.count, error);
         if (value.type == MP_VALUE_BOOL && bits > 1)
-            return refuse("value", "0 and 1", bits, error);
+            return refuse("value", "0 or 1", bits, error);
         memcpy(&value.as, &bits, sizeof bits);
         break;
     }
@@ -247,7 +247,7 @@ static mp_status take_value(mp_cursor *c, mp_spec *spec, char *key, mp_error *er
     return mp_spec_set(spec, key, &value, error);
 }
 
-/* All files are there: a spec makes room for the identities of those that it has. */
+/* Requires that all files were added: the spec sizes its identities by the number of files. */
 static mp_status take_identity(mp_cursor *c, mp_spec *spec, int index, mp_error *error) {
     mp_file_id id;
     uint32_t known;
@@ -273,11 +273,11 @@ static mp_status take_tensor(mp_cursor *c, mp_spec *spec, mp_error *error) {
     MP_TRY(mp_cursor_u64(c, "offset", &entry.offset, error));
     MP_TRY(mp_cursor_u64(c, "nbytes", &entry.nbytes, error));
     if (dtype >= MP_DTYPE_COUNT)
-        return refuse("dtype", "a known type", dtype, error);
+        return refuse("dtype", "a type of dtype.def", dtype, error);
     if (ndim > MP_MAX_DIMS)
-        return refuse("ndim", "as many as a tensor has", ndim, error);
+        return refuse("ndim", "at most 4", ndim, error);
     if (file >= (uint32_t)mp_spec_file_count(spec))
-        return refuse("file", "one of the files", file, error);
+        return refuse("file", "an index into the files", file, error);
     entry.name = name;
     entry.dtype = (mp_dtype)dtype;
     entry.ndim = (int32_t)ndim;
@@ -302,7 +302,7 @@ static mp_status take_tokens(mp_cursor *c, mp_spec *spec, mp_error *error) {
     table.control = data;
     MP_TRY(mp_cursor_u32(c, "tokens", &eog, error));
     if (eog > MP_SPEC_MAX_TOKENS)
-        return refuse("tokens", "at most 2^20 ends", eog, error);
+        return refuse("tokens", "at most 2^20 end-of-generation ids", eog, error);
     MP_TRY(take_array(c, eog, sizeof(int32_t), "tokens", &data, error));
     table.eog = data;
     table.count = (int32_t)count;
@@ -314,7 +314,7 @@ static mp_status take_all(mp_cursor *c, mp_spec *spec, char *text, mp_error *err
     uint32_t number;
     MP_TRY(mp_cursor_u32(c, "magic", &number, error));
     if (number != MAGIC)
-        return refuse("magic", "that of a spec", number, error);
+        return refuse("magic", "the magic of a spec", number, error);
     MP_TRY(take_text(c, "architecture", text, MP_SPEC_MAX_ARCHITECTURE + 1, error));
     MP_TRY(mp_spec_set_architecture(spec, text, error));
     MP_TRY(mp_cursor_u32(c, "files", &number, error));
@@ -332,7 +332,7 @@ static mp_status take_all(mp_cursor *c, mp_spec *spec, char *text, mp_error *err
         MP_TRY(take_tensor(c, spec, error));
     MP_TRY(take_tokens(c, spec, error));
     if (mp_cursor_left(c))
-        return refuse("end", "no bytes behind it", mp_cursor_left(c), error);
+        return refuse("end", "no further bytes", mp_cursor_left(c), error);
     return MP_OK;
 }
 

@@ -1,17 +1,17 @@
-/* acts.c: activations in the form that a kind of weight wants: the memory's layout, and rows through the slots. */
+/* acts.c: convert activations to the format that a kind of weights multiplies with. */
 #include <assert.h>
 #include <string.h>
 
 #include "kernels/kernels.h"
 
-/* Memory of one mp_acts, each part starting on 64 bytes:
+/* Memory of one mp_acts. Each part starts at a multiple of 64 bytes:
  *
- *   BF16:  bf16 [M, ldq]     pairs swapped: x[k + 1], x[k]; see pack_dense.h; zeros up to a multiple of 32
+ *   BF16:  bf16 [M, ldq]     pairs swapped: x[k + 1], x[k] (pack_dense.h); zeros up to a multiple of 32
  *   Q8:    q [M, ldq] | scale [M, K / 32] | sum [M, K / 16]
  *   I8:    q [M, ldq] | scale [M]         | sum [M] */
 typedef struct acts_layout {
     int64_t ldq;
-    size_t scale, sum, bytes; /* offsets and the whole */
+    size_t scale, sum, bytes; /* offsets of scale and sum, and the total */
 } acts_layout;
 
 static size_t align64(size_t n) { return (n + 63) & ~(size_t)63; }
@@ -23,7 +23,8 @@ static acts_layout layout_of(mp_akind kind, int32_t M, int32_t K) {
         return l;
     const size_t item = kind == MP_A_BF16 ? sizeof(uint16_t) : sizeof(int8_t);
     size_t row = align64(kind == MP_A_BF16 ? k * item : align64(k));
-    /* rows a multiple of 2 KiB apart would share few sets of an L1 whose ways are 4 KiB: a tile's rows would collide */
+    /* Rows a multiple of 2 KiB apart map to few sets of an L1 whose ways are 4 KiB, so the rows of a tile would
+     * collide. */
     if (row % 2048 == 0)
         row += 64;
     l.ldq = (int64_t)(row / item);
@@ -65,7 +66,7 @@ void mp_acts_init(mp_acts *x, mp_akind kind, int32_t M, int32_t K, void *memory)
     x->sum = (int32_t *)(base + l.sum);
 }
 
-/* Rows rotated and quantised, one at a time. */
+/* Rotate and quantise one row at a time. */
 static void fill_i8(mp_acts *x, const float *in, int64_t ld, int row0, int row1) {
     _Alignas(64) float rotated[MP_I8_MOST_INPUTS];
     const mp_kernels *k = mp_kernels_get();

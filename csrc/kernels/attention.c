@@ -1,4 +1,4 @@
-/* attention.c: scratch sizes and the beginning of a running attention. */
+/* attention.c: scratch sizes, slot selection and the initial state of running attention. */
 #include <assert.h>
 #include <math.h>
 #include <string.h>
@@ -6,7 +6,7 @@
 #include "base/cpu.h"
 #include "kernels/attention_scratch.h"
 
-enum { BF16_LEAST = 48 }; /* keys from which on attn_full_bf16 is faster */
+enum { BF16_MIN_KEYS = 48 }; /* keys from which attn_full_bf16 is faster than attn_full */
 
 size_t mp_attn_full_scratch(int T, int D) {
     const size_t floats = mp_attn_full_plan(T, D).bytes, bf16 = mp_attn_bf16_plan(T, D).bytes;
@@ -14,7 +14,7 @@ size_t mp_attn_full_scratch(int T, int D) {
 }
 
 mp_attn_full_function mp_attn_full_for(mp_compute compute, int T, int D) {
-    const bool wanted = compute == MP_COMPUTE_BF16 && T >= BF16_LEAST && D <= MP_ATTN_BF16_DEPTH;
+    const bool wanted = compute == MP_COMPUTE_BF16 && T >= BF16_MIN_KEYS && D <= MP_ATTN_BF16_DEPTH;
     const mp_kernels *k = mp_kernels_get();
     return wanted && mp_cpu_features() & MP_CPU_AMX ? k->attn_full_bf16 : k->attn_full;
 }

@@ -1,11 +1,11 @@
-/* attention_scratch.h: what lies where in the scratch of attn_full, attn_kv and attn_kv_i16 (internal to kernels/).
+/* attention_scratch.h: layout of the scratch of attn_full, attn_kv and attn_kv_i16 (internal to kernels/).
  *
  * attn_full | K by columns, panels of 32 keys [panels][D][32] | V [T up to 32][D up to 16] | scores [rows][T up to 32]
  * attn_full_bf16 | panels of K | panels of V | scores [rows][T up to 32] | p [rows][p_ld] | q [rows][D up to 32]
  * attn_kv   | a partial's o [64][v_dim] | p [64][64] | m, l, a, b [64] each
  * attn_kv_i16 | s [64][64] | p int16 [64][64] | tile [6][v_dim] | m, l, by, a, b [64] each
  *
- * Every part is a multiple of 64 bytes. */
+ * "T up to 32" means T rounded up to a multiple of 32. Every part is a multiple of 64 bytes. */
 #ifndef MP_KERNELS_ATTENTION_SCRATCH_H
 #define MP_KERNELS_ATTENTION_SCRATCH_H
 
@@ -16,9 +16,9 @@
 
 enum {
     MP_ATTN_PANEL = 32,         /* keys in a panel of K */
-    MP_ATTN_FULL_ROWS = 48,     /* most rows whose scores are kept at a time: whole tiles of 6 or 8 */
-    MP_ATTN_FULL_MIN_ROWS = 24, /* and the least */
-    MP_ATTN_SCORES = 48 * 1024, /* floats of scores that sit well in L2 */
+    MP_ATTN_FULL_ROWS = 48,     /* maximum rows whose scores are kept at a time: whole tiles of 6 or 8 */
+    MP_ATTN_FULL_MIN_ROWS = 24, /* the minimum */
+    MP_ATTN_SCORES = 48 * 1024, /* floats of scores that fit L2 with room to spare */
 };
 
 static inline int mp_round_up(int n, int step) { return (n + step - 1) / step * step; }
@@ -26,7 +26,7 @@ static inline int mp_round_up(int n, int step) { return (n + step - 1) / step * 
 typedef struct mp_attn_full_layout {
     int keys;                /* T rounded up to a panel */
     int v_ld;                /* D rounded up to 16 */
-    int rows;                /* query rows whose scores are kept */
+    int rows;                /* query rows whose scores are kept at a time */
     size_t v, scores, bytes; /* offsets in bytes; K is at 0 */
 } mp_attn_full_layout;
 
@@ -41,11 +41,11 @@ static inline mp_attn_full_layout mp_attn_full_plan(int T, int D) {
     return p;
 }
 
-enum { MP_ATTN_BF16_ROWS = 32 }; /* rows whose scores are kept: a block of x86/amx_dense.c */
+enum { MP_ATTN_BF16_ROWS = 32 }; /* rows whose scores are kept at a time: one block of x86/amx_dense.c */
 
 typedef struct mp_attn_bf16_layout {
-    int keys, depth, p_ld;                           /* T, D up to 32; keys, made no multiple of 1,024 */
-    size_t k_panel, v_panel, v, scores, p, q, bytes; /* of a panel, then offsets, in bytes; K is at 0 */
+    int keys, depth, p_ld;                           /* T, D up to 32; row stride of p, no multiple of 1,024 */
+    size_t k_panel, v_panel, v, scores, p, q, bytes; /* bytes of a panel of K, of V; then offsets in bytes; K is at 0 */
 } mp_attn_bf16_layout;
 
 static inline mp_attn_bf16_layout mp_attn_bf16_plan(int T, int D) {

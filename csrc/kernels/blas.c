@@ -53,7 +53,7 @@ static void call(int M, int N, int K, const float *x, int64_t ldx, const float *
     g_blas.sgemm(ROW_MAJOR, NO_TRANS, TRANS, M, N, K, 1.0f, x, (int)ldx, w, (int)ldw, add ? 1.0f : 0.0f, y, (int)ldy);
 }
 
-/* ---- self-test ------------------------------------------------------------------------------------------------- */
+/* ---- self-test --------------------------------------------------------------------------------------------------- */
 
 /* Odd sizes on every side, each just above g_min_work; both ways of starting. Fixed numbers: the answer must not depend
  * on the run. */
@@ -101,7 +101,7 @@ static bool self_test(const char **problem) {
     return equal;
 }
 
-/* ---- loading --------------------------------------------------------------------------------------------------- */
+/* ---- loading ----------------------------------------------------------------------------------------------------- */
 
 typedef struct saved_variable {
     const char *name;

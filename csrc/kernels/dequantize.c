@@ -1,6 +1,7 @@
 /* dequantize.c: stored rows to fp32, bit for bit as the `gguf` package (gguf-py, quants.py) computes them.
  *
- * The layouts are facts of the GGUF format; the order of the fp32 roundings is gguf-py's: (d * sc) * q - dmin * m. */
+ * The layouts are part of the GGUF format. The order of the fp32 roundings is that of gguf-py: (d * sc) * q - dmin * m.
+ */
 #include "kernels/dequantize.h"
 
 #include <assert.h>
@@ -9,7 +10,7 @@
 #include "kernels/half.h"
 #include "kernels/iq_grids.h"
 
-/* ---- blocks of 32 ---------------------------------------------------------------------------------------------- */
+/* ---- blocks of 32 ------------------------------------------------------------------------------------------------ */
 
 /* 16 bytes: item k is the low nibble of byte k, item 16 + k its high nibble. */
 static void read_nibbles(const uint8_t *src, int8_t *q) {
@@ -79,7 +80,8 @@ static void read_mxfp4(const uint8_t *src, mp_stored_block *block) {
     read_nibbles(src + 1, block->q);
 }
 
-/* Exponent of 4 bits, mantissa of 3, halved as for MXFP4; 127 is no number, and stands for 0. */
+/* FP8 UE4M3: 4 exponent bits, 3 mantissa bits. The scale is halved, as for MXFP4. 127 is NaN in this format; it decodes
+ * to 0. */
 static float ue4m3_scale(uint8_t byte) {
     const int exponent = byte >> 3 & 15, mantissa = byte & 7;
     if (byte == 127)
@@ -102,7 +104,7 @@ static void read_nvfp4(const uint8_t *src, mp_stored_block *block) {
     }
 }
 
-/* ---- superblocks of 256 ---------------------------------------------------------------------------------------- */
+/* ---- superblocks of 256 ------------------------------------------------------------------------------------------ */
 
 static const int8_t q2_table[16] = {0, 1, 2, 3};
 
@@ -138,7 +140,7 @@ static void read_q3_k(const uint8_t *src, mp_stored_block *block) {
             }
 }
 
-/* The 12 bytes of 6-bit scales and minima that Q4_K and Q5_K share, and their d and dmin before them. */
+/* Decode d, dmin and the 12 bytes of 6-bit scales and minima, which Q4_K and Q5_K lay out alike. */
 static void read_k_scales(const uint8_t *src, mp_stored_block *block) {
     float d = mp_half_load(src), dmin = mp_half_load(src + 2);
     const uint8_t *s = src + 4;
@@ -150,7 +152,7 @@ static void read_k_scales(const uint8_t *src, mp_stored_block *block) {
     }
 }
 
-/* 32 bytes hold two groups: their low nibbles, then their high ones. */
+/* Each 32 bytes hold two groups: the low nibbles are the first, the high nibbles the second. */
 static void read_k_nibbles(const uint8_t *qs, int8_t *q) {
     for (int pair = 0; pair < 4; pair++)
         for (int k = 0; k < 32; k++) {
@@ -199,7 +201,7 @@ static void read_iq4_xs(const uint8_t *src, mp_stored_block *block) {
     }
 }
 
-/* -1, 0, 1; and 2, which TQ2_0 can say and nobody writes. */
+/* -1, 0, 1; and 2, which TQ2_0 can encode but no encoder writes */
 static const int8_t ternary_table[16] = {-1, 0, 1, 2};
 
 static void read_tq2_0(const uint8_t *src, mp_stored_block *block) {
@@ -211,8 +213,9 @@ static void read_tq2_0(const uint8_t *src, mp_stored_block *block) {
                 block->q[half * 128 + part * 32 + k] = (int8_t)(src[half * 32 + k] >> (2 * part) & 3);
 }
 
-/* Up to five digits a byte, which is a fraction of three to the fifth: the whole part of thrice it is the first. The
- * digits of n bytes stand one after the other, the first ones of all before. */
+/* Each byte holds up to five base-3 digits, as a fraction of 3^5 scaled to 256: the integer part of three times the
+ * fraction is the first digit. Items are ordered by digit: the first digits of all n bytes come before the second ones.
+ */
 static void read_digits(const uint8_t *bytes, int n, int digits, int8_t *q) {
     static const uint8_t powers[5] = {1, 3, 9, 27, 81};
     for (int digit = 0; digit < digits; digit++)
@@ -230,24 +233,24 @@ static void read_tq1_0(const uint8_t *src, mp_stored_block *block) {
 
 /* ---- points of grids -------------------------------------------------------------------------------------------
  *
- * 8 (IQ3: 4) neighbours at a time are a point of a grid, each number's index in 2 (3) bits of the point, and a sign
- * each. A code is that index, with bit 3 set when the sign is minus. */
+ * 8 (IQ3: 4) neighbouring items are one grid point, which holds 2 (3) bits of table index per item, plus one sign bit
+ * per item. The resulting code is that index with bit 3 set if the sign is minus. */
 
 static const int8_t iq2_table[16] = {8, 25, 43, 0, 0, 0, 0, 0, -8, -25, -43};
 static const int8_t iq3_xxs_table[16] = {4, 12, 20, 28, 36, 44, 52, 62, -4, -12, -20, -28, -36, -44, -52, -62};
 static const int8_t iq3_s_table[16] = {1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15};
-/* eight times -1, 0, 1 with an eighth more or, with the sign, less */
+/* eight times -1, 0, 1, each with +1 (delta of an eighth) or, if the sign is minus, -1 */
 static const int8_t iq1_table[16] = {-7, 1, 9, 0, 0, 0, 0, 0, -9, -1, 7};
 
 static int load_u16(const uint8_t *from) { return from[0] | from[1] << 8; }
 
-/* n numbers of `bits` bits; bit k of signs: number k is negative */
+/* Decode n items of `bits` bits each. Bit k of signs: item k is negative. */
 static void read_point(unsigned point, int bits, int n, unsigned signs, int8_t *q) {
     for (int k = 0; k < n; k++)
         q[k] = (int8_t)((point >> (bits * k) & ((1u << bits) - 1)) | (signs >> k & 1) << 3);
 }
 
-/* Seven signs; the eighth makes the minuses even in number. */
+/* Seven sign bits. The eighth makes the number of minus signs even. */
 static unsigned even_signs(unsigned seven) { return seven | (unsigned)__builtin_parity(seven) << 7; }
 
 static void read_iq2_xxs(const uint8_t *src, mp_stored_block *block) {
@@ -262,7 +265,7 @@ static void read_iq2_xxs(const uint8_t *src, mp_stored_block *block) {
     }
 }
 
-/* Nibble g of the 4-bit scales of 16 items each. */
+/* Nibble g of the 4-bit scales, one per 16 items. */
 static float iq2_scale(float d, const uint8_t *scales, int g) {
     return d * (0.5f + (float)(scales[g / 2] >> (4 * (g & 1)) & 15)) * 0.25f;
 }
@@ -320,7 +323,7 @@ static void read_iq1_s(const uint8_t *src, mp_stored_block *block) {
     }
 }
 
-/* The half-precision scale stands in the four top bits of the four words that hold sixteen scales of 3 bits. */
+/* The half-precision scale is split over the top 4 bits of the four words that hold sixteen scales of 3 bits. */
 static void read_iq1_m(const uint8_t *src, mp_stored_block *block) {
     const uint8_t *high = src + 32, *words = src + 48;
     const int half = words[1] >> 4 | (words[3] & 0xf0) | (words[5] & 0xf0) << 4 | (words[7] & 0xf0) << 8;
@@ -333,7 +336,7 @@ static void read_iq1_m(const uint8_t *src, mp_stored_block *block) {
     }
 }
 
-/* ---- rows ------------------------------------------------------------------------------------------------------ */
+/* ---- rows -------------------------------------------------------------------------------------------------------- */
 
 typedef struct reader {
     void (*read)(const uint8_t *src, mp_stored_block *block);
@@ -395,14 +398,14 @@ static void scale_group(const int8_t *q, float scale, const float *min, int n, f
     }
 }
 
-/* Through an aligned piece, which lets the compiler vectorise: 16-bit models are converted whole when they load. */
+/* Convert through an aligned buffer, so that the compiler vectorises: loading converts whole 16-bit models. */
 static void dequantize_f16(const uint8_t *from, int64_t n, float *out) {
-    enum { PIECE = 64 };
-    uint16_t halves[PIECE];
+    enum { CHUNK = 64 };
+    uint16_t halves[CHUNK];
     int64_t k = 0;
-    for (; k + PIECE <= n; k += PIECE) {
+    for (; k + CHUNK <= n; k += CHUNK) {
         memcpy(halves, from + 2 * k, sizeof halves);
-        for (int i = 0; i < PIECE; i++)
+        for (int i = 0; i < CHUNK; i++)
             out[k + i] = mp_half_to_float(halves[i]);
     }
     for (; k < n; k++)

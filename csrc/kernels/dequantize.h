@@ -1,19 +1,21 @@
-/* dequantize.h: a stored block taken apart into integers, scales and minima. For mp_dequantize_row and the packers. */
+/* dequantize.h: decode one stored block into integers, scales and minima, for mp_dequantize_row and the packers. */
 #ifndef MP_KERNELS_DEQUANTIZE_H
 #define MP_KERNELS_DEQUANTIZE_H
 
 #include "kernels/kernels.h"
 
-/* item k = scale[k / group] * number                       types without minima
- *        = scale[k / group] * number + min[k / group]      types with them
- * each operation rounded to fp32, which is what the `gguf` package computes. The number is q[k] or, where the type has
- * a table, table[q[k]]. */
+/* The value of item k:
+ *   scale[k / group] * number                       types without minima
+ *   scale[k / group] * number + min[k / group]      types with minima
+ * Each operation is rounded to fp32, as the `gguf` package computes it. The number is q[k], or table[q[k]] if the type
+ * has a table. */
 typedef struct mp_stored_block {
     int8_t q[256];
     float scale[16], min[16]; /* one per group of 16 or 32 items */
 } mp_stored_block;
 
-/* Scale of a block of MXFP4, of its E8M0 byte: half of what that says, for the numbers (E2M1) are doubled. */
+/* Scale of an MXFP4 block from its E8M0 byte. It is half of the encoded value, because the E2M1 table holds its values
+ * doubled. */
 static inline float mp_mxfp4_scale(uint8_t exponent) {
     union {
         uint32_t bits;
@@ -22,14 +24,15 @@ static inline float mp_mxfp4_scale(uint8_t exponent) {
     return of.scale;
 }
 
-/* Scale of 32 items, g = 0 ... 7, of a block of IQ4_XS. */
+/* Scale of group g (32 items, g = 0 ... 7) of an IQ4_XS block. */
 float mp_iq4_xs_scale(const uint8_t *src, int g);
 
-/* The 16 numbers that a type's 4-bit codes stand for, or NULL. */
+/* The 16 values that the 4-bit codes of a type index; NULL for a type without a table. */
 const int8_t *mp_stored_table(mp_dtype dtype);
-/* Items per scale (16 or 32), and whether the type has minima; 0 for types that are not quantised. */
+/* Returns the items per scale (16 or 32), or 0 for types that are not quantised. *mins is true if the type has minima.
+ */
 int mp_stored_block_group(mp_dtype dtype, bool *mins);
-/* Take one block of a quantised dtype apart; min stays unwritten for types without. */
+/* Decode one block of a quantised dtype. `min` stays unwritten for types without minima. */
 void mp_stored_block_read(mp_dtype dtype, const uint8_t *src, mp_stored_block *block);
 
 #endif

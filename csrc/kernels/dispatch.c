@@ -1,4 +1,4 @@
-/* dispatch.c: fills the table of kernels, the best supported variant of each slot last. */
+/* dispatch.c: fills the table of kernels. The best supported variant of each slot comes last and wins. */
 #include <assert.h>
 
 #include "base/cpu.h"
@@ -56,12 +56,12 @@ void mp_kernels_init(void) {
         mp_dotprod_quant(&t);
 #endif
     for (int i = 0; i < MP_SLOT_COUNT; i++)
-        assert(t.variant[i] && "ref must have every slot");
+        assert(t.variant[i] && "ref/ must implement every slot");
     g_table = t;
 }
 
 const mp_kernels *mp_kernels_get(void) {
-    assert(g_table.variant[0] && "mp_kernels_init has not run");
+    assert(g_table.variant[0] && "call mp_kernels_init first");
     return &g_table.call;
 }
 

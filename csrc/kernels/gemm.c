@@ -1,4 +1,4 @@
-/* gemm.c: one entry for every kind of packed weight, the end of a tile, and fp32 products of unpacked matrices. */
+/* gemm.c: dispatch of gemm by kind of weights, the epilogue of a tile, and fp32 products of unpacked matrices. */
 #include <assert.h>
 #include <string.h>
 
@@ -49,9 +49,10 @@ void mp_epilogue_apply(const mp_epilogue *ep, int m0, int m1, int n0, int n1, fl
     }
 }
 
-/* ---- unpacked fp32 --------------------------------------------------------------------------------------------- */
+/* ---- unpacked fp32 ----------------------------------------------------------------------------------------------- */
 
-/* One chunk of K by our own kernel: pack 32 outputs at a time on the stack; add to y when it is not the first. */
+/* Compute one k-chunk with our own kernel: pack 32 outputs at a time on the stack. If `add`, add to y instead of
+ * overwriting it. */
 static void plain_chunk(int M, int N, int K, const float *x, int64_t ldx, const float *w, int64_t ldw, bool add,
                         float *y, int64_t ldy) {
     _Alignas(64) float panel[MP_K_CHUNK * MP_PANEL_N];

@@ -1,18 +1,18 @@
-/* gemm_acts.c: products whose outputs are the next product's inputs; see kernels.h. */
+/* gemm_acts.c: products whose outputs become the inputs of the next product (kernels.h). */
 #include <assert.h>
 #include <string.h>
 
 #include "base/cpu.h"
 #include "kernels/kernels.h"
 
-/* Rows of a panel's outputs that are rounded at a time: a multiple of every kernel's tile, so that none is cut, and few
- * enough for two tiles to stay in L1. */
+/* Rows of a panel's outputs that are rounded at a time. They are a multiple of every kernel's tile height, so that no
+ * tile is cut, and small enough for two tiles to stay in L1. */
 enum { ROWS = 96, ROWS_Q8 = 48, WORDS = ROWS * MP_PANEL_N };
 
 static void round_bf16(const float *tile, int m0, int rows, int panel, const mp_acts *out) {
     _Alignas(64) uint16_t words[WORDS];
     mp_kernels_get()->acts_bf16(tile, rows * MP_PANEL_N, words);
-    uint16_t *to = out->bf16 + m0 * out->ldq + panel * MP_PANEL_N; /* panel: of inputs */
+    uint16_t *to = out->bf16 + m0 * out->ldq + panel * MP_PANEL_N; /* the panel's index among the inputs of `out` */
     for (int r = 0; r < rows; r++)
         memcpy(to + r * out->ldq, words + r * MP_PANEL_N, MP_PANEL_N * sizeof *words);
 }
@@ -27,7 +27,7 @@ static void round_q8(const float *tile, int m0, int rows, int panel, const mp_ac
         const int64_t block = (int64_t)(m0 + r) * blocks + panel;
         int8_t *to = out->q + (m0 + r) * out->ldq + panel * MP_PANEL_N;
         memcpy(to, q + r * MP_PANEL_N, MP_PANEL_N);
-        if (panel == blocks - 1 && blocks % 2) /* rows of q end with zeros at a multiple of 64 */
+        if (panel == blocks - 1 && blocks % 2) /* q rows are padded with zeros to a multiple of 64 */
             memset(to + MP_PANEL_N, 0, MP_PANEL_N);
         out->scale[block] = scale[r];
         memcpy(out->sum + 2 * block, sum + 2 * r, 2 * sizeof *sum);
@@ -51,7 +51,8 @@ void mp_gemm_acts(const mp_gemm_part *parts, int count, mp_act act, int m0, int 
     for (int p = panel0; p < panel1; p++)
         for (int m = m0, rows; m < m1; m += rows) {
             rows = m1 - m < most ? m1 - m : most;
-            for (int i = 0; i < count; i++) { /* kernels count rows and columns from those of the whole */
+            for (int i = 0; i < count; i++) {
+                /* kernels index rows and columns of the whole matrix, so shift the tile's base back */
                 const mp_epilogue ep = {.bias = parts[i].bias, .act = count == 1 ? act : MP_ACT_NONE};
                 mp_gemm(parts[i].w, parts[i].x, m, m + rows, p, p + 1, &ep, tiles[i] - ((int64_t)m + p) * MP_PANEL_N,
                         MP_PANEL_N);

@@ -1,7 +1,7 @@
-/* half.h: half precision to single, one value at a time, without instructions that a CPU may lack.
+/* half.h: convert half precision to single, one value at a time, without instructions that a CPU may lack.
  *
- * Exact for every input, NaNs made quiet as the hardware does, and blind to flush-to-zero: a subnormal half is a normal
- * float. Written without branches so that loops over it vectorise. */
+ * Exact for every input. NaNs become quiet, as in hardware. Unaffected by flush-to-zero: a subnormal half is a normal
+ * float. The code has no branches, so that loops over it vectorise. */
 #ifndef MP_KERNELS_HALF_H
 #define MP_KERNELS_HALF_H
 
@@ -25,7 +25,7 @@ static inline float mp_half_to_float(uint16_t half) {
     return value;
 }
 
-/* The half stored at any address, little-endian as GGUF has it. */
+/* Load the little-endian half (the byte order of GGUF) at any address. */
 static inline float mp_half_load(const uint8_t *from) {
     return mp_half_to_float((uint16_t)(from[0] | from[1] << 8));
 }

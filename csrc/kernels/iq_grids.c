@@ -1,4 +1,4 @@
-/* iq_grids.c: the points, each number's index by ascending bits. */
+/* iq_grids.c: the grid points, each an array of indices packed from the lowest bits. */
 #include "kernels/iq_grids.h"
 
 const uint16_t mp_iq2_xxs_grid[256] = {

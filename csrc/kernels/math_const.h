@@ -1,17 +1,17 @@
-/* math_const.h: the numbers behind exp, tanh and GELU, shared by ref/ and simd/ (the operations are written twice).
+/* math_const.h: the constants of exp, tanh and GELU, shared by ref/ and simd/, which each implement the operations.
  *
  * Every polynomial is a weighted minimax fit (Lawson's iteration on 1,000 to 4,000 Chebyshev nodes, in 40-digit
- * arithmetic), its coefficients then rounded to fp32. Errors below are measured, not estimated: test_kernels_rows.c
- * asserts them against double precision. */
+ * arithmetic) with its coefficients then rounded to fp32. The errors below are measured: test_kernels_rows.c asserts
+ * them against double precision. */
 #ifndef MP_KERNELS_MATH_CONST_H
 #define MP_KERNELS_MATH_CONST_H
 
 /* exp(x) = 2^n * exp(r), n = round(x / ln 2), |r| <= ln 2 / 2. Adding 1.5 * 2^23 rounds to the nearest integer and
- * leaves n in the low bits of the sum. ln 2 is split so that n * LN2_HI is exact (15 bits times 8 bits).
- * exp(r) = 1 + (r + r^2 * (C2 + C3 r + ... + C6 r^4)); the fit minimises the relative error of the whole (0.05 ulp).
- * The polynomial is evaluated in pairs, (C2 + C3 r) + r^2 ((C4 + C5 r) + r^2 C6): fewer steps that wait for one
- * another. Below EXP_LO the result would be less than the smallest normal and is 0, so that flush-to-zero changes no
- * bit; above EXP_HI it is +inf. At most 1.03 ulp, over all floats. */
+ * leaves n in the low bits of the sum. ln 2 is split so that n * LN2_HI is exact (15 bits times 8 bits). exp(r) = 1 +
+ * (r + r^2 * (C2 + C3 r + ... + C6 r^4)); the fit minimises the relative error of the whole (0.05 ulp). The polynomial
+ * is evaluated in pairs, (C2 + C3 r) + r^2 ((C4 + C5 r) + r^2 C6), which shortens the dependency chain. Below EXP_LO
+ * the result would be below the smallest normal float; it is 0, so that flush-to-zero changes no bit. Above EXP_HI it
+ * is +inf. The error is at most 1.03 ulp, over all floats. */
 #define MP_EXP_LO      (-87.3365402f)
 #define MP_EXP_HI      88.7228317f
 #define MP_LOG2E       1.44269504f
@@ -24,9 +24,9 @@
 #define MP_EXP_C5      0.00836874545f
 #define MP_EXP_C6      0.00138145394f
 
-/* exp2(y) for the weights of attention in integers: y <= 0, or NaN. y is raised to EXP2_LO, whose power is the smallest
- * normal, n = round(y) as above, and 2^(y - n) = 1 + r (D1 + r (D2 + r (D3 + r D4))), |r| <= 1/2, by FMAs. Off by
- * 2.8e-6 of the result, a twentieth of what rounding a weight costs. */
+/* exp2(y) for the softmax weights of attention over I16 blocks: y <= 0, or NaN. y is clamped to EXP2_LO, whose power is
+ * the smallest normal float. n = round(y) as above, and 2^(y - n) = 1 + r (D1 + r (D2 + r (D3 + r D4))), |r| <= 1/2, by
+ * FMAs. The relative error is at most 2.8e-6, 5 % of the error of rounding a weight. */
 #define MP_EXP2_LO (-126.0f)
 #define MP_EXP2_D1 0.693124175f
 #define MP_EXP2_D2 0.240240991f
@@ -42,12 +42,12 @@
 #define MP_TANH_T3     0.0206390861f
 #define MP_TANH_T4     (-0.00570498686f)
 
-/* GELU(x) = x * Phi(x), Phi the normal distribution, (1 + erf(x / sqrt 2)) / 2, as max(0, x) - t Phi(-t), t = |x|: not
- * by erf, which loses all digits of 1 + erf for negative x. Phi(-t) is a polynomial of degree 5 in the distance of t
- * from the nearest multiple k of GELU_WIDTH, with coefficients of its own for each k below 15; from 15 on (t >= 5.8,
- * where t Phi(-t) is below 2e-8) it is 0. Sixteen floats are one register or two, so that a row of the table is one
- * permutation: half the work of one polynomial for all and an exponential. Off by at most 1.6 ulp for x >= -1, and by
- * 2.1e-8 below. Infinities give NaN. */
+/* GELU(x) = x * Phi(x), where Phi(x) = (1 + erf(x / sqrt 2)) / 2 is the normal distribution. It is computed as max(0,
+ * x) - t Phi(-t), t = |x|, because 1 + erf cancels for negative x. Phi(-t) is a polynomial of degree 5 in the distance
+ * of t from the nearest multiple k of GELU_WIDTH, with separate coefficients for each k below 15. From k = 15 on (t >=
+ * 5.8, where t Phi(-t) is below 2e-8) it is 0. The 16 floats of a table row fill one or two registers, so a lookup is
+ * one permutation: half the work of a single polynomial and an exponential. The error is at most 1.6 ulp for x >= -1,
+ * and 2.1e-8 absolute below. Infinities give NaN. */
 #define MP_GELU_END   6.0f
 #define MP_GELU_SCALE 2.5f
 #define MP_GELU_WIDTH 0.4f
@@ -73,7 +73,7 @@ static const _Alignas(64) float mp_gelu_table[MP_GELU_DEGREE + 1][16] = {
      -2.63380139e-06f, -4.27474617e-07f, 0.0f},
 };
 
-/* GELU's tanh form, 0.5 x (1 + tanh(u)) with u = sqrt(2 / pi) (x + 0.044715 x^3), is x * sigmoid(2 u). */
+/* GELU's tanh form: 0.5 x (1 + tanh(u)) with u = sqrt(2 / pi) (x + 0.044715 x^3) equals x * sigmoid(2 u). */
 #define MP_GELU_TANH_A 1.59576917f
 #define MP_GELU_TANH_B 0.044715f
 

@@ -1,9 +1,10 @@
-/* pack.c: stored quantised rows to interleaved panels, and back one value at a time. The layouts are in pack.h.
+/* pack.c: stored quantised rows to interleaved panels, and back one value at a time. pack.h describes the layouts.
  *
- * Packing moves bits and never computes on values, but for the scales of tables. It works on four outputs at once in
- * 128-bit vectors of the compiler's own kind, which every CPU has: one 4x4 transposition turns 16 bytes of four rows
- * into a quarter of four lines. That is faster than memory, so packing needs no variants per instruction set. But the
- * rows of a panel are more streams than hardware looks ahead in: they are fetched one after another first. */
+ * Packing moves bits and computes no values, except the scales of the table kinds. It works on four outputs at once in
+ * 128-bit vectors of the compiler's vector extension, which every supported CPU has: one 4x4 transposition turns 16
+ * bytes of four rows into a quarter of four lines. That is faster than memory, so packing needs no variants per
+ * instruction set. The 32 rows of a panel are more streams than a hardware prefetcher follows, so they are fetched one
+ * after another first. */
 #include "kernels/pack.h"
 
 #include <assert.h>
@@ -12,20 +13,21 @@
 #include "kernels/dequantize.h"
 #include "kernels/half.h"
 
-/* ---- sizes ----------------------------------------------------------------------------------------------------- */
+/* ---- sizes ------------------------------------------------------------------------------------------------------- */
 
 enum {
     BLOCK_Q4 = MP_PACK_NIBBLES,
     BLOCK_Q5 = MP_PACK_BITS + MP_PACK_NIBBLES,
-    PAIRS_1 = MP_PACK_PAIRS + MP_PACK_NIBBLES, /* where pairs 1 stand in a block of Q6_K */
+    PAIRS_1 = MP_PACK_PAIRS + MP_PACK_NIBBLES, /* offset of pairs 1 in a block of Q6_K */
     BLOCK_Q6 = MP_PACK_PAIRS + MP_PACK_NIBBLES + MP_PACK_PAIRS,
 };
 
-/* Sizes of a kind. A panel of K inputs is `start` bytes and K / 32 blocks, a head before each `per_head` of them. */
+/* Sizes of a kind. A panel of K inputs is `start` bytes, then K / 32 blocks with a head before each `per_head` blocks.
+ */
 typedef struct pack_layout {
-    int32_t inputs;   /* K is a multiple of it */
-    int32_t block;    /* bytes of a block of 32 inputs, its head not counted */
-    int32_t per_head; /* blocks after one head; 0: no heads */
+    int32_t inputs;   /* K must be a multiple of it */
+    int32_t block;    /* bytes of a block of 32 inputs, without its head */
+    int32_t per_head; /* blocks per head; 0: no heads */
     int32_t head;     /* bytes of a head */
     int32_t start;    /* bytes before the first block or head of a panel */
 } pack_layout;
@@ -57,14 +59,14 @@ size_t mp_pack_panel_bytes(mp_wkind kind, int32_t K) {
     return (size_t)layout->start + heads + blocks * (size_t)layout->block;
 }
 
-/* Byte at which block b starts in a panel, its head before it. */
+/* Offset of block b in a panel, after its head. */
 static size_t block_at(mp_wkind kind, int b) {
     const pack_layout *layout = layout_of(kind);
     size_t heads = layout->per_head ? (size_t)(b / layout->per_head + 1) * (size_t)layout->head : 0;
     return (size_t)layout->start + heads + (size_t)b * (size_t)layout->block;
 }
 
-/* ---- four outputs at a time ------------------------------------------------------------------------------------ */
+/* ---- four outputs at a time -------------------------------------------------------------------------------------- */
 
 typedef uint32_t v4 __attribute__((vector_size(16)));
 
@@ -92,7 +94,7 @@ static inline void transpose4(v4 *lanes) {
     lanes[3] = SHUFFLE(b, d, 2, 3, 6, 7);
 }
 
-/* One output's four lanes each, to where the first output's first lane is. */
+/* Store four lanes of each of four outputs. `lines` points at the first lane of the first output. */
 static inline void store_lines(v4 *lanes, uint8_t *lines) {
     transpose4(lanes);
     for (int j = 0; j < 4; j++)
@@ -105,20 +107,20 @@ static inline v4 swap_bits(v4 x, int shift, uint32_t mask) {
     return x ^ t ^ (t << shift);
 }
 
-/* Exchange the bits of b that `mask` selects with the bits of a that stand `shift` above them: one step of transposing
- * a square of bits held in several words. */
+/* Exchange the bits of b that `mask` selects with the bits of a at `shift` above them: one step of transposing a bit
+ * matrix held in several words. */
 static inline void swap_across(v4 *a, v4 *b, int shift, uint32_t mask) {
     v4 t = ((*a >> shift) ^ *b) & mask;
     *b ^= t;
     *a ^= t << shift;
 }
 
-/* Where output o's first lane is in a part; the next is MP_PACK_STEP further on. */
+/* Offset of the first lane of output o in a part. Its next lane is MP_PACK_STEP further. */
 static inline size_t lane_at(int o) {
     return (size_t)o * 4;
 }
 
-/* The 32 rows of a panel. Rows past the last output read one block of zeros over and over. */
+/* The 32 rows of a panel. Rows beyond the last output read one block of zeros repeatedly. */
 typedef struct rows {
     const uint8_t *at[MP_PANEL_N];
     size_t step[MP_PANEL_N]; /* bytes to the next stored block, or 0 */
@@ -133,7 +135,7 @@ static inline void copy_halves(const rows *rows, int b, int offset, uint8_t *to)
         memcpy(to + 2 * o, block_of(rows, o, b) + offset, 2);
 }
 
-/* ---- blocks of 32 ---------------------------------------------------------------------------------------------- */
+/* ---- blocks of 32 ------------------------------------------------------------------------------------------------ */
 
 static inline void pack_nibbles(const rows *rows, int b, int offset, uint8_t *to) {
     for (int o = 0; o < MP_PANEL_N; o += 4) {
@@ -144,8 +146,8 @@ static inline void pack_nibbles(const rows *rows, int b, int offset, uint8_t *to
     }
 }
 
-/* Bit 4 g + i of each word to bit g of its byte i: the index of a bit is (g2 g1 g0 i1 i0) and becomes (i1 i0 g2 g1 g0),
- * in four exchanges of two index bits. */
+/* Move bit 4 g + i of each word to bit g of its byte i. The index of a bit is (g2 g1 g0 i1 i0) and becomes (i1 i0 g2 g1
+ * g0), in four exchanges of two index bits. */
 static inline v4 spread_bits(v4 x) {
     x = swap_bits(x, 14, 0x0000ccccu);
     x = swap_bits(x, 7, 0x00aa00aau);
@@ -197,9 +199,9 @@ static void pack_q8_0(const rows *rows, int b, uint8_t *to) {
     copy_halves(rows, b, 0, to + MP_PACK_BYTES);
 }
 
-/* ---- superblocks: `to` is the head ----------------------------------------------------------------------------- */
+/* ---- superblocks: `to` is the head ------------------------------------------------------------------------------- */
 
-/* Q4_K and Q5_K: the 12 bytes of 6-bit numbers, unpacked four to a word as the format lays them out. */
+/* Q4_K and Q5_K: unpack the 12 bytes of 6-bit numbers, four per word, as the format lays them out. */
 static inline void pack_k_scales(const rows *rows, int b, uint8_t *to, size_t block, size_t at) {
     uint32_t sc[2][MP_PANEL_N], mn[2][MP_PANEL_N];
     for (int o = 0; o < MP_PANEL_N; o++) {
@@ -219,7 +221,8 @@ static inline void pack_k_scales(const rows *rows, int b, uint8_t *to, size_t bl
     }
 }
 
-/* 32 bytes hold two blocks, low nibbles and high; a packed block pairs its own inputs k and k + 16 instead. */
+/* A stored run of 32 bytes holds two blocks, one in the low and one in the high nibbles. A packed block pairs its own
+ * inputs k and k + 16 instead. */
 static inline void repair_nibbles(v4 first, v4 second, v4 *low, v4 *high) {
     *low = (first & 0x0f0f0f0fu) | (second << 4 & 0xf0f0f0f0u);
     *high = (first >> 4 & 0x0f0f0f0fu) | (second & 0xf0f0f0f0u);
@@ -282,7 +285,8 @@ static void pack_q6_k(const rows *rows, int b, uint8_t *to) {
     copy_halves(rows, b, 208, to);
     for (int half = 0; half < 2; half++)
         for (int o = 0; o < MP_PANEL_N; o += 4) {
-            /* bytes 0-31 of the half: low nibbles of its block 0 and, high, of its block 2; bytes 32-63: of 1 and 3 */
+            /* bytes 0-31 of the half: low nibbles are its block 0, high nibbles its block 2; bytes 32-63: blocks 1 and
+             * 3 */
             for (int part = 0; part < 2; part++) {
                 v4 low[4], high[4];
                 for (int i = 0; i < 4; i++) {
@@ -293,7 +297,8 @@ static void pack_q6_k(const rows *rows, int b, uint8_t *to) {
                 store_lines(low, at);
                 store_lines(high, at + 2 * block);
             }
-            /* word[t], byte i, pair r: bits 4, 5 of input 4 t + i of the half's block r. Transposed: word[r], pair t */
+            /* word[t], byte i, pair r: bits 4, 5 of input 4 t + i of block r of the half. Transposed: word[r], pair t.
+             */
             for (int h = 0; h < 2; h++) {
                 v4 word[4];
                 for (int i = 0; i < 4; i++)
@@ -317,7 +322,7 @@ static void pack_q6_k(const rows *rows, int b, uint8_t *to) {
     }
 }
 
-/* ---- codes into a table ---------------------------------------------------------------------------------------- */
+/* ---- codes into a table ------------------------------------------------------------------------------------------ */
 
 void mp_mxfp4_join(const uint8_t *scales, const uint8_t *codes, int64_t blocks, uint8_t *to) {
     typedef uint8_t bytes __attribute__((vector_size(8)));
@@ -335,7 +340,8 @@ void mp_mxfp4_join(const uint8_t *scales, const uint8_t *codes, int64_t blocks, 
 
 static inline void put_float(uint8_t *floats, int o, float value) { memcpy(floats + 4 * o, &value, sizeof value); }
 
-/* Types whose codes stand as those of Q4_0 do: bits are moved, as experts are packed whenever they are used. */
+/* Types whose codes are laid out as those of Q4_0. Only bits are moved: MoE experts are packed on every use, so packing
+ * must be fast. */
 static void pack_iq4_nl(const rows *rows, int b, uint8_t *to) {
     pack_nibbles(rows, b, 2, to);
     for (int o = 0; o < MP_PANEL_N; o++)
@@ -356,7 +362,7 @@ static void pack_iq4_xs(const rows *rows, int b, uint8_t *to) {
     }
 }
 
-/* Any type with a table, by way of its codes one a byte. */
+/* Any type with a table: decode to one code per byte, then pack. */
 static void pack_table(const rows *rows, mp_dtype dtype, int32_t K, size_t block_bytes, uint8_t *to) {
     bool mins;
     const int group = mp_stored_block_group(dtype, &mins), items = mp_dtype_get(dtype)->items, parts = 32 / group;
@@ -383,17 +389,17 @@ static void pack_table(const rows *rows, mp_dtype dtype, int32_t K, size_t block
         }
 }
 
-/* ---- panels ---------------------------------------------------------------------------------------------------- */
+/* ---- panels ------------------------------------------------------------------------------------------------------ */
 
 static bool takes(mp_wkind kind, mp_dtype dtype) {
     mp_wkind own;
     return mp_wmat_kind_for(dtype, MP_COMPUTE_AUTO, &own) && own == kind;
 }
 
-/* Bytes of a panel's rows that are fetched at once: well within a second-level cache. */
+/* Bytes of a panel's rows that are fetched at once; they fit the second-level cache. */
 enum { FETCH_BYTES = 192 << 10 };
 
-/* Blocks [b0, b1) of each row into the cache. */
+/* Touch blocks [b0, b1) of each row to bring them into the cache. */
 static void fetch(const rows *rows, int b0, int b1) {
     for (int o = 0; o < MP_PANEL_N; o++) {
         const uint8_t *end = block_of(rows, o, b1);
@@ -455,7 +461,7 @@ void mp_pack_quant(mp_wmat *w, const mp_tensor *src, int panel0, int panel1) {
     }
 }
 
-/* ---- reading back ---------------------------------------------------------------------------------------------- */
+/* ---- reading back ------------------------------------------------------------------------------------------------ */
 
 static void view_nibbles(const uint8_t *block, int o, int32_t *q) {
     const uint8_t *lane = block + lane_at(o);

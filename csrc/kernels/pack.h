@@ -1,10 +1,11 @@
-/* pack.h: the packed layouts of the quantised kinds, and how to read them one value at a time.
+/* pack.h: the packed layouts of the quantised kinds, and reading them one value at a time.
  *
  * A panel is 32 outputs, o = 0 ... 31, in two halves v = o / 16 of 16 lanes each: one 512-bit vector of four-byte
- * lanes, or two 256-bit ones. A block is 32 inputs of all 32 outputs. The inputs of a block form 8 groups g of four,
- * k = 4 g + i; a lane is one output's group, its byte i is input 4 g + i, which is what a four-byte dot product eats. A
- * line is 64 bytes: 16 lanes. Lines stand in the order in which a kernel reads them: reading in another costs up to a
- * fifth of what memory gives. Blocks follow one another by ascending k; everything is a multiple of 64 bytes.
+ * lanes, or two 256-bit vectors. A block is 32 inputs of all 32 outputs. Its inputs form 8 groups g of four, k = 4 g +
+ * i. A lane is one group of one output, and byte i of the lane is input 4 g + i: the operand of a four-byte dot
+ * product. A line is 64 bytes: 16 lanes. Lines are stored in the order in which a kernel reads them; another order
+ * costs up to 20 % of the memory bandwidth. Blocks follow one another by ascending k. Every block and
+ * every head is a multiple of 64 bytes.
  *
  *   nibbles   [j = 0..3][v] lines, 512 bytes: low nibble = group j, high nibble = group j + 4
  *   bits      [v] lines, 128 bytes: bit g of byte i = bit 4 of input 4 g + i                         (Q5)
@@ -12,23 +13,23 @@
  *   bytes     [g = 0..7][v] lines, 1024 bytes: the signed value with its top bit flipped, so value + 128 unsigned
  *   halves    [o] f16, 64 bytes         floats  [o] fp32, 128 bytes         small  [o] one byte, 32 bytes
  *
- *            one block                                                    bytes    bits a weight
+ *            one block                                                    bytes    bits per weight
  *   Q4_0     nibbles  d halves                                              576    4.5
  *   Q4_1     nibbles  d halves  m halves                                    640    5
  *   Q5_0     bits  nibbles  d halves                                        704    5.5
  *   Q5_1     bits  nibbles  d halves  m halves                              768    6
  *   Q8_0     bytes    d halves                                             1088    8.5
- *            a head each 8 blocks (a superblock), then the 8 blocks
+ *            one head per superblock of 8 blocks, then the 8 blocks
  *   Q4_K     d halves  dmin halves | nibbles  sc small  mn small            128 + 8 x 576    4.625
  *   Q5_K     d halves  dmin halves | bits  nibbles  sc small  mn small      128 + 8 x 704    5.625
  *   Q6_K     d halves | pairs 0  nibbles  pairs 1  sc small (int8) of inputs 0-15, of 16-31   64 + 8 x 832   6.5625
- *            a head a panel, a line: the 16 numbers of the table, each + 128, padding
+ *            one head per panel, a line: the 16 values of the table, each + 128, then padding
  *   TABLE32  nibbles (codes)  s floats                                      640    5
  *   TABLE16  nibbles (codes)  s floats of inputs 0-15, of inputs 16-31      768    6
- *   TABLE16_MINS                  and m floats, the same                   1024    8
+ *   TABLE16_MINS  as TABLE16, then m floats in the same order              1024    8
  *
- * d, dmin, m, sc, mn are the stored ones, to the bit; the s and m of tables are the products that dequantising makes,
- * IQ1's an eighth of them, because its table holds its numbers eightfold. */
+ * d, dmin, m, sc and mn equal the stored values to the bit. The s and m of tables are the products that dequantising
+ * computes. For IQ1 they are an eighth of those products, because its table holds its values multiplied by eight. */
 #ifndef MP_KERNELS_PACK_H
 #define MP_KERNELS_PACK_H
 
@@ -36,7 +37,7 @@
 
 enum { /* bytes of the parts */
     MP_PACK_LINE = 64,
-    MP_PACK_STEP = 2 * MP_PACK_LINE, /* from a lane to the same output's next one in a part */
+    MP_PACK_STEP = 2 * MP_PACK_LINE, /* from a lane to the next lane of the same output in a part */
     MP_PACK_NIBBLES = 512,
     MP_PACK_BITS = 128,
     MP_PACK_PAIRS = 128,
@@ -46,14 +47,14 @@ enum { /* bytes of the parts */
     MP_PACK_FLOATS = 128,
 };
 
-/* Of a panel of K inputs. Asserts a quantised kind. */
+/* Bytes of a panel of K inputs. Asserts a quantised kind. */
 size_t mp_pack_panel_bytes(mp_wkind kind, int32_t K);
 
 /* Pack panels [panel0, panel1) of a quantised w from src [N, K]. */
 void mp_pack_quant(mp_wmat *w, const mp_tensor *src, int panel0, int panel1);
 
-/* Block b of output o (0 ... 31) of a packed panel, in plain numbers: input k is scale[k / group] * q[k] (+ min[k /
- * group] when mins), with the products rounded as the formulas of kernels.h and dequantising have them. */
+/* Block b of output o (0 ... 31) of a packed panel, as plain numbers. Input k is scale[k / group] * q[k], plus min[k /
+ * group] if `mins`. The products are rounded as kernels.h and dequantising define. */
 typedef struct mp_pack_view {
     int32_t q[32];
     int group; /* 16 or 32 */
@@ -62,11 +63,12 @@ typedef struct mp_pack_view {
 } mp_pack_view;
 void mp_pack_view_block(mp_wkind kind, const uint8_t *panel, int b, int o, mp_pack_view *view);
 
-/* Row n of a packed quantised matrix as floats [K], equal to the dequantised source. */
+/* Read row n of a packed quantised matrix as floats, out [K]. Equal to the dequantised source. */
 void mp_pack_quant_row(const mp_wmat *w, int32_t n, float *out);
 
-/* Blocks of MXFP4 as dtype.def has them, 17 bytes each, of scales [blocks] and codes [blocks, 16] that hold two
- * neighbours a byte, as OpenAI publishes them: in a block byte i has codes i and i + 16. */
+/* Build blocks of MXFP4 as dtype.def lays them out, 17 bytes each, from scales [blocks] and codes [blocks, 16]. In the
+ * source, as OpenAI publishes it, one byte holds two neighbouring codes. In a block, byte i holds codes i and i + 16.
+ */
 void mp_mxfp4_join(const uint8_t *scales, const uint8_t *codes, int64_t blocks, uint8_t *to);
 
 #endif

@@ -1,14 +1,14 @@
-/* pack_dense.c: packing of the dense kinds; layouts are drawn in pack_dense.h. */
+/* pack_dense.c: packing of the dense kinds. pack_dense.h describes the layouts. */
 #include "kernels/pack_dense.h"
 
 #include <assert.h>
 #include <math.h>
 #include <string.h>
 
-/* Inputs dequantised at a time: a multiple of every block. 32 outputs of them stay in L1. */
-enum { PIECE = 256 };
+/* Inputs dequantised at a time: a multiple of every block size. 32 outputs of them fit L1. */
+enum { CHUNK = 256 };
 
-typedef float piece_rows[MP_PANEL_N][PIECE];
+typedef float chunk_rows[MP_PANEL_N][CHUNK];
 
 static int steps_of(mp_wkind kind, int32_t K) {
     return kind == MP_W_F32 ? K : kind == MP_W_BF16 ? (K + 31) / 32 * 16 : (K + 3) / 4;
@@ -20,15 +20,15 @@ size_t mp_pack_dense_panel_bytes(mp_wkind kind, int32_t K) {
     return (size_t)steps_of(kind, K) * step + (kind == MP_W_I8 ? MP_PANEL_N * sizeof(float) : 0);
 }
 
-/* Items [k, k + n) of row n of src, as floats. */
+/* Load items [k, k + n) of row `row` of src as floats. */
 static void load_row(const mp_tensor *src, int64_t row, int k, int n, float *out) {
     const mp_dtype_row *type = mp_dtype_get(src->dtype);
     const uint8_t *from = mp_tensor_row(src, row) + (size_t)(k / type->items) * (size_t)type->bytes;
     mp_dequantize_row(src->dtype, from, n, out);
 }
 
-/* The same, rotated by blocks of `size`, of which n is a multiple. Divided by the size, which is exact, the rotation is
- * the inverse of that of the activations; divided first, it cannot overflow. */
+/* Load the same items rotated in blocks of `size`, which must divide n. Dividing by the size is exact and makes this
+ * the inverse of the rotation of the activations. Dividing before the rotation prevents overflow. */
 static void load_rotated(const mp_tensor *src, int64_t row, int k, int n, int size, float *out) {
     load_row(src, row, k, n, out);
     for (int i = 0; i < n; i++)
@@ -36,19 +36,19 @@ static void load_rotated(const mp_tensor *src, int64_t row, int k, int n, int si
     mp_kernels_get()->hadamard(out, n, size, out);
 }
 
-/* The [cols, n] piece of src at output n0, input k; outputs beyond cols stay as they are. */
-static void load_piece(const mp_tensor *src, int64_t n0, int cols, int k, int n, piece_rows rows) {
+/* Load the [cols, n] k-chunk of src at output n0 and input k. Rows beyond cols are left unchanged. */
+static void load_chunk(const mp_tensor *src, int64_t n0, int cols, int k, int n, chunk_rows rows) {
     for (int j = 0; j < cols; j++)
         load_row(src, n0 + j, k, n, rows[j]);
 }
 
-static void put_f32(const piece_rows rows, int n, float *to) {
+static void put_f32(const chunk_rows rows, int n, float *to) {
     for (int i = 0; i < n; i++)
         for (int j = 0; j < MP_PANEL_N; j++)
             to[i * MP_PANEL_N + j] = rows[j][i];
 }
 
-static void put_bf16(const piece_rows rows, int n, uint16_t *to) {
+static void put_bf16(const chunk_rows rows, int n, uint16_t *to) {
     for (int i = 0; i < n; i += 2)
         for (int j = 0; j < MP_PANEL_N; j++) {
             to[(i / 2 * MP_PANEL_N + j) * 2] = i + 1 < n ? mp_bf16_from_f32(rows[j][i + 1]) : 0;
@@ -56,17 +56,17 @@ static void put_bf16(const piece_rows rows, int n, uint16_t *to) {
         }
 }
 
-/* q = nearest even of w * (127 / max|w|). A max so small that 127 / max overflows counts as 0: such a row is zeros to
- * every fp32 sum it could enter with normal activations. */
+/* Returns the factor of q = nearest even of w * (127 / max|w|). If max is so small that 127 / max overflows, the factor
+ * is 0: such a row contributes zero to any fp32 sum with normal activations. */
 static float i8_inverse(float max) {
     const float inverse = 127.0f / max;
     return max > 0 && inverse <= 3.402823466e38f ? inverse : 0.0f;
 }
 
-/* A piece of one row to q; inverse 0 gives zeros, whatever the row holds. Adding 1.5 * 2^23 rounds to nearest even in
- * the low bits of the sum, which every compiler makes vectors of; lrintf it calls one by one. */
+/* Quantise a k-chunk of one row. Inverse 0 gives zeros, whatever the row holds. Adding 1.5 * 2^23 rounds to nearest
+ * even in the low bits of the sum. Compilers vectorise that, but call lrintf once per value. */
 static void quantise_i8(const float *row, float inverse, int n, int8_t *q) {
-    memset(q, 0, PIECE);
+    memset(q, 0, CHUNK);
     if (inverse == 0.0f)
         return;
     for (int i = 0; i < n; i++) {
@@ -77,8 +77,8 @@ static void quantise_i8(const float *row, float inverse, int n, int8_t *q) {
     }
 }
 
-static void put_i8(const piece_rows rows, const float *inverse, int n, uint8_t *to) {
-    _Alignas(64) int8_t q[MP_PANEL_N][PIECE];
+static void put_i8(const chunk_rows rows, const float *inverse, int n, uint8_t *to) {
+    _Alignas(64) int8_t q[MP_PANEL_N][CHUNK];
     for (int j = 0; j < MP_PANEL_N; j++)
         quantise_i8(rows[j], inverse[j], n, q[j]);
     for (int i = 0; i < n; i += 4)
@@ -90,15 +90,15 @@ static void put_i8(const piece_rows rows, const float *inverse, int n, uint8_t *
         }
 }
 
-/* max|w| of a rotated row; Inf when the row is not finite. Magnitudes order as integers do, NaN above Inf. */
-static float largest_of(const mp_tensor *src, int64_t row, int K, float *piece) {
+/* Returns max|w| of a rotated row; Inf when the row is not finite. Magnitudes order as integers, with NaN above Inf. */
+static float largest_of(const mp_tensor *src, int64_t row, int K, float *chunk) {
     int32_t top = 0;
-    for (int k = 0; k < K; k += PIECE) {
-        const int n = K - k < PIECE ? K - k : PIECE;
-        load_rotated(src, row, k, n, mp_hadamard_size(K), piece);
+    for (int k = 0; k < K; k += CHUNK) {
+        const int n = K - k < CHUNK ? K - k : CHUNK;
+        load_rotated(src, row, k, n, mp_hadamard_size(K), chunk);
         for (int i = 0; i < n; i++) {
             int32_t bits;
-            memcpy(&bits, &piece[i], sizeof bits);
+            memcpy(&bits, &chunk[i], sizeof bits);
             bits &= 0x7fffffff;
             top = bits > top ? bits : top;
         }
@@ -108,7 +108,7 @@ static float largest_of(const mp_tensor *src, int64_t row, int K, float *piece) 
     return isfinite(max) ? max : INFINITY;
 }
 
-static void pack_i8_panel(const mp_tensor *src, int64_t n0, int cols, int K, uint8_t *panel, piece_rows rows) {
+static void pack_i8_panel(const mp_tensor *src, int64_t n0, int cols, int K, uint8_t *panel, chunk_rows rows) {
     float *scale = (float *)(panel + (size_t)steps_of(MP_W_I8, K) * MP_PANEL_N * 4);
     float inverse[MP_PANEL_N] = {0};
     for (int j = 0; j < MP_PANEL_N; j++) {
@@ -116,9 +116,9 @@ static void pack_i8_panel(const mp_tensor *src, int64_t n0, int cols, int K, uin
         inverse[j] = isinf(max) ? 0.0f : i8_inverse(max);
         scale[j] = isinf(max) ? NAN : inverse[j] > 0 ? max / 127.0f : 0.0f;
     }
-    memset(rows, 0, sizeof(piece_rows));
-    for (int k = 0; k < K; k += PIECE) {
-        const int n = K - k < PIECE ? K - k : PIECE;
+    memset(rows, 0, sizeof(chunk_rows));
+    for (int k = 0; k < K; k += CHUNK) {
+        const int n = K - k < CHUNK ? K - k : CHUNK;
         for (int j = 0; j < cols; j++)
             load_rotated(src, n0 + j, k, n, mp_hadamard_size(K), rows[j]);
         put_i8(rows, inverse, n, panel + (size_t)k * MP_PANEL_N);
@@ -126,7 +126,7 @@ static void pack_i8_panel(const mp_tensor *src, int64_t n0, int cols, int K, uin
 }
 
 void mp_pack_dense(mp_wmat *w, const mp_tensor *src, int panel0, int panel1) {
-    _Alignas(64) piece_rows rows;
+    _Alignas(64) chunk_rows rows;
     const int K = w->K;
     assert(src->ndim >= 1 && src->shape[src->ndim - 1] == K);
     assert(0 <= panel0 && panel0 <= panel1 && panel1 <= w->panels);
@@ -144,9 +144,9 @@ void mp_pack_dense(mp_wmat *w, const mp_tensor *src, int panel0, int panel1) {
             const size_t used = (size_t)(K / 2) * MP_PANEL_N * 4;
             memset(panel + used, 0, w->panel_bytes - used);
         }
-        for (int k = 0; k < K; k += PIECE) {
-            const int n = K - k < PIECE ? K - k : PIECE;
-            load_piece(src, n0, cols, k, n, rows);
+        for (int k = 0; k < K; k += CHUNK) {
+            const int n = K - k < CHUNK ? K - k : CHUNK;
+            load_chunk(src, n0, cols, k, n, rows);
             if (w->kind == MP_W_F32)
                 put_f32(rows, n, (float *)panel + (size_t)k * MP_PANEL_N);
             else

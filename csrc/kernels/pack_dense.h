@@ -1,6 +1,6 @@
 /* pack_dense.h: packing of W_F32, W_BF16 and W_I8 (internal to kernels/; wmat.c calls it).
  *
- * A panel holds MP_PANEL_N = 32 outputs. In all three kinds a step of the kernels is one 128-byte row of a panel and
+ * A panel holds MP_PANEL_N = 32 outputs. In all three kinds, one step of a kernel reads one 128-byte row of a panel and
  * one 4-byte word of each row of activations, so that lane j of a vector is output j:
  *
  *   F32   [K][32] fp32                              step k:  w[0..31][k]
@@ -8,12 +8,14 @@
  *   I8    [ceil(K/4)][32][4] u8 = q + 128           step s:  w[j][4s .. 4s + 3], j = 0..31
  *         then scale[32] fp32
  *
- * BF16: vdpbf16ps adds the product of the odd slots, then that of the even slots; the earlier input therefore stands in
- * the odd slot, in weights and activations alike. I8: vpdpbusd takes one unsigned side; the kernels start an
- * accumulator at -128 * (sum of the row's activations).
- * I8 holds the rotated weights: q is of w times the Hadamard matrix, divided by its size (mp_hadamard_size(K)).
- * BF16 is as deep as the tiles of AMX, of 32 inputs, are.
- * Inputs beyond K weigh 0 (I8: 128), outputs beyond N weigh 0 and have scale 0. */
+ * BF16: vdpbf16ps adds the product of the odd slots first, then that of the even slots. The earlier input is therefore
+ * in the odd slot, in weights and activations alike. K is padded to 32 inputs, the depth of an AMX tile.
+ *
+ * I8: vpdpbusd takes one unsigned operand; kernels therefore start an accumulator at -128 * (sum of the row's
+ * activations). The weights are rotated: q quantises w times the Hadamard matrix, divided by its size
+ * (mp_hadamard_size(K)).
+ *
+ * Padding: inputs beyond K have weight 0 (I8: 128). Outputs beyond N have weight 0 and scale 0. */
 #ifndef MP_KERNELS_PACK_DENSE_H
 #define MP_KERNELS_PACK_DENSE_H
 
@@ -29,7 +31,7 @@ void mp_pack_dense_row(const mp_wmat *w, int32_t n, float *out);
 /* One F32 panel from floats w [cols, ldw], cols <= 32, to panel [K][32]. */
 void mp_pack_dense_f32(const float *w, int64_t ldw, int cols, int K, float *panel);
 
-/* fp32 to bf16, nearest even; NaN stays NaN (quiet). */
+/* Convert fp32 to bf16, rounding to nearest even. NaN stays NaN (quiet). */
 static inline uint16_t mp_bf16_from_f32(float x) {
     uint32_t u;
     __builtin_memcpy(&u, &x, sizeof u);

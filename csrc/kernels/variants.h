@@ -1,5 +1,6 @@
-/* variants.h: who fills the table. dispatch.c calls these in order, so that the best supported variant of a slot wins;
- * each sets only the slots it has, through MP_SET, which also records the variant's name. */
+/* variants.h: the functions that fill the kernel table. dispatch.c calls them from the lowest instruction set to the
+ * highest, so that the best supported variant of a slot wins. Each sets only the slots that it implements, through
+ * MP_SET, which also records the name of the variant. */
 #ifndef MP_KERNELS_VARIANTS_H
 #define MP_KERNELS_VARIANTS_H
 
@@ -36,7 +37,7 @@ void mp_avx2_attention(mp_kernel_table *table);
 void mp_avxvnni_dense(mp_kernel_table *table);
 void mp_avxvnni_quant(mp_kernel_table *table);
 #endif
-/* the avx512 fillers look at `features` (bits of base/cpu.h) for VNNI and BF16 */
+/* the avx512 functions check `features` (bits of base/cpu.h) for VNNI and BF16 */
 void mp_avx512_dense(mp_kernel_table *table, uint32_t features);
 void mp_avx512_quant(mp_kernel_table *table, uint32_t features);
 void mp_avx512_rows(mp_kernel_table *table, uint32_t features);
@@ -45,9 +46,9 @@ void mp_avx512_attention(mp_kernel_table *table, uint32_t features);
 void mp_amx_dense(mp_kernel_table *table);
 void mp_amx_attention(mp_kernel_table *table);
 #endif
-void mp_avx512vnni_attention(mp_kernel_table *table); /* called by the one above */
+void mp_avx512vnni_attention(mp_kernel_table *table); /* called by mp_avx512_attention */
 #elif defined(__aarch64__)
-void mp_neon_dense(mp_kernel_table *table, uint32_t features); /* and what `features` adds */
+void mp_neon_dense(mp_kernel_table *table, uint32_t features); /* `features`: bits of base/cpu.h */
 void mp_neon_quant(mp_kernel_table *table);
 void mp_neon_rows(mp_kernel_table *table);
 void mp_neon_attention(mp_kernel_table *table);

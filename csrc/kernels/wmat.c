@@ -1,4 +1,4 @@
-/* wmat.c: kinds of packed weight matrices: which for which type, how large, packing, and reading a row back. */
+/* wmat.c: kinds of packed weight matrices: selection by dtype, sizes, packing, and reading a row back. */
 #include <assert.h>
 
 #include "base/cpu.h"
@@ -38,7 +38,7 @@ bool mp_wmat_kind_for(mp_dtype stored, mp_compute compute, mp_wkind *kind) {
     case MP_NVFP4:
     case MP_IQ1_M: as_stored = MP_W_TABLE16; break;
     case MP_Q2_K: as_stored = MP_W_TABLE16_MINS; break;
-    default: return false; /* integers and F64 are not weights */
+    default: return false; /* integers and F64 cannot be weights */
     }
     switch (compute) {
     case MP_COMPUTE_AUTO: *kind = as_stored; return true;

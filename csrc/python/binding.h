@@ -1,8 +1,8 @@
-/* binding.h: what the files of the Python binding share. This room is the sole home of Python.h and numpy.
+/* binding.h: shared by the files of the Python binding. Only python/ includes Python.h and numpy.
  *
- * The GIL: held on entry to everything here unless a comment says otherwise; given up around whatever waits or
- * computes. No thread of the core ever takes it, so destroying a registry is safe at any time, the interpreter's end
- * included. */
+ * The GIL must be held on entry to every function here, unless a comment says otherwise. Functions that wait or compute
+ * release it meanwhile. No thread of the core ever takes the GIL, so destroying a registry is safe at any time,
+ * including interpreter shutdown. */
 #ifndef MP_PYTHON_BINDING_H
 #define MP_PYTHON_BINDING_H
 
@@ -19,7 +19,7 @@
 #include "files/spec.h"
 #include "registry/registry.h"
 
-/* Free-threaded builds: one call at a time on an object that changes. Nothing where the GIL does that. */
+/* Free-threaded builds: serialize calls on an object that changes. Empty in other builds, where the GIL does that. */
 #ifdef Py_GIL_DISABLED
 #define MP_BEGIN_EXCLUSIVE(object) Py_BEGIN_CRITICAL_SECTION(object)
 #define MP_END_EXCLUSIVE()         Py_END_CRITICAL_SECTION()
@@ -30,10 +30,10 @@
 
 #define MP_METHOD(function) ((PyCFunction)(void (*)(void))(function))
 
-typedef struct mp_state { /* of the module */
-    PyObject *errors;     /* mpool.errors, imported when first needed */
+typedef struct mp_state { /* state of the module */
+    PyObject *errors;     /* the module mpool.errors, imported on first use */
     PyTypeObject *spec_type, *gguf_type, *bpe_type, *notifier_type, *ticket_type, *registry_type;
-    unsigned long main_thread; /* the one that runs signal handlers */
+    unsigned long main_thread; /* identifier of the thread that runs signal handlers */
 } mp_state;
 
 mp_state *mp_state_of_module(PyObject *module);
@@ -42,21 +42,23 @@ static inline mp_state *mp_state_of(PyObject *self) { return mp_state_of_type(Py
 
 /* --- errors.c: each sets an exception and returns NULL --- */
 
-/* key: of the model concerned, or NULL. */
+/* key: the key of the model concerned, or NULL. */
 PyObject *mp_raise(mp_state *state, const mp_error *error, const char *key);
 PyObject *mp_raise_new(mp_state *state, mp_status code, const char *format, ...) __attribute__((format(printf, 3, 4)));
 PyObject *mp_status_table(PyObject *module, PyObject *none);
 
 /* --- waiting (module.c) --- */
 
-/* A timeout in seconds as a deadline: None and infinity are none (0). False: an exception is set. */
+/* Convert a timeout in seconds to a deadline; None and infinity give 0 (no deadline). Returns false with an
+ * exception. */
 bool mp_deadline(mp_state *state, PyObject *timeout, uint64_t *deadline_ns);
 static inline bool mp_is_main_thread(const mp_state *state) {
     return PyThread_get_thread_ident() == state->main_thread;
 }
-/* End of the next wait: the deadline, or sooner in the main thread, which has signals to look at. 0: no end. */
+/* End of the next wait: the deadline, or earlier in the main thread, which must check for signals. 0: no end. */
 uint64_t mp_wait_slice(const mp_state *state, uint64_t deadline_ns);
-/* Wait as mp_ticket_wait does. 1: it moved. 0: the deadline passed. -1: a signal handler raised. */
+/* Wait as mp_ticket_wait does. Returns 1 if the ticket progressed, 0 if the deadline passed, -1 if a signal handler
+ * raised. */
 int mp_wait_ticket(mp_state *state, mp_ticket *ticket, uint64_t seen, uint64_t deadline_ns, uint64_t *progress);
 
 /* --- type_spec.c, type_gguf.c, type_bpe.c, type_notifier.c, type_ticket.c, type_registry.c --- */
@@ -64,37 +66,37 @@ int mp_wait_ticket(mp_state *state, mp_ticket *ticket, uint64_t seen, uint64_t d
 extern PyType_Spec mp_spec_type_spec, mp_gguf_type_spec, mp_bpe_type_spec, mp_notifier_type_spec, mp_ticket_type_spec,
     mp_registry_type_spec;
 
-/* Takes the spec. */
+/* Takes ownership of the spec. */
 PyObject *mp_spec_object(mp_state *state, mp_spec *spec);
-/* Borrowed, frozen from now on; NULL with TypeError when it is no Spec. */
+/* Borrow the spec of a Spec object and freeze it. Returns NULL with TypeError for another object. */
 mp_spec *mp_spec_freeze_object(mp_state *state, PyObject *object);
 PyObject *mp_read_gguf(PyObject *module, PyObject *path);
-/* Of a header that does not change any more; None when it has no such vocabulary. */
+/* The byte-pair vocabulary of a header that no longer changes; None if it has no suitable one. */
 PyObject *mp_bpe_object(mp_state *state, mp_spec *spec);
-/* Borrowed; NULL with an exception when it is none or closed. */
+/* Borrow the notifier. Returns NULL with an exception if the object is not a Notifier or is closed. */
 mp_notifier *mp_notifier_of(mp_state *state, PyObject *object);
 
 typedef struct mp_ticket_object {
-    PyObject_HEAD mp_ticket *ticket; /* a caller's reference */
-    PyObject *registry;              /* keeps the workers alive until the call is answered */
+    PyObject_HEAD mp_ticket *ticket; /* the caller's reference */
+    PyObject *registry;              /* keeps the workers alive until the request is complete */
     char key[256];
 } mp_ticket_object;
-/* Takes the caller's reference of the ticket. */
+/* Takes ownership of the caller's reference to the ticket. */
 PyObject *mp_ticket_object_new(mp_state *state, mp_ticket *ticket, PyObject *registry, const char *key);
-/* Raise the call's error if it failed, or INVALID_ARGUMENT if it is not done. False: an exception is set. */
+/* Raise the error of a failed request, or INVALID_ARGUMENT if it is not done. Returns false with an exception. */
 bool mp_ticket_check(mp_state *state, mp_ticket *ticket, const char *key);
-/* The ticket's call when it has that capability; NULL with an exception otherwise. */
+/* The request of a ticket if it has that capability; else NULL with an exception. */
 mp_call *mp_ticket_call_of(mp_state *state, mp_ticket *ticket, mp_capability capability);
 
 /* --- convert_<capability>.c --- */
 
-/* Options that every submit takes, the last keywords of each. */
+/* The last keywords of every submit method. */
 typedef struct mp_submit_args {
     mp_submit_options options;
     const char *key;
-    /* as they came */
+    /* --- as passed by the caller --- */
     PyObject *timeout;
-    double patience, keep_alive; /* seconds; < 0 = none, as it is */
+    double patience, keep_alive; /* seconds; < 0: default */
     unsigned char priority, lane;
     unsigned int tenant;
     int fail_fast, uncounted;
@@ -108,20 +110,21 @@ typedef struct mp_submit_args {
 #define MP_SUBMIT_TARGETS(s) \
     &(s)->timeout, &(s)->patience, &(s)->keep_alive, &(s)->priority, &(s)->lane, &(s)->tenant, &(s)->fail_fast, \
         &(s)->uncounted, &(s)->policy
-/* Check them and fill in `options`. False with an exception. */
+/* Check the arguments and fill in `options`. Returns false with an exception. */
 bool mp_submit_options_in(mp_state *state, mp_submit_args *submit);
-/* Seconds as nanoseconds, infinite as MP_FOREVER; 0 s as 1 ns, as 0 means the default. False with an exception. */
+/* Convert seconds to nanoseconds: infinity gives MP_FOREVER, and 0 s gives 1 ns, because 0 means the default. Returns
+ * false with an exception. */
 bool mp_seconds_in(mp_state *state, const char *name, double seconds, uint64_t *ns);
-/* An array over memory that belongs to the ticket's call: keeps the ticket, copies nothing. */
+/* An array over memory of the ticket's request. Pins the ticket; copies nothing. */
 PyObject *mp_borrowed_array(mp_ticket *ticket, int ndim, npy_intp *shape, int type, void *data);
-/* Contiguous array of a type, from anything that casts to it safely; a new reference. */
+/* A contiguous array of a type, from any object that casts to it safely. Returns a new reference. */
 PyArrayObject *mp_array_in(mp_state *state, PyObject *object, int type, const char *name);
 
-/* Parse the arguments of submit_embed and embed and make the call; NULL with an exception. */
+/* Parse the arguments of submit_embed and embed into a new request. Returns NULL with an exception. */
 mp_embed_call *mp_embed_from_python(mp_state *state, PyObject *args, PyObject *kwargs, mp_submit_args *submit);
 PyObject *mp_embed_vectors(mp_state *state, mp_ticket *ticket, const char *key);
 
-/* Likewise for submit_images and embed_images. */
+/* The same for submit_images and embed_images. */
 mp_image_call *mp_images_from_python(mp_state *state, PyObject *args, PyObject *kwargs, mp_submit_args *submit);
 PyObject *mp_image_vectors(mp_state *state, mp_ticket *ticket, const char *key);
 

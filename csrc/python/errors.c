@@ -1,4 +1,4 @@
-/* errors.c: mp_error -> the exception classes of mpool.errors, by the rows of status.def. */
+/* errors.c: convert an mp_error to an exception class of mpool.errors, as status.def maps them. */
 #include <stdarg.h>
 #include <stdio.h> /* vsnprintf only */
 #include <string.h>
@@ -36,7 +36,7 @@ static PyObject *error_class(mp_state *state, mp_status code) {
     return PyObject_GetAttrString(state->errors, mp_status_find(code)->python_class);
 }
 
-/* Text of the core: paths and names in it may hold any bytes. */
+/* Decode a text of the core: paths and names in it may hold any bytes. */
 static PyObject *text_of(const char *text) { return PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace"); }
 
 /* kwargs[name] = text, unless it is empty. */
@@ -56,7 +56,7 @@ static bool put_int(PyObject *kwargs, const char *name, long long number) {
     return ok;
 }
 
-/* The first whole number in a text: "at most 512" -> 512. */
+/* Find the first whole number in a text: "at most 512" gives 512. */
 static bool first_number(const char *text, long long *number) {
     const char *digit = text + strcspn(text, "0123456789");
     if (!*digit)

@@ -1,4 +1,4 @@
-/* module.c: the module mpool._core: its functions, its state, waiting with signals. */
+/* module.c: the module mpool._core: its functions and its state, and waits that check for signals. */
 #define MP_PYTHON_IMPORTS_NUMPY
 #include <dirent.h>
 #include <math.h>
@@ -35,17 +35,17 @@ bool mp_deadline(mp_state *state, PyObject *timeout, uint64_t *deadline_ns) {
     if (seconds == -1.0 && PyErr_Occurred())
         return false;
     if (isnan(seconds) || seconds < 0) {
-        mp_raise_new(state, MP_INVALID_ARGUMENT, "timeout is %g, allowed: seconds from 0 up, or None", seconds);
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "timeout is %g, allowed: seconds >= 0, or None", seconds);
         return false;
     }
-    if (seconds < 1e9) /* longer than that is for ever */
+    if (seconds < 1e9) /* a longer timeout counts as none */
         *deadline_ns = mp_sys_now_ns() + (uint64_t)(seconds * 1e9);
     return true;
 }
 
 bool mp_seconds_in(mp_state *state, const char *name, double seconds, uint64_t *ns) {
     if (isnan(seconds) || seconds < 0) {
-        mp_raise_new(state, MP_INVALID_ARGUMENT, "%s is %g, allowed: seconds from 0 up", name, seconds);
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "%s is %g, allowed: seconds >= 0", name, seconds);
         return false;
     }
     *ns = seconds < 1e9 ? (uint64_t)(seconds * 1e9) : MP_FOREVER;
@@ -110,7 +110,8 @@ PyObject *mp_borrowed_array(mp_ticket *ticket, int ndim, npy_intp *shape, int ty
         return NULL;
     }
     mp_ticket_pin(ticket);
-    if (PyArray_SetBaseObject((PyArrayObject *)array, capsule) < 0) /* takes the capsule, also on failure */
+    /* takes ownership of the capsule, also on failure */
+    if (PyArray_SetBaseObject((PyArrayObject *)array, capsule) < 0)
         Py_CLEAR(array);
     return array;
 }
@@ -118,10 +119,11 @@ PyObject *mp_borrowed_array(mp_ticket *ticket, int ndim, npy_intp *shape, int ty
 PyArrayObject *mp_array_in(mp_state *state, PyObject *object, int type, const char *name) {
     PyArray_Descr *descr = PyArray_DescrFromType(type);
     PyArrayObject *array = (PyArrayObject *)PyArray_FromAny(
-        object, descr, 1, 1, NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED, NULL); /* takes descr */
+        object, descr, 1, 1, NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED, NULL); /* takes ownership of descr */
     if (!array && (PyErr_ExceptionMatches(PyExc_TypeError) || PyErr_ExceptionMatches(PyExc_ValueError))) {
         PyErr_Clear();
-        mp_raise_new(state, MP_INVALID_ARGUMENT, "%s has the wrong type or shape, allowed: a flat array of %s", name,
+        mp_raise_new(state, MP_INVALID_ARGUMENT,
+                     "%s has the wrong type or shape, allowed: a one-dimensional array of %s", name,
                      type == NPY_INT32   ? "int32"
                      : type == NPY_INT64 ? "int64"
                      : type == NPY_UINT8 ? "uint8"
@@ -257,7 +259,7 @@ static PyObject *config(PyObject *module, PyObject *none) {
     const char *sanitizer = "";
 #endif
     const char *why = "", *core;
-    Py_BEGIN_ALLOW_THREADS /* opens and tests the library on first need */
+    Py_BEGIN_ALLOW_THREADS /* loads the library and runs its self-test on first use */
         core = mp_blas_core(&why);
     Py_END_ALLOW_THREADS PyObject *features = cpu_features(), *kernels = kernel_variants(), *result = NULL;
     PyObject *nodes = memory_nodes(mp_state_of_module(module));
@@ -286,14 +288,14 @@ static PyObject *dequantize(PyObject *module, PyObject *args, PyObject *kwargs) 
     mp_dtype dtype;
     uint64_t bytes = 0;
     if (!mp_dtype_from_name(name, &dtype)) {
-        mp_raise_new(state, MP_INVALID_ARGUMENT, "no storage type is called \"%s\"", name);
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "there is no storage type \"%s\"", name);
     } else if (dtype == MP_I8 || dtype == MP_I16 || dtype == MP_I32 || dtype == MP_I64) {
-        mp_raise_new(state, MP_INVALID_ARGUMENT, "%s holds whole numbers: there is nothing to dequantise", name);
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "%s is an integer type, which cannot be dequantised", name);
     } else if (n < 0 || !mp_dtype_row_bytes(dtype, n, &bytes)) {
-        mp_raise_new(state, MP_INVALID_ARGUMENT, "n is %zd, allowed: a multiple of %d from 0 up", n,
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "n is %zd, allowed: a multiple of %d, >= 0", n,
                      mp_dtype_get(dtype)->items);
     } else if (bytes != (uint64_t)data.len) {
-        mp_raise_new(state, MP_INVALID_ARGUMENT, "%zd items of %s are %llu bytes, got %zd", n, name,
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "%zd items of %s must have %llu bytes, got %zd", n, name,
                      (unsigned long long)bytes, data.len);
     } else if ((array = PyArray_SimpleNew(1, (npy_intp[]){n}, NPY_FLOAT32))) {
         float *out = PyArray_DATA((PyArrayObject *)array);
@@ -319,7 +321,7 @@ static void append_record(const mp_log_record *record, void *arg) {
 static PyObject *drain_log(PyObject *module, PyObject *none) {
     (void)none;
     PyObject *list = PyList_New(0);
-    MP_BEGIN_EXCLUSIVE(module); /* one thread at a time may drain */
+    MP_BEGIN_EXCLUSIVE(module); /* only one thread at a time may drain */
     (void)module;
     mp_log_drain(append_record, &list);
     MP_END_EXCLUSIVE();
@@ -353,7 +355,7 @@ static PyObject *want_events(PyObject *module, PyObject *kinds) {
 static PyObject *drain_events(PyObject *module, PyObject *none) {
     (void)none;
     PyObject *list = PyList_New(0);
-    MP_BEGIN_EXCLUSIVE(module); /* one thread at a time may take */
+    MP_BEGIN_EXCLUSIVE(module); /* only one thread at a time may take events */
     (void)module;
     mp_event event;
     while (list && mp_events_take(&event)) {
@@ -417,24 +419,25 @@ static PyMethodDef functions[] = {
     {"architectures", architectures, METH_NOARGS, "Rows of archs.def: name, capability."},
     {"capabilities", capabilities, METH_NOARGS, "Rows of capabilities.def: name, queue capacities, policy."},
     {"options", options, METH_NOARGS, "Rows of options.def: variable, value in use, default, meaning."},
-    {"config", config, METH_NOARGS, "CPU, kernels, BLAS, lanes and memory in use; how this was built."},
+    {"config", config, METH_NOARGS,
+     "CPU, kernels, BLAS, compute threads and memory in use; compiler and versions of this build."},
     {"dequantize", MP_METHOD(dequantize), METH_VARARGS | METH_KEYWORDS, "n items of a stored row as float32 (n,)."},
-    {"drain_log", drain_log, METH_NOARGS, "Records of the core's log ring, (level, text), oldest first; clears it."},
-    {"set_log_level", set_log_level, METH_O, "Record from this level of logging on."},
+    {"drain_log", drain_log, METH_NOARGS, "Take the records of the core's log ring, (level, text), oldest first."},
+    {"set_log_level", set_log_level, METH_O, "Record messages of this logging level and above."},
     {"metrics", metrics, METH_NOARGS, "Rows of metrics.def: name, meaning."},
     {"event_names", event_names, METH_NOARGS, "Kinds of events, in the order of their bits."},
-    {"want_events", want_events, METH_O, "Record events of these kinds (a bit each) from now on."},
+    {"want_events", want_events, METH_O, "Record events of these kinds (one bit each) from now on."},
     {"drain_events", drain_events, METH_NOARGS,
-     "Recorded events, oldest first: registry number, kind, key, worker, request, status, seconds."},
-    {"events_dropped", events_dropped, METH_NOARGS, "Events that found no room."},
-    {"events_after_fork", events_after_fork, METH_NOARGS, "In a forked child: forget the parent's events."},
+     "Take the recorded events, oldest first: registry number, kind, key, worker, request, status, seconds."},
+    {"events_dropped", events_dropped, METH_NOARGS, "Number of events that were dropped because the queue was full."},
+    {"events_after_fork", events_after_fork, METH_NOARGS, "Call in a forked child: discard the parent's events."},
     {"read_gguf", mp_read_gguf, METH_O, "Parse the header of a GGUF file and of its splits."},
     {NULL, NULL, 0, NULL},
 };
 
 /* --- the module --- */
 
-/* The OpenBLAS that was installed beside the module, in _libs. */
+/* Find the OpenBLAS that was installed next to the module, in _libs. */
 static bool find_openblas(PyObject *module, char *path, size_t size) {
     PyObject *file = PyModule_GetFilenameObject(module), *bytes = NULL;
     bool found = false;
@@ -451,13 +454,13 @@ static bool find_openblas(PyObject *module, char *path, size_t size) {
         if (libraries)
             closedir(libraries);
     }
-    PyErr_Clear(); /* a module without a file is built in: then there is nothing beside it */
+    PyErr_Clear(); /* a module without a file is built in, with nothing next to it */
     Py_XDECREF(bytes);
     Py_XDECREF(file);
     return found;
 }
 
-/* Once a process, before any other thread of the core. */
+/* Called once per process, before any other thread of the core exists. */
 static bool init_core(mp_state *state, PyObject *module) {
     static _Atomic int initialised;
     if (atomic_exchange(&initialised, 1))
@@ -486,7 +489,7 @@ static bool add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **type) {
     return *type && PyModule_AddType(module, *type) == 0;
 }
 
-/* Signal handlers run in the thread that threading calls the main one. */
+/* Signal handlers run in the thread that `threading` calls the main thread. */
 static bool find_main_thread(mp_state *state) {
     PyObject *threading = PyImport_ImportModule("threading");
     PyObject *thread = threading ? PyObject_CallMethod(threading, "main_thread", NULL) : NULL;
@@ -557,7 +560,7 @@ static PyModuleDef_Slot slots[] = {
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "mpool._core",
-    .m_doc = "The C core of mpool. Private: everything a user needs is in mpool.",
+    .m_doc = "The C core of mpool. Private: use the package mpool instead.",
     .m_size = sizeof(mp_state),
     .m_methods = functions,
     .m_slots = slots,

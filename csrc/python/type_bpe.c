@@ -3,7 +3,7 @@
 #include "python/binding.h"
 
 typedef struct bpe_object {
-    PyObject_HEAD mp_bpe *bpe; /* never changed after it was made */
+    PyObject_HEAD mp_bpe *bpe; /* immutable after construction */
 } bpe_object;
 
 PyObject *mp_bpe_object(mp_state *state, mp_spec *spec) {
@@ -30,7 +30,7 @@ static void bpe_dealloc(PyObject *object) {
     Py_DECREF(type);
 }
 
-/* 1: all words are in it. 0: they take too long. -1: an exception is set. */
+/* Returns 1 if all words were added, 0 if they exceed the cost limit, -1 with an exception. */
 static int add_words(mp_bpe_part *part, const mp_bpe *bpe, PyObject *words, unsigned long long most) {
     PyObject *iterator = PyObject_GetIter(words), *word;
     if (!iterator)

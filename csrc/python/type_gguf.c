@@ -3,8 +3,8 @@
 #include "python/binding.h"
 
 typedef struct gguf_object {
-    PyObject_HEAD mp_spec *spec; /* never changed after it was read */
-    PyObject *kv;                /* made when asked for */
+    PyObject_HEAD mp_spec *spec; /* immutable after construction */
+    PyObject *kv;                /* created on first use */
 } gguf_object;
 
 PyObject *mp_read_gguf(PyObject *module, PyObject *path) {
@@ -39,7 +39,7 @@ static void gguf_dealloc(PyObject *object) {
 
 /* --- values --- */
 
-/* str, or bytes when it is not UTF-8. */
+/* str, or bytes if it is not valid UTF-8. */
 static PyObject *string_out(const char *text, uint64_t length) {
     PyObject *string = PyUnicode_DecodeUTF8(text, (Py_ssize_t)length, "strict");
     if (string || !PyErr_ExceptionMatches(PyExc_UnicodeDecodeError))
@@ -78,7 +78,7 @@ static PyObject *list_out(const mp_value *value, bool as_bytes) {
         }
         PyList_SET_ITEM(list, (Py_ssize_t)i, item);
     }
-    /* One string that is not UTF-8 makes all of them bytes. */
+    /* if one string is not UTF-8, the whole list becomes bytes */
     if (!list && !as_bytes && PyErr_ExceptionMatches(PyExc_UnicodeDecodeError)) {
         PyErr_Clear();
         return list_out(value, true);
@@ -220,7 +220,7 @@ static PyObject *gguf_architecture(PyObject *object, void *closure) {
     return PyUnicode_DecodeUTF8(name, (Py_ssize_t)strlen(name), "replace");
 }
 
-/* --- a copy to build on --- */
+/* --- a copy to extend --- */
 
 static mp_status copy_spec(const mp_spec *from, mp_spec *to, mp_error *error) {
     MP_TRY(mp_spec_set_architecture(to, mp_spec_architecture(from), error));
@@ -262,9 +262,9 @@ static PyGetSetDef attributes[] = {
 };
 
 static PyMethodDef methods[] = {
-    {"spec", gguf_spec, METH_NOARGS, "A new Spec with all of it, to which more can be added."},
-    {"value", gguf_value, METH_O, "The value of a key, made anew."},
-    {"bpe", gguf_bpe, METH_NOARGS, "Its byte-pair vocabulary, or None when it has none or one that does not fit."},
+    {"spec", gguf_spec, METH_NOARGS, "A new, extensible Spec with the content of this header."},
+    {"value", gguf_value, METH_O, "The value of a key, as a new object."},
+    {"bpe", gguf_bpe, METH_NOARGS, "Its byte-pair vocabulary; None if it has no suitable one."},
     {NULL, NULL, 0, NULL},
 };
 

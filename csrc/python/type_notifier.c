@@ -1,4 +1,4 @@
-/* type_notifier.c: Notifier, what an event loop watches. */
+/* type_notifier.c: Notifier, the file descriptor that an event loop watches for tickets. */
 #include "python/binding.h"
 
 typedef struct notifier_object {
@@ -27,12 +27,12 @@ static void notifier_dealloc(PyObject *object) {
 
 mp_notifier *mp_notifier_of(mp_state *state, PyObject *object) {
     if (!PyObject_TypeCheck(object, state->notifier_type)) {
-        PyErr_Format(PyExc_TypeError, "a Notifier is needed, not %.100s", Py_TYPE(object)->tp_name);
+        PyErr_Format(PyExc_TypeError, "expected a Notifier, got %.100s", Py_TYPE(object)->tp_name);
         return NULL;
     }
     mp_notifier *notifier = ((notifier_object *)object)->notifier;
     if (!notifier)
-        mp_raise_new(state, MP_INVALID_ARGUMENT, "the notifier is closed");
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "the notifier is closed; create a new one");
     return notifier;
 }
 
@@ -73,14 +73,14 @@ static PyObject *notifier_close(PyObject *object, PyObject *none) {
 }
 
 static PyMethodDef methods[] = {
-    {"fileno", notifier_fileno, METH_NOARGS, "File descriptor that is readable while take() has something to give."},
-    {"take", notifier_take, METH_NOARGS, "Ids of the tickets that are done or have moved since they were taken last."},
-    {"close", notifier_close, METH_NOARGS, "Close the descriptor; tickets bound to it tell nobody any more."},
+    {"fileno", notifier_fileno, METH_NOARGS, "File descriptor that is readable while take() has tickets to return."},
+    {"take", notifier_take, METH_NOARGS, "Ids of the tickets that finished or progressed since they were last taken."},
+    {"close", notifier_close, METH_NOARGS, "Close the descriptor; tickets bound to it no longer notify it."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc, "What an event loop watches for tickets: one a loop."},
+    {Py_tp_doc, "Wakes an event loop when tickets progress. Create one per loop."},
     {Py_tp_new, notifier_new},
     {Py_tp_dealloc, notifier_dealloc},
     {Py_tp_methods, methods},

@@ -1,4 +1,4 @@
-/* type_registry.c: Registry, keys and calls (registry/registry.h). */
+/* type_registry.c: Registry: keys and requests (registry/registry.h). */
 #include <math.h>
 #include <stdatomic.h>
 
@@ -14,21 +14,21 @@
 typedef struct registry_object {
     PyObject_HEAD mp_registry *registry;
     uint64_t grace_ns;
-    uint64_t start_ns, stall_ns; /* of worker processes: before the registry would give their workers up */
+    uint64_t start_ns, stall_ns; /* of worker processes; 3/4 of the registry's limits */
 } registry_object;
 
 static mp_registry *registry_of(PyObject *self) { return ((registry_object *)self)->registry; }
 
 /* --- life --- */
 
-/* A dict of capability and something: `put` reads the value. False with an exception. */
+/* Iterate over a dict whose keys are capabilities; `put` stores each value. Returns false with an exception. */
 static bool each_capability(mp_state *state, const char *name, PyObject *dict, mp_registry_config *config,
                             bool (*put)(mp_state *state, const char *name, PyObject *value, mp_capability capability,
                                         mp_registry_config *config)) {
     if (dict == Py_None)
         return true;
     if (!PyDict_Check(dict)) {
-        PyErr_Format(PyExc_TypeError, "%s is a dict whose keys are capabilities", name);
+        PyErr_Format(PyExc_TypeError, "%s must be a dict whose keys are names of capabilities", name);
         return false;
     }
     PyObject *key, *value;
@@ -48,12 +48,12 @@ static bool each_capability(mp_state *state, const char *name, PyObject *dict, m
     return true;
 }
 
-/* A number of calls, or one a lane. */
+/* One capacity for all service classes, or a tuple with one per class. */
 static bool put_capacity(mp_state *state, const char *name, PyObject *value, mp_capability capability,
                          mp_registry_config *config) {
     long calls[MP_LANE_COUNT] = {0};
     if (PyTuple_Check(value)) {
-        if (!PyArg_ParseTuple(value, "ll;queue_capacity: calls of one input, calls of many", &calls[0], &calls[1]))
+        if (!PyArg_ParseTuple(value, "ll;queue_capacity: interactive requests, bulk requests", &calls[0], &calls[1]))
             return false;
     } else {
         calls[0] = calls[1] = PyLong_AsLong(value);
@@ -83,13 +83,13 @@ static bool put_policy(mp_state *state, const char *name, PyObject *value, mp_ca
     return false;
 }
 
-/* Seed and chances, or None. */
+/* A tuple of seed and probabilities, or None. */
 static bool chaos_in(PyObject *value, mp_chaos_rule *rule) {
     unsigned long long seed;
     if (value == Py_None)
         return true;
     if (!PyTuple_Check(value)) {
-        PyErr_SetString(PyExc_TypeError, "chaos is a tuple of seed and five chances");
+        PyErr_SetString(PyExc_TypeError, "chaos must be a tuple of a seed and five probabilities");
         return false;
     }
     if (!PyArg_ParseTuple(value, "Kddddd;chaos: seed, fail, stall, die, slow, memory", &seed, &rule->fail, &rule->stall,
@@ -125,7 +125,7 @@ static PyObject *registry_new(PyTypeObject *type, PyObject *args, PyObject *kwar
     mp_state *state = mp_state_of_type(type);
     mp_registry_config config = {.lanes = 0};
     unsigned long long memory = 0;
-    /* seconds; what stays below all numbers has its default */
+    /* in seconds; -INFINITY: not passed, keep the default */
     struct {
         const char *name;
         double seconds;
@@ -183,8 +183,8 @@ static void registry_dealloc(PyObject *object) {
     PyTypeObject *type = Py_TYPE(object);
     mp_registry *registry = self->registry;
     if (registry) {
-        /* Nobody waits: a ticket holds its registry, and a running method holds self. Our threads never want the GIL,
-         * so it may stay with us where giving it up is not safe any more. */
+        /* No thread waits: a ticket holds its registry, and a running method holds self. Core threads never take the
+         * GIL, so keep it where releasing it is not safe during shutdown. */
 #if PY_VERSION_HEX >= 0x030D0000
         bool finalizing = Py_IsFinalizing();
 #else
@@ -215,7 +215,7 @@ static PyObject *registry_close(PyObject *self, PyObject *none) {
 static PyObject *registry_after_fork(PyObject *self, PyObject *none) {
     (void)none;
     mp_state *state = mp_state_of(self);
-    state->main_thread = PyThread_get_thread_ident(); /* the thread that forked is the child's main one */
+    state->main_thread = PyThread_get_thread_ident(); /* the forking thread is the main thread of the child */
     Py_RETURN_NONE;
 }
 
@@ -237,10 +237,11 @@ static bool compute_in(mp_state *state, const char *name, mp_compute *compute) {
     return false;
 }
 
-enum { MOST_ARGUMENTS = 16, OPTION_BYTES = 512 };
+enum { MAX_ARGUMENTS = 16, OPTION_BYTES = 512 };
 
-/* The environment of worker processes: ours as it is now (with the GIL: nobody changes it meanwhile), with our own
- * options as this process has read them. To be freed with PyMem_Free, as `options`. NULL with an exception. */
+/* Build the environment of worker processes: the current one, in which mpool's options have the values that this
+ * process read. The GIL prevents changes to environ meanwhile. Free *options and the result with PyMem_Free. Returns
+ * NULL with an exception. */
 static const char **make_environment(char (**options)[OPTION_BYTES]) {
     int count = 0, rows, at = 0;
     const mp_option_row *row = mp_option_rows(&rows);
@@ -266,7 +267,7 @@ static const char **make_environment(char (**options)[OPTION_BYTES]) {
     for (int r = 0; r < rows; r++) {
         char value[OPTION_BYTES / 2];
         mp_option_value(r, value, sizeof(value));
-        bool cpu = strcmp(row[r].variable, "MPOOL_CPU") == 0; /* the same bits */
+        bool cpu = strcmp(row[r].variable, "MPOOL_CPU") == 0; /* the child must compute the same bits */
         snprintf((*options)[r], OPTION_BYTES, "%s=%s", row[r].variable, cpu ? mp_cpu_level() : value);
         made[at++] = (*options)[r];
     }
@@ -274,16 +275,17 @@ static const char **make_environment(char (**options)[OPTION_BYTES]) {
     return made;
 }
 
-/* A loader whose workers are processes started by a command, a sequence of texts. False with an exception. */
+/* Create a loader whose workers are processes started by `command`, a sequence of str. Returns false with an
+ * exception. */
 static bool isolated_loader(mp_state *state, const registry_object *self, mp_spec *spec, mp_compute compute,
                             PyObject *command, unsigned long long memory, mp_loader *loader, mp_error *error,
                             mp_status *status) {
-    const char *argv[MOST_ARGUMENTS + 1];
-    PyObject *list = PySequence_Fast(command, "command is a sequence of str");
+    const char *argv[MAX_ARGUMENTS + 1];
+    PyObject *list = PySequence_Fast(command, "command must be a sequence of str");
     Py_ssize_t count = list ? PySequence_Fast_GET_SIZE(list) : 0;
     bool ok = list != NULL;
-    if (ok && (count < 1 || count > MOST_ARGUMENTS)) {
-        mp_raise_new(state, MP_INVALID_ARGUMENT, "command has %zd parts, allowed: 1 to %d", count, MOST_ARGUMENTS);
+    if (ok && (count < 1 || count > MAX_ARGUMENTS)) {
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "command has %zd parts, allowed: 1 to %d", count, MAX_ARGUMENTS);
         ok = false;
     }
     for (Py_ssize_t i = 0; ok && i < count; i++)
@@ -336,7 +338,7 @@ static PyObject *registry_add(PyObject *self, PyObject *args, PyObject *kwargs) 
     Py_RETURN_NONE;
 }
 
-/* What waits on an entry: called again and again, a slice at a time, so that signals are seen. */
+/* An operation that waits on an entry. Called repeatedly with short deadlines, so that signals are handled. */
 typedef mp_status entry_wait(mp_registry *registry, const char *key, bool flag, uint64_t deadline_ns, mp_error *error);
 
 static mp_status wait_load(mp_registry *registry, const char *key, bool pin, uint64_t deadline_ns, mp_error *error) {
@@ -370,7 +372,7 @@ static PyObject *wait_entry(PyObject *self, entry_wait *wait, const char *key, b
         uint64_t slice = mp_wait_slice(state, deadline_ns);
         Py_BEGIN_ALLOW_THREADS status = wait(registry_of(self), key, flag, slice, &error);
         Py_END_ALLOW_THREADS if (status == MP_OK) Py_RETURN_NONE;
-        if (wait == wait_remove) /* the key is free since the first slice, and may be another's by now */
+        if (wait == wait_remove) /* the first call released the key, which another model may have taken since */
             wait = wait_removed;
         if (status != MP_TIMEOUT || slice == deadline_ns)
             return mp_raise(state, &error, key);
@@ -441,7 +443,7 @@ static PyObject *worker_row(const mp_worker_info *info) {
                          (unsigned long long)info->predicted_bytes, "process", info->process, "node", info->node);
 }
 
-/* Times of answered calls in seconds: count, sum, min, max, p50, p99, and [(upper bound, count)] without empty
+/* Latencies of completed requests in seconds: count, sum, min, max, p50, p99, and [(upper bound, count)] without empty
  * buckets. */
 static PyObject *latency_dict(const mp_histogram *histogram) {
     PyObject *buckets = PyList_New(0);
@@ -502,7 +504,7 @@ static void append_entry(void *arg, const mp_entry_info *info) {
 static PyObject *registry_entries(PyObject *self, PyObject *none) {
     (void)none;
     PyObject *list = PyList_New(0);
-    /* With the GIL: the visitor makes objects, and whoever holds a lock of the registry never waits for the GIL. */
+    /* Keep the GIL: the visitor creates objects. A thread that holds a registry lock never waits for the GIL. */
     mp_registry_visit(registry_of(self), append_entry, &list);
     return list;
 }
@@ -549,40 +551,40 @@ static PyObject *registry_maintain(PyObject *self, PyObject *none) {
     Py_END_ALLOW_THREADS Py_RETURN_NONE;
 }
 
-/* --- calls --- */
+/* --- requests --- */
 
-/* Looks at signals for a submit that waits for room, on its own thread. */
-typedef struct signal_look {
-    PyThreadState *saved; /* of the submitting thread, which gave the GIL up */
+/* Lets a submit that waits for space in the queue handle signals on its own thread. */
+typedef struct signal_check {
+    PyThreadState *saved; /* state of the submitting thread, which released the GIL */
     bool main, raised;
-} signal_look;
+} signal_check;
 
-static bool signal_came(void *arg) {
-    signal_look *look = arg;
-    if (!look->main)
+static bool signal_arrived(void *arg) {
+    signal_check *check = arg;
+    if (!check->main)
         return false;
-    PyEval_RestoreThread(look->saved);
-    look->raised = PyErr_CheckSignals() < 0;
-    look->saved = PyEval_SaveThread();
-    return look->raised;
+    PyEval_RestoreThread(check->saved);
+    check->raised = PyErr_CheckSignals() < 0;
+    check->saved = PyEval_SaveThread();
+    return check->raised;
 }
 
-/* Submit, and wait for the first slice unless `wait` is false: all with the GIL given up once. Takes the call.
- * NULL with an exception when it was refused. */
+/* Submit the request and, if `wait`, wait for the first slice, releasing the GIL once for both. Takes ownership of the
+ * request. Returns NULL with an exception if the registry refused it. */
 static mp_ticket *submit(PyObject *self, mp_call *call, mp_submit_args *submit, bool wait, bool *done) {
     mp_state *state = mp_state_of(self);
     mp_ticket *ticket = NULL;
     mp_error error;
-    signal_look look = {.main = mp_is_main_thread(state)};
-    submit->options.give_up = signal_came;
-    submit->options.give_up_arg = &look;
+    signal_check check = {.main = mp_is_main_thread(state)};
+    submit->options.give_up = signal_arrived;
+    submit->options.give_up_arg = &check;
     *done = false;
-    look.saved = PyEval_SaveThread();
+    check.saved = PyEval_SaveThread();
     mp_status status = mp_registry_submit(registry_of(self), submit->key, call, &submit->options, &ticket, &error);
     if (status == MP_OK && wait)
         *done = mp_ticket_wait(ticket, UINT64_MAX, mp_wait_slice(state, 0), NULL);
-    PyEval_RestoreThread(look.saved);
-    if (status != MP_OK && !look.raised)
+    PyEval_RestoreThread(check.saved);
+    if (status != MP_OK && !check.raised)
         mp_raise(state, &error, submit->key);
     return ticket;
 }
@@ -596,26 +598,26 @@ static PyObject *registry_submit_embed(PyObject *self, PyObject *args, PyObject 
     return ticket ? mp_ticket_object_new(state, ticket, self, options.key) : NULL;
 }
 
-/* Submit a call (NULL: there is an exception already), wait, and give its vectors. */
-static PyObject *vectors_now(PyObject *self, mp_call *call, mp_submit_args *options,
-                             PyObject *(*vectors_of)(mp_state *state, mp_ticket *ticket, const char *key)) {
+/* Submit a request (NULL: an exception is set), wait, and return its vectors. */
+static PyObject *submit_and_wait(PyObject *self, mp_call *call, mp_submit_args *options,
+                                 PyObject *(*vectors_of)(mp_state *state, mp_ticket *ticket, const char *key)) {
     mp_state *state = mp_state_of(self);
     bool done;
     mp_ticket *ticket = call ? submit(self, call, options, true, &done) : NULL;
     if (!ticket)
         return NULL;
     PyObject *vectors = NULL;
-    /* The call's own deadline ends it, so this wait needs none. */
+    /* no deadline here: the request's own deadline ends it */
     if (done || (PyErr_CheckSignals() == 0 && mp_wait_ticket(state, ticket, UINT64_MAX, 0, NULL) > 0))
         vectors = vectors_of(state, ticket, options->key);
-    mp_ticket_release(ticket); /* one that was interrupted is cancelled by this */
+    mp_ticket_release(ticket); /* cancels a request whose wait was interrupted */
     return vectors;
 }
 
 static PyObject *registry_embed(PyObject *self, PyObject *args, PyObject *kwargs) {
     mp_submit_args options;
     mp_embed_call *call = mp_embed_from_python(mp_state_of(self), args, kwargs, &options);
-    return vectors_now(self, call ? &call->base : NULL, &options, mp_embed_vectors);
+    return submit_and_wait(self, call ? &call->base : NULL, &options, mp_embed_vectors);
 }
 
 static PyObject *registry_submit_images(PyObject *self, PyObject *args, PyObject *kwargs) {
@@ -630,7 +632,7 @@ static PyObject *registry_submit_images(PyObject *self, PyObject *args, PyObject
 static PyObject *registry_embed_images(PyObject *self, PyObject *args, PyObject *kwargs) {
     mp_submit_args options;
     mp_image_call *call = mp_images_from_python(mp_state_of(self), args, kwargs, &options);
-    return vectors_now(self, call ? &call->base : NULL, &options, mp_image_vectors);
+    return submit_and_wait(self, call ? &call->base : NULL, &options, mp_image_vectors);
 }
 
 static PyObject *registry_submit_text(PyObject *self, PyObject *args, PyObject *kwargs) {
@@ -652,34 +654,37 @@ static PyObject *registry_submit_draw(PyObject *self, PyObject *args, PyObject *
 }
 
 static PyMethodDef methods[] = {
-    {"add", MP_METHOD(registry_add), METH_VARARGS | METH_KEYWORDS, "Register a model under a key; loads nothing yet."},
-    {"remove", MP_METHOD(registry_remove), METH_VARARGS | METH_KEYWORDS, "Let its calls finish, then forget a key."},
-    {"load", MP_METHOD(registry_load), METH_VARARGS | METH_KEYWORDS, "Load now and wait until it serves."},
-    {"evict", MP_METHOD(registry_evict), METH_VARARGS | METH_KEYWORDS, "Free the model but keep the key."},
+    {"add", MP_METHOD(registry_add), METH_VARARGS | METH_KEYWORDS, "Register a model under a key without loading it."},
+    {"remove", MP_METHOD(registry_remove), METH_VARARGS | METH_KEYWORDS,
+     "Remove a key after its requests have finished."},
+    {"load", MP_METHOD(registry_load), METH_VARARGS | METH_KEYWORDS, "Load the model now and wait until it is ready."},
+    {"evict", MP_METHOD(registry_evict), METH_VARARGS | METH_KEYWORDS, "Unload the model but keep the key."},
     {"keep_alive", MP_METHOD(registry_keep_alive), METH_VARARGS | METH_KEYWORDS,
-     "Seconds without work after which workers, and at last the model, are given up; inf = never."},
-    {"entries", registry_entries, METH_NOARGS, "One dict an entry."},
-    {"stats", registry_stats, METH_NOARGS, "Counters, memory and lanes."},
-    {"number", registry_number, METH_NOARGS, "Unlike that of any other registry of the process."},
+     "Idle seconds after which workers, and finally the model, are unloaded; inf = never."},
+    {"entries", registry_entries, METH_NOARGS, "One dict per entry."},
+    {"stats", registry_stats, METH_NOARGS, "Counters, memory and compute threads."},
+    {"number", registry_number, METH_NOARGS, "A number unique among the registries of this process."},
     {"maintain", registry_maintain, METH_NOARGS, "Start the maintenance thread now; idempotent."},
     {"submit_embed", MP_METHOD(registry_submit_embed), METH_VARARGS | METH_KEYWORDS,
-     "Queue an embedding call: a Ticket."},
+     "Queue a text embedding request; returns a Ticket."},
     {"embed", MP_METHOD(registry_embed), METH_VARARGS | METH_KEYWORDS, "Submit, wait and return the vectors."},
     {"submit_images", MP_METHOD(registry_submit_images), METH_VARARGS | METH_KEYWORDS,
-     "Queue an image embedding call: a Ticket."},
+     "Queue an image embedding request; returns a Ticket."},
     {"embed_images", MP_METHOD(registry_embed_images), METH_VARARGS | METH_KEYWORDS,
      "Submit images, wait and return the vectors."},
-    {"submit_text", MP_METHOD(registry_submit_text), METH_VARARGS | METH_KEYWORDS, "Queue a text call: a Ticket."},
+    {"submit_text", MP_METHOD(registry_submit_text), METH_VARARGS | METH_KEYWORDS,
+     "Queue a text request; returns a Ticket."},
     {"submit_draw", MP_METHOD(registry_submit_draw), METH_VARARGS | METH_KEYWORDS,
-     "Queue a call for pictures: a Ticket."},
-    {"begin_shutdown", registry_begin_shutdown, METH_NOARGS, "Refuse new calls from now on."},
-    {"close", registry_close, METH_NOARGS, "Drain and join; idempotent; from any thread."},
-    {"after_fork", registry_after_fork, METH_NOARGS, "In a forked child: its only thread is the one for signals now."},
+     "Queue an image generation request; returns a Ticket."},
+    {"begin_shutdown", registry_begin_shutdown, METH_NOARGS, "Refuse new requests from now on."},
+    {"close", registry_close, METH_NOARGS, "Drain and join; idempotent; thread-safe."},
+    {"after_fork", registry_after_fork, METH_NOARGS,
+     "Call in a forked child: its only thread becomes the main thread."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc, "Keys, the models behind them, and their workers."},
+    {Py_tp_doc, "Keys, their models, and the workers of the models."},
     {Py_tp_new, registry_new},
     {Py_tp_dealloc, registry_dealloc},
     {Py_tp_methods, methods},

@@ -44,7 +44,7 @@ static void spec_dealloc(PyObject *object) {
 
 mp_spec *mp_spec_freeze_object(mp_state *state, PyObject *object) {
     if (!PyObject_TypeCheck(object, state->spec_type)) {
-        PyErr_Format(PyExc_TypeError, "a Spec is needed, not %.100s", Py_TYPE(object)->tp_name);
+        PyErr_Format(PyExc_TypeError, "expected a Spec, got %.100s", Py_TYPE(object)->tp_name);
         return NULL;
     }
     spec_object *self = (spec_object *)object;
@@ -56,7 +56,7 @@ mp_spec *mp_spec_freeze_object(mp_state *state, PyObject *object) {
     return self->spec;
 }
 
-/* Runs one change of the spec, unless it is frozen. */
+/* A change of the spec; apply() refuses it if the spec is frozen. */
 typedef struct change {
     mp_status (*apply)(mp_spec *spec, const void *what, mp_error *error);
     const void *what;
@@ -68,7 +68,8 @@ static PyObject *apply(PyObject *object, change change) {
     mp_status status;
     MP_BEGIN_EXCLUSIVE(object);
     if (self->frozen)
-        status = mp_fail(&error, MP_INVALID_ARGUMENT, "the spec is registered and cannot be changed any more");
+        status = mp_fail(&error, MP_INVALID_ARGUMENT,
+                         "the spec is registered and can no longer be changed; create a new one");
     else
         status = change.apply(self->spec, change.what, &error);
     MP_END_EXCLUSIVE();
@@ -113,7 +114,7 @@ static PyObject *spec_add_tensor(PyObject *self, PyObject *args, PyObject *kwarg
         return NULL;
     mp_tensor_entry entry = {.name = name, .file = file};
     if (!mp_dtype_from_name(dtype, &entry.dtype))
-        return mp_raise_new(state, MP_FORMAT, "%s: no storage type is called \"%s\"", name, dtype);
+        return mp_raise_new(state, MP_FORMAT, "%s: there is no storage type \"%s\"", name, dtype);
     entry.offset = PyLong_AsUnsignedLongLong(offset);
     if (!PyErr_Occurred())
         entry.nbytes = PyLong_AsUnsignedLongLong(nbytes);
@@ -121,7 +122,7 @@ static PyObject *spec_add_tensor(PyObject *self, PyObject *args, PyObject *kwarg
         if (!PyErr_ExceptionMatches(PyExc_OverflowError))
             return NULL;
         PyErr_Clear();
-        return mp_raise_new(state, MP_FORMAT, "%s: offset or nbytes is negative or above 2^64", name);
+        return mp_raise_new(state, MP_FORMAT, "%s: offset and nbytes must be from 0 to 2^64 - 1", name);
     }
     PyObject *list = PySequence_Fast(shape, "shape must be a sequence");
     if (!list)
@@ -139,7 +140,7 @@ static PyObject *spec_add_tensor(PyObject *self, PyObject *args, PyObject *kwarg
         if (!PyErr_ExceptionMatches(PyExc_OverflowError))
             return NULL;
         PyErr_Clear();
-        return mp_raise_new(state, MP_FORMAT, "%s: a dimension is 2^63 or more", name);
+        return mp_raise_new(state, MP_FORMAT, "%s: each dimension must be below 2^63", name);
     }
     return apply(self, (change){add_tensor, &entry});
 }
@@ -156,7 +157,7 @@ static mp_status set_value(mp_spec *spec, const void *what, mp_error *error) {
     return mp_spec_set(spec, entry->key, &entry->value, error);
 }
 
-/* Kind of a Python object as a value, or -1 with TypeError. */
+/* Value type of a Python object, or -1 with TypeError. */
 static int kind_of(const char *key, PyObject *object) {
     if (PyBool_Check(object))
         return MP_VALUE_BOOL;
@@ -166,8 +167,9 @@ static int kind_of(const char *key, PyObject *object) {
         return MP_VALUE_FLOAT;
     if (PyUnicode_Check(object) || PyBytes_Check(object))
         return MP_VALUE_STRING;
-    PyErr_Format(PyExc_TypeError, "%s: a value is a bool, int, float, str, bytes or a list of one of them, not %.100s",
-                 key, Py_TYPE(object)->tp_name);
+    PyErr_Format(PyExc_TypeError,
+                 "%s: a value must be a bool, int, float, str, bytes or a list of one of these, got %.100s", key,
+                 Py_TYPE(object)->tp_name);
     return -1;
 }
 
@@ -177,12 +179,12 @@ static bool int_in(const char *key, PyObject *object, int64_t *out) {
         return true;
     if (PyErr_ExceptionMatches(PyExc_OverflowError)) {
         PyErr_Clear();
-        PyErr_Format(PyExc_ValueError, "%s: %R does not fit into 64 bits", key, object);
+        PyErr_Format(PyExc_ValueError, "%s: %R does not fit 64 bits", key, object);
     }
     return false;
 }
 
-/* Borrowed from the object. */
+/* Borrow the bytes of the object. */
 static bool bytes_in(PyObject *object, const char **text, Py_ssize_t *length) {
     if (PyUnicode_Check(object))
         return (*text = PyUnicode_AsUTF8AndSize(object, length)) != NULL;
@@ -216,14 +218,14 @@ static bool number_in(PyObject *object, double *out) {
     return *out != -1.0 || !PyErr_Occurred();
 }
 
-/* Fill memory[count] from a list of one kind. */
+/* Fill memory[count] from a list of one type. */
 static bool numbers_in(const char *key, PyObject *list, int kind, void *memory, mp_value *out) {
     for (uint64_t i = 0; i < out->count; i++) {
         PyObject *item = PySequence_Fast_GET_ITEM(list, (Py_ssize_t)i);
         int item_kind = kind_of(key, item);
-        /* whole numbers may stand in a list of floats */
+        /* integers may appear in a list of floats */
         if (item_kind >= 0 && item_kind != kind && !(kind == MP_VALUE_FLOAT && item_kind == MP_VALUE_INT))
-            PyErr_Format(PyExc_TypeError, "%s: a list holds one kind of value, item %llu is another", key,
+            PyErr_Format(PyExc_TypeError, "%s: the values of a list must have one type, item %llu has another", key,
                          (unsigned long long)i);
         if (PyErr_Occurred())
             return false;
@@ -249,7 +251,7 @@ static bool numbers_in(const char *key, PyObject *list, int kind, void *memory, 
     return true;
 }
 
-/* memory: offsets[count + 1], then the bytes; the caller frees it. */
+/* Build offsets[count + 1] followed by the bytes. The caller frees the result. */
 static void *strings_in(const char *key, PyObject *list, mp_value *out) {
     size_t total = 0, table = (out->count + 1) * sizeof(uint64_t);
     const char *text;
@@ -257,7 +259,7 @@ static void *strings_in(const char *key, PyObject *list, mp_value *out) {
     for (uint64_t i = 0; i < out->count; i++) {
         PyObject *item = PySequence_Fast_GET_ITEM(list, (Py_ssize_t)i);
         if (!PyUnicode_Check(item) && !PyBytes_Check(item)) {
-            PyErr_Format(PyExc_TypeError, "%s: a list holds one kind of value, item %llu is another", key,
+            PyErr_Format(PyExc_TypeError, "%s: the values of a list must have one type, item %llu has another", key,
                          (unsigned long long)i);
             return NULL;
         }
@@ -285,7 +287,7 @@ static void *strings_in(const char *key, PyObject *list, mp_value *out) {
 }
 
 static PyObject *set_list(PyObject *self, const char *key, PyObject *object) {
-    /* A tuple of its own: another thread may change the list that was given. */
+    /* Copy to a tuple: another thread may change the given list. */
     PyObject *list = PySequence_Tuple(object), *result = NULL;
     if (!list)
         return NULL;
@@ -345,7 +347,7 @@ static PyObject *spec_set_tokens(PyObject *self, PyObject *args, PyObject *kwarg
     if (!offsets || !eog) {
     } else if (count < 0 || count > INT32_MAX || control.len != count) {
         mp_raise_new(state, MP_INVALID_ARGUMENT,
-                     "offsets has %zd entries and control %zd, allowed: tokens + 1, and tokens", count + 1,
+                     "offsets has %zd entries and control %zd, allowed: n + 1 and n for n tokens", count + 1,
                      control.len);
     } else {
         const int64_t *ends = PyArray_DATA(offsets);
@@ -361,7 +363,8 @@ static PyObject *spec_set_tokens(PyObject *self, PyObject *args, PyObject *kwarg
                                      .eog = PyArray_DATA(eog)};
             result = apply(self, (change){set_tokens, &tokens});
         } else {
-            mp_raise_new(state, MP_INVALID_ARGUMENT, "offsets must rise from 0 to the length of data, %zd", data.len);
+            mp_raise_new(state, MP_INVALID_ARGUMENT,
+                         "offsets must start at 0, never decrease and end at the length of data, %zd", data.len);
         }
     }
     Py_XDECREF(offsets);
@@ -372,13 +375,15 @@ static PyObject *spec_set_tokens(PyObject *self, PyObject *args, PyObject *kwarg
 }
 
 static PyMethodDef methods[] = {
-    {"add_file", spec_add_file, METH_O, "Add a file of weights; tensors name it by its number."},
+    {"add_file", spec_add_file, METH_O, "Add a weight file; tensors refer to it by its index."},
     {"note_files", spec_note_files, METH_NOARGS,
-     "What is loaded is what the files hold now; call it when all are added."},
-    {"add_tensor", MP_METHOD(spec_add_tensor), METH_VARARGS | METH_KEYWORDS, "Say where a tensor lies."},
+     "Store the identity of all files, so that a load refuses files changed since. Call after add_file."},
+    {"add_tensor", MP_METHOD(spec_add_tensor), METH_VARARGS | METH_KEYWORDS,
+     "Add a tensor: its type, shape and place in a file."},
     {"set", MP_METHOD(spec_set), METH_VARARGS | METH_KEYWORDS,
-     "Set a key: bool, int, float, str or a list of one kind."},
-    {"set_tokens", MP_METHOD(spec_set_tokens), METH_VARARGS | METH_KEYWORDS, "What each token adds to the text."},
+     "Set a key: bool, int, float, str, bytes or a list of one type."},
+    {"set_tokens", MP_METHOD(spec_set_tokens), METH_VARARGS | METH_KEYWORDS,
+     "Set the bytes that each token adds to the text."},
     {NULL, NULL, 0, NULL},
 };
 

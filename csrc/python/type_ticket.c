@@ -1,4 +1,4 @@
-/* type_ticket.c: Ticket, a call in flight. What is particular to a capability is in convert_<capability>.c. */
+/* type_ticket.c: Ticket, a request in flight. convert_<capability>.c holds the parts of each capability. */
 #include <string.h>
 
 #include "python/binding.h"
@@ -31,7 +31,7 @@ static mp_ticket *ticket_of(PyObject *self) { return ((mp_ticket_object *)self)-
 bool mp_ticket_check(mp_state *state, mp_ticket *ticket, const char *key) {
     mp_error error;
     if (!mp_ticket_done(ticket)) {
-        mp_raise_new(state, MP_INVALID_ARGUMENT, "the call is not done yet: wait() first");
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "the request is not done; call wait() first");
         return false;
     }
     if (mp_ticket_status(ticket, &error) == MP_OK)
@@ -44,7 +44,7 @@ mp_call *mp_ticket_call_of(mp_state *state, mp_ticket *ticket, mp_capability cap
     mp_call *call = mp_ticket_call(ticket);
     if (call->capability == capability)
         return call;
-    mp_raise_new(state, MP_WRONG_CAPABILITY, "this ticket is of a call of %s, not of %s",
+    mp_raise_new(state, MP_WRONG_CAPABILITY, "this ticket is for a request of %s, not of %s",
                  mp_capability_get(call->capability)->name, mp_capability_get(capability)->name);
     return NULL;
 }
@@ -58,7 +58,7 @@ static PyObject *ticket_wait(PyObject *self, PyObject *args, PyObject *kwargs) {
         !mp_deadline(state, timeout, &deadline_ns))
         return NULL;
     int moved = mp_wait_ticket(state, ticket_of(self), UINT64_MAX, deadline_ns, NULL);
-    if (moved < 0) { /* an interrupted call is over for its caller */
+    if (moved < 0) { /* an interrupted wait cancels the request */
         mp_ticket_cancel(ticket_of(self));
         return NULL;
     }
@@ -180,7 +180,7 @@ static PyObject *ticket_prompt_logits(PyObject *self, PyObject *none) {
 static PyObject *ticket_capture(PyObject *self, PyObject *none) {
     (void)none;
     if (!mp_ticket_done(ticket_of(self)))
-        return mp_raise_new(mp_state_of(self), MP_INVALID_ARGUMENT, "the call is not done yet: wait() first");
+        return mp_raise_new(mp_state_of(self), MP_INVALID_ARGUMENT, "the request is not done; call wait() first");
     return mp_text_capture(mp_state_of(self), ticket_of(self));
 }
 
@@ -207,42 +207,43 @@ static PyObject *ticket_pictures(PyObject *self, PyObject *none) {
 
 static PyMethodDef methods[] = {
     {"wait", MP_METHOD(ticket_wait), METH_VARARGS | METH_KEYWORDS,
-     "Until done; False when the timeout passes first (the call goes on)."},
+     "Wait until done; False if the timeout passes first (the request continues)."},
     {"wait_progress", MP_METHOD(ticket_wait_progress), METH_VARARGS | METH_KEYWORDS,
-     "Until the progress counter exceeds `seen`; returns it (2**64 - 1 once done)."},
-    {"done", ticket_done, METH_NOARGS, "Whether the call has been answered."},
-    {"cancel", ticket_cancel, METH_NOARGS, "Ask the call to stop."},
-    {"check", ticket_check, METH_NOARGS, "Raise the call's error if it failed. Must be done."},
+     "Wait until the progress counter exceeds `seen`; returns it (2**64 - 1 once done)."},
+    {"done", ticket_done, METH_NOARGS, "True if the request is complete."},
+    {"cancel", ticket_cancel, METH_NOARGS, "Ask the request to stop."},
+    {"check", ticket_check, METH_NOARGS, "Raise the error of a failed request. The request must be done."},
     {"bind", MP_METHOD(ticket_bind), METH_VARARGS | METH_KEYWORDS,
-     "Tell a notifier, under this id, whenever it moves; besides the others that it is bound to."},
+     "Notify a notifier, with this id, of all progress; in addition to notifiers bound before."},
     {"times", ticket_times, METH_NOARGS, "Seconds of time.monotonic(): submitted, started, finished; 0.0 = not yet."},
-    {"position", ticket_position, METH_NOARGS, "Calls ahead in the queue; -1 once running or done."},
-    {"eta", ticket_eta, METH_NOARGS, "Predicted seconds until it is done; 0.0 = done, or nobody knows."},
+    {"position", ticket_position, METH_NOARGS, "Requests ahead in the queue; -1 once running or done."},
+    {"eta", ticket_eta, METH_NOARGS, "Predicted seconds until it is done; 0.0 = done, or unknown."},
     {"vectors", ticket_vectors, METH_NOARGS, "float32 (n_texts, width) or (n_tokens, width), not copied."},
     {"texts_done", ticket_texts_done, METH_NOARGS, "Texts finished so far."},
-    {"text", ticket_text, METH_VARARGS, "(choice, start=0): decided text, tokens so far, finish, stop index."},
+    {"text", ticket_text, METH_VARARGS, "(choice, start=0): final text, tokens so far, finish reason, stop index."},
     {"drawn_ids", ticket_drawn_ids, METH_VARARGS,
-     "(choice, start): list of the ids from number `start` on, and whether there will be no more."},
+     "(choice, start): list of the ids from index `start` on, and True if no more will follow."},
     {"mask", ticket_mask, METH_VARARGS,
-     "(choice, index, bits): which tokens may be number `index` of a choice, the next one; a bit an id."},
+     "(choice, index, bits): set the tokens allowed at `index` of a choice, the next one; one bit per id."},
     {"tokens", ticket_tokens, METH_VARARGS,
-     "(choice, start=0): ids, logprobs, byte_end of the tokens so far, from number `start` on."},
+     "(choice, start=0): ids, logprobs, byte_end of the tokens so far, from index `start` on."},
     {"top_logprobs", ticket_top_logprobs, METH_VARARGS,
-     "(choice, start=0): (tokens, k) ids and logprobs of the same, or None."},
+     "(choice, start=0): (tokens, k) ids and logprobs of the top tokens, or None."},
     {"usage", ticket_usage, METH_NOARGS, "Prompt, generated and cached tokens; seconds queued, prompt, generation."},
-    {"prompt_logits", ticket_prompt_logits, METH_NOARGS, "float32 (n_prompt, vocab) when asked for, not copied."},
+    {"prompt_logits", ticket_prompt_logits, METH_NOARGS, "float32 (n_prompt, vocab) if requested, not copied."},
     {"capture", ticket_capture, METH_NOARGS,
-     "With capture_values: float32 (tokens, values), not copied; layers, hidden, vocab; tokens that had no room."},
+     "With capture_values: float32 (tokens, values), not copied; layers, hidden, vocab; tokens that did not fit."},
     {"image_rows", ticket_image_rows, METH_NOARGS,
-     "float32 (rows of all images, hidden), with prompt_logits, as they were computed; not copied."},
-    {"drawn", ticket_drawn, METH_NOARGS, "Steps, previews and pictures finished so far; previews a picture."},
+     "float32 (rows of all images, hidden) in order of computation, if prompt_logits was set; not copied."},
+    {"drawn", ticket_drawn, METH_NOARGS, "Steps, previews and images finished so far; previews per image."},
     {"preview", ticket_preview, METH_VARARGS, "(index): uint8 (height, width, 3) of a finished preview, not copied."},
-    {"pictures", ticket_pictures, METH_NOARGS, "A dict of arrays, not copied: pixels, latents, and what was kept."},
+    {"pictures", ticket_pictures, METH_NOARGS,
+     "A dict of arrays, not copied: pixels, latents, and the kept intermediate results."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc, "A call in flight. Dropping the last reference cancels it."},
+    {Py_tp_doc, "A request in flight. Dropping the last reference cancels it."},
     {Py_tp_dealloc, ticket_dealloc},
     {Py_tp_methods, methods},
     {0, NULL},

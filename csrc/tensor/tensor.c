@@ -26,7 +26,7 @@ bool mp_dtype_from_name(const char *name, mp_dtype *dtype) {
 }
 
 bool mp_dtype_from_ggml(int64_t id, mp_dtype *dtype) {
-    if (id < 0) /* -1 marks the rows that GGUF does not know */
+    if (id < 0) /* -1 marks rows that are not GGUF types */
         return false;
     for (int i = 0; i < MP_DTYPE_COUNT; i++) {
         if (rows[i].ggml_id == id) {

@@ -1,5 +1,5 @@
-/* kernel_edge.h: memory that ends where a page without access begins, so that a read or write behind it is a crash, in
- * vector code too, where sanitizers do not look. */
+/* kernel_edge.h: memory that ends at an inaccessible page, so that a read or write beyond it crashes. This covers
+ * vector code too, which sanitizers do not instrument. */
 #ifndef MP_KERNEL_EDGE_H
 #define MP_KERNEL_EDGE_H
 
@@ -8,13 +8,13 @@
 
 #include "mp_test.h"
 
-/* n floats, zeroed. */
+/* Allocate n zeroed floats that end at the page boundary. */
 static inline float *kt_edge(int64_t n) {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
     const size_t bytes = (sizeof(float) * (size_t)n + page - 1) / page * page;
     uint8_t *memory = mmap(NULL, bytes + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED || mprotect(memory + bytes, page, PROT_NONE) != 0)
-        MP_FAIL("no memory for a test of %lld floats", (long long)n);
+        MP_FAIL("cannot allocate %lld floats for the test", (long long)n);
     return (float *)(void *)(memory + bytes) - n;
 }
 

@@ -1,4 +1,4 @@
-/* kernel_test.h: what the tests of kernels share: every variant of a slot in turn, inputs that hurt, bit comparison.
+/* kernel_test.h: shared by the tests of kernels: iteration over the variants of a slot, extreme inputs, bit comparison.
  *
  *   MP_TEST(kernels_add_variants) {
  *       kt_set ref = kt_ref();
@@ -8,8 +8,8 @@
  *       }
  *   }
  *
- * kt_next leaves the process at the mask of its set, so that functions that go through mp_kernels_get (mp_gemm,
- * mp_acts_fill, epilogues) use that set too; after the last one it restores the machine's own level. */
+ * kt_next leaves the process at the CPU mask of its set, so that functions that use mp_kernels_get (mp_gemm,
+ * mp_acts_fill, epilogues) use that set too. After the last set it restores the machine's own mask. */
 #ifndef MP_KERNEL_TEST_H
 #define MP_KERNEL_TEST_H
 
@@ -21,8 +21,8 @@
 #include "mp_test.h"
 
 typedef struct kt_set {
-    const char *mask;    /* the word for MPOOL_CPU */
-    const char *variant; /* of the slot asked for */
+    const char *mask;    /* value of MPOOL_CPU */
+    const char *variant; /* variant of the requested slot */
     mp_kernels call;
     int next;
 } kt_set;
@@ -31,7 +31,7 @@ static const char *const kt_masks[] = {"ref", "avx2", "avxvnni", "avx512", "avx5
                                        "neon", "dotprod", "i8mm", "bf16"};
 enum { KT_MASKS = sizeof kt_masks / sizeof *kt_masks };
 
-/* Put the process at a mask; false when this machine has less. */
+/* Set the CPU mask of the process. Returns false if this machine lacks it. */
 static inline bool kt_use(const char *mask) {
     mp_error error;
     if (mp_cpu_init(mask, &error) != MP_OK)
@@ -46,7 +46,7 @@ static inline kt_set kt_ref(void) {
     return (kt_set){.mask = "ref", .variant = "ref", .call = *mp_kernels_get()};
 }
 
-/* The next set whose variant of the slot is new and not ref. */
+/* Advance to the next set whose variant of the slot is new and not ref. */
 static inline bool kt_next(kt_set *set, int slot) {
     const char *last = set->next ? set->variant : "ref";
     int i = set->next ? set->next : 1;
@@ -63,7 +63,7 @@ static inline bool kt_next(kt_set *set, int slot) {
     return false;
 }
 
-/* kt_next, and then "plain": what `fill` makes of a template over plain C arrays, the variant of other machines. */
+/* kt_next, then "plain": the table that `fill` builds from a template over vec_plain.h, as other machines use it. */
 static inline bool kt_next_or_plain(kt_set *set, int slot, void (*fill)(mp_kernel_table *table, const char *name)) {
     if (set->variant && strcmp(set->variant, "plain") == 0)
         return false;
@@ -75,16 +75,16 @@ static inline bool kt_next_or_plain(kt_set *set, int slot, void (*fill)(mp_kerne
     return true;
 }
 
-/* ---- memory: 64-byte aligned, with guard bytes behind it ---- */
+/* ---- memory: 64-byte aligned, with guard bytes after it ---- */
 
 enum { KT_GUARD = 64 };
 
-/* bytes rounded up to 64; kt_free checks that nothing was written behind `bytes`. */
+/* Allocate `bytes` zeroed bytes. kt_free checks that nothing beyond them was written. */
 static inline void *kt_alloc(size_t bytes) {
     const size_t whole = (bytes + KT_GUARD + 64 + 63) / 64 * 64;
     uint8_t *memory = aligned_alloc(64, whole);
     if (!memory)
-        MP_FAIL("no memory for a test of %zu bytes", bytes);
+        MP_FAIL("cannot allocate %zu bytes for the test", bytes);
     memcpy(memory, &bytes, sizeof bytes);
     memset(memory + 64, 0, bytes);
     memset(memory + 64 + bytes, 0xa5, whole - 64 - bytes);
@@ -100,7 +100,7 @@ static inline void kt_free(void *memory) {
     end = start + 64 + bytes;
     for (int i = 0; i < KT_GUARD; i++)
         if (end[i] != 0xa5)
-            MP_FAIL("byte %d behind a buffer of %zu bytes was written", i, bytes);
+            MP_FAIL("byte %d after a buffer of %zu bytes was written", i, bytes);
     free(start);
 }
 
@@ -110,7 +110,7 @@ static inline int kt_pick(mp_test_random *random, int low, int high) {
     return low + (int)(mp_test_random_u64(random) % (uint64_t)(high - low + 1));
 }
 
-/* Uniform in (-1, 1), with a zero of either sign now and then. */
+/* Uniform in (-1, 1), with occasional zeros of both signs. */
 static inline void kt_random(mp_test_random *random, float *x, int64_t n) {
     for (int64_t i = 0; i < n; i++) {
         const uint64_t pick = mp_test_random_u64(random) % 64;
@@ -121,7 +121,7 @@ static inline void kt_random(mp_test_random *random, float *x, int64_t n) {
 enum kt_extreme { KT_DENORMAL, KT_HUGE, KT_TINY, KT_INF, KT_NAN, KT_WIDE, KT_ZERO, KT_EXTREMES };
 static const char *const kt_extreme_names[KT_EXTREMES] = {"denormal", "huge", "tiny", "inf", "nan", "wide", "zero"};
 
-/* Ordinary numbers with the extreme strewn among them (WIDE: exponents from 2^-40 to 2^40; ZERO: zeros only). */
+/* Ordinary numbers mixed with extreme ones (WIDE: exponents from 2^-40 to 2^40; ZERO: zeros only). */
 static inline void kt_extreme(mp_test_random *random, enum kt_extreme kind, float *x, int64_t n) {
     kt_random(random, x, n);
     for (int64_t i = 0; i < n; i++) {
@@ -141,7 +141,7 @@ static inline void kt_extreme(mp_test_random *random, enum kt_extreme kind, floa
             x[i] = u % 97 ? x[i] : sign * INFINITY;
             break;
         case KT_NAN:
-            if (u % 97 == 0) /* quiet and signalling, with payloads high and low */
+            if (u % 97 == 0) /* quiet and signalling, with payloads in high and low bits */
                 memcpy(&x[i], &(uint32_t){(u & 1 ? 0xff800000u : 0x7f800000u) | 1u << (u >> 8) % 23}, sizeof x[i]);
             break;
         case KT_WIDE:
@@ -162,7 +162,7 @@ static inline uint32_t kt_bits(float x) {
     return u;
 }
 
-/* Same bits, or both NaN (which NaN is no part of the contract). */
+/* Same bits, or both NaN (the contract does not define NaN payloads). */
 static inline bool kt_equal(float a, float b) { return kt_bits(a) == kt_bits(b) || (a != a && b != b); }
 
 /* Fail with a report unless got equals expected [rows, ld] in columns [0, cols). */

@@ -1,5 +1,6 @@
-/* Dequantising stored types. test_dequantize.py compares every type with the gguf package to the bit; here are values
- * that can be worked out by hand, and what Python cannot see: flush-to-zero, unaligned and overlong memory. */
+/* Dequantising stored types. test_dequantize.py compares every type with the gguf package to the bit. This file tests
+ * values that can be computed by hand, and properties that Python cannot test: flush-to-zero, unaligned memory, guard
+ * bytes. */
 #include "kernel_test.h"
 #include "kernels/dequantize.h"
 #include "kernels/half.h"
@@ -54,7 +55,7 @@ MP_TEST(kernels_dequantize_floats) {
 MP_TEST(kernels_dequantize_small_blocks) {
     uint8_t block[34];
     float out[32];
-    /* byte k = k low, 15 - k high */
+    /* byte k: k in the low nibble, 15 - k in the high nibble */
     uint8_t nibbles[16];
     for (int k = 0; k < 16; k++)
         nibbles[k] = (uint8_t)(k | (15 - k) << 4);
@@ -71,7 +72,7 @@ MP_TEST(kernels_dequantize_small_blocks) {
     for (int k = 0; k < 16; k++)
         MP_CHECK(out[k] == 2.0f * (float)k + 0.5f && out[16 + k] == 2.0f * (float)(15 - k) + 0.5f);
 
-    /* fifth bits: of items 0, 5, 16, 31 */
+    /* fifth bits of items 0, 5, 16, 31 */
     const uint8_t fifth[4] = {0x21, 0x00, 0x01, 0x80};
     put_half(block, ONE);
     memcpy(block + 2, fifth, 4);
@@ -102,7 +103,7 @@ MP_TEST(kernels_dequantize_small_blocks) {
     mp_dequantize_row(MP_IQ4_NL, block, 32, out);
     MP_CHECK(out[0] == -127.0f && out[8] == 1.0f && out[15] == 113.0f && out[16] == 113.0f && out[31] == -127.0f);
 
-    /* the first of IQ4_XS's blocks of 32, its scale 33 - 32 */
+    /* the first block of 32 of IQ4_XS, with scale 33 - 32 */
     uint8_t superblock[136] = {0};
     float xs[256];
     put_half(superblock, ONE);
@@ -112,7 +113,7 @@ MP_TEST(kernels_dequantize_small_blocks) {
     MP_CHECK(xs[0] == -127.0f && xs[8] == 1.0f && xs[15] == 113.0f && xs[16] == 113.0f && xs[31] == -127.0f);
     MP_CHECK(xs[32] == -32 * -127.0f);
 
-    block[0] = 128; /* E8M0: 2^(128 - 127), and E2M1 values are doubled */
+    block[0] = 128; /* E8M0: 2^(128 - 127); the E2M1 table holds its values doubled */
     memcpy(block + 1, nibbles, 16);
     mp_dequantize_row(MP_MXFP4, block, 32, out);
     MP_CHECK(out[1] == 1.0f && out[7] == 12.0f && out[9] == -1.0f && out[15] == -12.0f && out[16] == -12.0f);
@@ -121,7 +122,7 @@ MP_TEST(kernels_dequantize_small_blocks) {
     MP_CHECK(out[1] == 0x1p-128f);
 }
 
-/* Each group's scale and minimum reach the group's items and no others, with all quants 1. */
+/* The scale and minimum of each group affect the items of that group only; all quants are 1. */
 static void check_groups(mp_dtype dtype, uint8_t *block, void (*set)(uint8_t *block, int group, int scale, int min),
                          int group_size, int with_min) {
     float out[256];
@@ -176,11 +177,11 @@ MP_TEST(kernels_dequantize_superblock_groups) {
     memset(block, 0, sizeof block);
     put_half(block + 208, ONE);
     memset(block, 0x11, 128);     /* 1 in the low four bits */
-    memset(block + 128, 0xaa, 64); /* 2 in the high two: 33 - 32 */
+    memset(block + 128, 0xaa, 64); /* 2 in the high two bits: 33 - 32 */
     check_groups(MP_Q6_K, block, set_q6_scale, 16, 0);
 }
 
-/* A row is its blocks one after another, and nothing outside is touched. */
+/* A row is its blocks in sequence, and nothing outside is written. */
 MP_TEST(kernels_dequantize_rows_are_blocks) {
     mp_test_random random = {5};
     for (int dtype = 0; dtype < MP_DTYPE_COUNT; dtype++) {

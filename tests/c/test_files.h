@@ -1,4 +1,5 @@
-/* test_files.h: what the tests of floor 2 share: a writer of GGUF bytes that checks nothing, a reader of everything. */
+/* test_files.h: shared by the tests of files/: an unchecked writer of GGUF bytes, and a reader of everything in a
+ * spec. */
 #ifndef MP_TEST_FILES_H
 #define MP_TEST_FILES_H
 
@@ -50,7 +51,7 @@ static inline void put_padding(test_bytes *b, size_t to) {
     while (b->size % to)
         put_u8(b, 0);
 }
-/* Sizes innermost first, as they stand in the file. */
+/* Sizes are innermost first, as in the file. */
 static inline void put_tensor(test_bytes *b, const char *name, int ndim, const uint64_t *sizes, uint32_t type,
                               uint64_t offset) {
     put_string(b, name);
@@ -66,7 +67,7 @@ static inline const char *test_path(char *to, size_t size, const char *name) {
     return to;
 }
 
-/* Touches every byte that a spec says it has, so that the sanitizer sees a wrong one; returns a checksum. */
+/* Read every byte of a spec, so that the sanitizer reports a wrong one. Returns a checksum. */
 static inline uint64_t read_all(const mp_spec *spec) {
     uint64_t sum = strlen(mp_spec_architecture(spec));
     for (int i = 0; i < mp_spec_file_count(spec); i++)
@@ -75,7 +76,7 @@ static inline uint64_t read_all(const mp_spec *spec) {
         const char *key;
         const mp_value *v = mp_spec_value_at(spec, i, &key);
         if (mp_spec_find(spec, key) != v)
-            MP_FAIL("the key %s is not found where it is", key);
+            MP_FAIL("mp_spec_find does not find the key %s", key);
         for (uint64_t j = 0; j < v->count; j++) {
             if (v->type == MP_VALUE_STRING)
                 sum += (uint8_t)v->as.string[j];
@@ -92,24 +93,24 @@ static inline uint64_t read_all(const mp_spec *spec) {
                 sum += v->type == MP_VALUE_FLOAT ? v->as.real > 0 : (uint64_t)v->as.integer;
         }
         if (v->type == MP_VALUE_STRING && v->as.string[v->count] != 0)
-            MP_FAIL("the string %s has no zero after it", key);
+            MP_FAIL("the string %s is not zero-terminated", key);
     }
     for (int i = 0; i < mp_spec_tensor_count(spec); i++) {
         const mp_tensor_entry *t = mp_spec_tensor_at(spec, i);
         if (mp_spec_find_tensor(spec, t->name) != t)
-            MP_FAIL("the tensor %s is not found where it is", t->name);
+            MP_FAIL("mp_spec_find_tensor does not find the tensor %s", t->name);
         sum += t->nbytes + t->offset;
     }
     return sum;
 }
 
-/* An error of a refused file says what, where and what was allowed. */
+/* The error of a refused file must contain the field, the value found and the allowed values. */
 static inline void check_error(const mp_error *error, const char *what) {
     if (!error->message[0])
         MP_FAIL("%s: the error has no message", what);
     if ((error->code == MP_FORMAT || error->code == MP_LIMIT) &&
         (!error->file[0] || !error->field[0] || !error->got[0] || !error->allowed[0]))
-        MP_FAIL("%s: the error \"%s\" lacks a part", what, error->message);
+        MP_FAIL("%s: the error \"%s\" lacks file, field, got or allowed", what, error->message);
 }
 
 #endif

@@ -1,4 +1,4 @@
-/* test_files_bpe.c: parts of byte-pair vocabularies, and vocabularies that do not fit. */
+/* test_files_bpe.c: subsets of byte-pair vocabularies, and unsuitable vocabularies. */
 #include "base/alloc.h"
 #include "files/bpe.h"
 #include "test_files.h"
@@ -34,11 +34,11 @@ static mp_bpe *bpe_of(mp_spec *spec) {
     mp_bpe *bpe;
     mp_error error;
     MP_CHECK_OK(mp_bpe_create(spec, &bpe, &error), &error);
-    mp_spec_unpin(spec); /* it has a reference of its own */
+    mp_spec_unpin(spec); /* it holds its own reference */
     return bpe;
 }
 
-/* "tokens|merges" by number, in their order. */
+/* "tokens|merges" by index, in order. */
 static void check_part(const mp_bpe *bpe, const char *word, const char *want) {
     mp_bpe_part part;
     mp_error error;
@@ -76,18 +76,18 @@ MP_TEST(files_bpe_parts) {
     mp_bpe_destroy(NULL);
 }
 
-MP_TEST(files_bpe_what_does_not_fit) {
+MP_TEST(files_bpe_refuses_unsuitable) {
     static const struct {
         const char *tokens[4], *merges[2];
         bool fits;
     } cases[] = {
-        {{"a", "b", "ab"}, {"a b"}, true},           {{"a", "b", "ab"}, {"a c"}, false}, /* c is no token */
-        {{"a", "b", "ab"}, {"c b"}, false},          {{"a", "b", "ba"}, {"a b"}, false}, /* ab is none */
-        {{"a", "b", "ab"}, {"ab"}, false},                                               /* no two parts */
+        {{"a", "b", "ab"}, {"a b"}, true},           {{"a", "b", "ab"}, {"a c"}, false}, /* c is not a token */
+        {{"a", "b", "ab"}, {"c b"}, false},          {{"a", "b", "ba"}, {"a b"}, false}, /* ab is not a token */
+        {{"a", "b", "ab"}, {"ab"}, false},                                               /* no separator */
         {{"a", "b", "ab"}, {" ab"}, false},          {{"a", "b", "ab"}, {"ab "}, false},
-        {{"a", "b", "ab", "a"}, {"a b"}, false},     /* twice */
-        {{"a", "\xff", "a\xff"}, {"a \xff"}, false}, /* not text */
-        {{"a", "b c", "ab c"}, {"a b c"}, true},     /* the first space divides */
+        {{"a", "b", "ab", "a"}, {"a b"}, false},     /* a duplicate token */
+        {{"a", "\xff", "a\xff"}, {"a \xff"}, false}, /* not UTF-8 */
+        {{"a", "b c", "ab c"}, {"a b c"}, true},     /* the first space separates */
         {{"a", "b", "ab"}, {NULL}, false},           {{NULL}, {"a b"}, false},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

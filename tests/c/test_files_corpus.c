@@ -1,5 +1,5 @@
-/* test_files_corpus.c: every file of tests/corpus/gguf gives what its manifest says; and no prefix or altered byte of a
- * good one does harm. */
+/* test_files_corpus.c: every file of tests/corpus/gguf gives the result in its manifest. No prefix and no modified byte
+ * of a valid file causes harm. */
 #include <sys/stat.h>
 
 #include "base/alloc.h"
@@ -38,7 +38,7 @@ static void corpus_path(char *to, size_t size, const row *r) {
     snprintf(to, size, "%s/corpus/gguf/%s", mp_test_root(), r->file);
 }
 
-/* Of exactly the file's size, so that the sanitizer sees a read past the end. */
+/* Load a file into memory of exactly its size, so that the sanitizer reports a read past the end. */
 static uint8_t *load(const char *path, size_t *size) {
     struct stat info;
     FILE *file = fopen(path, "rb");
@@ -77,10 +77,10 @@ MP_TEST(files_corpus_manifest) {
         } else {
             check_error(&error, r.file);
             if (spec)
-                MP_FAIL("%s was refused and gave a spec", r.file);
+                MP_FAIL("%s was refused but a spec was returned", r.file);
         }
         if (mp_alloc_bytes(MP_TAG_SPEC) != before)
-            MP_FAIL("%s left memory behind", r.file);
+            MP_FAIL("%s leaked memory", r.file);
         int number;
         if (sscanf(r.file, "reject/case%d_", &number) == 1 && number < 64)
             refused[number]++;
@@ -89,11 +89,11 @@ MP_TEST(files_corpus_manifest) {
     fclose(manifest);
     MP_CHECK(rows >= 149);
     for (int number = 1; number <= 31; number++)
-        if (!refused[number] && number != 10) /* 10 needs a large file: test_files_gguf.c */
-            MP_FAIL("no file of the corpus stands for case %d", number);
+        if (!refused[number] && number != 10) /* case 10 needs a large file: test_files_gguf.c */
+            MP_FAIL("the corpus has no file for case %d", number);
 }
 
-/* Parses a copy of exactly `size` bytes. */
+/* Parse a copy of exactly `size` bytes. */
 static mp_status parse_copy(const uint8_t *data, size_t size, const char *what, uint64_t *end) {
     mp_error error;
     mp_spec *spec;
@@ -103,7 +103,7 @@ static mp_status parse_copy(const uint8_t *data, size_t size, const char *what, 
         MP_FAIL("the test ran out of memory");
     memcpy(copy, data, size);
     mp_status status = mp_gguf_parse(copy, size, what, &spec, &error);
-    free(copy); /* before reading: a spec borrows nothing */
+    free(copy); /* before reading: a spec must borrow nothing from the file */
     if (status != MP_OK) {
         check_error(&error, what);
         return status;
@@ -113,7 +113,7 @@ static mp_status parse_copy(const uint8_t *data, size_t size, const char *what, 
     for (int i = 0; i < mp_spec_tensor_count(spec); i++) {
         const mp_tensor_entry *t = mp_spec_tensor_at(spec, i);
         if (t->offset > size || t->nbytes > size - t->offset)
-            MP_FAIL("%s: the tensor %s lies outside of %zu bytes", what, t->name, size);
+            MP_FAIL("%s: the tensor %s is outside the %zu bytes of the file", what, t->name, size);
         *end = t->offset + t->nbytes;
     }
     mp_spec_unpin(spec);
@@ -135,7 +135,7 @@ MP_TEST_SECONDS(files_corpus_prefixes, 60) {
         MP_CHECK_INT(parse_copy(data, size, r.file, &end), MP_OK);
         for (size_t cut = 0; cut < size; cut++) {
             mp_status status = parse_copy(data, cut, r.file, &ignored);
-            /* Only the last padding may be missing; without tensors, that of the header. */
+            /* only the last padding may be missing; without tensors, that of the header */
             bool may = end ? cut >= end : size - cut < 32;
             if (end && may && status != MP_OK)
                 MP_FAIL("%s is refused without its last %zu bytes of padding", r.file, size - cut);
@@ -161,7 +161,7 @@ MP_TEST_SECONDS(files_corpus_altered_bytes, 120) {
         size_t size;
         corpus_path(path, sizeof path, &r);
         uint8_t *data = load(path, &size);
-        size_t header = size < 3000 ? size : 3000; /* beyond lies tensor data, which nothing reads */
+        size_t header = size < 3000 ? size : 3000; /* the rest is tensor data, which the parser does not read */
         for (size_t at = 0; at < header; at++) {
             for (size_t m = 0; m < sizeof masks; m++) {
                 data[at] ^= masks[m];
@@ -175,7 +175,8 @@ MP_TEST_SECONDS(files_corpus_altered_bytes, 120) {
     MP_CHECK(refused > 1000 && accepted > 1000);
 }
 
-/* Every good file opens as weights, down to its last byte; but alignment 1 leaves floats where kernels cannot read. */
+/* Every valid file opens as weights, down to its last byte. Files of alignment 1 are refused if they misalign
+ * floats. */
 MP_TEST(files_corpus_weights) {
     FILE *manifest = open_manifest();
     row r;
@@ -201,8 +202,8 @@ MP_TEST(files_corpus_weights) {
             uint64_t sum = 0;
             for (uint64_t j = 0; j < tensor.nbytes; j++)
                 sum += tensor.data[j];
-            if (tensor.nbytes > 16 && sum == 0) /* the corpus fills tensors with something */
-                MP_FAIL("%s: the data of %s is not where it should be", r.file, entry->name);
+            if (tensor.nbytes > 16 && sum == 0) /* the corpus fills tensors with nonzero bytes */
+                MP_FAIL("%s: the data of %s is not at its offset", r.file, entry->name);
         }
         if (aligned)
             mp_weights_close(weights);

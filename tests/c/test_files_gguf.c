@@ -1,4 +1,5 @@
-/* test_files_gguf.c: what is read from good files, cases that need large ones, and faults while reading. */
+/* test_files_gguf.c: values read from valid files, cases that need large files, and faults during reading. The case
+ * numbers are those of tests/corpus/gguf/README.md. */
 #include <fcntl.h>
 #include <stdatomic.h>
 #include <sys/stat.h>
@@ -80,7 +81,8 @@ MP_TEST(files_gguf_token_bytes_may_be_anything) {
     mp_spec_unpin(spec);
 }
 
-/* The file has the innermost size first and offsets within its data; the spec the outermost, offsets in the file. */
+/* The file stores the innermost size first and offsets within the tensor data. The spec stores the outermost size first
+ * and offsets within the file. */
 MP_TEST(files_gguf_shapes_and_offsets) {
     mp_spec *spec = read_corpus("dimensions_1_to_4.gguf");
     static const int64_t shapes[4][4] = {{2, 1, 1, 1}, {3, 2, 1, 1}, {5, 3, 2, 1}, {7, 5, 3, 2}};
@@ -96,7 +98,7 @@ MP_TEST(files_gguf_shapes_and_offsets) {
         MP_CHECK_INT(t->offset % 32, 0);
         next = (t->offset + t->nbytes + 31) / 32 * 32;
     }
-    /* 24 of header, the architecture, four records of 8+2+4+8n+4+8 bytes, then padding */
+    /* 24 bytes of header, the architecture, four records of 8+2+4+8n+4+8 bytes, then padding */
     MP_CHECK_INT(mp_spec_tensor_at(spec, 0)->offset, (24 + 44 + 4 * 26 + 8 * 10 + 31) / 32 * 32);
     mp_spec_unpin(spec);
 }
@@ -134,7 +136,7 @@ MP_TEST(files_gguf_split) {
     mp_spec_unpin(spec);
 }
 
-/* A path without a folder, too. */
+/* A path without a folder. */
 MP_TEST(files_gguf_split_beside_the_working_directory) {
     char path[1600];
     mp_error error;
@@ -166,7 +168,7 @@ static mp_status read_bytes(const test_bytes *b, uint64_t size, mp_spec **spec, 
     char path[400];
     mp_file_map_init();
     mp_test_write_file(test_path(path, sizeof path, "large.gguf"), b->data, b->size);
-    if (size > b->size && truncate(path, (off_t)size) != 0) /* zeros that take no room */
+    if (size > b->size && truncate(path, (off_t)size) != 0) /* a hole, which uses no disk space */
         MP_FAIL("cannot make a sparse file");
     mp_error_clear(error);
     mp_status status = mp_gguf_read(path, spec, error);
@@ -210,7 +212,7 @@ MP_TEST(files_gguf_case10_keys) {
     MP_CHECK_INT(mp_spec_value_count(spec), 65536);
     MP_CHECK(mp_spec_find(spec, "key.number.65534") && !mp_spec_find(spec, "key.number.65535"));
     mp_spec_unpin(spec);
-    /* case 9: the last key is there twice */
+    /* case 9: the last key is a duplicate */
     b.size -= 1 + 4 + strlen("key.number.65534") + 8;
     put_key(&b, "key.number.0", G_U8);
     put_u8(&b, 1);
@@ -271,13 +273,13 @@ MP_TEST(files_gguf_case08_key_length) {
     }
 }
 
-/* The peak of what the reader takes must not follow a count in the file. */
+/* The reader's peak memory must not follow a count in the file. */
 static void check_capped(test_bytes *b, uint64_t size, const char *field, uint64_t most) {
     mp_error error;
     mp_spec *spec;
     const mp_status status_got = read_bytes(b, size, &spec, &error);
     if (status_got == MP_MEMORY_EXHAUSTED && strstr(error.message, "cannot be mapped"))
-        MP_SKIP("no room to map a file of 128 GiB (an emulator)");
+        MP_SKIP("needs address space to map 128 GiB, which an emulator lacks");
     MP_CHECK_STATUS(status_got, MP_LIMIT, &error);
     MP_CHECK_STR(error.field, field);
     MP_CHECK_HAS(error.allowed, "MP_GGUF_MAX_");
@@ -289,9 +291,9 @@ static void check_capped(test_bytes *b, uint64_t size, const char *field, uint64
             break;
     if (status)
         fclose(status);
-#ifndef __SANITIZE_ADDRESS__ /* its shadow counts too */
+#ifndef __SANITIZE_ADDRESS__ /* the sanitizer's shadow memory counts too */
     if (peak_kb * 1024 > most)
-        MP_FAIL("%lu MB were in memory while %s was refused", peak_kb / 1024, field);
+        MP_FAIL("%lu MB of memory were used to refuse %s", peak_kb / 1024, field);
 #else
     (void)most;
 #endif
@@ -326,7 +328,7 @@ MP_TEST(files_gguf_case14_strings_over_cap) {
     free(b.data);
 }
 
-/* The cap is on all arrays together. */
+/* The limit covers all arrays together. */
 MP_TEST(files_gguf_case13_arrays_over_cap) {
     test_bytes b = {0};
     static uint8_t zeros[1 << 20];
@@ -386,7 +388,7 @@ MP_TEST(files_gguf_case32_not_a_file) {
     MP_CHECK_STATUS(mp_gguf_read("/nowhere/model.gguf", &spec, &error), MP_IO, &error);
 }
 
-/* A sibling of a split model that is a FIFO must not hang the reader. */
+/* A sibling of a split model that is a FIFO must not block the reader. */
 MP_TEST(files_gguf_case32_sibling_is_a_fifo) {
     char path[400];
     mp_error error;
@@ -414,7 +416,7 @@ static mp_status read_and_drop(void *arg, mp_error *error) {
     if (status == MP_OK)
         read_all(spec);
     else if (spec)
-        MP_FAIL("a spec came with an error");
+        MP_FAIL("a spec was returned together with an error");
     mp_spec_unpin(spec);
     return status;
 }
@@ -451,14 +453,16 @@ MP_TEST(files_gguf_open_and_map_failures) {
     MP_CHECK_INT(mp_test_fault_sweep(MP_FAULT_MAP, read_and_drop, corpus("split/pair-00001-of-00002.gguf")), 2);
 }
 
-/* Someone writes to the file while it is read: a length read twice may differ. Anything but harm is right. */
+/* Another thread writes to the file while it is read, so a length that is read twice may differ. Any result without
+ * memory errors is correct. */
 enum { EMPTY_STRINGS = 100000 };
 static _Atomic bool stop_writing;
 
 static void rewrite(void *arg) {
     int fd = open(arg, O_WRONLY);
     static const uint64_t lengths[] = {9, 50000};
-    /* the last string: behind the header, the architecture, the key "x", its type, element type, count, the others */
+    /* the last string follows the header, the architecture, the key "x", its type, element type, count and the other
+     * strings */
     const off_t at = 24 + 44 + 9 + 4 + 4 + 8 + 8 * (off_t)EMPTY_STRINGS;
     for (uint64_t i = 0; fd >= 0 && !atomic_load(&stop_writing); i++)
         if (pwrite(fd, &lengths[i % 2], 8, at) != 8)
@@ -466,7 +470,7 @@ static void rewrite(void *arg) {
     close(fd);
 }
 
-MP_TEST_SECONDS(files_gguf_written_to_while_read, 60) {
+MP_TEST_SECONDS(files_gguf_modified_while_read, 60) {
     char path[400];
     mp_error error;
     mp_thread thread;
@@ -503,7 +507,7 @@ MP_TEST_SECONDS(files_gguf_written_to_while_read, 60) {
     mp_thread_join(&thread);
     MP_CHECK_INT(mp_alloc_bytes(MP_TAG_SPEC), 0);
     if (!changed)
-        MP_FAIL("in %d readings no length changed between its two uses: nothing was tested", read);
+        MP_FAIL("in %d reads no length changed between its two uses: the test did not reach the fault", read);
     free(b.data);
 }
 
@@ -517,8 +521,8 @@ static void *map_and_cut(size_t bytes, int fd) {
 }
 #endif
 
-/* What is read from a file that was cut is not what was written: neither a spec nor a complaint about its content. */
-MP_TEST(files_gguf_cut_while_read) {
+/* A file truncated while it is read must give IO: neither a spec nor an error about its content. */
+MP_TEST(files_gguf_truncated_while_read) {
 #ifdef MP_SEAM
     mp_error error;
     mp_spec *spec;
@@ -541,12 +545,12 @@ MP_TEST(files_gguf_cut_while_read) {
             for (int i = 0; i < 1000; i++)
                 put_string(&b, "a string");
         }
-        if (!zeros_parse) /* a second key, which zeros are not */
+        if (!zeros_parse) /* a second key, which zeros do not form */
             b.data[16] = 3, put_key(&b, "y", G_U8), put_u8(&b, 1);
         mp_test_write_file(test_path(cut_path, sizeof cut_path, "cut.gguf"), b.data, b.size);
         mp_sys_table.mmap = map_and_cut;
         MP_CHECK_STATUS(mp_gguf_read(cut_path, &spec, &error), MP_IO, &error);
-        MP_CHECK_HAS(error.message, "cut short");
+        MP_CHECK_HAS(error.message, "was truncated while it was read");
         MP_CHECK(spec == NULL);
         mp_sys_table = mp_sys_real;
         MP_CHECK_INT(mp_alloc_bytes(MP_TAG_SPEC), 0);

@@ -1,4 +1,4 @@
-/* test_files_map.c: what may be mapped, files cut short under a mapping, files rewritten, the signal handler. */
+/* test_files_map.c: files that may be mapped, files truncated or rewritten while mapped, the signal handler. */
 #include <errno.h>
 #include <fcntl.h>
 #include <setjmp.h>
@@ -22,7 +22,7 @@ static mp_file_map *map_of(char *path, size_t size, const char *name, size_t byt
     mp_file_map *map;
     page = (size_t)sysconf(_SC_PAGESIZE);
     mp_file_map_init();
-    mp_file_map_init(); /* a second time changes nothing */
+    mp_file_map_init(); /* the second call must change nothing */
     uint8_t *data = malloc(bytes);
     memset(data, 0xA5, bytes);
     mp_test_write_file(test_path(path, size, name), data, bytes);
@@ -55,7 +55,7 @@ MP_TEST(files_map_opens_regular_files_only) {
         check_error(&error, bad[i]);
     }
     MP_CHECK_STATUS(mp_file_map_open("/nowhere", &other, &error), MP_IO, &error);
-    /* Where links may lead is for those to decide who know the folder; the file behind one is a file. */
+    /* callers that know the folder decide where links may lead; the target of a link is a regular file */
     MP_CHECK_INT(symlink(path, test_path(link_path, sizeof link_path, "link")), 0);
     MP_CHECK_OK(mp_file_map_open(link_path, &other, &error), &error);
     mp_file_map_close(other);
@@ -64,14 +64,14 @@ MP_TEST(files_map_opens_regular_files_only) {
     MP_CHECK_INT(mp_alloc_bytes(MP_TAG_SPEC), 0);
 }
 
-/* Fault 5. */
+/* A mapped file is truncated. */
 MP_TEST(files_map_shrinks) {
     char path[400], other_path[400];
     mp_file_map *map = map_of(path, sizeof path, "a", 300000);
     mp_file_map *other = map_of(other_path, sizeof other_path, "b", 5000);
     MP_CHECK_INT(truncate(path, 10), 0);
     MP_CHECK(!mp_file_map_poisoned(map));
-    MP_CHECK_INT(sum_of(map, 10, 300000), 0); /* the rest of its last page, and zeros for what is gone */
+    MP_CHECK_INT(sum_of(map, 10, 300000), 0); /* the rest of its last page, and zeros for the truncated pages */
     MP_CHECK_INT(sum_of(map, 0, 10), 10 * 0xA5);
     MP_CHECK(mp_file_map_poisoned(map));
     MP_CHECK(!mp_file_map_poisoned(other));
@@ -79,11 +79,11 @@ MP_TEST(files_map_shrinks) {
     errno = 77;
     MP_CHECK_INT(truncate(other_path, 0), 0);
     MP_CHECK_INT(sum_of(other, 0, 5000), 0);
-    MP_CHECK_INT(errno, 77); /* a handler that changes errno breaks whoever it interrupted */
+    MP_CHECK_INT(errno, 77); /* a handler that changes errno breaks the code that it interrupted */
     MP_CHECK(mp_file_map_poisoned(other));
     mp_file_map_close(map);
     mp_file_map_close(other);
-    /* The slot of a poisoned mapping is used again, clean. */
+    /* the slot of a poisoned mapping is reused, without the mark */
     map = map_of(path, sizeof path, "c", 100);
     MP_CHECK(!mp_file_map_poisoned(map));
     mp_file_map_close(map);
@@ -99,10 +99,10 @@ static void read_in_thread(void *arg) {
     r->sum = sum_of(r->map, 0, mp_file_map_size(r->map));
 }
 
-/* Compute threads block signals; this one must reach them. */
+/* Compute threads block signals, but SIGBUS must reach them. */
 MP_TEST(files_map_shrinks_under_threads) {
 #ifdef __SANITIZE_THREAD__
-    MP_SKIP("a page that appears under readers is what this is about, and a race to the sanitizer");
+    MP_SKIP("the sanitizer reports the zero page, mapped while threads read it, as a race");
 #endif
     char path[400];
     mp_error error;
@@ -122,7 +122,7 @@ MP_TEST(files_map_shrinks_under_threads) {
     mp_file_map_close(map);
 }
 
-/* Slots change hands on one thread while another faults. */
+/* Slots are acquired and released on one thread while another faults. */
 static _Atomic bool stop;
 
 static void open_and_close(void *arg) {
@@ -133,13 +133,13 @@ static void open_and_close(void *arg) {
                 MP_FAIL("cannot map");
         for (int i = 0; i < 3; i++) {
             if (mp_file_map_poisoned(maps[i]))
-                MP_FAIL("a mapping that nobody cut is poisoned");
+                MP_FAIL("a mapping whose file was not truncated is poisoned");
             mp_file_map_close(maps[i]);
         }
     }
 }
 
-MP_TEST(files_map_slots_change_hands) {
+MP_TEST(files_map_slots_reused_during_faults) {
     char path[400], cut[400];
     mp_error error;
     mp_thread thread;
@@ -156,7 +156,7 @@ MP_TEST(files_map_slots_change_hands) {
     mp_thread_join(&thread);
 }
 
-/* --- other people's SIGBUS --- */
+/* --- SIGBUS handlers of other code --- */
 
 static sigjmp_buf back;
 static void jump(int number) {
@@ -170,7 +170,7 @@ static void jump_info(int number, siginfo_t *info, void *context) {
     siglongjmp(back, 2);
 }
 
-/* A mapping that is not ours, of a file without bytes. */
+/* A mapping outside mpool, of an empty file. */
 static volatile uint8_t *foreign(void) {
     char path[400];
     mp_test_write_file(test_path(path, sizeof path, "foreign"), "", 0);
@@ -181,25 +181,25 @@ static volatile uint8_t *foreign(void) {
     return data;
 }
 
-MP_TEST(files_map_passes_foreign_faults_on) {
+MP_TEST(files_map_forwards_foreign_faults) {
     struct sigaction action;
     memset(&action, 0, sizeof action);
     action.sa_handler = jump;
     sigaction(SIGBUS, &action, NULL);
     volatile uint8_t *data = foreign();
     char path[400];
-    mp_file_map *map = map_of(path, sizeof path, "a", 5000); /* installs ours over it */
+    mp_file_map *map = map_of(path, sizeof path, "a", 5000); /* installs our handler over it */
     volatile int jumped = sigsetjmp(back, 1);
     if (!jumped)
         (void)data[0];
     MP_CHECK_INT(jumped, 1);
     MP_CHECK(!mp_file_map_poisoned(map));
-    MP_CHECK_INT(truncate(path, 0), 0); /* and ours still works */
+    MP_CHECK_INT(truncate(path, 0), 0); /* our handler still works */
     MP_CHECK_INT(sum_of(map, 0, 5000), 0);
     mp_file_map_close(map);
 }
 
-MP_TEST(files_map_passes_foreign_faults_on_with_details) {
+MP_TEST(files_map_forwards_foreign_faults_with_details) {
     struct sigaction action;
     memset(&action, 0, sizeof action);
     action.sa_sigaction = jump_info;
@@ -218,7 +218,7 @@ static int end_of_child(void (*body)(void)) {
     fflush(NULL);
     pid_t child = fork();
     if (child == 0) {
-        signal(SIGBUS, SIG_DFL); /* whatever a sanitizer has there */
+        signal(SIGBUS, SIG_DFL); /* replace the handler of a sanitizer */
         mp_file_map_init();
         body();
         _exit(0);
@@ -252,29 +252,29 @@ MP_TEST(files_map_ignored_signal_stays_ignored) {
     MP_CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 3);
 }
 
-/* --- fault 6: another content under the same name --- */
+/* --- a file that changes under its name --- */
 
 MP_TEST(files_map_unchanged) {
     char path[400], other[400];
     struct timespec times[2] = {{.tv_sec = 1000}, {.tv_sec = 1000}};
     mp_file_map *map = map_of(path, sizeof path, "a", 5000);
     MP_CHECK(mp_file_map_unchanged(map));
-    /* in place, same size */
+    /* rewritten in place, same size */
     MP_CHECK_INT(utimensat(AT_FDCWD, path, times, 0), 0);
     MP_CHECK(!mp_file_map_unchanged(map));
     mp_file_map_close(map);
-    /* in place, same size and time */
+    /* rewritten in place, same size and time */
     struct stat info;
     map = map_of(path, sizeof path, "a", 5000);
     MP_CHECK_INT(stat(path, &info), 0);
-    mp_sys_sleep_ns(20 * 1000 * 1000); /* longer than the system's clock of files stands still */
+    mp_sys_sleep_ns(20 * 1000 * 1000); /* longer than the resolution of file times */
     FILE *file = fopen(path, "r+b");
     MP_CHECK(file && fwrite("changed", 1, 7, file) == 7 && fclose(file) == 0);
     times[0] = info.st_atim, times[1] = info.st_mtim;
     MP_CHECK_INT(utimensat(AT_FDCWD, path, times, 0), 0);
     MP_CHECK(!mp_file_map_unchanged(map));
     mp_file_map_close(map);
-    /* other modes and links are no content */
+    /* a change of mode or links does not change the content */
     map = map_of(path, sizeof path, "a", 5000);
     mp_sys_sleep_ns(20 * 1000 * 1000);
     MP_CHECK_INT(stat(path, &info), 0);
@@ -286,7 +286,7 @@ MP_TEST(files_map_unchanged) {
     MP_CHECK(mp_file_map_unchanged(map));
     MP_CHECK_INT(unlink(other), 0);
     mp_file_map_close(map);
-    /* by another file, same size and time */
+    /* replaced by another file, same size and time */
     map = map_of(path, sizeof path, "b", 5000);
     mp_file_map *twin = map_of(other, sizeof other, "c", 5000);
     MP_CHECK_INT(stat(path, &info), 0);
@@ -294,10 +294,10 @@ MP_TEST(files_map_unchanged) {
     MP_CHECK_INT(utimensat(AT_FDCWD, other, times, 0), 0);
     MP_CHECK_INT(rename(other, path), 0);
     MP_CHECK(!mp_file_map_unchanged(map));
-    MP_CHECK_INT(sum_of(map, 0, 5000), 5000 * 0xA5); /* still what was mapped */
+    MP_CHECK_INT(sum_of(map, 0, 5000), 5000 * 0xA5); /* the mapping keeps the old content */
     mp_file_map_close(map);
     mp_file_map_close(twin);
-    /* size */
+    /* another size */
     map = map_of(path, sizeof path, "d", 5000);
     MP_CHECK_INT(truncate(path, 6000), 0);
     MP_CHECK(!mp_file_map_unchanged(map));
@@ -322,7 +322,7 @@ MP_TEST(files_map_release) {
     }
     sum_of(map, 0, 100000);
     mp_file_map_release(map, 0, 100000);
-    /* mincore tells of the page cache, so look at this process's page tables instead */
+    /* mincore reports the page cache, so read this process's page tables instead */
     FILE *smaps = fopen("/proc/self/smaps", "r");
     MP_CHECK(smaps != NULL);
     char line[512], start[32];
@@ -369,7 +369,7 @@ static mp_status open_one(void *arg, mp_error *error) {
     return status;
 }
 
-/* Fault 4. */
+/* Allocation, open and mmap fail in turn. */
 MP_TEST(files_map_faults) {
     char path[400];
     mp_file_map *map = map_of(path, sizeof path, "a", 100000);
@@ -397,7 +397,7 @@ MP_TEST(files_cursor) {
     MP_CHECK_STR(error.file, "here");
     MP_CHECK_INT(error.offset, sizeof bytes - 1);
     MP_CHECK_STATUS(mp_cursor_take(&c, UINT64_MAX, "tail", &data, &error), MP_FORMAT, &error);
-    MP_CHECK_INT(mp_cursor_left(&c), 1); /* a failed read moves nothing */
+    MP_CHECK_INT(mp_cursor_left(&c), 1); /* a failed read does not move the cursor */
     MP_CHECK_OK(mp_cursor_take(&c, 1, "tail", &data, &error), &error);
     MP_CHECK(data == bytes + sizeof bytes - 1);
     MP_CHECK_OK(mp_cursor_take(&c, 0, "nothing", &data, &error), &error);

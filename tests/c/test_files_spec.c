@@ -1,4 +1,4 @@
-/* test_files_spec.c: the model spec: building, looking up, typed reading (cases 33 to 42), tokens (53 to 59). */
+/* test_files_spec.c: the model spec: building, look-up, typed reading, tensors and tokens. */
 #include <float.h>
 
 #include "base/alloc.h"
@@ -28,8 +28,8 @@ static mp_tensor_entry entry(const char *name, mp_dtype dtype, int64_t rows, int
     return (mp_tensor_entry){.name = name, .dtype = dtype, .ndim = 2, .shape = {rows, columns}, .nbytes = nbytes};
 }
 
-/* What came in may be changed or freed afterwards. */
-MP_TEST(files_spec_copies_what_it_is_given) {
+/* The caller may change or free its arguments afterwards. */
+MP_TEST(files_spec_copies_its_input) {
     mp_error error;
     mp_spec *spec = mp_spec_create();
     char key[] = "some.key", name[] = "a.weight", path[] = "/x", architecture[] = "bert", bytes[] = "abc";
@@ -162,7 +162,7 @@ MP_TEST(files_spec_frozen) {
     mp_spec_unpin(spec);
 }
 
-/* --- the tensor table: cases 20 to 27 and 48 to 50, as whoever fills it could break them --- */
+/* --- the tensor table: every field that Python or gguf.c could set wrong --- */
 
 MP_TEST(files_spec_refuses_tensors) {
     static const struct { const char *part; mp_tensor_entry entry; } cases[] = {
@@ -217,7 +217,6 @@ MP_TEST(files_spec_integers) {
     MP_CHECK_OK(mp_spec_int(spec, "{arch}.absent", 10, 20, &def, &out, &error), &error);
     MP_CHECK_INT(out, 5);
     out = -7;
-    /* 33 */
     MP_CHECK_STATUS(mp_spec_int(spec, "{arch}.absent", 1, 9, NULL, &out, &error), MP_FORMAT, &error);
     MP_CHECK_STR(error.field, "llama.absent");
     MP_CHECK_STR(error.file, "/models/a.gguf");
@@ -225,7 +224,7 @@ MP_TEST(files_spec_integers) {
     MP_CHECK_STR(error.allowed, "an integer from 1 to 9");
     MP_CHECK_STATUS(mp_spec_int(spec, "{arch}.attention.head_count", 1, 9, &def, &out, &error), MP_FORMAT, &error);
     MP_CHECK_STR(error.got, "a float");
-    /* 34, 35, 40: above a cap is LIMIT, below is FORMAT */
+    /* above a cap: LIMIT; below the range: FORMAT */
     MP_CHECK_STATUS(mp_spec_int(spec, "{arch}.block_count", 1, 29, NULL, &out, &error), MP_FORMAT, &error);
     MP_CHECK_STR(error.got, "30");
     MP_CHECK_STATUS(mp_spec_int_capped(spec, "{arch}.block_count", 1, 29, NULL, &out, &error), MP_LIMIT, &error);
@@ -242,7 +241,7 @@ MP_TEST(files_spec_integers) {
     mp_spec_unpin(spec);
 }
 
-/* 35 and 37: a scalar or one for each layer */
+/* A scalar, or one integer per layer. */
 MP_TEST(files_spec_integers_per_layer) {
     mp_spec *spec = llama();
     mp_error error;
@@ -264,7 +263,7 @@ MP_TEST(files_spec_integers_per_layer) {
     MP_CHECK_HAS(error.allowed, "an array of 2");
     MP_CHECK_STATUS(mp_spec_ints(spec, "{arch}.each", 4, 1, 8, NULL, out, &error), MP_FORMAT, &error);
     MP_CHECK_STATUS(mp_spec_ints(spec, "{arch}.each", 3, 2, 8, NULL, out, &error), MP_FORMAT, &error);
-    MP_CHECK_STR(error.got, "1 at place 1");
+    MP_CHECK_STR(error.got, "1 at index 1");
     MP_CHECK_STATUS(mp_spec_ints(spec, "{arch}.each", 3, 1, 7, NULL, out, &error), MP_FORMAT, &error);
     MP_CHECK_STATUS(mp_spec_ints(spec, "{arch}.all", 3, 8, 9, NULL, out, &error), MP_FORMAT, &error);
     MP_CHECK_STR(error.got, "7");
@@ -273,7 +272,7 @@ MP_TEST(files_spec_integers_per_layer) {
     mp_spec_unpin(spec);
 }
 
-/* 39 */
+/* Floats with a range. */
 MP_TEST(files_spec_floats) {
     mp_spec *spec = llama();
     mp_error error;
@@ -296,7 +295,7 @@ MP_TEST(files_spec_floats) {
     MP_CHECK_OK(mp_spec_float(spec, "absent", 0.5, 1, &def, &out, &error), &error);
     MP_CHECK(out == 1e-5);
     MP_CHECK_STATUS(mp_spec_float(spec, "absent", 0.5, 1, NULL, &out, &error), MP_FORMAT, &error);
-    /* JSON has one kind of number, GGUF has not */
+    /* JSON does not distinguish integers from floats; GGUF does */
     mp_value json = integer(10000);
     json.gguf_type = -1;
     set(spec, "json", json);
@@ -335,7 +334,7 @@ MP_TEST(files_spec_bools_and_strings) {
     mp_spec_unpin(spec);
 }
 
-/* --- tokens: 53, 55, 57 --- */
+/* --- tokens --- */
 
 MP_TEST(files_spec_tokens) {
     static const uint8_t bytes[] = "abcdef", control[] = {0, 1, 0};

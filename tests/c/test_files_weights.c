@@ -46,7 +46,7 @@ static void begin(fixture *f) {
 static mp_weights *open_weights(fixture *f) {
     mp_weights *weights;
     MP_CHECK_OK(mp_weights_open(f->spec, &weights, &f->error), &f->error);
-    mp_spec_unpin(f->spec); /* the weights have their own reference */
+    mp_spec_unpin(f->spec); /* the weights hold their own reference */
     return weights;
 }
 
@@ -75,7 +75,7 @@ MP_TEST(files_weights_views) {
     MP_CHECK_INT(mp_alloc_bytes(MP_TAG_SPEC), 0);
 }
 
-/* 38: the error says what the tensor is, what its shape is and what was implied */
+/* The error names the tensor, its shape and the required shape. */
 MP_TEST(files_weights_refuses_shapes) {
     fixture f;
     begin(&f);
@@ -115,7 +115,7 @@ static void expect_refused(fixture *f, const char *part) {
 MP_TEST(files_weights_checks_bounds_again) {
     static const struct { mp_dtype dtype; int64_t columns; int file; uint64_t offset; const char *part; } cases[] = {
         {MP_F32, 5, 1, 984, "1000 bytes"},                  /* 4 bytes too far */
-        {MP_I8, 1, 1, 1000, "1000 bytes"},                  /* just behind the end */
+        {MP_I8, 1, 1, 1000, "1000 bytes"},                  /* just past the end */
         {MP_I8, 1001, 1, 0, "1000 bytes"},
         {MP_F32, (int64_t)1 << 60, 0, 0, "20000 bytes"},
         {MP_I8, 1, 0, (uint64_t)INT64_MAX - 1, "20000 bytes"},
@@ -133,7 +133,7 @@ MP_TEST(files_weights_checks_bounds_again) {
     }
     fixture f;
     begin(&f);
-    add(&f, "t", MP_MXFP4, 0, 32, 0, 3); /* bytes only: anywhere */
+    add(&f, "t", MP_MXFP4, 0, 32, 0, 3); /* blocks of bytes need no alignment */
     mp_weights_close(open_weights(&f));
 }
 
@@ -162,7 +162,7 @@ MP_TEST(files_weights_release_keeps_the_data) {
             MP_CHECK_INT(t.data[i], pattern(100 + i));
         mp_weights_release(weights, &t);
     }
-    mp_weights_release(weights, &elsewhere); /* nobody's: nothing happens */
+    mp_weights_release(weights, &elsewhere); /* outside every mapping: nothing happens */
     MP_CHECK(!mp_weights_poisoned(weights) && mp_weights_unchanged(weights));
     mp_weights_close(weights);
 }

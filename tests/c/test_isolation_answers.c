@@ -233,7 +233,7 @@ MP_TEST(isolation_a_child_may_not_speak_out_of_turn) {
     s.engine->ops->plan(s.engine, items, 1, 1000000, &s.plan);
     const mp_error *lost = s.engine->lost(s.engine);
     MP_CHECK(lost && lost->code == MP_RECV);
-    MP_CHECK_HAS(lost->message, "another question");
+    MP_CHECK_HAS(lost->message, "answers another message");
     mp_outcome outcomes[MP_PLAN_MAX];
     s.engine->ops->step(s.engine, &s.lease, &s.plan, outcomes);
     MP_CHECK_INT(outcomes[0], MP_OUTCOME_MORE); /* nobody is the victim of a step that did not begin */
@@ -522,7 +522,7 @@ static int idle_steps(uint64_t before) {
         run_step(&s);
     }
     MP_CHECK_INT(s.item.error.code, MP_RECV);
-    MP_CHECK_HAS(s.item.error.message, "does not get on with a call");
+    MP_CHECK_HAS(s.item.error.message, "made no progress on a request");
     scene_end(&s);
     mp_call_destroy(&call->base);
     return steps;
@@ -559,7 +559,7 @@ MP_TEST(isolation_texts_that_are_never_done_end) {
         run_step(&s);
     }
     MP_CHECK_INT(steps, 12);
-    MP_CHECK_HAS(s.item.error.message, "does not get on with a call");
+    MP_CHECK_HAS(s.item.error.message, "made no progress on a request");
     scene_end(&s);
     mp_call_destroy(&call->base);
 }

@@ -219,7 +219,7 @@ MP_TEST(isolation_waits_for_masks_end) {
         step(&m, MP_OUTCOME_WAIT_MASK, &nothing, -1);
     }
     MP_CHECK(steps > 4 && steps < 100);
-    MP_CHECK_HAS(why_lost(&m), "does not get on");
+    MP_CHECK_HAS(why_lost(&m), "made no progress");
     end(&m);
 }
 

@@ -1,5 +1,5 @@
-/* Attention kernels: every variant against ref/ to the bit, ref/ against double precision, and the promises that models
- * stand on: how rows and blocks are cut changes no bit, and what a row cannot see changes nothing. */
+/* Attention kernels: every variant against ref/ to the bit, and ref/ against double precision. The split of rows and
+ * blocks changes no bit, and invisible keys do not affect a row. */
 #include "kernel_edge.h"
 #include "kernel_test.h"
 #include "kernels/ref/math.h"
@@ -18,12 +18,12 @@ typedef struct full_case {
     int64_t qkv_floats, out_floats;
 } full_case;
 
-enum { FULL_PAD = 5 }; /* columns of the output row that belong to others */
+enum { FULL_PAD = 5 }; /* columns of the output row outside the head */
 
 static full_case full_make(mp_test_random *random, int T, int D, float size) {
     full_case c = {0};
     const int64_t ld = 3 * D + kt_pick(random, 0, 3);
-    c.qkv_floats = (T - 1) * ld + 3 * D; /* the last row ends with its last value */
+    c.qkv_floats = (T - 1) * ld + 3 * D; /* the last row ends at its last value */
     c.qkv = kt_edge(c.qkv_floats);
     c.bias = kt_edge((int64_t)T * T);
     c.out_floats = (int64_t)T * (D + FULL_PAD);
@@ -31,7 +31,7 @@ static full_case full_make(mp_test_random *random, int T, int D, float size) {
     c.got = kt_alloc(sizeof(float) * (size_t)c.out_floats);
     const size_t bytes = mp_attn_full_scratch(T, D);
     c.scratch = kt_alloc(bytes);
-    for (size_t i = 0; i < bytes / sizeof(float); i++) /* what an earlier call may have left */
+    for (size_t i = 0; i < bytes / sizeof(float); i++) /* scratch may hold leftovers of an earlier call */
         ((float *)c.scratch)[i] = NAN;
     kt_random(random, c.qkv, c.qkv_floats);
     for (int64_t i = 0; i < c.qkv_floats; i++)
@@ -58,7 +58,7 @@ static void full_free(full_case *c) {
     kt_free(c->scratch);
 }
 
-/* Choose among masks and bias. */
+/* Select a combination of masks and bias. */
 static void full_options(full_case *c, int option, mp_test_random *random) {
     c->a.causal = option & 1;
     c->a.window = option & 2 ? kt_pick(random, 1, c->a.T + 3) : 0;
@@ -106,7 +106,7 @@ MP_TEST_SECONDS(kernels_attention_full_matches_ref, 100) {
     MP_CHECK(variants >= 1);
 }
 
-/* A sequence so long that fewer rows of scores are kept at a time; only some of its rows. */
+/* A sequence so long that fewer rows of scores are kept at a time. Computes only part of its rows. */
 MP_TEST_SECONDS(kernels_attention_full_long, 60) {
     mp_test_random random = {12};
     kt_set ref = kt_ref();
@@ -125,8 +125,8 @@ MP_TEST_SECONDS(kernels_attention_full_long, 60) {
         }
 }
 
-/* In bfloat16 variants add up in orders of their own: near the reference, as far as a weight that is rounded the other
- * way can make a difference, and the reference near attention without rounding. */
+/* In bfloat16, variants add in different orders. Each must be close to the reference, within the effect of one weight
+ * rounded the other way, and the reference close to unrounded attention. */
 MP_TEST_SECONDS(kernels_attention_bf16_near_ref, 100) {
     static const int heads[] = {8, 24, 32, 40, 64, 80, 128, 256, 512};
     mp_test_random random = {21};
@@ -155,7 +155,8 @@ MP_TEST_SECONDS(kernels_attention_bf16_near_ref, 100) {
     }
 }
 
-/* Any split of the rows into parts of at most `most`, each with whatever another left in the scratch: the same bits. */
+/* Split the rows into parts of at most `most`, each with the scratch that another part left: the bits must not
+ * change. */
 static void any_split(const kt_set *v, mp_attn_full_function full, const char *slot, int rounds, int most,
                       mp_test_random *random) {
     for (int round = 0; round < rounds; round++) {
@@ -187,7 +188,7 @@ MP_TEST(kernels_attention_bf16_any_split) {
         any_split(&v, v.call.attn_full_bf16, "attn_full_bf16", 80, 40, &random);
 }
 
-/* What a row cannot see may hold anything finite. */
+/* Keys that a row cannot see may hold any finite value. */
 MP_TEST(kernels_attention_full_masked) {
     mp_test_random random = {14};
     for (kt_set v = {0}; next_variant(&v, MP_SLOT_attn_full);)
@@ -209,7 +210,7 @@ MP_TEST(kernels_attention_full_masked) {
         }
 }
 
-/* The visible keys, and the softmax over them, in double. */
+/* Softmax over the visible keys, in double precision. */
 MP_TEST(kernels_attention_full_ref_in_double) {
     mp_test_random random = {15};
     kt_set ref = kt_ref();
@@ -244,7 +245,7 @@ MP_TEST(kernels_attention_full_ref_in_double) {
     }
 }
 
-/* NaN in a query or a visible key shows; a row of -inf bias is NaN, not a quiet 0. */
+/* NaN in a query or a visible key propagates. A row with a bias of -inf gives NaN, not 0. */
 MP_TEST(kernels_attention_full_nan) {
     mp_test_random random = {16};
     kt_set ref = kt_ref();
@@ -266,7 +267,8 @@ MP_TEST(kernels_attention_full_nan) {
         }
 }
 
-/* A product that underflows leaves -0 in a chain; whether masked keys follow it in the tile must not show. */
+/* A product that underflows leaves -0 in a chain. The output must not depend on masked keys that follow it in the
+ * tile. */
 MP_TEST(kernels_attention_zero_sign) {
     enum { D = 16, T = 3 };
     kt_set ref = kt_ref();
@@ -274,7 +276,7 @@ MP_TEST(kernels_attention_zero_sign) {
     for (int i = 0; i < T * D; i++) {
         q[i] = 1.0f;
         k[i] = i < D ? 1.0f : 0.0f;                          /* key 0 has all the weight */
-        x[i] = i < D ? 0.0f : i < 2 * D ? -0x1p-149f : 1.0f; /* value 1 vanishes below zero, value 2 is masked */
+        x[i] = i < D ? 0.0f : i < 2 * D ? -0x1p-149f : 1.0f; /* value 1 underflows to -0, value 2 is masked */
     }
     mp_attn_full full = {.q = q, .k = k, .v = x, .ld = D, .ld_out = D, .T = T, .D = D, .scale = 0.5f, .causal = true};
     float k_block[D * MP_KV_BLOCK] = {0}, v_block[D * MP_KV_BLOCK] = {0};
@@ -292,7 +294,7 @@ MP_TEST(kernels_attention_zero_sign) {
         kt_same(&v, want, got, T * D, "attn_full row by row");
         v.call.attn_full(&full, 0, T, scratch);
         kt_same(&v, want, got, T * D, "attn_full at once");
-        for (int rows = 1; rows <= 2; rows++) { /* row 0 stands at token 1: alone, and with one that sees token 2 */
+        for (int rows = 1; rows <= 2; rows++) { /* row 0 at token 1: alone, then with a row that sees token 2 */
             mp_attn_kv a = {.q = q,
                             .ldq = D,
                             .ldq_group = D,

@@ -1,5 +1,5 @@
-/* Attention over the paged cache: every variant against ref/ to the bit, ref/ against double precision; how rows and
- * blocks are cut changes no bit, and what a row cannot see changes nothing. */
+/* Attention over the paged cache: every variant against ref/ to the bit, and ref/ against double precision. The split
+ * of rows and blocks changes no bit, and invisible keys do not affect a row. */
 #include "kernel_test.h"
 
 /* for kt_next_or_plain */
@@ -15,15 +15,15 @@ static void fill_both(mp_kernel_table *table, const char *name) {
 
 static bool next_variant(kt_set *set, int slot) { return kt_next_or_plain(set, slot, fill_both); }
 
-enum { KV_MOST = 12 };
+enum { KV_MAX_BLOCKS = 12 };
 
 typedef struct kv_case {
     mp_attn_kv a;
     mp_dtype dtype;
     int tokens, blocks;
-    size_t k_bytes, v_bytes;  /* of a block */
+    size_t k_bytes, v_bytes;  /* bytes of one block */
     float *q, *keys, *values; /* [tokens, k_dim] ... */
-    void *k[KV_MOST], *v[KV_MOST], *scratch;
+    void *k[KV_MAX_BLOCKS], *v[KV_MAX_BLOCKS], *scratch;
 } kv_case;
 
 static void kv_put(const kt_set *set, mp_dtype dtype, const float *k, const float *v, int k_dim, int v_dim, int slot,
@@ -41,11 +41,11 @@ static void kv_attend(const kt_set *set, const kv_case *c, const mp_attn_kv *a, 
     (c->dtype == MP_I16 ? set->call.attn_kv_i16 : set->call.attn_kv)(a, rows, block0, block1, state, c->scratch);
 }
 
-/* `tokens` tokens stored by ref's kv_store, and queries for the last `rows` of them. */
+/* Store `tokens` tokens with ref's kv_store, and make queries for the last `rows` of them. */
 static kv_case kv_make(const kt_set *ref, mp_test_random *random, int tokens, int rows, int group, int k_dim, int v_dim,
                        mp_dtype dtype, int window, float size) {
     kv_case c = {.dtype = dtype, .tokens = tokens, .blocks = (tokens + MP_KV_BLOCK - 1) / MP_KV_BLOCK};
-    MP_CHECK(c.blocks <= KV_MOST && rows <= tokens);
+    MP_CHECK(c.blocks <= KV_MAX_BLOCKS && rows <= tokens);
     c.k_bytes = mp_kv_bytes(dtype, k_dim);
     c.v_bytes = mp_kv_bytes(dtype, v_dim);
     for (int b = 0; b < c.blocks; b++) {
@@ -83,7 +83,7 @@ static kv_case kv_make(const kt_set *ref, mp_test_random *random, int tokens, in
     return c;
 }
 
-/* The case's own array of blocks: set after the struct has come to rest. */
+/* The case's own array of blocks. Called when the struct no longer moves. */
 static const mp_attn_kv *kv_of(kv_case *c) {
     c->a.k_blocks = c->k;
     c->a.v_blocks = c->v;
@@ -124,7 +124,7 @@ static void partial_same(const kt_set *set, const mp_attn_partial *want, const m
     kt_same_matrix(set, want->o, got->o, n, v_dim, v_dim, "o of %s", text);
 }
 
-/* A case of any shape that models have, and some that they have not. */
+/* A case of any shape, including some that no model has. */
 static kv_case kv_any(const kt_set *ref, mp_test_random *random, float size) {
     static const int groups[] = {1, 2, 3, 4, 5, 6, 7, 8, 12, 16}, dims[] = {16, 32, 48, 64, 80, 128, 144, 192, 256};
     const int group = groups[kt_pick(random, 0, 9)], tokens = kt_pick(random, 1, 300);
@@ -146,7 +146,7 @@ MP_TEST_SECONDS(kernels_attention_kv_matches_ref, 60) {
     int variants = 0;
     for (kt_set v = {0}; next_variant(&v, MP_SLOT_attn_kv_i16); variants++)
         for (int round = 0; round < mp_test_rounds(80); round++) {
-            static const float sizes[] = {2.0f, 2.0f, 2e4f, 1e10f, 1e20f}; /* 1e20: scores beyond fp32 */
+            static const float sizes[] = {2.0f, 2.0f, 2e4f, 1e10f, 1e20f}; /* 1e20: scores overflow fp32 */
             kv_case c = kv_any(&ref, &random, sizes[round % 5]);
             const mp_attn_kv *a = kv_of(&c);
             const int rows = kv_rows(&c), n = rows * a->group;
@@ -176,7 +176,7 @@ MP_TEST_SECONDS(kernels_attention_kv_matches_ref, 60) {
     MP_CHECK(variants >= 1);
 }
 
-/* The latent attention of DeepSeek: one head of 576, 16 queries to it. */
+/* The latent attention of DeepSeek: one head of 576 with 16 queries. */
 MP_TEST(kernels_attention_kv_wide) {
     mp_test_random random = {22};
     kt_set ref = kt_ref();
@@ -194,7 +194,7 @@ MP_TEST(kernels_attention_kv_wide) {
         }
 }
 
-/* Rows alone, rows in any chunks, blocks in any ranges, block by block with merges: one set of bits. */
+/* Rows alone, in any chunks, in any ranges of blocks, or block by block with merges: the bits must be the same. */
 MP_TEST(kernels_attention_kv_any_split) {
     mp_test_random random = {23};
     kt_set ref = kt_ref();
@@ -235,7 +235,7 @@ MP_TEST(kernels_attention_kv_any_split) {
         }
 }
 
-/* Finite rubbish in slots that no row sees, and anything at all in blocks that no row sees. */
+/* Finite garbage in slots that no row sees, and any values in blocks that no row sees. */
 MP_TEST(kernels_attention_kv_masked) {
     mp_test_random random = {24};
     kt_set ref = kt_ref();
@@ -251,7 +251,7 @@ MP_TEST(kernels_attention_kv_masked) {
             for (int t = 0; t < c.blocks * MP_KV_BLOCK; t++) {
                 if (t < c.tokens && t >= oldest)
                     continue;
-                const bool whole = (t / MP_KV_BLOCK + 1) * MP_KV_BLOCK <= oldest; /* the whole block is out of sight */
+                const bool whole = (t / MP_KV_BLOCK + 1) * MP_KV_BLOCK <= oldest; /* no row sees any of the block */
                 for (int d = 0; d < a->k_dim + a->v_dim; d++)
                     k[d] = whole ? NAN : mp_test_random_float(&random, -60000.0f, 60000.0f);
                 kv_put(&ref, c.dtype, k, values, a->k_dim, a->v_dim, t % MP_KV_BLOCK, c.k[t / MP_KV_BLOCK],
@@ -266,8 +266,8 @@ MP_TEST(kernels_attention_kv_masked) {
         }
 }
 
-/* NaN or Inf in the newest key or value, alone in its block, or in a query, is not mistaken for a row that sees nothing
- * of it, and reaches the output. */
+/* NaN or Inf in the newest key or value (alone in its block) or in a query reaches the output and does not look like a
+ * row that sees nothing. */
 MP_TEST(kernels_attention_kv_nan) {
     mp_test_random random = {25};
     kt_set ref = kt_ref();
@@ -277,7 +277,7 @@ MP_TEST(kernels_attention_kv_nan) {
             const float bad = what % 2 ? NAN : INFINITY;
             kv_case c = kv_make(&ref, &random, 129, 1, 3, 64, 64, dtype, 0, 1.0f);
             const mp_attn_kv *a = kv_of(&c);
-            if (what == 0) /* what an infinite key gives in fp32 hangs on the signs of the query */
+            if (what == 0) /* the fp32 result of an infinite key depends on the signs of the query */
                 c.keys[128 * 64 + 5] = NAN;
             else if (what < 4)
                 c.keys[128 * 64 + 5] = bad;
@@ -317,13 +317,13 @@ MP_TEST(kernels_attention_kv_nan) {
         }
 }
 
-/* What a row of integers stands for; step is the distance between the int16s. */
+/* Convert a row of integers to the numbers that it encodes. `step` is the distance between the int16s. */
 static void from_integers(const int16_t *n, int count, int64_t step, float scale, double *x) {
     for (int i = 0; i < count; i++)
         x[i] = (double)n[i * step] * (double)scale;
 }
 
-/* The values that are stored, in double: what is left is the rounding of fp32, and of the weights in integers. */
+/* Compare with double precision on the stored values. The remaining error is fp32 rounding and the integer weights. */
 MP_TEST(kernels_attention_kv_ref_in_double) {
     mp_test_random random = {26};
     kt_set ref = kt_ref();
@@ -393,7 +393,8 @@ MP_TEST(kernels_attention_kv_ref_in_double) {
                 for (int d = 0; d < a->v_dim; d++)
                     out[d] += p * values[t * a->v_dim + d];
             }
-            /* values are below 1, so a weight is off by half a step of 1 / 16383 of its block's greatest, at most 1 */
+            /* values are below 1, so a weight is off by at most half a step of 1 / 16383 of its block's maximum, which
+             * is at most 1 */
             const double error = integers ? 2e-5 + (double)seen * 0.5 / MP_I16_WEIGHT / sum : 5e-6;
             MP_CHECK_NEAR(got.m[i], best, 1e-5 + fabs(best) * 1e-5);
             MP_CHECK_NEAR(got.l[i], sum, sum * 3e-5);
@@ -407,7 +408,7 @@ MP_TEST(kernels_attention_kv_ref_in_double) {
     }
 }
 
-/* Rows that hurt, in every slot: the same bits, nothing but their own slot written. */
+/* Extreme rows in every slot: the same bits, and only their own slot is written. */
 MP_TEST(kernels_attention_kv_store_integers) {
     enum { DIM = 48 };
     mp_test_random random = {27};
@@ -442,7 +443,7 @@ MP_TEST(kernels_attention_kv_store_integers) {
     }
 }
 
-/* The bounds of the contract: the largest numbers there are, all of one sign, overflow no sum. */
+/* The limits of the contract: the largest integers, all of one sign, overflow no sum. */
 MP_TEST(kernels_attention_kv_largest) {
     mp_test_random random = {29};
     kt_set ref = kt_ref();
@@ -477,7 +478,7 @@ MP_TEST(kernels_attention_kv_largest) {
         }
 }
 
-/* However large scores are, weights are: the greatest 1, none below 0. Beyond fp32 all is NaN, in one block, too. */
+/* For any scores, weights are from 0 to 1 and the largest is 1. Scores beyond fp32 give NaN, also in one block. */
 MP_TEST(kernels_attention_kv_huge_scores) {
     mp_test_random random = {30};
     kt_set ref = kt_ref();

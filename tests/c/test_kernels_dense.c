@@ -1,4 +1,4 @@
-/* The dense kernels: packing, activations, gemm of every variant against ref. */
+/* The dense kernels: packing, activations, and gemm of every variant against ref. */
 #include <float.h>
 
 #include "kernel_test.h"
@@ -35,7 +35,7 @@ static problem make(mp_wkind kind, int M, int N, int K) {
     return p;
 }
 
-/* Pack and prepare with the reference, once w and x are filled. */
+/* Pack and quantise with the reference, after w and x are filled. */
 static void prepare(problem *p) {
     const mp_tensor src = tensor_of(p->w, p->N, p->K);
     kt_use("ref");
@@ -55,7 +55,7 @@ static const int dense_slots[] = {MP_SLOT_gemm_f32, MP_SLOT_gemm_bf16, MP_SLOT_g
 static const char *const dense_names[] = {"F32", "BF16", "I8"};
 enum { DENSE_KINDS = 3 };
 
-/* gemm of a kind through a table, not through mp_gemm, whose table is the process's. */
+/* Call the gemm of a kind through a given table. mp_gemm would use the table of the process. */
 static void run(const mp_kernels *call, const problem *p, int m0, int m1, int p0, int p1, const mp_epilogue *ep,
                 float *y, int64_t ldy) {
     switch (p->kind) {
@@ -71,8 +71,10 @@ static void run(const mp_kernels *call, const problem *p, int m0, int m1, int p0
     }
 }
 
-/* ---- vdpbf16ps in words: inputs that are denormal count as zero, a denormal sum becomes zero, each of the two
- * products (exact in fp32, or out of its range) is added with one rounding ----------------------------------------- */
+/* ---- model of vdpbf16ps ------------------------------------------------------------------------------------------
+ *
+ * Denormal inputs count as zero and a denormal sum becomes zero. Each of the two products (exact in fp32, or out of its
+ * range) is added with one rounding. */
 
 static float flush(float x) { return fpclassify(x) == FP_SUBNORMAL ? copysignf(0.0f, x) : x; }
 
@@ -93,14 +95,16 @@ static void gemm_bf16_model(const problem *p, float *y, int64_t ldy) {
         }
 }
 
-/* ---- bfdot in words: the two products of a pair, exact or flushed, are added, and their sum to the accumulator, each
- * time rounded to odd --------------------------------------------------------------------------------------------- */
+/* ---- model of bfdot ------------------------------------------------------------------------------------------------
+ *
+ * The two products of a pair, exact or flushed, are added; their sum is added to the accumulator. Each addition rounds
+ * to odd. */
 
 static float add_to_odd(float a, float b) {
     const float s = a + b;
     if (!isfinite(a) || !isfinite(b))
         return s;
-    if (isinf(s)) /* what lies below 2^128 is cut off there, and the largest number is odd */
+    if (isinf(s)) /* finite sums below 2^128 are truncated, and the largest float is odd */
         return fabs((double)a + (double)b) >= 0x1p128 ? s : copysignf(FLT_MAX, s);
     const float part = s - a, error = (a - (s - part)) + (b - part); /* exact */
     if (error == 0)
@@ -129,8 +133,10 @@ static void gemm_bfdot_model(const problem *p, float *y, int64_t ldy) {
         }
 }
 
-/* ---- a tile product of AMX in words: of 32 inputs the odd slots and the even ones are a chain each, as above; their
- * sum is added to the accumulator ---------------------------------------------------------------------------------- */
+/* ---- model of an AMX tile product ----------------------------------------------------------------------------------
+ *
+ * Of 32 inputs, the odd slots and the even slots form one chain each, as above. Their sum is added to the
+ * accumulator. */
 
 static void gemm_amx_model(const problem *p, float *y, int64_t ldy) {
     for (int m = 0; m < p->M; m++)
@@ -149,7 +155,7 @@ static void gemm_amx_model(const problem *p, float *y, int64_t ldy) {
         }
 }
 
-/* What a set must give for p, without an epilogue: y [M, ldy]. */
+/* The expected result of a set for p, without an epilogue: y [M, ldy]. */
 static void expect(const kt_set *ref, const kt_set *set, const problem *p, float *y, int64_t ldy) {
     if (p->kind == MP_W_BF16 && strcmp(set->variant, "avx512bf16") == 0)
         gemm_bf16_model(p, y, ldy);
@@ -164,7 +170,7 @@ static void expect(const kt_set *ref, const kt_set *set, const problem *p, float
 /* ---- packing --------------------------------------------------------------------------------------------------- */
 
 MP_TEST(kernels_dense_layouts) {
-    enum { N = 45, K = 13 }; /* a partial panel; K no multiple of 2 or 4, so that int8 has nothing to rotate */
+    enum { N = 45, K = 13 }; /* a partial panel; K is odd, so that int8 has nothing to rotate */
     mp_test_random random = {1};
     kt_use("ref");
     for (int kind = 0; kind < DENSE_KINDS; kind++) {
@@ -198,7 +204,7 @@ MP_TEST(kernels_dense_layouts) {
                 }
             }
         }
-        /* outputs and inputs that do not exist weigh nothing */
+        /* padding outputs and inputs have weight zero */
         const uint8_t *last = p.packed.data + p.packed.panel_bytes;
         for (int j = 0; j < 32; j++)
             for (int k = 0; k < (p.kind == MP_W_F32 ? K : p.kind == MP_W_BF16 ? 14 : 16); k++) {
@@ -223,7 +229,7 @@ MP_TEST(kernels_dense_pack_in_parts_and_from_halves) {
         problem p = make(dense_kinds[kind], 1, N, K);
         kt_random(&random, p.w, N * K);
         uint16_t *half = kt_alloc(sizeof(uint16_t) * N * K);
-        for (int i = 0; i < N * K; i++) { /* so that both sources hold the same numbers */
+        for (int i = 0; i < N * K; i++) { /* both sources must hold the same numbers */
             half[i] = mp_bf16_from_f32(p.w[i]);
             p.w[i] = mp_bf16_to_f32(half[i]);
         }
@@ -246,7 +252,7 @@ MP_TEST(kernels_dense_pack_in_parts_and_from_halves) {
     }
 }
 
-/* Rows that int8 cannot hold: zeros, too small, not finite. */
+/* Rows that int8 cannot represent: zeros, too small, not finite. */
 MP_TEST(kernels_dense_pack_i8_extremes) {
     enum { K = 40 };
     problem p = make(MP_W_I8, 1, 5, K);
@@ -270,13 +276,14 @@ MP_TEST(kernels_dense_pack_i8_extremes) {
             MP_CHECK(isnan(row[k]));
     }
     mp_wmat_row(&p.packed, 4, row);
-    /* eight halves of a step */
+    /* eight times half a step */
     MP_CHECK_NEAR(row[0], -3e38f, 4e36f);
     MP_CHECK_NEAR(row[1], 1e38f, 4e36f);
     release(&p);
 }
 
-/* What the rotation is for: one large input of a row leaves the others and the weights their precision. */
+/* The purpose of the rotation: one large input of a row does not cost the other inputs and the weights their
+ * precision. */
 MP_TEST(kernels_dense_i8_spreads_large_inputs) {
     enum { N = 64, K = 384 };
     mp_test_random random = {7};
@@ -285,7 +292,7 @@ MP_TEST(kernels_dense_i8_spreads_large_inputs) {
     kt_random(&random, p.w, N * K);
     kt_random(&random, p.x, K);
     for (int n = 0; n < N; n++)
-        p.w[n * K + 77] *= 0.01f; /* what makes the large input bearable in a model */
+        p.w[n * K + 77] *= 0.01f; /* models compensate large inputs by small weights */
     p.x[77] = 50.0f;
     prepare(&p);
     float y[N];
@@ -298,11 +305,11 @@ MP_TEST(kernels_dense_i8_spreads_large_inputs) {
         error += (y[n] - sum) * (y[n] - sum);
         whole += sum * sum;
     }
-    MP_CHECK_NEAR(sqrt(error / whole), 0, 0.06); /* 0.22 without it, 0.045 with it */
+    MP_CHECK_NEAR(sqrt(error / whole), 0, 0.06); /* 0.22 without rotation, 0.045 with it */
     release(&p);
 }
 
-/* Rows come back as they were, but for a step of their scale, for every size of rotation. */
+/* Rows read back equal their source within one step of their scale, for every size of rotation. */
 MP_TEST(kernels_dense_i8_rows_rotate_back) {
     mp_test_random random = {8};
     const int Ks[] = {1, 2, 12, 40, 48, 96, 312, 320, 384, 768, 1200};
@@ -362,8 +369,8 @@ MP_TEST(kernels_dense_acts_variants) {
     kt_free(x);
 }
 
-/* The reference is the matrix whose sign at (i, j) is the parity of the bits that i and j share; all variants agree
- * with it, also in place, and write no more. */
+/* The reference is the matrix whose sign at (i, j) is the parity of the bits that i and j share. All variants agree
+ * with it, also in place, and write nothing else. */
 MP_TEST(kernels_dense_hadamard) {
     enum { MAX_K = 420 };
     mp_test_random random = {6};
@@ -407,15 +414,15 @@ MP_TEST(kernels_dense_hadamard) {
             }
 }
 
-/* The reference itself: rounding of bf16, range and error of int8. */
-MP_TEST(kernels_dense_acts_meaning) {
+/* The reference itself: rounding of bf16; range and error of int8. */
+MP_TEST(kernels_dense_acts_definition) {
     const kt_set ref = kt_ref();
-    const float x[5] = {1.0f, 1.00390625f, 1.01171875f, -2.5f, NAN}; /* the 2nd and 3rd lie midway between two bf16 */
+    const float x[5] = {1.0f, 1.00390625f, 1.01171875f, -2.5f, NAN}; /* the 2nd and 3rd are midway between two bf16 */
     uint16_t out[6];
     ref.call.acts_bf16(x, 5, out);
-    MP_CHECK_INT(out[1], 0x3f80); /* k = 0 stands in the odd slot */
-    MP_CHECK_INT(out[0], 0x3f80); /* to even: down */
-    MP_CHECK_INT(out[3], 0x3f82); /* to even: up */
+    MP_CHECK_INT(out[1], 0x3f80); /* k = 0 is in the odd slot */
+    MP_CHECK_INT(out[0], 0x3f80); /* rounds to even: down */
+    MP_CHECK_INT(out[3], 0x3f82); /* rounds to even: up */
     MP_CHECK_INT(out[2], 0xc020);
     MP_CHECK(isnan(mp_bf16_to_f32(out[5])));
     MP_CHECK_INT(out[4], 0);
@@ -478,7 +485,7 @@ MP_TEST(kernels_dense_acts_memory) {
 
 static const float GUARD = 123456.75f;
 
-/* Compare a set with what it must give, in the corner [m0, m1) x panels [p0, p1), guards around it. */
+/* Compare a set with the expected result in rows [m0, m1) x panels [p0, p1), with guards around them. */
 static void check(const kt_set *set, const problem *p, const float *expected, int64_t lde, int m0, int m1, int p0,
                   int p1, const char *what) {
     const int64_t ldy = p->N + 5;
@@ -531,11 +538,11 @@ static void check_shape(const kt_set *ref, int kind, int M, int N, int K, int ex
 static void check_kind(int kind) {
     mp_test_random random = {100 + (uint64_t)kind};
     const kt_set ref = kt_ref();
-    for (int M = 1; M <= 40; M++) /* every height of a tile, every split of the rows */
+    for (int M = 1; M <= 40; M++) /* every height of a tile and every split of the rows */
         check_shape(&ref, kind, M, M % 3 ? 77 : 160, 37 + M % 5, -1, &random);
     check_shape(&ref, kind, 517, 33, 19, -1, &random); /* more rows than one block */
     check_shape(&ref, kind, 1100, 70, 9, -1, &random);
-    if (kind) /* and inputs that go in chunks in each of them, by AMX */
+    if (kind) /* AMX processes the inputs of each in chunks */
         check_shape(&ref, kind, 545, 40, kind == 1 ? 520 : 1030, -1, &random);
     const int Ns[] = {1, 15, 16, 17, 31, 32, 33, 64, 127, 129, 300};
     uint32_t asked = 0;
@@ -565,7 +572,7 @@ MP_TEST_SECONDS(kernels_dense_gemm_extremes, 60) {
                     check_shape(&ref, kind, Ms[i], 75, 401, extreme, &random);
 }
 
-/* The most that int8 may hold: all weights and activations at +-127 once they are rotated, in the longest row. */
+/* The limit of int8: all rotated weights and activations at +-127, in the longest row. */
 MP_TEST_SECONDS(kernels_dense_gemm_i8_is_exact_at_the_limit, 60) {
     enum { K = MP_I8_MOST_INPUTS, N = 33, M = 2 };
     const kt_set ref = kt_ref();
@@ -587,8 +594,8 @@ MP_TEST_SECONDS(kernels_dense_gemm_i8_is_exact_at_the_limit, 60) {
     release(&p);
 }
 
-/* The reference against double precision: it is the truth that the others are held to. */
-MP_TEST(kernels_dense_ref_means_a_product) {
+/* Check the reference, against which all variants are compared, in double precision. */
+MP_TEST(kernels_dense_ref_in_double) {
     enum { M = 3, N = 35, K = 500 };
     mp_test_random random = {300};
     const kt_set ref = kt_ref();
@@ -613,9 +620,9 @@ MP_TEST(kernels_dense_ref_means_a_product) {
     }
 }
 
-/* Row r of many equals the row alone, for every variant and split of the panels. */
+/* Row r of many equals the row computed alone, for every variant and split of the panels. */
 MP_TEST(kernels_dense_batch_invariance) {
-    enum { M = 97, N = 290, K = 1100 }; /* many rows go in chunks of inputs and groups of panels, one alone does not */
+    enum { M = 97, N = 290, K = 1100 }; /* many rows are processed in chunks and groups; one row is not */
     mp_test_random random = {400};
     for (int kind = 0; kind < DENSE_KINDS; kind++) {
         problem p = make(dense_kinds[kind], M, N, K);
@@ -643,12 +650,12 @@ MP_TEST(kernels_dense_batch_invariance) {
     }
 }
 
-/* bias, then act, then residual; the residual may be the output; rows and outputs keep their own. */
+/* bias, then act, then residual. The residual may be the output. Rows and outputs outside the range are not written. */
 MP_TEST(kernels_dense_epilogues) {
     mp_test_random random = {500};
     uint32_t asked = 0;
     const kt_set ref = kt_ref();
-    /* the last: sums of tiles are put aside between chunks of inputs, for groups of panels */
+    /* the last shape: AMX stores partial sums between chunks of inputs, for groups of panels */
     const int shapes[][3] = {{1, 70, 33}, {4, 128, 50}, {13, 45, 400}, {30, 96, 64}, {97, 135, 520}};
     for (int kind = 0; kind < DENSE_KINDS; kind++)
         for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
@@ -721,7 +728,7 @@ MP_TEST(kernels_dense_dispatch) {
     }
     if (kt_use("avx512")) {
         MP_CHECK_STR(mp_kernels_variant(MP_SLOT_gemm_bf16), "avx512");
-        MP_CHECK_STR(mp_kernels_variant(MP_SLOT_gemm_i8), "avx2"); /* no 512-bit int8 without VNNI */
+        MP_CHECK_STR(mp_kernels_variant(MP_SLOT_gemm_i8), "avx2"); /* AVX-512 without VNNI has no int8 variant */
     }
     if (kt_use("avx512bf16"))
         MP_CHECK_STR(mp_kernels_variant(MP_SLOT_gemm_bf16), "avx512bf16");
@@ -732,14 +739,15 @@ MP_TEST(kernels_dense_dispatch) {
     }
 #elif defined(__aarch64__)
     MP_CHECK(kt_use("neon"));
-    for (int i = 0; i < mp_kernels_count(); i++) { /* two are of use beside tiles only */
+    for (int i = 0; i < mp_kernels_count(); i++) { /* two slots have variants only on machines with tiles */
         const bool tiles = i == MP_SLOT_attn_full_bf16 || i == MP_SLOT_gemm_bf16_acts;
         MP_CHECK_STR(mp_kernels_variant(i), tiles ? "ref" : "neon");
     }
     if (kt_use("dotprod")) {
         MP_CHECK_STR(mp_kernels_variant(MP_SLOT_gemm_i8), "dotprod");
         MP_CHECK_STR(mp_kernels_variant(MP_SLOT_gemm_q4_k), "dotprod");
-        MP_CHECK_STR(mp_kernels_variant(MP_SLOT_gemm_bf16), "neon"); /* to ref's bits until bf16 is asked for */
+        /* the bits of ref, unless the mask includes bf16 */
+        MP_CHECK_STR(mp_kernels_variant(MP_SLOT_gemm_bf16), "neon");
     }
     if (kt_use("i8mm"))
         MP_CHECK_STR(mp_kernels_variant(MP_SLOT_gemm_i8), "i8mm");

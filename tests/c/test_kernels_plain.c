@@ -1,4 +1,4 @@
-/* Unpacked fp32: our own kernels, and OpenBLAS where it is, against the definition. */
+/* Unpacked fp32: our own kernels, and OpenBLAS if available, against the definition. */
 #include "base/sys.h"
 #include "kernel_test.h"
 #include "kernels/blas.h"
@@ -42,7 +42,7 @@ static void check_plain(int M, int N, int K, int stride, mp_test_random *random)
     kt_free(y);
 }
 
-MP_TEST_SECONDS(kernels_plain_is_the_definition, 60) {
+MP_TEST_SECONDS(kernels_plain_matches_definition, 60) {
     mp_test_random random = {600};
     mp_blas_set_path("none");
     for (int i = 0; i < KT_MASKS; i++) {
@@ -62,7 +62,7 @@ MP_TEST_SECONDS(kernels_plain_is_the_definition, 60) {
     MP_CHECK_HAS(why, "own kernels");
 }
 
-MP_TEST(kernels_blas_that_is_not_there) {
+MP_TEST(kernels_blas_missing) {
     mp_test_random random = {700};
     const char *why;
     kt_use("");
@@ -70,18 +70,18 @@ MP_TEST(kernels_blas_that_is_not_there) {
     MP_CHECK_STR(mp_blas_core(&why), "");
     MP_CHECK_HAS(why, "did not open");
     check_plain(64, 70, 384, 5, &random);
-    mp_blas_set_path("libm.so.6"); /* a library, but not that one */
+    mp_blas_set_path("libm.so.6"); /* a library other than OpenBLAS */
     MP_CHECK_STR(mp_blas_core(&why), "");
     MP_CHECK_HAS(why, "not an OpenBLAS");
     check_plain(64, 70, 384, 5, &random);
 }
 
-/* With the library: the same bits, whatever it answers, and the environment as it was. */
+/* With OpenBLAS: the same bits, whatever the self-test decides, and an unchanged environment. */
 MP_TEST_SECONDS(kernels_blas_gives_the_same_bits, 60) {
     const char *path = getenv("MPOOL_BLAS"), *why;
     mp_test_random random = {800};
     if (!path || !*path || strcmp(path, "none") == 0)
-        MP_SKIP("no OpenBLAS: set MPOOL_BLAS to the path of one");
+        MP_SKIP("needs OpenBLAS: set MPOOL_BLAS to its path");
     kt_use("");
     setenv("OPENBLAS_CORETYPE", "Prescott", 1);
     unsetenv("OPENBLAS_NUM_THREADS");
@@ -91,7 +91,7 @@ MP_TEST_SECONDS(kernels_blas_gives_the_same_bits, 60) {
     MP_CHECK_STR(getenv("OPENBLAS_CORETYPE"), "Prescott");
     MP_CHECK(!getenv("OPENBLAS_NUM_THREADS"));
     if (mp_cpu_features() & MP_CPU_AVX512 && strstr(path, "scipy_openblas"))
-        MP_CHECK_STR(core, "SkylakeX"); /* the vendored build must serve here, or the speed is lost silently */
+        MP_CHECK_STR(core, "SkylakeX"); /* the vendored build must use these kernels, or speed is lost silently */
     uint64_t created, joined;
     mp_thread_counts(&created, &joined);
     MP_CHECK_INT(created, 0);
@@ -103,12 +103,12 @@ MP_TEST_SECONDS(kernels_blas_gives_the_same_bits, 60) {
             check_plain(Ms[i], least + more, 384, 17, &random);
             check_plain(Ms[i], least + more, 1000 + j, 29, &random);
         }
-        check_plain(Ms[i], least / 2 + 1, 384, 17, &random); /* too small for its large kernels: ours must serve */
+        check_plain(Ms[i], least / 2 + 1, 384, 17, &random); /* too small for OpenBLAS: ours must serve */
         check_plain(Ms[i], least / 20 + 1, 200, 7, &random);
         check_plain(Ms[i], 1000000 / (Ms[i] * 20) + 3, 20, 29, &random);
         check_plain(Ms[i], 1000000 / Ms[i] + 5 > 30000 ? 30000 : 1000000 / Ms[i] + 5, 7, 101, &random);
     }
-    check_plain(1, 2700, 384, 7, &random); /* one row or one column: it may take gemv */
+    check_plain(1, 2700, 384, 7, &random); /* one row or one column: OpenBLAS may use gemv */
     check_plain(2700, 1, 384, 1, &random);
     check_plain(2, 1400, 384, 7, &random);
 }
@@ -117,9 +117,9 @@ MP_TEST(kernels_blas_under_avx2) {
     const char *path = getenv("MPOOL_BLAS"), *why;
     mp_test_random random = {900};
     if (!path || !*path || strcmp(path, "none") == 0)
-        MP_SKIP("no OpenBLAS: set MPOOL_BLAS to the path of one");
+        MP_SKIP("needs OpenBLAS: set MPOOL_BLAS to its path");
     if (!kt_use("avx2"))
-        MP_SKIP("no AVX2 here");
+        MP_SKIP("needs AVX2");
     mp_blas_set_path(path);
     mp_blas_core(&why);
     fprintf(stderr, "%s\n", why);
@@ -133,7 +133,7 @@ static void plain_in_thread(void *arg) {
         check_plain(40 + i, 71, 384, 13, &random);
 }
 
-/* The first use comes from four threads at once: it loads once, and every answer is right. */
+/* Four threads use the library for the first time at once: it loads once, and every result is right. */
 MP_TEST_SECONDS(kernels_blas_from_many_threads, 60) {
     enum { THREADS = 4 };
     const char *path = getenv("MPOOL_BLAS");

@@ -1,4 +1,4 @@
-/* Quantised weights: packing and reading back, activations to int8, and every variant of every quantised gemm. */
+/* Quantised weights: packing and reading back, int8 activations, and every variant of every quantised gemm. */
 #include "kernel_test.h"
 #include "kernels/pack.h"
 #include "kernels/pack_dense.h"
@@ -9,7 +9,7 @@ typedef struct stored {
     mp_dtype dtype;
     mp_wkind kind;
     int slot;
-    int halves[2]; /* where a block keeps f16 numbers, or -1 */
+    int halves[2]; /* offsets of the f16 numbers of a block, or -1 */
 } stored;
 
 static const stored types[] = {
@@ -55,13 +55,13 @@ static mp_tensor make_weights(const stored *type, int N, int K, enum fill fill, 
         uint8_t *block = data + b * (size_t)row->bytes;
         for (int h = 0; h < 2; h++) {
             const uint64_t u = mp_test_random_u64(&random);
-            /* between 2^-7 and 2^-3, either sign */
+            /* magnitude between 2^-7 and 2^-3, either sign */
             uint16_t half = (uint16_t)(0x2000 + u % 0x1000 + (u >> 40 & 1) * 0x8000);
             if (scales == SCALES_EXTREME)
                 half = extremes[u % (sizeof extremes / sizeof *extremes)];
             if (type->halves[h] >= 0)
                 memcpy(block + type->halves[h], &half, 2);
-            for (int i = 0; type->dtype == MP_IQ1_M && i < 4; i++) /* a nibble a word */
+            for (int i = 0; type->dtype == MP_IQ1_M && i < 4; i++) /* one nibble per word */
                 block[49 + 2 * i] = (uint8_t)((block[49 + 2 * i] & 15) | (half >> (4 * i) & 15) << 4);
         }
         for (int g = 0; type->dtype == MP_NVFP4 && scales == SCALES_COMMON && g < 4; g++)
@@ -75,14 +75,14 @@ static mp_tensor make_weights(const stored *type, int N, int K, enum fill fill, 
 
 static void drop_weights(mp_tensor *tensor) { kt_free((void *)(uintptr_t)tensor->data); }
 
-/* Packed by `lanes` callers, each its own panels, the last first. Free data with kt_free. */
-static mp_wmat pack_by(const stored *type, const mp_tensor *src, int lanes) {
+/* Pack with `threads` callers, each packing its own panels, the last caller first. Free data with kt_free. */
+static mp_wmat pack_by(const stored *type, const mp_tensor *src, int threads) {
     mp_wmat w;
     mp_wmat_init(&w, type->kind, (int32_t)src->shape[0], (int32_t)src->shape[1]);
     w.data = kt_alloc(mp_wmat_bytes(&w));
     memset(w.data, 0xee, mp_wmat_bytes(&w));
-    for (int lane = lanes - 1; lane >= 0; lane--)
-        mp_wmat_pack(&w, src, w.panels * lane / lanes, w.panels * (lane + 1) / lanes);
+    for (int thread = threads - 1; thread >= 0; thread--)
+        mp_wmat_pack(&w, src, w.panels * thread / threads, w.panels * (thread + 1) / threads);
     return w;
 }
 
@@ -107,7 +107,7 @@ MP_TEST(kernels_quant_kinds) {
              mp_wmat_acts(MP_W_I8) == MP_A_I8);
 }
 
-/* Packed sizes stay close to the stored ones: bits a weight as pack.h states them. */
+/* Packed sizes are close to the stored ones: bits per weight as pack.h states. */
 MP_TEST(kernels_quant_packed_sizes) {
     const double bits[MP_W_KIND_COUNT] = {[MP_W_Q4_0] = 4.5, [MP_W_Q4_1] = 5, [MP_W_Q5_0] = 5.5, [MP_W_Q5_1] = 6,
                                           [MP_W_Q8_0] = 8.5, [MP_W_Q4_K] = 4.625, [MP_W_Q5_K] = 5.625,
@@ -169,18 +169,19 @@ MP_TEST(kernels_quant_rows_to_dense) {
     }
 }
 
-MP_TEST(kernels_quant_lanes_pack_the_same) {
+MP_TEST(kernels_quant_threads_pack_the_same) {
     kt_set set = kt_ref();
     for (int t = 0; t < TYPES; t++) {
         const int N = 7 * 32 - 5, K = unit_of(&types[t]) * 2;
         mp_tensor src = make_weights(&types[t], N, K, FILL_RANDOM, SCALES_COMMON, 77);
         mp_wmat one = pack_by(&types[t], &src, 1);
-        for (int lanes = 2; lanes <= 7; lanes += 5) {
-            mp_wmat many = pack_by(&types[t], &src, lanes);
-            kt_same_bytes(&set, one.data, many.data, mp_wmat_bytes(&one), "%s by %d lanes", name_of(&types[t]), lanes);
+        for (int threads = 2; threads <= 7; threads += 5) {
+            mp_wmat many = pack_by(&types[t], &src, threads);
+            kt_same_bytes(&set, one.data, many.data, mp_wmat_bytes(&one), "%s by %d threads", name_of(&types[t]),
+                          threads);
             kt_free(many.data);
         }
-        /* outputs past N weigh nothing */
+        /* outputs beyond N have weight zero */
         mp_pack_view view;
         for (int o = N % 32; o < 32; o++)
             for (int b = 0; b < K / 32; b++) {
@@ -258,7 +259,7 @@ MP_TEST(kernels_acts_q8_rounds_to_even) {
     drop_quantised(&a);
 }
 
-MP_TEST(kernels_acts_q8_meaning) {
+MP_TEST(kernels_acts_q8_definition) {
     mp_test_random random = {12};
     kt_set ref = kt_ref();
     float x[32 * 6];
@@ -299,7 +300,7 @@ static mp_acts make_acts(const float *x, int M, int K) {
 
 static void drop_acts(mp_acts *acts) { kt_free(acts->q); }
 
-/* Set a row's integers and make its sums right. */
+/* Set the integers of a row and update its sums. */
 static void set_row(mp_acts *acts, int m, int even, int odd) {
     for (int k = 0; k < acts->K; k++)
         acts->q[m * acts->ldq + k] = (int8_t)(k & 1 ? odd : even);
@@ -338,7 +339,8 @@ static void compare_gemm(const stored *type, const mp_wmat *w, const mp_acts *ac
 }
 
 MP_TEST_SECONDS(kernels_quant_gemm_variants, 120) {
-    /* K 0: one, two, three times the type's block. The long ones go past what a variant prepares at a time. */
+    /* K 0: one, two or three times the block of the type. Long K exceed the blocks that a variant prepares at a
+     * time. */
     static const int shapes[][3] = {{1, 70, 0},  {2, 1, 0},     {3, 64, 2304}, {4, 33, 0},    {5, 70, 0},  {6, 65, 0},
                                     {7, 64, 0},  {8, 33, 4352}, {9, 70, 0},    {11, 1, 0},    {16, 64, 0}, {23, 33, 0},
                                     {40, 70, 0}, {1, 5, 33024}, {4, 40, 8448}, {100, 33, 512}};
@@ -359,7 +361,7 @@ MP_TEST_SECONDS(kernels_quant_gemm_variants, 120) {
         }
 }
 
-/* The largest integers that a dot product can meet, of either sign, and weights with extreme scales. */
+/* The largest integers in a dot product, of either sign, and weights with extreme scales. */
 MP_TEST_SECONDS(kernels_quant_gemm_extremes, 120) {
     const int patterns[5][2] = {{127, 127}, {-127, -127}, {127, -127}, {-127, 127}, {0, 127}};
     mp_test_random random = {22};
@@ -387,7 +389,7 @@ MP_TEST_SECONDS(kernels_quant_gemm_extremes, 120) {
             }
 }
 
-/* A row's outputs do not depend on its batch, nor on how panels are shared out. */
+/* The outputs of a row depend neither on its batch nor on the distribution of panels. */
 MP_TEST_SECONDS(kernels_quant_gemm_batch_invariance, 60) {
     mp_test_random random = {23};
     for (int t = 0; t < TYPES; t++) {
@@ -399,13 +401,13 @@ MP_TEST_SECONDS(kernels_quant_gemm_batch_invariance, 60) {
         for (kt_set v = kt_ref();;) {
             mp_acts acts = make_acts(x, M, K);
             float *whole = gemm_all(&w, &acts, NULL, N);
-            for (int m = 0; m < M;) { /* 1, 2, 3, ... rows at a time, panels one by one from the last */
+            for (int m = 0; m < M;) { /* varying numbers of rows, panels one by one from the last */
                 const int rows = m + 1 < M - m ? (m + 1) % 5 + 1 : M - m, end = m + rows < M ? m + rows : M;
                 for (int p = w.panels - 1; p >= 0; p--)
                     mp_gemm(&w, &acts, m, end, p, p + 1, NULL, got, N);
                 m = end;
             }
-            kt_same_matrix(&v, whole, got, M, N, N, "%s in pieces", name_of(&types[t]));
+            kt_same_matrix(&v, whole, got, M, N, N, "%s in parts", name_of(&types[t]));
             kt_free(whole);
             drop_acts(&acts);
             /* the same row quantised alone */
@@ -422,8 +424,8 @@ MP_TEST_SECONDS(kernels_quant_gemm_batch_invariance, 60) {
     }
 }
 
-/* Against dequantised weights in float64: with the quantised activations only rounding is left; with the real ones the
- * error stays within half a step of each activation. */
+/* Against dequantised weights in float64. With the quantised activations only rounding remains. With the original ones
+ * the error is at most half a step of each activation. */
 MP_TEST_SECONDS(kernels_quant_gemm_against_float64, 60) {
     mp_test_random random = {24};
     for (int t = 0; t < TYPES; t++) {
@@ -446,7 +448,7 @@ MP_TEST_SECONDS(kernels_quant_gemm_against_float64, 60) {
                     size += fabs(row[k] * a);
                     step += fabs((double)row[k]) * sa * 0.5;
                 }
-                /* 4-bit types cancel much between d and min, so rounding is relative to the parts: 16 x 2^-24 x 64 */
+                /* in 4-bit types d and min largely cancel, so rounding is relative to the parts: 16 x 2^-24 x 64 */
                 MP_CHECK_NEAR(y[m * N + n], quantised, size * 6e-5);
                 MP_CHECK_NEAR(y[m * N + n], real, step * 1.0001 + size * 6e-5);
                 MP_CHECK(size > 1e-3);
@@ -457,7 +459,7 @@ MP_TEST_SECONDS(kernels_quant_gemm_against_float64, 60) {
     }
 }
 
-/* + bias, + residual, the residual being y itself. */
+/* + bias, + residual; the residual is y itself. */
 MP_TEST(kernels_quant_gemm_epilogue) {
     mp_test_random random = {25};
     for (int t = 0; t < TYPES; t++) {

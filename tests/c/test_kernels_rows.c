@@ -57,7 +57,7 @@ static void compare_all(const kt_set *v, const kt_set *ref, mp_test_random *rand
     v->call.mul_add(x, w, n, got);
     kt_same(v, want, got, n, "mul_add %s n=%d", what, n);
     for (int with = 0; with < 2; with++)
-        for (int columns = 1; columns <= n; columns += 1 + n / 3) { /* as a matrix of that many columns */
+        for (int columns = 1; columns <= n; columns += 1 + n / 3) { /* as a matrix with that many columns */
             ref->call.column_sums(x, columns, n / columns, columns, with ? b : NULL, want);
             v->call.column_sums(x, columns, n / columns, columns, with ? b : NULL, got);
             kt_same(v, want, got, columns, "column_sums %s n=%d columns=%d centre=%d", what, n, columns, with);
@@ -140,7 +140,7 @@ MP_TEST_SECONDS(kernels_rows_match_ref, 60) {
     MP_CHECK(variants >= 1);
 }
 
-/* One in 4,099 of all floats (one in five of those under sanitizers), NaNs and denormals among them, through every
+/* One in 4,099 of all floats (one in five of those under sanitizers), including NaNs and denormals, through every
  * activation and exp. */
 MP_TEST_SECONDS(kernels_rows_math_bits, 60) {
     enum { N = 1 << 14 };
@@ -190,7 +190,7 @@ MP_TEST(kernels_rows_exp_accuracy) {
     MP_CHECK(mp_ref_exp(-INFINITY) == 0.0f && mp_ref_exp(-1e30f) == 0.0f && mp_ref_exp(-104.0f) == 0.0f);
     MP_CHECK(mp_ref_exp(INFINITY) == INFINITY && mp_ref_exp(nextafterf(MP_EXP_HI, INFINITY)) == INFINITY);
     MP_CHECK(mp_ref_exp(MP_EXP_HI) <= FLT_MAX && isnan(mp_ref_exp(NAN)));
-    /* the least results are the least normal float, then 0 */
+    /* the smallest result is the smallest normal float, then 0 */
     float x = MP_EXP_LO;
     MP_CHECK(mp_ref_exp(x) >= FLT_MIN && mp_ref_exp(x) < FLT_MIN * 1.0001f);
     MP_CHECK(exp((double)nextafterf(x, -INFINITY)) < FLT_MIN && mp_ref_exp(nextafterf(x, -INFINITY)) == 0.0f);
@@ -299,7 +299,7 @@ MP_TEST(kernels_rows_all_finite) {
     kt_free(x);
 }
 
-/* The meaning of ref itself: norms and rope in double. */
+/* ref itself against double precision: norms and rope. */
 MP_TEST(kernels_rows_ref_in_double) {
     mp_test_random random = {5};
     kt_set ref = kt_ref();

@@ -1,4 +1,4 @@
-/* test_tensor.c: tensor/tensor.h. */
+/* test_tensor.c: tests of tensor/tensor.h. */
 #include "mp_test.h"
 #include "tensor/tensor.h"
 
@@ -27,7 +27,7 @@ MP_TEST(tensor_dtype_rows_are_found_by_name_and_id) {
         MP_CHECK(!mp_dtype_from_ggml(unknown[i], &found));
 }
 
-/* Facts of the GGUF format, written down a second time. */
+/* The block sizes of the GGUF format, written independently of dtype.def. */
 MP_TEST(tensor_dtype_sizes_are_those_of_gguf) {
     static const struct {
         mp_dtype dtype;

@@ -2,9 +2,9 @@
 """Builds and runs the fuzz targets (libFuzzer, with AddressSanitizer and UndefinedBehaviorSanitizer).
 
     python tests/fuzz/fuzz.py [gguf] [spec] [isolation] --seconds 20 [--out build/fuzz]
-    python tests/fuzz/fuzz.py --merge           # keep what a long run found in tests/fuzz/corpus/<target>
+    python tests/fuzz/fuzz.py --merge           # add the inputs of a long run to tests/fuzz/corpus/<target>
 
-One process a target, one after another. Exit code 1 when a target failed; what failed it lies in <out>/artifacts.
+Runs one process per target, in sequence. Exits with 1 if a target failed; the failing inputs are in <out>/artifacts.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ CSRC = ROOT / "csrc"
 HERE = Path(__file__).resolve().parent
 GGUF = ROOT / "tests" / "corpus" / "gguf"
 
-ROOMS = ["base", "tensor", "files"]
+FOLDERS = ["base", "tensor", "files"]
 FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-O1", "-g", "-fno-omit-frame-pointer", "-pthread", "-Wall", "-Wextra", "-Werror",
          f"-I{CSRC}", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-#: Target -> folders of seeds besides tests/fuzz/corpus/<target>, and options of libFuzzer.
+#: Target -> folders of seeds in addition to tests/fuzz/corpus/<target>, and libFuzzer options.
 TARGETS: dict[str, tuple[list[Path], list[str]]] = {
     "gguf": ([GGUF / "valid", GGUF / "reject", GGUF / "regress"],
              ["-max_len=8192", f"-dict={HERE / 'gguf.dict'}"]),
     "spec": ([], ["-max_len=1024"]),
     "isolation": ([], ["-max_len=1024"]),
 }
-#: Target -> files of the core beside those of ROOMS.
+#: Target -> files of the core in addition to FOLDERS.
 SOURCES: dict[str, list[str]] = {
     "isolation": ["isolation/capability_wire.c", "isolation/channel.c", "isolation/proxy.c", "isolation/spec_codec.c",
                   "isolation/wire.c", "isolation/wire_image_embedding.c", "isolation/wire_text_embedding.c",
@@ -42,11 +42,11 @@ SOURCES: dict[str, list[str]] = {
 
 
 class FuzzError(Exception):
-    """The targets could not be built, or one of them failed; the message has the end of its output."""
+    """The build or a target failed. The message is the end of its output."""
 
 
 def find_clang() -> str | None:
-    """A clang that has libFuzzer, or None."""
+    """Return a clang with libFuzzer, or None."""
     clang = shutil.which(os.environ.get("FUZZ_CC", "clang"))
     if clang is None:
         return None
@@ -57,7 +57,7 @@ def find_clang() -> str | None:
 
 
 def build(clang: str, out: Path, targets: list[str]) -> dict[str, Path]:
-    """Compile the core and link each target. Returns target -> program."""
+    """Compile the core and link each target; return target -> program."""
     objects = out / "objects"
     objects.mkdir(parents=True, exist_ok=True)
     newest_header = max(path.stat().st_mtime for folder in (CSRC, HERE) for path in folder.rglob("*")
@@ -75,7 +75,7 @@ def build(clang: str, out: Path, targets: list[str]) -> dict[str, Path]:
         return made
 
     core = [compile_one(source, "-fsanitize=fuzzer-no-link")
-            for room in ROOMS for source in sorted((CSRC / room).glob("*.c"))]
+            for folder in FOLDERS for source in sorted((CSRC / folder).glob("*.c"))]
     programs = {}
     for target in targets:
         main = compile_one(HERE / f"fuzz_{target}.c", "-fsanitize=fuzzer-no-link")
@@ -90,13 +90,14 @@ def build(clang: str, out: Path, targets: list[str]) -> dict[str, Path]:
 
 
 def run(target: str, program: Path, out: Path, seconds: int, seed: int) -> str:
-    """Run one target for so long. Returns the last lines of its output; raises FuzzError when it failed."""
+    """Run one target for `seconds`; return the last lines of its output. Raises FuzzError if it fails."""
     folders, options = TARGETS[target]
     found, artifacts = out / "found" / target, out / "artifacts"
     found.mkdir(parents=True, exist_ok=True)
     artifacts.mkdir(parents=True, exist_ok=True)
     seeds = [folder for folder in (HERE / "corpus" / target, *folders) if folder.is_dir()]
-    # A shell in between: Linux hands the peak memory of whoever starts a program on to it, which the limit would meet.
+    # Start through a shell: Linux passes the parent's peak memory on to the child, where it would count towards the
+    # limit.
     done = subprocess.run(
         ["sh", "-c", '"$@"; exit $?', "sh", str(program), *options, f"-max_total_time={seconds}", "-timeout=10",
          "-rss_limit_mb=1500", f"-seed={seed}", "-print_final_stats=1", f"-artifact_prefix={artifacts}/{target}-",
@@ -108,14 +109,14 @@ def run(target: str, program: Path, out: Path, seconds: int, seed: int) -> str:
 
 
 def merge(target: str, program: Path, out: Path) -> int:
-    """Put the fewest inputs that cover all that was found into the corpus. Returns how many lie there."""
+    """Put the smallest set of inputs with the same coverage into the corpus; return its size."""
     keep = HERE / "corpus" / target
     folders, options = TARGETS[target]
     fresh = out / "merged" / target
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
     sources = [path for path in (keep, out / "found" / target) if path.is_dir()]
-    # What the files of the other corpus cover need not be kept again: they come first, and are left out afterwards.
+    # Inputs from other corpora come first, so that inputs with the same coverage are dropped; they are removed below.
     others = [folder for folder in folders if folder.is_dir()]
     done = subprocess.run([str(program), *options, "-set_cover_merge=1", str(fresh), *map(str, others + sources)],
                           capture_output=True, text=True, errors="replace")
@@ -135,14 +136,14 @@ def merge(target: str, program: Path, out: Path) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("targets", nargs="*", choices=[*TARGETS, []], help="default: all")
-    parser.add_argument("--seconds", type=int, default=20, help="for each target")
-    parser.add_argument("--seed", type=int, default=0, help="0: another one each time")
+    parser.add_argument("--seconds", type=int, default=20, help="per target")
+    parser.add_argument("--seed", type=int, default=0, help="0: a random seed")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "fuzz")
-    parser.add_argument("--merge", action="store_true", help="do not run; keep what earlier runs in --out found")
+    parser.add_argument("--merge", action="store_true", help="do not run; merge inputs of earlier runs in --out")
     args = parser.parse_args()
     clang = find_clang()
     if clang is None:
-        print("no clang with libFuzzer here", file=sys.stderr)
+        print("no clang with libFuzzer found; install clang or set FUZZ_CC", file=sys.stderr)
         return 2
     targets = args.targets or list(TARGETS)
     out = args.out.resolve()

@@ -1,5 +1,5 @@
-/* fuzz_gguf.c: any bytes as a GGUF file. Whatever is accepted must be whole: every value readable, every tensor within
- * the file, a copy equal. Whatever is refused must say what and where. */
+/* fuzz_gguf.c: any bytes as a GGUF file. An accepted file must be complete: every value readable, every tensor within
+ * the file, a copy equal. A refused file must give an error with field, value and allowed values. */
 #include "require.h"
 
 #include <float.h>
@@ -53,7 +53,7 @@ static void read_typed(const mp_spec *spec, const char *key) {
     bool flag;
     const char *text;
     mp_error error;
-    if (strlen(key) > 200) /* names of hyper-parameters are ours and short */
+    if (strlen(key) > 200) /* hyper-parameter names are short constants of mpool */
         return;
     if (mp_spec_int(spec, key, -5, 5, &def, &whole, &error) == MP_OK)
         REQUIRE(whole >= -5 && whole <= 5);

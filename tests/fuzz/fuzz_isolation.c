@@ -1,5 +1,5 @@
-/* fuzz_isolation.c: any bytes as what a worker process writes: a spec, the ring of its replies, or the well signed
- * answer to an admission, a plan or a step. Whatever it is, a caller must not see anything that cannot be. */
+/* fuzz_isolation.c: any bytes as the output of a worker process: a spec, the ring of its replies, or the correctly
+ * signed answer to an admission, a plan or a step. A caller must never see an impossible value. */
 #include "require.h"
 
 #include <stdatomic.h>
@@ -38,7 +38,7 @@ static void decode_spec(const uint8_t *data, size_t size) {
 static mp_channel_page page;
 static const mp_isolation_kind no_kind;
 
-/* The ring as it may be found: positions, headers, all of it. */
+/* The ring in an arbitrary state: positions, headers and data. */
 static void read_ring(const uint8_t *data, size_t size) {
     static uint8_t frame_data[MP_FRAME_MOST];
     mp_channel channel;
@@ -55,13 +55,13 @@ static void read_ring(const uint8_t *data, size_t size) {
         REQUIRE(frame.bytes <= MP_FRAME_MOST);
 }
 
-/* Frames of up to 100 bytes, so that values stand across them. */
+/* Send frames of up to 100 bytes, so that values cross frame boundaries. */
 static void send(mp_channel *child, mp_frame_kind kind, const uint8_t *data, size_t size) {
     do {
-        size_t piece = size > 100 ? 100 : size;
-        mp_channel_send(child, kind, piece == size, data, piece);
-        data += piece;
-        size -= piece;
+        size_t chunk = size > 100 ? 100 : size;
+        mp_channel_send(child, kind, chunk == size, data, chunk);
+        data += chunk;
+        size -= chunk;
     } while (size);
 }
 
@@ -132,7 +132,7 @@ static void check_text(const mp_text_call *call) {
         REQUIRE(choice->finish >= MP_FINISH_NONE && choice->finish <= MP_FINISH_CANCELLED);
         for (uint32_t t = 0; t < choice->token_count; t++) {
             REQUIRE(choice->tokens[t].id >= 0 && choice->tokens[t].id < VOCAB);
-            /* one token a mask, of which there is the first only */
+            /* one token per mask, and only the first mask exists */
             const uint32_t id = (uint32_t)choice->tokens[t].id;
             REQUIRE(!call->masks || (t == 0 && (call->masks[c].bits[id / 32] >> id % 32 & 1)));
             uint32_t end = choice->tokens[t].byte_end;
@@ -144,7 +144,7 @@ static void check_text(const mp_text_call *call) {
     }
 }
 
-/* Honest answers to what comes before the one that the input is. */
+/* Send correct answers to the messages before the fuzzed one. */
 static void answer(mp_channel *child, mp_frame_kind kind) {
     static mp_wire_out out;
     mp_wire_begin(&out, child, kind);
@@ -184,10 +184,10 @@ static void serve(kind kind, int stage, const uint8_t *data, size_t size) {
         engine->ops->plan(engine, items, 1, 1000, &plan);
         REQUIRE(plan.count == 1 && plan.items[0] == &item && plan.lanes >= 1);
         REQUIRE(plan.amount[0] > 0 || kind == VISION);
-        for (int i = 0; i < 2 && !engine->lost(engine); i++) { /* the second answers with what the first left */
-            size_t piece = i ? size - size / 2 : size / 2;
+        for (int i = 0; i < 2 && !engine->lost(engine); i++) { /* step 2 starts from the state after step 1 */
+            size_t chunk = i ? size - size / 2 : size / 2;
             if (stage == 2)
-                send(&child, MP_FRAME_STEP, i ? data + size / 2 : data, piece);
+                send(&child, MP_FRAME_STEP, i ? data + size / 2 : data, chunk);
             engine->ops->step(engine, &lease, &plan, outcomes);
             if (outcomes[0] == MP_OUTCOME_DONE || outcomes[0] == MP_OUTCOME_FAILED)
                 break;

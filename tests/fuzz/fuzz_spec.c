@@ -1,5 +1,5 @@
 /* fuzz_spec.c: any bytes as a series of calls that fill a model spec, then weights over a file in memory. A tensor that
- * both the table and the weights accept must lie within the file, to its last byte. */
+ * both the table and the weights accept must be within the file, to its last byte. */
 #include "require.h"
 
 #include <sys/mman.h>
@@ -8,7 +8,7 @@
 #include "base/alloc.h"
 #include "files/weights.h"
 
-enum { FILES = 2, MOST_BYTES = 70000 };
+enum { FILES = 2, MAX_BYTES = 70000 };
 
 typedef struct input {
     const uint8_t *data;
@@ -31,7 +31,7 @@ static uint64_t next_u64(input *in) {
     return x;
 }
 
-/* Small, near a power of two, near the ends of 64 bits, or anything. */
+/* A small number, one near a power of two, one near the ends of 64 bits, or any. */
 static uint64_t next_number(input *in) {
     uint8_t how = next_byte(in);
     uint64_t x = next_byte(in);
@@ -73,7 +73,7 @@ static void add_tensor(input *in, mp_spec *spec) {
     for (int i = 0; i < MP_MAX_DIMS; i++)
         entry.shape[i] = (int64_t)next_number(in);
     if (how & 4 && (unsigned)entry.dtype < MP_DTYPE_COUNT && entry.ndim >= 1 && entry.ndim <= 4) {
-        /* whole blocks and the right size, so that what follows is reached */
+        /* whole blocks and the right size, so that later checks are reached */
         int64_t *columns = &entry.shape[entry.ndim - 1], items = 1;
         *columns = (int64_t)((uint64_t)*columns % 64 + 1) * mp_dtype_get(entry.dtype)->items;
         for (int i = 0; i < entry.ndim - 1; i++) {
@@ -114,7 +114,7 @@ static void set_value(input *in, mp_spec *spec) {
     }
     offsets[0] = bytes[0] & 1 ? bytes[0] % 9 : 0;
     for (int i = 1; i < 9; i++)
-        offsets[i] = bytes[i] % 65; /* never past the bytes: that the caller vouches for */
+        offsets[i] = bytes[i] % 65; /* never past the bytes: mp_spec_set requires that of its caller */
     switch (value.type) {
     case MP_VALUE_BOOL:
     case MP_VALUE_INT: value.as.integer = integers[0]; break;
@@ -182,8 +182,8 @@ static void use_weights(mp_spec *spec) {
         REQUIRE(mp_weights_get(weights, entry->name, entry->ndim, entry->shape, &t, &error) == MP_OK);
         REQUIRE(mp_weights_get(weights, entry->name, entry->ndim, any, &t, &error) == MP_OK);
         REQUIRE(mp_weights_get(weights, entry->name, entry->ndim + 1, any, &t, &error) == MP_FORMAT);
-        REQUIRE(t.nbytes <= MOST_BYTES);
-        /* The page after the file's last is not there: a byte too far is seen, as a fault or a poisoned mapping. */
+        REQUIRE(t.nbytes <= MAX_BYTES);
+        /* The page after the end of the file is not mapped: a read past the end faults or poisons the mapping. */
         for (uint64_t j = 0; j < t.nbytes; j++)
             sink += t.data[j];
         REQUIRE(mp_tensor_row(&t, 0) == t.data);

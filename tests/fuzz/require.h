@@ -1,4 +1,4 @@
-/* require.h: what every target begins with: a condition that must hold whatever the input is. */
+/* require.h: the base of every fuzz target: a condition that must hold for every input. */
 #ifndef FUZZ_REQUIRE_H
 #define FUZZ_REQUIRE_H
 

@@ -1,7 +1,8 @@
-/* arm/dot.h: the dot products that came after NEON, for use inside the target region of each (simd/target.h).
+/* arm/dot.h: the ARM dot products beyond NEON, for use inside the target region of each (simd/target.h).
  *
- * Written as instructions: compilers that know these from their headers only for a whole file refuse them in a region.
- * The word that is multiplied with all lanes is lane 0 of its register: nothing has to spread it. */
+ * They are inline assembly, because compilers reject the intrinsics in a target region if the whole file is not
+ * compiled for that target. The word that is multiplied with all lanes is lane 0 of its register, so no broadcast is
+ * needed. */
 #ifndef MP_KERNELS_ARM_DOT_H
 #define MP_KERNELS_ARM_DOT_H
 #if defined(__aarch64__)
@@ -12,7 +13,7 @@
 
 #include "kernels/simd/target.h"
 
-/* Four bytes at any address into lane 0; the others are zero. */
+/* Load four bytes at any address into lane 0; the other lanes are zero. */
 static MP_INLINE int8x16_t arm_word(const void *from) {
     float word;
     memcpy(&word, from, sizeof word);
@@ -25,22 +26,22 @@ static MP_INLINE int32x4_t arm_sdot(int32x4_t acc, int8x16_t w, int8x16_t a) {
     return acc;
 }
 
-/* I8MM: two rows of 8 bytes of w by two of a, all signed: acc[2 i + j] += w[8 i ...] . a[8 j ...]. */
+/* I8MM: two rows of 8 bytes of w times two rows of a, all signed: acc[2 i + j] += w[8 i ...] . a[8 j ...]. */
 static MP_INLINE int32x4_t arm_smmla(int32x4_t acc, int32x4_t w, int32x4_t a) {
     __asm__("smmla %0.4s, %1.16b, %2.16b" : "+w"(acc) : "w"(w), "w"(a));
     return acc;
 }
 
-/* BF16: acc[i] += (w[2 i] * a[0] + w[2 i + 1] * a[1]). The sum of the products, then its sum with acc, are each rounded
- * to odd (cut off, the last bit set where something was), denormals count as zero, FPCR is not asked: so the
- * architecture has it while FPCR.EBF is 0, as it is unless someone sets it. */
+/* BF16: acc[i] += (w[2 i] * a[0] + w[2 i + 1] * a[1]). The sum of the two products is rounded to odd (truncated, with
+ * the last bit set if it was inexact); so is its sum with acc. Denormals count as zero and FPCR is ignored. The
+ * architecture defines this while FPCR.EBF is 0, the default. */
 static MP_INLINE float32x4_t arm_bfdot(float32x4_t acc, uint16x8_t w, int8x16_t a) {
     __asm__("bfdot %0.4s, %1.8h, %2.2h[0]" : "+w"(acc) : "w"(w), "w"(a));
     return acc;
 }
 
-/* BF16: two rows of 4 of w by two of a: acc[2 i + j] takes two steps of bfdot, of the first two inputs and of the last
- * two, with bfdot's roundings. */
+/* BF16: two rows of 4 of w times two rows of a. acc[2 i + j] takes two bfdot steps with bfdot's roundings: first the
+ * first two inputs, then the last two. */
 static MP_INLINE float32x4_t arm_bfmmla(float32x4_t acc, int32x4_t w, int32x4_t a) {
     __asm__("bfmmla %0.4s, %1.8h, %2.8h" : "+w"(acc) : "w"(w), "w"(a));
     return acc;

@@ -1,5 +1,5 @@
-/* arm/dotprod_quant.c: quantised products by sdot. Both its sides are signed: weights of 4, 5 and 6 bits are taken with
- * their offset, bytes get their sign back. */
+/* arm/dotprod_quant.c: quantised products by sdot. Both operands of sdot are signed: weights of 4, 5 and 6 bits keep
+ * their offset, and bytes are converted back to signed. */
 #if defined(__aarch64__)
 #include <assert.h>
 
@@ -12,15 +12,15 @@
 MP_KEEP_ORDER
 MP_TARGET_DOTPROD_BEGIN
 
-typedef int q_part; /* unused: sdot adds up in 32 bits */
+typedef int q_part; /* unused: sdot accumulates in 32 bits */
 
 enum { Q_FLUSH_Q4 = 8, Q_FLUSH_Q5 = 8, Q_FLUSH_Q6 = 4, Q_BYTES_OFFSET = 0 };
 #define Q_VECTORS(R) ((R) == 1 ? 4 : (R) == 2 ? 2 : 1)
 #define Q_ROWS       8
-#define Q_TALL       6 /* 12 floats and 12 integers of the 32 registers */
+#define Q_TALL       6 /* 12 float and 12 integer accumulators of the 32 registers */
 
 static MP_INLINE q_part q_part_zero(void) { return 0; }
-static MP_INLINE qi q_spread(const void *from) { /* lane 0 is all that sdot asks for */
+static MP_INLINE qi q_spread(const void *from) { /* sdot reads lane 0 only */
     const int32x4_t word = vreinterpretq_s32_s8(arm_word(from));
     return (qi){word, word};
 }

@@ -1,5 +1,5 @@
-/* arm/neon_dense.c: dense gemm and activations in 128 bits. A tile is half a panel wide: 6 rows times 4 vectors are 24
- * accumulators of the 32 registers; 4 rows where a step needs more of them for itself. */
+/* arm/neon_dense.c: dense gemm and activations in 128-bit vectors. A tile is half a panel wide: 6 rows times 4 vectors
+ * use 24 of the 32 registers as accumulators. Kernels whose step needs more registers use 4 rows. */
 #if defined(__aarch64__)
 #include <arm_neon.h>
 #include <string.h>
@@ -19,7 +19,7 @@ MP_KEEP_ORDER
 #define v_store  vst1q_f32
 #define v_add    vaddq_f32
 
-/* ---- F32 ------------------------------------------------------------------------------------------------------- */
+/* ---- F32 --------------------------------------------------------------------------------------------------------- */
 #define D(name)         f32_##name
 #define D_W             float32x4_t
 #define D_A             float
@@ -40,12 +40,12 @@ static MP_INLINE float32x4_t f32_result(float32x4_t acc, const float *sw, float 
 }
 #include "kernels/simd/dense_gemm.h"
 
-/* ---- BF16 by fp32 FMAs: the same bits as ref ------------------------------------------------------------------- */
+/* ---- BF16 by fp32 FMAs: the same bits as ref --------------------------------------------------------------------- */
 typedef struct bf16_pair {
     float32x4_t first, second; /* inputs k and k + 1 as fp32 */
 } bf16_pair;
 typedef struct bf16_two {
-    float32x2_t first, second; /* both lanes the same */
+    float32x2_t first, second; /* both lanes hold the same value */
 } bf16_two;
 
 #define D(name)         bf16_fma_##name
@@ -72,8 +72,9 @@ static MP_INLINE float32x4_t bf16_fma_dot(float32x4_t acc, bf16_pair w, bf16_two
 }
 #include "kernels/simd/dense_gemm.h"
 
-/* ---- I8 -------------------------------------------------------------------------------------------------------- */
-/* The weights get their sign back; all is within +-127, so two products fit 16 bits. The accumulators start at 0. */
+/* ---- I8 ---------------------------------------------------------------------------------------------------------- */
+/* The weights are converted back to signed. All values are within +-127, so two products fit 16 bits. The accumulators
+ * start at 0. */
 #define D(name)         i8_##name
 #define D_W             int8x16_t
 #define D_A             int8x16_t
@@ -102,7 +103,7 @@ static MP_INLINE float32x4_t i8_result(int32x4_t acc, const float *sw, float sa)
 }
 #include "kernels/simd/dense_gemm.h"
 
-/* ---- I8 by sdot ------------------------------------------------------------------------------------------------ */
+/* ---- I8 by sdot -------------------------------------------------------------------------------------------------- */
 MP_TARGET_DOTPROD_BEGIN
 #define D(name)           i8_dotprod_##name
 #define D_W               int8x16_t
@@ -119,7 +120,7 @@ MP_TARGET_DOTPROD_BEGIN
 #include "kernels/simd/dense_gemm.h"
 MP_TARGET_END
 
-/* ---- I8 by smmla, one row by sdot ------------------------------------------------------------------------------ */
+/* ---- I8 by smmla, one row by sdot -------------------------------------------------------------------------------- */
 MP_TARGET_I8MM_BEGIN
 #define D(name)         i8mm_##name
 #define D_W             int8x16_t
@@ -141,8 +142,9 @@ MP_TARGET_I8MM_BEGIN
 #include "kernels/simd/dense_gemm.h"
 MP_TARGET_END
 
-/* ---- BF16 by bfmmla, one row by bfdot: the same roundings ------------------------------------------------------ */
-/* Half the instructions of the FMAs, or a quarter, and bits of its own (arm/dot.h): the same wherever it is there. */
+/* ---- BF16 by bfmmla, one row by bfdot: the same roundings -------------------------------------------------------- */
+/* Needs half or a quarter of the instructions of the FMAs. Its bits differ from theirs (arm/dot.h), but are the same on
+ * every CPU that has these instructions. */
 MP_TARGET_BF16_BEGIN
 #define D(name)         bf16_##name
 #define D_W             uint16x8_t
@@ -164,9 +166,9 @@ static MP_INLINE uint16x8_t bf16_load(const uint8_t *w) { return vreinterpretq_u
 #include "kernels/simd/dense_gemm.h"
 MP_TARGET_END
 
-/* ---- activations ----------------------------------------------------------------------------------------------- */
+/* ---- activations ------------------------------------------------------------------------------------------------- */
 
-/* fp32 bits to bf16 in the upper halves; integer rounding, as in the other variants. */
+/* Round fp32 to bf16, left in the upper halves, in integer arithmetic as in the other variants. */
 static MP_INLINE uint32x4_t bf16_round(float32x4_t x) {
     const uint32x4_t u = vreinterpretq_u32_f32(x);
     const uint32x4_t even = vandq_u32(vshrq_n_u32(u, 16), vdupq_n_u32(1));
@@ -174,7 +176,7 @@ static MP_INLINE uint32x4_t bf16_round(float32x4_t x) {
     return vbslq_u32(vceqq_f32(x, x), rounded, vorrq_u32(u, vdupq_n_u32(0x400000)));
 }
 
-/* 8 floats to 4 words of swapped pairs. */
+/* Convert 8 floats to 4 words of swapped pairs. */
 static MP_INLINE uint16x8_t bf16_words(const float *x) {
     const uint32x4_t a = bf16_round(vld1q_f32(x)), b = bf16_round(vld1q_f32(x + 4));
     return vrev32q_u16(vuzp2q_u16(vreinterpretq_u16_u32(a), vreinterpretq_u16_u32(b)));
@@ -193,8 +195,8 @@ static void acts_bf16(const float *x, int K, uint16_t *out) {
     }
 }
 
-/* The stages of distances 1 and 2, those below size: each lane is multiplied by 1, or by -1 where it is the second of
- * its pair, and its partner added. The FMA by +-1 rounds once, as the sum or the difference does. */
+/* The stages of distances 1 and 2, if below size: multiply each lane by 1, or by -1 if it is the second of its pair,
+ * and add its partner. An FMA by +-1 rounds once, as the sum or difference does. */
 static MP_INLINE float32x4_t within(float32x4_t x, int size) {
     const float32x4_t by1 = {1, -1, 1, -1}, by2 = {1, 1, -1, -1};
     x = size > 1 ? vfmaq_f32(vrev64q_f32(x), x, by1) : x;
@@ -220,7 +222,7 @@ static void hadamard(const float *x, int K, int size, float *y) {
             }
 }
 
-/* x[k ...], zeros beyond K */
+/* Load x[k ...], with zeros beyond K. */
 static MP_INLINE float32x4_t load_part(const float *x, int k, int K) {
     float part[4] = {0};
     if (K - k >= 4)
@@ -230,7 +232,7 @@ static MP_INLINE float32x4_t load_part(const float *x, int k, int K) {
 }
 
 static void acts_i8(const float *x, int K, int8_t *q, float *scale, int32_t *sum) {
-    uint32x4_t top = vdupq_n_u32(0); /* magnitudes order as integers do, NaN and Inf above all */
+    uint32x4_t top = vdupq_n_u32(0); /* magnitudes order as integers, with NaN and Inf above all */
     for (int k = 0; k < K; k += 4)
         top = vmaxq_u32(top, vreinterpretq_u32_f32(vabsq_f32(load_part(x, k, K))));
     const uint32_t bits = vmaxvq_u32(top);

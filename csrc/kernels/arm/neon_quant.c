@@ -1,7 +1,8 @@
-/* arm/neon_quant.c: quantised products on NEON alone, and activations to int8.
+/* arm/neon_quant.c: quantised products with NEON alone, and activations to int8.
  *
- * Products are added up in 16 bits: activations stay within +-127, so those of 4, 5, 6 bits are at most 1,905, 3,937,
- * 8,001, and 8, 8, 4 of them fit; of 8 bits two of at most 128 x 127 = 16,256. */
+ * Products are accumulated in 16 bits. Activations are within +-127, so products with 4-, 5- and 6-bit weights are at
+ * most 1,905, 3,937 and 8,001, of which 8, 8 and 4 fit. With 8-bit weights two products of at most 128 x 127 = 16,256
+ * fit. */
 #if defined(__aarch64__)
 #include <assert.h>
 #include <math.h>
@@ -13,12 +14,12 @@
 
 MP_KEEP_ORDER
 
-typedef struct q_part { /* a register a half of qi's: 2 lanes of 4 products */
+typedef struct q_part { /* one register per half of a qi: 2 lanes of 4 products */
     int16x8_t a, b, c, d;
 } q_part;
 
 enum { Q_FLUSH_Q4 = 8, Q_FLUSH_Q5 = 8, Q_FLUSH_Q6 = 4, Q_BYTES_OFFSET = 0 };
-#define Q_VECTORS(R) ((R) == 1 ? 4 : (R) == 2 ? 2 : 1) /* 32 registers: 16 of parts, 8 floats and their company */
+#define Q_VECTORS(R) ((R) == 1 ? 4 : (R) == 2 ? 2 : 1) /* 32 registers: 16 parts, 8 floats, 8 others */
 #define Q_ROWS       4
 #define Q_TALL       4
 
@@ -43,7 +44,7 @@ static MP_INLINE void q_flush(q_part *part, qi *sum) {
     sum->hi = vaddq_s32(sum->hi, vpaddq_s32(vpaddlq_s16(part->c), vpaddlq_s16(part->d)));
     *part = q_part_zero();
 }
-/* value . a for one register: pairs of products fit 16 bits. */
+/* Dot products value . a for one register: pairs of products fit 16 bits. */
 static MP_INLINE int32x4_t add_bytes(int32x4_t sum, int32x4_t w, int32x4_t a) {
     const int8x16_t value = veorq_s8(Q_BYTES(w), vdupq_n_s8(-128));
     const int16x8_t low = vmull_s8(vget_low_s8(value), vget_low_s8(Q_BYTES(a)));
@@ -65,7 +66,7 @@ static void acts_q8(const float *x, int K, int8_t *q, float *scale, int32_t *sum
         MP_UNROLL
         for (int i = 0; i < 8; i++) {
             v[i] = vld1q_f32(x + 4 * i);
-            /* magnitudes as integers order like the floats, with Inf and NaN above all of them */
+            /* magnitudes order as integers, with Inf and NaN above all */
             m[i] = vreinterpretq_u32_f32(vabsq_f32(v[i]));
         }
         MP_UNROLL

@@ -1,4 +1,4 @@
-/* attention.c: what the attention kernels mean, one number at a time. */
+/* ref/attention.c: the reference of the attention kernels, one number at a time. */
 #include <assert.h>
 
 #include "kernels/attention_scratch.h"
@@ -8,7 +8,8 @@
 
 enum { LANES = MP_REF_LANES };
 
-/* s[t] becomes exp(s[t] - max) for t in [from, to), 0 for the others. Returns the sum; both by lanes, t mod 16. */
+/* Replace s[t] by exp(s[t] - max) for t in [from, to), and by 0 for the others. Returns the sum. Sum and max use the
+ * lanes t mod 16. */
 static float softmax_visible(float *s, int n, int from, int to, float *max) {
     float sum[LANES] = {0}, top[LANES];
     for (int l = 0; l < LANES; l++)
@@ -40,7 +41,7 @@ static void full_visible(const mp_attn_full *a, int row, int *from, int *to) {
 
 static float rounded(float x, bool bf16) { return bf16 ? mp_bf16_to_f32(mp_bf16_from_f32(x)) : x; }
 
-/* Both slots: the scale is a factor of the score, or of the query before it is rounded. */
+/* Both attn_full slots. The scale multiplies the score (fp32), or the query before it is rounded (bf16). */
 static void full_rows(const mp_attn_full *a, int row0, int row1, bool bf16, float *s) {
     const float before = bf16 ? a->scale : 1.0f, after = bf16 ? 1.0f : a->scale;
     assert(0 <= row0 && row0 <= row1 && row1 <= a->T && a->D % 8 == 0);
@@ -83,7 +84,7 @@ static void ref_kv_store(const float *k, const float *v, int k_dim, int v_dim, i
         ((float *)v_block)[(int64_t)slot * v_dim + d] = v[d];
 }
 
-/* Slots [from, to) of a block that the row at position `at` sees; empty when from >= to. */
+/* Slots [from, to) of a block that the row at position `at` sees; empty if from >= to. */
 static void visible(const mp_attn_kv *a, int64_t at, int block, int *from, int *to) {
     *from = MP_KV_BLOCK;
     *to = 0;
@@ -153,9 +154,9 @@ static void ref_attn_kv(const mp_attn_kv *a, int rows, int block0, int block1, m
 
 /* ---- keys and values in integers ---- */
 
-/* n[i] = x[i] * (most / top), rounded once; returns the scale. to may be x, which is read ahead of what is written. */
+/* n[i] = x[i] * (most / top), rounded once. Returns the scale. `to` may be x: reads stay ahead of writes. */
 static float to_integers(const float *x, int n, int most, int16_t *to) {
-    uint32_t top = 0; /* as bits, where NaN is above all */
+    uint32_t top = 0; /* as bits, which order NaN above all */
     for (int i = 0; i < n; i++)
         top = mp_ref_bits(fabsf(x[i])) > top ? mp_ref_bits(fabsf(x[i])) : top;
     const float max = mp_ref_float(top);
@@ -178,9 +179,9 @@ static float *scales(void *block, int dim) { return (float *)((int16_t *)block +
 static void ref_kv_store_i16(const float *k, const float *v, int k_dim, int v_dim, int slot, void *k_block,
                              void *v_block) {
     assert(0 <= slot && slot < MP_KV_BLOCK);
-    enum { MOST = 4096 };
-    int16_t part[MOST];
-    assert(k_dim <= MOST && v_dim <= MOST);
+    enum { MAX_DIM = 4096 };
+    int16_t part[MAX_DIM];
+    assert(k_dim <= MAX_DIM && v_dim <= MAX_DIM);
     scales(k_block, k_dim)[slot] = to_integers(k, k_dim, MP_I16_KEY, part);
     for (int d = 0; d < k_dim; d++)
         ((int16_t *)k_block)[(d / 2 * MP_KV_BLOCK + slot) * 2 + d % 2] = part[d];

@@ -1,5 +1,5 @@
-/* ref/dense.c: the plain truth of the dense gemm and activation slots; every other variant is tested against this file.
- * Layouts are drawn in pack_dense.h, orders of rounding in kernels.h. */
+/* ref/dense.c: the reference of the dense gemm and activation slots; every other variant is tested against this file.
+ * pack_dense.h describes the layouts, kernels.h the order of the roundings. */
 #include <assert.h>
 #include <math.h>
 #include <string.h>
@@ -8,7 +8,7 @@
 #include "kernels/pack_dense.h"
 #include "kernels/variants.h"
 
-/* The end of one row's 32 sums: epilogue, then the columns that exist. */
+/* Finish one row's 32 sums: apply the epilogue, then store the columns below N. */
 static void finish(const mp_wmat *w, const mp_epilogue *ep, int m, int panel, float *sums, float *y, int64_t ldy) {
     const int n0 = panel * MP_PANEL_N;
     const int cols = w->N - n0 < MP_PANEL_N ? w->N - n0 : MP_PANEL_N;
@@ -75,7 +75,7 @@ static void gemm_i8(const mp_wmat *w, const mp_acts *x, int m0, int m1, int pane
     }
 }
 
-/* Pairs swapped (x[k + 1], x[k]), nearest even, NaN stays NaN; an odd K gets a zero partner. */
+/* Pairs are swapped (x[k + 1], x[k]) and rounded to nearest even. NaN stays NaN. An odd K gets a zero partner. */
 static void acts_bf16(const float *x, int K, uint16_t *out) {
     for (int k = 0; k < K; k += 2) {
         out[k] = k + 1 < K ? mp_bf16_from_f32(x[k + 1]) : 0;
@@ -94,8 +94,8 @@ static void gemm_bf16_acts(const mp_wmat *w, const mp_acts *x, int m0, int m1, i
         }
 }
 
-/* One scale a row: max|x| / 127; q = nearest even of x * (127 / max|x|). A row whose 127 / max|x| overflows counts as
- * zeros with scale 0; a row with NaN or Inf gets scale NaN and q = 0. */
+/* One scale per row: max|x| / 127; q = nearest even of x * (127 / max|x|). A row whose 127 / max|x| overflows gets
+ * scale 0 and q = 0. A row with NaN or Inf gets scale NaN and q = 0. */
 static void acts_i8(const float *x, int K, int8_t *q, float *scale, int32_t *sum) {
     float max = 0;
     bool finite = true;

@@ -1,5 +1,5 @@
-/* math.h: exp, tanh, sigmoid, GELU and rounding to half for one number. The truth that the vector templates are held
- * to: the same operations in the same order as simd/vmath_tmpl.h, written on their own. */
+/* ref/math.h: exp, tanh, sigmoid, GELU and rounding to half for one number. The vector templates are tested against it.
+ * It performs the operations of simd/vmath_tmpl.h in the same order, but is written separately. */
 #ifndef MP_KERNELS_REF_MATH_H
 #define MP_KERNELS_REF_MATH_H
 
@@ -22,12 +22,12 @@ static inline float mp_ref_float(uint32_t u) {
     return x;
 }
 
-/* The greater; b when either is NaN (as x86's MAXPS). */
+/* The greater of both; b if either is NaN (as x86's MAXPS). */
 static inline float mp_ref_max(float a, float b) { return a > b ? a : b; }
 
-enum { MP_REF_LANES = 16 }; /* that rows are summed in */
+enum { MP_REF_LANES = 16 }; /* lanes of the row tree */
 
-/* The fixed tree over the lanes. Destroys them. */
+/* Sum the lanes by the fixed tree. Overwrites them. */
 static inline float mp_ref_tree_sum(float *lane) {
     for (int width = MP_REF_LANES / 2; width > 0; width /= 2)
         for (int l = 0; l < width; l++)
@@ -37,7 +37,7 @@ static inline float mp_ref_tree_sum(float *lane) {
 
 static inline float mp_ref_exp(float x) {
     if (!(x <= MP_EXP_HI))
-        return x + INFINITY; /* +inf, or the NaN that came in */
+        return x + INFINITY; /* +inf, or the input NaN */
     if (x < MP_EXP_LO)
         return 0.0f;
     float t = fmaf(x, MP_LOG2E, MP_ROUND_MAGIC);
@@ -97,7 +97,7 @@ static inline float mp_ref_activate(mp_act act, float x) {
     case MP_ACT_GELU_TANH:
         return mp_ref_gelu_tanh(x);
     case MP_ACT_RELU:
-        return x < 0.0f ? 0.0f : x; /* NaN goes through */
+        return x < 0.0f ? 0.0f : x; /* NaN passes through */
     case MP_ACT_SILU:
         return x * mp_ref_sigmoid(x);
     case MP_ACT_TANH:

@@ -1,5 +1,5 @@
-/* quant.c: the plain truth of quantised products, one output at a time over the packed layout, and of quantising
- * activations. Every other variant gives these bits. */
+/* ref/quant.c: the reference of quantised products, one output at a time over the packed layout, and of quantising
+ * activations. Every other variant gives the same bits. */
 #include <assert.h>
 #include <math.h>
 #include <string.h>
@@ -8,9 +8,9 @@
 #include "kernels/pack.h"
 #include "kernels/variants.h"
 
-enum { ROWS = 16 }; /* rows that share one look at a block */
+enum { ROWS = 16 }; /* rows that share one decoded block */
 
-/* One block of 32 inputs into the accumulator of output (m, n), as kernels.h has it. */
+/* Add one block of 32 inputs to the accumulator of output (m, n), as kernels.h defines. */
 static float add_block(const mp_pack_view *w, const mp_acts *x, int m, int b, float f) {
     const int8_t *q = x->q + (int64_t)m * x->ldq + b * 32;
     const int32_t *sum16 = x->sum + (int64_t)m * (x->K / 16) + b * 2;
@@ -52,7 +52,7 @@ static void gemm(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0,
     }
 }
 
-/* A block whose largest value is so small (below 4e-37) that 127 / max overflows counts as zeros. */
+/* A block whose maximum is so small (below 4e-37) that 127 / max overflows is quantised to zeros. */
 static void acts_q8(const float *x, int K, int8_t *q, float *scale, int32_t *sum16) {
     assert(K % 32 == 0);
     for (int b = 0; b < K / 32; b++, x += 32, q += 32, sum16 += 2) {

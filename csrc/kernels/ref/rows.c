@@ -1,4 +1,4 @@
-/* rows.c: what the row kernels mean, one number at a time. Slow, and right by definition. */
+/* ref/rows.c: the reference of the row kernels, one number at a time. Slow; it defines the result. */
 #include <assert.h>
 
 #include "kernels/ref/math.h"

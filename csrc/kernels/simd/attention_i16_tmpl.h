@@ -1,11 +1,12 @@
-/* attention_i16_tmpl.h: attention over a cache of integers. Template: after a vec_*.h. What is computed: kernels.h.
+/* attention_i16_tmpl.h: attention over a cache of I16 blocks. Template: include after a vec_*.h. kernels.h defines the
+ * results.
  *
- * As in attention_tmpl.h both halves are "rows of numbers times rows of vectors", here pairs of 16-bit integers:
+ * As in attention_tmpl.h, both halves are "rows of numbers times rows of vectors", here with pairs of 16-bit integers:
  *
  *     sum[r][lanes] = over pairs k of a[r][k][0] * b[k][lanes][0] + a[r][k][1] * b[k][lanes][1]
  *
  * Scores: pairs of components, lanes = keys. Output: pairs of tokens, lanes = components. The sums are exact, so one
- * piece of code does both, and only what happens between them (i16_softmax) has an order to keep. */
+ * function computes both in any order. Only the softmax between them (i16_softmax) must keep an order. */
 #ifndef MP_KERNELS_SIMD_ATTENTION_I16_TMPL_H
 #define MP_KERNELS_SIMD_ATTENTION_I16_TMPL_H
 
@@ -25,10 +26,10 @@ enum { I16_ROWS = 6 }; /* rows of a tile */
 typedef struct i16_source {
     const int16_t *data;
     int64_t ld;          /* pairs */
-    const int16_t *next; /* the same rows of what comes after it, to be fetched meanwhile; or NULL */
+    const int16_t *next; /* the same rows of the following block, to be prefetched; or NULL */
 } i16_source;
 
-/* The vecs of columns [v, vecs) by V as long as there are V; returns the vec it came to. */
+/* Compute columns [v, vecs) in steps of V vecs, while V vecs are left. Returns the first vec that is not computed. */
 static VEC_INLINE int i16_step(const int R, const int V, const int16_t *const *a, const i16_source *b, int from, int to,
                                int v, int vecs, bool add, float *out, int64_t ld) {
     for (; v + V <= vecs; v += V) {
@@ -80,8 +81,8 @@ static VEC_INLINE void i16_tile(const int R, const int16_t *const *a, const i16_
     i16_step(R, 1, a, b, from, to, v, vecs, add, out, ld);
 }
 
-/* out[r * ld + c] = the sum over pairs [from, to) as a float, or that added to what is there, for the columns c of vecs
- * [v, vecs). */
+/* out[r * ld + c] = the sum over pairs [from, to) as a float, for the columns c of vecs [v, vecs). If `add`, the sum is
+ * added to out. */
 static MP_NOINLINE void i16_products(int rows, const int16_t *const *a, const i16_source *b, int from, int to, int v,
                                      int vecs, bool add, float *out, int64_t ld) {
 #define I16_RUN(R)                                          \
@@ -101,7 +102,7 @@ static MP_NOINLINE void i16_products(int rows, const int16_t *const *a, const i1
 #undef I16_RUN
 }
 
-/* As few tiles as there can be, as even as can be: the rows of the next. */
+/* Rows of the next tile: the smallest number of tiles, as even as possible. */
 static VEC_INLINE int i16_tile_rows(int rows) {
     const int tiles = (rows + I16_ROWS - 1) / I16_ROWS;
     return (rows + tiles - 1) / tiles;
@@ -109,7 +110,7 @@ static VEC_INLINE int i16_tile_rows(int rows) {
 
 /* ---- storing ---- */
 
-/* The factor that makes integers of a row, and its scale. */
+/* Returns the factor that converts a row to integers, and sets its scale. */
 static VEC_INLINE float i16_factor(const float *x, int n, int most, float *scale) {
     vec top = vec_zero();
     for (int i = 0; i < n; i += VEC_N)
@@ -119,7 +120,7 @@ static VEC_INLINE float i16_factor(const float *x, int n, int most, float *scale
     return max < INFINITY && max >= MP_I16_LEAST ? (float)most / max : 0.0f;
 }
 
-/* x times a factor (0: zeros, whatever x is) as integers in the low bits of each lane. */
+/* x times a factor as integers in the low bits of each lane; zeros for factor 0, whatever x is. */
 static VEC_INLINE vec i16_round(vec x, float factor) {
     const vec magic = vec_set(MP_ROUND_MAGIC);
     return factor == 0.0f ? magic : vec_fma(x, vec_set(factor), magic);
@@ -130,7 +131,7 @@ static void attn_attn_query_i16(float *q, int k_dim) {
     float scale;
     const float factor = i16_factor(q, k_dim, MP_I16_KEY, &scale);
     int16_t *to = (int16_t *)(void *)q;
-    for (int d = 0; d < k_dim; d += VEC_N) /* never writes what is still to be read */
+    for (int d = 0; d < k_dim; d += VEC_N) /* in place: a write never reaches unread input */
         vec_store_low16(to + d, i16_round(vec_load(q + d), factor));
     memcpy(to + k_dim, &scale, sizeof scale);
 }
@@ -152,27 +153,27 @@ static void attn_kv_store_i16(const float *k, const float *v, int k_dim, int v_d
     factor = i16_factor(v, v_dim, MP_I16_VALUE, i16_scales(v_block, v_dim) + slot);
     int16_t *row = (int16_t *)v_block + slot / 2 * 2 * v_dim + slot % 2;
     for (int d = 0; d < v_dim; d += VEC_N)
-        vec_store_low16_apart(row + 2 * d, i16_round(vec_load(v + d), factor));
+        vec_store_low16_strided(row + 2 * d, i16_round(vec_load(v + d), factor));
 }
 
 /* ---- a block ---- */
 
-/* What the lanes of a row's scores come to, one vec a row, of 16 rows. */
+/* Per-lane maxima and sums of the scores of 16 rows, one vec per row. */
 typedef struct i16_lanes {
     _Alignas(64) float top[VEC_N][VEC_N], sum[VEC_N][VEC_N];
 } i16_lanes;
 
-typedef struct i16_rows { /* the query rows of a call, and what is made of them in a block */
+typedef struct i16_rows { /* the query rows of a call and their intermediate results in one block */
     const mp_attn_kv *a;
     int n;
     const int16_t *q[MP_ATTN_ROWS];
-    int token[MP_ATTN_ROWS];                 /* of the call's rows, the one a query belongs to */
-    float f[MP_ATTN_ROWS], f2[MP_ATTN_ROWS]; /* factors of a row's scores, for m and for the powers of two */
-    float capped[MP_ATTN_ROWS];              /* with a softcap: f before it */
+    int token[MP_ATTN_ROWS];                 /* row of the call that a query belongs to */
+    float f[MP_ATTN_ROWS], f2[MP_ATTN_ROWS]; /* factors of a row's scores: for m, and for exp2 */
+    float capped[MP_ATTN_ROWS];              /* with a softcap: f before the cap */
     float *s;                                /* [n, MP_KV_BLOCK] scores, then weights */
-    int16_t *p;                              /* [n, MP_KV_BLOCK] weights as integers */
+    int16_t *p;                              /* [n, MP_KV_BLOCK] integer weights */
     float *m, *l, *by;                       /* [n up to 16] */
-    bool whole;                              /* every row sees all of the block */
+    bool whole;                              /* every row sees the whole block */
     i16_lanes lanes;
 } i16_rows;
 
@@ -194,14 +195,14 @@ static VEC_INLINE void i16_begin(const mp_attn_kv *a, int rows, i16_rows *x) {
         }
     for (int i = x->n; i % VEC_N > 0; i++)
         x->f[i] = x->f2[i] = 0.0f;
-    for (int r = x->n; r < VEC_N; r++) { /* never written, but read with the others */
+    for (int r = x->n; r < VEC_N; r++) { /* never written below, but read together with the other rows */
         vec_store(x->lanes.top[r], vec_zero());
         vec_store(x->lanes.sum[r], vec_zero());
     }
 }
 
-/* Slots that any of `rows` rows from i on sees: the first sees the oldest, the last the newest. */
-static VEC_INLINE void i16_seen(const i16_rows *x, int i, int rows, int block, int *from, int *to) {
+/* Slots that any of the `rows` rows from i on sees. The first row sees the oldest slot, the last row the newest. */
+static VEC_INLINE void i16_visible(const i16_rows *x, int i, int rows, int block, int *from, int *to) {
     int unused;
     *from = 0;
     *to = MP_KV_BLOCK;
@@ -211,8 +212,8 @@ static VEC_INLINE void i16_seen(const i16_rows *x, int i, int rows, int block, i
     }
 }
 
-/* Turn to a block; false: nobody sees anything of it. */
-static VEC_INLINE bool i16_turn(i16_rows *x, int block) {
+/* Set x->whole for a block. Returns false if no row sees any of it. */
+static VEC_INLINE bool i16_set_block(i16_rows *x, int block) {
     int oldest, newest, from, to;
     kv_visible(x->a, 0, block, &oldest, &to);
     kv_visible(x->a, x->token[x->n - 1], block, &from, &newest);
@@ -226,17 +227,17 @@ static VEC_INLINE void i16_scores(const i16_rows *x, int block, const int16_t *n
     for (int i = 0, R; i < x->n; i += R) {
         int from, to;
         R = i16_tile_rows(x->n - i);
-        i16_seen(x, i, R, block, &from, &to);
+        i16_visible(x, i, R, block, &from, &to);
         for (int d = 0; d < pairs && from < to; d += MP_I16_DEPTH / 2) {
             const int end = pairs - d < MP_I16_DEPTH / 2 ? pairs : d + MP_I16_DEPTH / 2;
             i16_products(R, x->q + i, &k, d, end, from / VEC_N, (to + VEC_N - 1) / VEC_N, d > 0,
                          x->s + (int64_t)i * MP_KV_BLOCK, MP_KV_BLOCK);
         }
-        k.next = NULL; /* fetched once is enough */
+        k.next = NULL; /* one prefetch is enough */
     }
 }
 
-/* exp2 for y <= 0, and NaN. */
+/* exp2 for y <= 0. NaN stays NaN. */
 static VEC_INLINE vec i16_exp2(vec y) {
     const vec magic = vec_set(MP_ROUND_MAGIC);
     y = vec_max(vec_set(MP_EXP2_LO), y);
@@ -245,10 +246,10 @@ static VEC_INLINE vec i16_exp2(vec y) {
     p = vec_fma(p, r, vec_set(MP_EXP2_D2));
     p = vec_fma(p, r, vec_set(MP_EXP2_D1));
     p = vec_fma(p, r, vec_set(1.0f));
-    return vec_scale_exponent(p, t); /* the low bits of a NaN's t are 0 */
+    return vec_scale_exponent(p, t); /* the low bits of t are 0 for a NaN */
 }
 
-/* The greatest scores of a row. whole: all slots are seen. */
+/* Maxima of a row's scores, per lane. whole: all slots are visible. */
 static VEC_INLINE void i16_top(const bool whole, const float *s, const float *sk, int from, int to, float *lanes) {
     const vec lowest = vec_set(-INFINITY);
     vec top = lowest;
@@ -262,7 +263,7 @@ static VEC_INLINE void i16_top(const bool whole, const float *s, const float *sk
     vec_store(lanes, top);
 }
 
-/* Scores become weights; the sums of the probabilities and the greatest weights. */
+/* Replace scores by weights. Also compute the per-lane sums of the probabilities and maxima of the weights. */
 static VEC_INLINE void i16_weights(const bool whole, float *s, const float *sk, const float *sv, int from, int to,
                                    float f2, float center, float *sums, float *tops) {
     const vec by = vec_set(f2), most = vec_set(center);
@@ -295,7 +296,7 @@ static VEC_INLINE void i16_integers(const bool whole, const float *w, int from, 
     }
 }
 
-/* At most N rows from `base` on, steps of different rows side by side. */
+/* Process at most N rows from `base` on. The steps of different rows are interleaved. */
 static VEC_INLINE void i16_softmax_rows(const int N, const bool whole, i16_rows *x, int base, int block,
                                         const float *sk, const float *sv) {
     const int rows = x->n - base < N ? x->n - base : N;
@@ -309,10 +310,10 @@ static VEC_INLINE void i16_softmax_rows(const int N, const bool whole, i16_rows 
         i16_top(whole, s + r * MP_KV_BLOCK, sk, from[r], to[r], lanes->top[r]);
     }
     const vec top = vec_each_top(N, lanes->top[0]);
-    const vec greatest = vec_fma(top, vec_load(x->f + base), vec_zero()); /* which zero it is must not show */
+    const vec greatest = vec_fma(top, vec_load(x->f + base), vec_zero()); /* the sign of a zero must not matter */
     vec_store(m, greatest);
     vec_store(center, top);
-    vec_store(by, vec_add(vec_load(x->f2 + base), vec_sub(greatest, greatest))); /* NaN if that is infinite */
+    vec_store(by, vec_add(vec_load(x->f2 + base), vec_sub(greatest, greatest))); /* NaN if `greatest` is infinite */
     for (int r = 0; r < rows; r++)
         i16_weights(whole, s + r * MP_KV_BLOCK, sk, sv, from[r], to[r], by[r], center[r], lanes->sum[r],
                     lanes->top[r]);
@@ -328,13 +329,13 @@ static VEC_INLINE void i16_softmax_rows(const int N, const bool whole, i16_rows 
     }
 }
 
-/* Scores by their keys' scales and the softcap. */
+/* Multiply scores by the scales of their keys and apply the softcap. */
 static MP_NOINLINE void i16_softcap(const i16_rows *x, int block, const float *sk) {
     const vec cap = vec_set(x->a->softcap);
     for (int i = 0; i < x->n; i++) {
         float *s = x->s + (int64_t)i * MP_KV_BLOCK;
         int from, to;
-        i16_seen(x, i, 1, block, &from, &to);
+        i16_visible(x, i, 1, block, &from, &to);
         for (int t = from / VEC_N * VEC_N; t < to; t += VEC_N) {
             const vec y = vec_mul(vec_mul(vec_load(s + t), vec_load(sk + t)), vec_set(x->capped[i]));
             vec_store(s + t, vec_softcap(cap, y));
@@ -362,13 +363,13 @@ static MP_NOINLINE void i16_softmax(i16_rows *x, int block, const float *sk, con
     }
 }
 
-/* Integer weights of `rows` rows from i on times the block's values: out [rows, v_dim]. */
+/* Multiply the integer weights of `rows` rows from i on by the values of the block: out [rows, v_dim]. */
 static VEC_INLINE void i16_output(const i16_rows *x, int i, int rows, int block, const i16_source *v, float *out) {
     const int16_t *p[I16_ROWS];
     int from, to;
     for (int r = 0; r < rows; r++)
         p[r] = x->p + (int64_t)(i + r) * MP_KV_BLOCK;
-    i16_seen(x, i, rows, block, &from, &to);
+    i16_visible(x, i, rows, block, &from, &to);
     i16_products(rows, p, v, from / 2, (to + 1) / 2, 0, x->a->v_dim / VEC_N, false, out, x->a->v_dim);
 }
 
@@ -383,10 +384,10 @@ static void attn_attn_block_i16(const mp_attn_kv *a, int rows, int block, mp_att
     x.m = m;
     x.l = l;
     x.by = by;
-    /* the next block is fetched meanwhile if it is seen at all: whoever comes for this one mostly goes on to it */
+    /* prefetch the next block if any row sees it: callers usually continue with it */
     const bool more = (int64_t)(block + 1) * MP_KV_BLOCK < a->pos0 + rows;
     i16_source v = {a->v_blocks[block], a->v_dim, more ? a->v_blocks[block + 1] : NULL};
-    i16_turn(&x, block);
+    i16_set_block(&x, block);
     i16_scores(&x, block, more ? a->k_blocks[block + 1] : NULL);
     i16_softmax(&x, block, i16_scales(a->k_blocks[block], a->k_dim), i16_scales(a->v_blocks[block], a->v_dim));
     for (int i = 0, R; i < x.n; i += R) {
@@ -402,13 +403,13 @@ static void attn_attn_block_i16(const mp_attn_kv *a, int rows, int block, mp_att
     memcpy(out->l, l, sizeof(float) * (size_t)x.n);
 }
 
-/* A row of sums into a state's o. */
-static VEC_INLINE void i16_put(float what, const float *sum, int n, float by, float a, float b, float *o) {
+/* Put a row of sums into the o of a state. */
+static VEC_INLINE void i16_put(float action, const float *sum, int n, float by, float a, float b, float *o) {
     const vec scale = vec_set(by), old = vec_set(a), new = vec_set(b);
-    if (what == ATTN_TAKE)
+    if (action == ATTN_TAKE)
         for (int d = 0; d < n; d += VEC_N)
             vec_store(o + d, vec_mul(vec_load(sum + d), scale));
-    else if (what == ATTN_MERGE)
+    else if (action == ATTN_MERGE)
         for (int d = 0; d < n; d += VEC_N)
             vec_store(o + d, vec_add(vec_mul(vec_load(o + d), old), vec_mul(vec_mul(vec_load(sum + d), scale), new)));
 }
@@ -418,7 +419,7 @@ static void attn_attn_kv_i16(const mp_attn_kv *a, int rows, int block0, int bloc
     kv_check(a, rows);
     const mp_attn_i16_layout plan = mp_attn_i16_plan(a->v_dim);
     uint8_t *base = scratch;
-    float what[MP_ATTN_ROWS];
+    float action[MP_ATTN_ROWS];
     float *tile = (float *)(base + plan.tile), *fa = (float *)(base + plan.a), *fb = (float *)(base + plan.b);
     i16_rows x;
     i16_begin(a, rows, &x);
@@ -428,19 +429,19 @@ static void attn_attn_kv_i16(const mp_attn_kv *a, int rows, int block0, int bloc
     x.l = (float *)(base + plan.l);
     x.by = (float *)(base + plan.by);
     for (int block = block0; block < block1; block++) {
-        if (!i16_turn(&x, block))
+        if (!i16_set_block(&x, block))
             continue;
         const bool more = block + 1 < block1;
         i16_source v = {a->v_blocks[block], a->v_dim, more ? a->v_blocks[block + 1] : NULL};
         i16_scores(&x, block, more ? a->k_blocks[block + 1] : NULL);
         i16_softmax(&x, block, i16_scales(a->k_blocks[block], a->k_dim), i16_scales(a->v_blocks[block], a->v_dim));
-        merge_factors(x.n, x.m, x.l, state, fa, fb, what);
+        merge_factors(x.n, x.m, x.l, state, fa, fb, action);
         for (int i = 0, R; i < x.n; i += R) {
             R = i16_tile_rows(x.n - i);
             i16_output(&x, i, R, block, &v, tile);
             v.next = NULL;
             for (int r = 0; r < R; r++)
-                i16_put(what[i + r], tile + r * a->v_dim, a->v_dim, x.by[i + r], fa[i + r], fb[i + r],
+                i16_put(action[i + r], tile + r * a->v_dim, a->v_dim, x.by[i + r], fa[i + r], fb[i + r],
                         state->o + (int64_t)(i + r) * a->v_dim);
         }
     }

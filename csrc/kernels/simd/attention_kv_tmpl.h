@@ -1,4 +1,5 @@
-/* attention_kv_tmpl.h: what the two forms of attention over a paged cache have in common. Template: after a vec_*.h. */
+/* attention_kv_tmpl.h: code shared by the F32 and I16 attention over a paged cache. Template: include after a vec_*.h.
+ */
 #ifndef MP_KERNELS_SIMD_ATTENTION_KV_TMPL_H
 #define MP_KERNELS_SIMD_ATTENTION_KV_TMPL_H
 
@@ -14,21 +15,21 @@ static void kv_check(const mp_attn_kv *a, int rows) {
     (void)rows;
 }
 
-/* Slots [from, to) of a block that row r sees; empty when from >= to. */
+/* Slots [from, to) of a block that row r sees; empty if from >= to. */
 static VEC_INLINE void kv_visible(const mp_attn_kv *a, int r, int block, int *from, int *to) {
-    const int64_t own = a->pos0 + r - (int64_t)block * MP_KV_BLOCK; /* the row's position, counted from the block's */
+    const int64_t own = a->pos0 + r - (int64_t)block * MP_KV_BLOCK; /* the row's position relative to the block */
     const int64_t oldest = a->window ? own - a->window + 1 : 0;
     *to = own < 0 ? 0 : own < MP_KV_BLOCK ? (int)own + 1 : MP_KV_BLOCK;
     *from = oldest < 0 ? 0 : oldest < MP_KV_BLOCK ? (int)oldest : MP_KV_BLOCK;
 }
 
-/* What becomes of a row of a partial; kept as floats, so that 16 are decided at once. */
+/* Action for a row of a partial. Stored as floats, so that 16 rows are decided at once. */
 enum { ATTN_SKIP, ATTN_TAKE, ATTN_MERGE };
 
-/* The new m and l of a state, the factors a and b of its o and of the partial's, and what to do in each row. a, b and
- * what are [n up to 16]. */
+/* Compute the new m and l of a state, the factors a (of the state's o) and b (of the partial's o), and the action per
+ * row. a, b and `action` are [n rounded up to 16]. */
 static VEC_INLINE void merge_factors(int n, const float *m, const float *l, mp_attn_partial *state, float *a, float *b,
-                                     float *what) {
+                                     float *action) {
     for (int i = 0; i < n; i += VEC_N) {
         const int left = n - i < VEC_N ? n - i : VEC_N;
         const vec old = vec_load_n(state->m + i, left), new = vec_load_n(m + i, left), top = vec_max(new, old);
@@ -38,7 +39,7 @@ static VEC_INLINE void merge_factors(int n, const float *m, const float *l, mp_a
         const vmask skip = vec_less_equal(new_l, vec_zero()), take = vec_less_equal(old_l, vec_zero());
         vec_store(a + i, by_old);
         vec_store(b + i, by_new);
-        vec_store(what + i,
+        vec_store(action + i,
                   vec_select(skip, vec_set(ATTN_SKIP), vec_select(take, vec_set(ATTN_TAKE), vec_set(ATTN_MERGE))));
         vec_store_n(state->m + i, vec_select(skip, old, vec_select(take, new, top)), left);
         vec_store_n(state->l + i, vec_select(skip, old_l, vec_select(take, new_l, sum)), left);

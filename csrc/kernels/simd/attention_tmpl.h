@@ -1,12 +1,12 @@
-/* attention_tmpl.h: attention over 16 lanes. Template: after a vec_*.h. What each kernel computes: kernels.h.
+/* attention_tmpl.h: attention in vectors of 16 lanes. Template: include after a vec_*.h. kernels.h defines the results.
  *
  * Both halves of attention are the same small product, "rows of numbers times rows of vectors":
  *
  *     sum[r][lanes] = chain over k ascending of a[r][k] * b[k][lanes]
  *
- * Scores: a = queries, k = components, lanes = keys, so K must lie by columns. Output: a = probabilities, k = keys,
- * lanes = components, and V lies right as it is. A tile of R rows x V vecs keeps its sums in registers; R and V are
- * constants where `chain` melts in, and change no bit. */
+ * Scores: a = queries, k = components, lanes = keys, so K must be stored by columns. Output: a = probabilities, k =
+ * keys, lanes = components, so V is used as stored. A tile of R rows x V vecs keeps its sums in registers. R and V
+ * become constants where `chain` is inlined; they change no bit. */
 #ifndef MP_KERNELS_SIMD_ATTENTION_TMPL_H
 #define MP_KERNELS_SIMD_ATTENTION_TMPL_H
 
@@ -19,11 +19,11 @@
 #include "kernels/simd/vmath_tmpl.h"
 #include "kernels/variants.h"
 
-/* What b is made of, and how far apart its rows are. */
+/* The right operand, and the distance between its rows. */
 typedef struct attn_source {
     const float *data;
     int64_t ld;
-    const float *next; /* the same rows of what comes after it, to be fetched meanwhile; or NULL */
+    const float *next; /* the same rows of the following block, to be prefetched; or NULL */
 } attn_source;
 
 static VEC_INLINE void chain(const int R, const int V, const float *const *a, const attn_source *b, int column,
@@ -58,7 +58,7 @@ static VEC_INLINE void chain(const int R, const int V, const float *const *a, co
     }
 }
 
-/* `rows` are dealt to as few tiles as there can be, as evenly as can be: how many the next tile takes. */
+/* Rows of the next tile: the smallest number of tiles, as even as possible. */
 static VEC_INLINE int tile_rows(int rows) {
     const int tiles = (rows + VEC_TILE_ROWS - 1) / VEC_TILE_ROWS;
     return (rows + tiles - 1) / tiles;
@@ -102,8 +102,8 @@ static VEC_INLINE int tile_rows(int rows) {
 
 /* ---- scores ---- */
 
-/* s[r * ld + t] = scale * (a[r] . column t of b), t in [0, 16 * vecs): as many steps of V vecs as there are from v on;
- * returns the vec it came to. */
+/* s[r * ld + t] = scale * (a[r] . column t of b), t in [0, 16 * vecs). Computes steps of V vecs from v on, while V vecs
+ * are left. Returns the first vec that is not computed. */
 static VEC_INLINE int scores_step(const int R, const int V, const float *const *a, const attn_source *b, int depth,
                                   int v, int vecs, float scale, float *s, int64_t ld) {
     const vec by = vec_set(scale);
@@ -142,14 +142,17 @@ typedef struct attn_scores {
     int64_t ld;
     int rows, n;
     int from[VEC_TILE_ROWS], to[VEC_TILE_ROWS];
-    const float *bias[VEC_TILE_ROWS]; /* added to the visible scores, the others not read; or NULL for all */
+    const float *bias[VEC_TILE_ROWS]; /* added to the visible scores (others are not read); or NULL for all rows */
     float max[VEC_TILE_ROWS], sum[VEC_TILE_ROWS];
 } attn_scores;
 
 /* The lanes of the vec at column t that row r sees. */
-static VEC_INLINE vmask seen_at(const attn_scores *x, int r, int t) { return vec_lanes(x->from[r] - t, x->to[r] - t); }
+static VEC_INLINE vmask visible_at(const attn_scores *x, int r, int t) {
+    return vec_lanes(x->from[r] - t, x->to[r] - t);
+}
 
-/* Rows of 16 V columns, without bias. All maxima before all exps: steps of different rows then overlap. */
+/* Rows of 16 V columns, without bias. All maxima are computed before all exps, so that the steps of different rows
+ * overlap. */
 static VEC_INLINE void softmax_short(const int V, attn_scores *x) {
     const vec lowest = vec_set(-INFINITY);
     for (int r = 0; r < x->rows; r++) {
@@ -157,7 +160,7 @@ static VEC_INLINE void softmax_short(const int V, attn_scores *x) {
         VEC_UNROLL
         for (int v = 0; v < V; v++) {
             const vec s = vec_load(x->s + r * x->ld + v * VEC_N);
-            top = vec_max(vec_select(seen_at(x, r, v * VEC_N), s, lowest), top);
+            top = vec_max(vec_select(visible_at(x, r, v * VEC_N), s, lowest), top);
         }
         x->max[r] = vec_top(top);
     }
@@ -167,7 +170,7 @@ static VEC_INLINE void softmax_short(const int V, attn_scores *x) {
         VEC_UNROLL
         for (int v = 0; v < V; v++) {
             float *at = x->s + r * x->ld + v * VEC_N;
-            const vec e = vec_select(seen_at(x, r, v * VEC_N), vec_exp(vec_sub(vec_load(at), max)), vec_zero());
+            const vec e = vec_select(visible_at(x, r, v * VEC_N), vec_exp(vec_sub(vec_load(at), max)), vec_zero());
             vec_store(at, e);
             sum = vec_add(sum, e);
         }
@@ -193,7 +196,7 @@ static VEC_INLINE void softmax_long(attn_scores *x) {
                 v = vec_add(v, vec_load(whole ? bias + t : part));
                 vec_store(s + t, v);
             }
-            top = vec_max(whole ? v : vec_select(seen_at(x, r, t), v, lowest), top);
+            top = vec_max(whole ? v : vec_select(visible_at(x, r, t), v, lowest), top);
         }
         x->max[r] = vec_top(top);
     }
@@ -207,7 +210,7 @@ static VEC_INLINE void softmax_long(attn_scores *x) {
             if (t >= from && t + VEC_N <= to)
                 e = vec_exp(vec_sub(vec_load(s + t), max));
             else if (t < to && t + VEC_N > from)
-                e = vec_select(seen_at(x, r, t), vec_exp(vec_sub(vec_load(s + t), max)), e);
+                e = vec_select(visible_at(x, r, t), vec_exp(vec_sub(vec_load(s + t), max)), e);
             sum = vec_add(sum, e);
             vec_store(s + t, e);
         }
@@ -215,8 +218,8 @@ static VEC_INLINE void softmax_long(attn_scores *x) {
     }
 }
 
-/* s becomes exp(s + bias - max), and 0 where it is not seen; the maxima and sums. A row that sees nothing: -inf and
- * 0. */
+/* Replace s by exp(s + bias - max), and by 0 where it is not visible. Sets the maxima and sums; -inf and 0 for a row
+ * that sees nothing. */
 static void softmax_rows(attn_scores *x) {
     switch (x->bias[0] ? 0 : x->n / VEC_N) {
     case 1:
@@ -239,27 +242,27 @@ static void softmax_rows(attn_scores *x) {
 
 /* ---- output ---- */
 
-/* Where a tile of outputs goes: out = sum * by (attn_full), or into a state as kernels.h says how partials merge. */
+/* Destination of a tile of outputs: out = sum * by (attn_full), or a merge into a state as kernels.h defines. */
 typedef struct attn_output {
     float *out;
     int64_t ld;
     int columns;
-    const float *by;    /* [rows] NULL: take it as it is */
-    const float *a, *b; /* [rows] the factors of the state and of the new part; NULL: out is overwritten */
-    const float *what;  /* [rows] with a and b */
+    const float *by;    /* [rows] or NULL: store the sum unscaled */
+    const float *a, *b; /* [rows] factors of the state and of the new partial; NULL: overwrite out */
+    const float *action;  /* [rows] actions, set together with a and b */
 } attn_output;
 
-/* rows x vecs sums at tile [rows, 16 * vecs] to columns from `column` on. Not part of the tile's own code, which exists
- * once for every R and V. */
+/* Store rows x vecs sums of tile [rows, 16 * vecs] to the columns from `column` on. Not inlined, because the code of
+ * the tile exists once for every R and V. */
 static MP_NOINLINE void put(const attn_output *o, int rows, int vecs, int column, const float *tile) {
     for (int i = 0; i < rows * vecs; i++) {
         const int r = i / vecs, at = column + i % vecs * VEC_N, left = o->columns - at;
         float *to = o->out + r * o->ld + at;
         vec sum = vec_add(vec_load(tile + i * VEC_N), vec_zero()); /* -0 becomes +0 */
         if (o->a) {
-            if (o->what[r] == ATTN_SKIP)
+            if (o->action[r] == ATTN_SKIP)
                 continue;
-            if (o->what[r] == ATTN_MERGE)
+            if (o->action[r] == ATTN_MERGE)
                 sum = vec_add(vec_mul(vec_load(to), vec_set(o->a[r])), vec_mul(sum, vec_set(o->b[r])));
         } else if (o->by) {
             sum = vec_mul(sum, vec_set(o->by[r]));
@@ -271,7 +274,7 @@ static MP_NOINLINE void put(const attn_output *o, int rows, int vecs, int column
     }
 }
 
-/* Rows of probabilities p times rows [from, to) of b, `vecs` wide: steps as above. */
+/* Multiply rows of probabilities p by rows [from, to) of b, `vecs` wide, in steps as in scores_step. */
 static VEC_INLINE int output_step(const int R, const int V, const float *const *p, const attn_source *b, int from,
                                   int to, int v, int vecs, const attn_output *o) {
     vec sum[VEC_ACCUMULATORS];
@@ -311,7 +314,7 @@ static void full_visible(const mp_attn_full *a, int row, int *from, int *to) {
     *to = a->causal ? row + 1 : before < a->T - row - 1 ? row + before + 1 : a->T;
 }
 
-/* Keys [key0, key0 + keys) by columns in panels of 32, their values row by row; zeros beyond D. */
+/* Copy keys [key0, key0 + keys) by columns in panels of 32, and their values row by row, with zeros beyond D. */
 static void full_copy(const mp_attn_full *a, int key0, int keys, const mp_attn_full_layout *plan, float *k, float *v) {
     for (int t = 0; t < keys; t += 8) {
         const int rows = keys - t < 8 ? keys - t : 8;
@@ -328,7 +331,7 @@ static void full_copy(const mp_attn_full *a, int key0, int keys, const mp_attn_f
         if (d < a->D)
             vec_store(to + d, vec_load_n(from + d, a->D - d));
     }
-    if (keys % VEC_N > 0 && keys % VEC_N <= 8) /* the last vec of keys: its upper half is scored too, and masked */
+    if (keys % VEC_N > 0 && keys % VEC_N <= 8) /* clear the half of the last vec that is scored, then masked */
         for (int d = 0; d < a->D; d++)
             memset(k + (int64_t)(keys / MP_ATTN_PANEL) * a->D * MP_ATTN_PANEL + d * MP_ATTN_PANEL +
                        mp_round_up(keys % MP_ATTN_PANEL, 8),
@@ -344,7 +347,7 @@ static void attn_attn_full(const mp_attn_full *a, int row0, int row1, void *scra
     int key0, key1, from, to;
     full_visible(a, row0, &key0, &to);
     full_visible(a, row1 - 1, &from, &key1);
-    key0 = key0 / MP_ATTN_PANEL * MP_ATTN_PANEL; /* so that lane = t mod 16 in the copy too */
+    key0 = key0 / MP_ATTN_PANEL * MP_ATTN_PANEL; /* so that lane = t mod 16 holds in the copy too */
     full_copy(a, key0, key1 - key0, &plan, k, v);
 
     for (int block = row0; block < row1; block += plan.rows) { /* rows whose scores are kept */
@@ -352,7 +355,7 @@ static void attn_attn_full(const mp_attn_full *a, int row0, int row1, void *scra
         full_visible(a, block, &from, &to);
         const int panel0 = (from - key0) / MP_ATTN_PANEL;
         full_visible(a, block + rows - 1, &from, &to);
-        const int base = key0 + panel0 * MP_ATTN_PANEL; /* the key of the scores' first column */
+        const int base = key0 + panel0 * MP_ATTN_PANEL; /* key of the first column of the scores */
         const int columns = mp_round_up(to - base, VEC_N);
         for (int c = 0; c < columns; c += MP_ATTN_PANEL) {
             const int vecs = (columns - c < MP_ATTN_PANEL ? columns - c : MP_ATTN_PANEL) / VEC_N;
@@ -382,7 +385,7 @@ static void attn_attn_full(const mp_attn_full *a, int row0, int row1, void *scra
             softmax_rows(&x);
             for (int i = 0; i < R; i++)
                 inverse[i] = 1.0f / x.sum[i];
-            /* the first row sees the oldest key, the last one the newest */
+            /* the first row sees the oldest key, the last row the newest */
             const attn_source values = {v + (int64_t)(base - key0) * plan.v_ld, plan.v_ld, NULL};
             const attn_output o = {a->out + (block + r) * a->ld_out, a->ld_out, a->D, inverse, NULL, NULL, NULL};
             outputs(R, p, &values, x.from[0], x.to[R - 1], plan.v_ld / VEC_N, &o);
@@ -411,7 +414,7 @@ static VEC_INLINE void kv_softmax(const mp_attn_kv *a, int n, int block, const a
         for (int j = 0; j < R; j++)
             q[j] = a->q + (i + j) / a->group * a->ldq + (i + j) % a->group * a->ldq_group;
         scores(R, q, &source, a->k_dim, MP_KV_BLOCK / VEC_N, a->scale, p + (int64_t)i * MP_KV_BLOCK, MP_KV_BLOCK);
-        source.next = NULL; /* fetched once is enough */
+        source.next = NULL; /* one prefetch is enough */
     }
     if (a->softcap > 0.0f)
         for (int i = 0; i < n * MP_KV_BLOCK; i += VEC_N)
@@ -436,14 +439,14 @@ static VEC_INLINE void kv_output(const mp_attn_kv *a, int n, int block, const at
         R = tile_rows(n - i);
         for (int j = 0; j < R; j++)
             row[j] = p + (int64_t)(i + j) * MP_KV_BLOCK;
-        kv_visible(a, i / a->group, block, &from, &unused); /* the first row sees the oldest, the last the newest */
+        kv_visible(a, i / a->group, block, &from, &unused); /* first row: oldest slot; last row: newest */
         kv_visible(a, (i + R - 1) / a->group, block, &unused, &to);
         attn_output o = *out;
         o.out += i * o.ld;
         if (o.a) {
             o.a += i;
             o.b += i;
-            o.what += i;
+            o.action += i;
         }
         outputs(R, row, &source, from, to, a->v_dim / VEC_N, &o);
         source.next = NULL;
@@ -454,7 +457,7 @@ static void attn_attn_block(const mp_attn_kv *a, int rows, int block, mp_attn_pa
     kv_check(a, rows);
     const int n = rows * a->group;
     _Alignas(64) float p[MP_ATTN_ROWS * MP_KV_BLOCK];
-    /* the next block is fetched meanwhile if it is seen at all: whoever comes for this one mostly goes on to it */
+    /* prefetch the next block if any row sees it: callers usually continue with it */
     const bool more = (int64_t)(block + 1) * MP_KV_BLOCK < a->pos0 + rows;
     const attn_source k = {a->k_blocks[block], MP_KV_BLOCK, more ? a->k_blocks[block + 1] : NULL};
     const attn_source v = {a->v_blocks[block], a->v_dim, more ? a->v_blocks[block + 1] : NULL};
@@ -467,15 +470,15 @@ static void attn_attn_merge(int rows, int v_dim, const mp_attn_partial *in, mp_a
     assert(v_dim % VEC_N == 0);
     for (int i = 0; i < rows; i += VEC_N) {
         const int n = rows - i < VEC_N ? rows - i : VEC_N;
-        float a[VEC_N], b[VEC_N], what[VEC_N];
+        float a[VEC_N], b[VEC_N], action[VEC_N];
         mp_attn_partial part = {state->m + i, state->l + i, NULL};
-        merge_factors(n, in->m + i, in->l + i, &part, a, b, what);
+        merge_factors(n, in->m + i, in->l + i, &part, a, b, action);
         for (int r = 0; r < n; r++) {
             const float *from = in->o + (int64_t)(i + r) * v_dim;
             float *to = state->o + (int64_t)(i + r) * v_dim;
-            if (what[r] == ATTN_TAKE)
+            if (action[r] == ATTN_TAKE)
                 memcpy(to, from, sizeof(float) * (size_t)v_dim);
-            else if (what[r] == ATTN_MERGE)
+            else if (action[r] == ATTN_MERGE)
                 for (int d = 0; d < v_dim; d += VEC_N)
                     vec_store(to + d, vec_add(vec_mul(vec_load(to + d), vec_set(a[r])),
                                               vec_mul(vec_load(from + d), vec_set(b[r]))));
@@ -488,21 +491,21 @@ static void attn_attn_kv(const mp_attn_kv *a, int rows, int block0, int block1, 
     const mp_attn_kv_layout plan = mp_attn_kv_plan(a->v_dim);
     const int n = rows * a->group;
     uint8_t *base = scratch;
-    float what[MP_ATTN_ROWS];
+    float action[MP_ATTN_ROWS];
     float *p = (float *)(base + plan.p), *m = (float *)(base + plan.m);
     float *l = (float *)(base + plan.l), *fa = (float *)(base + plan.a), *fb = (float *)(base + plan.b);
     for (int block = block0; block < block1; block++) {
         int from, to, first, unused;
         kv_visible(a, 0, block, &first, &unused);
         kv_visible(a, rows - 1, block, &from, &to);
-        if (first >= to) /* nobody sees anything */
+        if (first >= to) /* no row sees any of it */
             continue;
         const bool more = block + 1 < block1;
         const attn_source k = {a->k_blocks[block], MP_KV_BLOCK, more ? a->k_blocks[block + 1] : NULL};
         const attn_source v = {a->v_blocks[block], a->v_dim, more ? a->v_blocks[block + 1] : NULL};
         kv_softmax(a, n, block, &k, p, m, l);
-        merge_factors(n, m, l, state, fa, fb, what);
-        const attn_output o = {state->o, a->v_dim, a->v_dim, NULL, fa, fb, what};
+        merge_factors(n, m, l, state, fa, fb, action);
+        const attn_output o = {state->o, a->v_dim, a->v_dim, NULL, fa, fb, action};
         kv_output(a, n, block, &v, p, &o);
     }
 }

@@ -1,40 +1,40 @@
-/* simd/dense_gemm.h: the body of a dense gemm, for one kind of weight and one instruction set.
+/* simd/dense_gemm.h: the body of a dense gemm, for one kind of weights and one instruction set.
  *
- * Included inside a target region, once a kind. All dense kinds have the same shape (pack_dense.h): a step is 128 bytes
- * of a panel and one 4-byte word of each row. A tile is R rows times P panels of V vectors, held in registers over the
- * steps of a chunk:
+ * Include it inside a target region, once per kind. All dense kinds have the same shape (pack_dense.h): a step is 128
+ * bytes of a panel and one 4-byte word of each row. A tile is R rows times P panels of V vectors, held in registers
+ * over the steps of a k-chunk:
  *
  *            panel p          panel p + 1
  *            [  V vectors  ]  [  V vectors  ]     outputs -> lanes
  *   row m    acc acc ..       acc acc ..          one word of row m, broadcast
  *   row m+1  acc acc ..       acc acc ..
  *
- * The includer defines (and this file undefines, all but D_LANES and the v_ functions):
- *   D(name)             the name with this kind's prefix
+ * The includer defines the following macros; this file undefines all of them except D_LANES and the v_ functions:
+ *   D(name)             the name with the prefix of this kind
  *   D_LANES             floats in a vector; v_load, v_store, v_add, v_zero work on v_float
- *   D_W, D_A, D_ACC     what D(load) reads from a panel, D(splat) from a row, and what D(dot) accumulates in
- *   D_CLASS             D_F32, D_BF16 or D_I8: what a word of a row holds
+ *   D_W, D_A, D_ACC     result type of D(load) from a panel, of D(splat) from a row, and the accumulator of D(dot)
+ *   D_CLASS             D_F32, D_BF16 or D_I8: the content of a word of a row
  *   D_HALVES            1: a tile spans whole panels (AVX-512);  2: half of one (fewer or shorter registers)
  *   D_MAX_ROWS          rows of the tallest tile, 4, 6 or 12
- *   D_PANELS(R)         panels that a tile of R rows spans: 1, or 2 when R rows alone would leave the latency exposed
- *   D_BODY(R, P, t)     what computes a tile, where that is not D(tile) of this file (pair_tile.h)
- * and, static MP_INLINE,
+ *   D_PANELS(R)         panels that a tile of R rows spans: 1, or 2 if R rows alone would leave the latency exposed
+ *   D_BODY(R, P, t)     optional: computes a tile instead of D(tile) of this file (pair_tile.h)
+ * and these functions, static MP_INLINE:
  *   D_ACC D(start)(int32_t sum)          start of a chain; sum = the row's sum of q (int8 only, else 0)
- *   D_W D(load)(const uint8_t *w)        V = 32 / D_HALVES / D_LANES vectors lie one after another
+ *   D_W D(load)(const uint8_t *w)        V = 32 / D_HALVES / D_LANES vectors are consecutive
  *   D_A D(splat)(const uint8_t *a)
  *   D_ACC D(dot)(D_ACC acc, D_W w, D_A a)
  *   v_float D(result)(D_ACC acc, const float *sw, float sa) */
 
 #ifndef MP_DENSE_TILE
 #define MP_DENSE_TILE
-/* A tile's arguments, the same for every kind. */
+/* Arguments of a tile, the same for every kind. */
 typedef struct dense_tile {
     const uint8_t *w; /* first step of the first panel (plus half a step for its second half) */
     size_t panel_bytes;
     const uint8_t *a; /* first row */
     int64_t a_stride; /* bytes */
     int steps;
-    int64_t prefetch;      /* bytes ahead of w; 0: the panel is in a cache already */
+    int64_t prefetch;      /* bytes ahead of w; 0: the panel is already in cache */
     const int32_t *sum;    /* int8: [rows] sums of q */
     const float *sa;       /* int8: [rows] scales */
     const float *bias;     /* [P * 32 / D_HALVES] or NULL */
@@ -45,8 +45,8 @@ typedef struct dense_tile {
 } dense_tile;
 enum { DENSE_STEP = MP_PANEL_N * 4, DENSE_AHEAD = 8192, DENSE_BLOCK = 516 };
 
-/* What follows from the class. Steps of a row of K inputs; steps of one chain; row m of the activations, and the bytes
- * between rows; whether D(result) wants the scales of int8. */
+/* Properties of the class: D_STEPS is the steps of a row of K inputs, D_CHUNK the steps of one chain, then row m of the
+ * activations and the bytes between rows, and D_SCALED is true if D(result) needs the int8 scales. */
 #define D_F32  0
 #define D_BF16 1
 #define D_I8   2
@@ -65,8 +65,8 @@ enum { DENSE_STEP = MP_PANEL_N * 4, DENSE_AHEAD = 8192, DENSE_BLOCK = 516 };
 
 #define D_V (MP_PANEL_N / D_HALVES / D_LANES)
 
-/* `count` steps of the tile, a constant. a[i] is row 3 * i: a base, base + stride and base + 2 * stride are operands of
- * one instruction, so that 12 rows need 5 registers and no arithmetic. */
+/* Compute `count` (a constant) steps of the tile. a[i] is row 3 * i: base, base + stride and base + 2 * stride are
+ * addressing modes of one instruction, so that 12 rows need 5 registers and no arithmetic. */
 static MP_INLINE void D(steps)(const int R, const int P, const int count, const dense_tile *t, const uint8_t *w,
                                const uint8_t *const *a, D_ACC *acc) {
     const int64_t stride = t->a_stride;
@@ -143,7 +143,7 @@ static MP_INLINE void D(tile)(const int R, const int P, const dense_tile *t) {
     for (int i = 0; i < R * P * D_V; i++) {
         const int r = i / (P * D_V), v = i % (P * D_V);
         const float *sw = NULL;
-        if (D_SCALED) /* scales lie behind the last step of their panel; a second half began half a step in */
+        if (D_SCALED) /* scales follow the last step of their panel; a second half starts half a step in */
             sw = (const float *)(const void *)(t->w + (size_t)(v / D_V) * t->panel_bytes +
                                                (size_t)t->steps * DENSE_STEP) +
                  v % D_V * D_LANES;
@@ -181,7 +181,7 @@ static MP_INLINE void D(tile)(const int R, const int P, const dense_tile *t) {
 #define D_WIDE(R) D_PANELS(R) > 1 ? D(wide_##R) : D(one_##R),
 D_EACH(D_TILE)
 
-/* Rows [m0, m1) times panels [panel0, panel1): a panel stays in cache while the rows go by. */
+/* Multiply rows [m0, m1) by panels [panel0, panel1). A panel stays in cache while all rows pass it. */
 static void D(block)(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1, const mp_epilogue *ep,
                      float *y, int64_t ldy) {
     typedef void (*tile_function)(const dense_tile *);
@@ -193,7 +193,7 @@ static void D(block)(const mp_wmat *w, const mp_acts *x, int m0, int m1, int pan
     const mp_act act = ep ? ep->act : MP_ACT_NONE;
     const int wide = count == 1 ? D_PANELS(rows) : 1;
     dense_tile t = {.panel_bytes = w->panel_bytes, .a_stride = D_ROW_STRIDE(x), .steps = D_STEPS(w->K)};
-    /* what is left of the epilogue once the tile has added the bias */
+    /* the epilogue that remains after the tile has added the bias */
     const mp_epilogue rest = {
         .act = act, .residual = ep ? ep->residual : NULL, .ld_residual = ep ? ep->ld_residual : 0};
     t.ld_residual = rest.ld_residual;
@@ -235,10 +235,11 @@ static void D(block)(const mp_wmat *w, const mp_acts *x, int m0, int m1, int pan
                 t.out = buffer;
                 t.ld = width;
                 tile(&t);
-                for (int r = 1; cols < width && r < r1 - r0; r++) /* close up, so that outputs beyond N are gone */
+                /* compact the rows to `cols`: drop outputs beyond N */
+                for (int r = 1; cols < width && r < r1 - r0; r++)
                     memmove(buffer + r * cols, buffer + r * width, sizeof(float) * (size_t)cols);
                 mp_epilogue_apply(&rest, r0, r1, n0, n0 + cols, buffer, cols);
-                if (cols == width) { /* a few vectors a row: the loop of bytes that gcc makes of memcpy takes longer */
+                if (cols == width) { /* few vectors per row: the byte loop that gcc makes of memcpy takes longer */
                     for (int r = 0; r < r1 - r0; r++)
                         for (int c = 0; c < width; c += D_LANES)
                             v_store(y + (r0 + r) * ldy + n0 + c, v_load(buffer + r * width + c));
@@ -253,7 +254,7 @@ static void D(block)(const mp_wmat *w, const mp_acts *x, int m0, int m1, int pan
 
 static void D(gemm)(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1, const mp_epilogue *ep,
                     float *y, int64_t ldy) {
-    /* so many rows that the panels' way from memory is paid for, so few that the rows come from a cache each time */
+    /* enough rows to repay reading the panels from memory, few enough that the rows stay in cache for each panel */
     const int count = (m1 - m0 + DENSE_BLOCK - 1) / DENSE_BLOCK;
     for (int i = 0; i < count; i++) {
         const int r0 = m0 + (int)((int64_t)(m1 - m0) * i / count);

@@ -1,13 +1,15 @@
-/* simd/pair_tile.h: a tile of dense_gemm.h by the instructions of ARM that multiply two rows of 8 bytes by two (smmla,
- * bfmmla).
+/* simd/pair_tile.h: a tile of dense_gemm.h with the ARM instructions that multiply two rows of 8 bytes by two rows of 8
+ * bytes (smmla, bfmmla).
  *
- * Included before dense_gemm.h, inside the same target region and with its macros. Two steps of four outputs, zipped,
- * are two outputs' 8 bytes each, twice; a pair of rows gives 8 bytes each. An accumulator has two outputs of two rows:
+ * Include it before dense_gemm.h, inside the same target region and with its macros. Two steps of four outputs, zipped,
+ * give two registers with the 8 bytes of two outputs each. A pair of rows gives 8 bytes per row. An accumulator holds
+ * two outputs of two rows:
  *
  *     [o r] [o r + 1] [o + 1 r] [o + 1 r + 1]
  *
- * The last row of an odd number is its own partner, and half of what comes of it is dropped. A last step without a
- * partner goes by D(dot). More than dense_gemm.h wants, the includer defines (and this file undefines):
+ * If the number of rows is odd, the last row is its own partner and half of its results are dropped. A last step
+ * without a partner uses D(dot). In addition to the macros of dense_gemm.h, the includer defines (and this file
+ * undefines):
  *   D_MMLA(acc, w, a)   acc as D_ACC, w and a as int32x4_t
  *   D_UNZIP(n, x, y)    uzp<n> of two D_ACC
  *   D_BITS(w)           a D_W as int32x4_t */

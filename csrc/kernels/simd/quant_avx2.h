@@ -1,5 +1,6 @@
-/* quant_avx2.h: what quant_tmpl.h wants of AVX2, all but the dot products: vectors of 8 lanes. Inside a target region
- * with AVX2, FMA and F16C; the headers named here come before it. Meanings: quant_tmpl.h. */
+/* quant_avx2.h: the AVX2 operations of quant_tmpl.h except the dot products, on vectors of 8 lanes. Include it inside a
+ * target region with AVX2, FMA and F16C; include the headers named here before the region. quant_tmpl.h defines the
+ * operations. */
 #ifndef MP_KERNELS_SIMD_QUANT_AVX2_H
 #define MP_KERNELS_SIMD_QUANT_AVX2_H
 

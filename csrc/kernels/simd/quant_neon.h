@@ -1,5 +1,5 @@
-/* quant_neon.h: what quant_tmpl.h wants of NEON, all but the dot products: vectors of 8 lanes, as two registers.
- * Meanings: quant_tmpl.h. */
+/* quant_neon.h: the NEON operations of quant_tmpl.h except the dot products, on vectors of 8 lanes in two registers.
+ * quant_tmpl.h defines the operations. */
 #ifndef MP_KERNELS_SIMD_QUANT_NEON_H
 #define MP_KERNELS_SIMD_QUANT_NEON_H
 

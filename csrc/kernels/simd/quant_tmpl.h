@@ -1,41 +1,40 @@
-/* quant_tmpl.h: products of quantised weights with int8 rows, over one instruction set's vectors.
+/* quant_tmpl.h: products of quantised weights with int8 rows, over the vectors of one instruction set.
  *
- * Included inside a target region by a file that has defined, for vectors of Q_LANES four-byte lanes (16 or 8):
+ * Include it inside a target region. The includer defines, for vectors of Q_LANES four-byte lanes (16 or 8):
  *   qi, qf                            vectors of integers and of floats
- *   q_part, q_part_zero()             where q_dot adds up before a flush: a type and an empty one
+ *   q_part, q_part_zero()             accumulator of q_dot between flushes: its type and an empty one
  *   q_load q_and q_or_and(a, b, m)    a | (b & m)
  *   q_shr q_shl                       shifts within 16-bit lanes
  *   q_spread(p)                       the four bytes at p in every lane        q_set(i)  an int32 in every lane
- *   q_table(p) q_lookup(t, x)         the 16 bytes at p as a table t; of each byte of x, 0 ... 15, its byte there
+ *   q_table(p) q_lookup(t, x)         the 16 bytes at p as a table t; maps each byte of x, 0 ... 15, to its entry
  *   q_zero q_to_float qf_zero qf_spread(p) qf_add qf_mul qf_fma(a, b, c) qf_fnma(a, b, c) qf_load qf_store
  *   qf_halves(p) qf_u8(p) qf_i8(p)    Q_LANES halves or bytes as floats
  *   q_dot(part, sum, w, a)            adds the dot products of unsigned w with signed a to (part, sum)
  *   q_dot_bytes(part, sum, w, a)      the same for `bytes` and tables: w is value + 128
- *   q_flush(part, sum)                empties part into sum
- *   Q_FLUSH_Q4, _Q5, _Q6              dot products of each after which a flush is due, so that 16-bit parts never
- *                                     overflow
- *   Q_BYTES_OFFSET                    128 when q_dot_bytes takes w as it is, 0 when it restores the sign itself
+ *   q_flush(part, sum)                adds part to sum and empties it
+ *   Q_FLUSH_Q4, _Q5, _Q6              dot products of each width between flushes, so that 16-bit parts never overflow
+ *   Q_BYTES_OFFSET                    128 if q_dot_bytes uses w as it is, 0 if it restores the sign itself
  *   Q_VECTORS(R)                      vectors of outputs in a tile of R rows; divides 32 / Q_LANES
- *   Q_ROWS                            most rows of a tile: 4 or 8
- *   Q_TALL                            rows of the tiles when there are more rows than that
+ *   Q_ROWS                            maximum rows of a tile: 4 or 8
+ *   Q_TALL                            maximum rows of a tile if the product has more than Q_ROWS rows
  *
- * A tile is R rows by Q_VECTORS(R) vectors. It walks the panel once, unpacks each line in registers and uses it for all
- * of its rows; nothing is unpacked to memory. Integer accumulators live for one block, float ones for the whole of K.
- * What belongs to a row and a block, and not to an output, is prepared for many blocks at a time (q_rows). */
+ * A tile is R rows by Q_VECTORS(R) vectors. It reads the panel once, unpacks each line in registers and uses it for all
+ * of its rows; nothing is unpacked to memory. Integer accumulators cover one block, float accumulators all of K. Values
+ * that depend on a row and a block, but not on an output, are prepared for many blocks at a time (q_rows). */
 #include "kernels/pack.h"
 
 enum { Q_PREPARED = 1024 };
 
-typedef struct q_rows {         /* [R][q_stride(R)]; an entry a block, or two where groups are of 16 */
-    int32_t start[Q_PREPARED];  /* where the integer accumulator begins: -(offset of the weights) * (sum of q) */
-    float low[Q_PREPARED];      /* the factor of the minimum: sa * (float)(sum of q) */
+typedef struct q_rows {         /* [R][q_stride(R)]; one entry per block, two if groups are of 16 */
+    int32_t start[Q_PREPARED];  /* initial integer accumulator: -(offset of the weights) * (sum of q) */
+    float low[Q_PREPARED];      /* factor of the minimum: sa * (float)(sum of q) */
     int row;                    /* the first row for which all blocks are prepared, or -1 */
 } q_rows;
 
-/* Entries a row: a multiple of 16, so that a chunk ends between superblocks. */
+/* Entries per row: a multiple of 16, so that a chunk of blocks ends between superblocks. */
 static MP_INLINE int q_stride(int R) { return Q_PREPARED / R / 16 * 16; }
 
-/* ---- what a kind is ------------------------------------------------------------------------------------------- */
+/* ---- properties of a kind ---------------------------------------------------------------------------------------- */
 
 static MP_INLINE int q_is_nibbles(int kind) { return kind == MP_W_Q4_0 || kind == MP_W_Q4_1 || kind == MP_W_Q4_K; }
 static MP_INLINE int q_is_fives(int kind) { return kind == MP_W_Q5_0 || kind == MP_W_Q5_1 || kind == MP_W_Q5_K; }
@@ -63,7 +62,7 @@ static MP_INLINE int q_offset(int kind) {
     }
 }
 
-/* Bytes of a block's integers, after which its scales stand. */
+/* Bytes of a block's integers; its scales follow them. */
 static MP_INLINE int q_integers(int kind) {
     if (q_is_nibbles(kind) || q_is_table(kind))
         return MP_PACK_NIBBLES;
@@ -84,9 +83,9 @@ static MP_INLINE int q_head_bytes(int kind) {
     return q_is_super(kind) ? 2 * MP_PACK_HALVES : kind == MP_W_Q6_K ? MP_PACK_HALVES : 0;
 }
 
-/* ---- rows ------------------------------------------------------------------------------------------------------ */
+/* ---- rows -------------------------------------------------------------------------------------------------------- */
 
-/* Blocks [b0, b0 + n) of rows m ... m + R - 1. */
+/* Prepare blocks [b0, b0 + n) of rows m ... m + R - 1. */
 static MP_INLINE void q_prepare(int kind, int R, const mp_acts *x, int m, int b0, int n, q_rows *rows) {
     const int offset = q_offset(kind);
     for (int r = 0; r < R; r++) {
@@ -114,13 +113,13 @@ static MP_INLINE void q_prepare(int kind, int R, const mp_acts *x, int m, int b0
     }
 }
 
-/* ---- integers of a block --------------------------------------------------------------------------------------- */
+/* ---- integers of a block ----------------------------------------------------------------------------------------- */
 
-/* Whether prefetches stand beside the loads or in a row before each block. Beside is up to a tenth faster while memory
- * is the limit and the tile reads whole lines; taller tiles are limited by arithmetic and lose by it. */
+/* True if prefetches are issued beside the loads, false if before each block. Beside the loads is up to 10 % faster
+ * while memory is the limit and the tile reads whole lines. Taller tiles are limited by arithmetic and get slower. */
 static MP_INLINE int q_beside(int R) { return R <= 4 && Q_VECTORS(R) * Q_LANES == MP_PANEL_N; }
 
-/* Vector u of a part's lanes j and, if asked, a prefetch `ahead` bytes further on. */
+/* Load vector u of a part's lanes j. If `prefetch`, prefetch `ahead` bytes further. */
 static MP_INLINE qi q_take(const uint8_t *part, int u, int j, int prefetch, int ahead) {
     const uint8_t *from = part + j * MP_PACK_STEP + u * Q_LANES * 4;
     if (prefetch && u * Q_LANES % 16 == 0)
@@ -128,10 +127,10 @@ static MP_INLINE qi q_take(const uint8_t *part, int u, int j, int prefetch, int 
     return q_load(from);
 }
 
-/* Bit `at` of every byte moved to bit 4. The caller masks: what leaks from a byte's neighbour stays outside. */
+/* Move bit `at` of every byte to bit 4. The caller masks: bits from a neighbouring byte end up outside the mask. */
 static MP_INLINE qi q_to_bit4(qi x, int at) { return at < 4 ? q_shl(x, 4 - at) : at > 4 ? q_shr(x, at - 4) : x; }
 
-/* bytes: the weights are those of q_dot_bytes. */
+/* bytes: use q_dot_bytes on the weights instead of q_dot. */
 static MP_INLINE void q_dots_row(int bytes, int R, int U, const qi *w, const int8_t *q, int64_t ldq, q_part *part,
                                  qi *sum) {
     MP_UNROLL
@@ -153,7 +152,7 @@ static MP_INLINE void q_flush_all(int count, q_part *part, qi *sum) {
         q_flush(&part[i], &sum[i]);
 }
 
-/* 32 inputs of 4 or 5 bits. */
+/* Dot products of 32 inputs of 4 or 5 bits. */
 static MP_INLINE void q_dots_nibbles(int fives, int R, int U, const uint8_t *block, int u0, int ahead, const int8_t *q,
                                      int64_t ldq, q_part *part, qi *sum) {
     const uint8_t *nibbles = fives ? block + MP_PACK_BITS : block;
@@ -180,7 +179,7 @@ static MP_INLINE void q_dots_nibbles(int fives, int R, int U, const uint8_t *blo
     }
 }
 
-/* Inputs 16 h ... 16 h + 15 of 6 bits. */
+/* Dot products of inputs 16 h ... 16 h + 15 of 6 bits. */
 static MP_INLINE void q_dots_sixes(int h, int R, int U, const uint8_t *block, int u0, int ahead, const int8_t *q,
                                    int64_t ldq, q_part *part, qi *sum) {
     const qi mask = q_set(0x0f0f0f0f), bits45 = q_set(0x30303030);
@@ -200,7 +199,7 @@ static MP_INLINE void q_dots_sixes(int h, int R, int U, const uint8_t *block, in
     }
 }
 
-/* 32 inputs of 8 bits. */
+/* Dot products of 32 inputs of 8 bits. */
 static MP_INLINE void q_dots_bytes(int R, int U, const uint8_t *block, int u0, int ahead, const int8_t *q, int64_t ldq,
                                    q_part *part, qi *sum) {
     MP_UNROLL
@@ -213,7 +212,7 @@ static MP_INLINE void q_dots_bytes(int R, int U, const uint8_t *block, int u0, i
     }
 }
 
-/* Inputs 16 h ... 16 h + 15, for h0 <= h < h1, of codes into a table. */
+/* Dot products of inputs 16 h ... 16 h + 15, for h0 <= h < h1, of codes into a table. */
 static MP_INLINE void q_dots_table(int h0, int h1, int R, int U, qi table, const uint8_t *block, int u0, int ahead,
                                    const int8_t *q, int64_t ldq, q_part *part, qi *sum) {
     const qi mask = q_set(0x0f0f0f0f);
@@ -232,16 +231,16 @@ static MP_INLINE void q_dots_table(int h0, int h1, int R, int U, qi table, const
     }
 }
 
-/* ---- one block into the float accumulators --------------------------------------------------------------------- */
+/* ---- one block into the float accumulators ----------------------------------------------------------------------- */
 
-typedef struct q_at { /* where a tile stands: its rows at one block */
+typedef struct q_at { /* position of a tile: its rows at one block */
     const int8_t *q;
     const float *scale;
     int64_t ldq, ld_scale;
     const q_rows *rows;
-    int entry; /* in rows */
+    int entry; /* index into rows */
     int ahead; /* prefetch distance, bytes */
-    qi table;  /* of kinds that have one */
+    qi table;  /* for kinds that have a table */
 } q_at;
 
 static MP_INLINE void q_start(int R, int U, const q_at *at, int entry, int offset, q_part *part, qi *sum) {
@@ -256,7 +255,7 @@ static MP_INLINE void q_start(int R, int U, const q_at *at, int entry, int offse
     }
 }
 
-/* f = fma(i, d * sa, f) and, with minima, f = fma(low, factor, f), or of -low when the format subtracts it. */
+/* f = fma(i, d * sa, f). With minima also f = fma(low, factor, f), or -low if the format subtracts it (`minus`). */
 static MP_INLINE void q_accumulate(int R, int U, const qf *d, const qf *low, int minus, const q_at *at, int entry,
                                    const qi *sum, qf *f) {
     MP_UNROLL
@@ -304,7 +303,7 @@ static MP_INLINE void q_block_halved(int kind, int R, int U, const uint8_t *head
     }
 }
 
-/* head: of the superblock. */
+/* head: the head of the superblock. */
 static MP_INLINE void q_block(int kind, int R, int U, const uint8_t *head, const uint8_t *block, int u0,
                               const q_at *at, qf *f) {
     if (q_is_halved(kind)) {
@@ -340,15 +339,15 @@ static MP_INLINE void q_block(int kind, int R, int U, const uint8_t *head, const
     q_accumulate(R, U, d, mins ? low : NULL, q_is_super(kind), at, at->entry, sum, f);
 }
 
-/* ---- tiles ----------------------------------------------------------------------------------------------------- */
+/* ---- tiles ------------------------------------------------------------------------------------------------------- */
 
 static MP_INLINE void q_prefetch(const uint8_t *from, int bytes) {
     for (int i = 0; i < bytes; i += 64)
         __builtin_prefetch(from + i, 0, 3);
 }
 
-/* Rows m ... m + R - 1 by the outputs of vectors u0 ... u0 + U - 1 of a panel, to out [R, ld] at output 0 of the panel.
- * ahead: bytes by which to prefetch the panel, or 0. */
+/* Compute rows m ... m + R - 1 by the outputs of vectors u0 ... u0 + U - 1 of a panel. out [R, ld] points at output 0
+ * of the panel. ahead: prefetch distance of the panel in bytes, or 0. */
 static MP_INLINE void q_tile_vectors(int kind, int R, int U, const uint8_t *panel, int u0, const mp_acts *x, int m,
                                      int ahead, q_rows *rows, float *out, int64_t ld) {
     const int blocks = x->K / 32, bytes = q_block_bytes(kind), head_bytes = q_head_bytes(kind);
@@ -423,16 +422,16 @@ Q_TILES(table16_mins, MP_W_TABLE16_MINS)
 #undef Q_TILES
 #undef Q_TILE
 
-/* ---- gemm ------------------------------------------------------------------------------------------------------ */
+/* ---- gemm -------------------------------------------------------------------------------------------------------- */
 
 enum {
-    Q_AHEAD = 8192,        /* prefetch distance in bytes for one or two rows, */
-    Q_AHEAD_MORE = 12288,  /* and for more: 10 % better there, 6 % worse at one row; 2 KiB costs 4 rows a third */
-    Q_ACTS_BYTES = 393216, /* activations that a pass over the panels keeps in L2 */
+    Q_AHEAD = 8192,        /* prefetch distance in bytes for one or two rows */
+    Q_AHEAD_MORE = 12288,  /* for more rows: 10 % faster there, 6 % slower at one row; 2 KiB makes 4 rows 33 % slower */
+    Q_ACTS_BYTES = 393216, /* activations that a pass over the panels keeps in L2, in bytes */
 };
 
-/* Rows of the next tile when `left` are left. Few rows are one tile, because the panel comes from memory and a second
- * walk would wait for the first; many are cut into nearly equal ones: 8 rows of at most 6 are 4 + 4, not 6 + 2. */
+/* Rows of the next tile if `left` are left. Few rows form one tile: the panel comes from memory, and a second tile
+ * would wait for the first. Many rows are cut into nearly equal tiles: 8 rows of at most 6 are 4 + 4, not 6 + 2. */
 static int q_tile_rows(int left, bool few) {
     if (few)
         return left;
@@ -440,8 +439,8 @@ static int q_tile_rows(int left, bool few) {
     return (left + tiles - 1) / tiles;
 }
 
-/* A finished tile of full width to y, with the sums of its epilogue: as mp_epilogue_apply, which is what an activation
- * takes, but in the vectors of this file and without a second copy. */
+/* Store a finished tile of full width to y with bias and residual. It gives the bits of mp_epilogue_apply (which serves
+ * activation functions), but uses the vectors of this file and no second copy. */
 static void q_finish(const mp_epilogue *ep, int R, int m, int n0, const float *tile, float *out, int64_t ldy) {
     for (int r = 0; r < R; r++) {
         for (int c = 0; c < MP_PANEL_N; c += Q_LANES) {
@@ -470,7 +469,7 @@ static void q_gemm(q_tile *const *tiles, const mp_wmat *w, const mp_acts *x, int
         for (int p = panel0; p < panel1; p++) {
             const uint8_t *panel = w->data + (size_t)p * w->panel_bytes;
             const int n0 = p * MP_PANEL_N, n1 = w->N - n0 < MP_PANEL_N ? w->N : n0 + MP_PANEL_N;
-            int ahead = m1 - m0 <= 2 ? Q_AHEAD : Q_AHEAD_MORE; /* the panel is hot after its first tile */
+            int ahead = m1 - m0 <= 2 ? Q_AHEAD : Q_AHEAD_MORE; /* the panel is in cache after its first tile */
             for (int m = begin; m < end; ahead = 0) {
                 const int R = q_tile_rows(end - m, few);
                 float *out = y + (int64_t)m * ldy + n0;

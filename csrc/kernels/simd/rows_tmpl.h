@@ -1,7 +1,8 @@
-/* rows_tmpl.h: the row kernels over 16 lanes. Template: after a vec_*.h. What each computes: kernels.h.
+/* rows_tmpl.h: the row kernels in vectors of 16 lanes. Template: include after a vec_*.h. kernels.h defines the
+ * results.
  *
- * A row whose length is no multiple of 16 ends in a vec with zeros in the missing lanes. A zero adds nothing to a sum
- * that started at +0 (such a sum is never -0), so the fixed tree holds for every length. */
+ * A row whose length is not a multiple of 16 ends in a vec with zeros in the missing lanes. A zero adds nothing to a
+ * sum that started at +0 (such a sum is never -0), so the fixed tree holds for every length. */
 #ifndef MP_KERNELS_SIMD_ROWS_TMPL_H
 #define MP_KERNELS_SIMD_ROWS_TMPL_H
 
@@ -11,7 +12,7 @@
 #include "kernels/simd/vmath_tmpl.h"
 #include "kernels/variants.h"
 
-/* The vec at x[i] of a row of n, and its way back. */
+/* Load and store the vec at x[i] of a row of n. */
 static VEC_INLINE vec row_load(const float *x, int64_t i, int64_t n) {
     return n - i >= VEC_N ? vec_load(x + i) : vec_load_n(x + i, (int)(n - i));
 }
@@ -23,7 +24,7 @@ static VEC_INLINE void row_store(float *y, int64_t i, int64_t n, vec v) {
         vec_store_n(y + i, v, (int)(n - i));
 }
 
-/* Lanes of x[i ...] that belong to the row; the others become `rest`. */
+/* Keep the lanes of x[i ...] that belong to the row; set the others to `rest`. */
 static VEC_INLINE vec row_keep(vec v, int64_t i, int64_t n, vec rest) {
     return n - i >= VEC_N ? v : vec_select(vec_lanes(0, (int)(n - i)), v, rest);
 }
@@ -85,7 +86,7 @@ static void rows_column_sums(const float *x, int64_t ld, int rows, int n, const 
     }
 }
 
-/* act is a constant in the functions below, one a case: the choice is made once a call. */
+/* act is a constant in the functions below, one case each: the switch runs once per call, not per element. */
 #define ROWS_EACH_ACT(run)      \
     switch (act) {              \
     case MP_ACT_NONE:           \
@@ -181,7 +182,7 @@ static float rows_softmax(float *x, int n) {
     return rows_exp_sum(x, n, rows_max(x, n), x);
 }
 
-/* The chunk that first has the largest number, then the number in it: memory is read once. */
+/* Find the first chunk with the maximum, then search that chunk again: memory is read once. */
 static int64_t rows_argmax(const float *x, int64_t n) {
     enum { CHUNK = 4096 };
     float best = -INFINITY;
@@ -206,7 +207,7 @@ static float rows_dot(const float *a, const float *b, int64_t n) {
     return vec_sum(sum);
 }
 
-/* 0 * x is NaN for NaN and inf only, and a sum keeps a NaN. */
+/* 0 * x is NaN only for NaN and inf, and a sum keeps a NaN. */
 static bool rows_all_finite(const float *x, int64_t n) {
     vec sum = vec_zero();
     for (int64_t i = 0; i < n; i += VEC_N)
@@ -214,7 +215,7 @@ static bool rows_all_finite(const float *x, int64_t n) {
     return vec_sum(sum) == 0.0f;
 }
 
-static VEC_INLINE void rope_turn(vec *a, vec *b, vec c, vec s) {
+static VEC_INLINE void rope_rotate(vec *a, vec *b, vec c, vec s) {
     vec turned = vec_fma(*a, c, vec_neg(vec_mul(*b, s)));
     *b = vec_fma(*a, s, vec_mul(*b, c));
     *a = turned;
@@ -225,7 +226,7 @@ static void rows_rope(float *x, const float *cos_sin, int dim, bool neox) {
     const int half = dim / 2;
     for (int i = 0; i < half; i += VEC_N) {
         const int n = half - i < VEC_N ? half - i : VEC_N;
-        float angles[2 * VEC_N], pairs[2 * VEC_N]; /* the last pairs, padded: load_pairs takes 16 */
+        float angles[2 * VEC_N], pairs[2 * VEC_N]; /* the last pairs, padded: load_pairs reads 16 */
         const float *from = cos_sin + 2 * i;
         vec a, b, c, s;
         if (n < VEC_N) {
@@ -237,18 +238,18 @@ static void rows_rope(float *x, const float *cos_sin, int dim, bool neox) {
         if (neox) {
             a = row_load(x, i, half);
             b = row_load(x + half, i, half);
-            rope_turn(&a, &b, c, s);
+            rope_rotate(&a, &b, c, s);
             row_store(x, i, half, a);
             row_store(x + half, i, half, b);
         } else if (n == VEC_N) {
             vec_load_pairs(x + 2 * i, &a, &b);
-            rope_turn(&a, &b, c, s);
+            rope_rotate(&a, &b, c, s);
             vec_store_pairs(x + 2 * i, a, b);
         } else {
             memset(pairs, 0, sizeof pairs);
             memcpy(pairs, x + 2 * i, sizeof(float) * 2 * (size_t)n);
             vec_load_pairs(pairs, &a, &b);
-            rope_turn(&a, &b, c, s);
+            rope_rotate(&a, &b, c, s);
             vec_store_pairs(pairs, a, b);
             memcpy(x + 2 * i, pairs, sizeof(float) * 2 * (size_t)n);
         }

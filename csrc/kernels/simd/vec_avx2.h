@@ -1,5 +1,5 @@
-/* vec_avx2.h: the vector layer over two 256-bit registers: lanes 0 to 7 and 8 to 15. Meanings: vec_plain.h. Inside
- * MP_TARGET_AVX2_BEGIN; the headers named here come before it. */
+/* vec_avx2.h: the vector layer over two 256-bit registers: lanes 0 to 7 and 8 to 15. vec_plain.h defines the
+ * operations. Include it inside MP_TARGET_AVX2_BEGIN; include the headers named here before the region. */
 #ifndef MP_KERNELS_SIMD_VEC_AVX2_H
 #define MP_KERNELS_SIMD_VEC_AVX2_H
 
@@ -11,14 +11,14 @@
 #include "kernels/simd/vec_each.h"
 #include "kernels/simd/vec_x86.h"
 
-/* 16 registers, two a vec: 6 sums leave 4 registers for the operands */
+/* 16 registers, two per vec: 6 sums leave 4 registers for the operands */
 enum { VEC_N = 16, VEC_TILE_ROWS = 6, VEC_ACCUMULATORS = 6 };
 
 typedef struct vec {
     __m256 lo, hi;
 } vec;
 
-typedef struct vmask { /* all bits of a lane set, or none */
+typedef struct vmask { /* each lane has all bits set, or none */
     __m256 lo, hi;
 } vmask;
 
@@ -40,7 +40,7 @@ static MP_INLINE vec vec_set(float x) {
 
 static MP_INLINE vec vec_zero(void) { return vec_set(0.0f); }
 
-/* Lanes 0 ... 7 that are below n. */
+/* Mask of the lanes 0 ... 7 that are below n. */
 static MP_INLINE __m256i vec_avx2_below(int n) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
@@ -65,7 +65,7 @@ static MP_INLINE void vec_store_n(float *p, vec x, int n) {
     _mm256_maskstore_ps(p + 8, vec_avx2_below(n - 8), x.hi);
 }
 
-/* Of 16 numbers, the even or the odd ones: shuffle_ps works within halves of 4, permute4x64 then mends the order. */
+/* The even or the odd ones of 16 numbers. shuffle_ps works within halves of 4, so permute4x64 restores the order. */
 #define VEC_AVX2_PICK(a, b, which) \
     _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(_mm256_shuffle_ps(a, b, which)), 0xd8))
 
@@ -112,7 +112,7 @@ VEC_AVX2_1(vec_neg, VEC_AVX2_NEG)
 VEC_AVX2_2(vec_copysign, VEC_AVX2_SIGN)
 VEC_AVX2_2(vec_scale_exponent, VEC_AVX2_SCALE)
 
-/* of eight by the low three bits, twice; then by the fourth, which a blend wants as the sign */
+/* Look up eight entries by the low three bits, twice; then blend by bit 3, shifted to the sign. */
 static MP_INLINE __m256 vec_avx2_pick8(__m256 low, __m256 high, __m256 at) {
     const __m256i k = _mm256_castps_si256(at);
     return _mm256_blendv_ps(_mm256_permutevar8x32_ps(low, k), _mm256_permutevar8x32_ps(high, k),
@@ -178,7 +178,7 @@ static MP_INLINE veci veci_dot(veci sum, veci a, veci b) {
 #if defined(__clang__)
     sum.lo = _mm256_add_epi32(sum.lo, _mm256_madd_epi16(a.lo, b.lo));
     sum.hi = _mm256_add_epi32(sum.hi, _mm256_madd_epi16(a.hi, b.hi));
-#else /* gcc 12 multiplies far ahead of the additions, and spills the sums to have the registers for it */
+#else /* gcc 12 multiplies far ahead of the additions and spills the sums */
     __m256i lo, hi;
     __asm__("vpmaddwd %2, %3, %1\n\tvpaddd %1, %0, %0" : "+x"(sum.lo), "=&x"(lo) : "x"(a.lo), "x"(b.lo));
     __asm__("vpmaddwd %2, %3, %1\n\tvpaddd %1, %0, %0" : "+x"(sum.hi), "=&x"(hi) : "x"(a.hi), "x"(b.hi));
@@ -198,7 +198,7 @@ static MP_INLINE void vec_store_low16(int16_t *p, vec x) {
     _mm256_storeu_si256((__m256i *)(void *)p, _mm256_permute4x64_epi64(_mm256_packus_epi32(lo, hi), 0xd8));
 }
 
-static MP_INLINE void vec_store_low16_apart(int16_t *p, vec x) {
+static MP_INLINE void vec_store_low16_strided(int16_t *p, vec x) {
     int16_t part[16];
     vec_store_low16(part, x);
     MP_UNROLL

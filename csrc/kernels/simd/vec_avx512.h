@@ -1,5 +1,5 @@
-/* vec_avx512.h: the vector layer over one 512-bit register. Meanings: vec_plain.h. Inside MP_TARGET_AVX512_BEGIN;
- * the headers named here come before it. VEC_VNNI is defined where the region has VNNI. */
+/* vec_avx512.h: the vector layer over one 512-bit register. vec_plain.h defines the operations. Include it inside
+ * MP_TARGET_AVX512_BEGIN; include the headers named here before the region. Define VEC_VNNI if the region has VNNI. */
 #ifndef MP_KERNELS_SIMD_VEC_AVX512_H
 #define MP_KERNELS_SIMD_VEC_AVX512_H
 
@@ -20,7 +20,7 @@ typedef __mmask16 vmask;
 static MP_INLINE vec vec_set(float x) { return _mm512_set1_ps(x); }
 static MP_INLINE vec vec_zero(void) { return _mm512_setzero_ps(); }
 
-/* The n lowest lanes; n beyond [0, 16] counts as the nearer end. */
+/* Mask of the n lowest lanes; n is clamped to [0, 16]. */
 static MP_INLINE vmask vec_avx512_first(int n) { return (vmask)((1u << (n < 0 ? 0 : n > 16 ? 16 : n)) - 1u); }
 
 static MP_INLINE vec vec_load(const float *p) { return _mm512_loadu_ps(p); }
@@ -96,7 +96,7 @@ static MP_INLINE veci veci_dot(veci sum, veci a, veci b) {
     return _mm512_dpwssd_epi32(sum, a, b);
 #elif defined(__clang__)
     return _mm512_add_epi32(sum, _mm512_madd_epi16(a, b));
-#elif defined(VEC_VNNI) /* gcc 12 spills sums of the intrinsics that live across a loop */
+#elif defined(VEC_VNNI) /* gcc 12 spills accumulators of the intrinsics that live across a loop */
     __asm__("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
     return sum;
 #else
@@ -112,7 +112,7 @@ static MP_INLINE void vec_store_low16(int16_t *p, vec x) {
     _mm256_storeu_si256((__m256i *)(void *)p, _mm512_cvtepi32_epi16(_mm512_castps_si512(x)));
 }
 
-static MP_INLINE void vec_store_low16_apart(int16_t *p, vec x) {
+static MP_INLINE void vec_store_low16_strided(int16_t *p, vec x) {
     _mm512_mask_storeu_epi16(p, 0x55555555u, _mm512_castps_si512(x));
 }
 
@@ -124,8 +124,8 @@ static MP_INLINE float vec_top_bits(vec x) {
     return vec_x86_top_bits8(_mm512_castps512_ps256(vec_max_bits(x, _mm512_shuffle_f32x4(x, x, 0x4e))));
 }
 
-/* Rows meet in pairs, so that a step of the tree does for two: lanes 8 apart of rows r and r + 8, 4 apart of r and
- * r + 4, and so on. Of four rows the first stands in for those that are not there. */
+/* Rows are combined in pairs, so that one step of the tree serves two: lanes 8 apart of rows r and r + 8, then 4 apart
+ * of r and r + 4, and so on. If N is 4, the first row replaces the missing ones. */
 #define VEC_AVX512_EACH(name, op)                                                                              \
     static MP_INLINE vec name(const int N, const float *p) {                                                   \
         vec x[16];                                                                                             \

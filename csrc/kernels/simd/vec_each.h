@@ -1,6 +1,7 @@
-/* vec_each.h: reductions of several rows where the instruction set has none of its own for that.
+/* vec_each.h: reductions of several rows, for instruction sets without a faster way.
  *
- * `name` reduces N rows of 16 (N 4 or 16) at p [N][16] by `one`, row r into lane r. Used after vec and vec_load. */
+ * `name` reduces N rows of 16 (N is 4 or 16) at p [N][16] with `one`; row r gives lane r. Include it after vec and
+ * vec_load are defined. */
 #ifndef MP_KERNELS_SIMD_VEC_EACH_H
 #define MP_KERNELS_SIMD_VEC_EACH_H
 

@@ -1,5 +1,5 @@
-/* vec_neon.h: the vector layer over four 128-bit registers: lanes 0 to 3, 4 to 7, 8 to 11, 12 to 15. Meanings:
- * vec_plain.h. NEON is part of every 64-bit ARM, so this needs no target region. */
+/* vec_neon.h: the vector layer over four 128-bit registers: lanes 0 to 3, 4 to 7, 8 to 11, 12 to 15. vec_plain.h
+ * defines the operations. NEON is part of every 64-bit ARM CPU, so this needs no target region. */
 #ifndef MP_KERNELS_SIMD_VEC_NEON_H
 #define MP_KERNELS_SIMD_VEC_NEON_H
 
@@ -13,14 +13,14 @@
 #define VEC_INLINE MP_INLINE
 #define VEC_UNROLL MP_UNROLL
 
-/* 32 registers, four a vec: 6 sums leave 8 registers for the operands */
+/* 32 registers, four per vec: 6 sums leave 8 registers for the operands */
 enum { VEC_N = 16, VEC_TILE_ROWS = 6, VEC_ACCUMULATORS = 6 };
 
-typedef struct vec { /* named one by one: of an array the compiler would make memory */
+typedef struct vec { /* separate members: the compiler would put an array in memory */
     float32x4_t a, b, c, d;
 } vec;
 
-typedef struct vmask { /* all bits of a lane set, or none */
+typedef struct vmask { /* each lane has all bits set, or none */
     uint32x4_t a, b, c, d;
 } vmask;
 
@@ -51,7 +51,7 @@ static MP_INLINE void vec_store(float *p, vec x) {
     vst1q_f32(p + 12, x.d);
 }
 
-/* There are no masked loads: the end of a row goes through the stack. */
+/* NEON has no masked loads: the end of a row goes through the stack. */
 static MP_INLINE vec vec_load_n(const float *p, int n) {
     float part[16] = {0};
     memcpy(part, p, sizeof(float) * (size_t)n);
@@ -82,7 +82,7 @@ static MP_INLINE void vec_store_pairs(float *p, vec even, vec odd) {
     vec_neon_store_pairs4(p + 24, even.d, odd.d);
 }
 
-/* Four rows of four to columns. */
+/* Transpose four rows of four to columns. */
 static MP_INLINE void vec_neon_transpose4(const float32x4_t *row, float *dst, int64_t dst_ld) {
     const float32x4_t ac0 = vzip1q_f32(row[0], row[2]), ac1 = vzip2q_f32(row[0], row[2]);
     const float32x4_t bd0 = vzip1q_f32(row[1], row[3]), bd1 = vzip2q_f32(row[1], row[3]);
@@ -111,7 +111,7 @@ static MP_INLINE void vec_prefetch(const void *p) { __builtin_prefetch(p, 0, 3);
 
 /* ---- arithmetic ---- */
 
-/* fmax gives NaN when either is, and +0 of two zeros: a comparison keeps y as the layer wants it. */
+/* fmax gives NaN if either operand is NaN, and +0 of two zeros; a comparison gives y, as the layer requires. */
 #define VEC_NEON_MAX(x, y)  vbslq_f32(vcgtq_f32(x, y), x, y)
 #define VEC_NEON_MIN(x, y)  vbslq_f32(vcltq_f32(x, y), x, y)
 #define VEC_NEON_SIGN(x, y) vbslq_f32(vdupq_n_u32(0x80000000u), y, x)
@@ -134,7 +134,7 @@ static MP_INLINE vec vec_fma(vec x, vec y, vec z) {
                  vfmaq_f32(z.d, x.d, y.d)};
 }
 
-/* by bytes: those of lane k are 4 k ... 4 k + 3 */
+/* table lookup by bytes: lane k uses bytes 4 k ... 4 k + 3 */
 static MP_INLINE float32x4_t vec_neon_pick4(uint8x16x4_t table, float32x4_t at) {
     const uint32x4_t k = vandq_u32(vreinterpretq_u32_f32(at), vdupq_n_u32(15));
     const uint32x4_t bytes = vmlaq_u32(vdupq_n_u32(0x03020100u), k, vdupq_n_u32(0x04040404u));
@@ -226,7 +226,7 @@ static MP_INLINE void vec_store_low16(int16_t *p, vec x) {
     vst1_s16(p + 12, vmovn_s32(vreinterpretq_s32_f32(x.d)));
 }
 
-static MP_INLINE void vec_store_low16_apart(int16_t *p, vec x) {
+static MP_INLINE void vec_store_low16_strided(int16_t *p, vec x) {
     int16_t part[16];
     vec_store_low16(part, x);
     MP_UNROLL

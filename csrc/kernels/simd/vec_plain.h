@@ -1,18 +1,19 @@
-/* vec_plain.h: the vector alias layer, said in plain C. Read this one first.
+/* vec_plain.h: the vector layer in plain C. Read this file first.
  *
- * A `vec` is 16 floats and a `vmask` 16 truths, on every machine. The templates (rows_tmpl.h, attention_tmpl.h,
+ * A `vec` is 16 floats and a `vmask` 16 booleans, on every machine. The templates (rows_tmpl.h, attention_tmpl.h,
  * vmath_tmpl.h) are written once over these names and compiled after one of
  *
- *     vec_plain.h     16 array items: what each operation means; machines without a header of their own, and the tests
+ *     vec_plain.h     arrays of 16: defines each operation; for tests and machines without a header
  *     vec_avx2.h      two registers of 8
  *     vec_avx512.h    one register
+ *     vec_neon.h      four registers of 4
  *
- * Each operation is one IEEE operation in each lane (or none: loads, masks), so a template gives the same bits
- * whichever header came before it. A new instruction set is one more header with these names; where a name is not
- * obvious, its meaning is stated here and only here.
+ * Each operation is one IEEE operation in each lane (or none: loads, masks), so a template gives the same bits with
+ * every header. A new instruction set is one more header with these names. Meanings that are not obvious are stated
+ * here only.
  *
- * Templates with internal linkage: a file includes one vec_*.h, and the templates it wants after it. On x86 they stand
- * in a target region (target.h), and whatever they include themselves must have been included before the region. */
+ * The templates have internal linkage. A file includes one vec_*.h, then the templates that it needs. On x86 they must
+ * be inside a target region (target.h), and the headers that they include must be included before the region. */
 #ifndef MP_KERNELS_SIMD_VEC_PLAIN_H
 #define MP_KERNELS_SIMD_VEC_PLAIN_H
 
@@ -22,14 +23,14 @@
 
 #include "kernels/simd/target.h"
 
-/* How templates ask for code that melts into its caller and for loops over registers: of no use to arrays. */
+/* Inlining and unrolling hooks of the templates: empty for arrays, which do not benefit. */
 #define VEC_INLINE inline
 #define VEC_UNROLL
 
 enum {
     VEC_N = 16,
-    VEC_TILE_ROWS = 6,    /* rows of a tile of sums that the registers hold (8: define VEC_WIDE_TILES) ... */
-    VEC_ACCUMULATORS = 6, /* ... whose rows x vecs are at most this */
+    VEC_TILE_ROWS = 6,    /* rows of a tile of sums that the registers hold (for 8, define VEC_WIDE_TILES) ... */
+    VEC_ACCUMULATORS = 6, /* ... with rows x vecs at most this */
 };
 
 typedef struct vec {
@@ -70,7 +71,7 @@ static VEC_INLINE vec vec_load(const float *p) {
     return y;
 }
 
-/* The first n of 16 (0 <= n <= 16), the others 0. Memory past them is not touched. */
+/* Load the first n of 16 (0 <= n <= 16); the others are 0. Memory beyond them is not read. */
 static VEC_INLINE vec vec_load_n(const float *p, int n) {
     vec y;
     VEC_EACH(l) y.lane[l] = l < n ? p[l] : 0.0f;
@@ -81,7 +82,7 @@ static VEC_INLINE void vec_store(float *p, vec x) { memcpy(p, &x, sizeof x); }
 
 static VEC_INLINE void vec_store_n(float *p, vec x, int n) { VEC_EACH(l) if (l < n) p[l] = x.lane[l]; }
 
-/* p[0], p[2], ... p[30] and p[1], p[3], ... p[31]; and back. */
+/* even: p[0], p[2], ... p[30]; odd: p[1], p[3], ... p[31]. vec_store_pairs is the inverse. */
 static VEC_INLINE void vec_load_pairs(const float *p, vec *even, vec *odd) {
     VEC_EACH(l) {
         even->lane[l] = p[2 * l];
@@ -96,8 +97,8 @@ static VEC_INLINE void vec_store_pairs(float *p, vec even, vec odd) {
     }
 }
 
-/* An 8 x 8 piece of rows at src to columns at dst: dst[c * dst_ld + r] = src[r * src_ld + c]. When rows < 8 (at least
- * 1), the last row stands in for the missing ones. */
+/* Transpose an 8 x 8 tile: dst[c * dst_ld + r] = src[r * src_ld + c]. If rows < 8 (at least 1), the last row replaces
+ * the missing ones. */
 static VEC_INLINE void vec_transpose8(const float *src, int64_t src_ld, int rows, float *dst, int64_t dst_ld) {
     for (int r = 0; r < 8; r++)
         for (int c = 0; c < 8; c++)
@@ -117,15 +118,15 @@ VEC_PLAIN_2(vec_add, a.lane[l] + b.lane[l])
 VEC_PLAIN_2(vec_sub, a.lane[l] - b.lane[l])
 VEC_PLAIN_2(vec_mul, a.lane[l] * b.lane[l])
 VEC_PLAIN_2(vec_div, a.lane[l] / b.lane[l])
-/* b when either is NaN, and when both are zeros: so vec_max(x, top) keeps the top. */
+/* b if either is NaN or if both are zeros, so that vec_max(x, top) keeps the top. */
 VEC_PLAIN_2(vec_max, a.lane[l] > b.lane[l] ? a.lane[l] : b.lane[l])
 VEC_PLAIN_2(vec_min, a.lane[l] < b.lane[l] ? a.lane[l] : b.lane[l])
-/* the size of a with the sign of b */
+/* the magnitude of a with the sign of b */
 VEC_PLAIN_2(vec_copysign, copysignf(a.lane[l], b.lane[l]))
-/* the bits of a + (the bits of b << 23): a * 2^n when b is n + 1.5 * 2^23 and the product is a normal float */
+/* the bits of a + (the bits of b << 23): a * 2^n if b is n + 1.5 * 2^23 and the product is a normal float */
 VEC_PLAIN_2(vec_scale_exponent, vec_from_bits(vec_bits(a.lane[l]) + (vec_bits(b.lane[l]) << 23)))
 
-/* table[k] of 16, 64-byte aligned, k the low four bits of a lane's bits */
+/* table[k] of 16 entries, 64-byte aligned; k is the low four bits of a lane's bits */
 static VEC_INLINE vec vec_pick(const float *table, vec at) {
     VEC_EACH(l) at.lane[l] = table[vec_bits(at.lane[l]) & 15];
     return at;
@@ -150,7 +151,7 @@ static VEC_INLINE vec vec_neg(vec x) {
 
 /* ---- masks ---- */
 
-/* a < b, a <= b: false when either is NaN */
+/* a < b, a <= b: false if either is NaN */
 static VEC_INLINE vmask vec_less(vec a, vec b) {
     vmask m;
     VEC_EACH(l) m.lane[l] = a.lane[l] < b.lane[l];
@@ -188,7 +189,7 @@ static VEC_INLINE veci veci_zero(void) {
     return y;
 }
 
-/* 16 pairs as they lie; one pair in all lanes */
+/* veci_load: 16 consecutive pairs; veci_spread: one pair in all lanes */
 static VEC_INLINE veci veci_load(const int16_t *p) {
     veci y;
     memcpy(&y, p, sizeof y);
@@ -203,7 +204,7 @@ static VEC_INLINE veci veci_spread(const int16_t *p) {
     return y;
 }
 
-/* sum + a[0] * b[0] + a[1] * b[1], which the caller keeps within int32 */
+/* sum + a[0] * b[0] + a[1] * b[1]; the caller keeps it within int32 */
 static VEC_INLINE veci veci_dot(veci sum, veci a, veci b) {
     VEC_EACH(l) {
         int16_t x[2], y[2];
@@ -220,14 +221,15 @@ static VEC_INLINE vec veci_to_float(veci x) {
     return y;
 }
 
-/* The low 16 bits of each lane to p[0 ... 15]; or to p[0], p[2], ... p[30], where what lies between is not written. */
+/* Store the low 16 bits of each lane to p[0 ... 15]; the strided form to p[0], p[2], ... p[30], leaving the elements
+ * between unchanged. */
 static VEC_INLINE void vec_store_low16(int16_t *p, vec x) { VEC_EACH(l) p[l] = (int16_t)(uint16_t)vec_bits(x.lane[l]); }
 
-static VEC_INLINE void vec_store_low16_apart(int16_t *p, vec x) {
+static VEC_INLINE void vec_store_low16_strided(int16_t *p, vec x) {
     VEC_EACH(l) p[2 * l] = (int16_t)(uint16_t)vec_bits(x.lane[l]);
 }
 
-/* The greater as unsigned integers: of magnitudes the greater, any NaN above all. Of two, and of all lanes. */
+/* The greater as unsigned integers, which orders magnitudes with any NaN above all. Of two vecs, and of all lanes. */
 static VEC_INLINE vec vec_max_bits(vec a, vec b) {
     VEC_EACH(l) a.lane[l] = vec_bits(a.lane[l]) > vec_bits(b.lane[l]) ? a.lane[l] : b.lane[l];
     return a;
@@ -256,7 +258,7 @@ static VEC_INLINE float vec_top(vec x) {
     return x.lane[0];
 }
 
-/* The reductions of N rows of 16 (N 4 or 16) at p [N][16], that of row r in lane r; the lanes beyond N are anything. */
+/* Reduce N rows of 16 (N is 4 or 16) at p [N][16]; row r gives lane r. Lanes beyond N are unspecified. */
 #define VEC_PLAIN_EACH(name, one)                             \
     static VEC_INLINE vec name(const int N, const float *p) { \
         vec y = vec_zero();                                   \

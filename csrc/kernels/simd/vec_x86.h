@@ -1,4 +1,5 @@
-/* vec_x86.h: the parts of the vector layer that AVX2 and AVX-512 do alike. Inside a target region; see vec_plain.h. */
+/* vec_x86.h: the parts of the vector layer that AVX2 and AVX-512 share. Include it inside a target region; see
+ * vec_plain.h. */
 #ifndef MP_KERNELS_SIMD_VEC_X86_H
 #define MP_KERNELS_SIMD_VEC_X86_H
 
@@ -10,7 +11,7 @@
 #define VEC_INLINE MP_INLINE
 #define VEC_UNROLL MP_UNROLL
 
-/* The tree over 8 lanes: 4 apart, 2, 1. */
+/* The tree over 8 lanes, at distances 4, 2, 1. */
 static MP_INLINE float vec_x86_sum8(__m256 x) {
     __m128 s = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
     s = _mm_add_ps(s, _mm_movehl_ps(s, s));

@@ -1,6 +1,6 @@
-/* vmath_tmpl.h: exp, sigmoid, tanh and the activations for 16 numbers. Template: after a vec_*.h.
+/* vmath_tmpl.h: exp, sigmoid, tanh and the activation functions for 16 numbers. Template: include after a vec_*.h.
  *
- * The numbers, their origin and the errors are in math_const.h; ref/math.h does the same operations one by one. */
+ * math_const.h holds the constants, their origin and the errors. ref/math.h performs the same operations one by one. */
 #ifndef MP_KERNELS_SIMD_VMATH_TMPL_H
 #define MP_KERNELS_SIMD_VMATH_TMPL_H
 
@@ -20,11 +20,11 @@ static VEC_INLINE vec vec_exp(vec x) {
     p = vec_add(vec_fma(p, s, r), vec_set(1.0f));
     vec y = vec_scale_exponent(p, t);
     y = vec_select(vec_less(x, vec_set(MP_EXP_LO)), vec_zero(), y);
-    /* above the range inf, and NaN as it came */
+    /* +inf above the range; NaN passes through */
     return vec_select(vec_less_equal(x, vec_set(MP_EXP_HI)), y, vec_add(x, vec_set(INFINITY)));
 }
 
-/* From exp(-|x|), so that neither end overflows or goes below the smallest normal but to 0. */
+/* Computed from exp(-|x|), so that neither end overflows or leaves the normal floats, except to 0. */
 static VEC_INLINE vec vec_sigmoid(vec x) {
     vec e = vec_exp(vec_neg(vec_abs(x)));
     vec one = vec_set(1.0f);
@@ -61,7 +61,7 @@ static VEC_INLINE vec vec_gelu_tanh(vec x) {
 
 static VEC_INLINE vec vec_softcap(vec cap, vec x) { return vec_mul(cap, vec_tanh(vec_div(x, cap))); }
 
-/* act should be a constant where this is inlined. */
+/* Pass a constant act where this is inlined. */
 static VEC_INLINE vec vec_activate(const mp_act act, vec x) {
     switch (act) {
     case MP_ACT_NONE:

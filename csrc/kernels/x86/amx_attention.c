@@ -1,8 +1,8 @@
-/* x86/amx_attention.c: attention in bfloat16 out of the products of amx_dense.c.
+/* x86/amx_attention.c: bfloat16 attention built from the products of amx_dense.c.
  *
- * Keys are a matrix of weights whose outputs are keys, values one whose inputs are keys; both are packed into scratch
- * as pack_dense.h draws it. Rows go by in blocks of 32 that begin at multiples of 32, so that which keys are
- * multiplied, by zeros too, is a row's own. */
+ * K is treated as a weight matrix whose outputs are keys, V as one whose inputs are keys. Both are packed into scratch
+ * as pack_dense.h describes. Rows are processed in blocks of 32 that start at multiples of 32, so that the set of keys
+ * that a row is multiplied with (some by zeros) depends on the row alone. */
 #if defined(__x86_64__)
 #include <assert.h>
 #include <immintrin.h>
@@ -18,7 +18,7 @@
 
 enum { ROWS = MP_ATTN_BF16_ROWS, STEP = MP_PANEL_N * 4 };
 
-/* The keys that a row sees, and those that any of the rows [row, last] does: [from, to). */
+/* The keys [from, to) that any of the rows [row, last] sees. */
 static void visible(const mp_attn_full *a, int row, int last, int *from, int *to) {
     const int before = a->window == 0 ? a->T : a->causal ? a->window - 1 : a->window / 2;
     *from = row > before ? row - before : 0;
@@ -26,7 +26,7 @@ static void visible(const mp_attn_full *a, int row, int last, int *from, int *to
 }
 
 MP_TARGET_AVX512_BEGIN
-/* Keys [key0, key1), of whole panels but for the last one, to panels of their words. */
+/* Pack keys [key0, key1), whole panels except the last, into panels of their bf16 words. */
 static void pack_keys(const mp_kernels *call, const mp_attn_full *a, const mp_attn_bf16_layout *plan, int key0,
                       int key1, uint8_t *panels) {
     _Alignas(64) uint16_t row[MP_ATTN_BF16_DEPTH];
@@ -41,7 +41,7 @@ static void pack_keys(const mp_kernels *call, const mp_attn_full *a, const mp_at
     }
 }
 
-/* bf16 in the upper half of each lane; as mp_bf16_from_f32 rounds. */
+/* bf16 in the upper half of each lane, rounded as mp_bf16_from_f32 does. */
 static MP_INLINE __m512i upper(__m512 x) {
     const __m512i u = _mm512_castps_si512(x);
     const __m512i even = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
@@ -50,7 +50,7 @@ static MP_INLINE __m512i upper(__m512 x) {
     return _mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), quiet);
 }
 
-/* Values of the keys [key0, key1), key0 even; zeros beyond T. */
+/* Pack the values of keys [key0, key1), key0 even, with zeros beyond T. */
 static void pack_values(const mp_attn_full *a, const mp_attn_bf16_layout *plan, int key0, int key1, uint8_t *panels) {
     const __m512i high = _mm512_set1_epi32((int)0xffff0000u);
     for (int t = key0; t < key1; t += 2)
@@ -78,14 +78,14 @@ static void multiply(const float *x, int n, float by, float *y) {
 MP_TARGET_END
 
 MP_TARGET_AMX_BEGIN
-/* exp(s - max) of n scores, a multiple of 32, in words as acts_bf16 leaves them; returns the sum of what they are
- * before they are rounded. NaN, +inf, or nothing but -inf gives NaN. By exp2 of degree 4 (math_const.h), which is off
- * by less than a hundredth of the rounding; below 2^-126 it is 0. */
-static float weigh(const float *s, int n, uint16_t *p) {
+/* Write exp(s - max) of n scores (a multiple of 32) as bf16 words in the order of acts_bf16. Returns the sum of the
+ * unrounded values. NaN, +inf or only -inf gives NaN. Uses exp2 of degree 4 (math_const.h), whose error is below 1 % of
+ * the bf16 rounding. Results below 2^-126 are 0. */
+static float softmax_weights(const float *s, int n, uint16_t *p) {
     const __m512 by = _mm512_set1_ps(MP_LOG2E), low = _mm512_set1_ps(MP_EXP2_LO);
     __m512 top = _mm512_set1_ps(-INFINITY), sum[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
     for (int i = 0; i < n; i += 16)
-        top = _mm512_max_ps(_mm512_loadu_ps(s + i), top); /* the second when one is NaN */
+        top = _mm512_max_ps(_mm512_loadu_ps(s + i), top); /* returns the second operand if one is NaN */
     top = _mm512_set1_ps(_mm512_reduce_max_ps(top));
     for (int i = 0; i < n; i += 32, p += 32) {
         __m512 e[2];
@@ -149,7 +149,7 @@ static void attn_full_bf16(const mp_attn_full *a, int row0, int row1, void *scra
                 row[t] = -INFINITY;
             for (int t = to; t < hi; t++)
                 row[t] = -INFINITY;
-            inverse[r] = 1.0f / weigh(row + lo, hi - lo, p + (int64_t)r * plan.p_ld);
+            inverse[r] = 1.0f / softmax_weights(row + lo, hi - lo, p + (int64_t)r * plan.p_ld);
         }
         const mp_acts weights = {.kind = MP_A_BF16, .M = rows, .K = hi - lo, .bf16 = p, .ldq = plan.p_ld};
         values = (mp_wmat){.kind = MP_W_BF16,

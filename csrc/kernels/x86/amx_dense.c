@@ -1,15 +1,17 @@
-/* x86/amx_dense.c: products of BF16 and I8 by the tile registers of AMX.
+/* x86/amx_dense.c: products of BF16 and I8 with the tile registers of AMX.
  *
- * A tile is 16 rows of 64 bytes. The panels of pack_dense.h are as the instructions want them: 16 steps of a panel, 64
- * bytes of each, are one tile of 16 outputs; 16 rows of activations, 64 bytes of each, are the other. A step of the
- * loops takes 32 inputs of BF16, 64 of I8, and multiplies two tiles of rows by the two of a panel.
+ * A tile is 16 rows of 64 bytes. A weight tile is 16 steps of a panel, 64 bytes of each: 16 outputs. The panels of
+ * pack_dense.h have the layout that the instructions need. An activation tile is 16 rows of activations, 64 bytes of
+ * each. A step of the loops covers 32 inputs of BF16 or 64 of I8, and multiplies two activation tiles by the two weight
+ * tiles of a panel.
  *
- * BF16: an instruction adds up 32 inputs by themselves, the even slots and the odd ones each in a chain, then the two
- * sums, and adds that to the accumulator; denormals count as zero. So outputs have bits of their own, and every product
- * of the class has to come from here, one row as well as a thousand. I8 is exact, with the bits of all other variants.
+ * BF16: an instruction sums 32 inputs separately: the even slots and the odd slots each in a chain, then both sums. It
+ * adds the result to the accumulator. Denormals count as zero. The outputs therefore have bits of their own, and every
+ * product of this compute type must be computed here, for one row as for a thousand. I8 is exact and has the bits of
+ * all other variants.
  *
- * Inputs beyond K: rows of activations are zero up to 64 bytes, the panels of BF16 too (pack_dense.c); of I8 the tile
- * then holds what lies behind the panel, times zero. */
+ * Inputs beyond K: rows of activations are zero up to 64 bytes, and so are the panels of BF16 (pack_dense.c). A tile of
+ * I8 then holds the bytes that follow the panel, multiplied by zero. */
 #if defined(__x86_64__)
 #include <immintrin.h>
 #include <string.h>
@@ -21,19 +23,19 @@
 
 enum {
     TILE = 16,             /* rows of a tile, of 64 bytes each */
-    ROWS = 2 * TILE,       /* of a block: two tiles */
+    ROWS = 2 * TILE,       /* rows of a block: two tiles */
     STEP = MP_PANEL_N * 4, /* bytes of one step of a panel */
-    BLOCK = 512,           /* rows that go by a panel before the next: panels come from far, often from memory */
-    NEAR = 3 << 19,        /* bytes of panels that stay in the second cache */
-    PASS = 3 * ROWS,       /* rows from which on it pays to keep a panel in the first cache */
-    CHUNK = 16,            /* most steps before the next panel: so much of a panel, 32 KiB, stays in the first cache */
-    GROUP = 8,             /* most panels before the next chunk; their sums are kept, 64 KiB for each panel */
+    BLOCK = 512,           /* rows that pass a panel before the next panel is loaded */
+    NEAR = 3 << 19,        /* bytes of panels that stay in L2 */
+    PASS = 3 * ROWS,       /* rows from which keeping a panel in L1 pays off */
+    CHUNK = 16,            /* maximum steps before the next panel: 32 KiB of a panel stay in L1 */
+    GROUP = 8,             /* maximum panels before the next chunk; their sums are kept, 64 KiB per panel */
 };
 
-/* What ldtilecfg reads. */
+/* Operand of ldtilecfg. */
 typedef struct tile_config {
     uint8_t palette, start_row, unused[14];
-    uint16_t bytes[16]; /* of a row of tile i */
+    uint16_t bytes[16]; /* bytes per row of tile i */
     uint8_t rows[16];
 } tile_config;
 
@@ -42,28 +44,29 @@ typedef struct amx_block {
     const uint8_t *w;   /* [steps][STEP] */
     const uint8_t *a;   /* [rows][stride] */
     int64_t stride;
-    int tiles;          /* along the inputs */
-    bool passes;        /* rows go by and the panel stays, not the other way round */
-    const float *start; /* sums of the inputs before, as `partial` was left; or NULL */
-    float *partial;     /* [ROWS][MP_PANEL_N], where sums go while inputs are left; or NULL: through the epilogue */
-    const uint8_t *next; /* of the panel after this: fetched meanwhile, so many lines of 64 bytes a step */
+    int tiles;          /* number of tiles along the inputs */
+    bool passes;        /* the panel stays in L1 and rows pass it, not the reverse */
+    const float *start; /* sums over the preceding inputs, as `partial` left them; or NULL */
+    float *partial;     /* [ROWS][MP_PANEL_N] sums while inputs are left; or NULL: apply the epilogue */
+    const uint8_t *next; /* the following panel, of which `lines` lines of 64 bytes are prefetched per step */
     int lines;
-    int skip, rows;     /* rows [skip, rows) are stored, and columns */
+    int skip, rows;     /* rows [skip, rows) and `cols` columns are stored */
     int cols;
     const float *bias;  /* at the first column; or NULL */
     mp_act act;
     const float *residual; /* at the first row and column; or NULL */
     int64_t ld_residual;
-    float *y;           /* at the first row and column; or NULL: words, in pairs as acts_bf16 leaves them */
+    float *y;           /* at the first row and column; or NULL: store bf16 words, in pairs as acts_bf16 does */
     uint16_t *words;
     int64_t ldy;
-    const float *sw;    /* I8: scales of the outputs [32], of the rows, and the rows' sums */
+    const float *sw;    /* I8: scales of the outputs [32], scales of the rows, and the rows' sums */
     const float *sa;
     const int32_t *sum;
 } amx_block;
 
 MP_TARGET_AMX_BEGIN
-/* Tiles 0, 1: the first 16 rows by the panel's halves, 2, 3: the other rows; 4, 5: activations; 6, 7: weights. */
+/* Tiles 0, 1: the first 16 rows by the two halves of the panel; 2, 3: the other rows; 4, 5: activations; 6, 7: weights.
+ */
 static MP_INLINE void configure(int rows) {
     const int first = rows < TILE ? rows : TILE, second = rows > TILE ? rows - TILE : 0;
     tile_config c = {.palette = 1};
@@ -75,15 +78,15 @@ static MP_INLINE void configure(int rows) {
     _tile_loadconfig(&c);
 }
 
-/* A finished block, which is stored while the next is computed: a tile product takes 16 cycles in which little else has
- * to be done. */
+/* A finished block. It is stored while the next block is computed: a tile product takes 16 cycles and leaves most of
+ * the core idle. */
 typedef struct amx_pending {
     amx_block b;
-    _Alignas(64) float acc[ROWS * MP_PANEL_N]; /* of floats, or of int32 for I8 */
+    _Alignas(64) float acc[ROWS * MP_PANEL_N]; /* floats, or int32 for I8 */
     int next, rows;                            /* rows [next, rows) are not stored yet */
 } amx_pending;
 
-/* The outputs of row r before the activation. */
+/* Compute the outputs of row r up to the activation function. */
 static MP_INLINE void lead_in(const amx_block *b, int r, __mmask16 m0, __mmask16 m1, bool scaled, __m512 *f) {
     if (scaled) {
         const __m512i start = _mm512_set1_epi32(-128 * b->sum[r]);
@@ -99,7 +102,7 @@ static MP_INLINE void lead_in(const amx_block *b, int r, __mmask16 m0, __mmask16
     }
 }
 
-/* Rows [p->next, end) through the epilogue to the output. */
+/* Finish rows [p->next, end): apply the epilogue and store. */
 static MP_INLINE void finish(amx_pending *p, int end, bool scaled, const mp_kernels *k) {
     const amx_block *b = &p->b;
     if (p->next >= end)
@@ -125,7 +128,7 @@ static MP_INLINE void finish(amx_pending *p, int end, bool scaled, const mp_kern
             f[0] = _mm512_add_ps(f[0], _mm512_maskz_loadu_ps(m0, b->residual + r * b->ld_residual));
             f[1] = _mm512_add_ps(f[1], _mm512_maskz_loadu_ps(m1, b->residual + r * b->ld_residual + 16));
         }
-        if (!b->y) { /* denormals become zeros, for which the products take them anyway */
+        if (!b->y) { /* denormals become zeros; the products treat them as zeros anyway */
             const __m512i pairs = (__m512i)_mm512_cvtne2ps_pbh(f[1], f[0]);
             _mm512_storeu_si512(b->words + r * b->ldy, _mm512_rol_epi32(pairs, 16));
             continue;
@@ -136,11 +139,11 @@ static MP_INLINE void finish(amx_pending *p, int end, bool scaled, const mp_kern
     p->next = end;
 }
 
-/* Rows to finish in each of so many steps. Mere copies wait for lines to write to, so they begin soon, unless all wait
- * for the panels. */
-static MP_INLINE int a_step(const amx_pending *p, int steps, bool scaled) {
+/* Rows to finish in each of `steps` steps. Plain copies wait for cache lines to write to, so all of them start at once,
+ * unless the panels are streamed. */
+static MP_INLINE int rows_per_step(const amx_pending *p, int steps, bool scaled) {
     const int left = p->rows - p->next;
-    if (!left) /* of the first there is nothing, not even a block */
+    if (!left) /* the first block has no predecessor */
         return 0;
     return scaled || p->b.act != MP_ACT_NONE || !p->b.passes ? (left + steps - 1) / steps : left;
 }
@@ -151,7 +154,7 @@ static MP_INLINE const uint8_t *fetch(const uint8_t *next, int lines) {
     return next;
 }
 
-/* Rows that go by are loaded with a hint that keeps them out of the first cache, where the panel then stays. */
+/* Streamed rows are loaded with a hint that keeps them out of L1, where the panel stays. */
 #define AMX_STEPS(load_rows, dot, scaled)                                                                   \
     for (int i = 0; i < b->tiles; i++, w += TILE * STEP, a += 64, a1 += 64) {                               \
         load_rows(4, a, b->stride);                                                                         \
@@ -167,14 +170,14 @@ static MP_INLINE const uint8_t *fetch(const uint8_t *next, int lines) {
         finish(before, end < before->rows ? end : before->rows, scaled, k);                                 \
     }
 
-/* One block into `out`, or its partial sums, while the one before is stored. Instructions name their tiles by number,
- * so this is text. */
+/* Compute one block into `out`, or its partial sums, while the preceding block is stored. A macro, because the
+ * instructions take tile numbers as literals. */
 #define AMX_BLOCK(name, dot, scaled)                                                                        \
     static void name(const amx_block *b, amx_pending *before, amx_pending *out) {                           \
         const mp_kernels *k = mp_kernels_get();                                                             \
         const uint8_t *w = b->w, *a = b->a, *a1 = b->a + TILE * b->stride;                                  \
         const uint8_t *next = b->next;                                                                      \
-        const int each = a_step(before, b->tiles, scaled);                                                  \
+        const int each = rows_per_step(before, b->tiles, scaled);                                                  \
         float *acc = b->partial ? b->partial : out->acc;                                                    \
         if (b->start) {                                                                                     \
             _tile_loadd(0, b->start, MP_PANEL_N * 4);                                                       \
@@ -221,13 +224,13 @@ AMX_BLOCK(i8_block, _tile_dpbsud, true)
 
 typedef void block_function(const amx_block *b, amx_pending *before, amx_pending *out);
 
-/* A product: what its blocks have in common, and the blocks that wait to be stored. */
+/* A product: the fields that its blocks share, and the blocks that wait to be stored. */
 typedef struct amx_product {
     const mp_wmat *w;
     const mp_acts *x;
     const mp_epilogue *ep;
     const uint8_t *a; /* rows as bytes */
-    float *y;         /* or NULL: words */
+    float *y;         /* or NULL: store bf16 words */
     uint16_t *words;
     int panel1;
     bool scaled;
@@ -237,7 +240,8 @@ typedef struct amx_product {
     int turn;
 } amx_product;
 
-/* Rows [r0, r1) times steps [step, step + tiles) of panel p. sums: of the panel, or NULL when these are all steps. */
+/* Multiply rows [r0, r1) by steps [step, step + tiles) of panel p. sums: the partial sums of the panel, or NULL if
+ * these are all steps. */
 static MP_INLINE void by_panel(amx_product *g, int r0, int r1, int p, int step, int tiles, const uint8_t *next,
                                float *sums) {
     amx_block *b = &g->b;
@@ -251,11 +255,12 @@ static MP_INLINE void by_panel(amx_product *g, int r0, int r1, int p, int step, 
     b->cols = w->N - n0 < MP_PANEL_N ? w->N - n0 : MP_PANEL_N;
     b->bias = g->ep && g->ep->bias ? g->ep->bias + n0 : NULL;
     b->passes = r1 - r0 >= PASS;
-    const int steps = (r1 - r0 + ROWS - 1) / ROWS * tiles; /* a single block has no time to fetch what comes next */
+    const int steps = (r1 - r0 + ROWS - 1) / ROWS * tiles; /* a single block leaves no time to prefetch the next panel
+                                                            */
     b->lines = r1 - r0 > ROWS ? (tiles * TILE * STEP / 64 + steps - 1) / steps : 0;
     b->next = next;
     for (int block = r0; block < r1; block += ROWS, b->next += tiles * b->lines * 64) {
-        const int r = r1 - block < b->rows ? r1 - b->rows : block; /* the last begins among the rows before it */
+        const int r = r1 - block < b->rows ? r1 - b->rows : block; /* the last block overlaps the rows before it */
         b->skip = block - r;
         b->a = g->a + r * b->stride + step * 64;
         b->y = g->y ? g->y + r * b->ldy + n0 : NULL;
@@ -271,11 +276,11 @@ static MP_INLINE void by_panel(amx_product *g, int r0, int r1, int p, int step, 
     }
 }
 
-/* Rows [r0, r1) times panels of more steps than a chunk. */
+/* Multiply rows [r0, r1) by panels of more steps than a chunk. */
 static MP_NOINLINE void by_chunks(amx_product *g, int r0, int r1, int panel0, int tiles) {
     _Alignas(64) float sums[GROUP][BLOCK * MP_PANEL_N];
     const int chunks = (tiles + CHUNK - 1) / CHUNK, most = (tiles + chunks - 1) / chunks;
-    const int group = chunks > 2 ? GROUP : GROUP / 2; /* more chunks read the rows anew for each group */
+    const int group = chunks > 2 ? GROUP : GROUP / 2; /* with more chunks, a larger group rereads the rows less often */
     for (int p0 = panel0, p1; p0 < g->panel1; p0 = p1) {
         p1 = g->panel1 - p0 < group ? g->panel1 : p0 + group;
         for (int step = 0, count; step < tiles; step += count) {
@@ -290,7 +295,8 @@ static MP_NOINLINE void by_chunks(amx_product *g, int r0, int r1, int panel0, in
     }
 }
 
-/* Rows [m0, m1) times the panels, in blocks that are about as high. Tiles are lower where there are few rows only. */
+/* Multiply rows [m0, m1) by the panels, in blocks of nearly equal height. Tiles are shorter only if there are few rows.
+ */
 static MP_INLINE void gemm(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1,
                            const mp_epilogue *ep, float *y, uint16_t *words, int64_t ldy, bool scaled,
                            block_function *block) {
@@ -298,9 +304,9 @@ static MP_INLINE void gemm(const mp_wmat *w, const mp_acts *x, int m0, int m1, i
     const int rows = m1 - m0, passes = (rows + BLOCK - 1) / BLOCK;
     if (rows == 0)
         return;
-    /* a second block finds them in the second cache anyway, and by itself it is lower */
-    const bool apart = rows < 2 * ROWS && (size_t)(panel1 - panel0) * w->panel_bytes <= NEAR;
-    const int high = apart ? ROWS : ((rows + passes - 1) / passes + ROWS - 1) / ROWS * ROWS;
+    /* Two passes of one block each: the second block finds the panels in L2 anyway, and its tiles can be shorter. */
+    const bool separate = rows < 2 * ROWS && (size_t)(panel1 - panel0) * w->panel_bytes <= NEAR;
+    const int height = separate ? ROWS : ((rows + passes - 1) / passes + ROWS - 1) / ROWS * ROWS;
     amx_pending pending[2];
     pending[0].next = pending[0].rows = 0;
     amx_product g = {.w = w,
@@ -318,7 +324,7 @@ static MP_INLINE void gemm(const mp_wmat *w, const mp_acts *x, int m0, int m1, i
                            .ld_residual = ep ? ep->ld_residual : 0,
                            .ldy = ldy}};
     for (int r0 = m0, r1; r0 < m1; r0 = r1) {
-        r1 = m1 - r0 < high ? m1 : r0 + high;
+        r1 = m1 - r0 < height ? m1 : r0 + height;
         g.b.rows = r1 - r0 < ROWS ? r1 - r0 : ROWS;
         configure(g.b.rows);
         if (tiles > CHUNK && r1 - r0 >= PASS) {
@@ -328,7 +334,7 @@ static MP_INLINE void gemm(const mp_wmat *w, const mp_acts *x, int m0, int m1, i
         for (int p = panel0; p < panel1; p++)
             by_panel(&g, r0, r1, p, 0, tiles, w->data + (size_t)(p + 1) * w->panel_bytes, NULL);
     }
-    _tile_release(); /* a thread without tiles in use is cheap to switch from and to signal */
+    _tile_release(); /* a thread without active tiles is cheap to switch from and to signal */
     finish(&pending[g.turn], pending[g.turn].rows, scaled, mp_kernels_get());
 }
 

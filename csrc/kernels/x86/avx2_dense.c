@@ -1,5 +1,5 @@
-/* x86/avx2_dense.c: dense gemm and activations in 256 bits. A tile is half a panel wide: 6 rows times 2 vectors are 12
- * accumulators of the 16 registers; 4 rows where a step needs more of them for itself. */
+/* x86/avx2_dense.c: dense gemm and activations in 256-bit vectors. A tile is half a panel wide: 6 rows times 2 vectors
+ * use 12 of the 16 registers as accumulators. Kernels whose step needs more registers use 4 rows. */
 #if defined(__x86_64__)
 #include <immintrin.h>
 #include <string.h>
@@ -18,7 +18,7 @@ typedef int32_t any_word __attribute__((may_alias, aligned(1)));
 #define v_add    _mm256_add_ps
 
 MP_TARGET_AVX2_BEGIN
-/* ---- F32 ------------------------------------------------------------------------------------------------------- */
+/* ---- F32 --------------------------------------------------------------------------------------------------------- */
 #define D(name)         f32_##name
 #define D_W             __m256
 #define D_A             __m256
@@ -39,7 +39,7 @@ static MP_INLINE __m256 f32_result(__m256 acc, const float *sw, float sa) {
 }
 #include "kernels/simd/dense_gemm.h"
 
-/* ---- BF16 by fp32 FMAs: the same bits as ref ------------------------------------------------------------------- */
+/* ---- BF16 by fp32 FMAs: the same bits as ref --------------------------------------------------------------------- */
 typedef struct bf16_pair {
     __m256 first, second; /* inputs k and k + 1 as fp32 */
 } bf16_pair;
@@ -67,9 +67,10 @@ static MP_INLINE __m256 bf16_dot(__m256 acc, bf16_pair w, bf16_pair a) {
 }
 #include "kernels/simd/dense_gemm.h"
 
-/* ---- I8 -------------------------------------------------------------------------------------------------------- */
-/* vpmaddubsw saturates for u8 = q + 128, so the weights are brought back to q and the sign of the activation is moved
- * onto them: |a| * sign(q, a), two products of at most 127 * 127 in an int16. The accumulators start at 0 then. */
+/* ---- I8 ---------------------------------------------------------------------------------------------------------- */
+/* vpmaddubsw saturates for u8 = q + 128. The weights are therefore converted back to q, and the sign of the activation
+ * is moved onto them: |a| * sign(q, a), two products of at most 127 * 127 in an int16. The accumulators then start at
+ * 0. */
 #define D(name)         i8_##name
 #define D_W             __m256i
 #define D_A             __m256i
@@ -96,7 +97,7 @@ static MP_INLINE __m256 i8_result(__m256i acc, const float *sw, float sa) {
 
 MP_TARGET_END
 
-/* ---- I8 by the 256-bit vpdpbusd -------------------------------------------------------------------------------- */
+/* ---- I8 by the 256-bit vpdpbusd ---------------------------------------------------------------------------------- */
 #if defined(MP_TARGET_AVXVNNI_BEGIN)
 MP_TARGET_AVXVNNI_BEGIN
 #include "kernels/simd/vpdpbusd.h"
@@ -122,9 +123,9 @@ void mp_avxvnni_dense(mp_kernel_table *table) { MP_SET(table, gemm_i8, i8_vnni_g
 #endif
 
 MP_TARGET_AVX2_BEGIN
-/* ---- activations ----------------------------------------------------------------------------------------------- */
+/* ---- activations ------------------------------------------------------------------------------------------------- */
 
-/* 8 floats to 4 words of swapped pairs; integer rounding, as in the other variants. */
+/* Convert 8 floats to 4 words of swapped pairs. Integer rounding, as in the other variants. */
 static MP_INLINE __m128i bf16_words(__m256 x) {
     const __m256i u = _mm256_castps_si256(x);
     const __m256i even = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
@@ -132,7 +133,7 @@ static MP_INLINE __m128i bf16_words(__m256 x) {
     const __m256i quiet = _mm256_or_si256(u, _mm256_set1_epi32(0x400000));
     const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
     const __m256i r = _mm256_blendv_epi8(rounded, quiet, nan);
-    /* each 64 bits hold x[2p] low, x[2p + 1] high; wanted: high half of x[2p] above high half of x[2p + 1] */
+    /* each 64 bits hold x[2p] low, x[2p + 1] high; the result has the high half of x[2p] above that of x[2p + 1] */
     const __m256i first = _mm256_and_si256(r, _mm256_set1_epi64x(0xffff0000));
     const __m256i words = _mm256_or_si256(first, _mm256_srli_epi64(r, 48));
     return _mm256_castsi256_si128(_mm256_permutevar8x32_epi32(words, _mm256_setr_epi32(0, 2, 4, 6, 0, 2, 4, 6)));
@@ -156,8 +157,8 @@ static MP_INLINE __m256i first_lanes(int n) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
 
-/* The stages of distances 1 to 4, those below size: each lane is multiplied by 1, or by -1 where it is the second of
- * its pair, and its partner added. The FMA by +-1 rounds once, as the sum or the difference does. */
+/* The stages of distances 1 to 4, if below size: multiply each lane by 1, or by -1 if it is the second of its pair, and
+ * add its partner. An FMA by +-1 rounds once, as the sum or difference does. */
 static MP_INLINE __m256 within(__m256 x, int size) {
     const __m256 by1 = _mm256_setr_ps(1, -1, 1, -1, 1, -1, 1, -1), by2 = _mm256_setr_ps(1, 1, -1, -1, 1, 1, -1, -1);
     const __m256 by4 = _mm256_setr_ps(1, 1, 1, 1, -1, -1, -1, -1);
@@ -185,7 +186,7 @@ static void hadamard(const float *x, int K, int size, float *y) {
 
 static void acts_i8(const float *x, int K, int8_t *q, float *scale, int32_t *sum) {
     const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
-    __m256i top = _mm256_setzero_si256(); /* magnitudes order as integers do, NaN and Inf above all */
+    __m256i top = _mm256_setzero_si256(); /* magnitudes order as integers, with NaN and Inf above all */
     for (int k = 0; k < K; k += 8) {
         const __m256 v = _mm256_maskload_ps(x + k, first_lanes(K - k));
         top = _mm256_max_epi32(top, _mm256_and_si256(_mm256_castps_si256(v), magnitude));

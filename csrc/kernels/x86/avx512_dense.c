@@ -1,4 +1,4 @@
-/* x86/avx512_dense.c: dense gemm and activations in 512 bits. A panel is two vectors wide. */
+/* x86/avx512_dense.c: dense gemm and activations in 512-bit vectors. A panel is two vectors wide. */
 #if defined(__x86_64__)
 #include <immintrin.h>
 #include <string.h>
@@ -17,7 +17,7 @@ typedef int32_t any_word __attribute__((may_alias, aligned(1)));
 #define v_store  _mm512_storeu_ps
 #define v_add    _mm512_add_ps
 
-/* ---- F32 ------------------------------------------------------------------------------------------------------- */
+/* ---- F32 --------------------------------------------------------------------------------------------------------- */
 MP_TARGET_AVX512_BEGIN
 #define D(name)         f32_##name
 #define D_W             __m512
@@ -67,16 +67,16 @@ static MP_INLINE __m512 bf16_fma_dot(__m512 acc, bf16_pair w, bf16_pair a) {
 }
 #include "kernels/simd/dense_gemm.h"
 
-/* ---- activations ----------------------------------------------------------------------------------------------- */
+/* ---- activations ------------------------------------------------------------------------------------------------- */
 
-/* 16 floats to 8 words of swapped pairs. Integer rounding, not vcvtneps2bf16, which flushes denormals. */
+/* Convert 16 floats to 8 words of swapped pairs. Integer rounding, because vcvtneps2bf16 flushes denormals. */
 static MP_INLINE __m256i bf16_words(__m512 x) {
     const __m512i u = _mm512_castps_si512(x);
     const __m512i even = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
     const __m512i rounded = _mm512_add_epi32(u, _mm512_add_epi32(even, _mm512_set1_epi32(0x7fff)));
     const __m512i quiet = _mm512_or_si512(u, _mm512_set1_epi32(0x400000));
     const __m512i r = _mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), quiet);
-    /* each 64 bits hold x[2p] low, x[2p + 1] high; wanted: high half of x[2p] above high half of x[2p + 1] */
+    /* each 64 bits hold x[2p] low, x[2p + 1] high; the result has the high half of x[2p] above that of x[2p + 1] */
     const __m512i first = _mm512_and_si512(r, _mm512_set1_epi64(0xffff0000));
     return _mm512_cvtepi64_epi32(_mm512_or_si512(first, _mm512_srli_epi64(r, 48)));
 }
@@ -92,14 +92,14 @@ static void acts_bf16(const float *x, int K, uint16_t *out) {
     }
 }
 
-/* One stage of a rotation within a vector: swapped holds each lane's partner, sign -1 where the lane is the second. The
- * FMA by +-1 rounds once, as the sum or the difference does. */
+/* One stage of a rotation within a vector. `swapped` holds each lane's partner; the sign is -1 if the lane is the
+ * second of its pair. An FMA by +-1 rounds once, as the sum or difference does. */
 static MP_INLINE __m512 stage(__m512 x, __m512 swapped, __mmask16 second) {
     const __m512 sign = _mm512_mask_blend_ps(second, _mm512_set1_ps(1.0f), _mm512_set1_ps(-1.0f));
     return _mm512_fmadd_ps(x, sign, swapped);
 }
 
-/* The stages of distances 1 to 8, those below size. */
+/* The stages of distances 1 to 8, if below size. */
 static MP_INLINE __m512 within(__m512 x, int size) {
     x = size > 1 ? stage(x, _mm512_permute_ps(x, 0xb1), 0xaaaa) : x;
     x = size > 2 ? stage(x, _mm512_permute_ps(x, 0x4e), 0xcccc) : x;
@@ -132,7 +132,7 @@ static void hadamard(const float *x, int K, int size, float *y) {
     }
 }
 
-/* Magnitudes as integers order as the floats do, with NaN and Inf above all. */
+/* Magnitudes order as integers, with NaN and Inf above all. */
 static MP_INLINE __m512i magnitude(__m512 x) {
     return _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0x7fffffff));
 }
@@ -165,7 +165,7 @@ static void acts_i8(const float *x, int K, int8_t *q, float *scale, int32_t *sum
         return;
     }
     const __m512 by = _mm512_set1_ps(inverse);
-    /* two packs leave bytes of the four vectors in turn, four at a time */
+    /* two packs interleave the bytes of the four vectors, four at a time */
     const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     __m512i total = _mm512_setzero_si512(), total1 = total;
     for (k = 0; k + 64 <= K; k += 64) {
@@ -186,7 +186,7 @@ static void acts_i8(const float *x, int K, int8_t *q, float *scale, int32_t *sum
 }
 MP_TARGET_END
 
-/* ---- I8 -------------------------------------------------------------------------------------------------------- */
+/* ---- I8 ---------------------------------------------------------------------------------------------------------- */
 MP_TARGET_AVX512_VNNI_BEGIN
 #define D(name)         i8_##name
 #define D_W             __m512i
@@ -194,7 +194,7 @@ MP_TARGET_AVX512_VNNI_BEGIN
 #define D_ACC           __m512i
 #define D_CLASS         D_I8
 #define D_MAX_ROWS      12
-#define D_PANELS(R)     1 /* two streams halve the rate from memory, for a tenth more from a cache */
+#define D_PANELS(R)     1 /* two streams halve the bandwidth from memory, for 10 % more speed from a cache */
 static MP_INLINE __m512i i8_start(int32_t sum) { return _mm512_set1_epi32(-128 * sum); }
 static MP_INLINE __m512i i8_load(const uint8_t *w) { return _mm512_load_si512(w); }
 static MP_INLINE __m512i i8_splat(const uint8_t *a) { return _mm512_set1_epi32(*(const any_word *)a); }
@@ -212,7 +212,7 @@ static MP_INLINE __m512 i8_result(__m512i acc, const float *sw, float sa) {
 #include "kernels/simd/dense_gemm.h"
 MP_TARGET_END
 
-/* ---- BF16 ------------------------------------------------------------------------------------------------------ */
+/* ---- BF16 -------------------------------------------------------------------------------------------------------- */
 MP_TARGET_AVX512_BF16_BEGIN
 #define D(name)         bf16_##name
 #define D_W             __m512i

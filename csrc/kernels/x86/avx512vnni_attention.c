@@ -1,5 +1,4 @@
-/* x86/avx512vnni_attention.c: attention in integers for AVX-512 with VNNI, whose vpdpwssd does what takes two
- * instructions without. */
+/* x86/avx512vnni_attention.c: I16 attention for AVX-512 with VNNI, whose vpdpwssd replaces two instructions. */
 #if defined(__x86_64__)
 #include <assert.h>
 #include <immintrin.h>

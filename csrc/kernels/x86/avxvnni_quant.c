@@ -1,4 +1,4 @@
-/* avxvnni_quant.c: quantised products by the 256-bit vpdpbusd of CPUs without AVX-512 (and of some that have it). */
+/* x86/avxvnni_quant.c: quantised products with the 256-bit vpdpbusd, for CPUs with AVX-VNNI. */
 #include "kernels/simd/target.h"
 #if defined(__x86_64__) && defined(MP_TARGET_AVXVNNI_BEGIN)
 #include <assert.h>

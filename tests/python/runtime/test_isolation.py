@@ -240,7 +240,7 @@ def test_killed_without_work_it_is_reaped(bert: Path, pool: mpool.Pool) -> None:
 def test_stopped_in_a_step(llama: Path) -> None:
     with pool_of(stall_timeout=0.6) as pool:
         error = hit(pool, llama, signal.SIGSTOP)
-        assert "without a sign of life" in str(error)
+        assert "without a heartbeat or response" in str(error)
         assert pool.generate("b", llama, **TEXT).text
     assert children() == []
 
@@ -331,7 +331,7 @@ def test_memory_of_a_process_is_bounded(llama: Path) -> None:
     (("/nowhere/python",), mpool.SpawnFailed, "/nowhere/python"),
     ((sys.executable, "-c", "raise SystemExit(3)"), mpool.SpawnFailed, "ended with code 3"),
     ((sys.executable, "-c", "import os; os.kill(os.getpid(), 11)"), mpool.SpawnFailed, "killed by signal 11"),
-    ((sys.executable, "-c", "import time; time.sleep(100)"), mpool.SpawnTimeout, "without a sign of life")])
+    ((sys.executable, "-c", "import time; time.sleep(100)"), mpool.SpawnTimeout, "without a heartbeat or response")])
 def test_one_that_does_not_start(bert: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...],
                                  error: type[mpool.MpoolError], why: str) -> None:
     monkeypatch.setattr(_isolated, "command", lambda: command)
