@@ -58,6 +58,21 @@ static mp_status audit_dispatch(const mp_entry *entry, const mp_ticket *ticket, 
     return MP_OK;
 }
 
+/* The states agree with each other and with what they describe. */
+static mp_status audit_states(const mp_entry *entry, mp_error *error) {
+    const char *key = entry->key;
+    MP_AUDIT(entry->health != MP_HEALTH_SOUND || !entry->retry_ns, "%s: no load failed, but requests are refused", key);
+    MP_AUDIT(entry->health != MP_HEALTH_FAILED || entry->retry_ns, "%s: a load failed, but no backoff is set", key);
+    MP_AUDIT(entry->health == MP_HEALTH_SOUND || entry->failure.code != MP_OK, "%s: a failure has no cause", key);
+    MP_AUDIT(entry->unload != MP_UNLOAD_RUNNING || (!entry->resident && entry->worker_count + entry->starting == 0),
+             "%s: the model is being freed beside %d workers", key, entry->worker_count + entry->starting);
+    MP_AUDIT(entry->removal != MP_REMOVAL_GONE || (!entry->resident && !entry->queue.count),
+             "%s: the entry is gone, but holds a model or %d requests", key, entry->queue.count);
+    MP_AUDIT(entry->shutdown != MP_SHUTDOWN_QUITTING || !entry->queue.count, "%s: %d requests wait for a worker after "
+             "shutdown", key, entry->queue.count);
+    return MP_OK;
+}
+
 static bool is_listed(const mp_entry *entry, const mp_worker *worker) {
     for (int i = 0; worker && i < entry->worker_count; i++)
         if (entry->workers[i] == worker)
@@ -93,7 +108,8 @@ static mp_status audit_queue(const mp_entry *entry, mp_error *error) {
     for (int i = 0; i < MP_QUEUE_KINDS; i++)
         MP_AUDIT(kinds[i] == entry->queue.counts[i], "%s: %d calls of kind %d wait and the queue counts %d",
                  entry->key, kinds[i], i, entry->queue.counts[i]);
-    MP_AUDIT(count == 0 || mp_entry_works(entry) || (entry->spawn_ns && !entry->broken && !entry->quit),
+    MP_AUDIT(count == 0 || mp_entry_works(entry) || (entry->spawn_ns && entry->health != MP_HEALTH_BROKEN &&
+                                                   entry->shutdown != MP_SHUTDOWN_QUITTING),
              "%s: %d calls wait and nobody is coming", entry->key, count);
     return MP_OK;
 }
@@ -105,6 +121,7 @@ mp_status mp_entry_audit(mp_entry *entry, int *lanes, bool (*is_held)(const mp_m
              entry->worker_count);
     MP_AUDIT(entry->starting >= 0 && entry->apart >= 0 && entry->room_waiters >= 0, "%s: a count is negative",
              entry->key);
+    MP_TRY(audit_states(entry, error));
     int most = entry->services->max_workers;
     MP_AUDIT(entry->worker_count + entry->starting <= most, "%s: %d workers, allowed: %d", entry->key,
              entry->worker_count + entry->starting, most);

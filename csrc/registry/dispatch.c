@@ -41,7 +41,7 @@ mp_worker *mp_dispatch_home(const mp_entry *entry) {
 }
 
 bool mp_dispatch_may_take(const mp_entry *entry, const mp_worker *worker, const mp_ticket *ticket) {
-    if (!has_room(worker) || entry->evict)
+    if (!has_room(worker) || entry->unload == MP_UNLOAD_REQUESTED)
         return false;
     switch (ticket->policy) {
     case MP_POLICY_SEQUENTIAL:
@@ -127,12 +127,12 @@ static mp_ticket *next_for(const mp_entry *entry, const mp_worker *worker) {
 }
 
 bool mp_dispatch_offers(const mp_entry *entry, const mp_worker *worker) {
-    return has_room(worker) && !entry->evict && next_for(entry, worker);
+    return has_room(worker) && entry->unload != MP_UNLOAD_REQUESTED && next_for(entry, worker);
 }
 
 void mp_dispatch_take(mp_entry *entry, mp_worker *worker) {
     worker->fresh_count = 0;
-    while (has_room(worker) && !entry->evict) {
+    while (has_room(worker) && entry->unload != MP_UNLOAD_REQUESTED) {
         mp_ticket *ticket = next_for(entry, worker);
         if (!ticket)
             break;
@@ -164,8 +164,8 @@ static int most_workers(const mp_entry *entry) {
 /* One more would be allowed. */
 static bool may_grow(const mp_entry *entry) {
     int most = most_workers(entry);
-    if (!entry->resident || entry->starting || entry->evict || entry->remove || entry->quit ||
-        entry->worker_count >= most)
+    if (!entry->resident || entry->starting || entry->unload != MP_UNLOAD_NONE ||
+        entry->removal != MP_REMOVAL_NONE || entry->shutdown == MP_SHUTDOWN_QUITTING || entry->worker_count >= most)
         return false;
     for (int i = 0; i < entry->worker_count; i++)
         if (entry->workers[i]->memory_tight)

@@ -115,8 +115,8 @@ bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status, bool a
     *noted = true;
     /* By the numeric contract NaN would come again. */
     bool spared = outside && call->goes_on && !ticket->spared;
-    bool again = status != MP_NUMERIC && (spared || !ticket->tried) && !refused && !entry->quit &&
-                 may_follow(call, status) && !atomic_load_explicit(&ticket->cause, memory_order_relaxed);
+    bool again = status != MP_NUMERIC && (spared || !ticket->tried) && !refused &&
+                 entry->shutdown != MP_SHUTDOWN_QUITTING && may_follow(call, status) && !atomic_load_explicit(&ticket->cause, memory_order_relaxed);
     mp_mutex_unlock(&entry->lock);
     ticket->spared |= again && spared;
     ticket->tried |= again && !spared;
@@ -193,7 +193,7 @@ void mp_entry_finish_list(mp_entry *entry, mp_ticket *list, const mp_error *erro
 void mp_entry_tell_room(mp_entry *entry) {
     if (entry->room_waiters)
         mp_cond_broadcast(&entry->room);
-    if (entry->remove && !entry->queue.count)
+    if (entry->removal != MP_REMOVAL_NONE && !entry->queue.count)
         mp_entry_ring_workers(entry); /* they stayed for what waited */
 }
 

@@ -109,12 +109,24 @@ void mp_entry_ring_workers(mp_entry *entry) {
 
 void mp_entry_set_failed(mp_entry *entry, const mp_error *error) {
     entry->failure = *error;
-    entry->failed = true;
+    if (entry->health != MP_HEALTH_BROKEN)
+        mp_entry_set_health(entry, MP_HEALTH_FAILED);
     entry->backoff_ns = entry->backoff_ns ? entry->backoff_ns * 2 : BACKOFF_FIRST_MS * MS;
     if (entry->backoff_ns > BACKOFF_MOST_MS * MS)
         entry->backoff_ns = BACKOFF_MOST_MS * MS;
     entry->retry_ns = mp_sys_now_ns() + entry->backoff_ns;
     mp_cond_broadcast(&entry->changed);
+}
+
+void mp_entry_clear_failed(mp_entry *entry) {
+    entry->retry_ns = 0;
+    if (entry->health == MP_HEALTH_FAILED)
+        mp_entry_set_health(entry, MP_HEALTH_SOUND);
+}
+
+void mp_entry_request_unload(mp_entry *entry) {
+    if (entry->unload == MP_UNLOAD_NONE)
+        mp_entry_set_unload(entry, MP_UNLOAD_REQUESTED);
 }
 
 void mp_entry_note_death(mp_entry *entry, const mp_error *error) {
@@ -126,16 +138,17 @@ void mp_entry_note_death(mp_entry *entry, const mp_error *error) {
     for (int i = 1; i < lately && rest_ns < BACKOFF_MOST_MS * MS; i++)
         rest_ns *= 2;
     entry->spawn_ns = now + rest_ns;
-    if (lately < DEATHS_MOST || entry->broken)
+    if (lately < DEATHS_MOST || entry->health == MP_HEALTH_BROKEN)
         return;
-    entry->broken = true;
+    mp_entry_set_health(entry, MP_HEALTH_BROKEN);
     mp_fail(&entry->failure, MP_NO_WORKERS, "%s: %d workers failed within %.0f s and no more are started, the last: %s",
             entry->key, lately, (double)DEATHS_WITHIN_MS * 1e-3, error->message);
     mp_log(MP_LOG_ERROR, "%s", entry->failure.message);
 }
 
 bool mp_entry_begin(mp_entry *entry) {
-    if (mp_entry_works(entry) || entry->broken || !entry->loader.ops || mp_sys_now_ns() < entry->spawn_ns)
+    if (mp_entry_works(entry) || entry->health == MP_HEALTH_BROKEN || !entry->loader.ops ||
+        mp_sys_now_ns() < entry->spawn_ns)
         return false;
     entry->starting++;
     return true;
@@ -148,7 +161,7 @@ static void launch_failed(mp_entry *entry, mp_worker *worker, const mp_error *er
     mp_mutex_lock(&entry->lock);
     if (!worker)
         entry->starting--;
-    bool others = entry->worker_count > (worker != NULL) || entry->starting || entry->unloading;
+    bool others = entry->worker_count > (worker != NULL) || entry->starting || entry->unload == MP_UNLOAD_RUNNING;
     mp_entry_scale_later(entry);
     if (!others) {
         entry->attempts++;
@@ -192,7 +205,7 @@ void mp_entry_launch(mp_entry *entry, mp_guard guard) {
 
 void mp_entry_start(mp_entry *entry) {
     mp_mutex_lock(&entry->lock);
-    bool start = !entry->closed && !entry->remove && mp_entry_begin(entry);
+    bool start = entry->shutdown == MP_SHUTDOWN_OPEN && entry->removal == MP_REMOVAL_NONE && mp_entry_begin(entry);
     mp_mutex_unlock(&entry->lock);
     if (start)
         mp_entry_launch(entry, (mp_guard){0});
@@ -215,7 +228,8 @@ bool mp_entry_in_use(mp_entry *entry) {
 
 /* Under the lock: a caller wants the model in spite of earlier failures. */
 static void forgive(mp_entry *entry) {
-    entry->broken = false;
+    if (entry->health == MP_HEALTH_BROKEN)
+        mp_entry_set_health(entry, entry->retry_ns ? MP_HEALTH_FAILED : MP_HEALTH_SOUND);
     entry->spawn_ns = 0;
     entry->deaths = 0;
 }
@@ -242,24 +256,24 @@ mp_status mp_entry_load(mp_entry *entry, bool pin, uint64_t deadline_ns, bool *g
     bool in_time = true;
     mp_status status = MP_OK;
     mp_mutex_lock(&entry->lock);
-    if (entry->broken) /* some of its workers may serve all the same */
+    if (entry->health == MP_HEALTH_BROKEN) /* some of its workers may serve all the same */
         forgive(entry);
     bool pinned = entry->pinned;
     entry->pinned |= pin; /* now: a short keep-alive may be over before this thread wakes */
     for (;;) {
-        if (entry->closed) {
+        if (entry->shutdown != MP_SHUTDOWN_OPEN) {
             status = mp_fail(error, MP_SHUTTING_DOWN, "%s: the pool is shutting down", entry->key);
             break;
         }
-        if ((mp_entry_serves(entry) && !entry->evict) || (attempt && entry->loads > loads))
+        if ((mp_entry_serves(entry) && entry->unload == MP_UNLOAD_NONE) || (attempt && entry->loads > loads))
             break;
-        if (attempt && entry->attempts_over >= attempt && entry->failed) {
+        if (attempt && entry->attempts_over >= attempt && entry->retry_ns) {
             status = entry->failure.code;
             if (error)
                 *error = entry->failure;
             break;
         }
-        if (entry->remove) {
+        if (entry->removal != MP_REMOVAL_NONE) {
             *gone = true;
             status = mp_fail(error, MP_UNKNOWN_MODEL, "%s was removed", entry->key);
             break;
@@ -296,7 +310,7 @@ mp_status mp_entry_evict(mp_entry *entry, uint64_t deadline_ns, mp_error *error)
     entry->pinned = false;
     if (mp_entry_works(entry)) {
         uint64_t unloads = entry->unloads;
-        entry->evict = true;
+        mp_entry_request_unload(entry);
         mp_entry_ring_workers(entry);
         while (mp_entry_works(entry) && entry->unloads == unloads && in_time)
             in_time = mp_cond_wait(&entry->changed, &entry->lock, deadline_ns);
@@ -307,7 +321,7 @@ mp_status mp_entry_evict(mp_entry *entry, uint64_t deadline_ns, mp_error *error)
         /* Failed and at rest, or loaded before a fork: nobody works, so it is done here. */
         kept = entry->resident;
         entry->resident = NULL;
-        entry->failed = false;
+        mp_entry_clear_failed(entry);
     }
     mp_mutex_unlock(&entry->lock);
     mp_resident_unpin(kept);
@@ -317,8 +331,8 @@ mp_status mp_entry_evict(mp_entry *entry, uint64_t deadline_ns, mp_error *error)
 /* Under the lock: the registry may evict it, now or, unless `now`, as soon as its workers, which have nothing to do,
  * are at rest. */
 static bool may_go(const mp_entry *entry, bool now) {
-    if (!entry->resident || entry->queue.count || entry->pinned || entry->remove || !entry->answered ||
-        (now && (entry->starting || entry->evict)))
+    if (!entry->resident || entry->queue.count || entry->pinned || entry->removal != MP_REMOVAL_NONE ||
+        !entry->answered || (now && (entry->starting || entry->unload != MP_UNLOAD_NONE)))
         return false;
     for (int i = 0; i < entry->worker_count; i++) {
         const mp_worker *worker = entry->workers[i];
@@ -342,8 +356,8 @@ void mp_entry_value(mp_entry *entry, mp_eviction *value) {
         if (worker->idle_since_ns > newest_ns)
             newest_ns = worker->idle_since_ns;
     }
-    bool going = entry->evict;
-    value->coming = entry->unloading ? entry->unload_bytes : 0;
+    bool going = entry->unload == MP_UNLOAD_REQUESTED;
+    value->coming = entry->unload == MP_UNLOAD_RUNNING ? entry->unload_bytes : 0;
     mp_mutex_unlock(&entry->lock);
     if (resident)
         bytes += resident->model->ops->bytes(resident->model);
@@ -364,7 +378,7 @@ bool mp_entry_evict_idle(mp_entry *entry) {
     mp_mutex_lock(&entry->lock);
     bool idle = may_go(entry, true), works = mp_entry_works(entry);
     if (idle && works) {
-        entry->evict = true;
+        mp_entry_request_unload(entry);
         mp_entry_ring_workers(entry);
     }
     mp_mutex_unlock(&entry->lock);
@@ -393,7 +407,8 @@ uint64_t mp_entry_trim(mp_entry *entry) {
 
 void mp_entry_remove(mp_entry *entry) {
     mp_mutex_lock(&entry->lock);
-    entry->remove = true;
+    if (entry->removal == MP_REMOVAL_NONE) /* else an earlier caller gave up waiting, and this one waits on */
+        mp_entry_set_removal(entry, MP_REMOVAL_DRAINING);
     bool works = mp_entry_works(entry);
     if (works)
         mp_entry_ring_workers(entry);
@@ -406,7 +421,7 @@ void mp_entry_remove(mp_entry *entry) {
 
 /* Under the lock: somebody works, or calls wait for the end of a rest. */
 static bool is_there(const mp_entry *entry) {
-    return mp_entry_works(entry) || (entry->queue.count && !entry->quit);
+    return mp_entry_works(entry) || (entry->queue.count && entry->shutdown != MP_SHUTDOWN_QUITTING);
 }
 
 mp_status mp_entry_wait_gone(mp_entry *entry, uint64_t deadline_ns, mp_error *error) {
@@ -426,7 +441,8 @@ mp_status mp_entry_wait_gone(mp_entry *entry, uint64_t deadline_ns, mp_error *er
 
 void mp_entry_close(mp_entry *entry) {
     mp_mutex_lock(&entry->lock);
-    entry->closed = true;
+    if (entry->shutdown == MP_SHUTDOWN_OPEN) /* the registry closes its entries twice, to catch late arrivals */
+        mp_entry_set_shutdown(entry, MP_SHUTDOWN_CLOSED);
     mp_queue_close(&entry->queue);
     mp_cond_broadcast(&entry->room);
     mp_cond_broadcast(&entry->changed);
@@ -444,7 +460,8 @@ bool mp_entry_drain(mp_entry *entry, uint64_t deadline_ns) {
 
 void mp_entry_quit(mp_entry *entry) {
     mp_mutex_lock(&entry->lock);
-    entry->quit = true;
+    if (entry->shutdown != MP_SHUTDOWN_QUITTING)
+        mp_entry_set_shutdown(entry, MP_SHUTDOWN_QUITTING);
     mp_ticket *list = mp_entry_take_queue(entry);
     for (mp_ticket *ticket = list; ticket; ticket = ticket->next)
         atomic_store_explicit(&ticket->cause, MP_SHUTTING_DOWN, memory_order_release);
@@ -498,7 +515,8 @@ void mp_entry_join(mp_entry *entry, uint64_t deadline_ns) {
 
 /* Under the lock. */
 static const char *state_of(const mp_entry *entry) {
-    bool serves = false, busy = false, loading = entry->starting > 0, leaving = entry->unloading;
+    bool serves = false, busy = false, loading = entry->starting > 0;
+    bool leaving = entry->unload == MP_UNLOAD_RUNNING;
     for (int i = 0; i < entry->worker_count; i++) {
         mp_worker_state state = entry->workers[i]->state;
         busy |= entry->workers[i]->active_count > 0; /* not its state, which changes just after a call has ended */
@@ -506,15 +524,15 @@ static const char *state_of(const mp_entry *entry) {
         loading |= state == MP_WORKER_SPAWNING || state == MP_WORKER_LOADING;
         leaving |= state == MP_WORKER_EVICTING || state == MP_WORKER_FAILED;
     }
-    if (serves && entry->evict)
-        return "evicting"; /* who wants it loaded waits for the next load */
+    if (serves && entry->unload == MP_UNLOAD_REQUESTED)
+        return "evicting"; /* a caller of mp_entry_load waits for the next load */
     if (serves)
         return busy ? "busy" : "ready";
     if (loading)
         return "loading";
     if (leaving)
         return "evicting";
-    return entry->failed || entry->broken ? "failed" : "cold";
+    return entry->health == MP_HEALTH_SOUND ? "cold" : "failed";
 }
 
 void mp_entry_describe(mp_entry *entry, mp_entry_info *info, mp_resident **pinned) {
@@ -588,7 +606,8 @@ void mp_entry_fork_child(mp_entry *entry) {
     if (entry->resident)
         atomic_store_explicit(&entry->resident->references, 1, memory_order_relaxed);
     entry->worker_count = entry->starting = entry->apart = entry->room_waiters = 0;
-    entry->evict = entry->unloading = false;
+    if (entry->unload != MP_UNLOAD_NONE)
+        mp_entry_set_unload(entry, MP_UNLOAD_NONE);
     entry->attempts_over = entry->attempts;
     entry->breaker = (mp_breaker){.state = MP_BREAKER_CLOSED};
     entry->forecast = (mp_forecast){0};

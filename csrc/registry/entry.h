@@ -7,6 +7,7 @@
  *   serve.c     a worker's work: take, admit, plan, lease lanes, step, hand out
  *   leaving.c   its end, and the model's
  *   ends.c      how calls end: faults, retries, the breaker, metrics
+ *   entry_state.c  the entry's state machines
  *   sweep.c     what is due: deadlines, loads and steps that do not move, workers without work
  *
  * A worker (worker.h) is a job of the pool. The first one loads the model, without Python; all share it. The last one
@@ -21,6 +22,88 @@
 #include "registry/request.h"
 #include "registry/services.h"
 #include "registry/worker.h"
+
+/* The state of an entry is four independent machines. All are guarded by the entry's lock. mp_entry_set_shutdown,
+ * _removal, _unload and _health change them and refuse every arrow that is not drawn (state_machine.h).
+ *
+ * shutdown: the registry closes.
+ *
+ *   OPEN ----> CLOSED ----> QUITTING
+ *
+ *   CLOSED    New requests are refused with SHUTTING_DOWN. Accepted requests are served.
+ *   QUITTING  Every queued and active request is cancelled. Workers leave. No worker starts.
+ */
+typedef enum mp_entry_shutdown {
+    MP_SHUTDOWN_OPEN,
+    MP_SHUTDOWN_CLOSED,
+    MP_SHUTDOWN_QUITTING,
+    MP_SHUTDOWN_STATES
+} mp_entry_shutdown;
+extern const mp_state_machine mp_shutdown_machine;
+
+/* removal: the key was removed, or another model replaced this one.
+ *
+ *   NONE ----> DRAINING ----> GONE
+ *
+ *   DRAINING  New requests are refused. Accepted requests are served, then model and loader are freed.
+ *   GONE      Everything is freed and MP_ENTRY_GONE is reported, once.
+ *
+ * Shutdown and removal are independent: the registry may close while an entry drains, and a caller that was inside
+ * before the registry closed may remove an entry afterwards. An entry that quits while it drains never becomes GONE. */
+typedef enum mp_entry_removal {
+    MP_REMOVAL_NONE,
+    MP_REMOVAL_DRAINING,
+    MP_REMOVAL_GONE,
+    MP_REMOVAL_STATES
+} mp_entry_removal;
+extern const mp_state_machine mp_removal_machine;
+
+/* unload: the model's memory is to be freed, or is being freed.
+ *
+ *     +--------------------------------+
+ *     |                                v
+ *   NONE <----> REQUESTED ---------> RUNNING
+ *     ^                                |
+ *     +--------------------------------+
+ *
+ *   REQUESTED  Workers finish their active requests and leave; they take no further ones. The last worker to leave
+ *              frees the model. If no model was loaded, the request ends without RUNNING.
+ *   RUNNING    One thread frees the model or the loader without the lock. No worker is listed and none may start, so
+ *              that nothing is loaded again before its memory is free. A request to unload is met already.
+ *
+ * NONE becomes RUNNING when the last worker leaves by itself, after the keep-alive. */
+typedef enum mp_entry_unload {
+    MP_UNLOAD_NONE,
+    MP_UNLOAD_REQUESTED,
+    MP_UNLOAD_RUNNING,
+    MP_UNLOAD_STATES
+} mp_entry_unload;
+extern const mp_state_machine mp_unload_machine;
+
+/* health: earlier failures, which refuse requests.
+ *
+ *              +--+
+ *              |  v
+ *   SOUND <-> FAILED <--> BROKEN
+ *     ^                     ^
+ *     +---------------------+
+ *
+ *   FAILED  The last load failed, or a file of the loaded model changed. Requests are refused with `failure` until
+ *           `retry_ns`; the next one after that starts a load. Becomes SOUND when a load succeeds or the model is
+ *           evicted.
+ *   BROKEN  Workers died too often. Requests are refused with `failure` (NO_WORKERS) and no worker starts, until a
+ *           caller asks for a load. A load that failed before is not forgotten by that: BROKEN becomes FAILED while
+ *           `retry_ns` is set, else SOUND.
+ *
+ * Health says nothing about `resident`: a model that is loaded may be FAILED (its last worker got no engine) or BROKEN
+ * (other workers still serve). */
+typedef enum mp_entry_health {
+    MP_HEALTH_SOUND,
+    MP_HEALTH_FAILED,
+    MP_HEALTH_BROKEN,
+    MP_HEALTH_STATES
+} mp_entry_health;
+extern const mp_state_machine mp_health_machine;
 
 struct mp_entry {
     /* constant */
@@ -42,26 +125,23 @@ struct mp_entry {
     int worker_count;
     int starting;          /* workers about to be put there */
     uint32_t listed;       /* workers that ever were */
-    bool unloading;        /* the model is being freed, by whoever found that nobody works */
-    uint64_t unload_bytes; /* of it */
+    mp_entry_shutdown shutdown;
+    mp_entry_removal removal;
+    mp_entry_unload unload;
+    mp_entry_health health;
+    uint64_t unload_bytes; /* bytes of the model that is being freed */
     int apart;             /* set apart, and their threads not back */
     mp_resident *resident; /* a reference, or NULL */
-    bool pinned;           /* not to be evicted by the registry itself */
-    bool evict;            /* unload once the active ones are done */
-    bool remove;           /* serve what was accepted, then free everything; refuse calls */
-    bool gone;             /* and that is done */
-    bool closed;           /* refuse calls: the registry shuts down */
-    bool quit;             /* end everything now */
+    bool pinned;           /* the registry itself must not evict the model */
     uint64_t attempts, attempts_over; /* loads of the model started; that ended in any way */
     uint64_t loads;                   /* that succeeded */
     uint64_t unloads;                 /* times that the model was given up */
-    bool failed;                      /* the last attempt was in vain, and no other has begun */
-    mp_error failure;                 /* of it; or why the model is broken */
-    uint64_t retry_ns, backoff_ns;    /* calls are refused with it until then */
+    mp_error failure;                 /* why `health` is not MP_HEALTH_SOUND */
+    uint64_t retry_ns;                /* requests are refused until then; 0 = the last load did not fail */
+    uint64_t backoff_ns;              /* doubles with every load that fails; 0 = the last load succeeded */
     uint64_t spawn_ns;                /* no worker is started before: growing rests after workers that died */
     uint64_t death_ns[5];             /* when the last ones did, a ring */
     int deaths;
-    bool broken;                      /* they died too often: NO_WORKERS until somebody calls for a load */
     uint64_t scale_ns;                /* no further worker is tried before */
     mp_breaker breaker;
     mp_forecast forecast; /* with predictive_scaling only */
@@ -136,10 +216,17 @@ void mp_entry_fork_child(mp_entry *entry);
 /* See audit.h; adds the lanes that its workers hold. */
 mp_status mp_entry_audit(mp_entry *entry, int *lanes, bool (*is_held)(const mp_mutex *mutex), mp_error *error);
 
+/* --- entry_state.c; must hold the lock. Each refuses an illegal transition: state_machine.h --- */
+
+void mp_entry_set_shutdown(mp_entry *entry, mp_entry_shutdown shutdown);
+void mp_entry_set_removal(mp_entry *entry, mp_entry_removal removal);
+void mp_entry_set_unload(mp_entry *entry, mp_entry_unload unload);
+void mp_entry_set_health(mp_entry *entry, mp_entry_health health);
+
 /* --- workers; under the lock unless it says otherwise --- */
 
 static inline bool mp_entry_works(const mp_entry *entry) {
-    return entry->worker_count + entry->starting > 0 || entry->unloading;
+    return entry->worker_count + entry->starting > 0 || entry->unload == MP_UNLOAD_RUNNING;
 }
 bool mp_entry_serves(const mp_entry *entry); /* some worker takes calls */
 int mp_entry_running(const mp_entry *entry); /* active items of all workers */
@@ -150,8 +237,13 @@ void mp_entry_ring_workers(mp_entry *entry); /* all of them look */
 bool mp_entry_begin(mp_entry *entry);
 /* No lock held: the worker that begin or scale announced. The guard passes to it. */
 void mp_entry_launch(mp_entry *entry, mp_guard guard);
-/* The load failed; calls are refused until the end of the backoff. */
+/* Have the model unloaded once its active requests are done. A request that is pending, or memory that is being freed,
+ * needs no second one. The caller wakes the workers. */
+void mp_entry_request_unload(mp_entry *entry);
+/* A load failed: refuse requests until the end of the backoff. A BROKEN entry stays BROKEN. */
 void mp_entry_set_failed(mp_entry *entry, const mp_error *error);
+/* Forget a load that failed. A BROKEN entry stays BROKEN. */
+void mp_entry_clear_failed(mp_entry *entry);
 /* No lock held: takes a worker off the list (NULL: that was done). With the last of them the model goes, unless calls
  * wait; then there is another worker. */
 void mp_entry_settle(mp_entry *entry, mp_worker *leaving);

@@ -47,7 +47,7 @@ static mp_ticket *note_fault(mp_worker *worker) {
         mp_entry_note_death(entry, &worker->fault);
         return NULL;
     }
-    entry->evict = true; /* the other workers have the same files */
+    mp_entry_request_unload(entry); /* the other workers have the same files */
     mp_entry_ring_workers(entry);
     mp_entry_note_fault(entry);
     mp_entry_set_failed(entry, &worker->fault);
@@ -64,11 +64,12 @@ void mp_entry_settle(mp_entry *entry, mp_worker *leaving) {
     mp_dispatch_memory_free(entry);
     if (!mp_entry_works(entry)) {
         /* who comes next needs no load */
-        bool keep = entry->queue.count && !entry->evict && !entry->quit && !entry->broken;
+        bool evict = entry->unload == MP_UNLOAD_REQUESTED, quit = entry->shutdown == MP_SHUTDOWN_QUITTING;
+        bool keep = entry->queue.count && !evict && !quit && entry->health != MP_HEALTH_BROKEN;
         mp_resident *resident = keep ? NULL : entry->resident;
         if (resident) {
             entry->resident = NULL;
-            entry->unloading = true; /* nobody loads it again before its memory is free */
+            mp_entry_set_unload(entry, MP_UNLOAD_RUNNING); /* nobody loads it again before its memory is free */
             entry->unload_bytes = resident->model->ops->bytes(resident->model) + 1;
             mp_mutex_unlock(&entry->lock);
             mp_resident_unpin(resident);
@@ -76,28 +77,30 @@ void mp_entry_settle(mp_entry *entry, mp_worker *leaving) {
             mp_count(services, MP_METRIC_evictions, 1);
             mp_log(MP_LOG_INFO, "Unloaded %s", entry->key);
             mp_mutex_lock(&entry->lock);
-            entry->unloading = false;
         }
-        entry->unloads += resident || entry->evict; /* who waits for the eviction of a load that failed waits no more */
-        entry->evict = false;
-        if (entry->broken)
+        entry->unloads += resident || evict; /* who waits for the eviction of a load that failed waits no more */
+        if (entry->unload != MP_UNLOAD_NONE)
+            mp_entry_set_unload(entry, MP_UNLOAD_NONE);
+        if (entry->health == MP_HEALTH_BROKEN)
             list = mp_entry_take_queue(entry);
-        gone = entry->remove && !entry->quit && !entry->queue.count && !entry->gone;
-        entry->gone |= gone;
+        gone = entry->removal == MP_REMOVAL_DRAINING && entry->shutdown != MP_SHUTDOWN_QUITTING && !entry->queue.count;
+        if (gone)
+            mp_entry_set_removal(entry, MP_REMOVAL_GONE);
         mp_loader loader = entry->loader;
         if (gone && !entry->apart && loader.ops) { /* else it goes with the entry */
             entry->loader = (mp_loader){0};
-            entry->unloading = true; /* who waits until it is gone waits for this, too */
+            mp_entry_set_unload(entry, MP_UNLOAD_RUNNING); /* who waits until it is gone waits for this, too */
             entry->unload_bytes = 0;
             mp_mutex_unlock(&entry->lock);
             loader.ops->destroy(loader.self);
             mp_mutex_lock(&entry->lock);
-            entry->unloading = false;
+            mp_entry_set_unload(entry, MP_UNLOAD_NONE);
         }
     }
     mp_error failure = entry->failure;
     /* Calls that wait saw a worker and rely on it: then there is another. */
-    bool wanted = entry->queue.count && !entry->quit, again = wanted && mp_entry_begin(entry);
+    bool wanted = entry->queue.count && entry->shutdown != MP_SHUTDOWN_QUITTING;
+    bool again = wanted && mp_entry_begin(entry);
     uint64_t spawn_ns = wanted && !mp_entry_works(entry) ? entry->spawn_ns : 0; /* after a rest, then */
     mp_dispatch_ring_all(entry);
     mp_cond_broadcast(&entry->changed);

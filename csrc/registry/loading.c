@@ -111,10 +111,11 @@ static mp_ticket *give_up(mp_worker *worker, bool loading, const mp_error *error
         entry->attempts_over++;
     if (!loading && !is_last(worker)) /* the others serve */
         return NULL;
-    if (!entry->quit)
+    bool quit = entry->shutdown == MP_SHUTDOWN_QUITTING;
+    if (!quit)
         mp_entry_set_failed(entry, error);
     mp_ticket *list = mp_entry_take_queue(entry);
-    for (mp_ticket *ticket = list; entry->quit && ticket; ticket = ticket->next)
+    for (mp_ticket *ticket = list; quit && ticket; ticket = ticket->next)
         atomic_store_explicit(&ticket->cause, MP_SHUTTING_DOWN, memory_order_release);
     return list;
 }
@@ -152,7 +153,7 @@ bool mp_worker_start(mp_worker *worker) {
         entry->attempts++;
     else
         worker->resident = mp_resident_pin(entry->resident);
-    if (entry->quit)
+    if (entry->shutdown == MP_SHUTDOWN_QUITTING)
         atomic_store_explicit(&worker->step_cancelled, 1, memory_order_release);
     mp_loader loader = entry->loader;
     mp_mutex_unlock(&entry->lock);
@@ -166,7 +167,7 @@ bool mp_worker_start(mp_worker *worker) {
 
     mp_mutex_lock(&entry->lock);
     worker->moving = false;
-    bool dead = worker->state == MP_WORKER_DEAD, off = entry->quit;
+    bool dead = worker->state == MP_WORKER_DEAD, off = entry->shutdown == MP_SHUTDOWN_QUITTING;
     mp_ticket *list = NULL;
     if (dead) {
         status = MP_SPAWN_TIMEOUT; /* everybody was told */
@@ -178,7 +179,7 @@ bool mp_worker_start(mp_worker *worker) {
             entry->answered = 0;
         }
         entry->backoff_ns = 0;
-        entry->failed = false;
+        mp_entry_clear_failed(entry);
         worker->process = worker->engine->process;
         worker->held_bytes = held;
         mp_worker_set_state(worker, MP_WORKER_READY);

@@ -211,7 +211,7 @@ static bool take_work(mp_worker *w) {
             w->leave = true;
             mp_dispatch_ring_all(entry);
         }
-        bool over = entry->quit || w->fault.code != MP_OK;
+        bool over = entry->shutdown == MP_SHUTDOWN_QUITTING || w->fault.code != MP_OK;
         if (!over && !until_ns)
             mp_dispatch_take(entry, w);
         if (w->active_count) {
@@ -226,7 +226,8 @@ static bool take_work(mp_worker *w) {
             mp_worker_set_runnable(w, true);
             return true;
         }
-        if (over || w->leave || entry->evict || (entry->remove && entry->queue.count == 0))
+        if (over || w->leave || entry->unload == MP_UNLOAD_REQUESTED ||
+            (entry->removal != MP_REMOVAL_NONE && entry->queue.count == 0))
             break;
         if (w->retry_ns && (!until_ns || w->retry_ns < until_ns))
             until_ns = w->retry_ns;

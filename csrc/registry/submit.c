@@ -12,14 +12,14 @@ enum { PATIENCE_WAITS = 3 }; /* times the predicted wait: predictions err */
 /* Under the lock: why the entry takes no calls now, or MP_OK. */
 static mp_status refusal(mp_entry *entry, mp_ticket *ticket, bool *gone, mp_error *error) {
     mp_services *services = entry->services;
-    if (entry->closed)
+    if (entry->shutdown != MP_SHUTDOWN_OPEN)
         return mp_fail(error, MP_SHUTTING_DOWN, "%s: the pool is shutting down", entry->key);
-    if (entry->remove) {
+    if (entry->removal != MP_REMOVAL_NONE) {
         *gone = true;
         return mp_fail(error, MP_UNKNOWN_MODEL, "%s was removed", entry->key);
     }
     uint64_t now = mp_sys_now_ns(), left_ns;
-    if (entry->broken || (entry->failed && now < entry->retry_ns)) {
+    if (entry->health == MP_HEALTH_BROKEN || now < entry->retry_ns) {
         *error = entry->failure;
         return error->code;
     }

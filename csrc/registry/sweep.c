@@ -106,7 +106,7 @@ static void bury(mp_entry *entry, mp_worker *worker, const mp_error *error) {
         mp_entry_note_fault(entry);
     mp_entry_note_death(entry, error);
     mp_error failure = loading ? *error : entry->failure;
-    if (loading || (entry->broken && last)) /* before anybody can see that they wait for nobody */
+    if (loading || (entry->health == MP_HEALTH_BROKEN && last)) /* before anybody can see that they wait for nobody */
         list = mp_entry_take_queue(entry);
     mp_worker_set_apart(worker, error);
     mp_mutex_unlock(&entry->lock);
@@ -164,15 +164,16 @@ uint64_t mp_entry_sweep(mp_entry *entry, uint64_t now_ns) {
         bury(entry, stuck, &error);
     mp_ticket *expired = expire(entry, now_ns, &next);
     retire_idle(entry, now_ns, &next);
-    if (entry->queue.count && !entry->quit && !mp_entry_works(entry)) { /* they wait for the end of a rest */
+    bool quit = entry->shutdown == MP_SHUTDOWN_QUITTING;
+    if (entry->queue.count && !quit && !mp_entry_works(entry)) { /* they wait for the end of a rest */
         if (entry->spawn_ns > now_ns)
             sooner(&next, entry->spawn_ns);
         else
             start = mp_entry_begin(entry);
     }
     /* Those that waited for the end of a rest have left: nobody comes who would give the model up. */
-    bool idle = !entry->queue.count && !entry->quit && !mp_entry_works(entry) &&
-                ((entry->resident && entry->spawn_ns) || (entry->remove && !entry->gone));
+    bool idle = !entry->queue.count && !quit && !mp_entry_works(entry) &&
+                ((entry->resident && entry->spawn_ns) || entry->removal == MP_REMOVAL_DRAINING);
     mp_mutex_unlock(&entry->lock);
     if (start)
         mp_entry_launch(entry, (mp_guard){0});

@@ -9,49 +9,44 @@
 #include "registry/entry.h"
 #include "registry/events.h"
 
-#define BIT(state) (1u << MP_WORKER_##state)
+/* --- states --- */
 
-const char *mp_worker_state_name(mp_worker_state state) {
-    static const char *const names[] = {
-        [MP_WORKER_SPAWNING] = "spawning",     [MP_WORKER_LOADING] = "loading",   [MP_WORKER_READY] = "ready",
-        [MP_WORKER_PROCESSING] = "processing", [MP_WORKER_IDLE] = "idle",         [MP_WORKER_EVICTING] = "evicting",
-        [MP_WORKER_DEAD] = "dead",             [MP_WORKER_FAILED] = "failed",
-    };
-    return names[state];
-}
+#define TO(state) (1u << MP_WORKER_##state)
 
-static bool step_is_legal(mp_worker_state from, mp_worker_state to) {
-    static const unsigned legal[] = {
-        [MP_WORKER_SPAWNING] = BIT(LOADING) | BIT(FAILED) | BIT(DEAD),
-        [MP_WORKER_LOADING] = BIT(READY) | BIT(FAILED) | BIT(DEAD),
-        [MP_WORKER_READY] = BIT(PROCESSING) | BIT(EVICTING) | BIT(FAILED) | BIT(DEAD),
-        [MP_WORKER_PROCESSING] = BIT(IDLE) | BIT(EVICTING) | BIT(FAILED) | BIT(DEAD),
-        [MP_WORKER_IDLE] = BIT(PROCESSING) | BIT(EVICTING) | BIT(FAILED) | BIT(DEAD),
-        [MP_WORKER_EVICTING] = BIT(DEAD),
-        [MP_WORKER_DEAD] = 0,
-        [MP_WORKER_FAILED] = BIT(DEAD),
-    };
-    return legal[from] >> to & 1;
-}
+static const char *const state_names[MP_WORKER_STATES] = {
+    [MP_WORKER_SPAWNING] = "spawning",     [MP_WORKER_LOADING] = "loading",   [MP_WORKER_READY] = "ready",
+    [MP_WORKER_PROCESSING] = "processing", [MP_WORKER_IDLE] = "idle",         [MP_WORKER_EVICTING] = "evicting",
+    [MP_WORKER_DEAD] = "dead",             [MP_WORKER_FAILED] = "failed",
+};
+
+static const uint16_t state_legal[MP_WORKER_STATES] = {
+    [MP_WORKER_SPAWNING] = TO(LOADING) | TO(FAILED) | TO(DEAD),
+    [MP_WORKER_LOADING] = TO(READY) | TO(FAILED) | TO(DEAD),
+    [MP_WORKER_READY] = TO(PROCESSING) | TO(EVICTING) | TO(FAILED) | TO(DEAD),
+    [MP_WORKER_PROCESSING] = TO(IDLE) | TO(EVICTING) | TO(FAILED) | TO(DEAD),
+    [MP_WORKER_IDLE] = TO(PROCESSING) | TO(EVICTING) | TO(FAILED) | TO(DEAD),
+    [MP_WORKER_EVICTING] = TO(DEAD),
+    [MP_WORKER_DEAD] = 0,
+    [MP_WORKER_FAILED] = TO(DEAD),
+};
+
+const mp_state_machine mp_worker_state_machine = {"worker", MP_WORKER_STATES, state_names, state_legal};
+
+const char *mp_worker_state_name(mp_worker_state state) { return state_names[state]; }
 
 void mp_worker_set_state(mp_worker *worker, mp_worker_state state) {
     mp_entry *entry = worker->entry;
-    bool is_legal = step_is_legal(worker->state, state);
-    assert(is_legal);
-    if (!is_legal) {
-        mp_count(entry->services, MP_METRIC_illegal_transitions, 1);
-        mp_log(MP_LOG_ERROR, "Worker %u for %s: %s -> %s is not allowed", worker->id, entry->key,
-               mp_worker_state_name(worker->state), mp_worker_state_name(state));
+    if (!mp_state_may_enter(&mp_worker_state_machine, entry->services, entry->key, worker->id, (int)worker->state,
+                            (int)state))
         return;
-    }
-    /* Between work and rest a worker changes with every call: too often for INFO. */
+    /* A worker enters these two states with every request, which is too often for INFO. */
     bool often = state == MP_WORKER_PROCESSING || state == MP_WORKER_IDLE;
     mp_log(often ? MP_LOG_DEBUG : MP_LOG_INFO, "Worker %u for %s: %s -> %s", worker->id, entry->key,
            mp_worker_state_name(worker->state), mp_worker_state_name(state));
     worker->state = state;
     if (state == MP_WORKER_READY || state == MP_WORKER_IDLE)
         worker->idle_since_ns = mp_sys_now_ns();
-    mp_cond_broadcast(&entry->changed); /* costs nothing when nobody waits */
+    mp_cond_broadcast(&entry->changed); /* a broadcast without a waiter makes no system call */
 }
 
 /* --- models that are shared --- */

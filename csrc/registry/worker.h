@@ -19,6 +19,7 @@
 #include "registry/cores.h"
 #include "registry/governor.h"
 #include "registry/request.h"
+#include "registry/state_machine.h"
 
 typedef enum mp_worker_state {
     MP_WORKER_SPAWNING,
@@ -28,8 +29,10 @@ typedef enum mp_worker_state {
     MP_WORKER_IDLE,
     MP_WORKER_EVICTING,
     MP_WORKER_DEAD,
-    MP_WORKER_FAILED
+    MP_WORKER_FAILED,
+    MP_WORKER_STATES
 } mp_worker_state;
+extern const mp_state_machine mp_worker_state_machine;
 const char *mp_worker_state_name(mp_worker_state state);
 
 /* A loaded model and who uses it; freed with the last reference. */
