@@ -36,7 +36,12 @@ static mp_status audit_worker(const mp_entry *entry, const mp_worker *worker, mp
         MP_AUDIT(!mp_queue_holds(&ticket->node), "%s: a call is active and queued", key);
         MP_AUDIT(atomic_load(&ticket->progress) != UINT64_MAX, "%s: a call is active and done", key);
         MP_AUDIT(atomic_load(&ticket->references) >= 1, "%s: an active call has no reference", key);
-        in_step += ticket->in_step && !atomic_load(&ticket->cause);
+        MP_AUDIT(ticket->state == MP_TICKET_TAKEN || ticket->state == MP_TICKET_ADMITTED ||
+                     (ticket->state == MP_TICKET_STEPPING && worker->in_step),
+                 "%s: an active request of worker %u is %s", key, worker->id,
+                 mp_ticket_state_machine.states[ticket->state]);
+        MP_AUDIT(ticket->losses < MP_LOSSES_MOST, "%s: a request has survived %u lost workers", key, ticket->losses);
+        in_step += ticket->state == MP_TICKET_STEPPING && !atomic_load(&ticket->cause);
     }
     MP_AUDIT(!worker->in_step || worker->step_live == in_step, "%s: worker %u has %d live in its step and counts %d",
              key, worker->id, in_step, worker->step_live);
@@ -87,6 +92,8 @@ static mp_status audit_queue(const mp_entry *entry, mp_error *error) {
         const mp_ticket *ticket = mp_ticket_of_node((mp_queue_node *)at);
         count++;
         kinds[at->kind]++;
+        MP_AUDIT(ticket->state == MP_TICKET_QUEUED, "%s: a request in the queue is %s", entry->key,
+                 mp_ticket_state_machine.states[ticket->state]);
         MP_AUDIT(!ticket->worker, "%s: a call waits and is active", entry->key);
         MP_AUDIT(atomic_load(&ticket->progress) != UINT64_MAX, "%s: a call waits and is done", entry->key);
         MP_AUDIT(!atomic_load(&ticket->cause), "%s: a call waits and is cancelled", entry->key);

@@ -139,7 +139,7 @@ void mp_dispatch_take(mp_entry *entry, mp_worker *worker) {
         mp_queue_take(&entry->queue, &ticket->node);
         ticket->home = NULL;
         ticket->worker = worker;
-        ticket->admitted = false;
+        mp_ticket_set_state(ticket, MP_TICKET_TAKEN);
         worker->active[worker->active_count++] = ticket;
         worker->fresh[worker->fresh_count++] = ticket;
         worker->exclusive = ticket->policy == MP_POLICY_SEQUENTIAL;

@@ -75,7 +75,7 @@ mp_status mp_entry_screen(mp_entry *entry, mp_ticket *ticket, mp_error *error) {
     int known = 0;
     if (!mp_quarantine_is_empty(quarantine) && call->fingerprint)
         known = mp_quarantine_look(quarantine, fingerprint_of(entry, call), mp_sys_now_ns());
-    ticket->suspect = ticket->tried || ticket->spared || known;
+    ticket->quarantined = known > 0;
     if (known < MP_QUARANTINE_FAULTS)
         return MP_OK;
     return mp_fail(error, MP_MODEL, "%s: this request made workers fail %d times and is refused for a while",
@@ -113,13 +113,13 @@ bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status, bool a
     if (!*noted)
         mp_entry_note_fault(entry);
     *noted = true;
-    /* By the numeric contract NaN would come again. */
-    bool spared = outside && call->goes_on && !ticket->spared;
-    bool again = status != MP_NUMERIC && (spared || !ticket->tried) && !refused &&
+    mp_ticket_retry next = mp_ticket_next_retry(ticket, outside && call->goes_on);
+    /* A retry of NaN is useless: by the numeric contract it would compute the same bits. */
+    bool again = status != MP_NUMERIC && next != ticket->retry && !refused &&
                  entry->shutdown != MP_SHUTDOWN_QUITTING && may_follow(call, status) && !atomic_load_explicit(&ticket->cause, memory_order_relaxed);
     mp_mutex_unlock(&entry->lock);
-    ticket->spared |= again && spared;
-    ticket->tried |= again && !spared;
+    if (again)
+        mp_ticket_set_retry(ticket, next);
     return again;
 }
 
@@ -202,6 +202,7 @@ mp_ticket *mp_entry_take_queue(mp_entry *entry) {
     for (mp_queue_node *node; (node = mp_queue_first(&entry->queue));) {
         mp_queue_remove(&entry->queue, node);
         *end = mp_ticket_of_node(node);
+        mp_ticket_set_state(*end, MP_TICKET_ENDED);
         (*end)->home = NULL;
         end = &(*end)->next;
     }
@@ -218,13 +219,14 @@ bool mp_entry_cancel_locked(mp_entry *entry, mp_ticket *ticket, mp_status cause)
     atomic_store_explicit(&ticket->item.cancelled, 1, memory_order_release);
     if (mp_queue_holds(&ticket->node)) {
         mp_queue_remove(&entry->queue, &ticket->node);
+        mp_ticket_set_state(ticket, MP_TICKET_ENDED);
         ticket->home = NULL;
         mp_entry_tell_room(entry);
         mp_cond_broadcast(&entry->changed);
         return true;
     }
     mp_worker *worker = ticket->worker;
-    if (first && worker && ticket->in_step && --worker->step_live == 0)
+    if (first && worker && ticket->state == MP_TICKET_STEPPING && --worker->step_live == 0)
         atomic_store_explicit(&worker->step_cancelled, 1, memory_order_release);
     if (worker && worker->waits)
         mp_worker_ring(worker);

@@ -19,6 +19,67 @@ static bool is_done(const mp_ticket *ticket) {
     return atomic_load_explicit(&ticket->progress, memory_order_acquire) == DONE;
 }
 
+/* --- states --- */
+
+#define TO(state) (1u << MP_TICKET_##state)
+static const char *const state_names[MP_TICKET_STATES] = {
+    [MP_TICKET_NEW] = "new",           [MP_TICKET_QUEUED] = "queued",     [MP_TICKET_TAKEN] = "taken",
+    [MP_TICKET_ADMITTED] = "admitted", [MP_TICKET_STEPPING] = "stepping", [MP_TICKET_ENDED] = "ended",
+};
+static const uint16_t state_legal[MP_TICKET_STATES] = {
+    [MP_TICKET_NEW] = TO(QUEUED),
+    [MP_TICKET_QUEUED] = TO(TAKEN) | TO(ENDED),
+    [MP_TICKET_TAKEN] = TO(QUEUED) | TO(ADMITTED) | TO(ENDED),
+    [MP_TICKET_ADMITTED] = TO(QUEUED) | TO(STEPPING) | TO(ENDED),
+    [MP_TICKET_STEPPING] = TO(ADMITTED) | TO(ENDED),
+    [MP_TICKET_ENDED] = 0,
+};
+#undef TO
+const mp_state_machine mp_ticket_state_machine = {"request", MP_TICKET_STATES, state_names, state_legal};
+
+#define TO(state) (1u << MP_RETRY_##state)
+static const char *const retry_names[MP_RETRY_STATES] = {
+    [MP_RETRY_UNUSED] = "unused",
+    [MP_RETRY_SPARED] = "spared",
+    [MP_RETRY_USED] = "used",
+    [MP_RETRY_EXHAUSTED] = "exhausted",
+};
+static const uint16_t retry_legal[MP_RETRY_STATES] = {
+    [MP_RETRY_UNUSED] = TO(SPARED) | TO(USED),
+    [MP_RETRY_SPARED] = TO(EXHAUSTED),
+    [MP_RETRY_USED] = TO(EXHAUSTED),
+    [MP_RETRY_EXHAUSTED] = 0,
+};
+#undef TO
+const mp_state_machine mp_ticket_retry_machine = {"retry", MP_RETRY_STATES, retry_names, retry_legal};
+
+static bool may_enter(const mp_ticket *ticket, const mp_state_machine *machine, int from, int to) {
+    return mp_state_may_enter(machine, ticket->entry->services, ticket->entry->key, 0, from, to);
+}
+
+void mp_ticket_set_state(mp_ticket *ticket, mp_ticket_state state) {
+    if (may_enter(ticket, &mp_ticket_state_machine, (int)ticket->state, (int)state))
+        ticket->state = state;
+}
+
+void mp_ticket_set_retry(mp_ticket *ticket, mp_ticket_retry retry) {
+    if (may_enter(ticket, &mp_ticket_retry_machine, (int)ticket->retry, (int)retry))
+        ticket->retry = retry;
+}
+
+mp_ticket_retry mp_ticket_next_retry(const mp_ticket *ticket, bool spare) {
+    static const mp_ticket_retry next[MP_RETRY_STATES][2] = {
+        /*                       a fault             an external kill */
+        [MP_RETRY_UNUSED] =    {MP_RETRY_USED,      MP_RETRY_SPARED},
+        [MP_RETRY_SPARED] =    {MP_RETRY_EXHAUSTED, MP_RETRY_EXHAUSTED},
+        [MP_RETRY_USED] =      {MP_RETRY_USED,      MP_RETRY_EXHAUSTED},
+        [MP_RETRY_EXHAUSTED] = {MP_RETRY_EXHAUSTED, MP_RETRY_EXHAUSTED},
+    };
+    return next[ticket->retry][spare];
+}
+
+/* --- life --- */
+
 mp_status mp_ticket_create(mp_entry *entry, mp_call *call, const mp_submit_options *options, mp_ticket **ticket_out,
                            mp_error *error) {
     *ticket_out = NULL;
@@ -83,7 +144,7 @@ static void drop(mp_ticket *ticket) {
 }
 
 void mp_ticket_discard(mp_ticket *ticket) {
-    assert(!mp_queue_holds(&ticket->node) && ticket->charged == 0);
+    assert(ticket->state == MP_TICKET_NEW && !mp_queue_holds(&ticket->node) && ticket->charged == 0);
     atomic_store_explicit(&ticket->references, 1, memory_order_relaxed);
     drop(ticket);
 }
@@ -158,7 +219,7 @@ void mp_ticket_publish(mp_ticket *ticket) {
 }
 
 void mp_ticket_conclude(mp_ticket *ticket, mp_status status, const mp_error *error) {
-    assert(!is_done(ticket) && "a ticket has one terminal state");
+    assert(ticket->state == MP_TICKET_ENDED && !is_done(ticket) && "a ticket has one terminal status");
     ticket->status = status;
     if (status != MP_OK)
         ticket->error = *error;

@@ -1,8 +1,30 @@
 /* request.h: the ticket of a call, from submit to its one terminal state. Public part in registry/registry.h.
  *
- *   submitted -> queued <-> active -> done           who may end it: whoever took it off the queue or off a worker's
- *                  |                   ^             active list, under the entry's lock. So it ends exactly once.
- *                  +-------------------+
+ * mp_ticket.state says where the request is. The entry's lock guards it:
+ *
+ *   NEW ---> QUEUED <---> TAKEN ---> ADMITTED <---> STEPPING
+ *              |  ^         |         |  |             |
+ *              |  +---------|---------+  |             |
+ *              v            v            v             v
+ *              +------------+---- ENDED -+-------------+
+ *
+ *   NEW       The submitter holds it. A refused request is freed in this state.
+ *   QUEUED    It is in the entry's queue (`node`).
+ *   TAKEN     It is on the active list of `worker`, and the engine does not know it yet.
+ *   ADMITTED  The engine of `worker` has admitted it. Preemption and a retry put it back into the queue.
+ *   STEPPING  It is in the running step. A worker that is abandoned in a step ends its requests from here.
+ *   ENDED     It is in no queue and on no list. The thread that made this transition, and no other, gives the ticket
+ *             its terminal status. ENDED has no way out, so a request ends exactly once.
+ *
+ * mp_ticket.retry says which faults of workers it may still survive. The holder changes it (the worker that has it):
+ *
+ *   UNUSED ---- fault ----> USED                A fault is a step that failed for a reason that may not come back.
+ *     |                      |                  An external kill (SIGKILL and the like from outside, mp_engine.outside)
+ *   external kill          external kill        counts as one only if the request cannot continue (mp_call.goes_on),
+ *     v                      v                  or was spared before.
+ *   SPARED ---- either --> EXHAUSTED
+ *
+ *   In USED a fault ends the request. In EXHAUSTED a fault and an external kill do.
  *
  * Memory: the callers together hold one reference, the pool the other until the ticket is done; the last frees ticket
  * and call. The entry is kept until then, so that cancel always finds its lock. */
@@ -13,9 +35,33 @@
 #include "registry/notifier.h"
 #include "registry/pool/bell.h"
 #include "registry/pool/queue.h"
+#include "registry/state_machine.h"
 
 typedef struct mp_entry mp_entry;
 typedef struct mp_worker mp_worker;
+
+typedef enum mp_ticket_state {
+    MP_TICKET_NEW,
+    MP_TICKET_QUEUED,
+    MP_TICKET_TAKEN,
+    MP_TICKET_ADMITTED,
+    MP_TICKET_STEPPING,
+    MP_TICKET_ENDED,
+    MP_TICKET_STATES
+} mp_ticket_state;
+extern const mp_state_machine mp_ticket_state_machine;
+
+typedef enum mp_ticket_retry {
+    MP_RETRY_UNUSED,
+    MP_RETRY_SPARED,
+    MP_RETRY_USED,
+    MP_RETRY_EXHAUSTED,
+    MP_RETRY_STATES
+} mp_ticket_retry;
+extern const mp_state_machine mp_ticket_retry_machine;
+
+/* Workers that are lost between steps while they have the request: the last of so many ends it. */
+enum { MP_LOSSES_MOST = 2 };
 
 struct mp_ticket {
     mp_item item;        /* what engines see; item.ticket is this */
@@ -31,17 +77,15 @@ struct mp_ticket {
     bool stretches;         /* it is the registry's, and may grow until the call is queued */
     mp_policy policy;       /* never the default */
     uint32_t probe;         /* of the breaker; 0 = none */
-    bool admitted;          /* by the engine */
-    bool tried;             /* a worker failed with it: it has no further try, */
-    bool spared;            /* unless it was ended from outside, the first time, and the call can go on */
-    bool adrift;            /* a worker was lost outside of a step while it had this one */
-    bool suspect;           /* of having made workers fail, or the like of it is: it takes its steps alone */
+    mp_ticket_retry retry;
+    uint8_t losses;         /* workers that were lost between steps while they had it, below MP_LOSSES_MOST */
+    bool quarantined;       /* the quarantine names a worker failure beside a request with the same fingerprint */
     struct mp_ticket *next; /* lists of those that are about to end */
-    /* guarded by: the entry's lock */
+    /* guarded by: the entry's lock; `worker` itself reads `state` without it, as it is the only writer meanwhile */
+    mp_ticket_state state;
     mp_queue_node node;
     mp_worker *worker; /* on whose active list it is, or NULL */
     mp_worker *home;   /* chosen by MP_POLICY_P2C for one that waits, or NULL */
-    bool in_step;
 
     _Atomic int cause; /* why it was cancelled: MP_CANCELLED, MP_TIMEOUT, ...; 0 = it was not; the first counts */
     _Atomic uint64_t submitted_ns, started_ns, finished_ns;
@@ -60,6 +104,17 @@ struct mp_ticket {
 
 static inline mp_ticket *mp_ticket_of_node(mp_queue_node *node) {
     return (mp_ticket *)((char *)node - offsetof(mp_ticket, node));
+}
+
+/* Each refuses an illegal transition: state_machine.h. set_state: must hold the entry's lock. */
+void mp_ticket_set_state(mp_ticket *ticket, mp_ticket_state state);
+void mp_ticket_set_retry(mp_ticket *ticket, mp_ticket_retry retry);
+/* The state after one more fault; `spare` for an external kill of a request that can continue. The same state: none is
+ * left, the fault ends the request. */
+mp_ticket_retry mp_ticket_next_retry(const mp_ticket *ticket, bool spare);
+/* A suspect may have made a worker fail, or its like has: it takes its steps alone. */
+static inline bool mp_ticket_is_suspect(const mp_ticket *ticket) {
+    return ticket->quarantined || ticket->retry != MP_RETRY_UNUSED;
 }
 
 /* Takes the call also on failure. Pins the entry; the two references are the caller's and the pool's. */

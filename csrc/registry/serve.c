@@ -47,11 +47,12 @@ static void end_item(mp_worker *w, mp_ticket *ticket, mp_status status, const mp
     if (status != MP_OK)
         own = *error; /* may be the item's, which retire may clear */
     w->engine->ops->retire(w->engine, &ticket->item);
-    w->trimmed = ticket->admitted = false;
+    w->trimmed = false;
     uint64_t held = mp_worker_bytes(w);
     mp_mutex_lock(&entry->lock);
     deactivate(w, ticket);
     w->served++;
+    mp_ticket_set_state(ticket, MP_TICKET_ENDED);
     w->held_bytes = held;
     mp_dispatch_memory_free(entry);
     mp_mutex_unlock(&entry->lock);
@@ -83,8 +84,11 @@ static void end_all(mp_worker *w, const mp_error *error) {
  * finish. Others are to be rung. */
 static bool requeue(mp_worker *w, mp_ticket *ticket) {
     deactivate(w, ticket);
-    if (atomic_load_explicit(&ticket->cause, memory_order_acquire))
+    if (atomic_load_explicit(&ticket->cause, memory_order_acquire)) {
+        mp_ticket_set_state(ticket, MP_TICKET_ENDED);
         return false;
+    }
+    mp_ticket_set_state(ticket, MP_TICKET_QUEUED);
     mp_queue_push_front(&w->entry->queue, &ticket->node);
     return true;
 }
@@ -92,10 +96,9 @@ static bool requeue(mp_worker *w, mp_ticket *ticket) {
 /* The engine was lost outside of a step, at this call or beside it, or while nobody looked. True: this call has been
  * there before, so that it is ended: it must not take one worker after the other with it. */
 static bool lose_with(mp_worker *w, mp_ticket *ticket) {
-    if (!ticket->adrift) {
-        ticket->adrift = true;
+    ticket->losses++;
+    if (ticket->losses < MP_LOSSES_MOST)
         return false;
-    }
     mp_error error = w->fault;
     mp_entry_note_kill(w->entry, ticket, w->active_count == 1 && !w->engine->outside);
     end_item(w, ticket, error.code, &error);
@@ -123,9 +126,8 @@ static void put_back_fresh(mp_worker *w, int from) {
 static void preempt(mp_worker *w, mp_ticket *ticket, mp_metric counted) {
     mp_entry *entry = w->entry;
     mp_count(entry->services, counted, 1);
-    if (ticket->admitted)
+    if (ticket->state == MP_TICKET_ADMITTED)
         w->engine->ops->preempt(w->engine, &ticket->item);
-    ticket->admitted = false;
     mp_mutex_lock(&entry->lock);
     bool waits = requeue(w, ticket);
     mp_dispatch_ring_all(entry);
@@ -247,7 +249,8 @@ static void join(mp_worker *w, mp_ticket *ticket) {
     int flow = ticket->node.flow;
     bool away = true;
     for (int i = 0; i < w->active_count; i++)
-        away = away && (w->active[i] == ticket || !w->active[i]->admitted || w->active[i]->node.flow != flow);
+        away = away && (w->active[i] == ticket || w->active[i]->state != MP_TICKET_ADMITTED ||
+                        w->active[i]->node.flow != flow);
     if (away && w->flow_ns[flow] < w->virtual_ns)
         w->flow_ns[flow] = w->virtual_ns;
     ticket->virtual_ns = w->clock_ns[flow];
@@ -279,11 +282,10 @@ static void charge(mp_worker *w, int n, uint64_t took_ns) {
     }
 }
 
-/* Of a call that was queued before anybody knew what it costs. */
-static void note_cost(mp_worker *w, mp_ticket *ticket) {
-    if (ticket->node.cost == ticket->item.cost_ns)
-        return;
+/* The engine has admitted it. Its cost may be news: a request that was queued for a cold model was not checked yet. */
+static void note_admitted(mp_worker *w, mp_ticket *ticket) {
     mp_mutex_lock(&w->entry->lock);
+    mp_ticket_set_state(ticket, MP_TICKET_ADMITTED);
     ticket->node.cost = ticket->item.cost_ns;
     mp_mutex_unlock(&w->entry->lock);
 }
@@ -328,9 +330,8 @@ static void admit_fresh(mp_worker *w) {
                 status = w->engine->ops->admit(w->engine, &ticket->item, &error);
         }
         if (status == MP_OK) {
-            ticket->admitted = true;
+            note_admitted(w, ticket);
             join(w, ticket);
-            note_cost(w, ticket);
             continue;
         }
         if (status != MP_MEMORY_EXHAUSTED && is_lost(w)) { /* somebody else takes it, once */
@@ -386,7 +387,7 @@ static int order_items(mp_worker *w) {
     for (int i = 0; i < w->active_count; i++) {
         mp_ticket *ticket = w->active[i];
         mp_item *item = &ticket->item;
-        if (!ticket->admitted || atomic_load_explicit(&item->cancelled, memory_order_relaxed))
+        if (ticket->state != MP_TICKET_ADMITTED || atomic_load_explicit(&item->cancelled, memory_order_relaxed))
             continue;
         int at = n++;
         for (; at > 0 && comes_before(w, item, w->order[at - 1]); at--)
@@ -396,7 +397,9 @@ static int order_items(mp_worker *w) {
     return n;
 }
 
-static bool is_suspect(const mp_item *item) { return ((const mp_ticket *)item->ticket)->suspect; }
+static bool is_suspect(const mp_item *item) {
+    return mp_ticket_is_suspect(item->ticket);
+}
 
 /* Who of the ordered is offered to the engine: all, unless there are suspects. A suspect takes its steps alone: should
  * it fail again, nobody else was there. Those left out are next, and their turn comes at once if those before them have
@@ -443,7 +446,7 @@ static bool enter_step(mp_worker *w, uint64_t now_ns) {
     mp_mutex_lock(&entry->lock);
     for (int i = 0; i < w->plan.count; i++) {
         mp_ticket *ticket = w->plan.items[i]->ticket;
-        ticket->in_step = true;
+        mp_ticket_set_state(ticket, MP_TICKET_STEPPING);
         live += atomic_load_explicit(&ticket->cause, memory_order_relaxed) == 0;
     }
     w->step_live = live;
@@ -472,7 +475,7 @@ static bool leave_step(mp_worker *w, int n, uint64_t took_ns) {
     w->in_step = w->moving = false;
     w->step_live = 0;
     for (int i = 0; i < w->plan.count && !dead; i++)
-        ((mp_ticket *)w->plan.items[i]->ticket)->in_step = false;
+        mp_ticket_set_state(w->plan.items[i]->ticket, MP_TICKET_ADMITTED);
     w->step_ns += took_ns;
     if (!dead && w->plan.cost_ns) {
         double pace = (double)took_ns / (double)w->plan.cost_ns;
@@ -496,7 +499,7 @@ static void make_memory(mp_worker *w, mp_ticket *waiting) {
     mp_ticket *victim = NULL;
     for (int i = 0; i < w->active_count; i++) {
         mp_ticket *ticket = w->active[i];
-        if (!ticket->admitted)
+        if (ticket->state != MP_TICKET_ADMITTED)
             continue;
         if (!victim || ticket->item.priority > victim->item.priority ||
             (ticket->item.priority == victim->item.priority && ticket->item.sequence > victim->item.sequence))
@@ -537,7 +540,7 @@ static void fail_item(mp_worker *w, mp_ticket *ticket, bool alone, bool *noted) 
         w->engine->ops->retire(w->engine, &ticket->item);
         ticket->item.cursor = 0;
     }
-    w->trimmed = ticket->admitted = false;
+    w->trimmed = false;
     mp_error_clear(&ticket->item.error);
     mp_count(entry->services, MP_METRIC_retries, 1);
     mp_mutex_lock(&entry->lock);

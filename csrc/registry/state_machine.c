@@ -12,7 +12,7 @@ bool mp_state_may_enter(const mp_state_machine *machine, mp_services *services, 
         return true;
     assert(!"the transition between these two states is legal");
     mp_count(services, MP_METRIC_illegal_transitions, 1);
-    mp_log(MP_LOG_ERROR, "%s: %s %u must not change from %s to %s and keeps its state; this is a bug in mpool", key,
-           machine->name, id, machine->states[from], machine->states[to]);
+    mp_log(MP_LOG_ERROR, "%s: the state `%s` (id %u) must not change from %s to %s and stays as it is; this is a bug "
+           "in mpool", key, machine->name, id, machine->states[from], machine->states[to]);
     return false;
 }

@@ -119,6 +119,7 @@ mp_status mp_entry_submit(mp_entry *entry, mp_ticket *ticket, const mp_submit_op
         ticket->node.cost = ticket->item.cost_ns;
         stretch_patience(entry, ticket);
         if (mp_queue_push(&entry->queue, &ticket->node) == MP_QUEUE_TAKEN) {
+            mp_ticket_set_state(ticket, MP_TICKET_QUEUED);
             ticket->item.sequence = ++entry->calls;
             if (services->predictive_scaling)
                 mp_forecast_arrive(&entry->forecast, mp_sys_now_ns());

@@ -189,7 +189,7 @@ void mp_worker_set_apart(mp_worker *worker, const mp_error *error) {
     mp_entry *entry = worker->entry;
     mp_services *services = entry->services;
     int lanes = worker->lanes, count = worker->active_count, in_it = 0;
-    bool runnable = worker->runnable, in_step = worker->in_step;
+    bool runnable = worker->runnable, in_step[MP_ACTIVE_MAX];
     mp_lanes at = lanes ? worker->at : (mp_lanes){0};
     worker->lanes = 0;
     worker->runnable = false;
@@ -201,8 +201,11 @@ void mp_worker_set_apart(mp_worker *worker, const mp_error *error) {
     entry->apart++;
     for (int i = 0; i < count; i++)
         worker->active[i]->worker = NULL;
-    for (int i = 0; i < count; i++)
-        in_it += worker->active[i]->in_step;
+    for (int i = 0; i < count; i++) {
+        in_step[i] = worker->active[i]->state == MP_TICKET_STEPPING;
+        in_it += in_step[i];
+        mp_ticket_set_state(worker->active[i], MP_TICKET_ENDED);
+    }
     worker->step_live = 0;
     atomic_store_explicit(&worker->step_cancelled, 1, memory_order_release);
     mp_mutex_unlock(&entry->lock);
@@ -216,7 +219,7 @@ void mp_worker_set_apart(mp_worker *worker, const mp_error *error) {
         mp_cores_leave(services->cores_seen);
     mp_pool_disown(services->pool, worker);
     for (int i = 0; i < count; i++) {
-        if (in_step && worker->active[i]->in_step && error->code == MP_RECV)
+        if (in_step[i] && error->code == MP_RECV)
             mp_entry_note_kill(entry, worker->active[i], in_it == 1);
         mp_entry_conclude(entry, worker->active[i], error->code, error);
     }

@@ -18,6 +18,7 @@ typedef struct scene { /* one of each thing that has a state; none of them is li
     mp_services services;
     mp_entry entry;
     mp_worker worker;
+    mp_ticket ticket;
 } scene;
 
 static void scene_init(scene *scene) {
@@ -26,7 +27,7 @@ static void scene_init(scene *scene) {
     strcpy(scene->entry.key, "a");
     mp_mutex_init(&scene->entry.lock);
     mp_cond_init(&scene->entry.changed);
-    scene->worker.entry = &scene->entry;
+    scene->worker.entry = scene->ticket.entry = &scene->entry;
 }
 
 static void scene_deinit(scene *scene) {
@@ -100,6 +101,8 @@ ACCESS(shutdown, entry.shutdown, mp_entry_shutdown, mp_entry_set_shutdown(&scene
 ACCESS(removal, entry.removal, mp_entry_removal, mp_entry_set_removal(&scene->entry, (mp_entry_removal)state))
 ACCESS(unload, entry.unload, mp_entry_unload, mp_entry_set_unload(&scene->entry, (mp_entry_unload)state))
 ACCESS(health, entry.health, mp_entry_health, mp_entry_set_health(&scene->entry, (mp_entry_health)state))
+ACCESS(ticket, ticket.state, mp_ticket_state, mp_ticket_set_state(&scene->ticket, (mp_ticket_state)state))
+ACCESS(retry, ticket.retry, mp_ticket_retry, mp_ticket_set_retry(&scene->ticket, (mp_ticket_retry)state))
 ACCESS(worker, worker.state, mp_worker_state, mp_worker_set_state(&scene->worker, (mp_worker_state)state))
 
 MP_TEST(registry_states_of_shutdown) {
@@ -136,6 +139,53 @@ MP_TEST(registry_states_of_health) {
                              "xxx", /* failed */
                              "xx."}, /* broken */
                             put_health, get_health, set_health});
+}
+
+MP_TEST(registry_states_of_requests) {
+    walk_every_pair(&(walk){&mp_ticket_state_machine,
+                            {/* new queued taken admitted stepping ended */
+                             ".x....", /* new */
+                             "..x..x", /* queued */
+                             ".x.x.x", /* taken */
+                             ".x..xx", /* admitted */
+                             "...x.x", /* stepping */
+                             "......"}, /* ended */
+                            put_ticket, get_ticket, set_ticket});
+}
+
+MP_TEST(registry_states_of_retries) {
+    walk_every_pair(&(walk){&mp_ticket_retry_machine,
+                            {/* unused spared used exhausted */
+                             ".xx.", /* unused */
+                             "...x", /* spared */
+                             "...x", /* used */
+                             "...."}, /* exhausted */
+                            put_retry, get_retry, set_retry});
+}
+
+/* A request survives one fault and, if it can continue, one external kill, in either order. */
+MP_TEST(registry_states_of_retries_are_followed) {
+    for (int history = 0; history < 16; history++) { /* four events; bit set: an external kill */
+        scene scene;
+        scene_init(&scene);
+        int faults = 0, kills = 0, survived = 0;
+        for (int event = 0; event < 4; event++) {
+            bool kill = history >> event & 1;
+            mp_ticket_retry next = mp_ticket_next_retry(&scene.ticket, kill);
+            bool spared = kill && kills == 0, retried = !spared && faults == 0;
+            MP_CHECK_INT(next != scene.ticket.retry, spared || retried);
+            if (next == scene.ticket.retry)
+                continue;
+            kills += spared;
+            faults += retried;
+            survived++;
+            mp_ticket_set_retry(&scene.ticket, next);
+            MP_CHECK_INT(scene.ticket.retry, next);
+            MP_CHECK(mp_ticket_is_suspect(&scene.ticket));
+        }
+        MP_CHECK_INT(survived, history ? 2 : 1);
+        scene_deinit(&scene);
+    }
 }
 
 MP_TEST(registry_states_of_workers) {
