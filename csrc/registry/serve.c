@@ -96,9 +96,10 @@ static bool requeue(mp_worker *w, mp_ticket *ticket) {
 /* The engine was lost outside of a step, at this call or beside it, or while nobody looked. True: this call has been
  * there before, so that it is ended: it must not take one worker after the other with it. */
 static bool lose_with(mp_worker *w, mp_ticket *ticket) {
-    ticket->losses++;
-    if (ticket->losses < MP_LOSSES_MOST)
+    if (ticket->losses + 1 < MP_LOSSES_MOST) {
+        ticket->losses++;
         return false;
+    }
     mp_error error = w->fault;
     mp_entry_note_kill(w->entry, ticket, w->active_count == 1 && !w->engine->outside);
     end_item(w, ticket, error.code, &error);
