@@ -270,7 +270,7 @@ static mp_status create_services(mp_registry *registry, const mp_registry_config
 }
 
 /* Nobody works any more. A fork beside this sees threads and lanes whole, or gone. */
-static void let_go(mp_registry *registry) {
+static void release_threads(mp_registry *registry) {
     mp_services *services = registry->services;
     mp_mutex_lock(&registry->lock);
     mp_pool *pool = services->pool;
@@ -298,7 +298,7 @@ mp_status mp_registry_create(const mp_registry_config *config, mp_registry **reg
         status = create_services(registry, config, error);
     if (status != MP_OK) {
         if (registry->services) {
-            let_go(registry);
+            release_threads(registry);
             mp_services_unpin(registry->services);
         }
         mp_cond_deinit(&registry->changed);
@@ -374,7 +374,7 @@ void mp_registry_close(mp_registry *registry, uint64_t grace_ns) {
     mp_mutex_unlock(&registry->lock);
 
     mp_maintenance_stop(&registry->services->maintenance);
-    let_go(registry);
+    release_threads(registry);
 
     mp_mutex_lock(&registry->lock);
     for (int i = 0; i < registry->slot_count; i++) {

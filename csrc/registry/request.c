@@ -122,7 +122,7 @@ void mp_ticket_move(mp_ticket *ticket, mp_entry *entry) {
     mp_entry_unpin(before);
 }
 
-static void drop(mp_ticket *ticket) {
+static void unref(mp_ticket *ticket) {
     if (atomic_fetch_sub_explicit(&ticket->references, 1, memory_order_acq_rel) != 1)
         return;
     if (!is_orphan(ticket)) {
@@ -146,7 +146,7 @@ static void drop(mp_ticket *ticket) {
 void mp_ticket_discard(mp_ticket *ticket) {
     assert(ticket->state == MP_TICKET_NEW && !mp_queue_holds(&ticket->node) && ticket->charged == 0);
     atomic_store_explicit(&ticket->references, 1, memory_order_relaxed);
-    drop(ticket);
+    unref(ticket);
 }
 
 mp_ticket *mp_ticket_pin(mp_ticket *ticket) {
@@ -160,7 +160,7 @@ void mp_ticket_release(mp_ticket *ticket) {
     if (!ticket || atomic_fetch_sub_explicit(&ticket->callers, 1, memory_order_acq_rel) != 1)
         return;
     mp_ticket_cancel(ticket);
-    drop(ticket);
+    unref(ticket);
 }
 
 void mp_ticket_cancel(mp_ticket *ticket) {
@@ -197,7 +197,7 @@ mp_status mp_ticket_cause(const mp_ticket *ticket, mp_error *error) {
 
 /* Under the ticket's lock. Who still waits afterwards says again for what. Who waits for more is left asleep: beside a
  * notifier, which is told of every piece, the caller that waits for the end would wake for each. */
-static void tell(mp_ticket *ticket) {
+static void notify_waiters(mp_ticket *ticket) {
     mp_notice *notice = ticket->notice.notifier ? &ticket->notice : NULL;
     if (ticket->waiters && atomic_load_explicit(&ticket->progress, memory_order_relaxed) >= ticket->wait_at) {
         ticket->wait_at = DONE;
@@ -214,7 +214,7 @@ void mp_ticket_publish(mp_ticket *ticket) {
     if (count < atomic_load_explicit(&ticket->wake_at, memory_order_seq_cst))
         return;
     mp_mutex_lock(&ticket->lock);
-    tell(ticket);
+    notify_waiters(ticket);
     mp_mutex_unlock(&ticket->lock);
 }
 
@@ -226,13 +226,13 @@ void mp_ticket_conclude(mp_ticket *ticket, mp_status status, const mp_error *err
     atomic_store_explicit(&ticket->finished_ns, mp_sys_now_ns(), memory_order_relaxed);
     mp_mutex_lock(&ticket->lock);
     atomic_store_explicit(&ticket->progress, DONE, memory_order_seq_cst);
-    tell(ticket);
+    notify_waiters(ticket);
     mp_mutex_unlock(&ticket->lock);
 }
 
 void mp_ticket_let_go(mp_ticket *ticket) {
     assert(is_done(ticket) && ticket->charged == 0);
-    drop(ticket);
+    unref(ticket);
 }
 
 /* --- the caller's side --- */

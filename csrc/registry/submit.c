@@ -1,15 +1,15 @@
-/* submit.c: see entry.h. Calls on their way into the queue, and out of it by their callers' wish. */
+/* submit.c: the way of a request into the queue, and out of it when its caller cancels. See entry.h. */
 #include <stdatomic.h>
 
 #include "registry/entry.h"
 
 static const uint64_t MS = 1000 * 1000;
 static const uint64_t ROOM_SLICE_MS = 50;
-enum { PATIENCE_WAITS = 3 }; /* times the predicted wait: predictions err */
+enum { PATIENCE_WAITS = 3 }; /* times the predicted wait, because predictions are imprecise */
 
 /* --- submit --- */
 
-/* Under the lock: why the entry takes no calls now, or MP_OK. */
+/* Must hold the lock. Returns why the entry accepts no request now, or MP_OK. */
 static mp_status refusal(mp_entry *entry, mp_ticket *ticket, bool *gone, mp_error *error) {
     mp_services *services = entry->services;
     if (entry->shutdown != MP_SHUTDOWN_OPEN)
@@ -34,7 +34,7 @@ static mp_status refusal(mp_entry *entry, mp_ticket *ticket, bool *gone, mp_erro
     return MP_OK;
 }
 
-/* Under the lock: mp_registry_config.scale_timeout. Deadlines stay as they are. */
+/* Must hold the lock. Applies mp_registry_config.scale_timeout. Deadlines do not change. */
 static void stretch_patience(mp_entry *entry, mp_ticket *ticket) {
     uint64_t least = entry->services->patience_ns, most = least * MP_PATIENCE_SCALE;
     if (!ticket->stretches || most / MP_PATIENCE_SCALE != least)
@@ -45,7 +45,7 @@ static void stretch_patience(mp_entry *entry, mp_ticket *ticket) {
         ticket->patience_ns = wanted;
 }
 
-/* Under the lock, which is given up meanwhile: wait for room in the queue. */
+/* Must hold the lock; unlocks it while it waits. Waits for room in the queue. */
 static mp_status wait_for_room(mp_entry *entry, const mp_ticket *ticket, const mp_submit_options *options,
                                mp_error *error) {
     int waiting = entry->queue.count, kind = ticket->node.kind;
@@ -75,14 +75,15 @@ static mp_status wait_for_room(mp_entry *entry, const mp_ticket *ticket, const m
                    : MP_OK;
 }
 
-/* Under the lock: the call is known to come too late. */
+/* Must hold the lock. Refuses a request that is certain to miss its deadline. */
 static mp_status check_deadline(mp_entry *entry, const mp_submit_options *options, mp_error *error) {
     uint64_t now = mp_sys_now_ns(), deadline = options->deadline_ns;
     if (!deadline)
         return MP_OK;
     if (now >= deadline)
         return mp_fail(error, MP_TIMEOUT, "%s: the deadline had passed before the call was queued", entry->key);
-    /* Predictions err: only what is hopeless by a wide margin is refused, and only behind others. */
+    /* Predictions are imprecise: refuse only behind other requests, and only if the predicted wait is four times too
+     * long. */
     uint64_t wait_ns =
         entry->queue.count ? mp_dispatch_wait_ns(entry, entry->queue.cost, entry->full_pace) : 0;
     if (wait_ns / 4 <= deadline - now)
@@ -105,7 +106,7 @@ mp_status mp_entry_submit(mp_entry *entry, mp_ticket *ticket, const mp_submit_op
         ticket->policy = entry->policy;
     while (status == MP_OK && (status = refusal(entry, ticket, gone, error)) == MP_OK) {
         if (entry->resident && entry->resident->load != ticket->load) {
-            /* The caller's mistakes are told at once, and its thread does the allocation. */
+            /* Check in the caller's thread: it reports invalid arguments at once and does the allocation. */
             mp_resident *resident = mp_resident_pin(entry->resident);
             mp_mutex_unlock(&entry->lock);
             status = mp_entry_check(entry, resident, ticket, error);
@@ -136,14 +137,14 @@ mp_status mp_entry_submit(mp_entry *entry, mp_ticket *ticket, const mp_submit_op
         mp_breaker_end(&entry->breaker, &services->breaker, ticket->probe, false);
         ticket->probe = 0;
     }
-    /* From here on the ticket may be answered at any moment; the caller's reference keeps it. */
+    /* From here on the ticket may end at any moment. The caller's reference keeps it alive. */
     uint64_t due = ticket->item.deadline_ns;
     if (ticket->patience_ns) {
         uint64_t moved = atomic_load_explicit(&ticket->moved_ns, memory_order_relaxed);
         uint64_t patience = mp_sys_after(moved, ticket->patience_ns);
         due = due && due < patience ? due : patience;
     }
-    uint64_t spawn_ns = entry->spawn_ns; /* a rest: somebody is to look when it is over */
+    uint64_t spawn_ns = entry->spawn_ns; /* during a backoff maintenance must run when it ends */
     bool waits = !mp_entry_works(entry);
     mp_mutex_unlock(&entry->lock);
     if (status != MP_OK) {
@@ -180,7 +181,7 @@ int mp_entry_position(mp_entry *entry, mp_ticket *ticket, uint64_t *eta_ns) {
     if (mp_queue_holds(&ticket->node)) {
         position = mp_queue_position(&entry->queue, &ticket->node, &cost);
         *eta_ns = mp_dispatch_wait_ns(entry, cost + ticket->node.cost, entry->pace);
-    } else if (ticket->worker && entry->pace > 0) { /* what is left of it */
+    } else if (ticket->worker && entry->pace > 0) { /* predict the remaining time */
         uint64_t started = atomic_load_explicit(&ticket->started_ns, memory_order_relaxed), now = mp_sys_now_ns();
         uint64_t whole = (uint64_t)((double)ticket->node.cost * entry->pace);
         uint64_t had = started && now > started ? now - started : 0;

@@ -27,7 +27,7 @@ typedef struct survey {
     uint64_t caches, loose;    /* of those without work; of those of them whose models may not go */
 } survey;
 
-static survey look(mp_entry **entries, int count, uint64_t bytes) {
+static survey survey_entries(mp_entry **entries, int count, uint64_t bytes) {
     survey all = {0};
     for (int i = 0; i < count; i++) {
         mp_eviction value;
@@ -73,7 +73,7 @@ uint64_t mp_upkeep_reclaim(mp_entry **entries, int count, uint64_t bytes, bool w
     uint64_t coming = 0, told = 0; /* told: bytes of those that were told to go here */
     /* Whatever is chosen, others may have been quicker, so all are looked at again. */
     for (int pass = 0; pass <= count; pass++) {
-        survey all = look(entries, count, bytes);
+        survey all = survey_entries(entries, count, bytes);
         coming = all.coming < told ? told : all.coming; /* some have gone meanwhile */
         if (coming >= bytes || (whole && coming + all.possible + all.loose < bytes))
             break;
@@ -92,7 +92,7 @@ uint64_t mp_upkeep_reclaim(mp_entry **entries, int count, uint64_t bytes, bool w
 }
 
 uint64_t mp_upkeep_possible(mp_entry **entries, int count) {
-    survey all = look(entries, count, 0);
+    survey all = survey_entries(entries, count, 0);
     return all.coming + all.possible + all.loose;
 }
 
@@ -105,7 +105,7 @@ static int in_use(mp_entry **entries, int count) {
     return used;
 }
 
-static void look_at_memory(mp_upkeep *upkeep, mp_services *services, mp_entry **entries, int count, uint64_t now_ns,
+static void check_memory(mp_upkeep *upkeep, mp_services *services, mp_entry **entries, int count, uint64_t now_ns,
                            mp_pressure pressure) {
     mp_budget *budget = mp_governor_budget(services->governor);
     uint64_t limit = atomic_load(&budget->limit), used = atomic_load(&budget->used);
@@ -140,7 +140,7 @@ uint64_t mp_upkeep_sweep(mp_upkeep *upkeep, mp_services *services, mp_entry **en
         every_ns = CRITICAL_EVERY_NS;
     if (now_ns - upkeep->tick_ns >= every_ns) {
         upkeep->tick_ns = now_ns;
-        look_at_memory(upkeep, services, entries, count, now_ns, pressure);
+        check_memory(upkeep, services, entries, count, now_ns, pressure);
     }
     /* Nobody works: it sleeps until somebody announces something. */
     uint64_t tick_ns = mp_sys_after(upkeep->tick_ns, every_ns);

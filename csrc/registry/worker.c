@@ -124,7 +124,7 @@ uint64_t mp_worker_bytes(const mp_worker *worker) {
 /* --- lanes --- */
 
 /* What was planned is not what is wanted any more. */
-static bool has_changed_its_mind(void *arg) {
+static bool plan_is_stale(void *arg) {
     mp_worker *worker = arg;
     for (int i = 0; i < worker->active_count; i++)
         if (atomic_load_explicit(&worker->active[i]->cause, memory_order_acquire))
@@ -137,7 +137,7 @@ bool mp_worker_lease(mp_worker *worker, int want) {
     mp_cores *cores = entry->services->cores_seen;
     bool lend = worker->engine && worker->engine->process;
     if (!(lend ? mp_cores_lend : mp_cores_lease)(cores, worker->home, want, &worker->lease, &worker->at,
-                                                 has_changed_its_mind, worker))
+                                                 plan_is_stale, worker))
         return false;
     worker->lease.cancelled = &worker->step_cancelled;
     mp_mutex_lock(&entry->lock);
