@@ -25,7 +25,7 @@ mp_status mp_entry_charge(mp_entry *entry, mp_ticket *ticket, mp_error *error) {
         /* helps the next request; a request that can never fit must not make other models free anything */
         if (more > left && bytes <= limit)
             mp_governor_reclaim(governor, more - left, true);
-        return mp_fail(error, MP_MEMORY_EXHAUSTED, "%s: the call needs %.1f MB, %.1f MB of %.1f MB are free",
+        return mp_fail(error, MP_MEMORY_EXHAUSTED, "%s: the request needs %.1f MB, but %.1f MB of %.1f MB are free",
                        entry->key, (double)bytes / 1e6, (double)left / 1e6, (double)limit / 1e6);
     }
     ticket->charged = bytes;
@@ -70,7 +70,9 @@ bool mp_entry_note_kill(mp_entry *entry, const mp_ticket *ticket, bool alone) {
     if (!call->fingerprint || mp_quarantine_add(&services->quarantine, fingerprint_of(entry, call), alone,
                                                 mp_sys_now_ns()) < MP_QUARANTINE_FAULTS)
         return false;
-    mp_log(MP_LOG_WARNING, "%s: a call in whose steps workers failed again is refused from now on", entry->key);
+    mp_log(MP_LOG_WARNING,
+           "%s: workers failed repeatedly while they computed one request; requests like it are refused for now",
+           entry->key);
     return true;
 }
 
@@ -83,8 +85,9 @@ mp_status mp_entry_screen(mp_entry *entry, mp_ticket *ticket, mp_error *error) {
     ticket->quarantined = known > 0;
     if (known < MP_QUARANTINE_FAULTS)
         return MP_OK;
-    return mp_fail(error, MP_MODEL, "%s: this request made workers fail %d times and is refused for a while",
-                   entry->key, MP_QUARANTINE_FAULTS);
+    return mp_fail(error, MP_MODEL,
+                   "%s: this request made workers fail %d times and is refused for now; try again later", entry->key,
+                   MP_QUARANTINE_FAULTS);
 }
 
 /* A request like it completed, so the recorded failures had another cause. */
@@ -98,7 +101,7 @@ void mp_entry_note_fault(mp_entry *entry) {
     mp_services *services = entry->services;
     mp_count(services, MP_METRIC_worker_faults, 1);
     if (mp_breaker_fault(&entry->breaker, &services->breaker, mp_sys_now_ns()))
-        mp_log(MP_LOG_WARNING, "%s rests for %.0f s after %d faults", entry->key,
+        mp_log(MP_LOG_WARNING, "%s: the circuit breaker opens for %.0f s after %d worker faults", entry->key,
                (double)services->breaker.rest_ns * 1e-9, services->breaker.threshold);
 }
 

@@ -30,7 +30,7 @@ mp_status mp_entry_create(mp_services *services, const char *key, const mp_loade
     mp_entry *entry = mp_alloc_zeroed(sizeof(*entry), MP_TAG_POOL);
     if (!entry) {
         free_loader(&taken);
-        return mp_fail_memory(error, sizeof(*entry), "an entry of the registry");
+        return mp_fail_memory(error, sizeof(*entry), "a registry entry");
     }
     static _Atomic uint64_t number;
     entry->number = atomic_fetch_add_explicit(&number, 1, memory_order_relaxed) + 1;
@@ -142,8 +142,8 @@ void mp_entry_note_death(mp_entry *entry, const mp_error *error) {
     if (lately < DEATHS_MOST || entry->health == MP_HEALTH_BROKEN)
         return;
     mp_entry_set_health(entry, MP_HEALTH_BROKEN);
-    mp_fail(&entry->failure, MP_NO_WORKERS, "%s: %d workers failed within %.0f s and no more are started, the last: %s",
-            entry->key, lately, (double)DEATHS_WITHIN_MS * 1e-3, error->message);
+    mp_fail(&entry->failure, MP_NO_WORKERS, "%s: %d workers failed within %.0f s; no more are started until the model "
+            "is loaded again. Last failure: %s", entry->key, lately, (double)DEATHS_WITHIN_MS * 1e-3, error->message);
     mp_log(MP_LOG_ERROR, "%s", entry->failure.message);
 }
 
@@ -171,7 +171,7 @@ static void launch_failed(mp_entry *entry, mp_worker *worker, const mp_error *er
         list = mp_entry_take_queue(entry);
     }
     mp_mutex_unlock(&entry->lock);
-    mp_log(MP_LOG_WARNING, "A worker for %s could not be started: %s", entry->key, error->message);
+    mp_log(MP_LOG_WARNING, "A worker for %s failed to start: %s", entry->key, error->message);
     mp_count(services, MP_METRIC_spawn_failures, 1);
     mp_entry_finish_list(entry, list, error);
     if (!others)
@@ -280,8 +280,9 @@ mp_status mp_entry_load(mp_entry *entry, bool pin, uint64_t deadline_ns, bool *g
             break;
         }
         if (!in_time) {
-            status = mp_fail(error, MP_TIMEOUT, "%s: not loaded in time (stage: %s); loading goes on", entry->key,
-                             stage_of(entry));
+            status = mp_fail(error, MP_TIMEOUT,
+                             "%s: the load did not end before the deadline (stage: %s); it continues in the background",
+                             entry->key, stage_of(entry));
             break;
         }
         if (!attempt) {
@@ -317,8 +318,9 @@ mp_status mp_entry_evict(mp_entry *entry, uint64_t deadline_ns, mp_error *error)
         while (mp_entry_works(entry) && entry->unloads == unloads && in_time)
             in_time = mp_cond_wait(&entry->changed, &entry->lock, deadline_ns);
         if (mp_entry_works(entry) && entry->unloads == unloads)
-            status = mp_fail(error, MP_TIMEOUT, "%s: still in use by %d calls; unloading goes on", entry->key,
-                             mp_entry_running(entry));
+            status = mp_fail(error, MP_TIMEOUT,
+                             "%s: active requests: %d; the eviction continues in the background",
+                             entry->key, mp_entry_running(entry));
     } else {
         /* No worker is listed: the model waits for its backoff, or was loaded before a fork. Free it in this thread. */
         kept = entry->resident;
@@ -386,7 +388,7 @@ bool mp_entry_evict_idle(mp_entry *entry) {
     mp_mutex_unlock(&entry->lock);
     if (!idle)
         return false;
-    mp_log(MP_LOG_INFO, "%s makes room for others", entry->key);
+    mp_log(MP_LOG_INFO, "%s: evicted to make room for other models", entry->key);
     if (!works) /* no worker will free the model, as after a fork */
         mp_entry_settle(entry, NULL);
     return true;
@@ -433,7 +435,8 @@ mp_status mp_entry_wait_gone(mp_entry *entry, uint64_t deadline_ns, mp_error *er
     while (is_pending(entry) && in_time)
         in_time = mp_cond_wait(&entry->changed, &entry->lock, deadline_ns);
     if (is_pending(entry))
-        status = mp_fail(error, MP_TIMEOUT, "%s: still in use by %d calls; removing goes on", entry->key,
+        status = mp_fail(error, MP_TIMEOUT,
+                         "%s: requests left: %d; the removal continues in the background", entry->key,
                          mp_entry_running(entry) + entry->queue.count);
     mp_mutex_unlock(&entry->lock);
     return status;
@@ -494,7 +497,8 @@ void mp_entry_join(mp_entry *entry, uint64_t deadline_ns) {
     while (mp_entry_works(entry)) {
         mp_worker *caught = mp_sys_now_ns() >= deadline_ns ? find_abandonable(entry) : NULL;
         if (caught) {
-            mp_fail(&error, MP_SHUTTING_DOWN, "%s: worker %u did not end in time", entry->key, caught->id);
+            mp_fail(&error, MP_SHUTTING_DOWN, "%s: worker %u did not end before the shutdown deadline", entry->key,
+                    caught->id);
             mp_worker_set_apart(caught, &error);
         } else { /* workers outside of steps and loads end soon by themselves */
             mp_cond_wait(&entry->changed, &entry->lock,

@@ -25,7 +25,7 @@ static void return_abandoned(mp_worker *worker) {
     while (worker->concluding)
         mp_cond_wait(&entry->changed, &entry->lock, 0);
     mp_mutex_unlock(&entry->lock);
-    mp_log(MP_LOG_WARNING, "Worker %u for %s came back after it had been set apart", worker->id, entry->key);
+    mp_log(MP_LOG_WARNING, "Worker %u for %s returned after it had been abandoned", worker->id, entry->key);
     for (int i = 0; i < worker->active_count; i++) {
         worker->engine->ops->retire(worker->engine, &worker->active[i]->item);
         mp_entry_let_go(entry, worker->active[i]);

@@ -39,7 +39,7 @@ static mp_status load_model(mp_worker *worker, mp_loader loader, uint64_t model_
     mp_resident *resident = mp_alloc_zeroed(sizeof(*resident), MP_TAG_POOL);
     if (!resident) {
         mp_guard_release(&guard);
-        return mp_fail_memory(error, sizeof(*resident), "the record of a model");
+        return mp_fail_memory(error, sizeof(*resident), "a loaded model");
     }
     /* A load keeps its compute threads until it ends. If other models are loaded, it leaves them half. */
     int lanes = mp_cores_lanes(services->cores_seen);
@@ -49,7 +49,7 @@ static mp_status load_model(mp_worker *worker, mp_loader loader, uint64_t model_
     if (!mp_worker_lease(worker, lanes)) {
         mp_free(resident);
         mp_guard_release(&guard);
-        return mp_fail(error, MP_CANCELLED, "%s: loading was called off while it waited for a CPU", entry->key);
+        return mp_fail(error, MP_CANCELLED, "%s: the load was cancelled while it waited for a CPU", entry->key);
     }
     mp_progress_set(&worker->progress, "loading", 0);
     uint64_t began_ns = mp_sys_now_ns();
@@ -84,7 +84,7 @@ static mp_status load(mp_worker *worker, mp_loader loader, mp_guard *second, mp_
     bool loading = !worker->resident;
     mp_status status = loading ? load_model(worker, loader, model_bytes, second, error) : MP_OK;
     if (status == MP_OK && loading && !worker->resident->model->ops->healthy(worker->resident->model))
-        status = mp_fail(error, MP_INTEGRITY, "%s: a file of the model was changed while it was being loaded",
+        status = mp_fail(error, MP_INTEGRITY, "%s: a model file was changed while the model was being loaded",
                          worker->entry->key);
     if (status == MP_OK) {
         mp_progress_set(&worker->progress, "making an engine", 99);

@@ -1,4 +1,4 @@
-/* request.c: see request.h and registry.h. */
+/* request.c: tickets: their states, creation, wait and wake-up. See request.h and registry.h. */
 #include "registry/request.h"
 
 #include <assert.h>
@@ -8,11 +8,11 @@
 #include "registry/entry.h"
 
 static const uint64_t DONE = UINT64_MAX;
-/* A caller that waits for a short call is served sooner by spinning: a wake-up costs 20 to 46 us. */
+/* Spinning shortens the wait for a short request: waking a parked thread costs 20 to 46 us. */
 static const uint64_t CALLER_SPIN_NS = 50 * 1000;
 
-/* In the child of a fork, a ticket of the parent that was not done never will be: its worker is not here. Its lock may
- * be held for ever by a thread that does not exist, so it is not touched. */
+/* True in a forked child for a ticket of the parent. It will never be done, because its worker does not exist here.
+ * Its lock may be held forever by a thread that does not exist, so do not touch it. */
 static bool is_orphan(const mp_ticket *ticket) { return ticket->generation != mp_fork_generation(); }
 
 static bool is_done(const mp_ticket *ticket) {
@@ -180,23 +180,23 @@ mp_status mp_ticket_cause(const mp_ticket *ticket, mp_error *error) {
         uint64_t submitted = atomic_load_explicit(&ticket->submitted_ns, memory_order_relaxed);
         uint64_t deadline = ticket->item.deadline_ns, allowed = deadline > submitted ? deadline - submitted : 0;
         bool started = atomic_load_explicit(&ticket->started_ns, memory_order_relaxed) != 0;
-        const char *where = started ? "the call was running" : "the call was still waiting";
+        const char *where = started ? "the request was running" : "the request was still queued";
         if (!deadline || mp_sys_now_ns() < deadline)
             return mp_fail(error, MP_TIMEOUT, "%s: no result and no progress for %.3f s (%s)", key,
                            (double)ticket->patience_ns * 1e-9, where);
-        return mp_fail(error, MP_TIMEOUT, "%s: no answer within %.3f s (%s)", key, (double)allowed * 1e-9, where);
+        return mp_fail(error, MP_TIMEOUT, "%s: no result within %.3f s (%s)", key, (double)allowed * 1e-9, where);
     }
     case MP_SHUTTING_DOWN:
-        return mp_fail(error, MP_SHUTTING_DOWN, "%s: the pool shut down before the call was answered", key);
+        return mp_fail(error, MP_SHUTTING_DOWN, "%s: the pool shut down before the request completed", key);
     default:
-        return mp_fail(error, MP_CANCELLED, "%s: the call was cancelled", key);
+        return mp_fail(error, MP_CANCELLED, "%s: the request was cancelled", key);
     }
 }
 
 /* --- the worker's side --- */
 
-/* Under the ticket's lock. Who still waits afterwards says again for what. Who waits for more is left asleep: beside a
- * notifier, which is told of every piece, the caller that waits for the end would wake for each. */
+/* Must hold the ticket's lock. Each woken waiter states again which progress it waits for. A waiter that waits for
+ * more stays asleep: beside a notifier, which is told of every chunk, it would otherwise wake for each of them. */
 static void notify_waiters(mp_ticket *ticket) {
     mp_notice *notice = ticket->notice.notifier ? &ticket->notice : NULL;
     if (ticket->waiters && atomic_load_explicit(&ticket->progress, memory_order_relaxed) >= ticket->wait_at) {
@@ -209,7 +209,7 @@ static void notify_waiters(mp_ticket *ticket) {
 }
 
 void mp_ticket_publish(mp_ticket *ticket) {
-    /* seq_cst on both: either the waiter sees this count, or this sees that it waits. */
+    /* Both are seq_cst: either the waiter sees this count, or this thread sees that the waiter parks. */
     uint64_t count = atomic_fetch_add_explicit(&ticket->progress, 1, memory_order_seq_cst) + 1;
     if (count < atomic_load_explicit(&ticket->wake_at, memory_order_seq_cst))
         return;
@@ -290,7 +290,7 @@ bool mp_ticket_done(mp_ticket *ticket) { return is_done(ticket) || is_orphan(tic
 mp_status mp_ticket_status(mp_ticket *ticket, mp_error *error) {
     if (!is_done(ticket)) {
         assert(is_orphan(ticket) && "asked before it was done");
-        return mp_fail(error, MP_CANCELLED, "%s: the call belongs to the process that this one was forked from",
+        return mp_fail(error, MP_CANCELLED, "%s: the request belongs to the process from which this one was forked",
                        mp_entry_key(ticket->entry));
     }
     if (ticket->status != MP_OK && error)
@@ -314,7 +314,8 @@ int mp_ticket_position(mp_ticket *ticket, uint64_t *eta_ns) {
     return mp_ticket_done(ticket) ? -1 : mp_entry_position(ticket->entry, ticket, eta_ns);
 }
 
-/* The ticket's notice for a notifier, under its lock; made if need be, NULL when memory is refused. */
+/* Must hold the ticket's lock. Returns the ticket's notice for the notifier, creating it if necessary, or NULL if
+ * memory is refused. */
 static mp_notice *notice_for(mp_ticket *ticket, mp_notifier *notifier) {
     mp_notice *notice = &ticket->notice;
     while (notice->notifier && notice->notifier != notifier) {
@@ -333,12 +334,12 @@ static mp_notice *notice_for(mp_ticket *ticket, mp_notifier *notifier) {
 
 bool mp_ticket_bind(mp_ticket *ticket, mp_notifier *notifier, uint64_t id) {
     if (is_orphan(ticket))
-        return true; /* only the parent's worker could have told */
+        return true; /* only a worker of the parent could have notified */
     mp_mutex_lock(&ticket->lock);
     mp_notice *notice = notice_for(ticket, notifier);
     if (notice) {
         notice->id = id;
-        atomic_store_explicit(&ticket->wake_at, 0, memory_order_seq_cst); /* every piece is told */
+        atomic_store_explicit(&ticket->wake_at, 0, memory_order_seq_cst); /* every chunk notifies */
         if (atomic_load_explicit(&ticket->progress, memory_order_seq_cst) > 0)
             mp_notifier_post(notifier, notice);
     }

@@ -64,42 +64,42 @@ extern const mp_state_machine mp_ticket_retry_machine;
 enum { MP_LOSSES_MOST = 2 };
 
 struct mp_ticket {
-    mp_item item;        /* what engines see; item.ticket is this */
-    mp_entry *entry;     /* a reference */
-    uint32_t generation; /* of forks when it was made */
+    mp_item item;        /* the engine's view; item.ticket points back here */
+    mp_entry *entry;     /* owns a reference */
+    uint32_t generation; /* fork generation in which it was created */
     _Atomic int references, callers;
-    /* by whoever holds it (see above) */
-    uint64_t load;          /* number of the load whose model checked the call, 0 = unchecked */
-    uint64_t charged;       /* bytes of the governor's budget */
-    uint64_t virtual_ns;    /* service it counts as having had, among those of its flow */
-    uint64_t had_ns;        /* its shares of the steps it was in */
-    uint64_t patience_ns;   /* 0 = for ever */
-    bool stretches;         /* it is the registry's, and may grow until the call is queued */
-    mp_policy policy;       /* never the default */
-    uint32_t probe;         /* of the breaker; 0 = none */
+    /* used by the thread that holds the ticket (see above) */
+    uint64_t load;          /* number of the load whose model checked the request; 0 = unchecked */
+    uint64_t charged;       /* bytes charged to the governor's budget */
+    uint64_t virtual_ns;    /* service charged to it within its flow */
+    uint64_t had_ns;        /* its shares of the steps it took part in */
+    uint64_t patience_ns;   /* 0 = no limit */
+    bool stretches;         /* patience_ns is the registry's default and may grow until the request is queued */
+    mp_policy policy;       /* never MP_POLICY_DEFAULT */
+    uint32_t probe;         /* breaker epoch of a probe request; 0 = not a probe */
     mp_ticket_retry retry;
     uint8_t losses;         /* workers that were lost between steps while they had it, below MP_LOSSES_MOST */
     bool quarantined;       /* the quarantine names a worker failure beside a request with the same fingerprint */
-    struct mp_ticket *next; /* lists of those that are about to end */
-    /* guarded by: the entry's lock; `worker` itself reads `state` without it, as it is the only writer meanwhile */
+    struct mp_ticket *next; /* links tickets that are about to end */
+    /* guarded by: the entry's lock. `worker` alone reads `state` without it: it is the only writer meanwhile. */
     mp_ticket_state state;
     mp_queue_node node;
-    mp_worker *worker; /* on whose active list it is, or NULL */
-    mp_worker *home;   /* chosen by MP_POLICY_P2C for one that waits, or NULL */
+    mp_worker *worker; /* the worker whose active list has it, or NULL */
+    mp_worker *home;   /* chosen by MP_POLICY_P2C while it is queued, or NULL */
 
-    _Atomic int cause; /* why it was cancelled: MP_CANCELLED, MP_TIMEOUT, ...; 0 = it was not; the first counts */
+    _Atomic int cause; /* first cause of cancellation: MP_CANCELLED, MP_TIMEOUT, ...; 0 = not cancelled */
     _Atomic uint64_t submitted_ns, started_ns, finished_ns;
-    _Atomic uint64_t moved_ns; /* last step or piece of result; what patience counts from */
-    _Atomic uint64_t progress; /* counts up; UINT64_MAX = done, stored after status and error */
-    _Atomic uint64_t wake_at;  /* progress for which somebody parks; written under lock, read without */
+    _Atomic uint64_t moved_ns; /* last step or stream chunk: patience counts from here */
+    _Atomic uint64_t progress; /* rises with every stream chunk; UINT64_MAX = done, stored after status and error */
+    _Atomic uint64_t wake_at;  /* progress that a parked thread waits for; written under lock, read without */
     mp_status status;          /* valid once done */
-    mp_error error;            /* likewise, of another status than MP_OK */
+    mp_error error;            /* valid once done, unless status is MP_OK */
     mp_mutex lock;
     mp_cond changed;
     /* guarded by: lock */
     int waiters;
-    uint64_t wait_at; /* progress for which the first of them parks; UINT64_MAX: the end, or nobody parks */
-    mp_notice notice; /* of the first notifier, without a notifier if there is none; `also` has one each for others */
+    uint64_t wait_at; /* progress that the first parked thread waits for; UINT64_MAX: the end, or no thread is parked */
+    mp_notice notice; /* of the first notifier (NULL if there is none); `also` links one notice per further notifier */
 };
 
 static inline mp_ticket *mp_ticket_of_node(mp_queue_node *node) {
@@ -117,20 +117,21 @@ static inline bool mp_ticket_is_suspect(const mp_ticket *ticket) {
     return ticket->quarantined || ticket->retry != MP_RETRY_UNUSED;
 }
 
-/* Takes the call also on failure. Pins the entry; the two references are the caller's and the pool's. */
+/* Takes ownership of `call`, also on failure. Owns a reference to the entry. The ticket has two references: the
+ * caller's and the pool's. */
 mp_status mp_ticket_create(mp_entry *entry, mp_call *call, const mp_submit_options *options, mp_ticket **ticket,
                            mp_error *error);
-/* One that did not reach this entry's queue tries another's. */
+/* Moves a ticket that did not reach this entry's queue to another entry. */
 void mp_ticket_move(mp_ticket *ticket, mp_entry *entry);
-/* A piece of result is there. By the worker. */
+/* For the worker: a stream chunk is available. */
 void mp_ticket_publish(mp_ticket *ticket);
-/* The terminal state. error: copied; unused with MP_OK. The pool's reference stays. */
+/* Publishes the terminal status. Copies `error`, which is unused with MP_OK. The pool's reference stays. */
 void mp_ticket_conclude(mp_ticket *ticket, mp_status status, const mp_error *error);
-/* The pool's reference back, from one that is done. */
+/* Drops the pool's reference of a ticket that is done. */
 void mp_ticket_let_go(mp_ticket *ticket);
-/* The error that belongs to a cancelled ticket's cause. */
+/* Fills in the error for the cause of a cancelled ticket and returns its code. */
 mp_status mp_ticket_cause(const mp_ticket *ticket, mp_error *error);
-/* One that never reached a queue: both references. */
+/* Drops both references of a ticket that never reached a queue. */
 void mp_ticket_discard(mp_ticket *ticket);
 
 #endif

@@ -530,7 +530,8 @@ static void make_memory(mp_worker *w, mp_ticket *waiting) {
         return;
     }
     mp_error error;
-    mp_fail(&error, MP_MEMORY_EXHAUSTED, "%s: the call needs more memory than is left, though it runs alone",
+    mp_fail(&error, MP_MEMORY_EXHAUSTED,
+            "%s: the request needs more memory than is free, although no other request of the model is active",
             entry->key);
     end_item(w, waiting, error.code, &error);
 }
@@ -540,7 +541,7 @@ static void fail_item(mp_worker *w, mp_ticket *ticket, bool alone, bool *noted) 
     mp_entry *entry = w->entry;
     mp_error error = ticket->item.error;
     if (error.code == MP_OK)
-        mp_fail(&error, MP_MODEL, "%s: the model failed while computing", entry->key);
+        mp_fail(&error, MP_MODEL, "%s: the model failed in a step and gave no reason", entry->key);
     if (error.code == MP_INTERNAL)
         w->fault = error;
     w->end_noted |= error.code == MP_INTERNAL || error.code == MP_RECV;
@@ -627,7 +628,7 @@ static void wait_for_masks(mp_worker *w) {
 
 /* A model file was changed. The step may have read both versions, so its results are discarded. */
 static void end_changed(mp_worker *w) {
-    mp_fail(&w->fault, MP_INTEGRITY, "%s: a file of the model was changed or cut short while it was in use",
+    mp_fail(&w->fault, MP_INTEGRITY, "%s: a model file was changed or truncated while the model was in use",
             w->entry->key);
     end_all(w, &w->fault);
 }

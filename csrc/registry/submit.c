@@ -26,10 +26,11 @@ static mp_status refusal(mp_entry *entry, mp_ticket *ticket, bool *gone, mp_erro
     if (!ticket->probe && !mp_breaker_ask(&entry->breaker, &services->breaker, now, &ticket->probe, &left_ns)) {
         mp_count(services, MP_METRIC_circuit_rejections, 1);
         if (left_ns == 0)
-            return mp_fail(error, MP_CIRCUIT_OPEN, "%s rests after repeated faults of its workers: it is being tried "
-                           "with %d calls, try again when they are answered", entry->key, services->breaker.probes);
-        return mp_fail(error, MP_CIRCUIT_OPEN, "%s rests after repeated faults of its workers: try again in %.1f s",
-                       entry->key, (double)left_ns * 1e-9);
+            return mp_fail(error, MP_CIRCUIT_OPEN, "%s: the circuit breaker is half-open after repeated worker faults; "
+                           "try again when its %d probe requests have ended", entry->key, services->breaker.probes);
+        return mp_fail(error, MP_CIRCUIT_OPEN,
+                       "%s: the circuit breaker is open after repeated worker faults; try again in %.1f s", entry->key,
+                       (double)left_ns * 1e-9);
     }
     return MP_OK;
 }
@@ -51,7 +52,7 @@ static mp_status wait_for_room(mp_entry *entry, const mp_ticket *ticket, const m
     int waiting = entry->queue.count, kind = ticket->node.kind;
     if (options->fail_fast) {
         double eta = (double)mp_dispatch_wait_ns(entry, entry->queue.cost, entry->pace) * 1e-9;
-        return mp_fail(error, MP_OVERLOADED, "%s: the queue is full, %d calls wait; try again in %.1f s", entry->key,
+        return mp_fail(error, MP_OVERLOADED, "%s: the queue is full with %d requests; try again in %.1f s", entry->key,
                        waiting, eta > 0.1 ? eta : 0.1);
     }
     uint64_t now = mp_sys_now_ns(), slice = now + ROOM_SLICE_MS * MS;
@@ -59,8 +60,8 @@ static mp_status wait_for_room(mp_entry *entry, const mp_ticket *ticket, const m
     if (ticket->patience_ns && (!due || moved + ticket->patience_ns < due))
         due = moved + ticket->patience_ns;
     if (due && now >= due)
-        return mp_fail(error, MP_TIMEOUT, "%s: the queue was full until the deadline, %d calls wait", entry->key,
-                       waiting);
+        return mp_fail(error, MP_TIMEOUT, "%s: the queue was full until the deadline; %d requests are queued",
+                       entry->key, waiting);
     if (due && due < slice)
         slice = due;
     entry->room_waiters++;
@@ -71,8 +72,8 @@ static mp_status wait_for_room(mp_entry *entry, const mp_ticket *ticket, const m
     mp_mutex_unlock(&entry->lock);
     bool give_up = options->give_up(options->give_up_arg);
     mp_mutex_lock(&entry->lock);
-    return give_up ? mp_fail(error, MP_CANCELLED, "%s: the call was given up while the queue was full", entry->key)
-                   : MP_OK;
+    return give_up ? mp_fail(error, MP_CANCELLED, "%s: the request was cancelled while it waited for room in the queue",
+                             entry->key) : MP_OK;
 }
 
 /* Must hold the lock. Refuses a request that is certain to miss its deadline. */
@@ -81,15 +82,15 @@ static mp_status check_deadline(mp_entry *entry, const mp_submit_options *option
     if (!deadline)
         return MP_OK;
     if (now >= deadline)
-        return mp_fail(error, MP_TIMEOUT, "%s: the deadline had passed before the call was queued", entry->key);
+        return mp_fail(error, MP_TIMEOUT, "%s: the deadline had passed before the request was queued", entry->key);
     /* Predictions are imprecise: refuse only behind other requests, and only if the predicted wait is four times too
      * long. */
     uint64_t wait_ns =
         entry->queue.count ? mp_dispatch_wait_ns(entry, entry->queue.cost, entry->full_pace) : 0;
     if (wait_ns / 4 <= deadline - now)
         return MP_OK;
-    return mp_fail(error, MP_TIMEOUT, "%s: %d calls wait, about %.1f s of work; the deadline is in %.1f s", entry->key,
-                   entry->queue.count, (double)wait_ns * 1e-9, (double)(deadline - now) * 1e-9);
+    return mp_fail(error, MP_TIMEOUT, "%s: %d requests are queued, about %.1f s of work, but the deadline is in %.1f s",
+                   entry->key, entry->queue.count, (double)wait_ns * 1e-9, (double)(deadline - now) * 1e-9);
 }
 
 mp_status mp_entry_submit(mp_entry *entry, mp_ticket *ticket, const mp_submit_options *options, bool *gone,

@@ -75,8 +75,8 @@ static mp_worker *find_stuck(mp_entry *entry, uint64_t now_ns, uint64_t *next, m
                 credit_load(entry, beat);
                 bool silent = mp_watch_look(&worker->watch, beat, now_ns, limit);
                 if (!worker->moving && (silent || worker->watch.total_ns >= services->load_ceiling_ns)) {
-                    mp_fail(error, MP_SPAWN_TIMEOUT, "%s: loading %s %.3g s (stage: %s)", entry->key,
-                            silent ? "made no progress for" : "was not over after",
+                    mp_fail(error, MP_SPAWN_TIMEOUT, "%s: the load %s %.3g s (stage: %s)", entry->key,
+                            silent ? "made no progress for" : "did not end within",
                             (double)(silent ? limit : services->load_ceiling_ns) * 1e-9, stage);
                     return worker;
                 }

@@ -1,4 +1,5 @@
-/* worker.c: see worker.h. States, life and death of a worker; its work is in loading.c and serve.c. */
+/* worker.c: states, creation, liveness, lease and abandonment of a worker. Its work is in loading.c and serve.c. See
+ * worker.h. */
 #include "registry/worker.h"
 
 #include <assert.h>
@@ -113,7 +114,7 @@ void mp_worker_destroy(mp_worker *worker) {
 void mp_worker_ring(mp_worker *worker) {
     worker->rung = true;
     if (mp_bell_ring(&worker->bell))
-        mp_bell_wake(&worker->bell); /* under the lock, as the worker may be gone after it */
+        mp_bell_wake(&worker->bell); /* under the lock, because the worker may be freed right after it */
 }
 
 uint64_t mp_worker_bytes(const mp_worker *worker) {
@@ -123,7 +124,7 @@ uint64_t mp_worker_bytes(const mp_worker *worker) {
 
 /* --- lanes --- */
 
-/* What was planned is not what is wanted any more. */
+/* The plan is stale: a planned request, or the load, was cancelled. */
 static bool plan_is_stale(void *arg) {
     mp_worker *worker = arg;
     for (int i = 0; i < worker->active_count; i++)
@@ -152,7 +153,7 @@ void mp_worker_return_lanes(mp_worker *worker) {
     mp_mutex_lock(&entry->lock);
     bool forfeited = worker->lanes == 0;
     worker->lanes = 0;
-    worker->moving = !forfeited; /* until the next look under the lock */
+    worker->moving = !forfeited; /* until the thread takes the lock again */
     mp_mutex_unlock(&entry->lock);
     mp_cores_return(entry->services->cores_seen, &worker->lease, &worker->at, forfeited);
 }
@@ -163,7 +164,7 @@ void mp_worker_set_runnable(mp_worker *worker, bool runnable) {
     bool changes = worker->state != MP_WORKER_DEAD && worker->runnable != runnable;
     if (changes)
         worker->runnable = runnable;
-    /* Under the lock: who sets it apart just now leaves for it. */
+    /* Under the lock: a thread that abandons this worker now calls mp_cores_leave for it. */
     if (changes && runnable)
         mp_cores_enter(entry->services->cores_seen);
     else if (changes)
@@ -195,9 +196,9 @@ void mp_worker_set_apart(mp_worker *worker, const mp_error *error) {
     worker->runnable = false;
     mp_worker_set_state(worker, MP_WORKER_DEAD);
     mp_entry_unlist_worker(entry, worker);
-    mp_dispatch_memory_free(entry); /* nobody waits for its items any more */
+    mp_dispatch_memory_free(entry); /* no other worker has to wait for its requests any more */
     mp_dispatch_forget(entry, worker);
-    worker->concluding = true; /* its thread, should it come back just now, waits until we have let go of its tickets */
+    worker->concluding = true; /* if its thread returns now, it waits until this one has finished with the tickets */
     entry->apart++;
     for (int i = 0; i < count; i++)
         worker->active[i]->worker = NULL;
@@ -210,7 +211,7 @@ void mp_worker_set_apart(mp_worker *worker, const mp_error *error) {
     atomic_store_explicit(&worker->step_cancelled, 1, memory_order_release);
     mp_mutex_unlock(&entry->lock);
 
-    mp_log(MP_LOG_ERROR, "Worker %u for %s is set apart: %s", worker->id, entry->key, error->message);
+    mp_log(MP_LOG_ERROR, "Worker %u for %s is abandoned: %s", worker->id, entry->key, error->message);
     mp_count(services, MP_METRIC_workers_dead, 1);
     mp_events_post(MP_EVENT_FAIL, services->number, entry->key, worker->id, NULL, error->code);
     if (lanes)
