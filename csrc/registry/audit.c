@@ -25,8 +25,8 @@ static mp_status audit_worker(const mp_entry *entry, const mp_worker *worker, mp
                                     worker->state == MP_WORKER_LOADING),
              "%s: worker %u is %s and has %d compute threads", key, worker->id, state, worker->lanes);
     MP_AUDIT(!worker->waits || (worker->active_count > 0 && !worker->in_step && worker->lanes == 0),
-             "%s: worker %u waits for masks with %d active, %d compute threads, %s", key, worker->id, worker->active_count,
-             worker->lanes, worker->in_step ? "in a step" : "in no step");
+             "%s: worker %u waits for masks with %d active, %d compute threads, %s", key, worker->id,
+             worker->active_count, worker->lanes, worker->in_step ? "in a step" : "in no step");
     int in_step = 0;
     for (int i = 0; i < worker->active_count; i++) {
         const mp_ticket *ticket = worker->active[i];
