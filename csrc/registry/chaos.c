@@ -54,11 +54,11 @@ uint64_t mp_chaos_stream(const mp_chaos_rule *rule, const char *key, uint32_t wo
 }
 
 /* Returns a number in [0, 1). */
-static double draw(uint64_t stream, uint64_t count) { return (double)(mp_mix(stream ^ mp_mix(count)) >> 11) * 0x1p-53; }
+static double uniform(uint64_t stream, uint64_t count) { return (double)(mp_mix(stream ^ mp_mix(count)) >> 11) * 0x1p-53; }
 
 mp_chaos mp_chaos_at_step(const mp_chaos_rule *rule, uint64_t stream, uint64_t step) {
     const double chances[] = {rule->fail, rule->stall, rule->die, rule->slow, rule->memory};
-    double at = draw(stream, 2 * step);
+    double at = uniform(stream, 2 * step);
     for (int i = 0; i < MP_CHAOS_MEMORY; i++) {
         if (at < chances[i])
             return (mp_chaos)(MP_CHAOS_FAIL + i);
@@ -68,7 +68,7 @@ mp_chaos mp_chaos_at_step(const mp_chaos_rule *rule, uint64_t stream, uint64_t s
 }
 
 bool mp_chaos_at_admission(const mp_chaos_rule *rule, uint64_t stream, uint64_t admission) {
-    return draw(stream, 2 * admission + 1) < rule->memory;
+    return uniform(stream, 2 * admission + 1) < rule->memory;
 }
 
 /* --- the engine --- */

@@ -35,8 +35,7 @@
  *   OPEN ----> CLOSED ----> QUITTING
  *
  *   CLOSED    New requests are refused with SHUTTING_DOWN. Accepted requests are served.
- *   QUITTING  Every queued and active request is cancelled. Workers leave. No worker starts.
- */
+ *   QUITTING  Every queued and active request is cancelled. Workers leave as soon as they can. */
 typedef enum mp_entry_shutdown {
     MP_SHUTDOWN_OPEN,
     MP_SHUTDOWN_CLOSED,
@@ -50,7 +49,7 @@ extern const mp_state_machine mp_shutdown_machine;
  *   NONE ----> DRAINING ----> GONE
  *
  *   DRAINING  New requests are refused. Accepted requests are served, then model and loader are freed.
- *   GONE      Everything is freed and MP_ENTRY_GONE is reported, once.
+ *   GONE      The model is freed, the loader is being freed, and MP_ENTRY_GONE is reported, once.
  *
  * Shutdown and removal are independent: the registry may close while an entry drains, and a caller that was inside
  * before the registry closed may remove an entry afterwards. An entry that quits while it drains never becomes GONE. */
@@ -73,7 +72,7 @@ extern const mp_state_machine mp_removal_machine;
  *   REQUESTED  Workers finish their active requests and leave; they take no further ones. The last worker to leave
  *              frees the model. If no model was loaded, the request ends without RUNNING.
  *   RUNNING    One thread frees the model or the loader without the lock. No worker is listed and none may start, so
- *              that nothing is loaded again before its memory is free. A request to unload is met already.
+ *              that nothing is loaded again before its memory is free. A request to unload changes nothing.
  *
  * NONE becomes RUNNING when the last worker leaves by itself, after the keep-alive. */
 typedef enum mp_entry_unload {
@@ -200,7 +199,7 @@ void mp_entry_describe(mp_entry *entry, mp_entry_info *info, mp_resident **pinne
 
 /* Performs all periodic checks: deadlines, stuck loads and steps, idle workers. Returns when the next one is due. */
 uint64_t mp_entry_sweep(mp_entry *entry, uint64_t now_ns);
-/* What eviction of an idle model would free: */
+/* The effect of evicting an idle model, to compare models: */
 typedef struct mp_eviction {
     uint64_t bytes;   /* bytes to be freed; 0 = must not be evicted */
     uint64_t coming;  /* bytes that a running eviction will free */

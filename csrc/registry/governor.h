@@ -26,7 +26,7 @@ mp_budget *mp_governor_budget(mp_governor *governor);
 
 /* --- guards --- */
 
-/* Reserved bytes; zeroed = none. Plain data with one holder, who passes it on with mp_guard_split and releases it
+/* Reserved bytes; zeroed = none. Plain data with one holder, which passes it on with mp_guard_split and releases it
  * once. */
 typedef struct mp_guard {
     mp_governor *governor;
@@ -48,7 +48,7 @@ void mp_guard_release(mp_guard *guard); /* legal for an empty guard */
 /* --- pressure --- */
 
 typedef enum mp_pressure { MP_PRESSURE_LOW, MP_PRESSURE_NORMAL, MP_PRESSURE_HIGH, MP_PRESSURE_CRITICAL } mp_pressure;
-/* Of used / limit: low below 50 %, normal below 70 %, high below 85 %, critical above. */
+/* Share of the limit in use: low below 50 %, normal below 70 %, high below 85 %, critical above. */
 mp_pressure mp_governor_pressure(mp_governor *governor);
 const char *mp_pressure_name(mp_pressure pressure);
 

@@ -627,7 +627,7 @@ void mp_registry_maintain(mp_registry *registry) {
     mp_mutex_unlock(&registry->lock);
 }
 
-/* --- calls --- */
+/* --- requests --- */
 
 mp_status mp_registry_submit(mp_registry *registry, const char *key, mp_call *call, const mp_submit_options *options,
                              mp_ticket **ticket_out, mp_error *error) {

@@ -1,4 +1,4 @@
-/* request.h: the ticket of a call, from submit to its one terminal state. Public part in registry/registry.h.
+/* request.h: the ticket of a request, from submit to its one terminal status. registry/registry.h has the public part.
  *
  * mp_ticket.state says where the request is. The entry's lock guards it:
  *
@@ -16,18 +16,23 @@
  *   ENDED     It is in no queue and on no list. The thread that made this transition, and no other, gives the ticket
  *             its terminal status. ENDED has no way out, so a request ends exactly once.
  *
- * mp_ticket.retry says which faults of workers it may still survive. The holder changes it (the worker that has it):
+ * mp_ticket.retry says which worker faults the request may still survive. The worker that has it changes it:
  *
- *   UNUSED ---- fault ----> USED                A fault is a step that failed for a reason that may not come back.
- *     |                      |                  An external kill (SIGKILL and the like from outside, mp_engine.outside)
- *   external kill          external kill        counts as one only if the request cannot continue (mp_call.goes_on),
- *     v                      v                  or was spared before.
- *   SPARED ---- either --> EXHAUSTED
+ *           fault
+ *   UNUSED -------> USED
+ *     |              |
+ *     | kill         | kill
+ *     v    either    v
+ *   SPARED -----> EXHAUSTED
  *
- *   In USED a fault ends the request. In EXHAUSTED a fault and an external kill do.
+ *   fault  a step failed for a reason that a retry may avoid. In USED it ends the request.
+ *   kill   another program killed the worker process (mp_engine.outside) and the request can continue where it was
+ *          (mp_call.goes_on). A kill of a request that cannot continue is a fault.
  *
- * Memory: the callers together hold one reference, the pool the other until the ticket is done; the last frees ticket
- * and call. The entry is kept until then, so that cancel always finds its lock. */
+ *   In EXHAUSTED both end the request.
+ *
+ * Ownership: the callers together hold one reference, the pool holds the other until the ticket is done. The last
+ * reference frees ticket and call. The ticket keeps its entry alive, so that cancel always finds the entry's lock. */
 #ifndef MP_REGISTRY_REQUEST_H
 #define MP_REGISTRY_REQUEST_H
 

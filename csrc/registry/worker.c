@@ -122,7 +122,7 @@ uint64_t mp_worker_bytes(const mp_worker *worker) {
     return engine->ops->bytes ? engine->ops->bytes(engine) : worker->engine_bytes;
 }
 
-/* --- lanes --- */
+/* --- compute threads --- */
 
 /* The plan is stale: a planned request, or the load, was cancelled. */
 static bool plan_is_stale(void *arg) {

@@ -6,7 +6,7 @@ build contains all bugs. Spaces and line breaks count as one space. The build fa
 exactly once in its function: if you change such code, adapt the row to the same mistake in the new code.
 
 Tried without a row: mistakes without a visible effect (evicting a model that is in use waits for its end; close waits
-for callers inside, whom the entries refuse anyway; a worker that waits for masks polls deadlines, which maintenance
+for callers inside, which the entries refuse anyway; a worker that waits for masks polls deadlines, which maintenance
 reports too), and mistakes that at most one schedule in 10,000 shows (mp_governor_reserve without a second check of
 freed memory, mp_worker_set_runnable counting outside the lock, mp_pool_run waking outside the lock).
 
