@@ -54,7 +54,9 @@ uint64_t mp_chaos_stream(const mp_chaos_rule *rule, const char *key, uint32_t wo
 }
 
 /* Returns a number in [0, 1). */
-static double uniform(uint64_t stream, uint64_t count) { return (double)(mp_mix(stream ^ mp_mix(count)) >> 11) * 0x1p-53; }
+static double uniform(uint64_t stream, uint64_t count) {
+    return (double)(mp_mix(stream ^ mp_mix(count)) >> 11) * 0x1p-53;
+}
 
 mp_chaos mp_chaos_at_step(const mp_chaos_rule *rule, uint64_t stream, uint64_t step) {
     const double chances[] = {rule->fail, rule->stall, rule->die, rule->slow, rule->memory};
