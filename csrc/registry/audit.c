@@ -1,4 +1,4 @@
-/* audit.c: see audit.h. */
+/* audit.c: the invariants of a registry. See audit.h. */
 #include "registry/audit.h"
 
 #include <stdatomic.h>
@@ -14,7 +14,7 @@
 static mp_status audit_worker(const mp_entry *entry, const mp_worker *worker, mp_error *error) {
     const char *key = entry->key, *state = mp_worker_state_name(worker->state);
     MP_AUDIT(worker->entry == entry, "%s: worker %u belongs to another entry", key, worker->id);
-    MP_AUDIT(worker->state != MP_WORKER_DEAD, "%s: worker %u is dead and not set apart", key, worker->id);
+    MP_AUDIT(worker->state != MP_WORKER_DEAD, "%s: worker %u is dead, but listed", key, worker->id);
     MP_AUDIT(worker->active_count >= 0 && worker->active_count <= MP_ACTIVE_MAX, "%s: worker %u has %d active", key,
              worker->id, worker->active_count);
     MP_AUDIT(worker->active_count == 0 || worker->state == MP_WORKER_PROCESSING,
@@ -23,27 +23,32 @@ static mp_status audit_worker(const mp_entry *entry, const mp_worker *worker, mp
              worker->id, state);
     MP_AUDIT(worker->lanes >= 0 && (worker->lanes == 0 || worker->state == MP_WORKER_PROCESSING ||
                                     worker->state == MP_WORKER_LOADING),
-             "%s: worker %u is %s and has %d lanes", key, worker->id, state, worker->lanes);
+             "%s: worker %u is %s and has %d compute threads", key, worker->id, state, worker->lanes);
     MP_AUDIT(!worker->waits || (worker->active_count > 0 && !worker->in_step && worker->lanes == 0),
-             "%s: worker %u waits for masks with %d active, %d lanes, %s", key, worker->id, worker->active_count,
-             worker->lanes, worker->in_step ? "in a step" : "in no step");
+             "%s: worker %u waits for masks with %d active, %d compute threads, %s", key, worker->id,
+             worker->active_count, worker->lanes, worker->in_step ? "in a step" : "in no step");
     int in_step = 0;
     for (int i = 0; i < worker->active_count; i++) {
         const mp_ticket *ticket = worker->active[i];
         MP_AUDIT(!worker->waits || worker->rung || !atomic_load(&ticket->cause),
-                 "%s: worker %u waits for masks, and nobody told it that a call is cancelled", key, worker->id);
-        MP_AUDIT(ticket->worker == worker, "%s: an active call of worker %u does not say so", key, worker->id);
-        MP_AUDIT(!mp_queue_holds(&ticket->node), "%s: a call is active and queued", key);
-        MP_AUDIT(atomic_load(&ticket->progress) != UINT64_MAX, "%s: a call is active and done", key);
-        MP_AUDIT(atomic_load(&ticket->references) >= 1, "%s: an active call has no reference", key);
-        in_step += ticket->in_step && !atomic_load(&ticket->cause);
+                 "%s: worker %u waits for masks and was not woken for a cancelled request", key, worker->id);
+        MP_AUDIT(ticket->worker == worker, "%s: an active request of worker %u names another worker", key, worker->id);
+        MP_AUDIT(!mp_queue_holds(&ticket->node), "%s: a request is active and queued", key);
+        MP_AUDIT(atomic_load(&ticket->progress) != UINT64_MAX, "%s: a request is active and done", key);
+        MP_AUDIT(atomic_load(&ticket->references) >= 1, "%s: an active request has no reference", key);
+        MP_AUDIT(ticket->state == MP_TICKET_TAKEN || ticket->state == MP_TICKET_ADMITTED ||
+                     (ticket->state == MP_TICKET_STEPPING && worker->in_step),
+                 "%s: an active request of worker %u is %s", key, worker->id,
+                 mp_ticket_state_machine.states[ticket->state]);
+        MP_AUDIT(ticket->losses < MP_LOSSES_MOST, "%s: a request has survived %u lost workers", key, ticket->losses);
+        in_step += ticket->state == MP_TICKET_STEPPING && !atomic_load(&ticket->cause);
     }
     MP_AUDIT(!worker->in_step || worker->step_live == in_step, "%s: worker %u has %d live in its step and counts %d",
              key, worker->id, in_step, worker->step_live);
     return MP_OK;
 }
 
-/* No call waits beside a worker without work that may take it and was not rung. */
+/* No request is queued beside an idle worker that may take it, unless one was woken. */
 static mp_status audit_dispatch(const mp_entry *entry, const mp_ticket *ticket, mp_error *error) {
     const mp_worker *idle = NULL;
     for (int i = 0; i < entry->worker_count; i++) {
@@ -54,7 +59,22 @@ static mp_status audit_dispatch(const mp_entry *entry, const mp_ticket *ticket, 
             return MP_OK;
         idle = worker;
     }
-    MP_AUDIT(!idle, "%s: a call waits beside worker %u, which has no work", entry->key, idle->id);
+    MP_AUDIT(!idle, "%s: a request is queued beside worker %u, which is idle", entry->key, idle->id);
+    return MP_OK;
+}
+
+/* The states agree with each other and with what they describe. */
+static mp_status audit_states(const mp_entry *entry, mp_error *error) {
+    const char *key = entry->key;
+    MP_AUDIT(entry->health != MP_HEALTH_SOUND || !entry->retry_ns, "%s: no load failed, but requests are refused", key);
+    MP_AUDIT(entry->health != MP_HEALTH_FAILED || entry->retry_ns, "%s: a load failed, but no backoff is set", key);
+    MP_AUDIT(entry->health == MP_HEALTH_SOUND || entry->failure.code != MP_OK, "%s: a failure has no cause", key);
+    MP_AUDIT(entry->unload != MP_UNLOAD_RUNNING || (!entry->resident && entry->worker_count + entry->starting == 0),
+             "%s: the model is being freed beside %d workers", key, entry->worker_count + entry->starting);
+    MP_AUDIT(entry->removal != MP_REMOVAL_GONE || (!entry->resident && !entry->queue.count),
+             "%s: the entry is gone, but holds a model or %d requests", key, entry->queue.count);
+    MP_AUDIT(entry->shutdown != MP_SHUTDOWN_QUITTING || !entry->queue.count, "%s: %d requests wait for a worker after "
+             "shutdown", key, entry->queue.count);
     return MP_OK;
 }
 
@@ -67,34 +87,37 @@ static bool is_listed(const mp_entry *entry, const mp_worker *worker) {
 
 static mp_status audit_queue(const mp_entry *entry, mp_error *error) {
     int count = 0, kinds[MP_QUEUE_KINDS] = {0};
-    bool sequential = false; /* those may keep a worker from taking others, and again not, as time passes */
+    bool sequential = false; /* a sequential request may keep a worker from taking others for some time */
     for (const mp_queue_node *at = mp_queue_first(&entry->queue); at; at = mp_queue_next(&entry->queue, at)) {
         const mp_ticket *ticket = mp_ticket_of_node((mp_queue_node *)at);
         count++;
         kinds[at->kind]++;
-        MP_AUDIT(!ticket->worker, "%s: a call waits and is active", entry->key);
-        MP_AUDIT(atomic_load(&ticket->progress) != UINT64_MAX, "%s: a call waits and is done", entry->key);
-        MP_AUDIT(!atomic_load(&ticket->cause), "%s: a call waits and is cancelled", entry->key);
-        MP_AUDIT(ticket->entry == entry, "%s: a call waits in the wrong queue", entry->key);
+        MP_AUDIT(ticket->state == MP_TICKET_QUEUED, "%s: a request in the queue is %s", entry->key,
+                 mp_ticket_state_machine.states[ticket->state]);
+        MP_AUDIT(!ticket->worker, "%s: a request is queued and active", entry->key);
+        MP_AUDIT(atomic_load(&ticket->progress) != UINT64_MAX, "%s: a request is queued and done", entry->key);
+        MP_AUDIT(!atomic_load(&ticket->cause), "%s: a request is queued and cancelled", entry->key);
+        MP_AUDIT(ticket->entry == entry, "%s: a request is in the wrong queue", entry->key);
         sequential |= ticket->policy == MP_POLICY_SEQUENTIAL;
-        MP_AUDIT(is_listed(entry, ticket->home), "%s: a call waits for a worker that is gone", entry->key);
+        MP_AUDIT(is_listed(entry, ticket->home), "%s: a request is queued for a worker that is gone", entry->key);
         MP_TRY(audit_dispatch(entry, ticket, error));
     }
     const mp_worker *waits = NULL;
-    bool rung = sequential; /* who is rung looks, and takes them, or rings the others */
+    bool rung = sequential; /* a woken worker takes the requests, or wakes the others */
     for (int i = 0; i < entry->worker_count; i++) {
         rung |= entry->workers[i]->rung;
         waits = entry->workers[i]->waits && mp_dispatch_offers(entry, entry->workers[i]) ? entry->workers[i] : waits;
     }
-    MP_AUDIT(rung || !waits, "%s: a call waits beside worker %u, which may take it and waits for masks", entry->key,
-             waits->id);
-    MP_AUDIT(count == entry->queue.count, "%s: %d calls wait and the queue counts %d", entry->key, count,
+    MP_AUDIT(rung || !waits, "%s: a request is queued beside worker %u, which may take it and waits for masks",
+             entry->key, waits->id);
+    MP_AUDIT(count == entry->queue.count, "%s: %d requests are queued and the queue counts %d", entry->key, count,
              entry->queue.count);
     for (int i = 0; i < MP_QUEUE_KINDS; i++)
-        MP_AUDIT(kinds[i] == entry->queue.counts[i], "%s: %d calls of kind %d wait and the queue counts %d",
+        MP_AUDIT(kinds[i] == entry->queue.counts[i], "%s: %d requests of kind %d are queued and the queue counts %d",
                  entry->key, kinds[i], i, entry->queue.counts[i]);
-    MP_AUDIT(count == 0 || mp_entry_works(entry) || (entry->spawn_ns && !entry->broken && !entry->quit),
-             "%s: %d calls wait and nobody is coming", entry->key, count);
+    MP_AUDIT(count == 0 || mp_entry_works(entry) || (entry->spawn_ns && entry->health != MP_HEALTH_BROKEN &&
+                                                   entry->shutdown != MP_SHUTDOWN_QUITTING),
+             "%s: %d requests are queued and no worker will take them", entry->key, count);
     return MP_OK;
 }
 
@@ -105,6 +128,7 @@ mp_status mp_entry_audit(mp_entry *entry, int *lanes, bool (*is_held)(const mp_m
              entry->worker_count);
     MP_AUDIT(entry->starting >= 0 && entry->apart >= 0 && entry->room_waiters >= 0, "%s: a count is negative",
              entry->key);
+    MP_TRY(audit_states(entry, error));
     int most = entry->services->max_workers;
     MP_AUDIT(entry->worker_count + entry->starting <= most, "%s: %d workers, allowed: %d", entry->key,
              entry->worker_count + entry->starting, most);

@@ -1,4 +1,4 @@
-/* chaos.c: see chaos.h. */
+/* chaos.c: an engine that injects faults into another one. See chaos.h. */
 #include "registry/chaos.h"
 
 #include <stdatomic.h>
@@ -7,9 +7,9 @@
 #include "base/mix.h"
 
 static const uint64_t MS = 1000 * 1000;
-enum { SLOWER = 4 }; /* times that a slow step took, once more */
+enum { SLOWER = 4 }; /* a slow step takes its own time plus this multiple of it */
 static const uint64_t SLOWER_LEAST_NS = 5 * 1000 * 1000;
-enum { STALL_MOST = 4 }; /* times the limit: nobody sets the worker apart */
+enum { STALL_MOST = 4 }; /* multiple of the stall limit after which a stall ends if no thread abandons the worker */
 
 typedef struct chaos_engine {
     mp_engine base;
@@ -19,7 +19,7 @@ typedef struct chaos_engine {
     uint64_t stream, steps, admissions;
 } chaos_engine;
 
-/* --- what is drawn --- */
+/* --- random decisions --- */
 
 mp_status mp_chaos_check(const mp_chaos_rule *rule, mp_error *error) {
     const struct {
@@ -33,12 +33,12 @@ mp_status mp_chaos_check(const mp_chaos_rule *rule, mp_error *error) {
     double sum = 0;
     for (size_t i = 0; i < sizeof(given) / sizeof(given[0]); i++) {
         if (!(given[i].chance >= 0 && given[i].chance <= 1))
-            return mp_fail(error, MP_INVALID_ARGUMENT, "the chance of chaos \"%s\" is %g, allowed: 0 to 1",
+            return mp_fail(error, MP_INVALID_ARGUMENT, "the chaos chance `%s` must be 0 to 1, got %g",
                            given[i].name, given[i].chance);
         sum += given[i].chance;
     }
     if (sum > 1 + 1e-9)
-        return mp_fail(error, MP_INVALID_ARGUMENT, "the chances of chaos are %g together, allowed: at most 1", sum);
+        return mp_fail(error, MP_INVALID_ARGUMENT, "the sum of all chaos chances must be at most 1, got %g", sum);
     return MP_OK;
 }
 
@@ -53,12 +53,14 @@ uint64_t mp_chaos_stream(const mp_chaos_rule *rule, const char *key, uint32_t wo
     return mp_mix(stream ^ worker);
 }
 
-/* In [0, 1). */
-static double draw(uint64_t stream, uint64_t count) { return (double)(mp_mix(stream ^ mp_mix(count)) >> 11) * 0x1p-53; }
+/* Returns a number in [0, 1). */
+static double uniform(uint64_t stream, uint64_t count) {
+    return (double)(mp_mix(stream ^ mp_mix(count)) >> 11) * 0x1p-53;
+}
 
 mp_chaos mp_chaos_at_step(const mp_chaos_rule *rule, uint64_t stream, uint64_t step) {
     const double chances[] = {rule->fail, rule->stall, rule->die, rule->slow, rule->memory};
-    double at = draw(stream, 2 * step);
+    double at = uniform(stream, 2 * step);
     for (int i = 0; i < MP_CHAOS_MEMORY; i++) {
         if (at < chances[i])
             return (mp_chaos)(MP_CHAOS_FAIL + i);
@@ -68,7 +70,7 @@ mp_chaos mp_chaos_at_step(const mp_chaos_rule *rule, uint64_t stream, uint64_t s
 }
 
 bool mp_chaos_at_admission(const mp_chaos_rule *rule, uint64_t stream, uint64_t admission) {
-    return draw(stream, 2 * admission + 1) < rule->memory;
+    return uniform(stream, 2 * admission + 1) < rule->memory;
 }
 
 /* --- the engine --- */
@@ -81,7 +83,7 @@ static mp_status chaos_admit(mp_engine *base, mp_item *item, mp_error *error) {
     if (!mp_chaos_at_admission(&services->chaos, self->stream, self->admissions++))
         return self->inner->ops->admit(self->inner, item, error);
     mp_count(services, MP_METRIC_chaos_faults, 1);
-    return mp_fail(error, MP_MEMORY_EXHAUSTED, "chaos: memory for a call was refused on purpose");
+    return mp_fail(error, MP_MEMORY_EXHAUSTED, "chaos: memory for a request was refused on purpose");
 }
 
 static void chaos_plan(mp_engine *base, mp_item **items, int n, uint64_t budget_ns, mp_plan *plan) {
@@ -96,7 +98,7 @@ static void end_all(const mp_plan *plan, mp_outcome *outcomes, mp_status status)
     }
 }
 
-/* As a thread that hangs: it looks at nothing before its time is over, and somebody has to set the worker apart. */
+/* Stands still like a hung thread: checks nothing before its time is over, so that the worker has to be abandoned. */
 static void stand_still(const mp_services *services, const mp_lease *lease) {
     uint64_t limit = services->stall_timeout_ns, began = mp_sys_now_ns(), slice = limit / 16 + 1;
     for (;;) {
@@ -130,7 +132,7 @@ static void chaos_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, mp
     case MP_CHAOS_DIE:
         end_all(plan, outcomes, MP_INTERNAL);
         return;
-    case MP_CHAOS_STALL: /* outcomes stay as they are: there is more to do */
+    case MP_CHAOS_STALL: /* the outcomes stay MP_OUTCOME_MORE */
         stand_still(services, lease);
         return;
     case MP_CHAOS_MEMORY:

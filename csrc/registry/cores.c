@@ -1,4 +1,4 @@
-/* cores.c: see cores.h. */
+/* cores.c: the CPU allocator. See cores.h. */
 #include "registry/cores.h"
 
 #include <assert.h>
@@ -10,12 +10,12 @@
 #include "base/options.h"
 #include "base/trace.h"
 
-enum { LOOK_NS = 20 * 1000 * 1000 }; /* how often one that waits for lanes asks whether it still wants them */
+enum { LOOK_NS = 20 * 1000 * 1000 }; /* interval at which a waiting thread calls give_up */
 
-/* One that waits for lanes, on its own stack. */
+/* A thread that waits for CPUs, on its own stack. */
 typedef struct lane_waiter {
     struct lane_waiter *next;
-    int home, want, granted; /* granted > 0: these lanes are yours */
+    int home, want, granted; /* > 0: this many were granted */
     mp_lanes *lanes;
     mp_cond cond;
 } lane_waiter;
@@ -29,28 +29,29 @@ struct mp_cores {
     int lanes;
     bool process_wide;
     mp_topology topology;
-    int capacity[MP_NODES_MAX]; /* lanes of each node: its CPUs; all together at least `lanes` */
-    _Atomic int references; /* pins, and one of all users together */
+    int capacity[MP_NODES_MAX]; /* CPUs of each node; their sum is at least `lanes` */
+    _Atomic int references; /* one per pin, and one of all users together */
     mp_mutex lock;
     /* guarded by: lock */
     lane_waiter *first, *last;
     mp_team *team;
-    bool team_refused; /* the system refused threads */
+    bool team_refused; /* the system refused to start threads */
     bool closed;
-    int forfeited;     /* leases whose holders have not returned them */
-    int leased[MP_NODES_MAX]; /* 0 <= leased <= capacity; all together `used` */
-    int workers[MP_NODES_MAX]; /* whose home it is */
-    /* what mp_cores_together is learned from, since the last judgement: leases of several lanes, and of all of them */
+    int forfeited;     /* forfeited leases that have not been returned */
+    int leased[MP_NODES_MAX]; /* 0 <= leased <= capacity; the sum is `used` */
+    int workers[MP_NODES_MAX]; /* workers with their home here */
+    /* The input of mp_cores_together since its last decision: leases of several CPUs, and of all CPUs. */
     mp_lost many, all;
     uint64_t raised_ns, hold_ns, raise_after_ns;
-    bool forking; /* a fork holds the lock; several registries may share the ledger, the first one's hook counts */
+    /* a fork holds the lock; several registries may share the allocator, and the hook of the first one counts */
+    bool forking;
     /* written under lock, read without it as a hint */
-    _Atomic int used;    /* lanes leased; 0 <= used <= lanes */
+    _Atomic int used;    /* CPUs leased; 0 <= used <= lanes */
     _Atomic int waiting; /* in the list */
     _Atomic int together; /* 1 <= together <= lanes */
     /* counters */
-    _Atomic int runnable; /* workers between enter and leave */
-    _Atomic int spinning; /* threads that burn a lane that nobody computes on */
+    _Atomic int runnable; /* workers between mp_cores_enter and mp_cores_leave */
+    _Atomic int spinning; /* threads that spin on a CPU that no lease computes on */
 };
 
 static mp_shared_slot process_cores;
@@ -60,7 +61,7 @@ static int default_lanes(void) {
     return asked > 0 ? (int)asked : mp_cpu_lanes();
 }
 
-/* Lanes beyond the CPUs, when more were asked for, are dealt out. */
+/* Distributes compute threads beyond the number of CPUs, if more were configured. */
 static void share_out(mp_cores *cores) {
     int nodes = cores->topology.node_count, total = 0;
     for (int i = 0; i < nodes; i++)
@@ -77,13 +78,13 @@ mp_status mp_cores_open_on(int lanes, const mp_topology *topology, mp_cores **co
     *cores_out = NULL;
     enum { MOST = 256 };
     if (lanes < 0 || lanes > MOST)
-        return mp_fail(error, MP_INVALID_ARGUMENT, "threads is %d, allowed: 0 (all CPUs of this process) to %d", lanes,
-                       MOST);
+        return mp_fail(error, MP_INVALID_ARGUMENT, "`threads` must be 0 (all CPUs of this process) to %d, got %d", MOST,
+                       lanes);
     if (lanes == 0 && (*cores_out = mp_shared_take(&process_cores)))
         return MP_OK;
     mp_cores *cores = mp_alloc_zeroed(sizeof(*cores), MP_TAG_POOL);
     if (!cores)
-        return mp_fail_memory(error, sizeof(*cores), "the ledger of CPUs");
+        return mp_fail_memory(error, sizeof(*cores), "the CPU allocator");
     mp_status status = MP_OK;
     if (topology)
         cores->topology = *topology;
@@ -113,7 +114,7 @@ void mp_cores_close(mp_cores *cores) {
     mp_mutex_lock(&cores->lock);
     mp_team *team = cores->forfeited ? NULL : cores->team;
     assert(cores->forfeited || (atomic_load(&cores->used) == 0 && !cores->first && "a lease is still held"));
-    if (!cores->forfeited) /* else whoever comes back last ends the helpers */
+    if (!cores->forfeited) /* otherwise the last holder to return joins the threads */
         cores->team = NULL;
     cores->closed = true;
     mp_mutex_unlock(&cores->lock);
@@ -196,12 +197,13 @@ bool mp_cores_contended(mp_cores *cores) {
 
 /* --- leases --- */
 
-/* Which `count` lanes: so many are free. Under the lock. */
+/* Must hold the lock. Chooses `count` CPUs, which are free. */
 static void place(mp_cores *cores, int home, int count, mp_lanes *lanes) {
     int nodes = cores->topology.node_count, first = home;
     *lanes = (mp_lanes){0};
     for (int i = 0; i < nodes && free_on(cores, home) < count; i++) {
-        /* All on one other node, the one that then has fewest left, so that whoever wants many finds them together. */
+        /* Take all from one other node: the one that then has fewest left, so that a later lease of many finds them
+         * together. */
         bool fits = free_on(cores, i) >= count;
         if (fits && (first == home || free_on(cores, i) < free_on(cores, first)))
             first = i;
@@ -221,7 +223,7 @@ static void place(mp_cores *cores, int home, int count, mp_lanes *lanes) {
     }
 }
 
-/* Lanes to grant now, 0 when none is free. Under the lock. */
+/* Must hold the lock. Grants CPUs now; returns 0 if none is free. */
 static int grant(mp_cores *cores, int home, int want, mp_lanes *lanes) {
     int used = atomic_load_explicit(&cores->used, memory_order_relaxed), left = cores->lanes - used;
     int runnable = atomic_load_explicit(&cores->runnable, memory_order_relaxed);
@@ -238,7 +240,7 @@ static int grant(mp_cores *cores, int home, int want, mp_lanes *lanes) {
     return granted;
 }
 
-/* Under the lock: the helpers start when a second lane is wanted for the first time. */
+/* Must hold the lock. Starts the compute threads when a second CPU is leased for the first time. */
 static mp_team *team_for(mp_cores *cores, int lanes) {
     if (cores->closed)
         return NULL;
@@ -246,7 +248,7 @@ static mp_team *team_for(mp_cores *cores, int lanes) {
         mp_error error;
         if (mp_team_create(cores->lanes - 1, &cores->team, &error) != MP_OK) {
             cores->team_refused = true;
-            mp_log(MP_LOG_WARNING, "Computing on one thread: %s", error.message);
+            mp_log(MP_LOG_WARNING, "Compute threads failed to start, computing on one thread: %s", error.message);
         }
     }
     return lanes > 1 ? cores->team : NULL;
@@ -283,7 +285,7 @@ static void give_back(mp_cores *cores, const mp_lanes *lanes) {
     mp_mutex_unlock(&cores->lock);
 }
 
-/* Under the lock, which is given up meanwhile: lanes for one who waits, 0 when it gave up. */
+/* Must hold the lock; unlocks it meanwhile. Waits for CPUs; returns 0 if it gave up. */
 static int wait_for_lanes(mp_cores *cores, int home, int want, mp_lanes *lanes, bool (*give_up)(void *arg),
                           void *arg) {
     lane_waiter self = {.home = home, .want = want, .lanes = lanes}, **link;
@@ -316,7 +318,7 @@ static int wait_for_lanes(mp_cores *cores, int home, int want, mp_lanes *lanes, 
     return self.granted;
 }
 
-/* The lanes that a lease has, lane 0 at the first place. */
+/* Fills in the places of a lease's compute threads, the caller's first. */
 static int places_of(const mp_cores *cores, const mp_lanes *lanes, mp_place *places) {
     int nodes = cores->topology.node_count, count = 0;
     for (int i = 0; i < nodes; i++) {
@@ -327,7 +329,7 @@ static int places_of(const mp_cores *cores, const mp_lanes *lanes, mp_place *pla
     return count;
 }
 
-/* Cut down to the first `keep`; returns the others. */
+/* Cuts a lease down to its first `keep` CPUs and returns the others. */
 static mp_lanes split_off(const mp_cores *cores, mp_lanes *lanes, int keep) {
     int nodes = cores->topology.node_count;
     mp_lanes rest = {.first = lanes->first};
@@ -363,7 +365,7 @@ static bool lease_or_lend(mp_cores *cores, bool lend, int home, int want, mp_lea
         lease->near = places[0].lanes;
         return true;
     }
-    /* Without a team (the system refused threads) the lease is one lane. */
+    /* Without a team (the system refused threads) the lease is one CPU. */
     mp_lanes surplus = split_off(cores, lanes, lease->lanes);
     give_back(cores, &surplus);
     return true;
@@ -379,7 +381,7 @@ bool mp_cores_lend(mp_cores *cores, int home, int want, mp_lease *lease, mp_lane
     return lease_or_lend(cores, true, home, want, lease, lanes, give_up, arg);
 }
 
-/* --- lanes that wait for each other --- */
+/* --- compute threads that wait for each other --- */
 
 int mp_cores_together(const mp_cores *cores) { return atomic_load_explicit(&cores->together, memory_order_relaxed); }
 
@@ -399,10 +401,11 @@ static double lost_share(mp_lost *lost, uint64_t watched_ns, double lost_ns) {
     return share;
 }
 
-/* Under the lock. Of n lanes that wait for each other all are as slow as the slowest: one that lost a share s of its
- * time leaves n (1 - s) lanes' worth, so that n - 1 are better from s = 1/n on, or a little before, as they lose less.
- * Many lanes among which some other one loses a little each time are not better for being fewer: s must be large, too.
- * One more is tried when those there are lose little: soon, and later and later while it turns out to be too many. */
+/* Must hold the lock. n compute threads that wait for each other are all as slow as the slowest: one that loses a
+ * share s of its time leaves the work of n (1 - s) threads. So n - 1 are better from s = 1/n on, or slightly before,
+ * as they lose less. With many threads of which another one loses a little each time, fewer are no better: s must be
+ * large, too. One more is tried when the present ones lose little: soon at first, and later each time it turns out
+ * to be too many. */
 static void learn(mp_cores *cores, const mp_lease *lease) {
     const uint64_t SOON_NS = 100 * 1000 * 1000, HOLD_NS = 100 * 1000 * 1000, MOST_NS = 2000 * 1000 * 1000u;
     const double TOO_MUCH = 0.8, LARGE = 0.2, MOST_OF_IT = 0.6, LITTLE = 0.4;
@@ -436,9 +439,9 @@ void mp_cores_return(mp_cores *cores, mp_lease *lease, const mp_lanes *lanes, bo
         learn(cores, lease);
         mp_mutex_unlock(&cores->lock);
     }
-    if (!lease->team) /* lent: it has no helpers */
+    if (!lease->team) /* lent to another process: it has no threads here */
         lease->lanes = 1;
-    mp_team_return(lease); /* first: a helper must be free before its lane is granted again */
+    mp_team_return(lease); /* first: a thread must be free before its CPU is granted again */
     if (!forfeited) {
         give_back(cores, lanes);
         return;
@@ -529,7 +532,7 @@ void mp_cores_fork_child(mp_cores *cores) {
     cores->forking = false;
     mp_mutex_init(&cores->lock);
     cores->first = cores->last = NULL;
-    cores->team = NULL; /* its threads are the parent's; its memory is left alone */
+    cores->team = NULL; /* its threads are the parent's: leave its memory alone */
     cores->team_refused = false;
     cores->forfeited = 0;
     memset(cores->leased, 0, sizeof(cores->leased));

@@ -1,4 +1,6 @@
-/* dispatch.c: which worker takes which call. See entry.h. Everything here is called under the entry's lock. */
+/* dispatch.c: which worker takes which request, and when to start one more. See entry.h.
+ *
+ * Must hold the entry's lock in every function here. */
 #include <assert.h>
 #include <stdatomic.h>
 
@@ -10,7 +12,7 @@ static bool has_room(const mp_worker *worker) {
            worker->active_count < MP_ACTIVE_MAX;
 }
 
-/* What MP_POLICY_P2C compares: predicted time of what it has and of what waits for it. */
+/* Returns what MP_POLICY_P2C compares: the predicted time of a worker's active requests and of those queued for it. */
 static uint64_t pending_of(const mp_entry *entry, const mp_worker *worker) {
     uint64_t cost = 0;
     for (int i = 0; i < worker->active_count; i++)
@@ -35,13 +37,13 @@ mp_worker *mp_dispatch_home(const mp_entry *entry) {
     int first = (int)(random % (uint64_t)n), second = (int)((random >> 32) % (uint64_t)(n - 1));
     second += second >= first;
     uint64_t at_first = pending_of(entry, live[first]), at_second = pending_of(entry, live[second]);
-    if (at_first == at_second) /* both without work: the elder, so that few calls keep one warm and let the other go */
+    if (at_first == at_second) /* if both are idle, choose the older: one worker stays warm and the other can leave */
         return live[first < second ? first : second];
     return at_first < at_second ? live[first] : live[second];
 }
 
 bool mp_dispatch_may_take(const mp_entry *entry, const mp_worker *worker, const mp_ticket *ticket) {
-    if (!has_room(worker) || entry->evict)
+    if (!has_room(worker) || entry->unload == MP_UNLOAD_REQUESTED)
         return false;
     switch (ticket->policy) {
     case MP_POLICY_SEQUENTIAL:
@@ -51,7 +53,7 @@ bool mp_dispatch_may_take(const mp_entry *entry, const mp_worker *worker, const 
             if (has_room(entry->workers[i]))
                 return false;
         return true;
-    case MP_POLICY_P2C: /* who has no work takes from those who have */
+    case MP_POLICY_P2C: /* an idle worker takes requests whose home is busy */
         return !ticket->home || ticket->home == worker ||
                (worker->active_count == 0 && (!mp_worker_idles(ticket->home) || !has_room(ticket->home)));
     default:
@@ -59,7 +61,7 @@ bool mp_dispatch_may_take(const mp_entry *entry, const mp_worker *worker, const 
     }
 }
 
-/* The idle one that was busy last: its caches are warm, and the others may be given up. */
+/* Chooses the idle worker that was busy last: its caches are warm, and the others can leave. */
 void mp_dispatch_ring(mp_entry *entry, const mp_ticket *ticket) {
     mp_worker *chosen = NULL;
     for (int i = 0; i < entry->worker_count; i++) {
@@ -69,7 +71,7 @@ void mp_dispatch_ring(mp_entry *entry, const mp_ticket *ticket) {
         if (!mp_worker_idles(worker) || !mp_dispatch_may_take(entry, worker, ticket))
             continue;
         if (worker->rung)
-            return; /* it is about to look, and sees this one too */
+            return; /* it is awake and will see this request too */
         if (!chosen || worker->idle_since_ns > chosen->idle_since_ns)
             chosen = worker;
     }
@@ -99,7 +101,7 @@ void mp_dispatch_forget(mp_entry *entry, const mp_worker *worker) {
     mp_dispatch_ring_all(entry);
 }
 
-/* Under the lock, when an item has given its memory back: all workers of the model may try again. */
+/* Must hold the lock. A request has freed its memory: all workers of the model may admit again. */
 void mp_dispatch_memory_free(mp_entry *entry) {
     bool any = false;
     for (int i = 0; i < entry->worker_count; i++) {
@@ -110,13 +112,14 @@ void mp_dispatch_memory_free(mp_entry *entry) {
         mp_dispatch_ring_all(entry);
 }
 
-/* Who is next for this worker: the best of all if its policy lets the worker have it, else the first that does. */
+/* Returns the next request for this worker: the best of all if its policy allows, else the first one that is
+ * allowed. */
 static mp_ticket *next_for(const mp_entry *entry, const mp_worker *worker) {
     uint64_t now = mp_sys_now_ns();
     mp_queue_node *node = mp_queue_best(&entry->queue, now);
     if (!node || mp_dispatch_may_take(entry, worker, mp_ticket_of_node(node)))
         return node ? mp_ticket_of_node(node) : NULL;
-    /* One that wants a worker to itself and has waited long: this one takes nothing more until it is free. */
+    /* A sequential request has waited for long: let the worker become free before it takes anything else. */
     if (mp_ticket_of_node(node)->policy == MP_POLICY_SEQUENTIAL && worker->active_count &&
         now > node->since_ns + MP_QUEUE_AGEING_NS)
         return NULL;
@@ -127,19 +130,19 @@ static mp_ticket *next_for(const mp_entry *entry, const mp_worker *worker) {
 }
 
 bool mp_dispatch_offers(const mp_entry *entry, const mp_worker *worker) {
-    return has_room(worker) && !entry->evict && next_for(entry, worker);
+    return has_room(worker) && entry->unload != MP_UNLOAD_REQUESTED && next_for(entry, worker);
 }
 
 void mp_dispatch_take(mp_entry *entry, mp_worker *worker) {
     worker->fresh_count = 0;
-    while (has_room(worker) && !entry->evict) {
+    while (has_room(worker) && entry->unload != MP_UNLOAD_REQUESTED) {
         mp_ticket *ticket = next_for(entry, worker);
         if (!ticket)
             break;
         mp_queue_take(&entry->queue, &ticket->node);
         ticket->home = NULL;
         ticket->worker = worker;
-        ticket->admitted = false;
+        mp_ticket_set_state(ticket, MP_TICKET_TAKEN);
         worker->active[worker->active_count++] = ticket;
         worker->fresh[worker->fresh_count++] = ticket;
         worker->exclusive = ticket->policy == MP_POLICY_SEQUENTIAL;
@@ -161,11 +164,11 @@ static int most_workers(const mp_entry *entry) {
     return most < lanes ? most : lanes;
 }
 
-/* One more would be allowed. */
+/* True if one more worker is allowed. */
 static bool may_grow(const mp_entry *entry) {
     int most = most_workers(entry);
-    if (!entry->resident || entry->starting || entry->evict || entry->remove || entry->quit ||
-        entry->worker_count >= most)
+    if (!entry->resident || entry->starting || entry->unload != MP_UNLOAD_NONE ||
+        entry->removal != MP_REMOVAL_NONE || entry->shutdown == MP_SHUTDOWN_QUITTING || entry->worker_count >= most)
         return false;
     for (int i = 0; i < entry->worker_count; i++)
         if (entry->workers[i]->memory_tight)
@@ -173,7 +176,7 @@ static bool may_grow(const mp_entry *entry) {
     return true;
 }
 
-/* If it has memory, and it is not too soon. */
+/* Announces a worker if its memory is available and the backoff has ended. */
 static bool announce(mp_entry *entry, mp_guard *guard) {
     uint64_t now = mp_sys_now_ns();
     uint64_t bytes = entry->worker_count ? entry->workers[entry->worker_count - 1]->engine_bytes : 0;
@@ -198,7 +201,8 @@ bool mp_dispatch_scale(mp_entry *entry, mp_guard *guard) {
 }
 
 int mp_dispatch_foreseen(const mp_entry *entry, uint64_t now_ns) {
-    /* Of MP_POLICY_PACK one worker serves as many as come; more would read the weights again for fewer each. */
+    /* With MP_POLICY_PACK one worker serves every request. A second one would read the weights again for fewer
+     * requests. */
     if (!entry->services->predictive_scaling || entry->policy == MP_POLICY_PACK)
         return 0;
     return mp_forecast_workers(&entry->forecast, now_ns, most_workers(entry));
@@ -208,7 +212,7 @@ bool mp_dispatch_foresee(mp_entry *entry, mp_guard *guard) {
     if (!entry->services->predictive_scaling || !may_grow(entry) || !mp_entry_serves(entry) ||
         entry->worker_count >= mp_dispatch_foreseen(entry, mp_sys_now_ns()))
         return false;
-    for (int i = 0; i < entry->worker_count; i++) /* one after the other */
+    for (int i = 0; i < entry->worker_count; i++) /* start one after the other */
         if (entry->workers[i]->state == MP_WORKER_SPAWNING || entry->workers[i]->state == MP_WORKER_LOADING)
             return false;
     return announce(entry, guard);
@@ -219,6 +223,6 @@ uint64_t mp_dispatch_wait_ns(const mp_entry *entry, uint64_t cost_ahead, double 
         return 0;
     for (int i = 0; i < entry->worker_count; i++)
         for (int j = 0; j < entry->workers[i]->active_count; j++)
-            cost_ahead += entry->workers[i]->active[j]->node.cost / 2; /* half of it is done, for all we know */
+            cost_ahead += entry->workers[i]->active[j]->node.cost / 2; /* on average half of it is done */
     return (uint64_t)((double)cost_ahead * pace);
 }

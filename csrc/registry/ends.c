@@ -1,4 +1,8 @@
-/* ends.c: how calls end. See entry.h. */
+/* ends.c: how requests end. See entry.h.
+ *
+ * A request ends in three steps: it leaves the queue or an active list under the entry's lock (MP_TICKET_ENDED), its
+ * bytes go back to the governor, and its terminal status is published. The thread that did the first does the
+ * others, without the lock. Before that, a fault of a worker may cost the request its retry instead (request.h). */
 #include <assert.h>
 #include <stdatomic.h>
 
@@ -18,9 +22,10 @@ mp_status mp_entry_charge(mp_entry *entry, mp_ticket *ticket, mp_error *error) {
     if (!mp_budget_take(budget, bytes - ticket->charged)) {
         uint64_t limit = atomic_load(&budget->limit), used = atomic_load(&budget->used);
         uint64_t more = bytes - ticket->charged, left = used < limit ? limit - used : 0;
-        if (more > left && bytes <= limit) /* for the next who asks; nobody gives up anything for what never fits */
+        /* helps the next request; a request that can never fit must not make other models free anything */
+        if (more > left && bytes <= limit)
             mp_governor_reclaim(governor, more - left, true);
-        return mp_fail(error, MP_MEMORY_EXHAUSTED, "%s: the call needs %.1f MB, %.1f MB of %.1f MB are free",
+        return mp_fail(error, MP_MEMORY_EXHAUSTED, "%s: the request needs %.1f MB, but %.1f MB of %.1f MB are free",
                        entry->key, (double)bytes / 1e6, (double)left / 1e6, (double)limit / 1e6);
     }
     ticket->charged = bytes;
@@ -48,13 +53,13 @@ mp_status mp_entry_check(mp_entry *entry, mp_resident *resident, mp_ticket *tick
 
 /* --- faults --- */
 
-/* A fault of a worker, not a caller's mistake. */
+/* True for faults of a worker; false for mistakes of a caller. */
 static bool is_fault(mp_status status) {
     return status == MP_NUMERIC || status == MP_INTERNAL || status == MP_INTEGRITY || status == MP_MODEL ||
            status == MP_RECV || status == MP_MEMORY_EXHAUSTED;
 }
 
-/* What is asked of which model; another one under the same key, or with the same text, is another matter. */
+/* Identifies the request and the entry. The same text for another model, also one under the same key later, differs. */
 static uint64_t fingerprint_of(const mp_entry *entry, const mp_call *call) {
     return mp_mix(call->fingerprint(call) ^ mp_mix(entry->number));
 }
@@ -65,7 +70,9 @@ bool mp_entry_note_kill(mp_entry *entry, const mp_ticket *ticket, bool alone) {
     if (!call->fingerprint || mp_quarantine_add(&services->quarantine, fingerprint_of(entry, call), alone,
                                                 mp_sys_now_ns()) < MP_QUARANTINE_FAULTS)
         return false;
-    mp_log(MP_LOG_WARNING, "%s: a call in whose steps workers failed again is refused from now on", entry->key);
+    mp_log(MP_LOG_WARNING,
+           "%s: workers failed repeatedly while they computed one request; requests like it are refused for now",
+           entry->key);
     return true;
 }
 
@@ -75,14 +82,15 @@ mp_status mp_entry_screen(mp_entry *entry, mp_ticket *ticket, mp_error *error) {
     int known = 0;
     if (!mp_quarantine_is_empty(quarantine) && call->fingerprint)
         known = mp_quarantine_look(quarantine, fingerprint_of(entry, call), mp_sys_now_ns());
-    ticket->suspect = ticket->tried || ticket->spared || known;
+    ticket->quarantined = known > 0;
     if (known < MP_QUARANTINE_FAULTS)
         return MP_OK;
-    return mp_fail(error, MP_MODEL, "%s: this request made workers fail %d times and is refused for a while",
-                   entry->key, MP_QUARANTINE_FAULTS);
+    return mp_fail(error, MP_MODEL,
+                   "%s: this request made workers fail %d times and is refused for now; try again later", entry->key,
+                   MP_QUARANTINE_FAULTS);
 }
 
-/* It was answered: whoever failed with it failed of something else. */
+/* A request like it completed, so the recorded failures had another cause. */
 static void clear_of_suspicion(mp_entry *entry, const mp_call *call) {
     mp_quarantine *quarantine = &entry->services->quarantine;
     if (!mp_quarantine_is_empty(quarantine) && call->fingerprint)
@@ -93,12 +101,12 @@ void mp_entry_note_fault(mp_entry *entry) {
     mp_services *services = entry->services;
     mp_count(services, MP_METRIC_worker_faults, 1);
     if (mp_breaker_fault(&entry->breaker, &services->breaker, mp_sys_now_ns()))
-        mp_log(MP_LOG_WARNING, "%s rests for %.0f s after %d faults", entry->key,
+        mp_log(MP_LOG_WARNING, "%s: the circuit breaker opens for %.0f s after %d worker faults", entry->key,
                (double)services->breaker.rest_ns * 1e-9, services->breaker.threshold);
 }
 
-/* Whether what a second try gives can follow what the caller may have seen. What was computed from a file that is
- * another by now may be of either. */
+/* Returns true if the results of a retry can continue what the caller may have seen. After a model file changed they
+ * cannot: old and new results may come from different files. */
 static bool may_follow(const mp_call *call, mp_status status) {
     return (call->goes_on && status != MP_INTEGRITY) || !call->seen || !call->seen(call);
 }
@@ -107,19 +115,20 @@ bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status, bool a
     const mp_call *call = ticket->item.call;
     if (!is_fault(status) || (status == MP_NUMERIC && call->tolerant))
         return false;
-    /* the worker goes; one that stood still is noted when it is set apart */
+    /* This worker leaves. A worker that stood still was noted when it was abandoned. */
     bool refused = (status == MP_INTERNAL || status == MP_RECV) && mp_entry_note_kill(entry, ticket, alone && !outside);
     mp_mutex_lock(&entry->lock);
     if (!*noted)
         mp_entry_note_fault(entry);
     *noted = true;
-    /* By the numeric contract NaN would come again. */
-    bool spared = outside && call->goes_on && !ticket->spared;
-    bool again = status != MP_NUMERIC && (spared || !ticket->tried) && !refused && !entry->quit &&
-                 may_follow(call, status) && !atomic_load_explicit(&ticket->cause, memory_order_relaxed);
+    mp_ticket_retry next = mp_ticket_next_retry(ticket, outside && call->goes_on);
+    /* A retry of NaN is useless: by the numeric contract it would compute the same bits. */
+    bool again = status != MP_NUMERIC && next != ticket->retry && !refused &&
+                 entry->shutdown != MP_SHUTDOWN_QUITTING && may_follow(call, status) &&
+                 !atomic_load_explicit(&ticket->cause, memory_order_relaxed);
     mp_mutex_unlock(&entry->lock);
-    ticket->spared |= again && spared;
-    ticket->tried |= again && !spared;
+    if (again)
+        mp_ticket_set_retry(ticket, next);
     return again;
 }
 
@@ -158,10 +167,10 @@ void mp_entry_conclude(mp_entry *entry, mp_ticket *ticket, mp_status status, con
     mp_ticket_conclude(ticket, status, error);
 }
 
-/* What the call holds of the budget and of engines. */
+/* Frees the memory that the request holds in the budget and in engines. */
 static void free_parts(mp_entry *entry, mp_ticket *ticket) {
     mp_entry_uncharge(entry, ticket);
-    if (ticket->item.abandon) { /* preempted, and not admitted again */
+    if (ticket->item.abandon) { /* it was preempted and not admitted again */
         ticket->item.abandon(&ticket->item);
         ticket->item.abandon = NULL;
     }
@@ -173,7 +182,7 @@ void mp_entry_let_go(mp_entry *entry, mp_ticket *ticket) {
 }
 
 void mp_entry_finish(mp_entry *entry, mp_ticket *ticket, mp_status status, const mp_error *error) {
-    free_parts(entry, ticket); /* first: who sees the end finds the memory free */
+    free_parts(entry, ticket); /* first: a caller that sees the end must find the memory free */
     mp_entry_conclude(entry, ticket, status, error);
     mp_ticket_let_go(ticket);
 }
@@ -193,8 +202,8 @@ void mp_entry_finish_list(mp_entry *entry, mp_ticket *list, const mp_error *erro
 void mp_entry_tell_room(mp_entry *entry) {
     if (entry->room_waiters)
         mp_cond_broadcast(&entry->room);
-    if (entry->remove && !entry->queue.count)
-        mp_entry_ring_workers(entry); /* they stayed for what waited */
+    if (entry->removal != MP_REMOVAL_NONE && !entry->queue.count)
+        mp_entry_ring_workers(entry); /* they stayed for the queued requests */
 }
 
 mp_ticket *mp_entry_take_queue(mp_entry *entry) {
@@ -202,6 +211,7 @@ mp_ticket *mp_entry_take_queue(mp_entry *entry) {
     for (mp_queue_node *node; (node = mp_queue_first(&entry->queue));) {
         mp_queue_remove(&entry->queue, node);
         *end = mp_ticket_of_node(node);
+        mp_ticket_set_state(*end, MP_TICKET_ENDED);
         (*end)->home = NULL;
         end = &(*end)->next;
     }
@@ -218,13 +228,14 @@ bool mp_entry_cancel_locked(mp_entry *entry, mp_ticket *ticket, mp_status cause)
     atomic_store_explicit(&ticket->item.cancelled, 1, memory_order_release);
     if (mp_queue_holds(&ticket->node)) {
         mp_queue_remove(&entry->queue, &ticket->node);
+        mp_ticket_set_state(ticket, MP_TICKET_ENDED);
         ticket->home = NULL;
         mp_entry_tell_room(entry);
         mp_cond_broadcast(&entry->changed);
         return true;
     }
     mp_worker *worker = ticket->worker;
-    if (first && worker && ticket->in_step && --worker->step_live == 0)
+    if (first && worker && ticket->state == MP_TICKET_STEPPING && --worker->step_live == 0)
         atomic_store_explicit(&worker->step_cancelled, 1, memory_order_release);
     if (worker && worker->waits)
         mp_worker_ring(worker);

@@ -1,4 +1,5 @@
-/* entry.c: see entry.h. The side of the registry, and of callers that want no answer. */
+/* entry.c: the registry's side of an entry: create and free it, start workers, load, evict, remove, shut down,
+ * describe it, and repair it in the child of a fork. entry.h is the manual. */
 #include "registry/entry.h"
 
 #include <assert.h>
@@ -10,7 +11,7 @@
 
 static const uint64_t MS = 1000 * 1000;
 static const uint64_t BACKOFF_FIRST_MS = 100, BACKOFF_MOST_MS = 10000;
-/* More deaths of workers than the ring holds within this time: the model is broken. */
+/* The model is broken if as many workers as `death_ns` holds died within this time. */
 static const uint64_t DEATHS_WITHIN_MS = 60000;
 enum { DEATHS_MOST = sizeof(((mp_entry *)NULL)->death_ns) / sizeof(uint64_t) };
 
@@ -29,7 +30,7 @@ mp_status mp_entry_create(mp_services *services, const char *key, const mp_loade
     mp_entry *entry = mp_alloc_zeroed(sizeof(*entry), MP_TAG_POOL);
     if (!entry) {
         free_loader(&taken);
-        return mp_fail_memory(error, sizeof(*entry), "an entry of the registry");
+        return mp_fail_memory(error, sizeof(*entry), "a registry entry");
     }
     static _Atomic uint64_t number;
     entry->number = atomic_fetch_add_explicit(&number, 1, memory_order_relaxed) + 1;
@@ -109,12 +110,24 @@ void mp_entry_ring_workers(mp_entry *entry) {
 
 void mp_entry_set_failed(mp_entry *entry, const mp_error *error) {
     entry->failure = *error;
-    entry->failed = true;
+    if (entry->health != MP_HEALTH_BROKEN)
+        mp_entry_set_health(entry, MP_HEALTH_FAILED);
     entry->backoff_ns = entry->backoff_ns ? entry->backoff_ns * 2 : BACKOFF_FIRST_MS * MS;
     if (entry->backoff_ns > BACKOFF_MOST_MS * MS)
         entry->backoff_ns = BACKOFF_MOST_MS * MS;
     entry->retry_ns = mp_sys_now_ns() + entry->backoff_ns;
     mp_cond_broadcast(&entry->changed);
+}
+
+void mp_entry_clear_failed(mp_entry *entry) {
+    entry->retry_ns = 0;
+    if (entry->health == MP_HEALTH_FAILED)
+        mp_entry_set_health(entry, MP_HEALTH_SOUND);
+}
+
+void mp_entry_request_unload(mp_entry *entry) {
+    if (entry->unload == MP_UNLOAD_NONE)
+        mp_entry_set_unload(entry, MP_UNLOAD_REQUESTED);
 }
 
 void mp_entry_note_death(mp_entry *entry, const mp_error *error) {
@@ -126,29 +139,30 @@ void mp_entry_note_death(mp_entry *entry, const mp_error *error) {
     for (int i = 1; i < lately && rest_ns < BACKOFF_MOST_MS * MS; i++)
         rest_ns *= 2;
     entry->spawn_ns = now + rest_ns;
-    if (lately < DEATHS_MOST || entry->broken)
+    if (lately < DEATHS_MOST || entry->health == MP_HEALTH_BROKEN)
         return;
-    entry->broken = true;
-    mp_fail(&entry->failure, MP_NO_WORKERS, "%s: %d workers failed within %.0f s and no more are started, the last: %s",
-            entry->key, lately, (double)DEATHS_WITHIN_MS * 1e-3, error->message);
+    mp_entry_set_health(entry, MP_HEALTH_BROKEN);
+    mp_fail(&entry->failure, MP_NO_WORKERS, "%s: %d workers failed within %.0f s; no more are started until the model "
+            "is loaded again. Last failure: %s", entry->key, lately, (double)DEATHS_WITHIN_MS * 1e-3, error->message);
     mp_log(MP_LOG_ERROR, "%s", entry->failure.message);
 }
 
 bool mp_entry_begin(mp_entry *entry) {
-    if (mp_entry_works(entry) || entry->broken || !entry->loader.ops || mp_sys_now_ns() < entry->spawn_ns)
+    if (mp_entry_works(entry) || entry->health == MP_HEALTH_BROKEN || !entry->loader.ops ||
+        mp_sys_now_ns() < entry->spawn_ns)
         return false;
     entry->starting++;
     return true;
 }
 
-/* The worker that was announced cannot be started. */
+/* The announced worker cannot be started. */
 static void launch_failed(mp_entry *entry, mp_worker *worker, const mp_error *error) {
     mp_services *services = entry->services;
     mp_ticket *list = NULL;
     mp_mutex_lock(&entry->lock);
     if (!worker)
         entry->starting--;
-    bool others = entry->worker_count > (worker != NULL) || entry->starting || entry->unloading;
+    bool others = entry->worker_count > (worker != NULL) || entry->starting || entry->unload == MP_UNLOAD_RUNNING;
     mp_entry_scale_later(entry);
     if (!others) {
         entry->attempts++;
@@ -157,7 +171,7 @@ static void launch_failed(mp_entry *entry, mp_worker *worker, const mp_error *er
         list = mp_entry_take_queue(entry);
     }
     mp_mutex_unlock(&entry->lock);
-    mp_log(MP_LOG_WARNING, "A worker for %s could not be started: %s", entry->key, error->message);
+    mp_log(MP_LOG_WARNING, "A worker for %s failed to start: %s", entry->key, error->message);
     mp_count(services, MP_METRIC_spawn_failures, 1);
     mp_entry_finish_list(entry, list, error);
     if (!others)
@@ -169,7 +183,7 @@ void mp_entry_launch(mp_entry *entry, mp_guard guard) {
     mp_services *services = entry->services;
     mp_worker *worker;
     mp_error error;
-    mp_entry_pin(entry); /* the worker's goes with it */
+    mp_entry_pin(entry); /* keeps the entry alive until the worker has its own reference */
     if (mp_worker_create(entry, &worker, &error) != MP_OK) {
         mp_guard_release(&guard);
         launch_failed(entry, NULL, &error);
@@ -192,7 +206,7 @@ void mp_entry_launch(mp_entry *entry, mp_guard guard) {
 
 void mp_entry_start(mp_entry *entry) {
     mp_mutex_lock(&entry->lock);
-    bool start = !entry->closed && !entry->remove && mp_entry_begin(entry);
+    bool start = entry->shutdown == MP_SHUTDOWN_OPEN && entry->removal == MP_REMOVAL_NONE && mp_entry_begin(entry);
     mp_mutex_unlock(&entry->lock);
     if (start)
         mp_entry_launch(entry, (mp_guard){0});
@@ -213,20 +227,21 @@ bool mp_entry_in_use(mp_entry *entry) {
     return in_use;
 }
 
-/* Under the lock: a caller wants the model in spite of earlier failures. */
-static void forgive(mp_entry *entry) {
-    entry->broken = false;
+/* Must hold the lock. A caller wants the model in spite of earlier failures. */
+static void forget_failures(mp_entry *entry) {
+    if (entry->health == MP_HEALTH_BROKEN)
+        mp_entry_set_health(entry, entry->retry_ns ? MP_HEALTH_FAILED : MP_HEALTH_SOUND);
     entry->spawn_ns = 0;
     entry->deaths = 0;
 }
-static bool insist(mp_entry *entry) {
+static bool begin_anyway(mp_entry *entry) {
     if (mp_entry_works(entry))
         return false;
-    forgive(entry);
+    forget_failures(entry);
     return mp_entry_begin(entry);
 }
 
-/* The stage of the load that is under way, under the lock. */
+/* Must hold the lock. Names the stage of the running load, for error messages. */
 static const char *stage_of(const mp_entry *entry) {
     for (int i = 0; i < entry->worker_count; i++) {
         const char *stage = atomic_load_explicit(&entry->workers[i]->progress.stage, memory_order_acquire);
@@ -242,39 +257,41 @@ mp_status mp_entry_load(mp_entry *entry, bool pin, uint64_t deadline_ns, bool *g
     bool in_time = true;
     mp_status status = MP_OK;
     mp_mutex_lock(&entry->lock);
-    if (entry->broken) /* some of its workers may serve all the same */
-        forgive(entry);
+    if (entry->health == MP_HEALTH_BROKEN) /* other workers of a broken model may still serve */
+        forget_failures(entry);
     bool pinned = entry->pinned;
-    entry->pinned |= pin; /* now: a short keep-alive may be over before this thread wakes */
+    entry->pinned |= pin; /* pin now: a short keep-alive may end before this thread wakes */
     for (;;) {
-        if (entry->closed) {
+        if (entry->shutdown != MP_SHUTDOWN_OPEN) {
             status = mp_fail(error, MP_SHUTTING_DOWN, "%s: the pool is shutting down", entry->key);
             break;
         }
-        if ((mp_entry_serves(entry) && !entry->evict) || (attempt && entry->loads > loads))
+        if ((mp_entry_serves(entry) && entry->unload == MP_UNLOAD_NONE) || (attempt && entry->loads > loads))
             break;
-        if (attempt && entry->attempts_over >= attempt && entry->failed) {
+        if (attempt && entry->attempts_over >= attempt && entry->retry_ns) {
             status = entry->failure.code;
             if (error)
                 *error = entry->failure;
             break;
         }
-        if (entry->remove) {
+        if (entry->removal != MP_REMOVAL_NONE) {
             *gone = true;
             status = mp_fail(error, MP_UNKNOWN_MODEL, "%s was removed", entry->key);
             break;
         }
         if (!in_time) {
-            status = mp_fail(error, MP_TIMEOUT, "%s: not loaded in time (stage: %s); loading goes on", entry->key,
-                             stage_of(entry));
+            status = mp_fail(error, MP_TIMEOUT,
+                             "%s: the load did not end before the deadline (stage: %s); it continues in the background",
+                             entry->key, stage_of(entry));
             break;
         }
         if (!attempt) {
             loads = entry->loads;
-            /* Either the attempt that runs, or the one that this call (or, after an eviction, the next) makes. */
+            /* Wait for the running attempt, or for the one that this call (after an eviction, the next worker)
+             * starts. */
             attempt = entry->attempts + (entry->attempts == entry->attempts_over);
         }
-        if (insist(entry)) {
+        if (begin_anyway(entry)) {
             mp_mutex_unlock(&entry->lock);
             mp_entry_launch(entry, (mp_guard){0});
             mp_mutex_lock(&entry->lock);
@@ -296,29 +313,30 @@ mp_status mp_entry_evict(mp_entry *entry, uint64_t deadline_ns, mp_error *error)
     entry->pinned = false;
     if (mp_entry_works(entry)) {
         uint64_t unloads = entry->unloads;
-        entry->evict = true;
+        mp_entry_request_unload(entry);
         mp_entry_ring_workers(entry);
         while (mp_entry_works(entry) && entry->unloads == unloads && in_time)
             in_time = mp_cond_wait(&entry->changed, &entry->lock, deadline_ns);
         if (mp_entry_works(entry) && entry->unloads == unloads)
-            status = mp_fail(error, MP_TIMEOUT, "%s: still in use by %d calls; unloading goes on", entry->key,
-                             mp_entry_running(entry));
+            status = mp_fail(error, MP_TIMEOUT,
+                             "%s: active requests: %d; the eviction continues in the background",
+                             entry->key, mp_entry_running(entry));
     } else {
-        /* Failed and at rest, or loaded before a fork: nobody works, so it is done here. */
+        /* No worker is listed: the model waits for its backoff, or was loaded before a fork. Free it in this thread. */
         kept = entry->resident;
         entry->resident = NULL;
-        entry->failed = false;
+        mp_entry_clear_failed(entry);
     }
     mp_mutex_unlock(&entry->lock);
     mp_resident_unpin(kept);
     return status;
 }
 
-/* Under the lock: the registry may evict it, now or, unless `now`, as soon as its workers, which have nothing to do,
- * are at rest. */
-static bool may_go(const mp_entry *entry, bool now) {
-    if (!entry->resident || entry->queue.count || entry->pinned || entry->remove || !entry->answered ||
-        (now && (entry->starting || entry->evict)))
+/* Must hold the lock. Says whether the registry itself may evict the model: at once if `now`, else as soon as its
+ * workers, which have no active request, are idle. */
+static bool is_evictable(const mp_entry *entry, bool now) {
+    if (!entry->resident || entry->queue.count || entry->pinned || entry->removal != MP_REMOVAL_NONE ||
+        !entry->answered || (now && (entry->starting || entry->unload != MP_UNLOAD_NONE)))
         return false;
     for (int i = 0; i < entry->worker_count; i++) {
         const mp_worker *worker = entry->workers[i];
@@ -332,7 +350,7 @@ void mp_entry_value(mp_entry *entry, mp_eviction *value) {
     *value = (mp_eviction){0};
     mp_mutex_lock(&entry->lock);
     mp_resident *resident = entry->resident ? mp_resident_pin(entry->resident) : NULL;
-    bool soon = may_go(entry, false), idle = may_go(entry, true);
+    bool soon = is_evictable(entry, false), idle = is_evictable(entry, true);
     uint64_t bytes = 0, newest_ns = 0, caches = 0, trimming = 0;
     for (int i = 0; i < entry->worker_count; i++) {
         const mp_worker *worker = entry->workers[i];
@@ -342,12 +360,12 @@ void mp_entry_value(mp_entry *entry, mp_eviction *value) {
         if (worker->idle_since_ns > newest_ns)
             newest_ns = worker->idle_since_ns;
     }
-    bool going = entry->evict;
-    value->coming = entry->unloading ? entry->unload_bytes : 0;
+    bool going = entry->unload == MP_UNLOAD_REQUESTED;
+    value->coming = entry->unload == MP_UNLOAD_RUNNING ? entry->unload_bytes : 0;
     mp_mutex_unlock(&entry->lock);
     if (resident)
         bytes += resident->model->ops->bytes(resident->model);
-    if (resident && (going || (soon && !idle))) /* one that is only being loaded gives nothing back */
+    if (resident && (going || (soon && !idle))) /* a model that is still being loaded frees nothing */
         value->coming = bytes + 1;
     else if (idle)
         value->bytes = bytes + 1;
@@ -362,16 +380,16 @@ void mp_entry_value(mp_entry *entry, mp_eviction *value) {
 
 bool mp_entry_evict_idle(mp_entry *entry) {
     mp_mutex_lock(&entry->lock);
-    bool idle = may_go(entry, true), works = mp_entry_works(entry);
+    bool idle = is_evictable(entry, true), works = mp_entry_works(entry);
     if (idle && works) {
-        entry->evict = true;
+        mp_entry_request_unload(entry);
         mp_entry_ring_workers(entry);
     }
     mp_mutex_unlock(&entry->lock);
     if (!idle)
         return false;
-    mp_log(MP_LOG_INFO, "%s makes room for others", entry->key);
-    if (!works) /* as after a fork: it is done here */
+    mp_log(MP_LOG_INFO, "%s: evicted to make room for other models", entry->key);
+    if (!works) /* no worker will free the model, as after a fork */
         mp_entry_settle(entry, NULL);
     return true;
 }
@@ -393,7 +411,8 @@ uint64_t mp_entry_trim(mp_entry *entry) {
 
 void mp_entry_remove(mp_entry *entry) {
     mp_mutex_lock(&entry->lock);
-    entry->remove = true;
+    if (entry->removal == MP_REMOVAL_NONE) /* a second caller, after the first one gave up waiting */
+        mp_entry_set_removal(entry, MP_REMOVAL_DRAINING);
     bool works = mp_entry_works(entry);
     if (works)
         mp_entry_ring_workers(entry);
@@ -404,19 +423,20 @@ void mp_entry_remove(mp_entry *entry) {
         mp_entry_settle(entry, NULL);
 }
 
-/* Under the lock: somebody works, or calls wait for the end of a rest. */
-static bool is_there(const mp_entry *entry) {
-    return mp_entry_works(entry) || (entry->queue.count && !entry->quit);
+/* Must hold the lock. A worker exists, or queued requests wait for the backoff to end. */
+static bool is_pending(const mp_entry *entry) {
+    return mp_entry_works(entry) || (entry->queue.count && entry->shutdown != MP_SHUTDOWN_QUITTING);
 }
 
 mp_status mp_entry_wait_gone(mp_entry *entry, uint64_t deadline_ns, mp_error *error) {
     bool in_time = true;
     mp_status status = MP_OK;
     mp_mutex_lock(&entry->lock);
-    while (is_there(entry) && in_time)
+    while (is_pending(entry) && in_time)
         in_time = mp_cond_wait(&entry->changed, &entry->lock, deadline_ns);
-    if (is_there(entry))
-        status = mp_fail(error, MP_TIMEOUT, "%s: still in use by %d calls; removing goes on", entry->key,
+    if (is_pending(entry))
+        status = mp_fail(error, MP_TIMEOUT,
+                         "%s: requests left: %d; the removal continues in the background", entry->key,
                          mp_entry_running(entry) + entry->queue.count);
     mp_mutex_unlock(&entry->lock);
     return status;
@@ -426,7 +446,8 @@ mp_status mp_entry_wait_gone(mp_entry *entry, uint64_t deadline_ns, mp_error *er
 
 void mp_entry_close(mp_entry *entry) {
     mp_mutex_lock(&entry->lock);
-    entry->closed = true;
+    if (entry->shutdown == MP_SHUTDOWN_OPEN) /* the registry closes its entries a second time, for late arrivals */
+        mp_entry_set_shutdown(entry, MP_SHUTDOWN_CLOSED);
     mp_queue_close(&entry->queue);
     mp_cond_broadcast(&entry->room);
     mp_cond_broadcast(&entry->changed);
@@ -444,7 +465,8 @@ bool mp_entry_drain(mp_entry *entry, uint64_t deadline_ns) {
 
 void mp_entry_quit(mp_entry *entry) {
     mp_mutex_lock(&entry->lock);
-    entry->quit = true;
+    if (entry->shutdown != MP_SHUTDOWN_QUITTING)
+        mp_entry_set_shutdown(entry, MP_SHUTDOWN_QUITTING);
     mp_ticket *list = mp_entry_take_queue(entry);
     for (mp_ticket *ticket = list; ticket; ticket = ticket->next)
         atomic_store_explicit(&ticket->cause, MP_SHUTTING_DOWN, memory_order_release);
@@ -459,8 +481,8 @@ void mp_entry_quit(mp_entry *entry) {
     mp_entry_finish_list(entry, list, NULL);
 }
 
-/* Under the lock: one that may be set apart, as its thread is in a step or a load; or NULL. */
-static mp_worker *find_caught(mp_entry *entry) {
+/* Must hold the lock. Returns a worker that may be abandoned because its thread is inside a step or a load, or NULL. */
+static mp_worker *find_abandonable(mp_entry *entry) {
     for (int i = 0; i < entry->worker_count; i++) {
         mp_worker *worker = entry->workers[i];
         if ((worker->in_step || worker->state == MP_WORKER_LOADING) && !worker->moving)
@@ -473,17 +495,18 @@ void mp_entry_join(mp_entry *entry, uint64_t deadline_ns) {
     mp_error error;
     mp_mutex_lock(&entry->lock);
     while (mp_entry_works(entry)) {
-        mp_worker *caught = mp_sys_now_ns() >= deadline_ns ? find_caught(entry) : NULL;
+        mp_worker *caught = mp_sys_now_ns() >= deadline_ns ? find_abandonable(entry) : NULL;
         if (caught) {
-            mp_fail(&error, MP_SHUTTING_DOWN, "%s: worker %u did not end in time", entry->key, caught->id);
+            mp_fail(&error, MP_SHUTTING_DOWN, "%s: worker %u did not end before the shutdown deadline", entry->key,
+                    caught->id);
             mp_worker_set_apart(caught, &error);
-        } else { /* all but steps and loads end by themselves, and soon */
+        } else { /* workers outside of steps and loads end soon by themselves */
             mp_cond_wait(&entry->changed, &entry->lock,
                          mp_sys_now_ns() < deadline_ns ? deadline_ns : mp_sys_now_ns() + 10 * MS);
         }
     }
     mp_loader loader = {0};
-    if (!entry->apart) { /* else a thread may still use it: it goes with the entry, when that thread lets go */
+    if (!entry->apart) { /* otherwise a thread may still use the loader: the last reference to the entry frees it */
         loader = entry->loader;
         entry->loader = (mp_loader){0};
     }
@@ -496,25 +519,27 @@ void mp_entry_join(mp_entry *entry, uint64_t deadline_ns) {
 
 /* --- what the registry shows --- */
 
-/* Under the lock. */
+/* Must hold the lock. The words are those of mp_entry_info.state. */
 static const char *state_of(const mp_entry *entry) {
-    bool serves = false, busy = false, loading = entry->starting > 0, leaving = entry->unloading;
+    bool serves = false, busy = false, loading = entry->starting > 0;
+    bool leaving = entry->unload == MP_UNLOAD_RUNNING;
     for (int i = 0; i < entry->worker_count; i++) {
         mp_worker_state state = entry->workers[i]->state;
-        busy |= entry->workers[i]->active_count > 0; /* not its state, which changes just after a call has ended */
+        /* the worker's state changes only shortly after its last request ended */
+        busy |= entry->workers[i]->active_count > 0;
         serves |= mp_worker_serves(entry->workers[i]);
         loading |= state == MP_WORKER_SPAWNING || state == MP_WORKER_LOADING;
         leaving |= state == MP_WORKER_EVICTING || state == MP_WORKER_FAILED;
     }
-    if (serves && entry->evict)
-        return "evicting"; /* who wants it loaded waits for the next load */
+    if (serves && entry->unload == MP_UNLOAD_REQUESTED)
+        return "evicting"; /* a caller of mp_entry_load waits for the next load */
     if (serves)
         return busy ? "busy" : "ready";
     if (loading)
         return "loading";
     if (leaving)
         return "evicting";
-    return entry->failed || entry->broken ? "failed" : "cold";
+    return entry->health == MP_HEALTH_SOUND ? "cold" : "failed";
 }
 
 void mp_entry_describe(mp_entry *entry, mp_entry_info *info, mp_resident **pinned) {
@@ -583,12 +608,13 @@ void mp_entry_fork_child(mp_entry *entry) {
     for (int i = 0; i < entry->worker_count; i++)
         for (int j = 0; j < entry->workers[i]->active_count; j++)
             mp_budget_give(budget, entry->workers[i]->active[j]->charged);
-    /* The parent's engines may have been in the middle of a step: their memory is left alone, new ones are made over
-     * the same model, and the model goes without them. A load in progress is the parent's. */
+    /* The engines of the parent may have been inside a step. Leave their memory alone: the child makes new engines
+     * over the same model, and can free the model without them. A running load is the parent's. */
     if (entry->resident)
         atomic_store_explicit(&entry->resident->references, 1, memory_order_relaxed);
     entry->worker_count = entry->starting = entry->apart = entry->room_waiters = 0;
-    entry->evict = entry->unloading = false;
+    if (entry->unload != MP_UNLOAD_NONE)
+        mp_entry_set_unload(entry, MP_UNLOAD_NONE);
     entry->attempts_over = entry->attempts;
     entry->breaker = (mp_breaker){.state = MP_BREAKER_CLOSED};
     entry->forecast = (mp_forecast){0};

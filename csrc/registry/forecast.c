@@ -1,11 +1,11 @@
-/* forecast.c: see forecast.h. */
+/* forecast.c: a running prediction of arrivals and service time. See forecast.h. */
 #include "registry/forecast.h"
 
 #include <math.h>
 
-enum { SERVED = 16 }; /* calls that the mean of their service remembers */
+enum { SERVED = 16 }; /* length of the running mean of service time, in requests */
 
-/* What is left of a weight of 1 after a time. */
+/* Returns what remains of a weight of 1 after a time. */
 static double left_after(uint64_t ns) { return exp2(-(double)ns / (double)MP_FORECAST_HALF_LIFE_NS); }
 
 static uint64_t since(uint64_t then_ns, uint64_t now_ns) { return now_ns > then_ns ? now_ns - then_ns : 0; }
@@ -20,7 +20,7 @@ void mp_forecast_arrive(mp_forecast *forecast, uint64_t now_ns) {
 
 void mp_forecast_serve(mp_forecast *forecast, uint64_t busy_ns) {
     double sample = (double)busy_ns, mean = forecast->service_ns;
-    if (mean > 0 && sample > 4 * mean) /* one that was held up is not the rule */
+    if (mean > 0 && sample > 4 * mean) /* a single request that was delayed is not representative */
         sample = 4 * mean;
     forecast->service_ns = mean > 0 ? mean + (sample - mean) / SERVED : sample;
 }
@@ -30,7 +30,7 @@ double mp_forecast_rate(const mp_forecast *forecast, uint64_t now_ns) {
     if (!forecast->first_ns || known_ns < MP_FORECAST_LEAST_NS)
         return 0;
     double weight = forecast->weight * left_after(since(forecast->last_ns, now_ns));
-    /* One a second for so long: the integral of what is left of each. */
+    /* The weight of one request per second for this long: the integral of what remains of each. */
     double steady = (double)MP_FORECAST_HALF_LIFE_NS * 1e-9 / log(2) * (1 - left_after(known_ns));
     return weight / steady;
 }

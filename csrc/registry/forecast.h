@@ -1,37 +1,38 @@
-/* forecast.h: how many workers a model is about to need, by how its calls came so far.
+/* forecast.h: predicts how many workers a model is about to need from its recent requests.
  *
- *   arrivals a second   an exponentially weighted count of calls: one that came MP_FORECAST_HALF_LIFE_NS ago counts
- *                       half of one that comes now. Divided by what a steady stream of one a second would count by
- *                       now, so that it is right on average from the first seconds on
- *   seconds of a call   a running mean, over answered calls, of their shares of the steps they were in: with batches,
- *                       what a call costs at the load that there is
- *   workers             the product, which is how many are busy on average (Little's law), over MP_FORECAST_BUSY, and
- *                       rounded up: queues grow long before workers are busy all the time
+ *   arrivals per second   an exponentially weighted count of requests: one that arrived MP_FORECAST_HALF_LIFE_NS ago
+ *                         counts half. Divided by the count of a steady stream of one per second at that time, so
+ *                         that it is unbiased from the first seconds on
+ *   seconds per request   a running mean, over completed requests, of their shares of their steps: the cost of a
+ *                         request at the present load, with batching
+ *   workers               the product, which is the mean number of busy workers (Little's law), divided by
+ *                         MP_FORECAST_BUSY and rounded up: queues grow long before workers are always busy
  *
- * It knows nothing of the time of day or of what calls are going to ask for: it is ahead of a queue that grows, not of
- * the first call. Caller's storage, zeroed; every function is called with its owner's lock held. */
+ * The forecast is ahead of a growing queue, not of the first request: it knows neither the time of day nor the
+ * content of requests. Caller's storage, zeroed. Must hold the owner's lock in every function. */
 #ifndef MP_REGISTRY_FORECAST_H
 #define MP_REGISTRY_FORECAST_H
 
 #include <stdint.h>
 
 #define MP_FORECAST_HALF_LIFE_NS (10ull * 1000 * 1000 * 1000)
-#define MP_FORECAST_LEAST_NS     (1000ull * 1000 * 1000) /* from the first call on; before that nothing is predicted */
-#define MP_FORECAST_BUSY         0.7                     /* of its time a worker should be busy */
+/* after the first request; before that there is no prediction */
+#define MP_FORECAST_LEAST_NS     (1000ull * 1000 * 1000)
+#define MP_FORECAST_BUSY         0.7 /* target share of a worker's time in steps */
 
 typedef struct mp_forecast {
-    uint64_t first_ns, last_ns; /* when calls came */
-    double weight;              /* of the calls so far, as of last_ns */
+    uint64_t first_ns, last_ns; /* of the arrivals */
+    double weight;              /* of all arrivals, as of last_ns */
     double service_ns;          /* 0 = unknown */
 } mp_forecast;
 
-/* A call comes. */
+/* A request arrived. */
 void mp_forecast_arrive(mp_forecast *forecast, uint64_t now_ns);
-/* One was answered, after so much of the workers' time. */
+/* A request completed after `busy_ns` of workers' time. */
 void mp_forecast_serve(mp_forecast *forecast, uint64_t busy_ns);
-/* Calls a second; 0 = it is too early to say. */
+/* Returns requests per second; 0 = too early to say. */
 double mp_forecast_rate(const mp_forecast *forecast, uint64_t now_ns);
-/* Workers; 0 = it is too early to say. */
+/* Returns a number of workers; 0 = too early to say. */
 int mp_forecast_workers(const mp_forecast *forecast, uint64_t now_ns, int most);
 
 #endif

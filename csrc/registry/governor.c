@@ -1,4 +1,4 @@
-/* governor.c: see governor.h. */
+/* governor.c: the memory budget of the process. See governor.h. */
 #include "registry/governor.h"
 
 #include <assert.h>
@@ -14,14 +14,14 @@ static const uint64_t RESERVE_MOST = 2048ull << 20;
 struct mp_governor {
     mp_budget budget;
     bool process_wide;
-    bool fixed;    /* the limit was asked for: never raised */
-    uint64_t most; /* what the limit may be raised to */
+    bool fixed;    /* the limit was configured: never raise it */
+    uint64_t most; /* upper bound for raising the limit */
     mp_mutex lock;
-    mp_cond changed; /* memory may be free */
-    mp_cond asked;   /* a reclaimer was asked by nobody any more */
+    mp_cond changed; /* signals that memory may be free */
+    mp_cond asked;   /* signals that a reclaimer is in no call */
     /* guarded by: lock */
     uint64_t reserved;
-    int loads; /* guards that hold something */
+    int loads; /* guards that hold bytes */
     mp_reclaimer *reclaimers;
     bool forking;
 };
@@ -68,29 +68,29 @@ mp_budget *mp_governor_budget(mp_governor *governor) { return &governor->budget;
 
 /* --- guards --- */
 
-/* Under the lock: not in use. */
+/* Must hold the lock. Returns the bytes that are not in use. */
 static uint64_t left_of(mp_governor *governor) {
     uint64_t limit = atomic_load(&governor->budget.limit), used = atomic_load(&governor->budget.used);
     return used < limit ? limit - used : 0;
 }
 
-/* Under the lock: neither in use nor reserved. */
+/* Must hold the lock. Returns the bytes that are neither in use nor reserved. */
 static uint64_t free_of(mp_governor *governor) {
     uint64_t left = left_of(governor);
     return governor->reserved < left ? left - governor->reserved : 0;
 }
 
-/* Under the lock. */
+/* Must hold the lock. */
 static void take(mp_governor *governor, uint64_t bytes, mp_guard *guard) {
     governor->reserved += bytes;
     governor->loads++;
     *guard = (mp_guard){governor, bytes};
 }
 
-/* Under the lock: one model alone may have more than the rule gives, if the machine has it. */
+/* Must hold the lock. Raises the limit for a model that is alone, if the machine has the memory. */
 static bool raise_limit(mp_governor *governor, const char *key, uint64_t bytes) {
     uint64_t limit = atomic_load(&governor->budget.limit), used = atomic_load(&governor->budget.used);
-    /* Calls that wait for this model are charged already; anything more is another model. */
+    /* Requests that wait for this model are charged already; more than that belongs to another model. */
     bool alone = governor->loads == 0 && used <= limit / 8;
     if (governor->fixed || !alone || used > governor->most || bytes > governor->most - used)
         return false;
@@ -112,19 +112,19 @@ mp_status mp_governor_reserve(mp_governor *governor, const char *key, uint64_t n
         uint64_t coming = mp_governor_reclaim(governor, needed - free, true);
         mp_mutex_lock(&governor->lock);
         if (free_of(governor) > free)
-            continue; /* enough, or less is missing now */
+            continue; /* enough is free, or less is missing now */
         uint64_t left = left_of(governor);
-        /* A load ends whatever happens, and so does an eviction, so this wait does too. */
+        /* This wait ends, because every load and every eviction ends. */
         if (!coming && (needed > left || governor->loads == 0)) {
             uint64_t limit = atomic_load(&governor->budget.limit);
             mp_mutex_unlock(&governor->lock);
-            return mp_fail(error, MP_MEMORY_EXHAUSTED, "%s needs %.1f MB, %.1f MB of %.1f MB are free", key,
-                           (double)needed / 1e6, (double)left / 1e6, (double)limit / 1e6);
+            return mp_fail(error, MP_MEMORY_EXHAUSTED, "%s needs %.1f MB, but %.1f MB of %.1f MB are free",
+                           key, (double)needed / 1e6, (double)left / 1e6, (double)limit / 1e6);
         }
         mp_cond_wait(&governor->changed, &governor->lock, mp_sys_now_ns() + LOOK_NS);
         mp_mutex_unlock(&governor->lock);
         if (give_up && give_up(arg))
-            return mp_fail(error, MP_CANCELLED, "%s: loading was called off while it waited for memory", key);
+            return mp_fail(error, MP_CANCELLED, "%s: the load was cancelled while it waited for memory", key);
         mp_mutex_lock(&governor->lock);
     }
     take(governor, wanted <= free_of(governor) ? wanted : needed, guard);
@@ -209,12 +209,12 @@ void mp_governor_remove_reclaimer(mp_governor *governor, mp_reclaimer *reclaimer
     mp_mutex_unlock(&governor->lock);
 }
 
-/* The sum of their answers; to how much is possible, or to reclaim. */
+/* Returns the sum of the reclaimers' results: of `possible`, or of `reclaim`. */
 static uint64_t ask_all(mp_governor *governor, uint64_t bytes, bool whole, bool possible) {
     uint64_t coming = 0;
     mp_mutex_lock(&governor->lock);
     for (mp_reclaimer *at = governor->reclaimers; at && coming < bytes;) {
-        at->asked++; /* it stays on the list, and so does its place in it */
+        at->asked++; /* keeps it, and so its position, on the list */
         mp_mutex_unlock(&governor->lock);
         coming += possible ? at->possible(at->arg) : at->reclaim(at->arg, bytes - coming, whole);
         mp_mutex_lock(&governor->lock);
@@ -222,7 +222,7 @@ static uint64_t ask_all(mp_governor *governor, uint64_t bytes, bool whole, bool 
         if (--at->asked == 0)
             mp_cond_broadcast(&governor->asked);
         at = next;
-        /* `next` may go while nobody asks it; it is pinned before the lock is given up again. */
+        /* `next` may be removed while no thread asks it; the loop pins it before it unlocks again. */
     }
     mp_mutex_unlock(&governor->lock);
     return coming;
@@ -266,7 +266,8 @@ void mp_governor_fork_child(mp_governor *governor) {
     mp_mutex_init(&governor->lock);
     mp_cond_init(&governor->changed);
     mp_cond_init(&governor->asked);
-    governor->reserved = 0; /* the loads are the parent's; what they had charged stays charged, as it stays allocated */
+    /* the loads are the parent's; what they charged stays charged, because it stays allocated */
+    governor->reserved = 0;
     governor->loads = 0;
     for (mp_reclaimer *at = governor->reclaimers; at; at = at->next)
         at->asked = 0;

@@ -1,4 +1,4 @@
-/* histogram.h: times, counted in buckets whose bounds double. Guarded by its owner's lock. */
+/* histogram.h: durations counted in buckets whose bounds double. Guarded by its owner's lock. */
 #ifndef MP_REGISTRY_HISTOGRAM_H
 #define MP_REGISTRY_HISTOGRAM_H
 
@@ -7,9 +7,9 @@
 enum { MP_HISTOGRAM_BUCKETS = 28 };
 
 typedef struct mp_histogram {
-    uint64_t count, sum_ns, min_ns, max_ns; /* min and max: 0 with count 0 */
-    uint64_t bucket[MP_HISTOGRAM_BUCKETS];  /* [i]: below mp_histogram_bound(i), and not below the one before; the last
-                                               has no bound */
+    uint64_t count, sum_ns, min_ns, max_ns; /* min and max are 0 if count is 0 */
+    /* [i]: durations in [mp_histogram_bound(i - 1), mp_histogram_bound(i)); the last has no upper bound */
+    uint64_t bucket[MP_HISTOGRAM_BUCKETS];
 } mp_histogram;
 
 /* 1 us, 2 us, 4 us, ... */
@@ -28,7 +28,7 @@ static inline void mp_histogram_add(mp_histogram *histogram, uint64_t ns) {
     histogram->sum_ns += ns;
 }
 
-/* An upper bound of the given share (0..1) of all times: a bucket's end, or the largest; 0 with count 0. */
+/* Returns an upper bound of the given quantile (0..1): the end of a bucket, or the maximum; 0 if count is 0. */
 static inline uint64_t mp_histogram_quantile(const mp_histogram *histogram, double share) {
     uint64_t wanted = (uint64_t)(share * (double)histogram->count), seen = 0;
     for (int i = 0; i < MP_HISTOGRAM_BUCKETS - 1; i++) {

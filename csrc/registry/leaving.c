@@ -1,11 +1,14 @@
-/* leaving.c: the end of a worker, and what the last one of a model does. See entry.h. */
+/* leaving.c: the end of a worker, and the end of the model when the last worker leaves. See entry.h.
+ *
+ * A worker leaves because it was idle for the keep-alive, the model is evicted or removed, the registry shuts down,
+ * or it had a fault. An abandoned worker takes another way out: return_abandoned. */
 #include <stdatomic.h>
 
 #include "base/trace.h"
 #include "registry/entry.h"
 #include "registry/events.h"
 
-/* Engine, model and guard of a worker; no lock held. */
+/* Must not hold the lock. Frees the worker's engine, model reference and memory guard. */
 static void free_engine(mp_worker *worker) {
     if (worker->engine)
         worker->engine->ops->destroy(worker->engine);
@@ -15,14 +18,14 @@ static void free_engine(mp_worker *worker) {
     worker->resident = NULL;
 }
 
-/* The thread of a dead worker has come back: what it held is free at last. */
-static void come_back(mp_worker *worker) {
+/* The thread of an abandoned worker has returned from its step or load. Free what it held. */
+static void return_abandoned(mp_worker *worker) {
     mp_entry *entry = worker->entry;
     mp_mutex_lock(&entry->lock);
     while (worker->concluding)
         mp_cond_wait(&entry->changed, &entry->lock, 0);
     mp_mutex_unlock(&entry->lock);
-    mp_log(MP_LOG_WARNING, "Worker %u for %s came back after it had been set apart", worker->id, entry->key);
+    mp_log(MP_LOG_WARNING, "Worker %u for %s returned after it had been abandoned", worker->id, entry->key);
     for (int i = 0; i < worker->active_count; i++) {
         worker->engine->ops->retire(worker->engine, &worker->active[i]->item);
         mp_entry_let_go(entry, worker->active[i]);
@@ -36,18 +39,18 @@ static void come_back(mp_worker *worker) {
     mp_worker_destroy(worker);
 }
 
-/* Under the lock: why it leaves; the queue, if nobody is going to serve it. */
+/* Must hold the lock. Records why the worker leaves. Returns the queue if no worker is going to serve it. */
 static mp_ticket *note_fault(mp_worker *worker) {
     mp_entry *entry = worker->entry;
     if (worker->fault.code == MP_OK)
         return NULL;
     if (worker->fault.code != MP_INTEGRITY) {
-        /* Between steps no call failed of it, which alone the breaker is for. */
+        /* Between steps no request failed from the fault. The breaker counts failed requests only. */
         mp_count(entry->services, MP_METRIC_worker_faults, !worker->end_noted);
         mp_entry_note_death(entry, &worker->fault);
         return NULL;
     }
-    entry->evict = true; /* the other workers have the same files */
+    mp_entry_request_unload(entry); /* the other workers use the same files */
     mp_entry_ring_workers(entry);
     mp_entry_note_fault(entry);
     mp_entry_set_failed(entry, &worker->fault);
@@ -59,16 +62,17 @@ void mp_entry_settle(mp_entry *entry, mp_worker *leaving) {
     mp_ticket *list = NULL;
     bool gone = false;
     mp_mutex_lock(&entry->lock);
-    if (leaving) /* under the same lock as what follows: nobody sees a model without workers */
+    if (leaving) /* in one critical section with the rest, so that no thread sees a loaded model without workers */
         mp_entry_unlist_worker(entry, leaving);
     mp_dispatch_memory_free(entry);
     if (!mp_entry_works(entry)) {
-        /* who comes next needs no load */
-        bool keep = entry->queue.count && !entry->evict && !entry->quit && !entry->broken;
+        /* A worker that starts for queued requests reuses the loaded model. */
+        bool evict = entry->unload == MP_UNLOAD_REQUESTED, quit = entry->shutdown == MP_SHUTDOWN_QUITTING;
+        bool keep = entry->queue.count && !evict && !quit && entry->health != MP_HEALTH_BROKEN;
         mp_resident *resident = keep ? NULL : entry->resident;
         if (resident) {
             entry->resident = NULL;
-            entry->unloading = true; /* nobody loads it again before its memory is free */
+            mp_entry_set_unload(entry, MP_UNLOAD_RUNNING); /* no load may start before the memory is free */
             entry->unload_bytes = resident->model->ops->bytes(resident->model) + 1;
             mp_mutex_unlock(&entry->lock);
             mp_resident_unpin(resident);
@@ -76,29 +80,31 @@ void mp_entry_settle(mp_entry *entry, mp_worker *leaving) {
             mp_count(services, MP_METRIC_evictions, 1);
             mp_log(MP_LOG_INFO, "Unloaded %s", entry->key);
             mp_mutex_lock(&entry->lock);
-            entry->unloading = false;
         }
-        entry->unloads += resident || entry->evict; /* who waits for the eviction of a load that failed waits no more */
-        entry->evict = false;
-        if (entry->broken)
+        entry->unloads += resident || evict; /* also ends an eviction that waited for a load that failed */
+        if (entry->unload != MP_UNLOAD_NONE)
+            mp_entry_set_unload(entry, MP_UNLOAD_NONE);
+        if (entry->health == MP_HEALTH_BROKEN)
             list = mp_entry_take_queue(entry);
-        gone = entry->remove && !entry->quit && !entry->queue.count && !entry->gone;
-        entry->gone |= gone;
+        gone = entry->removal == MP_REMOVAL_DRAINING && entry->shutdown != MP_SHUTDOWN_QUITTING && !entry->queue.count;
+        if (gone)
+            mp_entry_set_removal(entry, MP_REMOVAL_GONE);
         mp_loader loader = entry->loader;
-        if (gone && !entry->apart && loader.ops) { /* else it goes with the entry */
+        if (gone && !entry->apart && loader.ops) { /* otherwise the last reference to the entry frees it */
             entry->loader = (mp_loader){0};
-            entry->unloading = true; /* who waits until it is gone waits for this, too */
+            mp_entry_set_unload(entry, MP_UNLOAD_RUNNING); /* mp_entry_wait_gone waits for this too */
             entry->unload_bytes = 0;
             mp_mutex_unlock(&entry->lock);
             loader.ops->destroy(loader.self);
             mp_mutex_lock(&entry->lock);
-            entry->unloading = false;
+            mp_entry_set_unload(entry, MP_UNLOAD_NONE);
         }
     }
     mp_error failure = entry->failure;
-    /* Calls that wait saw a worker and rely on it: then there is another. */
-    bool wanted = entry->queue.count && !entry->quit, again = wanted && mp_entry_begin(entry);
-    uint64_t spawn_ns = wanted && !mp_entry_works(entry) ? entry->spawn_ns : 0; /* after a rest, then */
+    /* Queued requests relied on a worker that they saw: start another one. */
+    bool wanted = entry->queue.count && entry->shutdown != MP_SHUTDOWN_QUITTING;
+    bool again = wanted && mp_entry_begin(entry);
+    uint64_t spawn_ns = wanted && !mp_entry_works(entry) ? entry->spawn_ns : 0; /* it starts after the backoff */
     mp_dispatch_ring_all(entry);
     mp_cond_broadcast(&entry->changed);
     mp_mutex_unlock(&entry->lock);
@@ -119,7 +125,7 @@ void mp_worker_leave(mp_worker *worker) {
     mp_mutex_lock(&entry->lock);
     if (worker->state == MP_WORKER_DEAD) {
         mp_mutex_unlock(&entry->lock);
-        come_back(worker);
+        return_abandoned(worker);
         return;
     }
     bool served = mp_worker_serves(worker), idle = worker->fault.code == MP_OK;

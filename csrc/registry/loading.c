@@ -1,8 +1,9 @@
-/* loading.c: a worker's way from spawning to ready. See entry.h.
+/* loading.c: a worker's way from SPAWNING to READY. See entry.h.
  *
- * A cold model gets two workers if the governor grants memory for two, else one. The first one's thread reserves for
- * both, loads the model, makes its own engine, and hands the second the guard of its engine; if that one cannot start,
- * the first serves alone. Further workers (dispatch.c) come with a guard too. */
+ * A cold model gets two workers if the governor grants memory for two, else one. The thread of the first worker
+ * reserves memory for both, loads the model, makes its own engine and hands the second worker the guard of its
+ * engine. If the second worker cannot start, the first serves alone. Further workers (dispatch.c) come with a guard
+ * too. */
 #include <stdatomic.h>
 
 #include "base/trace.h"
@@ -10,12 +11,12 @@
 #include "registry/entry.h"
 #include "registry/events.h"
 
-static bool is_off(void *arg) {
+static bool is_called_off(void *arg) {
     mp_worker *worker = arg;
     return atomic_load_explicit(&worker->step_cancelled, memory_order_acquire) != 0;
 }
 
-/* The sweep does not time a stage that waits for others. */
+/* The sweep does not time a stage that waits for other threads. */
 static void stage_untimed(mp_worker *worker, const char *stage) {
     atomic_store_explicit(&worker->progress.stage, stage, memory_order_release);
     atomic_store_explicit(&worker->progress.beat_ns, 0, memory_order_release);
@@ -31,16 +32,16 @@ static mp_status load_model(mp_worker *worker, mp_loader loader, uint64_t model_
     uint64_t one = model_bytes + worker->engine_bytes, two = one + worker->engine_bytes;
 
     stage_untimed(worker, "waiting for memory");
-    MP_TRY(mp_governor_reserve(services->governor, entry->key, one, services->max_workers > 1 ? two : one, is_off,
-                               worker, &guard, error));
+    MP_TRY(mp_governor_reserve(services->governor, entry->key, one, services->max_workers > 1 ? two : one,
+                               is_called_off, worker, &guard, error));
     if (guard.bytes == two && services->max_workers > 1)
         *second = mp_guard_split(&guard, worker->engine_bytes);
     mp_resident *resident = mp_alloc_zeroed(sizeof(*resident), MP_TAG_POOL);
     if (!resident) {
         mp_guard_release(&guard);
-        return mp_fail_memory(error, sizeof(*resident), "the record of a model");
+        return mp_fail_memory(error, sizeof(*resident), "a loaded model");
     }
-    /* A load keeps its lanes to the end. Where others have models, it leaves them half. */
+    /* A load keeps its compute threads until it ends. If other models are loaded, it leaves them half. */
     int lanes = mp_cores_lanes(services->cores_seen);
     if (atomic_load_explicit(&services->resident, memory_order_relaxed) > 1)
         lanes = (lanes + 1) / 2;
@@ -48,14 +49,14 @@ static mp_status load_model(mp_worker *worker, mp_loader loader, uint64_t model_
     if (!mp_worker_lease(worker, lanes)) {
         mp_free(resident);
         mp_guard_release(&guard);
-        return mp_fail(error, MP_CANCELLED, "%s: loading was called off while it waited for a CPU", entry->key);
+        return mp_fail(error, MP_CANCELLED, "%s: the load was cancelled while it waited for a CPU", entry->key);
     }
     mp_progress_set(&worker->progress, "loading", 0);
     uint64_t began_ns = mp_sys_now_ns();
     mp_status status = loader.ops->load(loader.self, &worker->lease, budget, &worker->progress, &model, error);
     mp_worker_return_lanes(worker);
     mp_mutex_lock(&entry->lock);
-    worker->moving = false; /* what follows holds no lanes, and is watched */
+    worker->moving = false; /* from here on the load holds no compute threads and is watched */
     mp_mutex_unlock(&entry->lock);
     worker->guard = guard;
     if (status != MP_OK) {
@@ -72,7 +73,8 @@ static mp_status load_model(mp_worker *worker, mp_loader loader, uint64_t model_
     return MP_OK;
 }
 
-/* A model and an engine, or the cause. *second: for a second worker's engine. */
+/* Makes an engine, and first the model if there is none, or returns the cause. *second receives a guard for the
+ * engine of a second worker. */
 static mp_status load(mp_worker *worker, mp_loader loader, mp_guard *second, mp_error *error) {
     uint64_t model_bytes = 0, engine_bytes = 0;
     loader.ops->footprint(loader.self, &model_bytes, &engine_bytes);
@@ -82,7 +84,7 @@ static mp_status load(mp_worker *worker, mp_loader loader, mp_guard *second, mp_
     bool loading = !worker->resident;
     mp_status status = loading ? load_model(worker, loader, model_bytes, second, error) : MP_OK;
     if (status == MP_OK && loading && !worker->resident->model->ops->healthy(worker->resident->model))
-        status = mp_fail(error, MP_INTEGRITY, "%s: a file of the model was changed while it was being loaded",
+        status = mp_fail(error, MP_INTEGRITY, "%s: a model file was changed while the model was being loaded",
                          worker->entry->key);
     if (status == MP_OK) {
         mp_progress_set(&worker->progress, "making an engine", 99);
@@ -93,28 +95,29 @@ static mp_status load(mp_worker *worker, mp_loader loader, mp_guard *second, mp_
     if (status == MP_OK)
         status = mp_chaos_wrap(worker->entry->services, worker->entry->key, worker->number, &worker->engine, error);
     mp_guard_release(&worker->guard);
-    if (status != MP_OK && error->code != status) /* a loader that said nothing */
+    if (status != MP_OK && error->code != status) /* the loader filled in no error */
         mp_fail(error, status, "%s: %s", worker->entry->key, mp_status_find(status)->text);
     return status;
 }
 
-/* Under the lock: nobody serves, and nobody else is about to. */
+/* Must hold the lock. True if no other worker serves or is about to start. */
 static bool is_last(const mp_worker *worker) {
     return worker->entry->worker_count == 1 && worker->entry->starting == 0;
 }
 
-/* Under the lock, of a load that failed. Returns who waited for it. */
-static mp_ticket *give_up(mp_worker *worker, bool loading, const mp_error *error) {
+/* Must hold the lock, after a load that failed. Returns the requests that waited for it. */
+static mp_ticket *fail_load(mp_worker *worker, bool loading, const mp_error *error) {
     mp_entry *entry = worker->entry;
     mp_entry_scale_later(entry);
     if (loading)
         entry->attempts_over++;
-    if (!loading && !is_last(worker)) /* the others serve */
+    if (!loading && !is_last(worker)) /* the other workers serve */
         return NULL;
-    if (!entry->quit)
+    bool quit = entry->shutdown == MP_SHUTDOWN_QUITTING;
+    if (!quit)
         mp_entry_set_failed(entry, error);
     mp_ticket *list = mp_entry_take_queue(entry);
-    for (mp_ticket *ticket = list; entry->quit && ticket; ticket = ticket->next)
+    for (mp_ticket *ticket = list; quit && ticket; ticket = ticket->next)
         atomic_store_explicit(&ticket->cause, MP_SHUTTING_DOWN, memory_order_release);
     return list;
 }
@@ -122,7 +125,8 @@ static mp_ticket *give_up(mp_worker *worker, bool loading, const mp_error *error
 static void report(mp_worker *worker, uint64_t began_ns, bool loading) {
     mp_entry *entry = worker->entry;
     mp_services *services = entry->services;
-    mp_maintenance_at(&services->maintenance, services->pool, mp_sys_now_ns()); /* it looks on from here */
+    /* from now on the sweep watches for idleness */
+    mp_maintenance_at(&services->maintenance, services->pool, mp_sys_now_ns());
     mp_log(MP_LOG_INFO, "Spawned worker %u for %s", worker->id, entry->key);
     mp_events_post(MP_EVENT_READY, services->number, entry->key, worker->id, NULL, MP_OK);
     if (!loading)
@@ -152,7 +156,7 @@ bool mp_worker_start(mp_worker *worker) {
         entry->attempts++;
     else
         worker->resident = mp_resident_pin(entry->resident);
-    if (entry->quit)
+    if (entry->shutdown == MP_SHUTDOWN_QUITTING)
         atomic_store_explicit(&worker->step_cancelled, 1, memory_order_release);
     mp_loader loader = entry->loader;
     mp_mutex_unlock(&entry->lock);
@@ -166,10 +170,10 @@ bool mp_worker_start(mp_worker *worker) {
 
     mp_mutex_lock(&entry->lock);
     worker->moving = false;
-    bool dead = worker->state == MP_WORKER_DEAD, off = entry->quit;
+    bool dead = worker->state == MP_WORKER_DEAD, off = entry->shutdown == MP_SHUTDOWN_QUITTING;
     mp_ticket *list = NULL;
     if (dead) {
-        status = MP_SPAWN_TIMEOUT; /* everybody was told */
+        status = MP_SPAWN_TIMEOUT; /* every waiting request was told when the worker was abandoned */
     } else if (status == MP_OK) {
         if (loading) {
             entry->resident = mp_resident_pin(worker->resident);
@@ -178,17 +182,17 @@ bool mp_worker_start(mp_worker *worker) {
             entry->answered = 0;
         }
         entry->backoff_ns = 0;
-        entry->failed = false;
+        mp_entry_clear_failed(entry);
         worker->process = worker->engine->process;
         worker->held_bytes = held;
         mp_worker_set_state(worker, MP_WORKER_READY);
-        mp_count(services, MP_METRIC_workers_spawned, 1); /* whoever sees the worker sees it counted */
+        mp_count(services, MP_METRIC_workers_spawned, 1); /* a thread that sees the worker must see it counted */
         mp_count(services, MP_METRIC_loads, loading);
-        worker->rung = true; /* it is about to look for work */
+        worker->rung = true; /* it is about to check the queue */
         if (second.governor)
             entry->starting++;
     } else {
-        list = give_up(worker, loading, &error);
+        list = fail_load(worker, loading, &error);
         mp_worker_set_state(worker, MP_WORKER_FAILED);
     }
     mp_mutex_unlock(&entry->lock);

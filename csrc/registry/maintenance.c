@@ -1,4 +1,4 @@
-/* maintenance.c: see maintenance.h. */
+/* maintenance.c: the maintenance thread of a registry. See maintenance.h. */
 #include "registry/maintenance.h"
 
 #include <stdatomic.h>
@@ -42,8 +42,8 @@ static void watch(void *arg) {
 }
 
 void mp_maintenance_at(mp_maintenance *maintenance, mp_pool *pool, uint64_t when_ns) {
-    /* The common case takes no lock. Nothing is lost: whoever announces has made its call visible under an entry's lock
-     * before, and a sweep that raises next_ns looks at every entry after raising it. */
+    /* The common case takes no lock. No announcement is lost: the caller has published its request under an entry's
+     * lock before, and a sweep that raises next_ns checks every entry after raising it. */
     if (atomic_load_explicit(&maintenance->next_ns, memory_order_seq_cst) <= when_ns)
         return;
     bool start = false;
@@ -62,12 +62,14 @@ void mp_maintenance_at(mp_maintenance *maintenance, mp_pool *pool, uint64_t when
     mp_error error;
     if (mp_pool_run(pool, (mp_job){watch, maintenance}, &error) == MP_OK)
         return;
-    /* Workers look at the deadlines of running calls between steps all the same. */
+    /* Workers check the deadlines of active requests between steps in any case. */
     mp_mutex_lock(&maintenance->lock);
     if (!maintenance->refused)
-        mp_log(MP_LOG_WARNING, "Deadlines of waiting calls are checked late: %s", error.message);
+        mp_log(MP_LOG_WARNING,
+               "The maintenance thread failed to start, deadlines of queued requests are checked late: %s",
+               error.message);
     maintenance->running = false;
-    maintenance->refused = true; /* told once; whoever announces next tries again */
+    maintenance->refused = true; /* logged once; the next announcement tries again */
     atomic_store_explicit(&maintenance->next_ns, NEVER, memory_order_seq_cst);
     mp_cond_broadcast(&maintenance->changed);
     mp_mutex_unlock(&maintenance->lock);

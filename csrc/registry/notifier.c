@@ -1,4 +1,4 @@
-/* notifier.c: see notifier.h and registry.h. */
+/* notifier.c: an eventfd and a list of ids. See notifier.h and registry.h. */
 #include "registry/notifier.h"
 
 #include <errno.h>
@@ -11,11 +11,11 @@
 
 struct mp_notifier {
     _Atomic int references;
-    uint32_t generation; /* of forks: a parent's notifier may be locked by a thread that does not exist here */
-    int number;          /* the fd's, for as long as the notifier lives */
+    uint32_t generation; /* fork generation: the parent's notifier may be locked by a thread that does not exist here */
+    int number;          /* the fd's number, constant */
     mp_mutex lock;
     /* guarded by: lock */
-    mp_notice list; /* ring, this its sentinel */
+    mp_notice list; /* sentinel of a circular list */
     int fd;         /* -1 once destroyed */
 };
 
@@ -28,7 +28,7 @@ mp_status mp_notifier_create(mp_notifier **notifier_out, mp_error *error) {
     if (notifier->fd < 0) {
         int cause = errno;
         mp_free(notifier);
-        return mp_fail_errno(error, cause, NULL, "an eventfd could not be made");
+        return mp_fail_errno(error, cause, NULL, "creating an eventfd failed");
     }
     atomic_init(&notifier->references, 1);
     notifier->generation = mp_fork_generation();
@@ -56,7 +56,7 @@ void mp_notifier_destroy(mp_notifier *notifier) {
         return;
     if (notifier->generation != mp_fork_generation()) {
         close(notifier->number);
-        return; /* tickets of the parent may point to it: its memory is left alone */
+        return; /* tickets of the parent may point to it: leave its memory alone */
     }
     mp_mutex_lock(&notifier->lock);
     int fd = notifier->fd;
@@ -69,7 +69,7 @@ void mp_notifier_destroy(mp_notifier *notifier) {
 
 int mp_notifier_fd(const mp_notifier *notifier) { return notifier->number; }
 
-/* Under the lock. */
+/* Must hold the lock. */
 static void unlink_notice(mp_notice *notice) {
     notice->prev->next = notice->next;
     notice->next->prev = notice->prev;
@@ -84,7 +84,7 @@ void mp_notifier_post(mp_notifier *notifier, mp_notice *notice) {
         notice->next = &notifier->list;
         notice->prev->next = notice;
         notifier->list.prev = notice;
-        /* Under the lock, so that the fd is still ours. It can only fail when the counter is full: then it is
+        /* Under the lock, so that the fd is still open. A write fails only if the counter is full; then the fd is
          * readable. */
         if (was_empty && notifier->fd >= 0) {
             ssize_t written = write(notifier->fd, &(uint64_t){1}, sizeof(uint64_t));
@@ -113,7 +113,7 @@ int mp_notifier_take(mp_notifier *notifier, uint64_t *ids, int capacity) {
     }
     if (notifier->list.next == &notifier->list && notifier->fd >= 0) {
         uint64_t posts;
-        ssize_t got = read(notifier->fd, &posts, sizeof(posts)); /* fails when it is clear already */
+        ssize_t got = read(notifier->fd, &posts, sizeof(posts)); /* fails if the fd is clear already */
         (void)got;
     }
     mp_mutex_unlock(&notifier->lock);

@@ -1,5 +1,5 @@
-/* notifier.h: how tickets tell an event loop that they moved: an eventfd and a list. Public part in
- * registry/registry.h. */
+/* notifier.h: how tickets tell an event loop about progress: an eventfd and a list. registry/registry.h has the
+ * public part. */
 #ifndef MP_REGISTRY_NOTIFIER_H
 #define MP_REGISTRY_NOTIFIER_H
 
@@ -7,17 +7,17 @@
 
 /* A ticket's place in the list of a notifier that it is bound to. */
 typedef struct mp_notice {
-    struct mp_notice *prev, *next; /* guarded by: the notifier's lock; NULL when not listed */
-    mp_notifier *notifier;         /* a reference, or NULL; guarded by: the ticket's lock */
-    uint64_t id;                   /* written while it is not listed */
+    struct mp_notice *prev, *next; /* guarded by: the notifier's lock; NULL if not listed */
+    mp_notifier *notifier;         /* owns a reference, or NULL; guarded by: the ticket's lock */
+    uint64_t id;                   /* written while not listed */
     struct mp_notice *also;        /* the ticket's next notice; guarded by: the ticket's lock */
 } mp_notice;
 
 mp_notifier *mp_notifier_pin(mp_notifier *notifier);
 void mp_notifier_unpin(mp_notifier *notifier);
-/* List it unless it is listed, and make the fd readable. Never blocks. */
+/* Lists the notice unless it is listed, and makes the fd readable. Never blocks. */
 void mp_notifier_post(mp_notifier *notifier, mp_notice *notice);
-/* Take it off the list if it is on it. */
+/* Takes the notice off the list if it is there. */
 void mp_notifier_withdraw(mp_notifier *notifier, mp_notice *notice);
 
 #endif

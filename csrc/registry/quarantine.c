@@ -1,4 +1,4 @@
-/* quarantine.c: see quarantine.h. */
+/* quarantine.c: a small table of fingerprints. See quarantine.h. */
 #include "registry/quarantine.h"
 
 #include <stdatomic.h>
@@ -9,7 +9,7 @@ void mp_quarantine_init(mp_quarantine *quarantine) { mp_mutex_init(&quarantine->
 
 void mp_quarantine_deinit(mp_quarantine *quarantine) { mp_mutex_deinit(&quarantine->lock); }
 
-/* --- rows; under the lock --- */
+/* --- rows; must hold the lock --- */
 
 static int count(const mp_quarantine *quarantine) {
     return atomic_load_explicit(&quarantine->used, memory_order_relaxed);
@@ -32,7 +32,7 @@ static void remove_row(mp_quarantine *quarantine, mp_quarantine_row *row) {
     set_count(quarantine, last);
 }
 
-/* The row of a call, or NULL; what is to be forgotten by now is. */
+/* Returns the row of a request, or NULL. Clears rows that have expired. */
 static mp_quarantine_row *find(mp_quarantine *quarantine, uint64_t fingerprint, uint64_t now_ns) {
     mp_quarantine_row *found = NULL;
     for (int i = count(quarantine) - 1; i >= 0; i--)
@@ -44,8 +44,8 @@ static mp_quarantine_row *find(mp_quarantine *quarantine, uint64_t fingerprint, 
     return found;
 }
 
-/* For a call that has none; NULL: everybody there weighs more. Among equals the one that has been quiet for longest
- * goes. */
+/* Makes a row for a request that has none. Returns NULL if every row weighs more. Among equals it replaces the one
+ * that was quiet for longest. */
 static mp_quarantine_row *make_row(mp_quarantine *quarantine, bool alone) {
     int used = count(quarantine);
     if (used < MP_QUARANTINE_ROWS) {

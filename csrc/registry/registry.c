@@ -1,15 +1,15 @@
 /* registry.c: keys and the entries behind them. See registry.h.
  *
- * Lock order, outermost first; no lock is held while a model loads or steps, while an entry reports an event, or while
- * a visitor or a give_up callback runs:
+ * Lock order, outermost first:
  *
  *   fork.c's list  >  registry  >  entry  >  ticket  >  notifier
  *                     registry  >  entry  >  { pool, maintenance, quarantine, governor, cores }
  *
- * The last are leaves: nothing is taken under them.
+ * The locks in braces are leaves: no other lock is taken while one of them is held. No lock is held while a model
+ * loads or steps, while an entry reports an event, or while a visitor or a give_up callback runs.
  *
- * `inside` counts threads between the lookup of an entry and the end of their call, so that close can let the pool go
- * after the last of them. */
+ * `inside` counts threads between the lookup of an entry and the end of their operation. mp_registry_close destroys
+ * the thread pool only when it is 0. */
 #include "registry/registry.h"
 
 #include <assert.h>
@@ -22,14 +22,14 @@
 #include "registry/events.h"
 #include "registry/upkeep.h"
 
-enum { MAX_THREADS = 1024 }; /* of the pool: one a worker, and maintenance */
+enum { MAX_THREADS = 1024 }; /* of the thread pool: one per worker, one for maintenance */
 static const uint64_t MS = 1000 * 1000;
-/* After the grace everything was told to end; steps and loads that have not by then are set apart. */
+/* After the grace period all work is cancelled. Steps and loads that have not ended this much later are abandoned. */
 static const uint64_t FORCE_NS = 2000ull * 1000 * 1000;
 
-typedef struct slot { /* a key; both references are the slot's */
+typedef struct slot { /* one key; owns both references */
     mp_entry *current;
-    mp_entry *incoming; /* loads beside it, to replace it; or NULL */
+    mp_entry *incoming; /* the replacement that is being loaded beside `current`, or NULL */
 } slot;
 
 typedef enum closing { OPEN, CLOSING, CLOSED } closing;
@@ -37,22 +37,22 @@ typedef enum closing { OPEN, CLOSING, CLOSED } closing;
 struct mp_registry {
     mp_services *services;
     uint64_t grace_ns;
-    mp_upkeep upkeep; /* the maintenance thread's */
+    mp_upkeep upkeep; /* for the maintenance thread only */
     mp_reclaimer reclaimer;
     mp_registry *fork_next;
     _Atomic bool refusing;
     mp_mutex lock;
     mp_cond changed;
     /* guarded by: lock */
-    slot *slots; /* by key, ascending */
+    slot *slots; /* ascending by key */
     int slot_count, slot_capacity;
-    mp_entry **leaving; /* removed or replaced, still draining; references */
+    mp_entry **leaving; /* removed or replaced entries that still drain; owns references */
     int leaving_count, leaving_capacity;
     int inside;
     closing closing;
 };
 
-/* --- lookup; under the lock --- */
+/* --- lookup; must hold the lock --- */
 
 static int find(const mp_registry *registry, const char *key, bool *found) {
     int low = 0, high = registry->slot_count;
@@ -79,7 +79,7 @@ static mp_entry *find_leaving(const mp_registry *registry, const char *key) {
     return NULL;
 }
 
-/* Room for one more in an array that grows. False: no memory. */
+/* Makes room for one more item in a growing array. Returns false if memory is refused. */
 static bool reserve(void **array, int count, int *capacity, size_t item) {
     if (count < *capacity)
         return true;
@@ -102,7 +102,8 @@ static mp_status refuse_closed(mp_registry *registry, mp_error *error) {
     return mp_fail(error, MP_SHUTTING_DOWN, "the pool is shutting down");
 }
 
-/* No lock held. A reference to the entry, and the caller is inside until it calls leave. */
+/* Must not hold the lock. Looks an entry up and returns a reference. The caller counts as inside until it calls
+ * leave. */
 static mp_status enter(mp_registry *registry, const char *key, bool want_incoming, mp_entry **entry, mp_error *error) {
     *entry = NULL;
     mp_mutex_lock(&registry->lock);
@@ -137,7 +138,7 @@ typedef struct snapshot {
     int count;
 } snapshot;
 
-/* Under the lock. Entries that are to replace others or are draining only with `all`. */
+/* Must hold the lock. Copies current entries; with `all` also replacements that load and entries that drain. */
 static bool take_snapshot(mp_registry *registry, bool all, snapshot *copy) {
     int most = registry->slot_count * 2 + registry->leaving_count;
     *copy = (snapshot){mp_alloc_array((size_t)most + 1, sizeof(mp_entry *), MP_TAG_POOL), 0};
@@ -159,22 +160,22 @@ static void drop_snapshot(snapshot *copy) {
     mp_free(copy->entries);
 }
 
-/* --- what entries report; no lock held --- */
+/* --- events reported by entries; must not hold the lock --- */
 
-/* Under the lock: the slot that has this entry as its incoming one, or NULL. */
+/* Must hold the lock. Returns the slot that has this entry as its replacement, or NULL. */
 static slot *slot_of_incoming(mp_registry *registry, const mp_entry *entry) {
     bool found;
     int at = find(registry, mp_entry_key(entry), &found);
     return found && registry->slots[at].incoming == entry ? &registry->slots[at] : NULL;
 }
 
-/* Under the lock: the reference moves to the list of those that drain (which has room: add reserved it). */
+/* Must hold the lock. Moves the reference to the list of draining entries. mp_registry_add reserved the room. */
 static void start_leaving(mp_registry *registry, mp_entry *entry) {
     assert(registry->leaving_count < registry->leaving_capacity);
     registry->leaving[registry->leaving_count++] = entry;
 }
 
-/* Under the lock: off the list, if it is still on it; the caller unpins what is returned. */
+/* Must hold the lock. Takes the entry off the list of draining entries if it is there, and returns its reference. */
 static mp_entry *end_leaving(mp_registry *registry, mp_entry *entry) {
     for (int i = 0; i < registry->leaving_count; i++) {
         if (registry->leaving[i] != entry)
@@ -208,7 +209,7 @@ static void on_event(mp_registry *registry, mp_entry *entry, mp_entry_event even
     mp_entry_unpin(gone);
 }
 
-/* --- what is done for all entries; no lock held --- */
+/* --- operations on all entries; must not hold the lock --- */
 
 static bool take_open_snapshot(mp_registry *registry, snapshot *copy) {
     mp_mutex_lock(&registry->lock);
@@ -269,8 +270,8 @@ static mp_status create_services(mp_registry *registry, const mp_registry_config
     return mp_pool_create("mpool-worker", MAX_THREADS, &services->pool, error);
 }
 
-/* Nobody works any more. A fork beside this sees threads and lanes whole, or gone. */
-static void let_go(mp_registry *registry) {
+/* Call when no worker exists. A fork in parallel finds threads and compute threads complete, or gone. */
+static void release_threads(mp_registry *registry) {
     mp_services *services = registry->services;
     mp_mutex_lock(&registry->lock);
     mp_pool *pool = services->pool;
@@ -298,7 +299,7 @@ mp_status mp_registry_create(const mp_registry_config *config, mp_registry **reg
         status = create_services(registry, config, error);
     if (status != MP_OK) {
         if (registry->services) {
-            let_go(registry);
+            release_threads(registry);
             mp_services_unpin(registry->services);
         }
         mp_cond_deinit(&registry->changed);
@@ -314,7 +315,7 @@ mp_status mp_registry_create(const mp_registry_config *config, mp_registry **reg
 
 void mp_registry_begin_shutdown(mp_registry *registry) { atomic_store(&registry->refusing, true); }
 
-/* Under the lock, as the one thread that closes: chain all entries, each with a reference. Needs no memory. */
+/* Must hold the lock; for the one thread that closes. Links all entries, each with a reference. Allocates nothing. */
 static mp_entry *chain_entries(mp_registry *registry) {
     mp_entry *chain = NULL;
     for (int i = 0; i < registry->slot_count + registry->leaving_count; i++) {
@@ -331,7 +332,7 @@ static mp_entry *chain_entries(mp_registry *registry) {
     return chain;
 }
 
-/* Under the lock, which is given up meanwhile; as the one thread that closes. */
+/* Must hold the lock; unlocks it meanwhile. For the one thread that closes. */
 static void close_entries(mp_registry *registry, uint64_t grace_ns) {
     mp_entry *chain = chain_entries(registry);
     mp_mutex_unlock(&registry->lock);
@@ -367,14 +368,14 @@ void mp_registry_close(mp_registry *registry, uint64_t grace_ns) {
     mp_governor_remove_reclaimer(registry->services->governor, &registry->reclaimer);
     mp_mutex_lock(&registry->lock);
     close_entries(registry, grace_ns);
-    /* A replacement may have taken its slot, or a caller may have been on its way in, while the entries were closed. */
+    /* A replacement may have taken its slot, or a caller may have entered, while the entries were being closed. */
     while (registry->inside)
         mp_cond_wait(&registry->changed, &registry->lock, 0);
     close_entries(registry, 0);
     mp_mutex_unlock(&registry->lock);
 
     mp_maintenance_stop(&registry->services->maintenance);
-    let_go(registry);
+    release_threads(registry);
 
     mp_mutex_lock(&registry->lock);
     for (int i = 0; i < registry->slot_count; i++) {
@@ -409,11 +410,11 @@ static mp_status check_key(const char *key, mp_error *error) {
     size_t length = strlen(key), most = sizeof(((mp_entry *)NULL)->key) - 1;
     if (length >= 1 && length <= most)
         return MP_OK;
-    return mp_fail(error, MP_INVALID_ARGUMENT, "a key has %zu bytes, allowed: 1 to %zu", length, most);
+    return mp_fail(error, MP_INVALID_ARGUMENT, "`key` must have 1 to %zu bytes, got %zu", length, most);
 }
 
-/* Under the lock; takes the new entry's reference. *replaced: removed by the caller after the lock; *loading: started
- * so. */
+/* Must hold the lock. Takes the reference to `entry`. After unlocking, the caller removes *replaced and starts
+ * *loading. */
 static mp_status put(mp_registry *registry, mp_entry *entry, bool replace, mp_entry **replaced, mp_entry **loading,
                      mp_error *error) {
     const char *key = mp_entry_key(entry);
@@ -422,8 +423,8 @@ static mp_status put(mp_registry *registry, mp_entry *entry, bool replace, mp_en
     int at = find(registry, key, &found);
     if (found && !replace)
         return mp_fail(error, MP_INVALID_ARGUMENT,
-                       "the key \"%s\" is taken; pass replace to put another model in its place", key);
-    /* Every slot may have two entries that leave some day. */
+                       "the key \"%s\" exists already; pass `replace` to load another model under it", key);
+    /* Each slot may have two entries that will drain. */
     int most = registry->leaving_count + 2 * registry->slot_count + 2;
     while (registry->leaving_capacity < most)
         if (!reserve((void **)&registry->leaving, registry->leaving_capacity, &registry->leaving_capacity,
@@ -439,7 +440,7 @@ static mp_status put(mp_registry *registry, mp_entry *entry, bool replace, mp_en
     }
     slot *slot = &registry->slots[at];
     if (slot->incoming) {
-        *replaced = slot->incoming; /* the latest wins */
+        *replaced = slot->incoming; /* the latest replacement wins */
         slot->incoming = NULL;
     } else if (!mp_entry_in_use(slot->current)) {
         *replaced = slot->current;
@@ -482,12 +483,12 @@ mp_status mp_registry_add(mp_registry *registry, const char *key, const mp_loade
     return status;
 }
 
-/* For one that was told to go. */
+/* Waits for an entry that was told to go. */
 static mp_status wait_gone(mp_registry *registry, mp_entry *entry, uint64_t deadline_ns, mp_error *error) {
     mp_status status = mp_entry_wait_gone(entry, deadline_ns, error);
     if (status != MP_OK)
         return status;
-    mp_mutex_lock(&registry->lock); /* the entry reports it too, but perhaps only after this returned */
+    mp_mutex_lock(&registry->lock); /* the entry reports it too, but possibly only after this call has returned */
     mp_entry *gone = end_leaving(registry, entry);
     mp_mutex_unlock(&registry->lock);
     mp_entry_unpin(gone);
@@ -511,7 +512,7 @@ mp_status mp_registry_remove(mp_registry *registry, const char *key, uint64_t de
                     (size_t)(registry->slot_count - at - 1) * sizeof(slot));
             registry->slot_count--;
             registry->inside++;
-        } else if ((current = find_leaving(registry, key))) { /* an earlier call gave up waiting */
+        } else if ((current = find_leaving(registry, key))) { /* an earlier caller gave up waiting */
             mp_entry_pin(current);
             registry->inside++;
         } else {
@@ -548,7 +549,7 @@ mp_status mp_registry_wait_removed(mp_registry *registry, const char *key, uint6
 mp_status mp_registry_load(mp_registry *registry, const char *key, bool pin, uint64_t deadline_ns, mp_error *error) {
     mp_status status;
     bool gone;
-    do { /* again when the entry was replaced */
+    do { /* again if the entry was replaced */
         mp_entry *entry;
         MP_TRY(enter(registry, key, true, &entry, error));
         status = mp_entry_load(entry, pin, deadline_ns, &gone, error);
@@ -626,7 +627,7 @@ void mp_registry_maintain(mp_registry *registry) {
     mp_mutex_unlock(&registry->lock);
 }
 
-/* --- calls --- */
+/* --- requests --- */
 
 mp_status mp_registry_submit(mp_registry *registry, const char *key, mp_call *call, const mp_submit_options *options,
                              mp_ticket **ticket_out, mp_error *error) {
@@ -641,16 +642,16 @@ mp_status mp_registry_submit(mp_registry *registry, const char *key, mp_call *ca
         error = &unseen;
     mp_count(services, MP_METRIC_total_requests, 1);
     assert(options->lane < MP_LANE_COUNT && options->policy < MP_POLICY_COUNT);
-    do { /* again when the entry was replaced between lookup and queue */
+    do { /* again if the entry was replaced between lookup and queue */
         gone = false;
         status = enter(registry, key, false, &entry, error);
-        if (status == MP_UNKNOWN_MODEL && ticket) /* it was there when the call came */
-            status = mp_fail(error, MP_SEND, "%s: its queue was closed before the call was in it, as it was removed",
+        if (status == MP_UNKNOWN_MODEL && ticket) /* the key existed when the request arrived */
+            status = mp_fail(error, MP_SEND, "%s: the model was removed before the request was queued",
                              key);
         if (status != MP_OK)
             break;
         if (call->capability != entry->capability) {
-            status = mp_fail(error, MP_WRONG_CAPABILITY, "%s does %s, not %s", key,
+            status = mp_fail(error, MP_WRONG_CAPABILITY, "%s is a model for %s, not for %s", key,
                              mp_capability_get(entry->capability)->name, mp_capability_get(call->capability)->name);
         } else if (ticket) {
             mp_ticket_move(ticket, entry);
@@ -679,7 +680,7 @@ mp_status mp_registry_submit(mp_registry *registry, const char *key, mp_call *ca
     return status;
 }
 
-/* --- audit; no lock is taken --- */
+/* --- audit; takes no lock --- */
 
 mp_status mp_registry_audit(mp_registry *registry, bool (*is_held)(const mp_mutex *mutex), mp_error *error) {
     int lanes = 0, used = mp_cores_leased(registry->services->cores_seen);
@@ -693,8 +694,8 @@ mp_status mp_registry_audit(mp_registry *registry, bool (*is_held)(const mp_mute
     for (int i = 0; i < registry->leaving_count; i++)
         MP_TRY(mp_entry_audit(registry->leaving[i], &lanes, is_held, error));
     if (lanes > used || used > mp_cores_lanes(registry->services->cores_seen))
-        return mp_fail(error, MP_INTERNAL, "workers hold %d lanes, the ledger counts %d of %d", lanes, used,
-                       mp_cores_lanes(registry->services->cores_seen));
+        return mp_fail(error, MP_INTERNAL, "workers hold %d compute threads, the CPU allocator counts %d of %d", lanes,
+                       used, mp_cores_lanes(registry->services->cores_seen));
     return MP_OK;
 }
 
@@ -758,8 +759,8 @@ void mp_registry_fork_child(mp_registry *registry) {
     mp_cond_init(&registry->changed);
     registry->inside = 0;
     atomic_store(&services->resident, 0);
-    /* The thread that closes it is in the parent, at who knows what of it: it is closed here once more, by whoever does
-     * so, and refuses calls until then. */
+    /* The thread that was closing the registry exists in the parent only, and its progress is unknown. The child
+     * starts closing again when asked to, and refuses requests until then. */
     if (registry->closing == CLOSING)
         registry->closing = OPEN;
 }

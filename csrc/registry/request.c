@@ -1,4 +1,4 @@
-/* request.c: see request.h and registry.h. */
+/* request.c: tickets: their states, creation, wait and wake-up. See request.h and registry.h. */
 #include "registry/request.h"
 
 #include <assert.h>
@@ -8,16 +8,77 @@
 #include "registry/entry.h"
 
 static const uint64_t DONE = UINT64_MAX;
-/* A caller that waits for a short call is served sooner by spinning: a wake-up costs 20 to 46 us. */
+/* Spinning shortens the wait for a short request: waking a parked thread costs 20 to 46 us. */
 static const uint64_t CALLER_SPIN_NS = 50 * 1000;
 
-/* In the child of a fork, a ticket of the parent that was not done never will be: its worker is not here. Its lock may
- * be held for ever by a thread that does not exist, so it is not touched. */
+/* True in a forked child for a ticket of the parent. It will never be done, because its worker does not exist here.
+ * Its lock may be held forever by a thread that does not exist, so do not touch it. */
 static bool is_orphan(const mp_ticket *ticket) { return ticket->generation != mp_fork_generation(); }
 
 static bool is_done(const mp_ticket *ticket) {
     return atomic_load_explicit(&ticket->progress, memory_order_acquire) == DONE;
 }
+
+/* --- states --- */
+
+#define TO(state) (1u << MP_TICKET_##state)
+static const char *const state_names[MP_TICKET_STATES] = {
+    [MP_TICKET_NEW] = "new",           [MP_TICKET_QUEUED] = "queued",     [MP_TICKET_TAKEN] = "taken",
+    [MP_TICKET_ADMITTED] = "admitted", [MP_TICKET_STEPPING] = "stepping", [MP_TICKET_ENDED] = "ended",
+};
+static const uint16_t state_legal[MP_TICKET_STATES] = {
+    [MP_TICKET_NEW] = TO(QUEUED),
+    [MP_TICKET_QUEUED] = TO(TAKEN) | TO(ENDED),
+    [MP_TICKET_TAKEN] = TO(QUEUED) | TO(ADMITTED) | TO(ENDED),
+    [MP_TICKET_ADMITTED] = TO(QUEUED) | TO(STEPPING) | TO(ENDED),
+    [MP_TICKET_STEPPING] = TO(ADMITTED) | TO(ENDED),
+    [MP_TICKET_ENDED] = 0,
+};
+#undef TO
+const mp_state_machine mp_ticket_state_machine = {"request", MP_TICKET_STATES, state_names, state_legal};
+
+#define TO(state) (1u << MP_RETRY_##state)
+static const char *const retry_names[MP_RETRY_STATES] = {
+    [MP_RETRY_UNUSED] = "unused",
+    [MP_RETRY_SPARED] = "spared",
+    [MP_RETRY_USED] = "used",
+    [MP_RETRY_EXHAUSTED] = "exhausted",
+};
+static const uint16_t retry_legal[MP_RETRY_STATES] = {
+    [MP_RETRY_UNUSED] = TO(SPARED) | TO(USED),
+    [MP_RETRY_SPARED] = TO(EXHAUSTED),
+    [MP_RETRY_USED] = TO(EXHAUSTED),
+    [MP_RETRY_EXHAUSTED] = 0,
+};
+#undef TO
+const mp_state_machine mp_ticket_retry_machine = {"retry", MP_RETRY_STATES, retry_names, retry_legal};
+
+static bool may_enter(const mp_ticket *ticket, const mp_state_machine *machine, int from, int to) {
+    return mp_state_may_enter(machine, ticket->entry->services, ticket->entry->key, 0, from, to);
+}
+
+void mp_ticket_set_state(mp_ticket *ticket, mp_ticket_state state) {
+    if (may_enter(ticket, &mp_ticket_state_machine, (int)ticket->state, (int)state))
+        ticket->state = state;
+}
+
+void mp_ticket_set_retry(mp_ticket *ticket, mp_ticket_retry retry) {
+    if (may_enter(ticket, &mp_ticket_retry_machine, (int)ticket->retry, (int)retry))
+        ticket->retry = retry;
+}
+
+mp_ticket_retry mp_ticket_next_retry(const mp_ticket *ticket, bool spare) {
+    static const mp_ticket_retry next[MP_RETRY_STATES][2] = {
+        /*                       a fault             an external kill */
+        [MP_RETRY_UNUSED] =    {MP_RETRY_USED,      MP_RETRY_SPARED},
+        [MP_RETRY_SPARED] =    {MP_RETRY_EXHAUSTED, MP_RETRY_EXHAUSTED},
+        [MP_RETRY_USED] =      {MP_RETRY_USED,      MP_RETRY_EXHAUSTED},
+        [MP_RETRY_EXHAUSTED] = {MP_RETRY_EXHAUSTED, MP_RETRY_EXHAUSTED},
+    };
+    return next[ticket->retry][spare];
+}
+
+/* --- life --- */
 
 mp_status mp_ticket_create(mp_entry *entry, mp_call *call, const mp_submit_options *options, mp_ticket **ticket_out,
                            mp_error *error) {
@@ -61,7 +122,7 @@ void mp_ticket_move(mp_ticket *ticket, mp_entry *entry) {
     mp_entry_unpin(before);
 }
 
-static void drop(mp_ticket *ticket) {
+static void unref(mp_ticket *ticket) {
     if (atomic_fetch_sub_explicit(&ticket->references, 1, memory_order_acq_rel) != 1)
         return;
     if (!is_orphan(ticket)) {
@@ -83,9 +144,9 @@ static void drop(mp_ticket *ticket) {
 }
 
 void mp_ticket_discard(mp_ticket *ticket) {
-    assert(!mp_queue_holds(&ticket->node) && ticket->charged == 0);
+    assert(ticket->state == MP_TICKET_NEW && !mp_queue_holds(&ticket->node) && ticket->charged == 0);
     atomic_store_explicit(&ticket->references, 1, memory_order_relaxed);
-    drop(ticket);
+    unref(ticket);
 }
 
 mp_ticket *mp_ticket_pin(mp_ticket *ticket) {
@@ -99,7 +160,7 @@ void mp_ticket_release(mp_ticket *ticket) {
     if (!ticket || atomic_fetch_sub_explicit(&ticket->callers, 1, memory_order_acq_rel) != 1)
         return;
     mp_ticket_cancel(ticket);
-    drop(ticket);
+    unref(ticket);
 }
 
 void mp_ticket_cancel(mp_ticket *ticket) {
@@ -119,24 +180,24 @@ mp_status mp_ticket_cause(const mp_ticket *ticket, mp_error *error) {
         uint64_t submitted = atomic_load_explicit(&ticket->submitted_ns, memory_order_relaxed);
         uint64_t deadline = ticket->item.deadline_ns, allowed = deadline > submitted ? deadline - submitted : 0;
         bool started = atomic_load_explicit(&ticket->started_ns, memory_order_relaxed) != 0;
-        const char *where = started ? "the call was running" : "the call was still waiting";
+        const char *where = started ? "the request was running" : "the request was still queued";
         if (!deadline || mp_sys_now_ns() < deadline)
             return mp_fail(error, MP_TIMEOUT, "%s: no result and no progress for %.3f s (%s)", key,
                            (double)ticket->patience_ns * 1e-9, where);
-        return mp_fail(error, MP_TIMEOUT, "%s: no answer within %.3f s (%s)", key, (double)allowed * 1e-9, where);
+        return mp_fail(error, MP_TIMEOUT, "%s: no result within %.3f s (%s)", key, (double)allowed * 1e-9, where);
     }
     case MP_SHUTTING_DOWN:
-        return mp_fail(error, MP_SHUTTING_DOWN, "%s: the pool shut down before the call was answered", key);
+        return mp_fail(error, MP_SHUTTING_DOWN, "%s: the pool shut down before the request completed", key);
     default:
-        return mp_fail(error, MP_CANCELLED, "%s: the call was cancelled", key);
+        return mp_fail(error, MP_CANCELLED, "%s: the request was cancelled", key);
     }
 }
 
 /* --- the worker's side --- */
 
-/* Under the ticket's lock. Who still waits afterwards says again for what. Who waits for more is left asleep: beside a
- * notifier, which is told of every piece, the caller that waits for the end would wake for each. */
-static void tell(mp_ticket *ticket) {
+/* Must hold the ticket's lock. Each woken waiter states again which progress it waits for. A waiter that waits for
+ * more stays asleep: beside a notifier, which is told of every chunk, it would otherwise wake for each of them. */
+static void notify_waiters(mp_ticket *ticket) {
     mp_notice *notice = ticket->notice.notifier ? &ticket->notice : NULL;
     if (ticket->waiters && atomic_load_explicit(&ticket->progress, memory_order_relaxed) >= ticket->wait_at) {
         ticket->wait_at = DONE;
@@ -148,30 +209,30 @@ static void tell(mp_ticket *ticket) {
 }
 
 void mp_ticket_publish(mp_ticket *ticket) {
-    /* seq_cst on both: either the waiter sees this count, or this sees that it waits. */
+    /* Both are seq_cst: either the waiter sees this count, or this thread sees that the waiter parks. */
     uint64_t count = atomic_fetch_add_explicit(&ticket->progress, 1, memory_order_seq_cst) + 1;
     if (count < atomic_load_explicit(&ticket->wake_at, memory_order_seq_cst))
         return;
     mp_mutex_lock(&ticket->lock);
-    tell(ticket);
+    notify_waiters(ticket);
     mp_mutex_unlock(&ticket->lock);
 }
 
 void mp_ticket_conclude(mp_ticket *ticket, mp_status status, const mp_error *error) {
-    assert(!is_done(ticket) && "a ticket has one terminal state");
+    assert(ticket->state == MP_TICKET_ENDED && !is_done(ticket) && "a ticket has one terminal status");
     ticket->status = status;
     if (status != MP_OK)
         ticket->error = *error;
     atomic_store_explicit(&ticket->finished_ns, mp_sys_now_ns(), memory_order_relaxed);
     mp_mutex_lock(&ticket->lock);
     atomic_store_explicit(&ticket->progress, DONE, memory_order_seq_cst);
-    tell(ticket);
+    notify_waiters(ticket);
     mp_mutex_unlock(&ticket->lock);
 }
 
 void mp_ticket_let_go(mp_ticket *ticket) {
     assert(is_done(ticket) && ticket->charged == 0);
-    drop(ticket);
+    unref(ticket);
 }
 
 /* --- the caller's side --- */
@@ -229,7 +290,7 @@ bool mp_ticket_done(mp_ticket *ticket) { return is_done(ticket) || is_orphan(tic
 mp_status mp_ticket_status(mp_ticket *ticket, mp_error *error) {
     if (!is_done(ticket)) {
         assert(is_orphan(ticket) && "asked before it was done");
-        return mp_fail(error, MP_CANCELLED, "%s: the call belongs to the process that this one was forked from",
+        return mp_fail(error, MP_CANCELLED, "%s: the request belongs to the process from which this one was forked",
                        mp_entry_key(ticket->entry));
     }
     if (ticket->status != MP_OK && error)
@@ -253,7 +314,8 @@ int mp_ticket_position(mp_ticket *ticket, uint64_t *eta_ns) {
     return mp_ticket_done(ticket) ? -1 : mp_entry_position(ticket->entry, ticket, eta_ns);
 }
 
-/* The ticket's notice for a notifier, under its lock; made if need be, NULL when memory is refused. */
+/* Must hold the ticket's lock. Returns the ticket's notice for the notifier, creating it if necessary, or NULL if
+ * memory is refused. */
 static mp_notice *notice_for(mp_ticket *ticket, mp_notifier *notifier) {
     mp_notice *notice = &ticket->notice;
     while (notice->notifier && notice->notifier != notifier) {
@@ -272,12 +334,12 @@ static mp_notice *notice_for(mp_ticket *ticket, mp_notifier *notifier) {
 
 bool mp_ticket_bind(mp_ticket *ticket, mp_notifier *notifier, uint64_t id) {
     if (is_orphan(ticket))
-        return true; /* only the parent's worker could have told */
+        return true; /* only a worker of the parent could have notified */
     mp_mutex_lock(&ticket->lock);
     mp_notice *notice = notice_for(ticket, notifier);
     if (notice) {
         notice->id = id;
-        atomic_store_explicit(&ticket->wake_at, 0, memory_order_seq_cst); /* every piece is told */
+        atomic_store_explicit(&ticket->wake_at, 0, memory_order_seq_cst); /* every chunk notifies */
         if (atomic_load_explicit(&ticket->progress, memory_order_seq_cst) > 0)
             mp_notifier_post(notifier, notice);
     }

@@ -1,11 +1,38 @@
-/* request.h: the ticket of a call, from submit to its one terminal state. Public part in registry/registry.h.
+/* request.h: the ticket of a request, from submit to its one terminal status. registry/registry.h has the public part.
  *
- *   submitted -> queued <-> active -> done           who may end it: whoever took it off the queue or off a worker's
- *                  |                   ^             active list, under the entry's lock. So it ends exactly once.
- *                  +-------------------+
+ * mp_ticket.state says where the request is. The entry's lock guards it:
  *
- * Memory: the callers together hold one reference, the pool the other until the ticket is done; the last frees ticket
- * and call. The entry is kept until then, so that cancel always finds its lock. */
+ *   NEW ---> QUEUED <---> TAKEN ---> ADMITTED <---> STEPPING
+ *              |  ^         |         |  |             |
+ *              |  +---------|---------+  |             |
+ *              v            v            v             v
+ *              +------------+---- ENDED -+-------------+
+ *
+ *   NEW       The submitter holds it. A refused request is freed in this state.
+ *   QUEUED    It is in the entry's queue (`node`).
+ *   TAKEN     It is on the active list of `worker`, and the engine does not know it yet.
+ *   ADMITTED  The engine of `worker` has admitted it. Preemption and a retry put it back into the queue.
+ *   STEPPING  It is in the running step. A worker that is abandoned in a step ends its requests from here.
+ *   ENDED     It is in no queue and on no list. The thread that made this transition, and no other, gives the ticket
+ *             its terminal status. ENDED has no way out, so a request ends exactly once.
+ *
+ * mp_ticket.retry says which worker faults the request may still survive. The worker that has it changes it:
+ *
+ *           fault
+ *   UNUSED -------> USED
+ *     |              |
+ *     | kill         | kill
+ *     v    either    v
+ *   SPARED -----> EXHAUSTED
+ *
+ *   fault  a step failed for a reason that a retry may avoid. In USED it ends the request.
+ *   kill   another program killed the worker process (mp_engine.outside) and the request can continue where it was
+ *          (mp_call.goes_on). A kill of a request that cannot continue is a fault.
+ *
+ *   In EXHAUSTED both end the request.
+ *
+ * Ownership: the callers together hold one reference, the pool holds the other until the ticket is done. The last
+ * reference frees ticket and call. The ticket keeps its entry alive, so that cancel always finds the entry's lock. */
 #ifndef MP_REGISTRY_REQUEST_H
 #define MP_REGISTRY_REQUEST_H
 
@@ -13,69 +40,103 @@
 #include "registry/notifier.h"
 #include "registry/pool/bell.h"
 #include "registry/pool/queue.h"
+#include "registry/state_machine.h"
 
 typedef struct mp_entry mp_entry;
 typedef struct mp_worker mp_worker;
 
-struct mp_ticket {
-    mp_item item;        /* what engines see; item.ticket is this */
-    mp_entry *entry;     /* a reference */
-    uint32_t generation; /* of forks when it was made */
-    _Atomic int references, callers;
-    /* by whoever holds it (see above) */
-    uint64_t load;          /* number of the load whose model checked the call, 0 = unchecked */
-    uint64_t charged;       /* bytes of the governor's budget */
-    uint64_t virtual_ns;    /* service it counts as having had, among those of its flow */
-    uint64_t had_ns;        /* its shares of the steps it was in */
-    uint64_t patience_ns;   /* 0 = for ever */
-    bool stretches;         /* it is the registry's, and may grow until the call is queued */
-    mp_policy policy;       /* never the default */
-    uint32_t probe;         /* of the breaker; 0 = none */
-    bool admitted;          /* by the engine */
-    bool tried;             /* a worker failed with it: it has no further try, */
-    bool spared;            /* unless it was ended from outside, the first time, and the call can go on */
-    bool adrift;            /* a worker was lost outside of a step while it had this one */
-    bool suspect;           /* of having made workers fail, or the like of it is: it takes its steps alone */
-    struct mp_ticket *next; /* lists of those that are about to end */
-    /* guarded by: the entry's lock */
-    mp_queue_node node;
-    mp_worker *worker; /* on whose active list it is, or NULL */
-    mp_worker *home;   /* chosen by MP_POLICY_P2C for one that waits, or NULL */
-    bool in_step;
+typedef enum mp_ticket_state {
+    MP_TICKET_NEW,
+    MP_TICKET_QUEUED,
+    MP_TICKET_TAKEN,
+    MP_TICKET_ADMITTED,
+    MP_TICKET_STEPPING,
+    MP_TICKET_ENDED,
+    MP_TICKET_STATES
+} mp_ticket_state;
+extern const mp_state_machine mp_ticket_state_machine;
 
-    _Atomic int cause; /* why it was cancelled: MP_CANCELLED, MP_TIMEOUT, ...; 0 = it was not; the first counts */
+typedef enum mp_ticket_retry {
+    MP_RETRY_UNUSED,
+    MP_RETRY_SPARED,
+    MP_RETRY_USED,
+    MP_RETRY_EXHAUSTED,
+    MP_RETRY_STATES
+} mp_ticket_retry;
+extern const mp_state_machine mp_ticket_retry_machine;
+
+/* Workers that are lost between steps while they have the request: the last of so many ends it. */
+enum { MP_LOSSES_MOST = 2 };
+
+struct mp_ticket {
+    mp_item item;        /* the engine's view; item.ticket points back here */
+    mp_entry *entry;     /* owns a reference */
+    uint32_t generation; /* fork generation in which it was created */
+    _Atomic int references, callers;
+    /* used by the thread that holds the ticket (see above) */
+    uint64_t load;          /* number of the load whose model checked the request; 0 = unchecked */
+    uint64_t charged;       /* bytes charged to the governor's budget */
+    uint64_t virtual_ns;    /* service charged to it within its flow */
+    uint64_t had_ns;        /* its shares of the steps it took part in */
+    uint64_t patience_ns;   /* 0 = no limit */
+    bool stretches;         /* patience_ns is the registry's default and may grow until the request is queued */
+    mp_policy policy;       /* never MP_POLICY_DEFAULT */
+    uint32_t probe;         /* breaker epoch of a probe request; 0 = not a probe */
+    mp_ticket_retry retry;
+    uint8_t losses;         /* workers that were lost between steps while they had it, below MP_LOSSES_MOST */
+    bool quarantined;       /* the quarantine names a worker failure beside a request with the same fingerprint */
+    struct mp_ticket *next; /* links tickets that are about to end */
+    /* guarded by: the entry's lock. `worker` alone reads `state` without it: it is the only writer meanwhile. */
+    mp_ticket_state state;
+    mp_queue_node node;
+    mp_worker *worker; /* the worker whose active list has it, or NULL */
+    mp_worker *home;   /* chosen by MP_POLICY_P2C while it is queued, or NULL */
+
+    _Atomic int cause; /* first cause of cancellation: MP_CANCELLED, MP_TIMEOUT, ...; 0 = not cancelled */
     _Atomic uint64_t submitted_ns, started_ns, finished_ns;
-    _Atomic uint64_t moved_ns; /* last step or piece of result; what patience counts from */
-    _Atomic uint64_t progress; /* counts up; UINT64_MAX = done, stored after status and error */
-    _Atomic uint64_t wake_at;  /* progress for which somebody parks; written under lock, read without */
+    _Atomic uint64_t moved_ns; /* last step or stream chunk: patience counts from here */
+    _Atomic uint64_t progress; /* rises with every stream chunk; UINT64_MAX = done, stored after status and error */
+    _Atomic uint64_t wake_at;  /* progress that a parked thread waits for; written under lock, read without */
     mp_status status;          /* valid once done */
-    mp_error error;            /* likewise, of another status than MP_OK */
+    mp_error error;            /* valid once done, unless status is MP_OK */
     mp_mutex lock;
     mp_cond changed;
     /* guarded by: lock */
     int waiters;
-    uint64_t wait_at; /* progress for which the first of them parks; UINT64_MAX: the end, or nobody parks */
-    mp_notice notice; /* of the first notifier, without a notifier if there is none; `also` has one each for others */
+    uint64_t wait_at; /* progress that the first parked thread waits for; UINT64_MAX: the end, or no thread is parked */
+    mp_notice notice; /* of the first notifier (NULL if there is none); `also` links one notice per further notifier */
 };
 
 static inline mp_ticket *mp_ticket_of_node(mp_queue_node *node) {
     return (mp_ticket *)((char *)node - offsetof(mp_ticket, node));
 }
 
-/* Takes the call also on failure. Pins the entry; the two references are the caller's and the pool's. */
+/* Each refuses an illegal transition: state_machine.h. set_state: must hold the entry's lock. */
+void mp_ticket_set_state(mp_ticket *ticket, mp_ticket_state state);
+void mp_ticket_set_retry(mp_ticket *ticket, mp_ticket_retry retry);
+/* The state after one more fault; `spare` for an external kill of a request that can continue. The same state: none is
+ * left, the fault ends the request. */
+mp_ticket_retry mp_ticket_next_retry(const mp_ticket *ticket, bool spare);
+/* A suspect may have made a worker fail, or its like has: it takes its steps alone. */
+static inline bool mp_ticket_is_suspect(const mp_ticket *ticket) {
+    return ticket->quarantined || ticket->retry != MP_RETRY_UNUSED;
+}
+
+/* Takes ownership of `call`, also on failure. Owns a reference to the entry. The ticket has two references: the
+ * caller's and the pool's. */
 mp_status mp_ticket_create(mp_entry *entry, mp_call *call, const mp_submit_options *options, mp_ticket **ticket,
                            mp_error *error);
-/* One that did not reach this entry's queue tries another's. */
+/* Moves a ticket that did not reach this entry's queue to another entry. */
 void mp_ticket_move(mp_ticket *ticket, mp_entry *entry);
-/* A piece of result is there. By the worker. */
+/* For the worker: a stream chunk is available. */
 void mp_ticket_publish(mp_ticket *ticket);
-/* The terminal state. error: copied; unused with MP_OK. The pool's reference stays. */
+/* Publishes the terminal status. Copies `error`, which is unused with MP_OK. The pool's reference stays. */
 void mp_ticket_conclude(mp_ticket *ticket, mp_status status, const mp_error *error);
-/* The pool's reference back, from one that is done. */
+/* Drops the pool's reference of a ticket that is done. */
 void mp_ticket_let_go(mp_ticket *ticket);
-/* The error that belongs to a cancelled ticket's cause. */
+/* Fills in the error for the cause of a cancelled ticket and returns its code. */
 mp_status mp_ticket_cause(const mp_ticket *ticket, mp_error *error);
-/* One that never reached a queue: both references. */
+/* Drops both references of a ticket that never reached a queue. */
 void mp_ticket_discard(mp_ticket *ticket);
 
 #endif

@@ -1,10 +1,15 @@
-/* serve.c: a worker's work, from ready to leaving. See entry.h, worker.h and models/engine.h.
+/* serve.c: a worker's loop, from READY until it leaves. See entry.h, worker.h and models/engine.h.
  *
- * Fairness: items are offered to plan() by priority, then by how much service their flow has had (a tenant's work of
- * one kind, as in the queue; bulk work counts for more than it had), then by how much they have had within it. A flow
- * that comes, and a call that joins its flow, is taken to have had as much as an equal share of every step so far would
- * have given it (virtual time, as in weighted fair queueing). So tenants share the steps however many calls each has, a
- * call with 10,000 texts shares them with calls of one, and nobody starves. */
+ * One round takes requests from the queue, admits them to the engine, plans a step, leases compute threads, runs the
+ * step and delivers its outcomes. The worker owns its active items and its engine, so plan and step run without a
+ * lock.
+ *
+ * Fairness is weighted fair queueing over steps. plan() is offered the active items in this order: by priority, then
+ * by the service that their flow has had, then by the service that they have had within the flow. A flow is the work
+ * of one tenant in one service class, as in the queue. Bulk work is charged BULK_WEIGHT times the service it had. A
+ * new flow, and a new request of a flow, starts at virtual time: it counts as if it had had an equal share of every
+ * step so far. So tenants share the steps however many requests each has, one request with 10,000 texts shares them
+ * with small ones, and no request starves. */
 #include <assert.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -14,18 +19,21 @@
 
 static const uint64_t MS = 1000 * 1000;
 static const uint64_t MEMORY_AGAIN_MS = 20;
-static const uint64_t LOST_LOOK_NS = 1000ull * 1000 * 1000; /* a worker without work looks after its engine so often */
-static const uint64_t CRITICAL_LOOK_NS = 1000 * 1000; /* maintenance looks at memory that is short so soon */
-static const uint64_t MASK_LOOK_NS = 50ull * 1000 * 1000; /* who waits for masks looks at deadlines so often */
-/* With nobody waiting, a step may be this many times the budget: fewer boundaries, and still soon over when somebody
- * comes. */
-enum { ALONE = 4 };
-/* Service that bulk work is charged for, in relation to what it had: others get so many times its share. */
+/* interval at which an idle worker checks whether its engine still exists */
+static const uint64_t LOST_POLL_NS = 1000ull * 1000 * 1000;
+static const uint64_t CRITICAL_POLL_NS = 1000 * 1000; /* delay of maintenance while memory is critical */
+/* interval at which a worker that waits for grammar masks checks deadlines */
+static const uint64_t MASK_POLL_NS = 50ull * 1000 * 1000;
+/* A step of a request that is alone may exceed the step budget by this factor: it has fewer boundaries, and still
+ * ends soon after another request arrives. */
+enum { ALONE_FACTOR = 4 };
+/* Bulk work is charged this multiple of the service it had, so that interactive work gets this multiple of its
+ * share. */
 enum { BULK_WEIGHT = 4 };
 
 /* --- ending items --- */
 
-/* Off the active list, so that nobody else ends it. Under the lock. */
+/* Must hold the lock. Takes the request off the active list. The caller then changes its state. */
 static void deactivate(mp_worker *w, mp_ticket *ticket) {
     for (int i = 0; i < w->active_count; i++) {
         if (w->active[i] != ticket)
@@ -40,18 +48,19 @@ static void deactivate(mp_worker *w, mp_ticket *ticket) {
     assert(!"an active ticket is on the list");
 }
 
-/* No lock held. error: unused with MP_OK. */
+/* Must not hold the lock. `error` is unused with MP_OK. */
 static void end_item(mp_worker *w, mp_ticket *ticket, mp_status status, const mp_error *error) {
     mp_entry *entry = w->entry;
     mp_error own;
     if (status != MP_OK)
-        own = *error; /* may be the item's, which retire may clear */
+        own = *error; /* it may be the item's own, which retire may clear */
     w->engine->ops->retire(w->engine, &ticket->item);
-    w->trimmed = ticket->admitted = false;
+    w->trimmed = false;
     uint64_t held = mp_worker_bytes(w);
     mp_mutex_lock(&entry->lock);
     deactivate(w, ticket);
     w->served++;
+    mp_ticket_set_state(ticket, MP_TICKET_ENDED);
     w->held_bytes = held;
     mp_dispatch_memory_free(entry);
     mp_mutex_unlock(&entry->lock);
@@ -63,7 +72,7 @@ static void end_cancelled(mp_worker *w) {
     for (int i = w->active_count - 1; i >= 0; i--) {
         mp_ticket *ticket = w->active[i];
         uint64_t deadline = ticket->item.deadline_ns;
-        /* The sweep looks too, but it may be late or have no thread. */
+        /* The sweep checks deadlines too, but may run late or have no thread. */
         if (deadline && now >= deadline)
             mp_entry_cancel(w->entry, ticket, MP_TIMEOUT);
         if (!atomic_load_explicit(&ticket->cause, memory_order_acquire))
@@ -79,21 +88,25 @@ static void end_all(mp_worker *w, const mp_error *error) {
         end_item(w, w->active[w->active_count - 1], error->code, error);
 }
 
-/* Under the lock: off the active list and to the front of the queue. False: it was cancelled, and is the caller's to
- * finish. Others are to be rung. */
+/* Must hold the lock. Moves an active request to the front of the queue. Returns false if it was cancelled: then it
+ * is ENDED and the caller finishes it. The caller wakes other workers. */
 static bool requeue(mp_worker *w, mp_ticket *ticket) {
     deactivate(w, ticket);
-    if (atomic_load_explicit(&ticket->cause, memory_order_acquire))
+    if (atomic_load_explicit(&ticket->cause, memory_order_acquire)) {
+        mp_ticket_set_state(ticket, MP_TICKET_ENDED);
         return false;
+    }
+    mp_ticket_set_state(ticket, MP_TICKET_QUEUED);
     mp_queue_push_front(&w->entry->queue, &ticket->node);
     return true;
 }
 
-/* The engine was lost outside of a step, at this call or beside it, or while nobody looked. True: this call has been
- * there before, so that it is ended: it must not take one worker after the other with it. */
-static bool lose_with(mp_worker *w, mp_ticket *ticket) {
-    if (!ticket->adrift) {
-        ticket->adrift = true;
+/* The engine was lost between steps while it had this request: in admit, in plan, or unnoticed. Returns true if this
+ * was the request's last permitted loss and it has been ended: one request must not take down one worker after the
+ * other. */
+static bool lost_with(mp_worker *w, mp_ticket *ticket) {
+    if (ticket->losses + 1 < MP_LOSSES_MOST) {
+        ticket->losses++;
         return false;
     }
     mp_error error = w->fault;
@@ -102,7 +115,7 @@ static bool lose_with(mp_worker *w, mp_ticket *ticket) {
     return true;
 }
 
-/* The fresh ones from number `from` on, which were not admitted, wait again. */
+/* Returns the fresh requests from index `from` on, which were not admitted, to the queue. */
 static void put_back_fresh(mp_worker *w, int from) {
     mp_entry *entry = w->entry;
     mp_ticket *cancelled = NULL;
@@ -119,13 +132,12 @@ static void put_back_fresh(mp_worker *w, int from) {
     mp_entry_finish_list(entry, cancelled, NULL);
 }
 
-/* An active item gives its memory back and waits at the front of the queue. counted: as what. */
+/* An active request gives its memory back and returns to the front of the queue. `counted` is the metric for it. */
 static void preempt(mp_worker *w, mp_ticket *ticket, mp_metric counted) {
     mp_entry *entry = w->entry;
     mp_count(entry->services, counted, 1);
-    if (ticket->admitted)
+    if (ticket->state == MP_TICKET_ADMITTED)
         w->engine->ops->preempt(w->engine, &ticket->item);
-    ticket->admitted = false;
     mp_mutex_lock(&entry->lock);
     bool waits = requeue(w, ticket);
     mp_dispatch_ring_all(entry);
@@ -140,7 +152,7 @@ static void preempt(mp_worker *w, mp_ticket *ticket, mp_metric counted) {
 
 /* --- taking work --- */
 
-/* No lock held: the engine is at its end, and so is the worker. */
+/* Must not hold the lock. If the engine is lost, records the fault that ends the worker. */
 static bool is_lost(mp_worker *w) {
     const mp_error *lost = w->engine->lost ? w->engine->lost(w->engine) : NULL;
     if (lost)
@@ -148,8 +160,8 @@ static bool is_lost(mp_worker *w) {
     return lost != NULL;
 }
 
-/* Under the lock: wait for work, at least until the worker is rung. */
-static void rest(mp_worker *w, uint64_t until_ns) {
+/* Must hold the lock. Waits for work until `until_ns` or until the worker is woken. May return early. */
+static void wait_for_work(mp_worker *w, uint64_t until_ns) {
     mp_entry *entry = w->entry;
     mp_services *services = entry->services;
     if (w->state == MP_WORKER_PROCESSING)
@@ -168,8 +180,8 @@ static void rest(mp_worker *w, uint64_t until_ns) {
     uint64_t due = mp_sys_after(w->idle_since_ns, entry->keep_alive_ns);
     mp_spin_rule rule = mp_entry_spin_rule(entry);
     bool critical = mp_governor_pressure(services->governor) == MP_PRESSURE_CRITICAL;
-    if (critical && due > w->idle_since_ns + CRITICAL_LOOK_NS)
-        due = w->idle_since_ns + CRITICAL_LOOK_NS;
+    if (critical && due > w->idle_since_ns + CRITICAL_POLL_NS)
+        due = w->idle_since_ns + CRITICAL_POLL_NS;
     if (w->runnable || due < atomic_load_explicit(&services->maintenance.next_ns, memory_order_relaxed)) {
         mp_mutex_unlock(&entry->lock);
         mp_worker_set_runnable(w, false);
@@ -182,8 +194,8 @@ static void rest(mp_worker *w, uint64_t until_ns) {
     mp_bell_wait(&w->bell, &entry->lock, &rule, until_ns);
 }
 
-/* Under the lock: until when a worker without work lets calls gather, 0 = no longer. */
-static uint64_t gathers_until(const mp_worker *w) {
+/* Must hold the lock. Returns until when an idle worker lets requests gather for a larger batch; 0 = no longer. */
+static uint64_t gather_until(const mp_worker *w) {
     uint64_t wait_ns = w->entry->services->batch_wait_ns, now;
     mp_queue_node *first = wait_ns && !w->active_count ? mp_queue_first(&w->entry->queue) : NULL;
     if (!first || (now = mp_sys_now_ns()) >= first->since_ns + wait_ns)
@@ -191,7 +203,7 @@ static uint64_t gathers_until(const mp_worker *w) {
     return first->since_ns + wait_ns;
 }
 
-/* Wait until something is active. False: the worker is to leave; nothing is active then. */
+/* Waits until a request is active. Returns false if the worker must leave; then no request is active. */
 static bool take_work(mp_worker *w) {
     mp_entry *entry = w->entry;
     for (;;) {
@@ -201,39 +213,40 @@ static bool take_work(mp_worker *w) {
         if (w->state == MP_WORKER_DEAD)
             break;
         w->rung = false;
-        uint64_t until_ns = gathers_until(w);
+        uint64_t until_ns = gather_until(w);
         if (w->retry_ns && mp_sys_now_ns() >= w->retry_ns) {
             w->memory_tight = false;
             w->retry_ns = 0;
         }
-        /* quit has cancelled the active ones and emptied the queue */
-        if (w->fault.code != MP_OK) { /* what it was rung for is anybody else's */
+        /* Shutdown has cancelled the active requests and emptied the queue. */
+        if (w->fault.code != MP_OK) { /* pass its wake-ups on to other workers */
             w->leave = true;
             mp_dispatch_ring_all(entry);
         }
-        bool over = entry->quit || w->fault.code != MP_OK;
+        bool over = entry->shutdown == MP_SHUTDOWN_QUITTING || w->fault.code != MP_OK;
         if (!over && !until_ns)
             mp_dispatch_take(entry, w);
         if (w->active_count) {
             if (w->state != MP_WORKER_PROCESSING)
                 mp_worker_set_state(w, MP_WORKER_PROCESSING);
-            mp_dispatch_ring_all(entry); /* its own that it could not take are anybody's now */
+            mp_dispatch_ring_all(entry); /* requests that had this worker as their home may go to others */
             mp_guard guard = {0};
-            bool scale = mp_dispatch_scale(entry, &guard); /* all may be busy now, and something still wait */
+            bool scale = mp_dispatch_scale(entry, &guard); /* this worker may have been the last idle one */
             mp_mutex_unlock(&entry->lock);
             if (scale)
                 mp_entry_launch(entry, guard);
             mp_worker_set_runnable(w, true);
             return true;
         }
-        if (over || w->leave || entry->evict || (entry->remove && entry->queue.count == 0))
+        if (over || w->leave || entry->unload == MP_UNLOAD_REQUESTED ||
+            (entry->removal != MP_REMOVAL_NONE && entry->queue.count == 0))
             break;
         if (w->retry_ns && (!until_ns || w->retry_ns < until_ns))
             until_ns = w->retry_ns;
-        uint64_t look_ns = w->engine->lost ? mp_sys_now_ns() + LOST_LOOK_NS : 0;
-        if (look_ns && (!until_ns || look_ns < until_ns))
-            until_ns = look_ns;
-        rest(w, until_ns);
+        uint64_t poll_ns = w->engine->lost ? mp_sys_now_ns() + LOST_POLL_NS : 0;
+        if (poll_ns && (!until_ns || poll_ns < until_ns))
+            until_ns = poll_ns;
+        wait_for_work(w, until_ns);
         mp_mutex_unlock(&entry->lock);
     }
     mp_mutex_unlock(&entry->lock);
@@ -241,19 +254,20 @@ static bool take_work(mp_worker *w) {
     return false;
 }
 
-/* One was admitted: neither its flow nor it has a claim on time that it did not use. */
+/* A request was admitted. Neither its flow nor the request has a claim on time that it did not use. */
 static void join(mp_worker *w, mp_ticket *ticket) {
     int flow = ticket->node.flow;
     bool away = true;
     for (int i = 0; i < w->active_count; i++)
-        away = away && (w->active[i] == ticket || !w->active[i]->admitted || w->active[i]->node.flow != flow);
+        away = away && (w->active[i] == ticket || w->active[i]->state != MP_TICKET_ADMITTED ||
+                        w->active[i]->node.flow != flow);
     if (away && w->flow_ns[flow] < w->virtual_ns)
         w->flow_ns[flow] = w->virtual_ns;
     ticket->virtual_ns = w->clock_ns[flow];
 }
 
-/* After a step that was offered n items: what an equal share of it was, by weight, for each flow, and within each; and
- * what everybody has had. */
+/* Charges a step that was offered n items: advances virtual time by an equal weighted share for each flow, and
+ * within each flow, and charges every planned request what it had. */
 static void charge(mp_worker *w, int n, uint64_t took_ns) {
     int calls[MP_QUEUE_FLOWS] = {0};
     uint64_t weights = 0;
@@ -278,29 +292,29 @@ static void charge(mp_worker *w, int n, uint64_t took_ns) {
     }
 }
 
-/* Of a call that was queued before anybody knew what it costs. */
-static void note_cost(mp_worker *w, mp_ticket *ticket) {
-    if (ticket->node.cost == ticket->item.cost_ns)
-        return;
+/* The engine has admitted the request. Its cost may be new: the model was not loaded when the request was queued. */
+static void note_admitted(mp_worker *w, mp_ticket *ticket) {
     mp_mutex_lock(&w->entry->lock);
+    mp_ticket_set_state(ticket, MP_TICKET_ADMITTED);
     ticket->node.cost = ticket->item.cost_ns;
     mp_mutex_unlock(&w->entry->lock);
 }
 
-/* Memory was refused: other models may hold some without need. True: it is on its way. */
-static bool ask_others(mp_worker *w) {
+/* Memory was refused. Asks other models for memory that they do not need; returns true if some is coming. */
+static bool reclaim_from_others(mp_worker *w) {
     mp_governor *governor = w->entry->services->governor;
     uint64_t limit = atomic_load_explicit(&mp_governor_budget(governor)->limit, memory_order_relaxed);
     return mp_governor_reclaim(governor, limit / 16, false) > 0;
 }
 
-/* Under the lock: what is put back must not return before somebody has left; or for a while only, if `again`: there may
- * be nobody who leaves. */
-static void close_door(mp_worker *w, bool again) {
+/* Must hold the lock. Keeps refused requests from returning before another request has left; with `again` for
+ * MEMORY_AGAIN_MS only, because there may be no other request. */
+static void block_admission(mp_worker *w, bool again) {
     w->memory_tight = true;
-    w->lean = true; /* it was trimmed; else workers that hand a call to and fro ask each other for ever */
+    /* it was trimmed already; otherwise two workers that pass a request back and forth would ask each other for ever */
+    w->lean = true;
     w->retry_ns = again ? mp_sys_now_ns() + MEMORY_AGAIN_MS * MS : 0;
-    mp_dispatch_ring_all(w->entry); /* what waited for this one may go to the next */
+    mp_dispatch_ring_all(w->entry); /* requests with this worker as their home may go to the next one */
 }
 
 static void admit_fresh(mp_worker *w) {
@@ -310,9 +324,9 @@ static void admit_fresh(mp_worker *w) {
         mp_error error;
         mp_error_clear(&error);
         if (ticket->item.deadline_ns && mp_sys_now_ns() >= ticket->item.deadline_ns)
-            mp_entry_cancel(entry, ticket, MP_TIMEOUT); /* it waited until now, and the sweep is late */
+            mp_entry_cancel(entry, ticket, MP_TIMEOUT); /* it expired in the queue, and the sweep is late */
         if (atomic_load_explicit(&ticket->cause, memory_order_acquire))
-            continue; /* ended at the next look */
+            continue; /* end_cancelled ends it */
         mp_status status = mp_entry_screen(entry, ticket, &error);
         if (status == MP_OK)
             status = mp_entry_check(entry, w->resident, ticket, &error);
@@ -327,13 +341,12 @@ static void admit_fresh(mp_worker *w) {
                 status = w->engine->ops->admit(w->engine, &ticket->item, &error);
         }
         if (status == MP_OK) {
-            ticket->admitted = true;
+            note_admitted(w, ticket);
             join(w, ticket);
-            note_cost(w, ticket);
             continue;
         }
-        if (status != MP_MEMORY_EXHAUSTED && is_lost(w)) { /* somebody else takes it, once */
-            bool ended = lose_with(w, ticket);
+        if (status != MP_MEMORY_EXHAUSTED && is_lost(w)) { /* another worker takes it, once */
+            bool ended = lost_with(w, ticket);
             mp_count(entry->services, MP_METRIC_retries, !ended);
             put_back_fresh(w, ended ? i + 1 : i);
             break;
@@ -342,20 +355,21 @@ static void admit_fresh(mp_worker *w) {
             end_item(w, ticket, status, &error);
             continue;
         }
-        /* Others hold what it needs (those not admitted are the fresh ones behind it): wait until one has left. Or
-         * other models hold it without need: wait until they have given it up. Other workers' may end before the door
-         * is closed, or have been refused just now too, each for the other's sake. */
+        /* Find out where the memory is. If other requests of this model hold it, wait until one of them has left
+         * (the requests that were not admitted are the fresh ones behind this one). If other models hold memory they
+         * do not need, wait until they have freed it. Other workers' requests may end before block_admission, or may
+         * been refused in the same moment, each because of the other: block_admission then has a time limit. */
         mp_mutex_lock(&entry->lock);
         bool mine = w->active_count > w->fresh_count - i;
         bool others = mp_entry_running(entry) > w->fresh_count - i;
         mp_mutex_unlock(&entry->lock);
-        bool coming = !others && ask_others(w);
+        bool coming = !others && reclaim_from_others(w);
         if (!others && !coming) {
             end_item(w, ticket, status, &error);
             continue;
         }
         mp_mutex_lock(&entry->lock);
-        close_door(w, !mine);
+        block_admission(w, !mine);
         mp_mutex_unlock(&entry->lock);
         put_back_fresh(w, i);
         break;
@@ -379,13 +393,13 @@ static bool comes_before(const mp_worker *w, const mp_item *a, const mp_item *b)
     return a->sequence < b->sequence;
 }
 
-/* Insertion sort: the active list is nearly in order from step to step. Cancelled ones are left out. */
+/* Sorts the active items by insertion: their order changes little between steps. Leaves out cancelled ones. */
 static int order_items(mp_worker *w) {
     int n = 0;
     for (int i = 0; i < w->active_count; i++) {
         mp_ticket *ticket = w->active[i];
         mp_item *item = &ticket->item;
-        if (!ticket->admitted || atomic_load_explicit(&item->cancelled, memory_order_relaxed))
+        if (ticket->state != MP_TICKET_ADMITTED || atomic_load_explicit(&item->cancelled, memory_order_relaxed))
             continue;
         int at = n++;
         for (; at > 0 && comes_before(w, item, w->order[at - 1]); at--)
@@ -395,17 +409,20 @@ static int order_items(mp_worker *w) {
     return n;
 }
 
-static bool is_suspect(const mp_item *item) { return ((const mp_ticket *)item->ticket)->suspect; }
+static bool is_suspect(const mp_item *item) {
+    return mp_ticket_is_suspect(item->ticket);
+}
 
-/* Who of the ordered is offered to the engine: all, unless there are suspects. A suspect takes its steps alone: should
- * it fail again, nobody else was there. Those left out are next, and their turn comes at once if those before them have
- * nothing to do. Returns how many; 0 = all had their turn. */
+/* Chooses the items to offer to the engine for turn number `turn`: all of them if no suspect is among them. A
+ * suspect takes its steps alone, so that a second failure has one cause. Suspects and the others alternate; if those
+ * whose turn it is have nothing to do, the next turn follows at once. Returns the number offered; 0 = every turn was
+ * tried. */
 static int offer(mp_worker *w, int n, int turn) {
     int suspects = 0, offered = 0;
     for (int i = 0; i < n; i++)
         suspects += is_suspect(w->order[i]);
     bool others = suspects < n, first = others && !is_suspect(w->order[0]) && !w->suspects_next;
-    int which = turn - first; /* of the suspects, -1 and as many as there are: of the others */
+    int which = turn - first; /* index of the suspect; -1 or `suspects` stands for the others */
     if (which >= suspects + (others && !first))
         return 0;
     for (int i = 0, seen = 0; i < n; i++) {
@@ -416,7 +433,8 @@ static int offer(mp_worker *w, int n, int turn) {
     return offered;
 }
 
-/* A plan for the first of them that have something to do. Returns how many were offered; lost: its engine was. */
+/* Plans for the first turn that has something to do. Returns the number of items offered. Sets *lost if the engine
+ * was lost. */
 static int plan_step(mp_worker *w, int n, uint64_t budget_ns, bool *lost) {
     int offered = 0, count;
     w->plan.count = 0;
@@ -435,14 +453,14 @@ static int plan_step(mp_worker *w, int n, uint64_t budget_ns, bool *lost) {
     return offered;
 }
 
-/* No lock held. False: all were cancelled in the meantime. */
+/* Must not hold the lock. Returns false if every planned request was cancelled meanwhile. */
 static bool enter_step(mp_worker *w, uint64_t now_ns) {
     mp_entry *entry = w->entry;
     int live = 0;
     mp_mutex_lock(&entry->lock);
     for (int i = 0; i < w->plan.count; i++) {
         mp_ticket *ticket = w->plan.items[i]->ticket;
-        ticket->in_step = true;
+        mp_ticket_set_state(ticket, MP_TICKET_STEPPING);
         live += atomic_load_explicit(&ticket->cause, memory_order_relaxed) == 0;
     }
     w->step_live = live;
@@ -454,14 +472,14 @@ static bool enter_step(mp_worker *w, uint64_t now_ns) {
     return live > 0;
 }
 
-/* One step that was held up is not the rule. */
+/* Limits one sample to four times the mean: a single step that was delayed is not representative. */
 static void run_mean(double *mean, double sample) {
     if (*mean <= 0)
         *mean = sample;
     *mean += ((sample < 4 * *mean ? sample : 4 * *mean) - *mean) / 16;
 }
 
-/* After a step that was offered n items. True: the worker was set apart meanwhile. */
+/* Ends a step that was offered n items. Returns true if the worker was abandoned meanwhile. */
 static bool leave_step(mp_worker *w, int n, uint64_t took_ns) {
     mp_entry *entry = w->entry;
     uint64_t held = mp_worker_bytes(w);
@@ -471,7 +489,7 @@ static bool leave_step(mp_worker *w, int n, uint64_t took_ns) {
     w->in_step = w->moving = false;
     w->step_live = 0;
     for (int i = 0; i < w->plan.count && !dead; i++)
-        ((mp_ticket *)w->plan.items[i]->ticket)->in_step = false;
+        mp_ticket_set_state(w->plan.items[i]->ticket, MP_TICKET_ADMITTED);
     w->step_ns += took_ns;
     if (!dead && w->plan.cost_ns) {
         double pace = (double)took_ns / (double)w->plan.cost_ns;
@@ -483,8 +501,8 @@ static bool leave_step(mp_worker *w, int n, uint64_t took_ns) {
     return dead;
 }
 
-/* An item found no memory in a step: the youngest of the lowest priority gives its own back and waits at the front of
- * the queue. With nobody else to take from, it is the item's end. */
+/* A request found no memory in a step. The youngest request of the lowest priority is preempted and returns to the
+ * front of the queue. If there is no other request to take memory from, the waiting one ends. */
 static void make_memory(mp_worker *w, mp_ticket *waiting) {
     mp_entry *entry = w->entry;
     if (!w->trimmed) {
@@ -495,34 +513,35 @@ static void make_memory(mp_worker *w, mp_ticket *waiting) {
     mp_ticket *victim = NULL;
     for (int i = 0; i < w->active_count; i++) {
         mp_ticket *ticket = w->active[i];
-        if (!ticket->admitted)
+        if (ticket->state != MP_TICKET_ADMITTED)
             continue;
         if (!victim || ticket->item.priority > victim->item.priority ||
             (ticket->item.priority == victim->item.priority && ticket->item.sequence > victim->item.sequence))
             victim = ticket;
     }
-    bool alone = w->active_count == 1, coming = alone && ask_others(w);
+    bool alone = w->active_count == 1, coming = alone && reclaim_from_others(w);
     mp_mutex_lock(&entry->lock);
     bool others = mp_entry_running(entry) > w->active_count, waits = !alone || coming || others;
     if (waits)
-        close_door(w, alone || others);
+        block_admission(w, alone || others);
     mp_mutex_unlock(&entry->lock);
     if (waits) {
         preempt(w, victim, MP_METRIC_preemptions);
         return;
     }
     mp_error error;
-    mp_fail(&error, MP_MEMORY_EXHAUSTED, "%s: the call needs more memory than is left, though it runs alone",
+    mp_fail(&error, MP_MEMORY_EXHAUSTED,
+            "%s: the request needs more memory than is free, although no other request of the model is active",
             entry->key);
     end_item(w, waiting, error.code, &error);
 }
 
-/* A step failed for this item. It may have a second try; an internal error is the end of the worker. */
+/* A step failed for this request: retry it or end it. An internal error also ends the worker. */
 static void fail_item(mp_worker *w, mp_ticket *ticket, bool alone, bool *noted) {
     mp_entry *entry = w->entry;
     mp_error error = ticket->item.error;
     if (error.code == MP_OK)
-        mp_fail(&error, MP_MODEL, "%s: the model failed while computing", entry->key);
+        mp_fail(&error, MP_MODEL, "%s: the model failed in a step and gave no reason", entry->key);
     if (error.code == MP_INTERNAL)
         w->fault = error;
     w->end_noted |= error.code == MP_INTERNAL || error.code == MP_RECV;
@@ -536,7 +555,7 @@ static void fail_item(mp_worker *w, mp_ticket *ticket, bool alone, bool *noted) 
         w->engine->ops->retire(w->engine, &ticket->item);
         ticket->item.cursor = 0;
     }
-    w->trimmed = ticket->admitted = false;
+    w->trimmed = false;
     mp_error_clear(&ticket->item.error);
     mp_count(entry->services, MP_METRIC_retries, 1);
     mp_mutex_lock(&entry->lock);
@@ -550,32 +569,32 @@ static void fail_item(mp_worker *w, mp_ticket *ticket, bool alone, bool *noted) 
     mp_entry_finish(entry, ticket, status, &error);
 }
 
-static void hand_out(mp_worker *w, uint64_t now_ns) {
+static void deliver_outcomes(mp_worker *w, uint64_t now_ns) {
     mp_ticket *waiting = NULL;
-    bool somebody_left = false, noted = false;
+    bool some_ended = false, noted = false;
     for (int i = 0; i < w->plan.count; i++) {
         mp_ticket *ticket = w->plan.items[i]->ticket;
-        if (w->outcomes[i] != MP_OUTCOME_WAIT_MEMORY) /* nothing was done for it */
+        if (w->outcomes[i] != MP_OUTCOME_WAIT_MEMORY) /* nothing was computed for it */
             atomic_store_explicit(&ticket->moved_ns, now_ns, memory_order_relaxed);
         switch (w->outcomes[i]) {
         case MP_OUTCOME_DONE:
-            somebody_left = true;
+            some_ended = true;
             end_item(w, ticket, MP_OK, NULL);
             break;
         case MP_OUTCOME_FAILED:
-            somebody_left = true;
+            some_ended = true;
             fail_item(w, ticket, w->plan.count == 1, &noted);
             break;
         case MP_OUTCOME_WAIT_MEMORY:
             waiting = ticket;
             break;
-        case MP_OUTCOME_WAIT_MASK: /* the next plan looks whether it is there */
+        case MP_OUTCOME_WAIT_MASK: /* the next plan checks for the mask */
         case MP_OUTCOME_MORE:
             mp_ticket_publish(ticket);
             break;
         }
     }
-    if (waiting && !somebody_left)
+    if (waiting && !some_ended)
         make_memory(w, waiting);
 }
 
@@ -590,9 +609,9 @@ static void count_work(mp_worker *w) {
     w->counted = *work;
 }
 
-/* Everybody waits for a mask. Whoever brings one, a call that comes or one that is cancelled rings; deadlines are
- * looked at now and then. `rung` was cleared before the plan looked; of a call that came since, or was cancelled,
- * nobody told a worker that did not wait yet. */
+/* Every active request waits for a grammar mask. A new mask, a new request and a cancellation wake the worker;
+ * deadlines are polled every MASK_POLL_NS. `rung` was cleared before the plan checked the masks. Requests and
+ * cancellations that came after that did not wake this worker, as it was not waiting yet, so check for them here. */
 static void wait_for_masks(mp_worker *w) {
     mp_entry *entry = w->entry;
     mp_mutex_lock(&entry->lock);
@@ -601,20 +620,20 @@ static void wait_for_masks(mp_worker *w) {
         over = over || atomic_load_explicit(&w->active[i]->cause, memory_order_relaxed) != 0;
     if (!over) {
         w->waits = true;
-        mp_bell_wait(&w->bell, &entry->lock, NULL, mp_sys_now_ns() + MASK_LOOK_NS);
+        mp_bell_wait(&w->bell, &entry->lock, NULL, mp_sys_now_ns() + MASK_POLL_NS);
         w->waits = false;
     }
     mp_mutex_unlock(&entry->lock);
 }
 
-/* A file is another than what was loaded: what the step made may be of both, and nobody sees it. */
+/* A model file was changed. The step may have read both versions, so its results are discarded. */
 static void end_changed(mp_worker *w) {
-    mp_fail(&w->fault, MP_INTEGRITY, "%s: a file of the model was changed or cut short while it was in use",
+    mp_fail(&w->fault, MP_INTEGRITY, "%s: a model file was changed or truncated while the model was in use",
             w->entry->key);
     end_all(w, &w->fault);
 }
 
-/* False: the worker was set apart. */
+/* Runs one step. Returns false if the worker was abandoned. */
 static bool step(mp_worker *w) {
     mp_entry *entry = w->entry;
     mp_services *services = entry->services;
@@ -626,12 +645,12 @@ static bool step(mp_worker *w) {
     mp_mutex_unlock(&entry->lock);
     uint64_t budget_ns = services->step_budget_ns;
     if (alone && !mp_cores_contended(services->cores_seen))
-        budget_ns *= ALONE;
+        budget_ns *= ALONE_FACTOR;
     bool lost;
     n = plan_step(w, n, budget_ns, &lost);
-    if (lost) { /* before the step: nobody was in it, but one of them may be the cause */
+    if (lost) { /* no request was in a step, but one of them may be the cause */
         for (int i = 0; i < n; i++)
-            lose_with(w, w->offered[i]->ticket);
+            lost_with(w, w->offered[i]->ticket);
         return true;
     }
     if (w->plan.count == 0) {
@@ -640,7 +659,7 @@ static bool step(mp_worker *w) {
     }
     int most = w->plan.together ? mp_cores_together(services->cores_seen) : w->plan.lanes;
     if (!mp_worker_lease(w, w->plan.lanes < most ? w->plan.lanes : most))
-        return true; /* who is cancelled is ended first */
+        return true; /* end cancelled requests first */
     w->lease.together = w->plan.together;
     uint64_t began_ns = mp_sys_now_ns();
     bool live = enter_step(w, began_ns);
@@ -668,7 +687,7 @@ static bool step(mp_worker *w) {
     count_work(w);
     charge(w, n, took_ns);
     if (w->resident->model->ops->healthy(w->resident->model))
-        hand_out(w, now_ns);
+        deliver_outcomes(w, now_ns);
     else
         end_changed(w);
     return true;
@@ -680,7 +699,7 @@ void mp_worker_serve(mp_worker *w) {
         if (w->fault.code == MP_OK && !step(w))
             return;
         is_lost(w);
-        if (w->fault.code != MP_OK) { /* others go on elsewhere, with the same bytes */
+        if (w->fault.code != MP_OK) { /* other workers continue the requests, with the same bytes */
             while (w->active_count)
                 preempt(w, w->active[w->active_count - 1], MP_METRIC_retries);
             return;

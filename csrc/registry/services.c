@@ -1,4 +1,4 @@
-/* services.c: see services.h. */
+/* services.c: checks and applies a registry's configuration, and counts metrics. See services.h. */
 #include "registry/services.h"
 
 #include <string.h>
@@ -10,7 +10,7 @@
 static const uint64_t MS = 1000 * 1000;
 static const uint64_t BATCH_WAIT_MOST_NS = 2 * 1000 * 1000;
 
-/* --- what a registry was told --- */
+/* --- configuration --- */
 
 static const char *const policy_names[MP_POLICY_COUNT] = {"default", "shared", "pack", "p2c", "sequential"};
 
@@ -31,21 +31,22 @@ mp_status mp_services_check(const mp_registry_config *config, mp_error *error) {
         for (int j = 0; j < MP_LANE_COUNT; j++)
             if (config->queue_capacity[i][j] < 0)
                 return mp_fail(error, MP_INVALID_ARGUMENT,
-                               "the queue capacity of %s is %d, allowed: at least 1, or 0 for %d", row->name,
-                               config->queue_capacity[i][j], row->queue_capacity[j]);
+                               "the queue capacity of %s must be at least 1, or 0 for the default of %d, got %d",
+                               row->name, row->queue_capacity[j], config->queue_capacity[i][j]);
         if (config->policy[i] < 0 || config->policy[i] >= MP_POLICY_COUNT)
-            return mp_fail(error, MP_INVALID_ARGUMENT, "the policy of %s is %d, allowed: 0 to %d", row->name,
-                           (int)config->policy[i], MP_POLICY_COUNT - 1);
+            return mp_fail(error, MP_INVALID_ARGUMENT, "the policy of %s must be 0 to %d, got %d", row->name,
+                           MP_POLICY_COUNT - 1, (int)config->policy[i]);
     }
     if (config->max_workers < 0 || config->max_workers > MP_WORKERS_MAX)
-        return mp_fail(error, MP_INVALID_ARGUMENT, "max_workers is %d, allowed: 1 to %d, or 0 for 4",
-                       config->max_workers, MP_WORKERS_MAX);
+        return mp_fail(error, MP_INVALID_ARGUMENT, "`max_workers` must be 1 to %d, or 0 for the default of 4, got %d",
+                       MP_WORKERS_MAX, config->max_workers);
     if (config->batch_wait_ns > BATCH_WAIT_MOST_NS)
-        return mp_fail(error, MP_INVALID_ARGUMENT, "the batch wait is %.3f ms, allowed: up to %.0f ms",
-                       (double)config->batch_wait_ns * 1e-6, (double)BATCH_WAIT_MOST_NS * 1e-6);
+        return mp_fail(error, MP_INVALID_ARGUMENT, "`batch_wait` must be at most %.0f ms, got %.3f ms",
+                       (double)BATCH_WAIT_MOST_NS * 1e-6, (double)config->batch_wait_ns * 1e-6);
     if (config->breaker_threshold < -1 || config->breaker_threshold > MP_BREAKER_FAULTS_MAX)
-        return mp_fail(error, MP_INVALID_ARGUMENT, "the breaker's threshold is %d, allowed: 1 to %d, -1, or 0 for 5",
-                       config->breaker_threshold, MP_BREAKER_FAULTS_MAX);
+        return mp_fail(error, MP_INVALID_ARGUMENT,
+                       "`breaker_threshold` must be 1 to %d, -1 (never open) or 0 for the default of 5, got %d",
+                       MP_BREAKER_FAULTS_MAX, config->breaker_threshold);
     return mp_chaos_check(&config->chaos, error);
 }
 

@@ -1,5 +1,5 @@
-/* services.h: what the entries of one registry share. Counted: the registry holds a reference and so does every entry,
- * since tickets, and with them entries, may outlive the registry. */
+/* services.h: the parts that all entries of one registry share. Reference-counted: the registry and every entry own
+ * a reference, because tickets, and with them entries, may outlive the registry. */
 #ifndef MP_REGISTRY_SERVICES_H
 #define MP_REGISTRY_SERVICES_H
 
@@ -29,19 +29,19 @@ typedef enum mp_entry_event {
 
 typedef struct mp_services {
     _Atomic int references;
-    uint64_t number; /* of the registry, unlike that of any other of the process */
-    /* NULL once the registry is closed; no entry works then */
+    uint64_t number; /* of the registry, unique in the process */
+    /* NULL once the registry is closed; no worker exists then */
     mp_cores *cores;
     mp_pool *pool;
     mp_governor *governor;
-    mp_cores *cores_seen; /* pinned: callers may ask whether to spin until the last ticket is gone */
+    mp_cores *cores_seen; /* own reference: callers ask whether to spin until the last ticket is gone */
     mp_maintenance maintenance;
-    /* as configured; constant */
+    /* configuration; constant */
     uint64_t step_budget_ns, spin_ns, load_timeout_ns, load_ceiling_ns, stall_timeout_ns, keep_alive_ns, batch_wait_ns,
         patience_ns;
     int max_workers;
     mp_policy policy[MP_CAPABILITY_COUNT];
-    bool policy_chosen[MP_CAPABILITY_COUNT]; /* by the configuration: loaders' own wishes count for nothing */
+    bool policy_chosen[MP_CAPABILITY_COUNT]; /* set by the configuration: the loader's own wish is ignored */
     int queue_capacity[MP_CAPABILITY_COUNT][MP_LANE_COUNT];
     mp_breaker_rule breaker;
     mp_chaos_rule chaos;
@@ -50,15 +50,15 @@ typedef struct mp_services {
     mp_quarantine quarantine;
     _Atomic int resident; /* workers that load or serve */
     _Atomic uint64_t metrics[MP_METRIC_COUNT];
-    /* Called by an entry's worker or caller, no lock held. */
+    /* Called by a worker or caller of an entry that holds no lock. */
     void (*event)(mp_registry *registry, mp_entry *entry, mp_entry_event event);
-    mp_registry *registry; /* valid while an entry works */
+    mp_registry *registry; /* valid while an entry has workers */
 } mp_services;
 
 static inline uint64_t mp_or_default(uint64_t value, uint64_t otherwise) { return value ? value : otherwise; }
-/* INVALID_ARGUMENT for what is out of range. */
+/* Returns INVALID_ARGUMENT for a value out of range. */
 mp_status mp_services_check(const mp_registry_config *config, mp_error *error);
-/* The constant part, with defaults filled in. */
+/* Fills in the configuration, with defaults. */
 void mp_services_configure(mp_services *services, const mp_registry_config *config);
 
 mp_services *mp_services_pin(mp_services *services);
@@ -68,7 +68,7 @@ static inline void mp_count(mp_services *services, mp_metric metric, uint64_t n)
     atomic_fetch_add_explicit(&services->metrics[metric], n, memory_order_relaxed);
 }
 
-/* The one row of a call's end. */
+/* Counts the end of a request in the one metric for its status. */
 void mp_count_end(mp_services *services, mp_status status);
 
 #endif

@@ -1,8 +1,8 @@
-/* shared.h: one object for the whole process, made by the first who asks and freed by the last who lets go.
+/* shared.h: one object for the whole process, created by its first user and freed by its last.
  *
- * A forking thread holds the lock of each slot (fork.c), so the child finds it whole. The users are registries, and the
- * child has them too; only one that another thread was just making, or letting go of, counts as a user there for ever:
- * then the object stays until the child ends. */
+ * A forking thread holds the lock of each slot (fork.c), so the child finds it consistent. The users are registries,
+ * and the child has the same ones. Only a registry that another thread was just creating or destroying stays counted
+ * in the child; the object then lives until the child ends. */
 #ifndef MP_REGISTRY_SHARED_H
 #define MP_REGISTRY_SHARED_H
 
@@ -13,7 +13,8 @@
 #include "base/cpu.h"
 
 typedef struct mp_shared_slot {
-    _Atomic int busy; /* a lock that needs no initialising; held only to look at the pointer and the count */
+    /* a spin lock that needs no initialisation; held only to read or change the pointer and the count */
+    _Atomic int busy;
     void *object;     /* guarded by: busy */
     int users;        /* guarded by: busy */
 } mp_shared_slot;
@@ -26,7 +27,7 @@ static inline void mp_shared_unlock(mp_shared_slot *slot) {
     atomic_store_explicit(&slot->busy, 0, memory_order_release);
 }
 
-/* Become a user of what is there, or NULL. */
+/* Returns the object and counts one more user, or returns NULL if there is none. */
 static inline void *mp_shared_take(mp_shared_slot *slot) {
     mp_shared_lock(slot);
     void *object = slot->object;
@@ -35,8 +36,8 @@ static inline void *mp_shared_take(mp_shared_slot *slot) {
     mp_shared_unlock(slot);
     return object;
 }
-/* Offer an object that was just made. Returns what is in the slot afterwards, as one more user of it: another thread
- * may have been quicker, then the caller frees its own. */
+/* Offers a new object. Returns the object that is in the slot afterwards and counts one more user of it. If another
+ * thread was faster, that is not `object`: the caller frees its own. */
 static inline void *mp_shared_offer(mp_shared_slot *slot, void *object) {
     mp_shared_lock(slot);
     if (!slot->object)
@@ -46,7 +47,7 @@ static inline void *mp_shared_offer(mp_shared_slot *slot, void *object) {
     mp_shared_unlock(slot);
     return object;
 }
-/* True: that was the last user and the slot is empty. */
+/* Returns true if that was the last user; the slot is empty then. */
 static inline bool mp_shared_drop(mp_shared_slot *slot) {
     mp_shared_lock(slot);
     bool last = --slot->users == 0;

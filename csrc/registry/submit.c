@@ -1,40 +1,41 @@
-/* submit.c: see entry.h. Calls on their way into the queue, and out of it by their callers' wish. */
+/* submit.c: the way of a request into the queue, and out of it when its caller cancels. See entry.h. */
 #include <stdatomic.h>
 
 #include "registry/entry.h"
 
 static const uint64_t MS = 1000 * 1000;
 static const uint64_t ROOM_SLICE_MS = 50;
-enum { PATIENCE_WAITS = 3 }; /* times the predicted wait: predictions err */
+enum { PATIENCE_WAITS = 3 }; /* times the predicted wait, because predictions are imprecise */
 
 /* --- submit --- */
 
-/* Under the lock: why the entry takes no calls now, or MP_OK. */
+/* Must hold the lock. Returns why the entry accepts no request now, or MP_OK. */
 static mp_status refusal(mp_entry *entry, mp_ticket *ticket, bool *gone, mp_error *error) {
     mp_services *services = entry->services;
-    if (entry->closed)
+    if (entry->shutdown != MP_SHUTDOWN_OPEN)
         return mp_fail(error, MP_SHUTTING_DOWN, "%s: the pool is shutting down", entry->key);
-    if (entry->remove) {
+    if (entry->removal != MP_REMOVAL_NONE) {
         *gone = true;
         return mp_fail(error, MP_UNKNOWN_MODEL, "%s was removed", entry->key);
     }
     uint64_t now = mp_sys_now_ns(), left_ns;
-    if (entry->broken || (entry->failed && now < entry->retry_ns)) {
+    if (entry->health == MP_HEALTH_BROKEN || now < entry->retry_ns) {
         *error = entry->failure;
         return error->code;
     }
     if (!ticket->probe && !mp_breaker_ask(&entry->breaker, &services->breaker, now, &ticket->probe, &left_ns)) {
         mp_count(services, MP_METRIC_circuit_rejections, 1);
         if (left_ns == 0)
-            return mp_fail(error, MP_CIRCUIT_OPEN, "%s rests after repeated faults of its workers: it is being tried "
-                           "with %d calls, try again when they are answered", entry->key, services->breaker.probes);
-        return mp_fail(error, MP_CIRCUIT_OPEN, "%s rests after repeated faults of its workers: try again in %.1f s",
-                       entry->key, (double)left_ns * 1e-9);
+            return mp_fail(error, MP_CIRCUIT_OPEN, "%s: the circuit breaker is half-open after repeated worker faults; "
+                           "try again when its %d probe requests have ended", entry->key, services->breaker.probes);
+        return mp_fail(error, MP_CIRCUIT_OPEN,
+                       "%s: the circuit breaker is open after repeated worker faults; try again in %.1f s", entry->key,
+                       (double)left_ns * 1e-9);
     }
     return MP_OK;
 }
 
-/* Under the lock: mp_registry_config.scale_timeout. Deadlines stay as they are. */
+/* Must hold the lock. Applies mp_registry_config.scale_timeout. Deadlines do not change. */
 static void stretch_patience(mp_entry *entry, mp_ticket *ticket) {
     uint64_t least = entry->services->patience_ns, most = least * MP_PATIENCE_SCALE;
     if (!ticket->stretches || most / MP_PATIENCE_SCALE != least)
@@ -45,13 +46,13 @@ static void stretch_patience(mp_entry *entry, mp_ticket *ticket) {
         ticket->patience_ns = wanted;
 }
 
-/* Under the lock, which is given up meanwhile: wait for room in the queue. */
+/* Must hold the lock; unlocks it while it waits. Waits for room in the queue. */
 static mp_status wait_for_room(mp_entry *entry, const mp_ticket *ticket, const mp_submit_options *options,
                                mp_error *error) {
     int waiting = entry->queue.count, kind = ticket->node.kind;
     if (options->fail_fast) {
         double eta = (double)mp_dispatch_wait_ns(entry, entry->queue.cost, entry->pace) * 1e-9;
-        return mp_fail(error, MP_OVERLOADED, "%s: the queue is full, %d calls wait; try again in %.1f s", entry->key,
+        return mp_fail(error, MP_OVERLOADED, "%s: the queue is full with %d requests; try again in %.1f s", entry->key,
                        waiting, eta > 0.1 ? eta : 0.1);
     }
     uint64_t now = mp_sys_now_ns(), slice = now + ROOM_SLICE_MS * MS;
@@ -59,8 +60,8 @@ static mp_status wait_for_room(mp_entry *entry, const mp_ticket *ticket, const m
     if (ticket->patience_ns && (!due || moved + ticket->patience_ns < due))
         due = moved + ticket->patience_ns;
     if (due && now >= due)
-        return mp_fail(error, MP_TIMEOUT, "%s: the queue was full until the deadline, %d calls wait", entry->key,
-                       waiting);
+        return mp_fail(error, MP_TIMEOUT, "%s: the queue was full until the deadline; %d requests are queued",
+                       entry->key, waiting);
     if (due && due < slice)
         slice = due;
     entry->room_waiters++;
@@ -71,24 +72,25 @@ static mp_status wait_for_room(mp_entry *entry, const mp_ticket *ticket, const m
     mp_mutex_unlock(&entry->lock);
     bool give_up = options->give_up(options->give_up_arg);
     mp_mutex_lock(&entry->lock);
-    return give_up ? mp_fail(error, MP_CANCELLED, "%s: the call was given up while the queue was full", entry->key)
-                   : MP_OK;
+    return give_up ? mp_fail(error, MP_CANCELLED, "%s: the request was cancelled while it waited for room in the queue",
+                             entry->key) : MP_OK;
 }
 
-/* Under the lock: the call is known to come too late. */
+/* Must hold the lock. Refuses a request that is certain to miss its deadline. */
 static mp_status check_deadline(mp_entry *entry, const mp_submit_options *options, mp_error *error) {
     uint64_t now = mp_sys_now_ns(), deadline = options->deadline_ns;
     if (!deadline)
         return MP_OK;
     if (now >= deadline)
-        return mp_fail(error, MP_TIMEOUT, "%s: the deadline had passed before the call was queued", entry->key);
-    /* Predictions err: only what is hopeless by a wide margin is refused, and only behind others. */
+        return mp_fail(error, MP_TIMEOUT, "%s: the deadline had passed before the request was queued", entry->key);
+    /* Predictions are imprecise: refuse only behind other requests, and only if the predicted wait is four times too
+     * long. */
     uint64_t wait_ns =
         entry->queue.count ? mp_dispatch_wait_ns(entry, entry->queue.cost, entry->full_pace) : 0;
     if (wait_ns / 4 <= deadline - now)
         return MP_OK;
-    return mp_fail(error, MP_TIMEOUT, "%s: %d calls wait, about %.1f s of work; the deadline is in %.1f s", entry->key,
-                   entry->queue.count, (double)wait_ns * 1e-9, (double)(deadline - now) * 1e-9);
+    return mp_fail(error, MP_TIMEOUT, "%s: %d requests are queued, about %.1f s of work, but the deadline is in %.1f s",
+                   entry->key, entry->queue.count, (double)wait_ns * 1e-9, (double)(deadline - now) * 1e-9);
 }
 
 mp_status mp_entry_submit(mp_entry *entry, mp_ticket *ticket, const mp_submit_options *options, bool *gone,
@@ -105,7 +107,7 @@ mp_status mp_entry_submit(mp_entry *entry, mp_ticket *ticket, const mp_submit_op
         ticket->policy = entry->policy;
     while (status == MP_OK && (status = refusal(entry, ticket, gone, error)) == MP_OK) {
         if (entry->resident && entry->resident->load != ticket->load) {
-            /* The caller's mistakes are told at once, and its thread does the allocation. */
+            /* Check in the caller's thread: it reports invalid arguments at once and does the allocation. */
             mp_resident *resident = mp_resident_pin(entry->resident);
             mp_mutex_unlock(&entry->lock);
             status = mp_entry_check(entry, resident, ticket, error);
@@ -119,6 +121,7 @@ mp_status mp_entry_submit(mp_entry *entry, mp_ticket *ticket, const mp_submit_op
         ticket->node.cost = ticket->item.cost_ns;
         stretch_patience(entry, ticket);
         if (mp_queue_push(&entry->queue, &ticket->node) == MP_QUEUE_TAKEN) {
+            mp_ticket_set_state(ticket, MP_TICKET_QUEUED);
             ticket->item.sequence = ++entry->calls;
             if (services->predictive_scaling)
                 mp_forecast_arrive(&entry->forecast, mp_sys_now_ns());
@@ -135,14 +138,14 @@ mp_status mp_entry_submit(mp_entry *entry, mp_ticket *ticket, const mp_submit_op
         mp_breaker_end(&entry->breaker, &services->breaker, ticket->probe, false);
         ticket->probe = 0;
     }
-    /* From here on the ticket may be answered at any moment; the caller's reference keeps it. */
+    /* From here on the ticket may end at any moment. The caller's reference keeps it alive. */
     uint64_t due = ticket->item.deadline_ns;
     if (ticket->patience_ns) {
         uint64_t moved = atomic_load_explicit(&ticket->moved_ns, memory_order_relaxed);
         uint64_t patience = mp_sys_after(moved, ticket->patience_ns);
         due = due && due < patience ? due : patience;
     }
-    uint64_t spawn_ns = entry->spawn_ns; /* a rest: somebody is to look when it is over */
+    uint64_t spawn_ns = entry->spawn_ns; /* during a backoff maintenance must run when it ends */
     bool waits = !mp_entry_works(entry);
     mp_mutex_unlock(&entry->lock);
     if (status != MP_OK) {
@@ -179,7 +182,7 @@ int mp_entry_position(mp_entry *entry, mp_ticket *ticket, uint64_t *eta_ns) {
     if (mp_queue_holds(&ticket->node)) {
         position = mp_queue_position(&entry->queue, &ticket->node, &cost);
         *eta_ns = mp_dispatch_wait_ns(entry, cost + ticket->node.cost, entry->pace);
-    } else if (ticket->worker && entry->pace > 0) { /* what is left of it */
+    } else if (ticket->worker && entry->pace > 0) { /* predict the remaining time */
         uint64_t started = atomic_load_explicit(&ticket->started_ns, memory_order_relaxed), now = mp_sys_now_ns();
         uint64_t whole = (uint64_t)((double)ticket->node.cost * entry->pace);
         uint64_t had = started && now > started ? now - started : 0;

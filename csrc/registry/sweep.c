@@ -1,18 +1,21 @@
-/* sweep.c: what is due in an entry: deadlines, loads and steps that do not move, workers without work. See entry.h. */
+/* sweep.c: periodic checks of an entry: deadlines, stuck loads and steps, idle workers. See entry.h.
+ *
+ * The maintenance thread calls mp_entry_sweep. Every check returns when it is due next, so the thread sleeps until
+ * then. */
 #include <stdatomic.h>
 
 #include "base/trace.h"
 #include "registry/entry.h"
 
 static const uint64_t NEVER = UINT64_MAX;
-static const uint64_t LOOK_AGAIN_NS = 1000ull * 1000 * 1000;
+static const uint64_t SWEEP_AGAIN_NS = 1000ull * 1000 * 1000;
 
 static void sooner(uint64_t *next, uint64_t due) {
     if (due < *next)
         *next = due;
 }
 
-/* When a call has waited too long; NEVER = it may wait for ever. */
+/* Returns when the request has waited too long; NEVER = no limit. */
 static uint64_t due_of(const mp_ticket *ticket) {
     uint64_t due = ticket->item.deadline_ns ? ticket->item.deadline_ns : NEVER;
     if (ticket->patience_ns)
@@ -20,7 +23,7 @@ static uint64_t due_of(const mp_ticket *ticket) {
     return due;
 }
 
-/* Under the lock. Returns the expired that were in the queue; those that are active are told. */
+/* Must hold the lock. Cancels expired requests. Returns those that were queued; workers end the active ones. */
 static mp_ticket *expire(mp_entry *entry, uint64_t now_ns, uint64_t *next) {
     mp_ticket *expired = NULL;
     for (mp_queue_node *node = mp_queue_first(&entry->queue), *behind; node; node = behind) {
@@ -47,7 +50,7 @@ static mp_ticket *expire(mp_entry *entry, uint64_t now_ns, uint64_t *next) {
     return expired;
 }
 
-/* Calls that wait for a load that moves are not waiting in vain. Under the lock. */
+/* Must hold the lock. A load that makes progress counts as progress of the requests that wait for it. */
 static void credit_load(mp_entry *entry, uint64_t beat_ns) {
     for (mp_queue_node *node = mp_queue_first(&entry->queue); node; node = mp_queue_next(&entry->queue, node)) {
         mp_ticket *ticket = mp_ticket_of_node(node);
@@ -56,7 +59,7 @@ static void credit_load(mp_entry *entry, uint64_t beat_ns) {
     }
 }
 
-/* Under the lock: a worker that does not move, or NULL. */
+/* Must hold the lock. Returns a worker that makes no progress, or NULL. */
 static mp_worker *find_stuck(mp_entry *entry, uint64_t now_ns, uint64_t *next, mp_error *error) {
     mp_services *services = entry->services;
     for (int i = 0; i < entry->worker_count; i++) {
@@ -65,15 +68,15 @@ static mp_worker *find_stuck(mp_entry *entry, uint64_t now_ns, uint64_t *next, m
             uint64_t limit = services->load_timeout_ns;
             uint64_t beat = atomic_load_explicit(&worker->progress.beat_ns, memory_order_acquire);
             const char *stage = atomic_load_explicit(&worker->progress.stage, memory_order_acquire);
-            if (beat == 0) { /* it waits for others, which is no fault of its own */
+            if (beat == 0) { /* it waits for other threads, which is not its fault */
                 worker->watch.looked_ns = now_ns;
                 credit_load(entry, now_ns);
             } else {
                 credit_load(entry, beat);
                 bool silent = mp_watch_look(&worker->watch, beat, now_ns, limit);
                 if (!worker->moving && (silent || worker->watch.total_ns >= services->load_ceiling_ns)) {
-                    mp_fail(error, MP_SPAWN_TIMEOUT, "%s: loading %s %.3g s (stage: %s)", entry->key,
-                            silent ? "made no progress for" : "was not over after",
+                    mp_fail(error, MP_SPAWN_TIMEOUT, "%s: the load %s %.3g s (stage: %s)", entry->key,
+                            silent ? "made no progress for" : "did not end within",
                             (double)(silent ? limit : services->load_ceiling_ns) * 1e-9, stage);
                     return worker;
                 }
@@ -93,8 +96,8 @@ static mp_worker *find_stuck(mp_entry *entry, uint64_t now_ns, uint64_t *next, m
     return NULL;
 }
 
-/* Under the lock, which is given up meanwhile. */
-static void bury(mp_entry *entry, mp_worker *worker, const mp_error *error) {
+/* Must hold the lock; unlocks it meanwhile. Abandons a worker that makes no progress. */
+static void abandon_stuck(mp_entry *entry, mp_worker *worker, const mp_error *error) {
     mp_ticket *list = NULL;
     bool loading = worker->state == MP_WORKER_LOADING && !entry->resident;
     bool last = entry->worker_count == 1 && !entry->starting;
@@ -106,7 +109,8 @@ static void bury(mp_entry *entry, mp_worker *worker, const mp_error *error) {
         mp_entry_note_fault(entry);
     mp_entry_note_death(entry, error);
     mp_error failure = loading ? *error : entry->failure;
-    if (loading || (entry->broken && last)) /* before anybody can see that they wait for nobody */
+    /* before any thread can see that they wait for no worker */
+    if (loading || (entry->health == MP_HEALTH_BROKEN && last))
         list = mp_entry_take_queue(entry);
     mp_worker_set_apart(worker, error);
     mp_mutex_unlock(&entry->lock);
@@ -119,18 +123,18 @@ static void bury(mp_entry *entry, mp_worker *worker, const mp_error *error) {
     mp_mutex_lock(&entry->lock);
 }
 
-/* Under the lock: those that have had no work for long enough are told to go. */
+/* Must hold the lock. Tells workers to leave that were idle for the keep-alive. */
 static void retire_idle(mp_entry *entry, uint64_t now_ns, uint64_t *next) {
     if (entry->keep_alive_ns == MP_FOREVER)
         return;
     if (entry->queue.count) {
-        sooner(next, now_ns + LOOK_AGAIN_NS);
+        sooner(next, now_ns + SWEEP_AGAIN_NS);
         return;
     }
     int stay = 0, foreseen = mp_dispatch_foreseen(entry, now_ns);
     for (int i = 0; i < entry->worker_count; i++)
         stay += mp_worker_serves(entry->workers[i]) && !entry->workers[i]->leave;
-    for (;;) { /* the one that has had no work for longest */
+    for (;;) { /* find the worker that is idle for longest */
         mp_worker *oldest = NULL;
         for (int i = 0; i < entry->worker_count; i++) {
             mp_worker *worker = entry->workers[i];
@@ -140,8 +144,8 @@ static void retire_idle(mp_entry *entry, uint64_t now_ns, uint64_t *next) {
         }
         if (!oldest || (entry->pinned && stay == 1))
             return;
-        if (stay > 1 && stay <= foreseen) { /* it would be started again */
-            sooner(next, now_ns + LOOK_AGAIN_NS);
+        if (stay > 1 && stay <= foreseen) { /* the forecast would start it again */
+            sooner(next, now_ns + SWEEP_AGAIN_NS);
             return;
         }
         uint64_t due = mp_sys_after(oldest->idle_since_ns, entry->keep_alive_ns);
@@ -161,18 +165,19 @@ uint64_t mp_entry_sweep(mp_entry *entry, uint64_t now_ns) {
     bool start = false;
     mp_mutex_lock(&entry->lock);
     for (mp_worker *stuck; (stuck = find_stuck(entry, now_ns, &next, &error));)
-        bury(entry, stuck, &error);
+        abandon_stuck(entry, stuck, &error);
     mp_ticket *expired = expire(entry, now_ns, &next);
     retire_idle(entry, now_ns, &next);
-    if (entry->queue.count && !entry->quit && !mp_entry_works(entry)) { /* they wait for the end of a rest */
+    bool quit = entry->shutdown == MP_SHUTDOWN_QUITTING;
+    if (entry->queue.count && !quit && !mp_entry_works(entry)) { /* they wait for the end of the backoff */
         if (entry->spawn_ns > now_ns)
             sooner(&next, entry->spawn_ns);
         else
             start = mp_entry_begin(entry);
     }
-    /* Those that waited for the end of a rest have left: nobody comes who would give the model up. */
-    bool idle = !entry->queue.count && !entry->quit && !mp_entry_works(entry) &&
-                ((entry->resident && entry->spawn_ns) || (entry->remove && !entry->gone));
+    /* The requests that waited for the end of the backoff are gone, so no worker will come and free the model. */
+    bool idle = !entry->queue.count && !quit && !mp_entry_works(entry) &&
+                ((entry->resident && entry->spawn_ns) || entry->removal == MP_REMOVAL_DRAINING);
     mp_mutex_unlock(&entry->lock);
     if (start)
         mp_entry_launch(entry, (mp_guard){0});

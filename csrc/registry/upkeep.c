@@ -1,33 +1,33 @@
-/* upkeep.c: see upkeep.h. */
+/* upkeep.c: memory reclaim over all entries, and the periodic sweep. See upkeep.h. */
 #include "registry/upkeep.h"
 
 #include <stdatomic.h>
 
 #include "base/trace.h"
 
-static const uint64_t CRITICAL_EVERY_NS = 1000ull * 1000 * 1000; /* between evictions while memory is short */
+static const uint64_t CRITICAL_EVERY_NS = 1000ull * 1000 * 1000; /* interval of evictions while memory is critical */
 
 /* --- memory --- */
 
-/* The coldest first, weighted by what it costs to load it again. */
+/* Ranks models for eviction: idle time in relation to the cost of loading again. */
 static double coldness(const mp_eviction *value) {
     return (double)value->idle_ns / ((double)value->load_ns + 1e6);
 }
 
-/* Of those that cover the need alone, the coldest; else the coldest. */
+/* Prefers models that cover the need alone; among equals the coldest. */
 static bool goes_before(const mp_eviction *a, const mp_eviction *b, uint64_t bytes) {
     bool a_covers = a->bytes >= bytes, b_covers = b->bytes >= bytes;
     return a_covers != b_covers ? a_covers : coldness(a) > coldness(b);
 }
 
 typedef struct survey {
-    mp_entry *best; /* to be evicted, or NULL */
+    mp_entry *best; /* the model to evict, or NULL */
     mp_eviction best_value;
     uint64_t coming, possible; /* of models */
-    uint64_t caches, loose;    /* of those without work; of those of them whose models may not go */
+    uint64_t caches, loose;    /* caches of idle workers; the part of them whose models must not be evicted */
 } survey;
 
-static survey look(mp_entry **entries, int count, uint64_t bytes) {
+static survey survey_entries(mp_entry **entries, int count, uint64_t bytes) {
     survey all = {0};
     for (int i = 0; i < count; i++) {
         mp_eviction value;
@@ -44,7 +44,8 @@ static survey look(mp_entry **entries, int count, uint64_t bytes) {
     return all;
 }
 
-/* The coldest first give back caches and arenas, until what so many held is on its way. Returns how much is. */
+/* Tells idle workers, coldest model first, to free caches and arenas until `bytes` are on their way. Returns the
+ * bytes held by the workers that were told. */
 static uint64_t trim(mp_entry **entries, int count, uint64_t bytes) {
     uint64_t told = 0;
     for (int pass = 0; pass <= count; pass++) {
@@ -60,7 +61,7 @@ static uint64_t trim(mp_entry **entries, int count, uint64_t bytes) {
             best = entries[i];
             best_value = value;
         }
-        if (told < trimming) /* some did so meanwhile */
+        if (told < trimming) /* some were trimmed meanwhile */
             told = trimming;
         if (!best || told >= bytes)
             break;
@@ -70,16 +71,16 @@ static uint64_t trim(mp_entry **entries, int count, uint64_t bytes) {
 }
 
 uint64_t mp_upkeep_reclaim(mp_entry **entries, int count, uint64_t bytes, bool whole) {
-    uint64_t coming = 0, told = 0; /* told: bytes of those that were told to go here */
-    /* Whatever is chosen, others may have been quicker, so all are looked at again. */
+    uint64_t coming = 0, told = 0; /* told: bytes of the models that this call evicts */
+    /* Other threads may evict too, so each pass surveys all entries again. */
     for (int pass = 0; pass <= count; pass++) {
-        survey all = look(entries, count, bytes);
-        coming = all.coming < told ? told : all.coming; /* some have gone meanwhile */
+        survey all = survey_entries(entries, count, bytes);
+        coming = all.coming < told ? told : all.coming; /* some are freed already */
         if (coming >= bytes || (whole && coming + all.possible + all.loose < bytes))
             break;
         uint64_t left = bytes - coming;
-        /* Caches that are not enough are left alone where models have to go anyway. What they hold need not all come
-         * back: whoever asked looks again when they are gone. */
+        /* Trim caches only if that may be enough or no model can be evicted. Trimming need not free all that caches
+         * hold: the caller checks again afterwards. */
         uint64_t trimmed = all.caches >= left || all.possible < left ? trim(entries, count, left) : 0;
         if (trimmed)
             return coming + trimmed;
@@ -92,7 +93,7 @@ uint64_t mp_upkeep_reclaim(mp_entry **entries, int count, uint64_t bytes, bool w
 }
 
 uint64_t mp_upkeep_possible(mp_entry **entries, int count) {
-    survey all = look(entries, count, 0);
+    survey all = survey_entries(entries, count, 0);
     return all.coming + all.possible + all.loose;
 }
 
@@ -105,7 +106,7 @@ static int in_use(mp_entry **entries, int count) {
     return used;
 }
 
-static void look_at_memory(mp_upkeep *upkeep, mp_services *services, mp_entry **entries, int count, uint64_t now_ns,
+static void check_memory(mp_upkeep *upkeep, mp_services *services, mp_entry **entries, int count, uint64_t now_ns,
                            mp_pressure pressure) {
     mp_budget *budget = mp_governor_budget(services->governor);
     uint64_t limit = atomic_load(&budget->limit), used = atomic_load(&budget->used);
@@ -119,7 +120,7 @@ static void look_at_memory(mp_upkeep *upkeep, mp_services *services, mp_entry **
         return;
     if (in_use(entries, count) > 1)
         mp_governor_reclaim(services->governor, limit / 10, false);
-    else /* a model that is alone keeps its memory: nobody else wants it */
+    else /* a single model keeps its memory: no other needs it */
         trim(entries, count, limit / 10);
 }
 
@@ -140,9 +141,9 @@ uint64_t mp_upkeep_sweep(mp_upkeep *upkeep, mp_services *services, mp_entry **en
         every_ns = CRITICAL_EVERY_NS;
     if (now_ns - upkeep->tick_ns >= every_ns) {
         upkeep->tick_ns = now_ns;
-        look_at_memory(upkeep, services, entries, count, now_ns, pressure);
+        check_memory(upkeep, services, entries, count, now_ns, pressure);
     }
-    /* Nobody works: it sleeps until somebody announces something. */
+    /* No worker exists: sleep until one is announced. */
     uint64_t tick_ns = mp_sys_after(upkeep->tick_ns, every_ns);
     if (atomic_load(&services->resident) && tick_ns < next)
         next = tick_ns;

@@ -1,25 +1,25 @@
-/* upkeep.h: what a registry does for all its entries together: memory that is asked back, and the look that maintenance
- * takes at whatever is due. Entries are given as an array, each with a reference of the caller; no lock is held. */
+/* upkeep.h: operations of a registry over all its entries: memory reclaim and the periodic sweep. Entries are passed
+ * as an array, each with a reference of the caller. Must not hold a lock. */
 #ifndef MP_REGISTRY_UPKEEP_H
 #define MP_REGISTRY_UPKEEP_H
 
 #include "registry/entry.h"
 
-/* Start to give up at least `bytes`: caches and arenas of those without work if they are enough, else whole models, the
- * coldest in relation to what loading them again costs, and caches as well if those are not enough either. As
- * mp_reclaimer of governor.h, whose answer it gives. Any thread. */
+/* Starts to free at least `bytes`. Idle caches and arenas go first if they are enough, else whole models, the
+ * coldest in relation to the cost of loading them again first, and caches too if models are not enough. The result
+ * is that of mp_reclaimer in governor.h. Thread-safe. */
 uint64_t mp_upkeep_reclaim(mp_entry **entries, int count, uint64_t bytes, bool whole);
-/* How much that could be. */
+/* Returns how many bytes that could free. */
 uint64_t mp_upkeep_possible(mp_entry **entries, int count);
 
-typedef struct mp_upkeep { /* the maintenance thread's */
-    uint64_t every_ns;           /* between looks at memory */
-    uint64_t tick_ns, logged_ns; /* when it looked last, and said so */
-    mp_pressure pressure;        /* that it said */
+typedef struct mp_upkeep { /* for the maintenance thread only */
+    uint64_t every_ns;           /* interval between memory checks */
+    uint64_t tick_ns, logged_ns; /* last check; last log record */
+    mp_pressure pressure;        /* as last logged */
 } mp_upkeep;
 
 void mp_upkeep_init(mp_upkeep *upkeep, uint64_t every_ns);
-/* Everything that is due. Returns when to look again; UINT64_MAX: nothing is due, as nobody works. */
+/* Runs every check that is due. Returns when the next one is; UINT64_MAX: none is due, because no worker exists. */
 uint64_t mp_upkeep_sweep(mp_upkeep *upkeep, mp_services *services, mp_entry **entries, int count, uint64_t now_ns);
 
 #endif

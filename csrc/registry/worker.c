@@ -1,4 +1,5 @@
-/* worker.c: see worker.h. States, life and death of a worker; its work is in loading.c and serve.c. */
+/* worker.c: states, creation, liveness, lease and abandonment of a worker. Its work is in loading.c and serve.c. See
+ * worker.h. */
 #include "registry/worker.h"
 
 #include <assert.h>
@@ -9,49 +10,44 @@
 #include "registry/entry.h"
 #include "registry/events.h"
 
-#define BIT(state) (1u << MP_WORKER_##state)
+/* --- states --- */
 
-const char *mp_worker_state_name(mp_worker_state state) {
-    static const char *const names[] = {
-        [MP_WORKER_SPAWNING] = "spawning",     [MP_WORKER_LOADING] = "loading",   [MP_WORKER_READY] = "ready",
-        [MP_WORKER_PROCESSING] = "processing", [MP_WORKER_IDLE] = "idle",         [MP_WORKER_EVICTING] = "evicting",
-        [MP_WORKER_DEAD] = "dead",             [MP_WORKER_FAILED] = "failed",
-    };
-    return names[state];
-}
+#define TO(state) (1u << MP_WORKER_##state)
 
-static bool step_is_legal(mp_worker_state from, mp_worker_state to) {
-    static const unsigned legal[] = {
-        [MP_WORKER_SPAWNING] = BIT(LOADING) | BIT(FAILED) | BIT(DEAD),
-        [MP_WORKER_LOADING] = BIT(READY) | BIT(FAILED) | BIT(DEAD),
-        [MP_WORKER_READY] = BIT(PROCESSING) | BIT(EVICTING) | BIT(FAILED) | BIT(DEAD),
-        [MP_WORKER_PROCESSING] = BIT(IDLE) | BIT(EVICTING) | BIT(FAILED) | BIT(DEAD),
-        [MP_WORKER_IDLE] = BIT(PROCESSING) | BIT(EVICTING) | BIT(FAILED) | BIT(DEAD),
-        [MP_WORKER_EVICTING] = BIT(DEAD),
-        [MP_WORKER_DEAD] = 0,
-        [MP_WORKER_FAILED] = BIT(DEAD),
-    };
-    return legal[from] >> to & 1;
-}
+static const char *const state_names[MP_WORKER_STATES] = {
+    [MP_WORKER_SPAWNING] = "spawning",     [MP_WORKER_LOADING] = "loading",   [MP_WORKER_READY] = "ready",
+    [MP_WORKER_PROCESSING] = "processing", [MP_WORKER_IDLE] = "idle",         [MP_WORKER_EVICTING] = "evicting",
+    [MP_WORKER_DEAD] = "dead",             [MP_WORKER_FAILED] = "failed",
+};
+
+static const uint16_t state_legal[MP_WORKER_STATES] = {
+    [MP_WORKER_SPAWNING] = TO(LOADING) | TO(FAILED) | TO(DEAD),
+    [MP_WORKER_LOADING] = TO(READY) | TO(FAILED) | TO(DEAD),
+    [MP_WORKER_READY] = TO(PROCESSING) | TO(EVICTING) | TO(FAILED) | TO(DEAD),
+    [MP_WORKER_PROCESSING] = TO(IDLE) | TO(EVICTING) | TO(FAILED) | TO(DEAD),
+    [MP_WORKER_IDLE] = TO(PROCESSING) | TO(EVICTING) | TO(FAILED) | TO(DEAD),
+    [MP_WORKER_EVICTING] = TO(DEAD),
+    [MP_WORKER_DEAD] = 0,
+    [MP_WORKER_FAILED] = TO(DEAD),
+};
+
+const mp_state_machine mp_worker_state_machine = {"worker", MP_WORKER_STATES, state_names, state_legal};
+
+const char *mp_worker_state_name(mp_worker_state state) { return state_names[state]; }
 
 void mp_worker_set_state(mp_worker *worker, mp_worker_state state) {
     mp_entry *entry = worker->entry;
-    bool is_legal = step_is_legal(worker->state, state);
-    assert(is_legal);
-    if (!is_legal) {
-        mp_count(entry->services, MP_METRIC_illegal_transitions, 1);
-        mp_log(MP_LOG_ERROR, "Worker %u for %s: %s -> %s is not allowed", worker->id, entry->key,
-               mp_worker_state_name(worker->state), mp_worker_state_name(state));
+    if (!mp_state_may_enter(&mp_worker_state_machine, entry->services, entry->key, worker->id, (int)worker->state,
+                            (int)state))
         return;
-    }
-    /* Between work and rest a worker changes with every call: too often for INFO. */
+    /* A worker enters these two states with every request, which is too often for INFO. */
     bool often = state == MP_WORKER_PROCESSING || state == MP_WORKER_IDLE;
     mp_log(often ? MP_LOG_DEBUG : MP_LOG_INFO, "Worker %u for %s: %s -> %s", worker->id, entry->key,
            mp_worker_state_name(worker->state), mp_worker_state_name(state));
     worker->state = state;
     if (state == MP_WORKER_READY || state == MP_WORKER_IDLE)
         worker->idle_since_ns = mp_sys_now_ns();
-    mp_cond_broadcast(&entry->changed); /* costs nothing when nobody waits */
+    mp_cond_broadcast(&entry->changed); /* a broadcast without a waiter makes no system call */
 }
 
 /* --- models that are shared --- */
@@ -118,7 +114,7 @@ void mp_worker_destroy(mp_worker *worker) {
 void mp_worker_ring(mp_worker *worker) {
     worker->rung = true;
     if (mp_bell_ring(&worker->bell))
-        mp_bell_wake(&worker->bell); /* under the lock, as the worker may be gone after it */
+        mp_bell_wake(&worker->bell); /* under the lock, because the worker may be freed right after it */
 }
 
 uint64_t mp_worker_bytes(const mp_worker *worker) {
@@ -126,10 +122,10 @@ uint64_t mp_worker_bytes(const mp_worker *worker) {
     return engine->ops->bytes ? engine->ops->bytes(engine) : worker->engine_bytes;
 }
 
-/* --- lanes --- */
+/* --- compute threads --- */
 
-/* What was planned is not what is wanted any more. */
-static bool has_changed_its_mind(void *arg) {
+/* The plan is stale: a planned request, or the load, was cancelled. */
+static bool plan_is_stale(void *arg) {
     mp_worker *worker = arg;
     for (int i = 0; i < worker->active_count; i++)
         if (atomic_load_explicit(&worker->active[i]->cause, memory_order_acquire))
@@ -142,7 +138,7 @@ bool mp_worker_lease(mp_worker *worker, int want) {
     mp_cores *cores = entry->services->cores_seen;
     bool lend = worker->engine && worker->engine->process;
     if (!(lend ? mp_cores_lend : mp_cores_lease)(cores, worker->home, want, &worker->lease, &worker->at,
-                                                 has_changed_its_mind, worker))
+                                                 plan_is_stale, worker))
         return false;
     worker->lease.cancelled = &worker->step_cancelled;
     mp_mutex_lock(&entry->lock);
@@ -157,7 +153,7 @@ void mp_worker_return_lanes(mp_worker *worker) {
     mp_mutex_lock(&entry->lock);
     bool forfeited = worker->lanes == 0;
     worker->lanes = 0;
-    worker->moving = !forfeited; /* until the next look under the lock */
+    worker->moving = !forfeited; /* until the thread takes the lock again */
     mp_mutex_unlock(&entry->lock);
     mp_cores_return(entry->services->cores_seen, &worker->lease, &worker->at, forfeited);
 }
@@ -168,7 +164,7 @@ void mp_worker_set_runnable(mp_worker *worker, bool runnable) {
     bool changes = worker->state != MP_WORKER_DEAD && worker->runnable != runnable;
     if (changes)
         worker->runnable = runnable;
-    /* Under the lock: who sets it apart just now leaves for it. */
+    /* Under the lock: a thread that abandons this worker now calls mp_cores_leave for it. */
     if (changes && runnable)
         mp_cores_enter(entry->services->cores_seen);
     else if (changes)
@@ -194,25 +190,28 @@ void mp_worker_set_apart(mp_worker *worker, const mp_error *error) {
     mp_entry *entry = worker->entry;
     mp_services *services = entry->services;
     int lanes = worker->lanes, count = worker->active_count, in_it = 0;
-    bool runnable = worker->runnable, in_step = worker->in_step;
+    bool runnable = worker->runnable, in_step[MP_ACTIVE_MAX];
     mp_lanes at = lanes ? worker->at : (mp_lanes){0};
     worker->lanes = 0;
     worker->runnable = false;
     mp_worker_set_state(worker, MP_WORKER_DEAD);
     mp_entry_unlist_worker(entry, worker);
-    mp_dispatch_memory_free(entry); /* nobody waits for its items any more */
+    mp_dispatch_memory_free(entry); /* no other worker has to wait for its requests any more */
     mp_dispatch_forget(entry, worker);
-    worker->concluding = true; /* its thread, should it come back just now, waits until we have let go of its tickets */
+    worker->concluding = true; /* if its thread returns now, it waits until this one has finished with the tickets */
     entry->apart++;
     for (int i = 0; i < count; i++)
         worker->active[i]->worker = NULL;
-    for (int i = 0; i < count; i++)
-        in_it += worker->active[i]->in_step;
+    for (int i = 0; i < count; i++) {
+        in_step[i] = worker->active[i]->state == MP_TICKET_STEPPING;
+        in_it += in_step[i];
+        mp_ticket_set_state(worker->active[i], MP_TICKET_ENDED);
+    }
     worker->step_live = 0;
     atomic_store_explicit(&worker->step_cancelled, 1, memory_order_release);
     mp_mutex_unlock(&entry->lock);
 
-    mp_log(MP_LOG_ERROR, "Worker %u for %s is set apart: %s", worker->id, entry->key, error->message);
+    mp_log(MP_LOG_ERROR, "Worker %u for %s is abandoned: %s", worker->id, entry->key, error->message);
     mp_count(services, MP_METRIC_workers_dead, 1);
     mp_events_post(MP_EVENT_FAIL, services->number, entry->key, worker->id, NULL, error->code);
     if (lanes)
@@ -221,7 +220,7 @@ void mp_worker_set_apart(mp_worker *worker, const mp_error *error) {
         mp_cores_leave(services->cores_seen);
     mp_pool_disown(services->pool, worker);
     for (int i = 0; i < count; i++) {
-        if (in_step && worker->active[i]->in_step && error->code == MP_RECV)
+        if (in_step[i] && error->code == MP_RECV)
             mp_entry_note_kill(entry, worker->active[i], in_it == 1);
         mp_entry_conclude(entry, worker->active[i], error->code, error);
     }

@@ -1,17 +1,16 @@
-"""Bugs that are planted in the simulator's copy of the sources, to see that the simulator finds them.
+"""Bugs that are planted in the simulator's copy of the sources. The tests check that the simulator finds each.
 
-build.py compiles, for the variant ``sim`` alone, copies of these files in which ``original`` reads ``planted``. There
-``BUG`` is true only while a test has armed the row's number (test_sim_mutations.c arms each in turn), so that one build
-holds all. Spaces and line breaks count as one space. An ``original`` that does not stand in its function exactly once
-fails the build: whoever changed that code says here what the same mistake would look like now.
+For the variant ``sim`` alone, build.py compiles copies of these files in which ``original`` is replaced by ``planted``.
+``BUG`` is true there only while a test has armed the row's number (test_sim_mutations.c arms each in turn), so one
+build contains all bugs. Spaces and line breaks count as one space. The build fails if an ``original`` does not occur
+exactly once in its function: if you change such code, adapt the row to the same mistake in the new code.
 
-Mistakes that were tried and have no row: what changes nothing that can be seen (an eviction of a model that has work
-waits for it; close waits for callers inside, whom the entries refuse anyway; a worker that waits for masks looks at
-deadlines, of which maintenance tells it), and what one schedule in 10,000 or fewer
-shows (mp_governor_reserve that does not look again at what was freed meanwhile, mp_worker_set_runnable that counts
-outside the lock, mp_pool_run that wakes outside it).
+Tried without a row: mistakes without a visible effect (evicting a model that is in use waits for its end; close waits
+for callers inside, which the entries refuse anyway; a worker that waits for masks polls deadlines, which maintenance
+reports too), and mistakes that at most one schedule in 10,000 shows (mp_governor_reserve without a second check of
+freed memory, mp_worker_set_runnable counting outside the lock, mp_pool_run waking outside the lock).
 
-Rows without a number plant no bug: they put ``POINT``, where another thread may run. Atomics need none: each is one
+Rows without a number plant no bug: they put ``POINT`` where another thread may run. Atomics need none: each is a point
 (sim_atomic.h).
 """
 
@@ -21,23 +20,23 @@ import re
 from dataclasses import dataclass
 
 FEW, SOME, MANY = 300, 2000, 8000
-"""Within so many schedules of the world, from the first seed on, the bug is found."""
+"""Number of schedules of the world, from the first seed on, within which the bug must be found."""
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """One planted bug; or a point, when number is 0."""
+    """One planted bug, or a point if number is 0."""
 
     number: int
     file: str
     """Below csrc/."""
     function: str
     what: str
-    """What is wrong with it."""
+    """The mistake."""
     original: str
     planted: str
     world: str = ""
-    """Of sim_world.c."""
+    """The world of sim_world.c that shows it."""
     schedules: int = 0
 
 
@@ -54,32 +53,33 @@ _Q, _K, _U = "registry/pool/queue.c", "registry/breaker.c", "registry/submit.c"
 
 MUTATIONS = [
     # --- tickets
-    Mutation(101, _T, "drop", "a notice stays listed when it is freed",
+    Mutation(101, _T, "unref", "a notice stays listed when it is freed",
              "mp_notifier_withdraw(notice->notifier, notice);",
              "if (!BUG) mp_notifier_withdraw(notice->notifier, notice);", "calls", SOME),
-    Mutation(102, _T, "mp_ticket_release", "an abandoned call runs on",
+    Mutation(102, _T, "mp_ticket_release", "an abandoned request runs on",
              "mp_ticket_cancel(ticket);", "if (!BUG) mp_ticket_cancel(ticket);", "calls", SOME),
-    Mutation(103, _T, "mp_ticket_cancel", "nothing is cancelled",
+    Mutation(103, _T, "mp_ticket_cancel", "no request is cancelled",
              "!is_orphan(ticket)", "!is_orphan(ticket) && !BUG", "calls", FEW),
-    Mutation(104, _T, "tell", "one of several waiters is woken",
+    Mutation(104, _T, "notify_waiters", "only one of several waiters wakes",
              "mp_cond_broadcast(&ticket->changed);",
              "{ if (BUG) mp_cond_signal(&ticket->changed); else mp_cond_broadcast(&ticket->changed); }",
              "calls", SOME),
-    Mutation(105, _T, "tell", "the first event loop alone is told",
+    Mutation(105, _T, "notify_waiters", "only the first event loop is notified",
              "notice = notice->also", "notice = BUG ? NULL : notice->also", "calls", MANY),
-    Mutation(106, _T, "mp_ticket_publish", "whoever waits for this very piece is not woken",
+    Mutation(106, _T, "mp_ticket_publish", "a waiter for exactly this chunk does not wake",
              "if (count < atomic_load", "if (BUG) count--; if (count < atomic_load", "calls", FEW),
-    Mutation(107, _T, "mp_ticket_conclude", "a waiter may be between its look and its wait",
+    Mutation(107, _T, "mp_ticket_conclude", "a waiter may be between its check and its wait",
              "mp_mutex_lock(&ticket->lock);",
              "if (BUG) { atomic_store_explicit(&ticket->progress, DONE, memory_order_seq_cst);"
              " mp_cond_broadcast(&ticket->changed); return; } mp_mutex_lock(&ticket->lock);", "calls", SOME),
-    Mutation(108, _T, "mp_ticket_conclude", "nobody is told of the end", "tell(ticket);", "if (!BUG) tell(ticket);",
+    Mutation(108, _T, "mp_ticket_conclude", "no waiter is told of the end", "notify_waiters(ticket);",
+             "if (!BUG) notify_waiters(ticket);", "calls", FEW),
+    Mutation(109, _T, "mp_ticket_let_go", "a reference is dropped twice",
+             "unref(ticket);", "unref(ticket); if (BUG) unref(ticket);",
              "calls", FEW),
-    Mutation(109, _T, "mp_ticket_let_go", "released twice", "drop(ticket);", "drop(ticket); if (BUG) drop(ticket);",
-             "calls", FEW),
-    Mutation(110, _T, "mp_ticket_let_go", "never released", "mp_ticket_let_go(mp_ticket *ticket) {",
+    Mutation(110, _T, "mp_ticket_let_go", "a reference is never dropped", "mp_ticket_let_go(mp_ticket *ticket) {",
              "mp_ticket_let_go(mp_ticket *ticket) { if (BUG) return;", "calls", FEW),
-    Mutation(111, _T, "park", "it looks first and says afterwards for what it waits",
+    Mutation(111, _T, "park", "a waiter checks first and publishes afterwards which progress it waits for",
              "if (seen + 1 < atomic_load_explicit(&ticket->wake_at, memory_order_relaxed))"
              " atomic_store_explicit(&ticket->wake_at, seen + 1, memory_order_seq_cst);"
              " moved = atomic_load_explicit(&ticket->progress, memory_order_seq_cst) > seen;",
@@ -93,34 +93,35 @@ MUTATIONS = [
              "if (BUG) { mp_mutex_lock(&ticket->lock);"
              " int position = mp_entry_position(ticket->entry, ticket, eta_ns);"
              " mp_mutex_unlock(&ticket->lock); return position; } return mp_ticket_done(ticket)", "calls", FEW),
-    Mutation(113, _T, "mp_ticket_bind", "an event loop does not hear of what was there before",
+    Mutation(113, _T, "mp_ticket_bind", "an event loop misses progress made before it was bound",
              "memory_order_seq_cst) > 0)", "memory_order_seq_cst) > 0 && !BUG)", "calls", FEW),
-    Mutation(114, _T, "tell", "a waiter sleeps over the piece that it waits for",
+    Mutation(114, _T, "notify_waiters", "a waiter sleeps over the chunk that it waits for",
              "memory_order_relaxed) >= ticket->wait_at", "memory_order_relaxed) - BUG >= ticket->wait_at", "calls",
              FEW),
-    Mutation(115, _T, "park", "nobody knows for what it waits",
+    Mutation(115, _T, "park", "the progress that a waiter waits for is not published",
              "if (seen + 1 < ticket->wait_at)", "if (!BUG && seen + 1 < ticket->wait_at)", "streams", FEW),
     # --- event loops
-    Mutation(121, _N, "mp_notifier_destroy", "released twice", "mp_notifier_unpin(notifier);",
+    Mutation(121, _N, "mp_notifier_destroy", "a reference is dropped twice", "mp_notifier_unpin(notifier);",
              "mp_notifier_unpin(notifier); if (BUG) mp_notifier_unpin(notifier);", "calls", FEW),
-    Mutation(122, _N, "mp_notifier_post", "only the first is listed", "if (!notice->next) {",
+    Mutation(122, _N, "mp_notifier_post", "only the first notice is listed", "if (!notice->next) {",
              "if (!notice->next && !(notifier->list.next != &notifier->list && BUG)) {", "calls", SOME),
-    Mutation(123, _N, "mp_notifier_take", "it is off the ring, but looks listed", "unlink_notice(notice);",
+    Mutation(123, _N, "mp_notifier_take", "a notice is unlinked, but looks listed", "unlink_notice(notice);",
              "if (BUG) { notice->prev->next = notice->next; notice->next->prev = notice->prev; }"
              " else unlink_notice(notice);", "calls", SOME),
-    # --- bells
-    Mutation(131, _B, "mp_bell_ring", "one that spins hears nothing", "atomic_fetch_add", "if (!BUG) atomic_fetch_add",
+    # --- event counts
+    Mutation(131, _B, "mp_bell_ring", "a spinning thread misses a wake-up",
+             "atomic_fetch_add", "if (!BUG) atomic_fetch_add",
              "calls", MANY),
-    Mutation(132, _B, "mp_bell_ring", "one that is parked is not woken", "bell->parked > 0;",
+    Mutation(132, _B, "mp_bell_ring", "a parked thread does not wake", "bell->parked > 0;",
              "bell->parked > 0 && !BUG;", "calls", FEW),
-    Mutation(133, _B, "mp_bell_wait", "what came while it spun is forgotten", "if (has_rung(&watch))",
+    Mutation(133, _B, "mp_bell_wait", "a wake-up during the spin is lost", "if (has_rung(&watch))",
              "if (has_rung(&watch) && !BUG)", "calls", MANY),
-    Mutation(134, _B, "mp_bell_wait", "nobody knows that it is parked",
+    Mutation(134, _B, "mp_bell_wait", "the parked thread is not counted",
              "bell->parked++; mp_cond_wait(&bell->cond, lock, deadline_ns); bell->parked--;",
              "int one = BUG ? 0 : 1; bell->parked += one; mp_cond_wait(&bell->cond, lock, deadline_ns);"
              " bell->parked -= one;", "calls", FEW),
     # --- maintenance
-    Mutation(141, _M, "watch", "what is announced during the sweep is forgotten",
+    Mutation(141, _M, "watch", "an announcement during the sweep is lost",
              "atomic_store_explicit(&self->next_ns, NEVER, memory_order_seq_cst); mp_mutex_unlock(&self->lock);"
              " uint64_t again = self->sweep(self->arg, now); mp_mutex_lock(&self->lock);",
              "bool late = BUG; if (!late) atomic_store(&self->next_ns, NEVER); mp_mutex_unlock(&self->lock);"
@@ -129,286 +130,297 @@ MUTATIONS = [
     Mutation(142, _M, "watch", "the same, from the other side",
              "if (again < atomic_load_explicit(&self->next_ns, memory_order_relaxed))",
              "if (BUG || again < atomic_load_explicit(&self->next_ns, memory_order_relaxed))", "ticks", SOME),
-    Mutation(143, _M, "mp_maintenance_at", "two threads may be started",
+    Mutation(143, _M, "mp_maintenance_at", "two threads may start",
              "start = !maintenance->running &&", "start = (BUG || !maintenance->running) &&", "ticks", SOME),
-    Mutation(144, _M, "mp_maintenance_at", "it sleeps on", "else if (maintenance->running)",
+    Mutation(144, _M, "mp_maintenance_at", "the thread sleeps on", "else if (maintenance->running)",
              "else if (maintenance->running && !BUG)", "ticks", FEW),
     Mutation(145, _M, "mp_maintenance_at", "stop waits for a thread that was refused", "maintenance->running = false;",
              "if (!BUG) maintenance->running = false;", "faults", SOME),
     Mutation(146, _M, "mp_maintenance_stop", "the thread is not told to stop",
              "mp_cond_broadcast(&maintenance->changed);", "if (!BUG) mp_cond_broadcast(&maintenance->changed);",
              "ticks", FEW),
-    # --- the ledger of CPUs
-    Mutation(151, _C, "grant", "more lanes than there are", "if (granted > left)", "if (granted > left && !BUG)",
+    # --- the CPU allocator
+    Mutation(151, _C, "grant", "more CPUs are leased than there are",
+             "if (granted > left)", "if (granted > left && !BUG)",
              "cores", FEW),
-    Mutation(152, _C, "give_back", "the next waits behind one that is gone", "if (!cores->first)",
+    Mutation(152, _C, "give_back", "the next waiter queues behind one that is gone", "if (!cores->first)",
              "if (!cores->first && !BUG)", "cores", SOME),
-    Mutation(153, _C, "give_back", "it has lanes and does not know", "mp_cond_signal(",
+    Mutation(153, _C, "give_back", "a waiter has CPUs and is not told", "mp_cond_signal(",
              "if (!BUG) mp_cond_signal(", "cores", FEW),
-    Mutation(154, _C, "give_back", "the others wait for the next return", "&waiter->cond);",
+    Mutation(154, _C, "give_back", "the other waiters wait for the next return", "&waiter->cond);",
              "&waiter->cond); if (BUG) break;", "cores", SOME),
-    Mutation(155, _C, "wait_for_lanes", "any wake-up will do", "if (self.granted || !give_up)",
+    Mutation(155, _C, "wait_for_lanes", "any wake-up ends the wait", "if (self.granted || !give_up)",
              "if (BUG) break; if (self.granted || !give_up)", "cores", SOME),
-    Mutation(156, _C, "lease_or_lend", "lanes without a thread are lost",
+    Mutation(156, _C, "lease_or_lend", "CPUs without a thread are lost",
              "give_back(cores, &surplus);", "if (!BUG) give_back(cores, &surplus);",
              "faults", MANY),
-    Mutation(157, _C, "mp_cores_return", "given back twice", "give_back(cores, lanes);",
+    Mutation(157, _C, "mp_cores_return", "CPUs are given back twice", "give_back(cores, lanes);",
              "give_back(cores, lanes); if (BUG && mp_cores_leased(cores) >= count_lanes(cores, lanes))"
              " give_back(cores, lanes);",
              "cores", FEW),
-    Mutation(158, _C, "wait_for_lanes", "one that gave up still stands in the line", "*link = self.next;",
+    Mutation(158, _C, "wait_for_lanes", "a waiter that gave up stays in the queue", "*link = self.next;",
              "if (!BUG) *link = self.next;", "calls", SOME),
-    Mutation(159, _C, "wait_for_lanes", "the line ends with one that gave up", "if (cores->last == &self)",
+    Mutation(159, _C, "wait_for_lanes", "the queue ends with a waiter that gave up", "if (cores->last == &self)",
              "if (cores->last == &self && !BUG)", "calls", MANY),
-    Mutation(160, _C, "give_back", "a node's lanes go back to another", "cores->leased[i] -= lanes->on[i];",
+    Mutation(160, _C, "give_back", "CPUs go back to another node", "cores->leased[i] -= lanes->on[i];",
              "cores->leased[BUG ? 0 : i] -= lanes->on[i];", "cores", SOME),
     # --- entries: callers
-    Mutation(201, _U, "mp_entry_submit", "nobody hears of the call", "mp_dispatch_ring(entry, ticket);",
+    Mutation(201, _U, "mp_entry_submit", "no worker wakes for the request", "mp_dispatch_ring(entry, ticket);",
              "if (!BUG) mp_dispatch_ring(entry, ticket);", "calls", SOME),
-    Mutation(202, _U, "mp_entry_submit", "a worker is announced, and never started", "if (start) mp_entry_launch",
+    Mutation(202, _U, "mp_entry_submit", "an announced worker is never started", "if (start) mp_entry_launch",
              "if (start && !BUG) mp_entry_launch", "calls", FEW),
-    Mutation(203, _U, "mp_entry_cancel", "ended under the worker that has it",
+    Mutation(203, _U, "mp_entry_cancel", "a request is ended under the worker that has it",
              "mp_mutex_unlock(&entry->lock); if (!mine)",
              "mine |= ticket->worker && BUG; mp_mutex_unlock(&entry->lock); if (!mine)", "calls", SOME),
-    Mutation(204, _U, "mp_entry_submit", "the bytes of a call that is refused are lost",
+    Mutation(204, _U, "mp_entry_submit", "the bytes of a refused request are lost",
              "mp_entry_uncharge(entry, ticket);", "if (!BUG) mp_entry_uncharge(entry, ticket);", "calls", SOME),
-    Mutation(205, _E, "mp_entry_evict", "those without work sleep on", "mp_entry_ring_workers(entry);",
+    Mutation(205, _E, "mp_entry_evict", "idle workers sleep on", "mp_entry_ring_workers(entry);",
              "if (!BUG) mp_entry_ring_workers(entry);", "calls", SOME),
-    Mutation(206, _E, "launch_failed", "who waits for a worker that could not be started waits on",
+    Mutation(206, _E, "launch_failed", "requests for a worker that failed to start wait forever",
              "list = mp_entry_take_queue(entry);", "if (!BUG) list = mp_entry_take_queue(entry);", "faults", SOME),
-    Mutation(207, _E, "mp_entry_quit", "who waits in the queue when the registry closes is forgotten",
+    Mutation(207, _E, "mp_entry_quit", "queued requests are forgotten when the registry closes",
              "mp_ticket *list = mp_entry_take_queue(entry);",
              "mp_ticket *list = BUG ? NULL : mp_entry_take_queue(entry);", "shutdown", SOME),
-    Mutation(209, _E, "mp_entry_load", "a load that failed is waited for", "entry->attempts_over >= attempt",
+    Mutation(209, _E, "mp_entry_load", "a failed load is waited for", "entry->attempts_over >= attempt",
              "entry->attempts_over >= attempt && !BUG", "faults", SOME),
-    Mutation(210, _U, "check_deadline", "calls that come too late are queued",
+    Mutation(210, _U, "check_deadline", "expired requests are queued",
              "if (now >= deadline)", "if (now >= deadline && !BUG)", "deadlines", SOME),
-    Mutation(220, _E, "mp_entry_load", "a load does not bring a model back that was given up while some serve",
-             "if (entry->broken)", "if (entry->broken && !BUG)", "crashes", MANY),
-    Mutation(221, _E, "mp_entry_load", "a model that is to be pinned goes before it is",
+    Mutation(220, _E, "mp_entry_load", "a load does not repair a broken model while some workers serve",
+             "if (entry->health == MP_HEALTH_BROKEN)", "if (entry->health == MP_HEALTH_BROKEN && !BUG)", "crashes",
+             MANY),
+    Mutation(221, _E, "mp_entry_load", "a model that is to be pinned is evicted before it is",
              "entry->pinned |= pin;", "entry->pinned |= pin && !BUG;", "evictions", SOME),
-    Mutation(222, _E, "mp_entry_value", "a model whose workers are about to rest counts as busy",
+    Mutation(222, _E, "mp_entry_value", "a model whose workers are becoming idle counts as busy",
              "(soon && !idle)", "(soon && !idle && !BUG)", "reclaim", SOME),
-    Mutation(228, _E, "find_caught", "a worker is set apart while its lanes are on their way",
+    Mutation(228, _E, "find_abandonable", "a worker is abandoned while its CPUs are in transit",
              "&& !worker->moving", "&& (BUG || !worker->moving)", "cut", MANY),
-    Mutation(229, _E, "is_there", "who removes a model does not wait for the calls that wait for the end of a rest",
-             "(entry->queue.count && !entry->quit)", "(entry->queue.count && !entry->quit && !BUG)", "stuck", MANY),
+    Mutation(229, _E, "is_pending", "a removal does not wait for requests that wait for the end of a backoff",
+             "(entry->queue.count && entry->shutdown", "(entry->queue.count && !BUG && entry->shutdown", "stuck",
+             MANY),
     # --- entries: ends
-    Mutation(211, _X, "mp_entry_uncharge", "its bytes are given back again", "ticket->charged = 0;",
+    Mutation(211, _X, "mp_entry_uncharge", "bytes are given back twice", "ticket->charged = 0;",
              "if (!BUG) ticket->charged = 0;", "calls", SOME),
-    Mutation(212, _X, "free_parts", "what a preempted call has saved is lost", "if (ticket->item.abandon) {",
+    Mutation(212, _X, "free_parts", "the saved state of a preempted request leaks", "if (ticket->item.abandon) {",
              "if (ticket->item.abandon && !BUG) {", "memory", MANY),
-    Mutation(213, _X, "mp_entry_tell_room", "who waits for room finds out by himself", "if (entry->room_waiters)",
+    Mutation(213, _X, "mp_entry_tell_room", "a submitter that waits for room is not woken", "if (entry->room_waiters)",
              "if (entry->room_waiters && !BUG)", "calls", SOME),
-    Mutation(214, _X, "mp_entry_cancel_locked", "a step that nobody wants goes on",
+    Mutation(214, _X, "mp_entry_cancel_locked", "a step of cancelled requests goes on",
              "&& --worker->step_live == 0)", "&& !BUG && --worker->step_live == 0)", "calls", SOME),
     Mutation(215, _X, "mp_entry_finish", "the pool keeps its reference", "mp_ticket_let_go(ticket);",
              "if (!BUG) mp_ticket_let_go(ticket);", "calls", FEW),
-    Mutation(216, _X, "mp_entry_conclude", "a call that tried a resting model is never done trying",
+    Mutation(216, _X, "mp_entry_conclude", "a probe of the breaker never ends",
              "mp_breaker_end(&entry->breaker, &services->breaker, ticket->probe, status == MP_OK);",
              "if (!BUG) mp_breaker_end(&entry->breaker, &services->breaker, ticket->probe, status == MP_OK);",
              "flapping", SOME),
-    Mutation(217, _X, "mp_entry_fault", "NaN is tried again", "again = status != MP_NUMERIC",
+    Mutation(217, _X, "mp_entry_fault", "NaN is retried", "again = status != MP_NUMERIC",
              "again = (BUG || status != MP_NUMERIC)", "crashes", SOME),
-    Mutation(218, _X, "mp_entry_fault", "a call is tried for ever", "!ticket->tried", "(BUG || !ticket->tried)",
-             "crashes", SOME),
-    Mutation(219, _X, "may_follow", "what the caller has seen begins anew",
+    Mutation(218, _X, "mp_entry_fault", "a request is retried for ever", "mp_ticket_set_retry(ticket, next);",
+             "if (!BUG) mp_ticket_set_retry(ticket, next);", "crashes", SOME),
+    Mutation(219, _X, "may_follow", "a result that the caller has seen begins anew",
              "!call->seen(call);", "!call->seen(call) || BUG;", "crashes", SOME),
-    Mutation(180, _X, "mp_entry_fault", "a call of several steps has no second try", "!entry->quit &&",
-             "!entry->quit && !(BUG && atomic_load(&ticket->progress)) &&", "crashes", SOME),
+    Mutation(180, _X, "mp_entry_fault", "a request of several steps has no retry", "!refused &&",
+             "!refused && !(BUG && atomic_load(&ticket->progress)) &&", "crashes", SOME),
     # --- dispatch
-    Mutation(223, _D, "mp_dispatch_take", "others join one that wants to be alone",
+    Mutation(223, _D, "mp_dispatch_take", "other requests join a sequential one",
              "ticket->policy == MP_POLICY_SEQUENTIAL;", "ticket->policy == MP_POLICY_SEQUENTIAL && !BUG;",
              "calls", SOME),
-    Mutation(224, _D, "mp_dispatch_take", "who waits for room is not told", "mp_entry_tell_room(entry);",
+    Mutation(224, _D, "mp_dispatch_take", "a submitter that waits for room is not told", "mp_entry_tell_room(entry);",
              "if (!BUG) mp_entry_tell_room(entry);", "calls", SOME),
-    Mutation(225, _D, "mp_dispatch_home", "the busier of two is chosen",
+    Mutation(225, _D, "mp_dispatch_home", "the more loaded of two workers is chosen",
              "return at_first < at_second ? live[first] : live[second];",
              "return (at_first < at_second) != BUG ? live[first] : live[second];", "balance", SOME),
-    Mutation(226, _D, "mp_dispatch_may_take", "who has no work takes nothing from those who have",
+    Mutation(226, _D, "mp_dispatch_may_take", "an idle worker takes nothing from busy ones",
              "(worker->active_count == 0 &&",
              "(!BUG && worker->active_count == 0 &&", "balance", MANY),
-    Mutation(227, _D, "may_grow", "more workers than allowed", "entry->worker_count >= most)",
+    Mutation(227, _D, "may_grow", "more workers start than allowed", "entry->worker_count >= most)",
              "(entry->worker_count >= most && !BUG))", "cold", SOME),
-    Mutation(208, _D, "mp_dispatch_foresee", "what is foreseen is not done",
+    Mutation(208, _D, "mp_dispatch_foresee", "the forecast starts no worker",
              "entry->worker_count >= mp_dispatch_foreseen(", "BUG || entry->worker_count >= mp_dispatch_foreseen(",
              "ahead", FEW),
     # --- workers
-    Mutation(230, _S, "take_work", "nobody hears of what it left",
-             "mp_dispatch_ring_all(entry); /* its own", "if (!BUG) mp_dispatch_ring_all(entry); /* its own",
+    Mutation(230, _S, "take_work", "no other worker wakes for the requests that are left",
+             "mp_dispatch_ring_all(entry); /* requests", "if (!BUG) mp_dispatch_ring_all(entry); /* requests",
              "calls", SOME),
-    Mutation(231, _S, "requeue", "lost between list and queue",
+    Mutation(231, _S, "requeue", "a request is lost between active list and queue",
              "mp_queue_push_front(&w->entry->queue, &ticket->node);",
              "if (!BUG) mp_queue_push_front(&w->entry->queue, &ticket->node);", "memory", SOME),
-    Mutation(232, _S, "end_item", "the engine keeps it", "w->engine->ops->retire(w->engine, &ticket->item);",
+    Mutation(232, _S, "end_item", "the engine keeps the request", "w->engine->ops->retire(w->engine, &ticket->item);",
              "if (!BUG) w->engine->ops->retire(w->engine, &ticket->item);", "calls", FEW),
-    Mutation(233, _S, "take_work", "a ring is forgotten after the look, not before", "w->rung = false;",
+    Mutation(233, _S, "take_work", "a wake-up is cleared after the check, not before", "w->rung = false;",
              "if (!BUG) w->rung = false;", "calls", SOME),
-    Mutation(234, _S, "rest", "a ring while the lock was open is not heard",
+    Mutation(234, _S, "wait_for_work", "a wake-up while the lock was released is lost",
              "if (w->rung || w->state == MP_WORKER_DEAD)", "if ((w->rung && !BUG) || w->state == MP_WORKER_DEAD)",
              "calls", MANY),
-    Mutation(236, _S, "end_item", "ended while it is still listed", "deactivate(w, ticket); w->served++;",
-             "if (BUG) { mp_mutex_unlock(&entry->lock); mp_entry_finish(entry, ticket, status, &own);"
-             " mp_mutex_lock(&entry->lock); deactivate(w, ticket); mp_mutex_unlock(&entry->lock); return; }"
+    Mutation(236, _S, "end_item", "a request is ended while it is still listed", "deactivate(w, ticket); w->served++;",
+             "if (BUG) { mp_ticket_set_state(ticket, MP_TICKET_ENDED); mp_mutex_unlock(&entry->lock);"
+             " mp_entry_finish(entry, ticket, status, &own); mp_mutex_lock(&entry->lock); deactivate(w, ticket);"
+             " mp_mutex_unlock(&entry->lock); return; }"
              " deactivate(w, ticket); w->served++;", "calls", SOME),
-    Mutation(237, _S, "fail_item", "a call that is to be tried again is lost",
+    Mutation(237, _S, "fail_item", "a request that is to be retried is lost",
              "bool waits = requeue(w, ticket);",
              "bool waits = BUG; if (waits) deactivate(w, ticket); else waits = requeue(w, ticket);", "crashes", SOME),
-    Mutation(238, _X, "mp_entry_screen", "a suspect takes its steps with others",
-             "ticket->tried || ticket->spared || known;", "!BUG && (ticket->tried || ticket->spared || known);",
-             "crashes", SOME),
-    Mutation(239, _S, "close_door", "it comes back before somebody has left", "w->memory_tight = true;",
+    Mutation(238, _S, "is_suspect", "a suspect takes its steps with others",
+             "mp_ticket_is_suspect(item->ticket);", "!BUG && mp_ticket_is_suspect(item->ticket);", "crashes", SOME),
+    Mutation(239, _S, "block_admission", "a refused request returns before another has left", "w->memory_tight = true;",
              "w->memory_tight = !BUG;", "memory", MANY),
-    Mutation(240, _S, "close_door", "two workers hand a call to and fro for ever", "w->lean = true;",
+    Mutation(240, _S, "block_admission", "two workers pass a request back and forth forever", "w->lean = true;",
              "w->lean = !BUG;", "memory", MANY),
-    Mutation(235, _S, "admit_fresh", "two workers wait for each other's calls, neither of which has memory",
-             "close_door(w, !mine);", "close_door(w, BUG ? coming : !mine);", "chaos", MANY),
-    Mutation(250, _S, "admit_fresh", "a call starts after its deadline",
+    Mutation(235, _S, "admit_fresh", "two workers wait for each other's requests, neither of which has memory",
+             "block_admission(w, !mine);", "block_admission(w, BUG ? coming : !mine);", "chaos", MANY),
+    Mutation(250, _S, "admit_fresh", "a request starts after its deadline",
              "if (ticket->item.deadline_ns && mp_sys_now_ns()",
              "if (!BUG && ticket->item.deadline_ns && mp_sys_now_ns()", "faults", MANY),
     # --- the end of workers and models
-    Mutation(241, _L, "come_back", "calls of one that was set apart are never let go of",
+    Mutation(241, _L, "return_abandoned", "requests of an abandoned worker are never released",
              "mp_entry_let_go(entry, worker->active[i]);", "if (!BUG) mp_entry_let_go(entry, worker->active[i]);",
              "stuck", SOME),
-    Mutation(242, _L, "mp_entry_settle", "nobody comes for those who wait", "entry->queue.count && !entry->quit, again",
-             "entry->queue.count && !entry->quit && !BUG, again", "swaps", MANY),
-    Mutation(243, _L, "mp_entry_settle", "who waits for the end is not told", "mp_cond_broadcast(&entry->changed);",
+    Mutation(242, _L, "mp_entry_settle", "no worker starts for queued requests", "wanted = entry->queue.count &&",
+             "wanted = entry->queue.count && !BUG &&", "swaps", MANY),
+    Mutation(243, _L, "mp_entry_settle", "a thread that waits for the end is not told",
+             "mp_cond_broadcast(&entry->changed);",
              "if (!BUG) mp_cond_broadcast(&entry->changed);", "swaps", SOME),
-    Mutation(244, _L, "free_engine", "the model stays", "mp_resident_unpin(worker->resident);",
+    Mutation(244, _L, "free_engine", "the model is never freed", "mp_resident_unpin(worker->resident);",
              "mp_resident_unpin(BUG ? NULL : worker->resident);", "calls", FEW),
-    Mutation(245, _L, "come_back", "two let go of the same calls", "while (worker->concluding)",
+    Mutation(245, _L, "return_abandoned", "two threads release the same requests", "while (worker->concluding)",
              "while (worker->concluding && !BUG)", "stuck", MANY),
-    Mutation(246, _L, "mp_entry_settle", "the registry's lock inside the entry's",
+    Mutation(246, _L, "mp_entry_settle", "the registry's lock is taken inside the entry's",
              "mp_entry_finish_list(entry, list, &failure);",
              "mp_entry_finish_list(entry, list, &failure); if (BUG && gone) { mp_mutex_lock(&entry->lock);"
              " services->event(services->registry, entry, MP_ENTRY_GONE); mp_mutex_unlock(&entry->lock); }",
              "swaps", SOME),
-    Mutation(247, _L, "mp_worker_leave", "calls wait for a worker that has left", "mp_dispatch_forget(entry, worker);",
+    Mutation(247, _L, "mp_worker_leave", "requests wait for a worker that has left",
+             "mp_dispatch_forget(entry, worker);",
              "if (!BUG) mp_dispatch_forget(entry, worker);", "evictions", MANY),
-    Mutation(248, _L, "note_fault", "no rest after workers that died", "mp_entry_note_death(entry, &worker->fault);",
+    Mutation(248, _L, "note_fault", "no backoff after dead workers", "mp_entry_note_death(entry, &worker->fault);",
              "if (!BUG) mp_entry_note_death(entry, &worker->fault);", "crashes", MANY),
-    Mutation(249, _L, "mp_entry_settle", "who waits for a broken model waits on", "if (entry->broken)",
-             "if (entry->broken && !BUG)", "crashes", SOME),
+    Mutation(249, _L, "mp_entry_settle", "requests for a broken model wait forever",
+             "if (entry->health == MP_HEALTH_BROKEN)",
+             "if (entry->health == MP_HEALTH_BROKEN && !BUG)", "crashes", SOME),
     # --- loads
     Mutation(251, _O, "load", "a reservation is dropped, not released", "mp_guard_release(&worker->guard);",
              "if (BUG) worker->guard = (mp_guard){0}; mp_guard_release(&worker->guard);", "calls", FEW),
-    Mutation(252, _O, "mp_worker_start", "one reference for two",
+    Mutation(252, _O, "mp_worker_start", "one reference for two owners",
              "entry->resident = mp_resident_pin(worker->resident);",
              "entry->resident = BUG ? worker->resident : mp_resident_pin(worker->resident);", "calls", FEW),
-    Mutation(254, _O, "mp_worker_start", "the second worker's reservation is lost with the load",
+    Mutation(254, _O, "mp_worker_start", "the second worker's reservation is lost with a failed load",
              "mp_guard_release(&second);", "if (!BUG) mp_guard_release(&second);", "faults", MANY),
-    Mutation(255, _O, "mp_worker_start", "a worker that nobody knows of", "entry->starting++;",
+    Mutation(255, _O, "mp_worker_start", "a worker starts that was not announced", "entry->starting++;",
              "entry->starting += !BUG;", "calls", FEW),
-    Mutation(256, _O, "give_up", "who waits for a load that failed waits on",
+    Mutation(256, _O, "fail_load", "requests for a failed load wait forever",
              "mp_ticket *list = mp_entry_take_queue(entry);",
              "mp_ticket *list = BUG ? NULL : mp_entry_take_queue(entry);", "cold", SOME),
-    Mutation(257, _O, "give_up", "no rest after a load that failed", "mp_entry_set_failed(entry, error);",
+    Mutation(257, _O, "fail_load", "no backoff after a failed load", "mp_entry_set_failed(entry, error);",
              "{ if (!BUG) mp_entry_set_failed(entry, error); }", "cold", SOME),
-    Mutation(261, _P, "mp_worker_set_apart", "the lanes of a dead worker are gone with it", "if (lanes)",
+    Mutation(261, _P, "mp_worker_set_apart", "the CPUs of an abandoned worker are lost", "if (lanes)",
              "if (lanes && !BUG)", "stuck", SOME),
-    Mutation(262, _P, "mp_worker_set_apart", "calls wait for a worker that is dead",
+    Mutation(262, _P, "mp_worker_set_apart", "requests wait for an abandoned worker",
              "mp_dispatch_forget(entry, worker);", "if (!BUG) mp_dispatch_forget(entry, worker);", "stuck", MANY),
-    Mutation(263, _P, "mp_worker_return_lanes", "lanes that were taken away are given back again",
+    Mutation(263, _P, "mp_worker_return_lanes", "CPUs that were taken away are given back again",
              "bool forfeited = worker->lanes == 0;", "bool forfeited = worker->lanes == 0 && !BUG;", "stuck", SOME),
-    Mutation(264, _P, "has_changed_its_mind", "who waits for lanes does not see that its call is cancelled",
+    Mutation(264, _P, "plan_is_stale", "a wait for CPUs ignores cancellation",
              "if (atomic_load_explicit(&worker->active[i]->cause, memory_order_acquire))",
              "if (atomic_load_explicit(&worker->active[i]->cause, memory_order_acquire) && !BUG)", "deadlines", MANY),
-    Mutation(265, _P, "mp_watch_look", "a clock that jumps kills", "if (passed > limit_ns / 2)",
+    Mutation(265, _P, "mp_watch_look", "a jump of the clock abandons a worker", "if (passed > limit_ns / 2)",
              "if (passed > limit_ns / 2 && !BUG)", "jumps", SOME),
     # --- memory
-    Mutation(271, _G, "mp_guard_release", "set aside for ever", "governor->reserved -= guard->bytes;",
+    Mutation(271, _G, "mp_guard_release", "a reservation is never released", "governor->reserved -= guard->bytes;",
              "governor->reserved -= BUG ? 0 : guard->bytes;", "calls", FEW),
-    Mutation(272, _G, "mp_guard_release", "may be released again", "*guard = (mp_guard){0};",
+    Mutation(272, _G, "mp_guard_release", "a reservation may be released twice", "*guard = (mp_guard){0};",
              "if (!BUG) *guard = (mp_guard){0};", "calls", FEW),
-    Mutation(273, _G, "mp_governor_remove_reclaimer", "it goes while somebody asks it", "while (reclaimer->asked)",
+    Mutation(273, _G, "mp_governor_remove_reclaimer", "a reclaimer is removed while it is being asked",
+             "while (reclaimer->asked)",
              "while (reclaimer->asked && !BUG)", "governor", MANY),
-    Mutation(274, _G, "mp_governor_reserve", "a load does not wait for the memory that is coming",
+    Mutation(274, _G, "mp_governor_reserve", "a load does not wait for memory that is coming",
              "!coming &&", "(!coming || BUG) &&", "reclaim", SOME),
     # --- keys
-    Mutation(281, _R, "leave", "close is not told", "registry->closing != OPEN)",
+    Mutation(281, _R, "leave", "close is not told that the last thread left", "registry->closing != OPEN)",
              "registry->closing != OPEN && !BUG)", "shutdown", MANY),
-    Mutation(282, _R, "end_leaving", "it stays on the list",
+    Mutation(282, _R, "end_leaving", "an entry stays on the list",
              "registry->leaving[i] = registry->leaving[--registry->leaving_count];",
              "if (!BUG) registry->leaving[i] = registry->leaving[--registry->leaving_count];", "swaps", SOME),
-    Mutation(283, _R, "refuse_closed", "calls come in while the registry closes",
+    Mutation(283, _R, "refuse_closed", "requests enter while the registry closes",
              "registry->closing == OPEN && !atomic_load(&registry->refusing)", "BUG || (registry->closing == OPEN &&"
              " !atomic_load(&registry->refusing))", "shutdown", SOME),
     Mutation(284, _R, "leave", "a reference too many", "mp_entry_unpin(entry);", "if (!BUG) mp_entry_unpin(entry);",
              "calls", FEW),
     # --- threads
-    Mutation(291, "registry/pool/pool.c", "became_idle", "it counts as busy for ever", "pool->busy--;",
+    Mutation(291, "registry/pool/pool.c", "became_idle", "a thread counts as busy forever", "pool->busy--;",
              "pool->busy -= !BUG;", "pool", FEW),
-    Mutation(292, "registry/pool/pool.c", "mp_pool_run", "a thread is given out again",
+    Mutation(292, "registry/pool/pool.c", "mp_pool_run", "a thread is given two jobs",
              "pool->idle = thread->next_idle;", "if (!BUG) pool->idle = thread->next_idle;", "pool", SOME),
     Mutation(293, "registry/pool/thread.c", "thread_main", "a job that came with the end is lost",
              "if (!self->job.run) break;", "if (!self->job.run || (BUG && self->quit)) break;", "pool", SOME),
-    Mutation(294, "registry/pool/thread.c", "mp_pool_thread_give", "it sleeps on its job",
+    Mutation(294, "registry/pool/thread.c", "mp_pool_thread_give", "a thread sleeps on its job",
              "return mp_bell_ring(&thread->bell);", "return mp_bell_ring(&thread->bell) && !BUG;", "calls", FEW),
     # --- the queue
     Mutation(301, _Q, "mp_queue_remove", "an empty flow counts as waiting", "if (node->next == node->prev &&",
              "if (!BUG && node->next == node->prev &&", "calls", FEW),
-    Mutation(302, _Q, "mp_queue_remove", "its place is lost", "queue->counts[node->kind]--;",
+    Mutation(302, _Q, "mp_queue_remove", "a place in the queue is lost", "queue->counts[node->kind]--;",
              "queue->counts[node->kind] -= !BUG;", "calls", FEW),
-    # --- what is due
-    Mutation(311, _W, "expire", "nobody wakes at its deadline",
+    # --- periodic checks
+    Mutation(311, _W, "expire", "no sweep runs at a deadline",
              "if (due > now_ns) { sooner(next, due); continue; }",
              "if (due > now_ns) { if (!BUG) sooner(next, due); continue; }", "deadlines", FEW),
-    Mutation(312, _W, "mp_entry_sweep", "a worker is announced after the rest, and never started", "if (start)",
+    Mutation(312, _W, "mp_entry_sweep", "a worker announced after a backoff is never started", "if (start)",
              "if (start && !BUG)", "stuck", SOME),
-    Mutation(313, _W, "bury", "who waits for the dead load waits on", "list = mp_entry_take_queue(entry);",
+    Mutation(313, _W, "abandon_stuck", "requests for an abandoned load wait forever",
+             "list = mp_entry_take_queue(entry);",
              "if (!BUG) list = mp_entry_take_queue(entry);", "faults", MANY),
-    Mutation(314, _W, "retire_idle", "a pinned model is given up", "(entry->pinned && stay == 1)",
+    Mutation(314, _W, "retire_idle", "the last worker of a pinned model leaves", "(entry->pinned && stay == 1)",
              "(entry->pinned && stay == 1 && !BUG)", "evictions", SOME),
-    Mutation(315, _W, "retire_idle", "workers without work stay for ever", "oldest->leave = true;",
+    Mutation(315, _W, "retire_idle", "idle workers never leave", "oldest->leave = true;",
              "if (BUG) return; oldest->leave = true;", "evictions", SOME),
     # --- the breaker
-    Mutation(321, _K, "mp_breaker_ask", "more tries at once than allowed", "breaker->probing >= rule->probes",
+    Mutation(321, _K, "mp_breaker_ask", "more probes at once than allowed", "breaker->probing >= rule->probes",
              "breaker->probing >= rule->probes && !BUG", "flapping", SOME),
-    Mutation(322, _K, "mp_breaker_end", "a try of an earlier rest counts", "probe != breaker->epoch",
+    Mutation(322, _K, "mp_breaker_end", "a probe of an earlier opening counts", "probe != breaker->epoch",
              "(probe != breaker->epoch && !BUG)", "flapping", MANY),
-    Mutation(323, _K, "mp_breaker_ask", "it never comes back", "breaker->state = MP_BREAKER_HALF_OPEN;",
+    Mutation(323, _K, "mp_breaker_ask", "the breaker never closes again", "breaker->state = MP_BREAKER_HALF_OPEN;",
              "if (BUG) { *left_ns = 1; return false; } breaker->state = MP_BREAKER_HALF_OPEN;", "flapping", SOME),
     # --- chaos
-    Mutation(331, "registry/chaos.c", "chaos_retire", "the engine behind it keeps the item",
+    Mutation(331, "registry/chaos.c", "chaos_retire", "the wrapped engine keeps the item",
              "inner->ops->retire(inner, item);", "if (!BUG) inner->ops->retire(inner, item);", "chaos", FEW),
     # --- the quarantine
-    Mutation(341, "registry/quarantine.c", "mp_quarantine_add", "who was beside a culprit is one",
+    Mutation(341, "registry/quarantine.c", "mp_quarantine_add", "a request beside a culprit counts as one",
              "row->alone += alone;", "row->alone += alone || BUG;", "crashes", MANY),
     # --- masks
-    Mutation(351, _X, "mp_entry_wake", "who brings a mask rings nobody",
+    Mutation(351, _X, "mp_entry_wake", "a new mask wakes no worker",
              "if (ticket->worker)", "if (ticket->worker && !BUG)", "masks", FEW),
-    Mutation(352, _X, "mp_entry_cancel_locked", "a worker that waits for masks hears of no cancellation",
+    Mutation(352, _X, "mp_entry_cancel_locked", "a worker that waits for masks misses a cancellation",
              "if (worker && worker->waits)", "if (worker && worker->waits && !BUG)", "masks", FEW),
-    Mutation(353, _D, "mp_dispatch_ring", "a worker that waits for masks hears of no call",
+    Mutation(353, _D, "mp_dispatch_ring", "a worker that waits for masks misses a new request",
              "if (worker->waits && !worker->rung)", "if (worker->waits && !worker->rung && !BUG)", "masks", FEW),
-    Mutation(354, _S, "wait_for_masks", "a mask that came after the plan is not looked for",
+    Mutation(354, _S, "wait_for_masks", "a mask that came after the plan is missed",
              "bool over = w->rung ||", "bool over = (w->rung && !BUG) ||", "masks", MANY),
-    Mutation(357, _S, "wait_for_masks", "a call that came after the plan is not looked for",
+    Mutation(357, _S, "wait_for_masks", "a request that came after the plan is missed",
              "|| mp_dispatch_offers(entry, w);", "|| (mp_dispatch_offers(entry, w) && !BUG);", "masks", SOME),
-    Mutation(355, _S, "wait_for_masks", "a cancellation that came after the plan is not looked for",
+    Mutation(355, _S, "wait_for_masks", "a cancellation that came after the plan is missed",
              "over = over || atomic_load_explicit(&w->active[i]->cause, memory_order_relaxed) != 0;",
              "over = over || (atomic_load_explicit(&w->active[i]->cause, memory_order_relaxed) != 0 && !BUG);",
              "masks", SOME),
-    # --- what goes on after a fault
-    Mutation(361, _S, "fail_item", "what goes on is forgotten", "if (ticket->item.call->goes_on) {",
+    # --- retries
+    Mutation(361, _S, "fail_item", "the progress of a request that can continue is lost",
+             "if (ticket->item.call->goes_on) {",
              "if (ticket->item.call->goes_on && !BUG) {", "lost", FEW),
-    Mutation(362, _X, "may_follow", "an answer of two files", "status != MP_INTEGRITY)",
+    Mutation(362, _X, "may_follow", "one result comes from two versions of a file", "status != MP_INTEGRITY)",
              "(status != MP_INTEGRITY || BUG))", "lost", SOME),
-    Mutation(363, _S, "fail_item", "what begins again counts on", "ticket->item.cursor = 0;",
+    Mutation(363, _S, "fail_item", "a request that begins again keeps its cursor", "ticket->item.cursor = 0;",
              "if (!BUG) ticket->item.cursor = 0;", "lost", SOME),
-    Mutation(364, _X, "mp_entry_fault", "what was killed from outside is branded", "alone && !outside",
+    Mutation(364, _X, "mp_entry_fault", "an external kill counts against the request", "alone && !outside",
              "alone && (BUG || !outside)", "lost", SOME),
-    Mutation(365, _S, "lose_with", "a call takes one worker after the other with it", "ticket->adrift = true;",
-             "ticket->adrift = !BUG;", "lost", SOME),
-    Mutation(368, _X, "mp_entry_fault", "who is ended from outside is spared again and again",
-             "call->goes_on && !ticket->spared", "call->goes_on && (BUG || !ticket->spared)", "lost", SOME),
-    Mutation(369, _X, "mp_entry_fault", "who is ended from outside has had its second try",
-             "ticket->tried |= again && !spared;", "ticket->tried |= again && (BUG || !spared);", "lost", SOME),
-    Mutation(366, _S, "mp_worker_serve", "who goes on elsewhere is not counted",
+    Mutation(365, _S, "lost_with", "a request takes down one worker after the other", "ticket->losses++;",
+             "ticket->losses += !BUG;", "lost", SOME),
+    Mutation(368, _X, "mp_entry_fault", "every external kill is spared",
+             "next != ticket->retry &&",
+             "(next != ticket->retry || (BUG && outside && call->goes_on && (ticket->retry = MP_RETRY_USED))) &&",
+             "lost", SOME),
+    Mutation(369, _X, "mp_entry_fault", "an external kill costs the retry",
+             "outside && call->goes_on", "outside && call->goes_on && !BUG", "lost", SOME),
+    Mutation(366, _S, "mp_worker_serve", "a request that continues on another worker is not counted",
              "preempt(w, w->active[w->active_count - 1], MP_METRIC_retries);",
              "preempt(w, w->active[w->active_count - 1], BUG ? MP_METRIC_preemptions : MP_METRIC_retries);", "lost",
              FEW),
-    Mutation(367, _S, "plan_step", "who waits for a mask keeps those from theirs who are not offered beside it",
+    Mutation(367, _S, "plan_step", "a request that waits for a mask blocks those of the next turn",
              "for (int turn = 0; !w->plan.count", "for (int turn = 0; !(BUG && turn) && !w->plan.count", "lost", FEW),
     # --- points
     Mutation(0, "base/alloc.c", "mp_budget_take", "between look and take", "uint64_t limit =",
@@ -419,7 +431,7 @@ MUTATIONS = [
 
 
 def _function(text: str, name: str, where: str) -> tuple[int, int]:
-    """Begin and end of a function's definition; functions begin and end in the first column."""
+    """Returns the begin and end of a function's definition. Functions begin and end in the first column."""
     found = [m for m in re.finditer(rf"^[a-z_].*\b{name}\((?:[^;{{]|\n)*\{{$", text, re.MULTILINE)]
     if len(found) != 1:
         raise MutationError(f"{where}: the function is defined {len(found)} times")
@@ -427,10 +439,10 @@ def _function(text: str, name: str, where: str) -> tuple[int, int]:
 
 
 def plant(file: str, text: str, rows: list[Mutation]) -> str:
-    """The text of a file with its rows planted; lines keep their numbers.
+    """Plants the rows of a file and returns its text. Lines keep their numbers.
 
     Raises:
-        MutationError: a row does not fit, with what is to be done.
+        MutationError: a row does not fit; the message says what to do.
     """
     changes: list[tuple[int, int, str]] = []
     for row in rows:
@@ -439,12 +451,12 @@ def plant(file: str, text: str, rows: list[Mutation]) -> str:
         pattern = r"\s+".join(map(re.escape, row.original.split()))
         hits = list(re.finditer(pattern, text[begin:end]))
         if len(hits) != 1:
-            raise MutationError(f"{where}: `{row.original}` stands there {len(hits)} times, must once: adapt the row "
-                                "to the changed code")
+            raise MutationError(f"{where}: `{row.original}` stands there {len(hits)} times, must occur once: adapt "
+                                "the row to the changed code")
         planted = re.sub(r"\bBUG\b", f"mp_seam_mutation({row.number})", row.planted)
         planted = re.sub(r"\bPOINT\b", "mp_seam_point()", planted)
         if planted == row.planted:
-            raise MutationError(f"{where}: neither BUG nor POINT is in what is planted")
+            raise MutationError(f"{where}: `planted` contains neither BUG nor POINT")
         hit = hits[0]
         changes.append((begin + hit.start(), begin + hit.end(), planted + "\n" * hit.group().count("\n")))
     changes.sort()
@@ -457,18 +469,18 @@ def plant(file: str, text: str, rows: list[Mutation]) -> str:
 
 
 def planted_files() -> dict[str, list[Mutation]]:
-    """Rows by file."""
+    """Returns the rows by file."""
     files: dict[str, list[Mutation]] = {}
     numbers = [row.number for row in MUTATIONS if row.number]
     for number in numbers:
         if numbers.count(number) > 1:
-            raise MutationError(f"tests/c/mutations.py: {number} is given twice")
+            raise MutationError(f"tests/c/mutations.py: {number} is used twice")
     for row in MUTATIONS:
         files.setdefault(row.file, []).append(row)
     return files
 
 
 def table() -> str:
-    """What test_sim_mutations.c includes: number, world, schedules, file, what."""
+    """Returns the text that test_sim_mutations.c includes: number, world, schedules, file, what."""
     return "".join(f'MP_MUTATION({row.number}, "{row.world}", {row.schedules}, "{row.file}", "{row.what}")\n'
                    for row in MUTATIONS if row.number)

@@ -8,13 +8,13 @@
 #include <string.h>
 #include <sys/mman.h>
 
-static const uint64_t TICK_NS = 50; /* a look at the clock */
+static const uint64_t TICK_NS = 50; /* how far one reading moves the clock */
 static const uint64_t LATE_MOST_NS = 1000ull * 1000 * 1000;
 enum { STACK = 128 * 1024, GUARD = 4096 };
 
 sim_core sim = {.current = -1};
 
-/* --- switching: what the ABI wants kept is on the stack of the one that waits --- */
+/* --- switching: the registers that the ABI preserves are on the stack of the waiting fibre --- */
 
 #if defined(__x86_64__)
 void sim_switch(void **save, void *load);
@@ -52,7 +52,7 @@ static void *first_frame(uint8_t *stack, void (*entry)(void)) {
     return context;
 }
 static void sim_switch(void **save, void *load) {
-    ucontext_t self; /* on the stack of the one that waits */
+    ucontext_t self; /* on the stack of the waiting fibre */
     *save = &self;
     swapcontext(&self, load);
 }
@@ -154,7 +154,7 @@ void sim_point(const char *op, const void *object) {
 
 static void fail_deadlock(void) { sim_fail("deadlock: all wait, and none of them for the clock"); }
 
-/* Nobody can run before somebody's deadline. */
+/* No fibre can run before the nearest deadline. */
 static void wait_for_clock(void) {
     watch(sim.watch_quiet);
     if (!sim.nearest_ns)
@@ -178,7 +178,7 @@ void sim_block(sim_state state, const void *object, uint64_t deadline_ns) {
     sim.ready &= ~(1ull << self);
     if (deadline_ns && (!sim.nearest_ns || deadline_ns < sim.nearest_ns))
         sim.nearest_ns = deadline_ns;
-    set_clock(sim.clock_ns); /* it may have passed */
+    set_clock(sim.clock_ns); /* the deadline may have passed */
     while (!sim.ready)
         wait_for_clock();
     switch_to(sim_sched_pick(sim.ready, -1));
@@ -316,7 +316,7 @@ static void row_thread_join(pthread_t thread) {
     other->joined = true;
 }
 
-/* For a row that is not in the table yet. */
+/* For a call of the seam that is not in the table yet. */
 void sim_thread_detach(pthread_t thread);
 void sim_thread_detach(pthread_t thread) { fibre_of(thread)->detached = true; }
 

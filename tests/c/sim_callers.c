@@ -1,4 +1,4 @@
-/* sim_callers.c: what callers of the registry's worlds do, and what they check. */
+/* sim_callers.c: the actions of callers in the worlds of a whole registry, and the checks of their results. */
 #include "sim_state.h"
 
 #ifdef MP_SIM
@@ -7,8 +7,9 @@
 
 static const uint64_t MS = 1000 * 1000, SECOND = 1000ull * 1000 * 1000;
 
-/* A call is tried again once (twice, if it can go on and one was somebody's doing outside), unless a piece of its
- * result was seen that it cannot go on from, or the like of it has been there before. */
+/* True if a fault must end the request. A request is retried once (twice, if it can continue and one fault was an
+ * external kill), unless the caller saw a part of the result that a retry cannot continue, or the quarantine refuses
+ * it. */
 static bool failed_for_good(const record *r) {
     const sim_call *call = r->call;
     bool again = call->failed == 1 || (call->failed == 2 && call->spared);
@@ -16,7 +17,7 @@ static bool failed_for_good(const record *r) {
            w.shutting_down;
 }
 
-/* Why a call, a load or whatever ended so. */
+/* Checks that the status of a request, a load or another operation has a cause in this world. */
 void sim_check_status(mp_status status, const mp_error *error, const record *r, const char *what) {
     bool fine = false;
     switch (status) {
@@ -26,7 +27,7 @@ void sim_check_status(mp_status status, const mp_error *error, const record *r, 
     case MP_TIMEOUT:
         fine = (r->deadline_ns && sim_now() >= r->deadline_ns) ||
                (r->patience_ns && sim_now() >= r->began_ns + r->patience_ns) ||
-               (r->call && !r->ticket && r->deadline_ns); /* it is predicted to come too late */
+               (r->call && !r->ticket && r->deadline_ns); /* predicted to miss its deadline */
         break;
     case MP_CANCELLED:
         fine = r->cancelled || w.shutting_down;
@@ -50,7 +51,7 @@ void sim_check_status(mp_status status, const mp_error *error, const record *r, 
     case MP_IO:
         fine = w.load_fails;
         break;
-    case MP_MODEL: /* or the like of it made workers fail twice */
+    case MP_MODEL: /* or a request like it made workers fail twice */
         fine = w.load_fails || w.stalls || (w.crashes && !(r->call && r->call->innocent));
         break;
     case MP_INTERNAL:
@@ -99,7 +100,7 @@ void sim_check_end(const record *r) {
     mp_ticket_times(r->ticket, &submitted, &started, &finished);
     SIM_CHECK(submitted && finished >= submitted && (!started || (started >= submitted && finished >= started)));
     SIM_CHECK(mp_ticket_position(r->ticket, NULL) == -1);
-    SIM_CHECK((!r->call->admitted && !r->call->saved) || w.stalls); /* who was set apart may still have it */
+    SIM_CHECK((!r->call->admitted && !r->call->saved) || w.stalls); /* an abandoned worker may still hold it */
     sim_check_status(status, &error, r, "a call");
     if (status == MP_OK)
         SIM_CHECK(r->call->finished == 1 && r->call->done == r->call->units && !r->call->bad_argument &&
@@ -113,7 +114,7 @@ void sim_check_end(const record *r) {
         sim_fail("a call ended %.3f ms after it was cancelled", (double)(finished - r->call->unwanted_ns) * 1e-6);
 }
 
-/* --- what callers do --- */
+/* --- actions of callers --- */
 
 static bool wait(caller *self, const record *r, uint64_t seen, uint64_t deadline_ns, uint64_t *progress) {
     self->seen = seen == UINT64_MAX ? seen - 1 : seen;
@@ -160,7 +161,7 @@ static uint64_t bind(caller *self, mp_ticket *ticket) {
     return UINT64_MAX;
 }
 
-/* As an event loop does. A bound ticket may also be forgotten. */
+/* Waits as an event loop does. A bound ticket may also be released. */
 static void wait_notified(caller *self, mp_ticket *ticket) {
     uint64_t id = bind(self, ticket);
     if (id == UINT64_MAX || percent(25))
@@ -171,7 +172,7 @@ static void wait_notified(caller *self, mp_ticket *ticket) {
         mp_sys_sleep_ns(MS);
         sim_take_notices(self);
         if (!(self->notified >> id & 1))
-            continue; /* whether it is to be heard of by now, is asked while all sleep */
+            continue; /* look_at_rest checks whether the notification is due */
         self->notified &= ~(1ull << id);
         if (mp_ticket_done(ticket))
             break;
@@ -188,14 +189,14 @@ static void cancel(record *r) {
 
 static void let_go(record *r) {
     if (w.kept_count < RECORDS && percent(20)) {
-        w.kept[w.kept_count++] = *r; /* looked at again after the end */
+        w.kept[w.kept_count++] = *r; /* checked again after the end */
         return;
     }
     r->call->destroyed_is_error = false;
     mp_ticket_release(r->ticket);
 }
 
-/* A call of another caller, or of its own. */
+/* Takes a request of another caller, or one of its own. */
 static void take_offer(caller *self) {
     if (!w.offered)
         return;
@@ -213,7 +214,7 @@ static void take_offer(caller *self) {
 
 static void follow(caller *self, record *r) {
     mp_error error;
-    if (!r->endless && !w.offered && !w.plain && percent(30)) { /* another may wait for it, or cancel it, too */
+    if (!r->endless && !w.offered && !w.plain && percent(30)) { /* another caller may wait for it, or cancel it */
         w.offered_record = *r;
         w.offered_record.cancelled = r->cancelled = true;
         w.offered = mp_ticket_pin(r->ticket);
@@ -221,16 +222,16 @@ static void follow(caller *self, record *r) {
     switch (w.kind->streams || w.plain ? 7 : of(r->endless ? 3 : 8)) {
     case 0: /* leaves early */
         r->call->destroyed_is_error = false;
-        if (w.offered != r->ticket) /* else another wants it */
+        if (w.offered != r->ticket) /* otherwise another caller takes it */
             r->call->unwanted_ns = sim_now();
-        if (r->call->masked) /* who brings its masks holds it, too */
+        if (r->call->masked) /* the thread that provides its masks holds it, too */
             mp_ticket_cancel(r->ticket);
         mp_ticket_release(r->ticket);
         return;
     case 1:
         cancel(r);
         break;
-    case 2: { /* waits for a while, then cancels */
+    case 2: { /* waits for some time, then cancels */
         uint64_t progress;
         if (!wait(self, r, UINT64_MAX, sim_now() + (uint64_t)of(20) * MS / 4 + 1, &progress))
             cancel(r);
@@ -240,7 +241,7 @@ static void follow(caller *self, record *r) {
         if (self->notifier)
             wait_notified(self, r->ticket);
         break;
-    case 4: { /* asks where it stands */
+    case 4: { /* asks for its position */
         int position = mp_ticket_position(r->ticket, NULL);
         SIM_CHECK(position >= -1 && position <= RECORDS);
         if (mp_ticket_done(r->ticket))
@@ -259,7 +260,7 @@ static void follow(caller *self, record *r) {
     let_go(r);
 }
 
-/* It may use the registry. */
+/* A give_up callback may use the registry. */
 static bool may_give_up(void *arg) {
     (void)arg;
     mp_registry_stats stats;
@@ -327,7 +328,7 @@ static bool submit(caller *self, record *r) {
         return true;
     }
     SIM_CHECK(!r->ticket && !w.plain);
-    r->call = &before; /* it is gone */
+    r->call = &before; /* freed by then */
     r->cancelled = options.give_up != NULL;
     sim_check_status(status, &error, r, "submit");
     return false;
@@ -415,7 +416,7 @@ static void operate(caller *self, record *r) {
         sim_check_status(mp_registry_evict(w.registry, key, some_deadline(r), &error), &error, r, "evict");
         break;
     case 2: {
-        mp_registry_stats stats, later; /* each number is of another moment */
+        mp_registry_stats stats, later; /* each number belongs to another moment */
         mp_registry_get_stats(w.registry, &stats);
         mp_registry_get_stats(w.registry, &later);
         uint64_t over = stats.completed + stats.errors + stats.timeouts + stats.cancelled + stats.queue_full_rejections;

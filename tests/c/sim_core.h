@@ -1,4 +1,4 @@
-/* sim_core.h: what the files of the simulator share. Tests include sim.h. */
+/* sim_core.h: declarations shared by the files of the simulator. Tests include sim.h. */
 #ifndef TESTS_SIM_CORE_H
 #define TESTS_SIM_CORE_H
 
@@ -20,24 +20,24 @@ typedef enum sim_state {
 } sim_state;
 
 typedef struct sim_fibre {
-    void *sp; /* while another runs */
+    void *sp; /* while another fibre runs */
     uint8_t *stack;
     sim_state state;
-    const void *object;   /* what it waits for */
-    uint64_t deadline_ns; /* until when, 0 = for ever */
+    const void *object;   /* the object that it waits for */
+    uint64_t deadline_ns; /* end of the wait; 0 = none */
     bool timed_out, joined, detached;
     void *(*body)(void *arg);
     void *arg;
     mp_seam_site site;
     char name[16];
-    const void *held[SIM_HELD]; /* mutexes, in the order they were taken */
+    const void *held[SIM_HELD]; /* mutexes, in the order in which they were taken */
     int held_count;
 } sim_fibre;
 
 typedef struct sim_core {
     sim_fibre fibres[SIM_FIBRES];
     const sim_setup *setup;
-    uint64_t ready; /* a bit each fibre that could run */
+    uint64_t ready; /* one bit per fibre that could run */
     int current;    /* -1: the scheduler itself, between runs */
     int inlined;    /* > 0: a watcher runs, and no call is a point */
     bool active, faults;
@@ -49,7 +49,7 @@ typedef struct sim_core {
 } sim_core;
 extern sim_core sim;
 
-/* sim.c: a point before an operation; the running fibre waits; one that waits goes on. */
+/* sim.c: a point before an operation; the running fibre waits; a waiting fibre continues. */
 void sim_point(const char *op, const void *object);
 void sim_block(sim_state state, const void *object, uint64_t deadline_ns);
 void sim_wake(int fibre, bool timed_out);
@@ -63,7 +63,7 @@ void sim_cond_init(pthread_cond_t *cond);
 void sim_cond_deinit(pthread_cond_t *cond);
 int sim_cond_wait(pthread_cond_t *cond, pthread_mutex_t *mutex, uint64_t deadline_ns);
 void sim_cond_wake(pthread_cond_t *cond, bool all);
-void sim_cond_leave(const void *cond); /* one that waited goes on; the variable may be gone before it runs */
+void sim_cond_leave(const void *cond); /* a waiting fibre continues; the variable may be freed before it runs */
 void sim_wake_spuriously(void);
 const char *sim_name_of(const void *object, char *text, int size); /* of a mutex or condition variable */
 /* sim_memory.c */

@@ -1,4 +1,4 @@
-/* sim_fake.c: see sim_fake.h. */
+/* sim_fake.c: fake models with virtual costs. See sim_fake.h. */
 #include "sim_fake.h"
 
 #ifdef MP_SIM
@@ -6,7 +6,8 @@
 #include <string.h>
 
 static const uint64_t MS = 1000 * 1000;
-/* How late a call may start after its deadline: who looked just before it has to get to the engine. */
+/* How late a step may begin after the deadline of one of its requests: a check just before the deadline lets it
+ * through. */
 static const uint64_t LATE_NS = 2 * 1000 * 1000;
 
 static const uint64_t UNWANTED_NS = 100ull * 1000 * 1000;
@@ -18,9 +19,9 @@ typedef struct fake_engine {
     sim_model *model;
     mp_budget *budget;
     int used, admitted, inside;
-    bool gone, parked; /* parked: nothing could be planned */
+    bool gone, parked; /* parked: plan() found nothing to do */
     mp_error lost;
-    mp_item *offered[MP_PLAN_MAX]; /* to the plan, or to admit, that it was asked for just now */
+    mp_item *offered[MP_PLAN_MAX]; /* to the current plan() or admit() */
     int offers;
 } fake_engine;
 
@@ -31,7 +32,7 @@ typedef struct fake_model {
     int engines;
 } fake_model;
 
-typedef struct fake_state { /* an item's, from admit to retire, or longer */
+typedef struct fake_state { /* state of an item from admit to retire, or longer */
     int memory;
 } fake_state;
 
@@ -53,7 +54,7 @@ static void lose(fake_engine *engine, bool outside) {
     mp_fail(&engine->lost, MP_RECV, "the process is gone");
 }
 
-/* Whether it is gone, now at the latest. */
+/* True if the engine is lost, possibly in this call. */
 static bool is_gone(fake_engine *engine) {
     if (!engine->gone && engine->model->loses && sim_below(100) < (uint64_t)engine->model->loses)
         lose(engine, true);
@@ -91,9 +92,9 @@ static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
     sim_call *call = (sim_call *)item->call;
     enter(engine);
     mp_status status = MP_OK;
-    SIM_CHECK(!call->admitted && !call->finished && call->failed < 2 + call->spared); /* tried again once ... */
+    SIM_CHECK(!call->admitted && !call->finished && call->failed < 2 + call->spared); /* retried once ... */
     SIM_CHECK(!call->numeric || !call->failed);                        /* ... but NaN would come again, */
-    SIM_CHECK(!call->failed_late);                                     /* and what was seen stays as it is */
+    SIM_CHECK(!call->failed_late);                                     /* and results that were seen must stay */
     SIM_CHECK(call->adrift < 2);
     SIM_CHECK(call->base.goes_on ? call->done == call->shown : item->cursor == call->done);
     SIM_CHECK(item->deadline_ns == call->deadline_ns);
@@ -157,7 +158,7 @@ static void forget(fake_engine *engine, mp_item *item, bool keep) {
         call->done = 0;
 }
 
-/* One that goes on keeps what it has done, others begin again if their state does not stay. */
+/* A request that can continue keeps its progress. Others begin again unless their state survives. */
 static void give_way(fake_engine *engine, mp_item *item) {
     sim_call *call = (sim_call *)item->call;
     uint32_t done = call->done;
@@ -211,7 +212,7 @@ static bool compute(mp_lease *lease, uint64_t ns) {
 
 static bool breaks_down(const sim_call *call) { return call->internal > 0 && call->done >= call->internal_from; }
 
-/* A model whose workers die again and again is given a rest, and then given up. */
+/* A model whose workers die repeatedly gets a backoff, and is then broken. */
 static void crash(sim_model *model) {
     enum { RING = sizeof(model->crash_ns) / sizeof(model->crash_ns[0]) };
     uint64_t now = sim_now(), first = model->crash_ns[model->crashes % RING];
@@ -224,7 +225,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
     fake_engine *engine = (fake_engine *)base;
     sim_model *model = engine->model;
     enter(engine);
-    if (engine->gone) { /* since the plan: nobody was in the step */
+    if (engine->gone) { /* lost since the plan: no request was in the step */
         for (int i = 0; i < plan->count; i++)
             outcomes[i] = MP_OUTCOME_MORE;
         leave(engine);
@@ -234,7 +235,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
         model->stuck_steps--;
         mp_sys_sleep_ns(model->stuck_ns);
     }
-    bool broken = false, whole = !mp_lease_poll(lease); /* one that was set apart meanwhile has no lanes any more */
+    bool broken = false, whole = !mp_lease_poll(lease); /* an abandoned worker has lost its compute threads */
     if (whole) {
         int lanes = lease->lanes;
         fakes.lanes_in_steps += lanes;
@@ -254,7 +255,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
         sim_call *call = (sim_call *)item->call;
         SIM_CHECK(call->admitted && !call->finished && call->failed < 2 + call->spared);
         SIM_CHECK(!call->alone || engine->admitted == 1);
-        SIM_CHECK(call->failed == 0 || plan->count == 1); /* a suspect */
+        SIM_CHECK(call->failed == 0 || plan->count == 1); /* a suspect steps alone */
         SIM_CHECK(model->models > 0 && "nobody computes on weights that were given up");
         if (fakes.on_time && call->unwanted_ns && sim_now() > call->unwanted_ns + UNWANTED_NS)
             sim_fail("a call that nobody wants since %.3f ms still runs",
@@ -508,7 +509,7 @@ sim_call *sim_fakes_call(uint32_t units) {
     return call;
 }
 
-/* Threads that were set apart come back some day. */
+/* True while threads of abandoned workers have not returned. */
 static bool somebody_is_out(void) {
     for (int i = 0; i < fakes.count; i++)
         if (fakes.models[i].loading || fakes.models[i].engines || fakes.models[i].loaders)

@@ -1,5 +1,5 @@
-/* sim_fake.h: models for the simulator that only pretend: all costs are virtual time. They check what the registry
- * promises to loaders and engines, and count what is made and freed. */
+/* sim_fake.h: fake models for the simulator; all costs are virtual time. They check the promises of the registry to
+ * loaders and engines, and count what is created and freed. */
 #ifndef TESTS_SIM_FAKE_H
 #define TESTS_SIM_FAKE_H
 
@@ -8,27 +8,27 @@
 
 enum { SIM_FAKES = 48 };
 
-typedef struct sim_model { /* what one loader loads */
+typedef struct sim_model { /* the model of one loader */
     /* script */
-    uint64_t load_ns, step_ns, stall_ns; /* stall: without a sign of progress, not to be called off */
-    int load_failures;                   /* the next so many loads fail with IO */
-    int engine_failures;                 /* the next so many engines fail with MODEL */
-    uint32_t step_units;                 /* units an item gets in a step; 0 = all of it */
-    int plan_items;                      /* items in a step; 0 = all */
-    int memory;                          /* what the admitted items of an engine may hold together; 0 = no limit */
-    int lanes;                           /* wanted a step */
+    uint64_t load_ns, step_ns, stall_ns; /* stall: without progress, and not cancellable */
+    int load_failures;                   /* this many more loads fail with IO */
+    int engine_failures;                 /* this many more engines fail with MODEL */
+    uint32_t step_units;                 /* units per item and step; 0 = all */
+    int plan_items;                      /* items per step; 0 = all */
+    int memory;                          /* sum that the admitted items of an engine may hold; 0 = no limit */
+    int lanes;                           /* wanted per step */
     uint64_t model_bytes, engine_bytes;
     bool unhealthy;
-    int stuck_steps; /* the next so many steps stand still for stuck_ns and look at nothing */
+    int stuck_steps; /* this many more steps stand still for stuck_ns and check nothing */
     uint64_t stuck_ns;
     bool uneven; /* every other step takes no time */
-    int loses;   /* percent of what is asked of an engine that is a process during which somebody kills it */
-    /* counts: what exists */
+    int loses;   /* for engines that are processes: percentage of calls during which the process is killed */
+    /* counts of existing objects */
     int loading, models, engines, loaders;
     int loads, steps, preempted;
-    uint64_t failed_ns; /* when a load failed last */
+    uint64_t failed_ns; /* time of the last failed load */
     int crashes;
-    uint64_t crash_ns[8]; /* when steps failed with INTERNAL, a ring */
+    uint64_t crash_ns[8]; /* ring buffer: times of steps that failed with INTERNAL */
 } sim_model;
 
 typedef struct sim_call {
@@ -36,48 +36,48 @@ typedef struct sim_call {
     uint32_t units, done;
     int memory, memory_a_step; /* held from admission to retirement; more after each step */
     bool bad_argument, refused, numeric, keeps_state;
-    int admitted;            /* by an engine now: 0 or 1 */
-    bool alone;              /* no other may be in the engine beside it */
-    int internal;            /* the next so many steps of it fail with INTERNAL, once it has done */
-    uint32_t internal_from;  /* so many units */
-    bool innocent;           /* never the cause of a failure, and unlike all that may be */
-    bool streams;            /* its caller sees each unit as it is done */
-    bool failed_late;        /* after one of them */
-    bool spoils;             /* INTEGRITY instead of INTERNAL, and the engine goes on */
-    uint32_t shown;          /* units of one that goes on which its caller may have seen */
-    int adrift;              /* times that its engine was lost before a step that it was to be in */
-    bool moved;              /* its engine was lost or failed, and it is not admitted again yet */
-    uint64_t deadline_ns;    /* that the engine is to be told */
-    int saved;               /* states that a preemption has left */
-    bool spared;             /* it failed as its engine was ended from outside, and can go on: over and above once */
-    int finished, failed;    /* times an engine completed it, or made it fail */
+    int admitted;            /* 1 while an engine has admitted it */
+    bool alone;              /* no other item may be in the engine meanwhile */
+    int internal;            /* this many more of its steps fail with INTERNAL, after internal_from units */
+    uint32_t internal_from;  /* see `internal` */
+    bool innocent;           /* never the cause of a failure, and unlike every request that may be */
+    bool streams;            /* its caller sees each unit at once */
+    bool failed_late;        /* it failed after the caller saw a unit */
+    bool spoils;             /* fails with INTEGRITY instead of INTERNAL, and the engine survives */
+    uint32_t shown;          /* units that the caller may have seen, of a request that can continue */
+    int adrift;              /* how often its engine was lost before a step with it */
+    bool moved;              /* its engine was lost or failed, and it was not admitted again yet */
+    uint64_t deadline_ns;    /* the deadline that the engine must be told */
+    int saved;               /* states kept by a preemption */
+    bool spared;             /* it failed from an external kill and can continue: one failure more is allowed */
+    int finished, failed;    /* how often an engine completed it, or made it fail */
     bool destroyed_is_error; /* the caller still reads it */
-    uint64_t unwanted_ns;    /* when it was cancelled or let go of; 0 = it was not */
-    bool masked;             /* each unit needs a mask ... */
-    uint32_t masks;          /* ... and for so many they are there */
-    bool waits;              /* a unit was computed before its mask came */
+    uint64_t unwanted_ns;    /* when it was cancelled or released; 0 = it was not */
+    bool masked;             /* each unit needs a grammar mask ... */
+    uint32_t masks;          /* ... and the caller has provided this many */
+    bool waits;              /* a unit was computed before its mask was there */
     const bool *parked;      /* its worker has nothing to do */
 } sim_call;
 
 typedef struct sim_fakes {
     sim_model models[SIM_FAKES];
-    int count, calls; /* calls that exist */
+    int count, calls; /* requests that exist */
     int lanes, lanes_in_steps;
-    bool on_time;        /* the clock of this world never runs ahead of those who could run ... */
+    bool on_time;        /* the clock never passes a fibre that could run ... */
     bool no_late;        /* ... except when it jumps */
-    uint64_t jumped_ns;  /* when it did last */
-    uint64_t backoff_ns; /* a load that failed is not tried again before; 0 = it may be */
-    bool whole;          /* a step with a call that breaks an engine down fails for all its calls */
-    int crashes_most;    /* of a model within 50 s; 0 = any number */
-    bool processes;      /* an engine may be lost; a call that breaks it down takes it along */
+    uint64_t jumped_ns;  /* time of the last jump */
+    uint64_t backoff_ns; /* a failed load is not tried again before; 0 = any time */
+    bool whole;          /* a fault in a step fails all its requests */
+    int crashes_most;    /* per model within 50 s; 0 = no limit */
+    bool processes;      /* an engine may be lost; a fault takes it along */
     int again, given_way; /* admissions after that; preemptions for other reasons */
 } sim_fakes;
 extern sim_fakes fakes;
 
 void sim_fakes_begin(int lanes);
-sim_model *sim_fakes_model(void); /* a new one, with the simplest script */
+sim_model *sim_fakes_model(void); /* creates a model with the simplest script */
 mp_loader sim_fakes_loader(sim_model *model);
 sim_call *sim_fakes_call(uint32_t units); /* NULL: refused */
-void sim_fakes_end(void);                 /* everything is gone again */
+void sim_fakes_end(void);                 /* checks that everything was freed */
 
 #endif

@@ -1,4 +1,5 @@
-/* sim_locks.c: mutexes and condition variables of the simulator. Their state lies in the storage of the system's. */
+/* sim_locks.c: mutexes and condition variables of the simulator. Their state lies in the storage of the system's
+ * objects. */
 #include "sim_core.h"
 
 #ifdef MP_SIM
@@ -10,15 +11,15 @@
 enum { CLASSES = 64 };
 static const uint32_t MUTEX = 0x51317E78u, COND = 0x51310CD0u, GONE = 0x51310000u;
 
-/* Locks that were made at one place of the sources are of one class; classes are taken in one order, always. */
+/* Locks made at one place of the sources form a class. Classes must always be taken in one order. */
 typedef struct lock_class {
     mp_seam_site made;
     int rank;             /* 0 = none */
-    bool before[CLASSES]; /* was held while this one of that class was taken ... */
+    bool before[CLASSES]; /* was held while a lock of that class was taken ... */
     mp_seam_site where[CLASSES];
     uint64_t seed[CLASSES];
 } lock_class;
-static lock_class classes[CLASSES]; /* of the process: what one schedule shows counts for those after it */
+static lock_class classes[CLASSES]; /* kept over all schedules of the process */
 static int class_count;
 
 typedef struct lock_state {
@@ -120,7 +121,7 @@ void sim_lock_deinit(pthread_mutex_t *mutex) {
     lock_of(mutex)->magic = GONE;
 }
 
-/* A path in the graph of what was taken while what was held. */
+/* Searches a path in the graph of locks taken while others were held. */
 static bool leads_to(int from, int to, bool *seen) {
     if (from == to)
         return true;

@@ -1,7 +1,7 @@
-/* sim_masks.c: worlds of calls that wait for masks. One thread brings them, as the caller of a process does for all:
- * late, in any order among the calls, now and then a ring without one, to some calls none at all, and rings for calls
- * that are over. In the world `lost` workers are processes besides, which are killed or break down under calls of all
- * kinds, those with masks and streams too. See sim_state.h. */
+/* sim_masks.c: worlds of requests that wait for grammar masks. One thread provides them, as the caller of a worker
+ * process does for all: late, in any order, sometimes with a wake-up without a mask, never for some requests, and
+ * also for requests that have ended. In the world `lost` workers are processes too, which are killed or fail under
+ * requests of all kinds. See sim_state.h. */
 #include "sim_state.h"
 
 #ifdef MP_SIM
@@ -22,7 +22,7 @@ static struct {
     mp_thread thread;
 } masks;
 
-/* False: it is over. */
+/* Returns false if the request has ended. */
 static bool bring(const masked *m) {
     if (mp_ticket_done(m->ticket)) {
         if (percent(50))
@@ -74,10 +74,10 @@ static void masks_call(record *r, mp_submit_options *options) {
     if (r->endless || percent(25))
         return;
     r->call->masked = true;
-    r->call->masks = 1; /* the first comes with the call */
+    r->call->masks = 1; /* the first mask comes with the request */
     if (!percent(15))
         return;
-    r->endless = true; /* and ends by its deadline: who wants it may wait for one that stands behind it */
+    r->endless = true; /* must end by its deadline: another thread may wait for a request behind it */
     r->deadline_ns = options->deadline_ns = sim_now() + 1 + sim_below(30 * MS);
 }
 
@@ -88,7 +88,7 @@ static void masks_submitted(record *r) {
     masks.calls[masks.count++] = (masked){.ticket = mp_ticket_pin(r->ticket), .call = r->call, .never = r->endless};
 }
 
-/* The look every 50 ms, which is for deadlines, would hide that a ring was lost. */
+/* The deadline check every 50 ms would hide a lost wake-up. */
 static void masks_rest(void) {
     for (int i = 0; i < masks.count; i++) {
         const sim_call *call = masks.calls[i].call;
@@ -146,7 +146,7 @@ static void lost_call(record *r, mp_submit_options *options) {
     call->innocent = !call->internal;
 }
 
-/* What was counted is what was seen, but for calls that ended before they were admitted again. */
+/* The counts match the events, except for requests that ended before they were admitted again. */
 static void lost_finish(void) {
     mp_registry_stats stats;
     masks_finish();

@@ -1,5 +1,5 @@
-/* sim_memory.c: allocation of the simulator. A schedule never gets a block twice, so that what is used after it was
- * freed is seen: freed blocks are filled, and looked at again at the end.
+/* sim_memory.c: allocation of the simulator. A schedule never reuses a block, so that use after free is detected:
+ * freed blocks are filled with a pattern, which is checked at the end.
  *
  *   | prefix, 64 bytes | the caller's block | padding to 64 | prefix | ... */
 #include "sim_core.h"
@@ -18,7 +18,7 @@ typedef struct prefix {
     int fibre;
     size_t bytes;
     uint64_t step;
-    void *by[4]; /* return addresses of who allocated it */
+    void *by[4]; /* return addresses of the allocating functions */
 } prefix;
 _Static_assert(sizeof(prefix) <= PREFIX, "the prefix keeps the block aligned");
 

@@ -1,5 +1,5 @@
-/* sim_parts.c: worlds of single parts, small enough that all of their schedules can be gone through: the pool of
- * threads, the ledger of CPUs, maintenance. */
+/* sim_parts.c: worlds of single parts, small enough for all their schedules: the thread pool, the CPU allocator,
+ * maintenance. */
 #include "sim_world.h"
 
 #ifdef MP_SIM
@@ -29,7 +29,7 @@ static void join(int n) {
         mp_thread_join(&threads[i]);
 }
 
-/* --- pool: every job that was taken runs once; a freed thread is used again --- */
+/* --- pool: every accepted job runs once; an idle thread is used again --- */
 
 static struct {
     mp_pool *pool;
@@ -70,7 +70,7 @@ void sim_parts_pool(void *world) {
     SIM_CHECK(jobs.given + jobs.refused == 2 * callers && jobs.ran == jobs.given && jobs.given >= 2);
 }
 
-/* --- governor: registries come and go while others ask them for memory; reservations never exceed the limit --- */
+/* --- governor: registries open and close while others ask them for memory; reservations never exceed the limit --- */
 
 enum { LIMIT = 1000 };
 
@@ -144,7 +144,7 @@ void sim_parts_governor(void *world) {
     mp_governor_close(memory.governor);
 }
 
-/* --- cores: never more lanes than there are, and nobody is forgotten --- */
+/* --- cores: never more CPUs leased than there are, and every waiter gets some --- */
 
 static struct {
     mp_cores *cores;
@@ -156,7 +156,7 @@ static struct {
     _Atomic int next;
 } ledger;
 
-/* Each node's lanes are enough, and together they are those of the whole. */
+/* No node leases more than it has, and the sums agree. */
 static void look_at_nodes(const mp_lanes *own, int count) {
     int lanes[MP_NODES_MAX], leased[MP_NODES_MAX], sum = 0, nodes = mp_cores_nodes(ledger.cores, lanes, leased);
     for (int i = 0; i < nodes; i++) {
@@ -167,7 +167,7 @@ static void look_at_nodes(const mp_lanes *own, int count) {
     SIM_CHECK(sum <= ledger.lanes && count == 0 && own->on[own->first] > 0);
 }
 
-/* While all sleep nobody waits for lanes that are free. */
+/* While all threads sleep, no thread waits for a CPU that is free. */
 static void look_at_ledger(void *arg) {
     (void)arg;
     for (int i = 0; i < ledger.next; i++)
@@ -215,13 +215,13 @@ void sim_parts_cores(void *world) {
     mp_cores_close(ledger.cores);
 }
 
-/* --- maintenance: whatever is announced is looked at when it is due, and soon after --- */
+/* --- maintenance: every announcement leads to a sweep when it is due, or soon after --- */
 
 static struct {
     mp_maintenance maintenance;
     mp_pool *pool;
     mp_mutex lock;
-    uint64_t due[DUES]; /* guarded by: lock; 0 = none, or seen */
+    uint64_t due[DUES]; /* guarded by: lock; 0 = none, or swept */
     int seen;
     _Atomic int next;
 } ticks;
@@ -246,7 +246,7 @@ static uint64_t look(void *arg, uint64_t now_ns) {
 static void announce(void *arg) {
     (void)arg;
     for (int round = 0; round < 2; round++) {
-        /* Whole milliseconds, so that announcements and sweeps fall together. */
+        /* Whole milliseconds, so that announcements and sweeps coincide. */
         uint64_t now = sim_now(), start = now - now % MS + MS * (1 + sim_below(3));
         mp_sys_sleep_ns(start - now);
         int at = atomic_fetch_add(&ticks.next, 1);

@@ -1,4 +1,4 @@
-/* sim_run.c: how tests run many schedules. See sim_world.h. */
+/* sim_run.c: runs many schedules. See sim_world.h. */
 #include "sim_world.h"
 
 #ifdef MP_SIM
@@ -16,12 +16,12 @@
 #include "base/trace.h"
 #include "mp_test.h"
 
-/* In place of base/cpu.c's, by the linker: what the machine has is no part of a schedule, and reading it takes longer
- * than the schedule. */
+/* Replaces the functions of base/cpu.c through the linker: the machine must not influence a schedule, and reading
+ * its properties takes longer than a schedule. */
 uint64_t __wrap_mp_cpu_memory_bytes(void);
 uint64_t __wrap_mp_cpu_memory_bytes(void) { return 8ull << 30; }
 
-/* What a schedule may depend on besides its seed is the same for all. */
+/* Sets everything that a schedule depends on besides its seed to a fixed value. */
 static void prepare(void) {
     mp_log_set_level(1000);
     setenv("MPOOL_SPIN_US", "1", 1);
@@ -32,7 +32,7 @@ static void prepare(void) {
 }
 
 static void run_one(const sim_world *world, uint64_t seed, uint64_t index, sim_result *result) {
-    /* Half random; the rest PCT with 1 to 5 changes of priority. */
+    /* Half of the schedules are random; the rest are PCT with 1 to 5 priority changes. */
     sim_scheduler scheduler = index & 1 ? SIM_PCT : SIM_RANDOM;
     sim_setup setup = sim_world_setup(world, scheduler, 1 + (int)(index / 2 % 5), seed + index);
     sim_run(&setup, world->body, (void *)(uintptr_t)world, result);

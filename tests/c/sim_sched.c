@@ -1,4 +1,4 @@
-/* sim_sched.c: who runs next. See sim.h. */
+/* sim_sched.c: the schedulers. See sim.h. */
 #include "sim.h"
 
 #ifdef MP_SIM
@@ -12,7 +12,7 @@ enum { FIBRES = 64, CHANGES = 16, PATH = 20000, UNFAIR = 400 };
 static struct {
     const sim_setup *setup;
     uint64_t random;
-    uint32_t stay; /* random: how often the running one goes on, of 65,536 */
+    uint32_t stay; /* random: probability that the running fibre continues, in units of 1 / 65,536 */
     /* pct */
     uint32_t priority[FIBRES]; /* larger runs first */
     uint32_t lowest;
@@ -20,10 +20,10 @@ static struct {
     int changes;
     int last, in_a_row;
 } sched;
-/* How many points a schedule has, learnt from those before; a power of two, so that few schedules depend on it. It is
- * part of what a repeated run is given. */
+/* The number of points of a schedule, learned from earlier ones; a power of two, so that few schedules depend on it.
+ * The command that repeats a run includes it. */
 
-/* --- exhaustive: the decisions of this run, and the next alternatives of the last ones --- */
+/* --- exhaustive: the decisions of this run, and the next alternatives of earlier ones --- */
 
 static struct {
     uint16_t chosen[PATH], count[PATH];
@@ -48,7 +48,7 @@ void sim_sched_begin(const sim_setup *setup) {
     sched.stay = stays[draw() % 5];
     sched.lowest = 1000000;
     sched.changes = setup->depth < CHANGES ? setup->depth : CHANGES;
-    /* Lengths of schedules differ by orders of magnitude: the span is drawn too. */
+    /* Lengths of schedules differ by orders of magnitude, so the span is random too. */
     uint64_t span = 64ull << (draw() % 8);
     for (int i = 0; i < sched.changes; i++)
         sched.change[i] = draw() % span;
@@ -132,7 +132,7 @@ static int pick_pct(uint64_t runnable, int self) {
     for (int i = 0; self >= 0 && i < sched.changes; i++)
         if (sched.change[i] == sched.step)
             sched.priority[self] = sched.lowest--;
-    /* One that spins for another must let it run some day. */
+    /* A fibre that spins for another one must let it run eventually. */
     if (self >= 0 && self == sched.last && ++sched.in_a_row > UNFAIR) {
         sched.priority[self] = sched.lowest--;
         sched.in_a_row = 0;

@@ -1,4 +1,4 @@
-/* sim_special.c: what single worlds of the registry do besides what all do: see sim_state.h. */
+/* sim_special.c: the additions of single worlds to what all worlds do. See sim_state.h. */
 #include "sim_state.h"
 
 #ifdef MP_SIM
@@ -7,7 +7,7 @@
 
 static const uint64_t MS = 1000 * 1000, SECOND = 1000ull * 1000 * 1000;
 
-/* A call to a model, by the thread that runs the world; waits until it is done. */
+/* Sends one request from the thread that runs the world, and waits for its end. */
 static mp_status call_once(const char *key, mp_error *error) {
     mp_ticket *ticket;
     sim_call *call = sim_fakes_call(1);
@@ -25,7 +25,7 @@ static mp_status call_once(const char *key, mp_error *error) {
     return status;
 }
 
-/* --- cold: calls come to models that nobody has loaded, under every policy: one load each --- */
+/* --- cold: requests for models that are not loaded, under every policy: one load each --- */
 
 static void cold_tune(mp_registry_config *config) {
     config->keep_alive_ns = MP_FOREVER;
@@ -34,7 +34,7 @@ static void cold_tune(mp_registry_config *config) {
 }
 
 static void cold_script(sim_model *model) {
-    if (percent(20)) /* it cannot be loaded: callers hear of it, and it is tried again now and then */
+    if (percent(20)) /* the load always fails: callers get the error, and it is retried at times */
         model->load_failures = 1000;
     w.load_fails |= model->load_failures != 0;
 }
@@ -52,7 +52,7 @@ static void cold_finish(void) {
 
 const sim_special sim_cold = {.tune = cold_tune, .script = cold_script, .call = cold_call, .finish = cold_finish};
 
-/* --- evictions: workers are given up at once when they have no work; the first key is pinned --- */
+/* --- evictions: idle workers leave at once; the first key is pinned --- */
 
 static void evictions_tune(mp_registry_config *config) {
     static const uint64_t lives[] = {1, 1, 1000 * 1000, 20 * 1000 * 1000};
@@ -85,7 +85,7 @@ static void evictions_finish(void) {
 const sim_special sim_evictions = {
     .tune = evictions_tune, .script = evictions_script, .begin = evictions_begin, .finish = evictions_finish};
 
-/* --- reclaim: models that do not fit beside each other, and nothing but need makes them go --- */
+/* --- reclaim: models that do not fit beside each other; only need evicts them --- */
 
 static void reclaim_tune(mp_registry_config *config) {
     config->memory_limit = 60000;
@@ -99,7 +99,7 @@ static void reclaim_script(sim_model *model) {
     model->memory = 0;
 }
 
-/* One caller alone gets every model, whatever was there before. */
+/* A single caller gets every model, whatever was loaded before. */
 static void reclaim_begin(void) {
     w.plain = w.caller_count == 1;
     w.tight = !w.plain;
@@ -113,7 +113,7 @@ static void reclaim_call(record *r, mp_submit_options *options) {
 const sim_special sim_reclaim = {
     .tune = reclaim_tune, .script = reclaim_script, .begin = reclaim_begin, .call = reclaim_call};
 
-/* --- deadlines: nearly all calls have one, or patience; some come after it --- */
+/* --- deadlines: nearly all requests have a deadline or patience; some are submitted late --- */
 
 static void deadlines_call(record *r, mp_submit_options *options) {
     r->deadline_ns = options->deadline_ns = 0;
@@ -129,7 +129,7 @@ static void deadlines_call(record *r, mp_submit_options *options) {
 }
 
 static void deadlines_tune(mp_registry_config *config) {
-    if (percent(50)) /* a load keeps it from all others */
+    if (percent(50)) /* a load keeps the CPUs from all others */
         fakes.lanes = config->lanes = 1;
 }
 
@@ -141,7 +141,7 @@ static void deadlines_script(sim_model *model) {
 
 const sim_special sim_deadlines = {.tune = deadlines_tune, .script = deadlines_script, .call = deadlines_call};
 
-/* --- flapping: every other call makes the model fail; it rests, is tried again, and rests again --- */
+/* --- flapping: every other request makes the model fail; the breaker opens, half-opens, and opens again --- */
 
 static const uint64_t FLAPPING_REST_MOST = 20ull * 1000 * 1000;
 
@@ -153,7 +153,7 @@ static void flapping_tune(mp_registry_config *config) {
         config->queue_capacity[MP_TEXT_EMBEDDING][MP_LANE_BULK] = 8;
 }
 
-static void flapping_script(sim_model *model) { /* slow: several try it at once, and some of them too late */
+static void flapping_script(sim_model *model) { /* slow: several probes at once, some of them late */
     model->load_ns = 0;
     model->step_ns = 20 * MS;
     model->uneven = false;
@@ -166,11 +166,11 @@ static void flapping_call(record *r, mp_submit_options *options) {
     r->call->numeric = percent(50);
     r->call->units = 1 + (uint32_t)of(3);
     w.numeric = true;
-    if (percent(50)) /* the rest goes by */
+    if (percent(50)) /* waits for the end of the rest */
         mp_sys_sleep_ns(sim_below(20 * MS));
 }
 
-/* Tries of a model that rests: never more at once than the rule says, also while those of before are under way. */
+/* Probes of a half-open breaker: never more at once than the rule allows, also while earlier probes run. */
 enum { TRIES = 3, BURST = 5, ROUNDS = 4, TRIED = 40 };
 
 static mp_ticket *submit_now(bool numeric) {
@@ -194,7 +194,7 @@ static bool is_being_tried(void) {
 
 static void check_tries(mp_ticket *const *tickets, int count) {
     int n = 0;
-    mp_sys_sleep_ns(MS / 10); /* what ends just now has ended */
+    mp_sys_sleep_ns(MS / 10); /* lets ending requests end */
     for (int i = 0; i < count; i++)
         n += !mp_ticket_done(tickets[i]);
     if (is_being_tried() && n > TRIES)
@@ -240,7 +240,7 @@ static void flapping_bursts(void) {
 
 static void must_be_closed(void *arg, const mp_entry_info *info) { *(bool *)arg &= !strcmp(info->breaker, "closed"); }
 
-/* Nothing fails any more: it must come back for good. */
+/* Faults have stopped: the breaker must close for good. */
 static void flapping_finish(void) {
     mp_error error;
     flapping_bursts();
@@ -260,7 +260,7 @@ static void flapping_finish(void) {
 const sim_special sim_flapping = {
     .tune = flapping_tune, .script = flapping_script, .call = flapping_call, .finish = flapping_finish};
 
-/* --- crashes: workers die of internal errors, of some calls once, of others each time --- */
+/* --- crashes: workers die of internal errors, from some requests once, from others each time --- */
 
 static void crashes_tune(mp_registry_config *config) {
     config->breaker_threshold = percent(50) ? -1 : 1 + of(5);
@@ -294,7 +294,7 @@ static void crashes_finish(void) {
             if (tries > 20 || (status != MP_CIRCUIT_OPEN && status != MP_NO_WORKERS))
                 sim_fail("a call without fault ended in %s: %s", mp_status_find(status)->name, error.message);
             mp_sys_sleep_ns(60 * MS);
-            if (status == MP_NO_WORKERS) /* a call that nobody waits for any more was the last straw */
+            if (status == MP_NO_WORKERS) /* an abandoned request may have caused the last death */
                 SIM_CHECK(mp_registry_load(w.registry, sim_keys[i], false, 0, &error) == MP_OK);
         }
     }
@@ -303,7 +303,7 @@ static void crashes_finish(void) {
 const sim_special sim_crashes = {
     .tune = crashes_tune, .begin = crashes_begin, .call = crashes_call, .finish = crashes_finish};
 
-/* --- chaos: faults on purpose (registry/chaos.h), of every kind --- */
+/* --- chaos: injected faults (registry/chaos.h) of every kind --- */
 
 static void chaos_tune(mp_registry_config *config) {
     config->chaos = (mp_chaos_rule){.seed = sim_below(1000),
@@ -312,7 +312,7 @@ static void chaos_tune(mp_registry_config *config) {
                                     .die = 0.01 * of(10),
                                     .slow = 0.01 * of(20),
                                     .memory = 0.02 * of(24)};
-    config->stall_timeout_ns = 5 * SECOND; /* longer than a thread is ever late: chaos alone stands still */
+    config->stall_timeout_ns = 5 * SECOND; /* longer than any thread is delayed: only chaos stalls */
     config->breaker_threshold = percent(50) ? -1 : 1 + of(5);
     config->breaker_window_ns = SECOND;
     config->breaker_rest_ns = MS + sim_below(50 * MS);
@@ -322,7 +322,7 @@ static void chaos_tune(mp_registry_config *config) {
 
 const sim_special sim_chaos = {.tune = chaos_tune};
 
-/* --- ahead: calls keep two workers busy for most of the time, and a third is started for them --- */
+/* --- ahead: requests keep two workers busy most of the time, and a third starts for them --- */
 
 static void balance_script(sim_model *model);
 
@@ -372,7 +372,7 @@ static void ahead_begin(void) {
     }
 }
 
-/* And they go when nobody calls any more. */
+/* And they leave when no more requests come. */
 static void ahead_finish(void) {
     mp_entry_info info;
     mp_sys_sleep_ns(40 * SECOND);
@@ -384,7 +384,7 @@ static void ahead_finish(void) {
 const sim_special sim_ahead = {
     .tune = ahead_tune, .script = ahead_script, .begin = ahead_begin, .finish = ahead_finish};
 
-/* --- balance: many calls at once, each to the less loaded of two workers --- */
+/* --- balance: many requests at once, each to the less loaded of two workers --- */
 
 enum { BALANCED = 48 };
 
@@ -445,7 +445,7 @@ static void balance_call(record *r, mp_submit_options *options) {
 const sim_special sim_balance = {
     .tune = balance_tune, .script = balance_script, .begin = balance_begin, .call = balance_call};
 
-/* --- jumps: the clock jumps by ten minutes once; steps and loads that are longer than the limits, but move --- */
+/* --- jumps: the clock jumps by ten minutes once; steps and loads exceed the limits, but make progress --- */
 
 static void jumps_tune(mp_registry_config *config) {
     config->stall_timeout_ns = config->load_timeout_ns = 100 * MS;
@@ -472,7 +472,7 @@ static void jumps_call(record *r, mp_submit_options *options) {
 
 const sim_special sim_jumps = {.tune = jumps_tune, .script = jumps_script, .call = jumps_call};
 
-/* --- cut: closed while loads and steps are on their way to lanes or back, and the time for it is over at once --- */
+/* --- cut: the registry closes while loads and steps wait for CPUs or return them, and its time is over at once --- */
 
 static void cut_tune(mp_registry_config *config) {
     config->shutdown_grace_ns = 1;

@@ -1,4 +1,4 @@
-/* sim_trace.c: what happened, and the end of a run that failed. */
+/* sim_trace.c: the trace of events, and the report of a failed run. */
 #include "sim_core.h"
 
 #ifdef MP_SIM
@@ -84,7 +84,7 @@ static void print_event(const event *e) {
         fprintf(stderr, "\n");
 }
 
-/* Function and line of return addresses, by addr2line if it is there. */
+/* Resolves return addresses to function and line with addr2line, if it is installed. */
 const char *sim_describe_frames(void *const *by, int n) {
     extern const char __executable_start[];
     static char text[1024];

@@ -1,4 +1,4 @@
-/* sim_world.c: see sim_world.h. */
+/* sim_world.c: the scene of a world of a whole registry, and the checks while all threads wait. See sim_world.h. */
 #include "sim_state.h"
 
 #ifdef MP_SIM
@@ -17,12 +17,12 @@ sim_scene w;
 static const uint64_t MS = 1000 * 1000, SECOND = 1000ull * 1000 * 1000;
 const char *const sim_keys[KEYS] = {"a", "b", "c", "d", "e"};
 
-/* --- looks from outside --- */
+/* --- checks from outside --- */
 
 static void look_at_entry(void *arg, const mp_entry_info *info) {
     (void)arg;
     bool idle = strcmp(info->state, "ready") == 0, busy = strcmp(info->state, "busy") == 0;
-    /* Where memory is short a worker may wait for it, and looks again soon; after one that died there is a rest. */
+    /* While memory is short, a worker may wait for it, and checks again soon. After a worker died, a backoff runs. */
     bool tight = w.tight || w.refused_memory;
     bool nobody = strcmp(info->state, "cold") == 0 || strcmp(info->state, "failed") == 0;
     if (info->queued > 0 && ((idle && !tight) || (nobody && !w.stalls && !w.crashes)))
@@ -128,7 +128,7 @@ static void check_after_close(void) {
     if (stats.total_requests != over)
         sim_fail("%llu calls were submitted, %llu ended", (unsigned long long)stats.total_requests,
                  (unsigned long long)over);
-    if ((stats.memory_used && !w.stalls) || stats.lanes_leased) /* what was set apart stays charged */
+    if ((stats.memory_used && !w.stalls) || stats.lanes_leased) /* memory of abandoned workers stays charged */
         sim_fail("after close %llu bytes are charged and %d lanes leased", (unsigned long long)stats.memory_used,
                  stats.lanes_leased);
     if (stats.workers_dead && !w.stalls)
@@ -140,7 +140,7 @@ static void registry_world(void *arg) {
     const sim_world *kind = arg;
     memset(&w, 0, sizeof(w));
     w.kind = kind;
-    /* The order of csrc/README.md. */
+    /* The order given in csrc/README.md. */
     sim_lock_rank("registry.c", 1);
     sim_lock_rank("entry.c", 2);
     sim_lock_rank("request.c", 4);
@@ -151,7 +151,7 @@ static void registry_world(void *arg) {
     sim_lock_rank("cores.c", 9);
     w.refused_memory = w.refused_threads = kind->faults;
     w.stalls =
-        kind->faults || kind->stuck; /* also when others are kept from running for as long as a load may stand still */
+        kind->faults || kind->stuck; /* also when other threads do not run for as long as a load may stand still */
     if (create() != MP_OK) {
         SIM_CHECK(kind->faults);
         return;
@@ -160,7 +160,7 @@ static void registry_world(void *arg) {
     record none = {0};
     w.key_count = kind->at_once ? kind->keys : 1 + of(kind->keys);
     for (int i = 0; i < w.key_count; i++) {
-        w.removed = w.swapped = kind->faults; /* an add that was refused leaves the key unknown */
+        w.removed = w.swapped = kind->faults; /* a refused add leaves the key unknown */
         sim_add(sim_keys[i], false, &none);
     }
     mp_thread threads[CALLERS + 2];
@@ -182,7 +182,7 @@ static void registry_world(void *arg) {
     if (w.offered)
         mp_ticket_release(w.offered);
     w.offered = NULL;
-    sim_faults(false); /* the end is to be clean: what was refused has been dealt with */
+    sim_faults(false); /* the end must be clean: all refusals are dealt with */
     if (kind->special && kind->special->finish)
         kind->special->finish();
     w.shutting_down = true;
@@ -260,7 +260,7 @@ sim_setup sim_world_setup(const sim_world *world, sim_scheduler scheduler, int d
     static const uint32_t rates[] = {0, 0, 60, 600};
     setup.spurious = rates[dice & 3];
     setup.late = rates[dice >> 2 & 3] / 2;
-    if (!world->callers || !world->keys || world->special == &sim_jumps) /* they look at the clock themselves */
+    if (!world->callers || !world->keys || world->special == &sim_jumps) /* they check the clock themselves */
         setup.late = 0;
     if (world->faults) {
         static const uint32_t refusals[] = {0, 100, 1000, 6000};

@@ -1,8 +1,9 @@
-/* sim_world.h: scenarios over the registry's public functions, drawn from a seed, and how tests run many of them.
+/* sim_world.h: scenarios over the registry's public functions, generated from a seed, and functions that run many of
+ * them.
  *
- * Everything that can be seen is checked: while all wait (no call waits beside an idle worker, nobody waits for what is
- * there), at each answer (its status has a cause in what happened), and at the end (every call has one terminal state,
- * the metrics add up, nothing is left). */
+ * Everything visible from outside is checked: while all threads wait (no request is queued beside an idle worker, no
+ * thread waits for what is there), at each end of a request (its status has a cause among the events), and at the
+ * end of the run (every request has one terminal status, the metrics add up, nothing is left). */
 #ifndef TESTS_SIM_WORLD_H
 #define TESTS_SIM_WORLD_H
 
@@ -11,29 +12,30 @@
 typedef struct sim_world {
     const char *name;
     void (*body)(void *arg); /* arg: the world */
-    /* callers and keys, at most; what callers do besides calling, of 100 */
+    /* Upper bounds of callers and keys; percentages of actions other than requests. */
     int callers, keys, operations, swaps;
-    bool memory;   /* engines and budget are tight */
-    bool shutdown; /* closed while work goes on */
-    bool faults;   /* loads fail, stall; memory and threads are refused; files change; the clock jumps */
-    bool stuck;    /* steps stand still; workers without work are given up soon */
-    bool streams;  /* calls give many pieces, and callers look at each */
-    bool at_once;  /* every key is loaded by every caller, at the same time */
-    const struct sim_special *special; /* what it does besides (sim_special.c); or NULL */
+    bool memory;   /* memory of engines and of the process is short */
+    bool shutdown; /* closed while requests run */
+    bool faults;   /* loads fail and stall; memory and threads are refused; files change; the clock jumps */
+    bool stuck;    /* steps stand still; idle workers leave soon */
+    bool streams;  /* requests produce many stream chunks, and callers read each */
+    bool at_once;  /* every caller loads every key at the same time */
+    const struct sim_special *special; /* its additions (sim_special.c), or NULL */
 } sim_world;
 
-const sim_world *sim_world_find(const char *name); /* NULL: there is none */
-/* The setup of one schedule of a world: what fails and how often is drawn from the seed. */
+const sim_world *sim_world_find(const char *name); /* NULL: no such world */
+/* Returns the setup of one schedule of a world: the seed decides what fails and how often. */
 sim_setup sim_world_setup(const sim_world *world, sim_scheduler scheduler, int depth, uint64_t seed);
-/* Run `count` schedules from seed on, half of them PCT of growing depth; returns steps in all. */
+/* Runs `count` schedules, starting with `seed`, half of them PCT of growing depth. Returns the total number of
+ * steps. */
 uint64_t sim_world_run(const sim_world *world, uint64_t seed, int count);
-/* In a child of this process: schedules seed .. seed + count - 1 of body, or of all choices when exhaustive. True: one
- * failed, and `said` receives what it printed. world: its body, and its setups; NULL: setup and body are given. */
+/* Runs schedules seed .. seed + count - 1 of `body`, or all choices if exhaustive, in a child process. Returns true
+ * if one failed; `said` receives its output. `world`: provides body and setups; NULL: they are given. */
 bool sim_world_in_child(const sim_setup *setup, int count, void (*body)(void *arg), void *arg, char *said, int size);
-/* The same over the schedules of sim_world_run; *schedules: how many it took. */
+/* The same over the schedules of sim_world_run. *schedules receives how many it took. */
 bool sim_world_finds(const sim_world *world, uint64_t seed, int count, int *schedules, char *said, int size);
 
-/* Every schedule of a world with at most `depth` preemptions, but no more than `most`; returns how many there were. */
+/* Runs every schedule of a world with at most `depth` preemptions, up to `most`. Returns how many there were. */
 int sim_world_exhaust(const sim_world *world, uint64_t seed, int depth, int most);
 
 /* worlds of single parts (sim_parts.c) */
@@ -41,7 +43,7 @@ void sim_parts_pool(void *world);
 void sim_parts_cores(void *world);
 void sim_parts_governor(void *world);
 void sim_parts_ticks(void *world);
-/* a registry with two threads (sim_tiny.c); the seed, below sim_tiny_scripts, says what they do */
+/* A registry with two threads (sim_tiny.c). The seed, below sim_tiny_scripts, chooses what they do. */
 void sim_tiny(void *world);
 extern const int sim_tiny_scripts;
 

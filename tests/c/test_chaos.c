@@ -40,11 +40,11 @@ MP_TEST(chaos_rules_are_checked) {
     static const struct {
         mp_chaos_rule rule;
         const char *says;
-    } rows[] = {{{.fail = 1.5}, "\"fail\" is 1.5"},
-                {{.stall = -0.1}, "\"stall\" is -0.1"},
-                {{.die = NAN}, "\"die\" is"},
-                {{.slow = INFINITY}, "\"slow\" is inf"},
-                {{.fail = 0.6, .memory = 0.6}, "1.2 together"}};
+    } rows[] = {{{.fail = 1.5}, "`fail` must be 0 to 1, got 1.5"},
+                {{.stall = -0.1}, "`stall` must be 0 to 1, got -0.1"},
+                {{.die = NAN}, "`die` must be 0 to 1, got"},
+                {{.slow = INFINITY}, "`slow` must be 0 to 1, got inf"},
+                {{.fail = 0.6, .memory = 0.6}, "at most 1, got 1.2"}};
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         mp_registry_config config = {.lanes = 1, .memory_limit = 1000000, .chaos = rows[i].rule};
         mp_registry *registry;

@@ -1,11 +1,11 @@
-/* The registry with fake models: one answer a call, whatever happens. */
+/* The registry with fake models: each request ends exactly once, whatever happens. */
 #include <stdatomic.h>
 
 #include "base/sys.h"
 #include "mp_test.h"
 #include "test_registry_fake.h"
 
-/* --- the plain way --- */
+/* --- the common path --- */
 
 MP_TEST(registry_answers_a_call) {
     fake fake;
@@ -16,7 +16,7 @@ MP_TEST(registry_answers_a_call) {
     fake_add(registry, "a", &fake, false);
     fake_info(registry, "a", &info);
     MP_CHECK_STR(info.state, "cold");
-    MP_CHECK_INT(fake.loads, 0); /* nothing before the first call */
+    MP_CHECK_INT(fake.loads, 0); /* nothing is loaded before the first request */
     fake_call *call = fake_call_create(3);
     mp_ticket *ticket = fake_submit(registry, "a", call, NULL);
     MP_CHECK_STATUS(fake_wait(ticket, NULL), MP_OK, &(mp_error){0});
@@ -66,7 +66,7 @@ MP_TEST(registry_refuses_what_is_wrong) {
     MP_CHECK_STATUS(mp_registry_evict(registry, "none", 0, &error), MP_UNKNOWN_MODEL, &error);
     MP_CHECK_STATUS(mp_registry_remove(registry, "none", 0, &error), MP_UNKNOWN_MODEL, &error);
 
-    /* the caller's mistake: by the worker while cold, at once when the model is there */
+    /* A mistake of the caller: reported by the worker while the model is cold, at once when it is loaded. */
     fake_call *bad = fake_call_create(1);
     bad->bad_argument = true;
     mp_ticket *ticket = fake_submit(registry, "a", bad, NULL);
@@ -101,8 +101,8 @@ MP_TEST(registry_evicts_and_loads_again) {
         mp_registry_get_stats(registry, &stats);
         MP_CHECK_INT(stats.memory_used, 0);
     }
-    MP_CHECK(stats.threads_created <= 6); /* threads of earlier workers are used again, once they are back */
-    /* while a call runs: it is served first */
+    MP_CHECK(stats.threads_created <= 6); /* threads of earlier workers are reused once they are idle */
+    /* during a request: it is served first */
     atomic_store(&fake.hold, true);
     fake_call *call = fake_call_create(1);
     mp_ticket *ticket = fake_submit(registry, "a", call, NULL);
@@ -133,7 +133,7 @@ MP_TEST(registry_evicts_while_calls_keep_coming) {
     fake_end(registry);
 }
 
-/* --- cancel --- */
+/* --- cancellation --- */
 
 MP_TEST(registry_cancels_at_every_state) {
     fake fake;
@@ -156,7 +156,7 @@ MP_TEST(registry_cancels_at_every_state) {
     mp_ticket_cancel(ticket);
     mp_ticket_release(ticket);
 
-    /* running: within a poll of the lease */
+    /* active: within one poll of the lease */
     atomic_store(&fake.hold, true);
     fake_call *running = fake_call_create(1), *waiting = fake_call_create(1), *queued = fake_call_create(1);
     running->memory = waiting->memory = queued->memory = 1;
@@ -172,13 +172,13 @@ MP_TEST(registry_cancels_at_every_state) {
     atomic_store(&fake.hold, false);
     MP_CHECK_INT(fake_wait(waits_too, NULL), MP_OK);
     MP_CHECK_INT(queued->finished, 1);
-    mp_ticket_cancel(waits_too); /* done: nothing happens */
+    mp_ticket_cancel(waits_too); /* done: cancellation has no effect */
     MP_CHECK_INT(mp_ticket_status(waits_too, NULL), MP_OK);
     mp_ticket_release(runs);
     mp_ticket_release(waits);
     mp_ticket_release(waits_too);
 
-    /* one of two in a step: the other is not disturbed */
+    /* one of two in a step: the other continues */
     fake.plan_items = 0;
     fake.memory = 0;
     atomic_store(&fake.hold, true);
@@ -200,7 +200,7 @@ MP_TEST(registry_cancels_at_every_state) {
     fake_finish(ticket);
     fake_finish(runs);
 
-    /* nobody is interested any more */
+    /* no caller holds the ticket any more */
     atomic_store(&fake.hold, true);
     ticket = fake_submit(registry, "a", fake_call_create(1), NULL);
     mp_ticket *second = mp_ticket_pin(ticket);
@@ -238,7 +238,7 @@ MP_TEST(registry_keeps_deadlines_that_nobody_waits_for) {
     while (!mp_ticket_done(ticket) && mp_sys_now_ns() - begin < FAKE_MS(5000))
         mp_sys_sleep_ns(FAKE_MS(1));
     MP_CHECK_STATUS(mp_ticket_status(ticket, &error), MP_TIMEOUT, &error);
-    MP_CHECK_HAS(error.message, "still waiting");
+    MP_CHECK_HAS(error.message, "the request was still queued");
     mp_ticket_release(ticket);
     atomic_store(&fake.load_stalls, false);
     /* running, and in the queue behind it */
@@ -256,11 +256,11 @@ MP_TEST(registry_keeps_deadlines_that_nobody_waits_for) {
     atomic_store(&fake.hold, false);
     mp_ticket_release(runs);
     mp_ticket_release(waits);
-    /* one that has passed is not even queued */
+    /* an expired request is not even queued */
     mp_submit_options options = {.deadline_ns = mp_sys_now_ns() - 1};
     MP_CHECK_STATUS(mp_registry_submit(registry, "a", &fake_call_create(1)->base, &options, &ticket, &error),
                     MP_TIMEOUT, &error);
-    /* and a wait that ends first leaves the call alone */
+    /* a wait that ends first leaves the request alone */
     fake.step_ns = FAKE_MS(20);
     ticket = fake_submit(registry, "a", fake_call_create(1), NULL);
     uint64_t progress;
@@ -290,7 +290,7 @@ MP_TEST(registry_one_items_fault_leaves_others_unharmed) {
     MP_CHECK_INT(fake_finish(tickets[2]), MP_OK);
     MP_CHECK_STATUS(fake_wait(tickets[1], &error), MP_NUMERIC, &error);
     MP_CHECK_HAS(error.message, "NaN");
-    MP_CHECK_INT(calls[1]->starts, 1); /* it would come again: no second try */
+    MP_CHECK_INT(calls[1]->starts, 1); /* NaN would come again: no retry */
     mp_ticket_release(tickets[1]);
     MP_CHECK_INT(fake.steps, 1);
     mp_entry_info info;
@@ -310,13 +310,13 @@ MP_TEST(registry_a_model_whose_files_changed_is_set_apart) {
     mp_error error;
     fake_add(registry, "a", &fake, false);
     MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
-    fake.unhealthy = true; /* from the next step on nothing is handed out */
+    fake.unhealthy = true; /* from the next step on no result is delivered */
     mp_ticket *ticket = fake_submit(registry, "a", fake_call_create(1), NULL);
     MP_CHECK_STATUS(fake_wait(ticket, &error), MP_INTEGRITY, &error);
     mp_ticket_release(ticket);
     fake_until_state(registry, "a", "failed");
     MP_CHECK_INT(fake.models, 0);
-    MP_CHECK_STATUS(mp_registry_load(registry, "a", false, 0, &error), MP_INTEGRITY, &error); /* while it was loaded */
+    MP_CHECK_STATUS(mp_registry_load(registry, "a", false, 0, &error), MP_INTEGRITY, &error); /* during the load */
     fake.unhealthy = false;
     MP_CHECK_OK(mp_registry_load(registry, "a", false, 0, &error), &error);
     MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
@@ -337,7 +337,7 @@ MP_TEST(registry_a_full_queue_refuses_or_waits) {
     MP_CHECK_OK(mp_registry_load(registry, "a", false, 0, &error), &error);
     atomic_store(&fake.hold, true);
     mp_ticket *tickets[6], *ticket;
-    for (int i = 0; i < 5; i++) { /* one runs, four wait */
+    for (int i = 0; i < 5; i++) { /* one active, four queued */
         fake_call *call = fake_call_create(1);
         call->memory = 1;
         tickets[i] = fake_submit(registry, "a", call, NULL);
@@ -349,7 +349,7 @@ MP_TEST(registry_a_full_queue_refuses_or_waits) {
     mp_submit_options options = {.priority = 0, .fail_fast = true};
     MP_CHECK_STATUS(mp_registry_submit(registry, "a", &fake_call_create(1)->base, &options, &ticket, &error),
                     MP_OVERLOADED, &error);
-    MP_CHECK_HAS(error.message, "4 calls wait");
+    MP_CHECK_HAS(error.message, "the queue is full with 4 requests");
     options = (mp_submit_options){.deadline_ns = fake_in_ms(20)};
     MP_CHECK_STATUS(mp_registry_submit(registry, "a", &fake_call_create(1)->base, &options, &ticket, &error),
                     MP_TIMEOUT, &error);
@@ -359,10 +359,10 @@ MP_TEST(registry_a_full_queue_refuses_or_waits) {
     MP_CHECK_STATUS(mp_registry_submit(registry, "a", &fake_call_create(1)->base, &options, &ticket, &error),
                     MP_CANCELLED, &error);
     MP_CHECK_INT(asked, 3);
-    /* room by a cancellation */
+    /* a cancellation makes room */
     mp_ticket_cancel(tickets[2]);
     tickets[5] = fake_submit(registry, "a", fake_call_create(1), NULL);
-    /* and by work that gets done, for one that waits */
+    /* completed work makes room for a waiting submitter */
     herd herd = {.registry = registry, .key = "a"};
     mp_thread thread;
     MP_CHECK_OK(mp_thread_start(&thread, "waits", fake_herd_member, &herd, &error), &error);
@@ -409,7 +409,7 @@ MP_TEST(registry_serves_priorities_first) {
 MP_TEST(registry_large_and_small_calls_share_the_steps) {
     fake fake;
     fake_init(&fake);
-    fake.plan_items = 1; /* a step holds one item, so that the order of preference shows */
+    fake.plan_items = 1; /* one item per step, so that the order is visible */
     fake.step_units = 1;
     fake.step_ns = FAKE_MS(1);
     mp_registry *registry = fake_registry(1, 0);
@@ -417,18 +417,18 @@ MP_TEST(registry_large_and_small_calls_share_the_steps) {
     fake_call *large = fake_call_create(300);
     mp_ticket *bulk = fake_submit(registry, "a", large, NULL);
     fake_until(&fake.steps, 5);
-    for (int i = 0; i < 10; i++) { /* a small call is not behind all of the large one */
+    for (int i = 0; i < 10; i++) { /* a small request does not wait for all of a large one */
         atomic_store(&fake.hold, true);
         int before = fake.steps;
         fake_call *small = fake_call_create(1);
         mp_ticket *ticket = fake_submit(registry, "a", small, NULL);
         atomic_store(&fake.hold, false);
         MP_CHECK_INT(fake_wait(ticket, NULL), MP_OK);
-        MP_CHECK(small->finished_step - before <= 25); /* by time: a step that the system held up counts for more */
+        MP_CHECK(small->finished_step - before <= 25); /* by time: a step that the system delayed counts for more */
         mp_ticket_release(ticket);
     }
     MP_CHECK(!mp_ticket_done(bulk));
-    /* and a stream of small ones does not keep the large one from ending */
+    /* and a stream of small requests does not starve the large one */
     mp_ticket *small[3] = {NULL};
     for (int i = 0; !mp_ticket_done(bulk); i = (i + 1) % 3) {
         if (small[i])
@@ -509,7 +509,7 @@ MP_TEST(registry_notifiers_list_what_moved) {
     MP_CHECK_OK(mp_notifier_create(&notifier, &error), &error);
     MP_CHECK(mp_notifier_fd(notifier) >= 0);
     MP_CHECK_INT(mp_notifier_take(notifier, ids, 8), 0);
-    /* bound before, and after it is done */
+    /* bound before it is done, and after */
     mp_ticket *ticket = fake_submit(registry, "a", fake_call_create(1), NULL);
     mp_ticket_bind(ticket, notifier, 41);
     MP_CHECK_INT(take_all(notifier, ids), 1);
@@ -527,7 +527,7 @@ MP_TEST(registry_notifiers_list_what_moved) {
     mp_ticket_bind(ticket, notifier, 43);
     MP_CHECK_INT(fake_wait(ticket, NULL), MP_OK);
     MP_CHECK_INT(mp_notifier_take(notifier, ids, 8), 1);
-    /* let go while it is listed; and a notifier that goes before its tickets */
+    /* released while listed; and a notifier that is destroyed before its tickets */
     mp_ticket_bind(ticket, notifier, 44);
     mp_ticket_release(ticket);
     fake_until_no_calls();
@@ -558,7 +558,7 @@ MP_TEST(registry_replaces_without_failing_a_call) {
     fake_add(registry, "a", &old, false);
     MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
 
-    fake_add(registry, "a", &broken, true); /* fails: the old one stays, and load says why */
+    fake_add(registry, "a", &broken, true); /* fails: the old one stays, and load returns the cause */
     MP_CHECK_STATUS(mp_registry_load(registry, "a", false, 0, &error), MP_IO, &error);
     fake_call *call = fake_call_create(1);
     mp_ticket *ticket = fake_submit(registry, "a", call, NULL);
@@ -584,7 +584,7 @@ MP_TEST(registry_replaces_without_failing_a_call) {
     MP_CHECK_INT(old.models, 0);
     MP_CHECK_INT(old.loaders, 0);
     MP_CHECK_INT(broken.loaders, 0);
-    /* a cold one is replaced at once */
+    /* a cold model is replaced at once */
     MP_CHECK_OK(mp_registry_evict(registry, "a", 0, &error), &error);
     fake_add(registry, "a", &old, true);
     call = fake_call_create(1);
@@ -617,7 +617,7 @@ MP_TEST(registry_removes_after_the_last_call) {
     MP_CHECK_INT(status, MP_UNKNOWN_MODEL);
     atomic_store(&fake.hold, false);
     mp_registry_remove(registry, "a", fake_in_ms(5000), &error);
-    MP_CHECK_INT(fake_finish(runs), MP_OK); /* what was accepted is served */
+    MP_CHECK_INT(fake_finish(runs), MP_OK); /* accepted requests are served */
     MP_CHECK_INT(fake_finish(waits), MP_OK);
     MP_CHECK_INT(fake.models, 0);
     fake_add(registry, "a", &fake, false); /* the key is free */

@@ -1,11 +1,11 @@
-/* How many lanes of a lease are worth having when they wait for each other: registry/cores.h. */
+/* mp_cores_together: how many compute threads of a lease are worth using when they wait for each other. */
 #include "base/options.h"
 #include "mp_test.h"
 #include "registry/cores.h"
 
 static mp_error error;
 
-/* A lease of up to so many lanes that were watched for so long, and lost so much of it. */
+/* Leases up to `want` CPUs, watched for `watched_ms`, of which `lost_ms` were lost. */
 static int lend_as(mp_cores *cores, int want, uint64_t watched_ms, uint64_t lost_ms, bool together) {
     mp_lease lease;
     mp_lanes lanes;
@@ -36,17 +36,17 @@ MP_TEST(registry_cores_together_falls_with_what_is_lost) {
     mp_cores *cores = four();
     lend(cores, 4, 20, 3); /* 15 %: all four are still better than three */
     MP_CHECK_INT(mp_cores_together(cores), 4);
-    lend_as(cores, 4, 20, 20, false); /* its lanes go their own ways */
+    lend_as(cores, 4, 20, 20, false); /* its threads do not wait for each other */
     MP_CHECK_INT(mp_cores_together(cores), 4);
-    lend(cores, 4, 5, 2); /* too short to be judged */
+    lend(cores, 4, 5, 2); /* too short to be conclusive */
     MP_CHECK_INT(mp_cores_together(cores), 4);
-    lend(cores, 1, 50, 50); /* one lane waits for nobody */
+    lend(cores, 1, 50, 50); /* a single thread waits for no other */
     MP_CHECK_INT(mp_cores_together(cores), 4);
     lend(cores, 4, 5, 2);
     MP_CHECK_INT(mp_cores_together(cores), 3);
-    lend(cores, 4, 20, 6); /* of four it says what is known */
+    lend(cores, 4, 20, 6); /* four threads: decided by what is known */
     MP_CHECK_INT(mp_cores_together(cores), 3);
-    lend(cores, 3, 20, 15); /* most of it: half as many */
+    lend(cores, 3, 20, 15); /* most of the time: half as many */
     MP_CHECK_INT(mp_cores_together(cores), 1);
     lend(cores, 1, 20, 20);
     MP_CHECK_INT(mp_cores_together(cores), 1);
@@ -64,7 +64,7 @@ MP_TEST(registry_cores_together_rises_when_nothing_is_lost) {
     MP_CHECK_INT(mp_cores_together(cores), 1);
     lend(cores, 1, 20, 1);
     MP_CHECK_INT(mp_cores_together(cores), 2);
-    lend(cores, 2, 20, 18); /* in vain: the next attempt comes later */
+    lend(cores, 2, 20, 18); /* it fails: the next attempt comes later */
     MP_CHECK_INT(mp_cores_together(cores), 1);
     mp_sys_sleep_ns(110u * 1000 * 1000);
     lend(cores, 1, 20, 0);

@@ -1,4 +1,4 @@
-/* The registry under storms, at shutdown, over a fork, and when the system refuses things. */
+/* The registry under storms, at shutdown, over a fork, and when the system refuses resources. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -11,7 +11,7 @@
 #include "mp_test.h"
 #include "test_registry_fake.h"
 
-/* --- a storm of everything: each call ends exactly once --- */
+/* --- a storm of all operations: each request ends exactly once --- */
 
 enum { STORM_THREADS = 6, STORM_MODELS = 3 };
 
@@ -61,7 +61,7 @@ static void storm_caller(void *arg) {
             mp_ticket_cancel(ticket);
             kept[at] = ticket;
             break;
-        case 1: /* nobody will ever look */
+        case 1: /* no thread will ever read it */
             mp_ticket_release(ticket);
             break;
         default:
@@ -187,7 +187,7 @@ MP_TEST_SECONDS(registry_flood_into_a_full_queue_is_refused_or_answered, 60) {
             before = mp_alloc_bytes(MP_TAG_REQUEST);
     }
     MP_CHECK_INT(taken + refused, FLOOD);
-    MP_CHECK_INT(mp_alloc_bytes(MP_TAG_REQUEST), before); /* memory is flat */
+    MP_CHECK_INT(mp_alloc_bytes(MP_TAG_REQUEST), before); /* memory does not grow */
     atomic_store(&fake.hold, false);
     for (int i = 0; i < taken; i++)
         MP_CHECK_INT(fake_finish(accepted[i]), MP_OK);
@@ -217,7 +217,7 @@ MP_TEST(registry_shutdown_drains_within_the_grace) {
     MP_CHECK_INT(status, MP_SHUTTING_DOWN);
     mp_registry_close(registry, FAKE_MS(5000));
     for (int i = 0; i < 4; i++) {
-        MP_CHECK(mp_ticket_done(tickets[i])); /* also those that the model had to be loaded for */
+        MP_CHECK(mp_ticket_done(tickets[i])); /* also requests for which the model had to be loaded */
         MP_CHECK_INT(fake_finish(tickets[i]), MP_OK);
     }
     mp_registry_close(registry, 0); /* idempotent */
@@ -253,7 +253,7 @@ MP_TEST(registry_shutdown_answers_what_it_cuts_off) {
         MP_CHECK(mp_ticket_done(tickets[i]));
         MP_CHECK_STATUS(mp_ticket_status(tickets[i], &error), MP_SHUTTING_DOWN, &error);
     }
-    fake_destroy(registry); /* tickets may outlive the registry, and what they need lives with them */
+    fake_destroy(registry); /* tickets may outlive the registry and keep alive what they need */
     for (int i = 0; i < 4; i++) {
         mp_ticket_cancel(tickets[i]);
         uint64_t progress;
@@ -314,7 +314,7 @@ static void expect_child(pid_t child) {
 static void in_child(mp_registry *registry, mp_ticket *running, mp_ticket *queued, fake *fake) {
     mp_error error;
     alarm(5);
-    atomic_store(&fake->in_steps, 0); /* the parent's worker was in the middle of a step, in this copy for ever */
+    atomic_store(&fake->in_steps, 0); /* the parent's worker is inside a step, in this copy forever */
     atomic_store(&fake_lanes_in_steps, 0);
     atomic_store(&fake->hold, false);
     CHILD_CHECK(mp_ticket_done(running) && mp_ticket_done(queued));
@@ -325,7 +325,7 @@ static void in_child(mp_registry *registry, mp_ticket *running, mp_ticket *queue
     mp_ticket_release(queued);
     mp_entry_info info;
     fake_info(registry, "a", &info);
-    CHILD_CHECK(info.queued == 0 && info.running == 0 && info.model_bytes == 1000); /* the model is still there */
+    CHILD_CHECK(info.queued == 0 && info.running == 0 && info.model_bytes == 1000); /* the model is still loaded */
     for (int i = 0; i < 3; i++) {
         mp_status status;
         mp_ticket *ticket = fake_submit(registry, "a", fake_call_create(2), &status);
@@ -367,7 +367,7 @@ MP_TEST_SECONDS(registry_serves_in_a_forked_child, 60) {
             in_child(registry, running, queued, &fake);
         atomic_store(&fake.hold, false);
         expect_child(child);
-        MP_CHECK_INT(fake_finish(running), MP_OK); /* the parent is untouched */
+        MP_CHECK_INT(fake_finish(running), MP_OK); /* the parent is unaffected */
         MP_CHECK_INT(fake_finish(queued), MP_OK);
     }
     fake_end(registry);
@@ -416,7 +416,7 @@ MP_TEST_SECONDS(registry_forks_in_the_middle_of_calls, 60) {
     fake_end(registry);
 }
 
-/* Registries share governor and ledger: a fork takes those after the locks of all of them. */
+/* Registries share governor and CPU allocator: a fork locks those after the locks of all registries. */
 MP_TEST_SECONDS(registry_forks_beside_another, 60) {
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
     MP_SKIP("the sanitizer's allocator may be locked by another thread in the child for ever");
@@ -446,7 +446,7 @@ MP_TEST_SECONDS(registry_forks_beside_another, 60) {
     atomic_store(&stop_forking, 1);
     for (int i = 0; i < REGISTRIES * CALLERS; i++)
         mp_thread_join(&threads[i]);
-    mp_registry_destroy(registries[1]); /* what it held is in the figures of both */
+    mp_registry_destroy(registries[1]); /* both counted what it held */
     fake_end(registries[0]);
 }
 

@@ -1,11 +1,11 @@
-/* test_registry_fake.c: see test_registry_fake.h. */
+/* test_registry_fake.c: fake models with scripted costs, failures and waits. See test_registry_fake.h. */
 #include "test_registry_fake.h"
 
 #include "base/sys.h"
 #include "mp_test.h"
 
 _Atomic int fake_lanes_in_steps, fake_calls;
-/* Fakes that registries of this test know, for fake_destroy. */
+/* Fakes known to the registries of this test, for fake_destroy. */
 static fake *known[64];
 static _Atomic int known_count;
 
@@ -21,11 +21,11 @@ typedef struct fake_engine {
     mp_budget *budget;
     int used; /* memory of admitted items */
     int admitted;
-    _Atomic int inside; /* threads: at most 1 */
+    _Atomic int inside; /* threads inside the engine: at most 1 */
     mp_error lost;
 } fake_engine;
 
-typedef struct fake_state { /* an item's, from admit to retire */
+typedef struct fake_state { /* state of an item from admit to retire */
     int memory;
 } fake_state;
 
@@ -121,7 +121,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
     atomic_fetch_add(&fake->in_steps, 1);
     int lanes = atomic_fetch_add(&fake_lanes_in_steps, lease->lanes) + lease->lanes;
     MP_CHECK(!fake->lane_limit || lanes <= fake->lane_limit);
-    MP_CHECK(!fake->process || (!lease->team && lease->lanes == fake->lanes)); /* lent */
+    MP_CHECK(!fake->process || (!lease->team && lease->lanes == fake->lanes)); /* lent to another process */
     uint64_t end = mp_sys_now_ns() + atomic_load(&fake->step_ns);
     bool stopped = false;
     while (atomic_load(&fake->step_stalls))
@@ -251,7 +251,7 @@ static mp_status model_engine(mp_model *base, mp_budget *budget, mp_engine **out
     engine->base.process = model->fake->process;
     engine->fake = model->fake;
     engine->budget = budget;
-    /* of one entry: max_workers, and as many of a fork's parent */
+    /* of one entry: max_workers, plus as many of a fork's parent */
     int most = model->fake->workers ? model->fake->workers : 1;
     MP_CHECK(atomic_fetch_add(&model->fake->engines, 1) < 2 * most);
     *out = &engine->base;

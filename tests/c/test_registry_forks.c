@@ -1,5 +1,4 @@
-/* Forks in the middle of what other threads do to registries, and what their children can do then. More of them in
- * test_registry_ends.c. */
+/* Forks while other threads operate on registries, and what the children can do then. test_registry_ends.c has more. */
 #include <stdatomic.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -17,7 +16,7 @@ static void expect_child(pid_t child) {
 
 static void close_it(void *registry) { mp_registry_close(registry, FAKE_MS(1000)); }
 
-/* All that there is, so that everybody is asked. */
+/* Asks for all memory, so that every registry is asked. */
 static void ask_for_memory(void *registry) {
     mp_status status;
     fake_call *call = fake_call_create(1);
@@ -29,7 +28,7 @@ static void ask_for_memory(void *registry) {
         fake_finish(ticket);
 }
 
-/* A thread closes a registry, and waits for another that asks it for memory just now. The child has neither. */
+/* One thread closes a registry and waits for another that is asking it for memory. The child has neither thread. */
 MP_TEST(forks_while_a_registry_closes) {
 #if defined(__SANITIZE_THREAD__)
     MP_SKIP("ThreadSanitizer does not follow threads started in a child of a process with threads");
@@ -38,7 +37,7 @@ MP_TEST(forks_while_a_registry_closes) {
     mp_registry *registries[2];
     mp_thread asks, closes;
     mp_error error;
-    for (int i = 0; i < 2; i++) { /* which share a governor */
+    for (int i = 0; i < 2; i++) { /* they share a governor */
         mp_registry_config config = {.max_workers = 1, .spin_ns = 1};
         fake_init(&fakes[i]);
         MP_CHECK_OK(mp_registry_create(&config, &registries[i], &error), &error);
@@ -59,7 +58,7 @@ MP_TEST(forks_while_a_registry_closes) {
         mp_registry_maintain(registries[0]);
         mp_registry_destroy(registries[0]);
         wrong |= (fakes[0].models != 0 || fakes[0].loaders != 0) << 1;
-        ask_for_memory(registries[1]); /* nobody asks the one that is gone */
+        ask_for_memory(registries[1]); /* the destroyed one is not asked */
         mp_ticket *ticket = fake_submit(registries[1], "a", fake_call_create(1), &status);
         wrong |= (!ticket || fake_finish(ticket) != MP_OK) << 2;
         mp_registry_destroy(registries[1]);
@@ -89,7 +88,7 @@ static void come_and_go(void *arg) {
     }
 }
 
-/* What all registries share can be found in the child, whoever was just looking it up in the parent. */
+/* The child finds all that registries share, whichever thread of the parent was just looking it up. */
 MP_TEST(forks_while_others_look_up_what_is_shared) {
 #if defined(__SANITIZE_THREAD__)
     MP_SKIP("ThreadSanitizer does not follow threads started in a child of a process with threads");

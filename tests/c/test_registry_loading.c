@@ -1,4 +1,4 @@
-/* The registry while models load: single flight, failures, timeouts, memory. */
+/* The registry during loads: single flight, failures, timeouts, memory. */
 #include <stdatomic.h>
 
 #include "base/sys.h"
@@ -36,17 +36,17 @@ MP_TEST(registry_tells_everybody_why_a_load_failed) {
         MP_CHECK_STR(error.message, "the file is gone");
         mp_ticket_release(waiting[i]);
     }
-    /* it rests: the same cause at once, and no new attempt */
+    /* during the backoff: the same cause at once, and no new attempt */
     mp_status status;
     MP_CHECK(!fake_submit(registry, "a", fake_call_create(1), &status));
     MP_CHECK_INT(status, MP_IO);
     MP_CHECK_INT(fake.loads, 1);
     fake_until_state(registry, "a", "failed");
-    /* an explicit load does not wait for that */
+    /* an explicit load ignores the backoff */
     MP_CHECK_OK(mp_registry_load(registry, "a", false, fake_in_ms(5000), &error), &error);
     MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
     MP_CHECK_INT(fake.loads, 2);
-    /* and after the rest a call tries again */
+    /* after the backoff a request tries again */
     MP_CHECK_OK(mp_registry_evict(registry, "a", 0, &error), &error);
     fake.load_failures = 1;
     MP_CHECK_STATUS(mp_registry_load(registry, "a", false, 0, &error), MP_IO, &error);
@@ -95,12 +95,12 @@ MP_TEST(registry_gives_up_on_a_load_without_progress) {
     MP_CHECK_INT(status, MP_SPAWN_TIMEOUT);
     mp_entry_info info;
     fake_info(registry, "a", &info);
-    MP_CHECK_INT(info.dead, 1); /* its thread is still in there */
+    MP_CHECK_INT(info.dead, 1); /* its thread has not returned */
     MP_CHECK_STR(info.state, "failed");
-    /* whoever insists gets a worker of their own, and is told the same */
+    /* an explicit load gets a new worker, and the same error */
     MP_CHECK_STATUS(mp_registry_load(registry, "a", false, 0, &error), MP_SPAWN_TIMEOUT, &error);
     MP_CHECK_INT(fake.loads, 2);
-    atomic_store(&fake.load_stalls, false); /* they come round, and are not needed any more */
+    atomic_store(&fake.load_stalls, false); /* they return, and are not needed any more */
     do {
         mp_sys_sleep_ns(FAKE_MS(1));
         fake_info(registry, "a", &info);
@@ -163,7 +163,7 @@ MP_TEST(registry_says_what_memory_was_needed_and_free) {
     MP_CHECK_INT(small.loads, 0);
     MP_CHECK_OK(mp_registry_evict(registry, "big", 0, &error), &error);
     MP_CHECK_OK(mp_registry_load(registry, "small", false, 0, &error), &error);
-    /* two loads that exclude each other: the second waits, then learns what is left */
+    /* two loads that do not fit together: the second waits, then learns how much is left */
     MP_CHECK_OK(mp_registry_evict(registry, "small", 0, &error), &error);
     big.load_ns = FAKE_MS(20);
     big.hold = true; /* and is in use */
@@ -172,7 +172,7 @@ MP_TEST(registry_says_what_memory_was_needed_and_free) {
     MP_CHECK_STATUS(mp_registry_load(registry, "small", false, 0, &error), MP_MEMORY_EXHAUSTED, &error);
     atomic_store(&big.hold, false);
     MP_CHECK_INT(fake_finish(first), MP_OK);
-    /* a call too large for what is left */
+    /* a request too large for the free memory */
     fake_call *call = fake_call_create(1);
     call->base.bytes = 50 * 1000 * 1000;
     mp_status status;
@@ -190,7 +190,7 @@ MP_TEST(registry_preempts_the_youngest_of_the_lowest_priority) {
     fake_add(registry, "a", &fake, false);
     mp_error error;
     MP_CHECK_OK(mp_registry_load(registry, "a", false, 0, &error), &error);
-    /* three that start with 1 and grow by 1 a step to 6 each: together they need more than there is */
+    /* three that start with 1 and grow by 1 per step to 6 each: together they need more than there is */
     fake_call *calls[3];
     mp_ticket *tickets[3];
     atomic_store(&fake.hold, true);
@@ -207,11 +207,11 @@ MP_TEST(registry_preempts_the_youngest_of_the_lowest_priority) {
         MP_CHECK_INT(calls[i]->finished, 1);
     }
     MP_CHECK(fake.preempted >= 1);
-    MP_CHECK(calls[1]->starts > 1);    /* the lowest priority gave way */
-    MP_CHECK_INT(calls[0]->starts, 1); /* the oldest of the higher did not */
+    MP_CHECK(calls[1]->starts > 1);    /* the lowest priority was preempted */
+    MP_CHECK_INT(calls[0]->starts, 1); /* the oldest of the higher priority was not */
     for (int i = 0; i < 3; i++)
         mp_ticket_release(tickets[i]);
-    /* alone and still too large: its end, not a loop */
+    /* alone and still too large: it ends, without a loop */
     fake_call *large = fake_call_create(50);
     large->memory = 1;
     large->memory_a_step = 1;

@@ -1,4 +1,4 @@
-/* Calls that wait for masks, which a thread of their caller's brings. */
+/* Requests that wait for grammar masks, which a thread of their caller provides. */
 #include "base/sys.h"
 #include "mp_test.h"
 #include "test_registry_fake.h"
@@ -11,7 +11,7 @@ typedef struct bringer {
     _Atomic bool may;
 } bringer;
 
-/* Until all calls are over; and once more for those. */
+/* Runs until all requests have ended, and wakes them once more afterwards. */
 static void bring_masks(void *arg) {
     bringer *all = arg;
     for (int over = 0; over < MASKED;) {
@@ -37,7 +37,7 @@ MP_TEST(registry_masks_come_from_another_thread) {
     mp_error error;
     for (int i = 0; i < MASKED; i++) {
         all.calls[i] = fake_call_create(MASKED_UNITS);
-        atomic_store(&all.calls[i]->masks, 1); /* the first comes with the call */
+        atomic_store(&all.calls[i]->masks, 1); /* the first mask comes with the request */
         all.tickets[i] = fake_submit(registry, "a", all.calls[i], NULL);
     }
     mp_thread thread;
@@ -45,7 +45,7 @@ MP_TEST(registry_masks_come_from_another_thread) {
     for (int i = 0; i < MASKED; i++)
         while (atomic_load(&all.calls[i]->done) < 1)
             mp_sys_sleep_ns(FAKE_MS(1) / 4);
-    for (int i = 0; i < 20; i++) /* while all others wait, and for more than is there */
+    for (int i = 0; i < 20; i++) /* while all others wait, and more masks than are needed */
         MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(2), NULL)), MP_OK);
     for (int i = 0; i < MASKED; i++)
         MP_CHECK_INT((int)atomic_load(&all.calls[i]->done), 1);

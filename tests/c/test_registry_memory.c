@@ -1,4 +1,4 @@
-/* Memory that is asked back: who gives, who keeps, and that whoever waits for it gets it. */
+/* Memory reclaim: which models give memory, which keep it, and that the waiting load or request gets it. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -20,7 +20,7 @@ static mp_status ask_for(mp_registry *registry, uint64_t bytes) {
     return ticket ? fake_finish(ticket) : status;
 }
 
-/* A call that needs what nobody can give costs nobody anything; one that needs a little costs one cache. */
+/* A request that can never fit frees nothing; one that lacks little costs one cache. */
 MP_TEST(registry_memory_trims_no_more_than_is_needed) {
     enum { MODELS = 3, LIMIT = 1000000 };
     static const char *const keys[MODELS] = {"a", "b", "c"};
@@ -38,7 +38,7 @@ MP_TEST(registry_memory_trims_no_more_than_is_needed) {
         fake_until_state(registry, keys[i], "ready");
         mp_sys_sleep_ns(FAKE_MS(20));
     }
-    /* 250,000 are free; 500,000 could be, and 50,000 of the cache of the one that is pinned */
+    /* 250,000 are free; 500,000 could be freed, plus 50,000 of the cache of the pinned one */
     MP_CHECK_INT(ask_for(registry, LIMIT + 1), MP_MEMORY_EXHAUSTED);
     MP_CHECK_INT(ask_for(registry, LIMIT - 100000), MP_MEMORY_EXHAUSTED);
     mp_sys_sleep_ns(FAKE_MS(50));
@@ -46,13 +46,13 @@ MP_TEST(registry_memory_trims_no_more_than_is_needed) {
         MP_CHECK_INT(fakes[i].trims, 0);
         MP_CHECK_INT(fakes[i].models, 1);
     }
-    MP_CHECK_INT(ask_for(registry, 290000), MP_MEMORY_EXHAUSTED); /* 40,000 too much: for the next who asks */
+    MP_CHECK_INT(ask_for(registry, 290000), MP_MEMORY_EXHAUSTED); /* 40,000 too much: freed for the next request */
     mp_sys_sleep_ns(FAKE_MS(50));
     MP_CHECK_INT(fakes[0].trims + fakes[1].trims + fakes[2].trims, 1);
-    MP_CHECK_INT(fakes[0].trims, 1); /* it had no work for longest */
+    MP_CHECK_INT(fakes[0].trims, 1); /* it was idle for longest */
     for (int i = 0; i < MODELS; i++)
         MP_CHECK_INT(fakes[i].models, 1);
-    /* caches alone are not enough: a model goes, and the others keep theirs */
+    /* caches alone are not enough: a model is evicted, and the others keep their caches */
     MP_CHECK_INT(ask_for(registry, 450000), MP_MEMORY_EXHAUSTED);
     fake_until_state(registry, "b", "cold");
     MP_CHECK_INT(fakes[0].trims + fakes[1].trims + fakes[2].trims, 1);
@@ -61,7 +61,7 @@ MP_TEST(registry_memory_trims_no_more_than_is_needed) {
     fake_end(registry);
 }
 
-/* --- models that always have a little to do do not keep others from giving up theirs --- */
+/* --- models that always have a little to do do not keep others from being evicted --- */
 
 enum { BUSY = 8 };
 
@@ -90,7 +90,7 @@ MP_TEST(registry_memory_comes_from_the_idle_beside_models_in_use) {
     for (int i = 0; i < BUSY + 2; i++) {
         fake_init(&fakes[i]);
         fakes[i].model_bytes = 110000;
-        fakes[i].load_ns = i < BUSY ? FAKE_MS(20) : 0; /* dear to load again */
+        fakes[i].load_ns = i < BUSY ? FAKE_MS(20) : 0; /* expensive to load again */
         fake_add(registry, keys[i], &fakes[i], false);
         if (i <= BUSY)
             MP_CHECK_INT(fake_finish(fake_submit(registry, keys[i], fake_call_create(1), NULL)), MP_OK);
@@ -109,10 +109,10 @@ MP_TEST(registry_memory_comes_from_the_idle_beside_models_in_use) {
     fake_end(registry);
 }
 
-/* --- several registries give together what none of them has alone --- */
+/* --- several registries free together what none of them has alone --- */
 
 static mp_registry *open_shared(fake *fake, const char *key) {
-    mp_registry_config config = {.spin_ns = 1, .max_workers = 1}; /* memory of the process */
+    mp_registry_config config = {.spin_ns = 1, .max_workers = 1}; /* the memory of the process */
     mp_registry *registry;
     mp_error error;
     MP_CHECK_OK(mp_registry_create(&config, &registry, &error), &error);
@@ -141,7 +141,7 @@ MP_TEST(registry_memory_of_several_registries_comes_together) {
     MP_CHECK_OK(mp_registry_load(two, "b", false, fake_in_ms(5000), &error), &error);
     MP_CHECK_INT(fake_finish(fake_submit(one, "a", fake_call_create(1), NULL)), MP_OK);
     MP_CHECK_INT(fake_finish(fake_submit(two, "b", fake_call_create(1), NULL)), MP_OK);
-    large.model_bytes = stats.memory_limit / 100 * 95; /* both have to go */
+    large.model_bytes = stats.memory_limit / 100 * 95; /* both must be evicted */
     MP_CHECK_OK(mp_registry_load(one, "c", false, fake_in_ms(5000), &error), &error);
     MP_CHECK_INT(first.models + second.models, 0);
     mp_registry_close(two, 0);
@@ -149,7 +149,7 @@ MP_TEST(registry_memory_of_several_registries_comes_together) {
     fake_end(one);
 }
 
-/* --- a call that has no chance costs nobody his model --- */
+/* --- a request that can never fit evicts no model --- */
 
 MP_TEST(registry_memory_of_a_call_that_cannot_fit_is_not_asked_of_others) {
     fake fakes[2];
@@ -172,7 +172,7 @@ MP_TEST(registry_memory_of_a_call_that_cannot_fit_is_not_asked_of_others) {
     }
     MP_CHECK_INT(fakes[0].models, 1);
     MP_CHECK_INT(fakes[1].models, 1);
-    /* One that fits once the idle model is gone gets its memory. */
+    /* A request that fits once the idle model is evicted gets its memory. */
     mp_status status = MP_MEMORY_EXHAUSTED;
     for (int i = 0; i < 200 && status == MP_MEMORY_EXHAUSTED; i++) {
         fake_call *call = fake_call_create(1);
@@ -185,7 +185,7 @@ MP_TEST(registry_memory_of_a_call_that_cannot_fit_is_not_asked_of_others) {
     fake_end(registry);
 }
 
-/* --- after a fork a model without workers is nobody's, and goes when its memory is wanted --- */
+/* --- after a fork a model without workers can be evicted --- */
 
 MP_TEST(registry_memory_of_a_forked_model_is_given_up) {
 #if defined(__SANITIZE_THREAD__)
@@ -214,11 +214,11 @@ MP_TEST(registry_memory_of_a_forked_model_is_given_up) {
     MP_CHECK_INT(waitpid(child, &status, 0), child);
     MP_CHECK(WIFEXITED(status));
     MP_CHECK_INT(WEXITSTATUS(status), 0);
-    MP_CHECK_INT(fakes[0].models, 1); /* the parent's is its own */
+    MP_CHECK_INT(fakes[0].models, 1); /* the parent has its own copy */
     fake_end(registry);
 }
 
-/* --- what engines hold is what they say, not what was predicted --- */
+/* --- the size of an engine is what it reports, not what was predicted --- */
 
 static uint64_t held_by(mp_registry *registry, const char *key) {
     mp_entry_info info;
@@ -227,7 +227,7 @@ static uint64_t held_by(mp_registry *registry, const char *key) {
     return info.engine_bytes;
 }
 
-/* Shown soon: the worker says so before it rests. */
+/* Visible soon: the worker publishes it before it waits. */
 static void expect_held(mp_registry *registry, const char *key, uint64_t bytes) {
     uint64_t end = fake_in_ms(5000);
     while (held_by(registry, key) != bytes && mp_sys_now_ns() < end)
@@ -237,7 +237,7 @@ static void expect_held(mp_registry *registry, const char *key, uint64_t bytes) 
 
 MP_TEST(registry_memory_of_engines_is_what_they_hold) {
     fake fakes[2];
-    for (int chaos = 0; chaos < 2; chaos++) { /* through the engine of chaos too */
+    for (int chaos = 0; chaos < 2; chaos++) { /* through the chaos wrapper too */
         mp_registry_config config = {.lanes = 1, .max_workers = 1, .memory_limit = 200000};
         config.chaos.slow = chaos;
         mp_registry *registry = fake_registry_of(config);
@@ -248,22 +248,22 @@ MP_TEST(registry_memory_of_engines_is_what_they_hold) {
             fake_add(registry, i ? "b" : "a", &fakes[i], false);
         }
         MP_CHECK_OK(mp_registry_load(registry, "a", false, 0, &error), &error);
-        MP_CHECK_INT(held_by(registry, "a"), 100); /* as it was made */
+        MP_CHECK_INT(held_by(registry, "a"), 100); /* as created */
         atomic_store(&fakes[0].held_bytes, 70000);
         MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
         expect_held(registry, "a", 70000);
-        atomic_store(&fakes[0].hold, true); /* in the middle of a step: as of the last one */
+        atomic_store(&fakes[0].hold, true); /* during a step: as of the last one */
         mp_ticket *ticket = fake_submit(registry, "a", fake_call_create(1), NULL);
         fake_until(&fakes[0].in_steps, 1);
         atomic_store(&fakes[0].held_bytes, 80000);
         MP_CHECK_INT(held_by(registry, "a"), 70000);
-        mp_ticket *other = fake_submit(registry, "b", fake_call_create(1), NULL); /* has no place beside it */
+        mp_ticket *other = fake_submit(registry, "b", fake_call_create(1), NULL); /* does not fit beside it */
         MP_CHECK_INT(fake_finish(other), MP_MEMORY_EXHAUSTED);
         atomic_store(&fakes[0].hold, false);
         MP_CHECK_INT(fake_finish(ticket), MP_OK);
         expect_held(registry, "a", 80000);
-        MP_CHECK_OK(mp_registry_load(registry, "b", false, fake_in_ms(5000), &error), &error); /* without its rest */
-        MP_CHECK_INT(fakes[0].models, 0); /* trimmed first, and then given up */
+        MP_CHECK_OK(mp_registry_load(registry, "b", false, fake_in_ms(5000), &error), &error); /* without the backoff */
+        MP_CHECK_INT(fakes[0].models, 0); /* trimmed first, then evicted */
         MP_CHECK_INT(atomic_load(&fakes[0].held_bytes), 40000);
         fake_end(registry);
     }

@@ -1,4 +1,5 @@
-/* Lanes on machines with several memory nodes: the ledger on faked ones, and a registry on this one cut in two. */
+/* CPU leases on machines with several memory nodes: the allocator on faked ones, and a registry on this machine cut
+ * in two. */
 #include <stdlib.h>
 
 #include "base/alloc.h"
@@ -9,8 +10,8 @@
 
 static mp_error error;
 
-/* Nodes with so many CPUs each, and numbers with holes: 0, 2, 4, ... CPUs that this machine hardly has: whoever is to
- * be bound to them runs where the system lets it. */
+/* Makes nodes with the given numbers of CPUs, and gaps between the node numbers: 0, 2, 4, ... The machine hardly has
+ * these CPUs; a thread that is to be bound to them runs where the system allows. */
 static mp_cores *ledger(int lanes, const int *cpus, int nodes) {
     mp_topology topology = {.node_count = nodes};
     int next = 512;
@@ -41,7 +42,7 @@ static void take(mp_cores *cores, holder *h, int want) {
 
 static void give(mp_cores *cores, holder *h) { mp_cores_return(cores, &h->lease, &h->lanes, false); }
 
-/* "first:lanes,lanes,..." of a holder. */
+/* Prints a holder's lease as "first:lanes,lanes,...". */
 static const char *where(const holder *h, int nodes) {
     static char text[256];
     int used = snprintf(text, sizeof(text), "%d:", h->lanes.first);
@@ -50,7 +51,7 @@ static const char *where(const holder *h, int nodes) {
     return text;
 }
 
-/* Lanes that a child process computes on: counted as any others, and no thread of this process is there for them. */
+/* CPUs lent to a child process count like any others, and no thread of this process runs for them. */
 MP_TEST(registry_nodes_lanes_are_lent) {
     uint64_t threads, now, joined;
     mp_cores *cores = ledger(6, (int[]){4, 2}, 2);
@@ -63,7 +64,7 @@ MP_TEST(registry_nodes_lanes_are_lent) {
     MP_CHECK_INT(mp_cores_leased(cores), 5);
     mp_thread_counts(&now, &joined);
     MP_CHECK_INT(now, threads);
-    take(cores, &other, 6); /* what is left */
+    take(cores, &other, 6); /* the remaining ones */
     MP_CHECK_INT(other.lease.lanes, 1);
     give(cores, &h);
     give(cores, &other);
@@ -85,7 +86,7 @@ MP_TEST(registry_nodes_workers_lend_theirs_to_processes) {
     fake.lanes = 2;
     mp_registry *registry = fake_registry(2, 0);
     fake_add(registry, "a", &fake, false);
-    for (int i = 0; i < 3; i++) /* the fake looks at its leases */
+    for (int i = 0; i < 3; i++) /* the fake checks its leases */
         MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(2), NULL)), MP_OK);
     mp_entry_info info;
     fake_info(registry, "a", &info);
@@ -120,7 +121,7 @@ MP_TEST(registry_nodes_each_worker_has_its_own) {
     MP_CHECK(a.home == 0 && b.home == 1);
     MP_CHECK_INT(mp_cores_node_number(cores, 1), 2);
     MP_CHECK_INT(mp_cores_node_memory(cores, 1), 2);
-    take(cores, &b, 99); /* alone: all of them, its own first */
+    take(cores, &b, 99); /* alone: all of them, its own node first */
     MP_CHECK_STR(where(&b, 2), "1:4,4");
     give(cores, &b);
     take(cores, &b, 6);
@@ -128,7 +129,7 @@ MP_TEST(registry_nodes_each_worker_has_its_own) {
     give(cores, &b);
     mp_cores_enter(cores);
     mp_cores_enter(cores);
-    for (int i = 0; i < 3; i++) { /* in either order, each on its own */
+    for (int i = 0; i < 3; i++) { /* in either order, each on its own node */
         take(cores, i % 2 ? &a : &b, 99);
         take(cores, i % 2 ? &b : &a, 99);
         MP_CHECK_STR(where(&a, 2), "0:4,0");
@@ -144,7 +145,7 @@ MP_TEST(registry_nodes_each_worker_has_its_own) {
 MP_TEST(registry_nodes_home_is_where_most_is_free) {
     mp_cores *cores = ledger(0 + 10, (int[]){2, 4, 4}, 3);
     holder a = {.home = mp_cores_settle(cores)};
-    MP_CHECK_INT(a.home, 1); /* of two that are as free, the first */
+    MP_CHECK_INT(a.home, 1); /* of two nodes with as many free CPUs, the first */
     take(cores, &a, 3);
     MP_CHECK_INT(mp_cores_settle(cores), 2);
     give(cores, &a);
@@ -160,11 +161,11 @@ MP_TEST(registry_nodes_full_home) {
     holder a = {.home = 0}, b = {.home = 0}, c = {.home = 0}, d = {.home = 0};
     take(cores, &a, 3);
     MP_CHECK_STR(where(&a, 4), "0:3,0,0,0");
-    take(cores, &b, 2); /* not one here and one there; and not from where many are together */
+    take(cores, &b, 2); /* both on one node, and not on the one where many are free together */
     MP_CHECK_STR(where(&b, 4), "3:0,0,0,2");
     take(cores, &c, 5);
     MP_CHECK_STR(where(&c, 4), "2:0,0,5,0");
-    take(cores, &d, 6); /* nowhere are so many: its home's, then others' */
+    take(cores, &d, 6); /* no node has so many: its home's, then others' */
     MP_CHECK_STR(where(&d, 4), "0:1,4,1,0");
     int lanes[MP_NODES_MAX], leased[MP_NODES_MAX];
     MP_CHECK_INT(mp_cores_nodes(cores, lanes, leased), 4);
@@ -172,7 +173,7 @@ MP_TEST(registry_nodes_full_home) {
         MP_CHECK_INT(leased[i], lanes[i]);
     give(cores, &a);
     give(cores, &b);
-    b.home = 1; /* which has none left: the fullest of the others */
+    b.home = 1; /* its home has none left: the fullest of the others */
     take(cores, &b, 5);
     MP_CHECK_STR(where(&b, 4), "0:3,0,0,2");
     give(cores, &b);
@@ -210,14 +211,14 @@ MP_TEST(registry_nodes_fewer_and_more_lanes_than_cpus) {
     give(many, &a);
     mp_cores_close(many);
 
-    mp_cores *unknown = ledger(2, (int[]){0}, 1); /* the system tells nothing of its CPUs */
+    mp_cores *unknown = ledger(2, (int[]){0}, 1); /* the system reports nothing about its CPUs */
     take(unknown, &a, 99);
     MP_CHECK_STR(where(&a, 1), "0:2");
     give(unknown, &a);
     mp_cores_close(unknown);
 }
 
-/* A worker that stands still: its lanes are free again, each on its node. */
+/* A worker stands still: its CPUs are free again, each on its node. */
 MP_TEST(registry_nodes_forfeited) {
     mp_cores *cores = ledger(6, (int[]){3, 3}, 2);
     holder a = {.home = 1}, b = {.home = 0};
@@ -227,7 +228,7 @@ MP_TEST(registry_nodes_forfeited) {
     int lanes[MP_NODES_MAX], leased[MP_NODES_MAX];
     mp_cores_nodes(cores, lanes, leased);
     MP_CHECK(leased[0] == 0 && leased[1] == 0);
-    take(cores, &b, 6); /* as many lanes as there are helpers that do not stand still; the others are given back */
+    take(cores, &b, 6); /* as many as there are threads that do not stand still; the others are given back */
     MP_CHECK_STR(where(&b, 2), "0:3,0");
     MP_CHECK_INT(mp_cores_leased(cores), 3);
     mp_cores_return(cores, &a.lease, &a.lanes, true);
@@ -239,7 +240,7 @@ MP_TEST(registry_nodes_forfeited) {
     mp_cores_close(cores);
 }
 
-/* Whatever is leased and given back: no node has more lanes out than it has, and all come back. */
+/* Random leases and returns: no node leases more CPUs than it has, and all come back. */
 MP_TEST(registry_nodes_always_balance) {
     enum { HOLDERS = 6, ROUNDS = 4000 };
     static const int shapes[][5] = {{1, 8}, {2, 4, 4}, {3, 1, 2, 5}, {4, 2, 2, 2, 2}};
@@ -335,11 +336,11 @@ MP_TEST(registry_nodes_workers_are_spread_and_say_where) {
     MP_CHECK_HAS(error.message, "MPOOL_NODES");
 }
 
-/* --- lanes of two nodes in one lease --- */
+/* --- CPUs of two nodes in one lease --- */
 
 enum { NODES = 2, A_NODE = 2, MOST_LANES = NODES * A_NODE };
 
-/* Two nodes of two lanes each, on two CPUs of this machine. False: it has one. */
+/* Two nodes of two compute threads each, on two CPUs of this machine. Returns false if it has only one. */
 static bool two_by_two(mp_topology *topology, mp_cpu_set *all) {
     *topology = (mp_topology){.node_count = NODES};
     int found = 0;
@@ -356,7 +357,8 @@ static void note_place(const mp_lane *lane, void *arg) {
     MP_CHECK(mp_sys_get_affinity(&ran[lane->index]));
 }
 
-/* Each lane ran where the ledger says, lane 0 at the first of its nodes; and this thread is free again afterwards. */
+/* Each compute thread ran where the allocator says, the first at the first of its nodes; and this thread is unbound
+ * again afterwards. */
 static void check_places(mp_cores *cores, const mp_topology *topology, int home, int want, const char *expected) {
     holder h = {.home = home};
     mp_cpu_set ran[MOST_LANES], before, after;
@@ -384,15 +386,15 @@ MP_TEST(registry_nodes_lanes_of_two_run_where_they_are) {
         MP_SKIP("one CPU");
     mp_cores *cores;
     MP_CHECK_OK(mp_cores_open_on(MOST_LANES, &topology, &cores, &error), &error);
-    for (int round = 0; round < 50; round++) { /* helpers go from node to node */
+    for (int round = 0; round < 50; round++) { /* threads move from node to node */
         check_places(cores, &topology, 0, 3, "0:2,1");
         check_places(cores, &topology, 1, 2, "1:0,2");
         check_places(cores, &topology, 1, 4, "1:2,2");
         check_places(cores, &topology, 0, 1, "0:1,0");
         holder first = {.home = 0};
         take(cores, &first, 1);
-        check_places(cores, &topology, 0, 2, "1:0,2"); /* its own has too few: together elsewhere */
-        check_places(cores, &topology, 0, 3, "0:1,2"); /* nowhere enough: its own first */
+        check_places(cores, &topology, 0, 2, "1:0,2"); /* its own node has too few: together on another one */
+        check_places(cores, &topology, 0, 3, "0:1,2"); /* no node has enough: its own first */
         give(cores, &first);
     }
     mp_cores_close(cores);

@@ -32,7 +32,7 @@ MP_TEST(registry_notifiers_are_all_told) {
     mp_ticket *ticket = fake_submit(registry, "a", fake_call_create(1), NULL);
     for (int i = 0; i < LOOPS; i++)
         MP_CHECK(mp_ticket_bind(ticket, notifiers[i], 10 + (uint64_t)i));
-    /* the same once more, and one under another id: told once, under the last */
+    /* the same again, and once with another id: notified once, under the last id */
     MP_CHECK(mp_ticket_bind(ticket, notifiers[0], 10));
     MP_CHECK(mp_ticket_bind(ticket, notifiers[1], 21));
     atomic_store(&fake.hold, false);
@@ -42,13 +42,13 @@ MP_TEST(registry_notifiers_are_all_told) {
     MP_CHECK(next_of(notifiers[2], 12));
     for (int i = 0; i < LOOPS; i++)
         MP_CHECK_INT(mp_notifier_take(notifiers[i], ids, 4), 0);
-    /* let go while all list it; one of them is gone */
+    /* released while all list it; one notifier is gone */
     MP_CHECK(mp_ticket_bind(ticket, notifiers[0], 30));
     MP_CHECK(mp_ticket_bind(ticket, notifiers[1], 31));
     MP_CHECK(mp_ticket_bind(ticket, notifiers[2], 32));
     mp_notifier_destroy(notifiers[2]);
     mp_ticket_release(ticket);
-    fake_until_no_calls(); /* the worker has let go of it too */
+    fake_until_no_calls(); /* the worker has released it too */
     for (int i = 0; i < 2; i++) {
         MP_CHECK_INT(mp_notifier_take(notifiers[i], ids, 4), 0);
         mp_notifier_destroy(notifiers[i]);
@@ -75,7 +75,7 @@ static void run_loop(void *arg) {
     mp_ticket_release(self->ticket);
 }
 
-/* For TSan: loops come to a ticket, hear of its end and go, while the worker publishes. */
+/* For TSan: loops bind a ticket, hear of its end and leave, while the worker publishes. */
 MP_TEST(registry_notifiers_of_several_threads) {
     fake fake;
     fake_init(&fake);

@@ -1,4 +1,4 @@
-/* Calls that make workers fail are refused, and only those: who was beside them is not. */
+/* Requests that make workers fail are refused, and only those: requests that were in the same step are not. */
 #include <stdatomic.h>
 
 #include "base/sys.h"
@@ -8,7 +8,7 @@
 
 enum { COMPANY = 4 };
 
-/* Registries in which a call that fails takes the worker and everybody in its step with it. */
+/* Makes a registry in which a failing request takes down the worker and every request in its step. */
 static mp_registry *start(fake *fake, int workers) {
     fake_init(fake);
     fake->whole = true;
@@ -32,7 +32,7 @@ static fake_call *call_of(uint64_t fingerprint, int kills) {
     return call;
 }
 
-/* All in one step: they wait while another is in its own. */
+/* Submits all while another request is in its step, so that they share the next one. */
 static void submit_together(mp_registry *registry, fake *fake, fake_call **calls, int n, mp_ticket **tickets) {
     mp_error error;
     MP_CHECK_OK(mp_registry_load(registry, "a", false, fake_in_ms(10000), &error), &error);
@@ -57,7 +57,7 @@ static mp_status once(mp_registry *registry, uint64_t fingerprint, int kills) {
     return once_as(registry, fingerprint, kills, MP_INTERNAL);
 }
 
-/* The innocent 1 is beside one culprit after the other. */
+/* The innocent request 1 is beside one culprit after the other. */
 MP_TEST(quarantine_spares_who_was_beside_a_culprit) {
     fake fake;
     mp_registry *registry = start(&fake, 1);
@@ -67,17 +67,17 @@ MP_TEST(quarantine_spares_who_was_beside_a_culprit) {
         submit_together(registry, &fake, calls, COMPANY, tickets);
         MP_CHECK_INT(fake_finish(tickets[0]), MP_INTERNAL);
         for (int i = 1; i < COMPANY; i++)
-            MP_CHECK_INT(fake_finish(tickets[i]), MP_OK); /* its second try is without him */
+            MP_CHECK_INT(fake_finish(tickets[i]), MP_OK); /* its retry is without the culprit */
         MP_CHECK_INT(once(registry, culprit, 100), MP_MODEL);
         MP_CHECK_INT(once(registry, 1, 0), MP_OK);
     }
     mp_registry_stats stats;
     mp_registry_get_stats(registry, &stats);
-    MP_CHECK_INT(stats.worker_faults, 2 * 2); /* each culprit had two workers */
+    MP_CHECK_INT(stats.worker_faults, 2 * 2); /* each culprit took down two workers */
     fake_end(registry);
 }
 
-/* Who kills workers from outside brands nobody, however often, and alone. */
+/* A worker killed from outside puts no request into quarantine, however often, not even one that was alone. */
 MP_TEST(quarantine_of_what_was_killed_from_outside) {
     for (int outside = 0; outside < 2; outside++) {
         fake fake;
@@ -90,14 +90,14 @@ MP_TEST(quarantine_of_what_was_killed_from_outside) {
     }
 }
 
-/* Two of them, and nobody succeeds between: two fatal steps in company, and no more than suspicion. */
+/* Two culprits, and no success between: two fatal steps in company make a request a suspect, and no more. */
 MP_TEST(quarantine_two_culprits_at_once) {
     fake fake;
     mp_registry *registry = start(&fake, 1);
     fake_call *calls[] = {call_of(100, 100), call_of(1, 0), call_of(101, 100), call_of(1, 0)};
     mp_ticket *tickets[4];
     for (int i = 0; i < 4; i++)
-        calls[i]->streams = true; /* nobody is tried again: once they have been seen */
+        calls[i]->streams = true; /* no retry, because the caller has seen a part */
     for (int i = 0; i < 4; i++) {
         calls[i]->units = 3;
         calls[i]->fault_from = 1;
@@ -108,14 +108,14 @@ MP_TEST(quarantine_two_culprits_at_once) {
     submit_together(registry, &fake, calls + 2, 2, tickets);
     MP_CHECK_INT(fake_finish(tickets[0]), MP_INTERNAL);
     mp_status beside = fake_finish(tickets[1]);
-    MP_CHECK_INT(beside, MP_OK); /* a suspect, and so not beside anybody */
+    MP_CHECK_INT(beside, MP_OK); /* a suspect, so it is alone in its steps */
     MP_CHECK_INT(once(registry, 1, 0), MP_OK);
     MP_CHECK_INT(once(registry, 100, 1), MP_INTERNAL); /* its second worker, alone */
     MP_CHECK_INT(once(registry, 100, 1), MP_MODEL);
     fake_end(registry);
 }
 
-/* A step that stands still is nobody's fault in particular, either. */
+/* A step that stands still names no culprit either. */
 MP_TEST(quarantine_of_steps_that_stand_still) {
     fake fake;
     mp_registry *registry = start(&fake, 1);
@@ -130,22 +130,22 @@ MP_TEST(quarantine_of_steps_that_stand_still) {
         atomic_store(&fake.step_stalls, round == 0);
         atomic_store(&fake.hold, false);
         MP_CHECK_INT(fake_finish(first), MP_OK);
-        if (round == 0) { /* the two together */
+        if (round == 0) { /* both together */
             MP_CHECK_INT(fake_finish(tickets[0]), MP_RECV);
             MP_CHECK_INT(fake_finish(tickets[1]), MP_RECV);
             atomic_store(&fake.step_stalls, false);
-            while (atomic_load(&fake.in_steps)) /* its thread is not back */
+            while (atomic_load(&fake.in_steps)) /* its thread has not returned */
                 mp_sys_sleep_ns(FAKE_MS(1));
         } else {
             MP_CHECK_INT(fake_finish(tickets[0]), MP_OK);
             MP_CHECK_INT(fake_finish(tickets[1]), MP_OK);
-            MP_CHECK_INT(fake.steps - before, 3); /* suspects: each by itself */
+            MP_CHECK_INT(fake.steps - before, 3); /* suspects: each alone */
         }
     }
     fake_end(registry);
 }
 
-/* Equal calls in one step are one suspect; and when one of them has been found out the others meet no worker. */
+/* Equal requests in one step are one suspect; once one of them is found out, the others reach no worker. */
 MP_TEST(quarantine_of_equal_calls) {
     fake fake;
     mp_registry *registry = start(&fake, 1);
@@ -167,7 +167,7 @@ MP_TEST(quarantine_of_equal_calls) {
     fake_end(registry);
 }
 
-/* The same text for another model is another call. */
+/* The same text for another model is another request. */
 MP_TEST(quarantine_is_of_a_model) {
     fake fake, other;
     mp_registry *registry = start(&fake, 1);
@@ -187,33 +187,33 @@ MP_TEST(quarantine_weighs) {
     mp_quarantine_init(&q);
     MP_CHECK(mp_quarantine_is_empty(&q));
     for (int i = 0; i < 5; i++)
-        MP_CHECK_INT(mp_quarantine_add(&q, 1, false, 10), 1); /* in company: never more than suspicion */
+        MP_CHECK_INT(mp_quarantine_add(&q, 1, false, 10), 1); /* in company: never more than a suspect */
     mp_quarantine_clear(&q, 1, 11);
     MP_CHECK(mp_quarantine_is_empty(&q));
     MP_CHECK_INT(mp_quarantine_add(&q, 2, false, 12), 1);
     MP_CHECK_INT(mp_quarantine_add(&q, 2, true, 13), MP_QUARANTINE_FAULTS);
     MP_CHECK_INT(mp_quarantine_add(&q, 3, true, 14), 1);
-    mp_quarantine_clear(&q, 3, 15); /* somebody else killed that one */
+    mp_quarantine_clear(&q, 3, 15); /* another process killed that one */
     MP_CHECK_INT(mp_quarantine_look(&q, 3, 16), 0);
     MP_CHECK_INT(mp_quarantine_add(&q, 3, true, 16), 1);
     MP_CHECK_INT(mp_quarantine_add(&q, 3, true, 17), MP_QUARANTINE_FAULTS);
     mp_quarantine_clear(&q, 3, 18);
     MP_CHECK_INT(mp_quarantine_look(&q, 3, 18), 1);
     MP_CHECK_INT(mp_quarantine_add(&q, 3, true, 19), MP_QUARANTINE_FAULTS);
-    /* who fills the table with suspicion drives nobody out who is refused */
+    /* suspects that fill the table do not displace refused requests */
     for (uint64_t i = 0; i < 3 * MP_QUARANTINE_ROWS; i++)
         mp_quarantine_add(&q, 1000 + i, false, 20 + i);
     MP_CHECK_INT(mp_quarantine_look(&q, 2, 2000), MP_QUARANTINE_FAULTS);
     MP_CHECK_INT(mp_quarantine_look(&q, 3, 2000), MP_QUARANTINE_FAULTS);
     MP_CHECK_INT(mp_quarantine_look(&q, 1000 + 3 * MP_QUARANTINE_ROWS - 1, 2000), 1);
-    MP_CHECK_INT(mp_quarantine_look(&q, 1000, 2000), 0); /* the oldest made room */
-    /* all is forgotten some day, and the table is empty then */
+    MP_CHECK_INT(mp_quarantine_look(&q, 1000, 2000), 0); /* the oldest row was replaced */
+    /* every row expires, and the table is empty then */
     MP_CHECK_INT(mp_quarantine_look(&q, 2, 601ull * 1000 * 1000 * 1000), 0);
     MP_CHECK(mp_quarantine_is_empty(&q));
     mp_quarantine_deinit(&q);
 }
 
-/* Whoever kills a process from outside takes the second try from no answer, the first time. */
+/* A process killed from outside costs no request its retry, the first time. */
 MP_TEST(workers_answers_outlive_what_is_killed_from_outside) {
     static const struct {
         bool outside, goes_on;

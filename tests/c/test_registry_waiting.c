@@ -1,4 +1,4 @@
-/* How long calls wait: a patience that grows with what waits before them. */
+/* Patience that grows with the queue (mp_registry_config.scale_timeout). */
 #include "base/sys.h"
 #include "mp_test.h"
 #include "test_registry_fake.h"
@@ -22,12 +22,12 @@ static mp_registry *open_with(fake *fake, bool scale, int capacity) {
     fake_init(fake);
     atomic_store(&fake->step_ns, FAKE_MS(STEP_MS));
     fake_add(registry, "a", fake, false);
-    for (int i = 0; i < 2; i++) /* how long they take is known from here on */
+    for (int i = 0; i < 2; i++) /* from here on their duration is known */
         MP_CHECK_INT(fake_finish(submit_with(registry, (mp_submit_options){0})), MP_OK);
     return registry;
 }
 
-/* The last of many waits for longer than its patience. */
+/* The last of many requests waits for longer than its patience. */
 static mp_status end_of_last(mp_registry *registry, int ahead, mp_submit_options options, mp_error *error) {
     mp_ticket *tickets[128];
     for (int i = 0; i < ahead; i++)
@@ -50,7 +50,7 @@ MP_TEST(registry_patience_grows_with_the_predicted_wait) {
         mp_registry *registry = open_with(&fake, scale, 100);
         MP_CHECK_STATUS(end_of_last(registry, WAITING, (mp_submit_options){0}, &error), scale ? MP_OK : MP_TIMEOUT,
                         &error);
-        /* what a call asks for itself stays */
+        /* a patience that the request sets itself does not grow */
         mp_submit_options patience = {.patience_ns = FAKE_MS(PATIENCE_MS)};
         MP_CHECK_STATUS(end_of_last(registry, WAITING, patience, &error), MP_TIMEOUT, &error);
         MP_CHECK_HAS(error.message, "no progress for 0.100 s");
@@ -65,11 +65,11 @@ MP_TEST(registry_patience_grows_within_bounds) {
     mp_error error;
     mp_registry *registry = open_with(&fake, true, 100);
     uint64_t began = mp_sys_now_ns();
-    /* two seconds of work wait */
+    /* two seconds of work are queued */
     MP_CHECK_STATUS(end_of_last(registry, 99, (mp_submit_options){0}, &error), MP_TIMEOUT, &error);
     MP_CHECK_HAS(error.message, "no progress for 1.000 s");
     MP_CHECK(mp_sys_now_ns() - began >= FAKE_MS(PATIENCE_MS) * MP_PATIENCE_SCALE);
-    /* with nothing before it, a call is as patient as it was told */
+    /* with an empty queue, the patience does not grow */
     atomic_store(&fake.hold, true);
     mp_ticket *ticket = submit_with(registry, (mp_submit_options){0});
     MP_CHECK_STATUS(fake_wait(ticket, &error), MP_TIMEOUT, &error);
@@ -79,7 +79,7 @@ MP_TEST(registry_patience_grows_within_bounds) {
     fake_end(registry);
 }
 
-/* Also while it waits for room in a full queue. */
+/* Also while a request waits for room in a full queue. */
 typedef struct release {
     fake *fake;
     uint64_t when_ns;
@@ -133,7 +133,7 @@ MP_TEST(registry_patience_ends_while_a_call_is_told_to_wait_for_memory) {
     atomic_store(&fake.memory, ROOM);
     fake_add(registry, "a", &fake, false);
     fake_call *work = fake_call_create(WORK_MS / UNIT_MS), *never = fake_call_create(1);
-    never->memory_a_step = TOO_MUCH; /* somebody else always works, so that it may be no more than bad luck */
+    never->memory_a_step = TOO_MUCH; /* another request is always active, so that the refusal may be temporary */
     MP_CHECK_OK(mp_registry_submit(registry, "a", &work->base, &options, &busy, &error), &error);
     fake_until(&fake.steps, 1);
     options.patience_ns = FAKE_MS(PATIENCE_MS);
@@ -141,7 +141,7 @@ MP_TEST(registry_patience_ends_while_a_call_is_told_to_wait_for_memory) {
     MP_CHECK_OK(mp_registry_submit(registry, "a", &never->base, &options, &waiting, &error), &error);
     MP_CHECK_STATUS(fake_wait(waiting, &error), MP_TIMEOUT, &error);
     MP_CHECK(mp_sys_now_ns() - began < FAKE_MS(WORK_MS / 2));
-    MP_CHECK(fake.preempted > 1); /* that is how it was told */
+    MP_CHECK(fake.preempted > 1); /* this is how it was noticed */
     mp_ticket_release(waiting);
     mp_ticket_cancel(busy);
     fake_finish(busy);

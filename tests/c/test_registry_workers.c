@@ -1,5 +1,4 @@
-/* Several workers a model: cold start, scaling, policies, giving up what has no work, and what becomes of workers that
- * fail or do not move. */
+/* Several workers per model: cold start, scaling, policies, idle workers, and workers that fail or make no progress. */
 #include <stdatomic.h>
 
 #include "base/sys.h"
@@ -139,7 +138,7 @@ MP_TEST(workers_two_cold_calls_run_at_once_under_each_policy) {
             tickets[i] = submit_with(registry, "a", fake_call_create(1), options);
         uint64_t end = fake_in_ms(10000);
         mp_entry_info info;
-        do { /* both are being worked on before either is done */
+        do { /* both are active before either is done */
             fake_info(registry, "a", &info);
             MP_CHECK(mp_sys_now_ns() < end);
         } while (info.running < 2);
@@ -181,7 +180,7 @@ MP_TEST(workers_scale_while_all_are_busy) {
     fake_end(registry);
 }
 
-/* Also when all calls came at once, before there was anybody to be busy. */
+/* Also if all requests came at once, before any worker was busy. */
 MP_TEST(workers_scale_for_what_came_before_they_were_busy) {
     fake fake;
     fake_init(&fake);
@@ -220,7 +219,7 @@ MP_TEST(workers_pack_fills_the_first) {
     mp_sys_sleep_ns(FAKE_MS(5));
     mp_entry_info info;
     fake_info(registry, "a", &info);
-    MP_CHECK_INT(info.busy, 1); /* the second stands by, though three wait for the next step of the first */
+    MP_CHECK_INT(info.busy, 1); /* the second one is idle, though three wait for the next step of the first */
     atomic_store(&fake.hold, false);
     for (int i = 0; i < 4; i++)
         MP_CHECK_INT(fake_finish(tickets[i]), MP_OK);
@@ -252,7 +251,7 @@ MP_TEST(workers_p2c_uses_both) {
     fake_end(registry);
 }
 
-/* --- giving up what has no work --- */
+/* --- idle workers leave --- */
 
 MP_TEST(workers_without_work_go_down_to_zero) {
     fake fake, pinned, forever;
@@ -274,7 +273,7 @@ MP_TEST(workers_without_work_go_down_to_zero) {
     MP_CHECK_INT(fake.models + fake.engines, 0);
     wait_for_workers(registry, "pinned", 1);
     wait_for_workers(registry, "forever", 2);
-    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK); /* and back */
+    MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK); /* and start again */
     MP_CHECK_INT(fake.loads, 2);
     fake_end(registry);
 }
@@ -304,7 +303,7 @@ MP_TEST(workers_make_room_for_another_model) {
         fakes[i].model_bytes = 110000;
         fake_add(registry, keys[i], &fakes[i], false);
     }
-    fakes[1].load_ns = FAKE_MS(60); /* dear to load again: it stays, though it has had no work for longest */
+    fakes[1].load_ns = FAKE_MS(60); /* expensive to load again: it stays, though it was idle for longest */
     MP_CHECK_INT(fake_finish(fake_submit(registry, "dear", fake_call_create(1), NULL)), MP_OK);
     MP_CHECK_OK(mp_registry_load(registry, "pinned", true, 0, &error), &error);
     MP_CHECK_INT(fake_finish(fake_submit(registry, "pinned", fake_call_create(1), NULL)), MP_OK);
@@ -317,7 +316,7 @@ MP_TEST(workers_make_room_for_another_model) {
     MP_CHECK_INT(fakes[1].models, 1);
     MP_CHECK_INT(fakes[2].models, 1);
     MP_CHECK_INT(fakes[3].models, 1);
-    /* what is in use stays: here all of it is, or is pinned */
+    /* models in use stay: here all are in use or pinned */
     atomic_store(&fakes[1].hold, true);
     atomic_store(&fakes[3].hold, true);
     mp_ticket *one = fake_submit(registry, "dear", fake_call_create(1), NULL);
@@ -334,7 +333,7 @@ MP_TEST(workers_make_room_for_another_model) {
     fake_end(registry);
 }
 
-/* --- workers that do not move --- */
+/* --- workers that make no progress --- */
 
 MP_TEST(workers_stuck_in_a_step_are_set_apart) {
     fake fake;
@@ -355,9 +354,9 @@ MP_TEST(workers_stuck_in_a_step_are_set_apart) {
     fake_info(registry, "a", &info);
     MP_CHECK_INT(info.dead, 1);
     uint64_t before = stats_of(registry).memory_used;
-    MP_CHECK(before >= 1100); /* what it holds stays charged */
+    MP_CHECK(before >= 1100); /* its memory stays charged */
     atomic_store(&fake.step_stalls, false);
-    MP_CHECK_INT(fake_finish(behind), MP_OK); /* by the replacement, on the lane of the dead one */
+    MP_CHECK_INT(fake_finish(behind), MP_OK); /* by the replacement, on the dead worker's compute thread */
     do {
         mp_sys_sleep_ns(FAKE_MS(1));
         fake_info(registry, "a", &info);
@@ -385,7 +384,7 @@ MP_TEST(workers_that_never_return_do_not_hold_up_the_end) {
     MP_CHECK_STATUS(mp_ticket_status(stuck, &error), MP_SHUTTING_DOWN, &error);
     mp_ticket_release(stuck);
     mp_registry_destroy(registry);
-    atomic_store(&fake.step_stalls, false); /* it comes back into a world without its registry, and cleans up */
+    atomic_store(&fake.step_stalls, false); /* it returns after its registry is gone, and frees its memory */
     for (int i = 0; i < 5000 && (fake.engines || fake.models || fake_calls || fake.loaders); i++)
         mp_sys_sleep_ns(FAKE_MS(1));
     MP_CHECK_INT(fake.engines + fake.models + fake_calls + fake.loaders, 0);
@@ -411,8 +410,8 @@ MP_TEST(workers_fault_is_tried_again_once) {
     fake_end(registry);
 }
 
-/* In which step does not matter, but once the caller has seen a piece of the result it goes on from there or not at
- * all. */
+/* The step does not matter, but once the caller has seen a part of the result, the request continues from there or
+ * ends. */
 MP_TEST(workers_fault_of_a_later_step) {
     static const struct {
         uint32_t from;
@@ -446,7 +445,7 @@ MP_TEST(workers_fault_of_a_later_step) {
     }
 }
 
-/* What was computed from a file that is another by now does not go on. */
+/* A request does not continue after a model file changed. */
 MP_TEST(workers_fault_of_a_file) {
     for (uint32_t from = 0; from < 2; from++) {
         fake fake;
@@ -463,7 +462,7 @@ MP_TEST(workers_fault_of_a_file) {
     }
 }
 
-/* Outside of steps nobody is sure whose fault it was: a call has one try more, and the model goes on. */
+/* Outside of steps the culprit is unknown: a request has one retry, and the model stays. */
 MP_TEST(workers_lost_before_a_step) {
     for (int plans = 0; plans < 2; plans++) {
         fake fake;
@@ -483,7 +482,7 @@ MP_TEST(workers_lost_before_a_step) {
     }
 }
 
-/* A step that fails for all of its calls is one fault, and does not open the breaker by itself. */
+/* A step that fails for all its requests is one fault, and does not open the breaker by itself. */
 MP_TEST(workers_one_fault_a_step) {
     fake fake;
     fake_init(&fake);
@@ -539,7 +538,7 @@ MP_TEST(workers_that_crash_again_and_again_are_given_up) {
         if (!ticket)
             break;
         status = fake_wait(ticket, &error);
-        MP_CHECK(status == MP_INTERNAL || status == MP_NO_WORKERS); /* in its own step, or while it waited */
+        MP_CHECK(status == MP_INTERNAL || status == MP_NO_WORKERS); /* in its own step, or while queued */
         mp_ticket_release(ticket);
     }
     MP_CHECK(!fake_submit(registry, "a", fake_call_create(1), &status));
@@ -548,7 +547,7 @@ MP_TEST(workers_that_crash_again_and_again_are_given_up) {
     mp_entry_info info;
     fake_info(registry, "a", &info);
     MP_CHECK_STR(info.state, "failed");
-    MP_CHECK_OK(mp_registry_load(registry, "a", false, fake_in_ms(10000), &error), &error); /* whoever insists */
+    MP_CHECK_OK(mp_registry_load(registry, "a", false, fake_in_ms(10000), &error), &error); /* an explicit load */
     MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
     fake_end(registry);
 }
@@ -562,7 +561,7 @@ MP_TEST(workers_breaker_opens_and_closes) {
     mp_status status;
     mp_error error;
     mp_entry_info info;
-    /* a caller's mistakes never count */
+    /* mistakes of callers never count */
     for (int i = 0; i < 10; i++) {
         fake_call *bad = fake_call_create(1);
         bad->refused = true;
@@ -585,10 +584,10 @@ MP_TEST(workers_breaker_opens_and_closes) {
     MP_CHECK_INT(status, MP_CIRCUIT_OPEN);
     fake_info(registry, "a", &info);
     MP_CHECK_STR(info.breaker, "half-open");
-    mp_ticket_cancel(probes[0]); /* says nothing about the workers, and gives its place back */
+    mp_ticket_cancel(probes[0]); /* says nothing about the workers, and frees its probe */
     atomic_store(&fake.hold, false);
     mp_status ended = fake_finish(probes[0]);
-    MP_CHECK(ended == MP_CANCELLED || ended == MP_OK); /* OK: its step was over first */
+    MP_CHECK(ended == MP_CANCELLED || ended == MP_OK); /* OK: its step ended first */
     for (int i = 1; i < 3; i++)
         MP_CHECK_INT(fake_finish(probes[i]), MP_OK);
     MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
@@ -620,7 +619,7 @@ MP_TEST(workers_poison_call_is_quarantined) {
     poison->fingerprint = fingerprint;
     MP_CHECK(!fake_submit(registry, "a", poison, &status));
     MP_CHECK_INT(status, MP_MODEL);
-    MP_CHECK_INT(fake.steps, steps); /* it met no worker */
+    MP_CHECK_INT(fake.steps, steps); /* it reached no worker */
     MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
     fake_end(registry);
 }
@@ -657,7 +656,7 @@ MP_TEST(workers_hopeless_deadlines_are_refused_at_once) {
     mp_registry *registry = fake_registry_of(config);
     fake_add(registry, "a", &fake, false);
     mp_ticket *tickets[300];
-    for (int i = 0; i < 8; i++) /* learns its pace while it is full: 1 ms was predicted, 20 it takes */
+    for (int i = 0; i < 8; i++) /* learns its pace while full: predicted 1 ms, takes 20 */
         tickets[i] = fake_submit(registry, "a", fake_call_create(1), NULL);
     for (int i = 0; i < 8; i++)
         MP_CHECK_INT(fake_finish(tickets[i]), MP_OK);
@@ -682,7 +681,7 @@ MP_TEST(workers_hopeless_deadlines_are_refused_at_once) {
 
 /* --- every capability --- */
 
-/* What one gets, all get: a pool of workers, a bounded queue, a breaker, an end. */
+/* Every capability gets the same: a worker pool, a bounded queue, a breaker, an end. */
 MP_TEST(workers_serve_every_capability) {
     for (int i = 0; i < MP_CAPABILITY_COUNT; i++) {
         mp_capability capability = (mp_capability)i;
@@ -702,7 +701,7 @@ MP_TEST(workers_serve_every_capability) {
         call->base.capability = capability;
         MP_CHECK_INT(fake_finish(fake_submit(registry, "a", call, NULL)), MP_OK);
         wait_for_workers(registry, "a", 2);
-        /* full as its row says, for both kinds of calls */
+        /* full as its row says, for both service classes */
         atomic_store(&fake.hold, true);
         mp_ticket *tickets[300];
         int most = mp_capability_get(capability)->queue_capacity[MP_LANE_BULK], count = 0;
@@ -717,15 +716,15 @@ MP_TEST(workers_serve_every_capability) {
         }
         MP_CHECK_STATUS(status, MP_OVERLOADED, &error);
         MP_CHECK_HAS(error.message, "a: the queue is full");
-        MP_CHECK(count >= most && count <= most + 2); /* two may be running */
+        MP_CHECK(count >= most && count <= most + 2); /* two may be active */
         mp_registry_stats stats = stats_of(registry);
         MP_CHECK_INT(stats.total_requests, count + 2);
         MP_CHECK_INT(stats.queue_full_rejections, 1);
-        MP_CHECK(stats.memory_used > 1200); /* the governor knows what waits */
+        MP_CHECK(stats.memory_used > 1200); /* the governor counts queued bytes */
         atomic_store(&fake.hold, false);
         for (int j = 0; j < count; j++)
             MP_CHECK_INT(fake_finish(tickets[j]), MP_OK);
-        /* the breaker has seen it */
+        /* the breaker has counted it */
         call = faulty(MP_MODEL, 2);
         call->base.capability = capability;
         MP_CHECK_INT(fake_finish(fake_submit(registry, "a", call, NULL)), MP_MODEL);
@@ -772,7 +771,7 @@ MP_TEST(workers_removed_model_closes_its_queue) {
     mp_thread_join(&thread);
     MP_CHECK_INT(herd.other, MP_SEND);
     atomic_store(&fake.hold, false);
-    MP_CHECK_INT(fake_finish(running), MP_OK); /* what was accepted is served */
+    MP_CHECK_INT(fake_finish(running), MP_OK); /* accepted requests are served */
     MP_CHECK_INT(fake_finish(queued), MP_OK);
     fake_end(registry);
 }

@@ -1,4 +1,4 @@
-/* The simulator itself: it finds what it is there to find, repeats itself, and goes through all schedules. */
+/* The simulator itself: it finds the bugs it exists for, repeats runs, and visits all schedules. */
 #include "sim.h"
 
 #ifdef MP_SIM
@@ -33,7 +33,7 @@ static void other_main(void *arg) {
     p->other(p);
 }
 
-/* Run other beside mine. */
+/* Runs other in parallel with mine. */
 static void beside(pair *p, void (*other)(pair *p), void (*mine)(pair *p)) {
     mp_thread thread;
     mp_error error;
@@ -185,7 +185,7 @@ static void sleep_for_ever(void *arg) {
     for (;;)
         mp_sys_sleep_ns(1000000000);
 }
-/* An increment that is torn only when the other runs exactly between its halves. */
+/* An increment that is lost only if the other thread runs exactly between its halves. */
 static void tear(pair *p) {
     mp_seam_point();
     int seen = p->plain;
@@ -255,7 +255,8 @@ MP_TEST(sim_lets_pass_what_is_right) {
 }
 
 MP_TEST(sim_goes_through_all_schedules) {
-    /* Two threads with two points each, after one has started the other: with enough preemptions all of them. */
+    /* Two threads with two points each, the second started by the first: with enough preemptions all schedules
+     * occur. */
     int counts[4] = {0};
     for (int depth = 0; depth < 4; depth++) {
         sim_setup setup = {.world = "self", .scheduler = SIM_EXHAUSTIVE, .depth = depth, .coarse = true};
@@ -272,7 +273,7 @@ MP_TEST(sim_goes_through_all_schedules) {
     MP_CHECK(!sim_world_in_child(&setup, 1000, torn, NULL, said, sizeof(said)));
     setup.depth = 1;
     MP_CHECK(sim_world_in_child(&setup, 1000, torn, NULL, said, sizeof(said)));
-    /* What it prints repeats it at once. */
+    /* The printed command repeats the failure at once. */
     char *choices = strstr(said, "MPOOL_SIM_CHOICES=");
     MP_CHECK(choices != NULL);
     choices += strlen("MPOOL_SIM_CHOICES=");

@@ -1,5 +1,5 @@
-/* The simulator is not blind: the bugs of mutations.py are found, each within so many schedules. build.py plants them
- * in copies of the sources and writes the table that stands here. */
+/* The simulator finds each planted bug of mutations.py within a given number of schedules. build.py plants them in
+ * copies of the sources and writes the table included here. */
 #include "sim_world.h"
 
 #ifdef MP_SIM
@@ -12,8 +12,8 @@
 
 typedef struct mutation {
     int number;
-    const char *world; /* where it shows */
-    int schedules;     /* within so many, from the first seed on */
+    const char *world; /* the world that shows it */
+    int schedules;     /* found within this number of schedules from the first seed on */
     const char *file, *what;
 } mutation;
 
@@ -33,7 +33,7 @@ static bool seek(const mutation *m, int *schedules, char *said, int size) {
     mp_seam_armed = m->number;
     bool found = sim_world_finds(world, 1, m->schedules, schedules, said, size);
     mp_seam_armed = 0;
-    for (char *c = said; *c; c++) /* it may tell what stands in freed memory */
+    for (char *c = said; *c; c++) /* the report may quote freed memory */
         if ((*c < ' ' || *c > '~') && *c != '\n')
             *c = '?';
     return found;
@@ -60,7 +60,7 @@ MP_TEST_SECONDS(sim_mutations_are_found, 120) {
     MP_CHECK_INT(missed, 0);
 }
 
-/* Product code knows nothing of them. */
+/* The sources themselves contain no planted bug. */
 MP_TEST(sim_mutations_are_not_in_the_sources) {
     char command[1200], line[1024];
     snprintf(command, sizeof(command), "grep -rlE 'mp_seam_(mutation|point)' '%s/../csrc'", mp_test_root());

@@ -1,4 +1,4 @@
-/* The registry under the simulator: many schedules of each world. README.md says which fault is covered where. */
+/* The registry under the simulator: many schedules of each world. README.md says which world covers which fault. */
 #include "sim_world.h"
 
 #ifdef MP_SIM
@@ -63,7 +63,7 @@ static void exhaust(const char *name, uint64_t seed, int depth, int most) {
 MP_TEST_SECONDS(sim_world_pool_in_all_schedules, 60) { exhaust("pool", 0, 1, 30000); }
 MP_TEST_SECONDS(sim_world_cores_in_all_schedules, 60) { exhaust("cores", 0, 1, 30000); }
 MP_TEST_SECONDS(sim_world_maintenance_in_all_schedules, 60) { exhaust("ticks", 0, 1, 30000); }
-/* And those that need more preemptions. */
+/* Random schedules of the tiny cases that need more preemptions. */
 MP_TEST_SECONDS(sim_world_tiny_at_random, 60) { run("tiny", 8000); }
 MP_TEST_SECONDS(sim_world_tiny_in_all_schedules, 60) {
     for (int i = 0; i < sim_tiny_scripts; i++)

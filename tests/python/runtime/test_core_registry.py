@@ -327,7 +327,7 @@ def test_a_signal_ends_the_wait_for_room(folders: tuple[Path, Path], alarm: None
             try:
                 tickets.append(long_call((registry, key), n=8, fail_fast=True))
             except mpool.Overloaded as refused:
-                assert refused.key == key and "3 calls wait" in str(refused)
+                assert refused.key == key and "the queue is full with 3 requests" in str(refused)
                 full = True
         assert registry.stats()["queue_full_rejections"] > 0
         while registry.entries()[0]["queued"] < 3:
@@ -373,7 +373,7 @@ def test_waits_on_entries_end_in_time(llama: tuple[_core.Registry, str]) -> None
     registry, key = llama
     ticket = long_call(llama)
     ticket.wait_progress(0, 30)
-    with pytest.raises(mpool.Timeout, match="in use"):
+    with pytest.raises(mpool.Timeout, match="active requests: 1; the eviction continues in the background"):
         registry.evict(key, timeout=0.1)
     ticket.cancel()
     registry.evict(key, timeout=30)

@@ -1,0 +1,42 @@
+/* state_machine.h: the states of one thing, and which of them may follow which.
+ *
+ * The registry has seven machines. Each is drawn in the header of what has the state, and its table stands beside the
+ * one function that changes that state:
+ *
+ *   mp_entry.shutdown, .removal, .unload, .health     entry.h, entry_state.c
+ *   mp_ticket.state, .retry                           request.h, request.c
+ *   mp_worker.state                                   worker.h, worker.c
+ *
+ * A setter asks mp_state_may_enter first and writes the new state only if that returned true. An illegal transition is
+ * a bug in the caller of the setter. A build with assertions stops there. A release build counts it in the metric
+ * `illegal_transitions`, writes one log record at level ERROR, and keeps the old state: the old state described the
+ * thing correctly a moment ago, so requests, memory and references stay accounted for, and the process goes on.
+ *
+ * A state never follows itself unless its table says so. Calls that may be repeated (close, remove) ask for the state
+ * first. */
+#ifndef MP_REGISTRY_STATE_MACHINE_H
+#define MP_REGISTRY_STATE_MACHINE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+typedef struct mp_services mp_services;
+
+typedef struct mp_state_machine {
+    const char *name;          /* names the state in log records: "worker" */
+    int count;                 /* number of states, at most 16 */
+    const char *const *states; /* [count] their names */
+    const uint16_t *legal;     /* [count] bit `to` of legal[from]: `from` may become `to` */
+} mp_state_machine;
+
+/* Looks the transition up and does nothing else. */
+static inline bool mp_state_is_legal(const mp_state_machine *machine, int from, int to) {
+    return machine->legal[from] >> to & 1;
+}
+
+/* Returns true if the transition is legal. Otherwise asserts; without assertions counts and logs the refusal with `key`
+ * (of the entry) and `id` (of the worker, or 0), and returns false. Takes no lock of the registry. */
+bool mp_state_may_enter(const mp_state_machine *machine, mp_services *services, const char *key, uint32_t id, int from,
+                        int to);
+
+#endif
