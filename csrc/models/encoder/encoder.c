@@ -130,29 +130,19 @@ static void finish_text(const mp_encoder *model, mp_encoder_text *text, const fl
     text->finite = call->all_finite(text->out, floats);
 }
 
-static mp_residual residual_of(const pass *p, const mp_norm *after) {
-    return mp_transformer_residual(&p->rows, after, NULL, p->rows.qkv, wide(p->model));
-}
-
-static void attention_half(const pass *p, const mp_transformer_layer *layer, const float *x) {
-    const mp_encoder *model = p->model;
-    const mp_transformer_rows *rows = &p->rows;
-    const mp_residual sum = residual_of(p, &layer->attention_after);
-    const mp_attention_rows heads = {.q = rows->qkv,
-                                     .k = rows->qkv + model->q_width,
-                                     .v = rows->qkv + model->q_width + model->kv_width,
-                                     .ld = rows->ld_qkv,
-                                     .out = rows->mixed,
-                                     .ld_out = rows->ld_mixed};
-    mp_row_linear(&p->context, &layer->qkv, x, model->hidden, rows->M, NULL, rows->qkv, rows->ld_qkv);
+static void rotate_and_attend(const pass *p, const mp_transformer_layer *layer) {
     mp_row_meet(&p->context);
-    if (model->flags & PLACED) {
+    if (p->model->flags & PLACED) {
         rotate(p, layer);
         mp_row_meet(&p->context);
     }
-    mp_attention_forward(&p->context, &model->attention, &heads, layer->window, 0, p->lane_scratch);
+    mp_transformer_attend(&p->context, layer, &p->model->attention, &p->rows, 0, p->lane_scratch);
     mp_row_meet(&p->context);
-    mp_residual_add(&p->context, &layer->out, rows->mixed, rows->ld_mixed, rows->M, NULL, &sum);
+}
+
+static void add_attended(const pass *p, const mp_transformer_layer *layer) {
+    const mp_residual sum = mp_transformer_residual(&p->rows, &layer->attention_after, NULL);
+    mp_residual_add(&p->context, &layer->out, p->rows.mixed, p->rows.ld_mixed, p->rows.M, NULL, &sum);
     mp_row_meet(&p->context);
 }
 
@@ -168,43 +158,49 @@ static void experts_half(const pass *p, const mp_encoder_layer *layer, const flo
     mp_experts_forward(layer->experts, p->context.lane, mixed, p->rows.M, 1, p->context.acts, p->lane_scratch, sum);
 }
 
-static void feed_forward_half(const pass *p, const mp_encoder_layer *layer, const float *x) {
-    const mp_residual sum = residual_of(p, &layer->base.ffn_after);
-    if (layer->experts) {
-        experts_half(p, layer, x);
-        return;
-    }
-    mp_mlp_forward(&p->context, &layer->base.mlp, x, p->model->hidden, p->rows.M, p->rows.inner, &sum);
-    mp_row_meet(&p->context);
-}
-
+/* The norms stand after the sums, so each half takes the sum as it is. */
 static void layer_post_norm(const pass *p, const mp_encoder_layer *layer) {
+    const mp_transformer_rows *rows = &p->rows;
     const int64_t n = p->model->hidden, at = p->row0 * n, floats = (p->row1 - p->row0) * n;
-    float *const x = p->rows.x;
+    const mp_residual sum = mp_transformer_residual(rows, NULL, NULL);
     if (p->input)
-        memcpy(p->input + at, x + at, (size_t)floats * sizeof(float));
-    attention_half(p, &layer->base, x);
+        memcpy(p->input + at, rows->x + at, (size_t)floats * sizeof(float));
+    mp_row_linear(&p->context, &layer->base.qkv, rows->x, n, rows->M, NULL, rows->qkv, rows->ld_qkv);
+    rotate_and_attend(p, &layer->base);
+    add_attended(p, &layer->base);
     norm_sum(p, &layer->base.attention_norm);
     if (p->input) {
-        p->call->add(p->input + at, floats, x + at);
+        p->call->add(p->input + at, floats, rows->x + at);
         norm_sum(p, &layer->input_norm);
     }
     mp_row_meet(&p->context);
-    feed_forward_half(p, layer, x);
+    if (layer->experts) {
+        experts_half(p, layer, rows->x);
+    } else {
+        mp_mlp_forward(&p->context, &layer->base.mlp, rows->x, n, rows->M, rows->inner, &sum);
+        mp_row_meet(&p->context);
+    }
     norm_sum(p, &layer->base.ffn_norm);
     mp_row_meet(&p->context);
 }
 
 /* A layer without a norm (ModernBERT's first: the embeddings are normed) takes the sum as it is. */
 static void layer_pre_norm(const pass *p, const mp_encoder_layer *layer) {
-    attention_half(p, &layer->base, mp_transformer_normed(&p->context, &layer->base.attention_norm, &p->rows));
-    feed_forward_half(p, layer, mp_transformer_normed(&p->context, &layer->base.ffn_norm, &p->rows));
+    mp_transformer_before(&p->context, &layer->base, &p->rows);
+    rotate_and_attend(p, &layer->base);
+    if (layer->experts) {
+        add_attended(p, &layer->base);
+        experts_half(p, layer, mp_transformer_normed(&p->context, &layer->base.ffn_norm, &p->rows));
+        return;
+    }
+    mp_transformer_after(&p->context, &layer->base, &p->rows);
+    mp_row_meet(&p->context);
 }
 
 static void attend_to_latents(const pass *p) {
     const mp_latent_attention *latent = &p->model->latent;
     const int32_t n = latent->hidden, columns = latent->heads * latent->count;
-    const mp_residual sum = residual_of(p, NULL);
+    const mp_residual sum = mp_transformer_residual(&p->rows, NULL, NULL);
     float *const scores = p->rows.qkv;
     const int M = p->rows.M;
     const float *in = mp_transformer_normed(&p->context, &latent->norm, &p->rows);

@@ -253,12 +253,10 @@ static void rotate(const work *w, int64_t row0, int64_t row1) {
 }
 
 static uint64_t before_attention(const work *w, mp_vit_cursor *at) {
-    const mp_transformer_layer *layer = &w->model->layers[at->layer].base;
     int64_t row0, row1;
     next_rows(w, at, &row0, &row1);
     const mp_transformer_rows rows = rows_of(w, row0, row1);
-    const float *in = mp_transformer_normed(&w->context, &layer->attention_norm, &rows);
-    mp_row_linear(&w->context, &layer->qkv, in, rows.hidden, rows.M, NULL, rows.qkv, rows.ld_qkv);
+    mp_transformer_before(&w->context, &w->model->layers[at->layer].base, &rows);
     if (w->model->axial) {
         mp_lane_sync(w->lane);
         rotate(w, row0, row1);
@@ -268,19 +266,12 @@ static uint64_t before_attention(const work *w, mp_vit_cursor *at) {
 }
 
 static uint64_t after_attention(const work *w, mp_vit_cursor *at) {
-    const mp_vit *model = w->model;
-    const mp_transformer_layer *layer = &model->layers[at->layer].base;
     int64_t row0, row1;
     next_rows(w, at, &row0, &row1);
     const mp_transformer_rows rows = rows_of(w, row0, row1);
-    mp_residual sum = mp_transformer_residual(&rows, NULL, layer->attention_scale, rows.qkv, rows.hidden);
-    mp_residual_add(&w->context, &layer->out, rows.mixed, rows.ld_mixed, rows.M, NULL, &sum);
-    mp_lane_sync(w->lane);
-    sum.scale = layer->ffn_scale;
-    const float *in = mp_transformer_normed(&w->context, &layer->ffn_norm, &rows);
-    mp_mlp_forward(&w->context, &layer->mlp, in, rows.hidden, rows.M, rows.inner, &sum);
+    mp_transformer_after(&w->context, &w->model->layers[at->layer].base, &rows);
     step_on(at, row1, w->pass->M);
-    return (uint64_t)(row1 - row0) * mp_vit_after_ops(model);
+    return (uint64_t)(row1 - row0) * mp_vit_after_ops(w->model);
 }
 
 /* ---- attention --------------------------------------------------------------------------------------------------- */
@@ -404,7 +395,7 @@ static bool pool_by_attention(const work *w) {
     const mp_vit_pool *pool = &model->pool;
     const int hidden = model->hidden, count = w->pass->count;
     const mp_transformer_rows pooled = rows_of(w, 0, count);
-    const mp_residual sum = mp_transformer_residual(&pooled, NULL, NULL, NULL, 0);
+    const mp_residual sum = mp_transformer_residual(&pooled, NULL, NULL);
     mp_attention shape = w->attention;
     float *q = w->inner, *kv = w->wide;
     shape.compute = MP_COMPUTE_F32; /* one row of queries: the copies for bfloat16 would not pay */

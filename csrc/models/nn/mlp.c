@@ -16,12 +16,12 @@ bool mp_residual_add(const mp_row_context *context, const mp_linear *linear, con
     }
     const mp_epilogue plain = {0};
     int64_t row0, row1;
-    mp_row_linear(&own, linear, in, ld, M, &plain, residual->scratch, residual->ld_scratch);
+    mp_row_linear(&own, linear, in, ld, M, &plain, residual->scratch, n);
     if (!mp_row_meet(context))
         return false;
     mp_lane_split(context->lane, M, 1, &row0, &row1);
     for (int64_t r = row0; r < row1; r++) {
-        float *out = residual->scratch + r * residual->ld_scratch;
+        float *out = residual->scratch + r * n;
         if (norm) {
             mp_norm_row(residual->after, out, out);
             call->add(out, n, x + r * n);

@@ -18,8 +18,7 @@ typedef struct mp_residual {
     int32_t n;
     const mp_norm *after; /* the output is normed first; NULL, or without a weight: it is not */
     const float *scale;   /* [n] the output is scaled by component first, or NULL; not beside a norm */
-    float *scratch;       /* [M, ld_scratch] for the output, where it is normed or scaled */
-    int64_t ld_scratch;
+    float *scratch;       /* [M, n] for the output, where it is normed or scaled */
 } mp_residual;
 
 /* sum += linear(in [M, ld]). in NULL: of the activations in `prepared` (mp_linear_into). Ends WITHOUT a barrier; there

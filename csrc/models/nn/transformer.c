@@ -18,18 +18,20 @@ const float *mp_transformer_normed(const mp_row_context *context, const mp_norm 
     return mp_row_meet(context) ? rows->mixed : NULL;
 }
 
-mp_residual mp_transformer_residual(const mp_transformer_rows *rows, const mp_norm *after, const float *scale,
-                                    float *scratch, int64_t ld_scratch) {
-    return (mp_residual){.x = rows->x,
-                         .n = rows->hidden,
-                         .after = after,
-                         .scale = scale,
-                         .scratch = scratch,
-                         .ld_scratch = ld_scratch};
+mp_residual mp_transformer_residual(const mp_transformer_rows *rows, const mp_norm *after, const float *scale) {
+    return (mp_residual){.x = rows->x, .n = rows->hidden, .after = after, .scale = scale, .scratch = rows->qkv};
 }
 
-bool mp_transformer_forward(const mp_row_context *context, const mp_transformer_layer *layer,
-                            const mp_attention *attention, const mp_transformer_rows *rows, int each, void *scratch) {
+bool mp_transformer_before(const mp_row_context *context, const mp_transformer_layer *layer,
+                           const mp_transformer_rows *rows) {
+    const float *in = mp_transformer_normed(context, &layer->attention_norm, rows);
+    if (in)
+        mp_row_linear(context, &layer->qkv, in, rows->hidden, rows->M, NULL, rows->qkv, rows->ld_qkv);
+    return in;
+}
+
+void mp_transformer_attend(const mp_row_context *context, const mp_transformer_layer *layer,
+                           const mp_attention *attention, const mp_transformer_rows *rows, int each, void *scratch) {
     const int64_t q = (int64_t)attention->heads * attention->head_dim;
     const int64_t kv = (int64_t)attention->kv_heads * attention->head_dim;
     const mp_attention_rows heads = {.q = rows->qkv,
@@ -38,22 +40,45 @@ bool mp_transformer_forward(const mp_row_context *context, const mp_transformer_
                                      .ld = rows->ld_qkv,
                                      .out = rows->mixed,
                                      .ld_out = rows->ld_mixed};
-    mp_residual sum = mp_transformer_residual(rows, &layer->attention_after, layer->attention_scale, rows->qkv,
-                                              rows->ld_qkv);
-    const float *in = mp_transformer_normed(context, &layer->attention_norm, rows);
-    if (!in)
-        return false;
-    mp_row_linear(context, &layer->qkv, in, rows->hidden, rows->M, NULL, rows->qkv, rows->ld_qkv);
-    if (!mp_row_meet(context))
-        return false;
     mp_attention_forward(context, attention, &heads, layer->window, each, scratch);
-    if (!mp_row_meet(context) ||
-        !mp_residual_add(context, &layer->out, rows->mixed, rows->ld_mixed, rows->M, NULL, &sum) ||
+}
+
+bool mp_transformer_after(const mp_row_context *context, const mp_transformer_layer *layer,
+                          const mp_transformer_rows *rows) {
+    mp_residual sum = mp_transformer_residual(rows, &layer->attention_after, layer->attention_scale);
+    if (!mp_residual_add(context, &layer->out, rows->mixed, rows->ld_mixed, rows->M, NULL, &sum) ||
         !mp_row_meet(context))
         return false;
-    sum.after = &layer->ffn_after;
-    sum.scale = layer->ffn_scale;
-    in = mp_transformer_normed(context, &layer->ffn_norm, rows);
-    return in && mp_mlp_forward(context, &layer->mlp, in, rows->hidden, rows->M, rows->inner, &sum) &&
-           mp_row_meet(context);
+    sum = mp_transformer_residual(rows, &layer->ffn_after, layer->ffn_scale);
+    const float *in = mp_transformer_normed(context, &layer->ffn_norm, rows);
+    return in && mp_mlp_forward(context, &layer->mlp, in, rows->hidden, rows->M, rows->inner, &sum);
+}
+
+/* Up to `most` of the rows, from row0 on. */
+static mp_transformer_rows range_of(const mp_transformer_rows *rows, int row0, int most) {
+    mp_transformer_rows range = *rows;
+    range.M = rows->M - row0 < most ? rows->M - row0 : most;
+    range.x += (int64_t)row0 * rows->hidden;
+    range.mixed += row0 * rows->ld_mixed;
+    range.qkv += row0 * rows->ld_qkv;
+    return range;
+}
+
+bool mp_transformer_forward(const mp_row_context *context, const mp_transformer_layer *layer,
+                            const mp_attention *attention, const mp_transformer_rows *rows, int most, int each,
+                            void *scratch) {
+    for (int row0 = 0; row0 < rows->M; row0 += most) {
+        const mp_transformer_rows range = range_of(rows, row0, most);
+        if (!mp_transformer_before(context, layer, &range) || !mp_row_meet(context))
+            return false;
+    }
+    mp_transformer_attend(context, layer, attention, rows, each, scratch);
+    if (!mp_row_meet(context))
+        return false;
+    for (int row0 = 0; row0 < rows->M; row0 += most) {
+        const mp_transformer_rows range = range_of(rows, row0, most);
+        if (!mp_transformer_after(context, layer, &range) || !mp_row_meet(context))
+            return false;
+    }
+    return true;
 }
