@@ -21,8 +21,8 @@ typedef struct mp_transformer_rows { /* a range of M rows; everything is shared 
     int M;
     int32_t hidden;
     float *x;     /* [M, hidden] the residual sum */
-    float *mixed; /* [M, >= hidden] normed rows; attention's output, [M, ld_mixed] */
-    int64_t ld_mixed;
+    float *mixed; /* normed rows, [M, hidden]; attention's output, [M, ld_mixed] */
+    int64_t ld_mixed; /* mp_transformer_forward: not below hidden */
     float *qkv; /* [M, ld_qkv]; also [M, hidden] the output of a half, where that is normed or scaled */
     int64_t ld_qkv;
     void *inner; /* mp_mlp_scratch */
