@@ -153,7 +153,8 @@ static bool attention(mp_diff_lane *l, const mp_vae_op *op, const mp_vae_block *
     const mp_attention_rows qkv = {.q = b, .k = b + n, .v = b + 2 * n, .ld = 3 * n, .out = a, .ld_out = n};
     void *acts = l->run->shared + floats(mp_group_norm_blocks(rows), widest(op)) + 2 * floats(1, widest(op));
     return normalise(l, &block->norm[0], x, rows, MP_ACT_NONE, a) &&
-           mp_diff_forward(l, &block->qkv, a, n, rows, NULL, acts, b, 3 * n) && mp_diff_attend(l, &head, &qkv, (int)rows) &&
+           mp_diff_forward(l, &block->qkv, a, n, rows, NULL, acts, b, 3 * n) &&
+           mp_diff_attend(l, &head, &qkv, (int)rows) &&
            mp_diff_forward(l, &block->out, a, n, rows, &sum, acts, x, n);
 }
 
