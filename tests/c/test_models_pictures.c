@@ -212,7 +212,7 @@ MP_TEST(models_pictures_t5_buckets) {
     static const int distances[] = {0, -1, -7, -8, -15, -16, -31, -64, -127, -128, -5000, 1, 7, 8, 128};
     static const int buckets[] = {0, 1, 7, 8, 9, 10, 11, 14, 15, 15, 15, 17, 23, 24, 31};
     for (size_t i = 0; i < sizeof distances / sizeof *distances; i++)
-        MP_CHECK_INT(mp_t5_bucket(distances[i], 32, 128), buckets[i]);
+        MP_CHECK_INT(mp_attention_bucket(distances[i], 32, 128), buckets[i]);
 }
 
 /* ---- layers ---- */

@@ -44,13 +44,11 @@ static float *query_key_value(const mp_decoder_pass *pass, const lane_view *view
 static bool in_integers(const mp_decoder_pass *pass) { return pass->cache->group.dtype == MP_I16; }
 
 /* Norm and rotate a head of a query or key, as far as the layer does. */
-static void place(const mp_decoder_pass *pass, const mp_decoder_layer *layer, const float *norm, int row, float *x) {
+static void place(const mp_decoder_pass *pass, const mp_decoder_layer *layer, const mp_norm *norm, int row, float *x) {
     const mp_decoder *model = pass->model;
-    const mp_kernels *call = mp_kernels_get();
-    if (norm)
-        call->rms_norm(x, norm, model->eps, model->head_dim, x);
-    if (layer->rope >= 0)
-        call->rope(x + model->rotated_from, rotation(pass, row, layer->rope), model->rope[0].dim, model->rope[0].neox);
+    const bool rotated = layer->rope >= 0;
+    mp_attention_place(norm, rotated ? &model->rope[0] : NULL, rotated ? rotation(pass, row, layer->rope) : NULL,
+                       model->rotated_from, 1, model->head_dim, x);
 }
 
 /* Rotate key head `head` of a row and store it with its value. */
@@ -62,7 +60,7 @@ static void store_row(const mp_decoder_pass *pass, const lane_view *view, const 
                      head * model->value_dim;
     int position = seq->past + row;
     uint32_t block = seq->blocks[position / MP_KV_BLOCK];
-    place(pass, layer, layer->k_norm, seq->row0 + row, k);
+    place(pass, layer, &layer->k_norm, seq->row0 + row, k);
     mp_kv_put(pass->cache, block, layer->kv, head, position % MP_KV_BLOCK, k, v);
 }
 
@@ -74,7 +72,7 @@ static void rotate_queries(const mp_decoder_pass *pass, const lane_view *view, c
     int group = mp_decoder_group(model);
     float *q = query_key_value(pass, view, seq->row0 + row) + (size_t)(head * group * model->head_dim);
     for (int g = 0; g < group; g++, q += model->head_dim) {
-        place(pass, layer, layer->q_norm, seq->row0 + row, q);
+        place(pass, layer, &layer->q_norm, seq->row0 + row, q);
         if (in_integers(pass))
             call->attn_query_i16(q, model->head_dim);
     }
@@ -287,14 +285,13 @@ static void capture_outputs(const mp_decoder_pass *pass, const mp_lane *lane, in
 static bool is_private(int M) { return M <= MP_PRIVATE_ROWS; }
 
 static const float *norm_rows(const mp_decoder *model, const mp_lane *lane, const lane_view *view, const float *x,
-                              const float *weight, int M, float *shared) {
-    const mp_kernels *call = mp_kernels_get();
+                              const mp_norm *norm, int M, float *shared) {
     float *out = is_private(M) ? (float *)view->base : shared;
     int64_t row0 = 0, row1 = M;
     if (!is_private(M))
         mp_lane_split(lane, M, 1, &row0, &row1);
     for (int64_t r = row0; r < row1; r++)
-        call->rms_norm(x + r * model->hidden, weight, model->eps, model->hidden, out + r * model->hidden);
+        mp_norm_row(norm, x + r * model->hidden, out + r * model->hidden);
     if (!is_private(M))
         mp_lane_sync(lane);
     return out;
@@ -328,26 +325,23 @@ static const float *gate_rows(const mp_decoder *model, const mp_lane *lane, cons
     return out;
 }
 
+/* The row context of the block at hand. */
+static mp_row_context context_of(const mp_decoder_pass *pass, const mp_lane *lane, const lane_view *view) {
+    return (mp_row_context){
+        .lane = lane, .acts = pass->acts, .own_acts = view->base + view->at.acts, .unpacked = &view->unpacked};
+}
+
 /* linear(in), added to the residual sum of the block; by way of a norm, if the layer has one there. in NULL: what
  * mp_linear_into left in pass->inner. Ends with a barrier. */
 static void add_output(const mp_decoder_pass *pass, const mp_lane *lane, const lane_view *view, const mp_linear *linear,
-                       const float *norm, const float *in, int64_t ld) {
+                       const mp_norm *norm, const float *in, int64_t ld) {
     const mp_decoder *model = pass->model;
-    const mp_kernels *call = mp_kernels_get();
-    int M = view->rows;
-    int64_t hidden = model->hidden, row0, row1;
-    float *x = pass->x + view->first * hidden, *y = norm ? pass->normed : x;
-    mp_epilogue end = {.residual = norm ? NULL : x, .ld_residual = hidden};
-    mp_linear_forward(linear, lane, in, ld, M, in ? pass->acts : pass->inner, view->base + view->at.acts,
-                      &view->unpacked, &end, y, hidden);
-    mp_lane_sync(lane);
-    if (!norm)
-        return;
-    mp_lane_split(lane, M, 1, &row0, &row1);
-    for (int64_t r = row0; r < row1; r++) {
-        call->rms_norm(y + r * hidden, norm, model->eps, model->hidden, y + r * hidden);
-        call->add(y + r * hidden, hidden, x + r * hidden);
-    }
+    const mp_row_context context = context_of(pass, lane, view);
+    const mp_residual sum = {.x = pass->x + (int64_t)view->first * model->hidden,
+                             .n = model->hidden,
+                             .after = norm,
+                             .scratch = pass->normed};
+    mp_residual_add(&context, linear, in, ld, view->rows, pass->inner, &sum);
     mp_lane_sync(lane);
 }
 
@@ -358,16 +352,14 @@ static void run_layer(const mp_decoder_pass *pass, const mp_lane *lane, int inde
     int64_t hidden = model->hidden, mixed = (int64_t)model->heads * model->value_dim;
     int64_t wide = 2 * (int64_t)layer->ffn, ld;
     const float *x = pass->x + view->first * hidden;
-    void *own = view->base + view->at.acts;
-    const mp_unpacked *raw = &view->unpacked;
-    mp_epilogue plain = {0};
+    const mp_row_context context = context_of(pass, lane, view);
 
-    const float *in = norm_rows(model, lane, view, x, layer->attention_norm, M, pass->normed);
+    const float *in = norm_rows(model, lane, view, x, &layer->attention_norm, M, pass->normed);
     const float *attended = pass->mixed;
     if (model->latent.rank > 0)
-        mp_mla_project(pass, lane, layer, M, in, own, raw, view->base + view->at.by_head);
+        mp_mla_project(pass, lane, layer, M, in, context.own_acts, context.unpacked, view->base + view->at.by_head);
     else
-        mp_linear_forward(&layer->qkv, lane, in, hidden, M, pass->acts, own, raw, &plain, pass->qkv, model->qkv_width);
+        mp_row_linear(&context, &layer->qkv, in, hidden, M, NULL, pass->qkv, model->qkv_width);
     mp_lane_sync(lane);
     attend(pass, lane, layer, view);
     mp_lane_sync(lane);
@@ -377,8 +369,8 @@ static void run_layer(const mp_decoder_pass *pass, const mp_lane *lane, int inde
         attended = pass->per_head;
         mixed = (int64_t)model->heads * model->latent.value;
     }
-    add_output(pass, lane, view, &layer->out, layer->attention_post_norm, attended, mixed);
-    in = norm_rows(model, lane, view, x, layer->ffn_norm, M, pass->normed);
+    add_output(pass, lane, view, &layer->out, &layer->attention_after, attended, mixed);
+    in = norm_rows(model, lane, view, x, &layer->ffn_norm, M, pass->normed);
     if (layer->experts.count > 0) {
         mp_experts_forward(&layer->experts, lane, in, M, model->residual_scale, pass->experts,
                            view->base + view->at.expert, pass->x + view->first * hidden);
@@ -389,13 +381,13 @@ static void run_layer(const mp_decoder_pass *pass, const mp_lane *lane, int inde
         mp_linear_fits(&layer->gate_up, &layer->down)) {
         mp_linear_into(&layer->gate_up, &layer->down, lane, in, hidden, M, pass->acts, model->act, pass->inner);
         mp_lane_sync(lane);
-        add_output(pass, lane, view, &layer->down, layer->ffn_post_norm, NULL, 0);
+        add_output(pass, lane, view, &layer->down, &layer->ffn_after, NULL, 0);
         return;
     }
-    mp_linear_forward(&layer->gate_up, lane, in, hidden, M, pass->acts, own, raw, &plain, pass->inner, wide);
+    mp_row_linear(&context, &layer->gate_up, in, hidden, M, NULL, pass->inner, wide);
     mp_lane_sync(lane);
     in = gate_rows(model, lane, view, layer->ffn, M, pass->inner, &ld);
-    add_output(pass, lane, view, &layer->down, layer->ffn_post_norm, in, ld);
+    add_output(pass, lane, view, &layer->down, &layer->ffn_after, in, ld);
 }
 
 static void embed_rows(const mp_decoder_pass *pass, const mp_lane *lane) {
@@ -438,12 +430,11 @@ static void embed_rows(const mp_decoder_pass *pass, const mp_lane *lane) {
 static void output_rows(const mp_decoder_pass *pass, const mp_lane *lane, const lane_view *view, const float *x, int M,
                         int first, float *y) {
     const mp_decoder *model = pass->model;
-    const float *in = norm_rows(model, lane, view, x, model->norm, M, pass->normed);
+    const float *in = norm_rows(model, lane, view, x, &model->norm, M, pass->normed);
     if (first >= 0)
         capture_outputs(pass, lane, first, M, in, NULL);
-    mp_epilogue plain = {0};
-    mp_linear_forward(&model->head, lane, in, model->hidden, M, pass->acts, view->base + view->at.acts, &view->unpacked,
-                      &plain, y, model->vocab);
+    const mp_row_context context = context_of(pass, lane, view);
+    mp_row_linear(&context, &model->head, in, model->hidden, M, NULL, y, model->vocab);
     mp_lane_sync(lane);
     if (model->output_scale == 1 && model->output_softcap == 0)
         return;

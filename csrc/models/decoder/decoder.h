@@ -5,9 +5,9 @@
 
 #include "models/arch.h"
 #include "models/nn/experts.h"
+#include "models/nn/attention.h"
+#include "models/nn/mlp.h"
 #include "models/generation/kv_cache.h"
-#include "models/nn/linear.h"
-#include "models/nn/rope.h"
 
 enum { MP_ROPES = 2 };
 
@@ -18,13 +18,13 @@ typedef struct mp_mla { /* of attention to latents (decoder/mla.h); rank 0: ther
 } mp_mla;
 
 typedef struct mp_decoder_layer {
-    float *attention_norm, *ffn_norm; /* [hidden] */
-    float *q_norm, *k_norm;           /* [head_dim], or NULL */
-    float *sinks;                     /* [heads] scores without a value, or NULL */
-    float *attention_post_norm, *ffn_post_norm; /* [hidden] of what is added to the residual sum, or NULL */
+    mp_norm attention_norm, ffn_norm;   /* [hidden] */
+    mp_norm q_norm, k_norm;             /* [head_dim], or without weights */
+    float *sinks;                       /* [heads] scores without a value, or NULL */
+    mp_norm attention_after, ffn_after; /* [hidden] of what is added to the residual sum, or without weights */
     mp_linear qkv, out, gate_up, down;
     mp_linear q_b, k_b, v_b;      /* of latents: qkv has the projections to them */
-    float *q_a_norm, *kv_a_norm;  /* [q_rank], [rank] */
+    mp_norm q_a_norm, kv_a_norm;  /* [q_rank], [rank] */
     int32_t ffn;                  /* width of gate and up */
     mp_experts experts; /* instead of gate_up and down, or beside them; none when its count is 0 */
     int rope;   /* rotary table of its queries and keys; -1: they are not rotated */
@@ -65,7 +65,7 @@ typedef struct mp_decoder {
                              * first (LongRoPE, arXiv:2402.13753); 0 = none */
     mp_tensor tokens; /* [vocab, hidden] as stored; unused when tied */
     bool tied;        /* the output matrix is the token table, packed */
-    float *norm;      /* [hidden] before the output */
+    mp_norm norm;     /* [hidden] before the output */
     mp_linear head;   /* [vocab, hidden] */
     mp_decoder_layer *layers;
     mp_kv_group kv; /* the windowed layers see equally far */

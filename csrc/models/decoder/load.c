@@ -49,9 +49,44 @@ static mp_status read_output(mp_decoder *model, mp_builder *builder, float norm_
     model->tied = !mp_weights_has(weights, "output.weight");
     if (!model->tied)
         builder->parameters += mp_tensor_items(&model->tokens);
-    MP_TRY(mp_builder_vector_plus(builder, &model->norm, "output_norm.weight", model->hidden, norm_offset, error));
+    const mp_norm like = {.n = model->hidden, .eps = model->eps, .root = true};
+    MP_TRY(mp_norm_read(&model->norm, builder, "output_norm", like, MP_NORM_NO_BIAS, norm_offset, error));
     return mp_builder_linear(builder, &model->head, model->tied ? "token_embd.weight" : "output.weight", NULL,
                              model->vocab, model->hidden, error);
+}
+
+/* Norms, and sinks; those that the architecture does not have must not be there. */
+static mp_status read_norms(mp_decoder *model, mp_builder *builder, int index, uint32_t flags, float norm_offset,
+                            mp_error *error) {
+    mp_decoder_layer *layer = &model->layers[index];
+    const int32_t hidden = model->hidden;
+    const struct {
+        const char *name;
+        mp_norm *norm; /* NULL: sinks */
+        int32_t n;
+        uint32_t flag; /* 0: every architecture has it */
+    } norms[] = {
+        {"attn_norm", &layer->attention_norm, hidden, 0},
+        {"ffn_norm", &layer->ffn_norm, hidden, 0},
+        {"attn_q_norm", &layer->q_norm, model->head_dim, MP_ARCH_HEAD_NORMS},
+        {"attn_k_norm", &layer->k_norm, model->head_dim, MP_ARCH_HEAD_NORMS},
+        {"attn_sinks", NULL, model->heads, MP_ARCH_SINKS},
+        {"post_attention_norm", &layer->attention_after, hidden, MP_ARCH_OUTPUT_NORMS},
+        {"post_ffw_norm", &layer->ffn_after, hidden, MP_ARCH_OUTPUT_NORMS},
+    };
+    for (size_t i = 0; i < sizeof norms / sizeof *norms; i++) {
+        char name[56], weight[64];
+        snprintf(name, sizeof name, "blk.%d.%s", index, norms[i].name);
+        snprintf(weight, sizeof weight, "%s.weight", name);
+        const mp_norm like = {.n = norms[i].n, .eps = model->eps, .root = true};
+        if (norms[i].flag == 0 || (flags & norms[i].flag))
+            MP_TRY(norms[i].norm
+                       ? mp_norm_read(norms[i].norm, builder, name, like, MP_NORM_NO_BIAS, norm_offset, error)
+                       : mp_builder_vector(builder, &layer->sinks, weight, norms[i].n, error));
+        else if (mp_weights_has(model->weights, weight))
+            return mp_fail(error, MP_UNSUPPORTED, "tensor %s is not part of this architecture", weight);
+    }
+    return MP_OK;
 }
 
 static mp_status read_layer(mp_decoder *model, mp_builder *builder, int index, uint32_t flags, float norm_offset,
@@ -105,29 +140,7 @@ static mp_status read_layer(mp_decoder *model, mp_builder *builder, int index, u
         };
         MP_TRY(mp_experts_init(&layer->experts, &shape, builder, error));
     }
-    const struct {
-        const char *name;
-        float **norm;
-        int32_t n;
-        uint32_t flag; /* 0: every architecture has it */
-    } norms[] = {
-        {"attn_norm", &layer->attention_norm, hidden, 0},
-        {"ffn_norm", &layer->ffn_norm, hidden, 0},
-        {"attn_q_norm", &layer->q_norm, model->head_dim, MP_ARCH_HEAD_NORMS},
-        {"attn_k_norm", &layer->k_norm, model->head_dim, MP_ARCH_HEAD_NORMS},
-        {"attn_sinks", &layer->sinks, model->heads, MP_ARCH_SINKS},
-        {"post_attention_norm", &layer->attention_post_norm, hidden, MP_ARCH_OUTPUT_NORMS},
-        {"post_ffw_norm", &layer->ffn_post_norm, hidden, MP_ARCH_OUTPUT_NORMS},
-    };
-    for (size_t i = 0; i < sizeof norms / sizeof *norms; i++) {
-        snprintf(name, sizeof name, "blk.%d.%s.weight", index, norms[i].name);
-        if (norms[i].flag == 0 || (flags & norms[i].flag))
-            MP_TRY(mp_builder_vector_plus(builder, norms[i].norm, name, norms[i].n,
-                                          norms[i].flag == MP_ARCH_SINKS ? 0 : norm_offset, error));
-        else if (mp_weights_has(model->weights, name))
-            return mp_fail(error, MP_UNSUPPORTED, "tensor %s is not part of this architecture", name);
-    }
-    return MP_OK;
+    return read_norms(model, builder, index, flags, norm_offset, error);
 }
 
 static mp_status read_tokens(mp_decoder *model, const mp_spec *spec, mp_error *error) {

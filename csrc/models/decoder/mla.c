@@ -119,19 +119,22 @@ mp_status mp_mla_read_layer(mp_decoder *model, mp_builder *builder, int index, b
     const mp_mla *latent = &model->latent;
     mp_decoder_layer *layer = &model->layers[index];
     const int32_t q = model->heads * (latent->plain + latent->rotated);
+    mp_norm norm = {.eps = model->latent_eps, .root = true};
     char name[64];
     if (latent->q_rank > 0) {
         MP_TRY(read_input(model, builder, index, "attn_q_a", latent->q_rank, biased, error));
-        snprintf(name, sizeof name, "blk.%d.attn_q_a_norm.weight", index);
-        MP_TRY(mp_builder_vector(builder, &layer->q_a_norm, name, latent->q_rank, error));
+        snprintf(name, sizeof name, "blk.%d.attn_q_a_norm", index);
+        norm.n = latent->q_rank;
+        MP_TRY(mp_norm_read(&layer->q_a_norm, builder, name, norm, MP_NORM_NO_BIAS, 0, error));
         snprintf(name, sizeof name, "blk.%d.attn_q_b.weight", index);
         MP_TRY(mp_builder_linear(builder, &layer->q_b, name, NULL, q, latent->q_rank, error));
     } else {
         MP_TRY(read_input(model, builder, index, "attn_q", q, biased, error));
     }
     MP_TRY(read_input(model, builder, index, "attn_kv_a_mqa", model->head_dim, biased, error));
-    snprintf(name, sizeof name, "blk.%d.attn_kv_a_norm.weight", index);
-    MP_TRY(mp_builder_vector(builder, &layer->kv_a_norm, name, latent->rank, error));
+    snprintf(name, sizeof name, "blk.%d.attn_kv_a_norm", index);
+    norm.n = latent->rank;
+    MP_TRY(mp_norm_read(&layer->kv_a_norm, builder, name, norm, MP_NORM_NO_BIAS, 0, error));
     return read_halves(model, builder, index, error);
 }
 
@@ -190,7 +193,6 @@ void mp_mla_project(const mp_decoder_pass *pass, const mp_lane *lane, const mp_d
                        const float *in, void *own, const mp_unpacked *raw, void *by_head) {
     const mp_decoder *model = pass->model;
     const mp_mla *latent = &model->latent;
-    const mp_kernels *call = mp_kernels_get();
     const int32_t heads = model->heads, part = latent->plain + latent->rotated;
     const int64_t width = mp_mla_row(latent, heads), keys = (int64_t)heads * model->head_dim;
     mp_epilogue plain = {0};
@@ -202,8 +204,8 @@ void mp_mla_project(const mp_decoder_pass *pass, const mp_lane *lane, const mp_d
         float *row = pass->latent + r * width, *kv = row + width - model->head_dim;
         float *k = pass->qkv + r * model->qkv_width + keys, *v = k + model->head_dim;
         if (latent->q_rank > 0)
-            call->rms_norm(row, layer->q_a_norm, model->latent_eps, latent->q_rank, row);
-        call->rms_norm(kv, layer->kv_a_norm, model->latent_eps, latent->rank, k);
+            mp_norm_row(&layer->q_a_norm, row, row);
+        mp_norm_row(&layer->kv_a_norm, kv, k);
         memcpy(v, k, (size_t)latent->rank * sizeof *k);
         memcpy(k + latent->rank, kv + latent->rank, (size_t)latent->rotated * sizeof *k);
     }

@@ -14,7 +14,8 @@
 
 #include "models/arch.h"
 #include "models/nn/conv.h"
-#include "models/nn/linear.h"
+#include "models/nn/embedding.h"
+#include "models/nn/transformer.h"
 
 enum {
     MP_DIFF_ENCODERS = 3, /* CLIP-L, CLIP-G, T5, in this order; a model may lack some */
@@ -23,6 +24,8 @@ enum {
     MP_DIFF_PATCH = 2,    /* latents a side of a row of the transformer */
     MP_DIFF_WAVES = 256,  /* components of a time before its projection */
 };
+
+#define MP_DIFF_EPS 1e-6f /* of every norm of the transformer */
 
 typedef enum mp_diff_stage_id {
     MP_DIFF_CLIP_L,
@@ -35,35 +38,27 @@ typedef enum mp_diff_stage_id {
 
 /* ---- blocks ------------------------------------------------------------------------------------------------------ */
 
-typedef struct mp_clip_layer {
-    float *attention_norm, *attention_norm_bias, *ffn_norm, *ffn_norm_bias; /* [hidden] */
-    mp_linear qkv, out, up, down;
-} mp_clip_layer;
-typedef struct mp_clip_end {
-    float *norm, *norm_bias; /* [hidden] */
-    mp_linear projection;    /* parts 0: none */
-} mp_clip_end;
-typedef struct mp_t5_layer {
-    float *attention_norm, *ffn_norm; /* [hidden] */
-    mp_linear qkv, out, gate_up, down;
-} mp_t5_layer;
+typedef struct mp_text_end { /* behind the last layer of a text encoder */
+    mp_norm norm;         /* [hidden] */
+    mp_linear projection; /* CLIP; parts 0: none */
+} mp_text_end;
 
 /* What one of the two kinds of rows, texts and picture, has of its own in a block. Modulations are parts of the layer's
  * in the order shift, scale, gate of the attention, the same of the MLP, and of the second attention. */
 typedef struct mp_dit_side {
     mp_linear modulation, qkv, out, up, down;
-    float *q_norm, *k_norm; /* [head_dim] or NULL */
+    mp_norm q_norm, k_norm; /* [head_dim], or without weights */
 } mp_dit_side;
 typedef struct mp_dit_joint {
     mp_dit_side text, picture;
     bool last;           /* of texts nothing but keys and values is wanted any more; modulation is (shift, scale) */
     bool dual;           /* the picture's rows attend once more, to themselves */
     mp_linear qkv2, out2;
-    float *q_norm2, *k_norm2;
+    mp_norm q_norm2, k_norm2;
 } mp_dit_joint;
 typedef struct mp_dit_single {
     mp_linear modulation, qkv, up, out; /* out takes the attention's and the MLP's outputs side by side */
-    float *q_norm, *k_norm;
+    mp_norm q_norm, k_norm;
 } mp_dit_single;
 typedef struct mp_dit_ends {
     mp_linear rows, texts;          /* into the hidden width */
@@ -89,10 +84,8 @@ typedef struct mp_diff_block {
     uint8_t *slab;
     uint64_t charged;
     union {
-        mp_clip_layer clip;
-        mp_clip_end clip_end;
-        mp_t5_layer t5;
-        float *t5_norm;
+        mp_transformer_layer text;
+        mp_text_end text_end;
         mp_dit_ends ends;
         mp_dit_joint joint;
         mp_dit_single single;
@@ -103,14 +96,16 @@ typedef struct mp_diff_block {
 /* ---- the model --------------------------------------------------------------------------------------------------- */
 
 typedef struct mp_diff_encoder { /* its facts; layers 0: there is none */
-    int32_t layers, hidden, heads, head_dim, ffn, vocab, length; /* length: most tokens */
-    int32_t projection;   /* CLIP: width of the pooled vector after it, or 0 */
-    int32_t end;          /* CLIP: the token whose row is pooled, the first of them; -1: that with the highest id */
-    int32_t buckets, reach; /* T5: of relative positions; distance from which on all are alike */
+    bool t5;               /* else CLIP */
+    int32_t layers, hidden, ffn, vocab, length; /* length: most tokens */
+    int32_t projection;    /* CLIP: width of the pooled vector after it, or 0 */
+    int32_t end;           /* CLIP: the token whose row is pooled, the first of them; -1: that with the highest id */
     mp_act act;
     float eps;
-    mp_tensor tokens, positions; /* as stored */
-    float *relative;             /* T5: [buckets, heads] */
+    mp_attention attention; /* T5: its bias is a text's */
+    mp_embedding embedding;
+    mp_tensor relative;     /* T5: [buckets, heads] of relative positions, as stored */
+    int32_t reach;          /* T5: distance from which on all are alike */
 } mp_diff_encoder;
 
 typedef struct mp_diffusion {
@@ -151,10 +146,8 @@ double mp_diff_gflop(const mp_diffusion *model, int64_t text_rows, int64_t pictu
 mp_status mp_diff_build(const mp_diffusion *model, int stage, int index, mp_builder *builder, mp_diff_block *block,
                         mp_error *error);
 /* By stage. */
-mp_status mp_clip_build(const mp_diffusion *model, int which, int index, mp_builder *builder, mp_diff_block *block,
+mp_status mp_text_build(const mp_diffusion *model, int which, int index, mp_builder *builder, mp_diff_block *block,
                         mp_error *error);
-mp_status mp_t5_build(const mp_diffusion *model, int index, mp_builder *builder, mp_diff_block *block,
-                      mp_error *error);
 mp_status mp_dit_build(const mp_diffusion *model, int index, mp_builder *builder, mp_diff_block *block,
                        mp_error *error);
 mp_status mp_vae_build(const mp_diffusion *model, int index, mp_builder *builder, mp_diff_block *block,
@@ -163,7 +156,6 @@ mp_status mp_vae_build(const mp_diffusion *model, int index, mp_builder *builder
  * model. */
 mp_status mp_diff_linear(const mp_diffusion *model, mp_builder *builder, mp_linear *linear, const char *name, int32_t N,
                          int32_t K, mp_error *error);
-mp_status mp_diff_vector(mp_builder *builder, float **out, const char *name, int64_t n, mp_error *error);
 
 mp_status mp_diff_engine(mp_model *model, mp_budget *budget, mp_engine **engine, mp_error *error);
 mp_status mp_diff_check(const mp_model *model, mp_call *call, uint64_t *cost_ns, uint32_t *total, mp_error *error);
@@ -207,39 +199,34 @@ bool mp_diff_add_gated(mp_diff_lane *l, const mp_linear *linear, const float *x,
 bool mp_diff_layer_norm(mp_diff_lane *l, const float *x, int64_t M, int n, const float *weight, const float *bias,
                         float eps, float *y);
 
-typedef struct mp_diff_attention { /* heads side by side; q, k, v [T, ld], out [T, ld_out] */
-    const float *q, *k, *v;
-    float *out;
-    int64_t ld, ld_out;
-    int T, heads, head_dim;
-    mp_compute compute; /* AUTO is float32 here */
-    float scale;
-    bool causal;
-    /* T5: bias of each head by distance; see mp_t5_bias */
-    const float *relative;
-    int buckets, reach;
-} mp_diff_attention;
-size_t mp_diff_attention_scratch(int T, int head_dim, bool relative); /* of a lane's own */
-/* Ends with a barrier. */
-bool mp_diff_attend(mp_diff_lane *l, const mp_diff_attention *a);
-/* Bucket of a key that stands `distance` behind the query (bidirectional; T5, section 2.1). */
-int mp_t5_bucket(int distance, int buckets, int reach);
+/* The row context of blocks of nn/: barriers and polls are those of the step. spans: one, or NULL. */
+mp_row_context mp_diff_context(mp_diff_lane *l, const mp_row_span *spans, void *acts);
+/* Rows of a head that a lane attends to between two polls. */
+int mp_diff_attention_rows(const mp_attention *attention, int T);
+/* Attention of T rows to each other; scratch is the lane's own, mp_attention_scratch. Ends with a barrier. */
+bool mp_diff_attend(mp_diff_lane *l, const mp_attention *attention, const mp_attention_rows *rows, int T);
 
 /* A text encoder, layer by layer. x [T, hidden] is the text's state throughout. */
 typedef struct mp_diff_text {
     const mp_diff_encoder *encoder;
-    int which; /* MP_DIFF_CLIP_L ... */
     int32_t T;
     const int32_t *ids;
     float *x;      /* [T, hidden] */
     float *before; /* CLIP: the state before the last layer [T, hidden] */
     float *pooled; /* CLIP: [projection, or hidden] */
+    float *bias;   /* T5: [heads, 2 T - 1] what scores get by distance */
+    mp_attention attention;
 } mp_diff_text;
+/* The width of a row of queries. */
+static inline int32_t mp_diff_text_width(const mp_diff_encoder *e) {
+    return e->attention.heads * e->attention.head_dim;
+}
+/* Before block 0, by one thread: encoder, T and memory are set; fills bias and attention. */
+mp_status mp_diff_text_begin(mp_diff_text *text, mp_error *error);
 size_t mp_diff_text_scratch(const mp_diffusion *model, int which, const mp_diff_block *block, int index, int32_t T);
 size_t mp_diff_text_own(const mp_diffusion *model, int which, int32_t T);
 /* Block `index`; before block 0 the embeddings are looked up. */
-bool mp_diff_text_forward(mp_diff_lane *l, const mp_diffusion *model, const mp_diff_text *text,
-                          const mp_diff_block *block, int index);
+bool mp_diff_text_forward(mp_diff_lane *l, const mp_diff_text *text, const mp_diff_block *block, int index);
 
 /* One pass of the transformer, block by block. Rows of texts come first. */
 typedef struct mp_dit_pass {

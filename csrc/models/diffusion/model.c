@@ -12,8 +12,6 @@ static void diffusion_destroy(mp_model *base) {
     mp_diffusion *model = (mp_diffusion *)base;
     if (!model)
         return;
-    for (int i = 0; i < MP_DIFF_ENCODERS; i++)
-        mp_free(model->encoder[i].relative);
     mp_free(model->dual);
     mp_free(model->ops);
     mp_weights_close(model->weights);
@@ -44,19 +42,14 @@ mp_status mp_diff_linear(const mp_diffusion *model, mp_builder *builder, mp_line
     return mp_builder_linear(builder, linear, weight, mp_weights_has(model->weights, bias) ? bias : NULL, N, K, error);
 }
 
-mp_status mp_diff_vector(mp_builder *builder, float **out, const char *name, int64_t n, mp_error *error) {
-    return mp_builder_vector(builder, out, name, n, error);
-}
-
 mp_status mp_diff_build(const mp_diffusion *model, int stage, int index, mp_builder *builder, mp_diff_block *block,
                         mp_error *error) {
     mp_builder_init(builder, model->weights, mp_float_class(model->compute));
     switch ((mp_diff_stage_id)stage) {
     case MP_DIFF_CLIP_L:
     case MP_DIFF_CLIP_G:
-        return mp_clip_build(model, stage, index, builder, block, error);
     case MP_DIFF_T5:
-        return mp_t5_build(model, index, builder, block, error);
+        return mp_text_build(model, stage, index, builder, block, error);
     case MP_DIFF_TRANSFORMER:
         return mp_dit_build(model, index, builder, block, error);
     default:
@@ -115,43 +108,45 @@ static mp_status read_encoder(mp_diffusion *model, const mp_spec *spec, int whic
     snprintf(name, sizeof name, "%s.block_count", part);
     if (!mp_spec_find(spec, name))
         return MP_OK;
-    const bool t5 = which == MP_DIFF_T5;
+    mp_attention *shape = &e->attention;
+    mp_embedding *embedding = &e->embedding;
+    e->t5 = which == MP_DIFF_T5;
     MP_TRY(fact(spec, part, "block_count", 1, MAX_LAYERS, &e->layers, error));
     MP_TRY(fact(spec, part, "embedding_length", 1, MAX_WIDTH, &e->hidden, error));
-    MP_TRY(fact(spec, part, "head_count", 1, MAX_WIDTH, &e->heads, error));
-    MP_TRY(fact(spec, part, "head_length", 8, MAX_WIDTH, &e->head_dim, error));
+    MP_TRY(fact(spec, part, "head_count", 1, MAX_WIDTH, &shape->heads, error));
+    MP_TRY(fact(spec, part, "head_length", 8, MAX_WIDTH, &shape->head_dim, error));
     MP_TRY(fact(spec, part, "feed_forward_length", 1, MAX_WIDTH, &e->ffn, error));
     MP_TRY(fact(spec, part, "context_length", 1, MAX_LENGTH, &e->length, error));
     MP_TRY(number(spec, part, "norm_epsilon", &e->eps, error));
     MP_TRY(read_act(spec, part, &e->act, error));
-    if (e->head_dim % 8 || (int64_t)e->heads * e->head_dim > MAX_WIDTH ||
-        (!t5 && e->heads * e->head_dim != e->hidden))
+    if (shape->head_dim % 8 || (int64_t)shape->heads * shape->head_dim > MAX_WIDTH ||
+        (!e->t5 && shape->heads * shape->head_dim != e->hidden))
         return fail_sizes(part, error);
+    shape->kv_heads = shape->heads;
+    shape->scale = e->t5 ? 1 : 1 / sqrtf((float)shape->head_dim);
+    shape->causal = !e->t5;
+    embedding->n = e->hidden;
+    embedding->scale = 1;
     int64_t any[2] = {-1, e->hidden}, positions[2] = {e->length, e->hidden};
     snprintf(name, sizeof name, "%s.tokens", part);
-    MP_TRY(mp_weights_get(model->weights, name, 2, any, &e->tokens, error));
-    if (e->tokens.shape[0] > MAX_VOCAB)
-        return mp_fail(error, MP_LIMIT, "%s: %lld tokens, at most %d", part, (long long)e->tokens.shape[0], MAX_VOCAB);
-    e->vocab = (int32_t)e->tokens.shape[0];
-    if (!t5) {
+    MP_TRY(mp_weights_get(model->weights, name, 2, any, &embedding->tokens, error));
+    if (embedding->tokens.shape[0] > MAX_VOCAB)
+        return mp_fail(error, MP_LIMIT, "%s: %lld tokens, at most %d", part, (long long)embedding->tokens.shape[0],
+                       MAX_VOCAB);
+    e->vocab = (int32_t)embedding->tokens.shape[0];
+    if (!e->t5) {
         MP_TRY(fact(spec, part, "projection_length", 0, MAX_WIDTH, &e->projection, error));
         MP_TRY(fact(spec, part, "end_token", -1, MAX_VOCAB, &e->end, error));
         snprintf(name, sizeof name, "%s.positions", part);
-        return mp_weights_get(model->weights, name, 2, positions, &e->positions, error);
+        return mp_weights_get(model->weights, name, 2, positions, &embedding->positions, error);
     }
-    MP_TRY(fact(spec, part, "relative_buckets", 4, 4096, &e->buckets, error));
-    MP_TRY(fact(spec, part, "relative_distance", e->buckets, 1 << 20, &e->reach, error));
-    if (e->buckets % 4)
+    int32_t buckets;
+    MP_TRY(fact(spec, part, "relative_buckets", 4, 4096, &buckets, error));
+    MP_TRY(fact(spec, part, "relative_distance", buckets, 1 << 20, &e->reach, error));
+    if (buckets % 4)
         return fail_sizes(part, error);
-    const size_t count = (size_t)e->buckets * (size_t)e->heads;
-    mp_tensor relative;
-    int64_t shape[2] = {e->buckets, e->heads};
-    MP_TRY(mp_weights_get(model->weights, "t5.relative", 2, shape, &relative, error));
-    if (!(e->relative = mp_alloc(count * sizeof(float), MP_TAG_WEIGHTS)))
-        return mp_fail_memory(error, count * sizeof(float), "a table of positions");
-    for (int32_t i = 0; i < e->buckets; i++)
-        mp_dequantize_row(relative.dtype, mp_tensor_row(&relative, i), e->heads, e->relative + (int64_t)i * e->heads);
-    return MP_OK;
+    const int64_t shape_of_table[2] = {buckets, shape->heads};
+    return mp_weights_get(model->weights, "t5.relative", 2, shape_of_table, &e->relative, error);
 }
 
 static mp_status read_transformer(mp_diffusion *model, const mp_spec *spec, mp_error *error) {

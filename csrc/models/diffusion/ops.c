@@ -1,8 +1,6 @@
 /* ops.c: what the networks are made of, on all lanes, with a look at the lease at least every few hundred rows. */
 #include <assert.h>
-#include <math.h>
 #include <stdatomic.h>
-#include <string.h>
 
 #include "models/diffusion/diffusion.h"
 
@@ -60,65 +58,34 @@ bool mp_diff_add_gated(mp_diff_lane *l, const mp_linear *linear, const float *x,
 
 bool mp_diff_layer_norm(mp_diff_lane *l, const float *x, int64_t M, int n, const float *weight, const float *bias,
                         float eps, float *y) {
-    int64_t from, to;
-    mp_lane_split(l->lane, M, 1, &from, &to);
-    for (int64_t r = from; r < to; r++)
-        mp_kernels_get()->layer_norm(x + r * n, weight, bias, eps, n, y + r * n);
+    const mp_norm norm = {.weight = (float *)weight, .bias = (float *)bias, .n = n, .eps = eps}; /* only read */
+    mp_norm_rows(&norm, l->lane, M, x, n, y, n);
     return mp_diff_meet(l);
 }
 
-int mp_t5_bucket(int distance, int buckets, int reach) {
-    int half = buckets / 2, bucket = distance > 0 ? half : 0, away = distance < 0 ? -distance : distance;
-    int exact = half / 2;
-    if (away < exact)
-        return bucket + away;
-    float far = logf((float)away / (float)exact) / (float)log((double)reach / exact) * (float)(half - exact);
-    int log_bucket = exact + (int)far;
-    return bucket + (log_bucket < half - 1 ? log_bucket : half - 1);
+static bool meet(void *lane) { return mp_diff_meet(lane); }
+
+static bool poll(void *lane) { return mp_diff_poll(lane); }
+
+mp_row_context mp_diff_context(mp_diff_lane *l, const mp_row_span *spans, void *acts) {
+    return (mp_row_context){.lane = l->lane,
+                            .spans = spans,
+                            .n_spans = spans ? 1 : 0,
+                            .acts = acts,
+                            .meet = meet,
+                            .poll = poll,
+                            .arg = l};
 }
 
-/* Rows between two looks at the lease: enough to copy keys and values for. */
-enum { ATTEND_ROWS = 128, ATTEND_ROWS_BF16 = 512 };
-
-size_t mp_diff_attention_scratch(int T, int head_dim, bool relative) {
-    return mp_arena_cost(mp_attn_full_scratch(T, head_dim)) +
-           (relative ? mp_arena_cost(2 * (size_t)T * sizeof(float)) : 0);
+int mp_diff_attention_rows(const mp_attention *attention, int T) {
+    enum { PLAIN = 128, BF16 = 512 }; /* enough rows to make up for the copies of keys and values */
+    const bool plain = mp_attn_full_for(attention->compute, T, attention->head_dim) == mp_kernels_get()->attn_full;
+    return plain ? PLAIN : BF16;
 }
 
-/* The bias of one head, by distance [2 T - 1]. */
-static void relative_bias(const mp_diff_attention *a, int head, float *bias) {
-    for (int distance = 1 - a->T; distance < a->T; distance++)
-        bias[distance + a->T - 1] = a->relative[mp_t5_bucket(distance, a->buckets, a->reach) * a->heads + head];
-}
-
-bool mp_diff_attend(mp_diff_lane *l, const mp_diff_attention *a) {
-    const mp_attn_full_function full = mp_attn_full_for(a->compute, a->T, a->head_dim);
-    const int each = full == mp_kernels_get()->attn_full ? ATTEND_ROWS : ATTEND_ROWS_BF16;
-    const int parts = (a->T + each - 1) / each;
-    float *bias = a->relative ? (float *)(l->own + mp_arena_cost(mp_attn_full_scratch(a->T, a->head_dim))) : NULL;
-    int64_t from, to;
-    int known = -1; /* head whose bias is there */
-    mp_lane_split(l->lane, (int64_t)a->heads * parts, 1, &from, &to);
-    for (int64_t unit = from; unit < to && !mp_diff_poll(l); unit++) {
-        const int head = (int)(unit / parts), row0 = (int)(unit % parts) * each;
-        const int64_t column = (int64_t)head * a->head_dim;
-        if (bias && known != head)
-            relative_bias(a, known = head, bias);
-        mp_attn_full attention = {
-            .q = a->q + column,
-            .k = a->k + column,
-            .v = a->v + column,
-            .ld = a->ld,
-            .out = a->out + column,
-            .ld_out = a->ld_out,
-            .T = a->T,
-            .D = a->head_dim,
-            .scale = a->scale,
-            .causal = a->causal,
-            .bias = bias ? bias + a->T - 1 : NULL,
-            .ld_bias = -1,
-        };
-        full(&attention, row0, row0 + each < a->T ? row0 + each : a->T, l->own);
-    }
+bool mp_diff_attend(mp_diff_lane *l, const mp_attention *attention, const mp_attention_rows *rows, int T) {
+    const mp_row_span span = {.rows = T};
+    const mp_row_context context = mp_diff_context(l, &span, NULL);
+    mp_attention_forward(&context, attention, rows, 0, mp_diff_attention_rows(attention, T), l->own);
     return mp_diff_meet(l);
 }

@@ -62,15 +62,14 @@ static mp_status begin_text(mp_drawing_engine *engine, mp_diff_state *state, con
                             mp_error *error) {
     const mp_diff_encoder *e = &engine->model->encoder[state->at.encoder];
     const size_t T = (size_t)call->n_ids[state->at.encoder], n = (size_t)e->hidden;
-    const bool clip = state->at.encoder != MP_DIFF_T5;
-    float **const parts[] = {&state->run.x, &state->run.before, &state->run.pooled};
-    const size_t sizes[] = {T * n, clip ? T * n : 0, (size_t)(e->projection > e->hidden ? e->projection : e->hidden)};
-    MP_TRY(mp_diff_hold(engine, &state->encoding, state->at.encoder, 3, parts, sizes, error));
+    float **const parts[] = {&state->run.x, &state->run.before, &state->run.pooled, &state->run.bias};
+    const size_t sizes[] = {T * n, e->t5 ? 0 : T * n, (size_t)(e->projection > e->hidden ? e->projection : e->hidden),
+                            e->t5 ? (size_t)e->attention.heads * (2 * T - 1) : 0};
+    MP_TRY(mp_diff_hold(engine, &state->encoding, state->at.encoder, 4, parts, sizes, error));
     state->run.encoder = e;
-    state->run.which = state->at.encoder;
     state->run.T = (int32_t)T;
     state->run.ids = call->ids[state->at.text][state->at.encoder];
-    return MP_OK;
+    return mp_diff_text_begin(&state->run, error);
 }
 
 static mp_status encode(mp_drawing_engine *engine, mp_item *item, mp_lease *lease, bool *done, mp_error *error) {

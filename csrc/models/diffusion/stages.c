@@ -146,7 +146,7 @@ static void body(const mp_lane *lane, void *arg) {
     else if (j->stage == MP_DIFF_DECODER)
         done = mp_vae_forward(&l, model, &blocks[j->index], j->index, &j->state->picture_run);
     else
-        done = mp_diff_text_forward(&l, model, &j->state->run, &blocks[j->index], j->index);
+        done = mp_diff_text_forward(&l, &j->state->run, &blocks[j->index], j->index);
     if (lane->index == 0)
         j->done = done;
 }

@@ -4,18 +4,13 @@
 #include <string.h>
 
 #include "models/diffusion/diffusion.h"
+#include "models/nn/scratch.h"
 
-static const float EPS = 1e-6f; /* of every norm */
+static const float EPS = MP_DIFF_EPS;
 
 static size_t floats(int64_t rows, int64_t n) { return mp_arena_cost((size_t)(rows * n) * sizeof(float)); }
 
 static size_t most(size_t a, size_t b) { return a > b ? a : b; }
-
-static void *take(uint8_t **at, size_t bytes) {
-    void *piece = *at;
-    *at += bytes;
-    return piece;
-}
 
 static int64_t chunk(int64_t rows) { return rows < MP_DIFF_ROWS ? rows : MP_DIFF_ROWS; }
 
@@ -40,13 +35,13 @@ typedef struct room {
 
 static void lay_out(const mp_diffusion *model, int64_t all, uint8_t *at, room *r) {
     const int64_t H = model->hidden;
-    r->modulation = take(&at, floats(6, H));
-    r->modulation2 = take(&at, most(floats(9, H), floats(2, MP_DIFF_WAVES)));
-    r->normed = take(&at, floats(all, H));
-    r->normed2 = take(&at, floats(all, H));
-    r->qkv = take(&at, floats(all, 3 * H));
-    r->inner = take(&at, floats(chunk(all), 5 * H));
-    r->rows = take(&at, floats(2 * chunk(all), H));
+    r->modulation = mp_scratch_take(&at, floats(6, H));
+    r->modulation2 = mp_scratch_take(&at, most(floats(9, H), floats(2, MP_DIFF_WAVES)));
+    r->normed = mp_scratch_take(&at, floats(all, H));
+    r->normed2 = mp_scratch_take(&at, floats(all, H));
+    r->qkv = mp_scratch_take(&at, floats(all, 3 * H));
+    r->inner = mp_scratch_take(&at, floats(chunk(all), 5 * H));
+    r->rows = mp_scratch_take(&at, floats(2 * chunk(all), H));
     r->acts = at;
 }
 
@@ -83,7 +78,7 @@ size_t mp_dit_scratch(const mp_diffusion *model, const mp_diff_block *ends, cons
 }
 
 size_t mp_dit_own(const mp_diffusion *model, int64_t rows) {
-    return most(mp_diff_attention_scratch((int)rows, model->head_dim, false), floats(2, model->hidden));
+    return most(mp_arena_cost(mp_attn_full_scratch((int)rows, model->head_dim)), floats(2, model->hidden));
 }
 
 /* ---- positions and times ----------------------------------------------------------------------------------------- */
@@ -181,30 +176,28 @@ static bool modulate(mp_diff_lane *l, const mp_linear *linear, const mp_dit_pass
 }
 
 /* Norms and rotation of queries and keys, head by head, where they stand in qkv [rows, 3 hidden]. No barrier. */
-static void turn_heads(mp_diff_lane *l, const mp_diffusion *model, const float *q_norm, const float *k_norm,
+static void turn_heads(mp_diff_lane *l, const mp_diffusion *model, const mp_norm *q_norm, const mp_norm *k_norm,
                        const float *angles, int64_t rows, float *qkv) {
-    const mp_kernels *call = mp_kernels_get();
     const int32_t H = model->hidden, D = model->head_dim;
+    const mp_rope rope = {.dim = D};
     int64_t from, to;
     mp_lane_split(l->lane, rows, 1, &from, &to);
     for (int64_t row = from; row < to; row++)
         for (int part = 0; part < 2; part++)
-            for (int head = 0; head < model->heads; head++) {
-                float *x = qkv + row * 3 * H + part * H + head * D;
-                if (q_norm)
-                    call->rms_norm(x, part ? k_norm : q_norm, EPS, D, x);
-                if (angles)
-                    call->rope(x, angles + row * D, D, false);
-            }
+            mp_attention_place(part ? k_norm : q_norm, angles ? &rope : NULL, angles ? angles + row * D : NULL, 0,
+                               model->heads, D, qkv + row * 3 * H + part * H);
 }
 
 static bool attend(mp_diff_lane *l, const mp_diffusion *model, const float *qkv, int64_t rows, float *out) {
     const int32_t H = model->hidden;
-    const mp_diff_attention a = {
-        .q = qkv, .k = qkv + H, .v = qkv + 2 * H, .ld = 3 * (int64_t)H, .out = out, .ld_out = H, .T = (int)rows,
-        .heads = model->heads, .head_dim = model->head_dim, .compute = mp_float_class(model->compute),
-        .scale = 1 / sqrtf((float)model->head_dim)};
-    return mp_diff_meet(l) && mp_diff_attend(l, &a);
+    const mp_attention shape = {.heads = model->heads,
+                                .kv_heads = model->heads,
+                                .head_dim = model->head_dim,
+                                .compute = mp_float_class(model->compute),
+                                .scale = 1 / sqrtf((float)model->head_dim)};
+    const mp_attention_rows heads = {
+        .q = qkv, .k = qkv + H, .v = qkv + 2 * H, .ld = 3 * (int64_t)H, .out = out, .ld_out = H};
+    return mp_diff_meet(l) && mp_diff_attend(l, &shape, &heads, (int)rows);
 }
 
 /* h += gate * out(first, gelu(up(normed))) for M rows, which stand side by side when there are first ones. */
@@ -248,7 +241,7 @@ static bool lead_in(mp_diff_lane *l, const mp_diffusion *model, const mp_dit_sid
     if (!mp_diff_layer_norm(l, h, M, H, modulation + H, modulation, EPS, normed) ||
         !mp_diff_forward(l, &side->qkv, normed, H, M, NULL, r->acts, qkv, 3 * (int64_t)H))
         return false;
-    turn_heads(l, model, side->q_norm, side->k_norm, angles, M, qkv);
+    turn_heads(l, model, &side->q_norm, &side->k_norm, angles, M, qkv);
     return true;
 }
 
@@ -278,7 +271,7 @@ bool mp_dit_joint_forward(mp_diff_lane *l, const mp_diffusion *model, const mp_d
     if (block->dual) {
         if (!mp_diff_forward(l, &block->qkv2, r.normed2, H, P, NULL, r.acts, r.qkv, 3 * (int64_t)H))
             return false;
-        turn_heads(l, model, block->q_norm2, block->k_norm2, NULL, P, r.qkv);
+        turn_heads(l, model, &block->q_norm2, &block->k_norm2, NULL, P, r.qkv);
         if (!attend(l, model, r.qkv, P, r.normed2) ||
             !mp_diff_add_gated(l, &block->out2, r.normed2, H, P, of_picture + 8 * (int64_t)H, r.acts, r.rows,
                                picture) ||
@@ -302,7 +295,7 @@ bool mp_dit_single_forward(mp_diff_lane *l, const mp_diffusion *model, const mp_
         !mp_diff_layer_norm(l, pass->h, T, (int)H, r.modulation + H, r.modulation, EPS, r.normed) ||
         !mp_diff_forward(l, &block->qkv, r.normed, H, T, NULL, r.acts, r.qkv, 3 * H))
         return false;
-    turn_heads(l, model, block->q_norm, block->k_norm, pass->angles, T, r.qkv);
+    turn_heads(l, model, &block->q_norm, &block->k_norm, pass->angles, T, r.qkv);
     return attend(l, model, r.qkv, T, r.normed2) && add_mlp(l, &block->up, &block->out, r.normed2, r.normed, (int32_t)H,
                                                             T, r.modulation + 2 * H, &r, pass->h);
 }

@@ -22,14 +22,15 @@ static mp_status add_all(const mp_diffusion *model, mp_builder *builder, const c
 }
 
 static mp_status add_norms(const mp_diffusion *model, mp_builder *builder, const char *prefix, const char *q,
-                           const char *k, float **q_norm, float **k_norm, mp_error *error) {
+                           const char *k, mp_norm *q_norm, mp_norm *k_norm, mp_error *error) {
+    const mp_norm like = {.n = model->head_dim, .eps = MP_DIFF_EPS, .root = true};
     char name[MP_BUILDER_NAME];
     if (!model->qk_norm)
         return MP_OK;
-    snprintf(name, sizeof name, "%sattn%s.weight", prefix, q);
-    MP_TRY(mp_diff_vector(builder, q_norm, name, model->head_dim, error));
-    snprintf(name, sizeof name, "%sattn%s.weight", prefix, k);
-    return mp_diff_vector(builder, k_norm, name, model->head_dim, error);
+    snprintf(name, sizeof name, "%sattn%s", prefix, q);
+    MP_TRY(mp_norm_read(q_norm, builder, name, like, MP_NORM_NO_BIAS, 0, error));
+    snprintf(name, sizeof name, "%sattn%s", prefix, k);
+    return mp_norm_read(k_norm, builder, name, like, MP_NORM_NO_BIAS, 0, error);
 }
 
 static mp_status build_joint(const mp_diffusion *model, int index, mp_builder *builder, mp_dit_joint *block,

@@ -83,7 +83,7 @@ size_t mp_vae_own(const mp_diffusion *model, const mp_diff_block *block, int ind
     const mp_vae_op *op = &model->ops[index];
     const mp_vae_block *b = &block->as.vae;
     if (op->kind == MP_VAE_ATTENTION)
-        return mp_diff_attention_scratch((int)pixels, op->in, false);
+        return mp_attn_full_scratch((int)pixels, op->in);
     size_t bytes = mp_conv_scratch(&b->conv[0]);
     if (op->kind == MP_VAE_RESIDUAL)
         bytes = most(bytes, mp_conv_scratch(&b->conv[1]));
@@ -149,12 +149,12 @@ static bool attention(mp_diff_lane *l, const mp_vae_op *op, const mp_vae_block *
                       float *x, float *a, float *b) {
     const int64_t rows = (int64_t)picture->high * picture->wide, n = op->in;
     const mp_epilogue sum = {.residual = x, .ld_residual = n};
-    const mp_diff_attention heads = {
-        .q = b, .k = b + n, .v = b + 2 * n, .ld = 3 * n, .out = a, .ld_out = n, .T = (int)rows, .heads = 1,
-        .head_dim = (int)n, .scale = 1 / sqrtf((float)n)};
+    const mp_attention head = {.heads = 1, .kv_heads = 1, .head_dim = op->in, .scale = 1 / sqrtf((float)n)};
+    const mp_attention_rows qkv = {.q = b, .k = b + n, .v = b + 2 * n, .ld = 3 * n, .out = a, .ld_out = n};
     void *acts = l->run->shared + floats(mp_group_norm_blocks(rows), widest(op)) + 2 * floats(1, widest(op));
     return normalise(l, &block->norm[0], x, rows, MP_ACT_NONE, a) &&
-           mp_diff_forward(l, &block->qkv, a, n, rows, NULL, acts, b, 3 * n) && mp_diff_attend(l, &heads) &&
+           mp_diff_forward(l, &block->qkv, a, n, rows, NULL, acts, b, 3 * n) &&
+           mp_diff_attend(l, &head, &qkv, (int)rows) &&
            mp_diff_forward(l, &block->out, a, n, rows, &sum, acts, x, n);
 }
 

@@ -4,26 +4,18 @@
 #define MP_MODELS_ENCODER_ENCODER_H
 
 #include "models/arch.h"
-#include "models/nn/experts.h"
 #include "models/encoder/latent_attention.h"
-#include "models/nn/linear.h"
+#include "models/nn/embedding.h"
+#include "models/nn/experts.h"
 #include "models/nn/pooling.h"
-#include "models/nn/rope.h"
-
-typedef struct mp_norm { /* [n] each; weight NULL: there is none. bias may be NULL */
-    float *weight, *bias;
-} mp_norm;
+#include "models/nn/transformer.h"
 
 typedef struct mp_encoder_layer {
-    mp_linear qkv, out, down;
-    mp_linear up;                       /* with a gate its outputs stand first: [2 ffn] */
-    mp_experts *experts;                /* NULL, or instead of up and down */
-    float *experts_bias;                /* [hidden] of their sum, or NULL */
-    mp_norm attention_norm, ffn_norm;   /* [hidden] before each half of the layer; MP_ARCH_POST_NORM: after its sum */
-    mp_norm attention_after, ffn_after; /* [hidden] of what a half adds to the residual sum */
-    mp_norm input_norm;                 /* [hidden] of the first half and the layer's input: MP_ARCH_INPUT_TWICE */
-    mp_norm q_norm, k_norm;             /* [head_dim]; MP_ARCH_QUERY_NORMS: [q_width], [kv_width] */
-    int32_t window;                     /* as of mp_attn_full */
+    mp_transformer_layer base; /* MP_ARCH_POST_NORM: the norms stand after the sums. q_norm, k_norm: [head_dim], or
+                                * of all heads together with MP_ARCH_QUERY_NORMS */
+    mp_experts *experts;       /* NULL, or instead of base.mlp */
+    float *experts_bias;       /* [hidden] of their sum, or NULL */
+    mp_norm input_norm;        /* [hidden] of the first half and the layer's input: MP_ARCH_INPUT_TWICE */
 } mp_encoder_layer;
 
 typedef struct mp_encoder {
@@ -34,22 +26,19 @@ typedef struct mp_encoder {
     uint8_t *slab;
     uint32_t flags; /* MP_ARCH_* */
     mp_compute compute;
-    int32_t hidden, heads, kv_heads, head_dim, ffn, layer_count, vocab, context;
+    int32_t hidden, ffn, layer_count, vocab, context;
+    mp_attention attention;
     int32_t q_width, kv_width, qkv_width; /* of all heads' queries; keys; both and values */
-    int32_t up_width;                     /* ffn, or twice that with a gate */
     int32_t experts, experts_used;        /* 0: there are none */
-    int32_t experts_every;                /* layers 1, 1 + so many, ... have them */
+    int32_t experts_every;                /* layers 1, 1 + experts_every, ... have them */
     mp_routing routing;
-    float eps, scale, embedding_scale;    /* of scores; of embeddings */
-    bool causal;
+    float eps;
     mp_act act;
-    mp_tensor tokens, positions; /* [vocab, hidden], [context, hidden], as stored: rows are converted on use */
-    float *token_type;           /* [token_types, hidden], or NULL */
-    int32_t token_types;         /* 1, or 2: the second text of a pair has row 1 */
-    mp_norm norm;                /* [hidden] of the embeddings */
-    mp_norm output_norm;         /* [hidden] of the last layer's sum */
-    mp_rope rope[2];             /* of layers that see everything, and of those with a window */
-    float *position_bias;        /* [heads, 2 context - 1] what scores get by key's position less row's, or NULL */
+    mp_embedding embedding;
+    int32_t token_types;  /* 1, or 2: the second text of a pair has row 1 */
+    float *position_bias; /* what attention.bias points to; owned */
+    mp_norm output_norm;  /* [hidden] of the last layer's sum */
+    mp_rope rope[2];      /* of layers that see everything, and of those with a window */
     mp_encoder_layer *layers;
     mp_latent_attention latent; /* MP_ARCH_LATENTS: else all zeros */
     mp_head head;

@@ -4,16 +4,13 @@
 #include <string.h>
 
 #include "models/encoder/dedup.h"
+#include "models/groups.h"
 
 enum {
     GROUP_TOKENS = 256, /* rows that one lane takes through the layers at once: enough to amortise the weights, small
                            enough that a group's activations stay in the second-level cache */
     STEP_TOKENS = 16384 /* most rows in a step, whatever the budget */
 };
-
-typedef struct group { /* texts that are computed together */
-    int first, count, rows;
-} group;
 
 typedef struct copy { /* a text whose vector another one of the step yields */
     int text, owner;  /* index of that one; of its own item in the plan */
@@ -27,8 +24,7 @@ typedef struct encoder_engine {
     mp_arena arena;
     uint64_t charged;
     mp_encoder_text *texts; /* [text_capacity] to be computed */
-    int *owner;             /* [text_capacity] index of the item in the plan */
-    group *groups;          /* [text_capacity] */
+    mp_groups groups;       /* of the texts */
     copy *copies;           /* [text_capacity] */
     int text_capacity, copy_count;
     mp_encoder_dedup dedup;
@@ -135,36 +131,14 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
 
 typedef struct step_run {
     encoder_engine *engine;
-    mp_lease *lease;
-    int group_count;
-    bool together;          /* all lanes share one group instead of taking one each */
-    uint8_t *group_scratch; /* [together ? 1 : lanes] pieces */
-    size_t group_bytes, lane_bytes;
-    uint8_t *lane_scratch; /* [lanes] pieces */
-    _Atomic int next;
+    mp_group_step step;
 } step_run;
 
-static void step_body(const mp_lane *lane, void *arg) {
-    step_run *run = arg;
-    const mp_encoder *model = run->engine->model;
-    void *lane_scratch = run->lane_scratch + (size_t)lane->index * run->lane_bytes;
-    if (run->together) {
-        for (int g = 0; g < run->group_count; g++) {
-            const group *part = &run->engine->groups[g];
-            mp_encoder_forward(model, lane, run->engine->texts + part->first, part->count, part->rows,
-                               run->group_scratch, lane_scratch);
-        }
-        return;
-    }
-    mp_lane single = mp_lane_single();
-    for (;;) {
-        int g = atomic_fetch_add_explicit(&run->next, 1, memory_order_relaxed);
-        if (g >= run->group_count || mp_lease_poll(run->lease))
-            return;
-        const group *part = &run->engine->groups[g];
-        mp_encoder_forward(model, &single, run->engine->texts + part->first, part->count, part->rows,
-                           run->group_scratch + (size_t)lane->index * run->group_bytes, lane_scratch);
-    }
+static void run_group(void *arg, const mp_lane *lane, const mp_group *group, int piece, void *lane_scratch) {
+    const step_run *run = arg;
+    const encoder_engine *engine = run->engine;
+    mp_encoder_forward(engine->model, lane, engine->texts + group->first, group->count, group->rows,
+                       mp_group_scratch(&run->step, piece), lane_scratch);
 }
 
 static mp_status make_lists(encoder_engine *engine, int texts, mp_error *error) {
@@ -172,21 +146,14 @@ static mp_status make_lists(encoder_engine *engine, int texts, mp_error *error) 
         mp_encoder_text *grown = mp_realloc(engine->texts, (size_t)texts * sizeof *grown, MP_TAG_SCRATCH);
         if (grown)
             engine->texts = grown;
-        int *owner = mp_realloc(engine->owner, (size_t)texts * sizeof *owner, MP_TAG_SCRATCH);
-        if (owner)
-            engine->owner = owner;
-        group *groups = mp_realloc(engine->groups, (size_t)texts * sizeof *groups, MP_TAG_SCRATCH);
-        if (groups)
-            engine->groups = groups;
         copy *copies = mp_realloc(engine->copies, (size_t)texts * sizeof *copies, MP_TAG_SCRATCH);
         if (copies)
             engine->copies = copies;
-        if (!grown || !owner || !groups || !copies)
-            return mp_fail_memory(error,
-                                  (uint64_t)texts * (sizeof *grown + sizeof *owner + sizeof *groups + sizeof *copies),
-                                  "the list of texts");
+        if (!grown || !copies)
+            return mp_fail_memory(error, (uint64_t)texts * (sizeof *grown + sizeof *copies), "the list of texts");
         engine->text_capacity = texts;
     }
+    MP_TRY(mp_groups_reserve(&engine->groups, texts, error));
     return mp_dedup_begin(&engine->dedup, texts, error);
 }
 
@@ -224,7 +191,8 @@ static mp_status collect(encoder_engine *engine, const mp_plan *plan, uint64_t n
             uint32_t t = item->cursor + k;
             int64_t at = tokens ? call->offsets[t] : (int64_t)t;
             int32_t n = (int32_t)text_tokens(item, t);
-            engine->owner[*count] = i;
+            engine->groups.owner[*count] = i;
+            engine->groups.rows[*count] = n;
             engine->texts[*count] = (mp_encoder_text){
                 .ids = call->ids + call->offsets[t],
                 .n = n,
@@ -245,23 +213,6 @@ static mp_status collect(encoder_engine *engine, const mp_plan *plan, uint64_t n
     return MP_OK;
 }
 
-static int make_groups(encoder_engine *engine, int texts, int64_t limit, int *most_rows) {
-    int count = 0;
-    *most_rows = 0;
-    for (int t = 0; t < texts;) {
-        group *part = &engine->groups[count++];
-        *part = (group){.first = t};
-        while (t < texts && (part->count == 0 || part->rows + engine->texts[t].n <= limit)) {
-            engine->texts[t].row = part->rows;
-            part->rows += engine->texts[t].n;
-            part->count++;
-            t++;
-        }
-        *most_rows = part->rows > *most_rows ? part->rows : *most_rows;
-    }
-    return count;
-}
-
 /* Copy what was computed to the texts that wait for it, and remember it unless it does not count. */
 static void share_results(encoder_engine *engine, int texts, uint64_t now_ns, bool whole) {
     for (int c = 0; c < engine->copy_count; c++) {
@@ -274,9 +225,10 @@ static void share_results(encoder_engine *engine, int texts, uint64_t now_ns, bo
 
 /* What the step's texts mean for their calls. */
 static void conclude(encoder_engine *engine, const mp_plan *plan, int texts, mp_outcome *outcomes) {
+    const int32_t *owner = engine->groups.owner;
     for (int t = 0; t < texts; t++)
         if (!engine->texts[t].finite)
-            mp_engine_fail_numeric(plan->items[engine->owner[t]], &outcomes[engine->owner[t]]);
+            mp_engine_fail_numeric(plan->items[owner[t]], &outcomes[owner[t]]);
     for (int c = 0; c < engine->copy_count; c++) {
         const copy *made = &engine->copies[c];
         if (!engine->texts[made->text].finite)
@@ -293,31 +245,29 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
     encoder_engine *engine = (encoder_engine *)base;
     mp_error error;
     mp_error_clear(&error);
-    int texts = 0, longest = 1, most_rows;
+    int texts = 0, longest = 1;
     int64_t rows = 0;
     uint64_t start = mp_sys_now_ns();
     if (collect(engine, plan, start, &texts, &rows, &longest, &error) != MP_OK) {
         mp_engine_fail_all(plan, &error, outcomes);
         return;
     }
-    /* groups of equal size, at least one a lane when there are texts enough; a single text is shared by all lanes */
-    int64_t limit = (rows + lease->lanes - 1) / lease->lanes;
-    limit = limit < GROUP_TOKENS ? limit : GROUP_TOKENS;
-    step_run run = {.engine = engine, .lease = lease, .together = texts == 1 && lease->lanes > 1};
-    run.group_count = make_groups(engine, texts, limit, &most_rows);
-    run.group_bytes = mp_encoder_group_scratch(engine->model, most_rows);
-    run.lane_bytes = mp_encoder_lane_scratch(engine->model, longest);
-    size_t shared = run.group_bytes * (size_t)(run.together ? 1 : lease->lanes);
-    size_t lanes = run.lane_bytes * (size_t)lease->lanes;
-    mp_arena_reset(&engine->arena);
-    if (mp_engine_reserve(&engine->arena, shared + lanes, engine->budget, &engine->charged, &error) != MP_OK) {
+    mp_groups_make(&engine->groups, texts, rows, lease->lanes, GROUP_TOKENS);
+    for (int t = 0; t < texts; t++)
+        engine->texts[t].row = engine->groups.row0[t];
+    step_run run = {.engine = engine,
+                    .step = {.groups = &engine->groups,
+                             .lease = lease,
+                             .together = texts == 1 && lease->lanes > 1, /* a single text is shared by all lanes */
+                             .group_bytes = mp_encoder_group_scratch(engine->model, engine->groups.most_rows),
+                             .lane_bytes = mp_encoder_lane_scratch(engine->model, longest),
+                             .run = run_group}};
+    run.step.arg = &run;
+    if (mp_group_step_reserve(&run.step, &engine->arena, engine->budget, &engine->charged, &error) != MP_OK) {
         mp_engine_fail_all(plan, &error, outcomes);
         return;
     }
-    run.group_scratch = mp_arena_take(&engine->arena, shared);
-    run.lane_scratch = mp_arena_take(&engine->arena, lanes);
-    if (texts > 0)
-        mp_lease_run(lease, step_body, &run);
+    mp_group_step_run(&run.step);
 
     bool stopped = mp_lease_poll(lease);
     bool whole = mp_weights_whole(engine->model->weights, &error) == MP_OK;
@@ -358,8 +308,7 @@ static void engine_destroy(mp_engine *base) {
     mp_dedup_deinit(&engine->dedup);
     mp_free(engine->copies);
     mp_free(engine->texts);
-    mp_free(engine->owner);
-    mp_free(engine->groups);
+    mp_groups_deinit(&engine->groups);
     mp_free(engine);
 }
 

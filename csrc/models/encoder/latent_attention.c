@@ -121,7 +121,7 @@ static mp_status read_sizes(mp_latent_attention *latent, const mp_spec *spec, in
     MP_TRY(mp_spec_float(spec, "mpool.latent_epsilon", 1e-30, 1, NULL, &eps, error));
     latent->heads = (int32_t)heads;
     latent->count = (int32_t)count;
-    latent->ffn = (int32_t)ffn;
+    latent->mlp = (mp_mlp){.ffn = (int32_t)ffn, .gated = true, .act = MP_ACT_GELU};
     latent->eps = (float)eps;
     *size = (int32_t)head;
     return MP_OK;
@@ -152,16 +152,15 @@ mp_status mp_latent_attention_init(mp_latent_attention *latent, mp_builder *buil
     const mp_tensor values = {MP_F32, 2, {D, all}, (const uint8_t *)latent->products[1], bytes};
     MP_TRY(mp_builder_linear_of(builder, &latent->scores, &scores, error));
     MP_TRY(mp_builder_linear_of(builder, &latent->values, &values, error));
-    MP_TRY(mp_builder_linear(builder, &latent->up, "latent.ffn_gate.weight", "latent.ffn_gate.bias", latent->ffn,
-                             hidden, error));
-    MP_TRY(mp_builder_linear(builder, &latent->up, "latent.ffn_up.weight", "latent.ffn_up.bias", latent->ffn, hidden,
+    const mp_norm like = {.n = hidden, .eps = latent->eps};
+    mp_mlp *mlp = &latent->mlp;
+    MP_TRY(mp_builder_linear(builder, &mlp->up, "latent.ffn_gate.weight", "latent.ffn_gate.bias", mlp->ffn, hidden,
                              error));
-    MP_TRY(mp_builder_linear(builder, &latent->down, "latent.ffn_down.weight", "latent.ffn_down.bias", hidden,
-                             latent->ffn, error));
-    MP_TRY(mp_builder_vector(builder, &latent->norm[0], "latent.norm.weight", D, error));
-    MP_TRY(mp_builder_vector(builder, &latent->norm[1], "latent.norm.bias", D, error));
-    MP_TRY(mp_builder_vector(builder, &latent->ffn_norm[0], "latent.ffn_norm.weight", D, error));
-    return mp_builder_vector(builder, &latent->ffn_norm[1], "latent.ffn_norm.bias", D, error);
+    MP_TRY(mp_builder_linear(builder, &mlp->up, "latent.ffn_up.weight", "latent.ffn_up.bias", mlp->ffn, hidden, error));
+    MP_TRY(mp_builder_linear(builder, &mlp->down, "latent.ffn_down.weight", "latent.ffn_down.bias", hidden, mlp->ffn,
+                             error));
+    MP_TRY(mp_norm_read(&latent->norm, builder, "latent.norm", like, MP_NORM_BIAS, 0, error));
+    return mp_norm_read(&latent->ffn_norm, builder, "latent.ffn_norm", like, MP_NORM_BIAS, 0, error);
 }
 
 void mp_latent_attention_packed(mp_latent_attention *latent, mp_budget *budget) {

@@ -9,14 +9,14 @@
 #ifndef MP_MODELS_ENCODER_LATENT_ATTENTION_H
 #define MP_MODELS_ENCODER_LATENT_ATTENTION_H
 
-#include "models/nn/linear.h"
+#include "models/nn/mlp.h"
 
 typedef struct mp_latent_attention {
-    int32_t hidden, heads, count, ffn; /* count: latents */
+    int32_t hidden, heads, count;      /* count: latents */
     mp_linear scores;                  /* [heads * count, hidden], scaled */
     mp_linear values;                  /* [hidden, heads * count] */
-    mp_linear up, down;                /* [2 ffn, hidden] the gate first; [hidden, ffn] */
-    float *norm[2], *ffn_norm[2];      /* [hidden] weight and bias of layer norms */
+    mp_mlp mlp;                        /* gated */
+    mp_norm norm, ffn_norm;            /* [hidden] layer norms */
     float eps;
     float *products[2]; /* what is to be packed, between init and packed */
 } mp_latent_attention;

@@ -2,7 +2,6 @@
 #include <math.h>
 #include <stdatomic.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "models/encoder/encoder.h"
@@ -15,7 +14,7 @@ static void encoder_destroy(mp_model *base) {
     if (!model)
         return;
     mp_free(model->slab);
-    mp_free(model->token_type);
+    mp_free(model->embedding.types);
     mp_free(model->position_bias);
     mp_rope_deinit(&model->rope[0]);
     mp_rope_deinit(&model->rope[1]);
@@ -59,14 +58,14 @@ static mp_status read_heads(mp_encoder *model, const mp_spec *spec, mp_error *er
                             (long long)kv_heads, (long long)heads);
     scale_default = 1 / sqrt((double)key);
     MP_TRY(mp_spec_float(spec, "mpool.attention_scale", 1e-6, 1e6, &scale_default, &scale, error));
-    MP_TRY(mp_spec_bool(spec, "{arch}.attention.causal", &causal, &model->causal, error));
-    model->heads = (int32_t)heads;
-    model->kv_heads = (int32_t)kv_heads;
-    model->head_dim = (int32_t)key;
+    MP_TRY(mp_spec_bool(spec, "{arch}.attention.causal", &causal, &model->attention.causal, error));
+    model->attention.heads = (int32_t)heads;
+    model->attention.kv_heads = (int32_t)kv_heads;
+    model->attention.head_dim = (int32_t)key;
+    model->attention.scale = (float)scale;
     model->q_width = (int32_t)(heads * key);
     model->kv_width = (int32_t)(kv_heads * key);
     model->qkv_width = model->q_width + 2 * model->kv_width;
-    model->scale = (float)scale;
     return MP_OK;
 }
 
@@ -98,10 +97,10 @@ static mp_status read_hyper(mp_encoder *model, const mp_spec *spec, mp_error *er
     model->layer_count = (int32_t)layers;
     model->hidden = (int32_t)hidden;
     model->ffn = (int32_t)ffn;
-    model->up_width = (int32_t)(model->flags & MP_ARCH_GATED ? 2 * ffn : ffn);
     model->context = (int32_t)context;
     model->eps = (float)eps;
-    model->embedding_scale = (float)embedding_scale;
+    model->embedding.n = (int32_t)hidden;
+    model->embedding.scale = (float)embedding_scale;
     MP_TRY(mp_model_activation(spec, "mpool.activation", &model->act, error));
     MP_TRY(read_experts(model, spec, error));
     return read_heads(model, spec, error);
@@ -112,7 +111,7 @@ static mp_status read_ropes(mp_encoder *model, const mp_spec *spec, mp_error *er
     if (!(model->flags & MP_ARCH_ROPE))
         return MP_OK;
     double local;
-    MP_TRY(mp_rope_init(&model->rope[0], spec, model->head_dim, true, error));
+    MP_TRY(mp_rope_init(&model->rope[0], spec, model->attention.head_dim, true, error));
     if (!mp_spec_find(spec, "mpool.rope_local_base"))
         return MP_OK;
     MP_TRY(mp_spec_float(spec, "mpool.rope_local_base", 1, 1e12, NULL, &local, error));
@@ -126,37 +125,37 @@ static mp_status read_windows(mp_encoder *model, const mp_spec *spec, mp_error *
     mp_status status =
         mp_spec_ints(spec, "mpool.layer_windows", model->layer_count, 0, MAX_CONTEXT, &none, windows, error);
     for (int i = 0; i < model->layer_count && status == MP_OK; i++)
-        model->layers[i].window = (int32_t)windows[i];
+        model->layers[i].base.window = (int32_t)windows[i];
     mp_free(windows);
     return status;
 }
 
-/* A norm whose tensors are there: both, or the weight alone. */
-static mp_status read_norm(mp_builder *builder, mp_norm *norm, const char *name, int32_t n, bool needed,
-                           mp_error *error) {
-    char full[64];
-    snprintf(full, sizeof full, "%s.weight", name);
-    if (!needed && !mp_weights_has(builder->weights, full))
-        return MP_OK;
+/* A norm of n values, which may be missing unless it is needed. */
+static mp_status read_norm(const mp_encoder *model, mp_builder *builder, mp_norm *norm, const char *name, int32_t n,
+                           bool needed, mp_error *error) {
+    const mp_norm like = {.n = n, .eps = model->eps, .root = model->flags & MP_ARCH_RMS_NORM};
+    char weight[64];
     double offset = 0; /* Gemma's folders hold what is added to 1 */
+    snprintf(weight, sizeof weight, "%s.weight", name);
+    if (!needed && !mp_weights_has(builder->weights, weight))
+        return MP_OK;
     MP_TRY(mp_spec_float(mp_weights_spec(builder->weights), "mpool.norm_offset", -1e3, 1e3, &offset, &offset, error));
-    MP_TRY(mp_builder_vector_plus(builder, &norm->weight, full, n, (float)offset, error));
-    snprintf(full, sizeof full, "%s.bias", name);
-    return mp_weights_has(builder->weights, full) ? mp_builder_vector(builder, &norm->bias, full, n, error) : MP_OK;
+    return mp_norm_read(norm, builder, name, like, MP_NORM_BIAS_IF_THERE, (float)offset, error);
 }
 
 static mp_status read_embeddings(mp_encoder *model, mp_builder *builder, mp_error *error) {
     const mp_weights *weights = model->weights;
+    mp_embedding *embedding = &model->embedding;
     int64_t any[2] = {-1, model->hidden}, positions[2] = {model->context, model->hidden};
-    MP_TRY(mp_weights_get(weights, "token_embd.weight", 2, any, &model->tokens, error));
-    if (model->tokens.shape[0] > MAX_VOCAB)
+    MP_TRY(mp_weights_get(weights, "token_embd.weight", 2, any, &embedding->tokens, error));
+    if (embedding->tokens.shape[0] > MAX_VOCAB)
         return mp_fail_file(error, MP_LIMIT, mp_spec_origin(mp_weights_spec(weights)), -1, "token_embd.weight",
-                            "at most 16,777,216 rows", "%lld", (long long)model->tokens.shape[0]);
-    model->vocab = (int32_t)model->tokens.shape[0];
-    builder->parameters += mp_tensor_items(&model->tokens);
+                            "at most 16,777,216 rows", "%lld", (long long)embedding->tokens.shape[0]);
+    model->vocab = (int32_t)embedding->tokens.shape[0];
+    builder->parameters += mp_tensor_items(&embedding->tokens);
     if (model->flags & MP_ARCH_LEARNED_POSITIONS) {
-        MP_TRY(mp_weights_get(weights, "position_embd.weight", 2, positions, &model->positions, error));
-        builder->parameters += mp_tensor_items(&model->positions);
+        MP_TRY(mp_weights_get(weights, "position_embd.weight", 2, positions, &embedding->positions, error));
+        builder->parameters += mp_tensor_items(&embedding->positions);
     }
     /* GGUF files may leave the table out when it was folded into the others */
     if (model->flags & MP_ARCH_TOKEN_TYPES && mp_weights_has(weights, "token_types.weight")) {
@@ -164,21 +163,24 @@ static mp_status read_embeddings(mp_encoder *model, mp_builder *builder, mp_erro
         MP_TRY(mp_weights_get(weights, "token_types.weight", 2, any, &types, error));
         model->token_types = types.shape[0] > 1 ? 2 : 1;
         size_t bytes = (size_t)model->token_types * (size_t)model->hidden * sizeof(float);
-        model->token_type = mp_alloc(bytes, MP_TAG_WEIGHTS);
-        if (!model->token_type)
+        embedding->types = mp_alloc(bytes, MP_TAG_WEIGHTS);
+        if (!embedding->types)
             return mp_fail_memory(error, bytes, "the token types");
         for (int32_t t = 0; t < model->token_types; t++)
             mp_dequantize_row(types.dtype, mp_tensor_row(&types, t), model->hidden,
-                              model->token_type + (int64_t)t * model->hidden);
+                              embedding->types + (int64_t)t * model->hidden);
         builder->parameters += mp_tensor_items(&types);
     }
     const bool post_norm = model->flags & MP_ARCH_POST_NORM;
-    MP_TRY(read_norm(builder, &model->norm, "token_embd_norm", model->hidden, post_norm, error));
-    return post_norm ? MP_OK : read_norm(builder, &model->output_norm, "output_norm", model->hidden, true, error);
+    MP_TRY(read_norm(model, builder, &embedding->norm, "token_embd_norm", model->hidden, post_norm, error));
+    return post_norm ? MP_OK
+                     : read_norm(model, builder, &model->output_norm, "output_norm", model->hidden, true, error);
 }
 
-static mp_status read_linears(mp_encoder *model, mp_builder *builder, mp_encoder_layer *layer, int index,
+static mp_status read_linears(mp_encoder *model, mp_builder *builder, mp_encoder_layer *whole, int index,
                               mp_error *error) {
+    mp_transformer_layer *layer = &whole->base;
+    mp_mlp *mlp = &layer->mlp;
     const int32_t hidden = model->hidden, ffn = model->ffn, q = model->q_width, kv = model->kv_width;
     const bool gated = model->flags & MP_ARCH_GATED;
     const struct {
@@ -189,10 +191,13 @@ static mp_status read_linears(mp_encoder *model, mp_builder *builder, mp_encoder
                    {"attn_k", &layer->qkv, kv, hidden},
                    {"attn_v", &layer->qkv, kv, hidden},
                    {"attn_output", &layer->out, hidden, q},
-                   {"ffn_gate", &layer->up, gated && !layer->experts ? ffn : 0, hidden},
-                   {"ffn_up", &layer->up, layer->experts ? 0 : ffn, hidden},
-                   {"ffn_down", &layer->down, layer->experts ? 0 : hidden, ffn}};
+                   {"ffn_gate", &mlp->up, gated && !whole->experts ? ffn : 0, hidden},
+                   {"ffn_up", &mlp->up, whole->experts ? 0 : ffn, hidden},
+                   {"ffn_down", &mlp->down, whole->experts ? 0 : hidden, ffn}};
     char name[64], bias[64];
+    mlp->ffn = ffn;
+    mlp->gated = gated;
+    mlp->act = model->act;
     for (size_t i = 0; i < sizeof linears / sizeof *linears; i++) {
         if (linears[i].N == 0)
             continue;
@@ -231,7 +236,8 @@ static mp_status read_layer_experts(mp_encoder *model, mp_builder *builder, mp_e
 }
 
 static mp_status read_layer(mp_encoder *model, mp_builder *builder, int index, mp_error *error) {
-    mp_encoder_layer *layer = &model->layers[index];
+    mp_encoder_layer *whole = &model->layers[index];
+    mp_transformer_layer *layer = &whole->base;
     const uint32_t flags = model->flags;
     const bool post_norm = flags & MP_ARCH_POST_NORM;
     const bool heads = flags & MP_ARCH_HEAD_NORMS, queries = flags & MP_ARCH_QUERY_NORMS;
@@ -244,57 +250,36 @@ static mp_status read_layer(mp_encoder *model, mp_builder *builder, int index, m
     } norms[] = {{post_norm ? "attn_output_norm" : "attn_norm", &layer->attention_norm, model->hidden, true,
                   post_norm || index > 0},
                  {post_norm ? "layer_output_norm" : "ffn_norm", &layer->ffn_norm, model->hidden, true, true},
-                 {"attn_q_norm", &layer->q_norm, model->head_dim, heads, true},
-                 {"attn_k_norm", &layer->k_norm, model->head_dim, heads, true},
+                 {"attn_q_norm", &layer->q_norm, model->attention.head_dim, heads, true},
+                 {"attn_k_norm", &layer->k_norm, model->attention.head_dim, heads, true},
                  {"attn_q_norm", &layer->q_norm, model->q_width, queries, true},
                  {"attn_k_norm", &layer->k_norm, model->kv_width, queries, true},
-                 {"attn_norm_2", &layer->input_norm, model->hidden, flags & MP_ARCH_INPUT_TWICE, true},
+                 {"attn_norm_2", &whole->input_norm, model->hidden, flags & MP_ARCH_INPUT_TWICE, true},
                  {"post_attention_norm", &layer->attention_after, model->hidden, outputs, true},
                  {"post_ffw_norm", &layer->ffn_after, model->hidden, outputs, true}};
-    MP_TRY(read_layer_experts(model, builder, layer, index, error));
-    MP_TRY(read_linears(model, builder, layer, index, error));
+    MP_TRY(read_layer_experts(model, builder, whole, index, error));
+    MP_TRY(read_linears(model, builder, whole, index, error));
     for (size_t i = 0; i < sizeof norms / sizeof *norms; i++) {
         char name[64];
         snprintf(name, sizeof name, "blk.%d.%s", index, norms[i].name);
         if (norms[i].wanted)
-            MP_TRY(read_norm(builder, norms[i].norm, name, norms[i].n, norms[i].needed, error));
+            MP_TRY(read_norm(model, builder, norms[i].norm, name, norms[i].n, norms[i].needed, error));
     }
     return MP_OK;
 }
 
-/* Which of `buckets` a key stands in that is `distance` behind its row: half of them for those behind, half for those
- * ahead; the near ones have one each, the others share by the logarithm (T5: Raffel et al., arXiv:1910.10683). In fp32,
- * as the models were trained. */
-static int bucket_of(int distance, int buckets, int farthest) {
-    const int half = buckets / 2, exact = half / 2, n = abs(distance), first = distance < 0 ? half : 0;
-    if (n < exact)
-        return first + n;
-    const float by = logf((float)n / (float)exact) / (float)log((double)farthest / exact) * (float)(half - exact);
-    const int bucket = exact + (int)by;
-    return first + (bucket < half ? bucket : half - 1);
-}
-
-/* Slope of a head: powers of 2^(-8 / n) for the largest power of two n; the heads beyond it take every other one of the
- * next (ALiBi: Press et al., arXiv:2108.12409). */
-static double slope_of(int head, int heads) {
-    int n = 1;
-    while (2 * n <= heads)
-        n *= 2;
-    return head < n ? pow(2, -8.0 / n * (head + 1)) : pow(2, -4.0 / n * (2 * (head - n) + 1));
-}
-
+/* The table of what scores get by distance, for families that have one. */
 static mp_status make_position_bias(mp_encoder *model, mp_budget *budget, mp_error *error) {
     enum { FARTHEST = 128 };
+    mp_attention *shape = &model->attention;
     if (!(model->flags & (MP_ARCH_RELATIVE_BIAS | MP_ARCH_ALIBI)))
         return MP_OK;
-    const int64_t length = 2 * (int64_t)model->context - 1;
-    const uint64_t bytes = (uint64_t)(model->heads * length) * sizeof(float);
-    int64_t shape[2] = {-1, model->heads};
+    const uint64_t bytes = (uint64_t)shape->heads * (2 * (uint64_t)model->context - 1) * sizeof(float);
+    const int64_t any[2] = {-1, shape->heads};
     mp_tensor table = {0};
-    float row[MAX_HEADS];
     if (model->flags & MP_ARCH_RELATIVE_BIAS)
-        MP_TRY(mp_weights_get(model->weights, "attn_rel_b.weight", 2, shape, &table, error));
-    if (model->heads > MAX_HEADS || (table.data && (table.shape[0] < 4 || table.shape[0] > 4096)))
+        MP_TRY(mp_weights_get(model->weights, "attn_rel_b.weight", 2, any, &table, error));
+    if (shape->heads > MAX_HEADS || (table.data && (table.shape[0] < 4 || table.shape[0] > 4096)))
         return mp_fail_file(error, MP_LIMIT, mp_spec_origin(mp_weights_spec(model->weights)), -1, "attn_rel_b.weight",
                             "4 to 4,096 buckets and at most 1,024 heads", "%lld", (long long)table.shape[0]);
     if (!mp_budget_take(budget, bytes))
@@ -302,15 +287,11 @@ static mp_status make_position_bias(mp_encoder *model, mp_budget *budget, mp_err
     model->charged += bytes;
     if (!(model->position_bias = mp_alloc(bytes, MP_TAG_WEIGHTS)))
         return mp_fail_memory(error, bytes, "the table of distances");
-    for (int64_t i = 0; i < length; i++) {
-        const int ahead = (int)(i - (model->context - 1)); /* the key's position less the row's */
-        if (table.data)
-            mp_dequantize_row(table.dtype, mp_tensor_row(&table, bucket_of(-ahead, (int)table.shape[0], FARTHEST)),
-                              model->heads, row);
-        for (int h = 0; h < model->heads; h++)
-            model->position_bias[h * length + i] =
-                table.data ? row[h] : -(float)(slope_of(h, model->heads) * abs(ahead));
-    }
+    shape->bias = model->position_bias;
+    shape->bias_length = model->context;
+    if (table.data)
+        return mp_attention_bias_learned(&table, shape->heads, model->context, FARTHEST, model->position_bias, error);
+    mp_attention_bias_slopes(shape->heads, model->context, model->position_bias);
     return MP_OK;
 }
 
@@ -347,7 +328,7 @@ mp_status mp_encoder_load(const mp_load_args *args, mp_model **out, mp_error *er
     MP_TRY_GOTO(read_hyper(model, args->spec, error));
     MP_TRY_GOTO(read_ropes(model, args->spec, error));
     mp_compute compute = class_of(args->compute, args->spec);
-    model->compute = compute;
+    model->compute = model->attention.compute = compute;
     mp_builder_init(&builder, model->weights, compute);
     builder.shared = args->shared;
     MP_TRY_GOTO(read_embeddings(model, &builder, error));

@@ -4,6 +4,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
+#include "models/groups.h"
 #include "models/image/vit.h"
 
 enum {
@@ -14,10 +15,6 @@ enum {
     LARGE_MS = 25,     /* that a step gives one, however long it may be: whoever comes within it waits for its end */
     TABLE_ROWS = 2048  /* positions of more are made part by part: others would wait for the table */
 };
-
-typedef struct group { /* images that are computed together */
-    int first, count, rows, patches;
-} group;
 
 typedef struct position_table { /* positions of one size other than the model's own, kept for the next step */
     int32_t down, across;
@@ -42,9 +39,8 @@ typedef struct vit_engine {
     mp_arena arena;
     uint64_t charged;     /* for the arena */
     mp_vit_image *images; /* [capacity] of the step */
-    int *owner;           /* [capacity] index of the item in the plan */
-    group *groups;        /* [capacity] */
     int capacity;
+    mp_groups groups; /* of the images */
     position_table positions;
     large_image large[MOST_LARGE];
     large_image *planned; /* which of them goes on in the coming step, or NULL, and for about how long */
@@ -226,76 +222,56 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
 
 typedef struct step_run {
     vit_engine *engine;
-    mp_lease *lease;
-    int group_count, part_rows;
-    bool together;  /* all lanes share one group instead of taking one each */
+    mp_group_step step; /* a group's scratch: state, then what a part needs */
+    int part_rows;
     uint64_t part_ops;
-    uint8_t *group_scratch; /* [together ? 1 : lanes] pieces: state, then what a part needs */
-    size_t state_bytes, group_bytes, lane_bytes;
-    uint8_t *lane_scratch; /* [lanes] pieces */
-    mp_vit_pass shared;    /* of the one group */
-    _Atomic int next;
+    size_t state_bytes;
+    mp_vit_pass shared; /* of the one group that all lanes share */
     _Atomic bool stopped;
     _Atomic uint64_t ops;
 } step_run;
 
-static mp_vit_pass pass_of(const step_run *run, const group *part, int piece) {
-    uint8_t *scratch = run->group_scratch + (size_t)piece * run->group_bytes;
+static mp_vit_pass pass_of(const step_run *run, const mp_group *group, int piece) {
+    uint8_t *scratch = mp_group_scratch(&run->step, piece);
+    const mp_vit_image *images = run->engine->images + group->first, *last = &images[group->count - 1];
     return (mp_vit_pass){
         .model = run->engine->model,
-        .images = run->engine->images + part->first,
-        .count = part->count,
-        .M = part->rows,
-        .P = part->patches,
+        .images = run->engine->images + group->first,
+        .count = group->count,
+        .M = group->rows,
+        .P = last->patch + last->down * last->across,
         .state = scratch,
         .part = scratch + run->state_bytes,
         .part_rows = run->part_rows,
         .part_ops = run->part_ops,
-        .lease = run->lease,
+        .lease = run->step.lease,
     };
 }
 
-static void forward(step_run *run, const mp_lane *lane, mp_vit_pass *pass, void *own) {
-    mp_vit_lane l = {.lane = lane, .pass = pass, .own = own};
+static void run_group(void *arg, const mp_lane *lane, const mp_group *group, int piece, void *lane_scratch) {
+    step_run *run = arg;
+    mp_vit_pass own;
+    mp_vit_pass *pass = &run->shared; /* one image, one group */
+    if (!run->step.together) {
+        own = pass_of(run, group, piece);
+        pass = &own;
+    }
+    mp_vit_lane l = {.lane = lane, .pass = pass, .own = lane_scratch};
     if (!mp_vit_forward(&l))
         atomic_store_explicit(&run->stopped, true, memory_order_relaxed);
     if (lane->index == 0)
         atomic_fetch_add_explicit(&run->ops, pass->ops, memory_order_relaxed);
 }
 
-static void step_body(const mp_lane *lane, void *arg) {
-    step_run *run = arg;
-    void *own = run->lane_scratch + (size_t)lane->index * run->lane_bytes;
-    const mp_lane single = mp_lane_single();
-    if (run->together) { /* one image, one group */
-        forward(run, lane, &run->shared, own);
-        return;
-    }
-    for (;;) {
-        int g = atomic_fetch_add_explicit(&run->next, 1, memory_order_relaxed);
-        if (g >= run->group_count || mp_lease_poll(run->lease))
-            return;
-        mp_vit_pass pass = pass_of(run, &run->engine->groups[g], lane->index);
-        forward(run, &single, &pass, own);
-    }
-}
-
 static mp_status make_lists(vit_engine *engine, int images, mp_error *error) {
-    if (images <= engine->capacity)
-        return MP_OK;
-    mp_vit_image *grown = mp_realloc(engine->images, (size_t)images * sizeof *grown, MP_TAG_SCRATCH);
-    if (grown)
+    if (images > engine->capacity) {
+        mp_vit_image *grown = mp_realloc(engine->images, (size_t)images * sizeof *grown, MP_TAG_SCRATCH);
+        if (!grown)
+            return mp_fail_memory(error, (uint64_t)images * sizeof *grown, "the images of a step");
         engine->images = grown;
-    int *owner = mp_realloc(engine->owner, (size_t)images * sizeof *owner, MP_TAG_SCRATCH);
-    if (owner)
-        engine->owner = owner;
-    group *groups = mp_realloc(engine->groups, (size_t)images * sizeof *groups, MP_TAG_SCRATCH);
-    if (groups)
-        engine->groups = groups;
-    if (!grown || !owner || !groups)
-        return mp_fail_memory(error, (uint64_t)images * (sizeof *grown + sizeof *groups), "the images of a step");
-    engine->capacity = images;
-    return MP_OK;
+        engine->capacity = images;
+    }
+    return mp_groups_reserve(&engine->groups, images, error);
 }
 
 static void drop_positions(vit_engine *engine) {
@@ -384,7 +360,8 @@ static mp_status collect(vit_engine *engine, const mp_plan *plan, int *count, in
         for (uint32_t n = item->cursor; n < item->cursor + plan->amount[i]; n++) {
             const mp_vit_image *image = &engine->images[*count];
             engine->images[*count] = describe(model, call, n, at);
-            engine->owner[(*count)++] = i;
+            engine->groups.rows[*count] = image->n;
+            engine->groups.owner[(*count)++] = i;
             at += image->want_tokens ? image->n : 1;
             *rows += image->n;
             *longest = image->n > *longest ? image->n : *longest;
@@ -394,25 +371,18 @@ static mp_status collect(vit_engine *engine, const mp_plan *plan, int *count, in
     return MP_OK;
 }
 
-/* Groups of the step's images; the rows and images of the largest. */
-static int make_groups(vit_engine *engine, int images, int64_t limit, int *most_rows, int *most_images) {
-    int count = 0;
-    *most_rows = *most_images = 1;
-    for (int i = 0; i < images;) {
-        group *part = &engine->groups[count++];
-        *part = (group){.first = i};
-        while (i < images && (part->count == 0 || part->rows + engine->images[i].n <= limit)) {
-            mp_vit_image *image = &engine->images[i++];
-            image->row = part->rows;
-            image->patch = part->patches;
-            part->rows += image->n;
-            part->patches += image->down * image->across;
-            part->count++;
+/* Where the images stand in their groups. */
+static void place_images(vit_engine *engine) {
+    const mp_groups *groups = &engine->groups;
+    for (int g = 0; g < groups->count; g++) {
+        int32_t patch = 0;
+        for (int i = groups->groups[g].first; i < groups->groups[g].first + groups->groups[g].count; i++) {
+            mp_vit_image *image = &engine->images[i];
+            image->row = groups->row0[i];
+            image->patch = patch;
+            patch += image->down * image->across;
         }
-        *most_rows = part->rows > *most_rows ? part->rows : *most_rows;
-        *most_images = part->count > *most_images ? part->count : *most_images;
     }
-    return count;
 }
 
 /* So many more of an item's images are there. */
@@ -421,9 +391,10 @@ static void count_done(mp_item *item, uint32_t images, mp_outcome *outcome) {
 }
 
 static void conclude(vit_engine *engine, const mp_plan *plan, int images, mp_outcome *outcomes) {
+    const int32_t *owner = engine->groups.owner;
     for (int i = 0; i < images; i++)
         if (!engine->images[i].finite)
-            mp_engine_fail_numeric(plan->items[engine->owner[i]], &outcomes[engine->owner[i]]);
+            mp_engine_fail_numeric(plan->items[owner[i]], &outcomes[owner[i]]);
     for (int i = 0; i < plan->count; i++) {
         mp_item *item = plan->items[i];
         if (outcomes[i] != MP_OUTCOME_FAILED && !is_planned(engine, item) &&
@@ -525,36 +496,34 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
     vit_engine *engine = (vit_engine *)base;
     mp_error error;
     mp_error_clear(&error);
-    int images = 0, longest = 1, group_rows, group_images;
+    int images = 0, longest = 1;
     int64_t rows = 0;
     uint64_t start = mp_sys_now_ns();
     if (collect(engine, plan, &images, &rows, &longest, &error) != MP_OK) {
         mp_engine_fail_all(plan, &error, outcomes);
         return;
     }
-    /* groups of equal size, at least one a lane when there are images enough; a single image is shared by all lanes */
-    int64_t limit = (rows + lease->lanes - 1) / lease->lanes;
-    limit = limit < GROUP_ROWS ? limit : GROUP_ROWS;
-    step_run run = {.engine = engine, .lease = lease, .together = images == 1 && lease->lanes > 1};
-    run.group_count = make_groups(engine, images, limit, &group_rows, &group_images);
-    run.part_ops = mp_vit_part_ops(engine->model) / (uint64_t)(run.together ? 1 : lease->lanes);
-    run.part_rows = mp_vit_part_rows(engine->model, group_rows, run.part_ops);
-    run.state_bytes = mp_vit_state_bytes(engine->model, group_rows);
-    run.group_bytes = run.state_bytes + mp_vit_part_bytes(engine->model, run.part_rows, group_images);
-    run.lane_bytes = mp_vit_lane_scratch(engine->model, longest);
-    size_t shared = run.group_bytes * (size_t)(run.together ? 1 : lease->lanes);
-    size_t lanes = run.lane_bytes * (size_t)lease->lanes;
-    mp_arena_reset(&engine->arena);
-    if (mp_engine_reserve(&engine->arena, shared + lanes, engine->budget, &engine->charged, &error) != MP_OK) {
+    mp_groups *groups = &engine->groups;
+    mp_groups_make(groups, images, rows, lease->lanes, GROUP_ROWS);
+    place_images(engine);
+    step_run run = {.engine = engine,
+                    .state_bytes = mp_vit_state_bytes(engine->model, groups->most_rows),
+                    .step = {.groups = groups,
+                             .lease = lease,
+                             .together = images == 1 && lease->lanes > 1, /* a single image is shared by all lanes */
+                             .lane_bytes = mp_vit_lane_scratch(engine->model, longest),
+                             .run = run_group}};
+    run.step.arg = &run;
+    run.part_ops = mp_vit_part_ops(engine->model) / (uint64_t)(run.step.together ? 1 : lease->lanes);
+    run.part_rows = mp_vit_part_rows(engine->model, groups->most_rows, run.part_ops);
+    run.step.group_bytes = run.state_bytes + mp_vit_part_bytes(engine->model, run.part_rows, groups->most_sequences);
+    if (mp_group_step_reserve(&run.step, &engine->arena, engine->budget, &engine->charged, &error) != MP_OK) {
         mp_engine_fail_all(plan, &error, outcomes);
         return;
     }
-    run.group_scratch = mp_arena_take(&engine->arena, shared);
-    run.lane_scratch = mp_arena_take(&engine->arena, lanes);
-    if (images > 0) {
-        run.shared = pass_of(&run, &engine->groups[0], 0);
-        mp_lease_run(lease, step_body, &run);
-    }
+    if (run.step.together)
+        run.shared = pass_of(&run, &groups->groups[0], 0);
+    mp_group_step_run(&run.step);
 
     bool stopped = mp_lease_poll(lease) || atomic_load_explicit(&run.stopped, memory_order_relaxed);
     uint64_t ops = atomic_load_explicit(&run.ops, memory_order_relaxed);
@@ -612,8 +581,7 @@ static void engine_destroy(mp_engine *base) {
         forget_large(engine, &engine->large[i]);
     engine_trim(base);
     mp_free(engine->images);
-    mp_free(engine->owner);
-    mp_free(engine->groups);
+    mp_groups_deinit(&engine->groups);
     mp_free(engine);
 }
 

@@ -130,11 +130,6 @@ typedef struct named_linear {
     int32_t N, K;
 } named_linear;
 
-typedef struct named_vector {
-    const char *name; /* NULL: the model has none */
-    float **out;
-} named_vector;
-
 /* Names of a layer get "v.blk.I." before them, others (index < 0) "v.". */
 static void full_name(char *out, size_t size, int index, const char *name, const char *end) {
     if (index < 0)
@@ -156,16 +151,19 @@ static mp_status add_linears(mp_builder *builder, int index, const named_linear 
     return MP_OK;
 }
 
-static mp_status add_vectors(mp_builder *builder, int index, const named_vector *vectors, size_t count, int64_t n,
-                             mp_error *error) {
-    char name[64];
-    for (size_t i = 0; i < count; i++) {
-        if (!vectors[i].name)
-            continue;
-        full_name(name, sizeof name, index, vectors[i].name, "");
-        MP_TRY(mp_builder_vector(builder, vectors[i].out, name, n, error));
-    }
-    return MP_OK;
+static mp_status add_norm(const mp_vit *model, mp_builder *builder, int index, const char *name, mp_norm *norm,
+                          mp_error *error) {
+    const mp_norm like = {.n = model->hidden, .eps = model->eps, .root = model->root_norms};
+    char full[64];
+    full_name(full, sizeof full, index, name, "");
+    return mp_norm_read(norm, builder, full, like, model->root_norms ? MP_NORM_NO_BIAS : MP_NORM_BIAS, 0, error);
+}
+
+static mp_status add_vector(const mp_vit *model, mp_builder *builder, int index, const char *name, float **out,
+                            mp_error *error) {
+    char full[64];
+    full_name(full, sizeof full, index, name, "");
+    return mp_builder_vector(builder, out, full, model->hidden, error);
 }
 
 #define COUNT(list) (sizeof(list) / sizeof *(list))
@@ -192,19 +190,18 @@ static mp_status read_halves(mp_vit *model, mp_builder *builder, mp_error *error
 }
 
 static mp_status read_embeddings(mp_vit *model, mp_builder *builder, uint32_t flags, bool norm, mp_error *error) {
-    const bool classes = model->classes > 0, input_norm = (flags & MP_ARCH_INPUT_NORM) != 0;
     const int32_t inputs = MP_IMAGE_CHANNELS * model->frames * model->patch * model->patch;
     const named_linear linears[] = {{"patch_embd", &model->patches, model->hidden, inputs}};
-    const named_vector vectors[] = {{classes ? "class_embd" : NULL, &model->class_token},
-                                    {input_norm ? "pre_ln.weight" : NULL, &model->input_norm},
-                                    {input_norm ? "pre_ln.bias" : NULL, &model->input_norm_bias},
-                                    {norm ? "post_ln.weight" : NULL, &model->norm},
-                                    {norm && !model->root_norms ? "post_ln.bias" : NULL, &model->norm_bias}};
     if (model->axial && mp_weights_has(builder->weights, "v.patch_embd.weight.1"))
         MP_TRY(read_halves(model, builder, error));
     else
         MP_TRY(add_linears(builder, -1, linears, COUNT(linears), error));
-    MP_TRY(add_vectors(builder, -1, vectors, COUNT(vectors), model->hidden, error));
+    if (model->classes > 0)
+        MP_TRY(add_vector(model, builder, -1, "class_embd", &model->class_token, error));
+    if (flags & MP_ARCH_INPUT_NORM)
+        MP_TRY(add_norm(model, builder, -1, "pre_ln", &model->input_norm, error));
+    if (norm)
+        MP_TRY(add_norm(model, builder, -1, "post_ln", &model->norm, error));
     if (model->registers)
         MP_TRY(mp_builder_plain(builder, &model->register_tokens, "v.register_embd", model->registers, model->hidden,
                                 error));
@@ -214,38 +211,43 @@ static mp_status read_embeddings(mp_vit *model, mp_builder *builder, uint32_t fl
                             model->classes + model->grid * model->grid, model->hidden, error);
 }
 
+static void describe_mlp(const mp_vit *model, bool gated, mp_mlp *mlp) {
+    mlp->ffn = model->ffn;
+    mlp->gated = gated;
+    mlp->act = model->act;
+}
+
 static mp_status read_layer(mp_vit *model, mp_builder *builder, int index, uint32_t flags, mp_error *error) {
-    mp_vit_layer *layer = &model->layers[index];
-    const bool scaled = (flags & MP_ARCH_LAYER_SCALE) != 0;
+    mp_transformer_layer *layer = &model->layers[index].base;
     const int32_t hidden = model->hidden, ffn = model->ffn;
     const named_linear linears[] = {{"attn_q", &layer->qkv, hidden, hidden},
                                     {"attn_k", &layer->qkv, hidden, hidden},
                                     {"attn_v", &layer->qkv, hidden, hidden},
                                     {"attn_out", &layer->out, hidden, hidden},
-                                    {"ffn_down", &layer->down, hidden, ffn}};
-    const named_linear up[] = {{"ffn_gate", &layer->up, ffn, hidden}, {"ffn_up", &layer->up, ffn, hidden}};
-    const named_vector vectors[] = {{"ln1.weight", &layer->attention_norm},
-                                    {model->root_norms ? NULL : "ln1.bias", &layer->attention_norm_bias},
-                                    {"ln2.weight", &layer->ffn_norm},
-                                    {model->root_norms ? NULL : "ln2.bias", &layer->ffn_norm_bias},
-                                    {scaled ? "ls1.weight" : NULL, &layer->attention_scale},
-                                    {scaled ? "ls2.weight" : NULL, &layer->ffn_scale}};
+                                    {"ffn_down", &layer->mlp.down, hidden, ffn}};
+    const named_linear up[] = {{"ffn_gate", &layer->mlp.up, ffn, hidden}, {"ffn_up", &layer->mlp.up, ffn, hidden}};
+    describe_mlp(model, model->gated, &layer->mlp);
     MP_TRY(add_linears(builder, index, linears, COUNT(linears), error));
     MP_TRY(add_linears(builder, index, model->gated ? up : up + 1, model->gated ? 2 : 1, error));
-    return add_vectors(builder, index, vectors, COUNT(vectors), hidden, error);
+    MP_TRY(add_norm(model, builder, index, "ln1", &layer->attention_norm, error));
+    MP_TRY(add_norm(model, builder, index, "ln2", &layer->ffn_norm, error));
+    if (!(flags & MP_ARCH_LAYER_SCALE))
+        return MP_OK;
+    MP_TRY(add_vector(model, builder, index, "ls1.weight", &layer->attention_scale, error));
+    return add_vector(model, builder, index, "ls2.weight", &layer->ffn_scale, error);
 }
 
 static mp_status read_pool(mp_vit *model, mp_builder *builder, mp_error *error) {
     mp_vit_pool *pool = &model->pool;
     const int32_t hidden = model->hidden, ffn = model->ffn;
     const named_linear linears[] = {
-        {"head.attn_q", &pool->q, hidden, hidden},  {"head.attn_k", &pool->kv, hidden, hidden},
-        {"head.attn_v", &pool->kv, hidden, hidden}, {"head.attn_out", &pool->out, hidden, hidden},
-        {"head.ffn_up", &pool->up, ffn, hidden},    {"head.ffn_down", &pool->down, hidden, ffn}};
-    const named_vector vectors[] = {
-        {"head.probe", &pool->probe}, {"head.ln.weight", &pool->norm}, {"head.ln.bias", &pool->norm_bias}};
+        {"head.attn_q", &pool->q, hidden, hidden},   {"head.attn_k", &pool->kv, hidden, hidden},
+        {"head.attn_v", &pool->kv, hidden, hidden},  {"head.attn_out", &pool->out, hidden, hidden},
+        {"head.ffn_up", &pool->mlp.up, ffn, hidden}, {"head.ffn_down", &pool->mlp.down, hidden, ffn}};
+    describe_mlp(model, false, &pool->mlp);
     MP_TRY(add_linears(builder, -1, linears, COUNT(linears), error));
-    return add_vectors(builder, -1, vectors, COUNT(vectors), hidden, error);
+    MP_TRY(add_vector(model, builder, -1, "head.probe", &pool->probe, error));
+    return add_norm(model, builder, -1, "head.ln", &pool->norm, error);
 }
 
 /* ---- loading ----------------------------------------------------------------------------------------------------- */

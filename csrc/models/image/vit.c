@@ -19,9 +19,18 @@ typedef struct work { /* of a lane */
     float *x;     /* [M, hidden] the residual stream */
     float *mixed; /* [M, hidden] normed rows; patches; what attention gave */
     float *wide;  /* [M, 3 hidden] queries, keys, values; what is scaled before it is added */
-    float *inner; /* of the part: [part_rows, inner width], or activations of `down`; unfolded patches */
-    void *acts;
+    float *inner; /* of the part: mp_mlp_scratch; unfolded patches */
+    mp_row_context context;
+    mp_attention attention;
 } work;
+
+static mp_attention attention_of(const mp_vit *model) {
+    return (mp_attention){.heads = model->heads,
+                          .kv_heads = model->heads,
+                          .head_dim = model->head_dim,
+                          .compute = model->compute,
+                          .scale = 1 / sqrtf((float)model->head_dim)};
+}
 
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
@@ -39,12 +48,11 @@ static size_t inner_bytes(const mp_vit *model, int part_rows) {
 }
 
 size_t mp_vit_part_bytes(const mp_vit *model, int part_rows, int count) {
-    const mp_vit_layer *layer = &model->layers[0];
     const mp_vit_pool *pool = &model->pool;
-    const mp_linear *linears[] = {&model->patches, &layer->qkv, &layer->out, &layer->up, &layer->down,
-                                  &pool->q,        &pool->kv,   &pool->out,  &pool->up,  &pool->down};
-    size_t acts = 0;
+    const mp_linear *const linears[] = {&model->patches, &pool->q,      &pool->kv,
+                                        &pool->out,      &pool->mlp.up, &pool->mlp.down};
     part_rows = part_rows > count ? part_rows : count; /* the rows that pooling leaves */
+    size_t acts = mp_transformer_acts(&model->layers[0].base, part_rows);
     for (size_t i = 0; i < sizeof linears / sizeof *linears; i++)
         if (linears[i]->parts)
             acts = larger(acts, mp_linear_scratch(linears[i], part_rows));
@@ -52,7 +60,8 @@ size_t mp_vit_part_bytes(const mp_vit *model, int part_rows, int count) {
 }
 
 size_t mp_vit_lane_scratch(const mp_vit *model, int T) {
-    size_t attention = mp_attn_full_scratch(T, model->head_dim);
+    const mp_attention shape = attention_of(model);
+    size_t attention = mp_attention_scratch(&shape, T);
     size_t head = mp_arena_cost((size_t)model->hidden * sizeof(float)) + mp_head_scratch(&model->head) * sizeof(float);
     size_t position = mp_vit_position_scratch(model) * sizeof(float);
     return mp_arena_cost(larger(larger(attention, head), position));
@@ -72,7 +81,8 @@ static work work_of(mp_vit_lane *l) {
         .mixed = (float *)(void *)(pass->state + bytes),
         .wide = (float *)(void *)(pass->state + 2 * bytes),
         .inner = (float *)(void *)pass->part,
-        .acts = pass->part + inner_bytes(model, part_rows),
+        .context = {.lane = l->lane, .acts = pass->part + inner_bytes(model, part_rows)},
+        .attention = attention_of(model),
     };
 }
 
@@ -174,8 +184,8 @@ static void embed_row(const mp_vit *model, const mp_vit_image *image, int n, con
             mp_vit_add_position(model, image->down, image->across, patch / image->across, patch % image->across,
                                 scratch, x);
     }
-    if (model->input_norm)
-        call->layer_norm(x, model->input_norm, model->input_norm_bias, model->eps, hidden, x);
+    if (model->input_norm.weight)
+        mp_norm_row(&model->input_norm, x, x);
 }
 
 /* The patch of the group that the first patch at or behind a row is. */
@@ -192,13 +202,12 @@ static int64_t patch_at(const work *w, int64_t row) {
 static uint64_t embed(const work *w, mp_vit_cursor *at) {
     const mp_vit *model = w->model;
     int64_t first, end, row0, row1;
-    mp_epilogue plain = {0};
     next_rows(w, at, &row0, &row1);
     const int64_t patch0 = patch_at(w, row0), patch1 = patch_at(w, row1);
     unfold(w, patch0, patch1, w->inner);
     mp_lane_sync(w->lane);
-    mp_linear_forward(&model->patches, w->lane, w->inner, model->patches.K, (int)(patch1 - patch0), w->acts, NULL, NULL,
-                      &plain, w->mixed + patch0 * model->hidden, model->hidden);
+    mp_row_linear(&w->context, &model->patches, w->inner, model->patches.K, (int)(patch1 - patch0), NULL,
+                  w->mixed + patch0 * model->hidden, model->hidden);
     mp_lane_sync(w->lane);
     mp_lane_split(w->lane, row1 - row0, 1, &first, &end);
     for (int i = 0; i < w->pass->count; i++) {
@@ -213,38 +222,23 @@ static uint64_t embed(const work *w, mp_vit_cursor *at) {
 
 /* ---- layers ------------------------------------------------------------------------------------------------------ */
 
-/* Rows [row0, row1) of x, normed, in mixed. */
-static void norm_rows(const work *w, const float *weight, const float *bias, int64_t row0, int64_t row1) {
-    const int hidden = w->model->hidden;
-    int64_t first, end;
-    mp_lane_split(w->lane, row1 - row0, 1, &first, &end);
-    for (int64_t r = row0 + first; r < row0 + end; r++)
-        mp_vit_norm(w->model, w->x + r * hidden, weight, bias, w->mixed + r * hidden);
-    mp_lane_sync(w->lane);
-}
-
-/* Adds a linear layer's outputs of rows in [row1 - row0, ld_in], NULL: of activations in w->inner, to x, scaled if
- * there is a scale. */
-static void add_linear(const work *w, const mp_linear *linear, const float *scale, const float *in, int64_t ld_in,
-                       int64_t row0, int64_t row1) {
-    const int n = w->model->hidden;
-    float *x = w->x + row0 * n, *out = scale ? w->wide + row0 * 3 * n : x;
-    mp_epilogue plain = {0}, residual = {.residual = x, .ld_residual = n};
-    int64_t first, end;
-    const mp_epilogue *ep = scale ? &plain : &residual;
-    mp_linear_forward(linear, w->lane, in, ld_in, (int)(row1 - row0), in ? w->acts : w->inner, NULL, NULL, ep, out, n);
-    if (!scale)
-        return;
-    mp_lane_sync(w->lane);
-    mp_lane_split(w->lane, row1 - row0, 1, &first, &end);
-    for (int64_t r = first; r < end; r++)
-        for (int i = 0; i < n; i++)
-            x[r * n + i] += out[r * n + i] * scale[i];
+/* Rows [row0, row1) as a layer takes them. */
+static mp_transformer_rows rows_of(const work *w, int64_t row0, int64_t row1) {
+    const int64_t hidden = w->model->hidden;
+    return (mp_transformer_rows){.M = (int)(row1 - row0),
+                                 .hidden = w->model->hidden,
+                                 .x = w->x + row0 * hidden,
+                                 .mixed = w->mixed + row0 * hidden,
+                                 .ld_mixed = hidden,
+                                 .qkv = w->wide + row0 * 3 * hidden,
+                                 .ld_qkv = 3 * hidden,
+                                 .inner = w->inner};
 }
 
 /* Queries and keys of axial networks, by line and column. */
 static void rotate(const work *w, int64_t row0, int64_t row1) {
-    const mp_kernels *call = mp_kernels_get();
+    const mp_rope rope = {.dim = w->model->head_dim, .neox = true};
+    const mp_norm none = {0};
     const mp_vit *model = w->model;
     int64_t first, end;
     mp_lane_split(w->lane, row1 - row0, 1, &first, &end);
@@ -252,21 +246,17 @@ static void rotate(const work *w, int64_t row0, int64_t row1) {
         const mp_vit_image *image = &w->pass->images[i];
         int64_t n = row0 + first - image->row, last = row0 + end - image->row;
         for (n = n > 0 ? n : 0; n < last && n < image->n; n++)
-            for (int head = 0; head < 2 * model->heads; head++) /* keys stand behind queries */
-                call->rope(w->wide + (image->row + n) * 3 * model->hidden + (int64_t)head * model->head_dim,
-                           image->rotation + n * model->head_dim, model->head_dim, true);
+            mp_attention_place(&none, &rope, image->rotation + n * model->head_dim, 0,
+                               2 * model->heads, /* keys stand behind queries */
+                               model->head_dim, w->wide + (image->row + n) * 3 * model->hidden);
     }
 }
 
 static uint64_t before_attention(const work *w, mp_vit_cursor *at) {
-    const mp_vit_layer *layer = &w->model->layers[at->layer];
-    const int hidden = w->model->hidden;
-    mp_epilogue plain = {0};
     int64_t row0, row1;
     next_rows(w, at, &row0, &row1);
-    norm_rows(w, layer->attention_norm, layer->attention_norm_bias, row0, row1);
-    mp_linear_forward(&layer->qkv, w->lane, w->mixed + row0 * hidden, hidden, (int)(row1 - row0), w->acts, NULL, NULL,
-                      &plain, w->wide + row0 * 3 * hidden, 3 * hidden);
+    const mp_transformer_rows rows = rows_of(w, row0, row1);
+    mp_transformer_before(&w->context, &w->model->layers[at->layer].base, &rows);
     if (w->model->axial) {
         mp_lane_sync(w->lane);
         rotate(w, row0, row1);
@@ -275,49 +265,13 @@ static uint64_t before_attention(const work *w, mp_vit_cursor *at) {
     return (uint64_t)(row1 - row0) * mp_vit_before_ops(w->model);
 }
 
-static void gate_rows(const work *w, int64_t rows) {
-    const mp_kernels *call = mp_kernels_get();
-    int64_t first, end;
-    mp_lane_split(w->lane, rows, 1, &first, &end);
-    for (int64_t r = first; r < end; r++) {
-        float *row = w->inner + r * inner_width(w->model);
-        call->gated(w->model->act, row, row + w->model->ffn, w->model->ffn, row);
-    }
-    mp_lane_sync(w->lane);
-}
-
-/* Rows of mixed through the feed-forward half, added to x. */
-static void feed_forward(const work *w, const mp_vit_layer *layer, int64_t row0, int64_t row1) {
-    const mp_vit *model = w->model;
-    const int hidden = model->hidden, M = (int)(row1 - row0);
-    const float *in = w->mixed + row0 * hidden;
-    mp_epilogue plain = {0}, activate = {.act = model->act};
-    if (mp_linear_fits(&layer->up, &layer->down)) {
-        mp_linear_into(&layer->up, &layer->down, w->lane, in, hidden, M, w->acts, model->act, w->inner);
-        mp_lane_sync(w->lane);
-        add_linear(w, &layer->down, layer->ffn_scale, NULL, 0, row0, row1);
-        return;
-    }
-    mp_linear_forward(&layer->up, w->lane, in, hidden, M, w->acts, NULL, NULL, model->gated ? &plain : &activate,
-                      w->inner, inner_width(model));
-    mp_lane_sync(w->lane);
-    if (model->gated)
-        gate_rows(w, M);
-    add_linear(w, &layer->down, layer->ffn_scale, w->inner, inner_width(model), row0, row1);
-}
-
 static uint64_t after_attention(const work *w, mp_vit_cursor *at) {
-    const mp_vit *model = w->model;
-    const mp_vit_layer *layer = &model->layers[at->layer];
-    const int hidden = model->hidden;
     int64_t row0, row1;
     next_rows(w, at, &row0, &row1);
-    add_linear(w, &layer->out, layer->attention_scale, w->mixed + row0 * hidden, hidden, row0, row1);
-    mp_lane_sync(w->lane);
-    norm_rows(w, layer->ffn_norm, layer->ffn_norm_bias, row0, row1);
-    feed_forward(w, layer, row0, row1);
+    const mp_transformer_rows rows = rows_of(w, row0, row1);
+    mp_transformer_after(&w->context, &w->model->layers[at->layer].base, &rows);
     step_on(at, row1, w->pass->M);
-    return (uint64_t)(row1 - row0) * mp_vit_after_ops(model);
+    return (uint64_t)(row1 - row0) * mp_vit_after_ops(w->model);
 }
 
 /* ---- attention --------------------------------------------------------------------------------------------------- */
@@ -348,21 +302,15 @@ static field field_at(const work *w, bool windowed, int image, int window) {
 
 static void attend_piece(const work *w, const field *f, int64_t piece) {
     const mp_vit *model = w->model;
-    const int64_t column = piece / f->parts * model->head_dim;
     const int row0 = (int)(piece % f->parts) * f->each, row1 = row0 + f->each < f->T ? row0 + f->each : f->T;
-    const float *q = w->wide + f->row0 * 3 * model->hidden + column;
-    mp_attn_full attention = {
-        .q = q,
-        .k = q + model->hidden,
-        .v = q + 2 * model->hidden,
-        .ld = 3 * model->hidden,
-        .out = w->mixed + f->row0 * model->hidden + column,
-        .ld_out = model->hidden,
-        .T = f->T,
-        .D = model->head_dim,
-        .scale = 1 / sqrtf((float)model->head_dim),
-    };
-    mp_attn_full_for(model->compute, f->T, model->head_dim)(&attention, row0, row1, w->l->own);
+    const mp_row_span span = {.row0 = f->row0, .rows = f->T};
+    const mp_attention_rows rows = {.q = w->wide,
+                                    .k = w->wide + model->hidden,
+                                    .v = w->wide + 2 * model->hidden,
+                                    .ld = 3 * model->hidden,
+                                    .out = w->mixed,
+                                    .ld_out = model->hidden};
+    mp_attention_head(&w->attention, &rows, &span, (int)(piece / f->parts), 0, row0, row1, w->l->own);
     if (w->lane->index == 0)
         mp_lease_poll(w->pass->lease); /* a sign of life */
 }
@@ -427,12 +375,11 @@ bool mp_vit_advance(mp_vit_lane *l) {
 static bool pool_keys(const work *w) {
     const mp_vit *model = w->model;
     const int hidden = model->hidden;
-    mp_epilogue plain = {0};
     for (int64_t row0 = w->pass->cursor.at, row1; row0 < w->pass->M; row0 = row1) {
         row1 = row0 + mp_vit_next_rows(model, w->pass->M - row0, w->pass->part_rows);
-        norm_rows(w, model->norm, model->norm_bias, row0, row1);
-        mp_linear_forward(&model->pool.kv, w->lane, w->mixed + row0 * hidden, hidden, (int)(row1 - row0), w->acts, NULL,
-                          NULL, &plain, w->wide + row0 * 2 * hidden, 2 * hidden);
+        const mp_transformer_rows rows = rows_of(w, row0, row1);
+        const float *in = mp_transformer_normed(&w->context, &model->norm, &rows);
+        mp_row_linear(&w->context, &model->pool.kv, in, hidden, rows.M, NULL, w->wide + row0 * 2 * hidden, 2 * hidden);
         if (mp_vit_meet(w->l, 4 * (uint64_t)(row1 - row0) * (uint64_t)hidden * (uint64_t)hidden))
             continue;
         if (w->lane->index == 0) /* the others have read it before the barrier */
@@ -442,44 +389,39 @@ static bool pool_keys(const work *w) {
     return true;
 }
 
-/* The learned query looks at each image: pooled rows [count, hidden] in x, whose own rows are needed no more. */
+/* The learned query attends to each image: pooled rows [count, hidden] in x, whose own rows are needed no more. */
 static bool pool_by_attention(const work *w) {
-    const mp_kernels *call = mp_kernels_get();
     const mp_vit *model = w->model;
     const mp_vit_pool *pool = &model->pool;
     const int hidden = model->hidden, count = w->pass->count;
-    mp_epilogue plain = {0}, activate = {.act = model->act}, residual = {.residual = w->x, .ld_residual = hidden};
+    const mp_transformer_rows pooled = rows_of(w, 0, count);
+    const mp_residual sum = mp_transformer_residual(&pooled, NULL, NULL);
+    mp_attention shape = w->attention;
     float *q = w->inner, *kv = w->wide;
-    mp_linear_forward(&pool->q, w->lane, pool->probe, hidden, 1, w->acts, NULL, NULL, &plain, q, hidden);
+    shape.compute = MP_COMPUTE_F32; /* one row of queries: the copies for bfloat16 would not pay */
+    mp_row_linear(&w->context, &pool->q, pool->probe, hidden, 1, NULL, q, hidden);
     mp_lane_sync(w->lane);
     if (!pool_keys(w))
         return false;
     int64_t begin, end;
     mp_lane_split(w->lane, (int64_t)count * model->heads, 1, &begin, &end);
     for (int64_t unit = begin; unit < end; unit++) {
-        int64_t i = unit / model->heads, column = unit % model->heads * model->head_dim;
-        const float *k = kv + (int64_t)w->pass->images[i].row * 2 * hidden + column;
-        mp_attn_full attention = {
-            .q = q + column, /* one row of queries: its stride is never used */
-            .k = k,
-            .v = k + hidden,
-            .ld = 2 * hidden,
-            .out = w->mixed + i * hidden + column,
-            .ld_out = hidden,
-            .T = w->pass->images[i].n,
-            .D = model->head_dim,
-            .scale = 1 / sqrtf((float)model->head_dim),
-        };
-        call->attn_full(&attention, 0, 1, w->l->own);
+        const int64_t i = unit / model->heads;
+        const mp_row_span span = {.rows = w->pass->images[i].n};
+        const float *k = kv + (int64_t)w->pass->images[i].row * 2 * hidden;
+        const mp_attention_rows rows = {.q = q, /* the one row: its stride is never used */
+                                        .k = k,
+                                        .v = k + hidden,
+                                        .ld = 2 * hidden,
+                                        .out = w->mixed + i * hidden,
+                                        .ld_out = hidden};
+        mp_attention_head(&shape, &rows, &span, (int)(unit % model->heads), 0, 0, 1, w->l->own);
     }
     mp_lane_sync(w->lane);
-    mp_linear_forward(&pool->out, w->lane, w->mixed, hidden, count, w->acts, NULL, NULL, &plain, w->x, hidden);
+    mp_row_linear(&w->context, &pool->out, w->mixed, hidden, count, NULL, w->x, hidden);
     mp_lane_sync(w->lane);
-    norm_rows(w, pool->norm, pool->norm_bias, 0, count);
-    mp_linear_forward(&pool->up, w->lane, w->mixed, hidden, count, w->acts, NULL, NULL, &activate, w->inner,
-                      model->ffn);
-    mp_lane_sync(w->lane);
-    mp_linear_forward(&pool->down, w->lane, w->inner, model->ffn, count, w->acts, NULL, NULL, &residual, w->x, hidden);
+    const float *in = mp_transformer_normed(&w->context, &pool->norm, &pooled);
+    mp_mlp_forward(&w->context, &pool->mlp, in, hidden, count, w->inner, &sum);
     mp_lane_sync(w->lane);
     return true;
 }
@@ -489,7 +431,7 @@ static void finish_image(const mp_vit *model, mp_vit_image *image, const float *
                          float *scratch) {
     const mp_kernels *call = mp_kernels_get();
     if (!pooled) {
-        call->layer_norm(rows, model->norm, model->norm_bias, model->eps, model->hidden, scratch);
+        mp_norm_row(&model->norm, rows, scratch);
         pooled = scratch;
     }
     float *rest = scratch + mp_arena_cost((size_t)model->hidden * sizeof *scratch) / sizeof *scratch;

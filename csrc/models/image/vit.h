@@ -9,8 +9,8 @@
 #include <string.h>
 
 #include "models/arch.h"
-#include "models/nn/linear.h"
 #include "models/nn/pooling.h"
+#include "models/nn/transformer.h"
 
 enum {
     MP_VIT_MOST_PATCHES = 8192, /* of an image */
@@ -18,17 +18,16 @@ enum {
 };
 
 typedef struct mp_vit_layer {
-    mp_linear qkv, out, up, down;                /* up: gate and up side by side when gated */
-    float *attention_norm, *attention_norm_bias; /* [hidden] before attention */
-    float *ffn_norm, *ffn_norm_bias;             /* [hidden] before the second half */
-    float *attention_scale, *ffn_scale;          /* [hidden] of what is added to the residual, or NULL */
-    bool windowed;                               /* a row sees those of its window */
+    mp_transformer_layer base;
+    bool windowed; /* a row sees those of its window of the image, else all */
 } mp_vit_layer;
 
 /* Attention pooling: one learned query a head looks at all rows of an image, then a residual feed-forward layer. */
 typedef struct mp_vit_pool {
-    mp_linear q, kv, out, up, down;
-    float *probe, *norm, *norm_bias; /* [hidden] */
+    mp_linear q, kv, out;
+    mp_mlp mlp;
+    mp_norm norm; /* [hidden] */
+    float *probe; /* [hidden] */
 } mp_vit_pool;
 
 typedef struct mp_vit {
@@ -56,8 +55,8 @@ typedef struct mp_vit {
     float *class_token;                  /* [hidden] or NULL */
     float *register_tokens;              /* [registers, hidden] or NULL */
     float *positions;                    /* [classes + grid^2, hidden] */
-    float *input_norm, *input_norm_bias; /* [hidden] or NULL */
-    float *norm, *norm_bias;             /* [hidden] after the last layer */
+    mp_norm input_norm;                  /* [hidden] before the first layer, or none */
+    mp_norm norm;                        /* [hidden] after the last layer */
     mp_vit_layer *layers;
     mp_vit_pool pool;
     mp_head head;
@@ -126,14 +125,6 @@ uint64_t mp_vit_part_ops(const mp_vit *model);
 void mp_vit_learn(mp_vit *model, uint64_t ops, uint64_t ns);
 
 /* ---- the forward pass (image/vit.c) ------------------------------------------------------------------------------ */
-
-/* A row of x after a norm of the network. */
-static inline void mp_vit_norm(const mp_vit *model, const float *x, const float *weight, const float *bias, float *y) {
-    if (model->root_norms)
-        mp_kernels_get()->rms_norm(x, weight, model->eps, model->hidden, y);
-    else
-        mp_kernels_get()->layer_norm(x, weight, bias, model->eps, model->hidden, y);
-}
 
 /* Where a group stands on its way through the layers; zeros: at its beginning. It goes in parts: some rows of what is
  * before or after attention, or some of attention's rows and heads. Nothing but the state is left of a part. */

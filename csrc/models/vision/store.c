@@ -391,8 +391,8 @@ static void gather(const mp_vision *vision, const mp_vit_image *image, const flo
         int32_t y = cell / across * merge + i / merge, column = cell % across * merge + i % merge;
         int32_t patch = y * image->across + column;
         const float *row = x + (int64_t)(cell < 0 ? 0 : before + (image->place ? image->place[patch] : patch)) * hidden;
-        if (tower->norm)
-            mp_vit_norm(tower, row, tower->norm, tower->norm_bias, out);
+        if (tower->norm.weight)
+            mp_norm_row(&tower->norm, row, out);
         else
             memcpy(out, row, (size_t)hidden * sizeof *out);
     }

@@ -1,0 +1,71 @@
+#include "models/groups.h"
+
+#include <stdatomic.h>
+
+mp_status mp_groups_reserve(mp_groups *groups, int sequences, mp_error *error) {
+    const size_t n = (size_t)sequences, bytes = n * (sizeof *groups->groups + 3 * sizeof(int32_t));
+    if (sequences <= groups->capacity)
+        return MP_OK;
+    mp_groups_deinit(groups); /* what it holds is of the last step */
+    if (!(groups->groups = mp_alloc(bytes, MP_TAG_SCRATCH)))
+        return mp_fail_memory(error, bytes, "the groups of a step");
+    groups->owner = (int32_t *)(void *)(groups->groups + n);
+    groups->rows = groups->owner + n;
+    groups->row0 = groups->rows + n;
+    groups->capacity = sequences;
+    return MP_OK;
+}
+
+void mp_groups_deinit(mp_groups *groups) {
+    mp_free(groups->groups);
+    *groups = (mp_groups){0};
+}
+
+void mp_groups_make(mp_groups *groups, int sequences, int64_t all_rows, int lanes, int most) {
+    int64_t limit = (all_rows + lanes - 1) / lanes;
+    limit = limit < most ? limit : most;
+    groups->count = 0;
+    groups->most_rows = groups->most_sequences = 1;
+    for (int s = 0; s < sequences;) {
+        mp_group *group = &groups->groups[groups->count++];
+        *group = (mp_group){.first = s};
+        for (; s < sequences && (group->count == 0 || group->rows + groups->rows[s] <= limit); s++) {
+            groups->row0[s] = group->rows;
+            group->rows += groups->rows[s];
+            group->count++;
+        }
+        groups->most_rows = group->rows > groups->most_rows ? group->rows : groups->most_rows;
+        groups->most_sequences = group->count > groups->most_sequences ? group->count : groups->most_sequences;
+    }
+}
+
+mp_status mp_group_step_reserve(mp_group_step *step, mp_arena *arena, mp_budget *budget, uint64_t *charged,
+                                mp_error *error) {
+    const size_t groups = step->group_bytes * (size_t)(step->together ? 1 : step->lease->lanes);
+    const size_t lanes = step->lane_bytes * (size_t)step->lease->lanes;
+    mp_arena_reset(arena);
+    MP_TRY(mp_engine_reserve(arena, groups + lanes, budget, charged, error));
+    step->group_scratch = mp_arena_take(arena, groups);
+    step->lane_scratch = mp_arena_take(arena, lanes);
+    return MP_OK;
+}
+
+static void step_body(const mp_lane *lane, void *arg) {
+    mp_group_step *step = arg;
+    const mp_groups *groups = step->groups;
+    const mp_lane single = mp_lane_single();
+    void *own = step->lane_scratch + (size_t)lane->index * step->lane_bytes;
+    for (int g = 0; step->together && g < groups->count; g++)
+        step->run(step->arg, lane, &groups->groups[g], 0, own);
+    while (!step->together) {
+        const int g = atomic_fetch_add_explicit(&step->next, 1, memory_order_relaxed);
+        if (g >= groups->count || mp_lease_poll(step->lease))
+            return;
+        step->run(step->arg, &single, &groups->groups[g], lane->index, own);
+    }
+}
+
+void mp_group_step_run(mp_group_step *step) {
+    if (step->groups->count > 0)
+        mp_lease_run(step->lease, step_body, step);
+}

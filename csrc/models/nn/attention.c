@@ -1,0 +1,92 @@
+#include "models/nn/attention.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+size_t mp_attention_scratch(const mp_attention *attention, int T) {
+    return mp_attn_full_scratch(T, attention->head_dim);
+}
+
+void mp_attention_head(const mp_attention *attention, const mp_attention_rows *rows, const mp_row_span *span, int head,
+                       int window, int row0, int row1, void *scratch) {
+    const int64_t column = (int64_t)head * attention->head_dim;
+    const int64_t kv_column = head / (attention->heads / attention->kv_heads) * (int64_t)attention->head_dim;
+    mp_attn_full full = {
+        .q = rows->q + span->row0 * rows->ld + column,
+        .k = rows->k + span->row0 * rows->ld + kv_column,
+        .v = rows->v + span->row0 * rows->ld + kv_column,
+        .ld = rows->ld,
+        .out = rows->out + span->row0 * rows->ld_out + column,
+        .ld_out = rows->ld_out,
+        .T = span->rows,
+        .D = attention->head_dim,
+        .scale = attention->scale,
+        .causal = attention->causal,
+        .window = window,
+        .ld_bias = -1,
+    };
+    if (attention->bias) /* distance 0 stands in the middle */
+        full.bias = attention->bias + head * (2 * attention->bias_length - 1) + attention->bias_length - 1;
+    mp_attn_full_for(attention->compute, span->rows, attention->head_dim)(&full, row0, row1, scratch);
+}
+
+void mp_attention_forward(const mp_row_context *context, const mp_attention *attention, const mp_attention_rows *rows,
+                          int window, int each, void *scratch) {
+    int64_t units = 0, begin, end, base = 0;
+    for (int s = 0; s < context->n_spans; s++)
+        units += (int64_t)attention->heads * (each ? (context->spans[s].rows + each - 1) / each : 1);
+    mp_lane_split(context->lane, units, 1, &begin, &end);
+    for (int s = 0; s < context->n_spans && begin < end; s++) {
+        const mp_row_span *span = &context->spans[s];
+        const int rows_each = each ? each : span->rows, parts = each ? (span->rows + each - 1) / each : 1;
+        const int64_t last = base + (int64_t)attention->heads * parts;
+        for (; begin < end && begin < last; begin++) {
+            const int row0 = (int)((begin - base) % parts) * rows_each;
+            const int row1 = row0 + rows_each < span->rows ? row0 + rows_each : span->rows;
+            if (context->poll && context->poll(context->arg))
+                return;
+            mp_attention_head(attention, rows, span, (int)((begin - base) / parts), window, row0, row1, scratch);
+        }
+        base = last;
+    }
+}
+
+int mp_attention_bucket(int ahead, int buckets, int farthest) {
+    const int half = buckets / 2, exact = half / 2, distance = abs(ahead), first = ahead > 0 ? half : 0;
+    if (distance < exact)
+        return first + distance;
+    const float by =
+        logf((float)distance / (float)exact) / (float)log((double)farthest / exact) * (float)(half - exact);
+    const int bucket = exact + (int)by;
+    return first + (bucket < half ? bucket : half - 1);
+}
+
+mp_status mp_attention_bias_learned(const mp_tensor *table, int heads, int64_t length, int farthest, float *bias,
+                                    mp_error *error) {
+    float *row = mp_alloc_array((size_t)heads, sizeof *row, MP_TAG_MISC);
+    if (!row)
+        return mp_fail_memory(error, (uint64_t)heads * sizeof *row, "a table of distances");
+    for (int64_t i = 0; i < 2 * length - 1; i++) {
+        const int bucket = mp_attention_bucket((int)(i - (length - 1)), (int)table->shape[0], farthest);
+        mp_dequantize_row(table->dtype, mp_tensor_row(table, bucket), heads, row);
+        for (int h = 0; h < heads; h++)
+            bias[h * (2 * length - 1) + i] = row[h];
+    }
+    mp_free(row);
+    return MP_OK;
+}
+
+/* Slope of a head: powers of 2^(-8 / n) for the largest power of two n; the heads beyond it take every other one of the
+ * next power. */
+static double slope_of(int head, int heads) {
+    int n = 1;
+    while (2 * n <= heads)
+        n *= 2;
+    return head < n ? pow(2, -8.0 / n * (head + 1)) : pow(2, -4.0 / n * (2 * (head - n) + 1));
+}
+
+void mp_attention_bias_slopes(int heads, int64_t length, float *bias) {
+    for (int h = 0; h < heads; h++)
+        for (int64_t i = 0; i < 2 * length - 1; i++)
+            *bias++ = -(float)(slope_of(h, heads) * abs((int)(i - (length - 1))));
+}
