@@ -31,6 +31,8 @@ uint64_t mp_sys_random(void);
 /* --- locks; not recursive --- */
 typedef struct mp_mutex { pthread_mutex_t os; } mp_mutex;
 typedef struct mp_cond { pthread_cond_t os; } mp_cond; /* on CLOCK_MONOTONIC */
+/* For a lock of the whole process, which nobody could initialise first. */
+#define MP_MUTEX_STATIC {PTHREAD_MUTEX_INITIALIZER}
 void mp_mutex_init(mp_mutex *mutex);
 void mp_mutex_deinit(mp_mutex *mutex);
 void mp_mutex_lock(mp_mutex *mutex);
@@ -58,8 +60,8 @@ void mp_thread_detach(mp_thread *thread);
 /* Counts since the process began: created == joined after a clean shutdown. */
 void mp_thread_counts(uint64_t *created, uint64_t *joined);
 
-/* Called around every fork of the process from now on: before and parent in the parent's forking thread, child in the
- * child's only one. MEMORY_EXHAUSTED when refused. */
+/* Call the hooks around every later fork of the process: `before` and `parent` in the parent's forking thread, `child`
+ * in the child's only thread. Used by base/forked.c only. MEMORY_EXHAUSTED when refused. */
 mp_status mp_sys_at_fork(void (*before)(void), void (*parent)(void), void (*child)(void), mp_error *error);
 
 /* --- CPUs and memory nodes; base/topology.h says which CPUs lie where --- */

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/forked.h"
 #include "base/sys.h"
 #include "files/spec_build.h"
 
@@ -36,8 +37,7 @@ struct mp_spec {
     const char *architecture;
     const char **files;
     int file_count, file_capacity;
-    mp_mutex lock;
-    mp_file_id *seen; /* guarded by: lock; [file_count] once one was, size 0 = not yet seen */
+    mp_file_id *seen; /* guarded by: identities; [file_count] once one was, size 0 = not yet seen */
     name_list keys, tensor_names;
     mp_value *values; /* [keys.capacity] */
     mp_tensor_entry *tensors; /* [tensor_names.capacity] */
@@ -146,7 +146,18 @@ static void names_deinit(name_list *list) {
 
 /* --- life and memory --- */
 
+/* One lock for the identities of all specs, held for nanoseconds and across a fork (base/forked.h). */
+static mp_mutex identities = MP_MUTEX_STATIC;
+
+static void lock_identities(void) { mp_mutex_lock(&identities); }
+static void unlock_identities(void) { mp_mutex_unlock(&identities); }
+static void renew_identities(void) { mp_mutex_init(&identities); }
+
 mp_spec *mp_spec_create(void) {
+    static const mp_fork_handlers handlers = {lock_identities, unlock_identities, renew_identities};
+    mp_error error;
+    if (mp_fork_register(MP_FORK_SPECS, &handlers, &error) != MP_OK)
+        return NULL;
     mp_spec *spec = mp_alloc_zeroed(sizeof *spec, MP_TAG_SPEC);
     if (!spec)
         return NULL;
@@ -154,7 +165,6 @@ mp_spec *mp_spec_create(void) {
     spec->hash_key[0] = mp_sys_random();
     spec->hash_key[1] = mp_sys_random();
     spec->architecture = "";
-    mp_mutex_init(&spec->lock);
     return spec;
 }
 
@@ -176,7 +186,6 @@ void mp_spec_unpin(mp_spec *spec) {
     mp_free(spec->tensors);
     mp_free(spec->files);
     mp_free(spec->seen);
-    mp_mutex_deinit(&spec->lock);
     mp_free(spec);
 }
 
@@ -541,7 +550,7 @@ const char *mp_spec_origin(const mp_spec *spec) { return spec->file_count ? spec
 bool mp_spec_same_file(const mp_spec *frozen, int index, const mp_file_id *id) {
     mp_spec *spec = (mp_spec *)frozen; /* what was seen is no part of the description */
     assert(index >= 0 && index < spec->file_count);
-    mp_mutex_lock(&spec->lock);
+    lock_identities();
     if (!spec->seen)
         spec->seen = mp_alloc_array((size_t)spec->file_count, sizeof *spec->seen, MP_TAG_SPEC);
     bool same = spec->seen != NULL; /* without memory to remember nothing is known to be the same */
@@ -549,7 +558,7 @@ bool mp_spec_same_file(const mp_spec *frozen, int index, const mp_file_id *id) {
         spec->seen[index] = *id;
     else if (same)
         same = mp_file_id_same(&spec->seen[index], id);
-    mp_mutex_unlock(&spec->lock);
+    unlock_identities();
     return same;
 }
 
@@ -563,11 +572,11 @@ void mp_spec_note_files(const mp_spec *spec) {
 bool mp_spec_file_identity(const mp_spec *frozen, int index, mp_file_id *id) {
     mp_spec *spec = (mp_spec *)frozen;
     assert(index >= 0 && index < spec->file_count);
-    mp_mutex_lock(&spec->lock);
+    lock_identities();
     bool known = spec->seen && spec->seen[index].size != 0;
     if (known)
         *id = spec->seen[index];
-    mp_mutex_unlock(&spec->lock);
+    unlock_identities();
     return known;
 }
 

@@ -63,7 +63,7 @@ typedef struct mp_worker {
 
     /* guarded by: the entry's lock */
     mp_worker_state state;
-    mp_bell bell;
+    mp_event_count wake;              /* notified under the lock */
     bool rung;                        /* and has not looked since */
     bool waits;                       /* for masks of all that it has; to be rung when anything changes */
     bool leave;                       /* told to go once nothing is active */

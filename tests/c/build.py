@@ -56,7 +56,8 @@ class Variant:
     """Only ``tests/c/test_<name>*.c``, unless others are asked for."""
     link_flags: list[str] = field(default_factory=list)
     planted: bool = False
-    """Compile copies with the bugs and points of mutations.py, every atomic of the registry a point."""
+    """Compile copies with the bugs and points of mutations.py; every atomic of the registry and of event counts is a
+    point."""
 
 
 VARIANTS: dict[str, Variant] = {
@@ -226,7 +227,7 @@ def _build_locked(variant: Variant, compiler: list[str], flags: list[str], folde
     for source in (*core, *chosen):
         target, own = folder / source.relative_to(ROOT).with_suffix(".o"), []
         if variant.planted and source.is_relative_to(CSRC):
-            if source.is_relative_to(CSRC / "registry"):
+            if source.is_relative_to(CSRC / "registry") or source == CSRC / "base" / "event_count.c":
                 own += ["-include", str(TESTS / "sim_atomic.h")]
             copy = folder / "planted" / source.relative_to(CSRC)
             if copy.exists():

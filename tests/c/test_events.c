@@ -10,6 +10,7 @@
 #include "base/sys.h"
 #include "mp_test.h"
 #include "registry/events.h"
+#include "registry/fork.h"
 #include "test_registry_fake.h"
 
 enum { SLOTS = 1024, MOST_HELD = 8, EVERYTHING = (1 << MP_EVENT_COUNT) - 1 };
@@ -129,6 +130,8 @@ MP_TEST(events_of_the_parent_are_not_the_childs) {
     MP_SKIP("ThreadSanitizer does not follow a fork of a process with threads");
 #endif
     mp_event event;
+    mp_error error;
+    MP_CHECK_OK(mp_fork_install(&error), &error);
     mp_events_want(EVERYTHING);
     for (uint64_t i = 0; i < SLOTS / 2; i++)
         post(MP_EVENT_SPAWN, i + 1);
@@ -137,7 +140,6 @@ MP_TEST(events_of_the_parent_are_not_the_childs) {
     pid_t child = fork();
     MP_CHECK(child >= 0);
     if (!child) {
-        mp_events_fork_child();
         bool fine = !mp_events_take(&event);
         for (uint64_t i = 0; i < SLOTS; i++)
             post(MP_EVENT_READY, i + 1);

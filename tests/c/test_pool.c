@@ -1,4 +1,4 @@
-/* The pool alone: queue, bell, threads that run jobs. */
+/* The pool alone: its queue, and threads that run jobs. */
 #include <stdatomic.h>
 
 #include "base/alloc.h"
@@ -162,83 +162,6 @@ MP_TEST(pool_queue_starves_nobody) {
         now += SECOND / 4;
     }
     MP_CHECK(now > 4 * MP_QUEUE_AGEING_NS && now <= 5 * MP_QUEUE_AGEING_NS + SECOND);
-}
-
-/* --- bell --- */
-
-static bool always(void *arg) {
-    (void)arg;
-    return true;
-}
-
-static void nothing(void *arg) { (void)arg; }
-
-typedef struct desk { /* one thread puts work down, another takes it away */
-    mp_mutex lock;
-    mp_bell bell;
-    int work, taken;
-    bool over;
-    mp_spin_rule rule;
-} desk;
-
-static void take_work(void *arg) {
-    desk *desk = arg;
-    mp_mutex_lock(&desk->lock);
-    while (!desk->over || desk->work) {
-        if (desk->work) {
-            desk->work--;
-            desk->taken++;
-        } else {
-            mp_bell_wait(&desk->bell, &desk->lock, &desk->rule, 0);
-        }
-    }
-    mp_mutex_unlock(&desk->lock);
-}
-
-static void ring_many(uint64_t spin_ns) {
-    enum { RINGS = 20000 };
-    desk desk = {.rule = {always, always, nothing, NULL, spin_ns}};
-    mp_mutex_init(&desk.lock);
-    mp_bell_init(&desk.bell);
-    mp_thread thread;
-    mp_error error;
-    MP_CHECK_OK(mp_thread_start(&thread, "taker", take_work, &desk, &error), &error);
-    for (int i = 0; i <= RINGS; i++) {
-        mp_mutex_lock(&desk.lock);
-        if (i < RINGS)
-            desk.work++;
-        else
-            desk.over = true;
-        bool wake = mp_bell_ring(&desk.bell);
-        mp_mutex_unlock(&desk.lock);
-        if (wake)
-            mp_bell_wake(&desk.bell);
-        if (i % 64 == 0) /* so that it parks now and then */
-            mp_sys_sleep_ns(200 * 1000);
-    }
-    mp_thread_join(&thread);
-    MP_CHECK_INT(desk.taken, RINGS);
-    mp_bell_deinit(&desk.bell);
-    mp_mutex_deinit(&desk.lock);
-}
-
-MP_TEST(pool_bell_loses_no_ring_parked) { ring_many(0); }
-
-MP_TEST(pool_bell_loses_no_ring_spinning) { ring_many(50 * 1000); }
-
-MP_TEST(pool_bell_keeps_its_deadline) {
-    mp_mutex lock;
-    mp_bell bell;
-    mp_mutex_init(&lock);
-    mp_bell_init(&bell);
-    mp_mutex_lock(&lock);
-    uint64_t deadline = mp_sys_now_ns() + 20 * 1000 * 1000;
-    while (mp_sys_now_ns() < deadline)
-        mp_bell_wait(&bell, &lock, NULL, deadline);
-    MP_CHECK_INT(bell.parked, 0);
-    mp_mutex_unlock(&lock);
-    mp_bell_deinit(&bell);
-    mp_mutex_deinit(&lock);
 }
 
 /* --- jobs --- */
