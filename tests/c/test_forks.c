@@ -51,13 +51,14 @@ static void count_record(const mp_log_record *record, void *arg) {
     counts[strncmp(record->text, "child", 5) == 0 ? 0 : 1]++;
 }
 
-static void log_on(void *arg) {
-    (void)arg;
-    while (!atomic_load(&over))
-        mp_log(MP_LOG_ERROR, "parent, a text of some length that takes a while to copy: %d", 1);
-}
-
 static void ignore_record(const mp_log_record *record, void *arg) { (void)record, (void)arg; }
+
+static void log_on(void *arg) {
+    while (!atomic_load(&over)) { /* mostly between claiming a slot and publishing it */
+        mp_log(MP_LOG_ERROR, "parent");
+        mp_log_drain(ignore_record, arg);
+    }
+}
 
 static int log_in_child(void *arg) {
     (void)arg;
@@ -143,7 +144,6 @@ static int load_once(void *path) {
 
 MP_TEST(forks_while_a_blas_is_loaded) {
     SKIP_UNDER_TSAN();
-    unsetenv("OPENBLAS_NUM_THREADS");
     const char *path = getenv("MPOOL_TEST_BLAS");
     char *library = (char *)(uintptr_t)(path ? path : "libm.so.6"); /* any library is opened before it is refused */
     mp_blas_set_path(library);
@@ -155,16 +155,14 @@ MP_TEST(forks_while_a_blas_is_loaded) {
 static void read_environment(void *arg) {
     long *reads = arg;
     for (; !atomic_load(&over); ++*reads) {
-        const char *kept = getenv("MP_TEST_KEPT");
-        if (!kept || strcmp(kept, "kept") != 0)
-            MP_FAIL("a variable of another thread is gone");
+        if (!getenv("PATH"))
+            MP_FAIL("a variable is gone");
     }
 }
 
 MP_TEST(forks_environment_stays_in_place_while_a_blas_is_loaded) {
-    setenv("MP_TEST_KEPT", "kept", 1);
-    setenv("OPENBLAS_NUM_THREADS", "7", 1);
-    unsetenv("OPENBLAS_CORETYPE");
+    if (getenv("OPENBLAS_NUM_THREADS") || getenv("OPENBLAS_CORETYPE") || !getenv("PATH"))
+        MP_SKIP("the environment has variables of OpenBLAS");
     long reads = 0;
     mp_thread thread;
     mp_error error;
@@ -181,8 +179,7 @@ MP_TEST(forks_environment_stays_in_place_while_a_blas_is_loaded) {
             MP_CHECK(environ[at] == entries[at]);
         MP_CHECK(environ[count] == NULL);
     }
-    MP_CHECK_STR(getenv("OPENBLAS_NUM_THREADS"), "7");
-    MP_CHECK(!getenv("OPENBLAS_CORETYPE"));
+    MP_CHECK(!getenv("OPENBLAS_NUM_THREADS") && !getenv("OPENBLAS_CORETYPE"));
     atomic_store(&over, true);
     mp_thread_join(&thread);
 }
