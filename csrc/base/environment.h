@@ -2,7 +2,8 @@
  *
  * setenv moves the array that getenv reads in other threads, and C has no lock against that. So an override makes a
  * second, complete array and swaps the process's pointer to it: a getenv in another thread reads one whole array or the
- * other. Arrays are never freed, because a reader may still be inside one; a later override uses the array again. */
+ * other. Arrays are never freed, because a reader may still be inside one; a later override of the same environment
+ * uses the same array again. */
 #ifndef MP_BASE_ENVIRONMENT_H
 #define MP_BASE_ENVIRONMENT_H
 
@@ -13,7 +14,6 @@ enum { MP_ENVIRONMENT_MOST = 4 };
 typedef struct mp_environment_override { /* caller's storage */
     struct mp_environment_array *array;
     char **before;                             /* the process's array until the override */
-    size_t count;                              /* entries of the override's array, the final NULL included */
     const char *variables[MP_ENVIRONMENT_MOST]; /* "NAME=value" */
     char *old[MP_ENVIRONMENT_MOST];            /* entry of the same name before; NULL: was not set */
     int variable_count;

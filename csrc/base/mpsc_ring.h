@@ -18,10 +18,10 @@
 
 /* `turn` is position + 1 once the item of that position is published, and position + count once it was consumed. The
  * stored value is less the slot's index: zeroed storage is an empty ring. */
-#define MP_MPSC_SLOT(type)               \
-    struct {                             \
+#define MP_MPSC_SLOT(type)                  \
+    struct {                                \
         _Alignas(64) _Atomic uint64_t turn; \
-        type item;                       \
+        type item;                          \
     }
 
 typedef struct mp_mpsc_ring {
@@ -35,7 +35,8 @@ typedef struct mp_mpsc_ring {
 #define MP_MPSC_RING(array)                                                                                        \
     {                                                                                                              \
         .slots = (array), .count = sizeof(array) / sizeof((array)[0]), .slot_bytes = sizeof((array)[0]),           \
-        .item_offset = (uint32_t)((char *)&(array)[0].item - (char *)&(array)[0]), .item_bytes = sizeof((array)[0].item) \
+        .item_offset = (uint32_t)((char *)&(array)[0].item - (char *)&(array)[0]),                                 \
+        .item_bytes = sizeof((array)[0].item)                                                                      \
     }
 
 /* Claim the next slot. Returns its item, uninitialised, and *position for mp_mpsc_publish; NULL when the ring is full

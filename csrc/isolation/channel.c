@@ -11,7 +11,7 @@ static const uint64_t PARENT_LOOK_NS = 4 * 1000 * 1000;   /* the child may die a
 static const uint64_t CHILD_LOOK_NS = 1000 * 1000 * 1000; /* the system kills the child with its parent anyway */
 _Static_assert(sizeof(mp_frame) == 24, "frames have the same layout on both sides");
 _Static_assert((MP_RING_BYTES & (MP_RING_BYTES - 1)) == 0, "positions wrap by a mask");
-_Static_assert(MP_FRAME_MOST + sizeof(mp_frame) + ALIGN <= MP_RING_BYTES / 2, "a reader and a writer can work at the same time");
+_Static_assert(MP_FRAME_MOST + sizeof(mp_frame) + ALIGN <= MP_RING_BYTES / 2, "reading and writing overlap");
 
 void mp_channel_init(mp_channel *channel, mp_channel_page *page, bool parent, mp_error *error, bool (*look)(void *arg),
                      void *arg) {

@@ -98,8 +98,8 @@ void mp_channel_init(mp_channel *channel, mp_channel_page *page, bool parent, mp
                      void *arg);
 /* Write a frame; waits for free space. Returns false when the channel is broken. */
 bool mp_channel_send(mp_channel *channel, mp_frame_kind kind, bool last, const void *data, size_t bytes);
-/* Wait for a frame and copy it out. `data` must hold MP_FRAME_MOST bytes. `spin`: spin before parking. Returns false when
- * the channel is broken. */
+/* Wait for a frame and copy it out. `data` must hold MP_FRAME_MOST bytes. `spin`: spin before parking. Returns false
+ * when the channel is broken. */
 bool mp_channel_receive(mp_channel *channel, bool spin, mp_frame *frame, uint8_t *data);
 /* The other side has written a frame, or claims so. */
 bool mp_channel_waiting(const mp_channel *channel);

@@ -456,7 +456,8 @@ static bool init_core(mp_state *state, PyObject *module) {
     if (atomic_exchange(&initialised, 1))
         return true;
     mp_error error;
-    if (mp_fork_init(&error) != MP_OK || mp_options_init(&error) != MP_OK || mp_cpu_init(mp_options_get()->cpu, &error) != MP_OK ||
+    if (mp_fork_init(&error) != MP_OK || mp_options_init(&error) != MP_OK ||
+        mp_cpu_init(mp_options_get()->cpu, &error) != MP_OK ||
         mp_topology_check(mp_options_get()->nodes, &error) != MP_OK) {
         atomic_store(&initialised, 0);
         mp_raise(state, &error, NULL);

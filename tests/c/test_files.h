@@ -1,4 +1,4 @@
-/* test_files.h: what the tests of floor 2 share: a writer of GGUF bytes that checks nothing, a reader of everything. */
+/* test_files.h: shared by the tests of files/: a writer of GGUF bytes that checks nothing, a reader of everything. */
 #ifndef MP_TEST_FILES_H
 #define MP_TEST_FILES_H
 

@@ -7,8 +7,8 @@
  *
  * Capacity is per kind: nodes of one kind never use the capacity of another.
  *
- * Intrusive: the queued object contains its node, so pushing never allocates and removing from the middle is O(1). Every
- * function must be called with the owner's lock held. */
+ * Intrusive: the queued object contains its node, so pushing never allocates and removing from the middle is O(1).
+ * Every function must be called with the owner's lock held. */
 #ifndef MP_REGISTRY_POOL_QUEUE_H
 #define MP_REGISTRY_POOL_QUEUE_H
 
@@ -46,7 +46,8 @@ typedef struct mp_queue {
 typedef enum mp_queue_answer { MP_QUEUE_TAKEN, MP_QUEUE_FULL, MP_QUEUE_CLOSED } mp_queue_answer;
 
 void mp_queue_init(mp_queue *queue, const int capacity[MP_QUEUE_KINDS]);
-/* Initialise a node that is in no queue. `priority` is clamped to 0 to MP_QUEUE_PRIORITIES - 1; a positive kind is 1. */
+/* Initialise a node that is in no queue. `priority` is clamped to 0 to MP_QUEUE_PRIORITIES - 1; a positive kind is
+ * 1. */
 void mp_queue_node_init(mp_queue_node *node, int priority, int kind, uint32_t tenant, uint64_t since_ns);
 /* Append to its flow. node->cost must be set. Refused when the kind is full or the queue is closed. */
 mp_queue_answer mp_queue_push(mp_queue *queue, mp_queue_node *node);
