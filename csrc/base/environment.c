@@ -14,7 +14,7 @@ extern char **environ;
  * calls setenv while it is in use. */
 typedef struct mp_environment_array {
     struct mp_environment_array *next;
-    size_t count;    /* of entries, the final NULL included */
+    size_t count;    /* entries, the final NULL included */
     char *entries[]; /* [2 * count]: the environment, then a copy to compare with */
 } environment_array;
 

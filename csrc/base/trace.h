@@ -16,7 +16,7 @@ enum { /* levels of Python's logging */
 };
 
 typedef struct mp_log_record {
-    uint64_t time_ns; /* of mp_sys_now_ns */
+    uint64_t time_ns; /* mp_sys_now_ns */
     int level;
     char text[480]; /* truncated to fit, never inside a UTF-8 character */
 } mp_log_record;

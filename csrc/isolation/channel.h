@@ -52,7 +52,7 @@ typedef struct mp_frame {
     uint16_t kind;
     uint16_t last;     /* 1: last frame of its message, else 0 */
     uint64_t number;   /* 1, 2, 3, ... in each direction */
-    uint64_t checksum; /* of the fields above and of the payload */
+    uint64_t checksum; /* over the fields above and the payload */
 } mp_frame;
 
 typedef struct mp_ring {
@@ -68,7 +68,7 @@ typedef struct mp_channel_setup { /* written by the parent before the child star
     uint32_t capability;
     uint64_t description_bytes, weight_bytes; /* sizes of the other descriptors; weights 0 = none */
     uint64_t memory_bytes;                    /* the engine's budget */
-    uint64_t data_limit;                      /* of the process, 0 = none */
+    uint64_t data_limit;                      /* RLIMIT_DATA of the process; 0 = none */
 } mp_channel_setup;
 
 typedef struct mp_channel_page { /* the shared memory */
@@ -86,7 +86,7 @@ typedef struct mp_channel { /* one side, private */
     mp_ring *in, *out;
     mp_event_count *own_events, *other_events;
     uint64_t tail, head;            /* own positions in `in` and in `out` */
-    uint64_t in_number, out_number; /* of the last frame */
+    uint64_t in_number, out_number; /* number of the last frame in each direction */
     uint64_t spin_ns, look_ns;
     bool broken;             /* for good; *error has the reason */
     mp_error *error;         /* the owner's */

@@ -23,7 +23,7 @@ typedef enum mp_event_kind {
 const char *mp_event_name(mp_event_kind kind); /* "spawn", "request_start", ... */
 
 typedef struct mp_event {
-    uint64_t time_ns;  /* of mp_sys_now_ns */
+    uint64_t time_ns;  /* mp_sys_now_ns */
     uint64_t registry; /* mp_registry_number */
     uint64_t request;  /* equal in start and end of a request; 0 = none: refused before it had an identity */
     uint32_t worker;   /* id, 0 = none */

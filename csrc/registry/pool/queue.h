@@ -39,7 +39,7 @@ typedef struct mp_queue_level {
 typedef struct mp_queue {
     mp_queue_level levels[MP_QUEUE_PRIORITIES];
     int count, counts[MP_QUEUE_KINDS], capacity[MP_QUEUE_KINDS];
-    uint64_t cost; /* of all queued nodes */
+    uint64_t cost; /* sum over all queued nodes */
     bool closed;
 } mp_queue;
 
