@@ -55,9 +55,6 @@ def drain_events() -> list[tuple[int, int, str, int, int, str, float]]:
 def events_dropped() -> int:
     """Events that found no room, since the process began."""
 
-def events_after_fork() -> None:
-    """In a forked child: forget the parent's events."""
-
 @final
 class GgufFile:
     """A parsed GGUF header. ``kv`` maps keys to values (str, int, float, bool, or lists of them; strings that are not

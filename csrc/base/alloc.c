@@ -20,7 +20,7 @@ typedef struct header {
 } header;
 _Static_assert(sizeof(header) <= HEADER, "the header fits before the block");
 
-/* guarded by: atomics, one line pair each so that threads with different tags do not share one */
+/* atomic; each in a pair of cache lines of its own, so threads with different tags do not share one */
 static struct {
     _Alignas(128) _Atomic uint64_t bytes;
 } live[MP_TAG_COUNT];

@@ -1,11 +1,11 @@
-/* alloc.h: heap memory, aligned to 64 bytes, tagged by purpose and counted; and the byte budget that big consumers
- * (weights, KV blocks, scratch, queued requests) charge before they allocate. */
+/* alloc.h: heap memory, aligned to 64 bytes, counted by purpose; and the byte budget that large consumers (weights, KV
+ * blocks, scratch, queued requests) charge before they allocate. Thread-safe. */
 #ifndef MP_BASE_ALLOC_H
 #define MP_BASE_ALLOC_H
 
 #include "base/error.h"
 
-typedef enum mp_tag { /* what memory is for; mp_alloc_bytes() reports each */
+typedef enum mp_tag { /* purpose of memory; mp_alloc_bytes reports each */
     MP_TAG_MISC,
     MP_TAG_SPEC,
     MP_TAG_WEIGHTS,
@@ -16,35 +16,35 @@ typedef enum mp_tag { /* what memory is for; mp_alloc_bytes() reports each */
     MP_TAG_COUNT
 } mp_tag;
 
-/* NULL when refused. bytes 0 gives a valid pointer. The size is kept in a header before the block: free needs none. */
+/* Returns NULL when refused. 0 bytes give a valid pointer. A header before the block keeps its size. */
 void *mp_alloc(size_t bytes, mp_tag tag);
 void *mp_alloc_zeroed(size_t bytes, mp_tag tag);
-/* count * size with overflow check; zeroed. */
+/* Zeroed memory of count * size bytes; returns NULL when the product overflows. */
 void *mp_alloc_array(size_t count, size_t size, mp_tag tag);
-/* Grows or shrinks, keeping the smaller of both contents. On failure returns NULL and the old block stays. */
+/* Grow or shrink a block; keeps the smaller of both contents. On failure returns NULL and the old block stays valid. */
 void *mp_realloc(void *memory, size_t bytes, mp_tag tag);
 char *mp_strdup(const char *text, mp_tag tag);
 void mp_free(void *memory); /* NULL is legal */
-/* Live bytes of a tag, headers excluded. */
+/* Live bytes with a tag, headers excluded. */
 uint64_t mp_alloc_bytes(mp_tag tag);
-/* Memory that did not come from here counts too: so many bytes more, or fewer. */
+/* Count memory of another source too: `bytes` more, or fewer when negative. */
 void mp_alloc_count(mp_tag tag, int64_t bytes);
 const char *mp_tag_name(mp_tag tag);
 
-/* Large blocks of KV and scratch that the calling thread allocates lie on this memory node (base/sys.h) from now on,
- * whoever touches them first; -1: where they are touched. */
+/* Place large blocks of KV and scratch that the calling thread allocates on this memory node (base/sys.h) from now on.
+ * -1: on the node of the thread that touches a page first. */
 void mp_alloc_prefer_node(int node);
 
-/* MP_MEMORY_EXHAUSTED for `bytes` of `what`. */
+/* Fail with MEMORY_EXHAUSTED: `what` needs `bytes`. */
 mp_status mp_fail_memory(mp_error *error, uint64_t bytes, const char *what);
 
-/* A budget: bytes in use and a limit. The registry's governor owns the process's; engines take from it before they
- * allocate and give back after they free. Lock-free. */
+/* A budget: bytes in use and a limit. The registry's governor owns the budget of the process; engines take from it
+ * before they allocate and give back after they free. Lock-free. */
 typedef struct mp_budget {
     _Atomic uint64_t used;
     _Atomic uint64_t limit; /* UINT64_MAX = none */
 } mp_budget;
-bool mp_budget_take(mp_budget *budget, uint64_t bytes); /* false: refused, nothing taken */
+bool mp_budget_take(mp_budget *budget, uint64_t bytes); /* returns false when refused: nothing taken */
 void mp_budget_give(mp_budget *budget, uint64_t bytes);
 
 #endif

@@ -10,7 +10,7 @@ mp_status mp_arena_reserve(mp_arena *arena, size_t bytes, mp_error *error) {
     arena->used = 0;
     if (arena->memory && arena->size >= bytes)
         return MP_OK;
-    mp_arena_deinit(arena); /* before the new one: both at once would be the peak */
+    mp_arena_deinit(arena); /* before the new allocation: both at once would be the peak */
     if (bytes > SIZE_MAX - 63)
         return mp_fail_memory(error, bytes, "scratch");
     bytes = mp_arena_cost(bytes);
@@ -33,7 +33,7 @@ void mp_arena_deinit(mp_arena *arena) {
 void mp_arena_reset(mp_arena *arena) { arena->used = 0; }
 
 void *mp_arena_take(mp_arena *arena, size_t bytes) {
-    /* A wrong size here would hand out memory that belongs to someone else: stop at once, in every build. */
+    /* Too small an arena would hand out memory of another owner: abort in every build. */
     bool fits = arena->memory && arena->used <= arena->size && bytes <= arena->size - arena->used;
     assert(fits && "the arena was reserved too small");
     if (!fits)

@@ -1,9 +1,9 @@
 /* cgroup.c: see cgroup.h.
  *
- * /proc/self/cgroup says in which group the process is, per hierarchy, as a path that starts at the hierarchy's root;
- * /proc/self/mountinfo says where a hierarchy is mounted and which of its directories the mount shows. In a container
- * the group's own path may lie outside what is mounted: then the mount's top is the group. A limit of any directory
- * from the group up to the top of the mount holds. */
+ * /proc/self/cgroup names the group of the process in each hierarchy, as a path from the hierarchy's root.
+ * /proc/self/mountinfo says where each hierarchy is mounted and which of its directories the mount shows. In a
+ * container the group's path may lie outside the mount: then the top of the mount is the group. The smallest limit of
+ * all directories from the group up to the top of the mount holds. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -23,7 +23,8 @@ static bool is_directory(const char *path) {
     return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
 }
 
-/* Digits at *text, moved past them. False when there are none or too many; "max" and "-1" are no number. */
+/* Parse the digits at *text and move past them. Returns false when there are none or too many; "max" and "-1" are not
+ * numbers. */
 static bool take_number(const char **text, uint64_t *value) {
     const char *at = *text;
     uint64_t parsed = 0;
@@ -55,13 +56,13 @@ static void limit_cpus(mp_cgroup *limits, uint64_t quota, uint64_t period) {
         limits->cpus = cpus;
 }
 
-/* What one directory of a hierarchy limits. Files of the other version or controller are simply not there. */
+/* Read the limits of one directory of a hierarchy. Files of the other version or controller do not exist in it. */
 static void read_directory(const char *directory, mp_cgroup *limits) {
     uint64_t value, quota, period;
     if (read_number(directory, "memory.max", &value) && value < limits->memory_bytes)
         limits->memory_bytes = value;
     if (read_number(directory, "memory.limit_in_bytes", &value) && value < limits->memory_bytes)
-        limits->memory_bytes = value; /* v1 writes "none" as a number near 2^63: above any machine, so harmless */
+        limits->memory_bytes = value; /* v1 writes "none" as a number near 2^63, which is above any machine's memory */
     char path[PATH_BYTES], text[SMALL_BYTES];
     if (snprintf(path, sizeof(path), "%s/cpu.max", directory) < (int)sizeof(path) &&
         mp_sys_read_text(path, text, sizeof(text))) {
@@ -73,12 +74,12 @@ static void read_directory(const char *directory, mp_cgroup *limits) {
         limit_cpus(limits, quota, period);
 }
 
-/* The next field of a line that blanks separate; zero-terminated in place. NULL at the end. */
+/* The next blank-separated field of a line, zero-terminated in place. Returns NULL at the end. */
 static char *next_field(char **line) {
     return *line ? strsep(line, " ") : NULL;
 }
 
-/* mountinfo writes blanks, tabs, newlines and backslashes of paths as octal. */
+/* Decode a path of mountinfo, which writes blanks, tabs, newlines and backslashes in octal. */
 static void unescape(char *path) {
     char *to = path;
     for (const char *from = path; *from; to++) {
@@ -93,7 +94,7 @@ static void unescape(char *path) {
     *to = 0;
 }
 
-/* Whether `word` is one of a list that commas separate. */
+/* True when the comma-separated list contains `word`. */
 static bool list_has(const char *list, const char *word) {
     size_t length = strlen(word);
     for (const char *at = list; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL)
@@ -102,8 +103,8 @@ static bool list_has(const char *list, const char *word) {
     return false;
 }
 
-/* The group of this process in the hierarchy that has `controller` ("" = v2), from the text of /proc/self/cgroup:
- * "4:memory:/some/group". False when it is in none. */
+/* Find the group of this process in the hierarchy with `controller` ("" = v2) in the text of /proc/self/cgroup:
+ * "4:memory:/some/group". Returns false when it is in none. */
 static bool find_group(const char *listing, const char *controller, char *group, size_t size) {
     for (const char *line = listing; *line;) {
         const char *end = strchrnul(line, '\n');
@@ -121,7 +122,7 @@ static bool find_group(const char *listing, const char *controller, char *group,
     return false;
 }
 
-/* One mount of a hierarchy: look at the group's directory and its parents. */
+/* Read the limits of the group's directory and of its parents in one mount of a hierarchy. */
 static void read_mount(const char *root, const char *mount_root, const char *mount_point, const char *group,
                        mp_cgroup *limits) {
     size_t skip = strcmp(mount_root, "/") == 0 ? 0 : strlen(mount_root);
@@ -142,7 +143,7 @@ static void read_mount(const char *root, const char *mount_root, const char *mou
     }
 }
 
-/* A line of mountinfo: id parent device root point options [optional...] - type source super-options */
+/* Parse a line of mountinfo: id parent device root point options [optional...] - type source super-options */
 static void read_mount_line(const char *root, char *line, const char *groups, mp_cgroup *limits) {
     char *fields[6];
     for (int i = 0; i < 6; i++)

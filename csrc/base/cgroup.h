@@ -1,4 +1,4 @@
-/* cgroup.h: what the control groups of this process (v1 and v2) leave it of the machine. Used by cpu.c. */
+/* cgroup.h: limits of CPUs and memory from the control groups (v1 and v2) of this process. Used by cpu.c. */
 #ifndef MP_BASE_CGROUP_H
 #define MP_BASE_CGROUP_H
 
@@ -9,8 +9,8 @@ typedef struct mp_cgroup {
     uint64_t memory_bytes; /* limit; UINT64_MAX = none */
 } mp_cgroup;
 
-/* Reads `root`/proc/self/{cgroup,mountinfo} and the limits of the groups found there and of their parents. root is ""
- * except in tests. What cannot be read counts as no limit. */
+/* Read `root`/proc/self/{cgroup,mountinfo} and the limits of the groups found there and of their parents. `root` is ""
+ * except in tests. A file that cannot be read counts as no limit. */
 mp_cgroup mp_cgroup_read(const char *root);
 
 #endif

@@ -25,8 +25,8 @@
 #include <sys/auxv.h>
 #endif
 
-/* One row a level, lowest first: a machine's own is the last that it has all of. All but avxvnni have the features of
- * those below them: CPUs with AVX-512 need not know it, and have no use for it beside their own VNNI. */
+/* One row per level, lowest first. A machine's level is the last row whose features it all has. Each level includes the
+ * levels below it, except avxvnni: CPUs with AVX-512 may lack it, and use their own VNNI instead. */
 static const struct level {
     const char *name;
     uint32_t features;
@@ -54,7 +54,7 @@ static pthread_once_t detected = PTHREAD_ONCE_INIT;
 static int machine_level;
 static uint32_t machine_has;
 static char machine_name[64];
-/* index into levels, or -1 while no mask was set: then the machine's own */
+/* index into levels; -1 = no mask: the machine's own level */
 static _Atomic int masked_level = -1;
 
 #if defined(__x86_64__)
@@ -64,7 +64,7 @@ static uint64_t xgetbv0(void) {
     return (uint64_t)high << 32 | low;
 }
 
-/* Whether the system lets this process, its threads and its children use tiles. */
+/* Request tiles for this process, its threads and its children. Returns true when the system grants them. */
 static bool tiles_are_granted(void) {
 #if defined(__linux__)
     enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18 }; /* Linux, Documentation/arch/x86/xstate.rst */
@@ -208,7 +208,7 @@ const char *mp_cpu_name(void) {
 
 static int affinity_count(void) {
 #if defined(__linux__)
-    /* The kernel refuses a set smaller than its own: grow until it fits. */
+    /* The kernel refuses a set smaller than its own: grow the set until it fits. */
     for (int cpus = 1024; cpus <= 1 << 18; cpus *= 4) {
         size_t bytes = CPU_ALLOC_SIZE(cpus);
         cpu_set_t *set = mp_alloc_zeroed(bytes, MP_TAG_MISC);
@@ -228,7 +228,7 @@ int mp_cpu_lanes(void) {
     int lanes = affinity_count();
     mp_cgroup limits = mp_cgroup_read("");
     if (limits.cpus > 0 && limits.cpus < lanes)
-        lanes = (int)limits.cpus; /* rounded down: a lane with half a CPU holds the others up */
+        lanes = (int)limits.cpus; /* rounded down: a thread with half a CPU delays the others at every barrier */
     return lanes > 0 ? lanes : 1;
 }
 

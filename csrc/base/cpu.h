@@ -1,11 +1,12 @@
-/* cpu.h: what this CPU and its system can do, found once.
+/* cpu.h: instruction sets, CPUs and memory of this machine, detected once.
  *
  * A feature counts only when the operating system saves its registers (XGETBV) or names it (HWCAP). Linux saves the
- * tile registers of AMX for processes that asked for it, which looking here does: frames of signals then have room for
- * them, and a stack for signals of less than the system's own least size (AT_MINSIGSTKSZ) is refused. The option
- * MPOOL_CPU lowers the level for tests and for reproducing another machine's bits: "ref"; on x86-64 "avx2", "avxvnni",
- * "avx512" (F BW VL DQ), "avx512vnni", "avx512bf16", "amx"; on 64-bit ARM "neon", "dotprod", "i8mm", "bf16". Asking for
- * more than the machine has is an error, not a wish. */
+ * tile registers of AMX only for processes that request them, and detection does request them. Signal frames are larger
+ * from then on, and the system refuses an alternate signal stack below AT_MINSIGSTKSZ.
+ *
+ * The option MPOOL_CPU lowers the level for tests and for reproducing another machine's bits: "ref"; on x86-64 "avx2",
+ * "avxvnni", "avx512" (F BW VL DQ), "avx512vnni", "avx512bf16", "amx"; on 64-bit ARM "neon", "dotprod", "i8mm", "bf16".
+ * A level that the machine does not have is an error. */
 #ifndef MP_BASE_CPU_H
 #define MP_BASE_CPU_H
 
@@ -21,22 +22,22 @@ enum { /* bits of mp_cpu_features */
     MP_CPU_I8MM = 1 << 6,        /* usdot, smmla, usmmla */
     MP_CPU_ARM_BF16 = 1 << 7,    /* bfdot, bfmmla */
     MP_CPU_AVX_VNNI = 1 << 8,    /* vpdpbusd of 256 bits */
-    MP_CPU_AMX = 1 << 9,         /* tiles of int8 and bf16, for which this process has the system's leave */
+    MP_CPU_AMX = 1 << 9,         /* tiles of int8 and bf16, granted by the system */
 };
 
 /* Features in use after MPOOL_CPU. */
 uint32_t mp_cpu_features(void);
-/* Whether the CPU multiplies bfloat16, which is when it is taken where nobody asks for a class. */
+/* True when the CPU multiplies bfloat16: then compute type "auto" may choose it. */
 static inline bool mp_cpu_has_bf16(void) { return mp_cpu_features() & (MP_CPU_AVX512_BF16 | MP_CPU_ARM_BF16); }
-/* Reads MPOOL_CPU and checks it; called once when the module loads. Tests call it again with another mask string. */
+/* Check MPOOL_CPU and apply it. Call once when the module loads; tests call it again with another mask. */
 mp_status mp_cpu_init(const char *mask, mp_error *error);
-const char *mp_cpu_name(void);    /* model name from CPUID, never NULL */
-const char *mp_cpu_level(void);   /* "avx512bf16", ... the word MPOOL_CPU would take */
-/* CPUs this process may use: affinity mask and cgroup quota (v1, v2), at least 1. */
+const char *mp_cpu_name(void);    /* model name from CPUID; never NULL */
+const char *mp_cpu_level(void);   /* "avx512bf16", ...: a value of MPOOL_CPU */
+/* Number of CPUs that this process may use: affinity mask and cgroup quota (v1, v2), at least 1. */
 int mp_cpu_lanes(void);
-/* Physical memory that the process may use: machine and cgroup, bytes. */
+/* Bytes of physical memory that this process may use: the machine's, limited by cgroups. */
 uint64_t mp_cpu_memory_bytes(void);
-/* Set flush-to-zero and denormals-are-zero on this thread; returns the old control word for mp_cpu_restore_float. */
+/* Set flush-to-zero and denormals-are-zero on this thread. Returns the old control word for mp_cpu_restore_float. */
 uint32_t mp_cpu_flush_denormals(void);
 void mp_cpu_restore_float(uint32_t control);
 static inline void mp_cpu_relax(void) {

@@ -33,7 +33,7 @@ const mp_status_row *mp_status_find(mp_status code) {
     return internal;
 }
 
-/* Bytes that a UTF-8 character starting with `lead` has; 0 for a continuation byte or one that starts nothing. */
+/* Length in bytes of the UTF-8 character that starts with `lead`; 0 for a byte that cannot start one. */
 static size_t utf8_length(uint8_t lead) {
     if (lead < 0x80)
         return 1;
@@ -46,7 +46,7 @@ static size_t utf8_length(uint8_t lead) {
     return 0;
 }
 
-/* Bytes that are no UTF-8 at all are left: names in files may hold any. */
+/* Bytes that are not UTF-8 stay: names in files may hold any bytes. */
 void mp_text_trim(char *text) {
     size_t length = strlen(text);
     for (size_t back = 1; back <= 3 && back <= length; back++) {
@@ -68,7 +68,7 @@ static void copy_text(char *to, size_t size, const char *from) {
     mp_text_trim(to);
 }
 
-/* A path that does not fit loses its beginning: the file's name says more than its root. */
+/* Truncate a long path at its beginning: the file's name says more than its root. */
 static void copy_path(char *to, size_t size, const char *path) {
     size_t length = strlen(path);
     if (length < size) {
@@ -99,7 +99,7 @@ static void format_text(char *to, size_t size, mp_status code, const char *forma
 mp_status mp_fail(mp_error *error, mp_status code, const char *format, ...) {
     if (!error)
         return code;
-    char message[sizeof(error->message)]; /* an argument may be a string of *error itself */
+    char message[sizeof(error->message)]; /* arguments may be strings of *error itself */
     va_list args;
     va_start(args, format);
     format_text(message, sizeof(message), code, format, args);

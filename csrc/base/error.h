@@ -1,7 +1,7 @@
-/* error.h: what a call that can fail returns, and what it says about it.
+/* error.h: status codes and error records.
  *
- * Every function that can fail returns mp_status and, when that is not MP_OK, fills the caller's mp_error (which may be
- * NULL where the caller does not care). Kernels return void and assert their preconditions. Bad input never aborts. */
+ * Every function that can fail returns mp_status and, unless it is MP_OK, fills the caller's mp_error, which may be
+ * NULL. Kernels return void and assert their preconditions. Bad input never aborts. */
 #ifndef MP_BASE_ERROR_H
 #define MP_BASE_ERROR_H
 
@@ -21,8 +21,8 @@ typedef struct mp_status_row {
     const char *name, *text, *python_class, *builtin;
 } mp_status_row;
 
-/* What went wrong. Lives on the caller's stack; owns nothing; every string is cut to fit and zero-terminated, and never
- * ends inside a UTF-8 character. file, field, got and allowed are filled for FORMAT and LIMIT, else empty. */
+/* An error, in the caller's storage; owns nothing. Every string is zero-terminated and truncated to fit, never inside a
+ * UTF-8 character. file, field, got and allowed are filled for FORMAT and LIMIT, else empty. */
 typedef struct mp_error {
     mp_status code;
     int64_t offset; /* byte in the file, or -1 */
@@ -33,25 +33,25 @@ typedef struct mp_error {
     char allowed[96];
 } mp_error;
 
-/* Rows in the order of status.def; *count receives how many. */
+/* Rows in the order of status.def; *count: their number. */
 const mp_status_row *mp_status_rows(int *count);
-/* The row of a code; the row of INTERNAL for a code that has none. */
+/* The row of a code; the row of INTERNAL for an unknown code. */
 const mp_status_row *mp_status_find(mp_status code);
 
 /* Fill *error (may be NULL) and return code, so that a failing function can `return mp_fail(...)`. */
 mp_status mp_fail(mp_error *error, mp_status code, const char *format, ...) __attribute__((format(printf, 3, 4)));
-/* The same for a file's content: code is MP_FORMAT or MP_LIMIT. offset -1 when there is none. `got` and `allowed` say
- * what stood there and what may; the message is composed of all of them. */
+/* The same for the content of a file: `code` is MP_FORMAT or MP_LIMIT, `offset` -1 when unknown. The message is
+ * composed of file, offset, field, the value found (`got_format`) and the values allowed. */
 mp_status mp_fail_file(mp_error *error, mp_status code, const char *file, int64_t offset, const char *field,
                        const char *allowed, const char *got_format, ...) __attribute__((format(printf, 7, 8)));
-/* From errno: MP_IO (or MP_MEMORY_EXHAUSTED for ENOMEM) with the system's own words. */
+/* The same from errno: MP_IO, or MP_MEMORY_EXHAUSTED for ENOMEM, with the system's message. */
 mp_status mp_fail_errno(mp_error *error, int errnum, const char *file, const char *what);
 /* Reset to MP_OK, offset -1, empty strings. */
 void mp_error_clear(mp_error *error);
-/* Drop an unfinished UTF-8 character from the end of a text that was cut. */
+/* Drop an incomplete UTF-8 character from the end of a truncated text. */
 void mp_text_trim(char *text);
 
-/* Return a failing status to the caller. The error was filled where it arose. */
+/* Return a failing status to the caller; the error is filled already. */
 #define MP_TRY(call)                          \
     do {                                      \
         mp_status mp_try_status = (call);     \

@@ -5,33 +5,101 @@
 
 #include "base/cpu.h"
 #include "base/sys.h"
+#include "base/trace.h"
 
-static _Atomic int busy; /* a lock that needs no initialising; the forking thread holds it from before to after */
-static mp_forked *first; /* guarded by: busy */
-static _Atomic bool installed;
-/* Two threads may install the hooks at once, and then they run twice. */
-static _Thread_local int depth;
+static void forget_objects(void);
 
-void mp_forked_hold(void) {
-    while (atomic_exchange_explicit(&busy, 1, memory_order_acquire))
-        mp_cpu_relax();
+static const mp_fork_handlers object_handlers = {mp_forked_hold, mp_forked_release, forget_objects};
+static const mp_fork_handlers log_handlers = {.child = mp_log_fork_child};
+
+/* The log's row is constant: mp_log may not take a lock, so it cannot register itself. */
+static _Atomic(const mp_fork_handlers *) rows[MP_FORK_RANK_COUNT] = {
+    [MP_FORK_OBJECTS] = &object_handlers,
+    [MP_FORK_LOG] = &log_handlers,
+};
+
+/* --- hooks --- */
+
+static const uint64_t BACKOFF_NS = 50 * 1000;
+
+/* A lock that needs no initialising. The forking thread holds it from before to after the fork, and a registration
+ * while it changes a row: a fork sees the same rows before and after. */
+static _Atomic int table_lock;
+static bool installed; /* guarded by: table_lock */
+
+static void lock_table(void) {
+    while (atomic_exchange_explicit(&table_lock, 1, memory_order_acquire))
+        mp_sys_sleep_ns(BACKOFF_NS);
 }
 
-void mp_forked_release(void) { atomic_store_explicit(&busy, 0, memory_order_release); }
+static void unlock_table(void) { atomic_store_explicit(&table_lock, 0, memory_order_release); }
+
+static const mp_fork_handlers *row(int rank) {
+    static const mp_fork_handlers none;
+    const mp_fork_handlers *handlers = atomic_load_explicit(&rows[rank], memory_order_acquire);
+    return handlers ? handlers : &none;
+}
 
 static void before(void) {
-    if (depth++ == 0)
-        mp_forked_hold();
+    lock_table();
+    for (int rank = 0; rank < MP_FORK_RANK_COUNT; rank++)
+        if (row(rank)->before)
+            row(rank)->before();
 }
 
 static void in_parent(void) {
-    if (--depth == 0)
-        mp_forked_release();
+    for (int rank = MP_FORK_RANK_COUNT - 1; rank >= 0; rank--)
+        if (row(rank)->parent)
+            row(rank)->parent();
+    unlock_table();
 }
 
 static void in_child(void) {
-    if (--depth)
-        return;
+    for (int rank = 0; rank < MP_FORK_RANK_COUNT; rank++)
+        if (row(rank)->child)
+            row(rank)->child();
+    unlock_table();
+}
+
+static mp_status install(mp_error *error) { /* under table_lock */
+    if (installed)
+        return MP_OK;
+    MP_TRY(mp_sys_at_fork(before, in_parent, in_child, error));
+    installed = true;
+    return MP_OK;
+}
+
+mp_status mp_fork_init(mp_error *error) {
+    lock_table();
+    mp_status status = install(error);
+    unlock_table();
+    return status;
+}
+
+mp_status mp_fork_register(mp_fork_rank rank, const mp_fork_handlers *handlers, mp_error *error) {
+    if (atomic_load_explicit(&rows[rank], memory_order_acquire))
+        return MP_OK;
+    lock_table();
+    mp_status status = install(error);
+    if (status == MP_OK)
+        atomic_store_explicit(&rows[rank], handlers, memory_order_release);
+    unlock_table();
+    return status;
+}
+
+/* --- objects --- */
+
+static _Atomic int list_lock;
+static mp_forked *first; /* guarded by: list_lock */
+
+void mp_forked_hold(void) {
+    while (atomic_exchange_explicit(&list_lock, 1, memory_order_acquire))
+        mp_cpu_relax();
+}
+
+void mp_forked_release(void) { atomic_store_explicit(&list_lock, 0, memory_order_release); }
+
+static void forget_objects(void) {
     for (mp_forked *at = first, *next; at; at = next) {
         next = at->next;
         at->link = NULL;
@@ -42,9 +110,10 @@ static void in_child(void) {
 }
 
 mp_status mp_forked_add(mp_forked *self, void (*forget)(mp_forked *self), mp_error *error) {
-    if (!atomic_load_explicit(&installed, memory_order_acquire)) {
-        MP_TRY(mp_sys_at_fork(before, in_parent, in_child, error));
-        atomic_store_explicit(&installed, true, memory_order_release);
+    static _Atomic bool ready;
+    if (!atomic_load_explicit(&ready, memory_order_acquire)) {
+        MP_TRY(mp_fork_init(error));
+        atomic_store_explicit(&ready, true, memory_order_release);
     }
     mp_forked_hold();
     *self = (mp_forked){.next = first, .link = &first, .forget = forget};

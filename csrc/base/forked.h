@@ -1,21 +1,56 @@
-/* forked.h: what belongs to a process and not to its forked children: memory that is charged for other processes,
- * descriptors that only the parent uses. Each thing that is listed here is told so in the child, where its owner's
- * thread does not exist. Any thread may call. */
+/* forked.h: the one registry of fork handlers.
+ *
+ * A forked child has one thread, the forking one. A lock that another thread held at the fork stays locked there for
+ * ever, and data that another thread was changing stays half changed. So the forking thread takes every lock of the
+ * core before the fork, in the order of mp_fork_rank; the parent releases them in reverse order; the child makes new
+ * locks and forgets what belongs to the parent: threads, leases, requests, worker processes, log records, events.
+ *
+ *   pthread_atfork ── before: rank 0, 1, ... ── fork ─┬─ parent: rank ..., 1, 0
+ *                                                     └─ child:  rank 0, 1, ...
+ *
+ * A new process-wide lock needs a rank here and a call of mp_fork_register before the lock is first taken. A lock
+ * inside an object that only one process uses (a ticket, a notifier) carries mp_fork_generation instead
+ * (registry/fork.h). A compute team (base/team.h) is forgotten by its owner, the CPU allocator. */
 #ifndef MP_BASE_FORKED_H
 #define MP_BASE_FORKED_H
 
 #include "base/error.h"
 
+/* Lock order of a fork: a thread may hold locks of lower ranks while it takes one of a higher rank. */
+typedef enum mp_fork_rank {
+    MP_FORK_REGISTRIES, /* registry/fork.c: locks of every registry, then the governor's and the CPU allocator's */
+    MP_FORK_SPECS,      /* files/spec.c: identities of files */
+    MP_FORK_BLAS,       /* kernels/blas.c: loading of OpenBLAS */
+    MP_FORK_OBJECTS,    /* this file: the list of mp_forked */
+    MP_FORK_EVENTS,     /* registry/events.c: no lock; the child empties the ring */
+    MP_FORK_LOG,        /* base/trace.c: no lock; the child empties the ring */
+    MP_FORK_RANK_COUNT
+} mp_fork_rank;
+
+typedef struct mp_fork_handlers { /* each may be NULL */
+    void (*before)(void);         /* forking thread: take the locks */
+    void (*parent)(void);         /* forking thread of the parent: release them */
+    void (*child)(void);          /* the child's only thread: make new locks, forget */
+} mp_fork_handlers;
+
+/* Install the hooks of the system. Call at start-up, before other threads exist. MEMORY_EXHAUSTED when refused. */
+mp_status mp_fork_init(mp_error *error);
+/* Register the handlers of a rank for all later forks; waits for a fork in progress. `handlers` must stay valid for
+ * ever. A second call of the same rank does nothing. Thread-safe. MEMORY_EXHAUSTED when the hooks are refused. */
+mp_status mp_fork_register(mp_fork_rank rank, const mp_fork_handlers *handlers, mp_error *error);
+
+/* An object that belongs to one process: memory charged for other processes, descriptors that only the parent uses. */
 typedef struct mp_forked { /* part of its owner */
     struct mp_forked *next, **link;
     void (*forget)(struct mp_forked *self);
 } mp_forked;
 
-/* forget is called in each child that is forked from now on, once, on its only thread; the thing is off the list then.
- * MEMORY_EXHAUSTED when the system refuses the hooks. */
+/* Call `forget` once in each child forked from now on, on its only thread; the object is off the list by then.
+ * Thread-safe. MEMORY_EXHAUSTED when the system refuses the hooks. */
 mp_status mp_forked_add(mp_forked *self, void (*forget)(mp_forked *self), mp_error *error);
-void mp_forked_remove(mp_forked *self); /* legal on one that is zeroed, or that was removed */
-/* No fork happens between these two: for changes of what forget looks at. Short: others spin. */
+/* Thread-safe. Legal on an object that is zeroed or already removed. */
+void mp_forked_remove(mp_forked *self);
+/* Keep forks out while changing what `forget` reads. Hold for nanoseconds only: other callers spin. */
 void mp_forked_hold(void);
 void mp_forked_release(void);
 

@@ -48,7 +48,7 @@ void mp_option_value(int row, char *to, size_t size) {
         snprintf(to, size, "%lld", (long long)*(const int64_t *)(const void *)field);
 }
 
-/* A whole number in decimal, nothing before it and nothing after. */
+/* Parse a decimal integer with nothing before or after it. */
 static bool parse_int(const char *text, int64_t *value) {
     bool negative = *text == '-';
     const char *digit = text + (negative || *text == '+');
@@ -57,7 +57,7 @@ static bool parse_int(const char *text, int64_t *value) {
     int64_t parsed = 0;
     for (; *digit; digit++) {
         if (*digit < '0' || *digit > '9' || __builtin_mul_overflow(parsed, (int64_t)10, &parsed) ||
-            __builtin_sub_overflow(parsed, (int64_t)(*digit - '0'), &parsed)) /* downwards: INT64_MIN fits too */
+            __builtin_sub_overflow(parsed, (int64_t)(*digit - '0'), &parsed)) /* counts down, so that INT64_MIN fits */
             return false;
     }
     if (!negative && __builtin_sub_overflow((int64_t)0, parsed, &parsed))
@@ -94,7 +94,7 @@ mp_status mp_options_init(mp_error *error) {
     };
     for (int i = 0; i < ROW_COUNT; i++) {
         const char *text = getenv(rows[i].variable);
-        if (text && *text) /* set but empty means unset, as shells make easy */
+        if (text && *text) /* an empty variable counts as unset */
             MP_TRY(read_row(&rows[i], text, (uint8_t *)&fresh + offsets[i], error));
     }
     current = fresh;

@@ -1,4 +1,4 @@
-/* options.h: the values of options.def, read once. */
+/* options.h: values of the environment variables in options.def, read once at start-up. */
 #ifndef MP_BASE_OPTIONS_H
 #define MP_BASE_OPTIONS_H
 
@@ -16,17 +16,17 @@ typedef struct mp_options {
 
 typedef struct mp_option_row {
     const char *variable, *meaning, *def; /* def: the default as text */
-    int64_t least, most;                  /* of the value, or of a text's length in bytes */
+    int64_t least, most;                  /* bounds of the value, or of a text's length in bytes */
     bool is_text;
 } mp_option_row;
 
-/* The process's options. Never NULL; before mp_options_init the defaults. */
+/* Options of the process. Never NULL; holds the defaults before mp_options_init. */
 const mp_options *mp_options_get(void);
-/* Reads the environment. INVALID_ARGUMENT names the variable, its value and what is allowed. Once, before other
- * threads. */
+/* Read the environment. Call once, before other threads exist. INVALID_ARGUMENT names the variable, its value and the
+ * allowed values. */
 mp_status mp_options_init(mp_error *error);
 const mp_option_row *mp_option_rows(int *count);
-/* The current value as text, for show_config. */
+/* Write the current value as text, for show_config. */
 void mp_option_value(int row, char *to, size_t size);
 
 #endif

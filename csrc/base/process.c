@@ -33,13 +33,13 @@ uint64_t mp_process_stack_bytes(void) {
     struct rlimit now;
     bool known = getrlimit(RLIMIT_STACK, &now) == 0 && now.rlim_cur != RLIM_INFINITY;
     if (!known)
-        return usual; /* without a limit they are smaller */
+        return usual; /* without a limit stacks are smaller */
     return now.rlim_cur < MP_THREAD_STACK_BYTES ? MP_THREAD_STACK_BYTES : (uint64_t)now.rlim_cur;
 }
 
 /* --- start --- */
 
-/* A descriptor that closes by itself on exec and stands in nobody's way. */
+/* Duplicate a descriptor above those that the child uses; close-on-exec. */
 static int high_copy(int fd) { return fcntl(fd, F_DUPFD_CLOEXEC, LAST_FD + 1); }
 
 static int add_actions(posix_spawn_file_actions_t *actions, const int *fds) {
@@ -101,7 +101,7 @@ mp_status mp_process_start(mp_process *process, const mp_process_command *comman
     return MP_OK;
 }
 
-/* --- look and kill --- */
+/* --- poll and kill --- */
 
 static void note_end(mp_process *process, int status) {
     process->ended = true;
@@ -111,10 +111,10 @@ static void note_end(mp_process *process, int status) {
 bool mp_process_alive(mp_process *process) {
     if (process->pid == 0 || process->ended || process->owner != (int)getpid())
         return false;
-    /* The handle knows also when somebody else has waited, or nobody may (SIGCHLD ignored). */
+    /* The handle reports the end even when other code has waited, or when waiting is impossible (SIGCHLD ignored). */
     struct pollfd look = {.fd = process->handle, .events = POLLIN};
     int said;
-    do { /* a signal to this process says nothing about that one */
+    do { /* interrupted by a signal to this process: ask again */
         said = process->handle >= 0 ? poll(&look, 1, 0) : -1;
     } while (process->handle >= 0 && said < 0 && errno == EINTR);
     if (said == 0)
@@ -150,7 +150,7 @@ void mp_process_kill(mp_process *process) {
 
 void mp_process_forget(mp_process *process) {
     int handle = process->handle;
-    process->handle = -1; /* first: a child that is forked between must not close what has its number by then */
+    process->handle = -1; /* first: a child forked in between must not close another file with this number */
     process->pid = 0;
     mp_sys_close(handle);
 }
@@ -189,7 +189,7 @@ static void limit(int what, uint64_t most) {
         return;
     rlim_t value = now.rlim_max == RLIM_INFINITY || most < now.rlim_max ? (rlim_t)most : now.rlim_max;
     now.rlim_cur = now.rlim_max = value;
-    setrlimit(what, &now); /* only ever lower, which the system does not refuse */
+    setrlimit(what, &now); /* limits are only lowered, which the system never refuses */
 }
 
 static void close_others(void) {
@@ -211,13 +211,13 @@ mp_status mp_process_confine(int parent, const mp_process_limits *limits, mp_err
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
 #endif
-    if (!mp_process_has_parent(parent)) /* it died before it could be followed */
+    if (!mp_process_has_parent(parent)) /* the parent died before PR_SET_PDEATHSIG took effect */
         return mp_fail(error, MP_RECV, "the process that started this one is gone");
     close_others();
     limit(RLIMIT_CORE, 0);
     if (limits->files)
         limit(RLIMIT_NOFILE, (uint64_t)limits->files);
-    if (limits->data_bytes && !MP_SANITIZED) /* whose shadow memory is data too */
+    if (limits->data_bytes && !MP_SANITIZED) /* a sanitizer's shadow memory counts as data */
         limit(RLIMIT_DATA, limits->data_bytes);
     return MP_OK;
 }

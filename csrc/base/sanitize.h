@@ -1,7 +1,8 @@
-/* sanitize.h: what the sanitizers are told. In ordinary builds nothing.
+/* sanitize.h: annotations for the sanitizers; empty in ordinary builds.
  *
- * MP_GUARD(address, bytes) makes memory untouchable under AddressSanitizer (a block's header, the free part of an
- * arena), MP_UNGUARD gives it back. MP_SANITIZED is 1 when allocations should stay with the sanitizer's malloc. */
+ * MP_GUARD(address, bytes) makes AddressSanitizer report every access (to a block's header, to the free part of an
+ * arena); MP_UNGUARD allows access again. MP_SANITIZED is 1 when allocations should stay with the sanitizer's
+ * malloc. */
 #ifndef MP_BASE_SANITIZE_H
 #define MP_BASE_SANITIZE_H
 

@@ -65,7 +65,7 @@ mp_status mp_shm_map(mp_shm *shm, int fd, size_t bytes, bool writable, mp_error 
     if (bytes == 0 || (uint64_t)info.st_size < bytes || seals < 0 || (seals & SIZE_SEALS) != SIZE_SEALS) {
         mp_sys_close(fd);
         *shm = (mp_shm){.fd = -1};
-        return mp_fail(error, MP_INTEGRITY, "shared memory has %lld bytes, expected: %zu that stay",
+        return mp_fail(error, MP_INTEGRITY, "shared memory has %lld bytes, expected: %zu, sealed",
                        (long long)info.st_size, bytes);
     }
     void *data = mmap(NULL, bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, 0);
@@ -77,12 +77,12 @@ mp_status mp_shm_map(mp_shm *shm, int fd, size_t bytes, bool writable, mp_error 
 
 mp_status mp_shm_freeze(mp_shm *shm, mp_error *error) {
     if (fcntl(shm->fd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) != 0) {
-        /* the kernel has no such seal */
+        /* the kernel does not have this seal */
         if (mprotect(shm->data, shm->bytes, PROT_READ) != 0)
             return mp_fail_errno(error, errno, NULL, "shared memory cannot be protected");
         return MP_OK;
     }
-    /* In place of the writable mapping, which the seal leaves: one that mprotect cannot make writable again. */
+    /* The seal leaves the writable mapping: replace it by one that mprotect cannot make writable again. */
     if (mmap(shm->data, shm->bytes, PROT_READ, MAP_SHARED | MAP_FIXED, shm->fd, 0) == MAP_FAILED)
         return mp_fail_errno(error, errno, NULL, "shared memory cannot be protected");
     return MP_OK;

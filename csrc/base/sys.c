@@ -94,7 +94,7 @@ static uint64_t real_random(void) {
     if (getrandom(&value, sizeof(value), GRND_NONBLOCK) == (ssize_t)sizeof(value))
         return value;
 #endif
-    /* Early boot or a sandbox without the call: distinct is enough for a seed nobody asked to choose. */
+    /* Early boot, or a sandbox without the call: distinct values are enough for a seed that no caller chose. */
     static _Atomic uint64_t count;
     value = real_now_ns() ^ ((uint64_t)getpid() << 32) ^ (uint64_t)(uintptr_t)&value;
     return mp_mix(value ^ mp_mix(atomic_fetch_add_explicit(&count, 1, memory_order_relaxed)));
@@ -201,7 +201,7 @@ mp_status mp_thread_start(mp_thread *thread, const char *name, void (*body)(void
     start->arg = arg;
     strncpy(start->name, name, sizeof(start->name) - 1);
 
-    /* The new thread inherits the mask: set before, so that no signal finds it open. */
+    /* The new thread inherits the mask: set it before the start, so that no signal arrives in between. */
     sigset_t blocked, before;
     sigfillset(&blocked);
     static const int faults[] = {SIGBUS, SIGSEGV, SIGFPE, SIGILL, SIGTRAP, SIGABRT};
@@ -301,8 +301,8 @@ bool mp_sys_set_affinity(const mp_cpu_set *cpus) { return SYS(set_affinity)(cpus
 
 /* --- raw memory --- */
 
-/* From this size a block is a mapping of its own, so that freeing it returns its pages to the system: malloc raises its
- * threshold and would keep blocks of up to 32 MB. Sanitizers need malloc for their red zones. */
+/* Blocks of this size and more are mappings of their own, so that freeing one returns its pages to the system: malloc
+ * raises its own threshold and would keep blocks of up to 32 MB. Sanitizers need malloc for their red zones. */
 static const size_t MAPPED_FROM = 256 * 1024;
 static const size_t HUGE_PAGE = 2 * 1024 * 1024;
 
@@ -349,7 +349,7 @@ static void real_free(void *memory, size_t bytes) {
 
 static void real_prefer_node(void *memory, size_t bytes, int node) {
 #if defined(__linux__) && defined(SYS_mbind)
-    enum { PREFERRED = 1, BITS = 8 * sizeof(unsigned long), WORDS = 1024 / BITS }; /* of <numaif.h>, libnuma's */
+    enum { PREFERRED = 1, BITS = 8 * sizeof(unsigned long), WORDS = 1024 / BITS }; /* from libnuma's <numaif.h> */
     unsigned long nodes[WORDS] = {0};
     if (!is_mapped(bytes) || node < 0 || node >= WORDS * BITS)
         return;
@@ -371,7 +371,7 @@ void mp_sys_free(void *memory, size_t bytes) { SYS(free)(memory, bytes); }
 
 bool mp_sys_alloc_is_zero(size_t bytes) {
 #ifdef MP_SEAM
-    (void)bytes; /* a test's allocator promises nothing */
+    (void)bytes; /* the allocator of a test gives no such guarantee */
     return false;
 #else
     return is_mapped(bytes);
@@ -448,7 +448,7 @@ mp_status mp_sys_open(const char *path, int *fd, mp_file_id *id, mp_error *error
     struct stat info;
     *fd = -1;
     if (stat(path, &info) == 0)
-        MP_TRY(require_regular(&info, path, error)); /* opening some devices already does something */
+        MP_TRY(require_regular(&info, path, error)); /* opening some devices has side effects */
     int opened;
     do {
         opened = SYS(open)(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
@@ -472,7 +472,7 @@ mp_status mp_sys_open(const char *path, int *fd, mp_file_id *id, mp_error *error
 
 void mp_sys_close(int fd) {
     if (fd >= 0)
-        close(fd); /* not again on EINTR: Linux has closed it */
+        close(fd); /* never repeated on EINTR: Linux has closed it */
 }
 
 bool mp_sys_read_text(const char *path, char *to, size_t size) {
@@ -497,7 +497,7 @@ bool mp_sys_read_text(const char *path, char *to, size_t size) {
 }
 
 bool mp_sys_fill(int fd, size_t from, size_t bytes) {
-    /* By parts: a signal undoes the one that is being made. */
+    /* In parts: a signal undoes only the part being allocated. */
     enum { LARGEST = 16 << 20, LEAST = 64 << 10 };
     size_t part = LARGEST;
     for (size_t done = 0; done < bytes;) {
@@ -546,7 +546,7 @@ void mp_sys_advise(void *data, size_t bytes, int advice) {
 #ifdef MADV_POPULATE_READ
         native = MADV_POPULATE_READ;
 #else
-        native = 22; /* of Linux 5.14 on; a refusal where it is unknown */
+        native = 22; /* MADV_POPULATE_READ, Linux 5.14; older kernels refuse it */
 #endif
         break;
     default:

@@ -1,10 +1,10 @@
-/* sys.h: the seam. Every allocation, thread, lock, clock, file and mapping of the core goes through here.
+/* sys.h: the seam between the core and the operating system: allocations, threads, locks, clocks, files and mappings.
  *
- * The release build calls libc and pthread directly (the functions are static inline or trivially thin). A build with
- * MP_SEAM=1 (tests) calls through mp_sys_table, which a test may replace to count and fail calls, to run threads as
- * fibres under a seeded scheduler, or to move the clock. Nothing outside base/ calls malloc, pthread_* or open itself.
+ * The release build calls libc and pthread directly. A build with MP_SEAM=1 (tests) calls through mp_sys_table, which a
+ * test may replace to count and fail calls, to run threads as fibres under a seeded scheduler, or to move the clock. No
+ * file outside base/ calls malloc, pthread_* or open itself.
  *
- * Threads: every function may be called from any thread unless it says otherwise. */
+ * Every function is thread-safe unless it says otherwise. */
 #ifndef MP_BASE_SYS_H
 #define MP_BASE_SYS_H
 
@@ -14,105 +14,107 @@
 
 /* --- time: nanoseconds of CLOCK_MONOTONIC; deadlines are absolute in it; 0 = none --- */
 uint64_t mp_sys_now_ns(void);
-/* Time that the calling thread has had a processor; takes a microsecond. */
+/* CPU time of the calling thread so far. Takes about 1 us. */
 uint64_t mp_sys_thread_ns(void);
 void mp_sys_sleep_ns(uint64_t ns);
-/* So much later; UINT64_MAX is never, and stays. */
+/* now_ns + ns, saturating at UINT64_MAX, which means never. */
 static inline uint64_t mp_sys_after(uint64_t now_ns, uint64_t ns) {
     return ns < UINT64_MAX - now_ns ? now_ns + ns : UINT64_MAX;
 }
 
-/* How often the system has taken the CPU away from the calling thread so far; 0 where it does not tell. */
+/* Involuntary context switches of the calling thread so far; 0 where the system does not count them. */
 uint64_t mp_sys_taken_away(void);
 
-/* --- randomness for seeds that the caller did not give; never for anything that must repeat --- */
+/* --- randomness for seeds that the caller did not give; never for results that must be reproducible --- */
 uint64_t mp_sys_random(void);
 
-/* --- locks; not recursive --- */
+/* --- locks, not recursive --- */
 typedef struct mp_mutex { pthread_mutex_t os; } mp_mutex;
 typedef struct mp_cond { pthread_cond_t os; } mp_cond; /* on CLOCK_MONOTONIC */
+/* Initialiser of a static mutex. */
+#define MP_MUTEX_STATIC {PTHREAD_MUTEX_INITIALIZER}
 void mp_mutex_init(mp_mutex *mutex);
 void mp_mutex_deinit(mp_mutex *mutex);
 void mp_mutex_lock(mp_mutex *mutex);
 void mp_mutex_unlock(mp_mutex *mutex);
 void mp_cond_init(mp_cond *cond);
 void mp_cond_deinit(mp_cond *cond);
-/* Wait until signalled or, when deadline_ns is not 0, until then. Returns false when the deadline has passed. May wake
- * spuriously: always wait in a loop over the predicate. */
+/* Wait until signalled or until the deadline (0 = none). Returns false when the deadline has passed. May wake
+ * spuriously: always wait in a loop over the condition. */
 bool mp_cond_wait(mp_cond *cond, mp_mutex *mutex, uint64_t deadline_ns);
 void mp_cond_signal(mp_cond *cond);
 void mp_cond_broadcast(mp_cond *cond);
 
 /* --- threads --- */
 typedef struct mp_thread { pthread_t os; bool started; } mp_thread;
-/* Least stack of a thread, whatever the system's default is (`ulimit -s`, another C library): kernels put aside up to
- * 512 KiB there. */
+/* Smallest stack of a thread, even where the system's default is less (`ulimit -s`, another C library): kernels use up
+ * to 512 KiB of it. */
 enum { MP_THREAD_STACK_BYTES = 2 << 20 };
-/* name: at most 15 characters, shown by the system's tools. Every signal is blocked in the new thread, except those
- * that a fault of the thread itself raises (SIGBUS on a mapped file must reach its handler). SPAWN_FAILED when
- * refused. */
+/* Start a thread. `name`: at most 15 characters, shown by the system's tools. The new thread blocks every signal except
+ * those that its own faults raise (SIGBUS on a mapped file must reach its handler). SPAWN_FAILED when refused. */
 mp_status mp_thread_start(mp_thread *thread, const char *name, void (*body)(void *), void *arg, mp_error *error);
 void mp_thread_join(mp_thread *thread); /* legal on one that never started */
-/* Nobody will join it: for a thread that may never return. It counts as joined from now on. */
+/* Give up joining a thread that may never return. It counts as joined from now on. */
 void mp_thread_detach(mp_thread *thread);
-/* Counts since the process began: created == joined after a clean shutdown. */
+/* Threads created and joined since the process began; equal after a clean shutdown. */
 void mp_thread_counts(uint64_t *created, uint64_t *joined);
 
-/* Called around every fork of the process from now on: before and parent in the parent's forking thread, child in the
- * child's only one. MEMORY_EXHAUSTED when refused. */
+/* Call the hooks around every later fork of the process: `before` and `parent` in the parent's forking thread, `child`
+ * in the child's only thread. Used by base/forked.c only. MEMORY_EXHAUSTED when refused. */
 mp_status mp_sys_at_fork(void (*before)(void), void (*parent)(void), void (*child)(void), mp_error *error);
 
 /* --- CPUs and memory nodes; base/topology.h says which CPUs lie where --- */
 enum { MP_CPUS_MAX = 1024 };
 typedef struct mp_cpu_set { uint64_t words[MP_CPUS_MAX / 64]; } mp_cpu_set; /* CPU i: bit i % 64 of word i / 64 */
-/* CPUs that the calling thread may use, of the first MP_CPUS_MAX. False where the system does not tell. */
+/* CPUs that the calling thread may use, among the first MP_CPUS_MAX. Returns false where the system does not report
+ * them. */
 bool mp_sys_get_affinity(mp_cpu_set *cpus);
-/* The calling thread runs on these from now on. False when refused: it runs where it did. */
+/* Bind the calling thread to these CPUs. Returns false when refused: its CPUs are unchanged. */
 bool mp_sys_set_affinity(const mp_cpu_set *cpus);
-/* Pages of a block of mp_sys_alloc that are touched from now on come from this memory node (the system's number) while
- * it has some. Best effort, and for large blocks only: a small one shares its pages with others. */
+/* Prefer this memory node (the system's number) for pages of an mp_sys_alloc block that are touched from now on. Best
+ * effort, and for large blocks only: a small block shares its pages with others. */
 void mp_sys_prefer_node(void *memory, size_t bytes, int node);
 
-/* --- parking on a word, used by team.c only: futex on Linux, a short sleep elsewhere --- */
+/* --- parking on a word, used by event_count.h only: futex on Linux, a sleep of at most 50 us elsewhere --- */
 void mp_park(_Atomic uint32_t *word, uint32_t expected, uint64_t timeout_ns);
 void mp_unpark_all(_Atomic uint32_t *word);
 
 /* --- raw memory; use base/alloc.h instead --- */
 void *mp_sys_alloc(size_t bytes, size_t alignment); /* NULL when refused; not zeroed */
-void mp_sys_free(void *memory, size_t bytes);        /* bytes: as they were asked for */
-/* Whether a block of this size comes from mp_sys_alloc filled with zeros. */
+void mp_sys_free(void *memory, size_t bytes);        /* bytes: as requested */
+/* True when mp_sys_alloc fills a block of this size with zeros. */
 bool mp_sys_alloc_is_zero(size_t bytes);
 
 /* --- files --- */
-typedef struct mp_file_id { /* enough to notice that a path now names another content */
+typedef struct mp_file_id { /* detects that a path now names other content */
     uint64_t device, inode, size, mtime_ns;
-    uint64_t ctime_ns;     /* writing moves it, too, and nobody can set it back */
-    uint64_t mode, links;  /* changing one of these three also moves ctime, and no content */
+    uint64_t ctime_ns;     /* advanced by every write; cannot be set back */
+    uint64_t mode, links;  /* changing mode, links or owner advances ctime without changing content */
     uint64_t owner;        /* user and group */
 } mp_file_id;
-/* The same content, as far as that can be told without reading it. */
+/* True when both identify the same content, as far as metadata can tell. */
 bool mp_file_id_same(const mp_file_id *a, const mp_file_id *b);
-/* Of what a path names now; false when there is nothing, or no regular file. */
+/* Identify the file that a path names now. Returns false unless it is a regular file. */
 bool mp_sys_identify(const char *path, mp_file_id *id);
-/* Open a regular file for reading (O_CLOEXEC, O_NONBLOCK so that a FIFO cannot hang it). FORMAT when it is not one: a
- * device is not even opened. IO with the system's words otherwise. id may be NULL. */
+/* Open a regular file for reading, with O_CLOEXEC, and O_NONBLOCK so that a FIFO cannot hang it. FORMAT for any other
+ * kind of file: a device is not even opened. IO with the system's message otherwise. `id` may be NULL. */
 mp_status mp_sys_open(const char *path, int *fd, mp_file_id *id, mp_error *error);
 void mp_sys_close(int fd);
-/* Read what there is, at most size - 1 bytes, of a file of procfs or sysfs, which have no size; zero-terminated. False
- * when there is nothing. */
+/* Read a file of procfs or sysfs, whose size is unknown: at most size - 1 bytes, zero-terminated. Returns false when
+ * nothing could be read. */
 bool mp_sys_read_text(const char *path, char *to, size_t size);
-/* Pages for the first `bytes` of a file in memory, now: a write to one that cannot be had later would be SIGBUS. False
- * when there are not so many; true also where the system cannot be asked. */
+/* Allocate the pages of a range of a memory file now: a write to a page that cannot be allocated later raises SIGBUS.
+ * Returns false when there is not enough memory, and true where the system has no such call. */
 bool mp_sys_fill(int fd, size_t from, size_t bytes);
 /* Map read-only and shared. FORMAT when bytes is 0. */
 mp_status mp_sys_map(int fd, size_t bytes, const char *path, void **data, mp_error *error);
 void mp_sys_unmap(void *data, size_t bytes);
 enum { MP_ADVISE_WILLNEED, MP_ADVISE_DONTNEED, MP_ADVISE_HUGE, MP_ADVISE_POPULATE };
-/* Best effort; whole pages inside the range only. */
+/* Advise the system about whole pages inside the range. Best effort. */
 void mp_sys_advise(void *data, size_t bytes, int advice);
 
 #ifdef MP_SEAM
-/* The replaceable table. A test copies mp_sys_real, changes rows and assigns mp_sys_table before any other call. */
+/* The table of system calls. A test copies mp_sys_real, changes rows and assigns mp_sys_table before any other call. */
 typedef struct mp_sys_calls {
     void *(*alloc)(size_t bytes, size_t alignment);
     void (*free)(void *memory, size_t bytes);
@@ -146,13 +148,13 @@ typedef struct mp_sys_calls {
 extern const mp_sys_calls mp_sys_real;
 extern mp_sys_calls mp_sys_table;
 
-/* Where the last call of the seam stands in the sources, for a test that shows what happened. */
+/* Source position of the thread's last call of the seam, for traces of tests. */
 typedef struct mp_seam_site {
-    const char *file, *what; /* what: the argument as it is written there, or a thread's name */
+    const char *file, *what; /* `what`: the argument as written in the source, or a thread's name */
     int line;
 } mp_seam_site;
 extern _Thread_local mp_seam_site mp_seam_at;
-/* The planted bug that is active, 0 = none; and how often its place was reached. */
+/* Number of the planted bug that is armed, 0 = none; and how often its code was reached. */
 extern _Atomic int mp_seam_armed, mp_seam_reached;
 bool mp_seam_reach(void);
 
@@ -172,16 +174,16 @@ bool mp_seam_reach(void);
 #define mp_sys_sleep_ns(ns) (MP_SEAM_AT(#ns), mp_sys_sleep_ns(ns))
 #endif
 
-/* --- for tests; nothing in a build without MP_SEAM --- */
+/* --- for tests; empty in a build without MP_SEAM --- */
 
-/* Another thread may run here. Stands beside the atomics whose order matters, and in loops that spin on one. */
+/* Let the simulator run another thread here: beside atomics whose order matters, and in loops that spin on one. */
 static inline void mp_seam_point(void) {
 #ifdef MP_SEAM
     mp_sys_table.point();
 #endif
 }
-/* A bug that a test plants, to see that it is found: true only while the test has armed this number. Each number stands
- * in one place. */
+/* Plant a bug for a test that must find it: true only while the test has armed this number. Each number is used
+ * once. */
 static inline bool mp_seam_mutation(int number) {
 #ifdef MP_SEAM
     return __builtin_expect(mp_seam_armed == number, 0) && mp_seam_reach();

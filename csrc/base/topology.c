@@ -6,7 +6,7 @@
 
 #include "base/options.h"
 
-enum { PATH_BYTES = 512, TEXT_BYTES = 8192, NUMBERS_MAX = MP_CPUS_MAX }; /* of nodes: Linux has 1,024 at most */
+enum { PATH_BYTES = 512, TEXT_BYTES = 8192, NUMBERS_MAX = MP_CPUS_MAX }; /* Linux has at most 1,024 nodes */
 
 int mp_cpu_set_count(const mp_cpu_set *cpus) {
     int count = 0;
@@ -33,7 +33,7 @@ void mp_cpu_set_text(const mp_cpu_set *cpus, char *to, size_t size) {
 
 static const char *skip_blanks(const char *at) { return at + strspn(at, " \t\n"); }
 
-/* Digits at *text, moved past them and blanks; below `limit`. */
+/* Parse a number below `limit` at *text; move past it and the blanks after it. */
 static bool take_number(const char **text, int limit, int *value) {
     const char *at = skip_blanks(*text);
     if (*at < '0' || *at > '9')
@@ -45,7 +45,8 @@ static bool take_number(const char **text, int limit, int *value) {
     return true;
 }
 
-/* "0-3,8" at *text, moved past it: adds the numbers to `set`. False: it is none; *text stands where it went wrong. */
+/* Parse a list such as "0-3,8" at *text, move past it and add its numbers to `set`. Returns false for a malformed list,
+ * with *text at the error. */
 static bool take_list(const char **text, int limit, mp_cpu_set *set) {
     for (;; ++*text) {
         int first, last;
@@ -80,7 +81,8 @@ static mp_cpu_set common(const mp_cpu_set *a, const mp_cpu_set *b) {
     return both;
 }
 
-/* One node more, of those CPUs of `cpus` that are in *left; they are taken out of it. False: there is no room. */
+/* Add a node with those CPUs of `cpus` that are in *left, and remove them from *left. Returns false when there are
+ * MP_NODES_MAX nodes already. */
 static bool add_node(mp_topology *topology, int number, int memory, const mp_cpu_set *cpus, mp_cpu_set *left) {
     mp_cpu_set own = common(cpus, left);
     int count = mp_cpu_set_count(&own);
@@ -95,7 +97,7 @@ static bool add_node(mp_topology *topology, int number, int memory, const mp_cpu
     return true;
 }
 
-/* The machine's own nodes. False: it has too many, or does not tell. */
+/* Read the machine's nodes. Returns false when it has too many or does not report them. */
 static bool read_system(const char *root, const mp_cpu_set *allowed, mp_topology *topology) {
     char path[PATH_BYTES];
     mp_cpu_set numbers, cpus, left = *allowed;
@@ -106,7 +108,7 @@ static bool read_system(const char *root, const mp_cpu_set *allowed, mp_topology
     for (int i = 0; i < NUMBERS_MAX; i++) {
         if (!mp_cpu_set_has(&numbers, i) ||
             snprintf(path, sizeof(path), "%s/sys/devices/system/node/node%d/cpulist", root, i) >= (int)sizeof(path) ||
-            !read_list(path, MP_CPUS_MAX, &cpus)) /* of memory alone, or just gone */
+            !read_list(path, MP_CPUS_MAX, &cpus)) /* memory without CPUs, or removed just now */
             continue;
         if (!add_node(topology, i, i, &cpus, &left))
             return false;
@@ -122,7 +124,7 @@ static mp_status fail_table(const char *table, const char *at, const char *what,
                    table, what, (int)(at - table), MP_CPUS_MAX);
 }
 
-/* The nodes of MPOOL_NODES. *too_many: they do not fit. */
+/* Parse MPOOL_NODES. *too_many: more than MP_NODES_MAX nodes. */
 static mp_status read_table(const char *table, const mp_topology *system, const mp_cpu_set *allowed,
                             mp_topology *topology, bool *too_many, mp_error *error) {
     mp_cpu_set seen = {0}, left = *allowed;

@@ -1,13 +1,13 @@
 /* trace.h: log records.
  *
- * The core never writes to a file descriptor. mp_log puts a record into a bounded ring, from which one thread of the
- * binding takes it to Python's logging. A full ring drops the record and counts it. Recording takes no lock. */
+ * The core never writes to a file descriptor. mp_log puts a record into a bounded ring; the binding's drain thread
+ * hands it to Python's logging. A full ring drops the record and counts it. Recording takes no lock. */
 #ifndef MP_BASE_TRACE_H
 #define MP_BASE_TRACE_H
 
 #include "base/error.h"
 
-enum { /* numbers of Python's logging */
+enum { /* levels of Python's logging */
     MP_LOG_DEBUG = 10,
     MP_LOG_INFO = 20,
     MP_LOG_WARNING = 30,
@@ -16,20 +16,24 @@ enum { /* numbers of Python's logging */
 };
 
 typedef struct mp_log_record {
-    uint64_t time_ns; /* of mp_sys_now_ns */
+    uint64_t time_ns; /* mp_sys_now_ns */
     int level;
-    char text[480]; /* cut to fit, never inside a UTF-8 character */
+    char text[480]; /* truncated to fit, never inside a UTF-8 character */
 } mp_log_record;
 
-/* Record, unless level is below what is enabled. Any thread. */
+/* Record the message unless `level` is below the enabled level. Thread-safe. */
 void mp_log(int level, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* Lowest level that is recorded from now on; MP_LOG_WARNING at the start. */
+/* Set the lowest level that is recorded; MP_LOG_WARNING at start-up. */
 void mp_log_set_level(int level);
-/* For a caller that would spend time on the arguments. */
+/* Lets a caller skip preparing expensive arguments. */
 bool mp_log_enabled(int level);
-/* Hand every waiting record to take, oldest first, and return how many. One thread at a time; take may call mp_log. */
+/* Pass every published record to `take`, oldest first, and return the count. One thread at a time; `take` may call
+ * mp_log. */
 int mp_log_drain(void (*take)(const mp_log_record *record, void *arg), void *arg);
-/* Records dropped since the process began. */
+/* Records dropped by this process and, before a fork, by its parent. */
 uint64_t mp_log_dropped(void);
+/* Discard all records. Called by base/forked.c in a forked child: the records belong to the parent, and a record that
+ * another thread of the parent was writing is never published in the child. */
+void mp_log_fork_child(void);
 
 #endif

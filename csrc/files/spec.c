@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/forked.h"
 #include "base/sys.h"
 #include "files/spec_build.h"
 
@@ -39,8 +40,7 @@ struct mp_spec {
     const char *architecture;
     const char **files;
     int file_count, file_capacity;
-    mp_mutex lock;
-    mp_file_id *seen; /* guarded by: lock; [file_count] identities, allocated on first use; size 0: not stored yet */
+    mp_file_id *seen; /* guarded by: identities; [file_count] identities, allocated on first use; size 0: not stored */
     name_list keys, tensor_names;
     mp_value *values; /* [keys.capacity] */
     mp_tensor_entry *tensors; /* [tensor_names.capacity] */
@@ -149,7 +149,18 @@ static void names_deinit(name_list *list) {
 
 /* --- life and memory --- */
 
+/* One lock for the identities of all specs, held for nanoseconds and across a fork (base/forked.h). */
+static mp_mutex identities = MP_MUTEX_STATIC;
+
+static void lock_identities(void) { mp_mutex_lock(&identities); }
+static void unlock_identities(void) { mp_mutex_unlock(&identities); }
+static void renew_identities(void) { mp_mutex_init(&identities); }
+
 mp_spec *mp_spec_create(void) {
+    static const mp_fork_handlers handlers = {lock_identities, unlock_identities, renew_identities};
+    mp_error error;
+    if (mp_fork_register(MP_FORK_SPECS, &handlers, &error) != MP_OK)
+        return NULL;
     mp_spec *spec = mp_alloc_zeroed(sizeof *spec, MP_TAG_SPEC);
     if (!spec)
         return NULL;
@@ -157,7 +168,6 @@ mp_spec *mp_spec_create(void) {
     spec->hash_key[0] = mp_sys_random();
     spec->hash_key[1] = mp_sys_random();
     spec->architecture = "";
-    mp_mutex_init(&spec->lock);
     return spec;
 }
 
@@ -179,7 +189,6 @@ void mp_spec_unpin(mp_spec *spec) {
     mp_free(spec->tensors);
     mp_free(spec->files);
     mp_free(spec->seen);
-    mp_mutex_deinit(&spec->lock);
     mp_free(spec);
 }
 
@@ -547,7 +556,7 @@ bool mp_spec_same_file(const mp_spec *frozen, int index, const mp_file_id *id) {
     mp_spec *spec = (mp_spec *)frozen; /* `seen` is a cache, not part of the description, so a const spec may change it
                                         */
     assert(index >= 0 && index < spec->file_count);
-    mp_mutex_lock(&spec->lock);
+    lock_identities();
     if (!spec->seen)
         spec->seen = mp_alloc_array((size_t)spec->file_count, sizeof *spec->seen, MP_TAG_SPEC);
     bool same = spec->seen != NULL; /* without memory to remember an identity, no file is known to be the same */
@@ -555,7 +564,7 @@ bool mp_spec_same_file(const mp_spec *frozen, int index, const mp_file_id *id) {
         spec->seen[index] = *id;
     else if (same)
         same = mp_file_id_same(&spec->seen[index], id);
-    mp_mutex_unlock(&spec->lock);
+    unlock_identities();
     return same;
 }
 
@@ -569,11 +578,11 @@ void mp_spec_note_files(const mp_spec *spec) {
 bool mp_spec_file_identity(const mp_spec *frozen, int index, mp_file_id *id) {
     mp_spec *spec = (mp_spec *)frozen;
     assert(index >= 0 && index < spec->file_count);
-    mp_mutex_lock(&spec->lock);
+    lock_identities();
     bool known = spec->seen && spec->seen[index].size != 0;
     if (known)
         *id = spec->seen[index];
-    mp_mutex_unlock(&spec->lock);
+    unlock_identities();
     return known;
 }
 

@@ -7,11 +7,11 @@
 #include "base/options.h"
 
 enum { ALIGN = 8 };
-static const uint64_t PARENT_LOOK_NS = 4 * 1000 * 1000;   /* at a child that computes: it may die, calls may end */
-static const uint64_t CHILD_LOOK_NS = 1000 * 1000 * 1000; /* at a parent, with whom the system ends the child anyway */
-_Static_assert(sizeof(mp_frame) == 24, "frames are laid out alike on both sides");
+static const uint64_t PARENT_LOOK_NS = 4 * 1000 * 1000;   /* the child may die and requests may end meanwhile */
+static const uint64_t CHILD_LOOK_NS = 1000 * 1000 * 1000; /* the system kills the child with its parent anyway */
+_Static_assert(sizeof(mp_frame) == 24, "frames have the same layout on both sides");
 _Static_assert((MP_RING_BYTES & (MP_RING_BYTES - 1)) == 0, "positions wrap by a mask");
-_Static_assert(MP_FRAME_MOST + sizeof(mp_frame) + ALIGN <= MP_RING_BYTES / 2, "a reader and a writer overlap");
+_Static_assert(MP_FRAME_MOST + sizeof(mp_frame) + ALIGN <= MP_RING_BYTES / 2, "reading and writing overlap");
 
 void mp_channel_init(mp_channel *channel, mp_channel_page *page, bool parent, mp_error *error, bool (*look)(void *arg),
                      void *arg) {
@@ -19,8 +19,8 @@ void mp_channel_init(mp_channel *channel, mp_channel_page *page, bool parent, mp
         .page = page,
         .in = parent ? &page->replies : &page->requests,
         .out = parent ? &page->requests : &page->replies,
-        .own_bell = parent ? &page->parent_bell : &page->child_bell,
-        .other_bell = parent ? &page->child_bell : &page->parent_bell,
+        .own_events = parent ? &page->parent_events : &page->child_events,
+        .other_events = parent ? &page->child_events : &page->parent_events,
         .spin_ns = (uint64_t)page->setup.spin_us * 1000,
         .look_ns = parent ? PARENT_LOOK_NS : CHILD_LOOK_NS,
         .error = error,
@@ -38,38 +38,29 @@ bool mp_channel_break(mp_channel *channel, const char *what) {
 
 /* --- waiting --- */
 
-static void ring(mp_bell_word *bell) {
-    atomic_fetch_add_explicit(&bell->rings, 1, memory_order_seq_cst);
-    if (atomic_load_explicit(&bell->parked, memory_order_seq_cst))
-        mp_shm_wake(&bell->rings);
+typedef struct position_watch {
+    const _Atomic uint64_t *position;
+    uint64_t seen;
+} position_watch;
+
+static inline bool has_moved(void *arg) {
+    const position_watch *watch = arg;
+    return atomic_load_explicit(watch->position, memory_order_acquire) != watch->seen;
 }
 
-/* Until *position is not `seen`. */
+/* Wait until *position is not `seen`. Returns false when `look` ended the wait. */
 static bool wait_for(mp_channel *channel, _Atomic uint64_t *position, uint64_t seen, bool spin) {
-    enum { BETWEEN_CLOCKS = 32 };
-    mp_bell_word *bell = channel->own_bell;
-    uint64_t until = spin && channel->spin_ns ? mp_sys_now_ns() + channel->spin_ns : 0;
-    while (until) {
-        for (int i = 0; i < BETWEEN_CLOCKS; i++) {
-            if (atomic_load_explicit(position, memory_order_acquire) != seen)
-                return true;
-            mp_cpu_relax();
-        }
-        if (mp_sys_now_ns() >= until)
-            break;
-    }
+    position_watch watch = {position, seen};
+    if (mp_spin(has_moved, &watch, spin ? channel->spin_ns : 0, NULL, NULL))
+        return true;
     for (;;) {
-        uint32_t rings = atomic_load_explicit(&bell->rings, memory_order_seq_cst);
-        atomic_store_explicit(&bell->parked, 1, memory_order_seq_cst);
-        bool moved = atomic_load_explicit(position, memory_order_seq_cst) != seen;
-        if (!moved)
-            mp_shm_park(&bell->rings, rings, channel->look_ns);
-        atomic_store_explicit(&bell->parked, 0, memory_order_relaxed);
-        if (atomic_load_explicit(position, memory_order_acquire) != seen)
+        uint32_t events = mp_event_count_read(channel->own_events);
+        if (!has_moved(&watch))
+            mp_event_count_park_shared(channel->own_events, events, channel->look_ns);
+        if (has_moved(&watch))
             return true;
         if (!channel->look(channel->arg)) {
-            /* its last words count */
-            if (atomic_load_explicit(position, memory_order_acquire) != seen)
+            if (has_moved(&watch)) /* the other side wrote before it died */
                 return true;
             channel->broken = true;
             return false;
@@ -77,7 +68,7 @@ static bool wait_for(mp_channel *channel, _Atomic uint64_t *position, uint64_t s
     }
 }
 
-/* --- copying in and out of a ring --- */
+/* --- copying in and out of a ring buffer --- */
 
 static void put(mp_ring *to, uint64_t at, const void *from, size_t bytes) {
     size_t offset = at & (MP_RING_BYTES - 1), first = MP_RING_BYTES - offset;
@@ -93,7 +84,7 @@ static void get(const mp_ring *from, uint64_t at, void *to, size_t bytes) {
     memcpy((uint8_t *)to + first, from->data, bytes - first);
 }
 
-/* Of a word at a time: every step is a bijection, so that one word that differs is always found. */
+/* Mix in one word. Each step is a bijection, so a difference in one word is always detected. */
 static uint64_t mix(uint64_t hash, uint64_t word) {
     hash = (hash ^ word) * 0x9E3779B97F4A7C15u;
     return hash ^ hash >> 32;
@@ -115,7 +106,7 @@ uint64_t mp_frame_checksum(const mp_frame *frame, const uint8_t *data) {
 }
 
 uint64_t mp_channel_build(void) {
-    /* builds differ in where things stand */
+    /* builds differ in the addresses of their functions */
     const uintptr_t places[] = {(uintptr_t)&mp_channel_receive, (uintptr_t)&mp_cpu_init, (uintptr_t)&mp_options_get,
                                 (uintptr_t)&mp_lease_run, (uintptr_t)&mp_status_find};
     uint64_t hash = sizeof(mp_channel_page);
@@ -134,7 +125,7 @@ bool mp_channel_send(mp_channel *channel, mp_frame_kind kind, bool last, const v
         uint64_t tail = atomic_load_explicit(&channel->out->tail, memory_order_acquire);
         uint64_t used = channel->head - tail;
         if (used > MP_RING_BYTES || tail % ALIGN)
-            return mp_channel_break(channel, "it read what was never written");
+            return mp_channel_break(channel, "it acknowledged bytes that were never written");
         if (MP_RING_BYTES - used >= cost)
             break;
         if (!wait_for(channel, &channel->out->tail, tail, false))
@@ -148,7 +139,7 @@ bool mp_channel_send(mp_channel *channel, mp_frame_kind kind, bool last, const v
     put(channel->out, channel->head + sizeof(frame), data, bytes);
     channel->head += cost;
     atomic_store_explicit(&channel->out->head, channel->head, memory_order_seq_cst);
-    ring(channel->other_bell);
+    mp_event_count_notify_shared(channel->other_events);
     return true;
 }
 
@@ -169,14 +160,14 @@ bool mp_channel_receive(mp_channel *channel, bool spin, mp_frame *frame, uint8_t
         return mp_channel_break(channel, "its length is impossible");
     get(channel->in, channel->tail + sizeof(*frame), data, frame->bytes);
     if (frame->checksum != mp_frame_checksum(frame, data))
-        return mp_channel_break(channel, "its checksum does not fit");
+        return mp_channel_break(channel, "its checksum is wrong");
     if (frame->number != channel->in_number + 1)
-        return mp_channel_break(channel, "it is not the next one");
+        return mp_channel_break(channel, "its number is not the next one");
     if (frame->kind == MP_FRAME_NONE || frame->kind >= MP_FRAME_KIND_COUNT || frame->last > 1)
-        return mp_channel_break(channel, "there is no such kind");
+        return mp_channel_break(channel, "its kind is unknown");
     channel->in_number++;
     channel->tail += frame_cost(frame->bytes);
     atomic_store_explicit(&channel->in->tail, channel->tail, memory_order_seq_cst);
-    ring(channel->other_bell);
+    mp_event_count_notify_shared(channel->other_events);
     return true;
 }

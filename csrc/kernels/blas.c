@@ -1,9 +1,13 @@
-/* blas.c: the only file that knows OpenBLAS.
+/* blas.c: the only file that uses OpenBLAS.
  *
- * The library initialises itself while it is being opened: it chooses its kernels and starts its threads then, from
- * environment variables. So it is never linked; it is opened on first need with both choices made: the kernels whose
- * bits equal ours (by itself it takes Haswell's on some CPUs that have AVX-512), and no threads of its own, which would
- * spin beside ours. What it computes is believed only after a self-test. */
+ * OpenBLAS initialises while it is being opened: it chooses its kernels and starts its threads from environment
+ * variables. A linked library would initialise before our code, so the first large product opens it, with both choices
+ * made by us: kernels whose bits equal ours (by default it picks Haswell kernels on CPUs that have AVX-512), and one
+ * thread, because OpenBLAS's threads would spin beside our compute threads.
+ *
+ * Start-up: nothing is opened before the first use. The variables are set through base/environment.h, never by setenv,
+ * because other threads may call getenv. The library serves only after a self-test that compares bits.
+ * Fork: the forking thread holds the lock (MP_FORK_BLAS), so a child never inherits a half-opened library. */
 #include "kernels/blas.h"
 
 #include <assert.h>
@@ -12,11 +16,12 @@
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/alloc.h"
 #include "base/cpu.h"
+#include "base/environment.h"
+#include "base/forked.h"
 #include "base/sys.h"
 
 typedef void (*cblas_sgemm_function)(int order, int trans_a, int trans_b, int m, int n, int k, float alpha,
@@ -27,25 +32,43 @@ typedef void (*set_num_threads_function)(int);
 enum { ROW_MAJOR = 101, NO_TRANS = 111, TRANS = 112 };
 enum { UNLOADED, SERVING, REFUSED };
 
-/* At or below this M*N*K of one call OpenBLAS takes its small-matrix kernels, which add in another order; one row or
- * one column it may hand to gemv, which does too. */
+/* OpenBLAS adds in another order in its small-matrix kernels, which it takes at or below this M*N*K of one call, and in
+ * gemv, to which it may hand a single row or column. */
 static const int64_t g_min_work = 1000000;
 enum { MIN_SIDE = 3 };
 
 static struct {
     mp_mutex lock;
-    char path[1024]; /* guarded by lock; "" = none */
+    char path[1024]; /* guarded by: lock; "" = none */
     _Atomic int state;
     /* written before state leaves UNLOADED, read only after */
     cblas_sgemm_function sgemm;
     char core[64], why[256];
-} g_blas = {.lock = {PTHREAD_MUTEX_INITIALIZER}};
+} g_blas = {.lock = MP_MUTEX_STATIC};
+
+/* --- lock and fork ------------------------------------------------------------------------------------------------ */
+
+static void lock(void) { mp_mutex_lock(&g_blas.lock); }
+static void unlock(void) { mp_mutex_unlock(&g_blas.lock); }
+static void renew_lock(void) { mp_mutex_init(&g_blas.lock); }
+
+/* Lock, once the lock is known to the fork handlers. Returns false when the system refuses them: then a forked child
+ * could inherit a half-opened library, so OpenBLAS does not serve. */
+static bool lock_for_change(void) {
+    static const mp_fork_handlers handlers = {lock, unlock, renew_lock};
+    mp_error error;
+    if (mp_fork_register(MP_FORK_BLAS, &handlers, &error) != MP_OK)
+        return false;
+    lock();
+    return true;
+}
 
 void mp_blas_set_path(const char *path) {
-    mp_mutex_lock(&g_blas.lock);
+    if (!lock_for_change())
+        return;
     snprintf(g_blas.path, sizeof g_blas.path, "%s", path ? path : "");
     atomic_store(&g_blas.state, UNLOADED);
-    mp_mutex_unlock(&g_blas.lock);
+    unlock();
 }
 
 static void call(int M, int N, int K, const float *x, int64_t ldx, const float *w, int64_t ldw, bool add, float *y,
@@ -55,8 +78,8 @@ static void call(int M, int N, int K, const float *x, int64_t ldx, const float *
 
 /* ---- self-test --------------------------------------------------------------------------------------------------- */
 
-/* Odd sizes on every side, each just above g_min_work; both ways of starting. Fixed numbers: the answer must not depend
- * on the run. */
+/* Compare OpenBLAS with our kernels and with the definition, bit by bit. Each shape is odd and just above g_min_work,
+ * and runs with beta 0 and 1. The inputs are fixed: the result must not depend on the run. */
 static bool self_test(const char **problem) {
     static const struct {
         int M, N, K;
@@ -87,7 +110,7 @@ static bool self_test(const char **problem) {
             for (int n = 0; n < N; n++)
                 ours[m * ldy + n] += ours[m * ldy + n];
         equal = memcmp(theirs, ours, sizeof(float) * (size_t)(M * ldy)) == 0;
-        for (int i = 0; equal && i < 64; i++) { /* and both against the definition, here and there */
+        for (int i = 0; equal && i < 64; i++) { /* and 64 outputs against the definition */
             const int m = i * 7919 % M, n = i * 104729 % N;
             float chain = 0.0f;
             for (int k = 0; k < K; k++)
@@ -103,49 +126,22 @@ static bool self_test(const char **problem) {
 
 /* ---- loading ----------------------------------------------------------------------------------------------------- */
 
-typedef struct saved_variable {
-    const char *name;
-    char *old; /* NULL: was not set */
-} saved_variable;
-
-/* false when there is no memory to remember the old value: then nothing was changed. */
-static bool set_variable(saved_variable *v, const char *name, const char *value) {
-    const char *old = getenv(name);
-    *v = (saved_variable){name, old ? mp_strdup(old, MP_TAG_MISC) : NULL};
-    if ((old && !v->old) || setenv(name, value, 1) != 0) {
-        mp_free(v->old);
-        return false;
-    }
-    return true;
-}
-
-static void restore_variable(saved_variable *v) {
-    if (v->old)
-        setenv(v->name, v->old, 1);
-    else
-        unsetenv(v->name);
-    mp_free(v->old);
-}
-
-/* The environment is the process's: for the moment of opening, other threads see our two values. NULL and *problem. */
-static void *open_library(const char *path, const char *core, const char **problem) {
-    saved_variable threads, coretype;
-    void *library = NULL;
+/* Returns NULL and *problem on failure. */
+static void *open_library(const char *path, const char *core_variable, const char **problem) {
+    const char *const variables[] = {"OPENBLAS_NUM_THREADS=1", core_variable};
+    mp_environment_override override;
+    mp_error error;
     *problem = "no memory";
-    if (!set_variable(&threads, "OPENBLAS_NUM_THREADS", "1"))
+    if (mp_environment_override_begin(&override, variables, core_variable ? 2 : 1, &error) != MP_OK)
         return NULL;
-    if (!core || set_variable(&coretype, "OPENBLAS_CORETYPE", core)) {
-        library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-        if (!library)
-            *problem = dlerror();
-        if (core)
-            restore_variable(&coretype);
-    }
-    restore_variable(&threads);
+    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    mp_environment_override_end(&override);
+    if (!library)
+        *problem = dlerror();
     return library;
 }
 
-/* scipy's build prefixes its symbols, a distribution's does not. */
+/* scipy's build prefixes its symbols, a distribution's build does not. */
 static void *find(void *library, const char *name) {
     char prefixed[64];
     snprintf(prefixed, sizeof prefixed, "scipy_%s", name);
@@ -164,10 +160,12 @@ __attribute__((format(printf, 2, 3))) static int refuse(void *library, const cha
     return REFUSED;
 }
 
-/* Called once a path, with the lock held. */
+/* Open, check and test the library. Called once per path; must hold the lock. Returns the new state. */
 static int load(void) {
     const uint32_t features = mp_cpu_features();
-    const char *core = features & MP_CPU_AVX512 ? "SkylakeX" : features & MP_CPU_AVX2 ? "Haswell" : NULL;
+    const char *core = features & MP_CPU_AVX512 ? "OPENBLAS_CORETYPE=SkylakeX"
+                       : features & MP_CPU_AVX2 ? "OPENBLAS_CORETYPE=Haswell"
+                                                : NULL;
     const char *path = strcmp(g_blas.path, "system") == 0 ? "libopenblas.so.0" : g_blas.path;
     const char *problem;
     if (path[0] == 0 || strcmp(path, "none") == 0)
@@ -185,7 +183,7 @@ static int load(void) {
     memcpy(&set_num_threads, &symbols[2], sizeof set_num_threads);
     if (!sgemm || !corename || !set_num_threads)
         return refuse(library, "own kernels: %s is not an OpenBLAS", path);
-    set_num_threads(1); /* a library that someone opened before us may have threads already */
+    set_num_threads(1); /* a library that was opened before us may have threads already */
     g_blas.sgemm = sgemm;
     snprintf(g_blas.core, sizeof g_blas.core, "%s", corename());
     if (!self_test(&problem)) {
@@ -202,13 +200,14 @@ static int ensure(void) {
     int state = atomic_load_explicit(&g_blas.state, memory_order_acquire);
     if (state != UNLOADED)
         return state;
-    mp_mutex_lock(&g_blas.lock);
+    if (!lock_for_change())
+        return REFUSED;
     state = atomic_load_explicit(&g_blas.state, memory_order_relaxed);
     if (state == UNLOADED) {
         state = load();
         atomic_store_explicit(&g_blas.state, state, memory_order_release);
     }
-    mp_mutex_unlock(&g_blas.lock);
+    unlock();
     return state;
 }
 

@@ -8,6 +8,7 @@
 
 #include "base/alloc.h"
 #include "base/cpu.h"
+#include "base/forked.h"
 #include "base/options.h"
 #include "base/topology.h"
 #include "base/trace.h"
@@ -379,13 +380,6 @@ static PyObject *events_dropped(PyObject *module, PyObject *none) {
     return PyLong_FromUnsignedLongLong(mp_events_dropped());
 }
 
-static PyObject *events_after_fork(PyObject *module, PyObject *none) {
-    (void)module;
-    (void)none;
-    mp_events_fork_child();
-    Py_RETURN_NONE;
-}
-
 static PyObject *metrics(PyObject *module, PyObject *none) {
     (void)module;
     (void)none;
@@ -430,7 +424,6 @@ static PyMethodDef functions[] = {
     {"drain_events", drain_events, METH_NOARGS,
      "Take the recorded events, oldest first: registry number, kind, key, worker, request, status, seconds."},
     {"events_dropped", events_dropped, METH_NOARGS, "Number of events that were dropped because the queue was full."},
-    {"events_after_fork", events_after_fork, METH_NOARGS, "Call in a forked child: discard the parent's events."},
     {"read_gguf", mp_read_gguf, METH_O, "Parse the header of a GGUF file and of its splits."},
     {NULL, NULL, 0, NULL},
 };
@@ -460,13 +453,14 @@ static bool find_openblas(PyObject *module, char *path, size_t size) {
     return found;
 }
 
-/* Called once per process, before any other thread of the core exists. */
+/* Initialise the core once per process, before any other thread of the core exists. */
 static bool init_core(mp_state *state, PyObject *module) {
     static _Atomic int initialised;
     if (atomic_exchange(&initialised, 1))
         return true;
     mp_error error;
-    if (mp_options_init(&error) != MP_OK || mp_cpu_init(mp_options_get()->cpu, &error) != MP_OK ||
+    if (mp_fork_init(&error) != MP_OK || mp_options_init(&error) != MP_OK ||
+        mp_cpu_init(mp_options_get()->cpu, &error) != MP_OK ||
         mp_topology_check(mp_options_get()->nodes, &error) != MP_OK) {
         atomic_store(&initialised, 0);
         mp_raise(state, &error, NULL);

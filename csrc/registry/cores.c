@@ -7,6 +7,7 @@
 
 #include "base/alloc.h"
 #include "base/cpu.h"
+#include "base/crowding.h"
 #include "base/options.h"
 #include "base/trace.h"
 
@@ -464,22 +465,6 @@ void mp_cores_forfeit(mp_cores *cores, const mp_lanes *lanes) {
 
 /* --- spinning --- */
 
-/* How often the system took the CPU away from this thread, looked at most every 10 ms: a machine that is busy with
- * others' work is not ours to spin on. */
-static bool is_crowded(void) {
-    enum { EVERY_NS = 10 * 1000 * 1000, PER_SECOND = 100 };
-    static _Thread_local uint64_t looked_ns, switches;
-    static _Thread_local bool crowded;
-    uint64_t now = mp_sys_now_ns(), passed = now - looked_ns;
-    if (passed >= EVERY_NS) {
-        uint64_t taken = mp_sys_taken_away();
-        crowded = looked_ns && (double)(taken - switches) > PER_SECOND * 1e-9 * (double)passed;
-        looked_ns = now;
-        switches = taken;
-    }
-    return crowded;
-}
-
 static bool lanes_left(void *arg) {
     mp_cores *cores = arg;
     return atomic_load_explicit(&cores->used, memory_order_relaxed) +
@@ -494,7 +479,7 @@ static void spin_end(void *arg) {
 
 static bool spin_begin(void *arg) {
     mp_cores *cores = arg;
-    if (is_crowded())
+    if (mp_crowding_rate() > MP_CROWDED_FROM) /* a machine that is busy with other processes is not ours to spin on */
         return false;
     atomic_fetch_add_explicit(&cores->spinning, 1, memory_order_relaxed);
     if (lanes_left(cores))

@@ -11,9 +11,9 @@
 #ifndef MP_REGISTRY_CORES_H
 #define MP_REGISTRY_CORES_H
 
+#include "base/event_count.h"
 #include "base/team.h"
 #include "base/topology.h"
-#include "registry/pool/bell.h"
 #include "registry/shared.h"
 
 typedef struct mp_cores mp_cores;

@@ -1,7 +1,8 @@
-/* events.h: what happens to workers and calls, for callbacks outside of the core.
+/* events.h: events of workers and requests, for callbacks outside of the core.
  *
- * One bounded ring a process, from which one thread of the binding takes. Nobody waits: a full ring drops the event and
- * counts it. Posting takes no lock and may be done under any; an event that nobody wants costs one relaxed load. */
+ * One bounded ring per process, drained by one thread of the binding. Posting never blocks: a full ring drops the event
+ * and counts it. Posting takes no lock and is allowed under any; an event kind that is not enabled costs one relaxed
+ * load. */
 #ifndef MP_REGISTRY_EVENTS_H
 #define MP_REGISTRY_EVENTS_H
 
@@ -11,29 +12,29 @@
 
 typedef enum mp_event_kind {
     MP_EVENT_SPAWN,            /* a worker begins to load */
-    MP_EVENT_READY,            /* it serves */
-    MP_EVENT_EVICT,            /* it was given up */
-    MP_EVENT_FAIL,             /* it could not be started, failed, or was set apart; status says why */
-    MP_EVENT_REQUEST_START,    /* the first step of a call */
-    MP_EVENT_REQUEST_COMPLETE, /* an accepted call was answered */
-    MP_EVENT_REQUEST_FAIL,     /* it ended in an error, or a call was refused; status says which */
+    MP_EVENT_READY,            /* the worker serves */
+    MP_EVENT_EVICT,            /* the worker was stopped to free memory */
+    MP_EVENT_FAIL,             /* the worker did not start, failed, or was abandoned; status gives the reason */
+    MP_EVENT_REQUEST_START,    /* first step of a request */
+    MP_EVENT_REQUEST_COMPLETE, /* an accepted request succeeded */
+    MP_EVENT_REQUEST_FAIL,     /* a request ended in an error or was refused; status gives the error */
     MP_EVENT_COUNT
 } mp_event_kind;
 const char *mp_event_name(mp_event_kind kind); /* "spawn", "request_start", ... */
 
 typedef struct mp_event {
-    uint64_t time_ns;  /* of mp_sys_now_ns */
+    uint64_t time_ns;  /* mp_sys_now_ns */
     uint64_t registry; /* mp_registry_number */
-    uint64_t request;  /* the same in start and end of a call, 0 = none, as of one that was refused before it had one */
+    uint64_t request;  /* equal in start and end of a request; 0 = none: refused before it had an identity */
     uint32_t worker;   /* id, 0 = none */
     mp_event_kind kind;
     mp_status status;
     char key[256];
 } mp_event;
 
-extern _Atomic uint32_t mp_events_wanted; /* a bit each kind */
+extern _Atomic uint32_t mp_events_wanted; /* one bit per kind */
 
-/* Which kinds are recorded from now on; 0 at the start. */
+/* Enable these kinds (one bit each) and disable the others; none is enabled at start-up. */
 void mp_events_want(uint32_t kinds);
 void mp_events_record(mp_event_kind kind, uint64_t registry, const char *key, uint32_t worker, const void *request,
                       mp_status status);
@@ -42,11 +43,11 @@ static inline void mp_events_post(mp_event_kind kind, uint64_t registry, const c
     if (atomic_load_explicit(&mp_events_wanted, memory_order_relaxed) >> kind & 1)
         mp_events_record(kind, registry, key, worker, request, status);
 }
-/* The oldest event; false if there is none. One thread at a time. */
+/* Take the oldest event. Returns false when there is none. One thread at a time. */
 bool mp_events_take(mp_event *event);
-/* Events dropped since the process began. */
+/* Events dropped by this process and, before a fork, by its parent. */
 uint64_t mp_events_dropped(void);
-/* In the child of a fork, before it posts: what the parent was about to write never comes. */
+/* Discard all events. Called by registry/fork.c in a forked child: the events belong to the parent. */
 void mp_events_fork_child(void);
 
 #endif

@@ -3,22 +3,18 @@
 
 #include <stdatomic.h>
 
-#include "base/sys.h"
+#include "base/forked.h"
 #include "registry/cores.h"
+#include "registry/events.h"
 #include "registry/governor.h"
 
 static _Atomic uint32_t generation;
-static mp_shared_slot registries; /* its lock guards the list; a forking thread holds it from before to after */
+static mp_shared_slot registries; /* its lock guards the list; the forking thread holds it from before to after */
 static mp_registry *first;
-static _Atomic bool installed;
-/* Two threads may install the hooks at once, and then they run twice. */
-static _Thread_local int depth;
 
 uint32_t mp_fork_generation(void) { return atomic_load_explicit(&generation, memory_order_relaxed); }
 
 static void before(void) {
-    if (depth++)
-        return;
     mp_shared_lock(&registries);
     for (mp_registry *registry = first; registry; registry = *mp_registry_fork_next(registry))
         mp_registry_fork_before(registry);
@@ -35,16 +31,12 @@ static void unlock_slots(void) {
 }
 
 static void in_parent(void) {
-    if (--depth)
-        return;
     for (mp_registry *registry = first; registry; registry = *mp_registry_fork_next(registry))
         mp_registry_fork_parent(registry);
     unlock_slots();
 }
 
 static void in_child(void) {
-    if (--depth)
-        return;
     atomic_fetch_add_explicit(&generation, 1, memory_order_relaxed);
     for (mp_registry *registry = first; registry; registry = *mp_registry_fork_next(registry))
         mp_registry_fork_child(registry);
@@ -52,11 +44,10 @@ static void in_child(void) {
 }
 
 mp_status mp_fork_install(mp_error *error) {
-    if (atomic_load_explicit(&installed, memory_order_acquire))
-        return MP_OK;
-    MP_TRY(mp_sys_at_fork(before, in_parent, in_child, error));
-    atomic_store_explicit(&installed, true, memory_order_release);
-    return MP_OK;
+    static const mp_fork_handlers handlers = {before, in_parent, in_child};
+    static const mp_fork_handlers event_handlers = {.child = mp_events_fork_child};
+    MP_TRY(mp_fork_register(MP_FORK_EVENTS, &event_handlers, error));
+    return mp_fork_register(MP_FORK_REGISTRIES, &handlers, error);
 }
 
 void mp_fork_join(mp_registry *registry) {

@@ -36,9 +36,9 @@
 #ifndef MP_REGISTRY_REQUEST_H
 #define MP_REGISTRY_REQUEST_H
 
+#include "base/event_count.h"
 #include "registry/fork.h"
 #include "registry/notifier.h"
-#include "registry/pool/bell.h"
 #include "registry/pool/queue.h"
 #include "registry/state_machine.h"
 

@@ -191,7 +191,7 @@ static void wait_for_work(mp_worker *w, uint64_t until_ns) {
         if (w->rung || w->state == MP_WORKER_DEAD)
             return;
     }
-    mp_bell_wait(&w->bell, &entry->lock, &rule, until_ns);
+    mp_event_count_wait(&w->wake, &entry->lock, &rule, until_ns);
 }
 
 /* Must hold the lock. Returns until when an idle worker lets requests gather for a larger batch; 0 = no longer. */
@@ -620,7 +620,7 @@ static void wait_for_masks(mp_worker *w) {
         over = over || atomic_load_explicit(&w->active[i]->cause, memory_order_relaxed) != 0;
     if (!over) {
         w->waits = true;
-        mp_bell_wait(&w->bell, &entry->lock, NULL, mp_sys_now_ns() + MASK_POLL_NS);
+        mp_event_count_wait(&w->wake, &entry->lock, NULL, mp_sys_now_ns() + MASK_POLL_NS);
         w->waits = false;
     }
     mp_mutex_unlock(&entry->lock);

@@ -98,14 +98,12 @@ mp_status mp_worker_create(mp_entry *entry, mp_worker **worker_out, mp_error *er
     worker->idle_since_ns = mp_sys_now_ns();
     mp_watch_reset(&worker->watch, worker->idle_since_ns);
     mp_progress_set(&worker->progress, "starting", 0);
-    mp_bell_init(&worker->bell);
     *worker_out = worker;
     return MP_OK;
 }
 
 void mp_worker_destroy(mp_worker *worker) {
     assert(!worker->engine && !worker->resident && !worker->guard.governor && !worker->lanes);
-    mp_bell_deinit(&worker->bell);
     mp_cores_unsettle(worker->entry->services->cores_seen, worker->home);
     mp_entry_unpin(worker->entry);
     mp_free(worker);
@@ -113,8 +111,7 @@ void mp_worker_destroy(mp_worker *worker) {
 
 void mp_worker_ring(mp_worker *worker) {
     worker->rung = true;
-    if (mp_bell_ring(&worker->bell))
-        mp_bell_wake(&worker->bell); /* under the lock, because the worker may be freed right after it */
+    mp_event_count_notify(&worker->wake); /* under the lock, because the worker may be freed right after it */
 }
 
 uint64_t mp_worker_bytes(const mp_worker *worker) {

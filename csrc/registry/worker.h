@@ -71,7 +71,7 @@ typedef struct mp_worker {
 
     /* guarded by: the entry's lock */
     mp_worker_state state;
-    mp_bell bell;
+    mp_event_count wake;              /* notified under the lock */
     bool rung;                        /* woken, and has not checked the queue since */
     bool waits;                       /* waits for grammar masks of all its requests: wake it when anything changes */
     bool leave;                       /* told to leave once no request is active */

@@ -114,12 +114,8 @@ def dropped() -> int:
 
 def _after_fork_in_child() -> None:
     global _lock
-    import sys
 
     _lock = threading.Lock()
-    core = sys.modules.get("mpool._core")
-    if core is not None:
-        core.events_after_fork()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -2,7 +2,7 @@
 """Builds the C core with its tests, in several variants, without make.
 
     python tests/c/build.py asan --run                    # build and run everything under ASan + UBSan
-    python tests/c/build.py release --rooms base tensor --tests base --run -- --verbose
+    python tests/c/build.py release --folders base tensor --tests base --run -- --verbose
     python tests/c/build.py tsan --run -- --only base_ --only pool_
 
 Each file is compiled again only when it, a header it includes or the flags changed. Everything goes below ``--out``
@@ -56,7 +56,8 @@ class Variant:
     """Only ``tests/c/test_<name>*.c``, unless others are asked for."""
     link_flags: list[str] = field(default_factory=list)
     planted: bool = False
-    """Compile copies with the bugs and points of mutations.py, every atomic of the registry a point."""
+    """Compile copies with the bugs and points of mutations.py; every atomic of the registry and of event counts is a
+    point."""
 
 
 VARIANTS: dict[str, Variant] = {
@@ -106,16 +107,16 @@ def binding_includes() -> list[str] | None:
     return ["-isystem", include, "-isystem", numpy.get_include()]
 
 
-def sources(rooms: list[str] | None, tests: list[str] | None) -> tuple[list[Path], list[Path]]:
+def sources(folders: list[str] | None, tests: list[str] | None) -> tuple[list[Path], list[Path]]:
     """Files of the core (without the binding) and of the tests.
 
     Args:
-        rooms: folders of ``csrc`` to take, all when None.
+        folders: folders of ``csrc`` to take, all when None.
         tests: ``name`` takes ``tests/c/test_name*.c``, all when None. Files not called ``test_*`` are always taken.
     """
     core = sorted(path for path in CSRC.rglob("*.c")
-                  if (room := path.relative_to(CSRC).as_posix().rpartition("/")[0]).split("/")[0] != "python"
-                  and (rooms is None or any(room == r or room.startswith(r + "/") for r in rooms)))
+                  if (place := path.relative_to(CSRC).as_posix().rpartition("/")[0]).split("/")[0] != "python"
+                  and (folders is None or any(place == f or place.startswith(f + "/") for f in folders)))
     chosen = sorted(path for path in TESTS.glob("*.c")
                     if not path.name.startswith("test_")
                     or tests is None or any(path.name.startswith(f"test_{name}") for name in tests))
@@ -178,14 +179,14 @@ def plant(folder: Path) -> None:
             path.write_text(text)
 
 
-def build(name: str, out: Path, *, rooms: list[str] | None = None, tests: list[str] | None = None,
+def build(name: str, out: Path, *, folders: list[str] | None = None, tests: list[str] | None = None,
           jobs: int | None = None) -> Path:
     """Build one variant.
 
     Args:
         name: a key of VARIANTS.
         out: folder for the outputs; made when missing.
-        rooms, tests: see :func:`sources`.
+        folders, tests: see :func:`sources`.
         jobs: compilers at once; default: the CPUs this process may use.
 
     Returns:
@@ -204,10 +205,10 @@ def build(name: str, out: Path, *, rooms: list[str] | None = None, tests: list[s
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        return _build_locked(variant, compiler, flags, folder, rooms, tests, jobs)
+        return _build_locked(variant, compiler, flags, folder, folders, tests, jobs)
 
 
-def _build_locked(variant: Variant, compiler: list[str], flags: list[str], folder: Path, rooms: list[str] | None,
+def _build_locked(variant: Variant, compiler: list[str], flags: list[str], folder: Path, folders: list[str] | None,
                   tests: list[str] | None, jobs: int | None) -> Path:
     version = subprocess.run([*compiler, "--version"], capture_output=True, text=True).stdout
     stamp = hashlib.sha256("\0".join([version, *flags]).encode()).hexdigest()
@@ -217,7 +218,7 @@ def _build_locked(variant: Variant, compiler: list[str], flags: list[str], folde
             old.unlink()
         stamp_file.write_text(stamp)
 
-    core, chosen = sources(rooms, tests if tests is not None else variant.tests)
+    core, chosen = sources(folders, tests if tests is not None else variant.tests)
     if variant.core is not None:
         core = [path for path in core if path.relative_to(CSRC).as_posix().startswith(tuple(variant.core))]
     work: list[tuple[list[str], Path, Path]] = []
@@ -226,7 +227,7 @@ def _build_locked(variant: Variant, compiler: list[str], flags: list[str], folde
     for source in (*core, *chosen):
         target, own = folder / source.relative_to(ROOT).with_suffix(".o"), []
         if variant.planted and source.is_relative_to(CSRC):
-            if source.is_relative_to(CSRC / "registry"):
+            if source.is_relative_to(CSRC / "registry") or source == CSRC / "base" / "event_count.c":
                 own += ["-include", str(TESTS / "sim_atomic.h")]
             copy = folder / "planted" / source.relative_to(CSRC)
             if copy.exists():
@@ -234,7 +235,7 @@ def _build_locked(variant: Variant, compiler: list[str], flags: list[str], folde
                 own += ["-Wno-misleading-indentation", "-Wno-dangling-else"]
         work.append(([*compiler, *flags, *own], source, target))
     linked = [target for _, _, target in work]
-    if variant.binding and rooms is None:
+    if variant.binding and folders is None:
         includes = binding_includes()
         if includes is not None:
             for source in sorted((CSRC / "python").rglob("*.c")):
@@ -280,7 +281,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("variant", nargs="+", choices=[*VARIANTS, "all"])
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "c", help="where outputs go")
-    parser.add_argument("--rooms", nargs="+", help="only these folders of csrc")
+    parser.add_argument("--folders", nargs="+", help="only these folders of csrc")
     parser.add_argument("--tests", nargs="+", help="only tests/c/test_<name>*.c")
     parser.add_argument("--jobs", type=int, help="compilers at once")
     parser.add_argument("--run", action="store_true", help="run the tests; arguments after -- go to the runner")
@@ -292,7 +293,7 @@ def main() -> int:
     failed = False
     for name in VARIANTS if "all" in args.variant else args.variant:
         try:
-            made = build(name, args.out.resolve(), rooms=args.rooms, tests=args.tests, jobs=args.jobs)
+            made = build(name, args.out.resolve(), folders=args.folders, tests=args.tests, jobs=args.jobs)
         except BuildError as error:
             print(f"{name}: {error}", file=sys.stderr)
             failed = True

@@ -5,7 +5,7 @@
  *
  * MP_TEST registers itself. Each test runs in a process of its own with a timeout of 20 s (MP_TEST_SECONDS: another).
  * A failed check prints file:line and ends that test. A test that leaks fails in the sanitizer build. Names start with
- * the room ("base_", "kernels_", "files_", "pool_", ...), which `--only` and the thread-sanitizer run go by. */
+ * the folder ("base_", "kernels_", "files_", "pool_", ...), which `--only` and the thread-sanitizer run go by. */
 #ifndef MP_TEST_H
 #define MP_TEST_H
 

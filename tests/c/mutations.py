@@ -44,7 +44,8 @@ class MutationError(Exception):
     """A row does not fit the sources."""
 
 
-_T, _N, _B = "registry/request.c", "registry/notifier.c", "registry/pool/bell.c"
+_T, _N = "registry/request.c", "registry/notifier.c"
+_B, _H = "base/event_count.c", "base/event_count.h"
 _M, _C, _E = "registry/maintenance.c", "registry/cores.c", "registry/entry.c"
 _D, _X, _S = "registry/dispatch.c", "registry/ends.c", "registry/serve.c"
 _L, _O, _G = "registry/leaving.c", "registry/loading.c", "registry/governor.c"
@@ -109,17 +110,19 @@ MUTATIONS = [
              "if (BUG) { notice->prev->next = notice->next; notice->next->prev = notice->prev; }"
              " else unlink_notice(notice);", "calls", SOME),
     # --- event counts
-    Mutation(131, _B, "mp_bell_ring", "a spinning thread misses a wake-up",
-             "atomic_fetch_add", "if (!BUG) atomic_fetch_add",
-             "calls", MANY),
-    Mutation(132, _B, "mp_bell_ring", "a parked thread does not wake", "bell->parked > 0;",
-             "bell->parked > 0 && !BUG;", "calls", FEW),
-    Mutation(133, _B, "mp_bell_wait", "a wake-up during the spin is lost", "if (has_rung(&watch))",
-             "if (has_rung(&watch) && !BUG)", "calls", MANY),
-    Mutation(134, _B, "mp_bell_wait", "the parked thread is not counted",
-             "bell->parked++; mp_cond_wait(&bell->cond, lock, deadline_ns); bell->parked--;",
-             "int one = BUG ? 0 : 1; bell->parked += one; mp_cond_wait(&bell->cond, lock, deadline_ns);"
-             " bell->parked -= one;", "calls", FEW),
+    Mutation(131, _H, "mp_event_count_notify", "a spinning waiter misses the event",
+             "atomic_fetch_add_explicit(&self->count", "if (!BUG) atomic_fetch_add_explicit(&self->count", "calls",
+             MANY),
+    Mutation(132, _H, "mp_event_count_notify", "a parked waiter is not woken",
+             "if (atomic_load_explicit(&self->sleepers, memory_order_seq_cst))",
+             "if (atomic_load_explicit(&self->sleepers, memory_order_seq_cst) && !BUG)", "calls", FEW),
+    Mutation(133, _B, "mp_event_count_wait", "an event between unlocking and parking is missed",
+             "park_until(self, watch.seen, deadline_ns);",
+             "park_until(self, BUG ? mp_event_count_read(self) : watch.seen, deadline_ns);", "calls", MANY),
+    Mutation(134, _B, "park_until", "no notifier knows that the waiter is parked",
+             "atomic_fetch_add_explicit(&self->sleepers, 1, memory_order_seq_cst);",
+             "if (!BUG) atomic_fetch_add_explicit(&self->sleepers, 1, memory_order_seq_cst);"
+             " else atomic_fetch_add_explicit(&self->sleepers, 0, memory_order_seq_cst);", "calls", FEW),
     # --- maintenance
     Mutation(141, _M, "watch", "an announcement during the sweep is lost",
              "atomic_store_explicit(&self->next_ns, NEVER, memory_order_seq_cst); mp_mutex_unlock(&self->lock);"
@@ -350,8 +353,8 @@ MUTATIONS = [
              "pool->idle = thread->next_idle;", "if (!BUG) pool->idle = thread->next_idle;", "pool", SOME),
     Mutation(293, "registry/pool/thread.c", "thread_main", "a job that came with the end is lost",
              "if (!self->job.run) break;", "if (!self->job.run || (BUG && self->quit)) break;", "pool", SOME),
-    Mutation(294, "registry/pool/thread.c", "mp_pool_thread_give", "a thread sleeps on its job",
-             "return mp_bell_ring(&thread->bell);", "return mp_bell_ring(&thread->bell) && !BUG;", "calls", FEW),
+    Mutation(294, "registry/pool/thread.c", "mp_pool_thread_give", "an idle thread is not woken for its job",
+             "mp_event_count_notify(&thread->wake);", "if (!BUG) mp_event_count_notify(&thread->wake);", "calls", FEW),
     # --- the queue
     Mutation(301, _Q, "mp_queue_remove", "an empty flow counts as waiting", "if (node->next == node->prev &&",
              "if (!BUG && node->next == node->prev &&", "calls", FEW),

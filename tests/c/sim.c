@@ -147,6 +147,7 @@ void sim_point(const char *op, const void *object) {
     if (sim.faults && sim.nearest_ns && sim.nearest_ns - sim.clock_ns < LATE_MOST_NS &&
         sim_sched_chance(sim.setup->late)) {
         sim_note("late");
+        sim.late_jumps++;
         set_clock(sim.nearest_ns);
     }
     switch_to(sim_sched_pick(sim.ready, sim.current));
@@ -371,6 +372,7 @@ void sim_run(const sim_setup *setup, void (*body)(void *arg), void *arg, sim_res
     sim.current = -1;
     sim.alive = sim.most = sim.inlined = 0;
     sim.steps = 0;
+    sim.late_jumps = 0;
     sim.hash = 14695981039346656037u;
     sim.random = setup->seed ^ 0x5DEECE66Du;
     sim.clock_ns = sim.began_ns = 1000ull * 1000 * 1000 * 1000;
@@ -407,6 +409,7 @@ uint64_t sim_below(uint64_t n) { return sim_random() % n; }
 bool sim_chance(uint32_t of_65536) { return of_65536 && (sim_random() & 65535) < of_65536; }
 void sim_faults(bool on) { sim.faults = on; }
 const sim_setup *sim_get_setup(void) { return sim.setup; }
+int sim_late_jumps(void) { return sim.late_jumps; }
 int sim_self(void) { return sim.current; }
 bool sim_is_blocked(int fibre) { return sim.fibres[fibre].state != SIM_READY && sim.fibres[fibre].state != SIM_ENDED; }
 

@@ -67,6 +67,7 @@ int sim_self(void);               /* number of the running fibre; -1 outside of 
 bool sim_is_blocked(int fibre);   /* it waits for a lock, a wake-up or the clock */
 bool sim_is_held(const mp_mutex *mutex);
 const sim_setup *sim_get_setup(void);
+int sim_late_jumps(void); /* how often this run jumped to a deadline although a thread could run */
 /* Requires that locks made in this file are taken only while all held locks have lower ranks. For the whole process. */
 void sim_lock_rank(const char *file, int rank);
 void sim_note(const char *format, ...) __attribute__((format(printf, 1, 2))); /* adds a line to the trace */

@@ -42,7 +42,7 @@ typedef struct sim_core {
     int inlined;    /* > 0: a watcher runs, and no call is a point */
     bool active, faults;
     uint64_t clock_ns, nearest_ns, began_ns, steps, hash, random;
-    int alive, most;
+    int alive, most, late_jumps;
     void *main_sp;
     void (*watch_step)(void *arg), (*watch_quiet)(void *arg);
     void *watch_arg;

@@ -267,7 +267,7 @@ void sim_cond_wake(pthread_cond_t *cond, bool all) {
 void sim_wake_spuriously(void) {
     int waiting[SIM_FIBRES], n = 0;
     for (int i = 0; i < sim.most; i++)
-        if (sim.fibres[i].state == SIM_ON_COND)
+        if (sim.fibres[i].state == SIM_ON_COND || sim.fibres[i].state == SIM_PARKED)
             waiting[n++] = i;
     if (!n)
         return;

@@ -1,4 +1,4 @@
-/* What happens to workers and calls, told through one ring (registry/events.h), and who tells it. */
+/* test_events.c: registry/events.h, and the events that a registry posts. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -10,6 +10,7 @@
 #include "base/sys.h"
 #include "mp_test.h"
 #include "registry/events.h"
+#include "registry/fork.h"
 #include "test_registry_fake.h"
 
 enum { SLOTS = 1024, MOST_HELD = 8, EVERYTHING = (1 << MP_EVENT_COUNT) - 1 };
@@ -20,7 +21,7 @@ static void post(mp_event_kind kind, uint64_t request) {
 
 MP_TEST(events_come_in_order_and_only_if_wanted) {
     mp_event event;
-    post(MP_EVENT_SPAWN, 1); /* nobody wants any */
+    post(MP_EVENT_SPAWN, 1); /* no kind is enabled */
     MP_CHECK(!mp_events_take(&event));
     mp_events_want(1 << MP_EVENT_READY | 1 << MP_EVENT_REQUEST_FAIL);
     uint64_t before = mp_sys_now_ns();
@@ -53,7 +54,7 @@ MP_TEST(events_of_long_keys_are_cut) {
     mp_events_post(MP_EVENT_READY, 1, key, 0, NULL, MP_OK);
     MP_CHECK(mp_events_take(&event));
     MP_CHECK_INT(strlen(event.key), sizeof(event.key) - 1);
-    mp_events_post(MP_EVENT_READY, 1, "short", 0, NULL, MP_OK); /* in another slot, and in the same one a round later */
+    mp_events_post(MP_EVENT_READY, 1, "short", 0, NULL, MP_OK); /* in other slots, then in the same one */
     for (int i = 0; i <= SLOTS; i++) {
         MP_CHECK(mp_events_take(&event));
         MP_CHECK_STR(event.key, "short");
@@ -71,7 +72,7 @@ MP_TEST(events_full_ring_drops_the_latest_and_counts) {
         for (uint64_t i = 0; i < SLOTS; i++) {
             MP_CHECK(mp_events_take(&event));
             MP_CHECK_INT(event.request, i + 1);
-            if (i == 9) { /* one place is free again, and one event finds it */
+            if (i == 9) { /* one slot is free again: one event fits */
                 post(MP_EVENT_READY, 5000);
                 MP_CHECK_INT(mp_events_dropped(), 100 * round);
             }
@@ -81,7 +82,7 @@ MP_TEST(events_full_ring_drops_the_latest_and_counts) {
     }
 }
 
-/* --- writers that nobody waits for, and a reader that is slow --- */
+/* --- fast writers and a slow reader --- */
 
 enum { WRITERS = 4, EACH = 20000 };
 static _Atomic int writing;
@@ -107,7 +108,7 @@ MP_TEST(events_of_several_writers_reach_a_slow_reader_in_their_order) {
         if (!mp_events_take(&event)) {
             if (over)
                 break;
-            over = atomic_load(&writing) == 0; /* and one look more */
+            over = atomic_load(&writing) == 0; /* then drain once more */
             continue;
         }
         uint64_t writer = (event.request - 1) / EACH;
@@ -129,6 +130,8 @@ MP_TEST(events_of_the_parent_are_not_the_childs) {
     MP_SKIP("ThreadSanitizer does not follow a fork of a process with threads");
 #endif
     mp_event event;
+    mp_error error;
+    MP_CHECK_OK(mp_fork_install(&error), &error);
     mp_events_want(EVERYTHING);
     for (uint64_t i = 0; i < SLOTS / 2; i++)
         post(MP_EVENT_SPAWN, i + 1);
@@ -137,7 +140,6 @@ MP_TEST(events_of_the_parent_are_not_the_childs) {
     pid_t child = fork();
     MP_CHECK(child >= 0);
     if (!child) {
-        mp_events_fork_child();
         bool fine = !mp_events_take(&event);
         for (uint64_t i = 0; i < SLOTS; i++)
             post(MP_EVENT_READY, i + 1);
@@ -151,7 +153,7 @@ MP_TEST(events_of_the_parent_are_not_the_childs) {
     MP_CHECK(mp_events_take(&event) && event.request == 11); /* the parent goes on */
 }
 
-/* --- what a registry tells --- */
+/* --- events of a registry --- */
 
 typedef struct told {
     int counts[MP_EVENT_COUNT];
@@ -166,7 +168,7 @@ static void hear(told *told) {
     }
 }
 
-/* The last failure that was told, which must be one more than before. */
+/* Check the last failure event; there must be exactly one more than before. */
 static void expect_refused(told *told, mp_registry *registry, const char *key, mp_status status) {
     int before = told->counts[MP_EVENT_REQUEST_FAIL];
     hear(told);
@@ -234,7 +236,7 @@ MP_TEST(events_tell_of_calls_that_are_refused) {
     expect_refused(&told, registry, "a", MP_OVERLOADED);
     MP_CHECK_INT(refuse(registry, "a", fake_call_create(1), fast), MP_OVERLOADED);
     expect_refused(&told, registry, "a", MP_OVERLOADED);
-    MP_CHECK_INT(refuse(registry, "a", fake_call_create(1), again), MP_OVERLOADED); /* it will come again */
+    MP_CHECK_INT(refuse(registry, "a", fake_call_create(1), again), MP_OVERLOADED); /* a retry follows */
     hear(&told);
     MP_CHECK_INT(told.counts[MP_EVENT_REQUEST_FAIL], 7);
     atomic_store(&fake.hold, false);
@@ -244,7 +246,7 @@ MP_TEST(events_tell_of_calls_that_are_refused) {
     call = fake_call_create(1);
     call->numeric = true;
     MP_CHECK_INT(fake_finish(fake_submit(registry, "a", call, NULL)), MP_NUMERIC);
-    expect_refused(&told, registry, "a", MP_NUMERIC); /* that is: it failed, once */
+    expect_refused(&told, registry, "a", MP_NUMERIC); /* one failure event for the request */
     MP_CHECK_INT(refuse(registry, "a", fake_call_create(1), plain), MP_CIRCUIT_OPEN);
     expect_refused(&told, registry, "a", MP_CIRCUIT_OPEN);
     mp_registry_begin_shutdown(registry);

@@ -1,4 +1,4 @@
-/* The pool alone: queue, bell, threads that run jobs. */
+/* test_pool.c: registry/pool/: the queue, and threads that run jobs. */
 #include <stdatomic.h>
 
 #include "base/alloc.h"
@@ -63,7 +63,7 @@ MP_TEST(pool_queue_refuses_when_full_or_closed) {
     MP_CHECK_INT(push(&queue, &a, 1, 0, 0, 0, 0), MP_QUEUE_TAKEN);
     MP_CHECK_INT(push(&queue, &b, 0, 0, 0, 0, 0), MP_QUEUE_FULL);
     MP_CHECK(!mp_queue_holds(&b.node));
-    MP_CHECK_INT(push(&queue, &d, 3, 1, 0, 0, 0), MP_QUEUE_TAKEN); /* another kind has places of its own */
+    MP_CHECK_INT(push(&queue, &d, 3, 1, 0, 0, 0), MP_QUEUE_TAKEN); /* each kind has its own capacity */
     mp_queue_node_init(&b.node, 1, 0, 0, 0);
     mp_queue_push_front(&queue, &b.node); /* accepted before: never refused */
     MP_CHECK_INT(queue.count, 3);
@@ -106,7 +106,7 @@ MP_TEST(pool_queue_removes_from_the_middle) {
     MP_CHECK_INT(seen, count);
 }
 
-/* Tenant 1 sends 30 calls of cost 10 first, tenant 2 then 10 of cost 30: both get the same share of what is served. */
+/* Tenant 1 pushes 30 nodes of cost 10, then tenant 2 pushes 10 of cost 30: both get the same share of served cost. */
 MP_TEST(pool_queue_gives_tenants_equal_shares) {
     mp_queue queue;
     thing things[40];
@@ -120,12 +120,12 @@ MP_TEST(pool_queue_gives_tenants_equal_shares) {
         int number = number_of(taken(&queue, 40));
         had[number >= 30] += number < 30 ? 10 : 30;
         int64_t apart = had[0] - had[1];
-        MP_CHECK(apart >= -40 && apart <= 40); /* one call of each */
+        MP_CHECK(apart >= -40 && apart <= 40); /* one node of each */
     }
     MP_CHECK_INT(had[0], had[1]);
 }
 
-/* A flow that was away does not come back with a claim on all that it did not use. */
+/* A flow that was empty gains no claim on the time that it did not use. */
 MP_TEST(pool_queue_saves_no_shares) {
     mp_queue queue;
     thing things[30];
@@ -151,7 +151,7 @@ MP_TEST(pool_queue_starves_nobody) {
     thing old = {.number = -2}, urgent[2] = {{.number = 0}, {.number = 1}};
     mp_queue_init(&queue, (int[]){10, 1});
     push(&queue, &old, 4, 0, 0, 1, 0);
-    /* An urgent call comes whenever one was served. After one level's time each, the old one is as urgent as they. */
+    /* An urgent node arrives whenever one was served. The old node gains one level per MP_QUEUE_AGEING_NS. */
     uint64_t now = 0;
     for (int turn = 0;; turn++) {
         thing *thing = &urgent[turn % 2];
@@ -162,83 +162,6 @@ MP_TEST(pool_queue_starves_nobody) {
         now += SECOND / 4;
     }
     MP_CHECK(now > 4 * MP_QUEUE_AGEING_NS && now <= 5 * MP_QUEUE_AGEING_NS + SECOND);
-}
-
-/* --- bell --- */
-
-static bool always(void *arg) {
-    (void)arg;
-    return true;
-}
-
-static void nothing(void *arg) { (void)arg; }
-
-typedef struct desk { /* one thread puts work down, another takes it away */
-    mp_mutex lock;
-    mp_bell bell;
-    int work, taken;
-    bool over;
-    mp_spin_rule rule;
-} desk;
-
-static void take_work(void *arg) {
-    desk *desk = arg;
-    mp_mutex_lock(&desk->lock);
-    while (!desk->over || desk->work) {
-        if (desk->work) {
-            desk->work--;
-            desk->taken++;
-        } else {
-            mp_bell_wait(&desk->bell, &desk->lock, &desk->rule, 0);
-        }
-    }
-    mp_mutex_unlock(&desk->lock);
-}
-
-static void ring_many(uint64_t spin_ns) {
-    enum { RINGS = 20000 };
-    desk desk = {.rule = {always, always, nothing, NULL, spin_ns}};
-    mp_mutex_init(&desk.lock);
-    mp_bell_init(&desk.bell);
-    mp_thread thread;
-    mp_error error;
-    MP_CHECK_OK(mp_thread_start(&thread, "taker", take_work, &desk, &error), &error);
-    for (int i = 0; i <= RINGS; i++) {
-        mp_mutex_lock(&desk.lock);
-        if (i < RINGS)
-            desk.work++;
-        else
-            desk.over = true;
-        bool wake = mp_bell_ring(&desk.bell);
-        mp_mutex_unlock(&desk.lock);
-        if (wake)
-            mp_bell_wake(&desk.bell);
-        if (i % 64 == 0) /* so that it parks now and then */
-            mp_sys_sleep_ns(200 * 1000);
-    }
-    mp_thread_join(&thread);
-    MP_CHECK_INT(desk.taken, RINGS);
-    mp_bell_deinit(&desk.bell);
-    mp_mutex_deinit(&desk.lock);
-}
-
-MP_TEST(pool_bell_loses_no_ring_parked) { ring_many(0); }
-
-MP_TEST(pool_bell_loses_no_ring_spinning) { ring_many(50 * 1000); }
-
-MP_TEST(pool_bell_keeps_its_deadline) {
-    mp_mutex lock;
-    mp_bell bell;
-    mp_mutex_init(&lock);
-    mp_bell_init(&bell);
-    mp_mutex_lock(&lock);
-    uint64_t deadline = mp_sys_now_ns() + 20 * 1000 * 1000;
-    while (mp_sys_now_ns() < deadline)
-        mp_bell_wait(&bell, &lock, NULL, deadline);
-    MP_CHECK_INT(bell.parked, 0);
-    mp_mutex_unlock(&lock);
-    mp_bell_deinit(&bell);
-    mp_mutex_deinit(&lock);
 }
 
 /* --- jobs --- */
@@ -262,7 +185,7 @@ MP_TEST(pool_runs_each_job_once_and_joins_its_threads) {
     MP_CHECK_OK(mp_pool_create("test-pool", 8, &pool, &error), &error);
     int threads, busy;
     mp_pool_counts(pool, &threads, &busy);
-    MP_CHECK_INT(threads, 0); /* created when the first job comes */
+    MP_CHECK_INT(threads, 0); /* the first job starts the first thread */
     for (int i = 0; i < JOBS; i++) {
         mp_status status;
         while ((status = mp_pool_run(pool, (mp_job){run_once, (void *)&runs[i]}, &error)) == MP_SPAWN_FAILED)
@@ -292,7 +215,7 @@ MP_TEST(pool_gives_every_job_a_thread_up_to_its_limit) {
     MP_CHECK_INT(runs[1], 0);
 }
 
-/* A job that does not end is disowned: destroy does not wait for it, and its thread ends by itself when it does. */
+/* A job that does not end is disowned: destroy does not wait for it, and its thread ends with the job. */
 MP_TEST(pool_destroy_does_not_wait_for_the_disowned) {
     mp_pool *pool;
     mp_error error;
@@ -302,7 +225,7 @@ MP_TEST(pool_destroy_does_not_wait_for_the_disowned) {
     MP_CHECK_OK(mp_pool_run(pool, (mp_job){run_once, (void *)&runs[1]}, &error), &error);
     while (atomic_load(&runs[0]) < 1)
         mp_sys_sleep_ns(100 * 1000);
-    mp_pool_disown(pool, &runs[2]); /* nobody's */
+    mp_pool_disown(pool, &runs[2]); /* no job has this arg */
     mp_pool_disown(pool, &runs[0]);
     int threads, busy;
     mp_pool_counts(pool, &threads, &busy);
@@ -330,7 +253,7 @@ static mp_status start_and_stop(void *arg, mp_error *error) {
     int threads, busy;
     mp_pool_counts(pool, &threads, &busy);
     MP_CHECK(threads == 3 || status != MP_OK);
-    MP_CHECK_INT(threads, busy); /* no half-registered worker */
+    MP_CHECK_INT(threads, busy); /* no half-registered thread */
     atomic_store(&gate, 1);
     mp_pool_destroy(pool);
     return status;

@@ -10,19 +10,19 @@
 struct mp_pool {
     char name[16];
     int max_threads;
-    _Atomic int references; /* the owner's, and one of each disowned thread */
+    _Atomic int references; /* the owner's, and one per disowned thread */
     mp_mutex lock;
     /* guarded by: lock */
     mp_pool_thread *all, *idle;
-    int threads; /* on the list `all`, and those being started */
-    int busy;    /* of these, with a job */
+    int threads; /* on the list `all`, including the one being started */
+    int busy;    /* threads with a job */
 };
 
 mp_status mp_pool_create(const char *name, int max_threads, mp_pool **pool_out, mp_error *error) {
     *pool_out = NULL;
     mp_pool *pool = mp_alloc_zeroed(sizeof(*pool), MP_TAG_POOL);
     if (!pool)
-        return mp_fail_memory(error, sizeof(*pool), "a pool of threads");
+        return mp_fail_memory(error, sizeof(*pool), "a thread pool");
     strncpy(pool->name, name, sizeof(pool->name) - 1);
     pool->max_threads = max_threads;
     atomic_init(&pool->references, 1);
@@ -40,18 +40,17 @@ static void unpin(mp_pool *pool) {
 
 static void became_idle(void *arg, mp_pool_thread *thread) {
     mp_pool *pool = arg;
-    thread->next_idle = pool->idle; /* last in, first out: the warmest stack and cache */
+    thread->next_idle = pool->idle; /* last in, first out: its stack and caches are the warmest */
     pool->idle = thread;
     pool->busy--;
 }
 
 static void is_gone(void *arg, mp_pool_thread *thread) {
-    mp_bell_deinit(&thread->bell);
     mp_free(thread);
     unpin(arg);
 }
 
-/* Under the lock: off the list. */
+/* Take the thread off the list. Must hold the lock. */
 static void forget(mp_pool *pool, mp_pool_thread *thread) {
     mp_pool_thread **link = &pool->all;
     while (*link != thread)
@@ -67,21 +66,20 @@ mp_status mp_pool_run(mp_pool *pool, mp_job job, mp_error *error) {
     if (thread) {
         pool->idle = thread->next_idle;
         pool->busy++;
-        if (mp_pool_thread_give(thread, job))
-            mp_bell_wake(&thread->bell); /* under the lock: its record may be gone as soon as its job is done */
+        mp_pool_thread_give(thread, job);
         mp_mutex_unlock(&pool->lock);
         return MP_OK;
     }
     if (pool->threads >= pool->max_threads) {
         int threads = pool->threads;
         mp_mutex_unlock(&pool->lock);
-        return mp_fail(error, MP_SPAWN_FAILED, "all %d threads of the pool are taken", threads);
+        return mp_fail(error, MP_SPAWN_FAILED, "all %d threads of the pool are busy", threads);
     }
-    /* Listed before it exists: its job may be disowned at once. */
+    /* List the thread before it exists: its job may be disowned at once. */
     thread = mp_alloc_zeroed(sizeof(*thread), MP_TAG_POOL);
     if (!thread) {
         mp_mutex_unlock(&pool->lock);
-        return mp_fail_memory(error, sizeof(*thread), "the record of a thread");
+        return mp_fail_memory(error, sizeof(*thread), "a thread of the pool");
     }
     thread->job = job;
     thread->lock = &pool->lock;
@@ -92,7 +90,7 @@ mp_status mp_pool_run(mp_pool *pool, mp_job job, mp_error *error) {
     pool->all = thread;
     pool->threads++;
     pool->busy++;
-    /* The lock is kept while the thread starts: it cannot go, nor be disowned, before its handle is written. */
+    /* Hold the lock while the thread starts: it cannot end or be disowned before its handle is written. */
     mp_status status = mp_pool_thread_start(thread, pool->name, error);
     if (status != MP_OK) {
         forget(pool, thread);
@@ -129,8 +127,7 @@ void mp_pool_destroy(mp_pool *pool) {
     mp_mutex_lock(&pool->lock);
     mp_pool_thread *threads = pool->all;
     for (mp_pool_thread *thread = threads; thread; thread = thread->next)
-        if (mp_pool_thread_quit(thread))
-            mp_bell_wake(&thread->bell);
+        mp_pool_thread_quit(thread);
     mp_mutex_unlock(&pool->lock);
     while (threads) {
         mp_pool_thread *next = threads->next;

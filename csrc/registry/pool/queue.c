@@ -3,7 +3,7 @@
 
 #include <assert.h>
 
-_Static_assert(MP_QUEUE_FLOWS <= 32, "a bit each flow");
+_Static_assert(MP_QUEUE_FLOWS <= 32, "one bit per flow");
 
 void mp_queue_init(mp_queue *queue, const int capacity[MP_QUEUE_KINDS]) {
     *queue = (mp_queue){.count = 0};
@@ -26,12 +26,12 @@ void mp_queue_node_init(mp_queue_node *node, int priority, int kind, uint32_t te
     node->flow = (uint8_t)(node->kind * MP_QUEUE_TENANTS + tenant % MP_QUEUE_TENANTS);
 }
 
-/* Between `before` and the one behind it. */
+/* Insert after `before`. */
 static void insert(mp_queue *queue, mp_queue_node *node, mp_queue_node *before) {
-    assert(!mp_queue_holds(node) && "already waiting");
+    assert(!mp_queue_holds(node) && "already queued");
     mp_queue_level *level = &queue->levels[node->priority];
     uint32_t bit = 1u << node->flow;
-    /* A flow that was away has no claim on the time it did not use. */
+    /* A flow that was empty has no claim on the time it did not use. */
     if (!(level->waiting & bit) && level->start[node->flow] < level->now)
         level->start[node->flow] = level->now;
     level->waiting |= bit;
@@ -72,12 +72,12 @@ void mp_queue_remove(mp_queue *queue, mp_queue_node *node) {
 void mp_queue_take(mp_queue *queue, mp_queue_node *node) {
     mp_queue_level *level = &queue->levels[node->priority];
     mp_queue_remove(queue, node);
-    if (level->start[node->flow] > level->now) /* it never runs backwards, whoever is taken */
+    if (level->start[node->flow] > level->now) /* virtual time never runs backwards */
         level->now = level->start[node->flow];
-    level->start[node->flow] += node->cost + 1; /* 1: calls of unknown cost take turns too */
+    level->start[node->flow] += node->cost + 1; /* 1: nodes of unknown cost take turns too */
 }
 
-/* Of a level that is not empty: the first of the flow whose turn it is, and the oldest of all flows' first. */
+/* In a level that is not empty: returns the first node of the flow whose turn it is; *oldest: the oldest node. */
 static mp_queue_node *of_level(const mp_queue_level *level, mp_queue_node **oldest) {
     mp_queue_node *fair = NULL;
     *oldest = NULL;
@@ -94,7 +94,7 @@ static mp_queue_node *of_level(const mp_queue_level *level, mp_queue_node **olde
 
 mp_queue_node *mp_queue_best(const mp_queue *queue, uint64_t now_ns) {
     mp_queue_node *best = NULL;
-    uint64_t best_age = 0; /* in levels of urgency gained */
+    uint64_t best_age = 0; /* levels of priority gained */
     for (int i = 0; i < MP_QUEUE_PRIORITIES; i++) {
         mp_queue_node *oldest;
         if (!queue->levels[i].waiting)
@@ -112,7 +112,7 @@ mp_queue_node *mp_queue_best(const mp_queue *queue, uint64_t now_ns) {
     return best;
 }
 
-/* The first of the flows from `flow` on, of the levels from `level` on. */
+/* First node of the flows from `flow` on in `level`, then of the later levels. */
 static mp_queue_node *first_from(const mp_queue *queue, int level, int flow) {
     for (; level < MP_QUEUE_PRIORITIES; level++, flow = 0) {
         uint32_t left = flow < 32 ? queue->levels[level].waiting >> flow << flow : 0;

@@ -1,13 +1,14 @@
-/* queue.h: a bounded queue of things that wait.
+/* queue.h: a bounded priority queue with fair shares.
  *
- * Who is next: the most urgent priority, where waiting makes urgent: one level for every MP_QUEUE_AGEING_NS, so that
- * nothing starves. Within a priority each flow (a tenant's work of one kind) gets an equal share in predicted cost
- * (start-time fair queueing); within a flow, by arrival. A level that is chosen for its age alone gives its oldest.
+ * Order: the most urgent priority first. A waiting node gains one level of priority per MP_QUEUE_AGEING_NS, so none
+ * starves. Within a priority each flow (the work of one kind of one tenant) gets an equal share of predicted cost
+ * (start-time fair queueing); a flow is first in, first out. A level chosen only because of its age gives its oldest
+ * node.
  *
- * Bounded per kind: calls of one kind never take the places of another.
+ * Capacity is per kind: nodes of one kind never use the capacity of another.
  *
- * Intrusive: what waits carries a node, so that pushing never allocates and leaving from the middle is O(1). It has no
- * lock of its own; every function is called with the owner's lock held. */
+ * Intrusive: the queued object contains its node, so pushing never allocates and removing from the middle is O(1).
+ * Every function must be called with the owner's lock held. */
 #ifndef MP_REGISTRY_POOL_QUEUE_H
 #define MP_REGISTRY_POOL_QUEUE_H
 
@@ -16,55 +17,56 @@
 enum {
     MP_QUEUE_PRIORITIES = 5, /* 0 = most urgent */
     MP_QUEUE_KINDS = 2,
-    MP_QUEUE_TENANTS = 16 /* flows of a kind; tenants share them by their number's remainder */
+    MP_QUEUE_TENANTS = 16 /* flows per kind; a tenant uses flow tenant % 16 */
 };
 #define MP_QUEUE_FLOWS (MP_QUEUE_KINDS * MP_QUEUE_TENANTS)
 #define MP_QUEUE_AGEING_NS (2000ull * 1000 * 1000)
 
-typedef struct mp_queue_node { /* prev and next NULL when in no queue */
+typedef struct mp_queue_node { /* prev and next are NULL when in no queue */
     struct mp_queue_node *prev, *next;
-    uint64_t since_ns; /* when it came first */
+    uint64_t since_ns; /* time of its first arrival */
     uint64_t cost;     /* predicted, in any unit */
     uint8_t priority, kind, flow;
 } mp_queue_node;
 
 typedef struct mp_queue_level {
-    mp_queue_node ends[MP_QUEUE_FLOWS]; /* a ring each, this its sentinel */
-    uint64_t start[MP_QUEUE_FLOWS];     /* virtual time at which the flow's next one starts */
-    uint64_t now;                       /* virtual time: the start of the last one taken */
-    uint32_t waiting;                   /* a bit each flow that is not empty */
+    mp_queue_node ends[MP_QUEUE_FLOWS]; /* sentinel of each flow's circular list */
+    uint64_t start[MP_QUEUE_FLOWS];     /* virtual time at which the flow's next node starts */
+    uint64_t now;                       /* virtual time: start of the last node taken */
+    uint32_t waiting;                   /* one bit per flow that is not empty */
 } mp_queue_level;
 
 typedef struct mp_queue {
     mp_queue_level levels[MP_QUEUE_PRIORITIES];
     int count, counts[MP_QUEUE_KINDS], capacity[MP_QUEUE_KINDS];
-    uint64_t cost; /* of all that wait */
+    uint64_t cost; /* sum over all queued nodes */
     bool closed;
 } mp_queue;
 
 typedef enum mp_queue_answer { MP_QUEUE_TAKEN, MP_QUEUE_FULL, MP_QUEUE_CLOSED } mp_queue_answer;
 
 void mp_queue_init(mp_queue *queue, const int capacity[MP_QUEUE_KINDS]);
-/* Which of them the node belongs to. A larger number counts as the last; set while it is in no queue. */
+/* Initialise a node that is in no queue. `priority` is clamped to 0 to MP_QUEUE_PRIORITIES - 1; a positive kind is
+ * 1. */
 void mp_queue_node_init(mp_queue_node *node, int priority, int kind, uint32_t tenant, uint64_t since_ns);
-/* Behind all of its flow. Refused when full or closed. node->cost is set. */
+/* Append to its flow. node->cost must be set. Refused when the kind is full or the queue is closed. */
 mp_queue_answer mp_queue_push(mp_queue *queue, mp_queue_node *node);
-/* Before all of its flow. Never refused: for what was accepted once and has to wait again. */
+/* Put before all of its flow. Never refused: for a node that was accepted once and must wait again. */
 void mp_queue_push_front(mp_queue *queue, mp_queue_node *node);
-/* Who is next, left in; NULL when empty. Also of a closed queue: closing stops arrivals only. */
+/* The next node, left in the queue; NULL when empty. Works on a closed queue: closing stops arrivals only. */
 mp_queue_node *mp_queue_best(const mp_queue *queue, uint64_t now_ns);
-/* Take one out to be served: its flow is charged. */
+/* Remove a node to serve it: charges its flow. */
 void mp_queue_take(mp_queue *queue, mp_queue_node *node);
-/* Take one out that leaves unserved. Asserts that it waits here. */
+/* Remove a node unserved. Asserts that it is queued here. */
 void mp_queue_remove(mp_queue *queue, mp_queue_node *node);
-/* All that wait, by priority, then by flow; NULL at the end. */
+/* Iterate over all nodes, by priority, then by flow; NULL at the end. */
 mp_queue_node *mp_queue_first(const mp_queue *queue);
 mp_queue_node *mp_queue_next(const mp_queue *queue, const mp_queue_node *node);
 static inline bool mp_queue_holds(const mp_queue_node *node) { return node->next != NULL; }
 static inline bool mp_queue_full(const mp_queue *queue, int kind) {
     return queue->counts[kind] >= queue->capacity[kind];
 }
-/* How many of those that wait are more urgent, or as urgent and came earlier; and their cost. O(count). */
+/* Number of nodes that are more urgent, or as urgent and older; *cost: the sum of their costs. O(count). */
 int mp_queue_position(const mp_queue *queue, const mp_queue_node *node, uint64_t *cost);
 void mp_queue_close(mp_queue *queue);
 

@@ -10,7 +10,7 @@ static void thread_main(void *arg) {
     mp_mutex_lock(self->lock);
     for (;;) {
         while (!self->job.run && !self->quit)
-            mp_bell_wait(&self->bell, self->lock, NULL, 0);
+            mp_event_count_wait(&self->wake, self->lock, NULL, 0);
         if (!self->job.run)
             break;
         mp_job job = self->job;
@@ -29,26 +29,21 @@ static void thread_main(void *arg) {
 }
 
 mp_status mp_pool_thread_start(mp_pool_thread *thread, const char *name, mp_error *error) {
-    mp_bell_init(&thread->bell);
-    mp_status status = mp_thread_start(&thread->os, name, thread_main, thread, error);
-    if (status != MP_OK)
-        mp_bell_deinit(&thread->bell);
-    return status;
+    return mp_thread_start(&thread->os, name, thread_main, thread, error);
 }
 
-bool mp_pool_thread_give(mp_pool_thread *thread, mp_job job) {
+void mp_pool_thread_give(mp_pool_thread *thread, mp_job job) {
     assert(!thread->job.run && "the thread has a job");
     thread->job = job;
-    return mp_bell_ring(&thread->bell);
+    mp_event_count_notify(&thread->wake);
 }
 
-bool mp_pool_thread_quit(mp_pool_thread *thread) {
+void mp_pool_thread_quit(mp_pool_thread *thread) {
     thread->quit = true;
-    return mp_bell_ring(&thread->bell);
+    mp_event_count_notify(&thread->wake);
 }
 
 void mp_pool_thread_destroy(mp_pool_thread *thread) {
     mp_thread_join(&thread->os);
-    mp_bell_deinit(&thread->bell);
     mp_free(thread);
 }

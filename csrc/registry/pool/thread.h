@@ -1,8 +1,8 @@
-/* thread.h: one thread of a pool and the job it has. Used by pool.c only. */
+/* thread.h: one thread of a pool and its job. Used by pool.c only. */
 #ifndef MP_REGISTRY_POOL_THREAD_H
 #define MP_REGISTRY_POOL_THREAD_H
 
-#include "registry/pool/bell.h"
+#include "base/event_count.h"
 
 typedef struct mp_job {
     void (*run)(void *arg);
@@ -12,26 +12,29 @@ typedef struct mp_job {
 typedef struct mp_pool_thread {
     mp_thread os;
     /* guarded by: the pool's lock */
-    struct mp_pool_thread *next;      /* all threads of the pool that are not disowned */
-    struct mp_pool_thread *next_idle; /* those without a job */
+    struct mp_pool_thread *next;      /* list of all threads of the pool that are not disowned */
+    struct mp_pool_thread *next_idle; /* list of those without a job */
     mp_job job;                       /* run == NULL: none */
     bool quit;
-    bool disowned; /* nobody waits for it; it frees itself */
+    bool disowned; /* no thread joins it; it frees itself */
 
-    mp_bell bell;
-    mp_mutex *lock; /* the pool's */
-    /* Called by the thread with the lock held when its job has returned; makes it idle. */
+    mp_event_count wake; /* notified under the pool's lock */
+    mp_mutex *lock;      /* the pool's */
+    /* Called by the thread, holding the lock, after its job has returned. Puts it on the idle list. */
     void (*idle)(void *pool, struct mp_pool_thread *self);
-    /* Called by a disowned thread as its last act, no lock held; frees it. */
+    /* Called by a disowned thread as its last act, without the lock. Frees it. */
     void (*gone)(void *pool, struct mp_pool_thread *self);
     void *pool;
 } mp_pool_thread;
 
-/* Caller's storage, filled in but for os and bell; its first job starts at once. The lock is not held. */
+/* Start a thread in the caller's storage, where every field but `os` is filled in. Its first job runs once the
+ * thread gets the lock. */
 mp_status mp_pool_thread_start(mp_pool_thread *thread, const char *name, mp_error *error);
-/* With the lock held, to an idle thread. True: call mp_bell_wake(&thread->bell) after releasing it. */
-bool mp_pool_thread_give(mp_pool_thread *thread, mp_job job);
-bool mp_pool_thread_quit(mp_pool_thread *thread);
-void mp_pool_thread_destroy(mp_pool_thread *thread); /* joins; it was told to quit */
+/* Give an idle thread a job. Must hold the lock. */
+void mp_pool_thread_give(mp_pool_thread *thread, mp_job job);
+/* Tell an idle thread to end. Must hold the lock. */
+void mp_pool_thread_quit(mp_pool_thread *thread);
+/* Join and free a thread that was told to quit. */
+void mp_pool_thread_destroy(mp_pool_thread *thread);
 
 #endif

@@ -232,7 +232,7 @@ print(json.dumps([records, [thread.name for thread in threading.enumerate()]]))
 def test_a_handler_that_raises_does_not_end_the_log(bert: Path) -> None:
     script = """
 import logging
-from mpool import _logging
+from mpool.runtime import logs as _logging
 class Broken(logging.Handler):
     def emit(self, record):
         raise ZeroDivisionError

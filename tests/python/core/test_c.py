@@ -1,4 +1,4 @@
-"""The C core: built in each variant, its own tests run, and the rules of the house checked.
+"""The C core: built in each variant, its own tests run, and the project rules checked.
 
 By default it is built as the extension is; ``--builds`` (CI: always) adds sanitizers, the simulator, clang and ARM.
 """
@@ -31,7 +31,7 @@ def _load(name: str) -> ModuleType:
 
 
 build = _load("build")
-check_floors = _load("check_floors")
+check_tiers = _load("check_tiers")
 
 
 @pytest.fixture(scope="session")
@@ -40,14 +40,14 @@ def out() -> Path:
     return Path(os.environ.get("MPOOL_TEST_BUILD") or ROOT / "build" / "c")
 
 
-def _build(name: str, out: Path, rooms: list[str] | None = None, tests: list[str] | None = None) -> Path:
+def _build(name: str, out: Path, folders: list[str] | None = None, tests: list[str] | None = None) -> Path:
     variant = build.VARIANTS[name]
     needed = [variant.compiler, *variant.wrapper[:1]] if variant.emulated else [variant.compiler]
     for tool in needed:
         if build.compiler_of(variant) is None if tool == variant.compiler else shutil.which(tool) is None:
             pytest.skip(f"{tool} is not installed")
     try:
-        return build.build(name, out, rooms=rooms, tests=tests)
+        return build.build(name, out, folders=folders, tests=tests)
     except build.BuildError as error:
         pytest.fail(f"{name} does not build:\n{error}", pytrace=False)
 
@@ -135,15 +135,15 @@ def test_arm_kernels_under_emulation(out: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("processor", "rooms"), [
+@pytest.mark.parametrize(("processor", "folders"), [
     ("max", ["base_", "tensor_", "kernels_", "files_", "models_"]),
     ("cortex-a72", ["base_", "tensor_", "kernels_", "files_"]),
     ("cortex-a53", ["kernels_"]),
     ("neoverse-n1", ["kernels_", "models_contract_masks"]),
 ])
-def test_arm_core_under_emulation(processor: str, rooms: list[str], out: Path) -> None:
-    """64-bit ARM: the tests of all rooms below the registry."""
-    _run("arm", _build("arm", out), "--slow", "20", *_only(rooms), processor=processor)
+def test_arm_core_under_emulation(processor: str, folders: list[str], out: Path) -> None:
+    """64-bit ARM: the tests of all tiers below the registry."""
+    _run("arm", _build("arm", out), "--slow", "20", *_only(folders), processor=processor)
 
 
 @pytest.mark.slow
@@ -168,27 +168,28 @@ def test_gcc_other_builds(name: str, out: Path) -> None:
     _run(name, _build(name, out))
 
 
-def test_floors_sources_and_headers() -> None:
-    """Who may include whom, what the registry may know, sizes; every header compiles alone."""
-    report = check_floors.Report()
-    assert check_floors.check_sources(ROOT, report) > 50
+def test_tiers_sources_and_headers() -> None:
+    """Includes between tiers, the words of the registry, sizes, refused words; every header compiles alone."""
+    report = check_tiers.Report()
+    assert check_tiers.check_sources(ROOT, report) > 50
+    assert check_tiers.check_words(ROOT, report) > 20
     if shutil.which("gcc") or shutil.which("clang"):
-        assert check_floors.check_headers(ROOT, report) > 0
+        assert check_tiers.check_headers(ROOT, report) > 0
     assert not report, "\n".join(report)
 
 
-def test_floors_symbols(out: Path) -> None:
+def test_tiers_symbols(out: Path) -> None:
     """No stream of stdio; memory, threads and files of the system in base alone; one exported symbol."""
     _build("release", out)
-    report = check_floors.Report()
-    assert check_floors.check_objects(out / "release", report) > 20
+    report = check_tiers.Report()
+    assert check_tiers.check_objects(out / "release", report) > 20
     spec = importlib.util.find_spec("mpool._core")
     if spec is not None and spec.origin and spec.origin.endswith(".so"):
-        check_floors.check_library(Path(spec.origin), report)
+        check_tiers.check_library(Path(spec.origin), report)
     assert not report, "\n".join(report)
 
 
-def test_floors_check_finds_what_is_wrong(tmp_path: Path) -> None:
+def test_tiers_check_finds_what_is_wrong(tmp_path: Path) -> None:
     """The check is not blind: each broken rule of a made-up tree is reported."""
     files = {
         "csrc/base/up.h": '#include "tensor/tensor.h"\n',
@@ -200,25 +201,76 @@ def test_floors_check_finds_what_is_wrong(tmp_path: Path) -> None:
         "csrc/registry/pool/queue.c": '#include "registry/registry.h"\n#include "base/up.h"\n',
         "csrc/registry/registry.h": "",
         "csrc/registry/long.c": "int x;\n" * 1201 + "/* " + "w" * 130 + " */\n",
-        "csrc/elsewhere/room.c": "",
+        "csrc/elsewhere/file.c": "",
         "mpool/models/catalogue.json": '{"models": [{"key": "the-key"}]}',
     }
     for name, text in files.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    report = check_floors.Report()
-    check_floors.check_sources(tmp_path, report)
+    report = check_tiers.Report()
+    check_tiers.check_sources(tmp_path, report)
     said = "\n".join(report)
     for part in ("up.h:1: base may not include tensor", "tensor.h:1: tensor may not include kernels",
                  "tensor.h:2: Python.h belongs", "k.h:1: only kernels/blas.c knows OpenBLAS", "k.h:2: numpy/",
                  "entry.c:1: the registry knows no model, but names `Shiny`", 'entry.c:2: "nowhere.h" is no path',
                  "entry.c:3: the registry knows no model, but names `the-key`",
                  "queue.c:1: registry/pool may not include registry", "long.c:1201: 1202 lines",
-                 "long.c:1202: 136 columns", "room.c:1: `elsewhere` is no room"):
+                 "long.c:1202: 136 columns", "file.c:1: `elsewhere` is no folder of the core"):
         assert part in said, f"missing: {part}\n{said}"
     assert "queue.c:2" not in said and "blas.c" not in said.replace("kernels/blas.c knows", "")
     assert "hidden" not in said
+
+
+def _planted(text: str, kind: str) -> dict[str, str]:
+    """A C and a Python file with an identifier, a comment or a message."""
+    if kind == "identifier":
+        return {"csrc/models/planted.c": f"int a;\nint {text};\n", "mpool/planted.py": f"a = 1\n{text} = 2\n"}
+    if kind == "message":
+        return {"csrc/models/planted.c": f'int a;\nconst char *b = "{text}";\n',
+                "mpool/planted.py": f'a = 1\nb = "{text}"\n'}
+    wrapped = text.replace(" ", "\n * ", 1)
+    return {"csrc/models/planted.c": f"int a;\n/* {wrapped} */\n", "mpool/planted.py": f"a = 1\n# {text}\n"}
+
+
+def _refused(root: Path, files: dict[str, str], words: object) -> list[str]:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    report = check_tiers.Report()
+    assert check_tiers.check_words(root, report, words) == len(files)
+    return list(report)
+
+
+def test_words_are_refused(tmp_path: Path) -> None:
+    """Each row of words.toml refuses its example in C and in Python, and names the word to use."""
+    words = check_tiers.read_words()
+    everywhere = {"identifiers": ("csrc", "mpool"), "phrases": ("csrc", "mpool")}
+    for section in ("identifiers", "phrases"):
+        for word in getattr(words, section):
+            row = check_tiers.Words(**{"identifiers": (), "phrases": (), "clean": everywhere, section: (word,)})
+            kinds = ("identifier",) if section == "identifiers" else ("comment",) if word.opens else ("comment",
+                                                                                                     "message")
+            for kind in kinds:
+                found = _refused(tmp_path, _planted(word.example, kind), row)
+                assert len(found) >= 2 and all(":2: " in line and word.use in line for line in found), (word, found)
+
+
+def test_words_have_no_false_alarms(tmp_path: Path) -> None:
+    """Ordinary words, other sections, exempt folders and folders that are not clean yet pass."""
+    words = check_tiers.read_words()
+    everywhere = {"identifiers": ("csrc", "mpool"), "phrases": ("csrc", "mpool")}
+    ordinary = {"csrc/models/planted.c": "/* The thread offers what it holds; it may start with one of: a, b. */\n"
+                                         "int plane, drawer, ringing, pieced;\n",
+                "csrc/kernels/planted.c": "/* Sum each lane. */\nint lane;\n",
+                "mpool/planted.py": '"""Offer a caller the plane."""\nchoices = "Whether"\n'}
+    words = check_tiers.Words(words.identifiers, words.phrases, everywhere)
+    assert _refused(tmp_path, ordinary, words) == []
+    planted = _planted("mp_lane_sync", "identifier")
+    (tmp_path / "csrc/kernels/planted.c").unlink()
+    assert len(_refused(tmp_path, planted, words)) == 2
+    phrases_only = check_tiers.Words(words.identifiers, words.phrases, {**everywhere, "identifiers": ("csrc/base",)})
+    assert _refused(tmp_path, planted, phrases_only) == []
 
 
 def test_runner_reports_what_fails(tmp_path: Path) -> None:
@@ -253,7 +305,7 @@ def test_a_sixth_capability_is_one_more_row(tmp_path: Path) -> None:
     with open(tmp_path / "csrc/models/capabilities.def", "a", encoding="utf-8") as rows:
         rows.write('MP_CAPABILITY(SPEECH_TO_TEXT, "speech_to_text", 7, 9, "sequential")\n')
     run = subprocess.run(
-        [sys.executable, str(tmp_path / "tests/c/build.py"), "debug", "--out", str(tmp_path / "out"), "--rooms", "base",
-         "tensor", "kernels", "files", "models", "registry", "--tests", "registry_fake", "registry_workers", "--run",
-         "--", "--only", "workers_serve_every_capability"], capture_output=True, text=True)
+        [sys.executable, str(tmp_path / "tests/c/build.py"), "debug", "--out", str(tmp_path / "out"), "--folders",
+         "base", "tensor", "kernels", "files", "models", "registry", "--tests", "registry_fake", "registry_workers",
+         "--run", "--", "--only", "workers_serve_every_capability"], capture_output=True, text=True)
     assert run.returncode == 0 and "1 passed" in run.stdout, run.stdout + run.stderr

@@ -27,7 +27,8 @@ PORT = "11435"
 #: Languages whose blocks are shown, not run.
 SHOWN = ("text", "ini", "nginx", "dockerfile", "yaml", "toml", "javascript", "c", "mermaid")
 #: Commands that install or administer; they are shown, not run. ``.ci/run`` runs the two of the README.
-INSTALLS = re.compile(r"^(pip|pipx|git|cd|sudo|systemctl|docker|podman|ray|serve|export|python -m (venv|build)|\. |source )")
+INSTALLS = re.compile(r"^(pip|pipx|git|cd|sudo|systemctl|docker|podman|ray|serve|export|python -m (venv|build)|\. "
+                      r"|source )")
 _END = "----end of block----"
 _CHILD = f"""import sys, json, traceback
 namespace = {{"__name__": "__main__"}}
@@ -179,7 +180,8 @@ class PageRun:
                               capture_output=True, timeout=300)
         assert done.returncode == 0, f"{self._at(block, offset)}: {command}\n{done.stdout}{done.stderr}"
         if output:
-            pattern = "".join(r"(?:.*\n)*?" if line == "..." else re.escape(line.rstrip()) + r"[ ]*\n" for line in output)
+            pattern = "".join(r"(?:.*\n)*?" if line == "..." else re.escape(line.rstrip()) + r"[ ]*\n"
+                              for line in output)
             found = re.sub(r"[ \t]+\n", "\n", done.stdout.replace(self.port, PORT).rstrip("\n") + "\n")
             assert re.fullmatch(pattern, found), f"{self._at(block, offset)}: {command}\nprinted:\n{found}"
             self.checked += 1

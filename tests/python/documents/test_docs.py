@@ -1,4 +1,4 @@
-"""The README and every page of docs/: their code runs, their links lead somewhere, their tables are what the code says."""
+"""The README and every page of docs/: code runs, links lead somewhere, tables match the code."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_python_allocations_that_fail(bert: Path) -> None:
     pytest.importorskip("_testcapi", reason="this Python has no _testcapi, whose set_nomemory makes allocations fail")
     script = """
 import gc, _testcapi
-from mpool import _logging
+from mpool.runtime import logs as _logging
 pool = mpool.Pool(mpool.PoolConfig(threads=1))
 _logging.stop()  # allocations fail in every thread, and its own are another test
 key = pool.get(bert)._entry.core_key("auto")
@@ -127,7 +127,7 @@ print(json.dumps([counts, [row[0] for row in seen], [row[1] for row in seen], go
 def test_the_log_thread_outlives_refused_memory(bert: Path) -> None:
     """Row 2: the thread that drains the log and calls callbacks goes on after an allocation of its own failed."""
     script = """
-from mpool import _logging
+from mpool.runtime import logs as _logging
 threading.excepthook = lambda *_: None
 mpool.embed("x", bert)
 from mpool import _core
@@ -277,7 +277,7 @@ for _ in range(5):
     good &= len(mpool.generate("The", llama, max_tokens=3, ignore_eos=True).token_ids) == 3
     time.sleep(0.1)
 time.sleep(0.4)
-from mpool import _logging
+from mpool.runtime import logs as _logging
 alive = _logging._drain.thread.is_alive()
 sys.stderr = open(os.devnull, "w")
 os.dup2(kept, 2)

@@ -1,0 +1,19 @@
+/* crowding.c: see crowding.h. */
+#include "base/crowding.h"
+
+#include "base/sys.h"
+
+double mp_crowding_rate(void) {
+    static const uint64_t PERIOD_NS = 10 * 1000 * 1000;
+    static _Thread_local uint64_t since_ns, switches;
+    static _Thread_local double rate = -1;
+    uint64_t now_ns = mp_sys_now_ns(), passed_ns = now_ns - since_ns;
+    if (passed_ns >= PERIOD_NS) {
+        uint64_t taken = mp_sys_taken_away();
+        if (since_ns)
+            rate = (double)(taken - switches) / ((double)passed_ns * 1e-9);
+        since_ns = now_ns;
+        switches = taken;
+    }
+    return rate;
+}

@@ -1,0 +1,104 @@
+/* environment.c: see environment.h. */
+#include "base/environment.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/sys.h"
+
+extern char **environ;
+
+/* An array that was the process's environment once: never freed and never written again, as long as no other thread
+ * calls setenv while it is in use. */
+typedef struct mp_environment_array {
+    struct mp_environment_array *next;
+    size_t count;    /* entries, the final NULL included */
+    char *entries[]; /* [2 * count]: the environment, then a copy to compare with */
+} environment_array;
+
+/* guarded by: one override at a time */
+static environment_array *unused;
+static environment_array *changed; /* by setenv in another thread during an override */
+
+static size_t name_bytes(const char *variable) { return (size_t)(strchr(variable, '=') - variable) + 1; }
+
+static bool equals(const environment_array *array, char *const *entries) {
+    return memcmp(array->entries, entries, array->count * sizeof(*entries)) == 0;
+}
+
+/* An unused array with the same content, else this one. */
+static environment_array *unique(environment_array *made, size_t bytes) {
+    for (environment_array **link = &unused; *link; link = &(*link)->next)
+        if ((*link)->count == made->count && equals(*link, made->entries)) {
+            environment_array *found = *link;
+            *link = found->next;
+            mp_sys_free(made, bytes);
+            return found;
+        }
+    return made;
+}
+
+static void swap_to(char **entries) { __atomic_store_n(&environ, entries, __ATOMIC_RELEASE); }
+
+mp_status mp_environment_override_begin(mp_environment_override *self, const char *const *variables, int count,
+                                        mp_error *error) {
+    assert(count <= MP_ENVIRONMENT_MOST);
+    *self = (mp_environment_override){.before = environ, .variable_count = count};
+    size_t old_count = 0, made = 0;
+    while (self->before && self->before[old_count])
+        old_count++;
+    size_t bytes = sizeof(environment_array) + 2 * (old_count + (size_t)count + 1) * sizeof(char *);
+    environment_array *array = mp_sys_alloc(bytes, 64);
+    if (!array)
+        return mp_fail_memory(error, bytes, "a copy of the environment");
+    for (int i = 0; i < count; i++) {
+        self->variables[i] = variables[i];
+        array->entries[made++] = (char *)(uintptr_t)variables[i];
+    }
+    for (size_t at = 0; at < old_count; at++) {
+        char *entry = self->before[at];
+        int same = 0;
+        while (same < count && strncmp(entry, variables[same], name_bytes(variables[same])) != 0)
+            same++;
+        if (same == count)
+            array->entries[made++] = entry;
+        else if (!self->old[same])
+            self->old[same] = entry;
+    }
+    array->entries[made++] = NULL;
+    array->count = made;
+    memcpy(array->entries + made, array->entries, made * sizeof(char *));
+    self->array = unique(array, bytes);
+    swap_to(self->array->entries);
+    return MP_OK;
+}
+
+/* Another thread called setenv during the override, so the process's array holds its change and our variables: take
+ * ours out in the ordinary way. */
+static void take_out(const mp_environment_override *self) {
+    for (int i = 0; i < self->variable_count; i++) {
+        char name[64];
+        size_t bytes = name_bytes(self->variables[i]);
+        assert(bytes <= sizeof(name));
+        memcpy(name, self->variables[i], bytes);
+        name[bytes - 1] = 0;
+        if (self->old[i])
+            setenv(name, self->old[i] + bytes, 1);
+        else
+            unsetenv(name);
+    }
+}
+
+void mp_environment_override_end(mp_environment_override *self) {
+    environment_array *array = self->array, **list = &unused;
+    if (environ == array->entries && equals(array, array->entries + array->count)) {
+        swap_to(self->before);
+    } else {
+        take_out(self);
+        list = &changed;
+    }
+    array->next = *list;
+    *list = array;
+}

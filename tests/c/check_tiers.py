@@ -1,0 +1,462 @@
+#!/usr/bin/env python3
+"""Checks the project rules that a compiler does not: includes between tiers, calls of the system, sizes, words.
+
+    python tests/c/check_tiers.py                                   # the sources
+    python tests/c/check_tiers.py --headers                         # and: every header compiles alone
+    python tests/c/check_tiers.py --objects build/c/release         # and: the symbols that objects need
+    python tests/c/check_tiers.py --library path/to/_core.so        # and: the symbols of the built extension
+    python tests/c/check_tiers.py --words                           # report: refused words in each folder
+    python tests/c/check_tiers.py --words csrc/base mpool/server    # report: each refused word in these folders
+
+Prints one line per violation, ``file:line: problem``, and ends with code 1 when there was any. The words come from
+``words.toml``; they fail the check only in the folders that its ``clean`` lists name. ``--words`` never fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import collections
+import concurrent.futures
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tokenize
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # pytest depends on it there
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Folders that a folder may include besides itself: only those of lower tiers. The pool knows no model: base alone.
+MAY_INCLUDE: dict[str, set[str]] = {
+    "base": set(),
+    "tensor": {"base"},
+    "kernels": {"base", "tensor"},
+    "files": {"base", "tensor", "kernels"},
+    "models": {"base", "tensor", "kernels", "files"},
+    "isolation": {"base", "tensor", "kernels", "files", "models"},
+    "registry/pool": {"base"},
+    "registry": {"base", "tensor", "kernels", "files", "models", "registry/pool"},
+    "python": {"base", "tensor", "kernels", "files", "models", "isolation", "registry"},
+}
+OPENBLAS_FILE = "kernels/blas.c"
+MOST_LINES = 1200
+MOST_COLUMNS = 120
+
+STDIO_STREAMS = set("""
+    printf fprintf vprintf vfprintf dprintf vdprintf __printf_chk __fprintf_chk __vfprintf_chk __vprintf_chk
+    __dprintf_chk puts putchar putc fputs fputc putw fopen fopen64 fdopen freopen freopen64 fclose fread fwrite fgets
+    fgetc getc getchar gets getline getdelim ungetc scanf fscanf vscanf vfscanf __isoc99_fscanf __isoc99_scanf
+    __isoc23_fscanf __isoc23_scanf
+    fflush fseek fseeko ftell ftello rewind setvbuf setbuf popen pclose tmpfile open_memstream fmemopen perror psignal
+    stdin stdout stderr
+""".split())
+# Calls of the system that only base/ may make: everything else goes through a header of base/.
+SYSTEM_ONLY_BASE = re.compile(
+    r"^(malloc|calloc|realloc|reallocarray|free|aligned_alloc|posix_memalign|memalign|strdup|strndup|open|open64|"
+    r"openat|fork|pthread_\w+|getenv|secure_getenv|setenv|unsetenv|putenv|clearenv)$")
+
+
+class Report(list[str]):
+    """Violations found so far."""
+
+    def add(self, path: Path, line: int, problem: str) -> None:
+        """Record one."""
+        name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+        self.append(f"{name}:{line}: {problem}")
+
+
+def folder_of(name: str) -> str:
+    """The folder of a path below csrc: ``registry/pool/queue.c`` -> ``registry/pool``; "" for a file right in csrc."""
+    parts = name.split("/")
+    if len(parts) == 1:
+        return ""
+    return "registry/pool" if parts[:2] == ["registry", "pool"] and len(parts) > 2 else parts[0]
+
+
+def without_comments(text: str) -> str:
+    """The text with comments blanked; lines and strings stay where they are."""
+    pattern = re.compile(r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|/\*.*?\*/|//[^\n]*', re.DOTALL)
+    return pattern.sub(lambda m: m.group() if m.group()[0] in "\"'" else re.sub(r"[^\n]", " ", m.group()), text)
+
+
+def model_names(root: Path) -> set[str]:
+    """Names that the registry must not know: architectures, families and keys of the catalogue."""
+    names: set[str] = set()
+    archs = root / "csrc" / "models" / "archs.def"
+    if archs.exists():
+        for match in re.finditer(r'^\s*MP_\w+\(\s*"?([\w.-]+)"?', without_comments(archs.read_text()), re.MULTILINE):
+            names.add(match.group(1).lower())
+    for path in (root / "mpool" / "models").glob("catalogue.*"):
+        if path.suffix == ".json":
+            names |= catalogue_names(json.loads(path.read_text(encoding="utf-8")))
+    return {name for name in names if len(name) >= 3}
+
+
+def catalogue_names(document: object) -> set[str]:
+    """Keys of the models of a catalogue: of an object of models, or the ``key`` and ``aliases`` of a list of them."""
+    names: set[str] = set()
+    models = document.get("models", document) if isinstance(document, dict) else document
+    if isinstance(models, dict):
+        names |= {str(key).lower() for key, row in models.items() if isinstance(row, dict)}
+        models = list(models.values())
+    if isinstance(models, list):
+        for row in models:
+            if isinstance(row, dict):
+                names |= {str(row[field]).lower() for field in ("key", "name") if isinstance(row.get(field), str)}
+                names |= {str(alias).lower() for alias in row.get("aliases", []) if isinstance(alias, str)}
+    return names
+
+
+def check_sources(root: Path, report: Report) -> int:
+    """Includes, forbidden headers and words, lines and columns. Returns how many files were read."""
+    csrc = root / "csrc"
+    forbidden = model_names(root)
+    words = re.compile(r"(?<![A-Za-z0-9])(" + "|".join(sorted(map(re.escape, forbidden), key=len, reverse=True))
+                       + r")(?![A-Za-z0-9])", re.IGNORECASE) if forbidden else None
+    files = sorted(path for path in csrc.rglob("*") if path.suffix in (".c", ".h", ".def"))
+    for path in files:
+        name = path.relative_to(csrc).as_posix()
+        folder = folder_of(name)
+        raw = path.read_text(encoding="utf-8")
+        code = without_comments(raw)
+        if folder not in MAY_INCLUDE:
+            report.add(path, 1, f"`{folder or 'csrc'}` is no folder of the core: known are {', '.join(MAY_INCLUDE)}")
+            continue
+        for number, line in enumerate(code.splitlines(), 1):
+            check_include(csrc, path, folder, number, line, report)
+            if name != OPENBLAS_FILE and path.suffix != ".def" and re.search(
+                    r"\b(scipy_\w+|cblas_\w+|openblas_\w+|dlopen|dlsym)\b|libscipy_openblas|libopenblas", line):
+                report.add(path, number, f"only {OPENBLAS_FILE} knows OpenBLAS")
+        if words and folder.startswith("registry"):
+            for number, line in enumerate(raw.splitlines(), 1):
+                for match in words.finditer(line):
+                    report.add(path, number, f"the registry knows no model, but names `{match.group(1)}`")
+        check_size(path, raw, report)
+    for path in sorted((*root.glob("tests/**/*.c"), *root.glob("tests/**/*.h"), *root.glob("tests/**/*.py"),
+                        *root.glob("mpool/**/*.py"), root / "setup.py")):
+        if path.exists():
+            check_size(path, path.read_text(encoding="utf-8"), report)
+    return len(files)
+
+
+def check_include(csrc: Path, path: Path, folder: str, number: int, line: str, report: Report) -> None:
+    """One line's #include, if it has one."""
+    match = re.match(r'\s*#\s*include\s*([<"])([^>"]+)[>"]', line)
+    if not match:
+        return
+    quoted, target = match.group(1) == '"', match.group(2)
+    if not quoted:
+        if (target == "Python.h" or target.startswith(("numpy/", "structmember"))) and folder != "python":
+            report.add(path, number, f"{target} belongs to csrc/python alone")
+        if "cblas" in target:
+            report.add(path, number, f"only {OPENBLAS_FILE} knows OpenBLAS")
+        if target == "dlfcn.h" and path.relative_to(csrc).as_posix() != OPENBLAS_FILE:
+            report.add(path, number, f"only {OPENBLAS_FILE} loads libraries")
+        return
+    if not (csrc / target).is_file():
+        report.add(path, number, f'"{target}" is no path below csrc')
+        return
+    other = folder_of(target)
+    if other != folder and other not in MAY_INCLUDE[folder]:
+        report.add(path, number, f'{folder} may not include {other} ("{target}"): only lower tiers')
+
+
+def check_size(path: Path, text: str, report: Report) -> None:
+    """Lines of a file and columns of a line. Tables (.def) may be as wide as a row is."""
+    lines = text.splitlines()
+    if len(lines) > MOST_LINES:
+        report.add(path, MOST_LINES + 1, f"{len(lines)} lines, at most {MOST_LINES}: split it")
+    if path.suffix == ".def":
+        return
+    for number, line in enumerate(lines, 1):
+        if len(line) > MOST_COLUMNS:
+            report.add(path, number, f"{len(line)} columns, at most {MOST_COLUMNS}")
+        if "\t" in line and path.suffix != ".py":
+            report.add(path, number, "a tab: indentation is four blanks")
+
+
+# --- words ---
+
+
+@dataclass(frozen=True)
+class Word:
+    """One row of words.toml."""
+
+    refused: re.Pattern[str]
+    use: str
+    elsewhere: tuple[str, ...]
+    """Folders and files in which it has its ordinary meaning."""
+    example: str
+    opens: bool = False
+    """It concerns the start of a comment."""
+
+
+@dataclass(frozen=True)
+class Words:
+    """words.toml: the refused words, and the places where the check enforces them already."""
+
+    identifiers: tuple[Word, ...]
+    phrases: tuple[Word, ...]
+    clean: dict[str, tuple[str, ...]]
+
+
+WORDS_FILE = Path(__file__).resolve().parent / "words.toml"
+
+
+def read_words(path: Path = WORDS_FILE) -> Words:
+    """Read words.toml."""
+    document = tomllib.loads(path.read_text(encoding="utf-8"))
+
+    def rows(section: str, before: str, after: str) -> tuple[Word, ...]:
+        return tuple(Word(re.compile(f"{before}(?:{row['refused']}){after}", re.IGNORECASE), row["use"],
+                          tuple(row.get("except", ())), row["example"], row["refused"].startswith("^"))
+                     for row in document[section])
+
+    return Words(rows("identifiers", r"(?:^|_)", r"(?=_|$)"), rows("phrases", "", ""),
+                 {section: tuple(document["clean"][section]) for section in ("identifiers", "phrases")})
+
+
+@dataclass(frozen=True)
+class Text:
+    """An identifier, a comment or a message of a file."""
+
+    line: int
+    text: str
+    kind: str
+    """``identifier``, ``comment`` or ``message``."""
+
+
+def snake(identifier: str) -> str:
+    """Write an identifier in snake case: ``ImageStep`` -> ``image_step``; ``MP_LANE_COUNT`` -> ``mp_lane_count``."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", identifier).lower()
+
+
+def comment_text(raw: str) -> str:
+    """The words of a comment on one line, without its marks."""
+    text = re.sub(r"^[ \t]*(?:/\*+|\*(?![*/])|//+|#+)", " ", raw.replace("*/", " "), flags=re.MULTILINE)
+    return re.sub(r"^[-\s]+", "", " ".join(text.split()))
+
+
+C_TEXT = re.compile(r'(?P<string>"(?:\\.|[^"\\\n])*")|' r"'(?:\\.|[^'\\\n])*'" r"|(?P<block>/\*.*?\*/)"
+                    r"|(?P<line>//[^\n]*(?:\n[ \t]*//[^\n]*)*)|(?P<name>[A-Za-z_]\w*)", re.DOTALL)
+
+
+def c_texts(source: str) -> Iterator[Text]:
+    """Identifiers, comments and messages of C. ``//`` comments on neighbouring lines are one comment."""
+    line, at = 1, 0
+    for match in C_TEXT.finditer(source):
+        line, at = line + source.count("\n", at, match.start()), match.start()
+        if match["name"]:
+            yield Text(line, match["name"], "identifier")
+        elif match["string"]:
+            if " " in match["string"]:
+                yield Text(line, match["string"][1:-1], "message")
+        elif match["block"] or match["line"]:
+            text = comment_text(match.group())
+            yield Text(line, re.sub(r"^[\w.]+\.(?:c|h|def): ", "", text), "comment")
+
+
+def python_texts(source: str) -> Iterator[Text]:
+    """Identifiers, comments, docstrings and messages of Python. Comments on neighbouring lines are one comment."""
+    docstrings: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            docstrings.add(node.value.lineno)
+            yield Text(node.value.lineno, " ".join(node.value.value.split()), "comment")
+    block: list[str] = []
+    begin = last = 0
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            if block and token.start[0] == last + 1 and not token.line[:token.start[1]].strip():
+                block.append(token.string)
+            else:
+                if block:
+                    yield Text(begin, comment_text("\n".join(block)), "comment")
+                block, begin = [token.string], token.start[0]
+            last = token.start[0]
+        elif token.type == tokenize.NAME:
+            yield Text(token.start[0], token.string, "identifier")
+        elif (token.type == tokenize.STRING or tokenize.tok_name[token.type] == "FSTRING_MIDDLE") \
+                and " " in token.string and token.start[0] not in docstrings:
+            yield Text(token.start[0], " ".join(token.string.strip("rbfRBF\"'").split()), "message")
+    if block:
+        yield Text(begin, comment_text("\n".join(block)), "comment")
+
+
+def refused_words(words: Words, name: str, source: str) -> Iterator[tuple[str, int, str]]:
+    """Section, line and problem of each refused word of one file. ``name`` is its path below the root."""
+    def bound(rows: tuple[Word, ...]) -> list[Word]:
+        return [word for word in rows if not any(name.startswith(place) for place in word.elsewhere)]
+
+    identifiers, phrases = bound(words.identifiers), bound(words.phrases)
+    for text in python_texts(source) if name.endswith(".py") else c_texts(source):
+        if text.kind == "identifier":
+            plain = snake(text.text)
+            for word in identifiers:
+                if word.refused.search(plain):
+                    yield "identifiers", text.line, f"`{text.text}`: write {word.use}"
+            continue
+        for word in phrases:
+            for match in word.refused.finditer(text.text) if text.kind == "comment" or not word.opens else ():
+                yield "phrases", text.line, f'{text.kind}, "{match.group()}": write {word.use}'
+
+
+def word_files(root: Path) -> list[Path]:
+    """All files that the words bind."""
+    kinds = {"csrc": (".c", ".h", ".def"), "tests/c": (".c", ".h", ".py"), "tests/fuzz": (".c", ".h", ".py"),
+             "tests/python": (".py",), "mpool": (".py",), "benchmarks": (".py", ".c", ".h"), "examples": (".py",)}
+    return sorted(path for folder, suffixes in kinds.items() for path in (root / folder).rglob("*")
+                  if path.suffix in suffixes)
+
+
+def is_in(name: str, places: tuple[str, ...]) -> bool:
+    """True for a path below the root that is one of these files or lies in one of these folders."""
+    return any(name == place or name.startswith(place.rstrip("/") + "/") for place in places)
+
+
+def check_words(root: Path, report: Report, words: Words | None = None) -> int:
+    """Check the files and folders that are clean. Returns how many files were read."""
+    words = words or read_words()
+    count = 0
+    for path in word_files(root):
+        name = path.relative_to(root).as_posix()
+        sections = [section for section, places in words.clean.items() if is_in(name, places)]
+        if not sections:
+            continue
+        count += 1
+        for section, line, problem in refused_words(words, name, path.read_text(encoding="utf-8")):
+            if section in sections:
+                report.add(path, line, problem)
+    return count
+
+
+def report_words(root: Path, places: tuple[str, ...]) -> None:
+    """Print how many refused words each folder has; with places, also each word below them."""
+    words = read_words()
+    counts: dict[str, collections.Counter[str]] = {}
+    for path in word_files(root):
+        name = path.relative_to(root).as_posix()
+        if places and not is_in(name, places):
+            continue
+        tally = counts.setdefault(name.rpartition("/")[0], collections.Counter())
+        for section, line, problem in refused_words(words, name, path.read_text(encoding="utf-8")):
+            tally[section] += 1
+            if places:
+                print(f"{name}:{line}: {problem}")
+    print(f"{'identifiers':>11} {'phrases':>8}  folder")
+    for folder, tally in sorted(counts.items()):
+        print(f"{tally['identifiers']:11} {tally['phrases']:8}  {folder}")
+
+
+# --- headers, objects and the library ---
+
+
+def check_headers(root: Path, report: Report) -> int:
+    """Every header compiles alone, with each compiler that is installed. Returns how many compilations ran."""
+    csrc = root / "csrc"
+    python_flags: list[str] | None = None
+    try:
+        import numpy
+
+        include = sysconfig.get_path("include")
+        if (Path(include) / "Python.h").exists():
+            python_flags = ["-isystem", include, "-isystem", numpy.get_include()]
+    except ImportError:
+        pass
+
+    def compile_alone(compiler: str, header: Path) -> str | None:
+        flags: list[str] = []
+        if folder_of(header.relative_to(csrc).as_posix()) == "python":
+            if python_flags is None:
+                return None
+            flags = [*python_flags, "-Wno-missing-field-initializers"]
+        command = [compiler, "-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-Wno-unused-function",
+                   f"-I{csrc}", *flags, "-fsyntax-only", "-x", "c", "-"]
+        text = f'#include "{header.relative_to(csrc).as_posix()}"\nint mp_not_empty;\n'
+        run = subprocess.run(command, input=text, capture_output=True, text=True)
+        return None if run.returncode == 0 else f"does not compile alone ({compiler}): {run.stderr.strip()}"
+
+    # Bodies that a source includes once for each instruction set are no headers: they need its macros.
+    headers = [path for path in sorted(csrc.rglob("*.h")) if path.parent != csrc / "kernels" / "simd"]
+    work = [(compiler, header) for compiler in ("gcc", "clang") if shutil.which(compiler) for header in headers]
+    with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        for (_, header), said in zip(work, pool.map(lambda item: compile_alone(*item), work)):
+            if said:
+                report.add(header, 1, said)
+    return len(work)
+
+
+def undefined_symbols(path: Path, *, dynamic: bool = False) -> set[str]:
+    """Names that an object or a library asks of others, without versions."""
+    run = subprocess.run(["nm", *(["-D"] if dynamic else []), "-u", str(path)], capture_output=True, text=True,
+                         check=True)
+    return {line.split()[-1].split("@")[0] for line in run.stdout.splitlines() if line.split()}
+
+
+def check_objects(built: Path, report: Report) -> int:
+    """No stream of stdio anywhere; the system's memory, threads and files only in base. Returns objects read."""
+    objects = sorted((built / "csrc").rglob("*.o"))
+    for path in objects:
+        folder = folder_of(path.relative_to(built / "csrc").as_posix())
+        symbols = undefined_symbols(path)
+        for symbol in sorted(symbols & STDIO_STREAMS):
+            report.add(path, 0, f"uses {symbol}: the library uses no stdio stream")
+        if folder not in ("base", "python"):
+            for symbol in sorted(filter(SYSTEM_ONLY_BASE.match, symbols)):
+                report.add(path, 0, f"uses {symbol}: outside base/ this goes through a header of base/")
+    return len(objects)
+
+
+def check_library(path: Path, report: Report) -> None:
+    """The built extension: no stream of stdio, and nothing exported but its init function."""
+    for symbol in sorted(undefined_symbols(path, dynamic=True) & STDIO_STREAMS):
+        report.add(path, 0, f"uses {symbol}: the library uses no stdio stream")
+    run = subprocess.run(["nm", "-D", "--defined-only", str(path)], capture_output=True, text=True, check=True)
+    exported = {line.split()[-1].split("@")[0] for line in run.stdout.splitlines() if line.split()}
+    for symbol in sorted(exported - {"PyInit__core", "mp_isolation_main", "_init", "_fini"}):
+        report.add(path, 0, f"exports {symbol}: only PyInit__core and mp_isolation_main are public")
+
+
+def main() -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", type=Path, default=ROOT, help="the repository")
+    parser.add_argument("--words", nargs="*", metavar="FOLDER", help="report refused words and do nothing else")
+    parser.add_argument("--headers", action="store_true", help="compile every header alone")
+    parser.add_argument("--objects", type=Path, help="folder of a variant that build.py made")
+    parser.add_argument("--library", type=Path, help="the built extension")
+    args = parser.parse_args()
+    root = args.root.resolve()
+    if args.words is not None:
+        report_words(root, tuple(args.words))
+        return 0
+    report = Report()
+    count = check_sources(root, report)
+    done = [f"{count} sources", f"the words of {check_words(root, report)} clean files"]
+    if args.headers:
+        done.append(f"{check_headers(root, report)} header compilations")
+    if args.objects:
+        done.append(f"{check_objects(args.objects.resolve(), report)} objects")
+    if args.library:
+        check_library(args.library.resolve(), report)
+        done.append("the extension")
+    for line in report:
+        print(line)
+    print(f"tiers: {', '.join(done)}: {len(report)} violations")
+    return 1 if report or count == 0 else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,185 @@
+/* test_forks.c: forks while other threads hold the process-wide state of base/, files/ and kernels/. The registry's
+ * are in test_registry_forks.c. */
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/forked.h"
+#include "base/sys.h"
+#include "base/trace.h"
+#include "files/spec.h"
+#include "kernels/kernels.h"
+#include "mp_test.h"
+
+#if defined(__SANITIZE_THREAD__)
+#define SKIP_UNDER_TSAN() MP_SKIP("ThreadSanitizer does not follow a fork of a process with threads")
+#else
+#define SKIP_UNDER_TSAN() (void)0
+#endif
+
+extern char **environ;
+
+static _Atomic bool over;
+
+/* Fork `forks` times while `busy` runs on another thread. `check` runs in each child and must return 0 within 5 s. */
+static void fork_beside(void (*busy)(void *arg), int (*check)(void *arg), void *arg, int forks) {
+    mp_thread thread;
+    mp_error error;
+    MP_CHECK_OK(mp_thread_start(&thread, "busy", busy, arg, &error), &error);
+    for (int i = 0; i < forks; i++) {
+        pid_t child = fork();
+        MP_CHECK(child >= 0);
+        if (child == 0) {
+            alarm(5);
+            _exit(check(arg));
+        }
+        int how = 0;
+        MP_CHECK(waitpid(child, &how, 0) == child);
+        if (how)
+            MP_FAIL("child %d: status 0x%x (0xe: it hung)", i, how);
+        mp_sys_sleep_ns(100 * 1000);
+    }
+    atomic_store(&over, true);
+    mp_thread_join(&thread);
+}
+
+/* --- the log --- */
+
+static void count_record(const mp_log_record *record, void *arg) {
+    int *counts = arg;
+    counts[strncmp(record->text, "child", 5) == 0 ? 0 : 1]++;
+}
+
+static void ignore_record(const mp_log_record *record, void *arg) { (void)record, (void)arg; }
+
+static void log_on(void *arg) {
+    while (!atomic_load(&over)) { /* mostly between claiming a slot and publishing it */
+        mp_log(MP_LOG_ERROR, "parent");
+        mp_log_drain(ignore_record, arg);
+    }
+}
+
+static int log_in_child(void *arg) {
+    (void)arg;
+    int counts[2] = {0};
+    for (int i = 0; i < 300; i++) { /* past the end of the ring */
+        mp_log(MP_LOG_ERROR, "child %d", i);
+        mp_log_drain(count_record, counts);
+    }
+    return counts[0] != 300 || counts[1] != 0;
+}
+
+MP_TEST(forks_child_logs_its_own_records_only) {
+    SKIP_UNDER_TSAN();
+    mp_error error;
+    int counts[2] = {0};
+    MP_CHECK_OK(mp_fork_init(&error), &error);
+    for (int i = 0; i < 10; i++)
+        mp_log(MP_LOG_ERROR, "parent %d", i);
+    pid_t child = fork();
+    if (child == 0)
+        _exit(log_in_child(NULL));
+    int how = 0;
+    MP_CHECK(waitpid(child, &how, 0) == child);
+    MP_CHECK_INT(how, 0);
+    MP_CHECK_INT(mp_log_drain(count_record, counts), 10); /* the parent keeps its records */
+    MP_CHECK_INT(counts[1], 10);
+}
+
+static int log_after_drain(void *arg) {
+    mp_log_drain(ignore_record, arg); /* whatever an unfixed child has inherited */
+    return log_in_child(NULL);
+}
+
+MP_TEST(forks_child_logs_past_a_slot_that_the_parent_had_claimed) {
+    SKIP_UNDER_TSAN();
+    mp_error error;
+    MP_CHECK_OK(mp_fork_init(&error), &error);
+    fork_beside(log_on, log_after_drain, NULL, 200);
+}
+
+/* --- specs --- */
+
+static void identify_on(void *spec) {
+    mp_file_id id;
+    while (!atomic_load(&over))
+        mp_spec_file_identity(spec, 0, &id);
+}
+
+static int identify_once(void *spec) {
+    mp_file_id id = {.size = 1};
+    return !mp_spec_same_file(spec, 0, &id) || !mp_spec_file_identity(spec, 0, &id);
+}
+
+MP_TEST(forks_while_a_spec_is_asked_for_a_file) {
+    SKIP_UNDER_TSAN();
+    mp_error error;
+    mp_file_id id = {.size = 1};
+    mp_spec *spec = mp_spec_create();
+    MP_CHECK_OK(mp_spec_add_file(spec, "a", &error), &error);
+    MP_CHECK(mp_spec_same_file(spec, 0, &id));
+    fork_beside(identify_on, identify_once, spec, 200);
+    mp_spec_unpin(spec);
+}
+
+/* --- OpenBLAS --- */
+
+static void load_on(void *path) {
+    while (!atomic_load(&over)) {
+        mp_blas_set_path(path);
+        mp_blas_core(NULL);
+    }
+}
+
+static int load_once(void *path) {
+    const char *why = "";
+    if (getenv("OPENBLAS_NUM_THREADS"))
+        return 2;
+    mp_blas_core(&why);
+    mp_blas_set_path(path);
+    mp_blas_core(&why);
+    return !why[0];
+}
+
+MP_TEST(forks_while_a_blas_is_loaded) {
+    SKIP_UNDER_TSAN();
+    const char *path = getenv("MPOOL_TEST_BLAS");
+    char *library = (char *)(uintptr_t)(path ? path : "libm.so.6"); /* any library is opened before it is refused */
+    mp_blas_set_path(library);
+    fork_beside(load_on, load_once, library, path ? 20 : 200);
+}
+
+/* --- the environment --- */
+
+static void read_environment(void *arg) {
+    long *reads = arg;
+    for (; !atomic_load(&over); ++*reads) {
+        if (!getenv("PATH"))
+            MP_FAIL("a variable is gone");
+    }
+}
+
+MP_TEST(forks_environment_stays_in_place_while_a_blas_is_loaded) {
+    if (getenv("OPENBLAS_NUM_THREADS") || getenv("OPENBLAS_CORETYPE") || !getenv("PATH"))
+        MP_SKIP("the environment has variables of OpenBLAS");
+    long reads = 0;
+    mp_thread thread;
+    mp_error error;
+    MP_CHECK_OK(mp_thread_start(&thread, "reader", read_environment, &reads, &error), &error);
+    char **array = environ, *entries[4096];
+    size_t count = 0;
+    for (; environ[count] && count < 4096; count++)
+        entries[count] = environ[count];
+    for (int i = 0; i < 200; i++) {
+        mp_blas_set_path("libm.so.6");
+        mp_blas_core(NULL);
+        MP_CHECK(environ == array); /* setenv would have moved the array under the reader */
+        for (size_t at = 0; at < count; at++)
+            MP_CHECK(environ[at] == entries[at]);
+        MP_CHECK(environ[count] == NULL);
+    }
+    MP_CHECK(!getenv("OPENBLAS_NUM_THREADS") && !getenv("OPENBLAS_CORETYPE"));
+    atomic_store(&over, true);
+    mp_thread_join(&thread);
+}
