@@ -114,7 +114,7 @@ void mp_worker_destroy(mp_worker *worker) {
 void mp_worker_ring(mp_worker *worker) {
     worker->rung = true;
     if (mp_bell_ring(&worker->bell))
-        mp_bell_wake(&worker->bell); /* under the lock, because the worker may be freed right after it */
+        mp_bell_wake(&worker->bell); /* under the lock, as the worker may be gone after it */
 }
 
 uint64_t mp_worker_bytes(const mp_worker *worker) {

@@ -108,15 +108,14 @@ MUTATIONS = [
     Mutation(123, _N, "mp_notifier_take", "a notice is unlinked, but looks listed", "unlink_notice(notice);",
              "if (BUG) { notice->prev->next = notice->next; notice->next->prev = notice->prev; }"
              " else unlink_notice(notice);", "calls", SOME),
-    # --- event counts
-    Mutation(131, _B, "mp_bell_ring", "a spinning thread misses a wake-up",
-             "atomic_fetch_add", "if (!BUG) atomic_fetch_add",
+    # --- bells
+    Mutation(131, _B, "mp_bell_ring", "one that spins hears nothing", "atomic_fetch_add", "if (!BUG) atomic_fetch_add",
              "calls", MANY),
-    Mutation(132, _B, "mp_bell_ring", "a parked thread does not wake", "bell->parked > 0;",
+    Mutation(132, _B, "mp_bell_ring", "one that is parked is not woken", "bell->parked > 0;",
              "bell->parked > 0 && !BUG;", "calls", FEW),
-    Mutation(133, _B, "mp_bell_wait", "a wake-up during the spin is lost", "if (has_rung(&watch))",
+    Mutation(133, _B, "mp_bell_wait", "what came while it spun is forgotten", "if (has_rung(&watch))",
              "if (has_rung(&watch) && !BUG)", "calls", MANY),
-    Mutation(134, _B, "mp_bell_wait", "the parked thread is not counted",
+    Mutation(134, _B, "mp_bell_wait", "nobody knows that it is parked",
              "bell->parked++; mp_cond_wait(&bell->cond, lock, deadline_ns); bell->parked--;",
              "int one = BUG ? 0 : 1; bell->parked += one; mp_cond_wait(&bell->cond, lock, deadline_ns);"
              " bell->parked -= one;", "calls", FEW),
@@ -350,7 +349,7 @@ MUTATIONS = [
              "pool->idle = thread->next_idle;", "if (!BUG) pool->idle = thread->next_idle;", "pool", SOME),
     Mutation(293, "registry/pool/thread.c", "thread_main", "a job that came with the end is lost",
              "if (!self->job.run) break;", "if (!self->job.run || (BUG && self->quit)) break;", "pool", SOME),
-    Mutation(294, "registry/pool/thread.c", "mp_pool_thread_give", "a thread sleeps on its job",
+    Mutation(294, "registry/pool/thread.c", "mp_pool_thread_give", "it sleeps on its job",
              "return mp_bell_ring(&thread->bell);", "return mp_bell_ring(&thread->bell) && !BUG;", "calls", FEW),
     # --- the queue
     Mutation(301, _Q, "mp_queue_remove", "an empty flow counts as waiting", "if (node->next == node->prev &&",
