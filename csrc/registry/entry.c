@@ -411,7 +411,7 @@ uint64_t mp_entry_trim(mp_entry *entry) {
 
 void mp_entry_remove(mp_entry *entry) {
     mp_mutex_lock(&entry->lock);
-    if (entry->removal == MP_REMOVAL_NONE) /* a second caller, after the first one gave up waiting */
+    if (entry->removal == MP_REMOVAL_NONE) /* a second caller finds it draining: the first one gave up waiting */
         mp_entry_set_removal(entry, MP_REMOVAL_DRAINING);
     bool works = mp_entry_works(entry);
     if (works)
@@ -446,7 +446,7 @@ mp_status mp_entry_wait_gone(mp_entry *entry, uint64_t deadline_ns, mp_error *er
 
 void mp_entry_close(mp_entry *entry) {
     mp_mutex_lock(&entry->lock);
-    if (entry->shutdown == MP_SHUTDOWN_OPEN) /* the registry closes its entries a second time, for late arrivals */
+    if (entry->shutdown == MP_SHUTDOWN_OPEN) /* CLOSED already in the second pass, which is for late arrivals */
         mp_entry_set_shutdown(entry, MP_SHUTDOWN_CLOSED);
     mp_queue_close(&entry->queue);
     mp_cond_broadcast(&entry->room);

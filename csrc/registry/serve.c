@@ -358,7 +358,7 @@ static void admit_fresh(mp_worker *w) {
         /* Find out where the memory is. If other requests of this model hold it, wait until one of them has left
          * (the requests that were not admitted are the fresh ones behind this one). If other models hold memory they
          * do not need, wait until they have freed it. Other workers' requests may end before block_admission, or may
-         * been refused in the same moment, each because of the other: block_admission then has a time limit. */
+         * have been refused in the same moment, each because of the other: block_admission then has a time limit. */
         mp_mutex_lock(&entry->lock);
         bool mine = w->active_count > w->fresh_count - i;
         bool others = mp_entry_running(entry) > w->fresh_count - i;

@@ -1,6 +1,6 @@
-/* sim_atomic.h: included first in the registry's files in the simulator's build. Every atomic operation becomes a
- * point at which another thread may run, and is sequentially consistent, because the simulator runs one fibre at a
- * time. Relaxed additions and subtractions are exempt: they are counters. */
+/* sim_atomic.h: included first in the registry's files of the simulator's build. Every atomic operation
+ * becomes a point at which another thread may run, and is sequentially consistent, as the simulator runs one at a time.
+ * Relaxed additions and subtractions are left alone: these are counters. */
 #ifndef TESTS_SIM_ATOMIC_H
 #define TESTS_SIM_ATOMIC_H
 

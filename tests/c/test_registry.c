@@ -7,7 +7,7 @@
 
 /* --- the common path --- */
 
-MP_TEST(registry_answers_a_call) {
+MP_TEST(registry_completes_a_request) {
     fake fake;
     fake_init(&fake);
     fake.version = 7;
@@ -40,7 +40,7 @@ MP_TEST(registry_answers_a_call) {
     fake_end(registry);
 }
 
-MP_TEST(registry_refuses_what_is_wrong) {
+MP_TEST(registry_refuses_invalid_requests) {
     fake fake, other;
     fake_init(&fake);
     fake_init(&other);
@@ -115,7 +115,7 @@ MP_TEST(registry_evicts_and_loads_again) {
     fake_end(registry);
 }
 
-MP_TEST(registry_evicts_while_calls_keep_coming) {
+MP_TEST(registry_evicts_while_requests_keep_coming) {
     fake fake;
     fake_init(&fake);
     fake.step_ns = FAKE_MS(1);
@@ -135,7 +135,7 @@ MP_TEST(registry_evicts_while_calls_keep_coming) {
 
 /* --- cancellation --- */
 
-MP_TEST(registry_cancels_at_every_state) {
+MP_TEST(registry_cancels_in_every_state) {
     fake fake;
     fake_init(&fake);
     fake.plan_items = 1;
@@ -224,7 +224,7 @@ static mp_ticket *submit_until(mp_registry *registry, const char *key, uint64_t 
     return ticket;
 }
 
-MP_TEST(registry_keeps_deadlines_that_nobody_waits_for) {
+MP_TEST(registry_enforces_deadlines_without_waiters) {
     fake fake;
     fake_init(&fake);
     fake.memory = 1;
@@ -271,7 +271,7 @@ MP_TEST(registry_keeps_deadlines_that_nobody_waits_for) {
 
 /* --- faults of the model --- */
 
-MP_TEST(registry_one_items_fault_leaves_others_unharmed) {
+MP_TEST(registry_fault_of_one_item_spares_the_others) {
     fake fake;
     fake_init(&fake);
     mp_registry *registry = fake_registry(1, 0);
@@ -303,7 +303,7 @@ MP_TEST(registry_one_items_fault_leaves_others_unharmed) {
     fake_end(registry);
 }
 
-MP_TEST(registry_a_model_whose_files_changed_is_set_apart) {
+MP_TEST(registry_model_with_changed_files_is_unloaded) {
     fake fake;
     fake_init(&fake);
     mp_registry *registry = fake_registry(1, 0);
@@ -406,7 +406,7 @@ MP_TEST(registry_serves_priorities_first) {
     fake_end(registry);
 }
 
-MP_TEST(registry_large_and_small_calls_share_the_steps) {
+MP_TEST(registry_large_and_small_requests_share_steps) {
     fake fake;
     fake_init(&fake);
     fake.plan_items = 1; /* one item per step, so that the order is visible */
@@ -443,7 +443,7 @@ MP_TEST(registry_large_and_small_calls_share_the_steps) {
     fake_end(registry);
 }
 
-MP_TEST(registry_never_computes_on_more_lanes_than_it_has) {
+MP_TEST(registry_never_computes_on_more_threads_than_it_has) {
     enum { MODELS = 4 };
     fake fakes[MODELS];
     mp_registry *registry = fake_registry(3, 0);
@@ -498,7 +498,7 @@ static int take_all(mp_notifier *notifier, uint64_t *ids) {
     return count;
 }
 
-MP_TEST(registry_notifiers_list_what_moved) {
+MP_TEST(registry_notifiers_list_tickets_with_progress) {
     fake fake;
     fake_init(&fake);
     mp_registry *registry = fake_registry(1, 0);
@@ -543,7 +543,7 @@ MP_TEST(registry_notifiers_list_what_moved) {
 
 /* --- replace and remove --- */
 
-MP_TEST(registry_replaces_without_failing_a_call) {
+MP_TEST(registry_replaces_without_failing_a_request) {
     fake old, new, broken;
     fake_init(&old);
     fake_init(&new);
@@ -597,7 +597,7 @@ MP_TEST(registry_replaces_without_failing_a_call) {
     fake_end(registry);
 }
 
-MP_TEST(registry_removes_after_the_last_call) {
+MP_TEST(registry_removes_after_the_last_request) {
     fake fake;
     fake_init(&fake);
     mp_registry *registry = fake_registry(2, 0);

@@ -32,7 +32,7 @@ static mp_cores *four(void) {
     return cores;
 }
 
-MP_TEST(registry_cores_together_falls_with_what_is_lost) {
+MP_TEST(registry_cores_together_falls_with_lost_time) {
     mp_cores *cores = four();
     lend(cores, 4, 20, 3); /* 15 %: all four are still better than three */
     MP_CHECK_INT(mp_cores_together(cores), 4);
@@ -53,7 +53,7 @@ MP_TEST(registry_cores_together_falls_with_what_is_lost) {
     mp_cores_close(cores);
 }
 
-MP_TEST(registry_cores_together_rises_when_nothing_is_lost) {
+MP_TEST(registry_cores_together_rises_without_lost_time) {
     mp_cores *cores = four();
     lend(cores, 2, 20, 18);
     MP_CHECK_INT(mp_cores_together(cores), 1);

@@ -107,7 +107,7 @@ static void set_up_storm(fake *fakes, mp_registry *registry, const char *const *
 
 static const char *const storm_keys[STORM_MODELS] = {"x", "y", "z"};
 
-MP_TEST_SECONDS(registry_storm_ends_every_call_exactly_once, 60) {
+MP_TEST_SECONDS(registry_storm_ends_every_request_exactly_once, 60) {
     fake fakes[STORM_MODELS];
     mp_registry *registry = fake_registry(2, 0);
     set_up_storm(fakes, registry, storm_keys);
@@ -126,7 +126,7 @@ static void close_in_the_middle(storm *storm) {
     mp_registry_close(storm->registry, FAKE_MS(2));
 }
 
-MP_TEST_SECONDS(registry_storm_over_shutdown_ends_every_call, 60) {
+MP_TEST_SECONDS(registry_storm_over_shutdown_ends_every_request, 60) {
     for (int round = 0; round < 5; round++) {
         fake fakes[STORM_MODELS];
         mp_registry *registry = fake_registry(2, 0);
@@ -159,7 +159,7 @@ MP_TEST_SECONDS(registry_storm_over_replacements, 60) {
     fake_end(registry);
 }
 
-MP_TEST_SECONDS(registry_flood_into_a_full_queue_is_refused_or_answered, 60) {
+MP_TEST_SECONDS(registry_flood_into_a_full_queue_is_refused_or_served, 60) {
     fake fake;
     fake_init(&fake);
     fake.memory = 1;
@@ -226,7 +226,7 @@ MP_TEST(registry_shutdown_drains_within_the_grace) {
     fake_end(registry);
 }
 
-MP_TEST(registry_shutdown_answers_what_it_cuts_off) {
+MP_TEST(registry_shutdown_ends_requests_that_it_cuts_off) {
     fake fake, loading;
     fake_init(&fake);
     fake_init(&loading);
@@ -265,7 +265,7 @@ MP_TEST(registry_shutdown_answers_what_it_cuts_off) {
 
 static void close_it(void *arg) { mp_registry_close(arg, FAKE_MS(50)); }
 
-MP_TEST(registry_is_closed_by_several_at_once) {
+MP_TEST(registry_is_closed_by_several_threads_at_once) {
     fake fake;
     fake_init(&fake);
     mp_registry *registry = fake_registry(2, 0);
@@ -282,7 +282,7 @@ MP_TEST(registry_is_closed_by_several_at_once) {
     fake_end(registry);
 }
 
-MP_TEST(registry_without_a_call_starts_no_thread) {
+MP_TEST(registry_without_a_request_starts_no_thread) {
     uint64_t created, joined;
     fake fake;
     fake_init(&fake);
@@ -384,7 +384,7 @@ static void keep_calling(void *arg) {
     }
 }
 
-MP_TEST_SECONDS(registry_forks_in_the_middle_of_calls, 60) {
+MP_TEST_SECONDS(registry_forks_during_requests, 60) {
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
     MP_SKIP("the sanitizer's allocator may be locked by another thread in the child for ever");
 #endif

@@ -89,7 +89,7 @@ static void come_and_go(void *arg) {
 }
 
 /* The child finds all that registries share, whichever thread of the parent was just looking it up. */
-MP_TEST(forks_while_others_look_up_what_is_shared) {
+MP_TEST(forks_while_other_threads_look_up_shared_objects) {
 #if defined(__SANITIZE_THREAD__)
     MP_SKIP("ThreadSanitizer does not follow threads started in a child of a process with threads");
 #endif

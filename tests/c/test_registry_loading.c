@@ -7,7 +7,7 @@
 
 /* --- loading --- */
 
-MP_TEST(registry_loads_once_for_a_herd) {
+MP_TEST(registry_loads_once_for_many_callers) {
     fake fake;
     fake_init(&fake);
     fake.load_ns = FAKE_MS(20);
@@ -20,7 +20,7 @@ MP_TEST(registry_loads_once_for_a_herd) {
     fake_end(registry);
 }
 
-MP_TEST(registry_tells_everybody_why_a_load_failed) {
+MP_TEST(registry_reports_a_failed_load_to_every_caller) {
     fake fake;
     fake_init(&fake);
     fake.load_ns = FAKE_MS(20);
@@ -77,7 +77,7 @@ MP_TEST(registry_load_failures_back_off_longer_each_time) {
     fake_end(registry);
 }
 
-MP_TEST(registry_gives_up_on_a_load_without_progress) {
+MP_TEST(registry_abandons_a_load_without_progress) {
     fake fake;
     fake_init(&fake);
     fake.load_stalls = true;
@@ -146,7 +146,7 @@ MP_TEST(registry_loads_five_models_at_once) {
 
 /* --- memory --- */
 
-MP_TEST(registry_says_what_memory_was_needed_and_free) {
+MP_TEST(registry_reports_needed_and_free_memory) {
     fake big, small;
     fake_init(&big);
     fake_init(&small);

@@ -79,7 +79,7 @@ static void visit_often(void *arg) {
     }
 }
 
-MP_TEST(registry_memory_comes_from_the_idle_beside_models_in_use) {
+MP_TEST(registry_memory_comes_from_idle_models_beside_models_in_use) {
     static const char *const keys[] = {"a", "b", "c", "d", "e", "f", "g", "h", "idle", "new"};
     fake fakes[BUSY + 2];
     visitor visitors[BUSY];
@@ -125,7 +125,7 @@ static mp_registry *open_shared(fake *fake, const char *key) {
     return registry;
 }
 
-MP_TEST(registry_memory_of_several_registries_comes_together) {
+MP_TEST(registry_memory_of_several_registries_adds_up) {
     fake first, second, large;
     mp_registry *one = open_shared(&first, "a"), *two = open_shared(&second, "b");
     mp_registry_stats stats;
@@ -151,7 +151,7 @@ MP_TEST(registry_memory_of_several_registries_comes_together) {
 
 /* --- a request that can never fit evicts no model --- */
 
-MP_TEST(registry_memory_of_a_call_that_cannot_fit_is_not_asked_of_others) {
+MP_TEST(registry_memory_of_a_request_that_cannot_fit_is_not_reclaimed) {
     fake fakes[2];
     mp_registry *registry = fake_registry(2, 300000);
     mp_error error;
@@ -187,7 +187,7 @@ MP_TEST(registry_memory_of_a_call_that_cannot_fit_is_not_asked_of_others) {
 
 /* --- after a fork a model without workers can be evicted --- */
 
-MP_TEST(registry_memory_of_a_forked_model_is_given_up) {
+MP_TEST(registry_memory_of_a_forked_model_is_freed) {
 #if defined(__SANITIZE_THREAD__)
     MP_SKIP("ThreadSanitizer does not follow threads started in a child of a process with threads");
 #elif defined(__SANITIZE_ADDRESS__)
@@ -235,7 +235,7 @@ static void expect_held(mp_registry *registry, const char *key, uint64_t bytes) 
     MP_CHECK_INT(held_by(registry, key), bytes);
 }
 
-MP_TEST(registry_memory_of_engines_is_what_they_hold) {
+MP_TEST(registry_memory_of_engines_is_what_they_report) {
     fake fakes[2];
     for (int chaos = 0; chaos < 2; chaos++) { /* through the chaos wrapper too */
         mp_registry_config config = {.lanes = 1, .max_workers = 1, .memory_limit = 200000};

@@ -52,7 +52,7 @@ static const char *where(const holder *h, int nodes) {
 }
 
 /* CPUs lent to a child process count like any others, and no thread of this process runs for them. */
-MP_TEST(registry_nodes_lanes_are_lent) {
+MP_TEST(registry_nodes_cpus_are_lent) {
     uint64_t threads, now, joined;
     mp_cores *cores = ledger(6, (int[]){4, 2}, 2);
     holder h = {.home = 0}, other = {.home = 0};
@@ -94,7 +94,7 @@ MP_TEST(registry_nodes_workers_lend_theirs_to_processes) {
     fake_end(registry);
 }
 
-MP_TEST(registry_nodes_one_is_as_ever) {
+MP_TEST(registry_nodes_single_node_is_unchanged) {
     mp_cpu_set before, now;
     bool known = mp_sys_get_affinity(&before);
     mp_cores *cores = ledger(4, (int[]){4}, 1);
@@ -142,7 +142,7 @@ MP_TEST(registry_nodes_each_worker_has_its_own) {
     mp_cores_close(cores);
 }
 
-MP_TEST(registry_nodes_home_is_where_most_is_free) {
+MP_TEST(registry_nodes_home_has_most_free_cpus) {
     mp_cores *cores = ledger(0 + 10, (int[]){2, 4, 4}, 3);
     holder a = {.home = mp_cores_settle(cores)};
     MP_CHECK_INT(a.home, 1); /* of two nodes with as many free CPUs, the first */
@@ -186,7 +186,7 @@ MP_TEST(registry_nodes_full_home) {
 }
 
 /* A quota of three CPUs on a machine with 16; and more threads than there are CPUs. */
-MP_TEST(registry_nodes_fewer_and_more_lanes_than_cpus) {
+MP_TEST(registry_nodes_fewer_and_more_threads_than_cpus) {
     mp_cores *few = ledger(3, (int[]){8, 8}, 2);
     holder a = {.home = mp_cores_settle(few)}, b = {.home = mp_cores_settle(few)};
     MP_CHECK(a.home == 0 && b.home == 1);
@@ -292,7 +292,7 @@ static void look_at_workers(mp_registry *registry, const char *key, int count, b
     }
 }
 
-MP_TEST(registry_nodes_workers_are_spread_and_say_where) {
+MP_TEST(registry_nodes_workers_are_spread_and_report_their_node) {
     mp_cpu_set allowed, first = {0}, second = {0};
     if (!mp_sys_get_affinity(&allowed) || mp_cpu_set_count(&allowed) < 2)
         MP_SKIP("one CPU");
@@ -379,7 +379,7 @@ static void check_places(mp_cores *cores, const mp_topology *topology, int home,
     MP_CHECK(mp_sys_get_affinity(&after) && memcmp(&before, &after, sizeof before) == 0);
 }
 
-MP_TEST(registry_nodes_lanes_of_two_run_where_they_are) {
+MP_TEST(registry_nodes_threads_of_two_nodes_run_in_place) {
     mp_topology topology;
     mp_cpu_set all;
     if (!two_by_two(&topology, &all))

@@ -18,7 +18,7 @@ static bool next_of(mp_notifier *notifier, uint64_t id) {
     return false;
 }
 
-MP_TEST(registry_notifiers_are_all_told) {
+MP_TEST(registry_notifiers_are_all_notified) {
     fake fake;
     fake_init(&fake);
     mp_registry *registry = fake_registry(1, 0);

@@ -58,7 +58,7 @@ static mp_status once(mp_registry *registry, uint64_t fingerprint, int kills) {
 }
 
 /* The innocent request 1 is beside one culprit after the other. */
-MP_TEST(quarantine_spares_who_was_beside_a_culprit) {
+MP_TEST(quarantine_spares_requests_beside_a_culprit) {
     fake fake;
     mp_registry *registry = start(&fake, 1);
     for (uint64_t culprit = 100; culprit < 102; culprit++) {
@@ -78,7 +78,7 @@ MP_TEST(quarantine_spares_who_was_beside_a_culprit) {
 }
 
 /* A worker killed from outside puts no request into quarantine, however often, not even one that was alone. */
-MP_TEST(quarantine_of_what_was_killed_from_outside) {
+MP_TEST(quarantine_ignores_external_kills) {
     for (int outside = 0; outside < 2; outside++) {
         fake fake;
         mp_registry *registry = start(&fake, 1);
@@ -146,7 +146,7 @@ MP_TEST(quarantine_of_steps_that_stand_still) {
 }
 
 /* Equal requests in one step are one suspect; once one of them is found out, the others reach no worker. */
-MP_TEST(quarantine_of_equal_calls) {
+MP_TEST(quarantine_of_equal_requests) {
     fake fake;
     mp_registry *registry = start(&fake, 1);
     fake_call *calls[COMPANY];
@@ -168,7 +168,7 @@ MP_TEST(quarantine_of_equal_calls) {
 }
 
 /* The same text for another model is another request. */
-MP_TEST(quarantine_is_of_a_model) {
+MP_TEST(quarantine_is_per_model) {
     fake fake, other;
     mp_registry *registry = start(&fake, 1);
     fake_init(&other);
@@ -214,7 +214,7 @@ MP_TEST(quarantine_weighs) {
 }
 
 /* A process killed from outside costs no request its retry, the first time. */
-MP_TEST(workers_answers_outlive_what_is_killed_from_outside) {
+MP_TEST(workers_requests_survive_one_external_kill) {
     static const struct {
         bool outside, goes_on;
         int faults;

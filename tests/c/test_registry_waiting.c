@@ -117,7 +117,7 @@ MP_TEST(registry_patience_grows_before_a_full_queue) {
     }
 }
 
-MP_TEST(registry_patience_ends_while_a_call_is_told_to_wait_for_memory) {
+MP_TEST(registry_patience_ends_while_a_request_waits_for_memory) {
     enum { WORK_MS = 3000, UNIT_MS = 2, TOO_MUCH = 10, ROOM = 5 };
     mp_registry_config config = {.lanes = 2, .max_workers = 2};
     config.policy[MP_TEXT_EMBEDDING] = MP_POLICY_SEQUENTIAL;

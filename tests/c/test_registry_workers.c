@@ -65,7 +65,7 @@ MP_TEST(workers_memory_for_one_gives_one) {
     fake_end(registry);
 }
 
-MP_TEST(workers_memory_for_none_is_said) {
+MP_TEST(workers_memory_for_none_is_an_error) {
     fake fake;
     fake_init(&fake);
     fake.engine_bytes = 100000;
@@ -79,7 +79,7 @@ MP_TEST(workers_memory_for_none_is_said) {
     fake_end(registry);
 }
 
-MP_TEST(workers_a_herd_causes_one_load) {
+MP_TEST(workers_many_callers_cause_one_load) {
     fake fake;
     fake_init(&fake);
     fake.workers = 4;
@@ -124,7 +124,7 @@ MP_TEST(workers_two_of_one_model_and_five_models_load_at_once) {
 
 /* --- policies and scaling --- */
 
-MP_TEST(workers_two_cold_calls_run_at_once_under_each_policy) {
+MP_TEST(workers_two_cold_requests_run_at_once_under_each_policy) {
     for (int policy = 1; policy < MP_POLICY_COUNT; policy++) {
         fake fake;
         fake_init(&fake);
@@ -181,7 +181,7 @@ MP_TEST(workers_scale_while_all_are_busy) {
 }
 
 /* Also if all requests came at once, before any worker was busy. */
-MP_TEST(workers_scale_for_what_came_before_they_were_busy) {
+MP_TEST(workers_scale_for_requests_queued_before_they_were_busy) {
     fake fake;
     fake_init(&fake);
     fake.workers = 4;
@@ -253,7 +253,7 @@ MP_TEST(workers_p2c_uses_both) {
 
 /* --- idle workers leave --- */
 
-MP_TEST(workers_without_work_go_down_to_zero) {
+MP_TEST(workers_that_are_idle_go_down_to_zero) {
     fake fake, pinned, forever;
     fake_init(&fake);
     fake_init(&pinned);
@@ -278,7 +278,7 @@ MP_TEST(workers_without_work_go_down_to_zero) {
     fake_end(registry);
 }
 
-MP_TEST(workers_keep_alive_of_a_call_counts_from_then_on) {
+MP_TEST(workers_keep_alive_of_a_request_counts_from_then_on) {
     fake fake;
     fake_init(&fake);
     fake.workers = 2;
@@ -335,7 +335,7 @@ MP_TEST(workers_make_room_for_another_model) {
 
 /* --- workers that make no progress --- */
 
-MP_TEST(workers_stuck_in_a_step_are_set_apart) {
+MP_TEST(workers_stuck_in_a_step_are_abandoned) {
     fake fake;
     fake_init(&fake);
     fake.workers = 4;
@@ -367,7 +367,7 @@ MP_TEST(workers_stuck_in_a_step_are_set_apart) {
     fake_end(registry);
 }
 
-MP_TEST(workers_that_never_return_do_not_hold_up_the_end) {
+MP_TEST(workers_that_never_return_do_not_delay_shutdown) {
     fake fake;
     fake_init(&fake);
     fake.workers = 4;
@@ -399,7 +399,7 @@ static fake_call *faulty(mp_status fault, int times) {
     return call;
 }
 
-MP_TEST(workers_fault_is_tried_again_once) {
+MP_TEST(workers_fault_is_retried_once) {
     fake fake;
     fake_init(&fake);
     mp_registry *registry = fake_registry(1, 0);
@@ -523,7 +523,7 @@ MP_TEST(workers_with_an_internal_error_are_replaced) {
     fake_end(registry);
 }
 
-MP_TEST(workers_that_crash_again_and_again_are_given_up) {
+MP_TEST(workers_that_crash_repeatedly_break_the_model) {
     fake fake;
     fake_init(&fake);
     fake.workers = 4;
@@ -605,7 +605,7 @@ MP_TEST(workers_breaker_opens_and_closes) {
     fake_end(registry);
 }
 
-MP_TEST(workers_poison_call_is_quarantined) {
+MP_TEST(workers_poison_request_is_quarantined) {
     fake fake;
     fake_init(&fake);
     mp_registry *registry = fake_registry(1, 0);

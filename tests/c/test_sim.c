@@ -229,7 +229,7 @@ static const known_bug bugs[] = {
     {"torn increment", "p.plain == 2 is false", torn, 0},
 };
 
-MP_TEST(sim_finds_what_it_is_there_to_find) {
+MP_TEST(sim_finds_every_kind_of_bug) {
     for (size_t i = 0; i < sizeof(bugs) / sizeof(bugs[0]); i++)
         for (int scheduler = SIM_RANDOM; scheduler <= SIM_PCT; scheduler++) {
             char said[4096];
@@ -245,7 +245,7 @@ MP_TEST(sim_finds_what_it_is_there_to_find) {
         }
 }
 
-MP_TEST(sim_lets_pass_what_is_right) {
+MP_TEST(sim_accepts_correct_programs) {
     sim_setup setup = {.world = "self", .spurious = 2000, .depth = 3};
     for (setup.seed = 0; setup.seed < 500; setup.seed++) {
         setup.scheduler = (sim_scheduler)(setup.seed & 1);
@@ -254,7 +254,7 @@ MP_TEST(sim_lets_pass_what_is_right) {
     }
 }
 
-MP_TEST(sim_goes_through_all_schedules) {
+MP_TEST(sim_visits_all_schedules) {
     /* Two threads with two points each, the second started by the first: with enough preemptions all schedules
      * occur. */
     int counts[4] = {0};
