@@ -174,7 +174,8 @@ static void want_look(mp_text_engine *engine, mp_item *item, int tile) {
     if (engine->look.item && !engine->images.ops->computing(engine->images.store, call, tile))
         return;
     if (engine->look.item &&
-        engine->images.ops->computing(engine->images.store, (const mp_text_call *)engine->look.item->call, engine->look.tile))
+        engine->images.ops->computing(engine->images.store, (const mp_text_call *)engine->look.item->call,
+                                      engine->look.tile))
         return;
     engine->look.item = item;
     engine->look.tile = tile;
@@ -428,7 +429,8 @@ static void fill_vectors(mp_text_engine *engine, const mp_item *item, const mp_s
         if (id[row0 + i] >= 0)
             continue;
         int64_t source;
-        const float *row = engine->images.ops->row(engine->images.store, call, item->state, step->seq->cached + i, &source);
+        const int32_t position = step->seq->cached + i;
+        const float *row = engine->images.ops->row(engine->images.store, call, item->state, position, &source);
         rows->vector[row0 + i] = row;
         id[row0 + i] = 0;
         if (call->image_rows)
@@ -660,8 +662,9 @@ static void look(mp_text_engine *engine, mp_lease *lease, const mp_plan *plan, m
     if (!item || p == plan->count || outcomes[p] != MP_OUTCOME_MORE ||
         atomic_load_explicit(&item->cancelled, memory_order_relaxed))
         return;
-    mp_status status = engine->images.ops->compute(engine->images.store, lease, (const mp_text_call *)item->call, item->state,
-                                         engine->look.tile, engine->look.budget_ns, &item->cancelled, &item->error);
+    mp_status status = engine->images.ops->compute(engine->images.store, lease, (const mp_text_call *)item->call,
+                                                   item->state, engine->look.tile, engine->look.budget_ns,
+                                                   &item->cancelled, &item->error);
     if (status != MP_OK)
         outcomes[p] = status == MP_MEMORY_EXHAUSTED ? MP_OUTCOME_WAIT_MEMORY : MP_OUTCOME_FAILED;
 }

@@ -91,7 +91,7 @@ typedef struct mp_image_store {
 } mp_image_store;
 
 mp_image_store *mp_images_create(const mp_vision *vision, mp_budget *budget, mp_prefix_cache *cache); /* or NULL */
-void mp_images_destroy(mp_image_store *store);                                                         /* NULL is legal */
+void mp_images_destroy(mp_image_store *store); /* NULL is legal */
 uint64_t mp_images_bytes(const mp_image_store *store); /* that it holds, all charged */
 /* Give back at least so many bytes of tiles that nobody holds, if there are; returns how many. */
 uint64_t mp_images_shrink(mp_image_store *store, uint64_t bytes);
