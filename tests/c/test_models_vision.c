@@ -105,7 +105,7 @@ static void run_mixed(tiny_model *tiny, uint64_t seed, const uint64_t *expected,
         if (n == 0)
             continue;
         uint64_t budget_ns = mp_test_random_u64(&random) % 3 ? mp_test_random_u64(&random) % 1000000 : UINT64_MAX;
-        if (!engine_of(tiny)->images.jobs && mp_test_random_u64(&random) % 4 == 0) /* not within one */
+        if (!engine_of(tiny)->images.store->jobs && mp_test_random_u64(&random) % 4 == 0) /* not within one */
             cut(tiny, 3 + (int32_t)(mp_test_random_u64(&random) % 15), UINT64_C(1) << mp_test_random_u64(&random) % 24);
         tiny->engine->ops->plan(tiny->engine, items, n, budget_ns, &plan);
         MP_CHECK(plan.count > 0);
@@ -266,8 +266,8 @@ static mp_item *stand_at_image(tiny_model *tiny, tiny_job *job, mp_plan *plan) {
     step(tiny, plan, job, false); /* the rows before it */
     tiny->engine->ops->plan(tiny->engine, items, 1, 1, plan);
     MP_CHECK(engine_of(tiny)->look.item == &job->item);
-    MP_CHECK(plan->cost_ns >= mp_images_part_ns(&engine_of(tiny)->images) ||
-             plan->cost_ns >= mp_images_left_ns(&engine_of(tiny)->images, job->call, 0));
+    MP_CHECK(plan->cost_ns >= mp_images_part_ns(engine_of(tiny)->images.store) ||
+             plan->cost_ns >= mp_images_left_ns(engine_of(tiny)->images.store, job->call, 0));
     return &job->item;
 }
 
@@ -284,7 +284,7 @@ MP_TEST(models_vision_stops_within_a_layer) {
         tiny_load(&tiny, tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1), MP_COMPUTE_F32, lanes);
         mp_vit *tower = cut(&tiny, 2, 1);
         mp_item *item = stand_at_image(&tiny, jobs, &plan);
-        mp_image_store *store = &engine_of(&tiny)->images;
+        mp_image_store *store = engine_of(&tiny)->images.store;
         uint64_t left = UINT64_MAX;
         for (int part = 1; part <= 9 + lanes * 2; part++) {
             tiny.lease.cancelled = part % 3 == 0 ? &raised : NULL;
@@ -330,7 +330,7 @@ MP_TEST(models_vision_keeps_images_of_calls_that_take_turns) {
     run_alone(&tiny, expected);
     tiny.engine->ops->trim(tiny.engine);
     const uint64_t least = tiny.budget.used;
-    const mp_image_store *store = &engine_of(&tiny)->images;
+    const mp_image_store *store = engine_of(&tiny)->images.store;
     tiny_job jobs[TURNS][ITEMS] = {{{0}}};
     for (int j = 0; j < TURNS; j++) {
         make_job(&tiny, jobs[j], rows_of[j]);
@@ -383,7 +383,7 @@ MP_TEST(models_vision_gives_its_scratch_back) {
     mp_plan plan;
     tiny_load(&tiny, tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1), MP_COMPUTE_F32, 1);
     mp_vit *tower = cut(&tiny, 2, 1);
-    const mp_image_store *store = &engine_of(&tiny)->images;
+    const mp_image_store *store = engine_of(&tiny)->images.store;
     const uint64_t state = mp_vit_state_bytes(tower, ROWS + 1);
     for (int cancelled = 0; cancelled < 2; cancelled++) {
         tiny_job jobs[ITEMS] = {{0}};

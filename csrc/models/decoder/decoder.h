@@ -69,7 +69,8 @@ typedef struct mp_decoder {
     mp_linear head;   /* [vocab, hidden] */
     mp_decoder_layer *layers;
     mp_kv_group kv; /* the windowed layers see equally far */
-    struct mp_vision *vision; /* what makes rows of images, or NULL (vision/vision.h) */
+    const struct mp_image_ops *image_ops; /* decoder/images.h; NULL: the model reads no images */
+    struct mp_vision *vision;             /* what makes rows of images, or NULL */
     uint32_t max_token_bytes;
     int32_t sampled_vocab;   /* ids from here on have no token and are never drawn */
     _Atomic uint64_t row_ns;    /* running estimate of time per prompt row in a full step */

@@ -50,7 +50,7 @@ mp_status mp_decoder_check(const mp_model *base, mp_call *call_base, uint64_t *c
     MP_TRY(check_ids(model, call->bias_ids, call->n_bias, "logit_bias id", error));
     MP_TRY(check_ids(model, call->stop_ids, call->n_stop_ids, "stop id", error));
     if (model->vision)
-        MP_TRY(mp_vision_check(model->vision, call, error));
+        MP_TRY(model->image_ops->check(model->vision, call, error));
     else if (call->images.n_runs > 0)
         return mp_fail(error, MP_UNSUPPORTED, "the call has images, the model reads text only");
     uint64_t rows = (uint64_t)call->n_prompt + (uint64_t)call->sampling.max_tokens * (uint64_t)call->n_choices;
@@ -77,7 +77,7 @@ static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
     mp_text_engine *engine = (mp_text_engine *)base;
     const mp_text_call *call = (const mp_text_call *)item->call;
     if (item->state) { /* after a preemption, maybe by another engine */
-        MP_TRY(mp_images_number(&engine->images, call, item->state, error));
+        MP_TRY(mp_decoder_images_number(&engine->images, call, item->state, error));
         item->abandon = NULL;
         engine->admitted++;
         return MP_OK;
@@ -85,9 +85,9 @@ static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
     mp_answers *state;
     MP_TRY(mp_answers_create(engine->model, &engine->cache, item, &state, error));
     item->state = state;
-    mp_status status = mp_images_begin(&engine->images, call, engine->model->sections[0] > 0, state, error);
+    mp_status status = mp_decoder_images_begin(&engine->images, call, engine->model->sections[0] > 0, state, error);
     if (status == MP_OK)
-        status = mp_images_number(&engine->images, call, state, error);
+        status = mp_decoder_images_number(&engine->images, call, state, error);
     if (status == MP_OK)
         status = mp_answers_take_up(engine, item, error);
     if (status != MP_OK) {
@@ -120,9 +120,9 @@ static void abandon(mp_item *item) {
 /* What the cache and the images have of an item. */
 static void release(mp_text_engine *engine, mp_item *item) {
     mp_answers_drop(item->state, &engine->cache);
-    mp_images_release(&engine->images, (const mp_text_call *)item->call, item->state);
+    mp_decoder_images_release(&engine->images, (const mp_text_call *)item->call, item->state);
     if (--engine->admitted == 0)
-        mp_images_rest(&engine->images);
+        mp_decoder_images_rest(&engine->images);
 }
 
 static void engine_preempt(mp_engine *base, mp_item *item) {
@@ -159,7 +159,7 @@ static int wanted_rows(mp_text_engine *engine, const mp_item *item, bool *decodi
             continue;
         }
         int left = seq->count - seq->cached, tile;
-        rows += mp_images_ready(&engine->images, (const mp_text_call *)item->call, state, seq,
+        rows += mp_decoder_images_ready(&engine->images, (const mp_text_call *)item->call, state, seq,
                                 left < STEP_ROWS ? left : STEP_ROWS, &tile);
         *missing = *missing < 0 ? tile : *missing;
         *decoding &= left == 1;
@@ -171,10 +171,11 @@ static int wanted_rows(mp_text_engine *engine, const mp_item *item, bool *decodi
  * else the first. */
 static void want_look(mp_text_engine *engine, mp_item *item, int tile) {
     const mp_text_call *call = (const mp_text_call *)item->call;
-    if (engine->look.item && !mp_images_computing(&engine->images, call, tile))
+    if (engine->look.item && !engine->images.ops->computing(engine->images.store, call, tile))
         return;
     if (engine->look.item &&
-        mp_images_computing(&engine->images, (const mp_text_call *)engine->look.item->call, engine->look.tile))
+        engine->images.ops->computing(engine->images.store, (const mp_text_call *)engine->look.item->call,
+                                      engine->look.tile))
         return;
     engine->look.item = item;
     engine->look.tile = tile;
@@ -183,8 +184,8 @@ static void want_look(mp_text_engine *engine, mp_item *item, int tile) {
 /* The look into the plan, with the time that is left; parts of the network take part of a step like rows. */
 static void plan_look(mp_text_engine *engine, uint64_t budget_ns, mp_plan *plan) {
     const mp_text_call *call = (const mp_text_call *)engine->look.item->call;
-    const uint64_t all = mp_images_left_ns(&engine->images, call, engine->look.tile);
-    const uint64_t least = mp_images_part_ns(&engine->images);
+    const uint64_t all = engine->images.ops->left_ns(engine->images.store, call, engine->look.tile);
+    const uint64_t least = engine->images.ops->part_ns(engine->images.store);
     uint64_t left = budget_ns > plan->cost_ns ? budget_ns - plan->cost_ns : 0;
     left = left > least ? left : least;
     engine->look.budget_ns = left;
@@ -241,7 +242,7 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
     }
     plan->lanes = mp_lanes_worth(&engine->model->base.facts, planned, 5 * engine->model->layer_count + 6);
     if (!engine->look.item && n == engine->admitted && plan->count < MP_PLAN_MAX)
-        mp_images_rest(&engine->images); /* nobody waits for a tile */
+        mp_decoder_images_rest(&engine->images); /* nobody waits for a tile */
     if (engine->look.item && plan->count == MP_PLAN_MAX)
         engine->look.item = NULL;
     if (engine->look.item) {
@@ -259,7 +260,7 @@ static mp_status reserve(mp_text_engine *engine, size_t bytes, mp_error *error) 
     bytes += bytes / 8; /* contexts grow: not a new arena every 64 tokens */
     size_t more = bytes - engine->arena.size;
     if (!mp_budget_take(engine->budget, more) &&
-        (mp_images_shrink(&engine->images, more) == 0 || !mp_budget_take(engine->budget, more)) &&
+        (mp_decoder_images_shrink(&engine->images, more) == 0 || !mp_budget_take(engine->budget, more)) &&
         (mp_prefix_shrink(&engine->cache, more) < more || !mp_budget_take(engine->budget, more)))
         return mp_fail_memory(error, bytes, "the scratch of a step");
     mp_status status = mp_arena_reserve(&engine->arena, bytes, error);
@@ -331,7 +332,7 @@ static int select_rows(mp_text_engine *engine, const mp_plan *plan, mp_outcome *
                 continue;
             }
             int missing, want = seq->count - seq->cached;
-            want = mp_images_ready(&engine->images, (const mp_text_call *)item->call, state, seq,
+            want = mp_decoder_images_ready(&engine->images, (const mp_text_call *)item->call, state, seq,
                                    want < left ? want : left, &missing);
             if (want == 0)
                 continue;
@@ -401,7 +402,7 @@ static int take_blocks(mp_text_engine *engine, const mp_plan *plan, mp_outcome *
                 continue;
             int wanted = step.rows;
             mp_status extended = mp_sequence_extend(step.seq, &engine->cache, &step.rows, &item->error);
-            if (extended != MP_OK && mp_images_shrink(&engine->images, engine->cache.kv.block_bytes) > 0) {
+            if (extended != MP_OK && mp_decoder_images_shrink(&engine->images, engine->cache.kv.block_bytes) > 0) {
                 step.rows = wanted;
                 extended = mp_sequence_extend(step.seq, &engine->cache, &step.rows, &item->error);
             }
@@ -428,7 +429,8 @@ static void fill_vectors(mp_text_engine *engine, const mp_item *item, const mp_s
         if (id[row0 + i] >= 0)
             continue;
         int64_t source;
-        const float *row = mp_images_row(&engine->images, call, item->state, step->seq->cached + i, &source);
+        const int32_t position = step->seq->cached + i;
+        const float *row = engine->images.ops->row(engine->images.store, call, item->state, position, &source);
         rows->vector[row0 + i] = row;
         id[row0 + i] = 0;
         if (call->image_rows)
@@ -660,8 +662,9 @@ static void look(mp_text_engine *engine, mp_lease *lease, const mp_plan *plan, m
     if (!item || p == plan->count || outcomes[p] != MP_OUTCOME_MORE ||
         atomic_load_explicit(&item->cancelled, memory_order_relaxed))
         return;
-    mp_status status = mp_images_compute(&engine->images, lease, (const mp_text_call *)item->call, item->state,
-                                         engine->look.tile, engine->look.budget_ns, &item->cancelled, &item->error);
+    mp_status status = engine->images.ops->compute(engine->images.store, lease, (const mp_text_call *)item->call,
+                                                   item->state, engine->look.tile, engine->look.budget_ns,
+                                                   &item->cancelled, &item->error);
     if (status != MP_OK)
         outcomes[p] = status == MP_MEMORY_EXHAUSTED ? MP_OUTCOME_WAIT_MEMORY : MP_OUTCOME_FAILED;
 }
@@ -700,17 +703,18 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
 
 static uint64_t engine_trim(mp_engine *base) {
     mp_text_engine *engine = (mp_text_engine *)base;
-    uint64_t bytes = mp_prefix_trim(&engine->cache) + mp_images_shrink(&engine->images, UINT64_MAX);
+    uint64_t bytes = mp_prefix_trim(&engine->cache) + mp_decoder_images_shrink(&engine->images, UINT64_MAX);
     if (engine->admitted > 0)
         return bytes; /* the next step wants its scratch again */
-    bytes += mp_images_trim(&engine->images);
+    bytes += mp_decoder_images_trim(&engine->images);
     return bytes + mp_engine_release(&engine->arena, engine->budget, &engine->charged);
 }
 
 static void engine_destroy(mp_engine *base) {
     mp_text_engine *engine = (mp_text_engine *)base;
     engine_trim(base);
-    mp_images_deinit(&engine->images);
+    if (engine->images.ops)
+        engine->images.ops->close(engine->images.store);
     mp_prefix_deinit(&engine->cache);
     mp_free(engine->steps);
     mp_free(engine);
@@ -719,7 +723,7 @@ static void engine_destroy(mp_engine *base) {
 /* But for the drafts of running answers. */
 static uint64_t engine_bytes(const mp_engine *base) {
     const mp_text_engine *engine = (const mp_text_engine *)base;
-    return engine->charged + engine->cache.kv.bytes + mp_images_bytes(&engine->images);
+    return engine->charged + engine->cache.kv.bytes + mp_decoder_images_bytes(&engine->images);
 }
 
 static const mp_engine_ops decoder_engine_ops = {engine_admit,  engine_plan, engine_step,    engine_preempt,
@@ -746,6 +750,11 @@ mp_status mp_decoder_engine(mp_model *base, mp_budget *budget, mp_engine **out, 
     mp_text_engine *engine = mp_alloc_zeroed(sizeof *engine, MP_TAG_SCRATCH);
     if (!engine)
         return mp_fail_memory(error, sizeof *engine, "an engine");
+    engine->images.ops = model->image_ops;
+    if (model->image_ops && !(engine->images.store = model->image_ops->open(model->vision, budget, &engine->cache))) {
+        mp_free(engine);
+        return mp_fail_memory(error, sizeof *engine, "an engine");
+    }
     engine->base.ops = &decoder_engine_ops;
     engine->model = model;
     engine->budget = budget;
@@ -753,7 +762,6 @@ mp_status mp_decoder_engine(mp_model *base, mp_budget *budget, mp_engine **out, 
     mp_prefix_init(&engine->cache, &model->kv, budget, (uint32_t)mp_options_get()->prefix_percent);
     mp_speculation_init(&engine->speculation, (mp_speculate)mp_options_get()->speculation);
     seed_prefixes(engine);
-    mp_images_init(&engine->images, model->vision, budget, &engine->cache);
     engine->base.prefix = &engine->cache.counters;
     *out = &engine->base;
     return MP_OK;

@@ -3,8 +3,7 @@
 #ifndef MP_MODELS_DECODER_ENGINE_H
 #define MP_MODELS_DECODER_ENGINE_H
 
-#include "models/decoder/sequence.h"
-#include "models/vision/vision.h"
+#include "models/decoder/images.h"
 
 typedef struct mp_step_seq { /* a sequence that takes part in this step */
     mp_sequence *seq;
@@ -25,7 +24,7 @@ typedef struct mp_text_engine {
     mp_speculation speculation;
     mp_step_seq *steps; /* [step_capacity] */
     int step_count, step_capacity;
-    mp_image_store images; /* of a model that reads images */
+    mp_decoder_images images; /* of a model that reads images */
     struct {               /* the tile that the next step computes, or goes on with; as planned */
         mp_item *item;     /* NULL: none */
         int tile;

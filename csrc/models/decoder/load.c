@@ -4,9 +4,9 @@
 #include <string.h>
 
 #include "base/options.h"
-#include "models/decoder/mla.h"
+#include "models/decoder/images.h"
 #include "models/decoder/load.h"
-#include "models/vision/vision.h"
+#include "models/decoder/mla.h"
 
 enum { MAX_VOCAB = 1 << 24 };
 
@@ -14,7 +14,8 @@ static void decoder_destroy(mp_model *base) {
     mp_decoder *model = (mp_decoder *)base;
     if (!model)
         return;
-    mp_vision_destroy(model->vision);
+    if (model->vision)
+        model->image_ops->destroy(model->vision);
     for (int i = 0; i < MP_ROPES; i++)
         mp_rope_deinit(&model->rope[i]);
     for (int i = 0; model->layers && i < model->layer_count; i++)
@@ -180,7 +181,11 @@ static bool in_floats(const mp_decoder_layer *layer) {
                                    experts->down.kind == MP_W_F32);
 }
 
-mp_status mp_decoder_load(const mp_load_args *args, mp_model **out, mp_error *error) {
+mp_status mp_decoder_load(const mp_load_args *args, mp_model **model, mp_error *error) {
+    return mp_decoder_load_with(args, NULL, model, error);
+}
+
+mp_status mp_decoder_load_with(const mp_load_args *args, const mp_image_ops *ops, mp_model **out, mp_error *error) {
     mp_status status;
     double norm_offset = 0;
     mp_builder builder = {0};
@@ -189,6 +194,7 @@ mp_status mp_decoder_load(const mp_load_args *args, mp_model **out, mp_error *er
     if (!model)
         return mp_fail_memory(error, sizeof *model, "a model");
     model->base.base.ops = &decoder_ops;
+    model->image_ops = ops;
     mp_progress_set(args->progress, "mapping", 0);
     MP_TRY_GOTO(mp_weights_open(args->spec, &model->weights, error));
     if (!(args->flags & MP_ARCH_LATENT_ATTENTION) && mp_weights_has(model->weights, latents)) {
@@ -214,8 +220,8 @@ mp_status mp_decoder_load(const mp_load_args *args, mp_model **out, mp_error *er
     builder.floats_on_use = false;
     MP_TRY_GOTO(mp_decoder_read_layers(model, args, error));
     const int64_t parameters = builder.parameters;
-    if (mp_spec_find(args->spec, "mpool.vision.decoder"))
-        MP_TRY_GOTO(mp_vision_read(args, &builder, model->hidden, &model->vision, error));
+    if (ops)
+        MP_TRY_GOTO(ops->read(args, &builder, model->hidden, &model->vision, error));
     MP_TRY_GOTO(mp_builder_finish(&builder, args->lease, args->budget, args->progress, error));
     model->slab = builder.slab;
     model->charged = builder.charged;
@@ -236,7 +242,7 @@ mp_status mp_decoder_load(const mp_load_args *args, mp_model **out, mp_error *er
     model->base.speed[0] = &model->row_ns;
     model->base.speed[1] = &model->decode_ns;
     atomic_init(&model->decode_ns, builder.slab_bytes / 20 + 1); /* 20 GB/s, until it is measured */
-    const bool floats = exact && (!model->vision || model->vision->tower.compute == MP_COMPUTE_F32);
+    const bool floats = exact && (!ops || ops->is_float32(model->vision));
     model->base.facts = (mp_model_facts){
         .compute = floats ? "float32" : mp_compute_name(args->compute),
         .context_length = model->context,
@@ -262,7 +268,8 @@ void mp_decoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *mod
         mp_wkind kind;
         uint64_t latents = mp_mla_footprint(entry, compute);
         bytes += latents;
-        if (latents > 0 || entry->ndim != 2 || table || mp_vit_owns(entry->name) || mp_expert_owns(entry->name))
+        if (latents > 0 || entry->ndim != 2 || table || mp_decoder_images_own(entry->name) ||
+            mp_expert_owns(entry->name))
             continue;
         if (!mp_wmat_kind_for(entry->dtype, compute, &kind))
             continue;

@@ -14,7 +14,7 @@
 #include "models/generation/stop_strings.h"
 
 typedef struct mp_sequence {
-    int32_t *tokens; /* [capacity] prompt, then the answer; below 0: a row of an image (vision/vision.h) */
+    int32_t *tokens; /* [capacity] prompt, then the answer; below 0: a row of an image (decoder/images.h) */
     int32_t count, cached;
     uint32_t *blocks; /* [block_count] */
     int block_count, block_capacity;
@@ -34,7 +34,7 @@ typedef struct mp_answers { /* an item's state */
     mp_budget *budget;
     uint64_t charged; /* for all of this but the blocks, up to the longest that the answers may become */
     int n;
-    struct mp_answer_images *images; /* or NULL (vision/vision.h) */
+    struct mp_answer_images *images; /* or NULL (decoder/images.h) */
     int32_t read; /* tokens of the prompt that the first answer has had in the cache at some time */
     bool penalties;
     int32_t *barred;        /* ids that may not come before min_tokens: ends and stop ids */

@@ -31,32 +31,6 @@ static uint64_t diffusion_bytes(const mp_model *base) {
 static const mp_model_ops diffusion_ops = {mp_diff_engine, mp_diff_check, diffusion_healthy, diffusion_bytes,
                                            diffusion_destroy};
 
-mp_status mp_diff_linear(const mp_diffusion *model, mp_builder *builder, mp_linear *linear, const char *name, int32_t N,
-                         int32_t K, mp_error *error) {
-    char weight[MP_BUILDER_NAME + 8], bias[MP_BUILDER_NAME];
-    snprintf(weight, sizeof weight, "%s.weight", name);
-    snprintf(bias, sizeof bias, "%s.bias", name);
-    const mp_tensor_entry *entry = mp_spec_find_tensor(mp_weights_spec(model->weights), weight);
-    bool quantised = entry && mp_dtype_get(entry->dtype)->items > 1;
-    builder->compute = quantised ? model->compute : mp_float_class(model->compute);
-    return mp_builder_linear(builder, linear, weight, mp_weights_has(model->weights, bias) ? bias : NULL, N, K, error);
-}
-
-mp_status mp_diff_build(const mp_diffusion *model, int stage, int index, mp_builder *builder, mp_diff_block *block,
-                        mp_error *error) {
-    mp_builder_init(builder, model->weights, mp_float_class(model->compute));
-    switch ((mp_diff_stage_id)stage) {
-    case MP_DIFF_CLIP_L:
-    case MP_DIFF_CLIP_G:
-    case MP_DIFF_T5:
-        return mp_text_build(model, stage, index, builder, block, error);
-    case MP_DIFF_TRANSFORMER:
-        return mp_dit_build(model, index, builder, block, error);
-    default:
-        return mp_vae_build(model, index, builder, block, error);
-    }
-}
-
 /* ---- facts ------------------------------------------------------------------------------------------------------- */
 
 static mp_status fact(const mp_spec *spec, const char *part, const char *name, int64_t low, int64_t high, int32_t *out,

@@ -91,9 +91,7 @@ static inline int32_t mp_vit_rows(const mp_vit *model, int32_t down, int32_t acr
 /* Hyper-parameters, and jobs of the builder for embeddings and layers; the last norm too unless it is not used. */
 mp_status mp_vit_read(mp_vit *model, mp_builder *builder, const mp_spec *spec, uint32_t flags, bool norm,
                       mp_error *error);
-/* Whether a tensor of a spec belongs to an image network, or to what stands between it and a decoder. */
-static inline bool mp_vit_owns(const char *name) { return strncmp(name, "v.", 2) == 0 || strncmp(name, "mm.", 3) == 0; }
-/* Bytes that such a tensor takes once it is loaded. */
+/* Bytes that a tensor of an image network takes once it is loaded. */
 uint64_t mp_vit_tensor_bytes(const mp_tensor_entry *entry, mp_compute compute);
 
 /* ---- positions (image/positions.c) ------------------------------------------------------------------------------- */

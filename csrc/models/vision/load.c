@@ -84,7 +84,7 @@ mp_status mp_vision_load(const mp_load_args *args, mp_model **model, mp_error *e
                             name);
     mp_load_args decoder = *args;
     MP_TRY(mp_arch_flags(arch, args->spec, &decoder.flags, error));
-    return mp_decoder_load(&decoder, model, error);
+    return mp_decoder_load_with(&decoder, &mp_vision_ops, model, error);
 }
 
 /* Bytes that the cache of a decoder has for a row. */
@@ -125,7 +125,7 @@ void mp_vision_footprint(const mp_spec *spec, mp_compute compute, uint64_t *mode
     mp_decoder_footprint(spec, compute, model_bytes, engine_bytes);
     *engine_bytes += image_bytes(spec, compute);
     for (int i = 0; i < mp_spec_tensor_count(spec); i++)
-        if (mp_vit_owns(mp_spec_tensor_at(spec, i)->name))
+        if (mp_decoder_images_own(mp_spec_tensor_at(spec, i)->name))
             *model_bytes += mp_vit_tensor_bytes(mp_spec_tensor_at(spec, i), compute);
 }
 

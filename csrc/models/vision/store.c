@@ -103,8 +103,11 @@ static mp_status make_tile(mp_image_store *store, const uint8_t *key, int32_t co
 
 /* ---- life -------------------------------------------------------------------------------------------------------- */
 
-void mp_images_init(mp_image_store *store, const mp_vision *vision, mp_budget *budget, mp_prefix_cache *cache) {
-    *store = (mp_image_store){.vision = vision, .budget = budget, .cache = cache};
+mp_image_store *mp_images_create(const mp_vision *vision, mp_budget *budget, mp_prefix_cache *cache) {
+    mp_image_store *store = mp_alloc_zeroed(sizeof *store, MP_TAG_SCRATCH);
+    if (store)
+        *store = (mp_image_store){.vision = vision, .budget = budget, .cache = cache};
+    return store;
 }
 
 static void give_arena(mp_image_store *store, mp_arena *arena) {
@@ -144,10 +147,12 @@ uint64_t mp_images_trim(mp_image_store *store) {
     return mp_images_shrink(store, UINT64_MAX) + mp_images_rest(store);
 }
 
-void mp_images_deinit(mp_image_store *store) {
+void mp_images_destroy(mp_image_store *store) {
+    if (!store)
+        return;
     mp_images_trim(store);
     mp_free(store->numbers);
-    *store = (mp_image_store){0};
+    mp_free(store);
 }
 
 /* ---- the images of a call ---------------------------------------------------------------------------------------- */
@@ -553,3 +558,27 @@ mp_status mp_images_compute(mp_image_store *store, mp_lease *lease, const mp_tex
     hold(store, &call->images, answers, tile); /* nobody may take it for idle before the next step */
     return MP_OK;
 }
+
+static bool is_float32(const mp_vision *vision) { return vision->tower.compute == MP_COMPUTE_F32; }
+
+const mp_image_ops mp_vision_ops = {
+    .read = mp_vision_read,
+    .destroy = mp_vision_destroy,
+    .is_float32 = is_float32,
+    .check = mp_vision_check,
+    .open = mp_images_create,
+    .close = mp_images_destroy,
+    .bytes = mp_images_bytes,
+    .shrink = mp_images_shrink,
+    .rest = mp_images_rest,
+    .trim = mp_images_trim,
+    .begin = mp_images_begin,
+    .number = mp_images_number,
+    .release = mp_images_release,
+    .ready = mp_images_ready,
+    .row = mp_images_row,
+    .computing = mp_images_computing,
+    .left_ns = mp_images_left_ns,
+    .part_ns = mp_images_part_ns,
+    .compute = mp_images_compute,
+};

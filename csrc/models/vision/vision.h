@@ -20,7 +20,7 @@
 #ifndef MP_MODELS_VISION_VISION_H
 #define MP_MODELS_VISION_VISION_H
 
-#include "models/decoder/sequence.h"
+#include "models/decoder/images.h"
 #include "models/image/vit.h"
 
 enum { MP_VISION_MOST_PATCHES = 16384 }; /* of a tile */
@@ -45,6 +45,8 @@ void mp_vision_destroy(mp_vision *vision);
 int32_t mp_vision_rows(const mp_vision *vision, int32_t height, int32_t width);
 /* Whether a call's images fit the model and its prompt; its placeholders are those of its runs. Sets most_parts. */
 mp_status mp_vision_check(const mp_vision *vision, mp_text_call *call, mp_error *error);
+
+extern const mp_image_ops mp_vision_ops; /* what a decoder asks of these functions */
 
 /* ---- the store of an engine (vision/store.c); the worker's thread only ------------------------------------------- */
 
@@ -88,14 +90,8 @@ typedef struct mp_image_store {
     uint64_t charged;        /* for both, and the memory of jobs */
 } mp_image_store;
 
-typedef struct mp_answer_images { /* what an item's answers have of its call's images */
-    int32_t (*positions)[3];      /* [n_prompt] on the three axes of M-RoPE, or NULL */
-    int32_t shift;                /* of positions after the prompt against their number */
-    mp_tile *tiles[1];            /* [n_tiles] those that it holds, else NULL */
-} mp_answer_images;
-
-void mp_images_init(mp_image_store *store, const mp_vision *vision, mp_budget *budget, mp_prefix_cache *cache);
-void mp_images_deinit(mp_image_store *store);
+mp_image_store *mp_images_create(const mp_vision *vision, mp_budget *budget, mp_prefix_cache *cache); /* or NULL */
+void mp_images_destroy(mp_image_store *store); /* NULL is legal */
 uint64_t mp_images_bytes(const mp_image_store *store); /* that it holds, all charged */
 /* Give back at least so many bytes of tiles that nobody holds, if there are; returns how many. */
 uint64_t mp_images_shrink(mp_image_store *store, uint64_t bytes);

@@ -101,7 +101,7 @@ class PageRun:
 
                 json.loads(block.text)
             else:
-                assert block.language in SHOWN, f"{self._at(block)}: a block of `{block.language}` is neither run nor shown"
+                assert block.language in SHOWN, f"{self._at(block)}: a block of `{block.language}` is not run"
 
     def close(self) -> None:
         """End the interpreter and the servers."""

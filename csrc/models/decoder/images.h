@@ -1,0 +1,96 @@
+/* decoder/images.h: what a decoder asks of the part of a model that makes rows of images. A decoder itself knows nothing
+ * of pixels; vision/ fills the table in. read, destroy, is_float32 and check are called by any thread, all other
+ * functions by the worker's thread only. vision/vision.h says what each does. */
+#ifndef MP_MODELS_DECODER_IMAGES_H
+#define MP_MODELS_DECODER_IMAGES_H
+
+#include <string.h>
+
+#include "models/decoder/sequence.h"
+
+struct mp_vision;
+struct mp_image_store;
+struct mp_tile;
+
+typedef struct mp_answer_images { /* what an item's answers have of its call's images */
+    int32_t (*positions)[3];      /* [n_prompt] on the three axes of M-RoPE, or NULL */
+    int32_t shift;                /* of positions after the prompt against their number */
+    struct mp_tile *tiles[1];     /* [n_tiles] those that it holds, else NULL */
+} mp_answer_images;
+
+typedef struct mp_image_ops {
+    /* of a model */
+    mp_status (*read)(const mp_load_args *args, mp_builder *builder, int32_t width, struct mp_vision **vision,
+                      mp_error *error);
+    void (*destroy)(struct mp_vision *vision);
+    bool (*is_float32)(const struct mp_vision *vision); /* everything is computed in fp32 */
+    mp_status (*check)(const struct mp_vision *vision, mp_text_call *call, mp_error *error);
+    /* of an engine */
+    struct mp_image_store *(*open)(const struct mp_vision *vision, mp_budget *budget, mp_prefix_cache *cache);
+    void (*close)(struct mp_image_store *store);
+    uint64_t (*bytes)(const struct mp_image_store *store);
+    uint64_t (*shrink)(struct mp_image_store *store, uint64_t bytes);
+    uint64_t (*rest)(struct mp_image_store *store);
+    uint64_t (*trim)(struct mp_image_store *store);
+    /* of a call's answers */
+    mp_status (*begin)(struct mp_image_store *store, const mp_text_call *call, bool axes, mp_answers *answers,
+                       mp_error *error);
+    mp_status (*number)(struct mp_image_store *store, const mp_text_call *call, mp_answers *answers, mp_error *error);
+    void (*release)(struct mp_image_store *store, const mp_text_call *call, mp_answers *answers);
+    int (*ready)(struct mp_image_store *store, const mp_text_call *call, mp_answers *answers, const mp_sequence *seq,
+                 int want, int *missing);
+    const float *(*row)(const struct mp_image_store *store, const mp_text_call *call, const mp_answers *answers,
+                        int32_t position, int64_t *source);
+    bool (*computing)(const struct mp_image_store *store, const mp_text_call *call, int tile);
+    uint64_t (*left_ns)(const struct mp_image_store *store, const mp_text_call *call, int tile);
+    uint64_t (*part_ns)(const struct mp_image_store *store);
+    mp_status (*compute)(struct mp_image_store *store, mp_lease *lease, const mp_text_call *call, mp_answers *answers,
+                         int tile, uint64_t budget_ns, const _Atomic int *unwanted, mp_error *error);
+} mp_image_ops;
+
+/* mp_decoder_load of a model with images. */
+mp_status mp_decoder_load_with(const mp_load_args *args, const mp_image_ops *ops, mp_model **model, mp_error *error);
+
+/* Tensors of a spec that are of an image network, or of what stands between it and a decoder. */
+static inline bool mp_decoder_images_own(const char *name) {
+    return strncmp(name, "v.", 2) == 0 || strncmp(name, "mm.", 3) == 0;
+}
+
+/* The store of an engine; ops NULL: the model reads no images, and the functions below do nothing. */
+typedef struct mp_decoder_images {
+    const mp_image_ops *ops;
+    struct mp_image_store *store;
+} mp_decoder_images;
+
+static inline uint64_t mp_decoder_images_bytes(const mp_decoder_images *images) {
+    return images->ops ? images->ops->bytes(images->store) : 0;
+}
+static inline uint64_t mp_decoder_images_shrink(const mp_decoder_images *images, uint64_t bytes) {
+    return images->ops ? images->ops->shrink(images->store, bytes) : 0;
+}
+static inline uint64_t mp_decoder_images_rest(const mp_decoder_images *images) {
+    return images->ops ? images->ops->rest(images->store) : 0;
+}
+static inline uint64_t mp_decoder_images_trim(const mp_decoder_images *images) {
+    return images->ops ? images->ops->trim(images->store) : 0;
+}
+static inline mp_status mp_decoder_images_begin(const mp_decoder_images *images, const mp_text_call *call, bool axes,
+                                                mp_answers *answers, mp_error *error) {
+    return images->ops ? images->ops->begin(images->store, call, axes, answers, error) : MP_OK;
+}
+static inline mp_status mp_decoder_images_number(const mp_decoder_images *images, const mp_text_call *call,
+                                                 mp_answers *answers, mp_error *error) {
+    return images->ops ? images->ops->number(images->store, call, answers, error) : MP_OK;
+}
+static inline void mp_decoder_images_release(const mp_decoder_images *images, const mp_text_call *call,
+                                             mp_answers *answers) {
+    if (images->ops)
+        images->ops->release(images->store, call, answers);
+}
+static inline int mp_decoder_images_ready(const mp_decoder_images *images, const mp_text_call *call,
+                                          mp_answers *answers, const mp_sequence *seq, int want, int *missing) {
+    *missing = -1;
+    return answers->images ? images->ops->ready(images->store, call, answers, seq, want, missing) : want;
+}
+
+#endif

@@ -1,0 +1,17 @@
+/* diffusion/blocks.c: the blocks of every stage, each built by the network that it is of. */
+#include "models/diffusion/diffusion.h"
+
+mp_status mp_diff_build(const mp_diffusion *model, int stage, int index, mp_builder *builder, mp_diff_block *block,
+                        mp_error *error) {
+    mp_builder_init(builder, model->weights, mp_float_class(model->compute));
+    switch ((mp_diff_stage_id)stage) {
+    case MP_DIFF_CLIP_L:
+    case MP_DIFF_CLIP_G:
+    case MP_DIFF_T5:
+        return mp_text_build(model, stage, index, builder, block, error);
+    case MP_DIFF_TRANSFORMER:
+        return mp_dit_build(model, index, builder, block, error);
+    default:
+        return mp_vae_build(model, index, builder, block, error);
+    }
+}
