@@ -45,6 +45,10 @@ MAY_INCLUDE: dict[str, set[str]] = {
     "kernels": {"base", "tensor"},
     "files": {"base", "tensor", "kernels"},
     "models": {"base", "tensor", "kernels", "files"},
+    **{f"models/{name}": {"base", "tensor", "kernels", "files", "models", *(f"models/{other}" for other in others)}
+       for name, others in {"requests": (), "nn": (), "generation": ("nn",), "encoder": ("nn",), "image": ("nn",),
+                            "decoder": ("nn", "generation"), "vision": ("nn", "generation", "decoder", "image"),
+                            "diffusion": ("nn",)}.items()},
     "isolation": {"base", "tensor", "kernels", "files", "models"},
     "registry/pool": {"base"},
     "registry": {"base", "tensor", "kernels", "files", "models", "registry/pool"},
@@ -78,11 +82,13 @@ class Report(list[str]):
 
 
 def folder_of(name: str) -> str:
-    """The folder of a path below csrc: ``registry/pool/queue.c`` -> ``registry/pool``; "" for a file right in csrc."""
+    """The folder of MAY_INCLUDE that a path below csrc is in; "" for a file beside the folders.
+
+    ``registry/pool/queue.c`` -> ``registry/pool``, ``registry/entry.c`` -> ``registry``.
+    """
     parts = name.split("/")
-    if len(parts) == 1:
-        return ""
-    return "registry/pool" if parts[:2] == ["registry", "pool"] and len(parts) > 2 else parts[0]
+    inner = "/".join(parts[:2])
+    return inner if inner in MAY_INCLUDE else parts[0] if len(parts) > 1 else ""
 
 
 def without_comments(text: str) -> str:
