@@ -144,6 +144,9 @@ static int load_once(void *path) {
 
 MP_TEST(forks_while_a_blas_is_loaded) {
     SKIP_UNDER_TSAN();
+#if defined(__SANITIZE_ADDRESS__)
+    MP_SKIP("the sanitizer's allocator may be locked by another thread in the child for ever");
+#endif
     const char *path = getenv("MPOOL_TEST_BLAS");
     char *library = (char *)(uintptr_t)(path ? path : "libm.so.6"); /* any library is opened before it is refused */
     mp_blas_set_path(library);
