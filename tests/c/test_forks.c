@@ -151,8 +151,9 @@ MP_TEST(forks_while_a_blas_is_loaded) {
 #endif
     const char *path = getenv("MPOOL_TEST_BLAS");
     char *library = (char *)(uintptr_t)(path ? path : "libm.so.6"); /* any library is opened before it is refused */
+    mp_kernels_init();
     mp_blas_set_path(library);
-    fork_beside(load_on, load_once, library, path ? 20 : 200);
+    fork_beside(load_on, load_once, library, path ? 10 : 60);
 }
 
 static void load_once_on(void *path) {
