@@ -149,7 +149,9 @@ MP_TEST(forks_while_a_blas_is_loaded) {
 #if defined(__SANITIZE_ADDRESS__)
     MP_SKIP("the sanitizer's allocator may be locked by another thread in the child for ever");
 #endif
-    const char *path = getenv("MPOOL_TEST_BLAS");
+    const char *path = getenv("MPOOL_BLAS");
+    if (path && (!*path || strcmp(path, "none") == 0))
+        path = NULL;
     char *library = (char *)(uintptr_t)(path ? path : "libm.so.6"); /* any library is opened before it is refused */
     mp_kernels_init();
     mp_blas_set_path(library);
