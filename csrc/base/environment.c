@@ -91,6 +91,11 @@ static void take_out(const mp_environment_override *self) {
     }
 }
 
+void mp_environment_override_fork_child(mp_environment_override *self) {
+    if (self->array && environ == self->array->entries)
+        swap_to(self->before);
+}
+
 void mp_environment_override_end(mp_environment_override *self) {
     environment_array *array = self->array, **list = &unused;
     if (environ == array->entries && equals(array, array->entries + array->count)) {

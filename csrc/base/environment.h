@@ -25,5 +25,7 @@ mp_status mp_environment_override_begin(mp_environment_override *self, const cha
                                         mp_error *error);
 /* Restore the environment. A change that another thread made with setenv in between is kept. */
 void mp_environment_override_end(mp_environment_override *self);
+/* Restore the environment in a forked child, whose parent was overriding it in another thread at any point. */
+void mp_environment_override_fork_child(mp_environment_override *self);
 
 #endif

@@ -20,7 +20,7 @@
 typedef enum mp_fork_rank {
     MP_FORK_REGISTRIES, /* registry/fork.c: locks of every registry, then the governor's and the CPU allocator's */
     MP_FORK_SPECS,      /* files/spec.c: identities of files */
-    MP_FORK_BLAS,       /* kernels/blas.c: loading of OpenBLAS */
+    MP_FORK_BLAS,       /* kernels/blas.c: state of OpenBLAS; a fork waits for a load in progress */
     MP_FORK_OBJECTS,    /* this file: the list of mp_forked */
     MP_FORK_EVENTS,     /* registry/events.c: no lock; the child empties the ring */
     MP_FORK_LOG,        /* base/trace.c: no lock; the child empties the ring */
@@ -35,8 +35,9 @@ typedef struct mp_fork_handlers { /* each may be NULL */
 
 /* Install the hooks of the system. Call at start-up, before other threads exist. MEMORY_EXHAUSTED when refused. */
 mp_status mp_fork_init(mp_error *error);
-/* Register the handlers of a rank for all later forks; waits for a fork in progress. `handlers` must stay valid for
- * ever. A second call of the same rank does nothing. Thread-safe. MEMORY_EXHAUSTED when the hooks are refused. */
+/* Register the handlers of a rank for all later forks; waits for a fork in progress, so hold no lock of any rank.
+ * `handlers` must stay valid for ever. A second call of the same rank does nothing. Thread-safe. MEMORY_EXHAUSTED when
+ * the hooks are refused. */
 mp_status mp_fork_register(mp_fork_rank rank, const mp_fork_handlers *handlers, mp_error *error);
 
 /* An object that belongs to one process: memory charged for other processes, descriptors that only the parent uses. */

@@ -7,7 +7,9 @@
  *
  * Start-up: nothing is opened before the first use. The variables are set through base/environment.h, never by setenv,
  * because other threads may call getenv. The library serves only after a self-test that compares bits.
- * Fork: the forking thread holds the lock (MP_FORK_BLAS), so a child never inherits a half-opened library. */
+ * Fork (MP_FORK_BLAS): a fork waits for a load in progress, so that a child finds the library whole. It waits for
+ * FORK_WAIT_NS at most: glibc before 2.36 runs fork handlers under the lock that pthread_atfork takes, which OpenBLAS
+ * calls while it is being opened. A child that was forked all the same uses our own kernels, whose bits are equal. */
 #include "kernels/blas.h"
 
 #include <assert.h>
@@ -30,7 +32,8 @@ typedef char *(*corename_function)(void);
 typedef void (*set_num_threads_function)(int);
 
 enum { ROW_MAJOR = 101, NO_TRANS = 111, TRANS = 112 };
-enum { UNLOADED, SERVING, REFUSED };
+enum { UNLOADED, LOADING, SERVING, REFUSED };
+static const uint64_t POLL_NS = 1000 * 1000, FORK_WAIT_NS = 1000 * 1000 * 1000;
 
 /* OpenBLAS adds in another order in its small-matrix kernels, which it takes at or below this M*N*K of one call, and in
  * gemv, to which it may hand a single row or column. */
@@ -40,26 +43,48 @@ enum { MIN_SIDE = 3 };
 static struct {
     mp_mutex lock;
     char path[1024]; /* guarded by: lock; "" = none */
-    _Atomic int state;
-    /* written before state leaves UNLOADED, read only after */
+    _Atomic int state; /* changed under: lock */
+    /* written by the thread that set LOADING, read only after it left LOADING */
     cblas_sgemm_function sgemm;
     char core[64], why[256];
+    mp_environment_override environment;
 } g_blas = {.lock = MP_MUTEX_STATIC};
 
 /* --- lock and fork ------------------------------------------------------------------------------------------------ */
 
-static void lock(void) { mp_mutex_lock(&g_blas.lock); }
 static void unlock(void) { mp_mutex_unlock(&g_blas.lock); }
-static void renew_lock(void) { mp_mutex_init(&g_blas.lock); }
 
-/* Lock, once the lock is known to the fork handlers. Returns false when the system refuses them: then a forked child
- * could inherit a half-opened library, so OpenBLAS does not serve. */
+/* Lock while no thread is loading, or at the deadline (0 = none). */
+static void lock_idle(uint64_t deadline_ns) {
+    for (;;) {
+        mp_mutex_lock(&g_blas.lock);
+        if (atomic_load(&g_blas.state) != LOADING || (deadline_ns && mp_sys_now_ns() >= deadline_ns))
+            return;
+        unlock();
+        mp_sys_sleep_ns(POLL_NS);
+    }
+}
+
+static void before_fork(void) { lock_idle(mp_sys_now_ns() + FORK_WAIT_NS); }
+
+static void after_fork_in_child(void) {
+    mp_mutex_init(&g_blas.lock);
+    if (atomic_load(&g_blas.state) != LOADING)
+        return;
+    mp_environment_override_fork_child(&g_blas.environment);
+    g_blas.core[0] = 0;
+    snprintf(g_blas.why, sizeof g_blas.why, "own kernels: the process was forked while OpenBLAS was being opened");
+    atomic_store(&g_blas.state, REFUSED);
+}
+
+/* Lock while no thread is loading. Returns false when the system refuses the fork handlers: then a forked child could
+ * inherit a half-opened library, so OpenBLAS does not serve. */
 static bool lock_for_change(void) {
-    static const mp_fork_handlers handlers = {lock, unlock, renew_lock};
+    static const mp_fork_handlers handlers = {before_fork, unlock, after_fork_in_child};
     mp_error error;
     if (mp_fork_register(MP_FORK_BLAS, &handlers, &error) != MP_OK)
         return false;
-    lock();
+    lock_idle(0);
     return true;
 }
 
@@ -129,13 +154,12 @@ static bool self_test(const char **problem) {
 /* Returns NULL and *problem on failure. */
 static void *open_library(const char *path, const char *core_variable, const char **problem) {
     const char *const variables[] = {"OPENBLAS_NUM_THREADS=1", core_variable};
-    mp_environment_override override;
     mp_error error;
     *problem = "no memory";
-    if (mp_environment_override_begin(&override, variables, core_variable ? 2 : 1, &error) != MP_OK)
+    if (mp_environment_override_begin(&g_blas.environment, variables, core_variable ? 2 : 1, &error) != MP_OK)
         return NULL;
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    mp_environment_override_end(&override);
+    mp_environment_override_end(&g_blas.environment);
     if (!library)
         *problem = dlerror();
     return library;
@@ -160,7 +184,8 @@ __attribute__((format(printf, 2, 3))) static int refuse(void *library, const cha
     return REFUSED;
 }
 
-/* Open, check and test the library. Called once per path; must hold the lock. Returns the new state. */
+/* Open, check and test the library. Called once per path, by the thread that set LOADING, without the lock. Returns the
+ * new state. */
 static int load(void) {
     const uint32_t features = mp_cpu_features();
     const char *core = features & MP_CPU_AVX512 ? "OPENBLAS_CORETYPE=SkylakeX"
@@ -198,15 +223,19 @@ static int load(void) {
 
 static int ensure(void) {
     int state = atomic_load_explicit(&g_blas.state, memory_order_acquire);
-    if (state != UNLOADED)
+    if (state == SERVING || state == REFUSED)
         return state;
     if (!lock_for_change())
         return REFUSED;
-    state = atomic_load_explicit(&g_blas.state, memory_order_relaxed);
-    if (state == UNLOADED) {
-        state = load();
-        atomic_store_explicit(&g_blas.state, state, memory_order_release);
-    }
+    state = atomic_load(&g_blas.state);
+    if (state == UNLOADED)
+        atomic_store(&g_blas.state, LOADING);
+    unlock();
+    if (state != UNLOADED)
+        return state;
+    state = load();
+    mp_mutex_lock(&g_blas.lock);
+    atomic_store_explicit(&g_blas.state, state, memory_order_release);
     unlock();
     return state;
 }

@@ -30,7 +30,7 @@ MP_TEST(base_cpu_mask_lowers_and_never_raises) {
         if (status == MP_OK) {
             accepted++;
             MP_CHECK_STR(mp_cpu_level(), level_names[i]);
-            MP_CHECK_INT(mp_cpu_features() & ~all & ~MP_CPU_AVX_VNNI, 0); /* a level beside the others */
+            MP_CHECK_INT(mp_cpu_features() & ~all & ~MP_CPU_AVX_VNNI, 0); /* AVX-VNNI stands beside the chain */
         } else {
             MP_CHECK(status == MP_UNSUPPORTED || status == MP_INVALID_ARGUMENT);
             MP_CHECK_HAS(error.message, level_names[i]);
@@ -53,7 +53,7 @@ MP_TEST(base_cpu_mask_refuses_unknown_words) {
         MP_CHECK_STATUS(mp_cpu_init(words[i], &error), MP_INVALID_ARGUMENT, &error);
         MP_CHECK_HAS(error.message, words[i]);
         MP_CHECK_HAS(error.message, "MPOOL_CPU");
-        MP_CHECK_STR(mp_cpu_level(), "ref"); /* a refused mask changes nothing */
+        MP_CHECK_STR(mp_cpu_level(), "ref"); /* a refused mask leaves the level unchanged */
     }
 }
 
@@ -97,7 +97,7 @@ MP_TEST(base_cpu_levels_agree_with_the_kernel) {
         for (int k = 0; k < 4 && rows[i].words[k]; k++)
             below &= strstr(flags, rows[i].words[k]) != NULL;
 #if defined(__x86_64__)
-        if (rows[i].bit == MP_CPU_AMX) { /* a sandbox may keep the leave to itself that mp_cpu_init asks for */
+        if (rows[i].bit == MP_CPU_AMX) { /* a sandbox may refuse the tiles that mp_cpu_init requests */
             enum { ARCH_GET_XCOMP_PERM = 0x1022, TILE_DATA = 1 << 18 };
             uint64_t granted = 0;
             syscall(SYS_arch_prctl, ARCH_GET_XCOMP_PERM, &granted);
@@ -108,7 +108,7 @@ MP_TEST(base_cpu_levels_agree_with_the_kernel) {
     }
 #if defined(__x86_64__)
     mp_error error;
-    if (strstr(flags, " avx_vnni ")) { /* older systems do not name it */
+    if (strstr(flags, " avx_vnni ")) { /* older systems do not list it */
         MP_CHECK_OK(mp_cpu_init("avxvnni", &error), &error);
         MP_CHECK_INT(mp_cpu_features(), MP_CPU_AVX2 | MP_CPU_AVX_VNNI);
     }
@@ -148,7 +148,7 @@ MP_TEST(base_cpu_denormals_are_flushed_and_restored) {
     MP_CHECK(tiny / 2 > 0 && denormal * big > 0);
 }
 
-/* --- control groups, on made-up trees --- */
+/* --- control groups, on fake trees --- */
 
 static void make_parents(char *path) {
     for (char *slash = strchr(path + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
@@ -211,7 +211,7 @@ MP_TEST(base_cgroup_v1_reads_each_controller) {
     MP_CHECK_INT(limits.memory_bytes, 2147483648);
 }
 
-/* A container sees only its own part of the tree: the mount shows /docker/id as its top. */
+/* A container sees a part of the tree only: the mount shows /docker/id as its top. */
 MP_TEST(base_cgroup_inside_a_container) {
     const char *root = fresh_root();
     put(root, "/proc/self/cgroup", "5:memory:/docker/id/inner\n3:cpu:/docker/id\n");
@@ -225,7 +225,7 @@ MP_TEST(base_cgroup_inside_a_container) {
     mp_cgroup limits = mp_cgroup_read(root);
     MP_CHECK_NEAR(limits.cpus, 2, 0);
     MP_CHECK_INT(limits.memory_bytes, 4000);
-    /* a group outside what is mounted: the top of the mount counts */
+    /* a group outside the mount: the top of the mount is the group */
     put(root, "/proc/self/cgroup", "5:memory:/elsewhere\n3:cpu:/docker/idol\n");
     limits = mp_cgroup_read(root);
     MP_CHECK_NEAR(limits.cpus, 2, 0);
@@ -296,7 +296,7 @@ MP_TEST(base_options_are_read) {
     mp_error error;
     MP_CHECK_OK(set_option("MPOOL_THREADS", "3", &error), &error);
     MP_CHECK_INT(mp_options_get()->threads, 3);
-    MP_CHECK_OK(set_option("MPOOL_THREADS", "", &error), &error); /* empty is unset */
+    MP_CHECK_OK(set_option("MPOOL_THREADS", "", &error), &error); /* an empty variable counts as unset */
     MP_CHECK_INT(mp_options_get()->threads, 0);
     MP_CHECK_OK(set_option("MPOOL_BLAS", "/usr/lib/libopenblas.so", &error), &error);
     MP_CHECK_STR(mp_options_get()->blas, "/usr/lib/libopenblas.so");

@@ -27,7 +27,7 @@ MP_TEST(base_environment_override_sets_and_restores) {
     }
 }
 
-/* A setenv of another thread during the override: adding a variable moves the array, replacing one does not. */
+/* setenv during the override, as by another thread: adding a variable moves the array, replacing one does not. */
 MP_TEST(base_environment_override_keeps_what_others_set) {
     mp_environment_override override;
     mp_error error;

@@ -3,7 +3,7 @@
 
 #include "mp_test.h"
 
-/* Whether a text is valid UTF-8 to its end. */
+/* True when a text is valid UTF-8 to its end. */
 static bool is_utf8(const char *text) {
     for (const uint8_t *at = (const uint8_t *)text; *at;) {
         int more = *at < 0x80 ? 0 : (*at & 0xE0) == 0xC0 ? 1 : (*at & 0xF0) == 0xE0 ? 2 : (*at & 0xF8) == 0xF0 ? 3 : -1;
@@ -39,7 +39,7 @@ MP_TEST(base_error_fail_fills_everything) {
     MP_CHECK_INT(error.offset, -1);
     MP_CHECK_STR(error.message, "after 30 ms");
     MP_CHECK(!error.file[0] && !error.field[0] && !error.got[0] && !error.allowed[0]);
-    MP_CHECK_INT(mp_fail(NULL, MP_TIMEOUT, "nobody listens"), MP_TIMEOUT);
+    MP_CHECK_INT(mp_fail(NULL, MP_TIMEOUT, "ignored"), MP_TIMEOUT);
     mp_error_clear(&error);
     MP_CHECK_INT(error.code, MP_OK);
     MP_CHECK_STR(error.message, "");
@@ -76,7 +76,7 @@ MP_TEST(base_error_arguments_may_be_the_error_itself) {
     MP_CHECK_HAS(error.got, "a at byte 1");
 }
 
-/* Characters of 1 to 4 bytes, shifted so that each cut falls at each byte of one. */
+/* Characters of 1 to 4 bytes, shifted so that a text is truncated at each byte of a character. */
 MP_TEST(base_error_cuts_between_characters) {
     static const char *const characters[] = {"a", "\xC3\xA9", "\xE2\x82\xAC", "\xF0\x9F\x98\x80"};
     for (int c = 0; c < 4; c++) {
@@ -111,7 +111,7 @@ MP_TEST(base_error_trim_handles_every_tail) {
         {"a\xE2", "a"},
         {"a\xF0\x9F\x98", "a"},
         {"\xE2\x82\xAC", "\xE2\x82\xAC"},
-        {"a\x80\x80\x80\x80", "a\x80\x80\x80\x80"}, /* no UTF-8 at all: left alone */
+        {"a\x80\x80\x80\x80", "a\x80\x80\x80\x80"}, /* not UTF-8 at all: unchanged */
         {"a\xFF", "a\xFF"},
     };
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {

@@ -96,7 +96,7 @@ MP_TEST(base_alloc_freed_memory_leaves_rss) {
     for (int i = 0; i < BLOCKS; i++) {
         blocks[i] = mp_alloc(BYTES, MP_TAG_WEIGHTS);
         memset(blocks[i], 1, BYTES);
-        plugs[i] = mp_alloc(100, MP_TAG_WEIGHTS); /* keeps a heap from shrinking at its end */
+        plugs[i] = mp_alloc(100, MP_TAG_WEIGHTS); /* keeps the heap from shrinking at its end */
     }
     MP_CHECK(resident_kb() - before > (uint64_t)BLOCKS * BYTES / 1024 * 9 / 10);
     for (int i = 0; i < BLOCKS; i++)
@@ -178,7 +178,7 @@ MP_TEST(base_arena_reset_and_peak) {
     MP_CHECK(mp_arena_take(&arena, 10) == arena.memory);
     MP_CHECK_INT(arena.peak, 128 + 320);
     uint8_t *memory = arena.memory;
-    MP_CHECK_OK(mp_arena_reserve(&arena, 512, &error), &error); /* smaller: the block is kept */
+    MP_CHECK_OK(mp_arena_reserve(&arena, 512, &error), &error); /* smaller: the same block serves */
     MP_CHECK(arena.memory == memory && arena.size == 1024);
     MP_CHECK_OK(mp_arena_reserve(&arena, 100000, &error), &error);
     MP_CHECK(arena.size >= 100000 && arena.used == 0);
@@ -274,7 +274,7 @@ MP_TEST(base_budget_holds_under_threads) {
         MP_CHECK_INT(users[i].taken + users[i].refused, 20000);
         refused += users[i].refused;
     }
-    (void)refused; /* how often they meet depends on the machine */
+    (void)refused; /* the number of refusals depends on the machine */
     MP_CHECK_INT(atomic_load(&budget.used), 0);
     MP_CHECK(atomic_load(&highest) <= 100 && atomic_load(&highest) > 0);
 }

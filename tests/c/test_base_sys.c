@@ -108,7 +108,7 @@ MP_TEST(base_sys_map_shows_the_bytes) {
     mp_sys_advise(map, BYTES, MP_ADVISE_WILLNEED);
     mp_sys_advise(map, BYTES, MP_ADVISE_DONTNEED);
     mp_sys_advise(map, 10, MP_ADVISE_DONTNEED);
-    mp_sys_advise(map, SIZE_MAX, MP_ADVISE_DONTNEED); /* overflows: nothing happens */
+    mp_sys_advise(map, SIZE_MAX, MP_ADVISE_DONTNEED); /* the range overflows: no effect */
     mp_sys_advise(map, BYTES, 77);
     MP_CHECK_INT(memcmp(map, data, BYTES), 0);
     mp_sys_unmap(map, BYTES);
@@ -124,7 +124,7 @@ MP_TEST(base_sys_advise_touches_whole_pages_inside_only) {
     uint8_t *block = mp_sys_alloc(8 * page, page);
     MP_CHECK(block);
     memset(block, 1, 8 * page);
-    mp_sys_advise(block + 1, 3 * page - 2, MP_ADVISE_DONTNEED); /* pages 1 only is whole: 2 ends one byte short */
+    mp_sys_advise(block + 1, 3 * page - 2, MP_ADVISE_DONTNEED); /* page 1 alone is whole: page 2 lacks one byte */
     for (size_t i = 0; i < 8; i++)
         MP_CHECK_INT(block[i * page], i == 1 ? 0 : 1);
     mp_sys_free(block, 8 * page);
@@ -178,7 +178,7 @@ static mp_status read_a_file(void *arg, mp_error *error) {
     mp_status status;
     MP_TRY_GOTO(mp_sys_open(arg, &fd, NULL, error));
     MP_TRY_GOTO(mp_sys_map(fd, 4, arg, &map, error));
-    mp_sys_advise(map, 1 << 20, MP_ADVISE_WILLNEED); /* best effort: a refusal is no error */
+    mp_sys_advise(map, 1 << 20, MP_ADVISE_WILLNEED); /* best effort: a refusal is not an error */
 cleanup:
     mp_sys_unmap(map, 4);
     mp_sys_close(fd);
@@ -228,7 +228,7 @@ static void look_at_stack(void *arg) {
     pthread_attr_destroy(&attr);
 }
 
-/* As `ulimit -s 128` has it, and C libraries whose threads are small. */
+/* A small default stack, as of `ulimit -s 128` or of some C libraries. */
 MP_TEST(base_sys_threads_have_stack_enough) {
     pthread_attr_t attr, before;
     MP_CHECK(pthread_getattr_default_np(&before) == 0);
@@ -256,7 +256,7 @@ MP_TEST(base_sys_threads_block_signals_and_are_counted) {
     mp_error error;
     MP_CHECK_OK(mp_thread_start(&thread, "a-name-longer-than-15", look_around, &view, &error), &error);
     mp_thread_join(&thread);
-    mp_thread_join(&thread); /* once is enough */
+    mp_thread_join(&thread); /* a second join is legal */
     MP_CHECK(view.usr1_blocked && view.term_blocked && view.int_blocked);
     MP_CHECK(!view.bus_blocked);
     MP_CHECK_STR(view.name, "a-name-longer-t");
@@ -266,7 +266,7 @@ MP_TEST(base_sys_threads_block_signals_and_are_counted) {
     MP_CHECK_INT(mp_alloc_bytes(MP_TAG_POOL), 0);
     sigset_t mask;
     pthread_sigmask(SIG_SETMASK, NULL, &mask);
-    MP_CHECK(sigismember(&mask, SIGUSR1) == 0); /* the caller's own mask is as before */
+    MP_CHECK(sigismember(&mask, SIGUSR1) == 0); /* the caller's own mask is unchanged */
 }
 
 typedef struct meeting {
@@ -351,7 +351,7 @@ MP_TEST(base_sys_cond_deadline_passes) {
     }
     uint64_t passed = mp_sys_now_ns() - start;
     MP_CHECK(passed >= 20 * MS && passed < 5000 * MS);
-    MP_CHECK(!mp_cond_wait(&m.cond, &m.mutex, start)); /* one in the past: at once */
+    MP_CHECK(!mp_cond_wait(&m.cond, &m.mutex, start)); /* a deadline in the past: returns at once */
     MP_CHECK(!mp_cond_wait(&m.cond, &m.mutex, 1));
     mp_mutex_unlock(&m.mutex);
     mp_cond_deinit(&m.cond);

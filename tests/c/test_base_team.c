@@ -27,7 +27,7 @@ typedef struct rounds {
     _Atomic int wrong;
 } rounds;
 
-/* Plain, unsynchronised cells: only the barrier orders the writes of one lane before the reads of the others. */
+/* Plain, unsynchronised cells: only the barrier orders the writes of one thread before the reads of the others. */
 static void step_together(const mp_lane *lane, void *arg) {
     rounds *r = arg;
     for (int i = 1; i <= r->count; i++) {
@@ -68,7 +68,7 @@ MP_TEST(base_team_barrier_4_lanes) { check_barrier(4, "20", 500, 4); }
 /* Spin 0: every wait goes through the futex. */
 MP_TEST(base_team_barrier_2_lanes_parked) { check_barrier(2, "0", 2000, 4); }
 MP_TEST(base_team_barrier_4_lanes_parked) { check_barrier(4, "0", 500, 4); }
-/* Many short regions: the hand-over between regions, not the barrier inside one. */
+/* Many short regions: tests the hand-over between regions, not the barrier inside one. */
 MP_TEST(base_team_many_regions) { check_barrier(3, "5", 1, 2000); }
 
 static void add_index(const mp_lane *lane, void *arg) { atomic_fetch_add((_Atomic int *)arg, 1 << (8 * lane->index)); }
@@ -144,7 +144,7 @@ static void lease_and_run(void *arg) {
     }
 }
 
-/* Three workers share three helpers: never more lanes at work than workers and helpers together. */
+/* Three workers share three helpers: never more threads compute than workers and helpers together. */
 MP_TEST(base_team_workers_share_helpers) {
     mp_team *team = make_team(3, "5");
     _Atomic int running = 0, most = 0;
@@ -162,7 +162,7 @@ MP_TEST(base_team_workers_share_helpers) {
     MP_CHECK_INT(atomic_load(&running), 0);
     MP_CHECK(atomic_load(&most) <= 6);
     mp_lease lease;
-    mp_team_lease(team, 99, &lease); /* every helper came back */
+    mp_team_lease(team, 99, &lease); /* every helper is free again */
     MP_CHECK_INT(lease.lanes, 4);
     mp_team_return(&lease);
     mp_team_destroy(team);
@@ -179,14 +179,14 @@ MP_TEST(base_team_more_lanes_than_cpus) {
     for (int i = 0; i < 50; i++) {
         atomic_store(&most, 0);
         mp_lease_run(&lease, count_lane, &w);
-        MP_CHECK_INT(atomic_load(&most), HELPERS + 1); /* the barrier holds all inside at once */
+        MP_CHECK_INT(atomic_load(&most), HELPERS + 1); /* the barrier holds all threads inside at once */
     }
     mp_team_return(&lease);
     mp_team_destroy(team);
 }
 
 MP_TEST(base_team_helpers_without_lease_use_no_cpu) {
-    mp_team *team = make_team(3, "1000000"); /* a spinning helper would show: it may spin for a second */
+    mp_team *team = make_team(3, "1000000"); /* long enough to detect a helper that spins */
     mp_lease lease;
     mp_team_lease(team, 99, &lease);
     _Atomic int sum = 0;
@@ -221,7 +221,7 @@ MP_TEST(base_team_flushes_denormals_inside_regions_only) {
         for (int i = 0; i < lanes; i++)
             MP_CHECK(results[i] == 0);
         mp_team_return(&lease);
-        MP_CHECK(tiny / 2 > 0); /* the caller's own arithmetic is as before */
+        MP_CHECK(tiny / 2 > 0); /* the caller's own floating-point mode is restored */
     }
     mp_team_destroy(team);
 }
@@ -280,7 +280,7 @@ MP_TEST(base_team_refuses_impossible_sizes) {
     MP_CHECK(team == NULL);
     MP_CHECK_STATUS(mp_team_create(256, &team, &error), MP_INVALID_ARGUMENT, &error);
     mp_lease lease;
-    mp_team_lease(NULL, 4, &lease); /* no team: the caller's own lane */
+    mp_team_lease(NULL, 4, &lease); /* no team: the calling thread alone */
     MP_CHECK_INT(lease.lanes, 1);
     _Atomic int sum = 0;
     mp_lease_run(&lease, add_index, &sum);
@@ -309,7 +309,7 @@ MP_TEST(base_team_survives_refused_memory) { mp_test_alloc_sweep(team_life, NULL
 
 enum { NAP_MS = 30 };
 
-/* Lane 1 has no CPU for a while; all others wait for it. */
+/* Thread 1 has no CPU for a while; all others wait for it. */
 static void wait_for_one(const mp_lane *lane, void *arg) {
     (void)arg;
     if (lane->index == lane->count - 1)
@@ -322,11 +322,11 @@ static void check_loss(int lanes, const char *spin_us) {
     mp_lease lease;
     mp_team_lease(team, lanes, &lease);
     MP_CHECK(lease.watched_ns == 0 && lease.lost_ns == 0);
-    mp_sys_sleep_ns(2 * 1000 * 1000); /* no region was watched just before */
+    mp_sys_sleep_ns(2 * 1000 * 1000); /* longer than the period in which one region is watched */
     mp_lease_run(&lease, wait_for_one, NULL);
     uint64_t least = NAP_MS * 1000000u;
     MP_CHECK(lease.watched_ns >= least);
-    /* of the one that lost most: those that wait for it, parked or not, lose nothing by that */
+    /* the largest loss of one thread: waiting for it, parked or spinning, is no loss */
     MP_CHECK(lease.lost_ns >= least * 9 / 10 && lease.lost_ns <= lease.watched_ns);
     uint64_t watched = lease.watched_ns;
     mp_lease_run(&lease, wait_for_one, NULL);

@@ -1,4 +1,5 @@
-/* test_base_topology.c: base/topology.h, and lanes on its nodes (base/team.h). Machines are folders of a fake /sys. */
+/* test_base_topology.c: base/topology.h, and compute threads on its nodes (base/team.h). Each machine is a fake
+ * /sys. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -29,7 +30,7 @@ static void put(const char *root, const char *name, const char *text) {
     fclose(file);
 }
 
-/* A machine with these nodes online; lists[i] is the CPU list of node i, NULL = there is no such folder. */
+/* A machine with these nodes online; lists[i] is the CPU list of node i, NULL = it has no folder. */
 static char *machine(const char *online, const char *const *lists, int count) {
     static char root[64];
     snprintf(root, sizeof(root), "/tmp/mpool-nodes-XXXXXX");
@@ -57,7 +58,7 @@ static mp_cpu_set cpus(int first, int last) {
     return set;
 }
 
-/* "number:memory:cpus ..." of what is read. */
+/* Describe the topology as "number:memory:cpus ...". */
 static const char *read_from(const char *root, const char *table, mp_cpu_set allowed) {
     static char text[4096];
     mp_topology topology;
@@ -74,7 +75,7 @@ static const char *read_from(const char *root, const char *table, mp_cpu_set all
         used += (size_t)snprintf(text + used, sizeof(text) - used, "%s%d:%d:%s", i ? " " : "", node->number,
                                  node->memory, list);
     }
-    MP_CHECK_INT(total, mp_cpu_set_count(&allowed)); /* none is lost, none is twice */
+    MP_CHECK_INT(total, mp_cpu_set_count(&allowed)); /* each CPU is in exactly one node */
     return text;
 }
 
@@ -93,7 +94,7 @@ MP_TEST(base_topology_of_machines) {
 }
 
 MP_TEST(base_topology_odd_machines) {
-    /* Node 1 is memory alone, 2 is not there, 3 has a list that nobody understands, 5 went while we looked. */
+    /* Node 1 has memory only, 2 does not exist, 3 has a malformed list, 5 was removed during the read. */
     const char *const odd[] = {"0-1\n", "\n", NULL, "0x3\n", "2-3\n", NULL};
     char *root = machine("0-1,3-5\n", odd, 6);
     MP_CHECK_STR(read_from(root, "", cpus(0, 3)), "0:0:0-1 4:4:2-3");
@@ -110,7 +111,7 @@ MP_TEST(base_topology_odd_machines) {
     root = machine("0-2000\n", none, 2);
     MP_CHECK_STR(read_from(root, "", cpus(0, 5)), "0:-1:0-5");
     clear(root);
-    const char *const twice[] = {"0-3\n", "2-5\n"}; /* the first has it */
+    const char *const twice[] = {"0-3\n", "2-5\n"}; /* the first node keeps them */
     root = machine("0-1\n", twice, 2);
     MP_CHECK_STR(read_from(root, "", cpus(0, 5)), "0:0:0-3 1:1:4-5");
     clear(root);
@@ -166,7 +167,7 @@ MP_TEST(base_topology_text_is_cut_where_it_ends) {
     MP_CHECK_INT(mp_cpu_set_count(&some), 5);
 }
 
-/* --- the machine that this runs on --- */
+/* --- the real machine --- */
 
 MP_TEST(base_topology_of_this_machine) {
     mp_cpu_set allowed;
@@ -189,7 +190,7 @@ MP_TEST(base_topology_of_this_machine) {
     MP_CHECK_INT(topology.node_count, 1);
 }
 
-/* --- lanes on nodes --- */
+/* --- compute threads on nodes --- */
 
 typedef struct seen {
     mp_cpu_set lanes[8];
@@ -204,7 +205,7 @@ static void look(const mp_lane *lane, void *arg) {
 
 static bool same(const mp_cpu_set *a, const mp_cpu_set *b) { return memcmp(a, b, sizeof(*a)) == 0; }
 
-/* Two CPUs of this machine as two nodes; false when there is only one. */
+/* Use two CPUs of this machine as two nodes. Returns false when it has only one. */
 static bool two_nodes(mp_cpu_set *before, mp_cpu_set *first, mp_cpu_set *second) {
     int found = 0;
     *first = *second = (mp_cpu_set){0};
@@ -239,14 +240,14 @@ MP_TEST(base_team_lanes_run_on_their_node) {
             MP_CHECK(mp_cpu_set_has(i < 2 ? first : other, s.cpu[i]));
         }
         mp_team_return(&lease);
-        MP_CHECK(mp_sys_get_affinity(&now) && same(&now, &before)); /* only while it works */
+        MP_CHECK(mp_sys_get_affinity(&now) && same(&now, &before)); /* bound only inside a region */
         mp_team_lease_at(team, &(mp_place){first, 1}, 1, &lease);
         MP_CHECK(mp_sys_get_affinity(&now) && same(&now, first));
         mp_team_return(&lease);
         MP_CHECK(mp_sys_get_affinity(&now) && same(&now, &before));
     }
     mp_team_destroy(team);
-    mp_team_lease_at(NULL, &(mp_place){&b, 1}, 1, &lease); /* without a team too */
+    mp_team_lease_at(NULL, &(mp_place){&b, 1}, 1, &lease); /* works without a team too */
     MP_CHECK(mp_sys_get_affinity(&now) && same(&now, &b));
     mp_team_return(&lease);
     MP_CHECK(mp_sys_get_affinity(&now) && same(&now, &before));
@@ -268,7 +269,7 @@ MP_TEST(base_team_without_nodes_binds_nothing) {
     mp_team_destroy(team);
 }
 
-/* Who worked on a node last works there again, so that hardly anybody has to move. */
+/* A helper that worked on a node last is preferred there, so that few threads move. */
 MP_TEST(base_team_helpers_stay_on_their_node) {
     mp_cpu_set before, a, b;
     if (!two_nodes(&before, &a, &b))
@@ -284,7 +285,7 @@ MP_TEST(base_team_helpers_stay_on_their_node) {
     mp_team_lease_at(team, &(mp_place){&b, 3}, 1, &second);
     MP_CHECK(second.helpers[0] == on_b[0] && second.helpers[1] == on_b[1]);
     mp_team_return(&second);
-    mp_team_lease_at(team, &(mp_place){&b, 5}, 1, &second); /* the others come when they are needed */
+    mp_team_lease_at(team, &(mp_place){&b, 5}, 1, &second); /* helpers of other nodes serve when needed */
     MP_CHECK_INT(second.lanes, 5);
     seen s = {0};
     mp_lease_run(&second, look, &s);
@@ -294,7 +295,7 @@ MP_TEST(base_team_helpers_stay_on_their_node) {
     mp_team_destroy(team);
 }
 
-/* CPUs that are not there any more: the lanes run all the same, where the system lets them. */
+/* CPUs that went offline: the threads run on CPUs that the system chooses. */
 MP_TEST(base_team_node_that_went) {
     mp_cpu_set before, now, gone = cpus(MP_CPUS_MAX - 2, MP_CPUS_MAX - 1);
     if (!mp_sys_get_affinity(&before))
@@ -344,7 +345,7 @@ MP_TEST(base_alloc_large_scratch_is_near) {
 #elif defined(__linux__)
 #include <sys/syscall.h>
 
-/* What the system says of a page's policy, or -1. */
+/* The system's memory policy of a page, or -1. */
 static int policy_at(void *at) {
     int mode = -1;
     unsigned long nodes[16] = {0}, by_address = 2;

@@ -10,7 +10,7 @@ typedef struct collected {
     char last[480];
     int last_level;
     uint64_t last_ns;
-    int next[4]; /* the next number expected of each writer */
+    int next[4]; /* next number expected from each writer */
     int wrong;
 } collected;
 
@@ -36,7 +36,7 @@ MP_TEST(base_log_records_from_the_enabled_level_on) {
     mp_log_set_level(MP_LOG_DEBUG);
     mp_log(MP_LOG_DEBUG, "detail");
     mp_log_set_level(MP_LOG_OFF);
-    mp_log(MP_LOG_ERROR, "nobody");
+    mp_log(MP_LOG_ERROR, "ignored");
     MP_CHECK_INT(mp_log_drain(collect, &c), 1);
     MP_CHECK_STR(c.last, "detail");
     MP_CHECK_INT(mp_log_dropped(), 0);
@@ -61,7 +61,7 @@ MP_TEST(base_log_full_drops_and_counts) {
     MP_CHECK(dropped > 0);
     MP_CHECK_INT(mp_log_drain(collect, &c), 1000 - (int)dropped);
     MP_CHECK_INT(c.wrong, 0);
-    for (int round = 0; round < 20; round++) { /* and works on, also past the end of the ring */
+    for (int round = 0; round < 20; round++) { /* the ring still works after it was full, and past its end */
         for (int i = 0; i < 100; i++)
             mp_log(MP_LOG_ERROR, "round %d", round);
         MP_CHECK_INT(mp_log_drain(collect, &c), 100);
@@ -102,7 +102,7 @@ static void check_order(const mp_log_record *record, void *arg) {
         c->wrong++;
         return;
     }
-    c->next[index] = number + 1; /* some were dropped, none comes twice or late */
+    c->next[index] = number + 1; /* records may be dropped, but never repeated or reordered */
     c->count++;
 }
 

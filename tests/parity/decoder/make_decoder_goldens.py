@@ -5,7 +5,7 @@ For each model, over the tokens of text.txt (next to this file):
 - the reference is transformers in float32 on the dequantised weights of the same GGUF file: for every position the ids
   and log probabilities of the TOP most likely next tokens;
 - llama.cpp's mean Kullback-Leibler divergence from that reference and its top-1 agreement. The divergence is taken over
-  the TOP tokens and one bucket for the rest, for every engine alike (tests/python/parity/test_parity_gguf.py does the same);
+  the TOP tokens and one bucket for the rest, for every engine alike (test_parity_gguf.py does the same);
 - greedy continuations of a few prompts, and the reference's gap between its best two tokens at each step. The reference
   never draws a token that ends a generation, as mpool does not when it is told to ignore them.
 

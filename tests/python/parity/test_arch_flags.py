@@ -110,7 +110,8 @@ def _failures(tree: Path, name: str) -> tuple[int, list[str]]:
     report.unlink(missing_ok=True)
     run = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", NAMES.get(name, name),
                           f"--junitxml={report}", *(str(tree / "tests/python/parity" / test) for test in TESTS)],
-                         cwd=tree, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(tree)}, timeout=900)
+                         cwd=tree, capture_output=True, text=True, timeout=900,
+                         env={**os.environ, "PYTHONPATH": str(tree)})
     assert run.returncode in (0, 1), run.stdout[-2000:] + run.stderr[-2000:]
     cases = list(ElementTree.parse(report).iter("testcase"))
     assert not any(case.find("error") is not None for case in cases), run.stdout[-2000:]
