@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from .chaos import chaos_of
+from .checks import one_of
+from .durations import seconds_of
 from .errors import InvalidArgument
-from .runtime import isolation as _isolated
-from .runtime.chaos import chaos_of
-from .runtime.durations import seconds_of
-from .tasks.options import CAPABILITIES, POLICIES
+from .names import CAPABILITIES, ISOLATION, POLICIES
 
 #: Field -> (kinds, lowest, highest). 0 leaves a value to the environment variable or rule that the field names.
 _RANGES: dict[str, tuple[tuple[type[int] | type[float], ...], float, float]] = {
@@ -153,7 +153,7 @@ class PoolConfig:
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, (int, float)) or not limit > 0):
             raise InvalidArgument(f"PoolConfig.request_timeout is {limit!r}, allowed: seconds above 0, or None")
         seconds_of(self.keep_alive, "PoolConfig.keep_alive")
-        _isolated.check(self.isolation, "PoolConfig.isolation")
+        one_of("isolation", self.isolation, ISOLATION)
         for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 raise InvalidArgument(f"PoolConfig.{name} is {getattr(self, name)!r}, allowed: True, False")

@@ -19,11 +19,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..checks import shown
 from ..errors import InternalError, InvalidArgument, LimitError, MpoolError, Unsupported
-from ..tasks.sampling import Sampling
 from ..tokenizers.specials import CALL_MARKS, SHOWN, compile_trie
 from .running_text import RunningText
 from .tool_grammar import BLANKS, Answer
@@ -44,6 +43,18 @@ _KEPT, _THREADS = 32, 4
 #: Sets of tokens that are looked at once: where a form allows all of one, its tokens are not tried one by one. After
 #: llguidance's own, which are for strings in JSON, those for words; each set takes what the ones before it left.
 _WORDS = ("[a-z]{1,20}", "[A-Za-z ]{1,20}")
+
+
+class Ending(Protocol):
+    """The sampling options that decide when a completion ends."""
+
+    @property
+    def ignore_eos(self) -> bool:
+        """Generate past the end-of-text token."""
+
+    @property
+    def min_tokens(self) -> int:
+        """Tokens before which the completion cannot end."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,7 +111,7 @@ def _dropped(ticket: _core.Ticket, faults: dict[int, MpoolError]) -> None:
 
 # ---- what a caller gives --------------------------------------------------------------------------------------------
 
-def prepare(wanted: Any, tokenizer: Tokenizer, sampling: Sampling) -> Format | None:
+def prepare(wanted: Any, tokenizer: Tokenizer, sampling: Ending) -> Format | None:
     """Reads a ``response_format``; None for ``{"type": "text"}``.
 
     Raises:
@@ -141,7 +152,7 @@ def installed() -> bool:
     return importlib.util.find_spec("llguidance") is not None
 
 
-def of_calls(wanted: Grammar, tokenizer: Tokenizer, sampling: Sampling, is_json: bool = False,
+def of_calls(wanted: Grammar, tokenizer: Tokenizer, sampling: Ending, is_json: bool = False,
              model: Any = None) -> Format:
     """What keeps answers to calls of tools, and to text before or instead of them
     (:mod:`mpool.conversation.tool_grammar`). ``is_json``, ``model``: of what is said instead, as of :class:`Format`.
@@ -159,7 +170,7 @@ def of_calls(wanted: Grammar, tokenizer: Tokenizer, sampling: Sampling, is_json:
     return Format(first, matcher, is_json, model, running, tokenizer, "tools")
 
 
-def _check_ends(what: str, sampling: Sampling) -> None:
+def _check_ends(what: str, sampling: Ending) -> None:
     for name, value in (("ignore_eos", sampling.ignore_eos), ("min_tokens", sampling.min_tokens)):
         if value:
             raise InvalidArgument(f"{name} is {value} with {what}, allowed: none: the format says when an answer ends")

@@ -386,7 +386,7 @@ class _Guard:
         """Marks strings of ``data``, in place; returns the mark if there was anything to mark."""
         strings: list[str] = []
         keys: list[str] = []
-        _each_string(data, strings.append, keys.append)
+        each_string(data, strings.append, keys.append)
         if not (any(map(self._risky, strings)) or any(map(self._find.search, keys))):
             return None
         strings += keys
@@ -424,17 +424,17 @@ class _Guard:
         return text
 
 
-def _each_string(value: Any, visit: Callable[[str], Any], visit_key: Callable[[str], Any]) -> None:
+def each_string(value: Any, visit: Callable[[str], Any], visit_key: Callable[[str], Any]) -> None:
     if isinstance(value, str):
         visit(value)
     elif isinstance(value, dict):
         for key, item in value.items():
             if isinstance(key, str):
                 visit_key(key)
-            _each_string(item, visit, visit_key)
+            each_string(item, visit, visit_key)
     elif isinstance(value, (list, tuple)):
         for item in value:
-            _each_string(item, visit, visit_key)
+            each_string(item, visit, visit_key)
 
 
 def _map_strings(value: Any, change: Callable[[str], str], change_key: Callable[[str], str]) -> Any:

@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING, Any
 from ..checks import shown
 from ..errors import InvalidArgument, Unsupported
 from ..results import ToolCall
-from ..tasks.sampling import Sampling
 from . import tool_formats, tool_schemas
 from .tool_calls import Calls, arguments_of
 from .tool_formats import Function, ToolFormat
+from .tool_templates import use_of
 
 if TYPE_CHECKING:
-    from ..runtime.entry import Entry
-    from .grammar import Format
+    from ..tokenizers import Tokenizer
+    from .grammar import Ending, Format
     from .reasoning import Splitter
+    from .template import ChatTemplate
     from .tool_grammar import Answer, Grammar
 
 _CHOICES = ('"auto", "none", "required" or {"type": "function", "function": {"name": ...}}')
@@ -60,7 +61,7 @@ class Tools:
 
 # ---- what a caller gives ---------------------------------------------------------------------------------------------
 
-def take(entry: Entry, options: dict[str, Any]) -> Tools | None:
+def take(template: Callable[[], ChatTemplate], key: str, options: dict[str, Any]) -> Tools | None:
     """Takes ``tools``, ``tool_choice`` and ``parallel_tool_calls`` out of the options of a chat.
 
     Raises:
@@ -70,29 +71,26 @@ def take(entry: Entry, options: dict[str, Any]) -> Tools | None:
     tools, choice = options.pop("tools", None), options.pop("tool_choice", None)
     parallel = options.pop("parallel_tool_calls", None)
     if parallel is not None and not isinstance(parallel, bool):
-        raise InvalidArgument(f"parallel_tool_calls is {shown(parallel)}, allowed: True or False", key=entry.key)
+        raise InvalidArgument(f"parallel_tool_calls is {shown(parallel)}, allowed: True or False", key=key)
     given = [] if tools is None else tool_schemas.read(tools)
     name = _named(choice)
     if not given:
         if name is not None or choice == "required":
-            raise InvalidArgument(f"tool_choice is {shown(choice)} without tools, allowed: with tools", key=entry.key)
+            raise InvalidArgument(f"tool_choice is {shown(choice)} without tools, allowed: with tools", key=key)
         return None
     names = [tool["function"]["name"] for tool in given]
     if name is not None and name not in names:
         raise InvalidArgument(f"tool_choice names {name!r}, which is no tool, allowed: " + ", ".join(names)[:200],
-                              key=entry.key)
+                              key=key)
     if choice == "none":
         return None
-    source = entry.template().source
-    form = tool_formats.of_template(source)
-    from .tool_templates import use_of
-
-    if use_of(entry.template()).tools is None:
+    form = tool_formats.of_template(template().source)
+    if use_of(template()).tools is None:
         raise Unsupported("tools are given, and this model does not support tools: its chat template does not speak of "
-                          "them", key=entry.key, hint="For answers of a given form use response_format")
+                          "them", key=key, hint="For answers of a given form use response_format")
     if form is None:
         raise Unsupported("tools are given, and this model writes calls of them in a form that is not known",
-                          key=entry.key, hint="For answers of a given form use response_format")
+                          key=key, hint="For answers of a given form use response_format")
     functions = tuple(Function(tool["function"]["name"], tool["function"]["parameters"],
                                bool(tool["function"].get("strict")))
                       for tool in given if name in (None, tool["function"]["name"]))
@@ -112,12 +110,12 @@ def _named(choice: Any) -> str | None:
     raise InvalidArgument(f"tool_choice is {shown(choice)}, allowed: {_CHOICES}")
 
 
-def constrain(tools: Tools, entry: Entry, sampling: Sampling, splitter: Callable[[], Splitter] | None,
+def constrain(tools: Tools, tokenizer: Tokenizer, key: str, sampling: Ending, splitter: Callable[[], Splitter] | None,
               answer: Answer | None = None, model: Any = None) -> Format | None:
     """What keeps the answers to the form of the model's calls; None if nothing can: then they are parsed only.
 
     Args:
-        tools, entry, sampling, splitter: of the call.
+        tools, tokenizer, key, sampling, splitter: of the call.
         answer, model: what answers are that call nothing, and the pydantic class of it; None: any text.
 
     Raises:
@@ -134,7 +132,7 @@ def constrain(tools: Tools, entry: Entry, sampling: Sampling, splitter: Callable
             return None
         needs = "tool_choice wants a call, which" if tools.forced else "response_format" if answer is not None else \
             f"tools: the tool {strict}, which is strict,"
-        raise Unsupported(f"{needs} needs the package llguidance", key=entry.key,
+        raise Unsupported(f"{needs} needs the package llguidance", key=key,
                           hint='pip install "mpool[grammar]" installs it')
     try:
         made = grammar_of(tools.form, tools.functions, forced=tools.forced, single=tools.single, splitter=splitter,
@@ -142,20 +140,20 @@ def constrain(tools: Tools, entry: Entry, sampling: Sampling, splitter: Callable
     except ValueError:
         raise InvalidArgument("response_format allows JSON that begins with {\"name\", as calls by this model do, "
                               "allowed beside tools: an object of another required property before it, or no object",
-                              hint='tool_choice="none" leaves the tools out', key=entry.key) from None
+                              hint='tool_choice="none" leaves the tools out', key=key) from None
     is_json = answer is not None and answer.kind == "schema"
     for part in made.parts:
-        _usable(made._replace(lark=part), tools, entry, sampling)
-    return _usable(made, tools, entry, sampling, is_json, model)
+        _usable(made._replace(lark=part), tools, tokenizer, key, sampling)
+    return _usable(made, tools, tokenizer, key, sampling, is_json, model)
 
 
-def _usable(made: Grammar, tools: Tools, entry: Entry, sampling: Sampling, is_json: bool = False,
+def _usable(made: Grammar, tools: Tools, tokenizer: Tokenizer, key: str, sampling: Ending, is_json: bool = False,
             model: Any = None) -> Format:
     """What keeps answers to a grammar; what is wrong with it is said of what the caller gave."""
     from . import grammar
 
     try:
-        return grammar.of_calls(made, entry.tokenizer(), sampling, is_json, model)
+        return grammar.of_calls(made, tokenizer, sampling, is_json, model)
     except InvalidArgument as error:
         found = _REASON.search(error.message)
         if found is None:

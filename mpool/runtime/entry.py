@@ -12,15 +12,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import IntegrityError, InvalidArgument, MpoolError, WrongCapability
+from ..names import COMPUTE as COMPUTE
 
 if TYPE_CHECKING:
     from ..conversation.template import ChatTemplate
     from ..models import ModelDescription
-    from ..pool import Pool
     from ..tokenizers import Tokenizer
     from ..tokenizers.gguf_vocab import GGUFVocab
+    from .hosts import Host
 
-COMPUTE = ("auto", "float32", "bfloat16", "int8")
 #: Bytes that a key of the core may have.
 _MAX_KEY = 240
 
@@ -36,7 +36,7 @@ class Entry:
         plans: options of calls for vectors in use -> what follows from them; see vectors.py.
     """
 
-    def __init__(self, pool: Pool, key: str, ref: str, capability: str | None = None,
+    def __init__(self, pool: Host, key: str, ref: str, capability: str | None = None,
                  overrides: Mapping[str, Any] | None = None, isolation: str | None = None) -> None:
         self.pool, self.key, self.ref, self.isolation = pool, key, ref, isolation
         self.overrides = dict(overrides or {})
@@ -170,12 +170,15 @@ class Entry:
             Unsupported: it has none.
         """
         if self._template is None:
-            from ..conversation import prompt as chatting
-
             with self._lock:
                 if self._template is None:
-                    self._template = chatting.template_of(self)
+                    self._template = self._make_template()
         return self._template
+
+    def _make_template(self) -> ChatTemplate:
+        from ..conversation.template import ChatTemplate
+
+        return ChatTemplate.for_model(self.describe().chat_template, self.tokenizer(), key=self.key)
 
     def core_key(self, compute: str = "auto") -> str:
         """Key of the core's registry for a class of arithmetic; the first use adds it and starts loading."""

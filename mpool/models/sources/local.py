@@ -7,6 +7,7 @@ import stat
 
 from ...errors import FileError, FormatError, InvalidArgument
 from ..files import PICKLE_SUFFIXES, Folder, file_kind, open_regular, read_exactly, refuse_pickle
+from ..layout import gguf_models
 from ..references import LocalRef
 from . import Resolved
 
@@ -64,8 +65,6 @@ def resolve(ref: LocalRef) -> Resolved:
     folder = Folder(path)
     if folder.has("config.json") or folder.has("modules.json") or folder.has("model_index.json"):
         return Resolved(ref=path, kind="folder", path=path, source="local")
-    from .hub import gguf_models
-
     models = gguf_models(folder.names())
     if len(models) == 1:
         return Resolved(ref=path, kind="gguf", path=folder.path_of(models[0]), source="local")

@@ -212,7 +212,7 @@ def test_prometheus(bert: Path) -> None:
 
 
 def test_prometheus_names_the_extra_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "mpool.server.prometheus", raising=False)
+    monkeypatch.delitem(sys.modules, "mpool.runtime.prometheus", raising=False)
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     missing = r'prometheus_client.*pip install "mpool\[server\]"'
     with mpool.Pool() as pool, pytest.raises(mpool.Unsupported, match=missing):

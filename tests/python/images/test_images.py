@@ -499,7 +499,7 @@ STEPS = {
 def test_prepared_to_the_bit(tmp_path: Path, name: str, height: int, width: int) -> None:
     """Resized and cropped bytes, and the floats that the core makes of them."""
     transformers = pytest.importorskip("transformers")
-    from mpool.models import image_processor
+    from mpool.models.formats import image_processor
     from mpool.models.files import Folder
 
     cls, options = STEPS[name]

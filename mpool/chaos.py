@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import InvalidArgument
+from .errors import InvalidArgument
 
 FAULTS = ("fail", "stall", "die", "slow", "memory")
 
@@ -17,7 +17,7 @@ def chaos_of(value: str | Mapping[str, float] | None) -> tuple[int, float, float
         InvalidArgument: it is not as :class:`mpool.PoolConfig` describes it.
 
     Example:
-        >>> from mpool.runtime.chaos import chaos_of
+        >>> from mpool.chaos import chaos_of
         >>> chaos_of("seed=7, fail=0.01, slow=0.05")
         (7, 0.01, 0.0, 0.0, 0.05, 0.0)
     """

@@ -10,12 +10,13 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..errors import FormatError, InvalidArgument, Unsupported
+from ...errors import FormatError, InvalidArgument, Unsupported
+from ..fields import Fields
+from ..files import Folder, refuse_pickle
+from ..spec import DrawingSettings, ModelDescription, ModelSpec, TensorEntry, TextInput, Value
 from . import pipeline_names, safetensors_header
-from .fields import Fields
-from .files import Folder, refuse_pickle
+from .gguf_tables import read_gguf
 from .pipeline_names import Transformer
-from .spec import DrawingSettings, ModelDescription, ModelSpec, TensorEntry, TextInput, Value
 
 _PIPELINES = {"FluxPipeline": "flux", "StableDiffusion3Pipeline": "sd3"}
 _WEIGHTS = {"model": "model", "diffusion": "diffusion_pytorch_model"}
@@ -254,10 +255,8 @@ class _Parts:
                 raise InvalidArgument(f"{where.path}: holds {len(names)} GGUF files, and {inside.path} no weights",
                                       hint="Leave one there; of transformers, the path of one of them names it")
             return None
-        from .gguf_model import _read_gguf
-
         path = where.path_of(names[0])
-        _, entries, files = _read_gguf(path)
+        _, entries, files = read_gguf(path)
         return path, entries, files
 
     def decoder(self, size: Transformer) -> tuple[int, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from ..errors import InvalidArgument
+from .errors import InvalidArgument
 
 _UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
@@ -20,7 +20,7 @@ def seconds_of(value: object, name: str) -> float:
         InvalidArgument: it is neither.
 
     Example:
-        >>> from mpool.runtime.durations import seconds_of
+        >>> from mpool.durations import seconds_of
         >>> seconds_of("1h30m", "keep_alive"), seconds_of(-1, "keep_alive")
         (5400.0, inf)
     """

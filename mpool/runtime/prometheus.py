@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
 from .. import _core
-from ..runtime.metrics import GAUGES, MODEL_COUNTERS, MODEL_GAUGES
+from .metrics import GAUGES, MODEL_COUNTERS, MODEL_GAUGES
 
 
 class _Source:
