@@ -471,11 +471,15 @@ class Pool:
     def metrics(self, format: Literal["prometheus"]) -> str: ...
     def metrics(self, format: Literal["dict", "prometheus"] = "dict") -> dict[str, Any] | str:
         """See :func:`mpool.metrics`."""
-        from .runtime import metrics as _metrics
-
         if not isinstance(format, str) or format not in ("dict", "prometheus"):
             raise InvalidArgument(f"format is {format!r}, allowed: 'dict', 'prometheus'")
-        return _metrics.collect(self) if format == "dict" else _metrics.prometheus(self)
+        if format == "dict":
+            from .runtime import metrics as _metrics
+
+            return _metrics.collect(self)
+        from .runtime import prometheus as _prometheus
+
+        return _prometheus.prometheus(self)
 
     def _stats(self) -> dict[str, Any]:
         from .runtime import metrics as _metrics

@@ -9,7 +9,6 @@ from ..checks import shown
 from ..errors import InvalidArgument, Unsupported
 from ..tokenizers.limits import MAX_CHARS
 from .template import each_string
-from .tools import check_calls
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _SHAPE = 'A message is a dict such as {"role": "user", "content": "Hello"}'
@@ -50,6 +49,8 @@ def check_messages(messages: Any, images: list[Any] | None = None) -> list[dict[
         if _given(calls):
             if role != "assistant":
                 raise InvalidArgument(f"{where} has tool_calls and the role {role}, allowed: the role assistant")
+            from .tools import check_calls
+
             one["tool_calls"] = check_calls(where, calls)
         checked.append(one)
     if chars > MAX_CHARS:

@@ -17,6 +17,7 @@ import numpy as np
 
 from ..errors import FormatError, InvalidArgument, LimitError, TemplateError, Unsupported
 from ..tokenizers import limits
+from ..tokenizers.specials import compile_trie
 from ..tokenizers.tokenizer import MARKS, Tokenizer
 
 if TYPE_CHECKING:
@@ -365,7 +366,6 @@ class _Guard:
     """
 
     def __init__(self, texts: Iterable[str]) -> None:
-        from ..tokenizers.specials import compile_trie
         texts = [text for text in texts if len(text) > 1]
         self._find = compile_trie(texts)
         # without those made of letters only: they could be names that a template compares ("user", "text")

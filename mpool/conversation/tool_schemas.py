@@ -18,6 +18,7 @@ from typing import Any
 
 from ..checks import shown
 from ..errors import InvalidArgument, LimitError
+from .grammar import MAX_DEPTH, _depth
 
 #: Bounds of what a caller may give: tools, and characters of all of them as JSON.
 MAX_TOOLS, MAX_CHARS = 128, 1 << 18
@@ -55,8 +56,6 @@ def read(tools: Any) -> list[dict[str, Any]]:
 
 
 def _json(where: str, value: Any) -> str:
-    from .grammar import MAX_DEPTH, _depth
-
     if _depth(value) > MAX_DEPTH:
         raise LimitError(f"{where} is nested more than {MAX_DEPTH} deep")
     try:

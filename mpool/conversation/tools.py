@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 from ..checks import shown
 from ..errors import InvalidArgument, Unsupported
 from ..results import ToolCall
-from . import tool_formats, tool_schemas
+from . import grammar, tool_formats, tool_schemas
 from .tool_calls import Calls, arguments_of
 from .tool_formats import Function, ToolFormat
+from .tool_grammar import grammar_of
 from .tool_templates import use_of
 
 if TYPE_CHECKING:
@@ -123,9 +124,6 @@ def constrain(tools: Tools, tokenizer: Tokenizer, key: str, sampling: Ending, sp
         InvalidArgument: a schema cannot be used, what is no call could look like one, or an option beside tools keeps
             answers from ending.
     """
-    from . import grammar
-    from .tool_grammar import grammar_of
-
     strict = next((function.name for function in tools.functions if function.strict), None)
     if not grammar.installed():
         if not tools.forced and strict is None and answer is None:
@@ -150,8 +148,6 @@ def constrain(tools: Tools, tokenizer: Tokenizer, key: str, sampling: Ending, sp
 def _usable(made: Grammar, tools: Tools, tokenizer: Tokenizer, key: str, sampling: Ending, is_json: bool = False,
             model: Any = None) -> Format:
     """What keeps answers to a grammar; what is wrong with it is said of what the caller gave."""
-    from . import grammar
-
     try:
         return grammar.of_calls(made, tokenizer, sampling, is_json, model)
     except InvalidArgument as error:

@@ -10,13 +10,15 @@ import base64
 import binascii
 import io
 import os
+import sys
 import threading
 from collections.abc import Mapping, Set
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import FileError, InvalidArgument, MpoolError
+from ..errors import FileError, InvalidArgument, LimitError, MpoolError
+from ..models.files import open_regular
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -50,8 +52,6 @@ def images_of(images: Any, most: int,
         InvalidArgument: neither an image nor a list of them.
         LimitError: more than ``most``; ``hint`` says what to do.
     """
-    from ..errors import LimitError
-
     if isinstance(images, np.ndarray):
         if images.ndim in (2, 3):
             return None
@@ -100,8 +100,6 @@ def read_image(image: Any, name: str = "the image", *, allow_urls: bool = False,
 
 
 def _is_pillow(value: Any) -> bool:
-    import sys
-
     module = sys.modules.get("PIL.Image")  # whoever has an image has imported it
     return module is not None and isinstance(value, module.Image)
 
@@ -144,8 +142,6 @@ def _of_base64(text: str, name: str) -> bytes:
 
 
 def _of_file(path: str | bytes, name: str) -> bytes:
-    from ..models.files import open_regular
-
     shown = os.fsdecode(path)
     if "\0" in shown or len(shown) > 4096:
         raise InvalidArgument(f"{name} is text that is neither a path, a URL nor base64 of an image")

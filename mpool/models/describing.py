@@ -8,8 +8,9 @@ from dataclasses import replace
 
 from .._version import __version__
 from ..errors import DownloadError, IntegrityError, MpoolError, OfflineError
-from . import catalogue, files
+from . import catalogue, files, store
 from .catalogue import Row
+from .files import Folder
 from .references import BundledRef, HubRef, KeyRef, LocalRef, PipRef, Reference, parse
 from .sources import Resolved, local
 from .sources.progress import Progress
@@ -127,8 +128,6 @@ def verify(found: Resolved) -> None:
         IntegrityError: a file has changed.
         FileError: a file is gone.
     """
-    from . import store
-
     for path in found.files:
         if found.source == "hub":
             from .sources import hub
@@ -196,7 +195,6 @@ def describe_resolved(found: Resolved, key: str | None = None) -> ModelDescripti
 
 def _describe_gguf(found: Resolved, name: str) -> ModelDescription:
     """A GGUF model; one whose folder was given, with a projector for images beside it, reads images."""
-    from .files import Folder
     from .formats import vision_gguf
     from .formats.gguf_model import describe_gguf
 

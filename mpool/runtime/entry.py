@@ -6,13 +6,17 @@ class of arithmetic are an entry of their own, loaded only when a call asks for 
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import IntegrityError, InvalidArgument, MpoolError, WrongCapability
+from ..models.files import changed
+from ..models.json_strict import shorten
 from ..names import COMPUTE as COMPUTE
+from . import isolation as _isolated
 
 if TYPE_CHECKING:
     from ..conversation.template import ChatTemplate
@@ -134,14 +138,14 @@ class Entry:
         return self._tokenizer
 
     def _make_tokenizer(self) -> Tokenizer:
-        from ..tokenizers import Tokenizer
+        from ..tokenizers import open_tokenizer
 
         description = self.describe()
         if description.image is not None and (texts := self.serving("text_embedding")) is not None:
             return texts.tokenizer()
         if description.tokenizer is None:
             raise InvalidArgument("the model has no tokenizer", key=self.key)
-        tokenizer = Tokenizer.from_source(description.tokenizer, self._vocab)
+        tokenizer = open_tokenizer(description.tokenizer, self._vocab)
         self._require_unchanged()
         spec = description.spec
         rows = spec.kv.get(f"{spec.architecture}.vocab_size")
@@ -195,8 +199,6 @@ class Entry:
     def changed(self, folders: bool = False) -> str | None:
         """The first of the files that were read which is another by now, with ``folders`` also a folder that has other
         names in it; None: nothing is."""
-        from ..models.files import changed
-
         description = self._description
         return None if description is None else changed(description.stamps, folders)
 
@@ -265,14 +267,10 @@ class Entry:
 
     def _add(self, compute: str, replace: bool = False) -> str:
         from .. import _core
-        from . import isolation as _isolated
-
         description = self.describe()
         name = self.key if self._main is None else f"{self.key} {self._capability}"
         key = name if compute == "auto" else f"{name} ({compute})"
         if len(key.encode()) > _MAX_KEY:
-            import hashlib
-
             key = "..." + hashlib.sha256(key.encode()).hexdigest()[:12] + key[-_MAX_KEY // 2:]
         spec = _core.Spec(description.spec.architecture)
         for path in description.spec.files:
@@ -387,6 +385,4 @@ def _override_image(found: ModelDescription, settings: Mapping[str, Any]) -> Mod
 
 
 def _refused(found: ModelDescription, name: str, settings: Mapping[str, Any], allowed: str) -> InvalidArgument:
-    from ..models.json_strict import shorten
-
     return InvalidArgument(f"{name} is {shorten(repr(settings[name]))}, allowed: {allowed}", key=found.key)

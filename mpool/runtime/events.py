@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..checks import shown
 from ..errors import InvalidArgument
 from . import logs as _logging
 from .hosts import hosts
@@ -49,8 +51,6 @@ _lock = threading.Lock()
 def subscribe(pool: Host, event: Any, callback: Any) -> Callable[[], None]:
     """See :meth:`mpool.Pool.on`."""
     if not isinstance(event, str) or event not in KINDS:
-        from ..checks import shown
-
         raise InvalidArgument(f"event is {shown(event)}, allowed: {', '.join(KINDS)}")
     if not callable(callback):
         raise InvalidArgument(f"callback is {type(callback).__name__}, allowed: a function of one PoolEvent")
@@ -113,8 +113,6 @@ def dropped() -> int:
 
 def _after_fork_in_child() -> None:
     global _lock
-    import sys
-
     _lock = threading.Lock()
     core = sys.modules.get("mpool._core")
     if core is not None:

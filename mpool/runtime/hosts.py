@@ -15,11 +15,13 @@ if TYPE_CHECKING:
     from .. import _core
     from ..config import PoolConfig
     from ..errors import MemoryExhausted
-    from .entry import Entry
 
 
 class Host(Protocol):
-    """The part of a pool that entries, events, metrics and health use."""
+    """The part of a pool that entries, events, metrics and health use.
+
+    Entries are ``Any`` here: :mod:`mpool.runtime.entry` imports this module.
+    """
 
     config: PoolConfig
     _registry: _core.Registry | None
@@ -44,11 +46,11 @@ class Host(Protocol):
     def generate(self, *args: Any, **options: Any) -> Any:
         """See :func:`mpool.generate`."""
 
-    def _find(self, model: Any, capability: str | None = None) -> Entry: ...
+    def _find(self, model: Any, capability: str | None = None) -> Any: ...
 
-    def _known(self, model: Any, capability: str | None) -> Entry | None: ...
+    def _known(self, model: Any, capability: str | None) -> Any: ...
 
-    def _require(self, entry: Entry, capability: str) -> Entry: ...
+    def _require(self, entry: Any, capability: str) -> Any: ...
 
     def _name_idle(self, error: MemoryExhausted, key: str) -> None: ...
 

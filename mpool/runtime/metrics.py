@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from ..errors import Unsupported
+from .events import dropped
 
 if TYPE_CHECKING:
     from .hosts import Host
@@ -47,8 +47,6 @@ def stats(pool: Host) -> dict[str, Any]:
 
 def collect(pool: Host) -> dict[str, Any]:
     """See :func:`mpool.metrics`."""
-    from .events import dropped
-
     found = stats(pool)
     found["bytes_by_kind"] = found.pop("bytes_by_tag")
     found["events_dropped"] = dropped()
@@ -64,17 +62,3 @@ def _model(row: dict[str, Any]) -> dict[str, Any]:
                             for bound in BOUNDS]
     return {"capability": row["capability"], "state": row["state"], "breaker": row["breaker"],
             **{name: row[name] for name in (*MODEL_GAUGES, *MODEL_COUNTERS)}, "latency": latency}
-
-
-def prometheus(pool: Host) -> str:
-    """Prometheus' text format.
-
-    Raises:
-        Unsupported: prometheus_client is not installed.
-    """
-    try:
-        from .prometheus import text
-    except ImportError:
-        raise Unsupported("metrics for Prometheus need the package prometheus_client",
-                          hint='pip install "mpool[server]" installs it') from None
-    return text(collect(pool))

@@ -7,10 +7,9 @@ a chat template can write, and the bytes of every token for streaming.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -58,7 +57,7 @@ class Pairs(NamedTuple):
 
 
 class Tokenizer:
-    """A tokenizer. Made by :meth:`from_source`; safe to use from any number of threads.
+    """A tokenizer. :meth:`from_source` makes one; safe to use from any number of threads.
 
     Attributes:
         vocab_size: number of ids, the highest id plus one.
@@ -76,31 +75,13 @@ class Tokenizer:
     eog_ids: tuple[int, ...]
     control_texts: tuple[str, ...]
 
+    #: Opens a source; :mod:`mpool.tokenizers.opening`, which knows the subclasses, sets it.
+    _open: ClassVar[Callable[[TokenizerSource, GGUFVocab | None], Tokenizer]]
+
     @staticmethod
     def from_source(source: TokenizerSource, vocab: GGUFVocab | None = None) -> Tokenizer:
-        """Reads the tokenizer that ``source`` describes; ``vocab`` is that of its GGUF keys, if they were read already.
-
-        Of ``source.config`` these are used, all optional: ``file`` (GGUF: path for error messages), ``bos_token``,
-        ``eos_token``, ``unk_token``, ``sep_token``, ``pad_token``, ``cls_token``, ``mask_token`` (texts, or dicts with
-        ``content``), ``add_bos_token``, ``add_eos_token``, ``truncation_side``, ``eos_token_id`` (an id or several:
-        what generation_config.json says ends a generation), as transformers' files spell them, and
-        ``always_add_eos`` (every text ends with ``eos_token``).
-
-        Raises:
-            FormatError: the file is not well formed.
-            LimitError: the file is larger than :mod:`mpool.tokenizers.limits` allows.
-            FileError: the file cannot be read.
-            InvalidArgument: ``source`` names no tokenizer, or two.
-        """
-        if (source.json_path is None) == (source.gguf is None):
-            raise InvalidArgument("a TokenizerSource has either json_path or gguf")
-        if source.gguf is not None:
-            from .gguf_tokenizer import GGUFTokenizer
-            from .gguf_vocab import GGUFVocab
-
-            return GGUFTokenizer(vocab or GGUFVocab(source.gguf, file=source.config.get("file")))
-        from .json_tokenizer import JSONTokenizer
-        return JSONTokenizer(os.fspath(source.json_path), source.config)  # type: ignore[arg-type]
+        """Reads a tokenizer; see :func:`mpool.tokenizers.opening.open_tokenizer`."""
+        return Tokenizer._open(source, vocab)
 
     @property
     def kind(self) -> str:

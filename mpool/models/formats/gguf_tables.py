@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ... import _core
 from ..files import note
 from ..spec import TensorEntry
-
-if TYPE_CHECKING:
-    from ... import _core
 
 
 class GGUFKeys(Mapping[str, Any]):
@@ -46,8 +44,6 @@ class GGUFKeys(Mapping[str, Any]):
 
 def read_gguf(path: str) -> tuple[Mapping[str, Any], tuple[TensorEntry, ...], tuple[str, ...]]:
     """Tables of a GGUF file (and of its further splits): keys, tensors, absolute paths. The only call into the core."""
-    from ... import _core
-
     note(path)
     table = _core.read_gguf(path)
     for split in table.files:
