@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..checks import shown
+from ..checks import refuse, shown
 from ..errors import InvalidArgument, Unsupported
 from ..results import ToolCall
 from . import grammar, tool_formats, tool_schemas
@@ -72,17 +72,17 @@ def take(template: Callable[[], ChatTemplate], key: str, options: dict[str, Any]
     tools, choice = options.pop("tools", None), options.pop("tool_choice", None)
     parallel = options.pop("parallel_tool_calls", None)
     if parallel is not None and not isinstance(parallel, bool):
-        raise InvalidArgument(f"parallel_tool_calls is {shown(parallel)}, allowed: True or False", key=key)
+        refuse("parallel_tool_calls", parallel, "True or False", key=key)
     given = [] if tools is None else tool_schemas.read(tools)
     name = _named(choice)
     if not given:
         if name is not None or choice == "required":
-            raise InvalidArgument(f"tool_choice is {shown(choice)} without tools, allowed: with tools", key=key)
+            raise InvalidArgument(param="tool_choice", got=f"{shown(choice)} without tools",
+                                  allowed="unset, \"auto\" or \"none\" without tools", key=key)
         return None
     names = [tool["function"]["name"] for tool in given]
     if name is not None and name not in names:
-        raise InvalidArgument(f"tool_choice names {name!r}, which is no tool, allowed: " + ", ".join(names)[:200],
-                              key=key)
+        refuse("tool_choice", name, "the name of a tool: " + ", ".join(names)[:200], key=key)
     if choice == "none":
         return None
     form = tool_formats.of_template(template().source)
@@ -108,7 +108,7 @@ def _named(choice: Any) -> str | None:
         name = function.get("name") if isinstance(function, Mapping) else None
         if isinstance(name, str):
             return name
-    raise InvalidArgument(f"tool_choice is {shown(choice)}, allowed: {_CHOICES}")
+    refuse("tool_choice", choice, _CHOICES)
 
 
 def constrain(tools: Tools, tokenizer: Tokenizer, key: str, sampling: Ending, splitter: Callable[[], Splitter] | None,
@@ -136,9 +136,10 @@ def constrain(tools: Tools, tokenizer: Tokenizer, key: str, sampling: Ending, sp
         made = grammar_of(tools.form, tools.functions, forced=tools.forced, single=tools.single, splitter=splitter,
                           answer=answer)
     except ValueError:
-        raise InvalidArgument("response_format allows JSON that begins with {\"name\", as calls by this model do, "
-                              "allowed beside tools: an object of another required property before it, or no object",
-                              hint='tool_choice="none" leaves the tools out', key=key) from None
+        raise InvalidArgument("`response_format` allows JSON that begins with {\"name\", as function calls of this "
+                              "model do; beside tools it must be an object that requires another property first, or no "
+                              "object", param="response_format", hint='tool_choice="none" leaves the tools out',
+                              key=key) from None
     is_json = answer is not None and answer.kind == "schema"
     for part in made.parts:
         _usable(made._replace(lark=part), tools, tokenizer, key, sampling)
@@ -156,10 +157,10 @@ def _usable(made: Grammar, tools: Tools, tokenizer: Tokenizer, key: str, samplin
             raise
         line = made.lark.splitlines()[int(found[1]) - 1]
         if line.lower().startswith("answer:"):
-            raise InvalidArgument(f"response_format cannot be used: {found[2]}") from None
+            raise InvalidArgument(f"`response_format` cannot be used: {found[2]}", param="response_format") from None
         rule = _RULE.match(line)
         which = f"the schema of {tools.functions[int(rule[1])].name}" if rule else "a schema"
-        raise InvalidArgument(f"tools: {which} cannot be used: {found[2]}",
+        raise InvalidArgument(f"`tools`: {which} cannot be used: {found[2]}", param="tools",
                               hint="A tool that is not strict may have keywords that cannot be kept") from None
 
 
@@ -172,7 +173,7 @@ def check_calls(where: str, calls: Any) -> list[dict[str, Any]]:
         InvalidArgument: something is no call.
     """
     if isinstance(calls, (str, bytes, Mapping)) or not isinstance(calls, Sequence):
-        raise InvalidArgument(f"{where}.tool_calls is {shown(calls)}, allowed: a list of calls")
+        refuse(f"{where}.tool_calls", calls, "a list of calls")
     return [_call(f"{where}.tool_calls[{at}]", call, at) for at, call in enumerate(calls)]
 
 
@@ -182,8 +183,7 @@ def _call(where: str, call: Any, at: int) -> dict[str, Any]:
     function = call.get("function", call) if isinstance(call, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str) or not name:
-        raise InvalidArgument(f"{where} is {shown(call)}, allowed: "
-                              '{"id": ..., "type": "function", "function": {"name": ..., "arguments": ...}}')
+        refuse(where, call, '{"id": ..., "type": "function", "function": {"name": ..., "arguments": ...}}')
     arguments = function.get("arguments")  # type: ignore[union-attr]
     if isinstance(arguments, str):
         try:
@@ -194,10 +194,10 @@ def _call(where: str, call: Any, at: int) -> dict[str, Any]:
         arguments = {}
     if not isinstance(arguments, Mapping):
         got = shown(function.get("arguments"))  # type: ignore[union-attr]
-        raise InvalidArgument(f"{where}.function.arguments is {got}, allowed: a dict, or the JSON text of one")
+        raise InvalidArgument(param=f"{where}.function.arguments", got=got, allowed="a dict, or the JSON text of one")
     id = call.get("id")
     if id is not None and not isinstance(id, str):
-        raise InvalidArgument(f"{where}.id is {shown(id)}, allowed: text")
+        refuse(f"{where}.id", id, "text")
     return {"id": id or identifier(b"%d" % at, 0), "type": "function",
             "function": {"name": name, "arguments": dict(arguments)}}
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ..checks import one_of
 from ..errors import IntegrityError, InvalidArgument, MpoolError, WrongCapability
 from ..models.files import changed
 from ..models.json_strict import shorten
@@ -144,7 +145,7 @@ class Entry:
         if description.image is not None and (texts := self.serving("text_embedding")) is not None:
             return texts.tokenizer()
         if description.tokenizer is None:
-            raise InvalidArgument("the model has no tokenizer", key=self.key)
+            raise InvalidArgument("the model has no tokenizer", param="model", key=self.key)
         tokenizer = open_tokenizer(description.tokenizer, self._vocab)
         self._require_unchanged()
         spec = description.spec
@@ -190,7 +191,7 @@ class Entry:
         if key is not None:
             return key
         if not isinstance(compute, str) or compute not in COMPUTE:
-            raise InvalidArgument(f"compute is {compute!r}, allowed: " + ", ".join(COMPUTE))
+            one_of("compute", compute, COMPUTE, key=self.key)
         with self._lock:
             if compute not in self._core:
                 self._core[compute] = self._same_arithmetic(compute) or self._add(compute)
@@ -385,4 +386,4 @@ def _override_image(found: ModelDescription, settings: Mapping[str, Any]) -> Mod
 
 
 def _refused(found: ModelDescription, name: str, settings: Mapping[str, Any], allowed: str) -> InvalidArgument:
-    return InvalidArgument(f"{name} is {shorten(repr(settings[name]))}, allowed: {allowed}", key=found.key)
+    return InvalidArgument(param=name, got=shorten(repr(settings[name])), allowed=allowed, key=found.key)

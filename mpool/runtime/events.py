@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..checks import shown
+from ..checks import one_of
 from ..errors import InvalidArgument
 from . import logs as _logging
 from .hosts import hosts
@@ -51,9 +51,9 @@ _lock = threading.Lock()
 def subscribe(pool: Host, event: Any, callback: Any) -> Callable[[], None]:
     """See :meth:`mpool.Pool.on`."""
     if not isinstance(event, str) or event not in KINDS:
-        raise InvalidArgument(f"event is {shown(event)}, allowed: {', '.join(KINDS)}")
+        one_of("event", event, KINDS)
     if not callable(callback):
-        raise InvalidArgument(f"callback is {type(callback).__name__}, allowed: a function of one PoolEvent")
+        raise InvalidArgument(param="callback", got=type(callback).__name__, allowed="a function of one PoolEvent")
     entry = (event, callback)
     with _lock:
         pool._callbacks = (*pool._callbacks, entry)

@@ -206,7 +206,8 @@ def check(pool: Host, key: Any, timeout: float | None) -> float:
         side = max(entry.describe().image.image_size, 32)  # type: ignore[union-attr]
         pool.embed_image(np.zeros((side, side, 3), dtype=np.uint8), key, priority="critical", timeout=timeout)
     else:
-        raise InvalidArgument(f"is a {entry.capability} model, which cannot be checked yet", key=entry.key)
+        raise InvalidArgument(f"is a {entry.capability} model; check() does not support this capability",
+                              param="key", key=entry.key)
     return time.monotonic() - began
 
 

@@ -252,7 +252,8 @@ class _Parts:
         names = [name for name in where.names() if name.endswith(".gguf")]
         if len(names) != 1:
             if names:
-                raise InvalidArgument(f"{where.path}: holds {len(names)} GGUF files, and {inside.path} no weights",
+                raise InvalidArgument(f"{where.path} holds {len(names)} GGUF files, and {inside.path} no weights",
+                                      param="ref", got=where.path, allowed="a folder with one GGUF file",
                                       hint="Leave one there; of transformers, the path of one of them names it")
             return None
         path = where.path_of(names[0])

@@ -53,7 +53,8 @@ def companion(folder: Folder) -> str | None:
     """
     found = sorted(name for name in folder.names() if name.endswith(".gguf") and "mmproj" in name.lower())
     if len(found) > 1:
-        raise InvalidArgument(f"{folder.path}: holds {len(found)} projector files: {', '.join(found[:8])}",
+        raise InvalidArgument(f"{folder.path} holds {len(found)} projector files: {', '.join(found[:8])}", param="ref",
+                              got=folder.path, allowed="a folder with one projector file",
                               hint="Leave one of them in the folder")
     return found[0] if found else None
 

@@ -89,7 +89,8 @@ def choose_gguf(names: Sequence[str], quant: str | None, *, where: str) -> str:
         return models[0]
     tags = sorted({match.group(1) for name in models if (match := _QUANT_IN_NAME.search(name))})
     listed = ", ".join(tags) if tags else ", ".join(models[:12]) or "no GGUF file at all"
-    raise InvalidArgument(f"{where} has no quantisation {quant}; it has {listed}")
+    raise InvalidArgument(f"{where} has no quantisation {quant}; it has {listed}", param="ref", got=str(quant),
+                          allowed=listed)
 
 
 def split_siblings(names: Sequence[str], first: str, *, where: str) -> list[str]:
@@ -300,7 +301,8 @@ def _choose(ref: HubRef, names: Sequence[str], read: Callable[[str], Any]) -> li
         first = ref.file or choose_gguf(names, ref.quant, where=where)
         return split_siblings(names, first, where=where)
     if ref.file and ref.file in names:
-        raise InvalidArgument(f"{ref}: one file of a model that is a folder", hint=f"Use {ref.repo}, or the folder")
+        raise InvalidArgument(f"{ref} is one file of a model that is a folder", param="ref", got=str(ref),
+                              allowed="the repository or a folder in it", hint=f"Use {ref.repo}, or the folder")
     if ref.file and not any(name.startswith(ref.file + "/") for name in names):
         raise DownloadError(f"{where} has no file or folder {ref.file}")
     return choose_folder(names, ref.file or "", read, where=where)
