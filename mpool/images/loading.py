@@ -124,7 +124,8 @@ def _of_text(text: str, name: str, allow_urls: bool, timeout: float | None) -> b
         if scheme.lower() not in ("http", "https"):
             raise InvalidArgument(param=name, got=f"a URL of the scheme {scheme}", allowed="an http or https URL")
         if not allow_urls:
-            raise InvalidArgument(param=name, got="a URL", allowed="no URL unless allow_urls is True",
+            raise InvalidArgument(f"`{name}` is a URL, and fetching is not allowed", param=name, got="a URL",
+                                  allowed="a path, bytes or base64 of an image",
                                   hint="Pass allow_urls=True to fetch it")
         from .fetching import fetch
 
@@ -175,7 +176,7 @@ def _of_bytes(data: bytes, name: str) -> Image:
     except Image.DecompressionBombError:
         raise InvalidArgument(param=name, got="too many pixels", allowed=f"at most {MAX_PIXELS:,} pixels") from None
     except UnidentifiedImageError:
-        raise InvalidArgument(param=name, got="bytes of another kind", allowed=f"a {FORMAT_WORDS} image",
+        raise InvalidArgument(param=name, got="another format", allowed=f"a {FORMAT_WORDS} image",
                               hint="Other formats: open it with Pillow and pass the image") from None
     except Exception:  # a decoder may raise anything for a broken file, and what it says is not passed on
         raise _broken(name) from None
@@ -209,8 +210,9 @@ def _decoded(image: Image, name: str, given: bool = False) -> Image:
     from PIL import ImageOps
 
     _check_size(*image.size, name)
-    if not given and image.format in ("PNG", "WEBP") and getattr(image, "n_frames", 1) > 1:
-        raise InvalidArgument(param=name, got="an image of several frames", allowed="an image of one frame",
+    frames = getattr(image, "n_frames", 1) if not given and image.format in ("PNG", "WEBP") else 1
+    if frames > 1:
+        raise InvalidArgument(param=name, got=f"{frames} frames", allowed="an image of one frame",
                               hint="Pass the frame that is meant")
     try:
         if given:

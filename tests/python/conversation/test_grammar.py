@@ -354,7 +354,7 @@ def test_aio(pool: mpool.Pool, llama: Path) -> None:
 
 
 @pytest.mark.parametrize(("wanted", "match"), [
-    (3, "response_format is 3, allowed"), ({}, "allowed"), ([], "allowed"), ({"type": "xml"}, "'xml'"),
+    (3, "`response_format` must be .*, got 3"), ({}, "must be"), ([], "must be"), ({"type": "xml"}, "'xml'"),
     ({"type": "regex"}, "response_format.regex"), ({"type": "regex", "regex": "(a"}, "regular expression"),
     ({"type": "regex", "regex": "\ud800"}, "Unicode"),
     ({"type": "grammar", "grammar": "start: nothing"}, "the grammar cannot be used"),
