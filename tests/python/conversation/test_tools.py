@@ -120,7 +120,7 @@ def test_strict_tools_and_schemas_that_cannot_be_used(pool: mpool.Pool, llama: P
     with pytest.raises(mpool.InvalidArgument, match="`tools`: the schema of odd cannot be used"):
         pool.chat(CHAT, model, tools=[broken], max_tokens=2)
     for name, value in (("ignore_eos", True), ("min_tokens", 3)):
-        with pytest.raises(mpool.InvalidArgument, match=f"{name} is .* with tools"):
+        with pytest.raises(mpool.InvalidArgument, match=f"`{name}` cannot be set together with tools"):
             pool.chat(CHAT, model, tools=TOOLS, **{name: value})
 
 
@@ -402,10 +402,14 @@ FUNCTION = {"name": "f", "parameters": {"type": "object", "properties": {}}}
 
 
 @pytest.mark.parametrize("options, says", [
-    ({"tools": "f"}, "`tools` must be a list of tools, got 'f'"), ({"tools": {"name": "f"}}, "`tools` must be .*, got dict"),
-    ({"tools": [3]}, r"`tools\[0\]` must be a dict .*, got 3"), ({"tools": [None]}, r"`tools\[0\]` must be .*, got None"),
-    ({"tools": [{}]}, r"`tools\[0\]` must be .*, got no function"), ({"tools": [{"type": "retrieval"}]}, "must be .*, got 'retrieval'"),
-    ({"tools": [{"name": ""}]}, "name` must be 1 to 64 .*, got ''"), ({"tools": [{"name": "a b"}]}, "name` must be .*, got 'a b'"),
+    ({"tools": "f"}, "`tools` must be a list of tools, got 'f'"), ({"tools": {"name": "f"}},
+     "`tools` must be .*, got dict"),
+    ({"tools": [3]}, r"`tools\[0\]` must be a dict .*, got 3"), ({"tools": [None]},
+     r"`tools\[0\]` must be .*, got None"),
+    ({"tools": [{}]}, r"`tools\[0\]` must be .*, got no function"), ({"tools": [{"type": "retrieval"}]},
+     "must be .*, got 'retrieval'"),
+    ({"tools": [{"name": ""}]}, "name` must be 1 to 64 .*, got ''"), ({"tools": [{"name": "a b"}]},
+     "name` must be .*, got 'a b'"),
     ({"tools": [{"name": "x" * 65}]}, "must be 1 to 64"), ({"tools": [{"name": '"}<|im_end|>'}]}, "must be 1 to 64"),
     ({"tools": [FUNCTION, FUNCTION]}, r"tools\[1\].function.name` must be unique among the tools, got 'f'"),
     ({"tools": [{"name": "f", "description": 3}]}, "description` must be text, got 3"),
@@ -420,7 +424,8 @@ FUNCTION = {"name": "f", "parameters": {"type": "object", "properties": {}}}
     ({"tools": [lambda city: city]}, "needs a dict"), ({"tools": [dict]}, "got the class dict"),
     ({"tools": TOOLS, "tool_choice": "maybe"}, "`tool_choice` must be \"auto\".*, got 'maybe'"),
     ({"tools": TOOLS, "tool_choice": {"type": "x"}}, "`tool_choice` must be .*, got dict"),
-    ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "g"}}}, "`tool_choice` must be the name of a tool: .*, got 'g'"),
+    ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "g"}}},
+     "`tool_choice` must be the name of a tool: .*, got 'g'"),
     ({"tool_choice": "required"}, "without tools"), ({"tool_choice": NAMED}, "without tools"),
     ({"tools": TOOLS, "parallel_tool_calls": 1}, "`parallel_tool_calls` must be True or False, got 1"),
     ({"tools": TOOLS, "response_format": {"type": "grammar", "grammar": "start: /a/"}},
@@ -468,7 +473,8 @@ def test_raw_prompts_and_models_without_tools(pool: mpool.Pool, llama: Path) -> 
     ([{}], r"tool_calls\[0\]` must be .*, got dict"),
     ([{"function": {"name": 3}}], "must be .*, got dict"),
     ([{"function": {"name": "f", "arguments": "{"}}], "arguments` must be .*, got '{'"),
-    ([{"function": {"name": "f", "arguments": "[1]"}}], r"arguments` must be a dict, or the JSON text of one, got '\[1\]'"),
+    ([{"function": {"name": "f", "arguments": "[1]"}}],
+     r"arguments` must be a dict, or the JSON text of one, got '\[1\]'"),
     ([{"function": {"name": "f", "arguments": 3}}], "arguments` must be .*, got 3"),
     ([{"id": 3, "function": {"name": "f"}}], r"tool_calls\[0\].id` must be text, got 3"),
 ])
@@ -588,7 +594,8 @@ def keyed(cities: dict[int, str]) -> None:
 
 
 @pytest.mark.parametrize("tool, says", [
-    (untyped, "parameter city must have a type annotation"), (starred, r"parameter \*cities: .* must be one that is passed by name"),
+    (untyped, "parameter city must have a type annotation"),
+    (starred, r"parameter \*cities: .* must be one that is passed by name"),
     (positional, "must be one that is passed by name"), (odd, "is of type bytes, which has no JSON schema"),
     (keyed, "is of type dict"), (print, "must have a type annotation|passed by name|cannot be read")])
 def test_functions_that_say_too_little(tool: Any, says: str) -> None:
