@@ -7,7 +7,7 @@ Every module above uses these, so that an error reads the same wherever it is ra
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from .errors import InvalidArgument
@@ -37,6 +37,20 @@ def refuse(param: str, value: Any, allowed: str, *, hint: str | None = None, key
         key: the model concerned.
     """
     raise InvalidArgument(param=param, got=shown(value), allowed=allowed, hint=hint, key=key)
+
+
+def one_of(param: str, value: Any, names: Sequence[str], *, hint: str | None = None, key: str | None = None) -> None:
+    """Raise :class:`~mpool.errors.InvalidArgument` unless the value is one of these names.
+
+    Args:
+        param: name of the parameter, as the caller wrote it.
+        value: the value to check.
+        names: every allowed name.
+        hint: what to do instead.
+        key: the model concerned.
+    """
+    if not isinstance(value, str) or value not in names:
+        refuse(param, value, "one of " + ", ".join(names), hint=hint, key=key)
 
 
 def unknown_option(name: str, known: Iterable[str], *, of: str) -> InvalidArgument:
@@ -93,4 +107,4 @@ def _is_scalar(value: Any) -> bool:
     return hasattr(value, "dtype") and not getattr(value, "shape", ())
 
 
-__all__ = ["integer", "nearest", "real", "refuse", "shown", "unknown_option"]
+__all__ = ["integer", "nearest", "one_of", "real", "refuse", "shown", "unknown_option"]

@@ -56,7 +56,9 @@ class Model:
     @property
     def pool(self) -> Pool:
         """The pool it belongs to."""
-        return self._entry.pool
+        pool: Any = self._entry.pool
+        found: Pool = pool
+        return found
 
     @property
     def capability(self) -> str:

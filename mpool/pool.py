@@ -6,7 +6,6 @@ import os
 import re
 import threading
 import uuid
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +13,12 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from .config import PoolConfig
 from .debug import show
+from .durations import seconds_of
 from .errors import InvalidArgument, MemoryExhausted, ShuttingDown, WrongCapability
 from .model import Model
+from .runtime import hosts
 from .runtime import logs as _logging
 from .runtime import threads as _threads
-from .runtime.durations import seconds_of
 from .runtime.entry import OVERRIDES, Entry
 from .tasks import options as _options
 
@@ -45,9 +45,6 @@ if TYPE_CHECKING:
 #: What is asked of an image when nothing is.
 DESCRIBE = "Describe the image."
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
-#: Pools that exist, for fork, exit and unpickling; by identity.
-_pools: weakref.WeakValueDictionary[str, Pool] = weakref.WeakValueDictionary()
-_pools_lock = threading.Lock()
 
 
 class Pool:
@@ -79,8 +76,7 @@ class Pool:
         self._entries: dict[str, Entry] = {}  # by key
         self._names: dict[Any, Entry] = {}    # by everything they were called, str and os.PathLike
         self._defaults: dict[str, Entry] = {}  # by capability
-        with _pools_lock:
-            _pools[self._identity] = self
+        hosts.register(self._identity, self)
 
     # ---- embeddings ------------------------------------------------------------------------------------------------
 
@@ -274,8 +270,8 @@ class Pool:
 
     def _chat_request(self, messages: Any, model: Any, options: dict[str, Any], call: Call | None = None,
                       capability: str = "text_to_text") -> Request:
-        from .conversation import prompt as chatting
         from .conversation import reasoning
+        from .tasks import chat_prompt as chatting
         from .tasks import text_to_text as generation
 
         entry, compute = self._text_entry(model, options, capability)
@@ -475,11 +471,15 @@ class Pool:
     def metrics(self, format: Literal["prometheus"]) -> str: ...
     def metrics(self, format: Literal["dict", "prometheus"] = "dict") -> dict[str, Any] | str:
         """See :func:`mpool.metrics`."""
-        from .runtime import metrics as _metrics
-
         if not isinstance(format, str) or format not in ("dict", "prometheus"):
             raise InvalidArgument(f"format is {format!r}, allowed: 'dict', 'prometheus'")
-        return _metrics.collect(self) if format == "dict" else _metrics.prometheus(self)
+        if format == "dict":
+            from .runtime import metrics as _metrics
+
+            return _metrics.collect(self)
+        from .runtime import prometheus as _prometheus
+
+        return _prometheus.prometheus(self)
 
     def _stats(self) -> dict[str, Any]:
         from .runtime import metrics as _metrics
@@ -731,8 +731,7 @@ class Pool:
 
 def _restore_pool(config: PoolConfig, identity: str) -> Pool:
     """The pool itself where it exists, so that what is pickled together stays together; else one like it."""
-    with _pools_lock:
-        found = _pools.get(identity)
+    found: Pool | None = hosts.find(identity)
     return found if found is not None and not found._closed else Pool(config, _identity=identity)
 
 
@@ -756,13 +755,10 @@ def _absolute(ref: str) -> str:
 
 def all_pools() -> list[Pool]:
     """Every pool that exists."""
-    with _pools_lock:
-        return list(_pools.values())
+    return hosts.hosts()
 
 
 def _after_fork_in_child() -> None:
-    global _pools_lock
-    _pools_lock = threading.Lock()
     for pool in all_pools():
         pool._after_fork_in_child()
 

@@ -19,11 +19,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from ..checks import shown
+from ..checks import refuse, shown
 from ..errors import InternalError, InvalidArgument, LimitError, MpoolError, Unsupported
-from ..tasks.sampling import Sampling
 from ..tokenizers.specials import CALL_MARKS, SHOWN, compile_trie
 from .running_text import RunningText
 from .tool_grammar import BLANKS, Answer
@@ -44,6 +43,18 @@ _KEPT, _THREADS = 32, 4
 #: Sets of tokens that are looked at once: where a form allows all of one, its tokens are not tried one by one. After
 #: llguidance's own, which are for strings in JSON, those for words; each set takes what the ones before it left.
 _WORDS = ("[a-z]{1,20}", "[A-Za-z ]{1,20}")
+
+
+class Ending(Protocol):
+    """The sampling options that decide when a completion ends."""
+
+    @property
+    def ignore_eos(self) -> bool:
+        """Generate past the end-of-text token."""
+
+    @property
+    def min_tokens(self) -> int:
+        """Tokens before which the completion cannot end."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,7 +111,7 @@ def _dropped(ticket: _core.Ticket, faults: dict[int, MpoolError]) -> None:
 
 # ---- what a caller gives --------------------------------------------------------------------------------------------
 
-def prepare(wanted: Any, tokenizer: Tokenizer, sampling: Sampling) -> Format | None:
+def prepare(wanted: Any, tokenizer: Tokenizer, sampling: Ending) -> Format | None:
     """Reads a ``response_format``; None for ``{"type": "text"}``.
 
     Raises:
@@ -132,7 +143,8 @@ def answer_of(wanted: Any) -> tuple[Answer | None, Any]:
         return None, None
     if kind == "schema" or kind == "regex":
         return Answer("schema" if kind == "schema" else "regex", source), model
-    raise InvalidArgument("response_format is a grammar, and tools are given, allowed beside tools: JSON or a regex",
+    raise InvalidArgument("`response_format` must be JSON or a regex when tools are given, got a grammar",
+                          param="response_format", got="a grammar", allowed="JSON or a regex",
                           hint='tool_choice="none" leaves the tools out')
 
 
@@ -141,7 +153,7 @@ def installed() -> bool:
     return importlib.util.find_spec("llguidance") is not None
 
 
-def of_calls(wanted: Grammar, tokenizer: Tokenizer, sampling: Sampling, is_json: bool = False,
+def of_calls(wanted: Grammar, tokenizer: Tokenizer, sampling: Ending, is_json: bool = False,
              model: Any = None) -> Format:
     """What keeps answers to calls of tools, and to text before or instead of them
     (:mod:`mpool.conversation.tool_grammar`). ``is_json``, ``model``: of what is said instead, as of :class:`Format`.
@@ -159,10 +171,11 @@ def of_calls(wanted: Grammar, tokenizer: Tokenizer, sampling: Sampling, is_json:
     return Format(first, matcher, is_json, model, running, tokenizer, "tools")
 
 
-def _check_ends(what: str, sampling: Sampling) -> None:
+def _check_ends(what: str, sampling: Ending) -> None:
     for name, value in (("ignore_eos", sampling.ignore_eos), ("min_tokens", sampling.min_tokens)):
         if value:
-            raise InvalidArgument(f"{name} is {value} with {what}, allowed: none: the format says when an answer ends")
+            raise InvalidArgument(f"`{name}` cannot be set together with {what}: the format decides when a completion "
+                                  "ends", param=name, got=shown(value), allowed="unset")
 
 
 def check(wanted: Any) -> None:
@@ -175,10 +188,10 @@ def check(wanted: Any) -> None:
 
 
 def _refused(kind: str, why: str) -> InvalidArgument:
-    what = {"schema": "response_format: the JSON schema", "regex": "response_format: the regular expression",
-            "grammar": "response_format: the grammar", "tools": "tools: a schema"}[kind]
-    lines = " ".join(why.split())
-    return InvalidArgument(f"{what} cannot be used: {lines[:300]}")
+    subject = {"schema": "the JSON schema", "regex": "the regular expression", "grammar": "the grammar",
+               "tools": "a schema"}[kind]
+    param = "tools" if kind == "tools" else "response_format"
+    return InvalidArgument(f"`{param}`: {subject} cannot be used: {' '.join(why.split())[:300]}", param=param)
 
 
 def _read(wanted: Any) -> tuple[str, str, Any]:
@@ -186,7 +199,7 @@ def _read(wanted: Any) -> tuple[str, str, Any]:
     if isinstance(wanted, type) and hasattr(wanted, "model_json_schema"):
         return "schema", _schema(wanted.model_json_schema()), wanted
     if not isinstance(wanted, Mapping):
-        raise InvalidArgument(f"response_format is {shown(wanted)}, allowed: {_ALLOWED}")
+        refuse("response_format", wanted, _ALLOWED)
     kind = wanted.get("type")
     if kind == "text" and len(wanted) == 1:
         return "text", "", None
@@ -195,21 +208,22 @@ def _read(wanted: Any) -> tuple[str, str, Any]:
     if kind in ("regex", "grammar"):
         source = wanted.get(kind)
         if not isinstance(source, str) or not source:
-            raise InvalidArgument(f"response_format.{kind} is {shown(source)}, allowed: text")
+            refuse(f"response_format.{kind}", source, "text")
         _bound(f"response_format.{kind}", len(source), _brackets(source))
         try:
             source.encode()
         except UnicodeEncodeError:
-            raise InvalidArgument(f"response_format.{kind} is not Unicode text") from None
+            raise InvalidArgument(param=f"response_format.{kind}", got="half of a surrogate pair",
+                                  allowed="Unicode text") from None
         return kind, source, None
     if kind == "json_schema":
         outer = wanted.get("json_schema")
         schema = outer.get("schema") if isinstance(outer, Mapping) else wanted.get("schema")
         if not isinstance(schema, (Mapping, bool)):
-            raise InvalidArgument(f"response_format.json_schema.schema is {shown(schema)}, allowed: a JSON schema")
+            refuse("response_format.json_schema.schema", schema, "a JSON schema")
         return "schema", _schema(schema), None
     if not wanted or kind is not None and kind not in _TYPES and not isinstance(kind, (list, tuple)):
-        raise InvalidArgument(f"response_format is of type {shown(kind)}, allowed: {_ALLOWED}")
+        refuse("response_format.type", kind, "one of those in " + _ALLOWED)
     return "schema", _schema(wanted), None
 
 
@@ -221,7 +235,8 @@ def _schema(schema: Any) -> str:
     try:
         text = json.dumps(schema, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise InvalidArgument(f"response_format: the JSON schema is no JSON: {error}") from None
+        raise InvalidArgument(param="response_format", got=f"a schema that is not JSON: {error}",
+                              allowed="a JSON schema") from None
     _bound("the JSON schema", len(text), 0)
     return text
 
@@ -292,8 +307,8 @@ class _Made:
         import llguidance
 
         if not tokenizer.eog_ids:
-            raise InvalidArgument("response_format needs a model whose answers have an end: its tokenizer names no "
-                                  "token that ends a text")
+            raise InvalidArgument("`response_format` needs a model that can end a completion; this model's tokenizer "
+                                  "names no end-of-text token", param="response_format")
         blanks, *others = llguidance.LLTokenizer.general_slices()
         tokens = _Tokens(tokenizer)
         self.tokens = tokens.tokens

@@ -10,18 +10,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..checks import shown
+from ..checks import refuse, shown
 from ..errors import InvalidArgument, Unsupported
 from ..results import ToolCall
-from ..tasks.sampling import Sampling
-from . import tool_formats, tool_schemas
+from . import grammar, tool_formats, tool_schemas
 from .tool_calls import Calls, arguments_of
 from .tool_formats import Function, ToolFormat
+from .tool_grammar import grammar_of
+from .tool_templates import use_of
 
 if TYPE_CHECKING:
-    from ..runtime.entry import Entry
-    from .grammar import Format
+    from ..tokenizers import Tokenizer
+    from .grammar import Ending, Format
     from .reasoning import Splitter
+    from .template import ChatTemplate
     from .tool_grammar import Answer, Grammar
 
 _CHOICES = ('"auto", "none", "required" or {"type": "function", "function": {"name": ...}}')
@@ -60,7 +62,7 @@ class Tools:
 
 # ---- what a caller gives ---------------------------------------------------------------------------------------------
 
-def take(entry: Entry, options: dict[str, Any]) -> Tools | None:
+def take(template: Callable[[], ChatTemplate], key: str, options: dict[str, Any]) -> Tools | None:
     """Takes ``tools``, ``tool_choice`` and ``parallel_tool_calls`` out of the options of a chat.
 
     Raises:
@@ -70,29 +72,26 @@ def take(entry: Entry, options: dict[str, Any]) -> Tools | None:
     tools, choice = options.pop("tools", None), options.pop("tool_choice", None)
     parallel = options.pop("parallel_tool_calls", None)
     if parallel is not None and not isinstance(parallel, bool):
-        raise InvalidArgument(f"parallel_tool_calls is {shown(parallel)}, allowed: True or False", key=entry.key)
+        refuse("parallel_tool_calls", parallel, "True or False", key=key)
     given = [] if tools is None else tool_schemas.read(tools)
     name = _named(choice)
     if not given:
         if name is not None or choice == "required":
-            raise InvalidArgument(f"tool_choice is {shown(choice)} without tools, allowed: with tools", key=entry.key)
+            raise InvalidArgument(param="tool_choice", got=f"{shown(choice)} without tools",
+                                  allowed="unset, \"auto\" or \"none\" without tools", key=key)
         return None
     names = [tool["function"]["name"] for tool in given]
     if name is not None and name not in names:
-        raise InvalidArgument(f"tool_choice names {name!r}, which is no tool, allowed: " + ", ".join(names)[:200],
-                              key=entry.key)
+        refuse("tool_choice", name, "the name of a tool: " + ", ".join(names)[:200], key=key)
     if choice == "none":
         return None
-    source = entry.template().source
-    form = tool_formats.of_template(source)
-    from .tool_templates import use_of
-
-    if use_of(entry.template()).tools is None:
+    form = tool_formats.of_template(template().source)
+    if use_of(template()).tools is None:
         raise Unsupported("tools are given, and this model does not support tools: its chat template does not speak of "
-                          "them", key=entry.key, hint="For answers of a given form use response_format")
+                          "them", key=key, hint="For answers of a given form use response_format")
     if form is None:
         raise Unsupported("tools are given, and this model writes calls of them in a form that is not known",
-                          key=entry.key, hint="For answers of a given form use response_format")
+                          key=key, hint="For answers of a given form use response_format")
     functions = tuple(Function(tool["function"]["name"], tool["function"]["parameters"],
                                bool(tool["function"].get("strict")))
                       for tool in given if name in (None, tool["function"]["name"]))
@@ -109,15 +108,15 @@ def _named(choice: Any) -> str | None:
         name = function.get("name") if isinstance(function, Mapping) else None
         if isinstance(name, str):
             return name
-    raise InvalidArgument(f"tool_choice is {shown(choice)}, allowed: {_CHOICES}")
+    refuse("tool_choice", choice, _CHOICES)
 
 
-def constrain(tools: Tools, entry: Entry, sampling: Sampling, splitter: Callable[[], Splitter] | None,
+def constrain(tools: Tools, tokenizer: Tokenizer, key: str, sampling: Ending, splitter: Callable[[], Splitter] | None,
               answer: Answer | None = None, model: Any = None) -> Format | None:
     """What keeps the answers to the form of the model's calls; None if nothing can: then they are parsed only.
 
     Args:
-        tools, entry, sampling, splitter: of the call.
+        tools, tokenizer, key, sampling, splitter: of the call.
         answer, model: what answers are that call nothing, and the pydantic class of it; None: any text.
 
     Raises:
@@ -125,47 +124,43 @@ def constrain(tools: Tools, entry: Entry, sampling: Sampling, splitter: Callable
         InvalidArgument: a schema cannot be used, what is no call could look like one, or an option beside tools keeps
             answers from ending.
     """
-    from . import grammar
-    from .tool_grammar import grammar_of
-
     strict = next((function.name for function in tools.functions if function.strict), None)
     if not grammar.installed():
         if not tools.forced and strict is None and answer is None:
             return None
         needs = "tool_choice wants a call, which" if tools.forced else "response_format" if answer is not None else \
             f"tools: the tool {strict}, which is strict,"
-        raise Unsupported(f"{needs} needs the package llguidance", key=entry.key,
+        raise Unsupported(f"{needs} needs the package llguidance", key=key,
                           hint='pip install "mpool[grammar]" installs it')
     try:
         made = grammar_of(tools.form, tools.functions, forced=tools.forced, single=tools.single, splitter=splitter,
                           answer=answer)
     except ValueError:
-        raise InvalidArgument("response_format allows JSON that begins with {\"name\", as calls by this model do, "
-                              "allowed beside tools: an object of another required property before it, or no object",
-                              hint='tool_choice="none" leaves the tools out', key=entry.key) from None
+        raise InvalidArgument("`response_format` allows JSON that begins with {\"name\", as function calls of this "
+                              "model do; beside tools it must be an object that requires another property first, or no "
+                              "object", param="response_format", hint='tool_choice="none" leaves the tools out',
+                              key=key) from None
     is_json = answer is not None and answer.kind == "schema"
     for part in made.parts:
-        _usable(made._replace(lark=part), tools, entry, sampling)
-    return _usable(made, tools, entry, sampling, is_json, model)
+        _usable(made._replace(lark=part), tools, tokenizer, key, sampling)
+    return _usable(made, tools, tokenizer, key, sampling, is_json, model)
 
 
-def _usable(made: Grammar, tools: Tools, entry: Entry, sampling: Sampling, is_json: bool = False,
+def _usable(made: Grammar, tools: Tools, tokenizer: Tokenizer, key: str, sampling: Ending, is_json: bool = False,
             model: Any = None) -> Format:
     """What keeps answers to a grammar; what is wrong with it is said of what the caller gave."""
-    from . import grammar
-
     try:
-        return grammar.of_calls(made, entry.tokenizer(), sampling, is_json, model)
+        return grammar.of_calls(made, tokenizer, sampling, is_json, model)
     except InvalidArgument as error:
         found = _REASON.search(error.message)
         if found is None:
             raise
         line = made.lark.splitlines()[int(found[1]) - 1]
         if line.lower().startswith("answer:"):
-            raise InvalidArgument(f"response_format cannot be used: {found[2]}") from None
+            raise InvalidArgument(f"`response_format` cannot be used: {found[2]}", param="response_format") from None
         rule = _RULE.match(line)
         which = f"the schema of {tools.functions[int(rule[1])].name}" if rule else "a schema"
-        raise InvalidArgument(f"tools: {which} cannot be used: {found[2]}",
+        raise InvalidArgument(f"`tools`: {which} cannot be used: {found[2]}", param="tools",
                               hint="A tool that is not strict may have keywords that cannot be kept") from None
 
 
@@ -178,7 +173,7 @@ def check_calls(where: str, calls: Any) -> list[dict[str, Any]]:
         InvalidArgument: something is no call.
     """
     if isinstance(calls, (str, bytes, Mapping)) or not isinstance(calls, Sequence):
-        raise InvalidArgument(f"{where}.tool_calls is {shown(calls)}, allowed: a list of calls")
+        refuse(f"{where}.tool_calls", calls, "a list of calls")
     return [_call(f"{where}.tool_calls[{at}]", call, at) for at, call in enumerate(calls)]
 
 
@@ -188,8 +183,7 @@ def _call(where: str, call: Any, at: int) -> dict[str, Any]:
     function = call.get("function", call) if isinstance(call, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str) or not name:
-        raise InvalidArgument(f"{where} is {shown(call)}, allowed: "
-                              '{"id": ..., "type": "function", "function": {"name": ..., "arguments": ...}}')
+        refuse(where, call, '{"id": ..., "type": "function", "function": {"name": ..., "arguments": ...}}')
     arguments = function.get("arguments")  # type: ignore[union-attr]
     if isinstance(arguments, str):
         try:
@@ -200,10 +194,10 @@ def _call(where: str, call: Any, at: int) -> dict[str, Any]:
         arguments = {}
     if not isinstance(arguments, Mapping):
         got = shown(function.get("arguments"))  # type: ignore[union-attr]
-        raise InvalidArgument(f"{where}.function.arguments is {got}, allowed: a dict, or the JSON text of one")
+        raise InvalidArgument(param=f"{where}.function.arguments", got=got, allowed="a dict, or the JSON text of one")
     id = call.get("id")
     if id is not None and not isinstance(id, str):
-        raise InvalidArgument(f"{where}.id is {shown(id)}, allowed: text")
+        refuse(f"{where}.id", id, "text")
     return {"id": id or identifier(b"%d" % at, 0), "type": "function",
             "function": {"name": name, "arguments": dict(arguments)}}
 

@@ -190,7 +190,8 @@ def fetch(url: str, name: str, most: int, timeout: float | None = None) -> bytes
             while chunk := answer.read1(_CHUNK):
                 found += chunk
                 if len(found) > most:
-                    raise InvalidArgument(f"{name} has more than {most:,} bytes, allowed: at most so many")
+                    raise InvalidArgument(param=name, got=f"more than {most:,} bytes",
+                                          allowed=f"at most {most:,} bytes")
             return bytes(found)
     except MpoolError:
         raise

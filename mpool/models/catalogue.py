@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from ..checks import nearest
 from ..errors import UnknownModel
-from ..tasks.options import CAPABILITIES
+from ..names import CAPABILITIES
 from .fields import Fields
 from .files import check_relative, read_small
 from .json_strict import loads, shorten

@@ -6,9 +6,11 @@ import logging
 import os
 from dataclasses import replace
 
+from .._version import __version__
 from ..errors import DownloadError, IntegrityError, MpoolError, OfflineError
-from . import catalogue, files
+from . import catalogue, files, store
 from .catalogue import Row
+from .files import Folder
 from .references import BundledRef, HubRef, KeyRef, LocalRef, PipRef, Reference, parse
 from .sources import Resolved, local
 from .sources.progress import Progress
@@ -106,7 +108,6 @@ def _resolve_one(reference: Reference, row: Row | None, offline: bool, progress:
 
 
 def _resolve_bundled(reference: BundledRef, row: Row) -> Resolved:
-    from .. import __version__
     from .sources import bundled
 
     if reference not in row.refs:
@@ -127,8 +128,6 @@ def verify(found: Resolved) -> None:
         IntegrityError: a file has changed.
         FileError: a file is gone.
     """
-    from . import store
-
     for path in found.files:
         if found.source == "hub":
             from .sources import hub
@@ -179,7 +178,7 @@ def describe_resolved(found: Resolved, key: str | None = None) -> ModelDescripti
             if found.kind == "gguf":
                 described = _describe_gguf(found, name)
             else:
-                from .hf_folder import describe_folder
+                from .formats.hf_folder import describe_folder
 
                 described = describe_folder(found.path, key=name, ref=found.ref)
         changed = files.changed(seen)
@@ -196,9 +195,8 @@ def describe_resolved(found: Resolved, key: str | None = None) -> ModelDescripti
 
 def _describe_gguf(found: Resolved, name: str) -> ModelDescription:
     """A GGUF model; one whose folder was given, with a projector for images beside it, reads images."""
-    from . import vision_gguf
-    from .files import Folder
-    from .gguf_model import describe_gguf
+    from .formats import vision_gguf
+    from .formats.gguf_model import describe_gguf
 
     if os.path.isdir(found.ref):
         projector = vision_gguf.companion(Folder(found.ref))

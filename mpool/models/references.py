@@ -104,7 +104,8 @@ Reference = LocalRef | HubRef | PipRef | BundledRef | KeyRef
 
 
 def _bad(text: str, why: str) -> InvalidArgument:
-    return InvalidArgument(f"the reference {shorten(repr(text))} {why}", hint=f"A reference is {FORMS}")
+    return InvalidArgument(f"the reference {shorten(repr(text))} {why}", param="ref", got=shorten(repr(text)),
+                           allowed=FORMS, hint=f"A reference is {FORMS}")
 
 
 def _plain_path(text: str, path: str) -> str:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .. import _core
+
 
 @dataclass(frozen=True)
 class Verified:
@@ -114,8 +116,6 @@ def table() -> list[tuple[str, str, str, str, str]]:
     Raises:
         KeyError: an architecture of the core has no row here.
     """
-    from .. import _core
-
     rows = {row.architecture: row for row in ROWS}
     return [(name, capability, rows[name].models, rows[name].folder, rows[name].gguf)
             for name, capability in _core.architectures()]

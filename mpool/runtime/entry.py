@@ -6,21 +6,26 @@ class of arithmetic are an entry of their own, loaded only when a call asks for 
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ..checks import one_of
 from ..errors import IntegrityError, InvalidArgument, MpoolError, WrongCapability
+from ..models.files import changed
+from ..models.json_strict import shorten
+from ..names import COMPUTE as COMPUTE
+from . import isolation as _isolated
 
 if TYPE_CHECKING:
     from ..conversation.template import ChatTemplate
     from ..models import ModelDescription
-    from ..pool import Pool
     from ..tokenizers import Tokenizer
     from ..tokenizers.gguf_vocab import GGUFVocab
+    from .hosts import Host
 
-COMPUTE = ("auto", "float32", "bfloat16", "int8")
 #: Bytes that a key of the core may have.
 _MAX_KEY = 240
 
@@ -36,7 +41,7 @@ class Entry:
         plans: options of calls for vectors in use -> what follows from them; see vectors.py.
     """
 
-    def __init__(self, pool: Pool, key: str, ref: str, capability: str | None = None,
+    def __init__(self, pool: Host, key: str, ref: str, capability: str | None = None,
                  overrides: Mapping[str, Any] | None = None, isolation: str | None = None) -> None:
         self.pool, self.key, self.ref, self.isolation = pool, key, ref, isolation
         self.overrides = dict(overrides or {})
@@ -134,14 +139,14 @@ class Entry:
         return self._tokenizer
 
     def _make_tokenizer(self) -> Tokenizer:
-        from ..tokenizers import Tokenizer
+        from ..tokenizers import open_tokenizer
 
         description = self.describe()
         if description.image is not None and (texts := self.serving("text_embedding")) is not None:
             return texts.tokenizer()
         if description.tokenizer is None:
-            raise InvalidArgument("the model has no tokenizer", key=self.key)
-        tokenizer = Tokenizer.from_source(description.tokenizer, self._vocab)
+            raise InvalidArgument("the model has no tokenizer", param="model", key=self.key)
+        tokenizer = open_tokenizer(description.tokenizer, self._vocab)
         self._require_unchanged()
         spec = description.spec
         rows = spec.kv.get(f"{spec.architecture}.vocab_size")
@@ -170,12 +175,15 @@ class Entry:
             Unsupported: it has none.
         """
         if self._template is None:
-            from ..conversation import prompt as chatting
-
             with self._lock:
                 if self._template is None:
-                    self._template = chatting.template_of(self)
+                    self._template = self._make_template()
         return self._template
+
+    def _make_template(self) -> ChatTemplate:
+        from ..conversation.template import ChatTemplate
+
+        return ChatTemplate.for_model(self.describe().chat_template, self.tokenizer(), key=self.key)
 
     def core_key(self, compute: str = "auto") -> str:
         """Key of the core's registry for a class of arithmetic; the first use adds it and starts loading."""
@@ -183,7 +191,7 @@ class Entry:
         if key is not None:
             return key
         if not isinstance(compute, str) or compute not in COMPUTE:
-            raise InvalidArgument(f"compute is {compute!r}, allowed: " + ", ".join(COMPUTE))
+            one_of("compute", compute, COMPUTE, key=self.key)
         with self._lock:
             if compute not in self._core:
                 self._core[compute] = self._same_arithmetic(compute) or self._add(compute)
@@ -192,8 +200,6 @@ class Entry:
     def changed(self, folders: bool = False) -> str | None:
         """The first of the files that were read which is another by now, with ``folders`` also a folder that has other
         names in it; None: nothing is."""
-        from ..models.files import changed
-
         description = self._description
         return None if description is None else changed(description.stamps, folders)
 
@@ -262,14 +268,10 @@ class Entry:
 
     def _add(self, compute: str, replace: bool = False) -> str:
         from .. import _core
-        from . import isolation as _isolated
-
         description = self.describe()
         name = self.key if self._main is None else f"{self.key} {self._capability}"
         key = name if compute == "auto" else f"{name} ({compute})"
         if len(key.encode()) > _MAX_KEY:
-            import hashlib
-
             key = "..." + hashlib.sha256(key.encode()).hexdigest()[:12] + key[-_MAX_KEY // 2:]
         spec = _core.Spec(description.spec.architecture)
         for path in description.spec.files:
@@ -384,6 +386,4 @@ def _override_image(found: ModelDescription, settings: Mapping[str, Any]) -> Mod
 
 
 def _refused(found: ModelDescription, name: str, settings: Mapping[str, Any], allowed: str) -> InvalidArgument:
-    from ..models.json_strict import shorten
-
-    return InvalidArgument(f"{name} is {shorten(repr(settings[name]))}, allowed: {allowed}", key=found.key)
+    return InvalidArgument(param=name, got=shorten(repr(settings[name])), allowed=allowed, key=found.key)

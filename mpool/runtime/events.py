@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..checks import one_of
 from ..errors import InvalidArgument
 from . import logs as _logging
+from .hosts import hosts
 
 if TYPE_CHECKING:
-    from ..pool import Pool
+    from .hosts import Host
 
 Kind = Literal["spawn", "ready", "evict", "fail", "request_start", "request_complete", "request_fail"]
 KINDS = ("spawn", "ready", "evict", "fail", "request_start", "request_complete", "request_fail")
@@ -45,14 +48,12 @@ class PoolEvent:
 _lock = threading.Lock()
 
 
-def subscribe(pool: Pool, event: Any, callback: Any) -> Callable[[], None]:
+def subscribe(pool: Host, event: Any, callback: Any) -> Callable[[], None]:
     """See :meth:`mpool.Pool.on`."""
     if not isinstance(event, str) or event not in KINDS:
-        from ..checks import shown
-
-        raise InvalidArgument(f"event is {shown(event)}, allowed: {', '.join(KINDS)}")
+        one_of("event", event, KINDS)
     if not callable(callback):
-        raise InvalidArgument(f"callback is {type(callback).__name__}, allowed: a function of one PoolEvent")
+        raise InvalidArgument(param="callback", got=type(callback).__name__, allowed="a function of one PoolEvent")
     entry = (event, callback)
     with _lock:
         pool._callbacks = (*pool._callbacks, entry)
@@ -72,11 +73,10 @@ def subscribe(pool: Pool, event: Any, callback: Any) -> Callable[[], None]:
 def _adopt() -> None:
     """What nobody listens to is not recorded at all."""
     from .. import _core
-    from ..pool import all_pools
 
     with _lock:
         wanted = 0
-        for pool in all_pools():
+        for pool in hosts():
             for event, _ in pool._callbacks:
                 wanted |= 1 << KINDS.index(event)
         _core.want_events(wanted)
@@ -86,12 +86,11 @@ def _adopt() -> None:
 def deliver() -> None:
     """Calls the callbacks for what has happened; by the thread that drains."""
     from .. import _core
-    from ..pool import all_pools
 
     rows = _core.drain_events()
     if not rows:
         return
-    pools = {pool._registry.number(): pool for pool in all_pools() if pool._registry is not None}
+    pools = {pool._registry.number(): pool for pool in hosts() if pool._registry is not None}
     for number, kind, key, worker, request, status, seconds in rows:
         pool = pools.get(number)
         if pool is None:
@@ -114,7 +113,6 @@ def dropped() -> int:
 
 def _after_fork_in_child() -> None:
     global _lock
-
     _lock = threading.Lock()
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from ..pool import Pool
+    from .hosts import Host
 
 #: A queue that was full at two looks, so many seconds apart or more, stays full.
 STAYS = 0.5
@@ -111,7 +111,7 @@ class Health:
     models: Mapping[str, ModelHealth]
 
 
-def pongs(pool: Pool, key: Any) -> tuple[Pong, ...]:
+def pongs(pool: Host, key: Any) -> tuple[Pong, ...]:
     """See :func:`mpool.ping`."""
     keys = None if key is None else _core_keys(pool, key)
     registry = pool._registry
@@ -121,7 +121,7 @@ def pongs(pool: Pool, key: Any) -> tuple[Pong, ...]:
                  for row in rows if keys is None or row["key"] in keys for worker in row["worker"])
 
 
-def _core_keys(pool: Pool, key: Any) -> list[str]:
+def _core_keys(pool: Host, key: Any) -> list[str]:
     """Of a model that was named before, without reading anything; names of the catalogue are known too."""
     found = pool._known(key, None) if key is not None else None
     if found is not None:
@@ -129,7 +129,7 @@ def _core_keys(pool: Pool, key: Any) -> list[str]:
     return pool._find(key).core_keys()
 
 
-def health(pool: Pool) -> Health:
+def health(pool: Host) -> Health:
     """See :func:`mpool.health`."""
     registry = pool._registry
     rows = registry.entries() if registry is not None else []
@@ -166,7 +166,7 @@ def _model(row: Mapping[str, Any]) -> ModelHealth:
         min(1.0, row["errors"] / calls) if calls else float(row["errors"] > 0), row["last_error"] or None)
 
 
-def _complaints(pool: Pool, row: Mapping[str, Any]) -> Iterator[str]:
+def _complaints(pool: Host, row: Mapping[str, Any]) -> Iterator[str]:
     key, now = row["key"], time.monotonic()
     if row["state"] == "failed":
         yield f"{key}: failed" + (f" ({row['last_error']})" if row["last_error"] else "")
@@ -191,7 +191,7 @@ def _complaints(pool: Pool, row: Mapping[str, Any]) -> Iterator[str]:
 _asked = itertools.count()
 
 
-def check(pool: Pool, key: Any, timeout: float | None) -> float:
+def check(pool: Host, key: Any, timeout: float | None) -> float:
     """See :func:`mpool.check`."""
     entry = pool._find(key)
     began = time.monotonic()
@@ -206,7 +206,8 @@ def check(pool: Pool, key: Any, timeout: float | None) -> float:
         side = max(entry.describe().image.image_size, 32)  # type: ignore[union-attr]
         pool.embed_image(np.zeros((side, side, 3), dtype=np.uint8), key, priority="critical", timeout=timeout)
     else:
-        raise InvalidArgument(f"is a {entry.capability} model, which cannot be checked yet", key=entry.key)
+        raise InvalidArgument(f"is a {entry.capability} model; check() does not support this capability",
+                              param="key", key=entry.key)
     return time.monotonic() - began
 
 
@@ -237,7 +238,7 @@ class CapabilityPool:
 class CapabilityPools(Mapping[str, CapabilityPool]):
     """Capability -> its pool, as it is when asked for."""
 
-    def __init__(self, pool: Callable[[], Pool]) -> None:
+    def __init__(self, pool: Callable[[], Host]) -> None:
         self._pool = pool
 
     def __getitem__(self, capability: str) -> CapabilityPool:

@@ -6,10 +6,10 @@ import os
 import re
 import sys
 
-from ..errors import InvalidArgument, SpawnFailed
+from ..checks import one_of
+from ..errors import SpawnFailed
+from ..names import ISOLATION
 
-#: Where a model's workers run.
-ISOLATION = ("thread", "process")
 # Nothing but ctypes and the core: such a process needs neither numpy nor this package, and no site.
 _START = "import ctypes, sys; sys.exit(ctypes.CDLL(sys.argv[1]).mp_isolation_main())"
 _PYTHON = re.compile("py(thon|py)|graalpy", re.IGNORECASE)
@@ -21,10 +21,7 @@ def check(isolation: object, what: str) -> None:
     Raises:
         InvalidArgument: it is none of :data:`ISOLATION`.
     """
-    if not isinstance(isolation, str) or isolation not in ISOLATION:
-        from ..models.json_strict import shorten
-
-        raise InvalidArgument(f"{what} is {shorten(repr(isolation))}, allowed: " + ", ".join(ISOLATION))
+    one_of(what, isolation, ISOLATION)
 
 
 def _executable() -> tuple[str, bool]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from ..errors import Unsupported
+from .events import dropped
 
 if TYPE_CHECKING:
-    from ..pool import Pool
+    from .hosts import Host
 
 #: Upper bounds of the buckets of every latency histogram, in seconds (csrc/registry/histogram.h).
 BOUNDS = (*(1e-6 * 2**i for i in range(27)), math.inf)
@@ -32,7 +32,7 @@ MODEL_GAUGES = {
 MODEL_COUNTERS = {"units_in": "tokens and images read", "units_out": "tokens and images written"}
 
 
-def stats(pool: Pool) -> dict[str, Any]:
+def stats(pool: Host) -> dict[str, Any]:
     """Counters and gauges of the pool; zeros for one that is not in use."""
     from .. import _core
 
@@ -45,10 +45,8 @@ def stats(pool: Pool) -> dict[str, Any]:
             "bytes_by_tag": {}}
 
 
-def collect(pool: Pool) -> dict[str, Any]:
+def collect(pool: Host) -> dict[str, Any]:
     """See :func:`mpool.metrics`."""
-    from .events import dropped
-
     found = stats(pool)
     found["bytes_by_kind"] = found.pop("bytes_by_tag")
     found["events_dropped"] = dropped()
@@ -64,17 +62,3 @@ def _model(row: dict[str, Any]) -> dict[str, Any]:
                             for bound in BOUNDS]
     return {"capability": row["capability"], "state": row["state"], "breaker": row["breaker"],
             **{name: row[name] for name in (*MODEL_GAUGES, *MODEL_COUNTERS)}, "latency": latency}
-
-
-def prometheus(pool: Pool) -> str:
-    """Prometheus' text format.
-
-    Raises:
-        Unsupported: prometheus_client is not installed.
-    """
-    try:
-        from ..server.prometheus import text
-    except ImportError:
-        raise Unsupported("metrics for Prometheus need the package prometheus_client",
-                          hint='pip install "mpool[server]" installs it') from None
-    return text(collect(pool))

@@ -14,9 +14,9 @@ from starlette.responses import Response
 
 from .. import __version__, aio
 from ..conversation.tool_calls import arguments_of
+from ..durations import seconds_of
 from ..errors import ContextOverflow
 from ..results import ToolCall
-from ..runtime.durations import seconds_of
 from . import forms, thinking
 from . import ollama_models as facts
 from .errors import Refusal, plain_error

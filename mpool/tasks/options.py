@@ -13,9 +13,11 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
 from ..checks import integer, shown
+from ..durations import seconds_of
 from ..errors import InvalidArgument
+from ..names import CAPABILITIES as CAPABILITIES
+from ..names import POLICIES
 from ..runtime import threads as _threads
-from ..runtime.durations import seconds_of
 
 if TYPE_CHECKING:
     from ..config import PoolConfig
@@ -30,8 +32,6 @@ Priority = Literal["critical", "high", "normal", "low", "batch", 0, 1, 2, 3, 4]
 Policy = Literal["shared", "pack", "p2c", "sequential"]
 
 PRIORITIES = ("critical", "high", "normal", "low", "batch")
-POLICIES = ("shared", "pack", "p2c", "sequential")
-CAPABILITIES = ("text_embedding", "text_to_text", "image_embedding", "vision", "text_to_image")
 
 
 # ---- of every call -------------------------------------------------------------------------------------------------

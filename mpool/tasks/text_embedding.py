@@ -13,6 +13,7 @@ import numpy as np
 from ..checks import integer, shown
 from ..errors import ContextOverflow, FormatError, InvalidArgument, LimitError, MpoolError, WrongCapability
 from ..runtime import threads as _threads
+from ..tokenizers.limits import MAX_CHARS as MAX_CHARS
 from .options import Embedding as Options
 from .sampling import check_id
 from .vectors import CHOICES, PRECISIONS, Bar, Faults, Kind, VectorPlan, check, choice, plan_of, quantize, run_slices
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from ..tokenizers import Tokenizer
     from .options import Call
 
-MAX_CHARS = 1_000_000
 #: A slice ends at so many characters or texts, whichever comes first: some 20 ms of tokenising.
 SLICE_CHARS, SLICE_TEXTS = 1 << 16, 1024
 #: Task -> names under which models keep its prompt, the first that exists counts.
@@ -106,9 +106,7 @@ def _pairs_of(entry: Entry) -> ChatTemplate:
     Raises:
         FormatError: it does not write both.
     """
-    from ..conversation.prompt import template_of
-
-    template, marks = template_of(entry), ("the query", "the document")
+    template, marks = entry.template(), ("the query", "the document")
     text = template.render(_pair("", *marks), add_generation_prompt=False)
     for mark in marks:
         if mark not in text:

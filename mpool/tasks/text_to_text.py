@@ -145,7 +145,7 @@ def prepare(entry: Entry, ids: NDArray[np.int32], compute: str, options: Mapping
         if tools is not None:
             from ..conversation.tools import constrain
 
-            format = constrain(tools, entry, chosen, splitter, answer, model)
+            format = constrain(tools, tokenizer, entry.key, chosen, splitter, answer, model)
             tools = replace(tools, sure=format is not None, framed=answer is not None)
     room = settings.context_length - len(ids)
     if room < 1:

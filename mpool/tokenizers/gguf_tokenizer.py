@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..models.spec import TokenTable
-from ..runtime import threads as _threads
+from . import threads as _threads
 from .gguf_build import build
 from .gguf_part import Parts
 from .gguf_vocab import GGUFVocab

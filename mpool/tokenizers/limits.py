@@ -7,6 +7,9 @@ attribute of this module that raises the limit.
 
 from __future__ import annotations
 
+#: Characters of one text that a caller gives; no setting raises it.
+MAX_CHARS = 1_000_000
+
 #: Tokens in a vocabulary.
 max_vocab_tokens: int = 1 << 20
 

@@ -13,7 +13,7 @@ import logging
 import os
 import posixpath
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,9 +28,18 @@ from ...errors import (
 )
 from .. import store
 from ..files import PICKLE_SUFFIXES, SAFE_FORMATS, Folder, check_relative
+from ..layout import (
+    INDEX_NAME,
+    MODEL_CONFIG,
+    MODULES_NAME,
+    SINGLE_NAME,
+    SPLIT,
+    TRANSFORMER_CONFIGS,
+    gguf_models,
+    other_sizes,
+    shard_names,
+)
 from ..references import HubRef
-from ..safetensors_header import INDEX_NAME, SINGLE_NAME, shard_names
-from ..sentence_folder import MODEL_CONFIG, MODULES_NAME, TRANSFORMER_CONFIGS, other_sizes
 from . import Resolved
 from .progress import Progress
 
@@ -48,10 +57,6 @@ PIPELINE_NAME = "model_index.json"
 DEFAULT_QUANTS = ("Q4_K_M", "Q8_0")
 #: How long the hub may take to list a repository, in seconds.
 LIST_SECONDS = 30.0
-#: Marks of GGUF files that are companions of a model, not models.
-_COMPANIONS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
-
-_SPLIT = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 _QUANT_IN_NAME = re.compile(r"(?:^|[-._/])((?:UD-)?(?:[IT]?Q\d[A-Z0-9_]*|F16|F32|BF16|FP16|NVFP4|MXFP4(?:_MOE)?))"
                             r"(?=[-.])", re.IGNORECASE)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -64,18 +69,6 @@ class _Remote:
     size: int | None
     kind: str
     digest: str | None
-
-
-def gguf_models(names: Iterable[str]) -> list[str]:
-    """Names of GGUF models, sorted: companions left out, of a split model the first part alone."""
-    found = []
-    for name in sorted(names):
-        base = posixpath.basename(name)
-        split = _SPLIT.fullmatch(name)
-        if name.endswith(".gguf") and not any(mark in base for mark in _COMPANIONS) \
-                and (split is None or int(split["number"]) == 1):
-            found.append(name)
-    return found
 
 
 def choose_gguf(names: Sequence[str], quant: str | None, *, where: str) -> str:
@@ -96,12 +89,13 @@ def choose_gguf(names: Sequence[str], quant: str | None, *, where: str) -> str:
         return models[0]
     tags = sorted({match.group(1) for name in models if (match := _QUANT_IN_NAME.search(name))})
     listed = ", ".join(tags) if tags else ", ".join(models[:12]) or "no GGUF file at all"
-    raise InvalidArgument(f"{where} has no quantisation {quant}; it has {listed}")
+    raise InvalidArgument(f"{where} has no quantisation {quant}; it has {listed}", param="ref", got=str(quant),
+                          allowed=listed)
 
 
 def split_siblings(names: Sequence[str], first: str, *, where: str) -> list[str]:
     """Every part of a GGUF model, in order. Raises FormatError if a part is missing."""
-    split = _SPLIT.fullmatch(first)
+    split = SPLIT.fullmatch(first)
     if split is None:
         return [first]
     count = int(split["count"])
@@ -307,7 +301,8 @@ def _choose(ref: HubRef, names: Sequence[str], read: Callable[[str], Any]) -> li
         first = ref.file or choose_gguf(names, ref.quant, where=where)
         return split_siblings(names, first, where=where)
     if ref.file and ref.file in names:
-        raise InvalidArgument(f"{ref}: one file of a model that is a folder", hint=f"Use {ref.repo}, or the folder")
+        raise InvalidArgument(f"{ref} is one file of a model that is a folder", param="ref", got=str(ref),
+                              allowed="the repository or a folder in it", hint=f"Use {ref.repo}, or the folder")
     if ref.file and not any(name.startswith(ref.file + "/") for name in names):
         raise DownloadError(f"{where} has no file or folder {ref.file}")
     return choose_folder(names, ref.file or "", read, where=where)

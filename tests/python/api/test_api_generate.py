@@ -15,7 +15,7 @@ import pytest
 
 import mpool
 import tinymodels
-from mpool.conversation import prompt as chatting
+from mpool.tasks import chat_prompt as chatting
 
 PROMPT = "The quick brown"
 

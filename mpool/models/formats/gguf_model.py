@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..errors import FormatError, LimitError, Unsupported
-from . import architectures, ollama_gguf, pipeline_names, scoring
-from .families import ROWS, Architecture
-from .families.reading import ACTIVATIONS, MAX_VOCABULARY, MAX_WIDTH, activation
-from .fields import Fields, describe
-from .files import note
-from .spec import (
+from ...errors import FormatError, LimitError, Unsupported
+from .. import architectures
+from ..families import ROWS, Architecture
+from ..families.reading import ACTIVATIONS, MAX_VOCABULARY, MAX_WIDTH, activation
+from ..fields import Fields, describe
+from ..spec import (
     EmbeddingSettings,
     GenerationSettings,
     ModelDescription,
@@ -27,14 +26,12 @@ from .spec import (
     TokenizerSource,
     Value,
 )
-
-if TYPE_CHECKING:
-    from .. import _core
+from . import ollama_gguf, pipeline_names, scoring
+from .chat_templates import HARMONY_ENDS, template
+from .gguf_tables import GGUFKeys, read_gguf
+from .pipelines import describe_with_gguf
 
 log = logging.getLogger("mpool.models")
-
-#: Largest chat template, in characters.
-MAX_TEMPLATE = 1 << 20
 
 #: ``pooling_type`` -> pooling here (0 is "none", 4 is "rank").
 _POOLING = {1: "mean", 2: "cls", 3: "lasttoken"}
@@ -56,54 +53,7 @@ _BY_LAYER = ("attention.head_count", "attention.head_count_kv", "feed_forward_le
 #: Texts of control tokens that end a turn in the common families, whatever ``eos_token_id`` says.
 _END_OF_TURN = frozenset({"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>",
                           "<|eom_id|>", "<EOT>", "<|endofturn|>"})
-#: Where answers consist of several messages, the end of one is not that of the answer.
-HARMONY_ENDS = frozenset({"<|return|>", "<|call|>"})
 _CONTROL, _USER_DEFINED = 3, 4
-
-
-class GGUFKeys(Mapping[str, Any]):
-    """Keys of a header that begin with ``prefix``. Values are made when they are asked for: a vocabulary has hundreds
-    of thousands of strings, and most calls need few of them."""
-
-    def __init__(self, header: _core.GgufFile, prefix: str = "") -> None:
-        self.header, self._prefix = header, prefix
-        self._names = dict.fromkeys(name for name in header.keys if name.startswith(prefix))
-        self._values: dict[str, Any] = {}
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in self._values:
-            if name not in self._names:
-                raise KeyError(name)
-            self._values[name] = self.header.value(name)
-        return self._values[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._names
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def below(self, prefix: str) -> GGUFKeys:
-        """Those that begin with ``prefix``; what was made already is shared."""
-        found = GGUFKeys(self.header, self._prefix + prefix)
-        found._values = {name: value for name, value in self._values.items() if name in found._names}
-        return found
-
-
-def _read_gguf(path: str) -> tuple[Mapping[str, Any], tuple[TensorEntry, ...], tuple[str, ...]]:
-    """Tables of a GGUF file (and of its further splits): keys, tensors, absolute paths. The only call into the core."""
-    from .. import _core  # type: ignore[attr-defined]
-
-    note(path)
-    table = _core.read_gguf(path)
-    for split in table.files:
-        note(split)
-    tensors = tuple(TensorEntry(name, dtype, tuple(shape), file, offset, nbytes)
-                    for name, dtype, shape, file, offset, nbytes in table.tensors)
-    return GGUFKeys(table), tensors, tuple(table.files)
 
 
 def describe_gguf(path: str, *, key: str, ref: str) -> ModelDescription:
@@ -119,12 +69,10 @@ def describe_gguf(path: str, *, key: str, ref: str) -> ModelDescription:
         LimitError: a size beyond mpool's caps.
     """
     path = os.path.abspath(path)
-    raw, tensors, files = _read_gguf(path)
+    raw, tensors, files = read_gguf(path)
     architecture = raw.get("general.architecture")
     if architecture in ("flux", "sd3") or architecture is None and pipeline_names.published(
             entry.name for entry in tensors):
-        from .pipelines import describe_with_gguf
-
         return describe_with_gguf(path, tensors, files, key=key, ref=ref)
     return describe_tables(*ollama_gguf.translated(raw, tensors), files, key=key, ref=ref)
 
@@ -327,28 +275,3 @@ def _generation(table: Fields, row: Architecture, tokens: Sequence[Any], size: M
 def _license(table: Fields) -> str | None:
     value = table.get("general.license")
     return value if isinstance(value, str) and len(value) <= 200 else None
-
-
-def template(value: Any, *, file: str, field: str) -> str | None:
-    """A chat template as text; a list of named ones gives that called ``default``, or the only one.
-
-    Raises:
-        LimitError: longer than 1 MiB.
-        FormatError: neither text nor a list of named texts.
-    """
-    if value is None:
-        return None
-    if isinstance(value, list):
-        named: dict[str, str] = {}
-        for i, item in enumerate(value):
-            entry = Fields.of(item, file=file, at=f"{field}[{i}]")
-            named[entry.str("name")] = entry.str("template", limit=1 << 30)
-        value = named.get("default", next(iter(named.values())) if len(named) == 1 else None)
-        if value is None:
-            log.info("%s: none of the %d chat templates is called default; none is used", file, len(named))
-            return None
-    if not isinstance(value, str):
-        raise FormatError(file=file, field=field, got=describe(value), allowed="text")
-    if len(value) > MAX_TEMPLATE:
-        raise LimitError(f"{file}: {field} has {len(value)} characters, mpool takes at most {MAX_TEMPLATE}")
-    return value

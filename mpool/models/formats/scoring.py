@@ -14,14 +14,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from ..errors import FormatError, Unsupported
+from ...errors import FormatError, Unsupported
+from .. import layout
+from ..architectures import check_shape, missing
+from ..families import Architecture, Head
+from ..fields import Fields
+from ..files import Folder
+from ..json_strict import shorten
+from ..spec import TensorEntry, Value
 from . import safetensors_header, sentence_folder
-from .architectures import check_shape, missing
-from .families import Architecture, Head
-from .fields import Fields
-from .files import Folder
-from .json_strict import shorten
-from .spec import TensorEntry, Value
 
 _ACTIVATIONS = {"torch.nn.modules.linear.Identity": "identity", "torch.nn.modules.activation.Sigmoid": "sigmoid",
                 "torch.nn.Identity": "identity", "torch.nn.Sigmoid": "sigmoid"}
@@ -30,9 +31,9 @@ _ACTIVATIONS = {"torch.nn.modules.linear.Identity": "identity", "torch.nn.module
 def encoder_folders(folder: Folder) -> list[Folder]:
     """The folder of the network, and of what becomes of its logits if it writes text, if sentence-transformers saved it
     as a CrossEncoder; else none."""
-    if not folder.has(sentence_folder.MODULES_NAME):
+    if not folder.has(layout.MODULES_NAME):
         return []
-    config = folder.fields(sentence_folder.MODEL_CONFIG, missing_ok=True)
+    config = folder.fields(layout.MODEL_CONFIG, missing_ok=True)
     if config.str("model_type", "SentenceTransformer") != "CrossEncoder":
         return []
     return sentence_folder.of_cross_encoder(folder)
@@ -40,7 +41,7 @@ def encoder_folders(folder: Folder) -> list[Folder]:
 
 def _activation(folder: Folder, config: Fields) -> str:
     """What is done to the logit."""
-    saved = folder.fields(sentence_folder.MODEL_CONFIG, missing_ok=True)
+    saved = folder.fields(layout.MODEL_CONFIG, missing_ok=True)
     inner = config.section("sentence_transformers", None)
     name = saved.str("activation_fn", None) or (inner.str("activation_fn", None) if inner is not None else None) \
         or config.str("sbert_ce_default_activation_function", None)
@@ -153,7 +154,7 @@ def read_logits(folder: Folder, inside: list[Folder], config: Fields, tensors: l
 
 def _answering(folder: Folder) -> bool:
     """What ``sentence_bert_config.json`` says of a model that writes text."""
-    config = folder.fields(sentence_folder.TRANSFORMER_CONFIGS[0], missing_ok=True)
+    config = folder.fields(layout.TRANSFORMER_CONFIGS[0], missing_ok=True)
     config.only({"transformer_task", "modality_config", "module_output_name", "processing_kwargs", "max_seq_length",
                  "do_lower_case", "unpad_inputs"})
     modality = config.section("modality_config", None)
@@ -174,7 +175,7 @@ def _answering(folder: Folder) -> bool:
 
 def prompts_of(folder: Folder) -> tuple[dict[str, str], str | None]:
     """The prompts of a CrossEncoder, and the name of that which counts unless another is asked for."""
-    config = folder.fields(sentence_folder.MODEL_CONFIG, missing_ok=True)
+    config = folder.fields(layout.MODEL_CONFIG, missing_ok=True)
     section = config.section("prompts", None)
     prompts = {} if section is None else {
         name: section.str(name, "", limit=sentence_folder.MAX_PROMPT_LENGTH) for name in section}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from .spec import TensorEntry
+from ..spec import TensorEntry
 
 log = logging.getLogger("mpool.models")
 

@@ -1,37 +1,49 @@
-"""Metrics in Prometheus' text format, by ``prometheus_client``."""
+"""Metrics of a pool in Prometheus' text format, through ``prometheus_client``."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
-
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from typing import TYPE_CHECKING, Any
 
 from .. import _core
-from ..runtime.metrics import GAUGES, MODEL_COUNTERS, MODEL_GAUGES
+from ..errors import Unsupported
+from .metrics import GAUGES, MODEL_COUNTERS, MODEL_GAUGES, collect
+
+if TYPE_CHECKING:
+    from .hosts import Host
 
 
-class _Source:
-    """What the package collects from."""
+def prometheus(pool: Host) -> str:
+    """Metrics of the pool as text for a scrape.
 
-    def __init__(self, found: dict[str, Any]) -> None:
-        self.found = found
-
-    def collect(self) -> Iterator[Any]:
-        """Families of metrics."""
-        return _families(self.found)
-
-
-def text(found: dict[str, Any]) -> str:
-    """What :func:`mpool.runtime.metrics.collect` found, as text for a scrape."""
+    Raises:
+        Unsupported: prometheus_client is not installed.
+    """
+    try:
+        from prometheus_client import CollectorRegistry, generate_latest
+    except ImportError:
+        raise Unsupported("metrics for Prometheus need the package prometheus_client",
+                          hint='pip install "mpool[server]" installs it') from None
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Source(found))  # type: ignore[arg-type]
+    registry.register(_Source(collect(pool)))  # type: ignore[arg-type]
     return generate_latest(registry).decode()
 
 
+class _Source:
+    """The collector that ``prometheus_client`` asks for families of metrics."""
+
+    def __init__(self, found: dict[str, Any]) -> None:
+        self._found = found
+
+    def collect(self) -> Iterator[Any]:
+        """Families of metrics."""
+        return _families(self._found)
+
+
 def _families(found: dict[str, Any]) -> Iterator[Any]:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
     for name, meaning in _core.metrics():
         yield CounterMetricFamily(f"mpool_{name}", meaning, value=found[name])
     for name, meaning in GAUGES.items():

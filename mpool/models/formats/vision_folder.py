@@ -13,15 +13,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from ..errors import FormatError, Unsupported
-from . import architectures, hf_config, hf_folder, image_processor, image_towers, safetensors_header
-from .families.reading import MAX_WIDTH, activation, check_neutral
-from .fields import Fields, describe
-from .files import Folder
-from .gguf_model import template
+from ...errors import FormatError, Unsupported
+from .. import architectures
+from ..families.reading import MAX_WIDTH, activation, check_neutral
+from ..fields import Fields, describe
+from ..files import Folder
+from ..json_strict import shorten
+from ..spec import ImageSettings, ModelDescription, ModelSpec, TensorEntry, Value, VisionSettings
+from . import hf_config, hf_parts, image_folder, image_processor, image_towers, safetensors_header
+from .chat_templates import template
 from .image_towers import Tower
-from .json_strict import shorten
-from .spec import ImageSettings, ModelDescription, ModelSpec, TensorEntry, Value, VisionSettings
 
 #: What a ``text_config`` leaves out of what transformers' configuration class has by itself.
 _TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
@@ -321,8 +322,6 @@ def _parts(entries: Mapping[str, TensorEntry], file: str) -> dict[str, dict[str,
 
 
 def _take(tower: Tower, tensors: Mapping[str, TensorEntry], paths: tuple[str, ...]) -> list[TensorEntry]:
-    from . import image_folder
-
     image_folder.check_surplus([tower], tensors, paths[0])
     return image_folder.take(tower, tensors, paths)
 
@@ -335,14 +334,14 @@ def _chat_template(folder: Folder, config: Fields) -> str | None:
                 value = folder.fields(name).get("chat_template")
                 if value is not None:
                     return template(value, file=os.path.join(folder.path, name), field="chat_template")
-    return hf_folder.chat_template(folder, config)
+    return hf_parts.chat_template(folder, config)
 
 
 def describe_vision(folder: Folder, config: Fields, *, key: str, ref: str) -> ModelDescription:
     """A model from a folder whose config.json has one of MODEL_TYPES.
 
     Raises:
-        FormatError, UnsafeFormat, Unsupported: as :func:`~mpool.models.hf_folder.describe_folder`.
+        FormatError, UnsafeFormat, Unsupported: as :func:`~mpool.models.formats.hf_folder.describe_folder`.
     """
     hf_config.refuse_remote_code(config)
     kind = config.str("model_type")
@@ -358,22 +357,22 @@ def describe_vision(folder: Folder, config: Fields, *, key: str, ref: str) -> Mo
         config.fail("image_token_index", joint.kv["mpool.vision.image_token_id"], f"0 to {size['V'] - 1}")
     found = safetensors_header.read_folder(folder)
     if found is None:
-        hf_folder.refuse_weights(folder)
+        hf_parts.refuse_weights(folder)
     paths, entries = found
     parts = _parts(entries, paths[0])
-    _, tensors = hf_folder.weights(folder, row, size, read.tied, paths, parts["text"])
+    _, tensors = hf_parts.weights(folder, row, size, read.tied, paths, parts["text"])
     tensors += _take(joint.tower, parts["tower"], paths) + _take(joint.projector, parts["projector"], paths)
     settings, processor = joint.make(folder)
-    tokenizer_config = folder.fields(hf_folder.TOKENIZER_CONFIG_NAME, missing_ok=True, wide_ints=True)
+    tokenizer_config = folder.fields(hf_parts.TOKENIZER_CONFIG_NAME, missing_ok=True, wide_ints=True)
     hf_config.refuse_remote_code(tokenizer_config, row)
-    generation = hf_folder.generation(folder, joint.text, tokenizer_config, size)
+    generation = hf_parts.generation(folder, joint.text, tokenizer_config, size)
     kv = {**named(read.kv, row.name, joint.name), **named(joint.tower.kv, joint.tower.architecture, joint.name),
           **joint.kv, **processor, "mpool.vision.decoder": row.name}
     tensors.sort(key=lambda entry: (entry.file, entry.offset))
     return ModelDescription(
         key=key, ref=ref, capability="vision", generation=generation, vision=settings,
         spec=ModelSpec(joint.name, tuple(paths), kv, tuple(tensors)),
-        tokenizer=hf_folder.tokenizer_of(folder, tokenizer_config, False, generation.eog_token_ids, read.ended),
+        tokenizer=hf_parts.tokenizer_of(folder, tokenizer_config, False, generation.eog_token_ids, read.ended),
         chat_template=_chat_template(folder, tokenizer_config))
 
 

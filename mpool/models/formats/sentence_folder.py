@@ -10,34 +10,26 @@ from __future__ import annotations
 
 import logging
 import os
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import FormatError, LimitError, Unsupported
+from ...errors import FormatError, LimitError, Unsupported
+from ..architectures import check_shape
+from ..families.reading import MAX_WIDTH
+from ..fields import Fields, describe
+from ..files import Folder, refuse_pickle
+from ..json_strict import shorten
+from ..layout import MODEL_CONFIG, MODULES_NAME, TRANSFORMER_CONFIGS, other_sizes
+from ..spec import TensorEntry, Value
 from . import safetensors_header
-from .architectures import check_shape
-from .families.reading import MAX_WIDTH
-from .fields import Fields, describe
-from .files import Folder, refuse_pickle
-from .json_strict import shorten
-from .spec import TensorEntry, Value
 
 log = logging.getLogger("mpool.models")
 
-MODULES_NAME = "modules.json"
 MAX_MODULES = 16
 MAX_PROMPTS = 256
 MAX_SIZES = 16
 MAX_PROMPT_LENGTH = 100_000
-
-#: The file that configures the Transformer module, under the names it has had.
-TRANSFORMER_CONFIGS = ("sentence_bert_config.json", "sentence_roberta_config.json", "sentence_distilbert_config.json",
-                       "sentence_camembert_config.json", "sentence_albert_config.json",
-                       "sentence_xlm-roberta_config.json", "sentence_xlnet_config.json")
-MODEL_CONFIG = "config_sentence_transformers.json"
-
 
 def _classes() -> dict[str, str]:
     names: dict[str, str] = {}
@@ -81,7 +73,6 @@ DENSE_ACTIVATIONS = {f"torch.nn.modules.{'linear' if cls == 'Identity' else 'act
                      for cls, name in _TORCH_ACTIVATIONS.items()}
 DENSE_ACTIVATIONS |= {f"torch.nn.{cls}": name for cls, name in _TORCH_ACTIVATIONS.items()}
 
-_SIZED = re.compile(r"(\d+_Dense_)([1-9]\d{0,4})")
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 
 
@@ -240,17 +231,6 @@ def _dense(folder: Folder, name: str, size: int, found: Sentence) -> tuple[int, 
         found.dense.append((TensorEntry(renamed, entry.dtype, entry.shape, 0, entry.offset, entry.nbytes),
                             paths[entry.file]))
     return out, DENSE_ACTIVATIONS[activation]
-
-
-def other_sizes(path: str, names: Iterable[str]) -> dict[int, str]:
-    """Folders that stand beside a Dense module ``2_Dense_N`` and differ from it in N, as Stella's models have them: N,
-    the outputs of a layer in place of the module's, -> name."""
-    this = _SIZED.fullmatch(path)
-    if this is None:
-        return {}
-    beside = (_SIZED.fullmatch(name) for name in names)
-    return {int(other[2]): other[0] for other in beside
-            if other is not None and other[1] == this[1] and other[2] != this[2]}
 
 
 def _sizes(folder: Folder, module: _Module, size: int, activation: str, found: Sentence) -> None:

@@ -14,14 +14,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..errors import FormatError, InvalidArgument, Unsupported
-from . import gguf_model
-from .architectures import missing
-from .families.reading import MAX_LAYERS, MAX_WIDTH
-from .fields import Fields, describe
-from .files import Folder
-from .json_strict import shorten
-from .spec import ImageSettings, ModelDescription, ModelSpec, TensorEntry, Value, VisionSettings
+from ...errors import FormatError, InvalidArgument, Unsupported
+from ..architectures import missing
+from ..families.reading import MAX_LAYERS, MAX_WIDTH
+from ..fields import Fields, describe
+from ..files import Folder
+from ..json_strict import shorten
+from ..spec import ImageSettings, ModelDescription, ModelSpec, TensorEntry, Value, VisionSettings
+from . import gguf_model, gguf_tables
 from .vision_folder import MOST_PATCHES, MOST_TILES, named
 
 _BICUBIC, _LANCZOS = 3, 1
@@ -53,7 +53,8 @@ def companion(folder: Folder) -> str | None:
     """
     found = sorted(name for name in folder.names() if name.endswith(".gguf") and "mmproj" in name.lower())
     if len(found) > 1:
-        raise InvalidArgument(f"{folder.path}: holds {len(found)} projector files: {', '.join(found[:8])}",
+        raise InvalidArgument(f"{folder.path} holds {len(found)} projector files: {', '.join(found[:8])}", param="ref",
+                              got=folder.path, allowed="a folder with one projector file",
                               hint="Leave one of them in the folder")
     return found[0] if found else None
 
@@ -69,7 +70,7 @@ def describe_pair(path: str, projector: str, *, key: str, ref: str) -> ModelDesc
     if text.capability != "text_to_text" or text.generation is None or text.tokenizer is None:
         raise Unsupported(f"{path}: is a {text.capability} model; a projector beside it needs one that writes text",
                           hint="Give the path of the file instead of the folder")
-    raw, tensors, files = gguf_model._read_gguf(projector)
+    raw, tensors, files = gguf_tables.read_gguf(projector)
     table = Fields(raw, file=projector)
     if table.str("general.architecture") != "clip":
         table.fail("general.architecture", table.get("general.architecture"), "clip, an image network")

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import FormatError, Unsupported
-from .fields import Fields, describe
-from .files import Folder
-from .spec import Value
+from ...errors import FormatError, Unsupported
+from ..fields import Fields, describe
+from ..files import Folder
+from ..spec import Value
 
 NAME = "preprocessor_config.json"
 #: Where newer folders have it, under ``image_processor``.

@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from math import prod
 
-from ..errors import FormatError
-from .families.reading import MAX_LAYERS, MAX_VOCABULARY, MAX_WIDTH, activation, check_neutral, unsupported
-from .fields import Fields, describe
-from .spec import Value
+from ...errors import FormatError
+from ..families.reading import MAX_LAYERS, MAX_VOCABULARY, MAX_WIDTH, activation, check_neutral, unsupported
+from ..fields import Fields, describe
+from ..spec import Value
 
 _ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "relu", "silu")
 

@@ -11,20 +11,17 @@ import os
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from ..errors import FormatError, Unsupported
-from . import json_strict
-from .fields import Fields, describe
-from .files import Folder, open_regular, read_exactly
-from .json_strict import shorten
-from .spec import TensorEntry
-
-INDEX_NAME = "model.safetensors.index.json"
-SINGLE_NAME = "model.safetensors"
+from ...errors import FormatError, Unsupported
+from .. import json_strict
+from ..fields import describe
+from ..files import Folder, open_regular, read_exactly
+from ..json_strict import shorten
+from ..layout import INDEX_NAME, shard_names
+from ..spec import TensorEntry
 
 MAX_HEADER = 100_000_000
 MAX_RANK = 8
 MAX_NAME = 512
-MAX_SHARDS = 4096
 _MAX_SPAN = (1 << 63) - 1
 #: Levels of a header: the object, a tensor, its two lists.
 _HEADER_DEPTH = 3
@@ -184,21 +181,6 @@ def read_folder(folder: Folder, stem: str = "model") -> tuple[tuple[str, ...], d
     if folder.has(f"{stem}.safetensors.index.json"):
         return _read_shards(folder, f"{stem}.safetensors.index.json")
     return None
-
-
-def shard_names(index: Fields) -> dict[str, str]:
-    """``weight_map`` of an index: file name by tensor name, checked for type and count only."""
-    weight_map = index.section("weight_map")
-    names: dict[str, str] = {}
-    for tensor in weight_map:
-        names[tensor] = weight_map.str(tensor, limit=1024)
-        if not names[tensor].endswith(".safetensors"):
-            weight_map.fail(shorten(tensor), shorten(names[tensor]), "the name of a .safetensors file")
-    if not names:
-        index.fail("weight_map", "empty", "at least one tensor")
-    if len(set(names.values())) > MAX_SHARDS:
-        index.fail("weight_map", f"{len(set(names.values()))} files", f"at most {MAX_SHARDS}")
-    return names
 
 
 def _read_shards(folder: Folder, name: str = INDEX_NAME) -> tuple[tuple[str, ...], dict[str, TensorEntry]]:

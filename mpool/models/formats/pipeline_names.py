@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..errors import FormatError
-from .json_strict import shorten
-from .spec import TensorEntry
+from ...errors import FormatError
+from ..json_strict import shorten
+from ..spec import TensorEntry
 
 #: What may stand before the published names of a transformer's tensors.
 PREFIX = "model.diffusion_model."

@@ -7,14 +7,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ..errors import FormatError, Unsupported
-from . import hf_config, hf_folder, image_processor, image_towers, safetensors_header, sentence_folder
-from .architectures import check_shape, missing
-from .fields import Fields
-from .files import Folder
+from ...errors import FormatError, Unsupported
+from .. import layout
+from ..architectures import check_shape, missing
+from ..fields import Fields
+from ..files import Folder
+from ..json_strict import shorten
+from ..spec import EmbeddingSettings, ImageSettings, ModelDescription, ModelSpec, TensorEntry
+from . import hf_config, hf_parts, image_processor, image_towers, safetensors_header, sentence_folder
 from .image_towers import Tower
-from .json_strict import shorten
-from .spec import EmbeddingSettings, ImageSettings, ModelDescription, ModelSpec, TensorEntry
 
 #: Values of ``model_type`` that this module reads.
 MODEL_TYPES = tuple(image_towers.READERS)
@@ -32,21 +33,21 @@ def describe_modules(folder: Folder, *, key: str, ref: str) -> ModelDescription 
     The chain is that module alone, or Normalize behind it.
 
     Raises:
-        FormatError, UnsafeFormat, Unsupported: as :func:`~mpool.models.hf_folder.describe_folder`.
+        FormatError, UnsafeFormat, Unsupported: as :func:`~mpool.models.formats.hf_folder.describe_folder`.
     """
-    if not folder.has(sentence_folder.MODULES_NAME):
+    if not folder.has(layout.MODULES_NAME):
         return None
-    path = os.path.join(folder.path, sentence_folder.MODULES_NAME)
-    rows = folder.json(sentence_folder.MODULES_NAME)
+    path = os.path.join(folder.path, layout.MODULES_NAME)
+    rows = folder.json(layout.MODULES_NAME)
     if not isinstance(rows, list) or not rows or not isinstance(rows[0], dict):
         return None
     first = Fields.of(rows[0], file=path, at="[0]")
     if sentence_folder.CLASSES.get(str(first.get("type"))) not in ("CLIPModel", "Transformer"):
         return None
     network = folder.sub(first.str("path", ""), declared_in=path, field="[0].path")
-    if not network.has(hf_folder.CONFIG_NAME):
+    if not network.has(hf_parts.CONFIG_NAME):
         return None
-    config = network.fields(hf_folder.CONFIG_NAME)
+    config = network.fields(hf_parts.CONFIG_NAME)
     if config.get("model_type") not in MODEL_TYPES:
         return None
     kinds = [sentence_folder.CLASSES.get(Fields.of(row, file=path, at=f"[{i}]").str("type"))
@@ -98,7 +99,7 @@ def describe_images(folder: Folder, config: Fields, *, key: str, ref: str) -> Mo
     """A model from a folder whose config.json has one of MODEL_TYPES.
 
     Raises:
-        FormatError, UnsafeFormat, Unsupported: as :func:`~mpool.models.hf_folder.describe_folder`.
+        FormatError, UnsafeFormat, Unsupported: as :func:`~mpool.models.formats.hf_folder.describe_folder`.
     """
     hf_config.refuse_remote_code(config)
     tower = image_towers.read(config)
@@ -106,7 +107,7 @@ def describe_images(folder: Folder, config: Fields, *, key: str, ref: str) -> Mo
     image_towers.check(tower, processor.output(), os.path.join(folder.path, image_processor.NAME))
     found = safetensors_header.read_folder(folder)
     if found is None:
-        hf_folder.refuse_weights(folder)
+        hf_parts.refuse_weights(folder)
     paths, entries = found
     text = image_towers.read_text(config, tower.architecture) if tower.architecture in WITH_TEXT else None
     check_surplus([tower] if text is None else [tower, text], entries, paths[0])
@@ -123,7 +124,7 @@ def describe_images(folder: Folder, config: Fields, *, key: str, ref: str) -> Mo
 def _describe_text(folder: Folder, tower: Tower, entries: Mapping[str, TensorEntry], paths: tuple[str, ...], *,
                    key: str, ref: str) -> ModelDescription:
     """The text network beside the image network."""
-    config = folder.fields(hf_folder.TOKENIZER_CONFIG_NAME, missing_ok=True, wide_ints=True)
+    config = folder.fields(hf_parts.TOKENIZER_CONFIG_NAME, missing_ok=True, wide_ints=True)
     hf_config.refuse_remote_code(config)
     positions = tower.kv[f"{tower.architecture}.context_length"]
     assert isinstance(positions, int)
@@ -136,7 +137,7 @@ def _describe_text(folder: Folder, tower: Tower, entries: Mapping[str, TensorEnt
                                  pooling=("lasttoken",), normalize=False, padding=padding)
     return ModelDescription(
         key=key, ref=ref, capability="text_embedding", embedding=settings,
-        tokenizer=hf_folder.tokenizer_of(folder, config, config.get("tokenizer_class") == "Siglip2Tokenizer", ()),
+        tokenizer=hf_parts.tokenizer_of(folder, config, config.get("tokenizer_class") == "Siglip2Tokenizer", ()),
         spec=ModelSpec(tower.architecture, tuple(paths), tower.kv, tuple(take(tower, entries, paths))))
 
 

@@ -10,12 +10,13 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..errors import FormatError, InvalidArgument, Unsupported
+from ...errors import FormatError, InvalidArgument, Unsupported
+from ..fields import Fields
+from ..files import Folder, refuse_pickle
+from ..spec import DrawingSettings, ModelDescription, ModelSpec, TensorEntry, TextInput, Value
 from . import pipeline_names, safetensors_header
-from .fields import Fields
-from .files import Folder, refuse_pickle
+from .gguf_tables import read_gguf
 from .pipeline_names import Transformer
-from .spec import DrawingSettings, ModelDescription, ModelSpec, TensorEntry, TextInput, Value
 
 _PIPELINES = {"FluxPipeline": "flux", "StableDiffusion3Pipeline": "sd3"}
 _WEIGHTS = {"model": "model", "diffusion": "diffusion_pytorch_model"}
@@ -251,13 +252,12 @@ class _Parts:
         names = [name for name in where.names() if name.endswith(".gguf")]
         if len(names) != 1:
             if names:
-                raise InvalidArgument(f"{where.path}: holds {len(names)} GGUF files, and {inside.path} no weights",
+                raise InvalidArgument(f"{where.path} holds {len(names)} GGUF files, and {inside.path} no weights",
+                                      param="ref", got=where.path, allowed="a folder with one GGUF file",
                                       hint="Leave one there; of transformers, the path of one of them names it")
             return None
-        from .gguf_model import _read_gguf
-
         path = where.path_of(names[0])
-        _, entries, files = _read_gguf(path)
+        _, entries, files = read_gguf(path)
         return path, entries, files
 
     def decoder(self, size: Transformer) -> tuple[int, int]:

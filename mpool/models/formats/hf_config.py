@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from ..errors import FormatError, UnsafeFormat
-from . import architectures
-from .families import ROWS, Architecture, Config
-from .fields import Fields
+from ...errors import FormatError, UnsafeFormat
+from .. import architectures
+from ..families import ROWS, Architecture, Config
+from ..fields import Fields
 
 
 def refuse_remote_code(config: Fields, row: Architecture | None = None) -> None:
