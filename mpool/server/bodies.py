@@ -18,6 +18,7 @@ from msgspec import inspect
 
 from ..runtime import threads as _threads
 from .errors import Refusal
+from .guard import header
 
 T = TypeVar("T")
 Receive = Callable[[], Awaitable[Any]]
@@ -31,6 +32,20 @@ _MISSING = re.compile(r"missing required field `(.*)`")
 
 class Gone(Exception):
     """The client left before its request was complete."""
+
+
+def declared_length(scope: Any) -> int | None:
+    """The request's ``Content-Length``; None: it has none.
+
+    Raises:
+        Refusal: it is not a number.
+    """
+    value = header(scope, b"content-length")
+    if value is None:
+        return None
+    if not value.isdigit():
+        raise Refusal("bad_request")
+    return int(value)
 
 
 async def read(receive: Receive, declared: int | None, most: int) -> bytes:
@@ -164,4 +179,4 @@ async def parse_body(data: bytes, kind: type[T]) -> T:
     return await asyncio.get_running_loop().run_in_executor(_threads.executor(), parse, data, kind)
 
 
-__all__ = ["Gone", "parse", "parse_body", "read"]
+__all__ = ["Gone", "declared_length", "parse", "parse_body", "read"]

@@ -41,6 +41,8 @@ TABLE: dict[str, Row] = {
     "template_refused": Row(400, _REQUEST, "The model's chat template refuses these messages."),
     "bad_request": Row(400, _REQUEST, "The request is not well-formed HTTP."),
     "invalid_api_key": Row(401, "authentication_error", "The token is missing or wrong: Authorization: Bearer TOKEN."),
+    "token_required": Row(403, "permission_error", "Other machines can reach this address, and the server has no token. "
+                                                   "Set MPOOL_SERVER_TOKEN_FILE."),
     "forbidden_origin": Row(403, "permission_error", "Pages of this origin may not call the server."),
     "model_not_found": Row(404, _REQUEST, "There is no such model here; GET /v1/models lists them."),
     "not_found": Row(404, _REQUEST, "There is nothing at this path; GET /openapi.json lists what there is."),
