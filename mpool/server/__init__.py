@@ -1,4 +1,4 @@
-"""The pool over HTTP: OpenAI's and Ollama's protocols as an ASGI application. Needs the packages of the extra ``server``.
+"""The pool over HTTP: OpenAI's and Ollama's protocols as an ASGI application. Needs the extra ``server``.
 
 ``mpool serve`` runs the application with limits on every socket. Any other ASGI server runs it too::
 

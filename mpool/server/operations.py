@@ -92,7 +92,8 @@ class Context:
         """
         most = self.state.settings.max_text
         if len(text) > most:
-            raise Refusal("request_too_large", f"`{name}` must have {most:,} characters or fewer, got {len(text):,}.", name)
+            raise Refusal("request_too_large", f"`{name}` must have at most {most:,} characters, got {len(text):,}.",
+                          name)
         return text
 
 
