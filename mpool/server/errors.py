@@ -133,9 +133,8 @@ def refusal_of(error: BaseException, request: str) -> Refusal:
         log.info("%s: %s: %s", request, code, error)
     if code not in _SAYS_WHAT or not isinstance(error, pool_errors.MpoolError):
         return Refusal(code)
-    param = error.param or error.message.partition(" ")[0].strip("`:")  # the word: errors that carry no `param` yet
-    if param not in _PARAMS:
-        param = None
+    name = error.param or error.message.partition(" ")[0].strip("`:")  # the second: errors that carry no `param` yet
+    param = name if name in _PARAMS else None
     if code == "request_too_large" and param in _FORMS:  # the schema's complexity is at fault, not its length
         code = "invalid_value"
     return Refusal(code, error.message[:_MAX_DETAIL] + ".", param)

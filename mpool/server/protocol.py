@@ -306,8 +306,8 @@ class Connection(HttpToolsProtocol):
             self._refuse(self.refusal or Refusal("bad_request"))
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """The client has half-closed the connection, or is gone. Only a write tells the two apart: the system of a client
-        that is gone replies with a reset.
+        """The client has half-closed the connection, or is gone. Only a write tells the two apart: the system of a
+        client that is gone replies with a reset.
 
         Returns:
             True if the connection stays open for its responses.
