@@ -19,7 +19,7 @@ _WITH_BODY = (404, 408, 413, 415, 504)
 @functools.lru_cache(maxsize=1)
 def document() -> bytes:
     """The document of all operations, as JSON."""
-    from .app import OPERATIONS
+    from .application import OPERATIONS
 
     return msgspec.json.encode(describe(OPERATIONS))
 

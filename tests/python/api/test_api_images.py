@@ -20,7 +20,7 @@ from mpool.models import load_catalogue
 from mpool.errors import FileError, FormatError, InvalidArgument, LimitError, UnsafeFormat, Unsupported, WrongCapability
 
 import imagemodels
-from test_api_embed import idle
+from idling import idle
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,7 @@ import pytest
 import mpool
 import tinymodels
 from mpool.debug.show import ModelTable, table
+from catalogues import row
 
 CATALOGUED = "all-MiniLM-L6-v2"
 
@@ -281,12 +282,6 @@ def test_requests_that_are_none(pool: mpool.Pool, bert: Path, llama: Path, capab
 
 
 # ---- ps
-
-def row(**changes: Any) -> dict[str, Any]:
-    return {"key": "m", "capability": "text_embedding", "state": "ready", "workers": 1, "queued": 0, "running": 0,
-            "busy": 0, "dead": 0, "breaker": "closed", "policy": "p2c", "keep_alive": 300.0, "last_error": "",
-            "pinned": False, "model_bytes": 5_000_000, "engine_bytes": 0, "calls": 3, "errors": 1, "idle_seconds": 7.0,
-            "facts": {"compute": "float32"}, "worker": [], **changes}
 
 
 def test_ps_shows_itself_as_text_and_escaped_html() -> None:

@@ -22,12 +22,10 @@ import toolmodels as tm
 import mpool
 from mpool.conversation import grammar, tool_schemas
 from mpool.conversation.tools import identifier
+from tooldata import BOOK, NAMED, SCHEMAS, TOOLS, WORDS, WRITES
 
 CHAT: list[dict[str, Any]] = [{"role": "user", "content": "Weather?"}]
 HOT: dict[str, Any] = {"temperature": 1.5, "top_k": 0, "top_p": 1.0, "max_tokens": 700}
-TOOLS = [tm.WEATHER, tm.CLOCK]
-SCHEMAS = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tool_schemas.read(TOOLS)}
-NAMED = {"type": "function", "function": {"name": "get_weather"}}
 
 
 def named(pool: mpool.Pool, folder: Path, template: str, key: str) -> str:
@@ -125,12 +123,6 @@ def test_strict_tools_and_schemas_that_cannot_be_used(pool: mpool.Pool, llama: P
 
 
 # ---- beside answers of a form of their own ---------------------------------------------------------------------------
-
-BOOK: dict[str, Any] = {
-    "type": "object", "required": ["title", "name", "next"], "additionalProperties": False,
-    "properties": {"title": {"type": "string", "maxLength": 12}, "name": {"enum": ["<tool_call>", "[TOOL_CALLS]"]},
-                   "next": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/page"}]}},
-    "$defs": {"page": {"type": "integer", "minimum": 0, "maximum": 9}}}
 
 
 @pytest.mark.parametrize("name", tm.TEMPLATES)
@@ -232,11 +224,6 @@ def test_values_that_look_like_references_are_values(pool: mpool.Pool, llama: Pa
 
 # ---- models whose answers are known ----------------------------------------------------------------------------------
 
-BODY = '\n{"name": "clock", "arguments": {}}\n'
-WORDS = ("Wait.", " ", "<tool_call>", "</tool_call>", BODY, "assistant", "analysis", "<think>", "</think>", "Hm",
-         "commentary", " to=functions.", "clock", "json", "{}")
-WRITES = [("Ċ", "Wait."), ("Wait.", " "), (" ", "<tool_call>"), ("<tool_call>", BODY), (BODY, "</tool_call>"),
-          ("</tool_call>", "<|return|>")]
 THINKS = [("Ċ", "<think>"), ("<think>", "Hm"), ("Hm", "</think>"), ("</think>", "<tool_call>"), *WRITES[3:]]
 SAYS = [("assistant", "<|channel|>"), ("<|channel|>", "analysis", "commentary"), ("analysis", "<|message|>"),
         ("<|message|>", "Hm", "{}"), ("Hm", "<|end|>"), ("<|end|>", "<|start|>"), ("<|start|>", "assistant"),

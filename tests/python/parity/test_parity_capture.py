@@ -18,7 +18,7 @@ import pytest
 import mpool
 from mpool.debug.captures import CaptureRecord
 from realmodels import real_path
-from test_haiku import SHOWN
+from haiku import SHOWN
 
 PARITY = Path(__file__).parent.parent.parent / "parity" / "capture"
 sys.path.insert(0, str(PARITY))

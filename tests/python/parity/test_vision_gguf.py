@@ -16,7 +16,7 @@ import tinygguf
 import visionmodels
 from corelib import SAMPLING
 from paritymodels import transformers
-from test_parity_vision import pictures, relative, request, run
+from visionparity import pictures, relative, request, run
 from tinygguf import gguf
 
 UNKNOWN = 0

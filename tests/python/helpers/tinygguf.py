@@ -4,7 +4,7 @@ Names of tensors come from the ``gguf`` package. What a family's converter chang
 rows go from the order of transformers, a head's first halves of all rotary pairs and then the second ones, to adjacent
 pairs; Qwen2's and BERT's stay as they are. Run by hand it writes the files that the tests make:
 
-    python tests/python/tinygguf.py FOLDER
+    python tests/python/helpers/tinygguf.py FOLDER
 """
 
 from __future__ import annotations

@@ -465,6 +465,6 @@ ticket.wait_progress(0)
 @pytest.mark.parametrize("end", ["pass", "sys.exit(0)", "del pool, registry, ticket", "registry.begin_shutdown()",
                                  "sys.modules.pop('mpool._core'); import gc; gc.collect()"])
 def test_exit_without_close(folders: tuple[Path, Path], end: str) -> None:
-    program = PROGRAM.format(here=str(Path(__file__).parent.parent), folder=str(folders[1]), end=end)
+    program = PROGRAM.format(here=str(Path(__file__).parents[1] / "helpers"), folder=str(folders[1]), end=end)
     run = subprocess.run([sys.executable, "-X", "dev", "-c", program], capture_output=True, text=True, timeout=60)
     assert run.returncode == 0 and "Error" not in run.stderr, run.stderr
