@@ -65,15 +65,7 @@ typedef struct spec_loader {
     mp_compute compute;
 } spec_loader;
 
-mp_status mp_arch_flags(const mp_arch *arch, const mp_spec *spec, uint32_t *flags, mp_error *error) {
-    bool neox, neox_default = (arch->flags & MP_ARCH_ROPE_NEOX) != 0;
-    MP_TRY(mp_spec_bool(spec, "mpool.rope_neox", &neox_default, &neox, error));
-    *flags = neox ? arch->flags | MP_ARCH_ROPE_NEOX : arch->flags & ~(uint32_t)MP_ARCH_ROPE_NEOX;
-    return MP_OK;
-}
-
 static mp_status load(const mp_arch *arch, mp_load_args *args, mp_model **model, mp_error *error) {
-    MP_TRY(mp_arch_flags(arch, args->spec, &args->flags, error));
     MP_TRY(arch->load(args, model, error));
     ((mp_model_base *)*model)->facts.architecture = arch->name;
     return MP_OK;

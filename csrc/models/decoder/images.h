@@ -1,6 +1,6 @@
-/* decoder/images.h: what a decoder asks of the part of a model that makes rows of images. A decoder itself knows
- * nothing of pixels; vision/ fills the table in. read, destroy, is_float32 and check are called by any thread, all
- * other functions by the worker's thread only. vision/vision.h says what each does. */
+/* decoder/images.h: what a decoder asks of the part of a model that makes rows of images. A decoder knows nothing of
+ * pixels itself: vision/ fills the table in, and vision/vision.h says what each function does. read, destroy,
+ * is_float32 and check are called by any thread, all others by the worker's thread only. */
 #ifndef MP_MODELS_DECODER_IMAGES_H
 #define MP_MODELS_DECODER_IMAGES_H
 

@@ -259,7 +259,7 @@ mp_status mp_diffusion_load(const mp_load_args *args, mp_model **out, mp_error *
         return mp_fail_memory(error, sizeof *model, "a model");
     model->base.base.ops = &diffusion_ops;
     model->compute = args->compute;
-    model->flux = (args->flags & MP_ARCH_SINGLE_BLOCKS) != 0;
+    model->flux = (args->flags & MP_DIFFUSION_SINGLE_BLOCKS) != 0;
     if (args->compute == MP_COMPUTE_I8) {
         status = mp_fail(error, MP_UNSUPPORTED, "int8 is not a class that pictures are computed in; allowed: auto, "
                                                 "bfloat16, float32, and quantised files as they are stored");

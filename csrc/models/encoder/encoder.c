@@ -13,7 +13,7 @@ static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 static int32_t wide(const mp_encoder *model) {
     const int32_t latents = model->latent.heads * model->latent.count;
     const int32_t most = latents > model->qkv_width ? latents : model->qkv_width;
-    return model->flags & MP_ARCH_OUTPUT_NORMS && model->hidden > most ? model->hidden : most;
+    return model->flags & MP_ENCODER_OUTPUT_NORMS && model->hidden > most ? model->hidden : most;
 }
 
 /* The first layer's MLP stands for all: no layer's is larger. */
@@ -41,7 +41,7 @@ size_t mp_encoder_group_scratch(const mp_encoder *model, int M) {
     return mp_arena_cost(rows * (size_t)model->hidden) + mp_arena_cost(rows * (size_t)wide(model)) +
            mp_arena_cost(rows * (size_t)mixed_width(model)) + mp_arena_cost(inner_bytes(model, M)) +
            mp_arena_cost(rows * (size_t)model->rope[0].dim) + mp_arena_cost(rows * (size_t)model->rope[1].dim) +
-           (model->flags & MP_ARCH_INPUT_TWICE ? mp_arena_cost(rows * (size_t)model->hidden) : 0) +
+           (model->flags & MP_ENCODER_INPUT_TWICE ? mp_arena_cost(rows * (size_t)model->hidden) : 0) +
            mp_arena_cost((size_t)M * sizeof(mp_row_span)) + acts;
 }
 
@@ -63,7 +63,7 @@ typedef struct pass {
     int64_t row0, row1;       /* the lane's, where rows are shared out */
     mp_transformer_rows rows; /* `mixed` also holds the rows that experts read; `qkv` has `wide` columns at least */
     float *angles[2];         /* [longest text, dim] of each rope */
-    float *input;             /* [M, hidden] of a layer, kept for MP_ARCH_INPUT_TWICE */
+    float *input;             /* [M, hidden] of a layer, kept for MP_ENCODER_INPUT_TWICE */
     void *lane_scratch;
 } pass;
 
@@ -92,7 +92,7 @@ static void norm_sum(const pass *p, const mp_norm *norm) {
     mp_norm_rows(norm, p->context.lane, p->rows.M, p->rows.x, p->model->hidden, p->rows.x, p->model->hidden);
 }
 
-enum { PLACED = MP_ARCH_ROPE | MP_ARCH_HEAD_NORMS | MP_ARCH_QUERY_NORMS };
+enum { PLACED = MP_ENCODER_ROPE | MP_ENCODER_HEAD_NORMS | MP_ENCODER_QUERY_NORMS };
 
 /* Norm and rotate queries and keys of the lane's rows. */
 static void rotate(const pass *p, const mp_transformer_layer *layer) {
@@ -107,7 +107,7 @@ static void rotate(const pass *p, const mp_transformer_layer *layer) {
                 continue;
             float *q = p->rows.qkv + row * model->qkv_width, *k = q + model->q_width;
             const float *angles = rope ? p->angles[which] + (int64_t)i * rope->dim : NULL;
-            if (model->flags & MP_ARCH_QUERY_NORMS) {
+            if (model->flags & MP_ENCODER_QUERY_NORMS) {
                 mp_norm_row(&layer->q_norm, q, q);
                 mp_norm_row(&layer->k_norm, k, k);
                 continue;
@@ -224,10 +224,10 @@ static void attend_to_latents(const pass *p) {
 int mp_encoder_barriers(const mp_encoder *model) {
     int layer = 7;
     layer += model->flags & PLACED ? 1 : 0;
-    layer += model->flags & MP_ARCH_GATED ? 1 : 0;
-    layer += model->flags & MP_ARCH_OUTPUT_NORMS ? 2 : 0;
+    layer += model->flags & MP_ENCODER_GATED ? 1 : 0;
+    layer += model->flags & MP_ENCODER_OUTPUT_NORMS ? 2 : 0;
     layer += model->experts ? 6 : 0;
-    return layer * model->layer_count + 1 + (model->flags & MP_ARCH_LATENTS ? 8 : 0);
+    return layer * model->layer_count + 1 + (model->flags & MP_ENCODER_LATENTS ? 8 : 0);
 }
 
 static pass begin(const mp_encoder *model, const mp_lane *lane, const mp_encoder_text *texts, int count, int M,
@@ -247,7 +247,7 @@ static pass begin(const mp_encoder *model, const mp_lane *lane, const mp_encoder
     p.rows.inner = mp_scratch_take(&at, inner_bytes(model, M));
     for (int i = 0; i < 2; i++)
         p.angles[i] = mp_scratch_take(&at, rows * (size_t)model->rope[i].dim);
-    if (model->flags & MP_ARCH_INPUT_TWICE)
+    if (model->flags & MP_ENCODER_INPUT_TWICE)
         p.input = mp_scratch_take(&at, rows * (size_t)model->hidden);
     mp_row_span *spans = mp_scratch_take(&at, (size_t)M * sizeof *spans);
     for (int t = 0; t < count && lane->index == 0; t++) /* read behind the first barrier */
@@ -267,7 +267,7 @@ void mp_encoder_forward(const mp_encoder *model, const mp_lane *lane, mp_encoder
     embed(&p, longest);
     mp_lane_sync(lane);
 
-    const bool post_norm = model->flags & MP_ARCH_POST_NORM;
+    const bool post_norm = model->flags & MP_ENCODER_POST_NORM;
     for (int l = 0; l < model->layer_count; l++)
         if (post_norm)
             layer_post_norm(&p, &model->layers[l]);
@@ -278,7 +278,7 @@ void mp_encoder_forward(const mp_encoder *model, const mp_lane *lane, mp_encoder
         mp_lane_sync(lane);
     }
 
-    if (model->flags & MP_ARCH_LATENTS)
+    if (model->flags & MP_ENCODER_LATENTS)
         attend_to_latents(&p);
 
     int64_t text0, text1;

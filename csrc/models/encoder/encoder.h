@@ -11,11 +11,11 @@
 #include "models/nn/transformer.h"
 
 typedef struct mp_encoder_layer {
-    mp_transformer_layer base; /* MP_ARCH_POST_NORM: the norms stand after the sums. q_norm, k_norm: [head_dim], or
-                                * of all heads together with MP_ARCH_QUERY_NORMS */
+    mp_transformer_layer base; /* MP_ENCODER_POST_NORM: the norms stand after the sums. q_norm, k_norm: [head_dim], or
+                                * of all heads together with MP_ENCODER_QUERY_NORMS */
     mp_experts *experts;       /* NULL, or instead of base.mlp */
     float *experts_bias;       /* [hidden] of their sum, or NULL */
-    mp_norm input_norm;        /* [hidden] of the first half and the layer's input: MP_ARCH_INPUT_TWICE */
+    mp_norm input_norm;        /* [hidden] of the first half and the layer's input: MP_ENCODER_INPUT_TWICE */
 } mp_encoder_layer;
 
 typedef struct mp_encoder {
@@ -40,7 +40,7 @@ typedef struct mp_encoder {
     mp_norm output_norm;  /* [hidden] of the last layer's sum */
     mp_rope rope[2];      /* of layers that see everything, and of those with a window */
     mp_encoder_layer *layers;
-    mp_latent_attention latent; /* MP_ARCH_LATENTS: else all zeros */
+    mp_latent_attention latent; /* MP_ENCODER_LATENTS: else all zeros */
     mp_head head;
     _Atomic uint64_t token_ns; /* running estimate of time per token on one lane */
 } mp_encoder;

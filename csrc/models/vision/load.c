@@ -58,7 +58,7 @@ mp_status mp_vision_read(const mp_load_args *args, mp_builder *builder, int32_t 
     MP_TRY(mp_spec_string(args->spec, "mpool.vision.tower", mp_spec_architecture(args->spec), &name, error));
     MP_TRY(mp_spec_bool(args->spec, "mpool.vision.norm", &no, &norm, error));
     const mp_arch *arch = mp_arch_find(name);
-    if (!arch || arch->capability == MP_TEXT_TO_TEXT || arch->capability == MP_TEXT_EMBEDDING)
+    if (!arch || (arch->capability != MP_IMAGE_EMBEDDING && arch->capability != MP_VISION))
         return mp_fail_file(error, MP_FORMAT, mp_spec_origin(args->spec), -1, "mpool.vision.tower", "an image network",
                             "%s", name);
     mp_compute compute = builder->compute;
@@ -83,7 +83,7 @@ mp_status mp_vision_load(const mp_load_args *args, mp_model **model, mp_error *e
         return mp_fail_file(error, MP_FORMAT, mp_spec_origin(args->spec), -1, "mpool.vision.decoder", "a decoder", "%s",
                             name);
     mp_load_args decoder = *args;
-    MP_TRY(mp_arch_flags(arch, args->spec, &decoder.flags, error));
+    decoder.flags = arch->flags;
     return mp_decoder_load_with(&decoder, &mp_vision_ops, model, error);
 }
 
@@ -96,7 +96,7 @@ static uint64_t cache_bytes(const mp_spec *spec, mp_compute compute) {
         if (part && (strcmp(part, ".attn_k.weight") == 0 || strcmp(part, ".attn_v.weight") == 0))
             values += (uint64_t)entry->shape[0];
     }
-    return values * (compute == MP_COMPUTE_F32 ? sizeof(float) : sizeof(int16_t));
+    return values * (uint64_t)mp_dtype_get(mp_kv_dtype(compute == MP_COMPUTE_F32))->bytes;
 }
 
 /* What an engine needs for one image, the largest where they have any size: the state of the network, what a part is
@@ -114,7 +114,7 @@ static uint64_t image_bytes(const mp_spec *spec, mp_compute compute) {
         mp_spec_int(spec, "mpool.vision.merge", 1, MAX_MERGE, &one, &merge, &error) != MP_OK)
         return part_bytes; /* refused when it is loaded */
     const mp_arch *arch = mp_arch_find(name);
-    const bool any_size = arch && (arch->flags & MP_ARCH_ANY_SIZE);
+    const bool any_size = arch && (arch->flags & MP_VIT_ANY_SIZE);
     const uint64_t patches = any_size ? MP_VISION_MOST_PATCHES : (uint64_t)(side / patch * (side / patch));
     const uint64_t state = 5 * mp_arena_cost((patches + 1) * (uint64_t)hidden * sizeof(float));
     const uint64_t row = (uint64_t)width * sizeof(float) + cache_bytes(spec, compute);
