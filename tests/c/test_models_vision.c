@@ -5,6 +5,7 @@
 #include <stdatomic.h>
 
 #include "models/decoder/engine.h"
+#include "models/vision/vision.h"
 #include "vision_fixture.h"
 
 static void make_job(const tiny_model *tiny, tiny_job *job, int index) {
