@@ -1,6 +1,6 @@
-/* image/engine.c: the step interface over an image transformer. A step is one batch of images from any callers. An image
- * that takes longer than a step may is computed in parts: up to MOST_LARGE of them take turns, so that no request waits
- * for the whole of another's image. */
+/* image/engine.c: the step interface over an image transformer. A step is one batch of images from any callers. An
+ * image that takes longer than a step may is computed in parts: up to MOST_LARGE of them take turns, so that no request
+ * waits for the whole of another's image. */
 #include <stdatomic.h>
 #include <string.h>
 
