@@ -2,6 +2,7 @@
  * else of an answer depends on them. That no schedule changes one is in test_models_contract.c. */
 #include "model_fixture.h"
 #include "models/generation/speculation.h"
+#include "speculation_fixture.h"
 
 enum { PROMPT = 70, ANSWER = 9, ALL = MP_CAPTURE_MOST_VALUES, RECORDS = TINY_LAYERS + MP_CAPTURE_OTHERS };
 
@@ -219,7 +220,7 @@ MP_TEST(models_capture_asks_the_system_for_nothing) {
     enum { RUNS = sizeof values / sizeof *values, WARM = 2 }; /* those make what an engine keeps */
     tiny_model tiny;
     tiny_load(&tiny, tiny_decoder_spec(types, 1, 86), MP_COMPUTE_AUTO, 1);
-    mp_decoder_speculate(tiny.engine, MP_SPECULATE_OFF, NULL, NULL); /* by what the clock says of steps */
+    tiny_speculate(tiny.engine, MP_SPECULATE_OFF, NULL, NULL); /* by what the clock says of steps */
     int counts[RUNS][4];
     for (int i = 0; i < RUNS; i++) {
         tiny_job job;

@@ -3,6 +3,7 @@
  * record of a capture are the same bits. */
 #include "model_fixture.h"
 #include "models/generation/speculation.h"
+#include "speculation_fixture.h"
 
 enum { ITEMS = 10, ANSWER = 12, CHOICES = 3 };
 
@@ -58,7 +59,7 @@ static int foretell(void *arg, const mp_item *item, int choice, int32_t *draft, 
 
 /* The first `count` alone, each in one go, nothing cached, nothing guessed: the reference. */
 static void run_alone(tiny_model *tiny, int count, uint64_t *hashes, oracle *known) {
-    mp_decoder_speculate(tiny->engine, MP_SPECULATE_OFF, NULL, NULL);
+    tiny_speculate(tiny->engine, MP_SPECULATE_OFF, NULL, NULL);
     for (int i = 0; i < count; i++) {
         tiny_job job;
         tiny->engine->ops->trim(tiny->engine);
@@ -120,7 +121,7 @@ static void run_mixed(tiny_model *tiny, uint64_t seed, const uint64_t *expected,
         if (plan.count == 0)
             continue;
         uint64_t way = mp_test_random_u64(&random) % 4;
-        mp_decoder_speculate(tiny->engine, way > 0 ? MP_SPECULATE_ALWAYS : MP_SPECULATE_OFF, way > 1 ? foretell : NULL,
+        tiny_speculate(tiny->engine, way > 0 ? MP_SPECULATE_ALWAYS : MP_SPECULATE_OFF, way > 1 ? foretell : NULL,
                              known);
         tiny->engine->ops->step(tiny->engine, &tiny->lease, &plan, outcomes);
         for (int p = 0; p < plan.count; p++)

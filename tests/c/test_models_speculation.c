@@ -4,6 +4,7 @@
 
 #include "model_fixture.h"
 #include "models/generation/speculation.h"
+#include "speculation_fixture.h"
 
 /* ---- the index --------------------------------------------------------------------------------------------------- */
 
@@ -252,7 +253,7 @@ MP_TEST_SECONDS(models_speculation_ends_where_it_would, 60) {
         const mp_text_args plain = {.n_prompt = PROMPT, .n_choices = 1, .sampling = sampling};
         plain_answer answer;
         tiny_job job;
-        mp_decoder_speculate(tiny.engine, MP_SPECULATE_OFF, NULL, NULL);
+        tiny_speculate(tiny.engine, MP_SPECULATE_OFF, NULL, NULL);
         ask(&tiny, &job, &plain);
         MP_CHECK_INT(job.call->choices[0].token_count, ANSWER);
         char text[ANSWER];
@@ -292,14 +293,14 @@ MP_TEST_SECONDS(models_speculation_ends_where_it_would, 60) {
                 if (!mp_test_take(&asked))
                     continue;
                 tiny_job without, with;
-                mp_decoder_speculate(tiny.engine, MP_SPECULATE_OFF, NULL, NULL);
+                tiny_speculate(tiny.engine, MP_SPECULATE_OFF, NULL, NULL);
                 ask(&tiny, &without, &cases[c].args);
                 plain_answer known = answer;
                 if (c >= 4) /* else what would come after the end */
                     for (uint32_t t = 0; t < ANSWER; t++)
                         known.tokens[t] = t < without.call->choices[0].token_count
                                               ? without.call->choices[0].tokens[t].id : TINY_VOCAB - 2;
-                mp_decoder_speculate(tiny.engine, MP_SPECULATE_ALWAYS, recite, &known);
+                tiny_speculate(tiny.engine, MP_SPECULATE_ALWAYS, recite, &known);
                 ask(&tiny, &with, &cases[c].args);
                 check_same(&without, &with, cases[c].name);
                 mp_call_destroy(&without.call->base);
@@ -322,14 +323,14 @@ MP_TEST(models_speculation_saves_passes) {
                                .repetition_penalty = 1, .max_tokens = ANSWER, .logprobs = -1, .ignore_eos = true}};
     plain_answer answer;
     tiny_job job;
-    mp_decoder_speculate(tiny.engine, MP_SPECULATE_OFF, NULL, NULL);
+    tiny_speculate(tiny.engine, MP_SPECULATE_OFF, NULL, NULL);
     ask(&tiny, &job, &args);
     MP_CHECK_INT(tiny.engine->work.passes, ANSWER); /* one of them for the prompt */
     MP_CHECK_INT(tiny.engine->work.rows, PROMPT + ANSWER - 1);
     for (int t = 0; t < ANSWER; t++)
         answer.tokens[t] = job.call->choices[0].tokens[t].id;
     mp_call_destroy(&job.call->base);
-    mp_decoder_speculate(tiny.engine, MP_SPECULATE_ALWAYS, recite, &answer);
+    tiny_speculate(tiny.engine, MP_SPECULATE_ALWAYS, recite, &answer);
     tiny.engine->ops->trim(tiny.engine);
     mp_step_work before = tiny.engine->work;
     ask(&tiny, &job, &args);
@@ -359,7 +360,7 @@ MP_TEST_SECONDS(models_speculation_needs_no_memory, 60) {
     const mp_text_args args = {.n_prompt = 124, .n_choices = 1, .sampling = {.top_p = 1, .repetition_penalty = 1,
                                .max_tokens = 3, .logprobs = 0, .ignore_eos = true}};
     tiny_job job, again;
-    mp_decoder_speculate(tiny.engine, MP_SPECULATE_OFF, NULL, NULL);
+    tiny_speculate(tiny.engine, MP_SPECULATE_OFF, NULL, NULL);
     ask(&tiny, &job, &args);
     tiny.engine->ops->trim(tiny.engine);
     ask(&tiny, &again, &args); /* that much is enough: the blocks and the scratch of it */
@@ -367,13 +368,13 @@ MP_TEST_SECONDS(models_speculation_needs_no_memory, 60) {
     tiny.engine->ops->trim(tiny.engine);
     mp_call_destroy(&again.call->base);
     int32_t wrong = 5;
-    mp_decoder_speculate(tiny.engine, MP_SPECULATE_ALWAYS, guess_badly, &wrong);
+    tiny_speculate(tiny.engine, MP_SPECULATE_ALWAYS, guess_badly, &wrong);
     tiny.budget.limit = enough + 2048; /* what the answer takes beside its blocks was given back */
     ask(&tiny, &again, &args);
     check_same(&job, &again, "with little memory");
     mp_call_destroy(&again.call->base);
     tiny.budget.limit = UINT64_MAX;
-    mp_decoder_speculate(tiny.engine, MP_SPECULATE_ALWAYS, NULL, NULL);
+    tiny_speculate(tiny.engine, MP_SPECULATE_ALWAYS, NULL, NULL);
     tiny.engine->ops->trim(tiny.engine);
     ask(&tiny, &again, &args);
     check_same(&job, &again, "by look-up");
@@ -401,11 +402,11 @@ static void survive_infinity(mp_dtype type) {
         prompt[i] = 20 + i;
     args.prompt = prompt;
     tiny_job without, with;
-    mp_decoder_speculate(tiny.engine, MP_SPECULATE_OFF, NULL, NULL);
+    tiny_speculate(tiny.engine, MP_SPECULATE_OFF, NULL, NULL);
     tiny_job_make(&tiny, &without, &args, 0);
     tiny_job_admit(&tiny, &without);
     tiny_job_finish(&tiny, &without);
-    mp_decoder_speculate(tiny.engine, MP_SPECULATE_ALWAYS, guess_badly, (void *)(intptr_t)&bad);
+    tiny_speculate(tiny.engine, MP_SPECULATE_ALWAYS, guess_badly, (void *)(intptr_t)&bad);
     tiny.engine->ops->trim(tiny.engine);
     tiny_job_make(&tiny, &with, &args, 0);
     tiny_job_admit(&tiny, &with);

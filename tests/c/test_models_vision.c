@@ -5,7 +5,9 @@
 #include <stdatomic.h>
 
 #include "models/decoder/engine.h"
+#include "models/vision/vision.h"
 #include "vision_fixture.h"
+#include "speculation_fixture.h"
 
 static void make_job(const tiny_model *tiny, tiny_job *job, int index) {
     mp_error error;
@@ -185,7 +187,7 @@ MP_TEST(models_vision_looks_once) {
     int32_t cached;
     tiny_model tiny;
     tiny_load(&tiny, tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1), MP_COMPUTE_F32, 1);
-    mp_decoder_speculate(tiny.engine, MP_SPECULATE_OFF, NULL, NULL); /* which would take fewer steps now and then */
+    tiny_speculate(tiny.engine, MP_SPECULATE_OFF, NULL, NULL); /* which would take fewer steps now and then */
     int first = run_one(&tiny, 0, &cached), again = run_one(&tiny, 0, &cached);
     /* embeddings, before attention, attention, after it, projector; the rows before the image did not wait for it */
     MP_CHECK_INT(first - again, 1 + 3 * TOWER + 1 + 1);

@@ -729,13 +729,6 @@ static uint64_t engine_bytes(const mp_engine *base) {
 static const mp_engine_ops decoder_engine_ops = {engine_admit,  engine_plan, engine_step,    engine_preempt,
                                                  engine_retire, engine_trim, engine_destroy, engine_bytes};
 
-void mp_decoder_speculate(mp_engine *base, mp_speculate mode, mp_propose *propose, void *arg) {
-    mp_text_engine *engine = (mp_text_engine *)base;
-    mp_speculation_init(&engine->speculation, mode);
-    engine->speculation.propose = propose;
-    engine->speculation.propose_arg = arg;
-}
-
 /* An engine serves one model in one way, so this only keeps keys of different engines apart. */
 static void seed_prefixes(mp_text_engine *engine) {
     const mp_spec *spec = mp_weights_spec(engine->model->weights);

@@ -11,7 +11,7 @@ static uint32_t units_done(const mp_draw_call *call, const mp_diff_position *at)
     return (uint32_t)(at->picture * call->n_steps + at->step);
 }
 
-/* Of the step that was just done: previews are made in their order, so that one at most is due. */
+/* True if the step that was just done is due for a preview. Previews are made in order, so one at most is due. */
 static bool preview_due(const mp_draw_call *call, const mp_diff_position *at) {
     return mp_draw_previews_due(call, units_done(call, at)) >
            atomic_load_explicit(&call->previews_done, memory_order_relaxed);
@@ -39,7 +39,7 @@ static void next_encoder(const mp_drawing_engine *engine, mp_diff_state *state, 
     }
 }
 
-/* What an encoder gave, to where the transformer wants it. */
+/* Copy an encoder's output to where the transformer reads it. */
 static void keep_text(const mp_diffusion *model, const mp_draw_call *call, mp_diff_state *state) {
     mp_diff_texts *to = state->texts[state->at.text];
     const mp_diff_encoder *e = state->run.encoder;

@@ -1,4 +1,4 @@
-/* stages.c: what an engine has in memory, and how lanes run one block of it. */
+/* diffusion/stages.c: the memory of an engine, and how lanes run one block. */
 #include <stdatomic.h>
 
 #include "models/diffusion/schedule.h"

@@ -68,7 +68,7 @@ uint64_t mp_vae_floats(const mp_diffusion *model, int32_t high, int32_t wide) {
     return top;
 }
 
-/* Of ->shared: sums of a group norm and what they give, or of the attention's products. */
+/* Bytes of ->shared: a group norm's sums, mean and scale, and the activations of the attention's products. */
 size_t mp_vae_scratch(const mp_diffusion *model, const mp_diff_block *block, int index, int64_t pixels) {
     const mp_vae_op *op = &model->ops[index];
     const int32_t n = widest(op);

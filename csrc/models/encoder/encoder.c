@@ -53,7 +53,7 @@ size_t mp_encoder_lane_scratch(const mp_encoder *model, int T) {
     return mp_arena_cost(larger(most, (size_t)model->hidden * sizeof(float)));
 }
 
-/* What a lane computes on: the group, and which of its rows are the lane's. */
+/* A lane's view of a pass: the group, and the lane's rows of it. */
 typedef struct pass {
     const mp_encoder *model;
     const mp_kernels *call;

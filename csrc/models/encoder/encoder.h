@@ -67,7 +67,7 @@ void mp_encoder_forward(const mp_encoder *model, const mp_lane *lane, mp_encoder
 int mp_encoder_barriers(const mp_encoder *model);
 
 mp_status mp_encoder_engine(mp_model *model, mp_budget *budget, mp_engine **engine, mp_error *error);
-/* What the engine's copies of texts saved; encoder/dedup.h. */
+/* The engine's record of texts that were not computed twice; encoder/dedup.h. */
 struct mp_encoder_dedup *mp_encoder_engine_dedup(mp_engine *engine);
 mp_status mp_encoder_check(const mp_model *model, mp_call *call, uint64_t *cost_ns, uint32_t *total, mp_error *error);
 

@@ -157,7 +157,7 @@ static mp_status make_lists(encoder_engine *engine, int texts, mp_error *error) 
     return mp_dedup_begin(&engine->dedup, texts, error);
 }
 
-/* Whether the last text of the list, number `index`, need not be computed, because its vector is known or will be. */
+/* True if the last text of the list, number `index`, need not be computed: its vector is known or will be. */
 static bool is_known(encoder_engine *engine, int index, int owner, uint64_t now_ns) {
     mp_encoder_text *text = &engine->texts[index];
     if (text->want_tokens)
@@ -223,7 +223,7 @@ static void share_results(encoder_engine *engine, int texts, uint64_t now_ns, bo
         mp_dedup_keep(&engine->dedup, engine->texts, texts, now_ns);
 }
 
-/* What the step's texts mean for their calls. */
+/* Set the outcome of every item from its texts. */
 static void conclude(encoder_engine *engine, const mp_plan *plan, int texts, mp_outcome *outcomes) {
     const int32_t *owner = engine->groups.owner;
     for (int t = 0; t < texts; t++)

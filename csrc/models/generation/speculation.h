@@ -63,7 +63,4 @@ void mp_speculation_learn(mp_speculation *s, mp_guess *guess, int i, bool right)
  * ns: of its own on a processor; what others did meanwhile says nothing about rows. */
 void mp_speculation_account(mp_speculation *s, int sequences, int checked, int right, uint64_t ns);
 
-/* Change an engine's ways, between steps. propose: NULL = by look-up. */
-void mp_decoder_speculate(mp_engine *engine, mp_speculate mode, mp_propose *propose, void *arg);
-
 #endif

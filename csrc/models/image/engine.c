@@ -1,6 +1,6 @@
-/* image/engine.c: the step interface over an image transformer. A step is one batch of images from any callers, and
- * some parts of one that takes longer than a step may: a few of these are on their way in turns, so that nobody waits
- * for the whole of another's. */
+/* image/engine.c: the step interface over an image transformer. A step is one batch of images from any callers. An
+ * image that takes longer than a step may is computed in parts: up to MOST_LARGE of them take turns, so that no request
+ * waits for the whole of another's image. */
 #include <stdatomic.h>
 #include <string.h>
 
@@ -12,8 +12,8 @@ enum {
                          rows to a pass over their weights than those of small text encoders */
     STEP_ROWS = 16384, /* most rows in a step, whatever the budget */
     MOST_LARGE = 4,    /* images on their way at a time: each has a state */
-    LARGE_MS = 25,     /* that a step gives one, however long it may be: whoever comes within it waits for its end */
-    TABLE_ROWS = 2048  /* positions of more are made part by part: others would wait for the table */
+    LARGE_MS = 25,     /* most time that a step gives one: a request that arrives within it waits for its end */
+    TABLE_ROWS = 2048  /* positions of more are made part by part: other requests would wait for the table */
 };
 
 typedef struct position_table { /* positions of one size other than the model's own, kept for the next step */
@@ -122,7 +122,7 @@ static uint64_t image_ns(const mp_vit *model, const mp_image_call *call, uint32_
                                              call->sizes[2 * image + 1] / model->patch));
 }
 
-/* Whether an item's next image takes longer than a step may. */
+/* True if an item's next image takes longer than a step may. */
 static bool is_large(vit_engine *engine, const mp_item *item, uint64_t budget_ns) {
     return large_of(engine, item) ||
            image_ns(engine->model, (const mp_image_call *)item->call, item->cursor) > budget_ns;
@@ -336,7 +336,7 @@ static mp_vit_image describe(const mp_vit *model, const mp_image_call *call, uin
     };
 }
 
-/* Whether what is planned of an item is its large image. */
+/* True if the plan has the large image of this item. */
 static bool is_planned(const vit_engine *engine, const mp_item *item) {
     return engine->planned && engine->planned->item == item;
 }
@@ -371,7 +371,7 @@ static mp_status collect(vit_engine *engine, const mp_plan *plan, int *count, in
     return MP_OK;
 }
 
-/* Where the images stand in their groups. */
+/* Set each image's first row and first patch within its group. */
 static void place_images(vit_engine *engine) {
     const mp_groups *groups = &engine->groups;
     for (int g = 0; g < groups->count; g++) {
@@ -385,7 +385,7 @@ static void place_images(vit_engine *engine) {
     }
 }
 
-/* So many more of an item's images are there. */
+/* Report `images` more images of an item as done. */
 static void count_done(mp_item *item, uint32_t images, mp_outcome *outcome) {
     mp_engine_advance(item, images, &((mp_image_call *)item->call)->done, outcome);
 }
@@ -431,7 +431,7 @@ static mp_status begin_large(vit_engine *engine, large_image *large, int32_t row
     return MP_OK;
 }
 
-/* Whether there is memory that will come back: of others that are on their way. */
+/* True if other large images hold memory, which they will give back. */
 static bool others_begun(const vit_engine *engine, const large_image *large) {
     for (int i = 0; i < MOST_LARGE; i++)
         if (&engine->large[i] != large && engine->large[i].begun)

@@ -389,7 +389,8 @@ static bool pool_keys(const work *w) {
     return true;
 }
 
-/* The learned query attends to each image: pooled rows [count, hidden] in x, whose own rows are needed no more. */
+/* The learned query attends to each image. Leaves pooled rows [count, hidden] in x, whose own rows are not needed any
+ * more. */
 static bool pool_by_attention(const work *w) {
     const mp_vit *model = w->model;
     const mp_vit_pool *pool = &model->pool;

@@ -220,7 +220,7 @@ static void split_body(const mp_lane *lane, void *arg) {
         mp_wmat_pack(run->w, run->tensor, (int)begin, (int)end);
 }
 
-/* Whether a matrix can be left as it is stored: packing it rounds nothing, so that its rows are the same before. */
+/* True if a matrix can be left as it is stored: packing rounds nothing, so its rows are the same before. */
 static bool may_stay(const mp_build_job *job) {
     if (!job->linear)
         return false;

@@ -94,7 +94,7 @@ void mp_linear_forward(const mp_linear *linear, const mp_lane *lane, const float
  * fewer outputs than next has inputs gives the last of them; mp_linear_lead gives the others. */
 void mp_linear_into(const mp_linear *linear, const mp_linear *next, const mp_lane *lane, const float *x, int64_t ldx,
                     int M, void *scratch, mp_act act, void *next_scratch);
-/* Whether it can: next takes Q8 or BF16 (I8 has one scale a row), and a gate is a part of its own. */
+/* True if mp_linear_into can: next takes Q8 or BF16 (I8 has one scale a row), and a gate is a part of its own. */
 bool mp_linear_fits(const mp_linear *linear, const mp_linear *next);
 /* The lane's rows of x [M, n], n of next's inputs less those that mp_linear_into gives. No barrier. */
 void mp_linear_lead(const mp_linear *next, const mp_lane *lane, const float *x, int64_t ldx, int32_t n, int M,

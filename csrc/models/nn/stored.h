@@ -51,7 +51,7 @@ mp_status mp_stored_add(mp_stored *stored, const mp_wmat *w, const mp_tensor *te
 /* Fetch the source pages on all lanes, so that the first pass does not wait for each of them. */
 void mp_stored_fetch(const mp_stored *stored, mp_lease *lease, mp_progress *progress);
 
-/* Whether anything is unpacked: from false on it stays false. NULL: false. */
+/* True while a panel is unpacked; once false, it stays false. NULL: false. */
 static inline bool mp_stored_left(const mp_stored *stored) {
     return stored && atomic_load_explicit(&stored->left, memory_order_acquire) > 0;
 }
