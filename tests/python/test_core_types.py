@@ -114,7 +114,7 @@ def test_spec_is_frozen_once_registered() -> None:
         registry.add("c", spec, "float64")
     with pytest.raises(mpool.InvalidArgument, match="exists already; pass `replace`"):
         registry.add("a", spec)
-    with pytest.raises(mpool.InvalidArgument, match="1 to 255"):
+    with pytest.raises(mpool.InvalidArgument, match="`key` must have 1 to 255 bytes, got 0"):
         registry.add("", spec)
     with pytest.raises(TypeError):
         registry.add("c", "a spec")
