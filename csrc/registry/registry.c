@@ -410,7 +410,7 @@ static mp_status check_key(const char *key, mp_error *error) {
     size_t length = strlen(key), most = sizeof(((mp_entry *)NULL)->key) - 1;
     if (length >= 1 && length <= most)
         return MP_OK;
-    return mp_fail(error, MP_INVALID_ARGUMENT, "`key` must have 1 to %zu bytes, got %zu", length, most);
+    return mp_fail(error, MP_INVALID_ARGUMENT, "`key` must have 1 to %zu bytes, got %zu", most, length);
 }
 
 /* Must hold the lock. Takes the reference to `entry`. After unlocking, the caller removes *replaced and starts

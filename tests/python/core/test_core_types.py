@@ -112,9 +112,9 @@ def test_spec_is_frozen_once_registered() -> None:
     assert caught.value.key == "c" and "llama" in caught.value.allowed
     with pytest.raises(mpool.InvalidArgument, match="bfloat16"):
         registry.add("c", spec, "float64")
-    with pytest.raises(mpool.InvalidArgument, match="taken"):
+    with pytest.raises(mpool.InvalidArgument, match="exists already; pass `replace`"):
         registry.add("a", spec)
-    with pytest.raises(mpool.InvalidArgument, match="1 to 255"):
+    with pytest.raises(mpool.InvalidArgument, match="`key` must have 1 to 255 bytes, got 0"):
         registry.add("", spec)
     with pytest.raises(TypeError):
         registry.add("c", "a spec")
