@@ -14,7 +14,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 _SHAPE = 'A message is a dict such as {"role": "user", "content": "Hello"}'
 #: Kinds of parts of a message that are images.
 IMAGE_PARTS = ("image", "image_url", "input_image")
-#: One of them stands for an image in a conversation while its template is rendered.
+#: Placeholder characters for an image while the chat template is rendered.
 _STAND_INS = "\ufdd8\ufdd9\ufdda\ufddb"
 
 
@@ -123,7 +123,7 @@ def _parts(where: str, message: Mapping[str, Any], role: str, images: list[Any])
 # ---- images of a message ---------------------------------------------------------------------------------------------
 
 def image_of(part: Mapping[str, Any], where: str) -> Any:
-    """What a part of a message has as its image: anything that :func:`mpool.embed_image` takes.
+    """The image of a message part: anything that :func:`mpool.embed_image` takes.
 
     OpenAI's ``{"type": "image_url", "image_url": {"url": ...}}`` takes ``data:`` URLs, and others if allowed;
     ``{"type": "image", ...}`` has it under ``image``, ``url``, ``path``, ``base64`` or ``data``, or ``source`` with

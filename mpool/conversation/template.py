@@ -143,7 +143,7 @@ class ChatTemplate:
         return ChatPrompt(tokenizer.encode_marked(text, mark, char), text.replace(mark, ""))
 
     def places_images(self, token: str, tokenizer: Tokenizer) -> bool:
-        """Whether it takes a message as a list of parts and writes ``token`` where one of them is an image."""
+        """The template accepts a message as a list of parts and writes ``token`` in place of an image part."""
         if self._places is None:
             probe = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "probe"}]}]
             try:
@@ -405,7 +405,7 @@ class _Guard:
         return bool(self._find.search(text)) or self._cut(text.rstrip(), True) or self._cut(text.lstrip(), False)
 
     def _cut(self, text: str, end: bool) -> bool:
-        """Whether ``text`` ends as a control token begins, or begins as one ends."""
+        """The end of ``text`` may begin a control token, or its start may end one."""
         for size in range(1, min(self._longest, len(text) + 1)):
             if (text[-size:] in self._heads) if end else (text[:size] in self._tails):
                 return True

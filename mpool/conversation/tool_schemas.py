@@ -138,7 +138,7 @@ def _of_signature(where: str, name: str, function: Callable[..., Any]) -> dict[s
 
 
 def _docstring(text: str | None) -> tuple[str, dict[str, str]]:
-    """What a docstring says before its sections, and of each parameter."""
+    """The text of a docstring before its sections, and the description of each parameter."""
     said: list[str] = []
     described: dict[str, str] = {}
     section, indent, current = "", -1, ""

@@ -37,9 +37,9 @@ MAX_PIXELS = 1 << 26
 MIN_SIDE, MAX_SIDE = 2, 1 << 15
 #: Numbers of an array that are converted at once.
 _AT_ONCE = 1 << 18
-#: Of the longer side to the shorter.
+#: Maximum ratio of the longer side to the shorter.
 MAX_RATIO = 200
-#: What the base64 text of an image in one of FORMATS begins with.
+#: First characters of the base64 text of an image in one of FORMATS.
 _BASE64 = ("iVBORw0KGgo", "/9j/", "UklGR")
 #: Modes whose transparency is put onto white.
 _WHITE = (255, 255, 255, 255)
@@ -200,13 +200,12 @@ def _check_size(width: int, height: int, name: str) -> None:
     raise InvalidArgument(param=name, got=f"{width:,} x {height:,} pixels", allowed=allowed)
 
 
-#: Of a caller's image, which other threads may have too: Pillow reads the pixels when they are first wanted, and not
-#: from several threads at a time.
+#: Guards the caller's images: Pillow reads pixels lazily, and not from several threads at a time.
 _LOADING = threading.Lock()
 
 
 def _decoded(image: Image, name: str, given: bool = False) -> Image:
-    """RGB and upright. given: it is the caller's own, which is left as it is."""
+    """Converts to upright RGB. given: the caller's own image, which stays unchanged."""
     from PIL import ImageOps
 
     _check_size(*image.size, name)

@@ -49,7 +49,7 @@ def rows_of(settings: VisionSettings, height: int, width: int) -> int:
 
 
 def cut(image: Image, settings: VisionSettings, name: str) -> Cut:
-    """What becomes of an image.
+    """Cuts an image into tiles.
 
     Raises:
         InvalidArgument: an image that would become too large or too small.

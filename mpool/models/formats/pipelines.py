@@ -107,7 +107,7 @@ class _Parts:
         self.tensors: list[TensorEntry] = []
 
     def has(self, part: str) -> bool:
-        """Whether the pipeline has a network of that name: ``null`` stands for those that were left out."""
+        """The pipeline has a network of that name; ``null`` marks one that was left out."""
         value = self.index.get(part)
         return isinstance(value, list) and len(value) == 2 and value[0] is not None
 

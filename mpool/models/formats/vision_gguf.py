@@ -202,7 +202,8 @@ def _qwen(table: Fields, name: str) -> tuple[dict[str, Value], VisionSettings]:
 
 
 def _tensors(tensors: tuple[TensorEntry, ...], kv: Mapping[str, Value], name: str, file: str) -> list[TensorEntry]:
-    """Those of the network and the projector under the core's names; old files of LLaVA have the two halves of the
+    """Tensors of the image encoder and the projector under the core's names; old files of LLaVA have the two halves of
+    the
     feed-forward layer under each other's names."""
     hidden, ffn = kv[f"{name}.vision.embedding_length"], kv[f"{name}.vision.feed_forward_length"]
     layers = kv[f"{name}.vision.block_count"]
