@@ -24,7 +24,7 @@ def check_messages(messages: Any, images: list[Any] | None = None) -> list[dict[
 
     Raises:
         InvalidArgument: see :func:`prompt_ids`.
-        Unsupported: a part of a message is not what the model reads.
+        Unsupported: the model does not support a part of a message.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         refuse("messages", messages, "a list of messages", hint=_SHAPE)
@@ -154,7 +154,7 @@ def image_of(part: Mapping[str, Any], where: str) -> Any:
 
 
 def _text_or_base64(part: Mapping[str, Any], value: Any) -> Any:
-    """base64 text is marked as such: what it begins with need not be what images begin with."""
+    """base64 text is marked as such: its first characters need not be those of an image."""
     if isinstance(value, str) and value[:5].lower() != "data:" and (
             part.get("base64") is not None or part.get("data") is not None or isinstance(part.get("source"), Mapping)):
         return f"data:image/png;base64,{value}"

@@ -1,7 +1,8 @@
 """From whatever a caller has to pixels.
 
-PNG, JPEG and WebP are decoded, by Pillow. What an image may be is limited before its pixels are decoded: bytes, pixels,
-sides, proportions, one frame. What a decoder says about a broken file is never passed on: errors have fixed texts.
+PNG, JPEG and WebP are decoded, by Pillow. An image's size and format are checked before its pixels are decoded: bytes,
+pixels,
+sides, proportions, one frame. A decoder's message about a corrupted file is never passed on: errors have fixed texts.
 """
 
 from __future__ import annotations
@@ -77,8 +78,8 @@ def read_image(image: Any, name: str = "image", *, allow_urls: bool = False,
     Args:
         image: a path; a URL; the bytes of a file; base64 text of one, or a ``data:`` URL; a Pillow image; an array
             ``[height, width]`` or ``[height, width, 1, 3 or 4]`` of uint8, or of floats from 0 to 1.
-        name: what errors call it.
-        allow_urls: whether ``http`` and ``https`` URLs are fetched.
+        name: the name in errors.
+        allow_urls: fetch ``http`` and ``https`` URLs.
         timeout: seconds for fetching.
 
     Raises:
@@ -101,7 +102,7 @@ def read_image(image: Any, name: str = "image", *, allow_urls: bool = False,
 
 
 def _is_pillow(value: Any) -> bool:
-    module = sys.modules.get("PIL.Image")  # whoever has an image has imported it
+    module = sys.modules.get("PIL.Image")  # a caller with a Pillow image has imported Pillow
     return module is not None and isinstance(value, module.Image)
 
 
@@ -178,7 +179,7 @@ def _of_bytes(data: bytes, name: str) -> Image:
     except UnidentifiedImageError:
         raise InvalidArgument(param=name, got="another format", allowed=f"a {FORMAT_WORDS} image",
                               hint="Other formats: open it with Pillow and pass the image") from None
-    except Exception:  # a decoder may raise anything for a broken file, and what it says is not passed on
+    except Exception:  # a decoder may raise anything for a corrupted file; its message is not passed on
         raise _broken(name) from None
     with opened:
         return _decoded(opened, name)
