@@ -1,4 +1,4 @@
-"""What ``PoolConfig.chaos`` says, read strictly."""
+"""Strict parser of ``PoolConfig.chaos``: faults on purpose, for tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pool can be told: one frozen dataclass, one field an option."""
+"""Options of a pool: one frozen dataclass with one field per option."""
 
 from __future__ import annotations
 

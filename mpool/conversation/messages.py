@@ -14,7 +14,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 _SHAPE = 'A message is a dict such as {"role": "user", "content": "Hello"}'
 #: Kinds of parts of a message that are images.
 IMAGE_PARTS = ("image", "image_url", "input_image")
-#: One of them stands for an image in a conversation while its template is rendered.
+#: Placeholder characters for an image while the chat template is rendered.
 _STAND_INS = "\ufdd8\ufdd9\ufdda\ufddb"
 
 
@@ -24,7 +24,7 @@ def check_messages(messages: Any, images: list[Any] | None = None) -> list[dict[
 
     Raises:
         InvalidArgument: see :func:`prompt_ids`.
-        Unsupported: a part of a message is not what the model reads.
+        Unsupported: the model does not support a part of a message.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         refuse("messages", messages, "a list of messages", hint=_SHAPE)
@@ -123,7 +123,7 @@ def _parts(where: str, message: Mapping[str, Any], role: str, images: list[Any])
 # ---- images of a message ---------------------------------------------------------------------------------------------
 
 def image_of(part: Mapping[str, Any], where: str) -> Any:
-    """What a part of a message has as its image: anything that :func:`mpool.embed_image` takes.
+    """The image of a message part: anything that :func:`mpool.embed_image` takes.
 
     OpenAI's ``{"type": "image_url", "image_url": {"url": ...}}`` takes ``data:`` URLs, and others if allowed;
     ``{"type": "image", ...}`` has it under ``image``, ``url``, ``path``, ``base64`` or ``data``, or ``source`` with
@@ -154,7 +154,7 @@ def image_of(part: Mapping[str, Any], where: str) -> Any:
 
 
 def _text_or_base64(part: Mapping[str, Any], value: Any) -> Any:
-    """base64 text is marked as such: what it begins with need not be what images begin with."""
+    """base64 text is marked as such: its first characters need not be those of an image."""
     if isinstance(value, str) and value[:5].lower() != "data:" and (
             part.get("base64") is not None or part.get("data") is not None or isinstance(part.get("source"), Mapping)):
         return f"data:image/png;base64,{value}"

@@ -1,7 +1,7 @@
 """Tools as callers give them: OpenAI's dicts, Python functions, pydantic classes. All become OpenAI's dicts.
 
-A function's schema is made of its signature and its docstring (Google's style); what it cannot say is an error, never a
-guess.
+A function's schema is made of its signature and its docstring (Google's style); an annotation without a JSON schema is
+an error, never guessed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..checks import refuse, shown
 from ..errors import InvalidArgument, LimitError
 from .grammar import MAX_DEPTH, _depth
 
-#: Bounds of what a caller may give: tools, and characters of all of them as JSON.
+#: Bounds of the caller's tools: tools, and characters of all of them as JSON.
 MAX_TOOLS, MAX_CHARS = 128, 1 << 18
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _ALLOWED = ('a dict {"type": "function", "function": {"name": ..., "description": ..., "parameters": {...}}}, a '
@@ -138,7 +138,7 @@ def _of_signature(where: str, name: str, function: Callable[..., Any]) -> dict[s
 
 
 def _docstring(text: str | None) -> tuple[str, dict[str, str]]:
-    """What a docstring says before its sections, and of each parameter."""
+    """The text of a docstring before its sections, and the description of each parameter."""
     said: list[str] = []
     described: dict[str, str] = {}
     section, indent, current = "", -1, ""

@@ -1,4 +1,4 @@
-"""Tools of a chat: what may be called, what has to be, and how the answers of a model say so."""
+"""Tools of a chat request: the functions a completion may or must call, and how it calls them."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
     from .tool_grammar import Answer, Grammar
 
 _CHOICES = ('"auto", "none", "required" or {"type": "function", "function": {"name": ...}}')
-#: What llguidance says of a grammar: a line of it, what is wrong there, the lines around it.
+#: An error of llguidance about a grammar: line number, reason, the lines around it.
 _REASON, _RULE = re.compile(r"at (\d+)\(\d+\): (.*?)(?: \d+ \| |$)"), re.compile(r"(?:args|value)_(\d+)")
 _LETTERS = str.maketrans("+/=", "abc")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tools:
-    """What a call may use.
+    """Tools of one request.
 
     Attributes:
-        given: the tools, as OpenAI's dicts: what the template is given.
-        functions: those that an answer may call: all, or the one that was named.
-        forced: an answer has to call.
-        single: one call at most.
-        form: of the model's calls.
-        sure: a grammar keeps answers to it.
-        framed: an answer is calls, or has a form of its own (``response_format``).
+        given: the tools as OpenAI's dicts, for the chat template.
+        functions: the functions that a completion may call: all, or the named one.
+        forced: a completion must call a function.
+        single: at most one call.
+        form: the model's tool-call format.
+        sure: a grammar constrains completions to that format.
+        framed: a completion is calls, or matches ``response_format``.
     """
 
     given: list[dict[str, Any]]
@@ -55,12 +55,12 @@ class Tools:
     framed: bool = False
 
     def parser(self, make_id: Callable[[int], str]) -> Calls:
-        """For one answer."""
+        """A parser for one completion."""
         return Calls(self.form, {function.name: function.parameters for function in self.functions}, self.sure, make_id,
                      self.framed)
 
 
-# ---- what a caller gives ---------------------------------------------------------------------------------------------
+# ---- the caller's options --------------------------------------------------------------------------------------------
 
 def take(template: Callable[[], ChatTemplate], key: str, options: dict[str, Any]) -> Tools | None:
     """Takes ``tools``, ``tool_choice`` and ``parallel_tool_calls`` out of the options of a chat.
@@ -100,7 +100,7 @@ def take(template: Callable[[], ChatTemplate], key: str, options: dict[str, Any]
 
 
 def _named(choice: Any) -> str | None:
-    """The function that a ``tool_choice`` names."""
+    """The function named by a ``tool_choice``, or None."""
     if choice is None or choice in ("auto", "none", "required"):
         return None
     if isinstance(choice, Mapping) and choice.get("type", "function") == "function":
@@ -113,16 +113,17 @@ def _named(choice: Any) -> str | None:
 
 def constrain(tools: Tools, tokenizer: Tokenizer, key: str, sampling: Ending, splitter: Callable[[], Splitter] | None,
               answer: Answer | None = None, model: Any = None) -> Format | None:
-    """What keeps the answers to the form of the model's calls; None if nothing can: then they are parsed only.
+    """The format that constrains completions to the model's tool-call format; None if llguidance is missing: then they
+    are only parsed.
 
     Args:
-        tools, tokenizer, key, sampling, splitter: of the call.
-        answer, model: what answers are that call nothing, and the pydantic class of it; None: any text.
+        tools, tokenizer, key, sampling, splitter: those of the request.
+        answer, model: the format of a completion without calls, and its pydantic class; None: any text.
 
     Raises:
         Unsupported: calls are forced, a tool is strict, or an answer is given, and llguidance is not installed.
-        InvalidArgument: a schema cannot be used, what is no call could look like one, or an option beside tools keeps
-            answers from ending.
+        InvalidArgument: a schema cannot be used, text without a call could look like one, or an option keeps
+        completions from ending.
     """
     strict = next((function.name for function in tools.functions if function.strict), None)
     if not grammar.installed():
@@ -148,7 +149,7 @@ def constrain(tools: Tools, tokenizer: Tokenizer, key: str, sampling: Ending, sp
 
 def _usable(made: Grammar, tools: Tools, tokenizer: Tokenizer, key: str, sampling: Ending, is_json: bool = False,
             model: Any = None) -> Format:
-    """What keeps answers to a grammar; what is wrong with it is said of what the caller gave."""
+    """The format of a grammar. Its errors name the caller's option."""
     try:
         return grammar.of_calls(made, tokenizer, sampling, is_json, model)
     except InvalidArgument as error:
@@ -203,8 +204,8 @@ def _call(where: str, call: Any, at: int) -> dict[str, Any]:
 
 
 def name_results(messages: list[dict[str, Any]]) -> None:
-    """Gives results of tools the name of the function whose result they are, and its id, where they say one of them
-    only: templates read one or the other."""
+    """Completes tool results that carry only the function's name or only the call's id: templates read one or the
+    other."""
     waiting: list[tuple[str, str]] = []
     for message in messages:
         for call in message.get("tool_calls") or ():
@@ -225,14 +226,14 @@ def name_results(messages: list[dict[str, Any]]) -> None:
 # ---- answers ---------------------------------------------------------------------------------------------------------
 
 def identifier(seed: bytes, number: int) -> str:
-    """The id of a call: nine letters and digits, which is what Mistral's templates allow. It follows from what the call
-    follows from, so that the same request gives the same answer, and differs from those of earlier turns."""
+    """The id of a call: nine letters and digits, as Mistral's templates require. It is derived from the seed, so that
+    equal requests get equal ids, and differs from the ids of earlier turns."""
     digest = hashlib.blake2b(b"%s:%d" % (seed, number), digest_size=9).digest()
     return base64.b64encode(digest).decode().translate(_LETTERS)[:9]
 
 
 def calls_of(parser: Calls) -> tuple[ToolCall, ...]:
-    """The calls of an answer that has ended."""
+    """The calls of a complete completion."""
     return tuple(ToolCall(call.id, call.name, arguments_of(call.raw) if call.complete else None, call.raw)
                  for call in parser.calls)
 

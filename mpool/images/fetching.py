@@ -2,7 +2,7 @@
 them reach whatever this machine reaches.
 
 One deadline holds for all of a fetch: names, connections, TLS, proxies, headers, redirects, bodies. Each wait for a
-socket is given what is left of it, so that a server that sends a byte now and then is no better off.
+socket gets the remaining time, so a server that sends single bytes gains none.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _connected(host: str, port: int, deadline: _Deadline) -> socket.socket:
 
 
 class _Reads(io.RawIOBase):
-    """What comes from a socket, until the deadline."""
+    """Reads a socket until the deadline."""
 
     def __init__(self, line: socket.socket, deadline: _Deadline) -> None:
         self._line, self._deadline, self._raw = line, deadline, line.makefile("rb", buffering=0)
@@ -102,7 +102,7 @@ class _Reads(io.RawIOBase):
 
 
 class _Line:
-    """What http.client uses of a socket; each wait ends with the deadline."""
+    """The part of a socket that http.client uses; each wait ends at the deadline."""
 
     def __init__(self, line: socket.socket, deadline: _Deadline) -> None:
         self.line, self._deadline = line, deadline

@@ -1,7 +1,8 @@
 """From whatever a caller has to pixels.
 
-PNG, JPEG and WebP are decoded, by Pillow. What an image may be is limited before its pixels are decoded: bytes, pixels,
-sides, proportions, one frame. What a decoder says about a broken file is never passed on: errors have fixed texts.
+PNG, JPEG and WebP are decoded, by Pillow. An image's size and format are checked before its pixels are decoded: bytes,
+pixels,
+sides, proportions, one frame. A decoder's message about a corrupted file is never passed on: errors have fixed texts.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ MAX_PIXELS = 1 << 26
 MIN_SIDE, MAX_SIDE = 2, 1 << 15
 #: Numbers of an array that are converted at once.
 _AT_ONCE = 1 << 18
-#: Of the longer side to the shorter.
+#: Maximum ratio of the longer side to the shorter.
 MAX_RATIO = 200
-#: What the base64 text of an image in one of FORMATS begins with.
+#: First characters of the base64 text of an image in one of FORMATS.
 _BASE64 = ("iVBORw0KGgo", "/9j/", "UklGR")
 #: Modes whose transparency is put onto white.
 _WHITE = (255, 255, 255, 255)
@@ -77,8 +78,8 @@ def read_image(image: Any, name: str = "image", *, allow_urls: bool = False,
     Args:
         image: a path; a URL; the bytes of a file; base64 text of one, or a ``data:`` URL; a Pillow image; an array
             ``[height, width]`` or ``[height, width, 1, 3 or 4]`` of uint8, or of floats from 0 to 1.
-        name: what errors call it.
-        allow_urls: whether ``http`` and ``https`` URLs are fetched.
+        name: the name in errors.
+        allow_urls: fetch ``http`` and ``https`` URLs.
         timeout: seconds for fetching.
 
     Raises:
@@ -101,7 +102,7 @@ def read_image(image: Any, name: str = "image", *, allow_urls: bool = False,
 
 
 def _is_pillow(value: Any) -> bool:
-    module = sys.modules.get("PIL.Image")  # whoever has an image has imported it
+    module = sys.modules.get("PIL.Image")  # a caller with a Pillow image has imported Pillow
     return module is not None and isinstance(value, module.Image)
 
 
@@ -178,7 +179,7 @@ def _of_bytes(data: bytes, name: str) -> Image:
     except UnidentifiedImageError:
         raise InvalidArgument(param=name, got="another format", allowed=f"a {FORMAT_WORDS} image",
                               hint="Other formats: open it with Pillow and pass the image") from None
-    except Exception:  # a decoder may raise anything for a broken file, and what it says is not passed on
+    except Exception:  # a decoder may raise anything for a corrupted file; its message is not passed on
         raise _broken(name) from None
     with opened:
         return _decoded(opened, name)
@@ -200,13 +201,12 @@ def _check_size(width: int, height: int, name: str) -> None:
     raise InvalidArgument(param=name, got=f"{width:,} x {height:,} pixels", allowed=allowed)
 
 
-#: Of a caller's image, which other threads may have too: Pillow reads the pixels when they are first wanted, and not
-#: from several threads at a time.
+#: Guards the caller's images: Pillow reads pixels lazily, and not from several threads at a time.
 _LOADING = threading.Lock()
 
 
 def _decoded(image: Image, name: str, given: bool = False) -> Image:
-    """RGB and upright. given: it is the caller's own, which is left as it is."""
+    """Converts to upright RGB. given: the caller's own image, which stays unchanged."""
     from PIL import ImageOps
 
     _check_size(*image.size, name)

@@ -1,4 +1,4 @@
-"""What happens to workers and calls, told to callbacks by the one thread that also drains the log."""
+"""Events of workers and requests, delivered to callbacks by the thread that also drains the log."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ KINDS = ("spawn", "ready", "evict", "fail", "request_start", "request_complete",
 
 @dataclass(frozen=True, slots=True)
 class PoolEvent:
-    """One thing that happened. See :meth:`mpool.Pool.on`.
+    """An event of a worker or request. See :meth:`mpool.Pool.on`.
 
     Attributes:
-        event: ``"spawn"`` (a worker begins to load), ``"ready"``, ``"evict"`` (it was given up), ``"fail"`` (it could
-            not be started, failed, or was set apart); ``"request_start"`` (the first step of a call),
+        event: ``"spawn"`` (a worker begins to load), ``"ready"``, ``"evict"`` (it was unloaded), ``"fail"`` (it could
+        not start, failed, or was abandoned); ``"request_start"`` (the first step of a call),
             ``"request_complete"``, ``"request_fail"`` (it ended in an error, or was refused at once).
         model: key of the model.
         worker_id: the worker's number; None where there is none or it does not matter.
@@ -62,7 +62,7 @@ def subscribe(pool: Host, event: Any, callback: Any) -> Callable[[], None]:
     _logging.start()
 
     def unsubscribe() -> None:
-        """Idempotent. One that is being called just now ends its call."""
+        """Idempotent. A callback that is running now finishes."""
         with _lock:
             pool._callbacks = tuple(other for other in pool._callbacks if other is not entry)
         _adopt()
@@ -71,7 +71,7 @@ def subscribe(pool: Host, event: Any, callback: Any) -> Callable[[], None]:
 
 
 def _adopt() -> None:
-    """What nobody listens to is not recorded at all."""
+    """Tells the core which events have callbacks: it records no others."""
     from .. import _core
 
     with _lock:
@@ -84,7 +84,7 @@ def _adopt() -> None:
 
 
 def deliver() -> None:
-    """Calls the callbacks for what has happened; by the thread that drains."""
+    """Runs the callbacks of all recorded events. Runs on the drain thread."""
     from .. import _core
 
     rows = _core.drain_events()
@@ -105,7 +105,7 @@ def deliver() -> None:
 
 
 def dropped() -> int:
-    """Events that found no room because callbacks were too slow."""
+    """Number of events dropped because callbacks were too slow."""
     from .. import _core
 
     return _core.events_dropped()

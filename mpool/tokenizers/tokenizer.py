@@ -90,16 +90,16 @@ class Tokenizer:
 
     @property
     def complete(self) -> bool:
-        """Whether nothing was put off that a text may need."""
+        """The tokenizer is fully built; no part is deferred."""
         return True
 
     def finish(self) -> None:
-        """Does now what was put off until a text needs it; takes up to half a second."""
+        """Builds the deferred part now; takes up to 0.5 s."""
 
     def finish_later(self) -> None:
-        """Has :meth:`finish` done on another thread, if it has something to do and more than one text came."""
+        """Runs :meth:`finish` on another thread if a part is deferred and more than one text came."""
 
-    # What the two kinds do differently
+    # implemented by the two subclasses
 
     def _plain(self, texts: Sequence[str]) -> list[Sequence[int]]:
         """Ids of texts in which control tokens are plain text, without special tokens around them."""
@@ -134,7 +134,7 @@ class Tokenizer:
         """Id of the token with exactly this text in the vocabulary, or ``None``."""
         raise NotImplementedError
 
-    # What they share
+    # shared by the subclasses
 
     _truncate_left = False
     _words_apart = False  # a text's first words have the same ids whatever follows them

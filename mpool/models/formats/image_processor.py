@@ -17,14 +17,14 @@ from ..files import Folder
 from ..spec import Value
 
 NAME = "preprocessor_config.json"
-#: Where newer folders have it, under ``image_processor``.
+#: File of newer folders, under the key ``image_processor``.
 JOINT_NAME = "processor_config.json"
 
 MAX_SIDE = 4096
 _CLIP_MEAN, _CLIP_STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 _HALVES = [0.5, 0.5, 0.5]
 
-#: Class (without Fast or Pil at its end) -> what it does unless told otherwise.
+#: Class (without Fast or Pil at its end) -> its defaults.
 _CLASSES: dict[str, dict[str, Any]] = {
     "CLIPImageProcessor": {"size": {"shortest_edge": 224}, "crop_size": {"height": 224, "width": 224},
                            "do_center_crop": True, "resample": 3, "mean": _CLIP_MEAN, "std": _CLIP_STD},
@@ -128,7 +128,7 @@ def check_keys(config: Fields, known: set[str], neutral: Mapping[str, tuple[Any,
 
 
 def _scaling(config: Fields, mean: list[float], std: list[float]) -> dict[str, Value]:
-    """What the core applies to pixels."""
+    """The scale and offset that the core applies to pixels."""
     kv: dict[str, Value] = {"mpool.image.rescale_factor": 1.0}
     if config.bool("do_rescale", True):
         kv["mpool.image.rescale_factor"] = config.number("rescale_factor", 1 / 255, above=0.0)
