@@ -21,13 +21,14 @@ from pathlib import Path
 CSRC = Path(__file__).resolve().parents[2]
 REQUESTS = Path(__file__).resolve().parent
 SHARES = {"vision": "text_to_text"}  # capabilities with the schema of another one
-MARKER = re.compile(r'^# \d+ "([^"]*)"')
+SCHEMAS = {"text_to_text": {"text_to_text.def", "sampling.def", "text_images.def"}}  # where they are several
+MARKER = re.compile(r'^# \d+ "([^"]*)"([ \d]*)')
 TRY = re.compile(r"do \{ mp_status mp_try_status = \((.*?)\); if \(mp_try_status != MP_OK\) return mp_try_status; \}"
-                 r" while \(0\)")
+                 r"\s+while \(0\)", re.DOTALL)
 
 
-def preprocess(source: Path) -> list[tuple[str, str]]:
-    """The lines of a preprocessed file, each with the file that it is from."""
+def preprocess(source: Path) -> list[tuple[list[str], str]]:
+    """The lines of a preprocessed file, each with the names of the files that it was included through."""
     includes = [f"-I{CSRC}"]
     if source.parent.name == "python":
         import numpy  # optional: the other parts do not need it
@@ -38,38 +39,41 @@ def preprocess(source: Path) -> list[tuple[str, str]]:
                          text=True, check=False)
     if run.returncode != 0:
         raise SystemExit(f"{source} does not pass the preprocessor:\n{run.stderr}")
-    lines, file = [], ""
+    lines, files = [], [source.name]
     for line in run.stdout.splitlines():
         marker = MARKER.match(line)
-        if marker:
-            file = marker.group(1)
-        elif line.strip():
-            lines.append((file, line))
+        if marker and "1" in marker.group(2).split():
+            files = [*files, Path(marker.group(1)).name]
+        elif marker and "2" in marker.group(2).split():
+            files = files[:-1]
+        elif not marker and line.strip():
+            lines.append((files, line))
     return lines
 
 
-def structs(lines: list[tuple[str, str]]) -> list[str]:
-    """The structs of a header whose members come from a schema."""
+def structs(lines: list[tuple[list[str], str]], schemas: set[str]) -> list[str]:
+    """The structs of a header whose members come from these schemas."""
     found: list[str] = []
     kept: list[str] | None = None
     generated = False
-    for file, line in lines:
-        if file.endswith("capability.h") and line.startswith("typedef struct "):
+    for files, line in lines:
+        in_header = files[-1] == "capability.h"
+        if in_header and line.startswith("typedef struct "):
             kept, generated = [], False
         if kept is None:
             continue
         kept.append(line)
-        generated = generated or file.endswith(".def")
-        if file.endswith("capability.h") and line.startswith("}"):
-            found += [*kept, ""] if generated else []
+        generated = generated or files[-1] in schemas
+        if in_header and line.startswith("}"):
+            found += kept if generated else []
             kept = None
     return found
 
 
-def body(lines: list[tuple[str, str]], source: Path) -> list[str]:
-    """The lines of a source file, and of the tables and templates that it includes."""
-    own = (".def", f"/{source.name}", "_tmpl.h")
-    return [line for file, line in lines if file.endswith(own)]
+def body(lines: list[tuple[list[str], str]]) -> list[str]:
+    """The lines of a source file, and of the tables and templates that it includes itself."""
+    return [line for files, line in lines
+            if all(file.endswith((".def", "_tmpl.h")) for file in files[1:])]
 
 
 def tidy(text: str) -> str:
@@ -84,7 +88,7 @@ def tidy(text: str) -> str:
         if token == "}":
             depth -= 1
         if brackets == 0 and token in (";", "{", "}"):
-            out.append("    " * (depth if token != "{" else depth) + line.strip())
+            out.append("    " * depth + line.strip())
             line = ""
         if token == "{":
             depth += 1
@@ -93,7 +97,8 @@ def tidy(text: str) -> str:
 
 def pretty(text: str) -> str:
     """The text as a person wants to read it."""
-    text = TRY.sub(r"MP_TRY(\1)", re.sub(r"[ \t]+", " ", text))
+    text = re.sub(r'" *"', "", re.sub(r"[ \t]+", " ", text))
+    text = TRY.sub(lambda match: f"MP_TRY({' '.join(match.group(1).split())})", text)
     if not shutil.which("clang-format"):
         return tidy(text)
     return subprocess.run(["clang-format", f"--assume-filename={REQUESTS / 'expanded.c'}"], input=text,
@@ -107,8 +112,8 @@ def expand(capability: str, part: str) -> str:
                "python": CSRC / "python" / f"convert_{name}.c"}
     if part == "structs":
         lines = preprocess(sources["request"])
-        return "\n".join(structs(lines))
-    return "\n".join(body(preprocess(sources[part]), sources[part]))
+        return "\n".join(structs(lines, SCHEMAS.get(name, {f"{name}.def"})))
+    return "\n".join(body(preprocess(sources[part])))
 
 
 def main() -> int:
