@@ -1,5 +1,5 @@
-/* convert.h: helpers of the passes that parse the arguments of requests (python/passes). All set an exception and return
- * NULL or false on failure. */
+/* convert.h: helpers of the passes that parse the arguments of requests (python/passes). All set an exception and
+ * return NULL or false on failure. */
 #ifndef MP_PYTHON_CONVERT_H
 #define MP_PYTHON_CONVERT_H
 

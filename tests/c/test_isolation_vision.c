@@ -288,7 +288,8 @@ static mp_text_call *small_call(bool vision) {
                          .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = MOST_TOKENS, .logprobs = -1}};
     if (vision)
         args.images = (mp_text_image_args){.n_tiles = 1, .n_runs = 1, .sizes = sizes, .pixels = pixels,
-                                           .n_bytes = sizeof pixels, .tile_keys = keys, .run_keys = keys, .spans = runs};
+                                           .n_bytes = sizeof pixels, .tile_keys = keys, .run_keys = keys,
+                                           .spans = runs};
     mp_text_call *call;
     mp_error error;
     MP_CHECK_OK(mp_text_call_create(&args, &call, &error), &error);

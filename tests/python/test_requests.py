@@ -1,4 +1,4 @@
-"""The schemas of requests: the compiler refuses wrong rows, the generated C can be read, and a debugger sees the fields."""
+"""The schemas of requests: wrong rows are refused, the generated C can be read, a debugger sees the fields."""
 
 from __future__ import annotations
 

@@ -5,9 +5,10 @@
  * struct or in a function written by hand; logic that no row expresses follows it there.
  * `python csrc/models/requests/expand.py text_embedding` prints the generated C.
  *
- * Inputs: members of the struct of arguments and of the request; checked, copied, freed, sent, parsed.
+ * Inputs: members of the struct of arguments and of the request; checked, copied, freed, sent, parsed. `keyword` is the
+ * name in Python, `name` the one in messages.
  *   MP_COUNT(type, field, low, high, name)                         number of entries; Python takes it from the arrays
- *   MP_INT(type, field, keyword, low, high, default, name)         integer; `keyword` is Python's, `name` is for messages
+ *   MP_INT(type, field, keyword, low, high, default, name)         integer
  *   MP_REAL(type, field, keyword, low, high, default, name)        floating point; NaN is out of every bounds
  *   MP_WORD(field, keyword)                                        any 64 bits
  *   MP_FLAG(field, keyword)                                        bool, false by default
@@ -24,9 +25,9 @@
  * Request only:
  *   MP_DERIVED(type, field)                                        array made from the inputs by hand; freed
  *   MP_FACT(type, field)                                           filled in by the engine's check before queueing
- *   MP_OUTPUT(type, field, when, rows, columns, low, high, text)   [rows, columns] items, allocated if `when`; of what a
- *                                                                  worker process returns, items out of bounds are
- *                                                                  refused with `text`
+ *   MP_OUTPUT(type, field, when, rows, columns, low, high, text)   [rows, columns] items, allocated if `when`; items out
+ *                                                                  of bounds that a worker process returns are refused
+ *                                                                  with `text`
  *   MP_PROGRESS(field)                                             _Atomic int32_t: complete results; never decreases
  *
  * The compiler refuses a lower bound above its upper bound, a bound outside of the field's type, a default outside of
@@ -41,7 +42,7 @@
 /* Items of an array of the struct that `from` points to. */
 #define MP_ITEMS(from, times, count, plus) ((size_t)(times) * (size_t)(from)->count + (size_t)(plus))
 
-/* A condition between bounds that may be floating. Clang takes such constants in initialisers, but not in assertions. */
+/* A condition between bounds that may be floating. Clang accepts such constants in initialisers only. */
 #ifdef __clang__
 #define MP_ASSERT_BOUNDS(holds, text)                      \
     {                                                      \

@@ -239,8 +239,8 @@ mp_status mp_text_call_output(mp_text_call *request, uint32_t max_token_bytes, m
     }
 #include "models/requests/passes/output_make.def"
     if (captured > 0)
-        request->capture.data = mp_call_memory((size_t)captured * mp_capture_floats(&request->capture), sizeof(float), &bytes,
-                                            &ok);
+        request->capture.data = mp_call_memory((size_t)captured * mp_capture_floats(&request->capture), sizeof(float),
+                                               &bytes, &ok);
     request->capture.tokens = captured;
     mp_call_charge_outputs(&request->base, bytes);
     request->output_token_bytes = max_token_bytes;
