@@ -1,4 +1,4 @@
-/* wire_image_embedding.c: see wire_vectors_tmpl.h. */
+/* wire_image_embedding.c: see passes/vectors.def. */
 #include "models/capability.h"
 
 #define MP_SCHEMA    "models/requests/image_embedding.def"
@@ -13,7 +13,7 @@ static inline size_t wire_rows_at(const mp_image_call *request, uint32_t image) 
     return image;
 }
 
-#include "isolation/wire_vectors_tmpl.h"
+#include "isolation/passes/vectors.def"
 
 /* Only the model knows how many rows an image has, and the parent of a process must not rely on that. */
 static mp_status image_check(const mp_call *base, mp_error *error) {

@@ -1,4 +1,4 @@
-/* wire_text_embedding.c: see wire_vectors_tmpl.h. */
+/* wire_text_embedding.c: see passes/vectors.def. */
 #include "models/capability.h"
 
 #define MP_SCHEMA    "models/requests/text_embedding.def"
@@ -12,7 +12,7 @@ static inline size_t wire_rows_at(const mp_embed_call *request, uint32_t text) {
     return request->output == MP_EMBED_TOKENS ? (size_t)request->offsets[text] : text;
 }
 
-#include "isolation/wire_vectors_tmpl.h"
+#include "isolation/passes/vectors.def"
 
 static mp_status embed_check(const mp_call *call, mp_error *error) {
     (void)call;

@@ -71,9 +71,9 @@ def structs(lines: list[tuple[list[str], str]], schemas: set[str]) -> list[str]:
 
 
 def body(lines: list[tuple[list[str], str]]) -> list[str]:
-    """The lines of a source file, and of the tables and templates that it includes itself."""
+    """The lines of a source file, and of the schemas and passes that it includes."""
     return [line for files, line in lines
-            if all(file.endswith((".def", "_tmpl.h")) for file in files[1:])]
+            if all(file.endswith(".def") for file in files[1:])]
 
 
 def tidy(text: str) -> str:

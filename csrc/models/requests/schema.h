@@ -25,9 +25,9 @@
  * Request only:
  *   MP_DERIVED(type, field)                                        array made from the inputs by hand; freed
  *   MP_FACT(type, field)                                           filled in by the engine's check before queueing
- *   MP_OUTPUT(type, field, when, rows, columns, low, high, text)   [rows, columns] items, allocated if `when`; items out
- *                                                                  of bounds that a worker process returns are refused
- *                                                                  with `text`
+ *   MP_OUTPUT(type, field, when, rows, columns, low, high, text)   [rows, columns] items, allocated if `when`; items
+ *                                                                  out of bounds that a worker process returns are
+ *                                                                  refused with `text`
  *   MP_PROGRESS(field)                                             _Atomic int32_t: complete results; never decreases
  *
  * The compiler refuses a lower bound above its upper bound, a bound outside of the field's type, a default outside of
