@@ -19,10 +19,11 @@ static inline mp_status mp_check_number(const char *name, double value, double l
     return mp_fail(error, MP_INVALID_ARGUMENT, "%s is %g, allowed: %g to %g", name, value, low, high);
 }
 
-/* Each item of an array within bounds; not NULL unless it is empty. */
+/* Each item of an array within bounds; not NULL unless it is empty. Always inlined: of pixels and token ids, whose
+ * bounds are those of their type, no loop is left. */
 #define MP_CHECK_ITEMS(type, number, format)                                                                           \
-    static inline mp_status mp_check_items_##type(const char *name, const type *items, size_t count, number low,      \
-                                                  number high, mp_error *error) {                                     \
+    static inline __attribute__((always_inline)) mp_status mp_check_items_##type(                                      \
+        const char *name, const type *items, size_t count, number low, number high, mp_error *error) {                 \
         if (!items && count > 0)                                                                                       \
             return mp_fail(error, MP_INVALID_ARGUMENT, "%s is missing, allowed: %zu entries", name, count);            \
         for (size_t i = 0; i < count; i++)                                                                             \
