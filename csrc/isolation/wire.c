@@ -112,6 +112,29 @@ void *mp_get_array(mp_wire_in *in, int64_t count, size_t size, bool *ok) {
     return data;
 }
 
+const char *const *mp_get_strings(mp_wire_in *in, const int32_t *lengths, int32_t count, int32_t most,
+                                  const char *what, bool *ok) {
+    int64_t bytes = 0;
+    for (int32_t i = 0; !in->failed && lengths && i < count; i++) {
+        if (lengths[i] < 1 || lengths[i] > most)
+            mp_wire_refuse(in, what);
+        else
+            bytes += lengths[i];
+    }
+    const size_t pointers = ((size_t)count + 1) * sizeof(char *);
+    const char **strings = in->failed || !lengths ? NULL : mp_alloc_zeroed(pointers + (size_t)bytes, MP_TAG_REQUEST);
+    *ok = *ok && strings;
+    if (!strings)
+        return NULL;
+    char *text = (char *)strings + pointers;
+    mp_get(in, text, (size_t)bytes);
+    for (int32_t i = 0; i < count; i++) {
+        strings[i] = text;
+        text += lengths[i];
+    }
+    return strings;
+}
+
 uint8_t mp_get_u8(mp_wire_in *in) {
     uint8_t value;
     mp_get(in, &value, sizeof value);

@@ -10,7 +10,6 @@
 
 #include "files/spec_build.h"
 #include "isolation/capability_wire.h"
-#include "isolation/wire_vision.h"
 
 typedef struct choice_note { /* of one answer: what has come, or was sent */
     uint32_t tokens, text, decided;
@@ -189,96 +188,58 @@ static void put_progress(mp_wire_out *out, const mp_text_call *call, text_note *
     mp_put_u32(out, note->captured);
 }
 
-static void text_put_call(mp_wire_out *out, const mp_item *item, void *note) {
-    const mp_text_call *call = (const mp_text_call *)item->call;
-    mp_put_i32(out, call->n_prompt);
-    mp_put_i32(out, call->n_choices);
-    mp_put_i32(out, call->n_stop);
-    mp_put_i32(out, call->n_stop_ids);
-    mp_put_i32(out, call->n_bias);
-    mp_put(out, &call->sampling, sizeof call->sampling);
-    mp_put(out, call->prompt, (size_t)call->n_prompt * sizeof *call->prompt);
-    mp_put(out, call->stop_bytes, (size_t)call->n_stop * sizeof *call->stop_bytes);
-    for (int i = 0; i < call->n_stop; i++)
-        mp_put(out, call->stop[i], (size_t)call->stop_bytes[i]);
-    mp_put(out, call->stop_ids, (size_t)call->n_stop_ids * sizeof *call->stop_ids);
-    mp_put(out, call->bias_ids, (size_t)call->n_bias * sizeof *call->bias_ids);
-    mp_put(out, call->bias, (size_t)call->n_bias * sizeof *call->bias);
-    mp_put_u8(out, call->base.capability == MP_VISION);
-    if (call->base.capability == MP_VISION)
-        mp_wire_put_images(out, &call->images);
-    mp_put_i32(out, call->capture.values);
-    mp_put_i32(out, call->capture.most);
-    mp_put_i32(out, call->mask_words);
-    ((text_note *)note)->cursor = item->cursor;
-    put_progress(out, call, note);
+/* Pixels go as they are: the process knows images by their hashes, and computes those that it has not kept. */
+#define MP_SCHEMA "models/requests/text_images.def"
+static void put_images(mp_wire_out *out, const mp_text_images *request) {
+#include "isolation/passes/put.def"
 }
+static bool get_images(mp_wire_in *in, mp_text_image_args *args) {
+    bool ok = true;
+#include "isolation/passes/get.def"
+    return ok;
+}
+static void free_images(mp_text_image_args *args) {
+#include "isolation/passes/get_free.def"
+}
+#undef MP_SCHEMA
 
-typedef struct text_parts { /* of a call on its way in */
-    int32_t *prompt, *stop_ids, *bias_ids;
-    float *bias;
-    void *mask; /* until the first one comes */
-    char *stop_text; /* [MP_TEXT_MOST_STOPS, MP_TEXT_MOST_STOP_BYTES] */
-    int32_t stop_bytes[MP_TEXT_MOST_STOPS];
-    const char *stop[MP_TEXT_MOST_STOPS];
-} text_parts;
+#define MP_SCHEMA "models/requests/text_to_text.def"
+static void text_put_call(mp_wire_out *out, const mp_item *item, void *note) {
+    const mp_text_call *request = (const mp_text_call *)item->call;
+    const bool vision = request->base.capability == MP_VISION;
+#include "isolation/passes/put.def"
+    mp_put_u8(out, vision);
+    if (vision)
+        put_images(out, &request->images);
+    mp_put_i32(out, request->mask_words);
+    ((text_note *)note)->cursor = item->cursor;
+    put_progress(out, request, note);
+}
 
 static mp_status text_get_call(mp_wire_in *in, mp_call **out, mp_error *error) {
-    mp_text_args args = {0};
-    text_parts parts = {0};
-    mp_text_call *call = NULL;
+    mp_text_args arguments = {0}, *args = &arguments;
+    mp_text_call *request = NULL;
     bool ok = true;
-    args.n_prompt = (int32_t)mp_get_count(in, MP_TEXT_MOST_TOKENS, "a prompt is too long");
-    args.n_choices = (int32_t)mp_get_count(in, MP_TEXT_MOST_CHOICES, "there are too many answers");
-    args.n_stop = (int32_t)mp_get_count(in, MP_TEXT_MOST_STOPS, "there are too many stop strings");
-    args.n_stop_ids = (int32_t)mp_get_count(in, MP_TEXT_MOST_IDS, "there are too many stop ids");
-    args.n_bias = (int32_t)mp_get_count(in, MP_TEXT_MOST_IDS, "there are too many biases");
-    mp_get(in, &args.sampling, sizeof args.sampling);
-    parts.prompt = mp_get_array(in, args.n_prompt, sizeof *parts.prompt, &ok);
-    mp_get(in, parts.stop_bytes, (size_t)args.n_stop * sizeof *parts.stop_bytes);
-    parts.stop_text = ok ? mp_alloc(MP_TEXT_MOST_STOPS * MP_TEXT_MOST_STOP_BYTES, MP_TAG_REQUEST) : NULL;
-    ok = ok && parts.stop_text;
-    for (int i = 0; ok && i < args.n_stop; i++) {
-        if (parts.stop_bytes[i] < 1 || parts.stop_bytes[i] > MP_TEXT_MOST_STOP_BYTES) {
-            mp_wire_refuse(in, "a stop string is too long");
-            break;
-        }
-        parts.stop[i] = parts.stop_text + (size_t)i * MP_TEXT_MOST_STOP_BYTES;
-        mp_get(in, parts.stop_text + (size_t)i * MP_TEXT_MOST_STOP_BYTES, (size_t)parts.stop_bytes[i]);
-    }
-    parts.stop_ids = mp_get_array(in, args.n_stop_ids, sizeof *parts.stop_ids, &ok);
-    parts.bias_ids = mp_get_array(in, args.n_bias, sizeof *parts.bias_ids, &ok);
-    parts.bias = mp_get_array(in, args.n_bias, sizeof *parts.bias, &ok);
-    args.vision = mp_get_u8(in) != 0;
-    if (args.vision)
-        mp_wire_get_images(in, &args.images, &ok);
-    args.capture_values = mp_get_i32(in);
-    args.capture_records = mp_get_i32(in);
-    args.mask_bytes = (int64_t)mp_get_count(in, MP_TEXT_MOST_MASK_BYTES / sizeof(uint32_t), "a mask is too long") *
-                      (int64_t)sizeof(uint32_t);
-    parts.mask = args.mask_bytes ? mp_alloc_zeroed((size_t)args.mask_bytes, MP_TAG_REQUEST) : NULL;
-    ok = ok && (parts.mask || !args.mask_bytes);
-    args.mask = parts.mask;
-    args.prompt = parts.prompt;
-    args.stop = parts.stop;
-    args.stop_bytes = parts.stop_bytes;
-    args.stop_ids = parts.stop_ids;
-    args.bias_ids = parts.bias_ids;
-    args.bias = parts.bias;
-    mp_status status = in->failed ? mp_fail(error, MP_RECV, "a call was cut")
-                       : !ok      ? mp_fail_memory(error, (uint64_t)args.n_prompt * sizeof(int32_t), "a call")
-                                  : mp_text_call_create(&args, &call, error);
+#include "isolation/passes/get.def"
+    args->vision = mp_get_u8(in) != 0;
+    if (args->vision)
+        ok = get_images(in, &args->images) && ok;
+    args->mask_bytes = (int64_t)mp_get_count(in, MP_TEXT_MOST_MASK_BYTES / sizeof(uint32_t), "a mask is too long") *
+                       (int64_t)sizeof(uint32_t);
+    void *mask = args->mask_bytes ? mp_alloc_zeroed((size_t)args->mask_bytes, MP_TAG_REQUEST) : NULL;
+    ok = ok && (mask || !args->mask_bytes);
+    args->mask = mask; /* until the first one comes */
+    mp_status status = in->failed ? mp_fail(error, MP_RECV, "a request was cut")
+                       : !ok      ? mp_fail_memory(error, sizeof *request, "a request")
+                                  : mp_text_call_create(args, &request, error);
     if (status == MP_OK)
-        *out = &call->base;
-    mp_free(parts.prompt);
-    mp_free(parts.stop_text);
-    mp_free(parts.stop_ids);
-    mp_free(parts.bias_ids);
-    mp_free(parts.bias);
-    mp_free(parts.mask);
-    mp_wire_free_images(&args.images);
+        *out = &request->base;
+    mp_free(mask);
+    free_images(&args->images);
+#include "isolation/passes/get_free.def"
     return status;
 }
+#undef MP_SCHEMA
 
 static mp_status text_go_on(mp_wire_in *in, mp_item *item, void *record, mp_error *error) {
     mp_text_call *call = (mp_text_call *)item->call;
@@ -307,7 +268,7 @@ static mp_status text_go_on(mp_wire_in *in, mp_item *item, void *record, mp_erro
     }
     note->captured = mp_get_u32(in);
     atomic_store_explicit(&call->capture.drawn, note->captured, memory_order_relaxed);
-    return in->failed ? mp_fail(error, MP_RECV, "a call was cut") : MP_OK;
+    return in->failed ? mp_fail(error, MP_RECV, "a request was cut") : MP_OK;
 }
 
 /* --- results --- */

@@ -120,15 +120,15 @@ PyObject *mp_borrowed_array(mp_ticket *ticket, int ndim, npy_intp *shape, int ty
 /* A contiguous array of a type, from any object that casts to it safely. Returns a new reference. */
 PyArrayObject *mp_array_in(mp_state *state, PyObject *object, int type, const char *name);
 
-/* Parse the arguments of submit_embed and embed into a new request. Returns NULL with an exception. */
-mp_embed_call *mp_embed_from_python(mp_state *state, PyObject *args, PyObject *kwargs, mp_submit_args *submit);
+/* Parse the arguments of a submit function into a new request. Returns NULL with an exception. */
+typedef mp_call *mp_from_python(mp_state *state, PyObject *args, PyObject *kwargs, mp_submit_args *submit);
+mp_call *mp_embed_from_python(mp_state *state, PyObject *args, PyObject *kwargs, mp_submit_args *submit);
 PyObject *mp_embed_vectors(mp_state *state, mp_ticket *ticket, const char *key);
 
-/* The same for submit_images and embed_images. */
-mp_image_call *mp_images_from_python(mp_state *state, PyObject *args, PyObject *kwargs, mp_submit_args *submit);
+mp_call *mp_images_from_python(mp_state *state, PyObject *args, PyObject *kwargs, mp_submit_args *submit);
 PyObject *mp_image_vectors(mp_state *state, mp_ticket *ticket, const char *key);
 
-mp_text_call *mp_text_from_python(mp_state *state, PyObject *args, PyObject *kwargs, mp_submit_args *submit);
+mp_call *mp_text_from_python(mp_state *state, PyObject *args, PyObject *kwargs, mp_submit_args *submit);
 PyObject *mp_text_text(mp_state *state, mp_ticket *ticket, PyObject *args);
 PyObject *mp_text_tokens(mp_state *state, mp_ticket *ticket, PyObject *args);
 PyObject *mp_text_drawn_ids(mp_state *state, mp_ticket *ticket, PyObject *args);
@@ -139,7 +139,7 @@ PyObject *mp_text_prompt_logits(mp_state *state, mp_ticket *ticket);
 PyObject *mp_text_capture(mp_state *state, mp_ticket *ticket);
 PyObject *mp_text_image_rows(mp_state *state, mp_ticket *ticket);
 
-mp_draw_call *mp_draw_from_python(mp_state *state, PyObject *args, PyObject *kwargs, mp_submit_args *submit);
+mp_call *mp_draw_from_python(mp_state *state, PyObject *args, PyObject *kwargs, mp_submit_args *submit);
 PyObject *mp_draw_progress(mp_state *state, mp_ticket *ticket);
 PyObject *mp_draw_preview(mp_state *state, mp_ticket *ticket, PyObject *args);
 PyObject *mp_draw_result(mp_state *state, mp_ticket *ticket, const char *key);

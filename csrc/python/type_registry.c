@@ -589,69 +589,49 @@ static mp_ticket *submit(PyObject *self, mp_call *call, mp_submit_args *submit, 
     return ticket;
 }
 
-static PyObject *registry_submit_embed(PyObject *self, PyObject *args, PyObject *kwargs) {
+static PyObject *submit_request(PyObject *self, PyObject *args, PyObject *kwargs, mp_from_python *from_python) {
     mp_state *state = mp_state_of(self);
     mp_submit_args options;
     bool done;
-    mp_embed_call *call = mp_embed_from_python(state, args, kwargs, &options);
-    mp_ticket *ticket = call ? submit(self, &call->base, &options, false, &done) : NULL;
+    mp_call *request = from_python(state, args, kwargs, &options);
+    mp_ticket *ticket = request ? submit(self, request, &options, false, &done) : NULL;
     return ticket ? mp_ticket_object_new(state, ticket, self, options.key) : NULL;
 }
 
-/* Submit a request (NULL: an exception is set), wait, and return its vectors. */
-static PyObject *submit_and_wait(PyObject *self, mp_call *call, mp_submit_args *options,
-                                 PyObject *(*vectors_of)(mp_state *state, mp_ticket *ticket, const char *key)) {
+/* Submit a request, wait, and return its vectors. Returns NULL with an exception. */
+static PyObject *vectors_now(PyObject *self, PyObject *args, PyObject *kwargs, mp_from_python *from_python,
+                             PyObject *(*vectors_of)(mp_state *state, mp_ticket *ticket, const char *key)) {
     mp_state *state = mp_state_of(self);
+    mp_submit_args options;
     bool done;
-    mp_ticket *ticket = call ? submit(self, call, options, true, &done) : NULL;
+    mp_call *request = from_python(state, args, kwargs, &options);
+    mp_ticket *ticket = request ? submit(self, request, &options, true, &done) : NULL;
     if (!ticket)
         return NULL;
     PyObject *vectors = NULL;
-    /* no deadline here: the request's own deadline ends it */
+    /* The request's own deadline ends it, so this wait needs none. */
     if (done || (PyErr_CheckSignals() == 0 && mp_wait_ticket(state, ticket, UINT64_MAX, 0, NULL) > 0))
-        vectors = vectors_of(state, ticket, options->key);
+        vectors = vectors_of(state, ticket, options.key);
     mp_ticket_release(ticket); /* cancels a request whose wait was interrupted */
     return vectors;
 }
 
 static PyObject *registry_embed(PyObject *self, PyObject *args, PyObject *kwargs) {
-    mp_submit_args options;
-    mp_embed_call *call = mp_embed_from_python(mp_state_of(self), args, kwargs, &options);
-    return submit_and_wait(self, call ? &call->base : NULL, &options, mp_embed_vectors);
-}
-
-static PyObject *registry_submit_images(PyObject *self, PyObject *args, PyObject *kwargs) {
-    mp_state *state = mp_state_of(self);
-    mp_submit_args options;
-    bool done;
-    mp_image_call *call = mp_images_from_python(state, args, kwargs, &options);
-    mp_ticket *ticket = call ? submit(self, &call->base, &options, false, &done) : NULL;
-    return ticket ? mp_ticket_object_new(state, ticket, self, options.key) : NULL;
+    return vectors_now(self, args, kwargs, mp_embed_from_python, mp_embed_vectors);
 }
 
 static PyObject *registry_embed_images(PyObject *self, PyObject *args, PyObject *kwargs) {
-    mp_submit_args options;
-    mp_image_call *call = mp_images_from_python(mp_state_of(self), args, kwargs, &options);
-    return submit_and_wait(self, call ? &call->base : NULL, &options, mp_image_vectors);
+    return vectors_now(self, args, kwargs, mp_images_from_python, mp_image_vectors);
 }
 
-static PyObject *registry_submit_text(PyObject *self, PyObject *args, PyObject *kwargs) {
-    mp_state *state = mp_state_of(self);
-    mp_submit_args options;
-    bool done;
-    mp_text_call *call = mp_text_from_python(state, args, kwargs, &options);
-    mp_ticket *ticket = call ? submit(self, &call->base, &options, false, &done) : NULL;
-    return ticket ? mp_ticket_object_new(state, ticket, self, options.key) : NULL;
-}
-
-static PyObject *registry_submit_draw(PyObject *self, PyObject *args, PyObject *kwargs) {
-    mp_state *state = mp_state_of(self);
-    mp_submit_args options;
-    bool done;
-    mp_draw_call *call = mp_draw_from_python(state, args, kwargs, &options);
-    mp_ticket *ticket = call ? submit(self, &call->base, &options, false, &done) : NULL;
-    return ticket ? mp_ticket_object_new(state, ticket, self, options.key) : NULL;
-}
+#define SUBMIT(name, from_python)                                                            \
+    static PyObject *registry_submit_##name(PyObject *self, PyObject *args, PyObject *kwargs) { \
+        return submit_request(self, args, kwargs, from_python);                              \
+    }
+SUBMIT(embed, mp_embed_from_python)
+SUBMIT(images, mp_images_from_python)
+SUBMIT(text, mp_text_from_python)
+SUBMIT(draw, mp_draw_from_python)
 
 static PyMethodDef methods[] = {
     {"add", MP_METHOD(registry_add), METH_VARARGS | METH_KEYWORDS, "Register a model under a key without loading it."},

@@ -2,6 +2,7 @@
  * process up, and shows nobody anything of it. */
 #include "files/spec_build.h"
 #include "isolation_scene.h"
+#include "request_fixture.h"
 #include "test_isolation.h"
 
 /* Bits that a byte is changed by. */
@@ -159,14 +160,14 @@ static mp_call *make_vectors_call(bool images, float **vectors, _Atomic int32_t 
     mp_error error;
     if (images) {
         mp_image_call *call;
-        MP_CHECK_OK(mp_image_call_create(2, sizes, pixels, sizeof pixels, &call, &error), &error);
+        MP_CHECK_OK(make_image_call(2, sizes, pixels, sizeof pixels, &call, &error), &error);
         MP_CHECK_OK(mp_image_call_output(call, 9, WIDTH, &error), &error);
         *vectors = call->vectors;
         *done = &call->done;
         return &call->base;
     }
     mp_embed_call *call;
-    MP_CHECK_OK(mp_embed_call_create(2, ids, offsets, NULL, &call, &error), &error);
+    MP_CHECK_OK(make_embed_call(2, ids, offsets, NULL, &call, &error), &error);
     MP_CHECK_OK(mp_embed_call_output(call, WIDTH, &error), &error);
     *vectors = call->vectors;
     *done = &call->done;
@@ -543,7 +544,7 @@ MP_TEST(isolation_texts_that_are_never_done_end) {
     mp_embed_call *call;
     mp_error error;
     int steps = 0;
-    MP_CHECK_OK(mp_embed_call_create(2, ids, offsets, NULL, &call, &error), &error);
+    MP_CHECK_OK(make_embed_call(2, ids, offsets, NULL, &call, &error), &error);
     MP_CHECK_OK(mp_embed_call_output(call, 4, &error), &error);
     memset(&s, 0, sizeof s);
     s.mutate_at = -1;

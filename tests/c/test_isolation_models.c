@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "isolated_fixture.h"
+#include "request_fixture.h"
 
 enum { ITEMS = 8, ANSWER = 12 };
 
@@ -161,7 +162,7 @@ static void check_embedding(mp_model *here, mp_engine *engine, isolated *it, mp_
     for (int k = 0; k < 2; k++) {
         mp_item item = {0}, *items[1] = {&item};
         uint64_t cost;
-        MP_CHECK_OK(mp_embed_call_create(TEXTS, ids, offsets, NULL, &calls[k], &error), &error);
+        MP_CHECK_OK(make_embed_call(TEXTS, ids, offsets, NULL, &calls[k], &error), &error);
         calls[k]->output = output;
         item.call = &calls[k]->base;
         mp_model *model = k ? it->model : here;
@@ -268,7 +269,7 @@ MP_TEST(isolation_calls_beyond_the_limits_are_never_made) {
         MP_CHECK_STATUS(make_largest(excess, &call, &error), MP_INVALID_ARGUMENT, &error);
         MP_CHECK(!call);
     }
-    MP_CHECK_STATUS(mp_embed_call_create(MP_EMBED_MOST_TEXTS + 1, ids, offsets, NULL, &embed, &error),
+    MP_CHECK_STATUS(make_embed_call(MP_EMBED_MOST_TEXTS + 1, ids, offsets, NULL, &embed, &error),
                     MP_INVALID_ARGUMENT, &error);
     MP_CHECK_HAS(error.message, "allowed: 1 to 16777216");
 }

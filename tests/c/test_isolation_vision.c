@@ -152,7 +152,7 @@ static void make_large(mp_model *model, tiny_job *job) {
         .n_prompt = 2 + SEEN + 4, .prompt = prompt, .n_choices = 1, .vision = true,
         .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = 6, .logprobs = 3, .ignore_eos = true},
         .images = {.n_tiles = 1, .n_runs = 1, .sizes = sizes, .pixels = pixels, .n_bytes = sizeof pixels,
-                   .tile_keys = key, .run_keys = key, .runs = runs, .sources = sources, .n_sources = SEEN},
+                   .tile_keys = key, .run_keys = key, .spans = runs, .sources = sources, .n_sources = SEEN},
     };
     *job = (tiny_job){0};
     MP_CHECK_OK(mp_text_call_create(&args, &job->call, &error), &error);
@@ -288,7 +288,8 @@ static mp_text_call *small_call(bool vision) {
                          .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = MOST_TOKENS, .logprobs = -1}};
     if (vision)
         args.images = (mp_text_image_args){.n_tiles = 1, .n_runs = 1, .sizes = sizes, .pixels = pixels,
-                                           .n_bytes = sizeof pixels, .tile_keys = keys, .run_keys = keys, .runs = runs};
+                                           .n_bytes = sizeof pixels, .tile_keys = keys, .run_keys = keys,
+                                           .spans = runs};
     mp_text_call *call;
     mp_error error;
     MP_CHECK_OK(mp_text_call_create(&args, &call, &error), &error);
@@ -414,7 +415,7 @@ static mp_status cross(bool images, int at, mp_error *error) {
                          .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = 2, .logprobs = -1}};
     if (images)
         args.images = (mp_text_image_args){.n_tiles = 2, .n_runs = 2, .sizes = sizes, .pixels = pixels,
-                                           .n_bytes = sizeof pixels, .tile_keys = keys, .run_keys = keys, .runs = runs,
+                                           .n_bytes = sizeof pixels, .tile_keys = keys, .run_keys = keys, .spans = runs,
                                            .sources = sources, .n_sources = 3};
     MP_TRY(mp_text_call_create(&args, &call, error));
     mp_item item = {.call = &call->base};

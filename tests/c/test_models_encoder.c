@@ -98,7 +98,7 @@ MP_TEST(models_encoder_refuses_bad_calls) {
         uint64_t cost;
         uint32_t total;
         ids[0] = cases[i].id;
-        MP_CHECK_OK(mp_embed_call_create(1, ids, offsets, &cases[i].skip, &call, &error), &error);
+        MP_CHECK_OK(make_embed_call(1, ids, offsets, &cases[i].skip, &call, &error), &error);
         call->dimensions = cases[i].dimensions;
         MP_CHECK_STATUS(tiny.model->ops->check(tiny.model, &call->base, &cost, &total, &error), cases[i].expected,
                         &error);
@@ -129,7 +129,7 @@ static void ask(const tiny_model *tiny, const texts *all, const int *picks, int 
         skips[t] = skip;
     }
     *made = (request){0};
-    MP_CHECK_OK(mp_embed_call_create(count, ids, offsets, skip < 0 ? NULL : skips, &made->call, &error), &error);
+    MP_CHECK_OK(make_embed_call(count, ids, offsets, skip < 0 ? NULL : skips, &made->call, &error), &error);
     made->call->dimensions = dimensions;
     made->call->normalize = (int8_t)normalize;
     made->call->output = (uint8_t)output;
@@ -312,7 +312,7 @@ static mp_status make_call(mp_call **call, mp_error *error) {
     const int32_t ids[12] = {9, 10, 11, 9, 10, 11, 9, 10, 11, 20, 21, 22};
     const int64_t offsets[5] = {0, 3, 6, 9, 12};
     mp_embed_call *made;
-    MP_TRY(mp_embed_call_create(4, ids, offsets, NULL, &made, error));
+    MP_TRY(make_embed_call(4, ids, offsets, NULL, &made, error));
     *call = &made->base;
     return MP_OK;
 }

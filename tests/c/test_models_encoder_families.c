@@ -223,7 +223,7 @@ MP_TEST(models_encoder_families_memory_is_predicted) {
 static mp_status sweep_make(mp_call **call, mp_error *error) {
     static const int32_t ids[] = {9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20};
     static const int64_t offsets[] = {0, 12};
-    return mp_embed_call_create(1, ids, offsets, NULL, (mp_embed_call **)(void *)call, error);
+    return make_embed_call(1, ids, offsets, NULL, (mp_embed_call **)(void *)call, error);
 }
 
 static void sweep_compare(const mp_call *first, const mp_call *second) {

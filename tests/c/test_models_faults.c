@@ -4,6 +4,7 @@
 
 #include "base/options.h"
 #include "model_fixture.h"
+#include "request_fixture.h"
 
 enum { PROMPT = 70, ANSWER = 5, CHOICES = 2 };
 
@@ -56,7 +57,7 @@ MP_TEST(models_calls_say_what_was_seen) {
     MP_CHECK(call->seen(call));
     mp_call_destroy(call);
     mp_embed_call *embed;
-    MP_CHECK_OK(mp_embed_call_create(1, (const int32_t[]){5}, (const int64_t[]){0, 1}, NULL, &embed, &error), &error);
+    MP_CHECK_OK(make_embed_call(1, (const int32_t[]){5}, (const int64_t[]){0, 1}, NULL, &embed, &error), &error);
     MP_CHECK(!embed->base.seen); /* vectors are read at the end */
     mp_call_destroy(&embed->base);
 }

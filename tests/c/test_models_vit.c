@@ -4,6 +4,7 @@
 
 #include "grouping_fixture.h"
 #include "models/image/vit.h"
+#include "request_fixture.h"
 
 enum { HIDDEN = 48, LAYERS = 2, PATCH = 7, GRID = 5, WIDTH = 32, IMAGES = 13, MOST_SIDE = 90 };
 
@@ -108,7 +109,7 @@ static void make_pictures(pictures *all, bool any_size) {
 static mp_image_call *make_call(const pictures *all, int first, int count) {
     mp_error error;
     mp_image_call *call;
-    MP_CHECK_OK(mp_image_call_create(count, all->sizes + 2 * first, all->pixels + all->offsets[first],
+    MP_CHECK_OK(make_image_call(count, all->sizes + 2 * first, all->pixels + all->offsets[first],
                                      all->offsets[first + count] - all->offsets[first], &call, &error),
                 &error);
     return call;
@@ -199,11 +200,11 @@ MP_TEST(models_vit_refuses_bad_calls) {
     } refused[] = {{0, 1, 0}, {1, 0, 0}, {-1, -1, 3}, {4, 4, 47}, {4, 4, 49}, {MP_IMAGE_MOST_SIDE + 1, 1, 0}};
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
         const int32_t sizes[2] = {refused[i].height, refused[i].width};
-        MP_CHECK_STATUS(mp_image_call_create(1, sizes, pixels, refused[i].bytes, &call, &error), MP_INVALID_ARGUMENT,
+        MP_CHECK_STATUS(make_image_call(1, sizes, pixels, refused[i].bytes, &call, &error), MP_INVALID_ARGUMENT,
                         &error);
         MP_CHECK(!call);
     }
-    MP_CHECK_STATUS(mp_image_call_create(0, NULL, pixels, 0, &call, &error), MP_INVALID_ARGUMENT, &error);
+    MP_CHECK_STATUS(make_image_call(0, NULL, pixels, 0, &call, &error), MP_INVALID_ARGUMENT, &error);
 
     tiny_model any, fixed;
     tiny_load(&any, make_spec("dinov2", false), MP_COMPUTE_F32, 1);
@@ -231,7 +232,7 @@ MP_TEST(models_vit_refuses_bad_calls) {
             const int32_t sizes[2] = {cases[i].height, cases[i].width};
             uint64_t cost;
             uint32_t total;
-            MP_CHECK_OK(mp_image_call_create(1, sizes, pixels, 3 * (int64_t)sizes[0] * sizes[1], &call, &error),
+            MP_CHECK_OK(make_image_call(1, sizes, pixels, 3 * (int64_t)sizes[0] * sizes[1], &call, &error),
                         &error);
             call->dimensions = cases[i].dimensions;
             call->output = cases[i].output;
@@ -255,8 +256,8 @@ MP_TEST(models_vit_fingerprints) {
     mp_error error;
     mp_image_call *wide, *tall;
     const int32_t sizes[2][2] = {{2, 8}, {8, 2}};
-    MP_CHECK_OK(mp_image_call_create(1, sizes[0], all.pixels, 48, &wide, &error), &error);
-    MP_CHECK_OK(mp_image_call_create(1, sizes[1], all.pixels, 48, &tall, &error), &error);
+    MP_CHECK_OK(make_image_call(1, sizes[0], all.pixels, 48, &wide, &error), &error);
+    MP_CHECK_OK(make_image_call(1, sizes[1], all.pixels, 48, &tall, &error), &error);
     MP_CHECK(wide->base.fingerprint(&wide->base) != tall->base.fingerprint(&tall->base));
     mp_image_call *calls[] = {one, same, other, wide, tall};
     for (int i = 0; i < 5; i++)
@@ -581,7 +582,7 @@ static pictures sweep_pictures;
 static mp_status make_two(mp_call **call, mp_error *error) {
     mp_image_call *made;
     MP_TRY(
-        mp_image_call_create(2, sweep_pictures.sizes, sweep_pictures.pixels, sweep_pictures.offsets[2], &made, error));
+        make_image_call(2, sweep_pictures.sizes, sweep_pictures.pixels, sweep_pictures.offsets[2], &made, error));
     *call = &made->base;
     return MP_OK;
 }

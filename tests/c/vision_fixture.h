@@ -163,7 +163,7 @@ static inline void make_call(int index, mp_text_call **call, mp_error *error) {
                      .seed = 7, .max_tokens = ANSWER, .logprobs = 3, .ignore_eos = true},
         .vision = true,
         .images = {.n_tiles = rows[index].n, .n_runs = rows[index].n, .sizes = sizes, .pixels = pixels,
-                   .n_bytes = rows[index].n * PIXELS, .tile_keys = keys, .run_keys = run_keys, .runs = runs,
+                   .n_bytes = rows[index].n * PIXELS, .tile_keys = keys, .run_keys = run_keys, .spans = runs,
                    .sources = sources, .n_sources = rows[index].turned ? used : 0},
     };
     if (mp_text_call_create(&args, call, error) != MP_OK)

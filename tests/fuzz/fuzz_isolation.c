@@ -1,6 +1,7 @@
 /* fuzz_isolation.c: any bytes as the output of a worker process: a spec, the ring of its replies, or the correctly
  * signed answer to an admission, a plan or a step. A caller must never see an impossible value. */
 #include "require.h"
+#include "../c/request_fixture.h"
 
 #include <stdatomic.h>
 
@@ -77,13 +78,13 @@ static mp_call *make_call(kind kind) {
         static const int32_t sizes[2 * TEXTS] = {[0 ... 2 * TEXTS - 1] = 1};
         static const uint8_t pixels[3 * TEXTS];
         mp_image_call *call;
-        REQUIRE(mp_image_call_create(TEXTS, sizes, pixels, sizeof pixels, &call, &error) == MP_OK);
+        REQUIRE(make_image_call(TEXTS, sizes, pixels, sizeof pixels, &call, &error) == MP_OK);
         REQUIRE(mp_image_call_output(call, TEXTS, WIDTH, &error) == MP_OK);
         return &call->base;
     }
     if (kind == EMBED) {
         mp_embed_call *call;
-        REQUIRE(mp_embed_call_create(TEXTS, ids, offsets, NULL, &call, &error) == MP_OK);
+        REQUIRE(make_embed_call(TEXTS, ids, offsets, NULL, &call, &error) == MP_OK);
         REQUIRE(mp_embed_call_output(call, WIDTH, &error) == MP_OK);
         return &call->base;
     }
@@ -97,7 +98,7 @@ static mp_call *make_call(kind kind) {
     if (kind == VISION) {
         args.vision = true;
         args.images = (mp_text_image_args){.n_tiles = 1, .n_runs = 1, .sizes = sides, .pixels = pixels, .n_bytes = 3,
-                                           .tile_keys = key, .run_keys = key, .runs = runs, .sources = sources,
+                                           .tile_keys = key, .run_keys = key, .spans = runs, .sources = sources,
                                            .n_sources = 2};
     }
     static const uint32_t mask[] = {1 << 3 | 1 << 7, 1};
