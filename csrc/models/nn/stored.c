@@ -11,7 +11,7 @@ enum { STORED, KEEPING, PACKED };
 /* More makes the steps of the first second longer, less makes it more steps that pack everything and keep little. */
 static const uint64_t KEEP_NS = 150ull * 1000 * 1000, KEEP_ROW_NS = 1000 * 1000;
 
-/* Bytes that a lane fetches between two polls of the lease: the file may have to be read from a disk. */
+/* Bytes that a lane fetches between two reports of progress: the file may have to be read from a disk. */
 enum { FETCH_BYTES = 4 << 20 };
 
 /* In the child of a fork: whoever was keeping a panel is not there, and the panel is half of one. */
