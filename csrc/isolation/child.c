@@ -35,7 +35,7 @@ typedef struct child {
     mp_channel channel;
     mp_error broken;
     mp_budget budget;
-    const mp_call_wire *wire;
+    const mp_request_wire *wire;
     mp_model *model;
     mp_engine *engine;
     mp_team *team;
@@ -69,18 +69,18 @@ static child_item *find(child *c, uint32_t id) {
 
 static void free_item(child *c, child_item *item) {
     mp_budget_give(&c->budget, item->charged);
-    mp_call_destroy(item->item.call);
+    mp_request_destroy(item->item.call);
     mp_free(item);
 }
 
 /* Create an item: read its request, check it against the model and charge its memory. */
 static mp_status create_item(child *c, const mp_item *fields, child_item **out, mp_error *error) {
-    mp_call *call = NULL;
+    mp_request *call = NULL;
     MP_TRY(c->wire->get_call(&c->in, &call, error));
     size_t bytes = sizeof(child_item) + c->wire->record_bytes(call);
     child_item *item = mp_alloc_zeroed(bytes, MP_TAG_REQUEST);
     if (!item) {
-        mp_call_destroy(call);
+        mp_request_destroy(call);
         return mp_fail_memory(error, bytes, "a request");
     }
     item->item = *fields;
@@ -328,7 +328,7 @@ static int run(child *c) {
     const mp_channel_setup *setup = &c->page->setup;
     if (setup->build != mp_channel_build())
         return MP_CHILD_BUILD;
-    c->wire = mp_call_wire_of((mp_capability)setup->capability);
+    c->wire = mp_request_wire_of((mp_capability)setup->capability);
     if (!c->wire)
         return MP_CHILD_BUILD;
     mp_process_limits limits = {.data_bytes = setup->data_limit, .files = FILES};

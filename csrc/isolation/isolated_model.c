@@ -104,9 +104,10 @@ static mp_status model_engine(mp_model *base, mp_budget *budget, mp_engine **eng
     return mp_proxy_create(&args, budget, engine, error);
 }
 
-static mp_status model_check(const mp_model *base, mp_call *call, uint64_t *cost_ns, uint32_t *total, mp_error *error) {
+static mp_status model_check(const mp_model *base, mp_request *call, uint64_t *cost_ns, uint32_t *total,
+                             mp_error *error) {
     const isolated_model *model = (const isolated_model *)base;
-    MP_TRY(mp_call_wire_of(model->loader->capability)->check(call, error));
+    MP_TRY(mp_request_wire_of(model->loader->capability)->check(call, error));
     return model->inner->ops->check(model->inner, call, cost_ns, total, error);
 }
 
@@ -190,7 +191,7 @@ mp_status mp_isolation_wrap(const mp_isolation_kind *kind, void *self, mp_capabi
     loader->stall_ns = options->stall_ns ? options->stall_ns : DEFAULT_NS;
     atomic_init(&loader->references, 1);
     mp_status status = MP_OK;
-    if (!mp_call_wire_of(capability))
+    if (!mp_request_wire_of(capability))
         status = mp_fail(error, MP_UNSUPPORTED, "%s models do not support process isolation; use isolation='thread'",
                          mp_capability_get(capability)->name);
     if (status == MP_OK)

@@ -31,7 +31,7 @@ typedef struct proxy {
     mp_engine base;
     mp_forked forked;
     mp_proxy_args args;
-    const mp_call_wire *wire;
+    const mp_request_wire *wire;
     mp_budget *budget; /* NULL: nothing is charged; written while forks are held off */
     mp_shm memory;     /* memory of the page */
     mp_channel_page *page;
@@ -225,7 +225,7 @@ static void forget(proxy *p, mp_item *item) {
     item->state = NULL;
 }
 
-static void proxy_abandon(mp_item *item) { mp_call_wire_of(item->call->capability)->close(item); }
+static void proxy_abandon(mp_item *item) { mp_request_wire_of(item->call->capability)->close(item); }
 
 /* The request holds everything that another process needs to continue it. */
 static void proxy_preempt(mp_engine *base, mp_item *item) {
@@ -496,7 +496,7 @@ static const mp_engine_ops proxy_ops = {
 };
 
 static mp_status create_proxy(const mp_proxy_args *args, proxy **out, mp_error *error) {
-    const mp_call_wire *wire = mp_call_wire_of(args->capability);
+    const mp_request_wire *wire = mp_request_wire_of(args->capability);
     *out = NULL;
     if (!wire)
         return mp_fail(error, MP_UNSUPPORTED, "%s models do not support process isolation; use isolation='thread'",

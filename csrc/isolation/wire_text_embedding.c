@@ -2,28 +2,28 @@
 #include "models/capability.h"
 
 #define MP_SCHEMA    "models/requests/text_embedding.def"
-#define WIRE_ARGS    mp_embed_args
-#define WIRE_REQUEST mp_embed_call
-#define wire_create  mp_embed_call_create
+#define WIRE_ARGS    mp_embedding_args
+#define WIRE_REQUEST mp_embedding_request
+#define wire_create  mp_embedding_request_create
 #define WIRE_EARLY   "texts are finished that were not to be"
 #define WIRE_OUTCOME "an outcome does not fit the texts that are finished"
 
-static inline size_t wire_rows_at(const mp_embed_call *request, uint32_t text) {
+static inline size_t wire_rows_at(const mp_embedding_request *request, uint32_t text) {
     return request->output == MP_EMBED_TOKENS ? (size_t)request->offsets[text] : text;
 }
 
 #include "isolation/passes/vectors.def"
 
-static mp_status embed_check(const mp_call *call, mp_error *error) {
+static mp_status embed_check(const mp_request *call, mp_error *error) {
     (void)call;
     (void)error;
     return MP_OK;
 }
 
 /* An encoder finishes in one step all that was planned of a request. */
-static uint64_t embed_most_idle(const mp_call *call) {
+static uint64_t embed_most_idle(const mp_request *call) {
     (void)call;
     return 1;
 }
 
-const mp_call_wire mp_wire_text_embedding = {.check = embed_check, .most_idle = embed_most_idle, WIRE_VECTORS};
+const mp_request_wire mp_wire_text_embedding = {.check = embed_check, .most_idle = embed_most_idle, WIRE_VECTORS};

@@ -18,52 +18,54 @@ typedef struct span {
     int32_t first, end;
 } span;
 
-static mp_status draw_check(const mp_call *base, mp_error *error) {
-    if (((const mp_draw_call *)base)->keep)
+static mp_status draw_check(const mp_request *base, mp_error *error) {
+    if (((const mp_image_generation_request *)base)->keep)
         return mp_fail(error, MP_UNSUPPORTED, "embeddings of texts and latents of each step do not come out of worker "
                                               "processes, pictures do");
     return MP_OK;
 }
 
-static size_t draw_bytes(const mp_call *call) {
+static size_t draw_bytes(const mp_request *call) {
     (void)call;
     return sizeof(draw_note);
 }
 
-static int32_t decoded_at(const mp_draw_call *call, uint32_t cursor) {
-    const uint32_t steps = mp_draw_steps(call);
+static int32_t decoded_at(const mp_image_generation_request *call, uint32_t cursor) {
+    const uint32_t steps = mp_image_generation_steps(call);
     return cursor > steps ? (int32_t)(cursor - steps) : 0;
 }
 
 /* Whose latents a process needs that goes on from there: begun, and not decoded. */
-static span needed_at(const mp_draw_call *call, uint32_t cursor) {
-    const uint32_t steps = mp_draw_steps(call), done = cursor < steps ? cursor : steps;
+static span needed_at(const mp_image_generation_request *call, uint32_t cursor) {
+    const uint32_t steps = mp_image_generation_steps(call), done = cursor < steps ? cursor : steps;
     return (span){decoded_at(call, cursor), (int32_t)((done + (uint32_t)call->n_steps - 1) / (uint32_t)call->n_steps)};
 }
 
 /* Whose latents changed between two places. */
-static span changed_between(const mp_draw_call *call, uint32_t from, uint32_t to) {
-    const uint32_t steps = mp_draw_steps(call), each = (uint32_t)call->n_steps;
+static span changed_between(const mp_image_generation_request *call, uint32_t from, uint32_t to) {
+    const uint32_t steps = mp_image_generation_steps(call), each = (uint32_t)call->n_steps;
     to = to < steps ? to : steps;
     return from < to ? (span){(int32_t)(from / each), (int32_t)((to + each - 1) / each)} : (span){0, 0};
 }
 
-static size_t latent_bytes(const mp_draw_call *call) { return (size_t)mp_draw_latents(call) * sizeof(float); }
+static size_t latent_bytes(const mp_image_generation_request *call) {
+    return (size_t)mp_image_generation_latents(call) * sizeof(float);
+}
 
-static float *latents_of(const mp_draw_call *call, span of, size_t *bytes) {
+static float *latents_of(const mp_image_generation_request *call, span of, size_t *bytes) {
     *bytes = (size_t)(of.end - of.first) * latent_bytes(call);
-    return call->latents + (int64_t)of.first * mp_draw_latents(call);
+    return call->latents + (int64_t)of.first * mp_image_generation_latents(call);
 }
 
 /* A preview is being made there: the step is done that it is of. */
-static bool preview_open(const mp_draw_call *call, uint32_t cursor, int32_t previews) {
-    return mp_draw_previews_due(call, cursor) > previews;
+static bool preview_open(const mp_image_generation_request *call, uint32_t cursor, int32_t previews) {
+    return mp_image_generation_previews_due(call, cursor) > previews;
 }
 
 /* ---- the call, and how far it is ---- */
 
 static void draw_put_call(mp_wire_out *out, const mp_item *item, void *note) {
-    const mp_draw_call *request = (const mp_draw_call *)item->call;
+    const mp_image_generation_request *request = (const mp_image_generation_request *)item->call;
     const int32_t previews = atomic_load_explicit(&request->previews_done, memory_order_relaxed);
     *(draw_note *)note = (draw_note){item->cursor, previews};
 #include "isolation/passes/put.def"
@@ -75,14 +77,14 @@ static void draw_put_call(mp_wire_out *out, const mp_item *item, void *note) {
         mp_put(out, request->preview_latents, latent_bytes(request));
 }
 
-static mp_status draw_get_call(mp_wire_in *in, mp_call **out, mp_error *error) {
-    mp_draw_args arguments = {0}, *args = &arguments;
-    mp_draw_call *request = NULL;
+static mp_status draw_get_call(mp_wire_in *in, mp_request **out, mp_error *error) {
+    mp_image_generation_args arguments = {0}, *args = &arguments;
+    mp_image_generation_request *request = NULL;
     bool ok = true;
 #include "isolation/passes/get.def"
     mp_status status = in->failed ? mp_fail(error, MP_RECV, "a request was cut")
                        : !ok      ? mp_fail_memory(error, sizeof *request, "a request")
-                                  : mp_draw_call_create(args, &request, error);
+                                  : mp_image_generation_request_create(args, &request, error);
     if (status == MP_OK)
         *out = &request->base;
 #include "isolation/passes/get_free.def"
@@ -90,10 +92,10 @@ static mp_status draw_get_call(mp_wire_in *in, mp_call **out, mp_error *error) {
 }
 
 static mp_status draw_go_on(mp_wire_in *in, mp_item *item, void *record, mp_error *error) {
-    mp_draw_call *call = (mp_draw_call *)item->call;
-    const uint32_t steps = mp_draw_steps(call);
+    mp_image_generation_request *call = (mp_image_generation_request *)item->call;
+    const uint32_t steps = mp_image_generation_steps(call);
     const int32_t previews = mp_get_i32(in);
-    if (item->cursor > item->total || previews < 0 || previews > mp_draw_previews_due(call, item->cursor))
+    if (item->cursor > item->total || previews < 0 || previews > mp_image_generation_previews_due(call, item->cursor))
         mp_wire_refuse(in, "a call is further than its end");
     if (in->failed)
         return mp_fail(error, MP_RECV, "a request was cut");
@@ -113,10 +115,10 @@ static mp_status draw_go_on(mp_wire_in *in, mp_item *item, void *record, mp_erro
 /* ---- results ---- */
 
 static void draw_put_results(mp_wire_out *out, const mp_item *item, void *record) {
-    const mp_draw_call *call = (const mp_draw_call *)item->call;
+    const mp_image_generation_request *call = (const mp_image_generation_request *)item->call;
     draw_note *sent = record;
     const int32_t previews = atomic_load_explicit(&call->previews_done, memory_order_relaxed);
-    const size_t pixels = (size_t)mp_draw_pixels(call);
+    const size_t pixels = (size_t)mp_image_generation_pixels(call);
     size_t bytes;
     mp_put_u32(out, item->cursor);
     mp_put_i32(out, previews);
@@ -131,23 +133,23 @@ static void draw_put_results(mp_wire_out *out, const mp_item *item, void *record
     *sent = (draw_note){item->cursor, previews};
 }
 
-#define MP_REQUEST mp_draw_call
+#define MP_REQUEST mp_image_generation_request
 #include "isolation/passes/get_output.def"
 
 /* Latents are the call's to go on from: of a message that is refused they are worth nothing. So is the call, which was
  * in the step, and is tried from its beginning or fails. */
 static bool draw_get_results(mp_wire_in *in, const mp_item *item, uint32_t amount, mp_outcome outcome, void *note) {
-    const mp_draw_call *call = (const mp_draw_call *)item->call;
+    const mp_image_generation_request *call = (const mp_image_generation_request *)item->call;
     draw_note *seen = note;
     (void)amount;
     const uint32_t cursor = mp_get_u32(in);
-    const int32_t previews = mp_get_i32(in), due = mp_draw_previews_due(call, cursor);
+    const int32_t previews = mp_get_i32(in), due = mp_image_generation_previews_due(call, cursor);
     if (in->failed)
         return false;
     if (cursor < seen->cursor || cursor > item->total)
         return mp_wire_refuse(in, "a call is further than its end, or goes back");
     /* those of steps before the last are made; that of the last may be on its way */
-    const bool fresh = cursor > 0 && due > mp_draw_previews_due(call, cursor - 1);
+    const bool fresh = cursor > 0 && due > mp_image_generation_previews_due(call, cursor - 1);
     if (previews < seen->previews || previews > due || previews < due - fresh)
         return mp_wire_refuse(in, "previews do not fit the steps that are done");
     if (outcome != MP_OUTCOME_FAILED && (outcome == MP_OUTCOME_DONE) != (cursor == item->total))
@@ -165,26 +167,26 @@ static bool draw_get_results(mp_wire_in *in, const mp_item *item, uint32_t amoun
 
 /* Between two steps, previews or pictures there are as many as a network has blocks, and before the first as all text
  * encoders have: the parent's own model knows the number, but a bound is enough. */
-static uint64_t draw_most_idle(const mp_call *call) {
+static uint64_t draw_most_idle(const mp_request *call) {
     (void)call;
     return 1 << 16;
 }
 
 static void draw_publish(mp_item *item, void *note, uint64_t began_ns, uint64_t now_ns) {
     const draw_note *seen = note;
-    mp_draw_call *call = (mp_draw_call *)item->call;
-    const uint32_t steps = mp_draw_steps(call);
+    mp_image_generation_request *call = (mp_image_generation_request *)item->call;
+    const uint32_t steps = mp_image_generation_steps(call);
     (void)began_ns;
     (void)now_ns;
     item->cursor = seen->cursor;
-    mp_call_publish(&call->steps_done, (int32_t)(seen->cursor < steps ? seen->cursor : steps));
-    mp_call_publish(&call->previews_done, seen->previews);
-    mp_call_publish(&call->pictures_done, decoded_at(call, seen->cursor));
+    mp_request_publish(&call->steps_done, (int32_t)(seen->cursor < steps ? seen->cursor : steps));
+    mp_request_publish(&call->previews_done, seen->previews);
+    mp_request_publish(&call->pictures_done, decoded_at(call, seen->cursor));
 }
 
 static void draw_close(mp_item *item) { (void)item; }
 
-const mp_call_wire mp_wire_text_to_image = {
+const mp_request_wire mp_wire_text_to_image = {
     .check = draw_check,
     .note_bytes = draw_bytes,
     .put_call = draw_put_call,

@@ -39,16 +39,16 @@ static uint32_t text_end(const mp_choice *choice) {
     return finish_of(choice) == MP_FINISH_NONE && count > 0 ? choice->tokens[count - 1].byte_end : decided;
 }
 
-static int alternatives(const mp_text_call *call) {
+static int alternatives(const mp_text_request *call) {
     return call->sampling.logprobs > 0 ? (int)call->sampling.logprobs : 0;
 }
 
-static size_t text_bytes(const mp_call *base) {
-    return sizeof(text_note) + (size_t)((const mp_text_call *)base)->n_choices * sizeof(choice_note);
+static size_t text_bytes(const mp_request *base) {
+    return sizeof(text_note) + (size_t)((const mp_text_request *)base)->n_choices * sizeof(choice_note);
 }
 
-static mp_status text_check(const mp_call *base, mp_error *error) {
-    if (((const mp_text_call *)base)->want_prompt_logits)
+static mp_status text_check(const mp_request *base, mp_error *error) {
+    if (((const mp_text_request *)base)->want_prompt_logits)
         return mp_fail(error, MP_UNSUPPORTED,
                        "a prompt's logits do not come out of a worker process: use isolation=\"thread\"");
     return MP_OK;
@@ -56,15 +56,15 @@ static mp_status text_check(const mp_call *base, mp_error *error) {
 
 /* --- masks --- */
 
-static size_t mask_bytes(const mp_text_call *call) { return (size_t)call->mask_words * sizeof(uint32_t); }
+static size_t mask_bytes(const mp_text_request *call) { return (size_t)call->mask_words * sizeof(uint32_t); }
 
 /* The masks that are there for next tokens, and were not sent. */
 static void text_put_more(mp_wire_out *out, const mp_item *item, void *record) {
-    const mp_text_call *call = (const mp_text_call *)item->call;
+    const mp_text_request *call = (const mp_text_request *)item->call;
     text_note *note = record;
     for (int c = 0; call->masks && c < call->n_choices; c++) {
         uint32_t next = tokens_of(&call->choices[c]);
-        const uint32_t *bits = note->choice[c].masked > next ? NULL : mp_text_call_mask_at(call, c, next);
+        const uint32_t *bits = note->choice[c].masked > next ? NULL : mp_text_request_mask_at(call, c, next);
         mp_put_u8(out, bits != NULL);
         if (!bits)
             continue;
@@ -74,7 +74,7 @@ static void text_put_more(mp_wire_out *out, const mp_item *item, void *record) {
 }
 
 static bool text_get_more(mp_wire_in *in, mp_item *item) {
-    mp_text_call *call = (mp_text_call *)item->call;
+    mp_text_request *call = (mp_text_request *)item->call;
     for (int c = 0; call->masks && c < call->n_choices; c++) {
         if (!mp_get_u8(in))
             continue;
@@ -86,7 +86,7 @@ static bool text_get_more(mp_wire_in *in, mp_item *item) {
 
 /* Its prompt was read, here or in a process before: a process that has to read it again says so by its plan. */
 static bool text_waits(const mp_item *item, const void *record) {
-    const mp_text_call *call = (const mp_text_call *)item->call;
+    const mp_text_request *call = (const mp_text_request *)item->call;
     const text_note *note = record;
     bool waits = call->masks && note->prompt_done;
     for (int c = 0; c < call->n_choices && waits; c++)
@@ -94,13 +94,13 @@ static bool text_waits(const mp_item *item, const void *record) {
     return waits;
 }
 
-static bool allows(const mp_text_call *call, int c, int32_t id) {
+static bool allows(const mp_text_request *call, int c, int32_t id) {
     const uint32_t word = (uint32_t)id / 32;
     return id >= 0 && word < (uint32_t)call->mask_words && (call->masks[c].bits[word] >> ((uint32_t)id % 32) & 1);
 }
 
 /* Whether an answer may end as it says, by what is no token of it. */
-static bool may_end(const mp_text_call *call, int c, const choice_note *seen) {
+static bool may_end(const mp_text_request *call, int c, const choice_note *seen) {
     if (seen->finish == MP_FINISH_STOP)
         return allows(call, c, call->stop_ids[seen->stop_index - call->n_stop]);
     for (int32_t i = 0; i < call->n_ends; i++)
@@ -110,7 +110,7 @@ static bool may_end(const mp_text_call *call, int c, const choice_note *seen) {
 }
 
 /* What came of an answer after token `from` was drawn with the one mask that was there for it, and keeps to it. */
-static bool keeps_mask(mp_wire_in *in, const mp_text_call *call, int c, const choice_note *seen, uint32_t from) {
+static bool keeps_mask(mp_wire_in *in, const mp_text_request *call, int c, const choice_note *seen, uint32_t from) {
     const bool by_id = seen->finish == MP_FINISH_EOS ||
                        (seen->finish == MP_FINISH_STOP && seen->stop_index >= call->n_stop);
     const uint32_t drawn = seen->tokens - from + by_id;
@@ -162,7 +162,7 @@ static bool get_capture(mp_wire_in *in, const mp_capture *capture, text_note *no
 
 /* --- the call, and how far it is --- */
 
-static void put_progress(mp_wire_out *out, const mp_text_call *call, text_note *note) {
+static void put_progress(mp_wire_out *out, const mp_text_request *call, text_note *note) {
     mp_put_u8(out, call->prompt_done_ns != 0);
     mp_put_u32(out, (uint32_t)call->cached_tokens);
     note->prompt_done = call->prompt_done_ns != 0;
@@ -205,7 +205,7 @@ static void free_images(mp_text_image_args *args) {
 
 #define MP_SCHEMA "models/requests/text_to_text.def"
 static void text_put_call(mp_wire_out *out, const mp_item *item, void *note) {
-    const mp_text_call *request = (const mp_text_call *)item->call;
+    const mp_text_request *request = (const mp_text_request *)item->call;
     const bool vision = request->base.capability == MP_VISION;
 #include "isolation/passes/put.def"
     mp_put_u8(out, vision);
@@ -216,9 +216,9 @@ static void text_put_call(mp_wire_out *out, const mp_item *item, void *note) {
     put_progress(out, request, note);
 }
 
-static mp_status text_get_call(mp_wire_in *in, mp_call **out, mp_error *error) {
+static mp_status text_get_call(mp_wire_in *in, mp_request **out, mp_error *error) {
     mp_text_args arguments = {0}, *args = &arguments;
-    mp_text_call *request = NULL;
+    mp_text_request *request = NULL;
     bool ok = true;
 #include "isolation/passes/get.def"
     args->vision = mp_get_u8(in) != 0;
@@ -231,7 +231,7 @@ static mp_status text_get_call(mp_wire_in *in, mp_call **out, mp_error *error) {
     args->mask = mask; /* until the first one comes */
     mp_status status = in->failed ? mp_fail(error, MP_RECV, "a request was cut")
                        : !ok      ? mp_fail_memory(error, sizeof *request, "a request")
-                                  : mp_text_call_create(args, &request, error);
+                                  : mp_text_request_create(args, &request, error);
     if (status == MP_OK)
         *out = &request->base;
     mp_free(mask);
@@ -242,7 +242,7 @@ static mp_status text_get_call(mp_wire_in *in, mp_call **out, mp_error *error) {
 #undef MP_SCHEMA
 
 static mp_status text_go_on(mp_wire_in *in, mp_item *item, void *record, mp_error *error) {
-    mp_text_call *call = (mp_text_call *)item->call;
+    mp_text_request *call = (mp_text_request *)item->call;
     text_note *note = record;
     note->prompt_done = mp_get_u8(in) != 0;
     note->cached = mp_get_count(in, (uint32_t)call->n_prompt, "more of a prompt is reused than there is");
@@ -273,7 +273,7 @@ static mp_status text_go_on(mp_wire_in *in, mp_item *item, void *record, mp_erro
 
 /* --- results --- */
 
-static void put_choice(mp_wire_out *out, const mp_text_call *call, const mp_choice *choice, choice_note *sent) {
+static void put_choice(mp_wire_out *out, const mp_text_request *call, const mp_choice *choice, choice_note *sent) {
     uint32_t count = tokens_of(choice), end = text_end(choice);
     int k = alternatives(call);
     mp_put_u8(out, (uint8_t)finish_of(choice));
@@ -298,7 +298,7 @@ static void put_choice(mp_wire_out *out, const mp_text_call *call, const mp_choi
 }
 
 static void text_put_results(mp_wire_out *out, const mp_item *item, void *record) {
-    const mp_text_call *call = (const mp_text_call *)item->call;
+    const mp_text_request *call = (const mp_text_request *)item->call;
     text_note *sent = record;
     mp_put_u32(out, item->cursor);
     mp_put_u32(out, (uint32_t)call->cached_tokens);
@@ -309,7 +309,7 @@ static void text_put_results(mp_wire_out *out, const mp_item *item, void *record
     put_capture(out, &call->capture, sent);
 }
 
-static bool get_token(mp_wire_in *in, const mp_text_call *call, mp_choice *choice, uint32_t index, bool cut) {
+static bool get_token(mp_wire_in *in, const mp_text_request *call, mp_choice *choice, uint32_t index, bool cut) {
     int32_t id = mp_get_i32(in);
     float logprob = mp_get_f32(in);
     uint32_t byte_end = mp_get_u32(in), before = index ? choice->tokens[index - 1].byte_end : 0;
@@ -340,8 +340,8 @@ static bool splits_character(const mp_choice *choice, uint32_t at, uint32_t end)
 /* Where a text may end whose tokens are known. Of an answer that is over, what was the beginning of a character may
  * have become U+FFFD, and a stop string is cut off: it is complete with the last token, so that those before it end
  * within it at most. */
-static bool ends_with_tokens(const mp_text_call *call, const mp_choice *choice, const choice_note *seen, uint32_t end,
-                             uint32_t from) {
+static bool ends_with_tokens(const mp_text_request *call, const mp_choice *choice, const choice_note *seen,
+                             uint32_t end, uint32_t from) {
     enum { REPLACEMENT = 3 };
     uint32_t last = seen->tokens ? choice->tokens[seen->tokens - 1].byte_end : 0;
     if (seen->finish == MP_FINISH_NONE)
@@ -355,7 +355,7 @@ static bool ends_with_tokens(const mp_text_call *call, const mp_choice *choice, 
 }
 
 /* from: the first token that came with it. */
-static bool get_text(mp_wire_in *in, const mp_text_call *call, mp_choice *choice, choice_note *seen, uint32_t from) {
+static bool get_text(mp_wire_in *in, const mp_text_request *call, mp_choice *choice, choice_note *seen, uint32_t from) {
     uint32_t decided = mp_get_u32(in), end = mp_get_u32(in), before = seen->text;
     bool over = seen->finish != MP_FINISH_NONE;
     if (in->failed)
@@ -389,7 +389,7 @@ static bool is_among(const int32_t *ids, int32_t count, int32_t id) {
 }
 
 /* Whether an answer goes on, or is over, where it must. Where the model draws one of its ends is its own matter. */
-static bool ends_where_it_must(mp_wire_in *in, const mp_text_call *call, const mp_choice *choice,
+static bool ends_where_it_must(mp_wire_in *in, const mp_text_request *call, const mp_choice *choice,
                                const choice_note *seen, uint32_t from) {
     int32_t room = call->context - call->n_prompt + 1; /* the last token is drawn, and not read */
     int32_t most = room < call->sampling.max_tokens ? room : call->sampling.max_tokens;
@@ -412,7 +412,7 @@ static bool ends_where_it_must(mp_wire_in *in, const mp_text_call *call, const m
     return true;
 }
 
-static bool get_choice(mp_wire_in *in, const mp_text_call *call, mp_choice *choice, choice_note *seen) {
+static bool get_choice(mp_wire_in *in, const mp_text_request *call, mp_choice *choice, choice_note *seen) {
     uint8_t finish = mp_get_u8(in);
     int32_t stop_index = mp_get_i32(in);
     uint32_t from = seen->tokens;
@@ -434,7 +434,7 @@ static bool get_choice(mp_wire_in *in, const mp_text_call *call, mp_choice *choi
 }
 
 static bool text_get_results(mp_wire_in *in, const mp_item *item, uint32_t amount, mp_outcome outcome, void *data) {
-    const mp_text_call *call = (const mp_text_call *)item->call;
+    const mp_text_request *call = (const mp_text_request *)item->call;
     text_note *note = data;
     (void)amount; /* rows: tokens follow from what was computed before, too */
     /* One that goes on elsewhere reads its prompt again: that is no step back, and counts nothing twice. */
@@ -469,15 +469,15 @@ static bool text_get_results(mp_wire_in *in, const mp_item *item, uint32_t amoun
 
 /* A call that was taken up reads prompt and answers again, a row a step where memory is short, and a part of an image;
  * one image may be begun anew after another, whose caller was there first, was wanted. */
-static uint64_t text_most_idle(const mp_call *base) {
+static uint64_t text_most_idle(const mp_request *base) {
     enum { SPARE = 16, BEGUN = 2 };
-    const mp_text_call *call = (const mp_text_call *)base;
+    const mp_text_request *call = (const mp_text_request *)base;
     return SPARE + (uint64_t)call->n_choices * ((uint64_t)call->n_prompt + (uint64_t)call->sampling.max_tokens) +
            BEGUN * call->images.most_parts;
 }
 
 static void text_publish(mp_item *item, void *data, uint64_t began_ns, uint64_t now_ns) {
-    mp_text_call *call = (mp_text_call *)item->call;
+    mp_text_request *call = (mp_text_request *)item->call;
     const text_note *note = data;
     bool all = true;
     item->cursor = note->cursor;
@@ -504,7 +504,7 @@ static void text_publish(mp_item *item, void *data, uint64_t began_ns, uint64_t 
 }
 
 static void text_close(mp_item *item) {
-    mp_text_call *call = (mp_text_call *)item->call;
+    mp_text_request *call = (mp_text_request *)item->call;
     for (int c = 0; c < call->n_choices; c++) {
         mp_choice *choice = &call->choices[c];
         if (finish_of(choice) != MP_FINISH_NONE)
@@ -520,6 +520,6 @@ static void text_close(mp_item *item) {
     .close = text_close, .get_call = text_get_call, .record_bytes = text_bytes, .go_on = text_go_on,                   \
     .get_more = text_get_more, .put_results = text_put_results
 
-const mp_call_wire mp_wire_text_to_text = {TEXT_FUNCTIONS};
+const mp_request_wire mp_wire_text_to_text = {TEXT_FUNCTIONS};
 /* A step may compute of an image alone. */
-const mp_call_wire mp_wire_vision = {.amount_may_be_0 = true, TEXT_FUNCTIONS};
+const mp_request_wire mp_wire_vision = {.amount_may_be_0 = true, TEXT_FUNCTIONS};

@@ -1,6 +1,6 @@
 /* capability.h: what a call asks and what it gets, one pair of structs a capability.
  *
- * A call is a `mp_call`: a request and its result in one allocation chain, made by the binding, owned by the ticket
+ * A call is a `mp_request`: a request and its result in one allocation chain, made by the binding, owned by the ticket
  * until both its holders (the caller and the pool) have let go. Engines read the request and write the result; the
  * caller reads the result once the ticket is done, or, for streams, up to what has been published. */
 #ifndef MP_MODELS_CAPABILITY_H
@@ -27,30 +27,30 @@ typedef struct mp_capability_row {
 const mp_capability_row *mp_capability_get(mp_capability capability);
 bool mp_capability_from_name(const char *name, mp_capability *capability);
 
-typedef struct mp_call {
+typedef struct mp_request {
     mp_capability capability;
-    void (*destroy)(struct mp_call *call); /* frees the whole chain */
+    void (*destroy)(struct mp_request *call); /* frees the whole chain */
     /* A hash of what is asked, equal for equal requests; never 0. NULL: it has none. */
-    uint64_t (*fingerprint)(const struct mp_call *call);
+    uint64_t (*fingerprint)(const struct mp_request *call);
     /* Units read and written so far: tokens, images. NULL: not counted. */
-    void (*usage)(const struct mp_call *call, uint64_t *in, uint64_t *out);
+    void (*usage)(const struct mp_request *call, uint64_t *in, uint64_t *out);
     /* Whether the caller may have seen a piece of the result: then it does not begin again after a worker's fault.
      * NULL: there is nothing to be seen before the end. Any thread. */
-    bool (*seen)(const struct mp_call *call);
+    bool (*seen)(const struct mp_request *call);
     /* After a worker's fault it goes on from where it stands, as after a preemption: what it holds is of steps that
      * came to their end, a step that fails leaves it as it was, and what follows depends on that alone. */
     bool goes_on;
     uint64_t bytes;        /* memory of the request, charged to the queue's share */
     uint64_t output_bytes; /* of them: its outputs */
     bool tolerant;  /* the caller expects NaN and deals with it: no fault of the model's workers */
-} mp_call;
-static inline void mp_call_destroy(mp_call *call) {
+} mp_request;
+static inline void mp_request_destroy(mp_request *call) {
     if (call)
         call->destroy(call);
 }
 /* A count of results that are complete, for whoever reads along: never fewer than before, also when the call is tried
  * again. */
-static inline void mp_call_publish(_Atomic int32_t *done, int32_t count) {
+static inline void mp_request_publish(_Atomic int32_t *done, int32_t count) {
     if (count > atomic_load_explicit(done, memory_order_relaxed))
         atomic_store_explicit(done, count, memory_order_release);
 }
@@ -61,20 +61,20 @@ enum { MP_EMBED_MOST_TEXTS = 1 << 24 };
 enum { MP_EMBED_POOLED = 0, MP_EMBED_TOKENS = 1 }; /* one vector per text, or one per token (before pooling) */
 
 #define MP_SCHEMA "models/requests/text_embedding.def"
-typedef struct mp_embed_args {
+typedef struct mp_embedding_args {
 #include "models/requests/passes/args.def"
-} mp_embed_args;
-typedef struct mp_embed_call {
-    mp_call base;
+} mp_embedding_args;
+typedef struct mp_embedding_request {
+    mp_request base;
 #include "models/requests/passes/fields.def"
-} mp_embed_call;
+} mp_embedding_request;
 #undef MP_SCHEMA
 
 /* Copies `args`. INVALID_ARGUMENT outside of the schema's bounds. */
-mp_status mp_embed_call_create(const mp_embed_args *args, mp_embed_call **call, mp_error *error);
+mp_status mp_embedding_request_create(const mp_embedding_args *args, mp_embedding_request **call, mp_error *error);
 /* Allocates the outputs, once the model's width is known; anew if a replaced model has another one. */
-mp_status mp_embed_call_output(mp_embed_call *call, int32_t width, mp_error *error);
-static inline int64_t mp_embed_call_rows(const mp_embed_call *call) { /* of vectors */
+mp_status mp_embedding_request_output(mp_embedding_request *call, int32_t width, mp_error *error);
+static inline int64_t mp_embedding_request_rows(const mp_embedding_request *call) { /* of vectors */
     return call->output == MP_EMBED_TOKENS ? call->n_tokens : call->n_texts;
 }
 
@@ -87,20 +87,22 @@ enum {
 };
 
 #define MP_SCHEMA "models/requests/image_embedding.def"
-typedef struct mp_image_args {
+typedef struct mp_image_embedding_args {
 #include "models/requests/passes/args.def"
-} mp_image_args;
-typedef struct mp_image_call {
-    mp_call base;
+} mp_image_embedding_args;
+typedef struct mp_image_embedding_request {
+    mp_request base;
 #include "models/requests/passes/fields.def"
-} mp_image_call;
+} mp_image_embedding_request;
 #undef MP_SCHEMA
 
 /* Copies `args`. INVALID_ARGUMENT outside of the schema's bounds, or if `sizes` make another number of bytes. */
-mp_status mp_image_call_create(const mp_image_args *args, mp_image_call **call, mp_error *error);
+mp_status mp_image_embedding_request_create(const mp_image_embedding_args *args, mp_image_embedding_request **call,
+                                            mp_error *error);
 /* Allocates the outputs, once the model's rows and width are known; anew if a replaced model has others. */
-mp_status mp_image_call_output(mp_image_call *call, int64_t n_rows, int32_t width, mp_error *error);
-static inline int64_t mp_image_call_rows(const mp_image_call *call) { /* of vectors */
+mp_status mp_image_embedding_request_output(mp_image_embedding_request *call, int64_t n_rows, int32_t width,
+                                            mp_error *error);
+static inline int64_t mp_image_embedding_request_rows(const mp_image_embedding_request *call) { /* of vectors */
     return call->output == MP_EMBED_TOKENS ? call->n_rows : call->n_images;
 }
 
@@ -184,8 +186,8 @@ typedef struct mp_token_mask {
 typedef struct mp_text_args {
 #include "models/requests/passes/args.def"
 } mp_text_args;
-typedef struct mp_text_call {
-    mp_call base;
+typedef struct mp_text_request {
+    mp_request base;
 #include "models/requests/passes/fields.def"
     mp_text_images images;
     int32_t mask_words;   /* 0 = any token may come */
@@ -204,19 +206,19 @@ typedef struct mp_text_call {
     /* sizes for which the outputs were allocated */
     uint32_t output_token_bytes;
     int32_t output_vocab, output_hidden, output_layers;
-} mp_text_call;
+} mp_text_request;
 
 #undef MP_SCHEMA
 
 /* Copies `args`. INVALID_ARGUMENT outside of the schema's bounds. */
-mp_status mp_text_call_create(const mp_text_args *args, mp_text_call **call, mp_error *error);
+mp_status mp_text_request_create(const mp_text_args *args, mp_text_request **call, mp_error *error);
 /* The mask for token `index` of an answer, the one that comes next; as many bytes as were given at first. One thread at
  * a time for an answer; the worker is to be told (mp_ticket_wake). INVALID_ARGUMENT: there is no such answer, it is not
  * masked, or the size is another. */
-mp_status mp_text_call_mask(mp_text_call *call, int choice, uint32_t index, const void *mask, int64_t mask_bytes,
+mp_status mp_text_request_mask(mp_text_request *call, int choice, uint32_t index, const void *mask, int64_t mask_bytes,
                             mp_error *error);
 /* The bits for token `index` of an answer, or NULL: they are not there yet. */
-static inline const uint32_t *mp_text_call_mask_at(const mp_text_call *call, int choice, uint32_t index) {
+static inline const uint32_t *mp_text_request_mask_at(const mp_text_request *call, int choice, uint32_t index) {
     const mp_token_mask *mask = &call->masks[choice];
     return __atomic_load_n((const uint32_t *)&mask->ready, __ATOMIC_ACQUIRE) == index + 1 ? mask->bits : NULL;
 }
@@ -226,7 +228,7 @@ static inline const uint32_t *mp_text_call_mask_at(const mp_text_call *call, int
  * A queued call may be checked again after its model was replaced: what does not fit the new one is made anew, and is
  * MODEL when the answer has tokens. An answer that was begun goes on over a reload of the same files, which give the
  * same sizes (mp_spec_same_file). */
-mp_status mp_text_call_output(mp_text_call *call, uint32_t max_token_bytes, mp_error *error);
+mp_status mp_text_request_output(mp_text_request *call, uint32_t max_token_bytes, mp_error *error);
 
 /* ---- text_to_image --------------------------------------------------------------------------------------------- */
 
@@ -240,29 +242,30 @@ enum {
 };
 
 #define MP_SCHEMA "models/requests/text_to_image.def"
-typedef struct mp_draw_args {
+typedef struct mp_image_generation_args {
 #include "models/requests/passes/args.def"
-} mp_draw_args;
-typedef struct mp_draw_call {
-    mp_call base;
+} mp_image_generation_args;
+typedef struct mp_image_generation_request {
+    mp_request base;
 #include "models/requests/passes/fields.def"
-} mp_draw_call;
+} mp_image_generation_request;
 #undef MP_SCHEMA
 
 /* Copies `args`. INVALID_ARGUMENT outside of the schema's bounds. */
-mp_status mp_draw_call_create(const mp_draw_args *args, mp_draw_call **call, mp_error *error);
+mp_status mp_image_generation_request_create(const mp_image_generation_args *args, mp_image_generation_request **call,
+                                             mp_error *error);
 /* Allocates the results, once channels ... pooled_width are known; anew when a replaced model needs others. */
-mp_status mp_draw_call_output(mp_draw_call *call, mp_error *error);
+mp_status mp_image_generation_request_output(mp_image_generation_request *call, mp_error *error);
 /* How far a call is, in units: steps of picture after picture, then pictures decoded. Previews are made in their order,
  * each after the step that it is of; so many are due once `cursor` units are done. */
-int32_t mp_draw_previews_due(const mp_draw_call *call, uint32_t cursor);
-static inline uint32_t mp_draw_steps(const mp_draw_call *call) {
+int32_t mp_image_generation_previews_due(const mp_image_generation_request *call, uint32_t cursor);
+static inline uint32_t mp_image_generation_steps(const mp_image_generation_request *call) {
     return (uint32_t)(call->n_pictures * call->n_steps);
 }
-static inline int64_t mp_draw_latents(const mp_draw_call *call) { /* floats of a picture's */
+static inline int64_t mp_image_generation_latents(const mp_image_generation_request *call) { /* floats of a picture's */
     return (int64_t)call->channels * call->high * call->wide;
 }
-static inline int64_t mp_draw_pixels(const mp_draw_call *call) { /* components of an image */
+static inline int64_t mp_image_generation_pixels(const mp_image_generation_request *call) { /* components of an image */
     return (int64_t)call->width * call->height * 3;
 }
 

@@ -1,7 +1,7 @@
 /* capture.h: the first numbers of what each stage of a decoder gave out, for whoever holds them against another
  * engine's.
  *
- * A call that asks for it (mp_text_call.capture) gets records of every row that a token is drawn from: of the last
+ * A call that asks for it (mp_text_request.capture) gets records of every row that a token is drawn from: of the last
  * token of its prompt, which is token 0, and of every token of its answer that was computed. A token's records are, in
  * this order, its embedding, the output of each layer, the last norm and the logits, as the sampler finds them.
  *

@@ -23,7 +23,7 @@ typedef enum mp_outcome {
 
 typedef struct mp_item {
     void *ticket;     /* the registry's; engines never look */
-    mp_call *call;    /* request and result */
+    mp_request *call;    /* request and result */
     uint8_t priority; /* 0 = most urgent */
     uint8_t lane;     /* 0 interactive, 1 bulk */
     uint32_t tenant;
@@ -62,7 +62,7 @@ typedef struct mp_engine_ops { /* one thread at a time calls these: the worker t
     /* Do it. outcomes[plan->count]. Cancelled items may stop early with MORE; the caller retires them. */
     void (*step)(mp_engine *engine, mp_lease *lease, const mp_plan *plan, mp_outcome *outcomes);
     /* Give the item's memory back; it can be admitted again, to any engine of the model, and then yields the same bytes
-     * from where it stands. Also after a step that failed for it, if its call goes on (mp_call.goes_on). */
+     * from where it stands. Also after a step that failed for it, if its call goes on (mp_request.goes_on). */
     void (*preempt)(mp_engine *engine, mp_item *item);
     /* Forget an item, done or not. Legal on one that was never admitted (state NULL). */
     void (*retire)(mp_engine *engine, mp_item *item);
@@ -129,7 +129,7 @@ typedef struct mp_model_ops {
     mp_status (*engine)(mp_model *model, mp_budget *budget, mp_engine **engine, mp_error *error);
     /* May this call be served, and what will it cost? Fills result sizes (embed width). Any thread. FORMAT never; the
      * caller's mistakes are INVALID_ARGUMENT, CONTEXT_OVERFLOW, UNSUPPORTED. */
-    mp_status (*check)(const mp_model *model, mp_call *call, uint64_t *cost_ns, uint32_t *total, mp_error *error);
+    mp_status (*check)(const mp_model *model, mp_request *call, uint64_t *cost_ns, uint32_t *total, mp_error *error);
     /* The files are still there and whole. */
     bool (*healthy)(const mp_model *model);
     uint64_t (*bytes)(const mp_model *model); /* anonymous memory held */

@@ -207,7 +207,7 @@ void mp_engine_fail_numeric(mp_item *item, mp_outcome *outcome) {
 
 void mp_engine_advance(mp_item *item, uint32_t units, _Atomic int32_t *done, mp_outcome *outcome) {
     item->cursor += units;
-    mp_call_publish(done, (int32_t)item->cursor);
+    mp_request_publish(done, (int32_t)item->cursor);
     if (item->cursor == item->total)
         *outcome = MP_OUTCOME_DONE;
 }

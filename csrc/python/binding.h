@@ -86,7 +86,7 @@ PyObject *mp_ticket_object_new(mp_state *state, mp_ticket *ticket, PyObject *reg
 /* Raise the error of a failed request, or INVALID_ARGUMENT if it is not done. Returns false with an exception. */
 bool mp_ticket_check(mp_state *state, mp_ticket *ticket, const char *key);
 /* The request of a ticket if it has that capability; else NULL with an exception. */
-mp_call *mp_ticket_call_of(mp_state *state, mp_ticket *ticket, mp_capability capability);
+mp_request *mp_ticket_request_of(mp_state *state, mp_ticket *ticket, mp_capability capability);
 
 /* --- convert_<capability>.c --- */
 
@@ -121,14 +121,14 @@ PyObject *mp_borrowed_array(mp_ticket *ticket, int ndim, npy_intp *shape, int ty
 PyArrayObject *mp_array_in(mp_state *state, PyObject *object, int type, const char *name);
 
 /* Parse the arguments of a submit function into a new request. Returns NULL with an exception. */
-typedef mp_call *mp_from_python(mp_state *state, PyObject *args, PyObject *kwargs, mp_submit_args *submit);
-mp_call *mp_embed_from_python(mp_state *state, PyObject *args, PyObject *kwargs, mp_submit_args *submit);
-PyObject *mp_embed_vectors(mp_state *state, mp_ticket *ticket, const char *key);
+typedef mp_request *mp_from_python(mp_state *state, PyObject *args, PyObject *kwargs, mp_submit_args *submit);
+mp_request *mp_embedding_from_python(mp_state *state, PyObject *args, PyObject *kwargs, mp_submit_args *submit);
+PyObject *mp_embedding_vectors(mp_state *state, mp_ticket *ticket, const char *key);
 
-mp_call *mp_images_from_python(mp_state *state, PyObject *args, PyObject *kwargs, mp_submit_args *submit);
-PyObject *mp_image_vectors(mp_state *state, mp_ticket *ticket, const char *key);
+mp_request *mp_image_embedding_from_python(mp_state *state, PyObject *args, PyObject *kwargs, mp_submit_args *submit);
+PyObject *mp_image_embedding_vectors(mp_state *state, mp_ticket *ticket, const char *key);
 
-mp_call *mp_text_from_python(mp_state *state, PyObject *args, PyObject *kwargs, mp_submit_args *submit);
+mp_request *mp_text_from_python(mp_state *state, PyObject *args, PyObject *kwargs, mp_submit_args *submit);
 PyObject *mp_text_text(mp_state *state, mp_ticket *ticket, PyObject *args);
 PyObject *mp_text_tokens(mp_state *state, mp_ticket *ticket, PyObject *args);
 PyObject *mp_text_drawn_ids(mp_state *state, mp_ticket *ticket, PyObject *args);
@@ -139,9 +139,9 @@ PyObject *mp_text_prompt_logits(mp_state *state, mp_ticket *ticket);
 PyObject *mp_text_capture(mp_state *state, mp_ticket *ticket);
 PyObject *mp_text_image_rows(mp_state *state, mp_ticket *ticket);
 
-mp_call *mp_draw_from_python(mp_state *state, PyObject *args, PyObject *kwargs, mp_submit_args *submit);
-PyObject *mp_draw_progress(mp_state *state, mp_ticket *ticket);
-PyObject *mp_draw_preview(mp_state *state, mp_ticket *ticket, PyObject *args);
-PyObject *mp_draw_result(mp_state *state, mp_ticket *ticket, const char *key);
+mp_request *mp_image_generation_from_python(mp_state *state, PyObject *args, PyObject *kwargs, mp_submit_args *submit);
+PyObject *mp_image_generation_progress(mp_state *state, mp_ticket *ticket);
+PyObject *mp_image_generation_preview(mp_state *state, mp_ticket *ticket, PyObject *args);
+PyObject *mp_image_generation_result(mp_state *state, mp_ticket *ticket, const char *key);
 
 #endif

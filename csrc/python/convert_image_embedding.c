@@ -3,13 +3,14 @@
 
 #define MP_SCHEMA "models/requests/image_embedding.def"
 
-mp_call *mp_images_from_python(mp_state *state, PyObject *positional, PyObject *keywords, mp_submit_args *submit) {
+mp_request *mp_image_embedding_from_python(mp_state *state, PyObject *positional, PyObject *keywords,
+                                           mp_submit_args *submit) {
     static char *names[] = {"key",
 #include "python/passes/names.def"
                             MP_SUBMIT_NAMES, NULL};
 #include "python/passes/locals.def"
-    mp_image_args arguments = {0}, *args = &arguments;
-    mp_image_call *request = NULL;
+    mp_image_embedding_args arguments = {0}, *args = &arguments;
+    mp_image_embedding_request *request = NULL;
     bool ok = true;
     *submit = (mp_submit_args)MP_SUBMIT_DEFAULTS;
     if (!PyArg_ParseTupleAndKeywords(positional, keywords, "s"
@@ -25,7 +26,7 @@ mp_call *mp_images_from_python(mp_state *state, PyObject *positional, PyObject *
         mp_error error;
         mp_status status;
         Py_BEGIN_ALLOW_THREADS /* copies megabytes */
-            status = mp_image_call_create(args, &request, &error);
+            status = mp_image_embedding_request_create(args, &request, &error);
         Py_END_ALLOW_THREADS
         if (status != MP_OK)
             mp_raise(state, &error, submit->key);
@@ -34,10 +35,11 @@ mp_call *mp_images_from_python(mp_state *state, PyObject *positional, PyObject *
     return request ? &request->base : NULL;
 }
 
-PyObject *mp_image_vectors(mp_state *state, mp_ticket *ticket, const char *key) {
-    mp_image_call *call = (mp_image_call *)mp_ticket_call_of(state, ticket, MP_IMAGE_EMBEDDING);
+PyObject *mp_image_embedding_vectors(mp_state *state, mp_ticket *ticket, const char *key) {
+    mp_image_embedding_request *call =
+        (mp_image_embedding_request *)mp_ticket_request_of(state, ticket, MP_IMAGE_EMBEDDING);
     if (!call || !mp_ticket_check(state, ticket, key))
         return NULL;
-    npy_intp rows = (npy_intp)mp_image_call_rows(call);
+    npy_intp rows = (npy_intp)mp_image_embedding_request_rows(call);
     return mp_borrowed_array(ticket, 2, (npy_intp[]){rows, call->width}, NPY_FLOAT32, call->vectors);
 }

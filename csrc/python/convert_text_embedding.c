@@ -3,13 +3,14 @@
 
 #define MP_SCHEMA "models/requests/text_embedding.def"
 
-mp_call *mp_embed_from_python(mp_state *state, PyObject *positional, PyObject *keywords, mp_submit_args *submit) {
+mp_request *mp_embedding_from_python(mp_state *state, PyObject *positional, PyObject *keywords,
+                                     mp_submit_args *submit) {
     static char *names[] = {"key",
 #include "python/passes/names.def"
                             MP_SUBMIT_NAMES, NULL};
 #include "python/passes/locals.def"
-    mp_embed_args arguments = {0}, *args = &arguments;
-    mp_embed_call *request = NULL;
+    mp_embedding_args arguments = {0}, *args = &arguments;
+    mp_embedding_request *request = NULL;
     bool ok = true;
     *submit = (mp_submit_args)MP_SUBMIT_DEFAULTS;
     if (!PyArg_ParseTupleAndKeywords(positional, keywords, "s"
@@ -25,7 +26,7 @@ mp_call *mp_embed_from_python(mp_state *state, PyObject *positional, PyObject *k
         mp_error error;
         mp_status status;
         Py_BEGIN_ALLOW_THREADS /* copies megabytes */
-            status = mp_embed_call_create(args, &request, &error);
+            status = mp_embedding_request_create(args, &request, &error);
         Py_END_ALLOW_THREADS
         if (status != MP_OK)
             mp_raise(state, &error, submit->key);
@@ -34,10 +35,10 @@ mp_call *mp_embed_from_python(mp_state *state, PyObject *positional, PyObject *k
     return request ? &request->base : NULL;
 }
 
-PyObject *mp_embed_vectors(mp_state *state, mp_ticket *ticket, const char *key) {
-    mp_embed_call *call = (mp_embed_call *)mp_ticket_call_of(state, ticket, MP_TEXT_EMBEDDING);
+PyObject *mp_embedding_vectors(mp_state *state, mp_ticket *ticket, const char *key) {
+    mp_embedding_request *call = (mp_embedding_request *)mp_ticket_request_of(state, ticket, MP_TEXT_EMBEDDING);
     if (!call || !mp_ticket_check(state, ticket, key))
         return NULL;
-    npy_intp rows = (npy_intp)mp_embed_call_rows(call);
+    npy_intp rows = (npy_intp)mp_embedding_request_rows(call);
     return mp_borrowed_array(ticket, 2, (npy_intp[]){rows, call->width}, NPY_FLOAT32, call->vectors);
 }

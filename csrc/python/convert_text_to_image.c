@@ -7,7 +7,7 @@
 
 enum { ARRAYS = MP_DRAW_TEXTS * MP_DRAW_ENCODERS };
 
-static bool counts_in(PyObject *counts, mp_draw_args *args) {
+static bool counts_in(PyObject *counts, mp_image_generation_args *args) {
     if (!PyTuple_Check(counts)) {
         PyErr_SetString(PyExc_TypeError, "counts is a tuple of three numbers");
         return false;
@@ -16,7 +16,7 @@ static bool counts_in(PyObject *counts, mp_draw_args *args) {
 }
 
 /* ids[text][encoder]: arrays, kept in `arrays`, or None. False with an exception. */
-static bool ids_in(mp_state *state, PyObject *texts, PyArrayObject *arrays[ARRAYS], mp_draw_args *args) {
+static bool ids_in(mp_state *state, PyObject *texts, PyArrayObject *arrays[ARRAYS], mp_image_generation_args *args) {
     PyObject *outer = PySequence_Fast(texts, "ids is a list of lists of arrays");
     if (!outer)
         return false;
@@ -51,13 +51,14 @@ static bool ids_in(mp_state *state, PyObject *texts, PyArrayObject *arrays[ARRAY
     return ok;
 }
 
-mp_call *mp_draw_from_python(mp_state *state, PyObject *positional, PyObject *keywords, mp_submit_args *submit) {
+mp_request *mp_image_generation_from_python(mp_state *state, PyObject *positional, PyObject *keywords,
+                                            mp_submit_args *submit) {
     static char *names[] = {"key",
 #include "python/passes/names.def"
                             MP_SUBMIT_NAMES, NULL};
 #include "python/passes/locals.def"
-    mp_draw_args arguments = {0}, *args = &arguments;
-    mp_draw_call *request = NULL;
+    mp_image_generation_args arguments = {0}, *args = &arguments;
+    mp_image_generation_request *request = NULL;
     bool ok = true;
     PyArrayObject *arrays[ARRAYS] = {NULL};
     *submit = (mp_submit_args)MP_SUBMIT_DEFAULTS;
@@ -75,7 +76,7 @@ mp_call *mp_draw_from_python(mp_state *state, PyObject *positional, PyObject *ke
         mp_error error;
         mp_status status;
         Py_BEGIN_ALLOW_THREADS /* copies megabytes */
-            status = mp_draw_call_create(args, &request, &error);
+            status = mp_image_generation_request_create(args, &request, &error);
         Py_END_ALLOW_THREADS
         if (status != MP_OK)
             mp_raise(state, &error, submit->key);
@@ -86,17 +87,19 @@ mp_call *mp_draw_from_python(mp_state *state, PyObject *positional, PyObject *ke
     return request ? &request->base : NULL;
 }
 
-PyObject *mp_draw_progress(mp_state *state, mp_ticket *ticket) {
-    const mp_draw_call *call = (mp_draw_call *)mp_ticket_call_of(state, ticket, MP_TEXT_TO_IMAGE);
+PyObject *mp_image_generation_progress(mp_state *state, mp_ticket *ticket) {
+    const mp_image_generation_request *call =
+        (mp_image_generation_request *)mp_ticket_request_of(state, ticket, MP_TEXT_TO_IMAGE);
     return call ? Py_BuildValue("(iiii)", atomic_load_explicit(&call->steps_done, memory_order_acquire),
                                 atomic_load_explicit(&call->previews_done, memory_order_acquire),
                                 atomic_load_explicit(&call->pictures_done, memory_order_acquire), call->n_previews)
                 : NULL;
 }
 
-PyObject *mp_draw_preview(mp_state *state, mp_ticket *ticket, PyObject *args) {
+PyObject *mp_image_generation_preview(mp_state *state, mp_ticket *ticket, PyObject *args) {
     int index;
-    mp_draw_call *call = (mp_draw_call *)mp_ticket_call_of(state, ticket, MP_TEXT_TO_IMAGE);
+    mp_image_generation_request *call =
+        (mp_image_generation_request *)mp_ticket_request_of(state, ticket, MP_TEXT_TO_IMAGE);
     if (!call || !PyArg_ParseTuple(args, "i:preview", &index))
         return NULL;
     int32_t done = atomic_load_explicit(&call->previews_done, memory_order_acquire);
@@ -112,8 +115,9 @@ static bool put(PyObject *dict, const char *name, PyObject *value) {
     return status == 0;
 }
 
-PyObject *mp_draw_result(mp_state *state, mp_ticket *ticket, const char *key) {
-    mp_draw_call *c = (mp_draw_call *)mp_ticket_call_of(state, ticket, MP_TEXT_TO_IMAGE);
+PyObject *mp_image_generation_result(mp_state *state, mp_ticket *ticket, const char *key) {
+    mp_image_generation_request *c =
+        (mp_image_generation_request *)mp_ticket_request_of(state, ticket, MP_TEXT_TO_IMAGE);
     if (!c || !mp_ticket_check(state, ticket, key))
         return NULL;
     PyObject *dict = PyDict_New();

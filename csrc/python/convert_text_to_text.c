@@ -44,7 +44,7 @@ static bool mask_in(PyObject *mask, mp_text_args *args) {
 }
 
 #define MP_SCHEMA "models/requests/text_to_text.def"
-mp_call *mp_text_from_python(mp_state *state, PyObject *positional, PyObject *keywords, mp_submit_args *submit) {
+mp_request *mp_text_from_python(mp_state *state, PyObject *positional, PyObject *keywords, mp_submit_args *submit) {
     static char *names[] = {"key",
 #include "python/passes/names.def"
 #undef MP_SCHEMA
@@ -60,7 +60,7 @@ mp_call *mp_text_from_python(mp_state *state, PyObject *positional, PyObject *ke
 #undef MP_SCHEMA
 #define MP_SCHEMA "models/requests/text_to_text.def"
     mp_text_args arguments = {0};
-    mp_text_call *request = NULL;
+    mp_text_request *request = NULL;
     PyObject *images = Py_None, *mask = Py_None, *of_images[IMAGE_PARTS] = {NULL};
     bool ok = true;
     *submit = (mp_submit_args)MP_SUBMIT_DEFAULTS;
@@ -98,10 +98,10 @@ mp_call *mp_text_from_python(mp_state *state, PyObject *positional, PyObject *ke
         mp_status status;
         if (args->images.n_bytes > 0) {
             Py_BEGIN_ALLOW_THREADS /* copies megabytes */
-                status = mp_text_call_create(args, &request, &error);
+                status = mp_text_request_create(args, &request, &error);
             Py_END_ALLOW_THREADS
         } else {
-            status = mp_text_call_create(args, &request, &error);
+            status = mp_text_request_create(args, &request, &error);
         }
         if (status != MP_OK)
             mp_raise(state, &error, submit->key);
@@ -115,14 +115,14 @@ mp_call *mp_text_from_python(mp_state *state, PyObject *positional, PyObject *ke
 
 /* --- results; also while the call runs: what the counts cover is complete --- */
 
-static mp_text_call *text_call(mp_state *state, mp_ticket *ticket) {
-    bool vision = mp_ticket_call(ticket)->capability == MP_VISION;
-    return (mp_text_call *)mp_ticket_call_of(state, ticket, vision ? MP_VISION : MP_TEXT_TO_TEXT);
+static mp_text_request *text_call(mp_state *state, mp_ticket *ticket) {
+    bool vision = mp_ticket_request(ticket)->capability == MP_VISION;
+    return (mp_text_request *)mp_ticket_request_of(state, ticket, vision ? MP_VISION : MP_TEXT_TO_TEXT);
 }
 
 /* The choice that is the first of args; NULL with an exception. */
 static mp_choice *choice_at(mp_state *state, mp_ticket *ticket, int index) {
-    mp_text_call *call = text_call(state, ticket);
+    mp_text_request *call = text_call(state, ticket);
     if (!call)
         return NULL;
     if (index >= 0 && index < call->n_choices)
@@ -175,12 +175,12 @@ PyObject *mp_text_mask(mp_state *state, mp_ticket *ticket, const char *key, PyOb
     int index;
     unsigned int token;
     Py_buffer mask;
-    mp_text_call *call;
+    mp_text_request *call;
     mp_error error;
     if (!PyArg_ParseTuple(args, "iIy*:mask", &index, &token, &mask))
         return NULL;
     call = text_call(state, ticket);
-    mp_status status = call ? mp_text_call_mask(call, index, token, mask.buf, mask.len, &error) : MP_OK;
+    mp_status status = call ? mp_text_request_mask(call, index, token, mask.buf, mask.len, &error) : MP_OK;
     PyBuffer_Release(&mask);
     if (!call)
         return NULL;
@@ -258,7 +258,7 @@ static double seconds_between(uint64_t from, uint64_t to) {
 }
 
 PyObject *mp_text_usage(mp_state *state, mp_ticket *ticket) {
-    mp_text_call *call = text_call(state, ticket);
+    mp_text_request *call = text_call(state, ticket);
     if (!call)
         return NULL;
     unsigned long generated = 0;
@@ -275,7 +275,7 @@ PyObject *mp_text_usage(mp_state *state, mp_ticket *ticket) {
 }
 
 PyObject *mp_text_prompt_logits(mp_state *state, mp_ticket *ticket) {
-    mp_text_call *call = text_call(state, ticket);
+    mp_text_request *call = text_call(state, ticket);
     if (!call)
         return NULL;
     if (!call->prompt_logits)
@@ -284,7 +284,7 @@ PyObject *mp_text_prompt_logits(mp_state *state, mp_ticket *ticket) {
 }
 
 PyObject *mp_text_capture(mp_state *state, mp_ticket *ticket) {
-    mp_text_call *call = text_call(state, ticket);
+    mp_text_request *call = text_call(state, ticket);
     if (!call)
         return NULL;
     const mp_capture *capture = &call->capture;
@@ -300,7 +300,7 @@ PyObject *mp_text_capture(mp_state *state, mp_ticket *ticket) {
 }
 
 PyObject *mp_text_image_rows(mp_state *state, mp_ticket *ticket) {
-    mp_text_call *call = text_call(state, ticket);
+    mp_text_request *call = text_call(state, ticket);
     if (!call)
         return NULL;
     if (!call->image_rows)

@@ -571,7 +571,7 @@ static bool signal_arrived(void *arg) {
 
 /* Submit the request and, if `wait`, wait for the first slice, releasing the GIL once for both. Takes ownership of the
  * request. Returns NULL with an exception if the registry refused it. */
-static mp_ticket *submit(PyObject *self, mp_call *call, mp_submit_args *submit, bool wait, bool *done) {
+static mp_ticket *submit(PyObject *self, mp_request *call, mp_submit_args *submit, bool wait, bool *done) {
     mp_state *state = mp_state_of(self);
     mp_ticket *ticket = NULL;
     mp_error error;
@@ -593,7 +593,7 @@ static PyObject *submit_request(PyObject *self, PyObject *args, PyObject *kwargs
     mp_state *state = mp_state_of(self);
     mp_submit_args options;
     bool done;
-    mp_call *request = from_python(state, args, kwargs, &options);
+    mp_request *request = from_python(state, args, kwargs, &options);
     mp_ticket *ticket = request ? submit(self, request, &options, false, &done) : NULL;
     return ticket ? mp_ticket_object_new(state, ticket, self, options.key) : NULL;
 }
@@ -604,7 +604,7 @@ static PyObject *vectors_now(PyObject *self, PyObject *args, PyObject *kwargs, m
     mp_state *state = mp_state_of(self);
     mp_submit_args options;
     bool done;
-    mp_call *request = from_python(state, args, kwargs, &options);
+    mp_request *request = from_python(state, args, kwargs, &options);
     mp_ticket *ticket = request ? submit(self, request, &options, true, &done) : NULL;
     if (!ticket)
         return NULL;
@@ -617,21 +617,21 @@ static PyObject *vectors_now(PyObject *self, PyObject *args, PyObject *kwargs, m
 }
 
 static PyObject *registry_embed(PyObject *self, PyObject *args, PyObject *kwargs) {
-    return vectors_now(self, args, kwargs, mp_embed_from_python, mp_embed_vectors);
+    return vectors_now(self, args, kwargs, mp_embedding_from_python, mp_embedding_vectors);
 }
 
 static PyObject *registry_embed_images(PyObject *self, PyObject *args, PyObject *kwargs) {
-    return vectors_now(self, args, kwargs, mp_images_from_python, mp_image_vectors);
+    return vectors_now(self, args, kwargs, mp_image_embedding_from_python, mp_image_embedding_vectors);
 }
 
 #define SUBMIT(name, from_python)                                                            \
     static PyObject *registry_submit_##name(PyObject *self, PyObject *args, PyObject *kwargs) { \
         return submit_request(self, args, kwargs, from_python);                              \
     }
-SUBMIT(embed, mp_embed_from_python)
-SUBMIT(images, mp_images_from_python)
+SUBMIT(embed, mp_embedding_from_python)
+SUBMIT(images, mp_image_embedding_from_python)
 SUBMIT(text, mp_text_from_python)
-SUBMIT(draw, mp_draw_from_python)
+SUBMIT(draw, mp_image_generation_from_python)
 
 static PyMethodDef methods[] = {
     {"add", MP_METHOD(registry_add), METH_VARARGS | METH_KEYWORDS, "Register a model under a key without loading it."},

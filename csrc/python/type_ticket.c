@@ -40,8 +40,8 @@ bool mp_ticket_check(mp_state *state, mp_ticket *ticket, const char *key) {
     return false;
 }
 
-mp_call *mp_ticket_call_of(mp_state *state, mp_ticket *ticket, mp_capability capability) {
-    mp_call *call = mp_ticket_call(ticket);
+mp_request *mp_ticket_request_of(mp_state *state, mp_ticket *ticket, mp_capability capability) {
+    mp_request *call = mp_ticket_request(ticket);
     if (call->capability == capability)
         return call;
     mp_raise_new(state, MP_WRONG_CAPABILITY, "this ticket is for a request of %s, not of %s",
@@ -134,15 +134,16 @@ static PyObject *ticket_eta(PyObject *self, PyObject *none) {
 
 static PyObject *ticket_vectors(PyObject *self, PyObject *none) {
     (void)none;
-    if (mp_ticket_call(ticket_of(self))->capability == MP_IMAGE_EMBEDDING)
-        return mp_image_vectors(mp_state_of(self), ticket_of(self), ((mp_ticket_object *)self)->key);
-    return mp_embed_vectors(mp_state_of(self), ticket_of(self), ((mp_ticket_object *)self)->key);
+    if (mp_ticket_request(ticket_of(self))->capability == MP_IMAGE_EMBEDDING)
+        return mp_image_embedding_vectors(mp_state_of(self), ticket_of(self), ((mp_ticket_object *)self)->key);
+    return mp_embedding_vectors(mp_state_of(self), ticket_of(self), ((mp_ticket_object *)self)->key);
 }
 
 static PyObject *ticket_texts_done(PyObject *self, PyObject *none) {
     (void)none;
-    mp_call *call = mp_ticket_call_of(mp_state_of(self), ticket_of(self), MP_TEXT_EMBEDDING);
-    return call ? PyLong_FromLong(__atomic_load_n((int32_t *)&((mp_embed_call *)call)->done, __ATOMIC_ACQUIRE)) : NULL;
+    mp_request *call = mp_ticket_request_of(mp_state_of(self), ticket_of(self), MP_TEXT_EMBEDDING);
+    return call ? PyLong_FromLong(__atomic_load_n((int32_t *)&((mp_embedding_request *)call)->done, __ATOMIC_ACQUIRE))
+                : NULL;
 }
 
 static PyObject *ticket_text(PyObject *self, PyObject *args) {
@@ -193,16 +194,16 @@ static PyObject *ticket_image_rows(PyObject *self, PyObject *none) {
 
 static PyObject *ticket_drawn(PyObject *self, PyObject *none) {
     (void)none;
-    return mp_draw_progress(mp_state_of(self), ticket_of(self));
+    return mp_image_generation_progress(mp_state_of(self), ticket_of(self));
 }
 
 static PyObject *ticket_preview(PyObject *self, PyObject *args) {
-    return mp_draw_preview(mp_state_of(self), ticket_of(self), args);
+    return mp_image_generation_preview(mp_state_of(self), ticket_of(self), args);
 }
 
 static PyObject *ticket_pictures(PyObject *self, PyObject *none) {
     (void)none;
-    return mp_draw_result(mp_state_of(self), ticket_of(self), ((mp_ticket_object *)self)->key);
+    return mp_image_generation_result(mp_state_of(self), ticket_of(self), ((mp_ticket_object *)self)->key);
 }
 
 static PyMethodDef methods[] = {

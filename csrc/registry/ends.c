@@ -60,13 +60,13 @@ static bool is_fault(mp_status status) {
 }
 
 /* Identifies the request and the entry. The same text for another model, also one under the same key later, differs. */
-static uint64_t fingerprint_of(const mp_entry *entry, const mp_call *call) {
+static uint64_t fingerprint_of(const mp_entry *entry, const mp_request *call) {
     return mp_mix(call->fingerprint(call) ^ mp_mix(entry->number));
 }
 
 bool mp_entry_note_kill(mp_entry *entry, const mp_ticket *ticket, bool alone) {
     mp_services *services = entry->services;
-    const mp_call *call = ticket->item.call;
+    const mp_request *call = ticket->item.call;
     if (!call->fingerprint || mp_quarantine_add(&services->quarantine, fingerprint_of(entry, call), alone,
                                                 mp_sys_now_ns()) < MP_QUARANTINE_FAULTS)
         return false;
@@ -78,7 +78,7 @@ bool mp_entry_note_kill(mp_entry *entry, const mp_ticket *ticket, bool alone) {
 
 mp_status mp_entry_screen(mp_entry *entry, mp_ticket *ticket, mp_error *error) {
     mp_quarantine *quarantine = &entry->services->quarantine;
-    const mp_call *call = ticket->item.call;
+    const mp_request *call = ticket->item.call;
     int known = 0;
     if (!mp_quarantine_is_empty(quarantine) && call->fingerprint)
         known = mp_quarantine_look(quarantine, fingerprint_of(entry, call), mp_sys_now_ns());
@@ -91,7 +91,7 @@ mp_status mp_entry_screen(mp_entry *entry, mp_ticket *ticket, mp_error *error) {
 }
 
 /* A request like it completed, so the recorded failures had another cause. */
-static void clear_of_suspicion(mp_entry *entry, const mp_call *call) {
+static void clear_of_suspicion(mp_entry *entry, const mp_request *call) {
     mp_quarantine *quarantine = &entry->services->quarantine;
     if (!mp_quarantine_is_empty(quarantine) && call->fingerprint)
         mp_quarantine_clear(quarantine, fingerprint_of(entry, call), mp_sys_now_ns());
@@ -107,12 +107,12 @@ void mp_entry_note_fault(mp_entry *entry) {
 
 /* Returns true if the results of a retry can continue what the caller may have seen. After a model file changed they
  * cannot: old and new results may come from different files. */
-static bool may_follow(const mp_call *call, mp_status status) {
+static bool may_follow(const mp_request *call, mp_status status) {
     return (call->goes_on && status != MP_INTEGRITY) || !call->seen || !call->seen(call);
 }
 
 bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status, bool alone, bool outside, bool *noted) {
-    const mp_call *call = ticket->item.call;
+    const mp_request *call = ticket->item.call;
     if (!is_fault(status) || (status == MP_NUMERIC && call->tolerant))
         return false;
     /* This worker leaves. A worker that stood still was noted when it was abandoned. */
@@ -136,7 +136,7 @@ bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status, bool a
 
 void mp_entry_conclude(mp_entry *entry, mp_ticket *ticket, mp_status status, const mp_error *error) {
     mp_services *services = entry->services;
-    const mp_call *call = ticket->item.call;
+    const mp_request *call = ticket->item.call;
     uint64_t in = 0, out = 0, began = atomic_load_explicit(&ticket->submitted_ns, memory_order_relaxed);
     mp_count_end(services, status);
     if (status != MP_OK && status != MP_TIMEOUT && status != MP_CANCELLED)

@@ -629,7 +629,7 @@ void mp_registry_maintain(mp_registry *registry) {
 
 /* --- requests --- */
 
-mp_status mp_registry_submit(mp_registry *registry, const char *key, mp_call *call, const mp_submit_options *options,
+mp_status mp_registry_submit(mp_registry *registry, const char *key, mp_request *call, const mp_submit_options *options,
                              mp_ticket **ticket_out, mp_error *error) {
     mp_services *services = registry->services;
     mp_error unseen;
@@ -676,7 +676,7 @@ mp_status mp_registry_submit(mp_registry *registry, const char *key, mp_call *ca
     if (ticket)
         mp_ticket_discard(ticket);
     else
-        mp_call_destroy(call);
+        mp_request_destroy(call);
     return status;
 }
 

@@ -3,7 +3,7 @@
  *
  * The registry knows no model: a loader (models/engine.h) makes one, and engines take steps.
  *
- * Life of a request: the binding makes an mp_call and submits it -> the entry is pinned, the request is checked
+ * Life of a request: the binding makes an mp_request and submits it -> the entry is pinned, the request is checked
  * against the model (loading it first if necessary) and queued or refused -> a worker admits it, plans, leases CPUs
  * and takes steps -> the ticket gets its one terminal status and its waiters wake -> the caller reads the result and
  * releases the ticket.
@@ -179,7 +179,7 @@ typedef struct mp_submit_options {
 /* Takes ownership of `call`, also on failure. Returns as soon as the request is queued. The thread of the first
  * worker loads a cold model; a load that fails ends the ticket with its cause. SEND: the model was removed while the
  * request waited for room in the queue. */
-mp_status mp_registry_submit(mp_registry *registry, const char *key, mp_call *call, const mp_submit_options *options,
+mp_status mp_registry_submit(mp_registry *registry, const char *key, mp_request *call, const mp_submit_options *options,
                              mp_ticket **ticket, mp_error *error);
 
 /* Drops a caller's reference. If it was the last caller's and the ticket is not done, cancels it. NULL is legal. */
@@ -197,7 +197,7 @@ void mp_ticket_cancel(mp_ticket *ticket);
 /* Says that the caller wrote something into the request that its engine may wait for: a grammar mask. Never blocks. */
 void mp_ticket_wake(mp_ticket *ticket);
 /* Returns the request with its result; valid while the reference is held. */
-mp_call *mp_ticket_call(mp_ticket *ticket);
+mp_request *mp_ticket_request(mp_ticket *ticket);
 /* Times of the monotonic clock: submitted, first step began, done. 0 = not yet. */
 void mp_ticket_times(mp_ticket *ticket, uint64_t *submitted_ns, uint64_t *started_ns, uint64_t *finished_ns);
 /* Returns the number of requests ahead in the queue; -1 once active or done. *eta_ns (NULL allowed): predicted time

@@ -28,15 +28,15 @@ static inline mp_outcome run(tiny_model *tiny, const void *inputs, int first, in
                              float *out) {
     const texts *all = inputs;
     mp_error error;
-    mp_embed_call *call;
+    mp_embedding_request *call;
     int64_t offsets[TEXTS + 1];
     for (int t = 0; t <= count; t++)
         offsets[t] = all->offsets[first + t] - all->offsets[first];
-    MP_CHECK_OK(make_embed_call(count, all->ids + all->offsets[first], offsets, NULL, &call, &error), &error);
+    MP_CHECK_OK(make_embedding_request(count, all->ids + all->offsets[first], offsets, NULL, &call, &error), &error);
     const mp_outcome outcome = run_call(tiny, &call->base, budget_ns);
     if (outcome == MP_OUTCOME_DONE)
         memcpy(out, call->vectors, (size_t)count * WIDTH * sizeof(float));
-    mp_call_destroy(&call->base);
+    mp_request_destroy(&call->base);
     return outcome;
 }
 

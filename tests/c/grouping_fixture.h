@@ -5,7 +5,7 @@
 #include "model_fixture.h"
 
 /* A call run to its end: DONE, or FAILED by NaN. */
-static inline mp_outcome run_call(tiny_model *tiny, mp_call *call, uint64_t budget_ns) {
+static inline mp_outcome run_call(tiny_model *tiny, mp_request *call, uint64_t budget_ns) {
     mp_error error;
     mp_item item = {.call = call}, *items[1] = {&item};
     uint64_t cost;

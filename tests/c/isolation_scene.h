@@ -56,7 +56,7 @@ static inline void send_answer(scene *s, bool target) {
     MP_CHECK(mp_wire_end(&s->out));
 }
 
-static inline void scene_admit(scene *s, mp_call *call, uint32_t total) {
+static inline void scene_admit(scene *s, mp_request *call, uint32_t total) {
     mp_error error;
     pair_init(&s->p);
     mp_proxy_args args = {.kind = s->kind ? s->kind : &no_kind, .capability = call->capability, .memory_bytes = 1 << 20,

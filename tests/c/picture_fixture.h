@@ -261,12 +261,12 @@ static mp_spec *pipeline(bool flux) {
 
 /* ---- calls ---- */
 
-static mp_status make_call(bool flux, int pictures, mp_call **out, mp_error *error) {
+static mp_status make_call(bool flux, int pictures, mp_request **out, mp_error *error) {
     static int32_t ids[2][MP_DRAW_ENCODERS][CLIP_TOKENS];
     static float noise[2 * CHANNELS * HIGH * WIDE];
     const float times[STEPS] = {1000, 700, 300}, sigmas[STEPS + 1] = {1, 0.7f, 0.3f, 0};
     mp_test_random random = {9};
-    mp_draw_args args = {.width = 2 * WIDE, .height = 2 * HIGH, .n_pictures = pictures, .n_steps = STEPS,
+    mp_image_generation_args args = {.width = 2 * WIDE, .height = 2 * HIGH, .n_pictures = pictures, .n_steps = STEPS,
                          .n_texts = flux ? 1 : 2, .guidance = 3, .times = times, .sigmas = sigmas, .noise = noise,
                          .n_noise = (int64_t)pictures * CHANNELS * HIGH * WIDE, .preview_every = 2, .keep = true};
     for (int e = 0; e < MP_DRAW_ENCODERS; e++)
@@ -279,15 +279,15 @@ static mp_status make_call(bool flux, int pictures, mp_call **out, mp_error *err
         }
     for (size_t i = 0; i < sizeof noise / sizeof *noise; i++)
         noise[i] = mp_test_random_float(&random, -2, 2);
-    mp_draw_call *call = NULL;
-    MP_TRY(mp_draw_call_create(&args, &call, error));
+    mp_image_generation_request *call = NULL;
+    MP_TRY(mp_image_generation_request_create(&args, &call, error));
     *out = &call->base;
     return MP_OK;
 }
 
 /* Of what a caller sees. */
-static inline uint64_t seen_hash(const mp_call *base) {
-    const mp_draw_call *call = (const mp_draw_call *)base;
+static inline uint64_t seen_hash(const mp_request *base) {
+    const mp_image_generation_request *call = (const mp_image_generation_request *)base;
     const size_t pixels = 4 * HIGH * WIDE * 3, n = (size_t)call->n_pictures;
     uint64_t hash = tiny_hash_bytes(14695981039346656037u, call->pixels, n * pixels * sizeof(float));
     hash = tiny_hash_bytes(hash, call->latents, n * CHANNELS * HIGH * WIDE * sizeof(float));
@@ -295,8 +295,8 @@ static inline uint64_t seen_hash(const mp_call *base) {
 }
 
 /* And of what is kept for tests. */
-static inline uint64_t hash_of(const mp_call *base) {
-    const mp_draw_call *call = (const mp_draw_call *)base;
+static inline uint64_t hash_of(const mp_request *base) {
+    const mp_image_generation_request *call = (const mp_image_generation_request *)base;
     const size_t latents = CHANNELS * HIGH * WIDE, n = (size_t)call->n_pictures;
     uint64_t hash = seen_hash(base);
     hash = tiny_hash_bytes(hash, call->history, n * STEPS * latents * sizeof(float));

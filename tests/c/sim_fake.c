@@ -380,7 +380,8 @@ static mp_status model_engine(mp_model *base, mp_budget *budget, mp_engine **out
     return MP_OK;
 }
 
-static mp_status model_check(const mp_model *base, mp_call *call, uint64_t *cost_ns, uint32_t *total, mp_error *error) {
+static mp_status model_check(const mp_model *base, mp_request *call, uint64_t *cost_ns, uint32_t *total,
+                             mp_error *error) {
     SIM_CHECK(((const fake_model *)base)->model->models > 0);
     mp_seam_point();
     if (((sim_call *)call)->bad_argument)
@@ -390,11 +391,11 @@ static mp_status model_check(const mp_model *base, mp_call *call, uint64_t *cost
     return MP_OK;
 }
 
-static uint64_t call_fingerprint(const mp_call *call) {
+static uint64_t call_fingerprint(const mp_request *call) {
     return ((const sim_call *)call)->units + (((const sim_call *)call)->innocent ? 5000011 : 1000003);
 }
 
-static bool call_seen(const mp_call *base) {
+static bool call_seen(const mp_request *base) {
     const sim_call *call = (const sim_call *)base;
     return call->streams && call->done > 0;
 }
@@ -489,7 +490,7 @@ mp_loader sim_fakes_loader(sim_model *model) {
     return (mp_loader){.ops = &ops, .self = model, .capability = MP_TEXT_EMBEDDING};
 }
 
-static void call_destroy(mp_call *base) {
+static void call_destroy(mp_request *base) {
     sim_call *call = (sim_call *)base;
     SIM_CHECK(!call->destroyed_is_error && "the caller holds a reference");
     SIM_CHECK(!call->admitted && !call->saved && "an engine has let go of a call before it is freed");
@@ -501,7 +502,7 @@ sim_call *sim_fakes_call(uint32_t units) {
     sim_call *call = mp_alloc_zeroed(sizeof(*call), MP_TAG_REQUEST);
     if (!call)
         return NULL;
-    call->base = (mp_call){.capability = MP_TEXT_EMBEDDING, .destroy = call_destroy, .bytes = sizeof(*call)};
+    call->base = (mp_request){.capability = MP_TEXT_EMBEDDING, .destroy = call_destroy, .bytes = sizeof(*call)};
     call->base.fingerprint = call_fingerprint;
     call->base.seen = call_seen;
     call->units = units;

@@ -32,7 +32,7 @@ typedef struct sim_model { /* the model of one loader */
 } sim_model;
 
 typedef struct sim_call {
-    mp_call base;
+    mp_request base;
     uint32_t units, done;
     int memory, memory_a_step; /* held from admission to retirement; more after each step */
     bool bad_argument, refused, numeric, keeps_state;

@@ -64,7 +64,7 @@ static void canceller(void *arg) {
         if ((dice >> 40) % 2)
             mp_ticket_cancel(ticket);
         status = fake_wait(ticket, NULL);
-        MP_CHECK(((fake_call *)mp_ticket_call(ticket))->finished <= 1);
+        MP_CHECK(((fake_call *)mp_ticket_request(ticket))->finished <= 1);
         atomic_fetch_add(status == MP_OK ? &storm->ok : status == MP_CANCELLED ? &storm->cancelled : &storm->other, 1);
         mp_ticket_release(ticket);
     }
@@ -222,7 +222,7 @@ MP_TEST_SECONDS(registry_fault_spawn_hangs_waiters_leave_by_their_deadlines, 60)
         MP_CHECK_STATUS(fake_wait(tickets[i], &error), MP_TIMEOUT, &error);
         mp_ticket_times(tickets[i], &due, &(uint64_t){0}, &(uint64_t){0});
         MP_CHECK(mp_sys_now_ns() - began < FAKE_MS(2000));
-        MP_CHECK_INT(((fake_call *)mp_ticket_call(tickets[i]))->starts, 0);
+        MP_CHECK_INT(((fake_call *)mp_ticket_request(tickets[i]))->starts, 0);
         mp_ticket_release(tickets[i]);
     }
     MP_CHECK_STATUS(mp_registry_load(registry, "a", false, fake_in_ms(30), &error), MP_TIMEOUT, &error);

@@ -6,7 +6,7 @@ enum { WORDS = (VOCAB + 31) / 32, END = 7, ALLOWED = 10, STOP_ID = 12, HIDDEN = 
 
 typedef struct masked_scene {
     scene s;
-    mp_text_call *call;
+    mp_text_request *call;
     mp_plan plan;
 } masked_scene;
 
@@ -19,15 +19,15 @@ static const uint32_t *mask_of(const int32_t *ids, int n) {
     return bits;
 }
 
-static mp_text_call *make_call(int choices, bool masked, bool captured) {
+static mp_text_request *make_call(int choices, bool masked, bool captured) {
     static const int32_t prompt[] = {1, 2}, stop_ids[] = {STOP_ID}, ends[] = {END, END + 1}, first[] = {ALLOWED};
     mp_text_args args = {.n_prompt = 2, .prompt = prompt, .n_choices = choices, .n_stop_ids = 1, .stop_ids = stop_ids,
                          .capture_values = captured ? VALUES : 0, .capture_records = captured ? 1000 : 0,
                          .mask = masked ? mask_of(first, 1) : NULL, .mask_bytes = masked ? WORDS * 4 : 0,
                          .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = MOST_TOKENS, .logprobs = -1}};
-    mp_text_call *call;
+    mp_text_request *call;
     mp_error error;
-    MP_CHECK_OK(mp_text_call_create(&args, &call, &error), &error);
+    MP_CHECK_OK(mp_text_request_create(&args, &call, &error), &error);
     call->vocab = VOCAB + SPARE;
     call->sampled_vocab = VOCAB;
     call->context = 64;
@@ -36,7 +36,7 @@ static mp_text_call *make_call(int choices, bool masked, bool captured) {
     call->capture.layers = LAYERS;
     call->capture.hidden = HIDDEN;
     call->capture.vocab = VOCAB;
-    MP_CHECK_OK(mp_text_call_output(call, 4, &error), &error);
+    MP_CHECK_OK(mp_text_request_output(call, 4, &error), &error);
     return call;
 }
 
@@ -49,7 +49,7 @@ static void begin(masked_scene *m, int choices, bool masked, bool captured) {
 
 static void end(masked_scene *m) {
     scene_end(&m->s);
-    mp_call_destroy(&m->call->base);
+    mp_request_destroy(&m->call->base);
 }
 
 /* The child answers that there is `count` to do; returns what the plan is. */
@@ -79,7 +79,7 @@ typedef struct draw { /* of one answer: so many tokens of this id, each a letter
 static mp_outcome step(masked_scene *m, mp_outcome outcome, const draw *draws, int drawn) {
     static uint32_t letters;
     mp_wire_out *out = &m->s.out;
-    const mp_text_call *call = m->call;
+    const mp_text_request *call = m->call;
     mp_wire_begin(out, &m->s.p.child, MP_FRAME_STEP);
     mp_put_u8(out, (uint8_t)outcome);
     mp_put_u32(out, 3);
@@ -115,7 +115,7 @@ static mp_outcome step(masked_scene *m, mp_outcome outcome, const draw *draws, i
 
 static void bring(masked_scene *m, int choice, uint32_t index, int32_t id) {
     mp_error error;
-    MP_CHECK_OK(mp_text_call_mask(m->call, choice, index, mask_of(&id, 1), WORDS * 4, &error), &error);
+    MP_CHECK_OK(mp_text_request_mask(m->call, choice, index, mask_of(&id, 1), WORDS * 4, &error), &error);
 }
 
 static const char *why_lost(masked_scene *m) {

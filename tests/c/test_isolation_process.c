@@ -227,10 +227,10 @@ static mp_status ask(mp_registry *registry, int length, int tokens, mp_error *er
     mp_text_args args = {.n_prompt = length, .prompt = prompt, .n_choices = 1,
                          .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = tokens, .logprobs = -1,
                                       .ignore_eos = true}};
-    mp_text_call *call;
+    mp_text_request *call;
     mp_ticket *ticket;
     mp_submit_options options = {.priority = 2};
-    MP_TRY(mp_text_call_create(&args, &call, error));
+    MP_TRY(mp_text_request_create(&args, &call, error));
     MP_TRY(mp_registry_submit(registry, "m", &call->base, &options, &ticket, error));
     MP_CHECK(mp_ticket_wait(ticket, UINT64_MAX, mp_sys_now_ns() + 60ull * 1000 * 1000 * 1000, NULL));
     mp_status status = mp_ticket_status(ticket, error);

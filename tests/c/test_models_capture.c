@@ -25,7 +25,7 @@ static void check_equal(const float *a, const float *b, int count) {
     MP_CHECK(memcmp(a, b, (size_t)count * sizeof *a) == 0);
 }
 
-static const float *record_of(const mp_text_call *call, int token, int record) {
+static const float *record_of(const mp_text_request *call, int token, int record) {
     const mp_capture *capture = &call->capture;
     return capture->data + (size_t)token * mp_capture_floats(capture) +
            record * mp_capture_values(capture, capture->hidden);
@@ -46,7 +46,7 @@ MP_TEST(models_capture_records_are_what_they_say) {
     tiny_load(&tiny, tiny_decoder_spec(types, 1, 81), MP_COMPUTE_F32, 2);
     tiny_job job;
     make_job(&tiny, &job, ALL, 1000);
-    const mp_text_call *call = job.call;
+    const mp_text_request *call = job.call;
     MP_CHECK_INT(call->capture.layers, TINY_LAYERS);
     MP_CHECK_INT(call->capture.tokens, ANSWER);
     MP_CHECK_INT(mp_capture_floats(&call->capture), (RECORDS - 1) * TINY_HIDDEN + TINY_VOCAB);
@@ -74,7 +74,7 @@ MP_TEST(models_capture_records_are_what_they_say) {
     }
     fclose(file);
     check_equal(record_of(call, 0, RECORDS - 1), call->prompt_logits + (PROMPT - 1) * TINY_VOCAB, TINY_VOCAB);
-    mp_call_destroy(&job.call->base);
+    mp_request_destroy(&job.call->base);
     tiny_unload(&tiny);
 }
 
@@ -95,7 +95,7 @@ MP_TEST(models_capture_changes_nothing) {
                 check_equal(record_of(jobs[0].call, t, r), record_of(jobs[1].call, t, r), 10);
     }
     for (int i = 0; i < RUNS; i++) {
-        mp_text_call *call = jobs[i].call;
+        mp_text_request *call = jobs[i].call;
         MP_CHECK_INT(call->capture.drawn, values[i] ? ANSWER : 0);
         MP_CHECK(i == RUNS - 1 ? !call->capture.data : call->capture.data != NULL);
         for (int t = 0; t < ANSWER; t++)
@@ -104,7 +104,7 @@ MP_TEST(models_capture_changes_nothing) {
         check_equal(call->prompt_logits, jobs[0].call->prompt_logits, PROMPT * TINY_VOCAB);
     }
     for (int i = 0; i < RUNS; i++)
-        mp_call_destroy(&jobs[i].call->base);
+        mp_request_destroy(&jobs[i].call->base);
     tiny_unload(&tiny);
 }
 
@@ -127,18 +127,18 @@ MP_TEST(models_capture_drops_what_has_no_room) {
     MP_CHECK_INT(all.call->capture.drawn, ANSWER);
     MP_CHECK_INT(some.call->capture.drawn, ANSWER);
     MP_CHECK(memcmp(all.call->capture.data, some.call->capture.data, tiny_capture_bytes(some.call)) == 0);
-    mp_call_destroy(&all.call->base);
-    mp_call_destroy(&some.call->base);
+    mp_request_destroy(&all.call->base);
+    mp_request_destroy(&some.call->base);
     /* room for not even one token */
-    mp_text_call *call;
+    mp_text_request *call;
     mp_text_args args = {.n_prompt = 1, .prompt = (const int32_t[]){5}, .n_choices = 1, .capture_values = 4,
                          .capture_records = RECORDS - 1,
                          .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = 1}};
     uint64_t cost;
     uint32_t total;
-    MP_CHECK_OK(mp_text_call_create(&args, &call, &error), &error);
+    MP_CHECK_OK(mp_text_request_create(&args, &call, &error), &error);
     MP_CHECK_INT(tiny.model->ops->check(tiny.model, &call->base, &cost, &total, &error), MP_INVALID_ARGUMENT);
-    mp_call_destroy(&call->base);
+    mp_request_destroy(&call->base);
     tiny_unload(&tiny);
 }
 
@@ -158,7 +158,7 @@ MP_TEST(models_capture_shows_what_is_not_finite) {
     MP_CHECK_INT(job.call->capture.drawn, 1);
     MP_CHECK(isinf(record_of(job.call, 0, 0)[0]) && isnan(record_of(job.call, 0, 1)[0]));
     tiny.engine->ops->retire(tiny.engine, &job.item);
-    mp_call_destroy(&job.call->base);
+    mp_request_destroy(&job.call->base);
     tiny_unload(&tiny);
 }
 
@@ -166,13 +166,13 @@ MP_TEST(models_capture_refuses_what_makes_no_sense) {
     static const struct {
         int values, records, n;
     } wrong[] = {{-1, 100, 1}, {ALL + 1, 100, 1}, {5, 0, 1}, {5, -1, 1}, {5, 100, 2}, {0, -1, 1}};
-    mp_text_call *call;
+    mp_text_request *call;
     mp_error error;
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         mp_text_args args = {.n_prompt = 1, .prompt = (const int32_t[]){5}, .n_choices = wrong[i].n,
                              .capture_values = wrong[i].values, .capture_records = wrong[i].records,
                              .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = 1}};
-        MP_CHECK_INT(mp_text_call_create(&args, &call, &error), MP_INVALID_ARGUMENT);
+        MP_CHECK_INT(mp_text_request_create(&args, &call, &error), MP_INVALID_ARGUMENT);
         MP_CHECK(!call);
     }
 }
@@ -237,7 +237,7 @@ MP_TEST(models_capture_asks_the_system_for_nothing) {
         mp_sys_table = mp_sys_real;
         memcpy(counts[i], &asked, sizeof counts[i]);
         MP_CHECK(asked.clocks > 0); /* steps look at it */
-        mp_call_destroy(&job.call->base);
+        mp_request_destroy(&job.call->base);
     }
     for (int i = WARM; i < RUNS; i++)
         for (int kind = 0; kind < 4; kind++)
@@ -250,18 +250,18 @@ MP_TEST(models_capture_asks_the_system_for_nothing) {
 
 /* ---- each allocation fails in turn ------------------------------------------------------------------------------- */
 
-static mp_status make_call(mp_call **call, mp_error *error) {
+static mp_status make_call(mp_request **call, mp_error *error) {
     mp_text_args args = {.n_prompt = 3, .prompt = (const int32_t[]){5, 6, 7}, .n_choices = 1, .capture_values = 10,
                          .capture_records = 1000,
                          .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = 4, .ignore_eos = true}};
-    mp_text_call *made;
-    MP_TRY(mp_text_call_create(&args, &made, error));
+    mp_text_request *made;
+    MP_TRY(mp_text_request_create(&args, &made, error));
     *call = &made->base;
     return MP_OK;
 }
 
-static void compare_calls(const mp_call *first, const mp_call *second) {
-    const mp_text_call *a = (const mp_text_call *)first, *b = (const mp_text_call *)second;
+static void compare_calls(const mp_request *first, const mp_request *second) {
+    const mp_text_request *a = (const mp_text_request *)first, *b = (const mp_text_request *)second;
     MP_CHECK_INT(a->capture.drawn, 4);
     MP_CHECK(memcmp(a->capture.data, b->capture.data, tiny_capture_bytes(a)) == 0);
 }

@@ -80,7 +80,7 @@ static void run_alone(tiny_model *tiny, int count, uint64_t *hashes, oracle *kno
         for (int c = 0; known && c < rows[i].n; c++)
             for (int t = 0; t < ANSWER; t++)
                 known->answers[i][c][t] = job.call->choices[c].tokens[t].id;
-        mp_call_destroy(&job.call->base);
+        mp_request_destroy(&job.call->base);
     }
     MP_CHECK_INT(tiny->engine->prefix->hits, 0);
 }
@@ -138,7 +138,7 @@ static void run_mixed(tiny_model *tiny, uint64_t seed, const uint64_t *expected,
             MP_FAIL("item %d differs under seed %llu with %d lanes", i, (unsigned long long)seed, tiny->lease.lanes);
         if (rows[i].tenant == 1) /* nobody else's: what it found it had computed itself, in a run before */
             MP_CHECK(seed % 3 != 1 || jobs[i].call->cached_tokens == 0);
-        mp_call_destroy(&jobs[i].call->base);
+        mp_request_destroy(&jobs[i].call->base);
     }
 }
 
@@ -271,7 +271,7 @@ MP_TEST_SECONDS(models_scratch_waits, 60) {
         MP_CHECK_INT(outcomes[0], MP_OUTCOME_DONE);
         tiny.engine->ops->retire(tiny.engine, &jobs[i].item);
         MP_CHECK(tiny_job_hash(&jobs[i]) == expected[2 + i]);
-        mp_call_destroy(&jobs[i].call->base);
+        mp_request_destroy(&jobs[i].call->base);
     }
     tiny_unload(&tiny);
 }
@@ -293,7 +293,7 @@ MP_TEST(models_preempted_calls_can_be_abandoned) {
     MP_CHECK(job.item.abandon != NULL);
     job.item.abandon(&job.item);
     MP_CHECK_INT(job.call->choices[0].finish, MP_FINISH_CANCELLED);
-    mp_call_destroy(&job.call->base);
+    mp_request_destroy(&job.call->base);
     MP_CHECK_INT(mp_alloc_bytes(MP_TAG_REQUEST), before);
     tiny_unload(&tiny);
 }
@@ -316,8 +316,8 @@ MP_TEST_SECONDS(models_prompts_are_not_starved, 60) {
     MP_CHECK(plan.items[1] == &late.item && plan.amount[1] >= 8);
     for (int i = 0; i < 2; i++)
         tiny.engine->ops->retire(tiny.engine, items[i]);
-    mp_call_destroy(&decoding.call->base);
-    mp_call_destroy(&late.call->base);
+    mp_request_destroy(&decoding.call->base);
+    mp_request_destroy(&late.call->base);
     tiny_unload(&tiny);
 }
 
@@ -357,8 +357,8 @@ MP_TEST_SECONDS(models_memory_waits, 60) {
     tiny.engine->ops->retire(tiny.engine, &a.item);
     MP_CHECK(tiny_job_hash(&a) == expected[2]);
     MP_CHECK(tiny_job_hash(&b) == expected[3]);
-    mp_call_destroy(&a.call->base);
-    mp_call_destroy(&b.call->base);
+    mp_request_destroy(&a.call->base);
+    mp_request_destroy(&b.call->base);
     tiny.budget.limit = UINT64_MAX;
     tiny_unload(&tiny);
 }

@@ -197,7 +197,7 @@ MP_TEST(models_experts_not_chosen_are_not_read) {
     tiny_job_make(&tiny, &job, &args, 0);
     tiny_job_admit(&tiny, &job);
     tiny_job_finish(&tiny, &job);
-    mp_call_destroy(&job.call->base);
+    mp_request_destroy(&job.call->base);
     /* and those that are chosen are read from the file */
     MP_CHECK_INT(truncate(path, (off_t)(rest / 4)), 0);
     tiny_job_make(&tiny, &job, &args, 0);
@@ -210,7 +210,7 @@ MP_TEST(models_experts_not_chosen_are_not_read) {
     MP_CHECK_INT(outcome, MP_OUTCOME_FAILED);
     MP_CHECK_INT(job.item.error.code, MP_IO);
     tiny.engine->ops->retire(tiny.engine, &job.item);
-    mp_call_destroy(&job.call->base);
+    mp_request_destroy(&job.call->base);
     tiny_unload(&tiny);
 }
 
@@ -242,6 +242,6 @@ MP_TEST(models_experts_of_a_file_that_was_changed) {
     MP_CHECK_INT(job.item.error.code, MP_INTEGRITY);
     MP_CHECK_INT(job.call->choices[0].token_count, 1);
     tiny.engine->ops->retire(tiny.engine, &job.item);
-    mp_call_destroy(&job.call->base);
+    mp_request_destroy(&job.call->base);
     tiny_unload(&tiny);
 }

@@ -40,7 +40,7 @@ static mp_outcome draw(tiny_model *tiny, bool flux, const way *how, uint64_t *ha
         }
     } while (outcomes[0] == MP_OUTCOME_MORE);
     if (outcomes[0] == MP_OUTCOME_DONE) {
-        const mp_draw_call *call = (const mp_draw_call *)item.call;
+        const mp_image_generation_request *call = (const mp_image_generation_request *)item.call;
         MP_CHECK_INT(item.cursor, item.total);
         MP_CHECK_INT(call->steps_done, call->n_pictures * STEPS);
         MP_CHECK_INT(call->previews_done, call->n_pictures * call->n_previews);
@@ -49,7 +49,7 @@ static mp_outcome draw(tiny_model *tiny, bool flux, const way *how, uint64_t *ha
         *said = item.error;
     }
     tiny->engine->ops->retire(tiny->engine, &item);
-    mp_call_destroy(item.call);
+    mp_request_destroy(item.call);
     return outcomes[0];
 }
 
@@ -187,13 +187,13 @@ MP_TEST(models_pictures_cancelled) {
     MP_CHECK_INT(item.cursor, before);
     tiny.lease.cancelled = NULL;
     tiny.engine->ops->retire(tiny.engine, &item);
-    mp_call_destroy(item.call);
+    mp_request_destroy(item.call);
     tiny_unload(&tiny);
 }
 
-static mp_status make_sd3(mp_call **call, mp_error *error) { return make_call(false, 1, call, error); }
-static mp_status make_flux(mp_call **call, mp_error *error) { return make_call(true, 1, call, error); }
-static void compare(const mp_call *first, const mp_call *second) { MP_CHECK(hash_of(first) == hash_of(second)); }
+static mp_status make_sd3(mp_request **call, mp_error *error) { return make_call(false, 1, call, error); }
+static mp_status make_flux(mp_request **call, mp_error *error) { return make_call(true, 1, call, error); }
+static void compare(const mp_request *first, const mp_request *second) { MP_CHECK(hash_of(first) == hash_of(second)); }
 
 MP_TEST_SECONDS(models_pictures_without_memory, 300) {
     mp_error error;

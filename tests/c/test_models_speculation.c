@@ -204,7 +204,7 @@ typedef struct plain_answer {
 
 static int recite(void *arg, const mp_item *item, int choice, int32_t *draft, int most) {
     const plain_answer *answer = arg;
-    const mp_text_call *call = (const mp_text_call *)item->call;
+    const mp_text_request *call = (const mp_text_request *)item->call;
     int at = (int)call->choices[choice].token_count, count = 0;
     for (; count < most && at + count < ANSWER; count++)
         draft[count] = answer->tokens[at + count];
@@ -260,7 +260,7 @@ MP_TEST_SECONDS(models_speculation_ends_where_it_would, 60) {
         memcpy(text, job.call->choices[0].text, ANSWER); /* a letter a token */
         for (int t = 0; t < ANSWER; t++)
             answer.tokens[t] = job.call->choices[0].tokens[t].id;
-        mp_call_destroy(&job.call->base);
+        mp_request_destroy(&job.call->base);
         for (int at = 0; at < ANSWER; at += 3) {
             const char *stop[] = {"@@", text + at};
             const int32_t stop_bytes[] = {2, ANSWER - at < 3 ? ANSWER - at : 3};
@@ -303,8 +303,8 @@ MP_TEST_SECONDS(models_speculation_ends_where_it_would, 60) {
                 tiny_speculate(tiny.engine, MP_SPECULATE_ALWAYS, recite, &known);
                 ask(&tiny, &with, &cases[c].args);
                 check_same(&without, &with, cases[c].name);
-                mp_call_destroy(&without.call->base);
-                mp_call_destroy(&with.call->base);
+                mp_request_destroy(&without.call->base);
+                mp_request_destroy(&with.call->base);
             }
         }
     }
@@ -329,7 +329,7 @@ MP_TEST(models_speculation_saves_passes) {
     MP_CHECK_INT(tiny.engine->work.rows, PROMPT + ANSWER - 1);
     for (int t = 0; t < ANSWER; t++)
         answer.tokens[t] = job.call->choices[0].tokens[t].id;
-    mp_call_destroy(&job.call->base);
+    mp_request_destroy(&job.call->base);
     tiny_speculate(tiny.engine, MP_SPECULATE_ALWAYS, recite, &answer);
     tiny.engine->ops->trim(tiny.engine);
     mp_step_work before = tiny.engine->work;
@@ -338,7 +338,7 @@ MP_TEST(models_speculation_saves_passes) {
     MP_CHECK_INT(tiny.engine->work.guessed - before.guessed, 36);
     MP_CHECK_INT(tiny.engine->work.right - before.right, 36);
     MP_CHECK_INT(tiny.engine->work.rows - before.rows, PROMPT + ANSWER - 1);
-    mp_call_destroy(&job.call->base);
+    mp_request_destroy(&job.call->base);
     tiny_unload(&tiny);
 }
 
@@ -366,20 +366,20 @@ MP_TEST_SECONDS(models_speculation_needs_no_memory, 60) {
     ask(&tiny, &again, &args); /* that much is enough: the blocks and the scratch of it */
     uint64_t enough = tiny.budget.used;
     tiny.engine->ops->trim(tiny.engine);
-    mp_call_destroy(&again.call->base);
+    mp_request_destroy(&again.call->base);
     int32_t wrong = 5;
     tiny_speculate(tiny.engine, MP_SPECULATE_ALWAYS, guess_badly, &wrong);
     tiny.budget.limit = enough + 2048; /* what the answer takes beside its blocks was given back */
     ask(&tiny, &again, &args);
     check_same(&job, &again, "with little memory");
-    mp_call_destroy(&again.call->base);
+    mp_request_destroy(&again.call->base);
     tiny.budget.limit = UINT64_MAX;
     tiny_speculate(tiny.engine, MP_SPECULATE_ALWAYS, NULL, NULL);
     tiny.engine->ops->trim(tiny.engine);
     ask(&tiny, &again, &args);
     check_same(&job, &again, "by look-up");
-    mp_call_destroy(&again.call->base);
-    mp_call_destroy(&job.call->base);
+    mp_request_destroy(&again.call->base);
+    mp_request_destroy(&job.call->base);
     tiny_unload(&tiny);
 }
 
@@ -415,8 +415,8 @@ static void survive_infinity(mp_dtype type) {
     /* once an answer, and not again */
     MP_CHECK(tiny.engine->work.guessed > 0 && tiny.engine->work.guessed <= 2 * MP_DRAFT_MOST);
     MP_CHECK_INT(tiny.engine->work.right, 0);
-    mp_call_destroy(&without.call->base);
-    mp_call_destroy(&with.call->base);
+    mp_request_destroy(&without.call->base);
+    mp_request_destroy(&with.call->base);
     tiny_unload(&tiny);
 }
 

@@ -56,7 +56,7 @@ static uint64_t run(tiny_model *tiny, int index) {
     tiny_job_admit(tiny, &job);
     tiny_job_finish(tiny, &job);
     uint64_t hash = tiny_job_hash(&job);
-    mp_call_destroy(&job.call->base);
+    mp_request_destroy(&job.call->base);
     return hash;
 }
 
@@ -218,7 +218,7 @@ static void check_spoilt(void (*spoil)(const char *path), bool before_the_first)
     MP_CHECK_INT(job.item.error.code, MP_INTEGRITY);
     MP_CHECK_INT(job.call->choices[0].token_count, 0);
     tiny.engine->ops->retire(tiny.engine, &job.item);
-    mp_call_destroy(&job.call->base);
+    mp_request_destroy(&job.call->base);
     struct timespec times[2] = {before.st_atim, before.st_mtim}; /* what was packed meanwhile stays wrong */
     MP_CHECK(truncate(path, before.st_size) == 0 && utimensat(AT_FDCWD, path, times, 0) == 0);
     MP_CHECK(!tiny.model->ops->healthy(tiny.model));
@@ -256,7 +256,7 @@ MP_TEST(models_stored_weights_that_are_packed_need_no_file) {
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
-static mp_status make_call(mp_call **call, mp_error *error) {
+static mp_status make_call(mp_request **call, mp_error *error) {
     static const int32_t prompt[] = {3, 1, 4, 1, 5};
     mp_text_args args = {
         .n_prompt = 5,
@@ -264,14 +264,14 @@ static mp_status make_call(mp_call **call, mp_error *error) {
         .n_choices = 1,
         .sampling = {
             .temperature = 0, .top_p = 1, .repetition_penalty = 1, .max_tokens = 3, .logprobs = 2, .ignore_eos = true}};
-    mp_text_call *made;
-    MP_TRY(mp_text_call_create(&args, &made, error));
+    mp_text_request *made;
+    MP_TRY(mp_text_request_create(&args, &made, error));
     *call = &made->base;
     return MP_OK;
 }
 
-static void compare_calls(const mp_call *first, const mp_call *second) {
-    const mp_text_call *a = (const mp_text_call *)first, *b = (const mp_text_call *)second;
+static void compare_calls(const mp_request *first, const mp_request *second) {
+    const mp_text_request *a = (const mp_text_request *)first, *b = (const mp_text_request *)second;
     MP_CHECK(memcmp(a->choices[0].tokens, b->choices[0].tokens, 3 * sizeof(mp_token_out)) == 0);
 }
 

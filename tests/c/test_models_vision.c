@@ -69,7 +69,7 @@ static void run_alone(tiny_model *tiny, uint64_t *hashes) {
         }
         MP_CHECK_INT(jobs[0].call->cached_tokens, 0);
         hashes[i] = tiny_job_hash(&jobs[0]);
-        mp_call_destroy(&jobs[0].call->base);
+        mp_request_destroy(&jobs[0].call->base);
     }
 }
 
@@ -119,7 +119,7 @@ static void run_mixed(tiny_model *tiny, uint64_t seed, const uint64_t *expected,
     for (int i = 0; i < ITEMS; i++) {
         if (tiny_job_hash(&jobs[i]) != expected[i])
             MP_FAIL("item %d differs under seed %llu with %d lanes", i, (unsigned long long)seed, tiny->lease.lanes);
-        mp_call_destroy(&jobs[i].call->base);
+        mp_request_destroy(&jobs[i].call->base);
     }
     tiny->budget.limit = UINT64_MAX;
 }
@@ -176,7 +176,7 @@ static int run_one(tiny_model *tiny, int index, int32_t *cached) {
     }
     MP_CHECK(looks <= (int)jobs[0].call->images.most_parts);
     *cached = jobs[0].call->cached_tokens;
-    mp_call_destroy(&jobs[0].call->base);
+    mp_request_destroy(&jobs[0].call->base);
     return steps;
 }
 
@@ -253,7 +253,7 @@ MP_TEST(models_vision_goes_on_in_another_engine) {
         MP_CHECK(tiny_job_hash(&jobs[0][0]) == expected[ABOUT_2_1]);
         MP_CHECK(tiny_job_hash(&jobs[1][0]) == expected[ABOUT_1_2]);
         for (int j = 0; j < 2; j++)
-            mp_call_destroy(&jobs[j][0].call->base);
+            mp_request_destroy(&jobs[j][0].call->base);
     }
     tiny_unload(&tiny);
 }
@@ -306,7 +306,7 @@ MP_TEST(models_vision_stops_within_a_layer) {
             tiny.engine->ops->plan(tiny.engine, &item, 1, UINT64_MAX, &plan);
             step(&tiny, &plan, jobs, false);
         }
-        mp_call_destroy(&jobs[0].call->base);
+        mp_request_destroy(&jobs[0].call->base);
         tiny_unload(&tiny);
     }
 }
@@ -349,7 +349,7 @@ MP_TEST(models_vision_keeps_images_of_calls_that_take_turns) {
     }
     for (int j = 0; j < TURNS; j++) {
         MP_CHECK(tiny_job_hash(&jobs[j][0]) == expected[rows_of[j]]);
-        mp_call_destroy(&jobs[j][0].call->base);
+        mp_request_destroy(&jobs[j][0].call->base);
         jobs[j][0] = (tiny_job){0};
     }
     tiny.engine->ops->trim(tiny.engine);
@@ -373,7 +373,7 @@ MP_TEST(models_vision_keeps_images_of_calls_that_take_turns) {
     tiny.engine->ops->trim(tiny.engine);
     MP_CHECK_INT(tiny.budget.used, least);
     for (int j = 0; j < TURNS; j++)
-        mp_call_destroy(&jobs[j][0].call->base);
+        mp_request_destroy(&jobs[j][0].call->base);
     tiny_unload(&tiny);
 }
 
@@ -417,7 +417,7 @@ MP_TEST(models_vision_gives_its_scratch_back) {
             step(&tiny, &plan, jobs, false);
             tiny.engine->ops->retire(tiny.engine, item);
         }
-        mp_call_destroy(&jobs[0].call->base);
+        mp_request_destroy(&jobs[0].call->base);
     }
     tiny_unload(&tiny);
 }
@@ -429,7 +429,7 @@ MP_TEST(models_vision_refuses_what_does_not_fit) {
     tiny_load(&tiny, tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1), MP_COMPUTE_F32, 1);
     for (int fault = 0; fault < 6; fault++) {
         mp_error error;
-        mp_text_call *call;
+        mp_text_request *call;
         uint64_t cost;
         uint32_t total;
         mp_error_clear(&error);
@@ -450,13 +450,13 @@ MP_TEST(models_vision_refuses_what_does_not_fit) {
         MP_CHECK_INT(tiny.model->ops->check(tiny.model, &call->base, &cost, &total, &error), MP_INVALID_ARGUMENT);
         if (fault == 4)
             call->images.n_runs = 2;
-        mp_call_destroy(&call->base);
+        mp_request_destroy(&call->base);
     }
     /* of a vocabulary without placeholders any token may be one, and is where a run says so */
     ((mp_decoder *)tiny.model)->vision->image_token = -1;
     for (int fault = 0; fault < 2; fault++) {
         mp_error error;
-        mp_text_call *call;
+        mp_text_request *call;
         uint64_t cost;
         uint32_t total;
         mp_error_clear(&error);
@@ -467,21 +467,21 @@ MP_TEST(models_vision_refuses_what_does_not_fit) {
         call->images.runs[1].rows -= fault;
         MP_CHECK_INT(tiny.model->ops->check(tiny.model, &call->base, &cost, &total, &error),
                      fault ? MP_INVALID_ARGUMENT : MP_OK);
-        mp_call_destroy(&call->base);
+        mp_request_destroy(&call->base);
     }
     tiny_unload(&tiny);
 }
 
-static mp_status make_one(mp_call **call, mp_error *error) {
-    mp_text_call *made;
+static mp_status make_one(mp_request **call, mp_error *error) {
+    mp_text_request *made;
     mp_error_clear(error);
     make_call(1, &made, error);
     *call = made ? &made->base : NULL;
     return made ? MP_OK : error->code;
 }
 
-static void compare(const mp_call *first, const mp_call *second) {
-    const mp_text_call *a = (const mp_text_call *)first, *b = (const mp_text_call *)second;
+static void compare(const mp_request *first, const mp_request *second) {
+    const mp_text_request *a = (const mp_text_request *)first, *b = (const mp_text_request *)second;
     for (int c = 0; c < a->n_choices; c++)
         for (int t = 0; t < ANSWER; t++)
             MP_CHECK_INT(a->choices[c].tokens[t].id, b->choices[c].tokens[t].id);

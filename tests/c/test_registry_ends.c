@@ -32,7 +32,7 @@ static void storm_caller(void *arg) {
         int at = i % 4;
         if (kept[at]) {
             mp_status status = fake_wait(kept[at], NULL);
-            fake_call *call = (fake_call *)mp_ticket_call(kept[at]);
+            fake_call *call = (fake_call *)mp_ticket_request(kept[at]);
             MP_CHECK_INT(call->finished, status == MP_OK);
             atomic_fetch_add(&storm->ended[status], 1);
             mp_ticket_release(kept[at]);

@@ -258,7 +258,8 @@ static mp_status model_engine(mp_model *base, mp_budget *budget, mp_engine **out
     return MP_OK;
 }
 
-static mp_status model_check(const mp_model *base, mp_call *call, uint64_t *cost_ns, uint32_t *total, mp_error *error) {
+static mp_status model_check(const mp_model *base, mp_request *call, uint64_t *cost_ns, uint32_t *total,
+                             mp_error *error) {
     fake *fake = ((const fake_model *)base)->fake;
     atomic_fetch_add(&fake->checks, 1);
     if (((fake_call *)call)->bad_argument)
@@ -349,24 +350,24 @@ mp_loader fake_loader(fake *fake) {
 
 /* --- calls --- */
 
-static void call_destroy(mp_call *call) {
+static void call_destroy(mp_request *call) {
     atomic_fetch_sub(&fake_calls, 1);
     mp_free(call);
 }
 
-static bool call_seen(const mp_call *base) {
+static bool call_seen(const mp_request *base) {
     const fake_call *call = (const fake_call *)base;
     return call->streams && atomic_load(&call->done) > 0;
 }
 
-static uint64_t call_fingerprint(const mp_call *call) { return ((const fake_call *)call)->fingerprint; }
+static uint64_t call_fingerprint(const mp_request *call) { return ((const fake_call *)call)->fingerprint; }
 
 fake_call *fake_call_create(uint32_t units) {
     fake_call *call = mp_alloc_zeroed(sizeof(*call), MP_TAG_REQUEST);
     if (!call)
         return NULL;
     atomic_fetch_add(&fake_calls, 1);
-    call->base = (mp_call){.capability = MP_TEXT_EMBEDDING, .destroy = call_destroy, .bytes = sizeof(*call)};
+    call->base = (mp_request){.capability = MP_TEXT_EMBEDDING, .destroy = call_destroy, .bytes = sizeof(*call)};
     call->base.fingerprint = call_fingerprint;
     call->base.seen = call_seen;
     static _Atomic uint64_t number;

@@ -45,7 +45,7 @@ typedef struct fake { /* one per key; must outlive the registry */
 extern _Atomic int fake_lanes_in_steps;
 
 typedef struct fake_call {
-    mp_call base;
+    mp_request base;
     uint32_t units;
     int memory;        /* held from admission to retirement */
     int memory_a_step; /* more after each step */

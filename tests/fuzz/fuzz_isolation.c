@@ -68,7 +68,7 @@ static void send(mp_channel *child, mp_frame_kind kind, const uint8_t *data, siz
 
 typedef enum kind { EMBED, TEXT, IMAGES, VISION, FORMED } kind; /* FORMED: a text with a mask, and captured */
 
-static mp_call *make_call(kind kind) {
+static mp_request *make_call(kind kind) {
     static const int32_t ids[] = {1, 2, 3, 4};
     static const int64_t offsets[] = {0, 1, 3, 4};
     static const char *const stop[] = {"!!"};
@@ -77,15 +77,15 @@ static mp_call *make_call(kind kind) {
     if (kind == IMAGES) {
         static const int32_t sizes[2 * TEXTS] = {[0 ... 2 * TEXTS - 1] = 1};
         static const uint8_t pixels[3 * TEXTS];
-        mp_image_call *call;
-        REQUIRE(make_image_call(TEXTS, sizes, pixels, sizeof pixels, &call, &error) == MP_OK);
-        REQUIRE(mp_image_call_output(call, TEXTS, WIDTH, &error) == MP_OK);
+        mp_image_embedding_request *call;
+        REQUIRE(make_image_embedding_request(TEXTS, sizes, pixels, sizeof pixels, &call, &error) == MP_OK);
+        REQUIRE(mp_image_embedding_request_output(call, TEXTS, WIDTH, &error) == MP_OK);
         return &call->base;
     }
     if (kind == EMBED) {
-        mp_embed_call *call;
-        REQUIRE(make_embed_call(TEXTS, ids, offsets, NULL, &call, &error) == MP_OK);
-        REQUIRE(mp_embed_call_output(call, WIDTH, &error) == MP_OK);
+        mp_embedding_request *call;
+        REQUIRE(make_embedding_request(TEXTS, ids, offsets, NULL, &call, &error) == MP_OK);
+        REQUIRE(mp_embedding_request_output(call, WIDTH, &error) == MP_OK);
         return &call->base;
     }
     mp_text_args args = {.n_prompt = 4, .prompt = ids, .n_choices = CHOICES, .n_stop = 1, .stop = stop,
@@ -110,8 +110,8 @@ static mp_call *make_call(kind kind) {
         args.capture_values = 2;
         args.capture_records = 100;
     }
-    mp_text_call *call;
-    REQUIRE(mp_text_call_create(&args, &call, &error) == MP_OK);
+    mp_text_request *call;
+    REQUIRE(mp_text_request_create(&args, &call, &error) == MP_OK);
     call->vocab = VOCAB + 3;
     call->sampled_vocab = VOCAB;
     call->ends = ends;
@@ -119,11 +119,11 @@ static mp_call *make_call(kind kind) {
     call->capture.layers = 1;
     call->capture.hidden = WIDTH;
     call->capture.vocab = VOCAB;
-    REQUIRE(mp_text_call_output(call, 3, &error) == MP_OK);
+    REQUIRE(mp_text_request_output(call, 3, &error) == MP_OK);
     return &call->base;
 }
 
-static void check_text(const mp_text_call *call) {
+static void check_text(const mp_text_request *call) {
     REQUIRE(call->cached_tokens >= 0 && call->cached_tokens <= call->n_prompt);
     REQUIRE(call->capture.drawn <= call->choices[0].token_count + 1);
     for (int c = 0; c < call->n_choices; c++) {
@@ -167,7 +167,7 @@ static void serve(kind kind, int stage, const uint8_t *data, size_t size) {
     mp_error error, child_error;
     mp_engine *engine;
     mp_channel child;
-    mp_call *call = make_call(kind);
+    mp_request *call = make_call(kind);
     const bool text = kind == TEXT || kind == VISION || kind == FORMED;
     mp_item item = {.call = call, .total = text ? TOTAL : TEXTS};
     mp_item *items[1] = {&item};
@@ -198,12 +198,12 @@ static void serve(kind kind, int stage, const uint8_t *data, size_t size) {
     engine->ops->retire(engine, &item);
     engine->ops->destroy(engine);
     if (text)
-        check_text((mp_text_call *)call);
+        check_text((mp_text_request *)call);
     else if (kind == IMAGES)
-        REQUIRE(((mp_image_call *)call)->done <= TEXTS);
+        REQUIRE(((mp_image_embedding_request *)call)->done <= TEXTS);
     else
-        REQUIRE(((mp_embed_call *)call)->done <= TEXTS);
-    mp_call_destroy(call);
+        REQUIRE(((mp_embedding_request *)call)->done <= TEXTS);
+    mp_request_destroy(call);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {

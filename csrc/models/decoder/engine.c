@@ -31,10 +31,10 @@ static mp_status check_ids(const mp_decoder *model, const int32_t *ids, int32_t 
     return MP_OK;
 }
 
-mp_status mp_decoder_check(const mp_model *base, mp_call *call_base, uint64_t *cost_ns, uint32_t *total,
+mp_status mp_decoder_check(const mp_model *base, mp_request *call_base, uint64_t *cost_ns, uint32_t *total,
                            mp_error *error) {
     const mp_decoder *model = (const mp_decoder *)base;
-    mp_text_call *call = (mp_text_call *)call_base;
+    mp_text_request *call = (mp_text_request *)call_base;
     if (call->n_prompt < 1)
         return mp_fail(error, MP_INVALID_ARGUMENT, "the prompt has no tokens");
     if (call->n_prompt >= model->context) {
@@ -67,7 +67,7 @@ mp_status mp_decoder_check(const mp_model *base, mp_call *call_base, uint64_t *c
     call->capture.layers = model->layer_count;
     call->capture.hidden = model->hidden;
     call->capture.vocab = model->vocab;
-    return mp_text_call_output(call, model->max_token_bytes, error);
+    return mp_text_request_output(call, model->max_token_bytes, error);
 }
 
 /* ---- admit, retire ----------------------------------------------------------------------------------------------- */
@@ -75,7 +75,7 @@ mp_status mp_decoder_check(const mp_model *base, mp_call *call_base, uint64_t *c
 /* Memory for blocks is taken step by step. */
 static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
     mp_text_engine *engine = (mp_text_engine *)base;
-    const mp_text_call *call = (const mp_text_call *)item->call;
+    const mp_text_request *call = (const mp_text_request *)item->call;
     if (item->state) { /* after a preemption, maybe by another engine */
         MP_TRY(mp_decoder_images_number(&engine->images, call, item->state, error));
         item->abandon = NULL;
@@ -102,7 +102,7 @@ static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
 /* Answers that did not end by themselves were cancelled; what was held back of their text is not lost. */
 static void close_choices(mp_item *item) {
     mp_answers *state = item->state;
-    mp_text_call *call = (mp_text_call *)item->call;
+    mp_text_request *call = (mp_text_request *)item->call;
     for (int i = 0; i < state->n; i++) {
         if (atomic_load_explicit(&call->choices[i].finish, memory_order_relaxed) != MP_FINISH_NONE)
             continue;
@@ -120,7 +120,7 @@ static void abandon(mp_item *item) {
 /* What the cache and the images have of an item. */
 static void release(mp_text_engine *engine, mp_item *item) {
     mp_answers_drop(item->state, &engine->cache);
-    mp_decoder_images_release(&engine->images, (const mp_text_call *)item->call, item->state);
+    mp_decoder_images_release(&engine->images, (const mp_text_request *)item->call, item->state);
     if (--engine->admitted == 0)
         mp_decoder_images_rest(&engine->images);
 }
@@ -159,7 +159,7 @@ static int wanted_rows(mp_text_engine *engine, const mp_item *item, bool *decodi
             continue;
         }
         int left = seq->count - seq->cached, tile;
-        rows += mp_decoder_images_ready(&engine->images, (const mp_text_call *)item->call, state, seq,
+        rows += mp_decoder_images_ready(&engine->images, (const mp_text_request *)item->call, state, seq,
                                 left < STEP_ROWS ? left : STEP_ROWS, &tile);
         *missing = *missing < 0 ? tile : *missing;
         *decoding &= left == 1;
@@ -170,11 +170,11 @@ static int wanted_rows(mp_text_engine *engine, const mp_item *item, bool *decodi
 /* An item whose next row is one of an image that has not been looked at: the one whose tile is being computed goes on,
  * else the first. */
 static void want_look(mp_text_engine *engine, mp_item *item, int tile) {
-    const mp_text_call *call = (const mp_text_call *)item->call;
+    const mp_text_request *call = (const mp_text_request *)item->call;
     if (engine->look.item && !engine->images.ops->computing(engine->images.store, call, tile))
         return;
     if (engine->look.item &&
-        engine->images.ops->computing(engine->images.store, (const mp_text_call *)engine->look.item->call,
+        engine->images.ops->computing(engine->images.store, (const mp_text_request *)engine->look.item->call,
                                       engine->look.tile))
         return;
     engine->look.item = item;
@@ -183,7 +183,7 @@ static void want_look(mp_text_engine *engine, mp_item *item, int tile) {
 
 /* The look into the plan, with the time that is left; parts of the network take part of a step like rows. */
 static void plan_look(mp_text_engine *engine, uint64_t budget_ns, mp_plan *plan) {
-    const mp_text_call *call = (const mp_text_call *)engine->look.item->call;
+    const mp_text_request *call = (const mp_text_request *)engine->look.item->call;
     const uint64_t all = engine->images.ops->left_ns(engine->images.store, call, engine->look.tile);
     const uint64_t least = engine->images.ops->part_ns(engine->images.store);
     uint64_t left = budget_ns > plan->cost_ns ? budget_ns - plan->cost_ns : 0;
@@ -332,7 +332,7 @@ static int select_rows(mp_text_engine *engine, const mp_plan *plan, mp_outcome *
                 continue;
             }
             int missing, want = seq->count - seq->cached;
-            want = mp_decoder_images_ready(&engine->images, (const mp_text_call *)item->call, state, seq,
+            want = mp_decoder_images_ready(&engine->images, (const mp_text_request *)item->call, state, seq,
                                    want < left ? want : left, &missing);
             if (want == 0)
                 continue;
@@ -349,7 +349,7 @@ static int select_rows(mp_text_engine *engine, const mp_plan *plan, mp_outcome *
 }
 
 static bool decodes(const mp_step_seq *step, const mp_plan *plan) {
-    const mp_text_call *call = (const mp_text_call *)plan->items[step->plan]->call;
+    const mp_text_request *call = (const mp_text_request *)plan->items[step->plan]->call;
     return call->prompt_done_ns && step->seq->cached + 1 == step->seq->count;
 }
 
@@ -363,7 +363,7 @@ static int add_guesses(mp_text_engine *engine, const mp_plan *plan, int rows) {
     for (int s = 0; s < engine->step_count; s++) {
         mp_step_seq *step = &engine->steps[s];
         /* none for who has a mask: it would be another one after each guess */
-        if (!decodes(step, plan) || ((const mp_text_call *)plan->items[step->plan]->call)->masks)
+        if (!decodes(step, plan) || ((const mp_text_request *)plan->items[step->plan]->call)->masks)
             continue;
         mp_sequence_guess(engine->model, &engine->speculation, &engine->cache, plan->items[step->plan], step->choice);
         steps[n] = step;
@@ -422,7 +422,7 @@ static int take_blocks(mp_text_engine *engine, const mp_plan *plan, mp_outcome *
 /* The rows of a sequence's step that are those of images, which are kept for the caller who asked for logits. */
 static void fill_vectors(mp_text_engine *engine, const mp_item *item, const mp_step_seq *step, int row0,
                          const mp_rows *rows, int32_t *id) {
-    mp_text_call *call = (mp_text_call *)item->call;
+    mp_text_request *call = (mp_text_request *)item->call;
     const size_t bytes = (size_t)engine->model->hidden * sizeof(float);
     for (int i = 0; i < step->rows + step->guesses; i++) {
         rows->vector[row0 + i] = NULL;
@@ -440,13 +440,13 @@ static void fill_vectors(mp_text_engine *engine, const mp_item *item, const mp_s
 
 static bool is_captured(const mp_text_engine *engine, const mp_plan *plan) {
     for (int s = 0; s < engine->step_count; s++)
-        if (((const mp_text_call *)plan->items[engine->steps[s].plan]->call)->capture.values > 0)
+        if (((const mp_text_request *)plan->items[engine->steps[s].plan]->call)->capture.values > 0)
             return true;
     return false;
 }
 
 /* The rows of a step that have logits, if its call wants their records and there is memory for them. */
-static void capture_step(const mp_step_seq *step, const mp_text_call *call, mp_rows *rows) {
+static void capture_step(const mp_step_seq *step, const mp_text_request *call, mp_rows *rows) {
     const mp_capture *capture = &call->capture;
     int token = step->seq->count - call->n_prompt; /* its number in the answer, from the row of the one before it */
     for (int i = 0; i <= step->guesses && token + i < capture->tokens; i++)
@@ -463,7 +463,7 @@ static void fill_rows(mp_text_engine *engine, const mp_plan *plan, mp_rows *rows
     for (int s = 0; s < engine->step_count; s++) {
         mp_step_seq *step = &engine->steps[s];
         mp_sequence *seq = step->seq;
-        mp_text_call *call = (mp_text_call *)plan->items[step->plan]->call;
+        mp_text_request *call = (mp_text_request *)plan->items[step->plan]->call;
         const mp_answer_images *images = ((const mp_answers *)plan->items[step->plan]->state)->images;
         memcpy(id + rows->M, seq->tokens + seq->cached, (size_t)step->rows * sizeof *id);
         memcpy(id + rows->M + step->rows, seq->guess.tokens, (size_t)step->guesses * sizeof *id);
@@ -509,7 +509,7 @@ static void report(const mp_text_engine *engine, const mp_plan *plan, mp_outcome
             continue;
         }
         const mp_answers *state = item->state;
-        mp_text_call *call = (mp_text_call *)item->call;
+        mp_text_request *call = (mp_text_request *)item->call;
         bool done = true, waits = true;
         uint32_t cursor = (uint32_t)(call->prompt_done_ns ? call->n_prompt : state->seqs[0].cached);
         for (int c = 0; c < state->n; c++) {
@@ -662,7 +662,7 @@ static void look(mp_text_engine *engine, mp_lease *lease, const mp_plan *plan, m
     if (!item || p == plan->count || outcomes[p] != MP_OUTCOME_MORE ||
         atomic_load_explicit(&item->cancelled, memory_order_relaxed))
         return;
-    mp_status status = engine->images.ops->compute(engine->images.store, lease, (const mp_text_call *)item->call,
+    mp_status status = engine->images.ops->compute(engine->images.store, lease, (const mp_text_request *)item->call,
                                                    item->state, engine->look.tile, engine->look.budget_ns,
                                                    &item->cancelled, &item->error);
     if (status != MP_OK)
@@ -673,7 +673,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
     mp_text_engine *engine = (mp_text_engine *)base;
     uint64_t start = mp_sys_now_ns(), thread_ns = mp_sys_thread_ns();
     for (int p = 0; p < plan->count; p++) {
-        mp_text_call *call = (mp_text_call *)plan->items[p]->call;
+        mp_text_request *call = (mp_text_request *)plan->items[p]->call;
         if (!call->started_ns)
             call->started_ns = start;
     }

@@ -24,7 +24,7 @@ typedef struct mp_image_ops {
                       mp_error *error);
     void (*destroy)(struct mp_vision *vision);
     bool (*is_float32)(const struct mp_vision *vision); /* everything is computed in fp32 */
-    mp_status (*check)(const struct mp_vision *vision, mp_text_call *call, mp_error *error);
+    mp_status (*check)(const struct mp_vision *vision, mp_text_request *call, mp_error *error);
     /* of an engine */
     struct mp_image_store *(*open)(const struct mp_vision *vision, mp_budget *budget, mp_prefix_cache *cache);
     void (*close)(struct mp_image_store *store);
@@ -33,19 +33,21 @@ typedef struct mp_image_ops {
     uint64_t (*rest)(struct mp_image_store *store);
     uint64_t (*trim)(struct mp_image_store *store);
     /* of a call's answers */
-    mp_status (*begin)(struct mp_image_store *store, const mp_text_call *call, bool axes, mp_answers *answers,
+    mp_status (*begin)(struct mp_image_store *store, const mp_text_request *call, bool axes, mp_answers *answers,
                        mp_error *error);
-    mp_status (*number)(struct mp_image_store *store, const mp_text_call *call, mp_answers *answers, mp_error *error);
-    void (*release)(struct mp_image_store *store, const mp_text_call *call, mp_answers *answers);
-    int (*ready)(struct mp_image_store *store, const mp_text_call *call, mp_answers *answers, const mp_sequence *seq,
+    mp_status (*number)(struct mp_image_store *store, const mp_text_request *call, mp_answers *answers,
+                        mp_error *error);
+    void (*release)(struct mp_image_store *store, const mp_text_request *call, mp_answers *answers);
+    int (*ready)(struct mp_image_store *store, const mp_text_request *call, mp_answers *answers, const mp_sequence *seq,
                  int want, int *missing);
-    const float *(*row)(const struct mp_image_store *store, const mp_text_call *call, const mp_answers *answers,
+    const float *(*row)(const struct mp_image_store *store, const mp_text_request *call, const mp_answers *answers,
                         int32_t position, int64_t *source);
-    bool (*computing)(const struct mp_image_store *store, const mp_text_call *call, int tile);
-    uint64_t (*left_ns)(const struct mp_image_store *store, const mp_text_call *call, int tile);
+    bool (*computing)(const struct mp_image_store *store, const mp_text_request *call, int tile);
+    uint64_t (*left_ns)(const struct mp_image_store *store, const mp_text_request *call, int tile);
     uint64_t (*part_ns)(const struct mp_image_store *store);
-    mp_status (*compute)(struct mp_image_store *store, mp_lease *lease, const mp_text_call *call, mp_answers *answers,
-                         int tile, uint64_t budget_ns, const _Atomic int *unwanted, mp_error *error);
+    mp_status (*compute)(struct mp_image_store *store, mp_lease *lease, const mp_text_request *call,
+                         mp_answers *answers, int tile, uint64_t budget_ns, const _Atomic int *unwanted,
+                         mp_error *error);
 } mp_image_ops;
 
 /* mp_decoder_load of a model with images. */
@@ -74,20 +76,20 @@ static inline uint64_t mp_decoder_images_rest(const mp_decoder_images *images) {
 static inline uint64_t mp_decoder_images_trim(const mp_decoder_images *images) {
     return images->ops ? images->ops->trim(images->store) : 0;
 }
-static inline mp_status mp_decoder_images_begin(const mp_decoder_images *images, const mp_text_call *call, bool axes,
+static inline mp_status mp_decoder_images_begin(const mp_decoder_images *images, const mp_text_request *call, bool axes,
                                                 mp_answers *answers, mp_error *error) {
     return images->ops ? images->ops->begin(images->store, call, axes, answers, error) : MP_OK;
 }
-static inline mp_status mp_decoder_images_number(const mp_decoder_images *images, const mp_text_call *call,
+static inline mp_status mp_decoder_images_number(const mp_decoder_images *images, const mp_text_request *call,
                                                  mp_answers *answers, mp_error *error) {
     return images->ops ? images->ops->number(images->store, call, answers, error) : MP_OK;
 }
-static inline void mp_decoder_images_release(const mp_decoder_images *images, const mp_text_call *call,
+static inline void mp_decoder_images_release(const mp_decoder_images *images, const mp_text_request *call,
                                              mp_answers *answers) {
     if (images->ops)
         images->ops->release(images->store, call, answers);
 }
-static inline int mp_decoder_images_ready(const mp_decoder_images *images, const mp_text_call *call,
+static inline int mp_decoder_images_ready(const mp_decoder_images *images, const mp_text_request *call,
                                           mp_answers *answers, const mp_sequence *seq, int want, int *missing) {
     *missing = -1;
     return answers->images ? images->ops->ready(images->store, call, answers, seq, want, missing) : want;

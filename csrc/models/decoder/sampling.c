@@ -22,8 +22,8 @@ static int find_id(const int32_t *ids, int n, int32_t id) {
 }
 
 /* Take a drawn token into a sequence. */
-static mp_status accept(mp_text_engine *engine, mp_text_call *call, mp_answers *state, int c, int32_t id, float logprob,
-                        mp_error *error) {
+static mp_status accept(mp_text_engine *engine, mp_text_request *call, mp_answers *state, int c, int32_t id,
+                        float logprob, mp_error *error) {
     mp_sequence *seq = &state->seqs[c];
     mp_choice *choice = &call->choices[c];
     const mp_token_table *table = engine->tokens;
@@ -58,7 +58,7 @@ static mp_status accept(mp_text_engine *engine, mp_text_call *call, mp_answers *
 }
 
 mp_status mp_answers_take_up(mp_text_engine *engine, mp_item *item, mp_error *error) {
-    mp_text_call *call = (mp_text_call *)item->call;
+    mp_text_request *call = (mp_text_request *)item->call;
     mp_answers *state = item->state;
     if (call->prompt_done_ns || item->cursor)
         state->read = call->prompt_done_ns || (int32_t)item->cursor > call->n_prompt ? call->n_prompt
@@ -86,7 +86,7 @@ mp_status mp_answers_take_up(mp_text_engine *engine, mp_item *item, mp_error *er
 
 /* Draw the next token of one answer from its logits, which are overwritten; or keep them until its mask is there. */
 static mp_status draw(mp_text_engine *engine, mp_item *item, int c, float *logits, mp_candidate *candidates) {
-    mp_text_call *call = (mp_text_call *)item->call;
+    mp_text_request *call = (mp_text_request *)item->call;
     mp_answers *state = item->state;
     mp_choice *choice = &call->choices[c];
     mp_sequence *seq = &state->seqs[c];
@@ -97,7 +97,7 @@ static mp_status draw(mp_text_engine *engine, mp_item *item, int c, float *logit
         atomic_store_explicit(&call->capture.drawn, index + 1, memory_order_release);
     if (!mp_kernels_get()->all_finite(logits, vocab))
         return mp_fail(&item->error, MP_NUMERIC, "the model produced NaN or infinity in the logits of token %u", index);
-    const uint32_t *mask = call->masks ? mp_text_call_mask_at(call, c, index) : NULL;
+    const uint32_t *mask = call->masks ? mp_text_request_mask_at(call, c, index) : NULL;
     seq->waits = call->masks && !mask;
     if (seq->waits) {
         if (logits != seq->kept)
@@ -146,10 +146,10 @@ size_t mp_draw_bytes(const mp_decoder *model) {
 }
 
 bool mp_answers_may_draw(const mp_item *item, int c) {
-    const mp_text_call *call = (const mp_text_call *)item->call;
+    const mp_text_request *call = (const mp_text_request *)item->call;
     const mp_answers *state = item->state;
     uint32_t index = atomic_load_explicit(&call->choices[c].token_count, memory_order_relaxed);
-    return state->seqs[c].waits && mp_text_call_mask_at(call, c, index);
+    return state->seqs[c].waits && mp_text_request_mask_at(call, c, index);
 }
 
 mp_status mp_answers_draw_kept(mp_text_engine *engine, mp_item *item, int c, void *scratch) {
@@ -160,7 +160,7 @@ mp_status mp_answers_draw_kept(mp_text_engine *engine, mp_item *item, int c, voi
 /* The first drawing of an item also starts its other answers from the same row. */
 static mp_status start_others(mp_text_engine *engine, mp_item *item, const mp_sequence *first, const float *logits,
                               float *copy, mp_candidate *candidates) {
-    mp_text_call *call = (mp_text_call *)item->call;
+    mp_text_request *call = (mp_text_request *)item->call;
     mp_answers *state = item->state;
     call->prompt_done_ns = mp_sys_now_ns();
     mp_answers_fork(state, &engine->cache);
@@ -202,7 +202,7 @@ void mp_answers_draw(mp_text_engine *engine, const mp_plan *plan, const mp_decod
             continue;
         float *logits = pass->rows.logits + (size_t)step->output * vocab;
         mp_status status = MP_OK;
-        if (!((mp_text_call *)item->call)->prompt_done_ns)
+        if (!((mp_text_request *)item->call)->prompt_done_ns)
             status = start_others(engine, item, seq, logits, copy, candidates);
         if (status == MP_OK)
             status = draw(engine, item, step->choice, logits, candidates);

@@ -8,7 +8,8 @@ static int32_t least(int32_t a, int32_t b) { return a < b ? a : b; }
 
 /* ---- life -------------------------------------------------------------------------------------------------------- */
 
-static mp_status list_barred(const mp_decoder *model, const mp_text_call *call, mp_answers *answers, mp_error *error) {
+static mp_status list_barred(const mp_decoder *model, const mp_text_request *call, mp_answers *answers,
+                             mp_error *error) {
     const mp_token_table *tokens = mp_spec_tokens(mp_weights_spec(model->weights));
     int ends = tokens->eog_count;
     answers->barred = mp_alloc_array((size_t)(ends + call->n_stop_ids), sizeof *answers->barred, MP_TAG_REQUEST);
@@ -22,15 +23,15 @@ static mp_status list_barred(const mp_decoder *model, const mp_text_call *call, 
     return MP_OK;
 }
 
-static int32_t capacity_of(const mp_decoder *model, const mp_text_call *call) {
+static int32_t capacity_of(const mp_decoder *model, const mp_text_request *call) {
     int64_t capacity = (int64_t)call->n_prompt + call->sampling.max_tokens;
     return (int32_t)(capacity < model->context ? capacity : model->context);
 }
 
 static int blocks_for(int32_t tokens) { return (tokens + MP_KV_BLOCK - 1) / MP_KV_BLOCK; }
 
-static mp_status charge(const mp_decoder *model, const mp_text_call *call, mp_prefix_cache *cache, mp_answers *answers,
-                        mp_error *error) {
+static mp_status charge(const mp_decoder *model, const mp_text_request *call, mp_prefix_cache *cache,
+                        mp_answers *answers, mp_error *error) {
     mp_budget *budget = cache->kv.budget;
     int32_t capacity = capacity_of(model, call);
     uint64_t sequence = sizeof(mp_sequence) + (uint64_t)capacity * sizeof(int32_t) +
@@ -46,7 +47,7 @@ static mp_status charge(const mp_decoder *model, const mp_text_call *call, mp_pr
     return MP_OK;
 }
 
-static mp_status init_sequence(const mp_decoder *model, const mp_text_call *call, int choice, bool penalties,
+static mp_status init_sequence(const mp_decoder *model, const mp_text_request *call, int choice, bool penalties,
                                mp_sequence *seq, mp_error *error) {
     int32_t capacity = capacity_of(model, call);
     seq->block_capacity = blocks_for(capacity);
@@ -74,7 +75,7 @@ static mp_status make_kept(const mp_decoder *model, mp_answers *answers, mp_erro
 
 mp_status mp_answers_create(const mp_decoder *model, mp_prefix_cache *cache, const mp_item *item, mp_answers **out,
                             mp_error *error) {
-    const mp_text_call *call = (const mp_text_call *)item->call;
+    const mp_text_request *call = (const mp_text_request *)item->call;
     const mp_sampling *s = &call->sampling;
     size_t bytes = sizeof(mp_answers) + (size_t)call->n_choices * sizeof(mp_sequence);
     mp_answers *answers = mp_alloc_zeroed(bytes, MP_TAG_REQUEST);
@@ -191,7 +192,7 @@ static void reuse(mp_sequence *seq, mp_prefix_cache *cache, int32_t end) {
 
 void mp_answers_reuse(mp_item *item, mp_prefix_cache *cache) {
     mp_answers *answers = item->state;
-    mp_text_call *call = (mp_text_call *)item->call;
+    mp_text_request *call = (mp_text_request *)item->call;
     for (int c = 0; c < answers->n; c++) {
         mp_sequence *seq = &answers->seqs[c];
         /* those who decode cost no more than this */
@@ -216,7 +217,7 @@ void mp_answers_keep(mp_item *item, mp_prefix_cache *cache, int choice, int rows
     mp_sequence *seq = &answers->seqs[choice];
     seq->cached += rows;
     if (choice == 0)
-        answers->read = most(answers->read, least(seq->cached, ((const mp_text_call *)item->call)->n_prompt));
+        answers->read = most(answers->read, least(seq->cached, ((const mp_text_request *)item->call)->n_prompt));
     seq->chain.closed |= !sound;
     while (!seq->chain.closed && (int32_t)seq->chain.count < seq->cached / MP_KV_BLOCK) {
         uint32_t index = seq->chain.count;
@@ -284,7 +285,7 @@ static bool is_among(const int32_t *ids, int n, int32_t id) {
 
 void mp_sequence_guess(const mp_decoder *model, const mp_speculation *speculation, const mp_prefix_cache *cache,
                        const mp_item *item, int choice) {
-    const mp_text_call *call = (const mp_text_call *)item->call;
+    const mp_text_request *call = (const mp_text_request *)item->call;
     const mp_token_table *tokens = mp_spec_tokens(mp_weights_spec(model->weights));
     mp_answers *answers = item->state;
     mp_sequence *seq = &answers->seqs[choice];

@@ -44,7 +44,7 @@ typedef struct mp_answers { /* an item's state */
 } mp_answers;
 
 /* Whether the answers to a call are rotated as long ones: by what they may become, so that it never changes. */
-static inline bool mp_decoder_is_long(const mp_decoder *model, const mp_text_call *call) {
+static inline bool mp_decoder_is_long(const mp_decoder *model, const mp_text_request *call) {
     return model->long_from > 0 && (int64_t)call->n_prompt + call->sampling.max_tokens > model->long_from;
 }
 

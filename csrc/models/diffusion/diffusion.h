@@ -158,7 +158,7 @@ mp_status mp_diff_linear(const mp_diffusion *model, mp_builder *builder, mp_line
                          int32_t K, mp_error *error);
 
 mp_status mp_diff_engine(mp_model *model, mp_budget *budget, mp_engine **engine, mp_error *error);
-mp_status mp_diff_check(const mp_model *model, mp_call *call, uint64_t *cost_ns, uint32_t *total, mp_error *error);
+mp_status mp_diff_check(const mp_model *model, mp_request *call, uint64_t *cost_ns, uint32_t *total, mp_error *error);
 
 /* ---- running: everything below is called by all lanes of a region ------------------------------------------------ */
 

@@ -22,7 +22,7 @@ static void free_state(mp_drawing_engine *engine, mp_item *item) {
 
 static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
     mp_drawing_engine *engine = (mp_drawing_engine *)base;
-    const mp_draw_call *call = mp_diff_call(item);
+    const mp_image_generation_request *call = mp_diff_call(item);
     mp_diff_state *state = mp_alloc_zeroed(sizeof *state, MP_TAG_SCRATCH);
     if (!state)
         return mp_fail_memory(error, sizeof *state, "the state of a call");

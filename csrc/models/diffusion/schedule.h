@@ -60,12 +60,14 @@ typedef struct mp_drawing_engine {
     uint64_t budget_ns;
 } mp_drawing_engine;
 
-static inline mp_draw_call *mp_diff_call(const mp_item *item) { return (mp_draw_call *)item->call; }
+static inline mp_image_generation_request *mp_diff_call(const mp_item *item) {
+    return (mp_image_generation_request *)item->call;
+}
 
 /* ---- phases.c ---------------------------------------------------------------------------------------------------- */
 
 /* Where a call with so many units done goes on, once texts are known or taken from the cache. */
-mp_diff_position mp_diff_place(const mp_draw_call *call, uint32_t cursor);
+mp_diff_position mp_diff_place(const mp_image_generation_request *call, uint32_t cursor);
 /* One block. *done: it was not called off. */
 mp_status mp_diff_advance(mp_drawing_engine *engine, mp_item *item, mp_lease *lease, bool *done, mp_error *error);
 

@@ -32,10 +32,10 @@ typedef struct encoder_engine {
 
 /* ---- check ------------------------------------------------------------------------------------------------------- */
 
-mp_status mp_encoder_check(const mp_model *base, mp_call *call_base, uint64_t *cost_ns, uint32_t *total,
+mp_status mp_encoder_check(const mp_model *base, mp_request *call_base, uint64_t *cost_ns, uint32_t *total,
                            mp_error *error) {
     const mp_encoder *model = (const mp_encoder *)base;
-    mp_embed_call *call = (mp_embed_call *)call_base;
+    mp_embedding_request *call = (mp_embedding_request *)call_base;
     const bool tokens = call->output == MP_EMBED_TOKENS;
     int32_t most = tokens ? model->hidden : model->head.width;
     if (!tokens && model->head.size_count && call->dimensions && !mp_head_gives(&model->head, call->dimensions))
@@ -73,7 +73,7 @@ mp_status mp_encoder_check(const mp_model *base, mp_call *call_base, uint64_t *c
     int32_t width = call->dimensions ? call->dimensions : most;
     *cost_ns = (uint64_t)call->n_tokens * atomic_load_explicit(&model->token_ns, memory_order_relaxed);
     *total = (uint32_t)call->n_texts;
-    return mp_embed_call_output(call, width, error);
+    return mp_embedding_request_output(call, width, error);
 }
 
 /* ---- plan -------------------------------------------------------------------------------------------------------- */
@@ -85,7 +85,7 @@ static mp_status engine_admit(mp_engine *engine, mp_item *item, mp_error *error)
 }
 
 static int64_t text_tokens(const mp_item *item, uint32_t text) {
-    const mp_embed_call *call = (const mp_embed_call *)item->call;
+    const mp_embedding_request *call = (const mp_embedding_request *)item->call;
     return call->offsets[text + 1] - call->offsets[text];
 }
 
@@ -183,7 +183,7 @@ static mp_status collect(encoder_engine *engine, const mp_plan *plan, uint64_t n
     *longest = 1;
     for (int i = 0; i < plan->count; i++) {
         const mp_item *item = plan->items[i];
-        mp_embed_call *call = (mp_embed_call *)item->call;
+        mp_embedding_request *call = (mp_embedding_request *)item->call;
         if (atomic_load_explicit(&item->cancelled, memory_order_relaxed))
             continue;
         bool tokens = call->output == MP_EMBED_TOKENS;
@@ -237,7 +237,7 @@ static void conclude(encoder_engine *engine, const mp_plan *plan, int texts, mp_
     for (int i = 0; i < plan->count; i++) {
         mp_item *item = plan->items[i];
         if (outcomes[i] != MP_OUTCOME_FAILED && !atomic_load_explicit(&item->cancelled, memory_order_relaxed))
-            mp_engine_advance(item, plan->amount[i], &((mp_embed_call *)item->call)->done, &outcomes[i]);
+            mp_engine_advance(item, plan->amount[i], &((mp_embedding_request *)item->call)->done, &outcomes[i]);
     }
 }
 

@@ -81,9 +81,10 @@ static mp_status check_size(const mp_vit *model, int32_t image, int32_t height, 
     return MP_OK;
 }
 
-mp_status mp_vit_check(const mp_model *base, mp_call *call_base, uint64_t *cost_ns, uint32_t *total, mp_error *error) {
+mp_status mp_vit_check(const mp_model *base, mp_request *call_base, uint64_t *cost_ns, uint32_t *total,
+                       mp_error *error) {
     const mp_vit *model = (const mp_vit *)base;
-    mp_image_call *call = (mp_image_call *)call_base;
+    mp_image_embedding_request *call = (mp_image_embedding_request *)call_base;
     const bool tokens = call->output == MP_EMBED_TOKENS;
     int32_t most = tokens ? model->hidden : model->head.width;
     int64_t rows = 0;
@@ -102,7 +103,7 @@ mp_status mp_vit_check(const mp_model *base, mp_call *call_base, uint64_t *cost_
     call->most_parts = parts;
     *cost_ns = mp_vit_ns(model, ops);
     *total = (uint32_t)call->n_images;
-    return mp_image_call_output(call, rows, call->dimensions ? call->dimensions : most, error);
+    return mp_image_embedding_request_output(call, rows, call->dimensions ? call->dimensions : most, error);
 }
 
 /* ---- plan -------------------------------------------------------------------------------------------------------- */
@@ -113,11 +114,11 @@ static mp_status engine_admit(mp_engine *engine, mp_item *item, mp_error *error)
     return MP_OK;
 }
 
-static int64_t image_rows(const mp_vit *model, const mp_image_call *call, uint32_t image) {
+static int64_t image_rows(const mp_vit *model, const mp_image_embedding_request *call, uint32_t image) {
     return mp_vit_rows(model, call->sizes[2 * image] / model->patch, call->sizes[2 * image + 1] / model->patch);
 }
 
-static uint64_t image_ns(const mp_vit *model, const mp_image_call *call, uint32_t image) {
+static uint64_t image_ns(const mp_vit *model, const mp_image_embedding_request *call, uint32_t image) {
     return mp_vit_ns(model, mp_vit_image_ops(model, call->sizes[2 * image] / model->patch,
                                              call->sizes[2 * image + 1] / model->patch));
 }
@@ -125,7 +126,7 @@ static uint64_t image_ns(const mp_vit *model, const mp_image_call *call, uint32_
 /* True if an item's next image takes longer than a step may. */
 static bool is_large(vit_engine *engine, const mp_item *item, uint64_t budget_ns) {
     return large_of(engine, item) ||
-           image_ns(engine->model, (const mp_image_call *)item->call, item->cursor) > budget_ns;
+           image_ns(engine->model, (const mp_image_embedding_request *)item->call, item->cursor) > budget_ns;
 }
 
 /* The large image that goes on: that of the first item that has one and finds a place for it. */
@@ -152,7 +153,7 @@ static large_image *choose_large(vit_engine *engine, mp_item **items, int n, uin
 /* It comes into the plan with the time that is left, a part of it at least. */
 static void plan_large(vit_engine *engine, large_image *large, uint64_t budget_ns, mp_plan *plan) {
     const mp_vit *model = engine->model;
-    const mp_image_call *call = (const mp_image_call *)large->item->call;
+    const mp_image_embedding_request *call = (const mp_image_embedding_request *)large->item->call;
     const uint64_t all_ns = image_ns(model, call, large->item->cursor);
     const uint64_t done_ns = large->begun ? mp_vit_ns(model, large->ops) : 0;
     const uint64_t left_ns = all_ns > done_ns ? all_ns - done_ns : 0, least = mp_vit_ns(model, mp_vit_part_ops(model));
@@ -186,7 +187,7 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
     plan->cost_ns = 0;
     for (int i = 0; i < n && plan->count < MP_PLAN_MAX - 1; i++) {
         mp_item *item = items[i];
-        const mp_image_call *call = (const mp_image_call *)item->call;
+        const mp_image_embedding_request *call = (const mp_image_embedding_request *)item->call;
         if (large && is_large(engine, item, budget_ns))
             continue;
         const uint64_t equal = left / (uint64_t)(n - i), least = left < group_ns ? left : group_ns;
@@ -314,14 +315,14 @@ static void keep_positions(vit_engine *engine, mp_vit_image *images, int count) 
 }
 
 /* Where the result of an image stands among those of its call: in vectors, or in rows. */
-static int64_t result_at(const mp_vit *model, const mp_image_call *call, uint32_t image) {
+static int64_t result_at(const mp_vit *model, const mp_image_embedding_request *call, uint32_t image) {
     int64_t at = image;
     for (uint32_t n = 0; call->output == MP_EMBED_TOKENS && n < image; n++)
         at += image_rows(model, call, n) - 1;
     return at;
 }
 
-static mp_vit_image describe(const mp_vit *model, const mp_image_call *call, uint32_t image, int64_t at) {
+static mp_vit_image describe(const mp_vit *model, const mp_image_embedding_request *call, uint32_t image, int64_t at) {
     const int32_t down = call->sizes[2 * image] / model->patch, across = call->sizes[2 * image + 1] / model->patch;
     return (mp_vit_image){
         .pixels = call->pixels + call->offsets[image],
@@ -353,7 +354,7 @@ static mp_status collect(vit_engine *engine, const mp_plan *plan, int *count, in
     *rows = 0;
     for (int i = 0; i < plan->count; i++) {
         const mp_item *item = plan->items[i];
-        const mp_image_call *call = (const mp_image_call *)item->call;
+        const mp_image_embedding_request *call = (const mp_image_embedding_request *)item->call;
         int64_t at = result_at(model, call, item->cursor);
         if (is_planned(engine, item) || atomic_load_explicit(&item->cancelled, memory_order_relaxed))
             continue;
@@ -387,7 +388,7 @@ static void place_images(vit_engine *engine) {
 
 /* Report `images` more images of an item as done. */
 static void count_done(mp_item *item, uint32_t images, mp_outcome *outcome) {
-    mp_engine_advance(item, images, &((mp_image_call *)item->call)->done, outcome);
+    mp_engine_advance(item, images, &((mp_image_embedding_request *)item->call)->done, outcome);
 }
 
 static void conclude(vit_engine *engine, const mp_plan *plan, int images, mp_outcome *outcomes) {
@@ -444,7 +445,7 @@ static uint64_t go_on(vit_engine *engine, mp_lease *lease, uint64_t start, mp_ou
     const mp_vit *model = engine->model;
     large_image *large = engine->planned;
     mp_item *item = large->item;
-    const mp_image_call *call = (const mp_image_call *)item->call;
+    const mp_image_embedding_request *call = (const mp_image_embedding_request *)item->call;
     mp_vit_image image = describe(model, call, item->cursor, result_at(model, call, item->cursor));
     const uint64_t part_ops = mp_vit_part_ops(model);
     const int part_rows = mp_vit_part_rows(model, image.n, part_ops);

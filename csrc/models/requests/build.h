@@ -50,7 +50,7 @@ static inline mp_status mp_check_pixels(const int32_t *sizes, int32_t n, int64_t
 }
 
 /* A copy of count items, or NULL for none; *ok becomes false when memory is refused. The bytes are added to *bytes. */
-static inline void *mp_call_copy(const void *from, size_t count, size_t size, uint64_t *bytes, bool *ok) {
+static inline void *mp_request_copy(const void *from, size_t count, size_t size, uint64_t *bytes, bool *ok) {
     if (count == 0 || !from || !*ok)
         return NULL;
     void *to = mp_alloc_array(count, size, MP_TAG_REQUEST);
@@ -64,7 +64,7 @@ static inline void *mp_call_copy(const void *from, size_t count, size_t size, ui
 }
 
 /* Memory for an output; pages that no result reaches are never touched. */
-static inline void *mp_call_memory(size_t count, size_t size, uint64_t *bytes, bool *ok) {
+static inline void *mp_request_memory(size_t count, size_t size, uint64_t *bytes, bool *ok) {
     size_t total;
     if (!*ok || __builtin_mul_overflow(count, size, &total)) {
         *ok = false;
@@ -77,7 +77,7 @@ static inline void *mp_call_memory(size_t count, size_t size, uint64_t *bytes, b
 }
 
 /* [n + 1] where each image of such sizes begins. */
-static inline int64_t *mp_call_pixel_offsets(const int32_t *sizes, int32_t n, uint64_t *bytes, bool *ok) {
+static inline int64_t *mp_request_pixel_offsets(const int32_t *sizes, int32_t n, uint64_t *bytes, bool *ok) {
     int64_t *offsets = *ok ? mp_alloc_array((size_t)n + 1, sizeof *offsets, MP_TAG_REQUEST) : NULL;
     *ok = offsets != NULL;
     if (!offsets)
@@ -89,7 +89,7 @@ static inline int64_t *mp_call_pixel_offsets(const int32_t *sizes, int32_t n, ui
 }
 
 /* Charge `bytes` for outputs instead of what was charged for them before. */
-static inline void mp_call_charge_outputs(mp_call *call, uint64_t bytes) {
+static inline void mp_request_charge_outputs(mp_request *call, uint64_t bytes) {
     call->bytes += bytes - call->output_bytes;
     call->output_bytes = bytes;
 }

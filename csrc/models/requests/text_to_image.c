@@ -5,20 +5,20 @@
 
 #define MP_SCHEMA "models/requests/text_to_image.def"
 
-static void free_output(mp_draw_call *request) {
+static void free_output(mp_image_generation_request *request) {
 #include "models/requests/passes/output_free.def"
-    mp_call_charge_outputs(&request->base, 0);
+    mp_request_charge_outputs(&request->base, 0);
 }
 
-static void draw_destroy(mp_call *base) {
-    mp_draw_call *request = (mp_draw_call *)base;
+static void draw_destroy(mp_request *base) {
+    mp_image_generation_request *request = (mp_image_generation_request *)base;
     free_output(request);
 #include "models/requests/passes/free.def"
     mp_free(request);
 }
 
-static uint64_t draw_fingerprint(const mp_call *base) {
-    const mp_draw_call *call = (const mp_draw_call *)base;
+static uint64_t draw_fingerprint(const mp_request *base) {
+    const mp_image_generation_request *call = (const mp_image_generation_request *)base;
     const int32_t sizes[] = {call->width, call->height, call->n_steps, call->n_texts};
     uint64_t hash = mp_mix(MP_MIX_START, sizes, sizeof sizes);
     for (int t = 0; t < call->n_texts; t++)
@@ -27,33 +27,34 @@ static uint64_t draw_fingerprint(const mp_call *base) {
     return mp_mix_end(mp_mix(hash, call->noise, (size_t)call->n_noise * sizeof(float)));
 }
 
-static void draw_usage(const mp_call *base, uint64_t *in, uint64_t *out) {
-    const mp_draw_call *call = (const mp_draw_call *)base;
+static void draw_usage(const mp_request *base, uint64_t *in, uint64_t *out) {
+    const mp_image_generation_request *call = (const mp_image_generation_request *)base;
     *in = 0;
     for (int e = 0; e < MP_DRAW_ENCODERS; e++)
         *in += (uint64_t)call->n_ids[e] * (uint64_t)call->n_texts;
     *out = (uint64_t)atomic_load_explicit(&call->pictures_done, memory_order_relaxed);
 }
 
-static bool draw_seen(const mp_call *base) {
-    const mp_draw_call *call = (const mp_draw_call *)base;
+static bool draw_seen(const mp_request *base) {
+    const mp_image_generation_request *call = (const mp_image_generation_request *)base;
     return atomic_load_explicit(&call->previews_done, memory_order_relaxed) > 0;
 }
 
-static mp_status check_draw(const mp_draw_args *args, mp_error *error) {
+static mp_status check_draw(const mp_image_generation_args *args, mp_error *error) {
 #include "models/requests/passes/check.def"
     return MP_OK;
 }
 
-mp_status mp_draw_call_create(const mp_draw_args *args, mp_draw_call **out, mp_error *error) {
+mp_status mp_image_generation_request_create(const mp_image_generation_args *args, mp_image_generation_request **out,
+                                             mp_error *error) {
     *out = NULL;
     MP_TRY(check_draw(args, error));
-    mp_draw_call *to = mp_alloc_zeroed(sizeof *to, MP_TAG_REQUEST);
+    mp_image_generation_request *to = mp_alloc_zeroed(sizeof *to, MP_TAG_REQUEST);
     if (!to)
         return mp_fail_memory(error, sizeof *to, "a request");
     bool ok = true;
     uint64_t *bytes = &to->base.bytes;
-    to->base = (mp_call){.capability = MP_TEXT_TO_IMAGE,
+    to->base = (mp_request){.capability = MP_TEXT_TO_IMAGE,
                          .destroy = draw_destroy,
                          .fingerprint = draw_fingerprint,
                          .usage = draw_usage,
@@ -68,7 +69,7 @@ mp_status mp_draw_call_create(const mp_draw_args *args, mp_draw_call **out, mp_e
     return MP_OK;
 }
 
-mp_status mp_draw_call_output(mp_draw_call *request, mp_error *error) {
+mp_status mp_image_generation_request_output(mp_image_generation_request *request, mp_error *error) {
     bool ok = true;
     uint64_t bytes = 0;
     /* the preview of the last step is the image itself */
@@ -79,17 +80,17 @@ mp_status mp_draw_call_output(mp_draw_call *request, mp_error *error) {
     free_output(request);
     bytes = 0;
 #include "models/requests/passes/output_make.def"
-    mp_call_charge_outputs(&request->base, bytes);
+    mp_request_charge_outputs(&request->base, bytes);
     if (ok)
         return MP_OK;
     free_output(request);
     return mp_fail_memory(error, bytes, "the generated images");
 }
 
-int32_t mp_draw_previews_due(const mp_draw_call *call, uint32_t cursor) {
+int32_t mp_image_generation_previews_due(const mp_image_generation_request *call, uint32_t cursor) {
     if (!call->n_previews)
         return 0;
-    if (cursor >= mp_draw_steps(call))
+    if (cursor >= mp_image_generation_steps(call))
         return call->n_pictures * call->n_previews;
     return (int32_t)cursor / call->n_steps * call->n_previews +
            (int32_t)cursor % call->n_steps / call->preview_every;

@@ -36,7 +36,7 @@ static bool copy_images(const mp_text_image_args *args, mp_text_images *to, uint
     if (args->n_runs == 0)
         return true;
 #include "models/requests/passes/copy.def"
-    to->offsets = mp_call_pixel_offsets(args->sizes, args->n_tiles, bytes, &ok);
+    to->offsets = mp_request_pixel_offsets(args->sizes, args->n_tiles, bytes, &ok);
     to->runs = ok ? mp_alloc_array((size_t)args->n_runs, sizeof *to->runs, MP_TAG_REQUEST) : NULL;
     if (!to->runs)
         return false;
@@ -65,7 +65,7 @@ static mp_status check_sampling(const mp_sampling *args, mp_error *error) {
 
 #define MP_SCHEMA "models/requests/text_to_text.def"
 
-static void free_output(mp_text_call *request) {
+static void free_output(mp_text_request *request) {
     for (int c = 0; c < request->n_choices; c++) {
         mp_choice *choice = &request->choices[c];
         mp_free(choice->tokens);
@@ -81,11 +81,11 @@ static void free_output(mp_text_call *request) {
     mp_free(request->capture.data);
     request->capture.data = NULL;
     request->capture.tokens = 0;
-    mp_call_charge_outputs(&request->base, 0);
+    mp_request_charge_outputs(&request->base, 0);
 }
 
-static void text_destroy(mp_call *base) {
-    mp_text_call *request = (mp_text_call *)base;
+static void text_destroy(mp_request *base) {
+    mp_text_request *request = (mp_text_request *)base;
     if (request->choices)
         free_output(request);
     free_images(&request->images);
@@ -97,23 +97,23 @@ static void text_destroy(mp_call *base) {
     mp_free(request);
 }
 
-static uint64_t text_fingerprint(const mp_call *base) {
-    const mp_text_call *call = (const mp_text_call *)base;
+static uint64_t text_fingerprint(const mp_request *base) {
+    const mp_text_request *call = (const mp_text_request *)base;
     const mp_text_images *images = &call->images;
     uint64_t hash = mp_mix(MP_MIX_START, images->run_keys, (size_t)images->n_runs * MP_IMAGE_KEY);
     return mp_mix_end(mp_mix(hash, call->prompt, (size_t)call->n_prompt * sizeof *call->prompt));
 }
 
-static void text_usage(const mp_call *base, uint64_t *in, uint64_t *out) {
-    const mp_text_call *call = (const mp_text_call *)base;
+static void text_usage(const mp_request *base, uint64_t *in, uint64_t *out) {
+    const mp_text_request *call = (const mp_text_request *)base;
     *in = (uint64_t)call->n_prompt;
     *out = 0;
     for (int i = 0; call->choices && i < call->n_choices; i++)
         *out += atomic_load_explicit(&call->choices[i].token_count, memory_order_relaxed);
 }
 
-static bool text_seen(const mp_call *base) {
-    const mp_text_call *call = (const mp_text_call *)base;
+static bool text_seen(const mp_request *base) {
+    const mp_text_request *call = (const mp_text_request *)base;
     for (int i = 0; call->choices && i < call->n_choices; i++)
         if (atomic_load_explicit(&call->choices[i].token_count, memory_order_relaxed))
             return true;
@@ -136,7 +136,7 @@ static mp_status check_text(const mp_text_args *args, mp_error *error) {
 }
 
 /* All bits in one piece, which the first one's pointer frees. */
-static bool make_masks(mp_text_call *call, const void *mask, int64_t mask_bytes, uint64_t *bytes) {
+static bool make_masks(mp_text_request *call, const void *mask, int64_t mask_bytes, uint64_t *bytes) {
     size_t size = (size_t)mask_bytes, n = (size_t)call->n_choices;
     if (size == 0)
         return true;
@@ -154,7 +154,7 @@ static bool make_masks(mp_text_call *call, const void *mask, int64_t mask_bytes,
     return true;
 }
 
-mp_status mp_text_call_mask(mp_text_call *call, int choice, uint32_t index, const void *mask, int64_t mask_bytes,
+mp_status mp_text_request_mask(mp_text_request *call, int choice, uint32_t index, const void *mask, int64_t mask_bytes,
                             mp_error *error) {
     if (choice < 0 || choice >= call->n_choices || !call->masks ||
         mask_bytes != (int64_t)call->mask_words * (int64_t)sizeof(uint32_t))
@@ -166,15 +166,15 @@ mp_status mp_text_call_mask(mp_text_call *call, int choice, uint32_t index, cons
     return MP_OK;
 }
 
-mp_status mp_text_call_create(const mp_text_args *args, mp_text_call **out, mp_error *error) {
+mp_status mp_text_request_create(const mp_text_args *args, mp_text_request **out, mp_error *error) {
     *out = NULL;
     MP_TRY(check_text(args, error));
-    mp_text_call *to = mp_alloc_zeroed(sizeof *to, MP_TAG_REQUEST);
+    mp_text_request *to = mp_alloc_zeroed(sizeof *to, MP_TAG_REQUEST);
     if (!to)
         return mp_fail_memory(error, sizeof *to, "a request");
     bool ok = true;
     uint64_t *bytes = &to->base.bytes;
-    to->base = (mp_call){.capability = args->vision ? MP_VISION : MP_TEXT_TO_TEXT,
+    to->base = (mp_request){.capability = args->vision ? MP_VISION : MP_TEXT_TO_TEXT,
                          .destroy = text_destroy,
                          .fingerprint = text_fingerprint,
                          .usage = text_usage,
@@ -197,7 +197,7 @@ mp_status mp_text_call_create(const mp_text_args *args, mp_text_call **out, mp_e
 }
 
 /* How many tokens' records there is to be memory for. */
-static mp_status size_capture(const mp_text_call *call, int32_t *tokens, mp_error *error) {
+static mp_status size_capture(const mp_text_request *call, int32_t *tokens, mp_error *error) {
     const mp_capture *capture = &call->capture;
     int32_t records = mp_capture_records(capture);
     if (capture->values == 0)
@@ -208,7 +208,7 @@ static mp_status size_capture(const mp_text_call *call, int32_t *tokens, mp_erro
     return MP_OK;
 }
 
-mp_status mp_text_call_output(mp_text_call *request, uint32_t max_token_bytes, mp_error *error) {
+mp_status mp_text_request_output(mp_text_request *request, uint32_t max_token_bytes, mp_error *error) {
     enum { GROWN = 3, REST = 8 }; /* bytes of U+FFFD; an unfinished character at the end */
     const mp_sampling *s = &request->sampling;
     size_t tokens = (size_t)s->max_tokens, k = s->logprobs > 0 ? (size_t)s->logprobs : 0;
@@ -232,17 +232,17 @@ mp_status mp_text_call_output(mp_text_call *request, uint32_t max_token_bytes, m
     for (int c = 0; c < request->n_choices; c++) {
         mp_choice *choice = &request->choices[c];
         choice->text_capacity = (uint32_t)(GROWN * text + REST);
-        choice->text = mp_call_memory(choice->text_capacity, 1, &bytes, &ok);
-        choice->top_ids = k ? mp_call_memory(tokens * k, sizeof *choice->top_ids, &bytes, &ok) : NULL;
-        choice->top_logprobs = k ? mp_call_memory(tokens * k, sizeof *choice->top_logprobs, &bytes, &ok) : NULL;
-        choice->tokens = mp_call_memory(tokens, sizeof *choice->tokens, &bytes, &ok);
+        choice->text = mp_request_memory(choice->text_capacity, 1, &bytes, &ok);
+        choice->top_ids = k ? mp_request_memory(tokens * k, sizeof *choice->top_ids, &bytes, &ok) : NULL;
+        choice->top_logprobs = k ? mp_request_memory(tokens * k, sizeof *choice->top_logprobs, &bytes, &ok) : NULL;
+        choice->tokens = mp_request_memory(tokens, sizeof *choice->tokens, &bytes, &ok);
     }
 #include "models/requests/passes/output_make.def"
     if (captured > 0)
-        request->capture.data = mp_call_memory((size_t)captured * mp_capture_floats(&request->capture), sizeof(float),
-                                               &bytes, &ok);
+        request->capture.data =
+            mp_request_memory((size_t)captured * mp_capture_floats(&request->capture), sizeof(float), &bytes, &ok);
     request->capture.tokens = captured;
-    mp_call_charge_outputs(&request->base, bytes);
+    mp_request_charge_outputs(&request->base, bytes);
     request->output_token_bytes = max_token_bytes;
     request->output_vocab = request->vocab;
     request->output_hidden = request->hidden;

@@ -183,7 +183,7 @@ static uint64_t most_parts(const mp_vision *vision, const mp_text_images *images
     return parts;
 }
 
-mp_status mp_vision_check(const mp_vision *vision, mp_text_call *call, mp_error *error) {
+mp_status mp_vision_check(const mp_vision *vision, mp_text_request *call, mp_error *error) {
     mp_text_images *images = &call->images;
     MP_TRY(check_tiles(vision, images, error));
     images->most_parts = most_parts(vision, images);

@@ -174,7 +174,7 @@ static int32_t number_of(mp_image_store *store, const uint8_t *key) {
 }
 
 /* Text moves on all axes alike; the rows of an image stand by line and column. */
-static void place(const mp_vision *vision, const mp_text_call *call, mp_answer_images *own) {
+static void place(const mp_vision *vision, const mp_text_request *call, mp_answer_images *own) {
     const mp_text_images *images = &call->images;
     const int32_t unit = vision->tower.patch * vision->merge;
     int32_t at = 0, next = 0;
@@ -195,7 +195,7 @@ static void place(const mp_vision *vision, const mp_text_call *call, mp_answer_i
     own->shift = next - call->n_prompt;
 }
 
-mp_status mp_images_begin(mp_image_store *store, const mp_text_call *call, bool axes, mp_answers *answers,
+mp_status mp_images_begin(mp_image_store *store, const mp_text_request *call, bool axes, mp_answers *answers,
                           mp_error *error) {
     const mp_text_images *images = &call->images;
     if (images->n_runs == 0)
@@ -215,7 +215,7 @@ mp_status mp_images_begin(mp_image_store *store, const mp_text_call *call, bool 
     return MP_OK;
 }
 
-mp_status mp_images_number(mp_image_store *store, const mp_text_call *call, mp_answers *answers, mp_error *error) {
+mp_status mp_images_number(mp_image_store *store, const mp_text_request *call, mp_answers *answers, mp_error *error) {
     const mp_text_images *images = &call->images;
     if (images->n_runs > 0 && !store->numbers)
         store->numbers = mp_alloc_array(MOST_NUMBERS, sizeof *store->numbers, MP_TAG_SCRATCH);
@@ -230,7 +230,7 @@ mp_status mp_images_number(mp_image_store *store, const mp_text_call *call, mp_a
     return MP_OK;
 }
 
-void mp_images_release(mp_image_store *store, const mp_text_call *call, mp_answers *answers) {
+void mp_images_release(mp_image_store *store, const mp_text_request *call, mp_answers *answers) {
     for (int32_t t = 0; answers->images && t < call->images.n_tiles; t++)
         if (answers->images->tiles[t]) {
             answers->images->tiles[t]->users--;
@@ -277,7 +277,7 @@ static bool hold(mp_image_store *store, const mp_text_images *images, mp_answers
     return *held != NULL;
 }
 
-int mp_images_ready(mp_image_store *store, const mp_text_call *call, mp_answers *answers, const mp_sequence *seq,
+int mp_images_ready(mp_image_store *store, const mp_text_request *call, mp_answers *answers, const mp_sequence *seq,
                     int want, int *missing) {
     *missing = -1;
     for (int i = 0; answers->images && i < want; i++) {
@@ -295,7 +295,7 @@ int mp_images_ready(mp_image_store *store, const mp_text_call *call, mp_answers 
     return want;
 }
 
-const float *mp_images_row(const mp_image_store *store, const mp_text_call *call, const mp_answers *answers,
+const float *mp_images_row(const mp_image_store *store, const mp_text_request *call, const mp_answers *answers,
                            int32_t position, int64_t *source) {
     const mp_image_run *run = run_at(&call->images, position);
     int32_t row, tile = tile_at(store->vision, &call->images, position, &row);
@@ -319,18 +319,18 @@ static mp_vit_image describe(const mp_vision *vision, const mp_text_images *imag
     };
 }
 
-static const uint8_t *key_of(const mp_text_call *call, int tile) {
+static const uint8_t *key_of(const mp_text_request *call, int tile) {
     return call->images.tile_keys + (ptrdiff_t)tile * MP_IMAGE_KEY;
 }
 
-static mp_tile_job *find_job(const mp_image_store *store, const mp_text_call *call, int tile) {
+static mp_tile_job *find_job(const mp_image_store *store, const mp_text_request *call, int tile) {
     mp_tile_job *job = store->jobs;
     while (job && memcmp(job->tile->key, key_of(call, tile), MP_IMAGE_KEY) != 0)
         job = job->next;
     return job;
 }
 
-bool mp_images_computing(const mp_image_store *store, const mp_text_call *call, int tile) {
+bool mp_images_computing(const mp_image_store *store, const mp_text_request *call, int tile) {
     return find_job(store, call, tile) != NULL;
 }
 
@@ -344,7 +344,7 @@ static int32_t rows_of(const mp_vision *vision, const mp_vit_image *image) {
     return image->down * image->across / (vision->merge * vision->merge) + vision->keep_class;
 }
 
-uint64_t mp_images_left_ns(const mp_image_store *store, const mp_text_call *call, int tile) {
+uint64_t mp_images_left_ns(const mp_image_store *store, const mp_text_request *call, int tile) {
     const mp_vision *vision = store->vision;
     const mp_vit_image image = describe(vision, &call->images, tile);
     const uint64_t all = mp_vit_image_ops(&vision->tower, image.down, image.across) +
@@ -440,7 +440,7 @@ static void job_body(const mp_lane *lane, void *arg) {
 }
 
 /* Another tile than this one that the same call began is not wanted any more, or one whose call is gone. */
-static void forget_others(mp_image_store *store, const mp_text_call *call, const mp_answers *answers, int tile) {
+static void forget_others(mp_image_store *store, const mp_text_request *call, const mp_answers *answers, int tile) {
     for (mp_tile_job **at = &store->jobs; *at;)
         if ((!(*at)->holder || (*at)->holder == answers) &&
             memcmp((*at)->tile->key, key_of(call, tile), MP_IMAGE_KEY) != 0)
@@ -449,7 +449,7 @@ static void forget_others(mp_image_store *store, const mp_text_call *call, const
             at = &(*at)->next;
 }
 
-static mp_status start_job(mp_image_store *store, const mp_text_call *call, int tile, mp_tile_job **out,
+static mp_status start_job(mp_image_store *store, const mp_text_request *call, int tile, mp_tile_job **out,
                            mp_error *error) {
     const mp_vit *tower = &store->vision->tower;
     mp_vit_image image = describe(store->vision, &call->images, tile);
@@ -533,7 +533,7 @@ static mp_status finish_job(mp_image_store *store, mp_tile_job *job, mp_error *e
     return mp_fail(error, MP_NUMERIC, "the model produced NaN or infinity of an image");
 }
 
-mp_status mp_images_compute(mp_image_store *store, mp_lease *lease, const mp_text_call *call, mp_answers *answers,
+mp_status mp_images_compute(mp_image_store *store, mp_lease *lease, const mp_text_request *call, mp_answers *answers,
                             int tile, uint64_t budget_ns, const _Atomic int *unwanted, mp_error *error) {
     mp_vision *vision = (mp_vision *)store->vision; /* its estimate of time changes */
     job_run run;

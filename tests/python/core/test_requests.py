@@ -86,7 +86,7 @@ def test_one_command_prints_the_generated_c() -> None:
     run = subprocess.run([sys.executable, str(EXPAND), "image_embedding"], capture_output=True, text=True, check=True)
     generated = " ".join(run.stdout.split())
     for words in ("const int32_t *sizes;", "int32_t *sizes;", 'mp_check_items_int32_t("sizes", args->sizes,',
-                  "to->sizes = mp_call_copy(args->sizes,", "mp_free(request->sizes);", "mp_put(out, request->sizes,",
+                  "to->sizes = mp_request_copy(args->sizes,", "mp_free(request->sizes);", "mp_put(out, request->sizes,",
                   "args->sizes = mp_get_array(in,", "of_sizes = mp_entries_in(state, in_sizes,", "&in_sizes,",
                   "_Atomic int32_t done;"):
         assert words in generated, words
@@ -101,12 +101,12 @@ def test_a_debugger_shows_the_fields_of_a_request(tmp_path: Path) -> None:
     if shutil.which("gdb") is None:
         pytest.skip("gdb is not installed")
     (tmp_path / "some.c").write_text('#include "models/capability.h"\n'
-                                     "static mp_draw_call request = {.width = 640, .n_noise = 4096};\n"
+                                     "static mp_image_generation_request request = {.width = 640, .n_noise = 4096};\n"
                                      "int main(void) { return request.width == 0; }\n")
     program = tmp_path / "some"
     subprocess.run(["gcc", "-g", "-std=c11", "-D_GNU_SOURCE", f"-I{CSRC}", "-o", str(program),
                     str(tmp_path / "some.c")], check=True)
-    run = subprocess.run(["gdb", "-batch", "-nx", "-ex", "ptype mp_draw_call", "-ex", "print request", str(program)],
+    run = subprocess.run(["gdb", "-batch", "-nx", "-ex", "ptype mp_image_generation_request", "-ex", "print request", str(program)],
                          capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"})
     for words in ("int32_t width;", "float *noise;", "uint8_t *previews;", "_Atomic int32_t steps_done;",
                   "width = 640", "n_noise = 4096"):
@@ -119,7 +119,7 @@ def test_the_page_lists_the_files_that_name_a_capability() -> None:
     rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
     listed = {name.replace("<capability>", "image_embedding") for row in rows for name in re.findall(r"`([^`]+)`", row)}
     # not the types of the request, which the engine uses
-    named = re.compile(r"image_embedding(_from_python)?\b|IMAGE_EMBEDDING\b|mp_images_from_python\b")
+    named = re.compile(r"image_embedding(_from_python)?\b|IMAGE_EMBEDDING\b|mp_image_embedding_from_python\b")
     found = {path.relative_to(CSRC).as_posix() for path in CSRC.rglob("*") if path.suffix in (".c", ".h", ".def")
              and named.search(path.name + path.read_text(encoding="utf-8"))}
     assert found == listed
