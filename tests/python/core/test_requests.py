@@ -106,8 +106,8 @@ def test_a_debugger_shows_the_fields_of_a_request(tmp_path: Path) -> None:
     program = tmp_path / "some"
     subprocess.run(["gcc", "-g", "-std=c11", "-D_GNU_SOURCE", f"-I{CSRC}", "-o", str(program),
                     str(tmp_path / "some.c")], check=True)
-    run = subprocess.run(["gdb", "-batch", "-nx", "-ex", "ptype mp_image_generation_request", "-ex", "print request", str(program)],
-                         capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"})
+    run = subprocess.run(["gdb", "-batch", "-nx", "-ex", "ptype mp_image_generation_request", "-ex", "print request",
+                          str(program)], capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"})
     for words in ("int32_t width;", "float *noise;", "uint8_t *previews;", "_Atomic int32_t steps_done;",
                   "width = 640", "n_noise = 4096"):
         assert words in run.stdout, run.stdout + run.stderr
