@@ -59,7 +59,7 @@ static void empty_plan(mp_engine *engine, mp_item **items, int n, uint64_t budge
         plan->items[plan->count] = items[i];
         plan->amount[plan->count++] = 1;
     }
-    plan->lanes = 1;
+    plan->threads = 1;
     plan->cost_ns = 1000;
 }
 static void empty_step(mp_engine *engine, mp_lease *lease, const mp_plan *plan, mp_outcome *outcomes) {
@@ -130,7 +130,7 @@ static mp_request *empty_call_create(void) {
 
 static mp_registry *empty_registry(uint64_t spin_ns) {
     static const mp_loader_ops ops = {empty_load, empty_footprint, empty_free_loader};
-    mp_registry_config config = {.lanes = 2, .memory_limit = 1u << 30, .spin_ns = spin_ns, .max_workers = 1};
+    mp_registry_config config = {.threads = 2, .memory_limit = 1u << 30, .spin_ns = spin_ns, .max_workers = 1};
     mp_registry *registry;
     CHECK(mp_registry_create(&config, &registry, &error));
     mp_loader loader = {.ops = &ops, .capability = MP_TEXT_EMBEDDING};
@@ -290,19 +290,19 @@ static double median(double *values, int n) {
     return n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
 }
 
-static void measure_text(const char *path, int lanes, int tokens, int rounds) {
+static void measure_text(const char *path, int threads, int tokens, int rounds) {
     enum { MAX_ROUNDS = 101 };
     mp_spec *spec = spec_of(path);
     bare b = {.budget = {.limit = UINT64_MAX}};
-    CHECK(mp_team_create(lanes - 1, &b.team, &error));
-    mp_team_lease(b.team, lanes, &b.lease);
+    CHECK(mp_team_create(threads - 1, &b.team, &error));
+    mp_team_lease(b.team, threads, &b.lease);
     CHECK(mp_model_loader(spec, MP_COMPUTE_AUTO, &b.loader, &error));
     CHECK(b.loader.ops->load(b.loader.self, &b.lease, &b.budget, NULL, &b.model, &error));
     CHECK(b.model->ops->engine(b.model, &b.budget, &b.engine, &error));
     mp_team_return(&b.lease);
 
     mp_registry *registry;
-    mp_registry_config config = {.lanes = lanes, .memory_limit = 8ull << 30, .max_workers = 1};
+    mp_registry_config config = {.threads = threads, .memory_limit = 8ull << 30, .max_workers = 1};
     CHECK(mp_registry_create(&config, &registry, &error));
     mp_loader loader;
     CHECK(mp_model_loader(spec, MP_COMPUTE_AUTO, &loader, &error));
@@ -316,7 +316,7 @@ static void measure_text(const char *path, int lanes, int tokens, int rounds) {
         for (int turn = 0; turn < 2; turn++) {
             int which = (i + turn) & 1;
             if (which == 0) {
-                mp_team_lease(b.team, lanes, &b.lease);
+                mp_team_lease(b.team, threads, &b.lease);
                 got[0] = bare_tokens_per_second(&b, 20 * i + 20, tokens);
                 mp_team_return(&b.lease);
             } else {

@@ -21,12 +21,12 @@ void mp_put(mp_wire_out *out, const void *data, size_t bytes) {
             out->failed = !mp_channel_send(out->channel, out->kind, false, out->buffer, out->used);
             out->used = 0;
         }
-        size_t piece = MP_FRAME_MOST - out->used;
-        piece = piece < bytes ? piece : bytes;
-        memcpy(out->buffer + out->used, from, piece);
-        out->used += piece;
-        from += piece;
-        bytes -= piece;
+        size_t chunk = MP_FRAME_MOST - out->used;
+        chunk = chunk < bytes ? chunk : bytes;
+        memcpy(out->buffer + out->used, from, chunk);
+        out->used += chunk;
+        from += chunk;
+        bytes -= chunk;
     }
 }
 
@@ -92,12 +92,12 @@ bool mp_get(mp_wire_in *in, void *data, size_t bytes) {
                 in->failed = !next_frame(in, false, false);
             continue;
         }
-        size_t piece = in->used - in->at;
-        piece = piece < bytes ? piece : bytes;
-        memcpy(to, in->buffer + in->at, piece);
-        in->at += piece;
-        to += piece;
-        bytes -= piece;
+        size_t chunk = in->used - in->at;
+        chunk = chunk < bytes ? chunk : bytes;
+        memcpy(to, in->buffer + in->at, chunk);
+        in->at += chunk;
+        to += chunk;
+        bytes -= chunk;
     }
     if (bytes)
         memset(to, 0, bytes);

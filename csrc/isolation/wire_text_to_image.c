@@ -108,7 +108,7 @@ static mp_status draw_go_on(mp_wire_in *in, mp_item *item, void *record, mp_erro
     atomic_store_explicit(&call->steps_done, (int32_t)(item->cursor < steps ? item->cursor : steps),
                           memory_order_relaxed);
     atomic_store_explicit(&call->previews_done, previews, memory_order_relaxed);
-    atomic_store_explicit(&call->pictures_done, decoded_at(call, item->cursor), memory_order_relaxed);
+    atomic_store_explicit(&call->images_done, decoded_at(call, item->cursor), memory_order_relaxed);
     return in->failed ? mp_fail(error, MP_RECV, "a request was cut") : MP_OK;
 }
 
@@ -181,7 +181,7 @@ static void draw_publish(mp_item *item, void *note, uint64_t began_ns, uint64_t 
     item->cursor = seen->cursor;
     mp_request_publish(&call->steps_done, (int32_t)(seen->cursor < steps ? seen->cursor : steps));
     mp_request_publish(&call->previews_done, seen->previews);
-    mp_request_publish(&call->pictures_done, decoded_at(call, seen->cursor));
+    mp_request_publish(&call->images_done, decoded_at(call, seen->cursor));
 }
 
 static void draw_close(mp_item *item) { (void)item; }

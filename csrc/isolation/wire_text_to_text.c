@@ -113,10 +113,10 @@ static bool may_end(const mp_text_request *call, int c, const choice_note *seen)
 static bool keeps_mask(mp_wire_in *in, const mp_text_request *call, int c, const choice_note *seen, uint32_t from) {
     const bool by_id = seen->finish == MP_FINISH_EOS ||
                        (seen->finish == MP_FINISH_STOP && seen->stop_index >= call->n_stop);
-    const uint32_t drawn = seen->tokens - from + by_id;
-    if (drawn == 0)
+    const uint32_t sampled = seen->tokens - from + by_id;
+    if (sampled == 0)
         return true;
-    if (drawn > 1 || seen->masked != from + 1)
+    if (sampled > 1 || seen->masked != from + 1)
         return mp_wire_refuse(in, "a token was drawn before its mask came");
     if (by_id ? !may_end(call, c, seen) : !allows(call, c, call->choices[c].tokens[from].id))
         return mp_wire_refuse(in, "a token was drawn that its mask does not allow");
@@ -136,27 +136,27 @@ static size_t capture_floats(const mp_capture *capture, uint32_t from, uint32_t 
 static void put_capture(mp_wire_out *out, const mp_capture *capture, text_note *sent) {
     if (capture->values == 0)
         return;
-    const uint32_t drawn = atomic_load_explicit(&capture->drawn, memory_order_relaxed);
-    mp_put_u32(out, drawn);
-    const size_t floats = capture_floats(capture, sent->captured, drawn);
+    const uint32_t sampled = atomic_load_explicit(&capture->sampled, memory_order_relaxed);
+    mp_put_u32(out, sampled);
+    const size_t floats = capture_floats(capture, sent->captured, sampled);
     if (floats)
         mp_put(out, capture->data + sent->captured * mp_capture_floats(capture), floats * sizeof(float));
-    sent->captured = drawn;
+    sent->captured = sampled;
 }
 
 /* Any numbers: what a model gives out need not be finite. */
 static bool get_capture(mp_wire_in *in, const mp_capture *capture, text_note *note) {
     if (capture->values == 0)
         return !in->failed;
-    const uint32_t drawn = mp_get_u32(in), tokens = note->choice[0].tokens;
+    const uint32_t sampled = mp_get_u32(in), tokens = note->choice[0].tokens;
     if (in->failed)
         return false;
-    if (drawn < note->captured || drawn < tokens || drawn > tokens + 1)
+    if (sampled < note->captured || sampled < tokens || sampled > tokens + 1)
         return mp_wire_refuse(in, "records are of other tokens than were drawn");
-    const size_t floats = capture_floats(capture, note->captured, drawn);
+    const size_t floats = capture_floats(capture, note->captured, sampled);
     if (floats)
         mp_get(in, capture->data + note->captured * mp_capture_floats(capture), floats * sizeof(float));
-    note->captured = drawn;
+    note->captured = sampled;
     return !in->failed;
 }
 
@@ -184,7 +184,7 @@ static void put_progress(mp_wire_out *out, const mp_text_request *call, text_not
         mp_put_i32(out, note->choice[c].finish);
         mp_put_i32(out, choice->stop_index);
     }
-    note->captured = atomic_load_explicit(&call->capture.drawn, memory_order_relaxed);
+    note->captured = atomic_load_explicit(&call->capture.sampled, memory_order_relaxed);
     mp_put_u32(out, note->captured);
 }
 
@@ -267,7 +267,7 @@ static mp_status text_go_on(mp_wire_in *in, mp_item *item, void *record, mp_erro
             atomic_store_explicit(&call->masks[c].ready, 0, memory_order_relaxed);
     }
     note->captured = mp_get_u32(in);
-    atomic_store_explicit(&call->capture.drawn, note->captured, memory_order_relaxed);
+    atomic_store_explicit(&call->capture.sampled, note->captured, memory_order_relaxed);
     return in->failed ? mp_fail(error, MP_RECV, "a request was cut") : MP_OK;
 }
 
@@ -498,7 +498,7 @@ static void text_publish(mp_item *item, void *data, uint64_t began_ns, uint64_t 
         atomic_store_explicit(&choice->finish, seen->finish, memory_order_release);
     }
     if (call->capture.values > 0)
-        atomic_store_explicit(&call->capture.drawn, note->captured, memory_order_release);
+        atomic_store_explicit(&call->capture.sampled, note->captured, memory_order_release);
     if (all)
         call->finished_ns = now_ns;
 }

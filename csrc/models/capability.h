@@ -260,7 +260,7 @@ mp_status mp_image_generation_request_output(mp_image_generation_request *call, 
  * each after the step that it is of; so many are due once `cursor` units are done. */
 int32_t mp_image_generation_previews_due(const mp_image_generation_request *call, uint32_t cursor);
 static inline uint32_t mp_image_generation_steps(const mp_image_generation_request *call) {
-    return (uint32_t)(call->n_pictures * call->n_steps);
+    return (uint32_t)(call->n_images * call->n_steps);
 }
 static inline int64_t mp_image_generation_latents(const mp_image_generation_request *call) { /* floats of a picture's */
     return (int64_t)call->channels * call->high * call->wide;

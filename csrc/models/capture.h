@@ -28,7 +28,7 @@ typedef struct mp_capture {
     /* result */
     int32_t tokens; /* whose records there is memory for */
     float *data;    /* [tokens, mp_capture_floats] */
-    _Atomic uint32_t drawn; /* tokens whose records are complete, as far as there is memory; release after they are */
+    _Atomic uint32_t sampled; /* tokens whose records are complete, as far as there is memory; release after they are */
 } mp_capture;
 
 typedef struct mp_capture_row { /* a row of a pass whose records are wanted */

@@ -25,7 +25,7 @@ typedef struct mp_item {
     void *ticket;     /* the registry's; engines never look */
     mp_request *call;    /* request and result */
     uint8_t priority; /* 0 = most urgent */
-    uint8_t lane;     /* 0 interactive, 1 bulk */
+    uint8_t service_class; /* 0 interactive, 1 bulk */
     uint32_t tenant;
     uint64_t deadline_ns; /* absolute; 0 = none */
     uint64_t cost_ns;     /* predicted by check() */
@@ -45,7 +45,7 @@ typedef struct mp_plan {
     int count;
     mp_item *items[MP_PLAN_MAX];
     uint32_t amount[MP_PLAN_MAX]; /* units of work for each in this step; the engine's meaning */
-    int lanes;                    /* how many lanes it can use */
+    int threads;                  /* how many lanes it can use */
     bool masks;                   /* somebody waits for a mask; if all do, count is 0 */
     bool together;                /* those wait for each other many times a millisecond: fewer may be quicker */
     uint64_t cost_ns;             /* predicted */
@@ -84,8 +84,8 @@ typedef struct mp_step_work {
     uint64_t passes;  /* over the weights */
     uint64_t rows;    /* that took part in them, summed: tokens read, tokens to write on, guesses */
     uint64_t found;   /* tokens not computed, for a prefix was found */
-    uint64_t guessed; /* tokens guessed and checked */
-    uint64_t right;   /* of which so many were right */
+    uint64_t drafted; /* tokens guessed and checked */
+    uint64_t accepted; /* of which so many were right */
 } mp_step_work;
 struct mp_engine {
     const mp_engine_ops *ops;

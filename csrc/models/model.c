@@ -133,15 +133,15 @@ void mp_model_get_facts(const mp_model *model, mp_model_facts *facts) {
     *facts = ((const mp_model_base *)model)->facts;
 }
 
-int mp_lanes_worth(const mp_model_facts *facts, int64_t rows, int barriers) {
+int mp_threads_worth(const mp_model_facts *facts, int64_t rows, int barriers) {
     /* of one lane: bytes read and operations a nanosecond; and what a lane adds to a barrier: twice of what two lanes
      * of one die take, a third of what they take across dies */
     const double BYTES = 20, OPERATIONS = 100, BARRIER_NS = 100;
     double reading = (double)facts->weight_bytes / BYTES;
     double computing = 2.0 * (double)facts->parameters * (double)rows / OPERATIONS;
     /* work / n + barriers BARRIER_NS n is least where both are equal */
-    double lanes = sqrt((reading > computing ? reading : computing) / (BARRIER_NS * barriers));
-    return lanes < 1 ? 1 : lanes > 256 ? 256 : (int)lanes;
+    double threads = sqrt((reading > computing ? reading : computing) / (BARRIER_NS * barriers));
+    return threads < 1 ? 1 : threads > 256 ? 256 : (int)threads;
 }
 
 mp_status mp_model_activation(const mp_spec *spec, const char *key, mp_act *act, mp_error *error) {

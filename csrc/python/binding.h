@@ -97,7 +97,7 @@ typedef struct mp_submit_args {
     /* --- as passed by the caller --- */
     PyObject *timeout;
     double patience, keep_alive; /* seconds; < 0: default */
-    unsigned char priority, lane;
+    unsigned char priority, service_class;
     unsigned int tenant;
     int fail_fast, uncounted;
     const char *policy;
@@ -107,9 +107,9 @@ typedef struct mp_submit_args {
 #define MP_SUBMIT_NAMES "timeout", "patience", "keep_alive", "priority", "lane", "tenant", "fail_fast", "uncounted", \
                         "policy"
 #define MP_SUBMIT_FORMAT "OddbbIpps"
-#define MP_SUBMIT_TARGETS(s) \
-    &(s)->timeout, &(s)->patience, &(s)->keep_alive, &(s)->priority, &(s)->lane, &(s)->tenant, &(s)->fail_fast, \
-        &(s)->uncounted, &(s)->policy
+#define MP_SUBMIT_TARGETS(s)                                                                            \
+    &(s)->timeout, &(s)->patience, &(s)->keep_alive, &(s)->priority, &(s)->service_class, &(s)->tenant, \
+        &(s)->fail_fast, &(s)->uncounted, &(s)->policy
 /* Check the arguments and fill in `options`. Returns false with an exception. */
 bool mp_submit_options_in(mp_state *state, mp_submit_args *submit);
 /* Convert seconds to nanoseconds: infinity gives MP_FOREVER, and 0 s gives 1 ns, because 0 means the default. Returns
@@ -131,7 +131,7 @@ PyObject *mp_image_embedding_vectors(mp_state *state, mp_ticket *ticket, const c
 mp_request *mp_text_from_python(mp_state *state, PyObject *args, PyObject *kwargs, mp_submit_args *submit);
 PyObject *mp_text_text(mp_state *state, mp_ticket *ticket, PyObject *args);
 PyObject *mp_text_tokens(mp_state *state, mp_ticket *ticket, PyObject *args);
-PyObject *mp_text_drawn_ids(mp_state *state, mp_ticket *ticket, PyObject *args);
+PyObject *mp_text_sampled_ids(mp_state *state, mp_ticket *ticket, PyObject *args);
 PyObject *mp_text_mask(mp_state *state, mp_ticket *ticket, const char *key, PyObject *args);
 PyObject *mp_text_top_logprobs(mp_state *state, mp_ticket *ticket, PyObject *args);
 PyObject *mp_text_usage(mp_state *state, mp_ticket *ticket);

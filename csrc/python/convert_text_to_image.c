@@ -92,7 +92,7 @@ PyObject *mp_image_generation_progress(mp_state *state, mp_ticket *ticket) {
         (mp_image_generation_request *)mp_ticket_request_of(state, ticket, MP_TEXT_TO_IMAGE);
     return call ? Py_BuildValue("(iiii)", atomic_load_explicit(&call->steps_done, memory_order_acquire),
                                 atomic_load_explicit(&call->previews_done, memory_order_acquire),
-                                atomic_load_explicit(&call->pictures_done, memory_order_acquire), call->n_previews)
+                                atomic_load_explicit(&call->images_done, memory_order_acquire), call->n_previews)
                 : NULL;
 }
 
@@ -121,9 +121,9 @@ PyObject *mp_image_generation_result(mp_state *state, mp_ticket *ticket, const c
     if (!c || !mp_ticket_check(state, ticket, key))
         return NULL;
     PyObject *dict = PyDict_New();
-    npy_intp pixels[] = {c->n_pictures, c->height, c->width, 3};
-    npy_intp latents[] = {c->n_pictures, c->channels, c->high, c->wide};
-    npy_intp history[] = {c->n_pictures, c->n_steps, c->channels, c->high, c->wide};
+    npy_intp pixels[] = {c->n_images, c->height, c->width, 3};
+    npy_intp latents[] = {c->n_images, c->channels, c->high, c->wide};
+    npy_intp history[] = {c->n_images, c->n_steps, c->channels, c->high, c->wide};
     npy_intp texts[] = {c->n_texts, c->text_rows, c->text_width}, pooled[] = {c->n_texts, c->pooled_width};
     if (dict && put(dict, "pixels", mp_borrowed_array(ticket, 4, pixels, NPY_FLOAT32, c->pixels)) &&
         put(dict, "latents", mp_borrowed_array(ticket, 4, latents, NPY_FLOAT32, c->latents)) &&

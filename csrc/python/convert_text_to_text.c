@@ -150,7 +150,7 @@ PyObject *mp_text_text(mp_state *state, mp_ticket *ticket, PyObject *args) {
                          finish == MP_FINISH_NONE ? -1 : choice->stop_index);
 }
 
-PyObject *mp_text_drawn_ids(mp_state *state, mp_ticket *ticket, PyObject *args) {
+PyObject *mp_text_sampled_ids(mp_state *state, mp_ticket *ticket, PyObject *args) {
     int index;
     unsigned int start;
     mp_choice *choice;
@@ -290,12 +290,12 @@ PyObject *mp_text_capture(mp_state *state, mp_ticket *ticket) {
     const mp_capture *capture = &call->capture;
     if (capture->values == 0)
         return mp_raise_new(state, MP_INVALID_ARGUMENT, "the call was made without capture_values");
-    npy_intp drawn = atomic_load_explicit(&capture->drawn, memory_order_acquire);
-    npy_intp kept = drawn < capture->tokens ? drawn : capture->tokens;
+    npy_intp sampled = atomic_load_explicit(&capture->sampled, memory_order_acquire);
+    npy_intp kept = sampled < capture->tokens ? sampled : capture->tokens;
     PyObject *data = mp_borrowed_array(ticket, 2, (npy_intp[]){kept, (npy_intp)mp_capture_floats(capture)},
                                        NPY_FLOAT32, capture->data);
     return data ? Py_BuildValue("(Niiin)", data, capture->layers, capture->hidden, capture->vocab,
-                                (Py_ssize_t)(drawn - kept))
+                                (Py_ssize_t)(sampled - kept))
                 : NULL;
 }
 

@@ -81,7 +81,7 @@ mp_status mp_entry_screen(mp_entry *entry, mp_ticket *ticket, mp_error *error) {
     const mp_request *call = ticket->item.call;
     int known = 0;
     if (!mp_quarantine_is_empty(quarantine) && call->fingerprint)
-        known = mp_quarantine_look(quarantine, fingerprint_of(entry, call), mp_sys_now_ns());
+        known = mp_quarantine_check(quarantine, fingerprint_of(entry, call), mp_sys_now_ns());
     ticket->quarantined = known > 0;
     if (known < MP_QUARANTINE_FAULTS)
         return MP_OK;
@@ -102,7 +102,7 @@ void mp_entry_note_fault(mp_entry *entry) {
     mp_count(services, MP_METRIC_worker_faults, 1);
     if (mp_breaker_fault(&entry->breaker, &services->breaker, mp_sys_now_ns()))
         mp_log(MP_LOG_WARNING, "%s: the circuit breaker opens for %.0f s after %d worker faults", entry->key,
-               (double)services->breaker.rest_ns * 1e-9, services->breaker.threshold);
+               (double)services->breaker.backoff_ns * 1e-9, services->breaker.threshold);
 }
 
 /* Returns true if the results of a retry can continue what the caller may have seen. After a model file changed they
@@ -199,11 +199,11 @@ void mp_entry_finish_list(mp_entry *entry, mp_ticket *list, const mp_error *erro
 
 /* --- leaving the queue --- */
 
-void mp_entry_tell_room(mp_entry *entry) {
+void mp_entry_notify_room(mp_entry *entry) {
     if (entry->room_waiters)
         mp_cond_broadcast(&entry->room);
     if (entry->removal != MP_REMOVAL_NONE && !entry->queue.count)
-        mp_entry_ring_workers(entry); /* they stayed for the queued requests */
+        mp_entry_wake_workers(entry); /* they stayed for the queued requests */
 }
 
 mp_ticket *mp_entry_take_queue(mp_entry *entry) {
@@ -216,7 +216,7 @@ mp_ticket *mp_entry_take_queue(mp_entry *entry) {
         end = &(*end)->next;
     }
     *end = NULL;
-    mp_entry_tell_room(entry);
+    mp_entry_notify_room(entry);
     mp_cond_broadcast(&entry->changed);
     return first;
 }
@@ -230,7 +230,7 @@ bool mp_entry_cancel_locked(mp_entry *entry, mp_ticket *ticket, mp_status cause)
         mp_queue_remove(&entry->queue, &ticket->node);
         mp_ticket_set_state(ticket, MP_TICKET_ENDED);
         ticket->home = NULL;
-        mp_entry_tell_room(entry);
+        mp_entry_notify_room(entry);
         mp_cond_broadcast(&entry->changed);
         return true;
     }
@@ -238,13 +238,13 @@ bool mp_entry_cancel_locked(mp_entry *entry, mp_ticket *ticket, mp_status cause)
     if (first && worker && ticket->state == MP_TICKET_STEPPING && --worker->step_live == 0)
         atomic_store_explicit(&worker->step_cancelled, 1, memory_order_release);
     if (worker && worker->waits)
-        mp_worker_ring(worker);
+        mp_worker_wake(worker);
     return false;
 }
 
 void mp_entry_wake(mp_entry *entry, mp_ticket *ticket) {
     mp_mutex_lock(&entry->lock);
     if (ticket->worker)
-        mp_worker_ring(ticket->worker);
+        mp_worker_wake(ticket->worker);
     mp_mutex_unlock(&entry->lock);
 }

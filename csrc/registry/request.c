@@ -93,7 +93,7 @@ mp_status mp_ticket_create(mp_entry *entry, mp_request *call, const mp_submit_op
     ticket->item.ticket = ticket;
     ticket->item.call = call;
     ticket->item.priority = options->priority;
-    ticket->item.lane = options->lane;
+    ticket->item.service_class = options->service_class;
     ticket->item.tenant = options->tenant;
     ticket->item.deadline_ns = options->deadline_ns;
     ticket->patience_ns = options->patience_ns ? options->patience_ns : entry->services->patience_ns;
@@ -102,7 +102,7 @@ mp_status mp_ticket_create(mp_entry *entry, mp_request *call, const mp_submit_op
     ticket->stretches = !options->patience_ns && ticket->patience_ns && entry->services->scale_timeout;
     ticket->policy = options->policy;
     uint64_t now = mp_sys_now_ns();
-    mp_queue_node_init(&ticket->node, options->priority, options->lane, options->tenant, now);
+    mp_queue_node_init(&ticket->node, options->priority, options->service_class, options->tenant, now);
     atomic_init(&ticket->references, 2);
     atomic_init(&ticket->callers, 1);
     atomic_init(&ticket->submitted_ns, now);

@@ -424,15 +424,15 @@ typedef struct tiny_model {
     mp_engine *engine;
 } tiny_model;
 
-static inline void tiny_load(tiny_model *tiny, mp_spec *spec, mp_compute compute, int lanes) {
+static inline void tiny_load(tiny_model *tiny, mp_spec *spec, mp_compute compute, int threads) {
     mp_error error;
     *tiny = (tiny_model){.spec = spec};
     tiny->budget.limit = UINT64_MAX;
     MP_CHECK_OK(mp_cpu_init("", &error), &error);
     mp_kernels_init();
-    MP_CHECK_OK(mp_team_create(lanes - 1, &tiny->team, &error), &error);
-    mp_team_lease(tiny->team, lanes, &tiny->lease);
-    MP_CHECK_INT(tiny->lease.lanes, lanes);
+    MP_CHECK_OK(mp_team_create(threads - 1, &tiny->team, &error), &error);
+    mp_team_lease(tiny->team, threads, &tiny->lease);
+    MP_CHECK_INT(tiny->lease.threads, threads);
     MP_CHECK_OK(mp_model_loader(spec, compute, &tiny->loader, &error), &error);
     MP_CHECK_OK(tiny->loader.ops->load(tiny->loader.self, &tiny->lease, &tiny->budget, NULL, &tiny->model, &error),
                 &error);
@@ -556,7 +556,7 @@ static inline uint64_t tiny_job_hash(const tiny_job *job) {
         hash = tiny_hash_bytes(hash, call->prompt_logits, (size_t)call->n_prompt * TINY_VOCAB * sizeof(float));
     if (call->capture.values > 0) {
         size_t bytes = tiny_capture_bytes(call);
-        MP_CHECK_INT(call->capture.drawn, answer);
+        MP_CHECK_INT(call->capture.sampled, answer);
         for (size_t i = 0; i < bytes / sizeof(float); i++)
             MP_CHECK(isfinite(call->capture.data[i]));
         hash = tiny_hash_bytes(hash, call->capture.data, bytes);

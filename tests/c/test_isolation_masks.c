@@ -69,14 +69,14 @@ static int plan(masked_scene *m, uint32_t count) {
     return m->s.plan.count;
 }
 
-typedef struct draw { /* of one answer: so many tokens of this id, each a letter */
+typedef struct sampled_run { /* of one answer: so many tokens of this id, each a letter */
     int count;
     int32_t id;
     int finish, stop_index;
-} draw;
+} sampled_run;
 
 /* A step in which each choice draws so; drawn: tokens whose records come, -1 = the call has none. */
-static mp_outcome step(masked_scene *m, mp_outcome outcome, const draw *draws, int drawn) {
+static mp_outcome step(masked_scene *m, mp_outcome outcome, const sampled_run *sampled_runs, int sampled) {
     static uint32_t letters;
     mp_wire_out *out = &m->s.out;
     const mp_text_request *call = m->call;
@@ -89,23 +89,23 @@ static mp_outcome step(masked_scene *m, mp_outcome outcome, const draw *draws, i
         uint32_t before = call->choices[c].token_count;
         if (call->choices[c].finish != MP_FINISH_NONE)
             continue;
-        mp_put_u8(out, (uint8_t)draws[c].finish);
-        mp_put_i32(out, draws[c].stop_index);
-        mp_put_u32(out, (uint32_t)draws[c].count);
-        letters = before + (uint32_t)draws[c].count;
+        mp_put_u8(out, (uint8_t)sampled_runs[c].finish);
+        mp_put_i32(out, sampled_runs[c].stop_index);
+        mp_put_u32(out, (uint32_t)sampled_runs[c].count);
+        letters = before + (uint32_t)sampled_runs[c].count;
         for (uint32_t t = before; t < letters; t++) {
-            mp_put_i32(out, draws[c].id);
+            mp_put_i32(out, sampled_runs[c].id);
             mp_put_f32(out, NAN);
             mp_put_u32(out, t + 1);
         }
         mp_put_u32(out, letters);
         mp_put_u32(out, letters);
-        mp_put(out, "abcd", (size_t)draws[c].count);
+        mp_put(out, "abcd", (size_t)sampled_runs[c].count);
     }
-    if (drawn >= 0) {
+    if (sampled >= 0) {
         const size_t floats = mp_capture_floats(&call->capture);
-        mp_put_u32(out, (uint32_t)drawn);
-        for (uint32_t i = call->capture.drawn; (int)i < drawn; i++)
+        mp_put_u32(out, (uint32_t)sampled);
+        for (uint32_t i = call->capture.sampled; (int)i < sampled; i++)
             for (size_t f = 0; f < floats; f++)
                 mp_put_f32(out, (float)(i * floats + f));
     }
@@ -123,10 +123,10 @@ static const char *why_lost(masked_scene *m) {
     return lost ? lost->message : "";
 }
 
-static const draw nothing = {0, 0, MP_FINISH_NONE, -1}, allowed = {1, ALLOWED, MP_FINISH_NONE, -1};
+static const sampled_run nothing = {0, 0, MP_FINISH_NONE, -1}, allowed = {1, ALLOWED, MP_FINISH_NONE, -1};
 
 /* One step with the first mask, and why it is refused; "": it is taken. */
-static void check_first(mp_outcome outcome, draw it, const char *why) {
+static void check_first(mp_outcome outcome, sampled_run it, const char *why) {
     static masked_scene m;
     begin(&m, 1, true, false);
     MP_CHECK_INT(plan(&m, 1), 1);
@@ -143,23 +143,23 @@ static void check_first(mp_outcome outcome, draw it, const char *why) {
     end(&m);
 }
 
-MP_TEST(isolation_what_is_drawn_keeps_to_its_mask) {
+MP_TEST(isolation_what_is_sampled_keeps_to_its_mask) {
     const char *const against = "its mask does not allow", *const early = "before its mask came";
     check_first(MP_OUTCOME_WAIT_MASK, allowed, "");
     check_first(MP_OUTCOME_WAIT_MASK, nothing, "");
-    check_first(MP_OUTCOME_MORE, (draw){1, ALLOWED + 1, MP_FINISH_NONE, -1}, against);
-    check_first(MP_OUTCOME_MORE, (draw){1, VOCAB - 1, MP_FINISH_NONE, -1}, against);
-    check_first(MP_OUTCOME_MORE, (draw){2, ALLOWED, MP_FINISH_NONE, -1}, early);
-    check_first(MP_OUTCOME_DONE, (draw){0, 0, MP_FINISH_EOS, -1}, against);
-    check_first(MP_OUTCOME_DONE, (draw){0, 0, MP_FINISH_STOP, 0}, against);
-    check_first(MP_OUTCOME_DONE, (draw){1, ALLOWED, MP_FINISH_EOS, -1}, early);
-    check_first(MP_OUTCOME_DONE, (draw){1, ALLOWED, MP_FINISH_LENGTH, -1}, "before it is as long");
+    check_first(MP_OUTCOME_MORE, (sampled_run){1, ALLOWED + 1, MP_FINISH_NONE, -1}, against);
+    check_first(MP_OUTCOME_MORE, (sampled_run){1, VOCAB - 1, MP_FINISH_NONE, -1}, against);
+    check_first(MP_OUTCOME_MORE, (sampled_run){2, ALLOWED, MP_FINISH_NONE, -1}, early);
+    check_first(MP_OUTCOME_DONE, (sampled_run){0, 0, MP_FINISH_EOS, -1}, against);
+    check_first(MP_OUTCOME_DONE, (sampled_run){0, 0, MP_FINISH_STOP, 0}, against);
+    check_first(MP_OUTCOME_DONE, (sampled_run){1, ALLOWED, MP_FINISH_EOS, -1}, early);
+    check_first(MP_OUTCOME_DONE, (sampled_run){1, ALLOWED, MP_FINISH_LENGTH, -1}, "before it is as long");
 }
 
 MP_TEST(isolation_answers_end_where_their_masks_let_them) {
     static const struct {
         int32_t allows;
-        draw it;
+        sampled_run it;
         const char *why;
     } rows[] = {{END + 1, {0, 0, MP_FINISH_EOS, -1}, ""},      {STOP_ID, {0, 0, MP_FINISH_STOP, 0}, ""},
                 {STOP_ID, {0, 0, MP_FINISH_EOS, -1}, "allow"}, {END, {0, 0, MP_FINISH_STOP, 0}, "allow"},
@@ -183,7 +183,7 @@ MP_TEST(isolation_answers_end_where_their_masks_let_them) {
 MP_TEST(isolation_waits_for_masks_end) {
     static masked_scene m;
     for (int way = 0; way < 4; way++) {
-        const draw both[] = {allowed, allowed}, second[] = {nothing, allowed};
+        const sampled_run both[] = {allowed, allowed}, second[] = {nothing, allowed};
         begin(&m, 2, way != 3, false);
         if (way == 0 || way == 3) { /* the first mask is there; there is none at all */
             plan(&m, 0);
@@ -252,26 +252,26 @@ MP_TEST(isolation_masks_are_sent_once) {
     end(&m);
 }
 
-MP_TEST(isolation_records_are_of_the_tokens_that_were_drawn) {
+MP_TEST(isolation_records_are_of_the_tokens_that_were_sampled) {
     static const struct {
-        int count, drawn; /* tokens that a first step brings, and for how many there are records */
+        int count, sampled; /* tokens that a first step brings, and for how many there are records */
         bool fine;
     } rows[] = {{1, 1, true}, {1, 2, true}, {0, 1, true}, {0, 0, true}, {2, 1, false}, {1, 3, false}, {0, 2, false}};
     static masked_scene m;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        const draw it = {rows[i].count, ALLOWED, MP_FINISH_NONE, -1};
+        const sampled_run it = {rows[i].count, ALLOWED, MP_FINISH_NONE, -1};
         begin(&m, 1, false, true);
         MP_CHECK_INT(plan(&m, 1), 1);
-        step(&m, MP_OUTCOME_MORE, &it, rows[i].drawn);
+        step(&m, MP_OUTCOME_MORE, &it, rows[i].sampled);
         MP_CHECK_INT(!m.s.engine->lost(m.s.engine), rows[i].fine);
-        MP_CHECK_INT(m.call->capture.drawn, rows[i].fine ? (uint32_t)rows[i].drawn : 0);
+        MP_CHECK_INT(m.call->capture.sampled, rows[i].fine ? (uint32_t)rows[i].sampled : 0);
         if (!rows[i].fine)
             MP_CHECK_HAS(why_lost(&m), "records are of other tokens");
-        for (uint32_t f = 0; f < m.call->capture.drawn * mp_capture_floats(&m.call->capture); f++)
+        for (uint32_t f = 0; f < m.call->capture.sampled * mp_capture_floats(&m.call->capture); f++)
             MP_CHECK(m.call->capture.data[f] == (float)f);
-        if (rows[i].fine && rows[i].drawn) { /* none is taken back */
+        if (rows[i].fine && rows[i].sampled) { /* none is taken back */
             MP_CHECK_INT(plan(&m, 1), 1);
-            step(&m, MP_OUTCOME_MORE, &nothing, rows[i].drawn - 1);
+            step(&m, MP_OUTCOME_MORE, &nothing, rows[i].sampled - 1);
             MP_CHECK_HAS(why_lost(&m), "records are of other tokens");
         }
         end(&m);
@@ -297,8 +297,8 @@ MP_TEST_SECONDS(isolation_masked_answers_with_any_byte_changed_are_right_or_refu
                 bool lost = m.s.engine->lost(m.s.engine) != NULL;
                 MP_CHECK(at >= 0 || !lost);
                 MP_CHECK(choice->token_count <= 1 && (!choice->token_count || choice->tokens[0].id == ALLOWED));
-                MP_CHECK(m.call->capture.drawn <= choice->token_count + 1);
-                MP_CHECK(!lost || (!choice->token_count && !m.call->capture.drawn));
+                MP_CHECK(m.call->capture.sampled <= choice->token_count + 1);
+                MP_CHECK(!lost || (!choice->token_count && !m.call->capture.sampled));
                 refused += lost;
                 end(&m);
             }

@@ -332,8 +332,8 @@ static int helpers_at(int process, const mp_cpu_set *cpus) {
     return count;
 }
 
-MP_TEST_SECONDS(isolation_processes_compute_where_their_lanes_are, 60) {
-    enum { LANES = 4, A_NODE = 2, BOTH = 2 };
+MP_TEST_SECONDS(isolation_processes_compute_where_their_threads_are, 60) {
+    enum { THREADS = 4, A_NODE = 2, BOTH = 2 };
     static const int rounds[] = {0, 1, BOTH, 1, 0, BOTH, 1, BOTH};
     static const mp_dtype types[] = {MP_Q8_0};
     static mp_cpu_set node[2];
@@ -346,22 +346,22 @@ MP_TEST_SECONDS(isolation_processes_compute_where_their_lanes_are, 60) {
     if (cpus < 2)
         MP_SKIP("one CPU");
     isolated it;
-    isolated_load(&it, tiny_decoder_spec(types, 1, 3), MP_COMPUTE_AUTO, LANES, isolation_options("spec"));
+    isolated_load(&it, tiny_decoder_spec(types, 1, 3), MP_COMPUTE_AUTO, THREADS, isolation_options("spec"));
     mp_team_return(&it.lease);
     tiny_model there = {.model = it.model};
     for (size_t i = 0; i < sizeof rounds / sizeof *rounds; i++) {
         bool both = rounds[i] == BOTH;
         int first = both ? 0 : rounds[i];
-        mp_place places[] = {{&node[first], A_NODE}, {&node[!first], A_NODE}};
+        mp_team_place places[] = {{&node[first], A_NODE}, {&node[!first], A_NODE}};
         tiny_job job;
         mp_team_lease_at(it.team, places, 1 + both, &it.lease);
-        MP_CHECK_INT(it.lease.lanes, both ? LANES : A_NODE);
+        MP_CHECK_INT(it.lease.threads, both ? THREADS : A_NODE);
         make_job(&there, &job, 2);
         run_to_end(it.engine[0], &it.lease, &job);
         mp_request_destroy(&job.call->base);
         mp_team_return(&it.lease);
         if (both) /* also those that were at one node before */
-            MP_CHECK_INT(helpers_at(it.engine[0]->process, &all), LANES - 1);
+            MP_CHECK_INT(helpers_at(it.engine[0]->process, &all), THREADS - 1);
         else
             MP_CHECK(helpers_at(it.engine[0]->process, &node[first]) >= A_NODE - 1);
     }

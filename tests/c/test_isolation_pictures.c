@@ -5,7 +5,7 @@
 
 /* ---- real processes ---------------------------------------------------------------------------------------------- */
 
-static uint64_t drawn_here(bool flux) {
+static uint64_t sampled_here(bool flux) {
     tiny_model tiny;
     mp_error error;
     mp_item item = {0}, *items[1] = {&item};
@@ -33,11 +33,11 @@ static uint64_t drawn_here(bool flux) {
  * and pictures. */
 MP_TEST_SECONDS(isolation_pictures_are_the_same_bytes_wherever_they_go_on, 120) {
     for (int flux = 0; flux < 2; flux++) {
-        const uint64_t expected = drawn_here(flux);
+        const uint64_t expected = sampled_here(flux);
         mp_spec *spec = pipeline(flux);
         mp_isolation_options options = isolation_options("spec");
         mp_budget budget = {.limit = UINT64_MAX};
-        mp_lease lease = {.lanes = 1};
+        mp_lease lease = {.threads = 1};
         mp_loader loader;
         mp_model *model;
         mp_engine *engine[2];
@@ -79,7 +79,7 @@ MP_TEST_SECONDS(isolation_pictures_are_the_same_bytes_wherever_they_go_on, 120) 
             MP_CHECK(seed == 0 || moves > 2);
             MP_CHECK_INT(call->steps_done, 2 * STEPS);
             MP_CHECK_INT(call->previews_done, 2);
-            MP_CHECK_INT(call->pictures_done, 2);
+            MP_CHECK_INT(call->images_done, 2);
             MP_CHECK(seen_hash(item.call) == expected);
             engine[which]->ops->retire(engine[which], &item);
             mp_request_destroy(item.call);
@@ -102,7 +102,7 @@ static mp_image_generation_request *small_call(void) {
     static const float times[] = {1000, 500}, sigmas[] = {1, 0.5f, 0}, noise[LATENTS];
     mp_image_generation_args args = {.width = SIDE,
                                      .height = SIDE,
-                                     .n_pictures = 1,
+                                     .n_images = 1,
                                      .n_steps = 2,
                                      .n_texts = 1,
                                      .times = times,
@@ -160,11 +160,11 @@ static mp_outcome try(const answer *it, int at, uint8_t by, size_t *used, bool *
     *lost = s.engine->lost(s.engine) != NULL;
     if (*lost) { /* nothing of it is seen */
         MP_CHECK(outcome == MP_OUTCOME_FAILED && s.item.cursor == 0);
-        MP_CHECK(call->steps_done == 0 && call->previews_done == 0 && call->pictures_done == 0);
+        MP_CHECK(call->steps_done == 0 && call->previews_done == 0 && call->images_done == 0);
     } else {
-        MP_CHECK(call->steps_done <= 2 && call->previews_done <= 1 && call->pictures_done <= 1);
-        MP_CHECK((call->pictures_done == 1) == (s.item.cursor == TOTAL));
-        for (int i = 0; i < PIXELS && call->pictures_done; i++)
+        MP_CHECK(call->steps_done <= 2 && call->previews_done <= 1 && call->images_done <= 1);
+        MP_CHECK((call->images_done == 1) == (s.item.cursor == TOTAL));
+        for (int i = 0; i < PIXELS && call->images_done; i++)
             MP_CHECK(call->pixels[i] >= 0 && call->pixels[i] <= 1);
     }
     scene_end(&s);

@@ -266,8 +266,8 @@ MP_TEST_SECONDS(isolation_a_registry_survives_its_processes, 120) {
     mp_kernels_init();
     mp_spec *spec = tiny_decoder_spec(types, 1, 9);
     mp_isolation_options options = isolation_options("spec");
-    mp_registry_config config = {.lanes = 2, .memory_limit = 2ull << 30, .spin_ns = 1, .max_workers = 2,
-                                 .breaker_threshold = -1};
+    mp_registry_config config = {
+        .threads = 2, .memory_limit = 2ull << 30, .spin_ns = 1, .max_workers = 2, .breaker_threshold = -1};
     crowd c = {.left = CALLERS};
     mp_loader loader;
     MP_CHECK_OK(mp_registry_create(&config, &c.registry, &error), &error);
@@ -325,7 +325,7 @@ MP_TEST_SECONDS(isolation_a_forked_child_starts_without_processes, 60) {
     mp_kernels_init();
     mp_spec *spec = tiny_decoder_spec(types, 1, 9);
     mp_isolation_options options = isolation_options("spec");
-    mp_registry_config config = {.lanes = 1, .memory_limit = 2ull << 30, .spin_ns = 1, .max_workers = 1};
+    mp_registry_config config = {.threads = 1, .memory_limit = 2ull << 30, .spin_ns = 1, .max_workers = 1};
     mp_registry *registry;
     mp_registry_stats before, after;
     mp_entry_info info;
@@ -370,7 +370,7 @@ static mp_status sweep(void *arg, mp_error *error) {
     mp_spec *spec = arg;
     mp_isolation_options options = isolation_options("spec");
     mp_budget budget = {.limit = UINT64_MAX};
-    mp_lease lease = {.lanes = 1};
+    mp_lease lease = {.threads = 1};
     mp_loader loader;
     mp_model *model = NULL;
     mp_engine *engine = NULL;
@@ -394,7 +394,7 @@ MP_TEST_SECONDS(isolation_no_time_at_all_to_start, 60) {
     mp_kernels_init();
     mp_spec *spec = tiny_decoder_spec(types, 1, 9);
     mp_budget budget = {.limit = UINT64_MAX};
-    mp_lease lease = {.lanes = 1};
+    mp_lease lease = {.threads = 1};
     int files = 0;
     for (uint64_t ns = 1; ns < 50 * 1000 * 1000; ns *= 7) {
         mp_isolation_options options = isolation_options("spec");

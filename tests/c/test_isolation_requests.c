@@ -116,7 +116,7 @@ MP_TEST(isolation_requests_for_images_cross_whole) {
     static const float times[] = {900, 100}, sigmas[] = {1, 0.5f, 0}, noise[] = {1, 2, 3, 4};
     mp_image_generation_args args = {.width = 8,
                                      .height = 16,
-                                     .n_pictures = 3,
+                                     .n_images = 3,
                                      .n_steps = 2,
                                      .n_texts = 2,
                                      .guidance = 3.5f,
@@ -133,7 +133,7 @@ MP_TEST(isolation_requests_for_images_cross_whole) {
     MP_CHECK_OK(mp_image_generation_request_create(&args, &request, &error), &error);
     cross_changed(&request->base, 12, &got);
     const mp_image_generation_request *made = (mp_image_generation_request *)got;
-    MP_CHECK(made->width == 8 && made->height == 16 && made->n_pictures == 3 && made->n_steps == 2);
+    MP_CHECK(made->width == 8 && made->height == 16 && made->n_images == 3 && made->n_steps == 2);
     MP_CHECK(made->n_texts == 2 && made->n_ids[2] == 1 && made->ids[0][2][0] == 5 && !made->ids[1][1]);
     MP_CHECK(made->guidance == 3.5f && made->preview_every == 1 && made->sigmas[1] == 0.5f && made->noise[3] == 4);
     mp_request_destroy(got);

@@ -52,7 +52,7 @@ MP_TEST(models_capture_records_are_what_they_say) {
     MP_CHECK_INT(mp_capture_floats(&call->capture), (RECORDS - 1) * TINY_HIDDEN + TINY_VOCAB);
     tiny_job_admit(&tiny, &job);
     tiny_job_finish(&tiny, &job);
-    MP_CHECK_INT(call->capture.drawn, ANSWER);
+    MP_CHECK_INT(call->capture.sampled, ANSWER);
     FILE *file = fopen(mp_spec_file(tiny.spec, 0), "rb");
     float row[TINY_HIDDEN];
     for (int t = 0; t < ANSWER; t++) {
@@ -96,7 +96,7 @@ MP_TEST(models_capture_changes_nothing) {
     }
     for (int i = 0; i < RUNS; i++) {
         mp_text_request *call = jobs[i].call;
-        MP_CHECK_INT(call->capture.drawn, values[i] ? ANSWER : 0);
+        MP_CHECK_INT(call->capture.sampled, values[i] ? ANSWER : 0);
         MP_CHECK(i == RUNS - 1 ? !call->capture.data : call->capture.data != NULL);
         for (int t = 0; t < ANSWER; t++)
             MP_CHECK(memcmp(&call->choices[0].tokens[t], &jobs[0].call->choices[0].tokens[t],
@@ -124,8 +124,8 @@ MP_TEST(models_capture_drops_what_has_no_room) {
     tiny_job_finish(&tiny, &all);
     tiny_job_admit(&tiny, &some);
     tiny_job_finish(&tiny, &some);
-    MP_CHECK_INT(all.call->capture.drawn, ANSWER);
-    MP_CHECK_INT(some.call->capture.drawn, ANSWER);
+    MP_CHECK_INT(all.call->capture.sampled, ANSWER);
+    MP_CHECK_INT(some.call->capture.sampled, ANSWER);
     MP_CHECK(memcmp(all.call->capture.data, some.call->capture.data, tiny_capture_bytes(some.call)) == 0);
     mp_request_destroy(&all.call->base);
     mp_request_destroy(&some.call->base);
@@ -155,7 +155,7 @@ MP_TEST(models_capture_shows_what_is_not_finite) {
     tiny_job_admit(&tiny, &job);
     MP_CHECK_INT(tiny_job_step(&tiny, &job, 512), MP_OUTCOME_FAILED);
     MP_CHECK_INT(job.item.error.code, MP_NUMERIC);
-    MP_CHECK_INT(job.call->capture.drawn, 1);
+    MP_CHECK_INT(job.call->capture.sampled, 1);
     MP_CHECK(isinf(record_of(job.call, 0, 0)[0]) && isnan(record_of(job.call, 0, 1)[0]));
     tiny.engine->ops->retire(tiny.engine, &job.item);
     mp_request_destroy(&job.call->base);
@@ -262,7 +262,7 @@ static mp_status make_call(mp_request **call, mp_error *error) {
 
 static void compare_calls(const mp_request *first, const mp_request *second) {
     const mp_text_request *a = (const mp_text_request *)first, *b = (const mp_text_request *)second;
-    MP_CHECK_INT(a->capture.drawn, 4);
+    MP_CHECK_INT(a->capture.sampled, 4);
     MP_CHECK(memcmp(a->capture.data, b->capture.data, tiny_capture_bytes(a)) == 0);
 }
 

@@ -135,7 +135,7 @@ static void run_mixed(tiny_model *tiny, uint64_t seed, const uint64_t *expected,
     }
     for (int i = 0; i < ITEMS; i++) {
         if (tiny_job_hash(&jobs[i]) != expected[i])
-            MP_FAIL("item %d differs under seed %llu with %d lanes", i, (unsigned long long)seed, tiny->lease.lanes);
+            MP_FAIL("item %d differs under seed %llu with %d lanes", i, (unsigned long long)seed, tiny->lease.threads);
         if (rows[i].tenant == 1) /* nobody else's: what it found it had computed itself, in a run before */
             MP_CHECK(seed % 3 != 1 || jobs[i].call->cached_tokens == 0);
         mp_request_destroy(&jobs[i].call->base);
@@ -145,15 +145,15 @@ static void run_mixed(tiny_model *tiny, uint64_t seed, const uint64_t *expected,
 static void check_contract_of(const tiny_kind *kind, const mp_dtype *types, int count, mp_compute compute, int most) {
     uint64_t expected[ITEMS], again[ITEMS];
     oracle known = {0};
-    for (int lanes = 1; lanes <= most; lanes++) {
+    for (int threads = 1; threads <= most; threads++) {
         tiny_model tiny;
-        tiny_load(&tiny, tiny_decoder_spec_as(kind, types, count, 42, -1), compute, lanes);
-        if (lanes % 2)
-            run_alone(&tiny, ITEMS, lanes == 1 ? expected : again, &known);
+        tiny_load(&tiny, tiny_decoder_spec_as(kind, types, count, 42, -1), compute, threads);
+        if (threads % 2)
+            run_alone(&tiny, ITEMS, threads == 1 ? expected : again, &known);
         for (uint64_t seed = 1; seed <= (uint64_t)mp_test_rounds(2); seed++)
-            run_mixed(&tiny, seed + 10 * (uint64_t)lanes, expected, &known);
-        MP_CHECK(tiny.engine->work.guessed > tiny.engine->work.right);
-        MP_CHECK(tiny.engine->work.right > (uint64_t)mp_test_rounds(20));
+            run_mixed(&tiny, seed + 10 * (uint64_t)threads, expected, &known);
+        MP_CHECK(tiny.engine->work.drafted > tiny.engine->work.accepted);
+        MP_CHECK(tiny.engine->work.accepted > (uint64_t)mp_test_rounds(20));
         MP_CHECK(tiny.engine->prefix->hits > 0 && tiny.engine->prefix->tokens >= 64);
         tiny.engine->ops->trim(tiny.engine);
         MP_CHECK_INT(mp_alloc_bytes(MP_TAG_KV), 0); /* no reference was forgotten */
@@ -363,14 +363,14 @@ MP_TEST_SECONDS(models_memory_waits, 60) {
     tiny_unload(&tiny);
 }
 
-MP_TEST(models_lanes_that_are_worth_having) {
+MP_TEST(models_threads_that_are_worth_having) {
     mp_model_facts small = {.weight_bytes = 98 * 1000 * 1000, .parameters = 134 * 1000 * 1000};
     mp_model_facts large = {.weight_bytes = 4700ll * 1000 * 1000, .parameters = 8000ll * 1000 * 1000};
     mp_model_facts tiny = {.weight_bytes = 100 * 1000, .parameters = 100 * 1000};
-    MP_CHECK_INT(mp_lanes_worth(&small, 1, 156), 17); /* sqrt of 98e6 / 20 / (100 * 156) */
-    MP_CHECK_INT(mp_lanes_worth(&small, 128, 156), 148);
-    MP_CHECK(mp_lanes_worth(&large, 1, 186) > 100);
-    MP_CHECK_INT(mp_lanes_worth(&large, 512, 186), 256);
-    MP_CHECK_INT(mp_lanes_worth(&tiny, 1, 16), 1);
-    MP_CHECK_INT(mp_lanes_worth(&(mp_model_facts){0}, 0, 1), 1);
+    MP_CHECK_INT(mp_threads_worth(&small, 1, 156), 17); /* sqrt of 98e6 / 20 / (100 * 156) */
+    MP_CHECK_INT(mp_threads_worth(&small, 128, 156), 148);
+    MP_CHECK(mp_threads_worth(&large, 1, 186) > 100);
+    MP_CHECK_INT(mp_threads_worth(&large, 512, 186), 256);
+    MP_CHECK_INT(mp_threads_worth(&tiny, 1, 16), 1);
+    MP_CHECK_INT(mp_threads_worth(&(mp_model_facts){0}, 0, 1), 1);
 }

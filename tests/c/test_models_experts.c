@@ -85,9 +85,9 @@ typedef struct run {
     void *scratch, *own[2];
 } run;
 
-static void body(const mp_lane *lane, void *arg) {
+static void body(const mp_team_thread *thread, void *arg) {
     run *r = arg;
-    mp_experts_forward(&r->s->experts, lane, r->x, ROWS, 0.5f, r->scratch, r->own[lane->index], r->y);
+    mp_experts_forward(&r->s->experts, thread, r->x, ROWS, 0.5f, r->scratch, r->own[thread->index], r->y);
 }
 
 static double score(const scene *s, const float *x, int expert) {
@@ -128,7 +128,7 @@ static void check(bool normalise) {
         y[i] = 1;
     run r = {&s, x, y, mp_alloc(mp_experts_scratch(&s.experts, ROWS), MP_TAG_SCRATCH), {NULL, NULL}};
     for (int l = 0; l < 2; l++)
-        r.own[l] = mp_alloc(mp_experts_lane_scratch(&s.experts), MP_TAG_SCRATCH);
+        r.own[l] = mp_alloc(mp_experts_thread_scratch(&s.experts), MP_TAG_SCRATCH);
     mp_lease_run(&s.lease, body, &r);
     for (int row = 0; row < ROWS; row++) {
         const float *in = x + row * HIDDEN;

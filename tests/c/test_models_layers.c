@@ -38,8 +38,8 @@ static void fill_logits(void) {
 }
 
 static int32_t sample(const mp_sampling *sampling, const mp_history *history, uint32_t position) {
-    mp_draw draw = {.sampling = sampling, .history = history, .position = position};
-    return mp_sample(&draw, logits, VOCAB, candidates);
+    mp_sample_args sample = {.sampling = sampling, .history = history, .position = position};
+    return mp_sample(&sample, logits, VOCAB, candidates);
 }
 
 static double softmax_at(int id, float temperature) {
@@ -174,15 +174,15 @@ MP_TEST(models_sample_bias_and_bars) {
     float bias[] = {100};
     fill_logits();
     logits[7] = 50;
-    mp_draw draw = {.sampling = &greedy, .n_bias = 1, .bias_ids = ids, .bias = bias};
-    MP_CHECK_INT(mp_sample(&draw, logits, VOCAB, candidates), 5);
+    mp_sample_args sample = {.sampling = &greedy, .n_bias = 1, .bias_ids = ids, .bias = bias};
+    MP_CHECK_INT(mp_sample(&sample, logits, VOCAB, candidates), 5);
     fill_logits();
     logits[7] = 50;
-    draw = (mp_draw){.sampling = &greedy, .n_barred = 2, .barred = barred};
-    MP_CHECK(mp_sample(&draw, logits, VOCAB, candidates) != 7);
+    sample = (mp_sample_args){.sampling = &greedy, .n_barred = 2, .barred = barred};
+    MP_CHECK(mp_sample(&sample, logits, VOCAB, candidates) != 7);
     for (int i = 0; i < VOCAB; i++)
         logits[i] = -INFINITY;
-    MP_CHECK_INT(mp_sample(&draw, logits, VOCAB, candidates), -1);
+    MP_CHECK_INT(mp_sample(&sample, logits, VOCAB, candidates), -1);
 }
 
 MP_TEST(models_logprobs) {
@@ -208,21 +208,21 @@ static char text[4096];
 static uint32_t decided(const mp_choice *choice) { return atomic_load(&choice->text_bytes); }
 
 /* Feed the pieces (separated by |) and return the index of the stop that was found, or -1. */
-static int feed(mp_choice *choice, mp_stream *stream, const char *pieces, int n_stop, char **stop) {
+static int feed(mp_choice *choice, mp_stream *stream, const char *part_count, int n_stop, char **stop) {
     int32_t lengths[8];
     for (int i = 0; i < n_stop; i++)
         lengths[i] = (int32_t)strlen(stop[i]);
     *choice = (mp_choice){.text = text, .text_capacity = sizeof text};
     mp_stream_init(stream, choice);
     uint32_t last = 0;
-    while (*pieces) {
-        size_t n = strcspn(pieces, "|");
-        int found = mp_stream_append(stream, (const uint8_t *)pieces, n, n_stop, stop, lengths);
+    while (*part_count) {
+        size_t n = strcspn(part_count, "|");
+        int found = mp_stream_append(stream, (const uint8_t *)part_count, n, n_stop, stop, lengths);
         MP_CHECK(decided(choice) >= last); /* what was shown is never taken back */
         last = decided(choice);
         if (found >= 0)
             return found;
-        pieces += n + (pieces[n] == '|');
+        part_count += n + (part_count[n] == '|');
     }
     return -1;
 }

@@ -250,7 +250,7 @@ MP_TEST(models_prefix_free_blocks_become_window_parts) {
     for (int i = 0; i < 5; i++)
         MP_CHECK_OK(mp_prefix_take(&b.cache, &ids[i], &error), &error);
     for (int i = 0; i < 5; i++) {
-        mp_prefix_leave(&b.cache, ids[i]);
+        mp_prefix_unref(&b.cache, ids[i]);
         mp_prefix_give(&b.cache, ids[i]);
         MP_CHECK_INT(mp_kv_release(&b.cache.kv), b.cache.kv.window_bytes);
     }
@@ -264,7 +264,7 @@ MP_TEST(models_prefix_free_blocks_become_window_parts) {
     MP_CHECK_STATUS(mp_prefix_take(&b.cache, &ids[2], &error), MP_MEMORY_EXHAUSTED, &error);
     MP_CHECK_INT(b.cache.kv.free_count, 1); /* which is for the next that has a part */
     for (int i = 0; i < 2; i++) {
-        mp_prefix_leave(&b.cache, ids[i]);
+        mp_prefix_unref(&b.cache, ids[i]);
         mp_prefix_give(&b.cache, ids[i]);
     }
     take_down(&b);

@@ -97,7 +97,7 @@ MP_TEST(models_draft_memory_is_bounded_and_charged) {
 
 typedef struct world { /* a machine and a text, made up */
     double read_ns, row_ns; /* of a step: the larger of the two counts, and a little of the other */
-    double right;           /* how often a guessed token is right */
+    double accepted;        /* how often a guessed token is right */
     double found;           /* how often there is a guess */
     int sequences;
 } world;
@@ -109,36 +109,36 @@ static double cost(const world *w, int rows) {
 
 /* Tokens in a nanosecond over so many steps, divided by those without guesses. */
 static double gain(mp_speculation *s, const world *w, int steps, mp_test_random *random) {
-    mp_guess guess[MP_GUESS_ROWS] = {0};
-    mp_guess *list[MP_GUESS_ROWS];
+    mp_draft draft[MP_DRAFT_ROWS] = {0};
+    mp_draft *list[MP_DRAFT_ROWS];
     double ns = 0, tokens = 0;
     for (int step = 0; step < steps; step++) {
-        int n = 0, checked = 0, right = 0;
+        int n = 0, checked = 0, accepted = 0;
         if (mp_speculation_open(s, w->sequences, w->sequences)) {
             for (int i = 0; i < w->sequences; i++) {
-                guess[i].run = 3;
-                guess[i].count = mp_test_random_float(random, 0, 1) < w->found ? MP_DRAFT_MOST : 0;
-                list[n++] = &guess[i];
+                draft[i].run = 3;
+                draft[i].count = mp_test_random_float(random, 0, 1) < w->found ? MP_DRAFT_MOST : 0;
+                list[n++] = &draft[i];
             }
             mp_speculation_choose(s, list, n, w->sequences, w->sequences, 1000 * 1000);
         }
         for (int i = 0; i < n; i++) {
-            checked += guess[i].count;
-            for (int t = 0; t < guess[i].count; t++) {
-                bool hit = mp_test_random_float(random, 0, 1) < w->right;
-                mp_speculation_learn(s, &guess[i], t, hit);
+            checked += draft[i].count;
+            for (int t = 0; t < draft[i].count; t++) {
+                bool hit = mp_test_random_float(random, 0, 1) < w->accepted;
+                mp_speculation_learn(s, &draft[i], t, hit);
                 if (!hit)
                     break;
-                right++;
+                accepted++;
             }
         }
-        MP_CHECK(w->sequences + checked <= MP_GUESS_ROWS);
+        MP_CHECK(w->sequences + checked <= MP_DRAFT_ROWS);
         double took = cost(w, w->sequences + checked) * (0.95 + 0.1 * mp_test_random_float(random, 0, 1));
         if (mp_test_random_u64(random) % 50 == 0)
             took *= 5; /* somebody else had the processor */
-        mp_speculation_account(s, w->sequences, checked, right, (uint64_t)took);
+        mp_speculation_account(s, w->sequences, checked, accepted, (uint64_t)took);
         ns += cost(w, w->sequences + checked);
-        tokens += w->sequences + right;
+        tokens += w->sequences + accepted;
     }
     return tokens / ns / (w->sequences / cost(w, w->sequences));
 }
@@ -147,7 +147,7 @@ static double gain(mp_speculation *s, const world *w, int steps, mp_test_random 
 static double fixed_gain(const world *w, int count) {
     double tokens = 1;
     for (int i = count; i > 0; i--)
-        tokens = 1 + w->right * tokens;
+        tokens = 1 + w->accepted * tokens;
     double with = cost(w, w->sequences * (1 + count)) * w->found + cost(w, w->sequences) * (1 - w->found);
     return (tokens * w->found + 1 - w->found) * cost(w, w->sequences) / with;
 }
@@ -169,7 +169,7 @@ MP_TEST(models_speculation_pays_or_rests) {
         mp_speculation s;
         mp_speculation_init(&s, MP_SPECULATE_AUTO);
         double best = 1;
-        for (int count = 0; count <= MP_DRAFT_MOST && w->sequences * (1 + count) <= MP_GUESS_ROWS; count++)
+        for (int count = 0; count <= MP_DRAFT_MOST && w->sequences * (1 + count) <= MP_DRAFT_ROWS; count++)
             best = fmax(best, fixed_gain(w, count));
         double early = gain(&s, w, 200, &random), late = gain(&s, w, 5000, &random);
         if (early < 0.98 || late < 0.985)
@@ -308,7 +308,7 @@ MP_TEST_SECONDS(models_speculation_ends_where_it_would, 60) {
             }
         }
     }
-    MP_CHECK(tiny.engine->work.right > (uint64_t)mp_test_rounds(1000));
+    MP_CHECK(tiny.engine->work.accepted > (uint64_t)mp_test_rounds(1000));
     tiny.engine->ops->trim(tiny.engine);
     MP_CHECK_INT(mp_alloc_bytes(MP_TAG_KV), 0);
     tiny_unload(&tiny);
@@ -335,8 +335,8 @@ MP_TEST(models_speculation_saves_passes) {
     mp_step_work before = tiny.engine->work;
     ask(&tiny, &job, &args);
     MP_CHECK_INT(tiny.engine->work.passes - before.passes, 4); /* the prompt, 16, 16, 7 */
-    MP_CHECK_INT(tiny.engine->work.guessed - before.guessed, 36);
-    MP_CHECK_INT(tiny.engine->work.right - before.right, 36);
+    MP_CHECK_INT(tiny.engine->work.drafted - before.drafted, 36);
+    MP_CHECK_INT(tiny.engine->work.accepted - before.accepted, 36);
     MP_CHECK_INT(tiny.engine->work.rows - before.rows, PROMPT + ANSWER - 1);
     mp_request_destroy(&job.call->base);
     tiny_unload(&tiny);
@@ -344,7 +344,7 @@ MP_TEST(models_speculation_saves_passes) {
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
-static int guess_badly(void *arg, const mp_item *item, int choice, int32_t *draft, int most) {
+static int draft_badly(void *arg, const mp_item *item, int choice, int32_t *draft, int most) {
     (void)item;
     (void)choice;
     for (int i = 0; i < most; i++)
@@ -368,7 +368,7 @@ MP_TEST_SECONDS(models_speculation_needs_no_memory, 60) {
     tiny.engine->ops->trim(tiny.engine);
     mp_request_destroy(&again.call->base);
     int32_t wrong = 5;
-    tiny_speculate(tiny.engine, MP_SPECULATE_ALWAYS, guess_badly, &wrong);
+    tiny_speculate(tiny.engine, MP_SPECULATE_ALWAYS, draft_badly, &wrong);
     tiny.budget.limit = enough + 2048; /* what the answer takes beside its blocks was given back */
     ask(&tiny, &again, &args);
     check_same(&job, &again, "with little memory");
@@ -406,15 +406,15 @@ static void survive_infinity(mp_dtype type) {
     tiny_job_make(&tiny, &without, &args, 0);
     tiny_job_admit(&tiny, &without);
     tiny_job_finish(&tiny, &without);
-    tiny_speculate(tiny.engine, MP_SPECULATE_ALWAYS, guess_badly, (void *)(intptr_t)&bad);
+    tiny_speculate(tiny.engine, MP_SPECULATE_ALWAYS, draft_badly, (void *)(intptr_t)&bad);
     tiny.engine->ops->trim(tiny.engine);
     tiny_job_make(&tiny, &with, &args, 0);
     tiny_job_admit(&tiny, &with);
     tiny_job_finish(&tiny, &with);
     check_same(&without, &with, "beside infinity");
     /* once an answer, and not again */
-    MP_CHECK(tiny.engine->work.guessed > 0 && tiny.engine->work.guessed <= 2 * MP_DRAFT_MOST);
-    MP_CHECK_INT(tiny.engine->work.right, 0);
+    MP_CHECK(tiny.engine->work.drafted > 0 && tiny.engine->work.drafted <= 2 * MP_DRAFT_MOST);
+    MP_CHECK_INT(tiny.engine->work.accepted, 0);
     mp_request_destroy(&without.call->base);
     mp_request_destroy(&with.call->base);
     tiny_unload(&tiny);

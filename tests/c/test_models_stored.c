@@ -23,9 +23,9 @@ static void pack_on_use(const char *mb) {
 
 static mp_stored *stored_of(const tiny_model *tiny) { return ((mp_decoder *)tiny->model)->stored; }
 
-static void load(tiny_model *tiny, const char *mb, int lanes, int32_t infinite) {
+static void load(tiny_model *tiny, const char *mb, int threads, int32_t infinite) {
     pack_on_use(mb);
-    tiny_load(tiny, tiny_decoder_spec_with(types, TYPES, 5, infinite), MP_COMPUTE_AUTO, lanes);
+    tiny_load(tiny, tiny_decoder_spec_with(types, TYPES, 5, infinite), MP_COMPUTE_AUTO, threads);
 }
 
 static void make_job(const tiny_model *tiny, tiny_job *job, int index) {
@@ -73,8 +73,8 @@ static void check_bits(int32_t infinite) {
         expected[i] = run(&tiny, i);
     tiny_unload(&tiny);
     for (size_t k = 0; k < sizeof keeps / sizeof *keeps; k++)
-        for (int lanes = 1; lanes <= 3; lanes++) {
-            load(&tiny, "0", lanes, infinite);
+        for (int threads = 1; threads <= 3; threads++) {
+            load(&tiny, "0", threads, infinite);
             mp_stored *stored = stored_of(&tiny);
             MP_CHECK(mp_stored_left(stored));
             MP_CHECK_INT(tiny.model->ops->bytes(tiny.model), charged);
@@ -83,7 +83,7 @@ static void check_bits(int32_t infinite) {
             stored->keep_row_ns = 0;
             for (int i = 0; i < JOBS; i++)
                 if (run(&tiny, i) != expected[i])
-                    MP_FAIL("job %d differs with %d lanes, keeping %d", i, lanes, (int)k);
+                    MP_FAIL("job %d differs with %d lanes, keeping %d", i, threads, (int)k);
             MP_CHECK(k == 1 || mp_stored_left(stored) == (k == 0));
             stored->keep_ns = UINT64_MAX / 4;
             for (int i = 0; i < JOBS; i++)

@@ -48,10 +48,10 @@ static mp_text_engine *engine_of(tiny_model *tiny) { return (mp_text_engine *)ti
 
 /* The network's parts from now on: about so many operations in `grain` rows or a little more. */
 static mp_vit *cut(tiny_model *tiny, int32_t grain, uint64_t ops) {
-    mp_vit *tower = &((mp_decoder *)tiny->model)->vision->tower;
-    tower->grain = grain;
-    tower->most_ops = ops;
-    return tower;
+    mp_vit *image_encoder = &((mp_decoder *)tiny->model)->vision->image_encoder;
+    image_encoder->grain = grain;
+    image_encoder->most_ops = ops;
+    return image_encoder;
 }
 
 static void run_alone(tiny_model *tiny, uint64_t *hashes) {
@@ -112,13 +112,13 @@ static void run_mixed(tiny_model *tiny, uint64_t seed, const uint64_t *expected,
         tiny->engine->ops->plan(tiny->engine, items, n, budget_ns, &plan);
         MP_CHECK(plan.count > 0);
         if (mp_test_random_u64(&random) % 2)
-            engine_of(tiny)->look.budget_ns = 0; /* one part */
+            engine_of(tiny)->image_part.budget_ns = 0; /* one part */
         open -= step(tiny, &plan, jobs, limit > 0);
         MP_CHECK(tiny->budget.used <= tiny->budget.limit);
     }
     for (int i = 0; i < ITEMS; i++) {
         if (tiny_job_hash(&jobs[i]) != expected[i])
-            MP_FAIL("item %d differs under seed %llu with %d lanes", i, (unsigned long long)seed, tiny->lease.lanes);
+            MP_FAIL("item %d differs under seed %llu with %d lanes", i, (unsigned long long)seed, tiny->lease.threads);
         mp_request_destroy(&jobs[i].call->base);
     }
     tiny->budget.limit = UINT64_MAX;
@@ -126,13 +126,13 @@ static void run_mixed(tiny_model *tiny, uint64_t seed, const uint64_t *expected,
 
 static void check_contract(const tiny_kind *kind, const mp_dtype *types, int count, mp_compute compute) {
     uint64_t expected[ITEMS], again[ITEMS];
-    for (int lanes = 1; lanes <= 3; lanes++) {
+    for (int threads = 1; threads <= 3; threads++) {
         tiny_model tiny;
-        tiny_load(&tiny, tiny_decoder_spec_as(kind, types, count, 42, -1), compute, lanes);
-        run_alone(&tiny, lanes == 1 ? expected : again);
-        MP_CHECK(lanes == 1 || memcmp(expected, again, sizeof expected) == 0);
+        tiny_load(&tiny, tiny_decoder_spec_as(kind, types, count, 42, -1), compute, threads);
+        run_alone(&tiny, threads == 1 ? expected : again);
+        MP_CHECK(threads == 1 || memcmp(expected, again, sizeof expected) == 0);
         for (uint64_t seed = 1; seed <= (uint64_t)mp_test_rounds(4); seed++)
-            run_mixed(&tiny, seed + 10 * (uint64_t)lanes, expected, 0);
+            run_mixed(&tiny, seed + 10 * (uint64_t)threads, expected, 0);
         MP_CHECK(tile_rows < ROWS || tiny.engine->prefix->hits > 0);
         tiny.engine->ops->trim(tiny.engine);
         uint64_t least = tiny.budget.used;
@@ -171,7 +171,7 @@ static int run_one(tiny_model *tiny, int index, int32_t *cached) {
         mp_plan plan;
         tiny->engine->ops->plan(tiny->engine, items, 1, 1, &plan);
         looks += plan.amount[0] == 0;
-        engine_of(tiny)->look.budget_ns = 0;
+        engine_of(tiny)->image_part.budget_ns = 0;
         step(tiny, &plan, jobs, false);
     }
     MP_CHECK(looks <= (int)jobs[0].call->images.most_parts);
@@ -267,7 +267,7 @@ static mp_item *stand_at_image(tiny_model *tiny, tiny_job *job, mp_plan *plan) {
     tiny->engine->ops->plan(tiny->engine, items, 1, 1, plan);
     step(tiny, plan, job, false); /* the rows before it */
     tiny->engine->ops->plan(tiny->engine, items, 1, 1, plan);
-    MP_CHECK(engine_of(tiny)->look.item == &job->item);
+    MP_CHECK(engine_of(tiny)->image_part.item == &job->item);
     MP_CHECK(plan->cost_ns >= mp_images_part_ns(engine_of(tiny)->images.store) ||
              plan->cost_ns >= mp_images_left_ns(engine_of(tiny)->images.store, job->call, 0));
     return &job->item;
@@ -278,17 +278,17 @@ static mp_item *stand_at_image(tiny_model *tiny, tiny_job *job, mp_plan *plan) {
 MP_TEST(models_vision_stops_within_a_layer) {
     static const mp_dtype floats[] = {MP_F32};
     static const _Atomic int raised = 1;
-    for (int lanes = 1; lanes <= 2; lanes++) {
+    for (int threads = 1; threads <= 2; threads++) {
         tiny_model tiny;
         tiny_job jobs[ITEMS] = {{0}};
         mp_plan plan;
         mp_error error;
-        tiny_load(&tiny, tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1), MP_COMPUTE_F32, lanes);
-        mp_vit *tower = cut(&tiny, 2, 1);
+        tiny_load(&tiny, tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1), MP_COMPUTE_F32, threads);
+        mp_vit *image_encoder = cut(&tiny, 2, 1);
         mp_item *item = stand_at_image(&tiny, jobs, &plan);
         mp_image_store *store = engine_of(&tiny)->images.store;
         uint64_t left = UINT64_MAX;
-        for (int part = 1; part <= 9 + lanes * 2; part++) {
+        for (int part = 1; part <= 9 + threads * 2; part++) {
             tiny.lease.cancelled = part % 3 == 0 ? &raised : NULL;
             MP_CHECK_OK(mp_images_compute(store, &tiny.lease, jobs[0].call, item->state, 0,
                                           part % 3 == 1 ? 0 : UINT64_MAX, part % 3 == 2 ? &raised : NULL, &error),
@@ -297,7 +297,7 @@ MP_TEST(models_vision_stops_within_a_layer) {
             MP_CHECK_INT(at->layer, 0);
             MP_CHECK_INT(at->stage, part > 8); /* rows before attention, after nine parts of embeddings */
             MP_CHECK_INT(at->at, part == 8 ? 2 * part : part == 9 ? 0 : part < 9 ? 2 * part : 2 * (part - 9));
-            atomic_store(&tower->mega_ns, 1000000);
+            atomic_store(&image_encoder->mega_ns, 1000000);
             MP_CHECK(mp_images_left_ns(store, jobs[0].call, 0) < left);
             left = mp_images_left_ns(store, jobs[0].call, 0);
         }
@@ -316,7 +316,7 @@ static void step_alone(tiny_model *tiny, tiny_job *job) {
     mp_item *item = &job->item;
     mp_plan plan;
     tiny->engine->ops->plan(tiny->engine, &item, 1, 1, &plan);
-    engine_of(tiny)->look.budget_ns = 0;
+    engine_of(tiny)->image_part.budget_ns = 0;
     step(tiny, &plan, job, false);
 }
 
@@ -384,16 +384,16 @@ MP_TEST(models_vision_gives_its_scratch_back) {
     tiny_model tiny;
     mp_plan plan;
     tiny_load(&tiny, tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1), MP_COMPUTE_F32, 1);
-    mp_vit *tower = cut(&tiny, 2, 1);
+    mp_vit *image_encoder = cut(&tiny, 2, 1);
     const mp_image_store *store = engine_of(&tiny)->images.store;
-    const uint64_t state = mp_vit_state_bytes(tower, ROWS + 1);
+    const uint64_t state = mp_vit_state_bytes(image_encoder, ROWS + 1);
     for (int cancelled = 0; cancelled < 2; cancelled++) {
         tiny_job jobs[ITEMS] = {{0}};
         tiny.engine->ops->trim(tiny.engine);
         mp_item *item = stand_at_image(&tiny, jobs, &plan);
         uint64_t held = tiny.engine->ops->bytes(tiny.engine), used = tiny.budget.used;
         MP_CHECK_INT(store->charged, 0);
-        engine_of(&tiny)->look.budget_ns = 0;
+        engine_of(&tiny)->image_part.budget_ns = 0;
         step(&tiny, &plan, jobs, false);
         MP_CHECK(store->charged > state && store->jobs != NULL);
         MP_CHECK_INT(tiny.engine->ops->bytes(tiny.engine) - held, store->charged + store->jobs->tile->bytes);

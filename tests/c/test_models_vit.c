@@ -312,9 +312,9 @@ typedef struct parted { /* a group, and how far it got */
     _Atomic int done;
 } parted;
 
-static void parted_body(const mp_lane *lane, void *arg) {
+static void parted_body(const mp_team_thread *thread, void *arg) {
     parted *p = arg;
-    mp_vit_lane l = {.lane = lane, .pass = &p->pass, .own = p->own + (size_t)lane->index * p->own_bytes};
+    mp_vit_thread l = {.thread = thread, .pass = &p->pass, .own = p->own + (size_t)thread->index * p->own_bytes};
     atomic_store(&p->done, mp_vit_advance(&l));
 }
 
@@ -344,10 +344,10 @@ static int run_parts(tiny_model *tiny, const pictures *all, int first, int count
     }
     p.pass.part_ops = mp_vit_part_ops(model);
     p.pass.part_rows = mp_vit_part_rows(model, p.pass.M, p.pass.part_ops);
-    p.own_bytes = mp_vit_lane_scratch(model, longest);
+    p.own_bytes = mp_vit_thread_scratch(model, longest);
     p.pass.state = mp_alloc(mp_vit_state_bytes(model, p.pass.M), MP_TAG_SCRATCH);
     p.pass.part = mp_alloc(mp_vit_part_bytes(model, p.pass.part_rows, count), MP_TAG_SCRATCH);
-    p.own = mp_alloc(p.own_bytes * (size_t)tiny->lease.lanes, MP_TAG_SCRATCH);
+    p.own = mp_alloc(p.own_bytes * (size_t)tiny->lease.threads, MP_TAG_SCRATCH);
     tiny->lease.cancelled = stop ? &raised : NULL;
     do {
         p.pass.stopped = false;
@@ -374,10 +374,10 @@ MP_TEST_SECONDS(models_vit_parts, 60) {
     const mp_compute classes[] = {MP_COMPUTE_F32, MP_COMPUTE_BF16, MP_COMPUTE_I8};
     make_pictures(&all, true);
     for (int c = 0; c < 3; c++)
-        for (int lanes = 1; lanes <= 2; lanes++) {
+        for (int threads = 1; threads <= 2; threads++) {
             tiny_model tiny;
             int M, rows = 0;
-            tiny_load(&tiny, make_spec("dinov2", c == 1), classes[c], lanes);
+            tiny_load(&tiny, make_spec("dinov2", c == 1), classes[c], threads);
             MP_CHECK_INT(run_parts(&tiny, &all, FIRST, COUNT, false, whole, &M), 1);
             cut(&tiny);
             MP_CHECK_INT(run_parts(&tiny, &all, FIRST, COUNT, false, cut_up, &rows), 1);
@@ -385,7 +385,7 @@ MP_TEST_SECONDS(models_vit_parts, 60) {
             memset(cut_up, 0, sizeof cut_up);
             ((mp_vit *)tiny.model)->most_ops = 1; /* parts of 5 rows; in attention of 30 at most a lane and head */
             const int regions = run_parts(&tiny, &all, FIRST, COUNT, true, cut_up, &rows);
-            MP_CHECK(regions >= (M + 4) / 5 * (1 + 2 * LAYERS) + M / 30 * 3 * LAYERS / lanes);
+            MP_CHECK(regions >= (M + 4) / 5 * (1 + 2 * LAYERS) + M / 30 * 3 * LAYERS / threads);
             MP_CHECK(memcmp(whole, cut_up, (size_t)M * HIDDEN * sizeof *whole) == 0);
             tiny_unload(&tiny);
         }
@@ -431,7 +431,7 @@ static void check_item(tiny_model *tiny, mp_item *item, mp_image_embedding_reque
 /* An image that takes longer than a step goes in parts, one a step here, beside a smaller one of somebody else, who is
  * done meanwhile, and in turns with another large one. It begins anew when it was preempted, goes on when the step was
  * not wanted, and trimming takes nothing of it. The bits are the same, and all memory is counted. */
-static void check_large(const char *arch, int lanes) {
+static void check_large(const char *arch, int threads) {
     enum { SIDES = 12 * PATCH, STEPS = 10000, GRAIN = 5 };
     static const _Atomic int raised = 1;
     static pictures all;
@@ -446,7 +446,7 @@ static void check_large(const char *arch, int lanes) {
         all.sizes[6] = all.sizes[7] = SIDES;
     for (int i = 3; i < 5; i++)
         all.offsets[i + 1] = all.offsets[i] + 3 * (int64_t)all.sizes[2 * i] * all.sizes[2 * i + 1];
-    tiny_load(&tiny, make_spec(arch, false), MP_COMPUTE_F32, lanes);
+    tiny_load(&tiny, make_spec(arch, false), MP_COMPUTE_F32, threads);
     MP_CHECK_INT(run(&tiny, &all, 3, 2, UINT64_MAX, alone), MP_OUTCOME_DONE);
     tiny.engine->ops->trim(tiny.engine);
     const uint64_t before = tiny.budget.used;
@@ -515,9 +515,9 @@ static void check_large(const char *arch, int lanes) {
 }
 
 MP_TEST(models_vit_large_images_go_in_parts) {
-    for (int lanes = 1; lanes <= 2; lanes++) {
-        check_large("dinov2", lanes);
-        check_large("siglip", lanes);
+    for (int threads = 1; threads <= 2; threads++) {
+        check_large("dinov2", threads);
+        check_large("siglip", threads);
     }
 }
 

@@ -4,7 +4,7 @@
 #include "base/sys.h"
 #include "mp_test.h"
 
-_Atomic int fake_lanes_in_steps, fake_calls;
+_Atomic int fake_threads_in_steps, fake_calls;
 /* Fakes known to the registries of this test, for fake_destroy. */
 static fake *known[64];
 static _Atomic int known_count;
@@ -110,7 +110,7 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
         plan->amount[plan->count++] = units && units < left ? units : left;
         plan->cost_ns += plan->amount[plan->count - 1] * FAKE_MS(1);
     }
-    plan->lanes = engine->fake->lanes ? engine->fake->lanes : 1;
+    plan->threads = engine->fake->threads ? engine->fake->threads : 1;
     leave(engine);
 }
 
@@ -119,9 +119,9 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
     fake *fake = engine->fake;
     enter(engine);
     atomic_fetch_add(&fake->in_steps, 1);
-    int lanes = atomic_fetch_add(&fake_lanes_in_steps, lease->lanes) + lease->lanes;
-    MP_CHECK(!fake->lane_limit || lanes <= fake->lane_limit);
-    MP_CHECK(!fake->process || (!lease->team && lease->lanes == fake->lanes)); /* lent to another process */
+    int threads = atomic_fetch_add(&fake_threads_in_steps, lease->threads) + lease->threads;
+    MP_CHECK(!fake->thread_limit || threads <= fake->thread_limit);
+    MP_CHECK(!fake->process || (!lease->team && lease->threads == fake->threads)); /* lent to another process */
     uint64_t end = mp_sys_now_ns() + atomic_load(&fake->step_ns);
     bool stopped = false;
     while (atomic_load(&fake->step_stalls))
@@ -181,7 +181,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
             outcomes[i] = MP_OUTCOME_DONE;
         }
     }
-    atomic_fetch_sub(&fake_lanes_in_steps, lease->lanes);
+    atomic_fetch_sub(&fake_threads_in_steps, lease->threads);
     atomic_fetch_add(&fake->steps, 1);
     atomic_fetch_sub(&fake->in_steps, 1);
     leave(engine);
@@ -385,14 +385,14 @@ mp_registry *fake_registry_of(mp_registry_config config) {
         config.memory_limit = 1000 * 1000 * 1000;
     if (!config.spin_ns)
         config.spin_ns = 1;
-    if (!config.queue_capacity[MP_TEXT_EMBEDDING][MP_LANE_INTERACTIVE])
-        config.queue_capacity[MP_TEXT_EMBEDDING][MP_LANE_INTERACTIVE] = 4;
+    if (!config.queue_capacity[MP_TEXT_EMBEDDING][MP_SERVICE_INTERACTIVE])
+        config.queue_capacity[MP_TEXT_EMBEDDING][MP_SERVICE_INTERACTIVE] = 4;
     MP_CHECK_OK(mp_registry_create(&config, &registry, &error), &error);
     return registry;
 }
 
-mp_registry *fake_registry(int lanes, uint64_t memory) {
-    return fake_registry_of((mp_registry_config){.lanes = lanes, .memory_limit = memory, .max_workers = 1});
+mp_registry *fake_registry(int threads, uint64_t memory) {
+    return fake_registry_of((mp_registry_config){.threads = threads, .memory_limit = memory, .max_workers = 1});
 }
 
 mp_ticket *fake_submit(mp_registry *registry, const char *key, fake_call *call, mp_status *status) {
@@ -471,7 +471,7 @@ void fake_destroy(mp_registry *registry) {
     mp_registry_close(registry, FAKE_MS(5000));
     mp_registry_get_stats(registry, &stats);
     MP_CHECK_INT(stats.memory_used, 0);
-    MP_CHECK_INT(stats.lanes_leased, 0);
+    MP_CHECK_INT(stats.threads_leased, 0);
     MP_CHECK_INT(stats.threads_created, stats.threads_joined);
     MP_CHECK_INT(stats.total_requests,
                  stats.completed + stats.errors + stats.timeouts + stats.cancelled + stats.queue_full_rejections);

@@ -125,7 +125,7 @@ static mp_request *make_call(kind kind) {
 
 static void check_text(const mp_text_request *call) {
     REQUIRE(call->cached_tokens >= 0 && call->cached_tokens <= call->n_prompt);
-    REQUIRE(call->capture.drawn <= call->choices[0].token_count + 1);
+    REQUIRE(call->capture.sampled <= call->choices[0].token_count + 1);
     for (int c = 0; c < call->n_choices; c++) {
         const mp_choice *choice = &call->choices[c];
         REQUIRE(choice->token_count <= MOST_TOKENS && choice->text_bytes <= choice->text_capacity);
@@ -171,7 +171,7 @@ static void serve(kind kind, int stage, const uint8_t *data, size_t size) {
     const bool text = kind == TEXT || kind == VISION || kind == FORMED;
     mp_item item = {.call = call, .total = text ? TOTAL : TEXTS};
     mp_item *items[1] = {&item};
-    mp_lease lease = {.lanes = 1};
+    mp_lease lease = {.threads = 1};
     mp_proxy_args args = {.kind = &no_kind, .capability = call->capability, .memory_bytes = 1 << 20,
                           .start_ns = 1000000, .stall_ns = 1};
     memset(&page, 0, sizeof page);
@@ -183,7 +183,7 @@ static void serve(kind kind, int stage, const uint8_t *data, size_t size) {
     if (status == MP_OK) {
         stage > 1 ? answer(&child, MP_FRAME_PLAN) : send(&child, MP_FRAME_PLAN, data, size);
         engine->ops->plan(engine, items, 1, 1000, &plan);
-        REQUIRE(plan.count == 1 && plan.items[0] == &item && plan.lanes >= 1);
+        REQUIRE(plan.count == 1 && plan.items[0] == &item && plan.threads >= 1);
         REQUIRE(plan.amount[0] > 0 || kind == VISION);
         for (int i = 0; i < 2 && !engine->lost(engine); i++) { /* step 2 starts from the state after step 1 */
             size_t chunk = i ? size - size / 2 : size / 2;

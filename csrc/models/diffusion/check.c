@@ -55,14 +55,14 @@ mp_status mp_diff_check(const mp_model *base, mp_request *call_base, uint64_t *c
     call->text_rows = (model->flux ? 0 : call->n_ids[MP_DIFF_CLIP_L]) + call->n_ids[MP_DIFF_T5];
     call->text_width = model->text_width;
     call->pooled_width = model->pooled_width;
-    const int64_t latents = (int64_t)call->n_pictures * call->channels * call->high * call->wide;
+    const int64_t latents = (int64_t)call->n_images * call->channels * call->high * call->wide;
     if (call->n_noise != latents)
         return mp_fail(error, MP_INVALID_ARGUMENT, "there are %lld latents, the model takes %lld: (%d, %d, %d, %d)",
-                       (long long)call->n_noise, (long long)latents, call->n_pictures, call->channels, call->high,
+                       (long long)call->n_noise, (long long)latents, call->n_images, call->channels, call->high,
                        call->wide);
     const int64_t rows = (int64_t)call->high * call->wide / (MP_DIFF_PATCH * MP_DIFF_PATCH);
-    const double gflop = mp_diff_gflop(model, call->text_rows, rows) * call->n_texts * call->n_steps * call->n_pictures;
+    const double gflop = mp_diff_gflop(model, call->text_rows, rows) * call->n_texts * call->n_steps * call->n_images;
     *cost_ns = (uint64_t)(gflop * (double)atomic_load_explicit(&model->gflop_ns, memory_order_relaxed)) + 1;
-    *total = (uint32_t)(call->n_pictures * (call->n_steps + 1));
+    *total = (uint32_t)(call->n_images * (call->n_steps + 1));
     return mp_image_generation_request_output(call, error);
 }

@@ -58,11 +58,11 @@ typedef struct mp_encoder_text { /* one text of a group */
 
 /* Scratch of a group of M rows whose longest text has T tokens. Lane scratch is per lane, shared scratch per group. */
 size_t mp_encoder_group_scratch(const mp_encoder *model, int M);
-size_t mp_encoder_lane_scratch(const mp_encoder *model, int T);
+size_t mp_encoder_thread_scratch(const mp_encoder *model, int T);
 /* Compute a group. All lanes of the region call it with the same group and shared scratch, each with lane scratch of
  * its own. Sets finite of every text. Bits do not depend on the grouping or the lanes. */
-void mp_encoder_forward(const mp_encoder *model, const mp_lane *lane, mp_encoder_text *texts, int count, int M,
-                        void *group_scratch, void *lane_scratch);
+void mp_encoder_forward(const mp_encoder *model, const mp_team_thread *thread, mp_encoder_text *texts, int count, int M,
+                        void *group_scratch, void *thread_scratch);
 /* Barriers of a pass, at most. */
 int mp_encoder_barriers(const mp_encoder *model);
 

@@ -121,9 +121,9 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
     for (int i = 0; i < plan->count; i++)
         texts += plan->amount[i];
     plan->together = texts == 1; /* else each lane has texts of its own */
-    plan->lanes = texts < 256 ? (int)texts : 256;
+    plan->threads = texts < 256 ? (int)texts : 256;
     if (plan->together)
-        plan->lanes = mp_lanes_worth(&engine->model->base.facts, planned, mp_encoder_barriers(engine->model));
+        plan->threads = mp_threads_worth(&engine->model->base.facts, planned, mp_encoder_barriers(engine->model));
     plan->cost_ns = (uint64_t)planned * token_ns;
 }
 
@@ -134,11 +134,11 @@ typedef struct step_run {
     mp_group_step step;
 } step_run;
 
-static void run_group(void *arg, const mp_lane *lane, const mp_group *group, int piece, void *lane_scratch) {
+static void run_group(void *arg, const mp_team_thread *thread, const mp_group *group, int piece, void *thread_scratch) {
     const step_run *run = arg;
     const encoder_engine *engine = run->engine;
-    mp_encoder_forward(engine->model, lane, engine->texts + group->first, group->count, group->rows,
-                       mp_group_scratch(&run->step, piece), lane_scratch);
+    mp_encoder_forward(engine->model, thread, engine->texts + group->first, group->count, group->rows,
+                       mp_group_scratch(&run->step, piece), thread_scratch);
 }
 
 static mp_status make_lists(encoder_engine *engine, int texts, mp_error *error) {
@@ -252,15 +252,15 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
         mp_engine_fail_all(plan, &error, outcomes);
         return;
     }
-    mp_groups_make(&engine->groups, texts, rows, lease->lanes, GROUP_TOKENS);
+    mp_groups_make(&engine->groups, texts, rows, lease->threads, GROUP_TOKENS);
     for (int t = 0; t < texts; t++)
         engine->texts[t].row = engine->groups.row0[t];
     step_run run = {.engine = engine,
                     .step = {.groups = &engine->groups,
                              .lease = lease,
-                             .together = texts == 1 && lease->lanes > 1, /* a single text is shared by all lanes */
+                             .together = texts == 1 && lease->threads > 1, /* a single text is shared by all lanes */
                              .group_bytes = mp_encoder_group_scratch(engine->model, engine->groups.most_rows),
-                             .lane_bytes = mp_encoder_lane_scratch(engine->model, longest),
+                             .thread_bytes = mp_encoder_thread_scratch(engine->model, longest),
                              .run = run_group}};
     run.step.arg = &run;
     if (mp_group_step_reserve(&run.step, &engine->arena, engine->budget, &engine->charged, &error) != MP_OK) {

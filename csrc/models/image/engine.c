@@ -166,9 +166,9 @@ static void plan_large(vit_engine *engine, large_image *large, uint64_t budget_n
     plan->items[plan->count] = large->item;
     plan->amount[plan->count++] = 1;
     plan->together = true;
-    const int lanes = mp_lanes_worth(&model->base.facts, image_rows(model, call, large->item->cursor),
-                                     10 * model->layer_count + 4);
-    plan->lanes = lanes > plan->lanes ? lanes : plan->lanes;
+    const int threads =
+        mp_threads_worth(&model->base.facts, image_rows(model, call, large->item->cursor), 10 * model->layer_count + 4);
+    plan->threads = threads > plan->threads ? threads : plan->threads;
 }
 
 /* As for texts: each item in turn is offered an equal share of the time that is left, and the first gets at least one
@@ -212,9 +212,9 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
         plan->amount[plan->count++] = taken;
     }
     plan->together = images == 1; /* else each lane has images of its own */
-    plan->lanes = images < 256 ? (int)images : 256;
+    plan->threads = images < 256 ? (int)images : 256;
     if (plan->together)
-        plan->lanes = mp_lanes_worth(&model->base.facts, planned, 10 * model->layer_count + 4);
+        plan->threads = mp_threads_worth(&model->base.facts, planned, 10 * model->layer_count + 4);
     if (large)
         plan_large(engine, large, budget_ns, plan);
 }
@@ -232,8 +232,8 @@ typedef struct step_run {
     _Atomic uint64_t ops;
 } step_run;
 
-static mp_vit_pass pass_of(const step_run *run, const mp_group *group, int piece) {
-    uint8_t *scratch = mp_group_scratch(&run->step, piece);
+static mp_vit_pass pass_of(const step_run *run, const mp_group *group, int slice) {
+    uint8_t *scratch = mp_group_scratch(&run->step, slice);
     const mp_vit_image *images = run->engine->images + group->first, *last = &images[group->count - 1];
     return (mp_vit_pass){
         .model = run->engine->model,
@@ -249,18 +249,18 @@ static mp_vit_pass pass_of(const step_run *run, const mp_group *group, int piece
     };
 }
 
-static void run_group(void *arg, const mp_lane *lane, const mp_group *group, int piece, void *lane_scratch) {
+static void run_group(void *arg, const mp_team_thread *thread, const mp_group *group, int slice, void *thread_scratch) {
     step_run *run = arg;
     mp_vit_pass own;
     mp_vit_pass *pass = &run->shared; /* one image, one group */
     if (!run->step.together) {
-        own = pass_of(run, group, piece);
+        own = pass_of(run, group, slice);
         pass = &own;
     }
-    mp_vit_lane l = {.lane = lane, .pass = pass, .own = lane_scratch};
+    mp_vit_thread l = {.thread = thread, .pass = pass, .own = thread_scratch};
     if (!mp_vit_forward(&l))
         atomic_store_explicit(&run->stopped, true, memory_order_relaxed);
-    if (lane->index == 0)
+    if (thread->index == 0)
         atomic_fetch_add_explicit(&run->ops, pass->ops, memory_order_relaxed);
 }
 
@@ -411,11 +411,11 @@ typedef struct large_run {
     bool done;
 } large_run;
 
-static void large_body(const mp_lane *lane, void *arg) {
+static void large_body(const mp_team_thread *thread, void *arg) {
     large_run *run = arg;
-    mp_vit_lane l = {.lane = lane, .pass = &run->pass, .own = run->own + (size_t)lane->index * run->own_bytes};
+    mp_vit_thread l = {.thread = thread, .pass = &run->pass, .own = run->own + (size_t)thread->index * run->own_bytes};
     const bool done = mp_vit_forward(&l);
-    if (lane->index == 0)
+    if (thread->index == 0)
         run->done = done;
 }
 
@@ -449,12 +449,12 @@ static uint64_t go_on(vit_engine *engine, mp_lease *lease, uint64_t start, mp_ou
     mp_vit_image image = describe(model, call, item->cursor, result_at(model, call, item->cursor));
     const uint64_t part_ops = mp_vit_part_ops(model);
     const int part_rows = mp_vit_part_rows(model, image.n, part_ops);
-    const size_t part = mp_vit_part_bytes(model, part_rows, 1), own = mp_vit_lane_scratch(model, image.n);
-    const size_t lanes = own * (size_t)lease->lanes;
+    const size_t part = mp_vit_part_bytes(model, part_rows, 1), own = mp_vit_thread_scratch(model, image.n);
+    const size_t threads = own * (size_t)lease->threads;
     mp_status status = begin_large(engine, large, image.n, &item->error);
     mp_arena_reset(&engine->arena);
     if (status == MP_OK)
-        status = mp_engine_reserve(&engine->arena, part + lanes, engine->budget, &engine->charged, &item->error);
+        status = mp_engine_reserve(&engine->arena, part + threads, engine->budget, &engine->charged, &item->error);
     if (status != MP_OK) {
         *outcome = others_begun(engine, large) ? MP_OUTCOME_WAIT_MEMORY : MP_OUTCOME_FAILED;
         return 0;
@@ -477,7 +477,7 @@ static uint64_t go_on(vit_engine *engine, mp_lease *lease, uint64_t start, mp_ou
                  .until_ns = mp_sys_after(start, engine->planned_ns),
                  .cursor = large->at},
     };
-    run.own = mp_arena_take(&engine->arena, lanes);
+    run.own = mp_arena_take(&engine->arena, threads);
     mp_lease_run(lease, large_body, &run);
     large->at = run.pass.cursor;
     large->ops += run.pass.ops;
@@ -505,17 +505,17 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
         return;
     }
     mp_groups *groups = &engine->groups;
-    mp_groups_make(groups, images, rows, lease->lanes, GROUP_ROWS);
+    mp_groups_make(groups, images, rows, lease->threads, GROUP_ROWS);
     place_images(engine);
     step_run run = {.engine = engine,
                     .state_bytes = mp_vit_state_bytes(engine->model, groups->most_rows),
                     .step = {.groups = groups,
                              .lease = lease,
-                             .together = images == 1 && lease->lanes > 1, /* a single image is shared by all lanes */
-                             .lane_bytes = mp_vit_lane_scratch(engine->model, longest),
+                             .together = images == 1 && lease->threads > 1, /* a single image is shared by all lanes */
+                             .thread_bytes = mp_vit_thread_scratch(engine->model, longest),
                              .run = run_group}};
     run.step.arg = &run;
-    run.part_ops = mp_vit_part_ops(engine->model) / (uint64_t)(run.step.together ? 1 : lease->lanes);
+    run.part_ops = mp_vit_part_ops(engine->model) / (uint64_t)(run.step.together ? 1 : lease->threads);
     run.part_rows = mp_vit_part_rows(engine->model, groups->most_rows, run.part_ops);
     run.step.group_bytes = run.state_bytes + mp_vit_part_bytes(engine->model, run.part_rows, groups->most_sequences);
     if (mp_group_step_reserve(&run.step, &engine->arena, engine->budget, &engine->charged, &error) != MP_OK) {

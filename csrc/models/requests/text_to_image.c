@@ -32,7 +32,7 @@ static void draw_usage(const mp_request *base, uint64_t *in, uint64_t *out) {
     *in = 0;
     for (int e = 0; e < MP_DRAW_ENCODERS; e++)
         *in += (uint64_t)call->n_ids[e] * (uint64_t)call->n_texts;
-    *out = (uint64_t)atomic_load_explicit(&call->pictures_done, memory_order_relaxed);
+    *out = (uint64_t)atomic_load_explicit(&call->images_done, memory_order_relaxed);
 }
 
 static bool draw_seen(const mp_request *base) {
@@ -91,7 +91,7 @@ int32_t mp_image_generation_previews_due(const mp_image_generation_request *call
     if (!call->n_previews)
         return 0;
     if (cursor >= mp_image_generation_steps(call))
-        return call->n_pictures * call->n_previews;
+        return call->n_images * call->n_previews;
     return (int32_t)cursor / call->n_steps * call->n_previews +
            (int32_t)cursor % call->n_steps / call->preview_every;
 }

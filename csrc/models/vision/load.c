@@ -9,7 +9,7 @@ enum { MAX_MERGE = 16, MAX_IMAGE_TOKEN = 1 << 24 };
 void mp_vision_destroy(mp_vision *vision) {
     if (!vision)
         return;
-    mp_free(vision->tower.layers);
+    mp_free(vision->image_encoder.layers);
     mp_free(vision);
 }
 
@@ -28,7 +28,7 @@ static mp_status read_hyper(mp_vision *vision, const mp_spec *spec, mp_error *er
 /* The first layer's outputs are the file's to say when there is a second. */
 static mp_status read_projector(mp_vision *vision, mp_builder *builder, mp_error *error) {
     const mp_weights *weights = builder->weights;
-    int32_t inputs = vision->tower.hidden * vision->merge * vision->merge, inner = vision->width;
+    int32_t inputs = vision->image_encoder.hidden * vision->merge * vision->merge, inner = vision->width;
     const char *bias0 = mp_weights_has(weights, "mm.0.bias") ? "mm.0.bias" : NULL;
     const char *bias2 = mp_weights_has(weights, "mm.2.bias") ? "mm.2.bias" : NULL;
     bool two = mp_weights_has(weights, "mm.2.weight");
@@ -63,15 +63,16 @@ mp_status mp_vision_read(const mp_load_args *args, mp_builder *builder, int32_t 
                             "%s", name);
     mp_compute compute = builder->compute;
     builder->compute = mp_float_class(args->compute);
-    mp_status status = mp_vit_read(&vision->tower, builder, args->spec, arch->flags, norm, error);
+    mp_status status = mp_vit_read(&vision->image_encoder, builder, args->spec, arch->flags, norm, error);
     if (status == MP_OK)
         status = read_projector(vision, builder, error);
     builder->compute = compute;
     if (status != MP_OK)
         return status;
-    if ((!vision->tower.axial && vision->tower.grid % vision->merge) || (vision->keep_class && vision->merge > 1))
+    if ((!vision->image_encoder.axial && vision->image_encoder.grid % vision->merge) ||
+        (vision->keep_class && vision->merge > 1))
         return mp_fail_file(error, MP_FORMAT, mp_spec_origin(args->spec), -1, "mpool.vision.merge",
-                            "a divisor of the patches a side", "%d of %d", vision->merge, vision->tower.grid);
+                            "a divisor of the patches a side", "%d of %d", vision->merge, vision->image_encoder.grid);
     return MP_OK;
 }
 
@@ -132,9 +133,9 @@ void mp_vision_footprint(const mp_spec *spec, mp_compute compute, uint64_t *mode
 /* ---- calls ------------------------------------------------------------------------------------------------------- */
 
 int32_t mp_vision_rows(const mp_vision *vision, int32_t height, int32_t width) {
-    const mp_vit *tower = &vision->tower;
-    const int32_t side = tower->grid * tower->patch, unit = tower->patch * vision->merge;
-    if (!tower->any_size && (height != side || width != side))
+    const mp_vit *image_encoder = &vision->image_encoder;
+    const int32_t side = image_encoder->grid * image_encoder->patch, unit = image_encoder->patch * vision->merge;
+    if (!image_encoder->any_size && (height != side || width != side))
         return 0;
     if (height < unit || width < unit || height % unit || width % unit)
         return 0;
@@ -142,16 +143,17 @@ int32_t mp_vision_rows(const mp_vision *vision, int32_t height, int32_t width) {
 }
 
 static mp_status check_tiles(const mp_vision *vision, const mp_text_images *images, mp_error *error) {
-    const mp_vit *tower = &vision->tower;
+    const mp_vit *image_encoder = &vision->image_encoder;
     for (int32_t t = 0; t < images->n_tiles; t++) {
         int32_t height = images->sizes[2 * t], width = images->sizes[2 * t + 1];
         if (mp_vision_rows(vision, height, width) == 0)
             return mp_fail(error, MP_INVALID_ARGUMENT, "tile %d is %d x %d pixels, the model takes %s of %d", t, width,
-                           height, tower->any_size ? "multiples" : "squares",
-                           (tower->any_size ? vision->merge : tower->grid) * tower->patch);
-        if ((int64_t)(height / tower->patch) * (width / tower->patch) > MP_VISION_MOST_PATCHES)
+                           height, image_encoder->any_size ? "multiples" : "squares",
+                           (image_encoder->any_size ? vision->merge : image_encoder->grid) * image_encoder->patch);
+        if ((int64_t)(height / image_encoder->patch) * (width / image_encoder->patch) > MP_VISION_MOST_PATCHES)
             return mp_fail(error, MP_LIMIT, "tile %d has %lld patches, allowed: %d", t,
-                           (long long)(height / tower->patch) * (width / tower->patch), (int)MP_VISION_MOST_PATCHES);
+                           (long long)(height / image_encoder->patch) * (width / image_encoder->patch),
+                           (int)MP_VISION_MOST_PATCHES);
     }
     return MP_OK;
 }
@@ -173,12 +175,12 @@ static mp_status check_run(const mp_vision *vision, const mp_text_images *images
 }
 
 static uint64_t most_parts(const mp_vision *vision, const mp_text_images *images) {
-    const mp_vit *tower = &vision->tower;
+    const mp_vit *image_encoder = &vision->image_encoder;
     uint64_t parts = 0;
     for (int32_t t = 0; t < images->n_tiles; t++) {
         const int32_t height = images->sizes[2 * t], width = images->sizes[2 * t + 1];
-        parts += mp_vit_image_parts(tower, height / tower->patch, width / tower->patch) +
-                 (uint64_t)(mp_vision_rows(vision, height, width) / tower->grain + 1);
+        parts += mp_vit_image_parts(image_encoder, height / image_encoder->patch, width / image_encoder->patch) +
+                 (uint64_t)(mp_vision_rows(vision, height, width) / image_encoder->grain + 1);
     }
     return parts;
 }
