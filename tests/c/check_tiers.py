@@ -177,7 +177,7 @@ def check_include(csrc: Path, path: Path, folder: str, number: int, line: str, r
         report.add(path, number, f'"{target}" is no path below csrc')
         return
     other = folder_of(target)
-    if other == "models/requests" and target.endswith(".def") and folder in READ_SCHEMAS:
+    if folder in READ_SCHEMAS and re.fullmatch(r"models/requests/(.*\.def|schema\.h)", target):
         return
     if other != folder and other not in MAY_INCLUDE[folder]:
         report.add(path, number, f'{folder} may not include {other} ("{target}"): only lower tiers')
