@@ -64,7 +64,7 @@ def images_of(images: Any, most: int,
         raise InvalidArgument(param="images", got=_kind(images),
                               allowed=f"{_INPUTS}, or a list of them")
     if len(images) > most:
-        raise LimitError(f"images has {len(images):,} images, one call takes at most {most:,}",
+        raise LimitError(f"`images` must hold at most {most:,} images, got {len(images):,}", param="images",
                          hint=hint)
     return list(images)
 
@@ -138,8 +138,8 @@ def _of_text(text: str, name: str, allow_urls: bool, timeout: float | None) -> b
 
 def _of_base64(text: str, name: str) -> bytes:
     if len(text) > MAX_BYTES // 3 * 4 + 4:
-        raise InvalidArgument(param=name, got=f"more than {MAX_BYTES >> 20} MiB",
-                              allowed=f"at most {MAX_BYTES >> 20} MiB")
+        raise InvalidArgument(param=name, got=f"more than {MAX_BYTES:,} bytes",
+                              allowed=f"at most {MAX_BYTES:,} bytes")
     try:
         return base64.b64decode("".join(text.split()), validate=True)
     except (binascii.Error, ValueError):
