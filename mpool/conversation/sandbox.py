@@ -83,7 +83,7 @@ class Budget:
 class _Namespace(jinja2.utils.Namespace):
     """``namespace()`` without names that begin with an underscore."""
 
-    def __init__(*args: Any, **kwargs: Any) -> None:  # so that an attribute may be called self
+    def __init__(*args: Any, **kwargs: Any) -> None:  # allows an attribute named self
         self, args = args[0], args[1:]
         attributes = dict(*args, **kwargs)
         for name in attributes:

@@ -73,7 +73,7 @@ class Calls:
         self._step: Callable[[], bool] = \
             self._beginning if framed and not form.leads else \
             self._leading if form.leads or form.bare else self._reading
-        self._text = ""  # what was not given yet; of a call that is not certain yet, all
+        self._text = ""  # text not returned yet; for an uncertain call, all of it
         self._gap = ""  # spaces before it
         self._bared = False  # calls have no marks, though the form has
         self._last = False

@@ -73,7 +73,7 @@ def _capped(kv: Fields, key: str, cap: int, what: str, default: int | None = Non
 
 
 def check_layers(table: Fields, name: str) -> None:
-    """Raises FormatError or LimitError unless a model may have so many layers: before anything is listed by layer."""
+    """Raises FormatError or LimitError unless the number of layers is allowed: before anything is listed by layer."""
     _capped(table, f"{name}.block_count", MAX_LAYERS, "layers")
 
 

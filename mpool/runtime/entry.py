@@ -48,7 +48,7 @@ class Entry:
         self.plans: dict[Any, Any] = {}
         self._capability = capability
         self._towers: dict[str, Entry] = {}  # the model's other networks, by capability; see tower()
-        self._main: Entry | None = None  # of which this is one
+        self._main: Entry | None = None  # the entry that this network belongs to
         self._lock = threading.RLock()
         self._description: ModelDescription | None = None
         self._tokenizer: Tokenizer | None = None
@@ -150,7 +150,7 @@ class Entry:
         self._require_unchanged()
         spec = description.spec
         rows = spec.kv.get(f"{spec.architecture}.vocab_size")
-        if isinstance(rows, int):  # pipelines that make pictures have encoders with rows of their own
+        if isinstance(rows, int):  # text encoders of image-generation pipelines have their own vocabulary sizes
             tokenizer.fit(rows, file=description.tokenizer.json_path)
         # the vocabulary as the file has it: tens of megabytes that are not needed again
         self._description, self._vocab = replace(description, tokenizer=None), None

@@ -2,7 +2,7 @@
 
 They are encoders with a head: the state of the first token (or the mean of all), linear layers, one number. In the core
 that is a pooling with dense layers, so the score is a vector of one component. What the head is made of is in the row
-of the family; what is done to its logit is told by the folder, as for sentence-transformers' CrossEncoder
+of the family; the folder names the activation of its logit, as for sentence-transformers' CrossEncoder
 (https://sbert.net/docs/cross_encoder/usage/usage.html), whose default is the logistic function.
 
 Others are models of text that are asked whether a document answers a query (Qwen3-Reranker, arXiv:2506.05176): the
