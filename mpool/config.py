@@ -46,26 +46,25 @@ class PoolConfig:
     Attributes:
         threads: number of compute threads; 0: ``MPOOL_THREADS``, else the CPUs available to this process.
         memory_bytes: limit for models, caches and queues together, in bytes; 0: ``MPOOL_MEMORY_MB``, else a share of
-        the memory of the machine or its cgroup. To load a model that does not fit, idle models are unloaded, the least
-        recently used first. Models that are in use, pinned or have not served yet stay.
+            the memory of the machine or its cgroup. To load a model that does not fit, idle models are unloaded, the
+            least recently used first. Models that are in use, pinned or have not served yet stay.
         step_budget: seconds that one compute step may take while other requests wait; 0: ``MPOOL_STEP_BUDGET_MS``.
         load_timeout: seconds without progress after which loading a model is aborted.
         load_ceiling: maximum seconds for loading a model.
         stall_timeout: seconds without progress in a compute step after which a worker is abandoned: its requests fail
-        with RecvError, and a new worker replaces it.
+            with RecvError, and a new worker replaces it.
         shutdown_grace: seconds that :meth:`mpool.Pool.close` and the interpreter's exit wait for running requests.
         request_timeout: seconds without a result or progress after which a request fails with Timeout; None: no limit.
-        A request that makes progress may take any time; use the request's own ``timeout`` for a deadline.
+            A request that makes progress may take any time; use the request's own ``timeout`` for a deadline.
         keep_alive: how long idle workers, and finally their model, stay loaded: seconds, or as Ollama writes it, "5m",
-        "1h30m"; 0: unload at once; -1: for ever. :func:`mpool.load` and requests can override it for a model.
+            "1h30m"; 0: unload at once; -1: for ever. :func:`mpool.load` and requests can override it for a model.
         maintenance_interval: maximum seconds between two maintenance runs; earlier deadlines are kept.
         max_workers_per_model: a model starts with two workers, if memory allows, and gets more while all are busy and
-        requests wait, up to this number and the number of CPUs.
+            requests wait, up to this number and the number of CPUs.
         policy: how a worker is chosen for a request, for all capabilities or by capability: ``"shared"`` (any idle
-        worker; default for image embedding), ``"pack"`` (the first worker with room, so that one pass over the weights
-        serves many streams; default for text, and for image generation, where each further worker would load the
-        networks again), ``"p2c"`` (the less loaded of two at random;
-            default for embeddings of texts),
+            worker; default for image embedding), ``"pack"`` (the first worker with room, so that one pass over the
+            weights serves many streams; default for text, and for image generation, where each further worker would
+            load the networks again), ``"p2c"`` (the less loaded of two at random; default for embeddings of texts),
             ``"sequential"`` (one request at a time per worker). None: the defaults.
         batch_wait: seconds, at most 0.002, that a worker without work waits for more calls to batch.
         embed_queue_capacity: embedding calls of one text that may wait, a model; further callers wait outside, save
@@ -76,7 +75,7 @@ class PoolConfig:
         vision_queue_capacity: the same for calls with images and text.
         image_embed_queue_capacity: the same for image embedding.
         breaker_threshold: faults of a model's workers within ``breaker_window`` that open its circuit breaker; 0:
-        never.
+            never.
         breaker_window: seconds.
         breaker_rest: seconds during which requests fail with CircuitOpen; then trial requests are admitted.
         isolation: where workers run. ``"thread"``: in threads of this process. ``"process"``: each in a process of its
@@ -84,8 +83,8 @@ class PoolConfig:
             Its requests are retried once (generation continues at the same token), then they raise RecvError. Linux
             only. :func:`mpool.load` and :func:`mpool.register` can override it for a model.
         process_memory: bytes that such a process may use for caches, scratch and requests; 0: four times the initial
-        use of a worker in a thread, for vision models plus the bytes of one image. It is reserved from ``memory_bytes``
-        while the process lives.
+            use of a worker in a thread, for vision models plus the bytes of one image. It is reserved from
+            ``memory_bytes`` while the process lives.
         fail_fast: calls into a full queue raise Overloaded instead of waiting, unless they say otherwise.
         max_embed_inputs: texts that one :func:`mpool.embed` takes; :func:`mpool.embed_iter` takes any number.
         offline: True: never download; False: allowed; None: as ``MPOOL_OFFLINE`` and ``HF_HUB_OFFLINE`` say.

@@ -67,7 +67,7 @@ class Format:
         is_json: the text can be parsed.
         model: the pydantic class that was given, if one was.
         running: creates the tracker of one completion that may be text; it tells where the previous mask is still
-        valid.
+            valid.
         tokenizer: the tokenizer, held for the matcher, which keeps only a weak reference.
         param: name of the option that wants it.
     """

@@ -37,7 +37,7 @@ def command() -> tuple[str, ...]:
 
     Raises:
         SpawnFailed: the Python executable is unknown, or it is another program: a frozen application (PyInstaller,
-        cx_Freeze) or one that embeds Python would start itself again.
+            cx_Freeze) or one that embeds Python would start itself again.
     """
     from .. import _core
 
