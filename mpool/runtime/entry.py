@@ -6,16 +6,13 @@ entry in the core, loaded when a request first asks for it.
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..checks import one_of
+from ..checks import one_of, shown
 from ..errors import IntegrityError, InvalidArgument, MpoolError, WrongCapability
-from ..models.files import changed
-from ..models.json_strict import shorten
 from ..names import COMPUTE as COMPUTE
 from . import isolation as _isolated
 
@@ -200,6 +197,8 @@ class Entry:
     def changed(self, folders: bool = False) -> str | None:
         """The first file that changed since it was read, with ``folders`` also a folder whose names changed; None: none
         changed."""
+        from ..models.files import changed
+
         description = self._description
         return None if description is None else changed(description.stamps, folders)
 
@@ -271,6 +270,8 @@ class Entry:
         name = self.key if self._main is None else f"{self.key} {self._capability}"
         key = name if compute == "auto" else f"{name} ({compute})"
         if len(key.encode()) > _MAX_KEY:
+            import hashlib
+
             key = "..." + hashlib.sha256(key.encode()).hexdigest()[:12] + key[-_MAX_KEY // 2:]
         spec = _core.Spec(description.spec.architecture)
         for path in description.spec.files:
@@ -385,4 +386,4 @@ def _override_image(found: ModelDescription, settings: Mapping[str, Any]) -> Mod
 
 
 def _refused(found: ModelDescription, name: str, settings: Mapping[str, Any], allowed: str) -> InvalidArgument:
-    return InvalidArgument(param=name, got=shorten(repr(settings[name])), allowed=allowed, key=found.key)
+    return InvalidArgument(param=name, got=shown(settings[name]), allowed=allowed, key=found.key)
