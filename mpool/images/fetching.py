@@ -44,8 +44,8 @@ class _Deadline:
 
 
 def _resolved(host: str, port: int, deadline: _Deadline) -> list[Any]:
-    """Addresses of a host. The system's resolver knows no timeout, so that a thread waits for it, left behind if it
-    takes too long."""
+    """Addresses of a host. The system's resolver has no timeout: a thread waits for it and is abandoned at the
+    deadline."""
     found: list[Any] = []
 
     def ask() -> None:

@@ -71,7 +71,7 @@ def images_of(images: Any, most: int,
 
 def read_image(image: Any, name: str = "image", *, allow_urls: bool = False,
                timeout: float | None = None) -> Image:
-    """An image as Pillow has it: RGB, upright, decoded.
+    """Reads an image as a Pillow image: RGB, upright, decoded.
 
     Transparency is put onto white, as transformers does; CMYK, palettes, grey and 16 bits become RGB.
 
@@ -222,7 +222,7 @@ def _decoded(image: Image, name: str, given: bool = False) -> Image:
             image.load()
         try:
             turned = ImageOps.exif_transpose(image)
-        except Exception:  # notes of a camera that cannot be read turn nothing
+        except Exception:  # unreadable EXIF data: no rotation
             turned = image
         found = _rgb(turned, name)
     except MpoolError:

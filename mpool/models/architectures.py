@@ -275,7 +275,7 @@ def map_folder(row: Architecture, size: Mapping[str, int], tensors: Mapping[str,
 
 
 def _modern(name: str) -> str:
-    """Name of a tensor today: the first BERT checkpoints called a norm's weight and bias gamma and beta."""
+    """Current name of a tensor: the first BERT checkpoints named a norm's weight and bias gamma and beta."""
     if name.endswith("LayerNorm.gamma"):
         return name[:-len("gamma")] + "weight"
     return name[:-len("beta")] + "bias" if name.endswith("LayerNorm.beta") else name

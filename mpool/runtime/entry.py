@@ -101,7 +101,7 @@ class Entry:
         if self._capability == capability or self.capability == capability:
             return self
         if self.capability == "vision" and capability == "text_to_text":
-            return self  # a conversation need not have images
+            return self  # a vision model also serves conversations without images
         if self.capability != "image_embedding":
             return None  # no others have towers: nothing is fetched to say so
         found = self._towers.get(capability)

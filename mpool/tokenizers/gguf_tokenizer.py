@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _ASCII_SPACES = " \t\n\v\f\r"
 
-#: Times that parts serve before the whole is built without anybody asking for it.
+#: Number of partial tokenizers served before the whole one is built in the background.
 MOST_USES = 4
 
 _building = threading.Lock()

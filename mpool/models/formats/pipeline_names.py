@@ -169,7 +169,7 @@ class Transformer:
 
     @property
     def patch(self) -> int:
-        """Latents of a row: two by two, of every channel."""
+        """Latents per row of the transformer: 2 x 2 pixels of every channel."""
         return 4 * self.channels
 
 

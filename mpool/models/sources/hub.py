@@ -433,7 +433,7 @@ def _bar_class(progress: Progress) -> Any:
         return tqdm
 
     class Bars(tqdm):  # type: ignore[misc,valid-type]
-        """Bars that are always, or never, shown."""
+        """A class of progress bars that are always, or never, shown."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             kwargs["disable"] = not progress
