@@ -104,7 +104,7 @@ def test_single_or_list(tmp_path: Path) -> None:
     for wrong in ({"a": one}, {1, 2}, 5, None, iter([one]), np.zeros(3), np.zeros((2, 2, 2, 2, 2))):
         with pytest.raises(InvalidArgument, match="^`images` must be "):
             images_of(wrong, 4)
-    with pytest.raises(LimitError, match="5 images, one call takes at most 4"):
+    with pytest.raises(LimitError, match="`images` must hold at most 4 images, got 5"):
         images_of([one] * 5, 4)
 
 
