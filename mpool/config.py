@@ -44,46 +44,46 @@ class PoolConfig:
     """Options of a :class:`mpool.Pool`. Immutable; checked when made.
 
     Attributes:
-        threads: compute threads in all; 0: ``MPOOL_THREADS``, else the CPUs this process may use.
+        threads: number of compute threads; 0: ``MPOOL_THREADS``, else the CPUs available to this process.
         memory_bytes: limit for models, caches and queues together, in bytes; 0: ``MPOOL_MEMORY_MB``, else a share of
-            what the machine or its cgroup offers. For a model that does not fit beside the others, models without work
-            are unloaded, the coldest first; what is in use, pinned or has not served yet stays.
-        step_budget: seconds that one step of computing may take while other calls wait; 0: ``MPOOL_STEP_BUDGET_MS``.
-        load_timeout: seconds without a sign of progress after which a load is given up.
-        load_ceiling: seconds that a load may take in all.
-        stall_timeout: seconds without a sign of life in a step of computing after which a worker counts as dead: its
-            calls fail with RecvError, another one takes its place.
-        shutdown_grace: seconds that :meth:`mpool.Pool.close` and the interpreter's exit give to calls in flight.
-        request_timeout: seconds without a result or progress after which a call fails with Timeout; None: no limit. A
-            call that gets on may take any time; a deadline is the ``timeout`` of the call itself.
-        keep_alive: how long workers, and at last their model, stay without work: seconds, or as Ollama writes it,
-            "5m", "1h30m"; 0: not at all; -1: for ever. :func:`mpool.load` and calls may say otherwise for a model.
-        maintenance_interval: seconds between looks at memory; what is due earlier is done earlier.
-        max_workers_per_model: a model starts with two, if there is memory for two, and gets more while all are busy
-            and calls wait, as far as there are CPUs.
-        policy: which worker takes a call, for all capabilities or by capability: ``"shared"`` (whoever has no work;
-            default for embeddings of images), ``"pack"`` (the first that has room, so that one pass over the weights
-            serves many streams; default for text, and for pictures, of which one worker draws one after the other:
-            with several each would load the networks of the others), ``"p2c"`` (the less loaded of two at random;
-            default for embeddings of texts),
-            ``"sequential"`` (one call at a time a worker). None: the defaults.
+            the memory of the machine or its cgroup. To load a model that does not fit, idle models are unloaded, the
+            least recently used first. Models that are in use, pinned or have not served yet stay.
+        step_budget: seconds that one compute step may take while other requests wait; 0: ``MPOOL_STEP_BUDGET_MS``.
+        load_timeout: seconds without progress after which loading a model is aborted.
+        load_ceiling: maximum seconds for loading a model.
+        stall_timeout: seconds without progress in a compute step after which a worker is abandoned: its requests fail
+            with RecvError, and a new worker replaces it.
+        shutdown_grace: seconds that :meth:`mpool.Pool.close` and the interpreter's exit wait for running requests.
+        request_timeout: seconds without a result or progress after which a request fails with Timeout; None: no limit.
+            A request that makes progress may take any time; use the request's own ``timeout`` for a deadline.
+        keep_alive: how long idle workers, and finally their model, stay loaded: seconds, or as Ollama writes it, "5m",
+            "1h30m"; 0: unload at once; -1: for ever. :func:`mpool.load` and requests can override it for a model.
+        maintenance_interval: maximum seconds between two maintenance runs; earlier deadlines are kept.
+        max_workers_per_model: a model starts with two workers, if memory allows, and gets more while all are busy and
+            requests wait, up to this number and the number of CPUs.
+        policy: how a worker is chosen for a request, for all capabilities or by capability: ``"shared"`` (any idle
+            worker; default for image embedding), ``"pack"`` (the first worker with room, so that one pass over the
+            weights serves many streams; default for text, and for image generation, where each further worker would
+            load the networks again), ``"p2c"`` (the less loaded of two at random; default for embeddings of texts),
+            ``"sequential"`` (one request at a time per worker). None: the defaults.
         batch_wait: seconds, at most 0.002, that a worker without work waits for more calls to batch.
         embed_queue_capacity: embedding calls of one text that may wait, a model; further callers wait outside, save
             for :func:`mpool.submit` and calls with ``fail_fast``, which raise Overloaded.
-        batch_queue_capacity: the same for embedding calls of many texts.
+        batch_queue_capacity: the same for embedding requests of many texts.
         prompt_queue_capacity: the same for text generation.
         image_gen_queue_capacity: the same for image generation.
         vision_queue_capacity: the same for calls with images and text.
         image_embed_queue_capacity: the same for image embedding.
-        breaker_threshold: faults of a model's workers within ``breaker_window`` that make it rest; 0: never.
+        breaker_threshold: faults of a model's workers within ``breaker_window`` that open its circuit breaker; 0:
+            never.
         breaker_window: seconds.
-        breaker_rest: seconds during which calls fail with CircuitOpen; then a few are let through on trial.
+        breaker_rest: seconds during which requests fail with CircuitOpen; then trial requests are admitted.
         isolation: where workers run. ``"thread"``: in threads of this process. ``"process"``: each in a process of its
-            own, over the same weights in memory: one that crashes, is killed or stands still takes nobody with it; the
-            calls it computed for are tried once more (answers go on with the token they were at), then they raise
-            RecvError. Linux. :func:`mpool.load` and :func:`mpool.register` may say otherwise for a model.
-        process_memory: bytes that such a process may use for caches, scratch and calls; 0: four times what a worker in
-            a thread starts with, for models that read images beside what one image takes. It is set aside from
+            own, over the same weights in memory: a worker that crashes, is killed or hangs does not affect the others.
+            Its requests are retried once (generation continues at the same token), then they raise RecvError. Linux
+            only. :func:`mpool.load` and :func:`mpool.register` can override it for a model.
+        process_memory: bytes that such a process may use for caches, scratch and requests; 0: four times the initial
+            use of a worker in a thread, for vision models plus the bytes of one image. It is reserved from
             ``memory_bytes`` while the process lives.
         fail_fast: calls into a full queue raise Overloaded instead of waiting, unless they say otherwise.
         max_embed_inputs: texts that one :func:`mpool.embed` takes; :func:`mpool.embed_iter` takes any number.

@@ -116,7 +116,7 @@ class Choice:
         text: the answer, without the stop string.
         finish_reason: see :data:`FinishReason`.
         stop: the stop string (str) or stop token (int) that ended it; None if the model ended the completion, or its
-        length did.
+            length did.
         token_ids: ids of the generated tokens, without the one that ended it.
         logprobs: one an id, if asked for.
         reasoning: for a chat, the model's reasoning before its answer, if its format separates the two; else

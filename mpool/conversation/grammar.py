@@ -67,7 +67,7 @@ class Format:
         is_json: the text can be parsed.
         model: the pydantic class that was given, if one was.
         running: creates the tracker of one completion that may be text; it tells where the previous mask is still
-        valid.
+            valid.
         tokenizer: the tokenizer, held for the matcher, which keeps only a weak reference.
         param: name of the option that wants it.
     """
@@ -244,9 +244,11 @@ def _schema(schema: Any) -> str:
 
 def _bound(what: str, chars: int, depth: int) -> None:
     if chars > MAX_CHARS:
-        raise LimitError(f"{what} has {chars:,} characters, the limit is {MAX_CHARS:,}")
+        raise LimitError(f"{what} has {chars:,} characters, the limit is {MAX_CHARS:,}", param="response_format",
+                         got=f"{chars:,} characters", allowed=f"at most {MAX_CHARS:,} characters")
     if depth > MAX_DEPTH:
-        raise LimitError(f"{what} is nested more than {MAX_DEPTH} deep")
+        raise LimitError(f"{what} is nested more than {MAX_DEPTH} deep", param="response_format",
+                         allowed=f"nested at most {MAX_DEPTH} deep")
 
 
 def _depth(value: Any) -> int:
@@ -256,7 +258,8 @@ def _depth(value: Any) -> int:
         level = [inner for outer in level if isinstance(outer, (Mapping, list, tuple))
                  for inner in (outer.values() if isinstance(outer, Mapping) else outer)]
         if len(level) > MAX_CHARS:
-            raise LimitError(f"the JSON schema has more than {MAX_CHARS:,} parts")
+            raise LimitError(f"the JSON schema has more than {MAX_CHARS:,} parts", param="response_format",
+                             allowed=f"at most {MAX_CHARS:,} parts")
         depth += 1
     return depth
 

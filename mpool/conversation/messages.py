@@ -39,7 +39,7 @@ def check_messages(messages: Any, images: list[Any] | None = None) -> list[dict[
         if not isinstance(role, str) or role not in ROLES:
             refuse(f"{where}.role", role, "one of " + ", ".join(ROLES), hint=_SHAPE)
         if _given(message.get("images")) and images is None:
-            raise Unsupported(f"{where} has images; this model reads text only")
+            raise Unsupported(f"`{where}` has images; this model supports text only", param=f"{where}.images")
         content = _content(where, message, role, images)
         chars += sum(len(part.get("text", "")) for part in content) if isinstance(content, list) \
             else len(content or "")
@@ -76,7 +76,8 @@ def _content(where: str, message: Mapping[str, Any], role: str,
         for at, part in enumerate(content):
             kind = part.get("type") if isinstance(part, Mapping) else None
             if kind in ("image", "image_url", "input_image", "input_audio", "audio", "video", "file"):
-                raise Unsupported(f"{where}.content[{at}] is of type {kind}; this model reads text only")
+                raise Unsupported(f"`{where}.content[{at}]` is of type {kind}; this model supports text only",
+                                  param=f"{where}.content[{at}]")
             text = part.get("text") if kind in ("text", "input_text") else part
             if not isinstance(text, str):
                 refuse(f"{where}.content[{at}]", part, 'a text or {"type": "text", "text": ...}')
@@ -111,7 +112,8 @@ def _parts(where: str, message: Mapping[str, Any], role: str, images: list[Any])
             parts.append({"type": "image"})
             continue
         if kind in ("input_audio", "audio", "video", "file"):
-            raise Unsupported(f"{where}.content[{at}] is of type {kind}; this model reads text and images only")
+            raise Unsupported(f"`{where}.content[{at}]` is of type {kind}; this model supports text and images only",
+                              param=f"{where}.content[{at}]")
         text = part.get("text") if kind in ("text", "input_text") else part
         if not isinstance(text, str):
             refuse(f"{where}.content[{at}]", part,

@@ -116,7 +116,7 @@ class Thoughts(Splitter):
         else:
             keep = 0 if last else _held(found, (_CLOSE,))
             found = found[:len(found) - keep]
-            found = found.rstrip("\n")  # what stands before the end is known when something follows
+            found = found.rstrip("\n")  # text before the end is decided only when more text follows
             self._text = "" if last else self._text[len(found):]
         self._said = self._said or bool(found)
         return found
@@ -138,7 +138,7 @@ class Harmony(Splitter):
         self._first = True
         self._answers = False  # the message at hand is for the reader
         self._said = [False, False]  # thoughts, answer
-        self._apart = False  # of the message before, of the same kind
+        self._apart = False  # separates this message from the previous one of the same kind
 
     def feed(self, text: str, last: bool = False) -> tuple[str, str]:
         self._text += text
@@ -202,9 +202,9 @@ class HarmonyCalls(Harmony):
 
     def __init__(self) -> None:
         super().__init__()
-        self._start = ""  # of a call whose content has not begun
+        self._start = ""  # header of a call whose content has not begun
         self._calls = False
-        self._extent: JsonExtent | None = None  # of arguments: words in them end nothing
+        self._extent: JsonExtent | None = None  # in arguments, markers end nothing
 
     def _address(self, head: str) -> None:
         to = _FUNCTION.search(head)

@@ -29,7 +29,7 @@ class RunningText:
         if self._over:
             return None
         text = self._tail + b"".join(map(self._bytes_of, ids))
-        if not self._begun:  # what an answer may begin with can be something else within it
+        if not self._begun:  # the start of a completion has a meaning of its own inside the text
             self._tail = text
             start = text.lstrip()
             squeezed = b"".join(text.split())

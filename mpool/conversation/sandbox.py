@@ -33,7 +33,7 @@ from jinja2.exceptions import SecurityError
 
 from ..tokenizers import limits
 
-#: Widest padding and deepest indentation that a template may ask for.
+#: Maximum padding and indentation of a template's filters.
 _MAX_WIDTH = 10_000
 #: Longest integer that arithmetic may make.
 _MAX_INT_BITS = 4096
@@ -83,7 +83,7 @@ class Budget:
 class _Namespace(jinja2.utils.Namespace):
     """``namespace()`` without names that begin with an underscore."""
 
-    def __init__(*args: Any, **kwargs: Any) -> None:  # so that an attribute may be called self
+    def __init__(*args: Any, **kwargs: Any) -> None:  # allows an attribute named self
         self, args = args[0], args[1:]
         attributes = dict(*args, **kwargs)
         for name in attributes:
@@ -187,7 +187,7 @@ _ALLOWED_NODES = frozenset((
 
 
 class TemplateTooLarge(Exception):
-    """A template has more nodes than it may; the message says how many it may."""
+    """A template has too many nodes; the message states the limit."""
 
 
 class ForbiddenNode(Exception):

@@ -155,7 +155,7 @@ class ChatTemplate:
         return self._places
 
     def _data(self, messages: Any, tools: Any, documents: Any, variables: Mapping[str, Any]) -> dict[str, Any]:
-        """Everything a caller gave, as fresh plain data."""
+        """The caller's input, copied to plain data."""
         for name in variables:
             if name in _RESERVED or name.startswith("_"):
                 raise InvalidArgument(f"`{name}` cannot be passed to a chat template", param=name,
@@ -323,7 +323,7 @@ def _dicts(values: list[Any], name: str) -> list[Any]:
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    """Puts a message's reasoning under every name that templates read it by."""
+    """Copies a message's reasoning to every key that templates read."""
     reasoning = next((message[name] for name in _REASONING if message.get(name) is not None), None)
     return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
 

@@ -73,7 +73,7 @@ class Calls:
         self._step: Callable[[], bool] = \
             self._beginning if framed and not form.leads else \
             self._leading if form.leads or form.bare else self._reading
-        self._text = ""  # what was not given yet; of a call that is not certain yet, all
+        self._text = ""  # text not returned yet; for an uncertain call, all of it
         self._gap = ""  # spaces before it
         self._bared = False  # calls have no marks, though the form has
         self._last = False
@@ -117,7 +117,7 @@ class Calls:
             self._said = self._spoken = True
 
     def _beginning(self) -> bool:
-        """The first mark, or text to the end."""
+        """Parses up to the first marker, or the rest as text."""
         text, mark = self._text.lstrip(), self._form.mark
         if text.startswith(mark):
             self._text = text
@@ -127,7 +127,7 @@ class Calls:
         return self._to(self._speaking)
 
     def _speaking(self) -> bool:
-        """Text to the end."""
+        """Parses the rest as text."""
         self._say(self._text)
         self._text = ""
         return False
@@ -217,7 +217,7 @@ class Calls:
         return self._call(self._expect(at, "[") if self._form.listed else at)
 
     def _next(self) -> bool:
-        """Another call, or the end of them."""
+        """Parses another call, or the end of the calls."""
         form, text = self._form, self._text
         at = _SPACE.match(text).end()  # type: ignore[union-attr]
         if form.listed:
@@ -385,7 +385,7 @@ def _no_constant(name: str) -> Any:
 
 
 def _unicode(text: str) -> str:
-    """Without halves of surrogate pairs, which JSON can name."""
+    """Removes halves of surrogate pairs, which JSON escapes can produce."""
     return text.encode("utf-8", "replace").decode()
 
 

@@ -23,8 +23,8 @@ from . import reasoning
 
 
 class Function(NamedTuple):
-    """A function that a model may call. ``parameters``: the JSON schema of its arguments, which are an object;
-    ``strict``: a keyword in it that a grammar cannot keep is an error."""
+    """A function that a model may call. ``parameters``: the JSON schema of the arguments object; ``strict``: a schema
+    keyword that a grammar cannot enforce is an error."""
 
     name: str
     parameters: Mapping[str, Any]

@@ -123,7 +123,7 @@ def constrain(tools: Tools, tokenizer: Tokenizer, key: str, sampling: Ending, sp
     Raises:
         Unsupported: calls are forced, a tool is strict, or an answer is given, and llguidance is not installed.
         InvalidArgument: a schema cannot be used, text without a call could look like one, or an option keeps
-        completions from ending.
+            completions from ending.
     """
     strict = next((function.name for function in tools.functions if function.strict), None)
     if not grammar.installed():

@@ -1,5 +1,5 @@
-"""Images from URLs: http and https, limited in time and bytes. Only on request: whoever passes URLs on from others lets
-them reach whatever this machine reaches.
+"""Images from URLs: http and https, limited in time and bytes. Only on request: a program that forwards URLs of others
+lets them reach every host that this machine reaches.
 
 One deadline holds for all of a fetch: names, connections, TLS, proxies, headers, redirects, bodies. Each wait for a
 socket gets the remaining time, so a server that sends single bytes gains none.
@@ -44,8 +44,8 @@ class _Deadline:
 
 
 def _resolved(host: str, port: int, deadline: _Deadline) -> list[Any]:
-    """Addresses of a host. The system's resolver knows no timeout, so that a thread waits for it, left behind if it
-    takes too long."""
+    """Addresses of a host. The system's resolver has no timeout: a thread waits for it and is abandoned at the
+    deadline."""
     found: list[Any] = []
 
     def ask() -> None:

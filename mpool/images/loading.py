@@ -64,14 +64,14 @@ def images_of(images: Any, most: int,
         raise InvalidArgument(param="images", got=_kind(images),
                               allowed=f"{_INPUTS}, or a list of them")
     if len(images) > most:
-        raise LimitError(f"images has {len(images):,} images, one call takes at most {most:,}",
+        raise LimitError(f"`images` must hold at most {most:,} images, got {len(images):,}", param="images",
                          hint=hint)
     return list(images)
 
 
 def read_image(image: Any, name: str = "image", *, allow_urls: bool = False,
                timeout: float | None = None) -> Image:
-    """An image as Pillow has it: RGB, upright, decoded.
+    """Reads an image as a Pillow image: RGB, upright, decoded.
 
     Transparency is put onto white, as transformers does; CMYK, palettes, grey and 16 bits become RGB.
 
@@ -138,8 +138,8 @@ def _of_text(text: str, name: str, allow_urls: bool, timeout: float | None) -> b
 
 def _of_base64(text: str, name: str) -> bytes:
     if len(text) > MAX_BYTES // 3 * 4 + 4:
-        raise InvalidArgument(param=name, got=f"more than {MAX_BYTES >> 20} MiB",
-                              allowed=f"at most {MAX_BYTES >> 20} MiB")
+        raise InvalidArgument(param=name, got=f"more than {MAX_BYTES:,} bytes",
+                              allowed=f"at most {MAX_BYTES:,} bytes")
     try:
         return base64.b64decode("".join(text.split()), validate=True)
     except (binascii.Error, ValueError):
@@ -222,7 +222,7 @@ def _decoded(image: Image, name: str, given: bool = False) -> Image:
             image.load()
         try:
             turned = ImageOps.exif_transpose(image)
-        except Exception:  # notes of a camera that cannot be read turn nothing
+        except Exception:  # unreadable EXIF data: no rotation
             turned = image
         found = _rgb(turned, name)
     except MpoolError:

@@ -49,7 +49,7 @@ def prepare(image: Image, settings: ImageSettings, name: str = "image") -> NDArr
     if settings.crop is not None:
         pixels = crop(pixels, *settings.crop)
     if min(pixels.shape[:2]) < settings.patch_size:
-        raise InvalidArgument(param=name, got=f"{pixels.shape[1]} x {pixels.shape[0]} pixels for this model",
+        raise InvalidArgument(param=name, got=f"{pixels.shape[1]} x {pixels.shape[0]} pixels",
                               allowed=f"at least {settings.patch_size} pixels a side")
     return pixels if settings.any_size else whole_patches(pixels, settings.patch_size)
 

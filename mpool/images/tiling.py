@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Placeholders in a row, for rows of the next ``tiles`` tiles of an image: one after the other, or as ``sources``
-    says, where -1 is the learned newline."""
+    """Consecutive placeholders for rows of the next ``tiles`` tiles of an image, in order, or as ``sources`` selects
+    them; -1 is the learned newline."""
 
     tiles: int
     rows: int

@@ -73,7 +73,7 @@ def _capped(kv: Fields, key: str, cap: int, what: str, default: int | None = Non
 
 
 def check_layers(table: Fields, name: str) -> None:
-    """Raises FormatError or LimitError unless a model may have so many layers: before anything is listed by layer."""
+    """Raises FormatError or LimitError unless the number of layers is allowed: before anything is listed by layer."""
     _capped(table, f"{name}.block_count", MAX_LAYERS, "layers")
 
 
@@ -275,7 +275,7 @@ def map_folder(row: Architecture, size: Mapping[str, int], tensors: Mapping[str,
 
 
 def _modern(name: str) -> str:
-    """Name of a tensor today: the first BERT checkpoints called a norm's weight and bias gamma and beta."""
+    """Current name of a tensor: the first BERT checkpoints named a norm's weight and bias gamma and beta."""
     if name.endswith("LayerNorm.gamma"):
         return name[:-len("gamma")] + "weight"
     return name[:-len("beta")] + "bias" if name.endswith("LayerNorm.beta") else name

@@ -76,7 +76,7 @@ def stamp(path: str) -> Stamp:
 
 
 def same_stamp(a: Stamp, b: Stamp) -> bool:
-    """Two stamps belong to the same content. Writing moves the time of change, which nobody can set back; so do other
+    """Two stamps belong to the same content. Writing changes ctime, which no program can set back; so do other
     modes, owners and links, and those are told apart from it (as ``mp_file_id_same`` of the core does)."""
     if a is None or b is None or len(a) < 9 or len(b) < 9:
         return a == b

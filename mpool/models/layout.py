@@ -65,7 +65,7 @@ SPLIT = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
 def gguf_models(names: Iterable[str]) -> list[str]:
-    """Names of GGUF models, sorted: companions left out, of a split model the first part alone."""
+    """Names of GGUF models, sorted, without companion files. A split model is named by its first part."""
     found = []
     for name in sorted(names):
         base = posixpath.basename(name)

@@ -189,7 +189,8 @@ class DrawingSettings:
     """Settings of an image-generation model.
 
     ``inputs`` are those of CLIP-L, CLIP-G and T5. ``scheduler`` holds the numbers of its noise schedule, as diffusers
-    names them. ``guided``: a second text can be led away from; ``distilled``: it is told the scale instead.
+    names them. ``guided``: it supports a negative prompt; ``distilled``: it takes the guidance scale as an input
+    instead.
     """
 
     architecture: str

@@ -6,16 +6,13 @@ entry in the core, loaded when a request first asks for it.
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..checks import one_of
+from ..checks import one_of, shown
 from ..errors import IntegrityError, InvalidArgument, MpoolError, WrongCapability
-from ..models.files import changed
-from ..models.json_strict import shorten
 from ..names import COMPUTE as COMPUTE
 from . import isolation as _isolated
 
@@ -48,7 +45,7 @@ class Entry:
         self.plans: dict[Any, Any] = {}
         self._capability = capability
         self._towers: dict[str, Entry] = {}  # the model's other networks, by capability; see tower()
-        self._main: Entry | None = None  # of which this is one
+        self._main: Entry | None = None  # the entry that this network belongs to
         self._lock = threading.RLock()
         self._description: ModelDescription | None = None
         self._tokenizer: Tokenizer | None = None
@@ -104,7 +101,7 @@ class Entry:
         if self._capability == capability or self.capability == capability:
             return self
         if self.capability == "vision" and capability == "text_to_text":
-            return self  # a conversation need not have images
+            return self  # a vision model also serves conversations without images
         if self.capability != "image_embedding":
             return None  # no others have towers: nothing is fetched to say so
         found = self._towers.get(capability)
@@ -150,7 +147,7 @@ class Entry:
         self._require_unchanged()
         spec = description.spec
         rows = spec.kv.get(f"{spec.architecture}.vocab_size")
-        if isinstance(rows, int):  # pipelines that make pictures have encoders with rows of their own
+        if isinstance(rows, int):  # text encoders of image-generation pipelines have their own vocabulary sizes
             tokenizer.fit(rows, file=description.tokenizer.json_path)
         # the vocabulary as the file has it: tens of megabytes that are not needed again
         self._description, self._vocab = replace(description, tokenizer=None), None
@@ -200,6 +197,8 @@ class Entry:
     def changed(self, folders: bool = False) -> str | None:
         """The first file that changed since it was read, with ``folders`` also a folder whose names changed; None: none
         changed."""
+        from ..models.files import changed
+
         description = self._description
         return None if description is None else changed(description.stamps, folders)
 
@@ -271,6 +270,8 @@ class Entry:
         name = self.key if self._main is None else f"{self.key} {self._capability}"
         key = name if compute == "auto" else f"{name} ({compute})"
         if len(key.encode()) > _MAX_KEY:
+            import hashlib
+
             key = "..." + hashlib.sha256(key.encode()).hexdigest()[:12] + key[-_MAX_KEY // 2:]
         spec = _core.Spec(description.spec.architecture)
         for path in description.spec.files:
@@ -385,4 +386,4 @@ def _override_image(found: ModelDescription, settings: Mapping[str, Any]) -> Mod
 
 
 def _refused(found: ModelDescription, name: str, settings: Mapping[str, Any], allowed: str) -> InvalidArgument:
-    return InvalidArgument(param=name, got=shorten(repr(settings[name])), allowed=allowed, key=found.key)
+    return InvalidArgument(param=name, got=shown(settings[name]), allowed=allowed, key=found.key)

@@ -27,7 +27,7 @@ class PoolEvent:
 
     Attributes:
         event: ``"spawn"`` (a worker begins to load), ``"ready"``, ``"evict"`` (it was unloaded), ``"fail"`` (it could
-        not start, failed, or was abandoned); ``"request_start"`` (the first step of a call),
+            not start, failed, or was abandoned); ``"request_start"`` (the first step of a call),
             ``"request_complete"``, ``"request_fail"`` (it ended in an error, or was refused at once).
         model: key of the model.
         worker_id: the worker's number; None where there is none or it does not matter.

@@ -10,7 +10,7 @@ from ..checks import one_of
 from ..errors import SpawnFailed
 from ..names import ISOLATION
 
-# Nothing but ctypes and the core: such a process needs neither numpy nor this package, and no site.
+# Imports only ctypes and loads the core: a worker process needs neither numpy, nor this package, nor site.
 _START = "import ctypes, sys; sys.exit(ctypes.CDLL(sys.argv[1]).mp_isolation_main())"
 _PYTHON = re.compile("py(thon|py)|graalpy", re.IGNORECASE)
 
@@ -37,7 +37,7 @@ def command() -> tuple[str, ...]:
 
     Raises:
         SpawnFailed: the Python executable is unknown, or it is another program: a frozen application (PyInstaller,
-        cx_Freeze) or one that embeds Python would start itself again.
+            cx_Freeze) or one that embeds Python would start itself again.
     """
     from .. import _core
 

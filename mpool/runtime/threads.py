@@ -15,7 +15,7 @@ from ..tokenizers.threads import later as later
 
 
 def deadline_of(timeout: float | None) -> float | None:
-    """``time.monotonic()`` at which a call that starts now has run out of time; None: never.
+    """Deadline, in ``time.monotonic()``, of a request that starts now; None: never.
 
     Raises:
         InvalidArgument: not a number of seconds, or not above 0.
@@ -41,7 +41,7 @@ def seconds_of(timeout: Any, zero: bool = False) -> float | None:
 
 
 def remaining(deadline: float | None, key: str | None = None) -> float | None:
-    """Seconds left until ``deadline``, above 0.
+    """Seconds until ``deadline``, above 0.
 
     Raises:
         Timeout: there are none.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..checks import shown
+from ..checks import refuse
 from ..conversation.messages import check_messages, stand_in
 from ..errors import InvalidArgument, MpoolError
 from . import vision
@@ -22,24 +22,23 @@ if TYPE_CHECKING:
 
 def prompt_of(entry: Entry, messages: Any, options: dict[str, Any],
               call: Call | None = None) -> tuple[ChatPrompt, Images | None, Tools | None]:
-    """A conversation, up to where the answer begins, its images, and the tools that the answer may call. Takes its own
-    options out of ``options``.
+    """The rendered prompt of a conversation, its images, and the tools that a completion may call. Removes its own
+    options from ``options``.
 
     Raises:
         InvalidArgument: the messages or the tools are not of the shape described in :func:`mpool.chat`.
-        Unsupported: they hold images and the model reads text only, tools are given and the model's template knows of
-            none, or the model has no template.
+        Unsupported: the messages hold images and the model supports text only, tools are given and the chat template
+            has no tools, or the model has no chat template.
         TemplateError: the template refuses the conversation.
     """
     if options.pop("parse_special", False) is not False:
-        raise InvalidArgument("parse_special is given for a chat, allowed: in generate",
-                              hint="What a message says is plain text; the template writes the control tokens",
+        raise InvalidArgument("`parse_special` must be left out of a chat: the text of messages is plain, and the "
+                              "template writes the control tokens", param="parse_special", hint="Use it with generate",
                               key=entry.key)
     variables = options.pop("template_options", None)
     variables = {} if variables is None else variables
     if not isinstance(variables, Mapping) or not all(isinstance(name, str) for name in variables):
-        raise InvalidArgument(f"template_options is {shown(variables)}, allowed: a dict, name -> plain value",
-                              key=entry.key)
+        refuse("template_options", variables, "a dict, name -> plain value", key=entry.key)
     allow_urls = options.pop("allow_urls", False)
     sees = entry.capability == "vision"
     try:
@@ -58,7 +57,8 @@ def prompt_of(entry: Entry, messages: Any, options: dict[str, Any],
         return entry.template().prompt(checked, entry.tokenizer(), tools=given, **variables), None, tools
     except TypeError as error:
         # a variable by the name of one of prompt's own arguments
-        raise InvalidArgument(f"template_options cannot hold these names: {error}", key=entry.key) from None
+        raise InvalidArgument(f"`template_options` cannot hold these names: {error}", param="template_options",
+                              key=entry.key) from None
     except MpoolError as error:
         error.key = error.key or entry.key
         raise
@@ -66,7 +66,7 @@ def prompt_of(entry: Entry, messages: Any, options: dict[str, Any],
 
 def _told(entry: Entry, messages: list[dict[str, Any]],
           tools: Tools | None) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
-    """The conversation with its calls as the template reads them, and the tools that it is given beside it."""
+    """The conversation with function calls as the template reads them, and the tools passed beside it."""
     if tools is None and not any(message.get("tool_calls") or message["role"] == "tool" for message in messages):
         return messages, None
     from ..conversation import tool_formats, tool_templates
@@ -92,7 +92,7 @@ def _with_images(entry: Entry, messages: list[dict[str, Any]], images: list[Any]
     token = tokenizer.token_text(settings.image_token_id) if own else None
     places = None
     if token is None or not template.places_images(token, tokenizer):
-        # a template for texts: the images stand in them, as lines of their own
+        # a text-only template: each image is a line of the text
         places = stand_in(messages), token
         messages = [{**message, "content": _joined(message["content"], places[0] + "\n")} for message in messages]
     cuts = vision.read_images(entry, images, allow_urls, None if call is None else call.deadline)

@@ -1,7 +1,7 @@
 """HF tokenizers made of GGUF vocabularies.
 
 Control tokens (and the unknown token) are put into the model under names that no text can have, so that a text never
-turns into one; :class:`mpool.tokenizers.tokenizer.Tokenizer` looks for them itself when it is told to. User-defined
+turns into one; :class:`mpool.tokenizers.tokenizer.Tokenizer` looks for them itself with ``parse_special``. User-defined
 tokens are given to HF as added tokens, which are found before anything else happens, as in llama.cpp.
 """
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _ASCII_SPACES = " \t\n\v\f\r"
 
-#: Times that parts serve before the whole is built without anybody asking for it.
+#: Number of partial tokenizers served before the whole one is built in the background.
 MOST_USES = 4
 
 _building = threading.Lock()
@@ -51,7 +51,7 @@ class GGUFTokenizer(Tokenizer):
         self.control_texts = tuple(vocab.texts[token] for token in control)
         self._parsed_ids = {vocab.texts[token]: token for token in control}
         self._split_control: re.Pattern[str] | None = None
-        # HF finds user-defined tokens by itself, but what must be prepared first must be cut up before that.
+        # HF finds user-defined tokens itself, but text that needs preparation must be split before that.
         always: tuple[int, ...] = () if self._prepare is None else tuple(vocab.user_defined)
         self._always_ids = {vocab.texts[token]: token for token in always}
         self._split_always = compile_trie(self._always_ids, group=True) if self._always_ids else None

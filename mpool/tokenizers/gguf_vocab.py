@@ -418,7 +418,7 @@ class GGUFVocab:
 
     def _of_types(self, *types: TokenType) -> list[int]:
         kinds, found = bytes(self.types), []
-        for kind in types:  # of the kinds that are few: thirty times as fast as looking at each token
+        for kind in types:  # only of the rare types: 30 times as fast as checking each token
             token = kinds.find(kind)
             while token >= 0:
                 found.append(token)
@@ -444,7 +444,7 @@ class GGUFVocab:
     def token_table(self) -> TokenTable:
         """Bytes that each token adds to a text."""
         hidden = bytearray(len(self.texts))
-        own = dict(self._raw)  # what is not read off the text in the normal way
+        own = dict(self._raw)  # tokens that are not matched as ordinary text
         for token in self._of_types(*(kind for kind in TokenType if kind != TokenType.NORMAL)):
             kind = self.types[token]
             if kind == TokenType.USER_DEFINED or token in self.shown:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Characters from which on a text is tokenised on a thread of its own: some 20 ms of work.
+#: Minimum characters of a text that is tokenised on another thread: about 20 ms of work.
 LONG = 1 << 16
 
 _lock = threading.Lock()
@@ -32,7 +32,8 @@ def executor() -> ThreadPoolExecutor:
 
 
 def interruptible(function: Callable[..., T], *args: Any, chars: int) -> T:
-    """``function(*args)``; on the main thread, a long one runs elsewhere, so that Ctrl-C is seen at once."""
+    """Runs ``function(*args)``. A long one called on the main thread runs on another, so that Ctrl-C is handled at
+    once."""
     if chars < LONG or threading.current_thread() is not threading.main_thread():
         return function(*args)
     future = executor().submit(function, *args)
@@ -43,7 +44,8 @@ def interruptible(function: Callable[..., T], *args: Any, chars: int) -> T:
 
 
 def later(function: Callable[[], object]) -> None:
-    """``function()`` on one of the threads; what it raises is lost. Nothing when the interpreter ends."""
+    """Runs ``function()`` on one of the threads and ignores its exceptions. Does nothing while the interpreter
+    exits."""
     try:
         executor().submit(function)
     except RuntimeError:

@@ -277,9 +277,9 @@ class Tokenizer:
             raise _bad_text(text, None) from None
 
     def fit(self, rows: int, *, file: str | None = None) -> None:
-        """Fits it to a model whose embedding has so many rows. Spare rows are allowed, and so are control tokens beyond
-        them that neither begin nor end a text (Gemma 3's models without images list one for images): those are none of
-        the model's, and where one is asked for the call is refused.
+        """Fits the tokenizer to a model whose embedding has ``rows`` rows. Spare rows are allowed. Control tokens
+        beyond them are allowed unless they begin or end a text: Gemma 3's text models list one for images. A request
+        for such a token is refused.
 
         Raises:
             FormatError: other tokens have no row.

@@ -40,7 +40,7 @@ def read_embedder(config: Fields, row: Architecture) -> Config:
         kv[f"{a}.attention.key_length"] = kv[f"{a}.attention.value_length"] = head_dim
     kv[f"{a}.rope.dimension_count"] = head_dim or hidden // heads
     read_rope(config, kv, a)
-    # the code that gte-Qwen2 and Stella are published with looks both ways unless the configuration says otherwise
+    # the published code of gte-Qwen2 and Stella uses bidirectional attention by default
     kv[f"{a}.attention.causal"] = config.bool("is_causal", "auto_map" not in config)
     read_window(config, kv, row)
     _windows(config, kv, a)

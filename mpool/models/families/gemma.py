@@ -56,7 +56,7 @@ def _read(config: Fields, row: Architecture) -> Config:
     for key, ours, default in (("attn_logit_softcapping", "attention_softcap", 50.0),
                                ("final_logit_softcapping", "output_softcap", 30.0)):
         if third and ours == "attention_softcap":
-            continue  # is among the keys of the configuration, but transformers' Gemma 3 does not look at it
+            continue  # is a key of the configuration that transformers' Gemma 3 ignores
         if config.get(key) is not None or (key not in config and not third):
             kv[f"mpool.{ours}"] = config.number(key, default, above=0.0)
     kv["mpool.norm_offset"] = 1.0

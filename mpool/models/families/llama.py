@@ -252,7 +252,7 @@ def set_window(kv: dict[str, Value], a: str, window: int, windowed: list[bool]) 
 ROWS = (
     # GGUF files of Mistral are Llama's
     text_row("llama", ("LlamaForCausalLM", "MistralForCausalLM"), decoder(), model_types=("llama", "mistral")),
-    # those of Qwen2-VL and Qwen2.5-VL are Qwen2's, with three positions for images, which text has not
+    # the decoders of Qwen2-VL and Qwen2.5-VL are Qwen2's, with three positions per image token
     text_row("qwen2", ("Qwen2ForCausalLM",), decoder(qkv_bias=True), full_layers=28, gguf=("qwen2", "qwen2vl")),
     text_row("qwen3", ("Qwen3ForCausalLM",), decoder(head_norms=True), full_layers=28),
 )

@@ -14,8 +14,8 @@ from ..fields import Fields
 
 
 def refuse_remote_code(config: Fields, row: Architecture | None = None) -> None:
-    """Raises UnsafeFormat if a configuration asks for the repository's own Python code to be run, unless what that code
-    does is what mpool computes for ``row``."""
+    """Raises UnsafeFormat if a configuration asks for the repository's own Python code to be run, unless mpool
+    reimplements that code for ``row``."""
     if row is not None and row.remote:
         return
     for key in ("auto_map", "trust_remote_code", "custom_pipelines"):

@@ -259,7 +259,7 @@ def pinpoints(config: Fields, default: list[list[int]]) -> tuple[tuple[int, int]
 
 
 def _pad(config: Fields, pads: bool) -> tuple[int, int, int] | None:
-    """The colour with which images are made square before anything else, if they are."""
+    """The colour that pads images to squares before other steps, or None."""
     if not config.bool("do_pad", False):
         return None
     if not pads:

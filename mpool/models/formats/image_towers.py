@@ -27,7 +27,7 @@ class Piece:
         name: here.
         stored: its shape in the file.
         shape: its shape here.
-        part, parts: it is this one of so many equal pieces along the first axis.
+        part, parts: the tensor is number ``part`` of ``parts`` equal parts along the first axis.
     """
 
     hf: str

@@ -78,7 +78,7 @@ def _gemma3(kv: dict[str, Any], tensors: tuple[TensorEntry, ...]) -> _Tables:
                        ("attention.layer_norm_rms_epsilon", 1e-6)):
         kv.setdefault(f"gemma3.{key}", value)
     context = kv.get("gemma3.context_length")
-    if isinstance(context, int) and context >= 131072:  # of 4B and more; the smaller ones are not stretched
+    if isinstance(context, int) and context >= 131072:  # models of 4B and more; smaller ones have no RoPE scaling
         kv.setdefault("gemma3.rope.scaling.type", "linear")
         kv.setdefault("gemma3.rope.scaling.factor", 8.0)
     rows = next((entry.shape[0] for entry in tensors if entry.name == "token_embd.weight"), 0)

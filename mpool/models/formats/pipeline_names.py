@@ -1,4 +1,4 @@
-"""Names of the tensors of pipelines that make pictures: what files call them, and what the core does.
+"""Tensor names of image-generation pipelines: what files call them, and what the core does.
 
 The core knows one name for each matrix that it multiplies with. Files hold some of them together (queries, keys and
 values of the published checkpoints and of GGUF files), and some halves in another order; since rows stand one after the
@@ -111,7 +111,7 @@ def t5_gguf(*, hidden: int, width: int, heads: int, ffn: int, layers: int, vocab
 # ---- decoder -------------------------------------------------------------------------------------------------------
 
 def decoder(channels: Sequence[int], *, latents: int, layers: int, attention: bool) -> Iterator[Want]:
-    """The decoder of AutoencoderKL; ``channels`` from the largest picture to the smallest."""
+    """The decoder of AutoencoderKL; ``channels`` from the largest resolution to the smallest."""
     def conv(name: str, source: str, outputs: int, inputs: int, size: int = 3) -> Iterator[Want]:
         return linear(f"vae.{name}", f"decoder.{source}", outputs, inputs, shape=(outputs, inputs, size, size))
 
@@ -169,7 +169,7 @@ class Transformer:
 
     @property
     def patch(self) -> int:
-        """Latents of a row: two by two, of every channel."""
+        """Latents per row of the transformer: 2 x 2 pixels of every channel."""
         return 4 * self.channels
 
 

@@ -1,4 +1,4 @@
-"""A folder of diffusers (``model_index.json`` with a folder for each network) as one model that makes pictures.
+"""Describes a diffusers folder (``model_index.json`` with a folder for each network) as an image-generation model.
 
 FLUX.1 and Stable Diffusion 3 / 3.5 are read, with the transformer from its own folder or from a GGUF file beside
 ``model_index.json``. A configuration key that would change the computation and is not handled is refused.

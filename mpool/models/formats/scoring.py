@@ -2,7 +2,7 @@
 
 They are encoders with a head: the state of the first token (or the mean of all), linear layers, one number. In the core
 that is a pooling with dense layers, so the score is a vector of one component. What the head is made of is in the row
-of the family; what is done to its logit is told by the folder, as for sentence-transformers' CrossEncoder
+of the family; the folder names the activation of its logit, as for sentence-transformers' CrossEncoder
 (https://sbert.net/docs/cross_encoder/usage/usage.html), whose default is the logistic function.
 
 Others are models of text that are asked whether a document answers a query (Qwen3-Reranker, arXiv:2506.05176): the
@@ -114,15 +114,15 @@ def _row_of(entry: TensorEntry, row: int, name: str) -> TensorEntry:
 
 
 def _answer(kv: dict[str, Value], activation: str) -> None:
-    """The score of a model that answers: what it makes of the logits of two tokens behind the last one."""
+    """The score of a decoder, computed from the logits of two tokens after the last position."""
     kv |= {"mpool.pooling": ["lasttoken"], "mpool.normalize": False, "mpool.dense_count": 1,
            "mpool.dense.0.activation": activation}
 
 
 def read_logits(folder: Folder, inside: list[Folder], config: Fields, tensors: list[TensorEntry],
                 files: Mapping[str, TensorEntry], kv: dict[str, Value]) -> tuple[list[TensorEntry], bool]:
-    """A reranker that is a model of text: its score is the logit of one token, less that of another. The rows of the
-    output layer that give them, and whether a pair ends with the start of an answer.
+    """Reads a reranker that is a decoder: its score is the logit of one token minus that of another. Returns those rows
+    of the output layer; True if a pair ends with the start of an answer.
 
     Args:
         folder, inside: the model's, and those of its two modules.
@@ -214,8 +214,8 @@ def gguf_logits(table: Fields, tensors: Sequence[TensorEntry], kv: dict[str, Val
 
 def gguf_head(shapes: Mapping[str, tuple[int, ...]], file: str, activation: str, epsilon: float,
               kv: dict[str, Value]) -> dict[str, str]:
-    """The head of a reranker in a GGUF file: names there -> names here. Files do not say what is done to the logit: the
-    logistic function, as sentence-transformers does for a model that does not say.
+    """The head of a reranker in a GGUF file: names there -> names here. Files do not name the logit's activation; mpool
+    uses the logistic function, sentence-transformers' default.
 
     Raises:
         Unsupported: the first of its two layers is not in the file, or there are several labels.

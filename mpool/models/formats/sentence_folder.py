@@ -183,7 +183,7 @@ def _pooling(config: Fields, hidden: int) -> tuple[tuple[str, ...], bool]:
     old = [mode for key, mode in _OLD_POOLING.items() if config.bool(key, False)]
     modes: Any = config.get("pooling_mode")
     if modes is None:
-        # what the library does when no mode is set
+        # the library's default
         modes = old or ["mean"]
     elif isinstance(modes, str):
         modes = [modes]

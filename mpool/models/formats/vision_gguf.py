@@ -251,7 +251,8 @@ def _check_width(tensors: list[TensorEntry], text: ModelDescription, file: str) 
 
 
 def _image_token(text: ModelDescription, name: str) -> int:
-    """The placeholder, or -1 in vocabularies without it: then places are known without a token."""
+    """Id of the image placeholder, or -1 in vocabularies without it: then the positions of images are tracked without a
+    token."""
     assert text.tokenizer is not None and text.tokenizer.gguf is not None
     keys: Mapping[str, Any] = text.tokenizer.gguf
     tokens = keys["tokenizer.ggml.tokens"]

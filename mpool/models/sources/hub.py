@@ -351,7 +351,7 @@ def _from_cache(ref: HubRef, cause: Exception | None, recheck: bool) -> Resolved
     names = sorted(os.path.relpath(os.path.join(parent, name), folder)
                    for parent, _, files in os.walk(folder) for name in files)
     if not _wants_gguf(ref, names):
-        # of a folder every file counts: what the commit has, where that is known, not what happens to be here
+        # a folder is complete only with every file of the commit, if its list is known
         names = _listed(ref.repo, commit) or names
     record = store.read_json(_record_path(ref, commit)) or {}
     listed = record.get("files")
@@ -433,7 +433,7 @@ def _bar_class(progress: Progress) -> Any:
         return tqdm
 
     class Bars(tqdm):  # type: ignore[misc,valid-type]
-        """Bars that are always, or never, shown."""
+        """A class of progress bars that are always, or never, shown."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             kwargs["disable"] = not progress

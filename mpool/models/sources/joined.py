@@ -85,7 +85,7 @@ def _is_whole(path: str, fact: FileFact) -> bool:
 
 
 def _resume(fd: int, parts: Sequence[Part], path: str) -> int:
-    """Count of leading parts that a partial file holds soundly; the file is cut after them."""
+    """Number of leading parts of a partial file with the right hash; the file is truncated after them."""
     size, at, done = os.fstat(fd).st_size, 0, 0
     for part in parts:
         length = part.fact.size

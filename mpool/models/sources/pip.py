@@ -44,7 +44,7 @@ _CHUNK = 1 << 20
 
 
 def _no_progress(count: int) -> None:
-    """Nobody wants to know."""
+    """Progress callback that ignores the count."""
 
 
 def folder_of(ref: PipRef) -> str:

@@ -38,9 +38,11 @@ mpool.models.sources.hub  huggingface_hub.utils  1  start-up
 mpool.models.sources.pip  importlib.metadata  1  start-up
 mpool.models.sources.progress  tqdm  1  start-up
 mpool.models.store  filelock  1  start-up
+mpool.runtime.entry  hashlib  1  start-up
 mpool.runtime.entry  mpool._core  1  core
 mpool.runtime.entry  mpool.conversation.template  1  start-up
 mpool.runtime.entry  mpool.models  1  start-up
+mpool.runtime.entry  mpool.models.files  1  start-up
 mpool.runtime.entry  mpool.tokenizers  1  start-up
 mpool.runtime.entry  mpool.tokenizers.gguf_vocab  1  start-up
 mpool.runtime.entry  numpy  1  core
