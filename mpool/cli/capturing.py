@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 def capture(arguments: argparse.Namespace) -> int:
     """Runs ``mpool capture``. What is captured can be repeated, so the likeliest token is taken unless it is told."""
-    from ..debug.captures import Capture
     from ..errors import FileError, InvalidArgument
+    from ..tasks.captures import Capture
 
     for name in ("prompt", "out"):
         if getattr(arguments, name) is None:

@@ -12,14 +12,14 @@ from ..results import Chunk, Completion
 from ..runtime import awaiting as _awaiting
 from ..runtime.watching import Followed, watcher
 from . import options as _options
-from .images_result import PictureStep
+from .images_result import ImageStep
 from .text_to_text import unread
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from .. import _core
-    from .images_result import Pictures
+    from .images_result import GeneratedImages
     from .options import Call
     from .streams import Flow, Reads
     from .text_to_image import Reader as PictureReader
@@ -209,16 +209,16 @@ class AsyncStream(AsyncFlow[Chunk]):
         return self._reader.completion()
 
 
-class AsyncPictureStream(AsyncFlow[PictureStep]):
+class AsyncImageStream(AsyncFlow[ImageStep]):
     """Steps of pictures that are being made. Made by ``generate_image(..., stream=True)``.
 
-    As :class:`AsyncStream`, but iterating gives :class:`mpool.PictureStep` s, and :meth:`result` of a stream that was
+    As :class:`AsyncStream`, but iterating gives :class:`mpool.ImageStep` s, and :meth:`result` of a stream that was
     left early raises Cancelled.
     """
 
     _reader: PictureReader | None
 
-    async def result(self) -> Pictures:
+    async def result(self) -> GeneratedImages:
         """Waits for the pictures, whatever was iterated over before.
 
         Raises:
@@ -231,3 +231,9 @@ class AsyncPictureStream(AsyncFlow[PictureStep]):
         if self._left or self._ticket is None or self._reader is None:
             raise Cancelled("the stream was left before its pictures were done")
         return self._reader.result()
+
+
+def __getattr__(name: str) -> Any:
+    from .._renamed import of_module
+
+    return of_module(__name__, name)

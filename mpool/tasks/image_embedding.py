@@ -13,7 +13,7 @@ from ..checks import integer, shown
 from ..errors import InvalidArgument, MpoolError
 from ..images import prepare, read_image
 from ..runtime import threads as _threads
-from .options import ImageEmbedding as Options
+from .options import ImageOptions as Options
 from .vectors import CHOICES, Kind, VectorPlan, check, plan_of
 
 if TYPE_CHECKING:
@@ -139,7 +139,15 @@ def _start(plan: ImagePlan, pack: ImagePack, **keywords: Any) -> _core.Ticket:
     return plan.registry.submit_images(plan.core_key, pack.pixels, pack.sizes, **keywords)
 
 
-IMAGES = Kind("image", packed, _good, _embed, _start, halves)
+def _heavy(images: list[Any]) -> bool:
+    return True  # they are read and decoded
+
+
+def _tokens(pack: ImagePack) -> int:
+    return 0
+
+
+IMAGES = Kind("image", packed, _good, _embed, _start, halves, _heavy, _tokens)
 
 
 def slices(images: list[Any]) -> list[tuple[int, list[Any]]]:

@@ -37,7 +37,7 @@ def to_image(array: NDArray[Any]) -> Image:
 
 
 @dataclass(frozen=True, eq=False)
-class Picture:
+class GeneratedImage:
     """One picture. In a notebook it shows itself. Those with the same pixels, latents and parameters are equal.
 
     Attributes:
@@ -68,7 +68,7 @@ class Picture:
         return _png(self.image, self.parameters)
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Picture):
+        if not isinstance(other, GeneratedImage):
             return NotImplemented
         return self is other or (dict(self.parameters) == dict(other.parameters) and _same(self.array, other.array)
                                  and _same(self.latents, other.latents))
@@ -82,7 +82,7 @@ def _same(one: NDArray[Any], other: NDArray[Any]) -> bool:
 
 
 @dataclass(frozen=True)
-class Pictures:
+class GeneratedImages:
     """The result of a call: one picture, or ``n``. What a picture has, it has of the first.
 
     Attributes:
@@ -91,7 +91,7 @@ class Pictures:
         model: key of the model.
     """
 
-    pictures: tuple[Picture, ...]
+    pictures: tuple[GeneratedImage, ...]
     seed: int
     model: str
 
@@ -121,7 +121,7 @@ class Pictures:
         return self.pictures[0].parameters
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the first; see :meth:`Picture.save`."""
+        """Writes the first; see :meth:`GeneratedImage.save`."""
         self.pictures[0].save(path)
 
     def _repr_png_(self) -> bytes:
@@ -129,7 +129,7 @@ class Pictures:
 
 
 @dataclass(frozen=True)
-class PictureStep:
+class ImageStep:
     """A step of a stream.
 
     Attributes:
@@ -150,4 +150,10 @@ class PictureStep:
         return self.step / self.steps
 
 
-__all__ = ["Picture", "PictureStep", "Pictures", "to_image"]
+__all__ = ["GeneratedImage", "ImageStep", "GeneratedImages", "to_image"]
+
+
+def __getattr__(name: str) -> Any:
+    from .._renamed import of_module
+
+    return of_module(__name__, name)

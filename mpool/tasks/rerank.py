@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..checks import integer, shown
 from ..errors import InvalidArgument
-from . import options as _options
 from . import text_embedding as embedding
 
 if TYPE_CHECKING:
@@ -80,18 +79,6 @@ def check(query: Any, documents: Any, top_k: Any, most: int) -> tuple[list[Any],
     if count is None or (top_k is not None and count < 1):
         raise InvalidArgument(f"top_k is {shown(top_k)}, allowed: 1 or more, or None for all")
     return texts, count
-
-
-def options(passed: dict[str, Any]) -> _options.Reranking:
-    """What is to be computed, from the keywords that are left.
-
-    Raises:
-        TypeError: there is no such option.
-    """
-    for name in passed:
-        if name not in ("compute", "truncate", "prompt", "prompt_name"):
-            raise TypeError(f"rerank() got an unexpected keyword argument {name!r}")
-    return _options.Reranking(**passed)
 
 
 def plan_of(plan: Plan, query: str) -> Plan:

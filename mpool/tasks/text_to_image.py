@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +14,8 @@ from ..checks import integer, real, shown
 from ..errors import Cancelled, InvalidArgument, MemoryExhausted
 from ..runtime import threads as _threads
 from ..runtime.awaiting import Waiter
-from .images_result import Picture, Pictures, PictureStep, to_image
-from .options import PLAIN
+from .images_result import GeneratedImage, GeneratedImages, ImageStep, to_image
+from .options import PLAIN, GenerateImageOptions
 from .streams import Flow
 from .text_embedding import MAX_CHARS, surrogate_of
 from .text_to_text import keyed
@@ -32,50 +32,6 @@ MAX_SIDE, MAX_STEPS, MAX_PICTURES = 8192, 1000, 64
 
 
 # ---- options -------------------------------------------------------------------------------------------------------
-
-@dataclass(frozen=True, slots=True)
-class Drawing:
-    """What a call is to make, as passed. None: as the model says."""
-
-    negative_prompt: str | None = None
-    width: int | None = None
-    height: int | None = None
-    num_inference_steps: int | None = None
-    guidance_scale: float | None = None
-    seed: int | None = None
-    latents: Any = None
-    n: int = 1
-    preview_every: int = 0
-    max_sequence_length: int | None = None
-    compute: str = "auto"
-
-
-#: Name elsewhere -> name here.
-ALIASES = {"steps": "num_inference_steps", "num_images_per_prompt": "n", "cfg_scale": "guidance_scale"}
-
-
-def options_of(given: Mapping[str, Any]) -> Drawing:
-    """The rest of a call's keywords.
-
-    Raises:
-        InvalidArgument: there is no such option (the nearest is named), or one is given under two names.
-    """
-    names, found = list(Drawing.__dataclass_fields__), dict(given)
-    for other, name in ALIASES.items():
-        if other in found:
-            if name in found:
-                raise InvalidArgument(f"{other} and {name} are both given", hint="They are the same: give one of them")
-            found[name] = found.pop(other)
-    for name in found:
-        if name not in names:
-            from ..checks import nearest
-
-            near = nearest(name, names, 1)
-            raise InvalidArgument(f"{name} is not an option of generate_image"
-                                  + (f"; the nearest is {near[0]}" if near else ""),
-                                  hint="Options: " + ", ".join(names))
-    return Drawing(**found)
-
 
 def _whole(name: str, value: Any, low: int, high: int, key: str) -> int:
     number = integer(value)
@@ -257,7 +213,8 @@ class Request:
         return Reader(self, ticket)
 
 
-def prepare(entry: Entry, prompt: Any, options: Drawing, watched: bool = True, keep: bool = False) -> Request:
+def prepare(entry: Entry, prompt: Any, options: GenerateImageOptions, watched: bool = True,
+            keep: bool = False) -> Request:
     """A call from what was passed. Unless it is ``watched``, no previews are made.
 
     Raises:
@@ -357,7 +314,7 @@ class Reader:
         self.request, self.ticket = request, ticket
         self._steps = self._previews = 0
 
-    def take(self) -> list[PictureStep]:
+    def take(self) -> list[ImageStep]:
         """Steps that were done; a preview comes with the step after which it was made. A call that failed or was
         cancelled while it made one gives the step without."""
         over = self.ticket.done()
@@ -375,7 +332,7 @@ class Reader:
                 elif not over:
                     break  # it is being made
             self._steps = step
-            steps.append(PictureStep(step, total, picture, preview))
+            steps.append(ImageStep(step, total, picture, preview))
         return steps
 
     def check(self) -> None:
@@ -384,10 +341,10 @@ class Reader:
 
     @property
     def ended(self) -> bool:
-        """Pictures are there with the end of the ticket, not before."""
+        """Images are there with the end of the ticket, not before."""
         return False
 
-    def result(self) -> Pictures:
+    def result(self) -> GeneratedImages:
         """The pictures of a ticket that is done.
 
         Raises:
@@ -399,15 +356,15 @@ class Reader:
         except MemoryExhausted as error:
             request.entry.pool._name_idle(error, request.core_key)
             raise
-        return Pictures(tuple(
-            Picture(found["pixels"][i], found["latents"][i], {**request.parameters, "picture": i})
+        return GeneratedImages(tuple(
+            GeneratedImage(found["pixels"][i], found["latents"][i], {**request.parameters, "picture": i})
             for i in range(len(request.noise))), request.seed, request.entry.key)
 
 
-class PictureStream(Flow[PictureStep]):
+class ImageStream(Flow[ImageStep]):
     """Steps of pictures that are being made. Made by ``generate_image(..., stream=True)``.
 
-    Iterating gives :class:`mpool.PictureStep` s. Leaving early, by ``break``, ``close()``, the end of a ``with``, or by
+    Iterating gives :class:`mpool.ImageStep` s. Leaving early, by ``break``, ``close()``, the end of a ``with``, or by
     dropping the stream, stops the work, within a step too. The work starts with the call, not with the first iteration,
     and does not wait for a slow reader. One thread at a time may iterate.
 
@@ -425,7 +382,7 @@ class PictureStream(Flow[PictureStep]):
         ticket = request.submit(call, fail_fast)
         super().__init__(ticket, request.reader(ticket), request.entry.key)
 
-    def result(self) -> Pictures:
+    def result(self) -> GeneratedImages:
         """Waits for the pictures, whatever was iterated over before.
 
         Raises:
@@ -437,3 +394,9 @@ class PictureStream(Flow[PictureStep]):
         if self._left:
             raise Cancelled("the stream was left before its pictures were done", key=self._key)
         return self._reader.result()
+
+
+def __getattr__(name: str) -> Any:
+    from .._renamed import of_module
+
+    return of_module(__name__, name)

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from ..conversation.reasoning import Splitter
     from ..conversation.tool_calls import Calls
     from ..conversation.tools import Tools
-    from ..debug.captures import CaptureJob
     from ..runtime.entry import Entry
     from ..tokenizers import Tokenizer
+    from .captures import CaptureJob
     from .options import Call
     from .vision import Images
 
@@ -124,7 +124,7 @@ def prepare(entry: Entry, ids: NDArray[np.int32], compute: str, options: Mapping
         wanted = options.get("response_format")
         capture = None
         if options.get("capture") is not None:
-            from ..debug.captures import job_of
+            from .captures import job_of
 
             capture = job_of(options["capture"])
         rest = {name: value for name, value in options.items() if name not in ("response_format", "capture")}

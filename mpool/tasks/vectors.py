@@ -9,8 +9,7 @@ slice. The cut does not show in the result: a vector does not depend on its batc
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,6 +19,7 @@ from ..checks import shown
 from ..errors import InvalidArgument, MemoryExhausted, NumericError
 from ..runtime.logs import log
 from . import options as _options
+from .options import ON_ERROR, PRECISIONS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,9 +35,8 @@ MANY = 1024
 #: Lanes of the pool: what somebody waits for, and what comes in bulk.
 INTERACTIVE, BULK = 0, 1
 
-PRECISIONS = ("float32", "int8", "uint8", "binary", "ubinary")
 #: What options may be that all such calls have.
-CHOICES: dict[str, tuple[Any, ...]] = {"precision": PRECISIONS, "on_error": ("raise", "null"),
+CHOICES: dict[str, tuple[Any, ...]] = {"precision": PRECISIONS, "on_error": ON_ERROR,
                                        "normalize": (None, True, False)}
 _MAX_PLANS = 64
 
@@ -137,6 +136,8 @@ class Kind:
         embed: (plan, pack, keywords) -> vectors of those, in one call that lets go of the GIL once.
         start: (plan, pack, keywords) -> the ticket of such a call.
         halves: the good inputs of a pack as two packs; none if there is one.
+        heavy: inputs whose packing would hold up an event loop.
+        tokens: tokens of a pack.
     """
 
     unit: str
@@ -145,6 +146,8 @@ class Kind:
     embed: Callable[..., NDArray[np.float32]]
     start: Callable[..., _core.Ticket]
     halves: Callable[[Any], tuple[Any, ...]]
+    heavy: Callable[[list[Any]], bool]
+    tokens: Callable[[Any], int]
 
 
 def empty(plan: VectorPlan, count: int = 0) -> NDArray[np.float32]:
@@ -313,71 +316,6 @@ class Bar:
         """Ends it."""
         if self.bar is not None:
             self.bar.close()
-
-
-def run_slices(kind: Kind, plan: VectorPlan, parts: Iterable[tuple[int, list[Any]]],
-               call: Call) -> Iterator[tuple[int, Any, NDArray[np.float32]]]:
-    """Rows of slice after slice: (number of the first input, pack, float32 ``(count, width)``).
-
-    With ``fail_fast`` the first is refused if the queue is full; those that follow wait, as the call was accepted.
-    Closing the iterator cancels what is in flight.
-    """
-    flying: deque[tuple[int, Any, _core.Ticket | None]] = deque()
-
-    def land() -> tuple[int, Any, NDArray[np.float32]]:
-        start, made, ticket = flying[0]
-        if ticket is not None:
-            ticket.wait()
-        return start, made, landed(kind, plan, made, ticket, call)
-
-    try:
-        for start, inputs in parts:
-            made = kind.pack(plan, inputs, start, False, call)
-            flying.append((start, made, submit(kind, plan, made, call, BULK)))
-            call = _options.patient(call)
-            while len(flying) >= DEPTH or (flying and (flying[0][2] is None or flying[0][2].done())):
-                yield land()
-                flying.popleft()
-        while flying:
-            yield land()
-            flying.popleft()
-    finally:
-        for _, _, ticket in flying:
-            if ticket is not None:
-                ticket.cancel()
-
-
-def embed_one(kind: Kind, plan: VectorPlan, single: Any, call: Call) -> NDArray[Any]:
-    """The vector of one input, ``(width,)`` before the precision."""
-    made = kind.pack(plan, [single], 0, True, call)
-    rows = finish(plan, made, run(kind, plan, made, call, INTERACTIVE))
-    tell(kind, plan, made, rows)
-    return quantize(rows[0], plan.precision)
-
-
-def embed_many(kind: Kind, plan: VectorPlan, parts: list[tuple[int, list[Any]]], progress: Any,
-               call: Call) -> NDArray[Any]:
-    """Vectors of inputs that were cut into slices, ``(n, width)`` before the precision."""
-    total = sum(len(inputs) for _, inputs in parts)
-    if plan.precision in ("int8", "uint8") and total == 1:
-        quantize(empty(plan, 1), plan.precision)  # says why not, before anything is computed
-    faults, bar = Faults(plan, kind.unit), Bar(progress, total, plan.entry.key, kind.unit)
-    try:
-        if len(parts) == 1:
-            made = kind.pack(plan, parts[0][1], 0, False, call)
-            out = finish(plan, made, run(kind, plan, made, call, lane_of(total)))
-            faults.add(0, made, out)
-            bar.add(total)
-        else:
-            out = empty(plan, total)
-            for start, made, rows in run_slices(kind, plan, parts, call):
-                out[start:start + made.count] = rows
-                faults.add(start, made, rows)
-                bar.add(made.count)
-    finally:
-        bar.close()
-    faults.tell(total)
-    return quantize(out, plan.precision)
 
 
 def tell(kind: Kind, plan: VectorPlan, pack: Any, rows: NDArray[Any]) -> None:

@@ -24,7 +24,7 @@ from .text import check_count, encode
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from ...aio import AsyncPictureStream
+    from ...aio import AsyncImageStream
     from ..models import Served
 
 _PARTIAL, _COMPLETED = "image_generation.partial_image", "image_generation.completed"
@@ -33,7 +33,7 @@ _OPTIONS = ("n", "negative_prompt", "num_inference_steps", "guidance_scale")
 
 
 async def generations(context: Context, body: ImagesRequest) -> Response:
-    """Pictures of what a text says, whole or with previews on the way."""
+    """Images of what a text says, whole or with previews on the way."""
     served = await context.model(body.model)
     context.check_text(body.prompt, "prompt")
     check_count(body.n or 1, context.state.settings.max_n)
@@ -92,7 +92,7 @@ async def _streamed(context: Context, served: Served, body: ImagesRequest, optio
         options["preview_every"] = max(1, steps // (previews + 1))
     created = int(time.time())
     with _sides():
-        stream: AsyncPictureStream = aio.generate_image(body.prompt, served.model, stream=True, pool=context.state.pool,
+        stream: AsyncImageStream = aio.generate_image(body.prompt, served.model, stream=True, pool=context.state.pool,
                                                         **options)
         pieces = Pieces(context.state, [stream])
         await pieces.begin()
@@ -116,7 +116,7 @@ async def _streamed(context: Context, served: Served, body: ImagesRequest, optio
 
 OPERATIONS = (
     Operation("POST", "/v1/images/generations", generations, ImagesRequest, ImagesAnswer,
-              "Pictures of what a text says", EVENTS, "images_generations"),
+              "Images of what a text says", EVENTS, "images_generations"),
 )
 
 __all__ = ["OPERATIONS"]

@@ -11,7 +11,7 @@ import pytest
 import mpool
 from defaultmodels import use_default_models
 
-MODULES = ("mpool", "mpool._calls", "mpool._runtime", "mpool.aio", "mpool.config", "mpool.tasks.text_embedding",
+MODULES = ("mpool", "mpool._functions", "mpool.aio", "mpool.config", "mpool.tasks.text_embedding",
            "mpool.integrations.langchain", "mpool.integrations.sklearn", "mpool.tasks.jobs", "mpool.model", "mpool.pool",
            "mpool.results", "mpool.debug.show", "mpool.tasks.similarity", "mpool.tasks.streams")
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE

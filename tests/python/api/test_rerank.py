@@ -204,7 +204,7 @@ def test_process(folders: dict[str, Path], pool: mpool.Pool) -> None:
     (QUERY, DOCUMENTS, {"top_k": 1.5}, mpool.InvalidArgument, "top_k is 1.5"),
     (QUERY, DOCUMENTS, {"truncate": False}, mpool.ContextOverflow, "the limit is 64"),
     (QUERY, DOCUMENTS, {"compute": "int3"}, mpool.InvalidArgument, "compute is 'int3'"),
-    (QUERY, DOCUMENTS, {"normalize": True}, TypeError, "unexpected keyword argument 'normalize'"),
+    (QUERY, DOCUMENTS, {"normalize": True}, mpool.InvalidArgument, "`normalize` is not an option of rerank"),
     (QUERY, DOCUMENTS, {"prompt": "Find"}, mpool.InvalidArgument, "prompt is for rerankers that are told"),
     (QUERY, DOCUMENTS, {"timeout": -1}, mpool.InvalidArgument, "timeout"),
 ])

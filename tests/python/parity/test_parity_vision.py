@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import mpool
+from mpool.tasks.requests import vision_request
 
 import visionmodels
 from corelib import SAMPLING
@@ -33,7 +34,7 @@ def pictures(sizes: list[tuple[int, int]]) -> list[np.ndarray]:
 
 
 def request(pool: mpool.Pool, folder: Path, images: list[np.ndarray], words: int = 20) -> Any:
-    return pool._vision_request(images, visionmodels.text(3, words), str(folder), {"compute": "float32"})
+    return vision_request(pool, images, visionmodels.text(3, words), str(folder), {"compute": "float32"})
 
 
 def run(pool: mpool.Pool, made: Any, **options: Any) -> Any:
@@ -133,7 +134,7 @@ def test_bfloat16_is_near(family) -> None:
     _, _, folder, pool = family
     images = pictures(CASES["one"])
     exact = run(pool, request(pool, folder, images), prompt_logits=True)
-    made = pool._vision_request(images, visionmodels.text(3, 20), str(folder), {"compute": "bfloat16"})
+    made = vision_request(pool, images, visionmodels.text(3, 20), str(folder), {"compute": "bfloat16"})
     near = run(pool, made, prompt_logits=True)
     a, b = exact.prompt_logits(), near.prompt_logits()
     cosine = (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
