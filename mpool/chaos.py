@@ -1,13 +1,16 @@
-"""What ``PoolConfig.chaos`` says, read strictly."""
+"""Strict parser of ``PoolConfig.chaos``: faults on purpose, for tests."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from .checks import shown
 from .errors import InvalidArgument
 
 FAULTS = ("fail", "stall", "die", "slow", "memory")
+_ALLOWED = (f"None, or a seed and the chance of {', '.join(FAULTS)} in a step, such as "
+            '"seed=7,fail=0.01,stall=0.002" or a dict of the same')
 
 
 def chaos_of(value: str | Mapping[str, float] | None) -> tuple[int, float, float, float, float, float] | None:
@@ -30,7 +33,7 @@ def chaos_of(value: str | Mapping[str, float] | None) -> tuple[int, float, float
             if not equals or not name or not number:
                 raise _wrong(value, f"{part.strip()!r} is not name=number")
             if name in found:
-                raise _wrong(value, f"{name!r} is there twice")
+                raise _wrong(value, f"{name!r} is given twice")
             found[name] = _number(number)
     elif isinstance(value, Mapping):
         found = dict(value)
@@ -40,18 +43,18 @@ def chaos_of(value: str | Mapping[str, float] | None) -> tuple[int, float, float
     for name, number in found.items():
         if name == "seed":
             if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 2**64:
-                raise _wrong(value, f"seed is {number!r}, allowed: an integer from 0 to 2**64 - 1")
+                raise _wrong(value, f"seed must be an integer from 0 to 2**64 - 1, got {number!r}")
             seed = number
         elif name not in chances:
-            raise _wrong(value, f"there is no {name!r}")
+            raise _wrong(value, f"{name!r} is unknown")
         elif isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 <= number <= 1:
-            raise _wrong(value, f"{name} is {number!r}, allowed: a chance from 0 to 1")
+            raise _wrong(value, f"{name} must be a chance from 0 to 1, got {number!r}")
         else:
             chances[str(name)] = float(number)
     if not any(chances.values()):
-        raise _wrong(value, "no fault has a chance; None turns chaos off")
+        raise _wrong(value, "every chance is 0; None turns chaos off")
     if sum(chances.values()) > 1 + 1e-9:
-        raise _wrong(value, f"the chances are {sum(chances.values()):g} together, allowed: at most 1")
+        raise _wrong(value, f"the chances must be at most 1 together, got {sum(chances.values()):g}")
     fail, stall, die, slow, memory = chances.values()
     return seed, fail, stall, die, slow, memory
 
@@ -67,5 +70,5 @@ def _number(text: str) -> object:
 
 
 def _wrong(value: object, why: str) -> InvalidArgument:
-    return InvalidArgument(f"PoolConfig.chaos is {value!r}: {why}; allowed: None, or seed and chances a step of "
-                           f'{", ".join(FAULTS)}, as "seed=7,fail=0.01,stall=0.002" or as a mapping')
+    return InvalidArgument(f"`chaos` must be {_ALLOWED}, got {shown(value)}: {why}", param="chaos", got=shown(value),
+                           allowed=_ALLOWED)

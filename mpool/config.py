@@ -1,4 +1,4 @@
-"""What a pool can be told: one frozen dataclass, one field an option."""
+"""Options of a pool: one frozen dataclass with one field per option."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from .chaos import chaos_of
-from .checks import one_of
+from .checks import one_of, refuse, shown
 from .durations import seconds_of
 from .errors import InvalidArgument
 from .names import CAPABILITIES, ISOLATION, POLICIES
@@ -147,19 +147,19 @@ class PoolConfig:
         for name, (kinds, low, high) in _RANGES.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, kinds) or not low <= value <= high:
-                what = "an integer" if kinds == (int,) else "seconds"
-                raise InvalidArgument(f"PoolConfig.{name} is {value!r}, allowed: {what} from {low} to {high}")
+                unit = "an integer" if kinds == (int,) else "seconds"
+                refuse(name, value, f"{unit} from {low} to {high}")
         limit = self.request_timeout
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, (int, float)) or not limit > 0):
-            raise InvalidArgument(f"PoolConfig.request_timeout is {limit!r}, allowed: seconds above 0, or None")
-        seconds_of(self.keep_alive, "PoolConfig.keep_alive")
+            refuse("request_timeout", limit, "seconds above 0, or None")
+        seconds_of(self.keep_alive, "keep_alive")
         one_of("isolation", self.isolation, ISOLATION)
         for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
-                raise InvalidArgument(f"PoolConfig.{name} is {getattr(self, name)!r}, allowed: True, False")
+                refuse(name, getattr(self, name), "True or False")
         self._policies()
         if self.offline is not None and not isinstance(self.offline, bool):
-            raise InvalidArgument(f"PoolConfig.offline is {self.offline!r}, allowed: True, False, None")
+            refuse("offline", self.offline, "True, False or None")
         chaos_of(self.chaos)
 
     def __hash__(self) -> int:
@@ -171,11 +171,12 @@ class PoolConfig:
             return {}
         found = dict.fromkeys(CAPABILITIES, given) if isinstance(given, str) else given
         if not isinstance(found, Mapping):
-            raise InvalidArgument(f"PoolConfig.policy is {given!r}, allowed: a name, or a dict of capability and name")
+            refuse("policy", given, "the name of a policy, or a dict, capability -> policy")
         for capability, policy in found.items():
             if capability not in CAPABILITIES or policy not in POLICIES:
-                raise InvalidArgument(f"PoolConfig.policy has {capability!r}: {policy!r}, allowed: "
-                                      f"{', '.join(CAPABILITIES)}; {', '.join(POLICIES)}")
+                raise InvalidArgument(param="policy", got=f"{shown(capability)}: {shown(policy)}",
+                                      allowed=f"a dict of these capabilities: {', '.join(CAPABILITIES)}; and these "
+                                              f"policies: {', '.join(POLICIES)}")
         return dict(found)
 
     def _registry_options(self) -> dict[str, Any]:
@@ -203,7 +204,7 @@ class PoolConfig:
         return options
 
     def _keep_alive(self) -> float:
-        return seconds_of(self.keep_alive, "PoolConfig.keep_alive")
+        return seconds_of(self.keep_alive, "keep_alive")
 
 
 assert set(_RANGES) | {"offline", "request_timeout", "keep_alive", "policy", *_SWITCHES, "chaos",

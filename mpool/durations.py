@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from .errors import InvalidArgument
+from .checks import refuse
 
 _UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
@@ -41,5 +41,5 @@ def seconds_of(value: object, name: str) -> float:
     else:
         seconds = float(value) if abs(value) < 1e18 else math.copysign(math.inf, value)
     if seconds is None:
-        raise InvalidArgument(f'{name} is {value!r}, allowed: seconds, or as "5m", "1h30m", "300ms"; below 0: for ever')
+        refuse(name, value, 'seconds, or as "5m", "1h30m", "300ms"; below 0: for ever')
     return math.inf if seconds < 0 else seconds

@@ -32,7 +32,8 @@ class MpoolError(Exception):
     def __init__(self, message: str = "", *, param: str | None = None, got: str | None = None,
                  allowed: str | None = None, hint: str | None = None, key: str | None = None) -> None:
         if not message and param is not None:
-            message = f"`{param}` must be {allowed}, got {got}"
+            subject = param if " " in param else f"`{param}`"
+            message = f"{subject} must be {allowed}, got {got}"
         self.message = message
         self.param, self.got, self.allowed = param, got, allowed
         self.hint = hint

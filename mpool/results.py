@@ -1,4 +1,4 @@
-"""What calls that generate text return: frozen dataclasses, made once, safe to share between threads and to pickle."""
+"""Results of text generation: frozen dataclasses, safe to share between threads and to pickle."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Usage:
     """Counts of tokens.
 
     Attributes:
-        prompt_tokens: tokens of the prompt, those around it (BOS, chat template) included.
-        completion_tokens: tokens generated, of all choices together.
-        cached_tokens: of the prompt's, those that did not have to be computed again.
+        prompt_tokens: tokens of the prompt, including BOS and the chat template.
+        completion_tokens: generated tokens of all choices together.
+        cached_tokens: prompt tokens taken from the prefix cache.
     """
 
     prompt_tokens: int
@@ -33,13 +33,13 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Where the time went, in seconds.
+    """Durations of a request, in seconds.
 
     Attributes:
-        queued: from the call to its first step, loading the model included.
-        prompt: reading the prompt, up to the first token.
+        queued: from submission to the first step, including model loading.
+        prompt: prompt processing, up to the first token.
         generation: from the first token to the last.
-        total: from the call to its end.
+        total: from submission to the end.
     """
 
     queued: float
@@ -59,7 +59,7 @@ class TopLogprob:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """One generated token.
+    """A generated token.
 
     Attributes:
         token_id: its id.
@@ -93,7 +93,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """What a piece of a stream adds to a call.
+    """The part of a function call in a stream chunk.
 
     Attributes:
         index: which of the answer's calls, from 0.
@@ -109,7 +109,7 @@ class ToolCallDelta:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of the ``n`` answers to a prompt.
+    """One of the ``n`` completions of a prompt.
 
     Attributes:
         index: which, from 0.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..checks import shown
+from ..checks import refuse
 from ..errors import InvalidArgument, Unsupported
 from ..tokenizers.limits import MAX_CHARS
 from .template import each_string
@@ -14,7 +14,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 _SHAPE = 'A message is a dict such as {"role": "user", "content": "Hello"}'
 #: Kinds of parts of a message that are images.
 IMAGE_PARTS = ("image", "image_url", "input_image")
-#: One of them stands for an image in a conversation while its template is rendered.
+#: Placeholder characters for an image while the chat template is rendered.
 _STAND_INS = "\ufdd8\ufdd9\ufdda\ufddb"
 
 
@@ -27,17 +27,17 @@ def check_messages(messages: Any, images: list[Any] | None = None) -> list[dict[
         Unsupported: a part of a message is not what the model reads.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
-        raise InvalidArgument(f"messages is {shown(messages)}, allowed: a list of messages", hint=_SHAPE)
+        refuse("messages", messages, "a list of messages", hint=_SHAPE)
     if not messages:
-        raise InvalidArgument("messages is empty, allowed: at least one message", hint=_SHAPE)
+        raise InvalidArgument(param="messages", got="empty", allowed="a list of at least one message", hint=_SHAPE)
     checked, chars = [], 0
     for at, message in enumerate(messages):
         where = f"messages[{at}]"
         if not isinstance(message, Mapping):
-            raise InvalidArgument(f"{where} is {shown(message)}, allowed: a message", hint=_SHAPE)
+            refuse(where, message, "a message", hint=_SHAPE)
         role = message.get("role")
         if not isinstance(role, str) or role not in ROLES:
-            raise InvalidArgument(f"{where} has the role {shown(role)}, allowed: " + ", ".join(ROLES), hint=_SHAPE)
+            refuse(f"{where}.role", role, "one of " + ", ".join(ROLES), hint=_SHAPE)
         if _given(message.get("images")) and images is None:
             raise Unsupported(f"{where} has images; this model reads text only")
         content = _content(where, message, role, images)
@@ -48,13 +48,15 @@ def check_messages(messages: Any, images: list[Any] | None = None) -> list[dict[
         calls = one.pop("tool_calls", None)
         if _given(calls):
             if role != "assistant":
-                raise InvalidArgument(f"{where} has tool_calls and the role {role}, allowed: the role assistant")
+                raise InvalidArgument(param=f"{where}.role", got=f"{role!r} with tool_calls",
+                                      allowed="'assistant' when the message has tool_calls")
             from .tools import check_calls
 
             one["tool_calls"] = check_calls(where, calls)
         checked.append(one)
     if chars > MAX_CHARS:
-        raise InvalidArgument(f"messages have {chars:,} characters together, allowed: {MAX_CHARS:,}",
+        raise InvalidArgument(param="messages", got=f"{chars:,} characters",
+                              allowed=f"at most {MAX_CHARS:,} characters together",
                               hint="Leave out the oldest")
     return checked
 
@@ -77,14 +79,13 @@ def _content(where: str, message: Mapping[str, Any], role: str,
                 raise Unsupported(f"{where}.content[{at}] is of type {kind}; this model reads text only")
             text = part.get("text") if kind in ("text", "input_text") else part
             if not isinstance(text, str):
-                raise InvalidArgument(f"{where}.content[{at}] is {shown(part)}, allowed: a text or "
-                                      '{"type": "text", "text": ...}')
+                refuse(f"{where}.content[{at}]", part, 'a text or {"type": "text", "text": ...}')
             parts.append(text)
         content = "".join(parts)
     if content is None and role == "assistant" and message.get("tool_calls"):
         return None
     if not isinstance(content, str):
-        raise InvalidArgument(f"{where}.content is {shown(content)}, allowed: text, or a list of parts of text")
+        refuse(f"{where}.content", content, "text, or a list of parts of text")
     return content
 
 
@@ -94,7 +95,7 @@ def _parts(where: str, message: Mapping[str, Any], role: str, images: list[Any])
     parts: list[dict[str, Any]] = []
     if _given(own):
         if isinstance(own, (str, bytes, Mapping)) or not isinstance(own, Sequence):
-            raise InvalidArgument(f"{where}.images is {shown(own)}, allowed: a list of images")
+            refuse(f"{where}.images", own, "a list of images")
         images += own
         parts += [{"type": "image"} for _ in own]
     if isinstance(content, str):
@@ -102,8 +103,7 @@ def _parts(where: str, message: Mapping[str, Any], role: str, images: list[Any])
     if content is None and (parts or role == "assistant"):
         content = []
     if not isinstance(content, (list, tuple)):
-        raise InvalidArgument(f"{where}.content is {shown(content)}, allowed: text, or a list of parts of text and "
-                              "images")
+        refuse(f"{where}.content", content, "text, or a list of parts of text and images")
     for at, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind in IMAGE_PARTS:
@@ -114,8 +114,8 @@ def _parts(where: str, message: Mapping[str, Any], role: str, images: list[Any])
             raise Unsupported(f"{where}.content[{at}] is of type {kind}; this model reads text and images only")
         text = part.get("text") if kind in ("text", "input_text") else part
         if not isinstance(text, str):
-            raise InvalidArgument(f"{where}.content[{at}] is {shown(part)}, allowed: a text, "
-                                  '{"type": "text", "text": ...} or {"type": "image", "image": ...}')
+            refuse(f"{where}.content[{at}]", part,
+                   'a text, {"type": "text", "text": ...} or {"type": "image", "image": ...}')
         parts.append({"type": "text", "text": text})
     return parts
 
@@ -123,7 +123,7 @@ def _parts(where: str, message: Mapping[str, Any], role: str, images: list[Any])
 # ---- images of a message ---------------------------------------------------------------------------------------------
 
 def image_of(part: Mapping[str, Any], where: str) -> Any:
-    """What a part of a message has as its image: anything that :func:`mpool.embed_image` takes.
+    """The image of a message part: anything that :func:`mpool.embed_image` takes.
 
     OpenAI's ``{"type": "image_url", "image_url": {"url": ...}}`` takes ``data:`` URLs, and others if allowed;
     ``{"type": "image", ...}`` has it under ``image``, ``url``, ``path``, ``base64`` or ``data``, or ``source`` with
@@ -138,7 +138,8 @@ def image_of(part: Mapping[str, Any], where: str) -> Any:
         given = [part[name] for name in ("image", "url", "path", "base64", "data", "source")
                  if part.get(name) is not None]
         if len(given) != 1:
-            raise InvalidArgument(f"{where} has {len(given)} images, allowed: one, under image, url, path or base64",
+            raise InvalidArgument(param=where, got=f"{len(given)} images",
+                                  allowed="one image, under image, url, path or base64",
                                   hint='Such as {"type": "image", "image": "photo.jpg"}')
         value = given[0]
         if isinstance(value, Mapping):
@@ -147,8 +148,8 @@ def image_of(part: Mapping[str, Any], where: str) -> Any:
     if isinstance(value, Mapping):
         value = value.get("url")
     if not isinstance(value, str) or not value[:8].lower().startswith(("data:", "http:", "https:")):
-        raise InvalidArgument(f"{where}.image_url is {shown(value)}, allowed: a data: URL, or http and https with "
-                              "allow_urls=True", hint='For files: {"type": "image", "path": ...}')
+        refuse(f"{where}.image_url", value, "a data: URL, or http and https with allow_urls=True",
+               hint='For files: {"type": "image", "path": ...}')
     return value
 
 
@@ -170,5 +171,6 @@ def stand_in(messages: Sequence[Mapping[str, Any]]) -> str:
     each_string(list(messages), texts.append, texts.append)
     found = next((char for char in _STAND_INS if not any(char in text for text in texts)), None)
     if found is None:
-        raise InvalidArgument("messages hold the noncharacters U+FDD8 to U+FDDB, which no text may hold")
+        raise InvalidArgument(param="messages", got="text with all of U+FDD8 to U+FDDB",
+                              allowed="text without these noncharacters")
     return found

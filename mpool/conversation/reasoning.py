@@ -18,22 +18,23 @@ from .json_extent import JsonExtent
 
 _OPEN, _CLOSE = "<think>", "</think>"
 _START, _CHANNEL, _MESSAGE, _END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
-#: What ends a message of harmony; those that end an answer, too, stand in its text only if a tokenizer shows them.
+#: End markers of a Harmony message. Those that also end the completion are in its text only if the tokenizer shows
+#: them.
 _BREAKS = (_END, _START, _CHANNEL, "<|return|>", "<|call|>")
 _BREAK = re.compile("|".join(map(re.escape, _BREAKS)))
 _CHANNEL_NAME = re.compile(re.escape(_CHANNEL) + r"\s*(\w+)")
 _FUNCTION = re.compile(r"(?:^|\s)to=functions\.([^\s<]+)")
-#: What begins a message to a function, as :class:`HarmonyCalls` writes it; its name and ``<|message|>`` follow.
+#: Start of a message to a function, as :class:`HarmonyCalls` writes it; the name and ``<|message|>`` follow.
 CALL = "<|channel|>commentary to=functions."
 
 
 def is_harmony(source: str) -> bool:
-    """Whether a chat template is one of harmony."""
+    """The chat template uses the Harmony format."""
     return _CHANNEL in source and _MESSAGE in source
 
 
 def of_template(source: str, prompt: str, calls: bool = False) -> Callable[[], Splitter] | None:
-    """What makes splitters for the answers to a prompt; None if the model's answers have one part.
+    """The factory of splitters for completions of a prompt; None if they have one part.
 
     Args:
         source: the chat template.
@@ -51,7 +52,7 @@ class Splitter:
     """Takes one answer apart."""
 
     def feed(self, text: str, last: bool = False) -> tuple[str, str]:
-        """What is new of (thoughts, answer). ``last``: nothing follows."""
+        """New text of (reasoning, answer). ``last``: nothing follows."""
         raise NotImplementedError
 
 
@@ -64,7 +65,7 @@ def split(make: Callable[[], Splitter] | None, text: str) -> tuple[str | None, s
 
 
 def _held(text: str, markers: Sequence[str]) -> int:
-    """How many characters at the end of a text may be the beginning of a marker."""
+    """Number of characters at the end of a text that may begin a marker."""
     longest = max(map(len, markers)) - 1
     for size in range(min(longest, len(text)), 0, -1):
         if any(marker.startswith(text[-size:]) for marker in markers):
@@ -147,7 +148,7 @@ class Harmony(Splitter):
         return out[0], out[1]
 
     def _read_header(self, last: bool) -> bool:
-        """Whether there is more to do now."""
+        """The buffered text can be processed further."""
         head, mark, rest = self._text.partition(_MESSAGE)
         if self._first and not self._begins(head, bool(mark), last):
             self._open(True)
@@ -169,7 +170,7 @@ class Harmony(Splitter):
         self._open((name is None or name[1] == "final") and " to=" not in head)
 
     def _begins(self, head: str, whole: bool, last: bool) -> bool:
-        """Whether the beginning of an answer is a header, or may become one."""
+        """The start of the completion is a header, or may become one."""
         head = head.lstrip()
         known = (_CHANNEL, _START, "to=")
         if whole and not head or head.startswith(known):

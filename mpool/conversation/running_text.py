@@ -1,4 +1,4 @@
-"""Where in an answer that may be text, until a mark, what may follow is known without being computed."""
+"""Mask reuse: positions in a completion where the allowed tokens are known without computing a mask."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class RunningText:
 
 
 def _is_cut(text: bytes) -> bool:
-    """Whether a text ends within a character."""
+    """The text ends inside a UTF-8 character."""
     for back in range(1, min(4, len(text)) + 1):
         byte = text[-back]
         if byte & 0xC0 != 0x80:

@@ -50,7 +50,7 @@ class Exhausted(Exception):
 
 
 class Budget:
-    """What is left for one rendering."""
+    """Remaining budget of one rendering."""
 
     __slots__ = ("_steps", "_text", "_deadline", "_clock", "depth", "limits")
 
@@ -175,7 +175,7 @@ class _Generator(jinja2.compiler.CodeGenerator):
         self.write("}")
 
 
-#: What a template may consist of. Left out: other templates (include, import, extends, block) and autoescape.
+#: Syntax nodes that a template may use. Left out: other templates (include, import, extends, block) and autoescape.
 _ALLOWED_NODES = frozenset((
     nodes.Template, nodes.Output, nodes.TemplateData, nodes.Const, nodes.Name, nodes.NSRef, nodes.Tuple, nodes.List,
     nodes.Dict, nodes.Pair, nodes.Keyword, nodes.CondExpr, nodes.Filter, nodes.Test, nodes.Call, nodes.Getitem,
@@ -254,7 +254,7 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         finally:
             local.budget = outer
 
-    # What the compiled code calls
+    # called by the compiled code
 
     @property
     def tick(self) -> bool:
@@ -336,7 +336,7 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             self._local.budget.step()
             yield value
 
-    # What the sandbox asks
+    # called by Jinja's sandbox
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         budget = self._local.budget

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ..checks import shown
 from ..errors import FormatError, InvalidArgument, LimitError, TemplateError, Unsupported
 from ..tokenizers import limits
 from ..tokenizers.specials import compile_trie
@@ -66,7 +67,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, *, special: Mapping[str, str] | None = None, file: str | None = None) -> None:
         if not isinstance(source, str):
-            raise InvalidArgument(f"the chat template is {type(source).__name__}, allowed: str")
+            raise InvalidArgument(param="chat_template", got=type(source).__name__, allowed="str")
         if len(source) > limits.max_template_chars:
             raise LimitError(f"{file or 'the model'}: the chat template has {len(source):,} characters, the limit is "
                              f"{limits.max_template_chars:,}",
@@ -142,7 +143,7 @@ class ChatTemplate:
         return ChatPrompt(tokenizer.encode_marked(text, mark, char), text.replace(mark, ""))
 
     def places_images(self, token: str, tokenizer: Tokenizer) -> bool:
-        """Whether it takes a message as a list of parts and writes ``token`` where one of them is an image."""
+        """The template accepts a message as a list of parts and writes ``token`` in place of an image part."""
         if self._places is None:
             probe = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "probe"}]}]
             try:
@@ -156,21 +157,21 @@ class ChatTemplate:
         """Everything a caller gave, as fresh plain data."""
         for name in variables:
             if name in _RESERVED or name.startswith("_"):
-                raise InvalidArgument(f"{name} cannot be given to a chat template",
+                raise InvalidArgument(f"`{name}` cannot be passed to a chat template", param=name,
                                       hint="A template is chosen when a model is loaded, never by a request"
                                       if "template" in name else None)
         if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Iterable):
-            raise InvalidArgument(f"messages is {type(messages).__name__}, allowed: a list of dicts")
+            raise InvalidArgument(param="messages", got=type(messages).__name__, allowed="a list of dicts")
         chat = _plain(list(messages), "messages")
         if not chat:
-            raise InvalidArgument("messages is empty, allowed: at least one message")
+            raise InvalidArgument(param="messages", got="empty", allowed="a list of at least one message")
         for at, message in enumerate(chat):
             if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-                raise InvalidArgument(f"messages[{at}] is not a message",
+                raise InvalidArgument(param=f"messages[{at}]", got=shown(message), allowed="a message",
                                       hint='A message is a dict such as {"role": "user", "content": "Hello"}')
         for name, value in (("tools", tools), ("documents", documents)):
             if value is not None and (isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable)):
-                raise InvalidArgument(f"{name} is {type(value).__name__}, allowed: a list of dicts")
+                raise InvalidArgument(param=name, got=type(value).__name__, allowed="a list of dicts")
         return {
             "messages": list(map(_with_reasoning, chat)),
             "tools": None if tools is None else _dicts(_plain(list(tools), "tools"), "tools"),
@@ -181,7 +182,8 @@ class ChatTemplate:
     def _render(self, data: dict[str, Any], add_generation_prompt: bool, continue_final_message: bool) -> str:
         if continue_final_message:
             if add_generation_prompt:
-                raise InvalidArgument("add_generation_prompt and continue_final_message exclude each other")
+                raise InvalidArgument("`add_generation_prompt` and `continue_final_message` exclude each other",
+                                      param="continue_final_message")
             final = _open_last(data["messages"][-1])
         text = self._run({**self._special, **data, "add_generation_prompt": bool(add_generation_prompt)})
         if not continue_final_message:
@@ -288,8 +290,8 @@ def _plain(value: Any, where: str, depth: int = 0) -> Any:
             try:
                 value.encode()
             except UnicodeEncodeError as error:
-                raise InvalidArgument(f"{where} has half of a surrogate pair at character {error.start}, allowed: "
-                                      "Unicode text") from None
+                raise InvalidArgument(param=where, got=f"half of a surrogate pair at character {error.start}",
+                                      allowed="Unicode text") from None
         return str.__str__(value)
     if isinstance(value, int):
         return int.__int__(value)
@@ -315,7 +317,7 @@ def _plain(value: Any, where: str, depth: int = 0) -> Any:
 def _dicts(values: list[Any], name: str) -> list[Any]:
     for at, value in enumerate(values):
         if not isinstance(value, dict):
-            raise InvalidArgument(f"{name}[{at}] is {type(value).__name__}, allowed: a dict")
+            raise InvalidArgument(param=f"{name}[{at}]", got=type(value).__name__, allowed="a dict")
     return values
 
 
@@ -337,7 +339,7 @@ def _open_last(message: dict[str, Any]) -> str:
                 text = part["text"]
                 part["text"] = text + _CONTINUE
                 return text
-    raise InvalidArgument("the last message has no text to continue")
+    raise InvalidArgument("the last message has no text to continue", param="messages")
 
 
 def _size(value: Any) -> tuple[int, int]:
@@ -392,7 +394,8 @@ class _Guard:
         strings += keys
         mark = next((char for char in MARKS if not any(char in text for text in strings)), None)
         if mark is None:
-            raise InvalidArgument("messages hold the noncharacters U+FDD0 to U+FDD3, which no text may hold")
+            raise InvalidArgument(param="messages", got="text with all of U+FDD0 to U+FDD3",
+                                  allowed="text without these noncharacters")
         for name, value in list(data.items()):
             data[name] = _map_strings(value, lambda text: self._mark(text, mark),
                                       lambda text: self._break(text, mark))
@@ -402,7 +405,7 @@ class _Guard:
         return bool(self._find.search(text)) or self._cut(text.rstrip(), True) or self._cut(text.lstrip(), False)
 
     def _cut(self, text: str, end: bool) -> bool:
-        """Whether ``text`` ends as a control token begins, or begins as one ends."""
+        """The end of ``text`` may begin a control token, or its start may end one."""
         for size in range(1, min(self._longest, len(text) + 1)):
             if (text[-size:] in self._heads) if end else (text[:size] in self._tails):
                 return True

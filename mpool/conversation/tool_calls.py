@@ -31,7 +31,7 @@ _LONGEST = 256
 
 
 class Piece(NamedTuple):
-    """What is new of a call: the first piece of each has its ``id`` and ``name``; ``arguments`` is JSON text."""
+    """New part of a function call: the first one of each call has ``id`` and ``name``; ``arguments`` is JSON text."""
 
     number: int
     id: str | None
@@ -49,11 +49,11 @@ class Call(NamedTuple):
 
 
 class _Wait(Exception):
-    """What is here may be the beginning of what is expected."""
+    """The buffered text may begin the expected text."""
 
 
 class _Never(Exception):
-    """What is here is something else."""
+    """The buffered text differs from the expected text."""
 
 
 class Calls:
@@ -86,7 +86,7 @@ class Calls:
         self._value = self._scanned = 0  # where a value begins that is not complete, and where nothing ended it
 
     def feed(self, text: str, last: bool = False) -> tuple[str, list[Piece]]:
-        """What is new of (text, calls). ``last``: nothing follows."""
+        """New (text, parts of calls). ``last``: nothing follows."""
         self._text += text
         self._last, self._out, self._pieces = last, [], []
         more = True
@@ -183,7 +183,7 @@ class Calls:
         return True
 
     def _is_text(self) -> None:
-        """What was taken for a call is none."""
+        """The text parsed as a call is not one."""
         if self._step == self._opening:
             size = len(self._form.mark)
             self._say(self._gap + self._text[:size])
@@ -212,7 +212,7 @@ class Calls:
         return at
 
     def _opening(self) -> bool:
-        """What stands before the first call, and that."""
+        """Parses the text before the first call, and the start of the call."""
         at = self._expect(0, self._form.section) if self._form.section else 0
         return self._call(self._expect(at, "[") if self._form.listed else at)
 
@@ -370,7 +370,7 @@ class Calls:
         return self._to(self._closing, self._expect(0, "}"))
 
     def _closing(self) -> bool:
-        """What closes a call, which may be missing."""
+        """Parses the end of a call, which may be missing."""
         if self._bared:
             return self._to(self._another)
         try:

@@ -1,6 +1,5 @@
-"""How models write calls of tools: one row a form, known by the words of the model's chat template.
-
-A row says what stands around a call, for all three that have to agree: the grammar that keeps a model to it
+"""Tool-call formats of models: one row per format, recognised by the words of the model's chat template. A row states
+the text around a call, for all three that have to agree: the grammar that keeps a model to it
 (:mod:`mpool.conversation.tool_grammar`), the parser that takes an answer apart (:mod:`mpool.conversation.tool_calls`),
 and what a template is given that writes no calls of its own.
 
@@ -69,16 +68,16 @@ class ToolFormat:
 
     @property
     def prefix(self) -> str:
-        """What stands before the first call."""
+        """The text before the first call."""
         return self.section + "[" * self.listed + self.open
 
     @property
     def mark(self) -> str:
-        """What begins calls in an answer: the first word of ``prefix``. Empty if ``leads``."""
+        """The marker that starts calls in a completion: the first word of ``prefix``. Empty if ``leads``."""
         return (self.section or self.open).strip().partition("\n")[0]
 
     def around(self, name: str) -> tuple[str, str]:
-        """What stands before and after the arguments of a call, between ``open`` and ``close``."""
+        """The text before and after the arguments of a call, between ``open`` and ``close``."""
         if self.body == "json":
             return f'{{"name": {json.dumps(name)}, "{self.key}": ', "}"
         return name + ":0" * self.numbered + (">\n" if self.body == "xml" else self.middle), ""

@@ -21,7 +21,7 @@ from .tool_formats import HARMONY, Function, ToolFormat
 
 
 class Grammar(NamedTuple):
-    """What keeps answers to a form.
+    """A grammar for completions in a tool-call format.
 
     Attributes:
         lark: for llguidance.
@@ -38,13 +38,13 @@ class Grammar(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What an answer is that calls nothing: JSON of a ``schema``, which is JSON text, or text of a ``regex``."""
+    """A completion without calls: JSON that matches a ``schema`` (JSON text), or text that matches a ``regex``."""
 
     kind: Literal["schema", "regex"]
     source: str
 
 
-#: What answers begin with that are calls without a mark, spaces left out: see LEADING and BARE.
+#: Start of completions that are calls without a marker, spaces left out: see LEADING and BARE.
 LEADS = ('{"name":"', '<|python_tag|>{"name":"')
 BARE_LEADS = ('{"name":"', '```{"name":"', '```json{"name":"')
 
@@ -180,7 +180,7 @@ def _moved(schema: Any, where: str) -> Any:
 
 
 def _may_lead(schema: Any, root: Any, depth: int = 0) -> bool:
-    """Whether JSON of a schema may be an object whose first property is ``name``, as far as that is easily said:
+    """JSON of the schema may be an object whose first property is ``name``; a conservative check:
     properties are written in the order of the schema."""
     if not isinstance(schema, dict) or depth > 8:
         return True
@@ -304,7 +304,7 @@ def _object(function: Function) -> dict[str, Any]:
 # ---- arguments in tags -----------------------------------------------------------------------------------------------
 
 def is_text(schema: Any) -> bool:
-    """Whether a value of this schema stands between tags as it is; all others stand there as JSON."""
+    """A value of this schema is written verbatim between tags; other values are written as JSON."""
     if not isinstance(schema, Mapping):
         return False
     kind = schema.get("type")
@@ -319,7 +319,7 @@ def is_text(schema: Any) -> bool:
 
 
 def may_be_null(schema: Any) -> bool:
-    """Whether a schema says that a value may be null."""
+    """The schema allows null."""
     if not isinstance(schema, Mapping):
         return False
     kind = schema.get("type")
@@ -338,7 +338,7 @@ def _values(schema: Mapping[str, Any]) -> list[Any] | None:
 
 
 def _tagged(at: int, function: Function, rules: list[str]) -> str:
-    """What matches a function's arguments in tags, in the order of the schema."""
+    """Rules for a function's arguments in tags, in the order of the schema."""
     schema = function.parameters
     properties, required = schema.get("properties") or {}, schema.get("required") or ()
     found = []

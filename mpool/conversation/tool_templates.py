@@ -1,4 +1,4 @@
-"""How a chat template wants to be given tools, and the calls of earlier turns: found out by rendering a small one."""
+"""How a chat template takes tools and the calls of earlier turns, detected by rendering a small conversation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OTHER = {"type": "function", "function": {"name": "other", "description": "", "
 
 
 class ToolUse(NamedTuple):
-    """What a template makes of tools.
+    """How a template uses tools.
 
     Attributes:
         tools: ``"variable"``: it reads ``tools``; ``"message"``: the system message's ``tools``, a text; ``"text"``: it
@@ -35,7 +35,7 @@ class ToolUse(NamedTuple):
 
 
 def use_of(template: ChatTemplate) -> ToolUse:
-    """Of a template. Cheap after the first time."""
+    """Tool use of a template, cached."""
     found: ToolUse | None = getattr(template, "_tool_use", None)
     if found is None:
         found = ToolUse(_tools(template), *_calls(template))

@@ -84,7 +84,7 @@ def _connected(host: str, port: int, deadline: _Deadline) -> socket.socket:
 
 
 class _Reads(io.RawIOBase):
-    """What comes from a socket, until the deadline."""
+    """Reads a socket until the deadline."""
 
     def __init__(self, line: socket.socket, deadline: _Deadline) -> None:
         self._line, self._deadline, self._raw = line, deadline, line.makefile("rb", buffering=0)
@@ -102,7 +102,7 @@ class _Reads(io.RawIOBase):
 
 
 class _Line:
-    """What http.client uses of a socket; each wait ends with the deadline."""
+    """The part of a socket that http.client uses; each wait ends at the deadline."""
 
     def __init__(self, line: socket.socket, deadline: _Deadline) -> None:
         self.line, self._deadline = line, deadline
@@ -190,7 +190,8 @@ def fetch(url: str, name: str, most: int, timeout: float | None = None) -> bytes
             while chunk := answer.read1(_CHUNK):
                 found += chunk
                 if len(found) > most:
-                    raise InvalidArgument(f"{name} has more than {most:,} bytes, allowed: at most so many")
+                    raise InvalidArgument(param=name, got=f"more than {most:,} bytes",
+                                          allowed=f"at most {most:,} bytes")
             return bytes(found)
     except MpoolError:
         raise

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MAX_SIDE = 1 << 14
 
 
-def prepare(image: Image, settings: ImageSettings, name: str = "the image") -> NDArray[np.uint8]:
+def prepare(image: Image, settings: ImageSettings, name: str = "image") -> NDArray[np.uint8]:
     """The pixels that the core is given: uint8 ``[height, width, 3]``.
 
     Args:
@@ -41,15 +41,16 @@ def prepare(image: Image, settings: ImageSettings, name: str = "the image") -> N
         else:
             width, height = int(resize[1] * width / height), resize[1]
         if max(width, height) > MAX_SIDE:
-            raise InvalidArgument(f"{name} would become {width:,} x {height:,} pixels for this model, allowed: "
-                                  f"{MAX_SIDE:,} a side", hint="Crop it before")
+            raise InvalidArgument(param=name, got=f"an image that the model resizes to {width:,} x {height:,}",
+                                  allowed=f"at most {MAX_SIDE:,} pixels a side after resizing",
+                                  hint="Crop it before")
         image = image.resize((width, height), resample=settings.resample)  # type: ignore[arg-type]
     pixels = np.asarray(image)
     if settings.crop is not None:
         pixels = crop(pixels, *settings.crop)
     if min(pixels.shape[:2]) < settings.patch_size:
-        raise InvalidArgument(f"{name} is {pixels.shape[1]} x {pixels.shape[0]} pixels for this model, allowed: "
-                              f"{settings.patch_size} and more a side")
+        raise InvalidArgument(param=name, got=f"{pixels.shape[1]} x {pixels.shape[0]} pixels for this model",
+                              allowed=f"at least {settings.patch_size} pixels a side")
     return pixels if settings.any_size else whole_patches(pixels, settings.patch_size)
 
 

@@ -49,7 +49,7 @@ def rows_of(settings: VisionSettings, height: int, width: int) -> int:
 
 
 def cut(image: Image, settings: VisionSettings, name: str) -> Cut:
-    """What becomes of an image.
+    """Cuts an image into tiles.
 
     Raises:
         InvalidArgument: an image that would become too large or too small.
@@ -198,7 +198,8 @@ def _of_any_size(image: Image, settings: VisionSettings) -> Cut:
     if settings.pixels is None:
         high, wide = height // unit * unit, width // unit * unit
         if not high or not wide:
-            raise InvalidArgument(f"an image is {width} x {height} pixels, this model takes {unit} and more a side")
+            raise InvalidArgument(param="image", got=f"{width} x {height} pixels",
+                                  allowed=f"at least {unit} pixels a side")
         tile = np.asarray(image)[:high, :wide]
     else:
         high, wide = _sides(height, width, unit, *settings.pixels)

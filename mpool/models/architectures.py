@@ -39,7 +39,7 @@ _PART = re.compile(r"(.+)\[(\d+)\]")
 
 
 def find(table: Mapping[str, Row], name: str, *, file: str, field: str) -> Row:
-    """What a table has for an architecture. Raises FormatError if there is nothing."""
+    """The table's rows for an architecture. Raises FormatError if there are none."""
     row = table.get(name)
     if row is None:
         raise FormatError(file=file, field=field, got=shorten(repr(name)), allowed=", ".join(sorted(table)),
@@ -48,12 +48,12 @@ def find(table: Mapping[str, Row], name: str, *, file: str, field: str) -> Row:
 
 
 def of_capability(rows: list[Architecture], embeds: bool) -> list[Architecture]:
-    """Those rows that give vectors, or those that do not; all if there are none of that kind."""
+    """The rows that compute embeddings, or those that do not; all rows if that kind has none."""
     return [row for row in rows if (row.capability == "text_embedding") == embeds] or rows
 
 
 def marked(rows: list[Architecture], names: Callable[[], Iterable[str]], *, gguf: bool) -> list[Architecture]:
-    """Those rows whose mark is among the names of a model's tensors, or those without one."""
+    """The rows whose mark is among the model's tensor names, else the rows without a mark."""
     if not any(row.mark[gguf] for row in rows):
         return rows
     there = list(names())
@@ -61,7 +61,7 @@ def marked(rows: list[Architecture], names: Callable[[], Iterable[str]], *, gguf
     return found or [row for row in rows if not row.mark[gguf]] or rows
 
 
-#: Of all layers together.
+#: Limit for all layers together.
 MAX_EXPERTS = 1 << 16
 
 

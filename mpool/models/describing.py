@@ -1,4 +1,4 @@
-"""From a reference to files, and from files to a description: the two steps that every use of a model begins with."""
+"""The first two steps of every use of a model: a reference to files, and files to a description."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logging.getLogger("mpool.models")
 
 
 def is_offline(offline: bool | None) -> bool:
-    """Whether downloading is off: as asked for, else as ``MPOOL_OFFLINE`` or the hub's own variables say."""
+    """Downloading is off: ``offline`` decides, else ``MPOOL_OFFLINE`` and the hub's own variables."""
     if offline is not None:
         return offline
     on = ("1", "ON", "YES", "TRUE")
@@ -34,10 +34,10 @@ def resolve(ref: str | os.PathLike[str], offline: bool | None = None, progress: 
         ref: a path, ``org/name``, ``org/name:Q4_K_M``, ``org/name@revision``, ``hf://org/name@revision/file``,
             ``pip:package==version/path``, ``mpool:digits-clip``, or a key of the catalogue.
         offline: True: never download; False: allowed; None: as ``MPOOL_OFFLINE`` and ``HF_HUB_OFFLINE`` say.
-        progress: whether to show a bar; None: when standard error is a terminal.
+        progress: show a progress bar; None: when standard error is a terminal.
 
     Returns:
-        where the files are; nothing of them has been read beyond hashes and lists.
+        the location of the files; only hashes and lists of names were read.
 
     Raises:
         InvalidArgument: no known form of reference, or no such quantisation.
@@ -60,7 +60,7 @@ def resolve(ref: str | os.PathLike[str], offline: bool | None = None, progress: 
 
 
 def _resolve_row(row: Row, offline: bool, progress: Progress) -> Resolved:
-    """The first reference of a row that is here already, else the first that can be fetched."""
+    """Resolves the first reference whose files are on this machine, else the first that can be fetched."""
     if row.joined is not None:
         from .sources import joined
 
@@ -138,7 +138,7 @@ def verify(found: Resolved) -> None:
 
 
 def _recorded(found: Resolved, path: str) -> str | None:
-    """SHA-256 that the catalogue has for a file; None: what its stamp says counts."""
+    """The catalogue's SHA-256 of a file; None: the file's stamp is the reference."""
     row = catalogue.load().get(found.key) if found.key else None
     if row is None:
         return None
@@ -151,7 +151,7 @@ def _recorded(found: Resolved, path: str) -> str | None:
 
 def describe(ref_or_path: str | os.PathLike[str], key: str | None = None, *, offline: bool | None = None,
              progress: Progress = None) -> ModelDescription:
-    """Reads a model's files once and states what the core needs to load it and Python keeps beside it.
+    """Reads a model's files once and returns its description: the spec for the core, and the settings for Python.
 
     Args:
         ref_or_path: any reference that :func:`resolve` takes.
@@ -194,7 +194,7 @@ def describe_resolved(found: Resolved, key: str | None = None) -> ModelDescripti
 
 
 def _describe_gguf(found: Resolved, name: str) -> ModelDescription:
-    """A GGUF model; one whose folder was given, with a projector for images beside it, reads images."""
+    """Describes a GGUF model. Given a folder that also holds an image projector, it describes a vision model."""
     from .formats import vision_gguf
     from .formats.gguf_model import describe_gguf
 

@@ -54,7 +54,7 @@ def file_kind(mode: int) -> str:
     return "a special file"
 
 
-#: What tells a file's content from another's without reading it; None: it is not there.
+#: The identity of a file's content, taken without reading it; None: the file does not exist.
 Stamp = tuple[int, ...] | None
 
 _noted: ContextVar[dict[str, Stamp] | None] = ContextVar("mpool_noted", default=None)
@@ -68,7 +68,7 @@ def _stamp_of(found: os.stat_result) -> Stamp:
 
 
 def stamp(path: str) -> Stamp:
-    """What tells a file's content, or the names in a folder, from what was there before, without reading it."""
+    """The identity of a file's content, or of a folder's names, taken without reading it."""
     try:
         return _stamp_of(os.stat(path))
     except (OSError, ValueError):
@@ -76,7 +76,7 @@ def stamp(path: str) -> Stamp:
 
 
 def same_stamp(a: Stamp, b: Stamp) -> bool:
-    """Whether two stamps are of one content. Writing moves the time of change, which nobody can set back; so do other
+    """Two stamps belong to the same content. Writing moves the time of change, which nobody can set back; so do other
     modes, owners and links, and those are told apart from it (as ``mp_file_id_same`` of the core does)."""
     if a is None or b is None or len(a) < 9 or len(b) < 9:
         return a == b
@@ -188,7 +188,7 @@ class Folder:
         return f"Folder({self.path!r})"
 
     def inside(self, real: str) -> bool:
-        """Whether a path without links is behind the fence."""
+        """A path without links stays inside the allowed folder."""
         root, *blobs = self._fence
         if real == root or real.startswith(root.rstrip("/") + "/"):
             return True
@@ -219,7 +219,7 @@ class Folder:
         return path
 
     def has(self, name: str) -> bool:
-        """Whether something of that name is there (it may still be refused when it is read)."""
+        """An entry of that name exists; reading it may still be refused."""
         return os.path.lexists(os.path.join(self.path, name))
 
     def names(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""What the C core needs to know to load a model, and what Python keeps beside it.
+"""Descriptions of models: the spec from which the C core loads, and the settings that Python keeps.
 
 Python reads a model's own files once, strictly, and states the result as a :class:`ModelSpec`; from it the C core
 loads, evicts and loads again without Python. Hyper-parameters use GGUF's key names and tensors use GGUF's tensor
@@ -23,9 +23,8 @@ Value = bool | int | float | str | list[bool] | list[int] | list[float] | list[s
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """One tensor in one file.
-
-    ``shape`` is in row-major (numpy) order, outermost first: a linear layer's weight is ``(out_features,
+    """A tensor in a file. ``shape`` is in row-major (numpy) order, outermost first: a linear layer's weight is
+    ``(out_features,
     in_features)``. ``dtype`` is a name of ``csrc/tensor/dtype.def`` (``"F32"``, ``"BF16"``, ``"Q4_K"``, ...).
     ``offset`` and ``nbytes`` are bytes within ``ModelSpec.files[file]``; C checks all of them again.
     """
@@ -66,7 +65,7 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class EmbeddingSettings:
-    """How a text-embedding model wants to be used (sentence-transformers' folder conventions).
+    """Settings of a text-embedding model (sentence-transformers' folder conventions).
 
     ``pooling`` is a list of one or more of ``cls, mean, max, mean_sqrt_len, weightedmean, lasttoken``; several are
     concatenated in that order, as sentence-transformers does. ``dimensions`` lists the Matryoshka sizes that the
@@ -99,7 +98,7 @@ class EmbeddingSettings:
 
 @dataclass(frozen=True)
 class ImageSettings:
-    """How an image-embedding model wants its images, and what it gives.
+    """Input and output settings of an image-embedding model.
 
     The steps are those of transformers' image processors, in their order: resize, then crop; mean and deviation are
     the core's to apply (``mpool.image.*`` of the spec).
@@ -133,10 +132,10 @@ class ImageSettings:
 
 @dataclass(frozen=True)
 class VisionSettings:
-    """How a model that reads images beside text wants them.
+    """Image settings of a vision model.
 
     Attributes:
-        scheme: what becomes of an image: ``"one"``, one tile that stands for the whole; ``"tiles"``, that, and the
+        scheme: the way an image is cut: ``"one"``, one tile that stands for the whole; ``"tiles"``, that, and the
             image at one of the sizes of ``grid`` cut into tiles; ``"split"``, tiles with a text before each, then the
             whole; ``"any"``, one tile of the image's own proportions.
         image: how a tile is prepared.
@@ -162,7 +161,7 @@ class VisionSettings:
 
 @dataclass(frozen=True)
 class GenerationSettings:
-    """How a text model wants to be used: context length, ends of generation, defaults its authors recommend."""
+    """Settings of a language model: context length, end-of-generation ids, defaults that its authors recommend."""
 
     context_length: int
     eog_token_ids: tuple[int, ...] = ()
@@ -173,7 +172,7 @@ class GenerationSettings:
 
 @dataclass(frozen=True)
 class TextInput:
-    """What one text encoder of a pipeline takes: ``length`` tokens (or at most so many), filled up with ``pad``.
+    """Input of a text encoder of a pipeline: exactly or at most ``length`` tokens, padded with ``pad``.
 
     ``folder`` holds its tokenizer; None: there is no such encoder, and its rows are zeros. ``clip``: the tokenizer may
     be a ``vocab.json`` with ``merges.txt``.
@@ -187,7 +186,7 @@ class TextInput:
 
 @dataclass(frozen=True)
 class DrawingSettings:
-    """How a model that makes pictures wants to be used.
+    """Settings of an image-generation model.
 
     ``inputs`` are those of CLIP-L, CLIP-G and T5. ``scheduler`` holds the numbers of its noise schedule, as diffusers
     names them. ``guided``: a second text can be led away from; ``distilled``: it is told the scale instead.
@@ -208,7 +207,7 @@ class DrawingSettings:
 
 @dataclass(frozen=True)
 class TokenizerSource:
-    """Where the tokenizer comes from: a ``tokenizer.json`` (with its neighbours' facts in ``config``), or the file that
+    """The source of a tokenizer: a ``tokenizer.json`` (with its neighbours' facts in ``config``), or the file that
     stands for one in an older folder, or ``gguf``: the ``tokenizer.*`` keys of a GGUF file.
 
     ``config`` holds, for a folder, the keys of ``tokenizer_config.json`` and ``special_tokens_map.json`` as they stand
@@ -247,5 +246,5 @@ class ModelDescription:
 
     @property
     def tokenizes(self) -> bool:
-        """Whether it takes texts that one tokenizer turns into its ids."""
+        """The model takes texts, tokenised by one tokenizer."""
         return self.image is None and self.drawing is None

@@ -1,6 +1,5 @@
-"""What each architecture is known by and what it is held against: the table of ``mpool models`` and of the README.
-
-One row an architecture of the core. ``folder`` and ``gguf`` name the public implementation that a test compares with
+"""Published models and references of each architecture: the table of ``mpool models`` and of the README. One row per
+architecture of the core. ``folder`` and ``gguf`` name the public implementation that a test compares with
 on the same weights; ``tests`` are those tests: a claim without one is an error
 (``tests/python/documents/test_verified.py``).
 """

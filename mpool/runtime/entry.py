@@ -1,7 +1,7 @@
-"""A model as a pool knows it: its name, what its files say, its tokenizer, and its entries in the core's registry.
+"""A model of a pool: its name, its description, its tokenizer, and its entries in the core's registry.
 
-Files are read on first use and once; the core gets a spec from which it loads by itself. Weights of another
-class of arithmetic are an entry of their own, loaded only when a call asks for it.
+Files are read once, on first use; the core gets a spec and loads from it without Python. Each compute type has its own
+entry in the core, loaded when a request first asks for it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ..checks import one_of
 from ..errors import IntegrityError, InvalidArgument, MpoolError, WrongCapability
 from ..models.files import changed
 from ..models.json_strict import shorten
@@ -25,19 +26,19 @@ if TYPE_CHECKING:
     from ..tokenizers.gguf_vocab import GGUFVocab
     from .hosts import Host
 
-#: Bytes that a key of the core may have.
+#: Maximum length of a key of the core, in bytes.
 _MAX_KEY = 240
 
 
 class Entry:
-    """See above. Safe to use from any thread.
+    """A model of a pool. Thread-safe.
 
     Attributes:
         key: its name in the pool.
-        ref: what its files are found by.
-        overrides: settings that replace what the files say (see :meth:`mpool.Pool.register`).
-        isolation: where its workers run, ``"thread"`` or ``"process"``; None: as the pool's configuration says.
-        plans: options of calls for vectors in use -> what follows from them; see vectors.py.
+        ref: the reference of its files.
+        overrides: settings that replace those of the files (see :meth:`mpool.Pool.register`).
+        isolation: ``"thread"`` or ``"process"``, where its workers run; None: the pool's setting.
+        plans: cache of options of embedding requests -> their plan; see vectors.py.
     """
 
     def __init__(self, pool: Host, key: str, ref: str, capability: str | None = None,
@@ -57,14 +58,14 @@ class Entry:
         self._table: tuple[bytes, Any] | None = None
 
     def renew_lock(self) -> None:
-        """In the child of a fork: whoever held the lock is not there."""
+        """In the child of a fork: the thread that held the lock does not exist."""
         self._lock = threading.RLock()
         for tower in self._towers.values():
             tower.renew_lock()
         self.plans = {}  # the next call asks the pool for its registry, which starts what the child has to have anew
 
     def ready(self, compute: str, chat: bool = False) -> bool:
-        """Whether a call needs nothing more of the files than what was read."""
+        """A request needs no file beyond those already read."""
         tokenizer = self._tokenizer
         if self._description is not None and self._description.image is not None:
             return compute in self._core
@@ -73,13 +74,13 @@ class Entry:
 
     @property
     def capability(self) -> str:
-        """What the model is for; reads its files if nothing else says so."""
+        """The model's capability; reads its files if nothing else states it."""
         if self._capability is None:
             self._capability = self.describe().capability
         return self._capability
 
     def describe(self, progress: bool | None = None) -> ModelDescription:
-        """What the files say, with the overrides; fetches them first if need be."""
+        """The description of the files with the overrides; fetches missing files first."""
         if self._description is None:
             from ..models import describe
 
@@ -144,7 +145,7 @@ class Entry:
         if description.image is not None and (texts := self.serving("text_embedding")) is not None:
             return texts.tokenizer()
         if description.tokenizer is None:
-            raise InvalidArgument("the model has no tokenizer", key=self.key)
+            raise InvalidArgument("the model has no tokenizer", param="model", key=self.key)
         tokenizer = open_tokenizer(description.tokenizer, self._vocab)
         self._require_unchanged()
         spec = description.spec
@@ -156,11 +157,11 @@ class Entry:
         return tokenizer
 
     def token_text(self, token: int) -> str:
-        """Text that a token adds; bytes that are part of a character only show as U+FFFD."""
+        """Text of a token; incomplete UTF-8 characters appear as U+FFFD."""
         return self.token_bytes(token).decode(errors="replace")
 
     def token_bytes(self, token: int) -> bytes:
-        """Bytes that a token adds, which may be part of a character."""
+        """Bytes of a token, which may be part of a UTF-8 character."""
         if self._table is None:
             table = self.tokenizer().token_table()
             self._table = (table.data, table.offsets)
@@ -185,41 +186,40 @@ class Entry:
         return ChatTemplate.for_model(self.describe().chat_template, self.tokenizer(), key=self.key)
 
     def core_key(self, compute: str = "auto") -> str:
-        """Key of the core's registry for a class of arithmetic; the first use adds it and starts loading."""
+        """Key in the core's registry for a compute type; the first use adds it and starts loading."""
         key = self._core.get(compute) if isinstance(compute, str) else None
         if key is not None:
             return key
         if not isinstance(compute, str) or compute not in COMPUTE:
-            raise InvalidArgument(f"compute is {compute!r}, allowed: " + ", ".join(COMPUTE))
+            one_of("compute", compute, COMPUTE, key=self.key)
         with self._lock:
             if compute not in self._core:
                 self._core[compute] = self._same_arithmetic(compute) or self._add(compute)
         return self._core[compute]
 
     def changed(self, folders: bool = False) -> str | None:
-        """The first of the files that were read which is another by now, with ``folders`` also a folder that has other
-        names in it; None: nothing is."""
+        """The first file that changed since it was read, with ``folders`` also a folder whose names changed; None: none
+        changed."""
         description = self._description
         return None if description is None else changed(description.stamps, folders)
 
     def look_again(self) -> None:
-        """Drops what was read of files that have changed since, while nothing of them is loaded: before a first call
-        they are the caller's to write."""
+        """Forgets changed files while nothing of them is loaded: the caller may write them until the first request."""
         if not self._core and self._description is not None and not self.core_keys() and self.changed():
             self.forget()
 
     def _require_unchanged(self) -> None:
-        """Raises IntegrityError if what is read, or loaded, from here on would be of other files than the rest."""
+        """Raises IntegrityError if a file changed: later reads would mix two versions."""
         path = self.changed()
         if path is not None:
             raise IntegrityError(f"{path} is another file than was described; unload the model to have it described "
                                  "anew", key=self.key)
 
     def forget(self) -> list[str]:
-        """Drops what was read, for files that have changed: the next use reads them again.
+        """Forgets everything read from files; the next use reads them again.
 
         Returns:
-            the keys of the core's registry that are no longer in use, for the caller to remove.
+            the keys in the core's registry that are now unused; the caller removes them.
         """
         with self._lock:
             keys = self.core_keys()
@@ -230,12 +230,12 @@ class Entry:
         return keys
 
     def core_keys(self) -> list[str]:
-        """All keys in use in the core's registry, those of towers included."""
+        """All keys in use in the core's registry, including those of the model's other networks."""
         return list(dict.fromkeys([*self._core.values(), *(key for tower in list(self._towers.values())
                                                           for key in tower.core_keys())]))
 
     def _same_arithmetic(self, compute: str) -> str | None:
-        """The automatic entry, if it is loaded and turned out to compute just so."""
+        """The key of the automatic entry if it is loaded with this compute type."""
         auto = self._core.get("auto")
         if auto is not None:
             for row in self.pool.registry.entries():
@@ -245,11 +245,11 @@ class Entry:
 
     @property
     def runs_in(self) -> str:
-        """Where its workers run: ``"thread"`` or ``"process"``."""
+        """Isolation of its workers: ``"thread"`` or ``"process"``."""
         return self.isolation or self.pool.config.isolation
 
     def isolate(self, isolation: str) -> None:
-        """Has its workers run there from now on. What is loaded serves until it is loaded anew."""
+        """Sets the isolation of its workers. Loaded workers keep serving until the model is loaded again."""
         with self._lock:
             before, was = self.runs_in, self.isolation
             self.isolation = isolation
@@ -314,7 +314,7 @@ class Entry:
                         sorted({*table.eog, *ends}))
 
 
-#: Setting that a caller may override -> where it stands in a description.
+#: Settings that :meth:`mpool.Pool.register` can override.
 OVERRIDES = ("prompts", "default_prompt_name", "pooling", "normalize", "max_length", "chat_template")
 
 
@@ -368,7 +368,7 @@ def override(found: ModelDescription, settings: Mapping[str, Any]) -> ModelDescr
 
 
 def _override_image(found: ModelDescription, settings: Mapping[str, Any]) -> ModelDescription:
-    """normalize is for all networks of the model, the others are for those that embed texts."""
+    """Applies ``normalize`` to all networks of the model, and other settings to those that embed texts."""
     texts = tuple(tower for tower in found.towers if tower.embedding is not None)
     for name, value in settings.items():
         if name == "normalize" and not isinstance(value, bool):
@@ -385,4 +385,4 @@ def _override_image(found: ModelDescription, settings: Mapping[str, Any]) -> Mod
 
 
 def _refused(found: ModelDescription, name: str, settings: Mapping[str, Any], allowed: str) -> InvalidArgument:
-    return InvalidArgument(f"{name} is {shorten(repr(settings[name]))}, allowed: {allowed}", key=found.key)
+    return InvalidArgument(param=name, got=shorten(repr(settings[name])), allowed=allowed, key=found.key)

@@ -1,4 +1,4 @@
-"""What happens to workers and calls, told to callbacks by the one thread that also drains the log."""
+"""Events of workers and requests, delivered to callbacks by the thread that also drains the log."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..checks import shown
+from ..checks import one_of
 from ..errors import InvalidArgument
 from . import logs as _logging
 from .hosts import hosts
@@ -23,7 +23,7 @@ KINDS = ("spawn", "ready", "evict", "fail", "request_start", "request_complete",
 
 @dataclass(frozen=True, slots=True)
 class PoolEvent:
-    """One thing that happened. See :meth:`mpool.Pool.on`.
+    """An event of a worker or request. See :meth:`mpool.Pool.on`.
 
     Attributes:
         event: ``"spawn"`` (a worker begins to load), ``"ready"``, ``"evict"`` (it was given up), ``"fail"`` (it could
@@ -51,9 +51,9 @@ _lock = threading.Lock()
 def subscribe(pool: Host, event: Any, callback: Any) -> Callable[[], None]:
     """See :meth:`mpool.Pool.on`."""
     if not isinstance(event, str) or event not in KINDS:
-        raise InvalidArgument(f"event is {shown(event)}, allowed: {', '.join(KINDS)}")
+        one_of("event", event, KINDS)
     if not callable(callback):
-        raise InvalidArgument(f"callback is {type(callback).__name__}, allowed: a function of one PoolEvent")
+        raise InvalidArgument(param="callback", got=type(callback).__name__, allowed="a function of one PoolEvent")
     entry = (event, callback)
     with _lock:
         pool._callbacks = (*pool._callbacks, entry)
@@ -62,7 +62,7 @@ def subscribe(pool: Host, event: Any, callback: Any) -> Callable[[], None]:
     _logging.start()
 
     def unsubscribe() -> None:
-        """Idempotent. One that is being called just now ends its call."""
+        """Idempotent. A callback that is running now finishes."""
         with _lock:
             pool._callbacks = tuple(other for other in pool._callbacks if other is not entry)
         _adopt()
@@ -71,7 +71,7 @@ def subscribe(pool: Host, event: Any, callback: Any) -> Callable[[], None]:
 
 
 def _adopt() -> None:
-    """What nobody listens to is not recorded at all."""
+    """Tells the core which events have callbacks: it records no others."""
     from .. import _core
 
     with _lock:
@@ -84,7 +84,7 @@ def _adopt() -> None:
 
 
 def deliver() -> None:
-    """Calls the callbacks for what has happened; by the thread that drains."""
+    """Runs the callbacks of all recorded events. Runs on the drain thread."""
     from .. import _core
 
     rows = _core.drain_events()
@@ -105,7 +105,7 @@ def deliver() -> None:
 
 
 def dropped() -> int:
-    """Events that found no room because callbacks were too slow."""
+    """Number of events dropped because callbacks were too slow."""
     from .. import _core
 
     return _core.events_dropped()

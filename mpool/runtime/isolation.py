@@ -1,4 +1,4 @@
-"""Workers that are processes of their own: what they are started with. The rest is in the core, ``csrc/isolation``."""
+"""Start command of worker processes. The core does the rest, ``csrc/isolation``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PYTHON = re.compile("py(thon|py)|graalpy", re.IGNORECASE)
 
 
 def check(isolation: object, what: str) -> None:
-    """Checks a value that a caller gave.
+    """Checks a value of the option ``what``.
 
     Raises:
         InvalidArgument: it is none of :data:`ISOLATION`.
@@ -25,7 +25,7 @@ def check(isolation: object, what: str) -> None:
 
 
 def _executable() -> tuple[str, bool]:
-    """What multiprocessing would start, and whether somebody chose it (``multiprocessing.set_executable``)."""
+    """The Python that multiprocessing would start; True if ``multiprocessing.set_executable`` set it."""
     spawn = sys.modules.get("multiprocessing.spawn")  # nobody can have chosen before it was imported
     chosen = spawn.get_executable() if spawn is not None else None
     path = os.fsdecode(chosen) if chosen else ""
@@ -33,11 +33,11 @@ def _executable() -> tuple[str, bool]:
 
 
 def command() -> tuple[str, ...]:
-    """What starts a worker process: the Python that multiprocessing would start.
+    """The command of a worker process, with the Python that multiprocessing would start.
 
     Raises:
-        SpawnFailed: it is not known which Python this is, or it is none: an application that was frozen
-            (PyInstaller, cx_Freeze) or that embeds Python would start itself again.
+        SpawnFailed: the Python executable is unknown, or it is another program: a frozen application (PyInstaller,
+        cx_Freeze) or one that embeds Python would start itself again.
     """
     from .. import _core
 

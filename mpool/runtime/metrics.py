@@ -1,4 +1,4 @@
-"""What a pool has counted, as a dict and for Prometheus."""
+"""Metrics of a pool as a dict."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ MODEL_GAUGES = {
     "queued": "calls that wait", "running": "calls that run", "model_bytes": "bytes of weights",
     "engine_bytes": "bytes of scratch and caches", "calls": "calls accepted", "errors": "calls that failed",
 }
-#: Counters of a model, of calls that were answered: name -> help.
+#: Counters of a model, over completed requests: name -> help.
 MODEL_COUNTERS = {"units_in": "tokens and images read", "units_out": "tokens and images written"}
 
 
 def stats(pool: Host) -> dict[str, Any]:
-    """Counters and gauges of the pool; zeros for one that is not in use."""
+    """Counters and gauges of the pool; zeros for an unused pool."""
     from .. import _core
 
     registry = pool._registry

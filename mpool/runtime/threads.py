@@ -6,8 +6,8 @@ import math
 import time
 from typing import Any
 
-from ..checks import real, shown
-from ..errors import InvalidArgument, Timeout
+from ..checks import real, refuse
+from ..errors import Timeout
 from ..tokenizers.threads import LONG as LONG
 from ..tokenizers.threads import executor as executor
 from ..tokenizers.threads import interruptible as interruptible
@@ -36,7 +36,7 @@ def seconds_of(timeout: Any, zero: bool = False) -> float | None:
     seconds = math.nan if found is None or (math.isinf(found) and isinstance(timeout, int)) else found
     if not (seconds > 0 or (zero and seconds == 0)):
         allowed = "seconds from 0" if zero else "seconds above 0"
-        raise InvalidArgument(f"timeout is {shown(timeout)}, allowed: {allowed}, or None")
+        refuse("timeout", timeout, f"{allowed}, or None")
     return None if seconds > 1e9 else seconds
 
 

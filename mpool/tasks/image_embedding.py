@@ -86,7 +86,7 @@ def pack(plan: ImagePlan, images: list[Any], start: int = 0, single: bool = Fals
     sizes: list[int] = []
     faults: list[tuple[int, MpoolError]] = []
     for at, image in enumerate(images):
-        name = "the image" if single else f"image {start + at}"
+        name = "image" if single else f"images[{start + at}]"
         try:
             limit = None if call is None else _threads.remaining(call.deadline, plan.entry.key)
             read = read_image(image, name, allow_urls=plan.allow_urls, timeout=limit)

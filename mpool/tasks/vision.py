@@ -59,7 +59,7 @@ class Images:
 def _read(entry: Entry, images: Sequence[Any], allow_urls: bool, deadline: float | None) -> list[Cut]:
     settings, found = _settings(entry), []
     for at, image in enumerate(images):
-        name = f"image {at}" if len(images) > 1 else "the image"
+        name = f"images[{at}]" if len(images) > 1 else "image"
         limit = _threads.remaining(deadline, entry.key)
         read = read_image(image, name, allow_urls=allow_urls, timeout=limit)
         found.append(cut(read, settings, name))

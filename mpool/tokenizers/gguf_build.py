@@ -106,7 +106,7 @@ def _bpe(vocab: GGUFVocab, names: list[str]) -> tuple[tokenizers.Tokenizer, None
 
 
 def word_splitter(pre: PreTokenizer) -> tokenizers.pre_tokenizers.PreTokenizer:
-    """What cuts a text into the words that byte-pair encoding takes one by one."""
+    """The pre-tokenizer that splits a text into the words for byte-pair encoding."""
     from tokenizers import Regex, pre_tokenizers
 
     steps: list[Any] = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in pre.patterns]
@@ -201,7 +201,7 @@ def _unigram(vocab: GGUFVocab, names: list[str]) -> tuple[tokenizers.Tokenizer, 
 
 
 class _UnigramText:
-    """What SentencePiece does to a piece of text before it looks for tokens."""
+    """SentencePiece's normalisation of a text before tokenisation."""
 
     def __init__(self, vocab: GGUFVocab, charsmap: CharsMap | None) -> None:
         self._map = charsmap

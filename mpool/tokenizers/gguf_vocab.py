@@ -46,7 +46,7 @@ class TokenType(IntEnum):
 
 @dataclass(frozen=True)
 class _Kind:
-    """What ``tokenizer.ggml.model`` stands for, with llama.cpp's defaults for what a file may leave out."""
+    """A tokenizer model named by ``tokenizer.ggml.model``, with llama.cpp's defaults for missing keys."""
 
     name: str
     defaults: Mapping[str, int] = field(default_factory=dict)
@@ -437,7 +437,7 @@ class GGUFVocab:
 
     @property
     def byte_level(self) -> bool:
-        """Whether tokens are written in GPT-2's byte alphabet."""
+        """Tokens are written in GPT-2's byte alphabet."""
         return self.pre is not None and self.pre.byte_level
 
     @functools.cached_property

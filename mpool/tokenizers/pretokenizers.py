@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """What a name stands for.
+    """A named pre-tokenizer.
 
     Attributes:
         patterns: expressions, applied in order.

@@ -90,16 +90,16 @@ class Tokenizer:
 
     @property
     def complete(self) -> bool:
-        """Whether nothing was put off that a text may need."""
+        """The tokenizer is fully built; no part is deferred."""
         return True
 
     def finish(self) -> None:
-        """Does now what was put off until a text needs it; takes up to half a second."""
+        """Builds the deferred part now; takes up to 0.5 s."""
 
     def finish_later(self) -> None:
-        """Has :meth:`finish` done on another thread, if it has something to do and more than one text came."""
+        """Runs :meth:`finish` on another thread if a part is deferred and more than one text came."""
 
-    # What the two kinds do differently
+    # implemented by the two subclasses
 
     def _plain(self, texts: Sequence[str]) -> list[Sequence[int]]:
         """Ids of texts in which control tokens are plain text, without special tokens around them."""
@@ -134,7 +134,7 @@ class Tokenizer:
         """Id of the token with exactly this text in the vocabulary, or ``None``."""
         raise NotImplementedError
 
-    # What they share
+    # shared by the subclasses
 
     _truncate_left = False
     _words_apart = False  # a text's first words have the same ids whatever follows them
@@ -174,13 +174,14 @@ class Tokenizer:
             ContextOverflow: ``truncate`` is off and a text is longer than ``max_tokens``.
         """
         if isinstance(texts, str):
-            raise InvalidArgument("texts is one str", hint="Give a list of strings")
+            raise InvalidArgument(param="texts", got="one str", allowed="a list of strings")
         texts = list(texts)
         prefix, suffix = (self.prefix_ids, self.suffix_ids) if add_special else ((), ())
         around = len(prefix) + len(suffix)
         room = None if max_tokens is None else max_tokens - around
         if room is not None and room < 0:
-            raise InvalidArgument(f"max_tokens is {max_tokens}, but the special tokens alone are {around}",
+            raise InvalidArgument(param="max_tokens", got=str(max_tokens),
+                                  allowed=f"{around} or more, the number of special tokens",
                                   hint="Raise max_tokens, or set add_special=False")
         if parse_special:
             bodies: list[Sequence[int]] = [self._one(text, True, at) for at, text in enumerate(texts)]
@@ -230,7 +231,8 @@ class Tokenizer:
         around = len(before) + len(between) + len(behind)
         room = max_tokens - around
         if room < 2:
-            raise InvalidArgument(f"max_tokens is {max_tokens}, but the special tokens alone are {around}")
+            raise InvalidArgument(param="max_tokens", got=str(max_tokens),
+                                  allowed=f"{around + 2} or more: {around} special tokens and one of each text")
         head = self._many([first], None)[0]
         ids: list[int] = []
         offsets, second = [0], []
@@ -356,25 +358,27 @@ def _longest_first(a: int, b: int, room: int) -> tuple[int, int]:
 
 def _checked(text: str, at: int | None) -> str:
     if not isinstance(text, str):
-        which = "text" if at is None else f"text {at}"
-        raise InvalidArgument(f"{which} is {type(text).__name__}, allowed: str")
+        which = "text" if at is None else f"texts[{at}]"
+        raise InvalidArgument(param=which, got=type(text).__name__, allowed="str")
     return text
 
 
 def _bad_text(text: str, at: int | None) -> InvalidArgument:
-    which = "the text" if at is None else f"text {at}"
+    which = "text" if at is None else f"texts[{at}]"
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        return InvalidArgument(f"{which} has half of a surrogate pair (U+{ord(text[error.start]):04X}) at character "
-                               f"{error.start}, allowed: Unicode text",
-                               hint="text.encode('utf-8', 'replace').decode() makes it valid")
-    return InvalidArgument(f"{which} cannot be encoded")
+        return InvalidArgument(param=which,
+                               got=f"half of a surrogate pair (U+{ord(text[error.start]):04X}) at character "
+                                   f"{error.start}",
+                               allowed="Unicode text", hint="text.encode('utf-8', 'replace').decode() makes it valid")
+    return InvalidArgument(f"`{which}` cannot be encoded", param=which)
 
 
 def check_ids(ids: Iterable[int], size: int) -> list[int]:
     ids = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
     if ids and not (0 <= min(ids) and max(ids) < size):
         wrong = next(token for token in ids if not 0 <= token < size)
-        raise InvalidArgument(f"token id {wrong} is not in the vocabulary, allowed: 0 to {size - 1}")
+        raise InvalidArgument(param="ids", got=f"{wrong}, which is not in the vocabulary",
+                              allowed=f"token ids from 0 to {size - 1}")
     return ids

@@ -14,7 +14,7 @@ from .rows import Architecture, Config, Tensor, layer
 
 _BLOCK = "layers.{}"
 _ATTENTION, _MLP = f"{_BLOCK}.self_attn", f"{_BLOCK}.mlp"
-#: Of the norms of latents, whatever the configuration says of the others.
+#: Epsilon of the latent norms; the configuration sets only that of the other norms.
 _LATENT_EPSILON = 1e-6
 
 _TENSORS = (
@@ -103,7 +103,7 @@ def _read(config: Fields, row: Architecture) -> Config:
 
 
 def _heads(kv: dict[str, Value], a: str, key: int, value: int) -> None:
-    """Of a head before it is absorbed into the latent, under both names."""
+    """Dimensions of a head before absorption into the latent, under both names."""
     kv[f"{a}.attention.key_length"] = kv[f"{a}.attention.key_length_mla"] = key
     kv[f"{a}.attention.value_length"] = kv[f"{a}.attention.value_length_mla"] = value
 

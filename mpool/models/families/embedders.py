@@ -62,7 +62,7 @@ def _windows(config: Fields, kv: dict[str, Value], a: str) -> None:
 
 
 def complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
-    """What a GGUF file leaves to convention."""
+    """Defaults that GGUF files leave out."""
     a = "qwen3_embedding" if name == "qwen3" else "llama_embedding"
     kv[f"{a}.attention.causal"] = table.bool(f"{name}.attention.causal", True)
     kv.setdefault(f"{a}.rope.freq_base", 10000.0)
@@ -102,7 +102,7 @@ def read_gemma(config: Fields, row: Architecture) -> Config:
 
 
 def complete_gemma(table: Fields, name: str, kv: dict[str, Value]) -> None:
-    """What a GGUF file leaves to convention. Its norms have the 1 added."""
+    """Defaults that GGUF files leave out. Norm weights in GGUF already include the added 1."""
     layers = table.int(f"{name}.block_count", low=1)
     window = table.int(f"{name}.attention.sliding_window", 0, low=0)
     if window:

@@ -19,7 +19,7 @@ _PATTERNS = {"gemma2": 2, "gemma3": 6}
 #: Layers of the largest model of each, whose scores are scaled by the width a head, not by the head's size.
 _LARGEST = {"gemma2": 46, "gemma3": 62}
 _ACT = "hidden_activation"
-#: What the ``text_config`` of a Gemma 3 that also sees images leaves out, from transformers' Gemma3TextConfig.
+#: Defaults of transformers' Gemma3TextConfig, which the ``text_config`` of a Gemma 3 vision model leaves out.
 _TEXT_DEFAULTS: dict[str, Any] = {
     "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
     "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131072,

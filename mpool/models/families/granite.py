@@ -14,7 +14,7 @@ _MLP = "layers.{}.shared_mlp"
 _FUSED = (*(tensor for tensor in decoder() if ".ffn_" not in tensor.gguf or "ffn_norm" in tensor.gguf),
           *layer(f"{_MLP}.input_linear[0]", "ffn_gate", "FD"), *layer(f"{_MLP}.input_linear[1]", "ffn_up", "FD"),
           *layer(f"{_MLP}.output_linear", "ffn_down", "DF"))
-#: What a configuration says of such a network.
+#: Keys of the configuration that describe this network.
 _DENSE = {"num_local_experts": 0, "position_embedding_type": "rope"}
 
 

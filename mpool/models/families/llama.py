@@ -66,7 +66,7 @@ def read_decoder(config: Fields, row: Architecture) -> Config:
 
 def read_common(config: Fields, row: Architecture, *, act: str = "hidden_act", theta: float = 10000.0,
                 pattern: int = 0) -> tuple[dict[str, Value], set[str]]:
-    """What decoders have in common, and the keys that were read for it.
+    """Reads the configuration keys that decoders share.
 
     Args:
         act: key of the activation, which is the row's.
@@ -127,7 +127,7 @@ def read_rope(config: Fields, kv: dict[str, Value], a: str, theta: float = 10000
 
 
 def read_scaling(config: Fields, rope: Fields, kv: dict[str, Value], a: str, default: float) -> None:
-    """One set of rotary parameters."""
+    """A set of rotary parameters."""
     theta = rope.number("rope_theta", None, above=0.0)
     kv[f"{a}.rope.freq_base"] = theta or config.number("rope_theta", default, above=0.0)
     kind = rope.str("rope_type", None) or rope.str("type", "default")
@@ -228,7 +228,7 @@ def read_window(config: Fields, kv: dict[str, Value], row: Architecture, pattern
 
 
 def has_window(layers: int, pattern: int) -> list[bool]:
-    """Whether each layer looks through the window, where every so manyth does not."""
+    """Per layer: it uses the sliding window. Every n-th layer uses full attention."""
     return [(i + 1) % pattern != 0 for i in range(min(layers, MAX_LAYERS))]
 
 

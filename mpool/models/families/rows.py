@@ -1,4 +1,4 @@
-"""What a row of the table of architectures says; each family's file holds its rows."""
+"""The row type of the architecture table; each family's file holds its rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from ..spec import Value
 
 @dataclass(frozen=True)
 class Tensor:
-    """One tensor: its name in transformers (empty if it has none), its name in GGUF, its shape in letters.
+    """A tensor of an architecture: its name in transformers (empty if it has none), its name in GGUF, its shape in
+    letters.
 
     ``{}`` stands for the layer, ``{x}`` for an expert that has a tensor of its own; ``|`` separates names that files of
     different origin have; one that begins with ``/`` stands without the family's prefix. A name that ends in ``[i]`` is
@@ -56,7 +57,7 @@ def _each(names: str, kind: str, before: str = "") -> str:
 
 @dataclass
 class Config:
-    """What a family reads out of config.json: hyper-parameters under GGUF's names (``kv``), whether the output layer is
+    """The result of reading a config.json: hyper-parameters under GGUF's names (``kv``), whether the output layer is
     the embedding, rows of the table of token types, and sizes beside those that every model has: letters of shapes, and
     what the ``when`` of tensors asks for. ``masked``: pooling leaves a prompt's tokens out; ``ended``: every text ends
     with the end of text, whatever its tokenizer does."""

@@ -11,8 +11,8 @@ from ..spec import TensorEntry
 
 
 class GGUFKeys(Mapping[str, Any]):
-    """Keys of a header that begin with ``prefix``. Values are made when they are asked for: a vocabulary has hundreds
-    of thousands of strings, and most calls need few of them."""
+    """Keys of a GGUF header that begin with ``prefix``. Values are converted on first access: a vocabulary has hundreds
+    of thousands of strings, and most readers need few of them."""
 
     def __init__(self, header: _core.GgufFile, prefix: str = "") -> None:
         self.header, self._prefix = header, prefix
@@ -36,14 +36,14 @@ class GGUFKeys(Mapping[str, Any]):
         return len(self._names)
 
     def below(self, prefix: str) -> GGUFKeys:
-        """Those that begin with ``prefix``; what was made already is shared."""
+        """The keys that begin with ``prefix``; values converted already are shared."""
         found = GGUFKeys(self.header, self._prefix + prefix)
         found._values = {name: value for name, value in self._values.items() if name in found._names}
         return found
 
 
 def read_gguf(path: str) -> tuple[Mapping[str, Any], tuple[TensorEntry, ...], tuple[str, ...]]:
-    """Tables of a GGUF file (and of its further splits): keys, tensors, absolute paths. The only call into the core."""
+    """Reads the tables of a GGUF file and of its further splits: keys, tensors, absolute paths."""
     note(path)
     table = _core.read_gguf(path)
     for split in table.files:

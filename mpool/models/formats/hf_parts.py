@@ -25,7 +25,7 @@ from .chat_templates import HARMONY_ENDS, template
 log = logging.getLogger("mpool.models")
 
 CONFIG_NAME = "config.json"
-#: Of a folder of diffusers.
+#: Index of a diffusers folder.
 PIPELINE_NAME = "model_index.json"
 TOKENIZER_NAME = "tokenizer.json"
 TOKENIZER_CONFIG_NAME = "tokenizer_config.json"
@@ -34,7 +34,7 @@ _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 def refuse_weights(folder: Folder) -> NoReturn:
-    """Raises what a folder without weights in safetensors deserves."""
+    """Raises UnsafeFormat for pickled weights, else FormatError for missing weights."""
     for name in folder.pickles():
         refuse_pickle(folder.path, name)
     raise FormatError(file=folder.path, field="weights", got="missing",
@@ -81,8 +81,8 @@ def _same_bytes(a: TensorEntry, b: TensorEntry, paths: tuple[str, ...]) -> bool:
 
 def tokenizer_of(folder: Folder, config: Fields, lower_case: bool, ends: tuple[int, ...],
                  ended: bool = False) -> TokenizerSource:
-    """Where a folder's tokenizer is. lower_case: it must be one that lowers case; ends: ids that end a generation;
-    ended: every text ends with the end of text."""
+    """Finds a folder's tokenizer. lower_case: require one that lowers case; ends: ids that end a generation; ended:
+    append the end-of-text token to every text."""
     file = next((name for name in (TOKENIZER_NAME, *_older(folder, config)) if folder.has(name)), None)
     if file is None:
         raise FormatError(file=folder.path, field=TOKENIZER_NAME, got="missing", allowed="the tokenizer in one file",
@@ -112,7 +112,7 @@ def tokenizer_of(folder: Folder, config: Fields, lower_case: bool, ends: tuple[i
 
 
 def _older(folder: Folder, config: Fields) -> tuple[str, ...]:
-    """The file that stands for a tokenizer of a class that has older files."""
+    """The older vocabulary file of a tokenizer class that has one."""
     name = config.str("tokenizer_class", "").removesuffix("Fast")
     if name == "CLIPTokenizer" and folder.has("vocab.json"):
         return ("merges.txt",)
@@ -120,7 +120,7 @@ def _older(folder: Folder, config: Fields) -> tuple[str, ...]:
 
 
 def _lowers(normalizer: Any) -> bool:
-    """Whether a normalizer of tokenizer.json lowers case; sentence-transformers adds one that does only if not."""
+    """A normalizer of tokenizer.json lowers case; sentence-transformers adds such a one only if it does not."""
     if not isinstance(normalizer, dict):
         return False
     if normalizer.get("type") == "Sequence":
@@ -140,7 +140,7 @@ def chat_template(folder: Folder, config: Fields) -> str | None:
 
 
 def _ends_of_harmony(tokenizer: Fields, vocabulary: int) -> set[int]:
-    """Tokens that end an answer of several messages, where tokenizer_config.json names them."""
+    """Ids of the tokens that end a Harmony completion, if tokenizer_config.json names them."""
     found = set()
     added = tokenizer.section("added_tokens_decoder", None)
     for token in added if added is not None else ():
@@ -152,7 +152,7 @@ def _ends_of_harmony(tokenizer: Fields, vocabulary: int) -> set[int]:
 
 
 def generation(folder: Folder, config: Fields, tokenizer: Fields, size: dict[str, int]) -> GenerationSettings:
-    """How a folder's text model wants to be used."""
+    """Generation settings of a folder's language model."""
     own = folder.fields("generation_config.json", missing_ok=True)
     ends = {*hf_config.special_ids(own, "eos_token_id", size["V"]),
             *hf_config.special_ids(config, "eos_token_id", size["V"])}

@@ -23,7 +23,7 @@ MODEL_TYPES = tuple(image_towers.READERS)
 WITH_TEXT = ("clip", "siglip")
 
 
-#: How sentence-transformers asks a network of MODEL_TYPES for its vectors.
+#: Module configurations under which sentence-transformers computes embeddings with a network of MODEL_TYPES.
 _METHODS = {"text": ("get_text_features", "pooler_output"), "image": ("get_image_features", "pooler_output")}
 
 

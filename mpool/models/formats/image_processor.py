@@ -17,7 +17,7 @@ from ..files import Folder
 from ..spec import Value
 
 NAME = "preprocessor_config.json"
-#: Where newer folders have it, under ``image_processor``.
+#: File of newer folders, under the key ``image_processor``.
 JOINT_NAME = "processor_config.json"
 
 MAX_SIDE = 4096
@@ -128,7 +128,7 @@ def check_keys(config: Fields, known: set[str], neutral: Mapping[str, tuple[Any,
 
 
 def _scaling(config: Fields, mean: list[float], std: list[float]) -> dict[str, Value]:
-    """What the core applies to pixels."""
+    """The scale and offset that the core applies to pixels."""
     kv: dict[str, Value] = {"mpool.image.rescale_factor": 1.0}
     if config.bool("do_rescale", True):
         kv["mpool.image.rescale_factor"] = config.number("rescale_factor", 1 / 255, above=0.0)

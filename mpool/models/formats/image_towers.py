@@ -20,7 +20,7 @@ _ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "relu", "silu")
 
 @dataclass(frozen=True)
 class Piece:
-    """One tensor of the core: in which tensor of the files it lies, and where.
+    """A tensor of the core, and its place in a tensor of the files.
 
     Attributes:
         hf: the file's tensor, without prefix.
@@ -208,7 +208,7 @@ def part_of(config: Fields, name: str) -> Fields:
 
 
 def _pair(tower: Tower, config: Fields, used: set[str], ffn: int) -> None:
-    """What the layers of both have."""
+    """Tensors that the layers of both encoders have."""
     arch, d = tower.architecture, tower.hidden
     tower.kv[f"{arch}.vision.feed_forward_length"] = ffn
     check_neutral(config, used | {"intermediate_size", "projection_dim", "initializer_factor", "dropout",

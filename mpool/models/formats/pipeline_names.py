@@ -14,14 +14,14 @@ from ...errors import FormatError
 from ..json_strict import shorten
 from ..spec import TensorEntry
 
-#: What may stand before the published names of a transformer's tensors.
+#: Optional prefix of the published tensor names of a transformer.
 PREFIX = "model.diffusion_model."
 _FIRST = ("double_blocks.0.img_attn.qkv.weight", "joint_blocks.0.x_block.attn.qkv.weight")
 
 
 def published(names: Iterable[str]) -> bool:
-    """Whether tensors of these names are a transformer's as its authors publish it: files that stable-diffusion.cpp
-    writes do not name their architecture."""
+    """The names are those of a published image transformer: files written by stable-diffusion.cpp do not name their
+    architecture."""
     return any(name.removeprefix(PREFIX) in _FIRST for name in names)
 
 

@@ -107,7 +107,7 @@ class _Parts:
         self.tensors: list[TensorEntry] = []
 
     def has(self, part: str) -> bool:
-        """Whether the pipeline has a network of that name: ``null`` stands for those that were left out."""
+        """The pipeline has a network of that name; ``null`` marks one that was left out."""
         value = self.index.get(part)
         return isinstance(value, list) and len(value) == 2 and value[0] is not None
 
@@ -252,7 +252,8 @@ class _Parts:
         names = [name for name in where.names() if name.endswith(".gguf")]
         if len(names) != 1:
             if names:
-                raise InvalidArgument(f"{where.path}: holds {len(names)} GGUF files, and {inside.path} no weights",
+                raise InvalidArgument(f"{where.path} holds {len(names)} GGUF files, and {inside.path} no weights",
+                                      param="ref", got=where.path, allowed="a folder with one GGUF file",
                                       hint="Leave one there; of transformers, the path of one of them names it")
             return None
         path = where.path_of(names[0])

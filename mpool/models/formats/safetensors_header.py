@@ -32,9 +32,9 @@ DTYPE_BITS: dict[str, int] = {
     "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32,
     "C64": 64, "F64": 64, "I64": 64, "U64": 64,
 }
-#: Those that exist in ``csrc/tensor/dtype.def``, under the same name.
+#: Types that exist in ``csrc/tensor/dtype.def`` under the same name.
 STORED_DTYPES = frozenset({"F32", "F16", "BF16", "F64", "I8", "I16", "I32", "I64"})
-#: Those that a model's weights may have.
+#: Types that a model's weights may have.
 WEIGHT_DTYPES = frozenset({"F32", "F16", "BF16"})
 
 

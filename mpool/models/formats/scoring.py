@@ -40,7 +40,7 @@ def encoder_folders(folder: Folder) -> list[Folder]:
 
 
 def _activation(folder: Folder, config: Fields) -> str:
-    """What is done to the logit."""
+    """The activation applied to the logit."""
     saved = folder.fields(layout.MODEL_CONFIG, missing_ok=True)
     inner = config.section("sentence_transformers", None)
     name = saved.str("activation_fn", None) or (inner.str("activation_fn", None) if inner is not None else None) \
@@ -108,7 +108,7 @@ def read_head(folder: Folder, config: Fields, head: Head, tensors: Mapping[str, 
 
 
 def _row_of(entry: TensorEntry, row: int, name: str) -> TensorEntry:
-    """One row of a matrix as a matrix."""
+    """A row of a matrix, as a matrix of one row."""
     size = entry.nbytes // entry.shape[0]
     return TensorEntry(name, entry.dtype, (1, *entry.shape[1:]), entry.file, entry.offset + row * size, size)
 
@@ -153,7 +153,7 @@ def read_logits(folder: Folder, inside: list[Folder], config: Fields, tensors: l
 
 
 def _answering(folder: Folder) -> bool:
-    """What ``sentence_bert_config.json`` says of a model that writes text."""
+    """Settings of a decoder used as a reranker, from ``sentence_bert_config.json``."""
     config = folder.fields(layout.TRANSFORMER_CONFIGS[0], missing_ok=True)
     config.only({"transformer_task", "modality_config", "module_output_name", "processing_kwargs", "max_seq_length",
                  "do_lower_case", "unpad_inputs"})

@@ -78,7 +78,7 @@ SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 
 @dataclass
 class Sentence:
-    """What the modules say, besides the encoder itself.
+    """Settings of the modules after the encoder.
 
     ``dense`` holds (tensors named ``dense.I.weight`` and ``dense.I.bias``, with paths in place of file numbers).
     """

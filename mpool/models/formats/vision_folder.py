@@ -24,7 +24,7 @@ from . import hf_config, hf_parts, image_folder, image_processor, image_towers, 
 from .chat_templates import template
 from .image_towers import Tower
 
-#: What a ``text_config`` leaves out of what transformers' configuration class has by itself.
+#: Defaults of transformers' configuration classes that a ``text_config`` leaves out.
 _TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {"vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
               "num_attention_heads": 32, "max_position_embeddings": 2048},
@@ -33,9 +33,9 @@ _TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen2": {"vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 22016, "num_hidden_layers": 32,
               "num_attention_heads": 32, "num_key_value_heads": 32, "max_position_embeddings": 32768},
 }
-#: Of one image.
+#: Limits for one image.
 MOST_TILES = 64
-#: Of an image of any size, as the core takes them: larger ones are made smaller.
+#: Limit of the core for an image of any size: larger images are downscaled.
 MOST_PATCHES = 16384
 _PROJECTOR_ACTS = ("gelu", "gelu_tanh", "quick_gelu", "relu", "silu")
 #: Name of a tensor -> (part of the model, name within it), as transformers saved such models at different times.
@@ -57,7 +57,7 @@ _NAMES = (
 
 @dataclass
 class Joint:
-    """What a family's reader finds.
+    """The result of a family's reader.
 
     Attributes:
         name: row in archs.def.
@@ -96,7 +96,8 @@ def _text_of(config: Fields, **defaults: Any) -> Fields:
 
 
 def _used_layers(config: Fields, layers: int) -> int:
-    """How many layers of the image network are computed for ``vision_feature_layer``, an index of its states."""
+    """Number of layers of the image encoder to compute for ``vision_feature_layer``, an index into its hidden
+    states."""
     value = config.get("vision_feature_layer")
     if isinstance(value, list):
         raise Unsupported(f"{config.file}: vision_feature_layer is {describe(value)}; mpool uses the states of one "
@@ -327,7 +328,7 @@ def _take(tower: Tower, tensors: Mapping[str, TensorEntry], paths: tuple[str, ..
 
 
 def _chat_template(folder: Folder, config: Fields) -> str | None:
-    """A processor's template goes before its tokenizer's."""
+    """The processor's chat template overrides the tokenizer's."""
     if not folder.has("chat_template.jinja"):
         for name in ("chat_template.json", image_processor.JOINT_NAME):
             if folder.has(name):

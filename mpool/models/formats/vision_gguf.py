@@ -53,7 +53,8 @@ def companion(folder: Folder) -> str | None:
     """
     found = sorted(name for name in folder.names() if name.endswith(".gguf") and "mmproj" in name.lower())
     if len(found) > 1:
-        raise InvalidArgument(f"{folder.path}: holds {len(found)} projector files: {', '.join(found[:8])}",
+        raise InvalidArgument(f"{folder.path} holds {len(found)} projector files: {', '.join(found[:8])}", param="ref",
+                              got=folder.path, allowed="a folder with one projector file",
                               hint="Leave one of them in the folder")
     return found[0] if found else None
 
@@ -201,7 +202,8 @@ def _qwen(table: Fields, name: str) -> tuple[dict[str, Value], VisionSettings]:
 
 
 def _tensors(tensors: tuple[TensorEntry, ...], kv: Mapping[str, Value], name: str, file: str) -> list[TensorEntry]:
-    """Those of the network and the projector under the core's names; old files of LLaVA have the two halves of the
+    """Tensors of the image encoder and the projector under the core's names; old files of LLaVA have the two halves of
+    the
     feed-forward layer under each other's names."""
     hidden, ffn = kv[f"{name}.vision.embedding_length"], kv[f"{name}.vision.feed_forward_length"]
     layers = kv[f"{name}.vision.block_count"]

@@ -10,7 +10,7 @@ from .. import store
 from ..references import BundledRef
 from . import FileFact
 
-#: Where they are in an installed package.
+#: Folder of the bundled models in an installed package.
 ROOT = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "demo_models")
 
 

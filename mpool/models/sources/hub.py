@@ -50,12 +50,12 @@ SMALL_FILES = ("config.json", "generation_config.json", "tokenizer.json", "token
                "special_tokens_map.json", "added_tokens.json", "vocab.txt", "vocab.json", "merges.txt",
                "chat_template.jinja", "chat_template.json", "preprocessor_config.json", "processor_config.json",
                *TRANSFORMER_CONFIGS)
-#: Of a folder of diffusers.
+#: Index of a diffusers folder.
 PIPELINE_NAME = "model_index.json"
 #: Quantisations taken when none is named, in this order, as llama-server does
 #: (https://github.com/ggml-org/llama.cpp/blob/master/common/download.cpp); then the first model by name.
 DEFAULT_QUANTS = ("Q4_K_M", "Q8_0")
-#: How long the hub may take to list a repository, in seconds.
+#: Timeout for listing a repository, in seconds.
 LIST_SECONDS = 30.0
 _QUANT_IN_NAME = re.compile(r"(?:^|[-._/])((?:UD-)?(?:[IT]?Q\d[A-Z0-9_]*|F16|F32|BF16|FP16|NVFP4|MXFP4(?:_MOE)?))"
                             r"(?=[-.])", re.IGNORECASE)
@@ -64,7 +64,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 @dataclass(frozen=True)
 class _Remote:
-    """One file as the hub lists it."""
+    """A file as the hub lists it."""
 
     size: int | None
     kind: str
@@ -89,7 +89,8 @@ def choose_gguf(names: Sequence[str], quant: str | None, *, where: str) -> str:
         return models[0]
     tags = sorted({match.group(1) for name in models if (match := _QUANT_IN_NAME.search(name))})
     listed = ", ".join(tags) if tags else ", ".join(models[:12]) or "no GGUF file at all"
-    raise InvalidArgument(f"{where} has no quantisation {quant}; it has {listed}")
+    raise InvalidArgument(f"{where} has no quantisation {quant}; it has {listed}", param="ref", got=str(quant),
+                          allowed=listed)
 
 
 def split_siblings(names: Sequence[str], first: str, *, where: str) -> list[str]:
@@ -107,7 +108,7 @@ def split_siblings(names: Sequence[str], first: str, *, where: str) -> list[str]
 
 
 def _wants_gguf(ref: HubRef, names: Sequence[str]) -> bool:
-    """Whether a reference means a GGUF file: it says so, or the repository has no safetensors model."""
+    """The reference means a GGUF file: explicitly, or because the repository has no safetensors model."""
     if ref.quant or ref.file and ref.file.endswith(".gguf"):
         return True
     return not _has_folder(names, ref.file or "") and not ref.file and bool(gguf_models(names))
@@ -118,7 +119,7 @@ def _under(folder: str, name: str) -> str:
 
 
 def _has_folder(names: Sequence[str], folder: str) -> bool:
-    """Whether a model folder with safetensors is there (its encoder may be in a folder below)."""
+    """A model folder with safetensors exists; its encoder may be in a folder below."""
     inside = [name for name in names if not folder or name.startswith(folder + "/")]
     return any(posixpath.basename(name) == "config.json" for name in inside) \
         and any(name.endswith(".safetensors") for name in inside)
@@ -231,7 +232,7 @@ def resolve(ref: HubRef, *, offline: bool = False, progress: Progress = None, re
 
 
 class _Fetch:
-    """One fetch from the hub: lists the repository, chooses, downloads, checks."""
+    """A fetch from the hub: lists the repository, selects files, downloads and checks them."""
 
     def __init__(self, hub: Any, ref: HubRef, progress: Progress, recheck: bool) -> None:
         self.hub, self.ref, self.recheck = hub, ref, recheck
@@ -300,7 +301,8 @@ def _choose(ref: HubRef, names: Sequence[str], read: Callable[[str], Any]) -> li
         first = ref.file or choose_gguf(names, ref.quant, where=where)
         return split_siblings(names, first, where=where)
     if ref.file and ref.file in names:
-        raise InvalidArgument(f"{ref}: one file of a model that is a folder", hint=f"Use {ref.repo}, or the folder")
+        raise InvalidArgument(f"{ref} is one file of a model that is a folder", param="ref", got=str(ref),
+                              allowed="the repository or a folder in it", hint=f"Use {ref.repo}, or the folder")
     if ref.file and not any(name.startswith(ref.file + "/") for name in names):
         raise DownloadError(f"{where} has no file or folder {ref.file}")
     return choose_folder(names, ref.file or "", read, where=where)
@@ -336,7 +338,8 @@ def _record_path(ref: HubRef, commit: str) -> str:
 
 
 def _from_cache(ref: HubRef, cause: Exception | None, recheck: bool) -> Resolved:
-    """What the hub's cache has for a reference, without any network; each file checked against its blob's name."""
+    """Resolves a reference from the hub's cache without network access; each file is checked against its blob's
+    name."""
     import huggingface_hub
 
     try:
@@ -383,7 +386,7 @@ def verify(path: str) -> None:
 
 
 def _blob_fact(path: str) -> _Remote:
-    """What the cache itself says of a file: a blob is named after its hash."""
+    """The hash that the cache records for a file: a blob is named after its hash."""
     name = os.path.basename(os.readlink(path)) if os.path.islink(path) else ""
     if re.fullmatch(r"[0-9a-f]{64}", name):
         return _Remote(None, "sha256", name)

@@ -1,4 +1,4 @@
-"""One file whose parts are spread over several wheels, because package indexes limit the size of one."""
+"""A file split over several wheels, because package indexes limit the size of a wheel."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger("mpool.models")
 
 
 def path_of(name: str, fact: FileFact) -> str:
-    """Where the joined file is kept."""
+    """Path of the joined file."""
     assert fact.sha256 is not None
     return os.path.join(store.cache_dir(), "joined", fact.sha256[:16], name)
 

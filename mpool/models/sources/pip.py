@@ -48,7 +48,7 @@ def _no_progress(count: int) -> None:
 
 
 def folder_of(ref: PipRef) -> str:
-    """Where a reference's files are kept: one folder a wheel and path."""
+    """Folder of a reference's files: one per wheel and path."""
     name = re.sub(r"[-_.]+", "-", ref.package).lower()
     path = hashlib.sha256(ref.path.encode()).hexdigest()[:12]
     return os.path.join(store.cache_dir(), "pip", f"{name}-{ref.version}", path)

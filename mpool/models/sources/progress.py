@@ -9,7 +9,7 @@ Progress = bool | None
 
 
 class Bar:
-    """One bar, of bytes. ``total`` may be unknown."""
+    """A progress bar in bytes. ``total`` may be unknown."""
 
     def __init__(self, title: str, total: int | None, progress: Progress) -> None:
         self.title, self.total, self.progress = title, total, progress

@@ -416,15 +416,19 @@ def test_every_option_has_a_row() -> None:
 
 @pytest.mark.parametrize("rules, why", [
     ("", "'' is not name=number"), ("fail", "'fail' is not name=number"), ("fail=0.1,", "'' is not name=number"),
-    ("fail=a", "fail is 'a'"), ("fail=2", "fail is 2, allowed: a chance"), ("fail=-0.1", "fail is -0.1"),
-    ("fail=nan", "fail is nan"), ("crash=0.1", "there is no 'crash'"), ("fail=0.1,fail=0.2", "'fail' is there twice"),
-    ("seed=1.5,fail=0.1", "seed is 1.5"), ("seed=-1,fail=0.1", "seed is -1"), ("seed=7", "no fault has a chance"),
-    ("fail=0.6,die=0.6", "1.2 together"), ({"fail": True}, "fail is True"), ({"fail": "0.1"}, "fail is '0.1'"),
-    ({1: 0.5}, "there is no 1"), ({}, "no fault has a chance"), (0.5, "neither a string nor a mapping")])
+    ("fail=a", "fail must be a chance from 0 to 1, got 'a'"), ("fail=2", "fail must be a chance from 0 to 1, got 2"),
+    ("fail=-0.1", "fail must be a chance from 0 to 1, got -0.1"),
+    ("fail=nan", "fail must be a chance from 0 to 1, got nan"), ("crash=0.1", "'crash' is unknown"),
+    ("fail=0.1,fail=0.2", "'fail' is given twice"),
+    ("seed=1.5,fail=0.1", "seed must be an integer from 0 to 2**64 - 1, got 1.5"),
+    ("seed=-1,fail=0.1", "seed must be an integer from 0 to 2**64 - 1, got -1"), ("seed=7", "every chance is 0"),
+    ("fail=0.6,die=0.6", "at most 1 together, got 1.2"), ({"fail": True},
+     "fail must be a chance from 0 to 1, got True"), ({"fail": "0.1"}, "fail must be a chance from 0 to 1, got '0.1'"),
+    ({1: 0.5}, "1 is unknown"), ({}, "every chance is 0"), (0.5, "neither a string nor a mapping")])
 def test_chaos_is_read_strictly(rules: Any, why: str) -> None:
     with pytest.raises(mpool.InvalidArgument) as error:
         mpool.PoolConfig(chaos=rules)
-    assert why in str(error.value) and "seed=7,fail=0.01" in str(error.value)
+    assert why in str(error.value) and "seed=7,fail=0.01" in str(error.value) and error.value.param == "chaos"
 
 
 @pytest.mark.parametrize("option", ROWS)

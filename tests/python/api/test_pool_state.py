@@ -471,8 +471,9 @@ def test_callbacks_harm_nobody(bert: Path, caplog: pytest.LogCaptureFixture) -> 
 
 @pytest.mark.parametrize(("event", "callback"), [("born", print), (1, print), ("ready", None), ("ready", "print")])
 def test_wrong_subscriptions(event: Any, callback: Any) -> None:
-    with mpool.Pool() as pool, pytest.raises(mpool.InvalidArgument, match="allowed"):
+    with mpool.Pool() as pool, pytest.raises(mpool.InvalidArgument, match="must be") as caught:
         pool.on(event, callback)
+    assert caught.value.param in ("event", "callback")
 
 
 # ---- life

@@ -121,6 +121,14 @@ def test_spec_is_frozen_once_registered() -> None:
     registry.close()
 
 
+def test_structured_fields_of_a_core_error_reach_the_exception() -> None:
+    count = (1 << 20) + 1
+    with pytest.raises(mpool.LimitError) as caught:
+        _core.Spec("bert").set_tokens(bytes(count), np.arange(count + 1, dtype=np.int64), bytes(count), [0])
+    error = caught.value
+    assert (error.param, error.got, error.allowed) == ("tokens", str(count), "at most 1048576 (MP_SPEC_MAX_TOKENS)")
+
+
 # --- GGUF ---
 
 
