@@ -328,8 +328,9 @@ class Pool(PoolVerbs):
         Returns:
             a dict: counters by name (``total_requests``, ``errors``, ``timeouts``, ``queue_full_rejections``, ...;
             ``units_in`` and ``units_out`` are tokens read and written); ``memory_limit``, ``memory_used`` in bytes and
-            ``bytes_by_kind``; ``lanes``, ``lanes_leased``; ``queue_depths`` by capability; ``models``: key -> its
-            state, counts and ``latency`` in seconds, with a histogram of (upper bound, count). Or the text.
+            ``bytes_by_kind``; ``compute_threads``, ``compute_threads_leased``; ``queue_depths`` by capability;
+            ``models``: key -> its state, counts and ``latency`` in seconds, with a histogram of (upper bound, count).
+            Or the text.
 
         Raises:
             InvalidArgument: another format.

@@ -167,7 +167,7 @@ def show_config(mode: Literal["stdout"] = "stdout") -> None: ...
 @overload
 def show_config(mode: Literal["dicts"]) -> dict[str, Any]: ...
 def show_config(mode: Literal["stdout", "dicts"] = "stdout") -> dict[str, Any] | None:
-    """Shows what this build runs on: CPU, kernels, BLAS, lanes, memory, options, versions. For bug reports.
+    """Shows what this build runs on: CPU, kernels, BLAS, compute threads, memory, options, versions. For bug reports.
 
     Args:
         mode: ``"stdout"`` prints it; ``"dicts"`` returns it, as ``numpy.show_config`` does.
@@ -181,6 +181,7 @@ def show_config(mode: Literal["stdout", "dicts"] = "stdout") -> dict[str, Any] |
     if mode not in ("stdout", "dicts"):
         raise InvalidArgument(f"mode is {mode!r}, allowed: 'stdout', 'dicts'")
     found = dict(_core.config())
+    found["compute_threads"] = found["lanes"]  # lanes: the name of one more release
     found["options"] = {name: {"value": value, "default": default, "meaning": meaning}
                         for name, value, default, meaning in _core.options()}
     found["versions"] = _versions()
@@ -196,7 +197,7 @@ def _lines(found: dict[str, Any]) -> Iterable[str]:
         + (f", sanitizer: {found['sanitizer']}" if found["sanitizer"] else "")
     yield f"CPU       {cpu['name']}"
     yield f"features  {' '.join(cpu['features']) or 'none'}; in use: {cpu['level']}"
-    yield f"lanes     {found['lanes']}"
+    yield f"threads   {found['compute_threads']}"
     for node in found["nodes"] if len(found["nodes"]) > 1 else ():
         yield f"node      {node['number']}: CPUs {node['cpus']}"
     yield f"memory    {found['memory_bytes'] / 1e6:,.0f} MB offered to this process"

@@ -178,7 +178,7 @@ CALL = tuple(found.name for found in fields(CallOptions))
 # ---- options of verbs ------------------------------------------------------------------------------------------------
 
 def option(default: Any, doc: str, *, choices: tuple[Any, ...] | None = None, aliases: tuple[str, ...] = (),
-           plan: bool = True) -> Any:
+           plan: bool = True, meaning: str = "", shown: str | None = None) -> Any:
     """A field of an options dataclass.
 
     Args:
@@ -186,9 +186,17 @@ def option(default: Any, doc: str, *, choices: tuple[Any, ...] | None = None, al
         doc: its line in the documentation of every function that takes it.
         choices: the only values, if they can be listed.
         aliases: names that other libraries use for it, and that are taken as well.
+        meaning: the documentation without range and default, for the command line.
+        shown: the default as the documentation gives it, if not the field's.
         plan: False for an option that does not change the plan: it takes no part in comparisons.
     """
-    return field(default=default, compare=plan, metadata={"doc": doc, "choices": choices, "aliases": aliases})
+    return field(default=default, compare=plan, metadata={"doc": doc, "choices": choices, "aliases": aliases,
+                                                          "meaning": meaning, "shown": shown})
+
+
+def meaning_of(options: type, name: str) -> str:
+    """The short documentation of an option."""
+    return next(str(found.metadata["meaning"]) for found in fields(options) if found.name == name)
 
 
 def names_of(options: type) -> tuple[str, ...]:
@@ -232,6 +240,7 @@ def _targets(options: Any) -> dict[str, str]:
 
 PRECISIONS = ("float32", "int8", "uint8", "binary", "ubinary")
 ON_ERROR = ("raise", "null")
+TASKS = ("query", "document")
 _COMPUTE = ('compute type: ``"float32"``, ``"bfloat16"``, ``"int8"``, or ``"auto"``: the fastest on this CPU whose '
             "vectors have a cosine of at least 0.9999 to those of float32; models of more than 12 layers that were "
             'published in 16 bits use 16 bits. Use ``"float32"`` for results that are identical across machines.')
@@ -264,7 +273,7 @@ class TextVectorOptions(VectorOptions):
 
     task: Literal["query", "document"] | None = option(
         None, '``"query"`` or ``"document"``: puts the model\'s prompt for the task before each text, if it has one '
-        "(``document`` also under the names ``passage`` and ``corpus``).", choices=(None, "query", "document"))
+        "(``document`` also under the names ``passage`` and ``corpus``).", choices=(None, *TASKS))
     prompt: str | None = option(None, "a text to put before each text, instead of one of the model's prompts.")
     prompt_name: str | None = option(None, "the name of one of the model's prompts. Without ``task``, ``prompt`` and "
                                      "``prompt_name``, the model's default prompt is used, if it names one.")
@@ -335,11 +344,11 @@ class RerankOptions:
 def _sampled(name: str, doc: str) -> Any:
     """An option of :data:`mpool.tasks.sampling.TABLE`, which says its range and default."""
     row = TABLE[name]
-    default = "" if row.default is None else f" ({row.default:g})" if isinstance(row.default, float) else \
-        f" ({row.default})"
     # None is a value of its own for max_tokens; for the others it means the default
-    found = option(row.default if name == "max_tokens" else None, f"{doc}; {row.allowed}{default}.",
-                   aliases=tuple(other for other, target in ALIASES.items() if target == name))
+    found: Any = option(row.default if name == "max_tokens" else None, f"{doc}; {row.allowed}.",
+                        aliases=tuple(other for other, target in ALIASES.items() if target == name), meaning=doc,
+                        shown=f"{row.default}, unless the model's files say otherwise"
+                        if row.default is not None else "None")
     return found
 
 

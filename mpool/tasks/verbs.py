@@ -161,8 +161,9 @@ class Verb:
         for group in (self.options, CallOptions):
             for found in fields(group):
                 aliases = found.metadata.get("aliases", ())
+                default = found.metadata.get("shown") or repr(found.default)
                 also = f" Also: {', '.join(f'``{name}``' for name in aliases)}." if aliases else ""
-                lines.append((found.name, f"{found.metadata['doc']} (default: {found.default!r}){also}"))
+                lines.append((found.name, f"{found.metadata['doc']} (default: {default}){also}"))
         wrapped = [textwrap.fill(f"{name}: {doc}", 112, initial_indent=" " * 4, subsequent_indent=" " * 8,
                                  break_long_words=False, break_on_hyphens=False) for name, doc in lines]
         return self.text.replace("{args}", "Args:\n" + "\n".join(wrapped))

@@ -163,7 +163,7 @@ def test_errors_are_those_of_the_functions(pool: mpool.Pool, bert: Path, llama: 
                            (lambda: aio.embed("a", llama, pool=pool), mpool.WrongCapability),
                            (lambda: aio.embed("a", "all-MiniLM-L6-v9", pool=pool), mpool.UnknownModel),
                            (lambda: aio.embed("a", bert, pool=pool, dimensions=99), mpool.InvalidArgument),
-                           (lambda: aio.embed("a", bert, pool=pool, tusk=1), TypeError),
+                           (lambda: aio.embed("a", bert, pool=pool, tusk=1), mpool.InvalidArgument),
                            (lambda: aio.embed(["a"] * 10_001, bert, pool=pool), mpool.LimitError),
                            (lambda: aio.generate("", llama, pool=pool), mpool.InvalidArgument),
                            (lambda: aio.generate("a", llama, pool=pool, temprature=1), mpool.InvalidArgument),

@@ -308,7 +308,7 @@ def test_show_config(capsys: pytest.CaptureFixture[str]) -> None:
     assert mpool.show_config() is None
     text = capsys.readouterr().out
     found = mpool.show_config("dicts")
-    for word in ("mpool", "CPU", "lanes", "BLAS", "kernels", "MPOOL_THREADS", "numpy"):
+    for word in ("mpool", "CPU", "threads", "BLAS", "kernels", "MPOOL_THREADS", "numpy"):
         assert word in text
     assert found["version"] == mpool.__version__ and found["versions"]["numpy"] == np.__version__
     assert "MPOOL_MEMORY_MB" in found["options"]

@@ -287,7 +287,7 @@ def test_refusals(pool: mpool.Pool, flux: str, sd3: str) -> None:
     refused(flux, "half a surrogate|lone surrogate|surrogate", prompt="a\ud800")
     refused(flux, "did you mean `num_inference_steps`", num_inference_step=3)
     refused(flux, "max_sequence_length is 513, allowed: 1 to 512", max_sequence_length=513)
-    refused(flux, "compute is 'float8'", compute="float8")
+    refused(flux, "`compute` must be one of .*, got 'float8'", compute="float8")
     refused(flux, "stream is 1", stream=1)
     with pytest.raises(errors.Unsupported, match="int8 is not a class that pictures are computed in"):
         pool.generate_image("a cat", flux, compute="int8", **SMALL)
