@@ -31,8 +31,8 @@ def refuse(param: str, value: Any, allowed: str, *, hint: str | None = None, key
 
     Args:
         param: name of the parameter, as the caller wrote it.
-        value: what it was; :func:`shown` shortens it.
-        allowed: what it must be, as words that follow "must be".
+        value: the refused value; :func:`shown` shortens it.
+        allowed: the allowed values, as words that follow "must be".
         hint: what to do instead.
         key: the model concerned.
     """
@@ -79,7 +79,7 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
 
 
 def integer(value: Any) -> int | None:
-    """The integer that a value is, or None: a bool is none, a NumPy scalar may be."""
+    """The value as an integer, or None. NumPy integer scalars count, bools do not."""
     try:
         return value.__index__() if _is_number(value) and hasattr(value, "__index__") else None
     except (TypeError, ValueError):
@@ -87,7 +87,7 @@ def integer(value: Any) -> int | None:
 
 
 def real(value: Any) -> float | None:
-    """The number that a value is, or None; beyond the range of a float it is infinite."""
+    """The value as a float, or None. A number beyond the range of a float becomes infinite."""
     try:
         kind = hasattr(value, "__index__") or hasattr(value, "__float__")
         return float(value) if _is_number(value) and kind else None

@@ -98,7 +98,7 @@ class ToolCallDelta:
     Attributes:
         index: which of the answer's calls, from 0.
         id, name: as in :class:`ToolCall`, in the first piece of a call, else None.
-        arguments: what was added to the JSON text of the arguments.
+        arguments: new text of the JSON arguments.
     """
 
     index: int
@@ -115,13 +115,13 @@ class Choice:
         index: which, from 0.
         text: the answer, without the stop string.
         finish_reason: see :data:`FinishReason`.
-        stop: the stop string (str) or stop token (int) that ended it; None if the model ended it by itself, or
-            nothing but its length did.
+        stop: the stop string (str) or stop token (int) that ended it; None if the model ended the completion, or its
+        length did.
         token_ids: ids of the generated tokens, without the one that ended it.
         logprobs: one an id, if asked for.
-        reasoning: of a chat, what the model thought before it answered, where its answers tell the two apart; else
+        reasoning: for a chat, the model's reasoning before its answer, if its format separates the two; else
             None. Its tokens are among ``token_ids``.
-        parsed: with a ``response_format`` of JSON, what the text says: an instance of the pydantic class that was
+        parsed: with a ``response_format`` of JSON, the parsed text: an instance of the pydantic class that was
             given, else dicts, lists and so on. None if the text was cut (``finish_reason`` ``"length"``, a stop
             string), or the class has validators of its own that refuse it: its ``model_validate_json(text)`` says why.
         tool_calls: of a chat with ``tools``, the calls that the model asks for, in order.
@@ -187,14 +187,14 @@ class Chunk:
     """A piece of a stream. ``str()`` of it is its text.
 
     Attributes:
-        text: what was added; whole characters, never part of what may still become a stop string. Empty in a last
+        text: what was added; whole characters, never part of a possible stop string. Empty in a last
             piece that adds nothing, and in pieces of ``reasoning``.
         index: which of the ``n`` choices it continues.
         finish_reason: set in the last piece of a choice, else None.
         stop: as in :class:`Choice`, in the last piece.
         logprobs: of the tokens decided since the piece before, if asked for.
-        reasoning: what was added to the choice's ``reasoning``, which comes before its text.
-        tool_calls: what was added to the choice's ``tool_calls``.
+        reasoning: new text of the choice's ``reasoning``, which comes before its text.
+        tool_calls: new parts of the choice's ``tool_calls``.
     """
 
     text: str

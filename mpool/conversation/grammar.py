@@ -66,8 +66,9 @@ class Format:
         matcher: at the beginning of an answer.
         is_json: the text can be parsed.
         model: the pydantic class that was given, if one was.
-        running: makes what follows one answer that may be text, and says where a mask stays the one before.
-        tokenizer: what the matcher asks, which does not hold it.
+        running: creates the tracker of one completion that may be text; it tells where the previous mask is still
+        valid.
+        tokenizer: the tokenizer, held for the matcher, which keeps only a weak reference.
         param: name of the option that wants it.
     """
 
@@ -109,7 +110,7 @@ def _dropped(ticket: _core.Ticket, faults: dict[int, MpoolError]) -> None:
     faults.pop(id(ticket), None)
 
 
-# ---- what a caller gives --------------------------------------------------------------------------------------------
+# ---- the caller's format --------------------------------------------------------------------------------------------
 
 def prepare(wanted: Any, tokenizer: Tokenizer, sampling: Ending) -> Format | None:
     """Reads a ``response_format``; None for ``{"type": "text"}``.
@@ -249,7 +250,7 @@ def _bound(what: str, chars: int, depth: int) -> None:
 
 
 def _depth(value: Any) -> int:
-    """At most one more than is allowed, also of what contains itself."""
+    """Nesting depth, counted up to one above the limit, also for self-containing values."""
     level, depth = [value], 0
     while level and depth <= MAX_DEPTH:
         level = [inner for outer in level if isinstance(outer, (Mapping, list, tuple))
@@ -318,7 +319,7 @@ class _Made:
         self._formats: OrderedDict[tuple[str, str], tuple[bytes, llguidance.LLMatcher]] = OrderedDict()
 
     def compiled(self, kind: str, source: str) -> tuple[bytes, llguidance.LLMatcher]:
-        """Mask for the first token, and a matcher at the beginning of an answer, which nobody moves.
+        """Mask of the first token, and a matcher at the start of a completion, which is only copied.
 
         Raises:
             InvalidArgument: llguidance cannot use it.
@@ -405,7 +406,7 @@ class _Followed:
         mask = b"" if not matcher.consume_tokens(ids) else known or matcher.compute_bitmask()
         if running is not None and known is None:
             running.keep(mask)
-        if matcher.is_error():  # by its limits: no token was drawn that it does not allow
+        if matcher.is_error():  # by its limits: every sampled token was allowed
             raise LimitError(f"{self._form.param} became too complex at token {self._counts[choice]}: "
                              f"{' '.join(matcher.get_error().split())[:200]}")
         self._counts[choice] += len(ids)

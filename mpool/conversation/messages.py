@@ -24,7 +24,7 @@ def check_messages(messages: Any, images: list[Any] | None = None) -> list[dict[
 
     Raises:
         InvalidArgument: see :func:`prompt_ids`.
-        Unsupported: a part of a message is not what the model reads.
+        Unsupported: the model does not support a part of a message.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         refuse("messages", messages, "a list of messages", hint=_SHAPE)
@@ -39,7 +39,7 @@ def check_messages(messages: Any, images: list[Any] | None = None) -> list[dict[
         if not isinstance(role, str) or role not in ROLES:
             refuse(f"{where}.role", role, "one of " + ", ".join(ROLES), hint=_SHAPE)
         if _given(message.get("images")) and images is None:
-            raise Unsupported(f"{where} has images; this model reads text only")
+            raise Unsupported(f"`{where}` has images; this model supports text only", param=f"{where}.images")
         content = _content(where, message, role, images)
         chars += sum(len(part.get("text", "")) for part in content) if isinstance(content, list) \
             else len(content or "")
@@ -76,7 +76,8 @@ def _content(where: str, message: Mapping[str, Any], role: str,
         for at, part in enumerate(content):
             kind = part.get("type") if isinstance(part, Mapping) else None
             if kind in ("image", "image_url", "input_image", "input_audio", "audio", "video", "file"):
-                raise Unsupported(f"{where}.content[{at}] is of type {kind}; this model reads text only")
+                raise Unsupported(f"`{where}.content[{at}]` is of type {kind}; this model supports text only",
+                                  param=f"{where}.content[{at}]")
             text = part.get("text") if kind in ("text", "input_text") else part
             if not isinstance(text, str):
                 refuse(f"{where}.content[{at}]", part, 'a text or {"type": "text", "text": ...}')
@@ -111,7 +112,8 @@ def _parts(where: str, message: Mapping[str, Any], role: str, images: list[Any])
             parts.append({"type": "image"})
             continue
         if kind in ("input_audio", "audio", "video", "file"):
-            raise Unsupported(f"{where}.content[{at}] is of type {kind}; this model reads text and images only")
+            raise Unsupported(f"`{where}.content[{at}]` is of type {kind}; this model supports text and images only",
+                              param=f"{where}.content[{at}]")
         text = part.get("text") if kind in ("text", "input_text") else part
         if not isinstance(text, str):
             refuse(f"{where}.content[{at}]", part,
@@ -154,7 +156,7 @@ def image_of(part: Mapping[str, Any], where: str) -> Any:
 
 
 def _text_or_base64(part: Mapping[str, Any], value: Any) -> Any:
-    """base64 text is marked as such: what it begins with need not be what images begin with."""
+    """base64 text is marked as such: its first characters need not be those of an image."""
     if isinstance(value, str) and value[:5].lower() != "data:" and (
             part.get("base64") is not None or part.get("data") is not None or isinstance(part.get("source"), Mapping)):
         return f"data:image/png;base64,{value}"

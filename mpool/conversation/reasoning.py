@@ -1,12 +1,12 @@
-"""Answers taken apart: what a model thinks before it answers, and the answer.
+"""Answers taken apart: the reasoning of a model before its answer, and the answer.
 
 Two forms are known, by the words of the model's chat template. ``<think>`` ... ``</think>`` before the answer
 (Qwen3, DeepSeek-R1, SmolLM3); a template may write the first of the two itself, then an answer begins with thoughts.
 And harmony (GPT-OSS, https://cookbook.openai.com/articles/openai-harmony): an answer is several messages, each with a
 header that names its channel; ``final`` is the answer, all others are not for its reader.
 
-A splitter is fed an answer as it is decided, in pieces of any size. What may still become a marker is kept back, so
-that no piece holds a part of one, and what comes out does not depend on how the text was cut.
+A splitter is fed an answer as it is decided, in pieces of any size. Text that may begin a marker is buffered: no chunk
+holds part of a marker, and the result does not depend on how the text was split.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def of_template(source: str, prompt: str, calls: bool = False) -> Callable[[], S
 
     Args:
         source: the chat template.
-        prompt: what it was rendered to.
+        prompt: the rendered prompt.
         calls: the model was given functions: messages to them belong to the answer.
     """
     if is_harmony(source):
@@ -148,7 +148,7 @@ class Harmony(Splitter):
         return out[0], out[1]
 
     def _read_header(self, last: bool) -> bool:
-        """The buffered text can be processed further."""
+        """Parses a header; True while buffered text can be processed."""
         head, mark, rest = self._text.partition(_MESSAGE)
         if self._first and not self._begins(head, bool(mark), last):
             self._open(True)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 
 class RunningText:
-    """Follows one answer through its text: where nothing in it can be part of a mark, the mask is what it was the last
-    time that this was so, and is not computed again.
+    """Follows one answer through its text: where no part of the text can belong to a marker, the mask equals the last
+    one computed in that state, and is reused.
 
     Args:
         marks, leads: as of :class:`mpool.conversation.tool_grammar.Grammar`, as bytes.

@@ -3,10 +3,10 @@
 jinja2's immutable sandbox keeps a template away from Python; it does not keep it from counting to 10^10 or from
 building a string of 10^9 characters, and alarms work on the main thread only. So this environment counts: the compiled
 code of a template takes a step for every loop iteration, call, filter and operator, and asks before a string is made.
-What would go over the budget of the rendering ends it.
+An operation beyond the budget ends the rendering.
 
-Nothing is evaluated while a template is compiled (constant folding alone can take 14 s), and it can call only what is
-listed here: its own macros, jinja2's helpers, and methods of plain data whose cost is known.
+Nothing is evaluated while a template is compiled (constant folding alone can take 14 s), and it can call only these:
+its own macros, jinja2's helpers, and methods of plain data whose cost is known.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _check_name(name: Any) -> None:
 
 
 class _Generation(jinja2.ext.Extension):
-    """The ``generation`` block of transformers, which marks what an assistant said: here it is only a scope."""
+    """The ``generation`` block of transformers, which marks the assistant's text: here it is only a scope."""
 
     tags = {"generation"}
 
@@ -195,7 +195,8 @@ class ForbiddenNode(Exception):
 
 
 class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """The environment of chat templates: what transformers provides, with limits. Safe to use from several threads."""
+    """The environment of chat templates: the functions that transformers provides, with limits. Safe to use from
+    several threads."""
 
     code_generator_class = _Generator
     intercepted_binops = frozenset(("+", "-", "*", "/", "//", "%", "**"))
@@ -387,7 +388,7 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         budget.step()
         if isinstance(__obj, BuiltinMethodType):
             target, name = __obj.__self__, __obj.__name__
-            kwargs.pop("_loop_vars", None)  # what the compiled code hands to jinja2's own call
+            kwargs.pop("_loop_vars", None)  # arguments that the compiled code passes to jinja2's own call
             kwargs.pop("_block_vars", None)
             if isinstance(target, str):
                 check = _STR_METHODS.get(name)
@@ -419,7 +420,7 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def _counted(self, function: Callable[..., Any], *, deep: bool, check: Callable[..., None] | None
                  ) -> Callable[..., Any]:
-        """A filter or test that counts what it is given and what it makes."""
+        """A filter or test that charges its input and output to the budget."""
         passed = jinja2.utils._PassArg.from_obj(function)
         skip = 0 if passed is None else 1
 
@@ -557,12 +558,12 @@ _FILTER_CHECKS: dict[str, Callable[..., None]] = {
     "format": _check_format, "batch": _check_rows, "slice": _check_rows, "round": _check_round, "sum": _check_sum,
     "list": _check_container, "reverse": _check_container, "int": _check_number, "float": _check_number,
 }
-#: Filters that look at all of what they are given.
+#: Filters that read their whole input.
 _DEEP_FILTERS = ("capitalize", "center", "dictsort", "e", "escape", "filesizeformat", "forceescape", "format",
                  "groupby",
                  "indent", "join", "lower", "max", "min", "replace", "safe", "sort", "string", "sum", "title", "trim",
                  "truncate", "unique", "upper", "urlencode", "wordcount")
-#: Filters that look at its outside only, or hand on what is inside.
+#: Filters that read only the outer level, or pass inner values on unchanged.
 _SHALLOW_FILTERS = ("abs", "attr", "batch", "count", "d", "default", "first", "float", "int", "items", "last", "length",
                     "list", "map", "reject", "rejectattr", "reverse", "round", "select", "selectattr", "slice")
 _COMPARISONS = ("eq", "equalto", "==", "ne", "!=", "lt", "lessthan", "<", "le", "<=", "gt", "greaterthan", ">", "ge",

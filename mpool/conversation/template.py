@@ -1,8 +1,8 @@
 """Chat templates: a conversation becomes the text that a model was trained on, and that text its token ids.
 
 A template comes with the model, in Jinja. It is rendered as transformers does it, in a sandbox of its own
-(:mod:`mpool.conversation.sandbox`), and its control tokens are the only ones in the prompt: what a user writes stays
-plain text, ``<|im_end|>`` included.
+(:mod:`mpool.conversation.sandbox`), and its control tokens are the only ones in the prompt: user text stays plain text,
+``<|im_end|>`` included.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _CONTINUE = "CONTINUE_FINAL_MESSAGE_TAG "
 
-#: Names that a caller's variables cannot have: what the template is given anyway, and what could be a template.
+#: Names that a caller's variables cannot have: variables that every template gets, and names that could choose a
+#: template.
 _RESERVED = frozenset(("messages", "tools", "documents", "add_generation_prompt", "template", "chat_template", "range",
                        "dict", "namespace", "cycler", "joiner", "raise_exception", "strftime_now", "bos_token",
                        "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token", "self", "loop",
@@ -98,17 +99,17 @@ class ChatTemplate:
         """The conversation as text, as transformers' ``apply_chat_template(tokenize=False)`` gives it.
 
         Args:
-            messages: at least one; each has a ``role``, and ``content`` or what else the template reads.
+            messages: at least one; each has a ``role``, and ``content`` or other keys that the template reads.
             tools: JSON schemas of functions that the model may call.
             documents: dicts that templates for retrieval read.
             add_generation_prompt: end with the start of an answer.
             continue_final_message: leave the last message open, for the model to go on with.
-            variables: what else the template reads (``enable_thinking=False``), plain data.
+            variables: other variables that the template reads (``enable_thinking=False``), plain data.
 
         Raises:
             InvalidArgument: something is not of the form above, or a variable has a reserved name.
             TemplateError: the template refuses the conversation, fails, or goes over its limits.
-            FormatError: the template is not one, or uses what chat templates may not.
+            FormatError: the source is not a template, or uses a feature that is not allowed in chat templates.
         """
         data = self._data(messages, tools, documents, variables)
         return self._render(data, add_generation_prompt, continue_final_message)
@@ -239,7 +240,7 @@ class ChatTemplate:
         from jinja2 import meta
 
         environment = _shared_environment()
-        self._compile(environment)  # refuses what is too large to be walked through
+        self._compile(environment)  # refuses data that is too large to traverse
         return frozenset(meta.find_undeclared_variables(environment.parse(self.source)))
 
     def _compile(self, environment: Environment) -> Any:

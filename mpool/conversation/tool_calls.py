@@ -2,8 +2,8 @@
 
 A parser is fed an answer as it is decided, in pieces of any size, thoughts taken off
 (:mod:`mpool.conversation.reasoning`).
-What may still become a mark is kept back, and so are spaces that may stand before one; what comes out does not depend
-on how the text was cut. What begins as a call and is none, or calls a function that was not given, is text.
+Text that may begin a marker is buffered, and so are spaces before it; the result does not depend on how the text was
+split. Text that only starts like a call, or calls an unknown function, stays text.
 
 Where a grammar keeps the answer to its form (``sure``), the arguments of a call are given as they are written; else a
 call is given when it is complete.
@@ -26,7 +26,7 @@ _NAME = r"[^\s<>\[\]{}\"'`]{1,64}"
 _HEAD = re.compile(rf'\{{\s*"name"\s*:\s*"({_NAME})"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{{)')
 _PLAIN = re.compile(rf"\s*(?P<name>{_NAME})\s*(\[CALL_ID\]\s*(?P<id>\w{{1,64}})\s*)?")
 _NUMBERED = re.compile(rf"\s*(?P<id>(?P<name>{_NAME}?):\d{{1,6}})\s*")
-#: A name, with what stands before its arguments, is not longer.
+#: Maximum length of a name with the text before its arguments.
 _LONGEST = 256
 
 
@@ -133,7 +133,7 @@ class Calls:
         return False
 
     def _leading(self) -> bool:
-        """The beginning of an answer whose calls have no mark."""
+        """Parses the start of a completion whose calls have no marker."""
         squeezed, leads = "".join(self._text.split()), LEADS if self._form.leads else BARE_LEADS
         if not squeezed.startswith(leads):
             if not self._last and any(lead.startswith(squeezed) for lead in leads):
@@ -178,12 +178,12 @@ class Calls:
         return False
 
     def _to(self, step: Callable[[], bool], start: int = 0) -> bool:
-        """Goes on with a step, behind what was read."""
+        """Continues with a step after the text parsed so far."""
         self._step, self._text, self._extent, self._value = step, self._text[start:], None, 0
         return True
 
     def _is_text(self) -> None:
-        """The text parsed as a call is not one."""
+        """Treats the text parsed as a call as plain text."""
         if self._step == self._opening:
             size = len(self._form.mark)
             self._say(self._gap + self._text[:size])
@@ -192,7 +192,7 @@ class Calls:
         self._to(self._reading)
 
     def _give_up(self) -> None:
-        """The answer ends before what is expected: what would have been a call is text, or the beginning of one."""
+        """The completion ends before the expected text: the started call is text, or an incomplete call."""
         if not self._sure and self._step in (self._opening, self._next, self._beginning, self._leading,
                                                self._bare, self._another):
             self._say(self._gap + self._text if self._step == self._opening else self._text)
@@ -264,7 +264,7 @@ class Calls:
         return self._take(name, id, self._loads(at, end), end)
 
     def _named(self, at: int, middle: str) -> tuple[str, str | None, int]:
-        """A name, an id if there is one, and where what follows ``middle`` begins."""
+        """The name, the id if present, and the index after ``middle``."""
         end = self._text.find(middle, at, at + _LONGEST)
         if end < 0:
             if len(self._text) >= at + _LONGEST:
@@ -335,7 +335,7 @@ class Calls:
         return self._to(self._closing, end)
 
     def _begin(self, name: str, id: str | None, at: int) -> bool:
-        """A call whose arguments are given as they come."""
+        """Parses a call whose arguments are streamed."""
         self._add(name, id, "")
         self._complete = False
         self._to(self._arguments, at)
@@ -366,7 +366,7 @@ class Calls:
         return self._to(self._brace if self._form.body == "json" else self._closing, end)
 
     def _brace(self) -> bool:
-        """The end of an object whose arguments were given."""
+        """Parses the end of an object whose arguments were streamed."""
         return self._to(self._closing, self._expect(0, "}"))
 
     def _closing(self) -> bool:

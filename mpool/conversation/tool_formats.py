@@ -1,7 +1,7 @@
 """Tool-call formats of models: one row per format, recognised by the words of the model's chat template. A row states
-the text around a call, for all three that have to agree: the grammar that keeps a model to it
-(:mod:`mpool.conversation.tool_grammar`), the parser that takes an answer apart (:mod:`mpool.conversation.tool_calls`),
-and what a template is given that writes no calls of its own.
+the text around a call, for all three that have to agree: the grammar that constrains a model
+(:mod:`mpool.conversation.tool_grammar`), the parser of completions (:mod:`mpool.conversation.tool_calls`), and the text
+for templates that do not write calls themselves.
 
 Sources:
     Hermes, Qwen2.5, Qwen3, SmolLM3, Granite 4: the templates; https://github.com/NousResearch/Hermes-Function-Calling
@@ -42,7 +42,7 @@ class ToolFormat:
         open, close: around each call.
         section, end: around all of them, with ``[`` and ``]`` if ``listed``.
         between: two calls.
-        key: what an object calls the arguments.
+        key: the key of the arguments in an object.
         middle: between a name and its arguments.
         numbered: a name is followed by ``:`` and a number, and both together are the id of the call.
         leads: an answer that begins with such an object is a call: there is no mark.
@@ -117,7 +117,7 @@ DEEPSEEK_V31 = ToolFormat("deepseek_v31", "marked", "<｜tool▁call▁begin｜>
 KIMI_K2 = ToolFormat("kimi_k2", "marked", "<|tool_call_begin|>functions.", "<|tool_call_end|>",
                      "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>",
                      middle="<|tool_call_argument_begin|>", numbered=True)
-#: As :class:`mpool.conversation.reasoning.HarmonyCalls` gives them; the grammar has what models write.
+#: As :class:`mpool.conversation.reasoning.HarmonyCalls` gives them; the grammar has the spelling that models use.
 HARMONY = ToolFormat("harmony", "marked", reasoning.CALL, "<|call|>", middle="<|message|>", most=1)
 
 

@@ -1,7 +1,7 @@
 """Grammars of answers that may call tools, or have to, in a model's own form (:mod:`mpool.conversation.tool_formats`).
 
-Text is free up to a mark; what follows is calls to the last character, each with arguments that fit the function's JSON
-schema. Where a caller wants answers of a form of its own, an answer is calls or that, from its first character on.
+Text is free up to a mark; the rest is calls up to the last character, each with arguments that match the function's
+JSON schema. Where a caller wants answers of a form of its own, an answer is calls or that, from its first character on.
 Written for llguidance, whose lexemes are greedy unless marked lazy; a lazy one ends everything else that began
 where it did, which is why text cannot run over a mark.
 
@@ -28,7 +28,7 @@ class Grammar(NamedTuple):
         marks: a text that holds none of these, and ends with no part of one, can be followed by the same as before;
             behind the first of them come calls. None: that cannot be said.
         leads: nor can it be said of answers that begin with one of these words, or a part of one, spaces left out.
-        parts: grammars of schemas all of which has to be kept: ``lark`` lets pass what of them cannot be.
+        parts: grammars of schemas all of which has to be kept: ``lark`` allows the texts that cannot be part of one.
     """
 
     lark: str
@@ -63,7 +63,7 @@ _OPENERS = ("additionalProperties", "unevaluatedProperties", "patternProperties"
 #: Keywords whose values are schemas by name, and those whose values are none.
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _DATA = ("const", "enum", "default", "examples")
-#: Keywords of which each says what an object has: with two of them, which property comes first is not easily said.
+#: Keywords that each describe an object's properties: with two of them, which property comes first is not easily said.
 _SOURCES = ("properties", "anyOf", "oneOf", "allOf", "$ref")
 _ANY = "/(?s:.*)/"
 
@@ -74,11 +74,11 @@ def grammar_of(form: ToolFormat, functions: Sequence[Function], *, forced: bool,
 
     Args:
         form: of calls.
-        functions: what may be called.
+        functions: the functions that may be called.
         forced: an answer is calls, after thoughts if the model thinks; else it may be text, or text and then calls.
         single: one call at most.
-        splitter: what takes thoughts off the answers; None if they have none.
-        answer: what they are if they call nothing; None: any text, with calls behind it or not.
+        splitter: the splitter of reasoning and answer; None if they have none.
+        answer: the format of completions without calls; None: any text, with calls behind it or not.
 
     Raises:
         ValueError: answers of that form can look like calls, which have no mark.
@@ -163,7 +163,7 @@ def _either(form: ToolFormat, functions: Sequence[Function], answer: Answer) -> 
 
 
 def _moved(schema: Any, where: str) -> Any:
-    """A schema that stands at another place in its document, where its references find what they found."""
+    """A schema moved inside its document, with its references adjusted."""
     if isinstance(schema, list):
         return [_moved(one, where) for one in schema]
     if not isinstance(schema, dict):
@@ -225,7 +225,7 @@ def _regex(text: str) -> str:
 
 
 def _calls(form: ToolFormat, functions: Sequence[Function], single: bool) -> list[str]:
-    """Rules ``calls``, ``rest`` (without the mark) and what they need; for harmony ``call`` only."""
+    """Rules ``calls``, ``rest`` (without the marker) and their dependencies; for harmony ``call`` only."""
     rules: list[str] = []
     calls = []
     for at, function in enumerate(functions):
@@ -382,7 +382,7 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-#: Characters of a regular expression, with what belongs to them.
+#: Characters of a regular expression, each with its quantifier or class.
 _CHARS = re.compile(r"\\.|\[\^?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
 
 

@@ -1,7 +1,7 @@
 """Tools as callers give them: OpenAI's dicts, Python functions, pydantic classes. All become OpenAI's dicts.
 
-A function's schema is made of its signature and its docstring (Google's style); what it cannot say is an error, never a
-guess.
+A function's schema is made of its signature and its docstring (Google's style); an annotation without a JSON schema is
+an error, never guessed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..checks import refuse, shown
 from ..errors import InvalidArgument, LimitError
 from .grammar import MAX_DEPTH, _depth
 
-#: Bounds of what a caller may give: tools, and characters of all of them as JSON.
+#: Bounds of the caller's tools: tools, and characters of all of them as JSON.
 MAX_TOOLS, MAX_CHARS = 128, 1 << 18
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _ALLOWED = ('a dict {"type": "function", "function": {"name": ..., "description": ..., "parameters": {...}}}, a '
@@ -39,7 +39,7 @@ def read(tools: Any) -> list[dict[str, Any]]:
     if isinstance(tools, (str, bytes, Mapping)) or not isinstance(tools, Sequence):
         refuse("tools", tools, "a list of tools", hint=f"A tool is {_ALLOWED}")
     if len(tools) > MAX_TOOLS:
-        raise LimitError(f"tools has {len(tools):,} entries, the limit is {MAX_TOOLS}")
+        raise LimitError(param="tools", got=f"{len(tools):,} tools", allowed=f"at most {MAX_TOOLS} tools")
     found, names, chars = [], set(), 0
     for at, tool in enumerate(tools):
         where = f"tools[{at}]"
@@ -51,14 +51,15 @@ def read(tools: Any) -> list[dict[str, Any]]:
         names.add(name)
         chars += len(_json(where, made))
         if chars > MAX_CHARS:
-            raise LimitError(f"tools have more than {MAX_CHARS:,} characters as JSON, which is the limit")
+            raise LimitError(param="tools", got="more", allowed=f"at most {MAX_CHARS:,} characters as JSON")
         found.append(made)
     return found
 
 
 def _json(where: str, value: Any) -> str:
     if _depth(value) > MAX_DEPTH:
-        raise LimitError(f"{where} is nested more than {MAX_DEPTH} deep")
+        raise LimitError(f"{where} is nested more than {MAX_DEPTH} deep", param="tools",
+                         allowed=f"nested at most {MAX_DEPTH} deep")
     try:
         text = json.dumps(value, allow_nan=False, ensure_ascii=False)
         text.encode()

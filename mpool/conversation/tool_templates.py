@@ -83,7 +83,7 @@ def with_calls(messages: list[dict[str, Any]], use: ToolUse, form: ToolFormat | 
 
 
 def _numbered(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The conversation with ids that say what is called, which some templates write in place of the name."""
+    """The conversation with ids that contain the function's name: some templates write the id in its place."""
     ids: dict[str, str] = {}
     found = []
     for message in messages:

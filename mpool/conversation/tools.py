@@ -34,16 +34,16 @@ _LETTERS = str.maketrans("+/=", "abc")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tools:
-    """What a call may use.
+    """Tools of one request.
 
     Attributes:
-        given: the tools, as OpenAI's dicts: what the template is given.
-        functions: those that an answer may call: all, or the one that was named.
-        forced: an answer has to call.
-        single: one call at most.
-        form: of the model's calls.
-        sure: a grammar keeps answers to it.
-        framed: an answer is calls, or has a form of its own (``response_format``).
+        given: the tools as OpenAI's dicts, for the chat template.
+        functions: the functions that a completion may call: all, or the named one.
+        forced: a completion must call a function.
+        single: at most one call.
+        form: the model's tool-call format.
+        sure: a grammar constrains completions to that format.
+        framed: a completion is calls, or matches ``response_format``.
     """
 
     given: list[dict[str, Any]]
@@ -60,7 +60,7 @@ class Tools:
                      self.framed)
 
 
-# ---- what a caller gives ---------------------------------------------------------------------------------------------
+# ---- the caller's options --------------------------------------------------------------------------------------------
 
 def take(template: Callable[[], ChatTemplate], key: str, options: dict[str, Any]) -> Tools | None:
     """Takes ``tools``, ``tool_choice`` and ``parallel_tool_calls`` out of the options of a chat.
@@ -122,8 +122,8 @@ def constrain(tools: Tools, tokenizer: Tokenizer, key: str, sampling: Ending, sp
 
     Raises:
         Unsupported: calls are forced, a tool is strict, or an answer is given, and llguidance is not installed.
-        InvalidArgument: a schema cannot be used, what is no call could look like one, or an option beside tools keeps
-            answers from ending.
+        InvalidArgument: a schema cannot be used, text without a call could look like one, or an option keeps
+        completions from ending.
     """
     strict = next((function.name for function in tools.functions if function.strict), None)
     if not grammar.installed():

@@ -2,7 +2,7 @@
 them reach whatever this machine reaches.
 
 One deadline holds for all of a fetch: names, connections, TLS, proxies, headers, redirects, bodies. Each wait for a
-socket is given what is left of it, so that a server that sends a byte now and then is no better off.
+socket gets the remaining time, so a server that sends single bytes gains none.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """From whatever a caller has to pixels.
 
-PNG, JPEG and WebP are decoded, by Pillow. What an image may be is limited before its pixels are decoded: bytes, pixels,
-sides, proportions, one frame. What a decoder says about a broken file is never passed on: errors have fixed texts.
+PNG, JPEG and WebP are decoded, by Pillow. An image's size and format are checked before its pixels are decoded: bytes,
+pixels,
+sides, proportions, one frame. A decoder's message about a corrupted file is never passed on: errors have fixed texts.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def images_of(images: Any, most: int,
         raise InvalidArgument(param="images", got=_kind(images),
                               allowed=f"{_INPUTS}, or a list of them")
     if len(images) > most:
-        raise LimitError(f"images has {len(images):,} images, one call takes at most {most:,}",
+        raise LimitError(f"`images` must hold at most {most:,} images, got {len(images):,}", param="images",
                          hint=hint)
     return list(images)
 
@@ -77,8 +78,8 @@ def read_image(image: Any, name: str = "image", *, allow_urls: bool = False,
     Args:
         image: a path; a URL; the bytes of a file; base64 text of one, or a ``data:`` URL; a Pillow image; an array
             ``[height, width]`` or ``[height, width, 1, 3 or 4]`` of uint8, or of floats from 0 to 1.
-        name: what errors call it.
-        allow_urls: whether ``http`` and ``https`` URLs are fetched.
+        name: the name in errors.
+        allow_urls: fetch ``http`` and ``https`` URLs.
         timeout: seconds for fetching.
 
     Raises:
@@ -101,7 +102,7 @@ def read_image(image: Any, name: str = "image", *, allow_urls: bool = False,
 
 
 def _is_pillow(value: Any) -> bool:
-    module = sys.modules.get("PIL.Image")  # whoever has an image has imported it
+    module = sys.modules.get("PIL.Image")  # a caller with a Pillow image has imported Pillow
     return module is not None and isinstance(value, module.Image)
 
 
@@ -137,8 +138,8 @@ def _of_text(text: str, name: str, allow_urls: bool, timeout: float | None) -> b
 
 def _of_base64(text: str, name: str) -> bytes:
     if len(text) > MAX_BYTES // 3 * 4 + 4:
-        raise InvalidArgument(param=name, got=f"more than {MAX_BYTES >> 20} MiB",
-                              allowed=f"at most {MAX_BYTES >> 20} MiB")
+        raise InvalidArgument(param=name, got=f"more than {MAX_BYTES:,} bytes",
+                              allowed=f"at most {MAX_BYTES:,} bytes")
     try:
         return base64.b64decode("".join(text.split()), validate=True)
     except (binascii.Error, ValueError):
@@ -178,7 +179,7 @@ def _of_bytes(data: bytes, name: str) -> Image:
     except UnidentifiedImageError:
         raise InvalidArgument(param=name, got="another format", allowed=f"a {FORMAT_WORDS} image",
                               hint="Other formats: open it with Pillow and pass the image") from None
-    except Exception:  # a decoder may raise anything for a broken file, and what it says is not passed on
+    except Exception:  # a decoder may raise anything for a corrupted file; its message is not passed on
         raise _broken(name) from None
     with opened:
         return _decoded(opened, name)

@@ -1,4 +1,4 @@
-"""From an image to the tiles that a model with text looks at, and to what stands for it in the prompt."""
+"""Cuts an image into the tiles of a vision model, and makes its placeholder in the prompt."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Cut:
 
     Attributes:
         tiles: uint8 ``[height, width, 3]`` each.
-        pieces: what stands in the prompt: texts of tokens, and runs that take all tiles in their order.
+        pieces: the placeholder in the prompt: texts of tokens, and runs that take all tiles in their order.
     """
 
     tiles: list[NDArray[np.uint8]]
@@ -43,7 +43,7 @@ class Cut:
 
 
 def rows_of(settings: VisionSettings, height: int, width: int) -> int:
-    """Rows that a tile of so many pixels becomes."""
+    """Number of rows of a tile of this size."""
     unit = settings.image.patch_size * settings.merge
     return height // unit * (width // unit) + settings.keep_class
 
@@ -181,7 +181,7 @@ def _split(image: Image, settings: VisionSettings) -> Cut:
 # ---- Qwen2.5-VL: images of any size ----------------------------------------------------------------------------------
 
 def _sides(height: int, width: int, unit: int, least: int, most: int) -> tuple[int, int]:
-    """Multiples of ``unit`` near an image's own sides, with so many pixels in all."""
+    """Multiples of ``unit`` near the image's sides, within the limits of total pixels."""
     high, wide = round(height / unit) * unit, round(width / unit) * unit
     if high * wide > most:
         by = sqrt(height * width / most)

@@ -1,6 +1,6 @@
 """The architectures that mpool knows: their tensors, under both names and with their shapes, and their sizes.
 
-One row an architecture, in ``families``; here is what is done with a row. Hyper-parameters are named as in
+One row an architecture, in ``families``; this module applies a row. Hyper-parameters are named as in
 GGUF whatever the file was (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md#standardized-key-value-pairs);
 ``hf_config`` translates a ``config.json`` into that naming. Letters in shapes stand for sizes:
 
@@ -232,9 +232,9 @@ def map_folder(row: Architecture, size: Mapping[str, int], tensors: Mapping[str,
     Args:
         tensors: by their names in the files; ``paths`` are those files.
         file: what errors about missing or surplus tensors name.
-        tied: whether the output layer is the embedding. If the files have both, they are compared as transformers
+        tied: the output layer is the embedding. If the files have both, they are compared as transformers
             does: equal, the output layer is left out; different, it stays.
-        same: whether two tensors hold the same bytes.
+        same: compares two tensors byte by byte.
 
     Raises:
         FormatError: tensors missing, left over, under two names, or of another shape.

@@ -29,7 +29,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Joined:
-    """A file whose parts lie in several wheels: its name, what it must be, the parts in order."""
+    """A file whose parts lie in several wheels: its name, its size and hash, the parts in order."""
 
     name: str
     fact: FileFact

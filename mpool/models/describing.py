@@ -122,7 +122,7 @@ def _resolve_bundled(reference: BundledRef, row: Row) -> Resolved:
 
 
 def verify(found: Resolved) -> None:
-    """Hashes every file of a fetched model again and compares with what was recorded when it came.
+    """Hashes every file of a fetched model again and compares with the recorded hash.
 
     Raises:
         IntegrityError: a file has changed.
@@ -164,7 +164,7 @@ def describe(ref_or_path: str | os.PathLike[str], key: str | None = None, *, off
         UnsafeFormat: pickled weights, or a configuration that asks for code of its own to be run.
         Unsupported: the model computes something that mpool does not.
         LimitError: a size beyond mpool's caps.
-        and what :func:`resolve` raises.
+        and the errors of :func:`resolve`.
     """
     return describe_resolved(resolve(ref_or_path, offline, progress), key)
 

@@ -61,7 +61,7 @@ _noted: ContextVar[dict[str, Stamp] | None] = ContextVar("mpool_noted", default=
 
 
 def _stamp_of(found: os.stat_result) -> Stamp:
-    if not stat.S_ISREG(found.st_mode):  # of a folder, what is in it
+    if not stat.S_ISREG(found.st_mode):  # for a folder, its entries
         return found.st_dev, found.st_ino, found.st_mtime_ns
     return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_mode,
             found.st_nlink, found.st_uid, found.st_gid)
@@ -84,7 +84,7 @@ def same_stamp(a: Stamp, b: Stamp) -> bool:
 
 
 def changed(stamps: Mapping[str, Stamp], folders: bool = False) -> str | None:
-    """The first of the files (and folders) that is no longer what its stamp says; None: all are."""
+    """The first file (or folder) that differs from its stamp; None: all are."""
     for path, was in stamps.items():
         if (folders or was is None or len(was) > 3) and not same_stamp(was, stamp(path)):
             return path
@@ -198,7 +198,7 @@ class Folder:
             and _SHARED_BLOB.fullmatch(real[len(blobs[1]) + 1:]) is not None
 
     def sub(self, name: str, *, declared_in: str, field: str) -> Folder:
-        """A folder inside this one, whether or not it exists."""
+        """A folder inside this one; it need not exist."""
         check_relative(name, file=declared_in, field=field, allow_empty=True)
         path = os.path.join(self.path, name) if name else self.path
         real = os.path.realpath(path)

@@ -54,7 +54,7 @@ class TokenTable:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """Everything the C core needs to load a model by itself."""
+    """Everything the C core needs to load a model without Python."""
 
     architecture: str
     files: tuple[str, ...]
@@ -112,7 +112,7 @@ class ImageSettings:
         patch_size: pixels a side of a patch.
         image_size: pixels a side that the model was trained on.
         any_size: whether it takes other sizes.
-        normalize: whether vectors get length 1 unless the caller says otherwise.
+        normalize: default of normalising vectors to length 1.
         similarity: how vectors are compared.
         pad_square: the colour with which an image is made square before it is resized; None: it is not.
     """
@@ -140,7 +140,7 @@ class VisionSettings:
             whole; ``"any"``, one tile of the image's own proportions.
         image: how a tile is prepared.
         image_token_id: the placeholder that stands in the prompt for a row of an image; -1: the vocabulary has none.
-        keep_class: whether the image network's class token is a row, too.
+        keep_class: the image encoder's class token is a row, too.
         merge: patches a side that become one row.
         grid: (height, width) in pixels, of whole tiles.
         longest, split: for ``"split"``: pixels of the longer side before an image is cut, None: as it is; whether it is

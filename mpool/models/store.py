@@ -177,11 +177,11 @@ def stamp(path: str, kind: str, digest: str) -> None:
 
 def check(path: str, *, size: int | None = None, kind: str = "sha256", digest: str | None = None,
           recheck: bool = False) -> str:
-    """Checks that a file is what was recorded: its size always, its digest unless a stamp vouches for it.
+    """Checks a file against its record: its size always, its digest unless a stamp vouches for it.
 
     Args:
         path: the file.
-        size, digest: what it must have; without ``digest``, what a stamp says it had when it arrived.
+        size, digest: what it must have; without ``digest``, the hash in its stamp.
         kind: of the digest: ``sha256`` or ``git``.
         recheck: hash it whatever the stamp says.
 

@@ -62,7 +62,7 @@ class Entry:
         self._lock = threading.RLock()
         for tower in self._towers.values():
             tower.renew_lock()
-        self.plans = {}  # the next call asks the pool for its registry, which starts what the child has to have anew
+        self.plans = {}  # the next request asks the pool for its registry, which restarts the child's threads
 
     def ready(self, compute: str, chat: bool = False) -> bool:
         """A request needs no file beyond those already read."""
@@ -122,7 +122,7 @@ class Entry:
         return [self, *(part for tower in self.describe().towers if (part := self.serving(tower.capability)))]
 
     def _read_tower(self, tower: Entry, progress: bool | None) -> None:
-        """Gives a tower its part of what the files say."""
+        """Gives one of the model's other networks its part of the description."""
         found = next((one for one in self.describe(progress).towers if one.capability == tower._capability), None)
         if found is None:  # the files have changed
             raise WrongCapability(f"is a model of {self.capability}, not {tower._capability}", key=self.key)
@@ -152,7 +152,7 @@ class Entry:
         rows = spec.kv.get(f"{spec.architecture}.vocab_size")
         if isinstance(rows, int):  # pipelines that make pictures have encoders with rows of their own
             tokenizer.fit(rows, file=description.tokenizer.json_path)
-        # the vocabulary as the file has it: tens of megabytes that nobody needs again
+        # the vocabulary as the file has it: tens of megabytes that are not needed again
         self._description, self._vocab = replace(description, tokenizer=None), None
         return tokenizer
 
@@ -262,7 +262,7 @@ class Entry:
                     if compute == "auto" or key != self._core.get("auto"):
                         self._add(compute, replace=True)
             except BaseException:
-                self.isolation = was  # what serves still runs there, and the next attempt is to try again
+                self.isolation = was  # the loaded workers still run there, and the next attempt must try again
                 raise
 
     def _add(self, compute: str, replace: bool = False) -> str:
@@ -289,7 +289,7 @@ class Entry:
         else:
             registry.add(key, spec, compute, replace)
         try:
-            # begins to load while Python builds the tokenizer; what goes wrong is told to the call that follows
+            # begins to load while Python builds the tokenizer; an error reaches the request that follows
             registry.load(key, timeout=0.0)
         except MpoolError:
             pass

@@ -26,8 +26,8 @@ class PoolEvent:
     """An event of a worker or request. See :meth:`mpool.Pool.on`.
 
     Attributes:
-        event: ``"spawn"`` (a worker begins to load), ``"ready"``, ``"evict"`` (it was given up), ``"fail"`` (it could
-            not be started, failed, or was set apart); ``"request_start"`` (the first step of a call),
+        event: ``"spawn"`` (a worker begins to load), ``"ready"``, ``"evict"`` (it was unloaded), ``"fail"`` (it could
+        not start, failed, or was abandoned); ``"request_start"`` (the first step of a call),
             ``"request_complete"``, ``"request_fail"`` (it ended in an error, or was refused at once).
         model: key of the model.
         worker_id: the worker's number; None where there is none or it does not matter.

@@ -174,11 +174,11 @@ def _complaints(pool: Host, row: Mapping[str, Any]) -> Iterator[str]:
     if row["breaker"] != "closed":
         yield f"{key}: its breaker is {row['breaker']}" + (f" ({row['last_error']})" if row["last_error"] else "")
     if row["dead"]:
-        yield f"{key}: {row['dead']} workers do not move and are set apart"
+        yield f"{key}: {row['dead']} workers made no progress and were abandoned"
     if any(waiting >= most for waiting, most in zip(row["waiting"], row["capacity"])):
         since = pool._full_since.setdefault(key, now)
         if now - since >= STAYS:
-            yield f"{key}: its queue stays full ({row['queued']} calls wait)"
+            yield f"{key}: its queue stays full ({row['queued']} requests wait)"
     else:
         pool._full_since.pop(key, None)
     paces = {worker["id"]: worker["busy_seconds"] / worker["served"] for worker in row["worker"]
@@ -186,7 +186,7 @@ def _complaints(pool: Host, row: Mapping[str, Any]) -> Iterator[str]:
     for worker, pace in paces.items():
         mates = [other for number, other in paces.items() if number != worker]
         if mates and pace > SLOW * median(mates):
-            yield f"{key}: worker {worker} takes {pace / median(mates):.0f} times as long for a call as its mates"
+            yield f"{key}: worker {worker} takes {pace / median(mates):.0f} times as long per request as the others"
 
 
 _asked = itertools.count()

@@ -26,7 +26,7 @@ def check(isolation: object, what: str) -> None:
 
 def _executable() -> tuple[str, bool]:
     """The Python that multiprocessing would start; True if ``multiprocessing.set_executable`` set it."""
-    spawn = sys.modules.get("multiprocessing.spawn")  # nobody can have chosen before it was imported
+    spawn = sys.modules.get("multiprocessing.spawn")  # before its import, no program can have called set_executable
     chosen = spawn.get_executable() if spawn is not None else None
     path = os.fsdecode(chosen) if chosen else ""
     return (path, True) if path and path != sys.executable else (sys.executable or "", False)

@@ -59,7 +59,7 @@ class _Drain:
                 self.adopt_level()
                 self.flush()
                 self.deliver()
-            except MemoryError:  # what was in hand is lost; the next round may have memory again
+            except MemoryError:  # the records in hand are lost; the next round may have memory again
                 continue
 
     def deliver(self) -> None:

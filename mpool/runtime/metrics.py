@@ -14,22 +14,22 @@ if TYPE_CHECKING:
 BOUNDS = (*(1e-6 * 2**i for i in range(27)), math.inf)
 #: Gauges of the whole pool: name -> help.
 GAUGES = {
-    "memory_limit": "bytes that models, caches and queues may take together",
-    "memory_used": "bytes that they take",
+    "memory_limit": "limit of bytes for models, caches and queues together",
+    "memory_used": "bytes used by models, caches and queues",
     "lanes": "compute threads",
     "lanes_leased": "compute threads in use",
-    "threads_created": "threads that the process has started",
-    "threads_joined": "of these, those that have ended",
-    "events_dropped": "events that callbacks were too slow for",
+    "threads_created": "threads started by the process",
+    "threads_joined": "started threads that have ended",
+    "events_dropped": "events dropped because callbacks were too slow",
 }
 #: Gauges of a model: name -> help.
 MODEL_GAUGES = {
-    "workers": "workers that serve", "busy": "workers that have a call", "dead": "workers set apart",
-    "queued": "calls that wait", "running": "calls that run", "model_bytes": "bytes of weights",
-    "engine_bytes": "bytes of scratch and caches", "calls": "calls accepted", "errors": "calls that failed",
+    "workers": "serving workers", "busy": "busy workers", "dead": "abandoned workers",
+    "queued": "waiting requests", "running": "running requests", "model_bytes": "bytes of weights",
+    "engine_bytes": "bytes of scratch and caches", "calls": "accepted requests", "errors": "failed requests",
 }
 #: Counters of a model, over completed requests: name -> help.
-MODEL_COUNTERS = {"units_in": "tokens and images read", "units_out": "tokens and images written"}
+MODEL_COUNTERS = {"units_in": "tokens and images read", "units_out": "tokens and images generated"}
 
 
 def stats(pool: Host) -> dict[str, Any]:

@@ -52,7 +52,7 @@ def _families(found: dict[str, Any]) -> Iterator[Any]:
     for kind, count in found["bytes_by_kind"].items():
         kinds.add_metric([kind], count)
     yield kinds
-    depths = GaugeMetricFamily("mpool_queue_depth", "calls that wait, by capability", labels=["capability"])
+    depths = GaugeMetricFamily("mpool_queue_depth", "waiting requests by capability", labels=["capability"])
     for capability, count in found["queue_depths"].items():
         depths.add_metric([capability], count)
     yield depths
@@ -66,7 +66,8 @@ def _families(found: dict[str, Any]) -> Iterator[Any]:
         for key, model in found["models"].items():
             counter.add_metric([key, model["capability"]], model[name])
         yield counter
-    latency = HistogramMetricFamily("mpool_latency_seconds", "from submit to answer", labels=["model", "capability"])
+    latency = HistogramMetricFamily("mpool_latency_seconds", "from submission to response",
+                                     labels=["model", "capability"])
     for key, model in found["models"].items():
         total, buckets = 0, []
         for bound, count in model["latency"]["histogram"]:
@@ -75,7 +76,7 @@ def _families(found: dict[str, Any]) -> Iterator[Any]:
         latency.add_metric([key, model["capability"]], buckets, model["latency"]["sum"])
     yield latency
     for name in ("min", "max", "p50", "p99"):
-        family = GaugeMetricFamily(f"mpool_latency_{name}_seconds", f"{name} of the time from submit to answer",
+        family = GaugeMetricFamily(f"mpool_latency_{name}_seconds", f"{name} of the time from submission to response",
                                    labels=["model", "capability"])
         for key, model in found["models"].items():
             family.add_metric([key, model["capability"]], model["latency"][name])

@@ -46,7 +46,7 @@ def _without_gc() -> Iterator[None]:
 
 
 def _after_fork_in_child() -> None:
-    """Whoever would have turned it on again is not there."""
+    """The thread that would have turned it on again does not exist."""
     global _gc_waits
     if _gc_waits:
         _gc_waits = 0

@@ -111,7 +111,7 @@ class GGUFTokenizer(Tokenizer):
         return self._pieces(text, self._split_control, self._parsed_ids, mark)
 
     def _pieces(self, text: str, split: re.Pattern[str], known: Mapping[str, int], mark: str | None) -> list[int]:
-        """Ids of ``text``, cut at the tokens of ``known``; what lies between is plain."""
+        """Ids of ``text``, cut at the tokens of ``known``; the text between them is plain."""
         parts = split.split(text)  # text, token, text, ..., text
         lstrip, rstrip = self._vocab.lstrip, self._vocab.rstrip
         if lstrip or rstrip:
@@ -166,7 +166,7 @@ class GGUFTokenizer(Tokenizer):
 
 def _after_fork_in_child() -> None:
     global _building
-    _building = threading.Lock()  # who held it is not there
+    _building = threading.Lock()  # the thread that held it does not exist
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -3,7 +3,7 @@
 A file holds tokens, their types and scores, merges and a few flags; the rest is convention, and the convention is
 llama.cpp's (``src/llama-vocab.cpp``, https://github.com/ggml-org/ggml/blob/master/docs/gguf.md#tokenizer). Everything
 in the file is checked before it is used, since a file may be damaged or hostile. :mod:`mpool.tokenizers.gguf_build`
-makes a HF tokenizer of what this module has read.
+makes a HF tokenizer of the result.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class GGUFVocab:
         special: ``bos``, ``eos``, ``unk``, ``sep``, ``pad``, ``cls``, ``mask``, ``eot``, ``eom``, ``fim_*`` -> id.
         prefix, suffix: ids put around a text when special tokens are asked for.
         eog: ids that end a generation, ascending.
-        shown: ids of control tokens whose text is part of an answer: the markers of a harmony conversation, and
+        shown: ids of control tokens whose text is part of a completion: the markers of a harmony conversation, and
             marks of calls.
         pre: the pre-tokenizer (``bpe``), else ``None``.
         lstrip, rstrip: ids of tokens that swallow the white space before or after them.

@@ -65,7 +65,7 @@ def _read(config: Fields, row: Architecture) -> Config:
     rotated = config.int("qk_rope_head_dim", 64, low=2, high=MAX_WIDTH)
     _heads(kv, a, plain + rotated, config.int("v_head_dim", 128, low=1, high=MAX_WIDTH))
     kv[f"{a}.attention.kv_lora_rank"] = config.int("kv_lora_rank", 512, low=1, high=MAX_WIDTH)
-    # null says that there is none, a missing key what the first model of the family has
+    # null: none; a missing key: the value of the family's first model
     kv[f"{a}.attention.q_lora_rank"] = config.int("q_lora_rank", 0, low=1, high=MAX_WIDTH) if "q_lora_rank" in config \
         else 1536
     kv[f"{a}.rope.dimension_count"] = rotated

@@ -47,7 +47,7 @@ def _complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
         if value:  # 0 says nothing, as in llama.cpp
             kv[f"mpool.{ours}"] = value
     kv["mpool.output_scale"] = 1.0 / (table.number(f"{name}.logit_scale", 1.0) or 1.0)
-    if not table.bool(f"{name}.rope.scaling.finetuned", True):  # of these models this says whether they have RoPE
+    if not table.bool(f"{name}.rope.scaling.finetuned", True):  # this key selects RoPE in these models
         unsupported(table, f"{name}.rope.scaling.finetuned", "models with RoPE")
 
 

@@ -174,7 +174,7 @@ def _long_rope(config: Fields, rope: Fields, kv: dict[str, Value], a: str) -> No
             rope.fail(f"{name}_factor", f"{len(factors)} values", f"{pairs} numbers above 0, one a rotated pair")
         kv[f"mpool.rope_{name}_factors"] = [float(f) for f in factors]
     stretch = rope.number("factor", context / original, above=0.0)
-    if original < 2 and stretch > 1:  # its logarithm is what attention is scaled by
+    if original < 2 and stretch > 1:  # attention is scaled by its logarithm
         config.fail("original_max_position_embeddings", original, "2 at least")
     inferred = math.sqrt(1 + math.log(stretch) / math.log(original)) if stretch > 1 else 1.0
     kv["mpool.rope_attention_factor"] = rope.number("attention_factor", inferred, above=0.0)
@@ -233,7 +233,7 @@ def has_window(layers: int, pattern: int) -> list[bool]:
 
 
 def window_pattern(table: Fields, name: str, pattern: int) -> list[bool]:
-    """The same of a GGUF file, which may say every how manyth layer does not, or of each layer whether it does."""
+    """The same for a GGUF file, which stores the period of full-attention layers, or one flag per layer."""
     layers, key = table.int(f"{name}.block_count", low=1, high=MAX_LAYERS), f"{name}.attention.sliding_window_pattern"
     if isinstance(table.get(key), (int, type(None))):
         return has_window(layers, table.int(key, pattern, low=1))

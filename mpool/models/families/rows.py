@@ -97,24 +97,24 @@ class Architecture:
         name: as the core calls it (``csrc/models/archs.def``); several rows may be one architecture of the core.
         capability: the pool that serves it.
         classes: names in ``architectures`` of config.json whose weights hold this network.
-        prefixes: what may stand before the names of the network's tensors in a transformers folder.
+        prefixes: optional prefixes of the network's tensor names in a transformers folder.
         read: reads the family's config.json.
         tensors: every tensor of the network.
         harmless: patterns of tensors that may be present and take no part (heads, buffers).
         epsilon: key of the norm's epsilon, without the architecture.
-        rope: whether positions are rotated into queries and keys (else they have a table).
-        activation: what a GGUF file means without saying so.
+        rope: positions are rotated into queries and keys (else they have a table).
+        activation: defaults of keys that a GGUF file leaves out.
         full_layers: for families whose configuration switches its sliding window off unless it says otherwise: how
             many of the first layers attend to everything when it does not say (transformers' default); None for
             families where a window that is given is in use.
         model_types: ``model_type`` in config.json; by default the name.
         gguf: ``general.architecture`` in GGUF files, none if there are no such files; by default the name.
-        complete: adds to the hyper-parameters of a GGUF file what it leaves to convention; gets the file's keys, the
+        complete: completes the hyper-parameters of a GGUF file with conventional defaults; gets the file's keys, the
             architecture's name there, and the hyper-parameters.
         handled: keys below the architecture's in GGUF files that ``complete`` takes care of.
         head: the head of the family's ForSequenceClassification classes, from its config.json.
         gguf_head: the activation in the head of a GGUF file of a reranker.
-        remote: the family is published with Python code of its own, which is what is computed here; the code itself
+        remote: the family is published with its own Python code, which mpool reimplements; the code itself
             is never run.
         partial_rope: a part of a head's components may be rotated alone.
         mark: a tensor, by its name in transformers and in GGUF, that tells its files from those of a row of the same

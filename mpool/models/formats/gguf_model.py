@@ -174,7 +174,7 @@ def _rows(shapes: Mapping[str, tuple[int, ...]], name: str, path: str) -> int:
 
 
 def _complete(table: Fields, row: Architecture, name: str, kv: dict[str, Value]) -> None:
-    """Adds what the file leaves to convention, and refuses what would be computed wrongly. The file's architecture is
+    """Adds conventional defaults, and refuses settings that mpool would compute wrongly. The file's architecture is
     ``name``."""
     architectures.check_layers(table, name)
     table.int(f"{name}.embedding_length", low=1, high=MAX_WIDTH)
@@ -263,7 +263,7 @@ def _generation(table: Fields, row: Architecture, tokens: Sequence[Any], size: M
             ends.add(i)
     if not ends:
         log.info("%s names no token that ends a generation", table.file)
-    # what llama.cpp does for files that do not say: SentencePiece vocabularies start with BOS, byte-level ones do not
+    # llama.cpp's default: SentencePiece vocabularies start with BOS, byte-level ones do not
     spm = table.str("tokenizer.ggml.model", "") == "llama"
     add_bos = table.bool("tokenizer.ggml.add_bos_token", spm and ids["bos"] is not None)
     if add_bos and ids["bos"] is None:

@@ -23,7 +23,7 @@ MODEL_TYPES = tuple(image_towers.READERS)
 WITH_TEXT = ("clip", "siglip")
 
 
-#: Module configurations under which sentence-transformers computes embeddings with a network of MODEL_TYPES.
+#: Modality -> (method, output) that sentence-transformers uses for embeddings with a network of MODEL_TYPES.
 _METHODS = {"text": ("get_text_features", "pooler_output"), "image": ("get_image_features", "pooler_output")}
 
 
@@ -68,7 +68,7 @@ def describe_modules(folder: Folder, *, key: str, ref: str) -> ModelDescription 
 
 
 def _check_module(folder: Folder) -> None:
-    """Refuses what ``sentence_bert_config.json`` asks for beyond the vectors."""
+    """Refuses settings of ``sentence_bert_config.json`` beyond embeddings."""
     config = folder.fields("sentence_bert_config.json", missing_ok=True)
     config.only({"transformer_task", "modality_config", "module_output_name", "max_seq_length", "do_lower_case"})
     for key, plain in (("transformer_task", "feature-extraction"), ("module_output_name", "sentence_embedding")):

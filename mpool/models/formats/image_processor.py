@@ -24,7 +24,7 @@ MAX_SIDE = 4096
 _CLIP_MEAN, _CLIP_STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 _HALVES = [0.5, 0.5, 0.5]
 
-#: Class (without Fast or Pil at its end) -> what it does unless told otherwise.
+#: Class (without Fast or Pil at its end) -> its defaults.
 _CLASSES: dict[str, dict[str, Any]] = {
     "CLIPImageProcessor": {"size": {"shortest_edge": 224}, "crop_size": {"height": 224, "width": 224},
                            "do_center_crop": True, "resample": 3, "mean": _CLIP_MEAN, "std": _CLIP_STD},

@@ -321,7 +321,7 @@ def find(wants: Iterator[Want], tensors: Mapping[str, TensorEntry], *, file: str
     """Entries for all of ``wants``.
 
     Args:
-        wants: what the core wants.
+        wants: the core's names.
         tensors: those of the files, by name.
         file: for messages.
         shift: number of the first file among the model's.

@@ -1,7 +1,7 @@
 """A folder of diffusers (``model_index.json`` with a folder for each network) as one model that makes pictures.
 
 FLUX.1 and Stable Diffusion 3 / 3.5 are read, with the transformer from its own folder or from a GGUF file beside
-``model_index.json``. A key of a configuration that would change what is computed and is not handled is refused.
+``model_index.json``. A configuration key that would change the computation and is not handled is refused.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MOST_TOKENS = 512
 #: Activations, as configurations name them -> as the core does.
 _ACTIVATIONS = {"quick_gelu": "quick_gelu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
                 "relu": "relu", "silu": "silu"}
-#: Keys of config.json of any network that say nothing about what is computed.
+#: Keys of config.json of any network that do not affect the computation.
 _SILENT = frozenset({"_class_name", "_diffusers_version", "_name_or_path", "architectures", "dtype", "torch_dtype",
                      "model_type", "transformers_version", "initializer_factor", "initializer_range", "dropout",
                      "attention_dropout", "dropout_rate", "classifier_dropout", "bos_token_id", "pad_token_id",
@@ -136,7 +136,7 @@ class _Parts:
 
     def add(self, wants: Iterable[pipeline_names.Want], tensors: Mapping[str, TensorEntry],
             harmless: tuple[str, ...] = ()) -> None:
-        """Takes what the core wants out of what :meth:`weights` found."""
+        """Selects the core's tensors from those that :meth:`weights` found."""
         self.tensors += pipeline_names.find(iter(wants), tensors, file=self._fresh[0], shift=len(self.paths),
                                             harmless=harmless)
         self.paths += self._fresh

@@ -153,7 +153,8 @@ def read_logits(folder: Folder, inside: list[Folder], config: Fields, tensors: l
 
 
 def _answering(folder: Folder) -> bool:
-    """Settings of a decoder used as a reranker, from ``sentence_bert_config.json``."""
+    """Reads ``sentence_bert_config.json`` of a decoder used as a reranker. True: a pair ends with the start of an
+    answer."""
     config = folder.fields(layout.TRANSFORMER_CONFIGS[0], missing_ok=True)
     config.only({"transformer_task", "modality_config", "module_output_name", "processing_kwargs", "max_seq_length",
                  "do_lower_case", "unpad_inputs"})

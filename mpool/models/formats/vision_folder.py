@@ -1,4 +1,5 @@
-"""A folder of transformers whose model reads images beside text: a decoder, an image network, and what joins them.
+"""A folder of transformers whose model reads images beside text: a decoder, an image encoder, and the projector between
+them.
 
 The decoder is one of the rows of text models, read from ``text_config``; the image network is one of those of
 :mod:`.image_towers`, read from ``vision_config``. In the spec both have the name of the joint model before their keys,
@@ -79,7 +80,8 @@ class Joint:
 # ---- LLaVA -----------------------------------------------------------------------------------------------------------
 
 def _text_of(config: Fields, **defaults: Any) -> Fields:
-    """The decoder's configuration, with the defaults of its class and what the joint one says for it. ``defaults``: of
+    """The decoder's configuration, completed with the defaults of its class and the joint configuration. ``defaults``:
+    of
     the joint model's class."""
     section = config.section("text_config")
     kind = section.str("model_type", "llama")

@@ -2,8 +2,8 @@
 mmproj, the image network with its projector (``general.architecture`` is clip), both as its converters write them.
 
 The projector says the family: ``mlp``, LLaVA's, of 1.6 where the file says how images are cut into tiles;
-``idefics3``, that of Idefics3 and SmolVLM; ``qwen2.5vl_merger``, Qwen2.5-VL's. What becomes of an image before is not
-in such files: it is the family's custom, stated below.
+``idefics3``, that of Idefics3 and SmolVLM; ``qwen2.5vl_merger``, Qwen2.5-VL's. Image preprocessing is not described in
+such files: it is the family's custom, stated below.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def _network(table: Fields, name: str) -> tuple[dict[str, Value], VisionSettings
         table.fail("clip.vision.image_size", side, f"a multiple of {merge} patches of {patch} pixels, and less than a "
                                                    "patch more")
     kv, hidden = _hyper(table, name, side, merge)
-    # what files call gelu is its approximation by tanh in networks of SigLIP's
+    # in SigLIP networks, "gelu" in files means its tanh approximation
     kv["mpool.image.activation"] = "silu" if table.bool("clip.use_silu", False) else "quick_gelu" \
         if not table.bool("clip.use_gelu", False) else "gelu" if llava else "gelu_tanh"
     kv["mpool.vision.tower"] = "clip" if llava else "siglip"

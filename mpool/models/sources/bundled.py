@@ -15,7 +15,7 @@ ROOT = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.absp
 
 
 def resolve(ref: BundledRef, files: Mapping[str, FileFact]) -> str:
-    """Absolute path of a model's folder, its files checked against what the catalogue says: each time, which takes
+    """Absolute path of a model's folder, its files checked against the catalogue: each time, which takes
     milliseconds, and leaves nothing in the cache.
 
     Raises:

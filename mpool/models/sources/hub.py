@@ -198,14 +198,14 @@ def resolve(ref: HubRef, *, offline: bool = False, progress: Progress = None, re
     """Files of a repository in the hub's cache, fetched if need be, at one commit, each checked.
 
     Args:
-        offline: use only what is in the cache, as ``HF_HUB_OFFLINE=1`` does.
+        offline: use only the cache, as ``HF_HUB_OFFLINE=1`` does.
         progress: whether to show bars; None: when standard error is a terminal and the library's settings agree.
         recheck: hash every file again.
 
     Raises:
         OfflineError: not in the cache, and offline; the hint says how to fetch it.
         DownloadError: the repository, revision or file does not exist, is not open to you, or could not be reached.
-        IntegrityError: a file is not what the hub states; it was removed from the cache.
+        IntegrityError: a file differs from the hub's record; it was removed from the cache.
         InvalidArgument: no such quantisation.
         UnsafeFormat: only pickled weights, or a reference to one.
     """
@@ -316,7 +316,7 @@ def _resolved(ref: HubRef, folder: str, commit: str, chosen: Sequence[str]) -> R
 
 
 def _check(folder: str, name: str, remote: _Remote, recheck: bool) -> None:
-    """Checks one file against what the hub states; a wrong one leaves the cache, so that it is fetched anew."""
+    """Checks a file against the hub's record; a wrong file is removed from the cache, so that it is fetched again."""
     path = Folder(folder).path_of(name)
     try:
         store.check(path, size=remote.size, kind=remote.kind, digest=remote.digest, recheck=recheck)

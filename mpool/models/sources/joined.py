@@ -103,7 +103,7 @@ def _resume(fd: int, parts: Sequence[Part], path: str) -> int:
 
 
 def _append(fd: int, part: Part, lock: str, bar: Bar, progress: Progress) -> None:
-    """Fetches one part and writes it at the end; what a failure leaves behind is cut off again."""
+    """Fetches one part and writes it at the end; a failed part is truncated again."""
     start = os.lseek(fd, 0, os.SEEK_CUR)
     here = installed(part.ref, {"": part.fact}) if part.fact.sha256 is not None else None
     if here is not None:

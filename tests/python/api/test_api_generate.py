@@ -438,7 +438,7 @@ def test_what_chat_cannot_do_yet(pool: mpool.Pool, llama: Path) -> None:
     with pytest.raises(mpool.Unsupported, match="does not support tools"):
         pool.chat(good, llama, tools=[{"type": "function", "function": {"name": "f"}}])
     image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
-    with pytest.raises(mpool.Unsupported, match="reads text only"):
+    with pytest.raises(mpool.Unsupported, match="supports text only"):
         pool.chat(image, llama)
     with pytest.raises(mpool.InvalidArgument, match="parse_special"):
         pool.chat(good, llama, parse_special=True)

@@ -274,7 +274,7 @@ def test_a_queue_that_stays_full_degrades(llama: Path) -> None:
         jobs += [pool.submit("text_to_text", model=model, **LONG) for _ in range(2)]
         assert pool.health().status == "healthy"  # it was not full before
         found = until(lambda: (one := pool.health()).status == "degraded" and one)
-        assert "stays full (2 calls wait)" in found.reasons[0]
+        assert "stays full (2 requests wait)" in found.reasons[0]
         (state,) = found.models.values()
         assert (state.queue_depth, state.queue_capacity) == (2, 2)
         depth = pool.pools["text_to_text"]

@@ -447,7 +447,7 @@ def test_too_many_and_too_large(pool: mpool.Pool, llama: Path) -> None:
     deep: dict[str, Any] = {"type": "string"}
     for _ in range(70):
         deep = {"items": deep}
-    for tools, says in (([{"name": f"f{at}"} for at in range(129)], "the limit is 128"),
+    for tools, says in (([{"name": f"f{at}"} for at in range(129)], "`tools` must be at most 128 tools, got 129 tools"),
                         ([{"name": "f", "description": "x" * 300_000}], "characters as JSON"),
                         ([{"name": "f", "parameters": {"type": "object", "x": deep}}], "nested more than")):
         with pytest.raises(mpool.LimitError, match=says):

@@ -102,7 +102,7 @@ def test_single_or_list(tmp_path: Path) -> None:
     for several in ([one, "path"], (one,), np.stack([one, one]), []):
         assert len(images_of(several, 4) or []) == len(several)
     for wrong in ({"a": one}, {1, 2}, 5, None, iter([one]), np.zeros(3), np.zeros((2, 2, 2, 2, 2))):
-        with pytest.raises(InvalidArgument, match="^images is "):
+        with pytest.raises(InvalidArgument, match="^`images` must be "):
             images_of(wrong, 4)
     with pytest.raises(LimitError, match="5 images, one call takes at most 4"):
         images_of([one] * 5, 4)
@@ -173,7 +173,7 @@ def test_73_truncated(form: str) -> None:
         try:
             read_image(whole[:length])
         except InvalidArgument as error:
-            assert any(words in str(error) for words in ("truncated or corrupted", "is no PNG", "has 0 bytes"))
+            assert any(words in str(error) for words in ("truncated or corrupted", "must be a PNG", "got 0 bytes"))
         else:
             raise AssertionError(f"{form} cut at {length} of {len(whole)} was read")
 
@@ -277,10 +277,10 @@ def test_76_notes_of_a_camera_that_cannot_be_read() -> None:
 
 @pytest.mark.parametrize("given, words", [
     ("data:image/png;base64,@@@@", "base64"), ("data:image/png,plain", "without base64"), ("data:", "without base64"),
-    ("iVBORw0KGgo" + "?" * 80, "base64"), ("file:///etc/passwd", "scheme file"), ("", "is an empty text"),
-    ("ftp://host/image.png", "not fetched"),
+    ("iVBORw0KGgo" + "?" * 80, "base64"), ("file:///etc/passwd", "scheme file"), ("", "got an empty text"),
+    ("ftp://host/image.png", "scheme ftp"),
     ("http://host/image.png", "not allowed"), ("HTTPS://host/image.png", "not allowed"), ("a\0b", "must be a path, a URL or base64"),
-    ("data:image/png;base64," + base64.b64encode(b"no image").decode(), "no PNG"), (b"", "0 bytes")])
+    ("data:image/png;base64," + base64.b64encode(b"no image").decode(), "must be a PNG"), (b"", "0 bytes")])
 def test_77_base64_and_urls(given: Any, words: str) -> None:
     with pytest.raises(InvalidArgument, match=words):
         read_image(given)
@@ -521,7 +521,7 @@ def test_prepared_too_long() -> None:
     with pytest.raises(InvalidArgument, match="resizes to 44,800 x 224"):
         prepare(Image.new("RGB", (400, 2)), settings)
     small = ImageSettings(8, 8, None, 3, None, 14, 224, True)
-    with pytest.raises(InvalidArgument, match="14 and more a side"):
+    with pytest.raises(InvalidArgument, match="at least 14 pixels a side"):
         prepare(Image.new("RGB", (13, 20)), small)
 
 
