@@ -40,7 +40,7 @@ def default_pool() -> Pool:
 
 
 def is_default(pool: Pool) -> bool:
-    """Whether it is that one."""
+    """True for the pool that the functions of the module use."""
     return pool is _default
 
 

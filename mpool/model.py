@@ -42,7 +42,7 @@ class Model(ModelVerbs):
 
     @property
     def ref(self) -> str:
-        """What its files are found by."""
+        """Reference of its files."""
         return self._entry.ref
 
     @property
@@ -66,7 +66,7 @@ class Model(ModelVerbs):
 
     @property
     def description(self) -> ModelDescription:
-        """What its files say; reads them, and fetches them if they are not here."""
+        """Content of its files. Reads them, and downloads them if they are missing."""
         return self._entry.describe()
 
     @property

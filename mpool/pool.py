@@ -72,7 +72,7 @@ class Pool(PoolVerbs):
         Example:
             >>> mpool.count_tokens("A sentence.", "all-MiniLM-L6-v2")
             5
-    """
+        """
         return len(self.tokenize(text, model))
 
     def tokenize(self, text: str, model: str | os.PathLike[str] | Model, *, add_special: bool = True,
@@ -91,7 +91,7 @@ class Pool(PoolVerbs):
         Example:
             >>> mpool.tokenize("A sentence.", "all-MiniLM-L6-v2")
             [101, 1037, 6251, 1012, 102]
-    """
+        """
         from .tasks import text_to_text as generation
 
         return generation.tokenize(self._find(model), text, add_special, parse_special)
@@ -111,7 +111,7 @@ class Pool(PoolVerbs):
         Example:
             >>> mpool.detokenize(mpool.tokenize("Hello, world!", "SmolLM2-135M-Instruct"), "SmolLM2-135M-Instruct")
             'Hello, world!'
-    """
+        """
         from .tasks import text_to_text as generation
 
         return generation.detokenize(self._find(model), ids, skip_special)
@@ -123,7 +123,7 @@ class Pool(PoolVerbs):
 
         Args:
             key: a key of the catalogue, a name given by :func:`register` or :func:`load`, a path or a reference.
-            capability: what the model must be for; None: anything.
+            capability: capability that the model must have; None: any.
 
         Raises:
             UnknownModel: no model has that name; the nearest is named.
@@ -137,7 +137,7 @@ class Pool(PoolVerbs):
             Traceback (most recent call last):
                 ...
             mpool.errors.UnknownModel: ...the nearest are all-MiniLM-L6-v2...
-    """
+        """
         if capability is not None:
             check_capability(capability)
         entry = self._find(key, capability)
@@ -159,7 +159,7 @@ class Pool(PoolVerbs):
                 ``"5m"``;
                 0: not at all; below 0: for ever.
             compute: as for :func:`embed`.
-            progress: whether to show a bar for downloads; None: if standard error is a terminal.
+            progress: show a bar for downloads; None: if standard error is a terminal.
             timeout: seconds for loading; the loading goes on when they are over. Downloads are not counted.
             isolation: where its workers run from now on, ``"thread"`` or ``"process"``; see ``PoolConfig.isolation``.
                 None: as it is. A model that is loaded serves until it is loaded anew.
@@ -178,7 +178,7 @@ class Pool(PoolVerbs):
             'all-MiniLM-L6-v2'
             >>> mpool.embed("A sentence.", "mini").shape
             (384,)
-    """
+        """
         _check_isolation(isolation)
         kept = None if keep_alive is None else seconds_of(keep_alive, "keep_alive")
         if not isinstance(pin, bool):
@@ -247,7 +247,7 @@ class Pool(PoolVerbs):
         Raises:
             UnknownModel: no model has that name.
             Timeout: calls still run; it is freed when they are done.
-    """
+        """
         deadline = _threads.deadline_of(timeout)
         entry = self._find(alias)
         if entry.changed(folders=True):
@@ -257,7 +257,7 @@ class Pool(PoolVerbs):
             self.registry.evict(key, timeout=_threads.remaining(deadline, key))
 
     def _forget_files(self, entry: Entry, deadline: float | None) -> None:
-        """What was read of files that have changed goes, once its calls are over: the next use reads them anew."""
+        """Drops the content of changed files once its requests are over. The next use reads the files again."""
         for key in entry.forget():
             self.registry.remove(key, timeout=_threads.remaining(deadline, key))
 
@@ -274,7 +274,7 @@ class Pool(PoolVerbs):
             ref: where it is: a path or a reference.
             prompts: name -> text, instead of the prompts its files have; default_prompt_name: the one used unasked.
             pooling: cls, mean, max, mean_sqrt_len, weightedmean or lasttoken, instead of what its files say.
-            normalize: whether vectors have length 1, instead of what its files say.
+            normalize: True: vectors of length 1; instead of what its files say.
             max_length: tokens of a text, at most what its files say.
             chat_template: Jinja, instead of what its files say.
             isolation: where its workers run, ``"thread"`` or ``"process"``; None: as ``PoolConfig.isolation`` says.
@@ -287,7 +287,7 @@ class Pool(PoolVerbs):
             >>> model = mpool.register("mini-with-prompts", "all-MiniLM-L6-v2", prompts={"query": "Search for: "})
             >>> bool((model.embed("cats", "query") == mpool.embed("Search for: cats")).all())
             True
-    """
+        """
         _check_isolation(isolation)
         settings = {"prompts": prompts, "default_prompt_name": default_prompt_name, "pooling": pooling,
                     "normalize": normalize, "max_length": max_length, "chat_template": chat_template}
@@ -306,7 +306,7 @@ class Pool(PoolVerbs):
             >>> _ = mpool.embed("A sentence.")
             >>> [row.capability for row in mpool.ps() if row.key == "all-MiniLM-L6-v2"]
             ['text_embedding']
-    """
+        """
         with self._lock:
             isolated = {key for entry in self._entries.values() if entry.runs_in == "process"
                         for key in entry.core_keys()}
@@ -319,7 +319,7 @@ class Pool(PoolVerbs):
     @overload
     def metrics(self, format: Literal["prometheus"]) -> str: ...
     def metrics(self, format: Literal["dict", "prometheus"] = "dict") -> dict[str, Any] | str:
-        """What the pool has counted.
+        """Counters and gauges of the pool.
 
         Args:
             format: ``"dict"``, or ``"prometheus"``: text for a scrape, with names that begin with ``mpool_``; needs the
@@ -340,7 +340,7 @@ class Pool(PoolVerbs):
             >>> _ = mpool.embed("A sentence.")
             >>> mpool.metrics()["total_requests"] > 0
             True
-    """
+        """
         if not isinstance(format, str) or format not in ("dict", "prometheus"):
             raise InvalidArgument(f"format is {format!r}, allowed: 'dict', 'prometheus'")
         if format == "dict":
@@ -367,13 +367,13 @@ class Pool(PoolVerbs):
         Example:
             >>> mpool.health().status
             'healthy'
-    """
+        """
         from .runtime import health as _health
 
         return _health.health(self)
 
     def ping(self, key: str | os.PathLike[str] | Model | None = None) -> tuple[Pong, ...]:
-        """Whether workers are there. Never waits behind work, loads nothing, and does not count as work.
+        """Checks that workers respond. Never waits behind work, loads nothing, and does not count as work.
 
         Args:
             key: a model; None: all.
@@ -388,7 +388,7 @@ class Pool(PoolVerbs):
             >>> _ = mpool.embed("A sentence.")
             >>> mpool.ping("all-MiniLM-L6-v2")[0].queue_depth
             0
-    """
+        """
         from .runtime import health as _health
 
         return _health.pongs(self, key)
@@ -411,7 +411,7 @@ class Pool(PoolVerbs):
         Example:
             >>> mpool.check("all-MiniLM-L6-v2", timeout=60) < 60
             True
-    """
+        """
         from .runtime import health as _health
 
         return _health.check(self, key, timeout)
@@ -426,7 +426,7 @@ class Pool(PoolVerbs):
     def on(self, event: Kind, callback: Callable[[PoolEvent], object]) -> Callable[[], None]:
         """Calls a function whenever something happens to a worker or a call of this pool.
 
-        One thread of the process calls all of them, one after the other, soon after the event. A callback may use mpool
+        One thread of the process calls all callbacks in sequence, soon after the event. A callback may use mpool
         and may raise (the logger ``mpool.pool`` has it then); while it blocks, further events wait, up to a thousand,
         and those beyond are dropped and counted (``events_dropped`` of :func:`mpool.metrics`). No call ever waits for
         one.
@@ -457,7 +457,7 @@ class Pool(PoolVerbs):
 
         Raises:
             ShuttingDown: :func:`begin_shutdown` was called.
-    """
+        """
         self.registry.maintain()
 
     def _register(self, key: str, ref: str, overrides: Mapping[str, Any], isolation: str | None = None) -> Model:

@@ -54,7 +54,8 @@ class CaptureDifference:
 
 @dataclass(frozen=True, slots=True)
 class CaptureComparison:
-    """What :func:`mpool.compare_captures` finds. ``differences``: of each record, in the order of the first capture."""
+    """Result of :func:`mpool.compare_captures`. ``differences``: one for each record, in the order of the
+    first capture."""
 
     differences: tuple[CaptureDifference, ...]
 
@@ -65,7 +66,7 @@ class CaptureComparison:
 
     @property
     def grade(self) -> Grade:
-        """Of the worst."""
+        """Grade of the worst record."""
         return self.worst.grade
 
     @property
@@ -93,7 +94,7 @@ def compare_captures(first: CaptureLike, second: CaptureLike, *, tokens: int | N
         first, second: files, folders, or records. If each has one ``job_id``, its calls are compared whatever it is;
             otherwise calls of the same ``job_id``. Where one was used again, the first call with the first, and so on:
             the next begins where the records begin anew.
-        tokens: only the first so many of each call; None: all.
+        tokens: tokens of each request to compare, the first ones; None: all.
 
     Raises:
         FormatError: they are not of the same calls, tokens and stages, of the same shapes and with as many values; or

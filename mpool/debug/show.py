@@ -1,4 +1,4 @@
-"""Tables for people: what is loaded, and what this build runs on."""
+"""Tables for people: loaded models, and the configuration of this build."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ModelRow:
 
     Attributes:
         key: its name; weights of another class of arithmetic than the automatic one have it in brackets.
-        capability: what it is for.
+        capability: capability of the model.
         state: ``"cold"`` (not in memory), ``"loading"``, ``"ready"``, ``"busy"``, ``"evicting"``, ``"failed"``.
         compute: class of arithmetic, once loaded.
         isolation: where its workers run: ``"thread"``, or ``"process"``: each in a process of its own.
@@ -72,7 +72,7 @@ class ModelRow:
 
 
 class ModelTable(Sequence[ModelRow]):
-    """What :func:`mpool.ps` returns: rows, which show themselves as a table in a terminal and in a notebook."""
+    """Result of :func:`mpool.ps`: rows, displayed as a table in a terminal and in a notebook."""
 
     _HEAD = ("MODEL", "CAPABILITY", "STATE", "COMPUTE", "WEIGHTS", "WORKING", "WORKERS", "RUNNING", "QUEUED", "CALLS",
              "IDLE")

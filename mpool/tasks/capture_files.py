@@ -21,7 +21,7 @@ _MAX_LINE = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class CaptureRecord:
-    """What one stage of a model gave out for one token.
+    """The output of one stage of a model for one token.
 
     Attributes:
         checkpoint: ``"embedding"``, ``"layer.0"`` ... (outputs, with what is added to them), ``"norm"`` (the last one)
@@ -30,7 +30,7 @@ class CaptureRecord:
         token_idx: 0: the last token of the prompt; from 1 on the tokens of the answer, as far as they were computed: a
             token's record leads to the next one.
         job_id: the call.
-        dtype: of the numbers where they were computed.
+        dtype: type of the numbers during computation.
         shape: of all of them, ``(n,)``.
         values: the first of them; None: not finite.
     """
@@ -45,7 +45,7 @@ class CaptureRecord:
 
 
 def read_capture(path: str | os.PathLike[str]) -> tuple[CaptureRecord, ...]:
-    """The records in a file, or in all ``.jsonl`` files of a folder, one after the other.
+    """The records of a file, or of all ``.jsonl`` files of a folder in order of name.
 
     Raises:
         FileError: it cannot be read.
@@ -79,7 +79,7 @@ def _records(path: Path) -> Iterator[CaptureRecord]:
 
 
 def _parsed(line: bytes) -> Any:
-    """What a line says. The last one need not have a line's end, if it is whole."""
+    """The JSON value of a line. The last line may lack its newline if it is complete."""
     try:
         return json.loads(line.decode("utf-8-sig"))
     except RecursionError:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from .. import _core
 
-#: Who makes the records.
+#: The engine that writes the records.
 TEAM = "mpool"
 #: Numbers of a record, as the core allows; records of a call; characters of a job's name; calls that run, or are not
 #: written yet, at once: those beyond are not captured.
@@ -50,7 +50,7 @@ class CaptureJob:
     id: str
 
     def begins(self) -> bool:
-        """Whether a call that starts now can be captured.
+        """True if a request that starts now can be captured.
 
         Raises:
             FileError: another capture writes the file by now.
@@ -140,7 +140,7 @@ class Capture:
     # ---- by the thread -----------------------------------------------------------------------------------------------
 
     def _take(self, job_id: str, ticket: _core.Ticket) -> None:
-        """What a call has, which is done."""
+        """Takes the records of a finished request."""
         try:
             data, layers, hidden, vocab, beyond = ticket.capture()
             with _lock:
@@ -181,11 +181,11 @@ class Capture:
 
 
 def capture(path: str | os.PathLike[str] | None = None, *, values: int = 10, records: int = 1_000_000) -> Capture:
-    """Records what a model's layers give out, to be held against another engine, or against itself elsewhere.
+    """Records the outputs of a model's layers, for comparison with another engine or another machine.
 
     Pass what this returns as ``capture=`` to :func:`mpool.generate`, :func:`mpool.chat`, :func:`mpool.vision` or
-    :func:`mpool.submit`, here or in ``mpool.aio``. A call has layers + 3 records for each token that it draws: of the
-    row which the token is drawn from. Answers are the same as without. Calls with ``n`` above 1 cannot be
+    :func:`mpool.submit`, here or in ``mpool.aio``. A call has layers + 3 records for each token that it samples: of
+    the row that the token is sampled from. Completions are the same as without. Calls with ``n`` above 1 cannot be
     captured.
 
     Args:
@@ -194,8 +194,8 @@ def capture(path: str | os.PathLike[str] | None = None, *, values: int = 10, rec
             made if its name has no suffix or ends in ``/``. None: they are kept in memory. Files appear complete, by
             renaming, when their call ends: a process that is killed keeps those of the calls before, and may leave a
             file ``mpool-*.tmp`` beside them.
-        values: so many numbers of each record, the first; fewer where there are fewer.
-        records: so many records of a call have room, which is set aside when it starts (for no more than
+        values: numbers in a record, the first ones; fewer if the stage has fewer.
+        records: records of one request. Their memory is reserved when it starts (for no more than
             ``max_tokens`` can need); further ones are dropped and counted.
 
     Returns:
@@ -216,7 +216,7 @@ def capture(path: str | os.PathLike[str] | None = None, *, values: int = 10, rec
 
 
 def job_of(value: Any) -> CaptureJob | None:
-    """What a call was given as ``capture=``.
+    """The job for the argument ``capture=`` of a request.
 
     Raises:
         InvalidArgument: something else.
@@ -287,8 +287,8 @@ class _Table:
     Args:
         job_id: the call.
         values: numbers a record, where there are as many.
-        data: float32 ``(tokens, numbers)``, the records of a token one after the other.
-        layers, hidden, vocab: of the model.
+        data: float32 ``(tokens, numbers)``, the records of a token in sequence.
+        layers, hidden, vocab: sizes of the model.
     """
 
     def __init__(self, job_id: str, values: int, data: NDArray[Any], layers: int, hidden: int, vocab: int) -> None:
@@ -325,7 +325,7 @@ class _Table:
 def _beside(folder: Path, table: _Table, before: Path | None) -> Iterator[Path]:
     """A file in a folder with what is in ``before``, and behind it a call's records: whole, or there is an error."""
     found = folder / f"mpool-{os.getpid()}-{secrets.token_hex(8)}.tmp"
-    file = open(found, "xb")  # outside of the try: what is there already is not ours to delete
+    file = open(found, "xb")  # outside of the try: a file that exists already belongs to another writer
     try:
         with file:
             if before is not None:
@@ -360,7 +360,7 @@ class _Writer:
             self._moved.notify_all()
 
     def full(self) -> bool:
-        """Whether there are too many calls."""
+        """True if no more requests can be followed."""
         return len(self._calls) >= MAX_CALLS
 
     def flush(self, capture: Capture | None, timeout: float | None) -> bool:
@@ -406,7 +406,7 @@ def _flush(capture: Capture | None, timeout: float | None) -> bool:
 
 
 def finish() -> None:
-    """When the interpreter ends: what the calls have, which have ended, is written."""
+    """Writes the records of finished requests when the interpreter ends."""
     _flush(None, _LAST)
 
 

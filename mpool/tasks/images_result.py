@@ -1,4 +1,4 @@
-"""What calls that make pictures return."""
+"""Results of image generation."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class GeneratedImage:
     Attributes:
         array: float32 (height, width, 3), RGB from 0 to 1.
         latents: float32 (channels, high, wide), what the decoder was given.
-        parameters: what it was made with: model, prompt, seed, size, steps, guidance, compute, ``n`` and which of them
+        parameters: model, prompt, seed, size, steps, guidance, compute, ``n`` and which of them
             it is, whether latents were given; they are written into PNG files, as JSON under the key ``mpool``.
     """
 
@@ -102,12 +102,12 @@ class GeneratedImages:
 
     @property
     def array(self) -> NDArray[np.float32]:
-        """Of the first: float32 (height, width, 3), RGB from 0 to 1."""
+        """Pixels of the first image: float32 (height, width, 3), RGB from 0 to 1."""
         return self.pictures[0].array
 
     @property
     def latents(self) -> NDArray[np.float32]:
-        """Of the first: float32 (channels, high, wide), what the decoder was given."""
+        """Latents of the first image, the input of the decoder: float32 (channels, high, wide)."""
         return self.pictures[0].latents
 
     @property
@@ -117,7 +117,7 @@ class GeneratedImages:
 
     @property
     def parameters(self) -> Mapping[str, Any]:
-        """Of the first."""
+        """Parameters of the first image."""
         return self.pictures[0].parameters
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -136,7 +136,7 @@ class ImageStep:
         step: steps done, of all pictures together, from 1 on.
         steps: how many there are.
         picture: which of the ``n`` pictures it belongs to, from 0.
-        preview: what the picture looks like so far, a PIL image, in steps that ``preview_every`` asks for; else None.
+        preview: the image so far, as a PIL image, in steps that ``preview_every`` asks for; else None.
     """
 
     step: int

@@ -1,4 +1,4 @@
-"""Calls that were started and not waited for."""
+"""Jobs: requests that were started and not waited for."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 
 class Job:
-    """A call in flight. Made by :func:`mpool.submit`.
+    """A request in flight. Made by :func:`mpool.submit`.
 
     ``result()`` waits for it, in any thread; in a coroutine, ``await job`` does. One that generates text or
     pictures can be iterated over, with ``for`` or ``async for``, and gives its text piece by piece, or steps. Dropping
     it cancels it.
 
     Any number of threads and tasks, in loops of several threads too, may wait for one job. Cancelling a task that
-    awaits a job cancels the job only if nobody else waits for it; :meth:`cancel` always does.
+    awaits a job cancels the job only if no other waits for it; :meth:`cancel` always does.
 
     Attributes:
-        capability: what was asked for.
+        capability: capability of the request.
         model: key of the model.
     """
 
@@ -63,11 +63,11 @@ class Job:
         return self._finish()
 
     def _recovers(self) -> bool:
-        """Whether the result, once the ticket is done, takes computing of its own."""
+        """True if the result of the finished ticket needs more computation."""
         return False
 
     def done(self) -> bool:
-        """Whether it is answered, with a result or an error."""
+        """True once there is a result or an error."""
         return self._ticket is None or self._ticket.done()
 
     def cancel(self) -> bool:
@@ -79,11 +79,11 @@ class Job:
         return True
 
     def position(self) -> int:
-        """Calls ahead of it in the queue; -1 once it runs or is done."""
+        """Requests ahead of it in the queue; -1 once it runs or is done."""
         return -1 if self._ticket is None else self._ticket.position()
 
     def eta(self) -> float | None:
-        """Predicted seconds until it is done; 0.0 when it is; None: nobody knows, as for a model that is not loaded."""
+        """Predicted seconds until it is done; 0.0 when it is; None: unknown, as for a model that is not loaded."""
         if self.done():
             return 0.0
         assert self._ticket is not None

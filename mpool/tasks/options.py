@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
-from ..checks import integer, shown, unknown_option
+from ..checks import integer, refuse, unknown_option
 from ..durations import seconds_of
 from ..errors import InvalidArgument
 from ..names import CAPABILITIES as CAPABILITIES
@@ -70,7 +70,7 @@ class CallOptions:
         _threads.seconds_of(self.timeout)
         self.core()
         if self.fail_fast is not None and not isinstance(self.fail_fast, bool):
-            raise InvalidArgument(f"fail_fast is {shown(self.fail_fast)}, allowed: True, False, None")
+            refuse("fail_fast", self.fail_fast, "True, False or None")
 
     def core(self) -> dict[str, Any]:
         """Keywords of the core's submit functions, but for timeout, lane and fail_fast; defaults are left out."""
@@ -83,7 +83,7 @@ class CallOptions:
             found["keep_alive"] = seconds_of(self.keep_alive, "keep_alive")
         if self.policy is not None:
             if not isinstance(self.policy, str) or self.policy not in POLICIES:
-                raise InvalidArgument(f"policy is {shown(self.policy)}, allowed: {', '.join(POLICIES)}, or None")
+                refuse("policy", self.policy, f"one of {', '.join(POLICIES)}, or None")
             found["policy"] = self.policy
         return found
 
@@ -94,7 +94,7 @@ def _priority(value: Any) -> int:
 
     number = integer(value)
     if number is None or not 0 <= number < len(PRIORITIES):
-        raise InvalidArgument(f"priority is {shown(value)}, allowed: {', '.join(PRIORITIES)}, or 0 to 4")
+        refuse("priority", value, f"one of {', '.join(PRIORITIES)}, or 0 to 4")
     return number
 
 
@@ -104,7 +104,7 @@ def _tenant(value: Any) -> int:
 
     number = integer(value)
     if number is None or not 1 <= number < 2**32:
-        raise InvalidArgument(f"tenant is {shown(value)}, allowed: a name, 1 to 2**32 - 1, or None")
+        refuse("tenant", value, "a name, 1 to 2**32 - 1, or None")
     return number
 
 
@@ -119,7 +119,7 @@ def _tenant_of_name(name: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Options of a call that has begun.
+    """Options of a request that has begun.
 
     Attributes:
         deadline: ``time.monotonic()`` at which it has run out of time; None: never.
@@ -135,9 +135,9 @@ class Call:
         """Keywords of the core's submit functions, but for the lane.
 
         Args:
-            key: of the model, for the error.
+            key: key of the model, for the error.
             fail_fast: instead of the call's.
-            again: who finds the queue full will come again: it does not count as a call that was refused.
+            again: the caller retries if the queue is full: a refusal is not counted.
 
         Raises:
             Timeout: its time is over.
@@ -154,10 +154,10 @@ _PLAIN_FAIL_FAST = Call(None, True, {})
 
 
 def begin(config: PoolConfig, options: dict[str, Any]) -> Call:
-    """The call that begins now. Takes its options out of ``options``.
+    """Begins a request. Takes its options out of ``options``.
 
     Raises:
-        InvalidArgument: one of them is not as described.
+        InvalidArgument: one of them is out of range or of another type.
     """
     if options.keys().isdisjoint(CALL):
         return _PLAIN_FAIL_FAST if config.fail_fast else PLAIN
@@ -167,7 +167,7 @@ def begin(config: PoolConfig, options: dict[str, Any]) -> Call:
 
 
 def patient(call: Call) -> Call:
-    """The same call, for the parts of it that follow the first one."""
+    """The same request, for its slices after the first one."""
     return replace(call, fail_fast=False) if call.fail_fast else call
 
 

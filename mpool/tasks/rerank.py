@@ -1,5 +1,5 @@
-"""Reranking calls: a query and documents, scored pair by pair by a cross-encoder. The way of an embedding call, with
-vectors of one component."""
+"""Reranking: a cross-encoder scores a query with each document. It takes the path of embedding, with vectors of one
+component."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class RankedDocument:
     """A document in a ranking.
 
     Attributes:
-        index: its place among the documents of the call.
-        score: how well it answers the query, as the model's files define it: mostly 0 to 1, for some models a logit.
+        index: its place among the documents of the request.
+        score: relevance to the query as the model's files define it: mostly 0 to 1, for some models a logit.
         text: the document.
     """
 
@@ -37,7 +37,7 @@ class RankedDocument:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """Documents by how well they answer a query, the best first. It is a sequence of its ``results``.
+    """Documents in order of relevance to a query, the best first. It is a sequence of its ``results``.
 
     Attributes:
         results: the best ``top_k`` documents, or all. Equal scores stay in the order of the call.

@@ -97,7 +97,7 @@ def resolve(options: Mapping[str, Any], defaults: Mapping[str, Any], vocab: int)
 
     Args:
         options: names and values as passed.
-        defaults: what the model's authors recommend, empty if nothing.
+        defaults: values of the model's ``generation_config.json``, or nothing.
         vocab: number of token ids.
 
     Raises:

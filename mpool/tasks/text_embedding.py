@@ -1,5 +1,5 @@
-"""Texts of embedding calls, up to the core: options, prompts, checks, packing, slices, iterators. What is the same for
-images is in vectors.py."""
+"""Text embedding up to the core: the plan, prompts, checks, packing, slices. vectors.py has the part that images share.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..tokenizers import Tokenizer
     from .options import Call
 
-#: A slice ends at so many characters or texts, whichever comes first: some 20 ms of tokenising.
+#: Largest slice in characters and in texts, whichever comes first: about 20 ms of tokenising.
 SLICE_CHARS, SLICE_TEXTS = 1 << 16, 1024
 #: Task -> names under which models keep its prompt, the first that exists counts.
 TASKS = {"query": ("query",), "document": ("document", "passage", "corpus")}
@@ -39,7 +39,7 @@ _CHOICES = {"task": (None, *TASKS), **CHOICES, "truncate": (True, False)}
 
 @dataclass(frozen=True, slots=True)
 class Plan(VectorPlan):
-    """What follows from options and model.
+    """Settings that follow from the options and the model.
 
     Attributes:
         prompt: text put before every text.
@@ -47,8 +47,8 @@ class Plan(VectorPlan):
         cut: components kept of what the core gives.
         query: the text that each text is scored with, for a reranker; else None.
         padding: the side at which texts are filled up to max_tokens; "": they are not.
-        template: what makes a pair a text, for a reranker that is a model of text; else None.
-        answering: whether that ends with the start of an answer.
+        template: chat template that renders a pair, for a reranker that is a language model; else None.
+        answering: the rendered pair ends with the start of an answer.
     """
 
     tokenizer: Tokenizer
@@ -203,7 +203,7 @@ def surrogate_of(text: str, name: str) -> MpoolError | None:
 
 
 def cutter() -> Cutter:
-    """What cuts texts into slices."""
+    """The cutter of texts."""
     return Cutter(SLICE_CHARS, SLICE_TEXTS)
 
 

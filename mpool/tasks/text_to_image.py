@@ -1,4 +1,4 @@
-"""Calls that make pictures, up to the core and back: texts to tokens, the schedule of noise, steps, pictures."""
+"""Image generation: prompts to tokens, the noise schedule, the request, steps and images."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ def schedule(settings: DrawingSettings, steps: int, rows: int) -> tuple[NDArray[
     """Times that the model is told, ``[steps]``, and shares of noise, ``[steps + 1]``.
 
     Args:
-        settings: of the model.
+        settings: settings of the model.
         steps: how many.
-        rows: of the transformer that the picture takes: on them a dynamic shift depends.
+        rows: rows of the transformer for one image; a dynamic shift depends on them.
 
     Raises:
-        InvalidArgument: what the model's files say gives no schedule for so many steps of such a picture.
+        InvalidArgument: the model's files give no schedule for this count of steps and this size.
 
     Source:
         "Scaling Rectified Flow Transformers" (arXiv:2403.03206), section 5.3.2; the numbers and their order of rounding
@@ -116,13 +116,13 @@ def _schedule(settings: DrawingSettings, steps: int, rows: int) -> tuple[NDArray
 
 
 def noise(seed: int, picture: int, shape: tuple[int, int, int]) -> NDArray[np.float32]:
-    """Latents to start from: normal, a function of the seed and the picture's number."""
+    """Initial latents: normally distributed, a function of the seed and the number of the image."""
     generator = np.random.Generator(np.random.Philox(key=np.array([seed, picture], dtype=np.uint64)))
     return generator.standard_normal(shape, dtype=np.float32)
 
 
 def _check_memory(entry: Entry, core_key: str, n: int, pixels: int, latents: int) -> None:
-    """What the core would say once it has the noise, before that is drawn: it may be gigabytes."""
+    """Raises the core's MemoryExhausted before the noise, which may be gigabytes, is generated."""
     limit, needed = int(entry.pool.registry.stats()["memory_limit"]), 4 * n * (2 * latents + 3 * pixels)
     if needed > limit:
         raise MemoryExhausted(f"{core_key.splitlines()[0]}: the call needs {needed / 1e6:,.1f} MB, "
@@ -158,7 +158,8 @@ def _callers_level() -> int:
 
 def _tokens(inputs: Sequence[TextInput | None], text: str, lengths: Sequence[int],
             name: str, told: list[str]) -> list[NDArray[np.int32] | None]:
-    """Of each encoder; what is cut off is ``told``, since this may run on a thread, which knows no caller to warn."""
+    """Token ids for each encoder. Adds to ``told`` what is cut off: this may run on a thread, where no caller can be
+    warned."""
     from ..tokenizers import pipeline_tokenizers
 
     found: list[NDArray[np.int32] | None] = []
@@ -179,7 +180,7 @@ def _tokens(inputs: Sequence[TextInput | None], text: str, lengths: Sequence[int
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A call for pictures, ready for the core."""
+    """A request for images, ready for the core."""
 
     entry: Entry
     core_key: str
@@ -209,13 +210,13 @@ class Request:
             raise
 
     def reader(self, ticket: _core.Ticket) -> Reader:
-        """Of what its ticket does."""
+        """The reader of the request's ticket."""
         return Reader(self, ticket)
 
 
 def prepare(entry: Entry, prompt: Any, options: GenerateImageOptions, watched: bool = True,
             keep: bool = False) -> Request:
-    """A call from what was passed. Unless it is ``watched``, no previews are made.
+    """Makes a request from arguments. Without ``watched``, no previews are made.
 
     Raises:
         InvalidArgument: an option is out of range, or asks for what the model cannot make.

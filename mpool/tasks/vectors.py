@@ -1,9 +1,10 @@
-"""What calls for vectors have in common, whatever their inputs are: checks of options, calls and slices of calls, rows
-for inputs without a vector, quantised output, progress. The inputs: embedding.py (texts), image_embedding.py.
+"""Vectors of texts and images: checks of options, submitting packs, rows of failed inputs, quantised output, progress.
 
-A call with few inputs is one item of the pool. One with many is cut into slices, each an item, of which a few are in
-flight: the next is prepared while the last is computed, memory stays bounded, and Ctrl-C waits for no more than a
-slice. The cut does not show in the result: a vector does not depend on its batch mates.
+text_embedding.py and image_embedding.py have the part that differs; steps.py cuts requests into slices.
+
+A request with few inputs is one item of the pool. A larger one is cut into slices, each an item, of which DEPTH are in
+flight: the next slice is packed while the last one is computed, memory stays bounded, and Ctrl-C waits for one slice at
+most. The cut does not change the result: a vector does not depend on its batch mates.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ if TYPE_CHECKING:
 
 #: Slices in flight while the next is prepared.
 DEPTH = 3
-#: A call of more inputs shows a bar to those who ask for news.
+#: A request of more inputs shows a bar if the logger is at INFO.
 MANY = 1024
-#: Lanes of the pool: what somebody waits for, and what comes in bulk.
+#: Service classes: requests that a caller waits for, and bulk work.
 INTERACTIVE, BULK = 0, 1
 
-#: What options may be that all such calls have.
+#: Allowed values of the options that texts and images share.
 CHOICES: dict[str, tuple[Any, ...]] = {"precision": PRECISIONS, "on_error": ON_ERROR,
                                        "normalize": (None, True, False)}
 _MAX_PLANS = 64
@@ -45,7 +46,7 @@ _MAX_PLANS = 64
 
 @dataclass(frozen=True, slots=True)
 class VectorPlan:
-    """What follows from options and model, made once for each combination in use; and what that is for all inputs.
+    """Settings that follow from the options and the model, for all inputs. Made once for each combination in use.
 
     Attributes:
         dimensions: asked of the core, 0 for all.
@@ -69,7 +70,7 @@ P = TypeVar("P", bound=VectorPlan)
 
 def plan_of(entry: Entry, options: Any, strict: tuple[Any, ...], make: Callable[[Entry, Any], P]) -> P:
     """The plan for options, by ``make`` on first use. ``strict``: the values of those that are numbers or bools."""
-    # 1 == True == 1.0: what is allowed for one must not let the others pass
+    # 1 == True == 1.0: only the type tells them apart
     key = options, *map(type, strict)
     try:
         found = entry.plans.get(key)
@@ -95,7 +96,7 @@ def choice(name: str, value: Any, allowed: Iterable[Any]) -> None:
 
 
 def check(entry: Entry, options: Any, choices: Mapping[str, tuple[Any, ...]]) -> None:
-    """What can be said of options before the model is read.
+    """Checks options before the model is read.
 
     Raises:
         InvalidArgument: one is none of its ``choices``, or two do not go together.
@@ -126,10 +127,10 @@ def check_progress(progress: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """How inputs of a kind, texts or images, become vectors: functions of a plan. All else is the same for them.
+    """How inputs of one kind, texts or images, become vectors.
 
     Attributes:
-        unit: what one of them is called.
+        unit: noun for one input.
         pack: (plan, inputs, number of the first, whether it stands alone, call) -> what the core takes; off the main
             thread if it takes long, so that Ctrl-C is seen.
         good: how many inputs of a pack have no fault.
@@ -156,7 +157,7 @@ def empty(plan: VectorPlan, count: int = 0) -> NDArray[np.float32]:
 
 
 def lane_of(inputs: int) -> int:
-    """Lane of a call of so many inputs."""
+    """Service class of a request with this count of inputs."""
     return INTERACTIVE if inputs == 1 else BULK
 
 
@@ -298,7 +299,7 @@ class Bar:
         self.call: Callable[[int, int | None], object] | None = progress if callable(progress) else None
         self.bar: Any = None
         check_progress(progress)
-        # a bar unasked for belongs to those who ask for news, as sentence-transformers has it
+        # as in sentence-transformers: without an explicit option, only if the logger is at INFO
         if progress is True or (progress is None and log.isEnabledFor(logging.INFO) and (total or 0) > MANY):
             from tqdm.auto import tqdm
 

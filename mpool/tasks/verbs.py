@@ -190,7 +190,7 @@ EMBED = Verb(
         _model('a key of the catalogue, a name given by :func:`load` or :func:`register`, a path, a reference '
              'such as ``"org/name"``, or a :class:`mpool.Model`; None: all-MiniLM-L6-v2.'),
     ), _options.EmbedOptions, 'NDArray[Any]',
-    text=r"""Vectors of a text, or of a list of texts.
+    text=r"""Embeds a text, or a list of texts.
 
 A vector does not depend on what else is in the call or runs beside it: the same text, model, options and version
 give the same bytes.
@@ -232,7 +232,7 @@ EMBED_ITER = Verb(
         _model('a key of the catalogue, a name given by :func:`load` or :func:`register`, a path, a reference '
              'such as ``"org/name"``, or a :class:`mpool.Model`.'),
     ), _options.EmbedIterOptions, 'EmbedIterator',
-    text=r"""Vectors of any number of texts, lazily and in order.
+    text=r"""Embeds any number of texts, lazily and in order.
 
 The iterable is read a few thousand texts ahead at most, the next texts are tokenised while the last ones are
 computed, and memory does not grow with the length. Leaving early cancels what is in flight.
@@ -263,7 +263,7 @@ EMBED_IMAGE = Verb(
         _model('as for :func:`embed`, for image_embedding. There is no default: which vectors are good depends '
              'on what they are for (DINOv2 for how images look, CLIP and SigLIP for what texts say of them).'),
     ), _options.ImageOptions, 'NDArray[Any]',
-    text=r"""Vectors of an image, or of a list of images.
+    text=r"""Embeds an image, or a list of images.
 
 Models such as CLIP and SigLIP embed texts into the same space: :func:`embed` with the same model gives vectors that
 :func:`similarity` compares with these. An image is prepared as the model's files say, as transformers' image
@@ -295,7 +295,7 @@ RERANK = Verb(
              '(Qwen3-Reranker, as sentence-transformers saves it), or a GGUF file of a reranker. There is no '
              'default.', REQUIRED),
     ), _options.RerankOptions, 'Ranking',
-    text=r"""Documents by how well they answer a query, as a cross-encoder reads each with it.
+    text=r"""Ranks documents by relevance to a query, with a cross-encoder.
 
 {args}
 
@@ -452,7 +452,7 @@ DESCRIBE_IMAGE = Verb(
         _model('a key of the catalogue, a name given by :func:`load` or :func:`register`, a path, a reference '
              'such as ``"org/name"``, or a :class:`mpool.Model`.'),
     ), _options.TextOptions, 'str',
-    text=r"""What a model says about an image file; the text of :func:`vision`.
+    text=r"""Describes an image file: the text of :func:`vision`.
 
 {args}
 
@@ -470,7 +470,7 @@ DESCRIBE_URL = Verb(
         _model('a key of the catalogue, a name given by :func:`load` or :func:`register`, a path, a reference '
              'such as ``"org/name"``, or a :class:`mpool.Model`.'),
     ), _options.TextOptions, 'str',
-    text=r"""What a model says about an image at an http or https URL, which is fetched; the text of :func:`vision`.
+    text=r"""Describes the image at an http or https URL, which is fetched: the text of :func:`vision`.
 
 {args}
 
@@ -488,7 +488,7 @@ GENERATE_IMAGE = Verb(
              'repository of the hub with one; a GGUF file of their transformer inside such a folder (T5 may '
              'be one in its own folder there); or what :func:`load` and :func:`get` return.'),
     ), _options.GenerateImageOptions, 'GeneratedImages',
-    text=r"""Makes pictures of what a text says.
+    text=r"""Generates images from a text.
 
 Text encoders, transformer and decoder are loaded when they are needed and give their memory to each other when it
 is short; what the encoders made of a text is kept for the next call. The same seed gives the same picture.

@@ -155,8 +155,9 @@ def test_wrong_ones_are_refused(name: str, value: Any, pool: mpool.Pool, bert: P
         lambda: asyncio.run(aio.embed("a", bert, pool=pool, **option)),
         lambda: asyncio.run(_awaited(aio.generate("a", llama, pool=pool, **option)))]
     for ask in asks:
-        with pytest.raises(mpool.InvalidArgument, match=f"{name} is .*, allowed: "):
+        with pytest.raises(mpool.InvalidArgument, match=f"`{name}` must be .*, got ") as caught:
             ask()
+        assert caught.value.param == name
 
 
 @pytest.mark.parametrize("call", [mpool.Pool.embed, mpool.Pool.embed_iter])
