@@ -337,7 +337,7 @@ Raises:
 Example:
     >>> done = mpool.generate("The capital of France is", temperature=0, max_tokens=4)
     >>> done.text, done.finish_reason, done.usage.completion_tokens
-    (' Paris.\\n\\n', 'length', 4)
+    (' Paris.\n\n', 'length', 4)
     >>> for chunk in mpool.generate("One, two, three,", temperature=0, max_tokens=6, stream=True):
     ...     print(chunk, end="")
      four, five, six,
