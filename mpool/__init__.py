@@ -14,6 +14,7 @@ from __future__ import annotations
 from importlib import import_module as _import_module
 from typing import Any
 
+from . import _renamed as _renamed
 from ._version import __version__ as __version__
 
 _MODULES = ("aio", "errors", "models", "tokenizers")
@@ -25,22 +26,23 @@ _ERRORS = ("Cancelled", "CircuitOpen", "ContextOverflow", "DownloadError", "File
 
 #: Public name -> the module it lives in.
 _HOME: dict[str, str] = {name: module for module, names in {
-    "_calls": ("chat", "describe_image", "describe_url", "embed", "embed_image", "embed_iter", "generate",
-               "generate_image", "rerank", "submit", "vision"),
-    "_runtime": ("begin_shutdown", "check", "count_tokens", "detokenize", "get", "health", "init_maintenance", "load",
-                 "metrics", "ping", "pools", "ps", "register", "tokenize", "unload"),
+    "_functions": ("begin_shutdown", "chat", "check", "count_tokens", "describe_image", "describe_url", "detokenize",
+                   "embed", "embed_image", "embed_iter", "generate", "generate_image", "get", "health",
+                   "init_maintenance", "load", "metrics", "ping", "pools", "ps", "register", "rerank", "submit",
+                   "tokenize", "unload", "vision"),
     "runtime.events": ("PoolEvent",),
     "runtime.health": ("CapabilityPool", "Health", "ModelHealth", "Pong"),
     "tasks.options": ("CallOptions",),
-    "debug.captures": ("Capture", "CaptureJob", "CaptureRecord", "capture"),
-    "debug.comparing": ("CaptureComparison", "CaptureDifference", "compare_captures", "read_capture"),
+    "tasks.capture_files": ("CaptureRecord", "read_capture"),
+    "tasks.captures": ("Capture", "CaptureJob", "capture"),
+    "debug.comparing": ("CaptureComparison", "CaptureDifference", "compare_captures"),
     "config": ("PoolConfig",),
-    "tasks.text_to_image": ("PictureStream",),
-    "tasks.text_embedding": ("EmbedIterator",),
+    "tasks.text_to_image": ("ImageStream",),
+    "tasks.iterating": ("EmbedIterator",),
     "errors": _ERRORS,
     "tasks.jobs": ("Job",),
     "model": ("Model",),
-    "tasks.images_result": ("Picture", "PictureStep", "Pictures"),
+    "tasks.images_result": ("GeneratedImage", "ImageStep", "GeneratedImages"),
     "pool": ("Pool",),
     "tasks.rerank": ("RankedDocument", "Ranking"),
     "results": ("Choice", "Chunk", "Completion", "Timings", "TokenLogprob", "ToolCall", "ToolCallDelta", "TopLogprob",
@@ -50,6 +52,8 @@ _HOME: dict[str, str] = {name: module for module, names in {
     "tasks.streams": ("Stream",),
 }.items() for name in names}
 
+_renamed.install()
+
 __all__ = sorted([*_HOME, *_MODULES, "__version__"])
 
 
@@ -58,26 +62,17 @@ def __getattr__(name: str) -> Any:
         value = getattr(_import_module(f".{_HOME[name]}", __name__), name)
     elif name in _MODULES:
         value = _import_module(f".{name}", __name__)
-    elif name in _RENAMED:
-        return _renamed(name)
+    elif name in _renamed.MODULES:
+        _renamed.warn(f"{__name__}.{name}", f"{__name__}.{_renamed.MODULES[name][0]}", 2)
+        return _import_module(f".{_renamed.MODULES[name][0]}", __name__)
+    elif name in _renamed.NAMES and _renamed.NAMES[name] in _HOME:
+        return _renamed.of_module(__name__, name)
     elif name == "_core":
         value = _import_core()
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value
     return value
-
-
-#: Old public name -> the module that took its place, for one release.
-_RENAMED = {"catalog": "models", "text": "tokenizers"}
-
-
-def _renamed(name: str) -> Any:
-    """The module behind an old name, with a DeprecationWarning that names the new one."""
-    import warnings
-
-    warnings.warn(f"mpool.{name} is now mpool.{_RENAMED[name]}", DeprecationWarning, stacklevel=3)
-    return _import_module(f".{_RENAMED[name]}", __name__)
 
 
 def _import_core() -> Any:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from .chaos import chaos_of
-from .checks import one_of, refuse, shown
+from .checks import integer, one_of, refuse, shown, unknown_option
 from .durations import seconds_of
 from .errors import InvalidArgument
 from .names import CAPABILITIES, ISOLATION, POLICIES
@@ -36,6 +36,10 @@ _RANGES: dict[str, tuple[tuple[type[int] | type[float], ...], float, float]] = {
     "breaker_rest": ((int, float), 0.001, 86400.0),
     "max_embed_inputs": ((int,), 1, 2**31 - 1),
 }
+#: Capability -> the fields that set how many of its requests may wait, without ``queue_capacity``.
+_CAPACITIES = {"text_embedding": ("embed_queue_capacity", "batch_queue_capacity"),
+               "text_to_text": ("prompt_queue_capacity",), "image_embedding": ("image_embed_queue_capacity",),
+               "vision": ("vision_queue_capacity",), "text_to_image": ("image_gen_queue_capacity",)}
 _SWITCHES = ("fail_fast", "predictive_scaling", "scale_timeout")
 
 
@@ -67,6 +71,11 @@ class PoolConfig:
             load the networks again), ``"p2c"`` (the less loaded of two at random; default for embeddings of texts),
             ``"sequential"`` (one request at a time per worker). None: the defaults.
         batch_wait: seconds, at most 0.002, that a worker without work waits for more calls to batch.
+        queue_capacity: requests that may wait, a model: a mapping of capability and count, as ``{"vision": 10}``; for
+            ``"text_embedding"`` also a pair, requests of one text and of many. A capability that it leaves out has the
+            value of its field below; one that it names must leave that field at its default. None: the fields below.
+            Beyond it callers wait outside, save for :func:`mpool.submit` and requests with ``fail_fast``, which raise
+            Overloaded.
         embed_queue_capacity: embedding calls of one text that may wait, a model; further callers wait outside, save
             for :func:`mpool.submit` and calls with ``fail_fast``, which raise Overloaded.
         batch_queue_capacity: the same for embedding requests of many texts.
@@ -88,6 +97,9 @@ class PoolConfig:
         fail_fast: calls into a full queue raise Overloaded instead of waiting, unless they say otherwise.
         max_embed_inputs: texts that one :func:`mpool.embed` takes; :func:`mpool.embed_iter` takes any number.
         offline: True: never download; False: allowed; None: as ``MPOOL_OFFLINE`` and ``HF_HUB_OFFLINE`` say.
+
+    Rarely used switches, all off by default:
+
         chaos: faults on purpose, to test what stands on a pool; None: off. A seed and the chances, 0 to 1, that a
             worker's step goes wrong: ``"seed=7,fail=0.01,stall=0.002,die=0.001,slow=0.05,memory=0.01"``, or a mapping
             of the same. ``fail``: all calls in the step fail with a worker's fault (ModelError) and are tried once
@@ -142,6 +154,7 @@ class PoolConfig:
     chaos: str | Mapping[str, float] | None = None
     predictive_scaling: bool = False
     scale_timeout: bool = False
+    queue_capacity: Mapping[str, int | tuple[int, int]] | None = None
 
     def __post_init__(self) -> None:
         for name, (kinds, low, high) in _RANGES.items():
@@ -160,6 +173,7 @@ class PoolConfig:
         self._policies()
         if self.offline is not None and not isinstance(self.offline, bool):
             refuse("offline", self.offline, "True, False or None")
+        self._capacities()
         chaos_of(self.chaos)
 
     def __hash__(self) -> int:
@@ -185,10 +199,7 @@ class PoolConfig:
             "threads": self.threads, "memory_bytes": self.memory_bytes, "keep_alive": self._keep_alive(),
             "max_workers": self.max_workers_per_model, "policy": self._policies(),
             "breaker_threshold": self.breaker_threshold or -1,
-            "queue_capacity": {"text_embedding": (self.embed_queue_capacity, self.batch_queue_capacity),
-                               "text_to_text": self.prompt_queue_capacity,
-                               "image_embedding": self.image_embed_queue_capacity,
-                               "vision": self.vision_queue_capacity, "text_to_image": self.image_gen_queue_capacity}}
+            "queue_capacity": self._capacities()}
         for name in ("shutdown_grace", "load_timeout", "load_ceiling", "stall_timeout", "maintenance_interval",
                      "breaker_window", "breaker_rest"):
             options[name] = float(getattr(self, name))
@@ -203,10 +214,36 @@ class PoolConfig:
             options["chaos"] = chaos
         return options
 
+    def _capacities(self) -> dict[str, int | tuple[int, int]]:
+        """Capability -> requests that may wait; for texts to embed, of one text and of many."""
+        found: dict[str, int | tuple[int, int]] = {
+            name: tuple(getattr(self, field) for field in names) if len(names) > 1  # type: ignore[misc]
+            else getattr(self, names[0]) for name, names in _CAPACITIES.items()}
+        if self.queue_capacity is None:
+            return found
+        if not isinstance(self.queue_capacity, Mapping):
+            refuse("queue_capacity", self.queue_capacity, "a dict of capability and count, or None")
+        for name, given in self.queue_capacity.items():
+            if name not in _CAPACITIES:
+                raise unknown_option(str(name), _CAPACITIES, of="PoolConfig.queue_capacity")
+            names = _CAPACITIES[name]
+            counts = tuple(given) if isinstance(given, (tuple, list)) and len(given) == len(names) > 1 \
+                else (given,) * len(names)
+            for field, count in zip(names, counts):
+                number = integer(count)
+                if number is None or not 1 <= number <= 1_000_000:
+                    refuse(f"queue_capacity[{name!r}]", given, "1 to 1,000,000"
+                           + (", or a pair of such" if len(names) > 1 else ""))
+                if getattr(self, field) != getattr(type(self), field):
+                    raise InvalidArgument(f"`queue_capacity[{name!r}]` and `{field}` are both given",
+                                          param="queue_capacity", hint="Both set the same capacity: pass one of them")
+            found[name] = counts if len(counts) > 1 else counts[0]  # type: ignore[assignment]
+        return found
+
     def _keep_alive(self) -> float:
         return seconds_of(self.keep_alive, "keep_alive")
 
 
-assert set(_RANGES) | {"offline", "request_timeout", "keep_alive", "policy", *_SWITCHES, "chaos",
+assert set(_RANGES) | {"offline", "request_timeout", "keep_alive", "policy", "queue_capacity", *_SWITCHES, "chaos",
                        "isolation"} == {
     field.name for field in fields(PoolConfig)}

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 def capture(arguments: argparse.Namespace) -> int:
     """Run ``mpool capture``. The default temperature is 0: a capture must be repeatable."""
-    from ..debug.captures import Capture
     from ..errors import FileError, InvalidArgument
+    from ..tasks.captures import Capture
 
     for name in ("prompt", "out"):
         if getattr(arguments, name) is None:

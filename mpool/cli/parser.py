@@ -8,17 +8,10 @@ from importlib import import_module
 from typing import Any
 
 from .. import __version__
+from ..names import CAPABILITIES, COMPUTE
+from ..tasks import options as _options
 from ..tasks.sampling import TABLE
 
-_CAPABILITIES = ("text_embedding", "text_to_text", "image_embedding", "vision", "text_to_image")
-#: Meaning of a sampling option whose name does not say it.
-_MEANINGS = {"temperature": "0 always takes the likeliest token", "top_k": "sample only from the N likeliest tokens",
-             "top_p": "sample only from the likeliest tokens with this total probability",
-             "min_p": "sample only from tokens with this share of the highest probability",
-             "max_tokens": "stop after N tokens; 'none': when the context is full",
-             "min_tokens": "do not stop before N tokens",
-             "n": "number of completions", "seed": "same seed, same tokens",
-             "ignore_eos": "continue after the model's end-of-text token"}
 #: Fields of mpool.server.settings.Settings.
 SERVER_LIMITS = (
     ("max_body", int, "maximum bytes of a request's body (default: 32 MiB)"),
@@ -91,7 +84,7 @@ def _pool(command: argparse.ArgumentParser) -> None:
 
 
 def _compute(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--compute", default="auto", choices=("auto", "float32", "bfloat16", "int8"),
+    command.add_argument("--compute", default="auto", choices=COMPUTE,
                          help="compute type (default: auto)")
 
 
@@ -105,7 +98,7 @@ def _embed(command: argparse.ArgumentParser) -> None:
                          help="a file with one text per line; -: standard input; may be repeated")
     _model(command, "the catalogue's, see `mpool models`")
     _vectors(command, "text")
-    command.add_argument("--task", choices=("query", "document"), help="use the model's prompt for it")
+    command.add_argument("--task", choices=_options.TASKS, help="use the model's prompt for it")
     command.add_argument("--prompt", help="a prefix for every text")
     command.add_argument("--prompt-name", metavar="NAME", help="one of the model's prompts")
     command.add_argument("--no-truncate", action="store_true", help="fail on texts that exceed the model's context")
@@ -119,9 +112,9 @@ def _vectors(command: argparse.ArgumentParser, unit: str) -> None:
     command.add_argument("--dimensions", type=int, metavar="N", help="keep only the first N components")
     command.add_argument("--normalize", action=argparse.BooleanOptionalAction, help="scale vectors to length 1 "
                                                                                     "(default: the model's setting)")
-    command.add_argument("--precision", default="float32", choices=("float32", "int8", "uint8", "binary", "ubinary"),
+    command.add_argument("--precision", default="float32", choices=_options.PRECISIONS,
                          help="number type of the output (default: float32)")
-    command.add_argument("--on-error", default="raise", choices=("raise", "null"),
+    command.add_argument("--on-error", default="raise", choices=_options.ON_ERROR,
                          help=f"null: write null (npy: NaN) for {unit}s that cannot be embedded, and go on")
     command.add_argument("-q", "--quiet", action="store_true", help="no progress bar")
 
@@ -190,9 +183,9 @@ def _ray(command: argparse.ArgumentParser) -> None:
     embed.add_argument("--column", default="text", metavar="NAME", help="column of the texts (default: text)")
     embed.add_argument("--output", default="embedding", metavar="NAME", help="column of the vectors (default: embedding)")
     embed.add_argument("-m", "--model", metavar="REF", help="the model (default: the catalogue's, see `mpool models`)")
-    embed.add_argument("--task", choices=("query", "document"), help="use the model's prompt for it")
+    embed.add_argument("--task", choices=_options.TASKS, help="use the model's prompt for it")
     embed.add_argument("--dimensions", type=int, metavar="N", help="keep only the first N components")
-    embed.add_argument("--on-error", default="raise", choices=("raise", "null"),
+    embed.add_argument("--on-error", default="raise", choices=_options.ON_ERROR,
                        help="null: write null for texts that cannot be embedded, and go on")
     embed.add_argument("--actors", type=int, metavar="N", help="processes (default: as many as the CPUs allow)")
     embed.add_argument("-q", "--quiet", action="store_true", help="no progress bar")
@@ -240,7 +233,7 @@ def _sampling(command: argparse.ArgumentParser, leave_out: tuple[str, ...] = ())
         if name in leave_out:
             continue
         flag = "--" + name.replace("_", "-") if name != "n" else "-n"
-        meaning = _MEANINGS.get(name, "")
+        meaning = _options.meaning_of(_options.SamplingOptions, name)
         allowed = "" if row.kind is bool or name == "max_tokens" or meaning.startswith("0 ") else row.allowed
         default = f"default: {row.default}" if row.default is not None and row.kind is not bool else ""
         text = "; ".join(part for part in (meaning, allowed, default) if part).replace("%", "%%")
@@ -325,7 +318,7 @@ def _pull(command: argparse.ArgumentParser) -> None:
 
 
 def _models(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--capability", choices=_CAPABILITIES, help="only models with this capability")
+    command.add_argument("--capability", choices=CAPABILITIES, help="only models with this capability")
     command.add_argument("--local", action="store_true", help="only downloaded models")
     _json(command)
 

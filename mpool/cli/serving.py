@@ -76,8 +76,8 @@ def worker(arguments: argparse.Namespace) -> int:
     error and the address to standard output."""
     for name, value in _NO_THREADS.items():
         os.environ.setdefault(name, value)
-    from ..debug.captures import Capture
     from ..errors import MpoolError
+    from ..tasks.captures import Capture
 
     with _packages():
         from ..server.errors import refusal_of, worker_code

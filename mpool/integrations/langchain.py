@@ -26,7 +26,7 @@ from langchain_core.utils.pydantic import is_basemodel_subclass
 from pydantic import BaseModel, ConfigDict, Field
 
 from .. import aio
-from .._runtime import default_pool
+from .._functions import default_pool
 from ..errors import InvalidArgument
 from ..model import Model
 

@@ -25,7 +25,7 @@ from llm.parts import AttachmentPart, Message, ReasoningPart, StreamEvent, TextP
 from pydantic import Field, create_model
 
 from .. import models as catalog
-from .._runtime import default_pool
+from .._functions import default_pool
 from ..errors import InvalidArgument, MpoolError
 from ..pool import Pool
 from ..tasks.sampling import TABLE

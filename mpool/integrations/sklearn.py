@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 
-from .._runtime import default_pool
+from .._functions import default_pool
 from ..errors import InvalidArgument
 from ..model import Model
 from ..tasks.text_embedding import texts_of

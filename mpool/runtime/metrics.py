@@ -50,6 +50,8 @@ def collect(pool: Host) -> dict[str, Any]:
     found = stats(pool)
     found["bytes_by_kind"] = found.pop("bytes_by_tag")
     found["events_dropped"] = dropped()
+    # the names of one more release: lanes, lanes_leased
+    found["compute_threads"], found["compute_threads_leased"] = found["lanes"], found["lanes_leased"]
     found["models"] = {row["key"]: _model(row) for row in (pool._registry.entries() if pool._registry else ())}
     found["queue_depths"] = {name: one.queue_depth for name, one in pool.pools.items()}
     return found

@@ -17,6 +17,8 @@ from ..conversation.tool_calls import arguments_of
 from ..durations import seconds_of
 from ..errors import ContextOverflow
 from ..results import ToolCall
+from ..tasks.running import counted
+from ..tasks.verbs import EMBED
 from . import forms, thinking
 from . import ollama_models as facts
 from .errors import Refusal, plain_error
@@ -316,7 +318,7 @@ async def embed(context: Context, body: EmbedRequest) -> Response:
     if body.dimensions is not None:
         options["dimensions"] = body.dimensions
     loaded = nanoseconds(await _loaded(context, served))
-    rows, tokens = await aio._embed(texts, served.model, context.state.pool, None, None, options)
+    rows, tokens = await counted(EMBED, context.state.pool, {"inputs": texts, "model": served.model, **options})
     spent = nanoseconds(time.monotonic() - context.begun)
     return await large_answer(lambda: EmbedAnswer(body.model, rows.tolist(), spent, loaded, tokens), rows.size)
 
@@ -326,8 +328,8 @@ async def embeddings(context: Context, body: OllamaEmbeddingsRequest) -> Respons
     served = await context.model(body.model)
     if not body.prompt:
         return json_answer(OllamaEmbeddingsAnswer([]))
-    row, _ = await aio._embed(context.check_text(body.prompt, "prompt"), served.model, context.state.pool, None, None,
-                              call_options(body))
+    row, _ = await counted(EMBED, context.state.pool, {
+        "inputs": context.check_text(body.prompt, "prompt"), "model": served.model, **call_options(body)})
     return json_answer(OllamaEmbeddingsAnswer(row.tolist()))
 
 

@@ -22,6 +22,7 @@ from ..errors import ContextOverflow, InvalidArgument
 from ..pool import Pool
 from ..runtime.watching import watcher
 from ..tasks import options as _options
+from ..tasks import requests
 from ..tasks.async_streams import AsyncStream
 from .errors import Refusal, worker_error
 from .operational import metrics
@@ -33,8 +34,8 @@ from .streaming import EVENTS, Streamed, event
 if TYPE_CHECKING:
     import os
 
-    from ..debug.captures import Capture
     from ..results import Chunk
+    from ..tasks.captures import Capture
     from ..tasks.text_to_text import Request
 
 #: Seconds that the job which runs gets to end when the worker is stopped, and its client to take the last bytes: the
@@ -307,7 +308,8 @@ class Worker:
         if self.capture is not None:
             options["capture"] = self.capture.job(body.job_id)
         try:
-            request = self.pool._prompt_request(body.prompt, self.model, {**options, "max_tokens": body.max_tokens})
+            request = requests.prompt_request(self.pool, body.prompt, self.model,
+                                              {**options, "max_tokens": body.max_tokens})
         except ContextOverflow as error:
             raise Refusal("context_length_exceeded", f"{error.message}.", "prompt") from None
         if self.turns.find(body.job_id) is not None:

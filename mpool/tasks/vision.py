@@ -50,7 +50,7 @@ class Images:
     sources: NDArray[np.int32]
 
     def arrays(self) -> tuple[Any, ...]:
-        """What the core's submit_text takes."""
+        """Arguments of the core's ``submit_text``."""
         return self.pixels, self.sizes, self.tile_keys, self.runs, self.run_keys, self.sources
 
 
@@ -102,7 +102,7 @@ def _digest(*parts: bytes | memoryview) -> bytes:
 
 
 def _pieces(cut: Cut, tokenizer: Tokenizer) -> list[NDArray[np.int32] | Run]:
-    """What stands in the prompt for an image: token ids, and runs of its rows."""
+    """Token ids that stand for an image in the prompt, and the runs of its rows."""
     return [piece if isinstance(piece, Run) else tokenizer.encode(piece, add_special=False, parse_special=True)
             for piece in cut.pieces]
 

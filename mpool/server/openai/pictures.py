@@ -24,7 +24,7 @@ from .text import check_count, encode
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from ...aio import AsyncPictureStream
+    from ...aio import AsyncImageStream
     from ..models import Served
 
 _PARTIAL, _COMPLETED = "image_generation.partial_image", "image_generation.completed"
@@ -93,7 +93,7 @@ async def _streamed(context: Context, served: Served, body: ImagesRequest, optio
         options["preview_every"] = max(1, steps // (previews + 1))
     created = int(time.time())
     with _sides():
-        stream: AsyncPictureStream = aio.generate_image(body.prompt, served.model, stream=True, pool=context.state.pool,
+        stream: AsyncImageStream = aio.generate_image(body.prompt, served.model, stream=True, pool=context.state.pool,
                                                         **options)
         pieces = Pieces(context.state, [stream])
         await pieces.begin()

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 
-from ... import aio
+from ...tasks.running import counted
+from ...tasks.verbs import EMBED, RERANK
 from ..errors import Refusal
 from ..operations import Context, Operation, json_answer, large_answer
 from .structs import (
@@ -38,8 +39,8 @@ async def embeddings(context: Context, body: EmbeddingsRequest) -> Response:
     """Embed texts or token ids."""
     served = await context.model(body.model)
     inputs = texts_or_ids(context, body.input)
-    vectors, tokens = await aio._embed(inputs, served.model, context.state.pool, body.task, None,
-                                       {} if body.dimensions is None else {"dimensions": body.dimensions})
+    vectors, tokens = await counted(EMBED, context.state.pool, {
+        "inputs": inputs, "model": served.model, "task": body.task, "dimensions": body.dimensions})
     rows = vectors if vectors.ndim == 2 else vectors[None]
 
     def made() -> EmbeddingsAnswer:
@@ -88,7 +89,8 @@ async def rerank(context: Context, body: RerankRequest) -> Response:
     texts = [context.check_text(part.text if isinstance(part, Document) else part, f"documents[{at}]")
              for at, part in enumerate(body.documents)]
     context.check_text(body.query, "query")
-    ranking, tokens = await aio._rerank(body.query, texts, served.model, context.state.pool, body.top_n, {})
+    ranking, tokens = await counted(RERANK, context.state.pool, {
+        "query": body.query, "documents": texts, "model": served.model, "top_k": body.top_n})
     results = [RankedResult(found.index, found.score, Document(found.text) if body.return_documents else None)
                for found in ranking.results]
     return json_answer(RerankAnswer(f"rerank-{context.id}", body.model, results, {"total_tokens": tokens}))

@@ -270,10 +270,10 @@ def test_a_dropped_job_is_cancelled(pool: mpool.Pool, llama: Path) -> None:
     ("embedding", {}, "capability is 'embedding'; the nearest is text_embedding"),
     ("vision", {}, "images is missing"), (None, {}, "capability is None"),
     ("text_embedding", {}, "inputs is missing"),
-    ("text_embedding", {"inputs": "x", "tusk": 1}, "tusk is not an option"),
+    ("text_embedding", {"inputs": "x", "tusk": 1}, "`tusk` is not an option of embed; did you mean `task`"),
     ("text_to_text", {}, "neither prompt nor messages"),
     ("text_to_text", {"prompt": "x", "messages": []}, "prompt and messages given"),
-    ("text_to_text", {"prompt": "x", "temprature": 1}, "the nearest is temperature")])
+    ("text_to_text", {"prompt": "x", "temprature": 1}, "did you mean `temperature`")])
 def test_requests_that_are_none(pool: mpool.Pool, bert: Path, llama: Path, capability: Any, request_: dict[str, Any],
                                 message: str) -> None:
     model = {"text_embedding": bert, "text_to_text": llama}.get(capability)
@@ -303,7 +303,7 @@ def test_show_config(capsys: pytest.CaptureFixture[str]) -> None:
     assert mpool.show_config() is None
     text = capsys.readouterr().out
     found = mpool.show_config("dicts")
-    for word in ("mpool", "CPU", "lanes", "BLAS", "kernels", "MPOOL_THREADS", "numpy"):
+    for word in ("mpool", "CPU", "threads", "BLAS", "kernels", "MPOOL_THREADS", "numpy"):
         assert word in text
     assert found["version"] == mpool.__version__ and found["versions"]["numpy"] == np.__version__
     assert "MPOOL_MEMORY_MB" in found["options"]
@@ -363,7 +363,7 @@ def test_pools_do_not_share_names(bert: Path) -> None:
 
 
 def test_default_pool_is_made_once() -> None:
-    from mpool._runtime import default_pool
+    from mpool._functions import default_pool
 
     found: list[mpool.Pool] = []
     threads = [threading.Thread(target=lambda: found.append(default_pool())) for _ in range(8)]
@@ -394,7 +394,7 @@ def test_pools_and_models_pickle_as_configuration(bert: Path) -> None:
 
 
 def test_models_of_the_default_pool_pickle(bert: Path) -> None:
-    from mpool._runtime import default_pool
+    from mpool._functions import default_pool
 
     for model in (mpool.get(CATALOGUED), mpool.get(bert)):
         again = pickle.loads(pickle.dumps(model))

@@ -93,7 +93,7 @@ atexit.unregister(print)
 def report():
     print(json.dumps(time.monotonic() - start), flush=True)
 # the first registered runs last
-import mpool._runtime as runtime
+import mpool._functions as runtime
 atexit.unregister(runtime._at_exit)
 atexit.register(report)
 atexit.register(runtime._at_exit)

@@ -164,7 +164,7 @@ def test_the_table_is_complete() -> None:
 @pytest.fixture
 def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[mpool.Pool]:
     """One pool for whoever asks for one: the process-wide one, and that of a command."""
-    from mpool import _runtime
+    from mpool import _functions as _runtime
     from mpool.cli import capturing, embedding, talking
 
     # a limit of its own, so that it shares its count of bytes with nobody

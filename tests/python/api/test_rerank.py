@@ -169,8 +169,8 @@ def test_process(folders: dict[str, Path], pool: mpool.Pool) -> None:
     (QUERY, DOCUMENTS, {"top_k": 0}, mpool.InvalidArgument, "top_k is 0, allowed: 1 or more"),
     (QUERY, DOCUMENTS, {"top_k": 1.5}, mpool.InvalidArgument, "top_k is 1.5"),
     (QUERY, DOCUMENTS, {"truncate": False}, mpool.ContextOverflow, "the limit is 64"),
-    (QUERY, DOCUMENTS, {"compute": "int3"}, mpool.InvalidArgument, "compute is 'int3'"),
-    (QUERY, DOCUMENTS, {"normalize": True}, TypeError, "unexpected keyword argument 'normalize'"),
+    (QUERY, DOCUMENTS, {"compute": "int3"}, mpool.InvalidArgument, "`compute` must be one of .*, got 'int3'"),
+    (QUERY, DOCUMENTS, {"normalize": True}, mpool.InvalidArgument, "`normalize` is not an option of rerank"),
     (QUERY, DOCUMENTS, {"prompt": "Find"}, mpool.InvalidArgument, "prompt is for rerankers that are told"),
     (QUERY, DOCUMENTS, {"timeout": -1}, mpool.InvalidArgument, "timeout"),
 ])
@@ -250,3 +250,23 @@ def test_show(folders: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> N
     facts = json.loads(capsys.readouterr().out)
     assert "rerank" in facts["gives"] and facts["labels"] == 1 and facts["max_tokens"] == 64
     assert not {"dimensions", "pooling", "prompts", "normalize"} & set(facts)
+
+
+def test_a_job_reranks(pool: mpool.Pool, folders: dict[str, Path]) -> None:
+    reranker = str(folders["bert"])
+    documents = ["one two", "three", "four five six"]
+    want = pool.rerank("two", documents, reranker, top_k=2)
+    job = pool.submit("text_embedding", query="two", documents=documents, model=reranker, top_k=2)
+    assert job.result(timeout=60) == want and job.capability == "text_embedding" and len(want) == 2
+
+    async def later() -> Any:
+        return await pool.submit("text_embedding", query="two", documents=documents, model=reranker, top_k=2)
+
+    assert asyncio.run(later()) == want
+    for wrong, message in (({"query": "a"}, "documents is missing"), ({"documents": ["a"]}, "query is missing"),
+                           ({"query": "a", "documents": ["b"], "inputs": "c"}, "inputs and query given"),
+                           ({"query": "a", "documents": ["b"], "topk": 1}, "did you mean `top_k`")):
+        with pytest.raises(mpool.InvalidArgument, match=message):
+            pool.submit("text_embedding", model=reranker, **wrong)
+    with pytest.raises(mpool.InvalidArgument, match="allowed: a cross-encoder"):
+        pool.submit("text_embedding", query="a", documents=["b"])

@@ -1,4 +1,4 @@
-"""Captures: what the layers of a model give out while it writes, from the core to a file (mpool/debug/captures.py)."""
+"""Captures: what the layers of a model give out while it writes, from the core to a file (mpool/tasks/captures.py)."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ import numpy as np
 import pytest
 
 import mpool
-from mpool.debug import captures
-from mpool.debug.captures import CaptureRecord
+from mpool.tasks import captures
+from mpool.tasks.capture_files import CaptureRecord
 from realmodels import real_path
 
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}

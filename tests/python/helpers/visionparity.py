@@ -10,6 +10,7 @@ import visionmodels
 from corelib import SAMPLING
 
 import mpool
+from mpool.tasks.requests import vision_request
 
 
 def relative(got: np.ndarray, wanted: np.ndarray) -> float:
@@ -23,7 +24,7 @@ def pictures(sizes: list[tuple[int, int]]) -> list[np.ndarray]:
 
 
 def request(pool: mpool.Pool, folder: Path, images: list[np.ndarray], words: int = 20) -> Any:
-    return pool._vision_request(images, visionmodels.text(3, words), str(folder), {"compute": "float32"})
+    return vision_request(pool, images, visionmodels.text(3, words), str(folder), {"compute": "float32"})
 
 
 def run(pool: mpool.Pool, made: Any, **options: Any) -> Any:

@@ -15,6 +15,7 @@ import mpool
 from mpool import errors
 from mpool.models.formats.hf_folder import describe_folder
 from mpool.models.spec import ModelDescription, TensorEntry
+from mpool.tasks.requests import vision_request
 
 import imagemodels
 import paritymodels
@@ -390,7 +391,7 @@ def test_models_that_see_with_a_rest(tmp_path: Path, monkeypatch: pytest.MonkeyP
     visionmodels.save(model, family, tmp_path)
     pictures = [visionmodels.image(seed, *size) for seed, size in enumerate([(63, 90), (40, 40)])]
     with mpool.Pool() as pool:
-        made = pool._vision_request(pictures, visionmodels.text(3, 20), str(tmp_path), {"compute": "float32"})
+        made = vision_request(pool, pictures, visionmodels.text(3, 20), str(tmp_path), {"compute": "float32"})
         ticket = pool.registry.submit_text(made.core_key, made.prompt, vision=True, images=made.images.arrays(),
                                            prompt_logits=True, **SAMPLING)
         ticket.wait()

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import mpool
-from mpool.debug.captures import CaptureRecord
+from mpool.tasks.capture_files import CaptureRecord
 from realmodels import real_path
 from haiku import SHOWN
 

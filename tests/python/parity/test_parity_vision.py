@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import mpool
+from mpool.tasks.requests import vision_request
 
 import visionmodels
 from paritymodels import torch
@@ -111,7 +112,7 @@ def test_bfloat16_is_near(family) -> None:
     _, _, folder, pool = family
     images = pictures(CASES["one"])
     exact = run(pool, request(pool, folder, images), prompt_logits=True)
-    made = pool._vision_request(images, visionmodels.text(3, 20), str(folder), {"compute": "bfloat16"})
+    made = vision_request(pool, images, visionmodels.text(3, 20), str(folder), {"compute": "bfloat16"})
     near = run(pool, made, prompt_logits=True)
     a, b = exact.prompt_logits(), near.prompt_logits()
     cosine = (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
