@@ -375,7 +375,8 @@ class ChatPiece(Struct):
 
 class ImagesRequest(Request, kw_only=True):
     """An image to generate. ``negative_prompt``, ``seed``, ``num_inference_steps`` and ``guidance_scale`` are
-    extensions of OpenAI's API. ``quality``, ``style``, ``moderation``, ``safety_identifier`` and ``user`` are ignored."""
+    extensions of OpenAI's API. ``quality``, ``style``, ``moderation``, ``safety_identifier`` and ``user`` are
+    ignored."""
 
     prompt: Annotated[str, Meta(min_length=1, max_length=1_000_000)]
     model: Name
