@@ -48,7 +48,7 @@ def make_parser() -> argparse.ArgumentParser:
     def add(name: str, summary: str, run: Callable[[argparse.Namespace], int], **more: Any) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".", **more)
         command.set_defaults(run=run)
-        command.add_argument("-v", "--verbose", action="count", default=0, help="log to standard error; -vv: everything")
+        command.add_argument("-v", "--verbose", action="count", default=0, help="log to standard error; -vv: all of it")
         return command
 
     _embed(add("embed", "embed texts: arguments, files or standard input, one text per line",
@@ -174,14 +174,14 @@ def _ray(command: argparse.ArgumentParser) -> None:
     serve.add_argument("--calls", type=float, default=8.0, metavar="N",
                        help="queued and running requests in a pool above which another pool helps (default: 8)")
     _listening(serve, [row for row in SERVER_LIMITS if row[0].startswith("max_") or row[0] == "grace"])
-    embed = commands.add_parser("embed", help="embed a column of Parquet files", description="Copy the Parquet files of "
-                                "a folder, with an added column of embeddings of one column's texts. Files that exist "
+    embed = commands.add_parser("embed", help="embed a column of Parquet files", description="Copy the Parquet files "
+                                "of a folder, with an added column of vectors of one column's texts. Files that exist "
                                 "in the target folder are skipped.")
     embed.set_defaults(run=_lazy("scaling", "embed"))
     embed.add_argument("source", help="the folder with Parquet files")
     embed.add_argument("target", help="the folder for the copies")
     embed.add_argument("--column", default="text", metavar="NAME", help="column of the texts (default: text)")
-    embed.add_argument("--output", default="embedding", metavar="NAME", help="column of the vectors (default: embedding)")
+    embed.add_argument("--output", default="embedding", metavar="NAME", help="column of vectors (default: embedding)")
     embed.add_argument("-m", "--model", metavar="REF", help="the model (default: the catalogue's, see `mpool models`)")
     embed.add_argument("--task", choices=_options.TASKS, help="use the model's prompt for it")
     embed.add_argument("--dimensions", type=int, metavar="N", help="keep only the first N components")
@@ -191,7 +191,7 @@ def _ray(command: argparse.ArgumentParser) -> None:
     embed.add_argument("-q", "--quiet", action="store_true", help="no progress bar")
     _compute(embed)
     for one in (serve, embed):
-        one.add_argument("-v", "--verbose", action="count", default=0, help="log to standard error; -vv: everything")
+        one.add_argument("-v", "--verbose", action="count", default=0, help="log to standard error; -vv: all of it")
         one.add_argument("--cpus", type=int, default=1, metavar="N", help="compute threads per process, and CPUs that "
                                                                           "Ray reserves for it (default: 1)")
         one.add_argument("--memory-mb", type=int, default=0, metavar="N",

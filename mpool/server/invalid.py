@@ -47,12 +47,15 @@ def find_fault(data: bytes | msgspec.Raw, kind: Any, path: str = "") -> Fault:
     head = bytes(data).lstrip()[:1]
     for one in _members(kind):
         found = None
-        if _is_struct(one) and head == b"{":
-            found = _of_struct(data, one, path)
-        elif get_origin(one) is list and head == b"[":
-            found = _of_items(data, one, path)
-        elif get_origin(one) is dict and head == b"{":
-            found = _of_values(data, one, path)
+        try:
+            if _is_struct(one) and head == b"{":
+                found = _of_struct(data, one, path)
+            elif get_origin(one) is list and head == b"[":
+                found = _of_items(data, one, path)
+            elif get_origin(one) is dict and head == b"{":
+                found = _of_values(data, one, path)
+        except RecursionError:  # the value itself is at fault: it is nested too deeply
+            pass
         if found is not None:
             return found
     tagged = [one for one in _members(kind) if _is_struct(one) and one.__struct_config__.tag_field is not None]
@@ -103,7 +106,7 @@ def _of_values(data: bytes | msgspec.Raw, kind: Any, path: str) -> Fault | None:
 def _refuses(data: msgspec.Raw, kind: Any) -> bool:
     try:
         msgspec.json.decode(data, type=kind)
-    except msgspec.ValidationError:
+    except (msgspec.ValidationError, RecursionError):
         return True
     return False
 
@@ -128,6 +131,8 @@ def _shown(data: bytes | msgspec.Raw) -> str:
         value = msgspec.json.decode(data)
     except msgspec.ValidationError:  # a number beyond the range of a float
         return "a number out of range"
+    except RecursionError:
+        return "a value that is nested too deeply"
     if isinstance(value, (list, dict)):
         return f"{'a list' if isinstance(value, list) else 'an object'} of {len(value):,}"
     if isinstance(value, (bool, type(None))):

@@ -356,7 +356,7 @@ def test_chat_over_pipes(llama: str) -> None:
     stdin = "Hello\nAgain\n/clear\nHello\n\n/nothing\n/help\n"
     done = run("chat", "--model", llama, "--temperature", "0", "--max-tokens", "6", "--stats", "--system", "Be brief.",
                stdin=stdin)
-    prompts = [int(found) for found in re.findall(r"(\d+) tokens of prompt", done.stderr)]
+    prompts = [int(found) for found in re.findall(r"(\d+) prompt tokens", done.stderr)]
     assert len(prompts) == 3 and prompts[0] == prompts[2] < prompts[1]
     assert "/nothing is no command" in done.stderr and "/exit" in done.stderr
     assert ">" not in done.stdout.replace("|>", "")

@@ -110,6 +110,15 @@ def test_refusals(change: dict[str, Any], code: str, param: str, text: str) -> N
     assert refused.value.message.endswith(text), refused.value.message
 
 
+@pytest.mark.parametrize(("kind", "field"), [(structs.EmbeddingsRequest, "dimensions"), (structs.ChatRequest, "stop"),
+                                             (structs.EmbeddingsRequest, "input")])
+def test_a_value_that_is_nested_too_deeply(kind: Any, field: str) -> None:
+    body = json.dumps({"model": "m", "input": "x"} if kind is structs.EmbeddingsRequest else CHAT)[:-1].encode()
+    with pytest.raises(Refusal) as refused:
+        parse(body + b', "' + field.encode() + b'": ' + b"[" * 5000 + b"]" * 5000 + b"}", kind)
+    assert refused.value.row.status == 400 and (refused.value.param or field).startswith(field)
+
+
 def test_a_body_that_is_no_object() -> None:
     with pytest.raises(Refusal) as refused:
         parse(b"[1]", structs.ChatRequest)
