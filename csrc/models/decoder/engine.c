@@ -38,7 +38,7 @@ mp_status mp_decoder_check(const mp_model *base, mp_request *call_base, uint64_t
     if (call->n_prompt < 1)
         return mp_fail(error, MP_INVALID_ARGUMENT, "the prompt has no tokens");
     if (call->n_prompt >= model->context) {
-        mp_fail(error, MP_CONTEXT_OVERFLOW, "the prompt has %d tokens, the model takes %d with at least one to answer",
+        mp_fail(error, MP_CONTEXT_OVERFLOW, "the prompt has %d tokens, the model takes at most %d including one generated token",
                 call->n_prompt, model->context);
         if (error) {
             snprintf(error->got, sizeof error->got, "%d", call->n_prompt);
@@ -52,7 +52,7 @@ mp_status mp_decoder_check(const mp_model *base, mp_request *call_base, uint64_t
     if (model->vision)
         MP_TRY(model->image_ops->check(model->vision, call, error));
     else if (call->images.n_runs > 0)
-        return mp_fail(error, MP_UNSUPPORTED, "the call has images, the model reads text only");
+        return mp_fail(error, MP_UNSUPPORTED, "the request has images, the model takes text only");
     uint64_t rows = (uint64_t)call->n_prompt + (uint64_t)call->sampling.max_tokens * (uint64_t)call->n_choices;
     *cost_ns = rows * atomic_load_explicit(&model->row_ns, memory_order_relaxed);
     /* prompt tokens, answer tokens, ends of answers */

@@ -132,7 +132,7 @@ static mp_status divide(mp_decoder *model, mp_rope *rope, const mp_spec *spec, c
         return MP_OK;
     if (list) {
         if (list->type != MP_VALUE_FLOATS || list->count != (uint64_t)shape[0])
-            return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, key, "a number a pair", "something else");
+            return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, key, "one number per rotary pair", "something else");
         for (int i = 0; i < shape[0]; i++)
             divisors[i] = (float)list->as.reals[i];
         return mp_rope_divide(rope, divisors, spec, key, error);
@@ -164,7 +164,7 @@ static mp_status read_long_rope(mp_decoder *model, const mp_spec *spec, mp_error
     MP_TRY(divide(model, &model->rope[1], spec, "rope_factors_long.weight", "mpool.rope_long_factors", &long_found,
                   error));
     if (!short_found || !long_found)
-        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "rope factors", "long and short ones",
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "rope factors", "long and short factors",
                             "missing");
     model->rope[0].attention_scale = model->rope[1].attention_scale = (float)attention;
     model->long_from = original < model->context ? (int32_t)original : 0;

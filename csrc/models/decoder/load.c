@@ -147,7 +147,7 @@ static mp_status read_layer(mp_decoder *model, mp_builder *builder, int index, u
 static mp_status read_tokens(mp_decoder *model, const mp_spec *spec, mp_error *error) {
     const mp_token_table *tokens = mp_spec_tokens(spec);
     if (!tokens)
-        return mp_fail(error, MP_INVALID_ARGUMENT, "a text model needs its tokens' bytes: the spec has none");
+        return mp_fail(error, MP_INVALID_ARGUMENT, "a language model needs the bytes of its tokens: the spec has none");
     if (tokens->count > model->vocab)
         return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "number of tokens",
                             "at most the rows of the token table", "%d of %d", tokens->count, model->vocab);

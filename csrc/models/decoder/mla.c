@@ -60,7 +60,7 @@ static mp_status add_part_of(mp_builder *builder, mp_linear *linear, const mp_te
     size_t bytes = (size_t)heads * (size_t)N * (size_t)K * sizeof(float);
     float row[MOST_RANK], *matrix = mp_alloc(bytes, MP_TAG_MISC);
     if (!matrix)
-        return mp_fail_memory(error, bytes, "a projection of latents");
+        return mp_fail_memory(error, bytes, "a latent projection");
     for (int32_t h = 0; h < heads; h++)
         copy_rows(from, h * stride + first, turned ? K : N, turned ? N : K, turned, row, matrix + h * N * K);
     return mp_builder_linear_taken(builder, linear, matrix, (int32_t)(heads * N), (int32_t)K, error);
@@ -97,7 +97,7 @@ static mp_status read_halves(mp_decoder *model, mp_builder *builder, int index, 
     MP_TRY(mp_weights_get(builder->weights, name, 2, sizes, &both, error));
     mp_wkind any;
     if (!mp_wmat_kind_for(both.dtype, MP_COMPUTE_AUTO, &any))
-        return mp_fail(error, MP_UNSUPPORTED, "tensor %s is stored as %s, which is no type of weights", name,
+        return mp_fail(error, MP_UNSUPPORTED, "tensor %s is stored as %s, which is not a weight type", name,
                        mp_dtype_get(both.dtype)->name);
     MP_TRY(add_part_of(builder, &layer->k_b, &both, model->heads, latent->rank, latent->plain, stride, 0, true, error));
     return add_part_of(builder, &layer->v_b, &both, model->heads, latent->value, latent->rank, stride, latent->plain,
