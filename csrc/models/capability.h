@@ -21,7 +21,7 @@ typedef enum mp_capability {
 
 typedef struct mp_capability_row {
     const char *name;
-    int queue_capacity[2]; /* of requests with one input, and with many */
+    int queue_capacity[2]; /* requests with one input; requests with many */
     const char *policy;
 } mp_capability_row;
 const mp_capability_row *mp_capability_get(mp_capability capability);
@@ -199,7 +199,7 @@ typedef struct mp_text_request {
     int32_t cached_tokens;                            /* prompt tokens found in the prefix cache */
     uint64_t started_ns, prompt_done_ns, finished_ns; /* monotonic clock; 0 = not yet */
     int32_t hidden;        /* columns of `image_rows` */
-    mp_capture capture;    /* of requests with one completion */
+    mp_capture capture;    /* only for requests with one completion */
     int32_t vocab;         /* columns of `prompt_logits` */
     int32_t sampled_vocab; /* ids from here on are never sampled */
     int32_t context;       /* maximum length of prompt and completion together */

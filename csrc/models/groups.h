@@ -34,9 +34,9 @@ typedef struct mp_group_step { /* one step over the groups */
     size_t group_bytes, thread_bytes;
     uint8_t *group_scratch; /* [together ? 1 : threads][group_bytes] */
     uint8_t *thread_scratch; /* [threads][thread_bytes] */
-    /* Called for each group: by all threads of the region if they share groups, otherwise by one. `piece`: index of the
+    /* Called for each group: by all threads of the region if they share groups, otherwise by one. `slot`: index of the
      * group's scratch. */
-    void (*run)(void *arg, const mp_team_thread *thread, const mp_group *group, int piece, void *thread_scratch);
+    void (*run)(void *arg, const mp_team_thread *thread, const mp_group *group, int slot, void *thread_scratch);
     void *arg;
     _Atomic int next;
 } mp_group_step;
@@ -46,8 +46,8 @@ mp_status mp_group_step_reserve(mp_group_step *step, mp_arena *arena, mp_budget 
                                 mp_error *error);
 /* Runs all groups. Stops early, between groups, if mp_lease_poll returns true and the threads do not share groups. */
 void mp_group_step_run(mp_group_step *step);
-static inline void *mp_group_scratch(const mp_group_step *step, int piece) {
-    return step->group_scratch + (size_t)piece * step->group_bytes;
+static inline void *mp_group_scratch(const mp_group_step *step, int slot) {
+    return step->group_scratch + (size_t)slot * step->group_bytes;
 }
 
 #endif

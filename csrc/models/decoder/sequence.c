@@ -14,7 +14,8 @@ static mp_status list_barred(const mp_decoder *model, const mp_text_request *cal
     int ends = tokens->eog_count;
     group->barred = mp_alloc_array((size_t)(ends + call->n_stop_ids), sizeof *group->barred, MP_TAG_REQUEST);
     if (!group->barred)
-        return mp_fail_memory(error, (uint64_t)(ends + call->n_stop_ids) * sizeof *group->barred, "the list of barred ids");
+        return mp_fail_memory(error, (uint64_t)(ends + call->n_stop_ids) * sizeof *group->barred,
+                              "the list of barred ids");
     memcpy(group->barred, tokens->eog, (size_t)ends * sizeof *group->barred);
     if (call->n_stop_ids)
         memcpy(group->barred + ends, call->stop_ids, (size_t)call->n_stop_ids * sizeof *group->barred);

@@ -44,7 +44,7 @@ mp_status mp_experts_init(mp_experts *experts, const mp_experts_shape *shape, mp
     MP_TRY(mp_expert_matrix_init(&experts->down, builder, shape->layer, "down", shape->count, shape->hidden, shape->ffn,
                                  shape->biased, error));
     if (!shape->plain && mp_wmat_acts(experts->gate.kind) != mp_wmat_acts(experts->up.kind))
-        return mp_fail(error, MP_UNSUPPORTED, "expert gate and up of layer %d have types that need different activations",
+        return mp_fail(error, MP_UNSUPPORTED, "expert gate and up types of layer %d do not match",
                        shape->layer);
     return MP_OK;
 }

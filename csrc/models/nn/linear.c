@@ -5,16 +5,16 @@
 #include <string.h>
 
 typedef struct mp_build_job {
-    mp_linear *linear; /* of a matrix: part `part` of this layer */
+    mp_linear *linear; /* matrix: part `part` of this layer */
     int part;
-    float **vector; /* of a vector, of one part's range of a layer's bias, or of a plain matrix */
+    float **vector; /* vector, one part's range of a layer's bias, or plain matrix */
     int64_t n, at;  /* vector: its length; its offset within *vector if `append` */
     int64_t rows;   /* rows of a plain matrix, otherwise 1 */
     bool append;
     float add; /* added to each value of a vector */
-    int32_t taps; /* of a convolution: kernel height * width, otherwise 0 */
+    int32_t taps; /* convolution: kernel height * width, otherwise 0 */
     char name[MP_BUILDER_NAME];
-    mp_tensor tensor; /* of a convolution: finish replaces it by the tensor of `turned` */
+    mp_tensor tensor; /* convolution: finish replaces it by the tensor of `turned` */
     float *turned;
     bool floats_on_use; /* see mp_builder */
     size_t offset; /* offset in the slab */
@@ -142,7 +142,7 @@ static mp_status turn(mp_build_job *job, mp_error *error) {
     int64_t items = mp_tensor_items(&job->tensor), taps = job->taps, channels = w->K / taps;
     job->turned = mp_alloc((size_t)(items + w->K) * sizeof(float), MP_TAG_MISC);
     if (!job->turned)
-        return mp_fail_memory(error, (uint64_t)(items + w->K) * sizeof(float), "a convolution being loaded");
+        return mp_fail_memory(error, (uint64_t)(items + w->K) * sizeof(float), "the weights of a convolution");
     float *row = job->turned + items;
     int64_t row_bytes = (int64_t)job->tensor.nbytes / w->N;
     for (int32_t n = 0; n < w->N; n++) {
@@ -384,7 +384,7 @@ mp_status mp_builder_finish(mp_builder *builder, mp_lease *lease, mp_budget *bud
     mp_lease_run(lease, pack_body, &run);
     if (mp_weights_poisoned(builder->weights)) {
         drop_slab(builder, budget);
-        return mp_fail(error, MP_IO, "a weight file became shorter while it was loaded");
+        return mp_fail(error, MP_IO, "a weight file was truncated while it was loaded");
     }
     if (builder->shared) {
         status = mp_shm_freeze(builder->shared, error);

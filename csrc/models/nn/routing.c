@@ -22,7 +22,7 @@ mp_status mp_routing_read(mp_routing *routing, const mp_spec *spec, int32_t coun
                             gate);
     if (count % groups || groups_used * (count / groups) < used || (groups > 1 && count / groups < 2))
         return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "mpool.expert_groups",
-                            "equal groups of at least two, of which those used have enough experts",
+                            "equal groups of at least two experts, with enough experts in the groups used",
                             "%lld of %lld groups of %d experts for %d", (long long)groups_used, (long long)groups,
                             count, used);
     routing->scale = (float)scale;

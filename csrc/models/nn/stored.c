@@ -59,7 +59,7 @@ mp_status mp_stored_add(mp_stored *stored, const mp_wmat *w, const mp_tensor *te
     mp_stored_part *part = &stored->parts[stored->count];
     part->state = mp_alloc_array((size_t)w->panels, sizeof *part->state, MP_TAG_WEIGHTS);
     if (!part->state)
-        return mp_fail_memory(error, (uint64_t)w->panels, "the states of a matrix");
+        return mp_fail_memory(error, (uint64_t)w->panels, "the panel states of a matrix");
     part->all = stored;
     part->tensor = *tensor;
     part->panels = w->panels;

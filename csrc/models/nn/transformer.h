@@ -13,7 +13,7 @@ typedef struct mp_transformer_layer {
     mp_norm attention_norm, ffn_norm;   /* [hidden] norm of each sublayer's input; without a weight: none */
     mp_norm attention_after, ffn_after; /* [hidden] norm of each sublayer's output */
     float *attention_scale, *ffn_scale; /* [hidden] factor per component of each sublayer's output, or NULL */
-    mp_norm q_norm, k_norm;             /* of queries and of keys */
+    mp_norm q_norm, k_norm;             /* applied to queries and to keys */
     int32_t window;                     /* as in mp_attn_full */
 } mp_transformer_layer;
 

@@ -72,7 +72,7 @@ mp_status mp_vision_read(const mp_load_args *args, mp_builder *builder, int32_t 
     if ((!vision->image_encoder.axial && vision->image_encoder.grid % vision->merge) ||
         (vision->keep_class && vision->merge > 1))
         return mp_fail_file(error, MP_FORMAT, mp_spec_origin(args->spec), -1, "mpool.vision.merge",
-                            "a divisor of the patches a side", "%d of %d", vision->merge, vision->image_encoder.grid);
+                            "a divisor of the patches per side", "%d of %d", vision->merge, vision->image_encoder.grid);
     return MP_OK;
 }
 
@@ -169,7 +169,8 @@ static mp_status check_run(const mp_vision *vision, const mp_text_images *images
     for (int32_t i = 0; images->sources && i < run->rows; i++) {
         int32_t source = images->sources[run->source + i];
         if (source >= rows || source < -1 || (source < 0 && !vision->newline))
-            return mp_fail(error, MP_INVALID_ARGUMENT, "run %d refers to row %d, its image has %lld", index, source, (long long)rows);
+            return mp_fail(error, MP_INVALID_ARGUMENT, "run %d refers to row %d, its image has %lld", index, source,
+                           (long long)rows);
     }
     return MP_OK;
 }
