@@ -26,7 +26,7 @@ static bool is_of(const mp_diff_texts *texts, const mp_image_generation_request 
     return true;
 }
 
-/* Beyond those that are kept, the one that was not used for longest goes. */
+/* Forget the least recently used entries until at most `most` unused ones are left. */
 static void shrink(mp_diff_cache *cache, int most) {
     for (;;) {
         int count = 0;

@@ -1,5 +1,5 @@
-/* transformer.c: the transformer that tells where latents are to move: rows of texts and of the picture attend to each
- * other, with weights of their own (joint blocks), then with the same (single blocks; flux). */
+/* transformer.c: the transformer that predicts the velocity of the latents. Text rows and image rows attend to each
+ * other: in joint blocks with separate weights, in single blocks (flux) with shared weights. */
 #include <math.h>
 #include <string.h>
 
@@ -25,10 +25,10 @@ double mp_diff_gflop(const mp_diffusion *model, int64_t text_rows, int64_t rows)
 /* ---- scratch: the same layout for sizing and for use ------------------------------------------------------------- */
 
 typedef struct room {
-    float *modulation, *modulation2; /* of texts: [6 hidden]; of the picture: [9 hidden], or two times' waves */
+    float *modulation, *modulation2; /* text: [6 hidden]; image: [9 hidden], or the embeddings of two times */
     float *normed, *normed2;         /* [all rows, hidden] */
     float *qkv;                      /* [all rows, 3 hidden] */
-    float *inner;                    /* [chunk, 5 hidden], or as many activations */
+    float *inner;                    /* [chunk, 5 hidden] */
     float *rows;                     /* [2][chunk, hidden] */
     void *acts;
 } room;
@@ -49,7 +49,7 @@ size_t mp_dit_scratch(const mp_diffusion *model, const mp_diff_block *ends, cons
                       int64_t text_rows, int64_t image_rows) {
     room r;
     const int64_t all = text_rows + image_rows;
-    uint8_t *const start = (uint8_t *)64; /* only distances count */
+    uint8_t *const start = (uint8_t *)64; /* any aligned address: only differences count */
     lay_out(model, all, start, &r);
     size_t fixed = (size_t)((uint8_t *)r.acts - start), acts = 0;
     const mp_linear *list[16];
@@ -81,9 +81,8 @@ size_t mp_dit_own(const mp_diffusion *model, int64_t rows) {
     return most(mp_arena_cost(mp_attn_full_scratch((int)rows, model->head_dim)), floats(2, model->hidden));
 }
 
-/* ---- positions and times ----------------------------------------------------------------------------------------- */
 
-/* Angles turn by 10000^(-2i / dim) a row or column; texts stand at 0. */
+/* An angle is row or column index times 10000^(-2i / dim). Text rows have position 0. */
 void mp_dit_angles(const mp_diffusion *model, mp_dit_pass *pass) {
     const int64_t half = model->head_dim / 2, rows = image_rows(pass);
     for (int64_t row = 0; row < pass->text_rows + rows; row++) {
@@ -109,7 +108,7 @@ static void waves(float time, float *out) {
     }
 }
 
-/* out [hidden] = W1 silu(W0 in), added to what `plus` holds. */
+/* out [hidden] = plus + W1 silu(W0 in), with biases. */
 static bool project(mp_diff_thread *l, const mp_linear layer[2], const float *in, const float *plus, room *r,
                     float *out) {
     const int32_t H = layer[0].N;
@@ -162,7 +161,8 @@ bool mp_dit_begin(mp_diff_thread *l, const mp_diffusion *model, const mp_dit_end
 
 /* ---- blocks ------------------------------------------------------------------------------------------------------ */
 
-/* The modulation of a block, with 1 added to its scales: every third vector from the second on; pairs: every second. */
+/* Compute a block's modulation and add 1 to its scales. group 3: (shift, scale, gate), so every third vector from the
+ * second on. group 2: (shift, scale), so every second. */
 static bool modulate(mp_diff_thread *l, const mp_linear *linear, const mp_dit_pass *pass, int32_t H, int group,
                      void *acts, float *out) {
     if (!mp_diff_forward(l, linear, pass->condition, H, 1, NULL, acts, out, linear->N))
@@ -175,7 +175,7 @@ static bool modulate(mp_diff_thread *l, const mp_linear *linear, const mp_dit_pa
     return mp_diff_barrier(l);
 }
 
-/* Norms and rotation of queries and keys, head by head, where they stand in qkv [rows, 3 hidden]. No barrier. */
+/* Norm and rotate queries and keys in place in qkv [rows, 3 hidden], head by head. No barrier. */
 static void turn_heads(mp_diff_thread *l, const mp_diffusion *model, const mp_norm *q_norm, const mp_norm *k_norm,
                        const float *angles, int64_t rows, float *qkv) {
     const int32_t H = model->hidden, D = model->head_dim;
@@ -200,7 +200,7 @@ static bool attend(mp_diff_thread *l, const mp_diffusion *model, const float *qk
     return mp_diff_barrier(l) && mp_diff_attend(l, &shape, &heads, (int)rows);
 }
 
-/* h += gate * out(first, gelu(up(normed))) for M rows, which stand side by side when there are first ones. */
+/* h += gate * out(gelu(up(normed))) for M rows. With `first`, out takes [first, gelu(...)] concatenated. */
 static bool add_mlp(mp_diff_thread *l, const mp_linear *up, const mp_linear *out, const float *first,
                     const float *normed, int32_t H, int64_t M, const float *gate, room *r, float *h) {
     const mp_epilogue gelu = {.act = MP_ACT_GELU_TANH};
@@ -221,20 +221,20 @@ static bool add_mlp(mp_diff_thread *l, const mp_linear *up, const mp_linear *out
             return false;
         if (!mp_diff_add_gated(l, out, fits ? NULL : r->inner, wide, rows, gate, fits ? r->inner : r->acts, r->rows,
                                h + row * H) ||
-            !mp_diff_barrier(l)) /* the next rows take the same place */
+            !mp_diff_barrier(l)) /* the next rows overwrite the same scratch */
             return false;
     }
     return true;
 }
 
-/* h += gate * MLP(norm(h) modulated). */
+/* h += gate * MLP(modulated norm(h)). */
 static bool mlp(mp_diff_thread *l, const mp_dit_side *side, int32_t H, int64_t M, const float *modulation, room *r,
                 float *normed, float *h) {
     return mp_diff_layer_norm(l, h, M, H, modulation + 4 * (int64_t)H, modulation + 3 * (int64_t)H, EPS, normed) &&
            add_mlp(l, &side->up, &side->down, NULL, normed, H, M, modulation + 5 * (int64_t)H, r, h);
 }
 
-/* One kind of rows up to its queries, keys and values. */
+/* Compute the queries, keys and values of one kind of rows. */
 static bool lead_in(mp_diff_thread *l, const mp_diffusion *model, const mp_dit_side *side, const float *modulation,
                     const float *h, int64_t M, const float *angles, room *r, float *normed, float *qkv) {
     const int32_t H = model->hidden;
@@ -298,7 +298,7 @@ bool mp_dit_single_forward(mp_diff_thread *l, const mp_diffusion *model, const m
                                                             T, r.modulation + 2 * H, &r, pass->h);
 }
 
-/* The projection gives a patch as (y, x, channel) in Stable Diffusion 3: turned to what latents are. */
+/* Stable Diffusion 3 projects a patch to (y, x, channel). Reorder it to the latents' (channel, y, x). */
 static void turn_patches(mp_diff_thread *l, const mp_diffusion *model, int64_t rows, float *velocity) {
     enum { SIDES = MP_DIFF_PATCH * MP_DIFF_PATCH };
     const int32_t C = model->channels;
