@@ -8,26 +8,26 @@
 
 #define MP_SCHEMA "models/requests/text_to_image.def"
 
-typedef struct draw_note { /* in both processes: what has come, or was sent */
+typedef struct t2i_note { /* in both processes: what has come, or was sent */
     uint32_t cursor;
     int32_t previews;
-} draw_note;
+} t2i_note;
 
 /* Pictures [first, end). */
 typedef struct span {
     int32_t first, end;
 } span;
 
-static mp_status draw_check(const mp_request *base, mp_error *error) {
+static mp_status t2i_check(const mp_request *base, mp_error *error) {
     if (((const mp_image_generation_request *)base)->keep)
         return mp_fail(error, MP_UNSUPPORTED, "embeddings of texts and latents of each step do not come out of worker "
                                               "processes, pictures do");
     return MP_OK;
 }
 
-static size_t draw_bytes(const mp_request *call) {
+static size_t t2i_bytes(const mp_request *call) {
     (void)call;
-    return sizeof(draw_note);
+    return sizeof(t2i_note);
 }
 
 static int32_t decoded_at(const mp_image_generation_request *call, uint32_t cursor) {
@@ -64,10 +64,10 @@ static bool preview_open(const mp_image_generation_request *call, uint32_t curso
 
 /* ---- the call, and how far it is ---- */
 
-static void draw_put_call(mp_wire_out *out, const mp_item *item, void *note) {
+static void t2i_put_call(mp_wire_out *out, const mp_item *item, void *note) {
     const mp_image_generation_request *request = (const mp_image_generation_request *)item->call;
     const int32_t previews = atomic_load_explicit(&request->previews_done, memory_order_relaxed);
-    *(draw_note *)note = (draw_note){item->cursor, previews};
+    *(t2i_note *)note = (t2i_note){item->cursor, previews};
 #include "isolation/passes/put.def"
     mp_put_i32(out, previews);
     size_t bytes;
@@ -77,7 +77,7 @@ static void draw_put_call(mp_wire_out *out, const mp_item *item, void *note) {
         mp_put(out, request->preview_latents, latent_bytes(request));
 }
 
-static mp_status draw_get_call(mp_wire_in *in, mp_request **out, mp_error *error) {
+static mp_status t2i_get_call(mp_wire_in *in, mp_request **out, mp_error *error) {
     mp_image_generation_args arguments = {0}, *args = &arguments;
     mp_image_generation_request *request = NULL;
     bool ok = true;
@@ -91,7 +91,7 @@ static mp_status draw_get_call(mp_wire_in *in, mp_request **out, mp_error *error
     return status;
 }
 
-static mp_status draw_go_on(mp_wire_in *in, mp_item *item, void *record, mp_error *error) {
+static mp_status t2i_go_on(mp_wire_in *in, mp_item *item, void *record, mp_error *error) {
     mp_image_generation_request *call = (mp_image_generation_request *)item->call;
     const uint32_t steps = mp_image_generation_steps(call);
     const int32_t previews = mp_get_i32(in);
@@ -104,7 +104,7 @@ static mp_status draw_go_on(mp_wire_in *in, mp_item *item, void *record, mp_erro
     mp_get(in, latents, bytes);
     if (preview_open(call, item->cursor, previews))
         mp_get(in, call->preview_latents, latent_bytes(call));
-    *(draw_note *)record = (draw_note){item->cursor, previews};
+    *(t2i_note *)record = (t2i_note){item->cursor, previews};
     atomic_store_explicit(&call->steps_done, (int32_t)(item->cursor < steps ? item->cursor : steps),
                           memory_order_relaxed);
     atomic_store_explicit(&call->previews_done, previews, memory_order_relaxed);
@@ -114,9 +114,9 @@ static mp_status draw_go_on(mp_wire_in *in, mp_item *item, void *record, mp_erro
 
 /* ---- results ---- */
 
-static void draw_put_results(mp_wire_out *out, const mp_item *item, void *record) {
+static void t2i_put_results(mp_wire_out *out, const mp_item *item, void *record) {
     const mp_image_generation_request *call = (const mp_image_generation_request *)item->call;
-    draw_note *sent = record;
+    t2i_note *sent = record;
     const int32_t previews = atomic_load_explicit(&call->previews_done, memory_order_relaxed);
     const size_t pixels = (size_t)mp_image_generation_pixels(call);
     size_t bytes;
@@ -130,7 +130,7 @@ static void draw_put_results(mp_wire_out *out, const mp_item *item, void *record
         mp_put(out, call->preview_latents, latent_bytes(call));
     for (int32_t p = decoded_at(call, sent->cursor); p < decoded_at(call, item->cursor); p++)
         mp_put(out, call->pixels + (size_t)p * pixels, pixels * sizeof(float));
-    *sent = (draw_note){item->cursor, previews};
+    *sent = (t2i_note){item->cursor, previews};
 }
 
 #define MP_REQUEST mp_image_generation_request
@@ -138,9 +138,9 @@ static void draw_put_results(mp_wire_out *out, const mp_item *item, void *record
 
 /* Latents are the call's to go on from: of a message that is refused they are worth nothing. So is the call, which was
  * in the step, and is tried from its beginning or fails. */
-static bool draw_get_results(mp_wire_in *in, const mp_item *item, uint32_t amount, mp_outcome outcome, void *note) {
+static bool t2i_get_results(mp_wire_in *in, const mp_item *item, uint32_t amount, mp_outcome outcome, void *note) {
     const mp_image_generation_request *call = (const mp_image_generation_request *)item->call;
-    draw_note *seen = note;
+    t2i_note *seen = note;
     (void)amount;
     const uint32_t cursor = mp_get_u32(in);
     const int32_t previews = mp_get_i32(in), due = mp_image_generation_previews_due(call, cursor);
@@ -161,19 +161,19 @@ static bool draw_get_results(mp_wire_in *in, const mp_item *item, uint32_t amoun
         !get_pixels(in, call, decoded_at(call, seen->cursor), decoded_at(call, cursor)))
         return false;
     const bool moved = cursor > seen->cursor || previews > seen->previews;
-    *seen = (draw_note){cursor, previews};
+    *seen = (t2i_note){cursor, previews};
     return moved;
 }
 
 /* Between two steps, previews or pictures there are as many as a network has blocks, and before the first as all text
  * encoders have: the parent's own model knows the number, but a bound is enough. */
-static uint64_t draw_most_idle(const mp_request *call) {
+static uint64_t t2i_most_idle(const mp_request *call) {
     (void)call;
     return 1 << 16;
 }
 
-static void draw_publish(mp_item *item, void *note, uint64_t began_ns, uint64_t now_ns) {
-    const draw_note *seen = note;
+static void t2i_publish(mp_item *item, void *note, uint64_t began_ns, uint64_t now_ns) {
+    const t2i_note *seen = note;
     mp_image_generation_request *call = (mp_image_generation_request *)item->call;
     const uint32_t steps = mp_image_generation_steps(call);
     (void)began_ns;
@@ -184,18 +184,18 @@ static void draw_publish(mp_item *item, void *note, uint64_t began_ns, uint64_t 
     mp_request_publish(&call->images_done, decoded_at(call, seen->cursor));
 }
 
-static void draw_close(mp_item *item) { (void)item; }
+static void t2i_close(mp_item *item) { (void)item; }
 
 const mp_request_wire mp_wire_text_to_image = {
-    .check = draw_check,
-    .note_bytes = draw_bytes,
-    .put_call = draw_put_call,
-    .get_results = draw_get_results,
-    .most_idle = draw_most_idle,
-    .publish = draw_publish,
-    .close = draw_close,
-    .get_call = draw_get_call,
-    .record_bytes = draw_bytes,
-    .go_on = draw_go_on,
-    .put_results = draw_put_results,
+    .check = t2i_check,
+    .note_bytes = t2i_bytes,
+    .put_call = t2i_put_call,
+    .get_results = t2i_get_results,
+    .most_idle = t2i_most_idle,
+    .publish = t2i_publish,
+    .close = t2i_close,
+    .get_call = t2i_get_call,
+    .record_bytes = t2i_bytes,
+    .go_on = t2i_go_on,
+    .put_results = t2i_put_results,
 };

@@ -391,8 +391,8 @@ static bool is_among(const int32_t *ids, int32_t count, int32_t id) {
 /* Whether an answer goes on, or is over, where it must. Where the model draws one of its ends is its own matter. */
 static bool ends_where_it_must(mp_wire_in *in, const mp_text_request *call, const mp_choice *choice,
                                const choice_note *seen, uint32_t from) {
-    int32_t room = call->context - call->n_prompt + 1; /* the last token is drawn, and not read */
-    int32_t most = room < call->sampling.max_tokens ? room : call->sampling.max_tokens;
+    int32_t left = call->context - call->n_prompt + 1; /* the last token is drawn, and not read */
+    int32_t most = left < call->sampling.max_tokens ? left : call->sampling.max_tokens;
     bool full = (int64_t)seen->tokens >= most, eos = seen->finish == MP_FINISH_EOS;
     if ((int64_t)seen->tokens > most)
         return mp_wire_refuse(in, "an answer is too long");

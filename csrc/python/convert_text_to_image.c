@@ -5,7 +5,7 @@
 
 #define MP_SCHEMA "models/requests/text_to_image.def"
 
-enum { ARRAYS = MP_DRAW_TEXTS * MP_DRAW_ENCODERS };
+enum { ARRAYS = MP_T2I_TEXTS * MP_T2I_ENCODERS };
 
 static bool counts_in(PyObject *counts, mp_image_generation_args *args) {
     if (!PyTuple_Check(counts)) {
@@ -21,21 +21,21 @@ static bool ids_in(mp_state *state, PyObject *texts, PyArrayObject *arrays[ARRAY
     if (!outer)
         return false;
     Py_ssize_t count = PySequence_Fast_GET_SIZE(outer);
-    bool ok = count >= 1 && count <= MP_DRAW_TEXTS;
+    bool ok = count >= 1 && count <= MP_T2I_TEXTS;
     if (!ok)
-        mp_raise_new(state, MP_INVALID_ARGUMENT, "ids is of %zd texts, allowed: 1 to %d", count, (int)MP_DRAW_TEXTS);
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "ids is of %zd texts, allowed: 1 to %d", count, (int)MP_T2I_TEXTS);
     args->n_texts = (int32_t)count;
     for (Py_ssize_t t = 0; ok && t < count; t++) {
         PyObject *inner = PySequence_Fast(PySequence_Fast_GET_ITEM(outer, t), "ids is a list of lists of arrays");
-        ok = inner && PySequence_Fast_GET_SIZE(inner) == MP_DRAW_ENCODERS;
+        ok = inner && PySequence_Fast_GET_SIZE(inner) == MP_T2I_ENCODERS;
         if (inner && !ok)
             mp_raise_new(state, MP_INVALID_ARGUMENT, "ids[%zd] is of %zd encoders, allowed: %d", t,
-                         PySequence_Fast_GET_SIZE(inner), (int)MP_DRAW_ENCODERS);
-        for (int e = 0; ok && e < MP_DRAW_ENCODERS; e++) {
+                         PySequence_Fast_GET_SIZE(inner), (int)MP_T2I_ENCODERS);
+        for (int e = 0; ok && e < MP_T2I_ENCODERS; e++) {
             PyObject *item = PySequence_Fast_GET_ITEM(inner, e);
             if (item == Py_None)
                 continue;
-            PyArrayObject *array = arrays[t * MP_DRAW_ENCODERS + e] = mp_array_in(state, item, NPY_INT32, "ids");
+            PyArrayObject *array = arrays[t * MP_T2I_ENCODERS + e] = mp_array_in(state, item, NPY_INT32, "ids");
             ok = array != NULL;
             if (ok && PyArray_DIM(array, 0) != args->n_ids[e]) {
                 mp_raise_new(state, MP_INVALID_ARGUMENT, "ids[%zd][%d] has %zd tokens, allowed: %d as counted", t, e,

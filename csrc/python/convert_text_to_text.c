@@ -154,7 +154,7 @@ PyObject *mp_text_sampled_ids(mp_state *state, mp_ticket *ticket, PyObject *args
     int index;
     unsigned int start;
     mp_choice *choice;
-    if (!PyArg_ParseTuple(args, "iI:drawn_ids", &index, &start) || !(choice = choice_at(state, ticket, index)))
+    if (!PyArg_ParseTuple(args, "iI:sampled_ids", &index, &start) || !(choice = choice_at(state, ticket, index)))
         return NULL;
     bool done = mp_ticket_done(ticket);
     int finish = atomic_load_explicit(&choice->finish, memory_order_acquire);

@@ -14,7 +14,7 @@ static void free_state(mp_diffusion_engine *engine, mp_item *item) {
     mp_diff_let_go(engine, &state->encoding);
     mp_diff_let_go(engine, &state->denoising);
     mp_diff_let_go(engine, &state->decoding);
-    for (int t = 0; t < MP_DRAW_TEXTS; t++)
+    for (int t = 0; t < MP_T2I_TEXTS; t++)
         mp_diff_texts_release(&engine->cache, state->texts[t]);
     mp_free(state);
     item->state = NULL;

@@ -33,14 +33,14 @@ typedef struct mp_diff_position {
 
 typedef struct mp_diff_state { /* state of an item, from admit to retire or preempt */
     mp_diff_position at;
-    mp_diff_texts *texts[MP_DRAW_TEXTS]; /* references to the cache */
-    bool known[MP_DRAW_TEXTS];           /* complete in the cache: skip the encoders */
+    mp_diff_texts *texts[MP_T2I_TEXTS]; /* references to the cache */
+    bool known[MP_T2I_TEXTS];           /* complete in the cache: skip the encoders */
     /* A phase allocates its memory when it begins and frees it when it ends. */
     mp_diff_text run;
     mp_diff_memory encoding;
     mp_dit_pass pass;
     mp_diff_memory denoising;
-    float *latents, *velocity[MP_DRAW_TEXTS]; /* the step's, [image rows, 4 channels] */
+    float *latents, *velocity[MP_T2I_TEXTS]; /* the step's, [image rows, 4 channels] */
     mp_vae_image image_run;
     mp_diff_memory decoding;
 } mp_diff_state;

@@ -13,7 +13,7 @@ typedef struct mp_diff_texts {
     float *rows;   /* [text_rows, text_width]; columns that no encoder fills are 0 */
     float *pooled; /* [pooled_width] */
     int32_t *ids;  /* ids of all encoders, concatenated */
-    int32_t n_ids[MP_DRAW_ENCODERS];
+    int32_t n_ids[MP_T2I_ENCODERS];
     int users;
     bool complete;
     uint64_t used; /* value of cache->turn at the last use */

@@ -24,16 +24,16 @@ double mp_diff_gflop(const mp_diffusion *model, int64_t text_rows, int64_t rows)
 
 /* ---- scratch: the same layout for sizing and for use ------------------------------------------------------------- */
 
-typedef struct room {
+typedef struct buffers {
     float *modulation, *modulation2; /* text: [6 hidden]; image: [9 hidden], or the embeddings of two times */
     float *normed, *normed2;         /* [all rows, hidden] */
     float *qkv;                      /* [all rows, 3 hidden] */
     float *inner;                    /* [chunk, 5 hidden] */
     float *rows;                     /* [2][chunk, hidden] */
     void *acts;
-} room;
+} buffers;
 
-static void lay_out(const mp_diffusion *model, int64_t all, uint8_t *at, room *r) {
+static void lay_out(const mp_diffusion *model, int64_t all, uint8_t *at, buffers *r) {
     const int64_t H = model->hidden;
     r->modulation = mp_scratch_take(&at, floats(6, H));
     r->modulation2 = mp_scratch_take(&at, most(floats(9, H), floats(2, MP_DIFF_WAVES)));
@@ -47,7 +47,7 @@ static void lay_out(const mp_diffusion *model, int64_t all, uint8_t *at, room *r
 
 size_t mp_dit_scratch(const mp_diffusion *model, const mp_diff_block *ends, const mp_diff_block *block, int index,
                       int64_t text_rows, int64_t image_rows) {
-    room r;
+    buffers r;
     const int64_t all = text_rows + image_rows;
     uint8_t *const start = (uint8_t *)64; /* any aligned address: only differences count */
     lay_out(model, all, start, &r);
@@ -109,7 +109,7 @@ static void waves(float time, float *out) {
 }
 
 /* out [hidden] = plus + W1 silu(W0 in), with biases. */
-static bool project(mp_diff_thread *l, const mp_linear layer[2], const float *in, const float *plus, room *r,
+static bool project(mp_diff_thread *l, const mp_linear layer[2], const float *in, const float *plus, buffers *r,
                     float *out) {
     const int32_t H = layer[0].N;
     const mp_epilogue silu = {.act = MP_ACT_SILU}, sum = {.residual = plus, .ld_residual = H};
@@ -118,7 +118,7 @@ static bool project(mp_diff_thread *l, const mp_linear layer[2], const float *in
 }
 
 static bool condition(mp_diff_thread *l, const mp_diffusion *model, const mp_dit_ends *ends, const mp_dit_pass *pass,
-                      room *r) {
+                      buffers *r) {
     const int32_t H = model->hidden;
     float *wave = r->modulation2, *sum = pass->condition;
     float *guide = wave + MP_DIFF_WAVES;
@@ -139,7 +139,7 @@ bool mp_dit_begin(mp_diff_thread *l, const mp_diffusion *model, const mp_dit_end
     const int32_t H = model->hidden, patch = ends->rows.K;
     const int64_t rows = image_rows(pass);
     float *image = pass->h + (int64_t)pass->text_rows * H;
-    room r;
+    buffers r;
     lay_out(model, pass->text_rows + rows, l->run->shared, &r);
     if (!condition(l, model, ends, pass, &r) ||
         !mp_diff_forward(l, &ends->texts, pass->texts, model->text_width, pass->text_rows, NULL, r.acts, pass->h, H) ||
@@ -202,7 +202,7 @@ static bool attend(mp_diff_thread *l, const mp_diffusion *model, const float *qk
 
 /* h += gate * out(gelu(up(normed))) for M rows. With `first`, out takes [first, gelu(...)] concatenated. */
 static bool add_mlp(mp_diff_thread *l, const mp_linear *up, const mp_linear *out, const float *first,
-                    const float *normed, int32_t H, int64_t M, const float *gate, room *r, float *h) {
+                    const float *normed, int32_t H, int64_t M, const float *gate, buffers *r, float *h) {
     const mp_epilogue gelu = {.act = MP_ACT_GELU_TANH};
     const int64_t wide = out->K;
     const bool fits = mp_linear_fits(up, out);
@@ -228,7 +228,7 @@ static bool add_mlp(mp_diff_thread *l, const mp_linear *up, const mp_linear *out
 }
 
 /* h += gate * MLP(modulated norm(h)). */
-static bool mlp(mp_diff_thread *l, const mp_dit_side *side, int32_t H, int64_t M, const float *modulation, room *r,
+static bool mlp(mp_diff_thread *l, const mp_dit_side *side, int32_t H, int64_t M, const float *modulation, buffers *r,
                 float *normed, float *h) {
     return mp_diff_layer_norm(l, h, M, H, modulation + 4 * (int64_t)H, modulation + 3 * (int64_t)H, EPS, normed) &&
            add_mlp(l, &side->up, &side->down, NULL, normed, H, M, modulation + 5 * (int64_t)H, r, h);
@@ -236,7 +236,7 @@ static bool mlp(mp_diff_thread *l, const mp_dit_side *side, int32_t H, int64_t M
 
 /* Compute the queries, keys and values of one kind of rows. */
 static bool lead_in(mp_diff_thread *l, const mp_diffusion *model, const mp_dit_side *side, const float *modulation,
-                    const float *h, int64_t M, const float *angles, room *r, float *normed, float *qkv) {
+                    const float *h, int64_t M, const float *angles, buffers *r, float *normed, float *qkv) {
     const int32_t H = model->hidden;
     if (!mp_diff_layer_norm(l, h, M, H, modulation + H, modulation, EPS, normed) ||
         !mp_diff_forward(l, &side->qkv, normed, H, M, NULL, r->acts, qkv, 3 * (int64_t)H))
@@ -251,7 +251,7 @@ bool mp_dit_joint_forward(mp_diff_thread *l, const mp_diffusion *model, const mp
     const int64_t L = pass->text_rows, P = image_rows(pass);
     float *text = pass->h, *image = pass->h + L * H;
     const float *angles = pass->angles, *image_angles = angles ? angles + L * model->head_dim : NULL;
-    room r;
+    buffers r;
     lay_out(model, L + P, l->run->shared, &r);
     float *of_text = r.modulation, *of_image = r.modulation2;
     if (!modulate(l, &block->text.modulation, pass, H, 3, r.acts, of_text) ||
@@ -287,7 +287,7 @@ bool mp_dit_joint_forward(mp_diff_thread *l, const mp_diffusion *model, const mp
 bool mp_dit_single_forward(mp_diff_thread *l, const mp_diffusion *model, const mp_dit_single *block,
                            const mp_dit_pass *pass) {
     const int64_t H = model->hidden, T = pass->text_rows + image_rows(pass);
-    room r;
+    buffers r;
     lay_out(model, T, l->run->shared, &r);
     if (!modulate(l, &block->modulation, pass, (int32_t)H, 3, r.acts, r.modulation) ||
         !mp_diff_layer_norm(l, pass->h, T, (int)H, r.modulation + H, r.modulation, EPS, r.normed) ||
@@ -318,7 +318,7 @@ bool mp_dit_end(mp_diff_thread *l, const mp_diffusion *model, const mp_dit_ends 
     const int32_t H = model->hidden, patch = ends->velocity.N;
     const int64_t rows = image_rows(pass);
     const float *image = pass->h + (int64_t)pass->text_rows * H;
-    room r;
+    buffers r;
     lay_out(model, pass->text_rows + rows, l->run->shared, &r);
     if (!modulate(l, &ends->modulation, pass, H, 2, r.acts, r.modulation) ||
         !mp_diff_layer_norm(l, image, rows, H, r.modulation + H, r.modulation, EPS, r.normed) ||
