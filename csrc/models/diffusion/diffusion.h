@@ -51,7 +51,7 @@ typedef struct mp_dit_side {
 } mp_dit_side;
 typedef struct mp_dit_joint {
     mp_dit_side text, image;
-    bool last;           /* of the text rows only keys and values are used; their modulation is (shift, scale) */
+    bool last;           /* text rows only give keys and values; their modulation is (shift, scale) */
     bool dual;           /* the image rows have a second attention, to themselves */
     mp_linear qkv2, out2;
     mp_norm q_norm2, k_norm2;
@@ -160,7 +160,7 @@ mp_status mp_diff_linear(const mp_diffusion *model, mp_builder *builder, mp_line
 mp_status mp_diff_engine(mp_model *model, mp_budget *budget, mp_engine **engine, mp_error *error);
 mp_status mp_diff_check(const mp_model *model, mp_request *call, uint64_t *cost_ns, uint32_t *total, mp_error *error);
 
-/* ---- running: everything below is called by all lanes of a region ------------------------------------------------ */
+/* ---- running: all threads of a region call every function below -------------------------------------------------- */
 
 /* One parallel region. When the lease is cancelled, every function below returns false in all threads, and its output
  * is incomplete. */

@@ -31,6 +31,7 @@ static uint64_t diffusion_bytes(const mp_model *base) {
 static const mp_model_ops diffusion_ops = {mp_diff_engine, mp_diff_check, diffusion_healthy, diffusion_bytes,
                                            diffusion_destroy};
 
+/* ---- hyper-parameters -------------------------------------------------------------------------------------------- */
 
 static mp_status fact(const mp_spec *spec, const char *part, const char *name, int64_t low, int64_t high, int32_t *out,
                       mp_error *error) {

@@ -112,6 +112,7 @@ cleanup:
     return status;
 }
 
+/* ---- blocks ------------------------------------------------------------------------------------------------------ */
 
 typedef struct job {
     mp_diffusion_engine *engine;

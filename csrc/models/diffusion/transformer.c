@@ -81,6 +81,7 @@ size_t mp_dit_own(const mp_diffusion *model, int64_t rows) {
     return most(mp_arena_cost(mp_attn_full_scratch((int)rows, model->head_dim)), floats(2, model->hidden));
 }
 
+/* ---- positions and times ----------------------------------------------------------------------------------------- */
 
 /* An angle is row or column index times 10000^(-2i / dim). Text rows have position 0. */
 void mp_dit_angles(const mp_diffusion *model, mp_dit_pass *pass) {

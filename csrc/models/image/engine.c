@@ -28,7 +28,7 @@ typedef struct large_image { /* a large image in progress */
     mp_item *item; /* item whose next image this is; NULL: free */
     bool begun;    /* the fields below are set */
     mp_vit_cursor at;
-    uint8_t *state; /* of the network, between steps */
+    uint8_t *state; /* the network's, between steps */
     uint64_t ops;   /* finished so far */
     mp_arena memory; /* holds `state` */
     uint64_t charged;
@@ -71,7 +71,7 @@ static large_image *large_of(vit_engine *engine, const mp_item *item) {
 static mp_status check_size(const mp_vit *model, int32_t image, int32_t height, int32_t width, mp_error *error) {
     const int32_t side = model->grid * model->patch;
     if (!model->any_size && (height != side || width != side))
-        return mp_fail(error, MP_INVALID_ARGUMENT, "image %d is %d x %d pixels, allowed: %d x %d", image, width,
+        return mp_fail(error, MP_INVALID_ARGUMENT, "image %d is %d x %d pixels, the model takes %d x %d", image, width,
                        height, side, side);
     if (height < model->patch || width < model->patch)
         return mp_fail(error, MP_INVALID_ARGUMENT, "image %d is %d x %d pixels, allowed: at least %d per side", image,

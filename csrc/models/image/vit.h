@@ -41,8 +41,8 @@ typedef struct mp_vit {
     int32_t patch, grid;        /* side of a patch in pixels; side in patches of the grid that the positions were
                                  * trained for */
     int32_t classes, registers; /* rows before the patches: class tokens (0 or 1), registers */
-    bool any_size;              /* other image sizes are allowed and interpolate the positions; else an image has patch
-                                 * * grid pixels per side */
+    bool any_size;              /* other image sizes are allowed and interpolate the positions; else a side of an image
+                                 * has patch * grid pixels */
     bool smooth;                /* interpolate with the antialiasing filter when downscaling */
     bool gated, attention_pool;
     bool root_norms;        /* RMS norms, without biases */
@@ -109,6 +109,7 @@ size_t mp_vit_position_scratch(const mp_vit *model);
 size_t mp_vit_axes_bytes(const mp_vit *model, int32_t down, int32_t across);
 void mp_vit_axes(const mp_vit *model, mp_vit_image *image, void *memory);
 
+/* ---- cost (image/cost.c) ----------------------------------------------------------------------------------------- */
 
 /* Operations of a row in one layer before attention, and after it. */
 uint64_t mp_vit_before_ops(const mp_vit *model);
