@@ -1,5 +1,6 @@
-/* wire_text_to_image.c: see capability_wire.h. A call goes on from the latents after its last step, and what a preview
- * that is due is to show; both come with the step, and pixels with the picture. */
+/* wire_text_to_image.c: image generation requests between processes; see capability_wire.h. A request resumes from the
+ * latents after its last step, and the predicted latents of a preview that is due. Both are sent with their step;
+ * pixels are sent with their image. */
 #include <math.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -8,20 +9,20 @@
 
 #define MP_SCHEMA "models/requests/text_to_image.def"
 
-typedef struct t2i_note { /* in both processes: what has come, or was sent */
+typedef struct t2i_note { /* in both processes: what was sent or received so far */
     uint32_t cursor;
     int32_t previews;
 } t2i_note;
 
-/* Pictures [first, end). */
+/* Images [first, end). */
 typedef struct span {
     int32_t first, end;
 } span;
 
 static mp_status t2i_check(const mp_request *base, mp_error *error) {
     if (((const mp_image_generation_request *)base)->keep)
-        return mp_fail(error, MP_UNSUPPORTED, "embeddings of texts and latents of each step do not come out of worker "
-                                              "processes, pictures do");
+        return mp_fail(error, MP_UNSUPPORTED, "text embeddings and latents of each step are not supported in worker "
+                                              "processes: use isolation=\"thread\"");
     return MP_OK;
 }
 
@@ -35,13 +36,13 @@ static int32_t decoded_at(const mp_image_generation_request *call, uint32_t curs
     return cursor > steps ? (int32_t)(cursor - steps) : 0;
 }
 
-/* Whose latents a process needs that goes on from there: begun, and not decoded. */
+/* Images whose latents a process needs to resume at `cursor`: begun, but not decoded. */
 static span needed_at(const mp_image_generation_request *call, uint32_t cursor) {
     const uint32_t steps = mp_image_generation_steps(call), done = cursor < steps ? cursor : steps;
     return (span){decoded_at(call, cursor), (int32_t)((done + (uint32_t)call->n_steps - 1) / (uint32_t)call->n_steps)};
 }
 
-/* Whose latents changed between two places. */
+/* Images whose latents changed between two cursors. */
 static span changed_between(const mp_image_generation_request *call, uint32_t from, uint32_t to) {
     const uint32_t steps = mp_image_generation_steps(call), each = (uint32_t)call->n_steps;
     to = to < steps ? to : steps;
@@ -57,12 +58,12 @@ static float *latents_of(const mp_image_generation_request *call, span of, size_
     return call->latents + (int64_t)of.first * mp_image_generation_latents(call);
 }
 
-/* A preview is being made there: the step is done that it is of. */
+/* True while the preview of the step just finished is not made yet. */
 static bool preview_open(const mp_image_generation_request *call, uint32_t cursor, int32_t previews) {
     return mp_image_generation_previews_due(call, cursor) > previews;
 }
 
-/* ---- the call, and how far it is ---- */
+/* --- the request and its progress --- */
 
 static void t2i_put_call(mp_wire_out *out, const mp_item *item, void *note) {
     const mp_image_generation_request *request = (const mp_image_generation_request *)item->call;
@@ -82,7 +83,7 @@ static mp_status t2i_get_call(mp_wire_in *in, mp_request **out, mp_error *error)
     mp_image_generation_request *request = NULL;
     bool ok = true;
 #include "isolation/passes/get.def"
-    mp_status status = in->failed ? mp_fail(error, MP_RECV, "a request was cut")
+    mp_status status = in->failed ? mp_fail(error, MP_RECV, "a request was truncated")
                        : !ok      ? mp_fail_memory(error, sizeof *request, "a request")
                                   : mp_image_generation_request_create(args, &request, error);
     if (status == MP_OK)
@@ -96,9 +97,9 @@ static mp_status t2i_go_on(mp_wire_in *in, mp_item *item, void *record, mp_error
     const uint32_t steps = mp_image_generation_steps(call);
     const int32_t previews = mp_get_i32(in);
     if (item->cursor > item->total || previews < 0 || previews > mp_image_generation_previews_due(call, item->cursor))
-        mp_wire_refuse(in, "a call is further than its end");
+        mp_wire_refuse(in, "a request's progress is past its end");
     if (in->failed)
-        return mp_fail(error, MP_RECV, "a request was cut");
+        return mp_fail(error, MP_RECV, "a request was truncated");
     size_t bytes;
     float *latents = latents_of(call, needed_at(call, item->cursor), &bytes);
     mp_get(in, latents, bytes);
@@ -109,7 +110,7 @@ static mp_status t2i_go_on(mp_wire_in *in, mp_item *item, void *record, mp_error
                           memory_order_relaxed);
     atomic_store_explicit(&call->previews_done, previews, memory_order_relaxed);
     atomic_store_explicit(&call->images_done, decoded_at(call, item->cursor), memory_order_relaxed);
-    return in->failed ? mp_fail(error, MP_RECV, "a request was cut") : MP_OK;
+    return in->failed ? mp_fail(error, MP_RECV, "a request was truncated") : MP_OK;
 }
 
 /* ---- results ---- */
@@ -136,8 +137,8 @@ static void t2i_put_results(mp_wire_out *out, const mp_item *item, void *record)
 #define MP_REQUEST mp_image_generation_request
 #include "isolation/passes/get_output.def"
 
-/* Latents are the call's to go on from: of a message that is refused they are worth nothing. So is the call, which was
- * in the step, and is tried from its beginning or fails. */
+/* Writes latents into the request before the message is known to be valid. If the message is refused, they are useless,
+ * but then the step fails too: the request restarts or fails. */
 static bool t2i_get_results(mp_wire_in *in, const mp_item *item, uint32_t amount, mp_outcome outcome, void *note) {
     const mp_image_generation_request *call = (const mp_image_generation_request *)item->call;
     t2i_note *seen = note;
@@ -147,13 +148,13 @@ static bool t2i_get_results(mp_wire_in *in, const mp_item *item, uint32_t amount
     if (in->failed)
         return false;
     if (cursor < seen->cursor || cursor > item->total)
-        return mp_wire_refuse(in, "a call is further than its end, or goes back");
-    /* those of steps before the last are made; that of the last may be on its way */
+        return mp_wire_refuse(in, "a request's progress decreases or is past its end");
+    /* Previews of earlier steps are finished; that of the last step may be in progress. */
     const bool fresh = cursor > 0 && due > mp_image_generation_previews_due(call, cursor - 1);
     if (previews < seen->previews || previews > due || previews < due - fresh)
-        return mp_wire_refuse(in, "previews do not fit the steps that are done");
+        return mp_wire_refuse(in, "previews do not match the finished steps");
     if (outcome != MP_OUTCOME_FAILED && (outcome == MP_OUTCOME_DONE) != (cursor == item->total))
-        return mp_wire_refuse(in, "an outcome does not fit the pictures that are made");
+        return mp_wire_refuse(in, "an outcome does not match the finished images");
     const span changed = changed_between(call, seen->cursor, cursor);
     if (!get_latents(in, call, changed.first, changed.end) ||
         !get_previews(in, call, seen->previews, previews) ||
@@ -165,8 +166,8 @@ static bool t2i_get_results(mp_wire_in *in, const mp_item *item, uint32_t amount
     return moved;
 }
 
-/* Between two steps, previews or pictures there are as many as a network has blocks, and before the first as all text
- * encoders have: the parent's own model knows the number, but a bound is enough. */
+/* Between two steps, previews or images lie as many engine steps as a network has blocks; before the first, as many as
+ * all text encoders have. Only the parent's model knows that number, but an upper bound suffices. */
 static uint64_t t2i_most_idle(const mp_request *call) {
     (void)call;
     return 1 << 16;

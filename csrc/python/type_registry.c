@@ -14,7 +14,7 @@
 typedef struct registry_object {
     PyObject_HEAD mp_registry *registry;
     uint64_t grace_ns;
-    uint64_t start_ns, stall_ns; /* of worker processes; 3/4 of the registry's limits */
+    uint64_t start_ns, stall_ns; /* limits of worker processes: 3/4 of the registry's */
 } registry_object;
 
 static mp_registry *registry_of(PyObject *self) { return ((registry_object *)self)->registry; }

@@ -10,7 +10,7 @@ typedef struct mp_latent_attention_run {
     const mp_latent_attention *latent;
     const mp_tensor *q, *kv, *out;
     const float *latents; /* [count, hidden], normed */
-    int32_t size;         /* of a head */
+    int32_t size;         /* head size */
     uint8_t *scratch;     /* [threads][bytes] */
     size_t bytes;         /* scratch of a thread */
     mp_progress *progress;

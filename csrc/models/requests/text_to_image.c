@@ -1,4 +1,4 @@
-/* requests/text_to_image.c: requests for generated images; text_to_image.def has their fields. */
+/* requests/text_to_image.c: image generation requests; text_to_image.def lists their fields. */
 #include <stdatomic.h>
 
 #include "models/requests/build.h"
@@ -72,7 +72,7 @@ mp_status mp_image_generation_request_create(const mp_image_generation_args *arg
 mp_status mp_image_generation_request_output(mp_image_generation_request *request, mp_error *error) {
     bool ok = true;
     uint64_t bytes = 0;
-    /* the preview of the last step is the image itself */
+    /* the image itself replaces the preview of its last step */
     request->n_previews = request->preview_every ? (request->n_steps - 1) / request->preview_every : 0;
 #include "models/requests/passes/output_bytes.def"
     if (request->base.output_bytes == bytes)
