@@ -153,7 +153,7 @@ MP_TEST(isolation_what_is_sampled_keeps_to_its_mask) {
     check_first(MP_OUTCOME_DONE, (sampled_run){0, 0, MP_FINISH_EOS, -1}, against);
     check_first(MP_OUTCOME_DONE, (sampled_run){0, 0, MP_FINISH_STOP, 0}, against);
     check_first(MP_OUTCOME_DONE, (sampled_run){1, ALLOWED, MP_FINISH_EOS, -1}, early);
-    check_first(MP_OUTCOME_DONE, (sampled_run){1, ALLOWED, MP_FINISH_LENGTH, -1}, "before it is as long");
+    check_first(MP_OUTCOME_DONE, (sampled_run){1, ALLOWED, MP_FINISH_LENGTH, -1}, "before its maximum length");
 }
 
 MP_TEST(isolation_answers_end_where_their_masks_let_them) {
@@ -163,7 +163,7 @@ MP_TEST(isolation_answers_end_where_their_masks_let_them) {
         const char *why;
     } rows[] = {{END + 1, {0, 0, MP_FINISH_EOS, -1}, ""},      {STOP_ID, {0, 0, MP_FINISH_STOP, 0}, ""},
                 {STOP_ID, {0, 0, MP_FINISH_EOS, -1}, "allow"}, {END, {0, 0, MP_FINISH_STOP, 0}, "allow"},
-                {END, {1, END, MP_FINISH_NONE, -1}, "behind"}, {-1, {0, 0, MP_FINISH_EOS, -1}, "before its mask"}};
+                {END, {1, END, MP_FINISH_NONE, -1}, "after an end"}, {-1, {0, 0, MP_FINISH_EOS, -1}, "before its mask"}};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         static masked_scene m;
         begin(&m, 1, true, false);
@@ -210,7 +210,7 @@ MP_TEST(isolation_waits_for_masks_end) {
     begin(&m, 1, false, false); /* and only a call that has masks waits for one */
     MP_CHECK_INT(plan(&m, 1), 1);
     MP_CHECK_INT(step(&m, MP_OUTCOME_WAIT_MASK, &allowed, -1), MP_OUTCOME_FAILED);
-    MP_CHECK_HAS(why_lost(&m), "waits for a mask that has none");
+    MP_CHECK_HAS(why_lost(&m), "without masks waits for a mask");
     end(&m);
     begin(&m, 1, true, false); /* steps that give nothing, though the mask is there */
     int steps = 0;
@@ -266,13 +266,13 @@ MP_TEST(isolation_records_are_of_the_tokens_that_were_sampled) {
         MP_CHECK_INT(!m.s.engine->lost(m.s.engine), rows[i].fine);
         MP_CHECK_INT(m.call->capture.sampled, rows[i].fine ? (uint32_t)rows[i].sampled : 0);
         if (!rows[i].fine)
-            MP_CHECK_HAS(why_lost(&m), "records are of other tokens");
+            MP_CHECK_HAS(why_lost(&m), "captured records do not match the sampled tokens");
         for (uint32_t f = 0; f < m.call->capture.sampled * mp_capture_floats(&m.call->capture); f++)
             MP_CHECK(m.call->capture.data[f] == (float)f);
         if (rows[i].fine && rows[i].sampled) { /* none is taken back */
             MP_CHECK_INT(plan(&m, 1), 1);
             step(&m, MP_OUTCOME_MORE, &nothing, rows[i].sampled - 1);
-            MP_CHECK_HAS(why_lost(&m), "records are of other tokens");
+            MP_CHECK_HAS(why_lost(&m), "captured records do not match the sampled tokens");
         }
         end(&m);
     }
