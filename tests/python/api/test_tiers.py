@@ -14,6 +14,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGE = ROOT / "mpool"
+#: The module that forwards the names of earlier releases; it imports only what its own tables name.
+FORWARDS = "mpool._renamed"
 #: Modules that import by a computed name, with the only prefix that they may add to it: their own package.
 DYNAMIC = {"mpool": ".", "mpool.models": ".", "mpool.cli.parser": ".", "mpool.integrations.ray": "."}
 
