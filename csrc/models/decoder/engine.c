@@ -213,7 +213,7 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
             /* all decode rows together cost one pass over the weights */
             const uint64_t pass = atomic_load_explicit(&engine->model->decode_ns, memory_order_relaxed);
             plan->cost_ns = planned ? pass : 0;
-            /* a pass of few rows takes as long as one of many: allow enough rows to be worth reading the weights */
+            /* any pass takes the time of reading the weights: allow enough rows to be worth it */
             const uint64_t least = (planned ? PASSES_BESIDE : PASSES_ALONE) * pass;
             const uint64_t most = budget_ns > least ? budget_ns : least;
             const uint64_t fits = (most - plan->cost_ns) / row_ns;
