@@ -355,7 +355,7 @@ void mp_entry_value(mp_entry *entry, mp_eviction *value) {
     for (int i = 0; i < entry->worker_count; i++) {
         const mp_worker *worker = entry->workers[i];
         bytes += worker->held_bytes;
-        if (mp_worker_idles(worker) && !worker->trimmed)
+        if (mp_worker_idles(worker) && !worker->caches_freed)
             *(worker->trim ? &trimming : &caches) += worker->held_bytes;
         if (worker->idle_since_ns > newest_ns)
             newest_ns = worker->idle_since_ns;
@@ -399,7 +399,7 @@ uint64_t mp_entry_trim(mp_entry *entry) {
     mp_mutex_lock(&entry->lock);
     for (int i = 0; i < entry->worker_count; i++) {
         mp_worker *worker = entry->workers[i];
-        if (!mp_worker_idles(worker) || worker->trimmed || worker->trim)
+        if (!mp_worker_idles(worker) || worker->caches_freed || worker->trim)
             continue;
         told += worker->held_bytes;
         worker->trim = true;

@@ -77,7 +77,7 @@ typedef struct mp_worker {
     bool leave;                       /* told to leave once no request is active */
     bool concluding;                  /* another thread is abandoning it */
     bool trim;                        /* told to free caches and arenas */
-    bool trimmed;                        /* has freed them, and had no work since */
+    bool caches_freed;                /* has freed them, and had no work since */
     mp_ticket *active[MP_ACTIVE_MAX]; /* admitted or to be admitted; only the worker changes the list */
     int active_count;
     bool exclusive;   /* the active request must stay alone */
