@@ -1,6 +1,6 @@
-/* decoder/images.h: what a decoder asks of the part of a model that makes rows of images. A decoder knows nothing of
- * pixels itself: vision/ fills the table in, and vision/vision.h says what each function does. read, destroy,
- * is_float32 and check are called by any thread, all others by the worker's thread only. */
+/* decoder/images.h: the interface between a decoder and the part of a model that turns images into rows. A decoder does
+ * not handle pixels: vision/ fills in the table, and vision/vision.h describes each function. Any thread may call read,
+ * destroy, is_float32 and check; only the worker's thread may call the others. */
 #ifndef MP_MODELS_DECODER_IMAGES_H
 #define MP_MODELS_DECODER_IMAGES_H
 
@@ -12,53 +12,53 @@ struct mp_vision;
 struct mp_image_store;
 struct mp_tile;
 
-typedef struct mp_request_images { /* what an item's answers have of its call's images */
-    int32_t (*positions)[3];      /* [n_prompt] on the three axes of M-RoPE, or NULL */
-    int32_t shift;                /* of positions after the prompt against their number */
-    struct mp_tile *tiles[1];     /* [n_tiles] those that it holds, else NULL */
+typedef struct mp_request_images { /* image state of an item's sequences */
+    int32_t (*positions)[3];      /* [n_prompt] positions on the three axes of M-RoPE, or NULL */
+    int32_t shift;                /* difference between position and index after the prompt */
+    struct mp_tile *tiles[1];     /* [n_tiles] tiles held by the group, or NULL */
 } mp_request_images;
 
 typedef struct mp_image_ops {
-    /* of a model */
+    /* functions of a model */
     mp_status (*read)(const mp_load_args *args, mp_builder *builder, int32_t width, struct mp_vision **vision,
                       mp_error *error);
     void (*destroy)(struct mp_vision *vision);
-    bool (*is_float32)(const struct mp_vision *vision); /* everything is computed in fp32 */
-    mp_status (*check)(const struct mp_vision *vision, mp_text_request *call, mp_error *error);
-    /* of an engine */
+    bool (*is_float32)(const struct mp_vision *vision); /* returns true if everything is computed in fp32 */
+    mp_status (*check)(const struct mp_vision *vision, mp_text_request *request, mp_error *error);
+    /* functions of an engine */
     struct mp_image_store *(*open)(const struct mp_vision *vision, mp_budget *budget, mp_prefix_cache *cache);
     void (*close)(struct mp_image_store *store);
     uint64_t (*bytes)(const struct mp_image_store *store);
     uint64_t (*shrink)(struct mp_image_store *store, uint64_t bytes);
     uint64_t (*rest)(struct mp_image_store *store);
     uint64_t (*trim)(struct mp_image_store *store);
-    /* of a call's answers */
-    mp_status (*begin)(struct mp_image_store *store, const mp_text_request *call, bool axes, mp_sequence_group *group,
-                       mp_error *error);
-    mp_status (*number)(struct mp_image_store *store, const mp_text_request *call, mp_sequence_group *group,
+    /* functions of a group of sequences */
+    mp_status (*begin)(struct mp_image_store *store, const mp_text_request *request, bool axes,
+                       mp_sequence_group *group, mp_error *error);
+    mp_status (*number)(struct mp_image_store *store, const mp_text_request *request, mp_sequence_group *group,
                         mp_error *error);
-    void (*release)(struct mp_image_store *store, const mp_text_request *call, mp_sequence_group *group);
-    int (*ready)(struct mp_image_store *store, const mp_text_request *call, mp_sequence_group *group,
+    void (*release)(struct mp_image_store *store, const mp_text_request *request, mp_sequence_group *group);
+    int (*ready)(struct mp_image_store *store, const mp_text_request *request, mp_sequence_group *group,
                  const mp_sequence *seq, int want, int *missing);
-    const float *(*row)(const struct mp_image_store *store, const mp_text_request *call, const mp_sequence_group *group,
-                        int32_t position, int64_t *source);
-    bool (*computing)(const struct mp_image_store *store, const mp_text_request *call, int tile);
-    uint64_t (*left_ns)(const struct mp_image_store *store, const mp_text_request *call, int tile);
+    const float *(*row)(const struct mp_image_store *store, const mp_text_request *request,
+                        const mp_sequence_group *group, int32_t position, int64_t *source);
+    bool (*computing)(const struct mp_image_store *store, const mp_text_request *request, int tile);
+    uint64_t (*left_ns)(const struct mp_image_store *store, const mp_text_request *request, int tile);
     uint64_t (*part_ns)(const struct mp_image_store *store);
-    mp_status (*compute)(struct mp_image_store *store, mp_lease *lease, const mp_text_request *call,
+    mp_status (*compute)(struct mp_image_store *store, mp_lease *lease, const mp_text_request *request,
                          mp_sequence_group *group, int tile, uint64_t budget_ns, const _Atomic int *unwanted,
                          mp_error *error);
 } mp_image_ops;
 
-/* mp_decoder_load of a model with images. */
+/* Loads a decoder like mp_decoder_load, with images. */
 mp_status mp_decoder_load_with(const mp_load_args *args, const mp_image_ops *ops, mp_model **model, mp_error *error);
 
-/* Tensors of a spec that are of an image network, or of what stands between it and a decoder. */
+/* Returns true for tensors of an image network, or of the projector between it and a decoder. */
 static inline bool mp_decoder_images_own(const char *name) {
     return strncmp(name, "v.", 2) == 0 || strncmp(name, "mm.", 3) == 0;
 }
 
-/* The store of an engine; ops NULL: the model reads no images, and the functions below do nothing. */
+/* The image store of an engine. ops NULL: the model takes no images, and the functions below do nothing. */
 typedef struct mp_decoder_images {
     const mp_image_ops *ops;
     struct mp_image_store *store;
@@ -76,23 +76,23 @@ static inline uint64_t mp_decoder_images_rest(const mp_decoder_images *images) {
 static inline uint64_t mp_decoder_images_trim(const mp_decoder_images *images) {
     return images->ops ? images->ops->trim(images->store) : 0;
 }
-static inline mp_status mp_decoder_images_begin(const mp_decoder_images *images, const mp_text_request *call, bool axes,
-                                                mp_sequence_group *group, mp_error *error) {
-    return images->ops ? images->ops->begin(images->store, call, axes, group, error) : MP_OK;
+static inline mp_status mp_decoder_images_begin(const mp_decoder_images *images, const mp_text_request *request,
+                                                bool axes, mp_sequence_group *group, mp_error *error) {
+    return images->ops ? images->ops->begin(images->store, request, axes, group, error) : MP_OK;
 }
-static inline mp_status mp_decoder_images_number(const mp_decoder_images *images, const mp_text_request *call,
+static inline mp_status mp_decoder_images_number(const mp_decoder_images *images, const mp_text_request *request,
                                                  mp_sequence_group *group, mp_error *error) {
-    return images->ops ? images->ops->number(images->store, call, group, error) : MP_OK;
+    return images->ops ? images->ops->number(images->store, request, group, error) : MP_OK;
 }
-static inline void mp_decoder_images_release(const mp_decoder_images *images, const mp_text_request *call,
+static inline void mp_decoder_images_release(const mp_decoder_images *images, const mp_text_request *request,
                                              mp_sequence_group *group) {
     if (images->ops)
-        images->ops->release(images->store, call, group);
+        images->ops->release(images->store, request, group);
 }
-static inline int mp_decoder_images_ready(const mp_decoder_images *images, const mp_text_request *call,
+static inline int mp_decoder_images_ready(const mp_decoder_images *images, const mp_text_request *request,
                                           mp_sequence_group *group, const mp_sequence *seq, int want, int *missing) {
     *missing = -1;
-    return group->images ? images->ops->ready(images->store, call, group, seq, want, missing) : want;
+    return group->images ? images->ops->ready(images->store, request, group, seq, want, missing) : want;
 }
 
 #endif

@@ -1,6 +1,6 @@
 """Makes the goldens of the tiny decoders: what llama.cpp computes from a GGUF file of every family.
 
-    python tests/python/helpers/tinygguf.py FOLDER                     # torch, transformers, gguf; the models are seeded
+    python tests/python/helpers/tinygguf.py FOLDER             # torch, transformers, gguf; the models are seeded
     python tests/parity/decoder/make_tiny_goldens.py FOLDER    # llama-cpp-python; writes tiny.npz beside this file
 
 For every file that llama.cpp loads: its sha256, by which a test sees that it has the same one; the logits at the
