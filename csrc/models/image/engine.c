@@ -1,6 +1,6 @@
-/* image/engine.c: the step interface over an image transformer. A step is one batch of images from any requests. An
- * image that takes longer than a step's time limit is a large image: it is computed in parts. Up to MOST_LARGE large
- * images take turns, so that no request waits for another request's whole image. */
+/* image/engine.c: the step interface over an image transformer. A step is one batch of images from one or more
+ * requests. An image that takes longer than a step's time limit is a large image: it is computed in parts. Up to
+ * MOST_LARGE large images take turns, so that no request waits for another request's whole image. */
 #include <stdatomic.h>
 #include <string.h>
 
