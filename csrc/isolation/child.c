@@ -1,6 +1,6 @@
 /* child.c: the peer of a proxy: a process that serves one engine. See isolation.h.
  *
- * A single thread reads a message, executes it and answers. In a step it is thread 0 of as many compute threads as the
+ * A single thread reads a message, executes it and replies. In a step it is thread 0 of as many compute threads as the
  * parent has leased. It trusts the parent: a wrong value would be the parent's own bug. A message that cannot be parsed
  * ends the process. */
 #include <limits.h>

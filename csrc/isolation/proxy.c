@@ -1,6 +1,6 @@
 /* proxy.c: the parent's side of a child process (proxy.h).
  *
- * Each call of the step interface sends one message and waits for its answer; retire has no answer. While it waits, the
+ * Each call of the step interface sends one message and waits for its reply; retire has no reply. While it waits, the
  * proxy checks every few milliseconds that the child is alive and responds. In a step, heartbeats of the child's lease
  * count as a response. Only they are forwarded as heartbeats of this worker. The proxy forwards the step's cancellation
  * to the child. Silent time is counted between two checks, at most MAX_CHECK_GAP_NS per check, so that a clock jump or
@@ -144,17 +144,17 @@ static void begin_wait(proxy *p, const char *activity, mp_lease *lease, uint64_t
         p->beat = atomic_load_explicit(&p->page->lease.heartbeat, memory_order_relaxed);
 }
 
-/* Send the message and wait for its answer. Returns false if the child is lost. */
+/* Send the message and wait for its reply. Returns false if the child is lost. */
 static bool exchange(proxy *p, mp_frame_kind kind, bool spin) {
     bool ok = mp_wire_end(&p->out) && mp_wire_receive(&p->in, &p->channel, spin);
     if (ok && p->in.kind != kind)
-        ok = mp_wire_refuse(&p->in, "it answers another message");
+        ok = mp_wire_refuse(&p->in, "it replies to another message");
     if (!ok)
         lose_channel(p);
     return ok;
 }
 
-/* The answer must have been read to its end. Returns false if the child is lost. */
+/* The reply must have been read to its end. Returns false if the child is lost. */
 static bool finish(proxy *p) {
     if (!p->channel.broken && mp_wire_done(&p->in))
         return true;
@@ -211,7 +211,7 @@ static mp_status proxy_admit(mp_engine *base, mp_item *item, mp_error *error) {
     return MP_OK;
 }
 
-/* Tell the child to drop the item. Does not wait for an answer. */
+/* Tell the child to drop the item. Does not wait for a reply. */
 static void forget(proxy *p, mp_item *item) {
     proxy_item *state = item->state;
     if (!p->gone) {

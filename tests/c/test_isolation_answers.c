@@ -234,7 +234,7 @@ MP_TEST(isolation_a_child_may_not_speak_out_of_turn) {
     s.engine->ops->plan(s.engine, items, 1, 1000000, &s.plan);
     const mp_error *lost = s.engine->lost(s.engine);
     MP_CHECK(lost && lost->code == MP_RECV);
-    MP_CHECK_HAS(lost->message, "answers another message");
+    MP_CHECK_HAS(lost->message, "replies to another message");
     mp_outcome outcomes[MP_PLAN_MAX];
     s.engine->ops->step(s.engine, &s.lease, &s.plan, outcomes);
     MP_CHECK_INT(outcomes[0], MP_OUTCOME_MORE); /* nobody is the victim of a step that did not begin */

@@ -186,7 +186,7 @@ bool mp_diff_barrier(mp_diff_thread *l);
 bool mp_diff_poll(mp_diff_thread *l);
 
 enum { MP_DIFF_ROWS = 512 }; /* rows that a linear layer computes between two barriers */
-size_t mp_diff_linear_scratch(const mp_linear *linear, int64_t M); /* bytes of ->shared */
+size_t mp_diff_linear_scratch(const mp_linear *linear, int64_t M); /* bytes of mp_diff_run.shared */
 
 /* y [M, ldy] = x [M, ldx] W^T with bias, activation and residual. Ends with a barrier. */
 bool mp_diff_forward(mp_diff_thread *l, const mp_linear *linear, const float *x, int64_t ldx, int64_t M,

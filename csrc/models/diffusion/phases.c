@@ -5,7 +5,7 @@
 
 #include "models/diffusion/schedule.h"
 
-/* ---- where a call stands ----------------------------------------------------------------------------------------- */
+/* ---- position of a request --------------------------------------------------------------------------------------- */
 
 static uint32_t units_done(const mp_image_generation_request *call, const mp_diff_position *at) {
     return (uint32_t)(at->image * call->n_steps + at->step);

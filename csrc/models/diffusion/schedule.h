@@ -7,8 +7,8 @@
  *                PREVIEW
  *
  * Preemption frees this state. The request itself keeps the latents after the last step, and the predicted latents of a
- * preview that is due. mp_diff_place derives the position from the request alone, so it resumes with the same step,
- * preview or image. */
+ * preview that is due. mp_diff_place derives the position from the request alone, so a resumed request continues with
+ * the same step, preview or image. */
 #ifndef MP_MODELS_DIFFUSION_SCHEDULE_H
 #define MP_MODELS_DIFFUSION_SCHEDULE_H
 

@@ -3,8 +3,7 @@
  * engine has one compute type. By the numeric contract the bits equal those of a computation of its own. Pooled vectors
  * only.
  *
- * Belongs to an engine; only its worker uses it. No failure here fails a request: without memory, recent results are
- * not kept. */
+ * Belongs to an engine; only its worker uses it. Without memory for recent results, none are kept. */
 #ifndef MP_MODELS_ENCODER_DEDUP_H
 #define MP_MODELS_ENCODER_DEDUP_H
 

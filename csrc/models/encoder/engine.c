@@ -1,4 +1,4 @@
-/* encoder/engine.c: the step interface over an encoder. A step is one batch of texts from any requests. */
+/* encoder/engine.c: the step interface over an encoder. A step is one batch of texts from one or more requests. */
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>

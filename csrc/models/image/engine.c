@@ -1,6 +1,6 @@
-/* image/engine.c: the step interface over an image transformer. A step is one batch of images from any requests. An
- * image that takes longer than a step's time limit is a large image: it is computed in parts. Up to MOST_LARGE large
- * images take turns, so that no request waits for another request's whole image. */
+/* image/engine.c: the step interface over an image transformer. A step is one batch of images from one or more
+ * requests. An image that takes longer than a step's time limit is a large image: it is computed in parts. Up to
+ * MOST_LARGE large images take turns, so that no request waits for another request's whole image. */
 #include <stdatomic.h>
 #include <string.h>
 
@@ -92,7 +92,7 @@ mp_status mp_vit_check(const mp_model *base, mp_request *call_base, uint64_t *co
     int64_t rows = 0;
     uint64_t ops = 0, parts = 0;
     if (call->dimensions < 0 || call->dimensions > most || (tokens && call->dimensions && call->dimensions != most))
-        return mp_fail(error, MP_INVALID_ARGUMENT, "dimensions is %d, the model gives %s%d", call->dimensions,
+        return mp_fail(error, MP_INVALID_ARGUMENT, "dimensions is %d, allowed: %s%d", call->dimensions,
                        tokens ? "" : "1 to ", most);
     for (int32_t i = 0; i < call->n_images; i++) {
         int32_t height = call->sizes[2 * i], width = call->sizes[2 * i + 1];

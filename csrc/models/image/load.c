@@ -98,7 +98,7 @@ static mp_status read_hyper(mp_vit *model, const mp_spec *spec, uint32_t flags, 
     MP_TRY(mp_spec_bool(spec, "mpool.image.gated", &no, &model->gated, error));
     if (hidden % heads || hidden / heads % 8)
         return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "attention.head_count",
-                            "a divisor of the width that leaves a head size divisible by 8", "%lld of width %lld",
+                            "a divisor of the width with a head size divisible by 8", "%lld of width %lld",
                             (long long)heads, (long long)hidden);
     model->layer_count = (int32_t)layers;
     model->hidden = (int32_t)hidden;

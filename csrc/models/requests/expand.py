@@ -21,14 +21,14 @@ from pathlib import Path
 CSRC = Path(__file__).resolve().parents[2]
 REQUESTS = Path(__file__).resolve().parent
 SHARES = {"vision": "text_to_text"}  # capabilities with the schema of another one
-SCHEMAS = {"text_to_text": {"text_to_text.def", "sampling.def", "text_images.def"}}  # where they are several
+SCHEMAS = {"text_to_text": {"text_to_text.def", "sampling.def", "text_images.def"}}  # capabilities with several schemas
 MARKER = re.compile(r'^# \d+ "([^"]*)"([ \d]*)')
 TRY = re.compile(r"do \{ mp_status mp_try_status = \((.*?)\); if \(mp_try_status != MP_OK\) return mp_try_status; \}"
                  r"\s+while \(0\)", re.DOTALL)
 
 
 def preprocess(source: Path) -> list[tuple[list[str], str]]:
-    """The lines of a preprocessed file, each with the names of the files that it was included through."""
+    """Preprocess a file. Returns its lines, each with the chain of files that include it."""
     includes = [f"-I{CSRC}"]
     if source.parent.name == "python":
         import numpy  # optional: the other parts do not need it
@@ -38,7 +38,7 @@ def preprocess(source: Path) -> list[tuple[list[str], str]]:
     run = subprocess.run([*compiler, "-E", "-std=c11", "-D_GNU_SOURCE", *includes, str(source)], capture_output=True,
                          text=True, check=False)
     if run.returncode != 0:
-        raise SystemExit(f"{source} does not pass the preprocessor:\n{run.stderr}")
+        raise SystemExit(f"the preprocessor failed for {source}:\n{run.stderr}")
     lines, files = [], [source.name]
     for line in run.stdout.splitlines():
         marker = MARKER.match(line)
@@ -52,7 +52,7 @@ def preprocess(source: Path) -> list[tuple[list[str], str]]:
 
 
 def structs(lines: list[tuple[list[str], str]], schemas: set[str]) -> list[str]:
-    """The structs of a header whose members come from these schemas."""
+    """Returns the structs whose members come from these schemas."""
     found: list[str] = []
     kept: list[str] | None = None
     generated = False
@@ -71,13 +71,13 @@ def structs(lines: list[tuple[list[str], str]], schemas: set[str]) -> list[str]:
 
 
 def body(lines: list[tuple[list[str], str]]) -> list[str]:
-    """The lines of a source file, and of the schemas and passes that it includes."""
+    """Returns the lines of the source file itself and of the schemas and passes that it includes."""
     return [line for files, line in lines
             if all(file.endswith(".def") for file in files[1:])]
 
 
 def tidy(text: str) -> str:
-    """One statement per line, indented by its braces. String literals stay whole."""
+    """Breaks the text into one statement per line, indented by braces. Keeps string literals whole."""
     out: list[str] = []
     line, depth, brackets = "", 0, 0
     for token in re.findall(r'"(?:\\.|[^"\\])*"|\s+|.', text, re.DOTALL):
@@ -96,7 +96,7 @@ def tidy(text: str) -> str:
 
 
 def pretty(text: str) -> str:
-    """The text as a person wants to read it."""
+    """Formats the generated text for reading."""
     text = re.sub(r'" *"', "", re.sub(r"[ \t]+", " ", text))
     text = TRY.sub(lambda match: f"MP_TRY({' '.join(match.group(1).split())})", text)
     if not shutil.which("clang-format"):
@@ -106,7 +106,7 @@ def pretty(text: str) -> str:
 
 
 def expand(capability: str, part: str) -> str:
-    """What a part of a capability expands to."""
+    """Returns the generated C of one part of a capability."""
     name = SHARES.get(capability, capability)
     sources = {"request": REQUESTS / f"{name}.c", "wire": CSRC / "isolation" / f"wire_{name}.c",
                "python": CSRC / "python" / f"convert_{name}.c"}
@@ -117,7 +117,7 @@ def expand(capability: str, part: str) -> str:
 
 
 def main() -> int:
-    """The command."""
+    """Runs the command line."""
     capabilities = sorted([path.stem for path in REQUESTS.glob("*.def")
                            if path.with_suffix(".c").exists()] + list(SHARES))
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
