@@ -1,7 +1,7 @@
-"""The dispatch policies side by side: a part of ``python -m benchmarks pool``.
+"""Comparison of the dispatch policies: a part of ``python -m benchmarks pool``.
 
-Each round gives every policy its turn, in changing order, each in a pool of its own whose workers have started. What is
-kept is the median of the rounds. Times are of single calls, from the call to its answer.
+Every round gives each policy one turn, in changing order, each in a new pool whose workers have started. The result is
+the median over rounds. Times are of single calls, from the call to its result.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ POLICIES = ("shared", "pack", "p2c", "sequential")
 
 
 def timed(kept: list[float], call: Callable[[], object]) -> None:
-    """Makes a call and keeps its seconds."""
+    """Run a call and append its seconds to ``kept``."""
     kept.append(seconds_of(call))
 
 
 def new_texts() -> Iterator[str]:
-    """Texts of some ten words that all differ, so that nothing is answered from what was computed before."""
+    """Yield texts of about ten words, all different: no result comes from a cache."""
     import random
 
     chance = random.Random(11)
@@ -36,7 +36,7 @@ def new_texts() -> Iterator[str]:
 
 
 def embeddings(pool: mpool.Pool, model: str, quick: bool) -> dict[str, float]:
-    """One-text calls of 8 and 64 threads, and of 8 threads beside a call of 2,000 texts."""
+    """Measure one-text calls of 8 and 64 threads, and of 8 threads beside a call of 2,000 texts."""
     found: dict[str, float] = {}
     source = new_texts()
     for count in (8, 64):
@@ -74,7 +74,7 @@ def embeddings(pool: mpool.Pool, model: str, quick: bool) -> dict[str, float]:
 
 
 def chats(pool: mpool.Pool, model: str, quick: bool) -> dict[str, float]:
-    """Eight answers at once: of one length, and of mixed ones, where four callers ask much and four little."""
+    """Measure eight concurrent chats: all of one length, and four long with four short ones."""
     import random
 
     found: dict[str, float] = {}
@@ -121,7 +121,7 @@ KINDS: dict[str, Callable[[mpool.Pool, str, bool], dict[str, float]]] = {"embed"
 
 
 def wait_for_workers(pool: mpool.Pool, warm: Callable[[], object]) -> None:
-    """Until the model has started the workers that it starts with."""
+    """Wait until the model has started its initial workers."""
     warm()
     before, end = -1, time.monotonic() + 10
     while time.monotonic() < end:
@@ -133,7 +133,7 @@ def wait_for_workers(pool: mpool.Pool, warm: Callable[[], object]) -> None:
 
 
 def compare(embedding: str, text: str, threads: int, rounds: int, quick: bool) -> dict[str, dict[str, float]]:
-    """What was measured -> policy -> the median of the rounds."""
+    """Return measure -> policy -> the median over rounds."""
     import mpool
 
     kept: dict[str, dict[str, list[float]]] = {}
@@ -150,7 +150,7 @@ def compare(embedding: str, text: str, threads: int, rounds: int, quick: bool) -
 
 
 def table(found: dict[str, dict[str, float]]) -> Iterator[str]:
-    """Lines of the comparison; the best of a row is marked, unless others come within 3 %."""
+    """Format the comparison. The best policy of a row is marked, unless another one is within 3 %."""
     yield f"| | {' | '.join(POLICIES)} |"
     yield "|---" * (len(POLICIES) + 1) + "|"
     for name, row in found.items():
