@@ -215,7 +215,7 @@ def running(engine: str, args: argparse.Namespace) -> Iterator[int]:
             except OSError:
                 if process.poll() is not None or time.monotonic() > deadline:
                     raise RuntimeError(
-                        f"the server of {engine} did not start within 60 s: {' '.join(command)}") from None
+                        f"the server of {engine} did not start: {' '.join(command)}") from None
                 time.sleep(0.1)
         yield port
     finally:

@@ -1,11 +1,11 @@
-/* picture_fixture.h: tiny seeded pipelines, calls for their pictures, and all that can be seen of one as a number. */
+/* picture_fixture.h: tiny seeded image pipelines, image requests, and hashes of their results. */
 #ifndef PICTURE_FIXTURE_H
 #define PICTURE_FIXTURE_H
 
 #include "model_fixture.h"
 #include "models/diffusion/diffusion.h"
 
-/* ---- a spec of a pipeline ---- */
+/* ---- the spec of a pipeline -------------------------------------------------------------------------------------- */
 
 enum { HIGH = 6, WIDE = 10, CHANNELS = 4, STEPS = 3, CLIP_TOKENS = 9, T5_TOKENS = 7, VOCAB_SIZE = 40 };
 
@@ -259,7 +259,7 @@ static mp_spec *pipeline(bool flux) {
     return file.spec;
 }
 
-/* ---- calls ---- */
+/* ---- requests ---------------------------------------------------------------------------------------------------- */
 
 static mp_status make_call(bool flux, int pictures, mp_call **out, mp_error *error) {
     static int32_t ids[2][MP_DRAW_ENCODERS][CLIP_TOKENS];
@@ -285,7 +285,7 @@ static mp_status make_call(bool flux, int pictures, mp_call **out, mp_error *err
     return MP_OK;
 }
 
-/* Of what a caller sees. */
+/* Hash everything that a caller sees. */
 static inline uint64_t seen_hash(const mp_call *base) {
     const mp_draw_call *call = (const mp_draw_call *)base;
     const size_t pixels = 4 * HIGH * WIDE * 3, n = (size_t)call->n_pictures;
@@ -294,7 +294,7 @@ static inline uint64_t seen_hash(const mp_call *base) {
     return tiny_hash_bytes(hash, call->previews, n * (size_t)call->n_previews * pixels);
 }
 
-/* And of what is kept for tests. */
+/* Hash that, and the latents kept for tests. */
 static inline uint64_t hash_of(const mp_call *base) {
     const mp_draw_call *call = (const mp_draw_call *)base;
     const size_t latents = CHANNELS * HIGH * WIDE, n = (size_t)call->n_pictures;

@@ -1,4 +1,4 @@
-/* test_isolation_child.c: the runner becomes a worker process when its environment says so, before main. */
+/* test_isolation_child.c: turns the runner into a worker process, before main, if its environment asks for it. */
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -14,7 +14,7 @@ static bool never(void *arg) {
     return false;
 }
 
-/* A child that says one thing about its start. */
+/* A child that sends one status about its start. */
 static void say_ready(mp_status status) {
     static mp_wire_out out;
     mp_shm page;

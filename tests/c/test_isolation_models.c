@@ -1,4 +1,5 @@
-/* Real models in processes of their own: the same bytes as here, whatever is preempted and wherever it goes on. */
+/* Real models in worker processes: the same bytes as in this process, with any preemption and in whichever process a
+ * request continues. */
 #include <dirent.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -33,7 +34,7 @@ static void make_job(const tiny_model *model, tiny_job *job, int index) {
     tiny_job_make(model, job, &args, 0);
 }
 
-/* All that a caller can see of an answer. */
+/* Hash everything that a caller sees of a completion. */
 static uint64_t hash_of(const tiny_job *job) {
     const mp_text_call *call = job->call;
     uint64_t hash = 14695981039346656037u;
@@ -104,7 +105,7 @@ MP_TEST_SECONDS(isolation_texts_are_the_same_bytes_wherever_they_go_on, 120) {
             for (int i = 0; i < ITEMS; i++) {
                 if (jobs[i].done)
                     continue;
-                if (home[i] >= 0 && mp_test_random_u64(&random) % 7 == 0) { /* leaves, to go on anywhere */
+                if (home[i] >= 0 && mp_test_random_u64(&random) % 7 == 0) { /* leave this engine; continue in any */
                     it.engine[home[i]]->ops->preempt(it.engine[home[i]], &jobs[i].item);
                     home[i] = -1;
                 }
@@ -145,7 +146,7 @@ MP_TEST_SECONDS(isolation_texts_are_the_same_bytes_wherever_they_go_on, 120) {
     tiny_unload(&here);
 }
 
-/* Whose vectors of tokens do not fit into one frame, and which is finished in several steps and two processes. */
+/* Check a request whose token vectors exceed one frame, and which finishes over several steps in two processes. */
 static void check_embedding(mp_model *here, mp_engine *engine, isolated *it, mp_lease *lease, uint8_t output) {
     enum { TEXTS = 40 };
     static int32_t ids[TEXTS * 40];
@@ -171,7 +172,7 @@ static void check_embedding(mp_model *here, mp_engine *engine, isolated *it, mp_
             mp_engine *with = k ? it->engine[turn % 2] : engine;
             mp_plan plan;
             MP_CHECK_OK(with->ops->admit(with, &item, &error), &error);
-            with->ops->plan(with, items, 1, 1, &plan); /* as little as can be */
+            with->ops->plan(with, items, 1, 1, &plan); /* the smallest amount */
             with->ops->step(with, k ? &it->lease : lease, &plan, outcomes);
             MP_CHECK(outcomes[0] == MP_OUTCOME_MORE || outcomes[0] == MP_OUTCOME_DONE);
             if (outcomes[0] == MP_OUTCOME_MORE)
@@ -201,7 +202,7 @@ MP_TEST_SECONDS(isolation_vectors_are_the_same_bytes_wherever_they_go_on, 60) {
     }
 }
 
-/* As much of everything as a call may have; one of them more than it may. */
+/* Requests at every limit, and requests that exceed one limit. */
 enum { ALL_WITHIN, MORE_CHOICES, MORE_STOPS, MORE_STOP_BYTES, MORE_STOP_IDS, MORE_BIASES, MORE_LOGPROBS, EXCESSES };
 
 static mp_status make_largest(int excess, mp_text_call **call, mp_error *error) {
@@ -299,7 +300,7 @@ static bool computes(const char *task) { /* a sanitizer has threads of its own *
     return strcmp(name, "mpool-compute\n") == 0;
 }
 
-/* How many of the compute threads of a process are bound to these CPUs, and to no others. */
+/* Return how many compute threads of a process are bound to exactly these CPUs. */
 static int helpers_at(int process, const mp_cpu_set *cpus) {
     char path[64], line[256];
     int count = 0;
@@ -359,7 +360,7 @@ MP_TEST_SECONDS(isolation_processes_compute_where_their_lanes_are, 60) {
         run_to_end(it.engine[0], &it.lease, &job);
         mp_call_destroy(&job.call->base);
         mp_team_return(&it.lease);
-        if (both) /* also those that were at one node before */
+        if (both) /* threads that were at one node before count as well */
             MP_CHECK_INT(helpers_at(it.engine[0]->process, &all), LANES - 1);
         else
             MP_CHECK(helpers_at(it.engine[0]->process, &node[first]) >= A_NODE - 1);

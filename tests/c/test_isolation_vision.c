@@ -1,5 +1,5 @@
-/* Decoders that read images in processes of their own: the same bytes wherever a call goes on, also within an image and
- * after the process that looked at it was killed; and answers that lie. */
+/* Vision decoders in worker processes: the same bytes wherever a request continues, also within an image and after the
+ * process that encoded the image was killed; and false results. */
 #include <signal.h>
 
 #include "isolated_fixture.h"
@@ -8,7 +8,7 @@
 
 /* ---- real processes ---------------------------------------------------------------------------------------------- */
 
-/* Without the logits of the whole prompt, which stay in a process. */
+/* Make a job without the logits of the whole prompt, which cannot leave a process. */
 static void make_job(mp_model *model, tiny_job *job, int index) {
     mp_error error;
     uint64_t cost;
@@ -22,8 +22,8 @@ static void make_job(mp_model *model, tiny_job *job, int index) {
     MP_CHECK_OK(model->ops->check(model, job->item.call, &cost, &job->item.total, &error), &error);
 }
 
-/* Takes a step of about so much time with a few items; how many of them are done. *looked: part of an image was
- * computed. */
+/* Run a step of about this time with these items; return the number of finished ones. *looked: set if part of an image
+ * was computed. */
 static int step(isolated *it, int which, mp_item **items, int n, uint64_t budget_ns, bool *looked) {
     mp_engine *engine = it->engine[which];
     mp_plan plan;
@@ -74,7 +74,7 @@ static void alone(mp_spec *spec, uint64_t *hashes) {
 static void check_moves(const tiny_kind *kind) {
     static const mp_dtype floats[] = {MP_F32};
     uint64_t expected[ITEMS];
-    int looks = 0; /* of the first seed, mostly: what was looked at is kept */
+    int looks = 0; /* counts mostly the first seed's: later ones find the images cached */
     mp_error error;
     isolated it;
     mp_spec *spec = tiny_decoder_spec_as(kind, floats, 1, 42, -1);
@@ -95,7 +95,7 @@ static void check_moves(const tiny_kind *kind) {
             for (int i = 0; i < ITEMS; i++) {
                 if (jobs[i].done)
                     continue;
-                if (home[i] >= 0 && mp_test_random_u64(&random) % 11 == 0) { /* leaves, to go on anywhere */
+                if (home[i] >= 0 && mp_test_random_u64(&random) % 11 == 0) { /* leave this engine; continue in any */
                     it.engine[home[i]]->ops->preempt(it.engine[home[i]], &jobs[i].item);
                     home[i] = -1;
                 }
@@ -117,7 +117,7 @@ static void check_moves(const tiny_kind *kind) {
             mp_call_destroy(&jobs[i].call->base);
         }
     }
-    MP_CHECK(looks >= 5); /* as many images as there are, in one process or the other */
+    MP_CHECK(looks >= 5); /* at least one for each image, in either process */
     MP_CHECK(tile_rows < ROWS || it.engine[0]->prefix->hits + it.engine[1]->prefix->hits > 0);
     isolated_unload(&it);
     mp_spec_unpin(spec);
@@ -132,8 +132,8 @@ MP_TEST_SECONDS(isolation_visions_with_windows_are_the_same_bytes, 120) {
 
 enum { LARGE = 96 * PATCH, SEEN = 100, ALL = 100000 };
 
-/* A call with an image of 9,216 patches, some rows of which its prompt has: that takes many times the least that a step
- * may take. */
+/* Make a request with an image of 9,216 patches; its prompt has rows of SEEN of them. The image takes many times the
+ * shortest step. */
 static void make_large(mp_model *model, tiny_job *job) {
     static uint8_t pixels[LARGE * LARGE * 3];
     static const uint8_t key[MP_IMAGE_KEY] = {9};
@@ -160,7 +160,8 @@ static void make_large(mp_model *model, tiny_job *job) {
     MP_CHECK_OK(model->ops->check(model, job->item.call, &cost, &job->item.total, &error), &error);
 }
 
-/* Steps with one call until `looks` of them were for its image, or it has written so much; returns the looks. */
+/* Run steps with one request until `looks` of them computed its image, or it has generated so far; return the number of
+ * image steps. */
 static int go_on(isolated *it, int which, tiny_job *job, int looks, uint32_t tokens) {
     mp_item *items[1] = {&job->item};
     int found = 0;
@@ -171,7 +172,7 @@ static int go_on(isolated *it, int which, tiny_job *job, int looks, uint32_t tok
     return found;
 }
 
-/* A process dies within a step with one call, which it leaves. */
+/* Kill a process within a step of one request, which leaves it. */
 static void die(isolated *it, tiny_job *job, bool within_image) {
     mp_engine *engine = it->engine[0];
     mp_item *items[1] = {&job->item};
@@ -186,12 +187,13 @@ static void die(isolated *it, tiny_job *job, bool within_image) {
     MP_CHECK_INT(job->item.error.code, MP_RECV);
     MP_CHECK(engine->lost(engine) != NULL);
     MP_CHECK_INT(job->call->choices[0].token_count, written);
-    MP_CHECK_INT(job->call->base.seen(&job->call->base), !within_image); /* then its caller may have seen a token */
+    MP_CHECK_INT(job->call->base.seen(&job->call->base), !within_image); /* after the prompt its caller may have seen a
+                                                                          * token */
     engine->ops->preempt(engine, &job->item);
 }
 
-/* An image is computed once in a process, also for another call; in another process, again. A process that dies in the
- * middle of an image, or of an answer, leaves a call that another one ends with the same bytes. */
+/* A process computes an image once, also for another request; another process computes it again. If a process dies
+ * within an image, or within a completion, another process finishes the request with the same bytes. */
 MP_TEST_SECONDS(isolation_visions_look_once_and_outlive_a_process, 120) {
     static const mp_dtype floats[] = {MP_F32};
     uint64_t expected = 0;
@@ -225,7 +227,7 @@ MP_TEST_SECONDS(isolation_visions_look_once_and_outlive_a_process, 120) {
             MP_CHECK_INT(go_on(&it, 0, &job, 1, 1), 1);
         die(&it, &job, !answer);
         MP_CHECK_OK(it.engine[1]->ops->admit(it.engine[1], &job.item, &error), &error);
-        MP_CHECK(go_on(&it, 1, &job, ALL, UINT32_MAX) > 2); /* from the image's beginning */
+        MP_CHECK(go_on(&it, 1, &job, ALL, UINT32_MAX) > 2); /* from the start of the image */
         MP_CHECK(job.done && tiny_job_hash(&job) == expected);
         mp_call_destroy(&job.call->base);
         isolated_unload(&it);
@@ -247,14 +249,15 @@ MP_TEST(isolation_visions_that_stay_are_refused) {
     MP_CHECK(call->want_prompt_logits);
     MP_CHECK_STATUS(it.model->ops->check(it.model, &call->base, &cost, &total, &error), MP_UNSUPPORTED, &error);
     call->want_prompt_logits = false;
-    call->images.sizes[0] += PATCH; /* what is wrong with images the parent says itself */
+    call->images.sizes[0] += PATCH; /* the parent itself refuses invalid images */
     MP_CHECK_STATUS(it.model->ops->check(it.model, &call->base, &cost, &total, &error), MP_INVALID_ARGUMENT, &error);
     mp_call_destroy(&call->base);
     isolated_unload(&it);
     mp_spec_unpin(spec);
 }
 
-/* What is set aside for a process is what its engine needs for one image of its size, and for texts beside it. */
+/* The memory reserved for a process is that of its engine for one image of the model's size, and for texts beside
+ * it. */
 MP_TEST(isolation_visions_get_memory_for_an_image) {
     static const mp_dtype floats[] = {MP_F32};
     uint64_t model, text, image, process;
@@ -277,7 +280,7 @@ MP_TEST(isolation_visions_get_memory_for_an_image) {
     mp_spec_unpin(plain);
 }
 
-/* ---- answers ----------------------------------------------------------------------------------------------------- */
+/* ---- results ----------------------------------------------------------------------------------------------------- */
 
 enum { PARTS = 10, SIDE_OF_ONE = 2 };
 
@@ -299,13 +302,13 @@ static mp_text_call *small_call(bool vision) {
     return call;
 }
 
-/* A step that read so far, and no token came of it. */
+/* Compose a step that reached `cursor` without a token. */
 static void compose(scene *s, uint32_t cursor) {
     mp_wire_begin(&s->out, &s->p.child, MP_FRAME_STEP);
     mp_put_u8(&s->out, MP_OUTCOME_MORE);
     mp_put_u32(&s->out, cursor);
     mp_put_u32(&s->out, 0); /* cached */
-    mp_put_u8(&s->out, 0);  /* the prompt is not read */
+    mp_put_u8(&s->out, 0);  /* prefill is not done */
     mp_put_u8(&s->out, MP_FINISH_NONE);
     mp_put_i32(&s->out, -1);
     for (int i = 0; i < 3; i++) /* tokens; decided and end of the text */
@@ -313,7 +316,7 @@ static void compose(scene *s, uint32_t cursor) {
     put_learnt(s);
 }
 
-/* A plan may have nothing of a call but a part of its image; a text's must have something of it. */
+/* A vision plan may hold only a part of a request's image; a text plan must hold rows of the request. */
 MP_TEST(isolation_plans_of_images_alone_are_visions) {
     for (int vision = 0; vision < 2; vision++) {
         static scene s;
@@ -342,7 +345,7 @@ MP_TEST(isolation_plans_of_images_alone_are_visions) {
     }
 }
 
-/* Images take as many steps as they have parts, at most, and a process that takes more is given up. */
+/* An image takes at most as many steps as it has parts. A process that takes more is abandoned. */
 MP_TEST(isolation_images_that_are_never_done_end) {
     for (int vision = 0; vision < 2; vision++) {
         static scene s;
@@ -355,7 +358,7 @@ MP_TEST(isolation_images_that_are_never_done_end) {
         for (; !s.engine->lost(s.engine); steps++) {
             MP_CHECK(steps < 1000);
             answer_plan(&s, 1, false);
-            compose(&s, steps < 5 ? 0 : 1); /* it gets on once */
+            compose(&s, steps < 5 ? 0 : 1); /* progress once */
             run_step(&s);
         }
         MP_CHECK_INT(steps, 5 + 1 + most + 1);
@@ -367,8 +370,8 @@ MP_TEST(isolation_images_that_are_never_done_end) {
     }
 }
 
-/* All that may be changed in an answer to a call with images is refused or right, as of texts; its own prompt and
- * images stay as they were. */
+/* Change each byte of the result of a request with images: it is refused or correct, as for texts. The request's prompt
+ * and images stay unchanged. */
 MP_TEST_SECONDS(isolation_visions_with_any_byte_changed_are_right_or_refused, 60) {
     static const uint8_t changes[] = {1, 2, 8, 64, 128, 255, 127};
     size_t used = 1;
@@ -398,9 +401,9 @@ MP_TEST_SECONDS(isolation_visions_with_any_byte_changed_are_right_or_refused, 60
     MP_CHECK(refused > 100);
 }
 
-/* ---- the call on its way ----------------------------------------------------------------------------------------- */
+/* ---- the request in transit -------------------------------------------------------------------------------------- */
 
-/* A call with sources, or without images, through a channel; a byte of it changed if at >= 0. */
+/* Send a request through a channel, with or without images; at >= 0: change this byte of it. */
 static mp_status cross(bool images, int at, mp_error *error) {
     static const int32_t prompt[] = {1, 2, 3, 4, 5}, sizes[] = {2, 3, 1, 1}, runs[] = {1, 2, 1, 3, 1, 1},
                          sources[] = {4, -1, 0};
@@ -450,7 +453,7 @@ MP_TEST(isolation_calls_with_images_cross) {
     mp_error error;
     for (int images = 0; images < 2; images++) {
         MP_CHECK_OK(cross(images, -1, &error), &error);
-        for (int at = 0; at < 400; at++) /* a mistake of the parent's own: it is no call, or another one */
+        for (int at = 0; at < 400; at++) /* a corrupted request is invalid, or a different one; neither may crash */
             cross(images, at, &error);
     }
 }

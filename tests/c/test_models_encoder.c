@@ -1,5 +1,5 @@
-/* The numeric contract of encoders: a text's vector is the same bits alone, among others, on any number of lanes;
- * and one bad text harms no other. */
+/* The numeric contract of encoders: a text's vector has the same bits alone, among others, and with any number of
+ * threads; and a text that fails affects no other. */
 #include <time.h>
 
 #include "encoder_fixture.h"
@@ -13,7 +13,7 @@ MP_TEST_SECONDS(models_encoder_contract_float32, 60) { check_grouping(plain, NUL
 MP_TEST_SECONDS(models_encoder_contract_bfloat16, 60) { check_grouping(plain, NULL, MP_COMPUTE_BF16); }
 MP_TEST_SECONDS(models_encoder_contract_int8, 60) { check_grouping(plain, NULL, MP_COMPUTE_I8); }
 
-/* Bytes of weights that are allocated beside those that are charged: layers and the like. */
+/* Bytes of weights allocated but not charged: layer structs and the like. */
 static uint64_t uncharged(bool dense, uint64_t *charged) {
     uint64_t before = mp_alloc_bytes(MP_TAG_WEIGHTS);
     tiny_model tiny;
@@ -32,7 +32,7 @@ MP_TEST(models_encoder_dense_layers_are_charged) {
     MP_CHECK(with >= without + WIDTH * (WIDTH + 1) * sizeof(float));
 }
 
-/* A process that is handed packed weights has the dense layers in them: it allocates none, and gives the same bits. */
+/* Packed weights handed to a process include the dense layers: the process allocates none, and gives the same bits. */
 MP_TEST(models_encoder_dense_layers_are_shared) {
     static texts all;
     float own[WIDTH], shared[WIDTH], plain[WIDTH];
@@ -109,12 +109,12 @@ MP_TEST(models_encoder_refuses_bad_calls) {
 
 /* ---- identical texts --------------------------------------------------------------------------------------------- */
 
-typedef struct request { /* a call of some texts of `texts`, by number */
+typedef struct request { /* a request for `count` of the texts, by number */
     mp_embed_call *call;
     mp_item item;
 } request;
 
-/* picks: [count] numbers of texts; skip < 0: none */
+/* Make a request. picks: [count] numbers of texts; skip < 0: none. */
 static void ask(const tiny_model *tiny, const texts *all, const int *picks, int count, int skip, int dimensions,
                 int normalize, int output, request *made) {
     static int32_t ids[200 * POSITIONS], skips[200];
@@ -138,7 +138,7 @@ static void ask(const tiny_model *tiny, const texts *all, const int *picks, int 
     MP_CHECK_OK(tiny->engine->ops->admit(tiny->engine, &made->item, &error), &error);
 }
 
-/* All requests in one step, if they fit. */
+/* Run all requests in one step, if they fit. */
 static void serve(tiny_model *tiny, request *requests, int count, mp_outcome *outcomes) {
     mp_plan plan = {.count = count};
     for (int i = 0; i < count; i++) {
@@ -167,10 +167,10 @@ MP_TEST(models_encoder_computes_identical_texts_once) {
         MP_CHECK_INT(run(&tiny, &all, t, 1, UINT64_MAX, alone + t * WIDTH), MP_OUTCOME_DONE);
     MP_CHECK_INT(dedup->shared, 0);
 
-    /* within a call and between calls: 41 times text 9, of which 32 share the first computation and 9 the second */
+    /* within and between requests: text 9 comes 41 times; 32 share the first computation and 9 the second */
     int picks[2][50];
     for (int i = 0; i < 50; i++) {
-        picks[0][i] = i % 2 ? i / 2 : 9; /* 9 comes 25 times, and once more among the others */
+        picks[0][i] = i % 2 ? i / 2 : 9; /* text 9 comes 25 times, and once more among the others */
         picks[1][i] = i < 14 ? 9 : i % 25;
     }
     int nines = 0, others = 0;
@@ -195,7 +195,7 @@ MP_TEST(models_encoder_computes_identical_texts_once) {
     }
     drop(requests, 2);
 
-    /* what is made of the vector differs: nothing is shared; one vector a token: never */
+    /* different postprocessing shares nothing; neither do token vectors */
     request differ[7];
     const int five[2] = {5, 6};
     const uint64_t before = dedup->shared;
@@ -216,7 +216,7 @@ MP_TEST(models_encoder_computes_identical_texts_once) {
     tiny_unload(&tiny);
 }
 
-/* One text of each of requests [first, first + count), a step each; whether the vectors are those of alone. */
+/* Run one text of each of requests [first, first + count), one step each; check the vectors against `alone`. */
 static void ask_each(tiny_model *tiny, const texts *all, int first, int count, const float *alone) {
     float out[WIDTH];
     for (int t = first; t < first + count; t++) {
@@ -249,7 +249,7 @@ MP_TEST(models_encoder_remembers_recent_results) {
     ask_each(&tiny, &all, 3, 1, alone);
     MP_CHECK_INT(dedup->recalled, TEXTS);
 
-    /* trim gives the memory back, and forgets */
+    /* trim frees the memory, and forgets */
     dedup->keep_ns = UINT64_MAX;
     MP_CHECK(tiny.engine->ops->trim(tiny.engine) > 0);
     MP_CHECK(tiny.budget.used == bare && dedup->charged == 0);
@@ -267,10 +267,10 @@ MP_TEST(models_encoder_remembers_recent_results) {
     ask_each(&tiny, &all, 10, 2, alone);
     MP_CHECK_INT(dedup->recalled, TEXTS + 5);
     MP_CHECK_INT(run(&tiny, &all, 20, 9, UINT64_MAX, alone + 20 * WIDTH), MP_OUTCOME_DONE);
-    ask_each(&tiny, &all, 25, 4, alone); /* of many, the last */
+    ask_each(&tiny, &all, 25, 4, alone); /* the last of many */
     MP_CHECK_INT(dedup->recalled, TEXTS + 9);
 
-    /* no memory for it: nothing is remembered, nothing fails */
+    /* without memory the cache stores nothing, and no request fails */
     mp_dedup_trim(dedup);
     tiny.budget.limit = tiny.budget.used;
     ask_each(&tiny, &all, 30, 1, alone);
@@ -307,7 +307,7 @@ MP_TEST(models_encoder_nan_is_shared_but_not_remembered) {
     tiny_unload(&tiny);
 }
 
-/* With every allocation failing in turn: an error or the same vectors, and nothing leaked. */
+/* With each allocation failing in turn: an error or the same vectors, and no leak. */
 static mp_status make_call(mp_call **call, mp_error *error) {
     const int32_t ids[12] = {9, 10, 11, 9, 10, 11, 9, 10, 11, 20, 21, 22};
     const int64_t offsets[5] = {0, 3, 6, 9, 12};

@@ -1,5 +1,5 @@
-/* Loading a model and answering two requests that start alike, with every allocation failing in turn: a typed error,
- * nothing leaked, and the same answer when there is one. */
+/* Load a model and run two requests with a common prefix, with each allocation failing in turn: a typed error or the
+ * same completion, and no leak. */
 #include <stdatomic.h>
 
 #include "base/options.h"
@@ -10,7 +10,7 @@ enum { PROMPT = 70, ANSWER = 5, CHOICES = 2 };
 static mp_status make_call(mp_call **call, mp_error *error) {
     int32_t prompt[PROMPT];
     for (int i = 0; i < PROMPT; i++)
-        prompt[i] = i % 9 * 31; /* guesses are found */
+        prompt[i] = i % 9 * 31; /* repeats, so that drafts are found */
     mp_text_args args = {.n_prompt = PROMPT,
                          .prompt = prompt,
                          .n_choices = CHOICES,
@@ -41,12 +41,12 @@ MP_TEST_SECONDS(models_allocation_sweep, 120) {
     mp_spec_unpin(life.spec);
 }
 
-/* What the caller may have seen of an answer decides whether it may be begun anew. */
+/* Output that the caller may have seen decides if a request may restart from zero. */
 MP_TEST(models_calls_say_what_was_seen) {
     mp_error error;
     mp_call *call;
     MP_CHECK_OK(make_call(&call, &error), &error);
-    MP_CHECK(!call->seen(call)); /* also before there is room for an answer */
+    MP_CHECK(!call->seen(call)); /* also before the output is allocated */
     mp_text_call *text = (mp_text_call *)call;
     MP_CHECK_OK(mp_text_call_output(text, 4, &error), &error);
     MP_CHECK(!call->seen(call));
@@ -61,8 +61,8 @@ MP_TEST(models_calls_say_what_was_seen) {
     mp_call_destroy(&embed->base);
 }
 
-/* A model that was loaded again is asked whether it takes a call that waits: until the first token there is room for
- * its answer as that model needs it, then what was given stays where it is. */
+/* A reloaded model re-checks a waiting request. Until the first token, the output is allocated anew for that model;
+ * afterwards published output stays in place. */
 MP_TEST(models_calls_keep_what_was_given) {
     mp_error error;
     mp_call *call;
@@ -76,7 +76,7 @@ MP_TEST(models_calls_keep_what_was_given) {
     for (int c = 0; c < CHOICES; c++) {
         const mp_choice before = {.text = text->choices[c].text, .tokens = text->choices[c].tokens};
         atomic_store(&text->choices[c].token_count, 1);
-        MP_CHECK_OK(mp_text_call_output(text, 8, &error), &error); /* of the same sizes, or smaller */
+        MP_CHECK_OK(mp_text_call_output(text, 8, &error), &error); /* the same sizes, or smaller ones */
         MP_CHECK_OK(mp_text_call_output(text, 4, &error), &error);
         MP_CHECK_INT(mp_text_call_output(text, 9, &error), MP_MODEL);
         MP_CHECK(text->choices[c].text == before.text && text->choices[c].tokens == before.tokens);

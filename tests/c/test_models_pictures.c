@@ -1,15 +1,15 @@
-/* Layers of images against plain loops; tiny pipelines: the same bits on any number of lanes, in steps of any length,
- * after a preemption and in little memory; and what they do when an allocation fails. */
+/* Image layers compared with plain loops; tiny pipelines: the same bits with any number of threads, in steps of any
+ * length, after a preemption and in little memory; and failing allocations. */
 #include "models/diffusion/schedule.h"
 #include "picture_fixture.h"
 
-typedef struct way { /* to have a call drawn */
+typedef struct way { /* how to run a request */
     uint64_t budget_ns;
-    int preempt_every; /* steps of the engine; 0: never */
+    int preempt_every; /* in engine steps; 0: never */
 } way;
 
-static uint64_t most_used; /* of the budget, between steps of the last call */
-static int steps_taken;    /* by it */
+static uint64_t most_used; /* peak use of the budget, between steps of the last request */
+static int steps_taken;    /* by the last request */
 static int preempted_in_previews;
 
 static mp_outcome draw(tiny_model *tiny, bool flux, const way *how, uint64_t *hash, mp_error *said) {
@@ -59,7 +59,7 @@ static uint64_t drawn(bool flux, mp_compute compute, int lanes, const way *how) 
     uint64_t hash = 0;
     tiny_load(&tiny, pipeline(flux), compute, lanes);
     MP_CHECK_INT(draw(&tiny, flux, how, &hash, &error), MP_OUTCOME_DONE);
-    uint64_t again = 0; /* from kept texts and loaded weights */
+    uint64_t again = 0; /* with cached texts and loaded weights */
     MP_CHECK_INT(draw(&tiny, flux, how, &again, &error), MP_OUTCOME_DONE);
     MP_CHECK(hash == again);
     tiny_unload(&tiny);
@@ -80,7 +80,7 @@ MP_TEST_SECONDS(models_pictures_contract, 120) {
         }
 }
 
-/* What the encoders made of a text is kept: a second call takes so many steps fewer as they have blocks. */
+/* The encoders' results for a text are cached: a second request takes fewer steps, by the number of encoder blocks. */
 MP_TEST(models_pictures_keep_texts) {
     const way blocks = {0, 0};
     for (int flux = 0; flux < 2; flux++) {
@@ -103,8 +103,8 @@ MP_TEST(models_pictures_keep_texts) {
     }
 }
 
-/* Pictures and previews of a call that is preempted again and again, also while a preview is being made, are those of
- * one that is left alone. */
+/* A request that is preempted many times, also within a preview, gives the same images and previews as one that is
+ * not. */
 MP_TEST_SECONDS(models_pictures_preempted, 120) {
     for (int flux = 0; flux < 2; flux++) {
         tiny_model tiny;
@@ -124,7 +124,7 @@ MP_TEST_SECONDS(models_pictures_preempted, 120) {
     }
 }
 
-/* Stages give their memory to each other; where not even the largest fits, the call says so. */
+/* Stages reuse each other's memory; if even the largest stage does not fit, the request fails with that reason. */
 MP_TEST_SECONDS(models_pictures_in_little_memory, 120) {
     const way all = {0, 0};
     for (int flux = 0; flux < 2; flux++) {
@@ -159,7 +159,7 @@ MP_TEST_SECONDS(models_pictures_in_little_memory, 120) {
     }
 }
 
-/* A call that everybody has left is given up within a step. */
+/* A request whose callers have all left is dropped within a step. */
 MP_TEST(models_pictures_cancelled) {
     tiny_model tiny;
     mp_error error;

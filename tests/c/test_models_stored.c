@@ -1,5 +1,5 @@
-/* Weights that are packed as they are used: the same bits at every moment of it, the same charge, and a file that
- * changes meanwhile ends the calls. */
+/* Weights that are packed during use: the same bits and the same charge at every moment, and a file that changes
+ * meanwhile fails the requests. */
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -100,7 +100,7 @@ MP_TEST_SECONDS(models_stored_weights_give_the_same_bits_with_an_output_matrix, 
 
 MP_TEST(models_stored_only_from_a_size_on) {
     tiny_model tiny;
-    load(&tiny, "1", 1, -1); /* the fixture has more than that */
+    load(&tiny, "1", 1, -1); /* the fixture is larger than that */
     MP_CHECK(mp_stored_left(stored_of(&tiny)));
     tiny_unload(&tiny);
     load(&tiny, "64", 1, -1);
@@ -173,7 +173,7 @@ MP_TEST_SECONDS(models_stored_weights_are_shared_by_engines, 60) {
     tiny_unload(&tiny);
 }
 
-/* The child goes on with what the parent has packed so far, and the parent does not notice. */
+/* A forked child continues with the weights that the parent has packed so far; the parent is unaffected. */
 MP_TEST_SECONDS(models_stored_weights_after_a_fork, 60) {
     tiny_model tiny;
     load(&tiny, "0", 1, -1);
@@ -201,7 +201,8 @@ MP_TEST_SECONDS(models_stored_weights_after_a_fork, 60) {
 static void check_spoilt(void (*spoil)(const char *path), bool before_the_first) {
     tiny_model tiny;
     mp_file_map_init();
-    load(&tiny, "0", 1, -1); /* the handler of one lane maps what another reads, which ThreadSanitizer tells */
+    load(&tiny, "0", 1, -1); /* the handler on one thread maps the page that another reads: ThreadSanitizer reports a
+                              * race */
     stored_of(&tiny)->keep_ns = 0;
     stored_of(&tiny)->keep_row_ns = 0;
     if (!before_the_first)
@@ -219,7 +220,7 @@ static void check_spoilt(void (*spoil)(const char *path), bool before_the_first)
     MP_CHECK_INT(job.call->choices[0].token_count, 0);
     tiny.engine->ops->retire(tiny.engine, &job.item);
     mp_call_destroy(&job.call->base);
-    struct timespec times[2] = {before.st_atim, before.st_mtim}; /* what was packed meanwhile stays wrong */
+    struct timespec times[2] = {before.st_atim, before.st_mtim}; /* weights packed meanwhile stay wrong */
     MP_CHECK(truncate(path, before.st_size) == 0 && utimensat(AT_FDCWD, path, times, 0) == 0);
     MP_CHECK(!tiny.model->ops->healthy(tiny.model));
     tiny_unload(&tiny);
@@ -242,7 +243,7 @@ MP_TEST(models_stored_weights_of_a_file_that_was_changed) {
     check_spoilt(overwrite, false);
 }
 
-/* Once all is packed, the file may go. */
+/* Once all weights are packed, the file is not needed. */
 MP_TEST(models_stored_weights_that_are_packed_need_no_file) {
     tiny_model tiny;
     load(&tiny, "0", 1, -1);

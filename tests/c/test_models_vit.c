@@ -1,5 +1,5 @@
-/* Image transformers: an image's vector is the same bits alone, among others, on any number of lanes; memory is what
- * was predicted. */
+/* Image transformers: an image's vector has the same bits alone, among others, and with any number of threads; memory
+ * is as predicted. */
 #include <stdatomic.h>
 
 #include "grouping_fixture.h"
@@ -7,11 +7,11 @@
 
 enum { HIDDEN = 48, LAYERS = 2, PATCH = 7, GRID = 5, WIDTH = 32, IMAGES = 13, MOST_SIDE = 90 };
 
-/* The spec of dinov2 (other sizes), dinov2_with_registers or siglip (attention pooling), in fp32. */
+/* Make the fp32 spec of dinov2 (other sizes), dinov2_with_registers or siglip (attention pooling). */
 static mp_spec *make_spec(const char *arch, bool gated) {
     const bool pool = strcmp(arch, "siglip") == 0, registers = strcmp(arch, "dinov2_with_registers") == 0;
     const int before = pool ? 0 : 1;
-    const int ffn = registers ? 88 : 96; /* panels that are whole go from product to product without floats */
+    const int ffn = registers ? 88 : 96; /* whole panels go from product to product without floats */
     mp_error error;
     char path[512], key[64], name[64];
     snprintf(path, sizeof path, "%s/%s%d.bin", mp_test_directory(), arch, gated);
@@ -114,7 +114,7 @@ static mp_image_call *make_call(const pictures *all, int first, int count) {
     return call;
 }
 
-/* Images [first, first + count) as one call, run to its end. */
+/* Run images [first, first + count) as one request. */
 static mp_outcome run(tiny_model *tiny, const void *all, int first, int count, uint64_t budget_ns, float *out) {
     mp_image_call *call = make_call(all, first, count);
     const mp_outcome outcome = run_call(tiny, &call->base, budget_ns);
@@ -137,7 +137,7 @@ static mp_spec *make_family(const void *arg) {
     return make_spec(of->arch, of->gated);
 }
 
-/* Parts of a few rows. */
+/* Cut layers into parts of few rows. */
 static void cut(tiny_model *tiny) {
     mp_vit *model = (mp_vit *)tiny->model;
     model->grain = 5;
@@ -160,7 +160,7 @@ MP_TEST_SECONDS(models_vit_contract_bfloat16, 60) { check_grouping("dinov2", tru
 MP_TEST_SECONDS(models_vit_contract_int8, 60) { check_grouping("dinov2_with_registers", false, MP_COMPUTE_I8); }
 MP_TEST_SECONDS(models_vit_contract_attention_pool, 60) { check_grouping("siglip", false, MP_COMPUTE_F32); }
 
-/* What is charged is what was predicted, in every class, and the scratch is given back. */
+/* The charge equals the prediction for every compute type, and the scratch is freed. */
 MP_TEST(models_vit_memory_is_predicted) {
     static pictures all;
     static float out[IMAGES * WIDTH];
@@ -243,7 +243,7 @@ MP_TEST(models_vit_refuses_bad_calls) {
     tiny_unload(&fixed);
 }
 
-/* Equal pixels, equal numbers; another pixel, or another shape of the same bytes, another number. */
+/* Equal pixels have equal fingerprints; another pixel, or the same bytes in another shape, has another fingerprint. */
 MP_TEST(models_vit_fingerprints) {
     static pictures all;
     make_pictures(&all, true);
@@ -263,8 +263,8 @@ MP_TEST(models_vit_fingerprints) {
         mp_call_destroy(&calls[i]->base);
 }
 
-/* Two calls in a step: the one that is cancelled gets nothing, the other its vectors; a step that is stopped gives
- * nothing, and the next one all. */
+/* Two requests in one step: the cancelled one gets nothing, the other one its vectors. A stopped step gives nothing,
+ * and the next step gives all vectors. */
 MP_TEST(models_vit_cancelled_in_a_step) {
     static pictures all;
     static float alone[2 * WIDTH];
@@ -288,7 +288,7 @@ MP_TEST(models_vit_cancelled_in_a_step) {
     tiny.lease.cancelled = &stop;
     tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
     MP_CHECK(outcomes[0] == MP_OUTCOME_MORE && outcomes[1] == MP_OUTCOME_MORE && items[1].cursor == 0);
-    plan = (mp_plan){.count = 1, .items = {&items[1]}, .amount = {1}}; /* one image: the lanes share it */
+    plan = (mp_plan){.count = 1, .items = {&items[1]}, .amount = {1}}; /* one image: the threads share it */
     tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
     MP_CHECK(outcomes[0] == MP_OUTCOME_MORE && items[1].cursor == 0);
     tiny.lease.cancelled = NULL;
@@ -303,7 +303,7 @@ MP_TEST(models_vit_cancelled_in_a_step) {
     tiny_unload(&tiny);
 }
 
-typedef struct parted { /* a group, and how far it got */
+typedef struct parted { /* a group and its progress */
     mp_vit_pass pass;
     uint8_t *own;
     size_t own_bytes;
@@ -316,8 +316,8 @@ static void parted_body(const mp_lane *lane, void *arg) {
     atomic_store(&p->done, mp_vit_advance(&l));
 }
 
-/* Images through all layers; returns in how many regions. stop: after each part somebody wants an end. rows: out,
- * [M, HIDDEN] */
+/* Run images through all layers; return the number of regions. stop: a stop is requested after each part. rows: out,
+ * [M, HIDDEN]. */
 static int run_parts(tiny_model *tiny, const pictures *all, int first, int count, bool stop, float *rows, int *M) {
     static const _Atomic int raised = 1;
     const mp_vit *model = (const mp_vit *)tiny->model;
@@ -363,8 +363,8 @@ static int run_parts(tiny_model *tiny, const pictures *all, int first, int count
     return regions;
 }
 
-/* A group goes through the layers in parts of a few rows as it does in one go, to the bit, and what it was said to cost
- * is what it does; each part is one after which it can be left. */
+/* A group in parts of few rows gives the same bits as in one go. The work done is the predicted cost. The group can be
+ * left after each part. */
 MP_TEST_SECONDS(models_vit_parts, 60) {
     enum { FIRST = 2, COUNT = 3, MOST_ROWS = COUNT * (MOST_SIDE / PATCH + 1) * (MOST_SIDE / PATCH + 1) };
     static pictures all;
@@ -381,7 +381,7 @@ MP_TEST_SECONDS(models_vit_parts, 60) {
             MP_CHECK_INT(run_parts(&tiny, &all, FIRST, COUNT, false, cut_up, &rows), 1);
             MP_CHECK(rows == M && memcmp(whole, cut_up, (size_t)M * HIDDEN * sizeof *whole) == 0);
             memset(cut_up, 0, sizeof cut_up);
-            ((mp_vit *)tiny.model)->most_ops = 1; /* parts of 5 rows; in attention of 30 at most a lane and head */
+            ((mp_vit *)tiny.model)->most_ops = 1; /* parts of 5 rows; in attention at most 30, per thread and head */
             const int regions = run_parts(&tiny, &all, FIRST, COUNT, true, cut_up, &rows);
             MP_CHECK(regions >= (M + 4) / 5 * (1 + 2 * LAYERS) + M / 30 * 3 * LAYERS / lanes);
             MP_CHECK(memcmp(whole, cut_up, (size_t)M * HIDDEN * sizeof *whole) == 0);
@@ -389,7 +389,7 @@ MP_TEST_SECONDS(models_vit_parts, 60) {
         }
 }
 
-/* Attention costs the square of the rows that see each other: all, or those of a window. */
+/* Attention costs the square of the rows that attend to each other: all rows, or those of a window. */
 MP_TEST(models_vit_costs) {
     mp_vit_layer layers[2] = {{.windowed = true}, {.windowed = false}};
     mp_vit model = {.hidden = 64, .heads = 4, .head_dim = 16, .ffn = 96, .layer_count = 2, .gated = true, .axial = true,
@@ -426,9 +426,9 @@ static void check_item(tiny_model *tiny, mp_item *item, mp_image_call *call) {
     MP_CHECK_OK(tiny->engine->ops->admit(tiny->engine, item, &error), &error);
 }
 
-/* An image that takes longer than a step goes in parts, one a step here, beside a smaller one of somebody else, who is
- * done meanwhile, and in turns with another large one. It begins anew when it was preempted, goes on when the step was
- * not wanted, and trimming takes nothing of it. The bits are the same, and all memory is counted. */
+/* An image that takes longer than a step runs in parts, one per step here. A smaller image of another request finishes
+ * meanwhile; another large image takes turns. A preemption restarts the image, an unwanted step does not, and trim
+ * frees none of it. The bits are the same, and all memory is counted. */
 static void check_large(const char *arch, int lanes) {
     enum { SIDES = 12 * PATCH, STEPS = 10000, GRAIN = 5 };
     static const _Atomic int raised = 1;
@@ -437,10 +437,11 @@ static void check_large(const char *arch, int lanes) {
     const bool any_size = strcmp(arch, "siglip") != 0;
     tiny_model tiny;
     mp_plan plan;
-    mp_item item[3]; /* two calls of a large image and one of the model's own size, one of that alone */
+    mp_item item[3]; /* two requests with a large image and one of the model's size; one request with the latter
+                      * alone */
     mp_outcome outcomes[MP_PLAN_MAX];
     make_pictures(&all, any_size);
-    if (any_size) /* so that it is larger; pixels are those of whatever stands there */
+    if (any_size) /* larger in shape only; its pixels are whatever follows in memory */
         all.sizes[6] = all.sizes[7] = SIDES;
     for (int i = 3; i < 5; i++)
         all.offsets[i + 1] = all.offsets[i] + 3 * (int64_t)all.sizes[2 * i] * all.sizes[2 * i + 1];
@@ -498,7 +499,7 @@ static void check_large(const char *arch, int lanes) {
     MP_CHECK(memcmp(vectors[0], alone, 2 * WIDTH * sizeof *alone) == 0);
     MP_CHECK(memcmp(vectors[1], alone, WIDTH * sizeof *alone) == 0);
     MP_CHECK(!any_size || memcmp(vectors[2], alone + WIDTH, WIDTH * sizeof *alone) == 0);
-    atomic_store(&item[1].cancelled, 1); /* it ends in the middle of its second */
+    atomic_store(&item[1].cancelled, 1); /* cancelled within its second image */
     tiny.engine->ops->plan(tiny.engine, (mp_item *[]){&item[1]}, 1, 0, &plan);
     tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
     MP_CHECK(outcomes[0] == MP_OUTCOME_MORE && item[1].cursor == 1);
@@ -518,7 +519,8 @@ MP_TEST(models_vit_large_images_go_in_parts) {
     }
 }
 
-/* A step that nobody else is in may be four times as long, but not for one of these: who comes waits for its end. */
+/* A step without other requests may take four times as long, but not a step of a large image: a new request would wait
+ * for its end. */
 MP_TEST(models_vit_large_images_hold_nobody_up) {
     enum { STEP_NS = 25000000 };
     static pictures all;
@@ -541,7 +543,7 @@ MP_TEST(models_vit_large_images_hold_nobody_up) {
     tiny_unload(&tiny);
 }
 
-/* Without memory for a second one on its way, its call waits until the first is done. */
+/* Without memory for a second large image, its request waits until the first is done. */
 MP_TEST(models_vit_large_images_wait_for_memory) {
     static pictures all;
     tiny_model tiny;

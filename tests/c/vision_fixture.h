@@ -1,4 +1,4 @@
-/* vision_fixture.h: tiny decoders that read images, and calls with images for them. */
+/* vision_fixture.h: tiny vision decoders, and requests with images. */
 #ifndef VISION_FIXTURE_H
 #define VISION_FIXTURE_H
 
@@ -7,8 +7,8 @@
 enum { ITEMS = 8, ANSWER = 5, MARK = TINY_VOCAB - 1, SIDE = 16, PATCH = 4, HIDDEN = 24, FFN = 40, TOWER = 3, MOST = 3,
        ROWS = (SIDE / PATCH) * (SIDE / PATCH), PIXELS = SIDE * SIDE * 3 };
 
-static int tile_rows = ROWS; /* rows that a tile becomes */
-static bool halves;          /* the first matrix of an axial network stands in two, as in GGUF files */
+static int tile_rows = ROWS; /* rows per tile */
+static bool halves;          /* the first matrix of an axial network is stored as two, as in GGUF files */
 
 static inline void set_string(mp_spec *spec, const char *key, const char *text) {
     mp_error error;
@@ -62,7 +62,8 @@ static inline void add_tower(tiny_file *file) {
     tiny_tensor(file, "mm.image_newline", MP_F32, 1, TINY_HIDDEN, 0.5f, 0);
 }
 
-/* An axial network with windows over 2 by 2 merged patches, and three positions in the decoder. */
+/* Add an axial image encoder with windows over 2 by 2 merged patches, and three-dimensional positions in the
+ * decoder. */
 static inline void add_axial(tiny_file *file) {
     enum { MERGE = 2, PAIRS = TINY_HIDDEN / TINY_HEADS / 2 };
     char name[64];
@@ -114,7 +115,7 @@ static inline void add_axial(tiny_file *file) {
     tiny_tensor(file, "mm.image_newline", MP_F32, 1, TINY_HIDDEN, 0.5f, 0);
 }
 
-/* Texts around images by number; some turn the rows of theirs around and end them with the newline. */
+/* Texts around images, by number; some reverse their image's rows and end them with the newline. */
 static const struct {
     int before, n, images[MOST], between, after, choices;
     bool logits, turned;
