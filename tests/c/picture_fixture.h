@@ -294,7 +294,7 @@ static inline uint64_t seen_hash(const mp_call *base) {
     return tiny_hash_bytes(hash, call->previews, n * (size_t)call->n_previews * pixels);
 }
 
-/* Hash that, and the latents kept for tests. */
+/* Hash that, and the state kept for tests: latents of all steps, text embeddings. */
 static inline uint64_t hash_of(const mp_call *base) {
     const mp_draw_call *call = (const mp_draw_call *)base;
     const size_t latents = CHANNELS * HIGH * WIDE, n = (size_t)call->n_pictures;

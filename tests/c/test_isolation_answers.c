@@ -116,7 +116,7 @@ static bool try_text(int at, uint8_t by, size_t cut, bool over, size_t *used) {
     return taken;
 }
 
-MP_TEST_SECONDS(isolation_answers_with_any_byte_changed_are_right_or_refused, 120) {
+MP_TEST_SECONDS(isolation_completions_with_a_changed_byte_are_correct_or_refused, 120) {
     for (int over = 0; over < 2; over++) {
         size_t used = 0, unused;
         int taken = 0, refused = 0;
@@ -134,7 +134,7 @@ MP_TEST_SECONDS(isolation_answers_with_any_byte_changed_are_right_or_refused, 12
     }
 }
 
-MP_TEST_SECONDS(isolation_plans_with_any_byte_changed_are_right_or_refused, 60) {
+MP_TEST_SECONDS(isolation_plans_with_a_changed_byte_are_correct_or_refused, 60) {
     static scene s;
     for (int at = -1; at < 24; at++)
         for (int i = 0; i < CHANGES; i++) {
@@ -207,10 +207,10 @@ static void change_vectors(bool images) {
     MP_CHECK(refused > 100);
 }
 
-MP_TEST_SECONDS(isolation_vectors_with_any_byte_changed_are_right_or_refused, 60) { change_vectors(false); }
-MP_TEST_SECONDS(isolation_images_with_any_byte_changed_are_right_or_refused, 60) { change_vectors(true); }
+MP_TEST_SECONDS(isolation_vectors_with_a_changed_byte_are_correct_or_refused, 60) { change_vectors(false); }
+MP_TEST_SECONDS(isolation_image_vectors_with_a_changed_byte_are_correct_or_refused, 60) { change_vectors(true); }
 
-MP_TEST(isolation_rows_of_images_are_refused) {
+MP_TEST(isolation_patch_vectors_of_images_are_refused) {
     float *vectors;
     _Atomic int32_t *done;
     mp_error error;
@@ -222,7 +222,7 @@ MP_TEST(isolation_rows_of_images_are_refused) {
     mp_call_destroy(call);
 }
 
-MP_TEST(isolation_a_child_may_not_speak_out_of_turn) {
+MP_TEST(isolation_unexpected_messages_of_a_child_are_refused) {
     static scene s;
     mp_text_call *call = text_call();
     s.mutate_at = -1;
@@ -391,7 +391,7 @@ static void check_claim_within(claim it, limits limits, const char *why) {
     mp_call_destroy(&call->base);
 }
 
-MP_TEST(isolation_answers_end_where_they_must) {
+MP_TEST(isolation_completions_end_where_they_must) {
     enum { OPEN = MP_FINISH_NONE, EOS = MP_FINISH_EOS, LENGTH = MP_FINISH_LENGTH };
     const limits usual = {.context = CONTEXT, .n_ends = 1};
     claim four = {"abcd", 4, {1, 2, 3, 4}, {1, 2, 3, 4}, 3, 4, 4, LENGTH, -1}, open = four;
@@ -426,7 +426,7 @@ MP_TEST(isolation_answers_end_where_they_must) {
     check_claim_within(three, usual, "behind an end");
 }
 
-MP_TEST(isolation_ids_are_the_tokenizers) {
+MP_TEST(isolation_token_ids_are_within_the_vocabulary) {
     claim it = {"a", 1, {VOCAB - 1}, {1}, VOCAB - 1, 1, 1, MP_FINISH_NONE, -1};
     check_claims(&it, 1, "");
     it.id[0] = VOCAB; /* the model has a row for this id, the tokenizer has no text */
@@ -449,7 +449,7 @@ static mp_error failure_of(mp_status status) {
     return said;
 }
 
-MP_TEST(isolation_what_a_call_may_fail_with) {
+MP_TEST(isolation_requests_fail_only_with_allowed_errors) {
     static const mp_status at_admission[] = {MP_MEMORY_EXHAUSTED, MP_MODEL, MP_INTERNAL, MP_OK};
     static const mp_status in_a_step[] = {MP_MEMORY_EXHAUSTED, MP_MODEL, MP_IO, MP_NUMERIC, MP_INTERNAL, MP_OK};
     static scene s;
@@ -529,7 +529,7 @@ static int idle_steps(uint64_t before) {
     return steps;
 }
 
-MP_TEST(isolation_steps_that_get_on_with_nothing_end) {
+MP_TEST(isolation_steps_without_progress_end) {
     mp_text_call *call = text_call();
     int most = (int)mp_wire_text_to_text.most_idle(&call->base);
     mp_call_destroy(&call->base);
@@ -537,7 +537,7 @@ MP_TEST(isolation_steps_that_get_on_with_nothing_end) {
     MP_CHECK_INT(idle_steps((uint64_t)most), most + most + 1);
 }
 
-MP_TEST(isolation_texts_that_are_never_done_end) {
+MP_TEST(isolation_texts_that_never_finish_are_failed) {
     static scene s;
     static const int32_t ids[] = {1, 2, 3};
     static const int64_t offsets[] = {0, 1, 3};
@@ -577,7 +577,7 @@ static void set_learnt(mp_model *model, const uint64_t speed[MP_MODEL_SPEEDS]) {
     memcpy(learnt, speed, sizeof learnt);
 }
 
-MP_TEST(isolation_a_row_took_no_longer_than_its_step) {
+MP_TEST(isolation_a_row_takes_no_longer_than_its_step) {
     static const mp_isolation_kind kind = {.get_speed = get_learnt, .set_speed = set_learnt};
     static const uint64_t hour_ns = 3600ull * 1000 * 1000 * 1000;
     static scene s;
@@ -619,7 +619,7 @@ static mp_status start_one_that_says(const char *what, mp_error *error) {
     return status;
 }
 
-MP_TEST_SECONDS(isolation_what_a_start_may_fail_with, 60) {
+MP_TEST_SECONDS(isolation_starts_fail_only_with_allowed_errors, 60) {
     static const mp_status right[] = {MP_MEMORY_EXHAUSTED, MP_FORMAT, MP_LIMIT,        MP_UNSUPPORTED, MP_IO,
                                       MP_INTEGRITY,        MP_MODEL,  MP_SPAWN_FAILED, MP_INTERNAL,    MP_OK};
     int count;

@@ -53,7 +53,7 @@ static void end(masked_scene *m) {
     mp_call_destroy(&m->call->base);
 }
 
-/* Let the child answer a plan with `count` rows; return the planned amount. */
+/* Plan while the child answers with `count` items; return the plan's count. */
 static int plan(masked_scene *m, uint32_t count) {
     mp_wire_begin(&m->s.out, &m->s.p.child, MP_FRAME_PLAN);
     mp_put_u32(&m->s.out, count);
@@ -145,7 +145,7 @@ static void check_first(mp_outcome outcome, draw it, const char *why) {
     end(&m);
 }
 
-MP_TEST(isolation_what_is_drawn_keeps_to_its_mask) {
+MP_TEST(isolation_sampled_tokens_obey_their_mask) {
     const char *const against = "its mask does not allow", *const early = "before its mask came";
     check_first(MP_OUTCOME_WAIT_MASK, allowed, "");
     check_first(MP_OUTCOME_WAIT_MASK, nothing, "");
@@ -158,7 +158,7 @@ MP_TEST(isolation_what_is_drawn_keeps_to_its_mask) {
     check_first(MP_OUTCOME_DONE, (draw){1, ALLOWED, MP_FINISH_LENGTH, -1}, "before it is as long");
 }
 
-MP_TEST(isolation_answers_end_where_their_masks_let_them) {
+MP_TEST(isolation_completions_end_where_their_masks_allow) {
     static const struct {
         int32_t allows;
         draw it;
@@ -182,7 +182,7 @@ MP_TEST(isolation_answers_end_where_their_masks_let_them) {
 }
 
 /* A process may report that it waits for a mask only if the parent has not sent the mask it needs. */
-MP_TEST(isolation_waits_for_masks_end) {
+MP_TEST(isolation_mask_waits_without_reason_are_refused) {
     static masked_scene m;
     for (int way = 0; way < 4; way++) {
         const draw both[] = {allowed, allowed}, second[] = {nothing, allowed};
@@ -254,7 +254,7 @@ MP_TEST(isolation_masks_are_sent_once) {
     end(&m);
 }
 
-MP_TEST(isolation_records_are_of_the_tokens_that_were_drawn) {
+MP_TEST(isolation_capture_records_match_the_sampled_tokens) {
     static const struct {
         int count, drawn; /* tokens of the first step, and number of tokens with records */
         bool fine;
@@ -282,7 +282,7 @@ MP_TEST(isolation_records_are_of_the_tokens_that_were_drawn) {
 
 /* Change each byte of a step with a mask, and of one with records: the result is correct, or nothing of it is
  * published. */
-MP_TEST_SECONDS(isolation_masked_answers_with_any_byte_changed_are_right_or_refused, 60) {
+MP_TEST_SECONDS(isolation_masked_completions_with_a_changed_byte_are_correct_or_refused, 60) {
     static const uint8_t changes[] = {1, 2, 8, 128, 255};
     static masked_scene m;
     for (int captured = 0; captured < 2; captured++) {

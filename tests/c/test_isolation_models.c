@@ -74,7 +74,7 @@ static void run_to_end(mp_engine *engine, mp_lease *lease, tiny_job *job) {
     engine->ops->retire(engine, &job->item);
 }
 
-MP_TEST_SECONDS(isolation_texts_are_the_same_bytes_wherever_they_go_on, 120) {
+MP_TEST_SECONDS(isolation_texts_have_the_same_bytes_in_any_process, 120) {
     static const mp_dtype types[] = {MP_Q8_0, MP_Q4_1, MP_Q6_K};
     uint64_t expected[ITEMS];
     tiny_model here;
@@ -188,7 +188,7 @@ static void check_embedding(mp_model *here, mp_engine *engine, isolated *it, mp_
         mp_call_destroy(&calls[k]->base);
 }
 
-MP_TEST_SECONDS(isolation_vectors_are_the_same_bytes_wherever_they_go_on, 60) {
+MP_TEST_SECONDS(isolation_vectors_have_the_same_bytes_in_any_process, 60) {
     static const mp_compute classes[] = {MP_COMPUTE_F32, MP_COMPUTE_I8};
     for (size_t i = 0; i < sizeof classes / sizeof *classes; i++) {
         tiny_model here;
@@ -235,7 +235,7 @@ static mp_status make_largest(int excess, mp_text_call **call, mp_error *error) 
     return mp_text_call_create(&args, call, error);
 }
 
-MP_TEST_SECONDS(isolation_the_largest_call_that_can_be_made_crosses, 60) {
+MP_TEST_SECONDS(isolation_the_largest_request_is_transferred, 60) {
     static const mp_dtype types[] = {MP_Q8_0};
     uint64_t hash[2];
     mp_error error;
@@ -259,7 +259,7 @@ MP_TEST_SECONDS(isolation_the_largest_call_that_can_be_made_crosses, 60) {
     tiny_unload(&here);
 }
 
-MP_TEST(isolation_calls_beyond_the_limits_are_never_made) {
+MP_TEST(isolation_requests_beyond_the_limits_are_refused) {
     static const int64_t offsets[] = {0, 1};
     static const int32_t ids[] = {1};
     mp_text_call *call;
@@ -274,7 +274,7 @@ MP_TEST(isolation_calls_beyond_the_limits_are_never_made) {
     MP_CHECK_HAS(error.message, "allowed: 1 to 16777216");
 }
 
-MP_TEST(isolation_what_processes_cannot_do_is_refused) {
+MP_TEST(isolation_prompt_logits_are_refused) {
     static const mp_dtype types[] = {MP_Q8_0};
     static const int32_t prompt[] = {1};
     mp_text_args args = {.n_prompt = 1, .prompt = prompt, .n_choices = 1, .want_prompt_logits = true,
@@ -332,7 +332,7 @@ static int helpers_at(int process, const mp_cpu_set *cpus) {
     return count;
 }
 
-MP_TEST_SECONDS(isolation_processes_compute_where_their_lanes_are, 60) {
+MP_TEST_SECONDS(isolation_processes_compute_on_their_leased_cpus, 60) {
     enum { LANES = 4, A_NODE = 2, BOTH = 2 };
     static const int rounds[] = {0, 1, BOTH, 1, 0, BOTH, 1, BOTH};
     static const mp_dtype types[] = {MP_Q8_0};

@@ -31,7 +31,7 @@ static uint64_t drawn_here(bool flux) {
 
 /* Processes take turns with the request, at points that a seed chooses: within texts, denoising steps, previews and
  * images. */
-MP_TEST_SECONDS(isolation_pictures_are_the_same_bytes_wherever_they_go_on, 120) {
+MP_TEST_SECONDS(isolation_generated_images_have_the_same_bytes_in_any_process, 120) {
     for (int flux = 0; flux < 2; flux++) {
         const uint64_t expected = drawn_here(flux);
         mp_spec *spec = pipeline(flux);
@@ -164,7 +164,7 @@ static mp_outcome try(const answer *it, int at, uint8_t by, size_t *used, bool *
     return outcome;
 }
 
-MP_TEST_SECONDS(isolation_pictures_with_any_byte_changed_are_right_or_refused, 120) {
+MP_TEST_SECONDS(isolation_generated_images_with_a_changed_byte_are_correct_or_refused, 120) {
     static const answer whole = {MP_OUTCOME_DONE, TOTAL, 1, 0.5f, 0.25f}, begun = {MP_OUTCOME_MORE, 1, 0, 0.5f, 0};
     static const uint8_t changes[] = {1, 2, 8, 64, 128, 255, 127};
     const answer *const all[] = {&whole, &begun};
@@ -183,7 +183,7 @@ MP_TEST_SECONDS(isolation_pictures_with_any_byte_changed_are_right_or_refused, 1
     }
 }
 
-MP_TEST(isolation_pictures_that_lie_are_refused) {
+MP_TEST(isolation_false_image_results_are_refused) {
     const float nan = nanf("");
     const answer honest[] = {
         {MP_OUTCOME_MORE, 0, 0, 0, 0}, {MP_OUTCOME_MORE, 1, 0, 1, 0},    {MP_OUTCOME_MORE, 1, 1, 1, 0},

@@ -38,7 +38,7 @@ static int open_files(void) {
     return count;
 }
 
-MP_TEST(isolation_processes_tell_how_they_ended) {
+MP_TEST(isolation_processes_report_how_they_ended) {
     mp_process process;
     char how[96];
     start(&process, "exit");
@@ -60,7 +60,7 @@ MP_TEST(isolation_processes_tell_how_they_ended) {
     MP_CHECK(waitpid(-1, NULL, WNOHANG) < 0 && errno == ECHILD);
 }
 
-MP_TEST(isolation_killing_reaps_also_one_that_is_stopped) {
+MP_TEST(isolation_kill_reaps_a_stopped_process) {
     int before = open_files();
     for (int i = 0; i < 20; i++) {
         mp_process process;
@@ -75,7 +75,7 @@ MP_TEST(isolation_killing_reaps_also_one_that_is_stopped) {
     MP_CHECK_INT(open_files(), before);
 }
 
-MP_TEST(isolation_a_process_that_somebody_else_waited_for_is_dead) {
+MP_TEST(isolation_a_process_that_was_reaped_elsewhere_is_dead) {
     mp_process process;
     start(&process, "exit");
     int pid = process.pid;
@@ -104,7 +104,7 @@ MP_TEST(isolation_a_forked_child_leaves_its_parents_processes_alone) {
     mp_process_kill(&process);
 }
 
-MP_TEST(isolation_programs_that_are_not_there_are_refused) {
+MP_TEST(isolation_missing_programs_are_refused) {
     static const char *argv[] = {"/nowhere/at/all", NULL};
     mp_process_command command = {.argv = argv, .envp = argv, .fds = {0, 0, 0}};
     mp_process process;
@@ -171,13 +171,13 @@ static mp_status share(void *arg, mp_error *error) {
     return status;
 }
 
-MP_TEST(isolation_shared_memory_is_there) {
+MP_TEST(isolation_shared_memory_is_allocated_at_once) {
     mp_error error;
     for (size_t bytes = 1; bytes < 50000000; bytes = bytes * 7 + 3)
         MP_CHECK_OK(share(&bytes, &error), &error);
 }
 
-MP_TEST(isolation_shared_memory_that_is_not_there_is_refused) {
+MP_TEST(isolation_refused_shared_memory_is_an_error) {
     size_t bytes = 40000000;
     int before = open_files();
     MP_CHECK_INT(mp_test_fault_sweep(MP_FAULT_PAGES, share, &bytes), 3);
@@ -194,7 +194,7 @@ static void poke(void *pid) {
 static void ignore(int number) { (void)number; }
 
 /* A signal to this process does not make it take others for dead. */
-MP_TEST(isolation_looks_are_interrupted) {
+MP_TEST(isolation_polls_survive_interruptions) {
     mp_process process;
     pid_t self = getpid();
     mp_thread thread;
@@ -386,7 +386,7 @@ static mp_status sweep(void *arg, mp_error *error) {
     return status;
 }
 
-MP_TEST_SECONDS(isolation_no_time_at_all_to_start, 60) {
+MP_TEST_SECONDS(isolation_starts_without_time_time_out, 60) {
     static const mp_dtype types[] = {MP_Q8_0};
     mp_error error;
     MP_CHECK_OK(mp_cpu_init("", &error), &error);

@@ -123,8 +123,8 @@ static void check_moves(const tiny_kind *kind) {
     mp_spec_unpin(spec);
 }
 
-MP_TEST_SECONDS(isolation_visions_are_the_same_bytes_wherever_they_go_on, 120) { check_moves(&llava_kind); }
-MP_TEST_SECONDS(isolation_visions_with_windows_are_the_same_bytes, 120) {
+MP_TEST_SECONDS(isolation_vision_has_the_same_bytes_in_any_process, 120) { check_moves(&llava_kind); }
+MP_TEST_SECONDS(isolation_vision_with_windows_has_the_same_bytes_in_any_process, 120) {
     tile_rows = ROWS / 4;
     halves = true;
     check_moves(&axial_kind);
@@ -194,7 +194,7 @@ static void die(isolated *it, tiny_job *job, bool within_image) {
 
 /* A process computes an image once, also for another request; another process computes it again. If a process dies
  * within an image, or within a completion, another process finishes the request with the same bytes. */
-MP_TEST_SECONDS(isolation_visions_look_once_and_outlive_a_process, 120) {
+MP_TEST_SECONDS(isolation_vision_encodes_an_image_once_and_survives_a_process, 120) {
     static const mp_dtype floats[] = {MP_F32};
     uint64_t expected = 0;
     mp_error error;
@@ -235,7 +235,7 @@ MP_TEST_SECONDS(isolation_visions_look_once_and_outlive_a_process, 120) {
     mp_spec_unpin(spec);
 }
 
-MP_TEST(isolation_visions_that_stay_are_refused) {
+MP_TEST(isolation_vision_with_prompt_logits_is_refused) {
     static const mp_dtype floats[] = {MP_F32};
     isolated it;
     mp_error error;
@@ -258,7 +258,7 @@ MP_TEST(isolation_visions_that_stay_are_refused) {
 
 /* The memory reserved for a process is that of its engine for one image of the model's size, and for texts beside
  * it. */
-MP_TEST(isolation_visions_get_memory_for_an_image) {
+MP_TEST(isolation_vision_reserves_memory_for_an_image) {
     static const mp_dtype floats[] = {MP_F32};
     uint64_t model, text, image, process;
     mp_loader loader;
@@ -317,7 +317,7 @@ static void compose(scene *s, uint32_t cursor) {
 }
 
 /* A vision plan may hold only a part of a request's image; a text plan must hold rows of the request. */
-MP_TEST(isolation_plans_of_images_alone_are_visions) {
+MP_TEST(isolation_plans_of_image_parts_alone_are_for_vision) {
     for (int vision = 0; vision < 2; vision++) {
         static scene s;
         mp_text_call *call = small_call(vision);
@@ -346,7 +346,7 @@ MP_TEST(isolation_plans_of_images_alone_are_visions) {
 }
 
 /* An image takes at most as many steps as it has parts. A process that takes more is abandoned. */
-MP_TEST(isolation_images_that_are_never_done_end) {
+MP_TEST(isolation_images_that_never_finish_are_failed) {
     for (int vision = 0; vision < 2; vision++) {
         static scene s;
         mp_text_call *call = small_call(vision);
@@ -372,7 +372,7 @@ MP_TEST(isolation_images_that_are_never_done_end) {
 
 /* Change each byte of the result of a request with images: it is refused or correct, as for texts. The request's prompt
  * and images stay unchanged. */
-MP_TEST_SECONDS(isolation_visions_with_any_byte_changed_are_right_or_refused, 60) {
+MP_TEST_SECONDS(isolation_vision_results_with_a_changed_byte_are_correct_or_refused, 60) {
     static const uint8_t changes[] = {1, 2, 8, 64, 128, 255, 127};
     size_t used = 1;
     int refused = 0;
@@ -449,7 +449,7 @@ static mp_status cross(bool images, int at, mp_error *error) {
     return at >= 0 ? MP_OK : status;
 }
 
-MP_TEST(isolation_calls_with_images_cross) {
+MP_TEST(isolation_requests_with_images_are_transferred) {
     mp_error error;
     for (int images = 0; images < 2; images++) {
         MP_CHECK_OK(cross(images, -1, &error), &error);
@@ -459,7 +459,7 @@ MP_TEST(isolation_calls_with_images_cross) {
 }
 
 static mp_status cross_sweep(void *arg, mp_error *error) { return cross(*(bool *)arg, -1, error); }
-MP_TEST_SECONDS(isolation_calls_with_images_survive_refused_memory, 60) {
+MP_TEST_SECONDS(isolation_requests_with_images_survive_refused_memory, 60) {
     bool images = true;
     mp_test_alloc_sweep(cross_sweep, &images);
 }

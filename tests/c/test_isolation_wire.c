@@ -2,7 +2,7 @@
 #include "isolation/spec_codec.h"
 #include "isolation_scene.h"
 
-MP_TEST(isolation_frames_come_as_they_were_sent) {
+MP_TEST(isolation_frames_arrive_as_sent) {
     static uint8_t sent[MP_FRAME_MOST], got[MP_FRAME_MOST];
     mp_test_random random = {1};
     pair p;
@@ -26,7 +26,7 @@ MP_TEST(isolation_frames_come_as_they_were_sent) {
     free(p.page);
 }
 
-MP_TEST(isolation_every_flipped_byte_of_a_frame_is_found) {
+MP_TEST(isolation_every_flipped_byte_of_a_frame_is_detected) {
     static uint8_t data[100], got[MP_FRAME_MOST];
     for (size_t i = 0; i < sizeof data; i++)
         data[i] = (uint8_t)(i * 7);
@@ -167,7 +167,7 @@ static mp_spec *full_spec(void) {
     return copy;
 }
 
-MP_TEST(isolation_specs_come_out_as_they_went_in) {
+MP_TEST(isolation_specs_are_decoded_as_encoded) {
     mp_spec *spec = full_spec(), *decoded;
     uint8_t *bytes;
     size_t size;
@@ -185,7 +185,7 @@ MP_TEST(isolation_specs_come_out_as_they_went_in) {
     mp_free(bytes);
 }
 
-MP_TEST_SECONDS(isolation_bytes_that_are_no_spec_are_refused, 60) {
+MP_TEST_SECONDS(isolation_bytes_that_are_not_a_spec_are_refused, 60) {
     mp_spec *spec = full_spec(), *decoded;
     uint8_t *bytes;
     size_t size;

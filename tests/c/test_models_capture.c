@@ -39,7 +39,7 @@ static double sum_of_squares(const float *x, int count) {
 
 /* The embedding record is the token's row, the norm record follows from the last layer's output, and the logits are
  * those of the last prompt row. No two layers and no two tokens give the same record. */
-MP_TEST(models_capture_records_are_what_they_say) {
+MP_TEST(models_capture_records_match_their_checkpoints) {
     static const mp_dtype types[] = {MP_F32};
     tiny_model tiny;
     tiny_load(&tiny, tiny_decoder_spec(types, 1, 81), MP_COMPUTE_F32, 2);
@@ -64,8 +64,7 @@ MP_TEST(models_capture_records_are_what_they_say) {
             MP_CHECK(memcmp(record_of(call, t, r), record_of(call, t - 1, r), sizeof row) != 0);
         const float *x = record_of(call, t, TINY_LAYERS), *normed = record_of(call, t, TINY_LAYERS + 1);
         double scale = sqrt(sum_of_squares(x, TINY_HIDDEN) / TINY_HIDDEN + 1e-5);
-        for (int i = 0; t && i < TINY_HIDDEN; i++) { /* divided by the norm's weights, which follow from the first
-                                                      * token */
+        for (int i = 0; t && i < TINY_HIDDEN; i++) { /* the norm's weights are those of the first token */
             double weight = normed[i] * scale / x[i], first = record_of(call, 0, TINY_LAYERS + 1)[i] *
                             sqrt(sum_of_squares(record_of(call, 0, TINY_LAYERS), TINY_HIDDEN) / TINY_HIDDEN + 1e-5) /
                             record_of(call, 0, TINY_LAYERS)[i];
@@ -79,7 +78,7 @@ MP_TEST(models_capture_records_are_what_they_say) {
 }
 
 /* Fewer values are a prefix of all values, and a completion is the same without captures. */
-MP_TEST(models_capture_changes_nothing) {
+MP_TEST(models_capture_changes_no_completion) {
     static const mp_dtype types[] = {MP_Q8_0, MP_Q4_0};
     static const int values[] = {ALL, 10, 0};
     enum { RUNS = sizeof values / sizeof *values };
@@ -109,7 +108,7 @@ MP_TEST(models_capture_changes_nothing) {
 }
 
 /* Tokens beyond the capture's capacity are dropped; the other records are unchanged. */
-MP_TEST(models_capture_drops_what_has_no_room) {
+MP_TEST(models_capture_drops_tokens_beyond_its_capacity) {
     static const mp_dtype types[] = {MP_Q8_0};
     tiny_model tiny;
     mp_error error;
@@ -143,7 +142,7 @@ MP_TEST(models_capture_drops_what_has_no_room) {
 }
 
 /* A non-finite row gives no token, but its records show where the value first appears. */
-MP_TEST(models_capture_shows_what_is_not_finite) {
+MP_TEST(models_capture_records_nonfinite_rows) {
     static const mp_dtype types[] = {MP_F32};
     tiny_model tiny;
     tiny_load(&tiny, tiny_decoder_spec_as(&(tiny_kind){.arch = "llama"}, types, 1, 84, 7), MP_COMPUTE_F32, 1);
@@ -162,7 +161,7 @@ MP_TEST(models_capture_shows_what_is_not_finite) {
     tiny_unload(&tiny);
 }
 
-MP_TEST(models_capture_refuses_what_makes_no_sense) {
+MP_TEST(models_capture_refuses_invalid_arguments) {
     static const struct {
         int values, records, n;
     } wrong[] = {{-1, 100, 1}, {ALL + 1, 100, 1}, {5, 0, 1}, {5, -1, 1}, {5, 100, 2}, {0, -1, 1}};
@@ -214,7 +213,7 @@ static void *count_map(size_t bytes, int fd) {
 #endif
 
 /* From admission to end, a request with captures makes exactly as many system calls as one without. */
-MP_TEST(models_capture_asks_the_system_for_nothing) {
+MP_TEST(models_capture_adds_no_system_calls) {
 #ifdef MP_SEAM
     static const mp_dtype types[] = {MP_Q8_0};
     static const int values[] = {10, 10, 0, 10, ALL, 0};

@@ -238,7 +238,7 @@ MP_TEST_SECONDS(models_contract_masks, 120) {
 }
 
 /* Without scratch for a step all items wait, none fails, and no block is allocated. */
-MP_TEST_SECONDS(models_scratch_waits, 60) {
+MP_TEST_SECONDS(models_steps_wait_for_scratch, 60) {
     static const mp_dtype types[] = {MP_Q8_0};
     uint64_t expected[ITEMS];
     tiny_model tiny;
@@ -275,7 +275,7 @@ MP_TEST_SECONDS(models_scratch_waits, 60) {
 }
 
 /* A preempted request that ends before its next admission leaks nothing. */
-MP_TEST(models_preempted_calls_can_be_abandoned) {
+MP_TEST(models_preempted_requests_can_be_abandoned) {
     static const mp_dtype types[] = {MP_Q8_0};
     tiny_model tiny;
     mp_error error;
@@ -320,7 +320,7 @@ MP_TEST_SECONDS(models_prompts_are_not_starved, 60) {
 }
 
 /* A lack of memory ends no request: the item waits, and continues when others have freed memory. */
-MP_TEST_SECONDS(models_memory_waits, 60) {
+MP_TEST_SECONDS(models_requests_wait_for_memory, 60) {
     static const mp_dtype types[] = {MP_Q8_0};
     uint64_t expected[ITEMS];
     tiny_model tiny;
@@ -361,7 +361,7 @@ MP_TEST_SECONDS(models_memory_waits, 60) {
     tiny_unload(&tiny);
 }
 
-MP_TEST(models_lanes_that_are_worth_having) {
+MP_TEST(models_thread_count_follows_the_work) {
     mp_model_facts small = {.weight_bytes = 98 * 1000 * 1000, .parameters = 134 * 1000 * 1000};
     mp_model_facts large = {.weight_bytes = 4700ll * 1000 * 1000, .parameters = 8000ll * 1000 * 1000};
     mp_model_facts tiny = {.weight_bytes = 100 * 1000, .parameters = 100 * 1000};

@@ -66,7 +66,7 @@ MP_TEST(models_encoder_dense_layers_are_shared) {
     tiny_unload(&tiny);
 }
 
-MP_TEST(models_encoder_nan_fails_its_call_only) {
+MP_TEST(models_encoder_nan_fails_its_request_only) {
     static texts all;
     static float out[TEXTS * WIDTH];
     make_texts(&all);
@@ -78,7 +78,7 @@ MP_TEST(models_encoder_nan_fails_its_call_only) {
     tiny_unload(&tiny);
 }
 
-MP_TEST(models_encoder_refuses_bad_calls) {
+MP_TEST(models_encoder_refuses_invalid_requests) {
     mp_error error;
     tiny_model tiny;
     tiny_load(&tiny, tiny_encoder_spec(false), MP_COMPUTE_F32, 1);

@@ -157,7 +157,7 @@ static void check(bool normalise) {
     take_down(&s);
 }
 
-MP_TEST(models_experts_are_what_they_should_be) {
+MP_TEST(models_experts_match_the_reference) {
     check(true);
     check(false);
 }
@@ -176,7 +176,7 @@ static void forbid_last(const tiny_model *tiny, const char *path) {
     MP_CHECK_INT(mprotect((void *)from, (size_t)file.st_size - (size_t)offset - (from - data), PROT_NONE), 0);
 }
 
-MP_TEST(models_experts_not_chosen_are_not_read) {
+MP_TEST(models_experts_that_are_not_chosen_are_not_read) {
     static const mp_dtype types[] = {MP_Q8_0};
     size_t rest;
     char path[512];
@@ -215,7 +215,7 @@ MP_TEST(models_experts_not_chosen_are_not_read) {
 }
 
 /* After a file was changed in place, every step on its weights fails, from the first one on. */
-MP_TEST(models_experts_of_a_file_that_was_changed) {
+MP_TEST(models_experts_of_a_changed_file_fail) {
     static const mp_dtype types[] = {MP_Q8_0};
     static const int32_t prompt[] = {3, 1, 4, 1, 5};
     size_t rest;

@@ -42,7 +42,7 @@ MP_TEST_SECONDS(models_allocation_sweep, 120) {
 }
 
 /* Output that the caller may have seen decides if a request may restart from zero. */
-MP_TEST(models_calls_say_what_was_seen) {
+MP_TEST(models_requests_report_seen_output) {
     mp_error error;
     mp_call *call;
     MP_CHECK_OK(make_call(&call, &error), &error);
@@ -63,7 +63,7 @@ MP_TEST(models_calls_say_what_was_seen) {
 
 /* A reloaded model re-checks a waiting request. Until the first token, the output is allocated anew for that model;
  * afterwards published output stays in place. */
-MP_TEST(models_calls_keep_what_was_given) {
+MP_TEST(models_requests_keep_published_output) {
     mp_error error;
     mp_call *call;
     mp_error_clear(&error);

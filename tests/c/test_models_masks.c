@@ -102,7 +102,7 @@ static int run(tiny_model *tiny, mp_test_random *late, uint64_t hashes[JOBS]) {
     return waited;
 }
 
-MP_TEST_SECONDS(models_masks_late_or_not_give_the_same_tokens, 120) {
+MP_TEST_SECONDS(models_late_masks_give_the_same_tokens, 120) {
     static const mp_dtype types[] = {MP_Q8_0};
     tiny_model tiny;
     tiny_load(&tiny, tiny_decoder_spec(types, 1, 47), MP_COMPUTE_AUTO, 1);
@@ -118,7 +118,7 @@ MP_TEST_SECONDS(models_masks_late_or_not_give_the_same_tokens, 120) {
     tiny_unload(&tiny);
 }
 
-MP_TEST(models_masks_that_are_wrong_are_refused) {
+MP_TEST(models_invalid_masks_are_refused) {
     static const mp_dtype types[] = {MP_Q8_0};
     tiny_model tiny;
     tiny_load(&tiny, tiny_decoder_spec(types, 1, 47), MP_COMPUTE_AUTO, 1);

@@ -68,7 +68,7 @@ static uint64_t drawn(bool flux, mp_compute compute, int lanes, const way *how) 
 
 /* ---- tests ---- */
 
-MP_TEST_SECONDS(models_pictures_contract, 120) {
+MP_TEST_SECONDS(models_image_generation_contract, 120) {
     static const mp_compute classes[] = {MP_COMPUTE_F32, MP_COMPUTE_BF16};
     const way all = {UINT64_MAX, 0}, blocks = {0, 0};
     for (int flux = 0; flux < 2; flux++)
@@ -81,7 +81,7 @@ MP_TEST_SECONDS(models_pictures_contract, 120) {
 }
 
 /* The encoders' results for a text are cached: a second request takes fewer steps, by the number of encoder blocks. */
-MP_TEST(models_pictures_keep_texts) {
+MP_TEST(models_image_generation_caches_texts) {
     const way blocks = {0, 0};
     for (int flux = 0; flux < 2; flux++) {
         tiny_model tiny;
@@ -105,7 +105,7 @@ MP_TEST(models_pictures_keep_texts) {
 
 /* A request that is preempted many times, also within a preview, gives the same images and previews as one that is
  * not. */
-MP_TEST_SECONDS(models_pictures_preempted, 120) {
+MP_TEST_SECONDS(models_image_generation_survives_preemption, 120) {
     for (int flux = 0; flux < 2; flux++) {
         tiny_model tiny;
         mp_error error;
@@ -125,7 +125,7 @@ MP_TEST_SECONDS(models_pictures_preempted, 120) {
 }
 
 /* Stages reuse each other's memory; if even the largest stage does not fit, the request fails with that reason. */
-MP_TEST_SECONDS(models_pictures_in_little_memory, 120) {
+MP_TEST_SECONDS(models_image_generation_works_in_little_memory, 120) {
     const way all = {0, 0};
     for (int flux = 0; flux < 2; flux++) {
         tiny_model tiny;
@@ -160,7 +160,7 @@ MP_TEST_SECONDS(models_pictures_in_little_memory, 120) {
 }
 
 /* A request whose callers have all left is dropped within a step. */
-MP_TEST(models_pictures_cancelled) {
+MP_TEST(models_image_generation_ends_when_cancelled) {
     tiny_model tiny;
     mp_error error;
     tiny_load(&tiny, pipeline(true), MP_COMPUTE_F32, 2);
@@ -195,7 +195,7 @@ static mp_status make_sd3(mp_call **call, mp_error *error) { return make_call(fa
 static mp_status make_flux(mp_call **call, mp_error *error) { return make_call(true, 1, call, error); }
 static void compare(const mp_call *first, const mp_call *second) { MP_CHECK(hash_of(first) == hash_of(second)); }
 
-MP_TEST_SECONDS(models_pictures_without_memory, 300) {
+MP_TEST_SECONDS(models_image_generation_survives_refused_memory, 300) {
     mp_error error;
     MP_CHECK_OK(mp_cpu_init("", &error), &error);
     mp_kernels_init();
@@ -207,7 +207,7 @@ MP_TEST_SECONDS(models_pictures_without_memory, 300) {
     }
 }
 
-MP_TEST(models_pictures_t5_buckets) {
+MP_TEST(models_t5_buckets) {
     /* of 32 buckets up to 128: half for each direction, half of those exact */
     static const int distances[] = {0, -1, -7, -8, -15, -16, -31, -64, -127, -128, -5000, 1, 7, 8, 128};
     static const int buckets[] = {0, 1, 7, 8, 9, 10, 11, 14, 15, 15, 15, 17, 23, 24, 31};
@@ -278,7 +278,7 @@ static double plain_conv(const float *w, const float *bias, int size, const floa
     return sum;
 }
 
-MP_TEST(models_conv_is_what_it_says) {
+MP_TEST(models_conv_matches_plain_loops) {
     static const int sizes[][2] = {{1, 1}, {2, 6}, {24, 26}};
     for (int size = 1; size <= 3; size += 2) {
         layers l;
@@ -323,7 +323,7 @@ MP_TEST(models_conv_is_what_it_says) {
     }
 }
 
-MP_TEST(models_group_norm_is_what_it_says) {
+MP_TEST(models_group_norm_matches_plain_loops) {
     layers l;
     load_layers(&l, 1);
     enum { MOST = 777, WIDTH = NORMED / GROUPS };

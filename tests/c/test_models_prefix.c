@@ -127,7 +127,7 @@ MP_TEST(models_prefix_keeps_one_of_equal_blocks) {
 }
 
 /* Eviction takes the least recently used block first, and leaves before their parents. */
-MP_TEST(models_prefix_gives_up_the_oldest_leaf) {
+MP_TEST(models_prefix_evicts_the_oldest_leaf) {
     bench b;
     uint32_t ids[3], other[3], got[8];
     mp_error error;
@@ -167,7 +167,7 @@ MP_TEST(models_prefix_gives_up_the_oldest_leaf) {
     take_down(&b);
 }
 
-MP_TEST(models_prefix_memory_goes_back) {
+MP_TEST(models_prefix_memory_is_freed) {
     bench b;
     uint32_t ids[8], got[12];
     mp_error error;
@@ -467,7 +467,7 @@ MP_TEST_SECONDS(models_prefix_chat_history, 60) {
 }
 
 /* The other request is still running: it is decoding, prefilling, or ahead of ours in the same prompt. */
-MP_TEST_SECONDS(models_prefix_of_running_calls, 60) {
+MP_TEST_SECONDS(models_prefix_of_running_requests, 60) {
     tiny_model tiny, reference;
     load(&tiny, &reference);
     ask what = {.length = PROMPT, .shared = 190};
@@ -520,7 +520,7 @@ MP_TEST_SECONDS(models_prefix_of_equal_twins, 60) {
 enum { ANSWERS = 2048 }; /* most bytes of a sequence beside its blocks in these tests; much less than a block */
 
 /* Tokens, lists and histories of a request are charged from admission to end, for its maximum length. */
-MP_TEST(models_prefix_answers_are_charged) {
+MP_TEST(models_prefix_sequences_are_charged) {
     enum { CHOICES = 8 };
     tiny_model tiny, reference;
     mp_error error;
@@ -615,8 +615,8 @@ MP_TEST_SECONDS(models_prefix_preempted, 60) {
     unload(&tiny, &reference);
 }
 
-/* Preempt the youngest item that holds blocks, and others at random. */
-static void give_way(tiny_model *tiny, tiny_job *jobs, int count, int i, mp_test_random *random) {
+/* Preempt the other jobs, the youngest first: all of them, or with `random` at least one. */
+static void preempt_youngest(tiny_model *tiny, tiny_job *jobs, int count, int i, mp_test_random *random) {
     mp_error error;
     for (int o = count - 1; o >= 0; o--)
         if (o != i && jobs[o].admitted && !jobs[o].done) {
@@ -654,7 +654,7 @@ MP_TEST_SECONDS(models_prefix_tight_memory, 120) {
                 continue;
             if (!job->admitted && tiny.engine->ops->admit(tiny.engine, &job->item, &error) != MP_OK) {
                 MP_CHECK_STATUS(error.code, MP_MEMORY_EXHAUSTED, &error); /* not even for memory other than blocks */
-                give_way(&tiny, jobs, JOBS, i, NULL);
+                preempt_youngest(&tiny, jobs, JOBS, i, NULL);
                 MP_CHECK_OK(tiny.engine->ops->admit(tiny.engine, &job->item, &error), &error);
             }
             job->admitted = true;
@@ -663,7 +663,7 @@ MP_TEST_SECONDS(models_prefix_tight_memory, 120) {
             if (outcome != MP_OUTCOME_WAIT_MEMORY)
                 continue;
             waits++;
-            give_way(&tiny, jobs, JOBS, i, &random);
+            preempt_youngest(&tiny, jobs, JOBS, i, &random);
         }
         for (int i = 0; i < JOBS; i++) {
             if (tiny_job_hash(&jobs[i]) != expected[i])

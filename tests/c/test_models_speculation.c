@@ -15,7 +15,7 @@ static int last_run(const int32_t *tokens, int count, int n) {
     return 0;
 }
 
-MP_TEST(models_draft_finds_what_a_search_finds) {
+MP_TEST(models_draft_index_agrees_with_a_search) {
     enum { COUNT = 3000 };
     mp_budget budget = {.limit = UINT64_MAX};
     mp_test_random random = {5};
@@ -56,7 +56,7 @@ MP_TEST(models_draft_finds_what_a_search_finds) {
     MP_CHECK_INT(budget.used, 0);
 }
 
-MP_TEST(models_draft_goes_on_with_what_repeats) {
+MP_TEST(models_draft_continues_repetitions) {
     mp_budget budget = {.limit = UINT64_MAX};
     mp_draft_index index = {0};
     const int32_t tokens[] = {9, 1, 2, 3, 1, 2, 3, 1, 2, 3};
@@ -151,7 +151,7 @@ static double fixed_gain(const world *w, int count) {
     return (tokens * w->found + 1 - w->found) * cost(w, w->sequences) / with;
 }
 
-MP_TEST(models_speculation_pays_or_rests) {
+MP_TEST(models_speculation_pays_or_backs_off) {
     static const world worlds[] = {
         /* memory-bound; drafts are good, fair, bad, never right */
         {1e7, 1e6, 0.95, 0.9, 1}, {1e7, 1e6, 0.6, 0.5, 1}, {1e7, 1e6, 0.1, 0.9, 1}, {1e7, 1e6, 0, 1, 1},
@@ -239,7 +239,7 @@ static void check_same(const tiny_job *a, const tiny_job *b, const char *what) {
     }
 }
 
-MP_TEST_SECONDS(models_speculation_ends_where_it_would, 60) {
+MP_TEST_SECONDS(models_speculation_ends_at_the_same_token, 60) {
     static const mp_dtype types[] = {MP_Q8_0};
     static const float temperatures[] = {0, 1.5f};
     tiny_model tiny;

@@ -98,7 +98,7 @@ MP_TEST_SECONDS(models_stored_weights_give_the_same_bits, 120) { check_bits(-1);
 
 MP_TEST_SECONDS(models_stored_weights_give_the_same_bits_with_an_output_matrix, 120) { check_bits(UNTIED); }
 
-MP_TEST(models_stored_only_from_a_size_on) {
+MP_TEST(models_stored_weights_have_a_minimum_size) {
     tiny_model tiny;
     load(&tiny, "1", 1, -1); /* the fixture is larger than that */
     MP_CHECK(mp_stored_left(stored_of(&tiny)));
@@ -233,12 +233,12 @@ static void overwrite(const char *path) {
     MP_CHECK(file && fseek(file, 100000, SEEK_SET) == 0 && fwrite("changed", 1, 7, file) == 7 && fclose(file) == 0);
 }
 
-MP_TEST(models_stored_weights_of_a_file_that_was_cut) {
+MP_TEST(models_stored_weights_of_a_truncated_file_fail) {
     check_spoilt(cut, true);
     check_spoilt(cut, false);
 }
 
-MP_TEST(models_stored_weights_of_a_file_that_was_changed) {
+MP_TEST(models_stored_weights_of_a_changed_file_fail) {
     check_spoilt(overwrite, true);
     check_spoilt(overwrite, false);
 }

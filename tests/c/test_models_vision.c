@@ -70,8 +70,8 @@ static void run_alone(tiny_model *tiny, uint64_t *hashes) {
     }
 }
 
-/* Run all items together: random time budgets (a part of the image encoder with rows, or more), parts of three rows to
- * all, absences, preemptions, emptied caches. limit: bytes beyond the present use; 0 = none. */
+/* Run all items together: random time budgets (a part of the image encoder with rows, or more), parts of random
+ * size, absences, preemptions, emptied caches. limit: bytes beyond the present use; 0 = none. */
 static void run_mixed(tiny_model *tiny, uint64_t seed, const uint64_t *expected, uint64_t limit) {
     mp_test_random random = {seed};
     tiny_job jobs[ITEMS];
@@ -178,7 +178,7 @@ static int run_one(tiny_model *tiny, int index, int32_t *cached) {
 }
 
 /* A cached image is not computed again, also for another prompt; a part of a layer is a step. */
-MP_TEST(models_vision_looks_once) {
+MP_TEST(models_vision_encodes_each_image_once) {
     static const mp_dtype floats[] = {MP_F32};
     int32_t cached;
     tiny_model tiny;
@@ -216,7 +216,7 @@ static void run_on(tiny_model *tiny, tiny_job *job) {
 
 /* Image ids belong to an engine. A request that continues in another engine gets new ids there, which may belong to
  * other images in the old one: the same text with other images is not taken for the same prompt. */
-MP_TEST(models_vision_goes_on_in_another_engine) {
+MP_TEST(models_vision_continues_in_another_engine) {
     enum { ABOUT_2_1 = 2, ABOUT_1_2 = 1 };
     static const mp_dtype floats[] = {MP_F32};
     uint64_t expected[ITEMS];
@@ -319,7 +319,7 @@ static void step_alone(tiny_model *tiny, tiny_job *job) {
 
 /* Requests that are planned in turns keep the computed parts of their images; a request with the same image continues
  * the computation. An abandoned image is dropped for the next one. */
-MP_TEST(models_vision_keeps_images_of_calls_that_take_turns) {
+MP_TEST(models_vision_keeps_images_of_alternating_requests) {
     static const mp_dtype floats[] = {MP_F32};
     static const int rows_of[] = {0, 5, 1};
     enum { TURNS = 3 };
@@ -376,7 +376,7 @@ MP_TEST(models_vision_keeps_images_of_calls_that_take_turns) {
 
 /* The image encoder's scratch is charged while an image is in work. The first plan without a waiting image frees it, or
  * the last request does. */
-MP_TEST(models_vision_gives_its_scratch_back) {
+MP_TEST(models_vision_frees_its_scratch) {
     static const mp_dtype floats[] = {MP_F32};
     tiny_model tiny;
     mp_plan plan;

@@ -189,7 +189,7 @@ MP_TEST(models_vit_memory_is_predicted) {
         }
 }
 
-MP_TEST(models_vit_refuses_bad_calls) {
+MP_TEST(models_vit_refuses_invalid_requests) {
     static uint8_t pixels[3 * 640 * 640];
     mp_error error;
     mp_image_call *call;
@@ -512,7 +512,7 @@ static void check_large(const char *arch, int lanes) {
     tiny_unload(&tiny);
 }
 
-MP_TEST(models_vit_large_images_go_in_parts) {
+MP_TEST(models_vit_large_images_run_in_parts) {
     for (int lanes = 1; lanes <= 2; lanes++) {
         check_large("dinov2", lanes);
         check_large("siglip", lanes);
@@ -521,7 +521,7 @@ MP_TEST(models_vit_large_images_go_in_parts) {
 
 /* A step without other requests may take four times as long, but not a step of a large image: a new request would wait
  * for its end. */
-MP_TEST(models_vit_large_images_hold_nobody_up) {
+MP_TEST(models_vit_large_images_delay_no_other_request) {
     enum { STEP_NS = 25000000 };
     static pictures all;
     tiny_model tiny;

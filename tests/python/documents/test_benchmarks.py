@@ -251,7 +251,7 @@ def test_serving_runs(tmp_path_factory: pytest.TempPathFactory) -> None:
                               capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
         rows = done.stdout.splitlines()
-        assert len(rows) == lines and rows[0].startswith("others used ")
+        assert len(rows) == lines and rows[0].startswith("other processes used ")
         assert all(any(char.isdigit() for char in row) for row in rows[2:])
     assert [row.split()[0] for row in rows[2:]] == ["1", "3"] and all(float(row.split()[1]) > 0 for row in rows[2:])
 
