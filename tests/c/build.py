@@ -47,17 +47,17 @@ class Variant:
     binding: bool = False
     """Compile ``csrc/python`` too (never linked: it needs an interpreter)."""
     wrapper: list[str] = field(default_factory=list)
-    """What the runner is started with."""
+    """Command that starts the runner."""
     emulated: bool = False
-    """The runner is for another architecture: without the wrapper it does not start."""
+    """The runner is for another architecture and needs the wrapper."""
     core: list[str] | None = None
-    """Only files of ``csrc`` that start so."""
+    """Compile only files of ``csrc`` with one of these prefixes."""
     tests: list[str] | None = None
-    """Only ``tests/c/test_<name>*.c``, unless others are asked for."""
+    """Compile only ``tests/c/test_<name>*.c``, unless ``--tests`` selects others."""
     link_flags: list[str] = field(default_factory=list)
     planted: bool = False
-    """Compile copies with the bugs and points of mutations.py; every atomic of the registry and of event counts is a
-    point."""
+    """Compile copies with the bugs and scheduling points of mutations.py; every atomic of the registry and of
+    event counts is a point."""
 
 
 VARIANTS: dict[str, Variant] = {

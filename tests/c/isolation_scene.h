@@ -41,8 +41,8 @@ typedef struct scene { /* a proxy without a process, one admitted request, and t
     mp_wire_out out;
     int mutate_at; /* byte of the result or plan to change, -1 = none */
     uint8_t mutate_by;
-    size_t cut; /* length to cut the message to, 0 = whole */
-    uint64_t speed; /* learnt speed to report; 0 = any */
+    size_t cut;                    /* length to cut the message to, 0 = whole */
+    uint64_t speed;                /* learnt speed to report; 0 = any */
     const mp_isolation_kind *kind; /* NULL = no_kind */
 } scene;
 

@@ -456,7 +456,7 @@ typedef struct tiny_life {
     mp_compute compute;
     mp_status (*make)(mp_call **call, mp_error *error);
     void (*compare)(const mp_call *first, const mp_call *second); /* compares the results of two equal requests */
-    uint64_t budget_ns; /* time budget of a step; 0 = unlimited */
+    uint64_t budget_ns;                                           /* time budget of a step; 0 = unlimited */
 } tiny_life;
 
 /* Load a model, make an engine, run two requests one after the other, and free everything. Gives a typed error or the

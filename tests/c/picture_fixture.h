@@ -261,14 +261,14 @@ static mp_spec *pipeline(bool flux) {
 
 /* ---- requests ---------------------------------------------------------------------------------------------------- */
 
-static mp_status make_call(bool flux, int pictures, mp_call **out, mp_error *error) {
+static mp_status make_call(bool flux, int images, mp_call **out, mp_error *error) {
     static int32_t ids[2][MP_DRAW_ENCODERS][CLIP_TOKENS];
     static float noise[2 * CHANNELS * HIGH * WIDE];
     const float times[STEPS] = {1000, 700, 300}, sigmas[STEPS + 1] = {1, 0.7f, 0.3f, 0};
     mp_test_random random = {9};
-    mp_draw_args args = {.width = 2 * WIDE, .height = 2 * HIGH, .n_pictures = pictures, .n_steps = STEPS,
+    mp_draw_args args = {.width = 2 * WIDE, .height = 2 * HIGH, .n_pictures = images, .n_steps = STEPS,
                          .n_texts = flux ? 1 : 2, .guidance = 3, .times = times, .sigmas = sigmas, .noise = noise,
-                         .n_noise = (int64_t)pictures * CHANNELS * HIGH * WIDE, .preview_every = 2, .keep = true};
+                         .n_noise = (int64_t)images * CHANNELS * HIGH * WIDE, .preview_every = 2, .keep = true};
     for (int e = 0; e < MP_DRAW_ENCODERS; e++)
         args.n_ids[e] = e == MP_DIFF_T5 ? T5_TOKENS : e == MP_DIFF_CLIP_G && flux ? 0 : CLIP_TOKENS;
     for (int t = 0; t < 2; t++)

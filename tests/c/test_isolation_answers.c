@@ -329,7 +329,7 @@ MP_TEST(isolation_texts_end_where_their_tokens_and_characters_do) {
     enum { OPEN = MP_FINISH_NONE, STOP = MP_FINISH_STOP, EOS = MP_FINISH_EOS };
     static const char umlaut[] = "a\xC3\xA4z";
     claim open = {umlaut, 2, {1, 2}, {3, 4}, 3, 1, 4, OPEN, -1}; /* all text after "a" is held back */
-    claim cut = {"", 1, {3}, {1}, 3, 1, 1, STOP, 0}; /* cut by a stop string that starts after "a" */
+    claim cut = {"", 1, {3}, {1}, 3, 1, 1, STOP, 0};             /* cut by a stop string that starts after "a" */
     check_claims((claim[]){open, cut}, 2, "");
     cut.end[0] = cut.decided = cut.text_end = 2; /* within the text sent before */
     check_claims((claim[]){open, cut}, 2, "middle of a character");

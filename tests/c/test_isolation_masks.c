@@ -76,9 +76,9 @@ typedef struct draw { /* tokens of one choice: `count` times this id, each a let
     int finish, stop_index;
 } draw;
 
-/* Run a step in which each choice samples these tokens; `drawn`: tokens with capture records, -1 = the request captures
- * none. */
-static mp_outcome step(masked_scene *m, mp_outcome outcome, const draw *draws, int drawn) {
+/* Run a step in which each choice samples these tokens. recorded: number of tokens with capture records, -1 = the
+ * request captures none. */
+static mp_outcome step(masked_scene *m, mp_outcome outcome, const draw *draws, int recorded) {
     static uint32_t letters;
     mp_wire_out *out = &m->s.out;
     const mp_text_call *call = m->call;
@@ -104,10 +104,10 @@ static mp_outcome step(masked_scene *m, mp_outcome outcome, const draw *draws, i
         mp_put_u32(out, letters);
         mp_put(out, "abcd", (size_t)draws[c].count);
     }
-    if (drawn >= 0) {
+    if (recorded >= 0) {
         const size_t floats = mp_capture_floats(&call->capture);
-        mp_put_u32(out, (uint32_t)drawn);
-        for (uint32_t i = call->capture.drawn; (int)i < drawn; i++)
+        mp_put_u32(out, (uint32_t)recorded);
+        for (uint32_t i = call->capture.drawn; (int)i < recorded; i++)
             for (size_t f = 0; f < floats; f++)
                 mp_put_f32(out, (float)(i * floats + f));
     }
@@ -256,7 +256,7 @@ MP_TEST(isolation_masks_are_sent_once) {
 
 MP_TEST(isolation_capture_records_match_the_sampled_tokens) {
     static const struct {
-        int count, drawn; /* tokens of the first step, and number of tokens with records */
+        int count, recorded; /* tokens of the first step, and number of tokens with records */
         bool fine;
     } rows[] = {{1, 1, true}, {1, 2, true}, {0, 1, true}, {0, 0, true}, {2, 1, false}, {1, 3, false}, {0, 2, false}};
     static masked_scene m;
@@ -264,16 +264,16 @@ MP_TEST(isolation_capture_records_match_the_sampled_tokens) {
         const draw it = {rows[i].count, ALLOWED, MP_FINISH_NONE, -1};
         begin(&m, 1, false, true);
         MP_CHECK_INT(plan(&m, 1), 1);
-        step(&m, MP_OUTCOME_MORE, &it, rows[i].drawn);
+        step(&m, MP_OUTCOME_MORE, &it, rows[i].recorded);
         MP_CHECK_INT(!m.s.engine->lost(m.s.engine), rows[i].fine);
-        MP_CHECK_INT(m.call->capture.drawn, rows[i].fine ? (uint32_t)rows[i].drawn : 0);
+        MP_CHECK_INT(m.call->capture.drawn, rows[i].fine ? (uint32_t)rows[i].recorded : 0);
         if (!rows[i].fine)
             MP_CHECK_HAS(why_lost(&m), "records are of other tokens");
         for (uint32_t f = 0; f < m.call->capture.drawn * mp_capture_floats(&m.call->capture); f++)
             MP_CHECK(m.call->capture.data[f] == (float)f);
-        if (rows[i].fine && rows[i].drawn) { /* no record is taken back */
+        if (rows[i].fine && rows[i].recorded) { /* no record is taken back */
             MP_CHECK_INT(plan(&m, 1), 1);
-            step(&m, MP_OUTCOME_MORE, &nothing, rows[i].drawn - 1);
+            step(&m, MP_OUTCOME_MORE, &nothing, rows[i].recorded - 1);
             MP_CHECK_HAS(why_lost(&m), "records are of other tokens");
         }
         end(&m);

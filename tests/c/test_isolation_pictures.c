@@ -5,7 +5,7 @@
 
 /* ---- real processes ---------------------------------------------------------------------------------------------- */
 
-static uint64_t drawn_here(bool flux) {
+static uint64_t hash_without_isolation(bool flux) {
     tiny_model tiny;
     mp_error error;
     mp_item item = {0}, *items[1] = {&item};
@@ -33,7 +33,7 @@ static uint64_t drawn_here(bool flux) {
  * images. */
 MP_TEST_SECONDS(isolation_generated_images_have_the_same_bytes_in_any_process, 120) {
     for (int flux = 0; flux < 2; flux++) {
-        const uint64_t expected = drawn_here(flux);
+        const uint64_t expected = hash_without_isolation(flux);
         mp_spec *spec = pipeline(flux);
         mp_isolation_options options = isolation_options("spec");
         mp_budget budget = {.limit = UINT64_MAX};

@@ -266,8 +266,8 @@ MP_TEST_SECONDS(isolation_a_registry_survives_its_processes, 120) {
     mp_kernels_init();
     mp_spec *spec = tiny_decoder_spec(types, 1, 9);
     mp_isolation_options options = isolation_options("spec");
-    mp_registry_config config = {.lanes = 2, .memory_limit = 2ull << 30, .spin_ns = 1, .max_workers = 2,
-                                 .breaker_threshold = -1};
+    mp_registry_config config = {
+        .lanes = 2, .memory_limit = 2ull << 30, .spin_ns = 1, .max_workers = 2, .breaker_threshold = -1};
     crowd c = {.left = CALLERS};
     mp_loader loader;
     MP_CHECK_OK(mp_registry_create(&config, &c.registry, &error), &error);

@@ -22,18 +22,18 @@ static void make_job(mp_model *model, tiny_job *job, int index) {
     MP_CHECK_OK(model->ops->check(model, job->item.call, &cost, &job->item.total, &error), &error);
 }
 
-/* Run a step of about this time with these items; return the number of finished ones. *looked: set if part of an image
- * was computed. */
-static int step(isolated *it, int which, mp_item **items, int n, uint64_t budget_ns, bool *looked) {
+/* Run a step of about this time with these items; return the number of finished ones. *image_step: out, true if a
+ * part of an image was computed. */
+static int step(isolated *it, int which, mp_item **items, int n, uint64_t budget_ns, bool *image_step) {
     mp_engine *engine = it->engine[which];
     mp_plan plan;
     mp_outcome outcomes[MP_PLAN_MAX];
     int done = 0;
     engine->ops->plan(engine, items, n, budget_ns, &plan);
     MP_CHECK(plan.count >= 1);
-    *looked = false;
+    *image_step = false;
     for (int p = 0; p < plan.count; p++)
-        *looked |= plan.amount[p] == 0;
+        *image_step |= plan.amount[p] == 0;
     engine->ops->step(engine, &it->lease, &plan, outcomes);
     if (engine->lost(engine))
         MP_FAIL("lost: %s", engine->lost(engine)->message);
@@ -74,7 +74,7 @@ static void alone(mp_spec *spec, uint64_t *hashes) {
 static void check_moves(const tiny_kind *kind) {
     static const mp_dtype floats[] = {MP_F32};
     uint64_t expected[ITEMS];
-    int looks = 0; /* counts mostly the first seed's: later ones find the images cached */
+    int image_steps = 0; /* counts mostly the first seed's: later ones find the images cached */
     mp_error error;
     isolated it;
     mp_spec *spec = tiny_decoder_spec_as(kind, floats, 1, 42, -1);
@@ -91,7 +91,7 @@ static void check_moves(const tiny_kind *kind) {
         for (int open = ITEMS; open > 0;) {
             int which = (int)(mp_test_random_u64(&random) % 2), n = 0;
             mp_item *items[ITEMS];
-            bool looked;
+            bool image_step;
             for (int i = 0; i < ITEMS; i++) {
                 if (jobs[i].done)
                     continue;
@@ -108,8 +108,8 @@ static void check_moves(const tiny_kind *kind) {
             }
             if (n == 0)
                 continue;
-            open -= step(&it, which, items, n, mp_test_random_u64(&random) % 2 * 1000000 + 1, &looked);
-            looks += looked;
+            open -= step(&it, which, items, n, mp_test_random_u64(&random) % 2 * 1000000 + 1, &image_step);
+            image_steps += image_step;
         }
         for (int i = 0; i < ITEMS; i++) {
             if (tiny_job_hash(&jobs[i]) != expected[i])
@@ -117,7 +117,7 @@ static void check_moves(const tiny_kind *kind) {
             mp_call_destroy(&jobs[i].call->base);
         }
     }
-    MP_CHECK(looks >= 5); /* at least one for each image, in either process */
+    MP_CHECK(image_steps >= 5); /* at least one for each image, in either process */
     MP_CHECK(tile_rows < ROWS || it.engine[0]->prefix->hits + it.engine[1]->prefix->hits > 0);
     isolated_unload(&it);
     mp_spec_unpin(spec);
@@ -160,20 +160,20 @@ static void make_large(mp_model *model, tiny_job *job) {
     MP_CHECK_OK(model->ops->check(model, job->item.call, &cost, &job->item.total, &error), &error);
 }
 
-/* Run steps with one request until `looks` of them computed its image, or it has generated so far; return the number of
- * image steps. */
-static int go_on(isolated *it, int which, tiny_job *job, int looks, uint32_t tokens) {
+/* Run steps with one request until `image_steps` of them computed its image, or it has `tokens` tokens; return the
+ * number of image steps. */
+static int run_steps(isolated *it, int which, tiny_job *job, int image_steps, uint32_t tokens) {
     mp_item *items[1] = {&job->item};
     int found = 0;
-    for (bool looked; !job->done && found < looks && job->call->choices[0].token_count < tokens;) {
-        step(it, which, items, 1, 1, &looked);
-        found += looked;
+    for (bool image_step; !job->done && found < image_steps && job->call->choices[0].token_count < tokens;) {
+        step(it, which, items, 1, 1, &image_step);
+        found += image_step;
     }
     return found;
 }
 
 /* Kill a process within a step of one request, which leaves it. */
-static void die(isolated *it, tiny_job *job, bool within_image) {
+static void kill_process(isolated *it, tiny_job *job, bool within_image) {
     mp_engine *engine = it->engine[0];
     mp_item *items[1] = {&job->item};
     mp_plan plan;
@@ -206,11 +206,11 @@ MP_TEST_SECONDS(isolation_vision_encodes_an_image_once_and_survives_a_process, 1
         mp_engine *engine = it.engine[k / 2];
         make_large(it.model, &job);
         MP_CHECK_OK(engine->ops->admit(engine, &job.item, &error), &error);
-        int looks = go_on(&it, k / 2, &job, ALL, UINT32_MAX);
+        int image_steps = run_steps(&it, k / 2, &job, ALL, UINT32_MAX);
         if (k == 1)
-            MP_CHECK_INT(looks, 0);
+            MP_CHECK_INT(image_steps, 0);
         else
-            MP_CHECK(looks > 2 && (uint64_t)looks <= job.call->images.most_parts);
+            MP_CHECK(image_steps > 2 && (uint64_t)image_steps <= job.call->images.most_parts);
         MP_CHECK(job.done && (k == 0 || tiny_job_hash(&job) == expected));
         expected = tiny_job_hash(&job);
         mp_call_destroy(&job.call->base);
@@ -222,12 +222,12 @@ MP_TEST_SECONDS(isolation_vision_encodes_an_image_once_and_survives_a_process, 1
         make_large(it.model, &job);
         MP_CHECK_OK(it.engine[0]->ops->admit(it.engine[0], &job.item, &error), &error);
         if (answer)
-            go_on(&it, 0, &job, ALL, 2);
+            run_steps(&it, 0, &job, ALL, 2);
         else
-            MP_CHECK_INT(go_on(&it, 0, &job, 1, 1), 1);
-        die(&it, &job, !answer);
+            MP_CHECK_INT(run_steps(&it, 0, &job, 1, 1), 1);
+        kill_process(&it, &job, !answer);
         MP_CHECK_OK(it.engine[1]->ops->admit(it.engine[1], &job.item, &error), &error);
-        MP_CHECK(go_on(&it, 1, &job, ALL, UINT32_MAX) > 2); /* from the start of the image */
+        MP_CHECK(run_steps(&it, 1, &job, ALL, UINT32_MAX) > 2); /* from the start of the image */
         MP_CHECK(job.done && tiny_job_hash(&job) == expected);
         mp_call_destroy(&job.call->base);
         isolated_unload(&it);

@@ -9,7 +9,7 @@ static const struct {
     int length, shared; /* tokens of the prompt; length of the prefix that all prompts share */
     uint32_t tenant;
     int n;
-    bool logits; /* of the whole prompt: no row can be skipped */
+    bool logits; /* prompt logits: no row can be skipped */
 } rows[ITEMS] = {
     {1, 0, 0, 1, true},       {70, 0, 0, 3, true},      {200, 0, 0, 1, true},     {33, 0, 0, 1, true},
     {200, 192, 0, 1, false},  {200, 192, 0, 2, false},  {190, 100, 0, 1, false},  {192, 192, 0, 1, false},

@@ -208,21 +208,21 @@ static char text[4096];
 static uint32_t decided(const mp_choice *choice) { return atomic_load(&choice->text_bytes); }
 
 /* Feed the chunks (separated by |); return the index of the matched stop string, or -1. */
-static int feed(mp_choice *choice, mp_stream *stream, const char *pieces, int n_stop, char **stop) {
+static int feed(mp_choice *choice, mp_stream *stream, const char *chunks, int n_stop, char **stop) {
     int32_t lengths[8];
     for (int i = 0; i < n_stop; i++)
         lengths[i] = (int32_t)strlen(stop[i]);
     *choice = (mp_choice){.text = text, .text_capacity = sizeof text};
     mp_stream_init(stream, choice);
     uint32_t last = 0;
-    while (*pieces) {
-        size_t n = strcspn(pieces, "|");
-        int found = mp_stream_append(stream, (const uint8_t *)pieces, n, n_stop, stop, lengths);
+    while (*chunks) {
+        size_t n = strcspn(chunks, "|");
+        int found = mp_stream_append(stream, (const uint8_t *)chunks, n, n_stop, stop, lengths);
         MP_CHECK(decided(choice) >= last); /* published text is never taken back */
         last = decided(choice);
         if (found >= 0)
             return found;
-        pieces += n + (pieces[n] == '|');
+        chunks += n + (chunks[n] == '|');
     }
     return -1;
 }

@@ -12,7 +12,7 @@ static uint64_t most_used; /* peak use of the budget, between steps of the last 
 static int steps_taken;    /* by the last request */
 static int preempted_in_previews;
 
-static mp_outcome draw(tiny_model *tiny, bool flux, const way *how, uint64_t *hash, mp_error *said) {
+static mp_outcome generate(tiny_model *tiny, bool flux, const way *how, uint64_t *hash, mp_error *failure) {
     mp_error error;
     mp_item item = {0}, *items[1] = {&item};
     uint64_t cost;
@@ -46,21 +46,21 @@ static mp_outcome draw(tiny_model *tiny, bool flux, const way *how, uint64_t *ha
         MP_CHECK_INT(call->previews_done, call->n_pictures * call->n_previews);
         *hash = hash_of(item.call);
     } else {
-        *said = item.error;
+        *failure = item.error;
     }
     tiny->engine->ops->retire(tiny->engine, &item);
     mp_call_destroy(item.call);
     return outcomes[0];
 }
 
-static uint64_t drawn(bool flux, mp_compute compute, int lanes, const way *how) {
+static uint64_t hash_of_images(bool flux, mp_compute compute, int lanes, const way *how) {
     tiny_model tiny;
     mp_error error;
     uint64_t hash = 0;
     tiny_load(&tiny, pipeline(flux), compute, lanes);
-    MP_CHECK_INT(draw(&tiny, flux, how, &hash, &error), MP_OUTCOME_DONE);
+    MP_CHECK_INT(generate(&tiny, flux, how, &hash, &error), MP_OUTCOME_DONE);
     uint64_t again = 0; /* with cached texts and loaded weights */
-    MP_CHECK_INT(draw(&tiny, flux, how, &again, &error), MP_OUTCOME_DONE);
+    MP_CHECK_INT(generate(&tiny, flux, how, &again, &error), MP_OUTCOME_DONE);
     MP_CHECK(hash == again);
     tiny_unload(&tiny);
     return hash;
@@ -73,10 +73,10 @@ MP_TEST_SECONDS(models_image_generation_contract, 120) {
     const way all = {UINT64_MAX, 0}, blocks = {0, 0};
     for (int flux = 0; flux < 2; flux++)
         for (int c = 0; c < 2; c++) {
-            const uint64_t hash = drawn(flux, classes[c], 1, &all);
-            MP_CHECK(drawn(flux, classes[c], 1, &blocks) == hash);
-            MP_CHECK(drawn(flux, classes[c], 2, &all) == hash);
-            MP_CHECK(drawn(flux, classes[c], 3, &blocks) == hash);
+            const uint64_t hash = hash_of_images(flux, classes[c], 1, &all);
+            MP_CHECK(hash_of_images(flux, classes[c], 1, &blocks) == hash);
+            MP_CHECK(hash_of_images(flux, classes[c], 2, &all) == hash);
+            MP_CHECK(hash_of_images(flux, classes[c], 3, &blocks) == hash);
         }
 }
 
@@ -92,12 +92,12 @@ MP_TEST(models_image_generation_caches_texts) {
         int encoders = 0;
         for (int s = 0; s < MP_DIFF_ENCODERS; s++)
             encoders += model->block_count[s];
-        MP_CHECK_INT(draw(&tiny, flux, &blocks, &hash, &error), MP_OUTCOME_DONE);
+        MP_CHECK_INT(generate(&tiny, flux, &blocks, &hash, &error), MP_OUTCOME_DONE);
         const int first = steps_taken;
-        MP_CHECK_INT(draw(&tiny, flux, &blocks, &hash, &error), MP_OUTCOME_DONE);
+        MP_CHECK_INT(generate(&tiny, flux, &blocks, &hash, &error), MP_OUTCOME_DONE);
         MP_CHECK_INT(first - steps_taken, encoders * (flux ? 1 : 2));
         tiny.engine->ops->trim(tiny.engine); /* and forgotten */
-        MP_CHECK_INT(draw(&tiny, flux, &blocks, &hash, &error), MP_OUTCOME_DONE);
+        MP_CHECK_INT(generate(&tiny, flux, &blocks, &hash, &error), MP_OUTCOME_DONE);
         MP_CHECK_INT(steps_taken, first);
         tiny_unload(&tiny);
     }
@@ -114,7 +114,7 @@ MP_TEST_SECONDS(models_image_generation_survives_preemption, 120) {
         int within_previews = 0;
         for (int every = 0; every < 40; every += every < 12 ? 12 : 3) {
             uint64_t hash = 0;
-            MP_CHECK_INT(draw(&tiny, flux, &(way){0, every}, &hash, &error), MP_OUTCOME_DONE);
+            MP_CHECK_INT(generate(&tiny, flux, &(way){0, every}, &hash, &error), MP_OUTCOME_DONE);
             whole = every ? whole : hash;
             MP_CHECK(hash == whole);
             within_previews += preempted_in_previews;
@@ -132,7 +132,7 @@ MP_TEST_SECONDS(models_image_generation_works_in_little_memory, 120) {
         mp_error error;
         uint64_t hash = 0, little = 0;
         tiny_load(&tiny, pipeline(flux), MP_COMPUTE_F32, 1);
-        MP_CHECK_INT(draw(&tiny, flux, &all, &hash, &error), MP_OUTCOME_DONE);
+        MP_CHECK_INT(generate(&tiny, flux, &all, &hash, &error), MP_OUTCOME_DONE);
         const uint64_t most = most_used;
         tiny.engine->ops->trim(tiny.engine);
         MP_CHECK_INT(tiny.budget.used, 0);
@@ -147,11 +147,11 @@ MP_TEST_SECONDS(models_image_generation_works_in_little_memory, 120) {
         MP_CHECK(predicted_model == 0 && predicted >= largest);
         tiny.budget.limit = largest + (most - sum);
         MP_CHECK(tiny.budget.limit < most);
-        MP_CHECK_INT(draw(&tiny, flux, &all, &little, &error), MP_OUTCOME_DONE);
+        MP_CHECK_INT(generate(&tiny, flux, &all, &little, &error), MP_OUTCOME_DONE);
         MP_CHECK(little == hash && tiny.budget.used <= tiny.budget.limit);
         tiny.engine->ops->trim(tiny.engine);
         tiny.budget.limit = largest / 2;
-        MP_CHECK_INT(draw(&tiny, flux, &all, &little, &error), MP_OUTCOME_WAIT_MEMORY);
+        MP_CHECK_INT(generate(&tiny, flux, &all, &little, &error), MP_OUTCOME_WAIT_MEMORY);
         MP_CHECK_INT(error.code, MP_MEMORY_EXHAUSTED);
         tiny.engine->ops->trim(tiny.engine);
         MP_CHECK_INT(tiny.budget.used, 0);
@@ -208,7 +208,7 @@ MP_TEST_SECONDS(models_image_generation_survives_refused_memory, 300) {
 }
 
 MP_TEST(models_t5_buckets) {
-    /* of 32 buckets up to 128: half for each direction, half of those exact */
+    /* 32 buckets up to distance 128: half for each direction, half of those exact */
     static const int distances[] = {0, -1, -7, -8, -15, -16, -31, -64, -127, -128, -5000, 1, 7, 8, 128};
     static const int buckets[] = {0, 1, 7, 8, 9, 10, 11, 14, 15, 15, 15, 17, 23, 24, 31};
     for (size_t i = 0; i < sizeof distances / sizeof *distances; i++)

@@ -227,7 +227,7 @@ static void check_same(const tiny_job *a, const tiny_job *b, const char *what) {
         const mp_choice *x = &a->call->choices[c], *y = &b->call->choices[c];
         if (x->token_count != y->token_count || x->text_bytes != y->text_bytes || x->finish != y->finish ||
             x->stop_index != y->stop_index)
-            MP_FAIL("%s: %u tokens, %u bytes, finish %d, stop %d; without guesses %u, %u, %d, %d", what,
+            MP_FAIL("%s: %u tokens, %u bytes, finish %d, stop %d; without drafts %u, %u, %d, %d", what,
                     y->token_count, y->text_bytes, y->finish, y->stop_index, x->token_count, x->text_bytes, x->finish,
                     x->stop_index);
         MP_CHECK(memcmp(x->text, y->text, x->text_bytes) == 0);

@@ -198,7 +198,7 @@ MP_TEST_SECONDS(models_stored_weights_after_a_fork, 60) {
 
 /* ---- files ------------------------------------------------------------------------------------------------------- */
 
-static void check_spoilt(void (*spoil)(const char *path), bool before_the_first) {
+static void check_corrupted(void (*corrupt)(const char *path), bool before_the_first) {
     tiny_model tiny;
     mp_file_map_init();
     load(&tiny, "0", 1, -1); /* the handler on one thread maps the page that another reads: ThreadSanitizer reports a
@@ -211,7 +211,7 @@ static void check_spoilt(void (*spoil)(const char *path), bool before_the_first)
     const char *path = mp_spec_file(tiny.spec, 0);
     struct stat before;
     MP_CHECK(stat(path, &before) == 0);
-    spoil(path);
+    corrupt(path);
     tiny_job job;
     make_job(&tiny, &job, 2);
     tiny_job_admit(&tiny, &job);
@@ -234,13 +234,13 @@ static void overwrite(const char *path) {
 }
 
 MP_TEST(models_stored_weights_of_a_truncated_file_fail) {
-    check_spoilt(cut, true);
-    check_spoilt(cut, false);
+    check_corrupted(cut, true);
+    check_corrupted(cut, false);
 }
 
 MP_TEST(models_stored_weights_of_a_changed_file_fail) {
-    check_spoilt(overwrite, true);
-    check_spoilt(overwrite, false);
+    check_corrupted(overwrite, true);
+    check_corrupted(overwrite, false);
 }
 
 /* Once all weights are packed, the file is not needed. */

@@ -10,7 +10,7 @@ enum { STREAMS = 8, STEPS = 4096, ANSWER = 80, HELD = 12 };
 
 typedef struct step_note {
     int items;
-    uint64_t passes, rows; /* of this step */
+    uint64_t passes, rows; /* passes over the weights and rows in this step */
     const mp_call *call[STREAMS + 1];
 } step_note;
 

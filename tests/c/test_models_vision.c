@@ -45,10 +45,10 @@ static mp_text_engine *engine_of(tiny_model *tiny) { return (mp_text_engine *)ti
 
 /* Set the size of the image encoder's parts from now on: about `ops` operations in `grain` rows or slightly more. */
 static mp_vit *cut(tiny_model *tiny, int32_t grain, uint64_t ops) {
-    mp_vit *tower = &((mp_decoder *)tiny->model)->vision->tower;
-    tower->grain = grain;
-    tower->most_ops = ops;
-    return tower;
+    mp_vit *encoder = &((mp_decoder *)tiny->model)->vision->tower;
+    encoder->grain = grain;
+    encoder->most_ops = ops;
+    return encoder;
 }
 
 static void run_alone(tiny_model *tiny, uint64_t *hashes) {
@@ -186,11 +186,11 @@ MP_TEST(models_vision_encodes_each_image_once) {
     mp_decoder_speculate(tiny.engine, MP_SPECULATE_OFF, NULL, NULL); /* speculation would sometimes save a step */
     int first = run_one(&tiny, 0, &cached), again = run_one(&tiny, 0, &cached);
     /* embeddings, before attention, attention, after it, projector; the rows before the image do not wait for it */
-    MP_CHECK_INT(first - again, 1 + 3 * TOWER + 1 + 1);
+    MP_CHECK_INT(first - again, 1 + 3 * ENCODER_LAYERS + 1 + 1);
     tiny.engine->ops->trim(tiny.engine);
     cut(&tiny, 1, 1); /* each row is a part; attention has two parts in each of three heads */
     MP_CHECK_INT(run_one(&tiny, 0, &cached) - again,
-                 (ROWS + 1) * (1 + 2 * TOWER) + (ROWS + 2) / 2 * 3 * TOWER + ROWS + 1);
+                 (ROWS + 1) * (1 + 2 * ENCODER_LAYERS) + (ROWS + 2) / 2 * 3 * ENCODER_LAYERS + ROWS + 1);
     cut(&tiny, MP_VIT_GRAIN, UINT64_MAX);
     int both = run_one(&tiny, 1, &cached), turned = run_one(&tiny, 2, &cached);
     MP_CHECK(both > turned); /* image 2 was new to the first request only */
@@ -281,7 +281,7 @@ MP_TEST(models_vision_stops_within_a_layer) {
         mp_plan plan;
         mp_error error;
         tiny_load(&tiny, tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1), MP_COMPUTE_F32, lanes);
-        mp_vit *tower = cut(&tiny, 2, 1);
+        mp_vit *encoder = cut(&tiny, 2, 1);
         mp_item *item = stand_at_image(&tiny, jobs, &plan);
         mp_image_store *store = engine_of(&tiny)->images.store;
         uint64_t left = UINT64_MAX;
@@ -294,7 +294,7 @@ MP_TEST(models_vision_stops_within_a_layer) {
             MP_CHECK_INT(at->layer, 0);
             MP_CHECK_INT(at->stage, part > 8); /* rows before attention, after nine parts of embeddings */
             MP_CHECK_INT(at->at, part == 8 ? 2 * part : part == 9 ? 0 : part < 9 ? 2 * part : 2 * (part - 9));
-            atomic_store(&tower->mega_ns, 1000000);
+            atomic_store(&encoder->mega_ns, 1000000);
             MP_CHECK(mp_images_left_ns(store, jobs[0].call, 0) < left);
             left = mp_images_left_ns(store, jobs[0].call, 0);
         }
@@ -381,9 +381,9 @@ MP_TEST(models_vision_frees_its_scratch) {
     tiny_model tiny;
     mp_plan plan;
     tiny_load(&tiny, tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1), MP_COMPUTE_F32, 1);
-    mp_vit *tower = cut(&tiny, 2, 1);
+    mp_vit *encoder = cut(&tiny, 2, 1);
     const mp_image_store *store = engine_of(&tiny)->images.store;
-    const uint64_t state = mp_vit_state_bytes(tower, ROWS + 1);
+    const uint64_t state = mp_vit_state_bytes(encoder, ROWS + 1);
     for (int cancelled = 0; cancelled < 2; cancelled++) {
         tiny_job jobs[ITEMS] = {{0}};
         tiny.engine->ops->trim(tiny.engine);

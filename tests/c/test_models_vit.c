@@ -86,13 +86,13 @@ static mp_spec *make_spec(const char *arch, bool gated) {
     return spec;
 }
 
-typedef struct pictures {
+typedef struct test_images {
     int32_t sizes[2 * IMAGES];
     int64_t offsets[IMAGES + 1];
     uint8_t pixels[IMAGES * 3 * MOST_SIDE * MOST_SIDE];
-} pictures;
+} test_images;
 
-static void make_pictures(pictures *all, bool any_size) {
+static void make_images(test_images *all, bool any_size) {
     mp_test_random random = {5};
     for (int i = 0; i < IMAGES; i++) {
         for (int side = 0; side < 2; side++)
@@ -105,7 +105,7 @@ static void make_pictures(pictures *all, bool any_size) {
     }
 }
 
-static mp_image_call *make_call(const pictures *all, int first, int count) {
+static mp_image_call *make_call(const test_images *all, int first, int count) {
     mp_error error;
     mp_image_call *call;
     MP_CHECK_OK(mp_image_call_create(count, all->sizes + 2 * first, all->pixels + all->offsets[first],
@@ -145,10 +145,10 @@ static void cut(tiny_model *tiny) {
 }
 
 static void check_grouping(const char *arch, bool gated, mp_compute compute) {
-    static pictures all;
+    static test_images all;
     static float alone[IMAGES * WIDTH], parts[IMAGES * WIDTH];
     const family of = {arch, gated};
-    make_pictures(&all, strcmp(arch, "siglip") != 0);
+    make_images(&all, strcmp(arch, "siglip") != 0);
     check_groups(&(grouped){IMAGES, WIDTH, compute, make_family, &of, &all, run, NULL}, alone);
     MP_CHECK(memcmp(alone, alone + WIDTH, WIDTH * sizeof(float)) != 0);
     check_groups(&(grouped){IMAGES, WIDTH, compute, make_family, &of, &all, run, cut}, parts);
@@ -162,9 +162,9 @@ MP_TEST_SECONDS(models_vit_contract_attention_pool, 60) { check_grouping("siglip
 
 /* The charge equals the prediction for every compute type, and the scratch is freed. */
 MP_TEST(models_vit_memory_is_predicted) {
-    static pictures all;
+    static test_images all;
     static float out[IMAGES * WIDTH];
-    make_pictures(&all, true);
+    make_images(&all, true);
     const mp_compute classes[] = {MP_COMPUTE_F32, MP_COMPUTE_BF16, MP_COMPUTE_I8};
     const char *const archs[] = {"dinov2", "siglip"};
     for (int a = 0; a < 2; a++)
@@ -245,8 +245,8 @@ MP_TEST(models_vit_refuses_invalid_requests) {
 
 /* Equal pixels have equal fingerprints; another pixel, or the same bytes in another shape, has another fingerprint. */
 MP_TEST(models_vit_fingerprints) {
-    static pictures all;
-    make_pictures(&all, true);
+    static test_images all;
+    make_images(&all, true);
     mp_image_call *one = make_call(&all, 0, 2), *same = make_call(&all, 0, 2), *other = make_call(&all, 1, 2);
     MP_CHECK(one->base.fingerprint(&one->base) == same->base.fingerprint(&same->base));
     MP_CHECK(one->base.fingerprint(&one->base) != other->base.fingerprint(&other->base));
@@ -266,9 +266,9 @@ MP_TEST(models_vit_fingerprints) {
 /* Two requests in one step: the cancelled one gets nothing, the other one its vectors. A stopped step gives nothing,
  * and the next step gives all vectors. */
 MP_TEST(models_vit_cancelled_in_a_step) {
-    static pictures all;
+    static test_images all;
     static float alone[2 * WIDTH];
-    make_pictures(&all, true);
+    make_images(&all, true);
     tiny_model tiny;
     tiny_load(&tiny, make_spec("dinov2", false), MP_COMPUTE_F32, 2);
     MP_CHECK_INT(run(&tiny, &all, 0, 2, UINT64_MAX, alone), MP_OUTCOME_DONE);
@@ -318,7 +318,7 @@ static void parted_body(const mp_lane *lane, void *arg) {
 
 /* Run images through all layers; return the number of regions. stop: a stop is requested after each part. rows: out,
  * [M, HIDDEN]. */
-static int run_parts(tiny_model *tiny, const pictures *all, int first, int count, bool stop, float *rows, int *M) {
+static int run_parts(tiny_model *tiny, const test_images *all, int first, int count, bool stop, float *rows, int *M) {
     static const _Atomic int raised = 1;
     const mp_vit *model = (const mp_vit *)tiny->model;
     mp_vit_image images[IMAGES] = {{0}};
@@ -367,10 +367,10 @@ static int run_parts(tiny_model *tiny, const pictures *all, int first, int count
  * left after each part. */
 MP_TEST_SECONDS(models_vit_parts, 60) {
     enum { FIRST = 2, COUNT = 3, MOST_ROWS = COUNT * (MOST_SIDE / PATCH + 1) * (MOST_SIDE / PATCH + 1) };
-    static pictures all;
+    static test_images all;
     static float whole[MOST_ROWS * HIDDEN], cut_up[MOST_ROWS * HIDDEN];
     const mp_compute classes[] = {MP_COMPUTE_F32, MP_COMPUTE_BF16, MP_COMPUTE_I8};
-    make_pictures(&all, true);
+    make_images(&all, true);
     for (int c = 0; c < 3; c++)
         for (int lanes = 1; lanes <= 2; lanes++) {
             tiny_model tiny;
@@ -432,7 +432,7 @@ static void check_item(tiny_model *tiny, mp_item *item, mp_image_call *call) {
 static void check_large(const char *arch, int lanes) {
     enum { SIDES = 12 * PATCH, STEPS = 10000, GRAIN = 5 };
     static const _Atomic int raised = 1;
-    static pictures all;
+    static test_images all;
     static float alone[IMAGES * WIDTH];
     const bool any_size = strcmp(arch, "siglip") != 0;
     tiny_model tiny;
@@ -440,7 +440,7 @@ static void check_large(const char *arch, int lanes) {
     mp_item item[3]; /* two requests with a large image and one of the model's size; one request with the latter
                       * alone */
     mp_outcome outcomes[MP_PLAN_MAX];
-    make_pictures(&all, any_size);
+    make_images(&all, any_size);
     if (any_size) /* larger in shape only; its pixels are whatever follows in memory */
         all.sizes[6] = all.sizes[7] = SIDES;
     for (int i = 3; i < 5; i++)
@@ -523,11 +523,11 @@ MP_TEST(models_vit_large_images_run_in_parts) {
  * for its end. */
 MP_TEST(models_vit_large_images_delay_no_other_request) {
     enum { STEP_NS = 25000000 };
-    static pictures all;
+    static test_images all;
     tiny_model tiny;
     mp_plan plan;
     mp_item item, *items[] = {&item};
-    make_pictures(&all, false);
+    make_images(&all, false);
     tiny_load(&tiny, make_spec("dinov2", false), MP_COMPUTE_F32, 1);
     mp_vit *model = (mp_vit *)tiny.model;
     model->most_ops = 1;
@@ -545,13 +545,13 @@ MP_TEST(models_vit_large_images_delay_no_other_request) {
 
 /* Without memory for a second large image, its request waits until the first is done. */
 MP_TEST(models_vit_large_images_wait_for_memory) {
-    static pictures all;
+    static test_images all;
     tiny_model tiny;
     mp_plan plan;
     mp_item item[2], *both[] = {&item[0], &item[1]};
     mp_outcome outcomes[MP_PLAN_MAX];
     mp_error error;
-    make_pictures(&all, false);
+    make_images(&all, false);
     tiny_load(&tiny, make_spec("dinov2", false), MP_COMPUTE_F32, 1);
     cut(&tiny);
     ((mp_vit *)tiny.model)->most_ops = 1;
@@ -578,12 +578,11 @@ MP_TEST(models_vit_large_images_wait_for_memory) {
     tiny_unload(&tiny);
 }
 
-static pictures sweep_pictures;
+static test_images sweep_images;
 
 static mp_status make_two(mp_call **call, mp_error *error) {
     mp_image_call *made;
-    MP_TRY(
-        mp_image_call_create(2, sweep_pictures.sizes, sweep_pictures.pixels, sweep_pictures.offsets[2], &made, error));
+    MP_TRY(mp_image_call_create(2, sweep_images.sizes, sweep_images.pixels, sweep_images.offsets[2], &made, error));
     *call = &made->base;
     return MP_OK;
 }
@@ -595,7 +594,7 @@ static void compare_two(const mp_call *first, const mp_call *second) {
 
 MP_TEST_SECONDS(models_vit_survives_failing_allocations, 60) {
     mp_error error;
-    make_pictures(&sweep_pictures, true);
+    make_images(&sweep_images, true);
     MP_CHECK_OK(mp_cpu_init("", &error), &error);
     mp_kernels_init();
     tiny_life life = {.spec = make_spec("dinov2", false), .compute = MP_COMPUTE_F32,
