@@ -42,7 +42,7 @@ static void print_ns(const char *name, uint64_t *ns, int n) {
 /* --- a model that computes nothing --- */
 
 typedef struct empty_call {
-    mp_call base;
+    mp_request base;
     _Atomic uint64_t started_ns;
 } empty_call;
 
@@ -59,7 +59,7 @@ static void empty_plan(mp_engine *engine, mp_item **items, int n, uint64_t budge
         plan->items[plan->count] = items[i];
         plan->amount[plan->count++] = 1;
     }
-    plan->lanes = 1;
+    plan->threads = 1;
     plan->cost_ns = 1000;
 }
 static void empty_step(mp_engine *engine, mp_lease *lease, const mp_plan *plan, mp_outcome *outcomes) {
@@ -92,7 +92,7 @@ static mp_status empty_engine(mp_model *model, mp_budget *budget, mp_engine **en
     (*engine)->ops = &ops;
     return MP_OK;
 }
-static mp_status empty_check(const mp_model *model, mp_call *call, uint64_t *cost_ns, uint32_t *total,
+static mp_status empty_check(const mp_model *model, mp_request *call, uint64_t *cost_ns, uint32_t *total,
                              mp_error *out_error) {
     (void)model, (void)call, (void)out_error;
     *cost_ns = 1000;
@@ -118,19 +118,19 @@ static void empty_footprint(void *self, uint64_t *bytes, uint64_t *engine) {
     *bytes = *engine = 1000;
 }
 static void empty_free_loader(void *self) { (void)self; }
-static void empty_free_call(mp_call *call) { mp_free(call); }
+static void empty_free_call(mp_request *call) { mp_free(call); }
 
-static mp_call *empty_call_create(void) {
+static mp_request *empty_call_create(void) {
     empty_call *call = mp_alloc_zeroed(sizeof(*call), MP_TAG_REQUEST);
     if (!call)
         exit(1);
-    call->base = (mp_call){.capability = MP_TEXT_EMBEDDING, .destroy = empty_free_call, .bytes = sizeof(*call)};
+    call->base = (mp_request){.capability = MP_TEXT_EMBEDDING, .destroy = empty_free_call, .bytes = sizeof(*call)};
     return &call->base;
 }
 
 static mp_registry *empty_registry(uint64_t spin_ns) {
     static const mp_loader_ops ops = {empty_load, empty_footprint, empty_free_loader};
-    mp_registry_config config = {.lanes = 2, .memory_limit = 1u << 30, .spin_ns = spin_ns, .max_workers = 1};
+    mp_registry_config config = {.threads = 2, .memory_limit = 1u << 30, .spin_ns = spin_ns, .max_workers = 1};
     mp_registry *registry;
     CHECK(mp_registry_create(&config, &registry, &error));
     mp_loader loader = {.ops = &ops, .capability = MP_TEXT_EMBEDDING};
@@ -156,7 +156,7 @@ static void measure_calls(const char *name, uint64_t spin_ns, uint64_t pause_ns,
         mp_ticket_wait(ticket, UINT64_MAX, 0, &progress);
         uint64_t end = mp_sys_now_ns();
         if (i >= 0) {
-            start_ns[i] = atomic_load(&((empty_call *)mp_ticket_call(ticket))->started_ns) - begin;
+            start_ns[i] = atomic_load(&((empty_call *)mp_ticket_request(ticket))->started_ns) - begin;
             answer_ns[i] = end - begin;
         }
         mp_ticket_release(ticket);
@@ -184,7 +184,7 @@ static void measure_refusals(void) {
     }
     for (int i = 0; i < CALLS; i++) {
         mp_ticket *ticket;
-        mp_call *call = empty_call_create();
+        mp_request *call = empty_call_create();
         uint64_t begin = mp_sys_now_ns();
         if (mp_registry_submit(registry, "empty", call, &options, &ticket, &error) != MP_OVERLOADED) {
             fprintf(stderr, "the queue did not become full\n");
@@ -219,7 +219,7 @@ static mp_spec *spec_of(const char *path) {
     return spec;
 }
 
-static mp_text_call *chat(int number, int tokens) {
+static mp_text_request *chat(int number, int tokens) {
     int32_t prompt[24];
     for (int i = 0; i < 24; i++)
         prompt[i] = 100 + (i * 37 + number * 11) % 800;
@@ -230,8 +230,8 @@ static mp_text_call *chat(int number, int tokens) {
                                   .max_tokens = tokens,
                                   .logprobs = -1,
                                   .ignore_eos = true};
-    mp_text_call *call;
-    CHECK(mp_text_call_create(&args, &call, &error));
+    mp_text_request *call;
+    CHECK(mp_text_request_create(&args, &call, &error));
     return call;
 }
 
@@ -245,7 +245,7 @@ typedef struct bare {
 } bare;
 
 static double bare_tokens_per_second(bare *b, int number, int tokens) {
-    mp_text_call *call = chat(number, tokens);
+    mp_text_request *call = chat(number, tokens);
     mp_item item = {.call = &call->base};
     uint64_t begin = mp_sys_now_ns();
     CHECK(b->model->ops->check(b->model, &call->base, &item.cost_ns, &item.total, &error));
@@ -262,7 +262,7 @@ static double bare_tokens_per_second(bare *b, int number, int tokens) {
     if (outcomes[0] != MP_OUTCOME_DONE)
         check(item.error.code, item.error.message);
     b->engine->ops->retire(b->engine, &item);
-    mp_call_destroy(&call->base);
+    mp_request_destroy(&call->base);
     return tokens / seconds;
 }
 
@@ -290,19 +290,19 @@ static double median(double *values, int n) {
     return n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
 }
 
-static void measure_text(const char *path, int lanes, int tokens, int rounds) {
+static void measure_text(const char *path, int threads, int tokens, int rounds) {
     enum { MAX_ROUNDS = 101 };
     mp_spec *spec = spec_of(path);
     bare b = {.budget = {.limit = UINT64_MAX}};
-    CHECK(mp_team_create(lanes - 1, &b.team, &error));
-    mp_team_lease(b.team, lanes, &b.lease);
+    CHECK(mp_team_create(threads - 1, &b.team, &error));
+    mp_team_lease(b.team, threads, &b.lease);
     CHECK(mp_model_loader(spec, MP_COMPUTE_AUTO, &b.loader, &error));
     CHECK(b.loader.ops->load(b.loader.self, &b.lease, &b.budget, NULL, &b.model, &error));
     CHECK(b.model->ops->engine(b.model, &b.budget, &b.engine, &error));
     mp_team_return(&b.lease);
 
     mp_registry *registry;
-    mp_registry_config config = {.lanes = lanes, .memory_limit = 8ull << 30, .max_workers = 1};
+    mp_registry_config config = {.threads = threads, .memory_limit = 8ull << 30, .max_workers = 1};
     CHECK(mp_registry_create(&config, &registry, &error));
     mp_loader loader;
     CHECK(mp_model_loader(spec, MP_COMPUTE_AUTO, &loader, &error));
@@ -316,7 +316,7 @@ static void measure_text(const char *path, int lanes, int tokens, int rounds) {
         for (int turn = 0; turn < 2; turn++) {
             int which = (i + turn) & 1;
             if (which == 0) {
-                mp_team_lease(b.team, lanes, &b.lease);
+                mp_team_lease(b.team, threads, &b.lease);
                 got[0] = bare_tokens_per_second(&b, 20 * i + 20, tokens);
                 mp_team_return(&b.lease);
             } else {

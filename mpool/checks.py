@@ -7,7 +7,7 @@ Every module above uses these, so that an error reads the same wherever it is ra
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from .errors import InvalidArgument
@@ -31,12 +31,26 @@ def refuse(param: str, value: Any, allowed: str, *, hint: str | None = None, key
 
     Args:
         param: name of the parameter, as the caller wrote it.
-        value: what it was; :func:`shown` shortens it.
-        allowed: what it must be, as words that follow "must be".
+        value: the refused value; :func:`shown` shortens it.
+        allowed: the allowed values, as words that follow "must be".
         hint: what to do instead.
         key: the model concerned.
     """
     raise InvalidArgument(param=param, got=shown(value), allowed=allowed, hint=hint, key=key)
+
+
+def one_of(param: str, value: Any, names: Sequence[str], *, hint: str | None = None, key: str | None = None) -> None:
+    """Raise :class:`~mpool.errors.InvalidArgument` unless the value is one of these names.
+
+    Args:
+        param: name of the parameter, as the caller wrote it.
+        value: the value to check.
+        names: every allowed name.
+        hint: what to do instead.
+        key: the model concerned.
+    """
+    if not isinstance(value, str) or value not in names:
+        refuse(param, value, "one of " + ", ".join(names), hint=hint, key=key)
 
 
 def unknown_option(name: str, known: Iterable[str], *, of: str) -> InvalidArgument:
@@ -65,7 +79,7 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
 
 
 def integer(value: Any) -> int | None:
-    """The integer that a value is, or None: a bool is none, a NumPy scalar may be."""
+    """The value as an integer, or None. NumPy integer scalars count, bools do not."""
     try:
         return value.__index__() if _is_number(value) and hasattr(value, "__index__") else None
     except (TypeError, ValueError):
@@ -73,7 +87,7 @@ def integer(value: Any) -> int | None:
 
 
 def real(value: Any) -> float | None:
-    """The number that a value is, or None; beyond the range of a float it is infinite."""
+    """The value as a float, or None. A number beyond the range of a float becomes infinite."""
     try:
         kind = hasattr(value, "__index__") or hasattr(value, "__float__")
         return float(value) if _is_number(value) and kind else None
@@ -93,4 +107,4 @@ def _is_scalar(value: Any) -> bool:
     return hasattr(value, "dtype") and not getattr(value, "shape", ())
 
 
-__all__ = ["integer", "nearest", "real", "refuse", "shown", "unknown_option"]
+__all__ = ["integer", "nearest", "one_of", "real", "refuse", "shown", "unknown_option"]

@@ -1,4 +1,4 @@
-"""What a pool can be told: one frozen dataclass, one field an option."""
+"""Options of a pool: one frozen dataclass with one field per option."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from .chaos import chaos_of
+from .checks import integer, one_of, refuse, shown, unknown_option
+from .durations import seconds_of
 from .errors import InvalidArgument
-from .runtime import isolation as _isolated
-from .runtime.chaos import chaos_of
-from .runtime.durations import seconds_of
-from .tasks.options import CAPABILITIES, POLICIES
+from .names import CAPABILITIES, ISOLATION, POLICIES
 
 #: Field -> (kinds, lowest, highest). 0 leaves a value to the environment variable or rule that the field names.
 _RANGES: dict[str, tuple[tuple[type[int] | type[float], ...], float, float]] = {
@@ -36,6 +36,10 @@ _RANGES: dict[str, tuple[tuple[type[int] | type[float], ...], float, float]] = {
     "breaker_rest": ((int, float), 0.001, 86400.0),
     "max_embed_inputs": ((int,), 1, 2**31 - 1),
 }
+#: Capability -> the fields that set how many of its requests may wait, without ``queue_capacity``.
+_CAPACITIES = {"text_embedding": ("embed_queue_capacity", "batch_queue_capacity"),
+               "text_to_text": ("prompt_queue_capacity",), "image_embedding": ("image_embed_queue_capacity",),
+               "vision": ("vision_queue_capacity",), "text_to_image": ("image_gen_queue_capacity",)}
 _SWITCHES = ("fail_fast", "predictive_scaling", "scale_timeout")
 
 
@@ -44,50 +48,58 @@ class PoolConfig:
     """Options of a :class:`mpool.Pool`. Immutable; checked when made.
 
     Attributes:
-        threads: compute threads in all; 0: ``MPOOL_THREADS``, else the CPUs this process may use.
+        threads: number of compute threads; 0: ``MPOOL_THREADS``, else the CPUs available to this process.
         memory_bytes: limit for models, caches and queues together, in bytes; 0: ``MPOOL_MEMORY_MB``, else a share of
-            what the machine or its cgroup offers. For a model that does not fit beside the others, models without work
-            are unloaded, the coldest first; what is in use, pinned or has not served yet stays.
-        step_budget: seconds that one step of computing may take while other calls wait; 0: ``MPOOL_STEP_BUDGET_MS``.
-        load_timeout: seconds without a sign of progress after which a load is given up.
-        load_ceiling: seconds that a load may take in all.
-        stall_timeout: seconds without a sign of life in a step of computing after which a worker counts as dead: its
-            calls fail with RecvError, another one takes its place.
-        shutdown_grace: seconds that :meth:`mpool.Pool.close` and the interpreter's exit give to calls in flight.
-        request_timeout: seconds without a result or progress after which a call fails with Timeout; None: no limit. A
-            call that gets on may take any time; a deadline is the ``timeout`` of the call itself.
-        keep_alive: how long workers, and at last their model, stay without work: seconds, or as Ollama writes it,
-            "5m", "1h30m"; 0: not at all; -1: for ever. :func:`mpool.load` and calls may say otherwise for a model.
-        maintenance_interval: seconds between looks at memory; what is due earlier is done earlier.
-        max_workers_per_model: a model starts with two, if there is memory for two, and gets more while all are busy
-            and calls wait, as far as there are CPUs.
-        policy: which worker takes a call, for all capabilities or by capability: ``"shared"`` (whoever has no work;
-            default for embeddings of images), ``"pack"`` (the first that has room, so that one pass over the weights
-            serves many streams; default for text, and for pictures, of which one worker draws one after the other:
-            with several each would load the networks of the others), ``"p2c"`` (the less loaded of two at random;
-            default for embeddings of texts),
-            ``"sequential"`` (one call at a time a worker). None: the defaults.
+            the memory of the machine or its cgroup. To load a model that does not fit, idle models are unloaded, the
+            least recently used first. Models that are in use, pinned or have not served yet stay.
+        step_budget: seconds that one compute step may take while other requests wait; 0: ``MPOOL_STEP_BUDGET_MS``.
+        load_timeout: seconds without progress after which loading a model is aborted.
+        load_ceiling: maximum seconds for loading a model.
+        stall_timeout: seconds without progress in a compute step after which a worker is abandoned: its requests fail
+            with RecvError, and a new worker replaces it.
+        shutdown_grace: seconds that :meth:`mpool.Pool.close` and the interpreter's exit wait for running requests.
+        request_timeout: seconds without a result or progress after which a request fails with Timeout; None: no limit.
+            A request that makes progress may take any time; use the request's own ``timeout`` for a deadline.
+        keep_alive: how long idle workers, and finally their model, stay loaded: seconds, or as Ollama writes it, "5m",
+            "1h30m"; 0: unload at once; -1: for ever. :func:`mpool.load` and requests can override it for a model.
+        maintenance_interval: maximum seconds between two maintenance runs; earlier deadlines are kept.
+        max_workers_per_model: a model starts with two workers, if memory allows, and gets more while all are busy and
+            requests wait, up to this number and the number of CPUs.
+        policy: how a worker is chosen for a request, for all capabilities or by capability: ``"shared"`` (any idle
+            worker; default for image embedding), ``"pack"`` (the first worker with room, so that one pass over the
+            weights serves many streams; default for text, and for image generation, where each further worker would
+            load the networks again), ``"p2c"`` (the less loaded of two at random; default for embeddings of texts),
+            ``"sequential"`` (one request at a time per worker). None: the defaults.
         batch_wait: seconds, at most 0.002, that a worker without work waits for more calls to batch.
+        queue_capacity: requests that may wait, a model: a mapping of capability and count, as ``{"vision": 10}``; for
+            ``"text_embedding"`` also a pair, requests of one text and of many. A capability that it leaves out has the
+            value of its field below; one that it names must leave that field at its default. None: the fields below.
+            Beyond it callers wait outside, save for :func:`mpool.submit` and requests with ``fail_fast``, which raise
+            Overloaded.
         embed_queue_capacity: embedding calls of one text that may wait, a model; further callers wait outside, save
             for :func:`mpool.submit` and calls with ``fail_fast``, which raise Overloaded.
-        batch_queue_capacity: the same for embedding calls of many texts.
+        batch_queue_capacity: the same for embedding requests of many texts.
         prompt_queue_capacity: the same for text generation.
         image_gen_queue_capacity: the same for image generation.
         vision_queue_capacity: the same for calls with images and text.
         image_embed_queue_capacity: the same for image embedding.
-        breaker_threshold: faults of a model's workers within ``breaker_window`` that make it rest; 0: never.
+        breaker_threshold: faults of a model's workers within ``breaker_window`` that open its circuit breaker; 0:
+            never.
         breaker_window: seconds.
-        breaker_rest: seconds during which calls fail with CircuitOpen; then a few are let through on trial.
+        breaker_rest: seconds during which requests fail with CircuitOpen; then trial requests are admitted.
         isolation: where workers run. ``"thread"``: in threads of this process. ``"process"``: each in a process of its
-            own, over the same weights in memory: one that crashes, is killed or stands still takes nobody with it; the
-            calls it computed for are tried once more (answers go on with the token they were at), then they raise
-            RecvError. Linux. :func:`mpool.load` and :func:`mpool.register` may say otherwise for a model.
-        process_memory: bytes that such a process may use for caches, scratch and calls; 0: four times what a worker in
-            a thread starts with, for models that read images beside what one image takes. It is set aside from
+            own, over the same weights in memory: a worker that crashes, is killed or hangs does not affect the others.
+            Its requests are retried once (generation continues at the same token), then they raise RecvError. Linux
+            only. :func:`mpool.load` and :func:`mpool.register` can override it for a model.
+        process_memory: bytes that such a process may use for caches, scratch and requests; 0: four times the initial
+            use of a worker in a thread, for vision models plus the bytes of one image. It is reserved from
             ``memory_bytes`` while the process lives.
         fail_fast: calls into a full queue raise Overloaded instead of waiting, unless they say otherwise.
         max_embed_inputs: texts that one :func:`mpool.embed` takes; :func:`mpool.embed_iter` takes any number.
         offline: True: never download; False: allowed; None: as ``MPOOL_OFFLINE`` and ``HF_HUB_OFFLINE`` say.
+
+    Rarely used switches, all off by default:
+
         chaos: faults on purpose, to test what stands on a pool; None: off. A seed and the chances, 0 to 1, that a
             worker's step goes wrong: ``"seed=7,fail=0.01,stall=0.002,die=0.001,slow=0.05,memory=0.01"``, or a mapping
             of the same. ``fail``: all calls in the step fail with a worker's fault (ModelError) and are tried once
@@ -142,24 +154,26 @@ class PoolConfig:
     chaos: str | Mapping[str, float] | None = None
     predictive_scaling: bool = False
     scale_timeout: bool = False
+    queue_capacity: Mapping[str, int | tuple[int, int]] | None = None
 
     def __post_init__(self) -> None:
         for name, (kinds, low, high) in _RANGES.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, kinds) or not low <= value <= high:
-                what = "an integer" if kinds == (int,) else "seconds"
-                raise InvalidArgument(f"PoolConfig.{name} is {value!r}, allowed: {what} from {low} to {high}")
+                unit = "an integer" if kinds == (int,) else "seconds"
+                refuse(name, value, f"{unit} from {low} to {high}")
         limit = self.request_timeout
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, (int, float)) or not limit > 0):
-            raise InvalidArgument(f"PoolConfig.request_timeout is {limit!r}, allowed: seconds above 0, or None")
-        seconds_of(self.keep_alive, "PoolConfig.keep_alive")
-        _isolated.check(self.isolation, "PoolConfig.isolation")
+            refuse("request_timeout", limit, "seconds above 0, or None")
+        seconds_of(self.keep_alive, "keep_alive")
+        one_of("isolation", self.isolation, ISOLATION)
         for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
-                raise InvalidArgument(f"PoolConfig.{name} is {getattr(self, name)!r}, allowed: True, False")
+                refuse(name, getattr(self, name), "True or False")
         self._policies()
         if self.offline is not None and not isinstance(self.offline, bool):
-            raise InvalidArgument(f"PoolConfig.offline is {self.offline!r}, allowed: True, False, None")
+            refuse("offline", self.offline, "True, False or None")
+        self._capacities()
         chaos_of(self.chaos)
 
     def __hash__(self) -> int:
@@ -171,11 +185,12 @@ class PoolConfig:
             return {}
         found = dict.fromkeys(CAPABILITIES, given) if isinstance(given, str) else given
         if not isinstance(found, Mapping):
-            raise InvalidArgument(f"PoolConfig.policy is {given!r}, allowed: a name, or a dict of capability and name")
+            refuse("policy", given, "the name of a policy, or a dict, capability -> policy")
         for capability, policy in found.items():
             if capability not in CAPABILITIES or policy not in POLICIES:
-                raise InvalidArgument(f"PoolConfig.policy has {capability!r}: {policy!r}, allowed: "
-                                      f"{', '.join(CAPABILITIES)}; {', '.join(POLICIES)}")
+                raise InvalidArgument(param="policy", got=f"{shown(capability)}: {shown(policy)}",
+                                      allowed=f"a dict of these capabilities: {', '.join(CAPABILITIES)}; and these "
+                                              f"policies: {', '.join(POLICIES)}")
         return dict(found)
 
     def _registry_options(self) -> dict[str, Any]:
@@ -184,10 +199,7 @@ class PoolConfig:
             "threads": self.threads, "memory_bytes": self.memory_bytes, "keep_alive": self._keep_alive(),
             "max_workers": self.max_workers_per_model, "policy": self._policies(),
             "breaker_threshold": self.breaker_threshold or -1,
-            "queue_capacity": {"text_embedding": (self.embed_queue_capacity, self.batch_queue_capacity),
-                               "text_to_text": self.prompt_queue_capacity,
-                               "image_embedding": self.image_embed_queue_capacity,
-                               "vision": self.vision_queue_capacity, "text_to_image": self.image_gen_queue_capacity}}
+            "queue_capacity": self._capacities()}
         for name in ("shutdown_grace", "load_timeout", "load_ceiling", "stall_timeout", "maintenance_interval",
                      "breaker_window", "breaker_rest"):
             options[name] = float(getattr(self, name))
@@ -202,10 +214,36 @@ class PoolConfig:
             options["chaos"] = chaos
         return options
 
+    def _capacities(self) -> dict[str, int | tuple[int, int]]:
+        """Capability -> requests that may wait; for texts to embed, of one text and of many."""
+        found: dict[str, int | tuple[int, int]] = {
+            name: tuple(getattr(self, field) for field in names) if len(names) > 1  # type: ignore[misc]
+            else getattr(self, names[0]) for name, names in _CAPACITIES.items()}
+        if self.queue_capacity is None:
+            return found
+        if not isinstance(self.queue_capacity, Mapping):
+            refuse("queue_capacity", self.queue_capacity, "a dict of capability and count, or None")
+        for name, given in self.queue_capacity.items():
+            if name not in _CAPACITIES:
+                raise unknown_option(str(name), _CAPACITIES, of="PoolConfig.queue_capacity")
+            names = _CAPACITIES[name]
+            counts = tuple(given) if isinstance(given, (tuple, list)) and len(given) == len(names) > 1 \
+                else (given,) * len(names)
+            for field, count in zip(names, counts):
+                number = integer(count)
+                if number is None or not 1 <= number <= 1_000_000:
+                    refuse(f"queue_capacity[{name!r}]", given, "1 to 1,000,000"
+                           + (", or a pair of such" if len(names) > 1 else ""))
+                if getattr(self, field) != getattr(type(self), field):
+                    raise InvalidArgument(f"`queue_capacity[{name!r}]` and `{field}` are both given",
+                                          param="queue_capacity", hint="Both set the same capacity: pass one of them")
+            found[name] = counts if len(counts) > 1 else counts[0]  # type: ignore[assignment]
+        return found
+
     def _keep_alive(self) -> float:
-        return seconds_of(self.keep_alive, "PoolConfig.keep_alive")
+        return seconds_of(self.keep_alive, "keep_alive")
 
 
-assert set(_RANGES) | {"offline", "request_timeout", "keep_alive", "policy", *_SWITCHES, "chaos",
+assert set(_RANGES) | {"offline", "request_timeout", "keep_alive", "policy", "queue_capacity", *_SWITCHES, "chaos",
                        "isolation"} == {
     field.name for field in fields(PoolConfig)}

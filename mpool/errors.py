@@ -1,7 +1,7 @@
-"""Every error mpool raises.
+"""Errors that mpool raises.
 
 All derive from :class:`MpoolError`, carry a ``code`` (the number and name of a row of ``csrc/base/status.def``), a
-``hint`` that says what to do next and, where a model is involved, its ``key``; each is also the built-in kind that a
+``hint`` that states the next step and, where a model is involved, its ``key``; each is also the built-in class that a
 caller would catch (``ValueError``, ``MemoryError``, ``TimeoutError``, ...). The C core raises these same classes.
 """
 
@@ -20,9 +20,9 @@ class MpoolError(Exception):
         name: its name in ``status.def`` (``"FORMAT"``, ``"TIMEOUT"``, ...).
         message: the text without ``key`` and ``hint``.
         param: the parameter or field at fault, or ``None``.
-        got: what it was, shortened for display (:func:`mpool.checks.shown`), or ``None``.
-        allowed: what it must be, as words that follow "must be", or ``None``.
-        hint: what to do next, or ``None``.
+        got: the value found, shortened for display (:func:`mpool.checks.shown`), or ``None``.
+        allowed: the allowed values, as words that follow "must be", or ``None``.
+        hint: the next step, or ``None``.
         key: the model concerned, or ``None``.
     """
 
@@ -32,7 +32,8 @@ class MpoolError(Exception):
     def __init__(self, message: str = "", *, param: str | None = None, got: str | None = None,
                  allowed: str | None = None, hint: str | None = None, key: str | None = None) -> None:
         if not message and param is not None:
-            message = f"`{param}` must be {allowed}, got {got}"
+            subject = param if " " in param else f"`{param}`"
+            message = f"{subject} must be {allowed}, got {got}"
         self.message = message
         self.param, self.got, self.allowed = param, got, allowed
         self.hint = hint
@@ -57,7 +58,7 @@ def _rebuild(cls: type[MpoolError], args: tuple[Any, ...], state: dict[str, Any]
 
 
 class InvalidArgument(MpoolError, ValueError):
-    """An argument has a value that is not allowed; the message says what was allowed."""
+    """An argument has a value that is not allowed; the message states the allowed values."""
 
     code, name = 10, "INVALID_ARGUMENT"
 
@@ -69,8 +70,8 @@ class FormatError(MpoolError, ValueError):
         file: path of the file.
         offset: byte offset of the field, or ``None``.
         field: the field concerned.
-        got: what was found there.
-        allowed: what may stand there.
+        got: the value found.
+        allowed: the allowed values.
     """
 
     code, name = 11, "FORMAT"
@@ -116,13 +117,13 @@ class UnknownModel(MpoolError, LookupError):
 
 
 class WrongCapability(MpoolError, ValueError):
-    """The key exists but the model does something else; the message says what, and names the nearest that fits."""
+    """The model exists but has another capability; the message names it, and the nearest model that fits."""
 
     code, name = 15, "WRONG_CAPABILITY"
 
 
 class Unsupported(MpoolError, NotImplementedError):
-    """This model or this build cannot do it."""
+    """This model or this build does not support the request."""
 
     code, name = 16, "UNSUPPORTED"
 
@@ -164,7 +165,7 @@ class DownloadError(MpoolError, OSError):
 
 
 class PoolError(MpoolError):
-    """Base of what the pool itself reports."""
+    """Base of the errors that the pool raises."""
 
 
 class NoWorkers(PoolError, RuntimeError):
@@ -174,19 +175,19 @@ class NoWorkers(PoolError, RuntimeError):
 
 
 class Timeout(PoolError, TimeoutError):
-    """No answer within the time allowed. Nothing is left running for the call."""
+    """No response within the timeout. The request is cancelled."""
 
     code, name = 51, "TIMEOUT"
 
 
 class SendError(PoolError, RuntimeError):
-    """The request could not be handed over because the queue is closed."""
+    """The request could not be queued because the queue is closed."""
 
     code, name = 52, "SEND"
 
 
 class RecvError(PoolError, RuntimeError):
-    """A worker went without answering."""
+    """A worker ended without a response."""
 
     code, name = 53, "RECV"
 
@@ -204,7 +205,7 @@ class ShuttingDown(PoolError, RuntimeError):
 
 
 class MemoryExhausted(PoolError, MemoryError):
-    """Not enough memory; the message says what was needed and what was free."""
+    """Not enough memory; the message states the needed and the free bytes."""
 
     code, name = 56, "MEMORY_EXHAUSTED"
 
@@ -222,19 +223,19 @@ class SpawnTimeout(PoolError, TimeoutError):
 
 
 class CircuitOpen(PoolError, RuntimeError):
-    """The model rests after repeated faults; the message says for how long."""
+    """The model's circuit breaker is open after repeated faults; the message states the remaining backoff."""
 
     code, name = 59, "CIRCUIT_OPEN"
 
 
 class Overloaded(PoolError, RuntimeError):
-    """The queue is full and the caller asked not to wait."""
+    """The queue is full and the request has ``fail_fast``."""
 
     code, name = 60, "OVERLOADED"
 
 
 class Cancelled(PoolError, RuntimeError):
-    """The call was cancelled."""
+    """The request was cancelled."""
 
     code, name = 61, "CANCELLED"
 

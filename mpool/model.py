@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal
 
+from ._methods import ModelVerbs
 from .errors import InvalidArgument, WrongCapability
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-    from typing_extensions import Unpack
 
-    from .images import ImageInput
     from .models import ModelDescription
     from .pool import Pool
-    from .results import Completion
     from .runtime.entry import Entry
-    from .tasks.images_result import Pictures
-    from .tasks.options import EmbedOptions, ImageOptions, PictureOptions, RerankOptions, TextOptions
-    from .tasks.rerank import Ranking
-    from .tasks.streams import Stream
-    from .tasks.text_embedding import EmbedIterator
-    from .tasks.text_to_image import PictureStream
 
 
-class Model:
+class Model(ModelVerbs):
     """A model of a pool. Made by :func:`mpool.get`, :func:`mpool.load` and :func:`mpool.register`.
 
     It holds a name, not the weights: they are loaded on first use, and again if they were unloaded since. It pickles
@@ -50,13 +42,15 @@ class Model:
 
     @property
     def ref(self) -> str:
-        """What its files are found by."""
+        """Reference of its files."""
         return self._entry.ref
 
     @property
     def pool(self) -> Pool:
         """The pool it belongs to."""
-        return self._entry.pool
+        pool: Any = self._entry.pool
+        found: Pool = pool
+        return found
 
     @property
     def capability(self) -> str:
@@ -72,7 +66,7 @@ class Model:
 
     @property
     def description(self) -> ModelDescription:
-        """What its files say; reads them, and fetches them if they are not here."""
+        """Content of its files. Reads them, and downloads them if they are missing."""
         return self._entry.describe()
 
     @property
@@ -102,73 +96,12 @@ class Model:
         assert description.generation is not None
         return description.generation.context_length
 
-    def embed(self, inputs: str | Sequence[str], task: Literal["query", "document"] | None = None,
-              **options: Unpack[EmbedOptions]) -> NDArray[Any]:
-        """Vectors of a text or of texts; see :func:`mpool.embed`."""
-        return self.pool.embed(inputs, self, task=task, **options)
-
-    def embed_image(self, images: ImageInput | Sequence[ImageInput], **options: Unpack[ImageOptions]) -> NDArray[Any]:
-        """Vectors of an image or of images; see :func:`mpool.embed_image`."""
-        return self.pool.embed_image(images, self, **options)
-
-    @overload
-    def vision(self, images: ImageInput | Sequence[ImageInput], prompt: str, *, stream: Literal[False] = False,
-               **sampling: Unpack[TextOptions]) -> Completion: ...
-    @overload
-    def vision(self, images: ImageInput | Sequence[ImageInput], prompt: str, *, stream: Literal[True],
-               **sampling: Unpack[TextOptions]) -> Stream: ...
-    def vision(self, images: ImageInput | Sequence[ImageInput], prompt: str, *, stream: bool = False,
-               **sampling: Any) -> Completion | Stream:
-        """An answer to a question about images; see :func:`mpool.vision`."""
-        return self.pool.vision(images, prompt, self, stream=stream, **sampling)  # type: ignore[call-overload]
-
-    @overload
-    def generate_image(self, prompt: str, *, stream: Literal[False] = False,
-                       **options: Unpack[PictureOptions]) -> Pictures: ...
-    @overload
-    def generate_image(self, prompt: str, *, stream: Literal[True],
-                       **options: Unpack[PictureOptions]) -> PictureStream: ...
-    def generate_image(self, prompt: str, *, stream: bool = False, **options: Any) -> Pictures | PictureStream:
-        """Pictures of what a text says; see :func:`mpool.generate_image`."""
-        return self.pool.generate_image(prompt, self, stream=stream, **options)  # type: ignore[call-overload]
-
     def batch_embed(self, texts: Iterable[str], task: Literal["query", "document"] | None = None,
-                    **options: Unpack[EmbedOptions]) -> NDArray[Any]:
+                    **options: Any) -> NDArray[Any]:
         """Vectors of texts, always ``(n, d)``; see :func:`mpool.embed`."""
         if isinstance(texts, str):
             raise InvalidArgument("texts is one str, allowed: a list of str", hint="embed takes a single text")
-        return self.pool.embed(list(texts), self, task=task, **options)
-
-    def embed_iter(self, texts: Iterable[str], task: Literal["query", "document"] | None = None, *,
-                   batch_size: int | None = None, **options: Unpack[EmbedOptions]) -> EmbedIterator:
-        """Vectors of any number of texts, lazily; see :func:`mpool.embed_iter`."""
-        return self.pool.embed_iter(texts, self, task=task, batch_size=batch_size, **options)
-
-    def rerank(self, query: str, documents: Sequence[str], *, top_k: int | None = None,
-               **options: Unpack[RerankOptions]) -> Ranking:
-        """Documents by how well they answer a query; see :func:`mpool.rerank`."""
-        return self.pool.rerank(query, documents, self, top_k=top_k, **options)
-
-    @overload
-    def generate(self, prompt: str | Sequence[int], *, stream: Literal[False] = False,
-                 **sampling: Unpack[TextOptions]) -> Completion: ...
-    @overload
-    def generate(self, prompt: str | Sequence[int], *, stream: Literal[True],
-                 **sampling: Unpack[TextOptions]) -> Stream: ...
-    def generate(self, prompt: str | Sequence[int], *, stream: bool = False, **sampling: Any) -> Completion | Stream:
-        """Continues a text; see :func:`mpool.generate`."""
-        return self.pool.generate(prompt, self, stream=stream, **sampling)  # type: ignore[call-overload]
-
-    @overload
-    def chat(self, messages: Sequence[Mapping[str, Any]], *, stream: Literal[False] = False,
-             **sampling: Unpack[TextOptions]) -> Completion: ...
-    @overload
-    def chat(self, messages: Sequence[Mapping[str, Any]], *, stream: Literal[True],
-             **sampling: Unpack[TextOptions]) -> Stream: ...
-    def chat(self, messages: Sequence[Mapping[str, Any]], *, stream: bool = False,
-             **sampling: Any) -> Completion | Stream:
-        """Answers a conversation; see :func:`mpool.chat`."""
-        return self.pool.chat(messages, self, stream=stream, **sampling)  # type: ignore[call-overload]
+        return self.embed(list(texts), task, **options)
 
     def count_tokens(self, text: str) -> int:
         """Tokens of a text; see :func:`mpool.count_tokens`."""
@@ -197,7 +130,7 @@ class Model:
         return hash((id(self._entry), self._compute))
 
     def __reduce__(self) -> Any:
-        from ._runtime import is_default
+        from ._functions import is_default
 
         pool = None if is_default(self.pool) else self.pool
         entry = self._entry
@@ -206,6 +139,6 @@ class Model:
 
 def _restore(pool: Pool | None, key: str, ref: str, overrides: Mapping[str, Any], compute: str,
              isolation: str | None = None) -> Model:
-    from ._runtime import default_pool
+    from ._functions import default_pool
 
     return (pool or default_pool())._restore(key, ref, overrides, compute, isolation)

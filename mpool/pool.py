@@ -6,51 +6,34 @@ import os
 import re
 import threading
 import uuid
-import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from ._methods import PoolVerbs
 from .config import PoolConfig
 from .debug import show
+from .durations import seconds_of
 from .errors import InvalidArgument, MemoryExhausted, ShuttingDown, WrongCapability
 from .model import Model
+from .runtime import hosts
 from .runtime import logs as _logging
 from .runtime import threads as _threads
-from .runtime.durations import seconds_of
 from .runtime.entry import OVERRIDES, Entry
-from .tasks import options as _options
+from .tasks.verbs import check_capability
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-    from typing_extensions import Unpack
 
     from . import _core
-    from .images import ImageInput
-    from .results import Completion
     from .runtime.events import Kind, PoolEvent
     from .runtime.health import CapabilityPools, Health, Pong
-    from .tasks.images_result import Pictures
-    from .tasks.jobs import Job
-    from .tasks.options import Call, Compute, EmbedOptions, ImageOptions, PictureOptions, RerankOptions, TextOptions
-    from .tasks.rerank import Ranking
-    from .tasks.streams import Stream
-    from .tasks.text_embedding import EmbedIterator
-    from .tasks.text_to_image import PictureStream
-    from .tasks.text_to_image import Request as DrawRequest
-    from .tasks.text_to_text import Request
+    from .tasks.options import Compute
 
-#: What is asked of an image when nothing is.
-DESCRIBE = "Describe the image."
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
-#: Pools that exist, for fork, exit and unpickling; by identity.
-_pools: weakref.WeakValueDictionary[str, Pool] = weakref.WeakValueDictionary()
-_pools_lock = threading.Lock()
 
 
-class Pool:
+class Pool(PoolVerbs):
     """Models, and the workers that serve them, with limits of its own.
 
     The functions of the module (:func:`mpool.embed` and so on) are the methods of a process-wide pool that is made on
@@ -79,303 +62,123 @@ class Pool:
         self._entries: dict[str, Entry] = {}  # by key
         self._names: dict[Any, Entry] = {}    # by everything they were called, str and os.PathLike
         self._defaults: dict[str, Entry] = {}  # by capability
-        with _pools_lock:
-            _pools[self._identity] = self
-
-    # ---- embeddings ------------------------------------------------------------------------------------------------
-
-    @_options.spelt_out
-    def embed(self, inputs: str | Sequence[str], model: str | os.PathLike[str] | Model | None = None, *,
-              task: Literal["query", "document"] | None = None, max_inputs: int | None = None,
-              **options: Unpack[EmbedOptions]) -> NDArray[Any]:
-        """See :func:`mpool.embed`."""
-        from .tasks import text_embedding as embedding
-        from .tasks import vectors
-
-        passed: dict[str, Any] = dict(options)
-        call, most = _options.begin(self.config, passed), self._most(max_inputs)
-        progress = vectors.check_progress(passed.pop("progress", None))
-        texts = None if isinstance(inputs, str) else embedding.texts_of(inputs, most)
-        plan = self._plan(model, _options.embedding("embed", {"task": task, **passed}))
-        if texts is None:
-            return vectors.embed_one(embedding.TEXTS, plan, inputs, call)
-        return vectors.embed_many(embedding.TEXTS, plan, list(embedding.slices(texts)), progress, call)
-
-    @_options.spelt_out
-    def embed_iter(self, iterable: Iterable[str], model: str | os.PathLike[str] | Model | None = None, *,
-                   task: Literal["query", "document"] | None = None, batch_size: int | None = None,
-                   **options: Unpack[EmbedOptions]) -> EmbedIterator:
-        """See :func:`mpool.embed_iter`."""
-        from .tasks import text_embedding as embedding
-        from .tasks import vectors
-
-        if isinstance(iterable, (str, bytes, Mapping)) or not hasattr(iterable, "__iter__"):
-            raise InvalidArgument(f"iterable is {type(iterable).__name__}, allowed: an iterable of str")
-        passed: dict[str, Any] = dict(options)
-        call = _options.begin(self.config, passed)
-        progress = vectors.check_progress(passed.pop("progress", None))
-        chosen = _options.embedding("embed_iter", {"task": task, **passed})
-        batch_size = embedding.check_streamable(chosen, batch_size)
-        return embedding.EmbedIterator(self._plan(model, chosen), iterable, batch_size, progress, call)
-
-    def rerank(self, query: str, documents: Sequence[str], model: str | os.PathLike[str] | Model, *,
-               top_k: int | None = None, **options: Unpack[RerankOptions]) -> Ranking:
-        """See :func:`mpool.rerank`."""
-        from .tasks import rerank as reranking
-        from .tasks import text_embedding as embedding
-        from .tasks import vectors
-
-        passed: dict[str, Any] = dict(options)
-        call = _options.begin(self.config, passed)
-        texts, count = reranking.check(query, documents, top_k, self.config.max_embed_inputs)
-        plan = reranking.plan_of(self._plan(model, reranking.options(passed)), query)
-        parts = list(embedding.slices(texts))
-        return reranking.ranking(plan, texts, vectors.embed_many(embedding.TEXTS, plan, parts, False, call), count)
-
-    def _most(self, max_inputs: int | None) -> int:
-        if max_inputs is None:
-            return self.config.max_embed_inputs
-        from .checks import integer, shown
-
-        most = integer(max_inputs)
-        if most is None or most < 1:
-            raise InvalidArgument(f"max_inputs is {shown(max_inputs)}, allowed: 1 or more")
-        return most
-
-    def _plan(self, model: Any, options: Any) -> Any:
-        from dataclasses import replace
-
-        from .tasks import text_embedding as embedding
-
-        if model is None and options.scores:
-            raise InvalidArgument("model is None, allowed: a cross-encoder", hint="No reranker is the default")
-        entry = self._find(model, "text_embedding")
-        if isinstance(model, Model) and _is_auto(options.compute) and model._compute != "auto":
-            options = replace(options, compute=model._compute)
-        return embedding.plan(entry, options)
-
-    # ---- images ----------------------------------------------------------------------------------------------------
-
-    @_options.spelt_out
-    def embed_image(self, images: ImageInput | Sequence[ImageInput],
-                    model: str | os.PathLike[str] | Model | None = None, *, max_inputs: int | None = None,
-                    **options: Unpack[ImageOptions]) -> NDArray[Any]:
-        """See :func:`mpool.embed_image`."""
-        from .images import images_of
-        from .tasks import image_embedding, vectors
-
-        passed: dict[str, Any] = dict(options)
-        call, most = _options.begin(self.config, passed), self._most(max_inputs)
-        progress = vectors.check_progress(passed.pop("progress", None))
-        found = images_of(images, most)
-        plan = self._image_plan(model, _options.image_embedding(passed))
-        if found is None:
-            return vectors.embed_one(image_embedding.IMAGES, plan, images, call)
-        return vectors.embed_many(image_embedding.IMAGES, plan, image_embedding.slices(found), progress, call)
-
-    def _image_plan(self, model: Any, options: Any) -> Any:
-        from dataclasses import replace
-
-        from .tasks import image_embedding
-
-        entry = self._find(model, "image_embedding")
-        if isinstance(model, Model) and _is_auto(options.compute) and model._compute != "auto":
-            options = replace(options, compute=model._compute)
-        return image_embedding.plan(entry, options)
-
-    # ---- text ------------------------------------------------------------------------------------------------------
-
-    @overload
-    def generate(self, prompt: str | Sequence[int], model: str | os.PathLike[str] | Model | None = None, *,
-                 stream: Literal[False] = False, **sampling: Unpack[TextOptions]) -> Completion: ...
-    @overload
-    def generate(self, prompt: str | Sequence[int], model: str | os.PathLike[str] | Model | None = None, *,
-                 stream: Literal[True], **sampling: Unpack[TextOptions]) -> Stream: ...
-    def generate(self, prompt: str | Sequence[int], model: str | os.PathLike[str] | Model | None = None, *,
-                 stream: bool = False, **sampling: Any) -> Completion | Stream:
-        """See :func:`mpool.generate`."""
-        call = _options.begin(self.config, sampling)
-        return self._text(self._prompt_request(prompt, model, sampling), stream, call)
-
-    @overload
-    def chat(self, messages: Sequence[Mapping[str, Any]], model: str | os.PathLike[str] | Model | None = None, *,
-             stream: Literal[False] = False, **sampling: Unpack[TextOptions]) -> Completion: ...
-    @overload
-    def chat(self, messages: Sequence[Mapping[str, Any]], model: str | os.PathLike[str] | Model | None = None, *,
-             stream: Literal[True], **sampling: Unpack[TextOptions]) -> Stream: ...
-    def chat(self, messages: Sequence[Mapping[str, Any]], model: str | os.PathLike[str] | Model | None = None, *,
-             stream: bool = False, **sampling: Any) -> Completion | Stream:
-        """See :func:`mpool.chat`."""
-        call = _options.begin(self.config, sampling)
-        return self._text(self._chat_request(messages, model, sampling, call), stream, call)
-
-    @overload
-    def vision(self, images: ImageInput | Sequence[ImageInput], prompt: str,
-               model: str | os.PathLike[str] | Model | None = None, *, stream: Literal[False] = False,
-               **sampling: Unpack[TextOptions]) -> Completion: ...
-    @overload
-    def vision(self, images: ImageInput | Sequence[ImageInput], prompt: str,
-               model: str | os.PathLike[str] | Model | None = None, *, stream: Literal[True],
-               **sampling: Unpack[TextOptions]) -> Stream: ...
-    def vision(self, images: ImageInput | Sequence[ImageInput], prompt: str,
-               model: str | os.PathLike[str] | Model | None = None, *, stream: bool = False,
-               **sampling: Any) -> Completion | Stream:
-        """See :func:`mpool.vision`."""
-        call = _options.begin(self.config, sampling)
-        return self._text(self._vision_request(images, prompt, model, sampling, call), stream, call)
-
-    def describe_image(self, path: str | os.PathLike[str], query: str = DESCRIBE,
-                       model: str | os.PathLike[str] | Model | None = None, **sampling: Unpack[TextOptions]) -> str:
-        """See :func:`mpool.describe_image`."""
-        return self.vision(self._described_path(path), query, model, **sampling).text
-
-    def describe_url(self, url: str, query: str = DESCRIBE, model: str | os.PathLike[str] | Model | None = None,
-                     **sampling: Unpack[TextOptions]) -> str:
-        """See :func:`mpool.describe_url`."""
-        sampling.setdefault("allow_urls", True)
-        return self.vision(self._described_url(url), query, model, **sampling).text
-
-    @staticmethod
-    def _described_path(path: Any) -> Path:
-        if not isinstance(path, (str, os.PathLike)):
-            raise InvalidArgument(f"path is {type(path).__name__}, allowed: a path", hint="vision takes other images")
-        return Path(path)
-
-    @staticmethod
-    def _described_url(url: Any) -> str:
-        from .checks import shown
-
-        if not isinstance(url, str) or not url[:8].lower().startswith(("http:", "https:")):
-            raise InvalidArgument(f"url is {shown(url)}, allowed: an http or https URL",
-                                  hint="describe_image takes a path")
-        return url
-
-    def _text(self, request: Request, stream: bool, call: Call) -> Completion | Stream:
-        from .tasks.streams import Stream
-
-        if not isinstance(stream, bool):
-            raise InvalidArgument(f"stream is {stream!r}, allowed: True or False")
-        started = Stream(request, call)
-        return started if stream else started.result()
-
-    def _prompt_request(self, prompt: Any, model: Any, options: dict[str, Any]) -> Request:
-        from .tasks import text_to_text as generation
-
-        entry, compute = self._text_entry(model, options)
-        for name in ("tools", "tool_choice", "parallel_tool_calls", "template_options", "allow_urls"):
-            if options.pop(name, None) is not None:
-                raise InvalidArgument(f"{name} is given for a raw prompt, allowed: in chat", key=entry.key)
-        ids = generation.prompt_ids(entry, prompt, options.pop("parse_special", False))
-        if entry.capability == "vision":
-            from .tasks import vision as seeing
-
-            seeing.check_raw(entry, ids)
-        return generation.prepare(entry, ids, compute, options)
-
-    def _chat_request(self, messages: Any, model: Any, options: dict[str, Any], call: Call | None = None,
-                      capability: str = "text_to_text") -> Request:
-        from .conversation import prompt as chatting
-        from .conversation import reasoning
-        from .tasks import text_to_text as generation
-
-        entry, compute = self._text_entry(model, options, capability)
-        prompt, images, tools = chatting.prompt_of(entry, messages, options, call)
-        splitter = reasoning.of_template(entry.template().source, prompt.text, tools is not None)
-        return generation.prepare(entry, prompt.ids, compute, options, splitter, images, tools)
-
-    def _vision_request(self, images: Any, prompt: Any, model: Any, options: dict[str, Any],
-                        call: Call | None = None) -> Request:
-        from .tasks import vision as seeing
-
-        return self._chat_request(seeing.messages_of(images, prompt), model, options, call, "vision")
-
-    def _text_entry(self, model: Any, options: dict[str, Any],
-                    capability: str = "text_to_text") -> tuple[Entry, str]:
-        entry = self._find(model, capability)
-        compute = options.pop("compute", "auto")
-        if isinstance(model, Model) and _is_auto(compute):
-            compute = model._compute
-        entry.core_key(compute)  # begins to load before the prompt is looked at
-        return entry, compute
-
-    # ---- pictures --------------------------------------------------------------------------------------------------
-
-    @overload
-    def generate_image(self, prompt: str, model: str | os.PathLike[str] | Model | None = None, *,
-                       stream: Literal[False] = False, **options: Unpack[PictureOptions]) -> Pictures: ...
-    @overload
-    def generate_image(self, prompt: str, model: str | os.PathLike[str] | Model | None = None, *,
-                       stream: Literal[True], **options: Unpack[PictureOptions]) -> PictureStream: ...
-    def generate_image(self, prompt: str, model: str | os.PathLike[str] | Model | None = None, *,
-                       stream: bool = False, **options: Any) -> Pictures | PictureStream:
-        """See :func:`mpool.generate_image`."""
-        from .tasks.text_to_image import PictureStream
-
-        if not isinstance(stream, bool):
-            raise InvalidArgument(f"stream is {stream!r}, allowed: True or False")
-        call = _options.begin(self.config, options)
-        started = PictureStream(self._draw_request(prompt, model, options, stream), call)
-        return started if stream else started.result()
-
-    def _draw_request(self, prompt: Any, model: Any, options: dict[str, Any], watched: bool = True) -> DrawRequest:
-        """``watched``: somebody can see its steps."""
-        from .tasks import text_to_image as drawing
-
-        chosen = drawing.options_of(options)
-        entry = self._find(model, "text_to_image")
-        if isinstance(model, Model) and _is_auto(chosen.compute):
-            chosen = replace(chosen, compute=model._compute)
-        return drawing.prepare(entry, prompt, chosen, watched)
+        hosts.register(self._identity, self)
 
     # ---- tokens ----------------------------------------------------------------------------------------------------
 
     def count_tokens(self, text: str, model: str | os.PathLike[str] | Model) -> int:
-        """See :func:`mpool.count_tokens`."""
+        """Tokens that a text has for a model, those put around it included.
+
+        Example:
+            >>> mpool.count_tokens("A sentence.", "all-MiniLM-L6-v2")
+            5
+        """
         return len(self.tokenize(text, model))
 
     def tokenize(self, text: str, model: str | os.PathLike[str] | Model, *, add_special: bool = True,
                  parse_special: bool = False) -> list[int]:
-        """See :func:`mpool.tokenize`."""
+        """Token ids of a text.
+
+        Args:
+            text: a text of 0 to 1,000,000 characters.
+            model: as for :func:`embed`.
+            add_special: with the tokens that the model wants around a text.
+            parse_special: take texts of control tokens (``"<|im_end|>"``) for those tokens.
+
+        Raises:
+            InvalidArgument: not text, too long, or half of a surrogate pair in it.
+
+        Example:
+            >>> mpool.tokenize("A sentence.", "all-MiniLM-L6-v2")
+            [101, 1037, 6251, 1012, 102]
+        """
         from .tasks import text_to_text as generation
 
         return generation.tokenize(self._find(model), text, add_special, parse_special)
 
     def detokenize(self, ids: Sequence[int] | NDArray[np.integer], model: str | os.PathLike[str] | Model, *,
                    skip_special: bool = True) -> str:
-        """See :func:`mpool.detokenize`."""
+        """Text of token ids. Bytes that are no character (one cut in two) become U+FFFD.
+
+        Args:
+            ids: token ids, ``(n,)``.
+            model: as for :func:`embed`.
+            skip_special: leave control tokens out; False shows them by name.
+
+        Raises:
+            InvalidArgument: an id is not in the vocabulary.
+
+        Example:
+            >>> mpool.detokenize(mpool.tokenize("Hello, world!", "SmolLM2-135M-Instruct"), "SmolLM2-135M-Instruct")
+            'Hello, world!'
+        """
         from .tasks import text_to_text as generation
 
         return generation.detokenize(self._find(model), ids, skip_special)
 
-    # ---- jobs ------------------------------------------------------------------------------------------------------
-
-    def submit(self, capability: str, **request: Any) -> Job:
-        """See :func:`mpool.submit`."""
-        from .tasks import jobs
-
-        return jobs.submit(self, capability, request)
-
     # ---- models ----------------------------------------------------------------------------------------------------
 
     def get(self, key: str | os.PathLike[str] | Model, capability: str | None = None) -> Model:
-        """See :func:`mpool.get`."""
+        """A model by name. Nothing is loaded yet.
+
+        Args:
+            key: a key of the catalogue, a name given by :func:`register` or :func:`load`, a path or a reference.
+            capability: capability that the model must have; None: any.
+
+        Raises:
+            UnknownModel: no model has that name; the nearest is named.
+            WrongCapability: it is for something else; the nearest that fits is named.
+            InvalidArgument: not a name, or no capability.
+
+        Example:
+            >>> mpool.get("all-MiniLM-L6-v2", "text_embedding").batch_embed(["one", "two"]).shape
+            (2, 384)
+            >>> mpool.get("all-MiniLM-L6-v3")
+            Traceback (most recent call last):
+                ...
+            mpool.errors.UnknownModel: ...the nearest are all-MiniLM-L6-v2...
+        """
         if capability is not None:
-            from .checks import nearest
-
-            if not isinstance(capability, str) or capability not in _options.CAPABILITIES:
-                from .checks import shown
-
-                near = nearest(capability, list(_options.CAPABILITIES), 1) if isinstance(capability, str) else []
-                raise InvalidArgument(f"capability is {shown(capability)}"
-                                      + (f"; the nearest is {near[0]}" if near else "")
-                                      + ", allowed: " + ", ".join(_options.CAPABILITIES))
+            check_capability(capability)
         entry = self._find(key, capability)
         return Model(entry._main or entry, key._compute if isinstance(key, Model) else "auto")
 
     def load(self, ref: str | os.PathLike[str] | Model, *, alias: str | None = None, pin: bool = False,
              keep_alive: float | str | None = None, compute: Compute = "auto", progress: bool | None = None,
              timeout: float | None = None, isolation: Literal["thread", "process"] | None = None) -> Model:
-        """See :func:`mpool.load`."""
+        """Loads a model now, fetching it first if it is not here, and waits until it serves.
+
+        Loading beforehand is never needed; it moves the wait to a time of your choice. A model whose files have
+        changed is read anew.
+
+        Args:
+            ref: as ``model`` of :func:`embed`.
+            alias: a further name for it: 1 to 128 letters, digits and ``. _ + -``.
+            pin: never unload it to make room for another, nor for want of work.
+            keep_alive: how long it stays without work, instead of what ``PoolConfig.keep_alive`` says: seconds,
+                ``"5m"``;
+                0: not at all; below 0: for ever.
+            compute: as for :func:`embed`.
+            progress: show a bar for downloads; None: if standard error is a terminal.
+            timeout: seconds for loading; the loading goes on when they are over. Downloads are not counted.
+            isolation: where its workers run from now on, ``"thread"`` or ``"process"``; see ``PoolConfig.isolation``.
+                None: as it is. A model that is loaded serves until it is loaded anew.
+
+        Raises:
+            InvalidArgument: the alias is no name or is taken, or the reference has no known form.
+            UnknownModel, OfflineError, DownloadError, IntegrityError, FormatError, Unsupported, UnsafeFormat: it
+                cannot be found, fetched or read.
+            MemoryExhausted: it does not fit into the pool's memory beside what cannot be unloaded for it: models that
+                have calls, are pinned, are being loaded or have not served yet (all others are, by themselves). The
+                hint names those that are pinned and idle, so that :func:`unload` would make room.
+            SpawnFailed, SpawnTimeout, Timeout: it could not be loaded.
+
+        Example:
+            >>> mpool.load("all-MiniLM-L6-v2", alias="mini").key
+            'all-MiniLM-L6-v2'
+            >>> mpool.embed("A sentence.", "mini").shape
+            (384,)
+        """
         _check_isolation(isolation)
         kept = None if keep_alive is None else seconds_of(keep_alive, "keep_alive")
         if not isinstance(pin, bool):
@@ -433,7 +236,18 @@ class Pool:
                 + "Pinned and idle, so that unload would make room: " + ", ".join(idle)
 
     def unload(self, alias: str | os.PathLike[str] | Model, *, timeout: float | None = None) -> None:
-        """See :func:`mpool.unload`."""
+        """Frees a model's memory, once its running calls are done, pinned or not.
+
+        Its names stay: the next call loads it again.
+
+        Args:
+            alias: any of its names, or the model.
+            timeout: seconds to wait for running calls.
+
+        Raises:
+            UnknownModel: no model has that name.
+            Timeout: calls still run; it is freed when they are done.
+        """
         deadline = _threads.deadline_of(timeout)
         entry = self._find(alias)
         if entry.changed(folders=True):
@@ -443,7 +257,7 @@ class Pool:
             self.registry.evict(key, timeout=_threads.remaining(deadline, key))
 
     def _forget_files(self, entry: Entry, deadline: float | None) -> None:
-        """What was read of files that have changed goes, once its calls are over: the next use reads them anew."""
+        """Drops the content of changed files once its requests are over. The next use reads the files again."""
         for key in entry.forget():
             self.registry.remove(key, timeout=_threads.remaining(deadline, key))
 
@@ -451,7 +265,29 @@ class Pool:
                  default_prompt_name: str | None = None, pooling: str | None = None, normalize: bool | None = None,
                  max_length: int | None = None, chat_template: str | None = None,
                  isolation: Literal["thread", "process"] | None = None) -> Model:
-        """See :func:`mpool.register`."""
+        """Makes a model known under a name, from then on like one of the catalogue.
+
+        Reads its files, fetching them if need be; loads no weights.
+
+        Args:
+            key: its name: 1 to 128 letters, digits and ``. _ + -``.
+            ref: where it is: a path or a reference.
+            prompts: name -> text, instead of the prompts its files have; default_prompt_name: the one used unasked.
+            pooling: cls, mean, max, mean_sqrt_len, weightedmean or lasttoken, instead of what its files say.
+            normalize: True: vectors of length 1; instead of what its files say.
+            max_length: tokens of a text, at most what its files say.
+            chat_template: Jinja, instead of what its files say.
+            isolation: where its workers run, ``"thread"`` or ``"process"``; None: as ``PoolConfig.isolation`` says.
+
+        Raises:
+            InvalidArgument: the key is no name or is taken, or a setting does not fit the model.
+            and what :func:`load` raises for a reference that cannot be found or read.
+
+        Example:
+            >>> model = mpool.register("mini-with-prompts", "all-MiniLM-L6-v2", prompts={"query": "Search for: "})
+            >>> bool((model.embed("cats", "query") == mpool.embed("Search for: cats")).all())
+            True
+        """
         _check_isolation(isolation)
         settings = {"prompts": prompts, "default_prompt_name": default_prompt_name, "pooling": pooling,
                     "normalize": normalize, "max_length": max_length, "chat_template": chat_template}
@@ -461,7 +297,16 @@ class Pool:
                                                     if value is not None}, isolation)
 
     def ps(self) -> show.ModelTable:
-        """See :func:`mpool.ps`."""
+        """The models in use: state, memory, calls. Shows itself as a table in a terminal and in a notebook.
+
+        Returns:
+            a sequence of :class:`mpool.debug.show.ModelRow`, in order of key.
+
+        Example:
+            >>> _ = mpool.embed("A sentence.")
+            >>> [row.capability for row in mpool.ps() if row.key == "all-MiniLM-L6-v2"]
+            ['text_embedding']
+        """
         with self._lock:
             isolated = {key for entry in self._entries.values() if entry.runs_in == "process"
                         for key in entry.core_keys()}
@@ -474,12 +319,37 @@ class Pool:
     @overload
     def metrics(self, format: Literal["prometheus"]) -> str: ...
     def metrics(self, format: Literal["dict", "prometheus"] = "dict") -> dict[str, Any] | str:
-        """See :func:`mpool.metrics`."""
-        from .runtime import metrics as _metrics
+        """Counters and gauges of the pool.
 
+        Args:
+            format: ``"dict"``, or ``"prometheus"``: text for a scrape, with names that begin with ``mpool_``; needs the
+                package prometheus_client (``pip install "mpool[server]"``).
+
+        Returns:
+            a dict: counters by name (``total_requests``, ``errors``, ``timeouts``, ``queue_full_rejections``, ...;
+            ``units_in`` and ``units_out`` are tokens read and written); ``memory_limit``, ``memory_used`` in bytes and
+            ``bytes_by_kind``; ``compute_threads``, ``compute_threads_leased``; ``queue_depths`` by capability;
+            ``models``: key -> its state, counts and ``latency`` in seconds, with a histogram of (upper bound, count).
+            Or the text.
+
+        Raises:
+            InvalidArgument: another format.
+            Unsupported: prometheus_client is not installed.
+
+        Example:
+            >>> _ = mpool.embed("A sentence.")
+            >>> mpool.metrics()["total_requests"] > 0
+            True
+        """
         if not isinstance(format, str) or format not in ("dict", "prometheus"):
             raise InvalidArgument(f"format is {format!r}, allowed: 'dict', 'prometheus'")
-        return _metrics.collect(self) if format == "dict" else _metrics.prometheus(self)
+        if format == "dict":
+            from .runtime import metrics as _metrics
+
+            return _metrics.collect(self)
+        from .runtime import prometheus as _prometheus
+
+        return _prometheus.prometheus(self)
 
     def _stats(self) -> dict[str, Any]:
         from .runtime import metrics as _metrics
@@ -487,19 +357,61 @@ class Pool:
         return _metrics.stats(self)
 
     def health(self) -> Health:
-        """See :func:`mpool.health`."""
+        """How the pool is. Cheap: it waits for no work.
+
+        Returns:
+            a :class:`mpool.Health`: ``"degraded"`` while a queue stays full, a worker is much slower than its mates or
+            does not move, a model has failed or its breaker is not closed, or memory is critical; ``"unhealthy"`` when
+            the pool is closed or shuts down, or all models in use have failed.
+
+        Example:
+            >>> mpool.health().status
+            'healthy'
+        """
         from .runtime import health as _health
 
         return _health.health(self)
 
     def ping(self, key: str | os.PathLike[str] | Model | None = None) -> tuple[Pong, ...]:
-        """See :func:`mpool.ping`."""
+        """Checks that workers respond. Never waits behind work, loads nothing, and does not count as work.
+
+        Args:
+            key: a model; None: all.
+
+        Returns:
+            a :class:`mpool.Pong` for each worker; none for a model that is not loaded.
+
+        Raises:
+            UnknownModel, InvalidArgument: no model has that name.
+
+        Example:
+            >>> _ = mpool.embed("A sentence.")
+            >>> mpool.ping("all-MiniLM-L6-v2")[0].queue_depth
+            0
+        """
         from .runtime import health as _health
 
         return _health.pongs(self, key)
 
     def check(self, key: str | os.PathLike[str] | Model, *, timeout: float | None = None) -> float:
-        """See :func:`mpool.check`."""
+        """Has a model compute something, ahead of everything that waits: a text embedded, or one token generated.
+
+        Loads it if need be.
+
+        Args:
+            key: the model.
+            timeout: seconds.
+
+        Returns:
+            seconds that it took.
+
+        Raises:
+            as :func:`embed` and :func:`generate`.
+
+        Example:
+            >>> mpool.check("all-MiniLM-L6-v2", timeout=60) < 60
+            True
+        """
         from .runtime import health as _health
 
         return _health.check(self, key, timeout)
@@ -514,7 +426,7 @@ class Pool:
     def on(self, event: Kind, callback: Callable[[PoolEvent], object]) -> Callable[[], None]:
         """Calls a function whenever something happens to a worker or a call of this pool.
 
-        One thread of the process calls all of them, one after the other, soon after the event. A callback may use mpool
+        One thread of the process calls all callbacks in sequence, soon after the event. A callback may use mpool
         and may raise (the logger ``mpool.pool`` has it then); while it blocks, further events wait, up to a thousand,
         and those beyond are dropped and counted (``events_dropped`` of :func:`mpool.metrics`). No call ever waits for
         one.
@@ -540,7 +452,12 @@ class Pool:
         return _events.subscribe(self, event, callback)
 
     def init_maintenance(self) -> None:
-        """See :func:`mpool.init_maintenance`."""
+        """Starts the thread that looks after deadlines, workers without work and memory; it starts by itself with the
+        first load. Idempotent.
+
+        Raises:
+            ShuttingDown: :func:`begin_shutdown` was called.
+        """
         self.registry.maintain()
 
     def _register(self, key: str, ref: str, overrides: Mapping[str, Any], isolation: str | None = None) -> Model:
@@ -678,13 +595,13 @@ class Pool:
         """The core's registry, made on first use."""
         registry = self._registry
         if registry is None:
-            from . import _core, _runtime
+            from . import _core, _functions
 
             with self._lock:
                 if self._closed:
                     raise ShuttingDown("the pool is closed", hint="Make a new mpool.Pool")
                 if self._registry is None:
-                    _runtime.install()
+                    _functions.install()
                     self._registry = _core.Registry(**self.config._registry_options())
                 registry = self._registry
         _logging.start()
@@ -731,8 +648,7 @@ class Pool:
 
 def _restore_pool(config: PoolConfig, identity: str) -> Pool:
     """The pool itself where it exists, so that what is pickled together stays together; else one like it."""
-    with _pools_lock:
-        found = _pools.get(identity)
+    found: Pool | None = hosts.find(identity)
     return found if found is not None and not found._closed else Pool(config, _identity=identity)
 
 
@@ -756,13 +672,10 @@ def _absolute(ref: str) -> str:
 
 def all_pools() -> list[Pool]:
     """Every pool that exists."""
-    with _pools_lock:
-        return list(_pools.values())
+    return hosts.hosts()
 
 
 def _after_fork_in_child() -> None:
-    global _pools_lock
-    _pools_lock = threading.Lock()
     for pool in all_pools():
         pool._after_fork_in_child()
 

@@ -1,4 +1,4 @@
-"""What calls that generate text return: frozen dataclasses, made once, safe to share between threads and to pickle."""
+"""Results of text generation: frozen dataclasses, safe to share between threads and to pickle."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Usage:
     """Counts of tokens.
 
     Attributes:
-        prompt_tokens: tokens of the prompt, those around it (BOS, chat template) included.
-        completion_tokens: tokens generated, of all choices together.
-        cached_tokens: of the prompt's, those that did not have to be computed again.
+        prompt_tokens: tokens of the prompt, including BOS and the chat template.
+        completion_tokens: generated tokens of all choices together.
+        cached_tokens: prompt tokens taken from the prefix cache.
     """
 
     prompt_tokens: int
@@ -33,13 +33,13 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Where the time went, in seconds.
+    """Durations of a request, in seconds.
 
     Attributes:
-        queued: from the call to its first step, loading the model included.
-        prompt: reading the prompt, up to the first token.
+        queued: from submission to the first step, including model loading.
+        prompt: prompt processing, up to the first token.
         generation: from the first token to the last.
-        total: from the call to its end.
+        total: from submission to the end.
     """
 
     queued: float
@@ -59,7 +59,7 @@ class TopLogprob:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """One generated token.
+    """A generated token.
 
     Attributes:
         token_id: its id.
@@ -93,12 +93,12 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """What a piece of a stream adds to a call.
+    """The part of a function call in a stream chunk.
 
     Attributes:
         index: which of the answer's calls, from 0.
         id, name: as in :class:`ToolCall`, in the first piece of a call, else None.
-        arguments: what was added to the JSON text of the arguments.
+        arguments: new text of the JSON arguments.
     """
 
     index: int
@@ -109,19 +109,19 @@ class ToolCallDelta:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of the ``n`` answers to a prompt.
+    """One of the ``n`` completions of a prompt.
 
     Attributes:
         index: which, from 0.
         text: the answer, without the stop string.
         finish_reason: see :data:`FinishReason`.
-        stop: the stop string (str) or stop token (int) that ended it; None if the model ended it by itself, or
-            nothing but its length did.
+        stop: the stop string (str) or stop token (int) that ended it; None if the model ended the completion, or its
+            length did.
         token_ids: ids of the generated tokens, without the one that ended it.
         logprobs: one an id, if asked for.
-        reasoning: of a chat, what the model thought before it answered, where its answers tell the two apart; else
+        reasoning: for a chat, the model's reasoning before its answer, if its format separates the two; else
             None. Its tokens are among ``token_ids``.
-        parsed: with a ``response_format`` of JSON, what the text says: an instance of the pydantic class that was
+        parsed: with a ``response_format`` of JSON, the parsed text: an instance of the pydantic class that was
             given, else dicts, lists and so on. None if the text was cut (``finish_reason`` ``"length"``, a stop
             string), or the class has validators of its own that refuse it: its ``model_validate_json(text)`` says why.
         tool_calls: of a chat with ``tools``, the calls that the model asks for, in order.
@@ -187,14 +187,14 @@ class Chunk:
     """A piece of a stream. ``str()`` of it is its text.
 
     Attributes:
-        text: what was added; whole characters, never part of what may still become a stop string. Empty in a last
+        text: what was added; whole characters, never part of a possible stop string. Empty in a last
             piece that adds nothing, and in pieces of ``reasoning``.
         index: which of the ``n`` choices it continues.
         finish_reason: set in the last piece of a choice, else None.
         stop: as in :class:`Choice`, in the last piece.
         logprobs: of the tokens decided since the piece before, if asked for.
-        reasoning: what was added to the choice's ``reasoning``, which comes before its text.
-        tool_calls: what was added to the choice's ``tool_calls``.
+        reasoning: new text of the choice's ``reasoning``, which comes before its text.
+        tool_calls: new parts of the choice's ``tool_calls``.
     """
 
     text: str

@@ -38,12 +38,12 @@ void *mp_arena_take(mp_arena *arena, size_t bytes) {
     assert(fits && "the arena was reserved too small");
     if (!fits)
         abort();
-    uint8_t *piece = arena->memory + arena->used;
+    uint8_t *block = arena->memory + arena->used;
     size_t cost = mp_arena_cost(bytes);
-    MP_GUARD(piece, cost);
-    MP_UNGUARD(piece, bytes);
+    MP_GUARD(block, cost);
+    MP_UNGUARD(block, bytes);
     arena->used += cost;
     if (arena->used > arena->peak)
         arena->peak = arena->used;
-    return piece;
+    return block;
 }

@@ -224,12 +224,12 @@ static int affinity_count(void) {
     return online > 0 ? (int)online : 1;
 }
 
-int mp_cpu_lanes(void) {
-    int lanes = affinity_count();
+int mp_cpu_threads(void) {
+    int threads = affinity_count();
     mp_cgroup limits = mp_cgroup_read("");
-    if (limits.cpus > 0 && limits.cpus < lanes)
-        lanes = (int)limits.cpus; /* rounded down: a thread with half a CPU delays the others at every barrier */
-    return lanes > 0 ? lanes : 1;
+    if (limits.cpus > 0 && limits.cpus < threads)
+        threads = (int)limits.cpus; /* rounded down: a thread with half a CPU delays the others at every barrier */
+    return threads > 0 ? threads : 1;
 }
 
 uint64_t mp_cpu_memory_bytes(void) {

@@ -34,7 +34,7 @@ mp_status mp_cpu_init(const char *mask, mp_error *error);
 const char *mp_cpu_name(void);    /* model name from CPUID; never NULL */
 const char *mp_cpu_level(void);   /* "avx512bf16", ...: a value of MPOOL_CPU */
 /* Number of CPUs that this process may use: affinity mask and cgroup quota (v1, v2), at least 1. */
-int mp_cpu_lanes(void);
+int mp_cpu_threads(void);
 /* Bytes of physical memory that this process may use: the machine's, limited by cgroups. */
 uint64_t mp_cpu_memory_bytes(void);
 /* Set flush-to-zero and denormals-are-zero on this thread. Returns the old control word for mp_cpu_restore_float. */

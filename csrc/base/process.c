@@ -112,10 +112,10 @@ bool mp_process_alive(mp_process *process) {
     if (process->pid == 0 || process->ended || process->owner != (int)getpid())
         return false;
     /* The handle reports the end even when other code has waited, or when waiting is impossible (SIGCHLD ignored). */
-    struct pollfd look = {.fd = process->handle, .events = POLLIN};
+    struct pollfd check = {.fd = process->handle, .events = POLLIN};
     int said;
     do { /* interrupted by a signal to this process: ask again */
-        said = process->handle >= 0 ? poll(&look, 1, 0) : -1;
+        said = process->handle >= 0 ? poll(&check, 1, 0) : -1;
     } while (process->handle >= 0 && said < 0 && errno == EINTR);
     if (said == 0)
         return true;
@@ -137,8 +137,8 @@ void mp_process_kill(mp_process *process) {
     for (uint64_t waited_ms = 0; mp_process_alive(process) && waited_ms < KILL_WAIT_MS; waited_ms++) {
 #if defined(SYS_pidfd_send_signal)
         if (process->handle >= 0 && syscall(SYS_pidfd_send_signal, process->handle, SIGKILL, NULL, 0) == 0) {
-            struct pollfd look = {.fd = process->handle, .events = POLLIN};
-            poll(&look, 1, 1);
+            struct pollfd check = {.fd = process->handle, .events = POLLIN};
+            poll(&check, 1, 1);
             continue;
         }
 #endif

@@ -33,7 +33,7 @@ struct mp_region {
     _Alignas(ALIGNMENT) mp_event_count generation;
     _Atomic uint64_t advanced_ns; /* last time that the generation was advanced while threads were parked */
     /* written by thread 0 before the region starts, read by all threads inside it */
-    _Alignas(ALIGNMENT) void (*body)(const mp_lane *lane, void *arg);
+    _Alignas(ALIGNMENT) void (*body)(const mp_team_thread *thread, void *arg);
     void *arg;
     int count;
     uint64_t spin_ns;
@@ -49,7 +49,7 @@ struct helper {
     _Atomic(const mp_cpu_set *) cpus; /* CPUs to run on, NULL = any; written by the holder of the lease */
     /* written by the holder of the lease before it sets pending */
     mp_region *region;
-    int lane;
+    int index;     /* its thread index in the region */
     mp_region own; /* region of a lease whose first helper this is */
     mp_team *team;
     mp_thread thread;
@@ -82,17 +82,17 @@ static inline bool is_set(void *arg) {
     return atomic_load_explicit((_Atomic uint32_t *)arg, memory_order_relaxed) != 0;
 }
 
-void mp_lane_sync(const mp_lane *lane) {
-    if (lane->count == 1)
+void mp_team_barrier(const mp_team_thread *thread) {
+    if (thread->count == 1)
         return;
-    mp_region *region = lane->region;
+    mp_region *region = thread->region;
     /* Read both before arriving: the generation cannot advance until then, and once all have arrived thread 0 may
      * already write the fields of its next region. */
     uint64_t spin_ns = region->spin_ns;
     uint32_t generation = atomic_load_explicit(&region->generation.count, memory_order_relaxed);
     uint32_t before = atomic_fetch_add_explicit(&region->arrived, 1, memory_order_acq_rel);
-    assert(before < (uint32_t)lane->count);
-    if (before + 1 == (uint32_t)lane->count) {
+    assert(before < (uint32_t)thread->count);
+    if (before + 1 == (uint32_t)thread->count) {
         atomic_store_explicit(&region->arrived, 0, memory_order_relaxed);
         if (atomic_load_explicit(&region->generation.sleepers, memory_order_relaxed))
             atomic_store_explicit(&region->advanced_ns, mp_sys_now_ns(), memory_order_relaxed);
@@ -170,18 +170,18 @@ static void helper_main(void *arg) {
         if (atomic_load_explicit(&self->pending, memory_order_acquire)) {
             mp_region *region = self->region;
             bind(self, &bound);
-            mp_lane lane = {self->lane, region->count, region};
+            mp_team_thread thread = {self->index, region->count, region};
             atomic_store_explicit(&self->pending, 0, memory_order_relaxed);
             if (region->watched) {
                 uint64_t took_ns;
                 watch watch = begin_watch();
                 uint64_t late_ns = watch.began_ns - region->began_ns;
-                region->body(&lane, region->arg);
+                region->body(&thread, region->arg);
                 note_loss(region, end_watch(&watch, &took_ns) + (late_ns > WAKE_UP_NS ? late_ns - WAKE_UP_NS : 0));
             } else {
-                region->body(&lane, region->arg);
+                region->body(&thread, region->arg);
             }
-            mp_lane_sync(&lane);
+            mp_team_barrier(&thread);
             continue;
         }
         if (atomic_load_explicit(&team->quit, memory_order_relaxed))
@@ -243,7 +243,7 @@ int mp_team_size(const mp_team *team) { return team ? team->count + 1 : 1; }
 
 /* Take free helpers until the lease has `want` threads; near: only helpers that last worked on these CPUs. */
 static void take_helpers(mp_team *team, const mp_cpu_set *cpus, bool near, int want, mp_lease *lease) {
-    for (int i = 0; i < team->count && lease->lanes < want; i++) {
+    for (int i = 0; i < team->count && lease->threads < want; i++) {
         struct helper *helper = &team->helpers[i];
         uint32_t expected = 0;
         if (atomic_load_explicit(&helper->held, memory_order_relaxed) ||
@@ -254,15 +254,15 @@ static void take_helpers(mp_team *team, const mp_cpu_set *cpus, bool near, int w
                                                      memory_order_relaxed))
             continue;
         atomic_store_explicit(&helper->cpus, cpus, memory_order_relaxed);
-        lease->helpers[lease->lanes - 1] = i;
-        lease->lanes++;
+        lease->helpers[lease->threads - 1] = i;
+        lease->threads++;
         mp_event_count_notify(&helper->signal); /* awake and spinning by the time the region starts */
     }
 }
 
-void mp_team_lease_at(mp_team *team, const mp_place *places, int count, mp_lease *lease) {
+void mp_team_lease_at(mp_team *team, const mp_team_place *places, int count, mp_lease *lease) {
     lease->team = team;
-    lease->lanes = lease->near = 1;
+    lease->threads = lease->near = 1;
     lease->cancelled = NULL;
     lease->bound = false;
     lease->together = false;
@@ -270,27 +270,27 @@ void mp_team_lease_at(mp_team *team, const mp_place *places, int count, mp_lease
     atomic_store_explicit(&lease->heartbeat, mp_sys_now_ns(), memory_order_relaxed);
     int want = 0;
     for (int i = 0; team && i < count; i++) {
-        want += places[i].lanes;
+        want += places[i].threads;
         if (places[i].cpus)
             take_helpers(team, places[i].cpus, true, want, lease);
         take_helpers(team, places[i].cpus, false, want, lease);
-        lease->near = i ? lease->near : lease->lanes;
+        lease->near = i ? lease->near : lease->threads;
     }
     if (places[0].cpus)
         lease->bound = mp_sys_get_affinity(&lease->before) && mp_sys_set_affinity(places[0].cpus);
 }
 
 void mp_team_lease(mp_team *team, int want, mp_lease *lease) {
-    mp_team_lease_at(team, &(mp_place){.lanes = want}, 1, lease);
+    mp_team_lease_at(team, &(mp_team_place){.threads = want}, 1, lease);
 }
 
 void mp_team_return(mp_lease *lease) {
     if (lease->bound)
         mp_sys_set_affinity(&lease->before);
     lease->bound = false;
-    for (int i = 0; i < lease->lanes - 1; i++)
+    for (int i = 0; i < lease->threads - 1; i++)
         atomic_store_explicit(&lease->team->helpers[lease->helpers[i]].held, 0, memory_order_release);
-    lease->lanes = 1;
+    lease->threads = 1;
 }
 
 bool mp_lease_poll(mp_lease *lease) {
@@ -307,16 +307,16 @@ static bool is_crowded(mp_team *team) {
     return atomic_load_explicit(&team->crowded, memory_order_relaxed);
 }
 
-void mp_lease_run(mp_lease *lease, void (*body)(const mp_lane *lane, void *arg), void *arg) {
+void mp_lease_run(mp_lease *lease, void (*body)(const mp_team_thread *thread, void *arg), void *arg) {
     uint32_t control = mp_cpu_flush_denormals();
     bool watched = should_watch();
     watch since;
     uint64_t took_ns;
     if (watched)
         since = begin_watch();
-    if (lease->lanes == 1) {
-        mp_lane lane = mp_lane_single();
-        body(&lane, arg);
+    if (lease->threads == 1) {
+        mp_team_thread thread = mp_team_single();
+        body(&thread, arg);
         if (watched) {
             lease->lost_ns += end_watch(&since, &took_ns);
             lease->watched_ns += took_ns;
@@ -328,21 +328,21 @@ void mp_lease_run(mp_lease *lease, void (*body)(const mp_lane *lane, void *arg),
     mp_region *region = &team->helpers[lease->helpers[0]].own;
     region->body = body;
     region->arg = arg;
-    region->count = lease->lanes;
+    region->count = lease->threads;
     region->spin_ns = spin_time(team, is_crowded(team));
     region->watched = watched;
     region->began_ns = watched ? since.began_ns : 0;
     atomic_store_explicit(&region->most_lost_ns, 0, memory_order_relaxed);
-    for (int i = 0; i < lease->lanes - 1; i++) {
+    for (int i = 0; i < lease->threads - 1; i++) {
         struct helper *helper = &team->helpers[lease->helpers[i]];
         helper->region = region;
-        helper->lane = i + 1;
+        helper->index = i + 1;
         atomic_store_explicit(&helper->pending, 1, memory_order_release);
         mp_event_count_notify(&helper->signal);
     }
-    mp_lane lane = {0, lease->lanes, region};
-    body(&lane, arg);
-    mp_lane_sync(&lane);
+    mp_team_thread thread = {0, lease->threads, region};
+    body(&thread, arg);
+    mp_team_barrier(&thread);
     if (watched) {
         note_loss(region, end_watch(&since, &took_ns));
         lease->lost_ns += atomic_load_explicit(&region->most_lost_ns, memory_order_relaxed);
@@ -351,11 +351,11 @@ void mp_lease_run(mp_lease *lease, void (*body)(const mp_lane *lane, void *arg),
     mp_cpu_restore_float(control);
 }
 
-void mp_lane_split(const mp_lane *lane, int64_t n, int64_t grain, int64_t *begin, int64_t *end) {
+void mp_team_split(const mp_team_thread *thread, int64_t n, int64_t grain, int64_t *begin, int64_t *end) {
     assert(n >= 0 && grain > 0);
-    int64_t units = n / grain + (n % grain != 0), share = units / lane->count, extra = units % lane->count;
-    int64_t first = share * lane->index + (lane->index < extra ? lane->index : extra);
-    int64_t last = first + share + (lane->index < extra);
+    int64_t units = n / grain + (n % grain != 0), share = units / thread->count, extra = units % thread->count;
+    int64_t first = share * thread->index + (thread->index < extra ? thread->index : extra);
+    int64_t last = first + share + (thread->index < extra);
     *begin = first * grain < n ? first * grain : n;
     *end = last * grain < n ? last * grain : n;
 }

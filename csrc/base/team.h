@@ -2,7 +2,7 @@
  *
  * A team owns helper threads, one fewer than the CPUs that the process may use. A worker leases helpers for a step and
  * runs a parallel region: a body that runs on all threads of the lease at once, the worker's own thread being thread 0.
- * Inside the body the threads meet at a barrier (mp_lane_sync), which spins for option MPOOL_SPIN_US and then parks.
+ * Inside the body the threads meet at a barrier (mp_team_barrier), which spins for option MPOOL_SPIN_US and then parks.
  * There are never more compute threads than CPUs.
  *
  *   worker --lease--> [thread 0 = worker][thread 1 = helper]...  body(thread, arg) runs on each; run returns after all.
@@ -15,7 +15,7 @@
  * Compute threads never take the GIL, never allocate inside a layer and run with FTZ/DAZ set (set on entry to a region,
  * restored on thread 0 afterwards).
  *
- * Fork: a child has none of the helpers. The owner of the team forgets it there (mp_cores_fork_child). */
+ * Fork: a child has none of the helpers. The owner of the team forgets it there (mp_cpu_allocator_fork_child). */
 #ifndef MP_BASE_TEAM_H
 #define MP_BASE_TEAM_H
 
@@ -24,21 +24,21 @@
 typedef struct mp_team mp_team;
 typedef struct mp_region mp_region; /* one parallel region: its barrier and threads */
 
-typedef struct mp_lane { /* one thread of a parallel region */
+typedef struct mp_team_thread { /* one thread of a parallel region */
     int index, count; /* 0 <= index < count */
     mp_region *region;
-} mp_lane;
+} mp_team_thread;
 
 /* Threads of a lease that share CPUs. */
-typedef struct mp_place {
+typedef struct mp_team_place {
     const mp_cpu_set *cpus; /* must outlive team and lease; NULL: not bound */
-    int lanes;              /* at least 1 */
-} mp_place;
+    int threads;            /* at least 1 */
+} mp_team_place;
 
 /* Compute threads that a worker holds for a step. Plain data in the worker's storage. */
 typedef struct mp_lease {
     mp_team *team;
-    int lanes;                    /* >= 1 */
+    int threads;                  /* >= 1 */
     const _Atomic int *cancelled; /* not 0 once every item of the step is cancelled; may be NULL */
     _Atomic uint64_t heartbeat;   /* time of the last poll in ns; the watchdog reads it */
     int helpers[255];             /* private: indices of the helpers held */
@@ -60,22 +60,23 @@ int mp_team_size(const mp_team *team); /* helpers + 1 */
  * lease->lanes says how many. `team` may be NULL: one thread. */
 void mp_team_lease(mp_team *team, int want, mp_lease *lease);
 /* The same with a number of threads per place, thread 0 at the first. Prefers helpers that last worked there. */
-void mp_team_lease_at(mp_team *team, const mp_place *places, int count, mp_lease *lease);
+void mp_team_lease_at(mp_team *team, const mp_team_place *places, int count, mp_lease *lease);
 /* Must be called by the thread that leased. */
 void mp_team_return(mp_lease *lease);
 
 /* Run `body` on all threads of the lease. */
-void mp_lease_run(mp_lease *lease, void (*body)(const mp_lane *lane, void *arg), void *arg);
+void mp_lease_run(mp_lease *lease, void (*body)(const mp_team_thread *thread, void *arg), void *arg);
 /* Call at least every 5 ms from tile loops: updates the heartbeat and returns true when the step must stop. All threads
- * must agree before they skip a barrier: call it on thread 0 and share the result through memory and mp_lane_sync. */
+ * must agree before they skip a barrier: call it on thread 0 and share the result through memory and
+ * mp_team_barrier. */
 bool mp_lease_poll(mp_lease *lease);
 
 /* Barrier over the threads of a region, release and acquire. Does nothing when count is 1. */
-void mp_lane_sync(const mp_lane *lane);
+void mp_team_barrier(const mp_team_thread *thread);
 /* A region of the calling thread alone, for code that needs a region but no team. */
-static inline mp_lane mp_lane_single(void) { return (mp_lane){0, 1, 0}; }
+static inline mp_team_thread mp_team_single(void) { return (mp_team_thread){0, 1, 0}; }
 /* Split [0, n) into lane->count contiguous ranges whose inner ends are multiples of `grain`; the range of this thread
  * is [*begin, *end). */
-void mp_lane_split(const mp_lane *lane, int64_t n, int64_t grain, int64_t *begin, int64_t *end);
+void mp_team_split(const mp_team_thread *thread, int64_t n, int64_t grain, int64_t *begin, int64_t *end);
 
 #endif

@@ -7,13 +7,13 @@
 #include "base/options.h"
 
 enum { ALIGN = 8 };
-static const uint64_t PARENT_LOOK_NS = 4 * 1000 * 1000;   /* the child may die and requests may end meanwhile */
-static const uint64_t CHILD_LOOK_NS = 1000 * 1000 * 1000; /* the system kills the child with its parent anyway */
+static const uint64_t PARENT_POLL_NS = 4 * 1000 * 1000;   /* the child may die and requests may end meanwhile */
+static const uint64_t CHILD_POLL_NS = 1000 * 1000 * 1000; /* the system kills the child with its parent anyway */
 _Static_assert(sizeof(mp_frame) == 24, "frames have the same layout on both sides");
 _Static_assert((MP_RING_BYTES & (MP_RING_BYTES - 1)) == 0, "positions wrap by a mask");
 _Static_assert(MP_FRAME_MOST + sizeof(mp_frame) + ALIGN <= MP_RING_BYTES / 2, "reading and writing overlap");
 
-void mp_channel_init(mp_channel *channel, mp_channel_page *page, bool parent, mp_error *error, bool (*look)(void *arg),
+void mp_channel_init(mp_channel *channel, mp_channel_page *page, bool parent, mp_error *error, bool (*poll)(void *arg),
                      void *arg) {
     *channel = (mp_channel){
         .page = page,
@@ -22,9 +22,9 @@ void mp_channel_init(mp_channel *channel, mp_channel_page *page, bool parent, mp
         .own_events = parent ? &page->parent_events : &page->child_events,
         .other_events = parent ? &page->child_events : &page->parent_events,
         .spin_ns = (uint64_t)page->setup.spin_us * 1000,
-        .look_ns = parent ? PARENT_LOOK_NS : CHILD_LOOK_NS,
+        .poll_ns = parent ? PARENT_POLL_NS : CHILD_POLL_NS,
         .error = error,
-        .look = look,
+        .poll = poll,
         .arg = arg,
     };
 }
@@ -56,10 +56,10 @@ static bool wait_for(mp_channel *channel, _Atomic uint64_t *position, uint64_t s
     for (;;) {
         uint32_t events = mp_event_count_read(channel->own_events);
         if (!has_moved(&watch))
-            mp_event_count_park_shared(channel->own_events, events, channel->look_ns);
+            mp_event_count_park_shared(channel->own_events, events, channel->poll_ns);
         if (has_moved(&watch))
             return true;
-        if (!channel->look(channel->arg)) {
+        if (!channel->poll(channel->arg)) {
             if (has_moved(&watch)) /* the other side wrote before it died */
                 return true;
             channel->broken = true;

@@ -9,7 +9,7 @@
  * channel for good.
  *
  * A side waits by spinning, then parking on its own event count, which the other side notifies after each frame written
- * and read. It parks for at most look_ns, since a dead process never notifies, and then calls `look`, which may end the
+ * and read. It parks for at most poll_ns, since a dead process never notifies, and then calls `look`, which may end the
  * wait.
  *
  * One thread per side. */
@@ -87,14 +87,14 @@ typedef struct mp_channel { /* one side, private */
     mp_event_count *own_events, *other_events;
     uint64_t tail, head;            /* own positions in `in` and in `out` */
     uint64_t in_number, out_number; /* number of the last frame in each direction */
-    uint64_t spin_ns, look_ns;
+    uint64_t spin_ns, poll_ns;
     bool broken;             /* for good; *error has the reason */
     mp_error *error;         /* the owner's */
-    bool (*look)(void *arg); /* returns false to end the wait, after filling *error */
+    bool (*poll)(void *arg); /* returns false to end the wait, after filling *error */
     void *arg;
 } mp_channel;
 
-void mp_channel_init(mp_channel *channel, mp_channel_page *page, bool parent, mp_error *error, bool (*look)(void *arg),
+void mp_channel_init(mp_channel *channel, mp_channel_page *page, bool parent, mp_error *error, bool (*poll)(void *arg),
                      void *arg);
 /* Write a frame; waits for free space. Returns false when the channel is broken. */
 bool mp_channel_send(mp_channel *channel, mp_frame_kind kind, bool last, const void *data, size_t bytes);

@@ -35,7 +35,7 @@ typedef struct child {
     mp_channel channel;
     mp_error broken;
     mp_budget budget;
-    const mp_call_wire *wire;
+    const mp_request_wire *wire;
     mp_model *model;
     mp_engine *engine;
     mp_team *team;
@@ -69,18 +69,18 @@ static child_item *find(child *c, uint32_t id) {
 
 static void free_item(child *c, child_item *item) {
     mp_budget_give(&c->budget, item->charged);
-    mp_call_destroy(item->item.call);
+    mp_request_destroy(item->item.call);
     mp_free(item);
 }
 
 /* Create an item: read its request, check it against the model and charge its memory. */
 static mp_status create_item(child *c, const mp_item *fields, child_item **out, mp_error *error) {
-    mp_call *call = NULL;
+    mp_request *call = NULL;
     MP_TRY(c->wire->get_call(&c->in, &call, error));
     size_t bytes = sizeof(child_item) + c->wire->record_bytes(call);
     child_item *item = mp_alloc_zeroed(bytes, MP_TAG_REQUEST);
     if (!item) {
-        mp_call_destroy(call);
+        mp_request_destroy(call);
         return mp_fail_memory(error, bytes, "a request");
     }
     item->item = *fields;
@@ -112,7 +112,7 @@ static bool admit(child *c) {
     mp_error_clear(&error);
     uint32_t id = mp_get_u32(in);
     fields.priority = mp_get_u8(in);
-    fields.lane = mp_get_u8(in);
+    fields.service_class = mp_get_u8(in);
     fields.tenant = mp_get_u32(in);
     fields.deadline_ns = mp_get_u64(in);
     fields.sequence = mp_get_u64(in);
@@ -174,7 +174,7 @@ static bool plan(child *c) {
         return false;
     if (c->kind->set_speed)
         c->kind->set_speed(c->model, speed);
-    c->plan = (mp_plan){.lanes = 1};
+    c->plan = (mp_plan){.threads = 1};
     c->plan_number = number;
     c->engine->ops->plan(c->engine, items, (int)n, budget_ns, &c->plan);
     mp_wire_begin(&c->out, &c->channel, MP_FRAME_PLAN);
@@ -186,7 +186,7 @@ static bool plan(child *c) {
         mp_put_u32(&c->out, index);
         mp_put_u32(&c->out, c->plan.amount[i]);
     }
-    mp_put_u32(&c->out, (uint32_t)c->plan.lanes);
+    mp_put_u32(&c->out, (uint32_t)c->plan.threads);
     mp_put_u64(&c->out, c->plan.cost_ns);
     return mp_wire_end(&c->out);
 }
@@ -205,16 +205,16 @@ static const mp_cpu_set *get_place(child *c) {
 }
 
 /* Start compute threads when a step first needs them. If memory does not suffice for all, start half as many. */
-static void lease_threads(child *c, int lanes, const mp_cpu_set *cpus) {
+static void lease_threads(child *c, int threads, const mp_cpu_set *cpus) {
     mp_error error;
-    lanes = lanes < c->max_threads ? lanes : c->max_threads;
-    while (lanes > 1 && mp_team_size(c->team) < lanes) {
+    threads = threads < c->max_threads ? threads : c->max_threads;
+    while (threads > 1 && mp_team_size(c->team) < threads) {
         mp_team_destroy(c->team);
         c->team = NULL;
-        if (mp_team_create(lanes - 1, &c->team, &error) != MP_OK)
-            c->max_threads = lanes /= 2;
+        if (mp_team_create(threads - 1, &c->team, &error) != MP_OK)
+            c->max_threads = threads /= 2;
     }
-    mp_place place = {.cpus = cpus, .lanes = lanes};
+    mp_team_place place = {.cpus = cpus, .threads = threads};
     mp_team_lease_at(c->team, &place, 1, &c->page->lease);
     c->page->lease.cancelled = &c->page->stop;
 }
@@ -234,10 +234,10 @@ static void put_measurements(child *c) {
 
 static bool step(child *c) {
     uint64_t number = mp_get_u64(&c->in);
-    uint32_t lanes = mp_get_count(&c->in, 256, "a step has too many threads");
+    uint32_t threads = mp_get_count(&c->in, 256, "a step has too many threads");
     const mp_cpu_set *cpus = get_place(c);
     uint32_t n = mp_get_count(&c->in, MP_PLAN_MAX, "a step has too many requests");
-    if (c->in.failed || number != c->plan_number || n != (uint32_t)c->plan.count || n == 0 || lanes == 0)
+    if (c->in.failed || number != c->plan_number || n != (uint32_t)c->plan.count || n == 0 || threads == 0)
         return mp_wire_refuse(&c->in, "a step differs from the plan");
     for (uint32_t i = 0; i < n; i++) {
         if (mp_get_u8(&c->in))
@@ -247,7 +247,7 @@ static bool step(child *c) {
     }
     if (!mp_wire_done(&c->in))
         return false;
-    lease_threads(c, (int)lanes, cpus);
+    lease_threads(c, (int)threads, cpus);
     c->engine->ops->step(c->engine, &c->page->lease, &c->plan, c->outcomes);
     mp_team_return(&c->page->lease);
     mp_wire_begin(&c->out, &c->channel, MP_FRAME_STEP);
@@ -328,7 +328,7 @@ static int run(child *c) {
     const mp_channel_setup *setup = &c->page->setup;
     if (setup->build != mp_channel_build())
         return MP_CHILD_BUILD;
-    c->wire = mp_call_wire_of((mp_capability)setup->capability);
+    c->wire = mp_request_wire_of((mp_capability)setup->capability);
     if (!c->wire)
         return MP_CHILD_BUILD;
     mp_process_limits limits = {.data_bytes = setup->data_limit, .files = FILES};

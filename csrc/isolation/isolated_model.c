@@ -27,7 +27,7 @@ typedef struct isolated_model {
     isolated_loader *loader; /* a counted reference */
     mp_model *inner;
     mp_shm description, weights;
-    int lanes; /* maximum compute threads that its steps can lease */
+    int threads; /* maximum compute threads that its steps can lease */
 } isolated_model;
 
 /* --- loader --- */
@@ -97,16 +97,17 @@ static mp_status model_engine(mp_model *base, mp_budget *budget, mp_engine **eng
         .weights = &model->weights,
         .memory_bytes = memory_of(loader),
         .fixed_bytes = FIXED_BYTES,
-        .lanes = model->lanes,
+        .threads = model->threads,
         .start_ns = loader->start_ns,
         .stall_ns = loader->stall_ns,
     };
     return mp_proxy_create(&args, budget, engine, error);
 }
 
-static mp_status model_check(const mp_model *base, mp_call *call, uint64_t *cost_ns, uint32_t *total, mp_error *error) {
+static mp_status model_check(const mp_model *base, mp_request *call, uint64_t *cost_ns, uint32_t *total,
+                             mp_error *error) {
     const isolated_model *model = (const isolated_model *)base;
-    MP_TRY(mp_call_wire_of(model->loader->capability)->check(call, error));
+    MP_TRY(mp_request_wire_of(model->loader->capability)->check(call, error));
     return model->inner->ops->check(model->inner, call, cost_ns, total, error);
 }
 
@@ -156,8 +157,8 @@ static mp_status isolated_load(void *self, mp_lease *lease, mp_budget *budget, m
     model->base.base.ops = &isolated_ops;
     model->loader = loader;
     model->weights.fd = model->description.fd = -1;
-    model->lanes = lease->team ? mp_team_size(lease->team) : lease->lanes;
-    model->lanes = model->lanes > mp_cpu_lanes() ? model->lanes : mp_cpu_lanes();
+    model->threads = lease->team ? mp_team_size(lease->team) : lease->threads;
+    model->threads = model->threads > mp_cpu_threads() ? model->threads : mp_cpu_threads();
     atomic_fetch_add_explicit(&loader->references, 1, memory_order_relaxed);
     mp_status status = loader->kind->load(loader->self, lease, budget, progress, &model->weights, &model->inner, error);
     if (status == MP_OK)
@@ -190,7 +191,7 @@ mp_status mp_isolation_wrap(const mp_isolation_kind *kind, void *self, mp_capabi
     loader->stall_ns = options->stall_ns ? options->stall_ns : DEFAULT_NS;
     atomic_init(&loader->references, 1);
     mp_status status = MP_OK;
-    if (!mp_call_wire_of(capability))
+    if (!mp_request_wire_of(capability))
         status = mp_fail(error, MP_UNSUPPORTED, "%s models do not support process isolation; use isolation='thread'",
                          mp_capability_get(capability)->name);
     if (status == MP_OK)
@@ -261,7 +262,7 @@ static mp_status spec_open(const uint8_t *bytes, size_t size, mp_shm *weights, m
     if (head.compute > MP_COMPUTE_I8)
         return mp_fail(error, MP_INTEGRITY, "the description of a model has an unknown compute type");
     MP_TRY(mp_spec_decode(bytes + sizeof head, size - sizeof head, &spec, error));
-    mp_lease lease = {.lanes = 1};
+    mp_lease lease = {.threads = 1};
     mp_status status =
         mp_model_load_shared(spec, (mp_compute)head.compute, weights, &lease, budget, NULL, model, error);
     mp_spec_unpin(spec);

@@ -31,7 +31,7 @@ typedef struct proxy {
     mp_engine base;
     mp_forked forked;
     mp_proxy_args args;
-    const mp_call_wire *wire;
+    const mp_request_wire *wire;
     mp_budget *budget; /* NULL: nothing is charged; written while forks are held off */
     mp_shm memory;     /* memory of the page */
     mp_channel_page *page;
@@ -167,7 +167,7 @@ static bool finish(proxy *p) {
 static void put_item(proxy *p, const mp_item *item, proxy_item *state) {
     mp_put_u32(&p->out, state->id);
     mp_put_u8(&p->out, item->priority);
-    mp_put_u8(&p->out, item->lane);
+    mp_put_u8(&p->out, item->service_class);
     mp_put_u32(&p->out, item->tenant);
     mp_put_u64(&p->out, item->deadline_ns);
     mp_put_u64(&p->out, item->sequence);
@@ -225,7 +225,7 @@ static void forget(proxy *p, mp_item *item) {
     item->state = NULL;
 }
 
-static void proxy_abandon(mp_item *item) { mp_call_wire_of(item->call->capability)->close(item); }
+static void proxy_abandon(mp_item *item) { mp_request_wire_of(item->call->capability)->close(item); }
 
 /* The request holds everything that another process needs to continue it. */
 static void proxy_preempt(mp_engine *base, mp_item *item) {
@@ -250,7 +250,7 @@ static void plan_nothing(mp_item **items, mp_plan *plan) {
     plan->count = 1;
     plan->items[0] = items[0];
     plan->amount[0] = 1;
-    plan->lanes = 1;
+    plan->threads = 1;
     plan->cost_ns = 0;
 }
 
@@ -279,9 +279,9 @@ static bool get_plan(proxy *p, mp_item **items, int n, mp_plan *plan) {
         plan->amount[i] = amount;
     }
     plan->count = (int)count;
-    plan->lanes = (int)mp_get_count(&p->in, 256, "a plan has too many threads");
+    plan->threads = (int)mp_get_count(&p->in, 256, "a plan has too many threads");
     plan->cost_ns = mp_get_u64(&p->in);
-    if (!p->in.failed && (plan->lanes < 1 || plan->cost_ns > MAX_COST_NS))
+    if (!p->in.failed && (plan->threads < 1 || plan->cost_ns > MAX_COST_NS))
         return mp_wire_refuse(&p->in, "a plan has an impossible cost");
     return !p->in.failed;
 }
@@ -339,8 +339,8 @@ static void get_outcome(proxy *p, mp_item *item, uint32_t amount, mp_outcome *ou
 
 /* Limit a reported running mean to the known mean or the time of this step on all threads, whichever is greater: a row
  * on one thread cannot take longer than a whole step that computed nothing else. */
-static void set_speed(proxy *p, uint64_t speed[MP_MODEL_SPEEDS], uint64_t took_ns, int lanes) {
-    uint64_t known[MP_MODEL_SPEEDS] = {0}, most = took_ns * (uint64_t)lanes;
+static void set_speed(proxy *p, uint64_t speed[MP_MODEL_SPEEDS], uint64_t took_ns, int threads) {
+    uint64_t known[MP_MODEL_SPEEDS] = {0}, most = took_ns * (uint64_t)threads;
     if (!p->args.kind->set_speed)
         return;
     if (p->args.kind->get_speed)
@@ -352,13 +352,13 @@ static void set_speed(proxy *p, uint64_t speed[MP_MODEL_SPEEDS], uint64_t took_n
     p->args.kind->set_speed(p->args.model, speed);
 }
 
-static void get_measurements(proxy *p, uint64_t began_ns, int lanes) {
+static void get_measurements(proxy *p, uint64_t began_ns, int threads) {
     uint64_t speed[MP_MODEL_SPEEDS], hits = mp_get_u64(&p->in), tokens = mp_get_u64(&p->in);
     uint64_t blocks = mp_get_u64(&p->in), evicted = mp_get_u64(&p->in);
     mp_step_work work, *known = &p->base.work;
     mp_get(&p->in, &work, sizeof work);
     if (work.passes < known->passes || work.rows < known->rows || work.found < known->found ||
-        work.guessed < known->guessed || work.right < known->right || work.right > work.guessed)
+        work.drafted < known->drafted || work.accepted < known->accepted || work.accepted > work.drafted)
         mp_wire_refuse(&p->in, "a counter of work decreased");
     mp_get(&p->in, speed, sizeof speed);
     for (int i = 0; i < MP_MODEL_SPEEDS; i++)
@@ -371,7 +371,7 @@ static void get_measurements(proxy *p, uint64_t began_ns, int lanes) {
     atomic_store_explicit(&p->prefix.tokens, tokens, memory_order_relaxed);
     atomic_store_explicit(&p->prefix.blocks, blocks, memory_order_relaxed);
     atomic_store_explicit(&p->prefix.evicted, evicted, memory_order_relaxed);
-    set_speed(p, speed, mp_sys_now_ns() - began_ns, lanes);
+    set_speed(p, speed, mp_sys_now_ns() - began_ns, threads);
 }
 
 /* Fail the requests of the step that the lost process was computing. If the step was cancelled, its requests did not
@@ -389,7 +389,7 @@ static void fail_step(proxy *p, const mp_plan *plan, mp_outcome *outcomes) {
  * there. */
 static void put_place(proxy *p, const mp_lease *lease) {
     mp_cpu_set cpus = lease->before;
-    bool bound = lease->bound && (lease->lanes > lease->near || mp_sys_get_affinity(&cpus));
+    bool bound = lease->bound && (lease->threads > lease->near || mp_sys_get_affinity(&cpus));
     mp_put_u8(&p->out, bound);
     if (bound)
         mp_put(&p->out, &cpus, sizeof cpus);
@@ -407,7 +407,7 @@ static void proxy_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, mp
     begin_wait(p, "in a step", lease, p->args.stall_ns);
     mp_wire_begin(&p->out, &p->channel, MP_FRAME_STEP);
     mp_put_u64(&p->out, p->plans);
-    mp_put_u32(&p->out, (uint32_t)lease->lanes);
+    mp_put_u32(&p->out, (uint32_t)lease->threads);
     put_place(p, lease);
     mp_put_u32(&p->out, (uint32_t)plan->count);
     for (int i = 0; i < plan->count; i++)
@@ -417,7 +417,7 @@ static void proxy_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, mp
     for (int i = 0; ok && i < plan->count && !p->in.failed; i++)
         get_outcome(p, plan->items[i], plan->amount[i], &outcomes[i], &plan->items[i]->error);
     if (ok) {
-        get_measurements(p, began_ns, lease->lanes);
+        get_measurements(p, began_ns, lease->threads);
         ok = finish(p);
     }
     p->lease = NULL;
@@ -496,7 +496,7 @@ static const mp_engine_ops proxy_ops = {
 };
 
 static mp_status create_proxy(const mp_proxy_args *args, proxy **out, mp_error *error) {
-    const mp_call_wire *wire = mp_call_wire_of(args->capability);
+    const mp_request_wire *wire = mp_request_wire_of(args->capability);
     *out = NULL;
     if (!wire)
         return mp_fail(error, MP_UNSUPPORTED, "%s models do not support process isolation; use isolation='thread'",
@@ -531,11 +531,11 @@ enum { MARGIN_BYTES = 256 << 20, THREAD_BYTES = 1 << 20, BLAS_BYTES = 128 << 20,
 
 static uint64_t data_limit(const mp_proxy_args *args) {
     const char *blas = mp_options_get()->blas;
-    uint64_t lanes = (uint64_t)(args->lanes > MIN_THREADS ? args->lanes : MIN_THREADS);
+    uint64_t threads = (uint64_t)(args->threads > MIN_THREADS ? args->threads : MIN_THREADS);
     uint64_t thread_bytes = mp_process_stack_bytes() + THREAD_BYTES;
     if (blas[0] && strcmp(blas, "none") != 0)
         thread_bytes += BLAS_BYTES;
-    return args->memory_bytes + args->fixed_bytes + MARGIN_BYTES + lanes * thread_bytes;
+    return args->memory_bytes + args->fixed_bytes + MARGIN_BYTES + threads * thread_bytes;
 }
 
 static mp_status start(proxy *p, mp_error *error) {

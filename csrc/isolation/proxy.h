@@ -13,7 +13,7 @@ typedef struct mp_proxy_args { /* borrowed: must outlive the proxy */
     const char *const *argv, *const *envp;
     const mp_shm *description, *weights;
     uint64_t memory_bytes, fixed_bytes; /* budget of the child's engine; memory of the process beyond that */
-    int lanes;                          /* maximum compute threads of a step */
+    int threads;                        /* maximum compute threads of a step */
     uint64_t start_ns, stall_ns;
 } mp_proxy_args;
 

@@ -21,12 +21,12 @@ void mp_put(mp_wire_out *out, const void *data, size_t bytes) {
             out->failed = !mp_channel_send(out->channel, out->kind, false, out->buffer, out->used);
             out->used = 0;
         }
-        size_t piece = MP_FRAME_MOST - out->used;
-        piece = piece < bytes ? piece : bytes;
-        memcpy(out->buffer + out->used, from, piece);
-        out->used += piece;
-        from += piece;
-        bytes -= piece;
+        size_t chunk = MP_FRAME_MOST - out->used;
+        chunk = chunk < bytes ? chunk : bytes;
+        memcpy(out->buffer + out->used, from, chunk);
+        out->used += chunk;
+        from += chunk;
+        bytes -= chunk;
     }
 }
 
@@ -92,12 +92,12 @@ bool mp_get(mp_wire_in *in, void *data, size_t bytes) {
                 in->failed = !next_frame(in, false, false);
             continue;
         }
-        size_t piece = in->used - in->at;
-        piece = piece < bytes ? piece : bytes;
-        memcpy(to, in->buffer + in->at, piece);
-        in->at += piece;
-        to += piece;
-        bytes -= piece;
+        size_t chunk = in->used - in->at;
+        chunk = chunk < bytes ? chunk : bytes;
+        memcpy(to, in->buffer + in->at, chunk);
+        in->at += chunk;
+        to += chunk;
+        bytes -= chunk;
     }
     if (bytes)
         memset(to, 0, bytes);
@@ -110,6 +110,29 @@ void *mp_get_array(mp_wire_in *in, int64_t count, size_t size, bool *ok) {
     if (data)
         mp_get(in, data, (size_t)count * size);
     return data;
+}
+
+const char *const *mp_get_strings(mp_wire_in *in, const int32_t *lengths, int32_t count, int32_t most,
+                                  const char *what, bool *ok) {
+    int64_t bytes = 0;
+    for (int32_t i = 0; !in->failed && lengths && i < count; i++) {
+        if (lengths[i] < 1 || lengths[i] > most)
+            mp_wire_refuse(in, what);
+        else
+            bytes += lengths[i];
+    }
+    const size_t pointers = ((size_t)count + 1) * sizeof(char *);
+    const char **strings = in->failed || !lengths ? NULL : mp_alloc_zeroed(pointers + (size_t)bytes, MP_TAG_REQUEST);
+    *ok = *ok && strings;
+    if (!strings)
+        return NULL;
+    char *text = (char *)strings + pointers;
+    mp_get(in, text, (size_t)bytes);
+    for (int32_t i = 0; i < count; i++) {
+        strings[i] = text;
+        text += lengths[i];
+    }
+    return strings;
 }
 
 uint8_t mp_get_u8(mp_wire_in *in) {

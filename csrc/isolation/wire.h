@@ -39,6 +39,9 @@ bool mp_wire_receive(mp_wire_in *in, mp_channel *channel, bool spin);
 bool mp_get(mp_wire_in *in, void *data, size_t bytes);
 /* So many items in memory of their own, which the caller frees. NULL after a failure, and *ok is false. */
 void *mp_get_array(mp_wire_in *in, int64_t count, size_t size, bool *ok);
+/* Strings of these lengths, each 1 to `most`, in one piece of memory that the caller frees. As mp_get_array. */
+const char *const *mp_get_strings(mp_wire_in *in, const int32_t *lengths, int32_t count, int32_t most,
+                                  const char *what, bool *ok);
 uint8_t mp_get_u8(mp_wire_in *in);
 uint32_t mp_get_u32(mp_wire_in *in);
 int32_t mp_get_i32(mp_wire_in *in);

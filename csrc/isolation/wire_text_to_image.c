@@ -6,6 +6,8 @@
 
 #include "isolation/capability_wire.h"
 
+#define MP_SCHEMA "models/requests/text_to_image.def"
+
 typedef struct draw_note { /* in both processes: what has come, or was sent */
     uint32_t cursor;
     int32_t previews;
@@ -16,136 +18,87 @@ typedef struct span {
     int32_t first, end;
 } span;
 
-static mp_status draw_check(const mp_call *base, mp_error *error) {
-    if (((const mp_draw_call *)base)->keep)
+static mp_status draw_check(const mp_request *base, mp_error *error) {
+    if (((const mp_image_generation_request *)base)->keep)
         return mp_fail(error, MP_UNSUPPORTED, "embeddings of texts and latents of each step do not come out of worker "
                                               "processes, pictures do");
     return MP_OK;
 }
 
-static size_t draw_bytes(const mp_call *call) {
+static size_t draw_bytes(const mp_request *call) {
     (void)call;
     return sizeof(draw_note);
 }
 
-static int32_t decoded_at(const mp_draw_call *call, uint32_t cursor) {
-    const uint32_t steps = mp_draw_steps(call);
+static int32_t decoded_at(const mp_image_generation_request *call, uint32_t cursor) {
+    const uint32_t steps = mp_image_generation_steps(call);
     return cursor > steps ? (int32_t)(cursor - steps) : 0;
 }
 
 /* Whose latents a process needs that goes on from there: begun, and not decoded. */
-static span needed_at(const mp_draw_call *call, uint32_t cursor) {
-    const uint32_t steps = mp_draw_steps(call), done = cursor < steps ? cursor : steps;
+static span needed_at(const mp_image_generation_request *call, uint32_t cursor) {
+    const uint32_t steps = mp_image_generation_steps(call), done = cursor < steps ? cursor : steps;
     return (span){decoded_at(call, cursor), (int32_t)((done + (uint32_t)call->n_steps - 1) / (uint32_t)call->n_steps)};
 }
 
 /* Whose latents changed between two places. */
-static span changed_between(const mp_draw_call *call, uint32_t from, uint32_t to) {
-    const uint32_t steps = mp_draw_steps(call), each = (uint32_t)call->n_steps;
+static span changed_between(const mp_image_generation_request *call, uint32_t from, uint32_t to) {
+    const uint32_t steps = mp_image_generation_steps(call), each = (uint32_t)call->n_steps;
     to = to < steps ? to : steps;
     return from < to ? (span){(int32_t)(from / each), (int32_t)((to + each - 1) / each)} : (span){0, 0};
 }
 
-static size_t latent_bytes(const mp_draw_call *call) { return (size_t)mp_draw_latents(call) * sizeof(float); }
-
-static size_t pixel_count(const mp_draw_call *call) {
-    return (size_t)call->width * (size_t)call->height * 3;
+static size_t latent_bytes(const mp_image_generation_request *call) {
+    return (size_t)mp_image_generation_latents(call) * sizeof(float);
 }
 
-static float *latents_of(const mp_draw_call *call, span of, size_t *bytes) {
+static float *latents_of(const mp_image_generation_request *call, span of, size_t *bytes) {
     *bytes = (size_t)(of.end - of.first) * latent_bytes(call);
-    return call->latents + (int64_t)of.first * mp_draw_latents(call);
+    return call->latents + (int64_t)of.first * mp_image_generation_latents(call);
 }
 
 /* A preview is being made there: the step is done that it is of. */
-static bool preview_open(const mp_draw_call *call, uint32_t cursor, int32_t previews) {
-    return mp_draw_previews_due(call, cursor) > previews;
+static bool preview_open(const mp_image_generation_request *call, uint32_t cursor, int32_t previews) {
+    return mp_image_generation_previews_due(call, cursor) > previews;
 }
 
 /* ---- the call, and how far it is ---- */
 
 static void draw_put_call(mp_wire_out *out, const mp_item *item, void *note) {
-    const mp_draw_call *call = (const mp_draw_call *)item->call;
-    const int32_t previews = atomic_load_explicit(&call->previews_done, memory_order_relaxed);
-    const int32_t sizes[] = {call->width, call->height, call->n_pictures, call->n_steps, call->n_texts,
-                             call->preview_every};
+    const mp_image_generation_request *request = (const mp_image_generation_request *)item->call;
+    const int32_t previews = atomic_load_explicit(&request->previews_done, memory_order_relaxed);
     *(draw_note *)note = (draw_note){item->cursor, previews};
-    mp_put(out, sizes, sizeof sizes);
-    mp_put(out, call->n_ids, sizeof call->n_ids);
-    for (int t = 0; t < call->n_texts; t++)
-        for (int e = 0; e < MP_DRAW_ENCODERS; e++) {
-            mp_put_u8(out, call->ids[t][e] != NULL);
-            if (call->ids[t][e])
-                mp_put(out, call->ids[t][e], (size_t)call->n_ids[e] * sizeof(int32_t));
-        }
-    mp_put_f32(out, call->guidance);
-    mp_put(out, call->times, (size_t)call->n_steps * sizeof(float));
-    mp_put(out, call->sigmas, ((size_t)call->n_steps + 1) * sizeof(float));
-    mp_put(out, &call->n_noise, sizeof call->n_noise);
-    mp_put(out, call->noise, (size_t)call->n_noise * sizeof(float));
+#include "isolation/passes/put.def"
     mp_put_i32(out, previews);
     size_t bytes;
-    const float *latents = latents_of(call, needed_at(call, item->cursor), &bytes);
+    const float *latents = latents_of(request, needed_at(request, item->cursor), &bytes);
     mp_put(out, latents, bytes);
-    if (preview_open(call, item->cursor, previews))
-        mp_put(out, call->preview_latents, latent_bytes(call));
+    if (preview_open(request, item->cursor, previews))
+        mp_put(out, request->preview_latents, latent_bytes(request));
 }
 
-static void *take(mp_wire_in *in, size_t count, size_t size, bool *ok) {
-    void *data = in->failed || !*ok ? NULL : mp_alloc_array(count + 1, size, MP_TAG_REQUEST);
-    *ok = *ok && data;
-    if (data)
-        mp_get(in, data, count * size);
-    return data;
-}
-
-static mp_status draw_get_call(mp_wire_in *in, mp_call **out, mp_error *error) {
-    mp_draw_args args = {0};
-    int32_t *ids[MP_DRAW_TEXTS][MP_DRAW_ENCODERS] = {{NULL}};
-    float *times = NULL, *sigmas = NULL, *noise = NULL;
-    mp_draw_call *call = NULL;
+static mp_status draw_get_call(mp_wire_in *in, mp_request **out, mp_error *error) {
+    mp_image_generation_args arguments = {0}, *args = &arguments;
+    mp_image_generation_request *request = NULL;
     bool ok = true;
-    args.width = mp_get_i32(in);
-    args.height = mp_get_i32(in);
-    args.n_pictures = mp_get_i32(in);
-    args.n_steps = (int32_t)mp_get_count(in, MP_DRAW_MOST_STEPS, "there are too many steps");
-    args.n_texts = (int32_t)mp_get_count(in, MP_DRAW_TEXTS, "there are too many texts");
-    args.preview_every = mp_get_i32(in);
-    for (int e = 0; e < MP_DRAW_ENCODERS; e++)
-        args.n_ids[e] = (int32_t)mp_get_count(in, MP_DRAW_MOST_TOKENS, "a text is too long");
-    for (int t = 0; t < args.n_texts; t++)
-        for (int e = 0; e < MP_DRAW_ENCODERS; e++)
-            if (mp_get_u8(in))
-                args.ids[t][e] = ids[t][e] = take(in, (size_t)args.n_ids[e], sizeof(int32_t), &ok);
-    args.guidance = mp_get_f32(in);
-    args.times = times = take(in, (size_t)args.n_steps, sizeof *times, &ok);
-    args.sigmas = sigmas = take(in, (size_t)args.n_steps + 1, sizeof *sigmas, &ok);
-    mp_get(in, &args.n_noise, sizeof args.n_noise);
-    if (args.n_noise < 0 || args.n_noise > INT32_MAX)
-        mp_wire_refuse(in, "there is too much noise");
-    args.noise = noise = take(in, in->failed ? 0 : (size_t)args.n_noise, sizeof *noise, &ok);
-    mp_status status = in->failed ? mp_fail(error, MP_RECV, "a call was cut")
-                       : !ok      ? mp_fail_memory(error, (uint64_t)args.n_noise * sizeof *noise, "a call")
-                                  : mp_draw_call_create(&args, &call, error);
+#include "isolation/passes/get.def"
+    mp_status status = in->failed ? mp_fail(error, MP_RECV, "a request was cut")
+                       : !ok      ? mp_fail_memory(error, sizeof *request, "a request")
+                                  : mp_image_generation_request_create(args, &request, error);
     if (status == MP_OK)
-        *out = &call->base;
-    for (int t = 0; t < MP_DRAW_TEXTS; t++)
-        for (int e = 0; e < MP_DRAW_ENCODERS; e++)
-            mp_free(ids[t][e]);
-    mp_free(times);
-    mp_free(sigmas);
-    mp_free(noise);
+        *out = &request->base;
+#include "isolation/passes/get_free.def"
     return status;
 }
 
 static mp_status draw_go_on(mp_wire_in *in, mp_item *item, void *record, mp_error *error) {
-    mp_draw_call *call = (mp_draw_call *)item->call;
-    const uint32_t steps = mp_draw_steps(call);
+    mp_image_generation_request *call = (mp_image_generation_request *)item->call;
+    const uint32_t steps = mp_image_generation_steps(call);
     const int32_t previews = mp_get_i32(in);
-    if (item->cursor > item->total || previews < 0 || previews > mp_draw_previews_due(call, item->cursor))
+    if (item->cursor > item->total || previews < 0 || previews > mp_image_generation_previews_due(call, item->cursor))
         mp_wire_refuse(in, "a call is further than its end");
     if (in->failed)
-        return mp_fail(error, MP_RECV, "a call was cut");
+        return mp_fail(error, MP_RECV, "a request was cut");
     size_t bytes;
     float *latents = latents_of(call, needed_at(call, item->cursor), &bytes);
     mp_get(in, latents, bytes);
@@ -155,17 +108,17 @@ static mp_status draw_go_on(mp_wire_in *in, mp_item *item, void *record, mp_erro
     atomic_store_explicit(&call->steps_done, (int32_t)(item->cursor < steps ? item->cursor : steps),
                           memory_order_relaxed);
     atomic_store_explicit(&call->previews_done, previews, memory_order_relaxed);
-    atomic_store_explicit(&call->pictures_done, decoded_at(call, item->cursor), memory_order_relaxed);
-    return in->failed ? mp_fail(error, MP_RECV, "a call was cut") : MP_OK;
+    atomic_store_explicit(&call->images_done, decoded_at(call, item->cursor), memory_order_relaxed);
+    return in->failed ? mp_fail(error, MP_RECV, "a request was cut") : MP_OK;
 }
 
 /* ---- results ---- */
 
 static void draw_put_results(mp_wire_out *out, const mp_item *item, void *record) {
-    const mp_draw_call *call = (const mp_draw_call *)item->call;
+    const mp_image_generation_request *call = (const mp_image_generation_request *)item->call;
     draw_note *sent = record;
     const int32_t previews = atomic_load_explicit(&call->previews_done, memory_order_relaxed);
-    const size_t pixels = pixel_count(call);
+    const size_t pixels = (size_t)mp_image_generation_pixels(call);
     size_t bytes;
     mp_put_u32(out, item->cursor);
     mp_put_i32(out, previews);
@@ -180,59 +133,33 @@ static void draw_put_results(mp_wire_out *out, const mp_item *item, void *record
     *sent = (draw_note){item->cursor, previews};
 }
 
-static bool get_floats(mp_wire_in *in, float *to, size_t count, const char *what) {
-    if (!mp_get(in, to, count * sizeof *to))
-        return false;
-    for (size_t i = 0; i < count; i++)
-        if (!isfinite(to[i]))
-            return mp_wire_refuse(in, what);
-    return true;
-}
-
-static bool get_pixels(mp_wire_in *in, const mp_draw_call *call, int32_t picture) {
-    const size_t count = pixel_count(call);
-    float *to = call->pixels + (size_t)picture * count;
-    if (!mp_get(in, to, count * sizeof *to))
-        return false;
-    for (size_t i = 0; i < count; i++)
-        if (!(to[i] >= 0 && to[i] <= 1)) /* NaN is not */
-            return mp_wire_refuse(in, "a pixel is none");
-    return true;
-}
+#define MP_REQUEST mp_image_generation_request
+#include "isolation/passes/get_output.def"
 
 /* Latents are the call's to go on from: of a message that is refused they are worth nothing. So is the call, which was
  * in the step, and is tried from its beginning or fails. */
 static bool draw_get_results(mp_wire_in *in, const mp_item *item, uint32_t amount, mp_outcome outcome, void *note) {
-    const mp_draw_call *call = (const mp_draw_call *)item->call;
+    const mp_image_generation_request *call = (const mp_image_generation_request *)item->call;
     draw_note *seen = note;
     (void)amount;
     const uint32_t cursor = mp_get_u32(in);
-    const int32_t previews = mp_get_i32(in), due = mp_draw_previews_due(call, cursor);
+    const int32_t previews = mp_get_i32(in), due = mp_image_generation_previews_due(call, cursor);
     if (in->failed)
         return false;
     if (cursor < seen->cursor || cursor > item->total)
         return mp_wire_refuse(in, "a call is further than its end, or goes back");
     /* those of steps before the last are made; that of the last may be on its way */
-    const bool fresh = cursor > 0 && due > mp_draw_previews_due(call, cursor - 1);
+    const bool fresh = cursor > 0 && due > mp_image_generation_previews_due(call, cursor - 1);
     if (previews < seen->previews || previews > due || previews < due - fresh)
         return mp_wire_refuse(in, "previews do not fit the steps that are done");
     if (outcome != MP_OUTCOME_FAILED && (outcome == MP_OUTCOME_DONE) != (cursor == item->total))
         return mp_wire_refuse(in, "an outcome does not fit the pictures that are made");
-    const size_t pixels = pixel_count(call);
     const span changed = changed_between(call, seen->cursor, cursor);
-    size_t bytes;
-    float *latents = latents_of(call, changed, &bytes);
-    if (bytes && !get_floats(in, latents, bytes / sizeof *latents, "latents are not finite"))
+    if (!get_latents(in, call, changed.first, changed.end) ||
+        !get_previews(in, call, seen->previews, previews) ||
+        (cursor > seen->cursor && preview_open(call, cursor, previews) && !get_preview_latents(in, call, 0, 1)) ||
+        !get_pixels(in, call, decoded_at(call, seen->cursor), decoded_at(call, cursor)))
         return false;
-    if (previews > seen->previews &&
-        !mp_get(in, call->previews + (size_t)seen->previews * pixels, (size_t)(previews - seen->previews) * pixels))
-        return false;
-    if (cursor > seen->cursor && preview_open(call, cursor, previews) &&
-        !get_floats(in, call->preview_latents, (size_t)mp_draw_latents(call), "latents are not finite"))
-        return false;
-    for (int32_t p = decoded_at(call, seen->cursor); p < decoded_at(call, cursor); p++)
-        if (!get_pixels(in, call, p))
-            return false;
     const bool moved = cursor > seen->cursor || previews > seen->previews;
     *seen = (draw_note){cursor, previews};
     return moved;
@@ -240,26 +167,26 @@ static bool draw_get_results(mp_wire_in *in, const mp_item *item, uint32_t amoun
 
 /* Between two steps, previews or pictures there are as many as a network has blocks, and before the first as all text
  * encoders have: the parent's own model knows the number, but a bound is enough. */
-static uint64_t draw_most_idle(const mp_call *call) {
+static uint64_t draw_most_idle(const mp_request *call) {
     (void)call;
     return 1 << 16;
 }
 
 static void draw_publish(mp_item *item, void *note, uint64_t began_ns, uint64_t now_ns) {
     const draw_note *seen = note;
-    mp_draw_call *call = (mp_draw_call *)item->call;
-    const uint32_t steps = mp_draw_steps(call);
+    mp_image_generation_request *call = (mp_image_generation_request *)item->call;
+    const uint32_t steps = mp_image_generation_steps(call);
     (void)began_ns;
     (void)now_ns;
     item->cursor = seen->cursor;
-    mp_call_publish(&call->steps_done, (int32_t)(seen->cursor < steps ? seen->cursor : steps));
-    mp_call_publish(&call->previews_done, seen->previews);
-    mp_call_publish(&call->pictures_done, decoded_at(call, seen->cursor));
+    mp_request_publish(&call->steps_done, (int32_t)(seen->cursor < steps ? seen->cursor : steps));
+    mp_request_publish(&call->previews_done, seen->previews);
+    mp_request_publish(&call->images_done, decoded_at(call, seen->cursor));
 }
 
 static void draw_close(mp_item *item) { (void)item; }
 
-const mp_call_wire mp_wire_text_to_image = {
+const mp_request_wire mp_wire_text_to_image = {
     .check = draw_check,
     .note_bytes = draw_bytes,
     .put_call = draw_put_call,

@@ -10,7 +10,6 @@
 
 #include "files/spec_build.h"
 #include "isolation/capability_wire.h"
-#include "isolation/wire_vision.h"
 
 typedef struct choice_note { /* of one answer: what has come, or was sent */
     uint32_t tokens, text, decided;
@@ -40,16 +39,16 @@ static uint32_t text_end(const mp_choice *choice) {
     return finish_of(choice) == MP_FINISH_NONE && count > 0 ? choice->tokens[count - 1].byte_end : decided;
 }
 
-static int alternatives(const mp_text_call *call) {
+static int alternatives(const mp_text_request *call) {
     return call->sampling.logprobs > 0 ? (int)call->sampling.logprobs : 0;
 }
 
-static size_t text_bytes(const mp_call *base) {
-    return sizeof(text_note) + (size_t)((const mp_text_call *)base)->n_choices * sizeof(choice_note);
+static size_t text_bytes(const mp_request *base) {
+    return sizeof(text_note) + (size_t)((const mp_text_request *)base)->n_choices * sizeof(choice_note);
 }
 
-static mp_status text_check(const mp_call *base, mp_error *error) {
-    if (((const mp_text_call *)base)->want_prompt_logits)
+static mp_status text_check(const mp_request *base, mp_error *error) {
+    if (((const mp_text_request *)base)->want_prompt_logits)
         return mp_fail(error, MP_UNSUPPORTED,
                        "a prompt's logits do not come out of a worker process: use isolation=\"thread\"");
     return MP_OK;
@@ -57,15 +56,15 @@ static mp_status text_check(const mp_call *base, mp_error *error) {
 
 /* --- masks --- */
 
-static size_t mask_bytes(const mp_text_call *call) { return (size_t)call->mask_words * sizeof(uint32_t); }
+static size_t mask_bytes(const mp_text_request *call) { return (size_t)call->mask_words * sizeof(uint32_t); }
 
 /* The masks that are there for next tokens, and were not sent. */
 static void text_put_more(mp_wire_out *out, const mp_item *item, void *record) {
-    const mp_text_call *call = (const mp_text_call *)item->call;
+    const mp_text_request *call = (const mp_text_request *)item->call;
     text_note *note = record;
     for (int c = 0; call->masks && c < call->n_choices; c++) {
         uint32_t next = tokens_of(&call->choices[c]);
-        const uint32_t *bits = note->choice[c].masked > next ? NULL : mp_text_call_mask_at(call, c, next);
+        const uint32_t *bits = note->choice[c].masked > next ? NULL : mp_text_request_mask_at(call, c, next);
         mp_put_u8(out, bits != NULL);
         if (!bits)
             continue;
@@ -75,7 +74,7 @@ static void text_put_more(mp_wire_out *out, const mp_item *item, void *record) {
 }
 
 static bool text_get_more(mp_wire_in *in, mp_item *item) {
-    mp_text_call *call = (mp_text_call *)item->call;
+    mp_text_request *call = (mp_text_request *)item->call;
     for (int c = 0; call->masks && c < call->n_choices; c++) {
         if (!mp_get_u8(in))
             continue;
@@ -87,7 +86,7 @@ static bool text_get_more(mp_wire_in *in, mp_item *item) {
 
 /* Its prompt was read, here or in a process before: a process that has to read it again says so by its plan. */
 static bool text_waits(const mp_item *item, const void *record) {
-    const mp_text_call *call = (const mp_text_call *)item->call;
+    const mp_text_request *call = (const mp_text_request *)item->call;
     const text_note *note = record;
     bool waits = call->masks && note->prompt_done;
     for (int c = 0; c < call->n_choices && waits; c++)
@@ -95,13 +94,13 @@ static bool text_waits(const mp_item *item, const void *record) {
     return waits;
 }
 
-static bool allows(const mp_text_call *call, int c, int32_t id) {
+static bool allows(const mp_text_request *call, int c, int32_t id) {
     const uint32_t word = (uint32_t)id / 32;
     return id >= 0 && word < (uint32_t)call->mask_words && (call->masks[c].bits[word] >> ((uint32_t)id % 32) & 1);
 }
 
 /* Whether an answer may end as it says, by what is no token of it. */
-static bool may_end(const mp_text_call *call, int c, const choice_note *seen) {
+static bool may_end(const mp_text_request *call, int c, const choice_note *seen) {
     if (seen->finish == MP_FINISH_STOP)
         return allows(call, c, call->stop_ids[seen->stop_index - call->n_stop]);
     for (int32_t i = 0; i < call->n_ends; i++)
@@ -111,13 +110,13 @@ static bool may_end(const mp_text_call *call, int c, const choice_note *seen) {
 }
 
 /* What came of an answer after token `from` was drawn with the one mask that was there for it, and keeps to it. */
-static bool keeps_mask(mp_wire_in *in, const mp_text_call *call, int c, const choice_note *seen, uint32_t from) {
+static bool keeps_mask(mp_wire_in *in, const mp_text_request *call, int c, const choice_note *seen, uint32_t from) {
     const bool by_id = seen->finish == MP_FINISH_EOS ||
                        (seen->finish == MP_FINISH_STOP && seen->stop_index >= call->n_stop);
-    const uint32_t drawn = seen->tokens - from + by_id;
-    if (drawn == 0)
+    const uint32_t sampled = seen->tokens - from + by_id;
+    if (sampled == 0)
         return true;
-    if (drawn > 1 || seen->masked != from + 1)
+    if (sampled > 1 || seen->masked != from + 1)
         return mp_wire_refuse(in, "a token was drawn before its mask came");
     if (by_id ? !may_end(call, c, seen) : !allows(call, c, call->choices[c].tokens[from].id))
         return mp_wire_refuse(in, "a token was drawn that its mask does not allow");
@@ -137,33 +136,33 @@ static size_t capture_floats(const mp_capture *capture, uint32_t from, uint32_t 
 static void put_capture(mp_wire_out *out, const mp_capture *capture, text_note *sent) {
     if (capture->values == 0)
         return;
-    const uint32_t drawn = atomic_load_explicit(&capture->drawn, memory_order_relaxed);
-    mp_put_u32(out, drawn);
-    const size_t floats = capture_floats(capture, sent->captured, drawn);
+    const uint32_t sampled = atomic_load_explicit(&capture->sampled, memory_order_relaxed);
+    mp_put_u32(out, sampled);
+    const size_t floats = capture_floats(capture, sent->captured, sampled);
     if (floats)
         mp_put(out, capture->data + sent->captured * mp_capture_floats(capture), floats * sizeof(float));
-    sent->captured = drawn;
+    sent->captured = sampled;
 }
 
 /* Any numbers: what a model gives out need not be finite. */
 static bool get_capture(mp_wire_in *in, const mp_capture *capture, text_note *note) {
     if (capture->values == 0)
         return !in->failed;
-    const uint32_t drawn = mp_get_u32(in), tokens = note->choice[0].tokens;
+    const uint32_t sampled = mp_get_u32(in), tokens = note->choice[0].tokens;
     if (in->failed)
         return false;
-    if (drawn < note->captured || drawn < tokens || drawn > tokens + 1)
+    if (sampled < note->captured || sampled < tokens || sampled > tokens + 1)
         return mp_wire_refuse(in, "records are of other tokens than were drawn");
-    const size_t floats = capture_floats(capture, note->captured, drawn);
+    const size_t floats = capture_floats(capture, note->captured, sampled);
     if (floats)
         mp_get(in, capture->data + note->captured * mp_capture_floats(capture), floats * sizeof(float));
-    note->captured = drawn;
+    note->captured = sampled;
     return !in->failed;
 }
 
 /* --- the call, and how far it is --- */
 
-static void put_progress(mp_wire_out *out, const mp_text_call *call, text_note *note) {
+static void put_progress(mp_wire_out *out, const mp_text_request *call, text_note *note) {
     mp_put_u8(out, call->prompt_done_ns != 0);
     mp_put_u32(out, (uint32_t)call->cached_tokens);
     note->prompt_done = call->prompt_done_ns != 0;
@@ -185,103 +184,65 @@ static void put_progress(mp_wire_out *out, const mp_text_call *call, text_note *
         mp_put_i32(out, note->choice[c].finish);
         mp_put_i32(out, choice->stop_index);
     }
-    note->captured = atomic_load_explicit(&call->capture.drawn, memory_order_relaxed);
+    note->captured = atomic_load_explicit(&call->capture.sampled, memory_order_relaxed);
     mp_put_u32(out, note->captured);
 }
 
+/* Pixels go as they are: the process knows images by their hashes, and computes those that it has not kept. */
+#define MP_SCHEMA "models/requests/text_images.def"
+static void put_images(mp_wire_out *out, const mp_text_images *request) {
+#include "isolation/passes/put.def"
+}
+static bool get_images(mp_wire_in *in, mp_text_image_args *args) {
+    bool ok = true;
+#include "isolation/passes/get.def"
+    return ok;
+}
+static void free_images(mp_text_image_args *args) {
+#include "isolation/passes/get_free.def"
+}
+#undef MP_SCHEMA
+
+#define MP_SCHEMA "models/requests/text_to_text.def"
 static void text_put_call(mp_wire_out *out, const mp_item *item, void *note) {
-    const mp_text_call *call = (const mp_text_call *)item->call;
-    mp_put_i32(out, call->n_prompt);
-    mp_put_i32(out, call->n_choices);
-    mp_put_i32(out, call->n_stop);
-    mp_put_i32(out, call->n_stop_ids);
-    mp_put_i32(out, call->n_bias);
-    mp_put(out, &call->sampling, sizeof call->sampling);
-    mp_put(out, call->prompt, (size_t)call->n_prompt * sizeof *call->prompt);
-    mp_put(out, call->stop_bytes, (size_t)call->n_stop * sizeof *call->stop_bytes);
-    for (int i = 0; i < call->n_stop; i++)
-        mp_put(out, call->stop[i], (size_t)call->stop_bytes[i]);
-    mp_put(out, call->stop_ids, (size_t)call->n_stop_ids * sizeof *call->stop_ids);
-    mp_put(out, call->bias_ids, (size_t)call->n_bias * sizeof *call->bias_ids);
-    mp_put(out, call->bias, (size_t)call->n_bias * sizeof *call->bias);
-    mp_put_u8(out, call->base.capability == MP_VISION);
-    if (call->base.capability == MP_VISION)
-        mp_wire_put_images(out, &call->images);
-    mp_put_i32(out, call->capture.values);
-    mp_put_i32(out, call->capture.most);
-    mp_put_i32(out, call->mask_words);
+    const mp_text_request *request = (const mp_text_request *)item->call;
+    const bool vision = request->base.capability == MP_VISION;
+#include "isolation/passes/put.def"
+    mp_put_u8(out, vision);
+    if (vision)
+        put_images(out, &request->images);
+    mp_put_i32(out, request->mask_words);
     ((text_note *)note)->cursor = item->cursor;
-    put_progress(out, call, note);
+    put_progress(out, request, note);
 }
 
-typedef struct text_parts { /* of a call on its way in */
-    int32_t *prompt, *stop_ids, *bias_ids;
-    float *bias;
-    void *mask; /* until the first one comes */
-    char *stop_text; /* [MP_TEXT_MOST_STOPS, MP_TEXT_MOST_STOP_BYTES] */
-    int32_t stop_bytes[MP_TEXT_MOST_STOPS];
-    const char *stop[MP_TEXT_MOST_STOPS];
-} text_parts;
-
-static mp_status text_get_call(mp_wire_in *in, mp_call **out, mp_error *error) {
-    mp_text_args args = {0};
-    text_parts parts = {0};
-    mp_text_call *call = NULL;
+static mp_status text_get_call(mp_wire_in *in, mp_request **out, mp_error *error) {
+    mp_text_args arguments = {0}, *args = &arguments;
+    mp_text_request *request = NULL;
     bool ok = true;
-    args.n_prompt = (int32_t)mp_get_count(in, MP_TEXT_MOST_TOKENS, "a prompt is too long");
-    args.n_choices = (int32_t)mp_get_count(in, MP_TEXT_MOST_CHOICES, "there are too many answers");
-    args.n_stop = (int32_t)mp_get_count(in, MP_TEXT_MOST_STOPS, "there are too many stop strings");
-    args.n_stop_ids = (int32_t)mp_get_count(in, MP_TEXT_MOST_IDS, "there are too many stop ids");
-    args.n_bias = (int32_t)mp_get_count(in, MP_TEXT_MOST_IDS, "there are too many biases");
-    mp_get(in, &args.sampling, sizeof args.sampling);
-    parts.prompt = mp_get_array(in, args.n_prompt, sizeof *parts.prompt, &ok);
-    mp_get(in, parts.stop_bytes, (size_t)args.n_stop * sizeof *parts.stop_bytes);
-    parts.stop_text = ok ? mp_alloc(MP_TEXT_MOST_STOPS * MP_TEXT_MOST_STOP_BYTES, MP_TAG_REQUEST) : NULL;
-    ok = ok && parts.stop_text;
-    for (int i = 0; ok && i < args.n_stop; i++) {
-        if (parts.stop_bytes[i] < 1 || parts.stop_bytes[i] > MP_TEXT_MOST_STOP_BYTES) {
-            mp_wire_refuse(in, "a stop string is too long");
-            break;
-        }
-        parts.stop[i] = parts.stop_text + (size_t)i * MP_TEXT_MOST_STOP_BYTES;
-        mp_get(in, parts.stop_text + (size_t)i * MP_TEXT_MOST_STOP_BYTES, (size_t)parts.stop_bytes[i]);
-    }
-    parts.stop_ids = mp_get_array(in, args.n_stop_ids, sizeof *parts.stop_ids, &ok);
-    parts.bias_ids = mp_get_array(in, args.n_bias, sizeof *parts.bias_ids, &ok);
-    parts.bias = mp_get_array(in, args.n_bias, sizeof *parts.bias, &ok);
-    args.vision = mp_get_u8(in) != 0;
-    if (args.vision)
-        mp_wire_get_images(in, &args.images, &ok);
-    args.capture_values = mp_get_i32(in);
-    args.capture_records = mp_get_i32(in);
-    args.mask_bytes = (int64_t)mp_get_count(in, MP_TEXT_MOST_MASK_BYTES / sizeof(uint32_t), "a mask is too long") *
-                      (int64_t)sizeof(uint32_t);
-    parts.mask = args.mask_bytes ? mp_alloc_zeroed((size_t)args.mask_bytes, MP_TAG_REQUEST) : NULL;
-    ok = ok && (parts.mask || !args.mask_bytes);
-    args.mask = parts.mask;
-    args.prompt = parts.prompt;
-    args.stop = parts.stop;
-    args.stop_bytes = parts.stop_bytes;
-    args.stop_ids = parts.stop_ids;
-    args.bias_ids = parts.bias_ids;
-    args.bias = parts.bias;
-    mp_status status = in->failed ? mp_fail(error, MP_RECV, "a call was cut")
-                       : !ok      ? mp_fail_memory(error, (uint64_t)args.n_prompt * sizeof(int32_t), "a call")
-                                  : mp_text_call_create(&args, &call, error);
+#include "isolation/passes/get.def"
+    args->vision = mp_get_u8(in) != 0;
+    if (args->vision)
+        ok = get_images(in, &args->images) && ok;
+    args->mask_bytes = (int64_t)mp_get_count(in, MP_TEXT_MOST_MASK_BYTES / sizeof(uint32_t), "a mask is too long") *
+                       (int64_t)sizeof(uint32_t);
+    void *mask = args->mask_bytes ? mp_alloc_zeroed((size_t)args->mask_bytes, MP_TAG_REQUEST) : NULL;
+    ok = ok && (mask || !args->mask_bytes);
+    args->mask = mask; /* until the first one comes */
+    mp_status status = in->failed ? mp_fail(error, MP_RECV, "a request was cut")
+                       : !ok      ? mp_fail_memory(error, sizeof *request, "a request")
+                                  : mp_text_request_create(args, &request, error);
     if (status == MP_OK)
-        *out = &call->base;
-    mp_free(parts.prompt);
-    mp_free(parts.stop_text);
-    mp_free(parts.stop_ids);
-    mp_free(parts.bias_ids);
-    mp_free(parts.bias);
-    mp_free(parts.mask);
-    mp_wire_free_images(&args.images);
+        *out = &request->base;
+    mp_free(mask);
+    free_images(&args->images);
+#include "isolation/passes/get_free.def"
     return status;
 }
+#undef MP_SCHEMA
 
 static mp_status text_go_on(mp_wire_in *in, mp_item *item, void *record, mp_error *error) {
-    mp_text_call *call = (mp_text_call *)item->call;
+    mp_text_request *call = (mp_text_request *)item->call;
     text_note *note = record;
     note->prompt_done = mp_get_u8(in) != 0;
     note->cached = mp_get_count(in, (uint32_t)call->n_prompt, "more of a prompt is reused than there is");
@@ -306,13 +267,13 @@ static mp_status text_go_on(mp_wire_in *in, mp_item *item, void *record, mp_erro
             atomic_store_explicit(&call->masks[c].ready, 0, memory_order_relaxed);
     }
     note->captured = mp_get_u32(in);
-    atomic_store_explicit(&call->capture.drawn, note->captured, memory_order_relaxed);
-    return in->failed ? mp_fail(error, MP_RECV, "a call was cut") : MP_OK;
+    atomic_store_explicit(&call->capture.sampled, note->captured, memory_order_relaxed);
+    return in->failed ? mp_fail(error, MP_RECV, "a request was cut") : MP_OK;
 }
 
 /* --- results --- */
 
-static void put_choice(mp_wire_out *out, const mp_text_call *call, const mp_choice *choice, choice_note *sent) {
+static void put_choice(mp_wire_out *out, const mp_text_request *call, const mp_choice *choice, choice_note *sent) {
     uint32_t count = tokens_of(choice), end = text_end(choice);
     int k = alternatives(call);
     mp_put_u8(out, (uint8_t)finish_of(choice));
@@ -337,7 +298,7 @@ static void put_choice(mp_wire_out *out, const mp_text_call *call, const mp_choi
 }
 
 static void text_put_results(mp_wire_out *out, const mp_item *item, void *record) {
-    const mp_text_call *call = (const mp_text_call *)item->call;
+    const mp_text_request *call = (const mp_text_request *)item->call;
     text_note *sent = record;
     mp_put_u32(out, item->cursor);
     mp_put_u32(out, (uint32_t)call->cached_tokens);
@@ -348,7 +309,7 @@ static void text_put_results(mp_wire_out *out, const mp_item *item, void *record
     put_capture(out, &call->capture, sent);
 }
 
-static bool get_token(mp_wire_in *in, const mp_text_call *call, mp_choice *choice, uint32_t index, bool cut) {
+static bool get_token(mp_wire_in *in, const mp_text_request *call, mp_choice *choice, uint32_t index, bool cut) {
     int32_t id = mp_get_i32(in);
     float logprob = mp_get_f32(in);
     uint32_t byte_end = mp_get_u32(in), before = index ? choice->tokens[index - 1].byte_end : 0;
@@ -379,8 +340,8 @@ static bool splits_character(const mp_choice *choice, uint32_t at, uint32_t end)
 /* Where a text may end whose tokens are known. Of an answer that is over, what was the beginning of a character may
  * have become U+FFFD, and a stop string is cut off: it is complete with the last token, so that those before it end
  * within it at most. */
-static bool ends_with_tokens(const mp_text_call *call, const mp_choice *choice, const choice_note *seen, uint32_t end,
-                             uint32_t from) {
+static bool ends_with_tokens(const mp_text_request *call, const mp_choice *choice, const choice_note *seen,
+                             uint32_t end, uint32_t from) {
     enum { REPLACEMENT = 3 };
     uint32_t last = seen->tokens ? choice->tokens[seen->tokens - 1].byte_end : 0;
     if (seen->finish == MP_FINISH_NONE)
@@ -394,7 +355,7 @@ static bool ends_with_tokens(const mp_text_call *call, const mp_choice *choice, 
 }
 
 /* from: the first token that came with it. */
-static bool get_text(mp_wire_in *in, const mp_text_call *call, mp_choice *choice, choice_note *seen, uint32_t from) {
+static bool get_text(mp_wire_in *in, const mp_text_request *call, mp_choice *choice, choice_note *seen, uint32_t from) {
     uint32_t decided = mp_get_u32(in), end = mp_get_u32(in), before = seen->text;
     bool over = seen->finish != MP_FINISH_NONE;
     if (in->failed)
@@ -428,7 +389,7 @@ static bool is_among(const int32_t *ids, int32_t count, int32_t id) {
 }
 
 /* Whether an answer goes on, or is over, where it must. Where the model draws one of its ends is its own matter. */
-static bool ends_where_it_must(mp_wire_in *in, const mp_text_call *call, const mp_choice *choice,
+static bool ends_where_it_must(mp_wire_in *in, const mp_text_request *call, const mp_choice *choice,
                                const choice_note *seen, uint32_t from) {
     int32_t room = call->context - call->n_prompt + 1; /* the last token is drawn, and not read */
     int32_t most = room < call->sampling.max_tokens ? room : call->sampling.max_tokens;
@@ -451,7 +412,7 @@ static bool ends_where_it_must(mp_wire_in *in, const mp_text_call *call, const m
     return true;
 }
 
-static bool get_choice(mp_wire_in *in, const mp_text_call *call, mp_choice *choice, choice_note *seen) {
+static bool get_choice(mp_wire_in *in, const mp_text_request *call, mp_choice *choice, choice_note *seen) {
     uint8_t finish = mp_get_u8(in);
     int32_t stop_index = mp_get_i32(in);
     uint32_t from = seen->tokens;
@@ -473,7 +434,7 @@ static bool get_choice(mp_wire_in *in, const mp_text_call *call, mp_choice *choi
 }
 
 static bool text_get_results(mp_wire_in *in, const mp_item *item, uint32_t amount, mp_outcome outcome, void *data) {
-    const mp_text_call *call = (const mp_text_call *)item->call;
+    const mp_text_request *call = (const mp_text_request *)item->call;
     text_note *note = data;
     (void)amount; /* rows: tokens follow from what was computed before, too */
     /* One that goes on elsewhere reads its prompt again: that is no step back, and counts nothing twice. */
@@ -508,15 +469,15 @@ static bool text_get_results(mp_wire_in *in, const mp_item *item, uint32_t amoun
 
 /* A call that was taken up reads prompt and answers again, a row a step where memory is short, and a part of an image;
  * one image may be begun anew after another, whose caller was there first, was wanted. */
-static uint64_t text_most_idle(const mp_call *base) {
+static uint64_t text_most_idle(const mp_request *base) {
     enum { SPARE = 16, BEGUN = 2 };
-    const mp_text_call *call = (const mp_text_call *)base;
+    const mp_text_request *call = (const mp_text_request *)base;
     return SPARE + (uint64_t)call->n_choices * ((uint64_t)call->n_prompt + (uint64_t)call->sampling.max_tokens) +
            BEGUN * call->images.most_parts;
 }
 
 static void text_publish(mp_item *item, void *data, uint64_t began_ns, uint64_t now_ns) {
-    mp_text_call *call = (mp_text_call *)item->call;
+    mp_text_request *call = (mp_text_request *)item->call;
     const text_note *note = data;
     bool all = true;
     item->cursor = note->cursor;
@@ -537,13 +498,13 @@ static void text_publish(mp_item *item, void *data, uint64_t began_ns, uint64_t 
         atomic_store_explicit(&choice->finish, seen->finish, memory_order_release);
     }
     if (call->capture.values > 0)
-        atomic_store_explicit(&call->capture.drawn, note->captured, memory_order_release);
+        atomic_store_explicit(&call->capture.sampled, note->captured, memory_order_release);
     if (all)
         call->finished_ns = now_ns;
 }
 
 static void text_close(mp_item *item) {
-    mp_text_call *call = (mp_text_call *)item->call;
+    mp_text_request *call = (mp_text_request *)item->call;
     for (int c = 0; c < call->n_choices; c++) {
         mp_choice *choice = &call->choices[c];
         if (finish_of(choice) != MP_FINISH_NONE)
@@ -559,6 +520,6 @@ static void text_close(mp_item *item) {
     .close = text_close, .get_call = text_get_call, .record_bytes = text_bytes, .go_on = text_go_on,                   \
     .get_more = text_get_more, .put_results = text_put_results
 
-const mp_call_wire mp_wire_text_to_text = {TEXT_FUNCTIONS};
+const mp_request_wire mp_wire_text_to_text = {TEXT_FUNCTIONS};
 /* A step may compute of an image alone. */
-const mp_call_wire mp_wire_vision = {.amount_may_be_0 = true, TEXT_FUNCTIONS};
+const mp_request_wire mp_wire_vision = {.amount_may_be_0 = true, TEXT_FUNCTIONS};

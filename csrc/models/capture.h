@@ -1,7 +1,7 @@
 /* capture.h: the first numbers of what each stage of a decoder gave out, for whoever holds them against another
  * engine's.
  *
- * A call that asks for it (mp_text_call.capture) gets records of every row that a token is drawn from: of the last
+ * A call that asks for it (mp_text_request.capture) gets records of every row that a token is drawn from: of the last
  * token of its prompt, which is token 0, and of every token of its answer that was computed. A token's records are, in
  * this order, its embedding, the output of each layer, the last norm and the logits, as the sampler finds them.
  *
@@ -28,7 +28,7 @@ typedef struct mp_capture {
     /* result */
     int32_t tokens; /* whose records there is memory for */
     float *data;    /* [tokens, mp_capture_floats] */
-    _Atomic uint32_t drawn; /* tokens whose records are complete, as far as there is memory; release after they are */
+    _Atomic uint32_t sampled; /* tokens whose records are complete, as far as there is memory; release after they are */
 } mp_capture;
 
 typedef struct mp_capture_row { /* a row of a pass whose records are wanted */

@@ -23,9 +23,9 @@ typedef enum mp_outcome {
 
 typedef struct mp_item {
     void *ticket;     /* the registry's; engines never look */
-    mp_call *call;    /* request and result */
+    mp_request *call;    /* request and result */
     uint8_t priority; /* 0 = most urgent */
-    uint8_t lane;     /* 0 interactive, 1 bulk */
+    uint8_t service_class; /* 0 interactive, 1 bulk */
     uint32_t tenant;
     uint64_t deadline_ns; /* absolute; 0 = none */
     uint64_t cost_ns;     /* predicted by check() */
@@ -45,7 +45,7 @@ typedef struct mp_plan {
     int count;
     mp_item *items[MP_PLAN_MAX];
     uint32_t amount[MP_PLAN_MAX]; /* units of work for each in this step; the engine's meaning */
-    int lanes;                    /* how many lanes it can use */
+    int threads;                  /* how many lanes it can use */
     bool masks;                   /* somebody waits for a mask; if all do, count is 0 */
     bool together;                /* those wait for each other many times a millisecond: fewer may be quicker */
     uint64_t cost_ns;             /* predicted */
@@ -62,7 +62,7 @@ typedef struct mp_engine_ops { /* one thread at a time calls these: the worker t
     /* Do it. outcomes[plan->count]. Cancelled items may stop early with MORE; the caller retires them. */
     void (*step)(mp_engine *engine, mp_lease *lease, const mp_plan *plan, mp_outcome *outcomes);
     /* Give the item's memory back; it can be admitted again, to any engine of the model, and then yields the same bytes
-     * from where it stands. Also after a step that failed for it, if its call goes on (mp_call.goes_on). */
+     * from where it stands. Also after a step that failed for it, if its call goes on (mp_request.goes_on). */
     void (*preempt)(mp_engine *engine, mp_item *item);
     /* Forget an item, done or not. Legal on one that was never admitted (state NULL). */
     void (*retire)(mp_engine *engine, mp_item *item);
@@ -84,8 +84,8 @@ typedef struct mp_step_work {
     uint64_t passes;  /* over the weights */
     uint64_t rows;    /* that took part in them, summed: tokens read, tokens to write on, guesses */
     uint64_t found;   /* tokens not computed, for a prefix was found */
-    uint64_t guessed; /* tokens guessed and checked */
-    uint64_t right;   /* of which so many were right */
+    uint64_t drafted; /* tokens guessed and checked */
+    uint64_t accepted; /* of which so many were right */
 } mp_step_work;
 struct mp_engine {
     const mp_engine_ops *ops;
@@ -129,7 +129,7 @@ typedef struct mp_model_ops {
     mp_status (*engine)(mp_model *model, mp_budget *budget, mp_engine **engine, mp_error *error);
     /* May this call be served, and what will it cost? Fills result sizes (embed width). Any thread. FORMAT never; the
      * caller's mistakes are INVALID_ARGUMENT, CONTEXT_OVERFLOW, UNSUPPORTED. */
-    mp_status (*check)(const mp_model *model, mp_call *call, uint64_t *cost_ns, uint32_t *total, mp_error *error);
+    mp_status (*check)(const mp_model *model, mp_request *call, uint64_t *cost_ns, uint32_t *total, mp_error *error);
     /* The files are still there and whole. */
     bool (*healthy)(const mp_model *model);
     uint64_t (*bytes)(const mp_model *model); /* anonymous memory held */

@@ -21,8 +21,8 @@ void mp_groups_deinit(mp_groups *groups) {
     *groups = (mp_groups){0};
 }
 
-void mp_groups_make(mp_groups *groups, int sequences, int64_t all_rows, int lanes, int most) {
-    int64_t limit = (all_rows + lanes - 1) / lanes;
+void mp_groups_make(mp_groups *groups, int sequences, int64_t all_rows, int threads, int most) {
+    int64_t limit = (all_rows + threads - 1) / threads;
     limit = limit < most ? limit : most;
     groups->count = 0;
     groups->most_rows = groups->most_sequences = 1;
@@ -41,27 +41,27 @@ void mp_groups_make(mp_groups *groups, int sequences, int64_t all_rows, int lane
 
 mp_status mp_group_step_reserve(mp_group_step *step, mp_arena *arena, mp_budget *budget, uint64_t *charged,
                                 mp_error *error) {
-    const size_t groups = step->group_bytes * (size_t)(step->together ? 1 : step->lease->lanes);
-    const size_t lanes = step->lane_bytes * (size_t)step->lease->lanes;
+    const size_t groups = step->group_bytes * (size_t)(step->together ? 1 : step->lease->threads);
+    const size_t threads = step->thread_bytes * (size_t)step->lease->threads;
     mp_arena_reset(arena);
-    MP_TRY(mp_engine_reserve(arena, groups + lanes, budget, charged, error));
+    MP_TRY(mp_engine_reserve(arena, groups + threads, budget, charged, error));
     step->group_scratch = mp_arena_take(arena, groups);
-    step->lane_scratch = mp_arena_take(arena, lanes);
+    step->thread_scratch = mp_arena_take(arena, threads);
     return MP_OK;
 }
 
-static void step_body(const mp_lane *lane, void *arg) {
+static void step_body(const mp_team_thread *thread, void *arg) {
     mp_group_step *step = arg;
     const mp_groups *groups = step->groups;
-    const mp_lane single = mp_lane_single();
-    void *own = step->lane_scratch + (size_t)lane->index * step->lane_bytes;
+    const mp_team_thread single = mp_team_single();
+    void *own = step->thread_scratch + (size_t)thread->index * step->thread_bytes;
     for (int g = 0; step->together && g < groups->count; g++)
-        step->run(step->arg, lane, &groups->groups[g], 0, own);
+        step->run(step->arg, thread, &groups->groups[g], 0, own);
     while (!step->together) {
         const int g = atomic_fetch_add_explicit(&step->next, 1, memory_order_relaxed);
         if (g >= groups->count || mp_lease_poll(step->lease))
             return;
-        step->run(step->arg, &single, &groups->groups[g], lane->index, own);
+        step->run(step->arg, &single, &groups->groups[g], thread->index, own);
     }
 }
 

@@ -24,18 +24,18 @@ mp_status mp_groups_reserve(mp_groups *groups, int sequences, mp_error *error);
 void mp_groups_deinit(mp_groups *groups);
 /* Consecutive sequences, of all_rows rows together, into groups of equal size for `lanes` lanes, of up to `most` rows
  * each; a longer sequence is a group of its own. */
-void mp_groups_make(mp_groups *groups, int sequences, int64_t all_rows, int lanes, int most);
+void mp_groups_make(mp_groups *groups, int sequences, int64_t all_rows, int threads, int most);
 
 typedef struct mp_group_step { /* one step over the groups */
     const mp_groups *groups;
     mp_lease *lease;
     bool together; /* all lanes share each group */
-    size_t group_bytes, lane_bytes;
+    size_t group_bytes, thread_bytes;
     uint8_t *group_scratch; /* [together ? 1 : lanes][group_bytes] */
-    uint8_t *lane_scratch;  /* [lanes][lane_bytes] */
+    uint8_t *thread_scratch; /* [lanes][lane_bytes] */
     /* Called for each group: by all lanes of `lane` when they share it, else by one. `piece`: the number of its group
      * scratch. */
-    void (*run)(void *arg, const mp_lane *lane, const mp_group *group, int piece, void *lane_scratch);
+    void (*run)(void *arg, const mp_team_thread *thread, const mp_group *group, int piece, void *thread_scratch);
     void *arg;
     _Atomic int next;
 } mp_group_step;

@@ -65,15 +65,7 @@ typedef struct spec_loader {
     mp_compute compute;
 } spec_loader;
 
-mp_status mp_arch_flags(const mp_arch *arch, const mp_spec *spec, uint32_t *flags, mp_error *error) {
-    bool neox, neox_default = (arch->flags & MP_ARCH_ROPE_NEOX) != 0;
-    MP_TRY(mp_spec_bool(spec, "mpool.rope_neox", &neox_default, &neox, error));
-    *flags = neox ? arch->flags | MP_ARCH_ROPE_NEOX : arch->flags & ~(uint32_t)MP_ARCH_ROPE_NEOX;
-    return MP_OK;
-}
-
 static mp_status load(const mp_arch *arch, mp_load_args *args, mp_model **model, mp_error *error) {
-    MP_TRY(mp_arch_flags(arch, args->spec, &args->flags, error));
     MP_TRY(arch->load(args, model, error));
     ((mp_model_base *)*model)->facts.architecture = arch->name;
     return MP_OK;
@@ -141,15 +133,15 @@ void mp_model_get_facts(const mp_model *model, mp_model_facts *facts) {
     *facts = ((const mp_model_base *)model)->facts;
 }
 
-int mp_lanes_worth(const mp_model_facts *facts, int64_t rows, int barriers) {
+int mp_threads_worth(const mp_model_facts *facts, int64_t rows, int barriers) {
     /* of one lane: bytes read and operations a nanosecond; and what a lane adds to a barrier: twice of what two lanes
      * of one die take, a third of what they take across dies */
     const double BYTES = 20, OPERATIONS = 100, BARRIER_NS = 100;
     double reading = (double)facts->weight_bytes / BYTES;
     double computing = 2.0 * (double)facts->parameters * (double)rows / OPERATIONS;
     /* work / n + barriers BARRIER_NS n is least where both are equal */
-    double lanes = sqrt((reading > computing ? reading : computing) / (BARRIER_NS * barriers));
-    return lanes < 1 ? 1 : lanes > 256 ? 256 : (int)lanes;
+    double threads = sqrt((reading > computing ? reading : computing) / (BARRIER_NS * barriers));
+    return threads < 1 ? 1 : threads > 256 ? 256 : (int)threads;
 }
 
 mp_status mp_model_activation(const mp_spec *spec, const char *key, mp_act *act, mp_error *error) {
@@ -215,7 +207,7 @@ void mp_engine_fail_numeric(mp_item *item, mp_outcome *outcome) {
 
 void mp_engine_advance(mp_item *item, uint32_t units, _Atomic int32_t *done, mp_outcome *outcome) {
     item->cursor += units;
-    mp_call_publish(done, (int32_t)item->cursor);
+    mp_request_publish(done, (int32_t)item->cursor);
     if (item->cursor == item->total)
         *outcome = MP_OUTCOME_DONE;
 }

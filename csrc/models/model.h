@@ -55,6 +55,6 @@ void mp_engine_advance(mp_item *item, uint32_t units, _Atomic int32_t *done, mp_
 /* For families: lanes that make a pass of `rows` rows shorter, when they meet at so many barriers. A lane more takes
  * its part of the work, and makes each barrier longer. From sizes alone, with rates that are too low rather than too
  * high, so that it limits only where there are very many lanes, or hardly any work. 1 to 256. */
-int mp_lanes_worth(const mp_model_facts *facts, int64_t rows, int barriers);
+int mp_threads_worth(const mp_model_facts *facts, int64_t rows, int barriers);
 
 #endif

@@ -86,7 +86,7 @@ PyObject *mp_ticket_object_new(mp_state *state, mp_ticket *ticket, PyObject *reg
 /* Raise the error of a failed request, or INVALID_ARGUMENT if it is not done. Returns false with an exception. */
 bool mp_ticket_check(mp_state *state, mp_ticket *ticket, const char *key);
 /* The request of a ticket if it has that capability; else NULL with an exception. */
-mp_call *mp_ticket_call_of(mp_state *state, mp_ticket *ticket, mp_capability capability);
+mp_request *mp_ticket_request_of(mp_state *state, mp_ticket *ticket, mp_capability capability);
 
 /* --- convert_<capability>.c --- */
 
@@ -97,7 +97,7 @@ typedef struct mp_submit_args {
     /* --- as passed by the caller --- */
     PyObject *timeout;
     double patience, keep_alive; /* seconds; < 0: default */
-    unsigned char priority, lane;
+    unsigned char priority, service_class;
     unsigned int tenant;
     int fail_fast, uncounted;
     const char *policy;
@@ -107,9 +107,9 @@ typedef struct mp_submit_args {
 #define MP_SUBMIT_NAMES "timeout", "patience", "keep_alive", "priority", "lane", "tenant", "fail_fast", "uncounted", \
                         "policy"
 #define MP_SUBMIT_FORMAT "OddbbIpps"
-#define MP_SUBMIT_TARGETS(s) \
-    &(s)->timeout, &(s)->patience, &(s)->keep_alive, &(s)->priority, &(s)->lane, &(s)->tenant, &(s)->fail_fast, \
-        &(s)->uncounted, &(s)->policy
+#define MP_SUBMIT_TARGETS(s)                                                                            \
+    &(s)->timeout, &(s)->patience, &(s)->keep_alive, &(s)->priority, &(s)->service_class, &(s)->tenant, \
+        &(s)->fail_fast, &(s)->uncounted, &(s)->policy
 /* Check the arguments and fill in `options`. Returns false with an exception. */
 bool mp_submit_options_in(mp_state *state, mp_submit_args *submit);
 /* Convert seconds to nanoseconds: infinity gives MP_FOREVER, and 0 s gives 1 ns, because 0 means the default. Returns
@@ -120,18 +120,18 @@ PyObject *mp_borrowed_array(mp_ticket *ticket, int ndim, npy_intp *shape, int ty
 /* A contiguous array of a type, from any object that casts to it safely. Returns a new reference. */
 PyArrayObject *mp_array_in(mp_state *state, PyObject *object, int type, const char *name);
 
-/* Parse the arguments of submit_embed and embed into a new request. Returns NULL with an exception. */
-mp_embed_call *mp_embed_from_python(mp_state *state, PyObject *args, PyObject *kwargs, mp_submit_args *submit);
-PyObject *mp_embed_vectors(mp_state *state, mp_ticket *ticket, const char *key);
+/* Parse the arguments of a submit function into a new request. Returns NULL with an exception. */
+typedef mp_request *mp_from_python(mp_state *state, PyObject *args, PyObject *kwargs, mp_submit_args *submit);
+mp_request *mp_embedding_from_python(mp_state *state, PyObject *args, PyObject *kwargs, mp_submit_args *submit);
+PyObject *mp_embedding_vectors(mp_state *state, mp_ticket *ticket, const char *key);
 
-/* The same for submit_images and embed_images. */
-mp_image_call *mp_images_from_python(mp_state *state, PyObject *args, PyObject *kwargs, mp_submit_args *submit);
-PyObject *mp_image_vectors(mp_state *state, mp_ticket *ticket, const char *key);
+mp_request *mp_image_embedding_from_python(mp_state *state, PyObject *args, PyObject *kwargs, mp_submit_args *submit);
+PyObject *mp_image_embedding_vectors(mp_state *state, mp_ticket *ticket, const char *key);
 
-mp_text_call *mp_text_from_python(mp_state *state, PyObject *args, PyObject *kwargs, mp_submit_args *submit);
+mp_request *mp_text_from_python(mp_state *state, PyObject *args, PyObject *kwargs, mp_submit_args *submit);
 PyObject *mp_text_text(mp_state *state, mp_ticket *ticket, PyObject *args);
 PyObject *mp_text_tokens(mp_state *state, mp_ticket *ticket, PyObject *args);
-PyObject *mp_text_drawn_ids(mp_state *state, mp_ticket *ticket, PyObject *args);
+PyObject *mp_text_sampled_ids(mp_state *state, mp_ticket *ticket, PyObject *args);
 PyObject *mp_text_mask(mp_state *state, mp_ticket *ticket, const char *key, PyObject *args);
 PyObject *mp_text_top_logprobs(mp_state *state, mp_ticket *ticket, PyObject *args);
 PyObject *mp_text_usage(mp_state *state, mp_ticket *ticket);
@@ -139,9 +139,9 @@ PyObject *mp_text_prompt_logits(mp_state *state, mp_ticket *ticket);
 PyObject *mp_text_capture(mp_state *state, mp_ticket *ticket);
 PyObject *mp_text_image_rows(mp_state *state, mp_ticket *ticket);
 
-mp_draw_call *mp_draw_from_python(mp_state *state, PyObject *args, PyObject *kwargs, mp_submit_args *submit);
-PyObject *mp_draw_progress(mp_state *state, mp_ticket *ticket);
-PyObject *mp_draw_preview(mp_state *state, mp_ticket *ticket, PyObject *args);
-PyObject *mp_draw_result(mp_state *state, mp_ticket *ticket, const char *key);
+mp_request *mp_image_generation_from_python(mp_state *state, PyObject *args, PyObject *kwargs, mp_submit_args *submit);
+PyObject *mp_image_generation_progress(mp_state *state, mp_ticket *ticket);
+PyObject *mp_image_generation_preview(mp_state *state, mp_ticket *ticket, PyObject *args);
+PyObject *mp_image_generation_result(mp_state *state, mp_ticket *ticket, const char *key);
 
 #endif

@@ -1,12 +1,22 @@
-/* convert_text_to_image.c: arguments of a call for pictures, and its pictures as arrays. */
+/* convert_text_to_image.c: a request for generated images from Python, and its images as arrays. */
 #include <stdatomic.h>
 
-#include "python/binding.h"
+#include "python/convert.h"
+
+#define MP_SCHEMA "models/requests/text_to_image.def"
 
 enum { ARRAYS = MP_DRAW_TEXTS * MP_DRAW_ENCODERS };
 
+static bool counts_in(PyObject *counts, mp_image_generation_args *args) {
+    if (!PyTuple_Check(counts)) {
+        PyErr_SetString(PyExc_TypeError, "counts is a tuple of three numbers");
+        return false;
+    }
+    return PyArg_ParseTuple(counts, "iii", &args->n_ids[0], &args->n_ids[1], &args->n_ids[2]);
+}
+
 /* ids[text][encoder]: arrays, kept in `arrays`, or None. False with an exception. */
-static bool ids_in(mp_state *state, PyObject *texts, PyArrayObject *arrays[ARRAYS], mp_draw_args *args) {
+static bool ids_in(mp_state *state, PyObject *texts, PyArrayObject *arrays[ARRAYS], mp_image_generation_args *args) {
     PyObject *outer = PySequence_Fast(texts, "ids is a list of lists of arrays");
     if (!outer)
         return false;
@@ -41,64 +51,55 @@ static bool ids_in(mp_state *state, PyObject *texts, PyArrayObject *arrays[ARRAY
     return ok;
 }
 
-mp_draw_call *mp_draw_from_python(mp_state *state, PyObject *args_in, PyObject *kwargs, mp_submit_args *submit) {
-    static char *names[] = {"key",    "width", "height",   "ids",           "counts", "noise",         "times",
-                            "sigmas", "n",     "guidance", "preview_every", "keep",   MP_SUBMIT_NAMES, NULL};
-    PyObject *ids, *noise_in, *times_in, *sigmas_in;
-    PyArrayObject *noise = NULL, *times = NULL, *sigmas = NULL, *arrays[ARRAYS] = {NULL};
-    mp_draw_args args = {.n_pictures = 1};
-    double guidance = 0;
-    int keep = 0;
+mp_request *mp_image_generation_from_python(mp_state *state, PyObject *positional, PyObject *keywords,
+                                            mp_submit_args *submit) {
+    static char *names[] = {"key",
+#include "python/passes/names.def"
+                            MP_SUBMIT_NAMES, NULL};
+#include "python/passes/locals.def"
+    mp_image_generation_args arguments = {0}, *args = &arguments;
+    mp_image_generation_request *request = NULL;
+    bool ok = true;
+    PyArrayObject *arrays[ARRAYS] = {NULL};
     *submit = (mp_submit_args)MP_SUBMIT_DEFAULTS;
-    if (!PyArg_ParseTupleAndKeywords(args_in, kwargs, "siiO(iii)OOO|$idip" MP_SUBMIT_FORMAT, names, &submit->key,
-                                     &args.width, &args.height, &ids, &args.n_ids[0], &args.n_ids[1], &args.n_ids[2],
-                                     &noise_in, &times_in, &sigmas_in, &args.n_pictures, &guidance,
-                                     &args.preview_every, &keep, MP_SUBMIT_TARGETS(submit)) ||
+    if (!PyArg_ParseTupleAndKeywords(positional, keywords, "s"
+#include "python/passes/format.def"
+                                     MP_SUBMIT_FORMAT, names, &submit->key,
+#include "python/passes/targets.def"
+                                     MP_SUBMIT_TARGETS(submit)) ||
         !mp_submit_options_in(state, submit))
         return NULL;
-    args.guidance = (float)guidance;
-    args.keep = keep != 0;
-    mp_draw_call *call = NULL;
-    if (!(noise = mp_array_in(state, noise_in, NPY_FLOAT32, "noise")) ||
-        !(times = mp_array_in(state, times_in, NPY_FLOAT32, "times")) ||
-        !(sigmas = mp_array_in(state, sigmas_in, NPY_FLOAT32, "sigmas")) || !ids_in(state, ids, arrays, &args))
-        goto cleanup;
-    npy_intp steps = PyArray_DIM(times, 0);
-    if (PyArray_DIM(sigmas, 0) != steps + 1 || steps > MP_DRAW_MOST_STEPS) {
-        mp_raise_new(state, MP_INVALID_ARGUMENT, "there are %zd times and %zd sigmas, allowed: up to %d, and one more",
-                     steps, PyArray_DIM(sigmas, 0), (int)MP_DRAW_MOST_STEPS);
-        goto cleanup;
+#include "python/passes/entries.def"
+#include "python/passes/store.def"
+    ok = ok && counts_in(in_n_ids, args) && ids_in(state, in_ids, arrays, args);
+    if (ok) {
+        mp_error error;
+        mp_status status;
+        Py_BEGIN_ALLOW_THREADS /* copies megabytes */
+            status = mp_image_generation_request_create(args, &request, &error);
+        Py_END_ALLOW_THREADS
+        if (status != MP_OK)
+            mp_raise(state, &error, submit->key);
     }
-    args.n_steps = (int32_t)steps;
-    args.times = PyArray_DATA(times);
-    args.sigmas = PyArray_DATA(sigmas);
-    args.noise = PyArray_DATA(noise);
-    args.n_noise = PyArray_DIM(noise, 0);
-    mp_error error;
-    mp_status status;
-    Py_BEGIN_ALLOW_THREADS
-        status = mp_draw_call_create(&args, &call, &error);
-    Py_END_ALLOW_THREADS if (status != MP_OK) mp_raise(state, &error, submit->key);
-cleanup:
+#include "python/passes/release.def"
     for (int i = 0; i < ARRAYS; i++)
         Py_XDECREF(arrays[i]);
-    Py_XDECREF(noise);
-    Py_XDECREF(times);
-    Py_XDECREF(sigmas);
-    return call;
+    return request ? &request->base : NULL;
 }
 
-PyObject *mp_draw_progress(mp_state *state, mp_ticket *ticket) {
-    const mp_draw_call *call = (mp_draw_call *)mp_ticket_call_of(state, ticket, MP_TEXT_TO_IMAGE);
+PyObject *mp_image_generation_progress(mp_state *state, mp_ticket *ticket) {
+    const mp_image_generation_request *call =
+        (mp_image_generation_request *)mp_ticket_request_of(state, ticket, MP_TEXT_TO_IMAGE);
     return call ? Py_BuildValue("(iiii)", atomic_load_explicit(&call->steps_done, memory_order_acquire),
                                 atomic_load_explicit(&call->previews_done, memory_order_acquire),
-                                atomic_load_explicit(&call->pictures_done, memory_order_acquire), call->n_previews)
+                                atomic_load_explicit(&call->images_done, memory_order_acquire), call->n_previews)
                 : NULL;
 }
 
-PyObject *mp_draw_preview(mp_state *state, mp_ticket *ticket, PyObject *args) {
+PyObject *mp_image_generation_preview(mp_state *state, mp_ticket *ticket, PyObject *args) {
     int index;
-    mp_draw_call *call = (mp_draw_call *)mp_ticket_call_of(state, ticket, MP_TEXT_TO_IMAGE);
+    mp_image_generation_request *call =
+        (mp_image_generation_request *)mp_ticket_request_of(state, ticket, MP_TEXT_TO_IMAGE);
     if (!call || !PyArg_ParseTuple(args, "i:preview", &index))
         return NULL;
     int32_t done = atomic_load_explicit(&call->previews_done, memory_order_acquire);
@@ -114,14 +115,15 @@ static bool put(PyObject *dict, const char *name, PyObject *value) {
     return status == 0;
 }
 
-PyObject *mp_draw_result(mp_state *state, mp_ticket *ticket, const char *key) {
-    mp_draw_call *c = (mp_draw_call *)mp_ticket_call_of(state, ticket, MP_TEXT_TO_IMAGE);
+PyObject *mp_image_generation_result(mp_state *state, mp_ticket *ticket, const char *key) {
+    mp_image_generation_request *c =
+        (mp_image_generation_request *)mp_ticket_request_of(state, ticket, MP_TEXT_TO_IMAGE);
     if (!c || !mp_ticket_check(state, ticket, key))
         return NULL;
     PyObject *dict = PyDict_New();
-    npy_intp pixels[] = {c->n_pictures, c->height, c->width, 3};
-    npy_intp latents[] = {c->n_pictures, c->channels, c->high, c->wide};
-    npy_intp history[] = {c->n_pictures, c->n_steps, c->channels, c->high, c->wide};
+    npy_intp pixels[] = {c->n_images, c->height, c->width, 3};
+    npy_intp latents[] = {c->n_images, c->channels, c->high, c->wide};
+    npy_intp history[] = {c->n_images, c->n_steps, c->channels, c->high, c->wide};
     npy_intp texts[] = {c->n_texts, c->text_rows, c->text_width}, pooled[] = {c->n_texts, c->pooled_width};
     if (dict && put(dict, "pixels", mp_borrowed_array(ticket, 4, pixels, NPY_FLOAT32, c->pixels)) &&
         put(dict, "latents", mp_borrowed_array(ticket, 4, latents, NPY_FLOAT32, c->latents)) &&

@@ -65,6 +65,7 @@ static bool first_number(const char *text, long long *number) {
     return true;
 }
 
+/* kwargs of the exception class that structured fields of the error fill; empty fields are left out. */
 static bool put_details(PyObject *kwargs, const mp_error *error) {
     long long number;
     switch (error->code) {
@@ -72,6 +73,10 @@ static bool put_details(PyObject *kwargs, const mp_error *error) {
         return put_text(kwargs, "file", error->file) &&
                (error->offset < 0 || put_int(kwargs, "offset", error->offset)) &&
                put_text(kwargs, "field", error->field) && put_text(kwargs, "got", error->got) &&
+               put_text(kwargs, "allowed", error->allowed);
+    case MP_INVALID_ARGUMENT:
+    case MP_LIMIT:
+        return put_text(kwargs, "param", error->field) && put_text(kwargs, "got", error->got) &&
                put_text(kwargs, "allowed", error->allowed);
     case MP_CONTEXT_OVERFLOW:
         return (!first_number(error->got, &number) || put_int(kwargs, "tokens", number)) &&

@@ -61,8 +61,9 @@ bool mp_submit_options_in(mp_state *state, mp_submit_args *submit) {
         (submit->patience >= 0 && !mp_seconds_in(state, "patience", submit->patience, &options->patience_ns)) ||
         (submit->keep_alive >= 0 && !mp_seconds_in(state, "keep_alive", submit->keep_alive, &options->keep_alive_ns)))
         return false;
-    if (submit->lane >= MP_LANE_COUNT) {
-        mp_raise_new(state, MP_INVALID_ARGUMENT, "lane is %d, allowed: 0 (interactive), 1 (bulk)", submit->lane);
+    if (submit->service_class >= MP_SERVICE_COUNT) {
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "lane is %d, allowed: 0 (interactive), 1 (bulk)",
+                     submit->service_class);
         return false;
     }
     if (strcmp(submit->policy, "default") != 0 && !mp_policy_from_name(submit->policy, &options->policy)) {
@@ -71,7 +72,7 @@ bool mp_submit_options_in(mp_state *state, mp_submit_args *submit) {
         return false;
     }
     options->priority = submit->priority;
-    options->lane = submit->lane;
+    options->service_class = submit->service_class;
     options->tenant = submit->tenant;
     options->uncounted = submit->uncounted;
     options->fail_fast = submit->fail_fast;
@@ -155,8 +156,8 @@ static PyObject *capabilities(PyObject *module, PyObject *none) {
     PyObject *list = PyList_New(0);
     for (int i = 0; list && i < MP_CAPABILITY_COUNT; i++) {
         const mp_capability_row *info = mp_capability_get((mp_capability)i);
-        PyObject *row = Py_BuildValue("(s(ii)s)", info->name, info->queue_capacity[MP_LANE_INTERACTIVE],
-                                      info->queue_capacity[MP_LANE_BULK], info->policy);
+        PyObject *row = Py_BuildValue("(s(ii)s)", info->name, info->queue_capacity[MP_SERVICE_INTERACTIVE],
+                                      info->queue_capacity[MP_SERVICE_BULK], info->policy);
         if (!row || PyList_Append(list, row) < 0)
             Py_CLEAR(list);
         Py_XDECREF(row);
@@ -268,7 +269,7 @@ static PyObject *config(PyObject *module, PyObject *none) {
         result = Py_BuildValue(
             "{s:{s:s,s:s,s:O},s:O,s:{s:s,s:s},s:i,s:O,s:K,s:s,s:s,s:s,s:s}", "cpu", "name", mp_cpu_name(), "level",
             mp_cpu_level(), "features", features, "kernels", kernels, "blas", "core", core, "why", why, "lanes",
-            mp_options_get()->threads > 0 ? (int)mp_options_get()->threads : mp_cpu_lanes(), "nodes", nodes,
+            mp_options_get()->threads > 0 ? (int)mp_options_get()->threads : mp_cpu_threads(), "nodes", nodes,
             "memory_bytes", (unsigned long long)mp_cpu_memory_bytes(), "compiler", compiler, "version",
             STRING(MPOOL_VERSION), "sanitizer", sanitizer, "numpy_abi", "numpy C API " STRING(NPY_API_VERSION));
     Py_XDECREF(features);

@@ -51,7 +51,7 @@ static bool each_capability(mp_state *state, const char *name, PyObject *dict, m
 /* One capacity for all service classes, or a tuple with one per class. */
 static bool put_capacity(mp_state *state, const char *name, PyObject *value, mp_capability capability,
                          mp_registry_config *config) {
-    long calls[MP_LANE_COUNT] = {0};
+    long calls[MP_SERVICE_COUNT] = {0};
     if (PyTuple_Check(value)) {
         if (!PyArg_ParseTuple(value, "ll;queue_capacity: interactive requests, bulk requests", &calls[0], &calls[1]))
             return false;
@@ -60,7 +60,7 @@ static bool put_capacity(mp_state *state, const char *name, PyObject *value, mp_
         if (calls[0] == -1 && PyErr_Occurred())
             return false;
     }
-    for (int i = 0; i < MP_LANE_COUNT; i++) {
+    for (int i = 0; i < MP_SERVICE_COUNT; i++) {
         if (calls[i] < 1 || calls[i] > 1000000) {
             mp_raise_new(state, MP_INVALID_ARGUMENT, "queue_capacity of %s is %ld, allowed: 1 to 1,000,000", name,
                          calls[i]);
@@ -123,7 +123,7 @@ static PyObject *registry_new(PyTypeObject *type, PyObject *args, PyObject *kwar
                             "scale_timeout",
                             NULL};
     mp_state *state = mp_state_of_type(type);
-    mp_registry_config config = {.lanes = 0};
+    mp_registry_config config = {.threads = 0};
     unsigned long long memory = 0;
     /* in seconds; -INFINITY: not passed, keep the default */
     struct {
@@ -142,17 +142,17 @@ static PyObject *registry_new(PyTypeObject *type, PyObject *args, PyObject *kwar
         {"maintenance_interval", -INFINITY, &config.maintenance_every_ns},
         {"batch_wait", -INFINITY, &config.batch_wait_ns},
         {"breaker_window", -INFINITY, &config.breaker_window_ns},
-        {"breaker_rest", -INFINITY, &config.breaker_rest_ns},
+        {"breaker_rest", -INFINITY, &config.breaker_backoff_ns},
     };
     enum { TIMES = sizeof(times) / sizeof(times[0]) };
     PyObject *capacity = Py_None, *policy = Py_None, *chaos = Py_None;
     int predictive_scaling = 0, scale_timeout = 0;
-    if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "|$iKddddddddddddiiOOOpp:Registry", names, &config.lanes, &memory, &times[0].seconds,
-            &times[1].seconds, &times[2].seconds, &times[3].seconds, &times[4].seconds, &times[5].seconds,
-            &times[6].seconds, &times[7].seconds, &times[8].seconds, &times[9].seconds, &times[10].seconds,
-            &times[11].seconds, &config.breaker_threshold, &config.max_workers, &capacity, &policy, &chaos,
-            &predictive_scaling, &scale_timeout))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$iKddddddddddddiiOOOpp:Registry", names, &config.threads, &memory,
+                                     &times[0].seconds, &times[1].seconds, &times[2].seconds, &times[3].seconds,
+                                     &times[4].seconds, &times[5].seconds, &times[6].seconds, &times[7].seconds,
+                                     &times[8].seconds, &times[9].seconds, &times[10].seconds, &times[11].seconds,
+                                     &config.breaker_threshold, &config.max_workers, &capacity, &policy, &chaos,
+                                     &predictive_scaling, &scale_timeout))
         return NULL;
     config.memory_limit = memory;
     config.predictive_scaling = predictive_scaling;
@@ -486,13 +486,13 @@ static void append_entry(void *arg, const mp_entry_info *info) {
             info->dead, "queued", info->queued, "running", info->running, "waiting", info->waiting[0], info->waiting[1],
             "capacity", info->capacity[0], info->capacity[1], "pinned", info->pinned ? Py_True : Py_False,
             "model_bytes", (unsigned long long)info->model_bytes, "predicted_bytes",
-            (unsigned long long)info->predicted_bytes, "engine_bytes",
-            (unsigned long long)info->engine_bytes, "calls", (unsigned long long)info->calls, "errors",
-            (unsigned long long)info->errors, "idle_seconds", (double)info->idle_ns * 1e-9, "keep_alive",
+            (unsigned long long)info->predicted_bytes, "engine_bytes", (unsigned long long)info->engine_bytes, "calls",
+            (unsigned long long)info->calls, "errors", (unsigned long long)info->errors, "idle_seconds",
+            (double)info->idle_ns * 1e-9, "keep_alive",
             info->keep_alive_ns == MP_FOREVER ? Py_HUGE_VAL : (double)info->keep_alive_ns * 1e-9, "last_error",
-            info->last_error == MP_OK ? "" : mp_status_find(info->last_error)->name, "arrivals",
-            info->arrivals, "foreseen_workers", info->foreseen, "units_in", (unsigned long long)info->units_in,
-            "units_out", (unsigned long long)info->units_out, "worker", workers, "latency", latency, "facts", facts);
+            info->last_error == MP_OK ? "" : mp_status_find(info->last_error)->name, "arrivals", info->arrivals,
+            "foreseen_workers", info->predicted, "units_in", (unsigned long long)info->units_in, "units_out",
+            (unsigned long long)info->units_out, "worker", workers, "latency", latency, "facts", facts);
     if (!row || PyList_Append(*list, row) < 0)
         Py_CLEAR(*list);
     Py_XDECREF(row);
@@ -522,8 +522,9 @@ static PyObject *registry_stats(PyObject *self, PyObject *none) {
     mp_registry_get_stats(registry_of(self), &stats);
     PyObject *dict = PyDict_New(), *tags = PyDict_New();
     bool ok = dict && tags && put_number(dict, "memory_limit", stats.memory_limit) &&
-              put_number(dict, "memory_used", stats.memory_used) && put_number(dict, "lanes", (uint64_t)stats.lanes) &&
-              put_number(dict, "lanes_leased", (uint64_t)stats.lanes_leased) &&
+              put_number(dict, "memory_used", stats.memory_used) &&
+              put_number(dict, "lanes", (uint64_t)stats.threads) &&
+              put_number(dict, "lanes_leased", (uint64_t)stats.threads_leased) &&
               put_number(dict, "threads_created", stats.threads_created) &&
               put_number(dict, "threads_joined", stats.threads_joined);
 #define MP_METRIC(name, meaning) ok = ok && put_number(dict, #name, stats.name);
@@ -571,7 +572,7 @@ static bool signal_arrived(void *arg) {
 
 /* Submit the request and, if `wait`, wait for the first slice, releasing the GIL once for both. Takes ownership of the
  * request. Returns NULL with an exception if the registry refused it. */
-static mp_ticket *submit(PyObject *self, mp_call *call, mp_submit_args *submit, bool wait, bool *done) {
+static mp_ticket *submit(PyObject *self, mp_request *call, mp_submit_args *submit, bool wait, bool *done) {
     mp_state *state = mp_state_of(self);
     mp_ticket *ticket = NULL;
     mp_error error;
@@ -589,69 +590,49 @@ static mp_ticket *submit(PyObject *self, mp_call *call, mp_submit_args *submit, 
     return ticket;
 }
 
-static PyObject *registry_submit_embed(PyObject *self, PyObject *args, PyObject *kwargs) {
+static PyObject *submit_request(PyObject *self, PyObject *args, PyObject *kwargs, mp_from_python *from_python) {
     mp_state *state = mp_state_of(self);
     mp_submit_args options;
     bool done;
-    mp_embed_call *call = mp_embed_from_python(state, args, kwargs, &options);
-    mp_ticket *ticket = call ? submit(self, &call->base, &options, false, &done) : NULL;
+    mp_request *request = from_python(state, args, kwargs, &options);
+    mp_ticket *ticket = request ? submit(self, request, &options, false, &done) : NULL;
     return ticket ? mp_ticket_object_new(state, ticket, self, options.key) : NULL;
 }
 
-/* Submit a request (NULL: an exception is set), wait, and return its vectors. */
-static PyObject *submit_and_wait(PyObject *self, mp_call *call, mp_submit_args *options,
-                                 PyObject *(*vectors_of)(mp_state *state, mp_ticket *ticket, const char *key)) {
+/* Submit a request, wait, and return its vectors. Returns NULL with an exception. */
+static PyObject *vectors_now(PyObject *self, PyObject *args, PyObject *kwargs, mp_from_python *from_python,
+                             PyObject *(*vectors_of)(mp_state *state, mp_ticket *ticket, const char *key)) {
     mp_state *state = mp_state_of(self);
+    mp_submit_args options;
     bool done;
-    mp_ticket *ticket = call ? submit(self, call, options, true, &done) : NULL;
+    mp_request *request = from_python(state, args, kwargs, &options);
+    mp_ticket *ticket = request ? submit(self, request, &options, true, &done) : NULL;
     if (!ticket)
         return NULL;
     PyObject *vectors = NULL;
-    /* no deadline here: the request's own deadline ends it */
+    /* The request's own deadline ends it, so this wait needs none. */
     if (done || (PyErr_CheckSignals() == 0 && mp_wait_ticket(state, ticket, UINT64_MAX, 0, NULL) > 0))
-        vectors = vectors_of(state, ticket, options->key);
+        vectors = vectors_of(state, ticket, options.key);
     mp_ticket_release(ticket); /* cancels a request whose wait was interrupted */
     return vectors;
 }
 
 static PyObject *registry_embed(PyObject *self, PyObject *args, PyObject *kwargs) {
-    mp_submit_args options;
-    mp_embed_call *call = mp_embed_from_python(mp_state_of(self), args, kwargs, &options);
-    return submit_and_wait(self, call ? &call->base : NULL, &options, mp_embed_vectors);
-}
-
-static PyObject *registry_submit_images(PyObject *self, PyObject *args, PyObject *kwargs) {
-    mp_state *state = mp_state_of(self);
-    mp_submit_args options;
-    bool done;
-    mp_image_call *call = mp_images_from_python(state, args, kwargs, &options);
-    mp_ticket *ticket = call ? submit(self, &call->base, &options, false, &done) : NULL;
-    return ticket ? mp_ticket_object_new(state, ticket, self, options.key) : NULL;
+    return vectors_now(self, args, kwargs, mp_embedding_from_python, mp_embedding_vectors);
 }
 
 static PyObject *registry_embed_images(PyObject *self, PyObject *args, PyObject *kwargs) {
-    mp_submit_args options;
-    mp_image_call *call = mp_images_from_python(mp_state_of(self), args, kwargs, &options);
-    return submit_and_wait(self, call ? &call->base : NULL, &options, mp_image_vectors);
+    return vectors_now(self, args, kwargs, mp_image_embedding_from_python, mp_image_embedding_vectors);
 }
 
-static PyObject *registry_submit_text(PyObject *self, PyObject *args, PyObject *kwargs) {
-    mp_state *state = mp_state_of(self);
-    mp_submit_args options;
-    bool done;
-    mp_text_call *call = mp_text_from_python(state, args, kwargs, &options);
-    mp_ticket *ticket = call ? submit(self, &call->base, &options, false, &done) : NULL;
-    return ticket ? mp_ticket_object_new(state, ticket, self, options.key) : NULL;
-}
-
-static PyObject *registry_submit_draw(PyObject *self, PyObject *args, PyObject *kwargs) {
-    mp_state *state = mp_state_of(self);
-    mp_submit_args options;
-    bool done;
-    mp_draw_call *call = mp_draw_from_python(state, args, kwargs, &options);
-    mp_ticket *ticket = call ? submit(self, &call->base, &options, false, &done) : NULL;
-    return ticket ? mp_ticket_object_new(state, ticket, self, options.key) : NULL;
-}
+#define SUBMIT(name, from_python)                                                            \
+    static PyObject *registry_submit_##name(PyObject *self, PyObject *args, PyObject *kwargs) { \
+        return submit_request(self, args, kwargs, from_python);                              \
+    }
+SUBMIT(embed, mp_embedding_from_python)
+SUBMIT(images, mp_image_embedding_from_python)
+SUBMIT(text, mp_text_from_python)
+SUBMIT(draw, mp_image_generation_from_python)
 
 static PyMethodDef methods[] = {
     {"add", MP_METHOD(registry_add), METH_VARARGS | METH_KEYWORDS, "Register a model under a key without loading it."},

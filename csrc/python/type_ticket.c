@@ -40,8 +40,8 @@ bool mp_ticket_check(mp_state *state, mp_ticket *ticket, const char *key) {
     return false;
 }
 
-mp_call *mp_ticket_call_of(mp_state *state, mp_ticket *ticket, mp_capability capability) {
-    mp_call *call = mp_ticket_call(ticket);
+mp_request *mp_ticket_request_of(mp_state *state, mp_ticket *ticket, mp_capability capability) {
+    mp_request *call = mp_ticket_request(ticket);
     if (call->capability == capability)
         return call;
     mp_raise_new(state, MP_WRONG_CAPABILITY, "this ticket is for a request of %s, not of %s",
@@ -134,23 +134,24 @@ static PyObject *ticket_eta(PyObject *self, PyObject *none) {
 
 static PyObject *ticket_vectors(PyObject *self, PyObject *none) {
     (void)none;
-    if (mp_ticket_call(ticket_of(self))->capability == MP_IMAGE_EMBEDDING)
-        return mp_image_vectors(mp_state_of(self), ticket_of(self), ((mp_ticket_object *)self)->key);
-    return mp_embed_vectors(mp_state_of(self), ticket_of(self), ((mp_ticket_object *)self)->key);
+    if (mp_ticket_request(ticket_of(self))->capability == MP_IMAGE_EMBEDDING)
+        return mp_image_embedding_vectors(mp_state_of(self), ticket_of(self), ((mp_ticket_object *)self)->key);
+    return mp_embedding_vectors(mp_state_of(self), ticket_of(self), ((mp_ticket_object *)self)->key);
 }
 
 static PyObject *ticket_texts_done(PyObject *self, PyObject *none) {
     (void)none;
-    mp_call *call = mp_ticket_call_of(mp_state_of(self), ticket_of(self), MP_TEXT_EMBEDDING);
-    return call ? PyLong_FromLong(__atomic_load_n((int32_t *)&((mp_embed_call *)call)->done, __ATOMIC_ACQUIRE)) : NULL;
+    mp_request *call = mp_ticket_request_of(mp_state_of(self), ticket_of(self), MP_TEXT_EMBEDDING);
+    return call ? PyLong_FromLong(__atomic_load_n((int32_t *)&((mp_embedding_request *)call)->done, __ATOMIC_ACQUIRE))
+                : NULL;
 }
 
 static PyObject *ticket_text(PyObject *self, PyObject *args) {
     return mp_text_text(mp_state_of(self), ticket_of(self), args);
 }
 
-static PyObject *ticket_drawn_ids(PyObject *self, PyObject *args) {
-    return mp_text_drawn_ids(mp_state_of(self), ticket_of(self), args);
+static PyObject *ticket_sampled_ids(PyObject *self, PyObject *args) {
+    return mp_text_sampled_ids(mp_state_of(self), ticket_of(self), args);
 }
 
 static PyObject *ticket_mask(PyObject *self, PyObject *args) {
@@ -191,18 +192,18 @@ static PyObject *ticket_image_rows(PyObject *self, PyObject *none) {
     return mp_text_image_rows(mp_state_of(self), ticket_of(self));
 }
 
-static PyObject *ticket_drawn(PyObject *self, PyObject *none) {
+static PyObject *ticket_sampled(PyObject *self, PyObject *none) {
     (void)none;
-    return mp_draw_progress(mp_state_of(self), ticket_of(self));
+    return mp_image_generation_progress(mp_state_of(self), ticket_of(self));
 }
 
 static PyObject *ticket_preview(PyObject *self, PyObject *args) {
-    return mp_draw_preview(mp_state_of(self), ticket_of(self), args);
+    return mp_image_generation_preview(mp_state_of(self), ticket_of(self), args);
 }
 
-static PyObject *ticket_pictures(PyObject *self, PyObject *none) {
+static PyObject *ticket_generated_images(PyObject *self, PyObject *none) {
     (void)none;
-    return mp_draw_result(mp_state_of(self), ticket_of(self), ((mp_ticket_object *)self)->key);
+    return mp_image_generation_result(mp_state_of(self), ticket_of(self), ((mp_ticket_object *)self)->key);
 }
 
 static PyMethodDef methods[] = {
@@ -221,7 +222,7 @@ static PyMethodDef methods[] = {
     {"vectors", ticket_vectors, METH_NOARGS, "float32 (n_texts, width) or (n_tokens, width), not copied."},
     {"texts_done", ticket_texts_done, METH_NOARGS, "Texts finished so far."},
     {"text", ticket_text, METH_VARARGS, "(choice, start=0): final text, tokens so far, finish reason, stop index."},
-    {"drawn_ids", ticket_drawn_ids, METH_VARARGS,
+    {"drawn_ids", ticket_sampled_ids, METH_VARARGS,
      "(choice, start): list of the ids from index `start` on, and True if no more will follow."},
     {"mask", ticket_mask, METH_VARARGS,
      "(choice, index, bits): set the tokens allowed at `index` of a choice, the next one; one bit per id."},
@@ -235,9 +236,9 @@ static PyMethodDef methods[] = {
      "With capture_values: float32 (tokens, values), not copied; layers, hidden, vocab; tokens that did not fit."},
     {"image_rows", ticket_image_rows, METH_NOARGS,
      "float32 (rows of all images, hidden) in order of computation, if prompt_logits was set; not copied."},
-    {"drawn", ticket_drawn, METH_NOARGS, "Steps, previews and images finished so far; previews per image."},
+    {"drawn", ticket_sampled, METH_NOARGS, "Steps, previews and images finished so far; previews per image."},
     {"preview", ticket_preview, METH_VARARGS, "(index): uint8 (height, width, 3) of a finished preview, not copied."},
-    {"pictures", ticket_pictures, METH_NOARGS,
+    {"pictures", ticket_generated_images, METH_NOARGS,
      "A dict of arrays, not copied: pixels, latents, and the kept intermediate results."},
     {NULL, NULL, 0, NULL},
 };

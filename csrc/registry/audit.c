@@ -21,16 +21,16 @@ static mp_status audit_worker(const mp_entry *entry, const mp_worker *worker, mp
              "%s: worker %u is %s and has %d active", key, worker->id, state, worker->active_count);
     MP_AUDIT(!worker->in_step || worker->state == MP_WORKER_PROCESSING, "%s: worker %u is %s in a step", key,
              worker->id, state);
-    MP_AUDIT(worker->lanes >= 0 && (worker->lanes == 0 || worker->state == MP_WORKER_PROCESSING ||
-                                    worker->state == MP_WORKER_LOADING),
-             "%s: worker %u is %s and has %d compute threads", key, worker->id, state, worker->lanes);
-    MP_AUDIT(!worker->waits || (worker->active_count > 0 && !worker->in_step && worker->lanes == 0),
+    MP_AUDIT(worker->threads >= 0 &&
+                 (worker->threads == 0 || worker->state == MP_WORKER_PROCESSING || worker->state == MP_WORKER_LOADING),
+             "%s: worker %u is %s and has %d compute threads", key, worker->id, state, worker->threads);
+    MP_AUDIT(!worker->waits || (worker->active_count > 0 && !worker->in_step && worker->threads == 0),
              "%s: worker %u waits for masks with %d active, %d compute threads, %s", key, worker->id,
-             worker->active_count, worker->lanes, worker->in_step ? "in a step" : "in no step");
+             worker->active_count, worker->threads, worker->in_step ? "in a step" : "in no step");
     int in_step = 0;
     for (int i = 0; i < worker->active_count; i++) {
         const mp_ticket *ticket = worker->active[i];
-        MP_AUDIT(!worker->waits || worker->rung || !atomic_load(&ticket->cause),
+        MP_AUDIT(!worker->waits || worker->woken || !atomic_load(&ticket->cause),
                  "%s: worker %u waits for masks and was not woken for a cancelled request", key, worker->id);
         MP_AUDIT(ticket->worker == worker, "%s: an active request of worker %u names another worker", key, worker->id);
         MP_AUDIT(!mp_queue_holds(&ticket->node), "%s: a request is active and queued", key);
@@ -55,7 +55,7 @@ static mp_status audit_dispatch(const mp_entry *entry, const mp_ticket *ticket, 
         const mp_worker *worker = entry->workers[i];
         if (!mp_worker_idles(worker) || !mp_dispatch_may_take(entry, worker, ticket))
             continue;
-        if (worker->rung)
+        if (worker->woken)
             return MP_OK;
         idle = worker;
     }
@@ -103,12 +103,12 @@ static mp_status audit_queue(const mp_entry *entry, mp_error *error) {
         MP_TRY(audit_dispatch(entry, ticket, error));
     }
     const mp_worker *waits = NULL;
-    bool rung = sequential; /* a woken worker takes the requests, or wakes the others */
+    bool woken = sequential; /* a woken worker takes the requests, or wakes the others */
     for (int i = 0; i < entry->worker_count; i++) {
-        rung |= entry->workers[i]->rung;
+        woken |= entry->workers[i]->woken;
         waits = entry->workers[i]->waits && mp_dispatch_offers(entry, entry->workers[i]) ? entry->workers[i] : waits;
     }
-    MP_AUDIT(rung || !waits, "%s: a request is queued beside worker %u, which may take it and waits for masks",
+    MP_AUDIT(woken || !waits, "%s: a request is queued beside worker %u, which may take it and waits for masks",
              entry->key, waits->id);
     MP_AUDIT(count == entry->queue.count, "%s: %d requests are queued and the queue counts %d", entry->key, count,
              entry->queue.count);
@@ -121,12 +121,12 @@ static mp_status audit_queue(const mp_entry *entry, mp_error *error) {
     return MP_OK;
 }
 
-mp_status mp_entry_audit(mp_entry *entry, int *lanes, bool (*is_held)(const mp_mutex *mutex), mp_error *error) {
+mp_status mp_entry_audit(mp_entry *entry, int *threads, bool (*is_held)(const mp_mutex *mutex), mp_error *error) {
     if (is_held(&entry->lock))
         return MP_OK;
     MP_AUDIT(entry->worker_count >= 0 && entry->worker_count <= MP_WORKERS_MAX, "%s: %d workers", entry->key,
              entry->worker_count);
-    MP_AUDIT(entry->starting >= 0 && entry->apart >= 0 && entry->room_waiters >= 0, "%s: a count is negative",
+    MP_AUDIT(entry->starting >= 0 && entry->abandoned >= 0 && entry->room_waiters >= 0, "%s: a count is negative",
              entry->key);
     MP_TRY(audit_states(entry, error));
     int most = entry->services->max_workers;
@@ -138,7 +138,7 @@ mp_status mp_entry_audit(mp_entry *entry, int *lanes, bool (*is_held)(const mp_m
         MP_TRY(audit_worker(entry, entry->workers[i], error));
         MP_AUDIT(!mp_worker_serves(entry->workers[i]) || entry->resident, "%s: worker %u serves without a model",
                  entry->key, entry->workers[i]->id);
-        *lanes += entry->workers[i]->lanes;
+        *threads += entry->workers[i]->threads;
     }
     return audit_queue(entry, error);
 }

@@ -27,7 +27,7 @@ bool mp_breaker_ask(mp_breaker *breaker, const mp_breaker_rule *rule, uint64_t n
 
 static void open_it(mp_breaker *breaker, const mp_breaker_rule *rule, uint64_t now_ns) {
     breaker->state = MP_BREAKER_OPEN;
-    breaker->open_until_ns = mp_sys_after(now_ns, rule->rest_ns);
+    breaker->open_until_ns = mp_sys_after(now_ns, rule->backoff_ns);
     breaker->fault_count = 0;
     breaker->epoch++;
 }

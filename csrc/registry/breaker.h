@@ -2,7 +2,7 @@
  *
  *            `threshold` faults within the window          a probe fails
  *   CLOSED -------------------------------------> OPEN <------------------ HALF-OPEN
- *      ^                                            |   `rest_ns` has passed    ^
+ *      ^                                            |   `backoff_ns` has passed    ^
  *      |                                            +---------------------------+
  *      +------------------------------ `successes` probes in a row --------------+
  *
@@ -21,7 +21,7 @@ typedef struct mp_breaker_rule {
     int threshold; /* faults, 1 to MP_BREAKER_FAULTS_MAX; 0 = never opens */
     int probes;    /* maximum number of requests in flight while half-open */
     int successes; /* successful probes that close it */
-    uint64_t window_ns, rest_ns;
+    uint64_t window_ns, backoff_ns;
 } mp_breaker_rule;
 
 typedef struct mp_breaker {

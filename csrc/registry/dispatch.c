@@ -62,33 +62,33 @@ bool mp_dispatch_may_take(const mp_entry *entry, const mp_worker *worker, const 
 }
 
 /* Chooses the idle worker that was busy last: its caches are warm, and the others can leave. */
-void mp_dispatch_ring(mp_entry *entry, const mp_ticket *ticket) {
+void mp_dispatch_wake(mp_entry *entry, const mp_ticket *ticket) {
     mp_worker *chosen = NULL;
     for (int i = 0; i < entry->worker_count; i++) {
         mp_worker *worker = entry->workers[i];
-        if (worker->waits && !worker->rung)
-            mp_worker_ring(worker);
+        if (worker->waits && !worker->woken)
+            mp_worker_wake(worker);
         if (!mp_worker_idles(worker) || !mp_dispatch_may_take(entry, worker, ticket))
             continue;
-        if (worker->rung)
+        if (worker->woken)
             return; /* it is awake and will see this request too */
         if (!chosen || worker->idle_since_ns > chosen->idle_since_ns)
             chosen = worker;
     }
     if (chosen)
-        mp_worker_ring(chosen);
+        mp_worker_wake(chosen);
 }
 
-void mp_dispatch_ring_all(mp_entry *entry) {
+void mp_dispatch_wake_all(mp_entry *entry) {
     for (int i = 0; i < entry->worker_count && entry->queue.count; i++) {
         mp_worker *worker = entry->workers[i];
-        if (worker->waits && !worker->rung)
-            mp_worker_ring(worker);
-        if (!mp_worker_idles(worker) || worker->rung)
+        if (worker->waits && !worker->woken)
+            mp_worker_wake(worker);
+        if (!mp_worker_idles(worker) || worker->woken)
             continue;
         for (mp_queue_node *at = mp_queue_first(&entry->queue); at; at = mp_queue_next(&entry->queue, at))
             if (mp_dispatch_may_take(entry, worker, mp_ticket_of_node(at))) {
-                mp_worker_ring(worker);
+                mp_worker_wake(worker);
                 break;
             }
     }
@@ -98,7 +98,7 @@ void mp_dispatch_forget(mp_entry *entry, const mp_worker *worker) {
     for (mp_queue_node *at = mp_queue_first(&entry->queue); at; at = mp_queue_next(&entry->queue, at))
         if (mp_ticket_of_node(at)->home == worker)
             mp_ticket_of_node(at)->home = NULL;
-    mp_dispatch_ring_all(entry);
+    mp_dispatch_wake_all(entry);
 }
 
 /* Must hold the lock. A request has freed its memory: all workers of the model may admit again. */
@@ -109,7 +109,7 @@ void mp_dispatch_memory_free(mp_entry *entry) {
         entry->workers[i]->memory_tight = false;
     }
     if (any)
-        mp_dispatch_ring_all(entry);
+        mp_dispatch_wake_all(entry);
 }
 
 /* Returns the next request for this worker: the best of all if its policy allows, else the first one that is
@@ -150,7 +150,7 @@ void mp_dispatch_take(mp_entry *entry, mp_worker *worker) {
     if (!worker->fresh_count)
         return;
     worker->lean = false;
-    mp_entry_tell_room(entry);
+    mp_entry_notify_room(entry);
 }
 
 static bool is_busy(const mp_worker *worker, mp_policy policy) {
@@ -160,8 +160,8 @@ static bool is_busy(const mp_worker *worker, mp_policy policy) {
 }
 
 static int most_workers(const mp_entry *entry) {
-    int most = entry->services->max_workers, lanes = mp_cores_lanes(entry->services->cores_seen);
-    return most < lanes ? most : lanes;
+    int most = entry->services->max_workers, threads = mp_cpu_allocator_threads(entry->services->allocator_pinned);
+    return most < threads ? most : threads;
 }
 
 /* True if one more worker is allowed. */
@@ -200,7 +200,7 @@ bool mp_dispatch_scale(mp_entry *entry, mp_guard *guard) {
     return announce(entry, guard);
 }
 
-int mp_dispatch_foreseen(const mp_entry *entry, uint64_t now_ns) {
+int mp_dispatch_predicted(const mp_entry *entry, uint64_t now_ns) {
     /* With MP_POLICY_PACK one worker serves every request. A second one would read the weights again for fewer
      * requests. */
     if (!entry->services->predictive_scaling || entry->policy == MP_POLICY_PACK)
@@ -210,7 +210,7 @@ int mp_dispatch_foreseen(const mp_entry *entry, uint64_t now_ns) {
 
 bool mp_dispatch_foresee(mp_entry *entry, mp_guard *guard) {
     if (!entry->services->predictive_scaling || !may_grow(entry) || !mp_entry_serves(entry) ||
-        entry->worker_count >= mp_dispatch_foreseen(entry, mp_sys_now_ns()))
+        entry->worker_count >= mp_dispatch_predicted(entry, mp_sys_now_ns()))
         return false;
     for (int i = 0; i < entry->worker_count; i++) /* start one after the other */
         if (entry->workers[i]->state == MP_WORKER_SPAWNING || entry->workers[i]->state == MP_WORKER_LOADING)

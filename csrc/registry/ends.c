@@ -60,13 +60,13 @@ static bool is_fault(mp_status status) {
 }
 
 /* Identifies the request and the entry. The same text for another model, also one under the same key later, differs. */
-static uint64_t fingerprint_of(const mp_entry *entry, const mp_call *call) {
+static uint64_t fingerprint_of(const mp_entry *entry, const mp_request *call) {
     return mp_mix(call->fingerprint(call) ^ mp_mix(entry->number));
 }
 
 bool mp_entry_note_kill(mp_entry *entry, const mp_ticket *ticket, bool alone) {
     mp_services *services = entry->services;
-    const mp_call *call = ticket->item.call;
+    const mp_request *call = ticket->item.call;
     if (!call->fingerprint || mp_quarantine_add(&services->quarantine, fingerprint_of(entry, call), alone,
                                                 mp_sys_now_ns()) < MP_QUARANTINE_FAULTS)
         return false;
@@ -78,10 +78,10 @@ bool mp_entry_note_kill(mp_entry *entry, const mp_ticket *ticket, bool alone) {
 
 mp_status mp_entry_screen(mp_entry *entry, mp_ticket *ticket, mp_error *error) {
     mp_quarantine *quarantine = &entry->services->quarantine;
-    const mp_call *call = ticket->item.call;
+    const mp_request *call = ticket->item.call;
     int known = 0;
     if (!mp_quarantine_is_empty(quarantine) && call->fingerprint)
-        known = mp_quarantine_look(quarantine, fingerprint_of(entry, call), mp_sys_now_ns());
+        known = mp_quarantine_check(quarantine, fingerprint_of(entry, call), mp_sys_now_ns());
     ticket->quarantined = known > 0;
     if (known < MP_QUARANTINE_FAULTS)
         return MP_OK;
@@ -91,7 +91,7 @@ mp_status mp_entry_screen(mp_entry *entry, mp_ticket *ticket, mp_error *error) {
 }
 
 /* A request like it completed, so the recorded failures had another cause. */
-static void clear_of_suspicion(mp_entry *entry, const mp_call *call) {
+static void clear_of_suspicion(mp_entry *entry, const mp_request *call) {
     mp_quarantine *quarantine = &entry->services->quarantine;
     if (!mp_quarantine_is_empty(quarantine) && call->fingerprint)
         mp_quarantine_clear(quarantine, fingerprint_of(entry, call), mp_sys_now_ns());
@@ -102,17 +102,17 @@ void mp_entry_note_fault(mp_entry *entry) {
     mp_count(services, MP_METRIC_worker_faults, 1);
     if (mp_breaker_fault(&entry->breaker, &services->breaker, mp_sys_now_ns()))
         mp_log(MP_LOG_WARNING, "%s: the circuit breaker opens for %.0f s after %d worker faults", entry->key,
-               (double)services->breaker.rest_ns * 1e-9, services->breaker.threshold);
+               (double)services->breaker.backoff_ns * 1e-9, services->breaker.threshold);
 }
 
 /* Returns true if the results of a retry can continue what the caller may have seen. After a model file changed they
  * cannot: old and new results may come from different files. */
-static bool may_follow(const mp_call *call, mp_status status) {
+static bool may_follow(const mp_request *call, mp_status status) {
     return (call->goes_on && status != MP_INTEGRITY) || !call->seen || !call->seen(call);
 }
 
 bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status, bool alone, bool outside, bool *noted) {
-    const mp_call *call = ticket->item.call;
+    const mp_request *call = ticket->item.call;
     if (!is_fault(status) || (status == MP_NUMERIC && call->tolerant))
         return false;
     /* This worker leaves. A worker that stood still was noted when it was abandoned. */
@@ -136,7 +136,7 @@ bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status, bool a
 
 void mp_entry_conclude(mp_entry *entry, mp_ticket *ticket, mp_status status, const mp_error *error) {
     mp_services *services = entry->services;
-    const mp_call *call = ticket->item.call;
+    const mp_request *call = ticket->item.call;
     uint64_t in = 0, out = 0, began = atomic_load_explicit(&ticket->submitted_ns, memory_order_relaxed);
     mp_count_end(services, status);
     if (status != MP_OK && status != MP_TIMEOUT && status != MP_CANCELLED)
@@ -199,11 +199,11 @@ void mp_entry_finish_list(mp_entry *entry, mp_ticket *list, const mp_error *erro
 
 /* --- leaving the queue --- */
 
-void mp_entry_tell_room(mp_entry *entry) {
+void mp_entry_notify_room(mp_entry *entry) {
     if (entry->room_waiters)
         mp_cond_broadcast(&entry->room);
     if (entry->removal != MP_REMOVAL_NONE && !entry->queue.count)
-        mp_entry_ring_workers(entry); /* they stayed for the queued requests */
+        mp_entry_wake_workers(entry); /* they stayed for the queued requests */
 }
 
 mp_ticket *mp_entry_take_queue(mp_entry *entry) {
@@ -216,7 +216,7 @@ mp_ticket *mp_entry_take_queue(mp_entry *entry) {
         end = &(*end)->next;
     }
     *end = NULL;
-    mp_entry_tell_room(entry);
+    mp_entry_notify_room(entry);
     mp_cond_broadcast(&entry->changed);
     return first;
 }
@@ -230,7 +230,7 @@ bool mp_entry_cancel_locked(mp_entry *entry, mp_ticket *ticket, mp_status cause)
         mp_queue_remove(&entry->queue, &ticket->node);
         mp_ticket_set_state(ticket, MP_TICKET_ENDED);
         ticket->home = NULL;
-        mp_entry_tell_room(entry);
+        mp_entry_notify_room(entry);
         mp_cond_broadcast(&entry->changed);
         return true;
     }
@@ -238,13 +238,13 @@ bool mp_entry_cancel_locked(mp_entry *entry, mp_ticket *ticket, mp_status cause)
     if (first && worker && ticket->state == MP_TICKET_STEPPING && --worker->step_live == 0)
         atomic_store_explicit(&worker->step_cancelled, 1, memory_order_release);
     if (worker && worker->waits)
-        mp_worker_ring(worker);
+        mp_worker_wake(worker);
     return false;
 }
 
 void mp_entry_wake(mp_entry *entry, mp_ticket *ticket) {
     mp_mutex_lock(&entry->lock);
     if (ticket->worker)
-        mp_worker_ring(ticket->worker);
+        mp_worker_wake(ticket->worker);
     mp_mutex_unlock(&entry->lock);
 }

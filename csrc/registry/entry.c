@@ -59,7 +59,7 @@ mp_entry *mp_entry_pin(mp_entry *entry) {
 void mp_entry_unpin(mp_entry *entry) {
     if (!entry || atomic_fetch_sub_explicit(&entry->references, 1, memory_order_acq_rel) != 1)
         return;
-    assert(!mp_entry_works(entry) && entry->queue.count == 0 && entry->apart == 0);
+    assert(!mp_entry_works(entry) && entry->queue.count == 0 && entry->abandoned == 0);
     mp_resident_unpin(entry->resident);
     free_loader(&entry->loader);
     mp_cond_deinit(&entry->room);
@@ -70,7 +70,7 @@ void mp_entry_unpin(mp_entry *entry) {
 }
 
 mp_spin_rule mp_entry_spin_rule(mp_entry *entry) {
-    return mp_cores_spin_rule(entry->services->cores_seen, entry->services->spin_ns);
+    return mp_cpu_allocator_spin_rule(entry->services->allocator_pinned, entry->services->spin_ns);
 }
 
 /* --- workers; under the lock --- */
@@ -103,9 +103,9 @@ void mp_entry_unlist_worker(mp_entry *entry, mp_worker *worker) {
     memmove(&entry->workers[at], &entry->workers[at + 1], (size_t)(entry->worker_count - at) * sizeof(worker));
 }
 
-void mp_entry_ring_workers(mp_entry *entry) {
+void mp_entry_wake_workers(mp_entry *entry) {
     for (int i = 0; i < entry->worker_count; i++)
-        mp_worker_ring(entry->workers[i]);
+        mp_worker_wake(entry->workers[i]);
 }
 
 void mp_entry_set_failed(mp_entry *entry, const mp_error *error) {
@@ -131,14 +131,14 @@ void mp_entry_request_unload(mp_entry *entry) {
 }
 
 void mp_entry_note_death(mp_entry *entry, const mp_error *error) {
-    uint64_t now = mp_sys_now_ns(), rest_ns = BACKOFF_FIRST_MS * MS;
+    uint64_t now = mp_sys_now_ns(), backoff_ns = BACKOFF_FIRST_MS * MS;
     int lately = 0;
     entry->death_ns[entry->deaths++ % DEATHS_MOST] = now;
     for (int i = 0; i < DEATHS_MOST && i < entry->deaths; i++)
         lately += now - entry->death_ns[i] < DEATHS_WITHIN_MS * MS;
-    for (int i = 1; i < lately && rest_ns < BACKOFF_MOST_MS * MS; i++)
-        rest_ns *= 2;
-    entry->spawn_ns = now + rest_ns;
+    for (int i = 1; i < lately && backoff_ns < BACKOFF_MOST_MS * MS; i++)
+        backoff_ns *= 2;
+    entry->spawn_ns = now + backoff_ns;
     if (lately < DEATHS_MOST || entry->health == MP_HEALTH_BROKEN)
         return;
     mp_entry_set_health(entry, MP_HEALTH_BROKEN);
@@ -176,7 +176,7 @@ static void launch_failed(mp_entry *entry, mp_worker *worker, const mp_error *er
     mp_entry_finish_list(entry, list, error);
     if (!others)
         services->event(services->registry, entry, MP_ENTRY_LOAD_FAILED);
-    mp_entry_settle(entry, worker);
+    mp_entry_finalize(entry, worker);
 }
 
 void mp_entry_launch(mp_entry *entry, mp_guard guard) {
@@ -314,7 +314,7 @@ mp_status mp_entry_evict(mp_entry *entry, uint64_t deadline_ns, mp_error *error)
     if (mp_entry_works(entry)) {
         uint64_t unloads = entry->unloads;
         mp_entry_request_unload(entry);
-        mp_entry_ring_workers(entry);
+        mp_entry_wake_workers(entry);
         while (mp_entry_works(entry) && entry->unloads == unloads && in_time)
             in_time = mp_cond_wait(&entry->changed, &entry->lock, deadline_ns);
         if (mp_entry_works(entry) && entry->unloads == unloads)
@@ -340,7 +340,7 @@ static bool is_evictable(const mp_entry *entry, bool now) {
         return false;
     for (int i = 0; i < entry->worker_count; i++) {
         const mp_worker *worker = entry->workers[i];
-        if (now ? !mp_worker_idles(worker) || worker->rung : worker->active_count > 0)
+        if (now ? !mp_worker_idles(worker) || worker->woken : worker->active_count > 0)
             return false;
     }
     return true;
@@ -383,14 +383,14 @@ bool mp_entry_evict_idle(mp_entry *entry) {
     bool idle = is_evictable(entry, true), works = mp_entry_works(entry);
     if (idle && works) {
         mp_entry_request_unload(entry);
-        mp_entry_ring_workers(entry);
+        mp_entry_wake_workers(entry);
     }
     mp_mutex_unlock(&entry->lock);
     if (!idle)
         return false;
     mp_log(MP_LOG_INFO, "%s: evicted to make room for other models", entry->key);
     if (!works) /* no worker will free the model, as after a fork */
-        mp_entry_settle(entry, NULL);
+        mp_entry_finalize(entry, NULL);
     return true;
 }
 
@@ -403,7 +403,7 @@ uint64_t mp_entry_trim(mp_entry *entry) {
             continue;
         told += worker->held_bytes;
         worker->trim = true;
-        mp_worker_ring(worker);
+        mp_worker_wake(worker);
     }
     mp_mutex_unlock(&entry->lock);
     return told;
@@ -415,12 +415,12 @@ void mp_entry_remove(mp_entry *entry) {
         mp_entry_set_removal(entry, MP_REMOVAL_DRAINING);
     bool works = mp_entry_works(entry);
     if (works)
-        mp_entry_ring_workers(entry);
+        mp_entry_wake_workers(entry);
     mp_cond_broadcast(&entry->room);
     mp_cond_broadcast(&entry->changed);
     mp_mutex_unlock(&entry->lock);
     if (!works)
-        mp_entry_settle(entry, NULL);
+        mp_entry_finalize(entry, NULL);
 }
 
 /* Must hold the lock. A worker exists, or queued requests wait for the backoff to end. */
@@ -475,7 +475,7 @@ void mp_entry_quit(mp_entry *entry) {
         for (int j = 0; j < worker->active_count; j++)
             mp_entry_cancel_locked(entry, worker->active[j], MP_SHUTTING_DOWN);
         atomic_store_explicit(&worker->step_cancelled, 1, memory_order_release);
-        mp_worker_ring(worker);
+        mp_worker_wake(worker);
     }
     mp_mutex_unlock(&entry->lock);
     mp_entry_finish_list(entry, list, NULL);
@@ -499,14 +499,14 @@ void mp_entry_join(mp_entry *entry, uint64_t deadline_ns) {
         if (caught) {
             mp_fail(&error, MP_SHUTTING_DOWN, "%s: worker %u did not end before the shutdown deadline", entry->key,
                     caught->id);
-            mp_worker_set_apart(caught, &error);
+            mp_worker_abandon(caught, &error);
         } else { /* workers outside of steps and loads end soon by themselves */
             mp_cond_wait(&entry->changed, &entry->lock,
                          mp_sys_now_ns() < deadline_ns ? deadline_ns : mp_sys_now_ns() + 10 * MS);
         }
     }
     mp_loader loader = {0};
-    if (!entry->apart) { /* otherwise a thread may still use the loader: the last reference to the entry frees it */
+    if (!entry->abandoned) { /* otherwise a thread may still use the loader: the last reference to the entry frees it */
         loader = entry->loader;
         entry->loader = (mp_loader){0};
     }
@@ -549,7 +549,7 @@ void mp_entry_describe(mp_entry *entry, mp_entry_info *info, mp_resident **pinne
     uint64_t now = mp_sys_now_ns(), newest_ns = 0;
     info->state = state_of(entry);
     info->breaker = mp_breaker_name(&entry->breaker);
-    info->dead = entry->apart;
+    info->dead = entry->abandoned;
     info->queued = entry->queue.count;
     memcpy(info->waiting, entry->queue.counts, sizeof(info->waiting));
     memcpy(info->capacity, entry->queue.capacity, sizeof(info->capacity));
@@ -566,7 +566,7 @@ void mp_entry_describe(mp_entry *entry, mp_entry_info *info, mp_resident **pinne
         bool serves = mp_worker_serves(worker) || worker->state == MP_WORKER_EVICTING;
         info->worker[info->worker_count++] = (mp_worker_info){
             .id = worker->id,
-            .node = mp_cores_node_number(entry->services->cores_seen, worker->home),
+            .node = mp_cpu_allocator_node_number(entry->services->allocator_pinned, worker->home),
             .state = mp_worker_state_name(worker->state),
             .running = worker->active_count,
             .served = worker->served,
@@ -584,7 +584,7 @@ void mp_entry_describe(mp_entry *entry, mp_entry_info *info, mp_resident **pinne
     }
     if (entry->services->predictive_scaling)
         info->arrivals = mp_forecast_rate(&entry->forecast, now);
-    info->foreseen = mp_dispatch_foreseen(entry, now);
+    info->predicted = mp_dispatch_predicted(entry, now);
     info->idle_ns = info->workers && !info->busy ? now - newest_ns : 0;
     *pinned = entry->resident ? mp_resident_pin(entry->resident) : NULL;
     mp_mutex_unlock(&entry->lock);
@@ -612,7 +612,7 @@ void mp_entry_fork_child(mp_entry *entry) {
      * over the same model, and can free the model without them. A running load is the parent's. */
     if (entry->resident)
         atomic_store_explicit(&entry->resident->references, 1, memory_order_relaxed);
-    entry->worker_count = entry->starting = entry->apart = entry->room_waiters = 0;
+    entry->worker_count = entry->starting = entry->abandoned = entry->room_waiters = 0;
     if (entry->unload != MP_UNLOAD_NONE)
         mp_entry_set_unload(entry, MP_UNLOAD_NONE);
     entry->attempts_over = entry->attempts;

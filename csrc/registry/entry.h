@@ -134,7 +134,7 @@ struct mp_entry {
     mp_entry_unload unload;
     mp_entry_health health;
     uint64_t unload_bytes; /* size of the model that is being freed */
-    int apart;             /* abandoned workers whose threads have not returned */
+    int abandoned;         /* abandoned workers whose threads have not returned */
     mp_resident *resident; /* owns a reference; NULL if no model is loaded */
     bool pinned;           /* the registry itself must not evict the model */
     uint64_t attempts, attempts_over; /* loads of the model that started, and that ended with any result */
@@ -219,7 +219,7 @@ void mp_entry_quit(mp_entry *entry);                        /* cancels all that 
 void mp_entry_join(mp_entry *entry, uint64_t deadline_ns);
 void mp_entry_fork_child(mp_entry *entry);
 /* See audit.h. Adds the compute threads that the workers hold to *lanes. */
-mp_status mp_entry_audit(mp_entry *entry, int *lanes, bool (*is_held)(const mp_mutex *mutex), mp_error *error);
+mp_status mp_entry_audit(mp_entry *entry, int *threads, bool (*is_held)(const mp_mutex *mutex), mp_error *error);
 
 /* --- entry_state.c; must hold the lock. Each setter refuses an illegal transition (state_machine.h) --- */
 
@@ -236,7 +236,7 @@ static inline bool mp_entry_works(const mp_entry *entry) {
 bool mp_entry_serves(const mp_entry *entry); /* true if some worker accepts requests */
 int mp_entry_running(const mp_entry *entry); /* number of active items of all workers */
 void mp_entry_unlist_worker(mp_entry *entry, mp_worker *worker);
-void mp_entry_ring_workers(mp_entry *entry); /* wakes every worker */
+void mp_entry_wake_workers(mp_entry *entry); /* wakes every worker */
 /* Announces the first worker, unless one exists or the backoff has not ended. If it returns true, call
  * mp_entry_launch after unlocking. */
 bool mp_entry_begin(mp_entry *entry);
@@ -252,7 +252,7 @@ void mp_entry_set_failed(mp_entry *entry, const mp_error *error);
 void mp_entry_clear_failed(mp_entry *entry);
 /* Must not hold the lock. Unlists `leaving` (NULL: already unlisted). If no worker is left, frees the model; if
  * requests are queued, keeps it and starts another worker. */
-void mp_entry_settle(mp_entry *entry, mp_worker *leaving);
+void mp_entry_finalize(mp_entry *entry, mp_worker *leaving);
 /* Records the death of a worker. Each further death doubles the backoff; too many make the entry BROKEN. */
 void mp_entry_note_death(mp_entry *entry, const mp_error *error);
 
@@ -266,9 +266,9 @@ static inline void mp_entry_scale_later(mp_entry *entry) {
 /* True if the worker has room for the request under the request's policy. */
 bool mp_dispatch_may_take(const mp_entry *entry, const mp_worker *worker, const mp_ticket *ticket);
 /* Wakes one idle eligible worker. */
-void mp_dispatch_ring(mp_entry *entry, const mp_ticket *ticket);
+void mp_dispatch_wake(mp_entry *entry, const mp_ticket *ticket);
 /* Wakes every idle worker that is eligible for some queued request: room or eligibility has changed. */
-void mp_dispatch_ring_all(mp_entry *entry);
+void mp_dispatch_wake_all(mp_entry *entry);
 /* The worker leaves: requests that were queued for it alone become available to all. */
 void mp_dispatch_forget(mp_entry *entry, const mp_worker *worker);
 /* A request or a worker has freed memory: all workers of the model may admit again. */
@@ -287,7 +287,7 @@ bool mp_dispatch_scale(mp_entry *entry, mp_guard *guard);
  * mp_dispatch_scale. */
 bool mp_dispatch_foresee(mp_entry *entry, mp_guard *guard);
 /* Returns the number of workers that the forecast asks for, within the limits; 0 = no forecast. */
-int mp_dispatch_foreseen(const mp_entry *entry, uint64_t now_ns);
+int mp_dispatch_predicted(const mp_entry *entry, uint64_t now_ns);
 /* Predicts the time until a request behind `cost_ahead` starts. `pace` is one of the entry's. 0 = unknown. */
 uint64_t mp_dispatch_wait_ns(const mp_entry *entry, uint64_t cost_ahead, double pace);
 
@@ -296,7 +296,7 @@ uint64_t mp_dispatch_wait_ns(const mp_entry *entry, uint64_t cost_ahead, double 
 /* Must hold the lock. Empties the queue into a list linked by mp_ticket.next. The tickets are ENDED: the caller
  * finishes them. */
 mp_ticket *mp_entry_take_queue(mp_entry *entry);
-void mp_entry_tell_room(mp_entry *entry); /* must hold the lock; call it after the queue got shorter */
+void mp_entry_notify_room(mp_entry *entry); /* must hold the lock; call it after the queue got shorter */
 /* Must hold the lock, for a queued or active request. Returns true if it was queued: it is ENDED now and the caller
  * finishes it. */
 bool mp_entry_cancel_locked(mp_entry *entry, mp_ticket *ticket, mp_status cause);

@@ -4,7 +4,7 @@
 #include <stdatomic.h>
 
 #include "base/forked.h"
-#include "registry/cores.h"
+#include "registry/cpu_allocator.h"
 #include "registry/events.h"
 #include "registry/governor.h"
 
@@ -21,11 +21,11 @@ static void before(void) {
     for (mp_registry *registry = first; registry; registry = *mp_registry_fork_next(registry))
         mp_registry_fork_before_shared(registry);
     mp_shared_lock(mp_governor_slot());
-    mp_shared_lock(mp_cores_slot());
+    mp_shared_lock(mp_cpu_allocator_slot());
 }
 
 static void unlock_slots(void) {
-    mp_shared_unlock(mp_cores_slot());
+    mp_shared_unlock(mp_cpu_allocator_slot());
     mp_shared_unlock(mp_governor_slot());
     mp_shared_unlock(&registries);
 }

@@ -8,7 +8,7 @@
 #include "base/options.h"
 #include "base/trace.h"
 
-enum { LOOK_NS = 20 * 1000 * 1000 };
+enum { POLL_NS = 20 * 1000 * 1000 };
 static const uint64_t RESERVE_MOST = 2048ull << 20;
 
 struct mp_governor {
@@ -121,7 +121,7 @@ mp_status mp_governor_reserve(mp_governor *governor, const char *key, uint64_t n
             return mp_fail(error, MP_MEMORY_EXHAUSTED, "%s needs %.1f MB, but %.1f MB of %.1f MB are free",
                            key, (double)needed / 1e6, (double)left / 1e6, (double)limit / 1e6);
         }
-        mp_cond_wait(&governor->changed, &governor->lock, mp_sys_now_ns() + LOOK_NS);
+        mp_cond_wait(&governor->changed, &governor->lock, mp_sys_now_ns() + POLL_NS);
         mp_mutex_unlock(&governor->lock);
         if (give_up && give_up(arg))
             return mp_fail(error, MP_CANCELLED, "%s: the load was cancelled while it waited for memory", key);

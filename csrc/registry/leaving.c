@@ -32,7 +32,7 @@ static void return_abandoned(mp_worker *worker) {
     }
     free_engine(worker);
     mp_mutex_lock(&entry->lock);
-    entry->apart--;
+    entry->abandoned--;
     mp_dispatch_memory_free(entry);
     mp_cond_broadcast(&entry->changed);
     mp_mutex_unlock(&entry->lock);
@@ -51,13 +51,13 @@ static mp_ticket *note_fault(mp_worker *worker) {
         return NULL;
     }
     mp_entry_request_unload(entry); /* the other workers use the same files */
-    mp_entry_ring_workers(entry);
+    mp_entry_wake_workers(entry);
     mp_entry_note_fault(entry);
     mp_entry_set_failed(entry, &worker->fault);
     return mp_entry_take_queue(entry);
 }
 
-void mp_entry_settle(mp_entry *entry, mp_worker *leaving) {
+void mp_entry_finalize(mp_entry *entry, mp_worker *leaving) {
     mp_services *services = entry->services;
     mp_ticket *list = NULL;
     bool gone = false;
@@ -90,7 +90,7 @@ void mp_entry_settle(mp_entry *entry, mp_worker *leaving) {
         if (gone)
             mp_entry_set_removal(entry, MP_REMOVAL_GONE);
         mp_loader loader = entry->loader;
-        if (gone && !entry->apart && loader.ops) { /* otherwise the last reference to the entry frees it */
+        if (gone && !entry->abandoned && loader.ops) { /* otherwise the last reference to the entry frees it */
             entry->loader = (mp_loader){0};
             mp_entry_set_unload(entry, MP_UNLOAD_RUNNING); /* mp_entry_wait_gone waits for this too */
             entry->unload_bytes = 0;
@@ -105,7 +105,7 @@ void mp_entry_settle(mp_entry *entry, mp_worker *leaving) {
     bool wanted = entry->queue.count && entry->shutdown != MP_SHUTDOWN_QUITTING;
     bool again = wanted && mp_entry_begin(entry);
     uint64_t spawn_ns = wanted && !mp_entry_works(entry) ? entry->spawn_ns : 0; /* it starts after the backoff */
-    mp_dispatch_ring_all(entry);
+    mp_dispatch_wake_all(entry);
     mp_cond_broadcast(&entry->changed);
     mp_mutex_unlock(&entry->lock);
     if (again)
@@ -145,6 +145,6 @@ void mp_worker_leave(mp_worker *worker) {
         mp_events_post(idle ? MP_EVENT_EVICT : MP_EVENT_FAIL, services->number, entry->key, worker->id, NULL,
                        worker->fault.code);
     }
-    mp_entry_settle(entry, worker);
+    mp_entry_finalize(entry, worker);
     mp_worker_destroy(worker);
 }

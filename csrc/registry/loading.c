@@ -42,11 +42,11 @@ static mp_status load_model(mp_worker *worker, mp_loader loader, uint64_t model_
         return mp_fail_memory(error, sizeof(*resident), "a loaded model");
     }
     /* A load keeps its compute threads until it ends. If other models are loaded, it leaves them half. */
-    int lanes = mp_cores_lanes(services->cores_seen);
+    int threads = mp_cpu_allocator_threads(services->allocator_pinned);
     if (atomic_load_explicit(&services->resident, memory_order_relaxed) > 1)
-        lanes = (lanes + 1) / 2;
+        threads = (threads + 1) / 2;
     stage_untimed(worker, "waiting for a CPU");
-    if (!mp_worker_lease(worker, lanes)) {
+    if (!mp_worker_lease(worker, threads)) {
         mp_free(resident);
         mp_guard_release(&guard);
         return mp_fail(error, MP_CANCELLED, "%s: the load was cancelled while it waited for a CPU", entry->key);
@@ -54,7 +54,7 @@ static mp_status load_model(mp_worker *worker, mp_loader loader, uint64_t model_
     mp_progress_set(&worker->progress, "loading", 0);
     uint64_t began_ns = mp_sys_now_ns();
     mp_status status = loader.ops->load(loader.self, &worker->lease, budget, &worker->progress, &model, error);
-    mp_worker_return_lanes(worker);
+    mp_worker_return_threads(worker);
     mp_mutex_lock(&entry->lock);
     worker->moving = false; /* from here on the load holds no compute threads and is watched */
     mp_mutex_unlock(&entry->lock);
@@ -188,7 +188,7 @@ bool mp_worker_start(mp_worker *worker) {
         mp_worker_set_state(worker, MP_WORKER_READY);
         mp_count(services, MP_METRIC_workers_spawned, 1); /* a thread that sees the worker must see it counted */
         mp_count(services, MP_METRIC_loads, loading);
-        worker->rung = true; /* it is about to check the queue */
+        worker->woken = true; /* it is about to check the queue */
         if (second.governor)
             entry->starting++;
     } else {

@@ -79,7 +79,7 @@ int mp_quarantine_add(mp_quarantine *quarantine, uint64_t fingerprint, bool alon
     return known;
 }
 
-int mp_quarantine_look(mp_quarantine *quarantine, uint64_t fingerprint, uint64_t now_ns) {
+int mp_quarantine_check(mp_quarantine *quarantine, uint64_t fingerprint, uint64_t now_ns) {
     mp_mutex_lock(&quarantine->lock);
     const mp_quarantine_row *row = find(quarantine, fingerprint, now_ns);
     int known = row ? weight(row) : 0;

@@ -30,10 +30,10 @@ typedef struct mp_quarantine { /* caller's storage, zeroed */
 
 void mp_quarantine_init(mp_quarantine *quarantine);
 void mp_quarantine_deinit(mp_quarantine *quarantine);
-/* Records a worker that was lost with this request. Returns the verdict, as mp_quarantine_look. */
+/* Records a worker that was lost with this request. Returns the verdict, as mp_quarantine_check. */
 int mp_quarantine_add(mp_quarantine *quarantine, uint64_t fingerprint, bool alone, uint64_t now_ns);
 /* Returns the verdict: 0 = nothing is known; 1 = a suspect; MP_QUARANTINE_FAULTS = refuse it. */
-int mp_quarantine_look(mp_quarantine *quarantine, uint64_t fingerprint, uint64_t now_ns);
+int mp_quarantine_check(mp_quarantine *quarantine, uint64_t fingerprint, uint64_t now_ns);
 /* The request succeeded. */
 void mp_quarantine_clear(mp_quarantine *quarantine, uint64_t fingerprint, uint64_t now_ns);
 /* True if the table is empty. */

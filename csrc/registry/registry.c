@@ -264,8 +264,8 @@ static mp_status create_services(mp_registry *registry, const mp_registry_config
     mp_services_configure(services, config);
     mp_quarantine_init(&services->quarantine);
     mp_maintenance_init(&services->maintenance, sweep, registry);
-    MP_TRY(mp_cores_open(config->lanes, &services->cores, error));
-    services->cores_seen = mp_cores_pin(services->cores);
+    MP_TRY(mp_cpu_allocator_open(config->threads, &services->allocator, error));
+    services->allocator_pinned = mp_cpu_allocator_pin(services->allocator);
     MP_TRY(mp_governor_open(config->memory_limit, &services->governor, error));
     return mp_pool_create("mpool-worker", MAX_THREADS, &services->pool, error);
 }
@@ -275,12 +275,12 @@ static void release_threads(mp_registry *registry) {
     mp_services *services = registry->services;
     mp_mutex_lock(&registry->lock);
     mp_pool *pool = services->pool;
-    mp_cores *cores = services->cores;
+    mp_cpu_allocator *allocator = services->allocator;
     services->pool = NULL;
-    services->cores = NULL;
+    services->allocator = NULL;
     mp_mutex_unlock(&registry->lock);
     mp_pool_destroy(pool);
-    mp_cores_close(cores);
+    mp_cpu_allocator_close(allocator);
 }
 
 mp_status mp_registry_create(const mp_registry_config *config, mp_registry **registry_out, mp_error *error) {
@@ -410,7 +410,7 @@ static mp_status check_key(const char *key, mp_error *error) {
     size_t length = strlen(key), most = sizeof(((mp_entry *)NULL)->key) - 1;
     if (length >= 1 && length <= most)
         return MP_OK;
-    return mp_fail(error, MP_INVALID_ARGUMENT, "`key` must have 1 to %zu bytes, got %zu", length, most);
+    return mp_fail(error, MP_INVALID_ARGUMENT, "`key` must have 1 to %zu bytes, got %zu", most, length);
 }
 
 /* Must hold the lock. Takes the reference to `entry`. After unlocking, the caller removes *replaced and starts
@@ -597,8 +597,8 @@ void mp_registry_get_stats(mp_registry *registry, mp_registry_stats *stats) {
     *stats = (mp_registry_stats){
         .memory_limit = atomic_load(&budget->limit),
         .memory_used = atomic_load(&budget->used),
-        .lanes = mp_cores_lanes(services->cores_seen),
-        .lanes_leased = mp_cores_leased(services->cores_seen),
+        .threads = mp_cpu_allocator_threads(services->allocator_pinned),
+        .threads_leased = mp_cpu_allocator_leased(services->allocator_pinned),
         .pressure = mp_pressure_name(mp_governor_pressure(services->governor)),
     };
     for (int i = 0; i < MP_TAG_COUNT; i++)
@@ -629,7 +629,7 @@ void mp_registry_maintain(mp_registry *registry) {
 
 /* --- requests --- */
 
-mp_status mp_registry_submit(mp_registry *registry, const char *key, mp_call *call, const mp_submit_options *options,
+mp_status mp_registry_submit(mp_registry *registry, const char *key, mp_request *call, const mp_submit_options *options,
                              mp_ticket **ticket_out, mp_error *error) {
     mp_services *services = registry->services;
     mp_error unseen;
@@ -641,7 +641,7 @@ mp_status mp_registry_submit(mp_registry *registry, const char *key, mp_call *ca
     if (!error)
         error = &unseen;
     mp_count(services, MP_METRIC_total_requests, 1);
-    assert(options->lane < MP_LANE_COUNT && options->policy < MP_POLICY_COUNT);
+    assert(options->service_class < MP_SERVICE_COUNT && options->policy < MP_POLICY_COUNT);
     do { /* again if the entry was replaced between lookup and queue */
         gone = false;
         status = enter(registry, key, false, &entry, error);
@@ -676,26 +676,26 @@ mp_status mp_registry_submit(mp_registry *registry, const char *key, mp_call *ca
     if (ticket)
         mp_ticket_discard(ticket);
     else
-        mp_call_destroy(call);
+        mp_request_destroy(call);
     return status;
 }
 
 /* --- audit; takes no lock --- */
 
 mp_status mp_registry_audit(mp_registry *registry, bool (*is_held)(const mp_mutex *mutex), mp_error *error) {
-    int lanes = 0, used = mp_cores_leased(registry->services->cores_seen);
+    int threads = 0, used = mp_cpu_allocator_leased(registry->services->allocator_pinned);
     if (is_held(&registry->lock))
         return MP_OK;
     for (int i = 0; i < registry->slot_count; i++) {
-        MP_TRY(mp_entry_audit(registry->slots[i].current, &lanes, is_held, error));
+        MP_TRY(mp_entry_audit(registry->slots[i].current, &threads, is_held, error));
         if (registry->slots[i].incoming)
-            MP_TRY(mp_entry_audit(registry->slots[i].incoming, &lanes, is_held, error));
+            MP_TRY(mp_entry_audit(registry->slots[i].incoming, &threads, is_held, error));
     }
     for (int i = 0; i < registry->leaving_count; i++)
-        MP_TRY(mp_entry_audit(registry->leaving[i], &lanes, is_held, error));
-    if (lanes > used || used > mp_cores_lanes(registry->services->cores_seen))
-        return mp_fail(error, MP_INTERNAL, "workers hold %d compute threads, the CPU allocator counts %d of %d", lanes,
-                       used, mp_cores_lanes(registry->services->cores_seen));
+        MP_TRY(mp_entry_audit(registry->leaving[i], &threads, is_held, error));
+    if (threads > used || used > mp_cpu_allocator_threads(registry->services->allocator_pinned))
+        return mp_fail(error, MP_INTERNAL, "workers hold %d compute threads, the CPU allocator counts %d of %d",
+                       threads, used, mp_cpu_allocator_threads(registry->services->allocator_pinned));
     return MP_OK;
 }
 
@@ -731,12 +731,12 @@ void mp_registry_fork_before(mp_registry *registry) {
 
 void mp_registry_fork_before_shared(mp_registry *registry) {
     mp_governor_fork_before(registry->services->governor);
-    mp_cores_fork_before(registry->services->cores_seen);
+    mp_cpu_allocator_fork_before(registry->services->allocator_pinned);
 }
 
 void mp_registry_fork_parent(mp_registry *registry) {
     mp_services *services = registry->services;
-    mp_cores_fork_parent(services->cores_seen);
+    mp_cpu_allocator_fork_parent(services->allocator_pinned);
     mp_governor_fork_parent(services->governor);
     mp_quarantine_fork_parent(&services->quarantine);
     mp_maintenance_fork_parent(&services->maintenance);
@@ -748,7 +748,7 @@ void mp_registry_fork_parent(mp_registry *registry) {
 
 void mp_registry_fork_child(mp_registry *registry) {
     mp_services *services = registry->services;
-    mp_cores_fork_child(services->cores_seen);
+    mp_cpu_allocator_fork_child(services->allocator_pinned);
     mp_governor_fork_child(services->governor);
     mp_maintenance_fork_child(&services->maintenance);
     if (services->pool)

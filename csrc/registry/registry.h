@@ -3,7 +3,7 @@
  *
  * The registry knows no model: a loader (models/engine.h) makes one, and engines take steps.
  *
- * Life of a request: the binding makes an mp_call and submits it -> the entry is pinned, the request is checked
+ * Life of a request: the binding makes an mp_request and submits it -> the entry is pinned, the request is checked
  * against the model (loading it first if necessary) and queued or refused -> a worker admits it, plans, leases CPUs
  * and takes steps -> the ticket gets its one terminal status and its waiters wake -> the caller reads the result and
  * releases the ticket.
@@ -33,7 +33,7 @@ typedef enum mp_policy { /* which worker of a model takes a request */
 bool mp_policy_from_name(const char *name, mp_policy *policy); /* "shared", ... */
 const char *mp_policy_name(mp_policy policy);
 
-enum { MP_LANE_INTERACTIVE, MP_LANE_BULK, MP_LANE_COUNT }; /* service classes; queues are bounded per class */
+enum { MP_SERVICE_INTERACTIVE, MP_SERVICE_BULK, MP_SERVICE_COUNT }; /* service classes; queues are bounded per class */
 
 typedef struct mp_chaos_rule { /* chances, 0 to 1, with a sum of at most 1; all 0 = off. See chaos.h */
     uint64_t seed;
@@ -43,7 +43,7 @@ typedef struct mp_chaos_rule { /* chances, 0 to 1, with a sum of at most 1; all 
 typedef struct mp_registry_config { /* 0 = default */
     /* Compute threads and bytes belong to the process and are shared by all registries that leave these at 0. A
      * registry that sets one has an allocator of its own, which the others do not see. */
-    int lanes;               /* compute threads in all; default: MPOOL_THREADS, or the CPUs this process may use */
+    int threads;             /* compute threads in all; default: MPOOL_THREADS, or the CPUs this process may use */
     uint64_t memory_limit;   /* bytes; default: the rule of governor.h */
     uint64_t step_budget_ns; /* default: MPOOL_STEP_BUDGET_MS */
     /* how long a worker or a caller spins before it parks; default: MPOOL_SPIN_US; 1 = never spin */
@@ -58,9 +58,10 @@ typedef struct mp_registry_config { /* 0 = default */
     uint64_t batch_wait_ns;        /* how long an idle worker waits for more requests; default 0 */
     int max_workers;               /* per model; default 4 */
     mp_policy policy[MP_CAPABILITY_COUNT];                    /* default: capabilities.def */
-    int queue_capacity[MP_CAPABILITY_COUNT][MP_LANE_COUNT];   /* queued requests per model; default: capabilities.def */
+    int queue_capacity[MP_CAPABILITY_COUNT]
+                      [MP_SERVICE_COUNT]; /* queued requests per model; default: capabilities.def */
     int breaker_threshold; /* faults within the window that open a model's circuit breaker; default 5; -1 = never */
-    uint64_t breaker_window_ns, breaker_rest_ns; /* default 60 s, 60 s */
+    uint64_t breaker_window_ns, breaker_backoff_ns; /* default 60 s, 60 s */
     mp_chaos_rule chaos;
     /* Lets the patience of requests that set none grow with the queue: to three times the predicted wait, at least
      * patience_ns and at most MP_PATIENCE_SCALE times patience_ns. */
@@ -131,9 +132,9 @@ typedef struct mp_entry_info {
     mp_policy policy;
     /* workers that serve; with active requests; abandoned ones whose threads have not returned */
     int workers, busy, dead, queued, running;
-    int waiting[MP_LANE_COUNT], capacity[MP_LANE_COUNT]; /* of the queue, per service class */
+    int waiting[MP_SERVICE_COUNT], capacity[MP_SERVICE_COUNT]; /* of the queue, per service class */
     double arrivals; /* requests per second; 0 = unknown, or predictive scaling is off */
-    int foreseen;    /* workers predicted for them; 0 as above */
+    int predicted;   /* workers predicted for them; 0 as above */
     bool pinned;
     uint64_t model_bytes, engine_bytes, calls, errors, idle_ns, keep_alive_ns;
     uint64_t predicted_bytes; /* predicted size of the model before it was loaded */
@@ -149,7 +150,7 @@ void mp_registry_visit(mp_registry *registry, void (*visit)(void *arg, const mp_
 
 typedef struct mp_registry_stats {
     uint64_t memory_limit, memory_used, bytes_by_tag[MP_TAG_COUNT];
-    int lanes, lanes_leased;
+    int threads, threads_leased;
     const char *pressure; /* "low", "normal", "high", "critical" */
 #define MP_METRIC(name, meaning) uint64_t name;
 #include "registry/metrics.def"
@@ -166,7 +167,7 @@ typedef struct mp_submit_options {
     uint64_t patience_ns;
     uint64_t keep_alive_ns; /* new keep-alive of the model; 0 = unchanged */
     uint8_t priority;       /* 0 = critical, high, normal, low, 4 = batch */
-    uint8_t lane;           /* MP_LANE_INTERACTIVE or MP_LANE_BULK */
+    uint8_t service_class;  /* MP_SERVICE_INTERACTIVE or MP_SERVICE_BULK */
     mp_policy policy;       /* default: the model's policy */
     uint32_t tenant;        /* callers that together get one fair share; 0 = callers that name no tenant */
     bool fail_fast; /* return OVERLOADED at once if the queue is full; else submit waits until the deadline */
@@ -179,7 +180,7 @@ typedef struct mp_submit_options {
 /* Takes ownership of `call`, also on failure. Returns as soon as the request is queued. The thread of the first
  * worker loads a cold model; a load that fails ends the ticket with its cause. SEND: the model was removed while the
  * request waited for room in the queue. */
-mp_status mp_registry_submit(mp_registry *registry, const char *key, mp_call *call, const mp_submit_options *options,
+mp_status mp_registry_submit(mp_registry *registry, const char *key, mp_request *call, const mp_submit_options *options,
                              mp_ticket **ticket, mp_error *error);
 
 /* Drops a caller's reference. If it was the last caller's and the ticket is not done, cancels it. NULL is legal. */
@@ -197,7 +198,7 @@ void mp_ticket_cancel(mp_ticket *ticket);
 /* Says that the caller wrote something into the request that its engine may wait for: a grammar mask. Never blocks. */
 void mp_ticket_wake(mp_ticket *ticket);
 /* Returns the request with its result; valid while the reference is held. */
-mp_call *mp_ticket_call(mp_ticket *ticket);
+mp_request *mp_ticket_request(mp_ticket *ticket);
 /* Times of the monotonic clock: submitted, first step began, done. 0 = not yet. */
 void mp_ticket_times(mp_ticket *ticket, uint64_t *submitted_ns, uint64_t *started_ns, uint64_t *finished_ns);
 /* Returns the number of requests ahead in the queue; -1 once active or done. *eta_ns (NULL allowed): predicted time

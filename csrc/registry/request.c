@@ -80,12 +80,12 @@ mp_ticket_retry mp_ticket_next_retry(const mp_ticket *ticket, bool spare) {
 
 /* --- life --- */
 
-mp_status mp_ticket_create(mp_entry *entry, mp_call *call, const mp_submit_options *options, mp_ticket **ticket_out,
+mp_status mp_ticket_create(mp_entry *entry, mp_request *call, const mp_submit_options *options, mp_ticket **ticket_out,
                            mp_error *error) {
     *ticket_out = NULL;
     mp_ticket *ticket = mp_alloc_zeroed(sizeof(*ticket), MP_TAG_REQUEST);
     if (!ticket) {
-        mp_call_destroy(call);
+        mp_request_destroy(call);
         return mp_fail_memory(error, sizeof(*ticket), "a ticket");
     }
     ticket->entry = mp_entry_pin(entry);
@@ -93,7 +93,7 @@ mp_status mp_ticket_create(mp_entry *entry, mp_call *call, const mp_submit_optio
     ticket->item.ticket = ticket;
     ticket->item.call = call;
     ticket->item.priority = options->priority;
-    ticket->item.lane = options->lane;
+    ticket->item.service_class = options->service_class;
     ticket->item.tenant = options->tenant;
     ticket->item.deadline_ns = options->deadline_ns;
     ticket->patience_ns = options->patience_ns ? options->patience_ns : entry->services->patience_ns;
@@ -102,7 +102,7 @@ mp_status mp_ticket_create(mp_entry *entry, mp_call *call, const mp_submit_optio
     ticket->stretches = !options->patience_ns && ticket->patience_ns && entry->services->scale_timeout;
     ticket->policy = options->policy;
     uint64_t now = mp_sys_now_ns();
-    mp_queue_node_init(&ticket->node, options->priority, options->lane, options->tenant, now);
+    mp_queue_node_init(&ticket->node, options->priority, options->service_class, options->tenant, now);
     atomic_init(&ticket->references, 2);
     atomic_init(&ticket->callers, 1);
     atomic_init(&ticket->submitted_ns, now);
@@ -138,7 +138,7 @@ static void unref(mp_ticket *ticket) {
         mp_cond_deinit(&ticket->changed);
         mp_mutex_deinit(&ticket->lock);
     }
-    mp_call_destroy(ticket->item.call);
+    mp_request_destroy(ticket->item.call);
     mp_entry_unpin(ticket->entry);
     mp_free(ticket);
 }
@@ -298,7 +298,7 @@ mp_status mp_ticket_status(mp_ticket *ticket, mp_error *error) {
     return ticket->status;
 }
 
-mp_call *mp_ticket_call(mp_ticket *ticket) { return ticket->item.call; }
+mp_request *mp_ticket_request(mp_ticket *ticket) { return ticket->item.call; }
 
 void mp_ticket_times(mp_ticket *ticket, uint64_t *submitted_ns, uint64_t *started_ns, uint64_t *finished_ns) {
     *submitted_ns = atomic_load_explicit(&ticket->submitted_ns, memory_order_relaxed);

@@ -27,7 +27,7 @@
  *
  *   fault  a step failed for a reason that a retry may avoid. In USED it ends the request.
  *   kill   another program killed the worker process (mp_engine.outside) and the request can continue where it was
- *          (mp_call.goes_on). A kill of a request that cannot continue is a fault.
+ *          (mp_request.goes_on). A kill of a request that cannot continue is a fault.
  *
  *   In EXHAUSTED both end the request.
  *
@@ -124,7 +124,7 @@ static inline bool mp_ticket_is_suspect(const mp_ticket *ticket) {
 
 /* Takes ownership of `call`, also on failure. Owns a reference to the entry. The ticket has two references: the
  * caller's and the pool's. */
-mp_status mp_ticket_create(mp_entry *entry, mp_call *call, const mp_submit_options *options, mp_ticket **ticket,
+mp_status mp_ticket_create(mp_entry *entry, mp_request *call, const mp_submit_options *options, mp_ticket **ticket,
                            mp_error *error);
 /* Moves a ticket that did not reach this entry's queue to another entry. */
 void mp_ticket_move(mp_ticket *ticket, mp_entry *entry);

@@ -127,7 +127,7 @@ static void put_back_fresh(mp_worker *w, int from) {
         ticket->next = cancelled;
         cancelled = ticket;
     }
-    mp_dispatch_ring_all(entry);
+    mp_dispatch_wake_all(entry);
     mp_mutex_unlock(&entry->lock);
     mp_entry_finish_list(entry, cancelled, NULL);
 }
@@ -140,7 +140,7 @@ static void preempt(mp_worker *w, mp_ticket *ticket, mp_metric counted) {
         w->engine->ops->preempt(w->engine, &ticket->item);
     mp_mutex_lock(&entry->lock);
     bool waits = requeue(w, ticket);
-    mp_dispatch_ring_all(entry);
+    mp_dispatch_wake_all(entry);
     mp_mutex_unlock(&entry->lock);
     if (waits)
         return;
@@ -188,7 +188,7 @@ static void wait_for_work(mp_worker *w, uint64_t until_ns) {
         if (due != MP_FOREVER)
             mp_maintenance_at(&services->maintenance, services->pool, due);
         mp_mutex_lock(&entry->lock);
-        if (w->rung || w->state == MP_WORKER_DEAD)
+        if (w->woken || w->state == MP_WORKER_DEAD)
             return;
     }
     mp_event_count_wait(&w->wake, &entry->lock, &rule, until_ns);
@@ -212,7 +212,7 @@ static bool take_work(mp_worker *w) {
         mp_mutex_lock(&entry->lock);
         if (w->state == MP_WORKER_DEAD)
             break;
-        w->rung = false;
+        w->woken = false;
         uint64_t until_ns = gather_until(w);
         if (w->retry_ns && mp_sys_now_ns() >= w->retry_ns) {
             w->memory_tight = false;
@@ -221,7 +221,7 @@ static bool take_work(mp_worker *w) {
         /* Shutdown has cancelled the active requests and emptied the queue. */
         if (w->fault.code != MP_OK) { /* pass its wake-ups on to other workers */
             w->leave = true;
-            mp_dispatch_ring_all(entry);
+            mp_dispatch_wake_all(entry);
         }
         bool over = entry->shutdown == MP_SHUTDOWN_QUITTING || w->fault.code != MP_OK;
         if (!over && !until_ns)
@@ -229,7 +229,7 @@ static bool take_work(mp_worker *w) {
         if (w->active_count) {
             if (w->state != MP_WORKER_PROCESSING)
                 mp_worker_set_state(w, MP_WORKER_PROCESSING);
-            mp_dispatch_ring_all(entry); /* requests that had this worker as their home may go to others */
+            mp_dispatch_wake_all(entry); /* requests that had this worker as their home may go to others */
             mp_guard guard = {0};
             bool scale = mp_dispatch_scale(entry, &guard); /* this worker may have been the last idle one */
             mp_mutex_unlock(&entry->lock);
@@ -274,7 +274,7 @@ static void charge(mp_worker *w, int n, uint64_t took_ns) {
     for (int i = 0; i < n; i++) {
         const mp_ticket *ticket = w->offered[i]->ticket;
         if (calls[ticket->node.flow]++ == 0)
-            weights += ticket->item.lane == MP_LANE_BULK ? 1 : BULK_WEIGHT;
+            weights += ticket->item.service_class == MP_SERVICE_BULK ? 1 : BULK_WEIGHT;
     }
     w->virtual_ns += took_ns * BULK_WEIGHT / weights;
     double amount = 0;
@@ -286,7 +286,7 @@ static void charge(mp_worker *w, int n, uint64_t took_ns) {
         double share = amount > 0 ? w->plan.amount[i] / amount : 1.0 / w->plan.count;
         uint64_t had = (uint64_t)((double)took_ns * share);
         w->clock_ns[flow] += had / (uint64_t)(calls[flow] ? calls[flow] : 1);
-        w->flow_ns[flow] += had * (ticket->item.lane == MP_LANE_BULK ? BULK_WEIGHT : 1);
+        w->flow_ns[flow] += had * (ticket->item.service_class == MP_SERVICE_BULK ? BULK_WEIGHT : 1);
         ticket->virtual_ns += had;
         ticket->had_ns += had;
     }
@@ -314,7 +314,7 @@ static void block_admission(mp_worker *w, bool again) {
     /* it was trimmed already; otherwise two workers that pass a request back and forth would ask each other for ever */
     w->lean = true;
     w->retry_ns = again ? mp_sys_now_ns() + MEMORY_AGAIN_MS * MS : 0;
-    mp_dispatch_ring_all(w->entry); /* requests with this worker as their home may go to the next one */
+    mp_dispatch_wake_all(w->entry); /* requests with this worker as their home may go to the next one */
 }
 
 static void admit_fresh(mp_worker *w) {
@@ -441,7 +441,7 @@ static int plan_step(mp_worker *w, int n, uint64_t budget_ns, bool *lost) {
     *lost = false;
     for (int turn = 0; !w->plan.count && !*lost && (count = offer(w, n, turn)) > 0; turn++) {
         offered = count;
-        w->plan.lanes = 1;
+        w->plan.threads = 1;
         w->plan.masks = w->plan.together = false;
         w->plan.cost_ns = 0;
         w->engine->ops->plan(w->engine, w->offered, count, budget_ns, &w->plan);
@@ -560,7 +560,7 @@ static void fail_item(mp_worker *w, mp_ticket *ticket, bool alone, bool *noted) 
     mp_count(entry->services, MP_METRIC_retries, 1);
     mp_mutex_lock(&entry->lock);
     bool waits = requeue(w, ticket);
-    mp_dispatch_ring_all(entry);
+    mp_dispatch_wake_all(entry);
     mp_dispatch_memory_free(entry);
     mp_mutex_unlock(&entry->lock);
     if (waits)
@@ -604,8 +604,8 @@ static void count_work(mp_worker *w) {
     mp_count(services, MP_METRIC_passes, work->passes - w->counted.passes);
     mp_count(services, MP_METRIC_rows, work->rows - w->counted.rows);
     mp_count(services, MP_METRIC_prefix_tokens, work->found - w->counted.found);
-    mp_count(services, MP_METRIC_guessed_tokens, work->guessed - w->counted.guessed);
-    mp_count(services, MP_METRIC_right_guesses, work->right - w->counted.right);
+    mp_count(services, MP_METRIC_guessed_tokens, work->drafted - w->counted.drafted);
+    mp_count(services, MP_METRIC_right_guesses, work->accepted - w->counted.accepted);
     w->counted = *work;
 }
 
@@ -615,7 +615,7 @@ static void count_work(mp_worker *w) {
 static void wait_for_masks(mp_worker *w) {
     mp_entry *entry = w->entry;
     mp_mutex_lock(&entry->lock);
-    bool over = w->rung || w->state == MP_WORKER_DEAD || mp_dispatch_offers(entry, w);
+    bool over = w->woken || w->state == MP_WORKER_DEAD || mp_dispatch_offers(entry, w);
     for (int i = 0; i < w->active_count; i++)
         over = over || atomic_load_explicit(&w->active[i]->cause, memory_order_relaxed) != 0;
     if (!over) {
@@ -644,7 +644,7 @@ static bool step(mp_worker *w) {
     bool alone = w->active_count == 1 && entry->queue.count == 0;
     mp_mutex_unlock(&entry->lock);
     uint64_t budget_ns = services->step_budget_ns;
-    if (alone && !mp_cores_contended(services->cores_seen))
+    if (alone && !mp_cpu_allocator_contended(services->allocator_pinned))
         budget_ns *= ALONE_FACTOR;
     bool lost;
     n = plan_step(w, n, budget_ns, &lost);
@@ -657,8 +657,8 @@ static bool step(mp_worker *w) {
         wait_for_masks(w);
         return true;
     }
-    int most = w->plan.together ? mp_cores_together(services->cores_seen) : w->plan.lanes;
-    if (!mp_worker_lease(w, w->plan.lanes < most ? w->plan.lanes : most))
+    int most = w->plan.together ? mp_cpu_allocator_barrier_threads(services->allocator_pinned) : w->plan.threads;
+    if (!mp_worker_lease(w, w->plan.threads < most ? w->plan.threads : most))
         return true; /* end cancelled requests first */
     w->lease.together = w->plan.together;
     uint64_t began_ns = mp_sys_now_ns();
@@ -676,7 +676,7 @@ static bool step(mp_worker *w) {
         w->engine->ops->step(w->engine, &w->lease, &w->plan, w->outcomes);
     }
     uint64_t now_ns = mp_sys_now_ns(), took_ns = now_ns - began_ns;
-    mp_worker_return_lanes(w);
+    mp_worker_return_threads(w);
     if (leave_step(w, n, live ? took_ns : 0))
         return false;
     if (!live)

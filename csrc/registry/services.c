@@ -28,7 +28,7 @@ const char *mp_policy_name(mp_policy policy) { return policy_names[policy]; }
 mp_status mp_services_check(const mp_registry_config *config, mp_error *error) {
     for (int i = 0; i < MP_CAPABILITY_COUNT; i++) {
         const mp_capability_row *row = mp_capability_get((mp_capability)i);
-        for (int j = 0; j < MP_LANE_COUNT; j++)
+        for (int j = 0; j < MP_SERVICE_COUNT; j++)
             if (config->queue_capacity[i][j] < 0)
                 return mp_fail(error, MP_INVALID_ARGUMENT,
                                "the queue capacity of %s must be at least 1, or 0 for the default of %d, got %d",
@@ -71,7 +71,7 @@ void mp_services_configure(mp_services *services, const mp_registry_config *conf
         .probes = 3,
         .successes = 3,
         .window_ns = mp_or_default(config->breaker_window_ns, 60000 * MS),
-        .rest_ns = mp_or_default(config->breaker_rest_ns, 60000 * MS),
+        .backoff_ns = mp_or_default(config->breaker_backoff_ns, 60000 * MS),
     };
     for (int i = 0; i < MP_CAPABILITY_COUNT; i++) {
         const mp_capability_row *row = mp_capability_get((mp_capability)i);
@@ -79,7 +79,7 @@ void mp_services_configure(mp_services *services, const mp_registry_config *conf
         services->policy_chosen[i] = config->policy[i] != MP_POLICY_DEFAULT;
         if (services->policy[i] == MP_POLICY_DEFAULT)
             mp_policy_from_name(row->policy, &services->policy[i]);
-        for (int j = 0; j < MP_LANE_COUNT; j++)
+        for (int j = 0; j < MP_SERVICE_COUNT; j++)
             services->queue_capacity[i][j] =
                 config->queue_capacity[i][j] ? config->queue_capacity[i][j] : row->queue_capacity[j];
     }
@@ -96,7 +96,7 @@ void mp_services_unpin(mp_services *services) {
     if (atomic_fetch_sub_explicit(&services->references, 1, memory_order_acq_rel) != 1)
         return;
     mp_governor_close(services->governor);
-    mp_cores_unpin(services->cores_seen);
+    mp_cpu_allocator_unpin(services->allocator_pinned);
     mp_maintenance_deinit(&services->maintenance);
     mp_quarantine_deinit(&services->quarantine);
     mp_free(services);

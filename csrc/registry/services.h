@@ -6,7 +6,7 @@
 #include <stdatomic.h>
 
 #include "registry/breaker.h"
-#include "registry/cores.h"
+#include "registry/cpu_allocator.h"
 #include "registry/governor.h"
 #include "registry/maintenance.h"
 #include "registry/quarantine.h"
@@ -31,10 +31,10 @@ typedef struct mp_services {
     _Atomic int references;
     uint64_t number; /* of the registry, unique in the process */
     /* NULL once the registry is closed; no worker exists then */
-    mp_cores *cores;
+    mp_cpu_allocator *allocator;
     mp_pool *pool;
     mp_governor *governor;
-    mp_cores *cores_seen; /* own reference: callers ask whether to spin until the last ticket is gone */
+    mp_cpu_allocator *allocator_pinned; /* own reference: callers ask whether to spin until the last ticket is gone */
     mp_maintenance maintenance;
     /* configuration; constant */
     uint64_t step_budget_ns, spin_ns, load_timeout_ns, load_ceiling_ns, stall_timeout_ns, keep_alive_ns, batch_wait_ns,
@@ -42,7 +42,7 @@ typedef struct mp_services {
     int max_workers;
     mp_policy policy[MP_CAPABILITY_COUNT];
     bool policy_chosen[MP_CAPABILITY_COUNT]; /* set by the configuration: the loader's own wish is ignored */
-    int queue_capacity[MP_CAPABILITY_COUNT][MP_LANE_COUNT];
+    int queue_capacity[MP_CAPABILITY_COUNT][MP_SERVICE_COUNT];
     mp_breaker_rule breaker;
     mp_chaos_rule chaos;
     bool predictive_scaling, scale_timeout;

@@ -128,7 +128,7 @@ mp_status mp_entry_submit(mp_entry *entry, mp_ticket *ticket, const mp_submit_op
             ticket->home = ticket->policy == MP_POLICY_P2C ? mp_dispatch_home(entry) : NULL;
             if (options->keep_alive_ns)
                 entry->keep_alive_ns = options->keep_alive_ns;
-            mp_dispatch_ring(entry, ticket);
+            mp_dispatch_wake(entry, ticket);
             start = mp_entry_begin(entry) || mp_dispatch_scale(entry, &guard) || mp_dispatch_foresee(entry, &guard);
             break;
         }

@@ -69,11 +69,11 @@ static mp_worker *find_stuck(mp_entry *entry, uint64_t now_ns, uint64_t *next, m
             uint64_t beat = atomic_load_explicit(&worker->progress.beat_ns, memory_order_acquire);
             const char *stage = atomic_load_explicit(&worker->progress.stage, memory_order_acquire);
             if (beat == 0) { /* it waits for other threads, which is not its fault */
-                worker->watch.looked_ns = now_ns;
+                worker->watch.checked_ns = now_ns;
                 credit_load(entry, now_ns);
             } else {
                 credit_load(entry, beat);
-                bool silent = mp_watch_look(&worker->watch, beat, now_ns, limit);
+                bool silent = mp_watch_check(&worker->watch, beat, now_ns, limit);
                 if (!worker->moving && (silent || worker->watch.total_ns >= services->load_ceiling_ns)) {
                     mp_fail(error, MP_SPAWN_TIMEOUT, "%s: the load %s %.3g s (stage: %s)", entry->key,
                             silent ? "made no progress for" : "did not end within",
@@ -85,7 +85,7 @@ static mp_worker *find_stuck(mp_entry *entry, uint64_t now_ns, uint64_t *next, m
         } else if (worker->in_step) {
             uint64_t limit = services->stall_timeout_ns;
             uint64_t beat = atomic_load_explicit(&worker->lease.heartbeat, memory_order_relaxed);
-            if (mp_watch_look(&worker->watch, beat, now_ns, limit) && !worker->moving) {
+            if (mp_watch_check(&worker->watch, beat, now_ns, limit) && !worker->moving) {
                 mp_fail(error, MP_RECV, "%s: worker %u showed no sign of life for %.3g s in a step", entry->key,
                         worker->id, (double)limit * 1e-9);
                 return worker;
@@ -112,14 +112,14 @@ static void abandon_stuck(mp_entry *entry, mp_worker *worker, const mp_error *er
     /* before any thread can see that they wait for no worker */
     if (loading || (entry->health == MP_HEALTH_BROKEN && last))
         list = mp_entry_take_queue(entry);
-    mp_worker_set_apart(worker, error);
+    mp_worker_abandon(worker, error);
     mp_mutex_unlock(&entry->lock);
     mp_entry_finish_list(entry, list, &failure);
     if (loading) {
         mp_count(entry->services, MP_METRIC_load_failures, 1);
         entry->services->event(entry->services->registry, entry, MP_ENTRY_LOAD_FAILED);
     }
-    mp_entry_settle(entry, NULL);
+    mp_entry_finalize(entry, NULL);
     mp_mutex_lock(&entry->lock);
 }
 
@@ -131,20 +131,20 @@ static void retire_idle(mp_entry *entry, uint64_t now_ns, uint64_t *next) {
         sooner(next, now_ns + SWEEP_AGAIN_NS);
         return;
     }
-    int stay = 0, foreseen = mp_dispatch_foreseen(entry, now_ns);
+    int stay = 0, predicted = mp_dispatch_predicted(entry, now_ns);
     for (int i = 0; i < entry->worker_count; i++)
         stay += mp_worker_serves(entry->workers[i]) && !entry->workers[i]->leave;
     for (;;) { /* find the worker that is idle for longest */
         mp_worker *oldest = NULL;
         for (int i = 0; i < entry->worker_count; i++) {
             mp_worker *worker = entry->workers[i];
-            if (mp_worker_idles(worker) && !worker->leave && !worker->rung &&
+            if (mp_worker_idles(worker) && !worker->leave && !worker->woken &&
                 (!oldest || worker->idle_since_ns < oldest->idle_since_ns))
                 oldest = worker;
         }
         if (!oldest || (entry->pinned && stay == 1))
             return;
-        if (stay > 1 && stay <= foreseen) { /* the forecast would start it again */
+        if (stay > 1 && stay <= predicted) { /* the forecast would start it again */
             sooner(next, now_ns + SWEEP_AGAIN_NS);
             return;
         }
@@ -154,7 +154,7 @@ static void retire_idle(mp_entry *entry, uint64_t now_ns, uint64_t *next) {
             return;
         }
         oldest->leave = true;
-        mp_worker_ring(oldest);
+        mp_worker_wake(oldest);
         stay--;
     }
 }
@@ -183,6 +183,6 @@ uint64_t mp_entry_sweep(mp_entry *entry, uint64_t now_ns) {
         mp_entry_launch(entry, (mp_guard){0});
     mp_entry_finish_list(entry, expired, NULL);
     if (idle)
-        mp_entry_settle(entry, NULL);
+        mp_entry_finalize(entry, NULL);
     return next;
 }

@@ -66,11 +66,11 @@ void mp_resident_unpin(mp_resident *resident) {
 
 /* --- signs of life --- */
 
-void mp_watch_reset(mp_watch *watch, uint64_t now_ns) { *watch = (mp_watch){.looked_ns = now_ns}; }
+void mp_watch_reset(mp_watch *watch, uint64_t now_ns) { *watch = (mp_watch){.checked_ns = now_ns}; }
 
-bool mp_watch_look(mp_watch *watch, uint64_t beat, uint64_t now_ns, uint64_t limit_ns) {
-    uint64_t passed = now_ns > watch->looked_ns ? now_ns - watch->looked_ns : 0;
-    watch->looked_ns = now_ns;
+bool mp_watch_check(mp_watch *watch, uint64_t beat, uint64_t now_ns, uint64_t limit_ns) {
+    uint64_t passed = now_ns > watch->checked_ns ? now_ns - watch->checked_ns : 0;
+    watch->checked_ns = now_ns;
     if (passed > limit_ns / 2)
         passed = limit_ns / 2;
     watch->total_ns += passed;
@@ -92,7 +92,7 @@ mp_status mp_worker_create(mp_entry *entry, mp_worker **worker_out, mp_error *er
     if (!worker)
         return mp_fail_memory(error, sizeof(*worker), "a worker");
     worker->entry = mp_entry_pin(entry);
-    worker->home = mp_cores_settle(entry->services->cores_seen);
+    worker->home = mp_cpu_allocator_assign_home(entry->services->allocator_pinned);
     worker->id = atomic_fetch_add_explicit(&number, 1, memory_order_relaxed) + 1;
     worker->state = MP_WORKER_SPAWNING;
     worker->idle_since_ns = mp_sys_now_ns();
@@ -103,14 +103,14 @@ mp_status mp_worker_create(mp_entry *entry, mp_worker **worker_out, mp_error *er
 }
 
 void mp_worker_destroy(mp_worker *worker) {
-    assert(!worker->engine && !worker->resident && !worker->guard.governor && !worker->lanes);
-    mp_cores_unsettle(worker->entry->services->cores_seen, worker->home);
+    assert(!worker->engine && !worker->resident && !worker->guard.governor && !worker->threads);
+    mp_cpu_allocator_release_home(worker->entry->services->allocator_pinned, worker->home);
     mp_entry_unpin(worker->entry);
     mp_free(worker);
 }
 
-void mp_worker_ring(mp_worker *worker) {
-    worker->rung = true;
+void mp_worker_wake(mp_worker *worker) {
+    worker->woken = true;
     mp_event_count_notify(&worker->wake); /* under the lock, because the worker may be freed right after it */
 }
 
@@ -132,27 +132,27 @@ static bool plan_is_stale(void *arg) {
 
 bool mp_worker_lease(mp_worker *worker, int want) {
     mp_entry *entry = worker->entry;
-    mp_cores *cores = entry->services->cores_seen;
+    mp_cpu_allocator *allocator = entry->services->allocator_pinned;
     bool lend = worker->engine && worker->engine->process;
-    if (!(lend ? mp_cores_lend : mp_cores_lease)(cores, worker->home, want, &worker->lease, &worker->at,
-                                                 plan_is_stale, worker))
+    if (!(lend ? mp_cpu_allocator_lend : mp_cpu_allocator_lease)(allocator, worker->home, want, &worker->lease,
+                                                                 &worker->at, plan_is_stale, worker))
         return false;
     worker->lease.cancelled = &worker->step_cancelled;
     mp_mutex_lock(&entry->lock);
-    worker->lanes = worker->lease.lanes;
+    worker->threads = worker->lease.threads;
     worker->moving = false;
     mp_mutex_unlock(&entry->lock);
     return true;
 }
 
-void mp_worker_return_lanes(mp_worker *worker) {
+void mp_worker_return_threads(mp_worker *worker) {
     mp_entry *entry = worker->entry;
     mp_mutex_lock(&entry->lock);
-    bool forfeited = worker->lanes == 0;
-    worker->lanes = 0;
+    bool forfeited = worker->threads == 0;
+    worker->threads = 0;
     worker->moving = !forfeited; /* until the thread takes the lock again */
     mp_mutex_unlock(&entry->lock);
-    mp_cores_return(entry->services->cores_seen, &worker->lease, &worker->at, forfeited);
+    mp_cpu_allocator_return(entry->services->allocator_pinned, &worker->lease, &worker->at, forfeited);
 }
 
 void mp_worker_set_runnable(mp_worker *worker, bool runnable) {
@@ -161,11 +161,11 @@ void mp_worker_set_runnable(mp_worker *worker, bool runnable) {
     bool changes = worker->state != MP_WORKER_DEAD && worker->runnable != runnable;
     if (changes)
         worker->runnable = runnable;
-    /* Under the lock: a thread that abandons this worker now calls mp_cores_leave for it. */
+    /* Under the lock: a thread that abandons this worker now calls mp_cpu_allocator_leave for it. */
     if (changes && runnable)
-        mp_cores_enter(entry->services->cores_seen);
+        mp_cpu_allocator_enter(entry->services->allocator_pinned);
     else if (changes)
-        mp_cores_leave(entry->services->cores_seen);
+        mp_cpu_allocator_leave(entry->services->allocator_pinned);
     mp_mutex_unlock(&entry->lock);
 }
 
@@ -174,7 +174,7 @@ void mp_worker_set_runnable(mp_worker *worker, bool runnable) {
 void mp_worker_run(void *arg) {
     mp_worker *worker = arg;
     mp_services *services = worker->entry->services;
-    mp_alloc_prefer_node(mp_cores_node_memory(services->cores_seen, worker->home));
+    mp_alloc_prefer_node(mp_cpu_allocator_node_memory(services->allocator_pinned, worker->home));
     atomic_fetch_add_explicit(&services->resident, 1, memory_order_relaxed);
     if (mp_worker_start(worker))
         mp_worker_serve(worker);
@@ -183,20 +183,20 @@ void mp_worker_run(void *arg) {
     mp_alloc_prefer_node(-1);
 }
 
-void mp_worker_set_apart(mp_worker *worker, const mp_error *error) {
+void mp_worker_abandon(mp_worker *worker, const mp_error *error) {
     mp_entry *entry = worker->entry;
     mp_services *services = entry->services;
-    int lanes = worker->lanes, count = worker->active_count, in_it = 0;
+    int threads = worker->threads, count = worker->active_count, in_it = 0;
     bool runnable = worker->runnable, in_step[MP_ACTIVE_MAX];
-    mp_lanes at = lanes ? worker->at : (mp_lanes){0};
-    worker->lanes = 0;
+    mp_core_lease at = threads ? worker->at : (mp_core_lease){0};
+    worker->threads = 0;
     worker->runnable = false;
     mp_worker_set_state(worker, MP_WORKER_DEAD);
     mp_entry_unlist_worker(entry, worker);
     mp_dispatch_memory_free(entry); /* no other worker has to wait for its requests any more */
     mp_dispatch_forget(entry, worker);
     worker->concluding = true; /* if its thread returns now, it waits until this one has finished with the tickets */
-    entry->apart++;
+    entry->abandoned++;
     for (int i = 0; i < count; i++)
         worker->active[i]->worker = NULL;
     for (int i = 0; i < count; i++) {
@@ -211,10 +211,10 @@ void mp_worker_set_apart(mp_worker *worker, const mp_error *error) {
     mp_log(MP_LOG_ERROR, "Worker %u for %s is abandoned: %s", worker->id, entry->key, error->message);
     mp_count(services, MP_METRIC_workers_dead, 1);
     mp_events_post(MP_EVENT_FAIL, services->number, entry->key, worker->id, NULL, error->code);
-    if (lanes)
-        mp_cores_forfeit(services->cores_seen, &at);
+    if (threads)
+        mp_cpu_allocator_write_off(services->allocator_pinned, &at);
     if (runnable)
-        mp_cores_leave(services->cores_seen);
+        mp_cpu_allocator_leave(services->allocator_pinned);
     mp_pool_disown(services->pool, worker);
     for (int i = 0; i < count; i++) {
         if (in_step[i] && error->code == MP_RECV)

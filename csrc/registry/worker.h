@@ -21,7 +21,7 @@
 #ifndef MP_REGISTRY_WORKER_H
 #define MP_REGISTRY_WORKER_H
 
-#include "registry/cores.h"
+#include "registry/cpu_allocator.h"
 #include "registry/governor.h"
 #include "registry/request.h"
 #include "registry/state_machine.h"
@@ -56,23 +56,23 @@ enum { MP_ACTIVE_MAX = MP_PLAN_MAX };
 /* Detects missing progress. Elapsed time counts only between two checks, and one check counts for at most half the
  * limit, so that a clock that jumps abandons no worker. */
 typedef struct mp_watch {
-    uint64_t beat, looked_ns;
+    uint64_t beat, checked_ns;
     uint64_t silent_ns, total_ns; /* since the last progress; since the watch began */
 } mp_watch;
 void mp_watch_reset(mp_watch *watch, uint64_t now_ns);
 /* Returns true if `beat` has not changed for `limit_ns`. */
-bool mp_watch_look(mp_watch *watch, uint64_t beat, uint64_t now_ns, uint64_t limit_ns);
+bool mp_watch_check(mp_watch *watch, uint64_t beat, uint64_t now_ns, uint64_t limit_ns);
 
 typedef struct mp_worker {
     mp_entry *entry; /* owns a reference */
     uint32_t id;     /* unique among all workers of the process */
-    int home;        /* index of its memory node, see cores.h */
+    int home;        /* index of its memory node, see cpu_allocator.h */
     uint32_t number; /* number of workers of the entry that were listed before it */
 
     /* guarded by: the entry's lock */
     mp_worker_state state;
     mp_event_count wake;              /* notified under the lock */
-    bool rung;                        /* woken, and has not checked the queue since */
+    bool woken;                       /* woken, and has not checked the queue since */
     bool waits;                       /* waits for grammar masks of all its requests: wake it when anything changes */
     bool leave;                       /* told to leave once no request is active */
     bool concluding;                  /* another thread is abandoning it */
@@ -84,8 +84,8 @@ typedef struct mp_worker {
     bool memory_tight; /* the engine refused a request for memory: admit none before another has left */
     int step_live;     /* items of the running step that are not cancelled */
     bool in_step;
-    int lanes;     /* compute threads leased; 0 = none, or taken from an abandoned worker */
-    mp_lanes at;   /* the leased CPUs; written before `lanes` and constant while it is not 0 */
+    int threads;      /* compute threads leased; 0 = none, or taken from an abandoned worker */
+    mp_core_lease at; /* the leased CPUs; written before `lanes` and constant while it is not 0 */
     bool moving;   /* it may lease more than `lanes` says, for a short time: do not abandon it now */
     bool runnable; /* counted among the workers that share the CPUs */
     uint64_t idle_since_ns;
@@ -129,7 +129,7 @@ void mp_worker_run(void *worker); /* the job; frees the worker when it ends */
 /* For the worker's thread; must not hold a lock. Leases CPUs for a step or a load, and returns them. Returns false,
  * with nothing leased, if a planned request or the load was cancelled meanwhile. */
 bool mp_worker_lease(mp_worker *worker, int want);
-void mp_worker_return_lanes(mp_worker *worker);
+void mp_worker_return_threads(mp_worker *worker);
 /* Says whether the worker has work, so that it gets a share of the CPUs. */
 void mp_worker_set_runnable(mp_worker *worker, bool runnable);
 
@@ -145,9 +145,9 @@ static inline bool mp_worker_serves(const mp_worker *worker) {
 static inline bool mp_worker_idles(const mp_worker *worker) {
     return worker->state == MP_WORKER_READY || worker->state == MP_WORKER_IDLE;
 }
-void mp_worker_ring(mp_worker *worker);
+void mp_worker_wake(mp_worker *worker);
 /* Must hold the entry's lock; unlocks it meanwhile. Abandons a worker that makes no progress: unlists it, ends its
  * requests with `error` and gives its compute threads to others. */
-void mp_worker_set_apart(mp_worker *worker, const mp_error *error);
+void mp_worker_abandon(mp_worker *worker, const mp_error *error);
 
 #endif

@@ -1,6 +1,6 @@
 """The command ``mpool``.
 
-Exit codes: 0 done; 1 failed, with the reason and what to do on standard error; 2 wrong usage; 130 interrupted.
+Exit codes: 0 success; 1 failure, with the reason and a hint on standard error; 2 wrong usage; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -8,12 +8,16 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..errors import MpoolError
 
 FAILED, INTERRUPTED = 1, 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line.
+    """Run the command line.
 
     Args:
         argv: arguments after the program's name; None: those of this process.
@@ -43,10 +47,10 @@ def _run(argv: Sequence[str] | None) -> int:
         sys.stdout.flush()
         return code
     except MpoolError as error:
-        print(f"mpool: {error}", file=sys.stderr)
+        print(f"mpool: {_text_of(error, arguments)}", file=sys.stderr)
         return FAILED
     except BrokenPipeError:
-        # whoever read our output has enough; without this, Python complains when it flushes at exit
+        # the reader of the output is gone; a plain descriptor keeps Python from failing when it flushes at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except UnicodeDecodeError as error:
@@ -59,15 +63,25 @@ def _run(argv: Sequence[str] | None) -> int:
         return FAILED
 
 
+def _text_of(error: MpoolError, arguments: object) -> str:
+    """The text of an error, which names a command-line option as it is written there."""
+    if None in (error.param, error.got, error.allowed) or not hasattr(arguments, str(error.param)):
+        return str(error)
+    text = f"--{str(error.param).replace('_', '-')} must be {error.allowed}, got {error.got}"
+    if error.key is not None:
+        text = f"{error.key}: {text}"
+    return f"{text}. {error.hint}" if error.hint else text
+
+
 def _follows_interrupt(error: BaseException | None) -> bool:
-    """Whether an error was made of a Ctrl-C, as code does that is interrupted while it is imported."""
+    """True if a KeyboardInterrupt caused the error: an interrupted import raises an ImportError."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None
 
 
 def _prepare(arguments: object) -> None:
-    """Streams that take any character, and log records where ``--verbose`` wants them."""
+    """Make the standard streams accept any character, and log to standard error with ``--verbose``."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
@@ -79,7 +93,7 @@ def _prepare(arguments: object) -> None:
 
         logging.basicConfig(level=logging.DEBUG if verbose > 1 else logging.INFO,
                             format="%(levelname)s %(name)s: %(message)s")
-        if verbose == 1:  # what other libraries have to say is for -vv
+        if verbose == 1:  # records of other libraries need -vv
             logging.getLogger().setLevel(logging.WARNING)
             logging.getLogger("mpool").setLevel(logging.INFO)
 

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def capture(arguments: argparse.Namespace) -> int:
-    """Runs ``mpool capture``. What is captured can be repeated, so the likeliest token is taken unless it is told."""
-    from ..debug.captures import Capture
+    """Run ``mpool capture``. The default temperature is 0: a capture must be repeatable."""
     from ..errors import FileError, InvalidArgument
+    from ..tasks.captures import Capture
 
     for name in ("prompt", "out"):
         if getattr(arguments, name) is None:
@@ -31,16 +31,16 @@ def capture(arguments: argparse.Namespace) -> int:
         found.flush()
     say(for_output(done.text, sys.stdout))
     if not found.written:
-        raise FileError(f"the records could not be written to {found.path}")
+        raise FileError(f"{found.path}: the records could not be written")
     if found.dropped:
-        note(f"mpool: {found.dropped} records had no room (--records)")
+        note(f"mpool: {found.dropped} records were dropped; raise --records")
     count = done.usage.completion_tokens
     note(f"{'1 token, its' if count == 1 else f'{count} tokens, their'} records in {found.path}")
     return 0
 
 
 def compare(arguments: argparse.Namespace) -> int:
-    """Runs ``mpool capture compare``; the exit code is 1 if they are further apart than allowed."""
+    """Run ``mpool capture compare``. The exit code is 1 if the captures differ by more than allowed."""
     from ..debug.comparing import GRADES, compare_captures
 
     found = compare_captures(arguments.first, arguments.second, tokens=arguments.tokens)
@@ -55,7 +55,7 @@ def compare(arguments: argparse.Namespace) -> int:
 
 
 def _job(row: CaptureDifference) -> str:
-    return row.job_id if row.call == 1 else f"{row.job_id} (call {row.call})"
+    return row.job_id if row.call == 1 else f"{row.job_id} (request {row.call})"
 
 
 def _print(found: CaptureComparison) -> None:

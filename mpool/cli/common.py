@@ -1,4 +1,4 @@
-"""What the commands share: a pool as the options ask for it, and writing for people."""
+"""Shared code of the commands: a pool from the options, and output for people."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from ..pool import Pool
     from ..results import Completion
 
-#: Control characters that could move a terminal's cursor or change its settings; a model can be made to write them.
+#: Control characters that could move a terminal's cursor or change its settings: a prompt can make a model write them.
 _UNPRINTABLE = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
 def make_pool(arguments: argparse.Namespace) -> Pool:
-    """A pool with the limits of ``--threads`` and ``--offline``."""
+    """Make a pool with ``--threads`` and ``--offline``."""
     from ..config import PoolConfig
     from ..pool import Pool
 
@@ -27,22 +27,22 @@ def make_pool(arguments: argparse.Namespace) -> Pool:
 
 
 def for_output(text: str, stream: TextIO) -> str:
-    """A model's text, made harmless if a terminal is going to read it."""
+    """Replace the control characters in a model's text if it goes to a terminal."""
     return text.translate(_UNPRINTABLE) if stream.isatty() else text
 
 
 def say(text: str = "", stream: TextIO | None = None) -> None:
-    """A line for people, at once."""
+    """Print a line and flush."""
     print(text, file=stream or sys.stdout, flush=True)
 
 
 def note(text: str) -> None:
-    """A line that is no part of the output: to standard error."""
+    """Print a line that is not part of the output to standard error."""
     say(text, sys.stderr)
 
 
 def print_json(value: Any) -> None:
-    """Strict JSON for programs: numbers that JSON has no word for are null."""
+    """Print strict JSON: NaN and infinities become null."""
     print(json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False))
 
 
@@ -55,14 +55,14 @@ def _finite(value: Any) -> Any:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Columns, as wide as what they hold."""
+    """Format rows as columns."""
     lines = [tuple(head), *map(tuple, rows)]
     widths = [max(len(line[at]) for line in lines) for at in range(len(head))]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines)
 
 
 def size_of(found: Resolved) -> int:
-    """Bytes of a model's files; those of a local one are what it is read from."""
+    """Bytes of a model's files."""
     import os
 
     if found.files:
@@ -74,19 +74,19 @@ def size_of(found: Resolved) -> int:
 
 
 def speed(done: Completion) -> tuple[float, float]:
-    """Tokens a second of a completion: reading its prompt, and writing. 0 where too little was done to tell."""
+    """Prefill and decode speed of a completion in tokens per second; 0: too few tokens to measure."""
     read = done.usage.prompt_tokens - done.usage.cached_tokens
-    written = done.usage.completion_tokens - len(done.choices)  # the first ones come with the prompt
+    written = done.usage.completion_tokens - len(done.choices)  # the prefill gives the first token of each
     return (read / done.timings.prompt if done.timings.prompt > 0 else 0.0,
             written / done.timings.generation if done.timings.generation > 0 and written > 0 else 0.0)
 
 
 def stats_line(done: Completion) -> str:
-    """How fast a completion was, for people."""
+    """Token counts and speed of a completion, for people."""
     usage, timings = done.usage, done.timings
     reading, writing = speed(done)
-    parts = [f"{usage.prompt_tokens} tokens of prompt in {timings.prompt:.3f} s ({reading:,.0f}/s)",
-             f"{usage.completion_tokens} written" + (f" at {writing:,.1f}/s" if writing else "")]
+    parts = [f"{usage.prompt_tokens} prompt tokens in {timings.prompt:.3f} s ({reading:,.0f}/s)",
+             f"{usage.completion_tokens} completion tokens" + (f" at {writing:,.1f}/s" if writing else "")]
     if usage.cached_tokens:
         parts.insert(1, f"{usage.cached_tokens} of them cached")
-    return ", ".join([*parts, f"{timings.total:.2f} s in all", done.finish_reason])
+    return ", ".join([*parts, f"{timings.total:.2f} s in total", done.finish_reason])

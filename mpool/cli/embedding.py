@@ -1,5 +1,5 @@
-"""``mpool embed`` and ``mpool embed-image``: texts or images in, a line of JSON each or one numpy array out, in memory
-that does not grow with either."""
+"""``mpool embed`` and ``mpool embed-image``: embed texts or images, as lines of JSON or one numpy array, in constant
+memory."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-#: Rows that are handed on at once.
+#: Rows written in one go.
 _BATCH = 256
 
 
 def embed(arguments: argparse.Namespace) -> int:
-    """Runs the command."""
+    """Run ``mpool embed``."""
     from ..errors import InvalidArgument
 
     if arguments.text and arguments.file:
-        raise InvalidArgument("texts are given as arguments and with --file, allowed: one of the two")
+        raise InvalidArgument("texts must be arguments or in a --file, got both")
     form = _form(arguments)
     source = iter(arguments.text) if arguments.text else _lines(arguments.file or ["-"])
     options: dict[str, Any] = {name: getattr(arguments, name) for name in
                                ("task", "prompt", "prompt_name", "dimensions", "normalize", "precision", "compute",
                                 "on_error")}
     options["truncate"] = not arguments.no_truncate
-    texts: list[str] = []  # those in flight, for the lines that go with their vectors
+    texts: list[str] = []  # texts in flight, until their vectors are written
     with make_pool(arguments) as pool:
         progress = False if arguments.quiet else None
         pool.load(arguments.model or _default(), compute=arguments.compute, progress=progress)
@@ -48,7 +48,7 @@ def embed(arguments: argparse.Namespace) -> int:
 
 
 def embed_image(arguments: argparse.Namespace) -> int:
-    """Runs the command for images."""
+    """Run ``mpool embed-image``."""
     form = _form(arguments)
     options: dict[str, Any] = {name: getattr(arguments, name) for name in
                                ("dimensions", "normalize", "precision", "compute", "on_error", "allow_urls")}
@@ -71,12 +71,13 @@ def embed_image(arguments: argparse.Namespace) -> int:
 
 
 def _form(arguments: argparse.Namespace) -> str:
-    """How vectors are written."""
+    """The writer for the output format."""
     from ..errors import InvalidArgument
 
     form: str = arguments.format or ("npy" if (arguments.output or "").endswith(".npy") else "jsonl")
     if form == "npy" and not arguments.output and sys.stdout.isatty():
-        raise InvalidArgument("an array would go to the terminal", hint="Name a file with --output, or redirect")
+        raise InvalidArgument("`--format npy` must not write to a terminal",
+                              hint="Name a file with --output, or redirect the output")
     return form
 
 
@@ -84,7 +85,7 @@ def _some(count: int, unit: str) -> None:
     from ..errors import InvalidArgument
 
     if not count:
-        raise InvalidArgument(f"there is no {unit} to embed")
+        raise InvalidArgument(f"there must be at least one {unit} to embed, got none")
 
 
 def _default() -> str:
@@ -94,7 +95,7 @@ def _default() -> str:
 
 
 def _lines(paths: list[str]) -> Iterator[str]:
-    """Lines of files, without their ends."""
+    """Lines of files, without line ends."""
     from ..errors import FileError
 
     for path in paths:
@@ -111,7 +112,7 @@ def _lines(paths: list[str]) -> Iterator[str]:
 
 def _vectors(pool: Any, source: Iterator[str], kept: list[str] | None, arguments: argparse.Namespace,
              options: dict[str, Any]) -> Iterator[NDArray[Any]]:
-    """Arrays (n, d) in the order of the texts, which are appended to ``kept`` as they are read."""
+    """Arrays (n, d) in the order of the texts. Appends each text to ``kept`` when it is read."""
     def keep(texts: Iterable[str]) -> Iterator[str]:
         for text in texts:
             if kept is not None:
@@ -132,35 +133,35 @@ def _vectors(pool: Any, source: Iterator[str], kept: list[str] | None, arguments
 
 
 def _bar(arguments: argparse.Namespace) -> bool:
-    """A bar where somebody watches and the output goes elsewhere."""
+    """A progress bar, if standard error is a terminal and the output goes elsewhere."""
     return bool(arguments.output) and not arguments.quiet and sys.stderr.isatty()
 
 
 class _LineWriter:
-    """A JSON object a line: the text (or what ``unit`` says) and its vector, null if it has none."""
+    """Writes one JSON object per line: the text or image, and its vector or null."""
 
     def __init__(self, file: IO[bytes], texts: list[str], unit: str = "text") -> None:
         self.file, self.texts, self.unit = file, texts, unit
 
     def rows(self, vectors: NDArray[Any]) -> None:
-        """Writes vectors (n, d) of the first n texts, and forgets those."""
+        """Write the vectors (n, d) of the first n texts, and drop these texts."""
         # nine digits are enough to tell any two float32 apart
         form = "%.9g" if vectors.dtype.kind == "f" else "%d"
         for text, values in zip(self.texts, vectors.tolist()):
             known = all(value == value for value in values)
             vector = "[" + ", ".join([form % value for value in values]) + "]" if known else "null"
             line = f'{{"{self.unit}": {json.dumps(text, ensure_ascii=False)}, "embedding": {vector}}}\n'
-            self.file.write(line.encode("utf-8", "backslashreplace"))  # names of files need not be UTF-8
+            self.file.write(line.encode("utf-8", "backslashreplace"))  # file names may not be UTF-8
         del self.texts[:len(vectors)]
         self.file.flush()
 
     def close(self) -> None:
-        """Nothing is left to do."""
+        """Do nothing."""
 
 
 class _ArrayWriter:
-    """One numpy array of any length: its header is written again when the length is known, which numpy leaves room
-    for. What cannot be wound back is collected instead."""
+    """Writes one numpy array of any length: the header has room for the final length and is rewritten at the end.
+    Output that cannot seek is collected in memory."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.file, self.seekable = file, file.seekable()
@@ -169,7 +170,7 @@ class _ArrayWriter:
         self.count = self.width = self.start = 0
 
     def rows(self, vectors: NDArray[Any]) -> None:
-        """Adds vectors (n, d)."""
+        """Add vectors (n, d)."""
         import numpy as np
 
         if not self.seekable:
@@ -183,7 +184,7 @@ class _ArrayWriter:
         self.count += len(vectors)
 
     def close(self) -> None:
-        """Completes the array."""
+        """Complete the array."""
         import numpy as np
 
         if not self.seekable:
@@ -203,12 +204,12 @@ class _ArrayWriter:
 
 @contextmanager
 def _opened(path: str | None) -> Iterator[IO[bytes]]:
-    """Standard output, or a file that appears complete or not at all."""
+    """Standard output, or a file that appears only when it is complete."""
     if path is None or path == "-":
         yield cast("IO[bytes]", _Forward(sys.stdout.buffer))
         return
     if os.path.exists(path) and not stat.S_ISREG(os.stat(path).st_mode):
-        with open(path, "wb") as file:  # a pipe or a device has no second name
+        with open(path, "wb") as file:  # a pipe or device cannot be renamed
             yield cast("IO[bytes]", _Forward(file))
         return
     part = f"{path}.part"
@@ -225,11 +226,11 @@ def _opened(path: str | None) -> Iterator[IO[bytes]]:
 
 
 class _Forward:
-    """A file that says it cannot be wound back, as output that another program reads must not be."""
+    """A file that reports that it cannot seek: another program may be reading it."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.write, self.flush = file.write, file.flush
 
     def seekable(self) -> bool:
-        """No."""
+        """Return False."""
         return False

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def megabytes(count: int | None) -> str:
-    """Bytes for people, in units of 10**6."""
+    """Format bytes as megabytes (10**6 bytes)."""
     from ..debug.show import megabytes as text
 
     return text(count or 0)
@@ -24,7 +24,7 @@ def megabytes(count: int | None) -> str:
 # ---- pull ------------------------------------------------------------------------------------------------------------
 
 def pull(arguments: argparse.Namespace) -> int:
-    """Runs ``mpool pull``: every model that can be fetched is, also after one that cannot."""
+    """Run ``mpool pull``. A model that fails does not stop the others."""
     from ..errors import MpoolError
     from ..models import resolve, verify
 
@@ -56,7 +56,7 @@ def _facts_of_files(found: Resolved) -> dict[str, Any]:
 # ---- models ----------------------------------------------------------------------------------------------------------
 
 def models(arguments: argparse.Namespace) -> int:
-    """Runs ``mpool models``."""
+    """Run ``mpool models``."""
     from ..models import load_catalogue, verified
 
     catalogue = load_catalogue()
@@ -73,7 +73,7 @@ def models(arguments: argparse.Namespace) -> int:
                 f"{fact['est_memory_allocation_mb']:,} MB", _count(fact["parameters"]), fact["license"],
                 megabytes(fact["bytes"]) if fact["path"] else "no") for fact in listed]))
     if not arguments.local:
-        say("\nArchitectures, whatever the model's name, and what each is held against on the same weights:\n")
+        say("\nArchitectures, and the reference that each is compared with on the same weights:\n")
         say(table(("ARCHITECTURE", "FOR", "KNOWN FROM", "FOLDERS AGAINST", "GGUF AGAINST"),
                   [tuple(cell or "-" for cell in row) for row in verified.table()
                    if arguments.capability in (None, row[1])]))
@@ -107,7 +107,7 @@ def _count(number: int | None) -> str:
 # ---- show ------------------------------------------------------------------------------------------------------------
 
 def show(arguments: argparse.Namespace) -> int:
-    """Runs ``mpool show``; fetches nothing."""
+    """Run ``mpool show``. Downloads nothing."""
     if arguments.model is None:
         from ..debug.show import show_config
 
@@ -142,7 +142,7 @@ def _text(name: str, value: Any) -> str:
 
 
 def _facts(name: str) -> dict[str, Any]:
-    """What is known of a model without fetching anything: its files if they are here, else the catalogue's row."""
+    """Describe a model without downloading it: from its files, or else from the catalogue."""
     from ..errors import OfflineError
     from ..models import KeyRef, describing, load_catalogue, parse_reference, resolve
 
@@ -159,20 +159,20 @@ def _facts(name: str) -> dict[str, Any]:
 
 
 def _gives(model: ModelDescription) -> str:
-    """What it is for, in words, with the function that asks it."""
+    """The model's purpose, with the function that uses it."""
     if model.drawing is not None:
-        return "pictures of what a text says (generate_image)"
+        return "generates images from prompts (generate_image)"
     if model.vision is not None:
-        return "texts about images (vision, chat)"
+        return "answers questions about images (vision, chat)"
     if model.image is not None:
-        return "vectors of images (embed_image)" + (", and of texts among them (embed)" if model.towers else "")
+        return "embeds images (embed_image)" + (" and texts (embed)" if model.towers else "")
     if model.embedding is not None:
-        return "scores of documents for a query (rerank)" if model.embedding.scores else "vectors of texts (embed)"
-    return "texts (generate, chat)"
+        return "ranks documents for a query (rerank)" if model.embedding.scores else "embeds texts (embed)"
+    return "generates text (generate, chat)"
 
 
 def _facts_of_model(model: ModelDescription) -> dict[str, Any]:
-    """What a model's files say."""
+    """Describe a model from its files."""
     tensors = [tensor for part in (model, *model.towers) for tensor in part.spec.tensors]
     facts: dict[str, Any] = {
         "capability": model.capability, "gives": _gives(model), "architecture": model.spec.architecture,

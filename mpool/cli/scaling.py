@@ -12,17 +12,18 @@ from .serving import settings_of
 
 @contextmanager
 def _packages() -> Iterator[None]:
-    """Says how Ray is installed, if it is not."""
+    """Turn a missing package into an error that says how to install Ray."""
     from ..errors import Unsupported
 
     try:
         yield
     except ImportError as error:
-        raise Unsupported(f"this needs the package {error.name}", hint='pip install "mpool[ray]" installs it') from None
+        raise Unsupported(f"`mpool ray` needs the package {error.name}",
+                          hint='pip install "mpool[ray]" installs it') from None
 
 
 def serve(arguments: argparse.Namespace) -> int:
-    """Runs ``mpool ray serve``: until SIGTERM or Ctrl-C."""
+    """Run ``mpool ray serve`` until SIGTERM or Ctrl-C."""
     with _packages():
         from ..integrations.ray.serving import Plan, run
     settings, path = settings_of(arguments)
@@ -40,7 +41,7 @@ def serve(arguments: argparse.Namespace) -> int:
 
 
 def embed(arguments: argparse.Namespace) -> int:
-    """Runs ``mpool ray embed``."""
+    """Run ``mpool ray embed``."""
     with _packages():
         from ..integrations.ray.parquet import embed_parquet
     options = {name: getattr(arguments, name) for name in ("task", "dimensions", "compute", "on_error")}

@@ -14,14 +14,14 @@ from .parser import SERVER_LIMITS
 if TYPE_CHECKING:
     from ..server.settings import Settings
 
-#: Libraries that would start threads of their own, and what they call having none: of numpy and of tokenizers. A
-#: worker computes nothing with the one and reads one prompt at a time with the other.
+#: Environment variables that keep numpy's BLAS and tokenizers from starting threads. A worker computes nothing with
+#: numpy, and tokenizes one prompt at a time.
 _NO_THREADS = {"OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 @contextmanager
 def _packages() -> Iterator[None]:
-    """Says how the packages of the server are installed, if one of them is not."""
+    """Turn a missing package of the server into an error that says how to install it."""
     from ..errors import Unsupported
 
     try:
@@ -32,7 +32,7 @@ def _packages() -> Iterator[None]:
 
 
 def settings_of(arguments: argparse.Namespace) -> tuple[Settings, str | None]:
-    """Settings as the options ask for them, and the file of their token, if there is one."""
+    """Make the settings from the options. Returns them and the path of the token file, if there is one."""
     with _packages():
         from ..server.settings import Settings, is_loopback, new_token_file, token_of
     token, path = None, arguments.token_file
@@ -46,7 +46,7 @@ def settings_of(arguments: argparse.Namespace) -> tuple[Settings, str | None]:
 
 
 def serve(arguments: argparse.Namespace) -> int:
-    """Runs ``mpool serve``: until SIGTERM or Ctrl-C, after which requests get some seconds to end."""
+    """Run ``mpool serve`` until SIGTERM or Ctrl-C; requests then get ``--grace`` seconds to complete."""
     from ..config import PoolConfig
     from ..pool import Pool
 
@@ -63,7 +63,7 @@ def serve(arguments: argparse.Namespace) -> int:
         names = server.state.models.names()
 
         def ready() -> None:
-            say(f"mpool serves {', '.join(names) or 'the models of the catalogue that are here'} on {server.url}")
+            say(f"mpool serves {', '.join(names) or 'the downloaded models of the catalogue'} on {server.url}")
             if path is not None:
                 note(f"mpool: clients need the token in {path}: Authorization: Bearer TOKEN")
 
@@ -72,12 +72,12 @@ def serve(arguments: argparse.Namespace) -> int:
 
 
 def worker(arguments: argparse.Namespace) -> int:
-    """Runs ``mpool worker``: until SIGTERM, Ctrl-C or ``POST /shutdown``. How far the load is goes to standard error,
-    where the worker listens to standard output."""
+    """Run ``mpool worker`` until SIGTERM, Ctrl-C or ``POST /shutdown``. Prints the progress of the load to standard
+    error and the address to standard output."""
     for name, value in _NO_THREADS.items():
         os.environ.setdefault(name, value)
-    from ..debug.captures import Capture
     from ..errors import MpoolError
+    from ..tasks.captures import Capture
 
     with _packages():
         from ..server.errors import refusal_of, worker_code

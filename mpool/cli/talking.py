@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from ..pool import Pool
     from ..results import Completion
 
-#: What is meant as a command, and not as a path.
+#: Input that is a command and not a path.
 _COMMAND = re.compile(r"/[a-z]+(?=\s|$)")
 
 _HELP = '''/exit   leave (also Ctrl-D)
 /clear  forget the conversation
 /help   this
-Ctrl-C stops an answer. Text over several lines stands between """ and """.'''
+Ctrl-C stops a reply. Enclose text of several lines in """ and """.'''
 
 
 def sampling_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The options of sampling that were given."""
+    """Sampling options that were given."""
     from ..tasks.sampling import NAMES
 
     given = {name: getattr(arguments, name) for name in NAMES if hasattr(arguments, name)}
@@ -34,7 +34,7 @@ def sampling_of(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def default_model() -> str:
-    """Key of the model that writes texts unless one is named."""
+    """Key of the default language model."""
     from ..models import load_catalogue
 
     return load_catalogue().default("text_to_text").key
@@ -43,7 +43,7 @@ def default_model() -> str:
 # ---- generate --------------------------------------------------------------------------------------------------------
 
 def generate(arguments: argparse.Namespace) -> int:
-    """Runs ``mpool generate``."""
+    """Run ``mpool generate``."""
     prompt = sys.stdin.read() if arguments.prompt in (None, "-") else arguments.prompt
     options = {**sampling_of(arguments), "compute": arguments.compute, "parse_special": arguments.parse_special}
     with make_pool(arguments) as pool:
@@ -64,7 +64,7 @@ def generate(arguments: argparse.Namespace) -> int:
 
 
 def vision(arguments: argparse.Namespace) -> int:
-    """Runs ``mpool vision``."""
+    """Run ``mpool vision``."""
     question = sys.stdin.read() if arguments.question == "-" else arguments.question
     options = {**sampling_of(arguments), "compute": arguments.compute, "allow_urls": arguments.allow_urls}
     with make_pool(arguments) as pool:
@@ -92,22 +92,22 @@ def _print_stream(stream: Any) -> Completion:
 # ---- chat ------------------------------------------------------------------------------------------------------------
 
 def chat(arguments: argparse.Namespace) -> int:
-    """Runs ``mpool chat``."""
+    """Run ``mpool chat``."""
     with make_pool(arguments) as pool:
         model = pool.load(arguments.model or default_model(), compute=arguments.compute)
         talk = Conversation(pool, model, arguments)
         if talk.interactive:
-            note(f"{model.key}. /exit leaves, /help says more.")
+            note(f"{model.key}. /exit leaves, /help lists the commands.")
         return talk.run()
 
 
 class Conversation:
-    """A conversation with a model: reads lines, prints answers, remembers both.
+    """A conversation with a model: reads lines, prints replies, keeps both.
 
     Args:
-        pool: where the model is.
-        model: loaded.
-        arguments: of the command line.
+        pool: has the model.
+        model: the loaded model.
+        arguments: options of the command line.
     """
 
     def __init__(self, pool: Pool, model: Any, arguments: argparse.Namespace) -> None:
@@ -120,7 +120,7 @@ class Conversation:
         self.failed = False
 
     def run(self) -> int:
-        """Until the end of the input or /exit; returns the exit code."""
+        """Run until the end of the input or /exit. Returns the exit code."""
         if self.interactive:
             try:
                 import readline  # noqa: F401  lines can be edited, and those before come back
@@ -135,7 +135,7 @@ class Conversation:
                 interrupted = False
                 self.take(text)
             except KeyboardInterrupt:
-                # no answer is being written: the first one forgets the line, the second one means it
+                # between replies, the first Ctrl-C drops the line and the second one exits
                 if interrupted or not self.interactive:
                     raise
                 interrupted = True
@@ -143,19 +143,19 @@ class Conversation:
         return 1 if self.failed else 0
 
     def take(self, text: str) -> None:
-        """Does what a line says."""
+        """Execute a command or send a message."""
         if text == "/clear":
             self.messages.clear()
             note("(forgotten)")
         elif text == "/help":
             note(_HELP)
         elif _COMMAND.match(text):
-            note(f"{text.split()[0]} is no command; /help lists them, and mpool vision asks about images")
+            note(f"{text.split()[0]} is not a command; /help lists them. `mpool vision` asks about images.")
         elif text.strip():
             self.turn(text)
 
     def line(self, prompt: str) -> str | None:
-        """A line; None at the end of the input."""
+        """Read a line; None at the end of the input."""
         if self.interactive:
             try:
                 return input(prompt)
@@ -166,7 +166,7 @@ class Conversation:
         return line.rstrip("\r\n") if line else None
 
     def read(self) -> str | None:
-        """What the user says: a line, or all between two triple quotes."""
+        """Read a message: a line, or all text between triple quotes."""
         line = self.line("> ")
         if line is None or not line.lstrip().startswith('"""'):
             return line.strip() if line is not None and line.lstrip().startswith("/") else line
@@ -180,7 +180,7 @@ class Conversation:
         return "\n".join(parts)
 
     def turn(self, text: str) -> None:
-        """One question and its answer."""
+        """Send a message and print the reply."""
         from ..errors import MpoolError
 
         self.messages.append({"role": "user", "content": text})
@@ -196,13 +196,13 @@ class Conversation:
             self.messages.pop()
 
     def answer(self) -> str:
-        """Prints the answer as it is written; returns it, or what there is of it after Ctrl-C."""
+        """Print the reply while it is generated. Returns it, or its part before Ctrl-C."""
         stream = None
         try:
             stream = self.begin()
             thinking = False
             for chunk in stream:
-                if chunk.reasoning and self.interactive:  # on the screen only: it is not the answer
+                if chunk.reasoning and self.interactive:  # not part of the reply
                     sys.stderr.write(for_output(chunk.reasoning, sys.stderr))
                     sys.stderr.flush()
                     thinking = True
@@ -229,7 +229,7 @@ class Conversation:
         return done.text
 
     def begin(self) -> Any:
-        """Asks; leaves out the oldest messages if the conversation has outgrown the model."""
+        """Start the reply. Drops the oldest messages if the conversation exceeds the model's context."""
         from ..errors import ContextOverflow
 
         left_out = 0
@@ -243,5 +243,5 @@ class Conversation:
                 del self.messages[:2]
                 left_out += 2
         if left_out:
-            note(f"(too long for the model: the oldest {left_out} messages were left out)")
+            note(f"(the conversation exceeds the model's context: the oldest {left_out} messages were dropped)")
         return stream

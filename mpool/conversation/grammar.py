@@ -1,9 +1,9 @@
-"""Answers of a given form: JSON, a JSON schema, a regular expression, a grammar (``response_format=``).
+"""Constrained decoding: JSON, a JSON schema, a regular expression or a grammar (``response_format=``).
 
-Before each token llguidance says which ones the form allows; no other is drawn, so that an answer fits whatever the
-model, the seed and the temperature are. These masks (a bit a token) are made outside the core, by a few threads for the
-whole process: when a token is written, one tells the matcher of that answer, and hands the mask for the next one to the
-core while that computes the token's row. An answer whose mask comes late waits for it alone.
+Before each token, llguidance computes a mask, one bit per token. The core samples only from allowed tokens, so the
+completion matches for every model, seed and temperature. At most four threads per process compute masks, outside the
+core: after each sampled token, a thread advances the matcher and passes the next mask to the core, which computes the
+token's row meanwhile. A completion with a late mask waits alone.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from ..checks import shown
+from ..checks import refuse, shown
 from ..errors import InternalError, InvalidArgument, LimitError, MpoolError, Unsupported
-from ..tasks.sampling import Sampling
 from ..tokenizers.specials import CALL_MARKS, SHOWN, compile_trie
 from .running_text import RunningText
 from .tool_grammar import BLANKS, Answer
@@ -35,28 +34,41 @@ if TYPE_CHECKING:
     from ..tokenizers import Tokenizer
     from .tool_grammar import Grammar
 
-#: Bounds of what a caller may give; what llguidance makes of it has bounds of its own.
+#: Bounds of the caller's format; llguidance limits the compiled grammar itself.
 MAX_CHARS, MAX_DEPTH = 65536, 64
 _ALLOWED = ('{"type": "json_object"}, {"type": "json_schema", "json_schema": {"schema": {...}}}, {"type": "regex", '
             '"regex": "..."}, {"type": "grammar", "grammar": "..."}, a JSON schema, or a pydantic class')
-#: Formats that are kept compiled, a tokenizer; threads that make masks, at most.
+#: Compiled formats kept per tokenizer; maximum number of threads that compute masks.
 _KEPT, _THREADS = 32, 4
-#: Sets of tokens that are looked at once: where a form allows all of one, its tokens are not tried one by one. After
-#: llguidance's own, which are for strings in JSON, those for words; each set takes what the ones before it left.
+#: Token sets that llguidance checks as a whole: a set that the format allows entirely needs no check per token. These
+#: sets for words follow llguidance's own for JSON strings; a token belongs to the first set that matches.
 _WORDS = ("[a-z]{1,20}", "[A-Za-z ]{1,20}")
+
+
+class Ending(Protocol):
+    """The sampling options that decide when a completion ends."""
+
+    @property
+    def ignore_eos(self) -> bool:
+        """Generate past the end-of-text token."""
+
+    @property
+    def min_tokens(self) -> int:
+        """Tokens before which the completion cannot end."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Format:
-    """What the answers to a call must look like, ready for use.
+    """A compiled format that every completion of a request must match.
 
     Attributes:
         first: mask for the first token.
         matcher: at the beginning of an answer.
         is_json: the text can be parsed.
         model: the pydantic class that was given, if one was.
-        running: makes what follows one answer that may be text, and says where a mask stays the one before.
-        tokenizer: what the matcher asks, which does not hold it.
+        running: creates the tracker of one completion that may be text; it tells where the previous mask is still
+            valid.
+        tokenizer: the tokenizer, held for the matcher, which keeps only a weak reference.
         param: name of the option that wants it.
     """
 
@@ -70,7 +82,7 @@ class Format:
     _faults: dict[int, MpoolError] = field(default_factory=dict)  # by identity of the ticket, while it is held
 
     def follow(self, ticket: _core.Ticket, n: int, key: str) -> None:
-        """Has masks made for a call that was started with :attr:`first`."""
+        """Computes the masks of a request that was submitted with :attr:`first`."""
         matchers = [self.matcher.deep_copy() for _ in range(n)]
         running = [None if self.running is None else self.running() for _ in matchers]
         _follow(_Followed(ticket, self, matchers, key, running))
@@ -84,7 +96,7 @@ class Format:
         return self._faults.get(id(ticket))
 
     def parse(self, text: str) -> Any:
-        """What a complete answer says; None if it is no JSON, or the pydantic class refuses it."""
+        """Parses a complete completion; None if it is not JSON, or the pydantic class refuses it."""
         if not self.is_json:
             return None
         try:
@@ -98,9 +110,9 @@ def _dropped(ticket: _core.Ticket, faults: dict[int, MpoolError]) -> None:
     faults.pop(id(ticket), None)
 
 
-# ---- what a caller gives --------------------------------------------------------------------------------------------
+# ---- the caller's format --------------------------------------------------------------------------------------------
 
-def prepare(wanted: Any, tokenizer: Tokenizer, sampling: Sampling) -> Format | None:
+def prepare(wanted: Any, tokenizer: Tokenizer, sampling: Ending) -> Format | None:
     """Reads a ``response_format``; None for ``{"type": "text"}``.
 
     Raises:
@@ -132,18 +144,19 @@ def answer_of(wanted: Any) -> tuple[Answer | None, Any]:
         return None, None
     if kind == "schema" or kind == "regex":
         return Answer("schema" if kind == "schema" else "regex", source), model
-    raise InvalidArgument("response_format is a grammar, and tools are given, allowed beside tools: JSON or a regex",
+    raise InvalidArgument("`response_format` must be JSON or a regex when tools are given, got a grammar",
+                          param="response_format", got="a grammar", allowed="JSON or a regex",
                           hint='tool_choice="none" leaves the tools out')
 
 
 def installed() -> bool:
-    """Whether there is what makes masks."""
+    """llguidance, which computes masks, is installed."""
     return importlib.util.find_spec("llguidance") is not None
 
 
-def of_calls(wanted: Grammar, tokenizer: Tokenizer, sampling: Sampling, is_json: bool = False,
+def of_calls(wanted: Grammar, tokenizer: Tokenizer, sampling: Ending, is_json: bool = False,
              model: Any = None) -> Format:
-    """What keeps answers to calls of tools, and to text before or instead of them
+    """The format for completions with function calls, and with text before or instead of them
     (:mod:`mpool.conversation.tool_grammar`). ``is_json``, ``model``: of what is said instead, as of :class:`Format`.
 
     Raises:
@@ -159,14 +172,15 @@ def of_calls(wanted: Grammar, tokenizer: Tokenizer, sampling: Sampling, is_json:
     return Format(first, matcher, is_json, model, running, tokenizer, "tools")
 
 
-def _check_ends(what: str, sampling: Sampling) -> None:
+def _check_ends(what: str, sampling: Ending) -> None:
     for name, value in (("ignore_eos", sampling.ignore_eos), ("min_tokens", sampling.min_tokens)):
         if value:
-            raise InvalidArgument(f"{name} is {value} with {what}, allowed: none: the format says when an answer ends")
+            raise InvalidArgument(f"`{name}` cannot be set together with {what}: the format decides when a completion "
+                                  "ends", param=name, got=shown(value), allowed="unset")
 
 
 def check(wanted: Any) -> None:
-    """Whether a ``response_format`` has a shape that is allowed and keeps the bounds; :func:`prepare` tells the rest.
+    """Checks the shape and the bounds of a ``response_format``; :func:`prepare` checks the rest.
 
     Raises:
         InvalidArgument, LimitError: as :func:`prepare`.
@@ -175,10 +189,10 @@ def check(wanted: Any) -> None:
 
 
 def _refused(kind: str, why: str) -> InvalidArgument:
-    what = {"schema": "response_format: the JSON schema", "regex": "response_format: the regular expression",
-            "grammar": "response_format: the grammar", "tools": "tools: a schema"}[kind]
-    lines = " ".join(why.split())
-    return InvalidArgument(f"{what} cannot be used: {lines[:300]}")
+    subject = {"schema": "the JSON schema", "regex": "the regular expression", "grammar": "the grammar",
+               "tools": "a schema"}[kind]
+    param = "tools" if kind == "tools" else "response_format"
+    return InvalidArgument(f"`{param}`: {subject} cannot be used: {' '.join(why.split())[:300]}", param=param)
 
 
 def _read(wanted: Any) -> tuple[str, str, Any]:
@@ -186,7 +200,7 @@ def _read(wanted: Any) -> tuple[str, str, Any]:
     if isinstance(wanted, type) and hasattr(wanted, "model_json_schema"):
         return "schema", _schema(wanted.model_json_schema()), wanted
     if not isinstance(wanted, Mapping):
-        raise InvalidArgument(f"response_format is {shown(wanted)}, allowed: {_ALLOWED}")
+        refuse("response_format", wanted, _ALLOWED)
     kind = wanted.get("type")
     if kind == "text" and len(wanted) == 1:
         return "text", "", None
@@ -195,21 +209,22 @@ def _read(wanted: Any) -> tuple[str, str, Any]:
     if kind in ("regex", "grammar"):
         source = wanted.get(kind)
         if not isinstance(source, str) or not source:
-            raise InvalidArgument(f"response_format.{kind} is {shown(source)}, allowed: text")
+            refuse(f"response_format.{kind}", source, "text")
         _bound(f"response_format.{kind}", len(source), _brackets(source))
         try:
             source.encode()
         except UnicodeEncodeError:
-            raise InvalidArgument(f"response_format.{kind} is not Unicode text") from None
+            raise InvalidArgument(param=f"response_format.{kind}", got="half of a surrogate pair",
+                                  allowed="Unicode text") from None
         return kind, source, None
     if kind == "json_schema":
         outer = wanted.get("json_schema")
         schema = outer.get("schema") if isinstance(outer, Mapping) else wanted.get("schema")
         if not isinstance(schema, (Mapping, bool)):
-            raise InvalidArgument(f"response_format.json_schema.schema is {shown(schema)}, allowed: a JSON schema")
+            refuse("response_format.json_schema.schema", schema, "a JSON schema")
         return "schema", _schema(schema), None
     if not wanted or kind is not None and kind not in _TYPES and not isinstance(kind, (list, tuple)):
-        raise InvalidArgument(f"response_format is of type {shown(kind)}, allowed: {_ALLOWED}")
+        refuse("response_format.type", kind, "one of those in " + _ALLOWED)
     return "schema", _schema(wanted), None
 
 
@@ -221,26 +236,30 @@ def _schema(schema: Any) -> str:
     try:
         text = json.dumps(schema, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise InvalidArgument(f"response_format: the JSON schema is no JSON: {error}") from None
+        raise InvalidArgument(param="response_format", got=f"a schema that is not JSON: {error}",
+                              allowed="a JSON schema") from None
     _bound("the JSON schema", len(text), 0)
     return text
 
 
 def _bound(what: str, chars: int, depth: int) -> None:
     if chars > MAX_CHARS:
-        raise LimitError(f"{what} has {chars:,} characters, the limit is {MAX_CHARS:,}")
+        raise LimitError(f"{what} has {chars:,} characters, the limit is {MAX_CHARS:,}", param="response_format",
+                         got=f"{chars:,} characters", allowed=f"at most {MAX_CHARS:,} characters")
     if depth > MAX_DEPTH:
-        raise LimitError(f"{what} is nested more than {MAX_DEPTH} deep")
+        raise LimitError(f"{what} is nested more than {MAX_DEPTH} deep", param="response_format",
+                         allowed=f"nested at most {MAX_DEPTH} deep")
 
 
 def _depth(value: Any) -> int:
-    """At most one more than is allowed, also of what contains itself."""
+    """Nesting depth, counted up to one above the limit, also for self-containing values."""
     level, depth = [value], 0
     while level and depth <= MAX_DEPTH:
         level = [inner for outer in level if isinstance(outer, (Mapping, list, tuple))
                  for inner in (outer.values() if isinstance(outer, Mapping) else outer)]
         if len(level) > MAX_CHARS:
-            raise LimitError(f"the JSON schema has more than {MAX_CHARS:,} parts")
+            raise LimitError(f"the JSON schema has more than {MAX_CHARS:,} parts", param="response_format",
+                             allowed=f"at most {MAX_CHARS:,} parts")
         depth += 1
     return depth
 
@@ -256,7 +275,7 @@ def _brackets(text: str) -> int:
 # ---- the tokenizer, as llguidance knows it ---------------------------------------------------------------------------
 
 class _Tokens:
-    """What llguidance asks of a tokenizer."""
+    """The tokenizer interface of llguidance."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         table = tokenizer.token_table()
@@ -286,14 +305,14 @@ class _Tokens:
 
 
 class _Made:
-    """What is made of a tokenizer, which takes a fifth of a second, and of the formats that were used last with it."""
+    """llguidance's tokenizer, built once per tokenizer in 0.2 s, and the formats compiled last with it."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         import llguidance
 
         if not tokenizer.eog_ids:
-            raise InvalidArgument("response_format needs a model whose answers have an end: its tokenizer names no "
-                                  "token that ends a text")
+            raise InvalidArgument("`response_format` needs a model that can end a completion; this model's tokenizer "
+                                  "names no end-of-text token", param="response_format")
         blanks, *others = llguidance.LLTokenizer.general_slices()
         tokens = _Tokens(tokenizer)
         self.tokens = tokens.tokens
@@ -303,7 +322,7 @@ class _Made:
         self._formats: OrderedDict[tuple[str, str], tuple[bytes, llguidance.LLMatcher]] = OrderedDict()
 
     def compiled(self, kind: str, source: str) -> tuple[bytes, llguidance.LLMatcher]:
-        """Mask for the first token, and a matcher at the beginning of an answer, which nobody moves.
+        """Mask of the first token, and a matcher at the start of a completion, which is only copied.
 
         Raises:
             InvalidArgument: llguidance cannot use it.
@@ -359,7 +378,7 @@ def _made(tokenizer: Tokenizer) -> _Made:
 # ---- masks ----------------------------------------------------------------------------------------------------------
 
 class _Followed:
-    """A call whose masks are being made. One filler's thread, but for the constructor."""
+    """A request whose masks a thread computes. Only that thread uses it after construction."""
 
     def __init__(self, ticket: _core.Ticket, form: Format, matchers: list[llguidance.LLMatcher], key: str,
                  running: list[RunningText | None] | None = None) -> None:
@@ -368,7 +387,7 @@ class _Followed:
         self._running = running or [None] * len(matchers)
 
     def advance(self) -> bool:
-        """Masks for the tokens that were written. False: nothing more is to be done."""
+        """Computes masks for the tokens sampled since the last time. False: the request needs no more masks."""
         try:
             for choice, ended in enumerate(self._ended):
                 if not ended:
@@ -390,7 +409,7 @@ class _Followed:
         mask = b"" if not matcher.consume_tokens(ids) else known or matcher.compute_bitmask()
         if running is not None and known is None:
             running.keep(mask)
-        if matcher.is_error():  # by its limits: no token was drawn that it does not allow
+        if matcher.is_error():  # by its limits: every sampled token was allowed
             raise LimitError(f"{self._form.param} became too complex at token {self._counts[choice]}: "
                              f"{' '.join(matcher.get_error().split())[:200]}")
         self._counts[choice] += len(ids)
@@ -398,8 +417,8 @@ class _Followed:
 
 
 class _Filler:
-    """A thread that makes masks. It sleeps until a call that it follows moves, and gives each that moved one mask an
-    answer before any gets the next.
+    """A thread that computes masks. It sleeps until one of its requests has sampled a token, then serves the requests
+    in turn, one mask per completion.
 
     Attributes:
         calls: that it follows, by number.
@@ -414,13 +433,13 @@ class _Filler:
         threading.Thread(target=self._run, name="mpool-masks", daemon=True).start()
 
     def follow(self, call: _Followed) -> None:
-        """From now until it ends. Tokens that were written already are told at once."""
+        """Serves a request from now until it ends, including tokens sampled before."""
         number = next(self._numbers)
         self.calls[number] = call
         call.ticket.bind(self._notifier, number)
 
     def busy(self) -> int:
-        """How many of its calls are not over; it may not have been told yet of some that are."""
+        """Number of unfinished requests. It may count finished ones whose notification is still due."""
         return sum(not call.ticket.done() for call in list(self.calls.values()))
 
     def _run(self) -> None:
@@ -439,8 +458,8 @@ _fillers: list[_Filler] = []
 
 
 def _follow(call: _Followed) -> None:
-    """By the thread that has the fewest calls: one that is costly holds up those beside it, not all. A further thread
-    is started where every one has a call, up to as many as compute."""
+    """Assigns a request to the thread with the fewest requests: a costly one then delays only those beside it. Starts
+    another thread if all are busy, up to the number of compute threads."""
     from .. import _core
 
     with _lock:

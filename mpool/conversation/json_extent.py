@@ -1,4 +1,4 @@
-"""Where a JSON object in a text ends, while the text is being written."""
+"""Incremental scanner for the end of a JSON object in streamed text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class JsonExtent:
         self._depth, self._quoted = 0, False
 
     def end(self, text: str) -> int:
-        """Where it ends; -1: not here yet."""
+        """Index after the object's end; -1: the end has not come yet."""
         while self.at < len(text):
             found = (self._inside if self._quoted else self._outside).search(text, self.at)
             if found is None:

@@ -1,12 +1,12 @@
-"""Answers taken apart: what a model thinks before it answers, and the answer.
+"""Answers taken apart: the reasoning of a model before its answer, and the answer.
 
 Two forms are known, by the words of the model's chat template. ``<think>`` ... ``</think>`` before the answer
 (Qwen3, DeepSeek-R1, SmolLM3); a template may write the first of the two itself, then an answer begins with thoughts.
 And harmony (GPT-OSS, https://cookbook.openai.com/articles/openai-harmony): an answer is several messages, each with a
 header that names its channel; ``final`` is the answer, all others are not for its reader.
 
-A splitter is fed an answer as it is decided, in pieces of any size. What may still become a marker is kept back, so
-that no piece holds a part of one, and what comes out does not depend on how the text was cut.
+A splitter is fed an answer as it is decided, in pieces of any size. Text that may begin a marker is buffered: no chunk
+holds part of a marker, and the result does not depend on how the text was split.
 """
 
 from __future__ import annotations
@@ -18,26 +18,27 @@ from .json_extent import JsonExtent
 
 _OPEN, _CLOSE = "<think>", "</think>"
 _START, _CHANNEL, _MESSAGE, _END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
-#: What ends a message of harmony; those that end an answer, too, stand in its text only if a tokenizer shows them.
+#: End markers of a Harmony message. Those that also end the completion are in its text only if the tokenizer shows
+#: them.
 _BREAKS = (_END, _START, _CHANNEL, "<|return|>", "<|call|>")
 _BREAK = re.compile("|".join(map(re.escape, _BREAKS)))
 _CHANNEL_NAME = re.compile(re.escape(_CHANNEL) + r"\s*(\w+)")
 _FUNCTION = re.compile(r"(?:^|\s)to=functions\.([^\s<]+)")
-#: What begins a message to a function, as :class:`HarmonyCalls` writes it; its name and ``<|message|>`` follow.
+#: Start of a message to a function, as :class:`HarmonyCalls` writes it; the name and ``<|message|>`` follow.
 CALL = "<|channel|>commentary to=functions."
 
 
 def is_harmony(source: str) -> bool:
-    """Whether a chat template is one of harmony."""
+    """The chat template uses the Harmony format."""
     return _CHANNEL in source and _MESSAGE in source
 
 
 def of_template(source: str, prompt: str, calls: bool = False) -> Callable[[], Splitter] | None:
-    """What makes splitters for the answers to a prompt; None if the model's answers have one part.
+    """The factory of splitters for completions of a prompt; None if they have one part.
 
     Args:
         source: the chat template.
-        prompt: what it was rendered to.
+        prompt: the rendered prompt.
         calls: the model was given functions: messages to them belong to the answer.
     """
     if is_harmony(source):
@@ -51,7 +52,7 @@ class Splitter:
     """Takes one answer apart."""
 
     def feed(self, text: str, last: bool = False) -> tuple[str, str]:
-        """What is new of (thoughts, answer). ``last``: nothing follows."""
+        """New text of (reasoning, answer). ``last``: nothing follows."""
         raise NotImplementedError
 
 
@@ -64,7 +65,7 @@ def split(make: Callable[[], Splitter] | None, text: str) -> tuple[str | None, s
 
 
 def _held(text: str, markers: Sequence[str]) -> int:
-    """How many characters at the end of a text may be the beginning of a marker."""
+    """Number of characters at the end of a text that may begin a marker."""
     longest = max(map(len, markers)) - 1
     for size in range(min(longest, len(text)), 0, -1):
         if any(marker.startswith(text[-size:]) for marker in markers):
@@ -115,7 +116,7 @@ class Thoughts(Splitter):
         else:
             keep = 0 if last else _held(found, (_CLOSE,))
             found = found[:len(found) - keep]
-            found = found.rstrip("\n")  # what stands before the end is known when something follows
+            found = found.rstrip("\n")  # text before the end is decided only when more text follows
             self._text = "" if last else self._text[len(found):]
         self._said = self._said or bool(found)
         return found
@@ -137,7 +138,7 @@ class Harmony(Splitter):
         self._first = True
         self._answers = False  # the message at hand is for the reader
         self._said = [False, False]  # thoughts, answer
-        self._apart = False  # of the message before, of the same kind
+        self._apart = False  # separates this message from the previous one of the same kind
 
     def feed(self, text: str, last: bool = False) -> tuple[str, str]:
         self._text += text
@@ -147,7 +148,7 @@ class Harmony(Splitter):
         return out[0], out[1]
 
     def _read_header(self, last: bool) -> bool:
-        """Whether there is more to do now."""
+        """Parses a header; True while buffered text can be processed."""
         head, mark, rest = self._text.partition(_MESSAGE)
         if self._first and not self._begins(head, bool(mark), last):
             self._open(True)
@@ -169,7 +170,7 @@ class Harmony(Splitter):
         self._open((name is None or name[1] == "final") and " to=" not in head)
 
     def _begins(self, head: str, whole: bool, last: bool) -> bool:
-        """Whether the beginning of an answer is a header, or may become one."""
+        """The start of the completion is a header, or may become one."""
         head = head.lstrip()
         known = (_CHANNEL, _START, "to=")
         if whole and not head or head.startswith(known):
@@ -201,9 +202,9 @@ class HarmonyCalls(Harmony):
 
     def __init__(self) -> None:
         super().__init__()
-        self._start = ""  # of a call whose content has not begun
+        self._start = ""  # header of a call whose content has not begun
         self._calls = False
-        self._extent: JsonExtent | None = None  # of arguments: words in them end nothing
+        self._extent: JsonExtent | None = None  # in arguments, markers end nothing
 
     def _address(self, head: str) -> None:
         to = _FUNCTION.search(head)

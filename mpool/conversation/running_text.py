@@ -1,4 +1,4 @@
-"""Where in an answer that may be text, until a mark, what may follow is known without being computed."""
+"""Mask reuse: positions in a completion where the allowed tokens are known without computing a mask."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 
 class RunningText:
-    """Follows one answer through its text: where nothing in it can be part of a mark, the mask is what it was the last
-    time that this was so, and is not computed again.
+    """Follows one answer through its text: where no part of the text can belong to a marker, the mask equals the last
+    one computed in that state, and is reused.
 
     Args:
         marks, leads: as of :class:`mpool.conversation.tool_grammar.Grammar`, as bytes.
@@ -29,7 +29,7 @@ class RunningText:
         if self._over:
             return None
         text = self._tail + b"".join(map(self._bytes_of, ids))
-        if not self._begun:  # what an answer may begin with can be something else within it
+        if not self._begun:  # the start of a completion has a meaning of its own inside the text
             self._tail = text
             start = text.lstrip()
             squeezed = b"".join(text.split())
@@ -56,7 +56,7 @@ class RunningText:
 
 
 def _is_cut(text: bytes) -> bool:
-    """Whether a text ends within a character."""
+    """The text ends inside a UTF-8 character."""
     for back in range(1, min(4, len(text)) + 1):
         byte = text[-back]
         if byte & 0xC0 != 0x80:

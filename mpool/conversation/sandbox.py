@@ -3,10 +3,10 @@
 jinja2's immutable sandbox keeps a template away from Python; it does not keep it from counting to 10^10 or from
 building a string of 10^9 characters, and alarms work on the main thread only. So this environment counts: the compiled
 code of a template takes a step for every loop iteration, call, filter and operator, and asks before a string is made.
-What would go over the budget of the rendering ends it.
+An operation beyond the budget ends the rendering.
 
-Nothing is evaluated while a template is compiled (constant folding alone can take 14 s), and it can call only what is
-listed here: its own macros, jinja2's helpers, and methods of plain data whose cost is known.
+Nothing is evaluated while a template is compiled (constant folding alone can take 14 s), and it can call only these:
+its own macros, jinja2's helpers, and methods of plain data whose cost is known.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from jinja2.exceptions import SecurityError
 
 from ..tokenizers import limits
 
-#: Widest padding and deepest indentation that a template may ask for.
+#: Maximum padding and indentation of a template's filters.
 _MAX_WIDTH = 10_000
 #: Longest integer that arithmetic may make.
 _MAX_INT_BITS = 4096
@@ -50,7 +50,7 @@ class Exhausted(Exception):
 
 
 class Budget:
-    """What is left for one rendering."""
+    """Remaining budget of one rendering."""
 
     __slots__ = ("_steps", "_text", "_deadline", "_clock", "depth", "limits")
 
@@ -83,7 +83,7 @@ class Budget:
 class _Namespace(jinja2.utils.Namespace):
     """``namespace()`` without names that begin with an underscore."""
 
-    def __init__(*args: Any, **kwargs: Any) -> None:  # so that an attribute may be called self
+    def __init__(*args: Any, **kwargs: Any) -> None:  # allows an attribute named self
         self, args = args[0], args[1:]
         attributes = dict(*args, **kwargs)
         for name in attributes:
@@ -101,7 +101,7 @@ def _check_name(name: Any) -> None:
 
 
 class _Generation(jinja2.ext.Extension):
-    """The ``generation`` block of transformers, which marks what an assistant said: here it is only a scope."""
+    """The ``generation`` block of transformers, which marks the assistant's text: here it is only a scope."""
 
     tags = {"generation"}
 
@@ -175,7 +175,7 @@ class _Generator(jinja2.compiler.CodeGenerator):
         self.write("}")
 
 
-#: What a template may consist of. Left out: other templates (include, import, extends, block) and autoescape.
+#: Syntax nodes that a template may use. Left out: other templates (include, import, extends, block) and autoescape.
 _ALLOWED_NODES = frozenset((
     nodes.Template, nodes.Output, nodes.TemplateData, nodes.Const, nodes.Name, nodes.NSRef, nodes.Tuple, nodes.List,
     nodes.Dict, nodes.Pair, nodes.Keyword, nodes.CondExpr, nodes.Filter, nodes.Test, nodes.Call, nodes.Getitem,
@@ -187,7 +187,7 @@ _ALLOWED_NODES = frozenset((
 
 
 class TemplateTooLarge(Exception):
-    """A template has more nodes than it may; the message says how many it may."""
+    """A template has too many nodes; the message states the limit."""
 
 
 class ForbiddenNode(Exception):
@@ -195,7 +195,8 @@ class ForbiddenNode(Exception):
 
 
 class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """The environment of chat templates: what transformers provides, with limits. Safe to use from several threads."""
+    """The environment of chat templates: the functions that transformers provides, with limits. Safe to use from
+    several threads."""
 
     code_generator_class = _Generator
     intercepted_binops = frozenset(("+", "-", "*", "/", "//", "%", "**"))
@@ -254,7 +255,7 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         finally:
             local.budget = outer
 
-    # What the compiled code calls
+    # called by the compiled code
 
     @property
     def tick(self) -> bool:
@@ -336,7 +337,7 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             self._local.budget.step()
             yield value
 
-    # What the sandbox asks
+    # called by Jinja's sandbox
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         budget = self._local.budget
@@ -387,7 +388,7 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         budget.step()
         if isinstance(__obj, BuiltinMethodType):
             target, name = __obj.__self__, __obj.__name__
-            kwargs.pop("_loop_vars", None)  # what the compiled code hands to jinja2's own call
+            kwargs.pop("_loop_vars", None)  # arguments that the compiled code passes to jinja2's own call
             kwargs.pop("_block_vars", None)
             if isinstance(target, str):
                 check = _STR_METHODS.get(name)
@@ -419,7 +420,7 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def _counted(self, function: Callable[..., Any], *, deep: bool, check: Callable[..., None] | None
                  ) -> Callable[..., Any]:
-        """A filter or test that counts what it is given and what it makes."""
+        """A filter or test that charges its input and output to the budget."""
         passed = jinja2.utils._PassArg.from_obj(function)
         skip = 0 if passed is None else 1
 
@@ -557,12 +558,12 @@ _FILTER_CHECKS: dict[str, Callable[..., None]] = {
     "format": _check_format, "batch": _check_rows, "slice": _check_rows, "round": _check_round, "sum": _check_sum,
     "list": _check_container, "reverse": _check_container, "int": _check_number, "float": _check_number,
 }
-#: Filters that look at all of what they are given.
+#: Filters that read their whole input.
 _DEEP_FILTERS = ("capitalize", "center", "dictsort", "e", "escape", "filesizeformat", "forceescape", "format",
                  "groupby",
                  "indent", "join", "lower", "max", "min", "replace", "safe", "sort", "string", "sum", "title", "trim",
                  "truncate", "unique", "upper", "urlencode", "wordcount")
-#: Filters that look at its outside only, or hand on what is inside.
+#: Filters that read only the outer level, or pass inner values on unchanged.
 _SHALLOW_FILTERS = ("abs", "attr", "batch", "count", "d", "default", "first", "float", "int", "items", "last", "length",
                     "list", "map", "reject", "rejectattr", "reverse", "round", "select", "selectattr", "slice")
 _COMPARISONS = ("eq", "equalto", "==", "ne", "!=", "lt", "lessthan", "<", "le", "<=", "gt", "greaterthan", ">", "ge",

@@ -1,8 +1,8 @@
 """Chat templates: a conversation becomes the text that a model was trained on, and that text its token ids.
 
 A template comes with the model, in Jinja. It is rendered as transformers does it, in a sandbox of its own
-(:mod:`mpool.conversation.sandbox`), and its control tokens are the only ones in the prompt: what a user writes stays
-plain text, ``<|im_end|>`` included.
+(:mod:`mpool.conversation.sandbox`), and its control tokens are the only ones in the prompt: user text stays plain text,
+``<|im_end|>`` included.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ..checks import shown
 from ..errors import FormatError, InvalidArgument, LimitError, TemplateError, Unsupported
 from ..tokenizers import limits
+from ..tokenizers.specials import compile_trie
 from ..tokenizers.tokenizer import MARKS, Tokenizer
 
 if TYPE_CHECKING:
@@ -25,7 +27,8 @@ if TYPE_CHECKING:
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _CONTINUE = "CONTINUE_FINAL_MESSAGE_TAG "
 
-#: Names that a caller's variables cannot have: what the template is given anyway, and what could be a template.
+#: Names that a caller's variables cannot have: variables that every template gets, and names that could choose a
+#: template.
 _RESERVED = frozenset(("messages", "tools", "documents", "add_generation_prompt", "template", "chat_template", "range",
                        "dict", "namespace", "cycler", "joiner", "raise_exception", "strftime_now", "bos_token",
                        "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token", "self", "loop",
@@ -65,7 +68,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, *, special: Mapping[str, str] | None = None, file: str | None = None) -> None:
         if not isinstance(source, str):
-            raise InvalidArgument(f"the chat template is {type(source).__name__}, allowed: str")
+            raise InvalidArgument(param="chat_template", got=type(source).__name__, allowed="str")
         if len(source) > limits.max_template_chars:
             raise LimitError(f"{file or 'the model'}: the chat template has {len(source):,} characters, the limit is "
                              f"{limits.max_template_chars:,}",
@@ -96,17 +99,17 @@ class ChatTemplate:
         """The conversation as text, as transformers' ``apply_chat_template(tokenize=False)`` gives it.
 
         Args:
-            messages: at least one; each has a ``role``, and ``content`` or what else the template reads.
+            messages: at least one; each has a ``role``, and ``content`` or other keys that the template reads.
             tools: JSON schemas of functions that the model may call.
             documents: dicts that templates for retrieval read.
             add_generation_prompt: end with the start of an answer.
             continue_final_message: leave the last message open, for the model to go on with.
-            variables: what else the template reads (``enable_thinking=False``), plain data.
+            variables: other variables that the template reads (``enable_thinking=False``), plain data.
 
         Raises:
             InvalidArgument: something is not of the form above, or a variable has a reserved name.
             TemplateError: the template refuses the conversation, fails, or goes over its limits.
-            FormatError: the template is not one, or uses what chat templates may not.
+            FormatError: the source is not a template, or uses a feature that is not allowed in chat templates.
         """
         data = self._data(messages, tools, documents, variables)
         return self._render(data, add_generation_prompt, continue_final_message)
@@ -141,7 +144,7 @@ class ChatTemplate:
         return ChatPrompt(tokenizer.encode_marked(text, mark, char), text.replace(mark, ""))
 
     def places_images(self, token: str, tokenizer: Tokenizer) -> bool:
-        """Whether it takes a message as a list of parts and writes ``token`` where one of them is an image."""
+        """The template accepts a message as a list of parts and writes ``token`` in place of an image part."""
         if self._places is None:
             probe = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "probe"}]}]
             try:
@@ -152,24 +155,24 @@ class ChatTemplate:
         return self._places
 
     def _data(self, messages: Any, tools: Any, documents: Any, variables: Mapping[str, Any]) -> dict[str, Any]:
-        """Everything a caller gave, as fresh plain data."""
+        """The caller's input, copied to plain data."""
         for name in variables:
             if name in _RESERVED or name.startswith("_"):
-                raise InvalidArgument(f"{name} cannot be given to a chat template",
+                raise InvalidArgument(f"`{name}` cannot be passed to a chat template", param=name,
                                       hint="A template is chosen when a model is loaded, never by a request"
                                       if "template" in name else None)
         if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Iterable):
-            raise InvalidArgument(f"messages is {type(messages).__name__}, allowed: a list of dicts")
+            raise InvalidArgument(param="messages", got=type(messages).__name__, allowed="a list of dicts")
         chat = _plain(list(messages), "messages")
         if not chat:
-            raise InvalidArgument("messages is empty, allowed: at least one message")
+            raise InvalidArgument(param="messages", got="empty", allowed="a list of at least one message")
         for at, message in enumerate(chat):
             if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-                raise InvalidArgument(f"messages[{at}] is not a message",
+                raise InvalidArgument(param=f"messages[{at}]", got=shown(message), allowed="a message",
                                       hint='A message is a dict such as {"role": "user", "content": "Hello"}')
         for name, value in (("tools", tools), ("documents", documents)):
             if value is not None and (isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable)):
-                raise InvalidArgument(f"{name} is {type(value).__name__}, allowed: a list of dicts")
+                raise InvalidArgument(param=name, got=type(value).__name__, allowed="a list of dicts")
         return {
             "messages": list(map(_with_reasoning, chat)),
             "tools": None if tools is None else _dicts(_plain(list(tools), "tools"), "tools"),
@@ -180,7 +183,8 @@ class ChatTemplate:
     def _render(self, data: dict[str, Any], add_generation_prompt: bool, continue_final_message: bool) -> str:
         if continue_final_message:
             if add_generation_prompt:
-                raise InvalidArgument("add_generation_prompt and continue_final_message exclude each other")
+                raise InvalidArgument("`add_generation_prompt` and `continue_final_message` exclude each other",
+                                      param="continue_final_message")
             final = _open_last(data["messages"][-1])
         text = self._run({**self._special, **data, "add_generation_prompt": bool(add_generation_prompt)})
         if not continue_final_message:
@@ -236,7 +240,7 @@ class ChatTemplate:
         from jinja2 import meta
 
         environment = _shared_environment()
-        self._compile(environment)  # refuses what is too large to be walked through
+        self._compile(environment)  # refuses data that is too large to traverse
         return frozenset(meta.find_undeclared_variables(environment.parse(self.source)))
 
     def _compile(self, environment: Environment) -> Any:
@@ -287,8 +291,8 @@ def _plain(value: Any, where: str, depth: int = 0) -> Any:
             try:
                 value.encode()
             except UnicodeEncodeError as error:
-                raise InvalidArgument(f"{where} has half of a surrogate pair at character {error.start}, allowed: "
-                                      "Unicode text") from None
+                raise InvalidArgument(param=where, got=f"half of a surrogate pair at character {error.start}",
+                                      allowed="Unicode text") from None
         return str.__str__(value)
     if isinstance(value, int):
         return int.__int__(value)
@@ -314,12 +318,12 @@ def _plain(value: Any, where: str, depth: int = 0) -> Any:
 def _dicts(values: list[Any], name: str) -> list[Any]:
     for at, value in enumerate(values):
         if not isinstance(value, dict):
-            raise InvalidArgument(f"{name}[{at}] is {type(value).__name__}, allowed: a dict")
+            raise InvalidArgument(param=f"{name}[{at}]", got=type(value).__name__, allowed="a dict")
     return values
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    """Puts a message's reasoning under every name that templates read it by."""
+    """Copies a message's reasoning to every key that templates read."""
     reasoning = next((message[name] for name in _REASONING if message.get(name) is not None), None)
     return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
@@ -336,7 +340,7 @@ def _open_last(message: dict[str, Any]) -> str:
                 text = part["text"]
                 part["text"] = text + _CONTINUE
                 return text
-    raise InvalidArgument("the last message has no text to continue")
+    raise InvalidArgument("the last message has no text to continue", param="messages")
 
 
 def _size(value: Any) -> tuple[int, int]:
@@ -365,7 +369,6 @@ class _Guard:
     """
 
     def __init__(self, texts: Iterable[str]) -> None:
-        from ..tokenizers.specials import compile_trie
         texts = [text for text in texts if len(text) > 1]
         self._find = compile_trie(texts)
         # without those made of letters only: they could be names that a template compares ("user", "text")
@@ -386,13 +389,14 @@ class _Guard:
         """Marks strings of ``data``, in place; returns the mark if there was anything to mark."""
         strings: list[str] = []
         keys: list[str] = []
-        _each_string(data, strings.append, keys.append)
+        each_string(data, strings.append, keys.append)
         if not (any(map(self._risky, strings)) or any(map(self._find.search, keys))):
             return None
         strings += keys
         mark = next((char for char in MARKS if not any(char in text for text in strings)), None)
         if mark is None:
-            raise InvalidArgument("messages hold the noncharacters U+FDD0 to U+FDD3, which no text may hold")
+            raise InvalidArgument(param="messages", got="text with all of U+FDD0 to U+FDD3",
+                                  allowed="text without these noncharacters")
         for name, value in list(data.items()):
             data[name] = _map_strings(value, lambda text: self._mark(text, mark),
                                       lambda text: self._break(text, mark))
@@ -402,7 +406,7 @@ class _Guard:
         return bool(self._find.search(text)) or self._cut(text.rstrip(), True) or self._cut(text.lstrip(), False)
 
     def _cut(self, text: str, end: bool) -> bool:
-        """Whether ``text`` ends as a control token begins, or begins as one ends."""
+        """The end of ``text`` may begin a control token, or its start may end one."""
         for size in range(1, min(self._longest, len(text) + 1)):
             if (text[-size:] in self._heads) if end else (text[:size] in self._tails):
                 return True
@@ -424,17 +428,17 @@ class _Guard:
         return text
 
 
-def _each_string(value: Any, visit: Callable[[str], Any], visit_key: Callable[[str], Any]) -> None:
+def each_string(value: Any, visit: Callable[[str], Any], visit_key: Callable[[str], Any]) -> None:
     if isinstance(value, str):
         visit(value)
     elif isinstance(value, dict):
         for key, item in value.items():
             if isinstance(key, str):
                 visit_key(key)
-            _each_string(item, visit, visit_key)
+            each_string(item, visit, visit_key)
     elif isinstance(value, (list, tuple)):
         for item in value:
-            _each_string(item, visit, visit_key)
+            each_string(item, visit, visit_key)
 
 
 def _map_strings(value: Any, change: Callable[[str], str], change_key: Callable[[str], str]) -> Any:

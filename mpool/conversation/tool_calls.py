@@ -2,8 +2,8 @@
 
 A parser is fed an answer as it is decided, in pieces of any size, thoughts taken off
 (:mod:`mpool.conversation.reasoning`).
-What may still become a mark is kept back, and so are spaces that may stand before one; what comes out does not depend
-on how the text was cut. What begins as a call and is none, or calls a function that was not given, is text.
+Text that may begin a marker is buffered, and so are spaces before it; the result does not depend on how the text was
+split. Text that only starts like a call, or calls an unknown function, stays text.
 
 Where a grammar keeps the answer to its form (``sure``), the arguments of a call are given as they are written; else a
 call is given when it is complete.
@@ -26,12 +26,12 @@ _NAME = r"[^\s<>\[\]{}\"'`]{1,64}"
 _HEAD = re.compile(rf'\{{\s*"name"\s*:\s*"({_NAME})"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{{)')
 _PLAIN = re.compile(rf"\s*(?P<name>{_NAME})\s*(\[CALL_ID\]\s*(?P<id>\w{{1,64}})\s*)?")
 _NUMBERED = re.compile(rf"\s*(?P<id>(?P<name>{_NAME}?):\d{{1,6}})\s*")
-#: A name, with what stands before its arguments, is not longer.
+#: Maximum length of a name with the text before its arguments.
 _LONGEST = 256
 
 
 class Piece(NamedTuple):
-    """What is new of a call: the first piece of each has its ``id`` and ``name``; ``arguments`` is JSON text."""
+    """New part of a function call: the first one of each call has ``id`` and ``name``; ``arguments`` is JSON text."""
 
     number: int
     id: str | None
@@ -49,11 +49,11 @@ class Call(NamedTuple):
 
 
 class _Wait(Exception):
-    """What is here may be the beginning of what is expected."""
+    """The buffered text may begin the expected text."""
 
 
 class _Never(Exception):
-    """What is here is something else."""
+    """The buffered text differs from the expected text."""
 
 
 class Calls:
@@ -73,7 +73,7 @@ class Calls:
         self._step: Callable[[], bool] = \
             self._beginning if framed and not form.leads else \
             self._leading if form.leads or form.bare else self._reading
-        self._text = ""  # what was not given yet; of a call that is not certain yet, all
+        self._text = ""  # text not returned yet; for an uncertain call, all of it
         self._gap = ""  # spaces before it
         self._bared = False  # calls have no marks, though the form has
         self._last = False
@@ -86,7 +86,7 @@ class Calls:
         self._value = self._scanned = 0  # where a value begins that is not complete, and where nothing ended it
 
     def feed(self, text: str, last: bool = False) -> tuple[str, list[Piece]]:
-        """What is new of (text, calls). ``last``: nothing follows."""
+        """New (text, parts of calls). ``last``: nothing follows."""
         self._text += text
         self._last, self._out, self._pieces = last, [], []
         more = True
@@ -117,7 +117,7 @@ class Calls:
             self._said = self._spoken = True
 
     def _beginning(self) -> bool:
-        """The first mark, or text to the end."""
+        """Parses up to the first marker, or the rest as text."""
         text, mark = self._text.lstrip(), self._form.mark
         if text.startswith(mark):
             self._text = text
@@ -127,13 +127,13 @@ class Calls:
         return self._to(self._speaking)
 
     def _speaking(self) -> bool:
-        """Text to the end."""
+        """Parses the rest as text."""
         self._say(self._text)
         self._text = ""
         return False
 
     def _leading(self) -> bool:
-        """The beginning of an answer whose calls have no mark."""
+        """Parses the start of a completion whose calls have no marker."""
         squeezed, leads = "".join(self._text.split()), LEADS if self._form.leads else BARE_LEADS
         if not squeezed.startswith(leads):
             if not self._last and any(lead.startswith(squeezed) for lead in leads):
@@ -178,12 +178,12 @@ class Calls:
         return False
 
     def _to(self, step: Callable[[], bool], start: int = 0) -> bool:
-        """Goes on with a step, behind what was read."""
+        """Continues with a step after the text parsed so far."""
         self._step, self._text, self._extent, self._value = step, self._text[start:], None, 0
         return True
 
     def _is_text(self) -> None:
-        """What was taken for a call is none."""
+        """Treats the text parsed as a call as plain text."""
         if self._step == self._opening:
             size = len(self._form.mark)
             self._say(self._gap + self._text[:size])
@@ -192,7 +192,7 @@ class Calls:
         self._to(self._reading)
 
     def _give_up(self) -> None:
-        """The answer ends before what is expected: what would have been a call is text, or the beginning of one."""
+        """The completion ends before the expected text: the started call is text, or an incomplete call."""
         if not self._sure and self._step in (self._opening, self._next, self._beginning, self._leading,
                                                self._bare, self._another):
             self._say(self._gap + self._text if self._step == self._opening else self._text)
@@ -212,12 +212,12 @@ class Calls:
         return at
 
     def _opening(self) -> bool:
-        """What stands before the first call, and that."""
+        """Parses the text before the first call, and the start of the call."""
         at = self._expect(0, self._form.section) if self._form.section else 0
         return self._call(self._expect(at, "[") if self._form.listed else at)
 
     def _next(self) -> bool:
-        """Another call, or the end of them."""
+        """Parses another call, or the end of the calls."""
         form, text = self._form, self._text
         at = _SPACE.match(text).end()  # type: ignore[union-attr]
         if form.listed:
@@ -264,7 +264,7 @@ class Calls:
         return self._take(name, id, self._loads(at, end), end)
 
     def _named(self, at: int, middle: str) -> tuple[str, str | None, int]:
-        """A name, an id if there is one, and where what follows ``middle`` begins."""
+        """The name, the id if present, and the index after ``middle``."""
         end = self._text.find(middle, at, at + _LONGEST)
         if end < 0:
             if len(self._text) >= at + _LONGEST:
@@ -335,7 +335,7 @@ class Calls:
         return self._to(self._closing, end)
 
     def _begin(self, name: str, id: str | None, at: int) -> bool:
-        """A call whose arguments are given as they come."""
+        """Parses a call whose arguments are streamed."""
         self._add(name, id, "")
         self._complete = False
         self._to(self._arguments, at)
@@ -366,11 +366,11 @@ class Calls:
         return self._to(self._brace if self._form.body == "json" else self._closing, end)
 
     def _brace(self) -> bool:
-        """The end of an object whose arguments were given."""
+        """Parses the end of an object whose arguments were streamed."""
         return self._to(self._closing, self._expect(0, "}"))
 
     def _closing(self) -> bool:
-        """What closes a call, which may be missing."""
+        """Parses the end of a call, which may be missing."""
         if self._bared:
             return self._to(self._another)
         try:
@@ -385,7 +385,7 @@ def _no_constant(name: str) -> Any:
 
 
 def _unicode(text: str) -> str:
-    """Without halves of surrogate pairs, which JSON can name."""
+    """Removes halves of surrogate pairs, which JSON escapes can produce."""
     return text.encode("utf-8", "replace").decode()
 
 

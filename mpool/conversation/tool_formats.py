@@ -1,8 +1,7 @@
-"""How models write calls of tools: one row a form, known by the words of the model's chat template.
-
-A row says what stands around a call, for all three that have to agree: the grammar that keeps a model to it
-(:mod:`mpool.conversation.tool_grammar`), the parser that takes an answer apart (:mod:`mpool.conversation.tool_calls`),
-and what a template is given that writes no calls of its own.
+"""Tool-call formats of models: one row per format, recognised by the words of the model's chat template. A row states
+the text around a call, for all three that have to agree: the grammar that constrains a model
+(:mod:`mpool.conversation.tool_grammar`), the parser of completions (:mod:`mpool.conversation.tool_calls`), and the text
+for templates that do not write calls themselves.
 
 Sources:
     Hermes, Qwen2.5, Qwen3, SmolLM3, Granite 4: the templates; https://github.com/NousResearch/Hermes-Function-Calling
@@ -24,8 +23,8 @@ from . import reasoning
 
 
 class Function(NamedTuple):
-    """A function that a model may call. ``parameters``: the JSON schema of its arguments, which are an object;
-    ``strict``: a keyword in it that a grammar cannot keep is an error."""
+    """A function that a model may call. ``parameters``: the JSON schema of the arguments object; ``strict``: a schema
+    keyword that a grammar cannot enforce is an error."""
 
     name: str
     parameters: Mapping[str, Any]
@@ -43,7 +42,7 @@ class ToolFormat:
         open, close: around each call.
         section, end: around all of them, with ``[`` and ``]`` if ``listed``.
         between: two calls.
-        key: what an object calls the arguments.
+        key: the key of the arguments in an object.
         middle: between a name and its arguments.
         numbered: a name is followed by ``:`` and a number, and both together are the id of the call.
         leads: an answer that begins with such an object is a call: there is no mark.
@@ -69,16 +68,16 @@ class ToolFormat:
 
     @property
     def prefix(self) -> str:
-        """What stands before the first call."""
+        """The text before the first call."""
         return self.section + "[" * self.listed + self.open
 
     @property
     def mark(self) -> str:
-        """What begins calls in an answer: the first word of ``prefix``. Empty if ``leads``."""
+        """The marker that starts calls in a completion: the first word of ``prefix``. Empty if ``leads``."""
         return (self.section or self.open).strip().partition("\n")[0]
 
     def around(self, name: str) -> tuple[str, str]:
-        """What stands before and after the arguments of a call, between ``open`` and ``close``."""
+        """The text before and after the arguments of a call, between ``open`` and ``close``."""
         if self.body == "json":
             return f'{{"name": {json.dumps(name)}, "{self.key}": ', "}"
         return name + ":0" * self.numbered + (">\n" if self.body == "xml" else self.middle), ""
@@ -118,7 +117,7 @@ DEEPSEEK_V31 = ToolFormat("deepseek_v31", "marked", "<｜tool▁call▁begin｜>
 KIMI_K2 = ToolFormat("kimi_k2", "marked", "<|tool_call_begin|>functions.", "<|tool_call_end|>",
                      "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>",
                      middle="<|tool_call_argument_begin|>", numbered=True)
-#: As :class:`mpool.conversation.reasoning.HarmonyCalls` gives them; the grammar has what models write.
+#: As :class:`mpool.conversation.reasoning.HarmonyCalls` gives them; the grammar has the spelling that models use.
 HARMONY = ToolFormat("harmony", "marked", reasoning.CALL, "<|call|>", middle="<|message|>", most=1)
 
 

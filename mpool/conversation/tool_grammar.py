@@ -1,7 +1,7 @@
 """Grammars of answers that may call tools, or have to, in a model's own form (:mod:`mpool.conversation.tool_formats`).
 
-Text is free up to a mark; what follows is calls to the last character, each with arguments that fit the function's JSON
-schema. Where a caller wants answers of a form of its own, an answer is calls or that, from its first character on.
+Text is free up to a mark; the rest is calls up to the last character, each with arguments that match the function's
+JSON schema. Where a caller wants answers of a form of its own, an answer is calls or that, from its first character on.
 Written for llguidance, whose lexemes are greedy unless marked lazy; a lazy one ends everything else that began
 where it did, which is why text cannot run over a mark.
 
@@ -21,14 +21,14 @@ from .tool_formats import HARMONY, Function, ToolFormat
 
 
 class Grammar(NamedTuple):
-    """What keeps answers to a form.
+    """A grammar for completions in a tool-call format.
 
     Attributes:
         lark: for llguidance.
         marks: a text that holds none of these, and ends with no part of one, can be followed by the same as before;
             behind the first of them come calls. None: that cannot be said.
         leads: nor can it be said of answers that begin with one of these words, or a part of one, spaces left out.
-        parts: grammars of schemas all of which has to be kept: ``lark`` lets pass what of them cannot be.
+        parts: grammars of schemas all of which has to be kept: ``lark`` allows the texts that cannot be part of one.
     """
 
     lark: str
@@ -38,13 +38,13 @@ class Grammar(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What an answer is that calls nothing: JSON of a ``schema``, which is JSON text, or text of a ``regex``."""
+    """A completion without calls: JSON that matches a ``schema`` (JSON text), or text that matches a ``regex``."""
 
     kind: Literal["schema", "regex"]
     source: str
 
 
-#: What answers begin with that are calls without a mark, spaces left out: see LEADING and BARE.
+#: Start of completions that are calls without a marker, spaces left out: see LEADING and BARE.
 LEADS = ('{"name":"', '<|python_tag|>{"name":"')
 BARE_LEADS = ('{"name":"', '```{"name":"', '```json{"name":"')
 
@@ -63,7 +63,7 @@ _OPENERS = ("additionalProperties", "unevaluatedProperties", "patternProperties"
 #: Keywords whose values are schemas by name, and those whose values are none.
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _DATA = ("const", "enum", "default", "examples")
-#: Keywords of which each says what an object has: with two of them, which property comes first is not easily said.
+#: Keywords that each describe an object's properties: with two of them, which property comes first is not easily said.
 _SOURCES = ("properties", "anyOf", "oneOf", "allOf", "$ref")
 _ANY = "/(?s:.*)/"
 
@@ -74,11 +74,11 @@ def grammar_of(form: ToolFormat, functions: Sequence[Function], *, forced: bool,
 
     Args:
         form: of calls.
-        functions: what may be called.
+        functions: the functions that may be called.
         forced: an answer is calls, after thoughts if the model thinks; else it may be text, or text and then calls.
         single: one call at most.
-        splitter: what takes thoughts off the answers; None if they have none.
-        answer: what they are if they call nothing; None: any text, with calls behind it or not.
+        splitter: the splitter of reasoning and answer; None if they have none.
+        answer: the format of completions without calls; None: any text, with calls behind it or not.
 
     Raises:
         ValueError: answers of that form can look like calls, which have no mark.
@@ -163,7 +163,7 @@ def _either(form: ToolFormat, functions: Sequence[Function], answer: Answer) -> 
 
 
 def _moved(schema: Any, where: str) -> Any:
-    """A schema that stands at another place in its document, where its references find what they found."""
+    """A schema moved inside its document, with its references adjusted."""
     if isinstance(schema, list):
         return [_moved(one, where) for one in schema]
     if not isinstance(schema, dict):
@@ -180,7 +180,7 @@ def _moved(schema: Any, where: str) -> Any:
 
 
 def _may_lead(schema: Any, root: Any, depth: int = 0) -> bool:
-    """Whether JSON of a schema may be an object whose first property is ``name``, as far as that is easily said:
+    """JSON of the schema may be an object whose first property is ``name``; a conservative check:
     properties are written in the order of the schema."""
     if not isinstance(schema, dict) or depth > 8:
         return True
@@ -225,7 +225,7 @@ def _regex(text: str) -> str:
 
 
 def _calls(form: ToolFormat, functions: Sequence[Function], single: bool) -> list[str]:
-    """Rules ``calls``, ``rest`` (without the mark) and what they need; for harmony ``call`` only."""
+    """Rules ``calls``, ``rest`` (without the marker) and their dependencies; for harmony ``call`` only."""
     rules: list[str] = []
     calls = []
     for at, function in enumerate(functions):
@@ -304,7 +304,7 @@ def _object(function: Function) -> dict[str, Any]:
 # ---- arguments in tags -----------------------------------------------------------------------------------------------
 
 def is_text(schema: Any) -> bool:
-    """Whether a value of this schema stands between tags as it is; all others stand there as JSON."""
+    """A value of this schema is written verbatim between tags; other values are written as JSON."""
     if not isinstance(schema, Mapping):
         return False
     kind = schema.get("type")
@@ -319,7 +319,7 @@ def is_text(schema: Any) -> bool:
 
 
 def may_be_null(schema: Any) -> bool:
-    """Whether a schema says that a value may be null."""
+    """The schema allows null."""
     if not isinstance(schema, Mapping):
         return False
     kind = schema.get("type")
@@ -338,7 +338,7 @@ def _values(schema: Mapping[str, Any]) -> list[Any] | None:
 
 
 def _tagged(at: int, function: Function, rules: list[str]) -> str:
-    """What matches a function's arguments in tags, in the order of the schema."""
+    """Rules for a function's arguments in tags, in the order of the schema."""
     schema = function.parameters
     properties, required = schema.get("properties") or {}, schema.get("required") or ()
     found = []
@@ -382,7 +382,7 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-#: Characters of a regular expression, with what belongs to them.
+#: Characters of a regular expression, each with its quantifier or class.
 _CHARS = re.compile(r"\\.|\[\^?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
 
 

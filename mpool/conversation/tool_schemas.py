@@ -1,7 +1,7 @@
 """Tools as callers give them: OpenAI's dicts, Python functions, pydantic classes. All become OpenAI's dicts.
 
-A function's schema is made of its signature and its docstring (Google's style); what it cannot say is an error, never a
-guess.
+A function's schema is made of its signature and its docstring (Google's style); an annotation without a JSON schema is
+an error, never guessed.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..checks import shown
+from ..checks import refuse, shown
 from ..errors import InvalidArgument, LimitError
+from .grammar import MAX_DEPTH, _depth
 
-#: Bounds of what a caller may give: tools, and characters of all of them as JSON.
+#: Bounds of the caller's tools: tools, and characters of all of them as JSON.
 MAX_TOOLS, MAX_CHARS = 128, 1 << 18
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _ALLOWED = ('a dict {"type": "function", "function": {"name": ..., "description": ..., "parameters": {...}}}, a '
@@ -36,35 +37,35 @@ def read(tools: Any) -> list[dict[str, Any]]:
         LimitError: there are too many, or they are too large.
     """
     if isinstance(tools, (str, bytes, Mapping)) or not isinstance(tools, Sequence):
-        raise InvalidArgument(f"tools is {shown(tools)}, allowed: a list of tools", hint=f"A tool is {_ALLOWED}")
+        refuse("tools", tools, "a list of tools", hint=f"A tool is {_ALLOWED}")
     if len(tools) > MAX_TOOLS:
-        raise LimitError(f"tools has {len(tools):,} entries, the limit is {MAX_TOOLS}")
+        raise LimitError(param="tools", got=f"{len(tools):,} tools", allowed=f"at most {MAX_TOOLS} tools")
     found, names, chars = [], set(), 0
     for at, tool in enumerate(tools):
         where = f"tools[{at}]"
         function = _given(where, tool) if isinstance(tool, Mapping) else _made(where, tool)
         name, made = function["name"], {"type": "function", "function": function}
         if name in names:
-            raise InvalidArgument(f"{where} has the name {name!r}, which another one has, too")
+            raise InvalidArgument(param=f"{where}.function.name", got=f"{name!r}, which another tool has",
+                                  allowed="unique among the tools")
         names.add(name)
         chars += len(_json(where, made))
         if chars > MAX_CHARS:
-            raise LimitError(f"tools have more than {MAX_CHARS:,} characters as JSON, which is the limit")
+            raise LimitError(param="tools", got="more", allowed=f"at most {MAX_CHARS:,} characters as JSON")
         found.append(made)
     return found
 
 
 def _json(where: str, value: Any) -> str:
-    from .grammar import MAX_DEPTH, _depth
-
     if _depth(value) > MAX_DEPTH:
-        raise LimitError(f"{where} is nested more than {MAX_DEPTH} deep")
+        raise LimitError(f"{where} is nested more than {MAX_DEPTH} deep", param="tools",
+                         allowed=f"nested at most {MAX_DEPTH} deep")
     try:
         text = json.dumps(value, allow_nan=False, ensure_ascii=False)
         text.encode()
         return text
     except (TypeError, ValueError) as error:
-        raise InvalidArgument(f"{where} is no JSON: {error}") from None
+        raise InvalidArgument(param=where, got=f"a value that is not JSON: {error}", allowed="plain JSON") from None
 
 
 def _given(where: str, tool: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,23 +75,23 @@ def _given(where: str, tool: Mapping[str, Any]) -> dict[str, Any]:
         function = {key: value for key, value in tool.items() if key != "type"}
     if kind != "function" or not isinstance(function, Mapping):
         got = shown(kind) if kind != "function" else "no function"
-        raise InvalidArgument(f"{where} is {got}, allowed: {_ALLOWED}")
+        raise InvalidArgument(param=where, got=got, allowed=_ALLOWED)
     name, description, strict = function.get("name"), function.get("description"), function.get("strict")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise InvalidArgument(f"{where}.function.name is {shown(name)}, allowed: 1 to 64 letters, digits, _, - and .")
+        refuse(f"{where}.function.name", name, "1 to 64 letters, digits, _, - and .")
     if description is not None and not isinstance(description, str):
-        raise InvalidArgument(f"{where}.function.description is {shown(description)}, allowed: text")
+        refuse(f"{where}.function.description", description, "text")
     if strict is not None and not isinstance(strict, bool):
-        raise InvalidArgument(f"{where}.function.strict is {shown(strict)}, allowed: True or False")
+        refuse(f"{where}.function.strict", strict, "True or False")
     parameters = function.get("parameters")
     if parameters is None:
         parameters = {"type": "object", "properties": {}}
     elif not isinstance(parameters, Mapping) or parameters.get("type", "object") != "object":
-        raise InvalidArgument(f"{where}.function.parameters is {shown(parameters)}, allowed: the JSON schema of an "
-                              'object, {"type": "object", "properties": {...}}')
+        refuse(f"{where}.function.parameters", parameters,
+               'the JSON schema of an object, {"type": "object", "properties": {...}}')
     for key, kind, allowed in (("properties", Mapping, "a dict, name -> schema"), ("required", list, "a list")):
         if key in parameters and not isinstance(parameters[key], kind):
-            raise InvalidArgument(f"{where}.function.parameters.{key} is {shown(parameters[key])}, allowed: {allowed}")
+            refuse(f"{where}.function.parameters.{key}", parameters[key], allowed)
     return {**function, "description": description or "", "parameters": parameters}
 
 
@@ -100,11 +101,11 @@ def _made(where: str, tool: Any) -> dict[str, Any]:
     name = getattr(tool, "__name__", None)
     if not callable(tool) or not isinstance(name, str) or not _NAME.fullmatch(name):
         hint = "A function without a name needs a dict" if callable(tool) else None
-        raise InvalidArgument(f"{where} is {name if callable(tool) and name else shown(tool)}, allowed: {_ALLOWED}",
+        raise InvalidArgument(param=where, got=name if callable(tool) and name else shown(tool), allowed=_ALLOWED,
                               hint=hint)
     if isinstance(tool, type):
         if not hasattr(tool, "model_json_schema"):
-            raise InvalidArgument(f"{where} is the class {name}, allowed: {_ALLOWED}")
+            raise InvalidArgument(param=where, got=f"the class {name}", allowed=_ALLOWED)
         return {"name": name, "description": inspect.cleandoc(tool.__doc__ or ""),
                 "parameters": tool.model_json_schema()}
     return _of_signature(f"{where}, {name}", name, tool)
@@ -114,18 +115,18 @@ def _of_signature(where: str, name: str, function: Callable[..., Any]) -> dict[s
     try:
         signature, hints = inspect.signature(function), typing.get_type_hints(function, include_extras=True)
     except (TypeError, ValueError, NameError) as error:
-        raise InvalidArgument(f"{where}: its signature cannot be read: {error}") from None
+        raise InvalidArgument(f"{where}: the signature cannot be read: {error}", param="tools") from None
     said, described = _docstring(function.__doc__)
     properties: dict[str, Any] = {}
     required = []
     for parameter in signature.parameters.values():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise InvalidArgument(f"{where}: its parameter {parameter} cannot be named in a call, allowed: parameters "
-                                  "that can be given by name")
+            raise InvalidArgument(f"{where}: parameter {parameter} must be one that is passed by name", param="tools",
+                                  got=str(parameter), allowed="a parameter that is passed by name")
         if parameter.name not in hints:
-            raise InvalidArgument(f"{where}: its parameter {parameter.name} has no annotation, which says what may be "
-                                  "given")
-        schema = _schema(f"{where}: its parameter {parameter.name}", hints[parameter.name])
+            raise InvalidArgument(f"{where}: parameter {parameter.name} must have a type annotation", param="tools",
+                                  got=parameter.name, allowed="annotated")
+        schema = _schema(f"{where}: parameter {parameter.name}", hints[parameter.name])
         if parameter.name in described and "description" not in schema:
             schema["description"] = described[parameter.name]
         if parameter.default is parameter.empty:
@@ -138,7 +139,7 @@ def _of_signature(where: str, name: str, function: Callable[..., Any]) -> dict[s
 
 
 def _docstring(text: str | None) -> tuple[str, dict[str, str]]:
-    """What a docstring says before its sections, and of each parameter."""
+    """The text of a docstring before its sections, and the description of each parameter."""
     said: list[str] = []
     described: dict[str, str] = {}
     section, indent, current = "", -1, ""
@@ -199,7 +200,8 @@ def _collection(where: str, hint: Any, kind: Any, args: tuple[Any, ...]) -> dict
                 "maxItems": len(args)}
     if kind in (dict, Mapping, typing.Mapping) and (not args or args[0] is str):
         return {"type": "object", **({"additionalProperties": _schema(where, args[1])} if args else {})}
-    raise InvalidArgument(f"{where} is of type {getattr(hint, '__name__', hint)}, of which there is no JSON schema",
+    raise InvalidArgument(f"{where} is of type {getattr(hint, '__name__', hint)}, which has no JSON schema",
+                          param="tools", got=str(getattr(hint, "__name__", hint)),
                           hint="Allowed are str, int, float, bool, None, list, dict, tuple, Literal, enums, unions, "
                                "TypedDicts, dataclasses and pydantic classes; or give the tool as a dict")
 
@@ -225,7 +227,7 @@ def _inlined(where: str, schema: Any) -> Any:
             return value
         name = str(value.get("$ref", "")).removeprefix("#/$defs/")
         if name in inside:
-            raise InvalidArgument(f"{where} contains itself ({name})",
+            raise InvalidArgument(f"{where} contains itself ({name})", param="tools",
                                   hint="Give the tool as a pydantic class or a dict")
         if name in shared:
             own = {key: item for key, item in value.items() if key != "$ref"}

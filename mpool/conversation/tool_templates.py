@@ -1,4 +1,4 @@
-"""How a chat template wants to be given tools, and the calls of earlier turns: found out by rendering a small one."""
+"""How a chat template takes tools and the calls of earlier turns, detected by rendering a small conversation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OTHER = {"type": "function", "function": {"name": "other", "description": "", "
 
 
 class ToolUse(NamedTuple):
-    """What a template makes of tools.
+    """How a template uses tools.
 
     Attributes:
         tools: ``"variable"``: it reads ``tools``; ``"message"``: the system message's ``tools``, a text; ``"text"``: it
@@ -35,7 +35,7 @@ class ToolUse(NamedTuple):
 
 
 def use_of(template: ChatTemplate) -> ToolUse:
-    """Of a template. Cheap after the first time."""
+    """Tool use of a template, cached."""
     found: ToolUse | None = getattr(template, "_tool_use", None)
     if found is None:
         found = ToolUse(_tools(template), *_calls(template))
@@ -83,7 +83,7 @@ def with_calls(messages: list[dict[str, Any]], use: ToolUse, form: ToolFormat | 
 
 
 def _numbered(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The conversation with ids that say what is called, which some templates write in place of the name."""
+    """The conversation with ids that contain the function's name: some templates write the id in its place."""
     ids: dict[str, str] = {}
     found = []
     for message in messages:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 from ..checks import integer, shown
-from ..errors import FileError, FormatError, InvalidArgument
-from .captures import SUFFIX, CaptureRecord
+from ..errors import FormatError, InvalidArgument
+from ..tasks.capture_files import CaptureRecord
+from ..tasks.capture_files import read_capture as read_capture
 
 if TYPE_CHECKING:
     CaptureLike = str | os.PathLike[str] | Iterable[CaptureRecord]
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 Grade = Literal["exact", "close", "acceptable", "apart"]
 #: Grade -> the largest absolute difference that it allows.
 GRADES: dict[Grade, float] = {"exact": 1e-5, "close": 1e-3, "acceptable": 1e-1, "apart": math.inf}
-#: Characters of a line.
-_MAX_LINE = 64 << 20
 
 
 def grade_of(difference: float) -> Grade:
@@ -57,7 +54,8 @@ class CaptureDifference:
 
 @dataclass(frozen=True, slots=True)
 class CaptureComparison:
-    """What :func:`mpool.compare_captures` finds. ``differences``: of each record, in the order of the first capture."""
+    """Result of :func:`mpool.compare_captures`. ``differences``: one for each record, in the order of the
+    first capture."""
 
     differences: tuple[CaptureDifference, ...]
 
@@ -68,7 +66,7 @@ class CaptureComparison:
 
     @property
     def grade(self) -> Grade:
-        """Of the worst."""
+        """Grade of the worst record."""
         return self.worst.grade
 
     @property
@@ -87,79 +85,6 @@ class CaptureComparison:
         return next((found for found in self.differences if not found.most <= GRADES[grade]), None)
 
 
-def read_capture(path: str | os.PathLike[str]) -> tuple[CaptureRecord, ...]:
-    """The records in a file, or in all ``.jsonl`` files of a folder, one after the other.
-
-    Raises:
-        FileError: it cannot be read.
-        FormatError: a line is no record; the message says which and why.
-    """
-    if not isinstance(path, (str, os.PathLike)):
-        raise InvalidArgument(f"path is {shown(path)}, allowed: a {SUFFIX} file, or a folder of them")
-    try:
-        found = Path(path)
-        files = sorted(found.glob(f"*{SUFFIX}")) if found.is_dir() else [found]
-        return tuple(record for file in files for record in _records(file))
-    except OSError as error:
-        if isinstance(error, FileError):
-            raise
-        raise FileError(f"a capture cannot be read: {error.filename or path}: {error.strerror or error}") from None
-
-
-def _records(path: Path) -> Iterator[CaptureRecord]:
-    with open(path, "rb") as file:
-        for number in range(1, 1 << 62):
-            line = file.readline(_MAX_LINE + 1)
-            if not line:
-                return
-            try:
-                if len(line) > _MAX_LINE:
-                    raise ValueError("it is too long")
-                found = _record(_parsed(line))
-            except ValueError as error:
-                raise FormatError(f"{path}, line {number}: no record of a capture: {error}") from None
-            yield found
-
-
-def _parsed(line: bytes) -> Any:
-    """What a line says. The last one need not have a line's end, if it is whole."""
-    try:
-        return json.loads(line.decode("utf-8-sig"))
-    except RecursionError:
-        raise ValueError("it is nested too deep") from None
-    except ValueError as error:
-        if not line.endswith(b"\n"):
-            raise ValueError("it is cut short") from None
-        if isinstance(error, UnicodeDecodeError):
-            raise ValueError("it is not UTF-8") from None
-        if isinstance(error, json.JSONDecodeError):
-            raise ValueError(f"it is not JSON: {error.msg}, column {error.colno}") from None
-        raise ValueError("a number has too many digits") from None
-
-
-def _record(value: Any) -> CaptureRecord:
-    names = [field.name for field in fields(CaptureRecord)]
-    if not isinstance(value, dict) or set(value) != set(names):
-        raise ValueError("it has to have " + ", ".join(names))
-    for name in ("checkpoint", "team", "job_id", "dtype"):
-        if not isinstance(value[name], str) or not 1 <= len(value[name]) <= 256:
-            raise ValueError(f"{name} is no text of 1 to 256 characters")
-    token, shape, values = (value[name] for name in ("token_idx", "shape", "values"))
-    if type(token) is not int or not 0 <= token < 1 << 31:
-        raise ValueError("token_idx is no number from 0 on")
-    if not isinstance(shape, list) or not all(type(size) is int and 0 < size < 1 << 62 for size in shape):
-        raise ValueError("shape is no list of sizes")
-    if not isinstance(values, list) or not 1 <= len(values) <= math.prod(shape) \
-            or not all(one is None or type(one) in (int, float) for one in values):
-        raise ValueError("values is no list of numbers, at least one and no more than shape says")
-    try:
-        numbers = tuple(None if one is None or not math.isfinite(one) else float(one) for one in values)
-    except OverflowError:
-        raise ValueError("values has a number that is too large for a float64") from None
-    return CaptureRecord(value["checkpoint"], value["team"], token, value["job_id"], value["dtype"], tuple(shape),
-                         numbers)
-
-
 def compare_captures(first: CaptureLike, second: CaptureLike, *, tokens: int | None = None) -> CaptureComparison:
     """Holds two captures of the same prompt against each other.
 
@@ -169,7 +94,7 @@ def compare_captures(first: CaptureLike, second: CaptureLike, *, tokens: int | N
         first, second: files, folders, or records. If each has one ``job_id``, its calls are compared whatever it is;
             otherwise calls of the same ``job_id``. Where one was used again, the first call with the first, and so on:
             the next begins where the records begin anew.
-        tokens: only the first so many of each call; None: all.
+        tokens: tokens of each request to compare, the first ones; None: all.
 
     Raises:
         FormatError: they are not of the same calls, tokens and stages, of the same shapes and with as many values; or

@@ -1,4 +1,4 @@
-"""Tables for people: what is loaded, and what this build runs on."""
+"""Tables for people: loaded models, and the configuration of this build."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ModelRow:
 
     Attributes:
         key: its name; weights of another class of arithmetic than the automatic one have it in brackets.
-        capability: what it is for.
+        capability: capability of the model.
         state: ``"cold"`` (not in memory), ``"loading"``, ``"ready"``, ``"busy"``, ``"evicting"``, ``"failed"``.
         compute: class of arithmetic, once loaded.
         isolation: where its workers run: ``"thread"``, or ``"process"``: each in a process of its own.
@@ -72,7 +72,7 @@ class ModelRow:
 
 
 class ModelTable(Sequence[ModelRow]):
-    """What :func:`mpool.ps` returns: rows, which show themselves as a table in a terminal and in a notebook."""
+    """Result of :func:`mpool.ps`: rows, displayed as a table in a terminal and in a notebook."""
 
     _HEAD = ("MODEL", "CAPABILITY", "STATE", "COMPUTE", "WEIGHTS", "WORKING", "WORKERS", "RUNNING", "QUEUED", "CALLS",
              "IDLE")
@@ -167,7 +167,7 @@ def show_config(mode: Literal["stdout"] = "stdout") -> None: ...
 @overload
 def show_config(mode: Literal["dicts"]) -> dict[str, Any]: ...
 def show_config(mode: Literal["stdout", "dicts"] = "stdout") -> dict[str, Any] | None:
-    """Shows what this build runs on: CPU, kernels, BLAS, lanes, memory, options, versions. For bug reports.
+    """Shows what this build runs on: CPU, kernels, BLAS, compute threads, memory, options, versions. For bug reports.
 
     Args:
         mode: ``"stdout"`` prints it; ``"dicts"`` returns it, as ``numpy.show_config`` does.
@@ -181,6 +181,7 @@ def show_config(mode: Literal["stdout", "dicts"] = "stdout") -> dict[str, Any] |
     if mode not in ("stdout", "dicts"):
         raise InvalidArgument(f"mode is {mode!r}, allowed: 'stdout', 'dicts'")
     found = dict(_core.config())
+    found["compute_threads"] = found["lanes"]  # lanes: the name of one more release
     found["options"] = {name: {"value": value, "default": default, "meaning": meaning}
                         for name, value, default, meaning in _core.options()}
     found["versions"] = _versions()
@@ -196,7 +197,7 @@ def _lines(found: dict[str, Any]) -> Iterable[str]:
         + (f", sanitizer: {found['sanitizer']}" if found["sanitizer"] else "")
     yield f"CPU       {cpu['name']}"
     yield f"features  {' '.join(cpu['features']) or 'none'}; in use: {cpu['level']}"
-    yield f"lanes     {found['lanes']}"
+    yield f"threads   {found['compute_threads']}"
     for node in found["nodes"] if len(found["nodes"]) > 1 else ():
         yield f"node      {node['number']}: CPUs {node['cpus']}"
     yield f"memory    {found['memory_bytes'] / 1e6:,.0f} MB offered to this process"

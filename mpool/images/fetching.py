@@ -1,8 +1,8 @@
-"""Images from URLs: http and https, limited in time and bytes. Only on request: whoever passes URLs on from others lets
-them reach whatever this machine reaches.
+"""Images from URLs: http and https, limited in time and bytes. Only on request: a program that forwards URLs of others
+lets them reach every host that this machine reaches.
 
 One deadline holds for all of a fetch: names, connections, TLS, proxies, headers, redirects, bodies. Each wait for a
-socket is given what is left of it, so that a server that sends a byte now and then is no better off.
+socket gets the remaining time, so a server that sends single bytes gains none.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class _Deadline:
 
 
 def _resolved(host: str, port: int, deadline: _Deadline) -> list[Any]:
-    """Addresses of a host. The system's resolver knows no timeout, so that a thread waits for it, left behind if it
-    takes too long."""
+    """Addresses of a host. The system's resolver has no timeout: a thread waits for it and is abandoned at the
+    deadline."""
     found: list[Any] = []
 
     def ask() -> None:
@@ -84,7 +84,7 @@ def _connected(host: str, port: int, deadline: _Deadline) -> socket.socket:
 
 
 class _Reads(io.RawIOBase):
-    """What comes from a socket, until the deadline."""
+    """Reads a socket until the deadline."""
 
     def __init__(self, line: socket.socket, deadline: _Deadline) -> None:
         self._line, self._deadline, self._raw = line, deadline, line.makefile("rb", buffering=0)
@@ -102,7 +102,7 @@ class _Reads(io.RawIOBase):
 
 
 class _Line:
-    """What http.client uses of a socket; each wait ends with the deadline."""
+    """The part of a socket that http.client uses; each wait ends at the deadline."""
 
     def __init__(self, line: socket.socket, deadline: _Deadline) -> None:
         self.line, self._deadline = line, deadline
@@ -190,7 +190,8 @@ def fetch(url: str, name: str, most: int, timeout: float | None = None) -> bytes
             while chunk := answer.read1(_CHUNK):
                 found += chunk
                 if len(found) > most:
-                    raise InvalidArgument(f"{name} has more than {most:,} bytes, allowed: at most so many")
+                    raise InvalidArgument(param=name, got=f"more than {most:,} bytes",
+                                          allowed=f"at most {most:,} bytes")
             return bytes(found)
     except MpoolError:
         raise

@@ -1,7 +1,8 @@
 """From whatever a caller has to pixels.
 
-PNG, JPEG and WebP are decoded, by Pillow. What an image may be is limited before its pixels are decoded: bytes, pixels,
-sides, proportions, one frame. What a decoder says about a broken file is never passed on: errors have fixed texts.
+PNG, JPEG and WebP are decoded, by Pillow. An image's size and format are checked before its pixels are decoded: bytes,
+pixels,
+sides, proportions, one frame. A decoder's message about a corrupted file is never passed on: errors have fixed texts.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ import base64
 import binascii
 import io
 import os
+import sys
 import threading
 from collections.abc import Mapping, Set
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import FileError, InvalidArgument, MpoolError
+from ..errors import FileError, InvalidArgument, LimitError, MpoolError
+from ..models.files import open_regular
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,14 +32,15 @@ else:
 #: Formats that are decoded, by Pillow's names.
 FORMATS = ("PNG", "JPEG", "WEBP")
 FORMAT_WORDS = "PNG, JPEG or WebP"
+_INPUTS = "a path, a URL, bytes, base64 text, a Pillow image or an array [height, width, 3]"
 MAX_BYTES = 1 << 26
 MAX_PIXELS = 1 << 26
 MIN_SIDE, MAX_SIDE = 2, 1 << 15
 #: Numbers of an array that are converted at once.
 _AT_ONCE = 1 << 18
-#: Of the longer side to the shorter.
+#: Maximum ratio of the longer side to the shorter.
 MAX_RATIO = 200
-#: What the base64 text of an image in one of FORMATS begins with.
+#: First characters of the base64 text of an image in one of FORMATS.
 _BASE64 = ("iVBORw0KGgo", "/9j/", "UklGR")
 #: Modes whose transparency is put onto white.
 _WHITE = (255, 255, 255, 255)
@@ -50,8 +54,6 @@ def images_of(images: Any, most: int,
         InvalidArgument: neither an image nor a list of them.
         LimitError: more than ``most``; ``hint`` says what to do.
     """
-    from ..errors import LimitError
-
     if isinstance(images, np.ndarray):
         if images.ndim in (2, 3):
             return None
@@ -59,25 +61,25 @@ def images_of(images: Any, most: int,
         return None
     if isinstance(images, (Mapping, Set)) or not hasattr(images, "__len__") or not hasattr(images, "__iter__") \
             or getattr(images, "ndim", 4) != 4:
-        raise InvalidArgument(f"images is {_kind(images)}, allowed: a path, a URL, bytes, base64 text, a Pillow image, "
-                              "an array [height, width, 3], or a list of them")
+        raise InvalidArgument(param="images", got=_kind(images),
+                              allowed=f"{_INPUTS}, or a list of them")
     if len(images) > most:
-        raise LimitError(f"images has {len(images):,} images, one call takes at most {most:,}",
+        raise LimitError(f"`images` must hold at most {most:,} images, got {len(images):,}", param="images",
                          hint=hint)
     return list(images)
 
 
-def read_image(image: Any, name: str = "the image", *, allow_urls: bool = False,
+def read_image(image: Any, name: str = "image", *, allow_urls: bool = False,
                timeout: float | None = None) -> Image:
-    """An image as Pillow has it: RGB, upright, decoded.
+    """Reads an image as a Pillow image: RGB, upright, decoded.
 
     Transparency is put onto white, as transformers does; CMYK, palettes, grey and 16 bits become RGB.
 
     Args:
         image: a path; a URL; the bytes of a file; base64 text of one, or a ``data:`` URL; a Pillow image; an array
             ``[height, width]`` or ``[height, width, 1, 3 or 4]`` of uint8, or of floats from 0 to 1.
-        name: what errors call it.
-        allow_urls: whether ``http`` and ``https`` URLs are fetched.
+        name: the name in errors.
+        allow_urls: fetch ``http`` and ``https`` URLs.
         timeout: seconds for fetching.
 
     Raises:
@@ -94,15 +96,13 @@ def read_image(image: Any, name: str = "the image", *, allow_urls: bool = False,
     elif isinstance(image, os.PathLike):
         image = _of_file(os.fspath(image), name)
     if not isinstance(image, (bytes, bytearray, memoryview)):
-        raise InvalidArgument(f"{name} is {_kind(image)}, allowed: a path, a URL, bytes, base64 text, a Pillow image, "
-                              "an array [height, width, 3]")
+        raise InvalidArgument(param=name, got=_kind(image),
+                              allowed=_INPUTS)
     return _of_bytes(bytes(image), name)
 
 
 def _is_pillow(value: Any) -> bool:
-    import sys
-
-    module = sys.modules.get("PIL.Image")  # whoever has an image has imported it
+    module = sys.modules.get("PIL.Image")  # a caller with a Pillow image has imported Pillow
     return module is not None and isinstance(value, module.Image)
 
 
@@ -114,18 +114,20 @@ def _kind(value: Any) -> str:
 
 def _of_text(text: str, name: str, allow_urls: bool, timeout: float | None) -> bytes:
     if not text:
-        raise InvalidArgument(f"{name} is an empty text, allowed: a path, a URL or base64 of an image")
+        raise InvalidArgument(param=name, got="an empty text", allowed="a path, a URL or base64 of an image")
     if text[:5].lower() == "data:":
         head, comma, body = text.partition(",")
         if not comma or not head.lower().endswith(";base64"):
-            raise InvalidArgument(f"{name} is a data URL without base64, allowed: data:image/png;base64,...")
+            raise InvalidArgument(param=name, got="a data URL without base64", allowed="data:image/png;base64,...")
         return _of_base64(body, name)
     scheme, mark, _ = text[:16].partition("://")
     if mark:
         if scheme.lower() not in ("http", "https"):
-            raise InvalidArgument(f"{name} is a URL that is not fetched, allowed: http and https")
+            raise InvalidArgument(param=name, got=f"a URL of the scheme {scheme}", allowed="an http or https URL")
         if not allow_urls:
-            raise InvalidArgument(f"{name} is a URL, and fetching is not allowed", hint="allow_urls=True fetches it")
+            raise InvalidArgument(f"`{name}` is a URL, and fetching is not allowed", param=name, got="a URL",
+                                  allowed="a path, bytes or base64 of an image",
+                                  hint="Pass allow_urls=True to fetch it")
         from .fetching import fetch
 
         return fetch(text, name, MAX_BYTES, timeout)
@@ -136,29 +138,30 @@ def _of_text(text: str, name: str, allow_urls: bool, timeout: float | None) -> b
 
 def _of_base64(text: str, name: str) -> bytes:
     if len(text) > MAX_BYTES // 3 * 4 + 4:
-        raise InvalidArgument(f"{name} has more than {MAX_BYTES >> 20} MiB, allowed: at most so many")
+        raise InvalidArgument(param=name, got=f"more than {MAX_BYTES:,} bytes",
+                              allowed=f"at most {MAX_BYTES:,} bytes")
     try:
         return base64.b64decode("".join(text.split()), validate=True)
     except (binascii.Error, ValueError):
-        raise InvalidArgument(f"{name} is not valid base64, allowed: base64 of a {FORMAT_WORDS} file") from None
+        raise InvalidArgument(param=name, got="invalid base64", allowed=f"base64 of a {FORMAT_WORDS} file") from None
 
 
 def _of_file(path: str | bytes, name: str) -> bytes:
-    from ..models.files import open_regular
-
     shown = os.fsdecode(path)
     if "\0" in shown or len(shown) > 4096:
-        raise InvalidArgument(f"{name} is text that is neither a path, a URL nor base64 of an image")
+        raise InvalidArgument(param=name, got="text that is none of these",
+                              allowed="a path, a URL or base64 of an image")
     try:
         fd, size = open_regular(shown)
     except MpoolError as error:
         if isinstance(error, FileError):
             error.hint = error.hint or f"{name} is taken for a path: text is a path, a URL or base64 of an image"
             raise
-        raise InvalidArgument(f"{name} is no regular file, allowed: a {FORMAT_WORDS} file") from None
+        raise InvalidArgument(param=name, got="a path that is not a regular file",
+                              allowed=f"a {FORMAT_WORDS} file") from None
     with os.fdopen(fd, "rb", closefd=True) as file:
         if size > MAX_BYTES:
-            raise InvalidArgument(f"{name} has {size:,} bytes, allowed: at most {MAX_BYTES:,}")
+            raise InvalidArgument(param=name, got=f"{size:,} bytes", allowed=f"at most {MAX_BYTES:,} bytes")
         return file.read(MAX_BYTES + 1)
 
 
@@ -168,46 +171,48 @@ def _of_bytes(data: bytes, name: str) -> Image:
     from PIL import Image, UnidentifiedImageError
 
     if not data or len(data) > MAX_BYTES:
-        raise InvalidArgument(f"{name} has {len(data):,} bytes, allowed: 1 to {MAX_BYTES:,}")
+        raise InvalidArgument(param=name, got=f"{len(data):,} bytes", allowed=f"1 to {MAX_BYTES:,} bytes")
     try:
         opened = Image.open(io.BytesIO(data), formats=FORMATS)
     except Image.DecompressionBombError:
-        raise InvalidArgument(f"{name} has too many pixels, allowed: at most {MAX_PIXELS:,}") from None
+        raise InvalidArgument(param=name, got="too many pixels", allowed=f"at most {MAX_PIXELS:,} pixels") from None
     except UnidentifiedImageError:
-        raise InvalidArgument(f"{name} is no {FORMAT_WORDS} image, allowed: one of these",
+        raise InvalidArgument(param=name, got="another format", allowed=f"a {FORMAT_WORDS} image",
                               hint="Other formats: open it with Pillow and pass the image") from None
-    except Exception:  # a decoder may raise anything for a broken file, and what it says is not passed on
+    except Exception:  # a decoder may raise anything for a corrupted file; its message is not passed on
         raise _broken(name) from None
     with opened:
         return _decoded(opened, name)
 
 
 def _broken(name: str) -> InvalidArgument:
-    return InvalidArgument(f"{name} is cut short or damaged, allowed: a whole {FORMAT_WORDS} image")
+    return InvalidArgument(param=name, got="a truncated or corrupted file", allowed=f"a whole {FORMAT_WORDS} image")
 
 
 def _check_size(width: int, height: int, name: str) -> None:
-    shown = f"{name} is {width:,} x {height:,} pixels"
     if width * height > MAX_PIXELS:
-        raise InvalidArgument(f"{shown}, allowed: at most {MAX_PIXELS:,} in all")
-    if not MIN_SIDE <= min(width, height) or max(width, height) > MAX_SIDE:
-        raise InvalidArgument(f"{shown}, allowed: {MIN_SIDE} to {MAX_SIDE:,} a side")
-    if max(width, height) > MAX_RATIO * min(width, height):
-        raise InvalidArgument(f"{shown}, allowed: one side at most {MAX_RATIO} times the other")
+        allowed = f"at most {MAX_PIXELS:,} pixels in all"
+    elif not MIN_SIDE <= min(width, height) or max(width, height) > MAX_SIDE:
+        allowed = f"{MIN_SIDE} to {MAX_SIDE:,} pixels a side"
+    elif max(width, height) > MAX_RATIO * min(width, height):
+        allowed = f"at most {MAX_RATIO} times as long on one side as on the other"
+    else:
+        return
+    raise InvalidArgument(param=name, got=f"{width:,} x {height:,} pixels", allowed=allowed)
 
 
-#: Of a caller's image, which other threads may have too: Pillow reads the pixels when they are first wanted, and not
-#: from several threads at a time.
+#: Guards the caller's images: Pillow reads pixels lazily, and not from several threads at a time.
 _LOADING = threading.Lock()
 
 
 def _decoded(image: Image, name: str, given: bool = False) -> Image:
-    """RGB and upright. given: it is the caller's own, which is left as it is."""
+    """Converts to upright RGB. given: the caller's own image, which stays unchanged."""
     from PIL import ImageOps
 
     _check_size(*image.size, name)
-    if not given and image.format in ("PNG", "WEBP") and getattr(image, "n_frames", 1) > 1:
-        raise InvalidArgument(f"{name} has {image.n_frames} frames, allowed: 1",  # type: ignore[attr-defined]
+    frames = getattr(image, "n_frames", 1) if not given and image.format in ("PNG", "WEBP") else 1
+    if frames > 1:
+        raise InvalidArgument(param=name, got=f"{frames} frames", allowed="an image of one frame",
                               hint="Pass the frame that is meant")
     try:
         if given:
@@ -217,7 +222,7 @@ def _decoded(image: Image, name: str, given: bool = False) -> Image:
             image.load()
         try:
             turned = ImageOps.exif_transpose(image)
-        except Exception:  # notes of a camera that cannot be read turn nothing
+        except Exception:  # unreadable EXIF data: no rotation
             turned = image
         found = _rgb(turned, name)
     except MpoolError:
@@ -239,7 +244,7 @@ def _rgb(image: Image, name: str) -> Image:
         grey = np.clip(values >> shift, 0, 255).astype(np.uint8)
         return Image.fromarray(grey).convert("RGB")
     if image.mode == "F":
-        raise InvalidArgument(f"{name} is a Pillow image of floats, allowed: modes of 8 and 16 bits",
+        raise InvalidArgument(param=name, got="a Pillow image of floats", allowed="an image of 8 or 16 bits a channel",
                               hint="Pass an array of floats from 0 to 1")
     if "A" in image.getbands() or "a" in image.getbands() or image.info.get("transparency") is not None:
         return _on_white(image)
@@ -270,18 +275,19 @@ def _of_array(array: NDArray[Any], name: str) -> Image:
 
     if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 3, 4)):
         first = array.ndim == 3 and array.shape[0] in (1, 3, 4)
-        raise InvalidArgument(f"{name} is an array of shape {array.shape}, allowed: [height, width] and [height, "
-                              "width, 1, 3 or 4]",
-                              hint="Channels come last: array.transpose(1, 2, 0)" if first else None)
+        raise InvalidArgument(param=name, got=f"an array of shape {array.shape}",
+                              allowed="an array [height, width] or [height, width, 1, 3 or 4]",
+                              hint='Channels come last: array.transpose(1, 2, 0)' if first else None)
     _check_size(array.shape[1], array.shape[0], name)
     if array.dtype.kind == "f":
         low, high = float(array.min()), float(array.max())
         if not (low >= 0 and high <= 1):  # NaN is in no range
-            raise InvalidArgument(f"{name} is an array of {array.dtype.name} from {low:g} to {high:g}, allowed: floats "
-                                  "from 0 to 1, or uint8")
+            raise InvalidArgument(param=name, got=f"an array of {array.dtype.name} from {low:g} to {high:g}",
+                                  allowed="an array of floats from 0 to 1, or uint8")
         array = _of_floats(array)
     elif array.dtype != np.uint8:
-        raise InvalidArgument(f"{name} is an array of {array.dtype.name}, allowed: uint8, or floats from 0 to 1")
+        raise InvalidArgument(param=name, got=f"an array of {array.dtype.name}",
+                              allowed="an array of uint8, or of floats from 0 to 1")
     if array.ndim == 3 and array.shape[2] == 1:
         array = array[:, :, 0]
     return _rgb(Image.fromarray(np.ascontiguousarray(array)), name)

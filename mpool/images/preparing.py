@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
     from ..models import ImageSettings
 
-#: Sides that a resize may come to: a long narrow image whose shorter side is raised has a very long one.
+#: Maximum side after a resize: enlarging the shorter side of a narrow image makes the longer side very long.
 MAX_SIDE = 1 << 14
 
 
-def prepare(image: Image, settings: ImageSettings, name: str = "the image") -> NDArray[np.uint8]:
-    """The pixels that the core is given: uint8 ``[height, width, 3]``.
+def prepare(image: Image, settings: ImageSettings, name: str = "image") -> NDArray[np.uint8]:
+    """Prepares the pixels for the core: uint8 ``[height, width, 3]``.
 
     Args:
         image: RGB.
-        settings: what the model wants.
+        settings: the model's image settings.
 
     Raises:
-        InvalidArgument: an image that would become too large or too small.
+        InvalidArgument: the image would become too large or too small.
     """
     resize = settings.resize
     if settings.pad_square is not None:
@@ -41,27 +41,28 @@ def prepare(image: Image, settings: ImageSettings, name: str = "the image") -> N
         else:
             width, height = int(resize[1] * width / height), resize[1]
         if max(width, height) > MAX_SIDE:
-            raise InvalidArgument(f"{name} would become {width:,} x {height:,} pixels for this model, allowed: "
-                                  f"{MAX_SIDE:,} a side", hint="Crop it before")
+            raise InvalidArgument(param=name, got=f"an image that the model resizes to {width:,} x {height:,}",
+                                  allowed=f"at most {MAX_SIDE:,} pixels a side after resizing",
+                                  hint="Crop it before")
         image = image.resize((width, height), resample=settings.resample)  # type: ignore[arg-type]
     pixels = np.asarray(image)
     if settings.crop is not None:
         pixels = crop(pixels, *settings.crop)
     if min(pixels.shape[:2]) < settings.patch_size:
-        raise InvalidArgument(f"{name} is {pixels.shape[1]} x {pixels.shape[0]} pixels for this model, allowed: "
-                              f"{settings.patch_size} and more a side")
+        raise InvalidArgument(param=name, got=f"{pixels.shape[1]} x {pixels.shape[0]} pixels",
+                              allowed=f"at least {settings.patch_size} pixels a side")
     return pixels if settings.any_size else whole_patches(pixels, settings.patch_size)
 
 
 def whole_patches(pixels: NDArray[Any], patch: int) -> NDArray[Any]:
-    """An image ``[h, w, c]`` without what is left of its last patches at the right and at the bottom, which no patch of
-    the model sees: SigLIP's 384 pixels a side are 27 patches of 14."""
+    """Crops an image ``[h, w, c]`` to whole patches; the model ignores incomplete patches at the right and bottom:
+    SigLIP's 384 pixels a side are 27 patches of 14."""
     height, width = pixels.shape[:2]
     return pixels[:height // patch * patch, :width // patch * patch]
 
 
 def square(image: Image, colour: tuple[int, int, int]) -> Image:
-    """An image in the middle of a square of one colour."""
+    """Pads an image to a square of one colour."""
     from PIL import Image
 
     width, height = image.size
@@ -74,11 +75,11 @@ def square(image: Image, colour: tuple[int, int, int]) -> Image:
 
 
 def crop(pixels: NDArray[Any], height: int, width: int) -> NDArray[Any]:
-    """The middle of an image ``[h, w, c]``; black around it where it is smaller."""
+    """Crops the centre of an image ``[h, w, c]``; pads with black where it is smaller."""
     top, left = (pixels.shape[0] - height) // 2, (pixels.shape[1] - width) // 2
     if top >= 0 and left >= 0:
         return pixels[top:top + height, left:left + width]
-    # the reference pads each side that is too short up to the crop, then cuts as if nothing had been
+    # the reference pads short sides up to the crop size, then crops as usual
     tall, wide = max(height, pixels.shape[0]), max(width, pixels.shape[1])
     below, beside = ceil((tall - pixels.shape[0]) / 2), ceil((wide - pixels.shape[1]) / 2)
     padded = np.zeros((tall, wide, pixels.shape[2]), dtype=pixels.dtype)

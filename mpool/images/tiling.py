@@ -1,4 +1,4 @@
-"""From an image to the tiles that a model with text looks at, and to what stands for it in the prompt."""
+"""Cuts an image into the tiles of a vision model, and makes its placeholder in the prompt."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Placeholders in a row, for rows of the next ``tiles`` tiles of an image: one after the other, or as ``sources``
-    says, where -1 is the learned newline."""
+    """Consecutive placeholders for rows of the next ``tiles`` tiles of an image, in order, or as ``sources`` selects
+    them; -1 is the learned newline."""
 
     tiles: int
     rows: int
@@ -35,7 +35,7 @@ class Cut:
 
     Attributes:
         tiles: uint8 ``[height, width, 3]`` each.
-        pieces: what stands in the prompt: texts of tokens, and runs that take all tiles in their order.
+        pieces: the placeholder in the prompt: texts of tokens, and runs that take all tiles in their order.
     """
 
     tiles: list[NDArray[np.uint8]]
@@ -43,13 +43,13 @@ class Cut:
 
 
 def rows_of(settings: VisionSettings, height: int, width: int) -> int:
-    """Rows that a tile of so many pixels becomes."""
+    """Number of rows of a tile of this size."""
     unit = settings.image.patch_size * settings.merge
     return height // unit * (width // unit) + settings.keep_class
 
 
 def cut(image: Image, settings: VisionSettings, name: str) -> Cut:
-    """What becomes of an image.
+    """Cuts an image into tiles.
 
     Raises:
         InvalidArgument: an image that would become too large or too small.
@@ -181,7 +181,7 @@ def _split(image: Image, settings: VisionSettings) -> Cut:
 # ---- Qwen2.5-VL: images of any size ----------------------------------------------------------------------------------
 
 def _sides(height: int, width: int, unit: int, least: int, most: int) -> tuple[int, int]:
-    """Multiples of ``unit`` near an image's own sides, with so many pixels in all."""
+    """Multiples of ``unit`` near the image's sides, within the limits of total pixels."""
     high, wide = round(height / unit) * unit, round(width / unit) * unit
     if high * wide > most:
         by = sqrt(height * width / most)
@@ -198,7 +198,8 @@ def _of_any_size(image: Image, settings: VisionSettings) -> Cut:
     if settings.pixels is None:
         high, wide = height // unit * unit, width // unit * unit
         if not high or not wide:
-            raise InvalidArgument(f"an image is {width} x {height} pixels, this model takes {unit} and more a side")
+            raise InvalidArgument(param="image", got=f"{width} x {height} pixels",
+                                  allowed=f"at least {unit} pixels a side")
         tile = np.asarray(image)[:high, :wide]
     else:
         high, wide = _sides(height, width, unit, *settings.pixels)

@@ -26,7 +26,8 @@ from langchain_core.utils.pydantic import is_basemodel_subclass
 from pydantic import BaseModel, ConfigDict, Field
 
 from .. import aio
-from .._runtime import default_pool
+from .._functions import default_pool
+from ..checks import refuse
 from ..errors import InvalidArgument
 from ..model import Model
 
@@ -207,9 +208,9 @@ class ChatMpool(BaseChatModel):
             raise InvalidArgument(f"with_structured_output got {', '.join(kwargs)}, allowed: schema, method, "
                                   "include_raw, strict")
         if method not in _METHODS:
-            raise InvalidArgument(f"method is {method!r}, allowed: {', '.join(_METHODS)}")
+            refuse("method", method, "one of " + ", ".join(_METHODS))
         if schema is None and method != "json_mode":
-            raise InvalidArgument(f"schema is None, allowed: a schema for the method {method}")
+            refuse("schema", None, f"a schema for the method {method}")
         plain = None if schema is None else convert_to_json_schema(schema)
         form = {"type": "json_object"} if plain is None else \
             {"type": "json_schema", "json_schema": {
@@ -227,7 +228,7 @@ class ChatMpool(BaseChatModel):
 
 def _streamed(options: dict[str, Any]) -> dict[str, Any]:
     if options.get("n", 1) != 1:
-        raise InvalidArgument(f"n is {options['n']!r}, allowed in a stream: 1")
+        refuse("n", options["n"], "1 in a stream")
     return options
 
 

@@ -25,7 +25,7 @@ from llm.parts import AttachmentPart, Message, ReasoningPart, StreamEvent, TextP
 from pydantic import Field, create_model
 
 from .. import models as catalog
-from .._runtime import default_pool
+from .._functions import default_pool
 from ..errors import InvalidArgument, MpoolError
 from ..pool import Pool
 from ..tasks.sampling import TABLE
@@ -44,8 +44,8 @@ _BATCH = 256
 _FIELDS: dict[str, Any] = {
     name: (row.kind | None, Field(default=None, description=row.allowed))  # type: ignore[operator]
     for name, row in TABLE.items() if name != "n"}
-_FIELDS |= {"stop": (str | None, Field(default=None, description="a text before which the answer ends")),
-            "timeout": (float | None, Field(default=None, description="seconds for the answer"))}
+_FIELDS |= {"stop": (str | None, Field(default=None, description="stop before this text")),
+            "timeout": (float | None, Field(default=None, description="time limit in seconds"))}
 Options: Any = create_model("Options", __base__=llm.Options, **_FIELDS)
 
 
@@ -165,7 +165,8 @@ def register_commands(cli: click.Group) -> None:
 
 def _offer(name: str, ref: str) -> Offer:
     if name in {offer.name for offer in catalogued()}:
-        raise InvalidArgument(f"the name {name} is that of a model of the catalogue")
+        raise InvalidArgument(f"`name` must not be a key of the catalogue, got {name!r}", param="name", got=repr(name),
+                                  allowed="no key of the catalogue")
     with Pool() as pool:
         pool._check_free(name, None)
         model = pool.get(str(catalog.parse_reference(ref)))

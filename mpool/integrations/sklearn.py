@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 
-from .._runtime import default_pool
+from .._functions import default_pool
 from ..errors import InvalidArgument
 from ..model import Model
 from ..tasks.text_embedding import texts_of
@@ -76,7 +76,7 @@ class EmbeddingTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         """
         texts = _texts(X)
         if not texts:
-            raise InvalidArgument("X has no texts, allowed: at least one")
+            raise InvalidArgument(param="X", got="none", allowed="at least one text")
         self._n_features_out = self._embed(texts[:1]).shape[1]
         return self
 
@@ -113,7 +113,7 @@ class EmbeddingTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
 
 def _texts(X: Any) -> list[Any]:
     if isinstance(X, str):
-        raise InvalidArgument("X is one str, allowed: a list of str")
+        raise InvalidArgument(param="X", got="one str", allowed="a list of str")
     shape: tuple[int, ...] = getattr(X, "shape", ())
     if len(shape) == 2 and shape[1] == 1 and not hasattr(X, "toarray"):
         X = np.asarray(X, dtype=object)[:, 0]

@@ -1,4 +1,4 @@
-"""References, sources and descriptions: from a name to files on disk, and from files to what the core loads.
+"""References, sources and descriptions: a name to files on disk, and files to the spec that the core loads.
 
 ``resolve`` turns a reference into checked files; ``describe`` reads them into a
 :class:`~mpool.models.spec.ModelDescription`; ``load_catalogue`` gives the known models. Everything is imported on

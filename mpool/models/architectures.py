@@ -1,6 +1,6 @@
 """The architectures that mpool knows: their tensors, under both names and with their shapes, and their sizes.
 
-One row an architecture, in ``families``; here is what is done with a row. Hyper-parameters are named as in
+One row an architecture, in ``families``; this module applies a row. Hyper-parameters are named as in
 GGUF whatever the file was (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md#standardized-key-value-pairs);
 ``hf_config`` translates a ``config.json`` into that naming. Letters in shapes stand for sizes:
 
@@ -39,7 +39,7 @@ _PART = re.compile(r"(.+)\[(\d+)\]")
 
 
 def find(table: Mapping[str, Row], name: str, *, file: str, field: str) -> Row:
-    """What a table has for an architecture. Raises FormatError if there is nothing."""
+    """The table's rows for an architecture. Raises FormatError if there are none."""
     row = table.get(name)
     if row is None:
         raise FormatError(file=file, field=field, got=shorten(repr(name)), allowed=", ".join(sorted(table)),
@@ -48,12 +48,12 @@ def find(table: Mapping[str, Row], name: str, *, file: str, field: str) -> Row:
 
 
 def of_capability(rows: list[Architecture], embeds: bool) -> list[Architecture]:
-    """Those rows that give vectors, or those that do not; all if there are none of that kind."""
+    """The rows that compute embeddings, or those that do not; all rows if that kind has none."""
     return [row for row in rows if (row.capability == "text_embedding") == embeds] or rows
 
 
 def marked(rows: list[Architecture], names: Callable[[], Iterable[str]], *, gguf: bool) -> list[Architecture]:
-    """Those rows whose mark is among the names of a model's tensors, or those without one."""
+    """The rows whose mark is among the model's tensor names, else the rows without a mark."""
     if not any(row.mark[gguf] for row in rows):
         return rows
     there = list(names())
@@ -61,7 +61,7 @@ def marked(rows: list[Architecture], names: Callable[[], Iterable[str]], *, gguf
     return found or [row for row in rows if not row.mark[gguf]] or rows
 
 
-#: Of all layers together.
+#: Limit for all layers together.
 MAX_EXPERTS = 1 << 16
 
 
@@ -73,7 +73,7 @@ def _capped(kv: Fields, key: str, cap: int, what: str, default: int | None = Non
 
 
 def check_layers(table: Fields, name: str) -> None:
-    """Raises FormatError or LimitError unless a model may have so many layers: before anything is listed by layer."""
+    """Raises FormatError or LimitError unless the number of layers is allowed: before anything is listed by layer."""
     _capped(table, f"{name}.block_count", MAX_LAYERS, "layers")
 
 
@@ -232,9 +232,9 @@ def map_folder(row: Architecture, size: Mapping[str, int], tensors: Mapping[str,
     Args:
         tensors: by their names in the files; ``paths`` are those files.
         file: what errors about missing or surplus tensors name.
-        tied: whether the output layer is the embedding. If the files have both, they are compared as transformers
+        tied: the output layer is the embedding. If the files have both, they are compared as transformers
             does: equal, the output layer is left out; different, it stays.
-        same: whether two tensors hold the same bytes.
+        same: compares two tensors byte by byte.
 
     Raises:
         FormatError: tensors missing, left over, under two names, or of another shape.
@@ -275,7 +275,7 @@ def map_folder(row: Architecture, size: Mapping[str, int], tensors: Mapping[str,
 
 
 def _modern(name: str) -> str:
-    """Name of a tensor today: the first BERT checkpoints called a norm's weight and bias gamma and beta."""
+    """Current name of a tensor: the first BERT checkpoints named a norm's weight and bias gamma and beta."""
     if name.endswith("LayerNorm.gamma"):
         return name[:-len("gamma")] + "weight"
     return name[:-len("beta")] + "bias" if name.endswith("LayerNorm.beta") else name

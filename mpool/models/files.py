@@ -54,21 +54,21 @@ def file_kind(mode: int) -> str:
     return "a special file"
 
 
-#: What tells a file's content from another's without reading it; None: it is not there.
+#: The identity of a file's content, taken without reading it; None: the file does not exist.
 Stamp = tuple[int, ...] | None
 
 _noted: ContextVar[dict[str, Stamp] | None] = ContextVar("mpool_noted", default=None)
 
 
 def _stamp_of(found: os.stat_result) -> Stamp:
-    if not stat.S_ISREG(found.st_mode):  # of a folder, what is in it
+    if not stat.S_ISREG(found.st_mode):  # for a folder, its entries
         return found.st_dev, found.st_ino, found.st_mtime_ns
     return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_mode,
             found.st_nlink, found.st_uid, found.st_gid)
 
 
 def stamp(path: str) -> Stamp:
-    """What tells a file's content, or the names in a folder, from what was there before, without reading it."""
+    """The identity of a file's content, or of a folder's names, taken without reading it."""
     try:
         return _stamp_of(os.stat(path))
     except (OSError, ValueError):
@@ -76,7 +76,7 @@ def stamp(path: str) -> Stamp:
 
 
 def same_stamp(a: Stamp, b: Stamp) -> bool:
-    """Whether two stamps are of one content. Writing moves the time of change, which nobody can set back; so do other
+    """Two stamps belong to the same content. Writing changes ctime, which no program can set back; so do other
     modes, owners and links, and those are told apart from it (as ``mp_file_id_same`` of the core does)."""
     if a is None or b is None or len(a) < 9 or len(b) < 9:
         return a == b
@@ -84,7 +84,7 @@ def same_stamp(a: Stamp, b: Stamp) -> bool:
 
 
 def changed(stamps: Mapping[str, Stamp], folders: bool = False) -> str | None:
-    """The first of the files (and folders) that is no longer what its stamp says; None: all are."""
+    """The first file (or folder) that differs from its stamp; None: all are."""
     for path, was in stamps.items():
         if (folders or was is None or len(was) > 3) and not same_stamp(was, stamp(path)):
             return path
@@ -188,7 +188,7 @@ class Folder:
         return f"Folder({self.path!r})"
 
     def inside(self, real: str) -> bool:
-        """Whether a path without links is behind the fence."""
+        """A path without links stays inside the allowed folder."""
         root, *blobs = self._fence
         if real == root or real.startswith(root.rstrip("/") + "/"):
             return True
@@ -198,7 +198,7 @@ class Folder:
             and _SHARED_BLOB.fullmatch(real[len(blobs[1]) + 1:]) is not None
 
     def sub(self, name: str, *, declared_in: str, field: str) -> Folder:
-        """A folder inside this one, whether or not it exists."""
+        """A folder inside this one; it need not exist."""
         check_relative(name, file=declared_in, field=field, allow_empty=True)
         path = os.path.join(self.path, name) if name else self.path
         real = os.path.realpath(path)
@@ -219,7 +219,7 @@ class Folder:
         return path
 
     def has(self, name: str) -> bool:
-        """Whether something of that name is there (it may still be refused when it is read)."""
+        """An entry of that name exists; reading it may still be refused."""
         return os.path.lexists(os.path.join(self.path, name))
 
     def names(self) -> list[str]:

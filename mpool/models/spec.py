@@ -1,4 +1,4 @@
-"""What the C core needs to know to load a model, and what Python keeps beside it.
+"""Descriptions of models: the spec from which the C core loads, and the settings that Python keeps.
 
 Python reads a model's own files once, strictly, and states the result as a :class:`ModelSpec`; from it the C core
 loads, evicts and loads again without Python. Hyper-parameters use GGUF's key names and tensors use GGUF's tensor
@@ -23,9 +23,8 @@ Value = bool | int | float | str | list[bool] | list[int] | list[float] | list[s
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """One tensor in one file.
-
-    ``shape`` is in row-major (numpy) order, outermost first: a linear layer's weight is ``(out_features,
+    """A tensor in a file. ``shape`` is in row-major (numpy) order, outermost first: a linear layer's weight is
+    ``(out_features,
     in_features)``. ``dtype`` is a name of ``csrc/tensor/dtype.def`` (``"F32"``, ``"BF16"``, ``"Q4_K"``, ...).
     ``offset`` and ``nbytes`` are bytes within ``ModelSpec.files[file]``; C checks all of them again.
     """
@@ -55,7 +54,7 @@ class TokenTable:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """Everything the C core needs to load a model by itself."""
+    """Everything the C core needs to load a model without Python."""
 
     architecture: str
     files: tuple[str, ...]
@@ -66,7 +65,7 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class EmbeddingSettings:
-    """How a text-embedding model wants to be used (sentence-transformers' folder conventions).
+    """Settings of a text-embedding model (sentence-transformers' folder conventions).
 
     ``pooling`` is a list of one or more of ``cls, mean, max, mean_sqrt_len, weightedmean, lasttoken``; several are
     concatenated in that order, as sentence-transformers does. ``dimensions`` lists the Matryoshka sizes that the
@@ -99,7 +98,7 @@ class EmbeddingSettings:
 
 @dataclass(frozen=True)
 class ImageSettings:
-    """How an image-embedding model wants its images, and what it gives.
+    """Input and output settings of an image-embedding model.
 
     The steps are those of transformers' image processors, in their order: resize, then crop; mean and deviation are
     the core's to apply (``mpool.image.*`` of the spec).
@@ -113,7 +112,7 @@ class ImageSettings:
         patch_size: pixels a side of a patch.
         image_size: pixels a side that the model was trained on.
         any_size: whether it takes other sizes.
-        normalize: whether vectors get length 1 unless the caller says otherwise.
+        normalize: default of normalising vectors to length 1.
         similarity: how vectors are compared.
         pad_square: the colour with which an image is made square before it is resized; None: it is not.
     """
@@ -133,15 +132,15 @@ class ImageSettings:
 
 @dataclass(frozen=True)
 class VisionSettings:
-    """How a model that reads images beside text wants them.
+    """Image settings of a vision model.
 
     Attributes:
-        scheme: what becomes of an image: ``"one"``, one tile that stands for the whole; ``"tiles"``, that, and the
+        scheme: the way an image is cut: ``"one"``, one tile that stands for the whole; ``"tiles"``, that, and the
             image at one of the sizes of ``grid`` cut into tiles; ``"split"``, tiles with a text before each, then the
             whole; ``"any"``, one tile of the image's own proportions.
         image: how a tile is prepared.
         image_token_id: the placeholder that stands in the prompt for a row of an image; -1: the vocabulary has none.
-        keep_class: whether the image network's class token is a row, too.
+        keep_class: the image encoder's class token is a row, too.
         merge: patches a side that become one row.
         grid: (height, width) in pixels, of whole tiles.
         longest, split: for ``"split"``: pixels of the longer side before an image is cut, None: as it is; whether it is
@@ -162,7 +161,7 @@ class VisionSettings:
 
 @dataclass(frozen=True)
 class GenerationSettings:
-    """How a text model wants to be used: context length, ends of generation, defaults its authors recommend."""
+    """Settings of a language model: context length, end-of-generation ids, defaults that its authors recommend."""
 
     context_length: int
     eog_token_ids: tuple[int, ...] = ()
@@ -173,7 +172,7 @@ class GenerationSettings:
 
 @dataclass(frozen=True)
 class TextInput:
-    """What one text encoder of a pipeline takes: ``length`` tokens (or at most so many), filled up with ``pad``.
+    """Input of a text encoder of a pipeline: exactly or at most ``length`` tokens, padded with ``pad``.
 
     ``folder`` holds its tokenizer; None: there is no such encoder, and its rows are zeros. ``clip``: the tokenizer may
     be a ``vocab.json`` with ``merges.txt``.
@@ -187,10 +186,11 @@ class TextInput:
 
 @dataclass(frozen=True)
 class DrawingSettings:
-    """How a model that makes pictures wants to be used.
+    """Settings of an image-generation model.
 
     ``inputs`` are those of CLIP-L, CLIP-G and T5. ``scheduler`` holds the numbers of its noise schedule, as diffusers
-    names them. ``guided``: a second text can be led away from; ``distilled``: it is told the scale instead.
+    names them. ``guided``: it supports a negative prompt; ``distilled``: it takes the guidance scale as an input
+    instead.
     """
 
     architecture: str
@@ -208,7 +208,7 @@ class DrawingSettings:
 
 @dataclass(frozen=True)
 class TokenizerSource:
-    """Where the tokenizer comes from: a ``tokenizer.json`` (with its neighbours' facts in ``config``), or the file that
+    """The source of a tokenizer: a ``tokenizer.json`` (with its neighbours' facts in ``config``), or the file that
     stands for one in an older folder, or ``gguf``: the ``tokenizer.*`` keys of a GGUF file.
 
     ``config`` holds, for a folder, the keys of ``tokenizer_config.json`` and ``special_tokens_map.json`` as they stand
@@ -247,5 +247,5 @@ class ModelDescription:
 
     @property
     def tokenizes(self) -> bool:
-        """Whether it takes texts that one tokenizer turns into its ids."""
+        """The model takes texts, tokenised by one tokenizer."""
         return self.image is None and self.drawing is None

@@ -1,4 +1,4 @@
-"""What mpool keeps on disk for downloads: a folder, locks between processes, and proof of what was hashed.
+"""Download storage: a folder, locks between processes, and records of the hashed files.
 
 Files from the hub stay in the hub's own cache; what comes out of wheels lives below :func:`cache_dir`. A file is hashed
 once, when it arrives; a stamp then remembers its digest together with its size and time of change, and a later use
@@ -27,7 +27,7 @@ from .files import open_regular, read_small
 log = logging.getLogger("mpool.models")
 
 _CHUNK = 1 << 20
-#: How often a process that waits for another one's download says so, in seconds.
+#: Interval of log messages while waiting for another process's download, in seconds.
 _WAIT_NOTE_SECONDS = 10.0
 
 
@@ -177,11 +177,11 @@ def stamp(path: str, kind: str, digest: str) -> None:
 
 def check(path: str, *, size: int | None = None, kind: str = "sha256", digest: str | None = None,
           recheck: bool = False) -> str:
-    """Checks that a file is what was recorded: its size always, its digest unless a stamp vouches for it.
+    """Checks a file against its record: its size always, its digest unless a stamp vouches for it.
 
     Args:
         path: the file.
-        size, digest: what it must have; without ``digest``, what a stamp says it had when it arrived.
+        size, digest: what it must have; without ``digest``, the hash in its stamp.
         kind: of the digest: ``sha256`` or ``git``.
         recheck: hash it whatever the stamp says.
 

@@ -1,6 +1,5 @@
-"""What each architecture is known by and what it is held against: the table of ``mpool models`` and of the README.
-
-One row an architecture of the core. ``folder`` and ``gguf`` name the public implementation that a test compares with
+"""Published models and references of each architecture: the table of ``mpool models`` and of the README. One row per
+architecture of the core. ``folder`` and ``gguf`` name the public implementation that a test compares with
 on the same weights; ``tests`` are those tests: a claim without one is an error
 (``tests/python/documents/test_verified.py``).
 """
@@ -8,6 +7,8 @@ on the same weights; ``tests`` are those tests: a claim without one is an error
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from .. import _core
 
 
 @dataclass(frozen=True)
@@ -114,8 +115,6 @@ def table() -> list[tuple[str, str, str, str, str]]:
     Raises:
         KeyError: an architecture of the core has no row here.
     """
-    from .. import _core
-
     rows = {row.architecture: row for row in ROWS}
     return [(name, capability, rows[name].models, rows[name].folder, rows[name].gguf)
             for name, capability in _core.architectures()]

@@ -1,4 +1,4 @@
-"""Who waits for a ticket: leaving cancels it only for the last one."""
+"""Counted waiters of a ticket: only the last one to give up cancels it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ if TYPE_CHECKING:
     from .. import _core
 
 _lock = threading.Lock()
-#: Identity of a ticket that somebody waits for, and so holds -> how many do.
+#: Identity of a ticket with waiters, which hold it -> number of waiters.
 _counts: dict[int, int] = {}
 
 
 class Waiter:
-    """One that waits for a ticket, in any thread or loop, for as long as the ``with`` lasts."""
+    """A waiter of a ticket, in any thread or event loop, for the duration of the ``with`` block."""
 
     __slots__ = ("_ticket",)
 
@@ -31,7 +31,7 @@ class Waiter:
         self.leave(kind is not None and not issubclass(kind, Exception))
 
     def leave(self, gave_up: bool) -> None:
-        """Waits no longer; if it gave up (was cancelled, interrupted) and was the last, the ticket is cancelled."""
+        """Stops waiting. Cancels the ticket if this waiter gave up (cancelled or interrupted) and was the last."""
         key = id(self._ticket)
         with _lock:
             left = _counts.pop(key) - 1
@@ -42,7 +42,7 @@ class Waiter:
 
 
 def others(ticket: _core.Ticket) -> bool:
-    """Whether somebody waits for it."""
+    """The ticket has waiters."""
     with _lock:
         return id(ticket) in _counts
 

@@ -1,7 +1,7 @@
-"""A model as a pool knows it: its name, what its files say, its tokenizer, and its entries in the core's registry.
+"""A model of a pool: its name, its description, its tokenizer, and its entries in the core's registry.
 
-Files are read on first use and once; the core gets a spec from which it loads by itself. Weights of another
-class of arithmetic are an entry of their own, loaded only when a call asks for it.
+Files are read once, on first use; the core gets a spec and loads from it without Python. Each compute type has its own
+entry in the core, loaded when a request first asks for it.
 """
 
 from __future__ import annotations
@@ -11,39 +11,41 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ..checks import one_of, shown
 from ..errors import IntegrityError, InvalidArgument, MpoolError, WrongCapability
+from ..names import COMPUTE as COMPUTE
+from . import isolation as _isolated
 
 if TYPE_CHECKING:
     from ..conversation.template import ChatTemplate
     from ..models import ModelDescription
-    from ..pool import Pool
     from ..tokenizers import Tokenizer
     from ..tokenizers.gguf_vocab import GGUFVocab
+    from .hosts import Host
 
-COMPUTE = ("auto", "float32", "bfloat16", "int8")
-#: Bytes that a key of the core may have.
+#: Maximum length of a key of the core, in bytes.
 _MAX_KEY = 240
 
 
 class Entry:
-    """See above. Safe to use from any thread.
+    """A model of a pool. Thread-safe.
 
     Attributes:
         key: its name in the pool.
-        ref: what its files are found by.
-        overrides: settings that replace what the files say (see :meth:`mpool.Pool.register`).
-        isolation: where its workers run, ``"thread"`` or ``"process"``; None: as the pool's configuration says.
-        plans: options of calls for vectors in use -> what follows from them; see vectors.py.
+        ref: the reference of its files.
+        overrides: settings that replace those of the files (see :meth:`mpool.Pool.register`).
+        isolation: ``"thread"`` or ``"process"``, where its workers run; None: the pool's setting.
+        plans: cache of options of embedding requests -> their plan; see vectors.py.
     """
 
-    def __init__(self, pool: Pool, key: str, ref: str, capability: str | None = None,
+    def __init__(self, pool: Host, key: str, ref: str, capability: str | None = None,
                  overrides: Mapping[str, Any] | None = None, isolation: str | None = None) -> None:
         self.pool, self.key, self.ref, self.isolation = pool, key, ref, isolation
         self.overrides = dict(overrides or {})
         self.plans: dict[Any, Any] = {}
         self._capability = capability
         self._towers: dict[str, Entry] = {}  # the model's other networks, by capability; see tower()
-        self._main: Entry | None = None  # of which this is one
+        self._main: Entry | None = None  # the entry that this network belongs to
         self._lock = threading.RLock()
         self._description: ModelDescription | None = None
         self._tokenizer: Tokenizer | None = None
@@ -53,14 +55,14 @@ class Entry:
         self._table: tuple[bytes, Any] | None = None
 
     def renew_lock(self) -> None:
-        """In the child of a fork: whoever held the lock is not there."""
+        """In the child of a fork: the thread that held the lock does not exist."""
         self._lock = threading.RLock()
         for tower in self._towers.values():
             tower.renew_lock()
-        self.plans = {}  # the next call asks the pool for its registry, which starts what the child has to have anew
+        self.plans = {}  # the next request asks the pool for its registry, which restarts the child's threads
 
     def ready(self, compute: str, chat: bool = False) -> bool:
-        """Whether a call needs nothing more of the files than what was read."""
+        """A request needs no file beyond those already read."""
         tokenizer = self._tokenizer
         if self._description is not None and self._description.image is not None:
             return compute in self._core
@@ -69,13 +71,13 @@ class Entry:
 
     @property
     def capability(self) -> str:
-        """What the model is for; reads its files if nothing else says so."""
+        """The model's capability; reads its files if nothing else states it."""
         if self._capability is None:
             self._capability = self.describe().capability
         return self._capability
 
     def describe(self, progress: bool | None = None) -> ModelDescription:
-        """What the files say, with the overrides; fetches them first if need be."""
+        """The description of the files with the overrides; fetches missing files first."""
         if self._description is None:
             from ..models import describe
 
@@ -99,7 +101,7 @@ class Entry:
         if self._capability == capability or self.capability == capability:
             return self
         if self.capability == "vision" and capability == "text_to_text":
-            return self  # a conversation need not have images
+            return self  # a vision model also serves conversations without images
         if self.capability != "image_embedding":
             return None  # no others have towers: nothing is fetched to say so
         found = self._towers.get(capability)
@@ -117,7 +119,7 @@ class Entry:
         return [self, *(part for tower in self.describe().towers if (part := self.serving(tower.capability)))]
 
     def _read_tower(self, tower: Entry, progress: bool | None) -> None:
-        """Gives a tower its part of what the files say."""
+        """Gives one of the model's other networks its part of the description."""
         found = next((one for one in self.describe(progress).towers if one.capability == tower._capability), None)
         if found is None:  # the files have changed
             raise WrongCapability(f"is a model of {self.capability}, not {tower._capability}", key=self.key)
@@ -134,29 +136,29 @@ class Entry:
         return self._tokenizer
 
     def _make_tokenizer(self) -> Tokenizer:
-        from ..tokenizers import Tokenizer
+        from ..tokenizers import open_tokenizer
 
         description = self.describe()
         if description.image is not None and (texts := self.serving("text_embedding")) is not None:
             return texts.tokenizer()
         if description.tokenizer is None:
-            raise InvalidArgument("the model has no tokenizer", key=self.key)
-        tokenizer = Tokenizer.from_source(description.tokenizer, self._vocab)
+            raise InvalidArgument("the model has no tokenizer", param="model", key=self.key)
+        tokenizer = open_tokenizer(description.tokenizer, self._vocab)
         self._require_unchanged()
         spec = description.spec
         rows = spec.kv.get(f"{spec.architecture}.vocab_size")
-        if isinstance(rows, int):  # pipelines that make pictures have encoders with rows of their own
+        if isinstance(rows, int):  # text encoders of image-generation pipelines have their own vocabulary sizes
             tokenizer.fit(rows, file=description.tokenizer.json_path)
-        # the vocabulary as the file has it: tens of megabytes that nobody needs again
+        # the vocabulary as the file has it: tens of megabytes that are not needed again
         self._description, self._vocab = replace(description, tokenizer=None), None
         return tokenizer
 
     def token_text(self, token: int) -> str:
-        """Text that a token adds; bytes that are part of a character only show as U+FFFD."""
+        """Text of a token; incomplete UTF-8 characters appear as U+FFFD."""
         return self.token_bytes(token).decode(errors="replace")
 
     def token_bytes(self, token: int) -> bytes:
-        """Bytes that a token adds, which may be part of a character."""
+        """Bytes of a token, which may be part of a UTF-8 character."""
         if self._table is None:
             table = self.tokenizer().token_table()
             self._table = (table.data, table.offsets)
@@ -170,51 +172,53 @@ class Entry:
             Unsupported: it has none.
         """
         if self._template is None:
-            from ..conversation import prompt as chatting
-
             with self._lock:
                 if self._template is None:
-                    self._template = chatting.template_of(self)
+                    self._template = self._make_template()
         return self._template
 
+    def _make_template(self) -> ChatTemplate:
+        from ..conversation.template import ChatTemplate
+
+        return ChatTemplate.for_model(self.describe().chat_template, self.tokenizer(), key=self.key)
+
     def core_key(self, compute: str = "auto") -> str:
-        """Key of the core's registry for a class of arithmetic; the first use adds it and starts loading."""
+        """Key in the core's registry for a compute type; the first use adds it and starts loading."""
         key = self._core.get(compute) if isinstance(compute, str) else None
         if key is not None:
             return key
         if not isinstance(compute, str) or compute not in COMPUTE:
-            raise InvalidArgument(f"compute is {compute!r}, allowed: " + ", ".join(COMPUTE))
+            one_of("compute", compute, COMPUTE, key=self.key)
         with self._lock:
             if compute not in self._core:
                 self._core[compute] = self._same_arithmetic(compute) or self._add(compute)
         return self._core[compute]
 
     def changed(self, folders: bool = False) -> str | None:
-        """The first of the files that were read which is another by now, with ``folders`` also a folder that has other
-        names in it; None: nothing is."""
+        """The first file that changed since it was read, with ``folders`` also a folder whose names changed; None: none
+        changed."""
         from ..models.files import changed
 
         description = self._description
         return None if description is None else changed(description.stamps, folders)
 
     def look_again(self) -> None:
-        """Drops what was read of files that have changed since, while nothing of them is loaded: before a first call
-        they are the caller's to write."""
+        """Forgets changed files while nothing of them is loaded: the caller may write them until the first request."""
         if not self._core and self._description is not None and not self.core_keys() and self.changed():
             self.forget()
 
     def _require_unchanged(self) -> None:
-        """Raises IntegrityError if what is read, or loaded, from here on would be of other files than the rest."""
+        """Raises IntegrityError if a file changed: later reads would mix two versions."""
         path = self.changed()
         if path is not None:
             raise IntegrityError(f"{path} is another file than was described; unload the model to have it described "
                                  "anew", key=self.key)
 
     def forget(self) -> list[str]:
-        """Drops what was read, for files that have changed: the next use reads them again.
+        """Forgets everything read from files; the next use reads them again.
 
         Returns:
-            the keys of the core's registry that are no longer in use, for the caller to remove.
+            the keys in the core's registry that are now unused; the caller removes them.
         """
         with self._lock:
             keys = self.core_keys()
@@ -225,12 +229,12 @@ class Entry:
         return keys
 
     def core_keys(self) -> list[str]:
-        """All keys in use in the core's registry, those of towers included."""
+        """All keys in use in the core's registry, including those of the model's other networks."""
         return list(dict.fromkeys([*self._core.values(), *(key for tower in list(self._towers.values())
                                                           for key in tower.core_keys())]))
 
     def _same_arithmetic(self, compute: str) -> str | None:
-        """The automatic entry, if it is loaded and turned out to compute just so."""
+        """The key of the automatic entry if it is loaded with this compute type."""
         auto = self._core.get("auto")
         if auto is not None:
             for row in self.pool.registry.entries():
@@ -240,11 +244,11 @@ class Entry:
 
     @property
     def runs_in(self) -> str:
-        """Where its workers run: ``"thread"`` or ``"process"``."""
+        """Isolation of its workers: ``"thread"`` or ``"process"``."""
         return self.isolation or self.pool.config.isolation
 
     def isolate(self, isolation: str) -> None:
-        """Has its workers run there from now on. What is loaded serves until it is loaded anew."""
+        """Sets the isolation of its workers. Loaded workers keep serving until the model is loaded again."""
         with self._lock:
             before, was = self.runs_in, self.isolation
             self.isolation = isolation
@@ -257,13 +261,11 @@ class Entry:
                     if compute == "auto" or key != self._core.get("auto"):
                         self._add(compute, replace=True)
             except BaseException:
-                self.isolation = was  # what serves still runs there, and the next attempt is to try again
+                self.isolation = was  # the loaded workers still run there, and the next attempt must try again
                 raise
 
     def _add(self, compute: str, replace: bool = False) -> str:
         from .. import _core
-        from . import isolation as _isolated
-
         description = self.describe()
         name = self.key if self._main is None else f"{self.key} {self._capability}"
         key = name if compute == "auto" else f"{name} ({compute})"
@@ -288,7 +290,7 @@ class Entry:
         else:
             registry.add(key, spec, compute, replace)
         try:
-            # begins to load while Python builds the tokenizer; what goes wrong is told to the call that follows
+            # begins to load while Python builds the tokenizer; an error reaches the request that follows
             registry.load(key, timeout=0.0)
         except MpoolError:
             pass
@@ -313,7 +315,7 @@ class Entry:
                         sorted({*table.eog, *ends}))
 
 
-#: Setting that a caller may override -> where it stands in a description.
+#: Settings that :meth:`mpool.Pool.register` can override.
 OVERRIDES = ("prompts", "default_prompt_name", "pooling", "normalize", "max_length", "chat_template")
 
 
@@ -367,7 +369,7 @@ def override(found: ModelDescription, settings: Mapping[str, Any]) -> ModelDescr
 
 
 def _override_image(found: ModelDescription, settings: Mapping[str, Any]) -> ModelDescription:
-    """normalize is for all networks of the model, the others are for those that embed texts."""
+    """Applies ``normalize`` to all networks of the model, and other settings to those that embed texts."""
     texts = tuple(tower for tower in found.towers if tower.embedding is not None)
     for name, value in settings.items():
         if name == "normalize" and not isinstance(value, bool):
@@ -384,6 +386,4 @@ def _override_image(found: ModelDescription, settings: Mapping[str, Any]) -> Mod
 
 
 def _refused(found: ModelDescription, name: str, settings: Mapping[str, Any], allowed: str) -> InvalidArgument:
-    from ..models.json_strict import shorten
-
-    return InvalidArgument(f"{name} is {shorten(repr(settings[name]))}, allowed: {allowed}", key=found.key)
+    return InvalidArgument(param=name, got=shown(settings[name]), allowed=allowed, key=found.key)

@@ -1,4 +1,4 @@
-"""What happens to workers and calls, told to callbacks by the one thread that also drains the log."""
+"""Events of workers and requests, delivered to callbacks by the thread that also drains the log."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..checks import one_of
 from ..errors import InvalidArgument
 from . import logs as _logging
+from .hosts import hosts
 
 if TYPE_CHECKING:
-    from ..pool import Pool
+    from .hosts import Host
 
 Kind = Literal["spawn", "ready", "evict", "fail", "request_start", "request_complete", "request_fail"]
 KINDS = ("spawn", "ready", "evict", "fail", "request_start", "request_complete", "request_fail")
@@ -20,11 +22,11 @@ KINDS = ("spawn", "ready", "evict", "fail", "request_start", "request_complete",
 
 @dataclass(frozen=True, slots=True)
 class PoolEvent:
-    """One thing that happened. See :meth:`mpool.Pool.on`.
+    """An event of a worker or request. See :meth:`mpool.Pool.on`.
 
     Attributes:
-        event: ``"spawn"`` (a worker begins to load), ``"ready"``, ``"evict"`` (it was given up), ``"fail"`` (it could
-            not be started, failed, or was set apart); ``"request_start"`` (the first step of a call),
+        event: ``"spawn"`` (a worker begins to load), ``"ready"``, ``"evict"`` (it was unloaded), ``"fail"`` (it could
+            not start, failed, or was abandoned); ``"request_start"`` (the first step of a call),
             ``"request_complete"``, ``"request_fail"`` (it ended in an error, or was refused at once).
         model: key of the model.
         worker_id: the worker's number; None where there is none or it does not matter.
@@ -45,14 +47,12 @@ class PoolEvent:
 _lock = threading.Lock()
 
 
-def subscribe(pool: Pool, event: Any, callback: Any) -> Callable[[], None]:
+def subscribe(pool: Host, event: Any, callback: Any) -> Callable[[], None]:
     """See :meth:`mpool.Pool.on`."""
     if not isinstance(event, str) or event not in KINDS:
-        from ..checks import shown
-
-        raise InvalidArgument(f"event is {shown(event)}, allowed: {', '.join(KINDS)}")
+        one_of("event", event, KINDS)
     if not callable(callback):
-        raise InvalidArgument(f"callback is {type(callback).__name__}, allowed: a function of one PoolEvent")
+        raise InvalidArgument(param="callback", got=type(callback).__name__, allowed="a function of one PoolEvent")
     entry = (event, callback)
     with _lock:
         pool._callbacks = (*pool._callbacks, entry)
@@ -61,7 +61,7 @@ def subscribe(pool: Pool, event: Any, callback: Any) -> Callable[[], None]:
     _logging.start()
 
     def unsubscribe() -> None:
-        """Idempotent. One that is being called just now ends its call."""
+        """Idempotent. A callback that is running now finishes."""
         with _lock:
             pool._callbacks = tuple(other for other in pool._callbacks if other is not entry)
         _adopt()
@@ -70,13 +70,12 @@ def subscribe(pool: Pool, event: Any, callback: Any) -> Callable[[], None]:
 
 
 def _adopt() -> None:
-    """What nobody listens to is not recorded at all."""
+    """Tells the core which events have callbacks: it records no others."""
     from .. import _core
-    from ..pool import all_pools
 
     with _lock:
         wanted = 0
-        for pool in all_pools():
+        for pool in hosts():
             for event, _ in pool._callbacks:
                 wanted |= 1 << KINDS.index(event)
         _core.want_events(wanted)
@@ -84,14 +83,13 @@ def _adopt() -> None:
 
 
 def deliver() -> None:
-    """Calls the callbacks for what has happened; by the thread that drains."""
+    """Runs the callbacks of all recorded events. Runs on the drain thread."""
     from .. import _core
-    from ..pool import all_pools
 
     rows = _core.drain_events()
     if not rows:
         return
-    pools = {pool._registry.number(): pool for pool in all_pools() if pool._registry is not None}
+    pools = {pool._registry.number(): pool for pool in hosts() if pool._registry is not None}
     for number, kind, key, worker, request, status, seconds in rows:
         pool = pools.get(number)
         if pool is None:
@@ -106,7 +104,7 @@ def deliver() -> None:
 
 
 def dropped() -> int:
-    """Events that found no room because callbacks were too slow."""
+    """Number of events dropped because callbacks were too slow."""
     from .. import _core
 
     return _core.events_dropped()
@@ -114,7 +112,6 @@ def dropped() -> int:
 
 def _after_fork_in_child() -> None:
     global _lock
-
     _lock = threading.Lock()
 
 

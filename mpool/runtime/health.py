@@ -1,4 +1,4 @@
-"""How a pool is: pongs that cost nothing, a verdict, a deep check, what there is of each capability."""
+"""Health of a pool: pings, an overall status, a deep check, and a view per capability."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from ..pool import Pool
+    from .hosts import Host
 
-#: A queue that was full at two looks, so many seconds apart or more, stays full.
+#: Seconds after which a queue that is still full counts as persistently full.
 STAYS = 0.5
-#: A worker is slow that takes so many times as long for a call as the median of its mates, after so many calls each.
+#: Slow worker: its time per request exceeds this multiple of the median of the model's other workers, each with this
+#: many requests.
 SLOW, SLOW_CALLS = 4.0, 8
 
 
 @dataclass(frozen=True, slots=True)
 class Pong:
-    """A worker's answer to :func:`mpool.ping`. Who is busy answers too.
+    """A worker's response to :func:`mpool.ping`. Busy workers respond too.
 
     Attributes:
         model: key of its model.
-        worker_id: its number, unlike that of any other worker of the process.
+        worker_id: its number, unique in the process.
         state: ``"spawning"``, ``"loading"``, ``"ready"``, ``"processing"``, ``"idle"``, ``"evicting"``.
-        busy: it has a call.
-        queue_depth: calls that wait for its model.
+        busy: it has a request.
+        queue_depth: requests waiting for its model.
         timestamp: seconds of ``time.monotonic()``.
     """
 
@@ -43,7 +44,7 @@ class Pong:
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """Counts of workers: that serve, that have a call, that have none; set apart because they did not move."""
+    """Counts of workers: serving, busy, idle; dead are those abandoned because they made no progress."""
 
     total: int
     busy: int
@@ -71,15 +72,15 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class ModelHealth:
-    """One model that is or was in use.
+    """Health of a model that is or was in use.
 
     Attributes:
         state: as of :class:`mpool.debug.show.ModelRow`.
         breaker: ``"closed"``, ``"open"``, ``"half-open"``.
-        queue_depth, queue_capacity: calls that wait; that may, of the kind that has least room left.
-        p50, p99: seconds from submit to answer, an upper bound; None: no call was answered yet.
-        error_rate: calls that failed (without those that ran out of time or were cancelled) of all, 0 to 1.
-        last_error: name of the last one's error, or None.
+        queue_depth, queue_capacity: waiting requests, and the capacity, of the queue that is fullest.
+        p50, p99: seconds from submission to response, an upper bound; None: no request was completed yet.
+        error_rate: failed requests as a fraction of all, 0 to 1; timeouts and cancellations do not count.
+        last_error: name of the last error, or None.
     """
 
     state: str
@@ -95,11 +96,11 @@ class ModelHealth:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What :func:`mpool.health` returns.
+    """Result of :func:`mpool.health`.
 
     Attributes:
         status: ``"healthy"``; ``"degraded"``: it serves, but see ``reasons``; ``"unhealthy"``: it does not.
-        reasons: why it is not healthy, for people.
+        reasons: why it is not healthy, in words.
         workers, memory: all together.
         models: key -> its health.
     """
@@ -111,7 +112,7 @@ class Health:
     models: Mapping[str, ModelHealth]
 
 
-def pongs(pool: Pool, key: Any) -> tuple[Pong, ...]:
+def pongs(pool: Host, key: Any) -> tuple[Pong, ...]:
     """See :func:`mpool.ping`."""
     keys = None if key is None else _core_keys(pool, key)
     registry = pool._registry
@@ -121,15 +122,15 @@ def pongs(pool: Pool, key: Any) -> tuple[Pong, ...]:
                  for row in rows if keys is None or row["key"] in keys for worker in row["worker"])
 
 
-def _core_keys(pool: Pool, key: Any) -> list[str]:
-    """Of a model that was named before, without reading anything; names of the catalogue are known too."""
+def _core_keys(pool: Host, key: Any) -> list[str]:
+    """Keys of a model in the core, without reading files for a model that was used before or is in the catalogue."""
     found = pool._known(key, None) if key is not None else None
     if found is not None:
         return found.core_keys()
     return pool._find(key).core_keys()
 
 
-def health(pool: Pool) -> Health:
+def health(pool: Host) -> Health:
     """See :func:`mpool.health`."""
     registry = pool._registry
     rows = registry.entries() if registry is not None else []
@@ -166,18 +167,18 @@ def _model(row: Mapping[str, Any]) -> ModelHealth:
         min(1.0, row["errors"] / calls) if calls else float(row["errors"] > 0), row["last_error"] or None)
 
 
-def _complaints(pool: Pool, row: Mapping[str, Any]) -> Iterator[str]:
+def _complaints(pool: Host, row: Mapping[str, Any]) -> Iterator[str]:
     key, now = row["key"], time.monotonic()
     if row["state"] == "failed":
         yield f"{key}: failed" + (f" ({row['last_error']})" if row["last_error"] else "")
     if row["breaker"] != "closed":
         yield f"{key}: its breaker is {row['breaker']}" + (f" ({row['last_error']})" if row["last_error"] else "")
     if row["dead"]:
-        yield f"{key}: {row['dead']} workers do not move and are set apart"
+        yield f"{key}: {row['dead']} workers made no progress and were abandoned"
     if any(waiting >= most for waiting, most in zip(row["waiting"], row["capacity"])):
         since = pool._full_since.setdefault(key, now)
         if now - since >= STAYS:
-            yield f"{key}: its queue stays full ({row['queued']} calls wait)"
+            yield f"{key}: its queue stays full ({row['queued']} requests wait)"
     else:
         pool._full_since.pop(key, None)
     paces = {worker["id"]: worker["busy_seconds"] / worker["served"] for worker in row["worker"]
@@ -185,13 +186,13 @@ def _complaints(pool: Pool, row: Mapping[str, Any]) -> Iterator[str]:
     for worker, pace in paces.items():
         mates = [other for number, other in paces.items() if number != worker]
         if mates and pace > SLOW * median(mates):
-            yield f"{key}: worker {worker} takes {pace / median(mates):.0f} times as long for a call as its mates"
+            yield f"{key}: worker {worker} takes {pace / median(mates):.0f} times as long per request as the others"
 
 
 _asked = itertools.count()
 
 
-def check(pool: Pool, key: Any, timeout: float | None) -> float:
+def check(pool: Host, key: Any, timeout: float | None) -> float:
     """See :func:`mpool.check`."""
     entry = pool._find(key)
     began = time.monotonic()
@@ -206,7 +207,8 @@ def check(pool: Pool, key: Any, timeout: float | None) -> float:
         side = max(entry.describe().image.image_size, 32)  # type: ignore[union-attr]
         pool.embed_image(np.zeros((side, side, 3), dtype=np.uint8), key, priority="critical", timeout=timeout)
     else:
-        raise InvalidArgument(f"is a {entry.capability} model, which cannot be checked yet", key=entry.key)
+        raise InvalidArgument(f"is a {entry.capability} model; check() does not support this capability",
+                              param="key", key=entry.key)
     return time.monotonic() - began
 
 
@@ -214,15 +216,15 @@ def check(pool: Pool, key: Any, timeout: float | None) -> float:
 
 @dataclass(frozen=True, slots=True)
 class CapabilityPool:
-    """All models of a capability, at one moment. See :data:`mpool.pools`.
+    """Snapshot of all models of a capability. See :data:`mpool.pools`.
 
     Attributes:
         capability: its name.
-        policy: which worker takes a call, unless a model or call says otherwise.
+        policy: how a worker is chosen, unless the model or request sets another policy.
         models: keys of those that are or were in use.
         workers: counts.
-        queue_depth, running: calls that wait, and that run.
-        queue_capacity: calls that may wait for a model: of one input, of many.
+        queue_depth, running: waiting and running requests.
+        queue_capacity: maximum waiting requests of a model: of one input, of many.
     """
 
     capability: str
@@ -235,9 +237,9 @@ class CapabilityPool:
 
 
 class CapabilityPools(Mapping[str, CapabilityPool]):
-    """Capability -> its pool, as it is when asked for."""
+    """Capability -> a snapshot of its pool."""
 
-    def __init__(self, pool: Callable[[], Pool]) -> None:
+    def __init__(self, pool: Callable[[], Host]) -> None:
         self._pool = pool
 
     def __getitem__(self, capability: str) -> CapabilityPool:

@@ -1,4 +1,4 @@
-"""Workers that are processes of their own: what they are started with. The rest is in the core, ``csrc/isolation``."""
+"""Start command of worker processes. The core does the rest, ``csrc/isolation``."""
 
 from __future__ import annotations
 
@@ -6,41 +6,38 @@ import os
 import re
 import sys
 
-from ..errors import InvalidArgument, SpawnFailed
+from ..checks import one_of
+from ..errors import SpawnFailed
+from ..names import ISOLATION
 
-#: Where a model's workers run.
-ISOLATION = ("thread", "process")
-# Nothing but ctypes and the core: such a process needs neither numpy nor this package, and no site.
+# Imports only ctypes and loads the core: a worker process needs neither numpy, nor this package, nor site.
 _START = "import ctypes, sys; sys.exit(ctypes.CDLL(sys.argv[1]).mp_isolation_main())"
 _PYTHON = re.compile("py(thon|py)|graalpy", re.IGNORECASE)
 
 
 def check(isolation: object, what: str) -> None:
-    """Checks a value that a caller gave.
+    """Checks a value of the option ``what``.
 
     Raises:
         InvalidArgument: it is none of :data:`ISOLATION`.
     """
-    if not isinstance(isolation, str) or isolation not in ISOLATION:
-        from ..models.json_strict import shorten
-
-        raise InvalidArgument(f"{what} is {shorten(repr(isolation))}, allowed: " + ", ".join(ISOLATION))
+    one_of(what, isolation, ISOLATION)
 
 
 def _executable() -> tuple[str, bool]:
-    """What multiprocessing would start, and whether somebody chose it (``multiprocessing.set_executable``)."""
-    spawn = sys.modules.get("multiprocessing.spawn")  # nobody can have chosen before it was imported
+    """The Python that multiprocessing would start; True if ``multiprocessing.set_executable`` set it."""
+    spawn = sys.modules.get("multiprocessing.spawn")  # before its import, no program can have called set_executable
     chosen = spawn.get_executable() if spawn is not None else None
     path = os.fsdecode(chosen) if chosen else ""
     return (path, True) if path and path != sys.executable else (sys.executable or "", False)
 
 
 def command() -> tuple[str, ...]:
-    """What starts a worker process: the Python that multiprocessing would start.
+    """The command of a worker process, with the Python that multiprocessing would start.
 
     Raises:
-        SpawnFailed: it is not known which Python this is, or it is none: an application that was frozen
-            (PyInstaller, cx_Freeze) or that embeds Python would start itself again.
+        SpawnFailed: the Python executable is unknown, or it is another program: a frozen application (PyInstaller,
+            cx_Freeze) or one that embeds Python would start itself again.
     """
     from .. import _core
 

@@ -1,4 +1,4 @@
-"""What the core has to say, through Python's ``logging``.
+"""Log records of the core through Python's ``logging``.
 
 The core writes records into a bounded ring and never to a file descriptor; one daemon thread, started with the first
 pool and joined at exit, moves them to the logger ``mpool.pool``. To see them: ``logging.basicConfig(level="INFO")``.
@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Callable
 
-#: Seconds between two looks at the ring; while there are callbacks for events.
+#: Poll interval of the ring in seconds: usual, and while events have callbacks.
 PERIOD, HURRIED = 0.25, 0.02
 
 for _name in ("mpool", "mpool.pool", "mpool.models"):
@@ -21,7 +21,7 @@ log = logging.getLogger("mpool")
 pool_log = logging.getLogger("mpool.pool")
 
 
-#: Hands over events to their callbacks; set with the first callback.
+#: Delivers events to their callbacks; set with the first callback.
 deliver: Callable[[], None] | None = None
 
 
@@ -41,7 +41,7 @@ class _Drain:
                 self.thread.start()
 
     def adopt_level(self) -> None:
-        """What nobody listens to is not written into the ring at all."""
+        """Passes the logger's level to the core, which writes no records below it."""
         from .. import _core
 
         level = pool_log.getEffectiveLevel()
@@ -59,7 +59,7 @@ class _Drain:
                 self.adopt_level()
                 self.flush()
                 self.deliver()
-            except MemoryError:  # what was in hand is lost; the next round may have memory again
+            except MemoryError:  # the records in hand are lost; the next round may have memory again
                 continue
 
     def deliver(self) -> None:
@@ -93,24 +93,24 @@ _drain = _Drain()
 
 
 def start() -> None:
-    """Starts the thread unless it runs."""
+    """Starts the thread unless it is running."""
     if _drain.thread is None:
         _drain.start()
 
 
 def hurry(on: bool) -> None:
-    """Looks more often from now on, or as usual again."""
+    """Polls more often from now on, or at the usual rate again."""
     _drain.period = HURRIED if on else PERIOD
     _drain.hurried.set()
 
 
 def flush() -> None:
-    """Hands over what is in the ring now."""
+    """Logs the records that are in the ring now."""
     _drain.flush()
 
 
 def stop() -> None:
-    """Ends the thread, after a last look."""
+    """Drains the ring a last time and joins the thread."""
     _drain.stop()
 
 

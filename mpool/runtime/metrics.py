@@ -1,39 +1,39 @@
-"""What a pool has counted, as a dict and for Prometheus."""
+"""Metrics of a pool as a dict."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING, Any
 
-from ..errors import Unsupported
+from .events import dropped
 
 if TYPE_CHECKING:
-    from ..pool import Pool
+    from .hosts import Host
 
 #: Upper bounds of the buckets of every latency histogram, in seconds (csrc/registry/histogram.h).
 BOUNDS = (*(1e-6 * 2**i for i in range(27)), math.inf)
 #: Gauges of the whole pool: name -> help.
 GAUGES = {
-    "memory_limit": "bytes that models, caches and queues may take together",
-    "memory_used": "bytes that they take",
+    "memory_limit": "limit of bytes for models, caches and queues together",
+    "memory_used": "bytes used by models, caches and queues",
     "lanes": "compute threads",
     "lanes_leased": "compute threads in use",
-    "threads_created": "threads that the process has started",
-    "threads_joined": "of these, those that have ended",
-    "events_dropped": "events that callbacks were too slow for",
+    "threads_created": "threads started by the process",
+    "threads_joined": "started threads that have ended",
+    "events_dropped": "events dropped because callbacks were too slow",
 }
 #: Gauges of a model: name -> help.
 MODEL_GAUGES = {
-    "workers": "workers that serve", "busy": "workers that have a call", "dead": "workers set apart",
-    "queued": "calls that wait", "running": "calls that run", "model_bytes": "bytes of weights",
-    "engine_bytes": "bytes of scratch and caches", "calls": "calls accepted", "errors": "calls that failed",
+    "workers": "serving workers", "busy": "busy workers", "dead": "abandoned workers",
+    "queued": "waiting requests", "running": "running requests", "model_bytes": "bytes of weights",
+    "engine_bytes": "bytes of scratch and caches", "calls": "accepted requests", "errors": "failed requests",
 }
-#: Counters of a model, of calls that were answered: name -> help.
-MODEL_COUNTERS = {"units_in": "tokens and images read", "units_out": "tokens and images written"}
+#: Counters of a model, over completed requests: name -> help.
+MODEL_COUNTERS = {"units_in": "tokens and images read", "units_out": "tokens and images generated"}
 
 
-def stats(pool: Pool) -> dict[str, Any]:
-    """Counters and gauges of the pool; zeros for one that is not in use."""
+def stats(pool: Host) -> dict[str, Any]:
+    """Counters and gauges of the pool; zeros for an unused pool."""
     from .. import _core
 
     registry = pool._registry
@@ -45,13 +45,13 @@ def stats(pool: Pool) -> dict[str, Any]:
             "bytes_by_tag": {}}
 
 
-def collect(pool: Pool) -> dict[str, Any]:
+def collect(pool: Host) -> dict[str, Any]:
     """See :func:`mpool.metrics`."""
-    from .events import dropped
-
     found = stats(pool)
     found["bytes_by_kind"] = found.pop("bytes_by_tag")
     found["events_dropped"] = dropped()
+    # the names of one more release: lanes, lanes_leased
+    found["compute_threads"], found["compute_threads_leased"] = found["lanes"], found["lanes_leased"]
     found["models"] = {row["key"]: _model(row) for row in (pool._registry.entries() if pool._registry else ())}
     found["queue_depths"] = {name: one.queue_depth for name, one in pool.pools.items()}
     return found
@@ -64,17 +64,3 @@ def _model(row: dict[str, Any]) -> dict[str, Any]:
                             for bound in BOUNDS]
     return {"capability": row["capability"], "state": row["state"], "breaker": row["breaker"],
             **{name: row[name] for name in (*MODEL_GAUGES, *MODEL_COUNTERS)}, "latency": latency}
-
-
-def prometheus(pool: Pool) -> str:
-    """Prometheus' text format.
-
-    Raises:
-        Unsupported: prometheus_client is not installed.
-    """
-    try:
-        from ..server.prometheus import text
-    except ImportError:
-        raise Unsupported("metrics for Prometheus need the package prometheus_client",
-                          hint='pip install "mpool[server]" installs it') from None
-    return text(collect(pool))

@@ -1,4 +1,4 @@
-"""One watcher an event loop: tells coroutines that their tickets moved, without a thread a call."""
+"""One watcher per event loop wakes coroutines when their tickets progress, without a thread per request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from . import awaiting as _awaiting
 
 T = TypeVar("T")
 
-#: Seconds between two attempts to get into a full queue, beside those that a finished call of this loop sets off.
+#: Seconds between attempts to enter a full queue, besides those that a finished request of this loop triggers.
 _RETRY = 0.02
 
 
@@ -27,15 +27,15 @@ def _wake(future: asyncio.Future[None]) -> None:
 
 
 class _Line:
-    """Coroutines that wait for room in one queue; the first in line tries."""
+    """Coroutines that wait for space in one queue; the first of them retries."""
 
     def __init__(self) -> None:
         self.turn, self.length = asyncio.Lock(), 0
 
 
 class Followed:
-    """A ticket that coroutines of one loop wait for: the number it is bound under, and who is to be woken. Whoever
-    waits for it again and again holds this meanwhile: to bind it anew for each piece costs a wake-up a piece."""
+    """A ticket that coroutines of one loop wait for: its number in the notifier, and the futures to wake. A stream
+    holds this object between chunks: binding again for each chunk would cost a wake-up per chunk."""
 
     __slots__ = ("ticket", "number", "bound", "parked", "__weakref__")
 
@@ -45,12 +45,12 @@ class Followed:
 
 
 class Watcher:
-    """Tells the coroutines of one event loop that their tickets moved. Used in the loop's thread only."""
+    """Wakes the coroutines of one event loop when their tickets progress. Use only in the loop's thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.notifier = _core.Notifier()
         self._numbers = itertools.count(1)
-        # they hold their tickets, and are held by who waits
+        # weak: waiting coroutines hold these objects, which hold the tickets
         self._tickets: weakref.WeakValueDictionary[int, Followed] = weakref.WeakValueDictionary()  # by identity
         self._followed: weakref.WeakValueDictionary[int, Followed] = weakref.WeakValueDictionary()  # by number
         self._lines: dict[str, _Line] = {}
@@ -66,7 +66,7 @@ class Watcher:
                     _wake(future)
 
     def following(self, ticket: _core.Ticket) -> Followed:
-        """What :meth:`follow` takes: one for all coroutines that wait for the ticket."""
+        """The argument of :meth:`follow`, shared by all coroutines that wait for the ticket."""
         found = self._tickets.get(id(ticket))
         if found is None:
             found = self._tickets[id(ticket)] = Followed(ticket, next(self._numbers))
@@ -74,9 +74,9 @@ class Watcher:
         return found
 
     async def follow(self, followed: Followed, ready: Callable[[], T | None]) -> T:
-        """Asks ``ready()`` whenever the ticket moves, until it gives something.
+        """Calls ``ready()`` whenever the ticket progresses, until it returns a value.
 
-        Cancelled: so is the ticket, unless somebody else waits for it, here or in another loop or thread.
+        Cancellation also cancels the ticket, unless it has other waiters, in any loop or thread.
         """
         ticket = followed.ticket
         if (found := ready()) is not None:
@@ -99,13 +99,13 @@ class Watcher:
                 self._wake_line()
 
     async def done(self, ticket: _core.Ticket) -> None:
-        """Until the ticket is done."""
+        """Waits until the ticket is done."""
         await self.follow(self.following(ticket), lambda: ticket.done() or None)
 
     async def enter(self, key: str, submit: Callable[[], T], wait: bool = True) -> T:
-        """Submits; while the queue is full, waits in line with the other coroutines that want the same model.
+        """Submits a request; while the queue is full, waits behind the other coroutines for the same model.
 
-        Unless ``wait``: then Overloaded is raised.
+        Without ``wait``, raises Overloaded instead.
         """
         if not wait or key not in self._lines:
             try:
@@ -129,10 +129,10 @@ class Watcher:
                 del self._lines[key]
 
     async def _some_room(self) -> None:
-        """Until a call of this loop has ended, or a little time is over.
+        """Waits until a request of this loop has ended, or :data:`_RETRY` seconds have passed.
 
-        By a timer, not :func:`asyncio.wait_for`: before Python 3.12 that one loses a cancellation that comes when its
-        future is done already.
+        Uses a timer, not :func:`asyncio.wait_for`: before Python 3.12, that loses a cancellation that arrives when its
+        future is already done.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()

@@ -1,14 +1,39 @@
-"""``mpool serve``: the pool over HTTP, and what else needs the packages of the extra ``server``.
+"""The pool over HTTP: OpenAI's and Ollama's protocols as an ASGI application. Needs the extra ``server``.
 
-The pool does the work: there is no queue and no word about a model here. From outside to inside:
+``mpool serve`` runs the application with limits on every socket. Any other ASGI server runs it too::
 
-- ``settings``: where, for whom, how much; the token. ``serving``: socket, uvicorn, signals, the end.
-- ``protocol``: HTTP on a connection by httptools, what it leaves open closed, limits of time, clients that leave.
-- ``app``: the routes behind the door (``guard``: Host and Origin, then the token). ``state``: what requests share.
-- ``operations``: from a route to its handler and back; a row of :class:`operations.Operation` is all that a route is,
-  and ``openapi`` makes the published document of the rows. ``bodies``: strict JSON. ``errors``: all that can go wrong.
-- ``streaming``: events and lines with one end. ``models``: names that clients may use.
-- A protocol a module: ``openai``, ``ollama``, ``operational``, ``dashboard``.
-  A further one is a tuple of operations in ``app``.
-- ``worker``: ``mpool worker``, a server of its own for one model, which has one job at a time.
+    uvicorn mpool.server:app --factory
+
+The pool does the work: the server has no queue and no knowledge of models. From the socket to the handler:
+
+- ``settings``: address, clients and limits; the token. ``serving``: socket, uvicorn, signals, shutdown.
+- ``protocol``: an optional protocol class for uvicorn: limits on sizes and times, clients that disconnect.
+- ``application``: the routes behind the guards (``guard``: Host and Origin, then the token); :func:`create_app`.
+  ``state``: the state that requests share. ``disconnects``: clients that leave, on other ASGI servers.
+- ``operations``: from a route to its handler and back. One :class:`operations.Operation` row defines a route;
+  ``openapi`` makes the published document from the rows. ``bodies``: strict JSON. ``errors``: every error response.
+- ``streaming``: server-sent events and JSON lines with exactly one end. ``models``: the names that clients may use.
+- One module per protocol: ``openai``, ``ollama``, ``operational``, ``dashboard``. A further protocol is a tuple of
+  operations in ``application``.
+- ``worker``: ``mpool worker``, a server for one model that runs one job at a time.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .application import Application
+
+
+def create_app(*args: Any, **options: Any) -> Application:
+    """Make the server's ASGI application; see :func:`mpool.server.application.create_app`."""
+    from .application import create_app as create  # starlette and msgspec are optional packages
+
+    return create(*args, **options)
+
+
+#: The factory under the name that ASGI servers look for: ``uvicorn mpool.server:app --factory``.
+app = create_app
+
+__all__ = ["app", "create_app"]

@@ -1,7 +1,7 @@
-"""Bodies of requests: read with a cap, then parsed strictly into a struct.
+"""Request bodies: read up to a limit, then parsed strictly into a struct.
 
 msgspec refuses NaN, numbers out of range, ``true`` for an integer, lone surrogates, invalid UTF-8, and nesting beyond
-its depth; a second pass by the standard library's parser finds keys that stand twice. Null is as if nothing were said.
+its depth. A second pass by the standard library's parser finds duplicate keys. A null equals a field that is left out.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
-import re
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -18,32 +17,45 @@ from msgspec import inspect
 
 from ..runtime import threads as _threads
 from .errors import Refusal
+from .guard import header
+from .invalid import Fault, find_fault
 
 T = TypeVar("T")
 Receive = Callable[[], Awaitable[Any]]
 
-#: Bodies of so many bytes are parsed on a thread that tokenises: the loop has others to serve.
+#: Bytes from which on a body is parsed on a tokenizer thread, so that the loop keeps serving other requests.
 _LONG = 1 << 16
-_PLACE = re.compile(r" - at `(.*)`$")
-_UNKNOWN = re.compile(r"unknown field `(.*)`")
-_MISSING = re.compile(r"missing required field `(.*)`")
 
 
 class Gone(Exception):
-    """The client left before its request was complete."""
+    """The client disconnected before its request was complete."""
+
+
+def declared_length(scope: Any) -> int | None:
+    """The request's ``Content-Length``; None: it has none.
+
+    Raises:
+        Refusal: it is not a number.
+    """
+    value = header(scope, b"content-length")
+    if value is None:
+        return None
+    if not value.isdigit():
+        raise Refusal("bad_request")
+    return int(value)
 
 
 async def read(receive: Receive, declared: int | None, most: int) -> bytes:
-    """The body of a request.
+    """Read the body of a request.
 
     Args:
-        receive: of ASGI.
-        declared: bytes by ``Content-Length``; None: chunked.
+        receive: ASGI's ``receive``.
+        declared: ``Content-Length`` in bytes; None: the body is chunked.
         most: bytes allowed.
 
     Raises:
-        Refusal: larger than allowed.
-        Gone: the client left.
+        Refusal: the body is larger than allowed.
+        Gone: the client disconnected.
     """
     if declared is not None and declared > most:
         raise Refusal("request_too_large", f"Allowed: {most:,} bytes.")
@@ -64,10 +76,10 @@ async def read(receive: Receive, declared: int | None, most: int) -> bytes:
 
 def _once(pairs: list[tuple[str, Any]]) -> None:
     if len(pairs) > 1 and len({key for key, _ in pairs}) != len(pairs):
-        raise Refusal("invalid_json", "A key stands twice in one object.")
+        raise Refusal("invalid_json", "An object has a duplicate key.")
 
 
-#: Values are thrown away as they are read: only their keys matter.
+#: Parses a body for its keys alone and drops the values.
 _keys = json.JSONDecoder(object_pairs_hook=_once, parse_float=len, parse_int=len).decode
 
 
@@ -77,11 +89,12 @@ def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
 
 
 def parse(data: bytes, kind: type[T]) -> T:
-    """A body as a struct.
+    """Parse a body into a struct.
 
     Raises:
-        Refusal: not strict JSON, a field is unknown, of the wrong type, out of range or missing.
+        Refusal: the body is not strict JSON, or a field is unknown, missing, of the wrong type or out of range.
     """
+    told = data
     try:
         decoder: msgspec.json.Decoder[T] = _decoder(kind)  # type: ignore[arg-type]
         try:
@@ -89,30 +102,31 @@ def parse(data: bytes, kind: type[T]) -> T:
         except msgspec.ValidationError as error:
             if b"null" not in data:
                 raise
-            found = _without_nulls(data, decoder, error)
+            told = _without_nulls(data, decoder, error)
+            found = decoder.decode(told)
         _keys(data.decode())
         return found
-    except msgspec.ValidationError as error:
-        raise _refused(str(error)) from None
+    except msgspec.ValidationError:
+        raise _refused(find_fault(told, kind)) from None
     except (msgspec.DecodeError, ValueError):
         raise Refusal("invalid_json") from None
     except RecursionError:
-        raise Refusal("invalid_json", "It is nested too deeply.") from None
+        raise Refusal("invalid_json", "The body is nested too deeply.") from None
 
 
-def _without_nulls(data: bytes, decoder: msgspec.json.Decoder[T], error: msgspec.ValidationError) -> T:
-    """As the decoder, but null is as if it were left out, also for parameters that there are not: clients send it for
-    all that they were not told. ``error``: what is wrong with the body as it is.
+def _without_nulls(data: bytes, decoder: msgspec.json.Decoder[Any], error: msgspec.ValidationError) -> bytes:
+    """The body without its nulls, also those of unknown fields: some clients send null for every option that is unset.
 
-    Raises:
-        msgspec.ValidationError: it is wrong without them, too.
+    Args:
+        data: the body.
+        decoder: of its struct.
+        error: raised if the body cannot be encoded again.
     """
     try:
         shape = _shape(decoder.type)  # type: ignore[arg-type]
-        rest = msgspec.json.encode(_told(msgspec.json.decode(data), shape))
-    except (OverflowError, msgspec.EncodeError):  # numbers that only Python has
+        return msgspec.json.encode(_told(msgspec.json.decode(data), shape))
+    except (OverflowError, msgspec.EncodeError):  # integers that only Python has
         raise error from None
-    return decoder.decode(rest)
 
 
 @functools.lru_cache(maxsize=64)
@@ -121,7 +135,7 @@ def _shape(kind: Any) -> inspect.Type:
 
 
 def _told(value: Any, *kinds: inspect.Type) -> Any:
-    """A value without the nulls that stand in structs; what is free, such as a JSON schema, stays as it is."""
+    """A value without the nulls that are fields of structs. Free-form values, such as a JSON schema, keep theirs."""
     kinds = tuple(part for kind in kinds for part in _parts(kind))
     if isinstance(value, list):
         items = tuple(kind.item_type for kind in kinds if isinstance(kind, inspect.ListType))
@@ -142,26 +156,22 @@ def _parts(kind: inspect.Type) -> tuple[inspect.Type, ...]:
     return tuple(part for one in kind.types for part in _parts(one)) if isinstance(kind, inspect.UnionType) else (kind,)
 
 
-def _refused(text: str) -> Refusal:
-    """A refusal that names the parameter, from what msgspec says."""
-    place, unknown = _PLACE.search(text), _UNKNOWN.search(text)
-    path = place.group(1).removeprefix("$").lstrip(".") if place else ""
-    what = _PLACE.sub("", text)
-    if unknown is not None:
-        name = f"{path}.{unknown.group(1)}" if path else unknown.group(1)
-        return Refusal("unsupported_parameter", f"There is no parameter {name[:100]}.", name[:100])
-    missing = _MISSING.search(text)
-    if missing is not None:
-        name = f"{path}.{missing.group(1)}" if path else missing.group(1)
-        return Refusal("invalid_value", f"{name[:100]} is missing.", name[:100])
-    return Refusal("invalid_value", f"{path or 'The body'}: {what}."[:300], path[:100] or None)
+def _refused(fault: Fault) -> Refusal:
+    """The refusal that names the field at fault."""
+    path = fault.path[:100]
+    if fault.kind == "unknown":
+        return Refusal("unsupported_parameter", f"There is no parameter `{path}`.", path)
+    if fault.kind == "missing":
+        return Refusal("invalid_value", f"`{path}` is missing.", path)
+    name = f"`{path}`" if path else "The body"
+    return Refusal("invalid_value", f"{name} must be {fault.allowed}, got {fault.got}."[:300], path or None)
 
 
 async def parse_body(data: bytes, kind: type[T]) -> T:
-    """As :func:`parse`; a long one leaves the loop's thread."""
+    """Parse as :func:`parse` does; a long body on another thread."""
     if len(data) < _LONG:
         return parse(data, kind)
     return await asyncio.get_running_loop().run_in_executor(_threads.executor(), parse, data, kind)
 
 
-__all__ = ["Gone", "parse", "parse_body", "read"]
+__all__ = ["Gone", "declared_length", "parse", "parse_body", "read"]

@@ -1,15 +1,13 @@
-"""Everything that a client can be told has gone wrong: one table.
+"""Every error that a client can get: one table.
 
-The texts are fixed, so that no path, address or word of a model's file gets out; what exactly happened is in the log,
-under the request's id. Only where the request itself is at fault does the answer also say what of it, and what was
-allowed.
+The texts are fixed, so that no path, address or text of a model's file gets out; the log has the details under the
+request's id. Only if the request itself is at fault does the response also name the parameter and what is allowed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from typing import NamedTuple
 
 import msgspec
@@ -21,7 +19,7 @@ log = logging.getLogger("mpool.server")
 
 
 class Row(NamedTuple):
-    """One way to fail: HTTP status, kind as OpenAI's API names it, fixed text, seconds until a retry makes sense."""
+    """One error: HTTP status, type as OpenAI's API names it, fixed text, seconds until a retry makes sense."""
 
     status: int
     kind: str
@@ -35,38 +33,40 @@ _REQUEST, _SERVER = "invalid_request_error", "server_error"
 TABLE: dict[str, Row] = {
     "invalid_json": Row(400, _REQUEST, "The body is not strict JSON."),
     "invalid_value": Row(400, _REQUEST, "The request has a value that is not allowed."),
-    "unsupported_parameter": Row(400, _REQUEST, "The request asks for something that is not supported."),
-    "context_length_exceeded": Row(400, _REQUEST, "The input is longer than the model takes."),
-    "wrong_capability": Row(400, _REQUEST, "The model is not for this."),
-    "template_refused": Row(400, _REQUEST, "The model's chat template refuses these messages."),
+    "unsupported_parameter": Row(400, _REQUEST, "The request has a parameter that is not supported."),
+    "context_length_exceeded": Row(400, _REQUEST, "The input is longer than the model's context."),
+    "wrong_capability": Row(400, _REQUEST, "The model does not have this capability."),
+    "template_refused": Row(400, _REQUEST, "The model's chat template rejects these messages."),
     "bad_request": Row(400, _REQUEST, "The request is not well-formed HTTP."),
     "invalid_api_key": Row(401, "authentication_error", "The token is missing or wrong: Authorization: Bearer TOKEN."),
-    "forbidden_origin": Row(403, "permission_error", "Pages of this origin may not call the server."),
-    "model_not_found": Row(404, _REQUEST, "There is no such model here; GET /v1/models lists them."),
-    "not_found": Row(404, _REQUEST, "There is nothing at this path; GET /openapi.json lists what there is."),
-    "method_not_allowed": Row(405, _REQUEST, "The path does not take this method."),
-    "busy": Row(409, _REQUEST, "The worker has a job.", 1),
+    "token_required": Row(403, "permission_error", "An address that other machines reach needs a token: set "
+                                                   "MPOOL_SERVER_TOKEN_FILE."),
+    "forbidden_origin": Row(403, "permission_error", "This origin may not call the server."),
+    "model_not_found": Row(404, _REQUEST, "Model not found. GET /v1/models lists the models."),
+    "not_found": Row(404, _REQUEST, "Path not found. GET /openapi.json lists the paths."),
+    "method_not_allowed": Row(405, _REQUEST, "The path does not allow this method."),
+    "busy": Row(409, _REQUEST, "The worker is running a job.", 1),
     "request_timeout": Row(408, _REQUEST, "The request took too long to arrive."),
-    "request_too_large": Row(413, _REQUEST, "The body, or a text in it, is larger than allowed."),
-    "unsupported_media_type": Row(415, _REQUEST, "The body has to be JSON, uncompressed, and to say so: "
+    "request_too_large": Row(413, _REQUEST, "The body, or a text in it, is longer than allowed."),
+    "unsupported_media_type": Row(415, _REQUEST, "The body must be uncompressed JSON with the header "
                                               "Content-Type: application/json."),
-    "misdirected": Row(421, _REQUEST, "The Host header names another server."),
-    "headers_too_large": Row(431, _REQUEST, "The request's head is larger than allowed."),
+    "misdirected": Row(421, _REQUEST, "The Host header does not name this server."),
+    "headers_too_large": Row(431, _REQUEST, "The request's headers are larger than allowed."),
     "cancelled": Row(499, _REQUEST, "The request was cancelled."),
-    "internal": Row(500, _SERVER, "The server failed. Its log says more."),
-    "model_failed": Row(500, _SERVER, "The model failed while computing. The log says more."),
-    "load_failed": Row(503, _SERVER, "The model could not be loaded. The log says more.", 10),
-    "too_many_streams": Row(503, _SERVER, "As many answers as may are being streamed.", 1),
-    "too_many_connections": Row(503, _SERVER, "As many connections as may are open.", 1),
-    "overloaded": Row(503, _SERVER, "As many requests as may are waiting for the model.", 1),
-    "out_of_memory": Row(503, _SERVER, "There is not enough memory for this now.", 5),
-    "worker_lost": Row(503, _SERVER, "The worker that had the request went away.", 1),
-    "resting": Row(503, _SERVER, "The model rests after repeated faults.", 30),
-    "shutting_down": Row(503, _SERVER, "The server is being stopped.", 5),
-    "timeout": Row(504, _SERVER, "There was no answer within the time allowed.", 1),
+    "internal": Row(500, _SERVER, "The server failed. Its log has the details."),
+    "model_failed": Row(500, _SERVER, "The model failed while computing. The log has the details."),
+    "load_failed": Row(503, _SERVER, "The model could not be loaded. The log has the details.", 10),
+    "too_many_streams": Row(503, _SERVER, "The limit of streamed responses is reached.", 1),
+    "too_many_connections": Row(503, _SERVER, "The limit of connections is reached.", 1),
+    "overloaded": Row(503, _SERVER, "The model's queue is full.", 1),
+    "out_of_memory": Row(503, _SERVER, "Not enough memory is free for this request.", 5),
+    "worker_lost": Row(503, _SERVER, "The worker ended before it completed the request.", 1),
+    "resting": Row(503, _SERVER, "The model is disabled for a while after repeated faults.", 30),
+    "shutting_down": Row(503, _SERVER, "The server is shutting down.", 5),
+    "timeout": Row(504, _SERVER, "The request did not complete within its time limit.", 1),
 }
 
-#: Error of the library -> code here; the first that fits counts.
+#: Error class of the library -> code; the first match counts.
 _OF_LIBRARY: tuple[tuple[type[BaseException], str], ...] = (
     (pool_errors.ContextOverflow, "context_length_exceeded"), (pool_errors.LimitError, "request_too_large"),
     (pool_errors.InvalidArgument, "invalid_value"), (pool_errors.Unsupported, "unsupported_parameter"),
@@ -82,22 +82,21 @@ _OF_LIBRARY: tuple[tuple[type[BaseException], str], ...] = (
     (pool_errors.NoWorkers, "worker_lost"), (pool_errors.ModelError, "model_failed"),
     (pool_errors.NumericError, "model_failed"), (pool_errors.Cancelled, "cancelled"), (MemoryError, "out_of_memory"),
 )
-#: Codes that are the request's own fault: what the library says of it is about the request alone.
+#: Codes of errors in the request: the library's message is about the request alone, so the client may read it.
 _SAYS_WHAT = ("invalid_value", "unsupported_parameter", "context_length_exceeded", "request_too_large")
 _MAX_DETAIL = 300
-#: What the library says of a parameter begins with its name; these have the same one in a request.
+#: Parameters of the library that are fields of a request with the same name.
 _FORMS = ("response_format", "tools")
 _PARAMS = frozenset((*sampling.NAMES, *_FORMS, "tool_choice", "parallel_tool_calls", "messages", "guidance_scale",
                      "num_inference_steps", "negative_prompt"))
-_NAME = re.compile(r"[a-z_]+")
 
 
 class Refusal(Exception):
     """A request that ends in one of the rows of :data:`TABLE`.
 
     Attributes:
-        code: of the row.
-        detail: what of the request is at fault, and what was allowed; "": nothing that a client may know.
+        code: key of the row.
+        detail: the parameter at fault and what is allowed, or "".
         param: the parameter at fault, or None.
     """
 
@@ -112,15 +111,15 @@ class Refusal(Exception):
 
     @property
     def message(self) -> str:
-        """What the client is told."""
+        """The text that the client gets."""
         return f"{self.row.text} {self.detail}" if self.detail else self.row.text
 
 
 def refusal_of(error: BaseException, request: str) -> Refusal:
-    """What a client is told about an error; what it is not told goes to the log.
+    """Turn an error into what a client may know of it. The log gets the rest.
 
     Args:
-        error: anything that was raised.
+        error: any exception.
         request: id of the request, for the log.
     """
     if isinstance(error, Refusal):
@@ -134,9 +133,9 @@ def refusal_of(error: BaseException, request: str) -> Refusal:
         log.info("%s: %s: %s", request, code, error)
     if code not in _SAYS_WHAT or not isinstance(error, pool_errors.MpoolError):
         return Refusal(code)
-    name = _NAME.match(error.message)
-    param = name[0] if name is not None and name[0] in _PARAMS else None
-    if code == "request_too_large" and param in _FORMS:  # it is not its length that is too much
+    name = error.param or error.message.partition(" ")[0].strip("`:")  # the second: errors that carry no `param` yet
+    param = name if name in _PARAMS else None
+    if code == "request_too_large" and param in _FORMS:  # the schema's complexity is at fault, not its length
         code = "invalid_value"
     return Refusal(code, error.message[:_MAX_DETAIL] + ".", param)
 
@@ -144,7 +143,7 @@ def refusal_of(error: BaseException, request: str) -> Refusal:
 # ---- shapes --------------------------------------------------------------------------------------------------------
 
 class ErrorBody(msgspec.Struct):
-    """What OpenAI's API says about an error."""
+    """The fields of an error in OpenAI's API."""
 
     message: str
     type: str
@@ -153,13 +152,13 @@ class ErrorBody(msgspec.Struct):
 
 
 class ErrorAnswer(msgspec.Struct):
-    """An error, as OpenAI's API has it."""
+    """An error in OpenAI's API."""
 
     error: ErrorBody
 
 
 class PlainError(msgspec.Struct):
-    """An error, as Ollama has it."""
+    """An error in Ollama's API."""
 
     error: str
 
@@ -168,18 +167,18 @@ _encode = msgspec.json.Encoder().encode
 
 
 def openai_error(refusal: Refusal) -> bytes:
-    """JSON in the shape of OpenAI's API."""
+    """Encode a refusal for OpenAI's API."""
     return _encode(ErrorAnswer(ErrorBody(refusal.message, refusal.row.kind, refusal.param, refusal.code)))
 
 
 def plain_error(refusal: Refusal) -> bytes:
-    """JSON in the shape of Ollama."""
+    """Encode a refusal for Ollama's API."""
     return _encode(PlainError(refusal.message))
 
 
 class WorkerError(msgspec.Struct):
-    """An error, as the worker protocol has it. ``code``: see :func:`worker_code`; ``retriable``: the same request may
-    succeed later; ``param``: the parameter at fault, or None."""
+    """An error in the worker protocol. ``code``: see :func:`worker_code`; ``retriable``: the same request may succeed
+    later; ``param``: the parameter at fault, or None."""
 
     code: str
     message: str
@@ -187,7 +186,7 @@ class WorkerError(msgspec.Struct):
     param: str | None = None
 
 
-#: Codes of the worker protocol, where the status does not say enough.
+#: Codes of the worker protocol that do not follow from the status.
 _OF_WORKER = {"load_failed": "MODEL_LOAD_FAILED", "out_of_memory": "OOM", "timeout": "INFERENCE_TIMEOUT",
               "cancelled": "CANCELLED", "shutting_down": "CANCELLED"}
 #: Paths of the worker protocol.
@@ -195,17 +194,17 @@ _WORKER = ("/execute", "/cancel", "/shutdown")
 
 
 def worker_code(refusal: Refusal) -> str:
-    """One of the six codes that the worker protocol has."""
+    """The code of a refusal in the worker protocol, one of six."""
     return _OF_WORKER.get(refusal.code) or ("INVALID_REQUEST" if refusal.row.status < 500 else "INTERNAL")
 
 
 def worker_error(refusal: Refusal) -> bytes:
-    """JSON in the shape of the worker protocol."""
+    """Encode a refusal for the worker protocol."""
     return _encode(WorkerError(worker_code(refusal), refusal.message, refusal.row.retry_after > 0, refusal.param))
 
 
 def error_body(refusal: Refusal, path: str) -> bytes:
-    """JSON in the shape that clients of a path expect."""
+    """Encode a refusal for the protocol of a path."""
     if path in _WORKER:
         return worker_error(refusal)
     return plain_error(refusal) if path.startswith("/api/") else openai_error(refusal)

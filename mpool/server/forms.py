@@ -1,5 +1,5 @@
-"""What answers are to look like, and what tools they may call, as each protocol says it: checked here, kept to by
-:mod:`mpool.conversation.grammar`."""
+"""Response formats and tools of each protocol as options of the library. :mod:`mpool.conversation.grammar` enforces
+them."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ def of_openai(value: dict[str, Any] | None) -> dict[str, Any]:
     """Options of the library for a ``response_format``: text, json_object or json_schema.
 
     Raises:
-        Refusal: it is of another type, or no schema, or a schema beyond the bounds.
+        Refusal: the type is unknown, the schema is missing, or the schema exceeds the limits.
     """
     if value is None or value.get("type") == "text":
         return {}
     if value.get("type") not in ("json_object", "json_schema"):
-        raise Refusal("unsupported_parameter", "response_format.type: allowed are text, json_object and json_schema.",
+        raise Refusal("unsupported_parameter", "`response_format.type` must be one of text, json_object, json_schema.",
                       _OPENAI)
     if value["type"] == "json_schema":
         outer = value.get("json_schema")
         if not isinstance(outer, dict) or not isinstance(outer.get("schema"), dict):
-            raise Refusal("invalid_value", "response_format.json_schema.schema: allowed is a JSON schema.", _OPENAI)
+            raise Refusal("invalid_value", "`response_format.json_schema.schema` must be a JSON schema.", _OPENAI)
     return _checked(value, _OPENAI)
 
 
@@ -34,14 +34,14 @@ def of_ollama(value: str | dict[str, Any] | None) -> dict[str, Any]:
     """Options of the library for a ``format``: ``"json"``, or a JSON schema.
 
     Raises:
-        Refusal: as for :func:`of_openai`.
+        Refusal: see :func:`of_openai`.
     """
     if value in (None, ""):
         return {}
     if value == "json":
         return {"response_format": {"type": "json_object"}}
     if not isinstance(value, dict):
-        raise Refusal("unsupported_parameter", 'format: allowed are "json" and a JSON schema.', _OLLAMA)
+        raise Refusal("unsupported_parameter", '`format` must be "json" or a JSON schema.', _OLLAMA)
     return _checked({"type": "json_schema", "json_schema": {"schema": value}}, _OLLAMA)
 
 
@@ -54,10 +54,10 @@ def _checked(wanted: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def of_tools(tools: list[dict[str, Any]] | None, choice: Any = None, parallel: bool | None = None) -> dict[str, Any]:
-    """Options of the library for tools, whether they have to be called, and whether several may be at once.
+    """Options of the library for tools, the choice among them, and parallel calls.
 
     Raises:
-        Refusal: something is no tool, or they are beyond the bounds.
+        Refusal: a tool is not valid, or the tools exceed the limits.
     """
     if not tools:
         return {}

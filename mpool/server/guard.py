@@ -1,8 +1,10 @@
-"""The door: whose requests get to a route at all."""
+"""The guards: they refuse a request before it reaches a route."""
 
 from __future__ import annotations
 
 import base64
+import functools
+import ipaddress
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,16 +21,16 @@ App = Callable[[Scope, Any, Any], Awaitable[None]]
 
 
 def answer(refusal: Refusal, path: str) -> Response:
-    """A refusal as a response."""
+    """Make the response of a refusal."""
     headers = {"retry-after": str(refusal.row.retry_after)} if refusal.row.retry_after else {}
     if refusal.row.status == 401:
-        # browsers ask for a password where a page is refused, and nowhere else
+        # A browser asks for a password only where the page itself is refused.
         headers["www-authenticate"] = 'Basic realm="mpool", charset="UTF-8"' if path == "/" else "Bearer"
     return Response(error_body(refusal, path), refusal.row.status, headers, "application/json")
 
 
 def header(scope: Scope, name: bytes) -> bytes | None:
-    """A header of a request; None: it has none. Of several the first."""
+    """The first header of a name; None: the request has none."""
     for key, value in scope["headers"]:
         if key == name:
             found: bytes = value
@@ -37,8 +39,8 @@ def header(scope: Scope, name: bytes) -> bytes | None:
 
 
 def _given(value: bytes) -> bytes:
-    """The token out of a header ``Authorization``: that of a bearer, or the password of any user, which is how browsers
-    send what they were told for a page. Empty, which no token is: there is none."""
+    """The token in a header ``Authorization``: a bearer token, or the password of any user, which is how browsers send
+    what was typed. Empty if there is none; no token is empty."""
     scheme, _, rest = value.partition(b" ")
     if scheme.lower() == b"bearer":
         return rest.strip()
@@ -51,23 +53,45 @@ def _given(value: bytes) -> bytes:
 
 
 class Gate(Protocol):
-    """What the guards ask for; :class:`mpool.server.state.State` is one."""
+    """The interface that the guards need; :class:`mpool.server.state.State` has it."""
 
     @property
     def settings(self) -> Settings:
-        """Whom to let in."""
+        """Token, allowed hosts and origins."""
 
     @property
-    def hosts(self) -> frozenset[str]:
-        """Values of the header Host that are answered, in lower case."""
+    def hosts(self) -> frozenset[str] | None:
+        """Accepted values of the header Host, in lower case; None: they follow from the address of the request."""
 
     @property
     def stopping(self) -> bool:
-        """Whether no further requests are taken."""
+        """True: no further requests are accepted."""
+
+
+@functools.lru_cache(maxsize=64)
+def _hosts_of_port(settings: Settings, port: int) -> frozenset[str]:
+    return settings.hosts(port)
+
+
+def _hosts_at(settings: Settings, scope: Scope) -> frozenset[str]:
+    """Accepted values of the header Host for the address at which the ASGI server got a request."""
+    port = (scope.get("server") or ("", None))[1]
+    if port is None or port == 443 and scope.get("scheme") == "https":
+        port = 80  # a client leaves the default port out of the header
+    return _hosts_of_port(settings, port)
+
+
+def _is_remote(scope: Scope) -> bool:
+    """True if a request arrived at an address that other machines can reach. A Unix socket is local."""
+    host = (scope.get("server") or ("", None))[0]
+    try:
+        return not ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 class _Guard:
-    """ASGI middleware that answers what it refuses itself."""
+    """ASGI middleware that sends the response of a refused request itself."""
 
     def __init__(self, app: App, gate: Gate) -> None:
         self.app, self.gate = app, gate
@@ -81,25 +105,27 @@ class _Guard:
 
 
 class Door(_Guard):
-    """The server that is meant, and pages that may call it. It stands before CORS."""
+    """Check the headers Host (against DNS rebinding) and Origin. Runs before CORS."""
 
     def _refused(self, scope: Scope) -> Refusal | None:
+        hosts = self.gate.hosts
+        if hosts is None:
+            hosts = _hosts_at(self.gate.settings, scope)
         host = header(scope, b"host")
-        if host is None or host.decode("latin-1").lower() not in self.gate.hosts:
+        if host is None or host.decode("latin-1").lower() not in hosts:
             return Refusal("misdirected")
         origin = header(scope, b"origin")
-        if origin is not None and not self._may_call(origin.decode("latin-1").lower()):
+        if origin is not None and not self._may_call(origin.decode("latin-1").lower(), hosts):
             return Refusal("forbidden_origin")
         return None
 
-    def _may_call(self, origin: str) -> bool:
+    def _may_call(self, origin: str, hosts: frozenset[str]) -> bool:
         scheme, _, host = origin.partition("://")
-        return scheme in ("http", "https") and host in self.gate.hosts \
-            or origin in self.gate.settings.allowed_origins
+        return scheme in ("http", "https") and host in hosts or origin in self.gate.settings.allowed_origins
 
 
 class Lock(_Guard):
-    """The token, and whether the server still takes requests. It stands behind CORS."""
+    """Check the token, and refuse requests while the server stops. Runs after CORS."""
 
     def _refused(self, scope: Scope) -> Refusal | None:
         if scope["path"] == "/health":
@@ -108,6 +134,8 @@ class Lock(_Guard):
         if token is not None:
             if not same_token(_given(header(scope, b"authorization") or b""), token):
                 return Refusal("invalid_api_key")
+        elif self.gate.hosts is None and _is_remote(scope):
+            return Refusal("token_required")
         return Refusal("shutting_down") if self.gate.stopping else None
 
 

@@ -23,7 +23,7 @@ _ENDING = re.compile(r"(-\d{5}-of-\d{5})?\.gguf$", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A model and the name that clients know it by; ``since``: ``time.time()`` at which it was added."""
+    """A model and its name for clients; ``since``: ``time.time()`` when it was added."""
 
     name: str
     model: Model
@@ -31,7 +31,7 @@ class Served:
 
     @property
     def capabilities(self) -> tuple[str, ...]:
-        """All that it is for. Reads its files unless they were read."""
+        """Capabilities of the model. Reads its files unless they were read before."""
         return self.model.capabilities
 
 
@@ -39,14 +39,14 @@ class Models:
     """Names that clients may use.
 
     Args:
-        pool: that has the models.
-        refs: of models to serve: keys of the catalogue, paths or references, each also as ``NAME=REF``. Their files are
-            read, and fetched if they are not here.
-        catalogue: whether keys of the catalogue may be named whose files are here.
-        compute: class of arithmetic that they compute in.
+        pool: computes.
+        refs: models to serve: keys of the catalogue, paths or references, each also as ``NAME=REF``. Reads their files,
+            and downloads missing ones.
+        catalogue: clients may also name keys of the catalogue whose files are on this machine.
+        compute: compute type of all models.
 
     Raises:
-        InvalidArgument: a name is none or is taken, or no name can be made of a reference.
+        InvalidArgument: a name is not valid or is taken, or a reference makes no valid name.
         and what :func:`mpool.register` raises.
     """
 
@@ -69,14 +69,15 @@ class Models:
         keyed = isinstance(reference, KeyRef)
         name = name or (ref if keyed else name_of(ref))
         if not _NAME.fullmatch(name):
-            raise InvalidArgument(f"{ref} makes no name that clients could use", hint="Give one: NAME=" + ref)
+            raise InvalidArgument(f"{ref!r} makes no valid model name", param="model", hint="Name it: NAME=" + ref)
         if name in self._served or (not keyed and load_catalogue().get(name) is not None):
-            raise InvalidArgument(f"the name {name} is taken", hint="Give another one: NAME=" + ref)
+            raise InvalidArgument(f"the model name {name!r} is taken", param="model",
+                                  hint="Choose another: NAME=" + ref)
         if keyed:
             model = self.pool.get(ref)
-            model.description  # noqa: B018 - reads its files, now and not in the first request
+            model.description  # noqa: B018 - reads the files now, not in the first request
         else:
-            # by a name of its own, so that no error speaks of the path
+            # registered under its name, so that no error text contains the path
             model = self.pool.register(name.replace(":", "-"), ref)
         self._served[name] = self._made(name, model)
 
@@ -86,15 +87,15 @@ class Models:
         return Served(name, Model(model._entry, self.compute), int(time.time()))
 
     def names(self) -> list[str]:
-        """Names of all that are served, in order of their adding."""
+        """Names of all served models in the order in which they were added."""
         return list(self._served)
 
     def all(self) -> list[Served]:
-        """All that were given at the start or used since."""
+        """Models that were given at the start or used since."""
         return list(self._served.values())
 
     async def listed(self) -> list[Served]:
-        """All that can be named, those of the catalogue that are here included. Reads files that were not read yet."""
+        """All models that clients may name, with those of the catalogue. Reads files that were not read yet."""
         if self.catalogue:
             from ..models import load_catalogue
 
@@ -108,10 +109,10 @@ class Models:
         return found
 
     async def find(self, name: str) -> Served:
-        """The model of a name. ``:latest`` behind it, which clients of Ollama put there, says nothing.
+        """Find a model by its name. The suffix ``:latest`` of Ollama's clients is ignored.
 
         Raises:
-            Refusal: there is none, or its files are not here.
+            Refusal: the name is unknown, or the model's files are not on this machine.
         """
         found = self._served.get(name)
         if found is None and name.endswith(":latest"):
@@ -122,18 +123,18 @@ class Models:
         if not self.is_in_catalogue(name):
             raise Refusal("model_not_found", param="model")
         if not await asyncio.to_thread(is_here, name):
-            raise Refusal("model_not_found", "It is in the catalogue; POST /api/pull fetches it.", "model")
+            raise Refusal("model_not_found", "The catalogue has it: POST /api/pull fetches it.", "model")
         return self._served.setdefault(name, self._made(name, self.pool.get(name)))
 
     def is_in_catalogue(self, name: str) -> bool:
-        """Whether a name is a key of the catalogue, and such may be used."""
+        """True if a name is a key of the catalogue, and clients may use these."""
         from ..models import load_catalogue
 
         return self.catalogue and load_catalogue().get(name) is not None
 
 
 def is_here(key: str) -> bool:
-    """Whether the files of a model of the catalogue are on this machine."""
+    """True if the files of a model of the catalogue are on this machine."""
     from ..models import resolve
 
     try:
@@ -144,7 +145,7 @@ def is_here(key: str) -> bool:
 
 
 def name_of(ref: str) -> str:
-    """What clients call a model that was given by a path or reference."""
+    """The name for clients of a model that was given by a path or reference."""
     last = ref.rstrip("/").rpartition("/")[2].partition("@")[0]
     return _ENDING.sub("", last)
 

@@ -1,4 +1,4 @@
-"""Ollama's protocol: text, vectors and models as its clients ask for them, spoken by the pool."""
+"""Ollama's protocol: text generation, embeddings and models."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from starlette.responses import Response
 
 from .. import __version__, aio
 from ..conversation.tool_calls import arguments_of
+from ..durations import seconds_of
 from ..errors import ContextOverflow
 from ..results import ToolCall
-from ..runtime.durations import seconds_of
+from ..tasks.running import counted
+from ..tasks.verbs import EMBED
 from . import forms, thinking
 from . import ollama_models as facts
 from .errors import Refusal, plain_error
@@ -57,26 +59,26 @@ if TYPE_CHECKING:
 
 _encode = msgspec.json.Encoder().encode
 _LOWEST = -9999.0
-#: Samplers that the library does not have -> the value that turns each off.
+#: Sampler options that the library does not have -> the value that turns each off.
 _OFF = {"mirostat": 0, "tfs_z": 1.0, "typical_p": 1.0}
-#: Options of a request that the library has, by the same name or one that it knows too.
+#: Options of a request that are options or aliases of the library.
 _TAKEN = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty", "stop")
 
 
 def now() -> str:
-    """The time, as Ollama writes it."""
+    """Format a time as Ollama does."""
     return datetime.now(timezone.utc).isoformat().replace("+00:00", "Z")
 
 
 def nanoseconds(seconds: float) -> int:
-    """Seconds as a whole number of nanoseconds."""
+    """Convert seconds to whole nanoseconds."""
     return max(0, round(seconds * 1e9))
 
 
 # ---- options -------------------------------------------------------------------------------------------------------
 
 def call_options(body: Request) -> dict[str, Any]:
-    """What concerns the pool: ``keep_alive``, in Ollama's grammar. A number without a unit is seconds."""
+    """The pool's option ``keep_alive`` in Ollama's grammar. A number without a unit is seconds."""
     return {} if body.keep_alive is None else {"keep_alive": _keep_alive(body.keep_alive)}
 
 
@@ -89,17 +91,17 @@ def sampling(context: Context, body: TextRequest) -> dict[str, Any]:
     """Options of the library.
 
     Raises:
-        Refusal: something is asked for that there is not.
+        Refusal: an option is not supported.
     """
     given = body.options or Options()
     for name, off in _OFF.items():
         if getattr(given, name) not in (None, off):
-            raise Refusal("unsupported_parameter", f"options.{name}: allowed is {off}, which is off.", name)
+            raise Refusal("unsupported_parameter", f"`options.{name}` must be {off}, which turns it off.", name)
     found = {name: value for name in _TAKEN if (value := getattr(given, name)) is not None}
     most = context.state.settings.max_tokens
     predict = given.num_predict
     if predict == 0:
-        raise Refusal("invalid_value", "options.num_predict is 0, allowed: 1 or more, -1 or -2.", "num_predict")
+        raise Refusal("invalid_value", "`options.num_predict` must be 1 or more, -1 or -2, got 0.", "num_predict")
     found["max_tokens"] = most if predict is None or predict < 0 else min(predict, most)
     if given.seed is not None:
         found["seed"] = given.seed % 2**64
@@ -110,7 +112,7 @@ def sampling(context: Context, body: TextRequest) -> dict[str, Any]:
 
 # ---- text ----------------------------------------------------------------------------------------------------------
 
-#: Makes an answer of its text, what was thought before it, and the fields of Counts.
+#: Makes a response from its text, its reasoning and the fields of Counts.
 Shape = Callable[[str, "str | None", dict[str, Any]], msgspec.Struct]
 
 
@@ -123,11 +125,11 @@ def _answered(text: str, thinking: str | None, fields: dict[str, Any]) -> msgspe
 
 
 async def generate(context: Context, body: GenerateRequest) -> Response:
-    """A prompt, as a conversation of one message, or as it is."""
+    """Complete a prompt: as a conversation of one message, or, with ``raw``, unchanged."""
     served = await context.model(body.model)
     for name in ("suffix", "template", "context"):
         if getattr(body, name):
-            raise Refusal("unsupported_parameter", f"{name} is not supported.", name)
+            raise Refusal("unsupported_parameter", f"`{name}` is not supported.", name)
     if not body.prompt:
         return await _only_load(context, served, body, _generated)
     prompt, cold = context.check_text(body.prompt, "prompt"), not _resident(context, served)
@@ -135,7 +137,7 @@ async def generate(context: Context, body: GenerateRequest) -> Response:
     pool = context.state.pool
     if body.raw:
         if body.system or body.images:
-            raise Refusal("invalid_value", "system and images: allowed without raw.", "raw")
+            raise Refusal("invalid_value", "`raw` excludes `system` and `images`.", "raw")
         stream = aio.generate(prompt, served.model, stream=True, pool=pool, **options)
     else:
         messages = [_message(context, OllamaMessage("user", prompt, images=body.images), "prompt")]
@@ -147,7 +149,7 @@ async def generate(context: Context, body: GenerateRequest) -> Response:
 
 
 async def chat(context: Context, body: OllamaChatRequest) -> Response:
-    """An answer to a conversation."""
+    """Complete a conversation."""
     served = await context.model(body.model)
     if not body.messages:
         return await _only_load(context, served, body, _answered)
@@ -168,8 +170,8 @@ async def chat(context: Context, body: OllamaChatRequest) -> Response:
 
 
 def _shortened(messages: list[dict[str, Any]], error: ContextOverflow) -> list[dict[str, Any]]:
-    """A conversation without its oldest turns, as many as are too long by their share of the text, at least one; empty
-    if it is one turn. What the system says stays, and so does the last turn."""
+    """Drop the oldest turns of a conversation, as many as the excess is of the text, at least one. System messages and
+    the last turn stay; the result is empty if the conversation is one turn."""
     turns = [at for at, message in enumerate(messages) if message["role"] == "user"][1:]
     sizes = [len(message["content"]) for message in messages]
     tokens = error.tokens or 1
@@ -198,7 +200,7 @@ def _message(context: Context, message: OllamaMessage, where: str) -> dict[str, 
 
 async def _answer(context: Context, served: Served, body: TextRequest, stream: AsyncStream, shape: Shape,
                   cold: bool) -> Response:
-    """Streamed, unless the request says not to. ``cold``: the model was not in memory."""
+    """Respond, streamed unless the request says otherwise. ``cold``: the model was not in memory."""
     if body.stream is False:
         try:
             done = await stream.result()
@@ -216,7 +218,7 @@ async def _answer(context: Context, served: Served, body: TextRequest, stream: A
             if chunk.text or chunk.reasoning or chunk.logprobs:
                 yield line(_encode(_piece(served, body.model, chunk, shape)))
             _begin_calls(begun, chunk)
-            if told < len(begun) - 1:  # those that another one follows are complete
+            if told < len(begun) - 1:  # a call is complete once another one follows
                 yield line(_encode(_calling(_between(body.model, shape), begun[:-1], told)))
                 told = len(begun) - 1
         done = await stream.result()
@@ -228,12 +230,12 @@ async def _answer(context: Context, served: Served, body: TextRequest, stream: A
 
 
 def _resident(context: Context, served: Served) -> bool:
-    """Whether the model is in memory."""
+    """True if the model is in memory."""
     return any(row.key == served.model.key and row.state in ("ready", "busy") for row in context.state.pool.ps())
 
 
 def _begin_calls(begun: list[ToolCall], chunk: Chunk) -> None:
-    """Adds what a piece says of calls; one that another one follows is complete."""
+    """Add the call deltas of a chunk. A call is complete once another one follows."""
     for delta in chunk.tool_calls:
         if delta.index == len(begun):
             if begun:
@@ -244,7 +246,7 @@ def _begin_calls(begun: list[ToolCall], chunk: Chunk) -> None:
 
 
 def _calling(answer: msgspec.Struct, calls: Sequence[ToolCall], told: int = 0) -> msgspec.Struct:
-    """The answer with the calls of tools that are complete, but for those that were told: each is told whole."""
+    """Make a chunk with the complete tool calls that were not sent yet: Ollama sends each call whole."""
     found = [(at, call, call.arguments) for at, call in enumerate(calls) if at >= told]
     made = [OllamaCall(OllamaFunction(call.name, arguments, at), call.id)
             for at, call, arguments in found if arguments is not None]
@@ -263,7 +265,7 @@ def _piece(served: Served, name: str, chunk: Chunk, shape: Shape) -> msgspec.Str
 
 
 def _last(context: Context, name: str, done: Completion, cold: bool) -> dict[str, Any]:
-    """Fields of the last piece; ``cold``: the model was not in memory, so that what the call waited for was that."""
+    """Fields of the last chunk. ``cold``: the model was not in memory, so the request's queue time was the load."""
     timings, usage = done.timings, done.usage
     return {"model": name, "created_at": now(), "done": True,
             "done_reason": "length" if done.finish_reason == "length" else "stop",
@@ -283,7 +285,7 @@ def _logprobs(served: Served, found: tuple[TokenLogprob, ...] | None) -> list[Lo
 
 
 async def _only_load(context: Context, served: Served, body: TextRequest, shape: Shape) -> Response:
-    """What a request without a prompt is for: the model is loaded, or unloaded by a ``keep_alive`` of 0."""
+    """Serve a request without a prompt: load the model, or unload it with a ``keep_alive`` of 0."""
     pool, kept = context.state.pool, call_options(body).get("keep_alive")
     unloads = kept is not None and seconds_of(kept, "keep_alive") == 0
     if unloads:
@@ -297,7 +299,7 @@ async def _only_load(context: Context, served: Served, body: TextRequest, shape:
 # ---- vectors -------------------------------------------------------------------------------------------------------
 
 async def _loaded(context: Context, served: Served) -> float:
-    """Seconds that a model which embeds took to be in memory; 0: it was."""
+    """Load an embedding model. Returns the seconds it took; 0: it was in memory."""
     if _resident(context, served) or "text_embedding" not in await asyncio.to_thread(lambda: served.capabilities):
         return 0.0
     began = time.monotonic()
@@ -306,7 +308,7 @@ async def _loaded(context: Context, served: Served) -> float:
 
 
 async def embed(context: Context, body: EmbedRequest) -> Response:
-    """Vectors of texts."""
+    """Embed texts."""
     served = await context.model(body.model)
     texts = [body.input] if isinstance(body.input, str) else body.input
     texts = [context.check_text(text, f"input[{at}]") for at, text in enumerate(texts) if text]
@@ -316,25 +318,25 @@ async def embed(context: Context, body: EmbedRequest) -> Response:
     if body.dimensions is not None:
         options["dimensions"] = body.dimensions
     loaded = nanoseconds(await _loaded(context, served))
-    rows, tokens = await aio._embed(texts, served.model, context.state.pool, None, None, options)
+    rows, tokens = await counted(EMBED, context.state.pool, {"inputs": texts, "model": served.model, **options})
     spent = nanoseconds(time.monotonic() - context.begun)
     return await large_answer(lambda: EmbedAnswer(body.model, rows.tolist(), spent, loaded, tokens), rows.size)
 
 
 async def embeddings(context: Context, body: OllamaEmbeddingsRequest) -> Response:
-    """A vector of a text, as it was once asked for."""
+    """Embed one text, by Ollama's former route."""
     served = await context.model(body.model)
     if not body.prompt:
         return json_answer(OllamaEmbeddingsAnswer([]))
-    row, _ = await aio._embed(context.check_text(body.prompt, "prompt"), served.model, context.state.pool, None, None,
-                              call_options(body))
+    row, _ = await counted(EMBED, context.state.pool, {
+        "inputs": context.check_text(body.prompt, "prompt"), "model": served.model, **call_options(body)})
     return json_answer(OllamaEmbeddingsAnswer(row.tolist()))
 
 
 # ---- models --------------------------------------------------------------------------------------------------------
 
 async def tags(context: Context, body: None) -> Response:
-    """The models that can be named."""
+    """List the models that clients may name."""
     listed = await context.state.models.listed()
     return json_answer(ModelRows(await asyncio.to_thread(lambda: [_row(served) for served in listed])))
 
@@ -346,7 +348,7 @@ def _row(served: Served) -> ModelRow:
 
 
 async def ps(context: Context, body: None) -> Response:
-    """The models that are in memory."""
+    """List the models that are in memory."""
     rows, seen = [], {row.key: row for row in context.state.pool.ps()}
     for served in context.state.models.all():
         found = seen.get(served.model.key)
@@ -364,12 +366,12 @@ async def ps(context: Context, body: None) -> Response:
 def _named(body: NameRequest | PullRequest) -> str:
     name = body.model or body.name
     if not name:
-        raise Refusal("invalid_value", "model: it is missing.", "model")
+        raise Refusal("invalid_value", "`model` is missing.", "model")
     return name
 
 
 async def show(context: Context, body: NameRequest) -> Response:
-    """What is known of a model."""
+    """Describe a model."""
     served = await context.model(_named(body))
     found, abilities = await asyncio.to_thread(lambda: (facts.of(served), facts.abilities(served)))
     return json_answer(ShowAnswer(Details(**found.details), found.info, found.capabilities + abilities,
@@ -377,7 +379,7 @@ async def show(context: Context, body: NameRequest) -> Response:
 
 
 async def pull(context: Context, body: PullRequest) -> Response:
-    """Fetches a model of the catalogue; there is nothing else that a client could have fetched."""
+    """Fetch a model of the catalogue; clients may fetch no other."""
     name = _named(body).removesuffix(":latest")
     models, pool = context.state.models, context.state.pool
     if name not in models.names() and not models.is_in_catalogue(name):
@@ -397,21 +399,21 @@ async def pull(context: Context, body: PullRequest) -> Response:
 
 
 async def version(context: Context, body: None) -> Response:
-    """mpool's own."""
+    """Report the version of mpool."""
     return json_answer(Version(__version__))
 
 
 OPERATIONS = (
-    Operation("POST", "/api/generate", generate, GenerateRequest, GenerateAnswer, "Go on from a prompt", LINES,
+    Operation("POST", "/api/generate", generate, GenerateRequest, GenerateAnswer, "Complete a prompt", LINES,
               "ollama_generate"),
-    Operation("POST", "/api/chat", chat, OllamaChatRequest, OllamaChatAnswer, "Answer a conversation", LINES,
+    Operation("POST", "/api/chat", chat, OllamaChatRequest, OllamaChatAnswer, "Complete a conversation", LINES,
               "ollama_chat"),
-    Operation("POST", "/api/embed", embed, EmbedRequest, EmbedAnswer, "Vectors of texts", name="ollama_embed"),
+    Operation("POST", "/api/embed", embed, EmbedRequest, EmbedAnswer, "Embed texts", name="ollama_embed"),
     Operation("POST", "/api/embeddings", embeddings, OllamaEmbeddingsRequest, OllamaEmbeddingsAnswer,
-              "A vector of a text", name="ollama_embeddings"),
-    Operation("GET", "/api/tags", tags, None, ModelRows, "The models that can be named", name="ollama_tags"),
-    Operation("GET", "/api/ps", ps, None, ModelRows, "The models that are in memory", name="ollama_ps"),
-    Operation("POST", "/api/show", show, NameRequest, ShowAnswer, "What is known of a model", name="ollama_show"),
+              "Embed one text", name="ollama_embeddings"),
+    Operation("GET", "/api/tags", tags, None, ModelRows, "List the models that clients may name", name="ollama_tags"),
+    Operation("GET", "/api/ps", ps, None, ModelRows, "List the models in memory", name="ollama_ps"),
+    Operation("POST", "/api/show", show, NameRequest, ShowAnswer, "Describe a model", name="ollama_show"),
     Operation("POST", "/api/pull", pull, PullRequest, Progress, "Fetch a model of the catalogue", LINES,
               "ollama_pull"),
     Operation("GET", "/api/version", version, None, Version, "The version of mpool", name="ollama_version"),

@@ -1,4 +1,4 @@
-"""Models as Ollama describes them, and fetching one."""
+"""Descriptions of models in Ollama's form, and fetching a model."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from ..pool import Pool
     from .models import Models, Served
 
-#: Capability here -> there.
+#: Capability of mpool -> capability of Ollama.
 _CAPABILITIES = {"text_embedding": "embedding", "text_to_text": "completion", "vision": "vision",
                  "image_embedding": "embedding", "text_to_image": "image"}
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What Ollama tells about a model; ``digest`` is of what its files are called, hold and weigh, not of each byte."""
+    """A model in Ollama's form; ``digest`` hashes the names, descriptions and sizes of its files, not every byte."""
 
     size: int
     digest: str
@@ -43,7 +43,7 @@ class Facts:
 
 
 def of(served: Served) -> Facts:
-    """Of a model whose files are here; reads them unless they were read."""
+    """Describe a model whose files are on this machine. Reads the files unless they were read before."""
     model = served.model
     description = model.description
     parts = (description, *description.towers)
@@ -80,7 +80,7 @@ def of(served: Served) -> Facts:
 
 
 def abilities(served: Served) -> list[str]:
-    """What a model's chat template says that it can do beside answering."""
+    """Ollama's capabilities that follow from a model's chat template."""
     return _tools(served) + ["thinking"] * thinking.of_model(served).thinks
 
 
@@ -90,18 +90,17 @@ def _tools(served: Served) -> list[str]:
         return []
     try:
         use = use_of(ChatTemplate(source, special={"bos_token": "", "eos_token": ""}))
-    except MpoolError:  # what is wrong with a template is told when it is used
+    except MpoolError:  # an invalid template fails when it is used
         return []
     return [] if use.tools is None else ["tools"]
 
 
 async def fetch(name: str, models: Models, pool: Pool) -> None:
-    """Fetches a model of the catalogue, on a thread that ends with the process: a download must not keep a server that
-    is being stopped.
+    """Fetch a model of the catalogue on a daemon thread: a download must not delay the server's shutdown.
 
     Raises:
-        MpoolError: it could not be fetched.
-        Refusal: it is still not here.
+        MpoolError: the download failed.
+        Refusal: the files are still missing.
     """
     if name in models.names():
         return
@@ -126,7 +125,7 @@ async def fetch(name: str, models: Models, pool: Pool) -> None:
         try:
             loop.call_soon_threadsafe(tell, error)
         except RuntimeError:
-            pass  # the server has ended
+            pass  # the loop is closed: the server has ended
 
     threading.Thread(target=work, name="mpool-server-pull", daemon=True).start()
     await done

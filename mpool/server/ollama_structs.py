@@ -1,7 +1,7 @@
-"""Requests and answers of Ollama's protocol, as they are on the wire.
+"""Requests and responses of Ollama's protocol.
 
-A field that is not here is refused by its name, unless it is null; fields that are here for clients that send them, and
-do nothing, say so. Durations are in nanoseconds.
+The server refuses an unknown field by its name, unless the field is null. Docstrings name the fields that are accepted
+and ignored. Durations are in nanoseconds.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ Nanoseconds = int
 
 
 class Options(Struct, forbid_unknown_fields=True):
-    """How to sample. What concerns the machine (``num_ctx`` to ``main_gpu``) does nothing: the pool sees to it; nor
-    does what tunes a sampler that is off. ``mirostat``, ``tfs_z`` and ``typical_p`` are refused unless they are off."""
+    """Sampling options. Options of the machine (``num_ctx`` to ``main_gpu``) and of samplers that are off are ignored:
+    the pool manages the machine. ``mirostat``, ``tfs_z`` and ``typical_p`` must be off."""
 
     temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
@@ -62,10 +62,10 @@ class Request(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class TextRequest(Request, kw_only=True):
-    """What both ways to generate text take. Streamed unless ``stream`` is false; ``format`` is "json" or a JSON
-    schema; ``think`` is true, false, or for models that know degrees low, medium or high. ``truncate`` false: what is
-    longer than the model's context is an error; else the oldest messages of a conversation that is are left out, but
-    for the system's. ``shift`` does nothing: an answer ends where the context is full."""
+    """Fields of both ways to generate text. The response is streamed unless ``stream`` is false. ``format`` is "json"
+    or a JSON schema. ``think`` is true, false, or low, medium or high for models with degrees. When a conversation
+    exceeds the model's context, the oldest messages except the system's are dropped, or, with ``truncate`` false, the
+    request fails. ``shift`` is ignored: a completion ends when the context is full."""
 
     stream: bool | None = None
     format: str | dict[str, Any] | None = None
@@ -77,9 +77,8 @@ class TextRequest(Request, kw_only=True):
 
 
 class GenerateRequest(TextRequest, kw_only=True):
-    """A prompt; without one the model is only loaded, or unloaded by a ``keep_alive`` of 0. ``raw`` leaves the chat
-    template out. ``images`` are base64. ``suffix``, ``template`` and
-    ``context`` are refused."""
+    """A prompt. A request without one loads the model, or unloads it with a ``keep_alive`` of 0. ``raw`` skips the chat
+    template. ``images`` are base64. ``suffix``, ``template`` and ``context`` are refused."""
 
     prompt: str | None = None
     system: str | None = None
@@ -91,7 +90,7 @@ class GenerateRequest(TextRequest, kw_only=True):
 
 
 class OllamaFunction(Struct, omit_defaults=True):
-    """What is called, and with what; ``index``: which of the answer's calls."""
+    """A function and its arguments; ``index``: number of the call in the response."""
 
     name: str
     arguments: dict[str, Any]
@@ -99,15 +98,15 @@ class OllamaFunction(Struct, omit_defaults=True):
 
 
 class OllamaCall(Struct, omit_defaults=True):
-    """A call of a tool."""
+    """A tool call."""
 
     function: OllamaFunction
     id: str | None = None
 
 
 class OllamaMessage(Struct, forbid_unknown_fields=True):
-    """A message of a conversation; ``images`` are base64. Of the role ``tool``: the result of a call of
-    ``tool_name``, or of the call ``tool_call_id``."""
+    """A message of a conversation; ``images`` are base64. The role ``tool`` has the result of a call of ``tool_name``,
+    or of the call ``tool_call_id``."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str = ""
@@ -119,8 +118,8 @@ class OllamaMessage(Struct, forbid_unknown_fields=True):
 
 
 class OllamaChatRequest(TextRequest, kw_only=True):
-    """A conversation; without messages the model is only loaded, or unloaded. ``tools`` are functions, for models whose
-    template knows tools; beside ``format`` an answer is calls of them or of that form."""
+    """A conversation. A request without messages loads or unloads the model. ``tools`` are functions, for models whose
+    template supports tools. With ``format`` too, a completion has tool calls or text of that format."""
 
     messages: Annotated[list[OllamaMessage], Meta(max_length=10_000)] | None = None
     tools: Annotated[list[dict[str, Any]], Meta(max_length=128)] | None = None
@@ -135,13 +134,13 @@ class EmbedRequest(Request, kw_only=True):
 
 
 class OllamaEmbeddingsRequest(Request, kw_only=True):
-    """A text to embed, as it was once asked for."""
+    """A text to embed, by Ollama's former route."""
 
     prompt: str
 
 
 class NameRequest(Struct, forbid_unknown_fields=True):
-    """A model, by ``model`` or by ``name`` as it was once asked for; ``verbose`` does nothing."""
+    """A model, by ``model`` or its former name ``name``; ``verbose`` is ignored."""
 
     model: str | None = None
     name: str | None = None
@@ -149,7 +148,7 @@ class NameRequest(Struct, forbid_unknown_fields=True):
 
 
 class PullRequest(Struct, forbid_unknown_fields=True):
-    """A model of the catalogue to fetch; ``insecure`` does nothing."""
+    """A model of the catalogue to fetch; ``insecure`` is ignored."""
 
     model: str | None = None
     name: str | None = None
@@ -168,7 +167,7 @@ class TopLogprob(Struct):
 
 
 class Logprob(Struct, omit_defaults=True):
-    """A token of the answer, and the likeliest ones at its place."""
+    """A token of the completion, and the likeliest alternatives at its position."""
 
     token: str
     logprob: float
@@ -177,7 +176,7 @@ class Logprob(Struct, omit_defaults=True):
 
 
 class Counts(Struct, omit_defaults=True, kw_only=True):
-    """What an answer, or a piece of it, says beside its text; counts and durations are in the last piece."""
+    """Fields of a response or stream chunk beside its text; the last chunk has the counts and durations."""
 
     model: str
     created_at: str
@@ -193,14 +192,14 @@ class Counts(Struct, omit_defaults=True, kw_only=True):
 
 
 class GenerateAnswer(Counts, kw_only=True):
-    """A text that goes on, or a piece of it."""
+    """A completion, or a stream chunk of it."""
 
     response: str
     thinking: str | None = None
 
 
 class OllamaAnswerMessage(Struct, omit_defaults=True):
-    """The answer, or a piece of it."""
+    """The message, or a stream chunk of it."""
 
     role: str
     content: str
@@ -209,7 +208,7 @@ class OllamaAnswerMessage(Struct, omit_defaults=True):
 
 
 class OllamaChatAnswer(Counts, kw_only=True):
-    """An answer to a conversation, or a piece of it."""
+    """A completion of a conversation, or a stream chunk of it."""
 
     message: OllamaAnswerMessage
 
@@ -231,7 +230,7 @@ class OllamaEmbeddingsAnswer(Struct):
 
 
 class Details(Struct):
-    """What a model is."""
+    """Format, family and size of a model."""
 
     format: str
     family: str
@@ -242,7 +241,7 @@ class Details(Struct):
 
 
 class ModelRow(Struct, omit_defaults=True):
-    """A model; ``expires_at``, ``size_vram`` and ``context_length`` of those that are in memory."""
+    """A model. Models in memory have ``expires_at``, ``size_vram`` and ``context_length``."""
 
     name: str
     model: str
@@ -262,7 +261,7 @@ class ModelRows(Struct):
 
 
 class ShowAnswer(Struct):
-    """What is known of a model. The template stays with the model: no request can bring another."""
+    """The description of a model. No request can replace the model's template."""
 
     details: Details
     model_info: dict[str, Any]
@@ -275,13 +274,13 @@ class ShowAnswer(Struct):
 
 
 class Progress(Struct):
-    """How far a pull is."""
+    """Progress of a pull."""
 
     status: str
 
 
 class Version(Struct):
-    """Of mpool."""
+    """Version of mpool."""
 
     version: str
 

@@ -1,4 +1,4 @@
-"""The OpenAPI document, made from the structs that requests are parsed with."""
+"""The OpenAPI document, made from the structs that parse requests."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from .. import __version__
 from .errors import TABLE, ErrorAnswer, PlainError
 from .operations import Operation
 
-#: Statuses that any operation may answer with, beside its own.
+#: Statuses that every operation may return.
 _ANYWHERE = (400, 401, 403, 421, 431, 500, 503)
 _WITH_BODY = (404, 408, 413, 415, 504)
 
 
 @functools.lru_cache(maxsize=1)
 def document() -> bytes:
-    """The document of all operations, as JSON."""
-    from .app import OPERATIONS
+    """The OpenAPI document of all operations, as JSON."""
+    from .application import OPERATIONS
 
     return msgspec.json.encode(describe(OPERATIONS))
 
 
 def describe(operations: tuple[Operation, ...]) -> dict[str, Any]:
-    """An OpenAPI 3.1 document of operations."""
+    """Make an OpenAPI 3.1 document from operations."""
     kinds: list[Any] = [ErrorAnswer, PlainError]
     for operation in operations:
         kinds += [kind for kind in (operation.body, operation.answer) if kind is not None and kind not in kinds]
@@ -37,7 +37,7 @@ def describe(operations: tuple[Operation, ...]) -> dict[str, Any]:
     return {
         "openapi": "3.1.0",
         "info": {"title": "mpool", "version": __version__,
-                 "description": "Pools of models on a CPU, by OpenAI's and Ollama's protocols."},
+                 "description": "Pools of models on a CPU with OpenAI's and Ollama's protocols."},
         "paths": paths,
         "components": {"schemas": components, "securitySchemes": {
             "token": {"type": "http", "scheme": "bearer"}, "password": {"type": "http", "scheme": "basic"}}},

@@ -1,4 +1,4 @@
-"""How the server is: health, metrics, and what it can do."""
+"""Routes for operators: health, metrics and the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .operations import Context, Operation, json_answer
 
 
 class HealthAnswer(msgspec.Struct):
-    """How the pool is, see :func:`mpool.health`; ``streams``: answers that are being streamed."""
+    """Health of the pool, see :func:`mpool.health`; ``streams``: number of responses that are being streamed."""
 
     status: str
     uptime: float
@@ -20,7 +20,7 @@ class HealthAnswer(msgspec.Struct):
 
 
 async def health(context: Context, body: None) -> Response:
-    """Waits for no work; needs no token, and so says little."""
+    """Report the health. Never waits for requests. Needs no token, so it reveals little."""
     state = context.state
     found = "unhealthy" if state.stopping else state.pool.health().status
     return json_answer(HealthAnswer(found, round(time.monotonic() - state.started, 3), state.streams),
@@ -28,19 +28,19 @@ async def health(context: Context, body: None) -> Response:
 
 
 async def metrics(context: Context, body: None) -> Response:
-    """Prometheus' text format."""
+    """Return the metrics in Prometheus' text format."""
     return Response(context.state.pool.metrics("prometheus"), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 async def openapi(context: Context, body: None) -> Response:
-    """Made once."""
+    """Return the OpenAPI document, which is made once."""
     from .openapi import document
 
     return Response(document(), media_type="application/json")
 
 
 OPERATIONS = (
-    Operation("GET", "/health", health, None, HealthAnswer, "How the server is", name="health"),
+    Operation("GET", "/health", health, None, HealthAnswer, "Health of the server", name="health"),
     Operation("GET", "/metrics", metrics, None, None, "Counters for Prometheus", name="metrics"),
     Operation("GET", "/openapi.json", openapi, None, dict[str, Any], "This document", name="openapi"),
 )

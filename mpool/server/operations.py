@@ -1,7 +1,8 @@
-"""From a route to its handler and back: body, disconnects, errors, the log. One table row an operation.
+"""Endpoints: from a request to its handler and back, with body, disconnects, errors and the log.
 
-A protocol is a module with a tuple of :class:`Operation` s. Its handlers take a :class:`Context` and the parsed body,
-use the library as any other caller would, and give a response; whatever they raise becomes an error of the catalogue.
+A protocol is a module with a tuple of :class:`Operation` rows. A handler takes a :class:`Context` and the parsed body,
+calls the library as any other caller would, and returns a response. :mod:`mpool.server.errors` turns every exception
+of a handler into an error response.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from starlette.responses import Response
 
 from ..runtime import threads as _threads
 from . import bodies
+from .disconnects import Disconnects
 from .errors import Refusal, refusal_of
 from .guard import answer, header
 from .state import Running
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mpool.server")
 _encode = msgspec.json.Encoder().encode
-#: Numbers of an answer that are some milliseconds of writing.
+#: Responses with at least this many numbers are encoded on a thread: encoding them takes milliseconds.
 _MANY = 1 << 15
 
 
@@ -38,14 +40,14 @@ class Operation:
     """A method of a path.
 
     Attributes:
-        handler: called with the context and the parsed body (None if there is none).
-        body: struct that the body is; None: it takes none.
-        answer: struct, or other type, of the answer as JSON; None: it is text.
+        handler: called with the context and the parsed body (None without a body).
+        body: struct of the request body; None: the operation takes no body.
+        answer: struct, or other type, of the JSON response; None: the response is text.
         summary: one line, for the OpenAPI document.
-        streams: media type of the answer with ``stream``; None: it is never streamed.
-        name: ``operationId`` of the document.
-        alone: bodies are parsed on the loop's thread, however long: no other thread is to have work.
-        kind: media type of an answer that is text.
+        streams: media type of the response with ``stream``; None: the response is never streamed.
+        name: ``operationId`` of the OpenAPI document.
+        alone: parse the body on the loop's thread, however long it is: no other thread may get work.
+        kind: media type of a text response.
     """
 
     method: str
@@ -64,9 +66,9 @@ class Context:
     """A request, as handlers see it.
 
     Attributes:
-        state: of the server.
-        id: of the request.
-        begun: ``time.monotonic()`` at which its body was here.
+        state: the server's shared state.
+        id: the request's id.
+        begun: ``time.monotonic()`` when the body was complete.
     """
 
     __slots__ = ("state", "id", "begun")
@@ -75,52 +77,55 @@ class Context:
         self.state, self.id, self.begun = state, state.new_id(), time.monotonic()
 
     async def model(self, name: str) -> Served:
-        """The model of a name.
+        """Find the model that a client names.
 
         Raises:
-            Refusal: there is none that clients may name.
+            Refusal: clients may use no such name.
         """
         return await self.state.models.find(name)
 
     def check_text(self, text: str, name: str) -> str:
-        """The text, unless it is longer than allowed.
+        """Return the text, at most ``max_text`` characters long.
 
         Raises:
-            Refusal: it is.
+            Refusal: the text is longer.
         """
         most = self.state.settings.max_text
         if len(text) > most:
-            raise Refusal("request_too_large", f"{name} has {len(text):,} characters, allowed: {most:,}.", name)
+            raise Refusal("request_too_large", f"`{name}` must have at most {most:,} characters, got {len(text):,}.",
+                          name)
         return text
 
 
 def image_of(text: str, name: str) -> bytes:
-    """A file of an image, from base64 or a ``data:`` URL: what else a text could name, clients may not.
+    """Decode an image file from base64 or a ``data:`` URL. The server opens no path and fetches no URL for a client.
 
     Raises:
-        Refusal: it is neither.
+        Refusal: the text is neither.
     """
     if text.startswith("data:"):
         head, _, text = text.partition(",")
         if not head.endswith(";base64"):
-            raise Refusal("invalid_value", f"{name}: allowed is data:image/...;base64,...", name)
+            raise Refusal("invalid_value", f"`{name}` must be data:image/...;base64,... or base64.", name)
     try:
         found = base64.b64decode(text, validate=True)
     except ValueError:
         found = b""
     if not found:
-        raise Refusal("invalid_value", f"{name}: it is not base64, and the server fetches nothing.", name)
+        raise Refusal("invalid_value", f"`{name}` must be base64; the server fetches no URL.", name)
     return found
 
 
 def json_answer(value: Any, status: int = 200) -> Response:
-    """A struct as a response."""
+    """Encode a struct as a JSON response."""
     return Response(_encode(value), status, media_type="application/json")
 
 
 async def large_answer(make: Callable[[], Any], numbers: int) -> Response:
-    """The struct that a function makes, as a response; one of many numbers is made and written on a thread that
-    tokenises, since the loop has others to serve."""
+    """Encode the struct that ``make`` returns as a JSON response.
+
+    A struct of many numbers is made and encoded on a tokenizer thread, so that the loop keeps serving other requests.
+    """
     if numbers < _MANY:
         return json_answer(make())
     data = await asyncio.get_running_loop().run_in_executor(_threads.executor(), lambda: _encode(make()))
@@ -135,11 +140,13 @@ class Endpoint:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         context = Context(self.state)
-        connection, gone, status = scope["mpool.connection"], False, 0
+        gone, status = False, 0
+        connection = scope.get("mpool.connection")
+        watch = None if connection is not None or self.operation.body is None else Disconnects(receive)
         running: Running | None = None
         task = asyncio.current_task()
 
-        def left() -> None:  # reading a prompt ends within milliseconds then
+        def left() -> None:  # the cancellation ends prompt processing within milliseconds
             nonlocal gone
             gone = True
             if task is not None:
@@ -150,12 +157,18 @@ class Endpoint:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message["headers"], (b"x-request-id", context.id.encode())]
+            elif watch is not None and not message.get("more_body", False):
+                watch.stop()  # some servers report a disconnect once the response is complete
             await send(message)
 
         try:
             try:
-                connection.left = left
+                if connection is not None:
+                    connection.left = left
                 body = await self._body(scope, receive)
+                if watch is not None:
+                    watch.left = left
+                    watch.start()
                 context.begun = time.monotonic()
                 model = getattr(body, "model", None)
                 if model is not None:
@@ -163,7 +176,7 @@ class Endpoint:
                     self.state.running[context.id] = running
                 response = await self.operation.handler(context, body)
                 if running is not None:
-                    running.task = None  # an answer is sent whole; one that is streamed says when it can be cut
+                    running.task = None  # a response is sent whole; `Streamed` allows cancellation between chunks
                 await response(scope, receive, noted)
             except bodies.Gone:
                 raise
@@ -171,8 +184,9 @@ class Endpoint:
                 if isinstance(error, asyncio.CancelledError):
                     if gone or status or running is None or not running.cancelled:
                         raise
+                    _uncancel(task)
                     error = Refusal("cancelled")
-                if status:  # the head of an answer is out: nothing can be put right, and nothing ends as if it were
+                if status:  # the head is sent: raising makes the server cut the connection, so no client sees success
                     raise
                 refusal = refusal_of(error, context.id)
                 await answer(refusal, scope["path"])(scope, receive, noted)
@@ -181,8 +195,12 @@ class Endpoint:
         except asyncio.CancelledError:
             if not gone:
                 raise
+            _uncancel(task)
         finally:
-            connection.left = None
+            if connection is not None:
+                connection.left = None
+            if watch is not None:
+                watch.stop()
             if running is not None:
                 self.state.running.pop(context.id, None)
             if log.isEnabledFor(logging.INFO):
@@ -194,13 +212,19 @@ class Endpoint:
         if kind is None:
             return None
         _check_type(scope)
-        length = header(scope, b"content-length")
-        data = await bodies.read(receive, int(length) if length is not None else None, self.state.settings.max_body)
+        data = await bodies.read(receive, bodies.declared_length(scope), self.state.settings.max_body)
         return bodies.parse(data, kind) if self.operation.alone else await bodies.parse_body(data, kind)
 
 
+def _uncancel(task: asyncio.Task[Any] | None) -> None:
+    """Forget a cancellation that was handled here: the server's task groups count those that are pending."""
+    if task is not None and hasattr(task, "uncancel"):
+        task.uncancel()
+
+
 def _check_type(scope: Any) -> None:
-    """Only JSON as it is. It is also what keeps pages of others out: they cannot send this type unasked."""
+    """Accept only uncompressed JSON. A browser sends this type across origins only after a CORS preflight, so the
+    check also keeps other sites' pages out."""
     coding = header(scope, b"content-encoding")
     if coding is not None and coding.strip().lower() not in (b"identity", b""):
         raise Refusal("unsupported_media_type")

@@ -1,25 +1,38 @@
-"""HTTP/1.1 on a connection: uvicorn's, by httptools, with what they leave open closed.
+"""HTTP/1.1 on a hardened connection: an optional protocol class for uvicorn, which ``mpool serve`` installs.
 
-httptools (llhttp, the parser of Node.js) refuses conflicting lengths and malformed heads and chunks. Added here: one
-Host, caps on heads, ``chunked`` as the only transfer coding, no tiny chunks without end, trailers that nobody sees, a
-cap on connections, answers without chunks to HTTP/1.0, requests that ask for another protocol answered in this one,
-answers to clients that only say that they ask nothing more, and limits on the time that a request takes to arrive, an
-answer takes to be read, and a connection is idle. The latter are looked at once a second for all connections together,
-so that a request costs no timer.
+httptools (llhttp, the parser of Node.js) refuses conflicting lengths and malformed heads and chunks. This class adds:
+
+- exactly one Host header, limits on the size and the lines of a head, and trailers that are dropped;
+- ``chunked`` as the only transfer coding, and a limit on tiny chunks;
+- a limit on connections;
+- unchunked responses to HTTP/1.0;
+- HTTP/1.1 responses to requests that ask for an upgrade, such as h2c;
+- responses to half-closed clients, with detection of clients that are gone;
+- limits on the time that a request takes to arrive, a response takes to be read, and a connection is idle.
+
+One timer per server checks the time limits of all connections, once a second: no request costs a timer.
+
+The application runs without this class. To harden another uvicorn server::
+
+    uvicorn.Config(create_app(settings=settings), http=hardened(settings), interface="asgi3", ws="none")
+
+uvicorn documents ``http`` as a class but not what the class may use. This module uses ``HttpToolsProtocol`` and
+``RequestResponseCycle``; `tests/python/server/test_server_versions.py` pins the version of uvicorn they were seen in.
 """
 
 from __future__ import annotations
 
 import asyncio
+import http
 import logging
 import re
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 from urllib.parse import unquote
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HEADER_VALUE_RE, STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from .errors import Refusal, error_body
 from .settings import Settings
@@ -27,41 +40,54 @@ from .streaming import EVENTS, LINES
 
 log = logging.getLogger("mpool.server")
 
-#: So many chunks may be tiny; further ones have to hold so many bytes on average.
+#: Number of chunks per body that may be tiny; beyond it, chunks must hold this many bytes on average.
 _FREE_CHUNKS, _CHUNK = 1024, 64
-#: Bytes that are parsed together, some hundred requests at most: while one waits, nothing behind them is parsed.
-#: So many may be here and wait for that.
+#: Bytes parsed in one go, at most a few hundred requests: the parser stops behind a request that waits for its turn.
+#: Unparsed bytes above which the connection pauses reading.
 _PIECE, _UNREAD = 8 << 10, 64 << 10
-#: What says nothing within an answer of a kind, between two of its pieces.
+#: Filler without meaning between two chunks of a stream, by media type.
 _BLANKS = {EVENTS.encode(): b":\n\n", LINES.encode(): b" "}
-#: Seconds until a client that asks nothing more is written to again: from, times, to.
+#: Seconds between two probes of a half-closed client: first value, factor, highest value.
 _FIRST, _TIMES, _LATER = 0.005, 10, 5.0
-#: State of a socket that its other side has reset (tcp_states.h of Linux).
+#: State of a socket that its peer has reset (tcp_states.h of Linux).
 _TCP_CLOSE = 7
-#: Where a connection is: what it receives next.
+#: State of a connection: what it receives next.
 _BETWEEN, _HEAD, _BODY = range(3)
+#: Longest pause in seconds between two checks of the time limits.
+_SWEEP = 1.0
+#: Bytes that no header value may have: control characters other than the tab.
+_CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+_STATUS_LINES = {status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode())
+                 for status in http.HTTPStatus}
+
+
+def _status_line(status: int) -> bytes:
+    return _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
 
 
 class _Log:
-    """uvicorn's messages about connections: what clients send wrongly is nothing to warn of."""
+    """The logger that uvicorn's classes get: a client's mistake is logged at INFO, not as a warning."""
 
     level = logging.INFO
     warning, error, log = log.info, log.error, log.log
 
 
 class _Cycle(RequestResponseCycle):
-    """A request and its answer. One of unknown length goes in chunks; to HTTP/1.0, which knows none, it goes as it is,
-    and ends with the connection. Its head goes with its first bytes, so that the client wakes once for both; what
-    follows goes at once: to join what is written in one turn of the loop takes a turn more for each piece."""
+    """A request and its response.
 
-    _held = b""  # the head, if it has not gone yet
-    _blank: bytes | None = None  # what can be written between two pieces
+    A response of unknown length is chunked; to HTTP/1.0, which has no chunks, it ends with the connection. The head is
+    written together with the first bytes of the body, so that the client wakes once for both. Every later stream chunk
+    is written at once: joining the writes of one turn of the loop would delay each by a turn.
+    """
+
+    _held = b""  # the head, until it is written
+    _blank: bytes | None = None  # filler that may stand between two stream chunks
 
     async def send(self, message: Any) -> None:
-        """Takes a message of the application. It waits while the client does not read.
+        """Send a message of the application. Waits while the client does not read.
 
         Raises:
-            RuntimeError: an answer that is none, which ends the connection.
+            RuntimeError: the messages are no valid response; the connection ends.
         """
         if self.flow.write_paused and not self.disconnected:
             await self.flow.drain()
@@ -72,18 +98,18 @@ class _Cycle(RequestResponseCycle):
         elif not self.response_complete:
             self._continue(message["body"], message.get("more_body", False))
         else:
-            raise RuntimeError("a message after the end of an answer")
+            raise RuntimeError("the application sent a message after the end of its response")
 
     def _begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         if self.waiting_for_100_continue and self.more_body:
-            self.keep_alive = False  # whether its body comes now nobody can say
+            self.keep_alive = False  # the client may send the body or leave it out
         self.response_started, self.waiting_for_100_continue = True, False
         self._empty = self.scope["method"] == "HEAD" or status in (204, 304)
-        self._rest: int | None = None  # bytes of a length that is known
-        parts = [STATUS_LINE[status]]
+        self._rest: int | None = None  # bytes to come, if the length is known
+        parts = [_status_line(status)]
         for name, value in (*self.default_headers, *headers):
-            if HEADER_VALUE_RE.search(value):  # names are the server's own; values can be what a client sent
-                raise RuntimeError(f"the header {name!r} cannot be {value!r}")
+            if _CONTROL.search(value):  # the server chooses every name, but a value may come from a client
+                raise RuntimeError(f"the header {name!r} must have no control character, got {value!r}")
             if name == b"content-length":
                 self._rest = int(value)
             elif name == b"content-type":
@@ -98,7 +124,7 @@ class _Cycle(RequestResponseCycle):
             parts.append(b"connection: close\r\n")
         parts.append(b"\r\n")
         self._held = b"".join(parts)
-        if self._rest is None:  # what follows may not be here for a while
+        if self._rest is None:  # the first stream chunk may take a while: send the head in the next turn of the loop
             asyncio.get_running_loop().call_soon(self._write, b"")
 
     def _write(self, data: bytes) -> None:
@@ -107,12 +133,15 @@ class _Cycle(RequestResponseCycle):
             self.transport.write(held + data)
 
     def knock(self) -> bool:
-        """Writes what says nothing. Whether there is such a thing: a client of HTTP/1.0 has to wait for its answer, and
-        what has a length goes at once."""
+        """Write filler, to which the system of a client that is gone replies with a reset.
+
+        Returns:
+            False if no filler is possible: to HTTP/1.0 before the response, or inside a response of known length.
+        """
         if not self.response_started:
             if self.scope["http_version"] == "1.0":
                 return False
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")  # clients skip it, asked for or not
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")  # every client skips it
         elif self._held:
             self._write(b"")
         elif self._blank is None or self._rest is not None or self._empty:
@@ -125,7 +154,7 @@ class _Cycle(RequestResponseCycle):
         if self._rest is not None and not self._empty:
             self._rest -= len(body)
             if self._rest < 0 or self._rest and not more:
-                raise RuntimeError("the length of an answer is not the one that it states")
+                raise RuntimeError("the body's length differs from the response's Content-Length")
         if self._empty:
             body = b""
         elif self.chunked_encoding:
@@ -139,18 +168,53 @@ class _Cycle(RequestResponseCycle):
             self.on_response()
 
 
-class Connection(HttpToolsProtocol):
-    """One connection. Requests that come together are read together and answered one after the other.
+class _Sweep:
+    """The timer that checks the time limits of all connections of a server.
 
-    Attributes:
-        left: called when the connection is lost, by the request that is being answered; it stands in the scope as
-            ``mpool.connection``.
-        arrive_by, read_by, idle_by: times of the loop at which the request has to be here, the answer to be taken, and
-            another request to begin; None: nothing is waited for.
-        refusal: why nothing more is read; None: it is.
+    It runs only while there are connections, so it needs neither a start nor an end.
     """
 
-    settings: Settings  # of the class that serve() makes
+    def __init__(self, settings: Settings) -> None:
+        self._pause = min(_SWEEP, *(getattr(settings, name) / 4 for name in
+                                    ("header_timeout", "body_timeout", "write_timeout", "idle_timeout")))
+        self._runs = False
+
+    def begin(self, loop: asyncio.AbstractEventLoop, connections: Collection[Any]) -> None:
+        """Run as long as there are connections. Idempotent."""
+        if not self._runs:
+            self._runs = True
+            loop.call_later(self._pause, self._check, loop, connections)
+
+    def _check(self, loop: asyncio.AbstractEventLoop, connections: Collection[Any]) -> None:
+        now = loop.time()
+        for connection in list(connections):
+            try:
+                connection.check_times(now)
+            except Exception:
+                log.exception("The time limits of a connection could not be checked")
+        self._runs = False
+        if connections:
+            self.begin(loop, connections)
+
+
+def hardened(settings: Settings) -> type[Connection]:
+    """Make the protocol class for one uvicorn server, as the option ``http`` of ``uvicorn.Config``."""
+    return type("Connection", (Connection,), {"settings": settings, "sweep": _Sweep(settings)})
+
+
+class Connection(HttpToolsProtocol):
+    """One connection. Pipelined requests are parsed together and served one after the other.
+
+    Attributes:
+        left: set by the request that is being served, called when the connection is lost. The scope holds the
+            connection as ``mpool.connection``.
+        arrive_by, read_by, idle_by: times of the loop until which the request must arrive, the response must be read,
+            and another request must begin; None: no limit applies now.
+        refusal: the reason why nothing more is read; None: reading goes on.
+    """
+
+    settings: Settings  # set by hardened()
+    sweep: _Sweep  # set by hardened()
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -161,18 +225,20 @@ class Connection(HttpToolsProtocol):
         self.left: Callable[[], object] | None = None
         self.refusal: Refusal | None = None
         self._place = _BETWEEN
-        self._wish: bytes | None = None  # of one that asks for another protocol, until that is forgotten: its length
-        self._active: _Cycle | None = None  # the request that is being answered, or was last
-        self._unread = b""  # what came and is not parsed yet
-        self._ended = False  # the client sends nothing more
-        #: Of the request that is being read: bytes of its head, those of a line without an end yet, bytes of its body
-        #: as it is sent and as it is, and chunks.
+        #: The headers with the body's length of a request that asks for an upgrade, while it is parsed again.
+        self._wish: bytes | None = None
+        self._active: _Cycle | None = None  # the request that is being served, or the last one
+        self._unread = b""  # received and not parsed yet
+        self._ended = False  # the client has half-closed the connection
+        #: Counts of the request that is being received: bytes of its head, bytes of its unfinished line, bytes of its
+        #: body with and without the framing, chunks.
         self._head = self._loose = self._sent = self._bytes = self._chunks = 0
 
     # ---- the connection ----
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.sweep.begin(self.loop, self.connections)
         self.arrive_by = self.loop.time() + self.settings.header_timeout
         if len(self.connections) > self.settings.max_connections:
             self._refuse(Refusal("too_many_connections"))
@@ -186,18 +252,18 @@ class Connection(HttpToolsProtocol):
             left()
 
     def pause_writing(self) -> None:
-        """The client does not read: the answer waits."""
+        """The client does not read: the response waits."""
         super().pause_writing()
         if self.read_by is None:
             self.read_by = self.loop.time() + self.settings.write_timeout
 
     def resume_writing(self) -> None:
-        """It reads again."""
+        """The client reads again."""
         super().resume_writing()
         if not self.transport.is_closing():
             self.read_by = None
 
-    # ---- what comes ----
+    # ---- receiving ----
 
     def data_received(self, data: bytes) -> None:
         if self.refusal is not None:
@@ -211,7 +277,7 @@ class Connection(HttpToolsProtocol):
             self.flow.pause_reading()
 
     def _parse(self) -> None:
-        """Parses what is here, but nothing behind requests that wait."""
+        """Parse the received bytes, up to the first request that has to wait for its turn."""
         data, at, self._unread = self._unread, 0, b""
         try:
             while at < len(data) and not self.pipeline:
@@ -221,14 +287,14 @@ class Connection(HttpToolsProtocol):
                     self._sent += len(piece)
                 self._loose += len(piece)
                 if self._sent > 2 * self.settings.max_body:
-                    # what is refused by its length is read and dropped, but not without end
+                    # the rest of a body that is too long is read and dropped, up to this limit
                     raise self._refused("bad_request")
                 while piece:
                     try:
                         self.parser.feed_data(piece)
                         piece = b""
                     except httptools.HttpParserUpgrade as found:
-                        # it takes what follows for another protocol: it is told the head again, without that wish
+                        # httptools takes the rest for another protocol: feed it the head again without the upgrade
                         piece = b"POST / HTTP/1.1\r\n%b\r\n%b" % (self._wish or b"", piece[found.args[0]:])
                 if self._place == _HEAD and self._head + self._loose > self.settings.max_header:
                     raise self._refused("headers_too_large")
@@ -236,12 +302,16 @@ class Connection(HttpToolsProtocol):
         except (httptools.HttpParserError, _Refused) as error:
             if isinstance(error, httptools.HttpParserCallbackError) and self.refusal is None \
                     and not isinstance(error.__context__, httptools.HttpParserError):
-                log.error("A request could not be read", exc_info=error.__context__)
+                log.error("A request could not be parsed", exc_info=error.__context__)
             self._refuse(self.refusal or Refusal("bad_request"))
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """The client sends nothing more. One that has left altogether says no more than that, either, but answers what
-        is written to it with a reset. Whether the connection stays for its answers."""
+        """The client has half-closed the connection, or is gone. Only a write tells the two apart: the system of a
+        client that is gone replies with a reset.
+
+        Returns:
+            True if the connection stays open for its responses.
+        """
         active = self._active
         if active is None or active.response_complete or not self._busy() or not active.knock():
             return False
@@ -250,8 +320,8 @@ class Connection(HttpToolsProtocol):
         return True
 
     def _watch(self, pause: float) -> None:
-        """Ends the connection once it was reset, which nobody would notice who neither reads nor writes; what stands
-        between may pass on only the second time that the client has left."""
+        """Abort the connection after a reset, which is unnoticed while the server neither reads nor writes. A proxy may
+        report that its client is gone only at the second write, so probe repeatedly."""
         if self.transport.is_closing():
             return
         found = self.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
@@ -276,14 +346,14 @@ class Connection(HttpToolsProtocol):
             self.arrive_by = self.loop.time() + self.settings.header_timeout
 
     def on_url(self, url: bytes) -> None:
-        """A part of its target."""
+        """A part of the request's target."""
         if self._wish is not None:
             return
         self._measure(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A line of its head, or of what stands after its last chunk, which nobody asks for."""
+        """A line of the head, or a trailer after the last chunk, which is dropped."""
         self._measure(len(name) + len(value) + 4)
         if self._place != _HEAD or self._wish is not None:
             return
@@ -298,7 +368,7 @@ class Connection(HttpToolsProtocol):
             raise self._refused("headers_too_large")
 
     def on_headers_complete(self) -> None:
-        """The application begins, unless it has others to answer first."""
+        """Start the application, unless earlier requests of the connection are still being served."""
         if self._wish is not None:
             self._wish = None
             return
@@ -313,7 +383,7 @@ class Connection(HttpToolsProtocol):
         url = httptools.parse_url(self.url)
         if url.path is None or not url.path.isascii() or b"#" in self.url:
             raise self._refused("bad_request")
-        if url.schema is not None:  # it is this that says which server is meant
+        if url.schema is not None:  # an absolute target overrides the header Host (RFC 9112, 3.2.2)
             host = re.split(rb"[/?]", self.url.partition(b"://")[2], maxsplit=1)[0]
             self.headers[:] = [*(line for line in self.headers if line[0] != b"host"), (b"host", host)]
         path = url.path.decode("ascii")
@@ -342,33 +412,33 @@ class Connection(HttpToolsProtocol):
         self.tasks.add(task)
 
     def on_body(self, body: bytes) -> None:
-        """A part of its body."""
+        """A part of the body."""
         self._bytes += len(body)
         super().on_body(body)
 
     def on_chunk_complete(self) -> None:
-        """A chunk of it."""
+        """The end of a chunk of the body."""
         self._chunks += 1
         if self._chunks > _FREE_CHUNKS and self._bytes < self._chunks * _CHUNK:
             raise self._refused("bad_request")
 
     def on_message_complete(self) -> None:
-        """Its last byte."""
+        """The last byte of the request."""
         if self._wish is not None:
             return
         super().on_message_complete()
         self._place, self.arrive_by = _BETWEEN, None
 
-    # ---- what goes ----
+    # ---- sending ----
 
     def on_response_complete(self) -> None:
-        """An answer is out: the next request's turn."""
+        """A response is complete: start the next request."""
         self.server_state.total_requests += 1
         now = self.loop.time()
         if self.transport.is_closing():
-            self.read_by = now + self.settings.write_timeout  # for what is not sent yet
+            self.read_by = now + self.settings.write_timeout  # for the bytes that are not sent yet
             return
-        if self.arrive_by is not None:  # until now it had to wait
+        if self.arrive_by is not None:  # the next request had to wait: its time begins now
             self.arrive_by = now + (self.settings.body_timeout if self._place == _BODY
                                     else self.settings.header_timeout)
         if self.pipeline:
@@ -394,14 +464,14 @@ class Connection(HttpToolsProtocol):
         return _Refused(code)
 
     def _busy(self) -> bool:
-        """Whether requests before the one that is being read are not answered."""
+        """True while a request before the one that is being received is being served."""
         active = self._active
         return active is not None and not active.response_complete \
             and (self._place != _BODY or active is not self.cycle)
 
     def _refuse(self, refusal: Refusal) -> None:
-        """Answers what is being read, after what came before it, and closes; where its answer has begun, it only
-        closes."""
+        """Refuse the request that is being received, after the responses to earlier ones, and close the connection.
+        If its response has begun, only close."""
         self.refusal, self.arrive_by = refusal, None
         if self.transport.is_closing():
             return
@@ -409,22 +479,22 @@ class Connection(HttpToolsProtocol):
             self.flow.pause_reading()
             if self._place == _BODY:
                 self.pipeline.popleft()
-                self._place = _HEAD  # and its answer is this one
+                self._place = _HEAD  # the refusal is its response
             return
         self.read_by = self.loop.time() + self.settings.write_timeout
         if self._place == _BODY and self.cycle.response_started:
             self.transport.abort()
             return
         body, status = error_body(refusal, ""), refusal.row.status
-        self.transport.write(STATUS_LINE[status] + b"content-type: application/json\r\ncontent-length: %d\r\n"
+        self.transport.write(_status_line(status) + b"content-type: application/json\r\ncontent-length: %d\r\n"
                              b"connection: close\r\n\r\n%b" % (len(body), body))
         if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.disconnected = True  # the application waits for a body that will not come
+            self.cycle.disconnected = True  # the application waits for a body that never comes
             self.cycle.message_event.set()
         self.transport.close()
 
-    def look(self, now: float) -> None:
-        """Ends what takes too long."""
+    def check_times(self, now: float) -> None:
+        """End the connection if a time limit has passed."""
         if self.read_by is not None and now >= self.read_by:
             self.transport.abort()
         elif self.transport.is_closing():
@@ -441,7 +511,7 @@ class Connection(HttpToolsProtocol):
 
 
 class _Refused(Exception):
-    """Of what httptools lets pass; the connection's refusal says why."""
+    """A request that httptools accepts and this class does not; :attr:`Connection.refusal` holds the reason."""
 
 
-__all__ = ["Connection"]
+__all__ = ["Connection", "hardened"]

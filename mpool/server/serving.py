@@ -1,4 +1,4 @@
-"""The server's life: a socket, uvicorn on one event loop, signals, and an end at which nobody is left without one."""
+"""The server's life cycle: a socket, uvicorn on one event loop, signals, and a shutdown that ends every request."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from ..errors import FileError
-from .app import OPERATIONS, make_app
-from .protocol import Connection
+from .application import OPERATIONS, make_app
+from .protocol import hardened
 from .state import State
 
 if TYPE_CHECKING:
@@ -26,19 +26,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mpool.server")
 
-#: Bytes that the system holds of an answer that its client does not read; by itself it would hold megabytes.
+#: Bytes of a response that the system buffers for a client that does not read; its default is megabytes.
 _UNSENT = 128 << 10
-#: Seconds between two looks at what takes too long; files that the process needs beside connections; ``last`` of
-#: Serving.
-_LOOK, _FILES, _LAST = 1.0, 256, 2.0
-#: Connections that the system keeps until they are accepted, and that are accepted in one turn of the loop: where there
-#: are no descriptors left, asyncio fails at so many in a turn, and tries again after a second.
+#: Files that the process needs beside its connections; the default of ``last`` of :class:`Serving` in seconds.
+_FILES, _LAST = 256, 2.0
+#: Length of the system's queue of new connections, and connections accepted in one turn of the loop: without free
+#: file descriptors asyncio fails once for each of these, and retries after a second.
 _BACKLOG, _ACCEPTED = 2048, 32
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn's server, which leaves signals and the pool's end to :class:`Serving`."""
+    """uvicorn's server without its signal handlers; it closes the pool while requests drain."""
 
     def __init__(self, config: uvicorn.Config, state: State) -> None:
         super().__init__(config)
@@ -46,57 +45,42 @@ class _Uvicorn(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:  # type: ignore[override]
-        """Nothing: signals end the server and not, afterwards, the process."""
+        """Capture nothing: :class:`Serving` handles signals, and the process goes on after the server's end."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         for listening in sockets or ():
             listening.listen(_BACKLOG)
-        self._looking = asyncio.get_running_loop().create_task(self._look())
-
-    async def _look(self) -> None:
-        loop = asyncio.get_running_loop()
-        pause = min(_LOOK, *(getattr(self.state.settings, name) / 4 for name in
-                             ("header_timeout", "body_timeout", "write_timeout", "idle_timeout")))
-        while True:
-            await asyncio.sleep(pause)
-            now = loop.time()
-            for connection in list(self.server_state.connections):
-                try:
-                    connection.look(now)  # type: ignore[union-attr]
-                except Exception:
-                    log.exception("A connection could not be looked at")
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """No further requests; those in flight end, or fail when the pool's grace is over: it tells each."""
+        """Refuse further requests. Requests in flight end; the pool fails those that outlast its grace period."""
         self.state.stopping = True
         closing = threading.Thread(target=self.state.pool.close, name="mpool-server-close")
         closing.start()
         await super().shutdown(sockets)
         while closing.is_alive():
             await asyncio.sleep(0.01)
-        self._looking.cancel()
 
 
 class Serving:
     """A server for a pool, on a thread of the caller's choice.
 
     Args:
-        settings: where and for whom.
-        pool: it is closed when the server ends; its ``shutdown_grace`` is the time that requests get then.
+        settings: address, clients and limits.
+        pool: closed when the server ends; requests in flight then get its ``shutdown_grace``.
         models: see :class:`mpool.server.models.Models`.
-        catalogue: whether keys of the catalogue may be named.
-        compute: class of arithmetic of all models.
-        operations: what it does.
-        last: seconds that connections get to take their last bytes after the pool was closed.
+        catalogue: also serve the catalogue's models whose files are on this machine.
+        compute: compute type of all models.
+        operations: the routes.
+        last: seconds that clients get to read their last bytes after the pool was closed.
 
     Attributes:
-        port: the one it listens on.
-        url: where it is.
+        port: the port that the server listens on.
+        url: the server's base URL.
 
     Raises:
-        FileError: the address cannot be listened on.
+        FileError: the server cannot listen on the address.
         and what :class:`mpool.server.models.Models` raises.
     """
 
@@ -109,19 +93,18 @@ class Serving:
         self.url = f"http://{f'[{settings.host}]' if ':' in settings.host else settings.host}:{self.port}"
         self._loop: asyncio.AbstractEventLoop | None = None
         self._quiet_until = 0.0
-        protocol = type("Connection", (Connection,), {"settings": settings})
         config = uvicorn.Config(
-            make_app(self.state, operations), http=protocol, ws="none", lifespan="off", log_config=None,
+            make_app(self.state, operations), http=hardened(settings), ws="none", lifespan="off", log_config=None,
             access_log=False, loop="asyncio", proxy_headers=False, server_header=False, backlog=_ACCEPTED,
             interface="asgi3", timeout_graceful_shutdown=int(pool.config.shutdown_grace + last + 0.999))
         self._uvicorn = _Uvicorn(config, self.state)
 
     def run(self, ready: Callable[[], object] | None = None) -> None:
-        """Serves until :meth:`stop`, or SIGTERM or SIGINT if this is the main thread; a second one of these ends at
-        once what the first one lets end.
+        """Serve until :meth:`stop`, or, on the main thread, SIGTERM or SIGINT. A second signal cuts the requests in
+        flight off.
 
         Args:
-            ready: called when connections are accepted.
+            ready: called once the server accepts connections.
         """
         _allow_files(self.state.settings.max_connections)
         asyncio.run(self._run(ready))
@@ -137,13 +120,13 @@ class Serving:
         await self._uvicorn.serve(sockets=[self._socket])
 
     def _failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """What asyncio has to say: of connections that cannot be accepted one line a second, not one each."""
+        """Log an error of asyncio. Connections that cannot be accepted are logged once a second, not once each."""
         error = context.get("exception")
         if not isinstance(error, OSError) or error.errno not in _NO_ROOM:
             loop.default_exception_handler(context)
         elif loop.time() >= self._quiet_until:
             self._quiet_until = loop.time() + 1.0
-            log.warning("Connections have to wait: %s", error.strerror)
+            log.warning("New connections have to wait: %s", error.strerror)
 
     def _tell(self, ready: Callable[[], object]) -> None:
         assert self._loop is not None
@@ -158,32 +141,32 @@ class Serving:
         self._uvicorn.should_exit = True
 
     def stop(self) -> None:
-        """Ends :meth:`run`; from any thread. Idempotent."""
+        """End :meth:`run`. Thread-safe and idempotent."""
         self._uvicorn.should_exit = True
 
     def close(self) -> None:
-        """Gives up the address of a server that is never going to run."""
+        """Release the address of a server that will not run."""
         self._socket.close()
 
 
 def _listen(settings: Settings) -> socket.socket:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    # of TCP by name: else asyncio does not know it for one, and leaves its small writes to wait for each other
+    # IPPROTO_TCP must be named: asyncio sets TCP_NODELAY only on sockets that say so
     made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNSENT)  # connections have it from here
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNSENT)  # accepted connections inherit it
         made.bind((settings.host, settings.port))
         made.setblocking(False)
     except OSError as error:
         made.close()
-        raise FileError(f"{settings.host}:{settings.port} cannot be listened on: {error.strerror or error}",
-                        hint="Choose another --port, or --port 0 for one that is free") from None
+        raise FileError(f"the server cannot listen on {settings.host}:{settings.port}: {error.strerror or error}",
+                        hint="Choose another --port, or --port 0 for a free one") from None
     return made
 
 
 def _allow_files(connections: int) -> None:
-    """Raises the process's own limit of open files where so many connections need it."""
+    """Raise the process's limit of open files as far as the connections need it."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,4 +1,4 @@
-"""What the server can be told, and the token that lets clients in."""
+"""Settings of the server, and the token of its clients."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import secrets
 import stat
 from dataclasses import dataclass
 
+from ..checks import refuse
 from ..errors import FileError, InvalidArgument
 
 #: Field -> (lowest, highest).
@@ -26,33 +27,33 @@ _MAX_TOKEN = 4096
 
 @dataclass(frozen=True)
 class Settings:
-    """Where the server listens, whom it lets in, and what one client may take. Immutable; checked when made.
+    """Address, clients and limits of the server. Immutable; checked when made.
 
     Attributes:
-        host: address to listen on. Another than a loopback address needs a ``token``.
-        port: 0: one that is free.
-        token: what clients have to send as ``Authorization: Bearer TOKEN``, or browsers as a password, on every route
-            but ``/health``; None: nothing, on loopback.
-        allowed_hosts: further values of the header ``Host`` that are answered, beside the address itself and, on
-            loopback or all addresses, ``localhost``: the name by which other machines reach the server, or what a proxy
-            in front is called; with the port unless that is 80 or 443.
-        allowed_origins: origins (``https://page.example``) whose pages may call the server from a browser; none is the
-            default, and then no CORS header is ever sent.
+        host: address to listen on. An address that is not loopback needs a ``token``.
+        port: port to listen on; 0: a free one.
+        token: clients must send it as ``Authorization: Bearer TOKEN``, or a browser as a password, on every route
+            except ``/health``; None: no token, on loopback only.
+        allowed_hosts: further accepted values of the header ``Host``: the name by which other machines reach the
+            server, or the name of a proxy in front of it, with the port unless that is 80 or 443. The address itself
+            is always accepted, and so is ``localhost`` on loopback or on all addresses.
+        allowed_origins: origins (``https://page.example``) whose pages may call the server from a browser. Without any,
+            which is the default, the server sends no CORS header.
         max_body: bytes of a request's body.
         max_text: characters of one text in it.
         max_header, max_header_count: bytes and lines of a request's head.
-        max_connections: connections at once; further ones get 503.
-        max_streams: answers that are being streamed at once; further ones get 503.
-        max_n: answers or pictures a request.
-        max_tokens: tokens that one answer may have; what is asked for beyond is cut.
-        header_timeout, body_timeout: seconds for a request's head, and for its body, to arrive.
-        write_timeout: seconds for which a client may leave an answer unread; then it is cut off.
-        idle_timeout: seconds for which a connection may stay open without a request.
+        max_connections: concurrent connections; further ones get HTTP 503.
+        max_streams: concurrent streamed responses; further ones get HTTP 503.
+        max_n: completions or images per request.
+        max_tokens: tokens per completion; a request for more is reduced to this.
+        header_timeout, body_timeout: seconds for the head and the body of a request to arrive.
+        write_timeout: seconds that a client may leave a response unread; then the connection is cut.
+        idle_timeout: seconds that a connection may stay open without a request.
         ping: seconds without an event after which a stream of events gets a comment.
-        grace: seconds that requests get to end when the server is stopped.
+        grace: seconds that requests get to complete when the server stops.
 
     Raises:
-        InvalidArgument: a value is out of range, or another address than a loopback one has no token.
+        InvalidArgument: a value is out of range, or an address that is not loopback has no token.
     """
 
     host: str = "127.0.0.1"
@@ -80,22 +81,21 @@ class Settings:
             value = getattr(self, name)
             kinds = (int,) if name in _WHOLE else (int, float)
             if isinstance(value, bool) or not isinstance(value, kinds) or not low <= value <= high:
-                what = "an integer" if name in _WHOLE else "seconds"
-                raise InvalidArgument(f"{name} is {value!r}, allowed: {what} from {low} to {high}")
+                refuse(name, value, f"{'an integer' if name in _WHOLE else 'seconds'} from {low} to {high}")
         if not isinstance(self.host, str) or not self.host:
-            raise InvalidArgument(f"host is {self.host!r}, allowed: an address")
+            refuse("host", self.host, "an address")
         if self.token is not None:
             check_token(self.token)
         elif not is_loopback(self.host):
-            raise InvalidArgument(f"host is {self.host}, which other machines can reach, and there is no token",
-                                  hint="Give one, or listen on 127.0.0.1")
+            refuse("host", self.host, "a loopback address unless there is a token",
+                   hint="Set a token, or listen on 127.0.0.1")
         for origin in self.allowed_origins:
             scheme, _, rest = origin.partition("://")
             if scheme not in ("http", "https") or not rest or "/" in rest or "*" in rest:
-                raise InvalidArgument(f"allowed_origins has {origin!r}, allowed: as https://page.example")
+                refuse("allowed_origins", origin, "origins such as https://page.example")
 
     def hosts(self, port: int) -> frozenset[str]:
-        """Values of the header ``Host``, in lower case, that are answered by a server on this port."""
+        """Values of the header ``Host``, in lower case, that a server on this port accepts."""
         names = {f"[{self.host}]" if ":" in self.host else self.host}
         if is_loopback(self.host):
             names |= {"localhost", "127.0.0.1", "[::1]"}
@@ -106,7 +106,7 @@ class Settings:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address."""
+    """True if only this machine can reach an address."""
     if host == "localhost":
         return True
     try:
@@ -118,29 +118,30 @@ def is_loopback(host: str) -> bool:
 # ---- the token -----------------------------------------------------------------------------------------------------
 
 def check_token(token: str) -> str:
-    """The token, if it is one.
+    """Check a token and return it.
 
     Raises:
         InvalidArgument: shorter than 16 characters, longer than 4,096, or not visible ASCII.
     """
     if not isinstance(token, str) or not 16 <= len(token) <= _MAX_TOKEN or not token.isascii() \
             or any(not 33 <= ord(char) < 127 for char in token):
-        raise InvalidArgument("the token is not of 16 to 4,096 visible ASCII characters",
-                              hint="Leave its file out to have a random one made")
+        raise InvalidArgument("`token` must have 16 to 4,096 visible ASCII characters", param="token",
+                              allowed="16 to 4,096 visible ASCII characters",
+                              hint="Name a file that does not exist yet: it gets a random token")
     return token
 
 
 def same_token(given: bytes, token: str) -> bool:
-    """Whether they are the same, in a time that does not depend on where they differ."""
+    """Compare two tokens in constant time."""
     return hmac.compare_digest(given, token.encode())
 
 
 def token_of(path: str | os.PathLike[str]) -> str:
-    """The token that a file holds; a file that is not there is made, with a random one, for its owner alone (0600).
+    """Read the token in a file. A missing file is made with a random token, readable by its owner only (0600).
 
     Raises:
-        InvalidArgument: what it holds is no token, or others may read it.
-        FileError: it cannot be read or made.
+        InvalidArgument: the file holds no valid token, or others may read it.
+        FileError: the file cannot be read or made.
     """
     name = os.fspath(path)
     try:
@@ -148,7 +149,7 @@ def token_of(path: str | os.PathLike[str]) -> str:
     except FileExistsError:
         return _read_token(name)
     except OSError as error:
-        raise FileError(f"{name}: the token's file cannot be made: {error.strerror}") from None
+        raise FileError(f"{name}: the token file cannot be made: {error.strerror}") from None
     token = secrets.token_urlsafe(32)
     try:
         with os.fdopen(made, "w", encoding="ascii") as file:
@@ -156,8 +157,8 @@ def token_of(path: str | os.PathLike[str]) -> str:
             file.write(token + "\n")
     except OSError as error:
         with contextlib.suppress(OSError):
-            os.unlink(name)  # else the next one would find no token in it
-        raise FileError(f"{name}: the token's file cannot be written: {error.strerror}") from None
+            os.unlink(name)  # an empty file would be refused at the next start
+        raise FileError(f"{name}: the token file cannot be written: {error.strerror}") from None
     return token
 
 
@@ -167,14 +168,15 @@ def _read_token(name: str) -> str:
             mode = os.fstat(file.fileno())
             held = file.read(_MAX_TOKEN + 2)
     except OSError as error:
-        raise FileError(f"{name}: the token's file cannot be read: {error.strerror}") from None
+        raise FileError(f"{name}: the token file cannot be read: {error.strerror}") from None
     if not stat.S_ISREG(mode.st_mode) or mode.st_mode & 0o077:
-        raise InvalidArgument(f"{name} is not a file that its owner alone may read", hint=f"chmod 600 {name}")
+        raise InvalidArgument(f"the token file {name} must be a regular file that only its owner can read",
+                              hint=f"Run chmod 600 {name}")
     return check_token(held.decode("ascii", "replace").strip())
 
 
 def new_token_file() -> tuple[str, str]:
-    """A file in the cache with a new random token, and the token."""
+    """Make a file in the cache with a new random token. Returns its path and the token."""
     from ..models import cache_dir
     from ..models.store import make_folder
 
@@ -184,7 +186,7 @@ def new_token_file() -> tuple[str, str]:
     except FileNotFoundError:
         pass
     except OSError as error:
-        raise FileError(f"{name}: the token's file cannot be replaced: {error.strerror}") from None
+        raise FileError(f"{name}: the token file cannot be replaced: {error.strerror}") from None
     return name, token_of(name)
 
 

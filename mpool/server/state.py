@@ -1,4 +1,4 @@
-"""What all requests of a server share."""
+"""The state that all requests of a server share."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Running:
     """A request in flight that names a model.
 
     Attributes:
-        begun: ``time.monotonic()`` at which its body was here.
-        pieces: sent of a streamed answer; None: there is none yet.
-        task: the one that :meth:`cancel` is to wake; None: it is at something that must not be cut in two.
+        begun: ``time.monotonic()`` when the body was complete.
+        pieces: stream chunks sent; None: the response is not streamed, or not yet.
+        task: the task that :meth:`cancel` cancels; None: the request does work that must not be interrupted.
         cancelled: :meth:`cancel` was called.
     """
 
@@ -36,7 +36,7 @@ class Running:
         self.pieces: int | None = None
 
     def cancel(self) -> None:
-        """Ends it: the client gets an error. Idempotent."""
+        """Cancel the request: the client gets an error. Idempotent."""
         self.cancelled = True
         task, self.task = self.task, None
         if task is not None:
@@ -44,41 +44,42 @@ class Running:
 
 
 class State:
-    """Used on the thread of the server's loop only.
+    """Shared by all requests. Must be used on the thread of the server's loop only.
 
     Attributes:
-        hosts: values of the header Host that are answered, in lower case.
-        streams: answers that are being streamed.
+        hosts: accepted values of the header Host, in lower case; None: :class:`mpool.server.guard.Door` derives them
+            from the address at which a request arrived.
+        streams: number of responses that are being streamed.
         running: id -> request in flight that names a model.
-        stopping: the server takes no further requests.
-        started: ``time.monotonic()`` at which it was made.
+        stopping: the server accepts no further requests.
+        started: ``time.monotonic()`` when the state was made.
     """
 
     def __init__(self, settings: Settings, pool: Pool, models: Iterable[str | os.PathLike[str]] = (),
                  catalogue: bool = True, compute: str = "auto") -> None:
         self.settings, self.pool = settings, pool
         self.models = Models(pool, models, catalogue, compute)
-        self.hosts = settings.hosts(settings.port)
+        self.hosts: frozenset[str] | None = settings.hosts(settings.port)
         self.streams, self.stopping, self.started = 0, False, time.monotonic()
         self.running: dict[str, Running] = {}
         self._prefix, self._numbers = secrets.token_hex(4), itertools.count(1)
 
     def new_id(self) -> str:
-        """An id that no other request has."""
+        """Make a unique request id."""
         return f"{self._prefix}{next(self._numbers):08x}"
 
     def begin_stream(self) -> None:
-        """Counts an answer that is going to be streamed.
+        """Count a response that is about to be streamed.
 
         Raises:
-            Refusal: there are as many as may be.
+            Refusal: ``max_streams`` responses are being streamed already.
         """
         if self.streams >= self.settings.max_streams:
             raise Refusal("too_many_streams")
         self.streams += 1
 
     def end_stream(self) -> None:
-        """Counts it no longer."""
+        """Count one streamed response less."""
         self.streams -= 1
 
 

@@ -1,8 +1,8 @@
-"""Answers that are written while they are made: server-sent events, and lines of JSON.
+"""Streamed responses: server-sent events and lines of JSON.
 
-Whatever happens, a client that stays sees exactly one end: the last event of what was asked for, or one with an error.
-The work goes no faster than the client reads only in that nothing piles up here: what is not read stays with the call,
-and a client that leaves its answer unread for too long is cut off by the connection (protocol.py).
+A client that stays connected gets exactly one end: the last event of its request, or one event with an error. Nothing
+piles up here for a slow client: unread chunks stay with the request. The connection cuts off a client that leaves its
+response unread for too long (:mod:`mpool.server.protocol`).
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from ..tasks.async_streams import AsyncFlow
     from .state import State
 
-#: Seconds for which the head of an answer waits for its first piece: what fails until then has a status of its own.
+#: Seconds that a response's head waits for the first chunk: a request that fails until then gets an error status.
 HEAD_WAITS = 0.5
 
 EVENTS, LINES = "text/event-stream", "application/x-ndjson"
 
 
 def event(data: bytes | str, name: str | None = None) -> bytes:
-    """A server-sent event."""
+    """Encode a server-sent event."""
     return ServerSentEvent(data if isinstance(data, str) else data.decode(), event=name, sep="\n").encode()
 
 
 def line(data: bytes) -> bytes:
-    """A line of JSON."""
+    """End a line of JSON."""
     return data + b"\n"
 
 
@@ -40,16 +40,16 @@ _PING = ServerSentEvent(comment="ping", sep="\n").encode()
 
 
 class Streamed(Response):
-    """An answer in pieces.
+    """A streamed response.
 
     Args:
-        state: of the server; the stream counts until it ends.
-        request: id of the request, for the log and for who cancels it.
-        pieces: bytes as they are to be sent, whole events or lines.
-        failed: the piece that is the end instead when something fails.
+        state: of the server.
+        request: id of the request, for the log and for cancellation.
+        pieces: the stream chunks: whole events or lines, encoded.
+        failed: makes the chunk that ends the stream after an error.
         kind: :data:`EVENTS` or :data:`LINES`.
-        close: called once, when nothing more will be read, however it ends.
-        end: behind the last piece, unless something fails; empty: that piece is the end.
+        close: called exactly once, when the stream has ended in any way.
+        end: sent after the last chunk, unless the request fails.
     """
 
     def __init__(self, state: State, request: str, pieces: AsyncIterator[bytes], failed: Callable[[Refusal], bytes],
@@ -78,7 +78,7 @@ class Streamed(Response):
                         running.pieces = self._sent
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
                 if running is not None:
-                    running.task = None  # the end is out: there cannot be another one
+                    running.task = None  # the stream has its end: cancellation must not add another
             except BaseException as error:
                 if running is not None:
                     running.task = None
@@ -86,7 +86,7 @@ class Streamed(Response):
                     if running is None or not running.cancelled:
                         raise
                     error = Refusal("cancelled")
-                closed, end = True, b""  # before the end is sent: that may have to wait for a client that does not read
+                closed, end = True, b""  # close first: sending the end may wait for a client that does not read
                 self.close()
                 last = self.failed(refusal_of(error, self.request))
                 await send({"type": "http.response.body", "body": last, "more_body": True})
@@ -100,7 +100,7 @@ class Streamed(Response):
                 self.close()
 
     async def _ping(self, send: Any) -> None:
-        """Comments, while there are no events: what stands between may take a silent connection for a dead one."""
+        """Send comments while there are no events: a proxy may cut a silent connection."""
         while True:
             sent = self._sent
             await asyncio.sleep(self.state.settings.ping)
@@ -109,9 +109,9 @@ class Streamed(Response):
 
 
 class Pieces:
-    """Pieces of one or several streams of the library, as they come: (number of the stream, piece).
+    """Chunks of one or several streams of the library in the order of their arrival: (number of the stream, chunk).
 
-    Counts as a stream of the server from :meth:`begin` on until :meth:`close`.
+    Counts as one stream of the server from :meth:`begin` until :meth:`close`.
     """
 
     def __init__(self, state: State, streams: Sequence[AsyncFlow[Any]]) -> None:
@@ -120,11 +120,11 @@ class Pieces:
         self._counted = False
 
     async def begin(self) -> None:
-        """Starts the work, and waits a little for the first piece.
+        """Start the requests, and wait up to ``HEAD_WAITS`` seconds for the first chunk.
 
         Raises:
-            MpoolError: what failed until then.
-            Refusal: there are too many streams.
+            MpoolError: a request failed in that time.
+            Refusal: too many responses are being streamed.
         """
         try:
             self._state.begin_stream()
@@ -149,17 +149,17 @@ class Pieces:
                 if piece is None:
                     continue
                 yield at, piece
-                if not steps and len(done) == 1:  # the last one, or the only one: no task for each piece
+                if not steps and len(done) == 1:  # one stream is left: read it without a task per chunk
                     async for piece in _rest(streams[at]):
                         yield at, piece
                 else:
                     steps[asyncio.ensure_future(_step(streams[at]))] = at
 
     def close(self) -> None:
-        """Cancels what is not done. Idempotent."""
+        """Cancel the streams that have not ended. Idempotent."""
         for step in self._steps:
             if not step.cancel() and not step.cancelled():
-                step.exception()  # nobody asks for it any more
+                step.exception()  # mark the exception as retrieved
         for stream in self._streams:
             stream._leave()
         if self._counted:

@@ -1,4 +1,4 @@
-"""How much a model is to think before it answers, as each protocol says it, in the words that its chat template has."""
+"""Reasoning effort: each protocol's option as the variables of the model's chat template."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from .errors import Refusal
 if TYPE_CHECKING:
     from .models import Served
 
-#: What templates call the switch (Qwen3, SmolLM3; DeepSeek V3.1, Granite), and the degree (GPT-OSS).
+#: Template variables: the switch (Qwen3, SmolLM3; DeepSeek V3.1, Granite), and the degree (GPT-OSS).
 _SWITCHES, _DEGREE = ("enable_thinking", "thinking"), "reasoning_effort"
-#: Degrees of OpenAI's protocol -> those that templates know.
+#: Degree of OpenAI's protocol -> degree of templates.
 _DEGREES = {"minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
 
 
 class Thinking(NamedTuple):
-    """What a template lets a request say. ``thinks``: its model may think; ``switches``: variables that turn it on and
-    off; ``degree``: it reads how much."""
+    """Reasoning options of a template. ``thinks``: its model may think; ``switches``: variables that turn thinking on
+    and off; ``degree``: the template has a degree."""
 
     thinks: bool
     switches: tuple[str, ...]
     degree: bool
 
     def turned(self, on: bool) -> dict[str, Any]:
-        """Variables for a model that is to think, or not to."""
+        """Variables that turn thinking on or off."""
         return dict.fromkeys(self.switches, on)
 
 
 @functools.lru_cache(maxsize=64)
 def of_template(source: str) -> Thinking:
-    """Of a chat template.
+    """Find the reasoning options of a chat template.
 
     Raises:
-        FormatError, LimitError: it is none.
+        FormatError, LimitError: the template is not valid.
     """
     read = ChatTemplate(source).variables()
     switches, degree = tuple(name for name in _SWITCHES if name in read), _DEGREE in read
@@ -46,33 +46,33 @@ def of_template(source: str) -> Thinking:
 
 
 def of_model(served: Served) -> Thinking:
-    """Of a model; reads its files unless they were read."""
+    """Find the reasoning options of a model. Reads its files unless they were read before."""
     source = served.model.description.chat_template
     try:
         return of_template(source) if source else Thinking(False, (), False)
-    except MpoolError:  # what is wrong with a template is told when it is used
+    except MpoolError:  # an invalid template fails when it is used
         return Thinking(False, (), False)
 
 
 async def of_openai(served: Served, effort: str | None) -> dict[str, Any]:
-    """Options of the library for a ``reasoning_effort``. A model that does not think takes any.
+    """Options of the library for a ``reasoning_effort``. A model that does not think accepts every effort.
 
     Raises:
-        Refusal: it is none, and the model always thinks.
+        Refusal: the effort is none, and the model always thinks.
     """
     if effort is None:
         return {}
     found = await asyncio.to_thread(of_model, served)
     if effort == "none":
         if found.thinks and not found.switches:
-            raise Refusal("unsupported_parameter", "reasoning_effort is none, and this model always thinks.",
+            raise Refusal("unsupported_parameter", "`reasoning_effort` must not be none: this model always thinks.",
                           "reasoning_effort")
         return _options(found.turned(False))
     return _options({**found.turned(True), **({_DEGREE: _DEGREES[effort]} if found.degree else {})})
 
 
 async def of_ollama(served: Served, think: bool | str | None) -> dict[str, Any]:
-    """Options of the library for a ``think``. As Ollama has it, a model that cannot but think ignores false.
+    """Options of the library for a ``think``. As in Ollama, a model that always thinks ignores false.
 
     Raises:
         Refusal: the model does not think, or has no such degree.
@@ -80,7 +80,7 @@ async def of_ollama(served: Served, think: bool | str | None) -> dict[str, Any]:
     if think is None:
         return {}
     if isinstance(think, str) and think not in ("low", "medium", "high"):
-        raise Refusal("invalid_value", "think: allowed are true, false, low, medium and high.", "think")
+        raise Refusal("invalid_value", "`think` must be one of true, false, low, medium, high.", "think")
     found = await asyncio.to_thread(of_model, served)
     if think is not False and not found.thinks:
         raise Refusal("unsupported_parameter", f'"{served.name}" does not support thinking.', "think")

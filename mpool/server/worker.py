@@ -1,8 +1,8 @@
-"""``mpool worker``: one model, one job at a time (rule M0-W-1301), for programs that keep many such processes.
+"""``mpool worker``: a server for one model that runs one job at a time, for programs that keep many such processes.
 
-Jobs take turns in the order of their coming. A turn ends when its answer is written and the core has nothing left of
-it, so that no two jobs ever overlap. All of it happens on the loop's thread: prompts and bodies are short enough to be
-read there, the model was loaded before the first request, and the core computes on threads of its own.
+Jobs run in the order of their arrival. A turn ends when the response is sent and the core has released the request, so
+no two jobs overlap. Everything runs on the loop's thread: prompts and bodies are short enough to be parsed there, the
+model is loaded before the first request, and the core computes on threads of its own.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ import msgspec
 from msgspec import Meta, Struct
 from starlette.responses import Response
 
+from ..checks import refuse
 from ..config import PoolConfig
 from ..errors import ContextOverflow, InvalidArgument
 from ..pool import Pool
 from ..runtime.watching import watcher
 from ..tasks import options as _options
+from ..tasks import requests
 from ..tasks.async_streams import AsyncStream
 from .errors import Refusal, worker_error
 from .operational import metrics
@@ -33,14 +35,14 @@ from .streaming import EVENTS, Streamed, event
 if TYPE_CHECKING:
     import os
 
-    from ..debug.captures import Capture
     from ..results import Chunk
+    from ..tasks.captures import Capture
     from ..tasks.text_to_text import Request
 
-#: Seconds that the job which runs gets to end when the worker is stopped, and its client to take the last bytes: the
-#: process has to end within 5.
+#: Seconds that the running job gets to complete when the worker stops, and seconds that its client gets to read the
+#: last bytes: the process must end within 5 s.
 GRACE, _LAST = 3.5, 0.5
-#: Bytes of a body: a prompt of 32,768 characters, each escaped as a pair of surrogates, and the rest.
+#: Maximum bytes of a body: a prompt of 32,768 characters, each escaped as a surrogate pair, and the other fields.
 _MAX_BODY = 32_768 * 12 + (64 << 10)
 _MAX_SEED = 2**64 - 1
 _encode = msgspec.json.Encoder().encode
@@ -49,7 +51,7 @@ _encode = msgspec.json.Encoder().encode
 # ---- on the wire -----------------------------------------------------------------------------------------------------
 
 class ExecuteRequest(Struct, forbid_unknown_fields=True):
-    """A job. What of sampling is left out is as the model's authors say, else as of :func:`mpool.generate`."""
+    """A job. Unset sampling options have the defaults of the model's authors, else those of :func:`mpool.generate`."""
 
     job_id: Annotated[str, Meta(min_length=1, max_length=256)]
     prompt: Annotated[str, Meta(min_length=1, max_length=32_768)]
@@ -60,38 +62,38 @@ class ExecuteRequest(Struct, forbid_unknown_fields=True):
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
     stop: Annotated[list[Annotated[str, Meta(min_length=1, max_length=256)]], Meta(max_length=4)] | None = None
-    seed: Annotated[int, Meta(ge=0)] | None = None  # to _MAX_SEED; Meta knows no number beyond 2**63 - 1
+    seed: Annotated[int, Meta(ge=0)] | None = None  # up to _MAX_SEED; Meta allows no bound above 2**63 - 1
 
 
-#: Fields of a job that are options of the library, under the same names.
+#: Fields of a job that are options of the library with the same names.
 _OPTIONS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "stop", "seed")
 
 
 class CancelRequest(Struct, forbid_unknown_fields=True):
-    """The job that is to end."""
+    """The job to cancel."""
 
     job_id: Annotated[str, Meta(min_length=1, max_length=256)]
 
 
 class CancelAnswer(Struct):
-    """``cancelled``: whether there was such a job; one that ended before, or never came, is no error."""
+    """``cancelled``: false if the job has already ended or never existed, which is no error."""
 
     job_id: str
     cancelled: bool
 
 
 class ShutdownAnswer(Struct):
-    """The worker is going to end."""
+    """The worker shuts down."""
 
     status: Literal["stopping"] = "stopping"
 
 
 class HealthAnswer(Struct):
-    """How the worker is.
+    """State of the worker.
 
-    ``status``: ``ready``, ``busy`` (it has a job), ``stopping`` or ``unhealthy``. ``resident``: the model is in memory,
-    in ``bytes_used`` bytes, caches included. ``quant_kind``: the type of most of its weights' bytes, as in the file.
-    ``waiting``: jobs that wait for their turn. ``uptime``: seconds.
+    ``status``: ``ready``, ``busy`` (a job runs), ``stopping`` or ``unhealthy``. ``resident``: the model is in memory,
+    in ``bytes_used`` bytes including caches. ``quant_kind``: the stored type of most of the weights' bytes.
+    ``waiting``: queued jobs. ``uptime``: seconds.
     """
 
     status: str
@@ -107,14 +109,14 @@ class HealthAnswer(Struct):
 
 
 class Started(Struct):
-    """The first event: the job has its turn."""
+    """The first event: the job starts."""
 
     job_id: str
     model: str
 
 
 class Token(Struct):
-    """Text that was written: ``t``, whole characters, and ``i``, the number of the last token in it, from 0."""
+    """Generated text: ``t``, whole characters, and ``i``, the number of the last token in it, from 0."""
 
     t: str
     i: int
@@ -131,12 +133,12 @@ class End(Struct):
 # ---- turns -----------------------------------------------------------------------------------------------------------
 
 class Job:
-    """A job that waits or runs.
+    """A queued or running job.
 
     Attributes:
-        turn: done when it has its turn.
-        stream: what it runs, once it does.
-        cancelled: somebody asked for its end.
+        turn: done when the job may run.
+        stream: the stream of the library, once the job runs.
+        cancelled: a client has cancelled the job.
     """
 
     def __init__(self, id: str) -> None:
@@ -146,10 +148,10 @@ class Job:
 
 
 class Turns:
-    """Jobs, one after the other, first come, first served. On the loop's thread only.
+    """A queue that runs one job at a time, first come, first served. Must be used on the loop's thread only.
 
     Attributes:
-        running: the one whose turn it is.
+        running: the job that may run.
     """
 
     def __init__(self) -> None:
@@ -159,20 +161,20 @@ class Turns:
 
     @property
     def waiting(self) -> int:
-        """How many wait."""
+        """Number of queued jobs."""
         return len(self._waiting)
 
     def find(self, id: str) -> Job | None:
-        """The job of an id, if it waits or runs."""
+        """The queued or running job of an id, or None."""
         if self.running is not None and self.running.id == id:
             return self.running
         return next((job for job in self._waiting if job.id == id), None)
 
     async def wait(self, job: Job) -> None:
-        """Until it is the job's turn. Every job that waited has to :meth:`leave`, also if this raises.
+        """Wait for the job's turn. The caller must call :meth:`leave` afterwards, even if this raises.
 
         Raises:
-            Refusal: it was cancelled meanwhile.
+            Refusal: the job was cancelled meanwhile.
         """
         if self.running is None:
             self.running = job
@@ -181,7 +183,7 @@ class Turns:
         await job.turn
 
     def cancel(self, job: Job) -> None:
-        """Ends a job: what waits at once, what runs within a step of computing."""
+        """Cancel a job: at once if it is queued, within one step if it runs."""
         job.cancelled = True
         if job.stream is not None:
             job.stream._leave()
@@ -189,7 +191,7 @@ class Turns:
             job.turn.set_exception(Refusal("cancelled"))
 
     def leave(self, job: Job) -> None:
-        """The job is over, or nobody wants it any more: the next one's turn comes when the core has let go of it."""
+        """End a job's turn. The next job starts once the core has released the request."""
         if job is not self.running:
             if job in self._waiting:
                 self._waiting.remove(job)
@@ -215,31 +217,31 @@ class Turns:
         self.running = None
         while self._waiting and self.running is None:
             job = self._waiting.popleft()
-            if not job.turn.done():  # else it was cancelled, and leaves by itself
+            if not job.turn.done():  # a cancelled job leaves by itself
                 self.running = job
                 job.turn.set_result(None)
 
 
-# ---- what it answers -------------------------------------------------------------------------------------------------
+# ---- the server ------------------------------------------------------------------------------------------------------
 
 class Worker:
-    """A server for one model. Its model is loaded when it is made.
+    """A server for one model. Loads the model when it is made.
 
     Args:
-        ref: of the model; also as ``NAME=REF``.
-        settings: where and for whom.
+        ref: reference of the model, also as ``NAME=REF``.
+        settings: address, clients and limits.
         config: of its pool; see :func:`worker_config`.
-        compute: class of arithmetic.
-        busy: what becomes of a job that comes while there is another one: it waits for its turn, or gets 409.
-        timeout: seconds that a job may take once it has its turn; None: any.
-        capture: what records the layers of every job, under its ``job_id`` (:func:`mpool.capture`); None: nothing does.
-        announce: told how far the load is: per cent, and what has been done.
+        compute: compute type.
+        busy: ``"wait"`` queues a job that arrives while another one runs; ``"refuse"`` refuses it with HTTP 409.
+        timeout: time limit of a job in seconds, from its start; None: no limit.
+        capture: records the layers of every job, under its ``job_id`` (:func:`mpool.capture`); None: no records.
+        announce: called with the progress of the load: per cent, and the completed stage.
 
     Attributes:
         serving: the server.
 
     Raises:
-        InvalidArgument: the model is none that writes texts.
+        InvalidArgument: the model is not a language model.
         and what :func:`mpool.load` and :class:`mpool.server.serving.Serving` raise.
     """
 
@@ -247,13 +249,13 @@ class Worker:
                  busy: Literal["wait", "refuse"] = "wait", timeout: float | None = None, capture: Capture | None = None,
                  announce: Callable[[int, str], object] = lambda share, what: None) -> None:
         if busy not in ("wait", "refuse"):
-            raise InvalidArgument(f"busy is {busy!r}, allowed: 'wait', 'refuse'")
+            refuse("busy", busy, "'wait' or 'refuse'")
         self.busy, self.timeout, self.capture, self.turns = busy, timeout, capture, Turns()
         self._options: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
-        _options.begin(config, dict(self._options))  # checks it
+        _options.begin(config, dict(self._options))  # checks the timeout
         self.pool = Pool(config)
         try:
-            announce(0, "looking for the model")
+            announce(0, "searching the model")
             self.serving = Serving(settings, self.pool, [ref], False, compute, self._operations(), _LAST)
             try:
                 self._load(announce)
@@ -268,10 +270,11 @@ class Worker:
         served = self.serving.state.models.all()[0]
         self.name, self.model = served.name, served.model
         if "text_to_text" not in self.model.capabilities:
-            raise InvalidArgument(f"{self.name} is a {self.model.capability} model, allowed: text_to_text")
-        announce(25, "its files are described")
+            raise InvalidArgument(f"{self.name} must be a text_to_text model, got {self.model.capability}",
+                                  param="model", got=self.model.capability, allowed="a text_to_text model")
+        announce(25, "read the files")
         tokenizer = self.model._entry.tokenizer()
-        tokenizer.finish()  # all of it now, for no thread is to do it later
+        tokenizer.finish()  # all of it now: no thread may do it later
         description = self.model.description
         bytes_of: Counter[str] = Counter()
         for tensor in description.spec.tensors:
@@ -280,44 +283,46 @@ class Worker:
             "model": self.name, "quant_kind": max(bytes_of, key=bytes_of.__getitem__),
             "tokenizer_kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size,
             "context_length": self.model.context_length}
-        announce(50, "its tokenizer is ready")
+        announce(50, "prepared the tokenizer")
         self.pool.load(self.model, pin=True)
-        announce(75, "its weights are in memory")
+        announce(75, "loaded the weights")
         self.model.generate("a", temperature=0, max_tokens=1)
-        announce(100, "it has written a token")
+        announce(100, "generated a token")
 
     def run(self, ready: Callable[[], object] | None = None) -> None:
-        """Serves until SIGTERM, SIGINT or ``POST /shutdown``; see :meth:`mpool.server.serving.Serving.run`."""
+        """Serve until SIGTERM, SIGINT or ``POST /shutdown``; see :meth:`mpool.server.serving.Serving.run`."""
         self.serving.run(ready)
 
     def _operations(self) -> tuple[Operation, ...]:
         return (
             Operation("POST", "/execute", self.execute, ExecuteRequest, None, "Run a job", EVENTS, "execute", True),
-            Operation("POST", "/cancel", self.cancel, CancelRequest, CancelAnswer, "End a job", None, "cancel", True),
-            Operation("POST", "/shutdown", self.shutdown, None, ShutdownAnswer, "End the worker", None, "shutdown"),
-            Operation("GET", "/health", self.health, None, HealthAnswer, "How the worker is", None, "health"),
+            Operation("POST", "/cancel", self.cancel, CancelRequest, CancelAnswer, "Cancel a job", None, "cancel",
+                      True),
+            Operation("POST", "/shutdown", self.shutdown, None, ShutdownAnswer, "Stop the worker", None, "shutdown"),
+            Operation("GET", "/health", self.health, None, HealthAnswer, "State of the worker", None, "health"),
             Operation("GET", "/metrics", metrics, None, None, "Counters for Prometheus", None, "metrics"),
         )
 
     async def execute(self, context: Context, body: ExecuteRequest) -> Response:
-        """A job, as events. What is wrong with it is said before it waits for its turn."""
+        """Run a job and stream its events. An invalid job is refused before it is queued."""
         if body.seed is not None and body.seed > _MAX_SEED:
-            raise Refusal("invalid_value", f"seed: allowed is 0 to {_MAX_SEED}.", "seed")
+            raise Refusal("invalid_value", f"`seed` must be an integer from 0 to {_MAX_SEED}, got {body.seed}.", "seed")
         options = {name: value for name in _OPTIONS if (value := getattr(body, name)) is not None}
         if self.capture is not None:
             options["capture"] = self.capture.job(body.job_id)
         try:
-            request = self.pool._prompt_request(body.prompt, self.model, {**options, "max_tokens": body.max_tokens})
+            request = requests.prompt_request(self.pool, body.prompt, self.model,
+                                              {**options, "max_tokens": body.max_tokens})
         except ContextOverflow as error:
             raise Refusal("context_length_exceeded", f"{error.message}.", "prompt") from None
         if self.turns.find(body.job_id) is not None:
-            raise Refusal("invalid_value", "job_id: a job of this id has not ended yet.", "job_id")
+            raise Refusal("invalid_value", "`job_id` must be new: a job of this id is queued or running.", "job_id")
         if self.busy == "refuse" and self.turns.running is not None:
             raise Refusal("busy")
         job = Job(body.job_id)
         try:
             await self.turns.wait(job)
-            if job.cancelled:  # just when its turn came
+            if job.cancelled:  # in the moment of its start
                 raise Refusal("cancelled")
             await self._begin(job, request)
         except BaseException:
@@ -349,19 +354,19 @@ class Worker:
                                 done.finish_reason)), "end")
 
     async def cancel(self, context: Context, body: CancelRequest) -> Response:
-        """Idempotent."""
+        """Cancel a job. Idempotent."""
         job = self.turns.find(body.job_id)
         if job is not None:
             self.turns.cancel(job)
         return json_answer(CancelAnswer(body.job_id, job is not None))
 
     async def shutdown(self, context: Context, body: None) -> Response:
-        """As SIGTERM."""
+        """Shut down as after SIGTERM."""
         self.serving.stop()
         return json_answer(ShutdownAnswer(), 202)
 
     async def health(self, context: Context, body: None) -> Response:
-        """Waits for no work."""
+        """Report the state. Never waits for jobs."""
         state = context.state
         row = next(iter(self.pool.ps()), None)
         status = "stopping" if state.stopping else "unhealthy" if self.pool.health().status == "unhealthy" \
@@ -378,17 +383,17 @@ def _failed(refusal: Refusal) -> bytes:
 
 
 class Tokens:
-    """Events of the pieces of a text: one a token, unless it ends inside of a character; then it goes with the one
-    that completes it. Tokens without text have none. What a piece has of a token whose rest is held back, since it may
-    be the beginning of a stop string, waits for the rest."""
+    """Splits stream chunks into events, one per token. A token that ends inside a character joins the token that
+    completes it. A token without text has no event. A token of which the stream holds back a part, because it may begin
+    a stop string, waits for that part."""
 
     def __init__(self, stream: AsyncStream) -> None:
         self._stream = stream
-        self._rest = b""  # what waits
-        self._base = self._seen = 0  # bytes before it; tokens whose text is before it
+        self._rest = b""  # bytes of incomplete tokens
+        self._base = self._seen = 0  # bytes and tokens before them
 
     def of(self, chunk: Chunk) -> list[Token]:
-        """Of the next piece."""
+        """The events of the next stream chunk."""
         ticket, found, at = self._stream._ticket, [], 0
         assert ticket is not None
         data = self._rest + chunk.text.encode()
@@ -402,7 +407,7 @@ class Tokens:
             if stop > at and (stop == len(data) or data[stop] & 0xC0 != 0x80):
                 found.append(Token(data[at:stop].decode(), self._seen - 1))
                 at = stop
-        if chunk.finish_reason is not None and at < len(data):  # it ends before a stop string, or inside of a character
+        if chunk.finish_reason is not None and at < len(data):  # a stop string or a cut character follows
             found.append(Token(data[at:].decode(), min(self._seen, last)))
             at = len(data)
         self._rest, self._base = data[at:], self._base + at
@@ -410,13 +415,13 @@ class Tokens:
 
 
 def worker_config(threads: int = 0, offline: bool | None = None, grace: float = GRACE) -> PoolConfig:
-    """The pool of a worker: one engine, one call at a time, and the model never leaves."""
+    """The configuration of a worker's pool: one engine, one request at a time, and the model is never unloaded."""
     return PoolConfig(threads=threads, offline=offline, shutdown_grace=grace, policy="sequential",
                       max_workers_per_model=1, keep_alive=-1)
 
 
 def worker_settings(port: int, token: str | None = None, grace: float = GRACE) -> Settings:
-    """On loopback."""
+    """The settings of a worker's server, on loopback."""
     return Settings(port=port, token=token, max_body=_MAX_BODY, grace=grace)
 
 

@@ -1,4 +1,4 @@
-"""Streams for asyncio: what those of every capability have in common, those of texts, and those of pictures."""
+"""Streams for asyncio: the common base, streams of text, and streams of image generation."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ..results import Chunk, Completion
 from ..runtime import awaiting as _awaiting
 from ..runtime.watching import Followed, watcher
 from . import options as _options
-from .images_result import PictureStep
+from .images_result import ImageStep
 from .text_to_text import unread
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from .. import _core
-    from .images_result import Pictures
+    from .images_result import GeneratedImages
     from .options import Call
     from .streams import Flow, Reads
     from .text_to_image import Reader as PictureReader
@@ -29,23 +29,23 @@ P = TypeVar("P")
 
 
 class Starts(Protocol[P]):
-    """What a stream needs of a call that is ready for the core."""
+    """A request that is ready for the core, as streams use it."""
 
     @property
     def core_key(self) -> str:
-        """Of the model, whose queue is waited for."""
+        """Key of the model whose queue the stream waits for."""
 
     def submit(self, call: Call | None, fail_fast: bool | None = None, again: bool = False) -> _core.Ticket:
         """Starts it. ``fail_fast``, ``again``: as of Call.keywords."""
 
     def reader(self, ticket: _core.Ticket) -> Reads[P]:
-        """Of what its ticket does."""
+        """The reader of the request's ticket."""
 
 
 class AsyncFlow(Generic[P]):
     """Iterates over the pieces of a call, which it starts when it is first asked; to be awaited, too.
 
-    A start that fails raises the same error to everybody who asks, however often. Several tasks may read one stream:
+    A start that fails raises the same error on every use. Several tasks may read one stream:
     each piece goes to one of them, and the work is cancelled with the last of them.
     """
 
@@ -70,7 +70,7 @@ class AsyncFlow(Generic[P]):
         return self
 
     async def _start(self) -> Self:
-        """One of those who ask starts it; if that one is cancelled, the next does."""
+        """One of the waiting tasks starts the request; if that task is cancelled, the next one does."""
         if self._ticket is None and not self._left:
             self._starters += 1
             try:
@@ -163,7 +163,7 @@ class AsyncFlow(Generic[P]):
 
 
 class _AsyncIteration(Generic[P]):
-    """What an ``async for`` holds: when it is dropped before the end, the stream is left."""
+    """The iterator that an ``async for`` holds. Dropping it before the end cancels the stream."""
 
     __slots__ = ("_stream",)
 
@@ -187,7 +187,7 @@ class AsyncStream(AsyncFlow[Chunk]):
     Iterating (``async for``) gives :class:`mpool.Chunk` s; the work starts with the first of them. Leaving early, by
     ``break``, ``aclose()``, the end of an ``async with``, or by dropping it, cancels the work; what was written till
     then stays readable in :meth:`result`, which is empty if it never started. ``await`` of the stream starts the work
-    and gives the stream itself. A start that fails raises the same error to everybody who asks, however often. Several
+    and gives the stream itself. A start that fails raises the same error on every use. Several
     tasks may read one stream: each piece goes to one of them, and the work is cancelled with the last of them.
     """
 
@@ -209,17 +209,17 @@ class AsyncStream(AsyncFlow[Chunk]):
         return self._reader.completion()
 
 
-class AsyncPictureStream(AsyncFlow[PictureStep]):
-    """Steps of pictures that are being made. Made by ``generate_image(..., stream=True)``.
+class AsyncImageStream(AsyncFlow[ImageStep]):
+    """Steps of images in the making. Made by ``generate_image(..., stream=True)``.
 
-    As :class:`AsyncStream`, but iterating gives :class:`mpool.PictureStep` s, and :meth:`result` of a stream that was
+    As :class:`AsyncStream`, but iterating gives :class:`mpool.ImageStep` s, and :meth:`result` of a stream that was
     left early raises Cancelled.
     """
 
     _reader: PictureReader | None
 
-    async def result(self) -> Pictures:
-        """Waits for the pictures, whatever was iterated over before.
+    async def result(self) -> GeneratedImages:
+        """Waits for the images, regardless of what was iterated over before.
 
         Raises:
             Cancelled: the stream was left early.
@@ -231,3 +231,9 @@ class AsyncPictureStream(AsyncFlow[PictureStep]):
         if self._left or self._ticket is None or self._reader is None:
             raise Cancelled("the stream was left before its pictures were done")
         return self._reader.result()
+
+
+def __getattr__(name: str) -> Any:
+    from .._renamed import of_module
+
+    return of_module(__name__, name)

@@ -1,5 +1,5 @@
-"""Images of embedding calls, up to the core: options, reading and preparing them, slices. What is the same for texts is
-in vectors.py."""
+"""Image embedding up to the core: the plan, reading and preparing images, slices. vectors.py has the part that texts
+share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..checks import integer, shown
 from ..errors import InvalidArgument, MpoolError
 from ..images import prepare, read_image
 from ..runtime import threads as _threads
-from .options import ImageEmbedding as Options
+from .options import ImageOptions as Options
 from .vectors import CHOICES, Kind, VectorPlan, check, plan_of
 
 if TYPE_CHECKING:
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 #: Images in a slice: some 100 ms of decoding photographs.
 SLICE = 16
-#: What is prepared in a millisecond or two.
+#: Bytes that are prepared in 1 to 2 ms.
 _LITTLE = 1 << 20
 _CHOICES = {**CHOICES, "allow_urls": (True, False)}
 
 
 @dataclass(frozen=True, slots=True)
 class ImagePlan(VectorPlan):
-    """What follows from options and model."""
+    """Settings that follow from the options and the model."""
 
     settings: ImageSettings
     allow_urls: bool
@@ -80,13 +80,13 @@ def pack(plan: ImagePlan, images: list[Any], start: int = 0, single: bool = Fals
     """Reads and prepares images, the first of which is number ``start`` of its call.
 
     Raises:
-        MpoolError: of the first image that cannot be read, unless the plan says null.
+        MpoolError: the first image that cannot be read, unless ``plan.null``.
     """
     parts: list[NDArray[np.uint8]] = []
     sizes: list[int] = []
     faults: list[tuple[int, MpoolError]] = []
     for at, image in enumerate(images):
-        name = "the image" if single else f"image {start + at}"
+        name = "image" if single else f"images[{start + at}]"
         try:
             limit = None if call is None else _threads.remaining(call.deadline, plan.entry.key)
             read = read_image(image, name, allow_urls=plan.allow_urls, timeout=limit)
@@ -104,7 +104,7 @@ def pack(plan: ImagePlan, images: list[Any], start: int = 0, single: bool = Fals
 
 
 def _work(image: Any) -> int:
-    """Numbers that are looked at to prepare an image, about."""
+    """Estimated count of numbers that preparing an image reads."""
     return int(image.size) if isinstance(image, np.ndarray) else 8 * len(image) if isinstance(image, bytes) else _LITTLE
 
 
@@ -139,7 +139,15 @@ def _start(plan: ImagePlan, pack: ImagePack, **keywords: Any) -> _core.Ticket:
     return plan.registry.submit_images(plan.core_key, pack.pixels, pack.sizes, **keywords)
 
 
-IMAGES = Kind("image", packed, _good, _embed, _start, halves)
+def _heavy(images: list[Any]) -> bool:
+    return True  # they are read and decoded
+
+
+def _tokens(pack: ImagePack) -> int:
+    return 0
+
+
+IMAGES = Kind("image", packed, _good, _embed, _start, halves, _heavy, _tokens)
 
 
 def slices(images: list[Any]) -> list[tuple[int, list[Any]]]:

@@ -1,4 +1,4 @@
-"""What calls that make pictures return."""
+"""Results of image generation."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def to_image(array: NDArray[Any]) -> Image:
 
 
 @dataclass(frozen=True, eq=False)
-class Picture:
+class GeneratedImage:
     """One picture. In a notebook it shows itself. Those with the same pixels, latents and parameters are equal.
 
     Attributes:
         array: float32 (height, width, 3), RGB from 0 to 1.
         latents: float32 (channels, high, wide), what the decoder was given.
-        parameters: what it was made with: model, prompt, seed, size, steps, guidance, compute, ``n`` and which of them
+        parameters: model, prompt, seed, size, steps, guidance, compute, ``n`` and which of them
             it is, whether latents were given; they are written into PNG files, as JSON under the key ``mpool``.
     """
 
@@ -68,7 +68,7 @@ class Picture:
         return _png(self.image, self.parameters)
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Picture):
+        if not isinstance(other, GeneratedImage):
             return NotImplemented
         return self is other or (dict(self.parameters) == dict(other.parameters) and _same(self.array, other.array)
                                  and _same(self.latents, other.latents))
@@ -82,7 +82,7 @@ def _same(one: NDArray[Any], other: NDArray[Any]) -> bool:
 
 
 @dataclass(frozen=True)
-class Pictures:
+class GeneratedImages:
     """The result of a call: one picture, or ``n``. What a picture has, it has of the first.
 
     Attributes:
@@ -91,7 +91,7 @@ class Pictures:
         model: key of the model.
     """
 
-    pictures: tuple[Picture, ...]
+    pictures: tuple[GeneratedImage, ...]
     seed: int
     model: str
 
@@ -102,12 +102,12 @@ class Pictures:
 
     @property
     def array(self) -> NDArray[np.float32]:
-        """Of the first: float32 (height, width, 3), RGB from 0 to 1."""
+        """Pixels of the first image: float32 (height, width, 3), RGB from 0 to 1."""
         return self.pictures[0].array
 
     @property
     def latents(self) -> NDArray[np.float32]:
-        """Of the first: float32 (channels, high, wide), what the decoder was given."""
+        """Latents of the first image, the input of the decoder: float32 (channels, high, wide)."""
         return self.pictures[0].latents
 
     @property
@@ -117,11 +117,11 @@ class Pictures:
 
     @property
     def parameters(self) -> Mapping[str, Any]:
-        """Of the first."""
+        """Parameters of the first image."""
         return self.pictures[0].parameters
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the first; see :meth:`Picture.save`."""
+        """Writes the first; see :meth:`GeneratedImage.save`."""
         self.pictures[0].save(path)
 
     def _repr_png_(self) -> bytes:
@@ -129,14 +129,14 @@ class Pictures:
 
 
 @dataclass(frozen=True)
-class PictureStep:
+class ImageStep:
     """A step of a stream.
 
     Attributes:
         step: steps done, of all pictures together, from 1 on.
         steps: how many there are.
         picture: which of the ``n`` pictures it belongs to, from 0.
-        preview: what the picture looks like so far, a PIL image, in steps that ``preview_every`` asks for; else None.
+        preview: the image so far, as a PIL image, in steps that ``preview_every`` asks for; else None.
     """
 
     step: int
@@ -150,4 +150,10 @@ class PictureStep:
         return self.step / self.steps
 
 
-__all__ = ["Picture", "PictureStep", "Pictures", "to_image"]
+__all__ = ["GeneratedImage", "ImageStep", "GeneratedImages", "to_image"]
+
+
+def __getattr__(name: str) -> Any:
+    from .._renamed import of_module
+
+    return of_module(__name__, name)

@@ -1,27 +1,29 @@
-"""What calls can be told. The names that several functions share stand here, and nowhere else in the package.
+"""Options of every verb: one frozen dataclass each, and :class:`CallOptions`, which all verbs take.
 
-Each group is twice, one beside the other: a frozen dataclass with the defaults, for the package, and a TypedDict, for
-type checkers and editors.
+The dataclasses drive the signatures of functions and methods, their documentation, the committed stubs (``.pyi``), the
+command line's options and the error for an unknown option.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
+from dataclasses import dataclass, field, fields, replace
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
-from ..checks import integer, shown
+from ..checks import integer, refuse, unknown_option
+from ..durations import seconds_of
 from ..errors import InvalidArgument
+from ..names import CAPABILITIES as CAPABILITIES
+from ..names import COMPUTE, POLICIES
 from ..runtime import threads as _threads
-from ..runtime.durations import seconds_of
+from .sampling import ALIASES, TABLE
 
 if TYPE_CHECKING:
     from ..config import PoolConfig
-    from ..debug.captures import Capture, CaptureJob
+    from .captures import Capture, CaptureJob
 
-F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 Precision = Literal["float32", "int8", "uint8", "binary", "ubinary"]
 Compute = Literal["auto", "float32", "bfloat16", "int8"]
@@ -30,59 +32,45 @@ Priority = Literal["critical", "high", "normal", "low", "batch", 0, 1, 2, 3, 4]
 Policy = Literal["shared", "pack", "p2c", "sequential"]
 
 PRIORITIES = ("critical", "high", "normal", "low", "batch")
-POLICIES = ("shared", "pack", "p2c", "sequential")
-CAPABILITIES = ("text_embedding", "text_to_text", "image_embedding", "vision", "text_to_image")
+
+
+def _note(default: Any, doc: str) -> Any:
+    return field(default=default, metadata={"doc": doc})
 
 
 # ---- of every call -------------------------------------------------------------------------------------------------
 
-class CallKeywords(TypedDict, total=False):
-    """:class:`CallOptions` as keywords."""
-
-    timeout: float | None
-    priority: Priority
-    tenant: str | int | None
-    keep_alive: float | str | None
-    policy: Policy | None
-    fail_fast: bool | None
-
-
 @dataclass(frozen=True)
 class CallOptions:
-    """What every call can be told besides what it is to compute. Calls take these as keywords.
-
-    Attributes:
-        timeout: seconds for the call, from its start; None: no limit but ``PoolConfig.request_timeout``.
-        priority: ``"critical"``, ``"high"``, ``"normal"``, ``"low"`` or ``"batch"`` (0 to 4): among calls that wait for
-            a model, those before go first; who waits long rises.
-        tenant: a name, or a number from 1 to 2**32 - 1: who the call is for. Tenants of one priority get equal shares,
-            and none can tell by the time of its answer what another asked. None: the tenant of all that name none.
-        keep_alive: how long the model stays without work from this call on, as ``PoolConfig.keep_alive``: seconds,
-            ``"5m"``; 0: not at all; below 0: for ever. None: as it is.
-        policy: which worker takes the call, as ``PoolConfig.policy``. None: the model's.
-        fail_fast: True: raise Overloaded at once when as many calls wait as may, with a hint when to come back; False:
-            wait for room. None: as ``PoolConfig.fail_fast`` says.
+    """Options that every request takes, as keywords of the functions and methods.
 
     Raises:
-        InvalidArgument: a value is not as described.
+        InvalidArgument: a value is out of range or of another type.
 
     Example:
         >>> mpool.embed("A sentence.", priority="high", tenant="alice", keep_alive="10m", timeout=60).shape
         (384,)
     """
 
-    timeout: float | None = None
-    priority: Priority = "normal"
-    tenant: str | int | None = None
-    keep_alive: float | str | None = None
-    policy: Policy | None = None
-    fail_fast: bool | None = None
+    timeout: float | None = _note(None, "seconds for the request, from its start; None: no limit but "
+                                  "``PoolConfig.request_timeout``.")
+    priority: Priority = _note("normal", '``"critical"``, ``"high"``, ``"normal"``, ``"low"`` or ``"batch"`` (0 to 4): '
+                               "requests of a higher priority leave the model's queue first; the priority of a request "
+                               "rises while it waits.")
+    tenant: str | int | None = _note(None, "a name, or a number from 1 to 2**32 - 1: the party that the request is "
+                                     "for. Tenants of one priority get equal shares, and the time of a response tells "
+                                     "none of them what another asked. None: one tenant for all unnamed requests.")
+    keep_alive: float | str | None = _note(None, "seconds (or ``\"5m\"``) that the model stays loaded without work "
+                                           "from this request on; 0: not at all; below 0: for ever. None: unchanged.")
+    policy: Policy | None = _note(None, "which worker takes the request, as ``PoolConfig.policy``; None: the model's.")
+    fail_fast: bool | None = _note(None, "True: raise Overloaded at once when the queue is full, with a hint when to "
+                                   "retry; False: wait for room. None: as ``PoolConfig.fail_fast``.")
 
     def __post_init__(self) -> None:
         _threads.seconds_of(self.timeout)
         self.core()
         if self.fail_fast is not None and not isinstance(self.fail_fast, bool):
-            raise InvalidArgument(f"fail_fast is {shown(self.fail_fast)}, allowed: True, False, None")
+            refuse("fail_fast", self.fail_fast, "True, False or None")
 
     def core(self) -> dict[str, Any]:
         """Keywords of the core's submit functions, but for timeout, lane and fail_fast; defaults are left out."""
@@ -95,7 +83,7 @@ class CallOptions:
             found["keep_alive"] = seconds_of(self.keep_alive, "keep_alive")
         if self.policy is not None:
             if not isinstance(self.policy, str) or self.policy not in POLICIES:
-                raise InvalidArgument(f"policy is {shown(self.policy)}, allowed: {', '.join(POLICIES)}, or None")
+                refuse("policy", self.policy, f"one of {', '.join(POLICIES)}, or None")
             found["policy"] = self.policy
         return found
 
@@ -106,7 +94,7 @@ def _priority(value: Any) -> int:
 
     number = integer(value)
     if number is None or not 0 <= number < len(PRIORITIES):
-        raise InvalidArgument(f"priority is {shown(value)}, allowed: {', '.join(PRIORITIES)}, or 0 to 4")
+        refuse("priority", value, f"one of {', '.join(PRIORITIES)}, or 0 to 4")
     return number
 
 
@@ -116,7 +104,7 @@ def _tenant(value: Any) -> int:
 
     number = integer(value)
     if number is None or not 1 <= number < 2**32:
-        raise InvalidArgument(f"tenant is {shown(value)}, allowed: a name, 1 to 2**32 - 1, or None")
+        refuse("tenant", value, "a name, 1 to 2**32 - 1, or None")
     return number
 
 
@@ -131,7 +119,7 @@ def _tenant_of_name(name: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Options of a call that has begun.
+    """Options of a request that has begun.
 
     Attributes:
         deadline: ``time.monotonic()`` at which it has run out of time; None: never.
@@ -147,9 +135,9 @@ class Call:
         """Keywords of the core's submit functions, but for the lane.
 
         Args:
-            key: of the model, for the error.
+            key: key of the model, for the error.
             fail_fast: instead of the call's.
-            again: who finds the queue full will come again: it does not count as a call that was refused.
+            again: the caller retries if the queue is full: a refusal is not counted.
 
         Raises:
             Timeout: its time is over.
@@ -166,207 +154,284 @@ _PLAIN_FAIL_FAST = Call(None, True, {})
 
 
 def begin(config: PoolConfig, options: dict[str, Any]) -> Call:
-    """The call that begins now. Takes its options out of ``options``.
+    """Begins a request. Takes its options out of ``options``.
 
     Raises:
-        InvalidArgument: one of them is not as described.
+        InvalidArgument: one of them is out of range or of another type.
     """
-    if options.keys().isdisjoint(_CALL):
+    if options.keys().isdisjoint(CALL):
         return _PLAIN_FAIL_FAST if config.fail_fast else PLAIN
-    found = CallOptions(**{name: options.pop(name) for name in _CALL if name in options})
+    found = CallOptions(**{name: options.pop(name) for name in CALL if name in options})
     fail_fast = config.fail_fast if found.fail_fast is None else found.fail_fast
     return Call(_threads.deadline_of(found.timeout), fail_fast, found.core())
 
 
 def patient(call: Call) -> Call:
-    """The same call, for the parts of it that follow the first one."""
+    """The same request, for its slices after the first one."""
     return replace(call, fail_fast=False) if call.fail_fast else call
 
 
-_CALL = tuple(field.name for field in fields(CallOptions))
+#: Names of the options that every verb takes.
+CALL = tuple(found.name for found in fields(CallOptions))
 
 
-# ---- of embedding --------------------------------------------------------------------------------------------------
+# ---- options of verbs ------------------------------------------------------------------------------------------------
 
-class EmbedOptions(CallKeywords, total=False):
-    """Options of :func:`mpool.embed` and :func:`mpool.embed_iter` after ``task``."""
+def option(default: Any, doc: str, *, choices: tuple[Any, ...] | None = None, aliases: tuple[str, ...] = (),
+           plan: bool = True, meaning: str = "", shown: str | None = None) -> Any:
+    """A field of an options dataclass.
 
-    prompt: str | None
-    prompt_name: str | None
-    dimensions: int | None
-    normalize: bool | None
-    precision: Precision
-    compute: Compute
-    truncate: bool
-    on_error: Literal["raise", "null"]
-    progress: Progress
+    Args:
+        default: the value that an omitted option has.
+        doc: its line in the documentation of every function that takes it.
+        choices: the only values, if they can be listed.
+        aliases: names that other libraries use for it, and that are taken as well.
+        meaning: the documentation without range and default, for the command line.
+        shown: the default as the documentation gives it, if not the field's.
+        plan: False for an option that does not change the plan: it takes no part in comparisons.
+    """
+    return field(default=default, compare=plan, metadata={"doc": doc, "choices": choices, "aliases": aliases,
+                                                          "meaning": meaning, "shown": shown})
 
 
-@dataclass(frozen=True, slots=True)
-class Embedding:
-    """What an embedding call is to compute, as passed."""
+def meaning_of(options: type, name: str) -> str:
+    """The short documentation of an option."""
+    return next(str(found.metadata["meaning"]) for found in fields(options) if found.name == name)
 
-    task: str | None = None
-    prompt: str | None = None
-    prompt_name: str | None = None
-    dimensions: int | None = None
-    normalize: bool | None = None
-    precision: str = "float32"
-    compute: str = "auto"
-    truncate: bool = True
-    on_error: str = "raise"
+
+def names_of(options: type) -> tuple[str, ...]:
+    """Every name that an options dataclass takes, aliases included, then those of :class:`CallOptions`."""
+    own = (name for found in fields(options) for name in (found.name, *found.metadata.get("aliases", ())))
+    return tuple(dict.fromkeys((*own, *CALL)))
+
+
+def made(options: type[T], of: str, given: Mapping[str, Any]) -> T:
+    """An options dataclass from the keywords of a request, under their own names or aliases.
+
+    Args:
+        options: the dataclass.
+        of: the function, for the error.
+        given: the keywords, without those of :class:`CallOptions`.
+
+    Raises:
+        InvalidArgument: an option does not exist (the nearest is named), or is given under two names.
+    """
+    found: dict[str, Any] = {}
+    targets = _targets(options)  # type: ignore[arg-type]
+    for name, value in given.items():
+        target = targets.get(name)
+        if target is None:
+            raise unknown_option(name, names_of(options), of=of)
+        if target in found:
+            raise InvalidArgument(f"`{target}` is given twice, once as `{name}`", param=target,
+                                  hint="Both names mean the same option: pass one of them")
+        found[target] = value
+    return options(**found)
+
+
+@cache
+def _targets(options: Any) -> dict[str, str]:
+    """Name or alias -> field."""
+    return {name: found.name for found in fields(options)
+            for name in (found.name, *found.metadata.get("aliases", ()))}
+
+
+# ---- vectors -------------------------------------------------------------------------------------------------------
+
+PRECISIONS = ("float32", "int8", "uint8", "binary", "ubinary")
+ON_ERROR = ("raise", "null")
+TASKS = ("query", "document")
+_COMPUTE = ('compute type: ``"float32"``, ``"bfloat16"``, ``"int8"``, or ``"auto"``: the fastest on this CPU whose '
+            "vectors have a cosine of at least 0.9999 to those of float32; models of more than 12 layers that were "
+            'published in 16 bits use 16 bits. Use ``"float32"`` for results that are identical across machines.')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VectorOptions:
+    """Options that :func:`mpool.embed` and :func:`mpool.embed_image` share."""
+
+    dimensions: int | None = option(None, "length of the returned vectors: the first components, for models trained "
+                                    "for that (Matryoshka). Normalised vectors are normalised again after the cut. "
+                                    "None: all, or as the model's files say.")
+    normalize: bool | None = option(None, "True: vectors of length 1; False: as pooled; None: as the model's files "
+                                    "say.", choices=(None, True, False))
+    precision: Precision = option("float32", '``"float32"``; ``"int8"`` or ``"uint8"``: 256 levels over the range of '
+                                  "each component among the vectors of this request, so it needs at least two inputs "
+                                  'and should have hundreds; ``"binary"`` or ``"ubinary"``: signs, eight to a byte. As '
+                                  "``quantize_embeddings`` of sentence-transformers.", choices=PRECISIONS)
+    compute: Compute = option("auto", _COMPUTE, choices=COMPUTE)
+    on_error: Literal["raise", "null"] = option("raise", '``"null"``: an input that cannot be embedded gives a row of '
+                                                "NaN and the log a warning with the count, instead of an error. Only "
+                                                "for float32.", choices=ON_ERROR)
+    progress: Progress = option(None, "True: a progress bar; a function: called with (done, total); None: a bar for "
+                                "long requests if the logger ``mpool`` is at INFO.", plan=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextVectorOptions(VectorOptions):
+    """Options that :func:`mpool.embed` and :func:`mpool.embed_iter` share."""
+
+    task: Literal["query", "document"] | None = option(
+        None, '``"query"`` or ``"document"``: puts the model\'s prompt for the task before each text, if it has one '
+        "(``document`` also under the names ``passage`` and ``corpus``).", choices=(None, *TASKS))
+    prompt: str | None = option(None, "a text to put before each text, instead of one of the model's prompts.")
+    prompt_name: str | None = option(None, "the name of one of the model's prompts. Without ``task``, ``prompt`` and "
+                                     "``prompt_name``, the model's default prompt is used, if it names one.")
+    truncate: bool = option(True, "cut each text to the model's maximum length; False: raise ContextOverflow instead.",
+                            choices=(True, False))
 
     @property
     def scores(self) -> bool:
-        """Whether pairs are to be scored."""
+        """False: the request is for vectors."""
         return False
 
 
-@dataclass(frozen=True, slots=True)
-class Reranking(Embedding):
-    """What a reranking call is to compute."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbedOptions(TextVectorOptions):
+    """Options of :func:`mpool.embed`."""
+
+    max_inputs: int | None = option(None, "texts that the request may have; None: ``PoolConfig.max_embed_inputs``, "
+                                    "10,000.", plan=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbedIterOptions(TextVectorOptions):
+    """Options of :func:`mpool.embed_iter`."""
+
+    batch_size: int | None = option(None, "None: one vector ``(d,)`` at a time; else arrays ``(batch_size, d)``, of "
+                                    "which the last may be shorter. It changes neither speed nor results.", plan=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageOptions(VectorOptions):
+    """Options of :func:`mpool.embed_image`."""
+
+    allow_urls: bool = option(False, "fetch ``http`` and ``https`` URLs, within 30 seconds. Off by default: a program "
+                              "that passes on URLs of others lets them reach every address this machine reaches.",
+                              choices=(True, False))
+    max_inputs: int | None = option(None, "images that the request may have; None: ``PoolConfig.max_embed_inputs``, "
+                                    "10,000.", plan=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RerankOptions:
+    """Options of :func:`mpool.rerank`."""
+
+    top_k: int | None = option(None, "documents in the result; None: all.", plan=False)
+    compute: Compute = option("auto", "compute type, as for :func:`embed`.", choices=COMPUTE)
+    truncate: bool = option(True, "cut the longer text of a pair (with a language model: the document) to the model's "
+                            "maximum length; False: raise ContextOverflow instead.", choices=(True, False))
+    prompt: str | None = option(None, "for a language model: what to look for, instead of one of the model's prompts.")
+    prompt_name: str | None = option(None, "the name of one of those prompts. Without both, the model's default prompt "
+                                     "is used, if it has one.")
+
+    # a score is a vector of one component: the plan reads these as it reads those of EmbedOptions
+    dimensions: ClassVar[None] = None
+    normalize: ClassVar[None] = None
+    task: ClassVar[None] = None
+    precision: ClassVar[str] = "float32"
+    on_error: ClassVar[str] = "raise"
+    progress: ClassVar[bool] = False
 
     @property
     def scores(self) -> bool:
+        """True: the request is for scores of pairs."""
         return True
 
 
-def embedding(function: str, options: Mapping[str, Any]) -> Embedding:
-    """The rest of a call's keywords.
+# ---- text ----------------------------------------------------------------------------------------------------------
 
-    Raises:
-        TypeError: there is no such option, as Python says it.
-    """
-    try:
-        return Embedding(**options)
-    except TypeError:
-        wrong = next(name for name in options if name not in Embedding.__slots__)
-        raise TypeError(f"{function}() got an unexpected keyword argument {wrong!r}") from None
-
-
-class ImageOptions(CallKeywords, total=False):
-    """Options of :func:`mpool.embed_image`."""
-
-    dimensions: int | None
-    normalize: bool | None
-    precision: Precision
-    compute: Compute
-    on_error: Literal["raise", "null"]
-    allow_urls: bool
-    progress: Progress
+def _sampled(name: str, doc: str) -> Any:
+    """An option of :data:`mpool.tasks.sampling.TABLE`, which says its range and default."""
+    row = TABLE[name]
+    # None is a value of its own for max_tokens; for the others it means the default
+    found: Any = option(row.default if name == "max_tokens" else None, f"{doc}; {row.allowed}.",
+                        aliases=tuple(other for other, target in ALIASES.items() if target == name), meaning=doc,
+                        shown=f"{row.default}, unless the model's files say otherwise"
+                        if row.default is not None else "None")
+    return found
 
 
-@dataclass(frozen=True, slots=True)
-class ImageEmbedding:
-    """What an image embedding call is to compute, as passed."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingOptions:
+    """Options of every request for text. An omitted or None option of sampling has the value of the model's
+    ``generation_config.json`` if that asks for sampling, else the default in brackets."""
 
-    dimensions: int | None = None
-    normalize: bool | None = None
-    precision: str = "float32"
-    compute: str = "auto"
-    on_error: str = "raise"
-    allow_urls: bool = False
-
-
-def image_embedding(options: Mapping[str, Any]) -> ImageEmbedding:
-    """The rest of a call's keywords.
-
-    Raises:
-        TypeError: there is no such option, as Python says it.
-    """
-    try:
-        return ImageEmbedding(**options)
-    except TypeError:
-        wrong = next(name for name in options if name not in ImageEmbedding.__slots__)
-        raise TypeError(f"embed_image() got an unexpected keyword argument {wrong!r}") from None
-
-
-_EMBED: dict[str, Any] = {**{field.name: field.default for field in fields(Embedding)}, "progress": None,
-                          **{field.name: field.default for field in fields(CallOptions)}}
-_IMAGES: dict[str, Any] = {**{field.name: field.default for field in fields(ImageEmbedding)}, "progress": None,
-                           **{field.name: field.default for field in fields(CallOptions)}}
-assert set(_IMAGES) == set(ImageOptions.__annotations__)
-assert set(_EMBED) == {*EmbedOptions.__annotations__, "task"} and set(_CALL) == set(CallKeywords.__annotations__)
-
-
-def spelt_out(function: F) -> F:
-    """Has ``inspect.signature`` and ``help`` show the options that the function takes as ``**options``."""
-    images = function.__name__ == "embed_image"
-    signature = inspect.signature(function)
-    named = [parameter for parameter in signature.parameters.values()
-             if parameter.kind is not inspect.Parameter.VAR_KEYWORD]
-    taken = {parameter.name for parameter in named}
-    hints = {**(ImageOptions if images else EmbedOptions).__annotations__, **CallKeywords.__annotations__}
-    more = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default,
-                              annotation=getattr(hints.get(name), "__forward_arg__", Any))
-            for name, default in (_IMAGES if images else _EMBED).items() if name not in taken]
-    function.__signature__ = signature.replace(parameters=[*named, *more])  # type: ignore[attr-defined]
-    return function
+    temperature: float | None = _sampled("temperature", "flattens the distribution of the next token")
+    top_k: int | None = _sampled("top_k", "sample from the likeliest tokens")
+    top_p: float | None = _sampled("top_p", "sample from the likeliest tokens that reach this probability together")
+    min_p: float | None = _sampled("min_p", "sample from tokens of at least this share of the likeliest")
+    repetition_penalty: float | None = _sampled("repetition_penalty", "divides the logits of tokens seen before")
+    presence_penalty: float | None = _sampled("presence_penalty", "taken from the logits of generated tokens, once")
+    frequency_penalty: float | None = _sampled("frequency_penalty", "the same for each time a token was generated")
+    logit_bias: Mapping[int, float] | Mapping[str, float] | None = option(
+        None, "dict, token id -> -100 to 100, added to its logit.")
+    seed: int | None = _sampled("seed", "the same seed gives the same tokens")
+    max_tokens: int | None = _sampled("max_tokens", "tokens of an answer")
+    min_tokens: int | None = _sampled("min_tokens", "no end before this many tokens")
+    stop: str | Sequence[str] | None = option(None, "a string, or up to 64; the text ends before it.")
+    stop_token_ids: Sequence[int] | None = option(None, "ids that end the text.")
+    ignore_eos: bool | None = _sampled("ignore_eos", "continue after the model's own end")
+    logprobs: bool | int | None = option(None, "True: log probabilities of the tokens; a number: and of as many "
+                                         "alternatives.")
+    top_logprobs: int | None = option(None, "log probabilities of up to 20 alternatives.")
+    n: int | None = _sampled("n", "answers to one reading of the prompt")
+    response_format: Mapping[str, Any] | type | None = option(
+        None, "what the answer must look like; no other token is sampled. ``{\"type\": \"json_object\"}``, "
+        "``{\"type\": \"json_schema\", \"json_schema\": {\"schema\": {...}}}``, a JSON schema, a pydantic class, "
+        "``{\"type\": \"regex\", \"regex\": ...}``, or ``{\"type\": \"grammar\", \"grammar\": ...}`` (llguidance's "
+        "Lark). The model may end only where the text is complete. If ``max_tokens`` or a stop string cuts it, "
+        "``finish_reason`` is ``\"length\"`` or ``stop`` is set. ``parsed`` of the result is the JSON value. Needs the "
+        "extra ``grammar``.")
+    capture: Capture | CaptureJob | None = option(None, "the result of :func:`capture`, or a ``job()`` of it: records "
+                                                  "the outputs of the model's layers.")
+    compute: Compute = option("auto", "compute type, as for :func:`embed`.", choices=COMPUTE)
 
 
-class RerankOptions(CallKeywords, total=False):
-    """Options of :func:`mpool.rerank` after ``top_k``."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateOptions(SamplingOptions):
+    """Options of :func:`mpool.generate`."""
 
-    compute: Compute
-    truncate: bool
-    prompt: str | None
-    prompt_name: str | None
-
-
-# ---- of text -------------------------------------------------------------------------------------------------------
-
-class TextOptions(CallKeywords, total=False):
-    """Options of :func:`mpool.generate` and :func:`mpool.chat`, the aliases included; see
-    :mod:`mpool.tasks.sampling`."""
-
-    temperature: float | None
-    top_k: int | None
-    top_p: float | None
-    min_p: float | None
-    repetition_penalty: float | None
-    repeat_penalty: float | None
-    presence_penalty: float | None
-    frequency_penalty: float | None
-    logit_bias: Mapping[int, float] | Mapping[str, float] | None
-    seed: int | None
-    max_tokens: int | None
-    max_new_tokens: int | None
-    max_completion_tokens: int | None
-    num_predict: int | None
-    min_tokens: int | None
-    stop: str | Sequence[str] | None
-    stop_token_ids: Sequence[int] | None
-    ignore_eos: bool | None
-    logprobs: bool | int | None
-    top_logprobs: int | None
-    n: int | None
-    parse_special: bool
-    response_format: Mapping[str, Any] | type | None
-    capture: Capture | CaptureJob | None
-    tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None
-    tool_choice: Literal["auto", "none", "required"] | Mapping[str, Any] | None
-    parallel_tool_calls: bool | None
-    template_options: Mapping[str, Any] | None
-    allow_urls: bool
-    compute: Compute
+    parse_special: bool = option(False, "read the texts of control tokens in the prompt as those tokens.",
+                                 choices=(True, False))
 
 
-# ---- of pictures ---------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextOptions(SamplingOptions):
+    """Options of :func:`mpool.chat` and :func:`mpool.vision`."""
 
-class PictureOptions(CallKeywords, total=False):
-    """Options of :func:`mpool.generate_image`, the aliases included; see :mod:`mpool.tasks.text_to_image`."""
+    tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = option(
+        None, "functions that the model may call, at most 128: OpenAI's dicts ``{\"type\": \"function\", "
+        "\"function\": {\"name\": ..., \"description\": ..., \"parameters\": JSON schema, \"strict\": bool}}``, Python "
+        "functions with annotated parameters (the docstring describes them), pydantic classes.")
+    tool_choice: Literal["auto", "none", "required"] | Mapping[str, Any] | None = option(
+        None, "\"auto\" (the default): the model may answer or call; \"required\": it must call; ``{\"type\": "
+        "\"function\", \"function\": {\"name\": ...}}``: it must call this function; \"none\": as without tools.")
+    parallel_tool_calls: bool | None = option(None, "True (the default): an answer may have several tool calls.")
+    template_options: Mapping[str, Any] | None = option(None, "dict of further variables of the model's chat template, "
+                                                        "such as ``{\"enable_thinking\": False}``.")
+    allow_urls: bool = option(False, "fetch images at http and https URLs.", choices=(True, False))
 
-    negative_prompt: str | None
-    width: int | None
-    height: int | None
-    num_inference_steps: int | None
-    steps: int | None
-    guidance_scale: float | None
-    cfg_scale: float | None
-    seed: int | None
-    latents: Any
-    n: int
-    num_images_per_prompt: int
-    preview_every: int
-    max_sequence_length: int | None
-    compute: Compute
+
+# ---- images --------------------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateImageOptions:
+    """Options of :func:`mpool.generate_image`. None: as the model says."""
+
+    negative_prompt: str | None = option(None, "what the image should not show; for models with guidance (Stable "
+                                         "Diffusion 3) and a guidance_scale above 1.")
+    width: int | None = option(None, "pixels; None: as the model was trained.")
+    height: int | None = option(None, "pixels; None: as the model was trained.")
+    num_inference_steps: int | None = option(None, "None: 28; 4 for FLUX.1-schnell. Stable Diffusion 3.5 large turbo "
+                                             "needs 4.", aliases=("steps",))
+    guidance_scale: float | None = option(None, "None: 7 for Stable Diffusion 3 (turbo needs 0), 3.5 for FLUX.1-dev.",
+                                          aliases=("cfg_scale",))
+    seed: int | None = option(None, "0 to 2**64 - 1; None: a random one, which the result tells.")
+    latents: Any = option(None, "the start instead of noise of the seed: an array (n, channels, height / 8, width / "
+                          "8), as diffusers takes it, of numpy or torch.")
+    n: int = option(1, "number of images.", aliases=("num_images_per_prompt",))
+    preview_every: int = option(0, "steps between previews of a stream or job; each preview runs the decoder once.")
+    max_sequence_length: int | None = option(None, "tokens for T5; None: 256, or 512 for FLUX.1-dev.")
+    compute: Compute = option("auto", 'as for :func:`embed`; ``"auto"`` keeps quantised weights as they are stored.',
+                              choices=COMPUTE)

@@ -1,5 +1,5 @@
-"""Reranking calls: a query and documents, scored pair by pair by a cross-encoder. The way of an embedding call, with
-vectors of one component."""
+"""Reranking: a cross-encoder scores a query with each document. It takes the path of embedding, with vectors of one
+component."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..checks import integer, shown
 from ..errors import InvalidArgument
-from . import options as _options
 from . import text_embedding as embedding
 
 if TYPE_CHECKING:
@@ -23,8 +22,8 @@ class RankedDocument:
     """A document in a ranking.
 
     Attributes:
-        index: its place among the documents of the call.
-        score: how well it answers the query, as the model's files define it: mostly 0 to 1, for some models a logit.
+        index: its place among the documents of the request.
+        score: relevance to the query as the model's files define it: mostly 0 to 1, for some models a logit.
         text: the document.
     """
 
@@ -38,7 +37,7 @@ class RankedDocument:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """Documents by how well they answer a query, the best first. It is a sequence of its ``results``.
+    """Documents in order of relevance to a query, the best first. It is a sequence of its ``results``.
 
     Attributes:
         results: the best ``top_k`` documents, or all. Equal scores stay in the order of the call.
@@ -80,18 +79,6 @@ def check(query: Any, documents: Any, top_k: Any, most: int) -> tuple[list[Any],
     if count is None or (top_k is not None and count < 1):
         raise InvalidArgument(f"top_k is {shown(top_k)}, allowed: 1 or more, or None for all")
     return texts, count
-
-
-def options(passed: dict[str, Any]) -> _options.Reranking:
-    """What is to be computed, from the keywords that are left.
-
-    Raises:
-        TypeError: there is no such option.
-    """
-    for name in passed:
-        if name not in ("compute", "truncate", "prompt", "prompt_name"):
-            raise TypeError(f"rerank() got an unexpected keyword argument {name!r}")
-    return _options.Reranking(**passed)
 
 
 def plan_of(plan: Plan, query: str) -> Plan:

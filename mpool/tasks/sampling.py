@@ -7,15 +7,13 @@ is then off), else from :data:`TABLE`: temperature 0.7, top_k 40, top_p 0.95, no
 
 from __future__ import annotations
 
-import difflib
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ..checks import integer, real, shown
+from ..checks import integer, real, shown, unknown_option
 from ..errors import InvalidArgument
-from .options import CallKeywords
 
 MAX_STOPS, MAX_STOP_BYTES, MAX_IDS, MAX_CHOICES, MAX_TOP_LOGPROBS = 64, 1024, 4096, 128, 20
 _MAX_TOKENS = 2**31 - 1
@@ -99,7 +97,7 @@ def resolve(options: Mapping[str, Any], defaults: Mapping[str, Any], vocab: int)
 
     Args:
         options: names and values as passed.
-        defaults: what the model's authors recommend, empty if nothing.
+        defaults: values of the model's ``generation_config.json``, or nothing.
         vocab: number of token ids.
 
     Raises:
@@ -128,9 +126,7 @@ def _rename(options: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in options.items():
         target = ALIASES.get(name, name)
         if target not in NAMES:
-            near = difflib.get_close_matches(name, [*NAMES, *ALIASES, *CallKeywords.__annotations__], 1, 0.5)
-            nearest = f"; the nearest is {near[0]}" if near else ""
-            raise InvalidArgument(f"{name} is not an option of sampling{nearest}", hint="Options: " + ", ".join(NAMES))
+            raise unknown_option(name, (*NAMES, *ALIASES), of="sampling")
         if target in given:
             raise InvalidArgument(f"{target} is given twice, once as {name}")
         if name == "num_predict" and integer(value) == -1:

@@ -1,4 +1,4 @@
-"""Results as they are being made: what streams of every capability have in common, and those of texts."""
+"""Streams of results: the common base, and streams of text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ P = TypeVar("P")
 
 
 class Reads(Protocol[P]):
-    """What a stream needs of the reader of its ticket."""
+    """The reader of a ticket, as streams use it."""
 
     def take(self) -> list[P]:
         """Pieces that were decided since it was asked last."""
@@ -91,7 +91,8 @@ class Flow(Generic[P]):
 
 
 class Iteration(Generic[P]):
-    """What a ``for`` holds: when it is dropped before the end, by ``break`` or an exception, the stream is left."""
+    """The iterator that a ``for`` holds. Dropping it before the end, by ``break`` or an exception, cancels the
+    stream."""
 
     __slots__ = ("_stream",)
 

@@ -1,9 +1,8 @@
-"""Texts of embedding calls, up to the core: options, prompts, checks, packing, slices, iterators. What is the same for
-images is in vectors.py."""
+"""Text embedding up to the core: the plan, prompts, checks, packing, slices. vectors.py has the part that images share.
+"""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,9 +12,11 @@ import numpy as np
 from ..checks import integer, shown
 from ..errors import ContextOverflow, FormatError, InvalidArgument, LimitError, MpoolError, WrongCapability
 from ..runtime import threads as _threads
-from .options import Embedding as Options
+from ..tokenizers.limits import MAX_CHARS as MAX_CHARS
+from .options import PRECISIONS
 from .sampling import check_id
-from .vectors import CHOICES, PRECISIONS, Bar, Faults, Kind, VectorPlan, check, choice, plan_of, quantize, run_slices
+from .steps import Cutter
+from .vectors import CHOICES, Kind, VectorPlan, check, choice, plan_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,8 +28,7 @@ if TYPE_CHECKING:
     from ..tokenizers import Tokenizer
     from .options import Call
 
-MAX_CHARS = 1_000_000
-#: A slice ends at so many characters or texts, whichever comes first: some 20 ms of tokenising.
+#: Largest slice in characters and in texts, whichever comes first: about 20 ms of tokenising.
 SLICE_CHARS, SLICE_TEXTS = 1 << 16, 1024
 #: Task -> names under which models keep its prompt, the first that exists counts.
 TASKS = {"query": ("query",), "document": ("document", "passage", "corpus")}
@@ -39,7 +39,7 @@ _CHOICES = {"task": (None, *TASKS), **CHOICES, "truncate": (True, False)}
 
 @dataclass(frozen=True, slots=True)
 class Plan(VectorPlan):
-    """What follows from options and model.
+    """Settings that follow from the options and the model.
 
     Attributes:
         prompt: text put before every text.
@@ -47,8 +47,8 @@ class Plan(VectorPlan):
         cut: components kept of what the core gives.
         query: the text that each text is scored with, for a reranker; else None.
         padding: the side at which texts are filled up to max_tokens; "": they are not.
-        template: what makes a pair a text, for a reranker that is a model of text; else None.
-        answering: whether that ends with the start of an answer.
+        template: chat template that renders a pair, for a reranker that is a language model; else None.
+        answering: the rendered pair ends with the start of an answer.
     """
 
     tokenizer: Tokenizer
@@ -63,12 +63,12 @@ class Plan(VectorPlan):
     answering: bool = False
 
 
-def plan(entry: Entry, options: Options) -> Plan:
+def plan(entry: Entry, options: Any) -> Plan:
     """Checks options against the model; loads its files and tokenizer, and has the core load it, on first use."""
     return plan_of(entry, options, (options.dimensions, options.normalize, options.truncate), _make_plan)
 
 
-def _make_plan(entry: Entry, options: Options) -> Plan:
+def _make_plan(entry: Entry, options: Any) -> Plan:
     check(entry, options, _CHOICES)
     description = entry.describe()
     settings = description.embedding
@@ -106,9 +106,7 @@ def _pairs_of(entry: Entry) -> ChatTemplate:
     Raises:
         FormatError: it does not write both.
     """
-    from ..conversation.prompt import template_of
-
-    template, marks = template_of(entry), ("the query", "the document")
+    template, marks = entry.template(), ("the query", "the document")
     text = template.render(_pair("", *marks), add_generation_prompt=False)
     for mark in marks:
         if mark not in text:
@@ -131,7 +129,7 @@ def _dimensions(value: Any, width: int, settings: EmbeddingSettings, key: str) -
     return number
 
 
-def _prompt(options: Options, prompts: Mapping[str, str], default: str | None, key: str) -> str:
+def _prompt(options: Any, prompts: Mapping[str, str], default: str | None, key: str) -> str:
     if options.prompt is not None:
         if options.prompt_name is not None:
             raise InvalidArgument("prompt and prompt_name are both given", hint="Give one of them", key=key)
@@ -204,18 +202,19 @@ def surrogate_of(text: str, name: str) -> MpoolError | None:
     return None
 
 
+def cutter() -> Cutter:
+    """The cutter of texts."""
+    return Cutter(SLICE_CHARS, SLICE_TEXTS)
+
+
 def slices(items: Iterable[Any]) -> Iterator[tuple[int, list[Any]]]:
     """Cuts an iterable: (number of the first text, texts)."""
-    start, chars, held = 0, 0, []  # type: int, int, list[Any]
+    cut = cutter()
     for item in items:
-        size = len(item) if isinstance(item, str) else 0
-        if held and (chars + size > SLICE_CHARS or len(held) >= SLICE_TEXTS):
-            yield start, held
-            start, chars, held = start + len(held), 0, []
-        held.append(item)
-        chars += size
-    if held:
-        yield start, held
+        if (full := cut.add(item)) is not None:
+            yield full
+    if (full := cut.rest()) is not None:
+        yield full
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +274,12 @@ def pack(plan: Plan, texts: list[Any], start: int = 0, single: bool = False) -> 
         # a text that was cut down to its prompt still has to be pooled over something
         skip = np.minimum(plan.skip, np.diff(offsets) - 1).astype(np.int32)
     return Pack(ids, offsets, skip, len(texts), tuple(faults))
+
+
+def _are_ids(inputs: list[Any]) -> bool:
+    """True for lists of token ids, in place of texts."""
+    first = inputs[0] if inputs else None
+    return isinstance(first, list) and bool(first) and integer(first[0]) is not None
 
 
 def pack_ids(plan: Plan, sequences: list[list[int]], start: int = 0) -> Pack:
@@ -400,6 +405,8 @@ def halves(pack: Pack) -> tuple[Pack, ...]:
 
 def packed(plan: Plan, texts: list[Any], start: int, single: bool, call: Call) -> Pack:
     """As :func:`pack`; off the main thread if there is much to tokenise."""
+    if _are_ids(texts):
+        return pack_ids(plan, texts, start)
     chars = sum(len(text) for text in texts if isinstance(text, str))
     return _threads.interruptible(pack, plan, texts, start, single, chars=chars)
 
@@ -416,12 +423,20 @@ def _start(plan: Plan, pack: Pack, **keywords: Any) -> _core.Ticket:
     return plan.registry.submit_embed(plan.core_key, pack.ids, pack.offsets, pack.skip, second=pack.second, **keywords)
 
 
-TEXTS = Kind("text", packed, _good, _embed, _start, halves)
+def _heavy(inputs: list[Any]) -> bool:
+    return not _are_ids(inputs) and sum(len(text) for text in inputs if isinstance(text, str)) >= _threads.LONG // 4
+
+
+def _tokens(pack: Pack) -> int:
+    return int(pack.offsets[-1])
+
+
+TEXTS = Kind("text", packed, _good, _embed, _start, halves, _heavy, _tokens)
 
 
 # ---- many texts ----------------------------------------------------------------------------------------------------
 
-def check_streamable(options: Options, batch_size: Any) -> int | None:
+def check_streamable(options: Any, batch_size: Any) -> int | None:
     """Checks what :func:`mpool.embed_iter` does not share with :func:`mpool.embed`; the batch size.
 
     Raises:
@@ -435,92 +450,3 @@ def check_streamable(options: Options, batch_size: Any) -> int | None:
     if batch_size is not None and (size is None or size < 1):
         raise InvalidArgument(f"batch_size is {shown(batch_size)}, allowed: 1 or more, or None for single vectors")
     return size
-
-
-class Rebatch:
-    """Rows as they come, out as single vectors or as batches of a size."""
-
-    def __init__(self, size: int | None) -> None:
-        self.size, self.held, self.rows = size, deque(), 0  # type: int | None, deque[NDArray[Any]], int
-
-    def add(self, rows: NDArray[Any]) -> Iterator[NDArray[Any]]:
-        """What is complete with these rows."""
-        if self.size is None:
-            for row in rows:
-                yield row.copy()  # a view would keep the whole slice in memory
-            return
-        self.held.append(rows)
-        self.rows += len(rows)
-        while self.rows >= self.size:
-            yield self._take(self.size)
-
-    def rest(self) -> Iterator[NDArray[Any]]:
-        """What is left at the end."""
-        if self.rows:
-            yield self._take(self.rows)
-
-    def _take(self, count: int) -> NDArray[Any]:
-        parts: list[NDArray[Any]] = []
-        self.rows -= count
-        while count:
-            rows = self.held.popleft()
-            if len(rows) > count:
-                self.held.appendleft(rows[count:])
-                rows = rows[:count]
-            parts.append(rows)
-            count -= len(rows)
-        return np.concatenate(parts)
-
-
-class EmbedIterator(Iterator[Any]):
-    """Vectors of an iterable of texts, in its order. Made by :func:`mpool.embed_iter`.
-
-    Leaving it (``close()``, the end of a ``with``, or dropping it) cancels what is in flight.
-
-    Attributes:
-        done: texts taken care of so far.
-        failed: of these, those without a vector (rows of NaN; only with ``on_error="null"``).
-    """
-
-    def __init__(self, plan: Plan, items: Iterable[Any], batch_size: int | None, progress: Any,
-                 call: Call) -> None:
-        self.done, self.failed = 0, 0
-        try:
-            total = len(items)  # type: ignore[arg-type]
-        except TypeError:
-            total = None
-        self._bar = Bar(progress, total, plan.entry.key)
-        self._rows = self._generate(plan, items, batch_size, call)
-
-    def _generate(self, plan: Plan, items: Iterable[Any], batch_size: int | None,
-                  call: Call) -> Iterator[NDArray[Any]]:
-        out, faults = Rebatch(batch_size), Faults(plan)
-        parts = run_slices(TEXTS, plan, slices(items), call)
-        try:
-            for start, packed, rows in parts:
-                faults.add(start, packed, rows)
-                self.done, self.failed = self.done + packed.count, faults.count
-                self._bar.add(packed.count)
-                yield from out.add(quantize(rows, plan.precision))
-            yield from out.rest()
-            faults.tell(self.done)
-        finally:
-            parts.close()  # type: ignore[attr-defined]
-            self._bar.close()
-
-    def __iter__(self) -> EmbedIterator:
-        return self
-
-    def __next__(self) -> NDArray[Any]:
-        return next(self._rows)
-
-    def __enter__(self) -> EmbedIterator:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Cancels what is in flight; there are no more vectors."""
-        self._rows.close()  # type: ignore[attr-defined]
-        self._bar.close()

@@ -1,10 +1,10 @@
-"""Calls that make pictures, up to the core and back: texts to tokens, the schedule of noise, steps, pictures."""
+"""Image generation: prompts to tokens, the noise schedule, the request, steps and images."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +14,8 @@ from ..checks import integer, real, shown
 from ..errors import Cancelled, InvalidArgument, MemoryExhausted
 from ..runtime import threads as _threads
 from ..runtime.awaiting import Waiter
-from .images_result import Picture, Pictures, PictureStep, to_image
-from .options import PLAIN
+from .images_result import GeneratedImage, GeneratedImages, ImageStep, to_image
+from .options import PLAIN, GenerateImageOptions
 from .streams import Flow
 from .text_embedding import MAX_CHARS, surrogate_of
 from .text_to_text import keyed
@@ -32,50 +32,6 @@ MAX_SIDE, MAX_STEPS, MAX_PICTURES = 8192, 1000, 64
 
 
 # ---- options -------------------------------------------------------------------------------------------------------
-
-@dataclass(frozen=True, slots=True)
-class Drawing:
-    """What a call is to make, as passed. None: as the model says."""
-
-    negative_prompt: str | None = None
-    width: int | None = None
-    height: int | None = None
-    num_inference_steps: int | None = None
-    guidance_scale: float | None = None
-    seed: int | None = None
-    latents: Any = None
-    n: int = 1
-    preview_every: int = 0
-    max_sequence_length: int | None = None
-    compute: str = "auto"
-
-
-#: Name elsewhere -> name here.
-ALIASES = {"steps": "num_inference_steps", "num_images_per_prompt": "n", "cfg_scale": "guidance_scale"}
-
-
-def options_of(given: Mapping[str, Any]) -> Drawing:
-    """The rest of a call's keywords.
-
-    Raises:
-        InvalidArgument: there is no such option (the nearest is named), or one is given under two names.
-    """
-    names, found = list(Drawing.__dataclass_fields__), dict(given)
-    for other, name in ALIASES.items():
-        if other in found:
-            if name in found:
-                raise InvalidArgument(f"{other} and {name} are both given", hint="They are the same: give one of them")
-            found[name] = found.pop(other)
-    for name in found:
-        if name not in names:
-            from ..checks import nearest
-
-            near = nearest(name, names, 1)
-            raise InvalidArgument(f"{name} is not an option of generate_image"
-                                  + (f"; the nearest is {near[0]}" if near else ""),
-                                  hint="Options: " + ", ".join(names))
-    return Drawing(**found)
-
 
 def _whole(name: str, value: Any, low: int, high: int, key: str) -> int:
     number = integer(value)
@@ -111,12 +67,12 @@ def schedule(settings: DrawingSettings, steps: int, rows: int) -> tuple[NDArray[
     """Times that the model is told, ``[steps]``, and shares of noise, ``[steps + 1]``.
 
     Args:
-        settings: of the model.
+        settings: settings of the model.
         steps: how many.
-        rows: of the transformer that the picture takes: on them a dynamic shift depends.
+        rows: rows of the transformer for one image; a dynamic shift depends on them.
 
     Raises:
-        InvalidArgument: what the model's files say gives no schedule for so many steps of such a picture.
+        InvalidArgument: the model's files give no schedule for this count of steps and this size.
 
     Source:
         "Scaling Rectified Flow Transformers" (arXiv:2403.03206), section 5.3.2; the numbers and their order of rounding
@@ -160,13 +116,13 @@ def _schedule(settings: DrawingSettings, steps: int, rows: int) -> tuple[NDArray
 
 
 def noise(seed: int, picture: int, shape: tuple[int, int, int]) -> NDArray[np.float32]:
-    """Latents to start from: normal, a function of the seed and the picture's number."""
+    """Initial latents: normally distributed, a function of the seed and the number of the image."""
     generator = np.random.Generator(np.random.Philox(key=np.array([seed, picture], dtype=np.uint64)))
     return generator.standard_normal(shape, dtype=np.float32)
 
 
 def _check_memory(entry: Entry, core_key: str, n: int, pixels: int, latents: int) -> None:
-    """What the core would say once it has the noise, before that is drawn: it may be gigabytes."""
+    """Raises the core's MemoryExhausted before the noise, which may be gigabytes, is generated."""
     limit, needed = int(entry.pool.registry.stats()["memory_limit"]), 4 * n * (2 * latents + 3 * pixels)
     if needed > limit:
         raise MemoryExhausted(f"{core_key.splitlines()[0]}: the call needs {needed / 1e6:,.1f} MB, "
@@ -202,7 +158,8 @@ def _callers_level() -> int:
 
 def _tokens(inputs: Sequence[TextInput | None], text: str, lengths: Sequence[int],
             name: str, told: list[str]) -> list[NDArray[np.int32] | None]:
-    """Of each encoder; what is cut off is ``told``, since this may run on a thread, which knows no caller to warn."""
+    """Token ids for each encoder. Adds to ``told`` what is cut off: this may run on a thread, where no caller can be
+    warned."""
     from ..tokenizers import pipeline_tokenizers
 
     found: list[NDArray[np.int32] | None] = []
@@ -223,7 +180,7 @@ def _tokens(inputs: Sequence[TextInput | None], text: str, lengths: Sequence[int
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A call for pictures, ready for the core."""
+    """A request for images, ready for the core."""
 
     entry: Entry
     core_key: str
@@ -253,12 +210,13 @@ class Request:
             raise
 
     def reader(self, ticket: _core.Ticket) -> Reader:
-        """Of what its ticket does."""
+        """The reader of the request's ticket."""
         return Reader(self, ticket)
 
 
-def prepare(entry: Entry, prompt: Any, options: Drawing, watched: bool = True, keep: bool = False) -> Request:
-    """A call from what was passed. Unless it is ``watched``, no previews are made.
+def prepare(entry: Entry, prompt: Any, options: GenerateImageOptions, watched: bool = True,
+            keep: bool = False) -> Request:
+    """Makes a request from arguments. Without ``watched``, no previews are made.
 
     Raises:
         InvalidArgument: an option is out of range, or asks for what the model cannot make.
@@ -357,7 +315,7 @@ class Reader:
         self.request, self.ticket = request, ticket
         self._steps = self._previews = 0
 
-    def take(self) -> list[PictureStep]:
+    def take(self) -> list[ImageStep]:
         """Steps that were done; a preview comes with the step after which it was made. A call that failed or was
         cancelled while it made one gives the step without."""
         over = self.ticket.done()
@@ -375,7 +333,7 @@ class Reader:
                 elif not over:
                     break  # it is being made
             self._steps = step
-            steps.append(PictureStep(step, total, picture, preview))
+            steps.append(ImageStep(step, total, picture, preview))
         return steps
 
     def check(self) -> None:
@@ -384,10 +342,10 @@ class Reader:
 
     @property
     def ended(self) -> bool:
-        """Pictures are there with the end of the ticket, not before."""
+        """Images are there with the end of the ticket, not before."""
         return False
 
-    def result(self) -> Pictures:
+    def result(self) -> GeneratedImages:
         """The pictures of a ticket that is done.
 
         Raises:
@@ -399,15 +357,15 @@ class Reader:
         except MemoryExhausted as error:
             request.entry.pool._name_idle(error, request.core_key)
             raise
-        return Pictures(tuple(
-            Picture(found["pixels"][i], found["latents"][i], {**request.parameters, "picture": i})
+        return GeneratedImages(tuple(
+            GeneratedImage(found["pixels"][i], found["latents"][i], {**request.parameters, "picture": i})
             for i in range(len(request.noise))), request.seed, request.entry.key)
 
 
-class PictureStream(Flow[PictureStep]):
+class ImageStream(Flow[ImageStep]):
     """Steps of pictures that are being made. Made by ``generate_image(..., stream=True)``.
 
-    Iterating gives :class:`mpool.PictureStep` s. Leaving early, by ``break``, ``close()``, the end of a ``with``, or by
+    Iterating gives :class:`mpool.ImageStep` s. Leaving early, by ``break``, ``close()``, the end of a ``with``, or by
     dropping the stream, stops the work, within a step too. The work starts with the call, not with the first iteration,
     and does not wait for a slow reader. One thread at a time may iterate.
 
@@ -425,7 +383,7 @@ class PictureStream(Flow[PictureStep]):
         ticket = request.submit(call, fail_fast)
         super().__init__(ticket, request.reader(ticket), request.entry.key)
 
-    def result(self) -> Pictures:
+    def result(self) -> GeneratedImages:
         """Waits for the pictures, whatever was iterated over before.
 
         Raises:
@@ -437,3 +395,9 @@ class PictureStream(Flow[PictureStep]):
         if self._left:
             raise Cancelled("the stream was left before its pictures were done", key=self._key)
         return self._reader.result()
+
+
+def __getattr__(name: str) -> Any:
+    from .._renamed import of_module
+
+    return of_module(__name__, name)

@@ -1,4 +1,4 @@
-"""Text calls, up to the core and back: prompts, what a ticket has produced so far, completions."""
+"""Text generation: prompts, the request, reading a ticket, completions."""
 
 from __future__ import annotations
 
@@ -28,21 +28,27 @@ if TYPE_CHECKING:
     from ..conversation.reasoning import Splitter
     from ..conversation.tool_calls import Calls
     from ..conversation.tools import Tools
-    from ..debug.captures import CaptureJob
     from ..runtime.entry import Entry
     from ..tokenizers import Tokenizer
+    from .captures import CaptureJob
     from .options import Call
     from .vision import Images
 
-#: What the core calls the end of a text -> what results call it.
+#: End of a text in the core's numbering -> ``finish_reason``.
 _FINISH: tuple[FinishReason | None, ...] = (None, "stop", "length", "stop", "cancelled")
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A text call, ready for the core. ``prompt``: token ids, int32 ``[tokens]``; ``splitter``: what takes its answers
-    apart (:mod:`mpool.conversation.reasoning`), None if they are given as they are; ``format``: what its answers must
-    look like (:mod:`mpool.conversation.grammar`); ``capture``: where its records go; ``tools``: what they may call."""
+    """A request for text, ready for the core.
+
+    Attributes:
+        prompt: token ids, int32 ``[tokens]``.
+        splitter: makes the splitter of reasoning and text (:mod:`mpool.conversation.reasoning`); None: text only.
+        format: grammar that completions must match (:mod:`mpool.conversation.grammar`); None: any text.
+        capture: destination of the records of its layers.
+        tools: functions that the model may call.
+    """
 
     entry: Entry
     registry: _core.Registry
@@ -84,11 +90,11 @@ class Request:
         return ticket
 
     def reader(self, ticket: _core.Ticket) -> Reader:
-        """Of what its ticket does."""
+        """The reader of the request's ticket."""
         return Reader(self, ticket)
 
     def parser(self, choice: int) -> Calls | None:
-        """What takes calls off the answer of this number; None if it may have none."""
+        """Parser of tool calls for the choice of this number; None without tools."""
         if self.tools is None:
             return None
         from ..conversation.tools import identifier
@@ -99,7 +105,7 @@ class Request:
 
 @contextmanager
 def keyed(entry: Entry) -> Iterator[None]:
-    """Errors from within say which model they are about."""
+    """Adds the model's key to errors raised inside."""
     try:
         yield
     except MpoolError as error:
@@ -110,8 +116,7 @@ def keyed(entry: Entry) -> Iterator[None]:
 def prepare(entry: Entry, ids: NDArray[np.int32], compute: str, options: Mapping[str, Any],
             splitter: Callable[[], Splitter] | None = None, images: Images | None = None,
             tools: Tools | None = None) -> Request:
-    """A call for a prompt that is tokens already, and the images in it. ``splitter``, ``tools``: as of
-    :class:`Request`.
+    """Makes a request for a tokenised prompt and its images. ``splitter``, ``tools``: as in :class:`Request`.
 
     Raises:
         InvalidArgument: an option of sampling is unknown or out of range.
@@ -124,7 +129,7 @@ def prepare(entry: Entry, ids: NDArray[np.int32], compute: str, options: Mapping
         wanted = options.get("response_format")
         capture = None
         if options.get("capture") is not None:
-            from ..debug.captures import job_of
+            from .captures import job_of
 
             capture = job_of(options["capture"])
         rest = {name: value for name, value in options.items() if name not in ("response_format", "capture")}
@@ -145,7 +150,7 @@ def prepare(entry: Entry, ids: NDArray[np.int32], compute: str, options: Mapping
         if tools is not None:
             from ..conversation.tools import constrain
 
-            format = constrain(tools, entry, chosen, splitter, answer, model)
+            format = constrain(tools, tokenizer, entry.key, chosen, splitter, answer, model)
             tools = replace(tools, sure=format is not None, framed=answer is not None)
     room = settings.context_length - len(ids)
     if room < 1:
@@ -208,13 +213,13 @@ class Reader:
         self._bytes, self._tokens, self._ended = [0] * n, [0] * n, [False] * n
         if request.format is not None:
             request.format.hold(ticket, self)
-        if request.capture is not None:  # its thread holds the ticket, too: who drops the reader leaves the call
+        if request.capture is not None:  # the capture thread also holds the ticket: dropping the reader must cancel it
             weakref.finalize(self, ticket.cancel).atexit = False
         self._splitters = [request.splitter() for _ in range(n)] if request.splitter is not None else None
         self._parsers = [request.parser(index) for index in range(n)]
 
     def take(self) -> list[Chunk]:
-        """Pieces of all choices that moved."""
+        """Chunks of all choices with new text."""
         chunks = []
         for index, ended in enumerate(self._ended):
             if ended:
@@ -224,7 +229,7 @@ class Reader:
                 continue
             self._bytes[index] += len(data)
             self._ended[index] = bool(finish)
-            if finish:  # not before or during the first call: a process that asks once and ends never pays for it
+            if finish:  # not during the first request: a process with one request never pays for it
                 self.request.tokenizer.finish_later()
             text, thoughts = data.decode(), ""
             if self._splitters is not None:
@@ -255,7 +260,7 @@ class Reader:
 
     @property
     def ended(self) -> bool:
-        """Every choice has given its last piece."""
+        """True once every choice has given its last chunk."""
         return all(self._ended)
 
     def stop(self, finish: int, at: int) -> str | int | None:
@@ -266,7 +271,7 @@ class Reader:
         return stops[at] if at < len(stops) else ids[at - len(stops)]
 
     def _new_logprobs(self, index: int, last: bool) -> tuple[TokenLogprob, ...] | None:
-        """Of tokens whose text has been given; at the end, of the rest too."""
+        """Log probabilities of the tokens whose text was emitted; at the end, of the rest too."""
         if self.request.sampling.logprobs < 0:
             return None
         start = self._tokens[index]
@@ -276,7 +281,7 @@ class Reader:
         return self._logprobs(index, start, ids[:count], logprobs[:count])
 
     def _logprobs(self, index: int, start: int, ids: Any, logprobs: Any) -> tuple[TokenLogprob, ...]:
-        """Of tokens from number ``start`` on."""
+        """Log probabilities of the tokens from number ``start`` on."""
         top = self.ticket.top_logprobs(index, start)
         text = self.request.entry.token_text
         found = []
@@ -331,7 +336,7 @@ def _reason(reason: FinishReason | None, stop: str | int | None, parser: Calls |
 
 
 def unread() -> Completion:
-    """What a stream gives that was left before it was started: nothing is known of the model or the seed yet."""
+    """The completion of a stream that was left before it started: model and seed are unknown."""
     return Completion(text="", finish_reason="cancelled", stop=None, token_ids=(), logprobs=None, usage=Usage(0, 0),
                       timings=Timings(0.0, 0.0, 0.0, 0.0), model="", seed=0, choices=(Choice(0, "", "cancelled"),))
 

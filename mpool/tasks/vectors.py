@@ -1,16 +1,16 @@
-"""What calls for vectors have in common, whatever their inputs are: checks of options, calls and slices of calls, rows
-for inputs without a vector, quantised output, progress. The inputs: embedding.py (texts), image_embedding.py.
+"""Vectors of texts and images: checks of options, submitting packs, rows of failed inputs, quantised output, progress.
 
-A call with few inputs is one item of the pool. One with many is cut into slices, each an item, of which a few are in
-flight: the next is prepared while the last is computed, memory stays bounded, and Ctrl-C waits for no more than a
-slice. The cut does not show in the result: a vector does not depend on its batch mates.
+text_embedding.py and image_embedding.py have the part that differs; steps.py cuts requests into slices.
+
+A request with few inputs is one item of the pool. A larger one is cut into slices, each an item, of which DEPTH are in
+flight: the next slice is packed while the last one is computed, memory stays bounded, and Ctrl-C waits for one slice at
+most. The cut does not change the result: a vector does not depend on its batch mates.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,6 +20,7 @@ from ..checks import shown
 from ..errors import InvalidArgument, MemoryExhausted, NumericError
 from ..runtime.logs import log
 from . import options as _options
+from .options import ON_ERROR, PRECISIONS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,14 +31,13 @@ if TYPE_CHECKING:
 
 #: Slices in flight while the next is prepared.
 DEPTH = 3
-#: A call of more inputs shows a bar to those who ask for news.
+#: A request of more inputs shows a bar if the logger is at INFO.
 MANY = 1024
-#: Lanes of the pool: what somebody waits for, and what comes in bulk.
+#: Service classes: requests that a caller waits for, and bulk work.
 INTERACTIVE, BULK = 0, 1
 
-PRECISIONS = ("float32", "int8", "uint8", "binary", "ubinary")
-#: What options may be that all such calls have.
-CHOICES: dict[str, tuple[Any, ...]] = {"precision": PRECISIONS, "on_error": ("raise", "null"),
+#: Allowed values of the options that texts and images share.
+CHOICES: dict[str, tuple[Any, ...]] = {"precision": PRECISIONS, "on_error": ON_ERROR,
                                        "normalize": (None, True, False)}
 _MAX_PLANS = 64
 
@@ -46,7 +46,7 @@ _MAX_PLANS = 64
 
 @dataclass(frozen=True, slots=True)
 class VectorPlan:
-    """What follows from options and model, made once for each combination in use; and what that is for all inputs.
+    """Settings that follow from the options and the model, for all inputs. Made once for each combination in use.
 
     Attributes:
         dimensions: asked of the core, 0 for all.
@@ -70,7 +70,7 @@ P = TypeVar("P", bound=VectorPlan)
 
 def plan_of(entry: Entry, options: Any, strict: tuple[Any, ...], make: Callable[[Entry, Any], P]) -> P:
     """The plan for options, by ``make`` on first use. ``strict``: the values of those that are numbers or bools."""
-    # 1 == True == 1.0: what is allowed for one must not let the others pass
+    # 1 == True == 1.0: only the type tells them apart
     key = options, *map(type, strict)
     try:
         found = entry.plans.get(key)
@@ -96,7 +96,7 @@ def choice(name: str, value: Any, allowed: Iterable[Any]) -> None:
 
 
 def check(entry: Entry, options: Any, choices: Mapping[str, tuple[Any, ...]]) -> None:
-    """What can be said of options before the model is read.
+    """Checks options before the model is read.
 
     Raises:
         InvalidArgument: one is none of its ``choices``, or two do not go together.
@@ -127,16 +127,18 @@ def check_progress(progress: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """How inputs of a kind, texts or images, become vectors: functions of a plan. All else is the same for them.
+    """How inputs of one kind, texts or images, become vectors.
 
     Attributes:
-        unit: what one of them is called.
+        unit: noun for one input.
         pack: (plan, inputs, number of the first, whether it stands alone, call) -> what the core takes; off the main
             thread if it takes long, so that Ctrl-C is seen.
         good: how many inputs of a pack have no fault.
         embed: (plan, pack, keywords) -> vectors of those, in one call that lets go of the GIL once.
         start: (plan, pack, keywords) -> the ticket of such a call.
         halves: the good inputs of a pack as two packs; none if there is one.
+        heavy: inputs whose packing would hold up an event loop.
+        tokens: tokens of a pack.
     """
 
     unit: str
@@ -145,6 +147,8 @@ class Kind:
     embed: Callable[..., NDArray[np.float32]]
     start: Callable[..., _core.Ticket]
     halves: Callable[[Any], tuple[Any, ...]]
+    heavy: Callable[[list[Any]], bool]
+    tokens: Callable[[Any], int]
 
 
 def empty(plan: VectorPlan, count: int = 0) -> NDArray[np.float32]:
@@ -153,7 +157,7 @@ def empty(plan: VectorPlan, count: int = 0) -> NDArray[np.float32]:
 
 
 def lane_of(inputs: int) -> int:
-    """Lane of a call of so many inputs."""
+    """Service class of a request with this count of inputs."""
     return INTERACTIVE if inputs == 1 else BULK
 
 
@@ -295,7 +299,7 @@ class Bar:
         self.call: Callable[[int, int | None], object] | None = progress if callable(progress) else None
         self.bar: Any = None
         check_progress(progress)
-        # a bar unasked for belongs to those who ask for news, as sentence-transformers has it
+        # as in sentence-transformers: without an explicit option, only if the logger is at INFO
         if progress is True or (progress is None and log.isEnabledFor(logging.INFO) and (total or 0) > MANY):
             from tqdm.auto import tqdm
 
@@ -313,71 +317,6 @@ class Bar:
         """Ends it."""
         if self.bar is not None:
             self.bar.close()
-
-
-def run_slices(kind: Kind, plan: VectorPlan, parts: Iterable[tuple[int, list[Any]]],
-               call: Call) -> Iterator[tuple[int, Any, NDArray[np.float32]]]:
-    """Rows of slice after slice: (number of the first input, pack, float32 ``(count, width)``).
-
-    With ``fail_fast`` the first is refused if the queue is full; those that follow wait, as the call was accepted.
-    Closing the iterator cancels what is in flight.
-    """
-    flying: deque[tuple[int, Any, _core.Ticket | None]] = deque()
-
-    def land() -> tuple[int, Any, NDArray[np.float32]]:
-        start, made, ticket = flying[0]
-        if ticket is not None:
-            ticket.wait()
-        return start, made, landed(kind, plan, made, ticket, call)
-
-    try:
-        for start, inputs in parts:
-            made = kind.pack(plan, inputs, start, False, call)
-            flying.append((start, made, submit(kind, plan, made, call, BULK)))
-            call = _options.patient(call)
-            while len(flying) >= DEPTH or (flying and (flying[0][2] is None or flying[0][2].done())):
-                yield land()
-                flying.popleft()
-        while flying:
-            yield land()
-            flying.popleft()
-    finally:
-        for _, _, ticket in flying:
-            if ticket is not None:
-                ticket.cancel()
-
-
-def embed_one(kind: Kind, plan: VectorPlan, single: Any, call: Call) -> NDArray[Any]:
-    """The vector of one input, ``(width,)`` before the precision."""
-    made = kind.pack(plan, [single], 0, True, call)
-    rows = finish(plan, made, run(kind, plan, made, call, INTERACTIVE))
-    tell(kind, plan, made, rows)
-    return quantize(rows[0], plan.precision)
-
-
-def embed_many(kind: Kind, plan: VectorPlan, parts: list[tuple[int, list[Any]]], progress: Any,
-               call: Call) -> NDArray[Any]:
-    """Vectors of inputs that were cut into slices, ``(n, width)`` before the precision."""
-    total = sum(len(inputs) for _, inputs in parts)
-    if plan.precision in ("int8", "uint8") and total == 1:
-        quantize(empty(plan, 1), plan.precision)  # says why not, before anything is computed
-    faults, bar = Faults(plan, kind.unit), Bar(progress, total, plan.entry.key, kind.unit)
-    try:
-        if len(parts) == 1:
-            made = kind.pack(plan, parts[0][1], 0, False, call)
-            out = finish(plan, made, run(kind, plan, made, call, lane_of(total)))
-            faults.add(0, made, out)
-            bar.add(total)
-        else:
-            out = empty(plan, total)
-            for start, made, rows in run_slices(kind, plan, parts, call):
-                out[start:start + made.count] = rows
-                faults.add(start, made, rows)
-                bar.add(made.count)
-    finally:
-        bar.close()
-    faults.tell(total)
-    return quantize(out, plan.precision)
 
 
 def tell(kind: Kind, plan: VectorPlan, pack: Any, rows: NDArray[Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
@@ -24,10 +24,6 @@ if TYPE_CHECKING:
     from ..runtime.entry import Entry
     from ..tokenizers import Tokenizer
 
-#: Kinds of parts of a message that are images.
-IMAGE_PARTS = ("image", "image_url", "input_image")
-#: One of them stands for an image in a conversation while its template is rendered.
-_STAND_INS = "\ufdd8\ufdd9\ufdda\ufddb"
 #: Images of one call.
 MOST_IMAGES = 256
 _KEY = 16
@@ -54,64 +50,8 @@ class Images:
     sources: NDArray[np.int32]
 
     def arrays(self) -> tuple[Any, ...]:
-        """What the core's submit_text takes."""
+        """Arguments of the core's ``submit_text``."""
         return self.pixels, self.sizes, self.tile_keys, self.runs, self.run_keys, self.sources
-
-
-# ---- in messages -----------------------------------------------------------------------------------------------------
-
-def image_of(part: Mapping[str, Any], where: str) -> Any:
-    """What a part of a message has as its image: anything that :func:`mpool.embed_image` takes.
-
-    OpenAI's ``{"type": "image_url", "image_url": {"url": ...}}`` takes ``data:`` URLs, and others if allowed;
-    ``{"type": "image", ...}`` has it under ``image``, ``url``, ``path``, ``base64`` or ``data``, or ``source`` with
-    ``data``.
-
-    Raises:
-        InvalidArgument: there is none, or a URL that is none.
-    """
-    kind = part.get("type")
-    value: Any = part.get("image_url") if kind in ("image_url", "input_image") else None
-    if kind == "image":
-        given = [part[name] for name in ("image", "url", "path", "base64", "data", "source")
-                 if part.get(name) is not None]
-        if len(given) != 1:
-            raise InvalidArgument(f"{where} has {len(given)} images, allowed: one, under image, url, path or base64",
-                                  hint='Such as {"type": "image", "image": "photo.jpg"}')
-        value = given[0]
-        if isinstance(value, Mapping):
-            value = value.get("data", value.get("url"))
-        return _text_or_base64(part, value)
-    if isinstance(value, Mapping):
-        value = value.get("url")
-    if not isinstance(value, str) or not value[:8].lower().startswith(("data:", "http:", "https:")):
-        raise InvalidArgument(f"{where}.image_url is {shown(value)}, allowed: a data: URL, or http and https with "
-                              "allow_urls=True", hint='For files: {"type": "image", "path": ...}')
-    return value
-
-
-def _text_or_base64(part: Mapping[str, Any], value: Any) -> Any:
-    """base64 text is marked as such: what it begins with need not be what images begin with."""
-    if isinstance(value, str) and value[:5].lower() != "data:" and (
-            part.get("base64") is not None or part.get("data") is not None or isinstance(part.get("source"), Mapping)):
-        return f"data:image/png;base64,{value}"
-    return value
-
-
-def stand_in(messages: Sequence[Mapping[str, Any]]) -> str:
-    """A character that no text of a conversation holds.
-
-    Raises:
-        InvalidArgument: they hold all that could be.
-    """
-    from ..conversation.template import _each_string
-
-    texts: list[str] = []
-    _each_string(list(messages), texts.append, texts.append)
-    found = next((char for char in _STAND_INS if not any(char in text for text in texts)), None)
-    if found is None:
-        raise InvalidArgument("messages hold the noncharacters U+FDD8 to U+FDDB, which no text may hold")
-    return found
 
 
 # ---- preparing -------------------------------------------------------------------------------------------------------
@@ -119,7 +59,7 @@ def stand_in(messages: Sequence[Mapping[str, Any]]) -> str:
 def _read(entry: Entry, images: Sequence[Any], allow_urls: bool, deadline: float | None) -> list[Cut]:
     settings, found = _settings(entry), []
     for at, image in enumerate(images):
-        name = f"image {at}" if len(images) > 1 else "the image"
+        name = f"images[{at}]" if len(images) > 1 else "image"
         limit = _threads.remaining(deadline, entry.key)
         read = read_image(image, name, allow_urls=allow_urls, timeout=limit)
         found.append(cut(read, settings, name))
@@ -162,7 +102,7 @@ def _digest(*parts: bytes | memoryview) -> bytes:
 
 
 def _pieces(cut: Cut, tokenizer: Tokenizer) -> list[NDArray[np.int32] | Run]:
-    """What stands in the prompt for an image: token ids, and runs of its rows."""
+    """Token ids that stand for an image in the prompt, and the runs of its rows."""
     return [piece if isinstance(piece, Run) else tokenizer.encode(piece, add_special=False, parse_special=True)
             for piece in cut.pieces]
 

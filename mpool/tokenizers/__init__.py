@@ -5,17 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .opening import open_tokenizer as open_tokenizer
     from .tokenizer import Packed as Packed
     from .tokenizer import Tokenizer as Tokenizer
 
-__all__ = ["Packed", "Tokenizer"]
+__all__ = ["Packed", "Tokenizer", "open_tokenizer"]
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        from . import tokenizer
+        from . import opening, tokenizer
 
-        return getattr(tokenizer, name)
+        return getattr(opening if name == "open_tokenizer" else tokenizer, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

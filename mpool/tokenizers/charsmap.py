@@ -1,9 +1,9 @@
-"""SentencePiece's precompiled character map: what a unigram vocabulary does to text before it looks for tokens.
+"""SentencePiece's precompiled character map: the text normalisation of a unigram vocabulary.
 
 The blob (GGUF key ``tokenizer.ggml.precompiled_charsmap``) is a little-endian length, a double-array trie of that many
 bytes, and NUL-terminated replacements; a unit of the trie is 32 bits as in Darts-clone
-(https://github.com/s-yata/darts-clone). HF ``tokenizers`` applies such a map per grapheme; SentencePiece and llama.cpp
-replace the longest prefix that has a row, which is what such vocabularies were trained with and what is done here.
+(https://github.com/s-yata/darts-clone). HF ``tokenizers`` applies such a map per grapheme; As SentencePiece and
+llama.cpp do, this module replaces the longest prefix that has a row: the vocabularies were trained so.
 
 The map of T5 and XLM-R has 225,000 rows, nearly all of them a letter followed by combining marks. They are never
 listed: a character alone is looked up once and remembered by ``str.translate``; sequences are walked only where a
@@ -80,7 +80,7 @@ class CharsMap:
         return known
 
     def _longest(self, data: bytes, at: int) -> tuple[int, bytes]:
-        """Bytes of the longest row that starts at ``data[at]`` (0 if none) and what replaces them."""
+        """Length of the longest row that matches at ``data[at]`` (0 if none), and its replacement."""
         units, node, length, value = self._units, self._root, 0, -1
         for position in range(at, len(data)):
             byte = data[position]

@@ -1,7 +1,7 @@
 """HF tokenizers made of GGUF vocabularies.
 
 Control tokens (and the unknown token) are put into the model under names that no text can have, so that a text never
-turns into one; :class:`mpool.tokenizers.tokenizer.Tokenizer` looks for them itself when it is told to. User-defined
+turns into one; :class:`mpool.tokenizers.tokenizer.Tokenizer` looks for them itself with ``parse_special``. User-defined
 tokens are given to HF as added tokens, which are found before anything else happens, as in llama.cpp.
 """
 
@@ -46,7 +46,7 @@ def _without_gc() -> Iterator[None]:
 
 
 def _after_fork_in_child() -> None:
-    """Whoever would have turned it on again is not there."""
+    """The thread that would have turned it on again does not exist."""
     global _gc_waits
     if _gc_waits:
         _gc_waits = 0
@@ -106,7 +106,7 @@ def _bpe(vocab: GGUFVocab, names: list[str]) -> tuple[tokenizers.Tokenizer, None
 
 
 def word_splitter(pre: PreTokenizer) -> tokenizers.pre_tokenizers.PreTokenizer:
-    """What cuts a text into the words that byte-pair encoding takes one by one."""
+    """The pre-tokenizer that splits a text into the words for byte-pair encoding."""
     from tokenizers import Regex, pre_tokenizers
 
     steps: list[Any] = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in pre.patterns]
@@ -201,7 +201,7 @@ def _unigram(vocab: GGUFVocab, names: list[str]) -> tuple[tokenizers.Tokenizer, 
 
 
 class _UnigramText:
-    """What SentencePiece does to a piece of text before it looks for tokens."""
+    """SentencePiece's normalisation of a text before tokenisation."""
 
     def __init__(self, vocab: GGUFVocab, charsmap: CharsMap | None) -> None:
         self._map = charsmap

@@ -25,7 +25,7 @@ MAX_CHARS, MAX_LOOKUPS = 32_768, 200_000
 
 
 class Parts:
-    """What makes tokenizers for a few texts. Safe to use from any number of threads."""
+    """Builder of tokenizers for given texts. Thread-safe."""
 
     def __init__(self, vocab: GGUFVocab, bpe: _core.Bpe) -> None:
         from .gguf_build import word_splitter

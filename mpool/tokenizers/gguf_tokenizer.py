@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..models.spec import TokenTable
-from ..runtime import threads as _threads
+from . import threads as _threads
 from .gguf_build import build
 from .gguf_part import Parts
 from .gguf_vocab import GGUFVocab
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _ASCII_SPACES = " \t\n\v\f\r"
 
-#: Times that parts serve before the whole is built without anybody asking for it.
+#: Number of partial tokenizers served before the whole one is built in the background.
 MOST_USES = 4
 
 _building = threading.Lock()
@@ -51,7 +51,7 @@ class GGUFTokenizer(Tokenizer):
         self.control_texts = tuple(vocab.texts[token] for token in control)
         self._parsed_ids = {vocab.texts[token]: token for token in control}
         self._split_control: re.Pattern[str] | None = None
-        # HF finds user-defined tokens by itself, but what must be prepared first must be cut up before that.
+        # HF finds user-defined tokens itself, but text that needs preparation must be split before that.
         always: tuple[int, ...] = () if self._prepare is None else tuple(vocab.user_defined)
         self._always_ids = {vocab.texts[token]: token for token in always}
         self._split_always = compile_trie(self._always_ids, group=True) if self._always_ids else None
@@ -111,7 +111,7 @@ class GGUFTokenizer(Tokenizer):
         return self._pieces(text, self._split_control, self._parsed_ids, mark)
 
     def _pieces(self, text: str, split: re.Pattern[str], known: Mapping[str, int], mark: str | None) -> list[int]:
-        """Ids of ``text``, cut at the tokens of ``known``; what lies between is plain."""
+        """Ids of ``text``, cut at the tokens of ``known``; the text between them is plain."""
         parts = split.split(text)  # text, token, text, ..., text
         lstrip, rstrip = self._vocab.lstrip, self._vocab.rstrip
         if lstrip or rstrip:
@@ -166,7 +166,7 @@ class GGUFTokenizer(Tokenizer):
 
 def _after_fork_in_child() -> None:
     global _building
-    _building = threading.Lock()  # who held it is not there
+    _building = threading.Lock()  # the thread that held it does not exist
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -3,7 +3,7 @@
 A file holds tokens, their types and scores, merges and a few flags; the rest is convention, and the convention is
 llama.cpp's (``src/llama-vocab.cpp``, https://github.com/ggml-org/ggml/blob/master/docs/gguf.md#tokenizer). Everything
 in the file is checked before it is used, since a file may be damaged or hostile. :mod:`mpool.tokenizers.gguf_build`
-makes a HF tokenizer of what this module has read.
+makes a HF tokenizer of the result.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class TokenType(IntEnum):
 
 @dataclass(frozen=True)
 class _Kind:
-    """What ``tokenizer.ggml.model`` stands for, with llama.cpp's defaults for what a file may leave out."""
+    """A tokenizer model named by ``tokenizer.ggml.model``, with llama.cpp's defaults for missing keys."""
 
     name: str
     defaults: Mapping[str, int] = field(default_factory=dict)
@@ -105,7 +105,7 @@ class GGUFVocab:
         special: ``bos``, ``eos``, ``unk``, ``sep``, ``pad``, ``cls``, ``mask``, ``eot``, ``eom``, ``fim_*`` -> id.
         prefix, suffix: ids put around a text when special tokens are asked for.
         eog: ids that end a generation, ascending.
-        shown: ids of control tokens whose text is part of an answer: the markers of a harmony conversation, and
+        shown: ids of control tokens whose text is part of a completion: the markers of a harmony conversation, and
             marks of calls.
         pre: the pre-tokenizer (``bpe``), else ``None``.
         lstrip, rstrip: ids of tokens that swallow the white space before or after them.
@@ -418,7 +418,7 @@ class GGUFVocab:
 
     def _of_types(self, *types: TokenType) -> list[int]:
         kinds, found = bytes(self.types), []
-        for kind in types:  # of the kinds that are few: thirty times as fast as looking at each token
+        for kind in types:  # only of the rare types: 30 times as fast as checking each token
             token = kinds.find(kind)
             while token >= 0:
                 found.append(token)
@@ -437,14 +437,14 @@ class GGUFVocab:
 
     @property
     def byte_level(self) -> bool:
-        """Whether tokens are written in GPT-2's byte alphabet."""
+        """Tokens are written in GPT-2's byte alphabet."""
         return self.pre is not None and self.pre.byte_level
 
     @functools.cached_property
     def token_table(self) -> TokenTable:
         """Bytes that each token adds to a text."""
         hidden = bytearray(len(self.texts))
-        own = dict(self._raw)  # what is not read off the text in the normal way
+        own = dict(self._raw)  # tokens that are not matched as ordinary text
         for token in self._of_types(*(kind for kind in TokenType if kind != TokenType.NORMAL)):
             kind = self.types[token]
             if kind == TokenType.USER_DEFINED or token in self.shown:

@@ -21,7 +21,7 @@ from .tokenizer import CONFIG_TOKENS, Tokenizer, check_ids
 if TYPE_CHECKING:
     import tokenizers
 
-#: What the parser of HF tokenizers (serde_json) takes.
+#: Nesting limit of the JSON parser of HF tokenizers (serde_json).
 _MAX_JSON_DEPTH = 127
 
 

@@ -1,11 +1,14 @@
 """Limits of the text side. Each is a module attribute, read when it is needed: assign to it to raise or lower it.
 
-Files of a model and the messages of a caller are not trusted; what exceeds a limit gives a
-:class:`mpool.errors.LimitError` (files) or a :class:`mpool.errors.TemplateError` (templates at work), which names the
+Files of a model and the messages of a caller are not trusted; input beyond a limit raises
+:class:`mpool.errors.LimitError` (files) or :class:`mpool.errors.TemplateError` (rendering), which names the
 attribute of this module that raises the limit.
 """
 
 from __future__ import annotations
+
+#: Characters of one text that a caller gives; no setting raises it.
+MAX_CHARS = 1_000_000
 
 #: Tokens in a vocabulary.
 max_vocab_tokens: int = 1 << 20
@@ -30,7 +33,7 @@ max_template_steps: int = 300_000
 #: caller's messages and tools.
 max_template_text: int = 16 << 20
 
-#: Seconds of one rendering: a second line, since the steps are what normally ends a runaway template.
+#: Seconds of one rendering: a second limit; normally the steps end a runaway template.
 max_template_seconds: float = 10.0
 
 #: Depth of nested calls (macros, recursive loops) in one rendering.

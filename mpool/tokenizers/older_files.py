@@ -130,7 +130,7 @@ def clip(folder: str, pad: str) -> tokenizers.Tokenizer:
     try:
         made = Tokenizer(models.BPE(vocab, merges, continuing_subword_prefix="", end_of_word_suffix="</w>",
                                     fuse_unk=False, unk_token=END))
-    except Exception as error:  # what tokenizers raises has no class of its own
+    except Exception as error:  # tokenizers raises plain Exception
         raise FormatError(file=merges_path, field="merges", got=str(error)[:200],
                           allowed="merges of tokens of vocab.json") from error
     made.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "),

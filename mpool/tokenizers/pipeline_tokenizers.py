@@ -1,4 +1,4 @@
-"""Tokenizers of pipelines that make pictures: a fixed number of tokens, what is too long cut off, the rest filled up.
+"""Tokenizers of image-generation pipelines: a fixed number of tokens, what is too long cut off, the rest filled up.
 
 CLIP's is byte-pair encoding with an end-of-word mark, which older folders hold as ``vocab.json`` and ``merges.txt``;
 T5's is a unigram model in ``tokenizer.json``.

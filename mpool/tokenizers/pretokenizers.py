@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """What a name stands for.
+    """A named pre-tokenizer.
 
     Attributes:
         patterns: expressions, applied in order.
@@ -97,7 +97,7 @@ _newlines = PreTokenizer((r"[^\n]+|[\n]+",), byte_level=False)
 #: Name in ``tokenizer.ggml.pre`` -> what it stands for.
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "default": PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
-    # Llama 3 and who took its tokenizer
+    # Llama 3 and models that use its tokenizer
     **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2",
                      "jina-v5-nano"), _llama3),
     **dict.fromkeys(("dbrx", "smaug-bpe"), PreTokenizer((_LLAMA3,))),

@@ -7,10 +7,9 @@ a chat template can write, and the bytes of every token for streaming.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -58,7 +57,7 @@ class Pairs(NamedTuple):
 
 
 class Tokenizer:
-    """A tokenizer. Made by :meth:`from_source`; safe to use from any number of threads.
+    """A tokenizer. :meth:`from_source` makes one; safe to use from any number of threads.
 
     Attributes:
         vocab_size: number of ids, the highest id plus one.
@@ -76,31 +75,13 @@ class Tokenizer:
     eog_ids: tuple[int, ...]
     control_texts: tuple[str, ...]
 
+    #: Opens a source; :mod:`mpool.tokenizers.opening`, which knows the subclasses, sets it.
+    _open: ClassVar[Callable[[TokenizerSource, GGUFVocab | None], Tokenizer]]
+
     @staticmethod
     def from_source(source: TokenizerSource, vocab: GGUFVocab | None = None) -> Tokenizer:
-        """Reads the tokenizer that ``source`` describes; ``vocab`` is that of its GGUF keys, if they were read already.
-
-        Of ``source.config`` these are used, all optional: ``file`` (GGUF: path for error messages), ``bos_token``,
-        ``eos_token``, ``unk_token``, ``sep_token``, ``pad_token``, ``cls_token``, ``mask_token`` (texts, or dicts with
-        ``content``), ``add_bos_token``, ``add_eos_token``, ``truncation_side``, ``eos_token_id`` (an id or several:
-        what generation_config.json says ends a generation), as transformers' files spell them, and
-        ``always_add_eos`` (every text ends with ``eos_token``).
-
-        Raises:
-            FormatError: the file is not well formed.
-            LimitError: the file is larger than :mod:`mpool.tokenizers.limits` allows.
-            FileError: the file cannot be read.
-            InvalidArgument: ``source`` names no tokenizer, or two.
-        """
-        if (source.json_path is None) == (source.gguf is None):
-            raise InvalidArgument("a TokenizerSource has either json_path or gguf")
-        if source.gguf is not None:
-            from .gguf_tokenizer import GGUFTokenizer
-            from .gguf_vocab import GGUFVocab
-
-            return GGUFTokenizer(vocab or GGUFVocab(source.gguf, file=source.config.get("file")))
-        from .json_tokenizer import JSONTokenizer
-        return JSONTokenizer(os.fspath(source.json_path), source.config)  # type: ignore[arg-type]
+        """Reads a tokenizer; see :func:`mpool.tokenizers.opening.open_tokenizer`."""
+        return Tokenizer._open(source, vocab)
 
     @property
     def kind(self) -> str:
@@ -109,16 +90,16 @@ class Tokenizer:
 
     @property
     def complete(self) -> bool:
-        """Whether nothing was put off that a text may need."""
+        """The tokenizer is fully built; no part is deferred."""
         return True
 
     def finish(self) -> None:
-        """Does now what was put off until a text needs it; takes up to half a second."""
+        """Builds the deferred part now; takes up to 0.5 s."""
 
     def finish_later(self) -> None:
-        """Has :meth:`finish` done on another thread, if it has something to do and more than one text came."""
+        """Runs :meth:`finish` on another thread if a part is deferred and more than one text came."""
 
-    # What the two kinds do differently
+    # implemented by the two subclasses
 
     def _plain(self, texts: Sequence[str]) -> list[Sequence[int]]:
         """Ids of texts in which control tokens are plain text, without special tokens around them."""
@@ -153,7 +134,7 @@ class Tokenizer:
         """Id of the token with exactly this text in the vocabulary, or ``None``."""
         raise NotImplementedError
 
-    # What they share
+    # shared by the subclasses
 
     _truncate_left = False
     _words_apart = False  # a text's first words have the same ids whatever follows them
@@ -193,13 +174,14 @@ class Tokenizer:
             ContextOverflow: ``truncate`` is off and a text is longer than ``max_tokens``.
         """
         if isinstance(texts, str):
-            raise InvalidArgument("texts is one str", hint="Give a list of strings")
+            raise InvalidArgument(param="texts", got="one str", allowed="a list of strings")
         texts = list(texts)
         prefix, suffix = (self.prefix_ids, self.suffix_ids) if add_special else ((), ())
         around = len(prefix) + len(suffix)
         room = None if max_tokens is None else max_tokens - around
         if room is not None and room < 0:
-            raise InvalidArgument(f"max_tokens is {max_tokens}, but the special tokens alone are {around}",
+            raise InvalidArgument(param="max_tokens", got=str(max_tokens),
+                                  allowed=f"{around} or more, the number of special tokens",
                                   hint="Raise max_tokens, or set add_special=False")
         if parse_special:
             bodies: list[Sequence[int]] = [self._one(text, True, at) for at, text in enumerate(texts)]
@@ -249,7 +231,8 @@ class Tokenizer:
         around = len(before) + len(between) + len(behind)
         room = max_tokens - around
         if room < 2:
-            raise InvalidArgument(f"max_tokens is {max_tokens}, but the special tokens alone are {around}")
+            raise InvalidArgument(param="max_tokens", got=str(max_tokens),
+                                  allowed=f"{around + 2} or more: {around} special tokens and one of each text")
         head = self._many([first], None)[0]
         ids: list[int] = []
         offsets, second = [0], []
@@ -294,9 +277,9 @@ class Tokenizer:
             raise _bad_text(text, None) from None
 
     def fit(self, rows: int, *, file: str | None = None) -> None:
-        """Fits it to a model whose embedding has so many rows. Spare rows are allowed, and so are control tokens beyond
-        them that neither begin nor end a text (Gemma 3's models without images list one for images): those are none of
-        the model's, and where one is asked for the call is refused.
+        """Fits the tokenizer to a model whose embedding has ``rows`` rows. Spare rows are allowed. Control tokens
+        beyond them are allowed unless they begin or end a text: Gemma 3's text models list one for images. A request
+        for such a token is refused.
 
         Raises:
             FormatError: other tokens have no row.
@@ -375,25 +358,27 @@ def _longest_first(a: int, b: int, room: int) -> tuple[int, int]:
 
 def _checked(text: str, at: int | None) -> str:
     if not isinstance(text, str):
-        which = "text" if at is None else f"text {at}"
-        raise InvalidArgument(f"{which} is {type(text).__name__}, allowed: str")
+        which = "text" if at is None else f"texts[{at}]"
+        raise InvalidArgument(param=which, got=type(text).__name__, allowed="str")
     return text
 
 
 def _bad_text(text: str, at: int | None) -> InvalidArgument:
-    which = "the text" if at is None else f"text {at}"
+    which = "text" if at is None else f"texts[{at}]"
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        return InvalidArgument(f"{which} has half of a surrogate pair (U+{ord(text[error.start]):04X}) at character "
-                               f"{error.start}, allowed: Unicode text",
-                               hint="text.encode('utf-8', 'replace').decode() makes it valid")
-    return InvalidArgument(f"{which} cannot be encoded")
+        return InvalidArgument(param=which,
+                               got=f"half of a surrogate pair (U+{ord(text[error.start]):04X}) at character "
+                                   f"{error.start}",
+                               allowed="Unicode text", hint="text.encode('utf-8', 'replace').decode() makes it valid")
+    return InvalidArgument(f"`{which}` cannot be encoded", param=which)
 
 
 def check_ids(ids: Iterable[int], size: int) -> list[int]:
     ids = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
     if ids and not (0 <= min(ids) and max(ids) < size):
         wrong = next(token for token in ids if not 0 <= token < size)
-        raise InvalidArgument(f"token id {wrong} is not in the vocabulary, allowed: 0 to {size - 1}")
+        raise InvalidArgument(param="ids", got=f"{wrong}, which is not in the vocabulary",
+                              allowed=f"token ids from 0 to {size - 1}")
     return ids

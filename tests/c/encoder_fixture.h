@@ -3,6 +3,7 @@
 #define ENCODER_FIXTURE_H
 
 #include "grouping_fixture.h"
+#include "request_fixture.h"
 #include "models/encoder/dedup.h"
 
 enum { TEXTS = 37, WIDTH = TINY_WIDTH, POSITIONS = TINY_POSITIONS };
@@ -27,15 +28,15 @@ static inline mp_outcome run(tiny_model *tiny, const void *inputs, int first, in
                              float *out) {
     const texts *all = inputs;
     mp_error error;
-    mp_embed_call *call;
+    mp_embedding_request *call;
     int64_t offsets[TEXTS + 1];
     for (int t = 0; t <= count; t++)
         offsets[t] = all->offsets[first + t] - all->offsets[first];
-    MP_CHECK_OK(mp_embed_call_create(count, all->ids + all->offsets[first], offsets, NULL, &call, &error), &error);
+    MP_CHECK_OK(make_embedding_request(count, all->ids + all->offsets[first], offsets, NULL, &call, &error), &error);
     const mp_outcome outcome = run_call(tiny, &call->base, budget_ns);
     if (outcome == MP_OUTCOME_DONE)
         memcpy(out, call->vectors, (size_t)count * WIDTH * sizeof(float));
-    mp_call_destroy(&call->base);
+    mp_request_destroy(&call->base);
     return outcome;
 }
 

@@ -5,7 +5,7 @@
 #include "model_fixture.h"
 
 /* Run a request to its end: DONE, or FAILED because of NaN. */
-static inline mp_outcome run_call(tiny_model *tiny, mp_call *call, uint64_t budget_ns) {
+static inline mp_outcome run_call(tiny_model *tiny, mp_request *call, uint64_t budget_ns) {
     mp_error error;
     mp_item item = {.call = call}, *items[1] = {&item};
     uint64_t cost;
@@ -41,14 +41,14 @@ static inline void check_groups(const grouped *of, float *alone) {
     const size_t bytes = (size_t)of->count * (size_t)of->width * sizeof(float);
     float *together = malloc(bytes);
     MP_CHECK(together);
-    for (int lanes = 1; lanes <= 4; lanes++) {
+    for (int threads = 1; threads <= 4; threads++) {
         tiny_model tiny;
-        tiny_load(&tiny, of->make(of->arg), of->compute, lanes);
+        tiny_load(&tiny, of->make(of->arg), of->compute, threads);
         if (of->loaded)
             of->loaded(&tiny);
         for (int i = 0; i < of->count; i++)
             MP_CHECK_INT(of->run(&tiny, of->inputs, i, 1, UINT64_MAX, together + i * of->width), MP_OUTCOME_DONE);
-        if (lanes == 1)
+        if (threads == 1)
             memcpy(alone, together, bytes);
         MP_CHECK(memcmp(alone, together, bytes) == 0);
         for (uint64_t budget_ns = 1; budget_ns < 1000000000; budget_ns *= 1000) {

@@ -16,19 +16,19 @@ typedef struct isolated {
     mp_engine *engine[2];
 } isolated;
 
-static inline void isolated_load(isolated *it, mp_spec *spec, mp_compute compute, int lanes,
+static inline void isolated_load(isolated *it, mp_spec *spec, mp_compute compute, int threads,
                                  mp_isolation_options options) {
     mp_error error;
     *it = (isolated){.spec = spec};
     it->budget.limit = UINT64_MAX;
     MP_CHECK_OK(mp_cpu_init("", &error), &error);
     mp_kernels_init();
-    MP_CHECK_OK(mp_team_create(lanes - 1, &it->team, &error), &error);
+    MP_CHECK_OK(mp_team_create(threads - 1, &it->team, &error), &error);
     static mp_cpu_set cpus; /* as on a machine with several memory nodes, of which only this one is used */
     MP_CHECK(mp_sys_get_affinity(&cpus));
-    mp_place place = {.cpus = &cpus, .lanes = lanes};
+    mp_team_place place = {.cpus = &cpus, .threads = threads};
     mp_team_lease_at(it->team, &place, 1, &it->lease);
-    MP_CHECK(it->lease.bound && it->lease.lanes == lanes);
+    MP_CHECK(it->lease.bound && it->lease.threads == threads);
     MP_CHECK_OK(mp_isolation_loader(spec, compute, &options, &it->loader, &error), &error);
     MP_CHECK_OK(it->loader.ops->load(it->loader.self, &it->lease, &it->budget, NULL, &it->model, &error), &error);
     for (int i = 0; i < 2; i++)

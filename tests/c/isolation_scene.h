@@ -56,14 +56,14 @@ static inline void send_answer(scene *s, bool target) {
     MP_CHECK(mp_wire_end(&s->out));
 }
 
-static inline void scene_admit(scene *s, mp_call *call, uint32_t total) {
+static inline void scene_admit(scene *s, mp_request *call, uint32_t total) {
     mp_error error;
     pair_init(&s->p);
     mp_proxy_args args = {.kind = s->kind ? s->kind : &no_kind, .capability = call->capability, .memory_bytes = 1 << 20,
                           .start_ns = 1000000000, .stall_ns = 1000000};
     MP_CHECK_OK(mp_proxy_attach(&args, s->p.page, &s->engine, &error), &error);
     s->item = (mp_item){.call = call, .total = total};
-    s->lease = (mp_lease){.lanes = 1};
+    s->lease = (mp_lease){.threads = 1};
     mp_wire_begin(&s->out, &s->p.child, MP_FRAME_ADMIT);
     mp_put_u32(&s->out, 1);
     mp_put_error(&s->out, MP_OK, NULL);
@@ -82,11 +82,11 @@ static inline void answer_plan(scene *s, uint32_t amount, bool target) {
     mp_item *items[1] = {&s->item};
     s->engine->ops->plan(s->engine, items, 1, 1000000, &s->plan);
     MP_CHECK(s->plan.count == 1 && s->plan.items[0] == &s->item && s->plan.amount[0] >= 1);
-    MP_CHECK(s->plan.lanes >= 1 && s->plan.lanes <= 256);
+    MP_CHECK(s->plan.threads >= 1 && s->plan.threads <= 256);
 }
 
 static inline void put_learnt(scene *s) {
-    mp_step_work work = {.passes = 1, .rows = 3, .guessed = 2, .right = 1};
+    mp_step_work work = {.passes = 1, .rows = 3, .drafted = 2, .accepted = 1};
     for (int i = 0; i < 4; i++)
         mp_put_u64(&s->out, 5);
     mp_put(&s->out, &work, sizeof work);

@@ -424,15 +424,15 @@ typedef struct tiny_model {
     mp_engine *engine;
 } tiny_model;
 
-static inline void tiny_load(tiny_model *tiny, mp_spec *spec, mp_compute compute, int lanes) {
+static inline void tiny_load(tiny_model *tiny, mp_spec *spec, mp_compute compute, int threads) {
     mp_error error;
     *tiny = (tiny_model){.spec = spec};
     tiny->budget.limit = UINT64_MAX;
     MP_CHECK_OK(mp_cpu_init("", &error), &error);
     mp_kernels_init();
-    MP_CHECK_OK(mp_team_create(lanes - 1, &tiny->team, &error), &error);
-    mp_team_lease(tiny->team, lanes, &tiny->lease);
-    MP_CHECK_INT(tiny->lease.lanes, lanes);
+    MP_CHECK_OK(mp_team_create(threads - 1, &tiny->team, &error), &error);
+    mp_team_lease(tiny->team, threads, &tiny->lease);
+    MP_CHECK_INT(tiny->lease.threads, threads);
     MP_CHECK_OK(mp_model_loader(spec, compute, &tiny->loader, &error), &error);
     MP_CHECK_OK(tiny->loader.ops->load(tiny->loader.self, &tiny->lease, &tiny->budget, NULL, &tiny->model, &error),
                 &error);
@@ -454,8 +454,8 @@ static inline void tiny_unload(tiny_model *tiny) {
 typedef struct tiny_life {
     mp_spec *spec;
     mp_compute compute;
-    mp_status (*make)(mp_call **call, mp_error *error);
-    void (*compare)(const mp_call *first, const mp_call *second); /* compares the results of two equal requests */
+    mp_status (*make)(mp_request **call, mp_error *error);
+    void (*compare)(const mp_request *first, const mp_request *second); /* compares the results of two equal requests */
     uint64_t budget_ns;                                           /* time budget of a step; 0 = unlimited */
 } tiny_life;
 
@@ -468,7 +468,7 @@ static inline mp_status tiny_live(void *arg, mp_error *error) {
     mp_loader loader = {0};
     mp_model *model = NULL;
     mp_engine *engine = NULL;
-    mp_call *calls[2] = {NULL};
+    mp_request *calls[2] = {NULL};
     mp_budget budget = {.limit = UINT64_MAX};
     mp_item items[2] = {0};
     mp_lease lease;
@@ -509,7 +509,7 @@ cleanup:
     if (loader.ops)
         loader.ops->destroy(loader.self);
     for (int i = 0; i < 2; i++)
-        mp_call_destroy(calls[i]);
+        mp_request_destroy(calls[i]);
     mp_team_return(&lease);
     mp_team_destroy(team);
     MP_CHECK_INT(budget.used, 0);
@@ -519,12 +519,12 @@ cleanup:
 /* ---- requests to a decoder --------------------------------------------------------------------------------------- */
 
 typedef struct tiny_job {
-    mp_text_call *call;
+    mp_text_request *call;
     mp_item item;
     bool admitted, done;
 } tiny_job;
 
-static inline size_t tiny_capture_bytes(const mp_text_call *call) {
+static inline size_t tiny_capture_bytes(const mp_text_request *call) {
     return (size_t)call->capture.tokens * mp_capture_floats(&call->capture) * sizeof(float);
 }
 
@@ -532,7 +532,7 @@ static inline void tiny_job_make(const tiny_model *tiny, tiny_job *job, const mp
     mp_error error;
     uint64_t cost;
     *job = (tiny_job){0};
-    MP_CHECK_OK(mp_text_call_create(args, &job->call, &error), &error);
+    MP_CHECK_OK(mp_text_request_create(args, &job->call, &error), &error);
     job->item.call = &job->call->base;
     job->item.tenant = tenant;
     MP_CHECK_OK(tiny->model->ops->check(tiny->model, job->item.call, &cost, &job->item.total, &error), &error);
@@ -549,14 +549,14 @@ static inline uint64_t tiny_hash_bytes(uint64_t hash, const void *data, size_t b
 
 /* Hash everything in a finished request: tokens, log probabilities, alternatives, prompt logits, capture records. */
 static inline uint64_t tiny_job_hash(const tiny_job *job) {
-    const mp_text_call *call = job->call;
+    const mp_text_request *call = job->call;
     size_t answer = (size_t)call->sampling.max_tokens, tops = answer * (size_t)call->sampling.logprobs;
     uint64_t hash = 14695981039346656037u;
     if (call->want_prompt_logits)
         hash = tiny_hash_bytes(hash, call->prompt_logits, (size_t)call->n_prompt * TINY_VOCAB * sizeof(float));
     if (call->capture.values > 0) {
         size_t bytes = tiny_capture_bytes(call);
-        MP_CHECK_INT(call->capture.drawn, answer);
+        MP_CHECK_INT(call->capture.sampled, answer);
         for (size_t i = 0; i < bytes / sizeof(float); i++)
             MP_CHECK(isfinite(call->capture.data[i]));
         hash = tiny_hash_bytes(hash, call->capture.data, bytes);

@@ -261,14 +261,23 @@ static mp_spec *pipeline(bool flux) {
 
 /* ---- requests ---------------------------------------------------------------------------------------------------- */
 
-static mp_status make_call(bool flux, int images, mp_call **out, mp_error *error) {
+static mp_status make_call(bool flux, int images, mp_request **out, mp_error *error) {
     static int32_t ids[2][MP_DRAW_ENCODERS][CLIP_TOKENS];
     static float noise[2 * CHANNELS * HIGH * WIDE];
     const float times[STEPS] = {1000, 700, 300}, sigmas[STEPS + 1] = {1, 0.7f, 0.3f, 0};
     mp_test_random random = {9};
-    mp_draw_args args = {.width = 2 * WIDE, .height = 2 * HIGH, .n_pictures = images, .n_steps = STEPS,
-                         .n_texts = flux ? 1 : 2, .guidance = 3, .times = times, .sigmas = sigmas, .noise = noise,
-                         .n_noise = (int64_t)images * CHANNELS * HIGH * WIDE, .preview_every = 2, .keep = true};
+    mp_image_generation_args args = {.width = 2 * WIDE,
+                                     .height = 2 * HIGH,
+                                     .n_images = images,
+                                     .n_steps = STEPS,
+                                     .n_texts = flux ? 1 : 2,
+                                     .guidance = 3,
+                                     .times = times,
+                                     .sigmas = sigmas,
+                                     .noise = noise,
+                                     .n_noise = (int64_t)images * CHANNELS * HIGH * WIDE,
+                                     .preview_every = 2,
+                                     .keep = true};
     for (int e = 0; e < MP_DRAW_ENCODERS; e++)
         args.n_ids[e] = e == MP_DIFF_T5 ? T5_TOKENS : e == MP_DIFF_CLIP_G && flux ? 0 : CLIP_TOKENS;
     for (int t = 0; t < 2; t++)
@@ -279,25 +288,25 @@ static mp_status make_call(bool flux, int images, mp_call **out, mp_error *error
         }
     for (size_t i = 0; i < sizeof noise / sizeof *noise; i++)
         noise[i] = mp_test_random_float(&random, -2, 2);
-    mp_draw_call *call = NULL;
-    MP_TRY(mp_draw_call_create(&args, &call, error));
+    mp_image_generation_request *call = NULL;
+    MP_TRY(mp_image_generation_request_create(&args, &call, error));
     *out = &call->base;
     return MP_OK;
 }
 
 /* Hash everything that a caller sees. */
-static inline uint64_t seen_hash(const mp_call *base) {
-    const mp_draw_call *call = (const mp_draw_call *)base;
-    const size_t pixels = 4 * HIGH * WIDE * 3, n = (size_t)call->n_pictures;
+static inline uint64_t seen_hash(const mp_request *base) {
+    const mp_image_generation_request *call = (const mp_image_generation_request *)base;
+    const size_t pixels = 4 * HIGH * WIDE * 3, n = (size_t)call->n_images;
     uint64_t hash = tiny_hash_bytes(14695981039346656037u, call->pixels, n * pixels * sizeof(float));
     hash = tiny_hash_bytes(hash, call->latents, n * CHANNELS * HIGH * WIDE * sizeof(float));
     return tiny_hash_bytes(hash, call->previews, n * (size_t)call->n_previews * pixels);
 }
 
 /* Hash that, and the state kept for tests: latents of all steps, text embeddings. */
-static inline uint64_t hash_of(const mp_call *base) {
-    const mp_draw_call *call = (const mp_draw_call *)base;
-    const size_t latents = CHANNELS * HIGH * WIDE, n = (size_t)call->n_pictures;
+static inline uint64_t hash_of(const mp_request *base) {
+    const mp_image_generation_request *call = (const mp_image_generation_request *)base;
+    const size_t latents = CHANNELS * HIGH * WIDE, n = (size_t)call->n_images;
     uint64_t hash = seen_hash(base);
     hash = tiny_hash_bytes(hash, call->history, n * STEPS * latents * sizeof(float));
     hash = tiny_hash_bytes(hash, call->pooled, (size_t)call->n_texts * (size_t)call->pooled_width * sizeof(float));

@@ -75,8 +75,8 @@ void sim_check_status(mp_status status, const mp_error *error, const record *r, 
                w.crashes;
         break;
     case MP_RECV:
-        fine = w.stalls || (fakes.processes && r->call &&
-                            (r->call->adrift > 1 || (r->call->failed && failed_for_good(r))));
+        fine = w.stalls ||
+               (fakes.processes && r->call && (r->call->lost_worker > 1 || (r->call->failed && failed_for_good(r))));
         break;
     case MP_OVERLOADED:
         fine = !r->ticket;
@@ -290,7 +290,8 @@ static bool submit(caller *self, record *r) {
         call->keeps_state = percent(50);
     }
     r->call = call;
-    mp_submit_options options = {.priority = (uint8_t)of(5), .lane = (uint8_t)of(2), .tenant = (uint32_t)of(3)};
+    mp_submit_options options = {
+        .priority = (uint8_t)of(5), .service_class = (uint8_t)of(2), .tenant = (uint32_t)of(3)};
     if (percent(30))
         r->deadline_ns = options.deadline_ns = sim_now() + 1 + sim_below(30 * MS);
     options.fail_fast = percent(30);
@@ -346,7 +347,7 @@ static void draw_script(sim_model *model) {
     model->uneven = percent(40);
     model->step_units = (uint32_t)of(3);
     model->plan_items = of(3);
-    model->lanes = 1 + of(fakes.lanes);
+    model->threads = 1 + of(fakes.threads);
     if (w.kind->stuck && percent(60)) {
         model->stuck_steps = 1 + of(3);
         model->stuck_ns = 50 * MS << of(6);
@@ -420,7 +421,7 @@ static void operate(caller *self, record *r) {
         mp_registry_get_stats(w.registry, &stats);
         mp_registry_get_stats(w.registry, &later);
         uint64_t over = stats.completed + stats.errors + stats.timeouts + stats.cancelled + stats.queue_full_rejections;
-        SIM_CHECK(over <= later.total_requests && stats.lanes_leased <= stats.lanes);
+        SIM_CHECK(over <= later.total_requests && stats.threads_leased <= stats.threads);
         break;
     }
     default:

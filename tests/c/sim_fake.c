@@ -66,7 +66,7 @@ static const mp_error *engine_lost(mp_engine *base) {
     enter(engine);
     bool gone = engine->gone || (sim_below(4) == 0 && is_gone(engine));
     for (int i = 0; gone && i < engine->offers; i++)
-        ((sim_call *)engine->offered[i]->call)->adrift++;
+        ((sim_call *)engine->offered[i]->call)->lost_worker++;
     engine->offers = 0;
     leave(engine);
     return gone ? &engine->lost : NULL;
@@ -95,7 +95,7 @@ static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
     SIM_CHECK(!call->admitted && !call->finished && call->failed < 2 + call->spared); /* retried once ... */
     SIM_CHECK(!call->numeric || !call->failed);                        /* ... but NaN would come again, */
     SIM_CHECK(!call->failed_late);                                     /* and results that were seen must stay */
-    SIM_CHECK(call->adrift < 2);
+    SIM_CHECK(call->lost_worker < 2);
     SIM_CHECK(call->base.goes_on ? call->done == call->shown : item->cursor == call->done);
     SIM_CHECK(item->deadline_ns == call->deadline_ns);
     if (fakes.no_late && item->deadline_ns && sim_now() > item->deadline_ns + LATE_NS &&
@@ -181,7 +181,7 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
     if (is_gone(engine)) {
         plan->items[plan->count] = items[0];
         plan->amount[plan->count++] = 1;
-        plan->lanes = 1;
+        plan->threads = 1;
         leave(engine);
         return;
     }
@@ -196,7 +196,7 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
         plan->items[plan->count] = items[i];
         plan->amount[plan->count++] = model->step_units && model->step_units < left ? model->step_units : left;
     }
-    plan->lanes = model->lanes;
+    plan->threads = model->threads;
     engine->parked = plan->count == 0;
     leave(engine);
 }
@@ -237,11 +237,11 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
     }
     bool broken = false, whole = !mp_lease_poll(lease); /* an abandoned worker has lost its compute threads */
     if (whole) {
-        int lanes = lease->lanes;
-        fakes.lanes_in_steps += lanes;
-        SIM_CHECK(lanes >= 1 && fakes.lanes_in_steps <= fakes.lanes);
+        int threads = lease->threads;
+        fakes.threads_in_steps += threads;
+        SIM_CHECK(threads >= 1 && fakes.threads_in_steps <= fakes.threads);
         whole = compute(lease, model->uneven && sim_below(2) ? 0 : model->step_ns);
-        fakes.lanes_in_steps -= lanes;
+        fakes.threads_in_steps -= threads;
     }
     bool taken_along = false;
     for (int i = 0; i < plan->count && fakes.whole && whole; i++)
@@ -266,18 +266,18 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
         if (breaks_down(call) || (taken_along && !call->numeric) || killed) {
             if (call->innocent && call->failed && !fakes.processes)
                 sim_fail("a call failed twice beside others");
-            bool spoilt = call->spoils && breaks_down(call) && !engine->gone;
+            bool corrupted = call->spoils && breaks_down(call) && !engine->gone;
             call->internal -= breaks_down(call);
-            call->failed_late = call->done && (spoilt || !call->base.goes_on) && call->streams;
+            call->failed_late = call->done && (corrupted || !call->base.goes_on) && call->streams;
             if (engine->gone)
                 item->error = engine->lost;
             else
-                mp_fail(&item->error, spoilt ? MP_INTEGRITY : MP_INTERNAL, "the engine broke down");
+                mp_fail(&item->error, corrupted ? MP_INTEGRITY : MP_INTERNAL, "the engine broke down");
             outcomes[i] = MP_OUTCOME_FAILED;
             call->failed++;
             call->spared |= engine->gone && engine->base.outside && call->base.goes_on;
             call->moved = true;
-            broken |= !spoilt;
+            broken |= !corrupted;
             continue;
         }
         if (call->numeric) {
@@ -380,7 +380,8 @@ static mp_status model_engine(mp_model *base, mp_budget *budget, mp_engine **out
     return MP_OK;
 }
 
-static mp_status model_check(const mp_model *base, mp_call *call, uint64_t *cost_ns, uint32_t *total, mp_error *error) {
+static mp_status model_check(const mp_model *base, mp_request *call, uint64_t *cost_ns, uint32_t *total,
+                             mp_error *error) {
     SIM_CHECK(((const fake_model *)base)->model->models > 0);
     mp_seam_point();
     if (((sim_call *)call)->bad_argument)
@@ -390,11 +391,11 @@ static mp_status model_check(const mp_model *base, mp_call *call, uint64_t *cost
     return MP_OK;
 }
 
-static uint64_t call_fingerprint(const mp_call *call) {
+static uint64_t call_fingerprint(const mp_request *call) {
     return ((const sim_call *)call)->units + (((const sim_call *)call)->innocent ? 5000011 : 1000003);
 }
 
-static bool call_seen(const mp_call *base) {
+static bool call_seen(const mp_request *base) {
     const sim_call *call = (const sim_call *)base;
     return call->streams && call->done > 0;
 }
@@ -469,16 +470,16 @@ static void loader_destroy(void *self) {
 
 /* --- use --- */
 
-void sim_fakes_begin(int lanes) {
+void sim_fakes_begin(int threads) {
     memset(&fakes, 0, sizeof(fakes));
-    fakes.lanes = lanes;
+    fakes.threads = threads;
 }
 
 sim_model *sim_fakes_model(void) {
     if (fakes.count == SIM_FAKES)
         sim_fail("more than %d fakes", SIM_FAKES);
     sim_model *model = &fakes.models[fakes.count++];
-    *model = (sim_model){.lanes = 1, .model_bytes = 1000, .engine_bytes = 100, .step_ns = MS};
+    *model = (sim_model){.threads = 1, .model_bytes = 1000, .engine_bytes = 100, .step_ns = MS};
     return model;
 }
 
@@ -489,7 +490,7 @@ mp_loader sim_fakes_loader(sim_model *model) {
     return (mp_loader){.ops = &ops, .self = model, .capability = MP_TEXT_EMBEDDING};
 }
 
-static void call_destroy(mp_call *base) {
+static void call_destroy(mp_request *base) {
     sim_call *call = (sim_call *)base;
     SIM_CHECK(!call->destroyed_is_error && "the caller holds a reference");
     SIM_CHECK(!call->admitted && !call->saved && "an engine has let go of a call before it is freed");
@@ -501,7 +502,7 @@ sim_call *sim_fakes_call(uint32_t units) {
     sim_call *call = mp_alloc_zeroed(sizeof(*call), MP_TAG_REQUEST);
     if (!call)
         return NULL;
-    call->base = (mp_call){.capability = MP_TEXT_EMBEDDING, .destroy = call_destroy, .bytes = sizeof(*call)};
+    call->base = (mp_request){.capability = MP_TEXT_EMBEDDING, .destroy = call_destroy, .bytes = sizeof(*call)};
     call->base.fingerprint = call_fingerprint;
     call->base.seen = call_seen;
     call->units = units;
@@ -528,7 +529,7 @@ void sim_fakes_end(void) {
     }
     if (fakes.calls)
         sim_fail("%d calls are left", fakes.calls);
-    SIM_CHECK(fakes.lanes_in_steps == 0);
+    SIM_CHECK(fakes.threads_in_steps == 0);
 }
 
 #endif

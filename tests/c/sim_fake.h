@@ -16,7 +16,7 @@ typedef struct sim_model { /* the model of one loader */
     uint32_t step_units;                 /* units per item and step; 0 = all */
     int plan_items;                      /* items per step; 0 = all */
     int memory;                          /* sum that the admitted items of an engine may hold; 0 = no limit */
-    int lanes;                           /* wanted per step */
+    int threads;                         /* wanted per step */
     uint64_t model_bytes, engine_bytes;
     bool unhealthy;
     int stuck_steps; /* this many more steps stand still for stuck_ns and check nothing */
@@ -32,7 +32,7 @@ typedef struct sim_model { /* the model of one loader */
 } sim_model;
 
 typedef struct sim_call {
-    mp_call base;
+    mp_request base;
     uint32_t units, done;
     int memory, memory_a_step; /* held from admission to retirement; more after each step */
     bool bad_argument, refused, numeric, keeps_state;
@@ -45,7 +45,7 @@ typedef struct sim_call {
     bool failed_late;        /* it failed after the caller saw a unit */
     bool spoils;             /* fails with INTEGRITY instead of INTERNAL, and the engine survives */
     uint32_t shown;          /* units that the caller may have seen, of a request that can continue */
-    int adrift;              /* how often its engine was lost before a step with it */
+    int lost_worker;         /* how often its engine was lost before a step with it */
     bool moved;              /* its engine was lost or failed, and it was not admitted again yet */
     uint64_t deadline_ns;    /* the deadline that the engine must be told */
     int saved;               /* states kept by a preemption */
@@ -62,7 +62,7 @@ typedef struct sim_call {
 typedef struct sim_fakes {
     sim_model models[SIM_FAKES];
     int count, calls; /* requests that exist */
-    int lanes, lanes_in_steps;
+    int threads, threads_in_steps;
     bool on_time;        /* the clock never passes a fibre that could run ... */
     bool no_late;        /* ... except when it jumps */
     uint64_t jumped_ns;  /* time of the last jump */
@@ -74,7 +74,7 @@ typedef struct sim_fakes {
 } sim_fakes;
 extern sim_fakes fakes;
 
-void sim_fakes_begin(int lanes);
+void sim_fakes_begin(int threads);
 sim_model *sim_fakes_model(void); /* creates a model with the simplest script */
 mp_loader sim_fakes_loader(sim_model *model);
 sim_call *sim_fakes_call(uint32_t units); /* NULL: refused */

@@ -114,7 +114,7 @@ const sim_special sim_masks = {.script = masks_script,
 static void lost_tune(mp_registry_config *config) {
     config->breaker_threshold = percent(50) ? -1 : 5 + of(20);
     config->breaker_window_ns = 1000 * MS;
-    config->breaker_rest_ns = MS + sim_below(50 * MS);
+    config->breaker_backoff_ns = MS + sim_below(50 * MS);
     config->max_workers = 1 + of(3);
     config->keep_alive_ns = MP_FOREVER;
     fakes.processes = fakes.whole = true;

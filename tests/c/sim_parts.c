@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
-#include "registry/cores.h"
+#include "registry/cpu_allocator.h"
 #include "registry/governor.h"
 #include "registry/maintenance.h"
 #include "registry/pool/pool.h"
@@ -147,8 +147,8 @@ void sim_parts_governor(void *world) {
 /* --- cores: never more CPUs leased than there are, and every waiter gets some --- */
 
 static struct {
-    mp_cores *cores;
-    int lanes, in_use;
+    mp_cpu_allocator *allocator;
+    int threads, in_use;
     struct {
         int fibre;
         bool wants;
@@ -157,14 +157,15 @@ static struct {
 } ledger;
 
 /* No node leases more than it has, and the sums agree. */
-static void look_at_nodes(const mp_lanes *own, int count) {
-    int lanes[MP_NODES_MAX], leased[MP_NODES_MAX], sum = 0, nodes = mp_cores_nodes(ledger.cores, lanes, leased);
+static void look_at_nodes(const mp_core_lease *own, int count) {
+    int threads[MP_NODES_MAX], leased[MP_NODES_MAX], sum = 0,
+                                                     nodes = mp_cpu_allocator_nodes(ledger.allocator, threads, leased);
     for (int i = 0; i < nodes; i++) {
-        SIM_CHECK(own->on[i] <= leased[i] && leased[i] <= lanes[i]);
+        SIM_CHECK(own->on[i] <= leased[i] && leased[i] <= threads[i]);
         sum += leased[i];
         count -= own->on[i];
     }
-    SIM_CHECK(sum <= ledger.lanes && count == 0 && own->on[own->first] > 0);
+    SIM_CHECK(sum <= ledger.threads && count == 0 && own->on[own->first] > 0);
 }
 
 /* While all threads sleep, no thread waits for a CPU that is free. */
@@ -172,47 +173,47 @@ static void look_at_ledger(void *arg) {
     (void)arg;
     for (int i = 0; i < ledger.next; i++)
         if (ledger.users[i].wants && sim_is_blocked(ledger.users[i].fibre) &&
-            mp_cores_leased(ledger.cores) < ledger.lanes)
+            mp_cpu_allocator_leased(ledger.allocator) < ledger.threads)
             sim_fail("caller %d waits for lanes, and %d of %d are free", i,
-                     ledger.lanes - mp_cores_leased(ledger.cores), ledger.lanes);
+                     ledger.threads - mp_cpu_allocator_leased(ledger.allocator), ledger.threads);
 }
 
-static void lease_lanes(void *arg) {
+static void lease_threads(void *arg) {
     (void)arg;
     mp_lease lease;
-    mp_lanes lanes;
+    mp_core_lease threads;
     int self = atomic_fetch_add(&ledger.next, 1);
     ledger.users[self].fibre = sim_self();
-    int home = mp_cores_settle(ledger.cores);
-    mp_cores_enter(ledger.cores);
+    int home = mp_cpu_allocator_assign_home(ledger.allocator);
+    mp_cpu_allocator_enter(ledger.allocator);
     for (int i = 0; i < 2; i++) {
         ledger.users[self].wants = true;
-        mp_cores_lease(ledger.cores, home, i + 1, &lease, &lanes, NULL, NULL);
+        mp_cpu_allocator_lease(ledger.allocator, home, i + 1, &lease, &threads, NULL, NULL);
         ledger.users[self].wants = false;
-        ledger.in_use += lease.lanes;
-        SIM_CHECK(lease.lanes >= 1 && ledger.in_use <= ledger.lanes);
-        look_at_nodes(&lanes, lease.lanes);
+        ledger.in_use += lease.threads;
+        SIM_CHECK(lease.threads >= 1 && ledger.in_use <= ledger.threads);
+        look_at_nodes(&threads, lease.threads);
         if (sim_below(2))
             mp_sys_sleep_ns(MS);
         else
             mp_seam_point();
-        ledger.in_use -= lease.lanes;
-        mp_cores_return(ledger.cores, &lease, &lanes, false);
+        ledger.in_use -= lease.threads;
+        mp_cpu_allocator_return(ledger.allocator, &lease, &threads, false);
     }
-    mp_cores_leave(ledger.cores);
-    mp_cores_unsettle(ledger.cores, home);
+    mp_cpu_allocator_leave(ledger.allocator);
+    mp_cpu_allocator_release_home(ledger.allocator, home);
 }
 
 void sim_parts_cores(void *world) {
     int callers = ((const sim_world *)world)->callers;
     memset(&ledger, 0, sizeof(ledger));
-    ledger.lanes = 2 + (int)sim_below(3);
-    SIM_CHECK(mp_cores_open(ledger.lanes, &ledger.cores, &error) == MP_OK);
+    ledger.threads = 2 + (int)sim_below(3);
+    SIM_CHECK(mp_cpu_allocator_open(ledger.threads, &ledger.allocator, &error) == MP_OK);
     sim_watch(NULL, look_at_ledger, NULL);
-    start(callers, lease_lanes, NULL);
+    start(callers, lease_threads, NULL);
     join(callers);
-    SIM_CHECK(mp_cores_leased(ledger.cores) == 0 && !mp_cores_contended(ledger.cores));
-    mp_cores_close(ledger.cores);
+    SIM_CHECK(mp_cpu_allocator_leased(ledger.allocator) == 0 && !mp_cpu_allocator_contended(ledger.allocator));
+    mp_cpu_allocator_close(ledger.allocator);
 }
 
 /* --- maintenance: every announcement leads to a sweep when it is due, or soon after --- */

@@ -37,7 +37,7 @@ static uint64_t next_random(uint64_t *state) { /* splitmix64 */
     return z ^ (z >> 31);
 }
 
-static uint64_t draw(void) { return next_random(&sched.random); }
+static uint64_t roll(void) { return next_random(&sched.random); }
 
 void sim_sched_begin(const sim_setup *setup) {
     memset(&sched, 0, sizeof(sched));
@@ -45,17 +45,17 @@ void sim_sched_begin(const sim_setup *setup) {
     sched.random = setup->seed * 2 + 1;
     sched.last = -1;
     static const uint32_t stays[] = {0, 32768, 52000, 61000, 64500};
-    sched.stay = stays[draw() % 5];
+    sched.stay = stays[roll() % 5];
     sched.lowest = 1000000;
     sched.changes = setup->depth < CHANGES ? setup->depth : CHANGES;
     /* Lengths of schedules differ by orders of magnitude, so the span is random too. */
-    uint64_t span = 64ull << (draw() % 8);
+    uint64_t span = 64ull << (roll() % 8);
     for (int i = 0; i < sched.changes; i++)
-        sched.change[i] = draw() % span;
+        sched.change[i] = roll() % span;
     path.depth = path.preemptions = 0;
 }
 
-void sim_sched_started(int fibre) { sched.priority[fibre] = 1000001 + (uint32_t)(draw() % 1000000); }
+void sim_sched_started(int fibre) { sched.priority[fibre] = 1000001 + (uint32_t)(roll() % 1000000); }
 
 static int decide(int n) {
     if (n <= 1)
@@ -120,9 +120,9 @@ static int pick_exhaustive(uint64_t runnable, int self) {
 }
 
 static int pick_random(uint64_t runnable, int self) {
-    if (self >= 0 && (draw() & 65535) < sched.stay)
+    if (self >= 0 && (roll() & 65535) < sched.stay)
         return self;
-    for (int skip = (int)(draw() % (uint64_t)__builtin_popcountll(runnable)); skip; skip--)
+    for (int skip = (int)(roll() % (uint64_t)__builtin_popcountll(runnable)); skip; skip--)
         runnable &= runnable - 1;
     return __builtin_ctzll(runnable);
 }
@@ -163,11 +163,11 @@ int sim_sched_pick(uint64_t runnable, int self) {
 }
 
 int sim_sched_choose(int n) {
-    return sched.setup->scheduler == SIM_EXHAUSTIVE ? decide(n) : (int)(draw() % (uint64_t)n);
+    return sched.setup->scheduler == SIM_EXHAUSTIVE ? decide(n) : (int)(roll() % (uint64_t)n);
 }
 
 bool sim_sched_chance(uint32_t of_65536) {
-    return of_65536 && sched.setup->scheduler != SIM_EXHAUSTIVE && (draw() & 65535) < of_65536;
+    return of_65536 && sched.setup->scheduler != SIM_EXHAUSTIVE && (roll() & 65535) < of_65536;
 }
 
 #endif

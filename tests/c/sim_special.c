@@ -130,11 +130,11 @@ static void deadlines_call(record *r, mp_submit_options *options) {
 
 static void deadlines_tune(mp_registry_config *config) {
     if (percent(50)) /* a load keeps the CPUs from all others */
-        fakes.lanes = config->lanes = 1;
+        fakes.threads = config->threads = 1;
 }
 
 static void deadlines_script(sim_model *model) {
-    model->lanes = 1;
+    model->threads = 1;
     if (percent(30))
         model->load_ns = 300 * MS;
 }
@@ -148,9 +148,9 @@ static const uint64_t FLAPPING_REST_MOST = 20ull * 1000 * 1000;
 static void flapping_tune(mp_registry_config *config) {
     config->breaker_threshold = 1 + of(3);
     config->breaker_window_ns = SECOND;
-    config->breaker_rest_ns = MS + sim_below(FLAPPING_REST_MOST - MS);
-    w.capacity = config->queue_capacity[MP_TEXT_EMBEDDING][MP_LANE_INTERACTIVE] =
-        config->queue_capacity[MP_TEXT_EMBEDDING][MP_LANE_BULK] = 8;
+    config->breaker_backoff_ns = MS + sim_below(FLAPPING_REST_MOST - MS);
+    w.capacity = config->queue_capacity[MP_TEXT_EMBEDDING][MP_SERVICE_INTERACTIVE] =
+        config->queue_capacity[MP_TEXT_EMBEDDING][MP_SERVICE_BULK] = 8;
 }
 
 static void flapping_script(sim_model *model) { /* slow: several probes at once, some of them late */
@@ -265,7 +265,7 @@ const sim_special sim_flapping = {
 static void crashes_tune(mp_registry_config *config) {
     config->breaker_threshold = percent(50) ? -1 : 1 + of(5);
     config->breaker_window_ns = SECOND;
-    config->breaker_rest_ns = MS + sim_below(50 * MS);
+    config->breaker_backoff_ns = MS + sim_below(50 * MS);
     config->keep_alive_ns = MP_FOREVER;
     config->max_workers = 1 + of(3);
     fakes.crashes_most = 1;
@@ -315,7 +315,7 @@ static void chaos_tune(mp_registry_config *config) {
     config->stall_timeout_ns = 5 * SECOND; /* longer than any thread is delayed: only chaos stalls */
     config->breaker_threshold = percent(50) ? -1 : 1 + of(5);
     config->breaker_window_ns = SECOND;
-    config->breaker_rest_ns = MS + sim_below(50 * MS);
+    config->breaker_backoff_ns = MS + sim_below(50 * MS);
     w.stalls = w.crashes = w.tight = true;
     fakes.on_time = false;
 }
@@ -330,7 +330,7 @@ static const uint64_t AHEAD_STEP_NS = 150 * 1000 * 1000, AHEAD_EVERY_NS = 100 * 
 
 static void ahead_tune(mp_registry_config *config) {
     sim_fakes_begin(4);
-    config->lanes = config->max_workers = 4;
+    config->threads = config->max_workers = 4;
     config->predictive_scaling = true;
     config->keep_alive_ns = 500 * MS;
     config->maintenance_every_ns = 0;
@@ -361,8 +361,8 @@ static void ahead_begin(void) {
         if (i < STREAM)
             continue;
         mp_registry_visit(w.registry, look_at_forecast, &info);
-        if (sim_get_setup()->late == 0 && (info.foreseen < 2 || info.workers < info.foreseen))
-            sim_fail("%.1f calls a second need %d workers, and %d are there", info.arrivals, info.foreseen,
+        if (sim_get_setup()->late == 0 && (info.predicted < 2 || info.workers < info.predicted))
+            sim_fail("%.1f calls a second need %d workers, and %d are there", info.arrivals, info.predicted,
                      info.workers);
     }
     for (int i = 0; i < AHEAD; i++) {
@@ -390,11 +390,11 @@ enum { BALANCED = 48 };
 
 static void balance_tune(mp_registry_config *config) {
     sim_fakes_begin(4);
-    config->lanes = 4;
+    config->threads = 4;
     config->max_workers = 4;
     config->keep_alive_ns = MP_FOREVER;
-    w.capacity = config->queue_capacity[MP_TEXT_EMBEDDING][MP_LANE_INTERACTIVE] =
-        config->queue_capacity[MP_TEXT_EMBEDDING][MP_LANE_BULK] = BALANCED;
+    w.capacity = config->queue_capacity[MP_TEXT_EMBEDDING][MP_SERVICE_INTERACTIVE] =
+        config->queue_capacity[MP_TEXT_EMBEDDING][MP_SERVICE_BULK] = BALANCED;
 }
 
 static void balance_script(sim_model *model) {
@@ -403,7 +403,7 @@ static void balance_script(sim_model *model) {
     model->uneven = false;
     model->step_units = 1;
     model->plan_items = 1;
-    model->lanes = 1;
+    model->threads = 1;
 }
 
 static void must_be_even(void *arg, const mp_entry_info *info) {
@@ -485,7 +485,7 @@ static void cut_begin(void) { w.stalls = true; }
 static void cut_script(sim_model *model) {
     model->load_ns = MS * (uint64_t)of(2);
     model->step_ns = MS * (uint64_t)of(2);
-    model->lanes = fakes.lanes;
+    model->threads = fakes.threads;
 }
 
 static void cut_call(record *r, mp_submit_options *options) {

@@ -120,8 +120,8 @@ void sim_tiny(void *world) {
     mp_error error;
     memset(&t, 0, sizeof(t));
     sim_fakes_begin(script->policy ? 2 : 1);
-    mp_registry_config config = {.lanes = fakes.lanes,
-                                 .max_workers = fakes.lanes,
+    mp_registry_config config = {.threads = fakes.threads,
+                                 .max_workers = fakes.threads,
                                  .spin_ns = 1,
                                  .memory_limit = 1000 * 1000,
                                  .step_budget_ns = 25 * MS};

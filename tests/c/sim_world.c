@@ -92,11 +92,11 @@ static mp_status create(void) {
     mp_error error;
     sim_fakes_begin(1 + of(3));
     w.capacity = 1 + of(4);
-    mp_registry_config config = {.lanes = fakes.lanes, .spin_ns = spins[of(3)], .step_budget_ns = 25 * MS};
+    mp_registry_config config = {.threads = fakes.threads, .spin_ns = spins[of(3)], .step_budget_ns = 25 * MS};
     config.memory_limit = w.kind->memory ? 60000 + 10000 * (uint64_t)of(6) : 1000 * 1000 * 1000;
     config.load_timeout_ns = w.stalls ? 200 * MS : 0;
     for (int i = 0; i < MP_CAPABILITY_COUNT; i++)
-        for (int j = 0; j < MP_LANE_COUNT; j++)
+        for (int j = 0; j < MP_SERVICE_COUNT; j++)
             config.queue_capacity[i][j] = w.capacity;
     config.max_workers = 1 + of(3);
     for (int i = 0; i < MP_CAPABILITY_COUNT; i++)
@@ -111,7 +111,7 @@ static mp_status create(void) {
         config.stall_timeout_ns = 100 * MS + sim_below(300 * MS);
         config.breaker_threshold = 1 + of(5);
         config.breaker_window_ns = SECOND;
-        config.breaker_rest_ns = 50 * MS;
+        config.breaker_backoff_ns = 50 * MS;
     }
 #endif
     fakes.no_late = sim_get_setup()->late == 0;
@@ -128,9 +128,9 @@ static void check_after_close(void) {
     if (stats.total_requests != over)
         sim_fail("%llu calls were submitted, %llu ended", (unsigned long long)stats.total_requests,
                  (unsigned long long)over);
-    if ((stats.memory_used && !w.stalls) || stats.lanes_leased) /* memory of abandoned workers stays charged */
+    if ((stats.memory_used && !w.stalls) || stats.threads_leased) /* memory of abandoned workers stays charged */
         sim_fail("after close %llu bytes are charged and %d lanes leased", (unsigned long long)stats.memory_used,
-                 stats.lanes_leased);
+                 stats.threads_leased);
     if (stats.workers_dead && !w.stalls && !sim_late_jumps()) /* a jump may pass the grace of close during a load */
         sim_fail("%llu workers were set apart, and none stood still", (unsigned long long)stats.workers_dead);
     SIM_CHECK(stats.illegal_transitions == 0);
@@ -148,7 +148,7 @@ static void registry_world(void *arg) {
     sim_lock_rank("pool.c", 9);
     sim_lock_rank("maintenance.c", 9);
     sim_lock_rank("governor.c", 9);
-    sim_lock_rank("cores.c", 9);
+    sim_lock_rank("cpu_allocator.c", 9);
     w.refused_memory = w.refused_threads = kind->faults;
     w.stalls =
         kind->faults || kind->stuck; /* also when other threads do not run for as long as a load may stand still */

@@ -116,8 +116,8 @@ MP_TEST(base_cpu_levels_agree_with_the_kernel) {
     MP_CHECK(mp_cpu_name()[0]);
 }
 
-MP_TEST(base_cpu_lanes_follow_affinity) {
-    int all = mp_cpu_lanes();
+MP_TEST(base_cpu_threads_follow_affinity) {
+    int all = mp_cpu_threads();
     MP_CHECK(all >= 1);
     cpu_set_t before, one;
     MP_CHECK_INT(sched_getaffinity(0, sizeof(before), &before), 0);
@@ -128,7 +128,7 @@ MP_TEST(base_cpu_lanes_follow_affinity) {
         CPU_ZERO(&one);
         CPU_SET(cpu, &one);
         MP_CHECK_INT(sched_setaffinity(0, sizeof(one), &one), 0);
-        MP_CHECK_INT(mp_cpu_lanes(), 1);
+        MP_CHECK_INT(mp_cpu_threads(), 1);
         break;
     }
     MP_CHECK(mp_cpu_memory_bytes() > 64u << 20);

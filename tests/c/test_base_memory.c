@@ -153,15 +153,15 @@ MP_TEST(base_arena_pieces_are_aligned_apart_and_whole) {
     for (int i = 0; i < 6; i++)
         need += mp_arena_cost(sizes[i]);
     MP_CHECK_OK(mp_arena_reserve(&arena, need, &error), &error);
-    uint8_t *pieces[6];
+    uint8_t *part_count[6];
     for (int i = 0; i < 6; i++) {
-        pieces[i] = mp_arena_take(&arena, sizes[i]);
-        MP_CHECK(pieces[i] && (uintptr_t)pieces[i] % 64 == 0);
-        memset(pieces[i], i + 1, sizes[i]);
+        part_count[i] = mp_arena_take(&arena, sizes[i]);
+        MP_CHECK(part_count[i] && (uintptr_t)part_count[i] % 64 == 0);
+        memset(part_count[i], i + 1, sizes[i]);
     }
     for (int i = 0; i < 6; i++)
         for (size_t k = 0; k < sizes[i]; k++)
-            MP_CHECK_INT(pieces[i][k], i + 1);
+            MP_CHECK_INT(part_count[i][k], i + 1);
     MP_CHECK_INT(arena.used, need);
     mp_arena_deinit(&arena);
     MP_CHECK(!arena.memory && !arena.size && !arena.used);

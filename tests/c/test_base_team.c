@@ -28,29 +28,29 @@ typedef struct rounds {
 } rounds;
 
 /* Plain, unsynchronised cells: only the barrier orders the writes of one thread before the reads of the others. */
-static void step_together(const mp_lane *lane, void *arg) {
+static void step_together(const mp_team_thread *thread, void *arg) {
     rounds *r = arg;
     for (int i = 1; i <= r->count; i++) {
-        r->cells[lane->index * APART] = i;
-        mp_lane_sync(lane);
-        for (int k = 0; k < lane->count; k++)
+        r->cells[thread->index * APART] = i;
+        mp_team_barrier(thread);
+        for (int k = 0; k < thread->count; k++)
             if (r->cells[k * APART] != i)
                 atomic_fetch_add(&r->wrong, 1);
-        mp_lane_sync(lane);
+        mp_team_barrier(thread);
     }
 }
 
-static void check_barrier(int lanes, const char *spin_us, int count, int runs) {
-    mp_team *team = make_team(lanes - 1, spin_us);
+static void check_barrier(int threads, const char *spin_us, int count, int runs) {
+    mp_team *team = make_team(threads - 1, spin_us);
     mp_lease lease;
     mp_team_lease(team, 99, &lease);
-    MP_CHECK_INT(lease.lanes, lanes);
+    MP_CHECK_INT(lease.threads, threads);
     rounds r = {.count = count};
     for (int run = 0; run < runs; run++) {
         memset(r.cells, 0, sizeof(r.cells));
         mp_lease_run(&lease, step_together, &r);
         MP_CHECK_INT(atomic_load(&r.wrong), 0);
-        for (int k = 0; k < lanes; k++)
+        for (int k = 0; k < threads; k++)
             MP_CHECK_INT(r.cells[k * APART], count);
     }
     mp_team_return(&lease);
@@ -61,39 +61,41 @@ static void check_barrier(int lanes, const char *spin_us, int count, int runs) {
     MP_CHECK_INT(mp_alloc_bytes(MP_TAG_POOL), 0);
 }
 
-MP_TEST(base_team_barrier_1_lane) { check_barrier(1, "100", 1000, 10); }
-MP_TEST(base_team_barrier_2_lanes) { check_barrier(2, "100", 5000, 4); }
-MP_TEST(base_team_barrier_3_lanes) { check_barrier(3, "20", 500, 4); }
-MP_TEST(base_team_barrier_4_lanes) { check_barrier(4, "20", 500, 4); }
+MP_TEST(base_team_barrier_1_thread) { check_barrier(1, "100", 1000, 10); }
+MP_TEST(base_team_barrier_2_threads) { check_barrier(2, "100", 5000, 4); }
+MP_TEST(base_team_barrier_3_threads) { check_barrier(3, "20", 500, 4); }
+MP_TEST(base_team_barrier_4_threads) { check_barrier(4, "20", 500, 4); }
 /* Spin 0: every wait goes through the futex. */
-MP_TEST(base_team_barrier_2_lanes_parked) { check_barrier(2, "0", 2000, 4); }
-MP_TEST(base_team_barrier_4_lanes_parked) { check_barrier(4, "0", 500, 4); }
+MP_TEST(base_team_barrier_2_threads_parked) { check_barrier(2, "0", 2000, 4); }
+MP_TEST(base_team_barrier_4_threads_parked) { check_barrier(4, "0", 500, 4); }
 /* Many short regions: tests the hand-over between regions, not the barrier inside one. */
 MP_TEST(base_team_many_regions) { check_barrier(3, "5", 1, 2000); }
 
-static void add_index(const mp_lane *lane, void *arg) { atomic_fetch_add((_Atomic int *)arg, 1 << (8 * lane->index)); }
+static void add_index(const mp_team_thread *thread, void *arg) {
+    atomic_fetch_add((_Atomic int *)arg, 1 << (8 * thread->index));
+}
 
 MP_TEST(base_team_lease_takes_what_is_free) {
     mp_team *team = make_team(3, "10");
     mp_lease first, second, third, fourth;
     mp_team_lease(team, 2, &first);
-    MP_CHECK_INT(first.lanes, 2);
+    MP_CHECK_INT(first.threads, 2);
     mp_team_lease(team, 2, &second);
-    MP_CHECK_INT(second.lanes, 2);
+    MP_CHECK_INT(second.threads, 2);
     mp_team_lease(team, 9, &third);
-    MP_CHECK_INT(third.lanes, 2);
+    MP_CHECK_INT(third.threads, 2);
     mp_team_lease(team, 9, &fourth);
-    MP_CHECK_INT(fourth.lanes, 1);
+    MP_CHECK_INT(fourth.threads, 1);
     mp_lease *leases[] = {&first, &second, &third, &fourth};
     for (int i = 0; i < 4; i++) {
         _Atomic int sum = 0;
         mp_lease_run(leases[i], add_index, &sum);
-        MP_CHECK_INT(atomic_load(&sum), leases[i]->lanes == 2 ? 0x101 : 1);
+        MP_CHECK_INT(atomic_load(&sum), leases[i]->threads == 2 ? 0x101 : 1);
     }
     mp_team_return(&second);
-    MP_CHECK_INT(second.lanes, 1);
+    MP_CHECK_INT(second.threads, 1);
     mp_team_lease(team, 9, &fourth);
-    MP_CHECK_INT(fourth.lanes, 2);
+    MP_CHECK_INT(fourth.threads, 2);
     _Atomic int sum = 0;
     mp_lease_run(&fourth, add_index, &sum);
     MP_CHECK_INT(atomic_load(&sum), 0x101);
@@ -101,10 +103,10 @@ MP_TEST(base_team_lease_takes_what_is_free) {
     mp_team_return(&third);
     mp_team_return(&fourth);
     mp_team_lease(team, 9, &first);
-    MP_CHECK_INT(first.lanes, 4);
+    MP_CHECK_INT(first.threads, 4);
     mp_team_return(&first);
     mp_team_lease(team, 1, &first);
-    MP_CHECK_INT(first.lanes, 1);
+    MP_CHECK_INT(first.threads, 1);
     mp_team_return(&first);
     mp_team_destroy(team);
     mp_team_destroy(NULL);
@@ -115,15 +117,15 @@ typedef struct worker {
     mp_team *team;
     uint64_t seed;
     _Atomic int *running, *most;
-    int wrong, lanes_seen;
+    int wrong, threads_seen;
 } worker;
 
-static void count_lane(const mp_lane *lane, void *arg) {
+static void count_thread(const mp_team_thread *thread, void *arg) {
     worker *w = arg;
     int now = atomic_fetch_add(w->running, 1) + 1, most = atomic_load(w->most);
     while (now > most && !atomic_compare_exchange_weak(w->most, &most, now)) {
     }
-    mp_lane_sync(lane);
+    mp_team_barrier(thread);
     atomic_fetch_sub(w->running, 1);
 }
 
@@ -133,9 +135,9 @@ static void lease_and_run(void *arg) {
     for (int i = 0; i < 300; i++) {
         mp_lease lease;
         mp_team_lease(w->team, (int)(mp_test_random_u64(&random) % 4) + 1, &lease);
-        w->lanes_seen += lease.lanes;
+        w->threads_seen += lease.threads;
         for (int k = 0; k < 3; k++) {
-            mp_lease_run(&lease, count_lane, w);
+            mp_lease_run(&lease, count_thread, w);
             rounds r = {.count = 2};
             mp_lease_run(&lease, step_together, &r);
             w->wrong += atomic_load(&r.wrong);
@@ -157,28 +159,28 @@ MP_TEST(base_team_workers_share_helpers) {
     for (int i = 0; i < 3; i++) {
         mp_thread_join(&workers[i].thread);
         MP_CHECK_INT(workers[i].wrong, 0);
-        MP_CHECK(workers[i].lanes_seen >= 300);
+        MP_CHECK(workers[i].threads_seen >= 300);
     }
     MP_CHECK_INT(atomic_load(&running), 0);
     MP_CHECK(atomic_load(&most) <= 6);
     mp_lease lease;
     mp_team_lease(team, 99, &lease); /* every helper is free again */
-    MP_CHECK_INT(lease.lanes, 4);
+    MP_CHECK_INT(lease.threads, 4);
     mp_team_return(&lease);
     mp_team_destroy(team);
 }
 
-MP_TEST(base_team_more_lanes_than_cpus) {
+MP_TEST(base_team_more_threads_than_cpus) {
     enum { HELPERS = 23 };
     mp_team *team = make_team(HELPERS, "50");
     mp_lease lease;
     mp_team_lease(team, 99, &lease);
-    MP_CHECK_INT(lease.lanes, HELPERS + 1);
+    MP_CHECK_INT(lease.threads, HELPERS + 1);
     _Atomic int running = 0, most = 0;
     worker w = {.running = &running, .most = &most};
     for (int i = 0; i < 50; i++) {
         atomic_store(&most, 0);
-        mp_lease_run(&lease, count_lane, &w);
+        mp_lease_run(&lease, count_thread, &w);
         MP_CHECK_INT(atomic_load(&most), HELPERS + 1); /* the barrier holds all threads inside at once */
     }
     mp_team_return(&lease);
@@ -202,9 +204,9 @@ MP_TEST(base_team_helpers_without_lease_use_no_cpu) {
     mp_team_destroy(team);
 }
 
-static void divide_small(const mp_lane *lane, void *arg) {
+static void divide_small(const mp_team_thread *thread, void *arg) {
     volatile float tiny = FLT_MIN;
-    ((float *)arg)[lane->index] = tiny / 2;
+    ((float *)arg)[thread->index] = tiny / 2;
 }
 
 MP_TEST(base_team_flushes_denormals_inside_regions_only) {
@@ -213,12 +215,12 @@ MP_TEST(base_team_flushes_denormals_inside_regions_only) {
 #endif
     volatile float tiny = FLT_MIN;
     mp_team *team = make_team(1, "10");
-    for (int lanes = 1; lanes <= 2; lanes++) {
+    for (int threads = 1; threads <= 2; threads++) {
         mp_lease lease;
-        mp_team_lease(team, lanes, &lease);
+        mp_team_lease(team, threads, &lease);
         float results[2] = {1, 1};
         mp_lease_run(&lease, divide_small, results);
-        for (int i = 0; i < lanes; i++)
+        for (int i = 0; i < threads; i++)
             MP_CHECK(results[i] == 0);
         mp_team_return(&lease);
         MP_CHECK(tiny / 2 > 0); /* the caller's own floating-point mode is restored */
@@ -252,9 +254,9 @@ MP_TEST(base_team_split_covers_once_on_grain) {
             for (int count = 1; count <= 7; count++) {
                 int64_t next = 0, least = INT64_MAX, most = 0;
                 for (int index = 0; index < count; index++) {
-                    mp_lane lane = {index, count, NULL};
+                    mp_team_thread thread = {index, count, NULL};
                     int64_t begin, end;
-                    mp_lane_split(&lane, sizes[s], grains[g], &begin, &end);
+                    mp_team_split(&thread, sizes[s], grains[g], &begin, &end);
                     MP_CHECK_INT(begin, next);
                     MP_CHECK(end >= begin && end <= sizes[s]);
                     if (end < sizes[s])
@@ -267,9 +269,9 @@ MP_TEST(base_team_split_covers_once_on_grain) {
                 MP_CHECK_INT(next, sizes[s]);
                 MP_CHECK(most - least <= 1);
             }
-    mp_lane huge = {1, 3, NULL};
+    mp_team_thread huge = {1, 3, NULL};
     int64_t begin, end;
-    mp_lane_split(&huge, INT64_MAX / 2, 64, &begin, &end);
+    mp_team_split(&huge, INT64_MAX / 2, 64, &begin, &end);
     MP_CHECK(begin > 0 && end > begin && begin % 64 == 0);
 }
 
@@ -281,7 +283,7 @@ MP_TEST(base_team_refuses_impossible_sizes) {
     MP_CHECK_STATUS(mp_team_create(256, &team, &error), MP_INVALID_ARGUMENT, &error);
     mp_lease lease;
     mp_team_lease(NULL, 4, &lease); /* no team: the calling thread alone */
-    MP_CHECK_INT(lease.lanes, 1);
+    MP_CHECK_INT(lease.threads, 1);
     _Atomic int sum = 0;
     mp_lease_run(&lease, add_index, &sum);
     MP_CHECK_INT(atomic_load(&sum), 1);
@@ -310,17 +312,17 @@ MP_TEST(base_team_survives_refused_memory) { mp_test_alloc_sweep(team_life, NULL
 enum { NAP_MS = 30 };
 
 /* Thread 1 has no CPU for a while; all others wait for it. */
-static void wait_for_one(const mp_lane *lane, void *arg) {
+static void wait_for_one(const mp_team_thread *thread, void *arg) {
     (void)arg;
-    if (lane->index == lane->count - 1)
+    if (thread->index == thread->count - 1)
         mp_sys_sleep_ns(NAP_MS * 1000000u);
-    mp_lane_sync(lane);
+    mp_team_barrier(thread);
 }
 
-static void check_loss(int lanes, const char *spin_us) {
-    mp_team *team = make_team(lanes - 1, spin_us);
+static void check_loss(int threads, const char *spin_us) {
+    mp_team *team = make_team(threads - 1, spin_us);
     mp_lease lease;
-    mp_team_lease(team, lanes, &lease);
+    mp_team_lease(team, threads, &lease);
     MP_CHECK(lease.watched_ns == 0 && lease.lost_ns == 0);
     mp_sys_sleep_ns(2 * 1000 * 1000); /* longer than the period in which one region is watched */
     mp_lease_run(&lease, wait_for_one, NULL);
@@ -335,7 +337,7 @@ static void check_loss(int lanes, const char *spin_us) {
     mp_team_destroy(team);
 }
 
-MP_TEST(base_team_tells_what_lanes_lost) {
+MP_TEST(base_team_tells_what_threads_lost) {
     check_loss(1, "50");
     check_loss(2, "50");
     check_loss(3, "0");

@@ -193,14 +193,14 @@ MP_TEST(base_topology_of_this_machine) {
 /* --- compute threads on nodes --- */
 
 typedef struct seen {
-    mp_cpu_set lanes[8];
+    mp_cpu_set threads[8];
     int cpu[8];
 } seen;
 
-static void look(const mp_lane *lane, void *arg) {
+static void look(const mp_team_thread *thread, void *arg) {
     seen *s = arg;
-    mp_sys_get_affinity(&s->lanes[lane->index]);
-    s->cpu[lane->index] = sched_getcpu();
+    mp_sys_get_affinity(&s->threads[thread->index]);
+    s->cpu[thread->index] = sched_getcpu();
 }
 
 static bool same(const mp_cpu_set *a, const mp_cpu_set *b) { return memcmp(a, b, sizeof(*a)) == 0; }
@@ -223,7 +223,7 @@ static mp_team *make_team(int helpers) {
     return team;
 }
 
-MP_TEST(base_team_lanes_run_on_their_node) {
+MP_TEST(base_team_threads_run_on_their_node) {
     mp_cpu_set before, now, a, b;
     if (!two_nodes(&before, &a, &b))
         MP_SKIP("one CPU");
@@ -232,22 +232,22 @@ MP_TEST(base_team_lanes_run_on_their_node) {
     for (int round = 0; round < 20; round++) {
         const mp_cpu_set *first = round % 2 ? &a : &b, *other = round % 2 ? &b : &a;
         seen s = {0};
-        mp_team_lease_at(team, (mp_place[]){{first, 2}, {other, 2}}, 2, &lease);
-        MP_CHECK_INT(lease.lanes, 4);
+        mp_team_lease_at(team, (mp_team_place[]){{first, 2}, {other, 2}}, 2, &lease);
+        MP_CHECK_INT(lease.threads, 4);
         mp_lease_run(&lease, look, &s);
         for (int i = 0; i < 4; i++) {
-            MP_CHECK(same(&s.lanes[i], i < 2 ? first : other));
+            MP_CHECK(same(&s.threads[i], i < 2 ? first : other));
             MP_CHECK(mp_cpu_set_has(i < 2 ? first : other, s.cpu[i]));
         }
         mp_team_return(&lease);
         MP_CHECK(mp_sys_get_affinity(&now) && same(&now, &before)); /* bound only inside a region */
-        mp_team_lease_at(team, &(mp_place){first, 1}, 1, &lease);
+        mp_team_lease_at(team, &(mp_team_place){first, 1}, 1, &lease);
         MP_CHECK(mp_sys_get_affinity(&now) && same(&now, first));
         mp_team_return(&lease);
         MP_CHECK(mp_sys_get_affinity(&now) && same(&now, &before));
     }
     mp_team_destroy(team);
-    mp_team_lease_at(NULL, &(mp_place){&b, 1}, 1, &lease); /* works without a team too */
+    mp_team_lease_at(NULL, &(mp_team_place){&b, 1}, 1, &lease); /* works without a team too */
     MP_CHECK(mp_sys_get_affinity(&now) && same(&now, &b));
     mp_team_return(&lease);
     MP_CHECK(mp_sys_get_affinity(&now) && same(&now, &before));
@@ -263,7 +263,7 @@ MP_TEST(base_team_without_nodes_binds_nothing) {
     mp_team_lease(team, 3, &lease);
     mp_lease_run(&lease, look, &s);
     for (int i = 0; i < 3; i++)
-        MP_CHECK(same(&s.lanes[i], &before));
+        MP_CHECK(same(&s.threads[i], &before));
     mp_team_return(&lease);
     MP_CHECK(mp_sys_get_affinity(&now) && same(&now, &before));
     mp_team_destroy(team);
@@ -276,21 +276,21 @@ MP_TEST(base_team_helpers_stay_on_their_node) {
         MP_SKIP("one CPU");
     mp_team *team = make_team(4);
     mp_lease first, second;
-    mp_team_lease_at(team, &(mp_place){&a, 3}, 1, &first);
-    mp_team_lease_at(team, &(mp_place){&b, 3}, 1, &second);
-    MP_CHECK(first.lanes == 3 && second.lanes == 3);
+    mp_team_lease_at(team, &(mp_team_place){&a, 3}, 1, &first);
+    mp_team_lease_at(team, &(mp_team_place){&b, 3}, 1, &second);
+    MP_CHECK(first.threads == 3 && second.threads == 3);
     int on_b[2] = {second.helpers[0], second.helpers[1]};
     mp_team_return(&second);
     mp_team_return(&first);
-    mp_team_lease_at(team, &(mp_place){&b, 3}, 1, &second);
+    mp_team_lease_at(team, &(mp_team_place){&b, 3}, 1, &second);
     MP_CHECK(second.helpers[0] == on_b[0] && second.helpers[1] == on_b[1]);
     mp_team_return(&second);
-    mp_team_lease_at(team, &(mp_place){&b, 5}, 1, &second); /* helpers of other nodes serve when needed */
-    MP_CHECK_INT(second.lanes, 5);
+    mp_team_lease_at(team, &(mp_team_place){&b, 5}, 1, &second); /* helpers of other nodes serve when needed */
+    MP_CHECK_INT(second.threads, 5);
     seen s = {0};
     mp_lease_run(&second, look, &s);
     for (int i = 0; i < 5; i++)
-        MP_CHECK(same(&s.lanes[i], &b));
+        MP_CHECK(same(&s.threads[i], &b));
     mp_team_return(&second);
     mp_team_destroy(team);
 }
@@ -303,11 +303,11 @@ MP_TEST(base_team_node_that_went) {
     mp_team *team = make_team(2);
     mp_lease lease;
     seen s = {0};
-    mp_team_lease_at(team, &(mp_place){&gone, 3}, 1, &lease);
-    MP_CHECK_INT(lease.lanes, 3);
+    mp_team_lease_at(team, &(mp_team_place){&gone, 3}, 1, &lease);
+    MP_CHECK_INT(lease.threads, 3);
     mp_lease_run(&lease, look, &s);
     for (int i = 0; i < 3; i++)
-        MP_CHECK(same(&s.lanes[i], &before));
+        MP_CHECK(same(&s.threads[i], &before));
     mp_team_return(&lease);
     MP_CHECK(mp_sys_get_affinity(&now) && same(&now, &before));
     mp_team_destroy(team);

@@ -30,10 +30,10 @@ MP_TEST(chaos_is_a_function_of_seed_key_worker_and_step) {
         MP_CHECK(differ[i] > STEPS / 4);
     /* As it was drawn when this was written: another version must repeat what a seed showed. */
     static const char expected[] = "LL...M...LM.SF..FDL.....FL..F.FF";
-    char drawn[sizeof(expected)] = {0};
+    char sampled[sizeof(expected)] = {0};
     for (uint64_t step = 0; step < sizeof(expected) - 1; step++)
-        drawn[step] = ".FSDLM"[mp_chaos_at_step(&rule, streams[0], step)];
-    MP_CHECK_STR(drawn, expected);
+        sampled[step] = ".FSDLM"[mp_chaos_at_step(&rule, streams[0], step)];
+    MP_CHECK_STR(sampled, expected);
 }
 
 MP_TEST(chaos_rules_are_checked) {
@@ -46,7 +46,7 @@ MP_TEST(chaos_rules_are_checked) {
                 {{.slow = INFINITY}, "`slow` must be 0 to 1, got inf"},
                 {{.fail = 0.6, .memory = 0.6}, "at most 1, got 1.2"}};
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
-        mp_registry_config config = {.lanes = 1, .memory_limit = 1000000, .chaos = rows[i].rule};
+        mp_registry_config config = {.threads = 1, .memory_limit = 1000000, .chaos = rows[i].rule};
         mp_registry *registry;
         mp_error error;
         MP_CHECK_STATUS(mp_registry_create(&config, &registry, &error), MP_INVALID_ARGUMENT, &error);
@@ -62,7 +62,7 @@ MP_TEST(chaos_rules_are_checked) {
 /* --- what callers see --- */
 
 static mp_registry *open_with(mp_chaos_rule rule, fake *fake) {
-    mp_registry_config config = {.lanes = 1,
+    mp_registry_config config = {.threads = 1,
                                  .max_workers = 1,
                                  .breaker_threshold = -1,
                                  .stall_timeout_ns = rule.stall > 0 ? FAKE_MS(60) : FAKE_MS(20000),
@@ -77,7 +77,7 @@ MP_TEST(chaos_faults_end_calls_as_real_ones_do) {
     static const struct {
         mp_chaos_rule rule;
         mp_status status;
-        int faults, retries, deaths, apart; /* of one call; deaths: workers that ended */
+        int faults, retries, deaths, abandoned; /* of one call; deaths: workers that ended */
     } rows[] = {
         {{.fail = 1}, MP_MODEL, 2, 1, 0, 0},
         {{.die = 1}, MP_INTERNAL, 2, 1, 2, 0},
@@ -101,9 +101,9 @@ MP_TEST(chaos_faults_end_calls_as_real_ones_do) {
         MP_CHECK_INT(stats.chaos_faults, rows[i].faults);
         MP_CHECK_INT(stats.retries, rows[i].retries);
         MP_CHECK_INT(stats.workers_evicted, rows[i].deaths);
-        MP_CHECK_INT(stats.workers_dead, rows[i].apart);
+        MP_CHECK_INT(stats.workers_dead, rows[i].abandoned);
         MP_CHECK_INT(stats.errors, 1);
-        if (rows[i].apart) /* its thread comes back soon, and frees what it had */
+        if (rows[i].abandoned) /* its thread comes back soon, and frees what it had */
             for (mp_entry_info info = {.dead = 1}; info.dead; fake_info(registry, "a", &info))
                 MP_CHECK(mp_sys_now_ns() < end);
         fake_end(registry);

@@ -50,7 +50,7 @@ static void canceller(void *arg) {
     mp_test_random random = {(uint64_t)atomic_fetch_add(&storm->number, 1) + 77};
     for (int i = 0; i < storm->calls; i++) {
         uint64_t dice = mp_test_random_u64(&random);
-        mp_submit_options options = {.priority = (uint8_t)(dice % 5), .lane = (uint8_t)(dice >> 8) % 2};
+        mp_submit_options options = {.priority = (uint8_t)(dice % 5), .service_class = (uint8_t)(dice >> 8) % 2};
         mp_ticket *ticket;
         mp_error error;
         mp_status status =
@@ -64,7 +64,7 @@ static void canceller(void *arg) {
         if ((dice >> 40) % 2)
             mp_ticket_cancel(ticket);
         status = fake_wait(ticket, NULL);
-        MP_CHECK(((fake_call *)mp_ticket_call(ticket))->finished <= 1);
+        MP_CHECK(((fake_call *)mp_ticket_request(ticket))->finished <= 1);
         atomic_fetch_add(status == MP_OK ? &storm->ok : status == MP_CANCELLED ? &storm->cancelled : &storm->other, 1);
         mp_ticket_release(ticket);
     }
@@ -74,7 +74,7 @@ MP_TEST_SECONDS(registry_fault_cancellation_storm_gives_every_slot_back, 120) {
     fake fake;
     fake_init(&fake);
     fake.workers = 2;
-    mp_registry *registry = fake_registry_of((mp_registry_config){.lanes = 2, .max_workers = 2});
+    mp_registry *registry = fake_registry_of((mp_registry_config){.threads = 2, .max_workers = 2});
     mp_error error;
     fake_add(registry, "a", &fake, false);
     MP_CHECK_OK(mp_registry_load(registry, "a", false, 0, &error), &error);
@@ -91,7 +91,7 @@ MP_TEST_SECONDS(registry_fault_cancellation_storm_gives_every_slot_back, 120) {
     fake_info(registry, "a", &info);
     MP_CHECK_INT(info.queued + info.running + info.busy, 0);
     mp_registry_stats stats = stats_of(registry);
-    MP_CHECK_INT(stats.lanes_leased, 0);
+    MP_CHECK_INT(stats.threads_leased, 0);
     MP_CHECK_INT(stats.memory_used, 1000 + 100 * (uint64_t)info.workers);
     MP_CHECK_INT(stats.total_requests, CANCELLERS * storm.calls);
     fake_until_no_calls();
@@ -125,8 +125,8 @@ MP_TEST_SECONDS(registry_fault_full_queue_storm_leaves_memory_flat, 240) {
     fake fake;
     fake_init(&fake);
     fake.memory = 1;
-    mp_registry_config config = {.lanes = 1, .max_workers = 1};
-    config.queue_capacity[MP_TEXT_EMBEDDING][MP_LANE_INTERACTIVE] = WAITING;
+    mp_registry_config config = {.threads = 1, .max_workers = 1};
+    config.queue_capacity[MP_TEXT_EMBEDDING][MP_SERVICE_INTERACTIVE] = WAITING;
     mp_registry *registry = fake_registry_of(config);
     mp_error error;
     fake_add(registry, "a", &fake, false);
@@ -184,7 +184,7 @@ MP_TEST_SECONDS(registry_fault_herd_of_a_thousand_causes_one_load, 120) {
     fake_init(&fake);
     fake.workers = 4;
     fake.load_ns = FAKE_MS(200);
-    mp_registry *registry = fake_registry_of((mp_registry_config){.lanes = 2});
+    mp_registry *registry = fake_registry_of((mp_registry_config){.threads = 2});
     fake_add(registry, "a", &fake, false);
     herd herd = {.registry = registry, .key = "a"};
     static mp_thread threads[MANY];
@@ -222,7 +222,7 @@ MP_TEST_SECONDS(registry_fault_spawn_hangs_waiters_leave_by_their_deadlines, 60)
         MP_CHECK_STATUS(fake_wait(tickets[i], &error), MP_TIMEOUT, &error);
         mp_ticket_times(tickets[i], &due, &(uint64_t){0}, &(uint64_t){0});
         MP_CHECK(mp_sys_now_ns() - began < FAKE_MS(2000));
-        MP_CHECK_INT(((fake_call *)mp_ticket_call(tickets[i]))->starts, 0);
+        MP_CHECK_INT(((fake_call *)mp_ticket_request(tickets[i]))->starts, 0);
         mp_ticket_release(tickets[i]);
     }
     MP_CHECK_STATUS(mp_registry_load(registry, "a", false, fake_in_ms(30), &error), MP_TIMEOUT, &error);
@@ -240,7 +240,7 @@ MP_TEST_SECONDS(registry_fault_crash_loop_does_not_spin, 60) {
     fake_init(&fake);
     fake.workers = 4;
     mp_registry *registry =
-        fake_registry_of((mp_registry_config){.lanes = 1, .max_workers = 1, .breaker_threshold = -1});
+        fake_registry_of((mp_registry_config){.threads = 1, .max_workers = 1, .breaker_threshold = -1});
     fake_add(registry, "a", &fake, false);
     mp_status status = MP_OK;
     mp_error error;
@@ -283,7 +283,7 @@ MP_TEST(registry_fault_breaker_flaps_within_its_rule) {
                                 .probes = 1 + world % 3,
                                 .successes = 1 + world % 4,
                                 .window_ns = FAKE_MS(60),
-                                .rest_ns = FAKE_MS(100)};
+                                .backoff_ns = FAKE_MS(100)};
         uint64_t now = FAKE_MS(1000), open_since = 0;
         uint32_t flying[16];
         int flights = 0;
@@ -298,11 +298,11 @@ MP_TEST(registry_fault_breaker_flaps_within_its_rule) {
                 bool in = mp_breaker_ask(&breaker, &rule, now, &probe, &left);
                 if (was == MP_BREAKER_CLOSED)
                     MP_CHECK(in && !probe);
-                if (was == MP_BREAKER_OPEN && now < open_since + rule.rest_ns) {
+                if (was == MP_BREAKER_OPEN && now < open_since + rule.backoff_ns) {
                     MP_CHECK(!in);
-                    MP_CHECK_INT(left, open_since + rule.rest_ns - now); /* the time left is told */
+                    MP_CHECK_INT(left, open_since + rule.backoff_ns - now); /* the time left is told */
                 }
-                if (was == MP_BREAKER_OPEN && now >= open_since + rule.rest_ns)
+                if (was == MP_BREAKER_OPEN && now >= open_since + rule.backoff_ns)
                     MP_CHECK(in && probe); /* it never stays open for ever */
                 if (in && probe && flights < 16)
                     flying[flights++] = probe;
@@ -349,7 +349,7 @@ MP_TEST_SECONDS(registry_fault_memory_step_sheds_what_is_idle, 60) {
     mp_budget *budget = mp_governor_budget(governor);
     atomic_store(&budget->limit, 100u * 1000 * 1000);
     mp_registry *registry;
-    mp_registry_config config = {.lanes = 2,
+    mp_registry_config config = {.threads = 2,
                                  .spin_ns = 1,
                                  .max_workers = 1,
                                  .maintenance_every_ns = FAKE_MS(10),
@@ -394,8 +394,8 @@ MP_TEST_SECONDS(registry_fault_memory_step_sheds_what_is_idle, 60) {
 MP_TEST_SECONDS(registry_fault_expired_calls_never_start_and_mates_go_on, 60) {
     fake fake;
     fake_init(&fake);
-    mp_registry_config config = {.lanes = 1, .max_workers = 1};
-    config.queue_capacity[MP_TEXT_EMBEDDING][MP_LANE_INTERACTIVE] = 100;
+    mp_registry_config config = {.threads = 1, .max_workers = 1};
+    config.queue_capacity[MP_TEXT_EMBEDDING][MP_SERVICE_INTERACTIVE] = 100;
     mp_registry *registry = fake_registry_of(config);
     mp_error error;
     fake_add(registry, "a", &fake, false);
@@ -447,7 +447,7 @@ MP_TEST_SECONDS(registry_fault_changed_files_send_every_worker_away, 60) {
     fake fake;
     fake_init(&fake);
     fake.workers = 2;
-    mp_registry *registry = fake_registry_of((mp_registry_config){.lanes = 2, .max_workers = 2});
+    mp_registry *registry = fake_registry_of((mp_registry_config){.threads = 2, .max_workers = 2});
     fake_add(registry, "a", &fake, false);
     MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
     mp_entry_info info;
@@ -479,7 +479,7 @@ MP_TEST_SECONDS(registry_fault_slow_steps_that_show_life_are_not_dead, 60) {
     fake_init(&fake);
     fake.step_ns = FAKE_MS(700);
     mp_registry *registry =
-        fake_registry_of((mp_registry_config){.lanes = 1, .max_workers = 1, .stall_timeout_ns = FAKE_MS(250)});
+        fake_registry_of((mp_registry_config){.threads = 1, .max_workers = 1, .stall_timeout_ns = FAKE_MS(250)});
     fake_add(registry, "a", &fake, false);
     MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
     MP_CHECK_INT(stats_of(registry).workers_dead, 0);
@@ -495,8 +495,8 @@ MP_TEST_SECONDS(registry_fault_p2c_load_stays_even, 60) {
     fake.workers = WORKERS;
     fake.step_ns = FAKE_MS(1);
     fake.plan_items = 1;
-    mp_registry_config config = {.lanes = WORKERS, .max_workers = WORKERS};
-    config.queue_capacity[MP_TEXT_EMBEDDING][MP_LANE_INTERACTIVE] = CALLS;
+    mp_registry_config config = {.threads = WORKERS, .max_workers = WORKERS};
+    config.queue_capacity[MP_TEXT_EMBEDDING][MP_SERVICE_INTERACTIVE] = CALLS;
     mp_registry *registry = fake_registry_of(config);
     fake_add(registry, "a", &fake, false);
     mp_test_random random = {4};
@@ -543,7 +543,7 @@ MP_TEST_SECONDS(registry_fault_p2c_load_stays_even, 60) {
 /* --- row 40: two registries that know nothing of each other (what TSan is for) --- */
 
 typedef struct twin {
-    int lanes;
+    int threads;
     uint64_t memory;
     _Atomic int answered;
 } twin;
@@ -554,8 +554,8 @@ static void run_twin(void *arg) {
         fake fake;
         fake_init(&fake);
         fake.workers = 2;
-        fake.lanes = twin->lanes;
-        mp_registry_config config = {.lanes = twin->lanes,
+        fake.threads = twin->threads;
+        mp_registry_config config = {.threads = twin->threads,
                                      .memory_limit = twin->memory,
                                      .spin_ns = 1,
                                      .max_workers = 2,
@@ -574,7 +574,7 @@ static void run_twin(void *arg) {
         }
         mp_registry_stats stats = stats_of(registry);
         MP_CHECK_INT(stats.memory_limit, twin->memory); /* its own, whatever the other one has */
-        MP_CHECK_INT(stats.lanes, twin->lanes);
+        MP_CHECK_INT(stats.threads, twin->threads);
         mp_registry_close(registry, FAKE_MS(5000));
         mp_registry_destroy(registry);
         MP_CHECK_INT(fake.models + fake.engines + fake.loaders, 0);
@@ -582,7 +582,7 @@ static void run_twin(void *arg) {
 }
 
 MP_TEST_SECONDS(registry_fault_two_registries_toggle_nothing_of_the_process, 60) {
-    twin twins[2] = {{.lanes = 1, .memory = 50 * 1000 * 1000}, {.lanes = 2, .memory = 90 * 1000 * 1000}};
+    twin twins[2] = {{.threads = 1, .memory = 50 * 1000 * 1000}, {.threads = 2, .memory = 90 * 1000 * 1000}};
     mp_thread threads[2];
     mp_error error;
     for (int i = 0; i < 2; i++)

@@ -90,10 +90,10 @@ static void serves_again(mp_registry *registry, const char *key) {
 static void memory_is_refused(bool persistent) {
     fake fake;
     fake_init(&fake);
-    fake.lanes = 2;
+    fake.threads = 2;
     mp_sys_table.alloc = failing_alloc;
     mp_registry *registry =
-        fake_registry_of((mp_registry_config){.lanes = 2, .max_workers = 1, .breaker_threshold = -1});
+        fake_registry_of((mp_registry_config){.threads = 2, .max_workers = 1, .breaker_threshold = -1});
     mp_error error;
     fake_add(registry, "a", &fake, false);
     serves_again(registry, "a");
@@ -135,7 +135,7 @@ MP_TEST_SECONDS(registry_fault_no_thread_leaves_no_half_worker, 60) {
             fake fake;
             fake_init(&fake);
             fake.workers = 2;
-            mp_registry *registry = fake_registry_of((mp_registry_config){.lanes = 1, .max_workers = 2});
+            mp_registry *registry = fake_registry_of((mp_registry_config){.threads = 1, .max_workers = 2});
             fake_add(registry, "a", &fake, false);
             arm(k, persistent ? INT64_MAX : k + 1);
             mp_error error;
@@ -342,9 +342,9 @@ MP_TEST_SECONDS(registry_fault_spurious_wakeups_pop_nothing, 60) {
     fake_init(&a);
     fake_init(&b);
     a.workers = b.workers = 2;
-    a.lanes = b.lanes = 2;
-    a.lane_limit = b.lane_limit = 2;
-    mp_registry *registry = fake_registry_of((mp_registry_config){.lanes = 2, .max_workers = 2});
+    a.threads = b.threads = 2;
+    a.thread_limit = b.thread_limit = 2;
+    mp_registry *registry = fake_registry_of((mp_registry_config){.threads = 2, .max_workers = 2});
     fake_add(registry, "a", &a, false);
     fake_add(registry, "b", &b, false);
     crowd crowd = {.registry = registry, .calls = CALLS};
@@ -379,7 +379,7 @@ MP_TEST_SECONDS(registry_fault_clock_jumps_late_calls_expire_workers_live, 60) {
     fake fake;
     fake_init(&fake);
     fake.workers = 2;
-    mp_registry *registry = fake_registry_of((mp_registry_config){.lanes = 2,
+    mp_registry *registry = fake_registry_of((mp_registry_config){.threads = 2,
                                                                   .max_workers = 2,
                                                                   .stall_timeout_ns = FAKE_MS(30000),
                                                                   .maintenance_every_ns = FAKE_MS(10),

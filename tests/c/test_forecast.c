@@ -69,7 +69,7 @@ MP_TEST(forecast_workers_are_rate_times_service) {
 /* --- a registry --- */
 
 static mp_registry *open_with(mp_registry_config config, fake *fake) {
-    config.lanes = 4;
+    config.threads = 4;
     config.max_workers = 4;
     mp_registry *registry = fake_registry_of(config);
     fake_init(fake);
@@ -94,7 +94,7 @@ MP_TEST(forecast_keeps_a_worker_that_is_about_to_be_needed) {
         call_one_after_the_other(registry, 2000);
         fake_info(registry, "a", &info);
         MP_CHECK_INT(info.workers, predictive ? 2 : 1);
-        MP_CHECK_INT(info.foreseen, predictive ? 2 : 0);
+        MP_CHECK_INT(info.predicted, predictive ? 2 : 0);
         MP_CHECK(predictive ? info.arrivals > 30 && info.arrivals < 100 : info.arrivals == 0);
         fake_end(registry);
     }

@@ -2,6 +2,7 @@
  * publishes nothing of a refused result. */
 #include "files/spec_build.h"
 #include "isolation_scene.h"
+#include "request_fixture.h"
 #include "test_isolation.h"
 
 /* Bits to flip in a byte. */
@@ -38,7 +39,7 @@ static void compose_text(scene *s, bool over) {
 
 enum { END = VOCAB - 2, CONTEXT = 64 };
 
-static mp_text_call *text_call(void) {
+static mp_text_request *text_call(void) {
     static const int32_t end = END;
     static const int32_t prompt[] = {1, 2};
     static const char *const stop[] = {"!"};
@@ -47,20 +48,20 @@ static mp_text_call *text_call(void) {
                          .stop_bytes = stop_bytes,
                          .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = MOST_TOKENS,
                                       .logprobs = TOPS}};
-    mp_text_call *call;
+    mp_text_request *call;
     mp_error error;
-    MP_CHECK_OK(mp_text_call_create(&args, &call, &error), &error);
+    MP_CHECK_OK(mp_text_request_create(&args, &call, &error), &error);
     call->vocab = VOCAB + SPARE;
     call->sampled_vocab = VOCAB;
     call->context = CONTEXT;
     call->ends = &end;
     call->n_ends = 1;
-    MP_CHECK_OK(mp_text_call_output(call, 4, &error), &error);
+    MP_CHECK_OK(mp_text_request_output(call, 4, &error), &error);
     return call;
 }
 
 /* Check that the visible state of the request is possible. */
-static void check_text(const mp_text_call *call) {
+static void check_text(const mp_text_request *call) {
     const mp_choice *choice = &call->choices[0];
     uint32_t before = 0;
     MP_CHECK(choice->token_count <= MOST_TOKENS && choice->text_bytes <= choice->text_capacity);
@@ -82,7 +83,7 @@ static void check_text(const mp_text_call *call) {
 static bool try_text(int at, uint8_t by, size_t cut, bool over, size_t *used) {
     static scene s;
     memset(&s, 0, sizeof s);
-    mp_text_call *call = text_call();
+    mp_text_request *call = text_call();
     s.mutate_at = -1;
     scene_admit(&s, &call->base, 7);
     answer_plan(&s, 2, false);
@@ -112,7 +113,7 @@ static bool try_text(int at, uint8_t by, size_t cut, bool over, size_t *used) {
     check_text(call);
     scene_end(&s);
     check_text(call);
-    mp_call_destroy(&call->base);
+    mp_request_destroy(&call->base);
     return taken;
 }
 
@@ -139,36 +140,36 @@ MP_TEST_SECONDS(isolation_plans_with_a_changed_byte_are_correct_or_refused, 60) 
     for (int at = -1; at < 24; at++)
         for (int i = 0; i < CHANGES; i++) {
             memset(&s, 0, sizeof s);
-            mp_text_call *call = text_call();
+            mp_text_request *call = text_call();
             s.mutate_at = -1;
             scene_admit(&s, &call->base, 7);
             s.mutate_at = at;
             s.mutate_by = changes[i];
             answer_plan(&s, 2, true); /* checks the visible state */
             scene_end(&s);
-            mp_call_destroy(&call->base);
+            mp_request_destroy(&call->base);
         }
 }
 
 enum { WIDTH = 4 };
 
 /* Make a request for two texts or two images, with memory for its vectors. */
-static mp_call *make_vectors_call(bool images, float **vectors, _Atomic int32_t **done) {
+static mp_request *make_vectors_call(bool images, float **vectors, _Atomic int32_t **done) {
     static const int32_t ids[] = {1, 2, 3}, sizes[] = {2, 3, 1, 1};
     static const int64_t offsets[] = {0, 1, 3};
     static const uint8_t pixels[3 * (2 * 3 + 1)];
     mp_error error;
     if (images) {
-        mp_image_call *call;
-        MP_CHECK_OK(mp_image_call_create(2, sizes, pixels, sizeof pixels, &call, &error), &error);
-        MP_CHECK_OK(mp_image_call_output(call, 9, WIDTH, &error), &error);
+        mp_image_embedding_request *call;
+        MP_CHECK_OK(make_image_embedding_request(2, sizes, pixels, sizeof pixels, &call, &error), &error);
+        MP_CHECK_OK(mp_image_embedding_request_output(call, 9, WIDTH, &error), &error);
         *vectors = call->vectors;
         *done = &call->done;
         return &call->base;
     }
-    mp_embed_call *call;
-    MP_CHECK_OK(mp_embed_call_create(2, ids, offsets, NULL, &call, &error), &error);
-    MP_CHECK_OK(mp_embed_call_output(call, WIDTH, &error), &error);
+    mp_embedding_request *call;
+    MP_CHECK_OK(make_embedding_request(2, ids, offsets, NULL, &call, &error), &error);
+    MP_CHECK_OK(mp_embedding_request_output(call, WIDTH, &error), &error);
     *vectors = call->vectors;
     *done = &call->done;
     return &call->base;
@@ -182,7 +183,7 @@ static void change_vectors(bool images) {
         for (int i = 0; i < CHANGES; i++) {
             float *vectors;
             _Atomic int32_t *done;
-            mp_call *call = make_vectors_call(images, &vectors, &done);
+            mp_request *call = make_vectors_call(images, &vectors, &done);
             memset(&s, 0, sizeof s);
             s.mutate_at = -1;
             scene_admit(&s, call, 2);
@@ -202,7 +203,7 @@ static void change_vectors(bool images) {
             MP_CHECK(at >= 0 || (!lost && outcome == MP_OUTCOME_DONE && vectors[7] == 7));
             MP_CHECK(lost ? outcome == MP_OUTCOME_FAILED && *done == 0 : *done <= 2);
             scene_end(&s);
-            mp_call_destroy(call);
+            mp_request_destroy(call);
         }
     MP_CHECK(refused > 100);
 }
@@ -214,17 +215,17 @@ MP_TEST(isolation_patch_vectors_of_images_are_refused) {
     float *vectors;
     _Atomic int32_t *done;
     mp_error error;
-    mp_call *call = make_vectors_call(true, &vectors, &done);
-    const mp_call_wire *wire = mp_call_wire_of(MP_IMAGE_EMBEDDING);
+    mp_request *call = make_vectors_call(true, &vectors, &done);
+    const mp_request_wire *wire = mp_request_wire_of(MP_IMAGE_EMBEDDING);
     MP_CHECK_OK(wire->check(call, &error), &error);
-    ((mp_image_call *)call)->output = MP_EMBED_TOKENS;
+    ((mp_image_embedding_request *)call)->output = MP_EMBED_TOKENS;
     MP_CHECK_STATUS(wire->check(call, &error), MP_UNSUPPORTED, &error);
-    mp_call_destroy(call);
+    mp_request_destroy(call);
 }
 
 MP_TEST(isolation_unexpected_messages_of_a_child_are_refused) {
     static scene s;
-    mp_text_call *call = text_call();
+    mp_text_request *call = text_call();
     s.mutate_at = -1;
     scene_admit(&s, &call->base, 7);
     mp_wire_begin(&s.out, &s.p.child, MP_FRAME_STEP); /* asked for a plan, the child sends a step */
@@ -243,7 +244,7 @@ MP_TEST(isolation_unexpected_messages_of_a_child_are_refused) {
     MP_CHECK_STATUS(s.engine->ops->admit(s.engine, &another, &error), MP_RECV, &error);
     MP_CHECK_INT(s.engine->ops->trim(s.engine), 0);
     scene_end(&s);
-    mp_call_destroy(&call->base);
+    mp_request_destroy(&call->base);
 }
 
 MP_TEST(isolation_capabilities_without_a_wire_are_refused) {
@@ -252,14 +253,14 @@ MP_TEST(isolation_capabilities_without_a_wire_are_refused) {
     static mp_channel_page page;
     for (int c = 0; c < MP_CAPABILITY_COUNT; c++) {
         mp_proxy_args args = {.kind = &no_kind, .capability = (mp_capability)c};
-        if (mp_call_wire_of(args.capability))
+        if (mp_request_wire_of(args.capability))
             continue;
         MP_CHECK_STATUS(mp_proxy_attach(&args, &page, &engine, &error), MP_UNSUPPORTED, &error);
         MP_CHECK_HAS(error.message, mp_capability_get(args.capability)->name);
     }
-    MP_CHECK(mp_call_wire_of(MP_TEXT_EMBEDDING) && mp_call_wire_of(MP_TEXT_TO_TEXT));
-    MP_CHECK(mp_call_wire_of(MP_IMAGE_EMBEDDING) && mp_call_wire_of(MP_TEXT_TO_IMAGE));
-    MP_CHECK(mp_call_wire_of(MP_VISION));
+    MP_CHECK(mp_request_wire_of(MP_TEXT_EMBEDDING) && mp_request_wire_of(MP_TEXT_TO_TEXT));
+    MP_CHECK(mp_request_wire_of(MP_IMAGE_EMBEDDING) && mp_request_wire_of(MP_TEXT_TO_IMAGE));
+    MP_CHECK(mp_request_wire_of(MP_VISION));
 }
 
 /* ---- false results in well-formed frames ------------------------------------------------------------------------- */
@@ -304,7 +305,7 @@ static void check_claims(const claim *claims, int count, const char *why) {
     static scene s;
     memset(&s, 0, sizeof s);
     s.mutate_at = -1;
-    mp_text_call *call = text_call();
+    mp_text_request *call = text_call();
     scene_admit(&s, &call->base, 7);
     for (int i = 0; i < count; i++) {
         answer_plan(&s, 2, false);
@@ -322,7 +323,7 @@ static void check_claims(const claim *claims, int count, const char *why) {
     }
     check_text(call);
     scene_end(&s);
-    mp_call_destroy(&call->base);
+    mp_request_destroy(&call->base);
 }
 
 MP_TEST(isolation_texts_end_where_their_tokens_and_characters_do) {
@@ -370,7 +371,7 @@ static void check_claim_within(claim it, limits limits, const char *why) {
     static scene s;
     memset(&s, 0, sizeof s);
     s.mutate_at = -1;
-    mp_text_call *call = text_call();
+    mp_text_request *call = text_call();
     call->context = limits.context;
     call->n_ends = limits.n_ends;
     call->sampling.min_tokens = limits.min_tokens;
@@ -388,7 +389,7 @@ static void check_claim_within(claim it, limits limits, const char *why) {
         MP_CHECK_INT(call->choices[0].finish, it.finish);
     }
     scene_end(&s);
-    mp_call_destroy(&call->base);
+    mp_request_destroy(&call->base);
 }
 
 MP_TEST(isolation_completions_end_where_they_must) {
@@ -457,7 +458,7 @@ MP_TEST(isolation_requests_fail_only_with_allowed_errors) {
     const mp_status_row *all = mp_status_rows(&count);
     for (int i = 0; i < count; i++) {
         mp_error said = failure_of(all[i].code), error;
-        mp_text_call *call = text_call();
+        mp_text_request *call = text_call();
         memset(&s, 0, sizeof s);
         s.mutate_at = -1;
         scene_admit(&s, &call->base, 7);
@@ -475,7 +476,7 @@ MP_TEST(isolation_requests_fail_only_with_allowed_errors) {
         taken += right;
         s.engine->ops->retire(s.engine, &another);
         scene_end(&s);
-        mp_call_destroy(&call->base);
+        mp_request_destroy(&call->base);
 
         call = text_call();
         memset(&s, 0, sizeof s);
@@ -500,7 +501,7 @@ MP_TEST(isolation_requests_fail_only_with_allowed_errors) {
         MP_CHECK_INT(s.engine->lost(s.engine) != NULL, !right);
         taken += right;
         scene_end(&s);
-        mp_call_destroy(&call->base);
+        mp_request_destroy(&call->base);
     }
     MP_CHECK_INT(taken, 4 + 5);
 }
@@ -511,7 +512,7 @@ static int idle_steps(uint64_t before) {
     int steps = 0;
     memset(&s, 0, sizeof s);
     s.mutate_at = -1;
-    mp_text_call *call = text_call();
+    mp_text_request *call = text_call();
     scene_admit(&s, &call->base, 7);
     claim nothing = {"", 0, {0}, {0}, 3, 0, 0, MP_FINISH_NONE, -1}, token = {"a", 1, {1}, {1}, 3, 1, 1, 0, -1};
     while (!s.engine->lost(s.engine)) {
@@ -525,14 +526,14 @@ static int idle_steps(uint64_t before) {
     MP_CHECK_INT(s.item.error.code, MP_RECV);
     MP_CHECK_HAS(s.item.error.message, "made no progress on a request");
     scene_end(&s);
-    mp_call_destroy(&call->base);
+    mp_request_destroy(&call->base);
     return steps;
 }
 
 MP_TEST(isolation_steps_without_progress_end) {
-    mp_text_call *call = text_call();
+    mp_text_request *call = text_call();
     int most = (int)mp_wire_text_to_text.most_idle(&call->base);
-    mp_call_destroy(&call->base);
+    mp_request_destroy(&call->base);
     MP_CHECK_INT(idle_steps(0), 2 + most); /* the first step reports the end of prefill */
     MP_CHECK_INT(idle_steps((uint64_t)most), most + most + 1);
 }
@@ -541,11 +542,11 @@ MP_TEST(isolation_texts_that_never_finish_are_failed) {
     static scene s;
     static const int32_t ids[] = {1, 2, 3};
     static const int64_t offsets[] = {0, 1, 3};
-    mp_embed_call *call;
+    mp_embedding_request *call;
     mp_error error;
     int steps = 0;
-    MP_CHECK_OK(mp_embed_call_create(2, ids, offsets, NULL, &call, &error), &error);
-    MP_CHECK_OK(mp_embed_call_output(call, 4, &error), &error);
+    MP_CHECK_OK(make_embedding_request(2, ids, offsets, NULL, &call, &error), &error);
+    MP_CHECK_OK(mp_embedding_request_output(call, 4, &error), &error);
     memset(&s, 0, sizeof s);
     s.mutate_at = -1;
     scene_admit(&s, &call->base, 2);
@@ -562,7 +563,7 @@ MP_TEST(isolation_texts_that_never_finish_are_failed) {
     MP_CHECK_INT(steps, 12);
     MP_CHECK_HAS(s.item.error.message, "made no progress on a request");
     scene_end(&s);
-    mp_call_destroy(&call->base);
+    mp_request_destroy(&call->base);
 }
 
 static uint64_t learnt[MP_MODEL_SPEEDS] = {5000, 5000};
@@ -586,7 +587,7 @@ MP_TEST(isolation_a_row_takes_no_longer_than_its_step) {
     s.mutate_at = -1;
     s.kind = &kind;
     s.speed = hour_ns;
-    mp_text_call *call = text_call();
+    mp_text_request *call = text_call();
     scene_admit(&s, &call->base, 7);
     answer_plan(&s, 2, false);
     compose_claim(&s, &token);
@@ -597,7 +598,7 @@ MP_TEST(isolation_a_row_takes_no_longer_than_its_step) {
         MP_CHECK(learnt[i] > 1000 && learnt[i] <= most + 1);
     MP_CHECK(!s.engine->lost(s.engine));
     scene_end(&s);
-    mp_call_destroy(&call->base);
+    mp_request_destroy(&call->base);
 }
 
 static mp_status start_one_that_says(const char *what, mp_error *error) {

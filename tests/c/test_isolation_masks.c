@@ -7,7 +7,7 @@ enum { WORDS = (VOCAB + 31) / 32, END = 7, ALLOWED = 10, STOP_ID = 12, HIDDEN = 
 
 typedef struct masked_scene {
     scene s;
-    mp_text_call *call;
+    mp_text_request *call;
     mp_plan plan;
 } masked_scene;
 
@@ -20,15 +20,15 @@ static const uint32_t *mask_of(const int32_t *ids, int n) {
     return bits;
 }
 
-static mp_text_call *make_call(int choices, bool masked, bool captured) {
+static mp_text_request *make_call(int choices, bool masked, bool captured) {
     static const int32_t prompt[] = {1, 2}, stop_ids[] = {STOP_ID}, ends[] = {END, END + 1}, first[] = {ALLOWED};
     mp_text_args args = {.n_prompt = 2, .prompt = prompt, .n_choices = choices, .n_stop_ids = 1, .stop_ids = stop_ids,
                          .capture_values = captured ? VALUES : 0, .capture_records = captured ? 1000 : 0,
                          .mask = masked ? mask_of(first, 1) : NULL, .mask_bytes = masked ? WORDS * 4 : 0,
                          .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = MOST_TOKENS, .logprobs = -1}};
-    mp_text_call *call;
+    mp_text_request *call;
     mp_error error;
-    MP_CHECK_OK(mp_text_call_create(&args, &call, &error), &error);
+    MP_CHECK_OK(mp_text_request_create(&args, &call, &error), &error);
     call->vocab = VOCAB + SPARE;
     call->sampled_vocab = VOCAB;
     call->context = 64;
@@ -37,7 +37,7 @@ static mp_text_call *make_call(int choices, bool masked, bool captured) {
     call->capture.layers = LAYERS;
     call->capture.hidden = HIDDEN;
     call->capture.vocab = VOCAB;
-    MP_CHECK_OK(mp_text_call_output(call, 4, &error), &error);
+    MP_CHECK_OK(mp_text_request_output(call, 4, &error), &error);
     return call;
 }
 
@@ -50,7 +50,7 @@ static void begin(masked_scene *m, int choices, bool masked, bool captured) {
 
 static void end(masked_scene *m) {
     scene_end(&m->s);
-    mp_call_destroy(&m->call->base);
+    mp_request_destroy(&m->call->base);
 }
 
 /* Plan while the child answers with `count` items; return the plan's count. */
@@ -70,18 +70,18 @@ static int plan(masked_scene *m, uint32_t count) {
     return m->s.plan.count;
 }
 
-typedef struct draw { /* tokens of one choice: `count` times this id, each a letter */
+typedef struct sampled_run { /* tokens of one choice: `count` times this id, each a letter */
     int count;
     int32_t id;
     int finish, stop_index;
-} draw;
+} sampled_run;
 
 /* Run a step in which each choice samples these tokens. recorded: number of tokens with capture records, -1 = the
  * request captures none. */
-static mp_outcome step(masked_scene *m, mp_outcome outcome, const draw *draws, int recorded) {
+static mp_outcome step(masked_scene *m, mp_outcome outcome, const sampled_run *sampled_runs, int recorded) {
     static uint32_t letters;
     mp_wire_out *out = &m->s.out;
-    const mp_text_call *call = m->call;
+    const mp_text_request *call = m->call;
     mp_wire_begin(out, &m->s.p.child, MP_FRAME_STEP);
     mp_put_u8(out, (uint8_t)outcome);
     mp_put_u32(out, 3);
@@ -91,23 +91,23 @@ static mp_outcome step(masked_scene *m, mp_outcome outcome, const draw *draws, i
         uint32_t before = call->choices[c].token_count;
         if (call->choices[c].finish != MP_FINISH_NONE)
             continue;
-        mp_put_u8(out, (uint8_t)draws[c].finish);
-        mp_put_i32(out, draws[c].stop_index);
-        mp_put_u32(out, (uint32_t)draws[c].count);
-        letters = before + (uint32_t)draws[c].count;
+        mp_put_u8(out, (uint8_t)sampled_runs[c].finish);
+        mp_put_i32(out, sampled_runs[c].stop_index);
+        mp_put_u32(out, (uint32_t)sampled_runs[c].count);
+        letters = before + (uint32_t)sampled_runs[c].count;
         for (uint32_t t = before; t < letters; t++) {
-            mp_put_i32(out, draws[c].id);
+            mp_put_i32(out, sampled_runs[c].id);
             mp_put_f32(out, NAN);
             mp_put_u32(out, t + 1);
         }
         mp_put_u32(out, letters);
         mp_put_u32(out, letters);
-        mp_put(out, "abcd", (size_t)draws[c].count);
+        mp_put(out, "abcd", (size_t)sampled_runs[c].count);
     }
     if (recorded >= 0) {
         const size_t floats = mp_capture_floats(&call->capture);
         mp_put_u32(out, (uint32_t)recorded);
-        for (uint32_t i = call->capture.drawn; (int)i < recorded; i++)
+        for (uint32_t i = call->capture.sampled; (int)i < recorded; i++)
             for (size_t f = 0; f < floats; f++)
                 mp_put_f32(out, (float)(i * floats + f));
     }
@@ -117,7 +117,7 @@ static mp_outcome step(masked_scene *m, mp_outcome outcome, const draw *draws, i
 
 static void bring(masked_scene *m, int choice, uint32_t index, int32_t id) {
     mp_error error;
-    MP_CHECK_OK(mp_text_call_mask(m->call, choice, index, mask_of(&id, 1), WORDS * 4, &error), &error);
+    MP_CHECK_OK(mp_text_request_mask(m->call, choice, index, mask_of(&id, 1), WORDS * 4, &error), &error);
 }
 
 static const char *why_lost(masked_scene *m) {
@@ -125,10 +125,10 @@ static const char *why_lost(masked_scene *m) {
     return lost ? lost->message : "";
 }
 
-static const draw nothing = {0, 0, MP_FINISH_NONE, -1}, allowed = {1, ALLOWED, MP_FINISH_NONE, -1};
+static const sampled_run nothing = {0, 0, MP_FINISH_NONE, -1}, allowed = {1, ALLOWED, MP_FINISH_NONE, -1};
 
 /* Run one step with the first mask, and check the reason for refusing it; "" = accepted. */
-static void check_first(mp_outcome outcome, draw it, const char *why) {
+static void check_first(mp_outcome outcome, sampled_run it, const char *why) {
     static masked_scene m;
     begin(&m, 1, true, false);
     MP_CHECK_INT(plan(&m, 1), 1);
@@ -149,19 +149,19 @@ MP_TEST(isolation_sampled_tokens_obey_their_mask) {
     const char *const against = "its mask does not allow", *const early = "before its mask came";
     check_first(MP_OUTCOME_WAIT_MASK, allowed, "");
     check_first(MP_OUTCOME_WAIT_MASK, nothing, "");
-    check_first(MP_OUTCOME_MORE, (draw){1, ALLOWED + 1, MP_FINISH_NONE, -1}, against);
-    check_first(MP_OUTCOME_MORE, (draw){1, VOCAB - 1, MP_FINISH_NONE, -1}, against);
-    check_first(MP_OUTCOME_MORE, (draw){2, ALLOWED, MP_FINISH_NONE, -1}, early);
-    check_first(MP_OUTCOME_DONE, (draw){0, 0, MP_FINISH_EOS, -1}, against);
-    check_first(MP_OUTCOME_DONE, (draw){0, 0, MP_FINISH_STOP, 0}, against);
-    check_first(MP_OUTCOME_DONE, (draw){1, ALLOWED, MP_FINISH_EOS, -1}, early);
-    check_first(MP_OUTCOME_DONE, (draw){1, ALLOWED, MP_FINISH_LENGTH, -1}, "before it is as long");
+    check_first(MP_OUTCOME_MORE, (sampled_run){1, ALLOWED + 1, MP_FINISH_NONE, -1}, against);
+    check_first(MP_OUTCOME_MORE, (sampled_run){1, VOCAB - 1, MP_FINISH_NONE, -1}, against);
+    check_first(MP_OUTCOME_MORE, (sampled_run){2, ALLOWED, MP_FINISH_NONE, -1}, early);
+    check_first(MP_OUTCOME_DONE, (sampled_run){0, 0, MP_FINISH_EOS, -1}, against);
+    check_first(MP_OUTCOME_DONE, (sampled_run){0, 0, MP_FINISH_STOP, 0}, against);
+    check_first(MP_OUTCOME_DONE, (sampled_run){1, ALLOWED, MP_FINISH_EOS, -1}, early);
+    check_first(MP_OUTCOME_DONE, (sampled_run){1, ALLOWED, MP_FINISH_LENGTH, -1}, "before it is as long");
 }
 
 MP_TEST(isolation_completions_end_where_their_masks_allow) {
     static const struct {
         int32_t allows;
-        draw it;
+        sampled_run it;
         const char *why;
     } rows[] = {{END + 1, {0, 0, MP_FINISH_EOS, -1}, ""},      {STOP_ID, {0, 0, MP_FINISH_STOP, 0}, ""},
                 {STOP_ID, {0, 0, MP_FINISH_EOS, -1}, "allow"}, {END, {0, 0, MP_FINISH_STOP, 0}, "allow"},
@@ -185,7 +185,7 @@ MP_TEST(isolation_completions_end_where_their_masks_allow) {
 MP_TEST(isolation_mask_waits_without_reason_are_refused) {
     static masked_scene m;
     for (int way = 0; way < 4; way++) {
-        const draw both[] = {allowed, allowed}, second[] = {nothing, allowed};
+        const sampled_run both[] = {allowed, allowed}, second[] = {nothing, allowed};
         begin(&m, 2, way != 3, false);
         if (way == 0 || way == 3) { /* the first mask was sent; or the request has no masks */
             plan(&m, 0);
@@ -261,15 +261,15 @@ MP_TEST(isolation_capture_records_match_the_sampled_tokens) {
     } rows[] = {{1, 1, true}, {1, 2, true}, {0, 1, true}, {0, 0, true}, {2, 1, false}, {1, 3, false}, {0, 2, false}};
     static masked_scene m;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        const draw it = {rows[i].count, ALLOWED, MP_FINISH_NONE, -1};
+        const sampled_run it = {rows[i].count, ALLOWED, MP_FINISH_NONE, -1};
         begin(&m, 1, false, true);
         MP_CHECK_INT(plan(&m, 1), 1);
         step(&m, MP_OUTCOME_MORE, &it, rows[i].recorded);
         MP_CHECK_INT(!m.s.engine->lost(m.s.engine), rows[i].fine);
-        MP_CHECK_INT(m.call->capture.drawn, rows[i].fine ? (uint32_t)rows[i].recorded : 0);
+        MP_CHECK_INT(m.call->capture.sampled, rows[i].fine ? (uint32_t)rows[i].recorded : 0);
         if (!rows[i].fine)
             MP_CHECK_HAS(why_lost(&m), "records are of other tokens");
-        for (uint32_t f = 0; f < m.call->capture.drawn * mp_capture_floats(&m.call->capture); f++)
+        for (uint32_t f = 0; f < m.call->capture.sampled * mp_capture_floats(&m.call->capture); f++)
             MP_CHECK(m.call->capture.data[f] == (float)f);
         if (rows[i].fine && rows[i].recorded) { /* no record is taken back */
             MP_CHECK_INT(plan(&m, 1), 1);
@@ -300,8 +300,8 @@ MP_TEST_SECONDS(isolation_masked_completions_with_a_changed_byte_are_correct_or_
                 bool lost = m.s.engine->lost(m.s.engine) != NULL;
                 MP_CHECK(at >= 0 || !lost);
                 MP_CHECK(choice->token_count <= 1 && (!choice->token_count || choice->tokens[0].id == ALLOWED));
-                MP_CHECK(m.call->capture.drawn <= choice->token_count + 1);
-                MP_CHECK(!lost || (!choice->token_count && !m.call->capture.drawn));
+                MP_CHECK(m.call->capture.sampled <= choice->token_count + 1);
+                MP_CHECK(!lost || (!choice->token_count && !m.call->capture.sampled));
                 refused += lost;
                 end(&m);
             }

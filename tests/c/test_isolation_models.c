@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "isolated_fixture.h"
+#include "request_fixture.h"
 
 enum { ITEMS = 8, ANSWER = 12 };
 
@@ -36,7 +37,7 @@ static void make_job(const tiny_model *model, tiny_job *job, int index) {
 
 /* Hash everything that a caller sees of a completion. */
 static uint64_t hash_of(const tiny_job *job) {
-    const mp_text_call *call = job->call;
+    const mp_text_request *call = job->call;
     uint64_t hash = 14695981039346656037u;
     for (int c = 0; c < call->n_choices; c++) {
         const mp_choice *choice = &call->choices[c];
@@ -84,7 +85,7 @@ MP_TEST_SECONDS(isolation_texts_have_the_same_bytes_in_any_process, 120) {
         make_job(&here, &job, i);
         run_to_end(here.engine, &here.lease, &job);
         expected[i] = hash_of(&job);
-        mp_call_destroy(&job.call->base);
+        mp_request_destroy(&job.call->base);
     }
     isolated it;
     isolated_load(&it, mp_spec_pin(here.spec), MP_COMPUTE_AUTO, 2, isolation_options("spec"));
@@ -138,7 +139,7 @@ MP_TEST_SECONDS(isolation_texts_have_the_same_bytes_in_any_process, 120) {
         for (int i = 0; i < ITEMS; i++) {
             if (hash_of(&jobs[i]) != expected[i])
                 MP_FAIL("item %d differs under seed %d", i, seed);
-            mp_call_destroy(&jobs[i].call->base);
+            mp_request_destroy(&jobs[i].call->base);
         }
     }
     MP_CHECK(it.engine[0]->prefix->hits + it.engine[1]->prefix->hits > 0);
@@ -158,11 +159,11 @@ static void check_embedding(mp_model *here, mp_engine *engine, isolated *it, mp_
         for (int64_t i = offsets[t]; i < offsets[t + 1]; i++)
             ids[i] = (int32_t)(mp_test_random_u64(&random) % TINY_VOCAB);
     }
-    mp_embed_call *calls[2];
+    mp_embedding_request *calls[2];
     for (int k = 0; k < 2; k++) {
         mp_item item = {0}, *items[1] = {&item};
         uint64_t cost;
-        MP_CHECK_OK(mp_embed_call_create(TEXTS, ids, offsets, NULL, &calls[k], &error), &error);
+        MP_CHECK_OK(make_embedding_request(TEXTS, ids, offsets, NULL, &calls[k], &error), &error);
         calls[k]->output = output;
         item.call = &calls[k]->base;
         mp_model *model = k ? it->model : here;
@@ -185,7 +186,7 @@ static void check_embedding(mp_model *here, mp_engine *engine, isolated *it, mp_
     size_t count = (size_t)(output == MP_EMBED_TOKENS ? offsets[TEXTS] : TEXTS) * (size_t)calls[0]->width;
     MP_CHECK(memcmp(calls[0]->vectors, calls[1]->vectors, count * sizeof(float)) == 0);
     for (int k = 0; k < 2; k++)
-        mp_call_destroy(&calls[k]->base);
+        mp_request_destroy(&calls[k]->base);
 }
 
 MP_TEST_SECONDS(isolation_vectors_have_the_same_bytes_in_any_process, 60) {
@@ -205,7 +206,7 @@ MP_TEST_SECONDS(isolation_vectors_have_the_same_bytes_in_any_process, 60) {
 /* Requests at every limit, and requests that exceed one limit. */
 enum { ALL_WITHIN, MORE_CHOICES, MORE_STOPS, MORE_STOP_BYTES, MORE_STOP_IDS, MORE_BIASES, MORE_LOGPROBS, EXCESSES };
 
-static mp_status make_largest(int excess, mp_text_call **call, mp_error *error) {
+static mp_status make_largest(int excess, mp_text_request **call, mp_error *error) {
     static int32_t prompt[] = {1, 2, 3}, stop_bytes[MP_TEXT_MOST_STOPS + 1], ids[MP_TEXT_MOST_IDS + 1];
     static char text[MP_TEXT_MOST_STOP_BYTES + 1];
     static const char *stop[MP_TEXT_MOST_STOPS + 1];
@@ -232,7 +233,7 @@ static mp_status make_largest(int excess, mp_text_call **call, mp_error *error) 
                          .bias = bias,
                          .sampling = {.temperature = 1, .top_p = 1, .repetition_penalty = 1, .seed = 3, .max_tokens = 2,
                                       .logprobs = MP_TEXT_MOST_LOGPROBS + (excess == MORE_LOGPROBS)}};
-    return mp_text_call_create(&args, call, error);
+    return mp_text_request_create(&args, call, error);
 }
 
 MP_TEST_SECONDS(isolation_the_largest_request_is_transferred, 60) {
@@ -252,7 +253,7 @@ MP_TEST_SECONDS(isolation_the_largest_request_is_transferred, 60) {
         MP_CHECK_OK(model->ops->check(model, job.item.call, &cost, &job.item.total, &error), &error);
         run_to_end(k ? it.engine[0] : here.engine, k ? &it.lease : &here.lease, &job);
         hash[k] = hash_of(&job);
-        mp_call_destroy(&job.call->base);
+        mp_request_destroy(&job.call->base);
     }
     MP_CHECK(hash[0] == hash[1]);
     isolated_unload(&it);
@@ -262,14 +263,14 @@ MP_TEST_SECONDS(isolation_the_largest_request_is_transferred, 60) {
 MP_TEST(isolation_requests_beyond_the_limits_are_refused) {
     static const int64_t offsets[] = {0, 1};
     static const int32_t ids[] = {1};
-    mp_text_call *call;
-    mp_embed_call *embed;
+    mp_text_request *call;
+    mp_embedding_request *embed;
     mp_error error;
     for (int excess = ALL_WITHIN + 1; excess < EXCESSES; excess++) {
         MP_CHECK_STATUS(make_largest(excess, &call, &error), MP_INVALID_ARGUMENT, &error);
         MP_CHECK(!call);
     }
-    MP_CHECK_STATUS(mp_embed_call_create(MP_EMBED_MOST_TEXTS + 1, ids, offsets, NULL, &embed, &error),
+    MP_CHECK_STATUS(make_embedding_request(MP_EMBED_MOST_TEXTS + 1, ids, offsets, NULL, &embed, &error),
                     MP_INVALID_ARGUMENT, &error);
     MP_CHECK_HAS(error.message, "allowed: 1 to 16777216");
 }
@@ -279,15 +280,15 @@ MP_TEST(isolation_prompt_logits_are_refused) {
     static const int32_t prompt[] = {1};
     mp_text_args args = {.n_prompt = 1, .prompt = prompt, .n_choices = 1, .want_prompt_logits = true,
                          .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = 1, .logprobs = -1}};
-    mp_text_call *call;
+    mp_text_request *call;
     mp_error error;
     uint64_t cost;
     uint32_t total;
     isolated it;
     isolated_load(&it, tiny_decoder_spec(types, 1, 3), MP_COMPUTE_AUTO, 1, isolation_options("spec"));
-    MP_CHECK_OK(mp_text_call_create(&args, &call, &error), &error);
+    MP_CHECK_OK(mp_text_request_create(&args, &call, &error), &error);
     MP_CHECK_STATUS(it.model->ops->check(it.model, &call->base, &cost, &total, &error), MP_UNSUPPORTED, &error);
-    mp_call_destroy(&call->base);
+    mp_request_destroy(&call->base);
     isolated_unload(&it);
 }
 
@@ -333,7 +334,7 @@ static int helpers_at(int process, const mp_cpu_set *cpus) {
 }
 
 MP_TEST_SECONDS(isolation_processes_compute_on_their_leased_cpus, 60) {
-    enum { LANES = 4, A_NODE = 2, BOTH = 2 };
+    enum { THREADS = 4, A_NODE = 2, BOTH = 2 };
     static const int rounds[] = {0, 1, BOTH, 1, 0, BOTH, 1, BOTH};
     static const mp_dtype types[] = {MP_Q8_0};
     static mp_cpu_set node[2];
@@ -346,22 +347,22 @@ MP_TEST_SECONDS(isolation_processes_compute_on_their_leased_cpus, 60) {
     if (cpus < 2)
         MP_SKIP("one CPU");
     isolated it;
-    isolated_load(&it, tiny_decoder_spec(types, 1, 3), MP_COMPUTE_AUTO, LANES, isolation_options("spec"));
+    isolated_load(&it, tiny_decoder_spec(types, 1, 3), MP_COMPUTE_AUTO, THREADS, isolation_options("spec"));
     mp_team_return(&it.lease);
     tiny_model there = {.model = it.model};
     for (size_t i = 0; i < sizeof rounds / sizeof *rounds; i++) {
         bool both = rounds[i] == BOTH;
         int first = both ? 0 : rounds[i];
-        mp_place places[] = {{&node[first], A_NODE}, {&node[!first], A_NODE}};
+        mp_team_place places[] = {{&node[first], A_NODE}, {&node[!first], A_NODE}};
         tiny_job job;
         mp_team_lease_at(it.team, places, 1 + both, &it.lease);
-        MP_CHECK_INT(it.lease.lanes, both ? LANES : A_NODE);
+        MP_CHECK_INT(it.lease.threads, both ? THREADS : A_NODE);
         make_job(&there, &job, 2);
         run_to_end(it.engine[0], &it.lease, &job);
-        mp_call_destroy(&job.call->base);
+        mp_request_destroy(&job.call->base);
         mp_team_return(&it.lease);
         if (both) /* threads that were at one node before count as well */
-            MP_CHECK_INT(helpers_at(it.engine[0]->process, &all), LANES - 1);
+            MP_CHECK_INT(helpers_at(it.engine[0]->process, &all), THREADS - 1);
         else
             MP_CHECK(helpers_at(it.engine[0]->process, &node[first]) >= A_NODE - 1);
     }

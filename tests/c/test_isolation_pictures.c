@@ -14,7 +14,7 @@ static uint64_t hash_without_isolation(bool flux) {
     uint64_t cost;
     tiny_load(&tiny, pipeline(flux), MP_COMPUTE_F32, 1);
     MP_CHECK_OK(make_call(flux, 2, &item.call, &error), &error);
-    ((mp_draw_call *)item.call)->keep = false;
+    ((mp_image_generation_request *)item.call)->keep = false;
     MP_CHECK_OK(tiny.model->ops->check(tiny.model, item.call, &cost, &item.total, &error), &error);
     MP_CHECK_OK(tiny.engine->ops->admit(tiny.engine, &item, &error), &error);
     do {
@@ -24,7 +24,7 @@ static uint64_t hash_without_isolation(bool flux) {
     MP_CHECK_INT(outcomes[0], MP_OUTCOME_DONE);
     const uint64_t hash = seen_hash(item.call);
     tiny.engine->ops->retire(tiny.engine, &item);
-    mp_call_destroy(item.call);
+    mp_request_destroy(item.call);
     tiny_unload(&tiny);
     return hash;
 }
@@ -37,7 +37,7 @@ MP_TEST_SECONDS(isolation_generated_images_have_the_same_bytes_in_any_process, 1
         mp_spec *spec = pipeline(flux);
         mp_isolation_options options = isolation_options("spec");
         mp_budget budget = {.limit = UINT64_MAX};
-        mp_lease lease = {.lanes = 1};
+        mp_lease lease = {.threads = 1};
         mp_loader loader;
         mp_model *model;
         mp_engine *engine[2];
@@ -55,7 +55,7 @@ MP_TEST_SECONDS(isolation_generated_images_have_the_same_bytes_in_any_process, 1
             uint64_t cost;
             int moves = 0, which = 0;
             MP_CHECK_OK(make_call(flux, 2, &item.call, &error), &error);
-            mp_draw_call *call = (mp_draw_call *)item.call;
+            mp_image_generation_request *call = (mp_image_generation_request *)item.call;
             MP_CHECK_STATUS(model->ops->check(model, item.call, &cost, &item.total, &error), MP_UNSUPPORTED, &error);
             call->keep = false;
             MP_CHECK_OK(model->ops->check(model, item.call, &cost, &item.total, &error), &error);
@@ -79,10 +79,10 @@ MP_TEST_SECONDS(isolation_generated_images_have_the_same_bytes_in_any_process, 1
             MP_CHECK(seed == 0 || moves > 2);
             MP_CHECK_INT(call->steps_done, 2 * STEPS);
             MP_CHECK_INT(call->previews_done, 2);
-            MP_CHECK_INT(call->pictures_done, 2);
+            MP_CHECK_INT(call->images_done, 2);
             MP_CHECK(seen_hash(item.call) == expected);
             engine[which]->ops->retire(engine[which], &item);
-            mp_call_destroy(item.call);
+            mp_request_destroy(item.call);
         }
         for (int i = 0; i < 2; i++)
             engine[i]->ops->destroy(engine[i]);
@@ -98,18 +98,26 @@ MP_TEST_SECONDS(isolation_generated_images_have_the_same_bytes_in_any_process, 1
 enum { SIDE = 4, PIXELS = SIDE * SIDE * 3, LATENTS = 4, TOTAL = 3 };
 
 /* Make a request for one image of two steps, with a preview between them. */
-static mp_draw_call *small_call(void) {
+static mp_image_generation_request *small_call(void) {
     static const float times[] = {1000, 500}, sigmas[] = {1, 0.5f, 0}, noise[LATENTS];
-    mp_draw_args args = {.width = SIDE, .height = SIDE, .n_pictures = 1, .n_steps = 2, .n_texts = 1, .times = times,
-                         .sigmas = sigmas, .noise = noise, .n_noise = LATENTS, .preview_every = 1};
-    mp_draw_call *call;
+    mp_image_generation_args args = {.width = SIDE,
+                                     .height = SIDE,
+                                     .n_images = 1,
+                                     .n_steps = 2,
+                                     .n_texts = 1,
+                                     .times = times,
+                                     .sigmas = sigmas,
+                                     .noise = noise,
+                                     .n_noise = LATENTS,
+                                     .preview_every = 1};
+    mp_image_generation_request *call;
     mp_error error;
     MP_CHECK_OK(mp_cpu_init("", &error), &error);
     mp_kernels_init();
-    MP_CHECK_OK(mp_draw_call_create(&args, &call, &error), &error);
+    MP_CHECK_OK(mp_image_generation_request_create(&args, &call, &error), &error);
     call->channels = 1;
     call->high = call->wide = 2;
-    MP_CHECK_OK(mp_draw_call_output(call, &error), &error);
+    MP_CHECK_OK(mp_image_generation_request_output(call, &error), &error);
     MP_CHECK_INT(call->n_previews, 1);
     return call;
 }
@@ -139,7 +147,7 @@ static void compose(scene *s, const answer *it) {
 
 static mp_outcome try(const answer *it, int at, uint8_t by, size_t *used, bool *lost) {
     static scene s;
-    mp_draw_call *call = small_call();
+    mp_image_generation_request *call = small_call();
     memset(&s, 0, sizeof s);
     s.mutate_at = -1;
     scene_admit(&s, &call->base, TOTAL);
@@ -152,15 +160,15 @@ static mp_outcome try(const answer *it, int at, uint8_t by, size_t *used, bool *
     *lost = s.engine->lost(s.engine) != NULL;
     if (*lost) { /* nothing of it is published */
         MP_CHECK(outcome == MP_OUTCOME_FAILED && s.item.cursor == 0);
-        MP_CHECK(call->steps_done == 0 && call->previews_done == 0 && call->pictures_done == 0);
+        MP_CHECK(call->steps_done == 0 && call->previews_done == 0 && call->images_done == 0);
     } else {
-        MP_CHECK(call->steps_done <= 2 && call->previews_done <= 1 && call->pictures_done <= 1);
-        MP_CHECK((call->pictures_done == 1) == (s.item.cursor == TOTAL));
-        for (int i = 0; i < PIXELS && call->pictures_done; i++)
+        MP_CHECK(call->steps_done <= 2 && call->previews_done <= 1 && call->images_done <= 1);
+        MP_CHECK((call->images_done == 1) == (s.item.cursor == TOTAL));
+        for (int i = 0; i < PIXELS && call->images_done; i++)
             MP_CHECK(call->pixels[i] >= 0 && call->pixels[i] <= 1);
     }
     scene_end(&s);
-    mp_call_destroy(&call->base);
+    mp_request_destroy(&call->base);
     return outcome;
 }
 

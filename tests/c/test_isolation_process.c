@@ -227,10 +227,10 @@ static mp_status ask(mp_registry *registry, int length, int tokens, mp_error *er
     mp_text_args args = {.n_prompt = length, .prompt = prompt, .n_choices = 1,
                          .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = tokens, .logprobs = -1,
                                       .ignore_eos = true}};
-    mp_text_call *call;
+    mp_text_request *call;
     mp_ticket *ticket;
     mp_submit_options options = {.priority = 2};
-    MP_TRY(mp_text_call_create(&args, &call, error));
+    MP_TRY(mp_text_request_create(&args, &call, error));
     MP_TRY(mp_registry_submit(registry, "m", &call->base, &options, &ticket, error));
     MP_CHECK(mp_ticket_wait(ticket, UINT64_MAX, mp_sys_now_ns() + 60ull * 1000 * 1000 * 1000, NULL));
     mp_status status = mp_ticket_status(ticket, error);
@@ -267,7 +267,7 @@ MP_TEST_SECONDS(isolation_a_registry_survives_its_processes, 120) {
     mp_spec *spec = tiny_decoder_spec(types, 1, 9);
     mp_isolation_options options = isolation_options("spec");
     mp_registry_config config = {
-        .lanes = 2, .memory_limit = 2ull << 30, .spin_ns = 1, .max_workers = 2, .breaker_threshold = -1};
+        .threads = 2, .memory_limit = 2ull << 30, .spin_ns = 1, .max_workers = 2, .breaker_threshold = -1};
     crowd c = {.left = CALLERS};
     mp_loader loader;
     MP_CHECK_OK(mp_registry_create(&config, &c.registry, &error), &error);
@@ -324,7 +324,7 @@ MP_TEST_SECONDS(isolation_a_forked_child_starts_without_processes, 60) {
     mp_kernels_init();
     mp_spec *spec = tiny_decoder_spec(types, 1, 9);
     mp_isolation_options options = isolation_options("spec");
-    mp_registry_config config = {.lanes = 1, .memory_limit = 2ull << 30, .spin_ns = 1, .max_workers = 1};
+    mp_registry_config config = {.threads = 1, .memory_limit = 2ull << 30, .spin_ns = 1, .max_workers = 1};
     mp_registry *registry;
     mp_registry_stats before, after;
     mp_entry_info info;
@@ -369,7 +369,7 @@ static mp_status sweep(void *arg, mp_error *error) {
     mp_spec *spec = arg;
     mp_isolation_options options = isolation_options("spec");
     mp_budget budget = {.limit = UINT64_MAX};
-    mp_lease lease = {.lanes = 1};
+    mp_lease lease = {.threads = 1};
     mp_loader loader;
     mp_model *model = NULL;
     mp_engine *engine = NULL;
@@ -393,7 +393,7 @@ MP_TEST_SECONDS(isolation_starts_without_time_time_out, 60) {
     mp_kernels_init();
     mp_spec *spec = tiny_decoder_spec(types, 1, 9);
     mp_budget budget = {.limit = UINT64_MAX};
-    mp_lease lease = {.lanes = 1};
+    mp_lease lease = {.threads = 1};
     int files = 0;
     for (uint64_t ns = 1; ns < 50 * 1000 * 1000; ns *= 7) {
         mp_isolation_options options = isolation_options("spec");

@@ -66,7 +66,7 @@ static void alone(mp_spec *spec, uint64_t *hashes) {
         MP_CHECK_INT(outcomes[0], MP_OUTCOME_DONE);
         here.engine->ops->retire(here.engine, &job.item);
         hashes[i] = tiny_job_hash(&job);
-        mp_call_destroy(&job.call->base);
+        mp_request_destroy(&job.call->base);
     }
     tiny_unload(&here);
 }
@@ -114,7 +114,7 @@ static void check_moves(const tiny_kind *kind) {
         for (int i = 0; i < ITEMS; i++) {
             if (tiny_job_hash(&jobs[i]) != expected[i])
                 MP_FAIL("item %d differs under seed %d", i, (int)seed);
-            mp_call_destroy(&jobs[i].call->base);
+            mp_request_destroy(&jobs[i].call->base);
         }
     }
     MP_CHECK(image_steps >= 5); /* at least one for each image, in either process */
@@ -152,10 +152,10 @@ static void make_large(mp_model *model, tiny_job *job) {
         .n_prompt = 2 + SEEN + 4, .prompt = prompt, .n_choices = 1, .vision = true,
         .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = 6, .logprobs = 3, .ignore_eos = true},
         .images = {.n_tiles = 1, .n_runs = 1, .sizes = sizes, .pixels = pixels, .n_bytes = sizeof pixels,
-                   .tile_keys = key, .run_keys = key, .runs = runs, .sources = sources, .n_sources = SEEN},
+                   .tile_keys = key, .run_keys = key, .spans = runs, .sources = sources, .n_sources = SEEN},
     };
     *job = (tiny_job){0};
-    MP_CHECK_OK(mp_text_call_create(&args, &job->call, &error), &error);
+    MP_CHECK_OK(mp_text_request_create(&args, &job->call, &error), &error);
     job->item.call = &job->call->base;
     MP_CHECK_OK(model->ops->check(model, job->item.call, &cost, &job->item.total, &error), &error);
 }
@@ -213,7 +213,7 @@ MP_TEST_SECONDS(isolation_vision_encodes_an_image_once_and_survives_a_process, 1
             MP_CHECK(image_steps > 2 && (uint64_t)image_steps <= job.call->images.most_parts);
         MP_CHECK(job.done && (k == 0 || tiny_job_hash(&job) == expected));
         expected = tiny_job_hash(&job);
-        mp_call_destroy(&job.call->base);
+        mp_request_destroy(&job.call->base);
     }
     isolated_unload(&it);
 
@@ -229,7 +229,7 @@ MP_TEST_SECONDS(isolation_vision_encodes_an_image_once_and_survives_a_process, 1
         MP_CHECK_OK(it.engine[1]->ops->admit(it.engine[1], &job.item, &error), &error);
         MP_CHECK(run_steps(&it, 1, &job, ALL, UINT32_MAX) > 2); /* from the start of the image */
         MP_CHECK(job.done && tiny_job_hash(&job) == expected);
-        mp_call_destroy(&job.call->base);
+        mp_request_destroy(&job.call->base);
         isolated_unload(&it);
     }
     mp_spec_unpin(spec);
@@ -239,7 +239,7 @@ MP_TEST(isolation_vision_with_prompt_logits_is_refused) {
     static const mp_dtype floats[] = {MP_F32};
     isolated it;
     mp_error error;
-    mp_text_call *call;
+    mp_text_request *call;
     uint64_t cost;
     uint32_t total;
     mp_spec *spec = tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1);
@@ -251,7 +251,7 @@ MP_TEST(isolation_vision_with_prompt_logits_is_refused) {
     call->want_prompt_logits = false;
     call->images.sizes[0] += PATCH; /* the parent itself refuses invalid images */
     MP_CHECK_STATUS(it.model->ops->check(it.model, &call->base, &cost, &total, &error), MP_INVALID_ARGUMENT, &error);
-    mp_call_destroy(&call->base);
+    mp_request_destroy(&call->base);
     isolated_unload(&it);
     mp_spec_unpin(spec);
 }
@@ -284,21 +284,22 @@ MP_TEST(isolation_vision_reserves_memory_for_an_image) {
 
 enum { PARTS = 10, SIDE_OF_ONE = 2 };
 
-static mp_text_call *small_call(bool vision) {
+static mp_text_request *small_call(bool vision) {
     static const int32_t prompt[] = {1, 2, 3}, sizes[] = {SIDE_OF_ONE, SIDE_OF_ONE}, runs[] = {1, 1, 1};
     static const uint8_t pixels[SIDE_OF_ONE * SIDE_OF_ONE * 3], keys[MP_IMAGE_KEY] = {1};
     mp_text_args args = {.n_prompt = 3, .prompt = prompt, .n_choices = 1, .vision = vision,
                          .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = MOST_TOKENS, .logprobs = -1}};
     if (vision)
         args.images = (mp_text_image_args){.n_tiles = 1, .n_runs = 1, .sizes = sizes, .pixels = pixels,
-                                           .n_bytes = sizeof pixels, .tile_keys = keys, .run_keys = keys, .runs = runs};
-    mp_text_call *call;
+                                           .n_bytes = sizeof pixels, .tile_keys = keys, .run_keys = keys,
+                                           .spans = runs};
+    mp_text_request *call;
     mp_error error;
-    MP_CHECK_OK(mp_text_call_create(&args, &call, &error), &error);
+    MP_CHECK_OK(mp_text_request_create(&args, &call, &error), &error);
     call->vocab = call->sampled_vocab = VOCAB;
     call->context = 4096;
     call->images.most_parts = vision ? PARTS : 0;
-    MP_CHECK_OK(mp_text_call_output(call, 4, &error), &error);
+    MP_CHECK_OK(mp_text_request_output(call, 4, &error), &error);
     return call;
 }
 
@@ -320,7 +321,7 @@ static void compose(scene *s, uint32_t cursor) {
 MP_TEST(isolation_plans_of_image_parts_alone_are_for_vision) {
     for (int vision = 0; vision < 2; vision++) {
         static scene s;
-        mp_text_call *call = small_call(vision);
+        mp_text_request *call = small_call(vision);
         memset(&s, 0, sizeof s);
         s.mutate_at = -1;
         scene_admit(&s, &call->base, 8);
@@ -341,7 +342,7 @@ MP_TEST(isolation_plans_of_image_parts_alone_are_for_vision) {
         else
             MP_CHECK_HAS(lost->message, "or an amount of 0");
         scene_end(&s);
-        mp_call_destroy(&call->base);
+        mp_request_destroy(&call->base);
     }
 }
 
@@ -349,8 +350,8 @@ MP_TEST(isolation_plans_of_image_parts_alone_are_for_vision) {
 MP_TEST(isolation_images_that_never_finish_are_failed) {
     for (int vision = 0; vision < 2; vision++) {
         static scene s;
-        mp_text_call *call = small_call(vision);
-        const int most = (int)mp_call_wire_of(call->base.capability)->most_idle(&call->base);
+        mp_text_request *call = small_call(vision);
+        const int most = (int)mp_request_wire_of(call->base.capability)->most_idle(&call->base);
         int steps = 0;
         memset(&s, 0, sizeof s);
         s.mutate_at = -1;
@@ -366,7 +367,7 @@ MP_TEST(isolation_images_that_never_finish_are_failed) {
         MP_CHECK_HAS(s.item.error.message, "made no progress on a request");
         MP_CHECK_INT(call->choices[0].token_count, 0);
         scene_end(&s);
-        mp_call_destroy(&call->base);
+        mp_request_destroy(&call->base);
     }
 }
 
@@ -379,7 +380,7 @@ MP_TEST_SECONDS(isolation_vision_results_with_a_changed_byte_are_correct_or_refu
     for (int at = -1; at < (int)used; at++)
         for (size_t i = 0; i < sizeof changes; i++) {
             static scene s;
-            mp_text_call *call = small_call(true);
+            mp_text_request *call = small_call(true);
             memset(&s, 0, sizeof s);
             s.mutate_at = -1;
             scene_admit(&s, &call->base, 8);
@@ -396,7 +397,7 @@ MP_TEST_SECONDS(isolation_vision_results_with_a_changed_byte_are_correct_or_refu
             MP_CHECK(call->images.n_tiles == 1 && call->images.most_parts == PARTS && call->prompt[2] == 3);
             MP_CHECK(call->choices[0].token_count == 0 && call->cached_tokens <= 3);
             scene_end(&s);
-            mp_call_destroy(&call->base);
+            mp_request_destroy(&call->base);
         }
     MP_CHECK(refused > 100);
 }
@@ -411,15 +412,15 @@ static mp_status cross(bool images, int at, mp_error *error) {
     static mp_wire_out out;
     static mp_wire_in in;
     pair p;
-    mp_call *got = NULL;
-    mp_text_call *call;
+    mp_request *got = NULL;
+    mp_text_request *call;
     mp_text_args args = {.n_prompt = 5, .prompt = prompt, .n_choices = 1, .vision = true,
                          .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = 2, .logprobs = -1}};
     if (images)
         args.images = (mp_text_image_args){.n_tiles = 2, .n_runs = 2, .sizes = sizes, .pixels = pixels,
-                                           .n_bytes = sizeof pixels, .tile_keys = keys, .run_keys = keys, .runs = runs,
+                                           .n_bytes = sizeof pixels, .tile_keys = keys, .run_keys = keys, .spans = runs,
                                            .sources = sources, .n_sources = 3};
-    MP_TRY(mp_text_call_create(&args, &call, error));
+    MP_TRY(mp_text_request_create(&args, &call, error));
     mp_item item = {.call = &call->base};
     uint64_t note[64] = {0};
     MP_CHECK(mp_wire_vision.note_bytes(&call->base) <= sizeof note);
@@ -434,7 +435,7 @@ static mp_status cross(bool images, int at, mp_error *error) {
     mp_status status = mp_wire_vision.get_call(&in, &got, error);
     MP_CHECK((status == MP_OK) == (got != NULL));
     if (status == MP_OK && at < 0) {
-        const mp_text_images *a = &call->images, *b = &((const mp_text_call *)got)->images;
+        const mp_text_images *a = &call->images, *b = &((const mp_text_request *)got)->images;
         MP_CHECK(got->capability == MP_VISION && a->n_tiles == b->n_tiles && a->n_runs == b->n_runs);
         if (images) {
             MP_CHECK(memcmp(a->sizes, b->sizes, sizeof sizes) == 0);
@@ -443,8 +444,8 @@ static mp_status cross(bool images, int at, mp_error *error) {
             MP_CHECK(memcmp(a->run_keys, b->run_keys, 32) == 0 && memcmp(a->sources, b->sources, sizeof sources) == 0);
         }
     }
-    mp_call_destroy(got);
-    mp_call_destroy(&call->base);
+    mp_request_destroy(got);
+    mp_request_destroy(&call->base);
     free(p.page);
     return at >= 0 ? MP_OK : status;
 }

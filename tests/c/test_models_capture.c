@@ -2,6 +2,7 @@
  * test_models_contract.c checks that no schedule changes a record. */
 #include "model_fixture.h"
 #include "models/generation/speculation.h"
+#include "speculation_fixture.h"
 
 enum { PROMPT = 70, ANSWER = 9, ALL = MP_CAPTURE_MOST_VALUES, RECORDS = TINY_LAYERS + MP_CAPTURE_OTHERS };
 
@@ -24,7 +25,7 @@ static void check_equal(const float *a, const float *b, int count) {
     MP_CHECK(memcmp(a, b, (size_t)count * sizeof *a) == 0);
 }
 
-static const float *record_of(const mp_text_call *call, int token, int record) {
+static const float *record_of(const mp_text_request *call, int token, int record) {
     const mp_capture *capture = &call->capture;
     return capture->data + (size_t)token * mp_capture_floats(capture) +
            record * mp_capture_values(capture, capture->hidden);
@@ -45,13 +46,13 @@ MP_TEST(models_capture_records_match_their_checkpoints) {
     tiny_load(&tiny, tiny_decoder_spec(types, 1, 81), MP_COMPUTE_F32, 2);
     tiny_job job;
     make_job(&tiny, &job, ALL, 1000);
-    const mp_text_call *call = job.call;
+    const mp_text_request *call = job.call;
     MP_CHECK_INT(call->capture.layers, TINY_LAYERS);
     MP_CHECK_INT(call->capture.tokens, ANSWER);
     MP_CHECK_INT(mp_capture_floats(&call->capture), (RECORDS - 1) * TINY_HIDDEN + TINY_VOCAB);
     tiny_job_admit(&tiny, &job);
     tiny_job_finish(&tiny, &job);
-    MP_CHECK_INT(call->capture.drawn, ANSWER);
+    MP_CHECK_INT(call->capture.sampled, ANSWER);
     FILE *file = fopen(mp_spec_file(tiny.spec, 0), "rb");
     float row[TINY_HIDDEN];
     for (int t = 0; t < ANSWER; t++) {
@@ -73,7 +74,7 @@ MP_TEST(models_capture_records_match_their_checkpoints) {
     }
     fclose(file);
     check_equal(record_of(call, 0, RECORDS - 1), call->prompt_logits + (PROMPT - 1) * TINY_VOCAB, TINY_VOCAB);
-    mp_call_destroy(&job.call->base);
+    mp_request_destroy(&job.call->base);
     tiny_unload(&tiny);
 }
 
@@ -94,8 +95,8 @@ MP_TEST(models_capture_changes_no_completion) {
                 check_equal(record_of(jobs[0].call, t, r), record_of(jobs[1].call, t, r), 10);
     }
     for (int i = 0; i < RUNS; i++) {
-        mp_text_call *call = jobs[i].call;
-        MP_CHECK_INT(call->capture.drawn, values[i] ? ANSWER : 0);
+        mp_text_request *call = jobs[i].call;
+        MP_CHECK_INT(call->capture.sampled, values[i] ? ANSWER : 0);
         MP_CHECK(i == RUNS - 1 ? !call->capture.data : call->capture.data != NULL);
         for (int t = 0; t < ANSWER; t++)
             MP_CHECK(memcmp(&call->choices[0].tokens[t], &jobs[0].call->choices[0].tokens[t],
@@ -103,7 +104,7 @@ MP_TEST(models_capture_changes_no_completion) {
         check_equal(call->prompt_logits, jobs[0].call->prompt_logits, PROMPT * TINY_VOCAB);
     }
     for (int i = 0; i < RUNS; i++)
-        mp_call_destroy(&jobs[i].call->base);
+        mp_request_destroy(&jobs[i].call->base);
     tiny_unload(&tiny);
 }
 
@@ -123,21 +124,21 @@ MP_TEST(models_capture_drops_tokens_beyond_its_capacity) {
     tiny_job_finish(&tiny, &all);
     tiny_job_admit(&tiny, &some);
     tiny_job_finish(&tiny, &some);
-    MP_CHECK_INT(all.call->capture.drawn, ANSWER);
-    MP_CHECK_INT(some.call->capture.drawn, ANSWER);
+    MP_CHECK_INT(all.call->capture.sampled, ANSWER);
+    MP_CHECK_INT(some.call->capture.sampled, ANSWER);
     MP_CHECK(memcmp(all.call->capture.data, some.call->capture.data, tiny_capture_bytes(some.call)) == 0);
-    mp_call_destroy(&all.call->base);
-    mp_call_destroy(&some.call->base);
+    mp_request_destroy(&all.call->base);
+    mp_request_destroy(&some.call->base);
     /* no capacity for even one token */
-    mp_text_call *call;
+    mp_text_request *call;
     mp_text_args args = {.n_prompt = 1, .prompt = (const int32_t[]){5}, .n_choices = 1, .capture_values = 4,
                          .capture_records = RECORDS - 1,
                          .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = 1}};
     uint64_t cost;
     uint32_t total;
-    MP_CHECK_OK(mp_text_call_create(&args, &call, &error), &error);
+    MP_CHECK_OK(mp_text_request_create(&args, &call, &error), &error);
     MP_CHECK_INT(tiny.model->ops->check(tiny.model, &call->base, &cost, &total, &error), MP_INVALID_ARGUMENT);
-    mp_call_destroy(&call->base);
+    mp_request_destroy(&call->base);
     tiny_unload(&tiny);
 }
 
@@ -154,10 +155,10 @@ MP_TEST(models_capture_records_nonfinite_rows) {
     tiny_job_admit(&tiny, &job);
     MP_CHECK_INT(tiny_job_step(&tiny, &job, 512), MP_OUTCOME_FAILED);
     MP_CHECK_INT(job.item.error.code, MP_NUMERIC);
-    MP_CHECK_INT(job.call->capture.drawn, 1);
+    MP_CHECK_INT(job.call->capture.sampled, 1);
     MP_CHECK(isinf(record_of(job.call, 0, 0)[0]) && isnan(record_of(job.call, 0, 1)[0]));
     tiny.engine->ops->retire(tiny.engine, &job.item);
-    mp_call_destroy(&job.call->base);
+    mp_request_destroy(&job.call->base);
     tiny_unload(&tiny);
 }
 
@@ -165,13 +166,13 @@ MP_TEST(models_capture_refuses_invalid_arguments) {
     static const struct {
         int values, records, n;
     } wrong[] = {{-1, 100, 1}, {ALL + 1, 100, 1}, {5, 0, 1}, {5, -1, 1}, {5, 100, 2}, {0, -1, 1}};
-    mp_text_call *call;
+    mp_text_request *call;
     mp_error error;
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         mp_text_args args = {.n_prompt = 1, .prompt = (const int32_t[]){5}, .n_choices = wrong[i].n,
                              .capture_values = wrong[i].values, .capture_records = wrong[i].records,
                              .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = 1}};
-        MP_CHECK_INT(mp_text_call_create(&args, &call, &error), MP_INVALID_ARGUMENT);
+        MP_CHECK_INT(mp_text_request_create(&args, &call, &error), MP_INVALID_ARGUMENT);
         MP_CHECK(!call);
     }
 }
@@ -220,7 +221,7 @@ MP_TEST(models_capture_adds_no_system_calls) {
     enum { RUNS = sizeof values / sizeof *values, WARM = 2 }; /* the first runs fill the engine's caches */
     tiny_model tiny;
     tiny_load(&tiny, tiny_decoder_spec(types, 1, 86), MP_COMPUTE_AUTO, 1);
-    mp_decoder_speculate(tiny.engine, MP_SPECULATE_OFF, NULL, NULL); /* speculation would depend on the clock */
+    tiny_speculate(tiny.engine, MP_SPECULATE_OFF, NULL, NULL); /* speculation would depend on the clock */
     int counts[RUNS][4];
     for (int i = 0; i < RUNS; i++) {
         tiny_job job;
@@ -237,7 +238,7 @@ MP_TEST(models_capture_adds_no_system_calls) {
         mp_sys_table = mp_sys_real;
         memcpy(counts[i], &asked, sizeof counts[i]);
         MP_CHECK(asked.clocks > 0); /* steps read the clock */
-        mp_call_destroy(&job.call->base);
+        mp_request_destroy(&job.call->base);
     }
     for (int i = WARM; i < RUNS; i++)
         for (int kind = 0; kind < 4; kind++)
@@ -250,19 +251,19 @@ MP_TEST(models_capture_adds_no_system_calls) {
 
 /* ---- each allocation fails in turn ------------------------------------------------------------------------------- */
 
-static mp_status make_call(mp_call **call, mp_error *error) {
+static mp_status make_call(mp_request **call, mp_error *error) {
     mp_text_args args = {.n_prompt = 3, .prompt = (const int32_t[]){5, 6, 7}, .n_choices = 1, .capture_values = 10,
                          .capture_records = 1000,
                          .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = 4, .ignore_eos = true}};
-    mp_text_call *made;
-    MP_TRY(mp_text_call_create(&args, &made, error));
+    mp_text_request *made;
+    MP_TRY(mp_text_request_create(&args, &made, error));
     *call = &made->base;
     return MP_OK;
 }
 
-static void compare_calls(const mp_call *first, const mp_call *second) {
-    const mp_text_call *a = (const mp_text_call *)first, *b = (const mp_text_call *)second;
-    MP_CHECK_INT(a->capture.drawn, 4);
+static void compare_calls(const mp_request *first, const mp_request *second) {
+    const mp_text_request *a = (const mp_text_request *)first, *b = (const mp_text_request *)second;
+    MP_CHECK_INT(a->capture.sampled, 4);
     MP_CHECK(memcmp(a->capture.data, b->capture.data, tiny_capture_bytes(a)) == 0);
 }
 

@@ -2,6 +2,7 @@
  * batch mates, number of threads, preemption, prefix-cache hits and drafts. */
 #include "model_fixture.h"
 #include "models/generation/speculation.h"
+#include "speculation_fixture.h"
 
 enum { ITEMS = 10, ANSWER = 12, CHOICES = 3 };
 
@@ -57,7 +58,7 @@ static int foretell(void *arg, const mp_item *item, int choice, int32_t *draft, 
 
 /* The reference: run the first `count` items alone, each in one step, without cache and drafts. */
 static void run_alone(tiny_model *tiny, int count, uint64_t *hashes, oracle *known) {
-    mp_decoder_speculate(tiny->engine, MP_SPECULATE_OFF, NULL, NULL);
+    tiny_speculate(tiny->engine, MP_SPECULATE_OFF, NULL, NULL);
     for (int i = 0; i < count; i++) {
         tiny_job job;
         tiny->engine->ops->trim(tiny->engine);
@@ -78,7 +79,7 @@ static void run_alone(tiny_model *tiny, int count, uint64_t *hashes, oracle *kno
         for (int c = 0; known && c < rows[i].n; c++)
             for (int t = 0; t < ANSWER; t++)
                 known->answers[i][c][t] = job.call->choices[c].tokens[t].id;
-        mp_call_destroy(&job.call->base);
+        mp_request_destroy(&job.call->base);
     }
     MP_CHECK_INT(tiny->engine->prefix->hits, 0);
 }
@@ -119,7 +120,7 @@ static void run_mixed(tiny_model *tiny, uint64_t seed, const uint64_t *expected,
         if (plan.count == 0)
             continue;
         uint64_t way = mp_test_random_u64(&random) % 4;
-        mp_decoder_speculate(tiny->engine, way > 0 ? MP_SPECULATE_ALWAYS : MP_SPECULATE_OFF, way > 1 ? foretell : NULL,
+        tiny_speculate(tiny->engine, way > 0 ? MP_SPECULATE_ALWAYS : MP_SPECULATE_OFF, way > 1 ? foretell : NULL,
                              known);
         tiny->engine->ops->step(tiny->engine, &tiny->lease, &plan, outcomes);
         for (int p = 0; p < plan.count; p++)
@@ -133,25 +134,25 @@ static void run_mixed(tiny_model *tiny, uint64_t seed, const uint64_t *expected,
     }
     for (int i = 0; i < ITEMS; i++) {
         if (tiny_job_hash(&jobs[i]) != expected[i])
-            MP_FAIL("item %d differs under seed %llu with %d lanes", i, (unsigned long long)seed, tiny->lease.lanes);
+            MP_FAIL("item %d differs under seed %llu with %d lanes", i, (unsigned long long)seed, tiny->lease.threads);
         if (rows[i].tenant == 1) /* a tenant of its own: it finds only blocks that it computed in an earlier run */
             MP_CHECK(seed % 3 != 1 || jobs[i].call->cached_tokens == 0);
-        mp_call_destroy(&jobs[i].call->base);
+        mp_request_destroy(&jobs[i].call->base);
     }
 }
 
 static void check_contract_of(const tiny_kind *kind, const mp_dtype *types, int count, mp_compute compute, int most) {
     uint64_t expected[ITEMS], again[ITEMS];
     oracle known = {0};
-    for (int lanes = 1; lanes <= most; lanes++) {
+    for (int threads = 1; threads <= most; threads++) {
         tiny_model tiny;
-        tiny_load(&tiny, tiny_decoder_spec_as(kind, types, count, 42, -1), compute, lanes);
-        if (lanes % 2)
-            run_alone(&tiny, ITEMS, lanes == 1 ? expected : again, &known);
+        tiny_load(&tiny, tiny_decoder_spec_as(kind, types, count, 42, -1), compute, threads);
+        if (threads % 2)
+            run_alone(&tiny, ITEMS, threads == 1 ? expected : again, &known);
         for (uint64_t seed = 1; seed <= (uint64_t)mp_test_rounds(2); seed++)
-            run_mixed(&tiny, seed + 10 * (uint64_t)lanes, expected, &known);
-        MP_CHECK(tiny.engine->work.guessed > tiny.engine->work.right);
-        MP_CHECK(tiny.engine->work.right > (uint64_t)mp_test_rounds(20));
+            run_mixed(&tiny, seed + 10 * (uint64_t)threads, expected, &known);
+        MP_CHECK(tiny.engine->work.drafted > tiny.engine->work.accepted);
+        MP_CHECK(tiny.engine->work.accepted > (uint64_t)mp_test_rounds(20));
         MP_CHECK(tiny.engine->prefix->hits > 0 && tiny.engine->prefix->tokens >= 64);
         tiny.engine->ops->trim(tiny.engine);
         MP_CHECK_INT(mp_alloc_bytes(MP_TAG_KV), 0); /* no reference leaked */
@@ -269,7 +270,7 @@ MP_TEST_SECONDS(models_steps_wait_for_scratch, 60) {
         MP_CHECK_INT(outcomes[0], MP_OUTCOME_DONE);
         tiny.engine->ops->retire(tiny.engine, &jobs[i].item);
         MP_CHECK(tiny_job_hash(&jobs[i]) == expected[2 + i]);
-        mp_call_destroy(&jobs[i].call->base);
+        mp_request_destroy(&jobs[i].call->base);
     }
     tiny_unload(&tiny);
 }
@@ -291,7 +292,7 @@ MP_TEST(models_preempted_requests_can_be_abandoned) {
     MP_CHECK(job.item.abandon != NULL);
     job.item.abandon(&job.item);
     MP_CHECK_INT(job.call->choices[0].finish, MP_FINISH_CANCELLED);
-    mp_call_destroy(&job.call->base);
+    mp_request_destroy(&job.call->base);
     MP_CHECK_INT(mp_alloc_bytes(MP_TAG_REQUEST), before);
     tiny_unload(&tiny);
 }
@@ -314,8 +315,8 @@ MP_TEST_SECONDS(models_prompts_are_not_starved, 60) {
     MP_CHECK(plan.items[1] == &late.item && plan.amount[1] >= 8);
     for (int i = 0; i < 2; i++)
         tiny.engine->ops->retire(tiny.engine, items[i]);
-    mp_call_destroy(&decoding.call->base);
-    mp_call_destroy(&late.call->base);
+    mp_request_destroy(&decoding.call->base);
+    mp_request_destroy(&late.call->base);
     tiny_unload(&tiny);
 }
 
@@ -355,8 +356,8 @@ MP_TEST_SECONDS(models_requests_wait_for_memory, 60) {
     tiny.engine->ops->retire(tiny.engine, &a.item);
     MP_CHECK(tiny_job_hash(&a) == expected[2]);
     MP_CHECK(tiny_job_hash(&b) == expected[3]);
-    mp_call_destroy(&a.call->base);
-    mp_call_destroy(&b.call->base);
+    mp_request_destroy(&a.call->base);
+    mp_request_destroy(&b.call->base);
     tiny.budget.limit = UINT64_MAX;
     tiny_unload(&tiny);
 }
@@ -365,10 +366,10 @@ MP_TEST(models_thread_count_follows_the_work) {
     mp_model_facts small = {.weight_bytes = 98 * 1000 * 1000, .parameters = 134 * 1000 * 1000};
     mp_model_facts large = {.weight_bytes = 4700ll * 1000 * 1000, .parameters = 8000ll * 1000 * 1000};
     mp_model_facts tiny = {.weight_bytes = 100 * 1000, .parameters = 100 * 1000};
-    MP_CHECK_INT(mp_lanes_worth(&small, 1, 156), 17); /* sqrt of 98e6 / 20 / (100 * 156) */
-    MP_CHECK_INT(mp_lanes_worth(&small, 128, 156), 148);
-    MP_CHECK(mp_lanes_worth(&large, 1, 186) > 100);
-    MP_CHECK_INT(mp_lanes_worth(&large, 512, 186), 256);
-    MP_CHECK_INT(mp_lanes_worth(&tiny, 1, 16), 1);
-    MP_CHECK_INT(mp_lanes_worth(&(mp_model_facts){0}, 0, 1), 1);
+    MP_CHECK_INT(mp_threads_worth(&small, 1, 156), 17); /* sqrt of 98e6 / 20 / (100 * 156) */
+    MP_CHECK_INT(mp_threads_worth(&small, 128, 156), 148);
+    MP_CHECK(mp_threads_worth(&large, 1, 186) > 100);
+    MP_CHECK_INT(mp_threads_worth(&large, 512, 186), 256);
+    MP_CHECK_INT(mp_threads_worth(&tiny, 1, 16), 1);
+    MP_CHECK_INT(mp_threads_worth(&(mp_model_facts){0}, 0, 1), 1);
 }

@@ -94,15 +94,15 @@ MP_TEST(models_encoder_refuses_invalid_requests) {
                  {1, POSITIONS, WIDTH, 1, MP_OK}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         int64_t offsets[2] = {0, cases[i].length};
-        mp_embed_call *call;
+        mp_embedding_request *call;
         uint64_t cost;
         uint32_t total;
         ids[0] = cases[i].id;
-        MP_CHECK_OK(mp_embed_call_create(1, ids, offsets, &cases[i].skip, &call, &error), &error);
+        MP_CHECK_OK(make_embedding_request(1, ids, offsets, &cases[i].skip, &call, &error), &error);
         call->dimensions = cases[i].dimensions;
         MP_CHECK_STATUS(tiny.model->ops->check(tiny.model, &call->base, &cost, &total, &error), cases[i].expected,
                         &error);
-        mp_call_destroy(&call->base);
+        mp_request_destroy(&call->base);
     }
     tiny_unload(&tiny);
 }
@@ -110,7 +110,7 @@ MP_TEST(models_encoder_refuses_invalid_requests) {
 /* ---- identical texts --------------------------------------------------------------------------------------------- */
 
 typedef struct request { /* a request for `count` of the texts, by number */
-    mp_embed_call *call;
+    mp_embedding_request *call;
     mp_item item;
 } request;
 
@@ -129,7 +129,7 @@ static void ask(const tiny_model *tiny, const texts *all, const int *picks, int 
         skips[t] = skip;
     }
     *made = (request){0};
-    MP_CHECK_OK(mp_embed_call_create(count, ids, offsets, skip < 0 ? NULL : skips, &made->call, &error), &error);
+    MP_CHECK_OK(make_embedding_request(count, ids, offsets, skip < 0 ? NULL : skips, &made->call, &error), &error);
     made->call->dimensions = dimensions;
     made->call->normalize = (int8_t)normalize;
     made->call->output = (uint8_t)output;
@@ -152,7 +152,7 @@ static void serve(tiny_model *tiny, request *requests, int count, mp_outcome *ou
 
 static void drop(request *requests, int count) {
     for (int i = 0; i < count; i++)
-        mp_call_destroy(&requests[i].call->base);
+        mp_request_destroy(&requests[i].call->base);
 }
 
 MP_TEST(models_encoder_computes_identical_texts_once) {
@@ -308,17 +308,18 @@ MP_TEST(models_encoder_nan_is_shared_but_not_remembered) {
 }
 
 /* With each allocation failing in turn: an error or the same vectors, and no leak. */
-static mp_status make_call(mp_call **call, mp_error *error) {
+static mp_status make_call(mp_request **call, mp_error *error) {
     const int32_t ids[12] = {9, 10, 11, 9, 10, 11, 9, 10, 11, 20, 21, 22};
     const int64_t offsets[5] = {0, 3, 6, 9, 12};
-    mp_embed_call *made;
-    MP_TRY(mp_embed_call_create(4, ids, offsets, NULL, &made, error));
+    mp_embedding_request *made;
+    MP_TRY(make_embedding_request(4, ids, offsets, NULL, &made, error));
     *call = &made->base;
     return MP_OK;
 }
 
-static void compare_calls(const mp_call *first, const mp_call *second) {
-    const float *a = ((const mp_embed_call *)first)->vectors, *b = ((const mp_embed_call *)second)->vectors;
+static void compare_calls(const mp_request *first, const mp_request *second) {
+    const float *a = ((const mp_embedding_request *)first)->vectors,
+                *b = ((const mp_embedding_request *)second)->vectors;
     MP_CHECK(memcmp(a, b, 4 * WIDTH * sizeof(float)) == 0);
     MP_CHECK(memcmp(a, a + 2 * WIDTH, WIDTH * sizeof(float)) == 0);
 }

@@ -221,14 +221,14 @@ MP_TEST(models_encoder_families_memory_is_predicted) {
 }
 
 /* The loader frees everything that it allocates beside the slab, also after a failure. */
-static mp_status sweep_make(mp_call **call, mp_error *error) {
+static mp_status sweep_make(mp_request **call, mp_error *error) {
     static const int32_t ids[] = {9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20};
     static const int64_t offsets[] = {0, 12};
-    return mp_embed_call_create(1, ids, offsets, NULL, (mp_embed_call **)(void *)call, error);
+    return make_embedding_request(1, ids, offsets, NULL, (mp_embedding_request **)(void *)call, error);
 }
 
-static void sweep_compare(const mp_call *first, const mp_call *second) {
-    MP_CHECK(memcmp(((const mp_embed_call *)first)->vectors, ((const mp_embed_call *)second)->vectors,
+static void sweep_compare(const mp_request *first, const mp_request *second) {
+    MP_CHECK(memcmp(((const mp_embedding_request *)first)->vectors, ((const mp_embedding_request *)second)->vectors,
                     WIDTH * sizeof(float)) == 0);
 }
 

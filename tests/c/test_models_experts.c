@@ -85,9 +85,9 @@ typedef struct run {
     void *scratch, *own[2];
 } run;
 
-static void body(const mp_lane *lane, void *arg) {
+static void body(const mp_team_thread *thread, void *arg) {
     run *r = arg;
-    mp_experts_forward(&r->s->experts, lane, r->x, ROWS, 0.5f, r->scratch, r->own[lane->index], r->y);
+    mp_experts_forward(&r->s->experts, thread, r->x, ROWS, 0.5f, r->scratch, r->own[thread->index], r->y);
 }
 
 static double score(const scene *s, const float *x, int expert) {
@@ -128,7 +128,7 @@ static void check(bool normalise) {
         y[i] = 1;
     run r = {&s, x, y, mp_alloc(mp_experts_scratch(&s.experts, ROWS), MP_TAG_SCRATCH), {NULL, NULL}};
     for (int l = 0; l < 2; l++)
-        r.own[l] = mp_alloc(mp_experts_lane_scratch(&s.experts), MP_TAG_SCRATCH);
+        r.own[l] = mp_alloc(mp_experts_thread_scratch(&s.experts), MP_TAG_SCRATCH);
     mp_lease_run(&s.lease, body, &r);
     for (int row = 0; row < ROWS; row++) {
         const float *in = x + row * HIDDEN;
@@ -197,7 +197,7 @@ MP_TEST(models_experts_that_are_not_chosen_are_not_read) {
     tiny_job_make(&tiny, &job, &args, 0);
     tiny_job_admit(&tiny, &job);
     tiny_job_finish(&tiny, &job);
-    mp_call_destroy(&job.call->base);
+    mp_request_destroy(&job.call->base);
     /* chosen experts are read from the file */
     MP_CHECK_INT(truncate(path, (off_t)(rest / 4)), 0);
     tiny_job_make(&tiny, &job, &args, 0);
@@ -210,7 +210,7 @@ MP_TEST(models_experts_that_are_not_chosen_are_not_read) {
     MP_CHECK_INT(outcome, MP_OUTCOME_FAILED);
     MP_CHECK_INT(job.item.error.code, MP_IO);
     tiny.engine->ops->retire(tiny.engine, &job.item);
-    mp_call_destroy(&job.call->base);
+    mp_request_destroy(&job.call->base);
     tiny_unload(&tiny);
 }
 
@@ -242,6 +242,6 @@ MP_TEST(models_experts_of_a_changed_file_fail) {
     MP_CHECK_INT(job.item.error.code, MP_INTEGRITY);
     MP_CHECK_INT(job.call->choices[0].token_count, 1);
     tiny.engine->ops->retire(tiny.engine, &job.item);
-    mp_call_destroy(&job.call->base);
+    mp_request_destroy(&job.call->base);
     tiny_unload(&tiny);
 }

@@ -4,10 +4,11 @@
 
 #include "base/options.h"
 #include "model_fixture.h"
+#include "request_fixture.h"
 
 enum { PROMPT = 70, ANSWER = 5, CHOICES = 2 };
 
-static mp_status make_call(mp_call **call, mp_error *error) {
+static mp_status make_call(mp_request **call, mp_error *error) {
     int32_t prompt[PROMPT];
     for (int i = 0; i < PROMPT; i++)
         prompt[i] = i % 9 * 31; /* repeats, so that drafts are found */
@@ -16,14 +17,14 @@ static mp_status make_call(mp_call **call, mp_error *error) {
                          .n_choices = CHOICES,
                          .sampling = {.temperature = 1, .top_p = 0.9f, .repetition_penalty = 1.1f, .max_tokens = ANSWER,
                                       .logprobs = 2, .ignore_eos = true}};
-    mp_text_call *made;
-    MP_TRY(mp_text_call_create(&args, &made, error));
+    mp_text_request *made;
+    MP_TRY(mp_text_request_create(&args, &made, error));
     *call = &made->base;
     return MP_OK;
 }
 
-static void compare_calls(const mp_call *first, const mp_call *second) {
-    const mp_text_call *a = (const mp_text_call *)first, *b = (const mp_text_call *)second;
+static void compare_calls(const mp_request *first, const mp_request *second) {
+    const mp_text_request *a = (const mp_text_request *)first, *b = (const mp_text_request *)second;
     for (int c = 0; c < CHOICES; c++)
         MP_CHECK(memcmp(a->choices[c].tokens, b->choices[c].tokens, ANSWER * sizeof(mp_token_out)) == 0);
 }
@@ -44,44 +45,44 @@ MP_TEST_SECONDS(models_allocation_sweep, 120) {
 /* Output that the caller may have seen decides if a request may restart from zero. */
 MP_TEST(models_requests_report_seen_output) {
     mp_error error;
-    mp_call *call;
+    mp_request *call;
     MP_CHECK_OK(make_call(&call, &error), &error);
     MP_CHECK(!call->seen(call)); /* also before the output is allocated */
-    mp_text_call *text = (mp_text_call *)call;
-    MP_CHECK_OK(mp_text_call_output(text, 4, &error), &error);
+    mp_text_request *text = (mp_text_request *)call;
+    MP_CHECK_OK(mp_text_request_output(text, 4, &error), &error);
     MP_CHECK(!call->seen(call));
     text->prompt_done_ns = 1;
     MP_CHECK(!call->seen(call));
     atomic_store(&text->choices[CHOICES - 1].token_count, 1);
     MP_CHECK(call->seen(call));
-    mp_call_destroy(call);
-    mp_embed_call *embed;
-    MP_CHECK_OK(mp_embed_call_create(1, (const int32_t[]){5}, (const int64_t[]){0, 1}, NULL, &embed, &error), &error);
+    mp_request_destroy(call);
+    mp_embedding_request *embed;
+    MP_CHECK_OK(make_embedding_request(1, (const int32_t[]){5}, (const int64_t[]){0, 1}, NULL, &embed, &error), &error);
     MP_CHECK(!embed->base.seen); /* vectors are read at the end */
-    mp_call_destroy(&embed->base);
+    mp_request_destroy(&embed->base);
 }
 
 /* A reloaded model re-checks a waiting request. Until the first token, the output is allocated anew for that model;
  * afterwards published output stays in place. */
 MP_TEST(models_requests_keep_published_output) {
     mp_error error;
-    mp_call *call;
+    mp_request *call;
     mp_error_clear(&error);
     MP_CHECK_OK(make_call(&call, &error), &error);
-    mp_text_call *text = (mp_text_call *)call;
-    MP_CHECK_OK(mp_text_call_output(text, 4, &error), &error);
+    mp_text_request *text = (mp_text_request *)call;
+    MP_CHECK_OK(mp_text_request_output(text, 4, &error), &error);
     const uint64_t small = call->bytes;
-    MP_CHECK_OK(mp_text_call_output(text, 8, &error), &error);
+    MP_CHECK_OK(mp_text_request_output(text, 8, &error), &error);
     MP_CHECK(call->bytes > small);
     for (int c = 0; c < CHOICES; c++) {
         const mp_choice before = {.text = text->choices[c].text, .tokens = text->choices[c].tokens};
         atomic_store(&text->choices[c].token_count, 1);
-        MP_CHECK_OK(mp_text_call_output(text, 8, &error), &error); /* the same sizes, or smaller ones */
-        MP_CHECK_OK(mp_text_call_output(text, 4, &error), &error);
-        MP_CHECK_INT(mp_text_call_output(text, 9, &error), MP_MODEL);
+        MP_CHECK_OK(mp_text_request_output(text, 8, &error), &error); /* the same sizes, or smaller ones */
+        MP_CHECK_OK(mp_text_request_output(text, 4, &error), &error);
+        MP_CHECK_INT(mp_text_request_output(text, 9, &error), MP_MODEL);
         MP_CHECK(text->choices[c].text == before.text && text->choices[c].tokens == before.tokens);
         atomic_store(&text->choices[c].token_count, 0);
     }
-    MP_CHECK_OK(mp_text_call_output(text, 9, &error), &error);
-    mp_call_destroy(call);
+    MP_CHECK_OK(mp_text_request_output(text, 9, &error), &error);
+    mp_request_destroy(call);
 }

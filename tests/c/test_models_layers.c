@@ -38,8 +38,8 @@ static void fill_logits(void) {
 }
 
 static int32_t sample(const mp_sampling *sampling, const mp_history *history, uint32_t position) {
-    mp_draw draw = {.sampling = sampling, .history = history, .position = position};
-    return mp_sample(&draw, logits, VOCAB, candidates);
+    mp_sample_args sample = {.sampling = sampling, .history = history, .position = position};
+    return mp_sample(&sample, logits, VOCAB, candidates);
 }
 
 static double softmax_at(int id, float temperature) {
@@ -174,15 +174,15 @@ MP_TEST(models_sample_bias_and_bars) {
     float bias[] = {100};
     fill_logits();
     logits[7] = 50;
-    mp_draw draw = {.sampling = &greedy, .n_bias = 1, .bias_ids = ids, .bias = bias};
-    MP_CHECK_INT(mp_sample(&draw, logits, VOCAB, candidates), 5);
+    mp_sample_args sample = {.sampling = &greedy, .n_bias = 1, .bias_ids = ids, .bias = bias};
+    MP_CHECK_INT(mp_sample(&sample, logits, VOCAB, candidates), 5);
     fill_logits();
     logits[7] = 50;
-    draw = (mp_draw){.sampling = &greedy, .n_barred = 2, .barred = barred};
-    MP_CHECK(mp_sample(&draw, logits, VOCAB, candidates) != 7);
+    sample = (mp_sample_args){.sampling = &greedy, .n_barred = 2, .barred = barred};
+    MP_CHECK(mp_sample(&sample, logits, VOCAB, candidates) != 7);
     for (int i = 0; i < VOCAB; i++)
         logits[i] = -INFINITY;
-    MP_CHECK_INT(mp_sample(&draw, logits, VOCAB, candidates), -1);
+    MP_CHECK_INT(mp_sample(&sample, logits, VOCAB, candidates), -1);
 }
 
 MP_TEST(models_logprobs) {

@@ -45,7 +45,7 @@ static void bring_masks(tiny_job *job, mp_test_random *late) {
         if (index == 0 || job->call->masks[c].ready == index + 1 || (late && mp_test_random_u64(late) % 3))
             continue;
         fill_mask(c, index, bits);
-        MP_CHECK_OK(mp_text_call_mask(job->call, c, index, bits, sizeof bits, &error), &error);
+        MP_CHECK_OK(mp_text_request_mask(job->call, c, index, bits, sizeof bits, &error), &error);
     }
 }
 
@@ -97,7 +97,7 @@ static int run(tiny_model *tiny, mp_test_random *late, uint64_t hashes[JOBS]) {
             for (uint32_t t = 1; t < jobs[i].call->choices[c].token_count; t++)
                 MP_CHECK(may_come(c, t, jobs[i].call->choices[c].tokens[t].id));
         hashes[i] = tiny_job_hash(&jobs[i]);
-        mp_call_destroy(&jobs[i].call->base);
+        mp_request_destroy(&jobs[i].call->base);
     }
     return waited;
 }
@@ -128,12 +128,12 @@ MP_TEST(models_invalid_masks_are_refused) {
     make_job(&tiny, &with, 0);
     make_job(&tiny, &without, JOBS - 1);
     int64_t right = WORDS * (int64_t)sizeof *bits;
-    MP_CHECK_INT(mp_text_call_mask(with.call, 0, 1, bits, right + 4, &error), MP_INVALID_ARGUMENT);
-    MP_CHECK_INT(mp_text_call_mask(with.call, 1, 1, bits, right, &error), MP_INVALID_ARGUMENT);
-    MP_CHECK_INT(mp_text_call_mask(with.call, -1, 1, bits, right, &error), MP_INVALID_ARGUMENT);
-    MP_CHECK_INT(mp_text_call_mask(without.call, 0, 1, bits, right, &error), MP_INVALID_ARGUMENT);
-    MP_CHECK_OK(mp_text_call_mask(with.call, 0, 1, bits, right, &error), &error);
-    mp_call_destroy(&with.call->base);
-    mp_call_destroy(&without.call->base);
+    MP_CHECK_INT(mp_text_request_mask(with.call, 0, 1, bits, right + 4, &error), MP_INVALID_ARGUMENT);
+    MP_CHECK_INT(mp_text_request_mask(with.call, 1, 1, bits, right, &error), MP_INVALID_ARGUMENT);
+    MP_CHECK_INT(mp_text_request_mask(with.call, -1, 1, bits, right, &error), MP_INVALID_ARGUMENT);
+    MP_CHECK_INT(mp_text_request_mask(without.call, 0, 1, bits, right, &error), MP_INVALID_ARGUMENT);
+    MP_CHECK_OK(mp_text_request_mask(with.call, 0, 1, bits, right, &error), &error);
+    mp_request_destroy(&with.call->base);
+    mp_request_destroy(&without.call->base);
     tiny_unload(&tiny);
 }

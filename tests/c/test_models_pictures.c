@@ -40,24 +40,24 @@ static mp_outcome generate(tiny_model *tiny, bool flux, const way *how, uint64_t
         }
     } while (outcomes[0] == MP_OUTCOME_MORE);
     if (outcomes[0] == MP_OUTCOME_DONE) {
-        const mp_draw_call *call = (const mp_draw_call *)item.call;
+        const mp_image_generation_request *call = (const mp_image_generation_request *)item.call;
         MP_CHECK_INT(item.cursor, item.total);
-        MP_CHECK_INT(call->steps_done, call->n_pictures * STEPS);
-        MP_CHECK_INT(call->previews_done, call->n_pictures * call->n_previews);
+        MP_CHECK_INT(call->steps_done, call->n_images * STEPS);
+        MP_CHECK_INT(call->previews_done, call->n_images * call->n_previews);
         *hash = hash_of(item.call);
     } else {
         *failure = item.error;
     }
     tiny->engine->ops->retire(tiny->engine, &item);
-    mp_call_destroy(item.call);
+    mp_request_destroy(item.call);
     return outcomes[0];
 }
 
-static uint64_t hash_of_images(bool flux, mp_compute compute, int lanes, const way *how) {
+static uint64_t hash_of_images(bool flux, mp_compute compute, int threads, const way *how) {
     tiny_model tiny;
     mp_error error;
     uint64_t hash = 0;
-    tiny_load(&tiny, pipeline(flux), compute, lanes);
+    tiny_load(&tiny, pipeline(flux), compute, threads);
     MP_CHECK_INT(generate(&tiny, flux, how, &hash, &error), MP_OUTCOME_DONE);
     uint64_t again = 0; /* with cached texts and loaded weights */
     MP_CHECK_INT(generate(&tiny, flux, how, &again, &error), MP_OUTCOME_DONE);
@@ -187,13 +187,13 @@ MP_TEST(models_image_generation_ends_when_cancelled) {
     MP_CHECK_INT(item.cursor, before);
     tiny.lease.cancelled = NULL;
     tiny.engine->ops->retire(tiny.engine, &item);
-    mp_call_destroy(item.call);
+    mp_request_destroy(item.call);
     tiny_unload(&tiny);
 }
 
-static mp_status make_sd3(mp_call **call, mp_error *error) { return make_call(false, 1, call, error); }
-static mp_status make_flux(mp_call **call, mp_error *error) { return make_call(true, 1, call, error); }
-static void compare(const mp_call *first, const mp_call *second) { MP_CHECK(hash_of(first) == hash_of(second)); }
+static mp_status make_sd3(mp_request **call, mp_error *error) { return make_call(false, 1, call, error); }
+static mp_status make_flux(mp_request **call, mp_error *error) { return make_call(true, 1, call, error); }
+static void compare(const mp_request *first, const mp_request *second) { MP_CHECK(hash_of(first) == hash_of(second)); }
 
 MP_TEST_SECONDS(models_image_generation_survives_refused_memory, 300) {
     mp_error error;

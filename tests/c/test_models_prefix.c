@@ -251,7 +251,7 @@ MP_TEST(models_prefix_free_blocks_become_window_parts) {
     for (int i = 0; i < 5; i++)
         MP_CHECK_OK(mp_prefix_take(&b.cache, &ids[i], &error), &error);
     for (int i = 0; i < 5; i++) {
-        mp_prefix_leave(&b.cache, ids[i]);
+        mp_prefix_unref(&b.cache, ids[i]);
         mp_prefix_give(&b.cache, ids[i]);
         MP_CHECK_INT(mp_kv_release(&b.cache.kv), b.cache.kv.window_bytes);
     }
@@ -265,7 +265,7 @@ MP_TEST(models_prefix_free_blocks_become_window_parts) {
     MP_CHECK_STATUS(mp_prefix_take(&b.cache, &ids[2], &error), MP_MEMORY_EXHAUSTED, &error);
     MP_CHECK_INT(b.cache.kv.free_count, 1); /* kept for the next sequence with a window part */
     for (int i = 0; i < 2; i++) {
-        mp_prefix_leave(&b.cache, ids[i]);
+        mp_prefix_unref(&b.cache, ids[i]);
         mp_prefix_give(&b.cache, ids[i]);
     }
     take_down(&b);
@@ -385,7 +385,7 @@ static uint64_t alone(tiny_model *reference, ask ask) {
     tiny_job_finish(reference, &job);
     MP_CHECK_INT(job.call->cached_tokens, 0);
     uint64_t hash = tiny_job_hash(&job);
-    mp_call_destroy(&job.call->base);
+    mp_request_destroy(&job.call->base);
     return hash;
 }
 
@@ -395,7 +395,7 @@ static void check_job(tiny_model *reference, tiny_job *job, ask ask, int cached)
     MP_CHECK_INT(job->call->cached_tokens, cached);
     if (tiny_job_hash(job) != alone(reference, ask))
         MP_FAIL("a prompt of %d tokens of which %d were cached gives something else", ask.length, cached);
-    mp_call_destroy(&job->call->base);
+    mp_request_destroy(&job->call->base);
 }
 
 static void run(tiny_model *tiny, tiny_model *reference, ask ask, int cached) {
@@ -460,9 +460,9 @@ MP_TEST_SECONDS(models_prefix_chat_history, 60) {
     tiny_job_admit(&reference, &plain);
     tiny_job_finish(&reference, &plain);
     MP_CHECK(tiny_job_hash(&second) == tiny_job_hash(&plain));
-    mp_call_destroy(&first.call->base);
-    mp_call_destroy(&second.call->base);
-    mp_call_destroy(&plain.call->base);
+    mp_request_destroy(&first.call->base);
+    mp_request_destroy(&second.call->base);
+    mp_request_destroy(&plain.call->base);
     unload(&tiny, &reference);
 }
 
@@ -540,7 +540,7 @@ MP_TEST(models_prefix_sequences_are_charged) {
     MP_CHECK_OK(tiny.engine->ops->admit(tiny.engine, &job.item, &error), &error);
     tiny.engine->ops->retire(tiny.engine, &job.item);
     MP_CHECK_INT(tiny.budget.used, used);
-    mp_call_destroy(&job.call->base);
+    mp_request_destroy(&job.call->base);
     unload(&tiny, &reference);
 }
 
@@ -571,7 +571,7 @@ MP_TEST_SECONDS(models_prefix_makes_room_for_scratch, 60) {
         tiny_job_admit(&tiny, &job);
         while (tiny_job_step(&tiny, &job, 16) == MP_OUTCOME_MORE) {
         }
-        mp_call_destroy(&job.call->base);
+        mp_request_destroy(&job.call->base);
     }
     MP_CHECK_INT(tiny.engine->prefix->blocks, 36);
     tiny.budget.limit = tiny.budget.used;
@@ -668,7 +668,7 @@ MP_TEST_SECONDS(models_prefix_tight_memory, 120) {
         for (int i = 0; i < JOBS; i++) {
             if (tiny_job_hash(&jobs[i]) != expected[i])
                 MP_FAIL("call %d differs under seed %llu", i, (unsigned long long)seed);
-            mp_call_destroy(&jobs[i].call->base);
+            mp_request_destroy(&jobs[i].call->base);
         }
         MP_CHECK(waits > 0);
     }
@@ -700,7 +700,7 @@ MP_TEST_SECONDS(models_prefix_windows_bound_memory, 60) {
             bytes[windowed][step] = mp_alloc_bytes(MP_TAG_KV);
         }
         tiny_job_finish(&tiny, &job);
-        mp_call_destroy(&job.call->base);
+        mp_request_destroy(&job.call->base);
         tiny_unload(&tiny);
     }
     /* two of three layers are windowed: once the window is full, a further block costs a third */

@@ -4,6 +4,7 @@
 
 #include "model_fixture.h"
 #include "models/generation/speculation.h"
+#include "speculation_fixture.h"
 
 /* ---- the index --------------------------------------------------------------------------------------------------- */
 
@@ -96,7 +97,7 @@ MP_TEST(models_draft_memory_is_bounded_and_charged) {
 
 typedef struct world { /* a synthetic machine and text */
     double read_ns, row_ns; /* ns of a step: the larger of the two costs, plus a part of the other */
-    double right;           /* probability that a draft token is accepted */
+    double accepted;        /* probability that a draft token is accepted */
     double found;           /* probability that a draft is found */
     int sequences;
 } world;
@@ -108,36 +109,36 @@ static double cost(const world *w, int rows) {
 
 /* Return the tokens per nanosecond over `steps` steps, divided by those without drafts. */
 static double gain(mp_speculation *s, const world *w, int steps, mp_test_random *random) {
-    mp_guess guess[MP_GUESS_ROWS] = {0};
-    mp_guess *list[MP_GUESS_ROWS];
+    mp_draft draft[MP_DRAFT_ROWS] = {0};
+    mp_draft *list[MP_DRAFT_ROWS];
     double ns = 0, tokens = 0;
     for (int step = 0; step < steps; step++) {
-        int n = 0, checked = 0, right = 0;
+        int n = 0, checked = 0, accepted = 0;
         if (mp_speculation_open(s, w->sequences, w->sequences)) {
             for (int i = 0; i < w->sequences; i++) {
-                guess[i].run = 3;
-                guess[i].count = mp_test_random_float(random, 0, 1) < w->found ? MP_DRAFT_MOST : 0;
-                list[n++] = &guess[i];
+                draft[i].run = 3;
+                draft[i].count = mp_test_random_float(random, 0, 1) < w->found ? MP_DRAFT_MOST : 0;
+                list[n++] = &draft[i];
             }
             mp_speculation_choose(s, list, n, w->sequences, w->sequences, 1000 * 1000);
         }
         for (int i = 0; i < n; i++) {
-            checked += guess[i].count;
-            for (int t = 0; t < guess[i].count; t++) {
-                bool hit = mp_test_random_float(random, 0, 1) < w->right;
-                mp_speculation_learn(s, &guess[i], t, hit);
+            checked += draft[i].count;
+            for (int t = 0; t < draft[i].count; t++) {
+                bool hit = mp_test_random_float(random, 0, 1) < w->accepted;
+                mp_speculation_learn(s, &draft[i], t, hit);
                 if (!hit)
                     break;
-                right++;
+                accepted++;
             }
         }
-        MP_CHECK(w->sequences + checked <= MP_GUESS_ROWS);
+        MP_CHECK(w->sequences + checked <= MP_DRAFT_ROWS);
         double took = cost(w, w->sequences + checked) * (0.95 + 0.1 * mp_test_random_float(random, 0, 1));
         if (mp_test_random_u64(random) % 50 == 0)
             took *= 5; /* another process used the CPU */
-        mp_speculation_account(s, w->sequences, checked, right, (uint64_t)took);
+        mp_speculation_account(s, w->sequences, checked, accepted, (uint64_t)took);
         ns += cost(w, w->sequences + checked);
-        tokens += w->sequences + right;
+        tokens += w->sequences + accepted;
     }
     return tokens / ns / (w->sequences / cost(w, w->sequences));
 }
@@ -146,7 +147,7 @@ static double gain(mp_speculation *s, const world *w, int steps, mp_test_random 
 static double fixed_gain(const world *w, int count) {
     double tokens = 1;
     for (int i = count; i > 0; i--)
-        tokens = 1 + w->right * tokens;
+        tokens = 1 + w->accepted * tokens;
     double with = cost(w, w->sequences * (1 + count)) * w->found + cost(w, w->sequences) * (1 - w->found);
     return (tokens * w->found + 1 - w->found) * cost(w, w->sequences) / with;
 }
@@ -168,7 +169,7 @@ MP_TEST(models_speculation_pays_or_backs_off) {
         mp_speculation s;
         mp_speculation_init(&s, MP_SPECULATE_AUTO);
         double best = 1;
-        for (int count = 0; count <= MP_DRAFT_MOST && w->sequences * (1 + count) <= MP_GUESS_ROWS; count++)
+        for (int count = 0; count <= MP_DRAFT_MOST && w->sequences * (1 + count) <= MP_DRAFT_ROWS; count++)
             best = fmax(best, fixed_gain(w, count));
         double early = gain(&s, w, 200, &random), late = gain(&s, w, 5000, &random);
         if (early < 0.98 || late < 0.985)
@@ -203,7 +204,7 @@ typedef struct plain_answer {
 
 static int recite(void *arg, const mp_item *item, int choice, int32_t *draft, int most) {
     const plain_answer *answer = arg;
-    const mp_text_call *call = (const mp_text_call *)item->call;
+    const mp_text_request *call = (const mp_text_request *)item->call;
     int at = (int)call->choices[choice].token_count, count = 0;
     for (; count < most && at + count < ANSWER; count++)
         draft[count] = answer->tokens[at + count];
@@ -252,14 +253,14 @@ MP_TEST_SECONDS(models_speculation_ends_at_the_same_token, 60) {
         const mp_text_args plain = {.n_prompt = PROMPT, .n_choices = 1, .sampling = sampling};
         plain_answer answer;
         tiny_job job;
-        mp_decoder_speculate(tiny.engine, MP_SPECULATE_OFF, NULL, NULL);
+        tiny_speculate(tiny.engine, MP_SPECULATE_OFF, NULL, NULL);
         ask(&tiny, &job, &plain);
         MP_CHECK_INT(job.call->choices[0].token_count, ANSWER);
         char text[ANSWER];
         memcpy(text, job.call->choices[0].text, ANSWER); /* one letter per token */
         for (int t = 0; t < ANSWER; t++)
             answer.tokens[t] = job.call->choices[0].tokens[t].id;
-        mp_call_destroy(&job.call->base);
+        mp_request_destroy(&job.call->base);
         for (int at = 0; at < ANSWER; at += 3) {
             const char *stop[] = {"@@", text + at};
             const int32_t stop_bytes[] = {2, ANSWER - at < 3 ? ANSWER - at : 3};
@@ -292,22 +293,22 @@ MP_TEST_SECONDS(models_speculation_ends_at_the_same_token, 60) {
                 if (!mp_test_take(&asked))
                     continue;
                 tiny_job without, with;
-                mp_decoder_speculate(tiny.engine, MP_SPECULATE_OFF, NULL, NULL);
+                tiny_speculate(tiny.engine, MP_SPECULATE_OFF, NULL, NULL);
                 ask(&tiny, &without, &cases[c].args);
                 plain_answer known = answer;
                 if (c >= 4) /* else the continuation after the end */
                     for (uint32_t t = 0; t < ANSWER; t++)
                         known.tokens[t] = t < without.call->choices[0].token_count
                                               ? without.call->choices[0].tokens[t].id : TINY_VOCAB - 2;
-                mp_decoder_speculate(tiny.engine, MP_SPECULATE_ALWAYS, recite, &known);
+                tiny_speculate(tiny.engine, MP_SPECULATE_ALWAYS, recite, &known);
                 ask(&tiny, &with, &cases[c].args);
                 check_same(&without, &with, cases[c].name);
-                mp_call_destroy(&without.call->base);
-                mp_call_destroy(&with.call->base);
+                mp_request_destroy(&without.call->base);
+                mp_request_destroy(&with.call->base);
             }
         }
     }
-    MP_CHECK(tiny.engine->work.right > (uint64_t)mp_test_rounds(1000));
+    MP_CHECK(tiny.engine->work.accepted > (uint64_t)mp_test_rounds(1000));
     tiny.engine->ops->trim(tiny.engine);
     MP_CHECK_INT(mp_alloc_bytes(MP_TAG_KV), 0);
     tiny_unload(&tiny);
@@ -322,28 +323,28 @@ MP_TEST(models_speculation_saves_passes) {
                                .repetition_penalty = 1, .max_tokens = ANSWER, .logprobs = -1, .ignore_eos = true}};
     plain_answer answer;
     tiny_job job;
-    mp_decoder_speculate(tiny.engine, MP_SPECULATE_OFF, NULL, NULL);
+    tiny_speculate(tiny.engine, MP_SPECULATE_OFF, NULL, NULL);
     ask(&tiny, &job, &args);
     MP_CHECK_INT(tiny.engine->work.passes, ANSWER); /* one of them for the prompt */
     MP_CHECK_INT(tiny.engine->work.rows, PROMPT + ANSWER - 1);
     for (int t = 0; t < ANSWER; t++)
         answer.tokens[t] = job.call->choices[0].tokens[t].id;
-    mp_call_destroy(&job.call->base);
-    mp_decoder_speculate(tiny.engine, MP_SPECULATE_ALWAYS, recite, &answer);
+    mp_request_destroy(&job.call->base);
+    tiny_speculate(tiny.engine, MP_SPECULATE_ALWAYS, recite, &answer);
     tiny.engine->ops->trim(tiny.engine);
     mp_step_work before = tiny.engine->work;
     ask(&tiny, &job, &args);
     MP_CHECK_INT(tiny.engine->work.passes - before.passes, 4); /* the prompt, 16, 16, 7 */
-    MP_CHECK_INT(tiny.engine->work.guessed - before.guessed, 36);
-    MP_CHECK_INT(tiny.engine->work.right - before.right, 36);
+    MP_CHECK_INT(tiny.engine->work.drafted - before.drafted, 36);
+    MP_CHECK_INT(tiny.engine->work.accepted - before.accepted, 36);
     MP_CHECK_INT(tiny.engine->work.rows - before.rows, PROMPT + ANSWER - 1);
-    mp_call_destroy(&job.call->base);
+    mp_request_destroy(&job.call->base);
     tiny_unload(&tiny);
 }
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
-static int guess_badly(void *arg, const mp_item *item, int choice, int32_t *draft, int most) {
+static int draft_badly(void *arg, const mp_item *item, int choice, int32_t *draft, int most) {
     (void)item;
     (void)choice;
     for (int i = 0; i < most; i++)
@@ -359,26 +360,26 @@ MP_TEST_SECONDS(models_speculation_needs_no_memory, 60) {
     const mp_text_args args = {.n_prompt = 124, .n_choices = 1, .sampling = {.top_p = 1, .repetition_penalty = 1,
                                .max_tokens = 3, .logprobs = 0, .ignore_eos = true}};
     tiny_job job, again;
-    mp_decoder_speculate(tiny.engine, MP_SPECULATE_OFF, NULL, NULL);
+    tiny_speculate(tiny.engine, MP_SPECULATE_OFF, NULL, NULL);
     ask(&tiny, &job, &args);
     tiny.engine->ops->trim(tiny.engine);
     ask(&tiny, &again, &args); /* enough for its blocks and scratch */
     uint64_t enough = tiny.budget.used;
     tiny.engine->ops->trim(tiny.engine);
-    mp_call_destroy(&again.call->base);
+    mp_request_destroy(&again.call->base);
     int32_t wrong = 5;
-    mp_decoder_speculate(tiny.engine, MP_SPECULATE_ALWAYS, guess_badly, &wrong);
+    tiny_speculate(tiny.engine, MP_SPECULATE_ALWAYS, draft_badly, &wrong);
     tiny.budget.limit = enough + 2048; /* memory beside the blocks was freed */
     ask(&tiny, &again, &args);
     check_same(&job, &again, "with little memory");
-    mp_call_destroy(&again.call->base);
+    mp_request_destroy(&again.call->base);
     tiny.budget.limit = UINT64_MAX;
-    mp_decoder_speculate(tiny.engine, MP_SPECULATE_ALWAYS, NULL, NULL);
+    tiny_speculate(tiny.engine, MP_SPECULATE_ALWAYS, NULL, NULL);
     tiny.engine->ops->trim(tiny.engine);
     ask(&tiny, &again, &args);
     check_same(&job, &again, "by look-up");
-    mp_call_destroy(&again.call->base);
-    mp_call_destroy(&job.call->base);
+    mp_request_destroy(&again.call->base);
+    mp_request_destroy(&job.call->base);
     tiny_unload(&tiny);
 }
 
@@ -401,21 +402,21 @@ static void survive_infinity(mp_dtype type) {
         prompt[i] = 20 + i;
     args.prompt = prompt;
     tiny_job without, with;
-    mp_decoder_speculate(tiny.engine, MP_SPECULATE_OFF, NULL, NULL);
+    tiny_speculate(tiny.engine, MP_SPECULATE_OFF, NULL, NULL);
     tiny_job_make(&tiny, &without, &args, 0);
     tiny_job_admit(&tiny, &without);
     tiny_job_finish(&tiny, &without);
-    mp_decoder_speculate(tiny.engine, MP_SPECULATE_ALWAYS, guess_badly, (void *)(intptr_t)&bad);
+    tiny_speculate(tiny.engine, MP_SPECULATE_ALWAYS, draft_badly, (void *)(intptr_t)&bad);
     tiny.engine->ops->trim(tiny.engine);
     tiny_job_make(&tiny, &with, &args, 0);
     tiny_job_admit(&tiny, &with);
     tiny_job_finish(&tiny, &with);
     check_same(&without, &with, "beside infinity");
     /* once per completion, and not again */
-    MP_CHECK(tiny.engine->work.guessed > 0 && tiny.engine->work.guessed <= 2 * MP_DRAFT_MOST);
-    MP_CHECK_INT(tiny.engine->work.right, 0);
-    mp_call_destroy(&without.call->base);
-    mp_call_destroy(&with.call->base);
+    MP_CHECK(tiny.engine->work.drafted > 0 && tiny.engine->work.drafted <= 2 * MP_DRAFT_MOST);
+    MP_CHECK_INT(tiny.engine->work.accepted, 0);
+    mp_request_destroy(&without.call->base);
+    mp_request_destroy(&with.call->base);
     tiny_unload(&tiny);
 }
 

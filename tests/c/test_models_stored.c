@@ -23,9 +23,9 @@ static void pack_on_use(const char *mb) {
 
 static mp_stored *stored_of(const tiny_model *tiny) { return ((mp_decoder *)tiny->model)->stored; }
 
-static void load(tiny_model *tiny, const char *mb, int lanes, int32_t infinite) {
+static void load(tiny_model *tiny, const char *mb, int threads, int32_t infinite) {
     pack_on_use(mb);
-    tiny_load(tiny, tiny_decoder_spec_with(types, TYPES, 5, infinite), MP_COMPUTE_AUTO, lanes);
+    tiny_load(tiny, tiny_decoder_spec_with(types, TYPES, 5, infinite), MP_COMPUTE_AUTO, threads);
 }
 
 static void make_job(const tiny_model *tiny, tiny_job *job, int index) {
@@ -56,7 +56,7 @@ static uint64_t run(tiny_model *tiny, int index) {
     tiny_job_admit(tiny, &job);
     tiny_job_finish(tiny, &job);
     uint64_t hash = tiny_job_hash(&job);
-    mp_call_destroy(&job.call->base);
+    mp_request_destroy(&job.call->base);
     return hash;
 }
 
@@ -73,8 +73,8 @@ static void check_bits(int32_t infinite) {
         expected[i] = run(&tiny, i);
     tiny_unload(&tiny);
     for (size_t k = 0; k < sizeof keeps / sizeof *keeps; k++)
-        for (int lanes = 1; lanes <= 3; lanes++) {
-            load(&tiny, "0", lanes, infinite);
+        for (int threads = 1; threads <= 3; threads++) {
+            load(&tiny, "0", threads, infinite);
             mp_stored *stored = stored_of(&tiny);
             MP_CHECK(mp_stored_left(stored));
             MP_CHECK_INT(tiny.model->ops->bytes(tiny.model), charged);
@@ -83,7 +83,7 @@ static void check_bits(int32_t infinite) {
             stored->keep_row_ns = 0;
             for (int i = 0; i < JOBS; i++)
                 if (run(&tiny, i) != expected[i])
-                    MP_FAIL("job %d differs with %d lanes, keeping %d", i, lanes, (int)k);
+                    MP_FAIL("job %d differs with %d lanes, keeping %d", i, threads, (int)k);
             MP_CHECK(k == 1 || mp_stored_left(stored) == (k == 0));
             stored->keep_ns = UINT64_MAX / 4;
             for (int i = 0; i < JOBS; i++)
@@ -219,7 +219,7 @@ static void check_corrupted(void (*corrupt)(const char *path), bool before_the_f
     MP_CHECK_INT(job.item.error.code, MP_INTEGRITY);
     MP_CHECK_INT(job.call->choices[0].token_count, 0);
     tiny.engine->ops->retire(tiny.engine, &job.item);
-    mp_call_destroy(&job.call->base);
+    mp_request_destroy(&job.call->base);
     struct timespec times[2] = {before.st_atim, before.st_mtim}; /* weights packed meanwhile stay wrong */
     MP_CHECK(truncate(path, before.st_size) == 0 && utimensat(AT_FDCWD, path, times, 0) == 0);
     MP_CHECK(!tiny.model->ops->healthy(tiny.model));
@@ -257,7 +257,7 @@ MP_TEST(models_stored_weights_that_are_packed_need_no_file) {
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
-static mp_status make_call(mp_call **call, mp_error *error) {
+static mp_status make_call(mp_request **call, mp_error *error) {
     static const int32_t prompt[] = {3, 1, 4, 1, 5};
     mp_text_args args = {
         .n_prompt = 5,
@@ -265,14 +265,14 @@ static mp_status make_call(mp_call **call, mp_error *error) {
         .n_choices = 1,
         .sampling = {
             .temperature = 0, .top_p = 1, .repetition_penalty = 1, .max_tokens = 3, .logprobs = 2, .ignore_eos = true}};
-    mp_text_call *made;
-    MP_TRY(mp_text_call_create(&args, &made, error));
+    mp_text_request *made;
+    MP_TRY(mp_text_request_create(&args, &made, error));
     *call = &made->base;
     return MP_OK;
 }
 
-static void compare_calls(const mp_call *first, const mp_call *second) {
-    const mp_text_call *a = (const mp_text_call *)first, *b = (const mp_text_call *)second;
+static void compare_calls(const mp_request *first, const mp_request *second) {
+    const mp_text_request *a = (const mp_text_request *)first, *b = (const mp_text_request *)second;
     MP_CHECK(memcmp(a->choices[0].tokens, b->choices[0].tokens, 3 * sizeof(mp_token_out)) == 0);
 }
 

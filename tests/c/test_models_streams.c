@@ -11,7 +11,7 @@ enum { STREAMS = 8, STEPS = 4096, ANSWER = 80, HELD = 12 };
 typedef struct step_note {
     int items;
     uint64_t passes, rows; /* passes over the weights and rows in this step */
-    const mp_call *call[STREAMS + 1];
+    const mp_request *call[STREAMS + 1];
 } step_note;
 
 static struct {
@@ -72,15 +72,15 @@ static mp_ticket *chat(mp_registry *registry, int number, int length) {
     mp_text_args args = {.n_prompt = length, .prompt = prompt, .n_choices = 1};
     args.sampling = (mp_sampling){.temperature = 1, .top_p = 1, .repetition_penalty = 1, .seed = 4,
                                   .max_tokens = ANSWER, .logprobs = -1, .ignore_eos = true};
-    mp_text_call *call;
-    MP_CHECK_OK(mp_text_call_create(&args, &call, &error), &error);
+    mp_text_request *call;
+    MP_CHECK_OK(mp_text_request_create(&args, &call, &error), &error);
     mp_submit_options options = {.priority = 2};
     mp_ticket *ticket;
     MP_CHECK_OK(mp_registry_submit(registry, "a", &call->base, &options, &ticket, &error), &error);
     return ticket;
 }
 
-static bool takes_part(const step_note *note, const mp_call *call) {
+static bool takes_part(const step_note *note, const mp_request *call) {
     for (int i = 0; i < note->items; i++)
         if (note->call[i] == call)
             return true;
@@ -107,7 +107,7 @@ MP_TEST_SECONDS(models_streams_share_passes_and_join_at_once, 60) {
     ops.load = watched_load;
     loader.ops = &ops;
     mp_registry *registry;
-    mp_registry_config config = {.lanes = 2, .memory_limit = 1000 * 1000 * 1000, .spin_ns = 1, .max_workers = 1};
+    mp_registry_config config = {.threads = 2, .memory_limit = 1000 * 1000 * 1000, .spin_ns = 1, .max_workers = 1};
     MP_CHECK_OK(mp_registry_create(&config, &registry, &error), &error);
     MP_CHECK_OK(mp_registry_add(registry, "a", &loader, false, &error), &error);
     MP_CHECK_OK(mp_registry_load(registry, "a", false, MP_FOREVER, &error), &error);
@@ -118,14 +118,14 @@ MP_TEST_SECONDS(models_streams_share_passes_and_join_at_once, 60) {
     atomic_store(&seen.go, HELD);
     until_begun(HELD + 1);
     tickets[STREAMS] = chat(registry, STREAMS, 150);
-    const mp_call *late = mp_ticket_call(tickets[STREAMS]);
+    const mp_request *late = mp_ticket_request(tickets[STREAMS]);
     atomic_store(&seen.go, STEPS);
 
     uint64_t tokens = 0;
     for (int i = 0; i <= STREAMS; i++) {
         MP_CHECK(mp_ticket_wait(tickets[i], UINT64_MAX - 1, mp_sys_now_ns() + 30ull * 1000 * 1000 * 1000, NULL));
         MP_CHECK_STATUS(mp_ticket_status(tickets[i], &error), MP_OK, &error);
-        const mp_text_call *call = (const mp_text_call *)mp_ticket_call(tickets[i]);
+        const mp_text_request *call = (const mp_text_request *)mp_ticket_request(tickets[i]);
         tokens += call->choices[0].token_count;
     }
     MP_CHECK_INT(tokens, (STREAMS + 1) * ANSWER);

@@ -4,7 +4,9 @@
 #include <stdatomic.h>
 
 #include "models/decoder/engine.h"
+#include "models/vision/vision.h"
 #include "vision_fixture.h"
+#include "speculation_fixture.h"
 
 static void make_job(const tiny_model *tiny, tiny_job *job, int index) {
     mp_error error;
@@ -45,7 +47,7 @@ static mp_text_engine *engine_of(tiny_model *tiny) { return (mp_text_engine *)ti
 
 /* Set the size of the image encoder's parts from now on: about `ops` operations in `grain` rows or slightly more. */
 static mp_vit *cut(tiny_model *tiny, int32_t grain, uint64_t ops) {
-    mp_vit *encoder = &((mp_decoder *)tiny->model)->vision->tower;
+    mp_vit *encoder = &((mp_decoder *)tiny->model)->vision->image_encoder;
     encoder->grain = grain;
     encoder->most_ops = ops;
     return encoder;
@@ -66,7 +68,7 @@ static void run_alone(tiny_model *tiny, uint64_t *hashes) {
         }
         MP_CHECK_INT(jobs[0].call->cached_tokens, 0);
         hashes[i] = tiny_job_hash(&jobs[0]);
-        mp_call_destroy(&jobs[0].call->base);
+        mp_request_destroy(&jobs[0].call->base);
     }
 }
 
@@ -109,27 +111,27 @@ static void run_mixed(tiny_model *tiny, uint64_t seed, const uint64_t *expected,
         tiny->engine->ops->plan(tiny->engine, items, n, budget_ns, &plan);
         MP_CHECK(plan.count > 0);
         if (mp_test_random_u64(&random) % 2)
-            engine_of(tiny)->look.budget_ns = 0; /* one part */
+            engine_of(tiny)->image_part.budget_ns = 0; /* one part */
         open -= step(tiny, &plan, jobs, limit > 0);
         MP_CHECK(tiny->budget.used <= tiny->budget.limit);
     }
     for (int i = 0; i < ITEMS; i++) {
         if (tiny_job_hash(&jobs[i]) != expected[i])
-            MP_FAIL("item %d differs under seed %llu with %d lanes", i, (unsigned long long)seed, tiny->lease.lanes);
-        mp_call_destroy(&jobs[i].call->base);
+            MP_FAIL("item %d differs under seed %llu with %d lanes", i, (unsigned long long)seed, tiny->lease.threads);
+        mp_request_destroy(&jobs[i].call->base);
     }
     tiny->budget.limit = UINT64_MAX;
 }
 
 static void check_contract(const tiny_kind *kind, const mp_dtype *types, int count, mp_compute compute) {
     uint64_t expected[ITEMS], again[ITEMS];
-    for (int lanes = 1; lanes <= 3; lanes++) {
+    for (int threads = 1; threads <= 3; threads++) {
         tiny_model tiny;
-        tiny_load(&tiny, tiny_decoder_spec_as(kind, types, count, 42, -1), compute, lanes);
-        run_alone(&tiny, lanes == 1 ? expected : again);
-        MP_CHECK(lanes == 1 || memcmp(expected, again, sizeof expected) == 0);
+        tiny_load(&tiny, tiny_decoder_spec_as(kind, types, count, 42, -1), compute, threads);
+        run_alone(&tiny, threads == 1 ? expected : again);
+        MP_CHECK(threads == 1 || memcmp(expected, again, sizeof expected) == 0);
         for (uint64_t seed = 1; seed <= (uint64_t)mp_test_rounds(4); seed++)
-            run_mixed(&tiny, seed + 10 * (uint64_t)lanes, expected, 0);
+            run_mixed(&tiny, seed + 10 * (uint64_t)threads, expected, 0);
         MP_CHECK(tile_rows < ROWS || tiny.engine->prefix->hits > 0);
         tiny.engine->ops->trim(tiny.engine);
         uint64_t least = tiny.budget.used;
@@ -168,12 +170,12 @@ static int run_one(tiny_model *tiny, int index, int32_t *cached) {
         mp_plan plan;
         tiny->engine->ops->plan(tiny->engine, items, 1, 1, &plan);
         looks += plan.amount[0] == 0;
-        engine_of(tiny)->look.budget_ns = 0;
+        engine_of(tiny)->image_part.budget_ns = 0;
         step(tiny, &plan, jobs, false);
     }
     MP_CHECK(looks <= (int)jobs[0].call->images.most_parts);
     *cached = jobs[0].call->cached_tokens;
-    mp_call_destroy(&jobs[0].call->base);
+    mp_request_destroy(&jobs[0].call->base);
     return steps;
 }
 
@@ -183,7 +185,7 @@ MP_TEST(models_vision_encodes_each_image_once) {
     int32_t cached;
     tiny_model tiny;
     tiny_load(&tiny, tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1), MP_COMPUTE_F32, 1);
-    mp_decoder_speculate(tiny.engine, MP_SPECULATE_OFF, NULL, NULL); /* speculation would sometimes save a step */
+    tiny_speculate(tiny.engine, MP_SPECULATE_OFF, NULL, NULL); /* speculation would sometimes save a step */
     int first = run_one(&tiny, 0, &cached), again = run_one(&tiny, 0, &cached);
     /* embeddings, before attention, attention, after it, projector; the rows before the image do not wait for it */
     MP_CHECK_INT(first - again, 1 + 3 * ENCODER_LAYERS + 1 + 1);
@@ -250,7 +252,7 @@ MP_TEST(models_vision_continues_in_another_engine) {
         MP_CHECK(tiny_job_hash(&jobs[0][0]) == expected[ABOUT_2_1]);
         MP_CHECK(tiny_job_hash(&jobs[1][0]) == expected[ABOUT_1_2]);
         for (int j = 0; j < 2; j++)
-            mp_call_destroy(&jobs[j][0].call->base);
+            mp_request_destroy(&jobs[j][0].call->base);
     }
     tiny_unload(&tiny);
 }
@@ -264,7 +266,7 @@ static mp_item *stand_at_image(tiny_model *tiny, tiny_job *job, mp_plan *plan) {
     tiny->engine->ops->plan(tiny->engine, items, 1, 1, plan);
     step(tiny, plan, job, false); /* the rows before it */
     tiny->engine->ops->plan(tiny->engine, items, 1, 1, plan);
-    MP_CHECK(engine_of(tiny)->look.item == &job->item);
+    MP_CHECK(engine_of(tiny)->image_part.item == &job->item);
     MP_CHECK(plan->cost_ns >= mp_images_part_ns(engine_of(tiny)->images.store) ||
              plan->cost_ns >= mp_images_left_ns(engine_of(tiny)->images.store, job->call, 0));
     return &job->item;
@@ -275,17 +277,17 @@ static mp_item *stand_at_image(tiny_model *tiny, tiny_job *job, mp_plan *plan) {
 MP_TEST(models_vision_stops_within_a_layer) {
     static const mp_dtype floats[] = {MP_F32};
     static const _Atomic int raised = 1;
-    for (int lanes = 1; lanes <= 2; lanes++) {
+    for (int threads = 1; threads <= 2; threads++) {
         tiny_model tiny;
         tiny_job jobs[ITEMS] = {{0}};
         mp_plan plan;
         mp_error error;
-        tiny_load(&tiny, tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1), MP_COMPUTE_F32, lanes);
+        tiny_load(&tiny, tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1), MP_COMPUTE_F32, threads);
         mp_vit *encoder = cut(&tiny, 2, 1);
         mp_item *item = stand_at_image(&tiny, jobs, &plan);
         mp_image_store *store = engine_of(&tiny)->images.store;
         uint64_t left = UINT64_MAX;
-        for (int part = 1; part <= 9 + lanes * 2; part++) {
+        for (int part = 1; part <= 9 + threads * 2; part++) {
             tiny.lease.cancelled = part % 3 == 0 ? &raised : NULL;
             MP_CHECK_OK(mp_images_compute(store, &tiny.lease, jobs[0].call, item->state, 0,
                                           part % 3 == 1 ? 0 : UINT64_MAX, part % 3 == 2 ? &raised : NULL, &error),
@@ -303,7 +305,7 @@ MP_TEST(models_vision_stops_within_a_layer) {
             tiny.engine->ops->plan(tiny.engine, &item, 1, UINT64_MAX, &plan);
             step(&tiny, &plan, jobs, false);
         }
-        mp_call_destroy(&jobs[0].call->base);
+        mp_request_destroy(&jobs[0].call->base);
         tiny_unload(&tiny);
     }
 }
@@ -313,7 +315,7 @@ static void step_alone(tiny_model *tiny, tiny_job *job) {
     mp_item *item = &job->item;
     mp_plan plan;
     tiny->engine->ops->plan(tiny->engine, &item, 1, 1, &plan);
-    engine_of(tiny)->look.budget_ns = 0;
+    engine_of(tiny)->image_part.budget_ns = 0;
     step(tiny, &plan, job, false);
 }
 
@@ -346,7 +348,7 @@ MP_TEST(models_vision_keeps_images_of_alternating_requests) {
     }
     for (int j = 0; j < TURNS; j++) {
         MP_CHECK(tiny_job_hash(&jobs[j][0]) == expected[rows_of[j]]);
-        mp_call_destroy(&jobs[j][0].call->base);
+        mp_request_destroy(&jobs[j][0].call->base);
         jobs[j][0] = (tiny_job){0};
     }
     tiny.engine->ops->trim(tiny.engine);
@@ -370,7 +372,7 @@ MP_TEST(models_vision_keeps_images_of_alternating_requests) {
     tiny.engine->ops->trim(tiny.engine);
     MP_CHECK_INT(tiny.budget.used, least);
     for (int j = 0; j < TURNS; j++)
-        mp_call_destroy(&jobs[j][0].call->base);
+        mp_request_destroy(&jobs[j][0].call->base);
     tiny_unload(&tiny);
 }
 
@@ -390,7 +392,7 @@ MP_TEST(models_vision_frees_its_scratch) {
         mp_item *item = stand_at_image(&tiny, jobs, &plan);
         uint64_t held = tiny.engine->ops->bytes(tiny.engine), used = tiny.budget.used;
         MP_CHECK_INT(store->charged, 0);
-        engine_of(&tiny)->look.budget_ns = 0;
+        engine_of(&tiny)->image_part.budget_ns = 0;
         step(&tiny, &plan, jobs, false);
         MP_CHECK(store->charged > state && store->jobs != NULL);
         MP_CHECK_INT(tiny.engine->ops->bytes(tiny.engine) - held, store->charged + store->jobs->tile->bytes);
@@ -414,7 +416,7 @@ MP_TEST(models_vision_frees_its_scratch) {
             step(&tiny, &plan, jobs, false);
             tiny.engine->ops->retire(tiny.engine, item);
         }
-        mp_call_destroy(&jobs[0].call->base);
+        mp_request_destroy(&jobs[0].call->base);
     }
     tiny_unload(&tiny);
 }
@@ -426,7 +428,7 @@ MP_TEST(models_vision_refuses_what_does_not_fit) {
     tiny_load(&tiny, tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1), MP_COMPUTE_F32, 1);
     for (int fault = 0; fault < 6; fault++) {
         mp_error error;
-        mp_text_call *call;
+        mp_text_request *call;
         uint64_t cost;
         uint32_t total;
         mp_error_clear(&error);
@@ -447,13 +449,13 @@ MP_TEST(models_vision_refuses_what_does_not_fit) {
         MP_CHECK_INT(tiny.model->ops->check(tiny.model, &call->base, &cost, &total, &error), MP_INVALID_ARGUMENT);
         if (fault == 4)
             call->images.n_runs = 2;
-        mp_call_destroy(&call->base);
+        mp_request_destroy(&call->base);
     }
     /* in a vocabulary without a placeholder any token may stand for an image, at the positions of a run */
     ((mp_decoder *)tiny.model)->vision->image_token = -1;
     for (int fault = 0; fault < 2; fault++) {
         mp_error error;
-        mp_text_call *call;
+        mp_text_request *call;
         uint64_t cost;
         uint32_t total;
         mp_error_clear(&error);
@@ -464,21 +466,21 @@ MP_TEST(models_vision_refuses_what_does_not_fit) {
         call->images.runs[1].rows -= fault;
         MP_CHECK_INT(tiny.model->ops->check(tiny.model, &call->base, &cost, &total, &error),
                      fault ? MP_INVALID_ARGUMENT : MP_OK);
-        mp_call_destroy(&call->base);
+        mp_request_destroy(&call->base);
     }
     tiny_unload(&tiny);
 }
 
-static mp_status make_one(mp_call **call, mp_error *error) {
-    mp_text_call *made;
+static mp_status make_one(mp_request **call, mp_error *error) {
+    mp_text_request *made;
     mp_error_clear(error);
     make_call(1, &made, error);
     *call = made ? &made->base : NULL;
     return made ? MP_OK : error->code;
 }
 
-static void compare(const mp_call *first, const mp_call *second) {
-    const mp_text_call *a = (const mp_text_call *)first, *b = (const mp_text_call *)second;
+static void compare(const mp_request *first, const mp_request *second) {
+    const mp_text_request *a = (const mp_text_request *)first, *b = (const mp_text_request *)second;
     for (int c = 0; c < a->n_choices; c++)
         for (int t = 0; t < ANSWER; t++)
             MP_CHECK_INT(a->choices[c].tokens[t].id, b->choices[c].tokens[t].id);

@@ -4,6 +4,7 @@
 
 #include "grouping_fixture.h"
 #include "models/image/vit.h"
+#include "request_fixture.h"
 
 enum { HIDDEN = 48, LAYERS = 2, PATCH = 7, GRID = 5, WIDTH = 32, IMAGES = 13, MOST_SIDE = 90 };
 
@@ -105,10 +106,10 @@ static void make_images(test_images *all, bool any_size) {
     }
 }
 
-static mp_image_call *make_call(const test_images *all, int first, int count) {
+static mp_image_embedding_request *make_call(const test_images *all, int first, int count) {
     mp_error error;
-    mp_image_call *call;
-    MP_CHECK_OK(mp_image_call_create(count, all->sizes + 2 * first, all->pixels + all->offsets[first],
+    mp_image_embedding_request *call;
+    MP_CHECK_OK(make_image_embedding_request(count, all->sizes + 2 * first, all->pixels + all->offsets[first],
                                      all->offsets[first + count] - all->offsets[first], &call, &error),
                 &error);
     return call;
@@ -116,14 +117,14 @@ static mp_image_call *make_call(const test_images *all, int first, int count) {
 
 /* Run images [first, first + count) as one request. */
 static mp_outcome run(tiny_model *tiny, const void *all, int first, int count, uint64_t budget_ns, float *out) {
-    mp_image_call *call = make_call(all, first, count);
+    mp_image_embedding_request *call = make_call(all, first, count);
     const mp_outcome outcome = run_call(tiny, &call->base, budget_ns);
     MP_CHECK_INT(call->width, WIDTH);
     if (outcome == MP_OUTCOME_DONE) {
         memcpy(out, call->vectors, (size_t)count * WIDTH * sizeof(float));
         MP_CHECK_INT(call->done, count);
     }
-    mp_call_destroy(&call->base);
+    mp_request_destroy(&call->base);
     return outcome;
 }
 
@@ -192,18 +193,18 @@ MP_TEST(models_vit_memory_is_predicted) {
 MP_TEST(models_vit_refuses_invalid_requests) {
     static uint8_t pixels[3 * 640 * 640];
     mp_error error;
-    mp_image_call *call;
+    mp_image_embedding_request *call;
     const struct {
         int32_t height, width;
         int64_t bytes;
     } refused[] = {{0, 1, 0}, {1, 0, 0}, {-1, -1, 3}, {4, 4, 47}, {4, 4, 49}, {MP_IMAGE_MOST_SIDE + 1, 1, 0}};
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
         const int32_t sizes[2] = {refused[i].height, refused[i].width};
-        MP_CHECK_STATUS(mp_image_call_create(1, sizes, pixels, refused[i].bytes, &call, &error), MP_INVALID_ARGUMENT,
-                        &error);
+        MP_CHECK_STATUS(make_image_embedding_request(1, sizes, pixels, refused[i].bytes, &call, &error),
+                        MP_INVALID_ARGUMENT, &error);
         MP_CHECK(!call);
     }
-    MP_CHECK_STATUS(mp_image_call_create(0, NULL, pixels, 0, &call, &error), MP_INVALID_ARGUMENT, &error);
+    MP_CHECK_STATUS(make_image_embedding_request(0, NULL, pixels, 0, &call, &error), MP_INVALID_ARGUMENT, &error);
 
     tiny_model any, fixed;
     tiny_load(&any, make_spec("dinov2", false), MP_COMPUTE_F32, 1);
@@ -231,13 +232,13 @@ MP_TEST(models_vit_refuses_invalid_requests) {
             const int32_t sizes[2] = {cases[i].height, cases[i].width};
             uint64_t cost;
             uint32_t total;
-            MP_CHECK_OK(mp_image_call_create(1, sizes, pixels, 3 * (int64_t)sizes[0] * sizes[1], &call, &error),
+            MP_CHECK_OK(make_image_embedding_request(1, sizes, pixels, 3 * (int64_t)sizes[0] * sizes[1], &call, &error),
                         &error);
             call->dimensions = cases[i].dimensions;
             call->output = cases[i].output;
             MP_CHECK_STATUS(tiny->model->ops->check(tiny->model, &call->base, &cost, &total, &error),
                             f ? cases[i].of_fixed : cases[i].of_any, &error);
-            mp_call_destroy(&call->base);
+            mp_request_destroy(&call->base);
         }
     tiny_unload(&any);
     tiny_unload(&fixed);
@@ -247,20 +248,21 @@ MP_TEST(models_vit_refuses_invalid_requests) {
 MP_TEST(models_vit_fingerprints) {
     static test_images all;
     make_images(&all, true);
-    mp_image_call *one = make_call(&all, 0, 2), *same = make_call(&all, 0, 2), *other = make_call(&all, 1, 2);
+    mp_image_embedding_request *one = make_call(&all, 0, 2), *same = make_call(&all, 0, 2),
+                               *other = make_call(&all, 1, 2);
     MP_CHECK(one->base.fingerprint(&one->base) == same->base.fingerprint(&same->base));
     MP_CHECK(one->base.fingerprint(&one->base) != other->base.fingerprint(&other->base));
     same->pixels[same->offsets[2] - 1] ^= 1;
     MP_CHECK(one->base.fingerprint(&one->base) != same->base.fingerprint(&same->base));
     mp_error error;
-    mp_image_call *wide, *tall;
+    mp_image_embedding_request *wide, *tall;
     const int32_t sizes[2][2] = {{2, 8}, {8, 2}};
-    MP_CHECK_OK(mp_image_call_create(1, sizes[0], all.pixels, 48, &wide, &error), &error);
-    MP_CHECK_OK(mp_image_call_create(1, sizes[1], all.pixels, 48, &tall, &error), &error);
+    MP_CHECK_OK(make_image_embedding_request(1, sizes[0], all.pixels, 48, &wide, &error), &error);
+    MP_CHECK_OK(make_image_embedding_request(1, sizes[1], all.pixels, 48, &tall, &error), &error);
     MP_CHECK(wide->base.fingerprint(&wide->base) != tall->base.fingerprint(&tall->base));
-    mp_image_call *calls[] = {one, same, other, wide, tall};
+    mp_image_embedding_request *calls[] = {one, same, other, wide, tall};
     for (int i = 0; i < 5; i++)
-        mp_call_destroy(&calls[i]->base);
+        mp_request_destroy(&calls[i]->base);
 }
 
 /* Two requests in one step: the cancelled one gets nothing, the other one its vectors. A stopped step gives nothing,
@@ -295,10 +297,10 @@ MP_TEST(models_vit_cancelled_in_a_step) {
     plan = (mp_plan){.count = 2, .items = {&items[0], &items[1]}, .amount = {2, 2}};
     tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
     MP_CHECK(outcomes[0] == MP_OUTCOME_MORE && items[0].cursor == 0 && outcomes[1] == MP_OUTCOME_DONE);
-    MP_CHECK(memcmp(((mp_image_call *)items[1].call)->vectors, alone, sizeof alone) == 0);
+    MP_CHECK(memcmp(((mp_image_embedding_request *)items[1].call)->vectors, alone, sizeof alone) == 0);
     for (int i = 0; i < 2; i++) {
         tiny.engine->ops->retire(tiny.engine, &items[i]);
-        mp_call_destroy(items[i].call);
+        mp_request_destroy(items[i].call);
     }
     tiny_unload(&tiny);
 }
@@ -310,9 +312,9 @@ typedef struct parted { /* a group and its progress */
     _Atomic int done;
 } parted;
 
-static void parted_body(const mp_lane *lane, void *arg) {
+static void parted_body(const mp_team_thread *thread, void *arg) {
     parted *p = arg;
-    mp_vit_lane l = {.lane = lane, .pass = &p->pass, .own = p->own + (size_t)lane->index * p->own_bytes};
+    mp_vit_thread l = {.thread = thread, .pass = &p->pass, .own = p->own + (size_t)thread->index * p->own_bytes};
     atomic_store(&p->done, mp_vit_advance(&l));
 }
 
@@ -342,10 +344,10 @@ static int run_parts(tiny_model *tiny, const test_images *all, int first, int co
     }
     p.pass.part_ops = mp_vit_part_ops(model);
     p.pass.part_rows = mp_vit_part_rows(model, p.pass.M, p.pass.part_ops);
-    p.own_bytes = mp_vit_lane_scratch(model, longest);
+    p.own_bytes = mp_vit_thread_scratch(model, longest);
     p.pass.state = mp_alloc(mp_vit_state_bytes(model, p.pass.M), MP_TAG_SCRATCH);
     p.pass.part = mp_alloc(mp_vit_part_bytes(model, p.pass.part_rows, count), MP_TAG_SCRATCH);
-    p.own = mp_alloc(p.own_bytes * (size_t)tiny->lease.lanes, MP_TAG_SCRATCH);
+    p.own = mp_alloc(p.own_bytes * (size_t)tiny->lease.threads, MP_TAG_SCRATCH);
     tiny->lease.cancelled = stop ? &raised : NULL;
     do {
         p.pass.stopped = false;
@@ -372,10 +374,10 @@ MP_TEST_SECONDS(models_vit_parts, 60) {
     const mp_compute classes[] = {MP_COMPUTE_F32, MP_COMPUTE_BF16, MP_COMPUTE_I8};
     make_images(&all, true);
     for (int c = 0; c < 3; c++)
-        for (int lanes = 1; lanes <= 2; lanes++) {
+        for (int threads = 1; threads <= 2; threads++) {
             tiny_model tiny;
             int M, rows = 0;
-            tiny_load(&tiny, make_spec("dinov2", c == 1), classes[c], lanes);
+            tiny_load(&tiny, make_spec("dinov2", c == 1), classes[c], threads);
             MP_CHECK_INT(run_parts(&tiny, &all, FIRST, COUNT, false, whole, &M), 1);
             cut(&tiny);
             MP_CHECK_INT(run_parts(&tiny, &all, FIRST, COUNT, false, cut_up, &rows), 1);
@@ -383,7 +385,7 @@ MP_TEST_SECONDS(models_vit_parts, 60) {
             memset(cut_up, 0, sizeof cut_up);
             ((mp_vit *)tiny.model)->most_ops = 1; /* parts of 5 rows; in attention at most 30, per thread and head */
             const int regions = run_parts(&tiny, &all, FIRST, COUNT, true, cut_up, &rows);
-            MP_CHECK(regions >= (M + 4) / 5 * (1 + 2 * LAYERS) + M / 30 * 3 * LAYERS / lanes);
+            MP_CHECK(regions >= (M + 4) / 5 * (1 + 2 * LAYERS) + M / 30 * 3 * LAYERS / threads);
             MP_CHECK(memcmp(whole, cut_up, (size_t)M * HIDDEN * sizeof *whole) == 0);
             tiny_unload(&tiny);
         }
@@ -418,7 +420,7 @@ MP_TEST(models_vit_costs) {
     MP_CHECK_INT(mp_vit_part_ops(&model), 1000);
 }
 
-static void check_item(tiny_model *tiny, mp_item *item, mp_image_call *call) {
+static void check_item(tiny_model *tiny, mp_item *item, mp_image_embedding_request *call) {
     mp_error error;
     uint64_t cost;
     *item = (mp_item){.call = &call->base};
@@ -429,7 +431,7 @@ static void check_item(tiny_model *tiny, mp_item *item, mp_image_call *call) {
 /* An image that takes longer than a step runs in parts, one per step here. A smaller image of another request finishes
  * meanwhile; another large image takes turns. A preemption restarts the image, an unwanted step does not, and trim
  * frees none of it. The bits are the same, and all memory is counted. */
-static void check_large(const char *arch, int lanes) {
+static void check_large(const char *arch, int threads) {
     enum { SIDES = 12 * PATCH, STEPS = 10000, GRAIN = 5 };
     static const _Atomic int raised = 1;
     static test_images all;
@@ -445,7 +447,7 @@ static void check_large(const char *arch, int lanes) {
         all.sizes[6] = all.sizes[7] = SIDES;
     for (int i = 3; i < 5; i++)
         all.offsets[i + 1] = all.offsets[i] + 3 * (int64_t)all.sizes[2 * i] * all.sizes[2 * i + 1];
-    tiny_load(&tiny, make_spec(arch, false), MP_COMPUTE_F32, lanes);
+    tiny_load(&tiny, make_spec(arch, false), MP_COMPUTE_F32, threads);
     MP_CHECK_INT(run(&tiny, &all, 3, 2, UINT64_MAX, alone), MP_OUTCOME_DONE);
     tiny.engine->ops->trim(tiny.engine);
     const uint64_t before = tiny.budget.used;
@@ -484,7 +486,7 @@ static void check_large(const char *arch, int lanes) {
         MP_CHECK_INT(tiny.budget.used - before, tiny.engine->ops->bytes(tiny.engine));
     }
     tiny.lease.cancelled = NULL;
-    const uint64_t parts = ((const mp_image_call *)item[0].call)->most_parts;
+    const uint64_t parts = ((const mp_image_embedding_request *)item[0].call)->most_parts;
     MP_CHECK(steps >= LAYERS * 2 * (rows / GRAIN) && (uint64_t)steps <= 9 + 2 * mp_vit_image_parts(model, down, down));
     MP_CHECK(parts >= mp_vit_image_parts(model, down, down));
     while (item[0].cursor < 2 || item[1].cursor < 1) { /* the rest of the first, and the second's large one */
@@ -494,8 +496,9 @@ static void check_large(const char *arch, int lanes) {
         tiny.engine->ops->plan(tiny.engine, items + first, 2 - first, 0, &plan);
         tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
     }
-    const float *const vectors[] = {((mp_image_call *)item[0].call)->vectors, ((mp_image_call *)item[1].call)->vectors,
-                                    ((mp_image_call *)item[2].call)->vectors};
+    const float *const vectors[] = {((mp_image_embedding_request *)item[0].call)->vectors,
+                                    ((mp_image_embedding_request *)item[1].call)->vectors,
+                                    ((mp_image_embedding_request *)item[2].call)->vectors};
     MP_CHECK(memcmp(vectors[0], alone, 2 * WIDTH * sizeof *alone) == 0);
     MP_CHECK(memcmp(vectors[1], alone, WIDTH * sizeof *alone) == 0);
     MP_CHECK(!any_size || memcmp(vectors[2], alone + WIDTH, WIDTH * sizeof *alone) == 0);
@@ -505,7 +508,7 @@ static void check_large(const char *arch, int lanes) {
     MP_CHECK(outcomes[0] == MP_OUTCOME_MORE && item[1].cursor == 1);
     for (int i = 0; i < 3; i++) {
         tiny.engine->ops->retire(tiny.engine, &item[i]);
-        mp_call_destroy(item[i].call);
+        mp_request_destroy(item[i].call);
     }
     tiny.engine->ops->trim(tiny.engine);
     MP_CHECK_INT(tiny.budget.used, before);
@@ -513,9 +516,9 @@ static void check_large(const char *arch, int lanes) {
 }
 
 MP_TEST(models_vit_large_images_run_in_parts) {
-    for (int lanes = 1; lanes <= 2; lanes++) {
-        check_large("dinov2", lanes);
-        check_large("siglip", lanes);
+    for (int threads = 1; threads <= 2; threads++) {
+        check_large("dinov2", threads);
+        check_large("siglip", threads);
     }
 }
 
@@ -539,7 +542,7 @@ MP_TEST(models_vit_large_images_delay_no_other_request) {
     tiny.engine->ops->plan(tiny.engine, items, 1, STEP_NS / 2, &plan);
     MP_CHECK_INT(plan.cost_ns, STEP_NS / 2);
     tiny.engine->ops->retire(tiny.engine, &item);
-    mp_call_destroy(item.call);
+    mp_request_destroy(item.call);
     tiny_unload(&tiny);
 }
 
@@ -573,22 +576,24 @@ MP_TEST(models_vit_large_images_wait_for_memory) {
         } while (outcomes[0] == MP_OUTCOME_MORE);
         MP_CHECK_INT(outcomes[0], MP_OUTCOME_DONE);
         tiny.engine->ops->retire(tiny.engine, &item[i]);
-        mp_call_destroy(item[i].call);
+        mp_request_destroy(item[i].call);
     }
     tiny_unload(&tiny);
 }
 
 static test_images sweep_images;
 
-static mp_status make_two(mp_call **call, mp_error *error) {
-    mp_image_call *made;
-    MP_TRY(mp_image_call_create(2, sweep_images.sizes, sweep_images.pixels, sweep_images.offsets[2], &made, error));
+static mp_status make_two(mp_request **call, mp_error *error) {
+    mp_image_embedding_request *made;
+    MP_TRY(make_image_embedding_request(2, sweep_images.sizes, sweep_images.pixels, sweep_images.offsets[2],
+                                        &made, error));
     *call = &made->base;
     return MP_OK;
 }
 
-static void compare_two(const mp_call *first, const mp_call *second) {
-    const mp_image_call *a = (const mp_image_call *)first, *b = (const mp_image_call *)second;
+static void compare_two(const mp_request *first, const mp_request *second) {
+    const mp_image_embedding_request *a = (const mp_image_embedding_request *)first,
+                                     *b = (const mp_image_embedding_request *)second;
     MP_CHECK(memcmp(a->vectors, b->vectors, 2 * WIDTH * sizeof(float)) == 0);
 }
 

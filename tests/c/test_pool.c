@@ -23,7 +23,7 @@ static mp_queue_node *taken(mp_queue *queue, uint64_t now_ns) {
     return node;
 }
 
-static mp_queue_answer push(mp_queue *queue, thing *thing, int priority, int kind, uint32_t tenant, uint64_t cost,
+static mp_queue_result push(mp_queue *queue, thing *thing, int priority, int kind, uint32_t tenant, uint64_t cost,
                             uint64_t since_ns) {
     mp_queue_node_init(&thing->node, priority, kind, tenant, since_ns);
     thing->node.cost = cost;

@@ -451,8 +451,8 @@ MP_TEST(registry_never_computes_on_more_threads_than_it_has) {
     mp_ticket *tickets[MODELS][4];
     for (int m = 0; m < MODELS; m++) {
         fake_init(&fakes[m]);
-        fakes[m].lanes = 3;
-        fakes[m].lane_limit = 3;
+        fakes[m].threads = 3;
+        fakes[m].thread_limit = 3;
         fakes[m].step_ns = FAKE_MS(1);
         fakes[m].step_units = 1;
         fake_add(registry, keys[m], &fakes[m], false);

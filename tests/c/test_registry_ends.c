@@ -32,7 +32,7 @@ static void storm_caller(void *arg) {
         int at = i % 4;
         if (kept[at]) {
             mp_status status = fake_wait(kept[at], NULL);
-            fake_call *call = (fake_call *)mp_ticket_call(kept[at]);
+            fake_call *call = (fake_call *)mp_ticket_request(kept[at]);
             MP_CHECK_INT(call->finished, status == MP_OK);
             atomic_fetch_add(&storm->ended[status], 1);
             mp_ticket_release(kept[at]);
@@ -97,8 +97,8 @@ static void set_up_storm(fake *fakes, mp_registry *registry, const char *const *
         fake_init(&fakes[i]);
         fakes[i].memory = 12;
         fakes[i].step_units = 2;
-        fakes[i].lanes = 2;
-        fakes[i].lane_limit = 2;
+        fakes[i].threads = 2;
+        fakes[i].thread_limit = 2;
         fakes[i].load_ns = FAKE_MS(1);
         fakes[i].load_failures = i;
         fake_add(registry, keys[i], &fakes[i], false);
@@ -315,7 +315,7 @@ static void in_child(mp_registry *registry, mp_ticket *running, mp_ticket *queue
     mp_error error;
     alarm(5);
     atomic_store(&fake->in_steps, 0); /* the parent's worker is inside a step, in this copy forever */
-    atomic_store(&fake_lanes_in_steps, 0);
+    atomic_store(&fake_threads_in_steps, 0);
     atomic_store(&fake->hold, false);
     CHILD_CHECK(mp_ticket_done(running) && mp_ticket_done(queued));
     CHILD_CHECK(mp_ticket_status(running, &error) == MP_CANCELLED);
@@ -349,7 +349,7 @@ MP_TEST_SECONDS(registry_serves_in_a_forked_child, 60) {
     fake fake;
     fake_init(&fake);
     fake.memory = 1;
-    fake.lanes = 2;
+    fake.threads = 2;
     mp_registry *registry = fake_registry(2, 0);
     mp_error error;
     fake_add(registry, "a", &fake, false);
@@ -401,7 +401,7 @@ MP_TEST_SECONDS(registry_forks_during_requests, 60) {
         if (child == 0) {
             alarm(5);
             atomic_store(&fake.in_steps, 0);
-            atomic_store(&fake_lanes_in_steps, 0);
+            atomic_store(&fake_threads_in_steps, 0);
             mp_status status;
             mp_ticket *ticket = fake_submit(registry, "a", fake_call_create(1), &status);
             CHILD_CHECK(ticket && fake_finish(ticket) == MP_OK);
@@ -456,8 +456,8 @@ static mp_status one_of_everything(void *arg, mp_error *error) {
     (void)arg;
     static fake fake;
     fake_init(&fake);
-    fake.lanes = 2;
-    mp_registry_config config = {.lanes = 2, .memory_limit = 1000 * 1000, .spin_ns = 1, .max_workers = 1};
+    fake.threads = 2;
+    mp_registry_config config = {.threads = 2, .memory_limit = 1000 * 1000, .spin_ns = 1, .max_workers = 1};
     mp_registry *registry;
     MP_TRY(mp_registry_create(&config, &registry, error));
     mp_loader loader = fake_loader(&fake);

@@ -4,7 +4,7 @@
 #include "base/sys.h"
 #include "mp_test.h"
 
-_Atomic int fake_lanes_in_steps, fake_calls;
+_Atomic int fake_threads_in_steps, fake_calls;
 /* Fakes known to the registries of this test, for fake_destroy. */
 static fake *known[64];
 static _Atomic int known_count;
@@ -110,7 +110,7 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
         plan->amount[plan->count++] = units && units < left ? units : left;
         plan->cost_ns += plan->amount[plan->count - 1] * FAKE_MS(1);
     }
-    plan->lanes = engine->fake->lanes ? engine->fake->lanes : 1;
+    plan->threads = engine->fake->threads ? engine->fake->threads : 1;
     leave(engine);
 }
 
@@ -119,9 +119,9 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
     fake *fake = engine->fake;
     enter(engine);
     atomic_fetch_add(&fake->in_steps, 1);
-    int lanes = atomic_fetch_add(&fake_lanes_in_steps, lease->lanes) + lease->lanes;
-    MP_CHECK(!fake->lane_limit || lanes <= fake->lane_limit);
-    MP_CHECK(!fake->process || (!lease->team && lease->lanes == fake->lanes)); /* lent to another process */
+    int threads = atomic_fetch_add(&fake_threads_in_steps, lease->threads) + lease->threads;
+    MP_CHECK(!fake->thread_limit || threads <= fake->thread_limit);
+    MP_CHECK(!fake->process || (!lease->team && lease->threads == fake->threads)); /* lent to another process */
     uint64_t end = mp_sys_now_ns() + atomic_load(&fake->step_ns);
     bool stopped = false;
     while (atomic_load(&fake->step_stalls))
@@ -181,7 +181,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
             outcomes[i] = MP_OUTCOME_DONE;
         }
     }
-    atomic_fetch_sub(&fake_lanes_in_steps, lease->lanes);
+    atomic_fetch_sub(&fake_threads_in_steps, lease->threads);
     atomic_fetch_add(&fake->steps, 1);
     atomic_fetch_sub(&fake->in_steps, 1);
     leave(engine);
@@ -258,7 +258,8 @@ static mp_status model_engine(mp_model *base, mp_budget *budget, mp_engine **out
     return MP_OK;
 }
 
-static mp_status model_check(const mp_model *base, mp_call *call, uint64_t *cost_ns, uint32_t *total, mp_error *error) {
+static mp_status model_check(const mp_model *base, mp_request *call, uint64_t *cost_ns, uint32_t *total,
+                             mp_error *error) {
     fake *fake = ((const fake_model *)base)->fake;
     atomic_fetch_add(&fake->checks, 1);
     if (((fake_call *)call)->bad_argument)
@@ -349,24 +350,24 @@ mp_loader fake_loader(fake *fake) {
 
 /* --- calls --- */
 
-static void call_destroy(mp_call *call) {
+static void call_destroy(mp_request *call) {
     atomic_fetch_sub(&fake_calls, 1);
     mp_free(call);
 }
 
-static bool call_seen(const mp_call *base) {
+static bool call_seen(const mp_request *base) {
     const fake_call *call = (const fake_call *)base;
     return call->streams && atomic_load(&call->done) > 0;
 }
 
-static uint64_t call_fingerprint(const mp_call *call) { return ((const fake_call *)call)->fingerprint; }
+static uint64_t call_fingerprint(const mp_request *call) { return ((const fake_call *)call)->fingerprint; }
 
 fake_call *fake_call_create(uint32_t units) {
     fake_call *call = mp_alloc_zeroed(sizeof(*call), MP_TAG_REQUEST);
     if (!call)
         return NULL;
     atomic_fetch_add(&fake_calls, 1);
-    call->base = (mp_call){.capability = MP_TEXT_EMBEDDING, .destroy = call_destroy, .bytes = sizeof(*call)};
+    call->base = (mp_request){.capability = MP_TEXT_EMBEDDING, .destroy = call_destroy, .bytes = sizeof(*call)};
     call->base.fingerprint = call_fingerprint;
     call->base.seen = call_seen;
     static _Atomic uint64_t number;
@@ -384,14 +385,14 @@ mp_registry *fake_registry_of(mp_registry_config config) {
         config.memory_limit = 1000 * 1000 * 1000;
     if (!config.spin_ns)
         config.spin_ns = 1;
-    if (!config.queue_capacity[MP_TEXT_EMBEDDING][MP_LANE_INTERACTIVE])
-        config.queue_capacity[MP_TEXT_EMBEDDING][MP_LANE_INTERACTIVE] = 4;
+    if (!config.queue_capacity[MP_TEXT_EMBEDDING][MP_SERVICE_INTERACTIVE])
+        config.queue_capacity[MP_TEXT_EMBEDDING][MP_SERVICE_INTERACTIVE] = 4;
     MP_CHECK_OK(mp_registry_create(&config, &registry, &error), &error);
     return registry;
 }
 
-mp_registry *fake_registry(int lanes, uint64_t memory) {
-    return fake_registry_of((mp_registry_config){.lanes = lanes, .memory_limit = memory, .max_workers = 1});
+mp_registry *fake_registry(int threads, uint64_t memory) {
+    return fake_registry_of((mp_registry_config){.threads = threads, .memory_limit = memory, .max_workers = 1});
 }
 
 mp_ticket *fake_submit(mp_registry *registry, const char *key, fake_call *call, mp_status *status) {
@@ -470,7 +471,7 @@ void fake_destroy(mp_registry *registry) {
     mp_registry_close(registry, FAKE_MS(5000));
     mp_registry_get_stats(registry, &stats);
     MP_CHECK_INT(stats.memory_used, 0);
-    MP_CHECK_INT(stats.lanes_leased, 0);
+    MP_CHECK_INT(stats.threads_leased, 0);
     MP_CHECK_INT(stats.threads_created, stats.threads_joined);
     MP_CHECK_INT(stats.total_requests,
                  stats.completed + stats.errors + stats.timeouts + stats.cancelled + stats.queue_full_rejections);

@@ -23,8 +23,8 @@ typedef struct fake { /* one per key; must outlive the registry */
     _Atomic bool unhealthy;
     uint64_t model_bytes, engine_bytes; /* charged to the budget */
     _Atomic uint64_t held_bytes;        /* the size that engines report; 0 = engine_bytes; trim halves it */
-    int lanes;                          /* wanted per step; 0 = 1 */
-    int lane_limit;                     /* compute threads of the allocator; 0 = unchecked */
+    int threads;                        /* wanted per step; 0 = 1 */
+    int thread_limit;                   /* compute threads of the allocator; 0 = unchecked */
     int process;                        /* process id that engines stand for; 0 = none */
     int workers;                        /* maximum per model; 0 = 1 */
     mp_capability capability;           /* default text_embedding */
@@ -42,10 +42,10 @@ typedef struct fake { /* one per key; must outlive the registry */
 } fake;
 
 /* Compute threads in steps of all fakes together. */
-extern _Atomic int fake_lanes_in_steps;
+extern _Atomic int fake_threads_in_steps;
 
 typedef struct fake_call {
-    mp_call base;
+    mp_request base;
     uint32_t units;
     int memory;        /* held from admission to retirement */
     int memory_a_step; /* more after each step */
@@ -77,7 +77,7 @@ extern _Atomic int fake_calls;
 mp_registry *fake_registry_of(mp_registry_config config);
 /* A registry with `lanes` compute threads and `memory` bytes (0 = 1 GB) that does not spin and has one worker per
  * model. */
-mp_registry *fake_registry(int lanes, uint64_t memory);
+mp_registry *fake_registry(int threads, uint64_t memory);
 /* Submits a request with this many units. Returns the ticket, or NULL with *status. If `status` is NULL, a refusal
  * fails the test. */
 mp_ticket *fake_submit(mp_registry *registry, const char *key, fake_call *call, mp_status *status);

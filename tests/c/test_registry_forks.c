@@ -4,7 +4,7 @@
 #include <unistd.h>
 
 #include "mp_test.h"
-#include "registry/cores.h"
+#include "registry/cpu_allocator.h"
 #include "registry/governor.h"
 #include "test_registry_fake.h"
 
@@ -80,10 +80,10 @@ static void come_and_go(void *arg) {
     mp_error error;
     while (!atomic_load(&over)) {
         mp_governor *governor;
-        mp_cores *cores;
+        mp_cpu_allocator *allocator;
         MP_CHECK_OK(mp_governor_open(0, &governor, &error), &error);
-        MP_CHECK_OK(mp_cores_open(0, &cores, &error), &error);
-        mp_cores_close(cores);
+        MP_CHECK_OK(mp_cpu_allocator_open(0, &allocator, &error), &error);
+        mp_cpu_allocator_close(allocator);
         mp_governor_close(governor);
     }
 }
@@ -108,8 +108,9 @@ MP_TEST(forks_while_other_threads_look_up_shared_objects) {
         if (child == 0) {
             alarm(5);
             mp_governor *governor;
-            mp_cores *cores;
-            int wrong = mp_governor_open(0, &governor, &error) != MP_OK || mp_cores_open(0, &cores, &error) != MP_OK;
+            mp_cpu_allocator *allocator;
+            int wrong = mp_governor_open(0, &governor, &error) != MP_OK ||
+                        mp_cpu_allocator_open(0, &allocator, &error) != MP_OK;
             _exit(wrong);
         }
         expect_child(child);

@@ -81,7 +81,7 @@ MP_TEST(registry_abandons_a_load_without_progress) {
     fake fake;
     fake_init(&fake);
     fake.load_stalls = true;
-    mp_registry_config config = {.lanes = 2, .load_timeout_ns = FAKE_MS(30), .spin_ns = 1, .max_workers = 1};
+    mp_registry_config config = {.threads = 2, .load_timeout_ns = FAKE_MS(30), .spin_ns = 1, .max_workers = 1};
     mp_registry *registry;
     mp_error error;
     MP_CHECK_OK(mp_registry_create(&config, &registry, &error), &error);
@@ -115,7 +115,7 @@ MP_TEST(registry_a_slow_load_with_progress_is_no_timeout) {
     fake fake;
     fake_init(&fake);
     fake.load_ns = FAKE_MS(700);
-    mp_registry_config config = {.lanes = 2, .load_timeout_ns = FAKE_MS(350), .spin_ns = 1, .max_workers = 1};
+    mp_registry_config config = {.threads = 2, .load_timeout_ns = FAKE_MS(350), .spin_ns = 1, .max_workers = 1};
     mp_registry *registry;
     mp_error error;
     MP_CHECK_OK(mp_registry_create(&config, &registry, &error), &error);
@@ -133,8 +133,8 @@ MP_TEST(registry_loads_five_models_at_once) {
     for (int i = 0; i < MODELS; i++) {
         fake_init(&fakes[i]);
         fakes[i].load_ns = FAKE_MS(10);
-        fakes[i].lanes = 2;
-        fakes[i].lane_limit = 2;
+        fakes[i].threads = 2;
+        fakes[i].thread_limit = 2;
         fake_add(registry, keys[i], &fakes[i], false);
     }
     for (int i = 0; i < MODELS; i++)

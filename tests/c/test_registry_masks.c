@@ -31,7 +31,7 @@ static void bring_masks(void *arg) {
 MP_TEST(registry_masks_come_from_another_thread) {
     fake fake;
     fake_init(&fake);
-    mp_registry *registry = fake_registry_of((mp_registry_config){.lanes = 2, .max_workers = 1});
+    mp_registry *registry = fake_registry_of((mp_registry_config){.threads = 2, .max_workers = 1});
     fake_add(registry, "a", &fake, false);
     bringer all = {.may = false};
     mp_error error;

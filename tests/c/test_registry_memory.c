@@ -238,7 +238,7 @@ static void expect_held(mp_registry *registry, const char *key, uint64_t bytes) 
 MP_TEST(registry_memory_of_engines_is_what_they_report) {
     fake fakes[2];
     for (int chaos = 0; chaos < 2; chaos++) { /* through the chaos wrapper too */
-        mp_registry_config config = {.lanes = 1, .max_workers = 1, .memory_limit = 200000};
+        mp_registry_config config = {.threads = 1, .max_workers = 1, .memory_limit = 200000};
         config.chaos.slow = chaos;
         mp_registry *registry = fake_registry_of(config);
         mp_error error;

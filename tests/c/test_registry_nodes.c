@@ -5,14 +5,14 @@
 #include "base/alloc.h"
 #include "base/options.h"
 #include "mp_test.h"
-#include "registry/cores.h"
+#include "registry/cpu_allocator.h"
 #include "test_registry_fake.h"
 
 static mp_error error;
 
 /* Makes nodes with the given numbers of CPUs, and gaps between the node numbers: 0, 2, 4, ... The machine hardly has
  * these CPUs; a thread that is to be bound to them runs where the system allows. */
-static mp_cores *ledger(int lanes, const int *cpus, int nodes) {
+static mp_cpu_allocator *ledger(int threads, const int *cpus, int nodes) {
     mp_topology topology = {.node_count = nodes};
     int next = 512;
     for (int i = 0; i < nodes; i++) {
@@ -20,70 +20,72 @@ static mp_cores *ledger(int lanes, const int *cpus, int nodes) {
         for (int k = 0; k < cpus[i]; k++)
             mp_cpu_set_add(&topology.nodes[i].cpus, next++);
     }
-    mp_cores *cores;
-    MP_CHECK_OK(mp_cores_open_on(lanes, &topology, &cores, &error), &error);
-    return cores;
+    mp_cpu_allocator *allocator;
+    MP_CHECK_OK(mp_cpu_allocator_open_on(threads, &topology, &allocator, &error), &error);
+    return allocator;
 }
 
 typedef struct holder {
     int home;
     mp_lease lease;
-    mp_lanes lanes;
+    mp_core_lease threads;
 } holder;
 
-static void take(mp_cores *cores, holder *h, int want) {
-    MP_CHECK(mp_cores_lease(cores, h->home, want, &h->lease, &h->lanes, NULL, NULL));
+static void take(mp_cpu_allocator *allocator, holder *h, int want) {
+    MP_CHECK(mp_cpu_allocator_lease(allocator, h->home, want, &h->lease, &h->threads, NULL, NULL));
     int sum = 0;
     for (int i = 0; i < MP_NODES_MAX; i++)
-        sum += h->lanes.on[i];
-    MP_CHECK_INT(sum, h->lease.lanes);
-    MP_CHECK(h->lanes.on[h->lanes.first] > 0);
+        sum += h->threads.on[i];
+    MP_CHECK_INT(sum, h->lease.threads);
+    MP_CHECK(h->threads.on[h->threads.first] > 0);
 }
 
-static void give(mp_cores *cores, holder *h) { mp_cores_return(cores, &h->lease, &h->lanes, false); }
+static void give(mp_cpu_allocator *allocator, holder *h) {
+    mp_cpu_allocator_return(allocator, &h->lease, &h->threads, false);
+}
 
 /* Prints a holder's lease as "first:lanes,lanes,...". */
 static const char *where(const holder *h, int nodes) {
     static char text[256];
-    int used = snprintf(text, sizeof(text), "%d:", h->lanes.first);
+    int used = snprintf(text, sizeof(text), "%d:", h->threads.first);
     for (int i = 0; i < nodes; i++)
-        used += snprintf(text + used, sizeof(text) - (size_t)used, i ? ",%d" : "%d", h->lanes.on[i]);
+        used += snprintf(text + used, sizeof(text) - (size_t)used, i ? ",%d" : "%d", h->threads.on[i]);
     return text;
 }
 
 /* CPUs lent to a child process count like any others, and no thread of this process runs for them. */
 MP_TEST(registry_nodes_cpus_are_lent) {
     uint64_t threads, now, joined;
-    mp_cores *cores = ledger(6, (int[]){4, 2}, 2);
+    mp_cpu_allocator *allocator = ledger(6, (int[]){4, 2}, 2);
     holder h = {.home = 0}, other = {.home = 0};
     mp_thread_counts(&threads, &joined);
-    MP_CHECK(mp_cores_lend(cores, 0, 5, &h.lease, &h.lanes, NULL, NULL));
-    MP_CHECK_INT(h.lease.lanes, 5);
+    MP_CHECK(mp_cpu_allocator_lend(allocator, 0, 5, &h.lease, &h.threads, NULL, NULL));
+    MP_CHECK_INT(h.lease.threads, 5);
     MP_CHECK_INT(h.lease.near, 4);
     MP_CHECK_STR(where(&h, 2), "0:4,1");
-    MP_CHECK_INT(mp_cores_leased(cores), 5);
+    MP_CHECK_INT(mp_cpu_allocator_leased(allocator), 5);
     mp_thread_counts(&now, &joined);
     MP_CHECK_INT(now, threads);
-    take(cores, &other, 6); /* the remaining ones */
-    MP_CHECK_INT(other.lease.lanes, 1);
-    give(cores, &h);
-    give(cores, &other);
-    MP_CHECK_INT(mp_cores_leased(cores), 0);
-    MP_CHECK(mp_cores_lend(cores, 1, 2, &h.lease, &h.lanes, NULL, NULL));
-    mp_cores_forfeit(cores, &h.lanes);
-    MP_CHECK_INT(mp_cores_leased(cores), 0);
-    mp_cores_return(cores, &h.lease, &h.lanes, true);
-    take(cores, &other, 6);
-    MP_CHECK_INT(other.lease.lanes, 6);
-    give(cores, &other);
-    mp_cores_close(cores);
+    take(allocator, &other, 6); /* the remaining ones */
+    MP_CHECK_INT(other.lease.threads, 1);
+    give(allocator, &h);
+    give(allocator, &other);
+    MP_CHECK_INT(mp_cpu_allocator_leased(allocator), 0);
+    MP_CHECK(mp_cpu_allocator_lend(allocator, 1, 2, &h.lease, &h.threads, NULL, NULL));
+    mp_cpu_allocator_write_off(allocator, &h.threads);
+    MP_CHECK_INT(mp_cpu_allocator_leased(allocator), 0);
+    mp_cpu_allocator_return(allocator, &h.lease, &h.threads, true);
+    take(allocator, &other, 6);
+    MP_CHECK_INT(other.lease.threads, 6);
+    give(allocator, &other);
+    mp_cpu_allocator_close(allocator);
 }
 
 MP_TEST(registry_nodes_workers_lend_theirs_to_processes) {
     fake fake;
     fake_init(&fake);
     fake.process = 4711;
-    fake.lanes = 2;
+    fake.threads = 2;
     mp_registry *registry = fake_registry(2, 0);
     fake_add(registry, "a", &fake, false);
     for (int i = 0; i < 3; i++) /* the fake checks its leases */
@@ -97,102 +99,102 @@ MP_TEST(registry_nodes_workers_lend_theirs_to_processes) {
 MP_TEST(registry_nodes_single_node_is_unchanged) {
     mp_cpu_set before, now;
     bool known = mp_sys_get_affinity(&before);
-    mp_cores *cores = ledger(4, (int[]){4}, 1);
-    holder a = {.home = mp_cores_settle(cores)}, b = {.home = mp_cores_settle(cores)};
+    mp_cpu_allocator *allocator = ledger(4, (int[]){4}, 1);
+    holder a = {.home = mp_cpu_allocator_assign_home(allocator)}, b = {.home = mp_cpu_allocator_assign_home(allocator)};
     MP_CHECK(a.home == 0 && b.home == 0);
-    MP_CHECK_INT(mp_cores_node_number(cores, 0), -1);
-    MP_CHECK_INT(mp_cores_node_memory(cores, 0), -1);
-    take(cores, &a, 3);
+    MP_CHECK_INT(mp_cpu_allocator_node_number(allocator, 0), -1);
+    MP_CHECK_INT(mp_cpu_allocator_node_memory(allocator, 0), -1);
+    take(allocator, &a, 3);
     MP_CHECK_STR(where(&a, 1), "0:3");
     MP_CHECK(!a.lease.bound);
-    take(cores, &b, 4);
+    take(allocator, &b, 4);
     MP_CHECK_STR(where(&b, 1), "0:1");
     MP_CHECK(!known || (mp_sys_get_affinity(&now) && memcmp(&now, &before, sizeof(now)) == 0));
-    give(cores, &b);
-    give(cores, &a);
-    mp_cores_unsettle(cores, a.home);
-    mp_cores_unsettle(cores, b.home);
-    mp_cores_close(cores);
+    give(allocator, &b);
+    give(allocator, &a);
+    mp_cpu_allocator_release_home(allocator, a.home);
+    mp_cpu_allocator_release_home(allocator, b.home);
+    mp_cpu_allocator_close(allocator);
 }
 
 MP_TEST(registry_nodes_each_worker_has_its_own) {
-    mp_cores *cores = ledger(8, (int[]){4, 4}, 2);
-    holder a = {.home = mp_cores_settle(cores)}, b = {.home = mp_cores_settle(cores)};
+    mp_cpu_allocator *allocator = ledger(8, (int[]){4, 4}, 2);
+    holder a = {.home = mp_cpu_allocator_assign_home(allocator)}, b = {.home = mp_cpu_allocator_assign_home(allocator)};
     MP_CHECK(a.home == 0 && b.home == 1);
-    MP_CHECK_INT(mp_cores_node_number(cores, 1), 2);
-    MP_CHECK_INT(mp_cores_node_memory(cores, 1), 2);
-    take(cores, &b, 99); /* alone: all of them, its own node first */
+    MP_CHECK_INT(mp_cpu_allocator_node_number(allocator, 1), 2);
+    MP_CHECK_INT(mp_cpu_allocator_node_memory(allocator, 1), 2);
+    take(allocator, &b, 99); /* alone: all of them, its own node first */
     MP_CHECK_STR(where(&b, 2), "1:4,4");
-    give(cores, &b);
-    take(cores, &b, 6);
+    give(allocator, &b);
+    take(allocator, &b, 6);
     MP_CHECK_STR(where(&b, 2), "1:2,4");
-    give(cores, &b);
-    mp_cores_enter(cores);
-    mp_cores_enter(cores);
+    give(allocator, &b);
+    mp_cpu_allocator_enter(allocator);
+    mp_cpu_allocator_enter(allocator);
     for (int i = 0; i < 3; i++) { /* in either order, each on its own node */
-        take(cores, i % 2 ? &a : &b, 99);
-        take(cores, i % 2 ? &b : &a, 99);
+        take(allocator, i % 2 ? &a : &b, 99);
+        take(allocator, i % 2 ? &b : &a, 99);
         MP_CHECK_STR(where(&a, 2), "0:4,0");
         MP_CHECK_STR(where(&b, 2), "1:0,4");
-        give(cores, &a);
-        give(cores, &b);
+        give(allocator, &a);
+        give(allocator, &b);
     }
-    mp_cores_leave(cores);
-    mp_cores_leave(cores);
-    mp_cores_close(cores);
+    mp_cpu_allocator_leave(allocator);
+    mp_cpu_allocator_leave(allocator);
+    mp_cpu_allocator_close(allocator);
 }
 
 MP_TEST(registry_nodes_home_has_most_free_cpus) {
-    mp_cores *cores = ledger(0 + 10, (int[]){2, 4, 4}, 3);
-    holder a = {.home = mp_cores_settle(cores)};
+    mp_cpu_allocator *allocator = ledger(0 + 10, (int[]){2, 4, 4}, 3);
+    holder a = {.home = mp_cpu_allocator_assign_home(allocator)};
     MP_CHECK_INT(a.home, 1); /* of two nodes with as many free CPUs, the first */
-    take(cores, &a, 3);
-    MP_CHECK_INT(mp_cores_settle(cores), 2);
-    give(cores, &a);
-    MP_CHECK_INT(mp_cores_settle(cores), 1); /* as many workers on both */
-    MP_CHECK_INT(mp_cores_settle(cores), 2);
-    mp_cores_unsettle(cores, 1);
-    MP_CHECK_INT(mp_cores_settle(cores), 1);
-    mp_cores_close(cores);
+    take(allocator, &a, 3);
+    MP_CHECK_INT(mp_cpu_allocator_assign_home(allocator), 2);
+    give(allocator, &a);
+    MP_CHECK_INT(mp_cpu_allocator_assign_home(allocator), 1); /* as many workers on both */
+    MP_CHECK_INT(mp_cpu_allocator_assign_home(allocator), 2);
+    mp_cpu_allocator_release_home(allocator, 1);
+    MP_CHECK_INT(mp_cpu_allocator_assign_home(allocator), 1);
+    mp_cpu_allocator_close(allocator);
 }
 
 MP_TEST(registry_nodes_full_home) {
-    mp_cores *cores = ledger(16, (int[]){4, 4, 6, 2}, 4);
+    mp_cpu_allocator *allocator = ledger(16, (int[]){4, 4, 6, 2}, 4);
     holder a = {.home = 0}, b = {.home = 0}, c = {.home = 0}, d = {.home = 0};
-    take(cores, &a, 3);
+    take(allocator, &a, 3);
     MP_CHECK_STR(where(&a, 4), "0:3,0,0,0");
-    take(cores, &b, 2); /* both on one node, and not on the one where many are free together */
+    take(allocator, &b, 2); /* both on one node, and not on the one where many are free together */
     MP_CHECK_STR(where(&b, 4), "3:0,0,0,2");
-    take(cores, &c, 5);
+    take(allocator, &c, 5);
     MP_CHECK_STR(where(&c, 4), "2:0,0,5,0");
-    take(cores, &d, 6); /* no node has so many: its home's, then others' */
+    take(allocator, &d, 6); /* no node has so many: its home's, then others' */
     MP_CHECK_STR(where(&d, 4), "0:1,4,1,0");
-    int lanes[MP_NODES_MAX], leased[MP_NODES_MAX];
-    MP_CHECK_INT(mp_cores_nodes(cores, lanes, leased), 4);
+    int threads[MP_NODES_MAX], leased[MP_NODES_MAX];
+    MP_CHECK_INT(mp_cpu_allocator_nodes(allocator, threads, leased), 4);
     for (int i = 0; i < 4; i++)
-        MP_CHECK_INT(leased[i], lanes[i]);
-    give(cores, &a);
-    give(cores, &b);
+        MP_CHECK_INT(leased[i], threads[i]);
+    give(allocator, &a);
+    give(allocator, &b);
     b.home = 1; /* its home has none left: the fullest of the others */
-    take(cores, &b, 5);
+    take(allocator, &b, 5);
     MP_CHECK_STR(where(&b, 4), "0:3,0,0,2");
-    give(cores, &b);
-    give(cores, &c);
-    give(cores, &d);
-    mp_cores_nodes(cores, lanes, leased);
+    give(allocator, &b);
+    give(allocator, &c);
+    give(allocator, &d);
+    mp_cpu_allocator_nodes(allocator, threads, leased);
     for (int i = 0; i < 4; i++)
         MP_CHECK_INT(leased[i], 0);
-    mp_cores_close(cores);
+    mp_cpu_allocator_close(allocator);
 }
 
 /* A quota of three CPUs on a machine with 16; and more threads than there are CPUs. */
 MP_TEST(registry_nodes_fewer_and_more_threads_than_cpus) {
-    mp_cores *few = ledger(3, (int[]){8, 8}, 2);
-    holder a = {.home = mp_cores_settle(few)}, b = {.home = mp_cores_settle(few)};
+    mp_cpu_allocator *few = ledger(3, (int[]){8, 8}, 2);
+    holder a = {.home = mp_cpu_allocator_assign_home(few)}, b = {.home = mp_cpu_allocator_assign_home(few)};
     MP_CHECK(a.home == 0 && b.home == 1);
     take(few, &b, 99);
     MP_CHECK_STR(where(&b, 2), "1:0,3");
-    MP_CHECK_INT(mp_cores_leased(few), 3);
+    MP_CHECK_INT(mp_cpu_allocator_leased(few), 3);
     give(few, &b);
     take(few, &a, 2);
     take(few, &b, 2);
@@ -200,44 +202,44 @@ MP_TEST(registry_nodes_fewer_and_more_threads_than_cpus) {
     MP_CHECK_STR(where(&b, 2), "1:0,1");
     give(few, &a);
     give(few, &b);
-    mp_cores_close(few);
+    mp_cpu_allocator_close(few);
 
-    mp_cores *many = ledger(7, (int[]){1, 2}, 2);
-    int lanes[MP_NODES_MAX], leased[MP_NODES_MAX];
-    mp_cores_nodes(many, lanes, leased);
-    MP_CHECK(lanes[0] == 3 && lanes[1] == 4);
+    mp_cpu_allocator *many = ledger(7, (int[]){1, 2}, 2);
+    int threads[MP_NODES_MAX], leased[MP_NODES_MAX];
+    mp_cpu_allocator_nodes(many, threads, leased);
+    MP_CHECK(threads[0] == 3 && threads[1] == 4);
     take(many, &a, 99);
     MP_CHECK_STR(where(&a, 2), "0:3,4");
     give(many, &a);
-    mp_cores_close(many);
+    mp_cpu_allocator_close(many);
 
-    mp_cores *unknown = ledger(2, (int[]){0}, 1); /* the system reports nothing about its CPUs */
+    mp_cpu_allocator *unknown = ledger(2, (int[]){0}, 1); /* the system reports nothing about its CPUs */
     take(unknown, &a, 99);
     MP_CHECK_STR(where(&a, 1), "0:2");
     give(unknown, &a);
-    mp_cores_close(unknown);
+    mp_cpu_allocator_close(unknown);
 }
 
 /* A worker stands still: its CPUs are free again, each on its node. */
 MP_TEST(registry_nodes_forfeited) {
-    mp_cores *cores = ledger(6, (int[]){3, 3}, 2);
+    mp_cpu_allocator *allocator = ledger(6, (int[]){3, 3}, 2);
     holder a = {.home = 1}, b = {.home = 0};
-    take(cores, &a, 4);
+    take(allocator, &a, 4);
     MP_CHECK_STR(where(&a, 2), "1:1,3");
-    mp_cores_forfeit(cores, &a.lanes);
-    int lanes[MP_NODES_MAX], leased[MP_NODES_MAX];
-    mp_cores_nodes(cores, lanes, leased);
+    mp_cpu_allocator_write_off(allocator, &a.threads);
+    int threads[MP_NODES_MAX], leased[MP_NODES_MAX];
+    mp_cpu_allocator_nodes(allocator, threads, leased);
     MP_CHECK(leased[0] == 0 && leased[1] == 0);
-    take(cores, &b, 6); /* as many as there are threads that do not stand still; the others are given back */
+    take(allocator, &b, 6); /* as many as there are threads that do not stand still; the others are given back */
     MP_CHECK_STR(where(&b, 2), "0:3,0");
-    MP_CHECK_INT(mp_cores_leased(cores), 3);
-    mp_cores_return(cores, &a.lease, &a.lanes, true);
-    give(cores, &b);
-    MP_CHECK_INT(mp_cores_leased(cores), 0);
-    take(cores, &b, 6);
+    MP_CHECK_INT(mp_cpu_allocator_leased(allocator), 3);
+    mp_cpu_allocator_return(allocator, &a.lease, &a.threads, true);
+    give(allocator, &b);
+    MP_CHECK_INT(mp_cpu_allocator_leased(allocator), 0);
+    take(allocator, &b, 6);
     MP_CHECK_STR(where(&b, 2), "0:3,3");
-    give(cores, &b);
-    mp_cores_close(cores);
+    give(allocator, &b);
+    mp_cpu_allocator_close(allocator);
 }
 
 /* Random leases and returns: no node leases more CPUs than it has, and all come back. */
@@ -246,34 +248,34 @@ MP_TEST(registry_nodes_always_balance) {
     static const int shapes[][5] = {{1, 8}, {2, 4, 4}, {3, 1, 2, 5}, {4, 2, 2, 2, 2}};
     mp_test_random random = {77};
     for (int s = 0; s < 4; s++) {
-        int nodes = shapes[s][0], lanes[MP_NODES_MAX], leased[MP_NODES_MAX], held[MP_NODES_MAX];
-        mp_cores *cores = ledger(5 + 2 * s, shapes[s] + 1, nodes);
+        int nodes = shapes[s][0], threads[MP_NODES_MAX], leased[MP_NODES_MAX], held[MP_NODES_MAX];
+        mp_cpu_allocator *allocator = ledger(5 + 2 * s, shapes[s] + 1, nodes);
         holder holders[HOLDERS] = {0};
         bool has[HOLDERS] = {false};
         for (int i = 0; i < HOLDERS; i++)
-            holders[i].home = mp_cores_settle(cores);
+            holders[i].home = mp_cpu_allocator_assign_home(allocator);
         for (int round = 0; round < ROUNDS; round++) {
             int i = (int)(mp_test_random_u64(&random) % HOLDERS);
             if (has[i])
-                give(cores, &holders[i]);
-            else if (mp_cores_leased(cores) < mp_cores_lanes(cores))
-                take(cores, &holders[i], 1 + (int)(mp_test_random_u64(&random) % 9));
+                give(allocator, &holders[i]);
+            else if (mp_cpu_allocator_leased(allocator) < mp_cpu_allocator_threads(allocator))
+                take(allocator, &holders[i], 1 + (int)(mp_test_random_u64(&random) % 9));
             else
                 continue;
             has[i] = !has[i];
             memset(held, 0, sizeof(held));
             for (int k = 0; k < HOLDERS; k++)
                 for (int node = 0; has[k] && node < nodes; node++)
-                    held[node] += holders[k].lanes.on[node];
-            MP_CHECK_INT(mp_cores_nodes(cores, lanes, leased), nodes);
+                    held[node] += holders[k].threads.on[node];
+            MP_CHECK_INT(mp_cpu_allocator_nodes(allocator, threads, leased), nodes);
             for (int node = 0; node < nodes; node++)
-                MP_CHECK(held[node] == leased[node] && leased[node] <= lanes[node]);
+                MP_CHECK(held[node] == leased[node] && leased[node] <= threads[node]);
         }
         for (int i = 0; i < HOLDERS; i++)
             if (has[i])
-                give(cores, &holders[i]);
-        MP_CHECK_INT(mp_cores_leased(cores), 0);
-        mp_cores_close(cores);
+                give(allocator, &holders[i]);
+        MP_CHECK_INT(mp_cpu_allocator_leased(allocator), 0);
+        mp_cpu_allocator_close(allocator);
     }
 }
 
@@ -309,8 +311,8 @@ MP_TEST(registry_nodes_workers_are_spread_and_report_their_node) {
     fake fake;
     fake_init(&fake);
     fake.workers = 2;
-    fake.lanes = fake.lane_limit = 2;
-    mp_registry *registry = fake_registry_of((mp_registry_config){.lanes = 2, .max_workers = 2});
+    fake.threads = fake.thread_limit = 2;
+    mp_registry *registry = fake_registry_of((mp_registry_config){.threads = 2, .max_workers = 2});
     fake_add(registry, "a", &fake, false);
     for (int i = 0; i < 20; i++)
         MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(3), NULL)), MP_OK);
@@ -331,14 +333,14 @@ MP_TEST(registry_nodes_workers_are_spread_and_report_their_node) {
 
     setenv("MPOOL_NODES", "0;;", 1);
     MP_CHECK_OK(mp_options_init(&error), &error);
-    mp_registry_config config = {.lanes = 1};
+    mp_registry_config config = {.threads = 1};
     MP_CHECK_STATUS(mp_registry_create(&config, &registry, &error), MP_INVALID_ARGUMENT, &error);
     MP_CHECK_HAS(error.message, "MPOOL_NODES");
 }
 
 /* --- CPUs of two nodes in one lease --- */
 
-enum { NODES = 2, A_NODE = 2, MOST_LANES = NODES * A_NODE };
+enum { NODES = 2, A_NODE = 2, MOST_THREADS = NODES * A_NODE };
 
 /* Two nodes of two compute threads each, on two CPUs of this machine. Returns false if it has only one. */
 static bool two_by_two(mp_topology *topology, mp_cpu_set *all) {
@@ -352,30 +354,31 @@ static bool two_by_two(mp_topology *topology, mp_cpu_set *all) {
     return found == NODES;
 }
 
-static void note_place(const mp_lane *lane, void *arg) {
+static void note_place(const mp_team_thread *thread, void *arg) {
     mp_cpu_set *ran = arg;
-    MP_CHECK(mp_sys_get_affinity(&ran[lane->index]));
+    MP_CHECK(mp_sys_get_affinity(&ran[thread->index]));
 }
 
 /* Each compute thread ran where the allocator says, the first at the first of its nodes; and this thread is unbound
  * again afterwards. */
-static void check_places(mp_cores *cores, const mp_topology *topology, int home, int want, const char *expected) {
+static void check_places(mp_cpu_allocator *allocator, const mp_topology *topology, int home, int want,
+                         const char *expected) {
     holder h = {.home = home};
-    mp_cpu_set ran[MOST_LANES], before, after;
+    mp_cpu_set ran[MOST_THREADS], before, after;
     MP_CHECK(mp_sys_get_affinity(&before));
-    take(cores, &h, want);
+    take(allocator, &h, want);
     MP_CHECK_STR(where(&h, NODES), expected);
     MP_CHECK(h.lease.bound);
-    MP_CHECK_INT(h.lease.near, h.lanes.on[h.lanes.first]);
+    MP_CHECK_INT(h.lease.near, h.threads.on[h.threads.first]);
     mp_lease_run(&h.lease, note_place, ran);
-    int lane = 0;
+    int thread = 0;
     for (int i = 0; i < NODES; i++) {
-        int node = (h.lanes.first + i) % NODES;
-        for (int k = 0; k < h.lanes.on[node]; k++, lane++)
-            MP_CHECK(memcmp(&ran[lane], &topology->nodes[node].cpus, sizeof *ran) == 0);
+        int node = (h.threads.first + i) % NODES;
+        for (int k = 0; k < h.threads.on[node]; k++, thread++)
+            MP_CHECK(memcmp(&ran[thread], &topology->nodes[node].cpus, sizeof *ran) == 0);
     }
-    MP_CHECK_INT(lane, h.lease.lanes);
-    give(cores, &h);
+    MP_CHECK_INT(thread, h.lease.threads);
+    give(allocator, &h);
     MP_CHECK(mp_sys_get_affinity(&after) && memcmp(&before, &after, sizeof before) == 0);
 }
 
@@ -384,18 +387,18 @@ MP_TEST(registry_nodes_threads_of_two_nodes_run_in_place) {
     mp_cpu_set all;
     if (!two_by_two(&topology, &all))
         MP_SKIP("one CPU");
-    mp_cores *cores;
-    MP_CHECK_OK(mp_cores_open_on(MOST_LANES, &topology, &cores, &error), &error);
+    mp_cpu_allocator *allocator;
+    MP_CHECK_OK(mp_cpu_allocator_open_on(MOST_THREADS, &topology, &allocator, &error), &error);
     for (int round = 0; round < 50; round++) { /* threads move from node to node */
-        check_places(cores, &topology, 0, 3, "0:2,1");
-        check_places(cores, &topology, 1, 2, "1:0,2");
-        check_places(cores, &topology, 1, 4, "1:2,2");
-        check_places(cores, &topology, 0, 1, "0:1,0");
+        check_places(allocator, &topology, 0, 3, "0:2,1");
+        check_places(allocator, &topology, 1, 2, "1:0,2");
+        check_places(allocator, &topology, 1, 4, "1:2,2");
+        check_places(allocator, &topology, 0, 1, "0:1,0");
         holder first = {.home = 0};
-        take(cores, &first, 1);
-        check_places(cores, &topology, 0, 2, "1:0,2"); /* its own node has too few: together on another one */
-        check_places(cores, &topology, 0, 3, "0:1,2"); /* no node has enough: its own first */
-        give(cores, &first);
+        take(allocator, &first, 1);
+        check_places(allocator, &topology, 0, 2, "1:0,2"); /* its own node has too few: together on another one */
+        check_places(allocator, &topology, 0, 3, "0:1,2"); /* no node has enough: its own first */
+        give(allocator, &first);
     }
-    mp_cores_close(cores);
+    mp_cpu_allocator_close(allocator);
 }

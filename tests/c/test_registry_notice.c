@@ -105,7 +105,7 @@ static mp_status bind_to_two(void *arg, mp_error *error) {
     static fake fake;
     fake_init(&fake);
     mp_notifier *notifiers[2] = {NULL, NULL};
-    mp_registry_config config = {.lanes = 1, .memory_limit = 1000 * 1000, .spin_ns = 1, .max_workers = 1};
+    mp_registry_config config = {.threads = 1, .memory_limit = 1000 * 1000, .spin_ns = 1, .max_workers = 1};
     mp_registry *registry;
     MP_TRY(mp_registry_create(&config, &registry, error));
     mp_loader loader = fake_loader(&fake);

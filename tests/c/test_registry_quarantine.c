@@ -14,7 +14,7 @@ static mp_registry *start(fake *fake, int workers) {
     fake->whole = true;
     fake->workers = workers;
     fake->step_units = 1;
-    mp_registry *registry = fake_registry_of((mp_registry_config){.lanes = workers,
+    mp_registry *registry = fake_registry_of((mp_registry_config){.threads = workers,
                                                                   .max_workers = workers,
                                                                   .breaker_threshold = -1,
                                                                   .stall_timeout_ns = FAKE_MS(100),
@@ -194,21 +194,21 @@ MP_TEST(quarantine_weighs) {
     MP_CHECK_INT(mp_quarantine_add(&q, 2, true, 13), MP_QUARANTINE_FAULTS);
     MP_CHECK_INT(mp_quarantine_add(&q, 3, true, 14), 1);
     mp_quarantine_clear(&q, 3, 15); /* another process killed that one */
-    MP_CHECK_INT(mp_quarantine_look(&q, 3, 16), 0);
+    MP_CHECK_INT(mp_quarantine_check(&q, 3, 16), 0);
     MP_CHECK_INT(mp_quarantine_add(&q, 3, true, 16), 1);
     MP_CHECK_INT(mp_quarantine_add(&q, 3, true, 17), MP_QUARANTINE_FAULTS);
     mp_quarantine_clear(&q, 3, 18);
-    MP_CHECK_INT(mp_quarantine_look(&q, 3, 18), 1);
+    MP_CHECK_INT(mp_quarantine_check(&q, 3, 18), 1);
     MP_CHECK_INT(mp_quarantine_add(&q, 3, true, 19), MP_QUARANTINE_FAULTS);
     /* suspects that fill the table do not displace refused requests */
     for (uint64_t i = 0; i < 3 * MP_QUARANTINE_ROWS; i++)
         mp_quarantine_add(&q, 1000 + i, false, 20 + i);
-    MP_CHECK_INT(mp_quarantine_look(&q, 2, 2000), MP_QUARANTINE_FAULTS);
-    MP_CHECK_INT(mp_quarantine_look(&q, 3, 2000), MP_QUARANTINE_FAULTS);
-    MP_CHECK_INT(mp_quarantine_look(&q, 1000 + 3 * MP_QUARANTINE_ROWS - 1, 2000), 1);
-    MP_CHECK_INT(mp_quarantine_look(&q, 1000, 2000), 0); /* the oldest row was replaced */
+    MP_CHECK_INT(mp_quarantine_check(&q, 2, 2000), MP_QUARANTINE_FAULTS);
+    MP_CHECK_INT(mp_quarantine_check(&q, 3, 2000), MP_QUARANTINE_FAULTS);
+    MP_CHECK_INT(mp_quarantine_check(&q, 1000 + 3 * MP_QUARANTINE_ROWS - 1, 2000), 1);
+    MP_CHECK_INT(mp_quarantine_check(&q, 1000, 2000), 0); /* the oldest row was replaced */
     /* every row expires, and the table is empty then */
-    MP_CHECK_INT(mp_quarantine_look(&q, 2, 601ull * 1000 * 1000 * 1000), 0);
+    MP_CHECK_INT(mp_quarantine_check(&q, 2, 601ull * 1000 * 1000 * 1000), 0);
     MP_CHECK(mp_quarantine_is_empty(&q));
     mp_quarantine_deinit(&q);
 }

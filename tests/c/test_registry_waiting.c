@@ -15,8 +15,8 @@ static mp_ticket *submit_with(mp_registry *registry, mp_submit_options options) 
 
 static mp_registry *open_with(fake *fake, bool scale, int capacity) {
     mp_registry_config config = {
-        .lanes = 1, .max_workers = 1, .patience_ns = FAKE_MS(PATIENCE_MS), .scale_timeout = scale};
-    config.queue_capacity[MP_TEXT_EMBEDDING][MP_LANE_INTERACTIVE] = capacity;
+        .threads = 1, .max_workers = 1, .patience_ns = FAKE_MS(PATIENCE_MS), .scale_timeout = scale};
+    config.queue_capacity[MP_TEXT_EMBEDDING][MP_SERVICE_INTERACTIVE] = capacity;
     config.policy[MP_TEXT_EMBEDDING] = MP_POLICY_SEQUENTIAL;
     mp_registry *registry = fake_registry_of(config);
     fake_init(fake);
@@ -119,7 +119,7 @@ MP_TEST(registry_patience_grows_before_a_full_queue) {
 
 MP_TEST(registry_patience_ends_while_a_request_waits_for_memory) {
     enum { WORK_MS = 3000, UNIT_MS = 2, TOO_MUCH = 10, ROOM = 5 };
-    mp_registry_config config = {.lanes = 2, .max_workers = 2};
+    mp_registry_config config = {.threads = 2, .max_workers = 2};
     config.policy[MP_TEXT_EMBEDDING] = MP_POLICY_SEQUENTIAL;
     mp_registry *registry = fake_registry_of(config);
     mp_submit_options options = {.priority = 2};

@@ -36,7 +36,7 @@ MP_TEST(workers_cold_model_gets_two) {
     fake fake;
     fake_init(&fake);
     fake.workers = 4;
-    mp_registry *registry = fake_registry_of((mp_registry_config){.lanes = 2});
+    mp_registry *registry = fake_registry_of((mp_registry_config){.threads = 2});
     fake_add(registry, "a", &fake, false);
     MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
     wait_for_workers(registry, "a", 2);
@@ -55,7 +55,7 @@ MP_TEST(workers_memory_for_one_gives_one) {
     fake_init(&fake);
     fake.workers = 4;
     fake.engine_bytes = 100000;
-    mp_registry *registry = fake_registry_of((mp_registry_config){.lanes = 2, .memory_limit = 150000});
+    mp_registry *registry = fake_registry_of((mp_registry_config){.threads = 2, .memory_limit = 150000});
     fake_add(registry, "a", &fake, false);
     MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
     mp_sys_sleep_ns(FAKE_MS(20));
@@ -69,7 +69,7 @@ MP_TEST(workers_memory_for_none_is_an_error) {
     fake fake;
     fake_init(&fake);
     fake.engine_bytes = 100000;
-    mp_registry *registry = fake_registry_of((mp_registry_config){.lanes = 2, .memory_limit = 50000});
+    mp_registry *registry = fake_registry_of((mp_registry_config){.threads = 2, .memory_limit = 50000});
     fake_add(registry, "a", &fake, false);
     mp_error error;
     mp_ticket *ticket = fake_submit(registry, "a", fake_call_create(1), NULL);
@@ -84,7 +84,7 @@ MP_TEST(workers_many_callers_cause_one_load) {
     fake_init(&fake);
     fake.workers = 4;
     fake.load_ns = FAKE_MS(20);
-    mp_registry *registry = fake_registry_of((mp_registry_config){.lanes = 2});
+    mp_registry *registry = fake_registry_of((mp_registry_config){.threads = 2});
     fake_add(registry, "a", &fake, false);
     herd herd = {.registry = registry, .key = "a"};
     fake_run_herd(&herd);
@@ -99,14 +99,14 @@ MP_TEST(workers_two_of_one_model_and_five_models_load_at_once) {
     enum { MODELS = 5 };
     fake fakes[MODELS];
     const char *const keys[MODELS] = {"e", "c", "a", "d", "b"};
-    mp_registry *registry = fake_registry_of((mp_registry_config){.lanes = 2});
+    mp_registry *registry = fake_registry_of((mp_registry_config){.threads = 2});
     mp_ticket *tickets[MODELS][2];
     for (int i = 0; i < MODELS; i++) {
         fake_init(&fakes[i]);
         fakes[i].load_ns = FAKE_MS(5);
         fakes[i].workers = 2;
-        fakes[i].lanes = 2;
-        fakes[i].lane_limit = 2;
+        fakes[i].threads = 2;
+        fakes[i].thread_limit = 2;
         fake_add(registry, keys[i], &fakes[i], false);
     }
     for (int j = 0; j < 2; j++)
@@ -130,7 +130,7 @@ MP_TEST(workers_two_cold_requests_run_at_once_under_each_policy) {
         fake_init(&fake);
         fake.workers = 2;
         fake.hold = true;
-        mp_registry *registry = fake_registry_of((mp_registry_config){.lanes = 2});
+        mp_registry *registry = fake_registry_of((mp_registry_config){.threads = 2});
         fake_add(registry, "a", &fake, false);
         mp_submit_options options = {.priority = 2, .policy = (mp_policy)policy};
         mp_ticket *tickets[2];
@@ -157,7 +157,7 @@ MP_TEST(workers_scale_while_all_are_busy) {
     fake_init(&fake);
     fake.workers = 3;
     fake.hold = true;
-    mp_registry_config config = {.lanes = 4, .max_workers = 3};
+    mp_registry_config config = {.threads = 4, .max_workers = 3};
     config.queue_capacity[MP_TEXT_EMBEDDING][0] = 20;
     mp_registry *registry = fake_registry_of(config);
     fake_add(registry, "a", &fake, false);
@@ -186,7 +186,7 @@ MP_TEST(workers_scale_for_requests_queued_before_they_were_busy) {
     fake_init(&fake);
     fake.workers = 4;
     fake.hold = true;
-    mp_registry_config config = {.lanes = 4, .max_workers = 4};
+    mp_registry_config config = {.threads = 4, .max_workers = 4};
     config.queue_capacity[MP_TEXT_EMBEDDING][0] = 20;
     mp_registry *registry = fake_registry_of(config);
     fake_add(registry, "a", &fake, false);
@@ -205,7 +205,7 @@ MP_TEST(workers_pack_fills_the_first) {
     fake fake;
     fake_init(&fake);
     fake.workers = 2;
-    mp_registry *registry = fake_registry_of((mp_registry_config){.lanes = 2});
+    mp_registry *registry = fake_registry_of((mp_registry_config){.threads = 2});
     fake_add(registry, "a", &fake, false);
     MP_CHECK_OK(mp_registry_load(registry, "a", false, 0, &(mp_error){0}), &(mp_error){0});
     wait_for_workers(registry, "a", 2);
@@ -230,7 +230,7 @@ MP_TEST(workers_p2c_uses_both) {
     fake fake;
     fake_init(&fake);
     fake.workers = 2;
-    mp_registry_config config = {.lanes = 2};
+    mp_registry_config config = {.threads = 2};
     config.queue_capacity[MP_TEXT_EMBEDDING][0] = 100;
     mp_registry *registry = fake_registry_of(config);
     fake_add(registry, "a", &fake, false);
@@ -259,7 +259,7 @@ MP_TEST(workers_that_are_idle_go_down_to_zero) {
     fake_init(&pinned);
     fake_init(&forever);
     fake.workers = pinned.workers = forever.workers = 2;
-    mp_registry *registry = fake_registry_of((mp_registry_config){.lanes = 2, .keep_alive_ns = FAKE_MS(20)});
+    mp_registry *registry = fake_registry_of((mp_registry_config){.threads = 2, .keep_alive_ns = FAKE_MS(20)});
     fake_add(registry, "a", &fake, false);
     fake_add(registry, "pinned", &pinned, false);
     fake_add(registry, "forever", &forever, false);
@@ -282,7 +282,7 @@ MP_TEST(workers_keep_alive_of_a_request_counts_from_then_on) {
     fake fake;
     fake_init(&fake);
     fake.workers = 2;
-    mp_registry *registry = fake_registry_of((mp_registry_config){.lanes = 1});
+    mp_registry *registry = fake_registry_of((mp_registry_config){.threads = 1});
     fake_add(registry, "a", &fake, false);
     MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
     mp_submit_options now = {.priority = 2, .keep_alive_ns = 1};
@@ -295,7 +295,7 @@ MP_TEST(workers_keep_alive_of_a_request_counts_from_then_on) {
 MP_TEST(workers_make_room_for_another_model) {
     fake fakes[4];
     const char *const keys[4] = {"old", "dear", "pinned", "new"};
-    mp_registry_config config = {.lanes = 2, .memory_limit = 400000, .max_workers = 1};
+    mp_registry_config config = {.threads = 2, .memory_limit = 400000, .max_workers = 1};
     mp_registry *registry = fake_registry_of(config);
     mp_error error;
     for (int i = 0; i < 4; i++) {
@@ -340,7 +340,7 @@ MP_TEST(workers_stuck_in_a_step_are_abandoned) {
     fake_init(&fake);
     fake.workers = 4;
     mp_registry *registry =
-        fake_registry_of((mp_registry_config){.lanes = 1, .max_workers = 1, .stall_timeout_ns = FAKE_MS(40)});
+        fake_registry_of((mp_registry_config){.threads = 1, .max_workers = 1, .stall_timeout_ns = FAKE_MS(40)});
     fake_add(registry, "a", &fake, false);
     MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
     atomic_store(&fake.step_stalls, true);
@@ -371,7 +371,7 @@ MP_TEST(workers_that_never_return_do_not_delay_shutdown) {
     fake fake;
     fake_init(&fake);
     fake.workers = 4;
-    mp_registry *registry = fake_registry_of((mp_registry_config){.lanes = 1, .max_workers = 1});
+    mp_registry *registry = fake_registry_of((mp_registry_config){.threads = 1, .max_workers = 1});
     fake_add(registry, "a", &fake, false);
     atomic_store(&fake.step_stalls, true);
     mp_ticket *stuck = fake_submit(registry, "a", fake_call_create(1), NULL);
@@ -486,8 +486,8 @@ MP_TEST(workers_lost_before_a_step) {
 MP_TEST(workers_one_fault_a_step) {
     fake fake;
     fake_init(&fake);
-    mp_registry *registry = fake_registry_of((mp_registry_config){.lanes = 1, .max_workers = 1, .breaker_threshold = 3,
-                                                                  .queue_capacity[MP_TEXT_EMBEDDING] = {8, 8}});
+    mp_registry *registry = fake_registry_of((mp_registry_config){
+        .threads = 1, .max_workers = 1, .breaker_threshold = 3, .queue_capacity[MP_TEXT_EMBEDDING] = {8, 8}});
     fake_add(registry, "a", &fake, false);
     atomic_store(&fake.hold, true);
     mp_ticket *tickets[7];
@@ -528,7 +528,7 @@ MP_TEST(workers_that_crash_repeatedly_break_the_model) {
     fake_init(&fake);
     fake.workers = 4;
     mp_registry *registry =
-        fake_registry_of((mp_registry_config){.lanes = 1, .max_workers = 1, .breaker_threshold = -1});
+        fake_registry_of((mp_registry_config){.threads = 1, .max_workers = 1, .breaker_threshold = -1});
     fake_add(registry, "a", &fake, false);
     mp_error error;
     mp_status status = MP_OK;
@@ -556,7 +556,7 @@ MP_TEST(workers_breaker_opens_and_closes) {
     fake fake;
     fake_init(&fake);
     mp_registry *registry = fake_registry_of((mp_registry_config){
-        .lanes = 1, .max_workers = 1, .breaker_threshold = 4, .breaker_rest_ns = FAKE_MS(80)});
+        .threads = 1, .max_workers = 1, .breaker_threshold = 4, .breaker_backoff_ns = FAKE_MS(80)});
     fake_add(registry, "a", &fake, false);
     mp_status status;
     mp_error error;
@@ -651,7 +651,7 @@ MP_TEST(workers_hopeless_deadlines_are_refused_at_once) {
     fake_init(&fake);
     fake.step_ns = FAKE_MS(20);
     fake.plan_items = 1;
-    mp_registry_config config = {.lanes = 1, .max_workers = 1};
+    mp_registry_config config = {.threads = 1, .max_workers = 1};
     config.queue_capacity[MP_TEXT_EMBEDDING][0] = 400;
     mp_registry *registry = fake_registry_of(config);
     fake_add(registry, "a", &fake, false);
@@ -690,7 +690,7 @@ MP_TEST(workers_serve_every_capability) {
         fake.capability = capability;
         fake.workers = 2;
         mp_registry *registry = fake_registry_of(
-            (mp_registry_config){.lanes = 2, .breaker_threshold = 1, .breaker_rest_ns = FAKE_MS(60000)});
+            (mp_registry_config){.threads = 2, .breaker_threshold = 1, .breaker_backoff_ns = FAKE_MS(60000)});
         fake_add(registry, "a", &fake, false);
         mp_entry_info info;
         fake_info(registry, "a", &info);
@@ -704,11 +704,11 @@ MP_TEST(workers_serve_every_capability) {
         /* full as its row says, for both service classes */
         atomic_store(&fake.hold, true);
         mp_ticket *tickets[300];
-        int most = mp_capability_get(capability)->queue_capacity[MP_LANE_BULK], count = 0;
+        int most = mp_capability_get(capability)->queue_capacity[MP_SERVICE_BULK], count = 0;
         mp_error error;
         mp_status status = MP_OK;
         mp_submit_options options = {
-            .priority = 2, .lane = MP_LANE_BULK, .fail_fast = true, .policy = MP_POLICY_SEQUENTIAL};
+            .priority = 2, .service_class = MP_SERVICE_BULK, .fail_fast = true, .policy = MP_POLICY_SEQUENTIAL};
         for (; count < 300 && status == MP_OK; count += status == MP_OK) {
             call = fake_call_create(1);
             call->base.capability = capability;
@@ -753,7 +753,7 @@ MP_TEST(workers_removed_model_closes_its_queue) {
     fake fake;
     fake_init(&fake);
     fake.hold = true;
-    mp_registry_config config = {.lanes = 1, .max_workers = 1};
+    mp_registry_config config = {.threads = 1, .max_workers = 1};
     config.queue_capacity[MP_TEXT_EMBEDDING][0] = 1;
     mp_registry *registry = fake_registry_of(config);
     fake_add(registry, "a", &fake, false);

@@ -127,7 +127,7 @@ static const struct {
     {20, 0, {0}, 0, 0, 1, true, false, 0},     {70, 3, {1, 1, 3}, 0, 9, 1, false, false, 1},
 };
 
-static inline void make_call(int index, mp_text_call **call, mp_error *error) {
+static inline void make_call(int index, mp_text_request **call, mp_error *error) {
     static uint8_t pixels[MOST * PIXELS], keys[MOST * MP_IMAGE_KEY], run_keys[MOST * MP_IMAGE_KEY];
     int32_t prompt[512], sizes[2 * MOST], runs[3 * MOST], sources[MOST * (ROWS + 1)], at = 0, used = 0;
     mp_test_random text = {77};
@@ -164,10 +164,10 @@ static inline void make_call(int index, mp_text_call **call, mp_error *error) {
                      .seed = 7, .max_tokens = ANSWER, .logprobs = 3, .ignore_eos = true},
         .vision = true,
         .images = {.n_tiles = rows[index].n, .n_runs = rows[index].n, .sizes = sizes, .pixels = pixels,
-                   .n_bytes = rows[index].n * PIXELS, .tile_keys = keys, .run_keys = run_keys, .runs = runs,
+                   .n_bytes = rows[index].n * PIXELS, .tile_keys = keys, .run_keys = run_keys, .spans = runs,
                    .sources = sources, .n_sources = rows[index].turned ? used : 0},
     };
-    if (mp_text_call_create(&args, call, error) != MP_OK)
+    if (mp_text_request_create(&args, call, error) != MP_OK)
         *call = NULL;
 }
 

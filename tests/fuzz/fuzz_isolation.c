@@ -1,6 +1,7 @@
 /* fuzz_isolation.c: any bytes as the output of a worker process: a spec, the ring of its replies, or the correctly
  * signed answer to an admission, a plan or a step. A caller must never see an impossible value. */
 #include "require.h"
+#include "../c/request_fixture.h"
 
 #include <stdatomic.h>
 
@@ -67,7 +68,7 @@ static void send(mp_channel *child, mp_frame_kind kind, const uint8_t *data, siz
 
 typedef enum kind { EMBED, TEXT, IMAGES, VISION, FORMED } kind; /* FORMED: a text with a mask, and captured */
 
-static mp_call *make_call(kind kind) {
+static mp_request *make_call(kind kind) {
     static const int32_t ids[] = {1, 2, 3, 4};
     static const int64_t offsets[] = {0, 1, 3, 4};
     static const char *const stop[] = {"!!"};
@@ -76,15 +77,15 @@ static mp_call *make_call(kind kind) {
     if (kind == IMAGES) {
         static const int32_t sizes[2 * TEXTS] = {[0 ... 2 * TEXTS - 1] = 1};
         static const uint8_t pixels[3 * TEXTS];
-        mp_image_call *call;
-        REQUIRE(mp_image_call_create(TEXTS, sizes, pixels, sizeof pixels, &call, &error) == MP_OK);
-        REQUIRE(mp_image_call_output(call, TEXTS, WIDTH, &error) == MP_OK);
+        mp_image_embedding_request *call;
+        REQUIRE(make_image_embedding_request(TEXTS, sizes, pixels, sizeof pixels, &call, &error) == MP_OK);
+        REQUIRE(mp_image_embedding_request_output(call, TEXTS, WIDTH, &error) == MP_OK);
         return &call->base;
     }
     if (kind == EMBED) {
-        mp_embed_call *call;
-        REQUIRE(mp_embed_call_create(TEXTS, ids, offsets, NULL, &call, &error) == MP_OK);
-        REQUIRE(mp_embed_call_output(call, WIDTH, &error) == MP_OK);
+        mp_embedding_request *call;
+        REQUIRE(make_embedding_request(TEXTS, ids, offsets, NULL, &call, &error) == MP_OK);
+        REQUIRE(mp_embedding_request_output(call, WIDTH, &error) == MP_OK);
         return &call->base;
     }
     mp_text_args args = {.n_prompt = 4, .prompt = ids, .n_choices = CHOICES, .n_stop = 1, .stop = stop,
@@ -97,7 +98,7 @@ static mp_call *make_call(kind kind) {
     if (kind == VISION) {
         args.vision = true;
         args.images = (mp_text_image_args){.n_tiles = 1, .n_runs = 1, .sizes = sides, .pixels = pixels, .n_bytes = 3,
-                                           .tile_keys = key, .run_keys = key, .runs = runs, .sources = sources,
+                                           .tile_keys = key, .run_keys = key, .spans = runs, .sources = sources,
                                            .n_sources = 2};
     }
     static const uint32_t mask[] = {1 << 3 | 1 << 7, 1};
@@ -109,8 +110,8 @@ static mp_call *make_call(kind kind) {
         args.capture_values = 2;
         args.capture_records = 100;
     }
-    mp_text_call *call;
-    REQUIRE(mp_text_call_create(&args, &call, &error) == MP_OK);
+    mp_text_request *call;
+    REQUIRE(mp_text_request_create(&args, &call, &error) == MP_OK);
     call->vocab = VOCAB + 3;
     call->sampled_vocab = VOCAB;
     call->ends = ends;
@@ -118,13 +119,13 @@ static mp_call *make_call(kind kind) {
     call->capture.layers = 1;
     call->capture.hidden = WIDTH;
     call->capture.vocab = VOCAB;
-    REQUIRE(mp_text_call_output(call, 3, &error) == MP_OK);
+    REQUIRE(mp_text_request_output(call, 3, &error) == MP_OK);
     return &call->base;
 }
 
-static void check_text(const mp_text_call *call) {
+static void check_text(const mp_text_request *call) {
     REQUIRE(call->cached_tokens >= 0 && call->cached_tokens <= call->n_prompt);
-    REQUIRE(call->capture.drawn <= call->choices[0].token_count + 1);
+    REQUIRE(call->capture.sampled <= call->choices[0].token_count + 1);
     for (int c = 0; c < call->n_choices; c++) {
         const mp_choice *choice = &call->choices[c];
         REQUIRE(choice->token_count <= MOST_TOKENS && choice->text_bytes <= choice->text_capacity);
@@ -166,11 +167,11 @@ static void serve(kind kind, int stage, const uint8_t *data, size_t size) {
     mp_error error, child_error;
     mp_engine *engine;
     mp_channel child;
-    mp_call *call = make_call(kind);
+    mp_request *call = make_call(kind);
     const bool text = kind == TEXT || kind == VISION || kind == FORMED;
     mp_item item = {.call = call, .total = text ? TOTAL : TEXTS};
     mp_item *items[1] = {&item};
-    mp_lease lease = {.lanes = 1};
+    mp_lease lease = {.threads = 1};
     mp_proxy_args args = {.kind = &no_kind, .capability = call->capability, .memory_bytes = 1 << 20,
                           .start_ns = 1000000, .stall_ns = 1};
     memset(&page, 0, sizeof page);
@@ -182,7 +183,7 @@ static void serve(kind kind, int stage, const uint8_t *data, size_t size) {
     if (status == MP_OK) {
         stage > 1 ? answer(&child, MP_FRAME_PLAN) : send(&child, MP_FRAME_PLAN, data, size);
         engine->ops->plan(engine, items, 1, 1000, &plan);
-        REQUIRE(plan.count == 1 && plan.items[0] == &item && plan.lanes >= 1);
+        REQUIRE(plan.count == 1 && plan.items[0] == &item && plan.threads >= 1);
         REQUIRE(plan.amount[0] > 0 || kind == VISION);
         for (int i = 0; i < 2 && !engine->lost(engine); i++) { /* step 2 starts from the state after step 1 */
             size_t chunk = i ? size - size / 2 : size / 2;
@@ -197,12 +198,12 @@ static void serve(kind kind, int stage, const uint8_t *data, size_t size) {
     engine->ops->retire(engine, &item);
     engine->ops->destroy(engine);
     if (text)
-        check_text((mp_text_call *)call);
+        check_text((mp_text_request *)call);
     else if (kind == IMAGES)
-        REQUIRE(((mp_image_call *)call)->done <= TEXTS);
+        REQUIRE(((mp_image_embedding_request *)call)->done <= TEXTS);
     else
-        REQUIRE(((mp_embed_call *)call)->done <= TEXTS);
-    mp_call_destroy(call);
+        REQUIRE(((mp_embedding_request *)call)->done <= TEXTS);
+    mp_request_destroy(call);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {

@@ -1,9 +1,11 @@
-"""What all Python tests share: the markers ``slow`` and ``builds``, where they run, small models, a pool."""
+"""Shared by all Python tests: the markers ``slow`` and ``builds``, the working directory, small models, a pool."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,10 +14,18 @@ import pytest
 if TYPE_CHECKING:
     import mpool
 
+ROOT = Path(__file__).resolve().parents[2]
+HELPERS = Path(__file__).parent / "helpers"
+pytest.register_assert_rewrite(*(path.stem for path in HELPERS.glob("*.py")))
+# `python -m pytest` puts the working directory first on the path. Sources without the compiled core there would shadow
+# the installed package.
+if not any((ROOT / "mpool" / f"_core{suffix}").exists() for suffix in EXTENSION_SUFFIXES):
+    sys.path[:] = [path for path in sys.path if Path(path or os.curdir).resolve() != ROOT]
+
 
 def pytest_configure() -> None:
-    """Leave the folder with the sources: ``python -c`` in a child imports from its working directory first, and would
-    find the package without its compiled core there."""
+    """Leave the folder with the sources: ``python -c`` in a child process imports from its working directory first, and
+    would find the package without its compiled core there."""
     for name in ("MPOOL_CACHE", "MPOOL_TEST_BUILD", "MPOOL_TEST_WEIGHTS"):
         if os.environ.get(name):
             os.environ[name] = os.path.abspath(os.path.expanduser(os.environ[name]))
@@ -35,12 +45,12 @@ def _said(name: str) -> bool:
 
 
 def slow_wanted(config: pytest.Config) -> bool:
-    """Whether tests marked slow run."""
+    """True if tests marked slow run."""
     return config.getoption("--slow") or _said("MPOOL_SLOW")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip what is marked unless it was asked for: ``slow``, and ``builds``, which CI always runs."""
+    """Skip tests marked ``slow`` or ``builds`` unless they were asked for. CI always runs ``builds``."""
     wanted = {"slow": slow_wanted(config)}
     wanted["builds"] = wanted["slow"] or config.getoption("--builds") or _said("MPOOL_BUILDS")
     for name, is_wanted in wanted.items():
@@ -58,7 +68,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def prompted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same with prompts, one of them its default, and Matryoshka dimensions."""
+    """Folder of the small BERT with prompts, one of them the default, and Matryoshka dimensions."""
     return _tiny(tmp_path_factory, "prompted")
 
 
@@ -70,7 +80,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a small Qwen2 that says how it likes to be sampled."""
+    """Folder of a small Qwen2 with sampling defaults of its own."""
     return _tiny(tmp_path_factory, "qwen2")
 
 
@@ -94,8 +104,8 @@ def dino(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[mpool.Pool]:
-    """A pool of a module's own."""
-    import mpool  # not before a test wants it: tests of the C core need no extension
+    """A pool for one module of tests."""
+    import mpool  # imported late: tests of the C core need no extension
 
     with mpool.Pool() as made:
         yield made

@@ -22,12 +22,12 @@ enum {
                      * which reads two matrices one after the other faster than in turns */
 };
 
-typedef struct lane_view {
+typedef struct thread_view {
     uint8_t *base; /* a lane's own scratch */
-    mp_lane_layout at;
+    mp_thread_layout at;
     mp_unpacked unpacked;
     int block, first, rows; /* the block at hand: its number, its first row and how many it has */
-} lane_view;
+} thread_view;
 
 /* ---- attention --------------------------------------------------------------------------------------------------- */
 
@@ -37,7 +37,7 @@ static float *rotation(const mp_decoder_pass *pass, int row, int rope) {
 }
 
 /* Of row `row` of the pass, one of the block at hand. */
-static float *query_key_value(const mp_decoder_pass *pass, const lane_view *view, int row) {
+static float *query_key_value(const mp_decoder_pass *pass, const thread_view *view, int row) {
     return pass->qkv + (size_t)(row - view->first) * (size_t)pass->model->qkv_width;
 }
 
@@ -52,7 +52,7 @@ static void place(const mp_decoder_pass *pass, const mp_decoder_layer *layer, co
 }
 
 /* Rotate key head `head` of a row and store it with its value. */
-static void store_row(const mp_decoder_pass *pass, const lane_view *view, const mp_row_seq *seq, int row,
+static void store_row(const mp_decoder_pass *pass, const thread_view *view, const mp_row_seq *seq, int row,
                       const mp_decoder_layer *layer, int head) {
     const mp_decoder *model = pass->model;
     float *k = query_key_value(pass, view, seq->row0 + row) + (size_t)((model->heads + head) * model->head_dim);
@@ -65,7 +65,7 @@ static void store_row(const mp_decoder_pass *pass, const lane_view *view, const 
 }
 
 /* Rotate the query heads of group `head` of a row, and make them what the cache's form wants. */
-static void rotate_queries(const mp_decoder_pass *pass, const lane_view *view, const mp_row_seq *seq, int row,
+static void rotate_queries(const mp_decoder_pass *pass, const thread_view *view, const mp_row_seq *seq, int row,
                            const mp_decoder_layer *layer, int head) {
     const mp_decoder *model = pass->model;
     const mp_kernels *call = mp_kernels_get();
@@ -78,11 +78,11 @@ static void rotate_queries(const mp_decoder_pass *pass, const lane_view *view, c
     }
 }
 
-static void store_all(const mp_decoder_pass *pass, const mp_lane *lane, const mp_decoder_layer *layer,
-                      const lane_view *view) {
+static void store_all(const mp_decoder_pass *pass, const mp_team_thread *thread, const mp_decoder_layer *layer,
+                      const thread_view *view) {
     const mp_decoder *model = pass->model;
     int64_t begin, end;
-    mp_lane_split(lane, (int64_t)view->rows * model->groups, 1, &begin, &end);
+    mp_team_split(thread, (int64_t)view->rows * model->groups, 1, &begin, &end);
     int s = 0;
     for (int64_t i = begin; i < end; i++) { /* by row, then group, the first of each KV head with its key and value */
         int row = view->first + (int)(i / model->groups), group = (int)(i % model->groups);
@@ -105,7 +105,7 @@ static int first_block(const mp_decoder_pass *pass, const mp_attention_unit *uni
 }
 
 static mp_attn_kv describe(const mp_decoder_pass *pass, const mp_attention_unit *unit, const mp_decoder_layer *layer,
-                           const lane_view *view) {
+                           const thread_view *view) {
     const mp_decoder *model = pass->model;
     const mp_row_seq *seq = &pass->rows.seq[unit->seq];
     int group = mp_decoder_group(model);
@@ -133,7 +133,7 @@ static mp_attn_kv describe(const mp_decoder_pass *pass, const mp_attention_unit 
 }
 
 /* m, l [MP_ATTN_ROWS], o [MP_ATTN_ROWS, value_dim] */
-static mp_attn_partial running_state(const lane_view *view) {
+static mp_attn_partial running_state(const thread_view *view) {
     float *at = (float *)(view->base + view->at.state);
     return (mp_attn_partial){.m = at, .l = at + MP_ATTN_ROWS, .o = at + 2 * MP_ATTN_ROWS};
 }
@@ -148,7 +148,7 @@ static float share(const mp_decoder_layer *layer, int head, float m, float l) {
 }
 
 /* The outputs of a unit's rows. */
-static void finish_unit(const mp_decoder_pass *pass, const lane_view *view, const mp_attention_unit *unit,
+static void finish_unit(const mp_decoder_pass *pass, const thread_view *view, const mp_attention_unit *unit,
                         const mp_decoder_layer *layer, const mp_attn_partial *state) {
     const mp_decoder *model = pass->model;
     int row0 = pass->rows.seq[unit->seq].row0 + unit->row0 - view->first;
@@ -166,17 +166,17 @@ static void finish_unit(const mp_decoder_pass *pass, const lane_view *view, cons
 }
 
 /* Units of the block at hand for this lane: [*from, return value). */
-static int units_of(const mp_decoder_pass *pass, const mp_lane *lane, const lane_view *view, int *from) {
-    const int *at = pass->lane_units + (ptrdiff_t)view->block * (lane->count + 1) + lane->index;
+static int units_of(const mp_decoder_pass *pass, const mp_team_thread *thread, const thread_view *view, int *from) {
+    const int *at = pass->thread_units + (ptrdiff_t)view->block * (thread->count + 1) + thread->index;
     *from = at[0];
     return at[1];
 }
 
-static void attend_units(const mp_decoder_pass *pass, const mp_lane *lane, const mp_decoder_layer *layer,
-                         const lane_view *view) {
+static void attend_units(const mp_decoder_pass *pass, const mp_team_thread *thread, const mp_decoder_layer *layer,
+                         const thread_view *view) {
     const mp_decoder *model = pass->model;
     const mp_kernels *call = mp_kernels_get();
-    int u, end = units_of(pass, lane, view, &u);
+    int u, end = units_of(pass, thread, view, &u);
     for (; u < end; u++) {
         const mp_attention_unit *unit = &pass->units[u];
         if (pass->mode == MP_ATTEND_FUSED) {
@@ -199,7 +199,7 @@ static mp_attn_partial block_partial(const mp_decoder_pass *pass, int index) {
 }
 
 static void merge_unit(const mp_decoder_pass *pass, const mp_attention_unit *unit, const mp_decoder_layer *layer,
-                       const lane_view *view) {
+                       const thread_view *view) {
     const mp_decoder *model = pass->model;
     const mp_kernels *call = mp_kernels_get();
     int group = mp_decoder_group(model);
@@ -212,11 +212,11 @@ static void merge_unit(const mp_decoder_pass *pass, const mp_attention_unit *uni
     finish_unit(pass, view, unit, layer, &state);
 }
 
-static void attend_split(const mp_decoder_pass *pass, const mp_lane *lane, const mp_decoder_layer *layer,
-                         const lane_view *view) {
+static void attend_split(const mp_decoder_pass *pass, const mp_team_thread *thread, const mp_decoder_layer *layer,
+                         const thread_view *view) {
     const mp_decoder *model = pass->model;
     const mp_kernels *call = mp_kernels_get();
-    int u, last = units_of(pass, lane, view, &u);
+    int u, last = units_of(pass, thread, view, &u);
     for (; u < last; u++) {
         const mp_attention_unit *unit = &pass->units[u];
         mp_attn_kv attention = describe(pass, unit, layer, view);
@@ -225,9 +225,9 @@ static void attend_split(const mp_decoder_pass *pass, const mp_lane *lane, const
             (in_integers(pass) ? call->attn_block_i16 : call->attn_block)(&attention, 1, b, &partial);
         }
     }
-    mp_lane_sync(lane);
+    mp_team_barrier(thread);
     int64_t begin, end;
-    mp_lane_split(lane, (int64_t)pass->rows.n_seq * model->groups, 1, &begin, &end);
+    mp_team_split(thread, (int64_t)pass->rows.n_seq * model->groups, 1, &begin, &end);
     int first = 0; /* partial of the unit's first block */
     for (int64_t i = 0; i < end; i++) {
         int seq = (int)(i / model->groups);
@@ -239,23 +239,23 @@ static void attend_split(const mp_decoder_pass *pass, const mp_lane *lane, const
     }
 }
 
-static void attend(const mp_decoder_pass *pass, const mp_lane *lane, const mp_decoder_layer *layer,
-                   const lane_view *view) {
+static void attend(const mp_decoder_pass *pass, const mp_team_thread *thread, const mp_decoder_layer *layer,
+                   const thread_view *view) {
     if (pass->mode != MP_ATTEND_FUSED) {
-        store_all(pass, lane, layer, view);
-        mp_lane_sync(lane);
+        store_all(pass, thread, layer, view);
+        mp_team_barrier(thread);
     }
     if (pass->mode == MP_ATTEND_SPLIT)
-        attend_split(pass, lane, layer, view);
+        attend_split(pass, thread, layer, view);
     else
-        attend_units(pass, lane, layer, view);
+        attend_units(pass, thread, layer, view);
 }
 
 /* ---- captures ---------------------------------------------------------------------------------------------------- */
 
 /* Records number `record` of the rows that want any: lane 0 copies, before a barrier behind which x is written to. */
-static inline void capture_rows(const mp_decoder_pass *pass, const mp_lane *lane, int record) {
-    for (int i = 0; i < pass->rows.n_capture && lane->index == 0; i++) {
+static inline void capture_rows(const mp_decoder_pass *pass, const mp_team_thread *thread, int record) {
+    for (int i = 0; i < pass->rows.n_capture && thread->index == 0; i++) {
         const mp_capture_row *row = &pass->rows.capture[i];
         memcpy(row->to + (ptrdiff_t)record * row->values, pass->x + (ptrdiff_t)row->row * pass->model->hidden,
                (size_t)row->values * sizeof(float));
@@ -263,10 +263,10 @@ static inline void capture_rows(const mp_decoder_pass *pass, const mp_lane *lane
 }
 
 /* Those of the last norm (normed) and of the logits (y), one after the other, of the outputs from `first` on. */
-static void capture_outputs(const mp_decoder_pass *pass, const mp_lane *lane, int first, int M, const float *normed,
-                            const float *y) {
+static void capture_outputs(const mp_decoder_pass *pass, const mp_team_thread *thread, int first, int M,
+                            const float *normed, const float *y) {
     const mp_decoder *model = pass->model;
-    for (int i = 0; i < pass->rows.n_capture && lane->index == 0; i++) {
+    for (int i = 0; i < pass->rows.n_capture && thread->index == 0; i++) {
         const mp_capture_row *row = &pass->rows.capture[i];
         float *to = row->to + (ptrdiff_t)(model->layer_count + 1) * row->values;
         int at = row->output - first;
@@ -284,16 +284,16 @@ static void capture_outputs(const mp_decoder_pass *pass, const mp_lane *lane, in
 /* Rows that every lane prepares for itself stand in its own scratch, others in shared memory, followed by a barrier. */
 static bool is_private(int M) { return M <= MP_PRIVATE_ROWS; }
 
-static const float *norm_rows(const mp_decoder *model, const mp_lane *lane, const lane_view *view, const float *x,
-                              const mp_norm *norm, int M, float *shared) {
+static const float *norm_rows(const mp_decoder *model, const mp_team_thread *thread, const thread_view *view,
+                              const float *x, const mp_norm *norm, int M, float *shared) {
     float *out = is_private(M) ? (float *)view->base : shared;
     int64_t row0 = 0, row1 = M;
     if (!is_private(M))
-        mp_lane_split(lane, M, 1, &row0, &row1);
+        mp_team_split(thread, M, 1, &row0, &row1);
     for (int64_t r = row0; r < row1; r++)
         mp_norm_row(norm, x + r * model->hidden, out + r * model->hidden);
     if (!is_private(M))
-        mp_lane_sync(lane);
+        mp_team_barrier(thread);
     return out;
 }
 
@@ -304,8 +304,8 @@ static void scale_row(float by, float *x, int64_t n) {
         x[i] *= by;
 }
 
-static const float *gate_rows(const mp_decoder *model, const mp_lane *lane, const lane_view *view, int64_t ffn, int M,
-                              float *inner, int64_t *ld) {
+static const float *gate_rows(const mp_decoder *model, const mp_team_thread *thread, const thread_view *view,
+                              int64_t ffn, int M, float *inner, int64_t *ld) {
     const mp_kernels *call = mp_kernels_get();
     int64_t row0 = 0, row1 = M;
     float *out = inner;
@@ -314,86 +314,86 @@ static const float *gate_rows(const mp_decoder *model, const mp_lane *lane, cons
         out = (float *)view->base;
         *ld = ffn;
     } else {
-        mp_lane_split(lane, M, 1, &row0, &row1);
+        mp_team_split(thread, M, 1, &row0, &row1);
     }
     for (int64_t r = row0; r < row1; r++) {
         call->gated(model->act, inner + r * 2 * ffn, inner + r * 2 * ffn + ffn, ffn, out + r * *ld);
         scale_row(model->residual_scale, out + r * *ld, ffn);
     }
     if (!is_private(M))
-        mp_lane_sync(lane);
+        mp_team_barrier(thread);
     return out;
 }
 
 /* The row context of the block at hand. */
-static mp_row_context context_of(const mp_decoder_pass *pass, const mp_lane *lane, const lane_view *view) {
+static mp_row_context context_of(const mp_decoder_pass *pass, const mp_team_thread *thread, const thread_view *view) {
     return (mp_row_context){
-        .lane = lane, .acts = pass->acts, .own_acts = view->base + view->at.acts, .unpacked = &view->unpacked};
+        .thread = thread, .acts = pass->acts, .own_acts = view->base + view->at.acts, .unpacked = &view->unpacked};
 }
 
 /* linear(in), added to the residual sum of the block; by way of a norm, if the layer has one there. in NULL: what
  * mp_linear_into left in pass->inner. Ends with a barrier. */
-static void add_output(const mp_decoder_pass *pass, const mp_lane *lane, const lane_view *view, const mp_linear *linear,
-                       const mp_norm *norm, const float *in, int64_t ld) {
+static void add_output(const mp_decoder_pass *pass, const mp_team_thread *thread, const thread_view *view,
+                       const mp_linear *linear, const mp_norm *norm, const float *in, int64_t ld) {
     const mp_decoder *model = pass->model;
-    const mp_row_context context = context_of(pass, lane, view);
+    const mp_row_context context = context_of(pass, thread, view);
     const mp_residual sum = {.x = pass->x + (int64_t)view->first * model->hidden,
                              .n = model->hidden,
                              .after = norm,
                              .scratch = pass->normed};
     mp_residual_add(&context, linear, in, ld, view->rows, pass->inner, &sum);
-    mp_lane_sync(lane);
+    mp_team_barrier(thread);
 }
 
-static void run_layer(const mp_decoder_pass *pass, const mp_lane *lane, int index, const lane_view *view) {
+static void run_layer(const mp_decoder_pass *pass, const mp_team_thread *thread, int index, const thread_view *view) {
     const mp_decoder *model = pass->model;
     const mp_decoder_layer *layer = &model->layers[index];
     int M = view->rows;
     int64_t hidden = model->hidden, mixed = (int64_t)model->heads * model->value_dim;
     int64_t wide = 2 * (int64_t)layer->ffn, ld;
     const float *x = pass->x + view->first * hidden;
-    const mp_row_context context = context_of(pass, lane, view);
+    const mp_row_context context = context_of(pass, thread, view);
 
-    const float *in = norm_rows(model, lane, view, x, &layer->attention_norm, M, pass->normed);
+    const float *in = norm_rows(model, thread, view, x, &layer->attention_norm, M, pass->normed);
     const float *attended = pass->mixed;
     if (model->latent.rank > 0)
-        mp_mla_project(pass, lane, layer, M, in, context.own_acts, context.unpacked, view->base + view->at.by_head);
+        mp_mla_project(pass, thread, layer, M, in, context.own_acts, context.unpacked, view->base + view->at.by_head);
     else
         mp_row_linear(&context, &layer->qkv, in, hidden, M, NULL, pass->qkv, model->qkv_width);
-    mp_lane_sync(lane);
-    attend(pass, lane, layer, view);
-    mp_lane_sync(lane);
+    mp_team_barrier(thread);
+    attend(pass, thread, layer, view);
+    mp_team_barrier(thread);
     if (model->latent.rank > 0) {
-        mp_mla_values(pass, lane, layer, M, view->base + view->at.by_head);
-        mp_lane_sync(lane);
+        mp_mla_values(pass, thread, layer, M, view->base + view->at.by_head);
+        mp_team_barrier(thread);
         attended = pass->per_head;
         mixed = (int64_t)model->heads * model->latent.value;
     }
-    add_output(pass, lane, view, &layer->out, &layer->attention_after, attended, mixed);
-    in = norm_rows(model, lane, view, x, &layer->ffn_norm, M, pass->normed);
+    add_output(pass, thread, view, &layer->out, &layer->attention_after, attended, mixed);
+    in = norm_rows(model, thread, view, x, &layer->ffn_norm, M, pass->normed);
     if (layer->experts.count > 0) {
-        mp_experts_forward(&layer->experts, lane, in, M, model->residual_scale, pass->experts,
+        mp_experts_forward(&layer->experts, thread, in, M, model->residual_scale, pass->experts,
                            view->base + view->at.expert, pass->x + view->first * hidden);
         if (layer->ffn == 0)
             return;
     }
     if (M >= GATED_LEAST && !pass->unpacked && model->residual_scale == 1 &&
         mp_linear_fits(&layer->gate_up, &layer->down)) {
-        mp_linear_into(&layer->gate_up, &layer->down, lane, in, hidden, M, pass->acts, model->act, pass->inner);
-        mp_lane_sync(lane);
-        add_output(pass, lane, view, &layer->down, &layer->ffn_after, NULL, 0);
+        mp_linear_into(&layer->gate_up, &layer->down, thread, in, hidden, M, pass->acts, model->act, pass->inner);
+        mp_team_barrier(thread);
+        add_output(pass, thread, view, &layer->down, &layer->ffn_after, NULL, 0);
         return;
     }
     mp_row_linear(&context, &layer->gate_up, in, hidden, M, NULL, pass->inner, wide);
-    mp_lane_sync(lane);
-    in = gate_rows(model, lane, view, layer->ffn, M, pass->inner, &ld);
-    add_output(pass, lane, view, &layer->down, &layer->ffn_after, in, ld);
+    mp_team_barrier(thread);
+    in = gate_rows(model, thread, view, layer->ffn, M, pass->inner, &ld);
+    add_output(pass, thread, view, &layer->down, &layer->ffn_after, in, ld);
 }
 
-static void embed_rows(const mp_decoder_pass *pass, const mp_lane *lane) {
+static void embed_rows(const mp_decoder_pass *pass, const mp_team_thread *thread) {
     const mp_decoder *model = pass->model;
     int64_t row0, row1;
-    mp_lane_split(lane, pass->rows.M, 1, &row0, &row1);
+    mp_team_split(thread, pass->rows.M, 1, &row0, &row1);
     int s = 0;
     for (int64_t r = row0; r < row1; r++) {
         while (r >= pass->rows.seq[s].row0 + pass->rows.seq[s].rows)
@@ -422,63 +422,63 @@ static void embed_rows(const mp_decoder_pass *pass, const mp_lane *lane) {
         for (int i = 0; i < model->ropes; i++)
             mp_rope_row(&model->rope[seq->is_long ? 1 : i], seq->past + r - seq->row0, rotation(pass, (int)r, i));
     }
-    mp_lane_sync(lane);
+    mp_team_barrier(thread);
 }
 
 /* Logits of M rows of x (no more than a block) into y [M, vocab]; first: which of the pass's outputs they are, -1: none
  * of them. */
-static void output_rows(const mp_decoder_pass *pass, const mp_lane *lane, const lane_view *view, const float *x, int M,
-                        int first, float *y) {
+static void output_rows(const mp_decoder_pass *pass, const mp_team_thread *thread, const thread_view *view,
+                        const float *x, int M, int first, float *y) {
     const mp_decoder *model = pass->model;
-    const float *in = norm_rows(model, lane, view, x, &model->norm, M, pass->normed);
+    const float *in = norm_rows(model, thread, view, x, &model->norm, M, pass->normed);
     if (first >= 0)
-        capture_outputs(pass, lane, first, M, in, NULL);
-    const mp_row_context context = context_of(pass, lane, view);
+        capture_outputs(pass, thread, first, M, in, NULL);
+    const mp_row_context context = context_of(pass, thread, view);
     mp_row_linear(&context, &model->head, in, model->hidden, M, NULL, y, model->vocab);
-    mp_lane_sync(lane);
+    mp_team_barrier(thread);
     if (model->output_scale == 1 && model->output_softcap == 0)
         return;
     int64_t begin, end;
-    mp_lane_split(lane, (int64_t)M * model->vocab, 16, &begin, &end);
+    mp_team_split(thread, (int64_t)M * model->vocab, 16, &begin, &end);
     scale_row(model->output_scale, y + begin, end - begin);
     if (model->output_softcap > 0)
         mp_kernels_get()->softcap(model->output_softcap, end - begin, y + begin);
-    mp_lane_sync(lane);
+    mp_team_barrier(thread);
 }
 
 /* Between layers lane 0 beats the heart and looks whether anybody still wants the result; the barrier after it shows
  * the answer to all. It is not written again before every lane has passed further barriers. */
-static bool stopped(mp_decoder_pass *pass, const mp_lane *lane) {
-    if (lane->index == 0)
+static bool stopped(mp_decoder_pass *pass, const mp_team_thread *thread) {
+    if (thread->index == 0)
         pass->stop = mp_lease_poll(pass->lease);
-    mp_lane_sync(lane);
+    mp_team_barrier(thread);
     return pass->stop;
 }
 
-void mp_decoder_forward(mp_decoder_pass *pass, const mp_lane *lane) {
+void mp_decoder_forward(mp_decoder_pass *pass, const mp_team_thread *thread) {
     const mp_decoder *model = pass->model;
     const int M = pass->rows.M, most = mp_decoder_most_rows(model, M);
     size_t hidden = (size_t)model->hidden;
-    lane_view view = {.base = pass->lane_scratch + (size_t)lane->index * pass->lane_bytes,
-                      .at = mp_decoder_lane_layout(model, pass->most_blocks),
-                      .unpacked = {NULL, pass->keep_until_ns}};
+    thread_view view = {.base = pass->thread_scratch + (size_t)thread->index * pass->thread_bytes,
+                        .at = mp_decoder_thread_layout(model, pass->most_blocks),
+                        .unpacked = {NULL, pass->keep_until_ns}};
     view.unpacked.scratch = view.base + view.at.panel;
-    embed_rows(pass, lane);
-    capture_rows(pass, lane, 0);
+    embed_rows(pass, thread);
+    capture_rows(pass, thread, 0);
     for (int l = 0; l < model->layer_count; l++) {
-        if (l % POLL_LAYERS == 0 && stopped(pass, lane))
+        if (l % POLL_LAYERS == 0 && stopped(pass, thread))
             return;
         for (view.block = 0; view.block < pass->block_count; view.block++) {
             view.first = view.block * pass->block_rows;
             view.rows = M - view.first < pass->block_rows ? M - view.first : pass->block_rows;
-            run_layer(pass, lane, l, &view);
+            run_layer(pass, thread, l, &view);
         }
-        capture_rows(pass, lane, l + 1);
+        capture_rows(pass, thread, l + 1);
     }
     for (int s = 0; s < pass->rows.n_seq; s++) {
         const mp_row_seq *seq = &pass->rows.seq[s];
         for (int r = 0; seq->all_outputs && r < seq->all_rows; r += most)
-            output_rows(pass, lane, &view, pass->x + (size_t)(seq->row0 + r) * hidden,
+            output_rows(pass, thread, &view, pass->x + (size_t)(seq->row0 + r) * hidden,
                         seq->all_rows - r < most ? seq->all_rows - r : most, -1,
                         seq->all_outputs + (size_t)r * (size_t)model->vocab);
     }
@@ -486,13 +486,13 @@ void mp_decoder_forward(mp_decoder_pass *pass, const mp_lane *lane) {
         /* gather the wanted rows where the queries stood: nobody reads those any more */
         const int n = pass->rows.n_output - first < most ? pass->rows.n_output - first : most;
         int64_t begin, end;
-        mp_lane_split(lane, n, 1, &begin, &end);
+        mp_team_split(thread, n, 1, &begin, &end);
         for (int64_t i = begin; i < end; i++)
             memcpy(pass->qkv + (size_t)i * hidden, pass->x + (size_t)pass->rows.output_row[first + i] * hidden,
                    hidden * sizeof(float));
-        mp_lane_sync(lane);
+        mp_team_barrier(thread);
         float *logits = pass->rows.logits + (size_t)first * (size_t)model->vocab;
-        output_rows(pass, lane, &view, pass->qkv, n, first, logits);
-        capture_outputs(pass, lane, first, n, NULL, logits);
+        output_rows(pass, thread, &view, pass->qkv, n, first, logits);
+        capture_outputs(pass, thread, first, n, NULL, logits);
     }
 }

@@ -118,7 +118,7 @@ typedef struct mp_decoder_pass { /* everything the lanes share in a pass; made b
     enum { MP_ATTEND_FUSED, MP_ATTEND_TILES, MP_ATTEND_SPLIT } mode;
     int block_count, block_rows; /* decoder/pass.h; the last may have fewer rows */
     mp_attention_unit *units;
-    int *lane_units; /* [block_count, lanes + 1] first unit of each lane in each block */
+    int *thread_units; /* [block_count, lanes + 1] first unit of each lane in each block */
     int unit_count, most_blocks;
     float *x, *normed, *qkv, *mixed, *inner, *cos_sin, *partials;
     float *latent, *per_head; /* of latents: see decoder/mla.h */
@@ -127,20 +127,21 @@ typedef struct mp_decoder_pass { /* everything the lanes share in a pass; made b
     uint64_t keep_until_ns; /* see mp_stored_begin */
     bool unpacked;          /* some weights were not packed when it began */
     bool stop; /* every call of the step was cancelled: the pass ended after a layer, without logits */
-    uint8_t *lane_scratch; /* [lanes] pieces */
-    size_t lane_bytes;
+    uint8_t *thread_scratch; /* [lanes] pieces */
+    size_t thread_bytes;
 } mp_decoder_pass;
 
 /* Bytes of arena that a pass over these rows takes with so many lanes. */
-size_t mp_decoder_pass_bytes(const mp_decoder *model, const mp_rows *rows, int lanes);
+size_t mp_decoder_pass_bytes(const mp_decoder *model, const mp_rows *rows, int threads);
 /* Takes that much from the arena and decides who computes what. rows is copied. */
 void mp_decoder_plan_pass(mp_decoder_pass *pass, const mp_decoder *model, const mp_kv_cache *cache, const mp_rows *rows,
                           mp_lease *lease, mp_arena *arena);
 /* All lanes of the region call it. Afterwards (it ends with a barrier) the logits are complete and the cache holds the
  * rows, unless pass->stop. Bits of an output depend on its sequence alone. */
-void mp_decoder_forward(mp_decoder_pass *pass, const mp_lane *lane);
+void mp_decoder_forward(mp_decoder_pass *pass, const mp_team_thread *thread);
 
 mp_status mp_decoder_engine(mp_model *model, mp_budget *budget, mp_engine **engine, mp_error *error);
-mp_status mp_decoder_check(const mp_model *model, mp_call *call, uint64_t *cost_ns, uint32_t *total, mp_error *error);
+mp_status mp_decoder_check(const mp_model *model, mp_request *call, uint64_t *cost_ns, uint32_t *total,
+                           mp_error *error);
 
 #endif

@@ -14,11 +14,11 @@
 #include "models/decoder/engine.h"
 
 enum {
-    STEP_ROWS = 512,   /* most rows in a pass, but for LEAST_ROWS more */
-    LEAST_ROWS = 16,   /* of a prompt, however little time is left */
-    PASSES_ALONE = 4,  /* a step may take as long as so many passes of few rows, while nobody decodes */
-    PASSES_BESIDE = 2, /* else as so many */
-    LOOK_LANES = 64    /* that a layer over hundreds of rows of an image is worth */
+    STEP_ROWS = 512,    /* most rows in a pass, but for LEAST_ROWS more */
+    LEAST_ROWS = 16,    /* of a prompt, however little time is left */
+    PASSES_ALONE = 4,   /* a step may take as long as so many passes of few rows, while nobody decodes */
+    PASSES_BESIDE = 2,  /* else as so many */
+    LOOKUP_THREADS = 64 /* that a layer over hundreds of rows of an image is worth */
 };
 
 /* ---- check ------------------------------------------------------------------------------------------------------- */
@@ -31,10 +31,10 @@ static mp_status check_ids(const mp_decoder *model, const int32_t *ids, int32_t 
     return MP_OK;
 }
 
-mp_status mp_decoder_check(const mp_model *base, mp_call *call_base, uint64_t *cost_ns, uint32_t *total,
+mp_status mp_decoder_check(const mp_model *base, mp_request *call_base, uint64_t *cost_ns, uint32_t *total,
                            mp_error *error) {
     const mp_decoder *model = (const mp_decoder *)base;
-    mp_text_call *call = (mp_text_call *)call_base;
+    mp_text_request *call = (mp_text_request *)call_base;
     if (call->n_prompt < 1)
         return mp_fail(error, MP_INVALID_ARGUMENT, "the prompt has no tokens");
     if (call->n_prompt >= model->context) {
@@ -67,7 +67,7 @@ mp_status mp_decoder_check(const mp_model *base, mp_call *call_base, uint64_t *c
     call->capture.layers = model->layer_count;
     call->capture.hidden = model->hidden;
     call->capture.vocab = model->vocab;
-    return mp_text_call_output(call, model->max_token_bytes, error);
+    return mp_text_request_output(call, model->max_token_bytes, error);
 }
 
 /* ---- admit, retire ----------------------------------------------------------------------------------------------- */
@@ -75,23 +75,23 @@ mp_status mp_decoder_check(const mp_model *base, mp_call *call_base, uint64_t *c
 /* Memory for blocks is taken step by step. */
 static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
     mp_text_engine *engine = (mp_text_engine *)base;
-    const mp_text_call *call = (const mp_text_call *)item->call;
+    const mp_text_request *call = (const mp_text_request *)item->call;
     if (item->state) { /* after a preemption, maybe by another engine */
         MP_TRY(mp_decoder_images_number(&engine->images, call, item->state, error));
         item->abandon = NULL;
         engine->admitted++;
         return MP_OK;
     }
-    mp_answers *state;
-    MP_TRY(mp_answers_create(engine->model, &engine->cache, item, &state, error));
+    mp_sequence_group *state;
+    MP_TRY(mp_sequence_group_create(engine->model, &engine->cache, item, &state, error));
     item->state = state;
     mp_status status = mp_decoder_images_begin(&engine->images, call, engine->model->sections[0] > 0, state, error);
     if (status == MP_OK)
         status = mp_decoder_images_number(&engine->images, call, state, error);
     if (status == MP_OK)
-        status = mp_answers_take_up(engine, item, error);
+        status = mp_sequence_group_resume(engine, item, error);
     if (status != MP_OK) {
-        mp_answers_destroy(state);
+        mp_sequence_group_destroy(state);
         item->state = NULL;
         return status;
     }
@@ -101,8 +101,8 @@ static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
 
 /* Answers that did not end by themselves were cancelled; what was held back of their text is not lost. */
 static void close_choices(mp_item *item) {
-    mp_answers *state = item->state;
-    mp_text_call *call = (mp_text_call *)item->call;
+    mp_sequence_group *state = item->state;
+    mp_text_request *call = (mp_text_request *)item->call;
     for (int i = 0; i < state->n; i++) {
         if (atomic_load_explicit(&call->choices[i].finish, memory_order_relaxed) != MP_FINISH_NONE)
             continue;
@@ -113,14 +113,14 @@ static void close_choices(mp_item *item) {
 
 static void abandon(mp_item *item) {
     close_choices(item);
-    mp_answers_destroy(item->state);
+    mp_sequence_group_destroy(item->state);
     item->state = NULL;
 }
 
 /* What the cache and the images have of an item. */
 static void release(mp_text_engine *engine, mp_item *item) {
-    mp_answers_drop(item->state, &engine->cache);
-    mp_decoder_images_release(&engine->images, (const mp_text_call *)item->call, item->state);
+    mp_sequence_group_drop(item->state, &engine->cache);
+    mp_decoder_images_release(&engine->images, (const mp_text_request *)item->call, item->state);
     if (--engine->admitted == 0)
         mp_decoder_images_rest(&engine->images);
 }
@@ -144,7 +144,7 @@ static void engine_retire(mp_engine *base, mp_item *item) {
 /* Rows that an item could compute now, whether all its sequences only decode, and the first tile of an image that is
  * missing for a row, or -1. *masks is set if one of them waits for its mask. */
 static int wanted_rows(mp_text_engine *engine, const mp_item *item, bool *decoding, int *missing, bool *masks) {
-    mp_answers *state = item->state;
+    mp_sequence_group *state = item->state;
     int64_t rows = 0;
     *decoding = true;
     *missing = -1;
@@ -153,13 +153,13 @@ static int wanted_rows(mp_text_engine *engine, const mp_item *item, bool *decodi
         if (!seq->active || seq->done)
             continue;
         if (seq->waits) { /* its next token is drawn when its mask is there, and then computed */
-            bool may = mp_answers_may_draw(item, i);
+            bool may = mp_sequence_group_may_sample(item, i);
             rows += may;
             *masks |= !may;
             continue;
         }
         int left = seq->count - seq->cached, tile;
-        rows += mp_decoder_images_ready(&engine->images, (const mp_text_call *)item->call, state, seq,
+        rows += mp_decoder_images_ready(&engine->images, (const mp_text_request *)item->call, state, seq,
                                 left < STEP_ROWS ? left : STEP_ROWS, &tile);
         *missing = *missing < 0 ? tile : *missing;
         *decoding &= left == 1;
@@ -169,28 +169,28 @@ static int wanted_rows(mp_text_engine *engine, const mp_item *item, bool *decodi
 
 /* An item whose next row is one of an image that has not been looked at: the one whose tile is being computed goes on,
  * else the first. */
-static void want_look(mp_text_engine *engine, mp_item *item, int tile) {
-    const mp_text_call *call = (const mp_text_call *)item->call;
-    if (engine->look.item && !engine->images.ops->computing(engine->images.store, call, tile))
+static void want_image_part(mp_text_engine *engine, mp_item *item, int tile) {
+    const mp_text_request *call = (const mp_text_request *)item->call;
+    if (engine->image_part.item && !engine->images.ops->computing(engine->images.store, call, tile))
         return;
-    if (engine->look.item &&
-        engine->images.ops->computing(engine->images.store, (const mp_text_call *)engine->look.item->call,
-                                      engine->look.tile))
+    if (engine->image_part.item &&
+        engine->images.ops->computing(engine->images.store, (const mp_text_request *)engine->image_part.item->call,
+                                      engine->image_part.tile))
         return;
-    engine->look.item = item;
-    engine->look.tile = tile;
+    engine->image_part.item = item;
+    engine->image_part.tile = tile;
 }
 
 /* The look into the plan, with the time that is left; parts of the network take part of a step like rows. */
-static void plan_look(mp_text_engine *engine, uint64_t budget_ns, mp_plan *plan) {
-    const mp_text_call *call = (const mp_text_call *)engine->look.item->call;
-    const uint64_t all = engine->images.ops->left_ns(engine->images.store, call, engine->look.tile);
+static void plan_image_part(mp_text_engine *engine, uint64_t budget_ns, mp_plan *plan) {
+    const mp_text_request *call = (const mp_text_request *)engine->image_part.item->call;
+    const uint64_t all = engine->images.ops->left_ns(engine->images.store, call, engine->image_part.tile);
     const uint64_t least = engine->images.ops->part_ns(engine->images.store);
     uint64_t left = budget_ns > plan->cost_ns ? budget_ns - plan->cost_ns : 0;
     left = left > least ? left : least;
-    engine->look.budget_ns = left;
+    engine->image_part.budget_ns = left;
     plan->cost_ns += left < all ? left : all;
-    plan->items[plan->count] = engine->look.item;
+    plan->items[plan->count] = engine->image_part.item;
     plan->amount[plan->count++] = 0;
 }
 
@@ -204,9 +204,9 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
     plan->count = 0;
     plan->cost_ns = 0;
     plan->masks = false;
-    engine->look.item = NULL;
+    engine->image_part.item = NULL;
     for (int i = 0; i < n; i++)
-        mp_answers_reuse(items[i], &engine->cache);
+        mp_sequence_group_reuse(items[i], &engine->cache);
     for (int prompts = 0; prompts < 2; prompts++) {
         if (prompts) {
             /* the rows of those who decode cost one pass over the weights, whatever their number */
@@ -223,7 +223,7 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
             int missing, rows = wanted_rows(engine, items[i], &decoding, &missing, &plan->masks);
             int room = STEP_ROWS - planned;
             if (prompts && rows == 0 && missing >= 0)
-                want_look(engine, items[i], missing);
+                want_image_part(engine, items[i], missing);
             if (decoding == (prompts == 1) || rows == 0)
                 continue;
             if (prompts) {
@@ -240,14 +240,14 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
             planned += rows;
         }
     }
-    plan->lanes = mp_lanes_worth(&engine->model->base.facts, planned, 5 * engine->model->layer_count + 6);
-    if (!engine->look.item && n == engine->admitted && plan->count < MP_PLAN_MAX)
+    plan->threads = mp_threads_worth(&engine->model->base.facts, planned, 5 * engine->model->layer_count + 6);
+    if (!engine->image_part.item && n == engine->admitted && plan->count < MP_PLAN_MAX)
         mp_decoder_images_rest(&engine->images); /* nobody waits for a tile */
-    if (engine->look.item && plan->count == MP_PLAN_MAX)
-        engine->look.item = NULL;
-    if (engine->look.item) {
-        plan_look(engine, budget_ns, plan);
-        plan->lanes = plan->lanes > LOOK_LANES ? plan->lanes : LOOK_LANES;
+    if (engine->image_part.item && plan->count == MP_PLAN_MAX)
+        engine->image_part.item = NULL;
+    if (engine->image_part.item) {
+        plan_image_part(engine, budget_ns, plan);
+        plan->threads = plan->threads > LOOKUP_THREADS ? plan->threads : LOOKUP_THREADS;
     }
     plan->together = true;
 }
@@ -292,19 +292,20 @@ static mp_status add_step(mp_text_engine *engine, const mp_step_seq *step, mp_er
 }
 
 /* The token of an answer whose mask came late. False: there is no row of it to be computed. */
-static bool draw_kept(mp_text_engine *engine, mp_item *item, int c, mp_outcome *outcome) {
-    const mp_answers *state = item->state;
+static bool sample_deferred(mp_text_engine *engine, mp_item *item, int c, mp_outcome *outcome) {
+    const mp_sequence_group *state = item->state;
     mp_error error;
-    if (!mp_answers_may_draw(item, c))
+    if (!mp_sequence_group_may_sample(item, c))
         return false;
-    mp_status status = reserve(engine, mp_draw_bytes(engine->model), &error);
+    mp_status status = reserve(engine, mp_sample_bytes(engine->model), &error);
     if (status != MP_OK) {
         *outcome = MP_OUTCOME_WAIT_MEMORY;
         item->error = error;
         return false;
     }
     mp_arena_reset(&engine->arena); /* nothing of this step is in it yet */
-    status = mp_answers_draw_kept(engine, item, c, mp_arena_take(&engine->arena, mp_draw_bytes(engine->model)));
+    status = mp_sequence_group_sample_deferred(engine, item, c,
+                                               mp_arena_take(&engine->arena, mp_sample_bytes(engine->model)));
     if (status != MP_OK)
         *outcome = MP_OUTCOME_FAILED;
     return status == MP_OK && !state->seqs[c].done;
@@ -316,23 +317,23 @@ static int select_rows(mp_text_engine *engine, const mp_plan *plan, mp_outcome *
     engine->step_count = 0;
     for (int p = 0; p < plan->count; p++) {
         mp_item *item = plan->items[p];
-        mp_answers *state = item->state;
+        mp_sequence_group *state = item->state;
         int left = (int)plan->amount[p];
         outcomes[p] = MP_OUTCOME_MORE;
         if (atomic_load_explicit(&item->cancelled, memory_order_relaxed))
             continue;
-        mp_answers_reuse(item, &engine->cache);
+        mp_sequence_group_reuse(item, &engine->cache);
         for (int c = 0; c < state->n && left > 0; c++) {
             mp_sequence *seq = &state->seqs[c];
             if (!seq->active || seq->done)
                 continue;
-            if (seq->waits && !draw_kept(engine, item, c, &outcomes[p])) {
+            if (seq->waits && !sample_deferred(engine, item, c, &outcomes[p])) {
                 if (outcomes[p] != MP_OUTCOME_MORE)
                     break;
                 continue;
             }
             int missing, want = seq->count - seq->cached;
-            want = mp_decoder_images_ready(&engine->images, (const mp_text_call *)item->call, state, seq,
+            want = mp_decoder_images_ready(&engine->images, (const mp_text_request *)item->call, state, seq,
                                    want < left ? want : left, &missing);
             if (want == 0)
                 continue;
@@ -349,42 +350,42 @@ static int select_rows(mp_text_engine *engine, const mp_plan *plan, mp_outcome *
 }
 
 static bool decodes(const mp_step_seq *step, const mp_plan *plan) {
-    const mp_text_call *call = (const mp_text_call *)plan->items[step->plan]->call;
+    const mp_text_request *call = (const mp_text_request *)plan->items[step->plan]->call;
     return call->prompt_done_ns && step->seq->cached + 1 == step->seq->count;
 }
 
 /* Guesses behind the tokens of those who decode; returns how many. `rows`: of the step so far. */
-static int add_guesses(mp_text_engine *engine, const mp_plan *plan, int rows) {
-    mp_guess *guesses[MP_GUESS_ROWS];
-    mp_step_seq *steps[MP_GUESS_ROWS];
+static int add_drafts(mp_text_engine *engine, const mp_plan *plan, int rows) {
+    mp_draft *drafts[MP_DRAFT_ROWS];
+    mp_step_seq *steps[MP_DRAFT_ROWS];
     int n = 0, added = 0;
     if (!mp_speculation_open(&engine->speculation, engine->step_count, rows))
         return 0;
     for (int s = 0; s < engine->step_count; s++) {
         mp_step_seq *step = &engine->steps[s];
         /* none for who has a mask: it would be another one after each guess */
-        if (!decodes(step, plan) || ((const mp_text_call *)plan->items[step->plan]->call)->masks)
+        if (!decodes(step, plan) || ((const mp_text_request *)plan->items[step->plan]->call)->masks)
             continue;
-        mp_sequence_guess(engine->model, &engine->speculation, &engine->cache, plan->items[step->plan], step->choice);
+        mp_sequence_draft(engine->model, &engine->speculation, &engine->cache, plan->items[step->plan], step->choice);
         steps[n] = step;
-        guesses[n++] = &step->seq->guess;
+        drafts[n++] = &step->seq->draft;
     }
-    mp_speculation_choose(&engine->speculation, guesses, n, engine->step_count, rows,
+    mp_speculation_choose(&engine->speculation, drafts, n, engine->step_count, rows,
                           atomic_load_explicit(&engine->model->row_ns, memory_order_relaxed));
     for (int i = 0; i < n; i++)
-        added += steps[i]->guesses = guesses[i]->count;
+        added += steps[i]->drafts = drafts[i]->count;
     return added;
 }
 
 /* KV blocks for guesses, or fewer of them: nobody waits for these. */
-static void take_guess_blocks(mp_text_engine *engine) {
+static void take_draft_blocks(mp_text_engine *engine) {
     for (int s = 0; s < engine->step_count; s++) {
         mp_step_seq *step = &engine->steps[s];
-        if (step->guesses == 0)
+        if (step->drafts == 0)
             continue;
-        int rows = step->rows + step->guesses;
+        int rows = step->rows + step->drafts;
         mp_sequence_extend(step->seq, &engine->cache, &rows, NULL);
-        step->guesses = rows - step->rows;
+        step->drafts = rows - step->rows;
     }
 }
 
@@ -422,9 +423,9 @@ static int take_blocks(mp_text_engine *engine, const mp_plan *plan, mp_outcome *
 /* The rows of a sequence's step that are those of images, which are kept for the caller who asked for logits. */
 static void fill_vectors(mp_text_engine *engine, const mp_item *item, const mp_step_seq *step, int row0,
                          const mp_rows *rows, int32_t *id) {
-    mp_text_call *call = (mp_text_call *)item->call;
+    mp_text_request *call = (mp_text_request *)item->call;
     const size_t bytes = (size_t)engine->model->hidden * sizeof(float);
-    for (int i = 0; i < step->rows + step->guesses; i++) {
+    for (int i = 0; i < step->rows + step->drafts; i++) {
         rows->vector[row0 + i] = NULL;
         if (id[row0 + i] >= 0)
             continue;
@@ -440,18 +441,18 @@ static void fill_vectors(mp_text_engine *engine, const mp_item *item, const mp_s
 
 static bool is_captured(const mp_text_engine *engine, const mp_plan *plan) {
     for (int s = 0; s < engine->step_count; s++)
-        if (((const mp_text_call *)plan->items[engine->steps[s].plan]->call)->capture.values > 0)
+        if (((const mp_text_request *)plan->items[engine->steps[s].plan]->call)->capture.values > 0)
             return true;
     return false;
 }
 
 /* The rows of a step that have logits, if its call wants their records and there is memory for them. */
-static void capture_step(const mp_step_seq *step, const mp_text_call *call, mp_rows *rows) {
+static void capture_step(const mp_step_seq *step, const mp_text_request *call, mp_rows *rows) {
     const mp_capture *capture = &call->capture;
     int token = step->seq->count - call->n_prompt; /* its number in the answer, from the row of the one before it */
-    for (int i = 0; i <= step->guesses && token + i < capture->tokens; i++)
+    for (int i = 0; i <= step->drafts && token + i < capture->tokens; i++)
         rows->capture[rows->n_capture++] =
-            mp_capture_at(capture, token + i, rows->M - 1 - step->guesses + i, step->output + i);
+            mp_capture_at(capture, token + i, rows->M - 1 - step->drafts + i, step->output + i);
 }
 
 /* Lay the rows out. id, seq and output_row hold as many as collect counted. */
@@ -463,10 +464,10 @@ static void fill_rows(mp_text_engine *engine, const mp_plan *plan, mp_rows *rows
     for (int s = 0; s < engine->step_count; s++) {
         mp_step_seq *step = &engine->steps[s];
         mp_sequence *seq = step->seq;
-        mp_text_call *call = (mp_text_call *)plan->items[step->plan]->call;
-        const mp_answer_images *images = ((const mp_answers *)plan->items[step->plan]->state)->images;
+        mp_text_request *call = (mp_text_request *)plan->items[step->plan]->call;
+        const mp_request_images *images = ((const mp_sequence_group *)plan->items[step->plan]->state)->images;
         memcpy(id + rows->M, seq->tokens + seq->cached, (size_t)step->rows * sizeof *id);
-        memcpy(id + rows->M + step->rows, seq->guess.tokens, (size_t)step->guesses * sizeof *id);
+        memcpy(id + rows->M + step->rows, seq->draft.tokens, (size_t)step->drafts * sizeof *id);
         if (rows->vector)
             fill_vectors(engine, plan->items[step->plan], step, rows->M, rows, id);
         bool last = seq->cached + step->rows == seq->count;
@@ -474,19 +475,19 @@ static void fill_rows(mp_text_engine *engine, const mp_plan *plan, mp_rows *rows
         bool all = call->want_prompt_logits && step->choice == 0 && unread > 0;
         rows->seq[s] = (mp_row_seq){
             .row0 = rows->M,
-            .rows = step->rows + step->guesses,
+            .rows = step->rows + step->drafts,
             .past = seq->cached,
             .is_long = mp_decoder_is_long(engine->model, call),
             .blocks = seq->blocks,
-            .positions = images ? (const int32_t(*)[3])images->positions : NULL,
+            .positions = images ? (const int32_t (*)[3])images->positions : NULL,
             .n_positions = call->n_prompt,
             .shift = images ? images->shift : 0,
             .all_outputs = all ? call->prompt_logits + (size_t)seq->cached * (size_t)engine->model->vocab : NULL,
             .all_rows = step->rows < unread ? step->rows : unread,
         };
-        rows->M += step->rows + step->guesses;
+        rows->M += step->rows + step->drafts;
         step->output = last ? rows->n_output : -1;
-        for (int row = rows->M - 1 - step->guesses; last && row < rows->M; row++)
+        for (int row = rows->M - 1 - step->drafts; last && row < rows->M; row++)
             rows->output_row[rows->n_output++] = row;
         if (last)
             capture_step(step, call, rows);
@@ -508,8 +509,8 @@ static void report(const mp_text_engine *engine, const mp_plan *plan, mp_outcome
             outcomes[p] = MP_OUTCOME_FAILED;
             continue;
         }
-        const mp_answers *state = item->state;
-        mp_text_call *call = (mp_text_call *)item->call;
+        const mp_sequence_group *state = item->state;
+        mp_text_request *call = (mp_text_request *)item->call;
         bool done = true, waits = true;
         uint32_t cursor = (uint32_t)(call->prompt_done_ns ? call->n_prompt : state->seqs[0].cached);
         for (int c = 0; c < state->n; c++) {
@@ -529,7 +530,7 @@ static void report(const mp_text_engine *engine, const mp_plan *plan, mp_outcome
 
 /* ---- step -------------------------------------------------------------------------------------------------------- */
 
-static void pass_body(const mp_lane *lane, void *arg) { mp_decoder_forward(arg, lane); }
+static void pass_body(const mp_team_thread *thread, void *arg) { mp_decoder_forward(arg, thread); }
 
 /* Scratch comes before KV blocks: without it nobody moves, so everybody waits until somebody has given memory back. */
 static void wait_all(const mp_plan *plan, const mp_error *error, mp_outcome *outcomes) {
@@ -541,7 +542,7 @@ static void wait_all(const mp_plan *plan, const mp_error *error, mp_outcome *out
 }
 
 /* Weights were read from a file that is another by now. */
-static void spoilt_all(const mp_plan *plan, mp_outcome *outcomes) {
+static void corrupted_all(const mp_plan *plan, mp_outcome *outcomes) {
     for (int p = 0; p < plan->count; p++) {
         mp_fail(&plan->items[p]->error, MP_INTEGRITY,
                 "a file of the model was changed or cut short while it was in use");
@@ -553,39 +554,39 @@ static void spoilt_all(const mp_plan *plan, mp_outcome *outcomes) {
  * what is not packed) was what was loaded. A look costs a third of a microsecond a file. One that was cut short is told
  * in `report`. */
 static bool is_sound(const mp_decoder *model, bool unpacked) {
-    if (mp_stored_spoilt(model->stored) || (unpacked && !mp_stored_sound(model->stored)))
+    if (mp_stored_corrupted(model->stored) || (unpacked && !mp_stored_sound(model->stored)))
         return false;
     bool reads = !model->tied || model->experts.count > 0;
     return !reads || mp_weights_poisoned(model->weights) || mp_weights_unchanged(model->weights);
 }
 
-static void sum_guesses(const mp_text_engine *engine, int *guesses, int *right) {
-    *guesses = *right = 0;
+static void sum_drafts(const mp_text_engine *engine, int *drafts, int *accepted) {
+    *drafts = *accepted = 0;
     for (int s = 0; s < engine->step_count; s++) {
-        *guesses += engine->steps[s].guesses;
-        *right += engine->steps[s].right;
+        *drafts += engine->steps[s].drafts;
+        *accepted += engine->steps[s].accepted;
     }
 }
 
 static void count_work(mp_text_engine *engine, const mp_rows *all) {
     mp_step_work *work = &engine->base.work;
-    int guesses, right;
-    sum_guesses(engine, &guesses, &right);
+    int drafts, accepted;
+    sum_drafts(engine, &drafts, &accepted);
     work->passes++;
     work->rows += (uint64_t)all->M;
-    work->guessed += (uint64_t)guesses;
-    work->right += (uint64_t)right;
+    work->drafted += (uint64_t)drafts;
+    work->accepted += (uint64_t)accepted;
     work->found = atomic_load_explicit(&engine->cache.counters.tokens, memory_order_relaxed);
 }
 
 /* Few rows cost the reading of the weights, many rows cost arithmetic: two estimates. And those for guesses. */
 static void learn(mp_text_engine *engine, const mp_rows *all, uint64_t start_ns, uint64_t thread_ns) {
     uint64_t ns = mp_sys_now_ns() - start_ns;
-    int rows = all->M, guesses, right;
-    sum_guesses(engine, &guesses, &right);
-    if (rows - guesses == all->n_seq && all->n_output == rows)
-        mp_speculation_account(&engine->speculation, all->n_seq, guesses, right, mp_sys_thread_ns() - thread_ns);
-    if (guesses > 0)
+    int rows = all->M, drafts, accepted;
+    sum_drafts(engine, &drafts, &accepted);
+    if (rows - drafts == all->n_seq && all->n_output == rows)
+        mp_speculation_account(&engine->speculation, all->n_seq, drafts, accepted, mp_sys_thread_ns() - thread_ns);
+    if (drafts > 0)
         return; /* plans are made without them */
     bool many = rows >= STEP_ROWS / 16;
     _Atomic uint64_t *estimate = many ? &engine->model->row_ns : &engine->model->decode_ns;
@@ -613,31 +614,31 @@ static size_t logit_bytes(const mp_text_engine *engine, const mp_rows *rows) {
 
 /* Scratch for the selected rows, then blocks for as many of them as can be had; lays these out. False: no row is
  * left. */
-static bool prepare(mp_text_engine *engine, const mp_plan *plan, int lanes, int M, int guesses, mp_rows *rows,
+static bool prepare(mp_text_engine *engine, const mp_plan *plan, int threads, int M, int drafts, mp_rows *rows,
                     mp_outcome *outcomes) {
     mp_error error;
     mp_error_clear(&error);
     size_t seqs = (size_t)engine->step_count;
     step_lists lists = {
-        .id_bytes = mp_arena_cost((size_t)(M + guesses) * sizeof(int32_t)),
+        .id_bytes = mp_arena_cost((size_t)(M + drafts) * sizeof(int32_t)),
         .seq_bytes = mp_arena_cost(seqs * sizeof(mp_row_seq)),
-        .output_bytes = mp_arena_cost((seqs + (size_t)guesses) * sizeof(int)),
-        .vector_bytes = engine->model->vision ? mp_arena_cost((size_t)(M + guesses) * sizeof(float *)) : 0,
+        .output_bytes = mp_arena_cost((seqs + (size_t)drafts) * sizeof(int)),
+        .vector_bytes = engine->model->vision ? mp_arena_cost((size_t)(M + drafts) * sizeof(float *)) : 0,
         .capture_bytes =
-            is_captured(engine, plan) ? mp_arena_cost((seqs + (size_t)guesses) * sizeof(mp_capture_row)) : 0,
+            is_captured(engine, plan) ? mp_arena_cost((seqs + (size_t)drafts) * sizeof(mp_capture_row)) : 0,
     };
     size_t bytes = lists.id_bytes + lists.seq_bytes + lists.output_bytes + lists.vector_bytes + lists.capture_bytes;
     mp_status status = reserve(engine, bytes, &error);
     if (status == MP_OK) {
         lay_out(engine, plan, &lists, rows);
-        bytes += logit_bytes(engine, rows) + mp_draw_bytes(engine->model) +
-                 mp_decoder_pass_bytes(engine->model, rows, lanes);
+        bytes += logit_bytes(engine, rows) + mp_sample_bytes(engine->model) +
+                 mp_decoder_pass_bytes(engine->model, rows, threads);
         status = reserve(engine, bytes, &error);
     }
-    if (status != MP_OK && guesses > 0) {
+    if (status != MP_OK && drafts > 0) {
         for (int s = 0; s < engine->step_count; s++)
-            engine->steps[s].guesses = 0;
-        return prepare(engine, plan, lanes, M, 0, rows, outcomes);
+            engine->steps[s].drafts = 0;
+        return prepare(engine, plan, threads, M, 0, rows, outcomes);
     }
     if (status != MP_OK) {
         wait_all(plan, &error, outcomes);
@@ -645,25 +646,25 @@ static bool prepare(mp_text_engine *engine, const mp_plan *plan, int lanes, int 
     }
     if (take_blocks(engine, plan, outcomes) == 0)
         return false;
-    if (guesses > 0)
-        take_guess_blocks(engine);
+    if (drafts > 0)
+        take_draft_blocks(engine);
     lay_out(engine, plan, &lists, rows); /* again: there may be fewer, and the arena may have moved */
     rows->logits = mp_arena_take(&engine->arena, logit_bytes(engine, rows));
     return true;
 }
 
 /* Parts of the image network for the item that was planned for it. */
-static void look(mp_text_engine *engine, mp_lease *lease, const mp_plan *plan, mp_outcome *outcomes) {
-    mp_item *item = engine->look.item;
+static void compute_image_part(mp_text_engine *engine, mp_lease *lease, const mp_plan *plan, mp_outcome *outcomes) {
+    mp_item *item = engine->image_part.item;
     int p = 0;
-    engine->look.item = NULL;
+    engine->image_part.item = NULL;
     while (p < plan->count && plan->items[p] != item)
         p++;
     if (!item || p == plan->count || outcomes[p] != MP_OUTCOME_MORE ||
         atomic_load_explicit(&item->cancelled, memory_order_relaxed))
         return;
-    mp_status status = engine->images.ops->compute(engine->images.store, lease, (const mp_text_call *)item->call,
-                                                   item->state, engine->look.tile, engine->look.budget_ns,
+    mp_status status = engine->images.ops->compute(engine->images.store, lease, (const mp_text_request *)item->call,
+                                                   item->state, engine->image_part.tile, engine->image_part.budget_ns,
                                                    &item->cancelled, &item->error);
     if (status != MP_OK)
         outcomes[p] = status == MP_MEMORY_EXHAUSTED ? MP_OUTCOME_WAIT_MEMORY : MP_OUTCOME_FAILED;
@@ -673,24 +674,24 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
     mp_text_engine *engine = (mp_text_engine *)base;
     uint64_t start = mp_sys_now_ns(), thread_ns = mp_sys_thread_ns();
     for (int p = 0; p < plan->count; p++) {
-        mp_text_call *call = (mp_text_call *)plan->items[p]->call;
+        mp_text_request *call = (mp_text_request *)plan->items[p]->call;
         if (!call->started_ns)
             call->started_ns = start;
     }
     mp_rows rows = {0};
-    int M = select_rows(engine, plan, outcomes), guesses = add_guesses(engine, plan, M);
-    look(engine, lease, plan, outcomes);
+    int M = select_rows(engine, plan, outcomes), drafts = add_drafts(engine, plan, M);
+    compute_image_part(engine, lease, plan, outcomes);
     start = mp_sys_now_ns(); /* of the pass: what rows take */
     thread_ns = mp_sys_thread_ns();
-    if (M > 0 && prepare(engine, plan, lease->lanes, M, guesses, &rows, outcomes)) {
-        void *sampling = mp_arena_take(&engine->arena, mp_draw_bytes(engine->model));
+    if (M > 0 && prepare(engine, plan, lease->threads, M, drafts, &rows, outcomes)) {
+        void *sampling = mp_arena_take(&engine->arena, mp_sample_bytes(engine->model));
         mp_decoder_pass pass;
         mp_decoder_plan_pass(&pass, engine->model, &engine->cache.kv, &rows, lease, &engine->arena);
         mp_lease_run(lease, pass_body, &pass);
         if (!is_sound(engine->model, pass.unpacked)) {
-            spoilt_all(plan, outcomes);
+            corrupted_all(plan, outcomes);
         } else if (!pass.stop) {
-            mp_answers_draw(engine, plan, &pass, sampling, outcomes);
+            mp_sequence_group_sample(engine, plan, &pass, sampling, outcomes);
             count_work(engine, &rows);
             if (!pass.unpacked) /* else it says nothing about the next */
                 learn(engine, &rows, start, thread_ns);
@@ -728,13 +729,6 @@ static uint64_t engine_bytes(const mp_engine *base) {
 
 static const mp_engine_ops decoder_engine_ops = {engine_admit,  engine_plan, engine_step,    engine_preempt,
                                                  engine_retire, engine_trim, engine_destroy, engine_bytes};
-
-void mp_decoder_speculate(mp_engine *base, mp_speculate mode, mp_propose *propose, void *arg) {
-    mp_text_engine *engine = (mp_text_engine *)base;
-    mp_speculation_init(&engine->speculation, mode);
-    engine->speculation.propose = propose;
-    engine->speculation.propose_arg = arg;
-}
 
 /* An engine serves one model in one way, so this only keeps keys of different engines apart. */
 static void seed_prefixes(mp_text_engine *engine) {

@@ -9,7 +9,7 @@ typedef struct mp_step_seq { /* a sequence that takes part in this step */
     mp_sequence *seq;
     int plan; /* index in the plan */
     int choice, rows, output;
-    int guesses, right; /* rows more, and of those the ones that were guessed right */
+    int drafts, accepted; /* rows more, and of those the ones that were guessed right */
 } mp_step_seq;
 
 typedef struct mp_text_engine {
@@ -29,21 +29,21 @@ typedef struct mp_text_engine {
         mp_item *item;     /* NULL: none */
         int tile;
         uint64_t budget_ns;
-    } look;
+    } image_part;
 } mp_text_engine;
 
 /* A call whose answers were begun by an engine that is gone, or in another process, goes on where they stand: the same
  * tokens are accepted again, which gives the same text. */
-mp_status mp_answers_take_up(mp_text_engine *engine, mp_item *item, mp_error *error);
-/* Bytes of arena that mp_answers_draw needs as scratch. */
-size_t mp_draw_bytes(const mp_decoder *model);
+mp_status mp_sequence_group_resume(mp_text_engine *engine, mp_item *item, mp_error *error);
+/* Bytes of arena that mp_sequence_group_sample needs as scratch. */
+size_t mp_sample_bytes(const mp_decoder *model);
 /* Whether an answer that waited for its mask has it now; and the token that is drawn then from the logits that were
- * kept. scratch: as of mp_answers_draw. */
-bool mp_answers_may_draw(const mp_item *item, int choice);
-mp_status mp_answers_draw_kept(mp_text_engine *engine, mp_item *item, int choice, void *scratch);
+ * kept. scratch: as of mp_sequence_group_sample. */
+bool mp_sequence_group_may_sample(const mp_item *item, int choice);
+mp_status mp_sequence_group_sample_deferred(mp_text_engine *engine, mp_item *item, int choice, void *scratch);
 /* After a pass over engine->steps: the next token of each answer that has logits, which are overwritten, and as many
  * more as were guessed right. outcomes [plan->count] */
-void mp_answers_draw(mp_text_engine *engine, const mp_plan *plan, const mp_decoder_pass *pass, void *scratch,
-                     mp_outcome *outcomes);
+void mp_sequence_group_sample(mp_text_engine *engine, const mp_plan *plan, const mp_decoder_pass *pass, void *scratch,
+                              mp_outcome *outcomes);
 
 #endif

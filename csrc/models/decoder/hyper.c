@@ -110,7 +110,7 @@ mp_status mp_decoder_read_hyper(mp_decoder *model, const mp_spec *spec, uint32_t
     model->eps = (float)eps;
     MP_TRY(mp_spec_float(spec, "mpool.latent_epsilon", 1e-30, 1, &eps, &latent_eps, error));
     model->latent_eps = (float)latent_eps;
-    if (flags & MP_ARCH_LATENT_ATTENTION)
+    if (flags & MP_DECODER_LATENT_ATTENTION)
         MP_TRY(mp_mla_read_sizes(model, spec, error));
     else
         MP_TRY(read_heads(model, spec, error));
@@ -173,11 +173,12 @@ static mp_status read_long_rope(mp_decoder *model, const mp_spec *spec, mp_error
 
 static mp_status read_rope(mp_decoder *model, const mp_load_args *args, mp_error *error) {
     mp_rope *rope = &model->rope[0];
-    bool found;
+    bool found, neox, neox_default = (args->flags & MP_DECODER_ROPE_NEOX) != 0;
     double local, none = 0;
     int64_t tables[MP_DECODER_LAYERS], first = 0;
-    MP_TRY(mp_rope_init(rope, args->spec, model->head_dim - model->rotated_from,
-                        (args->flags & MP_ARCH_ROPE_NEOX) != 0, error));
+    /* GGUF files hold some families' query and key rows permuted for adjacent pairs; folders hold them as trained */
+    MP_TRY(mp_spec_bool(args->spec, "mpool.rope_neox", &neox_default, &neox, error));
+    MP_TRY(mp_rope_init(rope, args->spec, model->head_dim - model->rotated_from, neox, error));
     /* GGUF files of Llama 3 hold its frequency scaling as divisors */
     MP_TRY(divide(model, rope, args->spec, "rope_freqs.weight", "mpool.rope_divisors", &found, error));
     MP_TRY(read_long_rope(model, args->spec, error));

@@ -1,6 +1,6 @@
-/* decoder/images.h: what a decoder asks of the part of a model that makes rows of images. A decoder itself knows
- * nothing of pixels; vision/ fills the table in. read, destroy, is_float32 and check are called by any thread, all
- * other functions by the worker's thread only. vision/vision.h says what each does. */
+/* decoder/images.h: what a decoder asks of the part of a model that makes rows of images. A decoder knows nothing of
+ * pixels itself: vision/ fills the table in, and vision/vision.h says what each function does. read, destroy,
+ * is_float32 and check are called by any thread, all others by the worker's thread only. */
 #ifndef MP_MODELS_DECODER_IMAGES_H
 #define MP_MODELS_DECODER_IMAGES_H
 
@@ -12,11 +12,11 @@ struct mp_vision;
 struct mp_image_store;
 struct mp_tile;
 
-typedef struct mp_answer_images { /* what an item's answers have of its call's images */
+typedef struct mp_request_images { /* what an item's answers have of its call's images */
     int32_t (*positions)[3];      /* [n_prompt] on the three axes of M-RoPE, or NULL */
     int32_t shift;                /* of positions after the prompt against their number */
     struct mp_tile *tiles[1];     /* [n_tiles] those that it holds, else NULL */
-} mp_answer_images;
+} mp_request_images;
 
 typedef struct mp_image_ops {
     /* of a model */
@@ -24,7 +24,7 @@ typedef struct mp_image_ops {
                       mp_error *error);
     void (*destroy)(struct mp_vision *vision);
     bool (*is_float32)(const struct mp_vision *vision); /* everything is computed in fp32 */
-    mp_status (*check)(const struct mp_vision *vision, mp_text_call *call, mp_error *error);
+    mp_status (*check)(const struct mp_vision *vision, mp_text_request *call, mp_error *error);
     /* of an engine */
     struct mp_image_store *(*open)(const struct mp_vision *vision, mp_budget *budget, mp_prefix_cache *cache);
     void (*close)(struct mp_image_store *store);
@@ -33,19 +33,21 @@ typedef struct mp_image_ops {
     uint64_t (*rest)(struct mp_image_store *store);
     uint64_t (*trim)(struct mp_image_store *store);
     /* of a call's answers */
-    mp_status (*begin)(struct mp_image_store *store, const mp_text_call *call, bool axes, mp_answers *answers,
+    mp_status (*begin)(struct mp_image_store *store, const mp_text_request *call, bool axes, mp_sequence_group *group,
                        mp_error *error);
-    mp_status (*number)(struct mp_image_store *store, const mp_text_call *call, mp_answers *answers, mp_error *error);
-    void (*release)(struct mp_image_store *store, const mp_text_call *call, mp_answers *answers);
-    int (*ready)(struct mp_image_store *store, const mp_text_call *call, mp_answers *answers, const mp_sequence *seq,
-                 int want, int *missing);
-    const float *(*row)(const struct mp_image_store *store, const mp_text_call *call, const mp_answers *answers,
+    mp_status (*number)(struct mp_image_store *store, const mp_text_request *call, mp_sequence_group *group,
+                        mp_error *error);
+    void (*release)(struct mp_image_store *store, const mp_text_request *call, mp_sequence_group *group);
+    int (*ready)(struct mp_image_store *store, const mp_text_request *call, mp_sequence_group *group,
+                 const mp_sequence *seq, int want, int *missing);
+    const float *(*row)(const struct mp_image_store *store, const mp_text_request *call, const mp_sequence_group *group,
                         int32_t position, int64_t *source);
-    bool (*computing)(const struct mp_image_store *store, const mp_text_call *call, int tile);
-    uint64_t (*left_ns)(const struct mp_image_store *store, const mp_text_call *call, int tile);
+    bool (*computing)(const struct mp_image_store *store, const mp_text_request *call, int tile);
+    uint64_t (*left_ns)(const struct mp_image_store *store, const mp_text_request *call, int tile);
     uint64_t (*part_ns)(const struct mp_image_store *store);
-    mp_status (*compute)(struct mp_image_store *store, mp_lease *lease, const mp_text_call *call, mp_answers *answers,
-                         int tile, uint64_t budget_ns, const _Atomic int *unwanted, mp_error *error);
+    mp_status (*compute)(struct mp_image_store *store, mp_lease *lease, const mp_text_request *call,
+                         mp_sequence_group *group, int tile, uint64_t budget_ns, const _Atomic int *unwanted,
+                         mp_error *error);
 } mp_image_ops;
 
 /* mp_decoder_load of a model with images. */
@@ -74,23 +76,23 @@ static inline uint64_t mp_decoder_images_rest(const mp_decoder_images *images) {
 static inline uint64_t mp_decoder_images_trim(const mp_decoder_images *images) {
     return images->ops ? images->ops->trim(images->store) : 0;
 }
-static inline mp_status mp_decoder_images_begin(const mp_decoder_images *images, const mp_text_call *call, bool axes,
-                                                mp_answers *answers, mp_error *error) {
-    return images->ops ? images->ops->begin(images->store, call, axes, answers, error) : MP_OK;
+static inline mp_status mp_decoder_images_begin(const mp_decoder_images *images, const mp_text_request *call, bool axes,
+                                                mp_sequence_group *group, mp_error *error) {
+    return images->ops ? images->ops->begin(images->store, call, axes, group, error) : MP_OK;
 }
-static inline mp_status mp_decoder_images_number(const mp_decoder_images *images, const mp_text_call *call,
-                                                 mp_answers *answers, mp_error *error) {
-    return images->ops ? images->ops->number(images->store, call, answers, error) : MP_OK;
+static inline mp_status mp_decoder_images_number(const mp_decoder_images *images, const mp_text_request *call,
+                                                 mp_sequence_group *group, mp_error *error) {
+    return images->ops ? images->ops->number(images->store, call, group, error) : MP_OK;
 }
-static inline void mp_decoder_images_release(const mp_decoder_images *images, const mp_text_call *call,
-                                             mp_answers *answers) {
+static inline void mp_decoder_images_release(const mp_decoder_images *images, const mp_text_request *call,
+                                             mp_sequence_group *group) {
     if (images->ops)
-        images->ops->release(images->store, call, answers);
+        images->ops->release(images->store, call, group);
 }
-static inline int mp_decoder_images_ready(const mp_decoder_images *images, const mp_text_call *call,
-                                          mp_answers *answers, const mp_sequence *seq, int want, int *missing) {
+static inline int mp_decoder_images_ready(const mp_decoder_images *images, const mp_text_request *call,
+                                          mp_sequence_group *group, const mp_sequence *seq, int want, int *missing) {
     *missing = -1;
-    return answers->images ? images->ops->ready(images->store, call, answers, seq, want, missing) : want;
+    return group->images ? images->ops->ready(images->store, call, group, seq, want, missing) : want;
 }
 
 #endif

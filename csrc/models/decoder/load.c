@@ -31,7 +31,7 @@ static void decoder_destroy(mp_model *base) {
 
 static bool decoder_healthy(const mp_model *base) {
     const mp_decoder *model = (const mp_decoder *)base;
-    return !mp_stored_spoilt(model->stored) && mp_weights_sound(model->weights);
+    return !mp_stored_corrupted(model->stored) && mp_weights_sound(model->weights);
 }
 
 static uint64_t decoder_bytes(const mp_model *base) { return ((const mp_decoder *)base)->charged; }
@@ -69,11 +69,11 @@ static mp_status read_norms(mp_decoder *model, mp_builder *builder, int index, u
     } norms[] = {
         {"attn_norm", &layer->attention_norm, hidden, 0},
         {"ffn_norm", &layer->ffn_norm, hidden, 0},
-        {"attn_q_norm", &layer->q_norm, model->head_dim, MP_ARCH_HEAD_NORMS},
-        {"attn_k_norm", &layer->k_norm, model->head_dim, MP_ARCH_HEAD_NORMS},
-        {"attn_sinks", NULL, model->heads, MP_ARCH_SINKS},
-        {"post_attention_norm", &layer->attention_after, hidden, MP_ARCH_OUTPUT_NORMS},
-        {"post_ffw_norm", &layer->ffn_after, hidden, MP_ARCH_OUTPUT_NORMS},
+        {"attn_q_norm", &layer->q_norm, model->head_dim, MP_DECODER_HEAD_NORMS},
+        {"attn_k_norm", &layer->k_norm, model->head_dim, MP_DECODER_HEAD_NORMS},
+        {"attn_sinks", NULL, model->heads, MP_DECODER_SINKS},
+        {"post_attention_norm", &layer->attention_after, hidden, MP_DECODER_OUTPUT_NORMS},
+        {"post_ffw_norm", &layer->ffn_after, hidden, MP_DECODER_OUTPUT_NORMS},
     };
     for (size_t i = 0; i < sizeof norms / sizeof *norms; i++) {
         char name[56], weight[64];
@@ -93,8 +93,8 @@ static mp_status read_norms(mp_decoder *model, mp_builder *builder, int index, u
 static mp_status read_layer(mp_decoder *model, mp_builder *builder, int index, uint32_t flags, float norm_offset,
                             mp_error *error) {
     mp_decoder_layer *layer = &model->layers[index];
-    bool bias = (flags & MP_ARCH_BIAS) != 0, qkv_bias = (flags & MP_ARCH_QKV_BIAS) != 0;
-    bool latents = (flags & MP_ARCH_LATENT_ATTENTION) != 0;
+    bool bias = (flags & MP_DECODER_BIAS) != 0, qkv_bias = (flags & MP_DECODER_QKV_BIAS) != 0;
+    bool latents = (flags & MP_DECODER_LATENT_ATTENTION) != 0;
     bool experts = model->experts.count > 0 && index >= model->experts.from;
     int32_t hidden = model->hidden, ffn = experts ? model->shared_ffn : model->dense_ffn;
     int32_t mixed = model->heads * (latents ? model->latent.value : model->value_dim);
@@ -197,7 +197,7 @@ mp_status mp_decoder_load_with(const mp_load_args *args, const mp_image_ops *ops
     model->image_ops = ops;
     mp_progress_set(args->progress, "mapping", 0);
     MP_TRY_GOTO(mp_weights_open(args->spec, &model->weights, error));
-    if (!(args->flags & MP_ARCH_LATENT_ATTENTION) && mp_weights_has(model->weights, latents)) {
+    if (!(args->flags & MP_DECODER_LATENT_ATTENTION) && mp_weights_has(model->weights, latents)) {
         status = mp_fail(error, MP_UNSUPPORTED, "tensor %s is not part of this architecture", latents);
         goto cleanup;
     }
@@ -229,11 +229,10 @@ mp_status mp_decoder_load_with(const mp_load_args *args, const mp_image_ops *ops
     model->stored = builder.stored;
     builder.slab = NULL;
     builder.stored = NULL;
-    /* fp32 arithmetic keeps fp32 keys and values; everything coarser keeps integers of 13 and 12 bits */
     bool exact = true;
     for (int i = 0; i < model->layer_count; i++)
         exact = exact && in_floats(&model->layers[i]);
-    model->kv.dtype = exact ? MP_F32 : MP_I16;
+    model->kv.dtype = mp_kv_dtype(exact);
     int64_t idle = 0; /* parameters that a row does not use */
     uint64_t mapped = 0;
     for (int i = 0; i < model->layer_count; i++)

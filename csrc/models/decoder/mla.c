@@ -159,7 +159,7 @@ static size_t acts_bytes(const mp_linear *linear) {
     return mp_acts_bytes(mp_wmat_acts(linear->w[0].kind), CHUNK, linear->K);
 }
 
-size_t mp_mla_lane_scratch(const mp_decoder *model) {
+size_t mp_mla_thread_scratch(const mp_decoder *model) {
     size_t most = 0;
     for (int l = 0; model->latent.rank > 0 && l < model->layer_count; l++) {
         size_t k = acts_bytes(&model->layers[l].k_b), v = acts_bytes(&model->layers[l].v_b);
@@ -171,13 +171,13 @@ size_t mp_mla_lane_scratch(const mp_decoder *model) {
 
 /* y of head h, N outputs from column h * y_step on, of its inputs from column h * x_step on, by the head's rows of the
  * matrix. Lanes share heads and rows. */
-static void run_by_head(const mp_linear *linear, const mp_lane *lane, int32_t heads, const float *x, int64_t ldx,
-                        int64_t x_step, int M, float *y, int64_t ldy, int64_t y_step, void *scratch) {
+static void run_by_head(const mp_linear *linear, const mp_team_thread *thread, int32_t heads, const float *x,
+                        int64_t ldx, int64_t x_step, int M, float *y, int64_t ldy, int64_t y_step, void *scratch) {
     const int32_t N = linear->N / heads, panels = N / MP_PANEL_N;
     const int chunks = (M + CHUNK - 1) / CHUNK;
     mp_epilogue plain = {0};
     int64_t begin, end;
-    mp_lane_split(lane, (int64_t)heads * chunks, 1, &begin, &end);
+    mp_team_split(thread, (int64_t)heads * chunks, 1, &begin, &end);
     for (int64_t i = begin; i < end; i++) {
         const int h = (int)(i / chunks), row0 = (int)(i % chunks) * CHUNK;
         const int rows = M - row0 < CHUNK ? M - row0 : CHUNK;
@@ -189,17 +189,17 @@ static void run_by_head(const mp_linear *linear, const mp_lane *lane, int32_t he
     }
 }
 
-void mp_mla_project(const mp_decoder_pass *pass, const mp_lane *lane, const mp_decoder_layer *layer, int M,
-                       const float *in, void *own, const mp_unpacked *raw, void *by_head) {
+void mp_mla_project(const mp_decoder_pass *pass, const mp_team_thread *thread, const mp_decoder_layer *layer, int M,
+                    const float *in, void *own, const mp_unpacked *raw, void *by_head) {
     const mp_decoder *model = pass->model;
     const mp_mla *latent = &model->latent;
     const int32_t heads = model->heads, part = latent->plain + latent->rotated;
     const int64_t width = mp_mla_row(latent, heads), keys = (int64_t)heads * model->head_dim;
     mp_epilogue plain = {0};
-    mp_linear_forward(&layer->qkv, lane, in, model->hidden, M, pass->acts, own, raw, &plain, pass->latent, width);
-    mp_lane_sync(lane);
+    mp_linear_forward(&layer->qkv, thread, in, model->hidden, M, pass->acts, own, raw, &plain, pass->latent, width);
+    mp_team_barrier(thread);
     int64_t begin, end;
-    mp_lane_split(lane, M, 1, &begin, &end);
+    mp_team_split(thread, M, 1, &begin, &end);
     for (int64_t r = begin; r < end; r++) {
         float *row = pass->latent + r * width, *kv = row + width - model->head_dim;
         float *k = pass->qkv + r * model->qkv_width + keys, *v = k + model->head_dim;
@@ -209,26 +209,27 @@ void mp_mla_project(const mp_decoder_pass *pass, const mp_lane *lane, const mp_d
         memcpy(v, k, (size_t)latent->rank * sizeof *k);
         memcpy(k + latent->rank, kv + latent->rank, (size_t)latent->rotated * sizeof *k);
     }
-    mp_lane_sync(lane);
+    mp_team_barrier(thread);
     const float *q = pass->latent;
     int64_t ldq = width;
     if (latent->q_rank > 0) {
         q = pass->per_head;
         ldq = (int64_t)heads * part;
-        mp_linear_forward(&layer->q_b, lane, pass->latent, width, M, pass->acts, own, raw, &plain, pass->per_head, ldq);
-        mp_lane_sync(lane);
+        mp_linear_forward(&layer->q_b, thread, pass->latent, width, M, pass->acts, own, raw, &plain, pass->per_head,
+                          ldq);
+        mp_team_barrier(thread);
     }
-    run_by_head(&layer->k_b, lane, heads, q, ldq, part, M, pass->qkv, model->qkv_width, model->head_dim, by_head);
+    run_by_head(&layer->k_b, thread, heads, q, ldq, part, M, pass->qkv, model->qkv_width, model->head_dim, by_head);
     for (int64_t r = begin; r < end; r++)
         for (int32_t h = 0; h < heads; h++)
             memcpy(pass->qkv + r * model->qkv_width + (int64_t)h * model->head_dim + latent->rank,
                    q + r * ldq + (int64_t)h * part + latent->plain, (size_t)latent->rotated * sizeof *q);
 }
 
-void mp_mla_values(const mp_decoder_pass *pass, const mp_lane *lane, const mp_decoder_layer *layer, int M,
-                      void *by_head) {
+void mp_mla_values(const mp_decoder_pass *pass, const mp_team_thread *thread, const mp_decoder_layer *layer, int M,
+                   void *by_head) {
     const mp_decoder *model = pass->model;
     const int64_t rank = model->latent.rank, value = model->latent.value, heads = model->heads;
-    run_by_head(&layer->v_b, lane, model->heads, pass->mixed, heads * rank, rank, M, pass->per_head, heads * value,
+    run_by_head(&layer->v_b, thread, model->heads, pass->mixed, heads * rank, rank, M, pass->per_head, heads * value,
                 value, by_head);
 }

@@ -32,14 +32,14 @@ static inline int64_t mp_mla_per_head(const mp_mla *latent, int32_t heads) {
     return (int64_t)heads * (q > latent->value ? q : latent->value);
 }
 /* Bytes of scratch that a lane needs for itself. */
-size_t mp_mla_lane_scratch(const mp_decoder *model);
+size_t mp_mla_thread_scratch(const mp_decoder *model);
 
 /* Queries, keys and values of M rows in [M, hidden], to pass->qkv, not yet rotated. All lanes call it; own: the lane's
  * scratch for linear layers, by_head: of mp_mla_lane_scratch. Ends without a barrier. */
-void mp_mla_project(const mp_decoder_pass *pass, const mp_lane *lane, const mp_decoder_layer *layer, int M,
-                       const float *in, void *own, const mp_unpacked *raw, void *by_head);
+void mp_mla_project(const mp_decoder_pass *pass, const mp_team_thread *thread, const mp_decoder_layer *layer, int M,
+                    const float *in, void *own, const mp_unpacked *raw, void *by_head);
 /* What attention left in pass->mixed, to pass->per_head, [M, heads * value]. Begins and ends without a barrier. */
-void mp_mla_values(const mp_decoder_pass *pass, const mp_lane *lane, const mp_decoder_layer *layer, int M,
-                      void *by_head);
+void mp_mla_values(const mp_decoder_pass *pass, const mp_team_thread *thread, const mp_decoder_layer *layer, int M,
+                   void *by_head);
 
 #endif

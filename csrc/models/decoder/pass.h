@@ -7,11 +7,11 @@
 /* A lane's scratch: rows of its own | prepared activations of its own | attention scratch | running state | pointers to
  * KV blocks | a head's rows of latents | a panel of an expert | a panel of weights, while some are not
  * packed. Offsets in bytes; rows start at 0. */
-typedef struct mp_lane_layout {
+typedef struct mp_thread_layout {
     size_t acts, attention, state, pointers, by_head, expert, panel, bytes;
-} mp_lane_layout;
+} mp_thread_layout;
 
-mp_lane_layout mp_decoder_lane_layout(const mp_decoder *model, int most_blocks);
+mp_thread_layout mp_decoder_thread_layout(const mp_decoder *model, int most_blocks);
 size_t mp_decoder_partial_floats(const mp_decoder *model); /* of one block and KV head in split mode */
 
 /* A pass is made of blocks of rows, and a block goes through a layer before the next one does: what it leaves behind

@@ -30,19 +30,19 @@ static size_t experts_scratch(const mp_decoder *model, int M) {
     return bytes;
 }
 
-mp_lane_layout mp_decoder_lane_layout(const mp_decoder *model, int most_blocks) {
-    mp_lane_layout at = {0};
+mp_thread_layout mp_decoder_thread_layout(const mp_decoder *model, int most_blocks) {
+    mp_thread_layout at = {0};
     size_t width = most((size_t)model->hidden, (size_t)model->ffn);
     at.acts = mp_arena_cost(MP_PRIVATE_ROWS * width * sizeof(float));
     at.attention = at.acts + acts_scratch(model, MP_PRIVATE_ROWS);
     at.state = at.attention + mp_arena_cost(mp_attn_kv_scratch(model->value_dim));
     at.pointers = at.state + mp_arena_cost(MP_ATTN_ROWS * (size_t)(model->value_dim + 2) * sizeof(float));
     at.by_head = at.pointers + mp_arena_cost(2 * (size_t)most_blocks * sizeof(void *));
-    at.expert = at.by_head + mp_mla_lane_scratch(model);
+    at.expert = at.by_head + mp_mla_thread_scratch(model);
     at.panel = at.expert;
     for (int l = 0; l < model->layer_count; l++)
         if (model->layers[l].experts.count > 0)
-            at.panel = most(at.panel, at.expert + mp_experts_lane_scratch(&model->layers[l].experts));
+            at.panel = most(at.panel, at.expert + mp_experts_thread_scratch(&model->layers[l].experts));
     /* last: it goes while passes are planned by others */
     at.bytes = at.panel + (mp_stored_left(model->stored) ? mp_arena_cost(model->stored->scratch) : 0);
     return at;
@@ -71,27 +71,27 @@ static pass_sizes measure(const mp_decoder *model, const mp_rows *rows) {
 }
 
 /* With fewer units than this a lane, whole units share out badly; below so many blocks it does not matter. */
-enum { UNITS_A_LANE = 4, SPLIT_BLOCKS = 4 };
+enum { UNITS_A_THREAD = 4, SPLIT_BLOCKS = 4 };
 
 static bool one_row_each(const mp_rows *rows) { return rows->M == rows->n_seq; }
 
-static bool may_split(const mp_decoder *model, const mp_rows *rows, const pass_sizes *sizes, int lanes) {
-    return lanes > 1 && rows->M <= mp_decoder_most_rows(model, rows->M) &&
-           rows->n_seq * model->groups < UNITS_A_LANE * lanes && sizes->most_blocks >= SPLIT_BLOCKS;
+static bool may_split(const mp_decoder *model, const mp_rows *rows, const pass_sizes *sizes, int threads) {
+    return threads > 1 && rows->M <= mp_decoder_most_rows(model, rows->M) &&
+           rows->n_seq * model->groups < UNITS_A_THREAD * threads && sizes->most_blocks >= SPLIT_BLOCKS;
 }
 
 /* Most blocks that a pass in split mode can have. */
-static size_t most_split_blocks(const pass_sizes *sizes, int lanes) {
-    size_t bound = (size_t)(UNITS_A_LANE * lanes) * (size_t)sizes->most_blocks;
+static size_t most_split_blocks(const pass_sizes *sizes, int threads) {
+    size_t bound = (size_t)(UNITS_A_THREAD * threads) * (size_t)sizes->most_blocks;
     return bound < (size_t)sizes->blocks ? bound : (size_t)sizes->blocks;
 }
 
-static size_t unit_list(const pass_sizes *sizes, int lanes) {
-    return (size_t)(sizes->units + lanes) * sizeof(mp_attention_unit); /* a cut in split mode makes one unit more */
+static size_t unit_list(const pass_sizes *sizes, int threads) {
+    return (size_t)(sizes->units + threads) * sizeof(mp_attention_unit); /* a cut in split mode makes one unit more */
 }
 
-static size_t unit_borders(int M, int lanes) {
-    return (size_t)most_row_blocks(M) * (size_t)(lanes + 1) * sizeof(int);
+static size_t unit_borders(int M, int threads) {
+    return (size_t)most_row_blocks(M) * (size_t)(threads + 1) * sizeof(int);
 }
 
 /* Floats a row of the query-key-value buffer, where the rows for the output are gathered at the end. */
@@ -107,10 +107,10 @@ static size_t per_head_floats(const mp_decoder *model) {
     return model->latent.rank > 0 ? (size_t)mp_mla_per_head(&model->latent, model->heads) : 0;
 }
 
-size_t mp_decoder_pass_bytes(const mp_decoder *model, const mp_rows *rows, int lanes) {
+size_t mp_decoder_pass_bytes(const mp_decoder *model, const mp_rows *rows, int threads) {
     pass_sizes sizes = measure(model, rows);
     size_t M = (size_t)rows->M, block = (size_t)mp_decoder_most_rows(model, rows->M), f = sizeof(float);
-    size_t bytes = mp_arena_cost(unit_list(&sizes, lanes)) + mp_arena_cost(unit_borders(rows->M, lanes));
+    size_t bytes = mp_arena_cost(unit_list(&sizes, threads)) + mp_arena_cost(unit_borders(rows->M, threads));
     bytes += mp_arena_cost(M * (size_t)model->hidden * f) + mp_arena_cost(block * (size_t)model->hidden * f);
     bytes += mp_arena_cost(block * qkv_floats(model) * f);
     bytes += mp_arena_cost(block * mixed_floats(model) * f);
@@ -120,30 +120,30 @@ size_t mp_decoder_pass_bytes(const mp_decoder *model, const mp_rows *rows, int l
     bytes += mp_arena_cost(acts_scratch(model, (int)block));
     bytes += mp_arena_cost(experts_scratch(model, (int)block));
     /* for any part of the rows: some may be given up before the pass, and what is left may want to split */
-    if (lanes > 1 && sizes.most_blocks >= SPLIT_BLOCKS)
-        bytes += mp_arena_cost(most_split_blocks(&sizes, lanes) * mp_decoder_partial_floats(model) * f);
-    return bytes + (size_t)lanes * mp_decoder_lane_layout(model, sizes.most_blocks).bytes;
+    if (threads > 1 && sizes.most_blocks >= SPLIT_BLOCKS)
+        bytes += mp_arena_cost(most_split_blocks(&sizes, threads) * mp_decoder_partial_floats(model) * f);
+    return bytes + (size_t)threads * mp_decoder_thread_layout(model, sizes.most_blocks).bytes;
 }
 
 /* Cut the units from `first` on, those of a block of rows, into contiguous shares of about equal cost. */
-static void share_units(mp_decoder_pass *pass, int block, int first, int lanes, int64_t total) {
-    int *lane_units = pass->lane_units + (ptrdiff_t)block * (lanes + 1);
+static void share_units(mp_decoder_pass *pass, int block, int first, int threads, int64_t total) {
+    int *thread_units = pass->thread_units + (ptrdiff_t)block * (threads + 1);
     int64_t done = 0;
-    int lane = 0;
-    lane_units[0] = first;
+    int thread = 0;
+    thread_units[0] = first;
     for (int u = first; u < pass->unit_count; u++) {
         const mp_attention_unit *unit = &pass->units[u];
         int64_t cost = (int64_t)unit->rows * (unit->block1 - unit->block0);
         /* a unit goes to the lane in whose share its middle lies */
-        while (lane + 1 < lanes && (2 * done + cost) * lanes >= 2 * total * (lane + 1))
-            lane_units[++lane] = u;
+        while (thread + 1 < threads && (2 * done + cost) * threads >= 2 * total * (thread + 1))
+            thread_units[++thread] = u;
         done += cost;
     }
-    while (lane < lanes)
-        lane_units[++lane] = pass->unit_count;
+    while (thread < threads)
+        thread_units[++thread] = pass->unit_count;
 }
 
-static void list_units(mp_decoder_pass *pass, int lanes) {
+static void list_units(mp_decoder_pass *pass, int threads) {
     const mp_decoder *model = pass->model;
     for (int b = 0, s = 0; b < pass->block_count; b++) {
         const int begin = b * pass->block_rows, end = begin + pass->block_rows, first = pass->unit_count;
@@ -162,21 +162,21 @@ static void list_units(mp_decoder_pass *pass, int lanes) {
                     total += (int64_t)rows * blocks;
                 }
         }
-        share_units(pass, b, first, lanes, total);
+        share_units(pass, b, first, threads, total);
     }
 }
 
 /* All blocks of all units in a line, cut into equal lengths. */
-static void list_split_units(mp_decoder_pass *pass, int all_blocks, int lanes) {
-    int lane = 0, at = 0;
-    pass->lane_units[0] = 0;
+static void list_split_units(mp_decoder_pass *pass, int all_blocks, int threads) {
+    int thread = 0, at = 0;
+    pass->thread_units[0] = 0;
     for (int s = 0; s < pass->rows.n_seq; s++) {
         int blocks = mp_decoder_blocks((int64_t)pass->rows.seq[s].past + 1);
         for (int head = 0; head < pass->model->groups; head++)
             for (int block = 0; block < blocks;) {
-                int end = (int)((int64_t)all_blocks * (lane + 1) / lanes);
+                int end = (int)((int64_t)all_blocks * (thread + 1) / threads);
                 if (at >= end) {
-                    pass->lane_units[++lane] = pass->unit_count;
+                    pass->thread_units[++thread] = pass->unit_count;
                     continue;
                 }
                 int count = end - at < blocks - block ? end - at : blocks - block;
@@ -185,21 +185,21 @@ static void list_split_units(mp_decoder_pass *pass, int all_blocks, int lanes) {
                 at += count;
             }
     }
-    while (lane < lanes)
-        pass->lane_units[++lane] = pass->unit_count;
+    while (thread < threads)
+        pass->thread_units[++thread] = pass->unit_count;
 }
 
 void mp_decoder_plan_pass(mp_decoder_pass *pass, const mp_decoder *model, const mp_kv_cache *cache, const mp_rows *rows,
                           mp_lease *lease, mp_arena *arena) {
     pass_sizes sizes = measure(model, rows);
-    int lanes = lease->lanes;
+    int threads = lease->threads;
     size_t M = (size_t)rows->M, block = (size_t)mp_decoder_most_rows(model, rows->M), f = sizeof(float);
     *pass = (mp_decoder_pass){
         .model = model, .cache = cache, .rows = *rows, .most_blocks = sizes.most_blocks, .lease = lease};
     pass->block_rows = mp_decoder_block_rows(model, rows->M);
     pass->block_count = (rows->M + pass->block_rows - 1) / pass->block_rows;
-    pass->units = mp_arena_take(arena, unit_list(&sizes, lanes));
-    pass->lane_units = mp_arena_take(arena, unit_borders(rows->M, lanes));
+    pass->units = mp_arena_take(arena, unit_list(&sizes, threads));
+    pass->thread_units = mp_arena_take(arena, unit_borders(rows->M, threads));
     pass->x = mp_arena_take(arena, M * (size_t)model->hidden * f);
     pass->normed = mp_arena_take(arena, block * (size_t)model->hidden * f);
     pass->qkv = mp_arena_take(arena, block * qkv_floats(model) * f);
@@ -212,16 +212,16 @@ void mp_decoder_plan_pass(mp_decoder_pass *pass, const mp_decoder *model, const 
     pass->experts = mp_arena_take(arena, experts_scratch(model, (int)block));
     /* where groups share a KV head none of them can store it for itself */
     pass->mode = one_row_each(rows) && model->groups == model->kv_heads ? MP_ATTEND_FUSED : MP_ATTEND_TILES;
-    if (one_row_each(rows) && may_split(model, rows, &sizes, lanes)) {
+    if (one_row_each(rows) && may_split(model, rows, &sizes, threads)) {
         pass->mode = MP_ATTEND_SPLIT;
         pass->partials = mp_arena_take(arena, (size_t)sizes.blocks * mp_decoder_partial_floats(model) * f);
-        list_split_units(pass, sizes.blocks, lanes);
+        list_split_units(pass, sizes.blocks, threads);
     } else {
-        list_units(pass, lanes);
+        list_units(pass, threads);
     }
     pass->unpacked = mp_stored_left(model->stored);
     if (pass->unpacked)
         pass->keep_until_ns = mp_stored_begin(model->stored, rows->M);
-    pass->lane_bytes = mp_decoder_lane_layout(model, sizes.most_blocks).bytes;
-    pass->lane_scratch = mp_arena_take(arena, (size_t)lanes * pass->lane_bytes);
+    pass->thread_bytes = mp_decoder_thread_layout(model, sizes.most_blocks).bytes;
+    pass->thread_scratch = mp_arena_take(arena, (size_t)threads * pass->thread_bytes);
 }

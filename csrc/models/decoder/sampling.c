@@ -22,8 +22,8 @@ static int find_id(const int32_t *ids, int n, int32_t id) {
 }
 
 /* Take a drawn token into a sequence. */
-static mp_status accept(mp_text_engine *engine, mp_text_call *call, mp_answers *state, int c, int32_t id, float logprob,
-                        mp_error *error) {
+static mp_status accept(mp_text_engine *engine, mp_text_request *call, mp_sequence_group *state, int c, int32_t id,
+                        float logprob, mp_error *error) {
     mp_sequence *seq = &state->seqs[c];
     mp_choice *choice = &call->choices[c];
     const mp_token_table *table = engine->tokens;
@@ -57,9 +57,9 @@ static mp_status accept(mp_text_engine *engine, mp_text_call *call, mp_answers *
     return MP_OK;
 }
 
-mp_status mp_answers_take_up(mp_text_engine *engine, mp_item *item, mp_error *error) {
-    mp_text_call *call = (mp_text_call *)item->call;
-    mp_answers *state = item->state;
+mp_status mp_sequence_group_resume(mp_text_engine *engine, mp_item *item, mp_error *error) {
+    mp_text_request *call = (mp_text_request *)item->call;
+    mp_sequence_group *state = item->state;
     if (call->prompt_done_ns || item->cursor)
         state->read = call->prompt_done_ns || (int32_t)item->cursor > call->n_prompt ? call->n_prompt
                                                                                       : (int32_t)item->cursor;
@@ -85,19 +85,19 @@ mp_status mp_answers_take_up(mp_text_engine *engine, mp_item *item, mp_error *er
 }
 
 /* Draw the next token of one answer from its logits, which are overwritten; or keep them until its mask is there. */
-static mp_status draw(mp_text_engine *engine, mp_item *item, int c, float *logits, mp_candidate *candidates) {
-    mp_text_call *call = (mp_text_call *)item->call;
-    mp_answers *state = item->state;
+static mp_status sample(mp_text_engine *engine, mp_item *item, int c, float *logits, mp_candidate *candidates) {
+    mp_text_request *call = (mp_text_request *)item->call;
+    mp_sequence_group *state = item->state;
     mp_choice *choice = &call->choices[c];
     mp_sequence *seq = &state->seqs[c];
     const mp_sampling *s = &call->sampling;
     int32_t vocab = engine->model->sampled_vocab;
     uint32_t index = atomic_load_explicit(&choice->token_count, memory_order_relaxed);
     if (call->capture.values > 0) /* also if nothing can be drawn: the records show where it comes from */
-        atomic_store_explicit(&call->capture.drawn, index + 1, memory_order_release);
+        atomic_store_explicit(&call->capture.sampled, index + 1, memory_order_release);
     if (!mp_kernels_get()->all_finite(logits, vocab))
         return mp_fail(&item->error, MP_NUMERIC, "the model produced NaN or infinity in the logits of token %u", index);
-    const uint32_t *mask = call->masks ? mp_text_call_mask_at(call, c, index) : NULL;
+    const uint32_t *mask = call->masks ? mp_text_request_mask_at(call, c, index) : NULL;
     seq->waits = call->masks && !mask;
     if (seq->waits) {
         if (logits != seq->kept)
@@ -105,7 +105,7 @@ static mp_status draw(mp_text_engine *engine, mp_item *item, int c, float *logit
         return MP_OK;
     }
     bool early = (int32_t)index < s->min_tokens;
-    mp_draw args = {
+    mp_sample_args args = {
         .sampling = s,
         .history = state->penalties ? &seq->history : NULL,
         .n_bias = call->n_bias,
@@ -140,48 +140,48 @@ static size_t copy_floats(const mp_decoder *model) {
     return (size_t)(model->vocab > model->head_dim ? model->vocab : model->head_dim);
 }
 
-size_t mp_draw_bytes(const mp_decoder *model) {
+size_t mp_sample_bytes(const mp_decoder *model) {
     return mp_arena_cost((size_t)model->sampled_vocab * (sizeof(mp_candidate) + sizeof(float))) +
            mp_arena_cost(copy_floats(model) * sizeof(float));
 }
 
-bool mp_answers_may_draw(const mp_item *item, int c) {
-    const mp_text_call *call = (const mp_text_call *)item->call;
-    const mp_answers *state = item->state;
+bool mp_sequence_group_may_sample(const mp_item *item, int c) {
+    const mp_text_request *call = (const mp_text_request *)item->call;
+    const mp_sequence_group *state = item->state;
     uint32_t index = atomic_load_explicit(&call->choices[c].token_count, memory_order_relaxed);
-    return state->seqs[c].waits && mp_text_call_mask_at(call, c, index);
+    return state->seqs[c].waits && mp_text_request_mask_at(call, c, index);
 }
 
-mp_status mp_answers_draw_kept(mp_text_engine *engine, mp_item *item, int c, void *scratch) {
-    mp_answers *state = item->state;
-    return draw(engine, item, c, state->seqs[c].kept, scratch);
+mp_status mp_sequence_group_sample_deferred(mp_text_engine *engine, mp_item *item, int c, void *scratch) {
+    mp_sequence_group *state = item->state;
+    return sample(engine, item, c, state->seqs[c].kept, scratch);
 }
 
 /* The first drawing of an item also starts its other answers from the same row. */
 static mp_status start_others(mp_text_engine *engine, mp_item *item, const mp_sequence *first, const float *logits,
                               float *copy, mp_candidate *candidates) {
-    mp_text_call *call = (mp_text_call *)item->call;
-    mp_answers *state = item->state;
+    mp_text_request *call = (mp_text_request *)item->call;
+    mp_sequence_group *state = item->state;
     call->prompt_done_ns = mp_sys_now_ns();
-    mp_answers_fork(state, &engine->cache);
+    mp_sequence_group_fork(state, &engine->cache);
     for (int c = 1; c < state->n; c++) {
         if (state->seqs[c].cached != first->cached)
             continue; /* reads the rest of the prompt itself and draws then */
         memcpy(copy, logits, (size_t)engine->model->vocab * sizeof *copy);
-        MP_TRY(draw(engine, item, c, copy, candidates));
+        MP_TRY(sample(engine, item, c, copy, candidates));
     }
     return MP_OK;
 }
 
 /* A guess whose row is not finite may have spoiled the rows before it in its block, which read it times zero. */
-static bool is_spoiled(const mp_decoder_pass *pass, const mp_row_seq *rows, int guesses) {
+static bool is_spoiled(const mp_decoder_pass *pass, const mp_row_seq *rows, int drafts) {
     int64_t hidden = pass->model->hidden;
-    return guesses > 0 &&
-           !mp_kernels_get()->all_finite(pass->x + (rows->row0 + rows->rows - guesses) * hidden, guesses * hidden);
+    return drafts > 0 &&
+           !mp_kernels_get()->all_finite(pass->x + (rows->row0 + rows->rows - drafts) * hidden, drafts * hidden);
 }
 
-void mp_answers_draw(mp_text_engine *engine, const mp_plan *plan, const mp_decoder_pass *pass, void *scratch,
-                     mp_outcome *outcomes) {
+void mp_sequence_group_sample(mp_text_engine *engine, const mp_plan *plan, const mp_decoder_pass *pass, void *scratch,
+                              mp_outcome *outcomes) {
     size_t vocab = (size_t)engine->model->vocab;
     mp_candidate *candidates = scratch;
     float *copy = (float *)((uint8_t *)scratch +
@@ -191,29 +191,29 @@ void mp_answers_draw(mp_text_engine *engine, const mp_plan *plan, const mp_decod
         mp_step_seq *step = &engine->steps[s];
         mp_item *item = plan->items[step->plan];
         mp_sequence *seq = step->seq;
-        if (is_spoiled(pass, &pass->rows.seq[s], step->guesses)) { /* once more, without */
+        if (is_spoiled(pass, &pass->rows.seq[s], step->drafts)) { /* once more, without */
             memset(copy, 0, (size_t)engine->model->head_dim * sizeof *copy);
-            mp_sequence_wipe(seq, &engine->cache, step->rows + step->guesses, copy);
-            seq->wary = true;
+            mp_sequence_wipe(seq, &engine->cache, step->rows + step->drafts, copy);
+            seq->speculation_off = true;
             continue;
         }
-        mp_answers_keep(item, &engine->cache, step->choice, step->rows, sound);
+        mp_sequence_group_keep(item, &engine->cache, step->choice, step->rows, sound);
         if (step->output < 0 || outcomes[step->plan] == MP_OUTCOME_FAILED)
             continue;
         float *logits = pass->rows.logits + (size_t)step->output * vocab;
         mp_status status = MP_OK;
-        if (!((mp_text_call *)item->call)->prompt_done_ns)
+        if (!((mp_text_request *)item->call)->prompt_done_ns)
             status = start_others(engine, item, seq, logits, copy, candidates);
         if (status == MP_OK)
-            status = draw(engine, item, step->choice, logits, candidates);
-        for (int i = 0; i < step->guesses && status == MP_OK && !seq->done; i++) {
-            bool right = seq->tokens[seq->cached] == seq->guess.tokens[i];
-            mp_speculation_learn(&engine->speculation, &seq->guess, i, right);
-            if (!right)
+            status = sample(engine, item, step->choice, logits, candidates);
+        for (int i = 0; i < step->drafts && status == MP_OK && !seq->done; i++) {
+            bool accepted = seq->tokens[seq->cached] == seq->draft.tokens[i];
+            mp_speculation_learn(&engine->speculation, &seq->draft, i, accepted);
+            if (!accepted)
                 break;
-            step->right++;
-            mp_answers_keep(item, &engine->cache, step->choice, 1, sound);
-            status = draw(engine, item, step->choice, logits + (size_t)(i + 1) * vocab, candidates);
+            step->accepted++;
+            mp_sequence_group_keep(item, &engine->cache, step->choice, 1, sound);
+            status = sample(engine, item, step->choice, logits + (size_t)(i + 1) * vocab, candidates);
         }
         if (status != MP_OK)
             outcomes[step->plan] = MP_OUTCOME_FAILED;

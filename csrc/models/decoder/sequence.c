@@ -8,45 +8,46 @@ static int32_t least(int32_t a, int32_t b) { return a < b ? a : b; }
 
 /* ---- life -------------------------------------------------------------------------------------------------------- */
 
-static mp_status list_barred(const mp_decoder *model, const mp_text_call *call, mp_answers *answers, mp_error *error) {
+static mp_status list_barred(const mp_decoder *model, const mp_text_request *call, mp_sequence_group *group,
+                             mp_error *error) {
     const mp_token_table *tokens = mp_spec_tokens(mp_weights_spec(model->weights));
     int ends = tokens->eog_count;
-    answers->barred = mp_alloc_array((size_t)(ends + call->n_stop_ids), sizeof *answers->barred, MP_TAG_REQUEST);
-    if (!answers->barred)
-        return mp_fail_memory(error, (uint64_t)(ends + call->n_stop_ids) * sizeof *answers->barred, "the list of ends");
-    memcpy(answers->barred, tokens->eog, (size_t)ends * sizeof *answers->barred);
+    group->barred = mp_alloc_array((size_t)(ends + call->n_stop_ids), sizeof *group->barred, MP_TAG_REQUEST);
+    if (!group->barred)
+        return mp_fail_memory(error, (uint64_t)(ends + call->n_stop_ids) * sizeof *group->barred, "the list of ends");
+    memcpy(group->barred, tokens->eog, (size_t)ends * sizeof *group->barred);
     if (call->n_stop_ids)
-        memcpy(answers->barred + ends, call->stop_ids, (size_t)call->n_stop_ids * sizeof *answers->barred);
-    answers->n_barred = ends + call->n_stop_ids;
-    answers->n_always = call->sampling.ignore_eos ? ends : 0;
+        memcpy(group->barred + ends, call->stop_ids, (size_t)call->n_stop_ids * sizeof *group->barred);
+    group->n_barred = ends + call->n_stop_ids;
+    group->n_always = call->sampling.ignore_eos ? ends : 0;
     return MP_OK;
 }
 
-static int32_t capacity_of(const mp_decoder *model, const mp_text_call *call) {
+static int32_t capacity_of(const mp_decoder *model, const mp_text_request *call) {
     int64_t capacity = (int64_t)call->n_prompt + call->sampling.max_tokens;
     return (int32_t)(capacity < model->context ? capacity : model->context);
 }
 
 static int blocks_for(int32_t tokens) { return (tokens + MP_KV_BLOCK - 1) / MP_KV_BLOCK; }
 
-static mp_status charge(const mp_decoder *model, const mp_text_call *call, mp_prefix_cache *cache, mp_answers *answers,
-                        mp_error *error) {
+static mp_status charge(const mp_decoder *model, const mp_text_request *call, mp_prefix_cache *cache,
+                        mp_sequence_group *group, mp_error *error) {
     mp_budget *budget = cache->kv.budget;
     int32_t capacity = capacity_of(model, call);
     uint64_t sequence = sizeof(mp_sequence) + (uint64_t)capacity * sizeof(int32_t) +
                         (uint64_t)blocks_for(capacity) * sizeof(uint32_t) +
-                        (answers->penalties ? mp_history_bytes((uint32_t)least(capacity, model->vocab)) : 0) +
+                        (group->penalties ? mp_history_bytes((uint32_t)least(capacity, model->vocab)) : 0) +
                         (call->masks ? (uint64_t)model->vocab * sizeof(float) : 0);
-    uint64_t bytes = sizeof *answers + (uint64_t)answers->n * sequence;
+    uint64_t bytes = sizeof *group + (uint64_t)group->n * sequence;
     while (!mp_budget_take(budget, bytes))
         if (!mp_prefix_shrink(cache, bytes))
             return mp_fail_memory(error, bytes, "the answers of a call");
-    answers->budget = budget;
-    answers->charged = bytes;
+    group->budget = budget;
+    group->charged = bytes;
     return MP_OK;
 }
 
-static mp_status init_sequence(const mp_decoder *model, const mp_text_call *call, int choice, bool penalties,
+static mp_status init_sequence(const mp_decoder *model, const mp_text_request *call, int choice, bool penalties,
                                mp_sequence *seq, mp_error *error) {
     int32_t capacity = capacity_of(model, call);
     seq->block_capacity = blocks_for(capacity);
@@ -62,64 +63,64 @@ static mp_status init_sequence(const mp_decoder *model, const mp_text_call *call
     return MP_OK;
 }
 
-static mp_status make_kept(const mp_decoder *model, mp_answers *answers, mp_error *error) {
+static mp_status make_deferred(const mp_decoder *model, mp_sequence_group *group, mp_error *error) {
     size_t vocab = (size_t)model->vocab;
-    answers->kept = mp_alloc_array((size_t)answers->n * vocab, sizeof *answers->kept, MP_TAG_REQUEST);
-    if (!answers->kept)
-        return mp_fail_memory(error, (uint64_t)answers->n * vocab * sizeof *answers->kept, "logits that are kept");
-    for (int i = 0; i < answers->n; i++)
-        answers->seqs[i].kept = answers->kept + (size_t)i * vocab;
+    group->kept = mp_alloc_array((size_t)group->n * vocab, sizeof *group->kept, MP_TAG_REQUEST);
+    if (!group->kept)
+        return mp_fail_memory(error, (uint64_t)group->n * vocab * sizeof *group->kept, "logits that are kept");
+    for (int i = 0; i < group->n; i++)
+        group->seqs[i].kept = group->kept + (size_t)i * vocab;
     return MP_OK;
 }
 
-mp_status mp_answers_create(const mp_decoder *model, mp_prefix_cache *cache, const mp_item *item, mp_answers **out,
-                            mp_error *error) {
-    const mp_text_call *call = (const mp_text_call *)item->call;
+mp_status mp_sequence_group_create(const mp_decoder *model, mp_prefix_cache *cache, const mp_item *item,
+                                   mp_sequence_group **out, mp_error *error) {
+    const mp_text_request *call = (const mp_text_request *)item->call;
     const mp_sampling *s = &call->sampling;
-    size_t bytes = sizeof(mp_answers) + (size_t)call->n_choices * sizeof(mp_sequence);
-    mp_answers *answers = mp_alloc_zeroed(bytes, MP_TAG_REQUEST);
-    if (!answers)
+    size_t bytes = sizeof(mp_sequence_group) + (size_t)call->n_choices * sizeof(mp_sequence);
+    mp_sequence_group *group = mp_alloc_zeroed(bytes, MP_TAG_REQUEST);
+    if (!group)
         return mp_fail_memory(error, bytes, "a request");
-    answers->n = call->n_choices;
-    answers->penalties = s->repetition_penalty != 1 || s->presence_penalty != 0 || s->frequency_penalty != 0;
-    mp_status status = charge(model, call, cache, answers, error);
+    group->n = call->n_choices;
+    group->penalties = s->repetition_penalty != 1 || s->presence_penalty != 0 || s->frequency_penalty != 0;
+    mp_status status = charge(model, call, cache, group, error);
     if (status == MP_OK)
-        status = list_barred(model, call, answers, error);
+        status = list_barred(model, call, group, error);
     if (status == MP_OK && call->masks)
-        status = make_kept(model, answers, error);
-    for (int i = 0; i < answers->n && status == MP_OK; i++) {
-        answers->seqs[i].chain = mp_prefix_begin(cache, item->tenant, mp_decoder_is_long(model, call));
-        status = init_sequence(model, call, i, answers->penalties, &answers->seqs[i], error);
+        status = make_deferred(model, group, error);
+    for (int i = 0; i < group->n && status == MP_OK; i++) {
+        group->seqs[i].chain = mp_prefix_begin(cache, item->tenant, mp_decoder_is_long(model, call));
+        status = init_sequence(model, call, i, group->penalties, &group->seqs[i], error);
     }
     if (status != MP_OK) {
-        mp_answers_destroy(answers);
+        mp_sequence_group_destroy(group);
         return status;
     }
-    answers->seqs[0].active = true;
-    *out = answers;
+    group->seqs[0].active = true;
+    *out = group;
     return MP_OK;
 }
 
-void mp_answers_destroy(mp_answers *answers) {
-    if (!answers)
+void mp_sequence_group_destroy(mp_sequence_group *group) {
+    if (!group)
         return;
-    for (int i = 0; i < answers->n; i++) {
-        mp_free(answers->seqs[i].tokens);
-        mp_free(answers->seqs[i].blocks);
-        mp_history_deinit(&answers->seqs[i].history);
+    for (int i = 0; i < group->n; i++) {
+        mp_free(group->seqs[i].tokens);
+        mp_free(group->seqs[i].blocks);
+        mp_history_deinit(&group->seqs[i].history);
     }
-    mp_free(answers->barred);
-    mp_free(answers->kept);
-    mp_free(answers->images);
-    if (answers->budget)
-        mp_budget_give(answers->budget, answers->charged);
-    mp_free(answers);
+    mp_free(group->barred);
+    mp_free(group->kept);
+    mp_free(group->images);
+    if (group->budget)
+        mp_budget_give(group->budget, group->charged);
+    mp_free(group);
 }
 
 static void give_last(mp_sequence *seq, mp_prefix_cache *cache) {
     seq->block_count--;
     if (seq->block_count >= seq->seen_from)
-        mp_prefix_leave(cache, seq->blocks[seq->block_count]);
+        mp_prefix_unref(cache, seq->blocks[seq->block_count]);
     mp_prefix_give(cache, seq->blocks[seq->block_count]);
 }
 
@@ -128,7 +129,7 @@ static void leave_before(mp_sequence *seq, mp_prefix_cache *cache, int64_t posit
     int first = mp_kv_first_seen(&cache->kv.group, position);
     for (; seq->seen_from < first; seq->seen_from++)
         if (seq->seen_from < seq->block_count)
-            mp_prefix_leave(cache, seq->blocks[seq->seen_from]);
+            mp_prefix_unref(cache, seq->blocks[seq->seen_from]);
 }
 
 void mp_sequence_drop(mp_sequence *seq, mp_prefix_cache *cache) {
@@ -141,9 +142,9 @@ void mp_sequence_drop(mp_sequence *seq, mp_prefix_cache *cache) {
     seq->chain = mp_prefix_begin(cache, seq->chain.tenant, seq->chain.variant);
 }
 
-void mp_answers_drop(mp_answers *answers, mp_prefix_cache *cache) {
-    for (int i = 0; i < answers->n; i++)
-        mp_sequence_drop(&answers->seqs[i], cache);
+void mp_sequence_group_drop(mp_sequence_group *group, mp_prefix_cache *cache) {
+    for (int i = 0; i < group->n; i++)
+        mp_sequence_drop(&group->seqs[i], cache);
 }
 
 /* ---- what others computed ---------------------------------------------------------------------------------------- */
@@ -170,9 +171,9 @@ static void reuse(mp_sequence *seq, mp_prefix_cache *cache, int32_t end) {
             !mp_prefix_find(cache, &seq->chain, seq->tokens + index * MP_KV_BLOCK, &id))
             break;
         if (index >= needed)
-            mp_prefix_see(cache, id);
+            mp_prefix_ref(cache, id);
         if (index < seq->block_count) {
-            mp_prefix_leave(cache, seq->blocks[index]);
+            mp_prefix_unref(cache, seq->blocks[index]);
             mp_prefix_give(cache, seq->blocks[index]);
         } else {
             seq->block_count++;
@@ -185,15 +186,15 @@ static void reuse(mp_sequence *seq, mp_prefix_cache *cache, int32_t end) {
     /* not earlier: whatever nobody sees may go at once, also what was to be found next */
     for (; seq->seen_from < needed; seq->seen_from++)
         if (seq->seen_from < first)
-            mp_prefix_leave(cache, seq->blocks[seq->seen_from]);
+            mp_prefix_unref(cache, seq->blocks[seq->seen_from]);
     mp_prefix_count_hit(cache, (uint32_t)(seq->cached - before));
 }
 
-void mp_answers_reuse(mp_item *item, mp_prefix_cache *cache) {
-    mp_answers *answers = item->state;
-    mp_text_call *call = (mp_text_call *)item->call;
-    for (int c = 0; c < answers->n; c++) {
-        mp_sequence *seq = &answers->seqs[c];
+void mp_sequence_group_reuse(mp_item *item, mp_prefix_cache *cache) {
+    mp_sequence_group *group = item->state;
+    mp_text_request *call = (mp_text_request *)item->call;
+    for (int c = 0; c < group->n; c++) {
+        mp_sequence *seq = &group->seqs[c];
         /* those who decode cost no more than this */
         if (!seq->active || seq->done || seq->waits || seq->cached + 1 == seq->count)
             continue;
@@ -201,22 +202,22 @@ void mp_answers_reuse(mp_item *item, mp_prefix_cache *cache) {
             reuse(seq, cache, seq->count - 1);
             continue;
         }
-        bool logits = call->want_prompt_logits && answers->read < call->n_prompt;
-        reuse(seq, cache, logits ? least(answers->read, seq->count - 1) : seq->count - 1);
+        bool logits = call->want_prompt_logits && group->read < call->n_prompt;
+        reuse(seq, cache, logits ? least(group->read, seq->count - 1) : seq->count - 1);
         int32_t read = least(seq->cached, call->n_prompt);
-        if (read > answers->read) {
-            call->cached_tokens += read - answers->read;
-            answers->read = read;
+        if (read > group->read) {
+            call->cached_tokens += read - group->read;
+            group->read = read;
         }
     }
 }
 
-void mp_answers_keep(mp_item *item, mp_prefix_cache *cache, int choice, int rows, bool sound) {
-    mp_answers *answers = item->state;
-    mp_sequence *seq = &answers->seqs[choice];
+void mp_sequence_group_keep(mp_item *item, mp_prefix_cache *cache, int choice, int rows, bool sound) {
+    mp_sequence_group *group = item->state;
+    mp_sequence *seq = &group->seqs[choice];
     seq->cached += rows;
     if (choice == 0)
-        answers->read = most(answers->read, least(seq->cached, ((const mp_text_call *)item->call)->n_prompt));
+        group->read = most(group->read, least(seq->cached, ((const mp_text_request *)item->call)->n_prompt));
     seq->chain.closed |= !sound;
     while (!seq->chain.closed && (int32_t)seq->chain.count < seq->cached / MP_KV_BLOCK) {
         uint32_t index = seq->chain.count;
@@ -237,7 +238,7 @@ static bool fork_one(const mp_sequence *first, mp_sequence *seq, mp_prefix_cache
         seq->blocks[b] = first->blocks[b];
         mp_prefix_share(cache, seq->blocks[b]);
         if (b >= from)
-            mp_prefix_see(cache, seq->blocks[b]);
+            mp_prefix_ref(cache, seq->blocks[b]);
     }
     if (copied)
         seq->blocks[full] = last;
@@ -248,10 +249,10 @@ static bool fork_one(const mp_sequence *first, mp_sequence *seq, mp_prefix_cache
     return true;
 }
 
-void mp_answers_fork(mp_answers *answers, mp_prefix_cache *cache) {
-    for (int c = 1; c < answers->n; c++) {
-        answers->seqs[c].active = true;
-        fork_one(&answers->seqs[0], &answers->seqs[c], cache);
+void mp_sequence_group_fork(mp_sequence_group *group, mp_prefix_cache *cache) {
+    for (int c = 1; c < group->n; c++) {
+        group->seqs[c].active = true;
+        fork_one(&group->seqs[0], &group->seqs[c], cache);
     }
 }
 
@@ -282,31 +283,31 @@ static bool is_among(const int32_t *ids, int n, int32_t id) {
     return false;
 }
 
-void mp_sequence_guess(const mp_decoder *model, const mp_speculation *speculation, const mp_prefix_cache *cache,
+void mp_sequence_draft(const mp_decoder *model, const mp_speculation *speculation, const mp_prefix_cache *cache,
                        const mp_item *item, int choice) {
-    const mp_text_call *call = (const mp_text_call *)item->call;
+    const mp_text_request *call = (const mp_text_request *)item->call;
     const mp_token_table *tokens = mp_spec_tokens(mp_weights_spec(model->weights));
-    mp_answers *answers = item->state;
-    mp_sequence *seq = &answers->seqs[choice];
-    mp_guess *guess = &seq->guess;
+    mp_sequence_group *group = item->state;
+    mp_sequence *seq = &group->seqs[choice];
+    mp_draft *draft = &seq->draft;
     /* a row for the last token that may be drawn, and one at the last position, give no token that could be kept */
     int most = least(call->n_prompt + call->sampling.max_tokens - 1, model->context) - seq->count;
     most = least(most, MP_DRAFT_MOST);
-    guess->count = 0;
-    if (most <= 0 || seq->wary)
+    draft->count = 0;
+    if (most <= 0 || seq->speculation_off)
         return;
     if (speculation->propose) {
-        guess->run = MP_DRAFT_RUN;
-        guess->count = speculation->propose(speculation->propose_arg, item, choice, guess->tokens, most);
+        draft->run = MP_DRAFT_RUN;
+        draft->count = speculation->propose(speculation->propose_arg, item, choice, draft->tokens, most);
     } else {
-        guess->count =
-            mp_draft_find(&seq->index, cache->kv.budget, seq->tokens, seq->count, most, guess->tokens, &guess->run);
+        draft->count =
+            mp_draft_find(&seq->index, cache->kv.budget, seq->tokens, seq->count, most, draft->tokens, &draft->run);
     }
-    for (int i = 0; i < guess->count; i++) {
-        int32_t id = guess->tokens[i];
+    for (int i = 0; i < draft->count; i++) {
+        int32_t id = draft->tokens[i];
         if (id < 0 || id >= model->sampled_vocab || is_among(tokens->eog, tokens->eog_count, id) ||
             is_among(call->stop_ids, call->n_stop_ids, id))
-            guess->count = i;
+            draft->count = i;
     }
 }
 

@@ -23,50 +23,51 @@ typedef struct mp_sequence {
     mp_history history;
     mp_stream stream;
     mp_draft_index index;
-    mp_guess guess;    /* what may follow tokens */
+    mp_draft draft;    /* what may follow tokens */
     float *kept;       /* [vocab] logits of the last token, while it waits for its mask; NULL: its call has no masks */
     bool waits;        /* the last token was computed, and what may come next is not known yet */
-    bool wary;         /* a guess led to NaN or infinity: no more of them */
+    bool speculation_off; /* a guess led to NaN or infinity: no more of them */
     bool active, done; /* the answers after the first wait until the prompt has been read */
 } mp_sequence;
 
-typedef struct mp_answers { /* an item's state */
+typedef struct mp_sequence_group { /* an item's state */
     mp_budget *budget;
     uint64_t charged; /* for all of this but the blocks, up to the longest that the answers may become */
     int n;
-    struct mp_answer_images *images; /* or NULL (decoder/images.h) */
+    struct mp_request_images *images; /* or NULL (decoder/images.h) */
     int32_t read; /* tokens of the prompt that the first answer has had in the cache at some time */
     bool penalties;
     int32_t *barred;        /* ids that may not come before min_tokens: ends and stop ids */
     int n_barred, n_always; /* the first n_always may never come */
     float *kept;            /* [n, vocab] of all sequences, or NULL */
     mp_sequence seqs[];
-} mp_answers;
+} mp_sequence_group;
 
 /* Whether the answers to a call are rotated as long ones: by what they may become, so that it never changes. */
-static inline bool mp_decoder_is_long(const mp_decoder *model, const mp_text_call *call) {
+static inline bool mp_decoder_is_long(const mp_decoder *model, const mp_text_request *call) {
     return model->long_from > 0 && (int64_t)call->n_prompt + call->sampling.max_tokens > model->long_from;
 }
 
 /* The first answer is active. No blocks are taken yet; idle ones go if there is no memory for the rest. */
-mp_status mp_answers_create(const mp_decoder *model, mp_prefix_cache *cache, const mp_item *item, mp_answers **answers,
-                            mp_error *error);
-void mp_answers_destroy(mp_answers *answers);                      /* holds no blocks any more */
-void mp_answers_drop(mp_answers *answers, mp_prefix_cache *cache); /* give all blocks back; all is computed again */
+mp_status mp_sequence_group_create(const mp_decoder *model, mp_prefix_cache *cache, const mp_item *item,
+                                   mp_sequence_group **group, mp_error *error);
+void mp_sequence_group_destroy(mp_sequence_group *group); /* holds no blocks any more */
+void mp_sequence_group_drop(mp_sequence_group *group,
+                            mp_prefix_cache *cache); /* give all blocks back; all is computed again */
 
 /* Let the sequences of an item that read go on after the published blocks which follow what they hold, and count that
  * in the call. When logits of the whole prompt are wanted, the first answer skips what has had them only. */
-void mp_answers_reuse(mp_item *item, mp_prefix_cache *cache);
+void mp_sequence_group_reuse(mp_item *item, mp_prefix_cache *cache);
 /* The prompt has been read: give the other answers its blocks. Without memory for its last, incomplete one they read
  * the rest again themselves. */
-void mp_answers_fork(mp_answers *answers, mp_prefix_cache *cache);
+void mp_sequence_group_fork(mp_sequence_group *group, mp_prefix_cache *cache);
 /* So many rows more of an answer have been computed: publish the blocks that they completed, unless what they were
  * computed from is not sound. */
-void mp_answers_keep(mp_item *item, mp_prefix_cache *cache, int choice, int rows, bool sound);
+void mp_sequence_group_keep(mp_item *item, mp_prefix_cache *cache, int choice, int rows, bool sound);
 
 /* What may come after the token of a sequence that decodes, into its guess: no more than may follow, and nothing that
  * ends the answer. */
-void mp_sequence_guess(const mp_decoder *model, const mp_speculation *speculation, const mp_prefix_cache *cache,
+void mp_sequence_draft(const mp_decoder *model, const mp_speculation *speculation, const mp_prefix_cache *cache,
                        const mp_item *item, int choice);
 /* Zero the slots of so many rows that come after what is cached. zeros [head_dim] */
 void mp_sequence_wipe(const mp_sequence *seq, const mp_prefix_cache *cache, int rows, const float *zeros);

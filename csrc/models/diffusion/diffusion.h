@@ -50,7 +50,7 @@ typedef struct mp_dit_side {
     mp_norm q_norm, k_norm; /* [head_dim], or without weights */
 } mp_dit_side;
 typedef struct mp_dit_joint {
-    mp_dit_side text, picture;
+    mp_dit_side text, image;
     bool last;           /* of texts nothing but keys and values is wanted any more; modulation is (shift, scale) */
     bool dual;           /* the picture's rows attend once more, to themselves */
     mp_linear qkv2, out2;
@@ -140,7 +140,7 @@ static inline const char *mp_diff_stage_name(int stage) {
     return names[stage];
 }
 /* Operations of the transformer on so many rows of texts and picture, in 10^9. */
-double mp_diff_gflop(const mp_diffusion *model, int64_t text_rows, int64_t picture_rows);
+double mp_diff_gflop(const mp_diffusion *model, int64_t text_rows, int64_t image_rows);
 
 /* Collect block `index` of a stage: names and shapes are checked, nothing is read. */
 mp_status mp_diff_build(const mp_diffusion *model, int stage, int index, mp_builder *builder, mp_diff_block *block,
@@ -158,7 +158,7 @@ mp_status mp_diff_linear(const mp_diffusion *model, mp_builder *builder, mp_line
                          int32_t K, mp_error *error);
 
 mp_status mp_diff_engine(mp_model *model, mp_budget *budget, mp_engine **engine, mp_error *error);
-mp_status mp_diff_check(const mp_model *model, mp_call *call, uint64_t *cost_ns, uint32_t *total, mp_error *error);
+mp_status mp_diff_check(const mp_model *model, mp_request *call, uint64_t *cost_ns, uint32_t *total, mp_error *error);
 
 /* ---- running: everything below is called by all lanes of a region ------------------------------------------------ */
 
@@ -173,38 +173,38 @@ typedef struct mp_diff_run {
     size_t own_bytes;
 } mp_diff_run;
 
-typedef struct mp_diff_lane {
-    const mp_lane *lane;
+typedef struct mp_diff_thread {
+    const mp_team_thread *thread;
     mp_diff_run *run;
     uint8_t *own;
     unsigned turn;
-} mp_diff_lane;
+} mp_diff_thread;
 
 /* Barrier at which the lanes agree whether to go on. */
-bool mp_diff_meet(mp_diff_lane *l);
+bool mp_diff_barrier(mp_diff_thread *l);
 /* Beats the heart; true when there is no point in going on with what has no barriers until the next meet. */
-bool mp_diff_poll(mp_diff_lane *l);
+bool mp_diff_poll(mp_diff_thread *l);
 
 enum { MP_DIFF_ROWS = 512 }; /* rows of a linear layer between two barriers */
 size_t mp_diff_linear_scratch(const mp_linear *linear, int64_t M); /* of ->shared */
 
 /* y [M, ldy] = x [M, ldx] W^T, bias, act, residual; ends with a barrier. */
-bool mp_diff_forward(mp_diff_lane *l, const mp_linear *linear, const float *x, int64_t ldx, int64_t M,
+bool mp_diff_forward(mp_diff_thread *l, const mp_linear *linear, const float *x, int64_t ldx, int64_t M,
                      const mp_epilogue *ep, void *acts, float *y, int64_t ldy);
 /* h [M, N] += gate [N] * (x W^T + bias); rows: scratch [2][min(M, MP_DIFF_ROWS), N]. Ends WITHOUT a barrier. x NULL: of
  * activations in acts, of MP_DIFF_ROWS rows at most (mp_linear_forward). */
-bool mp_diff_add_gated(mp_diff_lane *l, const mp_linear *linear, const float *x, int64_t ldx, int64_t M,
+bool mp_diff_add_gated(mp_diff_thread *l, const mp_linear *linear, const float *x, int64_t ldx, int64_t M,
                        const float *gate, void *acts, float *rows, float *h);
 /* y = layer norm of x [M, n] with these weights; ends with a barrier. */
-bool mp_diff_layer_norm(mp_diff_lane *l, const float *x, int64_t M, int n, const float *weight, const float *bias,
+bool mp_diff_layer_norm(mp_diff_thread *l, const float *x, int64_t M, int n, const float *weight, const float *bias,
                         float eps, float *y);
 
 /* The row context of blocks of nn/: barriers and polls are those of the step. spans: one, or NULL. */
-mp_row_context mp_diff_context(mp_diff_lane *l, const mp_row_span *spans, void *acts);
+mp_row_context mp_diff_context(mp_diff_thread *l, const mp_row_span *spans, void *acts);
 /* Rows of a head that a lane attends to between two polls. */
 int mp_diff_attention_rows(const mp_attention *attention, int T);
 /* Attention of T rows to each other; scratch is the lane's own, mp_attention_scratch. Ends with a barrier. */
-bool mp_diff_attend(mp_diff_lane *l, const mp_attention *attention, const mp_attention_rows *rows, int T);
+bool mp_diff_attend(mp_diff_thread *l, const mp_attention *attention, const mp_attention_rows *rows, int T);
 
 /* A text encoder, layer by layer. x [T, hidden] is the text's state throughout. */
 typedef struct mp_diff_text {
@@ -226,7 +226,7 @@ mp_status mp_diff_text_begin(mp_diff_text *text, mp_error *error);
 size_t mp_diff_text_scratch(const mp_diffusion *model, int which, const mp_diff_block *block, int index, int32_t T);
 size_t mp_diff_text_own(const mp_diffusion *model, int which, int32_t T);
 /* Block `index`; before block 0 the embeddings are looked up. */
-bool mp_diff_text_forward(mp_diff_lane *l, const mp_diff_text *text, const mp_diff_block *block, int index);
+bool mp_diff_text_forward(mp_diff_thread *l, const mp_diff_text *text, const mp_diff_block *block, int index);
 
 /* One pass of the transformer, block by block. Rows of texts come first. */
 typedef struct mp_dit_pass {
@@ -241,28 +241,28 @@ typedef struct mp_dit_pass {
     float *velocity;                         /* [picture rows, 4 channels] as latents */
 } mp_dit_pass;
 size_t mp_dit_scratch(const mp_diffusion *model, const mp_diff_block *ends, const mp_diff_block *block, int index,
-                      int64_t text_rows, int64_t picture_rows);
+                      int64_t text_rows, int64_t image_rows);
 size_t mp_dit_own(const mp_diffusion *model, int64_t rows);
 /* Positions' angles of a pass; by one thread. */
 void mp_dit_angles(const mp_diffusion *model, mp_dit_pass *pass);
-bool mp_dit_begin(mp_diff_lane *l, const mp_diffusion *model, const mp_dit_ends *ends, const mp_dit_pass *pass);
-bool mp_dit_joint_forward(mp_diff_lane *l, const mp_diffusion *model, const mp_dit_joint *block,
+bool mp_dit_begin(mp_diff_thread *l, const mp_diffusion *model, const mp_dit_ends *ends, const mp_dit_pass *pass);
+bool mp_dit_joint_forward(mp_diff_thread *l, const mp_diffusion *model, const mp_dit_joint *block,
                           const mp_dit_pass *pass);
-bool mp_dit_single_forward(mp_diff_lane *l, const mp_diffusion *model, const mp_dit_single *block,
+bool mp_dit_single_forward(mp_diff_thread *l, const mp_diffusion *model, const mp_dit_single *block,
                            const mp_dit_pass *pass);
-bool mp_dit_end(mp_diff_lane *l, const mp_diffusion *model, const mp_dit_ends *ends, const mp_dit_pass *pass);
+bool mp_dit_end(mp_diff_thread *l, const mp_diffusion *model, const mp_dit_ends *ends, const mp_dit_pass *pass);
 
 /* The decoder, op by op. */
-typedef struct mp_vae_picture {
+typedef struct mp_vae_image {
     int32_t high, wide;
     float *x, *a, *b; /* [most floats of an op] each; x holds the picture, the others are scratch, and they change
                        * places; only lane 0 changes them, before the last barrier of an op */
-} mp_vae_picture;
+} mp_vae_image;
 /* Floats of the largest picture while latents of high x wide are decoded. */
 uint64_t mp_vae_floats(const mp_diffusion *model, int32_t high, int32_t wide);
 size_t mp_vae_scratch(const mp_diffusion *model, const mp_diff_block *block, int index, int64_t pixels);
 size_t mp_vae_own(const mp_diffusion *model, const mp_diff_block *block, int index, int64_t pixels);
-bool mp_vae_forward(mp_diff_lane *l, const mp_diffusion *model, const mp_diff_block *block, int index,
-                    mp_vae_picture *picture);
+bool mp_vae_forward(mp_diff_thread *l, const mp_diffusion *model, const mp_diff_block *block, int index,
+                    mp_vae_image *image);
 
 #endif

@@ -5,7 +5,7 @@
 
 #include "models/diffusion/schedule.h"
 
-static void free_state(mp_drawing_engine *engine, mp_item *item) {
+static void free_state(mp_diffusion_engine *engine, mp_item *item) {
     mp_diff_state *state = item->state;
     if (engine->current == item)
         engine->current = NULL;
@@ -21,8 +21,8 @@ static void free_state(mp_drawing_engine *engine, mp_item *item) {
 }
 
 static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
-    mp_drawing_engine *engine = (mp_drawing_engine *)base;
-    const mp_draw_call *call = mp_diff_call(item);
+    mp_diffusion_engine *engine = (mp_diffusion_engine *)base;
+    const mp_image_generation_request *call = mp_diff_call(item);
     mp_diff_state *state = mp_alloc_zeroed(sizeof *state, MP_TAG_SCRATCH);
     if (!state)
         return mp_fail_memory(error, sizeof *state, "the state of a call");
@@ -42,7 +42,7 @@ static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
 
 /* The call that was begun, unless somebody more urgent waits: stages are long to load. */
 static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget_ns, mp_plan *plan) {
-    mp_drawing_engine *engine = (mp_drawing_engine *)base;
+    mp_diffusion_engine *engine = (mp_diffusion_engine *)base;
     mp_item *chosen = items[0];
     for (int i = 0; i < n; i++)
         if (items[i] == engine->current && items[i]->priority <= chosen->priority)
@@ -53,14 +53,14 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
     plan->items[0] = chosen;
     plan->amount[0] = 1;
     plan->together = engine->model->hidden < 1024;
-    plan->lanes = mp_lanes_worth(&engine->model->base.facts, 1024, 64);
+    plan->threads = mp_threads_worth(&engine->model->base.facts, 1024, 64);
     const uint64_t left = chosen->total > chosen->cursor ? chosen->total - chosen->cursor : 1;
     const uint64_t cost = chosen->cost_ns / (chosen->total ? chosen->total : 1) * left;
     plan->cost_ns = cost < budget_ns ? cost + 1 : budget_ns;
 }
 
 static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, mp_outcome *outcomes) {
-    mp_drawing_engine *engine = (mp_drawing_engine *)base;
+    mp_diffusion_engine *engine = (mp_diffusion_engine *)base;
     mp_item *item = plan->items[0];
     const uint64_t start = mp_sys_now_ns();
     mp_error error;
@@ -89,9 +89,9 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
     } while (mp_sys_now_ns() - start < engine->budget_ns);
 }
 
-static void engine_retire(mp_engine *base, mp_item *item) { free_state((mp_drawing_engine *)base, item); }
+static void engine_retire(mp_engine *base, mp_item *item) { free_state((mp_diffusion_engine *)base, item); }
 
-static uint64_t trim(mp_drawing_engine *engine) {
+static uint64_t trim(mp_diffusion_engine *engine) {
     uint64_t before = engine->charged + engine->weights + engine->cache.charged;
     mp_diff_drop_others(engine, -1);
     mp_diff_cache_trim(&engine->cache);
@@ -100,10 +100,10 @@ static uint64_t trim(mp_drawing_engine *engine) {
 }
 
 /* Between steps nothing of the weights is in use. */
-static uint64_t engine_trim(mp_engine *base) { return trim((mp_drawing_engine *)base); }
+static uint64_t engine_trim(mp_engine *base) { return trim((mp_diffusion_engine *)base); }
 
 static void engine_destroy(mp_engine *base) {
-    mp_drawing_engine *engine = (mp_drawing_engine *)base;
+    mp_diffusion_engine *engine = (mp_diffusion_engine *)base;
     trim(engine);
     for (int s = 0; s < MP_DIFF_STAGES; s++)
         mp_free(engine->blocks[s]);
@@ -111,7 +111,7 @@ static void engine_destroy(mp_engine *base) {
 }
 
 static uint64_t engine_bytes(const mp_engine *base) {
-    const mp_drawing_engine *engine = (const mp_drawing_engine *)base;
+    const mp_diffusion_engine *engine = (const mp_diffusion_engine *)base;
     return engine->charged + engine->weights + engine->items + engine->cache.charged;
 }
 
@@ -120,7 +120,7 @@ static const mp_engine_ops diff_engine_ops = {engine_admit,  engine_plan, engine
 
 mp_status mp_diff_engine(mp_model *base, mp_budget *budget, mp_engine **out, mp_error *error) {
     mp_diffusion *model = (mp_diffusion *)base;
-    mp_drawing_engine *engine = mp_alloc_zeroed(sizeof *engine, MP_TAG_SCRATCH);
+    mp_diffusion_engine *engine = mp_alloc_zeroed(sizeof *engine, MP_TAG_SCRATCH);
     if (!engine)
         return mp_fail_memory(error, sizeof *engine, "an engine");
     engine->base.ops = &diff_engine_ops;

@@ -216,7 +216,7 @@ static mp_status read_decoder(mp_diffusion *model, const mp_spec *spec, mp_error
     return MP_OK;
 }
 
-/* What the networks give each other. */
+/* The widths of the networks must fit each other. */
 static mp_status check_fit(const mp_diffusion *model, mp_error *error) {
     const mp_diff_encoder *l = &model->encoder[MP_DIFF_CLIP_L], *g = &model->encoder[MP_DIFF_CLIP_G],
                           *t5 = &model->encoder[MP_DIFF_T5];
@@ -259,7 +259,7 @@ mp_status mp_diffusion_load(const mp_load_args *args, mp_model **out, mp_error *
         return mp_fail_memory(error, sizeof *model, "a model");
     model->base.base.ops = &diffusion_ops;
     model->compute = args->compute;
-    model->flux = (args->flags & MP_ARCH_SINGLE_BLOCKS) != 0;
+    model->flux = (args->flags & MP_DIFFUSION_SINGLE_BLOCKS) != 0;
     if (args->compute == MP_COMPUTE_I8) {
         status = mp_fail(error, MP_UNSUPPORTED, "int8 is not a class that pictures are computed in; allowed: auto, "
                                                 "bfloat16, float32, and quantised files as they are stored");
@@ -291,7 +291,7 @@ cleanup:
     return status;
 }
 
-/* What a stage computes in, for a picture of the size that the model was made for; 0 when the spec does not say. */
+/* Scratch of a stage in bytes, for an image of the size that the model was made for; 0 if the spec does not say. */
 static uint64_t working_bytes(const mp_spec *spec, int stage) {
     int64_t heads = 0, head = 0, side = 0, widths[MP_DIFF_LEVELS] = {0};
     const int64_t none = 0;
@@ -312,7 +312,7 @@ static uint64_t working_bytes(const mp_spec *spec, int stage) {
     return 3 * sizeof(float) * (uint64_t)widths[1] * (uint64_t)(side * side) << 2 * (list->count - 1);
 }
 
-/* Of the largest stage: they come and go in turn. */
+/* The footprint of the largest stage: stages are loaded and dropped in turn. */
 void mp_diffusion_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes) {
     uint64_t stages[MP_DIFF_STAGES] = {0}, most = 0;
     const bool half = mp_float_class(compute) == MP_COMPUTE_BF16;

@@ -7,21 +7,21 @@
 
 /* ---- where a call stands ----------------------------------------------------------------------------------------- */
 
-static uint32_t units_done(const mp_draw_call *call, const mp_diff_position *at) {
-    return (uint32_t)(at->picture * call->n_steps + at->step);
+static uint32_t units_done(const mp_image_generation_request *call, const mp_diff_position *at) {
+    return (uint32_t)(at->image * call->n_steps + at->step);
 }
 
-/* Of the step that was just done: previews are made in their order, so that one at most is due. */
-static bool preview_due(const mp_draw_call *call, const mp_diff_position *at) {
-    return mp_draw_previews_due(call, units_done(call, at)) >
+/* True if the step that was just done is due for a preview. Previews are made in order, so one at most is due. */
+static bool preview_due(const mp_image_generation_request *call, const mp_diff_position *at) {
+    return mp_image_generation_previews_due(call, units_done(call, at)) >
            atomic_load_explicit(&call->previews_done, memory_order_relaxed);
 }
 
-mp_diff_position mp_diff_place(const mp_draw_call *call, uint32_t cursor) {
-    const uint32_t steps = mp_draw_steps(call);
+mp_diff_position mp_diff_place(const mp_image_generation_request *call, uint32_t cursor) {
+    const uint32_t steps = mp_image_generation_steps(call);
     if (cursor >= steps)
-        return (mp_diff_position){.phase = MP_DIFF_DECODE, .picture = (int)(cursor - steps)};
-    mp_diff_position at = {.picture = (int)cursor / call->n_steps, .step = (int)cursor % call->n_steps};
+        return (mp_diff_position){.phase = MP_DIFF_DECODE, .image = (int)(cursor - steps)};
+    mp_diff_position at = {.image = (int)cursor / call->n_steps, .step = (int)cursor % call->n_steps};
     at.phase = preview_due(call, &at) ? MP_DIFF_PREVIEW : MP_DIFF_ENCODE;
     return at;
 }
@@ -29,7 +29,7 @@ mp_diff_position mp_diff_place(const mp_draw_call *call, uint32_t cursor) {
 /* ---- texts ------------------------------------------------------------------------------------------------------- */
 
 /* The next text of this encoder, or of the next that there is, that has to be computed; else the phase is over. */
-static void next_encoder(const mp_drawing_engine *engine, mp_diff_state *state, int texts) {
+static void next_encoder(const mp_diffusion_engine *engine, mp_diff_state *state, int texts) {
     while (state->at.encoder < MP_DIFF_ENCODERS) {
         for (; state->at.text < texts; state->at.text++)
             if (engine->model->encoder[state->at.encoder].layers && !state->known[state->at.text])
@@ -39,8 +39,8 @@ static void next_encoder(const mp_drawing_engine *engine, mp_diff_state *state, 
     }
 }
 
-/* What an encoder gave, to where the transformer wants it. */
-static void keep_text(const mp_diffusion *model, const mp_draw_call *call, mp_diff_state *state) {
+/* Copy an encoder's output to where the transformer reads it. */
+static void keep_text(const mp_diffusion *model, const mp_image_generation_request *call, mp_diff_state *state) {
     mp_diff_texts *to = state->texts[state->at.text];
     const mp_diff_encoder *e = state->run.encoder;
     const size_t row = (size_t)e->hidden * sizeof(float);
@@ -58,7 +58,7 @@ static void keep_text(const mp_diffusion *model, const mp_draw_call *call, mp_di
                state->run.before + (int64_t)t * e->hidden, row);
 }
 
-static mp_status begin_text(mp_drawing_engine *engine, mp_diff_state *state, const mp_draw_call *call,
+static mp_status begin_text(mp_diffusion_engine *engine, mp_diff_state *state, const mp_image_generation_request *call,
                             mp_error *error) {
     const mp_diff_encoder *e = &engine->model->encoder[state->at.encoder];
     const size_t T = (size_t)call->n_ids[state->at.encoder], n = (size_t)e->hidden;
@@ -72,9 +72,9 @@ static mp_status begin_text(mp_drawing_engine *engine, mp_diff_state *state, con
     return mp_diff_text_begin(&state->run, error);
 }
 
-static mp_status encode(mp_drawing_engine *engine, mp_item *item, mp_lease *lease, bool *done, mp_error *error) {
+static mp_status encode(mp_diffusion_engine *engine, mp_item *item, mp_lease *lease, bool *done, mp_error *error) {
     mp_diff_state *state = item->state;
-    const mp_draw_call *call = mp_diff_call(item);
+    const mp_image_generation_request *call = mp_diff_call(item);
     next_encoder(engine, state, call->n_texts);
     if (state->at.encoder == MP_DIFF_ENCODERS) {
         for (int t = 0; t < call->n_texts; t++) {
@@ -108,7 +108,7 @@ static mp_status encode(mp_drawing_engine *engine, mp_item *item, mp_lease *leas
 /* ---- denoising --------------------------------------------------------------------------------------------------- */
 
 /* latents [channels, high, wide] <-> rows [high / 2 * wide / 2][channels][2][2] */
-static void pack(const mp_draw_call *call, const float *latents, float *rows) {
+static void pack(const mp_image_generation_request *call, const float *latents, float *rows) {
     const int32_t C = call->channels, high = call->high, wide = call->wide, across = wide / MP_DIFF_PATCH;
     for (int32_t c = 0; c < C; c++)
         for (int32_t y = 0; y < high; y++)
@@ -118,7 +118,7 @@ static void pack(const mp_draw_call *call, const float *latents, float *rows) {
             }
 }
 
-static void unpack(const mp_draw_call *call, const float *rows, float *latents) {
+static void unpack(const mp_image_generation_request *call, const float *rows, float *latents) {
     const int32_t C = call->channels, high = call->high, wide = call->wide, across = wide / MP_DIFF_PATCH;
     for (int32_t c = 0; c < C; c++)
         for (int32_t y = 0; y < high; y++)
@@ -128,14 +128,14 @@ static void unpack(const mp_draw_call *call, const float *rows, float *latents) 
             }
 }
 
-static mp_status begin_denoising(mp_drawing_engine *engine, mp_diff_state *state, const mp_draw_call *call,
-                                 mp_error *error) {
+static mp_status begin_denoising(mp_diffusion_engine *engine, mp_diff_state *state,
+                                 const mp_image_generation_request *call, mp_error *error) {
     const mp_diffusion *model = engine->model;
     mp_dit_pass *pass = &state->pass;
     pass->text_rows = call->text_rows;
     pass->rows_high = call->high / MP_DIFF_PATCH;
     pass->rows_wide = call->wide / MP_DIFF_PATCH;
-    const size_t latents = (size_t)mp_draw_latents(call), hidden = (size_t)model->hidden;
+    const size_t latents = (size_t)mp_image_generation_latents(call), hidden = (size_t)model->hidden;
     const size_t rows = (size_t)call->text_rows + (size_t)pass->rows_high * (size_t)pass->rows_wide;
     float **const parts[] = {&pass->h,        &pass->condition,    &pass->angles,
                              &state->latents, &state->velocity[0], &state->velocity[1]};
@@ -149,16 +149,16 @@ static mp_status begin_denoising(mp_drawing_engine *engine, mp_diff_state *state
     return MP_OK;
 }
 
-static void begin_step(mp_diff_state *state, const mp_draw_call *call) {
+static void begin_step(mp_diff_state *state, const mp_image_generation_request *call) {
     const float *from = state->at.step ? call->latents : call->noise;
-    pack(call, from + (int64_t)state->at.picture * mp_draw_latents(call), state->latents);
+    pack(call, from + (int64_t)state->at.image * mp_image_generation_latents(call), state->latents);
 }
 
 /* After the last pass: x += (next sigma - sigma) v, with v = away + scale (v - away) when guided. */
 static mp_status end_step(mp_item *item, mp_error *error) {
     mp_diff_state *state = item->state;
-    mp_draw_call *call = mp_diff_call(item);
-    const int64_t n = mp_draw_latents(call);
+    mp_image_generation_request *call = mp_diff_call(item);
+    const int64_t n = mp_image_generation_latents(call);
     float *v = state->velocity[0];
     const float *away = state->velocity[1];
     for (int64_t i = 0; call->n_texts > 1 && i < n; i++)
@@ -168,10 +168,10 @@ static mp_status end_step(mp_item *item, mp_error *error) {
     const float by = call->sigmas[state->at.step + 1] - call->sigmas[state->at.step];
     for (int64_t i = 0; i < n; i++)
         state->latents[i] += by * v[i];
-    unpack(call, state->latents, call->latents + state->at.picture * n);
+    unpack(call, state->latents, call->latents + state->at.image * n);
     if (call->keep)
-        memcpy(call->history + ((int64_t)state->at.picture * call->n_steps + state->at.step) * n,
-               call->latents + state->at.picture * n, (size_t)n * sizeof(float));
+        memcpy(call->history + ((int64_t)state->at.image * call->n_steps + state->at.step) * n,
+               call->latents + state->at.image * n, (size_t)n * sizeof(float));
     state->at.step++;
     item->cursor++;
     if (preview_due(call, &state->at)) { /* velocities point from what will be left to the noise */
@@ -182,19 +182,19 @@ static mp_status end_step(mp_item *item, mp_error *error) {
         state->at.phase = MP_DIFF_PREVIEW;
     } else if (state->at.step == call->n_steps) {
         state->at.step = 0;
-        state->at.picture++;
+        state->at.image++;
     }
-    mp_call_publish(&call->steps_done, (int32_t)item->cursor);
+    mp_request_publish(&call->steps_done, (int32_t)item->cursor);
     return MP_OK;
 }
 
-static mp_status denoise(mp_drawing_engine *engine, mp_item *item, mp_lease *lease, bool *done, mp_error *error) {
+static mp_status denoise(mp_diffusion_engine *engine, mp_item *item, mp_lease *lease, bool *done, mp_error *error) {
     mp_diff_state *state = item->state;
-    const mp_draw_call *call = mp_diff_call(item);
+    const mp_image_generation_request *call = mp_diff_call(item);
     const mp_diffusion *model = engine->model;
-    if (state->at.picture == call->n_pictures) {
+    if (state->at.image == call->n_images) {
         mp_diff_let_go(engine, &state->denoising);
-        state->at.picture = 0;
+        state->at.image = 0;
         state->at.phase = MP_DIFF_DECODE;
         return MP_OK;
     }
@@ -235,19 +235,19 @@ static mp_status denoise(mp_drawing_engine *engine, mp_item *item, mp_lease *lea
 /* ---- decoding ---------------------------------------------------------------------------------------------------- */
 
 /* Rows of pixels [high * wide, channels] of a picture's latents; of a preview, of what the step says will be left. */
-static mp_status begin_decoding(mp_drawing_engine *engine, mp_diff_state *state, const mp_draw_call *call,
-                                mp_error *error) {
+static mp_status begin_decoding(mp_diffusion_engine *engine, mp_diff_state *state,
+                                const mp_image_generation_request *call, mp_error *error) {
     const mp_diffusion *model = engine->model;
-    mp_vae_picture *run = &state->picture_run;
+    mp_vae_image *run = &state->image_run;
     const size_t size = (size_t)mp_vae_floats(model, call->high, call->wide);
     float **const parts[] = {&run->x, &run->a, &run->b};
     const size_t sizes[] = {size, size, size};
     MP_TRY(mp_diff_hold(engine, &state->decoding, MP_DIFF_DECODER, 3, parts, sizes, error));
     run->high = call->high;
     run->wide = call->wide;
-    const int64_t n = mp_draw_latents(call), plane = (int64_t)call->high * call->wide;
+    const int64_t n = mp_image_generation_latents(call), plane = (int64_t)call->high * call->wide;
     const bool preview = state->at.phase == MP_DIFF_PREVIEW;
-    const float *latents = preview ? call->preview_latents : call->latents + state->at.picture * n;
+    const float *latents = preview ? call->preview_latents : call->latents + state->at.image * n;
     for (int64_t i = 0; i < plane; i++)
         for (int32_t c = 0; c < call->channels; c++)
             run->x[i * call->channels + c] = latents[c * plane + i] / model->latent_scale + model->latent_shift;
@@ -256,7 +256,7 @@ static mp_status begin_decoding(mp_drawing_engine *engine, mp_diff_state *state,
 
 static float clamp(float x) { return x < 0 ? 0 : x > 1 ? 1 : x; }
 
-static void end_preview(mp_diff_state *state, mp_draw_call *call, const float *x, int64_t n) {
+static void end_preview(mp_diff_state *state, mp_image_generation_request *call, const float *x, int64_t n) {
     const int32_t number = atomic_load_explicit(&call->previews_done, memory_order_relaxed);
     uint8_t *to = call->previews + number * n;
     for (int64_t i = 0; i < n; i++)
@@ -265,20 +265,20 @@ static void end_preview(mp_diff_state *state, mp_draw_call *call, const float *x
     state->at.phase = state->at.encoder == MP_DIFF_ENCODERS ? MP_DIFF_DENOISE : MP_DIFF_ENCODE;
 }
 
-static void end_picture(mp_diff_state *state, mp_item *item, const float *x, int64_t n) {
-    mp_draw_call *call = mp_diff_call(item);
-    float *to = call->pixels + state->at.picture * n;
+static void end_image(mp_diff_state *state, mp_item *item, const float *x, int64_t n) {
+    mp_image_generation_request *call = mp_diff_call(item);
+    float *to = call->pixels + state->at.image * n;
     for (int64_t i = 0; i < n; i++)
         to[i] = clamp(x[i] * 0.5f + 0.5f);
     item->cursor++;
-    mp_call_publish(&call->pictures_done, ++state->at.picture);
-    if (state->at.picture == call->n_pictures)
+    mp_request_publish(&call->images_done, ++state->at.image);
+    if (state->at.image == call->n_images)
         state->at.phase = MP_DIFF_FINISHED;
 }
 
-static mp_status decode(mp_drawing_engine *engine, mp_item *item, mp_lease *lease, bool *done, mp_error *error) {
+static mp_status decode(mp_diffusion_engine *engine, mp_item *item, mp_lease *lease, bool *done, mp_error *error) {
     mp_diff_state *state = item->state;
-    mp_draw_call *call = mp_diff_call(item);
+    mp_image_generation_request *call = mp_diff_call(item);
     if (!state->decoding.at)
         MP_TRY(begin_decoding(engine, state, call, error));
     MP_TRY(mp_diff_run_block(engine, state, lease, MP_DIFF_DECODER, state->at.block, done, error));
@@ -286,18 +286,18 @@ static mp_status decode(mp_drawing_engine *engine, mp_item *item, mp_lease *leas
         return MP_OK;
     state->at.block = 0;
     const int64_t n = (int64_t)call->height * call->width * 3;
-    const float *x = state->picture_run.x;
+    const float *x = state->image_run.x;
     if (!mp_kernels_get()->all_finite(x, n))
         return mp_fail(error, MP_NUMERIC, "the decoder produced NaN or infinity");
     if (state->at.phase == MP_DIFF_PREVIEW)
         end_preview(state, call, x, n);
     else
-        end_picture(state, item, x, n);
+        end_image(state, item, x, n);
     mp_diff_let_go(engine, &state->decoding);
     return MP_OK;
 }
 
-mp_status mp_diff_advance(mp_drawing_engine *engine, mp_item *item, mp_lease *lease, bool *done, mp_error *error) {
+mp_status mp_diff_advance(mp_diffusion_engine *engine, mp_item *item, mp_lease *lease, bool *done, mp_error *error) {
     switch (((mp_diff_state *)item->state)->at.phase) {
     case MP_DIFF_ENCODE:
         return encode(engine, item, lease, done, error);

@@ -25,7 +25,7 @@ typedef enum mp_diff_phase {
 
 typedef struct mp_diff_position {
     mp_diff_phase phase;
-    int picture; /* that is denoised, shown or decoded, or will be when texts are known */
+    int image;   /* that is denoised, shown or decoded, or will be when texts are known */
     int step;    /* how many of its denoising steps are done; DECODE: not looked at */
     int encoder; /* ENCODE: which; MP_DIFF_ENCODERS: all texts are known */
     int text;    /* ENCODE, DENOISE: the one that the pass is over */
@@ -42,11 +42,11 @@ typedef struct mp_diff_state { /* of an item, from admit to retire or preempt */
     mp_dit_pass pass;
     mp_diff_memory denoising;
     float *latents, *velocity[MP_DRAW_TEXTS]; /* of the step, [picture rows, 4 channels] */
-    mp_vae_picture picture_run;
+    mp_vae_image image_run;
     mp_diff_memory decoding;
 } mp_diff_state;
 
-typedef struct mp_drawing_engine {
+typedef struct mp_diffusion_engine {
     mp_engine base;
     mp_diffusion *model;
     mp_budget *budget;
@@ -58,28 +58,30 @@ typedef struct mp_drawing_engine {
     mp_diff_cache cache;
     mp_item *current; /* the one being drawn */
     uint64_t budget_ns;
-} mp_drawing_engine;
+} mp_diffusion_engine;
 
-static inline mp_draw_call *mp_diff_call(const mp_item *item) { return (mp_draw_call *)item->call; }
+static inline mp_image_generation_request *mp_diff_call(const mp_item *item) {
+    return (mp_image_generation_request *)item->call;
+}
 
 /* ---- phases.c ---------------------------------------------------------------------------------------------------- */
 
 /* Where a call with so many units done goes on, once texts are known or taken from the cache. */
-mp_diff_position mp_diff_place(const mp_draw_call *call, uint32_t cursor);
+mp_diff_position mp_diff_place(const mp_image_generation_request *call, uint32_t cursor);
 /* One block. *done: it was not called off. */
-mp_status mp_diff_advance(mp_drawing_engine *engine, mp_item *item, mp_lease *lease, bool *done, mp_error *error);
+mp_status mp_diff_advance(mp_diffusion_engine *engine, mp_item *item, mp_lease *lease, bool *done, mp_error *error);
 
 /* ---- stages.c ---------------------------------------------------------------------------------------------------- */
 
 /* Give up the weights of all stages but one, or of all (-1). Returns how many bytes are free now. */
-uint64_t mp_diff_drop_others(mp_drawing_engine *engine, int stage);
+uint64_t mp_diff_drop_others(mp_diffusion_engine *engine, int stage);
 /* Memory of an item for a phase that runs `stage`: one piece for `count` parts of so many floats each. */
-mp_status mp_diff_hold(mp_drawing_engine *engine, mp_diff_memory *memory, int stage, int count,
-                       float **const parts[], const size_t sizes[], mp_error *error);
-void mp_diff_let_go(mp_drawing_engine *engine, mp_diff_memory *memory);
+mp_status mp_diff_hold(mp_diffusion_engine *engine, mp_diff_memory *memory, int stage, int count, float **const parts[],
+                       const size_t sizes[], mp_error *error);
+void mp_diff_let_go(mp_diffusion_engine *engine, mp_diff_memory *memory);
 /* Run block `index` of a stage (of the transformer: one more than there are, its end) for what the state says. *done:
  * it was not called off. */
-mp_status mp_diff_run_block(mp_drawing_engine *engine, mp_diff_state *state, mp_lease *lease, int stage, int index,
+mp_status mp_diff_run_block(mp_diffusion_engine *engine, mp_diff_state *state, mp_lease *lease, int stage, int index,
                             bool *done, mp_error *error);
 
 #endif

@@ -1,11 +1,11 @@
-/* stages.c: what an engine has in memory, and how lanes run one block of it. */
+/* diffusion/stages.c: the memory of an engine, and how lanes run one block. */
 #include <stdatomic.h>
 
 #include "models/diffusion/schedule.h"
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
-static void drop_stage(mp_drawing_engine *engine, int stage) {
+static void drop_stage(mp_diffusion_engine *engine, int stage) {
     for (int i = 0; engine->blocks[stage] && i < engine->model->block_count[stage]; i++) {
         mp_diff_block *block = &engine->blocks[stage][i];
         mp_free(block->slab);
@@ -16,7 +16,7 @@ static void drop_stage(mp_drawing_engine *engine, int stage) {
 }
 
 /* All but one, or all (-1). Returns how many bytes are free now. */
-uint64_t mp_diff_drop_others(mp_drawing_engine *engine, int stage) {
+uint64_t mp_diff_drop_others(mp_diffusion_engine *engine, int stage) {
     const uint64_t before = engine->weights;
     for (int s = 0; s < MP_DIFF_STAGES; s++)
         if (s != stage)
@@ -24,14 +24,14 @@ uint64_t mp_diff_drop_others(mp_drawing_engine *engine, int stage) {
     return before - engine->weights;
 }
 
-static bool take(mp_drawing_engine *engine, uint64_t bytes, int stage) {
+static bool take(mp_diffusion_engine *engine, uint64_t bytes, int stage) {
     return mp_budget_take(engine->budget, bytes) ||
            ((mp_diff_drop_others(engine, stage) | mp_diff_cache_trim(&engine->cache)) &&
             mp_budget_take(engine->budget, bytes));
 }
 
 /* Scratch is sized by a block and kept for the next. */
-static mp_status reserve(mp_drawing_engine *engine, size_t bytes, int stage, mp_error *error) {
+static mp_status reserve(mp_diffusion_engine *engine, size_t bytes, int stage, mp_error *error) {
     if (bytes <= engine->arena.size)
         return MP_OK;
     mp_engine_release(&engine->arena, engine->budget, &engine->charged);
@@ -47,8 +47,8 @@ static mp_status reserve(mp_drawing_engine *engine, size_t bytes, int stage, mp_
 }
 
 /* One piece for `count` parts of so many floats each. */
-mp_status mp_diff_hold(mp_drawing_engine *engine, mp_diff_memory *memory, int stage, int count, float **const parts[],
-                      const size_t sizes[], mp_error *error) {
+mp_status mp_diff_hold(mp_diffusion_engine *engine, mp_diff_memory *memory, int stage, int count, float **const parts[],
+                       const size_t sizes[], mp_error *error) {
     size_t bytes = 0;
     for (int i = 0; i < count; i++)
         bytes += mp_arena_cost(sizes[i] * sizeof(float));
@@ -68,7 +68,7 @@ mp_status mp_diff_hold(mp_drawing_engine *engine, mp_diff_memory *memory, int st
     return MP_OK;
 }
 
-void mp_diff_let_go(mp_drawing_engine *engine, mp_diff_memory *memory) {
+void mp_diff_let_go(mp_diffusion_engine *engine, mp_diff_memory *memory) {
     mp_free(memory->at);
     mp_budget_give(engine->budget, memory->bytes);
     engine->items -= memory->bytes;
@@ -76,7 +76,7 @@ void mp_diff_let_go(mp_drawing_engine *engine, mp_diff_memory *memory) {
 }
 
 /* Before a stage is loaded: those before it stay, for the next call, only while memory is plentiful. */
-static void make_room(mp_drawing_engine *engine, int stage) {
+static void make_room(mp_diffusion_engine *engine, int stage) {
     const uint64_t limit = atomic_load_explicit(&engine->budget->limit, memory_order_relaxed);
     const uint64_t used = atomic_load_explicit(&engine->budget->used, memory_order_relaxed);
     if (used + engine->model->stage_bytes[stage] > limit / 10 * 7)
@@ -84,7 +84,7 @@ static void make_room(mp_drawing_engine *engine, int stage) {
 }
 
 /* A block's weights, built on first use. */
-static mp_status need(mp_drawing_engine *engine, int stage, int index, mp_lease *lease, mp_error *error) {
+static mp_status need(mp_diffusion_engine *engine, int stage, int index, mp_lease *lease, mp_error *error) {
     mp_diff_block *block = &engine->blocks[stage][index];
     if (block->ready)
         return MP_OK;
@@ -116,7 +116,7 @@ cleanup:
 /* ---- units of work ----------------------------------------------------------------------------------------------- */
 
 typedef struct job {
-    mp_drawing_engine *engine;
+    mp_diffusion_engine *engine;
     mp_diff_state *state;
     mp_diff_run run;
     int stage, index;
@@ -124,7 +124,7 @@ typedef struct job {
     bool done;
 } job;
 
-static bool run_transformer(mp_diff_lane *l, const mp_diffusion *model, const job *j, const mp_diff_block *blocks) {
+static bool run_transformer(mp_diff_thread *l, const mp_diffusion *model, const job *j, const mp_diff_block *blocks) {
     const mp_dit_pass *pass = &j->state->pass;
     if (j->end)
         return mp_dit_end(l, model, &blocks[0].as.ends, pass);
@@ -135,24 +135,24 @@ static bool run_transformer(mp_diff_lane *l, const mp_diffusion *model, const jo
     return mp_dit_single_forward(l, model, &blocks[j->index].as.single, pass);
 }
 
-static void body(const mp_lane *lane, void *arg) {
+static void body(const mp_team_thread *thread, void *arg) {
     job *j = arg;
     const mp_diffusion *model = j->engine->model;
     const mp_diff_block *blocks = j->engine->blocks[j->stage];
-    mp_diff_lane l = {lane, &j->run, j->run.own + (size_t)lane->index * j->run.own_bytes, 0};
+    mp_diff_thread l = {thread, &j->run, j->run.own + (size_t)thread->index * j->run.own_bytes, 0};
     bool done;
     if (j->stage == MP_DIFF_TRANSFORMER)
         done = run_transformer(&l, model, j, blocks);
     else if (j->stage == MP_DIFF_DECODER)
-        done = mp_vae_forward(&l, model, &blocks[j->index], j->index, &j->state->picture_run);
+        done = mp_vae_forward(&l, model, &blocks[j->index], j->index, &j->state->image_run);
     else
         done = mp_diff_text_forward(&l, &j->state->run, &blocks[j->index], j->index);
-    if (lane->index == 0)
+    if (thread->index == 0)
         j->done = done;
 }
 
 /* Run block `index` of a stage (of the transformer: one more than there are, its end). *done: it was not called off. */
-mp_status mp_diff_run_block(mp_drawing_engine *engine, mp_diff_state *state, mp_lease *lease, int stage, int index,
+mp_status mp_diff_run_block(mp_diffusion_engine *engine, mp_diff_state *state, mp_lease *lease, int stage, int index,
                             bool *done, mp_error *error) {
     const mp_diffusion *model = engine->model;
     job j = {.engine = engine, .state = state, .stage = stage, .index = index};
@@ -173,8 +173,7 @@ mp_status mp_diff_run_block(mp_drawing_engine *engine, mp_diff_state *state, mp_
         shared = mp_dit_scratch(model, &engine->blocks[stage][0], block, j.index, state->pass.text_rows, rows);
         j.run.own_bytes = mp_dit_own(model, state->pass.text_rows + rows);
     } else if (stage == MP_DIFF_DECODER) {
-        const int64_t pixels = (int64_t)state->picture_run.high * state->picture_run.wide
-                               << 2 * model->ops[index].doubled;
+        const int64_t pixels = (int64_t)state->image_run.high * state->image_run.wide << 2 * model->ops[index].doubled;
         shared = mp_vae_scratch(model, block, index, pixels);
         j.run.own_bytes = mp_vae_own(model, block, index, pixels);
     } else {
@@ -183,11 +182,11 @@ mp_status mp_diff_run_block(mp_drawing_engine *engine, mp_diff_state *state, mp_
     }
     shared = mp_arena_cost(shared);
     j.run.own_bytes = mp_arena_cost(j.run.own_bytes);
-    MP_TRY(reserve(engine, shared + j.run.own_bytes * (size_t)lease->lanes, stage, error));
+    MP_TRY(reserve(engine, shared + j.run.own_bytes * (size_t)lease->threads, stage, error));
     mp_arena_reset(&engine->arena);
     j.run.lease = lease;
     j.run.shared = mp_arena_take(&engine->arena, shared);
-    j.run.own = mp_arena_take(&engine->arena, j.run.own_bytes * (size_t)lease->lanes);
+    j.run.own = mp_arena_take(&engine->arena, j.run.own_bytes * (size_t)lease->threads);
     mp_lease_run(lease, body, &j);
     MP_TRY(mp_weights_whole(model->weights, error));
     *done = j.done;

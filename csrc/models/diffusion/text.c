@@ -111,16 +111,16 @@ mp_status mp_diff_text_begin(mp_diff_text *text, mp_error *error) {
     return mp_attention_bias_learned(&e->relative, e->attention.heads, text->T, e->reach, text->bias, error);
 }
 
-static bool embed(mp_diff_lane *l, const mp_diff_text *text) {
+static bool embed(mp_diff_thread *l, const mp_diff_text *text) {
     const mp_diff_encoder *e = text->encoder;
     int64_t from, to;
-    mp_lane_split(l->lane, text->T, 1, &from, &to);
+    mp_team_split(l->thread, text->T, 1, &from, &to);
     for (int64_t t = from; t < to; t++)
         mp_embedding_row(&e->embedding, text->ids[t], (int32_t)t, 0, (float *)l->own, text->x + t * e->hidden);
-    return mp_diff_meet(l);
+    return mp_diff_barrier(l);
 }
 
-static bool run_layer(mp_diff_lane *l, const mp_diff_text *text, const mp_transformer_layer *layer) {
+static bool run_layer(mp_diff_thread *l, const mp_diff_text *text, const mp_transformer_layer *layer) {
     uint8_t *at = l->run->shared;
     const mp_transformer_rows rows = lay_out(text->encoder, layer, text->T, text->x, &at);
     const mp_row_span span = {.rows = text->T};
@@ -141,33 +141,33 @@ static int32_t pooled_row(const mp_diff_text *text) {
 }
 
 /* CLIP: the pooled row, normed and projected. */
-static bool pool(mp_diff_lane *l, const mp_diff_text *text, const mp_text_end *end) {
+static bool pool(mp_diff_thread *l, const mp_diff_text *text, const mp_text_end *end) {
     const mp_diff_encoder *e = text->encoder;
     uint8_t *at = l->run->shared;
     float *normed = mp_scratch_take(&at, floats(1, e->hidden));
-    if (l->lane->index == 0)
+    if (l->thread->index == 0)
         mp_norm_row(&end->norm, text->x + (int64_t)pooled_row(text) * e->hidden,
                     e->projection ? normed : text->pooled);
-    if (!mp_diff_meet(l))
+    if (!mp_diff_barrier(l))
         return false;
     return !e->projection ||
            mp_diff_forward(l, &end->projection, normed, e->hidden, 1, NULL, at, text->pooled, e->projection);
 }
 
-bool mp_diff_text_forward(mp_diff_lane *l, const mp_diff_text *text, const mp_diff_block *block, int index) {
+bool mp_diff_text_forward(mp_diff_thread *l, const mp_diff_text *text, const mp_diff_block *block, int index) {
     const mp_diff_encoder *e = text->encoder;
     if (index == 0 && !embed(l, text))
         return false;
     if (index == e->layers && !e->t5)
         return pool(l, text, &block->as.text_end);
     if (index == e->layers) {
-        mp_norm_rows(&block->as.text_end.norm, l->lane, text->T, text->x, e->hidden, text->x, e->hidden);
-        return mp_diff_meet(l);
+        mp_norm_rows(&block->as.text_end.norm, l->thread, text->T, text->x, e->hidden, text->x, e->hidden);
+        return mp_diff_barrier(l);
     }
     if (!e->t5 && index == e->layers - 1) { /* the layer changes x */
-        if (l->lane->index == 0)
+        if (l->thread->index == 0)
             memcpy(text->before, text->x, floats(text->T, e->hidden));
-        mp_lane_sync(l->lane);
+        mp_team_barrier(l->thread);
     }
     return run_layer(l, text, &block->as.text);
 }

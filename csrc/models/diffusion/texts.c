@@ -14,7 +14,7 @@ static void forget(mp_diff_cache *cache, mp_diff_texts **place) {
     mp_free(texts);
 }
 
-static bool is_of(const mp_diff_texts *texts, const mp_draw_call *call, int t) {
+static bool is_of(const mp_diff_texts *texts, const mp_image_generation_request *call, int t) {
     const int32_t *at = texts->ids;
     for (int e = 0; e < MP_DRAW_ENCODERS; e++) {
         if (texts->n_ids[e] != call->n_ids[e])
@@ -43,8 +43,8 @@ static void shrink(mp_diff_cache *cache, int most) {
     }
 }
 
-mp_status mp_diff_texts_get(mp_diff_cache *cache, const mp_draw_call *call, int t, mp_diff_texts **out, bool *known,
-                            mp_error *error) {
+mp_status mp_diff_texts_get(mp_diff_cache *cache, const mp_image_generation_request *call, int t, mp_diff_texts **out,
+                            bool *known, mp_error *error) {
     *known = false;
     for (mp_diff_texts *at = cache->list; at; at = at->next)
         if (at->complete && is_of(at, call, t)) {

@@ -32,8 +32,8 @@ enum { MP_DIFF_CACHE_TEXTS = 8 }; /* kept that nobody uses */
 void mp_diff_cache_init(mp_diff_cache *cache, mp_budget *budget);
 /* The entry of text `t` of a call, for the caller until released. *known: it is complete; else the caller fills it and
  * says so. */
-mp_status mp_diff_texts_get(mp_diff_cache *cache, const mp_draw_call *call, int t, mp_diff_texts **texts, bool *known,
-                            mp_error *error);
+mp_status mp_diff_texts_get(mp_diff_cache *cache, const mp_image_generation_request *call, int t, mp_diff_texts **texts,
+                            bool *known, mp_error *error);
 void mp_diff_texts_complete(mp_diff_cache *cache, mp_diff_texts *texts);
 void mp_diff_texts_release(mp_diff_cache *cache, mp_diff_texts *texts); /* NULL is legal */
 /* Forgets what nobody uses; returns the bytes. */

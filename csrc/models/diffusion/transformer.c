@@ -14,7 +14,7 @@ static size_t most(size_t a, size_t b) { return a > b ? a : b; }
 
 static int64_t chunk(int64_t rows) { return rows < MP_DIFF_ROWS ? rows : MP_DIFF_ROWS; }
 
-static int64_t picture_rows(const mp_dit_pass *pass) { return (int64_t)pass->rows_high * pass->rows_wide; }
+static int64_t image_rows(const mp_dit_pass *pass) { return (int64_t)pass->rows_high * pass->rows_wide; }
 
 double mp_diff_gflop(const mp_diffusion *model, int64_t text_rows, int64_t rows) {
     const double H = model->hidden, T = (double)(text_rows + rows);
@@ -46,9 +46,9 @@ static void lay_out(const mp_diffusion *model, int64_t all, uint8_t *at, room *r
 }
 
 size_t mp_dit_scratch(const mp_diffusion *model, const mp_diff_block *ends, const mp_diff_block *block, int index,
-                      int64_t text_rows, int64_t picture_rows) {
+                      int64_t text_rows, int64_t image_rows) {
     room r;
-    const int64_t all = text_rows + picture_rows;
+    const int64_t all = text_rows + image_rows;
     uint8_t *const start = (uint8_t *)64; /* only distances count */
     lay_out(model, all, start, &r);
     size_t fixed = (size_t)((uint8_t *)r.acts - start), acts = 0;
@@ -61,9 +61,9 @@ size_t mp_dit_scratch(const mp_diffusion *model, const mp_diff_block *ends, cons
     count = sizeof outer / sizeof *outer;
     if (index > 0 && index <= model->joint_layers) {
         const mp_dit_joint *b = &block->as.joint;
-        const mp_linear *joint[] = {&b->text.qkv,    &b->text.out,    &b->text.up,    &b->text.down,
-                                    &b->picture.qkv, &b->picture.out, &b->picture.up, &b->picture.down,
-                                    &b->qkv2,        &b->out2,        &b->text.modulation, &b->picture.modulation};
+        const mp_linear *joint[] = {&b->text.qkv,  &b->text.out,  &b->text.up,         &b->text.down,
+                                    &b->image.qkv, &b->image.out, &b->image.up,        &b->image.down,
+                                    &b->qkv2,      &b->out2,      &b->text.modulation, &b->image.modulation};
         memcpy(list, joint, sizeof joint);
         count = sizeof joint / sizeof *joint;
     } else if (index > model->joint_layers) {
@@ -85,7 +85,7 @@ size_t mp_dit_own(const mp_diffusion *model, int64_t rows) {
 
 /* Angles turn by 10000^(-2i / dim) a row or column; texts stand at 0. */
 void mp_dit_angles(const mp_diffusion *model, mp_dit_pass *pass) {
-    const int64_t half = model->head_dim / 2, rows = picture_rows(pass);
+    const int64_t half = model->head_dim / 2, rows = image_rows(pass);
     for (int64_t row = 0; row < pass->text_rows + rows; row++) {
         float *to = pass->angles + row * 2 * half;
         const int64_t at = row - pass->text_rows;
@@ -110,7 +110,7 @@ static void waves(float time, float *out) {
 }
 
 /* out [hidden] = W1 silu(W0 in), added to what `plus` holds. */
-static bool project(mp_diff_lane *l, const mp_linear layer[2], const float *in, const float *plus, room *r,
+static bool project(mp_diff_thread *l, const mp_linear layer[2], const float *in, const float *plus, room *r,
                     float *out) {
     const int32_t H = layer[0].N;
     const mp_epilogue silu = {.act = MP_ACT_SILU}, sum = {.residual = plus, .ld_residual = H};
@@ -118,77 +118,77 @@ static bool project(mp_diff_lane *l, const mp_linear layer[2], const float *in, 
            mp_diff_forward(l, &layer[1], r->modulation, H, 1, plus ? &sum : NULL, r->acts, out, H);
 }
 
-static bool condition(mp_diff_lane *l, const mp_diffusion *model, const mp_dit_ends *ends, const mp_dit_pass *pass,
+static bool condition(mp_diff_thread *l, const mp_diffusion *model, const mp_dit_ends *ends, const mp_dit_pass *pass,
                       room *r) {
     const int32_t H = model->hidden;
     float *wave = r->modulation2, *sum = pass->condition;
     float *guide = wave + MP_DIFF_WAVES;
-    if (l->lane->index == 0) {
+    if (l->thread->index == 0) {
         waves(pass->time, wave);
         waves(pass->guidance, guide);
     }
-    if (!mp_diff_meet(l) || !project(l, ends->time, wave, NULL, r, sum) ||
+    if (!mp_diff_barrier(l) || !project(l, ends->time, wave, NULL, r, sum) ||
         (model->guidance && !project(l, ends->guidance, guide, sum, r, sum)) ||
         !project(l, ends->pooled, pass->pooled, sum, r, sum))
         return false;
-    if (l->lane->index == 0)
+    if (l->thread->index == 0)
         mp_kernels_get()->activate(MP_ACT_SILU, H, sum);
-    return mp_diff_meet(l);
+    return mp_diff_barrier(l);
 }
 
-bool mp_dit_begin(mp_diff_lane *l, const mp_diffusion *model, const mp_dit_ends *ends, const mp_dit_pass *pass) {
+bool mp_dit_begin(mp_diff_thread *l, const mp_diffusion *model, const mp_dit_ends *ends, const mp_dit_pass *pass) {
     const int32_t H = model->hidden, patch = ends->rows.K;
-    const int64_t rows = picture_rows(pass);
-    float *picture = pass->h + (int64_t)pass->text_rows * H;
+    const int64_t rows = image_rows(pass);
+    float *image = pass->h + (int64_t)pass->text_rows * H;
     room r;
     lay_out(model, pass->text_rows + rows, l->run->shared, &r);
     if (!condition(l, model, ends, pass, &r) ||
         !mp_diff_forward(l, &ends->texts, pass->texts, model->text_width, pass->text_rows, NULL, r.acts, pass->h, H) ||
-        !mp_diff_forward(l, &ends->rows, pass->latents, patch, rows, NULL, r.acts, picture, H))
+        !mp_diff_forward(l, &ends->rows, pass->latents, patch, rows, NULL, r.acts, image, H))
         return false;
     if (!model->position_side)
         return true;
     const int64_t top = (model->position_side - pass->rows_high) / 2;
     const int64_t left = (model->position_side - pass->rows_wide) / 2;
     int64_t from, to;
-    mp_lane_split(l->lane, rows, 1, &from, &to);
+    mp_team_split(l->thread, rows, 1, &from, &to);
     for (int64_t row = from; row < to; row++) {
         int64_t at = (top + row / pass->rows_wide) * model->position_side + left + row % pass->rows_wide;
         mp_dequantize_row(model->positions.dtype, mp_tensor_row(&model->positions, at), H, (float *)l->own);
-        mp_kernels_get()->add((const float *)l->own, H, picture + row * H);
+        mp_kernels_get()->add((const float *)l->own, H, image + row * H);
     }
-    return mp_diff_meet(l);
+    return mp_diff_barrier(l);
 }
 
 /* ---- blocks ------------------------------------------------------------------------------------------------------ */
 
 /* The modulation of a block, with 1 added to its scales: every third vector from the second on; pairs: every second. */
-static bool modulate(mp_diff_lane *l, const mp_linear *linear, const mp_dit_pass *pass, int32_t H, int group,
+static bool modulate(mp_diff_thread *l, const mp_linear *linear, const mp_dit_pass *pass, int32_t H, int group,
                      void *acts, float *out) {
     if (!mp_diff_forward(l, linear, pass->condition, H, 1, NULL, acts, out, linear->N))
         return false;
     int64_t from, to;
-    mp_lane_split(l->lane, H, 16, &from, &to);
+    mp_team_split(l->thread, H, 16, &from, &to);
     for (int32_t part = 1; part < linear->N / H; part += group)
         for (int64_t i = from; i < to; i++)
             out[(int64_t)part * H + i] += 1;
-    return mp_diff_meet(l);
+    return mp_diff_barrier(l);
 }
 
 /* Norms and rotation of queries and keys, head by head, where they stand in qkv [rows, 3 hidden]. No barrier. */
-static void turn_heads(mp_diff_lane *l, const mp_diffusion *model, const mp_norm *q_norm, const mp_norm *k_norm,
+static void turn_heads(mp_diff_thread *l, const mp_diffusion *model, const mp_norm *q_norm, const mp_norm *k_norm,
                        const float *angles, int64_t rows, float *qkv) {
     const int32_t H = model->hidden, D = model->head_dim;
     const mp_rope rope = {.dim = D};
     int64_t from, to;
-    mp_lane_split(l->lane, rows, 1, &from, &to);
+    mp_team_split(l->thread, rows, 1, &from, &to);
     for (int64_t row = from; row < to; row++)
         for (int part = 0; part < 2; part++)
             mp_attention_place(part ? k_norm : q_norm, angles ? &rope : NULL, angles ? angles + row * D : NULL, 0,
                                model->heads, D, qkv + row * 3 * H + part * H);
 }
 
-static bool attend(mp_diff_lane *l, const mp_diffusion *model, const float *qkv, int64_t rows, float *out) {
+static bool attend(mp_diff_thread *l, const mp_diffusion *model, const float *qkv, int64_t rows, float *out) {
     const int32_t H = model->hidden;
     const mp_attention shape = {.heads = model->heads,
                                 .kv_heads = model->heads,
@@ -197,45 +197,45 @@ static bool attend(mp_diff_lane *l, const mp_diffusion *model, const float *qkv,
                                 .scale = 1 / sqrtf((float)model->head_dim)};
     const mp_attention_rows heads = {
         .q = qkv, .k = qkv + H, .v = qkv + 2 * H, .ld = 3 * (int64_t)H, .out = out, .ld_out = H};
-    return mp_diff_meet(l) && mp_diff_attend(l, &shape, &heads, (int)rows);
+    return mp_diff_barrier(l) && mp_diff_attend(l, &shape, &heads, (int)rows);
 }
 
 /* h += gate * out(first, gelu(up(normed))) for M rows, which stand side by side when there are first ones. */
-static bool add_mlp(mp_diff_lane *l, const mp_linear *up, const mp_linear *out, const float *first, const float *normed,
-                    int32_t H, int64_t M, const float *gate, room *r, float *h) {
+static bool add_mlp(mp_diff_thread *l, const mp_linear *up, const mp_linear *out, const float *first,
+                    const float *normed, int32_t H, int64_t M, const float *gate, room *r, float *h) {
     const mp_epilogue gelu = {.act = MP_ACT_GELU_TANH};
     const int64_t wide = out->K;
     const bool fits = mp_linear_fits(up, out);
     for (int64_t row = 0; row < M; row += MP_DIFF_ROWS, normed += MP_DIFF_ROWS * (int64_t)H) {
         const int64_t rows = chunk(M - row);
         int64_t from, to;
-        mp_lane_split(l->lane, rows, 1, &from, &to);
+        mp_team_split(l->thread, rows, 1, &from, &to);
         if (first && fits)
-            mp_linear_lead(out, l->lane, first + row * H, H, H, (int)rows, r->inner);
+            mp_linear_lead(out, l->thread, first + row * H, H, H, (int)rows, r->inner);
         for (int64_t i = from; first && !fits && i < to; i++)
             memcpy(r->inner + i * wide, first + (row + i) * H, (size_t)H * sizeof(float));
         if (fits)
-            mp_linear_into(up, out, l->lane, normed, H, (int)rows, r->acts, gelu.act, r->inner);
-        if (fits ? !mp_diff_meet(l)
+            mp_linear_into(up, out, l->thread, normed, H, (int)rows, r->acts, gelu.act, r->inner);
+        if (fits ? !mp_diff_barrier(l)
                  : !mp_diff_forward(l, up, normed, H, rows, &gelu, r->acts, r->inner + wide - up->N, wide))
             return false;
         if (!mp_diff_add_gated(l, out, fits ? NULL : r->inner, wide, rows, gate, fits ? r->inner : r->acts, r->rows,
                                h + row * H) ||
-            !mp_diff_meet(l)) /* the next rows take the same place */
+            !mp_diff_barrier(l)) /* the next rows take the same place */
             return false;
     }
     return true;
 }
 
 /* h += gate * MLP(norm(h) modulated). */
-static bool mlp(mp_diff_lane *l, const mp_dit_side *side, int32_t H, int64_t M, const float *modulation, room *r,
+static bool mlp(mp_diff_thread *l, const mp_dit_side *side, int32_t H, int64_t M, const float *modulation, room *r,
                 float *normed, float *h) {
     return mp_diff_layer_norm(l, h, M, H, modulation + 4 * (int64_t)H, modulation + 3 * (int64_t)H, EPS, normed) &&
            add_mlp(l, &side->up, &side->down, NULL, normed, H, M, modulation + 5 * (int64_t)H, r, h);
 }
 
 /* One kind of rows up to its queries, keys and values. */
-static bool lead_in(mp_diff_lane *l, const mp_diffusion *model, const mp_dit_side *side, const float *modulation,
+static bool lead_in(mp_diff_thread *l, const mp_diffusion *model, const mp_dit_side *side, const float *modulation,
                     const float *h, int64_t M, const float *angles, room *r, float *normed, float *qkv) {
     const int32_t H = model->hidden;
     if (!mp_diff_layer_norm(l, h, M, H, modulation + H, modulation, EPS, normed) ||
@@ -245,50 +245,48 @@ static bool lead_in(mp_diff_lane *l, const mp_diffusion *model, const mp_dit_sid
     return true;
 }
 
-bool mp_dit_joint_forward(mp_diff_lane *l, const mp_diffusion *model, const mp_dit_joint *block,
+bool mp_dit_joint_forward(mp_diff_thread *l, const mp_diffusion *model, const mp_dit_joint *block,
                           const mp_dit_pass *pass) {
     const int32_t H = model->hidden;
-    const int64_t L = pass->text_rows, P = picture_rows(pass);
-    float *text = pass->h, *picture = pass->h + L * H;
-    const float *angles = pass->angles, *picture_angles = angles ? angles + L * model->head_dim : NULL;
+    const int64_t L = pass->text_rows, P = image_rows(pass);
+    float *text = pass->h, *image = pass->h + L * H;
+    const float *angles = pass->angles, *image_angles = angles ? angles + L * model->head_dim : NULL;
     room r;
     lay_out(model, L + P, l->run->shared, &r);
-    float *of_text = r.modulation, *of_picture = r.modulation2;
+    float *of_text = r.modulation, *of_image = r.modulation2;
     if (!modulate(l, &block->text.modulation, pass, H, 3, r.acts, of_text) ||
-        !modulate(l, &block->picture.modulation, pass, H, 3, r.acts, of_picture) ||
+        !modulate(l, &block->image.modulation, pass, H, 3, r.acts, of_image) ||
         !lead_in(l, model, &block->text, of_text, text, L, angles, &r, r.normed, r.qkv) ||
-        !lead_in(l, model, &block->picture, of_picture, picture, P, picture_angles, &r, r.normed + L * H,
-                 r.qkv + L * 3 * H))
+        !lead_in(l, model, &block->image, of_image, image, P, image_angles, &r, r.normed + L * H, r.qkv + L * 3 * H))
         return false;
-    if (block->dual && !mp_diff_layer_norm(l, picture, P, H, of_picture + 7 * (int64_t)H, of_picture + 6 * (int64_t)H,
-                                           EPS, r.normed2))
+    if (block->dual &&
+        !mp_diff_layer_norm(l, image, P, H, of_image + 7 * (int64_t)H, of_image + 6 * (int64_t)H, EPS, r.normed2))
         return false;
     if (!attend(l, model, r.qkv, L + P, r.normed) ||
-        !mp_diff_add_gated(l, &block->picture.out, r.normed + L * H, H, P, of_picture + 2 * (int64_t)H, r.acts, r.rows,
-                           picture) ||
-        !mp_diff_meet(l))
+        !mp_diff_add_gated(l, &block->image.out, r.normed + L * H, H, P, of_image + 2 * (int64_t)H, r.acts, r.rows,
+                           image) ||
+        !mp_diff_barrier(l))
         return false;
     if (block->dual) {
         if (!mp_diff_forward(l, &block->qkv2, r.normed2, H, P, NULL, r.acts, r.qkv, 3 * (int64_t)H))
             return false;
         turn_heads(l, model, &block->q_norm2, &block->k_norm2, NULL, P, r.qkv);
         if (!attend(l, model, r.qkv, P, r.normed2) ||
-            !mp_diff_add_gated(l, &block->out2, r.normed2, H, P, of_picture + 8 * (int64_t)H, r.acts, r.rows,
-                               picture) ||
-            !mp_diff_meet(l))
+            !mp_diff_add_gated(l, &block->out2, r.normed2, H, P, of_image + 8 * (int64_t)H, r.acts, r.rows, image) ||
+            !mp_diff_barrier(l))
             return false;
     }
     if (!block->last) {
         if (!mp_diff_add_gated(l, &block->text.out, r.normed, H, L, of_text + 2 * (int64_t)H, r.acts, r.rows, text) ||
-            !mp_diff_meet(l) || !mlp(l, &block->text, H, L, of_text, &r, r.normed, text))
+            !mp_diff_barrier(l) || !mlp(l, &block->text, H, L, of_text, &r, r.normed, text))
             return false;
     }
-    return mlp(l, &block->picture, H, P, of_picture, &r, r.normed + L * H, picture);
+    return mlp(l, &block->image, H, P, of_image, &r, r.normed + L * H, image);
 }
 
-bool mp_dit_single_forward(mp_diff_lane *l, const mp_diffusion *model, const mp_dit_single *block,
+bool mp_dit_single_forward(mp_diff_thread *l, const mp_diffusion *model, const mp_dit_single *block,
                            const mp_dit_pass *pass) {
-    const int64_t H = model->hidden, T = pass->text_rows + picture_rows(pass);
+    const int64_t H = model->hidden, T = pass->text_rows + image_rows(pass);
     room r;
     lay_out(model, T, l->run->shared, &r);
     if (!modulate(l, &block->modulation, pass, (int32_t)H, 3, r.acts, r.modulation) ||
@@ -301,12 +299,12 @@ bool mp_dit_single_forward(mp_diff_lane *l, const mp_diffusion *model, const mp_
 }
 
 /* The projection gives a patch as (y, x, channel) in Stable Diffusion 3: turned to what latents are. */
-static void turn_patches(mp_diff_lane *l, const mp_diffusion *model, int64_t rows, float *velocity) {
+static void turn_patches(mp_diff_thread *l, const mp_diffusion *model, int64_t rows, float *velocity) {
     enum { SIDES = MP_DIFF_PATCH * MP_DIFF_PATCH };
     const int32_t C = model->channels;
     float *row = (float *)l->own;
     int64_t from, to;
-    mp_lane_split(l->lane, rows, 1, &from, &to);
+    mp_team_split(l->thread, rows, 1, &from, &to);
     for (int64_t r = from; r < to; r++) {
         float *v = velocity + r * SIDES * C;
         memcpy(row, v, (size_t)SIDES * (size_t)C * sizeof(float));
@@ -316,17 +314,17 @@ static void turn_patches(mp_diff_lane *l, const mp_diffusion *model, int64_t row
     }
 }
 
-bool mp_dit_end(mp_diff_lane *l, const mp_diffusion *model, const mp_dit_ends *ends, const mp_dit_pass *pass) {
+bool mp_dit_end(mp_diff_thread *l, const mp_diffusion *model, const mp_dit_ends *ends, const mp_dit_pass *pass) {
     const int32_t H = model->hidden, patch = ends->velocity.N;
-    const int64_t rows = picture_rows(pass);
-    const float *picture = pass->h + (int64_t)pass->text_rows * H;
+    const int64_t rows = image_rows(pass);
+    const float *image = pass->h + (int64_t)pass->text_rows * H;
     room r;
     lay_out(model, pass->text_rows + rows, l->run->shared, &r);
     if (!modulate(l, &ends->modulation, pass, H, 2, r.acts, r.modulation) ||
-        !mp_diff_layer_norm(l, picture, rows, H, r.modulation + H, r.modulation, EPS, r.normed) ||
+        !mp_diff_layer_norm(l, image, rows, H, r.modulation + H, r.modulation, EPS, r.normed) ||
         !mp_diff_forward(l, &ends->velocity, r.normed, H, rows, NULL, r.acts, pass->velocity, patch))
         return false;
     if (!model->flux)
         turn_patches(l, model, rows, pass->velocity);
-    return mp_diff_meet(l);
+    return mp_diff_barrier(l);
 }

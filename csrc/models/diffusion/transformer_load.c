@@ -36,7 +36,7 @@ static mp_status add_norms(const mp_diffusion *model, mp_builder *builder, const
 static mp_status build_joint(const mp_diffusion *model, int index, mp_builder *builder, mp_dit_joint *block,
                              mp_error *error) {
     const int32_t H = model->hidden, F = 4 * H;
-    mp_dit_side *p = &block->picture, *t = &block->text;
+    mp_dit_side *p = &block->image, *t = &block->text;
     char prefix[48];
     snprintf(prefix, sizeof prefix, "transformer.joint.%d.", index);
     block->last = !model->flux && index == model->joint_layers - 1;

@@ -68,7 +68,7 @@ uint64_t mp_vae_floats(const mp_diffusion *model, int32_t high, int32_t wide) {
     return top;
 }
 
-/* Of ->shared: sums of a group norm and what they give, or of the attention's products. */
+/* Bytes of ->shared: a group norm's sums, mean and scale, and the activations of the attention's products. */
 size_t mp_vae_scratch(const mp_diffusion *model, const mp_diff_block *block, int index, int64_t pixels) {
     const mp_vae_op *op = &model->ops[index];
     const int32_t n = widest(op);
@@ -90,39 +90,40 @@ size_t mp_vae_own(const mp_diffusion *model, const mp_diff_block *block, int ind
     return op->kind == MP_VAE_RESIDUAL && op->in != op->out ? most(bytes, mp_conv_scratch(&b->shortcut)) : bytes;
 }
 
-static bool convolve(mp_diff_lane *l, const mp_conv *conv, const float *x, int high, int wide, bool doubled,
+static bool convolve(mp_diff_thread *l, const mp_conv *conv, const float *x, int high, int wide, bool doubled,
                      const float *residual, float *y) {
     int64_t from, to;
-    mp_lane_split(l->lane, (int64_t)high * wide, 1, &from, &to);
+    mp_team_split(l->thread, (int64_t)high * wide, 1, &from, &to);
     for (int64_t row = from; row < to && !mp_diff_poll(l); row += MP_CONV_ROWS)
         mp_conv_forward(conv, x, high, wide, doubled, row, row + MP_CONV_ROWS < to ? row + MP_CONV_ROWS : to, residual,
                         y, l->own);
-    return mp_diff_meet(l);
+    return mp_diff_barrier(l);
 }
 
-static bool normalise(mp_diff_lane *l, const mp_group_norm *norm, const float *x, int64_t rows, mp_act act, float *y) {
+static bool normalise(mp_diff_thread *l, const mp_group_norm *norm, const float *x, int64_t rows, mp_act act,
+                      float *y) {
     const int32_t n = norm->channels;
     const int64_t blocks = mp_group_norm_blocks(rows);
     float *sums = (float *)l->run->shared, *mean = sums + floats(blocks, n) / sizeof(float);
     float *scale = mean + floats(1, n) / sizeof(float);
     int64_t from, to;
-    mp_lane_split(l->lane, blocks, 1, &from, &to);
+    mp_team_split(l->thread, blocks, 1, &from, &to);
     for (int pass = 0; pass < 2; pass++) {
         for (int64_t b = from; b < to; b++)
             mp_group_norm_sums(norm, x, rows, b, pass ? mean : NULL, sums + b * n);
-        if (!mp_diff_meet(l))
+        if (!mp_diff_barrier(l))
             return false;
-        if (l->lane->index == 0 && pass == 0)
+        if (l->thread->index == 0 && pass == 0)
             mp_group_norm_mean(norm, sums, rows, mean);
-        else if (l->lane->index == 0)
+        else if (l->thread->index == 0)
             mp_group_norm_scale(norm, sums, rows, scale);
-        if (!mp_diff_meet(l))
+        if (!mp_diff_barrier(l))
             return false;
     }
-    mp_lane_split(l->lane, rows, 1, &from, &to);
+    mp_team_split(l->thread, rows, 1, &from, &to);
     for (int64_t r = from; r < to; r++)
         mp_kernels_get()->affine(x + r * n, mean, scale, norm->bias, act, n, y + r * n);
-    return mp_diff_meet(l);
+    return mp_diff_barrier(l);
 }
 
 static void swap(float **a, float **b) {
@@ -132,9 +133,9 @@ static void swap(float **a, float **b) {
 }
 
 /* The result stands in a. */
-static bool residual(mp_diff_lane *l, const mp_vae_op *op, const mp_vae_block *block, const mp_vae_picture *picture,
+static bool residual(mp_diff_thread *l, const mp_vae_op *op, const mp_vae_block *block, const mp_vae_image *image,
                      float *x, float *a, float *b) {
-    const int high = picture->high, wide = picture->wide;
+    const int high = image->high, wide = image->wide;
     const int64_t rows = (int64_t)high * wide;
     const bool same = op->in == op->out;
     if (!normalise(l, &block->norm[0], x, rows, MP_ACT_SILU, a) ||
@@ -145,9 +146,9 @@ static bool residual(mp_diff_lane *l, const mp_vae_op *op, const mp_vae_block *b
     return same || convolve(l, &block->shortcut, x, high, wide, false, a, a);
 }
 
-static bool attention(mp_diff_lane *l, const mp_vae_op *op, const mp_vae_block *block, const mp_vae_picture *picture,
+static bool attention(mp_diff_thread *l, const mp_vae_op *op, const mp_vae_block *block, const mp_vae_image *image,
                       float *x, float *a, float *b) {
-    const int64_t rows = (int64_t)picture->high * picture->wide, n = op->in;
+    const int64_t rows = (int64_t)image->high * image->wide, n = op->in;
     const mp_epilogue sum = {.residual = x, .ld_residual = n};
     const mp_attention head = {.heads = 1, .kv_heads = 1, .head_dim = op->in, .scale = 1 / sqrtf((float)n)};
     const mp_attention_rows qkv = {.q = b, .k = b + n, .v = b + 2 * n, .ld = 3 * n, .out = a, .ld_out = n};
@@ -158,22 +159,22 @@ static bool attention(mp_diff_lane *l, const mp_vae_op *op, const mp_vae_block *
            mp_diff_forward(l, &block->out, a, n, rows, &sum, acts, x, n);
 }
 
-bool mp_vae_forward(mp_diff_lane *l, const mp_diffusion *model, const mp_diff_block *block, int index,
-                    mp_vae_picture *picture) {
+bool mp_vae_forward(mp_diff_thread *l, const mp_diffusion *model, const mp_diff_block *block, int index,
+                    mp_vae_image *image) {
     const mp_vae_op *op = &model->ops[index];
     const mp_vae_block *weights = &block->as.vae;
-    float *x = picture->x, *a = picture->a, *b = picture->b;
-    int32_t high = picture->high << op->doubled, wide = picture->wide << op->doubled;
+    float *x = image->x, *a = image->a, *b = image->b;
+    int32_t high = image->high << op->doubled, wide = image->wide << op->doubled;
     bool done = false, in_a = true;
     switch (op->kind) {
     case MP_VAE_CONV:
         done = convolve(l, &weights->conv[0], x, high, wide, op->doubled, NULL, a);
         break;
     case MP_VAE_RESIDUAL:
-        done = residual(l, op, weights, picture, x, a, b);
+        done = residual(l, op, weights, image, x, a, b);
         break;
     case MP_VAE_ATTENTION:
-        done = attention(l, op, weights, picture, x, a, b);
+        done = attention(l, op, weights, image, x, a, b);
         in_a = false;
         break;
     case MP_VAE_END:
@@ -183,11 +184,11 @@ bool mp_vae_forward(mp_diff_lane *l, const mp_diffusion *model, const mp_diff_bl
     }
     if (!done)
         return false;
-    if (l->lane->index == 0) {
+    if (l->thread->index == 0) {
         if (in_a)
-            swap(&picture->x, &picture->a);
-        picture->high = high;
-        picture->wide = wide;
+            swap(&image->x, &image->a);
+        image->high = high;
+        image->wide = wide;
     }
-    return mp_diff_meet(l);
+    return mp_diff_barrier(l);
 }

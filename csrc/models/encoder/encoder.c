@@ -13,7 +13,7 @@ static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 static int32_t wide(const mp_encoder *model) {
     const int32_t latents = model->latent.heads * model->latent.count;
     const int32_t most = latents > model->qkv_width ? latents : model->qkv_width;
-    return model->flags & MP_ARCH_OUTPUT_NORMS && model->hidden > most ? model->hidden : most;
+    return model->flags & MP_ENCODER_OUTPUT_NORMS && model->hidden > most ? model->hidden : most;
 }
 
 /* The first layer's MLP stands for all: no layer's is larger. */
@@ -41,19 +41,19 @@ size_t mp_encoder_group_scratch(const mp_encoder *model, int M) {
     return mp_arena_cost(rows * (size_t)model->hidden) + mp_arena_cost(rows * (size_t)wide(model)) +
            mp_arena_cost(rows * (size_t)mixed_width(model)) + mp_arena_cost(inner_bytes(model, M)) +
            mp_arena_cost(rows * (size_t)model->rope[0].dim) + mp_arena_cost(rows * (size_t)model->rope[1].dim) +
-           (model->flags & MP_ARCH_INPUT_TWICE ? mp_arena_cost(rows * (size_t)model->hidden) : 0) +
+           (model->flags & MP_ENCODER_INPUT_TWICE ? mp_arena_cost(rows * (size_t)model->hidden) : 0) +
            mp_arena_cost((size_t)M * sizeof(mp_row_span)) + acts;
 }
 
-size_t mp_encoder_lane_scratch(const mp_encoder *model, int T) {
+size_t mp_encoder_thread_scratch(const mp_encoder *model, int T) {
     size_t most = larger(mp_attention_scratch(&model->attention, T), mp_head_scratch(&model->head) * sizeof(float));
     for (int i = 0; i < model->layer_count; i++)
         if (model->layers[i].experts)
-            most = larger(most, mp_experts_lane_scratch(model->layers[i].experts));
+            most = larger(most, mp_experts_thread_scratch(model->layers[i].experts));
     return mp_arena_cost(larger(most, (size_t)model->hidden * sizeof(float)));
 }
 
-/* What a lane computes on: the group, and which of its rows are the lane's. */
+/* A lane's view of a pass: the group, and the lane's rows of it. */
 typedef struct pass {
     const mp_encoder *model;
     const mp_kernels *call;
@@ -63,8 +63,8 @@ typedef struct pass {
     int64_t row0, row1;       /* the lane's, where rows are shared out */
     mp_transformer_rows rows; /* `mixed` also holds the rows that experts read; `qkv` has `wide` columns at least */
     float *angles[2];         /* [longest text, dim] of each rope */
-    float *input;             /* [M, hidden] of a layer, kept for MP_ARCH_INPUT_TWICE */
-    void *lane_scratch;
+    float *input;             /* [M, hidden] of a layer, kept for MP_ENCODER_INPUT_TWICE */
+    void *thread_scratch;
 } pass;
 
 static void embed(const pass *p, int longest) {
@@ -74,14 +74,14 @@ static void embed(const pass *p, int longest) {
             int64_t row = p->texts[t].row + i;
             if (row >= p->row0 && row < p->row1)
                 mp_embedding_row(&model->embedding, p->texts[t].ids[i], i,
-                                 i >= p->texts[t].second ? model->token_types - 1 : 0, p->lane_scratch,
+                                 i >= p->texts[t].second ? model->token_types - 1 : 0, p->thread_scratch,
                                  p->rows.x + row * model->hidden);
         }
     for (int i = 0; i < 2; i++) {
         const mp_rope *rope = &model->rope[i];
         int64_t from = 0, to = 0;
         if (rope->dim)
-            mp_lane_split(p->context.lane, longest, 1, &from, &to);
+            mp_team_split(p->context.thread, longest, 1, &from, &to);
         for (; from < to; from++)
             mp_rope_row(rope, from, p->angles[i] + from * rope->dim);
     }
@@ -89,10 +89,10 @@ static void embed(const pass *p, int longest) {
 
 /* The lane's rows of x, normed in place. No barrier. */
 static void norm_sum(const pass *p, const mp_norm *norm) {
-    mp_norm_rows(norm, p->context.lane, p->rows.M, p->rows.x, p->model->hidden, p->rows.x, p->model->hidden);
+    mp_norm_rows(norm, p->context.thread, p->rows.M, p->rows.x, p->model->hidden, p->rows.x, p->model->hidden);
 }
 
-enum { PLACED = MP_ARCH_ROPE | MP_ARCH_HEAD_NORMS | MP_ARCH_QUERY_NORMS };
+enum { PLACED = MP_ENCODER_ROPE | MP_ENCODER_HEAD_NORMS | MP_ENCODER_QUERY_NORMS };
 
 /* Norm and rotate queries and keys of the lane's rows. */
 static void rotate(const pass *p, const mp_transformer_layer *layer) {
@@ -107,7 +107,7 @@ static void rotate(const pass *p, const mp_transformer_layer *layer) {
                 continue;
             float *q = p->rows.qkv + row * model->qkv_width, *k = q + model->q_width;
             const float *angles = rope ? p->angles[which] + (int64_t)i * rope->dim : NULL;
-            if (model->flags & MP_ARCH_QUERY_NORMS) {
+            if (model->flags & MP_ENCODER_QUERY_NORMS) {
                 mp_norm_row(&layer->q_norm, q, q);
                 mp_norm_row(&layer->k_norm, k, k);
                 continue;
@@ -136,7 +136,7 @@ static void rotate_and_attend(const pass *p, const mp_transformer_layer *layer) 
         rotate(p, layer);
         mp_row_meet(&p->context);
     }
-    mp_transformer_attend(&p->context, layer, &p->model->attention, &p->rows, 0, p->lane_scratch);
+    mp_transformer_attend(&p->context, layer, &p->model->attention, &p->rows, 0, p->thread_scratch);
     mp_row_meet(&p->context);
 }
 
@@ -155,7 +155,7 @@ static void experts_half(const pass *p, const mp_encoder_layer *layer, const flo
     for (int64_t r = p->row0; r < p->row1 && layer->experts_bias; r++)
         p->call->add(layer->experts_bias, n, sum + r * n);
     mp_row_meet(&p->context);
-    mp_experts_forward(layer->experts, p->context.lane, mixed, p->rows.M, 1, p->context.acts, p->lane_scratch, sum);
+    mp_experts_forward(layer->experts, p->context.thread, mixed, p->rows.M, 1, p->context.acts, p->thread_scratch, sum);
 }
 
 /* The norms stand after the sums, so each half takes the sum as it is. */
@@ -224,50 +224,50 @@ static void attend_to_latents(const pass *p) {
 int mp_encoder_barriers(const mp_encoder *model) {
     int layer = 7;
     layer += model->flags & PLACED ? 1 : 0;
-    layer += model->flags & MP_ARCH_GATED ? 1 : 0;
-    layer += model->flags & MP_ARCH_OUTPUT_NORMS ? 2 : 0;
+    layer += model->flags & MP_ENCODER_GATED ? 1 : 0;
+    layer += model->flags & MP_ENCODER_OUTPUT_NORMS ? 2 : 0;
     layer += model->experts ? 6 : 0;
-    return layer * model->layer_count + 1 + (model->flags & MP_ARCH_LATENTS ? 8 : 0);
+    return layer * model->layer_count + 1 + (model->flags & MP_ENCODER_LATENTS ? 8 : 0);
 }
 
-static pass begin(const mp_encoder *model, const mp_lane *lane, const mp_encoder_text *texts, int count, int M,
-                  void *group_scratch, void *lane_scratch) {
+static pass begin(const mp_encoder *model, const mp_team_thread *thread, const mp_encoder_text *texts, int count, int M,
+                  void *group_scratch, void *thread_scratch) {
     uint8_t *at = group_scratch;
     const size_t rows = (size_t)M * sizeof(float);
     pass p = {.model = model,
               .call = mp_kernels_get(),
-              .context = {.lane = lane, .n_spans = count},
+              .context = {.thread = thread, .n_spans = count},
               .texts = texts,
               .count = count,
               .rows = {.M = M, .hidden = model->hidden, .ld_mixed = model->q_width, .ld_qkv = model->qkv_width},
-              .lane_scratch = lane_scratch};
+              .thread_scratch = thread_scratch};
     p.rows.x = mp_scratch_take(&at, rows * (size_t)model->hidden);
     p.rows.qkv = mp_scratch_take(&at, rows * (size_t)wide(model));
     p.rows.mixed = mp_scratch_take(&at, rows * (size_t)mixed_width(model));
     p.rows.inner = mp_scratch_take(&at, inner_bytes(model, M));
     for (int i = 0; i < 2; i++)
         p.angles[i] = mp_scratch_take(&at, rows * (size_t)model->rope[i].dim);
-    if (model->flags & MP_ARCH_INPUT_TWICE)
+    if (model->flags & MP_ENCODER_INPUT_TWICE)
         p.input = mp_scratch_take(&at, rows * (size_t)model->hidden);
     mp_row_span *spans = mp_scratch_take(&at, (size_t)M * sizeof *spans);
-    for (int t = 0; t < count && lane->index == 0; t++) /* read behind the first barrier */
+    for (int t = 0; t < count && thread->index == 0; t++) /* read behind the first barrier */
         spans[t] = (mp_row_span){.row0 = texts[t].row, .rows = texts[t].n};
     p.context.spans = spans;
     p.context.acts = at;
-    mp_lane_split(lane, M, 1, &p.row0, &p.row1);
+    mp_team_split(thread, M, 1, &p.row0, &p.row1);
     return p;
 }
 
-void mp_encoder_forward(const mp_encoder *model, const mp_lane *lane, mp_encoder_text *texts, int count, int M,
-                        void *group_scratch, void *lane_scratch) {
+void mp_encoder_forward(const mp_encoder *model, const mp_team_thread *thread, mp_encoder_text *texts, int count, int M,
+                        void *group_scratch, void *thread_scratch) {
     int longest = 1;
     for (int t = 0; t < count; t++)
         longest = texts[t].n > longest ? texts[t].n : longest;
-    const pass p = begin(model, lane, texts, count, M, group_scratch, lane_scratch);
+    const pass p = begin(model, thread, texts, count, M, group_scratch, thread_scratch);
     embed(&p, longest);
-    mp_lane_sync(lane);
+    mp_team_barrier(thread);
 
-    const bool post_norm = model->flags & MP_ARCH_POST_NORM;
+    const bool post_norm = model->flags & MP_ENCODER_POST_NORM;
     for (int l = 0; l < model->layer_count; l++)
         if (post_norm)
             layer_post_norm(&p, &model->layers[l]);
@@ -275,15 +275,15 @@ void mp_encoder_forward(const mp_encoder *model, const mp_lane *lane, mp_encoder
             layer_pre_norm(&p, &model->layers[l]);
     if (model->output_norm.weight) {
         norm_sum(&p, &model->output_norm);
-        mp_lane_sync(lane);
+        mp_team_barrier(thread);
     }
 
-    if (model->flags & MP_ARCH_LATENTS)
+    if (model->flags & MP_ENCODER_LATENTS)
         attend_to_latents(&p);
 
     int64_t text0, text1;
-    mp_lane_split(lane, count, 1, &text0, &text1);
+    mp_team_split(thread, count, 1, &text0, &text1);
     for (int64_t t = text0; t < text1; t++)
-        finish_text(model, &texts[t], p.rows.x, lane_scratch);
-    mp_lane_sync(lane);
+        finish_text(model, &texts[t], p.rows.x, thread_scratch);
+    mp_team_barrier(thread);
 }

@@ -11,11 +11,11 @@
 #include "models/nn/transformer.h"
 
 typedef struct mp_encoder_layer {
-    mp_transformer_layer base; /* MP_ARCH_POST_NORM: the norms stand after the sums. q_norm, k_norm: [head_dim], or
-                                * of all heads together with MP_ARCH_QUERY_NORMS */
+    mp_transformer_layer base; /* MP_ENCODER_POST_NORM: the norms stand after the sums. q_norm, k_norm: [head_dim], or
+                                * of all heads together with MP_ENCODER_QUERY_NORMS */
     mp_experts *experts;       /* NULL, or instead of base.mlp */
     float *experts_bias;       /* [hidden] of their sum, or NULL */
-    mp_norm input_norm;        /* [hidden] of the first half and the layer's input: MP_ARCH_INPUT_TWICE */
+    mp_norm input_norm;        /* [hidden] of the first half and the layer's input: MP_ENCODER_INPUT_TWICE */
 } mp_encoder_layer;
 
 typedef struct mp_encoder {
@@ -40,7 +40,7 @@ typedef struct mp_encoder {
     mp_norm output_norm;  /* [hidden] of the last layer's sum */
     mp_rope rope[2];      /* of layers that see everything, and of those with a window */
     mp_encoder_layer *layers;
-    mp_latent_attention latent; /* MP_ARCH_LATENTS: else all zeros */
+    mp_latent_attention latent; /* MP_ENCODER_LATENTS: else all zeros */
     mp_head head;
     _Atomic uint64_t token_ns; /* running estimate of time per token on one lane */
 } mp_encoder;
@@ -58,17 +58,18 @@ typedef struct mp_encoder_text { /* one text of a group */
 
 /* Scratch of a group of M rows whose longest text has T tokens. Lane scratch is per lane, shared scratch per group. */
 size_t mp_encoder_group_scratch(const mp_encoder *model, int M);
-size_t mp_encoder_lane_scratch(const mp_encoder *model, int T);
+size_t mp_encoder_thread_scratch(const mp_encoder *model, int T);
 /* Compute a group. All lanes of the region call it with the same group and shared scratch, each with lane scratch of
  * its own. Sets finite of every text. Bits do not depend on the grouping or the lanes. */
-void mp_encoder_forward(const mp_encoder *model, const mp_lane *lane, mp_encoder_text *texts, int count, int M,
-                        void *group_scratch, void *lane_scratch);
+void mp_encoder_forward(const mp_encoder *model, const mp_team_thread *thread, mp_encoder_text *texts, int count, int M,
+                        void *group_scratch, void *thread_scratch);
 /* Barriers of a pass, at most. */
 int mp_encoder_barriers(const mp_encoder *model);
 
 mp_status mp_encoder_engine(mp_model *model, mp_budget *budget, mp_engine **engine, mp_error *error);
-/* What the engine's copies of texts saved; encoder/dedup.h. */
+/* The engine's record of texts that were not computed twice; encoder/dedup.h. */
 struct mp_encoder_dedup *mp_encoder_engine_dedup(mp_engine *engine);
-mp_status mp_encoder_check(const mp_model *model, mp_call *call, uint64_t *cost_ns, uint32_t *total, mp_error *error);
+mp_status mp_encoder_check(const mp_model *model, mp_request *call, uint64_t *cost_ns, uint32_t *total,
+                           mp_error *error);
 
 #endif

@@ -32,10 +32,10 @@ typedef struct encoder_engine {
 
 /* ---- check ------------------------------------------------------------------------------------------------------- */
 
-mp_status mp_encoder_check(const mp_model *base, mp_call *call_base, uint64_t *cost_ns, uint32_t *total,
+mp_status mp_encoder_check(const mp_model *base, mp_request *call_base, uint64_t *cost_ns, uint32_t *total,
                            mp_error *error) {
     const mp_encoder *model = (const mp_encoder *)base;
-    mp_embed_call *call = (mp_embed_call *)call_base;
+    mp_embedding_request *call = (mp_embedding_request *)call_base;
     const bool tokens = call->output == MP_EMBED_TOKENS;
     int32_t most = tokens ? model->hidden : model->head.width;
     if (!tokens && model->head.size_count && call->dimensions && !mp_head_gives(&model->head, call->dimensions))
@@ -73,7 +73,7 @@ mp_status mp_encoder_check(const mp_model *base, mp_call *call_base, uint64_t *c
     int32_t width = call->dimensions ? call->dimensions : most;
     *cost_ns = (uint64_t)call->n_tokens * atomic_load_explicit(&model->token_ns, memory_order_relaxed);
     *total = (uint32_t)call->n_texts;
-    return mp_embed_call_output(call, width, error);
+    return mp_embedding_request_output(call, width, error);
 }
 
 /* ---- plan -------------------------------------------------------------------------------------------------------- */
@@ -85,7 +85,7 @@ static mp_status engine_admit(mp_engine *engine, mp_item *item, mp_error *error)
 }
 
 static int64_t text_tokens(const mp_item *item, uint32_t text) {
-    const mp_embed_call *call = (const mp_embed_call *)item->call;
+    const mp_embedding_request *call = (const mp_embedding_request *)item->call;
     return call->offsets[text + 1] - call->offsets[text];
 }
 
@@ -121,9 +121,9 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
     for (int i = 0; i < plan->count; i++)
         texts += plan->amount[i];
     plan->together = texts == 1; /* else each lane has texts of its own */
-    plan->lanes = texts < 256 ? (int)texts : 256;
+    plan->threads = texts < 256 ? (int)texts : 256;
     if (plan->together)
-        plan->lanes = mp_lanes_worth(&engine->model->base.facts, planned, mp_encoder_barriers(engine->model));
+        plan->threads = mp_threads_worth(&engine->model->base.facts, planned, mp_encoder_barriers(engine->model));
     plan->cost_ns = (uint64_t)planned * token_ns;
 }
 
@@ -134,11 +134,11 @@ typedef struct step_run {
     mp_group_step step;
 } step_run;
 
-static void run_group(void *arg, const mp_lane *lane, const mp_group *group, int piece, void *lane_scratch) {
+static void run_group(void *arg, const mp_team_thread *thread, const mp_group *group, int piece, void *thread_scratch) {
     const step_run *run = arg;
     const encoder_engine *engine = run->engine;
-    mp_encoder_forward(engine->model, lane, engine->texts + group->first, group->count, group->rows,
-                       mp_group_scratch(&run->step, piece), lane_scratch);
+    mp_encoder_forward(engine->model, thread, engine->texts + group->first, group->count, group->rows,
+                       mp_group_scratch(&run->step, piece), thread_scratch);
 }
 
 static mp_status make_lists(encoder_engine *engine, int texts, mp_error *error) {
@@ -157,7 +157,7 @@ static mp_status make_lists(encoder_engine *engine, int texts, mp_error *error) 
     return mp_dedup_begin(&engine->dedup, texts, error);
 }
 
-/* Whether the last text of the list, number `index`, need not be computed, because its vector is known or will be. */
+/* True if the last text of the list, number `index`, need not be computed: its vector is known or will be. */
 static bool is_known(encoder_engine *engine, int index, int owner, uint64_t now_ns) {
     mp_encoder_text *text = &engine->texts[index];
     if (text->want_tokens)
@@ -183,7 +183,7 @@ static mp_status collect(encoder_engine *engine, const mp_plan *plan, uint64_t n
     *longest = 1;
     for (int i = 0; i < plan->count; i++) {
         const mp_item *item = plan->items[i];
-        mp_embed_call *call = (mp_embed_call *)item->call;
+        mp_embedding_request *call = (mp_embedding_request *)item->call;
         if (atomic_load_explicit(&item->cancelled, memory_order_relaxed))
             continue;
         bool tokens = call->output == MP_EMBED_TOKENS;
@@ -223,7 +223,7 @@ static void share_results(encoder_engine *engine, int texts, uint64_t now_ns, bo
         mp_dedup_keep(&engine->dedup, engine->texts, texts, now_ns);
 }
 
-/* What the step's texts mean for their calls. */
+/* Set the outcome of every item from its texts. */
 static void conclude(encoder_engine *engine, const mp_plan *plan, int texts, mp_outcome *outcomes) {
     const int32_t *owner = engine->groups.owner;
     for (int t = 0; t < texts; t++)
@@ -237,7 +237,7 @@ static void conclude(encoder_engine *engine, const mp_plan *plan, int texts, mp_
     for (int i = 0; i < plan->count; i++) {
         mp_item *item = plan->items[i];
         if (outcomes[i] != MP_OUTCOME_FAILED && !atomic_load_explicit(&item->cancelled, memory_order_relaxed))
-            mp_engine_advance(item, plan->amount[i], &((mp_embed_call *)item->call)->done, &outcomes[i]);
+            mp_engine_advance(item, plan->amount[i], &((mp_embedding_request *)item->call)->done, &outcomes[i]);
     }
 }
 
@@ -252,15 +252,15 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
         mp_engine_fail_all(plan, &error, outcomes);
         return;
     }
-    mp_groups_make(&engine->groups, texts, rows, lease->lanes, GROUP_TOKENS);
+    mp_groups_make(&engine->groups, texts, rows, lease->threads, GROUP_TOKENS);
     for (int t = 0; t < texts; t++)
         engine->texts[t].row = engine->groups.row0[t];
     step_run run = {.engine = engine,
                     .step = {.groups = &engine->groups,
                              .lease = lease,
-                             .together = texts == 1 && lease->lanes > 1, /* a single text is shared by all lanes */
+                             .together = texts == 1 && lease->threads > 1, /* a single text is shared by all lanes */
                              .group_bytes = mp_encoder_group_scratch(engine->model, engine->groups.most_rows),
-                             .lane_bytes = mp_encoder_lane_scratch(engine->model, longest),
+                             .thread_bytes = mp_encoder_thread_scratch(engine->model, longest),
                              .run = run_group}};
     run.step.arg = &run;
     if (mp_group_step_reserve(&run.step, &engine->arena, engine->budget, &engine->charged, &error) != MP_OK) {

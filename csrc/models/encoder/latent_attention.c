@@ -44,10 +44,10 @@ static void multiply_head(const mp_latent_attention_run *run, int head, float *b
     mp_gemm_f32_plain(D, L, d, block, d, own, d, values, (int64_t)latent->heads * L);
 }
 
-static void multiply_body(const mp_lane *lane, void *arg) {
+static void multiply_body(const mp_team_thread *thread, void *arg) {
     mp_latent_attention_run *run = arg;
     const size_t block = (size_t)run->latent->hidden * (size_t)run->size;
-    float *scratch = (float *)(void *)(run->scratch + (size_t)lane->index * run->bytes);
+    float *scratch = (float *)(void *)(run->scratch + (size_t)thread->index * run->bytes);
     for (;;) {
         int head = atomic_fetch_add_explicit(&run->next, 1, memory_order_relaxed);
         if (head >= run->latent->heads)
@@ -90,17 +90,17 @@ static mp_status multiply(mp_latent_attention *latent, const mp_weights *weights
         if (mp_dtype_get(tensors[i].dtype)->items != 1)
             return mp_fail(error, MP_UNSUPPORTED, "attention to latents is stored as %s, allowed: types of floats",
                            mp_dtype_get(tensors[i].dtype)->name);
-    const size_t piece = ((size_t)D * (size_t)size * 2 + (size_t)latent->count * (size_t)size) * sizeof(float);
+    const size_t part = ((size_t)D * (size_t)size * 2 + (size_t)latent->count * (size_t)size) * sizeof(float);
     const size_t first = mp_arena_cost((size_t)(latent->count + 2) * (size_t)D * sizeof(float));
-    const size_t bytes = first + mp_arena_cost(piece) * (size_t)lease->lanes;
+    const size_t bytes = first + mp_arena_cost(part) * (size_t)lease->threads;
     uint8_t *memory = mp_alloc(bytes, MP_TAG_SCRATCH);
     if (!memory)
         return mp_fail_memory(error, bytes, "the products of latents");
     float *latents = (float *)(void *)memory;
     mp_status status = read_latents(latent, weights, latents, latents + latent->count * D, error);
     if (status == MP_OK) {
-        mp_latent_attention_run run = {latent, &tensors[0],    &tensors[1],          &tensors[2], latents,
-                             size,   memory + first, mp_arena_cost(piece), progress,    0};
+        mp_latent_attention_run run = {latent, &tensors[0],    &tensors[1],         &tensors[2], latents,
+                                       size,   memory + first, mp_arena_cost(part), progress,    0};
         mp_lease_run(lease, multiply_body, &run);
     }
     mp_free(memory);

@@ -86,7 +86,7 @@ static mp_status read_experts(mp_encoder *model, const mp_spec *spec, mp_error *
 static mp_status read_hyper(mp_encoder *model, const mp_spec *spec, mp_error *error) {
     int64_t layers, hidden, ffn, context;
     double eps, embedding_scale, one = 1;
-    const char *eps_key = model->flags & MP_ARCH_RMS_NORM ? "{arch}.attention.layer_norm_rms_epsilon"
+    const char *eps_key = model->flags & MP_ENCODER_RMS_NORM ? "{arch}.attention.layer_norm_rms_epsilon"
                                                           : "{arch}.attention.layer_norm_epsilon";
     MP_TRY(mp_spec_int_capped(spec, "{arch}.block_count", 1, MAX_LAYERS, NULL, &layers, error));
     MP_TRY(mp_spec_int_capped(spec, "{arch}.embedding_length", 1, MAX_WIDTH, NULL, &hidden, error));
@@ -108,7 +108,7 @@ static mp_status read_hyper(mp_encoder *model, const mp_spec *spec, mp_error *er
 
 /* Layers with a window may turn their heads by another base. */
 static mp_status read_ropes(mp_encoder *model, const mp_spec *spec, mp_error *error) {
-    if (!(model->flags & MP_ARCH_ROPE))
+    if (!(model->flags & MP_ENCODER_ROPE))
         return MP_OK;
     double local;
     MP_TRY(mp_rope_init(&model->rope[0], spec, model->attention.head_dim, true, error));
@@ -133,7 +133,7 @@ static mp_status read_windows(mp_encoder *model, const mp_spec *spec, mp_error *
 /* A norm of n values, which may be missing unless it is needed. */
 static mp_status read_norm(const mp_encoder *model, mp_builder *builder, mp_norm *norm, const char *name, int32_t n,
                            bool needed, mp_error *error) {
-    const mp_norm like = {.n = n, .eps = model->eps, .root = model->flags & MP_ARCH_RMS_NORM};
+    const mp_norm like = {.n = n, .eps = model->eps, .root = model->flags & MP_ENCODER_RMS_NORM};
     char weight[64];
     double offset = 0; /* Gemma's folders hold what is added to 1 */
     snprintf(weight, sizeof weight, "%s.weight", name);
@@ -153,12 +153,12 @@ static mp_status read_embeddings(mp_encoder *model, mp_builder *builder, mp_erro
                             "at most 16,777,216 rows", "%lld", (long long)embedding->tokens.shape[0]);
     model->vocab = (int32_t)embedding->tokens.shape[0];
     builder->parameters += mp_tensor_items(&embedding->tokens);
-    if (model->flags & MP_ARCH_LEARNED_POSITIONS) {
+    if (model->flags & MP_ENCODER_LEARNED_POSITIONS) {
         MP_TRY(mp_weights_get(weights, "position_embd.weight", 2, positions, &embedding->positions, error));
         builder->parameters += mp_tensor_items(&embedding->positions);
     }
     /* GGUF files may leave the table out when it was folded into the others */
-    if (model->flags & MP_ARCH_TOKEN_TYPES && mp_weights_has(weights, "token_types.weight")) {
+    if (model->flags & MP_ENCODER_TOKEN_TYPES && mp_weights_has(weights, "token_types.weight")) {
         mp_tensor types;
         MP_TRY(mp_weights_get(weights, "token_types.weight", 2, any, &types, error));
         model->token_types = types.shape[0] > 1 ? 2 : 1;
@@ -171,7 +171,7 @@ static mp_status read_embeddings(mp_encoder *model, mp_builder *builder, mp_erro
                               embedding->types + (int64_t)t * model->hidden);
         builder->parameters += mp_tensor_items(&types);
     }
-    const bool post_norm = model->flags & MP_ARCH_POST_NORM;
+    const bool post_norm = model->flags & MP_ENCODER_POST_NORM;
     MP_TRY(read_norm(model, builder, &embedding->norm, "token_embd_norm", model->hidden, post_norm, error));
     return post_norm ? MP_OK
                      : read_norm(model, builder, &model->output_norm, "output_norm", model->hidden, true, error);
@@ -182,7 +182,7 @@ static mp_status read_linears(mp_encoder *model, mp_builder *builder, mp_encoder
     mp_transformer_layer *layer = &whole->base;
     mp_mlp *mlp = &layer->mlp;
     const int32_t hidden = model->hidden, ffn = model->ffn, q = model->q_width, kv = model->kv_width;
-    const bool gated = model->flags & MP_ARCH_GATED;
+    const bool gated = model->flags & MP_ENCODER_GATED;
     const struct {
         const char *name;
         mp_linear *linear;
@@ -203,7 +203,7 @@ static mp_status read_linears(mp_encoder *model, mp_builder *builder, mp_encoder
             continue;
         snprintf(name, sizeof name, "blk.%d.%s.weight", index, linears[i].name);
         snprintf(bias, sizeof bias, "blk.%d.%s.bias", index, linears[i].name);
-        const bool biased = model->flags & MP_ARCH_BIAS || mp_weights_has(model->weights, bias);
+        const bool biased = model->flags & MP_ENCODER_BIAS || mp_weights_has(model->weights, bias);
         MP_TRY(mp_builder_linear(builder, linears[i].linear, name, biased ? bias : NULL, linears[i].N, linears[i].K,
                                  error));
     }
@@ -239,9 +239,9 @@ static mp_status read_layer(mp_encoder *model, mp_builder *builder, int index, m
     mp_encoder_layer *whole = &model->layers[index];
     mp_transformer_layer *layer = &whole->base;
     const uint32_t flags = model->flags;
-    const bool post_norm = flags & MP_ARCH_POST_NORM;
-    const bool heads = flags & MP_ARCH_HEAD_NORMS, queries = flags & MP_ARCH_QUERY_NORMS;
-    const bool outputs = flags & MP_ARCH_OUTPUT_NORMS;
+    const bool post_norm = flags & MP_ENCODER_POST_NORM;
+    const bool heads = flags & MP_ENCODER_HEAD_NORMS, queries = flags & MP_ENCODER_QUERY_NORMS;
+    const bool outputs = flags & MP_ENCODER_OUTPUT_NORMS;
     const struct {
         const char *name;
         mp_norm *norm;
@@ -254,7 +254,7 @@ static mp_status read_layer(mp_encoder *model, mp_builder *builder, int index, m
                  {"attn_k_norm", &layer->k_norm, model->attention.head_dim, heads, true},
                  {"attn_q_norm", &layer->q_norm, model->q_width, queries, true},
                  {"attn_k_norm", &layer->k_norm, model->kv_width, queries, true},
-                 {"attn_norm_2", &whole->input_norm, model->hidden, flags & MP_ARCH_INPUT_TWICE, true},
+                 {"attn_norm_2", &whole->input_norm, model->hidden, flags & MP_ENCODER_INPUT_TWICE, true},
                  {"post_attention_norm", &layer->attention_after, model->hidden, outputs, true},
                  {"post_ffw_norm", &layer->ffn_after, model->hidden, outputs, true}};
     MP_TRY(read_layer_experts(model, builder, whole, index, error));
@@ -272,12 +272,12 @@ static mp_status read_layer(mp_encoder *model, mp_builder *builder, int index, m
 static mp_status make_position_bias(mp_encoder *model, mp_budget *budget, mp_error *error) {
     enum { FARTHEST = 128 };
     mp_attention *shape = &model->attention;
-    if (!(model->flags & (MP_ARCH_RELATIVE_BIAS | MP_ARCH_ALIBI)))
+    if (!(model->flags & (MP_ENCODER_RELATIVE_BIAS | MP_ENCODER_ALIBI)))
         return MP_OK;
     const uint64_t bytes = (uint64_t)shape->heads * (2 * (uint64_t)model->context - 1) * sizeof(float);
     const int64_t any[2] = {-1, shape->heads};
     mp_tensor table = {0};
-    if (model->flags & MP_ARCH_RELATIVE_BIAS)
+    if (model->flags & MP_ENCODER_RELATIVE_BIAS)
         MP_TRY(mp_weights_get(model->weights, "attn_rel_b.weight", 2, any, &table, error));
     if (shape->heads > MAX_HEADS || (table.data && (table.shape[0] < 4 || table.shape[0] > 4096)))
         return mp_fail_file(error, MP_LIMIT, mp_spec_origin(mp_weights_spec(model->weights)), -1, "attn_rel_b.weight",
@@ -340,7 +340,7 @@ mp_status mp_encoder_load(const mp_load_args *args, mp_model **out, mp_error *er
     for (int i = 0; i < model->layer_count; i++)
         MP_TRY_GOTO(read_layer(model, &builder, i, error));
     MP_TRY_GOTO(read_windows(model, args->spec, error));
-    if (model->flags & MP_ARCH_LATENTS)
+    if (model->flags & MP_ENCODER_LATENTS)
         MP_TRY_GOTO(mp_latent_attention_init(&model->latent, &builder, model->hidden,
                                              args->shared && args->shared->data, args->lease, args->budget,
                                              args->progress, error));

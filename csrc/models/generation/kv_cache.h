@@ -17,12 +17,15 @@
 #include "base/alloc.h"
 #include "kernels/kernels.h"
 
+/* The type of keys and values: fp32 for models that compute in fp32 alone, else integers of 13 and 12 bits. */
+static inline mp_dtype mp_kv_dtype(bool is_float32) { return is_float32 ? MP_F32 : MP_I16; }
+
 typedef struct mp_kv_group {
     int layers;        /* that keep every position */
     int window_layers; /* whose rows see the last `window` positions only, their own included */
     int window;
     int heads, k_dim, v_dim;
-    mp_dtype dtype; /* F32 or I16 */
+    mp_dtype dtype; /* mp_kv_dtype */
 } mp_kv_group;
 
 typedef struct mp_kv_cache {

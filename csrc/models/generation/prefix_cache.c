@@ -196,7 +196,7 @@ void mp_prefix_give(mp_prefix_cache *cache, uint32_t id) {
     bound_idle(cache);
 }
 
-void mp_prefix_see(mp_prefix_cache *cache, uint32_t id) {
+void mp_prefix_ref(mp_prefix_cache *cache, uint32_t id) {
     if (!cache->kv.window_bytes)
         return;
     assert(cache->kv.window_memory[id]);
@@ -204,7 +204,7 @@ void mp_prefix_see(mp_prefix_cache *cache, uint32_t id) {
         unlist_window(cache, id);
 }
 
-void mp_prefix_leave(mp_prefix_cache *cache, uint32_t id) {
+void mp_prefix_unref(mp_prefix_cache *cache, uint32_t id) {
     if (!cache->kv.window_bytes)
         return;
     assert(cache->kv.seen[id] > 0);
@@ -333,8 +333,8 @@ void mp_prefix_publish(mp_prefix_cache *cache, mp_prefix_chain *chain, const int
     if (found != MP_PREFIX_NONE) {
         mp_prefix_share(cache, found);
         if (mp_kv_has_window(&cache->kv, found)) {
-            mp_prefix_see(cache, found);
-            mp_prefix_leave(cache, *id);
+            mp_prefix_ref(cache, found);
+            mp_prefix_unref(cache, *id);
         } else {
             cache->kv.seen[*id]--;
             mp_kv_move(&cache->kv, *id, found);

@@ -80,8 +80,8 @@ void mp_prefix_give(mp_prefix_cache *cache, uint32_t id);
 /* One sequence more, or less, sees the window part of a block that it holds. To see is legal only where the part is
  * there. Whoever takes or publishes a block sees it; who finds or shares one does not yet. Give only what is not seen.
  * Without window layers both do nothing. */
-void mp_prefix_see(mp_prefix_cache *cache, uint32_t id);
-void mp_prefix_leave(mp_prefix_cache *cache, uint32_t id);
+void mp_prefix_ref(mp_prefix_cache *cache, uint32_t id);
+void mp_prefix_unref(mp_prefix_cache *cache, uint32_t id);
 /* How many more of the blocks that come after the chain, up to `most`, can be found and be gone on after. tokens
  * [most * MP_KV_BLOCK]. The caller sees all that it holds from the first block that its next row sees. */
 uint32_t mp_prefix_reach(mp_prefix_cache *cache, mp_prefix_chain *chain, const int32_t *tokens, uint32_t most);

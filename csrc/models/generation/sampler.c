@@ -77,11 +77,11 @@ static bool before(mp_candidate a, mp_candidate b) { return a.logit > b.logit ||
 
 static void sift(mp_candidate *heap, int n, int i) { /* the worst on top */
     for (;;) {
-        int worst = i, left = 2 * i + 1, right = left + 1;
+        int worst = i, left = 2 * i + 1, accepted = left + 1;
         if (left < n && before(heap[worst], heap[left]))
             worst = left;
-        if (right < n && before(heap[worst], heap[right]))
-            worst = right;
+        if (accepted < n && before(heap[worst], heap[accepted]))
+            worst = accepted;
         if (worst == i)
             return;
         mp_candidate t = heap[i];
@@ -118,13 +118,13 @@ static int select_best(const float *logits, int32_t vocab, int k, mp_candidate *
 
 /* ---- sampling ---------------------------------------------------------------------------------------------------- */
 
-static void penalize(const mp_draw *draw, float *logits, int32_t vocab) {
-    const mp_sampling *s = draw->sampling;
-    for (int i = 0; i < draw->n_bias; i++)
-        logits[draw->bias_ids[i]] += draw->bias[i];
-    if (draw->history)
-        for (uint32_t i = 0; i < draw->history->capacity; i++) {
-            const struct mp_history_slot *slot = &draw->history->slots[i];
+static void penalize(const mp_sample_args *sample, float *logits, int32_t vocab) {
+    const mp_sampling *s = sample->sampling;
+    for (int i = 0; i < sample->n_bias; i++)
+        logits[sample->bias_ids[i]] += sample->bias[i];
+    if (sample->history)
+        for (uint32_t i = 0; i < sample->history->capacity; i++) {
+            const struct mp_history_slot *slot = &sample->history->slots[i];
             if (slot->id < 0 || slot->id >= vocab)
                 continue;
             float x = logits[slot->id];
@@ -133,15 +133,15 @@ static void penalize(const mp_draw *draw, float *logits, int32_t vocab) {
                 x = x - s->presence_penalty - s->frequency_penalty * (float)slot->output;
             logits[slot->id] = x;
         }
-    for (int i = 0; i < draw->n_barred; i++)
-        if (draw->barred[i] >= 0 && draw->barred[i] < vocab)
-            logits[draw->barred[i]] = -INFINITY;
+    for (int i = 0; i < sample->n_barred; i++)
+        if (sample->barred[i] >= 0 && sample->barred[i] < vocab)
+            logits[sample->barred[i]] = -INFINITY;
 }
 
-static void apply_mask(const mp_draw *draw, float *logits, int32_t vocab) {
+static void apply_mask(const mp_sample_args *sample, float *logits, int32_t vocab) {
     enum { BITS = 32 };
-    for (int32_t i = 0; draw->mask_words > 0 && i < vocab; i += BITS) {
-        uint32_t word = i / BITS < draw->mask_words ? draw->mask[i / BITS] : 0;
+    for (int32_t i = 0; sample->mask_words > 0 && i < vocab; i += BITS) {
+        uint32_t word = i / BITS < sample->mask_words ? sample->mask[i / BITS] : 0;
         int n = vocab - i < BITS ? vocab - i : BITS;
         for (int b = 0; word != UINT32_MAX && b < n; b++)
             logits[i + b] = word >> b & 1 ? logits[i + b] : -INFINITY;
@@ -170,7 +170,7 @@ static double weigh(float *logits, int32_t vocab, double *parts) {
 
 /* The first id at which the sum of the weights along the ids exceeds the goal; the last that has any, if that is missed
  * by rounding. */
-static int32_t draw_along(const float *weights, const double *parts, int32_t vocab, double goal) {
+static int32_t sample_along(const float *weights, const double *parts, int32_t vocab, double goal) {
     double sum = 0;
     for (int32_t i = 0; i < vocab; i += PART) {
         double at = sum;
@@ -230,11 +230,11 @@ static int keep_best(const mp_sampling *s, float *logits, int32_t vocab, mp_cand
     }
 }
 
-int32_t mp_sample(const mp_draw *draw, float *logits, int32_t vocab, mp_candidate *candidates) {
-    const mp_sampling *s = draw->sampling;
+int32_t mp_sample(const mp_sample_args *sample, float *logits, int32_t vocab, mp_candidate *candidates) {
+    const mp_sampling *s = sample->sampling;
     const mp_kernels *call = mp_kernels_get();
-    penalize(draw, logits, vocab);
-    apply_mask(draw, logits, vocab);
+    penalize(sample, logits, vocab);
+    apply_mask(sample, logits, vocab);
     int64_t best = call->argmax(logits, vocab);
     if (best < 0 || !(logits[best] > -INFINITY) || !(logits[best] < INFINITY))
         return -1;
@@ -245,21 +245,21 @@ int32_t mp_sample(const mp_draw *draw, float *logits, int32_t vocab, mp_candidat
     for (int32_t i = 0; i < vocab; i++)
         logits[i] = (logits[i] - largest) / s->temperature;
 
-    double u = mp_random_at(s->seed, draw->choice, draw->position);
+    double u = mp_random_at(s->seed, sample->choice, sample->position);
     float floor = s->min_p > 0 ? (float)log((double)s->min_p) : -INFINITY;
     if (!((s->top_k > 0 && s->top_k < vocab) || s->top_p < 1)) { /* nothing needs an order: draw along the ids */
         for (int32_t i = 0; i < vocab; i++)
             logits[i] = logits[i] >= floor ? logits[i] : -INFINITY;
         double *parts = (double *)(void *)candidates; /* fewer than there are candidates */
         double total = weigh(logits, vocab, parts);
-        return draw_along(logits, parts, vocab, u * total);
+        return sample_along(logits, parts, vocab, u * total);
     }
     int keep = keep_best(s, logits, vocab, candidates);
     while (keep > 1 && candidates[keep - 1].logit < floor)
         keep--;
     /* above the goal, not at it: u may be 0 */
-    int drawn = reach(candidates, keep, nextafter(u * sum_of(candidates, keep), INFINITY), NULL);
-    return candidates[drawn <= keep ? drawn - 1 : keep - 1].id;
+    int sampled = reach(candidates, keep, nextafter(u * sum_of(candidates, keep), INFINITY), NULL);
+    return candidates[sampled <= keep ? sampled - 1 : keep - 1].id;
 }
 
 void mp_logprobs(const float *logits, int32_t vocab, int32_t token, int k, float *logprob, int32_t *top_ids, float *top,

@@ -31,7 +31,7 @@ typedef struct mp_candidate {
     int32_t id;
 } mp_candidate;
 
-typedef struct mp_draw {
+typedef struct mp_sample_args {
     const mp_sampling *sampling;
     const mp_history *history; /* NULL when no penalty is on */
     int n_bias;
@@ -42,10 +42,10 @@ typedef struct mp_draw {
     int mask_words;       /* 0: there is no mask */
     const uint32_t *mask; /* a bit an id: 1 = it may come; ids beyond the words may not */
     uint32_t choice, position; /* position of the drawn token in the sequence of outputs */
-} mp_draw;
+} mp_sample_args;
 
 /* logits [vocab] are overwritten; candidates [vocab] is scratch. Returns the token, or -1 when no logit is finite. */
-int32_t mp_sample(const mp_draw *draw, float *logits, int32_t vocab, mp_candidate *candidates);
+int32_t mp_sample(const mp_sample_args *sample, float *logits, int32_t vocab, mp_candidate *candidates);
 
 /* ln of the softmax of the unmodified logits: fills *logprob of `token` and the k best, largest first (lowest id on a
  * tie). k may be 0. candidates [vocab] is scratch when k > 0. */

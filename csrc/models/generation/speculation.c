@@ -13,13 +13,13 @@ void mp_speculation_init(mp_speculation *s, mp_speculate mode) {
 
 static int odds_row(int run) { return run <= 2 ? 0 : run <= 4 ? 1 : run <= 8 ? 2 : 3; }
 
-static float odds_of(const mp_speculation *s, const mp_guess *guess, int i) {
-    int row = odds_row(guess->run + i);
-    return guess->odds[row] > 0 ? guess->odds[row] : s->odds[row];
+static float odds_of(const mp_speculation *s, const mp_draft *draft, int i) {
+    int row = odds_row(draft->run + i);
+    return draft->odds[row] > 0 ? draft->odds[row] : s->odds[row];
 }
 
 bool mp_speculation_open(const mp_speculation *s, int sequences, int rows) {
-    if (s->mode == MP_SPECULATE_OFF || rows >= MP_GUESS_ROWS)
+    if (s->mode == MP_SPECULATE_OFF || rows >= MP_DRAFT_ROWS)
         return false;
     return s->mode == MP_SPECULATE_ALWAYS || (rows == sequences && s->plain[rows].seen && s->balance_ns > 0);
 }
@@ -29,14 +29,14 @@ static double time_of(const mp_speculation *s, int sequences, int rows, double r
     double base = s->plain[sequences].ns, from = base, to = 0;
     int low = sequences, high = rows;
     for (int i = sequences + 1; i <= rows; i++)
-        if (s->guessed[i].seen) {
+        if (s->drafted[i].seen) {
             low = i;
-            from = s->guessed[i].ns;
+            from = s->drafted[i].ns;
         }
-    while (high <= MP_GUESS_ROWS && !s->guessed[high].seen)
+    while (high <= MP_DRAFT_ROWS && !s->drafted[high].seen)
         high++;
-    if (high <= MP_GUESS_ROWS)
-        to = s->guessed[high].ns;
+    if (high <= MP_DRAFT_ROWS)
+        to = s->drafted[high].ns;
     row_ns = row_ns < base / 4 ? row_ns : base / 4;
     double ns = low == rows ? from
                 : to > 0    ? from + (to - from) * (rows - low) / (high - low)
@@ -45,46 +45,46 @@ static double time_of(const mp_speculation *s, int sequences, int rows, double r
 }
 
 /* One guess, the likeliest, a few tokens far, if there are means for it. */
-static void try_again(const mp_speculation *s, mp_guess **guesses, int n, int sequences, int room) {
-    mp_guess *best = NULL;
+static void try_again(const mp_speculation *s, mp_draft **drafts, int n, int sequences, int room) {
+    mp_draft *best = NULL;
     if (s->balance_ns > RESERVE / 2 * s->plain[sequences].ns)
         for (int g = 0; g < n; g++)
-            if (guesses[g]->count > 0 && guesses[g]->run >= TRIAL_RUN && (!best || guesses[g]->run > best->run))
-                best = guesses[g];
+            if (drafts[g]->count > 0 && drafts[g]->run >= TRIAL_RUN && (!best || drafts[g]->run > best->run))
+                best = drafts[g];
     int count = room < TRIAL_TOKENS ? room : TRIAL_TOKENS;
     for (int g = 0; g < n; g++)
-        if (guesses[g] != best || guesses[g]->count > count)
-            guesses[g]->count = guesses[g] == best ? count : 0;
+        if (drafts[g] != best || drafts[g]->count > count)
+            drafts[g]->count = drafts[g] == best ? count : 0;
 }
 
-void mp_speculation_choose(mp_speculation *s, mp_guess **guesses, int n, int sequences, int rows, uint64_t row_ns) {
-    int room = MP_GUESS_ROWS - rows;
+void mp_speculation_choose(mp_speculation *s, mp_draft **drafts, int n, int sequences, int rows, uint64_t row_ns) {
+    int room = MP_DRAFT_ROWS - rows;
     if (n == 0)
         return;
     if (s->mode == MP_SPECULATE_ALWAYS) {
         for (int g = 0; g < n; g++) {
-            guesses[g]->count = guesses[g]->count < room ? guesses[g]->count : room;
-            room -= guesses[g]->count;
+            drafts[g]->count = drafts[g]->count < room ? drafts[g]->count : room;
+            room -= drafts[g]->count;
         }
         return;
     }
     /* the likeliest token first: a guess's odds only fall from token to token */
-    int taken[MP_GUESS_ROWS] = {0}, best[MP_GUESS_ROWS] = {0};
-    double next[MP_GUESS_ROWS], tokens = sequences;
+    int taken[MP_DRAFT_ROWS] = {0}, best[MP_DRAFT_ROWS] = {0};
+    double next[MP_DRAFT_ROWS], tokens = sequences;
     double rate = MARGIN * tokens / s->plain[sequences].ns;
     bool pays = false;
     for (int g = 0; g < n; g++)
-        next[g] = guesses[g]->count > 0 ? odds_of(s, guesses[g], 0) : 0;
+        next[g] = drafts[g]->count > 0 ? odds_of(s, drafts[g], 0) : 0;
     for (int more = 1; more <= room; more++) {
         int likeliest = 0;
         for (int g = 1; g < n; g++)
             if (next[g] > next[likeliest])
                 likeliest = g;
-        mp_guess *guess = guesses[likeliest];
+        mp_draft *draft = drafts[likeliest];
         if (next[likeliest] <= 0)
             break;
         tokens += next[likeliest];
-        next[likeliest] *= ++taken[likeliest] < guess->count ? odds_of(s, guess, taken[likeliest]) : 0;
+        next[likeliest] *= ++taken[likeliest] < draft->count ? odds_of(s, draft, taken[likeliest]) : 0;
         double now = tokens / time_of(s, sequences, rows + more, (double)row_ns);
         if (now <= rate)
             continue; /* a row more may be next to free: a tile takes several */
@@ -94,30 +94,30 @@ void mp_speculation_choose(mp_speculation *s, mp_guess **guesses, int n, int seq
             best[g] = taken[g];
     }
     if (!pays) {
-        try_again(s, guesses, n, sequences, room);
+        try_again(s, drafts, n, sequences, room);
         return;
     }
     for (int g = 0; g < n; g++)
-        guesses[g]->count = best[g];
+        drafts[g]->count = best[g];
 }
 
-static void run_mean(float *mean, bool right, float weight) {
-    *mean += ((right ? 1.0f : 0.0f) - *mean) * weight;
+static void run_mean(float *mean, bool accepted, float weight) {
+    *mean += ((accepted ? 1.0f : 0.0f) - *mean) * weight;
     *mean = *mean > 0.001f ? *mean : 0.001f; /* 0 = not known */
 }
 
-void mp_speculation_learn(mp_speculation *s, mp_guess *guess, int i, bool right) {
-    int row = odds_row(guess->run + i);
-    if (!(guess->odds[row] > 0))
-        guess->odds[row] = s->odds[row];
-    run_mean(&guess->odds[row], right, 1.0f / 8);
-    run_mean(&s->odds[row], right, 1.0f / 32);
+void mp_speculation_learn(mp_speculation *s, mp_draft *draft, int i, bool accepted) {
+    int row = odds_row(draft->run + i);
+    if (!(draft->odds[row] > 0))
+        draft->odds[row] = s->odds[row];
+    run_mean(&draft->odds[row], accepted, 1.0f / 8);
+    run_mean(&s->odds[row], accepted, 1.0f / 32);
 }
 
-void mp_speculation_account(mp_speculation *s, int sequences, int checked, int right, uint64_t took_ns) {
-    if (sequences > MP_GUESS_ROWS || sequences + checked > MP_GUESS_ROWS)
+void mp_speculation_account(mp_speculation *s, int sequences, int checked, int accepted, uint64_t took_ns) {
+    if (sequences > MP_DRAFT_ROWS || sequences + checked > MP_DRAFT_ROWS)
         return;
-    mp_pace *pace = checked ? &s->guessed[sequences + checked] : &s->plain[sequences];
+    mp_pace *pace = checked ? &s->drafted[sequences + checked] : &s->plain[sequences];
     double ns = (double)took_ns;
     if (pace->seen < FIRST) { /* the least of a few: whatever holds a step up only makes it longer */
         pace->ns = pace->seen == 0 || ns < pace->ns ? ns : pace->ns;
@@ -125,9 +125,9 @@ void mp_speculation_account(mp_speculation *s, int sequences, int checked, int r
     } else { /* what all steps have in common soon, what sets this kind apart slowly */
         double drift = ns / pace->ns - 1;
         drift = drift > MOST_DRIFT ? MOST_DRIFT : drift < -MOST_DRIFT ? -MOST_DRIFT : drift;
-        for (int i = 1; i <= MP_GUESS_ROWS; i++) {
+        for (int i = 1; i <= MP_DRAFT_ROWS; i++) {
             s->plain[i].ns *= 1 + drift / 8;
-            s->guessed[i].ns *= 1 + drift / 8;
+            s->drafted[i].ns *= 1 + drift / 8;
         }
         pace->ns *= 1 + drift / 32;
     }
@@ -137,7 +137,7 @@ void mp_speculation_account(mp_speculation *s, int sequences, int checked, int r
     if (!s->opened)
         s->balance_ns = OPENING * base;
     s->opened = true;
-    s->balance_ns += TRIAL * base + right * base / sequences;
+    s->balance_ns += TRIAL * base + accepted * base / sequences;
     if (checked && pace->ns > base)
         s->balance_ns -= pace->ns - base;
     if (s->balance_ns > RESERVE * base)

@@ -20,15 +20,15 @@
 #include "models/generation/draft.h"
 
 enum {
-    MP_GUESS_ROWS = 32, /* most rows of a pass with guesses: more are never cheap */
+    MP_DRAFT_ROWS = 32, /* most rows of a pass with guesses: more are never cheap */
     MP_ODDS = 4
 };
 
-typedef struct mp_guess { /* of a sequence; starts zeroed */
+typedef struct mp_draft { /* of a sequence; starts zeroed */
     int32_t tokens[MP_DRAFT_MOST];
     int count, run;      /* how many; of generation/draft.h */
     float odds[MP_ODDS]; /* 0 = not yet known */
-} mp_guess;
+} mp_draft;
 
 /* For tests: the guess instead of a look-up; returns how many of `most`. */
 typedef int mp_propose(void *arg, const mp_item *item, int choice, int32_t *draft, int most);
@@ -45,7 +45,7 @@ typedef struct mp_speculation { /* of an engine; its worker's thread only */
     mp_speculate mode;
     mp_propose *propose;
     void *propose_arg;
-    mp_pace plain[MP_GUESS_ROWS + 1], guessed[MP_GUESS_ROWS + 1]; /* by rows; plain: of a sequence each */
+    mp_pace plain[MP_DRAFT_ROWS + 1], drafted[MP_DRAFT_ROWS + 1]; /* by rows; plain: of a sequence each */
     double balance_ns; /* what guesses brought and may cost, less what they cost */
     bool opened;
     float odds[MP_ODDS];
@@ -54,16 +54,13 @@ typedef struct mp_speculation { /* of an engine; its worker's thread only */
 void mp_speculation_init(mp_speculation *s, mp_speculate mode);
 /* Is it worth while to look for guesses for a step of so many sequences and rows without them? */
 bool mp_speculation_open(const mp_speculation *s, int sequences, int rows);
-/* Cut the guesses of a step's sequences [n <= MP_GUESS_ROWS] to what is to be checked. rows: of the step without them.
+/* Cut the guesses of a step's sequences [n <= MP_DRAFT_ROWS] to what is to be checked. rows: of the step without them.
  * row_ns: what a row more is taken to cost where nothing has been measured yet. */
-void mp_speculation_choose(mp_speculation *s, mp_guess **guesses, int n, int sequences, int rows, uint64_t row_ns);
+void mp_speculation_choose(mp_speculation *s, mp_draft **drafts, int n, int sequences, int rows, uint64_t row_ns);
 /* Token number i of a guess was right or wrong. */
-void mp_speculation_learn(mp_speculation *s, mp_guess *guess, int i, bool right);
+void mp_speculation_learn(mp_speculation *s, mp_draft *draft, int i, bool accepted);
 /* A step in which every sequence decoded, one row each without the guesses, of which so many were checked and right.
  * ns: of its own on a processor; what others did meanwhile says nothing about rows. */
-void mp_speculation_account(mp_speculation *s, int sequences, int checked, int right, uint64_t ns);
-
-/* Change an engine's ways, between steps. propose: NULL = by look-up. */
-void mp_decoder_speculate(mp_engine *engine, mp_speculate mode, mp_propose *propose, void *arg);
+void mp_speculation_account(mp_speculation *s, int sequences, int checked, int accepted, uint64_t ns);
 
 #endif

@@ -45,11 +45,11 @@ uint64_t mp_vit_image_parts(const mp_vit *model, int32_t down, int32_t across) {
     const int32_t side = model->window * model->cell;
     uint64_t parts = grains + (model->attention_pool ? grains : 0);
     for (int l = 0; l < model->layer_count; l++) {
-        uint64_t pieces = grains;
+        uint64_t part_count = grains;
         if (model->layers[l].windowed)
-            pieces = (uint64_t)((down + side - 1) / side) * (uint64_t)((across + side - 1) / side) *
-                     (((uint64_t)side * (uint64_t)side + grain - 1) / grain);
-        parts += 2 * grains + heads * pieces;
+            part_count = (uint64_t)((down + side - 1) / side) * (uint64_t)((across + side - 1) / side) *
+                         (((uint64_t)side * (uint64_t)side + grain - 1) / grain);
+        parts += 2 * grains + heads * part_count;
     }
     return parts;
 }

@@ -1,6 +1,6 @@
-/* image/engine.c: the step interface over an image transformer. A step is one batch of images from any callers, and
- * some parts of one that takes longer than a step may: a few of these are on their way in turns, so that nobody waits
- * for the whole of another's. */
+/* image/engine.c: the step interface over an image transformer. A step is one batch of images from any callers. An
+ * image that takes longer than a step may is computed in parts: up to MOST_LARGE of them take turns, so that no request
+ * waits for the whole of another's image. */
 #include <stdatomic.h>
 #include <string.h>
 
@@ -12,8 +12,8 @@ enum {
                          rows to a pass over their weights than those of small text encoders */
     STEP_ROWS = 16384, /* most rows in a step, whatever the budget */
     MOST_LARGE = 4,    /* images on their way at a time: each has a state */
-    LARGE_MS = 25,     /* that a step gives one, however long it may be: whoever comes within it waits for its end */
-    TABLE_ROWS = 2048  /* positions of more are made part by part: others would wait for the table */
+    LARGE_MS = 25,     /* most time that a step gives one: a request that arrives within it waits for its end */
+    TABLE_ROWS = 2048  /* positions of more are made part by part: other requests would wait for the table */
 };
 
 typedef struct position_table { /* positions of one size other than the model's own, kept for the next step */
@@ -81,9 +81,10 @@ static mp_status check_size(const mp_vit *model, int32_t image, int32_t height, 
     return MP_OK;
 }
 
-mp_status mp_vit_check(const mp_model *base, mp_call *call_base, uint64_t *cost_ns, uint32_t *total, mp_error *error) {
+mp_status mp_vit_check(const mp_model *base, mp_request *call_base, uint64_t *cost_ns, uint32_t *total,
+                       mp_error *error) {
     const mp_vit *model = (const mp_vit *)base;
-    mp_image_call *call = (mp_image_call *)call_base;
+    mp_image_embedding_request *call = (mp_image_embedding_request *)call_base;
     const bool tokens = call->output == MP_EMBED_TOKENS;
     int32_t most = tokens ? model->hidden : model->head.width;
     int64_t rows = 0;
@@ -102,7 +103,7 @@ mp_status mp_vit_check(const mp_model *base, mp_call *call_base, uint64_t *cost_
     call->most_parts = parts;
     *cost_ns = mp_vit_ns(model, ops);
     *total = (uint32_t)call->n_images;
-    return mp_image_call_output(call, rows, call->dimensions ? call->dimensions : most, error);
+    return mp_image_embedding_request_output(call, rows, call->dimensions ? call->dimensions : most, error);
 }
 
 /* ---- plan -------------------------------------------------------------------------------------------------------- */
@@ -113,19 +114,19 @@ static mp_status engine_admit(mp_engine *engine, mp_item *item, mp_error *error)
     return MP_OK;
 }
 
-static int64_t image_rows(const mp_vit *model, const mp_image_call *call, uint32_t image) {
+static int64_t image_rows(const mp_vit *model, const mp_image_embedding_request *call, uint32_t image) {
     return mp_vit_rows(model, call->sizes[2 * image] / model->patch, call->sizes[2 * image + 1] / model->patch);
 }
 
-static uint64_t image_ns(const mp_vit *model, const mp_image_call *call, uint32_t image) {
+static uint64_t image_ns(const mp_vit *model, const mp_image_embedding_request *call, uint32_t image) {
     return mp_vit_ns(model, mp_vit_image_ops(model, call->sizes[2 * image] / model->patch,
                                              call->sizes[2 * image + 1] / model->patch));
 }
 
-/* Whether an item's next image takes longer than a step may. */
+/* True if an item's next image takes longer than a step may. */
 static bool is_large(vit_engine *engine, const mp_item *item, uint64_t budget_ns) {
     return large_of(engine, item) ||
-           image_ns(engine->model, (const mp_image_call *)item->call, item->cursor) > budget_ns;
+           image_ns(engine->model, (const mp_image_embedding_request *)item->call, item->cursor) > budget_ns;
 }
 
 /* The large image that goes on: that of the first item that has one and finds a place for it. */
@@ -152,7 +153,7 @@ static large_image *choose_large(vit_engine *engine, mp_item **items, int n, uin
 /* It comes into the plan with the time that is left, a part of it at least. */
 static void plan_large(vit_engine *engine, large_image *large, uint64_t budget_ns, mp_plan *plan) {
     const mp_vit *model = engine->model;
-    const mp_image_call *call = (const mp_image_call *)large->item->call;
+    const mp_image_embedding_request *call = (const mp_image_embedding_request *)large->item->call;
     const uint64_t all_ns = image_ns(model, call, large->item->cursor);
     const uint64_t done_ns = large->begun ? mp_vit_ns(model, large->ops) : 0;
     const uint64_t left_ns = all_ns > done_ns ? all_ns - done_ns : 0, least = mp_vit_ns(model, mp_vit_part_ops(model));
@@ -165,9 +166,9 @@ static void plan_large(vit_engine *engine, large_image *large, uint64_t budget_n
     plan->items[plan->count] = large->item;
     plan->amount[plan->count++] = 1;
     plan->together = true;
-    const int lanes = mp_lanes_worth(&model->base.facts, image_rows(model, call, large->item->cursor),
-                                     10 * model->layer_count + 4);
-    plan->lanes = lanes > plan->lanes ? lanes : plan->lanes;
+    const int threads =
+        mp_threads_worth(&model->base.facts, image_rows(model, call, large->item->cursor), 10 * model->layer_count + 4);
+    plan->threads = threads > plan->threads ? threads : plan->threads;
 }
 
 /* As for texts: each item in turn is offered an equal share of the time that is left, and the first gets at least one
@@ -186,7 +187,7 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
     plan->cost_ns = 0;
     for (int i = 0; i < n && plan->count < MP_PLAN_MAX - 1; i++) {
         mp_item *item = items[i];
-        const mp_image_call *call = (const mp_image_call *)item->call;
+        const mp_image_embedding_request *call = (const mp_image_embedding_request *)item->call;
         if (large && is_large(engine, item, budget_ns))
             continue;
         const uint64_t equal = left / (uint64_t)(n - i), least = left < group_ns ? left : group_ns;
@@ -211,9 +212,9 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
         plan->amount[plan->count++] = taken;
     }
     plan->together = images == 1; /* else each lane has images of its own */
-    plan->lanes = images < 256 ? (int)images : 256;
+    plan->threads = images < 256 ? (int)images : 256;
     if (plan->together)
-        plan->lanes = mp_lanes_worth(&model->base.facts, planned, 10 * model->layer_count + 4);
+        plan->threads = mp_threads_worth(&model->base.facts, planned, 10 * model->layer_count + 4);
     if (large)
         plan_large(engine, large, budget_ns, plan);
 }
@@ -231,8 +232,8 @@ typedef struct step_run {
     _Atomic uint64_t ops;
 } step_run;
 
-static mp_vit_pass pass_of(const step_run *run, const mp_group *group, int piece) {
-    uint8_t *scratch = mp_group_scratch(&run->step, piece);
+static mp_vit_pass pass_of(const step_run *run, const mp_group *group, int slice) {
+    uint8_t *scratch = mp_group_scratch(&run->step, slice);
     const mp_vit_image *images = run->engine->images + group->first, *last = &images[group->count - 1];
     return (mp_vit_pass){
         .model = run->engine->model,
@@ -248,18 +249,18 @@ static mp_vit_pass pass_of(const step_run *run, const mp_group *group, int piece
     };
 }
 
-static void run_group(void *arg, const mp_lane *lane, const mp_group *group, int piece, void *lane_scratch) {
+static void run_group(void *arg, const mp_team_thread *thread, const mp_group *group, int slice, void *thread_scratch) {
     step_run *run = arg;
     mp_vit_pass own;
     mp_vit_pass *pass = &run->shared; /* one image, one group */
     if (!run->step.together) {
-        own = pass_of(run, group, piece);
+        own = pass_of(run, group, slice);
         pass = &own;
     }
-    mp_vit_lane l = {.lane = lane, .pass = pass, .own = lane_scratch};
+    mp_vit_thread l = {.thread = thread, .pass = pass, .own = thread_scratch};
     if (!mp_vit_forward(&l))
         atomic_store_explicit(&run->stopped, true, memory_order_relaxed);
-    if (lane->index == 0)
+    if (thread->index == 0)
         atomic_fetch_add_explicit(&run->ops, pass->ops, memory_order_relaxed);
 }
 
@@ -314,14 +315,14 @@ static void keep_positions(vit_engine *engine, mp_vit_image *images, int count) 
 }
 
 /* Where the result of an image stands among those of its call: in vectors, or in rows. */
-static int64_t result_at(const mp_vit *model, const mp_image_call *call, uint32_t image) {
+static int64_t result_at(const mp_vit *model, const mp_image_embedding_request *call, uint32_t image) {
     int64_t at = image;
     for (uint32_t n = 0; call->output == MP_EMBED_TOKENS && n < image; n++)
         at += image_rows(model, call, n) - 1;
     return at;
 }
 
-static mp_vit_image describe(const mp_vit *model, const mp_image_call *call, uint32_t image, int64_t at) {
+static mp_vit_image describe(const mp_vit *model, const mp_image_embedding_request *call, uint32_t image, int64_t at) {
     const int32_t down = call->sizes[2 * image] / model->patch, across = call->sizes[2 * image + 1] / model->patch;
     return (mp_vit_image){
         .pixels = call->pixels + call->offsets[image],
@@ -336,7 +337,7 @@ static mp_vit_image describe(const mp_vit *model, const mp_image_call *call, uin
     };
 }
 
-/* Whether what is planned of an item is its large image. */
+/* True if the plan has the large image of this item. */
 static bool is_planned(const vit_engine *engine, const mp_item *item) {
     return engine->planned && engine->planned->item == item;
 }
@@ -353,7 +354,7 @@ static mp_status collect(vit_engine *engine, const mp_plan *plan, int *count, in
     *rows = 0;
     for (int i = 0; i < plan->count; i++) {
         const mp_item *item = plan->items[i];
-        const mp_image_call *call = (const mp_image_call *)item->call;
+        const mp_image_embedding_request *call = (const mp_image_embedding_request *)item->call;
         int64_t at = result_at(model, call, item->cursor);
         if (is_planned(engine, item) || atomic_load_explicit(&item->cancelled, memory_order_relaxed))
             continue;
@@ -371,7 +372,7 @@ static mp_status collect(vit_engine *engine, const mp_plan *plan, int *count, in
     return MP_OK;
 }
 
-/* Where the images stand in their groups. */
+/* Set each image's first row and first patch within its group. */
 static void place_images(vit_engine *engine) {
     const mp_groups *groups = &engine->groups;
     for (int g = 0; g < groups->count; g++) {
@@ -385,9 +386,9 @@ static void place_images(vit_engine *engine) {
     }
 }
 
-/* So many more of an item's images are there. */
+/* Report `images` more images of an item as done. */
 static void count_done(mp_item *item, uint32_t images, mp_outcome *outcome) {
-    mp_engine_advance(item, images, &((mp_image_call *)item->call)->done, outcome);
+    mp_engine_advance(item, images, &((mp_image_embedding_request *)item->call)->done, outcome);
 }
 
 static void conclude(vit_engine *engine, const mp_plan *plan, int images, mp_outcome *outcomes) {
@@ -410,11 +411,11 @@ typedef struct large_run {
     bool done;
 } large_run;
 
-static void large_body(const mp_lane *lane, void *arg) {
+static void large_body(const mp_team_thread *thread, void *arg) {
     large_run *run = arg;
-    mp_vit_lane l = {.lane = lane, .pass = &run->pass, .own = run->own + (size_t)lane->index * run->own_bytes};
+    mp_vit_thread l = {.thread = thread, .pass = &run->pass, .own = run->own + (size_t)thread->index * run->own_bytes};
     const bool done = mp_vit_forward(&l);
-    if (lane->index == 0)
+    if (thread->index == 0)
         run->done = done;
 }
 
@@ -431,7 +432,7 @@ static mp_status begin_large(vit_engine *engine, large_image *large, int32_t row
     return MP_OK;
 }
 
-/* Whether there is memory that will come back: of others that are on their way. */
+/* True if other large images hold memory, which they will give back. */
 static bool others_begun(const vit_engine *engine, const large_image *large) {
     for (int i = 0; i < MOST_LARGE; i++)
         if (&engine->large[i] != large && engine->large[i].begun)
@@ -444,16 +445,16 @@ static uint64_t go_on(vit_engine *engine, mp_lease *lease, uint64_t start, mp_ou
     const mp_vit *model = engine->model;
     large_image *large = engine->planned;
     mp_item *item = large->item;
-    const mp_image_call *call = (const mp_image_call *)item->call;
+    const mp_image_embedding_request *call = (const mp_image_embedding_request *)item->call;
     mp_vit_image image = describe(model, call, item->cursor, result_at(model, call, item->cursor));
     const uint64_t part_ops = mp_vit_part_ops(model);
     const int part_rows = mp_vit_part_rows(model, image.n, part_ops);
-    const size_t part = mp_vit_part_bytes(model, part_rows, 1), own = mp_vit_lane_scratch(model, image.n);
-    const size_t lanes = own * (size_t)lease->lanes;
+    const size_t part = mp_vit_part_bytes(model, part_rows, 1), own = mp_vit_thread_scratch(model, image.n);
+    const size_t threads = own * (size_t)lease->threads;
     mp_status status = begin_large(engine, large, image.n, &item->error);
     mp_arena_reset(&engine->arena);
     if (status == MP_OK)
-        status = mp_engine_reserve(&engine->arena, part + lanes, engine->budget, &engine->charged, &item->error);
+        status = mp_engine_reserve(&engine->arena, part + threads, engine->budget, &engine->charged, &item->error);
     if (status != MP_OK) {
         *outcome = others_begun(engine, large) ? MP_OUTCOME_WAIT_MEMORY : MP_OUTCOME_FAILED;
         return 0;
@@ -476,7 +477,7 @@ static uint64_t go_on(vit_engine *engine, mp_lease *lease, uint64_t start, mp_ou
                  .until_ns = mp_sys_after(start, engine->planned_ns),
                  .cursor = large->at},
     };
-    run.own = mp_arena_take(&engine->arena, lanes);
+    run.own = mp_arena_take(&engine->arena, threads);
     mp_lease_run(lease, large_body, &run);
     large->at = run.pass.cursor;
     large->ops += run.pass.ops;
@@ -504,17 +505,17 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
         return;
     }
     mp_groups *groups = &engine->groups;
-    mp_groups_make(groups, images, rows, lease->lanes, GROUP_ROWS);
+    mp_groups_make(groups, images, rows, lease->threads, GROUP_ROWS);
     place_images(engine);
     step_run run = {.engine = engine,
                     .state_bytes = mp_vit_state_bytes(engine->model, groups->most_rows),
                     .step = {.groups = groups,
                              .lease = lease,
-                             .together = images == 1 && lease->lanes > 1, /* a single image is shared by all lanes */
-                             .lane_bytes = mp_vit_lane_scratch(engine->model, longest),
+                             .together = images == 1 && lease->threads > 1, /* a single image is shared by all lanes */
+                             .thread_bytes = mp_vit_thread_scratch(engine->model, longest),
                              .run = run_group}};
     run.step.arg = &run;
-    run.part_ops = mp_vit_part_ops(engine->model) / (uint64_t)(run.step.together ? 1 : lease->lanes);
+    run.part_ops = mp_vit_part_ops(engine->model) / (uint64_t)(run.step.together ? 1 : lease->threads);
     run.part_rows = mp_vit_part_rows(engine->model, groups->most_rows, run.part_ops);
     run.step.group_bytes = run.state_bytes + mp_vit_part_bytes(engine->model, run.part_rows, groups->most_sequences);
     if (mp_group_step_reserve(&run.step, &engine->arena, engine->budget, &engine->charged, &error) != MP_OK) {

@@ -108,12 +108,12 @@ static mp_status read_hyper(mp_vit *model, const mp_spec *spec, uint32_t flags, 
     model->patch = (int32_t)patch;
     model->grid = (int32_t)(image / patch);
     model->registers = (int32_t)registers;
-    model->classes = (flags & MP_ARCH_CLASS_TOKEN) != 0;
-    model->any_size = (flags & MP_ARCH_ANY_SIZE) != 0;
-    model->smooth = (flags & MP_ARCH_SMOOTH_SIZE) != 0;
-    model->attention_pool = (flags & MP_ARCH_ATTENTION_POOL) != 0;
-    model->root_norms = (flags & MP_ARCH_ROOT_NORMS) != 0;
-    model->axial = (flags & MP_ARCH_AXIAL) != 0;
+    model->classes = (flags & MP_VIT_CLASS_TOKEN) != 0;
+    model->any_size = (flags & MP_VIT_ANY_SIZE) != 0;
+    model->smooth = (flags & MP_VIT_SMOOTH_SIZE) != 0;
+    model->attention_pool = (flags & MP_VIT_ATTENTION_POOL) != 0;
+    model->root_norms = (flags & MP_VIT_ROOT_NORMS) != 0;
+    model->axial = (flags & MP_VIT_AXIAL) != 0;
     model->frames = 1;
     if (model->axial)
         MP_TRY(read_axes(model, spec, error));
@@ -198,7 +198,7 @@ static mp_status read_embeddings(mp_vit *model, mp_builder *builder, uint32_t fl
         MP_TRY(add_linears(builder, -1, linears, COUNT(linears), error));
     if (model->classes > 0)
         MP_TRY(add_vector(model, builder, -1, "class_embd", &model->class_token, error));
-    if (flags & MP_ARCH_INPUT_NORM)
+    if (flags & MP_VIT_INPUT_NORM)
         MP_TRY(add_norm(model, builder, -1, "pre_ln", &model->input_norm, error));
     if (norm)
         MP_TRY(add_norm(model, builder, -1, "post_ln", &model->norm, error));
@@ -231,7 +231,7 @@ static mp_status read_layer(mp_vit *model, mp_builder *builder, int index, uint3
     MP_TRY(add_linears(builder, index, model->gated ? up : up + 1, model->gated ? 2 : 1, error));
     MP_TRY(add_norm(model, builder, index, "ln1", &layer->attention_norm, error));
     MP_TRY(add_norm(model, builder, index, "ln2", &layer->ffn_norm, error));
-    if (!(flags & MP_ARCH_LAYER_SCALE))
+    if (!(flags & MP_VIT_LAYER_SCALE))
         return MP_OK;
     MP_TRY(add_vector(model, builder, index, "ls1.weight", &layer->attention_scale, error));
     return add_vector(model, builder, index, "ls2.weight", &layer->ffn_scale, error);

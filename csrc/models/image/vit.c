@@ -9,11 +9,11 @@ enum { EMBED, BEFORE, ATTEND, AFTER };
 
 /* A piece of attention has as many rows as make so many operations in one head, but enough to copy keys and values
  * for, which those in bfloat16 take longer to make up for. */
-enum { PIECE_OPS = 500000000, PIECE_GRAINS = 2, PIECE_GRAINS_BF16 = 6 };
+enum { PART_OPS = 500000000, PART_GRAINS = 2, PART_GRAINS_BF16 = 6 };
 
 typedef struct work { /* of a lane */
-    mp_vit_lane *l;
-    const mp_lane *lane;
+    mp_vit_thread *l;
+    const mp_team_thread *thread;
     const mp_vit *model;
     mp_vit_pass *pass;
     float *x;     /* [M, hidden] the residual stream */
@@ -59,7 +59,7 @@ size_t mp_vit_part_bytes(const mp_vit *model, int part_rows, int count) {
     return inner_bytes(model, part_rows) + mp_arena_cost(acts);
 }
 
-size_t mp_vit_lane_scratch(const mp_vit *model, int T) {
+size_t mp_vit_thread_scratch(const mp_vit *model, int T) {
     const mp_attention shape = attention_of(model);
     size_t attention = mp_attention_scratch(&shape, T);
     size_t head = mp_arena_cost((size_t)model->hidden * sizeof(float)) + mp_head_scratch(&model->head) * sizeof(float);
@@ -67,21 +67,21 @@ size_t mp_vit_lane_scratch(const mp_vit *model, int T) {
     return mp_arena_cost(larger(larger(attention, head), position));
 }
 
-static work work_of(mp_vit_lane *l) {
+static work work_of(mp_vit_thread *l) {
     const mp_vit_pass *pass = l->pass;
     const mp_vit *model = pass->model;
     const size_t bytes = row_bytes(model, pass->M);
     const int part_rows = pass->part_rows > pass->count ? pass->part_rows : pass->count;
     return (work){
         .l = l,
-        .lane = l->lane,
+        .thread = l->thread,
         .model = model,
         .pass = l->pass,
         .x = (float *)(void *)pass->state,
         .mixed = (float *)(void *)(pass->state + bytes),
         .wide = (float *)(void *)(pass->state + 2 * bytes),
         .inner = (float *)(void *)pass->part,
-        .context = {.lane = l->lane, .acts = pass->part + inner_bytes(model, part_rows)},
+        .context = {.thread = l->thread, .acts = pass->part + inner_bytes(model, part_rows)},
         .attention = attention_of(model),
     };
 }
@@ -89,16 +89,16 @@ static work work_of(mp_vit_lane *l) {
 /* ---- parts ------------------------------------------------------------------------------------------------------- */
 
 /* Two slots in turn: lane 0 may be one barrier ahead of a lane that still reads the last one's. */
-bool mp_vit_meet(mp_vit_lane *l, uint64_t ops) {
+bool mp_vit_barrier(mp_vit_thread *l, uint64_t ops) {
     mp_vit_pass *pass = l->pass;
     const int slot = (int)(l->turn++ & 1);
-    if (l->lane->index == 0) {
+    if (l->thread->index == 0) {
         pass->ops += ops;
         pass->stopped |= mp_lease_poll(pass->lease) ||
                          (pass->unwanted && atomic_load_explicit(pass->unwanted, memory_order_relaxed));
         pass->go_on[slot] = !pass->stopped && (!pass->until_ns || mp_sys_now_ns() < pass->until_ns);
     }
-    mp_lane_sync(l->lane);
+    mp_team_barrier(l->thread);
     return pass->go_on[slot];
 }
 
@@ -148,7 +148,7 @@ static void unfold_patch(const mp_vit *model, const mp_vit_image *image, int y, 
 /* Patches [patch0, patch1) of the group, one a row. */
 static void unfold(const work *w, int64_t patch0, int64_t patch1, float *out) {
     int64_t first, end;
-    mp_lane_split(w->lane, patch1 - patch0, 1, &first, &end);
+    mp_team_split(w->thread, patch1 - patch0, 1, &first, &end);
     for (int i = 0; i < w->pass->count; i++) {
         const mp_vit_image *image = &w->pass->images[i];
         if (image->patch >= patch0 + end || image->patch + image->down * image->across <= patch0 + first)
@@ -205,11 +205,11 @@ static uint64_t embed(const work *w, mp_vit_cursor *at) {
     next_rows(w, at, &row0, &row1);
     const int64_t patch0 = patch_at(w, row0), patch1 = patch_at(w, row1);
     unfold(w, patch0, patch1, w->inner);
-    mp_lane_sync(w->lane);
+    mp_team_barrier(w->thread);
     mp_row_linear(&w->context, &model->patches, w->inner, model->patches.K, (int)(patch1 - patch0), NULL,
                   w->mixed + patch0 * model->hidden, model->hidden);
-    mp_lane_sync(w->lane);
-    mp_lane_split(w->lane, row1 - row0, 1, &first, &end);
+    mp_team_barrier(w->thread);
+    mp_team_split(w->thread, row1 - row0, 1, &first, &end);
     for (int i = 0; i < w->pass->count; i++) {
         const mp_vit_image *image = &w->pass->images[i];
         int64_t n = row0 + first - image->row, last = row0 + end - image->row;
@@ -241,7 +241,7 @@ static void rotate(const work *w, int64_t row0, int64_t row1) {
     const mp_norm none = {0};
     const mp_vit *model = w->model;
     int64_t first, end;
-    mp_lane_split(w->lane, row1 - row0, 1, &first, &end);
+    mp_team_split(w->thread, row1 - row0, 1, &first, &end);
     for (int i = 0; i < w->pass->count; i++) {
         const mp_vit_image *image = &w->pass->images[i];
         int64_t n = row0 + first - image->row, last = row0 + end - image->row;
@@ -258,7 +258,7 @@ static uint64_t before_attention(const work *w, mp_vit_cursor *at) {
     const mp_transformer_rows rows = rows_of(w, row0, row1);
     mp_transformer_before(&w->context, &w->model->layers[at->layer].base, &rows);
     if (w->model->axial) {
-        mp_lane_sync(w->lane);
+        mp_team_barrier(w->thread);
         rotate(w, row0, row1);
     }
     step_on(at, row1, w->pass->M);
@@ -280,7 +280,7 @@ static uint64_t after_attention(const work *w, mp_vit_cursor *at) {
 typedef struct field {
     int64_t row0;  /* in the group */
     int T, each;   /* rows; of a piece */
-    int64_t pieces, parts; /* parts: of a head */
+    int64_t part_count, parts; /* parts: of a head */
     uint64_t ops;          /* of a piece, but for the last of a head, which may be shorter */
 } field;
 
@@ -290,19 +290,19 @@ static field field_at(const work *w, bool windowed, int image, int window) {
     const int first = windowed ? one->windows[window] : 0, end = windowed ? one->windows[window + 1] : one->n;
     field f = {.row0 = one->row + first, .T = end - first};
     const bool plain = mp_attn_full_for(model->compute, f.T, model->head_dim) == mp_kernels_get()->attn_full;
-    const uint64_t limit = PIECE_OPS < model->most_ops ? PIECE_OPS : model->most_ops;
-    const int64_t least = (int64_t)(plain ? PIECE_GRAINS : PIECE_GRAINS_BF16) * model->grain;
+    const uint64_t limit = PART_OPS < model->most_ops ? PART_OPS : model->most_ops;
+    const int64_t least = (int64_t)(plain ? PART_GRAINS : PART_GRAINS_BF16) * model->grain;
     const int64_t most = (int64_t)(limit / mp_vit_attention_ops(model, 1, f.T)) / model->grain * model->grain;
     f.each = (int)mp_vit_next_rows(model, f.T, most > least ? most : least);
     f.parts = (f.T + f.each - 1) / f.each;
-    f.pieces = (int64_t)model->heads * f.parts;
+    f.part_count = (int64_t)model->heads * f.parts;
     f.ops = mp_vit_attention_ops(model, f.each, f.T);
     return f;
 }
 
-static void attend_piece(const work *w, const field *f, int64_t piece) {
+static void attend_part(const work *w, const field *f, int64_t part) {
     const mp_vit *model = w->model;
-    const int row0 = (int)(piece % f->parts) * f->each, row1 = row0 + f->each < f->T ? row0 + f->each : f->T;
+    const int row0 = (int)(part % f->parts) * f->each, row1 = row0 + f->each < f->T ? row0 + f->each : f->T;
     const mp_row_span span = {.row0 = f->row0, .rows = f->T};
     const mp_attention_rows rows = {.q = w->wide,
                                     .k = w->wide + model->hidden,
@@ -310,15 +310,15 @@ static void attend_piece(const work *w, const field *f, int64_t piece) {
                                     .ld = 3 * model->hidden,
                                     .out = w->mixed,
                                     .ld_out = model->hidden};
-    mp_attention_head(&w->attention, &rows, &span, (int)(piece / f->parts), 0, row0, row1, w->l->own);
-    if (w->lane->index == 0)
+    mp_attention_head(&w->attention, &rows, &span, (int)(part / f->parts), 0, row0, row1, w->l->own);
+    if (w->thread->index == 0)
         mp_lease_poll(w->pass->lease); /* a sign of life */
 }
 
 /* Pieces from the cursor on, as many for each lane. */
 static uint64_t attend(const work *w, mp_vit_cursor *at) {
     const mp_vit_pass *pass = w->pass;
-    const int64_t lanes = w->lane->count;
+    const int64_t threads = w->thread->count;
     const bool windowed = w->model->layers[at->layer].windowed;
     const int64_t first = at->at;
     int64_t all = 0, taken = 0, begin, end;
@@ -326,32 +326,32 @@ static uint64_t attend(const work *w, mp_vit_cursor *at) {
     for (int i = 0; i < pass->count; i++)
         for (int n = 0; n < (windowed ? pass->images[i].window_count : 1); n++) {
             const field f = field_at(w, windowed, i, n);
-            const int64_t there = all + f.pieces - (first + taken);
-            all += f.pieces;
-            if (there <= 0 || (ops >= pass->part_ops && taken % lanes == 0))
+            const int64_t there = all + f.part_count - (first + taken);
+            all += f.part_count;
+            if (there <= 0 || (ops >= pass->part_ops && taken % threads == 0))
                 continue;
             int64_t more = ops < pass->part_ops ? (int64_t)((pass->part_ops - ops + f.ops - 1) / f.ops) : 0;
-            more += (lanes - (taken + more) % lanes) % lanes;
+            more += (threads - (taken + more) % threads) % threads;
             more = more < there ? more : there;
             taken += more;
-            const int64_t lasts = (f.pieces - there + more) / f.parts - (f.pieces - there) / f.parts;
+            const int64_t lasts = (f.part_count - there + more) / f.parts - (f.part_count - there) / f.parts;
             ops += (uint64_t)more * f.ops -
                    mp_vit_attention_ops(w->model, lasts * (f.parts * f.each - f.T), f.T);
         }
-    mp_lane_split(w->lane, taken, 1, &begin, &end);
-    int64_t piece = first + begin, last = first + end, base = 0;
-    for (int i = 0; i < pass->count && piece < last; i++)
-        for (int n = 0; n < (windowed ? pass->images[i].window_count : 1) && piece < last; n++) {
+    mp_team_split(w->thread, taken, 1, &begin, &end);
+    int64_t part = first + begin, last = first + end, base = 0;
+    for (int i = 0; i < pass->count && part < last; i++)
+        for (int n = 0; n < (windowed ? pass->images[i].window_count : 1) && part < last; n++) {
             const field f = field_at(w, windowed, i, n);
-            for (; piece < last && piece < base + f.pieces; piece++)
-                attend_piece(w, &f, piece - base);
-            base += f.pieces;
+            for (; part < last && part < base + f.part_count; part++)
+                attend_part(w, &f, part - base);
+            base += f.part_count;
         }
     step_on(at, first + taken, all);
     return ops;
 }
 
-bool mp_vit_advance(mp_vit_lane *l) {
+bool mp_vit_advance(mp_vit_thread *l) {
     static uint64_t (*const stages[])(const work *, mp_vit_cursor *) = {embed, before_attention, attend,
                                                                          after_attention};
     const work w = work_of(l);
@@ -362,9 +362,9 @@ bool mp_vit_advance(mp_vit_lane *l) {
     bool go_on = true;
     while (go_on && at.layer < layers) {
         uint64_t ops = stages[at.stage](&w, &at);
-        go_on = mp_vit_meet(l, ops);
+        go_on = mp_vit_barrier(l, ops);
     }
-    if (l->lane->index == 0) /* the others have read it before the barrier */
+    if (l->thread->index == 0) /* the others have read it before the barrier */
         l->pass->cursor = at;
     return go_on;
 }
@@ -380,16 +380,17 @@ static bool pool_keys(const work *w) {
         const mp_transformer_rows rows = rows_of(w, row0, row1);
         const float *in = mp_transformer_normed(&w->context, &model->norm, &rows);
         mp_row_linear(&w->context, &model->pool.kv, in, hidden, rows.M, NULL, w->wide + row0 * 2 * hidden, 2 * hidden);
-        if (mp_vit_meet(w->l, 4 * (uint64_t)(row1 - row0) * (uint64_t)hidden * (uint64_t)hidden))
+        if (mp_vit_barrier(w->l, 4 * (uint64_t)(row1 - row0) * (uint64_t)hidden * (uint64_t)hidden))
             continue;
-        if (w->lane->index == 0) /* the others have read it before the barrier */
+        if (w->thread->index == 0) /* the others have read it before the barrier */
             w->pass->cursor.at = row1;
         return false;
     }
     return true;
 }
 
-/* The learned query attends to each image: pooled rows [count, hidden] in x, whose own rows are needed no more. */
+/* The learned query attends to each image. Leaves pooled rows [count, hidden] in x, whose own rows are not needed any
+ * more. */
 static bool pool_by_attention(const work *w) {
     const mp_vit *model = w->model;
     const mp_vit_pool *pool = &model->pool;
@@ -400,11 +401,11 @@ static bool pool_by_attention(const work *w) {
     float *q = w->inner, *kv = w->wide;
     shape.compute = MP_COMPUTE_F32; /* one row of queries: the copies for bfloat16 would not pay */
     mp_row_linear(&w->context, &pool->q, pool->probe, hidden, 1, NULL, q, hidden);
-    mp_lane_sync(w->lane);
+    mp_team_barrier(w->thread);
     if (!pool_keys(w))
         return false;
     int64_t begin, end;
-    mp_lane_split(w->lane, (int64_t)count * model->heads, 1, &begin, &end);
+    mp_team_split(w->thread, (int64_t)count * model->heads, 1, &begin, &end);
     for (int64_t unit = begin; unit < end; unit++) {
         const int64_t i = unit / model->heads;
         const mp_row_span span = {.rows = w->pass->images[i].n};
@@ -417,12 +418,12 @@ static bool pool_by_attention(const work *w) {
                                         .ld_out = hidden};
         mp_attention_head(&shape, &rows, &span, (int)(unit % model->heads), 0, 0, 1, w->l->own);
     }
-    mp_lane_sync(w->lane);
+    mp_team_barrier(w->thread);
     mp_row_linear(&w->context, &pool->out, w->mixed, hidden, count, NULL, w->x, hidden);
-    mp_lane_sync(w->lane);
+    mp_team_barrier(w->thread);
     const float *in = mp_transformer_normed(&w->context, &pool->norm, &pooled);
     mp_mlp_forward(&w->context, &pool->mlp, in, hidden, count, w->inner, &sum);
-    mp_lane_sync(w->lane);
+    mp_team_barrier(w->thread);
     return true;
 }
 
@@ -441,7 +442,7 @@ static void finish_image(const mp_vit *model, mp_vit_image *image, const float *
 
 static void copy_tokens(const work *w) {
     int64_t first, end;
-    mp_lane_split(w->lane, w->pass->count, 1, &first, &end);
+    mp_team_split(w->thread, w->pass->count, 1, &first, &end);
     for (int64_t i = first; i < end; i++) {
         mp_vit_image *image = &w->pass->images[i];
         int64_t floats = (int64_t)image->n * w->model->hidden;
@@ -452,21 +453,21 @@ static void copy_tokens(const work *w) {
     }
 }
 
-bool mp_vit_forward(mp_vit_lane *l) {
+bool mp_vit_forward(mp_vit_thread *l) {
     const work w = work_of(l);
     mp_vit_image *images = l->pass->images;
     int64_t first, end;
     if (!mp_vit_advance(l))
         return false;
     copy_tokens(&w);
-    mp_lane_sync(l->lane);
+    mp_team_barrier(l->thread);
     if (w.model->attention_pool && !pool_by_attention(&w))
         return false;
-    mp_lane_split(l->lane, l->pass->count, 1, &first, &end);
+    mp_team_split(l->thread, l->pass->count, 1, &first, &end);
     for (int64_t i = first; i < end; i++)
         if (!images[i].want_tokens)
             finish_image(w.model, &images[i], w.x + (int64_t)images[i].row * w.model->hidden,
                          w.model->attention_pool ? w.x + i * w.model->hidden : NULL, l->own);
-    mp_lane_sync(l->lane);
+    mp_team_barrier(l->thread);
     return true;
 }

@@ -149,15 +149,15 @@ typedef struct mp_vit_pass { /* a group of images on its way; all lanes of a reg
     bool go_on[2];        /* what the lanes agreed on, in turns */
 } mp_vit_pass;
 
-typedef struct mp_vit_lane {
-    const mp_lane *lane;
+typedef struct mp_vit_thread {
+    const mp_team_thread *thread;
     mp_vit_pass *pass;
     void *own; /* mp_vit_lane_scratch */
     unsigned turn;
-} mp_vit_lane;
+} mp_vit_thread;
 
 /* Barrier after a part of so many operations, at which the lanes agree whether there is to be another. */
-bool mp_vit_meet(mp_vit_lane *l, uint64_t ops);
+bool mp_vit_barrier(mp_vit_thread *l, uint64_t ops);
 
 /* Rows of a part of a group of M rows. */
 int mp_vit_part_rows(const mp_vit *model, int M, uint64_t part_ops);
@@ -166,16 +166,16 @@ int64_t mp_vit_next_rows(const mp_vit *model, int64_t left, int64_t most);
 size_t mp_vit_state_bytes(const mp_vit *model, int M);
 /* Scratch of a part, for groups of up to `count` images. */
 size_t mp_vit_part_bytes(const mp_vit *model, int part_rows, int count);
-size_t mp_vit_lane_scratch(const mp_vit *model, int T);
+size_t mp_vit_thread_scratch(const mp_vit *model, int T);
 /* Parts from the cursor on, one at least: until the last layer is done, or somebody says otherwise. True: it is done,
  * and the lanes may go on. All lanes of the region call it, with the same pass. Bits do not depend on the grouping, the
  * parts or the lanes. */
-bool mp_vit_advance(mp_vit_lane *l);
+bool mp_vit_advance(mp_vit_thread *l);
 /* Compute a group to its vectors, with all lanes of the region, from the cursor on. Sets finite of every image. False:
  * it was stopped, or its time is over, and it has no results yet. */
-bool mp_vit_forward(mp_vit_lane *l);
+bool mp_vit_forward(mp_vit_thread *l);
 
 mp_status mp_vit_engine(mp_model *model, mp_budget *budget, mp_engine **engine, mp_error *error);
-mp_status mp_vit_check(const mp_model *model, mp_call *call, uint64_t *cost_ns, uint32_t *total, mp_error *error);
+mp_status mp_vit_check(const mp_model *model, mp_request *call, uint64_t *cost_ns, uint32_t *total, mp_error *error);
 
 #endif

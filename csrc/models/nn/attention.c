@@ -35,7 +35,7 @@ void mp_attention_forward(const mp_row_context *context, const mp_attention *att
     int64_t units = 0, begin, end, base = 0;
     for (int s = 0; s < context->n_spans; s++)
         units += (int64_t)attention->heads * (each ? (context->spans[s].rows + each - 1) / each : 1);
-    mp_lane_split(context->lane, units, 1, &begin, &end);
+    mp_team_split(context->thread, units, 1, &begin, &end);
     for (int s = 0; s < context->n_spans && begin < end; s++) {
         const mp_row_span *span = &context->spans[s];
         const int rows_each = each ? each : span->rows, parts = each ? (span->rows + each - 1) / each : 1;

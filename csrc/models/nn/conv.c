@@ -41,7 +41,7 @@ void mp_conv_forward(const mp_conv *conv, const float *x, int height, int width,
                     memcpy(to, x + ((int64_t)(sy >> doubled) * in_width + (sx >> doubled)) * conv->in, bytes);
             }
     }
-    mp_lane single = mp_lane_single();
+    mp_team_thread single = mp_team_single();
     mp_epilogue ep = {.residual = residual ? residual + row0 * conv->out : NULL, .ld_residual = conv->out};
     mp_linear_forward(&conv->linear, &single, unfolded, conv->linear.K, (int)(row1 - row0),
                       (uint8_t *)scratch + unfolded_bytes(conv), NULL, NULL, &ep, y + row0 * conv->out, conv->out);

@@ -178,15 +178,15 @@ static void join_codes(const mp_expert_matrix *matrix, int expert, int32_t n0, i
 }
 
 /* Of a matrix of items of so many bytes, [K, width], columns first + step n. By pieces of lines that stay cached. */
-#define TURN(TYPE)                                                                                     \
-    for (int32_t k0 = 0; k0 < K; k0 += PIECE)                                                          \
-        for (int32_t i = 0; i < n; i++)                                                                \
-            for (int32_t k = k0; k < K && k < k0 + PIECE; k++)                                         \
-                memcpy(to + ((int64_t)i * K + k) * (int64_t)sizeof(TYPE),                              \
+#define TURN(TYPE)                                                        \
+    for (int32_t k0 = 0; k0 < K; k0 += SLICE)                             \
+        for (int32_t i = 0; i < n; i++)                                   \
+            for (int32_t k = k0; k < K && k < k0 + SLICE; k++)            \
+                memcpy(to + ((int64_t)i * K + k) * (int64_t)sizeof(TYPE), \
                        from + ((int64_t)k * width + step * i) * (int64_t)sizeof(TYPE), sizeof(TYPE));
 
 static void turn_columns(const mp_expert_matrix *matrix, int expert, int32_t n0, int32_t n, uint8_t *to) {
-    enum { PIECE = 32 };
+    enum { SLICE = 32 };
     const int64_t step = matrix->step, width = step * matrix->N;
     const int32_t K = matrix->K, item = mp_dtype_get(matrix->dtype)->bytes;
     const uint8_t *from = matrix->tensors[expert].data + (matrix->first + step * n0) * item;

@@ -120,7 +120,7 @@ static size_t panel_bytes(const mp_expert_matrix *matrix) {
     return mp_arena_cost(w.panel_bytes + MP_WMAT_SLACK);
 }
 
-size_t mp_experts_lane_scratch(const mp_experts *experts) {
+size_t mp_experts_thread_scratch(const mp_experts *experts) {
     const mp_expert_matrix *const matrices[] = {&experts->up, &experts->down, &experts->gate};
     size_t most = 0;
     for (int i = 0; i < (experts->plain ? 2 : 3); i++) {
@@ -170,14 +170,14 @@ static void run_panel(const mp_expert_matrix *matrix, int expert, int panel, con
 }
 
 /* Panels of the chosen experts in a line, of `parts` matrices each, of which a lane has a contiguous share. */
-static void run_matrices(const mp_experts *experts, const mp_lane *lane, const expert_scratch *s,
+static void run_matrices(const mp_experts *experts, const mp_team_thread *thread, const expert_scratch *s,
                          const mp_expert_matrix *const *parts, int count, const mp_acts *acts, uint8_t *own, float *y,
                          int64_t ldy) {
     int panels = (parts[0]->N + MP_PANEL_N - 1) / MP_PANEL_N;
     int64_t chosen = 0, begin, end, at = 0;
     for (int e = 0; e < experts->count; e++)
         chosen += s->first[e + 1] > s->first[e];
-    mp_lane_split(lane, chosen * count * panels, 1, &begin, &end);
+    mp_team_split(thread, chosen * count * panels, 1, &begin, &end);
     for (int e = 0; e < experts->count && at < end; e++) {
         if (s->first[e + 1] == s->first[e])
             continue;
@@ -192,11 +192,11 @@ static void run_matrices(const mp_experts *experts, const mp_lane *lane, const e
 
 /* gate becomes (up + 1) * (gate * sigmoid(1.702 gate)), both cut off first. NaN stays. */
 static void gate_clamped(float limit, float *gate, const float *up, int64_t n) {
-    enum { PIECE = 256 };
+    enum { SLICE = 256 };
     const mp_kernels *call = mp_kernels_get();
-    float sigmoid[PIECE];
-    for (int64_t at = 0; at < n; at += PIECE) {
-        int64_t length = n - at < PIECE ? n - at : PIECE;
+    float sigmoid[SLICE];
+    for (int64_t at = 0; at < n; at += SLICE) {
+        int64_t length = n - at < SLICE ? n - at : SLICE;
         float *g = gate + at;
         for (int64_t i = 0; i < length; i++) {
             g[i] = g[i] > limit ? limit : g[i];
@@ -228,7 +228,7 @@ static void add_up(const mp_experts *experts, const expert_scratch *s, int64_t r
         y[i] += scale * sum[i];
 }
 
-void mp_experts_forward(const mp_experts *experts, const mp_lane *lane, const float *x, int M, float scale,
+void mp_experts_forward(const mp_experts *experts, const mp_team_thread *thread, const float *x, int M, float scale,
                         void *scratch, void *own, float *y) {
     const mp_kernels *call = mp_kernels_get();
     const expert_scratch s = lay_out(experts, M, scratch);
@@ -236,28 +236,28 @@ void mp_experts_forward(const mp_experts *experts, const mp_lane *lane, const fl
     const int64_t used = experts->used, n = M * used;
     int64_t begin, end;
     mp_epilogue plain = {0};
-    mp_linear_forward(&experts->router, lane, x, hidden, M, NULL, NULL, NULL, &plain, s.scores, experts->count);
-    mp_lane_sync(lane);
-    mp_lane_split(lane, M, 1, &begin, &end);
+    mp_linear_forward(&experts->router, thread, x, hidden, M, NULL, NULL, NULL, &plain, s.scores, experts->count);
+    mp_team_barrier(thread);
+    mp_team_split(thread, M, 1, &begin, &end);
     for (int64_t r = begin; r < end; r++)
         mp_route(&experts->routing, experts->correction, experts->count, experts->used, s.scores + r * experts->count,
                  s.merit + r * experts->count, s.chosen + r * used, s.weight + r * used);
-    mp_lane_sync(lane);
-    if (lane->index == 0)
+    mp_team_barrier(thread);
+    if (thread->index == 0)
         group(experts, M, &s);
-    mp_lane_sync(lane);
+    mp_team_barrier(thread);
 
     mp_acts acts;
     mp_acts_init(&acts, mp_wmat_acts(experts->up.kind), (int32_t)n, experts->hidden, s.acts);
-    mp_lane_split(lane, n, 1, &begin, &end);
+    mp_team_split(thread, n, 1, &begin, &end);
     for (int64_t i = begin; i < end; i++)
         memcpy(s.wide + i * hidden, x + s.row[i] * hidden, (size_t)hidden * sizeof *x);
     mp_acts_fill(&acts, s.wide, hidden, (int)begin, (int)end);
-    mp_lane_sync(lane);
+    mp_team_barrier(thread);
     const mp_expert_matrix *const first[] = {&experts->gate, &experts->up}, *const second[] = {&experts->down};
-    run_matrices(experts, lane, &s, experts->plain ? &first[1] : first, experts->plain ? 1 : 2, &acts, own, s.inner,
+    run_matrices(experts, thread, &s, experts->plain ? &first[1] : first, experts->plain ? 1 : 2, &acts, own, s.inner,
                  wide);
-    mp_lane_sync(lane);
+    mp_team_barrier(thread);
 
     mp_acts_init(&acts, mp_wmat_acts(experts->down.kind), (int32_t)n, experts->ffn, s.acts);
     for (int64_t i = begin; i < end; i++) {
@@ -270,12 +270,12 @@ void mp_experts_forward(const mp_experts *experts, const mp_lane *lane, const fl
             call->gated(experts->act, gate, gate + ffn, ffn, gate);
     }
     mp_acts_fill(&acts, s.inner, wide, (int)begin, (int)end);
-    mp_lane_sync(lane);
-    run_matrices(experts, lane, &s, second, 1, &acts, own, s.wide, hidden);
-    mp_lane_sync(lane);
+    mp_team_barrier(thread);
+    run_matrices(experts, thread, &s, second, 1, &acts, own, s.wide, hidden);
+    mp_team_barrier(thread);
 
-    mp_lane_split(lane, M, 1, &begin, &end);
+    mp_team_split(thread, M, 1, &begin, &end);
     for (int64_t r = begin; r < end; r++)
         add_up(experts, &s, r, scale, y + r * hidden);
-    mp_lane_sync(lane);
+    mp_team_barrier(thread);
 }

@@ -40,10 +40,10 @@ void mp_experts_deinit(mp_experts *experts);
 
 /* Scratch that the lanes share in a pass of M rows, and that each has for itself. */
 size_t mp_experts_scratch(const mp_experts *experts, int M);
-size_t mp_experts_lane_scratch(const mp_experts *experts);
+size_t mp_experts_thread_scratch(const mp_experts *experts);
 /* y [M, hidden] += scale times what the experts make of x [M, hidden], which is complete. All lanes of the region call
  * it with the same arguments but for `own`; ends with a barrier. */
-void mp_experts_forward(const mp_experts *experts, const mp_lane *lane, const float *x, int M, float scale,
+void mp_experts_forward(const mp_experts *experts, const mp_team_thread *thread, const float *x, int M, float scale,
                         void *scratch, void *own, float *y);
 
 #endif

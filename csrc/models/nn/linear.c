@@ -187,8 +187,8 @@ typedef struct pack_run {
     _Atomic int job;
 } pack_run;
 
-static void pack_body(const mp_lane *lane, void *arg) {
-    (void)lane;
+static void pack_body(const mp_team_thread *thread, void *arg) {
+    (void)thread;
     pack_run *run = arg;
     for (;;) {
         int i = atomic_fetch_add_explicit(&run->job, 1, memory_order_relaxed);
@@ -212,15 +212,15 @@ typedef struct split_run {
     const mp_tensor *tensor;
 } split_run;
 
-static void split_body(const mp_lane *lane, void *arg) {
+static void split_body(const mp_team_thread *thread, void *arg) {
     split_run *run = arg;
     int64_t begin, end;
-    mp_lane_split(lane, run->w->panels, 1, &begin, &end);
+    mp_team_split(thread, run->w->panels, 1, &begin, &end);
     if (begin < end)
         mp_wmat_pack(run->w, run->tensor, (int)begin, (int)end);
 }
 
-/* Whether a matrix can be left as it is stored: packing it rounds nothing, so that its rows are the same before. */
+/* True if a matrix can be left as it is stored: packing rounds nothing, so its rows are the same before. */
 static bool may_stay(const mp_build_job *job) {
     if (!job->linear)
         return false;
@@ -262,13 +262,13 @@ typedef struct fill_run {
     _Atomic bool refused;
 } fill_run;
 
-static void fill_body(const mp_lane *lane, void *arg) {
-    enum { PIECE = 16 << 20 };
+static void fill_body(const mp_team_thread *thread, void *arg) {
+    enum { SLICE = 16 << 20 };
     fill_run *run = arg;
-    (void)lane;
+    (void)thread;
     size_t bytes = run->shared->bytes, from;
-    while ((from = atomic_fetch_add_explicit(&run->next, PIECE, memory_order_relaxed)) < bytes) {
-        if (!mp_shm_fill(run->shared, from, bytes - from < PIECE ? bytes - from : PIECE))
+    while ((from = atomic_fetch_add_explicit(&run->next, SLICE, memory_order_relaxed)) < bytes) {
+        if (!mp_shm_fill(run->shared, from, bytes - from < SLICE ? bytes - from : SLICE))
             atomic_store_explicit(&run->refused, true, memory_order_relaxed);
         mp_progress_set(run->progress, "making memory", (uint32_t)(100 * from / bytes));
     }
@@ -439,13 +439,13 @@ static bool prepare(const mp_linear *linear, const float *x, int64_t ldx, int M,
 }
 
 /* One contiguous range of panels a lane, over all parts, balanced by bytes of weights. */
-static void multiply(const mp_linear *linear, const mp_lane *lane, const mp_acts *acts, int M,
+static void multiply(const mp_linear *linear, const mp_team_thread *thread, const mp_acts *acts, int M,
                      const mp_unpacked *unpacked, const mp_epilogue *ep, float *y, int64_t ldy) {
     uint64_t total = 0;
     for (int p = 0; p < linear->parts; p++)
         total += (uint64_t)linear->w[p].panels * linear->w[p].panel_bytes;
-    uint64_t begin = total * (uint64_t)lane->index / (uint64_t)lane->count;
-    uint64_t end = total * (uint64_t)(lane->index + 1) / (uint64_t)lane->count;
+    uint64_t begin = total * (uint64_t)thread->index / (uint64_t)thread->count;
+    uint64_t end = total * (uint64_t)(thread->index + 1) / (uint64_t)thread->count;
     uint64_t at = 0;
     for (int p = 0; p < linear->parts; p++) {
         const mp_wmat *w = &linear->w[p];
@@ -470,18 +470,18 @@ static void multiply(const mp_linear *linear, const mp_lane *lane, const mp_acts
     }
 }
 
-void mp_linear_forward(const mp_linear *linear, const mp_lane *lane, const float *x, int64_t ldx, int M, void *scratch,
-                       void *private_scratch, const mp_unpacked *unpacked, const mp_epilogue *ep, float *y,
-                       int64_t ldy) {
+void mp_linear_forward(const mp_linear *linear, const mp_team_thread *thread, const float *x, int64_t ldx, int M,
+                       void *scratch, void *private_scratch, const mp_unpacked *unpacked, const mp_epilogue *ep,
+                       float *y, int64_t ldy) {
     const bool alone = x && private_scratch && M <= MP_PRIVATE_ROWS;
     int64_t row0 = 0, row1 = x ? M : 0;
     if (!alone)
-        mp_lane_split(lane, row1, 1, &row0, &row1);
+        mp_team_split(thread, row1, 1, &row0, &row1);
     mp_acts acts[MP_LINEAR_PARTS];
     bool shared = prepare(linear, x, ldx, M, row0, row1, alone ? private_scratch : scratch, acts);
     if (x && shared && !alone)
-        mp_lane_sync(lane);
-    multiply(linear, lane, acts, M, unpacked, ep, y, ldy);
+        mp_team_barrier(thread);
+    multiply(linear, thread, acts, M, unpacked, ep, y, ldy);
 }
 
 bool mp_linear_fits(const mp_linear *linear, const mp_linear *next) {
@@ -490,26 +490,26 @@ bool mp_linear_fits(const mp_linear *linear, const mp_linear *next) {
            next->K % MP_PANEL_N == 0 && mp_gemm_acts_can(linear->w[0].N, (mp_akind)next->acts[0]);
 }
 
-void mp_linear_lead(const mp_linear *next, const mp_lane *lane, const float *x, int64_t ldx, int32_t n, int M,
+void mp_linear_lead(const mp_linear *next, const mp_team_thread *thread, const float *x, int64_t ldx, int32_t n, int M,
                     void *next_scratch) {
     mp_acts acts;
     int64_t row0, row1;
-    mp_lane_split(lane, M, 1, &row0, &row1);
+    mp_team_split(thread, M, 1, &row0, &row1);
     mp_acts_init(&acts, (mp_akind)next->acts[0], M, next->K, next_scratch);
     mp_acts_fill_first(&acts, x, ldx, n, (int)row0, (int)row1);
 }
 
-void mp_linear_into(const mp_linear *linear, const mp_linear *next, const mp_lane *lane, const float *x, int64_t ldx,
-                    int M, void *scratch, mp_act act, void *next_scratch) {
+void mp_linear_into(const mp_linear *linear, const mp_linear *next, const mp_team_thread *thread, const float *x,
+                    int64_t ldx, int M, void *scratch, mp_act act, void *next_scratch) {
     assert(mp_linear_fits(linear, next));
     mp_acts acts[MP_LINEAR_PARTS], out;
     mp_gemm_part parts[2];
     int64_t row0, row1, panel0, panel1;
-    mp_lane_split(lane, M, 1, &row0, &row1);
+    mp_team_split(thread, M, 1, &row0, &row1);
     if (prepare(linear, x, ldx, M, row0, row1, scratch, acts))
-        mp_lane_sync(lane);
+        mp_team_barrier(thread);
     mp_acts_init(&out, (mp_akind)next->acts[0], M, next->K, next_scratch);
-    mp_lane_split(lane, linear->w[0].panels, 1, &panel0, &panel1);
+    mp_team_split(thread, linear->w[0].panels, 1, &panel0, &panel1);
     for (int i = 0; i < linear->parts; i++)
         parts[i] = (mp_gemm_part){.w = &linear->w[i],
                                   .x = &acts[i],

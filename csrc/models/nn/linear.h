@@ -84,20 +84,20 @@ size_t mp_linear_scratch(const mp_linear *linear, int M);
  * x NULL: of the activations that mp_linear_into has left in scratch, after a barrier; none inside.
  * unpacked: the lane's, needed while the layer has stored parts with panels left; else NULL. */
 enum { MP_PRIVATE_ROWS = 4 };
-void mp_linear_forward(const mp_linear *linear, const mp_lane *lane, const float *x, int64_t ldx, int M, void *scratch,
-                       void *private_scratch, const mp_unpacked *unpacked, const mp_epilogue *ep, float *y,
-                       int64_t ldy);
+void mp_linear_forward(const mp_linear *linear, const mp_team_thread *thread, const float *x, int64_t ldx, int M,
+                       void *scratch, void *private_scratch, const mp_unpacked *unpacked, const mp_epilogue *ep,
+                       float *y, int64_t ldy);
 /* act(linear(x)), or act(gate) * up of a layer of those two parts, as the activations of the layer `next` in
  * next_scratch (mp_linear_scratch of it): a panel's outputs are 32 of its inputs, so they are rounded while they are
  * hot, and floats never leave the lane's cache. All parts are packed. Bits are those of mp_linear_forward, the slot
  * `gated` and the preparation of the next layer one after another. Barriers as above; there is one inside. A layer with
  * fewer outputs than next has inputs gives the last of them; mp_linear_lead gives the others. */
-void mp_linear_into(const mp_linear *linear, const mp_linear *next, const mp_lane *lane, const float *x, int64_t ldx,
-                    int M, void *scratch, mp_act act, void *next_scratch);
-/* Whether it can: next takes Q8 or BF16 (I8 has one scale a row), and a gate is a part of its own. */
+void mp_linear_into(const mp_linear *linear, const mp_linear *next, const mp_team_thread *thread, const float *x,
+                    int64_t ldx, int M, void *scratch, mp_act act, void *next_scratch);
+/* True if mp_linear_into can: next takes Q8 or BF16 (I8 has one scale a row), and a gate is a part of its own. */
 bool mp_linear_fits(const mp_linear *linear, const mp_linear *next);
 /* The lane's rows of x [M, n], n of next's inputs less those that mp_linear_into gives. No barrier. */
-void mp_linear_lead(const mp_linear *next, const mp_lane *lane, const float *x, int64_t ldx, int32_t n, int M,
+void mp_linear_lead(const mp_linear *next, const mp_team_thread *thread, const float *x, int64_t ldx, int32_t n, int M,
                     void *next_scratch);
 
 #endif

@@ -19,7 +19,7 @@ bool mp_residual_add(const mp_row_context *context, const mp_linear *linear, con
     mp_row_linear(&own, linear, in, ld, M, &plain, residual->scratch, n);
     if (!mp_row_meet(context))
         return false;
-    mp_lane_split(context->lane, M, 1, &row0, &row1);
+    mp_team_split(context->thread, M, 1, &row0, &row1);
     for (int64_t r = row0; r < row1; r++) {
         float *out = residual->scratch + r * n;
         if (norm) {
@@ -41,7 +41,7 @@ size_t mp_mlp_scratch(const mp_mlp *mlp, int M) {
 static void gate_rows(const mp_row_context *context, const mp_mlp *mlp, int M, float *inner) {
     const mp_kernels *call = mp_kernels_get();
     int64_t row0, row1;
-    mp_lane_split(context->lane, M, 1, &row0, &row1);
+    mp_team_split(context->thread, M, 1, &row0, &row1);
     for (int64_t r = row0; r < row1; r++) {
         float *gate = inner + r * 2 * mlp->ffn;
         call->gated(mlp->act, gate, gate + mlp->ffn, mlp->ffn, gate);
@@ -52,7 +52,7 @@ bool mp_mlp_forward(const mp_row_context *context, const mp_mlp *mlp, const floa
                     const mp_residual *residual) {
     const int32_t width = mp_mlp_width(mlp);
     if (mp_linear_fits(&mlp->up, &mlp->down)) {
-        mp_linear_into(&mlp->up, &mlp->down, context->lane, in, ld, M, context->acts, mlp->act, inner);
+        mp_linear_into(&mlp->up, &mlp->down, context->thread, in, ld, M, context->acts, mlp->act, inner);
         return mp_row_meet(context) && mp_residual_add(context, &mlp->down, NULL, 0, M, inner, residual);
     }
     const mp_epilogue activate = {.act = mlp->gated ? MP_ACT_NONE : mlp->act};

@@ -12,7 +12,7 @@ typedef struct mp_mlp {
     mp_act act;
 } mp_mlp;
 
-/* What a half of a layer adds to. With a norm or a scale the output is not added as it is. */
+/* The sum that a half of a layer adds its output to: normed or scaled first, or as it is. */
 typedef struct mp_residual {
     float *x;             /* [M, n] the sum */
     int32_t n;

@@ -14,10 +14,10 @@ mp_status mp_norm_read(mp_norm *norm, mp_builder *builder, const char *name, mp_
     return mp_builder_vector(builder, &norm->bias, full, norm->n, error);
 }
 
-void mp_norm_rows(const mp_norm *norm, const mp_lane *lane, int64_t M, const float *x, int64_t ldx, float *y,
+void mp_norm_rows(const mp_norm *norm, const mp_team_thread *thread, int64_t M, const float *x, int64_t ldx, float *y,
                   int64_t ldy) {
     int64_t row0, row1;
-    mp_lane_split(lane, M, 1, &row0, &row1);
+    mp_team_split(thread, M, 1, &row0, &row1);
     for (int64_t r = row0; r < row1; r++)
         mp_norm_row(norm, x + r * ldx, y + r * ldy);
 }

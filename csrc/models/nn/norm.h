@@ -28,7 +28,7 @@ static inline void mp_norm_row(const mp_norm *norm, const float *x, float *y) {
 }
 
 /* The lane's share of M rows: y [M, ldy] = norm of x [M, ldx]; y may be x. No barrier. */
-void mp_norm_rows(const mp_norm *norm, const mp_lane *lane, int64_t M, const float *x, int64_t ldx, float *y,
+void mp_norm_rows(const mp_norm *norm, const mp_team_thread *thread, int64_t M, const float *x, int64_t ldx, float *y,
                   int64_t ldy);
 
 #endif

@@ -42,7 +42,7 @@ typedef struct mp_head {
  * builder load the dense tensors: dense.I (.weight, .bias, .minus), and dense.size.N for each of dense_sizes. The head
  * stays where it is until the builder has finished. */
 mp_status mp_head_init(mp_head *head, mp_builder *builder, int32_t hidden, mp_error *error);
-/* Whether it gives vectors of so many components, and the most. */
+/* True if the head gives vectors of so many components; and the most that it gives. */
 bool mp_head_gives(const mp_head *head, int dimensions);
 int32_t mp_head_widest(const mp_head *head);
 /* Floats of scratch that mp_head_apply wants. */

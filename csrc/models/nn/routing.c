@@ -31,7 +31,7 @@ mp_status mp_routing_read(mp_routing *routing, const mp_spec *spec, int32_t coun
     return MP_OK;
 }
 
-/* Whether a is chosen before b: by merit, then by number; NaN last. */
+/* True if expert a is chosen before b: by merit, then by number; NaN last. */
 static bool before(const float *merit, int32_t a, int32_t b) {
     const float x = merit[a], y = merit[b];
     if (isnan(x) || isnan(y))

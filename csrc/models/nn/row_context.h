@@ -14,7 +14,7 @@ typedef struct mp_row_span { /* the rows of one sequence */
 } mp_row_span;
 
 typedef struct mp_row_context {
-    const mp_lane *lane;         /* the calling lane */
+    const mp_team_thread *thread; /* the calling lane */
     const mp_row_span *spans;    /* [n_spans], or NULL where no block asks for sequences */
     int n_spans;
     void *acts;                  /* shared: prepared activations, mp_linear_scratch of the largest layer */
@@ -32,14 +32,14 @@ typedef struct mp_row_context {
 static inline bool mp_row_meet(const mp_row_context *context) {
     if (context->meet)
         return context->meet(context->arg);
-    mp_lane_sync(context->lane);
+    mp_team_barrier(context->thread);
     return true;
 }
 
 /* y [M, ldy] = linear(x [M, ldx]). Ends WITHOUT a barrier. */
 static inline void mp_row_linear(const mp_row_context *context, const mp_linear *linear, const float *x, int64_t ldx,
                                  int M, const mp_epilogue *ep, float *y, int64_t ldy) {
-    mp_linear_forward(linear, context->lane, x, ldx, M, context->acts, context->own_acts, context->unpacked, ep, y,
+    mp_linear_forward(linear, context->thread, x, ldx, M, context->acts, context->own_acts, context->unpacked, ep, y,
                       ldy);
 }
 

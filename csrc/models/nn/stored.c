@@ -11,7 +11,7 @@ enum { STORED, KEEPING, PACKED };
 /* More makes the steps of the first second longer, less makes it more steps that pack everything and keep little. */
 static const uint64_t KEEP_NS = 150ull * 1000 * 1000, KEEP_ROW_NS = 1000 * 1000;
 
-/* What a lane fetches before it shows a sign of life: the file may have to be read from a disk. */
+/* Bytes that a lane fetches between two reports of progress: the file may have to be read from a disk. */
 enum { FETCH_BYTES = 4 << 20 };
 
 /* In the child of a fork: whoever was keeping a panel is not there, and the panel is half of one. */
@@ -73,25 +73,25 @@ mp_status mp_stored_add(mp_stored *stored, const mp_wmat *w, const mp_tensor *te
 typedef struct fetch_run {
     const mp_stored *stored;
     mp_progress *progress;
-    _Atomic uint64_t piece; /* the next, counted over all matrices */
+    _Atomic uint64_t chunk; /* the next, counted over all matrices */
 } fetch_run;
 
-static uint64_t pieces_of(const mp_tensor *tensor) { return (tensor->nbytes + FETCH_BYTES - 1) / FETCH_BYTES; }
+static uint64_t chunks_of(const mp_tensor *tensor) { return (tensor->nbytes + FETCH_BYTES - 1) / FETCH_BYTES; }
 
-static void fetch_body(const mp_lane *lane, void *arg) {
-    (void)lane;
+static void fetch_body(const mp_team_thread *thread, void *arg) {
+    (void)thread;
     fetch_run *run = arg;
     const mp_stored *stored = run->stored;
     uint64_t first = 0; /* piece of matrix i */
     int i = 0;
     for (;;) {
-        uint64_t piece = atomic_fetch_add_explicit(&run->piece, 1, memory_order_relaxed);
-        while (i < stored->count && piece >= first + pieces_of(&stored->parts[i].tensor))
-            first += pieces_of(&stored->parts[i++].tensor);
+        uint64_t chunk = atomic_fetch_add_explicit(&run->chunk, 1, memory_order_relaxed);
+        while (i < stored->count && chunk >= first + chunks_of(&stored->parts[i].tensor))
+            first += chunks_of(&stored->parts[i++].tensor);
         if (i == stored->count)
             return;
         const mp_tensor *tensor = &stored->parts[i].tensor;
-        uint64_t at = (piece - first) * FETCH_BYTES, left = tensor->nbytes - at;
+        uint64_t at = (chunk - first) * FETCH_BYTES, left = tensor->nbytes - at;
         mp_sys_advise((uint8_t *)tensor->data + at, (size_t)(left < FETCH_BYTES ? left : FETCH_BYTES),
                       MP_ADVISE_POPULATE);
         mp_progress_set(run->progress, "mapping", (uint32_t)(100 * i / stored->count));
@@ -108,16 +108,16 @@ uint64_t mp_stored_begin(mp_stored *stored, int M) {
     return mp_sys_now_ns() + (first ? 0 : stored->keep_ns) + (uint64_t)M * stored->keep_row_ns;
 }
 
-bool mp_stored_spoilt(const mp_stored *stored) {
-    return stored && atomic_load_explicit(&stored->spoilt, memory_order_relaxed);
+bool mp_stored_corrupted(const mp_stored *stored) {
+    return stored && atomic_load_explicit(&stored->corrupted, memory_order_relaxed);
 }
 
 bool mp_stored_sound(mp_stored *stored) {
-    if (atomic_load_explicit(&stored->spoilt, memory_order_relaxed))
+    if (atomic_load_explicit(&stored->corrupted, memory_order_relaxed))
         return false;
     if (mp_weights_sound(stored->weights))
         return true;
-    atomic_store_explicit(&stored->spoilt, true, memory_order_relaxed);
+    atomic_store_explicit(&stored->corrupted, true, memory_order_relaxed);
     return false;
 }
 

@@ -32,7 +32,7 @@ typedef struct mp_stored {
     size_t scratch;                /* bytes that a lane needs */
     uint64_t keep_ns, keep_row_ns; /* time that a pass takes for keeping: by itself, and for each of its rows */
     _Atomic int32_t left;          /* parts with panels left */
-    _Atomic bool used, spoilt;
+    _Atomic bool used, corrupted;
     int32_t count, capacity;
     mp_stored_part parts[]; /* [capacity] */
 } mp_stored;
@@ -51,16 +51,16 @@ mp_status mp_stored_add(mp_stored *stored, const mp_wmat *w, const mp_tensor *te
 /* Fetch the source pages on all lanes, so that the first pass does not wait for each of them. */
 void mp_stored_fetch(const mp_stored *stored, mp_lease *lease, mp_progress *progress);
 
-/* Whether anything is unpacked: from false on it stays false. NULL: false. */
+/* True while a panel is unpacked; once false, it stays false. NULL: false. */
 static inline bool mp_stored_left(const mp_stored *stored) {
     return stored && atomic_load_explicit(&stored->left, memory_order_acquire) > 0;
 }
 /* Before a pass of M rows: until when to keep what it packs. The first keeps little, so that it is soon over. */
 uint64_t mp_stored_begin(mp_stored *stored, int M);
 /* After a pass in which something was unpacked: the files are those that were loaded. From false on it stays false, and
- * mp_stored_spoilt true: what was packed may be wrong. NULL is not. */
+ * mp_stored_corrupted true: what was packed may be wrong. NULL is not. */
 bool mp_stored_sound(mp_stored *stored);
-bool mp_stored_spoilt(const mp_stored *stored);
+bool mp_stored_corrupted(const mp_stored *stored);
 
 /* mp_gemm of all rows with panels [panel0, panel1) of a matrix that was taken. */
 void mp_stored_gemm(mp_stored_part *part, const mp_wmat *w, const mp_acts *x, int M, int panel0, int panel1,

@@ -14,7 +14,7 @@ const float *mp_transformer_normed(const mp_row_context *context, const mp_norm 
                                    const mp_transformer_rows *rows) {
     if (!norm->weight)
         return rows->x;
-    mp_norm_rows(norm, context->lane, rows->M, rows->x, rows->hidden, rows->mixed, rows->hidden);
+    mp_norm_rows(norm, context->thread, rows->M, rows->x, rows->hidden, rows->mixed, rows->hidden);
     return mp_row_meet(context) ? rows->mixed : NULL;
 }
 

@@ -19,8 +19,38 @@ static inline mp_status mp_check_number(const char *name, double value, double l
     return mp_fail(error, MP_INVALID_ARGUMENT, "%s is %g, allowed: %g to %g", name, value, low, high);
 }
 
+/* Each item of an array within bounds; not NULL unless it is empty. Always inlined: of pixels and token ids, whose
+ * bounds are those of their type, no loop is left. */
+#define MP_CHECK_ITEMS(type, number, format)                                                                           \
+    static inline __attribute__((always_inline)) mp_status mp_check_items_##type(                                      \
+        const char *name, const type *items, size_t count, number low, number high, mp_error *error) {                 \
+        if (!items && count > 0)                                                                                       \
+            return mp_fail(error, MP_INVALID_ARGUMENT, "%s is missing, allowed: %zu entries", name, count);            \
+        for (size_t i = 0; i < count; i++)                                                                             \
+            if (!((number)items[i] >= low && (number)items[i] <= high))                                                \
+                return mp_fail(error, MP_INVALID_ARGUMENT, "%s[%zu] is " format ", allowed: " format " to " format,    \
+                               name, i, (number)items[i], low, high);                                                  \
+        return MP_OK;                                                                                                  \
+    }
+MP_CHECK_ITEMS(uint8_t, int, "%d")
+MP_CHECK_ITEMS(int32_t, int, "%d")
+MP_CHECK_ITEMS(int64_t, long, "%ld")
+MP_CHECK_ITEMS(float, double, "%g")
+#undef MP_CHECK_ITEMS
+
+/* Images of [height, width, 3] bytes, one after the other: the sum of their bytes is n_bytes. */
+static inline mp_status mp_check_pixels(const int32_t *sizes, int32_t n, int64_t n_bytes, mp_error *error) {
+    int64_t bytes = 0;
+    for (int32_t i = 0; i < n; i++)
+        bytes += (int64_t)sizes[2 * i] * sizes[2 * i + 1] * MP_IMAGE_CHANNELS; /* below 2^50 */
+    if (bytes == n_bytes)
+        return MP_OK;
+    return mp_fail(error, MP_INVALID_ARGUMENT, "there are %lld bytes of pixels, the sizes make %lld",
+                   (long long)n_bytes, (long long)bytes);
+}
+
 /* A copy of count items, or NULL for none; *ok becomes false when memory is refused. The bytes are added to *bytes. */
-static inline void *mp_call_copy(const void *from, size_t count, size_t size, uint64_t *bytes, bool *ok) {
+static inline void *mp_request_copy(const void *from, size_t count, size_t size, uint64_t *bytes, bool *ok) {
     if (count == 0 || !from || !*ok)
         return NULL;
     void *to = mp_alloc_array(count, size, MP_TAG_REQUEST);
@@ -33,8 +63,8 @@ static inline void *mp_call_copy(const void *from, size_t count, size_t size, ui
     return to;
 }
 
-/* Memory that is only touched as far as the answer goes. */
-static inline void *mp_call_memory(size_t count, size_t size, uint64_t *bytes, bool *ok) {
+/* Memory for an output; pages that no result reaches are never touched. */
+static inline void *mp_request_memory(size_t count, size_t size, uint64_t *bytes, bool *ok) {
     size_t total;
     if (!*ok || __builtin_mul_overflow(count, size, &total)) {
         *ok = false;
@@ -44,6 +74,24 @@ static inline void *mp_call_memory(size_t count, size_t size, uint64_t *bytes, b
     *ok = memory != NULL;
     *bytes += total;
     return memory;
+}
+
+/* [n + 1] where each image of such sizes begins. */
+static inline int64_t *mp_request_pixel_offsets(const int32_t *sizes, int32_t n, uint64_t *bytes, bool *ok) {
+    int64_t *offsets = *ok ? mp_alloc_array((size_t)n + 1, sizeof *offsets, MP_TAG_REQUEST) : NULL;
+    *ok = offsets != NULL;
+    if (!offsets)
+        return NULL;
+    *bytes += ((size_t)n + 1) * sizeof *offsets;
+    for (int32_t i = 0; i < n; i++)
+        offsets[i + 1] = offsets[i] + (int64_t)sizes[2 * i] * sizes[2 * i + 1] * MP_IMAGE_CHANNELS;
+    return offsets;
+}
+
+/* Charge `bytes` for outputs instead of what was charged for them before. */
+static inline void mp_request_charge_outputs(mp_request *call, uint64_t bytes) {
+    call->bytes += bytes - call->output_bytes;
+    call->output_bytes = bytes;
 }
 
 #define MP_MIX_START ((uint64_t)0xcbf29ce484222325u)

@@ -9,7 +9,7 @@ enum { MAX_MERGE = 16, MAX_IMAGE_TOKEN = 1 << 24 };
 void mp_vision_destroy(mp_vision *vision) {
     if (!vision)
         return;
-    mp_free(vision->tower.layers);
+    mp_free(vision->image_encoder.layers);
     mp_free(vision);
 }
 
@@ -28,7 +28,7 @@ static mp_status read_hyper(mp_vision *vision, const mp_spec *spec, mp_error *er
 /* The first layer's outputs are the file's to say when there is a second. */
 static mp_status read_projector(mp_vision *vision, mp_builder *builder, mp_error *error) {
     const mp_weights *weights = builder->weights;
-    int32_t inputs = vision->tower.hidden * vision->merge * vision->merge, inner = vision->width;
+    int32_t inputs = vision->image_encoder.hidden * vision->merge * vision->merge, inner = vision->width;
     const char *bias0 = mp_weights_has(weights, "mm.0.bias") ? "mm.0.bias" : NULL;
     const char *bias2 = mp_weights_has(weights, "mm.2.bias") ? "mm.2.bias" : NULL;
     bool two = mp_weights_has(weights, "mm.2.weight");
@@ -58,20 +58,21 @@ mp_status mp_vision_read(const mp_load_args *args, mp_builder *builder, int32_t 
     MP_TRY(mp_spec_string(args->spec, "mpool.vision.tower", mp_spec_architecture(args->spec), &name, error));
     MP_TRY(mp_spec_bool(args->spec, "mpool.vision.norm", &no, &norm, error));
     const mp_arch *arch = mp_arch_find(name);
-    if (!arch || arch->capability == MP_TEXT_TO_TEXT || arch->capability == MP_TEXT_EMBEDDING)
+    if (!arch || (arch->capability != MP_IMAGE_EMBEDDING && arch->capability != MP_VISION))
         return mp_fail_file(error, MP_FORMAT, mp_spec_origin(args->spec), -1, "mpool.vision.tower", "an image network",
                             "%s", name);
     mp_compute compute = builder->compute;
     builder->compute = mp_float_class(args->compute);
-    mp_status status = mp_vit_read(&vision->tower, builder, args->spec, arch->flags, norm, error);
+    mp_status status = mp_vit_read(&vision->image_encoder, builder, args->spec, arch->flags, norm, error);
     if (status == MP_OK)
         status = read_projector(vision, builder, error);
     builder->compute = compute;
     if (status != MP_OK)
         return status;
-    if ((!vision->tower.axial && vision->tower.grid % vision->merge) || (vision->keep_class && vision->merge > 1))
+    if ((!vision->image_encoder.axial && vision->image_encoder.grid % vision->merge) ||
+        (vision->keep_class && vision->merge > 1))
         return mp_fail_file(error, MP_FORMAT, mp_spec_origin(args->spec), -1, "mpool.vision.merge",
-                            "a divisor of the patches a side", "%d of %d", vision->merge, vision->tower.grid);
+                            "a divisor of the patches a side", "%d of %d", vision->merge, vision->image_encoder.grid);
     return MP_OK;
 }
 
@@ -83,7 +84,7 @@ mp_status mp_vision_load(const mp_load_args *args, mp_model **model, mp_error *e
         return mp_fail_file(error, MP_FORMAT, mp_spec_origin(args->spec), -1, "mpool.vision.decoder", "a decoder", "%s",
                             name);
     mp_load_args decoder = *args;
-    MP_TRY(mp_arch_flags(arch, args->spec, &decoder.flags, error));
+    decoder.flags = arch->flags;
     return mp_decoder_load_with(&decoder, &mp_vision_ops, model, error);
 }
 
@@ -96,7 +97,7 @@ static uint64_t cache_bytes(const mp_spec *spec, mp_compute compute) {
         if (part && (strcmp(part, ".attn_k.weight") == 0 || strcmp(part, ".attn_v.weight") == 0))
             values += (uint64_t)entry->shape[0];
     }
-    return values * (compute == MP_COMPUTE_F32 ? sizeof(float) : sizeof(int16_t));
+    return values * (uint64_t)mp_dtype_get(mp_kv_dtype(compute == MP_COMPUTE_F32))->bytes;
 }
 
 /* What an engine needs for one image, the largest where they have any size: the state of the network, what a part is
@@ -114,7 +115,7 @@ static uint64_t image_bytes(const mp_spec *spec, mp_compute compute) {
         mp_spec_int(spec, "mpool.vision.merge", 1, MAX_MERGE, &one, &merge, &error) != MP_OK)
         return part_bytes; /* refused when it is loaded */
     const mp_arch *arch = mp_arch_find(name);
-    const bool any_size = arch && (arch->flags & MP_ARCH_ANY_SIZE);
+    const bool any_size = arch && (arch->flags & MP_VIT_ANY_SIZE);
     const uint64_t patches = any_size ? MP_VISION_MOST_PATCHES : (uint64_t)(side / patch * (side / patch));
     const uint64_t state = 5 * mp_arena_cost((patches + 1) * (uint64_t)hidden * sizeof(float));
     const uint64_t row = (uint64_t)width * sizeof(float) + cache_bytes(spec, compute);
@@ -132,9 +133,9 @@ void mp_vision_footprint(const mp_spec *spec, mp_compute compute, uint64_t *mode
 /* ---- calls ------------------------------------------------------------------------------------------------------- */
 
 int32_t mp_vision_rows(const mp_vision *vision, int32_t height, int32_t width) {
-    const mp_vit *tower = &vision->tower;
-    const int32_t side = tower->grid * tower->patch, unit = tower->patch * vision->merge;
-    if (!tower->any_size && (height != side || width != side))
+    const mp_vit *image_encoder = &vision->image_encoder;
+    const int32_t side = image_encoder->grid * image_encoder->patch, unit = image_encoder->patch * vision->merge;
+    if (!image_encoder->any_size && (height != side || width != side))
         return 0;
     if (height < unit || width < unit || height % unit || width % unit)
         return 0;
@@ -142,16 +143,17 @@ int32_t mp_vision_rows(const mp_vision *vision, int32_t height, int32_t width) {
 }
 
 static mp_status check_tiles(const mp_vision *vision, const mp_text_images *images, mp_error *error) {
-    const mp_vit *tower = &vision->tower;
+    const mp_vit *image_encoder = &vision->image_encoder;
     for (int32_t t = 0; t < images->n_tiles; t++) {
         int32_t height = images->sizes[2 * t], width = images->sizes[2 * t + 1];
         if (mp_vision_rows(vision, height, width) == 0)
             return mp_fail(error, MP_INVALID_ARGUMENT, "tile %d is %d x %d pixels, the model takes %s of %d", t, width,
-                           height, tower->any_size ? "multiples" : "squares",
-                           (tower->any_size ? vision->merge : tower->grid) * tower->patch);
-        if ((int64_t)(height / tower->patch) * (width / tower->patch) > MP_VISION_MOST_PATCHES)
+                           height, image_encoder->any_size ? "multiples" : "squares",
+                           (image_encoder->any_size ? vision->merge : image_encoder->grid) * image_encoder->patch);
+        if ((int64_t)(height / image_encoder->patch) * (width / image_encoder->patch) > MP_VISION_MOST_PATCHES)
             return mp_fail(error, MP_LIMIT, "tile %d has %lld patches, allowed: %d", t,
-                           (long long)(height / tower->patch) * (width / tower->patch), (int)MP_VISION_MOST_PATCHES);
+                           (long long)(height / image_encoder->patch) * (width / image_encoder->patch),
+                           (int)MP_VISION_MOST_PATCHES);
     }
     return MP_OK;
 }
@@ -173,17 +175,17 @@ static mp_status check_run(const mp_vision *vision, const mp_text_images *images
 }
 
 static uint64_t most_parts(const mp_vision *vision, const mp_text_images *images) {
-    const mp_vit *tower = &vision->tower;
+    const mp_vit *image_encoder = &vision->image_encoder;
     uint64_t parts = 0;
     for (int32_t t = 0; t < images->n_tiles; t++) {
         const int32_t height = images->sizes[2 * t], width = images->sizes[2 * t + 1];
-        parts += mp_vit_image_parts(tower, height / tower->patch, width / tower->patch) +
-                 (uint64_t)(mp_vision_rows(vision, height, width) / tower->grain + 1);
+        parts += mp_vit_image_parts(image_encoder, height / image_encoder->patch, width / image_encoder->patch) +
+                 (uint64_t)(mp_vision_rows(vision, height, width) / image_encoder->grain + 1);
     }
     return parts;
 }
 
-mp_status mp_vision_check(const mp_vision *vision, mp_text_call *call, mp_error *error) {
+mp_status mp_vision_check(const mp_vision *vision, mp_text_request *call, mp_error *error) {
     mp_text_images *images = &call->images;
     MP_TRY(check_tiles(vision, images, error));
     images->most_parts = most_parts(vision, images);

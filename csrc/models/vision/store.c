@@ -174,9 +174,9 @@ static int32_t number_of(mp_image_store *store, const uint8_t *key) {
 }
 
 /* Text moves on all axes alike; the rows of an image stand by line and column. */
-static void place(const mp_vision *vision, const mp_text_call *call, mp_answer_images *own) {
+static void place(const mp_vision *vision, const mp_text_request *call, mp_request_images *own) {
     const mp_text_images *images = &call->images;
-    const int32_t unit = vision->tower.patch * vision->merge;
+    const int32_t unit = vision->image_encoder.patch * vision->merge;
     int32_t at = 0, next = 0;
     for (int32_t r = 0; r <= images->n_runs; r++) {
         const mp_image_run *run = &images->runs[r];
@@ -195,27 +195,28 @@ static void place(const mp_vision *vision, const mp_text_call *call, mp_answer_i
     own->shift = next - call->n_prompt;
 }
 
-mp_status mp_images_begin(mp_image_store *store, const mp_text_call *call, bool axes, mp_answers *answers,
+mp_status mp_images_begin(mp_image_store *store, const mp_text_request *call, bool axes, mp_sequence_group *group,
                           mp_error *error) {
     const mp_text_images *images = &call->images;
     if (images->n_runs == 0)
         return MP_OK;
-    size_t list = sizeof(mp_answer_images) + (size_t)images->n_tiles * sizeof(mp_tile *);
-    size_t bytes = list + (axes ? (size_t)call->n_prompt * sizeof *answers->images->positions : 0);
+    size_t list = sizeof(mp_request_images) + (size_t)images->n_tiles * sizeof(mp_tile *);
+    size_t bytes = list + (axes ? (size_t)call->n_prompt * sizeof *group->images->positions : 0);
     if (!take_budget(store, bytes))
         return mp_fail_memory(error, bytes, "the images of a call");
-    answers->charged += bytes;
-    answers->images = mp_alloc_zeroed(bytes, MP_TAG_REQUEST);
-    if (!answers->images)
+    group->charged += bytes;
+    group->images = mp_alloc_zeroed(bytes, MP_TAG_REQUEST);
+    if (!group->images)
         return mp_fail_memory(error, bytes, "the images of a call");
     if (axes) {
-        answers->images->positions = (void *)((uint8_t *)answers->images + list);
-        place(store->vision, call, answers->images);
+        group->images->positions = (void *)((uint8_t *)group->images + list);
+        place(store->vision, call, group->images);
     }
     return MP_OK;
 }
 
-mp_status mp_images_number(mp_image_store *store, const mp_text_call *call, mp_answers *answers, mp_error *error) {
+mp_status mp_images_number(mp_image_store *store, const mp_text_request *call, mp_sequence_group *group,
+                           mp_error *error) {
     const mp_text_images *images = &call->images;
     if (images->n_runs > 0 && !store->numbers)
         store->numbers = mp_alloc_array(MOST_NUMBERS, sizeof *store->numbers, MP_TAG_SCRATCH);
@@ -223,21 +224,21 @@ mp_status mp_images_number(mp_image_store *store, const mp_text_call *call, mp_a
         return mp_fail_memory(error, MOST_NUMBERS * sizeof *store->numbers, "the numbers of images");
     for (int32_t r = 0; r < images->n_runs; r++) {
         int32_t number = number_of(store, images->run_keys + (ptrdiff_t)r * MP_IMAGE_KEY);
-        for (int c = 0; c < answers->n; c++)
+        for (int c = 0; c < group->n; c++)
             for (int32_t i = 0; i < images->runs[r].rows; i++)
-                answers->seqs[c].tokens[images->runs[r].start + i] = -number;
+                group->seqs[c].tokens[images->runs[r].start + i] = -number;
     }
     return MP_OK;
 }
 
-void mp_images_release(mp_image_store *store, const mp_text_call *call, mp_answers *answers) {
-    for (int32_t t = 0; answers->images && t < call->images.n_tiles; t++)
-        if (answers->images->tiles[t]) {
-            answers->images->tiles[t]->users--;
-            answers->images->tiles[t] = NULL;
+void mp_images_release(mp_image_store *store, const mp_text_request *call, mp_sequence_group *group) {
+    for (int32_t t = 0; group->images && t < call->images.n_tiles; t++)
+        if (group->images->tiles[t]) {
+            group->images->tiles[t]->users--;
+            group->images->tiles[t] = NULL;
         }
     for (mp_tile_job *job = store->jobs; job; job = job->next)
-        job->holder = job->holder == answers ? NULL : job->holder;
+        job->holder = job->holder == group ? NULL : job->holder;
     bound_tiles(store);
 }
 
@@ -267,8 +268,8 @@ static int32_t tile_at(const mp_vision *vision, const mp_text_images *images, in
     return tile;
 }
 
-static bool hold(mp_image_store *store, const mp_text_images *images, mp_answers *answers, int32_t tile) {
-    mp_tile **held = &answers->images->tiles[tile];
+static bool hold(mp_image_store *store, const mp_text_images *images, mp_sequence_group *group, int32_t tile) {
+    mp_tile **held = &group->images->tiles[tile];
     if (*held)
         return true;
     *held = find_tile(store, images->tile_keys + (ptrdiff_t)tile * MP_IMAGE_KEY);
@@ -277,17 +278,17 @@ static bool hold(mp_image_store *store, const mp_text_images *images, mp_answers
     return *held != NULL;
 }
 
-int mp_images_ready(mp_image_store *store, const mp_text_call *call, mp_answers *answers, const mp_sequence *seq,
-                    int want, int *missing) {
+int mp_images_ready(mp_image_store *store, const mp_text_request *call, mp_sequence_group *group,
+                    const mp_sequence *seq, int want, int *missing) {
     *missing = -1;
-    for (int i = 0; answers->images && i < want; i++) {
+    for (int i = 0; group->images && i < want; i++) {
         int32_t position = seq->cached + i, row;
         if (position >= call->n_prompt)
             break;
         if (seq->tokens[position] >= 0)
             continue;
         int32_t tile = tile_at(store->vision, &call->images, position, &row);
-        if (tile >= 0 && !hold(store, &call->images, answers, tile)) {
+        if (tile >= 0 && !hold(store, &call->images, group, tile)) {
             *missing = tile;
             return i;
         }
@@ -295,42 +296,43 @@ int mp_images_ready(mp_image_store *store, const mp_text_call *call, mp_answers 
     return want;
 }
 
-const float *mp_images_row(const mp_image_store *store, const mp_text_call *call, const mp_answers *answers,
+const float *mp_images_row(const mp_image_store *store, const mp_text_request *call, const mp_sequence_group *group,
                            int32_t position, int64_t *source) {
     const mp_image_run *run = run_at(&call->images, position);
     int32_t row, tile = tile_at(store->vision, &call->images, position, &row);
     *source = run->source + (position - run->start);
     if (tile < 0)
         return store->vision->newline;
-    return answers->images->tiles[tile]->rows + (int64_t)row * store->vision->width;
+    return group->images->tiles[tile]->rows + (int64_t)row * store->vision->width;
 }
 
 /* ---- computing --------------------------------------------------------------------------------------------------- */
 
 static mp_vit_image describe(const mp_vision *vision, const mp_text_images *images, int tile) {
-    const mp_vit *tower = &vision->tower;
-    int32_t down = images->sizes[2 * tile] / tower->patch, across = images->sizes[2 * tile + 1] / tower->patch;
+    const mp_vit *image_encoder = &vision->image_encoder;
+    int32_t down = images->sizes[2 * tile] / image_encoder->patch,
+            across = images->sizes[2 * tile + 1] / image_encoder->patch;
     return (mp_vit_image){
         .pixels = images->pixels + images->offsets[tile],
         .width = images->sizes[2 * tile + 1],
         .down = down,
         .across = across,
-        .n = mp_vit_rows(tower, down, across),
+        .n = mp_vit_rows(image_encoder, down, across),
     };
 }
 
-static const uint8_t *key_of(const mp_text_call *call, int tile) {
+static const uint8_t *key_of(const mp_text_request *call, int tile) {
     return call->images.tile_keys + (ptrdiff_t)tile * MP_IMAGE_KEY;
 }
 
-static mp_tile_job *find_job(const mp_image_store *store, const mp_text_call *call, int tile) {
+static mp_tile_job *find_job(const mp_image_store *store, const mp_text_request *call, int tile) {
     mp_tile_job *job = store->jobs;
     while (job && memcmp(job->tile->key, key_of(call, tile), MP_IMAGE_KEY) != 0)
         job = job->next;
     return job;
 }
 
-bool mp_images_computing(const mp_image_store *store, const mp_text_call *call, int tile) {
+bool mp_images_computing(const mp_image_store *store, const mp_text_request *call, int tile) {
     return find_job(store, call, tile) != NULL;
 }
 
@@ -344,19 +346,19 @@ static int32_t rows_of(const mp_vision *vision, const mp_vit_image *image) {
     return image->down * image->across / (vision->merge * vision->merge) + vision->keep_class;
 }
 
-uint64_t mp_images_left_ns(const mp_image_store *store, const mp_text_call *call, int tile) {
+uint64_t mp_images_left_ns(const mp_image_store *store, const mp_text_request *call, int tile) {
     const mp_vision *vision = store->vision;
     const mp_vit_image image = describe(vision, &call->images, tile);
-    const uint64_t all = mp_vit_image_ops(&vision->tower, image.down, image.across) +
+    const uint64_t all = mp_vit_image_ops(&vision->image_encoder, image.down, image.across) +
                          (uint64_t)rows_of(vision, &image) * project_ops(vision);
     const mp_tile_job *job = find_job(store, call, tile);
     const uint64_t done = job ? job->ops : 0;
-    return mp_vit_ns(&vision->tower, all > done ? all - done : 0);
+    return mp_vit_ns(&vision->image_encoder, all > done ? all - done : 0);
 }
 
 uint64_t mp_images_part_ns(const mp_image_store *store) {
-    const mp_vit *tower = &store->vision->tower;
-    return mp_vit_ns(tower, mp_vit_part_ops(tower));
+    const mp_vit *image_encoder = &store->vision->image_encoder;
+    return mp_vit_ns(image_encoder, mp_vit_part_ops(image_encoder));
 }
 
 /* Charged memory for an arena; what is in it is lost. */
@@ -389,22 +391,22 @@ typedef struct job_run {
 
 /* Row `index` of the tile, as the projector takes it: the patches that it merges, line by line, normed. */
 static void gather(const mp_vision *vision, const mp_vit_image *image, const float *x, int32_t index, float *out) {
-    const mp_vit *tower = &vision->tower;
-    const int32_t hidden = tower->hidden, merge = vision->merge, across = image->across / merge;
-    const int32_t cell = index - vision->keep_class, before = tower->classes + tower->registers;
+    const mp_vit *image_encoder = &vision->image_encoder;
+    const int32_t hidden = image_encoder->hidden, merge = vision->merge, across = image->across / merge;
+    const int32_t cell = index - vision->keep_class, before = image_encoder->classes + image_encoder->registers;
     for (int32_t i = 0; i < merge * merge; i++, out += hidden) {
         int32_t y = cell / across * merge + i / merge, column = cell % across * merge + i % merge;
         int32_t patch = y * image->across + column;
         const float *row = x + (int64_t)(cell < 0 ? 0 : before + (image->place ? image->place[patch] : patch)) * hidden;
-        if (tower->norm.weight)
-            mp_norm_row(&tower->norm, row, out);
+        if (image_encoder->norm.weight)
+            mp_norm_row(&image_encoder->norm, row, out);
         else
             memcpy(out, row, (size_t)hidden * sizeof *out);
     }
 }
 
 /* Rows [row0, row1) of the tile, of which the network has made all. */
-static void project(const job_run *run, const mp_lane *lane, int32_t row0, int32_t row1) {
+static void project(const job_run *run, const mp_team_thread *thread, int32_t row0, int32_t row1) {
     const mp_vision *vision = run->vision;
     const mp_tile_job *job = run->job;
     const mp_linear *first = &vision->first, *second = &vision->second;
@@ -413,48 +415,49 @@ static void project(const job_run *run, const mp_lane *lane, int32_t row0, int32
     float *out = job->tile->rows + (int64_t)row0 * vision->width;
     mp_epilogue plain = {0}, activate = {.act = vision->act};
     int64_t begin, end;
-    mp_lane_split(lane, M, 1, &begin, &end);
+    mp_team_split(thread, M, 1, &begin, &end);
     for (int64_t r = begin; r < end; r++)
         gather(vision, &job->image, (const float *)(void *)job->state, row0 + (int32_t)r, run->gathered + r * first->K);
-    mp_lane_sync(lane);
-    mp_linear_forward(first, lane, run->gathered, first->K, M, run->acts, NULL, NULL, two ? &activate : &plain,
+    mp_team_barrier(thread);
+    mp_linear_forward(first, thread, run->gathered, first->K, M, run->acts, NULL, NULL, two ? &activate : &plain,
                       two ? run->inner : out, first->N);
     if (!two)
         return;
-    mp_lane_sync(lane);
-    mp_linear_forward(second, lane, run->inner, first->N, M, run->acts, NULL, NULL, &plain, out, second->N);
+    mp_team_barrier(thread);
+    mp_linear_forward(second, thread, run->inner, first->N, M, run->acts, NULL, NULL, &plain, out, second->N);
 }
 
-static void job_body(const mp_lane *lane, void *arg) {
+static void job_body(const mp_team_thread *thread, void *arg) {
     job_run *run = arg;
     mp_tile_job *job = run->job;
-    mp_vit_lane l = {.lane = lane, .pass = &run->pass, .own = run->own + (size_t)lane->index * run->own_bytes};
+    mp_vit_thread l = {.thread = thread, .pass = &run->pass, .own = run->own + (size_t)thread->index * run->own_bytes};
     int32_t row = job->projected, next;
     for (bool go_on = mp_vit_advance(&l); go_on && row < job->tile->count; row = next) {
-        next = row + (int32_t)mp_vit_next_rows(&run->vision->tower, job->tile->count - row, run->rows);
-        project(run, lane, row, next);
-        go_on = mp_vit_meet(&l, (uint64_t)(next - row) * project_ops(run->vision));
+        next = row + (int32_t)mp_vit_next_rows(&run->vision->image_encoder, job->tile->count - row, run->rows);
+        project(run, thread, row, next);
+        go_on = mp_vit_barrier(&l, (uint64_t)(next - row) * project_ops(run->vision));
     }
-    if (lane->index == 0 && row > job->projected) /* the others have read it before the barrier */
+    if (thread->index == 0 && row > job->projected) /* the others have read it before the barrier */
         job->projected = row;
 }
 
 /* Another tile than this one that the same call began is not wanted any more, or one whose call is gone. */
-static void forget_others(mp_image_store *store, const mp_text_call *call, const mp_answers *answers, int tile) {
+static void forget_others(mp_image_store *store, const mp_text_request *call, const mp_sequence_group *group,
+                          int tile) {
     for (mp_tile_job **at = &store->jobs; *at;)
-        if ((!(*at)->holder || (*at)->holder == answers) &&
+        if ((!(*at)->holder || (*at)->holder == group) &&
             memcmp((*at)->tile->key, key_of(call, tile), MP_IMAGE_KEY) != 0)
             forget_job(store, at);
         else
             at = &(*at)->next;
 }
 
-static mp_status start_job(mp_image_store *store, const mp_text_call *call, int tile, mp_tile_job **out,
+static mp_status start_job(mp_image_store *store, const mp_text_request *call, int tile, mp_tile_job **out,
                            mp_error *error) {
-    const mp_vit *tower = &store->vision->tower;
+    const mp_vit *image_encoder = &store->vision->image_encoder;
     mp_vit_image image = describe(store->vision, &call->images, tile);
-    size_t axes = tower->axial ? mp_vit_axes_bytes(tower, image.down, image.across) : 0;
-    size_t state = mp_arena_cost(mp_vit_state_bytes(tower, image.n));
+    size_t axes = image_encoder->axial ? mp_vit_axes_bytes(image_encoder, image.down, image.across) : 0;
+    size_t state = mp_arena_cost(mp_vit_state_bytes(image_encoder, image.n));
     mp_tile_job *job = mp_alloc_zeroed(sizeof *job, MP_TAG_SCRATCH);
     if (!job)
         return mp_fail_memory(error, sizeof *job, "an image that is looked at");
@@ -471,7 +474,7 @@ static mp_status start_job(mp_image_store *store, const mp_text_call *call, int 
     job->image = image;
     job->state = mp_arena_take(&job->memory, state);
     if (axes)
-        mp_vit_axes(tower, &job->image, mp_arena_take(&job->memory, axes));
+        mp_vit_axes(image_encoder, &job->image, mp_arena_take(&job->memory, axes));
     job->next = store->jobs;
     store->jobs = job;
     *out = job;
@@ -481,29 +484,30 @@ static mp_status start_job(mp_image_store *store, const mp_text_call *call, int 
 /* What a step of the job computes in. */
 static mp_status make_run(mp_image_store *store, mp_tile_job *job, mp_lease *lease, job_run *run, mp_error *error) {
     const mp_vision *vision = store->vision;
-    const mp_vit *tower = &vision->tower;
-    const uint64_t part_ops = mp_vit_part_ops(tower), rows = part_ops / (project_ops(vision) + 1);
-    const int32_t grain = tower->grain, most = job->tile->count;
-    *run = (job_run){.vision = vision, .job = job, .own_bytes = mp_vit_lane_scratch(tower, job->image.n)};
+    const mp_vit *image_encoder = &vision->image_encoder;
+    const uint64_t part_ops = mp_vit_part_ops(image_encoder), rows = part_ops / (project_ops(vision) + 1);
+    const int32_t grain = image_encoder->grain, most = job->tile->count;
+    *run = (job_run){.vision = vision, .job = job, .own_bytes = mp_vit_thread_scratch(image_encoder, job->image.n)};
     run->rows = rows < (uint64_t)most ? (int32_t)rows / grain * grain : most;
     run->rows = run->rows > grain ? run->rows : grain < most ? grain : most;
-    const int part_rows = mp_vit_part_rows(tower, job->image.n, part_ops);
-    const size_t f = sizeof(float), count = (size_t)run->rows, lanes = run->own_bytes * (size_t)lease->lanes;
+    const int part_rows = mp_vit_part_rows(image_encoder, job->image.n, part_ops);
+    const size_t f = sizeof(float), count = (size_t)run->rows, threads = run->own_bytes * (size_t)lease->threads;
     const size_t gathered = mp_arena_cost(count * (size_t)vision->first.K * f);
     const size_t inner = vision->second.parts ? mp_arena_cost(count * (size_t)vision->first.N * f) : 0;
     const size_t first = mp_linear_scratch(&vision->first, run->rows);
     const size_t second = vision->second.parts ? mp_linear_scratch(&vision->second, run->rows) : 0;
     const size_t acts = mp_arena_cost(first > second ? first : second);
-    const size_t network = mp_arena_cost(mp_vit_part_bytes(tower, part_rows, 1)), projector = gathered + inner + acts;
+    const size_t network = mp_arena_cost(mp_vit_part_bytes(image_encoder, part_rows, 1)),
+                 projector = gathered + inner + acts;
     const size_t part = network > projector ? network : projector;
-    MP_TRY(reserve(store, &store->scratch, mp_arena_cost(lanes) + part, error));
-    run->own = mp_arena_take(&store->scratch, mp_arena_cost(lanes));
+    MP_TRY(reserve(store, &store->scratch, mp_arena_cost(threads) + part, error));
+    run->own = mp_arena_take(&store->scratch, mp_arena_cost(threads));
     uint8_t *memory = mp_arena_take(&store->scratch, part); /* of both, one after the other */
     run->gathered = (float *)(void *)memory;
     run->inner = inner ? (float *)(void *)(memory + gathered) : NULL;
     run->acts = memory + gathered + inner;
     run->pass = (mp_vit_pass){
-        .model = tower,
+        .model = image_encoder,
         .images = &job->image,
         .count = 1,
         .M = job->image.n,
@@ -533,16 +537,17 @@ static mp_status finish_job(mp_image_store *store, mp_tile_job *job, mp_error *e
     return mp_fail(error, MP_NUMERIC, "the model produced NaN or infinity of an image");
 }
 
-mp_status mp_images_compute(mp_image_store *store, mp_lease *lease, const mp_text_call *call, mp_answers *answers,
-                            int tile, uint64_t budget_ns, const _Atomic int *unwanted, mp_error *error) {
+mp_status mp_images_compute(mp_image_store *store, mp_lease *lease, const mp_text_request *call,
+                            mp_sequence_group *group, int tile, uint64_t budget_ns, const _Atomic int *unwanted,
+                            mp_error *error) {
     mp_vision *vision = (mp_vision *)store->vision; /* its estimate of time changes */
     job_run run;
     const uint64_t start = mp_sys_now_ns();
-    forget_others(store, call, answers, tile);
+    forget_others(store, call, group, tile);
     mp_tile_job *job = find_job(store, call, tile);
     if (!job)
         MP_TRY(start_job(store, call, tile, &job, error));
-    job->holder = answers;
+    job->holder = group;
     MP_TRY(make_run(store, job, lease, &run, error));
     run.pass.until_ns = mp_sys_after(start, budget_ns);
     run.pass.unwanted = unwanted;
@@ -551,15 +556,15 @@ mp_status mp_images_compute(mp_image_store *store, mp_lease *lease, const mp_tex
     mp_lease_run(lease, job_body, &run);
     job->at = run.pass.cursor;
     job->ops += run.pass.ops;
-    mp_vit_learn(&vision->tower, run.pass.ops, mp_sys_now_ns() - start);
+    mp_vit_learn(&vision->image_encoder, run.pass.ops, mp_sys_now_ns() - start);
     if (job->projected < job->tile->count)
         return MP_OK;
     MP_TRY(finish_job(store, job, error));
-    hold(store, &call->images, answers, tile); /* nobody may take it for idle before the next step */
+    hold(store, &call->images, group, tile); /* nobody may take it for idle before the next step */
     return MP_OK;
 }
 
-static bool is_float32(const mp_vision *vision) { return vision->tower.compute == MP_COMPUTE_F32; }
+static bool is_float32(const mp_vision *vision) { return vision->image_encoder.compute == MP_COMPUTE_F32; }
 
 const mp_image_ops mp_vision_ops = {
     .read = mp_vision_read,

@@ -26,7 +26,7 @@
 enum { MP_VISION_MOST_PATCHES = 16384 }; /* of a tile */
 
 typedef struct mp_vision { /* the part of a decoder that is about images; immutable once loaded */
-    mp_vit tower;          /* without a head; its norm only when it is used */
+    mp_vit image_encoder;  /* without a head; its norm only when it is used */
     int32_t merge;         /* patches a side that become one row */
     bool keep_class;       /* the class token is a row, too */
     mp_act act;
@@ -44,7 +44,7 @@ void mp_vision_destroy(mp_vision *vision);
 /* Rows that a tile of so many pixels becomes; 0 when the network does not take that size. */
 int32_t mp_vision_rows(const mp_vision *vision, int32_t height, int32_t width);
 /* Whether a call's images fit the model and its prompt; its placeholders are those of its runs. Sets most_parts. */
-mp_status mp_vision_check(const mp_vision *vision, mp_text_call *call, mp_error *error);
+mp_status mp_vision_check(const mp_vision *vision, mp_text_request *call, mp_error *error);
 
 extern const mp_image_ops mp_vision_ops; /* what a decoder asks of these functions */
 
@@ -67,7 +67,7 @@ typedef struct mp_tile_job { /* a tile that is being computed */
     uint64_t ops;             /* done so far */
     mp_tile *tile;            /* its rows, of which so many have been projected */
     int32_t projected;
-    const mp_answers *holder; /* who looked last; NULL: they are gone, and others may go on with it */
+    const mp_sequence_group *holder; /* who looked last; NULL: they are gone, and others may go on with it */
     struct mp_tile_job *next;
 } mp_tile_job;
 
@@ -102,30 +102,32 @@ uint64_t mp_images_trim(mp_image_store *store);
 
 /* For an item's new answers: room for tiles; with axes positions on them, where an image is as long as its longer
  * side. */
-mp_status mp_images_begin(mp_image_store *store, const mp_text_call *call, bool axes, mp_answers *answers,
+mp_status mp_images_begin(mp_image_store *store, const mp_text_request *call, bool axes, mp_sequence_group *group,
                           mp_error *error);
 /* Numbers instead of placeholders in the tokens of answers, whenever their item is admitted: they may have those of
  * another store, where other images had them. Nothing of the answers is cached yet. */
-mp_status mp_images_number(mp_image_store *store, const mp_text_call *call, mp_answers *answers, mp_error *error);
+mp_status mp_images_number(mp_image_store *store, const mp_text_request *call, mp_sequence_group *group,
+                           mp_error *error);
 /* Hold no tiles any more, nor one that is being computed. */
-void mp_images_release(mp_image_store *store, const mp_text_call *call, mp_answers *answers);
+void mp_images_release(mp_image_store *store, const mp_text_request *call, mp_sequence_group *group);
 
 /* How many of the next `want` rows of a sequence can be computed now: those before the first whose tile is not there.
  * *missing: that tile, or -1. Holds the tiles of the others. */
-int mp_images_ready(mp_image_store *store, const mp_text_call *call, mp_answers *answers, const mp_sequence *seq,
-                    int want, int *missing);
+int mp_images_ready(mp_image_store *store, const mp_text_request *call, mp_sequence_group *group,
+                    const mp_sequence *seq, int want, int *missing);
 /* The row that stands at a placeholder, whose tile is held. *source: its number among those of all runs. */
-const float *mp_images_row(const mp_image_store *store, const mp_text_call *call, const mp_answers *answers,
+const float *mp_images_row(const mp_image_store *store, const mp_text_request *call, const mp_sequence_group *group,
                            int32_t position, int64_t *source);
 /* Whether this is a tile that is being computed. */
-bool mp_images_computing(const mp_image_store *store, const mp_text_call *call, int tile);
+bool mp_images_computing(const mp_image_store *store, const mp_text_request *call, int tile);
 /* Predicted time until it is computed, and of a part of that, the least that a step takes. */
-uint64_t mp_images_left_ns(const mp_image_store *store, const mp_text_call *call, int tile);
+uint64_t mp_images_left_ns(const mp_image_store *store, const mp_text_request *call, int tile);
 uint64_t mp_images_part_ns(const mp_image_store *store);
 /* Compute a missing tile for about budget_ns, one part of it at least, and hold it in the end; another that was begun
  * for these answers, or whose answers are gone, is forgotten. Ends early when the lease's owner or `unwanted` says
  * so. */
-mp_status mp_images_compute(mp_image_store *store, mp_lease *lease, const mp_text_call *call, mp_answers *answers,
-                            int tile, uint64_t budget_ns, const _Atomic int *unwanted, mp_error *error);
+mp_status mp_images_compute(mp_image_store *store, mp_lease *lease, const mp_text_request *call,
+                            mp_sequence_group *group, int tile, uint64_t budget_ns, const _Atomic int *unwanted,
+                            mp_error *error);
 
 #endif

@@ -44,7 +44,7 @@ static void insert(mp_queue *queue, mp_queue_node *node, mp_queue_node *before) 
     queue->cost += node->cost;
 }
 
-mp_queue_answer mp_queue_push(mp_queue *queue, mp_queue_node *node) {
+mp_queue_result mp_queue_push(mp_queue *queue, mp_queue_node *node) {
     if (queue->closed)
         return MP_QUEUE_CLOSED;
     if (mp_queue_full(queue, node->kind))

@@ -43,14 +43,14 @@ typedef struct mp_queue {
     bool closed;
 } mp_queue;
 
-typedef enum mp_queue_answer { MP_QUEUE_TAKEN, MP_QUEUE_FULL, MP_QUEUE_CLOSED } mp_queue_answer;
+typedef enum mp_queue_result { MP_QUEUE_TAKEN, MP_QUEUE_FULL, MP_QUEUE_CLOSED } mp_queue_result;
 
 void mp_queue_init(mp_queue *queue, const int capacity[MP_QUEUE_KINDS]);
 /* Initialise a node that is in no queue. `priority` is clamped to 0 to MP_QUEUE_PRIORITIES - 1; a positive kind is
  * 1. */
 void mp_queue_node_init(mp_queue_node *node, int priority, int kind, uint32_t tenant, uint64_t since_ns);
 /* Append to its flow. node->cost must be set. Refused when the kind is full or the queue is closed. */
-mp_queue_answer mp_queue_push(mp_queue *queue, mp_queue_node *node);
+mp_queue_result mp_queue_push(mp_queue *queue, mp_queue_node *node);
 /* Put before all of its flow. Never refused: for a node that was accepted once and must wait again. */
 void mp_queue_push_front(mp_queue *queue, mp_queue_node *node);
 /* The next node, left in the queue; NULL when empty. Works on a closed queue: closing stops arrivals only. */

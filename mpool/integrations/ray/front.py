@@ -19,7 +19,7 @@ from ray.exceptions import ActorUnavailableError, RayActorError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, ReplicaUnavailableError
 
 from ...server import bodies
-from ...server.app import guarded
+from ...server.application import Application, guarded
 from ...server.errors import Refusal, openai_error, plain_error
 from ...server.guard import App, Scope, answer, header
 from ...server.settings import Settings
@@ -75,9 +75,8 @@ class Relay:
         self.handle, self.settings, self.tries, self.patience = handle, settings, tries, patience
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
-        length = header(scope, b"content-length")
         try:
-            body = await bodies.read(receive, int(length) if length is not None else None, self.settings.max_body)
+            body = await bodies.read(receive, bodies.declared_length(scope), self.settings.max_body)
         except bodies.Gone:
             return
         except Refusal as refusal:
@@ -185,21 +184,8 @@ class Front:
 
 
 def make_front(handle: Any, settings: Settings, tries: int = TRIES, patience: float = PATIENCE) -> App:
-    """The application of a front; see :class:`Relay`."""
-    inner = guarded(Relay(handle, settings, tries, patience), FrontGate(settings))
-
-    async def app(scope: Scope, receive: Any, send: Any) -> None:
-        if scope["type"] == "lifespan":
-            for kind in ("startup", "shutdown"):
-                await receive()
-                await send({"type": f"lifespan.{kind}.complete"})
-        elif scope["type"] == "websocket":
-            await receive()
-            await send({"type": "websocket.close", "code": 1000})
-        else:
-            await inner(scope, receive, send)
-
-    return app
+    """Make the application of a front; see :class:`Relay`."""
+    return Application(guarded(Relay(handle, settings, tries, patience), FrontGate(settings)))
 
 
 __all__ = ["Front", "FrontGate", "Relay", "make_front", "model_of"]

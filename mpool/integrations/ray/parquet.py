@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import ray
 import ray.data
 
+from ...checks import refuse
 from ...errors import FileError, InvalidArgument, MpoolError
 from ...pool import Pool
 
@@ -147,10 +148,10 @@ def embed_parquet(source: str | os.PathLike[str], target: str | os.PathLike[str]
     """
     where, to = Path(source).absolute(), Path(target).absolute()
     if where == to:
-        raise InvalidArgument(f"target is {to}, allowed: another folder than source")
+        refuse("target", to, "another folder than `source`")
     for name, value in (("cpus", cpus), ("rows", rows), ("actors", 1 if actors is None else actors)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise InvalidArgument(f"{name} is {value!r}, allowed: 1 or more")
+            refuse(name, value, "1 or more")
     files = sorted(where.glob("*.parquet"))
     if not files:
         raise FileError(f"{where} holds no .parquet files")

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...errors import ShuttingDown
 from ...pool import Pool
-from ...server.app import OPERATIONS, Routes
+from ...server.application import OPERATIONS, Routes
 from ...server.settings import Settings
 from ...server.state import State
 from .routing import DEPTH

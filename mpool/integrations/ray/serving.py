@@ -1,4 +1,4 @@
-"""An application of Ray Serve: a front, and replicas of pools behind it."""
+"""An application of Ray Serve: a front, and replicas with pools behind it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import ray
 from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
+from ...checks import refuse, shown
 from ...config import PoolConfig
 from ...errors import InvalidArgument, SpawnFailed
 from ...pool import Pool
@@ -30,20 +31,20 @@ NAME, _REPORTS, _LOOK_BACK, _UP, _DOWN = "mpool", 1.0, 15.0, 10.0, 300.0
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be served, and by how many.
+    """The models to serve and the number of replicas.
 
     Attributes:
         models: as of ``mpool serve --model``: keys, paths or references, each also as ``NAME=REF``.
-        only: no keys of the catalogue that are on the machine.
+        only: do not serve the downloaded models of the catalogue.
         load: load the models before the first request.
         compute, offline: see :func:`mpool.embed` and :class:`mpool.PoolConfig`.
-        replicas: pools, each in a process of its own.
-        max_replicas: with more than ``replicas``, there are as many as the calls in their pools ask for: one for each
-            ``calls``.
-        calls: in a pool, those that wait and those that run, at which requests for its models go to others too.
-        cpus: threads of a replica, and CPUs that Ray keeps for it.
-        memory_mb: megabytes of a replica; 0: its share of the machine, as ``cpus`` are of the CPUs that Ray has there.
-        settings: where, for whom, how much.
+        replicas: number of pools, each in a process of its own.
+        max_replicas: if larger than ``replicas``, the number of replicas follows the load: one for each ``calls``
+            requests.
+        calls: queued and running requests in a pool, above which requests for its models also go to other pools.
+        cpus: compute threads of a replica, and CPUs that Ray reserves for it.
+        memory_mb: memory of a replica in megabytes; 0: its share of the machine, by its share of Ray's CPUs.
+        settings: address, clients and limits.
 
     Raises:
         InvalidArgument: a number is out of range.
@@ -66,14 +67,14 @@ class Plan:
                                 ("memory_mb", 0, 1 << 40), ("calls", 0.1, 1e6)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-                raise InvalidArgument(f"{name} is {value!r}, allowed: {low} to {high}")
+                refuse(name, value, f"an integer from {low} to {high}")
 
 
 def make(plan: Plan) -> serve.Application:
-    """The application of a plan, to be run by ``serve.run``.
+    """Make the application of a plan, for ``serve.run``.
 
-    The front takes requests at the address of Ray Serve's proxy, and checks Host, Origin and token as ``mpool serve``
-    does; sizes of heads, numbers of connections and the time that they take are the proxy's.
+    The front gets requests at the address of Ray Serve's proxy and checks Host, Origin and token as ``mpool serve``
+    does. The proxy limits header sizes, connections and their times.
     """
     settings = plan.settings
     scaled: dict[str, Any] = {"num_replicas": plan.replicas}
@@ -88,7 +89,7 @@ def make(plan: Plan) -> serve.Application:
         request_router_config=RequestRouterConfig(request_router_class=routing.WarmRouter,
                                                   request_router_kwargs={"calls": plan.calls},
                                                   request_routing_stats_period_s=_REPORTS), **scaled)
-    # the front's settings have the token; replicas take what the front passes on
+    # only the front has the token; replicas trust the front
     replica = pools.bind(plan.models, not plan.only, plan.compute, replace(settings, token=None, host="127.0.0.1"),
                          plan.load, plan.cpus, plan.memory_mb, plan.offline)
     front = serve.deployment(serve.ingress()(Front)).options(
@@ -101,9 +102,9 @@ def application(arguments: Mapping[str, str]) -> serve.Application:
     """For Ray's own command: ``serve run mpool.integrations.ray:application models=KEY,NAME=REF replicas=2 port=8000``.
 
     Args:
-        arguments: fields of :class:`Plan` and of :class:`mpool.server.settings.Settings`; ``models`` and others that
-            are lists with commas between; ``port`` and ``host`` are those of Ray Serve's proxy (8000 and 127.0.0.1,
-            unless its configuration says otherwise); ``token_file`` as of ``mpool serve``.
+        arguments: fields of :class:`Plan` and of :class:`mpool.server.settings.Settings`; lists, such as ``models``,
+            are separated by commas. ``port`` and ``host`` are the address of Ray Serve's proxy (8000 and 127.0.0.1 by
+            default). ``token_file`` is the option of ``mpool serve``.
 
     Raises:
         InvalidArgument: an argument is unknown, or its value is not allowed.
@@ -121,7 +122,7 @@ def _names(kind: type) -> set[str]:
 
 
 def _read(kind: type, given: Mapping[str, str]) -> dict[str, Any]:
-    """Fields of a dataclass, from texts."""
+    """Convert texts to the fields of a dataclass."""
     found: dict[str, Any] = {}
     kinds = {field.name: str(field.type) for field in fields(kind)}
     for name, text in given.items():
@@ -136,33 +137,34 @@ def _read(kind: type, given: Mapping[str, str]) -> dict[str, Any]:
             else:
                 found[name] = {"int": int, "float": float}.get(kinds[name], str)(text)
         except (KeyError, ValueError):
-            raise InvalidArgument(f"{name} is {text!r}, allowed: {kinds[name]}") from None
+            raise InvalidArgument(param=name, got=shown(text), allowed=f"of type {kinds[name]}") from None
     return found
 
 
 def run(plan: Plan, address: str | None = None, ready: Callable[[str], object] | None = None) -> None:
-    """Serves until SIGTERM or SIGINT.
+    """Serve until SIGTERM or SIGINT.
 
     Args:
-        plan: what is to be served.
-        address: of a cluster (``"auto"``: the one of this machine or of ``RAY_ADDRESS``); None: Ray is started here,
-            for as long as this runs.
-        ready: called with the URL when requests are answered.
+        plan: the models and replicas.
+        address: address of a cluster (``"auto"``: the cluster of this machine or of ``RAY_ADDRESS``); None: start Ray
+            for the duration of this call.
+        ready: called with the URL once the server accepts requests.
 
     Raises:
-        InvalidArgument: the CPUs that Ray has are too few, or a model cannot be served by its name.
-        SpawnFailed: the replicas cannot be started; what Ray Serve says of it is in the message.
-        and what :func:`mpool.register` raises about a model, if Ray is started here.
+        InvalidArgument: Ray has too few CPUs, or a model's name is not valid.
+        SpawnFailed: the replicas cannot be started; the message has Ray Serve's reason.
+        and what :func:`mpool.register` raises about a model, if this call starts Ray.
     """
     settings = plan.settings
     if address is None:
-        with Pool(PoolConfig(offline=plan.offline)) as pool:  # here errors say what is wrong
+        with Pool(PoolConfig(offline=plan.offline)) as pool:  # errors keep their class here
             Models(pool, plan.models, not plan.only, plan.compute)
     connect(address)
     try:
         there = int(ray.cluster_resources().get("CPU", 0))
         if there < plan.replicas * plan.cpus:
-            raise InvalidArgument(f"{plan.replicas} replicas of {plan.cpus} CPUs are asked for; Ray has {there} CPUs")
+            refuse("replicas", plan.replicas,
+                   f"{there // plan.cpus} or fewer: Ray has {there} CPUs, and each takes {plan.cpus}")
         over = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: over.set())

@@ -14,7 +14,7 @@ from .rows import Architecture, Config, Tensor, layer
 
 _BLOCK = "layers.{}"
 _ATTENTION, _MLP = f"{_BLOCK}.self_attn", f"{_BLOCK}.mlp"
-#: Of the norms of latents, whatever the configuration says of the others.
+#: Epsilon of the latent norms; the configuration sets only that of the other norms.
 _LATENT_EPSILON = 1e-6
 
 _TENSORS = (
@@ -65,7 +65,7 @@ def _read(config: Fields, row: Architecture) -> Config:
     rotated = config.int("qk_rope_head_dim", 64, low=2, high=MAX_WIDTH)
     _heads(kv, a, plain + rotated, config.int("v_head_dim", 128, low=1, high=MAX_WIDTH))
     kv[f"{a}.attention.kv_lora_rank"] = config.int("kv_lora_rank", 512, low=1, high=MAX_WIDTH)
-    # null says that there is none, a missing key what the first model of the family has
+    # null: none; a missing key: the value of the family's first model
     kv[f"{a}.attention.q_lora_rank"] = config.int("q_lora_rank", 0, low=1, high=MAX_WIDTH) if "q_lora_rank" in config \
         else 1536
     kv[f"{a}.rope.dimension_count"] = rotated
@@ -103,7 +103,7 @@ def _read(config: Fields, row: Architecture) -> Config:
 
 
 def _heads(kv: dict[str, Value], a: str, key: int, value: int) -> None:
-    """Of a head before it is absorbed into the latent, under both names."""
+    """Dimensions of a head before absorption into the latent, under both names."""
     kv[f"{a}.attention.key_length"] = kv[f"{a}.attention.key_length_mla"] = key
     kv[f"{a}.attention.value_length"] = kv[f"{a}.attention.value_length_mla"] = value
 

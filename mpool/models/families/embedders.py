@@ -40,7 +40,7 @@ def read_embedder(config: Fields, row: Architecture) -> Config:
         kv[f"{a}.attention.key_length"] = kv[f"{a}.attention.value_length"] = head_dim
     kv[f"{a}.rope.dimension_count"] = head_dim or hidden // heads
     read_rope(config, kv, a)
-    # the code that gte-Qwen2 and Stella are published with looks both ways unless the configuration says otherwise
+    # the published code of gte-Qwen2 and Stella uses bidirectional attention by default
     kv[f"{a}.attention.causal"] = config.bool("is_causal", "auto_map" not in config)
     read_window(config, kv, row)
     _windows(config, kv, a)
@@ -62,7 +62,7 @@ def _windows(config: Fields, kv: dict[str, Value], a: str) -> None:
 
 
 def complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
-    """What a GGUF file leaves to convention."""
+    """Defaults that GGUF files leave out."""
     a = "qwen3_embedding" if name == "qwen3" else "llama_embedding"
     kv[f"{a}.attention.causal"] = table.bool(f"{name}.attention.causal", True)
     kv.setdefault(f"{a}.rope.freq_base", 10000.0)
@@ -102,7 +102,7 @@ def read_gemma(config: Fields, row: Architecture) -> Config:
 
 
 def complete_gemma(table: Fields, name: str, kv: dict[str, Value]) -> None:
-    """What a GGUF file leaves to convention. Its norms have the 1 added."""
+    """Defaults that GGUF files leave out. Norm weights in GGUF already include the added 1."""
     layers = table.int(f"{name}.block_count", low=1)
     window = table.int(f"{name}.attention.sliding_window", 0, low=0)
     if window:

@@ -19,7 +19,7 @@ _PATTERNS = {"gemma2": 2, "gemma3": 6}
 #: Layers of the largest model of each, whose scores are scaled by the width a head, not by the head's size.
 _LARGEST = {"gemma2": 46, "gemma3": 62}
 _ACT = "hidden_activation"
-#: What the ``text_config`` of a Gemma 3 that also sees images leaves out, from transformers' Gemma3TextConfig.
+#: Defaults of transformers' Gemma3TextConfig, which the ``text_config`` of a Gemma 3 vision model leaves out.
 _TEXT_DEFAULTS: dict[str, Any] = {
     "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
     "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131072,
@@ -56,7 +56,7 @@ def _read(config: Fields, row: Architecture) -> Config:
     for key, ours, default in (("attn_logit_softcapping", "attention_softcap", 50.0),
                                ("final_logit_softcapping", "output_softcap", 30.0)):
         if third and ours == "attention_softcap":
-            continue  # is among the keys of the configuration, but transformers' Gemma 3 does not look at it
+            continue  # is a key of the configuration that transformers' Gemma 3 ignores
         if config.get(key) is not None or (key not in config and not third):
             kv[f"mpool.{ours}"] = config.number(key, default, above=0.0)
     kv["mpool.norm_offset"] = 1.0

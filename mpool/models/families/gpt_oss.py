@@ -17,7 +17,7 @@ _EXPERTS = f"{_BLOCK}.mlp.experts"
 #: Values of a block of MXFP4 and bytes of their codes.
 _ITEMS, _CODES = 32, 16
 _ALPHA, _LIMIT = 1.702, 7.0
-#: What transformers takes where a configuration has no rotary scaling.
+#: Defaults of transformers for a configuration without rotary scaling.
 _YARN = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
          "original_max_position_embeddings": 4096}
 

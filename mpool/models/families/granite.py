@@ -14,7 +14,7 @@ _MLP = "layers.{}.shared_mlp"
 _FUSED = (*(tensor for tensor in decoder() if ".ffn_" not in tensor.gguf or "ffn_norm" in tensor.gguf),
           *layer(f"{_MLP}.input_linear[0]", "ffn_gate", "FD"), *layer(f"{_MLP}.input_linear[1]", "ffn_up", "FD"),
           *layer(f"{_MLP}.output_linear", "ffn_down", "DF"))
-#: What a configuration says of such a network.
+#: Keys of the configuration that describe this network.
 _DENSE = {"num_local_experts": 0, "position_embedding_type": "rope"}
 
 
@@ -47,7 +47,7 @@ def _complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
         if value:  # 0 says nothing, as in llama.cpp
             kv[f"mpool.{ours}"] = value
     kv["mpool.output_scale"] = 1.0 / (table.number(f"{name}.logit_scale", 1.0) or 1.0)
-    if not table.bool(f"{name}.rope.scaling.finetuned", True):  # of these models this says whether they have RoPE
+    if not table.bool(f"{name}.rope.scaling.finetuned", True):  # this key selects RoPE in these models
         unsupported(table, f"{name}.rope.scaling.finetuned", "models with RoPE")
 
 

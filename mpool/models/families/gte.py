@@ -34,7 +34,7 @@ _TENSORS = (
     *layer(f"{_OLD}.mlp_ln|{_NEW}.post_mlp_layernorm", "layer_output_norm", "D", bias="D"),
 )
 
-#: What the published code can do beside what the published models do.
+#: Options of the published code that no published model uses.
 _PLAIN: dict[str, tuple[object, ...]] = {
     "position_embedding_type": ("rope",), "layer_norm_type": ("layer_norm",), "pack_qkv": (True,),
     "logn_attention_scale": (False,), "logn_attention_clip1": (False,),

@@ -66,7 +66,7 @@ def read_decoder(config: Fields, row: Architecture) -> Config:
 
 def read_common(config: Fields, row: Architecture, *, act: str = "hidden_act", theta: float = 10000.0,
                 pattern: int = 0) -> tuple[dict[str, Value], set[str]]:
-    """What decoders have in common, and the keys that were read for it.
+    """Reads the configuration keys that decoders share.
 
     Args:
         act: key of the activation, which is the row's.
@@ -127,7 +127,7 @@ def read_rope(config: Fields, kv: dict[str, Value], a: str, theta: float = 10000
 
 
 def read_scaling(config: Fields, rope: Fields, kv: dict[str, Value], a: str, default: float) -> None:
-    """One set of rotary parameters."""
+    """A set of rotary parameters."""
     theta = rope.number("rope_theta", None, above=0.0)
     kv[f"{a}.rope.freq_base"] = theta or config.number("rope_theta", default, above=0.0)
     kind = rope.str("rope_type", None) or rope.str("type", "default")
@@ -174,7 +174,7 @@ def _long_rope(config: Fields, rope: Fields, kv: dict[str, Value], a: str) -> No
             rope.fail(f"{name}_factor", f"{len(factors)} values", f"{pairs} numbers above 0, one a rotated pair")
         kv[f"mpool.rope_{name}_factors"] = [float(f) for f in factors]
     stretch = rope.number("factor", context / original, above=0.0)
-    if original < 2 and stretch > 1:  # its logarithm is what attention is scaled by
+    if original < 2 and stretch > 1:  # attention is scaled by its logarithm
         config.fail("original_max_position_embeddings", original, "2 at least")
     inferred = math.sqrt(1 + math.log(stretch) / math.log(original)) if stretch > 1 else 1.0
     kv["mpool.rope_attention_factor"] = rope.number("attention_factor", inferred, above=0.0)
@@ -228,12 +228,12 @@ def read_window(config: Fields, kv: dict[str, Value], row: Architecture, pattern
 
 
 def has_window(layers: int, pattern: int) -> list[bool]:
-    """Whether each layer looks through the window, where every so manyth does not."""
+    """Per layer: it uses the sliding window. Every n-th layer uses full attention."""
     return [(i + 1) % pattern != 0 for i in range(min(layers, MAX_LAYERS))]
 
 
 def window_pattern(table: Fields, name: str, pattern: int) -> list[bool]:
-    """The same of a GGUF file, which may say every how manyth layer does not, or of each layer whether it does."""
+    """The same for a GGUF file, which stores the period of full-attention layers, or one flag per layer."""
     layers, key = table.int(f"{name}.block_count", low=1, high=MAX_LAYERS), f"{name}.attention.sliding_window_pattern"
     if isinstance(table.get(key), (int, type(None))):
         return has_window(layers, table.int(key, pattern, low=1))
@@ -252,7 +252,7 @@ def set_window(kv: dict[str, Value], a: str, window: int, windowed: list[bool]) 
 ROWS = (
     # GGUF files of Mistral are Llama's
     text_row("llama", ("LlamaForCausalLM", "MistralForCausalLM"), decoder(), model_types=("llama", "mistral")),
-    # those of Qwen2-VL and Qwen2.5-VL are Qwen2's, with three positions for images, which text has not
+    # the decoders of Qwen2-VL and Qwen2.5-VL are Qwen2's, with three positions per image token
     text_row("qwen2", ("Qwen2ForCausalLM",), decoder(qkv_bias=True), full_layers=28, gguf=("qwen2", "qwen2vl")),
     text_row("qwen3", ("Qwen3ForCausalLM",), decoder(head_norms=True), full_layers=28),
 )

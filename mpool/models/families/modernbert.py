@@ -98,8 +98,8 @@ def read_modernbert(config: Fields, row: Architecture) -> Config:
 
 
 def complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
-    """What a GGUF file leaves to convention: one layer of three sees everything, and its windows have a base of their
-    own."""
+    """Defaults that GGUF files leave out: every third layer has full attention, and windowed layers have their own
+    rotary base."""
     layers = table.int(f"{name}.block_count", low=1)
     key = f"{name}.attention.sliding_window_pattern"
     window = table.int(f"{name}.attention.sliding_window", low=2) // 2 * 2

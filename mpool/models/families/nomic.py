@@ -56,7 +56,7 @@ _MIXED = (
     Tensor(f"{_EXPERTS}.bias", "blk.{}.ffn_exps.bias", "D", "folder in sparse"),  # converters leave it out
 )
 
-#: What the published code can do beside what the published models do, under GPT-2's names: the values taken here.
+#: Options of the published code under GPT-2's names, with the only values that mpool supports.
 _PLAIN: dict[str, tuple[object, ...]] = {
     "moe_every_n_layers": (0, None), "activation_function": ("swiglu",), "prenorm": (False,), "causal": (False,),
     "qkv_proj_bias": (False,), "mlp_fc1_bias": (False,), "mlp_fc2_bias": (False,), "parallel_block": (False,),
@@ -137,7 +137,7 @@ def read_mixed(config: Fields, row: Architecture) -> Config:
 
 
 def complete_mixed(table: Fields, name: str, kv: dict[str, Value]) -> None:
-    """What a GGUF file leaves to convention."""
+    """Defaults that GGUF files leave out."""
     table.int(f"{name}.expert_count", low=1, high=1024)
     table.int(f"{name}.moe_every_n_layers", low=2)
     kv.setdefault("nomic_bert_moe.rope.freq_base", 10000.0)

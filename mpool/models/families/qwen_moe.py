@@ -17,7 +17,7 @@ def _read(config: Fields, row: Architecture) -> Config:
     kv["qwen3moe.expert_used_count"] = config.int("num_experts_per_tok", 8, low=1, high=experts)
     kv["qwen3moe.expert_feed_forward_length"] = config.int("moe_intermediate_size", 768, low=1, high=MAX_WIDTH)
     kv["mpool.expert_normalise"] = config.bool("norm_topk_prob", False)
-    if config.bool("use_sliding_window", False):  # of all layers in transformers, whatever max_window_layers says
+    if config.bool("use_sliding_window", False):  # transformers applies it to all layers and ignores max_window_layers
         unsupported(config, "use_sliding_window", "false")
     if config.int("decoder_sparse_step", 1, low=1) != 1:
         unsupported(config, "decoder_sparse_step", "1, experts in all layers")

@@ -1,6 +1,5 @@
-"""What families share when they read config.json.
-
-Every key that could change what a model computes is read, or must have the one value that changes nothing; an error
+"""Helpers for reading config.json in all families. Every key that can change the computation is read, or must have the
+one value that changes nothing; an error
 names it otherwise. Keys that only matter for training, generation or book-keeping are listed and skipped. Defaults
 are those of transformers' own configuration classes
 (https://github.com/huggingface/transformers/tree/main/src/transformers/models).
@@ -91,7 +90,8 @@ def check_neutral(config: Fields, used: set[str]) -> None:
 
 
 def _refuse_quantised(config: Fields, key: str) -> NoReturn:
-    """Of AWQ, GPTQ, bitsandbytes, FP8 and others, each of which packs weights in its own way."""
+    """Refuses quantised checkpoints of AWQ, GPTQ, bitsandbytes, FP8 and others: each packs weights in its own
+    layout."""
     method = Fields.of(config.get(key), file=config.file, at=config.name(key)).get("quant_method")
     raise Unsupported(f"{config.file}: {config.name(key)} says that the weights are quantised"
                       f"{f' by {shorten(method)}' if isinstance(method, str) else ''}, which mpool does not read from "

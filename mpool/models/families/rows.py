@@ -1,4 +1,4 @@
-"""What a row of the table of architectures says; each family's file holds its rows."""
+"""The row type of the architecture table; each family's file holds its rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from ..spec import Value
 
 @dataclass(frozen=True)
 class Tensor:
-    """One tensor: its name in transformers (empty if it has none), its name in GGUF, its shape in letters.
+    """A tensor of an architecture: its name in transformers (empty if it has none), its name in GGUF, its shape in
+    letters.
 
     ``{}`` stands for the layer, ``{x}`` for an expert that has a tensor of its own; ``|`` separates names that files of
     different origin have; one that begins with ``/`` stands without the family's prefix. A name that ends in ``[i]`` is
@@ -56,7 +57,7 @@ def _each(names: str, kind: str, before: str = "") -> str:
 
 @dataclass
 class Config:
-    """What a family reads out of config.json: hyper-parameters under GGUF's names (``kv``), whether the output layer is
+    """The result of reading a config.json: hyper-parameters under GGUF's names (``kv``), whether the output layer is
     the embedding, rows of the table of token types, and sizes beside those that every model has: letters of shapes, and
     what the ``when`` of tensors asks for. ``masked``: pooling leaves a prompt's tokens out; ``ended``: every text ends
     with the end of text, whatever its tokenizer does."""
@@ -96,24 +97,24 @@ class Architecture:
         name: as the core calls it (``csrc/models/archs.def``); several rows may be one architecture of the core.
         capability: the pool that serves it.
         classes: names in ``architectures`` of config.json whose weights hold this network.
-        prefixes: what may stand before the names of the network's tensors in a transformers folder.
+        prefixes: optional prefixes of the network's tensor names in a transformers folder.
         read: reads the family's config.json.
         tensors: every tensor of the network.
         harmless: patterns of tensors that may be present and take no part (heads, buffers).
         epsilon: key of the norm's epsilon, without the architecture.
-        rope: whether positions are rotated into queries and keys (else they have a table).
-        activation: what a GGUF file means without saying so.
+        rope: positions are rotated into queries and keys (else they have a table).
+        activation: defaults of keys that a GGUF file leaves out.
         full_layers: for families whose configuration switches its sliding window off unless it says otherwise: how
             many of the first layers attend to everything when it does not say (transformers' default); None for
             families where a window that is given is in use.
         model_types: ``model_type`` in config.json; by default the name.
         gguf: ``general.architecture`` in GGUF files, none if there are no such files; by default the name.
-        complete: adds to the hyper-parameters of a GGUF file what it leaves to convention; gets the file's keys, the
+        complete: completes the hyper-parameters of a GGUF file with conventional defaults; gets the file's keys, the
             architecture's name there, and the hyper-parameters.
         handled: keys below the architecture's in GGUF files that ``complete`` takes care of.
         head: the head of the family's ForSequenceClassification classes, from its config.json.
         gguf_head: the activation in the head of a GGUF file of a reranker.
-        remote: the family is published with Python code of its own, which is what is computed here; the code itself
+        remote: the family is published with its own Python code, which mpool reimplements; the code itself
             is never run.
         partial_rope: a part of a head's components may be rotated alone.
         mark: a tensor, by its name in transformers and in GGUF, that tells its files from those of a row of the same

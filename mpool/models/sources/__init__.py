@@ -1,5 +1,5 @@
-"""Where models come from: this machine, the hub, wheels, mpool itself. Each source turns its kind of reference into a
-Resolved."""
+"""Sources of models: this machine, the hub, wheels, mpool itself. Each turns its kind of reference into a
+:class:`Resolved`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..references import PipRef
 
 @dataclass(frozen=True)
 class FileFact:
-    """What is known of a file before it is here: its size in bytes and its SHA-256, either None if unknown."""
+    """The expected size in bytes and SHA-256 of a file, each None if unknown."""
 
     size: int | None = None
     sha256: str | None = None
@@ -18,7 +18,8 @@ class FileFact:
 
 @dataclass(frozen=True)
 class Part:
-    """One part of a file that is spread over wheels: where it is, what it is, and the size of its wheel in bytes."""
+    """A part of a file that is split over wheels: its reference, its size and hash, and the size of its wheel in
+    bytes."""
 
     ref: PipRef
     fact: FileFact
@@ -27,7 +28,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Resolved:
-    """A reference that has become files on this machine.
+    """A reference resolved to files on this machine.
 
     Attributes:
         ref: the reference, in canonical form.

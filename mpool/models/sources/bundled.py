@@ -10,12 +10,12 @@ from .. import store
 from ..references import BundledRef
 from . import FileFact
 
-#: Where they are in an installed package.
+#: Folder of the bundled models in an installed package.
 ROOT = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "demo_models")
 
 
 def resolve(ref: BundledRef, files: Mapping[str, FileFact]) -> str:
-    """Absolute path of a model's folder, its files checked against what the catalogue says: each time, which takes
+    """Absolute path of a model's folder, its files checked against the catalogue: each time, which takes
     milliseconds, and leaves nothing in the cache.
 
     Raises:

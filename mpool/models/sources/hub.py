@@ -13,7 +13,7 @@ import logging
 import os
 import posixpath
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,9 +28,18 @@ from ...errors import (
 )
 from .. import store
 from ..files import PICKLE_SUFFIXES, SAFE_FORMATS, Folder, check_relative
+from ..layout import (
+    INDEX_NAME,
+    MODEL_CONFIG,
+    MODULES_NAME,
+    SINGLE_NAME,
+    SPLIT,
+    TRANSFORMER_CONFIGS,
+    gguf_models,
+    other_sizes,
+    shard_names,
+)
 from ..references import HubRef
-from ..safetensors_header import INDEX_NAME, SINGLE_NAME, shard_names
-from ..sentence_folder import MODEL_CONFIG, MODULES_NAME, TRANSFORMER_CONFIGS, other_sizes
 from . import Resolved
 from .progress import Progress
 
@@ -41,17 +50,13 @@ SMALL_FILES = ("config.json", "generation_config.json", "tokenizer.json", "token
                "special_tokens_map.json", "added_tokens.json", "vocab.txt", "vocab.json", "merges.txt",
                "chat_template.jinja", "chat_template.json", "preprocessor_config.json", "processor_config.json",
                *TRANSFORMER_CONFIGS)
-#: Of a folder of diffusers.
+#: Index of a diffusers folder.
 PIPELINE_NAME = "model_index.json"
 #: Quantisations taken when none is named, in this order, as llama-server does
 #: (https://github.com/ggml-org/llama.cpp/blob/master/common/download.cpp); then the first model by name.
 DEFAULT_QUANTS = ("Q4_K_M", "Q8_0")
-#: How long the hub may take to list a repository, in seconds.
+#: Timeout for listing a repository, in seconds.
 LIST_SECONDS = 30.0
-#: Marks of GGUF files that are companions of a model, not models.
-_COMPANIONS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
-
-_SPLIT = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 _QUANT_IN_NAME = re.compile(r"(?:^|[-._/])((?:UD-)?(?:[IT]?Q\d[A-Z0-9_]*|F16|F32|BF16|FP16|NVFP4|MXFP4(?:_MOE)?))"
                             r"(?=[-.])", re.IGNORECASE)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -59,23 +64,11 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 @dataclass(frozen=True)
 class _Remote:
-    """One file as the hub lists it."""
+    """A file as the hub lists it."""
 
     size: int | None
     kind: str
     digest: str | None
-
-
-def gguf_models(names: Iterable[str]) -> list[str]:
-    """Names of GGUF models, sorted: companions left out, of a split model the first part alone."""
-    found = []
-    for name in sorted(names):
-        base = posixpath.basename(name)
-        split = _SPLIT.fullmatch(name)
-        if name.endswith(".gguf") and not any(mark in base for mark in _COMPANIONS) \
-                and (split is None or int(split["number"]) == 1):
-            found.append(name)
-    return found
 
 
 def choose_gguf(names: Sequence[str], quant: str | None, *, where: str) -> str:
@@ -96,12 +89,13 @@ def choose_gguf(names: Sequence[str], quant: str | None, *, where: str) -> str:
         return models[0]
     tags = sorted({match.group(1) for name in models if (match := _QUANT_IN_NAME.search(name))})
     listed = ", ".join(tags) if tags else ", ".join(models[:12]) or "no GGUF file at all"
-    raise InvalidArgument(f"{where} has no quantisation {quant}; it has {listed}")
+    raise InvalidArgument(f"{where} has no quantisation {quant}; it has {listed}", param="ref", got=str(quant),
+                          allowed=listed)
 
 
 def split_siblings(names: Sequence[str], first: str, *, where: str) -> list[str]:
     """Every part of a GGUF model, in order. Raises FormatError if a part is missing."""
-    split = _SPLIT.fullmatch(first)
+    split = SPLIT.fullmatch(first)
     if split is None:
         return [first]
     count = int(split["count"])
@@ -114,7 +108,7 @@ def split_siblings(names: Sequence[str], first: str, *, where: str) -> list[str]
 
 
 def _wants_gguf(ref: HubRef, names: Sequence[str]) -> bool:
-    """Whether a reference means a GGUF file: it says so, or the repository has no safetensors model."""
+    """The reference means a GGUF file: explicitly, or because the repository has no safetensors model."""
     if ref.quant or ref.file and ref.file.endswith(".gguf"):
         return True
     return not _has_folder(names, ref.file or "") and not ref.file and bool(gguf_models(names))
@@ -125,7 +119,7 @@ def _under(folder: str, name: str) -> str:
 
 
 def _has_folder(names: Sequence[str], folder: str) -> bool:
-    """Whether a model folder with safetensors is there (its encoder may be in a folder below)."""
+    """A model folder with safetensors exists; its encoder may be in a folder below."""
     inside = [name for name in names if not folder or name.startswith(folder + "/")]
     return any(posixpath.basename(name) == "config.json" for name in inside) \
         and any(name.endswith(".safetensors") for name in inside)
@@ -204,14 +198,14 @@ def resolve(ref: HubRef, *, offline: bool = False, progress: Progress = None, re
     """Files of a repository in the hub's cache, fetched if need be, at one commit, each checked.
 
     Args:
-        offline: use only what is in the cache, as ``HF_HUB_OFFLINE=1`` does.
+        offline: use only the cache, as ``HF_HUB_OFFLINE=1`` does.
         progress: whether to show bars; None: when standard error is a terminal and the library's settings agree.
         recheck: hash every file again.
 
     Raises:
         OfflineError: not in the cache, and offline; the hint says how to fetch it.
         DownloadError: the repository, revision or file does not exist, is not open to you, or could not be reached.
-        IntegrityError: a file is not what the hub states; it was removed from the cache.
+        IntegrityError: a file differs from the hub's record; it was removed from the cache.
         InvalidArgument: no such quantisation.
         UnsafeFormat: only pickled weights, or a reference to one.
     """
@@ -238,7 +232,7 @@ def resolve(ref: HubRef, *, offline: bool = False, progress: Progress = None, re
 
 
 class _Fetch:
-    """One fetch from the hub: lists the repository, chooses, downloads, checks."""
+    """A fetch from the hub: lists the repository, selects files, downloads and checks them."""
 
     def __init__(self, hub: Any, ref: HubRef, progress: Progress, recheck: bool) -> None:
         self.hub, self.ref, self.recheck = hub, ref, recheck
@@ -307,7 +301,8 @@ def _choose(ref: HubRef, names: Sequence[str], read: Callable[[str], Any]) -> li
         first = ref.file or choose_gguf(names, ref.quant, where=where)
         return split_siblings(names, first, where=where)
     if ref.file and ref.file in names:
-        raise InvalidArgument(f"{ref}: one file of a model that is a folder", hint=f"Use {ref.repo}, or the folder")
+        raise InvalidArgument(f"{ref} is one file of a model that is a folder", param="ref", got=str(ref),
+                              allowed="the repository or a folder in it", hint=f"Use {ref.repo}, or the folder")
     if ref.file and not any(name.startswith(ref.file + "/") for name in names):
         raise DownloadError(f"{where} has no file or folder {ref.file}")
     return choose_folder(names, ref.file or "", read, where=where)
@@ -321,7 +316,7 @@ def _resolved(ref: HubRef, folder: str, commit: str, chosen: Sequence[str]) -> R
 
 
 def _check(folder: str, name: str, remote: _Remote, recheck: bool) -> None:
-    """Checks one file against what the hub states; a wrong one leaves the cache, so that it is fetched anew."""
+    """Checks a file against the hub's record; a wrong file is removed from the cache, so that it is fetched again."""
     path = Folder(folder).path_of(name)
     try:
         store.check(path, size=remote.size, kind=remote.kind, digest=remote.digest, recheck=recheck)
@@ -343,7 +338,8 @@ def _record_path(ref: HubRef, commit: str) -> str:
 
 
 def _from_cache(ref: HubRef, cause: Exception | None, recheck: bool) -> Resolved:
-    """What the hub's cache has for a reference, without any network; each file checked against its blob's name."""
+    """Resolves a reference from the hub's cache without network access; each file is checked against its blob's
+    name."""
     import huggingface_hub
 
     try:
@@ -355,7 +351,7 @@ def _from_cache(ref: HubRef, cause: Exception | None, recheck: bool) -> Resolved
     names = sorted(os.path.relpath(os.path.join(parent, name), folder)
                    for parent, _, files in os.walk(folder) for name in files)
     if not _wants_gguf(ref, names):
-        # of a folder every file counts: what the commit has, where that is known, not what happens to be here
+        # a folder is complete only with every file of the commit, if its list is known
         names = _listed(ref.repo, commit) or names
     record = store.read_json(_record_path(ref, commit)) or {}
     listed = record.get("files")
@@ -390,7 +386,7 @@ def verify(path: str) -> None:
 
 
 def _blob_fact(path: str) -> _Remote:
-    """What the cache itself says of a file: a blob is named after its hash."""
+    """The hash that the cache records for a file: a blob is named after its hash."""
     name = os.path.basename(os.readlink(path)) if os.path.islink(path) else ""
     if re.fullmatch(r"[0-9a-f]{64}", name):
         return _Remote(None, "sha256", name)
@@ -437,7 +433,7 @@ def _bar_class(progress: Progress) -> Any:
         return tqdm
 
     class Bars(tqdm):  # type: ignore[misc,valid-type]
-        """Bars that are always, or never, shown."""
+        """A class of progress bars that are always, or never, shown."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             kwargs["disable"] = not progress

@@ -1,4 +1,4 @@
-"""One file whose parts are spread over several wheels, because package indexes limit the size of one."""
+"""A file split over several wheels, because package indexes limit the size of a wheel."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger("mpool.models")
 
 
 def path_of(name: str, fact: FileFact) -> str:
-    """Where the joined file is kept."""
+    """Path of the joined file."""
     assert fact.sha256 is not None
     return os.path.join(store.cache_dir(), "joined", fact.sha256[:16], name)
 
@@ -85,7 +85,7 @@ def _is_whole(path: str, fact: FileFact) -> bool:
 
 
 def _resume(fd: int, parts: Sequence[Part], path: str) -> int:
-    """Count of leading parts that a partial file holds soundly; the file is cut after them."""
+    """Number of leading parts of a partial file with the right hash; the file is truncated after them."""
     size, at, done = os.fstat(fd).st_size, 0, 0
     for part in parts:
         length = part.fact.size
@@ -103,7 +103,7 @@ def _resume(fd: int, parts: Sequence[Part], path: str) -> int:
 
 
 def _append(fd: int, part: Part, lock: str, bar: Bar, progress: Progress) -> None:
-    """Fetches one part and writes it at the end; what a failure leaves behind is cut off again."""
+    """Fetches one part and writes it at the end; a failed part is truncated again."""
     start = os.lseek(fd, 0, os.SEEK_CUR)
     here = installed(part.ref, {"": part.fact}) if part.fact.sha256 is not None else None
     if here is not None:

@@ -7,6 +7,7 @@ import stat
 
 from ...errors import FileError, FormatError, InvalidArgument
 from ..files import PICKLE_SUFFIXES, Folder, file_kind, open_regular, read_exactly, refuse_pickle
+from ..layout import gguf_models
 from ..references import LocalRef
 from . import Resolved
 
@@ -33,8 +34,8 @@ def kind_of_file(path: str) -> str:
         return "gguf"
     name = os.path.basename(path)
     if name.endswith((".safetensors", ".json")):
-        raise InvalidArgument(f"{path}: one file of a model that is a folder",
-                              hint=f"Give the folder, {os.path.dirname(path)}")
+        raise InvalidArgument(f"{path} is one file of a model that is a folder", param="ref", got=path,
+                              allowed="the folder", hint=f"Give the folder, {os.path.dirname(path)}")
     # a zip archive or the mark of a pickle: what torch.save writes
     if name.endswith(PICKLE_SUFFIXES) or start[:4] == b"PK\x03\x04" or start[:1] == b"\x80":
         refuse_pickle(path, name)
@@ -64,13 +65,12 @@ def resolve(ref: LocalRef) -> Resolved:
     folder = Folder(path)
     if folder.has("config.json") or folder.has("modules.json") or folder.has("model_index.json"):
         return Resolved(ref=path, kind="folder", path=path, source="local")
-    from .hub import gguf_models
-
     models = gguf_models(folder.names())
     if len(models) == 1:
         return Resolved(ref=path, kind="gguf", path=folder.path_of(models[0]), source="local")
     if models:
-        raise InvalidArgument(f"{path}: holds {len(models)} GGUF models: {', '.join(models[:8])}",
+        raise InvalidArgument(f"{path} holds {len(models)} GGUF models: {', '.join(models[:8])}", param="ref", got=path,
+                              allowed="a folder with one GGUF model",
                               hint="Give the path of one of them")
     for name in folder.pickles():
         refuse_pickle(path, name)

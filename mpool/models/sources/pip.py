@@ -44,11 +44,11 @@ _CHUNK = 1 << 20
 
 
 def _no_progress(count: int) -> None:
-    """Nobody wants to know."""
+    """Progress callback that ignores the count."""
 
 
 def folder_of(ref: PipRef) -> str:
-    """Where a reference's files are kept: one folder a wheel and path."""
+    """Folder of a reference's files: one per wheel and path."""
     name = re.sub(r"[-_.]+", "-", ref.package).lower()
     path = hashlib.sha256(ref.path.encode()).hexdigest()[:12]
     return os.path.join(store.cache_dir(), "pip", f"{name}-{ref.version}", path)
@@ -74,7 +74,7 @@ def resolve(ref: PipRef, files: Mapping[str, FileFact] | None = None, *, offline
 
     Raises:
         OfflineError: it is not here and ``offline``.
-        DownloadError: pip failed; the message ends with what it said.
+        DownloadError: pip failed; the message ends with pip's output.
         IntegrityError: a size or hash is not the recorded one; nothing is kept.
         FormatError: the wheel is malformed, or a member's name leads outside.
         UnsafeFormat: the reference names code or a pickle.

@@ -9,7 +9,7 @@ Progress = bool | None
 
 
 class Bar:
-    """One bar, of bytes. ``total`` may be unknown."""
+    """A progress bar in bytes. ``total`` may be unknown."""
 
     def __init__(self, title: str, total: int | None, progress: Progress) -> None:
         self.title, self.total, self.progress = title, total, progress
@@ -36,7 +36,7 @@ class Bar:
             self._bar.update(count)
 
     def move_to(self, at: int) -> bool:
-        """Moves the bar to ``at`` bytes, never back; returns whether that is further than before."""
+        """Moves the bar to ``at`` bytes, never back; returns True if that is further than before."""
         if at <= self.at:
             return False
         self.add(at - self.at)

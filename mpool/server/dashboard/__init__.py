@@ -1,13 +1,13 @@
-"""``/``: a page to look at the pool with, and what it asks the server for.
+"""``/``: the dashboard, a page that shows the state of the pool, and the routes that it needs.
 
-The page is plain HTML, CSS and JavaScript, loads nothing from elsewhere, and computes nothing that the server knows: it
-reads a :class:`~mpool.server.dashboard.snapshot.Snapshot` a second while it is seen, and its playground calls the
-routes that any other client calls.
+The page is plain HTML, CSS and JavaScript and loads nothing from other servers. It fetches a
+:class:`~mpool.server.dashboard.snapshot.Snapshot` per second while it is visible; its playground calls the routes that
+any other client calls.
 
-Who has to give a token gives it to the browser, which asks for it as a password (any user name will do) when ``/`` is
-refused, keeps it for the tab's life and sends it along with all that the page asks for. So the page's files need the
-token as every route but ``/health`` does, no page has to be served to those who have none, and nothing of ours stores
-it: no cookie, which all ports of a machine would share, and no storage that a script could read.
+If the server has a token, the browser asks for it as a password (any user name works) when ``/`` is refused, keeps it
+for the life of the tab and sends it with every request of the page. The page's files therefore need the token like
+every route except ``/health``, and mpool stores the token nowhere: neither in a cookie, which all ports of a machine
+would share, nor in storage that a script could read.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FILES = {
     "/dashboard/plots.js": ("plots.js", "text/javascript"),
     "/dashboard/playground.js": ("playground.js", "text/javascript"),
 }
-#: Nothing but these files, no inline script or style, nobody's frame; images are those that the page was given.
+#: Allows only these files, no inline script or style, no framing, and images from data that the page holds.
 _POLICY = ("default-src 'none'; script-src 'self'; style-src 'self'; img-src data: blob:; connect-src 'self'; "
            "base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
 _HEADERS = {
@@ -59,20 +59,20 @@ def _file(name: str, kind: str) -> Callable[[Context, Any], Awaitable[Response]]
 # ---- requests in flight ----------------------------------------------------------------------------------------------
 
 class CancelCall(Struct, forbid_unknown_fields=True):
-    """The request that is to end: an ``id`` of the snapshot's ``requests``, which is also its ``x-request-id``."""
+    """The request to cancel: an ``id`` of the snapshot's ``requests``, which is also its ``x-request-id``."""
 
     id: Annotated[str, Meta(min_length=1, max_length=64)]
 
 
 class CancelledCall(Struct):
-    """``cancelled``: whether there was such a request; one that has ended, or never was, is no error."""
+    """``cancelled``: false if the request has already ended or never existed, which is no error."""
 
     id: str
     cancelled: bool
 
 
 async def cancel(context: Context, body: CancelCall) -> Response:
-    """Ends a request in flight: its client gets the error ``cancelled``. Idempotent."""
+    """Cancel a request in flight: its client gets the error ``cancelled``. Idempotent."""
     running = context.state.running.get(body.id)
     if running is not None:
         running.cancel()
@@ -80,7 +80,7 @@ async def cancel(context: Context, body: CancelCall) -> Response:
 
 
 async def state(context: Context, body: None) -> Response:
-    """All that the page shows. Waits for no work."""
+    """Return the data of the page. Never waits for requests."""
     return json_answer(snapshot(context.state))
 
 
@@ -94,7 +94,7 @@ class ImagesToEmbed(Struct, forbid_unknown_fields=True):
 
 
 async def embed_images(context: Context, body: ImagesToEmbed) -> Response:
-    """Vectors of images: neither OpenAI's protocol nor Ollama's has a route for them."""
+    """Embed images: neither OpenAI's protocol nor Ollama's has a route for that."""
     served = await context.model(body.model)
     files = [image_of(text, f"images[{at}]") for at, text in enumerate(body.images)]
     rows = await aio.embed_image(files, served.model, pool=context.state.pool)
@@ -109,10 +109,10 @@ async def embed_images(context: Context, body: ImagesToEmbed) -> Response:
 OPERATIONS = (
     *(Operation("GET", path, _file(name, kind), None, None, f"The dashboard: {name}", kind=kind,
                 name="dashboard_" + name.replace(".", "_")) for path, (name, kind) in FILES.items()),
-    Operation("GET", "/api/mpool/state", state, None, Snapshot, "How the pool is, now", name="mpool_state"),
-    Operation("POST", "/api/mpool/cancel", cancel, CancelCall, CancelledCall, "End a request in flight",
+    Operation("GET", "/api/mpool/state", state, None, Snapshot, "State of the pool", name="mpool_state"),
+    Operation("POST", "/api/mpool/cancel", cancel, CancelCall, CancelledCall, "Cancel a request in flight",
               name="mpool_cancel"),
-    Operation("POST", "/api/mpool/embed_images", embed_images, ImagesToEmbed, EmbeddingsAnswer, "Vectors of images",
+    Operation("POST", "/api/mpool/embed_images", embed_images, ImagesToEmbed, EmbeddingsAnswer, "Embed images",
               name="mpool_embed_images"),
 )
 

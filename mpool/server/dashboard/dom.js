@@ -1,4 +1,4 @@
-// Elements and requests. What comes from the server only ever becomes text nodes and attributes that hold no code.
+// Elements and requests. Data of the server becomes only text nodes and attributes that hold no code.
 
 export const byId = (id) => document.getElementById(id);
 
@@ -15,12 +15,12 @@ function fill(element, attributes, children) {
 export const make = (tag, attributes = {}, ...children) => fill(document.createElement(tag), attributes, children);
 export const draw = (tag, attributes = {}, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
 
-// Sets a text only if it is another one: assistive technology reads out what changes.
+// Set a text only if it differs: assistive technology reads every change aloud.
 export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-// By the origin: where the address has a password in it, browsers refuse to fetch relative to it.
+// Use the origin: browsers refuse to fetch relative to an address that contains a password.
 export function request(path, body, signal) {
   const options = { signal, cache: "no-store", redirect: "error" };
   if (body !== undefined) {
@@ -31,7 +31,7 @@ export function request(path, body, signal) {
   return fetch(location.origin + path, options);
 }
 
-// The error that an answer tells of, in either of the server's shapes.
+// The error in a response, in either of the server's formats.
 export function errorOf(found) {
   const error = found && found.error;
   return new Error(typeof error === "string" ? error : (error && error.message) || "The server gave no reason.");
@@ -44,7 +44,7 @@ export async function json(path, body, signal) {
   return found;
 }
 
-// Data of server-sent events, as they come.
+// Data of server-sent events, one by one.
 export async function* events(path, body, signal) {
   const response = await request(path, body, signal);
   if (!response.ok) throw errorOf(await response.json());

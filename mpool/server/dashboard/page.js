@@ -1,4 +1,4 @@
-// What the page shows: a snapshot a second, while the page is seen.
+// The page shows a snapshot per second while it is visible.
 import { byId, json, make, say } from "./dom.js";
 import { Plot } from "./plots.js";
 import "./playground.js";
@@ -18,8 +18,8 @@ const span = (seconds) => seconds === null ? "–" : seconds < 1e-3 ? `${whole(s
 // ---- plots ----------------------------------------------------------------------------------------------------------
 
 const calls = new Plot("Calls", ["answered", "failed"], rate, KEPT);
-const tokens = new Plot("Tokens computed", ["of prompts and answers"], rate, KEPT);
-const latency = new Plot("Time of a call", ["p50", "p99"], span, KEPT);
+const tokens = new Plot("Tokens per second", ["prompt and completion"], rate, KEPT);
+const latency = new Plot("Request latency", ["p50", "p99"], span, KEPT);
 const memory = new Plot("Memory", ["in use"], bytes, KEPT);
 byId("plots").append(...[calls, tokens, latency, memory].map((plot) => plot.figure));
 
@@ -35,12 +35,12 @@ function keep(name, time, values) {
 const FAILED = ["errors", "timeouts", "queue_full_rejections", "circuit_rejections"];
 const failures = (counters) => FAILED.reduce((sum, name) => sum + counters[name], 0);
 
-// Calls answered within each bound, of all models.
+// Requests of all models that were completed within each bound.
 function histogram(found) {
   return found.latency_bounds.map((_, at) => found.models.reduce((sum, model) => sum + model.latency[at], 0));
 }
 
-// Upper bound of the time within which a share of the calls was answered; null: there were none.
+// Upper bound of the time within which a share of the requests was completed; null: there were none.
 function quantile(counts, bounds, share) {
   const total = counts.reduce((sum, count) => sum + count, 0);
   if (!(total > 0)) return null;
@@ -70,7 +70,7 @@ function plot(found) {
 
 const cell = (...children) => make("td", {}, ...children.map(String));
 
-// Rows stay the same elements as long as their keys do, so that the focus stays on a button while figures change.
+// A row keeps its element as long as its key exists: the focus stays on a button while figures change.
 function rows(body, items, keyOf, change, none, columns) {
   const old = new Map([...body.children].map((row) => [row.dataset.key, row]));
   const wanted = items.map((item) => {
@@ -119,7 +119,7 @@ async function cancel(id, button) {
   button.disabled = true;
   try {
     const done = await json("/api/mpool/cancel", { id });
-    say(byId("said"), done.cancelled ? `Request ${id} was cancelled.` : `Request ${id} had ended already.`);
+    say(byId("said"), done.cancelled ? `Request ${id} was cancelled.` : `Request ${id} had already ended.`);
   } catch (error) {
     button.disabled = false;
     say(byId("said"), `Request ${id}: ${error.message}`);
@@ -134,10 +134,10 @@ function showRequest(row, request) {
       make("td", {}, button));
   }
   say(row.children[3], span(request.seconds));
-  say(row.children[4], request.pieces === null ? "–" : whole(request.pieces));
+  say(row.children[4], request.chunks === null ? "–" : whole(request.chunks));
 }
 
-// ---- the whole ------------------------------------------------------------------------------------------------------
+// ---- refresh --------------------------------------------------------------------------------------------------------
 
 function badge(element, text, kind) {
   say(element, text);
@@ -147,7 +147,7 @@ function badge(element, text, kind) {
 function show(found) {
   say(byId("version"), found.version);
   badge(byId("status"), found.status, { healthy: "good", degraded: "warn" }[found.status] ?? "bad");
-  say(byId("uptime"), `up ${span(Math.round(found.uptime))}, ${found.lanes_leased} of ${found.lanes} compute threads, `
+  say(byId("uptime"), `up ${span(Math.round(found.uptime))}, ${found.compute_threads_leased} of ${found.compute_threads} compute threads, `
     + `${found.streams} streams`);
   byId("reasons").hidden = !found.reasons.length;
   byId("reasons").replaceChildren(...found.reasons.map((reason) => make("li", {}, reason)));
@@ -160,7 +160,7 @@ function show(found) {
     .sort((one, other) => other[1] - one[1])
     .map(([kind, count]) => make("div", {}, make("dt", {}, kind), make("dd", {}, bytes(count)))));
   rows(byId("pools"), found.pools, (pool) => pool.capability, showPool, "None", 7);
-  rows(byId("models"), found.models, (model) => model.key, showModel, "No model was used yet", 10);
+  rows(byId("models"), found.models, (model) => model.key, showModel, "No model has been used yet", 10);
   rows(byId("requests"), found.requests, (request) => request.id, showRequest, "None", 6);
   plot(found);
 }

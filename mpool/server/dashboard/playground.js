@@ -1,7 +1,7 @@
-// The playground: the routes that any client calls, by hand.
+// The playground calls the routes that any client calls.
 import { byId, draw, events, json, make, say } from "./dom.js";
 
-// Task -> what it is called, the capability of models that can do it, what its text is, an example.
+// Task -> its title, the capability that a model needs, the label of its text, an example.
 const TASKS = {
   chat: ["Chat", "text_to_text", "Message", "Name three colours."],
   vision: ["Ask about images", "vision", "Question", "What is in the image?"],
@@ -10,7 +10,7 @@ const TASKS = {
   rerank: ["Rerank", "text_embedding", "Documents, one a line",
     "Bread rises because of yeast.\nThe cat is asleep on the warm roof.\nShares fell on Monday."],
   embed_image: ["Embed images", "image_embedding", "", ""],
-  image: ["Make an image", "text_to_image", "Prompt", "a lighthouse at dusk"],
+  image: ["Generate an image", "text_to_image", "Prompt", "a lighthouse at dusk"],
 };
 
 const output = byId("output");
@@ -32,7 +32,7 @@ function choose(name) {
   const fitting = models.filter((model) => fits(model, capability));
   byId("model").replaceChildren(...fitting.map((model) => make("option", { value: model.id }, model.id)));
   byId("run").disabled = !fitting.length;
-  say(byId("progress"), fitting.length ? "" : `No model here is for ${capability}.`);
+  say(byId("progress"), fitting.length ? "" : `No model here has the capability ${capability}.`);
 }
 
 function addTasks() {
@@ -69,7 +69,7 @@ function dataURL(file) {
 
 const images = () => Promise.all([...byId("files").files].map(dataURL));
 
-// ---- answers --------------------------------------------------------------------------------------------------------
+// ---- responses --------------------------------------------------------------------------------------------------------
 
 async function chat(model, signal) {
   const parts = task === "vision" ? (await images()).map((url) => ({ type: "image_url", image_url: { url } })) : [];
@@ -89,11 +89,11 @@ async function chat(model, signal) {
     }
   }
   const seconds = (performance.now() - began) / 1000;
-  return usage ? `${usage.prompt_tokens} tokens read, ${usage.completion_tokens} written in ${seconds.toFixed(2)} s`
+  return usage ? `${usage.prompt_tokens} prompt tokens, ${usage.completion_tokens} completion tokens in ${seconds.toFixed(2)} s`
     : "done";
 }
 
-// A vector as bars: up to 256 of its numbers.
+// A vector as bars, up to 256 of its numbers.
 function strip(vector) {
   const shown = vector.slice(0, 256);
   const most = Math.max(...shown.map(Math.abs)) || 1;
@@ -135,12 +135,12 @@ async function rerank(model, signal) {
   const found = await json("/v1/rerank", { model, query: byId("query").value, documents }, signal);
   output.replaceChildren(table(["Document", "Score"], found.results.map((one) =>
     [documents[one.index], one.relevance_score.toFixed(4)])));
-  return `${found.usage.total_tokens} tokens read`;
+  return `${found.usage.total_tokens} tokens`;
 }
 
 async function image(model, signal) {
   const prompt = byId("text").value;
-  const picture = make("img", { alt: `Made for: ${prompt}` });
+  const picture = make("img", { alt: `Generated for: ${prompt}` });
   let shown = 0;
   for await (const piece of events("/v1/images/generations", {
     model, prompt, stream: true, partial_images: 3, num_inference_steps: number("steps"), seed: number("seed"),
@@ -149,7 +149,7 @@ async function image(model, signal) {
     if (!shown++) output.replaceChildren(picture);
     say(byId("progress"), `preview ${shown}`);
   }
-  return `made, with ${Math.max(0, shown - 1)} previews`;
+  return `generated with ${Math.max(0, shown - 1)} previews`;
 }
 
 const RUN = { chat, vision: chat, embed, rerank, embed_image: embedImage, image };

@@ -1,9 +1,9 @@
-// Small plots of what was sampled, as SVG. The curve is the picture; the caption says the latest figures as text.
+// Small SVG plots of samples over time. The caption has the latest figures as text.
 import { draw, make, say } from "./dom.js";
 
 const WIDTH = 300, HEIGHT = 100;
 
-// The next round figure that is not below: 1, 2 or 5 times a power of ten.
+// The next round figure at or above a value: 1, 2 or 5 times a power of ten.
 function roundUp(value) {
   if (!(value > 0)) return 1;
   const unit = 10 ** Math.floor(Math.log10(value));
@@ -11,7 +11,7 @@ function roundUp(value) {
 }
 
 export class Plot {
-  // title: of the plot; names: of its one or two curves; format: a figure as text; seconds: how far back it shows.
+  // title: of the plot; names: of its one or two curves; format: turns a figure into text; seconds: the time it covers.
   constructor(title, names, format, seconds) {
     this.names = names;
     this.format = format;

@@ -1,4 +1,4 @@
-"""What the dashboard shows, as one struct: the library's own answers about the pool, and requests in flight."""
+"""The data of the dashboard as one struct: the state of the pool, as the library reports it, and requests in flight."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ class WorkerState(Struct):
 class ModelState(Struct):
     """A model that is or was in use, as :func:`mpool.ps` and :func:`mpool.health` have it.
 
-    ``keep_alive``: seconds, None: for ever; ``p50``, ``p99``: seconds, None: no call was answered yet; ``latency``:
-    calls answered within each of the snapshot's ``latency_bounds``, and not within the one before.
+    ``keep_alive``: seconds, None: never unloaded; ``p50``, ``p99``: seconds, None: no request was completed yet;
+    ``latency``: number of requests completed within each of the snapshot's ``latency_bounds``, and not within the one
+    before.
     """
 
     key: str
@@ -69,7 +70,7 @@ class PoolState(Struct):
 
 
 class MemoryState(Struct):
-    """Bytes, as of :class:`mpool.Health`; ``by_kind``: what they are for."""
+    """Bytes, as :class:`mpool.Health` has them; ``by_kind``: bytes by purpose."""
 
     used: int
     limit: int
@@ -79,21 +80,26 @@ class MemoryState(Struct):
 
 
 class RequestState(Struct):
-    """A request in flight that names a model. ``seconds``: since it came; ``pieces``: sent of a streamed answer, None:
-    it is not streamed, or not yet."""
+    """A request in flight that names a model.
+
+    ``seconds``: since it arrived; ``chunks``: stream chunks sent, None: the response is not streamed, or not yet;
+    ``pieces``: the former name of ``chunks``.
+    """
 
     id: str
     path: str
     model: str
     seconds: float
     pieces: int | None
+    chunks: int | None
 
 
 class Snapshot(Struct):
     """The pool at one moment.
 
-    ``time``: seconds of a clock that only goes forward, for rates; ``counters``: since the pool was made, the names of
-    :func:`mpool.metrics`; ``latency_bounds``: seconds, None: without end.
+    ``time``: seconds of a monotonic clock, for rates; ``counters``: since the pool was made, by the names of
+    :func:`mpool.metrics`; ``latency_bounds``: seconds, None: unbounded; ``lanes``, ``lanes_leased``: the former names
+    of ``compute_threads``, ``compute_threads_leased``.
     """
 
     version: str
@@ -103,6 +109,8 @@ class Snapshot(Struct):
     reasons: list[str]
     lanes: int
     lanes_leased: int
+    compute_threads: int
+    compute_threads_leased: int
     streams: int
     memory: MemoryState
     pools: list[PoolState]
@@ -116,7 +124,7 @@ _BOUNDS: list[float | None] = [bound if math.isfinite(bound) else None for bound
 
 
 def snapshot(state: State) -> Snapshot:
-    """The pool of a server, and its requests."""
+    """The state of a server's pool and of its requests."""
     pool, now = state.pool, time.monotonic()
     health, found = pool.health(), pool.metrics()
     workers: dict[str, list[WorkerState]] = {}
@@ -125,7 +133,7 @@ def snapshot(state: State) -> Snapshot:
     models = []
     for row in pool.ps():
         known, counted = health.models.get(row.key), found["models"].get(row.key)
-        if known is None or counted is None:  # it came between two looks
+        if known is None or counted is None:  # the model was added between the two reads
             continue
         models.append(ModelState(
             row.key, row.capability, row.state, row.compute, row.isolation, workers.get(row.key, []), row.dead,
@@ -136,12 +144,14 @@ def snapshot(state: State) -> Snapshot:
     memory = health.memory
     return Snapshot(
         __version__, now, time.monotonic() - state.started, "unhealthy" if state.stopping else health.status,
-        list(health.reasons), found["lanes"], found["lanes_leased"], state.streams,
+        list(health.reasons), found["lanes"], found["lanes_leased"], found["lanes"],
+        found["lanes_leased"], state.streams,
         MemoryState(memory.used, memory.limit, memory.available, memory.pressure, found["bytes_by_kind"]),
         [PoolState(one.capability, one.policy, len(one.models), one.workers.total, one.workers.busy, one.workers.dead,
                    one.queue_depth, one.running) for one in pool.pools.values()],
         models,
-        [RequestState(one.id, one.path, one.model, max(0.0, now - one.begun), one.pieces)
+        [RequestState(one.id, one.path, one.model, max(0.0, now - one.begun), one.pieces,
+                      one.pieces)
          for one in state.running.values()],
         {name: found[name] for name, _ in _core.metrics()}, _BOUNDS)
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 async def chat(context: Context, body: ChatRequest) -> Response:
-    """An answer to a conversation."""
+    """Complete a conversation."""
     served = await context.model(body.model)
     _check(body)
     messages = [_message(context, message, f"messages[{at}]") for at, message in enumerate(body.messages)]
@@ -94,20 +94,20 @@ def _message_of(one: Choice) -> AnswerMessage:
 
 def _check(body: ChatRequest) -> None:
     if not body.tools and body.tool_choice not in (None, "none", "auto"):
-        raise Refusal("unsupported_parameter", "tool_choice is given without tools.", "tool_choice")
+        raise Refusal("unsupported_parameter", "`tool_choice` needs `tools`.", "tool_choice")
     if body.top_logprobs and not body.logprobs:
-        raise Refusal("invalid_value", "top_logprobs: allowed with logprobs.", "top_logprobs")
+        raise Refusal("invalid_value", "`top_logprobs` needs `logprobs`.", "top_logprobs")
 
 
 def _message(context: Context, message: Message, where: str) -> dict[str, Any]:
-    """A message as the library takes it."""
+    """Convert a message to the library's form."""
     content: Any = message.content
     if isinstance(content, str):
         context.check_text(content, where)
     elif content is not None:
         content = [_part(context, part, f"{where}.content[{at}]") for at, part in enumerate(content)]
     elif message.role != "assistant":
-        raise Refusal("invalid_value", f"{where}: content is missing.", where)
+        raise Refusal("invalid_value", f"`{where}.content` is missing.", where)
     found: dict[str, Any] = {"role": message.role, "content": content}
     for name in ("name", "tool_call_id", "reasoning_content"):
         if (value := getattr(message, name)) is not None:
@@ -136,7 +136,7 @@ def _logprobs(served: Served, found: tuple[TokenLogprob, ...] | None) -> ChatLog
 
 
 OPERATIONS = (
-    Operation("POST", "/v1/chat/completions", chat, ChatRequest, ChatAnswer, "Answer a conversation", EVENTS,
+    Operation("POST", "/v1/chat/completions", chat, ChatRequest, ChatAnswer, "Complete a conversation", EVENTS,
               "chat_completions"),
 )
 

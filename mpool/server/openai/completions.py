@@ -19,12 +19,12 @@ from .vectors import texts_or_ids
 if TYPE_CHECKING:
     from ...results import Chunk, TokenLogprob
 
-#: Tokens of an answer if nothing is said, as OpenAI has it.
+#: OpenAI's default of `max_tokens`.
 _TOKENS = 16
 
 
 async def completions(context: Context, body: CompletionRequest) -> Response:
-    """Texts that are gone on with."""
+    """Continue texts."""
     served = await context.model(body.model)
     given = texts_or_ids(context, body.prompt, "prompt")
     prompts: list[Any] = [given] if isinstance(given, str) else given
@@ -64,11 +64,11 @@ async def completions(context: Context, body: CompletionRequest) -> Response:
 
 def _check(body: CompletionRequest, prompts: list[Any]) -> None:
     if body.suffix:
-        raise Refusal("unsupported_parameter", "There is no parameter suffix.", "suffix")
+        raise Refusal("unsupported_parameter", "There is no parameter `suffix`.", "suffix")
     if body.best_of is not None and body.best_of != (body.n or 1):
-        raise Refusal("unsupported_parameter", "best_of: allowed is n.", "best_of")
+        raise Refusal("unsupported_parameter", "`best_of` must equal `n`.", "best_of")
     if body.echo and (body.logprobs is not None or not isinstance(prompts[0], str)):
-        raise Refusal("unsupported_parameter", "echo: allowed with texts, without logprobs.", "echo")
+        raise Refusal("unsupported_parameter", "`echo` needs a text prompt and no `logprobs`.", "echo")
 
 
 def _logprobs(found: tuple[TokenLogprob, ...] | None, offsets: list[int], number: int) -> CompletionLogprobs | None:
@@ -84,7 +84,7 @@ def _logprobs(found: tuple[TokenLogprob, ...] | None, offsets: list[int], number
 
 
 OPERATIONS = (
-    Operation("POST", "/v1/completions", completions, CompletionRequest, CompletionAnswer, "Go on with a text",
+    Operation("POST", "/v1/completions", completions, CompletionRequest, CompletionAnswer, "Continue a text",
               EVENTS, "completions"),
 )
 

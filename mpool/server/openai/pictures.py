@@ -24,7 +24,7 @@ from .text import check_count, encode
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from ...aio import AsyncPictureStream
+    from ...aio import AsyncImageStream
     from ..models import Served
 
 _PARTIAL, _COMPLETED = "image_generation.partial_image", "image_generation.completed"
@@ -33,7 +33,7 @@ _OPTIONS = ("n", "negative_prompt", "num_inference_steps", "guidance_scale")
 
 
 async def generations(context: Context, body: ImagesRequest) -> Response:
-    """Pictures of what a text says, whole or with previews on the way."""
+    """Generate images from a prompt, whole or as a stream with previews."""
     served = await context.model(body.model)
     context.check_text(body.prompt, "prompt")
     check_count(body.n or 1, context.state.settings.max_n)
@@ -44,10 +44,10 @@ async def generations(context: Context, body: ImagesRequest) -> Response:
         options["width"], options["height"] = map(int, body.size.split("x"))  # type: ignore[union-attr]
     if body.stream:
         if (body.n or 1) != 1:
-            raise Refusal("invalid_value", "n: allowed is 1 with stream.", "n")
+            raise Refusal("invalid_value", "`n` must be 1 with `stream`.", "n")
         return await _streamed(context, served, body, options)
     if body.partial_images:
-        raise Refusal("invalid_value", "partial_images: allowed with stream.", "partial_images")
+        raise Refusal("invalid_value", "`partial_images` needs `stream`.", "partial_images")
     with _sides():
         made = await aio.generate_image(body.prompt, served.model, pool=context.state.pool, **options)
     data = [ImageData(await _file(picture.image, body)) for picture in made.pictures]
@@ -56,11 +56,12 @@ async def generations(context: Context, body: ImagesRequest) -> Response:
 
 @contextmanager
 def _sides() -> Iterator[None]:
-    """What the library says of a width or a height is said of ``size``, as the request has it."""
+    """Report an error of the options ``width`` and ``height`` for ``size``, the field of the request."""
     try:
         yield
     except InvalidArgument as error:
-        if not error.message.startswith(("width ", "height ")):
+        # the message's first word: errors that carry no `param` yet
+        if (error.param or error.message.partition(" ")[0]) not in ("width", "height"):
             raise
         raise Refusal("invalid_value", f"size: {error.message}.", "size") from None
 
@@ -70,7 +71,7 @@ def _size(image: Image) -> str:
 
 
 async def _file(image: Image, body: ImagesRequest) -> str:
-    """Base64 of a picture's file; written on a thread that tokenises."""
+    """Encode an image file as base64, on a tokenizer thread."""
     kind = body.output_format or "png"
     quality: dict[str, Any] = {} if kind == "png" or body.output_compression is None \
         else {"quality": body.output_compression}
@@ -92,7 +93,7 @@ async def _streamed(context: Context, served: Served, body: ImagesRequest, optio
         options["preview_every"] = max(1, steps // (previews + 1))
     created = int(time.time())
     with _sides():
-        stream: AsyncPictureStream = aio.generate_image(body.prompt, served.model, stream=True, pool=context.state.pool,
+        stream: AsyncImageStream = aio.generate_image(body.prompt, served.model, stream=True, pool=context.state.pool,
                                                         **options)
         pieces = Pieces(context.state, [stream])
         await pieces.begin()
@@ -116,7 +117,7 @@ async def _streamed(context: Context, served: Served, body: ImagesRequest, optio
 
 OPERATIONS = (
     Operation("POST", "/v1/images/generations", generations, ImagesRequest, ImagesAnswer,
-              "Pictures of what a text says", EVENTS, "images_generations"),
+              "Generate images from a prompt", EVENTS, "images_generations"),
 )
 
 __all__ = ["OPERATIONS"]

@@ -1,7 +1,7 @@
-"""Requests and answers of OpenAI's protocol, as they are on the wire.
+"""Requests and responses of OpenAI's protocol.
 
-A field that is not here is refused by its name, as OpenAI's own servers do, unless it is null; fields that are here for
-clients that send them, and do nothing, say so.
+As OpenAI's own servers do, the server refuses an unknown field by its name, unless the field is null. Docstrings name
+the fields that are accepted and ignored.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Request(Struct, forbid_unknown_fields=True):
 # ---- models --------------------------------------------------------------------------------------------------------
 
 class ModelCard(Struct):
-    """A model; ``capabilities`` is beyond OpenAI's."""
+    """A model; ``capabilities`` is an extension of OpenAI's API."""
 
     id: str
     created: int
@@ -36,7 +36,7 @@ class ModelCard(Struct):
 
 
 class ModelList(Struct):
-    """All of them."""
+    """The models that clients may name."""
 
     data: list[ModelCard]
     object: str = "list"
@@ -45,7 +45,7 @@ class ModelList(Struct):
 # ---- vectors -------------------------------------------------------------------------------------------------------
 
 class EmbeddingsRequest(Request):
-    """Texts to embed; ``user`` does nothing."""
+    """Texts to embed; ``user`` is ignored."""
 
     model: Name
     input: Inputs
@@ -64,7 +64,7 @@ class Embedding(Struct):
 
 
 class InputUsage(Struct):
-    """Tokens that were read."""
+    """Token counts of the inputs."""
 
     prompt_tokens: int
     total_tokens: int
@@ -86,7 +86,7 @@ class Document(Struct):
 
 
 class RerankRequest(Request):
-    """Documents to put in order by how well they answer a query."""
+    """Documents to rank by relevance to a query."""
 
     model: Name
     query: Text
@@ -96,7 +96,7 @@ class RerankRequest(Request):
 
 
 class RankedResult(Struct, omit_defaults=True):
-    """A document's place."""
+    """A document and its score."""
 
     index: int
     relevance_score: float
@@ -104,7 +104,7 @@ class RankedResult(Struct, omit_defaults=True):
 
 
 class RerankAnswer(Struct):
-    """Documents, the best first."""
+    """Documents, the most relevant first."""
 
     id: str
     model: str
@@ -115,14 +115,14 @@ class RerankAnswer(Struct):
 # ---- text ----------------------------------------------------------------------------------------------------------
 
 class StreamOptions(Struct):
-    """``include_usage``: a last piece with the counts of tokens; ``include_obfuscation`` does nothing."""
+    """``include_usage``: a last stream chunk with the token counts; ``include_obfuscation`` is ignored."""
 
     include_usage: bool = False
     include_obfuscation: bool = False
 
 
 class Usage(Struct):
-    """Counts of tokens."""
+    """Token counts."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -131,10 +131,10 @@ class Usage(Struct):
 
 
 class TextRequest(Request, kw_only=True):
-    """What both ways to generate text take: OpenAI's names, and of those beyond them the library's.
+    """Fields of both ways to generate text: OpenAI's, and further options of the library under its names.
 
     ``metadata``, ``store``, ``service_tier``, ``user``, ``safety_identifier``, ``prompt_cache_key``,
-    ``prompt_cache_retention`` and ``prompt_cache_options`` do nothing.
+    ``prompt_cache_retention`` and ``prompt_cache_options`` are ignored.
     """
 
     model: Name
@@ -166,8 +166,7 @@ class TextRequest(Request, kw_only=True):
 
 
 class CompletionRequest(TextRequest, kw_only=True):
-    """A text to go on with, its token ids, or a list of either. ``suffix`` and ``best_of`` other than ``n`` are
-    refused."""
+    """A prompt, its token ids, or a list of either. ``suffix``, and ``best_of`` other than ``n``, are refused."""
 
     prompt: Inputs
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
@@ -177,7 +176,7 @@ class CompletionRequest(TextRequest, kw_only=True):
 
 
 class CompletionLogprobs(Struct):
-    """Of each token: its text, log probability, the likeliest others, and where its text begins, in characters."""
+    """For each token: its text, log probability, likeliest alternatives, and the offset of its text in characters."""
 
     tokens: list[str]
     token_logprobs: list[float]
@@ -186,7 +185,7 @@ class CompletionLogprobs(Struct):
 
 
 class CompletionChoice(Struct):
-    """An answer, or a piece of it."""
+    """A completion, or a stream chunk of it."""
 
     text: str
     index: int
@@ -195,7 +194,7 @@ class CompletionChoice(Struct):
 
 
 class CompletionAnswer(Struct):
-    """Answers to all prompts: ``n`` of the first, then ``n`` of the next."""
+    """Completions of all prompts: ``n`` of the first, then ``n`` of the next."""
 
     id: str
     created: int
@@ -212,7 +211,7 @@ class TextPart(Struct, tag_field="type", tag="text", forbid_unknown_fields=True)
 
 
 class ImageURL(Struct, forbid_unknown_fields=True):
-    """An image as ``data:image/png;base64,...``; ``detail`` does nothing."""
+    """An image as ``data:image/png;base64,...``; ``detail`` is ignored."""
 
     url: str
     detail: str | None = None
@@ -225,14 +224,14 @@ class ImagePart(Struct, tag_field="type", tag="image_url", forbid_unknown_fields
 
 
 class CalledFunction(Struct):
-    """What is called; ``arguments`` is JSON text."""
+    """A function and its arguments; ``arguments`` is JSON text."""
 
     name: str
     arguments: str
 
 
 class MessageCall(Struct):
-    """A call of a tool that an earlier answer asked for."""
+    """A tool call of an earlier message of the assistant."""
 
     id: str
     function: CalledFunction
@@ -240,7 +239,7 @@ class MessageCall(Struct):
 
 
 class Message(Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """A message of a conversation; of the role ``tool``: the result of the call ``tool_call_id``."""
+    """A message of a conversation. The role ``tool`` has the result of the call ``tool_call_id``."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart | ImagePart] | None = None
@@ -252,11 +251,11 @@ class Message(Struct, omit_defaults=True, forbid_unknown_fields=True):
 
 
 class ChatRequest(TextRequest, kw_only=True):
-    """A conversation to be answered. ``tools`` are functions, for models whose template knows tools; ``tool_choice`` is
-    auto, none, required or ``{"type": "function", "function": {"name": ...}}``; ``response_format`` is text,
-    json_object or json_schema, beside tools what an answer is that calls none. ``reasoning_effort`` is what the model's
-    template has of it: a degree (``minimal`` is low, ``xhigh`` and ``max`` are high), thinking or none, or nothing;
-    ``none`` is refused by models that always think. ``verbosity`` and ``prediction`` do nothing."""
+    """A conversation to complete. ``tools`` are functions, for models whose template supports tools. ``tool_choice`` is
+    auto, none, required or ``{"type": "function", "function": {"name": ...}}``. ``response_format`` is text,
+    json_object or json_schema; with tools, it applies to completions without tool calls. ``reasoning_effort`` has the
+    effect that the model's template provides: a degree (``minimal`` is low, ``xhigh`` and ``max`` are high), thinking
+    on or off, or none. Models that always think refuse ``none``. ``verbosity`` and ``prediction`` are ignored."""
 
     messages: Annotated[list[Message], Meta(min_length=1, max_length=10_000)]
     max_completion_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
@@ -273,7 +272,7 @@ class ChatRequest(TextRequest, kw_only=True):
 
 
 class TopToken(Struct):
-    """A token, its log probability and its bytes, which may be part of a character."""
+    """A token, its log probability and its bytes, which may be a part of a character."""
 
     token: str
     logprob: float
@@ -281,7 +280,7 @@ class TopToken(Struct):
 
 
 class ChatToken(Struct):
-    """A token of the answer, and the likeliest ones at its place."""
+    """A token of the completion, and the likeliest alternatives at its position."""
 
     token: str
     logprob: float
@@ -290,15 +289,15 @@ class ChatToken(Struct):
 
 
 class ChatLogprobs(Struct):
-    """Of each token."""
+    """Log probabilities of each token."""
 
     content: list[ChatToken]
     refusal: None = None
 
 
 class AnswerMessage(Struct):
-    """The answer; ``content`` is null if it is calls of tools only; ``reasoning_content``: what the model thought
-    before it, where the two are told apart."""
+    """The completion. ``content`` is null if it has only tool calls. ``reasoning_content``: the model's reasoning, if
+    the template separates it from the reply."""
 
     content: str | None
     role: str = "assistant"
@@ -308,7 +307,7 @@ class AnswerMessage(Struct):
 
 
 class ChatChoice(Struct):
-    """One of the answers."""
+    """One of the completions."""
 
     index: int
     message: AnswerMessage
@@ -317,7 +316,7 @@ class ChatChoice(Struct):
 
 
 class ChatAnswer(Struct):
-    """All answers."""
+    """The completions of a conversation."""
 
     id: str
     created: int
@@ -328,14 +327,14 @@ class ChatAnswer(Struct):
 
 
 class FunctionDelta(Struct, omit_defaults=True):
-    """What a piece adds to a call: its name, in the first, and text of its arguments."""
+    """Additions of a stream chunk to a tool call: its name, in the first chunk, and text of its arguments."""
 
     name: str | None = None
     arguments: str | None = None
 
 
 class CallDelta(Struct, omit_defaults=True):
-    """Which call a piece adds to; the first of each says its ``id`` and ``type``."""
+    """Additions of a stream chunk to a tool call. Its first chunk has ``id`` and ``type``."""
 
     index: int | None = None
     id: str | None = None
@@ -344,7 +343,7 @@ class CallDelta(Struct, omit_defaults=True):
 
 
 class Delta(Struct, omit_defaults=True):
-    """What a piece adds."""
+    """Additions of a stream chunk."""
 
     role: str | None = None
     content: str | None = None
@@ -353,7 +352,7 @@ class Delta(Struct, omit_defaults=True):
 
 
 class ChatPieceChoice(Struct):
-    """Which answer a piece belongs to."""
+    """Additions of a stream chunk to one of the completions."""
 
     index: int
     delta: Delta
@@ -362,7 +361,7 @@ class ChatPieceChoice(Struct):
 
 
 class ChatPiece(Struct):
-    """A piece of a streamed answer."""
+    """A stream chunk."""
 
     id: str
     created: int
@@ -372,11 +371,12 @@ class ChatPiece(Struct):
     object: str = "chat.completion.chunk"
 
 
-# ---- pictures ------------------------------------------------------------------------------------------------------
+# ---- images --------------------------------------------------------------------------------------------------------
 
 class ImagesRequest(Request, kw_only=True):
-    """A picture to be made; ``negative_prompt``, ``seed``, ``num_inference_steps`` and ``guidance_scale`` are beyond
-    OpenAI's. ``quality``, ``style``, ``moderation``, ``safety_identifier`` and ``user`` do nothing."""
+    """An image to generate. ``negative_prompt``, ``seed``, ``num_inference_steps`` and ``guidance_scale`` are
+    extensions of OpenAI's API. ``quality``, ``style``, ``moderation``, ``safety_identifier`` and ``user`` are
+    ignored."""
 
     prompt: Annotated[str, Meta(min_length=1, max_length=1_000_000)]
     model: Name
@@ -400,13 +400,13 @@ class ImagesRequest(Request, kw_only=True):
 
 
 class ImageData(Struct):
-    """A picture, as base64 of its file."""
+    """An image file as base64."""
 
     b64_json: str
 
 
 class ImagesAnswer(Struct):
-    """All pictures; ``seed`` is the one in use."""
+    """The generated images; ``seed`` is the seed that was used."""
 
     created: int
     data: list[ImageData]
@@ -418,7 +418,7 @@ class ImagesAnswer(Struct):
 
 
 class ImagePiece(Struct, omit_defaults=True):
-    """A picture so far (``image_generation.partial_image``), or when it is done (``image_generation.completed``)."""
+    """A preview (``image_generation.partial_image``) or the image (``image_generation.completed``)."""
 
     type: str
     b64_json: str

@@ -1,4 +1,4 @@
-"""What ``/v1/completions`` and ``/v1/chat/completions`` have in common."""
+"""Shared code of ``/v1/completions`` and ``/v1/chat/completions``."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ if TYPE_CHECKING:
     from ..operations import Context
 
 encode = msgspec.json.Encoder().encode
-#: What a log probability is at least: JSON has no word for minus infinity.
+#: Lowest log probability in a response: JSON has no minus infinity.
 LOWEST = -9999.0
 
 _DONE = event("[DONE]")
-#: Fields of a request -> options of the library, which have the same names.
+#: Fields of a request that are options of the library with the same names.
 _OPTIONS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
             "logit_bias", "stop", "stop_token_ids", "min_tokens", "ignore_eos", "n")
 
 
 def sampling(context: Context, body: TextRequest, most: int | None) -> dict[str, Any]:
-    """Options of the library. What is left out is as the model's authors say.
+    """Options of the library. An option that is left out has the default of the model's authors.
 
     Args:
         context: of the request.
         body: the request.
-        most: tokens that it asks for; None: until the model ends or its context is full.
+        most: maximum number of tokens; None: until the model stops or its context is full.
 
     Raises:
-        Refusal: more answers than the server gives.
+        Refusal: the request asks for more completions than the server allows.
     """
     limits = context.state.settings
     found = {name: value for name in _OPTIONS if (value := getattr(body, name)) is not None}
@@ -51,25 +51,25 @@ def sampling(context: Context, body: TextRequest, most: int | None) -> dict[str,
 
 
 def check_count(count: int, most: int) -> None:
-    """Raises Refusal for more answers than the server gives to one request."""
+    """Raise Refusal if a request asks for more completions than the server allows."""
     if count > most:
-        raise Refusal("invalid_value", f"n: {count} answers in all, allowed: {most}.", "n")
+        raise Refusal("invalid_value", f"`n` must make {most} completions or fewer in all, got {count}.", "n")
 
 
 def usage_of(done: list[Completion]) -> Usage:
-    """Counts of all calls of a request."""
+    """Token counts of all completions of a request."""
     prompt = sum(one.usage.prompt_tokens for one in done)
     written = sum(one.usage.completion_tokens for one in done)
     return Usage(prompt, written, prompt + written, {"cached_tokens": sum(one.usage.cached_tokens for one in done)})
 
 
 def finish(reason: str | None) -> Literal["stop", "length"] | None:
-    """Why an answer ended. One that was cut off has no reason: an error follows."""
+    """The finish reason. A completion that was cut off has none: an error follows."""
     return "stop" if reason == "stop" else "length" if reason == "length" else None
 
 
 async def together(calls: list[Coroutine[Any, Any, Completion]]) -> list[Completion]:
-    """Results of calls that run at the same time; the first that fails ends the others."""
+    """Run completions concurrently. The first that fails cancels the others."""
     if len(calls) == 1:
         return [await calls[0]]
     tasks = [asyncio.ensure_future(call) for call in calls]
@@ -82,14 +82,14 @@ async def together(calls: list[Coroutine[Any, Any, Completion]]) -> list[Complet
 
 async def streamed(context: Context, streams: list[AsyncStream], first: list[bytes],
                    piece: Callable[[int, Chunk], bytes], last: Callable[[Usage], bytes] | None) -> Response:
-    """Events of an answer that is being written.
+    """Stream completions as server-sent events.
 
     Args:
         context: of the request.
         streams: of the library, not started.
-        first: what is sent before the first piece.
-        piece: the event's data for a piece of a stream, by the stream's number.
-        last: the data with the counts; None: nobody asked for them.
+        first: data of the events before the first stream chunk.
+        piece: makes the data of an event from a stream's number and its chunk.
+        last: makes the data of the last event, with the token counts; None: the client did not ask for them.
     """
     pieces = Pieces(context.state, streams)
     await pieces.begin()

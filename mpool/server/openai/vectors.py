@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 
-from ... import aio
+from ...tasks.running import counted
+from ...tasks.verbs import EMBED, RERANK
 from ..errors import Refusal
 from ..operations import Context, Operation, json_answer, large_answer
 from .structs import (
@@ -27,20 +28,19 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-
 async def models(context: Context, body: None) -> Response:
-    """The models that can be named."""
+    """List the models that clients may name."""
     listed = await context.state.models.listed()
     return json_answer(ModelList([ModelCard(served.name, served.since, list(served.capabilities))
                                   for served in listed]))
 
 
 async def embeddings(context: Context, body: EmbeddingsRequest) -> Response:
-    """Vectors of texts, or of token ids as they are."""
+    """Embed texts or token ids."""
     served = await context.model(body.model)
     inputs = texts_or_ids(context, body.input)
-    vectors, tokens = await aio._embed(inputs, served.model, context.state.pool, body.task, None,
-                                       {} if body.dimensions is None else {"dimensions": body.dimensions})
+    vectors, tokens = await counted(EMBED, context.state.pool, {
+        "inputs": inputs, "model": served.model, "task": body.task, "dimensions": body.dimensions})
     rows = vectors if vectors.ndim == 2 else vectors[None]
 
     def made() -> EmbeddingsAnswer:
@@ -51,16 +51,21 @@ async def embeddings(context: Context, body: EmbeddingsRequest) -> Response:
 
 
 def texts_or_ids(context: Context, given: str | list[Any], name: str = "input") -> str | list[Any]:
-    """A text, or a list of texts or of lists of ids; ``name`` is what the request calls it.
+    """Check a text, a list of texts, token ids, or a list of lists of token ids.
+
+    Args:
+        context: of the request.
+        given: the value; one list of token ids becomes a list of that list.
+        name: the request's field.
 
     Raises:
-        Refusal: texts and ids beside each other, or a text that is too long.
+        Refusal: texts and token ids are mixed, or a text is too long.
     """
     if isinstance(given, str):
         return context.check_text(given, name)
     kinds = {type(part) for part in given}
     if len(kinds) > 1:
-        raise Refusal("invalid_value", f"{name}: allowed are texts, or token ids, not both.", name)
+        raise Refusal("invalid_value", f"`{name}` must be texts or token ids, got both.", name)
     if kinds == {int}:
         return [given]
     if kinds == {str}:
@@ -70,7 +75,7 @@ def texts_or_ids(context: Context, given: str | list[Any], name: str = "input") 
 
 
 def encoded(rows: NDArray[Any], encoding: str) -> list[Any]:
-    """Vectors as clients read them."""
+    """Encode vectors as lists of numbers, or as base64 of little-endian float32."""
     if encoding == "base64":
         data = rows.astype("<f4", copy=False)
         return [base64.b64encode(row.tobytes()).decode() for row in data]
@@ -79,22 +84,23 @@ def encoded(rows: NDArray[Any], encoding: str) -> list[Any]:
 
 
 async def rerank(context: Context, body: RerankRequest) -> Response:
-    """Documents by how well they answer a query."""
+    """Rank documents by relevance to a query."""
     served = await context.model(body.model)
     texts = [context.check_text(part.text if isinstance(part, Document) else part, f"documents[{at}]")
              for at, part in enumerate(body.documents)]
     context.check_text(body.query, "query")
-    ranking, tokens = await aio._rerank(body.query, texts, served.model, context.state.pool, body.top_n, {})
+    ranking, tokens = await counted(RERANK, context.state.pool, {
+        "query": body.query, "documents": texts, "model": served.model, "top_k": body.top_n})
     results = [RankedResult(found.index, found.score, Document(found.text) if body.return_documents else None)
                for found in ranking.results]
     return json_answer(RerankAnswer(f"rerank-{context.id}", body.model, results, {"total_tokens": tokens}))
 
 
 OPERATIONS = (
-    Operation("GET", "/v1/models", models, None, ModelList, "The models that can be named", name="models"),
-    Operation("POST", "/v1/embeddings", embeddings, EmbeddingsRequest, EmbeddingsAnswer, "Vectors of texts",
+    Operation("GET", "/v1/models", models, None, ModelList, "List the models that clients may name", name="models"),
+    Operation("POST", "/v1/embeddings", embeddings, EmbeddingsRequest, EmbeddingsAnswer, "Embed texts or token ids",
               name="embeddings"),
-    Operation("POST", "/v1/rerank", rerank, RerankRequest, RerankAnswer, "Documents by how well they answer a query",
+    Operation("POST", "/v1/rerank", rerank, RerankRequest, RerankAnswer, "Rank documents by relevance to a query",
               name="rerank"),
 )
 

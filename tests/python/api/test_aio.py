@@ -16,6 +16,7 @@ import pytest
 import mpool
 from mpool.runtime import watching as _watching
 from mpool import aio
+from mpool.tasks import requests
 
 TEXTS = ["A cat sat on the mat.", "The dog barked.", "Numbers 1 2 3."]
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 20, "ignore_eos": True}
@@ -162,7 +163,7 @@ def test_errors_are_those_of_the_functions(pool: mpool.Pool, bert: Path, llama: 
                            (lambda: aio.embed("a", llama, pool=pool), mpool.WrongCapability),
                            (lambda: aio.embed("a", "all-MiniLM-L6-v9", pool=pool), mpool.UnknownModel),
                            (lambda: aio.embed("a", bert, pool=pool, dimensions=99), mpool.InvalidArgument),
-                           (lambda: aio.embed("a", bert, pool=pool, tusk=1), TypeError),
+                           (lambda: aio.embed("a", bert, pool=pool, tusk=1), mpool.InvalidArgument),
                            (lambda: aio.embed(["a"] * 10_001, bert, pool=pool), mpool.LimitError),
                            (lambda: aio.generate("", llama, pool=pool), mpool.InvalidArgument),
                            (lambda: aio.generate("a", llama, pool=pool, temprature=1), mpool.InvalidArgument),
@@ -456,13 +457,14 @@ def test_a_start_that_is_cancelled_goes_on_for_the_others(llama: Path) -> None:
         run(work(own))
 
 
-def test_long_parts_of_messages_leave_the_loop(pool: mpool.Pool, llama: Path) -> None:
+def test_long_parts_of_messages_leave_the_loop(pool: mpool.Pool, llama: Path,
+                                               monkeypatch: pytest.MonkeyPatch) -> None:
     parts = [{"role": "user", "content": [{"type": "text", "text": "abc "}, {"type": "text", "text": "de"}, "f", 3]},
              {"role": "user", "content": "gh"}, {"role": "user", "content": None}, None]
-    assert aio._chars(parts) == 9 and aio._chars(tuple(parts)) == 9
-    assert aio._chars(None) == aio._chars("text") == aio._chars(3) == 0
+    assert requests.characters(parts) == 9 and requests.characters(tuple(parts)) == 9
+    assert requests.characters(None) == requests.characters("text") == requests.characters(3) == 0
     threads: list[str] = []
-    chat = pool._chat_request
+    chat = requests.chat_request
 
     def noted(*args: Any, **options: Any) -> Any:
         threads.append(threading.current_thread().name)
@@ -470,7 +472,7 @@ def test_long_parts_of_messages_leave_the_loop(pool: mpool.Pool, llama: Path) ->
 
     async def work() -> None:
         await aio.chat([{"role": "user", "content": "x"}], llama, pool=pool, **GREEDY)
-        pool._chat_request = noted  # type: ignore[method-assign]
+        monkeypatch.setattr(requests, "chat_request", noted)
         for text in ("short", "long " * 10_000):
             try:
                 await aio.chat([{"role": "user", "content": [{"type": "text", "text": text}]}], llama, pool=pool,
@@ -478,10 +480,7 @@ def test_long_parts_of_messages_leave_the_loop(pool: mpool.Pool, llama: Path) ->
             except mpool.ContextOverflow:
                 assert text != "short"
 
-    try:
-        run(work())
-    finally:
-        del pool._chat_request
+    run(work())
     assert threads[0] == "MainThread" and threads[1].startswith("mpool-text")
 
 

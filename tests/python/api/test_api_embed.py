@@ -8,7 +8,6 @@ import logging
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,17 +19,9 @@ import mpool
 import tinymodels
 from mpool.tasks import text_embedding as embedding
 from mpool.tasks.vectors import DEPTH
+from idling import idle
 
 TEXTS = ["A cat sat on the mat.", "The dog barked.", "Numbers 1 2 3.", "äöü", "x"]
-
-
-def idle(pool: mpool.Pool) -> None:
-    """Waits until nothing runs or waits in a pool; fails if that never comes."""
-    for _ in range(500):
-        if not any(row.running or row.queued for row in pool.ps()):
-            return
-        time.sleep(0.01)
-    raise AssertionError(f"something still runs:\n{pool.ps()}")
 
 
 def reference(folder: Path):  # type: ignore[no-untyped-def]

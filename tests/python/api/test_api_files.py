@@ -178,7 +178,7 @@ def test_a_tokenizer_that_changes_after_it_was_described(folder: Path) -> None:
 
 
 def test_files_that_change_while_they_are_described(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from mpool.models import hf_folder
+    from mpool.models.formats import hf_folder
 
     describe = hf_folder.describe_folder
 

@@ -20,6 +20,7 @@ import pytest
 import mpool
 import tinymodels
 from mpool.debug.show import ModelTable, table
+from catalogues import row
 
 CATALOGUED = "all-MiniLM-L6-v2"
 
@@ -183,15 +184,16 @@ def test_register_overrides(pool: mpool.Pool, bert: Path, prompted: Path) -> Non
                                       {"pooling": "median"}, {"normalize": 1}, {"max_length": 1000},
                                       {"max_length": True}, {"chat_template": "x"}])
 def test_register_refuses_what_does_not_fit(pool: mpool.Pool, bert: Path, settings: dict[str, Any]) -> None:
-    with pytest.raises(mpool.InvalidArgument, match="allowed"):
+    with pytest.raises(mpool.InvalidArgument, match="must be") as caught:
         pool.register("mine", bert, **settings)
+    assert caught.value.param in settings
     assert pool.register("mine", bert).key == "mine"
 
 
 def test_register_of_a_decoder(pool: mpool.Pool, llama: Path) -> None:
-    with pytest.raises(mpool.InvalidArgument, match="allowed: chat_template"):
+    with pytest.raises(mpool.InvalidArgument, match="must be chat_template"):
         pool.register("talker", llama, pooling="mean")
-    with pytest.raises(mpool.InvalidArgument, match="allowed: the text of a template"):
+    with pytest.raises(mpool.InvalidArgument, match="must be the text of a template"):
         pool.register("talker", llama, chat_template=5)
     assert pool.register("talker", llama).generate("x", max_tokens=1).model == "talker"
 
@@ -268,10 +270,10 @@ def test_a_dropped_job_is_cancelled(pool: mpool.Pool, llama: Path) -> None:
     ("embedding", {}, "capability is 'embedding'; the nearest is text_embedding"),
     ("vision", {}, "images is missing"), (None, {}, "capability is None"),
     ("text_embedding", {}, "inputs is missing"),
-    ("text_embedding", {"inputs": "x", "tusk": 1}, "tusk is not an option"),
+    ("text_embedding", {"inputs": "x", "tusk": 1}, "`tusk` is not an option of embed; did you mean `task`"),
     ("text_to_text", {}, "neither prompt nor messages"),
     ("text_to_text", {"prompt": "x", "messages": []}, "prompt and messages given"),
-    ("text_to_text", {"prompt": "x", "temprature": 1}, "the nearest is temperature")])
+    ("text_to_text", {"prompt": "x", "temprature": 1}, "did you mean `temperature`")])
 def test_requests_that_are_none(pool: mpool.Pool, bert: Path, llama: Path, capability: Any, request_: dict[str, Any],
                                 message: str) -> None:
     model = {"text_embedding": bert, "text_to_text": llama}.get(capability)
@@ -280,12 +282,6 @@ def test_requests_that_are_none(pool: mpool.Pool, bert: Path, llama: Path, capab
 
 
 # ---- ps
-
-def row(**changes: Any) -> dict[str, Any]:
-    return {"key": "m", "capability": "text_embedding", "state": "ready", "workers": 1, "queued": 0, "running": 0,
-            "busy": 0, "dead": 0, "breaker": "closed", "policy": "p2c", "keep_alive": 300.0, "last_error": "",
-            "pinned": False, "model_bytes": 5_000_000, "engine_bytes": 0, "calls": 3, "errors": 1, "idle_seconds": 7.0,
-            "facts": {"compute": "float32"}, "worker": [], **changes}
 
 
 def test_ps_shows_itself_as_text_and_escaped_html() -> None:
@@ -307,7 +303,7 @@ def test_show_config(capsys: pytest.CaptureFixture[str]) -> None:
     assert mpool.show_config() is None
     text = capsys.readouterr().out
     found = mpool.show_config("dicts")
-    for word in ("mpool", "CPU", "lanes", "BLAS", "kernels", "MPOOL_THREADS", "numpy"):
+    for word in ("mpool", "CPU", "threads", "BLAS", "kernels", "MPOOL_THREADS", "numpy"):
         assert word in text
     assert found["version"] == mpool.__version__ and found["versions"]["numpy"] == np.__version__
     assert "MPOOL_MEMORY_MB" in found["options"]
@@ -367,7 +363,7 @@ def test_pools_do_not_share_names(bert: Path) -> None:
 
 
 def test_default_pool_is_made_once() -> None:
-    from mpool._runtime import default_pool
+    from mpool._functions import default_pool
 
     found: list[mpool.Pool] = []
     threads = [threading.Thread(target=lambda: found.append(default_pool())) for _ in range(8)]
@@ -398,7 +394,7 @@ def test_pools_and_models_pickle_as_configuration(bert: Path) -> None:
 
 
 def test_models_of_the_default_pool_pickle(bert: Path) -> None:
-    from mpool._runtime import default_pool
+    from mpool._functions import default_pool
 
     for model in (mpool.get(CATALOGUED), mpool.get(bert)):
         again = pickle.loads(pickle.dumps(model))
@@ -412,8 +408,9 @@ def test_models_of_the_default_pool_pickle(bert: Path) -> None:
     ("load_timeout", 0), ("shutdown_grace", float("nan")), ("embed_queue_capacity", 0), ("prompt_queue_capacity", "9"),
     ("max_embed_inputs", 0), ("offline", 1)])
 def test_configuration_is_checked(field: str, value: Any) -> None:
-    with pytest.raises(mpool.InvalidArgument, match=f"PoolConfig.{field} is .*allowed"):
+    with pytest.raises(mpool.InvalidArgument, match=f"`{field}` must be .*got") as caught:
         mpool.PoolConfig(**{field: value})
+    assert caught.value.param == field
     with pytest.raises(mpool.InvalidArgument, match="allowed: mpool.PoolConfig"):
         mpool.Pool({field: value})  # type: ignore[arg-type]
 

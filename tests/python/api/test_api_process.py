@@ -2,45 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
-from typing import Any
 
 import pytest
-
-
-HEAD = """
-import faulthandler, json, os, signal, sys, threading, time
-faulthandler.dump_traceback_later(100, exit=True)
-import numpy as np
-import mpool
-bert, llama = sys.argv[1:3]
-
-def idle():
-    for _ in range(500):
-        if not any(row.running or row.queued for row in mpool.ps()):
-            return True
-        time.sleep(0.01)
-    return False
-"""
-
-
-def process(script: str, *models: Path, **environment: str) -> tuple[int, str, str]:
-    """Exit status, standard output and standard error of a script, which gets the models' paths."""
-    done = subprocess.run([sys.executable, "-c", HEAD + script, *map(str, models)], capture_output=True, text=True,
-                          timeout=150, cwd=tempfile.gettempdir(), env={**os.environ, **environment})
-    return done.returncode, done.stdout, done.stderr
-
-
-def told(script: str, *models: Path, **environment: str) -> Any:
-    """What a script printed last, as JSON; it ended well and said nothing else."""
-    status, out, err = process(script, *models, **environment)
-    assert status == 0 and not err.strip(), f"exit {status}\n{out}\n{err}"
-    return json.loads(out.splitlines()[-1])
+from processes import process, told
 
 
 CALLS = {
@@ -125,7 +93,7 @@ atexit.unregister(print)
 def report():
     print(json.dumps(time.monotonic() - start), flush=True)
 # the first registered runs last
-import mpool._runtime as runtime
+import mpool._functions as runtime
 atexit.unregister(runtime._at_exit)
 atexit.register(report)
 atexit.register(runtime._at_exit)

@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 
 import mpool
+from mpool import _functions
 from defaultmodels import use_default_models
 
-MODULES = ("mpool", "mpool._calls", "mpool._runtime", "mpool.aio", "mpool.config", "mpool.tasks.text_embedding",
-           "mpool.integrations.langchain", "mpool.integrations.sklearn", "mpool.tasks.jobs", "mpool.model",
-           "mpool.pool", "mpool.results", "mpool.debug.show", "mpool.tasks.similarity", "mpool.tasks.streams")
+MODULES = ("mpool", "mpool._functions", "mpool.aio", "mpool.config", "mpool.tasks.text_embedding",
+           "mpool.integrations.langchain", "mpool.integrations.sklearn", "mpool.tasks.jobs", "mpool.model", "mpool.pool",
+           "mpool.results", "mpool.debug.show", "mpool.tasks.similarity", "mpool.tasks.streams")
+#: Functions with the documentation of the pool's methods, where their examples are run.
+FORWARDED = {f"mpool._functions.{name}" for name in _functions.FORWARDED}
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
@@ -21,7 +24,7 @@ def examples() -> list[doctest.DocTest]:
     finder = doctest.DocTestFinder(exclude_empty=True)
     return [test for module in MODULES
             for test in finder.find(importlib.import_module(module), module, extraglobs={"mpool": mpool})
-            if test.examples]
+            if test.examples and test.name not in FORWARDED]
 
 
 @pytest.mark.parametrize("example", examples(), ids=lambda example: example.name)

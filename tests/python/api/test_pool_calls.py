@@ -11,16 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import mpool
 from mpool import _core, aio
 from mpool.tasks import options as _options
+from poolcalls import TEXT, USER, WAYS, awaited
 
-TEXT: dict[str, Any] = dict(temperature=0, max_tokens=2, ignore_eos=True)
-USER = [{"role": "user", "content": "Hello"}]
-IMAGE = np.zeros((60, 58, 3), np.uint8)
 GIVEN: dict[str, Any] = dict(timeout=50, priority="high", tenant="alice", keep_alive="2m", policy="p2c", fail_fast=True)
 CORE = dict(priority=1, keep_alive=120.0, policy="p2c")
 
@@ -42,70 +39,6 @@ class Spy:
             return method(*args, **keywords)
 
         return noted
-
-
-async def _listed(items: Any) -> list[Any]:
-    return [item async for item in items]
-
-
-async def _streamed(stream: Any) -> list[Any]:
-    return [chunk async for chunk in stream]
-
-
-DRAWN: dict[str, Any] = dict(width=16, height=16, num_inference_steps=2, max_sequence_length=8)
-WAYS: dict[str, tuple[str, Callable[[mpool.Pool, Any, dict[str, Any]], Any]]] = {
-    "embed": ("bert", lambda pool, model, o: pool.embed("a", model, **o)),
-    "embed, many": ("bert", lambda pool, model, o: pool.embed(["a", "b"], model, **o)),
-    "embed, slices": ("bert", lambda pool, model, o: pool.embed(["a"] * 1500, model, **o)),
-    "embed_iter": ("bert", lambda pool, model, o: list(pool.embed_iter(["a", "b"], model, **o))),
-    "submit embed": ("bert", lambda pool, model, o: pool.submit("text_embedding", inputs="a", model=model,
-                                                                **o).result()),
-    "Model.embed": ("bert", lambda pool, model, o: pool.get(model).embed("a", **o)),
-    "Model.batch_embed": ("bert", lambda pool, model, o: pool.get(model).batch_embed(["a"], **o)),
-    "Model.embed_iter": ("bert", lambda pool, model, o: list(pool.get(model).embed_iter(["a"], **o))),
-    "aio.embed": ("bert", lambda pool, model, o: asyncio.run(aio.embed("a", model, pool=pool, **o))),
-    "aio.embed, many": ("bert", lambda pool, model, o: asyncio.run(aio.embed(["a", "b"], model, pool=pool, **o))),
-    "aio.embed_iter": ("bert", lambda pool, model, o: asyncio.run(_listed(aio.embed_iter(["a"], model, pool=pool,
-                                                                                         **o)))),
-    "generate": ("llama", lambda pool, model, o: pool.generate("a", model, **TEXT, **o)),
-    "generate, stream": ("llama", lambda pool, model, o: list(pool.generate("a", model, stream=True, **TEXT, **o))),
-    "chat": ("llama", lambda pool, model, o: pool.chat(USER, model, **TEXT, **o)),
-    "chat, stream": ("llama", lambda pool, model, o: list(pool.chat(USER, model, stream=True, **TEXT, **o))),
-    "submit prompt": ("llama", lambda pool, model, o: pool.submit("text_to_text", prompt="a", model=model, **TEXT,
-                                                                  **o).result()),
-    "submit messages": ("llama", lambda pool, model, o: pool.submit("text_to_text", messages=USER, model=model, **TEXT,
-                                                                    **o).result()),
-    "Model.generate": ("llama", lambda pool, model, o: pool.get(model).generate("a", **TEXT, **o)),
-    "Model.chat": ("llama", lambda pool, model, o: pool.get(model).chat(USER, **TEXT, **o)),
-    "aio.generate": ("llama", lambda pool, model, o: asyncio.run(_awaited(aio.generate("a", model, pool=pool, **TEXT,
-                                                                                       **o)))),
-    "aio.generate, stream": ("llama", lambda pool, model, o: asyncio.run(_streamed(
-        aio.generate("a", model, pool=pool, stream=True, **TEXT, **o)))),
-    "aio.chat": ("llama", lambda pool, model, o: asyncio.run(_awaited(aio.chat(USER, model, pool=pool, **TEXT, **o)))),
-    "embed_image": ("dino", lambda pool, model, o: pool.embed_image(IMAGE, model, **o)),
-    "embed_image, many": ("dino", lambda pool, model, o: pool.embed_image([IMAGE] * 3, model, **o)),
-    "embed_image, slices": ("dino", lambda pool, model, o: pool.embed_image([IMAGE] * 50, model, **o)),
-    "submit images": ("dino", lambda pool, model, o: pool.submit("image_embedding", images=IMAGE, model=model,
-                                                                 **o).result()),
-    "Model.embed_image": ("dino", lambda pool, model, o: pool.get(model).embed_image(IMAGE, **o)),
-    "aio.embed_image": ("dino", lambda pool, model, o: asyncio.run(aio.embed_image(IMAGE, model, pool=pool, **o))),
-    "aio.embed_image, many": ("dino", lambda pool, model, o: asyncio.run(aio.embed_image([IMAGE] * 50, model, pool=pool,
-                                                                                         **o))),
-    "generate_image": ("flux", lambda pool, model, o: pool.generate_image("a", model, **DRAWN, **o)),
-    "generate_image, stream": ("flux", lambda pool, model, o: list(pool.generate_image("a", model, stream=True, **DRAWN,
-                                                                                       **o))),
-    "submit picture": ("flux", lambda pool, model, o: pool.submit("text_to_image", prompt="a", model=model, **DRAWN,
-                                                                  **o).result()),
-    "Model.generate_image": ("flux", lambda pool, model, o: pool.get(model).generate_image("a", **DRAWN, **o)),
-    "aio.generate_image": ("flux", lambda pool, model, o: asyncio.run(_awaited(
-        aio.generate_image("a", model, pool=pool, **DRAWN, **o)))),
-    "aio.generate_image, stream": ("flux", lambda pool, model, o: asyncio.run(_streamed(
-        aio.generate_image("a", model, pool=pool, stream=True, **DRAWN, **o)))),
-}
-
-
-async def _awaited(answer: Any) -> Any:
-    return await answer
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -153,27 +86,29 @@ def test_wrong_ones_are_refused(name: str, value: Any, pool: mpool.Pool, bert: P
         lambda: pool.embed_iter(["a"], bert, **option), lambda: pool.generate("a", llama, **option),
         lambda: pool.chat(USER, llama, **option), lambda: pool.submit("text_embedding", inputs="a", **option),
         lambda: asyncio.run(aio.embed("a", bert, pool=pool, **option)),
-        lambda: asyncio.run(_awaited(aio.generate("a", llama, pool=pool, **option)))]
+        lambda: asyncio.run(awaited(aio.generate("a", llama, pool=pool, **option)))]
     for ask in asks:
-        with pytest.raises(mpool.InvalidArgument, match=f"{name} is .*, allowed: "):
+        with pytest.raises(mpool.InvalidArgument, match=f"`{name}` must be .*, got ") as caught:
             ask()
+        assert caught.value.param == name
 
 
 @pytest.mark.parametrize("call", [mpool.Pool.embed, mpool.Pool.embed_iter])
 def test_unknown_ones_are_named(call: Callable[..., Any], pool: mpool.Pool, bert: Path) -> None:
-    with pytest.raises(TypeError, match="'prioritty'"):
+    with pytest.raises(mpool.InvalidArgument, match="did you mean `priority`") as caught:
         call(pool, ["a"], bert, prioritty="high")
+    assert caught.value.param == "prioritty"
 
 
 def test_generation_names_the_nearest(pool: mpool.Pool, llama: Path) -> None:
-    with pytest.raises(mpool.InvalidArgument, match="prioritty.*nearest is priority"):
+    with pytest.raises(mpool.InvalidArgument, match="prioritty.*did you mean `priority`"):
         pool.generate("a", llama, prioritty="high")  # type: ignore[call-overload]
 
 
 def test_signatures_spell_them_out() -> None:
     for function in (mpool.embed, mpool.embed_iter, mpool.Pool.embed):
         names = inspect.signature(function).parameters
-        assert {"task", "precision", "progress", *_options.CallKeywords.__annotations__} <= set(names)
+        assert {"task", "precision", "progress", *_options.CALL} <= set(names)
         assert "options" not in names and names["precision"].default == "float32"
 
 
@@ -208,14 +143,14 @@ def test_fail_fast_or_wait(llama: Path) -> None:
         with pytest.raises(mpool.Overloaded) as refused:  # by PoolConfig.fail_fast
             model.generate("a", **TEXT)
         with pytest.raises(mpool.Overloaded):
-            asyncio.run(_awaited(aio.generate("a", model, pool=pool, **TEXT)))
+            asyncio.run(awaited(aio.generate("a", model, pool=pool, **TEXT)))
         assert time.monotonic() - began < 5 and refused.value.key == model.key
         with pytest.raises(mpool.Timeout):  # the call says otherwise: it waits, and has not the time
             model.generate("a", fail_fast=False, timeout=0.3, **TEXT)
 
         async def beats() -> int:
             """The loop goes on while a call waits for room."""
-            call = asyncio.ensure_future(_awaited(aio.generate("a", model, pool=pool, fail_fast=False, **TEXT)))
+            call = asyncio.ensure_future(awaited(aio.generate("a", model, pool=pool, fail_fast=False, **TEXT)))
             count = 0
             before = pool.metrics()
             while count < 20:

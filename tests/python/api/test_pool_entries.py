@@ -19,7 +19,7 @@ import pytest
 
 import mpool
 from mpool import aio, cli
-from test_pool_calls import DRAWN, IMAGE, WAYS, _awaited
+from poolcalls import DRAWN, IMAGE, WAYS, awaited
 
 Entry = Callable[[mpool.Pool, str, dict[str, Any]], Any]
 BAD = "z"
@@ -47,7 +47,7 @@ ENTRIES: dict[str, tuple[str, Entry]] = {
                                                                     **o).result())),
     "mpool.check": ("bert", _default(lambda model, o: mpool.check(model))),
     "check of a text model": ("llama", _default(lambda model, o: mpool.check(model))),
-    "await of a job": ("bert", lambda pool, model, o: asyncio.run(_awaited(
+    "await of a job": ("bert", lambda pool, model, o: asyncio.run(awaited(
         pool.submit("text_embedding", inputs="a", model=model, **o)))),
     "mpool embed": ("bert", lambda pool, model, o: _command("embed", "--model", model, "a", "b")),
     "mpool.embed_image": ("dino", _default(lambda model, o: mpool.embed_image(IMAGE, model, **o))),
@@ -164,7 +164,7 @@ def test_the_table_is_complete() -> None:
 @pytest.fixture
 def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[mpool.Pool]:
     """One pool for whoever asks for one: the process-wide one, and that of a command."""
-    from mpool import _runtime
+    from mpool import _functions as _runtime
     from mpool.cli import capturing, embedding, talking
 
     # a limit of its own, so that it shares its count of bytes with nobody
@@ -190,9 +190,9 @@ def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[mpool.Pool]:
 @pytest.fixture(scope="module")
 def ranker(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a small cross-encoder."""
-    from test_rerank import _make
+    from rerankers import make_reranker
 
-    return _make(tmp_path_factory.mktemp("ranker") / "model", "bert")
+    return make_reranker(tmp_path_factory.mktemp("ranker") / "model", "bert")
 
 
 @pytest.fixture(scope="module")

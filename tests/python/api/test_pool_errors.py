@@ -15,10 +15,10 @@ import pytest
 
 import mpool
 from mpool import _core
-from test_pool_options import Models, held, load_once, pool_of, raised, texts
-from test_pool_options import wide as wide
-from test_pool_state import LONG, TEXT
-from test_pool_state import broken as broken
+from pooloptions import Models, held, load_once, pool_of, raised, texts
+from pooloptions import wide as wide
+from poolstates import LONG, TEXT
+from poolstates import broken as broken
 
 TESTS = Path(__file__).resolve().parents[2]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import random
 import time
@@ -14,41 +13,9 @@ from typing import Any
 import pytest
 
 import mpool
-import tinymodels
 from mpool import _core
-from test_pool_state import LONG, TEXT, broken as broken, until
-
-ALONE: dict[str, Any] = dict(threads=1, max_workers_per_model=1)
-
-
-@pytest.fixture(scope="session")
-def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A BERT of one layer so wide that one of its tensors takes tens of milliseconds to pack and to multiply by."""
-    folder = tinymodels.bert(tmp_path_factory.mktemp("wide") / "bert")
-    import transformers
-
-    config = json.loads((folder / "config.json").read_text())
-    transformers.BertModel(transformers.BertConfig(
-        vocab_size=config["vocab_size"], max_position_embeddings=64, hidden_size=512, num_hidden_layers=1,
-        num_attention_heads=8, intermediate_size=32768)).eval().save_pretrained(folder)
-    pooling = folder / "1_Pooling/config.json"
-    pooling.write_text(json.dumps({**json.loads(pooling.read_text()), "word_embedding_dimension": 512}))
-    return folder
-
-
-def texts(name: object, count: int = 256) -> list[str]:
-    """Texts of 64 tokens that no other call has."""
-    return [f"{name} {number} " + "one two " * 40 for number in range(count)]
-
-
-def raised(error: type[mpool.MpoolError], tries: int, call: Callable[[], Any]) -> mpool.MpoolError:
-    """The error that a call raises at one of several tries: how long a machine takes is not ours to say."""
-    for _ in range(tries):
-        try:
-            call()
-        except error as found:
-            return found
-    raise AssertionError(f"no {error.__name__}")
+from poolstates import LONG, TEXT, broken as broken, until
+from pooloptions import Models, held, load_once, pool_of, raised, texts, wide as wide
 
 
 def raised_or(call: Callable[..., Any], *given: Any) -> type[mpool.MpoolError] | None:
@@ -58,30 +25,6 @@ def raised_or(call: Callable[..., Any], *given: Any) -> type[mpool.MpoolError] |
     except mpool.MpoolError as error:
         return type(error)
     return None
-
-
-def load_once(model: Path, **options: Any) -> None:
-    with mpool.Pool(mpool.PoolConfig(**{**ALONE, **options})) as pool:
-        pool.load(model, compute="float32")
-
-
-def held(pool: mpool.Pool, llama: Path) -> mpool.Job:
-    """A call that runs for a long time."""
-    job = pool.submit("text_to_text", model=pool.load(llama), **LONG)
-    until(lambda: job.position() == -1)
-    return job
-
-
-class Models:
-    """What a row needs."""
-
-    def __init__(self, bert: Path, llama: Path, wide: Path, broken: tuple[Path, str],
-                 caplog: pytest.LogCaptureFixture) -> None:
-        self.bert, self.llama, self.wide, self.broken, self.caplog = bert, llama, wide, broken, caplog
-
-
-def pool_of(**options: Any) -> mpool.Pool:
-    return mpool.Pool(mpool.PoolConfig(**{**ALONE, **options}))
 
 
 def threads(m: Models) -> None:
@@ -416,15 +359,19 @@ def test_every_option_has_a_row() -> None:
 
 @pytest.mark.parametrize("rules, why", [
     ("", "'' is not name=number"), ("fail", "'fail' is not name=number"), ("fail=0.1,", "'' is not name=number"),
-    ("fail=a", "fail is 'a'"), ("fail=2", "fail is 2, allowed: a chance"), ("fail=-0.1", "fail is -0.1"),
-    ("fail=nan", "fail is nan"), ("crash=0.1", "there is no 'crash'"), ("fail=0.1,fail=0.2", "'fail' is there twice"),
-    ("seed=1.5,fail=0.1", "seed is 1.5"), ("seed=-1,fail=0.1", "seed is -1"), ("seed=7", "no fault has a chance"),
-    ("fail=0.6,die=0.6", "1.2 together"), ({"fail": True}, "fail is True"), ({"fail": "0.1"}, "fail is '0.1'"),
-    ({1: 0.5}, "there is no 1"), ({}, "no fault has a chance"), (0.5, "neither a string nor a mapping")])
+    ("fail=a", "fail must be a chance from 0 to 1, got 'a'"), ("fail=2", "fail must be a chance from 0 to 1, got 2"),
+    ("fail=-0.1", "fail must be a chance from 0 to 1, got -0.1"),
+    ("fail=nan", "fail must be a chance from 0 to 1, got nan"), ("crash=0.1", "'crash' is unknown"),
+    ("fail=0.1,fail=0.2", "'fail' is given twice"),
+    ("seed=1.5,fail=0.1", "seed must be an integer from 0 to 2**64 - 1, got 1.5"),
+    ("seed=-1,fail=0.1", "seed must be an integer from 0 to 2**64 - 1, got -1"), ("seed=7", "every chance is 0"),
+    ("fail=0.6,die=0.6", "at most 1 together, got 1.2"), ({"fail": True},
+     "fail must be a chance from 0 to 1, got True"), ({"fail": "0.1"}, "fail must be a chance from 0 to 1, got '0.1'"),
+    ({1: 0.5}, "1 is unknown"), ({}, "every chance is 0"), (0.5, "neither a string nor a mapping")])
 def test_chaos_is_read_strictly(rules: Any, why: str) -> None:
     with pytest.raises(mpool.InvalidArgument) as error:
         mpool.PoolConfig(chaos=rules)
-    assert why in str(error.value) and "seed=7,fail=0.01" in str(error.value)
+    assert why in str(error.value) and "seed=7,fail=0.01" in str(error.value) and error.value.param == "chaos"
 
 
 @pytest.mark.parametrize("option", ROWS)

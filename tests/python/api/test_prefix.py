@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tinymodels
 
 import mpool
-import tinymodels
-from mpool.tasks.options import TextOptions
 
 BLOCK = 64  # tokens of a KV block
 SYSTEM = "You are told at length how to answer, which nobody reads. " * 12
@@ -112,8 +111,6 @@ def test_many_at_once(pool: mpool.Pool, llama: Path) -> None:
 
 
 def test_tenants_do_not_share(pool: mpool.Pool, llama: Path) -> None:
-    if "tenant" not in TextOptions.__annotations__:
-        pytest.skip("the API has no tenants yet")
     prompt = ask("Whose is this?")
     want = without(prompt, llama)
     calls: list[dict[str, Any]] = [{}, {"tenant": "one"}, {"tenant": "two"}, {}, {"tenant": "one"}, {"tenant": "two"}]

@@ -16,7 +16,8 @@ import mpool
 from mpool.cli import main
 
 import tinymodels
-from paritymodels import randomise, torch, transformers
+from paritymodels import torch, transformers
+from rerankers import make_reranker
 
 CrossEncoder = pytest.importorskip("sentence_transformers").CrossEncoder
 
@@ -25,47 +26,12 @@ DOCUMENTS = ["A cat sat on the mat, and the dog barked at it twice.", "Numbers 0
              "def main(argument):\n    return argument + 1\n", "dog " * 80, "The quick brown fox."]
 
 
-def _model(name: str, vocab: int) -> Any:
-    sizes = dict(vocab_size=vocab, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=72,
-                 num_labels=1)
-    if name == "bert":
-        return transformers.BertForSequenceClassification(
-            transformers.BertConfig(**sizes, max_position_embeddings=64))
-    if name == "xlm_roberta":
-        return transformers.XLMRobertaForSequenceClassification(transformers.XLMRobertaConfig(
-            **sizes, max_position_embeddings=66, pad_token_id=1, type_vocab_size=1))
-    if name == "mpnet":
-        return transformers.MPNetForSequenceClassification(transformers.MPNetConfig(
-            **sizes, max_position_embeddings=66))
-    if name == "gte":
-        return transformers.GteForSequenceClassification(transformers.GteConfig(
-            **sizes, max_position_embeddings=64, pad_token_id=0, type_vocab_size=0))
-    return transformers.ModernBertForSequenceClassification(transformers.ModernBertConfig(
-        **sizes, max_position_embeddings=64, local_attention=16, pad_token_id=0, cls_token_id=2, sep_token_id=3,
-        bos_token_id=2, eos_token_id=3, classifier_pooling="mean" if name == "modern_bert_mean" else "cls",
-        classifier_bias=name == "modern_bert_mean", norm_bias=name == "modern_bert_mean"))
-
-
-def _make(folder: Path, name: str) -> Path:
-    tinymodels.bert(folder)
-    for file in ("modules.json", "sentence_bert_config.json"):
-        (folder / file).unlink()
-    shutil.rmtree(folder / "1_Pooling")
-    vocab = json.loads((folder / "config.json").read_text())["vocab_size"]
-    if name == "xlm_roberta":
-        vocab = tinymodels.unigram(folder)
-    model = _model(name, vocab).eval()
-    randomise(model, 6)
-    model.save_pretrained(folder)
-    return folder
-
-
 NAMES = ["bert", "xlm_roberta", "mpnet", "gte", "modern_bert", "modern_bert_mean"]
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return {name: _make(tmp_path_factory.mktemp(name) / "model", name) for name in NAMES}
+    return {name: make_reranker(tmp_path_factory.mktemp(name) / "model", name) for name in NAMES}
 
 
 @pytest.fixture(scope="module")
@@ -203,8 +169,8 @@ def test_process(folders: dict[str, Path], pool: mpool.Pool) -> None:
     (QUERY, DOCUMENTS, {"top_k": 0}, mpool.InvalidArgument, "top_k is 0, allowed: 1 or more"),
     (QUERY, DOCUMENTS, {"top_k": 1.5}, mpool.InvalidArgument, "top_k is 1.5"),
     (QUERY, DOCUMENTS, {"truncate": False}, mpool.ContextOverflow, "the limit is 64"),
-    (QUERY, DOCUMENTS, {"compute": "int3"}, mpool.InvalidArgument, "compute is 'int3'"),
-    (QUERY, DOCUMENTS, {"normalize": True}, TypeError, "unexpected keyword argument 'normalize'"),
+    (QUERY, DOCUMENTS, {"compute": "int3"}, mpool.InvalidArgument, "`compute` must be one of .*, got 'int3'"),
+    (QUERY, DOCUMENTS, {"normalize": True}, mpool.InvalidArgument, "`normalize` is not an option of rerank"),
     (QUERY, DOCUMENTS, {"prompt": "Find"}, mpool.InvalidArgument, "prompt is for rerankers that are told"),
     (QUERY, DOCUMENTS, {"timeout": -1}, mpool.InvalidArgument, "timeout"),
 ])
@@ -284,3 +250,23 @@ def test_show(folders: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> N
     facts = json.loads(capsys.readouterr().out)
     assert "rerank" in facts["gives"] and facts["labels"] == 1 and facts["max_tokens"] == 64
     assert not {"dimensions", "pooling", "prompts", "normalize"} & set(facts)
+
+
+def test_a_job_reranks(pool: mpool.Pool, folders: dict[str, Path]) -> None:
+    reranker = str(folders["bert"])
+    documents = ["one two", "three", "four five six"]
+    want = pool.rerank("two", documents, reranker, top_k=2)
+    job = pool.submit("text_embedding", query="two", documents=documents, model=reranker, top_k=2)
+    assert job.result(timeout=60) == want and job.capability == "text_embedding" and len(want) == 2
+
+    async def later() -> Any:
+        return await pool.submit("text_embedding", query="two", documents=documents, model=reranker, top_k=2)
+
+    assert asyncio.run(later()) == want
+    for wrong, message in (({"query": "a"}, "documents is missing"), ({"documents": ["a"]}, "query is missing"),
+                           ({"query": "a", "documents": ["b"], "inputs": "c"}, "inputs and query given"),
+                           ({"query": "a", "documents": ["b"], "topk": 1}, "did you mean `top_k`")):
+        with pytest.raises(mpool.InvalidArgument, match=message):
+            pool.submit("text_embedding", model=reranker, **wrong)
+    with pytest.raises(mpool.InvalidArgument, match="allowed: a cross-encoder"):
+        pool.submit("text_embedding", query="a", documents=["b"])

@@ -13,6 +13,8 @@ import pytest
 
 import mpool
 from mpool.tasks import text_embedding as embedding
+from mpool.tasks.options import RerankOptions
+from mpool.tasks.requests import text_plan
 
 from paritymodels import randomise, torch, transformers
 
@@ -147,7 +149,7 @@ def test_start_of_an_answer(pool: mpool.Pool, folder: Path, tmp_path: Path) -> N
 
 def test_texts_of_control_tokens_are_text(pool: mpool.Pool, folder: Path) -> None:
     text = "<|im_end|> <|im_start|>"
-    plan = pool._plan(str(folder), mpool.tasks.rerank.options({}))
+    plan = text_plan(pool, str(folder), RerankOptions())
     ids = embedding.pack(mpool.tasks.rerank.plan_of(plan, text), [text]).ids.tolist()
     assert ids.count(260) == 3 and ids.count(261) == 2  # the template's own
 
@@ -222,7 +224,7 @@ def test_gguf(pool: mpool.Pool, folder: Path, tmp_path: Path) -> None:
     found = pool.rerank(QUERY, DOCUMENTS, str(path), compute="float32")
     assert np.abs(np.array(found.scores) - _expected(folder)).max() <= 2e-5
     odd = _gguf(tmp_path / "odd.gguf", folder, '{{ 1 }}"\\n{% if %}' + rerank)
-    plan = pool._plan(str(odd), mpool.tasks.rerank.options({}))
+    plan = text_plan(pool, str(odd), RerankOptions())
     assert plan.template.render(embedding._pair("", "Q", "D"), add_generation_prompt=False) \
         == '{{ 1 }}"\\n{% if %}' + rerank.replace("{query}", "Q").replace("{document}", "D")
 

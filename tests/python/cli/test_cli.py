@@ -124,7 +124,7 @@ def test_every_option_of_sampling_has_a_flag() -> None:
 @pytest.mark.parametrize(("arguments", "said"), [
     (("generate", "text", "--model", "SmolLM2-135M-Instrukt"), "the nearest"),
     (("generate", "text", "--model", "/nowhere/model.gguf"), "/nowhere/model.gguf"),
-    (("embed", "text", "--file", "-"), "allowed: one of the two"),
+    (("embed", "text", "--file", "-"), "in a --file, got both"),
     (("embed", "--file", "/nowhere/texts"), "/nowhere/texts"),
     (("show", "org/name"), "mpool pull org/name"),
     (("pull", "org/name", "--offline"), "not on this machine")])
@@ -202,7 +202,7 @@ def test_embed_refuses_what_is_no_text(bert: str, tmp_path: Path) -> None:
     done = run("embed", "--model", bert, "--file", str(tmp_path / "texts"), check=False)
     assert done.returncode == 1 and f"{tmp_path / 'texts'} is not UTF-8" in done.stderr
     done = run("embed", "--model", bert, check=False)
-    assert done.returncode == 1 and "there is no text" in done.stderr
+    assert done.returncode == 1 and "at least one text" in done.stderr
 
 
 def test_embed_options_reach_the_model(bert: str) -> None:
@@ -253,7 +253,7 @@ def test_generate_options(llama: str) -> None:
     middle = text[len(text) // 2:len(text) // 2 + 3]
     stopped = run(*greedy, "--stop", middle, "--stats")
     assert stopped.stdout[:-1] == text[:text.index(middle)]
-    assert re.search(r"tokens of prompt in .* written.* stop$", stopped.stderr.strip())
+    assert re.search(r"prompt tokens in .* completion tokens.* stop$", stopped.stderr.strip())
 
 
 def test_a_reader_that_leaves(llama: str) -> None:
@@ -356,7 +356,7 @@ def test_chat_over_pipes(llama: str) -> None:
     stdin = "Hello\nAgain\n/clear\nHello\n\n/nothing\n/help\n"
     done = run("chat", "--model", llama, "--temperature", "0", "--max-tokens", "6", "--stats", "--system", "Be brief.",
                stdin=stdin)
-    prompts = [int(found) for found in re.findall(r"(\d+) tokens of prompt", done.stderr)]
+    prompts = [int(found) for found in re.findall(r"(\d+) prompt tokens", done.stderr)]
     assert len(prompts) == 3 and prompts[0] == prompts[2] < prompts[1]
     assert "/nothing is no command" in done.stderr and "/exit" in done.stderr
     assert ">" not in done.stdout.replace("|>", "")
@@ -448,7 +448,7 @@ def test_chat_with_one_failure_goes_on_and_says_so(llama: str) -> None:
     done = run("chat", "--model", llama, "--temperature", "0", "--max-tokens", "4", "--stats",
                stdin="word " * 20000 + "\nHello\n", check=False)
     assert done.returncode == 1
-    assert "tokens, the model takes" in done.stderr and done.stderr.count("tokens of prompt") == 1
+    assert "tokens, the model takes" in done.stderr and done.stderr.count("prompt tokens") == 1
 
 
 def test_a_conversation_that_outgrows_the_model() -> None:
@@ -502,11 +502,11 @@ def test_embed_image_files_and_stdin_agree(dino: Path, tmp_path: Path) -> None:
     bad = tmp_path / "bad.png"
     bad.write_text("no image")
     failed = run("embed-image", "-m", str(dino), paths[0], str(bad), check=False)
-    assert failed.returncode == 1 and "image 1 is no PNG" in failed.stderr
+    assert failed.returncode == 1 and "`images[1]` must be a PNG" in failed.stderr
     rows = [json.loads(line) for line in
             run("embed-image", "-m", str(dino), "--on-error", "null", paths[0], str(bad)).stdout.splitlines()]
     assert rows[1]["embedding"] is None and rows[0]["embedding"] is not None
-    for given, words in (((), "there is no image"), (("https://host/image.png",), "fetching is not allowed")):
+    for given, words in (((), "at least one image"), (("https://host/image.png",), "fetching is not allowed")):
         failed = run("embed-image", "-m", str(dino), *given, check=False)
         assert failed.returncode == 1 and words in failed.stderr
     facts = json.loads(run("show", str(dino), "--json").stdout)

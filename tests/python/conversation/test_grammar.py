@@ -354,14 +354,14 @@ def test_aio(pool: mpool.Pool, llama: Path) -> None:
 
 
 @pytest.mark.parametrize(("wanted", "match"), [
-    (3, "response_format is 3, allowed"), ({}, "allowed"), ([], "allowed"), ({"type": "xml"}, "'xml'"),
+    (3, "`response_format` must be .*, got 3"), ({}, "must be"), ([], "must be"), ({"type": "xml"}, "'xml'"),
     ({"type": "regex"}, "response_format.regex"), ({"type": "regex", "regex": "(a"}, "regular expression"),
     ({"type": "regex", "regex": "\ud800"}, "Unicode"),
     ({"type": "grammar", "grammar": "start: nothing"}, "the grammar cannot be used"),
-    ({"type": "json_schema", "json_schema": {"schema": 3}}, "json_schema.schema is 3"),
+    ({"type": "json_schema", "json_schema": {"schema": 3}}, "json_schema.schema` must be a JSON schema, got 3"),
     ({"type": "json_schema", "json_schema": {"schema": {"$ref": "http://example.org/x"}}}, "JSON schema cannot"),
     ({"type": "object", "properties": {"a": {"type": "wat"}}}, "JSON schema cannot"),
-    ({"type": "object", "x": float("nan")}, "no JSON"),
+    ({"type": "object", "x": float("nan")}, "that is not JSON"),
 ])
 def test_what_is_no_format(pool: mpool.Pool, llama: Path, wanted: Any, match: str) -> None:
     with pytest.raises(mpool.InvalidArgument, match=match):

@@ -14,6 +14,7 @@ import mpool
 from mpool.conversation import reasoning
 from mpool.conversation.template import ChatTemplate
 from mpool.conversation.reasoning import Harmony, HarmonyCalls, OpenThoughts, Splitter, Thoughts
+from reasoningdata import CHAINS, HARMONY, THINK, WORDS
 
 C, M, S, E = "<|channel|>", "<|message|>", "<|start|>", "<|end|>"
 CASES: list[tuple[type[Splitter], str, str | None, str]] = [
@@ -86,22 +87,6 @@ def test_forms_are_known_by_the_template() -> None:
 
 # ---- models ----------------------------------------------------------------------------------------------------------
 
-HARMONY = ("{% for m in messages %}{% if m.thinking %}<|start|>assistant<|channel|>analysis<|message|>{{ m.thinking }}"
-           "<|end|>{% endif %}<|start|>{{ m.role }}{% if m.role == 'assistant' %}<|channel|>final{% endif %}<|message|>"
-           "{{ m.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}")
-THINK = ("{% for m in messages %}[{{ m.role }}]{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>"
-         "{% endif %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]"
-         "{% if closed %}<think></think>{% endif %}{% endif %}")
-#: What follows what: the first that was not written yet, since presence counts against a token.
-CHAINS = {
-    HARMONY: [("assistant", "<|channel|>"), ("<|channel|>", "analysis", "final"), ("analysis", "<|message|>"),
-              ("final", "<|message|>"), ("<|message|>", "Ã", "Yes"), ("Ã", "¤"), ("¤", "Ġthink"),
-              ("Ġthink", "<|end|>"), ("<|end|>", "<|start|>"), ("<|start|>", "assistant"), ("Yes", "."),
-              (".", "<|return|>")],
-    THINK: [("]", "<think>"), ("<think>", "Ã"), ("Ã", "¤"), ("¤", "Ġthink"), ("Ġthink", "</think>"),
-            ("</think>", "Yes"), ("Yes", "."), (".", "<|return|>")],
-}
-WORDS = ("assistant", "analysis", "final", "Yes", " think", "<think>", "</think>")
 GREEDY: dict[str, Any] = {"temperature": 0, "presence_penalty": 2.0, "max_tokens": 40, "compute": "float32"}
 
 

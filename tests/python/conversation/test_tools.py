@@ -22,12 +22,10 @@ import toolmodels as tm
 import mpool
 from mpool.conversation import grammar, tool_schemas
 from mpool.conversation.tools import identifier
+from tooldata import BOOK, NAMED, SCHEMAS, TOOLS, WORDS, WRITES
 
 CHAT: list[dict[str, Any]] = [{"role": "user", "content": "Weather?"}]
 HOT: dict[str, Any] = {"temperature": 1.5, "top_k": 0, "top_p": 1.0, "max_tokens": 700}
-TOOLS = [tm.WEATHER, tm.CLOCK]
-SCHEMAS = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tool_schemas.read(TOOLS)}
-NAMED = {"type": "function", "function": {"name": "get_weather"}}
 
 
 def named(pool: mpool.Pool, folder: Path, template: str, key: str) -> str:
@@ -117,20 +115,14 @@ def test_strict_tools_and_schemas_that_cannot_be_used(pool: mpool.Pool, llama: P
         pool.chat(CHAT, model, tools=[tm.CLOCK, {**odd, "strict": True}], max_tokens=2)
     assert "llguidance" not in no.value.message
     broken = {"name": "odd", "parameters": {"type": "object", "properties": {"a": {"$ref": "#/nowhere"}}}}
-    with pytest.raises(mpool.InvalidArgument, match="tools: the schema of odd cannot be used"):
+    with pytest.raises(mpool.InvalidArgument, match="`tools`: the schema of odd cannot be used"):
         pool.chat(CHAT, model, tools=[broken], max_tokens=2)
     for name, value in (("ignore_eos", True), ("min_tokens", 3)):
-        with pytest.raises(mpool.InvalidArgument, match=f"{name} is .* with tools"):
+        with pytest.raises(mpool.InvalidArgument, match=f"`{name}` cannot be set together with tools"):
             pool.chat(CHAT, model, tools=TOOLS, **{name: value})
 
 
 # ---- beside answers of a form of their own ---------------------------------------------------------------------------
-
-BOOK: dict[str, Any] = {
-    "type": "object", "required": ["title", "name", "next"], "additionalProperties": False,
-    "properties": {"title": {"type": "string", "maxLength": 12}, "name": {"enum": ["<tool_call>", "[TOOL_CALLS]"]},
-                   "next": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/page"}]}},
-    "$defs": {"page": {"type": "integer", "minimum": 0, "maximum": 9}}}
 
 
 @pytest.mark.parametrize("name", tm.TEMPLATES)
@@ -209,7 +201,7 @@ def test_what_cannot_be_kept_is_refused_where_calls_have_no_mark(pool: mpool.Poo
     few: dict[str, Any] = {"type": "array", "items": {"type": "integer"}}
     options: dict[str, Any] = {"max_tokens": 1, "tools": [odd]}
     assert pool.chat(CHAT, model, response_format=few, **options).finish_reason == "length"
-    with pytest.raises(mpool.InvalidArgument, match="response_format cannot be used: .*uniqueItems"):
+    with pytest.raises(mpool.InvalidArgument, match="`response_format` cannot be used: .*uniqueItems"):
         pool.chat(CHAT, model, response_format={**few, "uniqueItems": True}, **options)
     with pytest.raises(mpool.InvalidArgument, match="the schema of odd cannot be used: .*uniqueItems"):
         pool.chat(CHAT, model, response_format=few, **{**options, "tools": [tm.CLOCK, {**odd, "strict": True}]})
@@ -232,11 +224,6 @@ def test_values_that_look_like_references_are_values(pool: mpool.Pool, llama: Pa
 
 # ---- models whose answers are known ----------------------------------------------------------------------------------
 
-BODY = '\n{"name": "clock", "arguments": {}}\n'
-WORDS = ("Wait.", " ", "<tool_call>", "</tool_call>", BODY, "assistant", "analysis", "<think>", "</think>", "Hm",
-         "commentary", " to=functions.", "clock", "json", "{}")
-WRITES = [("Ċ", "Wait."), ("Wait.", " "), (" ", "<tool_call>"), ("<tool_call>", BODY), (BODY, "</tool_call>"),
-          ("</tool_call>", "<|return|>")]
 THINKS = [("Ċ", "<think>"), ("<think>", "Hm"), ("Hm", "</think>"), ("</think>", "<tool_call>"), *WRITES[3:]]
 SAYS = [("assistant", "<|channel|>"), ("<|channel|>", "analysis", "commentary"), ("analysis", "<|message|>"),
         ("<|message|>", "Hm", "{}"), ("Hm", "<|end|>"), ("<|end|>", "<|start|>"), ("<|start|>", "assistant"),
@@ -402,33 +389,38 @@ FUNCTION = {"name": "f", "parameters": {"type": "object", "properties": {}}}
 
 
 @pytest.mark.parametrize("options, says", [
-    ({"tools": "f"}, "tools is 'f', allowed: a list"), ({"tools": {"name": "f"}}, "tools is dict"),
-    ({"tools": [3]}, r"tools\[0\] is 3, allowed: a dict"), ({"tools": [None]}, r"tools\[0\] is None"),
-    ({"tools": [{}]}, r"tools\[0\] is no function"), ({"tools": [{"type": "retrieval"}]}, "is 'retrieval', allowed"),
-    ({"tools": [{"name": ""}]}, "name is '', allowed: 1 to 64"), ({"tools": [{"name": "a b"}]}, "name is 'a b'"),
-    ({"tools": [{"name": "x" * 65}]}, "allowed: 1 to 64"), ({"tools": [{"name": '"}<|im_end|>'}]}, "allowed: 1 to 64"),
-    ({"tools": [FUNCTION, FUNCTION]}, r"tools\[1\] has the name 'f'"),
-    ({"tools": [{"name": "f", "description": 3}]}, "description is 3"),
-    ({"tools": [{"name": "f", "strict": "yes"}]}, "strict is 'yes'"),
-    ({"tools": [{"name": "f", "parameters": []}]}, "parameters is list, allowed: the JSON schema of an object"),
-    ({"tools": [{"name": "f", "parameters": {"type": "string"}}]}, "allowed: the JSON schema of an object"),
-    ({"tools": [{"name": "f", "parameters": {"properties": []}}]}, "properties is list"),
-    ({"tools": [{"name": "f", "parameters": {"required": "a"}}]}, "required is 'a'"),
-    ({"tools": [{"name": "f", "parameters": {"x": {1, 2}}}]}, "is no JSON"),
-    ({"tools": [{"name": "f", "parameters": {"x": float("nan")}}]}, "is no JSON"),
-    ({"tools": [{"name": "f", "description": "\ud800"}]}, "is no JSON"),
-    ({"tools": [lambda city: city]}, "needs a dict"), ({"tools": [dict]}, "is the class dict"),
-    ({"tools": TOOLS, "tool_choice": "maybe"}, "tool_choice is 'maybe', allowed: \"auto\""),
-    ({"tools": TOOLS, "tool_choice": {"type": "x"}}, "tool_choice is dict"),
-    ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "g"}}}, "names 'g', which is no tool"),
+    ({"tools": "f"}, "`tools` must be a list of tools, got 'f'"), ({"tools": {"name": "f"}},
+     "`tools` must be .*, got dict"),
+    ({"tools": [3]}, r"`tools\[0\]` must be a dict .*, got 3"), ({"tools": [None]},
+     r"`tools\[0\]` must be .*, got None"),
+    ({"tools": [{}]}, r"`tools\[0\]` must be .*, got no function"), ({"tools": [{"type": "retrieval"}]},
+     "must be .*, got 'retrieval'"),
+    ({"tools": [{"name": ""}]}, "name` must be 1 to 64 .*, got ''"), ({"tools": [{"name": "a b"}]},
+     "name` must be .*, got 'a b'"),
+    ({"tools": [{"name": "x" * 65}]}, "must be 1 to 64"), ({"tools": [{"name": '"}<|im_end|>'}]}, "must be 1 to 64"),
+    ({"tools": [FUNCTION, FUNCTION]}, r"tools\[1\].function.name` must be unique among the tools, got 'f'"),
+    ({"tools": [{"name": "f", "description": 3}]}, "description` must be text, got 3"),
+    ({"tools": [{"name": "f", "strict": "yes"}]}, "strict` must be True or False, got 'yes'"),
+    ({"tools": [{"name": "f", "parameters": []}]}, "parameters` must be the JSON schema of an object.*, got list"),
+    ({"tools": [{"name": "f", "parameters": {"type": "string"}}]}, "must be the JSON schema of an object"),
+    ({"tools": [{"name": "f", "parameters": {"properties": []}}]}, "properties` must be .*, got list"),
+    ({"tools": [{"name": "f", "parameters": {"required": "a"}}]}, "required` must be a list, got 'a'"),
+    ({"tools": [{"name": "f", "parameters": {"x": {1, 2}}}]}, "must be plain JSON, got"),
+    ({"tools": [{"name": "f", "parameters": {"x": float("nan")}}]}, "must be plain JSON, got"),
+    ({"tools": [{"name": "f", "description": "\ud800"}]}, "must be plain JSON, got"),
+    ({"tools": [lambda city: city]}, "needs a dict"), ({"tools": [dict]}, "got the class dict"),
+    ({"tools": TOOLS, "tool_choice": "maybe"}, "`tool_choice` must be \"auto\".*, got 'maybe'"),
+    ({"tools": TOOLS, "tool_choice": {"type": "x"}}, "`tool_choice` must be .*, got dict"),
+    ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "g"}}},
+     "`tool_choice` must be the name of a tool: .*, got 'g'"),
     ({"tool_choice": "required"}, "without tools"), ({"tool_choice": NAMED}, "without tools"),
-    ({"tools": TOOLS, "parallel_tool_calls": 1}, "parallel_tool_calls is 1, allowed: True or False"),
+    ({"tools": TOOLS, "parallel_tool_calls": 1}, "`parallel_tool_calls` must be True or False, got 1"),
     ({"tools": TOOLS, "response_format": {"type": "grammar", "grammar": "start: /a/"}},
-     "response_format is a grammar"),
-    ({"tools": TOOLS, "response_format": {"type": "nothing"}}, "response_format is of type 'nothing'"),
+     "`response_format` must be JSON or a regex when tools are given, got a grammar"),
+    ({"tools": TOOLS, "response_format": {"type": "nothing"}}, "`response_format.type` must be .*, got 'nothing'"),
     ({"tools": TOOLS, "response_format": {"type": "object", "properties": {"a": {"$ref": "#/nowhere"}}}},
-     "response_format cannot be used"),
-    ({"tools": TOOLS, "response_format": {"type": "regex", "regex": "(a"}}, "response_format cannot be used"),
+     "`response_format` cannot be used"),
+    ({"tools": TOOLS, "response_format": {"type": "regex", "regex": "(a"}}, "`response_format` cannot be used"),
 ])
 def test_tools_that_are_none(pool: mpool.Pool, llama: Path, options: dict[str, Any], says: str) -> None:
     model = named(pool, llama, tm.HERMES, "tools-hermes")
@@ -442,7 +434,7 @@ def test_too_many_and_too_large(pool: mpool.Pool, llama: Path) -> None:
     deep: dict[str, Any] = {"type": "string"}
     for _ in range(70):
         deep = {"items": deep}
-    for tools, says in (([{"name": f"f{at}"} for at in range(129)], "the limit is 128"),
+    for tools, says in (([{"name": f"f{at}"} for at in range(129)], "`tools` must be at most 128 tools, got 129 tools"),
                         ([{"name": "f", "description": "x" * 300_000}], "characters as JSON"),
                         ([{"name": "f", "parameters": {"type": "object", "x": deep}}], "nested more than")):
         with pytest.raises(mpool.LimitError, match=says):
@@ -463,17 +455,21 @@ def test_raw_prompts_and_models_without_tools(pool: mpool.Pool, llama: Path) -> 
 
 
 @pytest.mark.parametrize("calls, says", [
-    ("x", "tool_calls is 'x', allowed: a list"), ([3], r"tool_calls\[0\] is 3"), ([{}], r"tool_calls\[0\] is dict"),
-    ([{"function": {"name": 3}}], "is dict"), ([{"function": {"name": "f", "arguments": "{"}}], "arguments is '{'"),
-    ([{"function": {"name": "f", "arguments": "[1]"}}], r"arguments is '\[1\]', allowed: a dict, or the JSON text"),
-    ([{"function": {"name": "f", "arguments": 3}}], "arguments is 3"),
-    ([{"id": 3, "function": {"name": "f"}}], r"tool_calls\[0\].id is 3"),
+    ("x", "tool_calls` must be a list of calls, got 'x'"),
+    ([3], r"tool_calls\[0\]` must be .*, got 3"),
+    ([{}], r"tool_calls\[0\]` must be .*, got dict"),
+    ([{"function": {"name": 3}}], "must be .*, got dict"),
+    ([{"function": {"name": "f", "arguments": "{"}}], "arguments` must be .*, got '{'"),
+    ([{"function": {"name": "f", "arguments": "[1]"}}],
+     r"arguments` must be a dict, or the JSON text of one, got '\[1\]'"),
+    ([{"function": {"name": "f", "arguments": 3}}], "arguments` must be .*, got 3"),
+    ([{"id": 3, "function": {"name": "f"}}], r"tool_calls\[0\].id` must be text, got 3"),
 ])
 def test_calls_in_messages_that_are_none(pool: mpool.Pool, llama: Path, calls: Any, says: str) -> None:
     model = named(pool, llama, tm.HERMES, "tools-hermes")
     with pytest.raises(mpool.InvalidArgument, match=r"messages\[1\].*" + says):
         pool.chat([*CHAT, {"role": "assistant", "content": None, "tool_calls": calls}], model)
-    with pytest.raises(mpool.InvalidArgument, match=r"messages\[0\] has tool_calls and the role user"):
+    with pytest.raises(mpool.InvalidArgument, match=r"`messages\[0\].role` must be 'assistant' when .*, got 'user'"):
         pool.chat([{**CHAT[0], "tool_calls": [{"function": {"name": "f"}}]}], model)
 
 
@@ -585,9 +581,10 @@ def keyed(cities: dict[int, str]) -> None:
 
 
 @pytest.mark.parametrize("tool, says", [
-    (untyped, "its parameter city has no annotation"), (starred, r"its parameter \*cities: .* cannot be named"),
-    (positional, "cannot be named in a call"), (odd, "is of type bytes, of which there is no JSON schema"),
-    (keyed, "is of type dict"), (print, "has no annotation|cannot be named|cannot be read")])
+    (untyped, "parameter city must have a type annotation"),
+    (starred, r"parameter \*cities: .* must be one that is passed by name"),
+    (positional, "must be one that is passed by name"), (odd, "is of type bytes, which has no JSON schema"),
+    (keyed, "is of type dict"), (print, "must have a type annotation|passed by name|cannot be read")])
 def test_functions_that_say_too_little(tool: Any, says: str) -> None:
     with pytest.raises(mpool.InvalidArgument, match=says) as caught:
         tool_schemas.read([tool])

@@ -81,7 +81,7 @@ def test_gcc_thread_sanitizer(out: Path) -> None:
     """What has threads: base, the pool, and workers that are processes."""
     runner = _build("tsan", out)
     listed = subprocess.run([str(runner), "--list"], capture_output=True, text=True, check=True).stdout
-    assert "base_team_barrier_2_lanes" in listed
+    assert "base_team_barrier_2_threads" in listed
     _run("tsan", runner, "--slow", "10", "--only", "base_", "--only", "pool_", "--only", "registry_", "--only",
          "isolation_a_registry", "--only", "isolation_processes")
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from mpool.models import architectures, hf_config
+from mpool.models import architectures
+from mpool.models.formats import hf_config
 from mpool.models.fields import Fields
 from mpool.errors import MpoolError
 

@@ -218,7 +218,7 @@ def test_pictures_are_those_of_diffusers(monkeypatch: pytest.MonkeyPatch) -> Non
     import diffusers
     import torch
 
-    import test_parity_pictures as parity
+    import pipelineparity as parity
 
     monkeypatch.setattr(parity, "PROMPT", "a handwritten seven")
     folder = resolve("digits-sd3").path

@@ -11,27 +11,13 @@ import mpool
 from defaultmodels import SMOLLM2
 from realmodels import find_real
 from workers import run, text_of, working
+from haiku import SHOWN
 
 ONES = ("zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
         "seventeen eighteen nineteen").split()
 TENS = ("", "", "twenty", "thirty", "forty", "fifty")
 WORDS = ("lantern river copper maple thunder velvet harbor meadow candle orchid falcon marble willow pepper silver "
          "walnut anchor basket cherry engine forest garden hammer island jacket kitten ladder mirror needle").split()
-#: Two haiku that show what is meant; see the test for why.
-SHOWN = """Each haiku names its minute and its word.
-
-Minute: twelve. Word: robin.
-Haiku: Minute twelve has come,
-the robin sings in the rain,
-and the day is long.
-
-Minute: forty-one. Word: pebble.
-Haiku: Minute forty-one,
-the pebble rests in the stream,
-and the moon is cold.
-
-Minute: {}. Word: {}.
-Haiku:"""
 
 
 def in_words(minute: int) -> str:

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 import mpool
-from test_api_process import told
+from processes import told
 
 ROOT = Path(__file__).resolve().parents[3]
 LONG: dict[str, Any] = dict(max_tokens=16000, ignore_eos=True, temperature=0)
@@ -374,8 +374,6 @@ EVENTS = ("spawn", "ready", "evict", "fail", "request_start", "request_complete"
 
 @pytest.fixture
 def listening() -> Iterator[mpool.Pool]:
-    if not hasattr(mpool.Pool, "on"):
-        pytest.skip("Pool.on is not there yet")
     with mpool.Pool() as made:
         yield made
 

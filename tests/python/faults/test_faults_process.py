@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from test_api_process import process, told
+from processes import process, told
 
 
 @pytest.mark.parametrize("times", [pytest.param(50), pytest.param(1000, marks=pytest.mark.slow)])

@@ -102,9 +102,9 @@ def test_single_or_list(tmp_path: Path) -> None:
     for several in ([one, "path"], (one,), np.stack([one, one]), []):
         assert len(images_of(several, 4) or []) == len(several)
     for wrong in ({"a": one}, {1, 2}, 5, None, iter([one]), np.zeros(3), np.zeros((2, 2, 2, 2, 2))):
-        with pytest.raises(InvalidArgument, match="^images is "):
+        with pytest.raises(InvalidArgument, match="^`images` must be "):
             images_of(wrong, 4)
-    with pytest.raises(LimitError, match="5 images, one call takes at most 4"):
+    with pytest.raises(LimitError, match="`images` must hold at most 4 images, got 5"):
         images_of([one] * 5, 4)
 
 
@@ -116,7 +116,7 @@ def test_single_or_list(tmp_path: Path) -> None:
 def test_what_is_no_image(given: Any, words: str) -> None:
     with pytest.raises(InvalidArgument, match=words) as caught:
         read_image(given, "image 7")
-    assert str(caught.value).startswith("image 7 is") and "allowed" in str(caught.value)
+    assert str(caught.value).startswith("image 7 must be") and caught.value.param == "image 7" and caught.value.allowed
 
 
 def test_channels_first_gets_a_hint() -> None:
@@ -145,7 +145,7 @@ def chunk(kind: bytes, data: bytes) -> bytes:
 @pytest.mark.parametrize("width, height", [(8193, 8192), (10_000, 10_000), (100_000, 100_000), (2**31 - 1, 1000)])
 def test_71_pixel_bomb(width: int, height: int) -> None:
     """Refused before a pixel is decoded: the body is empty."""
-    with pytest.raises(InvalidArgument, match="allowed: at most 67,108,864"):
+    with pytest.raises(InvalidArgument, match="must be at most 67,108,864 pixels"):
         read_image(png(width, height))
 
 
@@ -157,11 +157,11 @@ def test_71_most_pixels_are_taken() -> None:
 
 @pytest.mark.parametrize("width, height", [(1, 1), (1, 50), (52_800, 44), (401, 2)])
 def test_72_sizes(width: int, height: int) -> None:
-    with pytest.raises(InvalidArgument, match=f"is {width:,} x {height:,} pixels, allowed: "):
+    with pytest.raises(InvalidArgument, match=f"must be .*, got {width:,} x {height:,} pixels"):
         read_image(png(width, height))
-    with pytest.raises(InvalidArgument, match=f"is {width:,} x {height:,} pixels, allowed: "):
+    with pytest.raises(InvalidArgument, match=f"must be .*, got {width:,} x {height:,} pixels"):
         read_image(np.zeros((height, width, 3), np.uint8))
-    with pytest.raises(InvalidArgument, match=f"is {width:,} x {height:,} pixels, allowed: "):
+    with pytest.raises(InvalidArgument, match=f"must be .*, got {width:,} x {height:,} pixels"):
         read_image(Image.new("RGB", (width, height)))
 
 
@@ -173,7 +173,7 @@ def test_73_truncated(form: str) -> None:
         try:
             read_image(whole[:length])
         except InvalidArgument as error:
-            assert any(words in str(error) for words in ("cut short or damaged", "is no PNG", "has 0 bytes"))
+            assert any(words in str(error) for words in ("truncated or corrupted", "must be a PNG", "got 0 bytes"))
         else:
             raise AssertionError(f"{form} cut at {length} of {len(whole)} was read")
 
@@ -181,7 +181,7 @@ def test_73_truncated(form: str) -> None:
 def test_73_damaged() -> None:
     whole = bytearray(encoded(picture(2, 40, 50)))
     whole[len(whole) // 2] ^= 0xFF
-    with pytest.raises(InvalidArgument, match="cut short or damaged"):
+    with pytest.raises(InvalidArgument, match="truncated or corrupted"):
         read_image(bytes(whole))
 
 
@@ -189,12 +189,12 @@ def test_73_damaged() -> None:
 def test_74_other_formats_under_another_name(tmp_path: Path, form: str) -> None:
     path = tmp_path / "image.png"
     path.write_bytes(encoded(picture(1, 32, 32), form))
-    with pytest.raises(InvalidArgument, match="no PNG, JPEG or WebP"):
+    with pytest.raises(InvalidArgument, match="must be a PNG, JPEG or WebP"):
         read_image(path)
 
 
 def test_74_psd() -> None:
-    with pytest.raises(InvalidArgument, match="no PNG, JPEG or WebP"):
+    with pytest.raises(InvalidArgument, match="must be a PNG, JPEG or WebP"):
         read_image(b"8BPS" + b"\0\1" + bytes(200))
 
 
@@ -203,19 +203,19 @@ def test_75_bombs_in_chunks() -> None:
     packed = zlib.compress(bytes(200 << 20), 9)
     body = zlib.compress((b"\0" + bytes(4)) * 32)
     for bomb in (chunk(b"zTXt", b"key\0\0" + packed), chunk(b"iTXt", b"key\0\1\0\0\0" + packed)):
-        with pytest.raises(InvalidArgument, match="cut short or damaged"):
+        with pytest.raises(InvalidArgument, match="truncated or corrupted"):
             read_image(png(32, 32, body, bomb))
     try:  # a profile is not needed: leaving it out is as good as refusing
         assert read_image(png(32, 32, body, chunk(b"iCCP", b"key\0\0" + packed))).info.get("icc_profile") is None
     except InvalidArgument as error:
-        assert "cut short or damaged" in str(error)
+        assert "truncated or corrupted" in str(error)
 
 
 @pytest.mark.parametrize("form", ["PNG", "WEBP"])
 def test_75_frames(form: str) -> None:
     frames = [Image.fromarray(picture(seed)) for seed in range(3)]
     data = encoded(frames[0], form, save_all=True, append_images=frames[1:])
-    with pytest.raises(InvalidArgument, match="has 3 frames, allowed: 1"):
+    with pytest.raises(InvalidArgument, match="must be an image of one frame, got 3 frames"):
         read_image(data)
 
 
@@ -277,10 +277,10 @@ def test_76_notes_of_a_camera_that_cannot_be_read() -> None:
 
 @pytest.mark.parametrize("given, words", [
     ("data:image/png;base64,@@@@", "base64"), ("data:image/png,plain", "without base64"), ("data:", "without base64"),
-    ("iVBORw0KGgo" + "?" * 80, "base64"), ("file:///etc/passwd", "not fetched"), ("", "is an empty text"),
-    ("ftp://host/image.png", "not fetched"),
-    ("http://host/image.png", "not allowed"), ("HTTPS://host/image.png", "not allowed"), ("a\0b", "neither a path"),
-    ("data:image/png;base64," + base64.b64encode(b"no image").decode(), "no PNG"), (b"", "0 bytes")])
+    ("iVBORw0KGgo" + "?" * 80, "base64"), ("file:///etc/passwd", "scheme file"), ("", "got an empty text"),
+    ("ftp://host/image.png", "scheme ftp"),
+    ("http://host/image.png", "not allowed"), ("HTTPS://host/image.png", "not allowed"), ("a\0b", "must be a path, a URL or base64"),
+    ("data:image/png;base64," + base64.b64encode(b"no image").decode(), "must be a PNG"), (b"", "0 bytes")])
 def test_77_base64_and_urls(given: Any, words: str) -> None:
     with pytest.raises(InvalidArgument, match=words):
         read_image(given)
@@ -294,10 +294,10 @@ def test_77_paths(tmp_path: Path) -> None:
     with pytest.raises(FileError) as caught:
         read_image("absent words that are no path")
     assert "taken for a path" in (caught.value.hint or "")
-    with pytest.raises(InvalidArgument, match="no regular file"):
+    with pytest.raises(InvalidArgument, match="not a regular file"):
         read_image(tmp_path)
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(InvalidArgument, match="no regular file"):  # and nobody waits for a writer
+    with pytest.raises(InvalidArgument, match="not a regular file"):  # and nobody waits for a writer
         read_image(tmp_path / "pipe")
 
 
@@ -306,7 +306,7 @@ def test_77_bytes_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(loading, "MAX_BYTES", len(data) - 1)
     (tmp_path / "image.png").write_bytes(data)
     for given in (data, tmp_path / "image.png", base64.b64encode(data).decode() + " " * len(data)):
-        with pytest.raises(InvalidArgument, match="bytes, allowed|more than"):
+        with pytest.raises(InvalidArgument, match="must be .* bytes, got"):
             read_image(given)
 
 
@@ -499,7 +499,7 @@ STEPS = {
 def test_prepared_to_the_bit(tmp_path: Path, name: str, height: int, width: int) -> None:
     """Resized and cropped bytes, and the floats that the core makes of them."""
     transformers = pytest.importorskip("transformers")
-    from mpool.models import image_processor
+    from mpool.models.formats import image_processor
     from mpool.models.files import Folder
 
     cls, options = STEPS[name]
@@ -518,10 +518,10 @@ def test_prepared_to_the_bit(tmp_path: Path, name: str, height: int, width: int)
 
 def test_prepared_too_long() -> None:
     settings = ImageSettings(8, 8, ("shortest", 224), 3, (224, 224), 14, 224, True)
-    with pytest.raises(InvalidArgument, match="would become 44,800 x 224"):
+    with pytest.raises(InvalidArgument, match="resizes to 44,800 x 224"):
         prepare(Image.new("RGB", (400, 2)), settings)
     small = ImageSettings(8, 8, None, 3, None, 14, 224, True)
-    with pytest.raises(InvalidArgument, match="14 and more a side"):
+    with pytest.raises(InvalidArgument, match="at least 14 pixels a side"):
         prepare(Image.new("RGB", (13, 20)), small)
 
 
@@ -574,7 +574,7 @@ def test_any_bytes_are_an_image_or_refused() -> None:
         try:
             found = read_image(_mutated(data))
         except InvalidArgument as error:
-            assert "0x" not in str(error) and "allowed" in str(error)
+            assert "0x" not in str(error) and error.allowed
             return
         assert found.mode == "RGB" and np.asarray(found).shape == (found.height, found.width, 3)
 

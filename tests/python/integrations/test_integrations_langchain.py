@@ -252,7 +252,7 @@ def test_faults(llama: Path) -> None:
     """Names that there are not are refused, here or by the library."""
     with pytest.raises(ValueError, match="temprature"):
         ChatMpool(model=str(llama), temprature=0)  # type: ignore[call-arg]
-    with pytest.raises(mpool.InvalidArgument, match="nearest is temperature"):
+    with pytest.raises(mpool.InvalidArgument, match="did you mean `temperature`"):
         ChatMpool(model=str(llama)).invoke("A cat?", temprature=0)
     with pytest.raises(mpool.UnknownModel):
         ChatMpool(model="SmolLM3-135M-Instruct").invoke("A cat?")

@@ -17,7 +17,7 @@ transformers = pytest.importorskip("transformers")
 gguf = pytest.importorskip("gguf")
 
 from mpool import errors  # noqa: E402
-from mpool.models.hf_folder import describe_folder  # noqa: E402
+from mpool.models.formats.hf_folder import describe_folder  # noqa: E402
 from mpool.models.spec import ModelDescription  # noqa: E402
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(26))]
@@ -204,7 +204,7 @@ def test_every_class_name_of_the_library_is_known() -> None:
     st = pytest.importorskip("sentence_transformers")
     from sentence_transformers.sentence_transformer import modules as models
 
-    from mpool.models.sentence_folder import CLASSES
+    from mpool.models.formats.sentence_folder import CLASSES
 
     assert st.__version__
     for kind in ("Transformer", "Pooling", "Dense", "Normalize", "Dropout", "LSTM", "CNN", "BoW", "WordEmbeddings",

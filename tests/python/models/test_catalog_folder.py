@@ -14,10 +14,10 @@ import pytest
 
 import mpool
 from mpool import errors
-from mpool.models import sentence_folder
+from mpool.models.formats import sentence_folder
 from mpool.models.families import reading
 from mpool.models.describing import describe
-from mpool.models.hf_folder import describe_folder
+from mpool.models.formats.hf_folder import describe_folder
 from mpool.models.spec import ModelDescription
 
 CORPUS = Path(__file__).resolve().parent.parent.parent / "corpus"

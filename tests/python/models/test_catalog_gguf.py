@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mpool import errors
-from mpool.models import gguf_model
+from mpool.models.formats import gguf_model
 from mpool.models.describing import describe
 from mpool.models.fields import Fields
 from mpool.models.spec import ModelDescription, TensorEntry

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from mpool import errors
 from mpool.models.files import Folder
-from mpool.models.safetensors_header import DTYPE_BITS, read_folder, read_header
+from mpool.models.formats.safetensors_header import DTYPE_BITS, read_folder, read_header
 
 CORPUS = Path(__file__).resolve().parent.parent.parent / "corpus"
 sys.path.insert(0, str(CORPUS))

@@ -194,11 +194,11 @@ def test_gguf_of_embedding_gemma(pool: mpool.Pool, tmp_path: Path, dense: bool) 
 
 def test_gguf_of_embedding_gemma_as_ollama_has_it(tmp_path: Path) -> None:
     """A Gemma 3 with layers behind its pooling; what is read is what llama.cpp's converter would have written."""
-    from mpool.models import gguf_model, ollama_gguf
+    from mpool.models.formats import gguf_model, gguf_tables, ollama_gguf
 
     model, layers = _gemma(tmp_path)
     path = tinygguf.write_gemma(tmp_path / "m.gguf", model, layers)
-    raw, tensors, files = gguf_model._read_gguf(str(path))
+    raw, tensors, files = gguf_tables.read_gguf(str(path))
     plain = gguf_model.describe_tables(raw, tensors, files, key="k", ref="r")
     there = {"dense_2.weight": "dense.0.weight", "dense_3.weight": "dense.1.weight",
              "output_norm.weight": "norm.weight"}

@@ -13,8 +13,9 @@ import pytest
 
 import mpool
 from mpool import errors
-from mpool.models.hf_folder import describe_folder
+from mpool.models.formats.hf_folder import describe_folder
 from mpool.models.spec import ModelDescription, TensorEntry
+from mpool.tasks.requests import vision_request
 
 import imagemodels
 import paritymodels
@@ -344,13 +345,13 @@ def _as_ollama(raw: dict[str, Any], tensors: tuple[TensorEntry, ...]) -> tuple[d
 def test_files_of_ollama(tmp_path: Path, family: str) -> None:
     """What is read is what llama.cpp's converter would have written."""
     import tinygguf
-    from mpool.models import gguf_model, ollama_gguf
+    from mpool.models.formats import gguf_model, gguf_tables, ollama_gguf
 
     model = paritymodels.decoder(family, paritymodels.LAYERS.get(family, 2), tie=family == "gemma3")
     if family == "gemma3":
         model.config.max_position_embeddings, model.config.rms_norm_eps = 131072, 1e-6
     path = tinygguf.write(tmp_path / "model.gguf", model, sections=[2, 3, 3] if family == "qwen2" else None)
-    raw, tensors, files = gguf_model._read_gguf(str(path))
+    raw, tensors, files = gguf_tables.read_gguf(str(path))
     plain = gguf_model.describe_tables(raw, tensors, files, key="k", ref="r")
     kv, others = _as_ollama(dict(raw), tensors)
     with pytest.raises(mpool.MpoolError):
@@ -390,7 +391,7 @@ def test_models_that_see_with_a_rest(tmp_path: Path, monkeypatch: pytest.MonkeyP
     visionmodels.save(model, family, tmp_path)
     pictures = [visionmodels.image(seed, *size) for seed, size in enumerate([(63, 90), (40, 40)])]
     with mpool.Pool() as pool:
-        made = pool._vision_request(pictures, visionmodels.text(3, 20), str(tmp_path), {"compute": "float32"})
+        made = vision_request(pool, pictures, visionmodels.text(3, 20), str(tmp_path), {"compute": "float32"})
         ticket = pool.registry.submit_text(made.core_key, made.prompt, vision=True, images=made.images.arrays(),
                                            prompt_logits=True, **SAMPLING)
         ticket.wait()

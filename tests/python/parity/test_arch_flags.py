@@ -54,19 +54,28 @@ TESTS = ("test_parity_tiny.py", "test_parity_gguf_tiny.py", "test_parity_encoder
          "test_parity_images.py", "test_parity_pictures.py", "test_parity_vision.py")
 NAMES = {"bert": "test_bert or layers[bert or test_encoder[bert", "clip_text": "texts and clip",
          "siglip_text": "texts and siglip"}
+#: How the flags of a family begin; rows of vision models have those of image transformers.
+PREFIX = {"encoder": "MP_ENCODER_", "decoder": "MP_DECODER_", "vit": "MP_VIT_", "vision": "MP_VIT_",
+          "diffusion": "MP_DIFFUSION_"}
 ROW = re.compile(r"^MP_ARCH\((\w+), *(\w+), *(\w+), *(.*)\)$", re.M)
 TABLE = (ROOT / "csrc/models/archs.def").read_text(encoding="utf-8")
+
+
+def _flags(family: str, text: str) -> list[str]:
+    return re.findall(PREFIX[family] + r"(\w+)", text)
+
+
 CASES = [(name, flag) for name, _, family, flags in ROW.findall(TABLE) for flag in FLAGS[family]
-         if f"MP_ARCH_{flag}" in flags.split(" | ")
+         if flag in _flags(family, flags)
          or family != "vision" and flag not in WHERE_SET
-         and f"MP_ARCH_{ONLY_WITH.get(flag)}" in ["MP_ARCH_None", *flags.split(" | ")]]
+         and ONLY_WITH.get(flag) in [None, *_flags(family, flags)]]
 REFUSED |= {(name, flag): table[flag] for name, _, family, flags in ROW.findall(TABLE) if family in ("encoder", "vit")
             for flag in FLAGS[family]
             for table in [({"encoder": REFUSED_WHEN_NOT_SET, "vit": VIT_WHEN_NOT_SET}
-                           if f"MP_ARCH_{flag}" in flags.split(" | ") else
+                           if flag in _flags(family, flags) else
                            {"encoder": REFUSED_WHEN_SET, "vit": VIT_WHEN_SET})[family]]
             if flag in table and (name, flag) in CASES}
-REFUSED |= {(name, flag): "not part of this architecture" if f"MP_ARCH_{flag}" in flags.split(" | ") else refusal
+REFUSED |= {(name, flag): "not part of this architecture" if flag in _flags(family, flags) else refusal
             for name, _, family, flags in ROW.findall(TABLE) if family == "decoder"
             for flag, refusal in DECODERS_REFUSE.items() if (name, flag) in CASES}
 
@@ -78,8 +87,9 @@ def _flip(table: str, name: str, flag: str) -> str:
     def row(match: re.Match[str]) -> str:
         if match[1] != name:
             return match[0]
-        flags = set(re.findall(r"MP_ARCH_(\w+)", match[4])) ^ {flag}
-        return f"MP_ARCH({name}, {match[2]}, {match[3]}, {' | '.join(f'MP_ARCH_{f}' for f in sorted(flags)) or '0'})"
+        prefix = PREFIX[match[3]]
+        flags = set(_flags(match[3], match[4])) ^ {flag}
+        return f"MP_ARCH({name}, {match[2]}, {match[3]}, {' | '.join(prefix + f for f in sorted(flags)) or '0'})"
 
     flipped = ROW.sub(row, table)
     assert flipped != table
@@ -122,7 +132,9 @@ def _failures(tree: Path, name: str) -> tuple[int, list[str]]:
 def test_every_flag_is_flipped() -> None:
     """A flag that is added to arch.h has to be listed, and so flipped, here."""
     header = (ROOT / "csrc/models/arch.h").read_text(encoding="utf-8")
-    assert set(re.findall(r"MP_ARCH_(\w+) = 1 <<", header)) == {flag for flags in FLAGS.values() for flag in flags}
+    for prefix in set(PREFIX.values()):
+        listed = {flag for family, flags in FLAGS.items() if PREFIX[family] == prefix for flag in flags}
+        assert set(re.findall(prefix + r"(\w+) = 1 <<", header)) == listed
     assert set(REFUSED) <= set(CASES)
     assert len(ROW.findall(TABLE)) == len(re.findall(r"^MP_ARCH\(", TABLE, re.M)), "rows that are not understood here"
 

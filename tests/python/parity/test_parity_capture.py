@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 import mpool
-from mpool.debug.captures import CaptureRecord
+from mpool.tasks.capture_files import CaptureRecord
 from realmodels import real_path
-from test_haiku import SHOWN
+from haiku import SHOWN
 
 PARITY = Path(__file__).parent.parent.parent / "parity" / "capture"
 sys.path.insert(0, str(PARITY))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mpool
-from mpool.models.hf_folder import describe_folder
+from mpool.models.formats.hf_folder import describe_folder
 
 from corelib import token_vectors
 from encodermodels import ENCODERS, VOCAB, built

@@ -10,38 +10,17 @@ import numpy as np
 import pytest
 
 import mpool
+from mpool.tasks.requests import vision_request
 
 import visionmodels
-from corelib import SAMPLING
 from paritymodels import torch
 from visionmodels import FAMILIES
+from visionparity import pictures, relative, request, run
 
 TOLERANCE = 1e-4
 LAYERS, TOWER = 2, 3
 #: Images of a prompt: one, two, odd sizes, the model's own size, long and narrow.
 CASES = {"one": [(63, 90)], "two": [(40, 40), (57, 41)], "long": [(24, 120)], "three": [(120, 44), (40, 80), (41, 39)]}
-
-
-def relative(got: np.ndarray, wanted: np.ndarray) -> float:
-    """Largest difference, as a share of the activations' scale."""
-    assert got.shape == wanted.shape
-    return float(np.abs(got - wanted).max() / max(1.0, np.abs(wanted).max()))
-
-
-def pictures(sizes: list[tuple[int, int]]) -> list[np.ndarray]:
-    return [visionmodels.image(seed, *size) for seed, size in enumerate(sizes)]
-
-
-def request(pool: mpool.Pool, folder: Path, images: list[np.ndarray], words: int = 20) -> Any:
-    return pool._vision_request(images, visionmodels.text(3, words), str(folder), {"compute": "float32"})
-
-
-def run(pool: mpool.Pool, made: Any, **options: Any) -> Any:
-    ticket = pool.registry.submit_text(made.core_key, made.prompt, vision=True, images=made.images.arrays(),
-                                       **{**SAMPLING, **options})
-    ticket.wait()
-    ticket.check()
-    return ticket
 
 
 def reference(model: Any, made: Any, images: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -133,7 +112,7 @@ def test_bfloat16_is_near(family) -> None:
     _, _, folder, pool = family
     images = pictures(CASES["one"])
     exact = run(pool, request(pool, folder, images), prompt_logits=True)
-    made = pool._vision_request(images, visionmodels.text(3, 20), str(folder), {"compute": "bfloat16"})
+    made = vision_request(pool, images, visionmodels.text(3, 20), str(folder), {"compute": "bfloat16"})
     near = run(pool, made, prompt_logits=True)
     a, b = exact.prompt_logits(), near.prompt_logits()
     cosine = (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)

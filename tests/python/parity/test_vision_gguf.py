@@ -11,12 +11,13 @@ import pytest
 
 import mpool
 from mpool import errors
+from mpool.tasks.requests import vision_request
 
 import tinygguf
 import visionmodels
 from corelib import SAMPLING
 from paritymodels import transformers
-from test_parity_vision import pictures, relative, request, run
+from visionparity import pictures, relative, request, run
 from tinygguf import gguf
 
 UNKNOWN = 0
@@ -164,7 +165,7 @@ def test_gguf_pair_is_the_folder(tmp_path: Path, family: str, swapped: bool) -> 
         ticket.wait()
         ticket.check()
         if family in ("llava_next", "qwen2_5_vl"):  # files say how these are prepared
-            pair_made = pool._vision_request(images, visionmodels.text(3, 20), pool.register(
+            pair_made = vision_request(pool, images, visionmodels.text(3, 20), pool.register(
                 "named", str(pair), chat_template=TEMPLATE), {})
             for one, other in zip(pair_made.images.arrays()[:3], made.images.arrays()[:3]):
                 assert np.array_equal(one, other)
@@ -220,7 +221,7 @@ def test_a_question_to_a_pair(llava: Path) -> None:
     with mpool.Pool() as pool:
         model = pool.register("pair", str(llava), chat_template=TEMPLATE)
         done = model.vision([picture, picture], "w10 w11", temperature=0, max_tokens=4)
-        made = pool._vision_request(picture, "w10", "pair", {})
+        made = vision_request(pool, picture, "w10", "pair", {})
         alone = pool.load(str(llava / "text-F32.gguf"))
     assert done.usage.prompt_tokens > 50 and len(done.token_ids) <= 4
     assert alone.capability == "text_to_text"
@@ -238,14 +239,14 @@ def test_a_place_is_no_token(tmp_path: Path) -> None:
     projector(model, tmp_path / "mmproj-F32.gguf")
     picture = visionmodels.image(3, 50, 90)
     with mpool.Pool() as pool:
-        made = pool._vision_request([picture, picture], "w10 \u00fc <unk> \ufdd8 w11", str(tmp_path), {})
+        made = vision_request(pool, [picture, picture], "w10 \u00fc <unk> \ufdd8 w11", str(tmp_path), {})
         runs = made.images.runs.reshape(-1, 3).tolist()
         entry = pool.get(str(tmp_path))._entry
         head, line = ([*entry.tokenizer().encode(text, add_special=False)] for text in ("USER: ", "\n"))
         assert runs == [[len(head), 25, 1], [len(head) + 25 + len(line), 25, 1]]
         assert (made.prompt == UNKNOWN).sum() > 50 + len(line)  # some of them in the text
         done = pool.vision(picture, "w10 \u00fc w11", str(tmp_path), temperature=0, max_tokens=3)
-        assert len(done.token_ids) <= 3 and done.usage.prompt_tokens == len(pool._vision_request(
+        assert len(done.token_ids) <= 3 and done.usage.prompt_tokens == len(vision_request(pool, 
             picture, "w10 \u00fc w11", str(tmp_path), {}).prompt)
         with pytest.raises(errors.InvalidArgument, match=r"U\+FDD8 to U\+FDDB"):
             pool.vision(picture, "\ufdd8\ufdd9\ufdda\ufddb", str(tmp_path))

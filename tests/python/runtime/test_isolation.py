@@ -12,7 +12,6 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +20,12 @@ import pytest
 
 import mpool
 from mpool.runtime import isolation as _isolated
-from test_pool_options import wide as wide
-from test_pool_state import LONG, TEXT, row_of, until
+from pooloptions import wide as wide
+from poolstates import LONG, TEXT, row_of, until
+from isolated import children, pool_of, processes, signal_all
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process isolation is for Linux")
-CALM: dict[str, Any] = dict(threads=1, max_workers_per_model=1, isolation="process", breaker_threshold=0)
 FATAL = [signal.SIGKILL, signal.SIGSEGV]
-
-
-def pool_of(**options: Any) -> mpool.Pool:
-    return mpool.Pool(mpool.PoolConfig(**{**CALM, **options}))
 
 
 @pytest.fixture
@@ -38,32 +33,6 @@ def pool() -> Iterator[mpool.Pool]:
     with pool_of() as made:
         yield made
     assert children() == []
-
-
-def children() -> list[tuple[int, str]]:
-    """Ids and states of this process's worker processes, zombies included."""
-    found = []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                stat = Path(f"/proc/{entry}/stat").read_text()
-            except OSError:
-                continue
-            name, _, rest = stat.partition("(")[2].rpartition(")")
-            if name == "mpool-worker" and int(rest.split()[1]) == os.getpid():
-                found.append((int(entry), rest.split()[0]))
-    return found
-
-
-def processes(pool: mpool.Pool) -> tuple[int, ...]:
-    return tuple(pid for row in pool.ps() for pid in row.processes)
-
-
-def signal_all(pool: mpool.Pool, number: int) -> tuple[int, ...]:
-    found = processes(pool)
-    for pid in found:
-        os.kill(pid, number)
-    return found
 
 
 def running(pool: mpool.Pool, model: Path) -> mpool.Job:
@@ -434,7 +403,7 @@ def test_options_of_models(bert: Path, llama: Path, tmp_path: Path) -> None:
         again = pickle.loads(pickle.dumps(named))
         assert again == named and again._entry.isolation == "process"
         for bad in ("fork", 1, ""):
-            with pytest.raises(mpool.InvalidArgument, match="isolation is .*, allowed: thread, process"):
+            with pytest.raises(mpool.InvalidArgument, match="`isolation` must be one of thread, process, got"):
                 pool.load(bert, isolation=bad)  # type: ignore[arg-type]
             with pytest.raises(mpool.InvalidArgument, match="isolation"):
                 mpool.PoolConfig(isolation=bad)  # type: ignore[arg-type]

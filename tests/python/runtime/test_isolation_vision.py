@@ -15,8 +15,8 @@ import pytest
 import mpool
 
 import visionmodels
-from test_isolation import children, pool_of, processes, signal_all
-from test_pool_state import row_of, until
+from isolated import children, pool_of, processes, signal_all
+from poolstates import row_of, until
 from visionmodels import image, text
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process isolation is for Linux")

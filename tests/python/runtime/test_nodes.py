@@ -11,7 +11,7 @@ import pytest
 
 import mpool
 from mpool.debug.show import table
-from test_api_models import row
+from catalogues import row
 
 PROGRAM = """
 import hashlib, os, sys, time

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import tinymodels
-from test_api_process import HEAD
+from processes import HEAD
 
 SCRIPT = r"""
 import asyncio, collections, gc, inspect, random

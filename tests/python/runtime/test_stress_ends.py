@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from test_api_process import HEAD
+from processes import HEAD
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")]
 COUNT = int(os.environ.get("MPOOL_STRESS", "50"))

@@ -125,9 +125,9 @@ def test_a_chat_streams_and_is_what_the_library_says(page: Any, server: Any) -> 
     for name, value in (("text", "Name three <b>colours</b>."), ("tokens", "60"), ("temperature", "0")):
         fill(page, name, value)
     page.find_element(By.ID, "run").click()
-    until(lambda: "written" in text(page, "progress"))
+    until(lambda: "completion tokens" in text(page, "progress"))
     assert page.execute_script("return document.querySelector('#output pre:last-child').textContent") == wanted.text
-    assert f"{wanted.usage.completion_tokens} written" in text(page, "progress")
+    assert f"{wanted.usage.completion_tokens} completion tokens" in text(page, "progress")
     assert page.execute_script("return document.querySelectorAll('#output pre *').length") == 0
     until(lambda: page.find_elements(By.CSS_SELECTOR, "#models tr[data-key='llama'] .workers .badge"))
 
@@ -163,11 +163,11 @@ def test_images_are_embedded_asked_about_and_made(page: Any, server: Any) -> Non
     fill(page, "text", "What digit is it?")
     fill(page, "tokens", "8")
     page.find_element(By.ID, "run").click()
-    until(lambda: "written" in text(page, "progress"))
+    until(lambda: "completion tokens" in text(page, "progress"))
     choose(page, "image", "digits-sd3")
     fill(page, "text", "a three")
     page.find_element(By.ID, "run").click()
-    until(lambda: "made" in text(page, "progress"))
+    until(lambda: "generated" in text(page, "progress"))
     assert page.execute_script("return document.querySelector('#output img').naturalWidth") > 0
     keep(page, "light")
 
@@ -195,7 +195,7 @@ def test_it_is_used_by_keys_alone(page: Any) -> None:
     page.switch_to.active_element.send_keys(Keys.ARROW_UP)
     fill(page, "tokens", "5")
     page.switch_to.active_element.send_keys(Keys.ENTER)
-    until(lambda: "written" in text(page, "progress"))
+    until(lambda: "completion tokens" in text(page, "progress"))
     page.find_element(By.ID, "text").send_keys(Keys.SHIFT, Keys.TAB)
     assert page.execute_script("return document.activeElement.id") == "model"
 

@@ -99,6 +99,7 @@ def test_the_snapshot_is_what_the_library_says(server: Any) -> None:
     assert {one.capability for one in found.pools} == set(pool.pools)
     assert found.memory.limit == pool.health().memory.limit and sum(found.memory.by_kind.values()) > 0
     assert found.counters["completed"] >= 1 and found.requests == []
+    assert (found.compute_threads, found.compute_threads_leased) == (found.lanes, found.lanes_leased)
 
 
 def test_the_snapshot_says_nothing_of_paths(server: Any, llama: Path, bert: Path) -> None:
@@ -134,7 +135,7 @@ def test_cancel_ends_a_stream_with_its_one_end(llama: Path) -> None:
         path = "/v1/chat/completions"
         raw.request(path, json.dumps(ENDLESS).encode())
         deadline = time.monotonic() + 30
-        while not (found := _running(server, path))["pieces"]:
+        while not (found := _running(server, path))["chunks"]:
             assert time.monotonic() < deadline
         assert found["model"] == "llama" and found["seconds"] >= 0
         assert ask(server, "/api/mpool/cancel", {"id": found["id"]}) == (200, {"id": found["id"], "cancelled": True})
@@ -199,7 +200,7 @@ def test_cancel_of_a_request_that_is_not_streamed(llama: Path) -> None:
     with serving([f"llama={llama}"], max_tokens=200_000) as server, Raw(server, 60) as raw:
         raw.request("/v1/chat/completions", body)
         found = _running(server, "/v1/chat/completions")
-        assert found["pieces"] is None
+        assert found["pieces"] is found["chunks"] is None
         ask(server, "/api/mpool/cancel", {"id": found["id"]})
         status, _, data = raw.answer()
         assert status == 499 and json.loads(data)["error"]["code"] == "cancelled"

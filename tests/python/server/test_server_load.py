@@ -182,7 +182,7 @@ def test_the_command_says_what_is_wrong(bert: Path, tmp_path: Path, capsys: pyte
 
     with serving([f"bert={bert}"]) as server:
         assert main(["serve", "--port", str(server.port), "-m", f"bert={bert}"]) == 1
-        assert "cannot be listened on" in capsys.readouterr().err
+        assert "cannot listen on" in capsys.readouterr().err
     assert main(["serve", "--port", "0", "-m", str(tmp_path / "nothing")]) == 1
     assert main(["serve", "--port", "0", "-m", f"a={bert}", "-m", f"a={bert}"]) == 1
     assert "taken" in capsys.readouterr().err

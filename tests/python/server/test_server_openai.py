@@ -111,10 +111,10 @@ def test_health_metrics_and_the_document(server: Any) -> None:
 
 
 def test_reranking_is_that_of_the_library(tmp_path: Path, bert: Path) -> None:
-    from test_rerank import _make
+    from rerankers import make_reranker
 
     documents = ["The dog barked.", "A cat sat.", "Numbers 1 2 3.", "Cats sleep."]
-    with serving([f"ranker={_make(tmp_path / 'ranker', 'bert')}", f"bert={bert}"]) as made:
+    with serving([f"ranker={make_reranker(tmp_path / 'ranker', 'bert')}", f"bert={bert}"]) as made:
         wanted = made.state.pool.rerank("cats", documents, "ranker")
         body: dict[str, Any] = {"model": "ranker", "query": "cats", "documents": documents}
         status, found = ask(made, "/v1/rerank", body)

@@ -341,7 +341,7 @@ def test_88_what_is_not_offered_is_refused_by_name(server: Any, field: str) -> N
 # ---- who is let in ---------------------------------------------------------------------------------------------------
 
 def test_a_token_is_required_on_every_route_but_health(bert: Path) -> None:
-    from mpool.server.app import OPERATIONS
+    from mpool.server.application import OPERATIONS
 
     with serving([f"bert={bert}"], token=TOKEN) as made, Raw(made) as raw:
         assert raw.request("/health").answer()[0] == 200

@@ -12,7 +12,7 @@ import toolmodels as tm
 
 from mpool.server import thinking
 from servers import ask, serving
-from test_reasoning import CHAINS, HARMONY, THINK, WORDS
+from reasoningdata import CHAINS, HARMONY, THINK, WORDS
 
 CHAT: list[Any] = [{"role": "user", "content": "Is it?"}]
 GREEDY: dict[str, Any] = {"temperature": 0, "presence_penalty": 2.0, "max_tokens": 40}

@@ -14,7 +14,7 @@ import toolmodels as tm
 import mpool
 from mpool.conversation import tool_schemas
 from servers import ask, serving
-from test_tools import BOOK, NAMED, SCHEMAS, TOOLS, WORDS, WRITES
+from tooldata import BOOK, NAMED, SCHEMAS, TOOLS, WORDS, WRITES
 
 pytest.importorskip("llguidance")
 

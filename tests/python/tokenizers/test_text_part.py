@@ -19,7 +19,7 @@ from realmodels import real_path  # noqa: E402
 
 import mpool  # noqa: E402
 from mpool import _core, errors  # noqa: E402
-from mpool.models.gguf_model import GGUFKeys  # noqa: E402
+from mpool.models.formats.gguf_model import GGUFKeys  # noqa: E402
 from mpool.tokenizers import Tokenizer, gguf_build, gguf_part, gguf_tokenizer  # noqa: E402
 from mpool.tokenizers.gguf_tokenizer import GGUFTokenizer  # noqa: E402
 from mpool.tokenizers.gguf_vocab import GGUFVocab, byte_alphabet  # noqa: E402

@@ -1,0 +1,75 @@
+/* requests/text_embedding.c: requests for vectors of texts; text_embedding.def has their fields. */
+#include "models/requests/build.h"
+
+#define MP_SCHEMA "models/requests/text_embedding.def"
+
+static uint64_t embed_fingerprint(const mp_request *base) {
+    const mp_embedding_request *request = (const mp_embedding_request *)base;
+    uint64_t hash = mp_mix(MP_MIX_START, request->offsets, ((size_t)request->n_texts + 1) * sizeof *request->offsets);
+    return mp_mix_end(mp_mix(hash, request->ids, (size_t)request->n_tokens * sizeof *request->ids));
+}
+
+static void embed_usage(const mp_request *base, uint64_t *in, uint64_t *out) {
+    *in = (uint64_t)((const mp_embedding_request *)base)->n_tokens;
+    *out = 0;
+}
+
+static void free_output(mp_embedding_request *request) {
+#include "models/requests/passes/output_free.def"
+    mp_request_charge_outputs(&request->base, 0);
+}
+
+static void embed_destroy(mp_request *base) {
+    mp_embedding_request *request = (mp_embedding_request *)base;
+    free_output(request);
+#include "models/requests/passes/free.def"
+    mp_free(request);
+}
+
+static mp_status check_embed(const mp_embedding_args *args, mp_error *error) {
+#include "models/requests/passes/check.def"
+    MP_TRY(mp_check_range("offsets[0]", args->offsets[0], 0, 0, error));
+    for (int32_t t = 0; t < args->n_texts; t++)
+        if (args->offsets[t + 1] < args->offsets[t])
+            return mp_fail(error, MP_INVALID_ARGUMENT, "offsets[%d] is %lld, below the one before", t + 1,
+                           (long long)args->offsets[t + 1]);
+    if (args->offsets[args->n_texts] != args->n_tokens)
+        return mp_fail(error, MP_INVALID_ARGUMENT, "offsets ends at %lld, but there are %lld ids",
+                       (long long)args->offsets[args->n_texts], (long long)args->n_tokens);
+    return MP_OK;
+}
+
+mp_status mp_embedding_request_create(const mp_embedding_args *args, mp_embedding_request **out, mp_error *error) {
+    *out = NULL;
+    MP_TRY(check_embed(args, error));
+    mp_embedding_request *to = mp_alloc_zeroed(sizeof *to, MP_TAG_REQUEST);
+    if (!to)
+        return mp_fail_memory(error, sizeof *to, "a request");
+    bool ok = true;
+    uint64_t *bytes = &to->base.bytes;
+    to->base = (mp_request){.capability = MP_TEXT_EMBEDDING,
+                         .destroy = embed_destroy,
+                         .fingerprint = embed_fingerprint,
+                         .usage = embed_usage,
+                         .bytes = sizeof *to,
+                         .tolerant = args->tolerant};
+#include "models/requests/passes/copy.def"
+    if (!ok) {
+        embed_destroy(&to->base);
+        return mp_fail_memory(error, (uint64_t)args->n_tokens * sizeof *args->ids, "the token ids of a request");
+    }
+    *out = to;
+    return MP_OK;
+}
+
+mp_status mp_embedding_request_output(mp_embedding_request *request, int32_t width, mp_error *error) {
+    if (request->vectors && request->width == width)
+        return MP_OK;
+    bool ok = true;
+    uint64_t bytes = 0;
+    free_output(request);
+    request->width = width;
+#include "models/requests/passes/output_make.def"
+    mp_request_charge_outputs(&request->base, ok ? bytes : 0);
+    return ok ? MP_OK : mp_fail_memory(error, bytes, "the vectors");
+}

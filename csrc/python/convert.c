@@ -1,0 +1,117 @@
+/* convert.c: arguments of requests from Python, as the passes over their schemas need them (python/passes). */
+#include "python/convert.h"
+
+bool mp_number_in(mp_state *state, const char *name, int64_t value, int64_t low, int64_t high) {
+    if (value >= low && value <= high)
+        return true;
+    mp_raise_new(state, MP_INVALID_ARGUMENT, "%s is %lld, allowed: %lld to %lld", name, (long long)value,
+                 (long long)low, (long long)high);
+    return false;
+}
+
+bool mp_count_in(mp_state *state, const char *name, const mp_entry_count *count, int64_t low, int64_t high) {
+    const int64_t n = count->n < 0 ? 0 : count->n;
+    if (n >= low && n <= high)
+        return true;
+    mp_raise_new(state, MP_INVALID_ARGUMENT, "%s is %lld, counted in %s, allowed: %lld to %lld", name, (long long)n,
+                 count->name ? count->name : "nothing", (long long)low, (long long)high);
+    return false;
+}
+
+/* The number of entries is times * count->n + plus. */
+static bool count_entries(mp_state *state, const char *name, Py_ssize_t entries, int times, mp_entry_count *count,
+                          int plus) {
+    const int64_t found = entries < plus ? -1 : (entries - plus) / times;
+    if (found < 0 || found * times + plus != entries) {
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "%s has %zd entries, allowed: a multiple of %d, and %d more", name,
+                     entries, times, plus);
+        return false;
+    }
+    if (count->n >= 0 && count->n != found) {
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "%s has %zd entries, allowed: %lld, to go with %s", name, entries,
+                     (long long)(count->n * times + plus), count->name);
+        return false;
+    }
+    *count = (mp_entry_count){found, count->name ? count->name : name};
+    return true;
+}
+
+PyObject *mp_entries_in(mp_state *state, PyObject *object, int type, const char *name, int times, mp_entry_count *count,
+                        int plus) {
+    PyArrayObject *array = mp_array_in(state, object, type, name);
+    if (array && !count_entries(state, name, PyArray_DIM(array, 0), times, count, plus))
+        Py_CLEAR(array);
+    return (PyObject *)array;
+}
+
+static PyObject *fast_list(mp_state *state, PyObject *object, const char *name, mp_entry_count *count) {
+    if (!object || PyBytes_Check(object) || PyUnicode_Check(object)) {
+        PyErr_Format(PyExc_TypeError, "the keyword %s is needed: a sequence, not one string", name);
+        return NULL;
+    }
+    PyObject *list = PySequence_Fast(object, "a sequence is needed");
+    if (list && !count_entries(state, name, PySequence_Fast_GET_SIZE(list), 1, count, 0))
+        Py_CLEAR(list);
+    return list;
+}
+
+int32_t *mp_list_in_int32_t(mp_state *state, PyObject *object, const char *name, int64_t low, int64_t high,
+                            mp_entry_count *count) {
+    PyObject *list = fast_list(state, object, name, count);
+    int32_t *items = list ? PyMem_Calloc((size_t)count->n + 1, sizeof *items) : NULL;
+    bool ok = items || (list && PyErr_NoMemory());
+    for (int64_t i = 0; ok && i < count->n; i++) {
+        long value = PyLong_AsLong(PySequence_Fast_GET_ITEM(list, i));
+        ok = !(value == -1 && PyErr_Occurred());
+        if (ok && (value < low || value > high)) {
+            mp_raise_new(state, MP_INVALID_ARGUMENT, "%s[%lld] is %ld, allowed: %lld to %lld", name, (long long)i,
+                         value, (long long)low, (long long)high);
+            ok = false;
+        }
+        items[i] = (int32_t)value;
+    }
+    Py_XDECREF(list);
+    if (ok)
+        return items;
+    PyMem_Free(items);
+    return NULL;
+}
+
+float *mp_list_in_float(mp_state *state, PyObject *object, const char *name, double low, double high,
+                        mp_entry_count *count) {
+    PyObject *list = fast_list(state, object, name, count);
+    float *items = list ? PyMem_Calloc((size_t)count->n + 1, sizeof *items) : NULL;
+    bool ok = items || (list && PyErr_NoMemory());
+    (void)low; /* of float32: checked with the request */
+    (void)high;
+    for (int64_t i = 0; ok && i < count->n; i++) {
+        double value = PyFloat_AsDouble(PySequence_Fast_GET_ITEM(list, i));
+        ok = !(value == -1.0 && PyErr_Occurred());
+        items[i] = (float)value;
+    }
+    Py_XDECREF(list);
+    if (ok)
+        return items;
+    PyMem_Free(items);
+    return NULL;
+}
+
+PyObject *mp_strings_in(mp_state *state, PyObject *object, const char *name, mp_string_list *out,
+                        mp_entry_count *count) {
+    PyObject *list = fast_list(state, object, name, count);
+    if (!list)
+        return NULL;
+    out->text = PyMem_Calloc((size_t)count->n + 1, sizeof *out->text);
+    out->bytes = PyMem_Calloc((size_t)count->n + 1, sizeof *out->bytes);
+    bool ok = (out->text && out->bytes) || PyErr_NoMemory();
+    for (int64_t i = 0; ok && i < count->n; i++) {
+        char *text;
+        Py_ssize_t bytes;
+        ok = PyBytes_AsStringAndSize(PySequence_Fast_GET_ITEM(list, i), &text, &bytes) == 0;
+        out->text[i] = ok ? text : NULL;
+        out->bytes[i] = !ok ? 0 : bytes > INT32_MAX ? INT32_MAX : (int32_t)bytes;
+    }
+    if (!ok)
+        Py_CLEAR(list);
+    return list;
+}

@@ -1,0 +1,39 @@
+/* convert.h: helpers of the passes that parse the arguments of requests (python/passes). All set an exception and
+ * return NULL or false on failure. */
+#ifndef MP_PYTHON_CONVERT_H
+#define MP_PYTHON_CONVERT_H
+
+#include "python/binding.h"
+
+#define MP_NPY_uint8_t NPY_UINT8
+#define MP_NPY_int32_t NPY_INT32
+#define MP_NPY_int64_t NPY_INT64
+#define MP_NPY_float   NPY_FLOAT32
+
+typedef struct mp_entry_count {
+    int64_t n;        /* -1 = not known */
+    const char *name; /* of the argument that was counted */
+} mp_entry_count;
+
+typedef struct mp_string_list {
+    const char **text; /* borrowed from the list that mp_strings_in returns */
+    int32_t *bytes;
+} mp_string_list;
+
+/* A number within its bounds; INVALID_ARGUMENT otherwise. */
+bool mp_number_in(mp_state *state, const char *name, int64_t value, int64_t low, int64_t high);
+bool mp_count_in(mp_state *state, const char *name, const mp_entry_count *count, int64_t low, int64_t high);
+/* A flat array of times * *count + plus entries, a new reference. A count that is not known yet is filled
+ * in. */
+PyObject *mp_entries_in(mp_state *state, PyObject *object, int type, const char *name, int times, mp_entry_count *count,
+                        int plus);
+/* The numbers of a sequence, for PyMem_Free. */
+int32_t *mp_list_in_int32_t(mp_state *state, PyObject *object, const char *name, int64_t low, int64_t high,
+                            mp_entry_count *count);
+float *mp_list_in_float(mp_state *state, PyObject *object, const char *name, double low, double high,
+                        mp_entry_count *count);
+/* The bytes objects of a sequence: a new reference to it, and arrays in *out for PyMem_Free, also after a failure. */
+PyObject *mp_strings_in(mp_state *state, PyObject *object, const char *name, mp_string_list *out,
+                        mp_entry_count *count);
+
+#endif

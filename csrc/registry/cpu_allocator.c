@@ -1,0 +1,547 @@
+/* cpu_allocator.c: the CPU allocator. See cpu_allocator.h. */
+#include "registry/cpu_allocator.h"
+
+#include <assert.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/cpu.h"
+#include "base/crowding.h"
+#include "base/options.h"
+#include "base/trace.h"
+
+enum { POLL_NS = 20 * 1000 * 1000 }; /* interval at which a waiting thread calls give_up */
+
+/* A thread that waits for CPUs, on its own stack. */
+typedef struct thread_waiter {
+    struct thread_waiter *next;
+    int home, want, granted; /* > 0: this many were granted */
+    mp_core_lease *threads;
+    mp_cond cond;
+} thread_waiter;
+
+typedef struct mp_lost {
+    uint64_t watched_ns;
+    double lost_ns;
+} mp_lost;
+
+struct mp_cpu_allocator {
+    int threads;
+    bool process_wide;
+    mp_topology topology;
+    int capacity[MP_NODES_MAX]; /* CPUs of each node; their sum is at least `lanes` */
+    _Atomic int references; /* one per pin, and one of all users together */
+    mp_mutex lock;
+    /* guarded by: lock */
+    thread_waiter *first, *last;
+    mp_team *team;
+    bool team_refused; /* the system refused to start threads */
+    bool closed;
+    int forfeited;     /* forfeited leases that have not been returned */
+    int leased[MP_NODES_MAX]; /* 0 <= leased <= capacity; the sum is `used` */
+    int workers[MP_NODES_MAX]; /* workers with their home here */
+    /* The input of mp_cpu_allocator_barrier_threads since its last decision: leases of several CPUs, and of all
+     * CPUs. */
+    mp_lost many, all;
+    uint64_t raised_ns, hold_ns, raise_after_ns;
+    /* a fork holds the lock; several registries may share the allocator, and the hook of the first one counts */
+    bool forking;
+    /* written under lock, read without it as a hint */
+    _Atomic int used;    /* CPUs leased; 0 <= used <= lanes */
+    _Atomic int waiting; /* in the list */
+    _Atomic int together; /* 1 <= together <= lanes */
+    /* counters */
+    _Atomic int runnable; /* workers between mp_cpu_allocator_enter and mp_cpu_allocator_leave */
+    _Atomic int spinning; /* threads that spin on a CPU that no lease computes on */
+};
+
+static mp_shared_slot process_allocator;
+
+static int default_threads(void) {
+    int64_t asked = mp_options_get()->threads;
+    return asked > 0 ? (int)asked : mp_cpu_threads();
+}
+
+/* Distributes compute threads beyond the number of CPUs, if more were configured. */
+static void share_out(mp_cpu_allocator *allocator) {
+    int nodes = allocator->topology.node_count, total = 0;
+    for (int i = 0; i < nodes; i++)
+        total += allocator->capacity[i] = allocator->topology.nodes[i].cpu_count;
+    for (int i = 0; total < allocator->threads; i = (i + 1) % nodes, total++)
+        allocator->capacity[i]++;
+}
+
+mp_status mp_cpu_allocator_open(int threads, mp_cpu_allocator **allocator_out, mp_error *error) {
+    return mp_cpu_allocator_open_on(threads, NULL, allocator_out, error);
+}
+
+mp_status mp_cpu_allocator_open_on(int threads, const mp_topology *topology, mp_cpu_allocator **allocator_out,
+                                   mp_error *error) {
+    *allocator_out = NULL;
+    enum { MOST = 256 };
+    if (threads < 0 || threads > MOST)
+        return mp_fail(error, MP_INVALID_ARGUMENT, "`threads` must be 0 (all CPUs of this process) to %d, got %d", MOST,
+                       threads);
+    if (threads == 0 && (*allocator_out = mp_shared_take(&process_allocator)))
+        return MP_OK;
+    mp_cpu_allocator *allocator = mp_alloc_zeroed(sizeof(*allocator), MP_TAG_POOL);
+    if (!allocator)
+        return mp_fail_memory(error, sizeof(*allocator), "the CPU allocator");
+    mp_status status = MP_OK;
+    if (topology)
+        allocator->topology = *topology;
+    else
+        status = mp_topology_read(&allocator->topology, error);
+    if (status != MP_OK) {
+        mp_free(allocator);
+        return status;
+    }
+    allocator->threads = threads ? threads : default_threads();
+    if (allocator->threads > MOST)
+        allocator->threads = MOST;
+    share_out(allocator);
+    atomic_init(&allocator->together, allocator->threads);
+    atomic_init(&allocator->references, 1);
+    mp_mutex_init(&allocator->lock);
+    allocator->process_wide = threads == 0;
+    *allocator_out = allocator->process_wide ? mp_shared_offer(&process_allocator, allocator) : allocator;
+    if (*allocator_out != allocator)
+        mp_cpu_allocator_unpin(allocator);
+    return MP_OK;
+}
+
+void mp_cpu_allocator_close(mp_cpu_allocator *allocator) {
+    if (!allocator || (allocator->process_wide && !mp_shared_drop(&process_allocator)))
+        return;
+    mp_mutex_lock(&allocator->lock);
+    mp_team *team = allocator->forfeited ? NULL : allocator->team;
+    assert(allocator->forfeited ||
+           (atomic_load(&allocator->used) == 0 && !allocator->first && "a lease is still held"));
+    if (!allocator->forfeited) /* otherwise the last holder to return joins the threads */
+        allocator->team = NULL;
+    allocator->closed = true;
+    mp_mutex_unlock(&allocator->lock);
+    mp_team_destroy(team);
+    mp_cpu_allocator_unpin(allocator);
+}
+
+mp_cpu_allocator *mp_cpu_allocator_pin(mp_cpu_allocator *allocator) {
+    atomic_fetch_add_explicit(&allocator->references, 1, memory_order_relaxed);
+    return allocator;
+}
+
+void mp_cpu_allocator_unpin(mp_cpu_allocator *allocator) {
+    if (!allocator || atomic_fetch_sub_explicit(&allocator->references, 1, memory_order_acq_rel) != 1)
+        return;
+    mp_mutex_deinit(&allocator->lock);
+    mp_free(allocator);
+}
+
+int mp_cpu_allocator_threads(const mp_cpu_allocator *allocator) { return allocator->threads; }
+
+int mp_cpu_allocator_leased(mp_cpu_allocator *allocator) {
+    return atomic_load_explicit(&allocator->used, memory_order_relaxed);
+}
+
+/* --- nodes --- */
+
+int mp_cpu_allocator_nodes(mp_cpu_allocator *allocator, int *threads, int *leased) {
+    mp_mutex_lock(&allocator->lock);
+    for (int i = 0; i < allocator->topology.node_count; i++) {
+        threads[i] = allocator->capacity[i];
+        leased[i] = allocator->leased[i];
+    }
+    mp_mutex_unlock(&allocator->lock);
+    return allocator->topology.node_count;
+}
+
+static int free_on(const mp_cpu_allocator *allocator, int node) {
+    return allocator->capacity[node] - allocator->leased[node];
+}
+
+int mp_cpu_allocator_assign_home(mp_cpu_allocator *allocator) {
+    int home = 0;
+    mp_mutex_lock(&allocator->lock);
+    for (int i = 1; i < allocator->topology.node_count; i++) {
+        int more = free_on(allocator, i) - free_on(allocator, home);
+        if (more > 0 || (more == 0 && allocator->workers[i] < allocator->workers[home]))
+            home = i;
+    }
+    allocator->workers[home]++;
+    mp_mutex_unlock(&allocator->lock);
+    return home;
+}
+
+void mp_cpu_allocator_release_home(mp_cpu_allocator *allocator, int home) {
+    mp_mutex_lock(&allocator->lock);
+    assert(allocator->workers[home] > 0);
+    allocator->workers[home]--;
+    mp_mutex_unlock(&allocator->lock);
+}
+
+int mp_cpu_allocator_node_number(const mp_cpu_allocator *allocator, int home) {
+    return allocator->topology.node_count > 1 ? allocator->topology.nodes[home].number : -1;
+}
+
+int mp_cpu_allocator_node_memory(const mp_cpu_allocator *allocator, int home) {
+    return allocator->topology.node_count > 1 ? allocator->topology.nodes[home].memory : -1;
+}
+
+/* --- shares --- */
+
+void mp_cpu_allocator_enter(mp_cpu_allocator *allocator) {
+    atomic_fetch_add_explicit(&allocator->runnable, 1, memory_order_relaxed);
+}
+
+void mp_cpu_allocator_leave(mp_cpu_allocator *allocator) {
+    int before = atomic_fetch_sub_explicit(&allocator->runnable, 1, memory_order_relaxed);
+    assert(before > 0);
+    (void)before;
+}
+
+bool mp_cpu_allocator_contended(mp_cpu_allocator *allocator) {
+    return atomic_load_explicit(&allocator->runnable, memory_order_relaxed) > 1 ||
+           atomic_load_explicit(&allocator->waiting, memory_order_relaxed) > 0;
+}
+
+/* --- leases --- */
+
+/* Must hold the lock. Chooses `count` CPUs, which are free. */
+static void place(mp_cpu_allocator *allocator, int home, int count, mp_core_lease *threads) {
+    int nodes = allocator->topology.node_count, first = home;
+    *threads = (mp_core_lease){0};
+    for (int i = 0; i < nodes && free_on(allocator, home) < count; i++) {
+        /* Take all from one other node: the one that then has fewest left, so that a later lease of many finds them
+         * together. */
+        bool fits = free_on(allocator, i) >= count;
+        if (fits && (first == home || free_on(allocator, i) < free_on(allocator, first)))
+            first = i;
+    }
+    for (int i = 0; i < nodes && !free_on(allocator, first); i++)
+        if (free_on(allocator, i))
+            first = i;
+    threads->first = first;
+    for (int node = first; count > 0;) {
+        int some = free_on(allocator, node) < count ? free_on(allocator, node) : count;
+        threads->on[node] = (int16_t)(threads->on[node] + some);
+        allocator->leased[node] += some;
+        count -= some;
+        for (int i = 0; i < nodes; i++)
+            if (free_on(allocator, i) > free_on(allocator, node))
+                node = i;
+    }
+}
+
+/* Must hold the lock. Grants CPUs now; returns 0 if none is free. */
+static int grant(mp_cpu_allocator *allocator, int home, int want, mp_core_lease *threads) {
+    int used = atomic_load_explicit(&allocator->used, memory_order_relaxed), left = allocator->threads - used;
+    int runnable = atomic_load_explicit(&allocator->runnable, memory_order_relaxed);
+    int share = runnable > 1 ? allocator->threads / runnable : allocator->threads;
+    if (share < 1)
+        share = 1;
+    int granted = want < share ? want : share;
+    if (granted < 1)
+        granted = 1;
+    if (granted > left)
+        granted = left;
+    atomic_store_explicit(&allocator->used, used + granted, memory_order_relaxed);
+    place(allocator, home, granted, threads);
+    return granted;
+}
+
+/* Must hold the lock. Starts the compute threads when a second CPU is leased for the first time. */
+static mp_team *team_for(mp_cpu_allocator *allocator, int threads) {
+    if (allocator->closed)
+        return NULL;
+    if (threads > 1 && !allocator->team && !allocator->team_refused) {
+        mp_error error;
+        if (mp_team_create(allocator->threads - 1, &allocator->team, &error) != MP_OK) {
+            allocator->team_refused = true;
+            mp_log(MP_LOG_WARNING, "Compute threads failed to start, computing on one thread: %s", error.message);
+        }
+    }
+    return threads > 1 ? allocator->team : NULL;
+}
+
+static int count_threads(const mp_cpu_allocator *allocator, const mp_core_lease *threads) {
+    int count = 0;
+    for (int i = 0; i < allocator->topology.node_count; i++)
+        count += threads->on[i];
+    return count;
+}
+
+static void give_back(mp_cpu_allocator *allocator, const mp_core_lease *threads) {
+    int count = count_threads(allocator, threads);
+    if (!count)
+        return;
+    mp_mutex_lock(&allocator->lock);
+    assert(atomic_load_explicit(&allocator->used, memory_order_relaxed) >= count);
+    atomic_fetch_sub_explicit(&allocator->used, count, memory_order_relaxed);
+    for (int i = 0; i < allocator->topology.node_count; i++) {
+        assert(allocator->leased[i] >= threads->on[i]);
+        allocator->leased[i] -= threads->on[i];
+    }
+    while (allocator->first && atomic_load_explicit(&allocator->used, memory_order_relaxed) < allocator->threads) {
+        thread_waiter *waiter = allocator->first;
+        allocator->first = waiter->next;
+        if (!allocator->first)
+            allocator->last = NULL;
+        atomic_fetch_sub_explicit(&allocator->waiting, 1, memory_order_relaxed);
+        waiter->granted = grant(allocator, waiter->home, waiter->want, waiter->threads);
+        /* Under the lock: the waiter's storage is gone as soon as it sees `granted`. */
+        mp_cond_signal(&waiter->cond);
+    }
+    mp_mutex_unlock(&allocator->lock);
+}
+
+/* Must hold the lock; unlocks it meanwhile. Waits for CPUs; returns 0 if it gave up. */
+static int wait_for_threads(mp_cpu_allocator *allocator, int home, int want, mp_core_lease *threads,
+                            bool (*give_up)(void *arg), void *arg) {
+    thread_waiter self = {.home = home, .want = want, .threads = threads}, **link;
+    mp_cond_init(&self.cond);
+    if (allocator->last)
+        allocator->last->next = &self;
+    else
+        allocator->first = &self;
+    allocator->last = &self;
+    atomic_fetch_add_explicit(&allocator->waiting, 1, memory_order_relaxed);
+    bool over = false;
+    while (!self.granted && !over) {
+        mp_cond_wait(&self.cond, &allocator->lock, give_up ? mp_sys_now_ns() + POLL_NS : 0);
+        if (self.granted || !give_up)
+            continue;
+        mp_mutex_unlock(&allocator->lock);
+        over = give_up(arg);
+        mp_mutex_lock(&allocator->lock);
+    }
+    if (!self.granted && over) {
+        thread_waiter *before = NULL;
+        for (link = &allocator->first; *link != &self; link = &(*link)->next)
+            before = *link;
+        *link = self.next;
+        if (allocator->last == &self)
+            allocator->last = before;
+        atomic_fetch_sub_explicit(&allocator->waiting, 1, memory_order_relaxed);
+    }
+    mp_cond_deinit(&self.cond);
+    return self.granted;
+}
+
+/* Fills in the places of a lease's compute threads, the caller's first. */
+static int places_of(const mp_cpu_allocator *allocator, const mp_core_lease *threads, mp_team_place *places) {
+    int nodes = allocator->topology.node_count, count = 0;
+    for (int i = 0; i < nodes; i++) {
+        int node = (threads->first + i) % nodes;
+        if (threads->on[node])
+            places[count++] =
+                (mp_team_place){nodes > 1 ? &allocator->topology.nodes[node].cpus : NULL, threads->on[node]};
+    }
+    return count;
+}
+
+/* Cuts a lease down to its first `keep` CPUs and returns the others. */
+static mp_core_lease split_off(const mp_cpu_allocator *allocator, mp_core_lease *threads, int keep) {
+    int nodes = allocator->topology.node_count;
+    mp_core_lease rest = {.first = threads->first};
+    for (int i = 0; i < nodes; i++) {
+        int node = (threads->first + i) % nodes, kept = threads->on[node] < keep ? threads->on[node] : keep;
+        rest.on[node] = (int16_t)(threads->on[node] - kept);
+        threads->on[node] = (int16_t)kept;
+        keep -= kept;
+    }
+    return rest;
+}
+
+static bool lease_or_lend(mp_cpu_allocator *allocator, bool lend, int home, int want, mp_lease *lease,
+                          mp_core_lease *threads, bool (*give_up)(void *arg), void *arg) {
+    assert(home >= 0 && home < allocator->topology.node_count);
+    if (want > allocator->threads)
+        want = allocator->threads;
+    mp_mutex_lock(&allocator->lock);
+    int granted = allocator->first ? 0 : grant(allocator, home, want, threads);
+    if (!granted)
+        granted = wait_for_threads(allocator, home, want, threads, give_up, arg);
+    if (!granted) {
+        mp_mutex_unlock(&allocator->lock);
+        return false;
+    }
+    mp_team *team = lend ? NULL : team_for(allocator, granted);
+    mp_mutex_unlock(&allocator->lock);
+
+    mp_team_place places[MP_NODES_MAX];
+    mp_team_lease_at(team, places, places_of(allocator, threads, places), lease);
+    if (lend) {
+        lease->threads = granted;
+        lease->near = places[0].threads;
+        return true;
+    }
+    /* Without a team (the system refused threads) the lease is one CPU. */
+    mp_core_lease surplus = split_off(allocator, threads, lease->threads);
+    give_back(allocator, &surplus);
+    return true;
+}
+
+bool mp_cpu_allocator_lease(mp_cpu_allocator *allocator, int home, int want, mp_lease *lease, mp_core_lease *threads,
+                            bool (*give_up)(void *arg), void *arg) {
+    return lease_or_lend(allocator, false, home, want, lease, threads, give_up, arg);
+}
+
+bool mp_cpu_allocator_lend(mp_cpu_allocator *allocator, int home, int want, mp_lease *lease, mp_core_lease *threads,
+                           bool (*give_up)(void *arg), void *arg) {
+    return lease_or_lend(allocator, true, home, want, lease, threads, give_up, arg);
+}
+
+/* --- compute threads that wait for each other --- */
+
+int mp_cpu_allocator_barrier_threads(const mp_cpu_allocator *allocator) {
+    return atomic_load_explicit(&allocator->together, memory_order_relaxed);
+}
+
+static void set_together(mp_cpu_allocator *allocator, int threads) {
+    atomic_store_explicit(&allocator->together, threads, memory_order_relaxed);
+    allocator->many = allocator->all = (mp_lost){0};
+}
+
+static double lost_share(mp_lost *lost, uint64_t watched_ns, double lost_ns) {
+    const uint64_t JUDGED_NS = 10 * 1000 * 1000;
+    lost->watched_ns += watched_ns;
+    lost->lost_ns += lost_ns;
+    if (lost->watched_ns < JUDGED_NS)
+        return -1;
+    double share = lost->lost_ns / (double)lost->watched_ns;
+    *lost = (mp_lost){0};
+    return share;
+}
+
+/* Must hold the lock. n compute threads that wait for each other are all as slow as the slowest: one that loses a
+ * share s of its time leaves the work of n (1 - s) threads. So n - 1 are better from s = 1/n on, or slightly before,
+ * as they lose less. With many threads of which another one loses a little each time, fewer are no better: s must be
+ * large, too. One more is tried when the present ones lose little: soon at first, and later each time it turns out
+ * to be too many. */
+static void learn(mp_cpu_allocator *allocator, const mp_lease *lease) {
+    const uint64_t SOON_NS = 100 * 1000 * 1000, HOLD_NS = 100 * 1000 * 1000, MOST_NS = 2000 * 1000 * 1000u;
+    const double TOO_MUCH = 0.8, LARGE = 0.2, MOST_OF_IT = 0.6, LITTLE = 0.4;
+    int together = atomic_load_explicit(&allocator->together, memory_order_relaxed), threads = lease->threads;
+    uint64_t now = mp_sys_now_ns();
+    double lost = (double)lease->lost_ns;
+    if (threads > 1) {
+        double share = lost_share(&allocator->many, lease->watched_ns, lost);
+        if (share > LARGE && share * threads > TOO_MUCH) {
+            int fewer = share > MOST_OF_IT ? threads / 2 : threads - 1;
+            bool in_vain = allocator->raised_ns && now - allocator->raised_ns < SOON_NS;
+            allocator->hold_ns = !in_vain                           ? HOLD_NS
+                                 : 2 * allocator->hold_ns < MOST_NS ? 2 * allocator->hold_ns
+                                                                    : MOST_NS;
+            allocator->raise_after_ns = now + allocator->hold_ns;
+            if (fewer < together)
+                set_together(allocator, fewer);
+            return;
+        }
+    }
+    if (threads < together || together == allocator->threads)
+        return;
+    double share = lost_share(&allocator->all, lease->watched_ns, lost);
+    if (share >= 0 && share * (together + 1) < LITTLE && now >= allocator->raise_after_ns) {
+        allocator->raised_ns = now;
+        set_together(allocator, together + 1);
+    }
+}
+
+void mp_cpu_allocator_return(mp_cpu_allocator *allocator, mp_lease *lease, const mp_core_lease *threads,
+                             bool forfeited) {
+    if (lease->together && lease->watched_ns) {
+        mp_mutex_lock(&allocator->lock);
+        learn(allocator, lease);
+        mp_mutex_unlock(&allocator->lock);
+    }
+    if (!lease->team) /* lent to another process: it has no threads here */
+        lease->threads = 1;
+    mp_team_return(lease); /* first: a thread must be free before its CPU is granted again */
+    if (!forfeited) {
+        give_back(allocator, threads);
+        return;
+    }
+    mp_mutex_lock(&allocator->lock);
+    bool last = --allocator->forfeited == 0 && allocator->closed;
+    mp_team *team = last ? allocator->team : NULL;
+    if (last)
+        allocator->team = NULL;
+    mp_mutex_unlock(&allocator->lock);
+    mp_team_destroy(team);
+}
+
+void mp_cpu_allocator_write_off(mp_cpu_allocator *allocator, const mp_core_lease *threads) {
+    mp_mutex_lock(&allocator->lock);
+    allocator->forfeited++;
+    mp_mutex_unlock(&allocator->lock);
+    give_back(allocator, threads);
+}
+
+/* --- spinning --- */
+
+static bool threads_left(void *arg) {
+    mp_cpu_allocator *allocator = arg;
+    return atomic_load_explicit(&allocator->used, memory_order_relaxed) +
+               atomic_load_explicit(&allocator->spinning, memory_order_relaxed) <=
+           allocator->threads;
+}
+
+static void spin_end(void *arg) {
+    mp_cpu_allocator *allocator = arg;
+    atomic_fetch_sub_explicit(&allocator->spinning, 1, memory_order_relaxed);
+}
+
+static bool spin_begin(void *arg) {
+    mp_cpu_allocator *allocator = arg;
+    if (mp_crowding_rate() > MP_CROWDED_FROM) /* a machine that is busy with other processes is not ours to spin on */
+        return false;
+    atomic_fetch_add_explicit(&allocator->spinning, 1, memory_order_relaxed);
+    if (threads_left(allocator))
+        return true;
+    spin_end(allocator);
+    return false;
+}
+
+mp_spin_rule mp_cpu_allocator_spin_rule(mp_cpu_allocator *allocator, uint64_t spin_ns) {
+    return (mp_spin_rule){
+        .begin = spin_begin, .may_spin = threads_left, .end = spin_end, .arg = allocator, .spin_ns = spin_ns};
+}
+
+/* --- fork --- */
+
+mp_shared_slot *mp_cpu_allocator_slot(void) { return &process_allocator; }
+
+void mp_cpu_allocator_fork_before(mp_cpu_allocator *allocator) {
+    if (allocator->forking)
+        return;
+    mp_mutex_lock(&allocator->lock);
+    allocator->forking = true;
+}
+
+void mp_cpu_allocator_fork_parent(mp_cpu_allocator *allocator) {
+    if (!allocator->forking)
+        return;
+    allocator->forking = false;
+    mp_mutex_unlock(&allocator->lock);
+}
+
+void mp_cpu_allocator_fork_child(mp_cpu_allocator *allocator) {
+    if (!allocator->forking)
+        return;
+    allocator->forking = false;
+    mp_mutex_init(&allocator->lock);
+    allocator->first = allocator->last = NULL;
+    allocator->team = NULL; /* its threads are the parent's: leave its memory alone */
+    allocator->team_refused = false;
+    allocator->forfeited = 0;
+    memset(allocator->leased, 0, sizeof(allocator->leased));
+    memset(allocator->workers, 0, sizeof(allocator->workers));
+    atomic_store(&allocator->used, 0);
+    atomic_store(&allocator->waiting, 0);
+    atomic_store(&allocator->runnable, 0);
+    atomic_store(&allocator->spinning, 0);
+    atomic_store(&allocator->together, allocator->threads);
+    allocator->many = allocator->all = (mp_lost){0};
+    allocator->raised_ns = allocator->raise_after_ns = 0;
+}

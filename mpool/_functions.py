@@ -1,0 +1,151 @@
+"""The functions of the module: methods of the process-wide pool, which the first use makes.
+
+Signatures for type checkers stand in ``_functions.pyi``, which ``python -m mpool._stubs`` writes.
+"""
+
+from __future__ import annotations
+
+import atexit
+import inspect
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from ._methods import _named
+from .config import PoolConfig
+from .pool import Pool, all_pools
+from .runtime.health import CapabilityPools
+from .tasks.verbs import VERBS, Verb
+
+#: Methods of a pool that the module offers as functions.
+FORWARDED = ("check", "count_tokens", "detokenize", "get", "health", "init_maintenance", "load", "metrics", "ping",
+             "ps", "register", "tokenize", "unload")
+
+_lock = threading.Lock()
+_default: Pool | None = None
+_installed = False
+_ending = False  # begin_shutdown was called: no new pool takes the place of the closed one
+
+
+def default_pool() -> Pool:
+    """The pool that the functions of the module use."""
+    global _default
+    if _default is None or (_default._closed and not _ending):
+        with _lock:
+            if _default is None or (_default._closed and not _ending):
+                _default = Pool(PoolConfig())
+    return _default
+
+
+def is_default(pool: Pool) -> bool:
+    """True for the pool that the functions of the module use."""
+    return pool is _default
+
+
+def install() -> None:
+    """Before the first registry: has all of them closed when the interpreter ends."""
+    global _installed
+    with _lock:
+        if not _installed:
+            _installed = True
+            atexit.register(_at_exit)
+
+
+def _at_exit() -> None:
+    from .runtime import logs as _logging
+
+    pools = all_pools()
+    for pool in pools:
+        pool.begin_shutdown()
+    for pool in pools:
+        pool.close()
+    captures = sys.modules.get("mpool.tasks.captures")
+    if captures is not None:
+        captures.finish()
+    _logging.stop()
+
+
+def _after_fork_in_child() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def _of_verb(verb: Verb) -> Callable[..., Any]:
+    def function(*args: Any, **keywords: Any) -> Any:
+        from .tasks.running import run
+
+        return run(verb, default_pool(), verb.bind(args, keywords))
+
+    return _named(function, verb, "function", verb.doc)
+
+
+def _forwarded(name: str) -> Callable[..., Any]:
+    method = getattr(Pool, name)
+
+    def function(*args: Any, **keywords: Any) -> Any:
+        return getattr(default_pool(), name)(*args, **keywords)
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = method.__doc__
+    signature = inspect.signature(method)
+    function.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=list(signature.parameters.values())[1:])
+    return function
+
+
+def submit(capability: str, **request: Any) -> Any:
+    """Starts a call without waiting for it.
+
+    Reading the model's files (on its first use) and tokenising are done before this returns; loading the weights and
+    computing are not waited for, nor is a full queue.
+
+    Args:
+        capability: ``"text_embedding"``, ``"text_to_text"``, ``"image_embedding"``, ``"vision"`` or
+            ``"text_to_image"``.
+        **request: arguments by name, without ``progress`` and ``stream``. ``"text_embedding"``: those of
+            :func:`embed` (``inputs=...``) or of :func:`rerank` (``query=..., documents=...``). ``"text_to_text"``:
+            those of :func:`generate` (``prompt=...``) or :func:`chat` (``messages=...``). ``"image_embedding"``:
+            those of :func:`embed_image` (``images=...``). ``"vision"``: those of :func:`vision` (``images=...,
+            prompt=...``) or :func:`chat` (``messages=...``). ``"text_to_image"``: those of :func:`generate_image`
+            (``prompt=...``).
+
+    Returns:
+        a :class:`mpool.Job`: ``result(timeout)``, ``done()``, ``cancel()``, ``position()``; awaitable; one that
+        generates can be iterated over.
+
+    Raises:
+        InvalidArgument: an unknown capability or argument, and what the functions raise for their arguments.
+        Overloaded: as many calls wait for the model as ``PoolConfig.embed_queue_capacity`` or
+            ``prompt_queue_capacity`` allows. Take the result of a job first. One job takes many texts.
+
+    Example:
+        >>> jobs = [mpool.submit("text_embedding", inputs=text) for text in ("one", "two")]
+        >>> [job.result(timeout=60).shape for job in jobs]
+        [(384,), (384,)]
+    """
+    return default_pool().submit(capability, **request)
+
+
+def begin_shutdown() -> None:
+    """Refuses new requests from now on (ShuttingDown), for the rest of the process; those in flight go on. Idempotent.
+
+    It concerns the functions of the module. A :class:`mpool.Pool` has a method of this name.
+    """
+    global _ending
+    _ending = True
+    default_pool().begin_shutdown()
+
+
+#: Capability -> :class:`mpool.CapabilityPool`: policy, workers, queue and models of it, as they are when asked for.
+#: ``mpool.pools["text_embedding"].queue_depth``
+pools = CapabilityPools(default_pool)
+
+for _verb in VERBS.values():
+    globals()[_verb.name] = _of_verb(_verb)
+for _name in FORWARDED:
+    globals()[_name] = _forwarded(_name)

@@ -1,0 +1,241 @@
+"""The functions of the module. Written by ``python -m mpool._stubs``: do not edit."""
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .debug.show import ModelTable
+from .images import ImageInput
+from .model import Model
+from .pool import Pool
+from .results import Completion
+from .runtime.health import CapabilityPools, Health, Pong
+from .tasks.captures import Capture, CaptureJob
+from .tasks.images_result import GeneratedImages
+from .tasks.iterating import EmbedIterator
+from .tasks.jobs import Job
+from .tasks.options import Compute, Policy, Precision, Priority, Progress
+from .tasks.rerank import Ranking
+from .tasks.streams import Stream
+from .tasks.text_to_image import ImageStream
+
+FORWARDED: tuple[str, ...]
+_default: Pool | None
+pools: CapabilityPools
+
+def default_pool() -> Pool: ...
+def is_default(pool: Pool) -> bool: ...
+def install() -> None: ...
+def begin_shutdown() -> None: ...
+def submit(capability: str, **request: Any) -> Job: ...
+def check(key: str | os.PathLike[str] | Model, *, timeout: float | None = None) -> float: ...
+def count_tokens(text: str, model: str | os.PathLike[str] | Model) -> int: ...
+def detokenize(ids: Sequence[int] | NDArray[np.integer], model: str | os.PathLike[str] | Model, *,
+               skip_special: bool = True) -> str: ...
+def get(key: str | os.PathLike[str] | Model, capability: str | None = None) -> Model: ...
+def health() -> Health: ...
+def init_maintenance() -> None: ...
+def load(ref: str | os.PathLike[str] | Model, *, alias: str | None = None, pin: bool = False,
+         keep_alive: float | str | None = None, compute: Compute = 'auto', progress: bool | None = None,
+         timeout: float | None = None, isolation: Literal['thread', 'process'] | None = None) -> Model: ...
+@overload
+def metrics(format: Literal["dict"] = "dict") -> dict[str, Any]: ...
+@overload
+def metrics(format: Literal["prometheus"]) -> str: ...
+def ping(key: str | os.PathLike[str] | Model | None = None) -> tuple[Pong, ...]: ...
+def ps() -> ModelTable: ...
+def register(key: str, ref: str | os.PathLike[str], *, prompts: Mapping[str, str] | None = None,
+             default_prompt_name: str | None = None, pooling: str | None = None, normalize: bool | None = None,
+             max_length: int | None = None, chat_template: str | None = None,
+             isolation: Literal['thread', 'process'] | None = None) -> Model: ...
+def tokenize(text: str, model: str | os.PathLike[str] | Model, *, add_special: bool = True, parse_special: bool = False
+) -> list[int]: ...
+def unload(alias: str | os.PathLike[str] | Model, *, timeout: float | None = None) -> None: ...
+def embed(inputs: str | Sequence[str] | Sequence[Sequence[int]], model: str | os.PathLike[str] | Model | None = None, *,
+          dimensions: int | None = None, normalize: bool | None = None, precision: Precision = 'float32',
+          compute: Compute = 'auto', on_error: Literal['raise', 'null'] = 'raise', progress: Progress = None,
+          task: Literal['query', 'document'] | None = None, prompt: str | None = None, prompt_name: str | None = None,
+          truncate: bool = True, max_inputs: int | None = None, timeout: float | None = None,
+          priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+          policy: Policy | None = None, fail_fast: bool | None = None) -> NDArray[Any]: ...
+def embed_iter(iterable: Iterable[str], model: str | os.PathLike[str] | Model | None = None, *,
+               dimensions: int | None = None, normalize: bool | None = None, precision: Precision = 'float32',
+               compute: Compute = 'auto', on_error: Literal['raise', 'null'] = 'raise', progress: Progress = None,
+               task: Literal['query', 'document'] | None = None, prompt: str | None = None,
+               prompt_name: str | None = None, truncate: bool = True, batch_size: int | None = None,
+               timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
+               keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
+) -> EmbedIterator: ...
+def embed_image(images: ImageInput | Sequence[ImageInput], model: str | os.PathLike[str] | Model | None = None, *,
+                dimensions: int | None = None, normalize: bool | None = None, precision: Precision = 'float32',
+                compute: Compute = 'auto', on_error: Literal['raise', 'null'] = 'raise', progress: Progress = None,
+                allow_urls: bool = False, max_inputs: int | None = None, timeout: float | None = None,
+                priority: Priority = 'normal', tenant: str | int | None = None, keep_alive: float | str | None = None,
+                policy: Policy | None = None, fail_fast: bool | None = None) -> NDArray[Any]: ...
+def rerank(query: str, documents: Sequence[str], model: str | os.PathLike[str] | Model, *, top_k: int | None = None,
+           compute: Compute = 'auto', truncate: bool = True, prompt: str | None = None, prompt_name: str | None = None,
+           timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
+           keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
+) -> Ranking: ...
+@overload
+def generate(prompt: str | Sequence[int], model: str | os.PathLike[str] | Model | None = None, *,
+             stream: Literal[False] = False, temperature: float | None = None, top_k: int | None = None,
+             top_p: float | None = None, min_p: float | None = None, repetition_penalty: float | None = None,
+             repeat_penalty: float | None = None, presence_penalty: float | None = None,
+             frequency_penalty: float | None = None,
+             logit_bias: Mapping[int, float] | Mapping[str, float] | None = None, seed: int | None = None,
+             max_tokens: int | None = 512, max_new_tokens: int | None = 512, num_predict: int | None = 512,
+             max_completion_tokens: int | None = 512, min_tokens: int | None = None,
+             stop: str | Sequence[str] | None = None, stop_token_ids: Sequence[int] | None = None,
+             ignore_eos: bool | None = None, logprobs: bool | int | None = None, top_logprobs: int | None = None,
+             n: int | None = None, response_format: Mapping[str, Any] | type | None = None,
+             capture: Capture | CaptureJob | None = None, compute: Compute = 'auto', parse_special: bool = False,
+             timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
+             keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
+) -> Completion: ...
+@overload
+def generate(prompt: str | Sequence[int], model: str | os.PathLike[str] | Model | None = None, *, stream: Literal[True],
+             temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
+             min_p: float | None = None, repetition_penalty: float | None = None, repeat_penalty: float | None = None,
+             presence_penalty: float | None = None, frequency_penalty: float | None = None,
+             logit_bias: Mapping[int, float] | Mapping[str, float] | None = None, seed: int | None = None,
+             max_tokens: int | None = 512, max_new_tokens: int | None = 512, num_predict: int | None = 512,
+             max_completion_tokens: int | None = 512, min_tokens: int | None = None,
+             stop: str | Sequence[str] | None = None, stop_token_ids: Sequence[int] | None = None,
+             ignore_eos: bool | None = None, logprobs: bool | int | None = None, top_logprobs: int | None = None,
+             n: int | None = None, response_format: Mapping[str, Any] | type | None = None,
+             capture: Capture | CaptureJob | None = None, compute: Compute = 'auto', parse_special: bool = False,
+             timeout: float | None = None, priority: Priority = 'normal', tenant: str | int | None = None,
+             keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
+) -> Stream: ...
+@overload
+def chat(messages: Sequence[Mapping[str, Any]], model: str | os.PathLike[str] | Model | None = None, *,
+         stream: Literal[False] = False, temperature: float | None = None, top_k: int | None = None,
+         top_p: float | None = None, min_p: float | None = None, repetition_penalty: float | None = None,
+         repeat_penalty: float | None = None, presence_penalty: float | None = None,
+         frequency_penalty: float | None = None, logit_bias: Mapping[int, float] | Mapping[str, float] | None = None,
+         seed: int | None = None, max_tokens: int | None = 512, max_new_tokens: int | None = 512,
+         num_predict: int | None = 512, max_completion_tokens: int | None = 512, min_tokens: int | None = None,
+         stop: str | Sequence[str] | None = None, stop_token_ids: Sequence[int] | None = None,
+         ignore_eos: bool | None = None, logprobs: bool | int | None = None, top_logprobs: int | None = None,
+         n: int | None = None, response_format: Mapping[str, Any] | type | None = None,
+         capture: Capture | CaptureJob | None = None, compute: Compute = 'auto',
+         tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
+         tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
+         parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
+         allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
+         tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
+         fail_fast: bool | None = None) -> Completion: ...
+@overload
+def chat(messages: Sequence[Mapping[str, Any]], model: str | os.PathLike[str] | Model | None = None, *,
+         stream: Literal[True], temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
+         min_p: float | None = None, repetition_penalty: float | None = None, repeat_penalty: float | None = None,
+         presence_penalty: float | None = None, frequency_penalty: float | None = None,
+         logit_bias: Mapping[int, float] | Mapping[str, float] | None = None, seed: int | None = None,
+         max_tokens: int | None = 512, max_new_tokens: int | None = 512, num_predict: int | None = 512,
+         max_completion_tokens: int | None = 512, min_tokens: int | None = None,
+         stop: str | Sequence[str] | None = None, stop_token_ids: Sequence[int] | None = None,
+         ignore_eos: bool | None = None, logprobs: bool | int | None = None, top_logprobs: int | None = None,
+         n: int | None = None, response_format: Mapping[str, Any] | type | None = None,
+         capture: Capture | CaptureJob | None = None, compute: Compute = 'auto',
+         tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
+         tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
+         parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
+         allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
+         tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
+         fail_fast: bool | None = None) -> Stream: ...
+@overload
+def vision(images: ImageInput | Sequence[ImageInput], prompt: str, model: str | os.PathLike[str] | Model | None = None,
+           *, stream: Literal[False] = False, temperature: float | None = None, top_k: int | None = None,
+           top_p: float | None = None, min_p: float | None = None, repetition_penalty: float | None = None,
+           repeat_penalty: float | None = None, presence_penalty: float | None = None,
+           frequency_penalty: float | None = None, logit_bias: Mapping[int, float] | Mapping[str, float] | None = None,
+           seed: int | None = None, max_tokens: int | None = 512, max_new_tokens: int | None = 512,
+           num_predict: int | None = 512, max_completion_tokens: int | None = 512, min_tokens: int | None = None,
+           stop: str | Sequence[str] | None = None, stop_token_ids: Sequence[int] | None = None,
+           ignore_eos: bool | None = None, logprobs: bool | int | None = None, top_logprobs: int | None = None,
+           n: int | None = None, response_format: Mapping[str, Any] | type | None = None,
+           capture: Capture | CaptureJob | None = None, compute: Compute = 'auto',
+           tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
+           tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
+           parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
+           allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
+           tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
+           fail_fast: bool | None = None) -> Completion: ...
+@overload
+def vision(images: ImageInput | Sequence[ImageInput], prompt: str, model: str | os.PathLike[str] | Model | None = None,
+           *, stream: Literal[True], temperature: float | None = None, top_k: int | None = None,
+           top_p: float | None = None, min_p: float | None = None, repetition_penalty: float | None = None,
+           repeat_penalty: float | None = None, presence_penalty: float | None = None,
+           frequency_penalty: float | None = None, logit_bias: Mapping[int, float] | Mapping[str, float] | None = None,
+           seed: int | None = None, max_tokens: int | None = 512, max_new_tokens: int | None = 512,
+           num_predict: int | None = 512, max_completion_tokens: int | None = 512, min_tokens: int | None = None,
+           stop: str | Sequence[str] | None = None, stop_token_ids: Sequence[int] | None = None,
+           ignore_eos: bool | None = None, logprobs: bool | int | None = None, top_logprobs: int | None = None,
+           n: int | None = None, response_format: Mapping[str, Any] | type | None = None,
+           capture: Capture | CaptureJob | None = None, compute: Compute = 'auto',
+           tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
+           tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
+           parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
+           allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
+           tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
+           fail_fast: bool | None = None) -> Stream: ...
+def describe_image(path: str | os.PathLike[str], query: str = 'Describe the image.',
+                   model: str | os.PathLike[str] | Model | None = None, *, temperature: float | None = None,
+                   top_k: int | None = None, top_p: float | None = None, min_p: float | None = None,
+                   repetition_penalty: float | None = None, repeat_penalty: float | None = None,
+                   presence_penalty: float | None = None, frequency_penalty: float | None = None,
+                   logit_bias: Mapping[int, float] | Mapping[str, float] | None = None, seed: int | None = None,
+                   max_tokens: int | None = 512, max_new_tokens: int | None = 512, num_predict: int | None = 512,
+                   max_completion_tokens: int | None = 512, min_tokens: int | None = None,
+                   stop: str | Sequence[str] | None = None, stop_token_ids: Sequence[int] | None = None,
+                   ignore_eos: bool | None = None, logprobs: bool | int | None = None, top_logprobs: int | None = None,
+                   n: int | None = None, response_format: Mapping[str, Any] | type | None = None,
+                   capture: Capture | CaptureJob | None = None, compute: Compute = 'auto',
+                   tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
+                   tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
+                   parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
+                   allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
+                   tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
+                   fail_fast: bool | None = None) -> str: ...
+def describe_url(url: str, query: str = 'Describe the image.', model: str | os.PathLike[str] | Model | None = None, *,
+                 temperature: float | None = None, top_k: int | None = None, top_p: float | None = None,
+                 min_p: float | None = None, repetition_penalty: float | None = None,
+                 repeat_penalty: float | None = None, presence_penalty: float | None = None,
+                 frequency_penalty: float | None = None,
+                 logit_bias: Mapping[int, float] | Mapping[str, float] | None = None, seed: int | None = None,
+                 max_tokens: int | None = 512, max_new_tokens: int | None = 512, num_predict: int | None = 512,
+                 max_completion_tokens: int | None = 512, min_tokens: int | None = None,
+                 stop: str | Sequence[str] | None = None, stop_token_ids: Sequence[int] | None = None,
+                 ignore_eos: bool | None = None, logprobs: bool | int | None = None, top_logprobs: int | None = None,
+                 n: int | None = None, response_format: Mapping[str, Any] | type | None = None,
+                 capture: Capture | CaptureJob | None = None, compute: Compute = 'auto',
+                 tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = None,
+                 tool_choice: Literal['auto', 'none', 'required'] | Mapping[str, Any] | None = None,
+                 parallel_tool_calls: bool | None = None, template_options: Mapping[str, Any] | None = None,
+                 allow_urls: bool = False, timeout: float | None = None, priority: Priority = 'normal',
+                 tenant: str | int | None = None, keep_alive: float | str | None = None, policy: Policy | None = None,
+                 fail_fast: bool | None = None) -> str: ...
+@overload
+def generate_image(prompt: str, model: str | os.PathLike[str] | Model | None = None, *, stream: Literal[False] = False,
+                   negative_prompt: str | None = None, width: int | None = None, height: int | None = None,
+                   num_inference_steps: int | None = None, steps: int | None = None,
+                   guidance_scale: float | None = None, cfg_scale: float | None = None, seed: int | None = None,
+                   latents: Any = None, n: int = 1, num_images_per_prompt: int = 1, preview_every: int = 0,
+                   max_sequence_length: int | None = None, compute: Compute = 'auto', timeout: float | None = None,
+                   priority: Priority = 'normal', tenant: str | int | None = None,
+                   keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
+) -> GeneratedImages: ...
+@overload
+def generate_image(prompt: str, model: str | os.PathLike[str] | Model | None = None, *, stream: Literal[True],
+                   negative_prompt: str | None = None, width: int | None = None, height: int | None = None,
+                   num_inference_steps: int | None = None, steps: int | None = None,
+                   guidance_scale: float | None = None, cfg_scale: float | None = None, seed: int | None = None,
+                   latents: Any = None, n: int = 1, num_images_per_prompt: int = 1, preview_every: int = 0,
+                   max_sequence_length: int | None = None, compute: Compute = 'auto', timeout: float | None = None,
+                   priority: Priority = 'normal', tenant: str | int | None = None,
+                   keep_alive: float | str | None = None, policy: Policy | None = None, fail_fast: bool | None = None
+) -> ImageStream: ...

@@ -1,0 +1,70 @@
+"""Methods of :class:`mpool.Pool` and :class:`mpool.Model` that compute, made from the verbs.
+
+Signatures for type checkers stand in ``_methods.pyi``, which ``python -m mpool._stubs`` writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .tasks.verbs import VERBS, Verb
+
+Method = Callable[..., Any]
+
+
+def _named(function: Method, verb: Verb, form: str, doc: str) -> Method:
+    """Gives a generated function the name, signature and documentation of its verb."""
+    function.__name__ = verb.name
+    function.__qualname__ = {"pool": "Pool.", "model": "Model."}.get(form, "") + verb.name
+    function.__doc__ = doc
+    function.__signature__ = verb.signature(form)  # type: ignore[attr-defined]
+    return function
+
+
+def _of_pool(verb: Verb) -> Method:
+    def method(self: Any, *args: Any, **keywords: Any) -> Any:
+        from .tasks.running import run
+
+        return run(verb, self, verb.bind(args, keywords))
+
+    return _named(method, verb, "pool", f"See :func:`mpool.{verb.name}`.")
+
+
+def _of_model(verb: Verb) -> Method:
+    slots, inputs = verb.slots("model"), verb.positional[0].name
+
+    def method(self: Any, *args: Any, **keywords: Any) -> Any:
+        from .tasks.running import run
+
+        if "model" in keywords:
+            raise TypeError(f"{verb.name}() of a Model takes no model")
+        given = verb.bind(args, keywords, slots)
+        if slots[0].name != inputs:
+            given[inputs] = given.pop(slots[0].name)
+        given["model"] = self
+        return run(verb, self.pool, given)
+
+    return _named(method, verb, "model", f"See :func:`mpool.{verb.name}`; the model is this one.")
+
+
+class PoolVerbs:
+    """Verbs as methods of a pool."""
+
+    def submit(self, capability: str, **request: Any) -> Any:
+        """See :func:`mpool.submit`."""
+        from .tasks.running import submit
+
+        return submit(self, capability, request)  # type: ignore[arg-type]
+
+
+class ModelVerbs:
+    """Verbs as methods of a model."""
+
+    __slots__ = ()
+
+
+for _verb in VERBS.values():
+    setattr(PoolVerbs, _verb.name, _of_pool(_verb))
+    if not _verb.name.startswith("describe_"):
+        setattr(ModelVerbs, _verb.name, _of_model(_verb))

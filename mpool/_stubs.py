@@ -1,0 +1,186 @@
+"""Writes the committed stubs of generated functions and methods: ``python -m mpool._stubs``.
+
+The stubs are ``_functions.pyi``, ``_methods.pyi`` and ``aio.pyi`` in the package's folder. ``--check`` writes nothing
+and fails if one of them is stale.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+from .tasks.verbs import REQUIRED, VERBS, Verb
+
+_HEAD = '''"""{about}. Written by ``python -m mpool._stubs``: do not edit."""
+
+import os
+from collections.abc import {abc}
+from typing import Any, Literal, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .images import ImageInput
+from .model import Model
+from .pool import Pool
+from .results import Completion
+from .tasks.captures import Capture, CaptureJob
+from .tasks.images_result import {images}
+{more}from .tasks.options import Compute, Policy, Precision, Priority, Progress
+from .tasks.rerank import Ranking
+'''
+_LINE = 120
+
+
+def _parameters(verb: Verb, form: str, stream: bool | None, more: tuple[str, ...] = ()) -> list[str]:
+    """Parameters as source text; ``stream``: the value that an overload is for."""
+    slots = verb.slots(form)
+    found = ["self"] if form in ("pool", "model") else []
+    found += [f"{one.name}: {one.type}" + ("" if one.default is REQUIRED else f" = {one.default!r}") for one in slots]
+    found.append("*")
+    if stream is not None:
+        found.append("stream: Literal[True]" if stream else "stream: Literal[False] = False")
+    taken = {one.name for one in slots}
+    found += [f"{name}: {kind} = {default!r}" for name, kind, default in verb.keywords(False) if name not in taken]
+    return [*found, *more]
+
+
+def _definition(indent: str, head: str, parameters: list[str], result: str) -> str:
+    start = f"{indent}{head}("
+    body = textwrap.wrap("\0".join(parameters).replace(" ", "\1").replace("\0", ", "), _LINE - len(start),
+                         break_long_words=False, break_on_hyphens=False)
+    text = ("\n" + " " * len(start)).join(line.strip() for line in body).replace("\1", " ")
+    end = f") -> {result}: ..."
+    if len(text.rsplit("\n", 1)[-1]) + len(end) > _LINE - (0 if "\n" in text else len(start)):
+        end = f"\n{' ' * len(indent)}{end}"
+    return f"{start}{text}{end}"
+
+
+def _verb(verb: Verb, form: str) -> Iterator[str]:
+    indent = "    " if form in ("pool", "model") else ""
+    more = ("pool: Pool | None = None",) if form == "aio" else ()
+    if verb.stream is None:
+        yield _definition(indent, f"def {verb.name}", _parameters(verb, form, None, more), verb.result(form))
+        return
+    for stream in (False, True):
+        yield f"{indent}@overload"
+        yield _definition(indent, f"def {verb.name}", _parameters(verb, form, stream, more), verb.result(form, stream))
+
+
+def methods() -> str:
+    """``_methods.pyi``."""
+    about = "Methods of pools and models that compute"
+    lines = [_HEAD.format(about=about, abc="Callable, Iterable, Mapping, Sequence",
+                          images="GeneratedImages", more="from .tasks.iterating import EmbedIterator\n"
+                          "from .tasks.jobs import Job\n")]
+    lines[0] += ("from .tasks.streams import Stream\nfrom .tasks.text_to_image import ImageStream\n"
+                 "from .tasks.verbs import Verb\n")
+    lines += ["def _named(function: Callable[..., Any], verb: Verb, form: str, doc: str) -> Callable[..., Any]: ...",
+              "", "class PoolVerbs:"]
+    for verb in VERBS.values():
+        lines += _verb(verb, "pool")
+    lines += ["    def submit(self, capability: str, **request: Any) -> Job: ...", "", "class ModelVerbs:",
+              "    __slots__ = ()"]
+    for verb in VERBS.values():
+        if not verb.name.startswith("describe_"):
+            lines += _verb(verb, "model")
+    return "\n".join(lines) + "\n"
+
+
+def functions() -> str:
+    """``_functions.pyi``."""
+    from . import _functions
+    from .pool import Pool
+
+    lines = [_HEAD.format(about="The functions of the module", abc="Callable, Iterable, Mapping, Sequence",
+                          images="GeneratedImages", more="from .tasks.iterating import EmbedIterator\n"
+                          "from .tasks.jobs import Job\n")]
+    lines[0] += ("from .debug.show import ModelTable\nfrom .runtime.health import CapabilityPools, Health, Pong\n"
+                 "from .tasks.streams import Stream\nfrom .tasks.text_to_image import ImageStream\n")
+    lines += ["FORWARDED: tuple[str, ...]", "_default: Pool | None", "pools: CapabilityPools", "",
+              "def default_pool() -> Pool: ...", "def is_default(pool: Pool) -> bool: ...",
+              "def install() -> None: ...",
+              "def begin_shutdown() -> None: ...", "def submit(capability: str, **request: Any) -> Job: ..."]
+    for name in _functions.FORWARDED:
+        if name == "metrics":
+            lines += ["@overload", 'def metrics(format: Literal["dict"] = "dict") -> dict[str, Any]: ...', "@overload",
+                      'def metrics(format: Literal["prometheus"]) -> str: ...']
+            continue
+        signature = inspect.signature(getattr(Pool, name))
+        parameters, starred = [], False
+        for one in list(signature.parameters.values())[1:]:
+            if one.kind is one.KEYWORD_ONLY and not starred:
+                parameters.append("*")
+                starred = True
+            default = "" if one.default is one.empty else f" = {one.default!r}"
+            parameters.append(f"{one.name}: {one.annotation}{default}")
+        result = str(signature.return_annotation).removeprefix("show.")
+        lines.append(_definition("", f"def {name}", parameters, result))
+    for verb in VERBS.values():
+        lines += _verb(verb, "function")
+    return "\n".join(lines) + "\n"
+
+
+def aio() -> str:
+    """``aio.pyi``."""
+    lines = [_HEAD.format(about="mpool for asyncio", images="GeneratedImages", more="",
+                          abc="AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence")]
+    lines[0] += "from .tasks.async_streams import AsyncImageStream as AsyncImageStream\n" \
+        "from .tasks.async_streams import AsyncStream as AsyncStream\n"
+    for verb in VERBS.values():
+        lines += _verb(verb, "aio")
+    lines += ["""async def load(ref: str | os.PathLike[str] | Model, *, alias: str | None = None, pin: bool = False,
+               keep_alive: float | str | None = None, compute: Compute = 'auto', progress: bool | None = None,
+               timeout: float | None = None, isolation: Literal['thread', 'process'] | None = None,
+               pool: Pool | None = None) -> Model: ...""",
+              """async def unload(alias: str | os.PathLike[str] | Model, *, timeout: float | None = None,
+                 pool: Pool | None = None) -> None: ..."""]
+    return "\n".join(lines) + "\n"
+
+
+def _trimmed(text: str) -> str:
+    """Without imported names that nothing uses."""
+    lines = text.split("\n")
+    body = "\n".join(line for line in lines if not line.startswith(("from ", "import ")))
+    found = []
+    for line in lines:
+        if line.startswith("from ") and " as " not in line:
+            home, _, names = line.partition(" import ")
+            used = [name for name in names.split(", ") if re.search(rf"\b{name}\b", body)]
+            line = f"{home} import {', '.join(used)}" if used else ""
+            if not used:
+                continue
+        elif line == "import numpy as np" and "np." not in body:
+            continue
+        found.append(line)
+    ours = sorted(line for line in found if line.startswith("from ."))
+    first = next(at for at, line in enumerate(found) if line.startswith("from ."))
+    rest = [line for line in found[first:] if not line.startswith("from .")]
+    return "\n".join([*found[:first], *ours, *rest])
+
+
+def stubs() -> dict[Path, str]:
+    """Path -> text of every stub."""
+    folder = Path(__file__).parent
+    found = {"_functions.pyi": functions(), "_methods.pyi": methods(), "aio.pyi": aio()}
+    return {folder / name: _trimmed(text) for name, text in found.items()}
+
+
+def main(arguments: list[str]) -> int:
+    """Writes the stubs, or with ``--check`` reports those that are stale."""
+    stale = [path for path, text in stubs().items() if not path.exists() or path.read_text("utf-8") != text]
+    if "--check" not in arguments:
+        for path, text in stubs().items():
+            path.write_text(text, "utf-8")
+    elif stale:
+        print("stale: " + ", ".join(path.name for path in stale) + "; run python -m mpool._stubs", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,74 @@
+"""Strict parser of ``PoolConfig.chaos``: faults on purpose, for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .checks import shown
+from .errors import InvalidArgument
+
+FAULTS = ("fail", "stall", "die", "slow", "memory")
+_ALLOWED = (f"None, or a seed and the chance of {', '.join(FAULTS)} in a step, such as "
+            '"seed=7,fail=0.01,stall=0.002" or a dict of the same')
+
+
+def chaos_of(value: str | Mapping[str, float] | None) -> tuple[int, float, float, float, float, float] | None:
+    """Seed and the chance of each of :data:`FAULTS`; None: off.
+
+    Raises:
+        InvalidArgument: it is not as :class:`mpool.PoolConfig` describes it.
+
+    Example:
+        >>> from mpool.chaos import chaos_of
+        >>> chaos_of("seed=7, fail=0.01, slow=0.05")
+        (7, 0.01, 0.0, 0.0, 0.05, 0.0)
+    """
+    if value is None:
+        return None
+    if isinstance(value, str):
+        found: dict[Any, Any] = {}
+        for part in value.split(","):
+            name, equals, number = (text.strip() for text in part.partition("="))
+            if not equals or not name or not number:
+                raise _wrong(value, f"{part.strip()!r} is not name=number")
+            if name in found:
+                raise _wrong(value, f"{name!r} is given twice")
+            found[name] = _number(number)
+    elif isinstance(value, Mapping):
+        found = dict(value)
+    else:
+        raise _wrong(value, "it is neither a string nor a mapping")
+    seed, chances = 0, dict.fromkeys(FAULTS, 0.0)
+    for name, number in found.items():
+        if name == "seed":
+            if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 2**64:
+                raise _wrong(value, f"seed must be an integer from 0 to 2**64 - 1, got {number!r}")
+            seed = number
+        elif name not in chances:
+            raise _wrong(value, f"{name!r} is unknown")
+        elif isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 <= number <= 1:
+            raise _wrong(value, f"{name} must be a chance from 0 to 1, got {number!r}")
+        else:
+            chances[str(name)] = float(number)
+    if not any(chances.values()):
+        raise _wrong(value, "every chance is 0; None turns chaos off")
+    if sum(chances.values()) > 1 + 1e-9:
+        raise _wrong(value, f"the chances must be at most 1 together, got {sum(chances.values()):g}")
+    fail, stall, die, slow, memory = chances.values()
+    return seed, fail, stall, die, slow, memory
+
+
+def _number(text: str) -> object:
+    """The number, or the text if it is none."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _wrong(value: object, why: str) -> InvalidArgument:
+    return InvalidArgument(f"`chaos` must be {_ALLOWED}, got {shown(value)}: {why}", param="chaos", got=shown(value),
+                           allowed=_ALLOWED)

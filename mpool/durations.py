@@ -1,0 +1,45 @@
+"""Durations as people write them: seconds, or Ollama's ``"5m"``."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from .checks import refuse
+
+_UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
+
+
+def seconds_of(value: object, name: str) -> float:
+    """Seconds of a ``keep_alive``: a number of seconds, or numbers with units (``"5m"``, ``"1h30m"``, ``"90"``).
+
+    Below 0 means for ever (``math.inf``), as Ollama has it.
+
+    Raises:
+        InvalidArgument: it is neither.
+
+    Example:
+        >>> from mpool.durations import seconds_of
+        >>> seconds_of("1h30m", "keep_alive"), seconds_of(-1, "keep_alive")
+        (5400.0, inf)
+    """
+    if isinstance(value, str):
+        text = value.strip()
+        sign = -1.0 if text.startswith("-") else 1.0
+        text = text[1:] if text.startswith("-") else text
+        try:
+            number = float(text) if re.fullmatch(r"\d+(\.\d+)?", text) else None
+        except ValueError:  # more digits than Python converts
+            number = None
+        parts = _PART.findall(text)
+        if number is None and parts and "".join(amount + unit for amount, unit in parts) == text:
+            number = sum(float(amount) * _UNITS[unit] for amount, unit in parts)
+        seconds: float | None = None if number is None else sign * number
+    elif isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
+        seconds = None
+    else:
+        seconds = float(value) if abs(value) < 1e18 else math.copysign(math.inf, value)
+    if seconds is None:
+        refuse(name, value, 'seconds, or as "5m", "1h30m", "300ms"; below 0: for ever')
+    return math.inf if seconds < 0 else seconds

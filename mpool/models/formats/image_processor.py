@@ -1,0 +1,268 @@
+"""``preprocessor_config.json``: what becomes of an image before a model sees it.
+
+Read are the processors of transformers that resize, crop out of the middle, rescale and normalise, with their defaults
+(https://github.com/huggingface/transformers/tree/main/src/transformers/models, ``image_processing_*.py``); every other
+key, and every value that asks for something else, is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ...errors import FormatError, Unsupported
+from ..fields import Fields, describe
+from ..files import Folder
+from ..spec import Value
+
+NAME = "preprocessor_config.json"
+#: File of newer folders, under the key ``image_processor``.
+JOINT_NAME = "processor_config.json"
+
+MAX_SIDE = 4096
+_CLIP_MEAN, _CLIP_STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
+_HALVES = [0.5, 0.5, 0.5]
+
+#: Class (without Fast or Pil at its end) -> its defaults.
+_CLASSES: dict[str, dict[str, Any]] = {
+    "CLIPImageProcessor": {"size": {"shortest_edge": 224}, "crop_size": {"height": 224, "width": 224},
+                           "do_center_crop": True, "resample": 3, "mean": _CLIP_MEAN, "std": _CLIP_STD},
+    "BitImageProcessor": {"size": {"shortest_edge": 224}, "crop_size": {"height": 224, "width": 224},
+                          "do_center_crop": True, "resample": 3, "mean": _CLIP_MEAN, "std": _CLIP_STD},
+    "SiglipImageProcessor": {"size": {"height": 224, "width": 224}, "crop_size": None, "do_center_crop": False,
+                             "resample": 3, "mean": _HALVES, "std": _HALVES},
+    "ViTImageProcessor": {"size": {"height": 224, "width": 224}, "crop_size": None, "do_center_crop": False,
+                          "resample": 2, "mean": _HALVES, "std": _HALVES},
+}
+_CLASSES["LlavaImageProcessor"] = {**_CLASSES["CLIPImageProcessor"], "pads": True}
+#: Tiles of an image beside the whole; ``do_pad`` fills batches up there.
+_CLASSES["LlavaNextImageProcessor"] = {**_CLASSES["CLIPImageProcessor"], "grid": [
+    [336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]}
+_CLASSES["CLIPFeatureExtractor"] = _CLASSES["CLIPImageProcessor"]
+_CLASSES["ViTFeatureExtractor"] = _CLASSES["ViTImageProcessor"]
+
+_READ = {"image_processor_type", "feature_extractor_type", "size", "crop_size", "resample", "do_resize",
+         "do_center_crop", "do_pad", "image_grid_pinpoints", "do_rescale", "rescale_factor",
+         "do_normalize", "image_mean", "image_std"}
+#: Keys that change nothing, or nothing unless they have another value than these.
+_NEUTRAL: dict[str, tuple[Any, ...] | None] = {
+    "do_convert_rgb": None, "processor_class": None, "_processor_class": None, "_valid_processor_keys": None,
+    "data_format": ("channels_first",), "input_data_format": (None,), "return_tensors": None, "device": None,
+    "aspect_ratio_setting": ("anyres",), "disable_grouping": None, "default_to_square": None, "pad_size": (None,),
+    "size_divisor": (None,), "reducing_gap": (None,), "image_seq_length": None, "use_fast": None,
+}
+
+
+@dataclass(frozen=True)
+class Processor:
+    """Steps as of :class:`~mpool.models.spec.ImageSettings`, and what the core applies to pixels."""
+
+    resize: tuple[str, int] | tuple[str, int, int] | None
+    resample: int
+    crop: tuple[int, int] | None
+    pad_square: tuple[int, int, int] | None
+    kv: dict[str, Value]
+    grid: tuple[tuple[int, int], ...] = ()
+
+    def output(self) -> tuple[int, int] | None:
+        """(height, width) that every image comes to; None: it depends on the image."""
+        if self.crop is not None:
+            return self.crop
+        if self.resize is not None and len(self.resize) == 3:
+            return self.resize[1], self.resize[2]
+        return None
+
+
+def _config(folder: Folder) -> Fields:
+    if folder.has(JOINT_NAME):
+        section = folder.fields(JOINT_NAME).section("image_processor", None)
+        if section is not None:
+            return section
+    if not folder.has(NAME):
+        raise FormatError(file=folder.path, field=NAME, got="missing",
+                          allowed="what the model wants done to images before it sees them",
+                          hint="AutoImageProcessor.from_pretrained(...).save_pretrained(...) of transformers writes it")
+    return folder.fields(NAME)
+
+
+def _size(config: Fields, key: str, default: dict[str, int] | None) -> dict[str, int]:
+    """A size, one number being the shorter side, or both sides of a crop."""
+    value = config.get(key)
+    if value is None:
+        value = default
+    if type(value) is int:
+        value = {"shortest_edge": value} if key == "size" else {"height": value, "width": value}
+    section = Fields.of(value, file=config.file, at=config.name(key))
+    found = {name: section.int(name, low=1, high=MAX_SIDE) for name in section if section.get(name) is not None}
+    allowed = ({"shortest_edge"}, {"height", "width"}) if key == "size" else ({"height", "width"},)
+    if set(found) not in allowed:
+        config.fail(key, ", ".join(sorted(found)) or "nothing", "height and width"
+                    + (", or shortest_edge" if key == "size" else ""))
+    return found
+
+
+def _three(config: Fields, key: str, default: list[float]) -> list[float]:
+    value = config.get(key)
+    if value is None:
+        return list(default)
+    if type(value) in (int, float):
+        value = [value] * 3
+    if type(value) is not list or len(value) != 3:
+        config.fail(key, describe(value), "three numbers")
+    numbers = Fields({str(i): one for i, one in enumerate(value)}, file=config.file, at=config.name(key))
+    return [numbers.number(str(i), above=0.0 if key == "image_std" else None) for i in range(3)]
+
+
+def check_keys(config: Fields, known: set[str], neutral: Mapping[str, tuple[Any, ...] | None]) -> None:
+    """Raises FormatError for a key that is not known, Unsupported for a value that asks for something."""
+    for key in config:
+        if key in known:
+            continue
+        if key not in neutral:
+            config.fail(key, describe(config.get(key)), "no such key; known: " + ", ".join(sorted({*known, *neutral})))
+        allowed, value = neutral[key], config.get(key)
+        if allowed is not None and value is not None and value not in allowed:
+            raise Unsupported(f"{config.file}: {config.name(key)} is {describe(value)}; mpool prepares images "
+                              "without it")
+
+
+def _scaling(config: Fields, mean: list[float], std: list[float]) -> dict[str, Value]:
+    """The scale and offset that the core applies to pixels."""
+    kv: dict[str, Value] = {"mpool.image.rescale_factor": 1.0}
+    if config.bool("do_rescale", True):
+        kv["mpool.image.rescale_factor"] = config.number("rescale_factor", 1 / 255, above=0.0)
+    if config.bool("do_normalize", True):
+        kv["mpool.image.mean"] = _three(config, "image_mean", mean)
+        kv["mpool.image.std"] = _three(config, "image_std", std)
+    return kv
+
+
+@dataclass(frozen=True)
+class Splitter:
+    """The processor of Idefics3 and SmolVLM: see :class:`~mpool.models.spec.VisionSettings`; ``side``: of a tile."""
+
+    side: int
+    longest: int | None
+    split: bool
+    resample: int
+    kv: dict[str, Value]
+
+
+def read_splitter(folder: Folder) -> Splitter:
+    """The processor of a folder that cuts images into tiles of one size.
+
+    Raises:
+        FormatError, Unsupported: as :func:`read`.
+    """
+    config = _config(folder)
+    name = config.str("image_processor_type", "Idefics3ImageProcessor").removesuffix("Fast").removesuffix("Pil")
+    if name not in ("Idefics3ImageProcessor", "SmolVLMImageProcessor"):
+        config.fail("image_processor_type", describe(name), "Idefics3ImageProcessor, SmolVLMImageProcessor")
+    check_keys(config, (_READ - {"crop_size", "do_center_crop", "image_grid_pinpoints"})
+               | {"max_image_size", "do_image_splitting"},
+               {**_NEUTRAL, "return_row_col_info": None, "video_sampling": None, "crop_size": (None,),
+                "do_center_crop": (False,)})
+
+    def edge(key: str, default: int) -> int:
+        section = config.section(key, None)
+        if section is None:
+            return default
+        section.only({"longest_edge"})
+        return section.int("longest_edge", low=1, high=MAX_SIDE)
+
+    return Splitter(edge("max_image_size", 364), edge("size", 4 * 364) if config.bool("do_resize", True) else None,
+                    config.bool("do_image_splitting", True), config.int("resample", 1, low=0, high=5),
+                    _scaling(config, _HALVES, _HALVES))
+
+
+@dataclass(frozen=True)
+class Sizer:
+    """The processor of Qwen2-VL and 2.5-VL: an image gets whole merged patches a side, and between ``least`` and
+    ``most`` pixels, unless it is left as it is."""
+
+    patch: int
+    merge: int
+    least: int
+    most: int
+    resize: bool
+    resample: int
+    kv: dict[str, Value]
+
+
+def read_sizer(folder: Folder) -> Sizer:
+    """The processor of a folder that takes images of any size.
+
+    Raises:
+        FormatError, Unsupported: as :func:`read`.
+    """
+    config = _config(folder)
+    name = config.str("image_processor_type", "Qwen2VLImageProcessor").removesuffix("Fast").removesuffix("Pil")
+    if name not in ("Qwen2VLImageProcessor", "Qwen2_5_VLImageProcessor"):
+        config.fail("image_processor_type", describe(name), "Qwen2VLImageProcessor")
+    check_keys(config, (_READ - {"crop_size", "do_center_crop", "do_pad", "image_grid_pinpoints"})
+               | {"min_pixels", "max_pixels", "patch_size", "merge_size", "temporal_patch_size"},
+               {**_NEUTRAL, "crop_size": (None,), "do_center_crop": (False,), "do_pad": (False,)})
+    least, most = 56 * 56, 28 * 28 * 1280
+    size = config.section("size", None)
+    if size is not None:
+        size.only({"shortest_edge", "longest_edge", "min_pixels", "max_pixels"})
+        least, most = size.int("shortest_edge", least, low=1), size.int("longest_edge", most, low=1)
+    least, most = config.int("min_pixels", least, low=1), config.int("max_pixels", most, low=1)
+    if least > most:
+        config.fail("min_pixels", least, f"at most max_pixels, {most}")
+    return Sizer(config.int("patch_size", 14, low=1, high=256), config.int("merge_size", 2, low=1, high=16), least,
+                 most, config.bool("do_resize", True), config.int("resample", 3, low=0, high=5),
+                 _scaling(config, _CLIP_MEAN, _CLIP_STD))
+
+
+def read(folder: Folder) -> Processor:
+    """The processor of a folder.
+
+    Raises:
+        FormatError: there is none, its class or a key is not known, or a value is malformed.
+        Unsupported: it does something that mpool does not.
+    """
+    config = _config(folder)
+    name = config.str("image_processor_type", None) or config.str("feature_extractor_type", "CLIPImageProcessor")
+    plain = name.removesuffix("Fast").removesuffix("Pil")
+    if plain not in _CLASSES:
+        config.fail("image_processor_type", describe(name), ", ".join(sorted(_CLASSES)))
+    check_keys(config, _READ, _NEUTRAL)
+    defaults = _CLASSES[plain]
+    resize: tuple[str, int] | tuple[str, int, int] | None = None
+    crop: tuple[int, int] | None = None
+    if config.bool("do_resize", True):
+        size = _size(config, "size", defaults["size"])
+        resize = ("shortest", size["shortest_edge"]) if len(size) == 1 else ("exact", size["height"], size["width"])
+    if config.bool("do_center_crop", defaults["do_center_crop"]):
+        box = _size(config, "crop_size", defaults["crop_size"])
+        crop = box["height"], box["width"]
+    kv = _scaling(config, defaults["mean"], defaults["std"])
+    grid = () if "grid" not in defaults else pinpoints(config, defaults["grid"])
+    if "image_grid_pinpoints" in config and not grid:
+        config.fail("image_grid_pinpoints", "given", "none for this processor")
+    return Processor(resize, config.int("resample", defaults["resample"], low=0, high=5), crop,
+                     None if grid else _pad(config, bool(defaults.get("pads"))), kv, grid)
+
+
+def pinpoints(config: Fields, default: list[list[int]]) -> tuple[tuple[int, int], ...]:
+    """``image_grid_pinpoints``: heights and widths that an image may be cut into tiles at."""
+    value = config.get("image_grid_pinpoints")
+    value = default if value is None else value
+    ok = isinstance(value, list) and 1 <= len(value) <= 64 and all(
+        isinstance(pair, list) and len(pair) == 2 and all(type(n) is int and 1 <= n <= MAX_SIDE for n in pair)
+        for pair in value)
+    if not ok:
+        config.fail("image_grid_pinpoints", describe(value), "1 to 64 pairs of height and width")
+    return tuple((high, wide) for high, wide in value)
+
+
+def _pad(config: Fields, pads: bool) -> tuple[int, int, int] | None:
+    """The colour that pads images to squares before other steps, or None."""
+    if not config.bool("do_pad", False):
+        return None
+    if not pads:
+        raise Unsupported(f"{config.file}: {config.name('do_pad')} is true; mpool prepares images without it")
+    red, green, blue = (min(max(int(value * 255), 0), 255) for value in _three(config, "image_mean", _CLIP_MEAN))
+    return red, green, blue

@@ -1,0 +1,76 @@
+"""Names of the files in a model folder, and the file lists that an index or a folder name gives.
+
+Sources use these names to choose files before a download; readers of formats use them afterwards.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterable
+
+from .fields import Fields
+from .json_strict import shorten
+
+# ---- safetensors ---------------------------------------------------------------------------------------------------
+
+SINGLE_NAME = "model.safetensors"
+INDEX_NAME = "model.safetensors.index.json"
+MAX_SHARDS = 4096
+
+
+def shard_names(index: Fields) -> dict[str, str]:
+    """``weight_map`` of an index: file name by tensor name, checked for type and count only."""
+    weight_map = index.section("weight_map")
+    names: dict[str, str] = {}
+    for tensor in weight_map:
+        names[tensor] = weight_map.str(tensor, limit=1024)
+        if not names[tensor].endswith(".safetensors"):
+            weight_map.fail(shorten(tensor), shorten(names[tensor]), "the name of a .safetensors file")
+    if not names:
+        index.fail("weight_map", "empty", "at least one tensor")
+    if len(set(names.values())) > MAX_SHARDS:
+        index.fail("weight_map", f"{len(set(names.values()))} files", f"at most {MAX_SHARDS}")
+    return names
+
+
+# ---- sentence-transformers -----------------------------------------------------------------------------------------
+
+MODULES_NAME = "modules.json"
+#: The file that configures the Transformer module, under the names it has had.
+TRANSFORMER_CONFIGS = ("sentence_bert_config.json", "sentence_roberta_config.json", "sentence_distilbert_config.json",
+                       "sentence_camembert_config.json", "sentence_albert_config.json",
+                       "sentence_xlm-roberta_config.json", "sentence_xlnet_config.json")
+MODEL_CONFIG = "config_sentence_transformers.json"
+_SIZED = re.compile(r"(\d+_Dense_)([1-9]\d{0,4})")
+
+
+def other_sizes(path: str, names: Iterable[str]) -> dict[int, str]:
+    """Folders that stand beside a Dense module ``2_Dense_N`` and differ from it in N, as Stella's models have them: N,
+    the outputs of a layer in place of the module's, -> name."""
+    this = _SIZED.fullmatch(path)
+    if this is None:
+        return {}
+    beside = (_SIZED.fullmatch(name) for name in names)
+    return {int(other[2]): other[0] for other in beside
+            if other is not None and other[1] == this[1] and other[2] != this[2]}
+
+
+# ---- GGUF ------------------------------------------------------------------------------------------------------
+
+#: Marks of GGUF files that are companions of a model, not models.
+_COMPANIONS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
+#: Name of one file of a split model: stem, number of the part from 1, count of parts.
+SPLIT = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+
+
+def gguf_models(names: Iterable[str]) -> list[str]:
+    """Names of GGUF models, sorted, without companion files. A split model is named by its first part."""
+    found = []
+    for name in sorted(names):
+        base = posixpath.basename(name)
+        split = SPLIT.fullmatch(name)
+        if name.endswith(".gguf") and not any(mark in base for mark in _COMPANIONS) \
+                and (split is None or int(split["number"]) == 1):
+            found.append(name)
+    return found

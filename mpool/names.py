@@ -1,0 +1,12 @@
+"""Names that the package shares with the C core: capabilities, scheduling policies, and where workers run."""
+
+from __future__ import annotations
+
+#: Capabilities, in the core's order. A model belongs to one; the core keeps a pool for each.
+CAPABILITIES = ("text_embedding", "text_to_text", "image_embedding", "vision", "text_to_image")
+#: Policies that choose the worker of a request; :class:`mpool.PoolConfig` describes them.
+POLICIES = ("shared", "pack", "p2c", "sequential")
+#: Where the workers of a model run: in threads of this process, or each in a process of its own.
+ISOLATION = ("thread", "process")
+#: Compute types that a request can ask for; ``"auto"`` leaves the choice to the core.
+COMPUTE = ("auto", "float32", "bfloat16", "int8")

@@ -1,0 +1,83 @@
+"""Metrics of a pool in Prometheus' text format, through ``prometheus_client``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from .. import _core
+from ..errors import Unsupported
+from .metrics import GAUGES, MODEL_COUNTERS, MODEL_GAUGES, collect
+
+if TYPE_CHECKING:
+    from .hosts import Host
+
+
+def prometheus(pool: Host) -> str:
+    """Metrics of the pool as text for a scrape.
+
+    Raises:
+        Unsupported: prometheus_client is not installed.
+    """
+    try:
+        from prometheus_client import CollectorRegistry, generate_latest
+    except ImportError:
+        raise Unsupported("metrics for Prometheus need the package prometheus_client",
+                          hint='pip install "mpool[server]" installs it') from None
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Source(collect(pool)))  # type: ignore[arg-type]
+    return generate_latest(registry).decode()
+
+
+class _Source:
+    """The collector that ``prometheus_client`` asks for families of metrics."""
+
+    def __init__(self, found: dict[str, Any]) -> None:
+        self._found = found
+
+    def collect(self) -> Iterator[Any]:
+        """Families of metrics."""
+        return _families(self._found)
+
+
+def _families(found: dict[str, Any]) -> Iterator[Any]:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+    for name, meaning in _core.metrics():
+        yield CounterMetricFamily(f"mpool_{name}", meaning, value=found[name])
+    for name, meaning in GAUGES.items():
+        yield GaugeMetricFamily(f"mpool_{name}", meaning, value=found[name])
+    kinds = GaugeMetricFamily("mpool_bytes", "bytes of the process by kind", labels=["kind"])
+    for kind, count in found["bytes_by_kind"].items():
+        kinds.add_metric([kind], count)
+    yield kinds
+    depths = GaugeMetricFamily("mpool_queue_depth", "waiting requests by capability", labels=["capability"])
+    for capability, count in found["queue_depths"].items():
+        depths.add_metric([capability], count)
+    yield depths
+    for name, meaning in MODEL_GAUGES.items():
+        family = GaugeMetricFamily(f"mpool_model_{name}", meaning, labels=["model", "capability"])
+        for key, model in found["models"].items():
+            family.add_metric([key, model["capability"]], model[name])
+        yield family
+    for name, meaning in MODEL_COUNTERS.items():
+        counter = CounterMetricFamily(f"mpool_model_{name}", meaning, labels=["model", "capability"])
+        for key, model in found["models"].items():
+            counter.add_metric([key, model["capability"]], model[name])
+        yield counter
+    latency = HistogramMetricFamily("mpool_latency_seconds", "from submission to response",
+                                     labels=["model", "capability"])
+    for key, model in found["models"].items():
+        total, buckets = 0, []
+        for bound, count in model["latency"]["histogram"]:
+            total += count
+            buckets.append(("+Inf" if math.isinf(bound) else repr(bound), total))
+        latency.add_metric([key, model["capability"]], buckets, model["latency"]["sum"])
+    yield latency
+    for name in ("min", "max", "p50", "p99"):
+        family = GaugeMetricFamily(f"mpool_latency_{name}_seconds", f"{name} of the time from submission to response",
+                                   labels=["model", "capability"])
+        for key, model in found["models"].items():
+            family.add_metric([key, model["capability"]], model["latency"][name])
+        yield family

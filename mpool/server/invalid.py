@@ -1,0 +1,184 @@
+"""The field of a request body that its struct refuses: name, value, and what is allowed.
+
+msgspec describes a refused field only in the text of its message. This module parses no message: it decodes the body
+again, one level at a time, and descends into the first part that its type refuses. Only invalid requests pay for that.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
+
+import msgspec
+from msgspec import inspect
+
+from ..checks import shown
+
+_UNIONS = (Union, types.UnionType)
+_WORDS: dict[type[inspect.Type], str] = {
+    inspect.BoolType: "true or false", inspect.NoneType: "null", inspect.StructType: "an object",
+    inspect.DictType: "an object", inspect.AnyType: "any value"}
+
+
+class Fault(NamedTuple):
+    """Why a struct refuses a body.
+
+    Attributes:
+        kind: ``"unknown"``: there is no such field; ``"missing"``: a required field; ``"value"``.
+        path: name of the field, such as ``messages[0].content``; "": the body itself.
+        allowed: what the value must be, as words that follow "must be".
+        got: the value, shortened.
+    """
+
+    kind: Literal["unknown", "missing", "value"]
+    path: str
+    allowed: str = ""
+    got: str = ""
+
+
+def find_fault(data: bytes | msgspec.Raw, kind: Any, path: str = "") -> Fault:
+    """Find the first fault of a body, in the order of its text.
+
+    Args:
+        data: JSON that ``kind`` refuses.
+        kind: struct, or other type that msgspec decodes.
+        path: name of the field that holds ``data``.
+    """
+    head = bytes(data).lstrip()[:1]
+    for one in _members(kind):
+        found = None
+        try:
+            if _is_struct(one) and head == b"{":
+                found = _of_struct(data, one, path)
+            elif get_origin(one) is list and head == b"[":
+                found = _of_items(data, one, path)
+            elif get_origin(one) is dict and head == b"{":
+                found = _of_values(data, one, path)
+        except RecursionError:  # the value itself is at fault: it is nested too deeply
+            pass
+        if found is not None:
+            return found
+    tagged = [one for one in _members(kind) if _is_struct(one) and one.__struct_config__.tag_field is not None]
+    if tagged and head == b"{":  # a tag that no member of the union has
+        name = tagged[0].__struct_config__.tag_field
+        tag = msgspec.json.decode(data, type=dict[str, msgspec.Raw])[name]
+        return Fault("value", _join(path, name), _words(inspect.LiteralType(tuple(
+            one.__struct_config__.tag for one in tagged))), _shown(tag))
+    return Fault("value", path, _allowed(kind), _shown(data))
+
+
+def _of_struct(data: bytes | msgspec.Raw, kind: Any, path: str) -> Fault | None:
+    parts = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+    config = kind.__struct_config__
+    fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
+    if config.tag_field is not None:
+        tag = parts.pop(config.tag_field, None)
+        if tag is None:
+            return Fault("missing", _join(path, config.tag_field))
+        if _refuses(tag, Literal[config.tag]):
+            return None  # another member of the union, or none
+    for name, part in parts.items():
+        if name not in fields:
+            if config.forbid_unknown_fields:
+                return Fault("unknown", _join(path, name))
+        elif _refuses(part, fields[name].type):
+            return find_fault(part, fields[name].type, _join(path, name))
+    missing = next((name for name, field in fields.items() if field.required and name not in parts), None)
+    return None if missing is None else Fault("missing", _join(path, missing))
+
+
+def _of_items(data: bytes | msgspec.Raw, kind: Any, path: str) -> Fault | None:
+    (item,) = get_args(kind)
+    for at, part in enumerate(msgspec.json.decode(data, type=list[msgspec.Raw])):
+        if _refuses(part, item):
+            return find_fault(part, item, f"{path}[{at}]")
+    return None  # the list's length
+
+
+def _of_values(data: bytes | msgspec.Raw, kind: Any, path: str) -> Fault | None:
+    _, item = get_args(kind)
+    for part in msgspec.json.decode(data, type=dict[str, msgspec.Raw]).values():
+        if _refuses(part, item):
+            return find_fault(part, item, f"{path}[...]")  # a client chose the key: it may be long
+    return None  # the object's length
+
+
+def _refuses(data: msgspec.Raw, kind: Any) -> bool:
+    try:
+        msgspec.json.decode(data, type=kind)
+    except (msgspec.ValidationError, RecursionError):
+        return True
+    return False
+
+
+def _members(kind: Any) -> list[Any]:
+    """The types of which a union consists, without their constraints."""
+    while get_origin(kind) is Annotated:
+        kind = get_args(kind)[0]
+    return [part for one in get_args(kind) for part in _members(one)] if get_origin(kind) in _UNIONS else [kind]
+
+
+def _is_struct(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _shown(data: bytes | msgspec.Raw) -> str:
+    try:
+        value = msgspec.json.decode(data)
+    except msgspec.ValidationError:  # a number beyond the range of a float
+        return "a number out of range"
+    except RecursionError:
+        return "a value that is nested too deeply"
+    if isinstance(value, (list, dict)):
+        return f"{'a list' if isinstance(value, list) else 'an object'} of {len(value):,}"
+    if isinstance(value, (bool, type(None))):
+        return bytes(data).decode().strip()
+    return shown(value)
+
+
+def _allowed(kind: Any) -> str:
+    return " or ".join(dict.fromkeys(_words(part) for part in _types(inspect.type_info(kind))))
+
+
+def _types(kind: inspect.Type) -> list[inspect.Type]:
+    """The members of a union, without null: a null is the same as a field that is left out."""
+    while isinstance(kind, inspect.Metadata):
+        kind = kind.type
+    parts = [part for one in kind.types for part in _types(one)] if isinstance(kind, inspect.UnionType) else [kind]
+    return [part for part in parts if not isinstance(part, inspect.NoneType)] or parts
+
+
+def _words(kind: inspect.Type) -> str:
+    if isinstance(kind, (inspect.IntType, inspect.FloatType)):
+        return ("an integer" if isinstance(kind, inspect.IntType) else "a number") + _range(kind)
+    if isinstance(kind, inspect.StrType):
+        return "a string" + _length(kind, "characters") + (f" that matches {kind.pattern}" if kind.pattern else "")
+    if isinstance(kind, inspect.ListType):
+        return "a list" + _length(kind, "items")
+    if isinstance(kind, inspect.DictType):
+        return "an object" + _length(kind, "keys")
+    if isinstance(kind, inspect.LiteralType):
+        return "one of " + ", ".join(map(str, kind.values))
+    return _WORDS.get(type(kind), "another value")
+
+
+def _range(kind: inspect.IntType | inspect.FloatType) -> str:
+    low, high = kind.ge if kind.ge is not None else kind.gt, kind.le if kind.le is not None else kind.lt
+    if low is not None and high is not None:
+        return f" above {low} and at most {high}" if kind.gt is not None else f" from {low} to {high}"
+    return "" if low is None else f" above {low}" if kind.gt is not None else f", {low} or more"
+
+
+def _length(kind: inspect.StrType | inspect.ListType | inspect.DictType, unit: str) -> str:
+    low, high = kind.min_length, kind.max_length
+    if low and high is not None:
+        return f" of {low:,} to {high:,} {unit}"
+    return f" of at least {low} {unit.removesuffix('s') if low == 1 else unit}" if low \
+        else "" if high is None else f" of at most {high:,} {unit}"
+
+
+__all__ = ["Fault", "find_fault"]

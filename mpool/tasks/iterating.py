@@ -1,0 +1,47 @@
+"""The iterator that :func:`mpool.embed_iter` returns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from .steps import IterRequest, drive_each
+
+
+class EmbedIterator(Iterator[Any]):
+    """Vectors of an iterable of texts, in its order. Made by :func:`mpool.embed_iter`.
+
+    Leaving it (``close()``, the end of a ``with``, or dropping it) cancels what is in flight.
+
+    Attributes:
+        done: texts taken care of so far.
+        failed: those of them without a vector (rows of NaN; only with ``on_error="null"``).
+    """
+
+    def __init__(self, request: IterRequest) -> None:
+        self._request, self._rows = request, drive_each(request.steps())
+
+    @property
+    def done(self) -> int:
+        return self._request.done
+
+    @property
+    def failed(self) -> int:
+        return self._request.failed
+
+    def __iter__(self) -> EmbedIterator:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._rows)
+
+    def __enter__(self) -> EmbedIterator:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Cancels what is in flight; there are no more vectors."""
+        self._rows.close()  # type: ignore[attr-defined]
+        self._request.bar.close()

@@ -1,0 +1,293 @@
+"""Validated arguments to requests: one function for each verb.
+
+A function checks what can be checked without the model and returns :class:`Asked`; its ``prepare`` reads the model's
+files, tokenises, and gives the request that the core takes. The two are apart because an event loop runs ``prepare`` on
+a thread when it takes long.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..checks import integer, shown
+from ..errors import InvalidArgument
+from ..runtime import threads as _threads
+from . import options as _options
+from .options import EmbedIterOptions, EmbedOptions, GenerateImageOptions, ImageOptions, RerankOptions
+
+if TYPE_CHECKING:
+    from ..runtime.entry import Entry
+    from ..runtime.hosts import Host
+    from .options import Call
+    from .steps import VectorRequest
+    from .text_to_image import Request as ImageRequest
+    from .text_to_text import Request as TextRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request that was validated.
+
+    Attributes:
+        prepare: makes the request.
+        model, capability, compute: what :meth:`prepare` reads.
+        long: ``prepare`` takes long even for a model whose files were read.
+        chat: ``prepare`` needs the model's chat template.
+    """
+
+    prepare: Callable[[], Any]
+    model: Any
+    capability: str
+    compute: Any
+    long: bool = False
+    chat: bool = False
+
+
+def _chosen(model: Any, compute: Any) -> Any:
+    """The compute type of a request: a :class:`mpool.Model` may have one of its own."""
+    own = getattr(model, "_compute", "auto") if isinstance(compute, str) and compute == "auto" else "auto"
+    return compute if own == "auto" else own
+
+
+def _limit(pool: Host, max_inputs: Any) -> int:
+    if max_inputs is None:
+        return pool.config.max_embed_inputs
+    most = integer(max_inputs)
+    if most is None or most < 1:
+        raise InvalidArgument(f"max_inputs is {shown(max_inputs)}, allowed: 1 or more")
+    return most
+
+
+# ---- vectors ---------------------------------------------------------------------------------------------------------
+
+def text_plan(pool: Host, model: Any, options: Any) -> Any:
+    """The plan of a request for vectors or scores of texts."""
+    from . import text_embedding as embedding
+
+    if model is None and options.scores:
+        raise InvalidArgument("model is None, allowed: a cross-encoder", hint="No reranker is the default")
+    entry, compute = pool._find(model, "text_embedding"), _chosen(model, options.compute)
+    return embedding.plan(entry, options if compute == options.compute else replace(options, compute=compute))
+
+
+def embed(pool: Host, given: dict[str, Any], call: Call) -> Asked:
+    """See :func:`mpool.embed`."""
+    from . import text_embedding as embedding
+    from . import vectors
+    from .steps import VectorRequest
+
+    inputs, model = given.pop("inputs"), given.pop("model", None)
+    options = _options.made(EmbedOptions, "embed", given)
+    most, single = _limit(pool, options.max_inputs), isinstance(inputs, str)
+    vectors.check_progress(options.progress)
+    texts = [inputs] if single else embedding.texts_of(inputs, most)
+
+    def prepare() -> VectorRequest:
+        plan = text_plan(pool, model, options)
+        return VectorRequest(embedding.TEXTS, plan, texts, embedding.slices, single, options.progress, call,
+                             lambda rows: vectors.quantize(rows[0] if single else rows, plan.precision))
+
+    return Asked(prepare, model, "text_embedding", options.compute)
+
+
+def embed_iter(pool: Host, given: dict[str, Any], call: Call) -> Asked:
+    """See :func:`mpool.embed_iter`."""
+    from . import text_embedding as embedding
+    from . import vectors
+    from .steps import IterRequest
+
+    items, model = given.pop("iterable"), given.pop("model", None)
+    if isinstance(items, (str, bytes, Mapping)) or not (hasattr(items, "__iter__") or isinstance(items, AsyncIterable)):
+        raise InvalidArgument(f"iterable is {type(items).__name__}, allowed: an iterable of str")
+    options = _options.made(EmbedIterOptions, "embed_iter", given)
+    vectors.check_progress(options.progress)
+    batch_size = embedding.check_streamable(options, options.batch_size)
+
+    def prepare() -> IterRequest:
+        plan = text_plan(pool, model, options)
+        try:
+            total = len(items)
+        except TypeError:
+            total = None
+        return IterRequest(embedding.TEXTS, plan, items, embedding.cutter(), batch_size,
+                           vectors.Bar(options.progress, total, plan.entry.key), call)
+
+    return Asked(prepare, model, "text_embedding", options.compute)
+
+
+def rerank(pool: Host, given: dict[str, Any], call: Call) -> Asked:
+    """See :func:`mpool.rerank`."""
+    from . import rerank as reranking
+    from . import text_embedding as embedding
+    from .steps import VectorRequest
+
+    query, documents, model = given.pop("query"), given.pop("documents"), given.pop("model")
+    options = _options.made(RerankOptions, "rerank", given)
+    texts, count = reranking.check(query, documents, options.top_k, pool.config.max_embed_inputs)
+
+    def prepare() -> VectorRequest:
+        plan = reranking.plan_of(text_plan(pool, model, options), query)
+        return VectorRequest(embedding.TEXTS, plan, texts, embedding.slices, False, False, call,
+                             lambda rows: reranking.ranking(plan, texts, rows, count))
+
+    return Asked(prepare, model, "text_embedding", options.compute)
+
+
+def embed_image(pool: Host, given: dict[str, Any], call: Call) -> Asked:
+    """See :func:`mpool.embed_image`."""
+    from ..images import images_of
+    from . import image_embedding, vectors
+    from .steps import VectorRequest
+
+    images, model = given.pop("images"), given.pop("model", None)
+    options = _options.made(ImageOptions, "embed_image", given)
+    most = _limit(pool, options.max_inputs)
+    vectors.check_progress(options.progress)
+    found = images_of(images, most)
+    single = found is None
+
+    def prepare() -> VectorRequest:
+        entry, compute = pool._find(model, "image_embedding"), _chosen(model, options.compute)
+        plan = image_embedding.plan(entry, options if compute == options.compute else replace(options, compute=compute))
+        return VectorRequest(image_embedding.IMAGES, plan, [images] if found is None else found, image_embedding.slices,
+                             single, options.progress, call,
+                             lambda rows: vectors.quantize(rows[0] if single else rows, plan.precision))
+
+    return Asked(prepare, model, "image_embedding", options.compute)
+
+
+# ---- text ------------------------------------------------------------------------------------------------------------
+
+def _text_entry(pool: Host, model: Any, options: dict[str, Any], capability: str = "text_to_text") -> tuple[Entry, Any]:
+    entry: Entry = pool._find(model, capability)
+    compute = _chosen(model, options.pop("compute", "auto"))
+    entry.core_key(compute)  # loading begins before the prompt is looked at
+    return entry, compute
+
+
+def prompt_request(pool: Host, prompt: Any, model: Any, options: dict[str, Any]) -> TextRequest:
+    """The request for a raw prompt. Takes ``options`` over."""
+    from . import text_to_text as generation
+
+    entry, compute = _text_entry(pool, model, options)
+    for name in ("tools", "tool_choice", "parallel_tool_calls", "template_options", "allow_urls"):
+        if options.pop(name, None) is not None:
+            raise InvalidArgument(f"{name} is given for a raw prompt, allowed: in chat", key=entry.key)
+    ids = generation.prompt_ids(entry, prompt, options.pop("parse_special", False))
+    if entry.capability == "vision":
+        from . import vision as seeing
+
+        seeing.check_raw(entry, ids)
+    return generation.prepare(entry, ids, compute, options)
+
+
+def chat_request(pool: Host, messages: Any, model: Any, options: dict[str, Any], call: Call | None = None,
+                 capability: str = "text_to_text") -> TextRequest:
+    """The request for a conversation. Takes ``options`` over."""
+    from ..conversation import reasoning
+    from . import chat_prompt
+    from . import text_to_text as generation
+
+    entry, compute = _text_entry(pool, model, options, capability)
+    prompt, images, tools = chat_prompt.prompt_of(entry, messages, options, call)
+    splitter = reasoning.of_template(entry.template().source, prompt.text, tools is not None)
+    return generation.prepare(entry, prompt.ids, compute, options, splitter, images, tools)
+
+
+def vision_request(pool: Host, images: Any, prompt: Any, model: Any, options: dict[str, Any],
+                   call: Call | None = None) -> TextRequest:
+    """The request for a question about images. Takes ``options`` over."""
+    from . import vision as seeing
+
+    return chat_request(pool, seeing.messages_of(images, prompt), model, options, call, "vision")
+
+
+def _text(given: dict[str, Any], model: Any, chars: int, chat: bool, capability: str,
+          prepare: Callable[[dict[str, Any]], TextRequest]) -> Asked:
+    # a grammar is compiled for these two
+    long = chars >= _threads.LONG // 4 or any(given.get(name) is not None for name in ("response_format", "tools"))
+    return Asked(lambda: prepare(dict(given)), model, capability, _chosen(model, given.get("compute", "auto")), long,
+                 chat)
+
+
+def generate(pool: Host, given: dict[str, Any], call: Call) -> Asked:
+    """See :func:`mpool.generate`."""
+    prompt, model = given.pop("prompt"), given.pop("model", None)
+    return _text(given, model, len(prompt) if isinstance(prompt, str) else 0, False, "text_to_text",
+                 lambda options: prompt_request(pool, prompt, model, options))
+
+
+def chat(pool: Host, given: dict[str, Any], call: Call) -> Asked:
+    """See :func:`mpool.chat`."""
+    messages, model = given.pop("messages"), given.pop("model", None)
+    return _text(given, model, characters(messages), True, "text_to_text",
+                 lambda options: chat_request(pool, messages, model, options, call))
+
+
+def vision(pool: Host, given: dict[str, Any], call: Call) -> Asked:
+    """See :func:`mpool.vision`."""
+    images, prompt, model = given.pop("images"), given.pop("prompt"), given.pop("model", None)
+    return _text(given, model, _threads.LONG, True, "vision",
+                 lambda options: vision_request(pool, images, prompt, model, options, call))
+
+
+def described_image(given: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of :func:`mpool.vision` for those of :func:`mpool.describe_image`."""
+    path = given.pop("path")
+    if not isinstance(path, (str, os.PathLike)):
+        raise InvalidArgument(f"path is {type(path).__name__}, allowed: a path", hint="vision takes other images")
+    return _described(Path(path), given)
+
+
+def described_url(given: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of :func:`mpool.vision` for those of :func:`mpool.describe_url`."""
+    url = given.pop("url")
+    if not isinstance(url, str) or not url[:8].lower().startswith(("http:", "https:")):
+        raise InvalidArgument(f"url is {shown(url)}, allowed: an http or https URL", hint="describe_image takes a path")
+    given.setdefault("allow_urls", True)
+    return _described(url, given)
+
+
+def _described(image: Any, given: dict[str, Any]) -> dict[str, Any]:
+    from .verbs import DESCRIBE
+
+    return {"images": image, "prompt": given.pop("query", DESCRIBE), **given}
+
+
+def characters(messages: Any) -> int:
+    """Characters of a conversation, as far as it is one. An image counts as a long text."""
+    if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
+        return 0
+    return sum(_length(message.get("content")) + (_threads.LONG if message.get("images") is not None else 0)
+               for message in messages if isinstance(message, Mapping))
+
+
+def _length(content: Any) -> int:
+    parts: Iterable[Any] = content if isinstance(content, (list, tuple)) else (content,)
+    found = 0
+    for part in parts:
+        text = part.get("text") if isinstance(part, Mapping) else part
+        found += len(text) if isinstance(text, str) else _threads.LONG if isinstance(part, Mapping) else 0
+    return found
+
+
+# ---- image generation ------------------------------------------------------------------------------------------------
+
+def image_request(pool: Host, prompt: Any, model: Any, given: Mapping[str, Any], watched: bool = True) -> ImageRequest:
+    """The request for images. ``watched``: a caller can see the steps."""
+    from . import text_to_image
+
+    options = _options.made(GenerateImageOptions, "generate_image", given)
+    entry, compute = pool._find(model, "text_to_image"), _chosen(model, options.compute)
+    return text_to_image.prepare(entry, prompt, options if compute == options.compute
+                                 else replace(options, compute=compute), watched)
+
+
+def generate_image(pool: Host, given: dict[str, Any], call: Call, watched: bool = True) -> Asked:
+    """See :func:`mpool.generate_image`."""
+    prompt, model = given.pop("prompt"), given.pop("model", None)
+    return Asked(lambda: image_request(pool, prompt, model, given, watched), model, "text_to_image", None, True)

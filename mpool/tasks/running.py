@@ -1,0 +1,213 @@
+"""Runs requests: blocking, on an event loop, or as jobs. Each verb takes the same way in all three."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..errors import InvalidArgument, Overloaded
+from ..runtime import threads as _threads
+from . import options as _options
+from . import requests
+from .options import Call
+from .requests import Asked
+from .verbs import CHAT, EMBED, EMBED_IMAGE, GENERATE, GENERATE_IMAGE, RERANK, VERBS, VISION, Verb, check_capability
+
+if TYPE_CHECKING:
+    from ..runtime.hosts import Host
+    from .jobs import Job
+
+T = TypeVar("T")
+
+#: Verb -> the function that validates its arguments.
+_VALIDATE: dict[str, Callable[[Any, dict[str, Any], Call], Asked]] = {
+    name: getattr(requests, name) for name in ("embed", "embed_iter", "rerank", "embed_image", "generate", "chat",
+                                               "vision")}
+#: Verb -> the arguments of ``vision`` for its own; its result is the text of the completion.
+_DESCRIBE = {"describe_image": requests.described_image, "describe_url": requests.described_url}
+
+
+def _begin(verb: Verb, pool: Host, given: dict[str, Any]) -> tuple[Asked, Call, bool]:
+    """Validates. Returns also whether a stream is asked for."""
+    stream = given.pop("stream", False)
+    if not isinstance(stream, bool):
+        raise InvalidArgument(f"stream is {stream!r}, allowed: True or False")
+    call = _options.begin(pool.config, given)
+    if verb is GENERATE_IMAGE:
+        return requests.generate_image(pool, given, call, stream), call, stream
+    return _VALIDATE[verb.name](pool, given, call), call, stream
+
+
+# ---- blocking --------------------------------------------------------------------------------------------------------
+
+def run(verb: Verb, pool: Host, given: dict[str, Any]) -> Any:
+    """The result of a request, or its stream. Takes ``given`` over, as :meth:`Verb.bind` returns it."""
+    if verb.name in _DESCRIBE:
+        return run(VISION, pool, _DESCRIBE[verb.name](given)).text
+    asked, call, stream = _begin(verb, pool, given)
+    if verb.stream is not None:
+        started = _stream(verb, asked.prepare(), call)
+        return started if stream else started.result()
+    if verb.name == "embed_iter":
+        from .iterating import EmbedIterator
+
+        return EmbedIterator(asked.prepare())
+    from .steps import drive
+
+    return drive(asked.prepare().steps())[0]
+
+
+def _stream(verb: Verb, request: Any, call: Call, fail_fast: bool | None = None) -> Any:
+    if verb is GENERATE_IMAGE:
+        from .text_to_image import ImageStream
+
+        return ImageStream(request, call, fail_fast)
+    from .streams import Stream
+
+    return Stream(request, call, fail_fast)
+
+
+# ---- on an event loop ------------------------------------------------------------------------------------------------
+
+def run_async(verb: Verb, pool: Host, given: dict[str, Any]) -> Any:
+    """As :func:`run`: an awaitable, an asynchronous stream, or an asynchronous iterator."""
+    if verb.name in _DESCRIBE:
+        return _describe(verb, pool, given)
+    if verb.name == "embed_iter":
+        return _iterate(verb, pool, given)
+    if verb.stream is None:
+        return _vectors(verb, pool, given)
+    from .async_streams import AsyncImageStream, AsyncStream
+
+    asked, call, stream = _begin(verb, pool, given)
+
+    async def request() -> Any:
+        return await _prepared(pool, asked)
+
+    made = (AsyncImageStream if verb is GENERATE_IMAGE else AsyncStream)(request, call)
+    return made if stream else _collect(made)
+
+
+async def _describe(verb: Verb, pool: Host, given: dict[str, Any]) -> str:
+    text: str = (await run_async(VISION, pool, _DESCRIBE[verb.name](given))).text
+    return text
+
+
+async def _vectors(verb: Verb, pool: Host, given: dict[str, Any]) -> Any:
+    return (await counted(verb, pool, given))[0]
+
+
+async def counted(verb: Verb, pool: Host, given: dict[str, Any]) -> tuple[Any, int]:
+    """The result of a request for vectors or scores, and the number of tokens read for it."""
+    from .steps import adrive
+
+    asked, _, _ = _begin(verb, pool, given)
+    found: tuple[Any, int] = await adrive((await _prepared(pool, asked)).steps())
+    return found
+
+
+async def _iterate(verb: Verb, pool: Host, given: dict[str, Any]) -> AsyncIterator[Any]:
+    from .steps import adrive_each
+
+    asked, _, _ = _begin(verb, pool, given)
+    flow: Any = adrive_each((await _prepared(pool, asked)).steps())
+    try:
+        async for value in flow:
+            yield value
+    finally:
+        await flow.aclose()
+
+
+async def _prepared(pool: Host, asked: Asked) -> Any:
+    """The request: made here if the model's files were read before and nothing takes long, else on a thread."""
+    import asyncio
+
+    if asked.capability == "text_to_image":
+        return await asyncio.to_thread(asked.prepare)
+    entry = pool._known(asked.model, asked.capability)
+    if entry is None or not entry.ready(asked.compute, asked.chat):
+        return await asyncio.to_thread(asked.prepare)
+    if asked.long:
+        return await asyncio.get_running_loop().run_in_executor(_threads.executor(), asked.prepare)
+    return asked.prepare()
+
+
+async def _collect(stream: Any) -> Any:
+    """The result of a stream; leaving it stops the work."""
+    try:
+        return await stream.result()
+    finally:
+        stream._leave()
+
+
+# ---- jobs ------------------------------------------------------------------------------------------------------------
+
+#: Capability -> its verbs, with the parameters that tell them apart.
+_JOBS: dict[str, tuple[tuple[Verb, tuple[str, ...]], ...]] = {
+    "text_embedding": ((EMBED, ("inputs",)), (RERANK, ("query", "documents"))),
+    "text_to_text": ((GENERATE, ("prompt",)), (CHAT, ("messages",))),
+    "image_embedding": ((EMBED_IMAGE, ("images",)),),
+    "vision": ((VISION, ("images", "prompt")), (CHAT, ("messages",))),
+    "text_to_image": ((GENERATE_IMAGE, ("prompt",)),),
+}
+_CAPACITY = {"text_embedding": "batch_queue_capacity", "image_embedding": "image_embed_queue_capacity",
+             "vision": "vision_queue_capacity", "text_to_image": "image_gen_queue_capacity",
+             "text_to_text": "prompt_queue_capacity"}
+
+
+def submit(pool: Host, capability: Any, request: Mapping[str, Any]) -> Job:
+    """See :func:`mpool.submit`."""
+    check_capability(capability)
+    try:
+        return _job(pool, capability, dict(request))
+    except Overloaded as error:
+        single = capability == "text_embedding" and isinstance(request.get("inputs"), str)
+        name = "embed_queue_capacity" if single else _CAPACITY[capability]
+        error.hint = error.hint or f"Take a job's result first; PoolConfig.{name} makes the queue longer"
+        raise
+
+
+def _verb_of(capability: str, given: dict[str, Any]) -> Verb:
+    """The verb that the arguments of a job are for."""
+    verbs = _JOBS[capability]
+    chosen = [(verb, needed) for verb, needed in verbs if any(name in given for name in needed)]
+    if len(chosen) > 1:
+        first, second = (next(name for name in needed if name in given) for _, needed in chosen)
+        raise InvalidArgument(f"{first} and {second} given, allowed: " + _one_of(verbs))
+    if not chosen and len(verbs) > 1 and capability == "text_to_text":
+        raise InvalidArgument("neither prompt nor messages given, allowed: one of prompt and messages")
+    verb, needed = (chosen or verbs)[0]
+    for name in needed:
+        if name not in given:
+            raise InvalidArgument(f"{name} is missing, allowed: " + _one_of(verbs))
+    return verb
+
+
+def _one_of(verbs: tuple[tuple[Verb, tuple[str, ...]], ...]) -> str:
+    return ", or ".join(" and ".join(needed) for _, needed in verbs)
+
+
+def _job(pool: Host, capability: str, given: dict[str, Any]) -> Job:
+    for name, hint in (("progress", "A job has done() and position()"), ("stream", "A job can be iterated over")):
+        if name in given:
+            raise InvalidArgument(f"{name} is not an option of submit", hint=hint)
+    verb = _verb_of(capability, given)
+    given = verb.bind((), given, ())
+    if verb is RERANK:
+        given.setdefault("model", None)
+    call = _options.begin(pool.config, given)
+    if verb is CHAT:
+        messages, model = given.pop("messages"), given.pop("model", None)
+        made: Any = requests.chat_request(pool, messages, model, given, call, capability)
+    elif verb is GENERATE_IMAGE:
+        made = requests.generate_image(pool, given, call).prepare()
+    else:
+        made = _VALIDATE[verb.name](pool, given, call).prepare()
+    from . import jobs
+
+    if verb.stream is None:
+        return jobs.VectorJob(capability, made)
+    return jobs.StreamJob(capability, _stream(verb, made, call, True))
+
+
+__all__ = ["VERBS", "counted", "run", "run_async", "submit"]

@@ -1,0 +1,413 @@
+"""One generator for every request for vectors, and the two drivers that run it.
+
+A generator yields steps. The sync driver calls ``step.now()`` and blocks; the async driver awaits ``step.later()``,
+which keeps the event loop free. The generator cannot tell which driver runs it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..runtime import threads as _threads
+from . import options as _options
+from . import vectors
+from .vectors import BULK, DEPTH, INTERACTIVE, Bar, Faults, Kind, VectorPlan
+
+if TYPE_CHECKING:
+    from .. import _core
+    from .options import Call
+
+#: ``Take`` gives it after the last slice.
+END: Any = object()
+Steps = Generator[Any, Any, Any]
+
+
+# ---- steps -----------------------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """The next slice of inputs, or END."""
+
+    source: Iterator[Any] | AsyncIterator[Any]
+
+    def now(self) -> Any:
+        return next(self.source, END)  # type: ignore[arg-type]
+
+    async def later(self) -> Any:
+        if isinstance(self.source, AsyncIterator):
+            return await anext(self.source, END)
+        import asyncio
+
+        await asyncio.sleep(0)  # other tasks run between slices
+        return next(self.source, END)
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """Inputs in the form that the core takes."""
+
+    kind: Kind
+    plan: VectorPlan
+    inputs: list[Any]
+    start: int
+    single: bool
+    call: Call
+
+    def now(self) -> Any:
+        return self.kind.pack(self.plan, self.inputs, self.start, self.single, self.call)
+
+    async def later(self) -> Any:
+        if self.kind.heavy(self.inputs):
+            import asyncio
+
+            return await asyncio.get_running_loop().run_in_executor(_threads.executor(), self.now)
+        return self.now()
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The ticket of a pack; None if no input of the pack is good."""
+
+    kind: Kind
+    plan: VectorPlan
+    pack: Any
+    call: Call
+    lane: int
+
+    def now(self) -> _core.Ticket | None:
+        return vectors.submit(self.kind, self.plan, self.pack, self.call, self.lane)
+
+    async def later(self) -> _core.Ticket | None:
+        from ..runtime.watching import watcher
+
+        wait = not self.call.fail_fast
+        return await watcher().enter(
+            f"{self.plan.core_key}\n{self.lane}",
+            lambda: vectors.submit(self.kind, self.plan, self.pack, self.call, self.lane, True, wait), wait)
+
+
+@dataclass(frozen=True, slots=True)
+class Land:
+    """The rows of a pack, once its ticket is done."""
+
+    kind: Kind
+    plan: VectorPlan
+    pack: Any
+    ticket: _core.Ticket | None
+    call: Call
+
+    def now(self) -> Any:
+        if self.ticket is not None:
+            self.ticket.wait()
+        return vectors.landed(self.kind, self.plan, self.pack, self.ticket, self.call)
+
+    async def later(self) -> Any:
+        if self.ticket is None:
+            return vectors.landed(self.kind, self.plan, self.pack, None, self.call)
+        from ..runtime.watching import watcher
+
+        await watcher().done(self.ticket)
+        if self.plan.null:  # a row of NaN makes it compute the halves of the pack
+            import asyncio
+
+            return await asyncio.to_thread(vectors.landed, self.kind, self.plan, self.pack, self.ticket, self.call)
+        return vectors.landed(self.kind, self.plan, self.pack, self.ticket, self.call)
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """The rows of a pack that is the whole request: one blocking call of the core where blocking is allowed."""
+
+    kind: Kind
+    plan: VectorPlan
+    pack: Any
+    call: Call
+    lane: int
+
+    def now(self) -> Any:
+        return vectors.finish(self.plan, self.pack, vectors.run(self.kind, self.plan, self.pack, self.call, self.lane))
+
+    async def later(self) -> Any:
+        ticket = await Start(self.kind, self.plan, self.pack, self.call, self.lane).later()
+        try:
+            return await Land(self.kind, self.plan, self.pack, ticket, self.call).later()
+        finally:
+            if ticket is not None and not ticket.done():
+                ticket.cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class Out:
+    """A value for the caller of an iterator."""
+
+    value: Any
+
+
+# ---- drivers ---------------------------------------------------------------------------------------------------------
+
+def drive(steps: Steps) -> Any:
+    """Runs a generator that has no outputs; returns its result."""
+    try:
+        step = next(steps)
+        while True:
+            step = steps.send(step.now())
+    except StopIteration as end:
+        return end.value
+    finally:
+        steps.close()
+
+
+def drive_each(steps: Steps) -> Iterator[Any]:
+    """Runs a generator; yields its outputs."""
+    try:
+        step = next(steps)
+        while True:
+            if type(step) is Out:
+                yield step.value
+                step = next(steps)
+            else:
+                step = steps.send(step.now())
+    except StopIteration:
+        return
+    finally:
+        steps.close()
+
+
+async def adrive(steps: Steps) -> Any:
+    """As :func:`drive`, on an event loop."""
+    try:
+        step = next(steps)
+        while True:
+            step = steps.send(await step.later())
+    except StopIteration as end:
+        return end.value
+    finally:
+        steps.close()
+
+
+async def adrive_each(steps: Steps) -> AsyncIterator[Any]:
+    """As :func:`drive_each`, on an event loop."""
+    try:
+        step = next(steps)
+        while True:
+            if type(step) is Out:
+                yield step.value
+                step = next(steps)
+            else:
+                step = steps.send(await step.later())
+    except StopIteration:
+        return
+    finally:
+        steps.close()
+
+
+# ---- the generators --------------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True, slots=True)
+class VectorRequest:
+    """A request for vectors of inputs that are all there.
+
+    Attributes:
+        slices: cuts the inputs: (number of the first input, inputs).
+        single: the request was for one input, not for a list.
+        finish: rows, float32 ``(n, width)`` -> the result.
+    """
+
+    kind: Kind
+    plan: VectorPlan
+    inputs: list[Any]
+    slices: Callable[[Any], Iterable[tuple[int, list[Any]]]]
+    single: bool
+    progress: Any
+    call: Call
+    finish: Callable[[Any], Any]
+
+    def steps(self) -> Steps:
+        """The generator; its result: what the caller gets, and the number of tokens read."""
+        return self._one() if self.single else self._many()
+
+    def _one(self) -> Steps:
+        kind, plan, call = self.kind, self.plan, self.call
+        pack = yield Pack(kind, plan, self.inputs, 0, True, call)
+        rows = yield Compute(kind, plan, pack, call, INTERACTIVE)
+        vectors.tell(kind, plan, pack, rows)
+        return self.finish(rows), kind.tokens(pack)
+
+    def _many(self) -> Steps:
+        kind, plan, call, total = self.kind, self.plan, self.call, len(self.inputs)
+        if plan.precision in ("int8", "uint8") and total == 1:
+            vectors.quantize(vectors.empty(plan, 1), plan.precision)  # refuses it before anything is computed
+        parts = list(self.slices(self.inputs))
+        faults, bar, tokens = Faults(plan, kind.unit), Bar(self.progress, total, plan.entry.key, kind.unit), 0
+        out = vectors.empty(plan, total)
+        try:
+            if len(parts) == 1:
+                pack = yield Pack(kind, plan, parts[0][1], 0, False, call)
+                out = yield Compute(kind, plan, pack, call, vectors.lane_of(total))
+                tokens = kind.tokens(pack)
+                faults.add(0, pack, out)
+                bar.add(total)
+            else:
+                def took(start: int, pack: Any, rows: Any) -> tuple[()]:
+                    nonlocal tokens
+                    out[start:start + pack.count] = rows
+                    tokens += kind.tokens(pack)
+                    faults.add(start, pack, rows)
+                    bar.add(pack.count)
+                    return ()
+
+                yield from run_slices(kind, plan, iter(parts), call, took)
+        finally:
+            bar.close()
+        faults.tell(total)
+        return self.finish(out), tokens
+
+
+def run_slices(kind: Kind, plan: VectorPlan, source: Iterator[Any] | AsyncIterator[Any], call: Call,
+               took: Callable[[int, Any, Any], Iterable[Any]]) -> Steps:
+    """Computes slice after slice, a few of them in flight; ``took`` gets the rows of each and gives outputs.
+
+    With ``fail_fast`` the first slice is refused if the queue is full. The others wait: the request was accepted.
+    Closing the generator cancels the slices in flight.
+    """
+    flying: deque[tuple[int, Any, _core.Ticket | None]] = deque()
+
+    def land() -> Steps:
+        start, pack, ticket = flying[0]
+        rows = yield Land(kind, plan, pack, ticket, call)
+        for value in took(start, pack, rows):
+            yield Out(value)
+        flying.popleft()
+
+    try:
+        while (part := (yield Take(source))) is not END:
+            start, inputs = part
+            pack = yield Pack(kind, plan, inputs, start, False, call)
+            flying.append((start, pack, (yield Start(kind, plan, pack, call, BULK))))
+            call = _options.patient(call)
+            while len(flying) >= DEPTH or (flying and (flying[0][2] is None or flying[0][2].done())):
+                yield from land()
+        while flying:
+            yield from land()
+    finally:
+        for _, _, ticket in flying:
+            if ticket is not None:
+                ticket.cancel()
+
+
+class Cutter:
+    """Cuts a sequence of texts into slices, by characters and by count."""
+
+    def __init__(self, chars: int, texts: int) -> None:
+        self.most_chars, self.most_texts = chars, texts
+        self.start, self.chars, self.held = 0, 0, []  # type: int, int, list[Any]
+
+    def add(self, item: Any) -> tuple[int, list[Any]] | None:
+        """Takes a text. Returns the slice before it, if that is complete."""
+        size, full = len(item) if isinstance(item, str) else 0, None
+        if self.held and (self.chars + size > self.most_chars or len(self.held) >= self.most_texts):
+            full = self.rest()
+        self.held.append(item)
+        self.chars += size
+        return full
+
+    def rest(self) -> tuple[int, list[Any]] | None:
+        """The slice that is not complete; None if there is none."""
+        if not self.held:
+            return None
+        found = self.start, self.held
+        self.start, self.chars, self.held = self.start + len(self.held), 0, []
+        return found
+
+
+class Rebatch:
+    """Rows of slices, given out as single vectors or as batches of one size."""
+
+    def __init__(self, size: int | None) -> None:
+        self.size, self.held, self.rows = size, deque(), 0  # type: int | None, deque[Any], int
+
+    def add(self, rows: Any) -> Iterator[Any]:
+        """Takes rows. Yields what is complete."""
+        if self.size is None:
+            for row in rows:
+                yield row.copy()  # a view would keep the whole slice in memory
+            return
+        self.held.append(rows)
+        self.rows += len(rows)
+        while self.rows >= self.size:
+            yield self._take(self.size)
+
+    def rest(self) -> Iterator[Any]:
+        """Yields the last, shorter batch, if there is one."""
+        if self.rows:
+            yield self._take(self.rows)
+
+    def _take(self, count: int) -> Any:
+        parts: list[Any] = []
+        self.rows -= count
+        while count:
+            rows = self.held.popleft()
+            if len(rows) > count:
+                self.held.appendleft(rows[count:])
+                rows = rows[:count]
+            parts.append(rows)
+            count -= len(rows)
+        return np.concatenate(parts)
+
+
+@dataclass(slots=True)
+class IterRequest:
+    """A request for the vectors of an iterable.
+
+    Attributes:
+        done: texts taken care of so far.
+        failed: those of them without a vector.
+    """
+
+    kind: Kind
+    plan: VectorPlan
+    items: Iterable[Any] | AsyncIterable[Any]
+    cutter: Cutter
+    batch_size: int | None
+    bar: Bar
+    call: Call
+    done: int = 0
+    failed: int = 0
+
+    def steps(self) -> Steps:
+        """The generator; its outputs are vectors or batches."""
+        out, faults, precision = Rebatch(self.batch_size), Faults(self.plan, self.kind.unit), self.plan.precision
+
+        def took(start: int, pack: Any, rows: Any) -> Iterable[Any]:
+            faults.add(start, pack, rows)
+            self.done, self.failed = self.done + pack.count, faults.count
+            self.bar.add(pack.count)
+            return out.add(vectors.quantize(rows, precision))
+
+        source = self._aslices(self.items) if isinstance(self.items, AsyncIterable) else self._slices(self.items)
+        try:
+            yield from run_slices(self.kind, self.plan, source, self.call, took)
+            for value in out.rest():
+                yield Out(value)
+            faults.tell(self.done)
+        finally:
+            self.bar.close()
+
+    def _slices(self, items: Iterable[Any]) -> Iterator[Any]:
+        for item in items:
+            if (full := self.cutter.add(item)) is not None:
+                yield full
+        if (full := self.cutter.rest()) is not None:
+            yield full
+
+    async def _aslices(self, items: AsyncIterable[Any]) -> AsyncIterator[Any]:
+        async for item in items:
+            if (full := self.cutter.add(item)) is not None:
+                yield full
+        if (full := self.cutter.rest()) is not None:
+            yield full

@@ -1,0 +1,157 @@
+"""The public names: compared with a committed snapshot, committed stubs, and old names."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mpool
+from mpool import _stubs as stubs
+from mpool.tasks import verbs
+from mpool.tasks.options import CallOptions, names_of
+
+SNAPSHOT = Path(__file__).with_name("public_api.json")
+RENAMED = {"Picture": "GeneratedImage", "Pictures": "GeneratedImages", "PictureStep": "ImageStep",
+           "PictureStream": "ImageStream"}
+
+
+def described(value: Any) -> Any:
+    """Kind and signature of a public object, those of a class's public members included."""
+    if inspect.ismodule(value):
+        return {"kind": "module", "names": sorted(getattr(value, "__all__", ()))}
+    if inspect.isclass(value):
+        members = {name: described_member(member) for name, member in inspect.getmembers_static(value)
+                   if not name.startswith("_") and not inspect.ismemberdescriptor(member)}
+        bases = [base.__name__ for base in value.__mro__[1:-1]]
+        return {"kind": "class", "signature": signature(value), "bases": bases, "members": members}
+    if callable(value):
+        return {"kind": "function", "signature": signature(value)}
+    return {"kind": type(value).__name__}
+
+
+def described_member(member: Any) -> str:
+    if isinstance(member, property):
+        return "property"
+    if isinstance(member, (staticmethod, classmethod)):
+        member = member.__func__
+    return signature(member) if callable(member) else type(member).__name__
+
+
+def signature(value: Any) -> str:
+    try:
+        return str(inspect.signature(value))
+    except (TypeError, ValueError):
+        return "?"
+
+
+def current() -> dict[str, Any]:
+    found = {name: described(getattr(mpool, name)) for name in sorted(mpool.__all__)}
+    found |= {f"aio.{name}": described(getattr(mpool.aio, name)) for name in sorted(mpool.aio.__all__)}
+    return json.loads(json.dumps(found))
+
+
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="members that Python adds differ between its versions")
+def test_public_names_are_those_of_the_snapshot() -> None:
+    """After a change on purpose: ``python tests/python/api/test_public_api.py`` writes it anew."""
+    known, now = json.loads(SNAPSHOT.read_text("utf-8")), current()
+    assert sorted(known) == sorted(now)
+    assert {name: (known[name], now[name]) for name in known if known[name] != now[name]} == {}
+
+
+def test_stubs_are_up_to_date() -> None:
+    stale = [path.name for path, text in stubs.stubs().items() if path.read_text("utf-8") != text]
+    assert not stale, "run python -m mpool._stubs"
+
+
+@pytest.mark.parametrize("name", verbs.VERBS)
+def test_every_form_of_a_verb_takes_the_same_options(name: str) -> None:
+    verb = verbs.VERBS[name]
+    forms = [getattr(mpool, name), getattr(mpool.Pool, name), getattr(mpool.aio, name)]
+    if not name.startswith("describe"):
+        forms.append(getattr(mpool.Model, name))
+    for form in forms:
+        taken = set(inspect.signature(form).parameters)
+        assert set(names_of(verb.options)) <= taken
+        assert "options" not in taken and "keywords" not in taken and form.__name__ == name
+    text = inspect.getdoc(getattr(mpool, name)) or ""
+    assert all(f"{option}:" in text or f"``{option}``" in text for option in names_of(verb.options))
+    assert all(f"{found}: " in text for found in inspect.signature(CallOptions).parameters)
+
+
+@pytest.mark.parametrize("name", verbs.VERBS)
+def test_an_unknown_option_has_one_error(name: str) -> None:
+    verb = verbs.VERBS[name]
+    values = ["x"] * sum(slot.default is verbs.REQUIRED for slot in verb.positional)
+    with mpool.Pool() as pool:
+        for ask in (lambda: getattr(mpool, name)(*values, tiemout=3), lambda: getattr(pool, name)(*values, tiemout=3),
+                    lambda: getattr(mpool.aio, name)(*values, tiemout=3)):
+            with pytest.raises(mpool.InvalidArgument, match=rf"`tiemout` is not an option of {name}; did you mean `ti"
+                                                            "meout`") as caught:
+                ask()
+            assert caught.value.param == "tiemout"
+
+
+def test_arguments_by_position() -> None:
+    for wrong in (lambda: mpool.embed(), lambda: mpool.embed("a", inputs="b"), lambda: mpool.embed("a", None, 3),
+                  lambda: mpool.get("all-MiniLM-L6-v2").embed("a", model="x")):
+        with pytest.raises(TypeError):
+            wrong()
+
+
+# ---- old names -------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_old_names_are_the_same_objects(old: str, new: str) -> None:
+    with pytest.warns(DeprecationWarning, match=f"mpool.{old} is now mpool.{new}"):
+        assert getattr(mpool, old) is getattr(mpool, new)
+    assert old not in mpool.__all__ and new in mpool.__all__
+
+
+def test_old_modules() -> None:
+    code = """
+import warnings
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    import mpool
+    from mpool.catalog import parse_reference
+    from mpool.text import ChatTemplate
+    import mpool.conversation.template, mpool.models
+    assert parse_reference is mpool.models.parse_reference and ChatTemplate is mpool.conversation.template.ChatTemplate
+    assert mpool.models.__spec__.name == "mpool.models"
+    from mpool.aio import AsyncPictureStream
+    assert AsyncPictureStream is mpool.aio.AsyncImageStream
+    from mpool import Picture
+    assert Picture is mpool.GeneratedImage
+assert {"mpool.catalog is now mpool.models", "mpool.text is now mpool.tokenizers", "mpool.Picture is now "
+        "mpool.GeneratedImage"} <= {str(one.message) for one in told}, [str(one.message) for one in told]
+assert all(one.category is DeprecationWarning for one in told)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+
+
+@pytest.mark.parametrize(("module", "name", "new"), [
+    ("mpool.pictures", "Picture", "GeneratedImage"), ("mpool.pictures", "Pictures", "GeneratedImages"),
+    ("mpool.tasks.images_result", "PictureStep", "ImageStep"), ("mpool.captures", "CaptureRecord", "CaptureRecord"),
+    ("mpool.debug.captures", "CaptureRecord", "CaptureRecord"), ("mpool.reranking", "Ranking", "Ranking")])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_pickles_of_old_names_load(module: str, name: str, new: str) -> None:
+    assert pickle.loads(f"c{module}\n{name}\n.".encode()) is getattr(mpool, new)
+
+
+def test_import_is_light() -> None:
+    code = "import sys, mpool; assert 'numpy' not in sys.modules and 'asyncio' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+if __name__ == "__main__":
+    SNAPSHOT.write_text(json.dumps(current(), indent=1, sort_keys=True) + "\n", "utf-8")

@@ -1,0 +1,84 @@
+"""What follows from verbs that are said once: jobs that rerank, token ids to embed, capacities by one mapping, and the
+fields of the server's requests beside the options of the verbs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpool
+from mpool.tasks import options, verbs
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[mpool.Pool]:
+    with mpool.Pool(mpool.PoolConfig(threads=1)) as pool:
+        yield pool
+
+
+def test_token_ids_are_embedded_as_they_are(pool: mpool.Pool, bert: Path) -> None:
+    texts = ["hello world", "a b c"]
+    ids = [pool.tokenize(text, bert) for text in texts]
+    want = pool.embed(texts, bert)
+    assert np.array_equal(pool.embed(ids, bert), want)
+    assert np.array_equal(pool.get(bert).embed(ids), want)
+    assert np.array_equal(pool.submit("text_embedding", inputs=ids, model=bert).result(60), want)
+    assert np.array_equal(asyncio.run(mpool.aio.embed(ids, bert, pool=pool)), want)
+    assert np.array_equal(np.stack(list(pool.embed_iter(ids, bert))), want)
+    with pytest.raises(mpool.InvalidArgument, match="a token of text 1"):
+        pool.embed([ids[0], [10**9]], bert)
+
+
+def test_capacities_by_one_mapping() -> None:
+    made = mpool.PoolConfig(queue_capacity={"text_embedding": (7, 3), "vision": 2})
+    found = made._registry_options()["queue_capacity"]
+    assert found == {"text_embedding": (7, 3), "text_to_text": 100, "image_embedding": 50, "vision": 2,
+                     "text_to_image": 20}
+    assert mpool.PoolConfig(queue_capacity={"text_embedding": 5})._capacities()["text_embedding"] == (5, 5)
+    assert mpool.PoolConfig(vision_queue_capacity=9)._capacities()["vision"] == 9
+    hash(made)
+    for wrong in ({"vison": 1}, {"vision": 0}, {"vision": (1, 2)}, {"text_embedding": (1, 2, 3)}, 3, {"vision": True}):
+        with pytest.raises(mpool.InvalidArgument):
+            mpool.PoolConfig(queue_capacity=wrong)
+    with pytest.raises(mpool.InvalidArgument, match="both given"):
+        mpool.PoolConfig(queue_capacity={"vision": 2}, vision_queue_capacity=3)
+
+
+#: Fields that only the protocols have, or that they spell in their own way.
+PROTOCOL = {"model", "input", "messages", "prompt", "query", "documents", "stream", "stream_options", "user"}
+
+
+def test_options_of_the_servers_requests_are_options_of_verbs() -> None:
+    structs = pytest.importorskip("mpool.server.openai.structs")
+    for struct, verb, own in (
+            (structs.EmbeddingsRequest, verbs.EMBED, {"encoding_format"}),
+            (structs.RerankRequest, verbs.RERANK, {"top_n", "return_documents"})):
+        fields = set(struct.__struct_fields__) - PROTOCOL - own
+        assert fields <= set(verb.names), fields - set(verb.names)
+
+
+@pytest.mark.parametrize("command", ["embed", "embed-image", "generate", "chat", "vision"])
+def test_the_command_lines_choices_and_defaults_are_those_of_the_options(command: str) -> None:
+    import argparse
+
+    from mpool.cli.parser import make_parser
+
+    commands = next(action for action in make_parser()._actions if isinstance(action, argparse._SubParsersAction))
+    verb = verbs.VERBS[command.replace("-", "_")]
+    fields = {field.name: field for field in options.fields(verb.options)}
+    seen = 0
+    for action in commands.choices[command]._actions:
+        field = fields.get(action.dest)
+        if field is None:
+            continue
+        seen += 1
+        if action.choices is not None:
+            assert tuple(action.choices) == tuple(one for one in field.metadata["choices"] if one is not None)
+        if action.default not in (argparse.SUPPRESS, None) and not isinstance(action.default, bool):
+            assert action.default == field.default
+    assert seen >= 5

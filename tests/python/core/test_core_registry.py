@@ -1,0 +1,470 @@
+"""The binding over real (tiny) models: calls, tickets, waiting, signals, shutdown."""
+
+from __future__ import annotations
+
+import gc
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpool
+import tinymodels
+from corelib import SAMPLING
+from mpool import _core
+
+DONE = 2**64 - 1
+IDS = np.array([2, 9, 10, 11, 3, 2, 12, 3], np.int32)
+OFFSETS = np.array([0, 5, 8], np.int64)
+PROMPT = np.array([5, 6, 7], np.int32)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return tinymodels.cached(tmp_path_factory, "bert"), tinymodels.cached(tmp_path_factory, "llama")
+
+
+@pytest.fixture
+def pool(folders: tuple[Path, Path]) -> Iterator[mpool.Pool]:
+    with mpool.Pool(mpool.PoolConfig(threads=1)) as made:
+        yield made
+
+
+def key_of(pool: mpool.Pool, folder: Path) -> tuple[_core.Registry, str]:
+    # below the public API: a key of the core's registry
+    key = pool.get(str(folder))._entry.core_key("auto")
+    pool.registry.load(key, timeout=60)
+    return pool.registry, key
+
+
+@pytest.fixture
+def bert(pool: mpool.Pool, folders: tuple[Path, Path]) -> tuple[_core.Registry, str]:
+    return key_of(pool, folders[0])
+
+
+@pytest.fixture
+def llama(pool: mpool.Pool, folders: tuple[Path, Path]) -> tuple[_core.Registry, str]:
+    return key_of(pool, folders[1])
+
+
+def long_call(llama: tuple[_core.Registry, str], **options: Any) -> _core.Ticket:
+    """A call that takes seconds."""
+    registry, key = llama
+    return registry.submit_text(key, PROMPT, **{**SAMPLING, "max_tokens": 2000, "n": 64, **options})
+
+
+# --- embedding ---
+
+
+def test_vectors_are_adopted(bert: tuple[_core.Registry, str]) -> None:
+    registry, key = bert
+    vectors = registry.embed(key, IDS, OFFSETS)
+    assert vectors.shape == (2, 32) and vectors.dtype == np.float32 and vectors.flags.writeable
+    assert type(vectors.base).__name__ == "PyCapsule" and vectors.ctypes.data % 64 == 0
+    ticket = registry.submit_embed(key, IDS, OFFSETS)
+    assert ticket.wait(30) and ticket.texts_done() == 2
+    again = ticket.vectors()
+    assert again.ctypes.data == ticket.vectors().ctypes.data
+    assert again.tobytes() == vectors.tobytes()
+    gc.collect()
+    held = registry.stats()["bytes_by_tag"]["request"]
+    del ticket, again
+    gc.collect()
+    assert registry.stats()["bytes_by_tag"]["request"] < held
+    assert registry.embed(key, IDS, OFFSETS, output=1).shape == (8, 32)
+    assert registry.embed(key, IDS, OFFSETS, dimensions=4).shape == (2, 4)
+    skipped = registry.embed(key, IDS, OFFSETS, np.array([1, 0], np.int32))
+    assert skipped[0].tobytes() != vectors[0].tobytes() and skipped[1].tobytes() == vectors[1].tobytes()
+
+
+def test_vectors_outlive_everything(folders: tuple[Path, Path]) -> None:
+    pool = mpool.Pool(mpool.PoolConfig(threads=1))
+    registry, key = key_of(pool, folders[0])
+    vectors = registry.embed(key, IDS, OFFSETS)
+    copy = vectors.copy()
+    pool.close()
+    del pool, registry
+    gc.collect()
+    assert (vectors == copy).all()
+
+
+@pytest.mark.parametrize("change, words", [
+    (dict(ids=IDS.astype(np.int64)), "ids"), (dict(ids=IDS.reshape(2, 4)), "ids"), (dict(ids=object()), "ids"),
+    (dict(offsets=OFFSETS.astype(np.float64)), "offsets"), (dict(offsets=OFFSETS[:1]), "offsets"),
+    (dict(offsets=np.array([0, 5, 7])), "ends at 7"), (dict(offsets=np.array([1, 5, 8])), "offsets"),
+    (dict(offsets=np.array([0, 9, 8])), "offsets"), (dict(skip=np.array([1], np.int32)), "skip"),
+    (dict(normalize=2), "normalize"), (dict(output=2), "output"), (dict(dimensions=-1), "dimensions"),
+    (dict(timeout=-1.0), "timeout"), (dict(timeout=float("nan")), "timeout"),
+    (dict(ids=np.full(8, 10**6, np.int32)), "10000|vocab|token"), (dict(dimensions=1000), "dimensions"),
+])
+def test_wrong_arguments_are_refused(bert: tuple[_core.Registry, str], change: dict[str, Any], words: str) -> None:
+    registry, key = bert
+    arguments = {**dict(ids=IDS, offsets=OFFSETS, skip=None), **change}
+    with pytest.raises(mpool.InvalidArgument, match=words):
+        registry.embed(key, **arguments)
+    assert registry.embed(key, IDS, OFFSETS).shape == (2, 32)
+
+
+def test_errors_carry_the_key_and_the_lengths(bert: tuple[_core.Registry, str],
+                                              llama: tuple[_core.Registry, str]) -> None:
+    registry, key = bert
+    with pytest.raises(mpool.UnknownModel) as unknown:
+        registry.embed("none", IDS, OFFSETS)
+    assert unknown.value.key == "none" and isinstance(unknown.value, LookupError)
+    with pytest.raises(mpool.WrongCapability) as wrong:
+        registry.embed(llama[1], IDS, OFFSETS)
+    assert wrong.value.key == llama[1] and "text_to_text" in str(wrong.value)
+    with pytest.raises(mpool.ContextOverflow) as long:
+        registry.embed(key, np.full(100, 9, np.int32), np.array([0, 100]))
+    assert (long.value.tokens, long.value.limit, long.value.key) == (100, 64, key)
+    with pytest.raises(TypeError):
+        registry.submit_text(llama[1], PROMPT, temperature=0.0)
+
+
+def test_the_gil_is_given_up(llama: tuple[_core.Registry, str]) -> None:
+    ticket = long_call(llama)
+    turns, stop = 0, threading.Event()
+
+    def count() -> None:
+        nonlocal turns
+        while not stop.is_set():
+            turns += 1
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    assert not ticket.wait(0.2)
+    stop.set()
+    thread.join()
+    assert turns > 20
+
+
+# --- tickets ---
+
+
+def test_a_ticket_tells_how_far_it_is(llama: tuple[_core.Registry, str]) -> None:
+    registry, key = llama
+    before = time.monotonic()
+    ticket = registry.submit_text(key, PROMPT, **{**SAMPLING, "max_tokens": 30, "logprobs": 2, "n": 2})
+    with pytest.raises(mpool.InvalidArgument, match="choice"):
+        ticket.text(2)
+    with pytest.raises(mpool.WrongCapability):
+        ticket.vectors()
+    seen, texts = 0, [b"", b""]
+    while seen != DONE:
+        step = ticket.wait_progress(seen, 30)
+        assert step > seen
+        seen = step
+        for choice in (0, 1):
+            more, _, _, _ = ticket.text(choice, len(texts[choice]))
+            texts[choice] += more
+    ticket.check()
+    assert ticket.done() and ticket.wait(0) and ticket.wait_progress(DONE - 1) == DONE and ticket.position() == -1
+    submitted, started, finished = ticket.times()
+    assert before <= submitted <= started <= finished <= time.monotonic()
+    for choice in (0, 1):
+        text, count, finish, stop_index = ticket.text(choice)
+        ids, logprobs, ends = ticket.tokens(choice)
+        assert (text, count, finish, stop_index) == (texts[choice], 30, 2, -1)
+        assert len(ids) == len(logprobs) == len(ends) == 30 and ends[-1] == len(text) and (np.diff(ends) >= 0).all()
+        top_ids, top_logprobs = ticket.top_logprobs(choice)
+        assert top_ids.shape == top_logprobs.shape == (30, 2)
+        may_end = top_ids[:, 0] != 2  # the end of generation is barred from the choice, not from the distribution
+        assert may_end.any() and (top_ids[may_end, 0] == ids[may_end]).all()
+        assert np.allclose(top_logprobs[may_end, 0], logprobs[may_end])
+        for start in (1, 29, 30, 31, 2**32 - 1):
+            for some, whole in zip(ticket.tokens(choice, start), (ids, logprobs, ends), strict=True):
+                assert np.array_equal(some, whole[start:])
+            for some, whole in zip(ticket.top_logprobs(choice, start), (top_ids, top_logprobs), strict=True):
+                assert some.shape[1] == 2 and np.array_equal(some, whole[start:])
+        with pytest.raises(mpool.InvalidArgument, match="start"):
+            ticket.text(choice, len(text) + 1)
+    prompt, generated, cached, queued, prompt_time, generation = ticket.usage()
+    assert (prompt, generated) == (3, 60) and cached >= 0
+    assert queued >= 0 and prompt_time > 0 and generation > 0 and queued + prompt_time + generation < 60
+    with pytest.raises(mpool.InvalidArgument, match="prompt_logits"):
+        ticket.prompt_logits()
+
+
+def test_prompt_logits_have_the_models_width(llama: tuple[_core.Registry, str]) -> None:
+    registry, key = llama
+    vocab = registry.entries()[0]["facts"]["vocab"]
+    ticket = registry.submit_text(key, PROMPT, prompt_logits=True, **SAMPLING)
+    ticket.wait(30)
+    logits = ticket.prompt_logits()
+    assert logits.shape == (3, vocab) and np.isfinite(logits).all()
+    assert int(logits[-1].argmax()) == int(ticket.tokens(0)[0][0])
+
+
+def test_sampling_arguments_are_checked(llama: tuple[_core.Registry, str]) -> None:
+    registry, key = llama
+    for change in (dict(temperature=-1.0), dict(top_p=2.0), dict(max_tokens=0), dict(n=0), dict(n=1000),
+                   dict(stop=[b""]), dict(stop=[b"x" * 2000]), dict(stop=[b"x"] * 100), dict(stop_ids=[-1]),
+                   dict(stop_ids=[10**6]), dict(bias_ids=[1], bias=[]), dict(bias_ids=[1], bias=[float("nan")]),
+                   dict(logprobs=21), dict(temperature=float("nan")), dict(stop_ids=list(range(5000)))):
+        with pytest.raises(mpool.InvalidArgument):
+            registry.submit_text(key, PROMPT, **{**SAMPLING, **change})
+    for change in (dict(stop="x"), dict(stop=["x"]), dict(stop_ids=["x"]), dict(bias_ids=[1], bias=["x"])):
+        with pytest.raises(TypeError):
+            registry.submit_text(key, PROMPT, **{**SAMPLING, **change})
+
+
+def test_cancel_and_abandon(llama: tuple[_core.Registry, str]) -> None:
+    registry, _ = llama
+    ticket = long_call(llama)
+    ticket.wait_progress(0, 30)
+    with pytest.raises(mpool.InvalidArgument, match="not done"):
+        ticket.check()
+    ticket.cancel()
+    assert ticket.wait(10)
+    with pytest.raises(mpool.Cancelled):
+        ticket.check()
+    assert len(ticket.text(0)[0]) > 0  # what there is stays readable
+    cancelled = registry.stats()["cancelled"]
+    ticket = long_call(llama)
+    del ticket
+    until = time.monotonic() + 10
+    while registry.stats()["cancelled"] == cancelled and time.monotonic() < until:
+        time.sleep(0.005)
+    assert registry.stats()["cancelled"] == cancelled + 1
+
+
+def test_timeouts(llama: tuple[_core.Registry, str]) -> None:
+    begin = time.monotonic()
+    ticket = long_call(llama, timeout=0.1)
+    assert not ticket.wait(0.01)
+    assert ticket.wait(10)
+    with pytest.raises(mpool.Timeout) as late:
+        ticket.check()
+    assert isinstance(late.value, TimeoutError) and late.value.key == llama[1]
+    assert time.monotonic() - begin < 5
+    with pytest.raises(mpool.Timeout):
+        long_call(llama, timeout=0.0)
+    long_call(llama, timeout=float("inf")).cancel()
+
+
+def test_notifier_in_a_selector(llama: tuple[_core.Registry, str]) -> None:
+    registry, key = llama
+    notifier = _core.Notifier()
+    with selectors.DefaultSelector() as selector:
+        selector.register(notifier.fileno(), selectors.EVENT_READ)
+        assert not selector.select(0)
+        tickets = {id: registry.submit_text(key, PROMPT, **{**SAMPLING, "max_tokens": 5}) for id in (10, 11, 12)}
+        for id, ticket in tickets.items():
+            ticket.bind(notifier, id)
+        open_ids, until = set(tickets), time.monotonic() + 30
+        while open_ids and time.monotonic() < until:
+            assert selector.select(10)
+            for id in notifier.take():
+                if tickets[id].done():
+                    open_ids.discard(id)
+        assert not open_ids
+        notifier.take()
+        assert not selector.select(0)
+    with pytest.raises(TypeError):
+        tickets[10].bind("loop", 1)
+    notifier.close()
+    with pytest.raises(mpool.InvalidArgument):
+        tickets[10].bind(notifier, 1)
+
+
+# --- signals: in the main thread, which pytest runs tests in ---
+
+
+class Alarm(Exception):
+    pass
+
+
+@pytest.fixture
+def alarm() -> Iterator[None]:
+    def ring(number: int, frame: object) -> None:
+        raise Alarm
+
+    before = signal.signal(signal.SIGALRM, ring)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def after_alarm(seconds: float, call: Any) -> float:
+    """Run call until the alarm raises; how much later than it was set."""
+    begin = time.monotonic()
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    with pytest.raises(Alarm):
+        call()
+    return time.monotonic() - begin - seconds
+
+
+def test_a_signal_ends_every_wait(llama: tuple[_core.Registry, str], alarm: None) -> None:
+    registry, key = llama
+    ticket = long_call(llama)
+    assert after_alarm(0.05, ticket.wait) < 0.5
+    assert ticket.wait(10)
+    with pytest.raises(mpool.Cancelled):
+        ticket.check()
+    ticket = long_call(llama)
+    assert after_alarm(0.05, lambda: [ticket.wait_progress(DONE - 1) for _ in range(99)]) < 0.5
+    # other calls go on
+    other = registry.submit_text(key, PROMPT, **{**SAMPLING, "max_tokens": 3})
+    assert other.wait(30)
+    other.check()
+
+
+def test_a_signal_ends_the_wait_for_room(folders: tuple[Path, Path], alarm: None) -> None:
+    with mpool.Pool(mpool.PoolConfig(threads=1, prompt_queue_capacity=3, max_workers_per_model=1)) as pool:
+        registry, key = key_of(pool, folders[1])
+        tickets: list[_core.Ticket] = []
+        full = False
+        while not full or registry.entries()[0]["running"] < 256:  # those the engine has taken are not in the queue
+            try:
+                tickets.append(long_call((registry, key), n=8, fail_fast=True))
+            except mpool.Overloaded as refused:
+                assert refused.key == key and "the queue is full with 3 requests" in str(refused)
+                full = True
+        assert registry.stats()["queue_full_rejections"] > 0
+        while registry.entries()[0]["queued"] < 3:
+            tickets.append(long_call((registry, key), n=8, fail_fast=True))
+        assert after_alarm(0.05, lambda: long_call((registry, key), n=8)) < 0.5
+        with pytest.raises(mpool.Timeout, match="full"):
+            long_call((registry, key), n=8, timeout=0.06)
+        for ticket in tickets:
+            ticket.cancel()
+        assert all(ticket.wait(10) for ticket in tickets)
+
+
+# --- entries ---
+
+
+def test_entries_and_stats(bert: tuple[_core.Registry, str]) -> None:
+    registry, key = bert
+    registry.embed(key, IDS, OFFSETS)
+    until = time.monotonic() + 10
+    while (row := registry.entries()[0])["state"] != "ready" and time.monotonic() < until:
+        time.sleep(0.001)
+    assert (row["key"], row["capability"], row["state"]) == (key, "text_embedding", "ready")
+    assert row["workers"] in (1, 2)
+    assert (row["queued"], row["running"], row["pinned"], row["calls"], row["errors"]) == (0, 0, False, 1, 0)
+    assert row["facts"]["architecture"] == "bert" and row["facts"]["output_size"] == 32 and row["model_bytes"] > 0
+    registry.load(key, pin=True)
+    assert registry.entries()[0]["pinned"]
+    used = registry.stats()["memory_used"]  # of the process: other registries may hold models
+    assert used >= row["model_bytes"]
+    registry.evict(key)
+    after = registry.entries()[0]
+    assert after["facts"] == {} and after["model_bytes"] == 0 and after["workers"] == 0
+    stats = registry.stats()
+    assert stats["memory_used"] <= used - row["model_bytes"] and stats["evictions"] == 1 and stats["loads"] == 1
+    registry.embed(key, IDS, OFFSETS)  # comes back by itself
+    registry.remove(key)
+    assert registry.entries() == []
+    with pytest.raises(mpool.UnknownModel):
+        registry.remove(key)
+
+
+def test_waits_on_entries_end_in_time(llama: tuple[_core.Registry, str]) -> None:
+    registry, key = llama
+    ticket = long_call(llama)
+    ticket.wait_progress(0, 30)
+    with pytest.raises(mpool.Timeout, match="active requests: 1; the eviction continues in the background"):
+        registry.evict(key, timeout=0.1)
+    ticket.cancel()
+    registry.evict(key, timeout=30)
+    registry.load(key)
+    ticket = long_call(llama)
+    ticket.wait_progress(0, 30)
+    with pytest.raises(mpool.Timeout):
+        registry.remove(key, timeout=0.12)
+    with pytest.raises(mpool.UnknownModel):
+        registry.load(key)
+    ticket.cancel()
+    registry.remove(key, timeout=30)
+
+
+# --- the end ---
+
+
+def test_close_is_idempotent_and_final(folders: tuple[Path, Path]) -> None:
+    pool = mpool.Pool(mpool.PoolConfig(threads=1))
+    before = pool.registry.stats()["memory_used"]  # of the process: other registries may hold models
+    registry, key = key_of(pool, folders[0])
+    ticket = registry.submit_embed(key, IDS, OFFSETS)
+    registry.begin_shutdown()
+    with pytest.raises(mpool.ShuttingDown):
+        registry.embed(key, IDS, OFFSETS)
+    closers = [threading.Thread(target=registry.close) for _ in range(3)]
+    for thread in closers:
+        thread.start()
+    for thread in closers:
+        thread.join()
+    registry.close()
+    assert ticket.done() and ticket.vectors().shape == (2, 32)
+    assert registry.entries() == [] and registry.stats()["memory_used"] <= before
+    with pytest.raises(mpool.ShuttingDown):
+        registry.load(key)
+    pool.close()
+
+
+def test_a_registry_is_not_dropped_under_its_tickets(folders: tuple[Path, Path]) -> None:
+    pool = mpool.Pool(mpool.PoolConfig(threads=1))
+    _, key = key_of(pool, folders[1])
+    registry = _core.Registry(threads=1)
+    table = pool.get(str(folders[1]))._entry
+    description = table.describe()
+    spec = _core.Spec(description.spec.architecture)
+    for path in description.spec.files:
+        spec.add_file(path)
+    for name, value in description.spec.kv.items():
+        spec.set(name, value)
+    for tensor in description.spec.tensors:
+        spec.add_tensor(tensor.name, tensor.dtype, tensor.shape, tensor.file, tensor.offset, tensor.nbytes)
+    table._set_tokens(spec, description)
+    registry.add("own", spec)
+    ticket = registry.submit_text("own", PROMPT, **{**SAMPLING, "max_tokens": 5})
+    del registry, spec
+    gc.collect()
+    assert ticket.wait(30)
+    ticket.check()
+    assert len(ticket.tokens(0)[0]) == 5
+    del ticket  # and with it the registry: its threads are joined
+    gc.collect()
+    pool.close()
+
+
+PROGRAM = """
+import sys, threading
+import numpy as np
+sys.path.insert(0, {here!r})
+import mpool
+from corelib import SAMPLING
+pool = mpool.Pool(mpool.PoolConfig(threads=1, shutdown_grace=0.2))
+key = pool.get({folder!r})._entry.core_key("auto")
+registry = pool.registry
+registry.load(key)
+def call():
+    try:
+        ticket = registry.submit_text(key, np.array([5, 6], np.int32), **{{**SAMPLING, "max_tokens": 2000, "n": 64}})
+        ticket.wait()
+    except mpool.MpoolError:
+        pass
+for _ in range(4):
+    threading.Thread(target=call, daemon=True).start()
+ticket = registry.submit_text(key, np.array([5, 6], np.int32), **{{**SAMPLING, "max_tokens": 2000, "n": 64}})
+ticket.wait_progress(0)
+{end}
+"""
+
+
+@pytest.mark.parametrize("end", ["pass", "sys.exit(0)", "del pool, registry, ticket", "registry.begin_shutdown()",
+                                 "sys.modules.pop('mpool._core'); import gc; gc.collect()"])
+def test_exit_without_close(folders: tuple[Path, Path], end: str) -> None:
+    program = PROGRAM.format(here=str(Path(__file__).parents[1] / "helpers"), folder=str(folders[1]), end=end)
+    run = subprocess.run([sys.executable, "-X", "dev", "-c", program], capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0 and "Error" not in run.stderr, run.stderr

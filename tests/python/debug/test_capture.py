@@ -1,0 +1,640 @@
+"""Captures: what the layers of a model give out while it writes, from the core to a file (mpool/tasks/captures.py)."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import logging
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpool
+from mpool.tasks import captures
+from mpool.tasks.capture_files import CaptureRecord
+from realmodels import real_path
+
+GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def model(pool: mpool.Pool, llama: Path) -> mpool.Model:
+    """A tiny one."""
+    return pool.load(llama)
+
+
+def layers_of(model: mpool.Model) -> int:
+    return int(model.description.spec.kv["llama.block_count"])
+
+
+def stages(layers: int) -> list[str]:
+    return ["embedding", *(f"layer.{number}" for number in range(layers)), "norm", "logits"]
+
+
+def places(records: Any) -> list[tuple[str, int, str]]:
+    return [(record.job_id, record.token_idx, record.checkpoint) for record in records]
+
+
+# ---- what is recorded ------------------------------------------------------------------------------------------------
+
+def test_there_are_exactly_as_many_records_as_there_should_be(model: mpool.Model, tmp_path: Path) -> None:
+    """Layers and three others for each token that is drawn, the first from the prompt's last row."""
+    layers, path = layers_of(model), tmp_path / "run.jsonl"
+    with mpool.capture(path, values=7) as capture:
+        done = model.generate("A cat sat on", max_tokens=14, capture=capture, **GREEDY)
+    assert done.usage.completion_tokens == 14
+    found = capture.records()
+    assert places(found) == [("1", token, stage) for token in range(14) for stage in stages(layers)]
+    assert (capture.written, capture.dropped, capture.failed) == (1, 0, 0)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(lines) == len(found) == 14 * (layers + 3)
+    wide = {"logits": model._entry.tokenizer().vocab_size}
+    hidden = int(model.description.spec.kv["llama.embedding_length"])
+    for line, record in zip(lines, found):
+        assert line == {"checkpoint": record.checkpoint, "team": "mpool", "token_idx": record.token_idx, "job_id": "1",
+                        "dtype": "float32", "shape": [wide.get(record.checkpoint, hidden)],
+                        "values": list(record.values)}
+        assert len(record.values) == 7 and all(value is not None for value in record.values)
+    # every token gives other numbers than all others, at every stage behind the embedding
+    for stage in stages(layers)[1:]:
+        assert len({record.values for record in found if record.checkpoint == stage}) == 14
+
+
+def test_an_end_that_is_drawn_has_records_too(model: mpool.Model) -> None:
+    """The end is no token of the answer, but it was drawn from a row."""
+    ends = model.generate("Once", max_tokens=1, **GREEDY).token_ids
+    with mpool.capture() as capture:
+        done = model.generate("Once", temperature=0, max_tokens=5, stop_token_ids=list(ends), capture=capture)
+    assert (done.usage.completion_tokens, done.finish_reason) == (0, "stop")
+    assert places(capture.records()) == [("1", 0, stage) for stage in stages(layers_of(model))]
+
+
+def test_logits_are_those_that_tokens_are_drawn_from(pool: mpool.Pool, model: mpool.Model) -> None:
+    """All values of them: the largest is the token; and the embedding is the row of the token before."""
+    with mpool.capture(values=1 << 20) as capture:
+        done = model.generate("A cat sat on", max_tokens=6, capture=capture, **GREEDY)
+    logits = [record.values for record in capture.records() if record.checkpoint == "logits"]
+    assert [int(np.argmax(np.array(values))) for values in logits] == list(done.token_ids)
+    with mpool.capture(values=1 << 20) as again:
+        model.generate(list(done.token_ids[:3]), max_tokens=1, capture=again, **GREEDY)
+    rows = [record.values for record in capture.records() if record.checkpoint == "embedding"]
+    assert [record.values for record in again.records() if record.checkpoint == "embedding"] == [rows[3]]
+
+
+def test_answers_are_the_same(model: mpool.Model) -> None:
+    options: dict[str, Any] = {"temperature": 1.0, "seed": 4, "max_tokens": 40, "logprobs": True, "top_logprobs": 5}
+    without = model.generate("The dog", **options)
+    with mpool.capture() as capture:
+        captured = model.generate("The dog", capture=capture, **options)
+        streamed = list(model.generate("The dog", stream=True, capture=capture, **options))
+    assert captured.choices == without.choices
+    assert "".join(chunk.text for chunk in streamed) == without.text and capture.written == 2
+
+
+def test_two_requests_at_once_are_kept_apart(model: mpool.Model, tmp_path: Path) -> None:
+    """Many, of several lengths, from threads and from a loop: each has the records that it has alone."""
+    prompts = {f"job {number}": "cat " * (1 + 7 * number) for number in range(6)}
+    alone = {}
+    for name, prompt in prompts.items():
+        with mpool.capture() as capture:
+            model.generate(prompt, max_tokens=20, capture=capture.job(name), **GREEDY)
+        alone[name] = capture.records()
+    with mpool.capture(tmp_path / "all.jsonl") as capture, ThreadPoolExecutor(len(prompts)) as threads:
+        list(threads.map(lambda name: model.generate(prompts[name], max_tokens=20, capture=capture.job(name), **GREEDY),
+                         prompts))
+
+    async def both(job: Any) -> None:
+        await asyncio.gather(*(mpool.aio.generate(prompt, model, max_tokens=20, capture=job(name), **GREEDY)
+                               for name, prompt in prompts.items()))
+
+    with mpool.capture(tmp_path / "folder") as other:
+        asyncio.run(both(other.job))
+    assert len(list((tmp_path / "folder").iterdir())) == len(prompts)
+    for found in (capture.records(), other.records()):
+        assert len(found) == sum(map(len, alone.values()))
+        for name, wanted in alone.items():
+            assert tuple(record for record in found if record.job_id == name) == wanted
+
+
+def test_a_prompt_that_was_read_before_has_the_same_records(model: mpool.Model) -> None:
+    prompt = "one two three four " * 60
+    with mpool.capture() as first, mpool.capture() as second:
+        model.generate(prompt, max_tokens=3, capture=first, **GREEDY)
+        done = model.generate(prompt, max_tokens=3, capture=second, **GREEDY)
+    assert done.usage.cached_tokens > 0 and first.records() == second.records()
+
+
+def test_models_that_read_images(pool: mpool.Pool) -> None:
+    """Their decoder's layers; the answer is the same."""
+    image = np.zeros((28, 28, 3), np.uint8)
+    options: dict[str, Any] = {"temperature": 0, "max_tokens": 4}
+    plain = pool.vision(image, "Which digit is this?", "mpool:digits-llava", **options)
+    with mpool.capture() as capture:
+        done = pool.vision(image, "Which digit is this?", "mpool:digits-llava", capture=capture, **options)
+    drawn = done.usage.completion_tokens + (done.finish_reason == "stop")
+    assert done.text == plain.text and drawn > 0
+    assert [record.token_idx for record in capture.records() if record.checkpoint == "logits"] == list(range(drawn))
+
+
+def test_answers_of_a_given_form(model: mpool.Model) -> None:
+    """Whose rows wait for what may come next: one set of records each, all the same."""
+    pytest.importorskip("llguidance")
+    options: dict[str, Any] = {"temperature": 1.0, "seed": 2, "max_tokens": 30,
+                               "response_format": {"type": "regex", "regex": "[a-z]{9,12}"}}
+    plain = model.generate("A cat", **options)
+    with mpool.capture() as first, mpool.capture() as second:
+        done = model.generate("A cat", capture=first, **options)
+        model.generate("A cat", capture=second, **options)
+    drawn = done.usage.completion_tokens + (done.finish_reason == "stop")
+    assert done.choices == plain.choices and first.records() == second.records()
+    assert [record.token_idx for record in first.records() if record.checkpoint == "norm"] == list(range(drawn))
+
+
+def test_guesses_leave_no_trace(tmp_path: Path) -> None:
+    """Rows of guesses that were wrong are not among the records, and those that were right are, once."""
+    program = """if True:
+        import sys, mpool
+        with mpool.capture(sys.argv[2]) as capture:
+            mpool.generate("la la la di da la la la di da la la", sys.argv[1], temperature=0, max_tokens=48,
+                           ignore_eos=True, capture=capture)
+        print(mpool.metrics()["right_guesses"])
+    """
+    right = {}
+    for ways in ("0", "2"):
+        done = subprocess.run([sys.executable, "-c", program, real_path("smollm2"), str(tmp_path / f"{ways}.jsonl")],
+                              capture_output=True, text=True, timeout=300,
+                              env={**os.environ, "MPOOL_SPECULATION": ways})
+        assert done.returncode == 0, done.stderr
+        right[ways] = int(done.stdout)
+    assert right["0"] == 0 < right["2"]
+    found = (tmp_path / "2.jsonl").read_text()
+    assert found == (tmp_path / "0.jsonl").read_text() and found.count("\n") == 48 * 33
+
+
+def test_what_has_no_room_is_dropped_and_counted(model: mpool.Model) -> None:
+    each = layers_of(model) + 3
+    with mpool.capture(records=3 * each + 1) as capture:
+        model.generate("A cat", max_tokens=9, capture=capture, **GREEDY)
+    found = capture.records()
+    assert len(found) == 3 * each and capture.dropped == 6 * each and capture.written == 1
+    with mpool.capture() as whole:
+        model.generate("A cat", max_tokens=9, capture=whole, **GREEDY)
+    assert whole.records()[:3 * each] == found and whole.dropped == 0
+    with pytest.raises(mpool.InvalidArgument, match=f"captured records is {each - 1}"):
+        model.generate("A cat", max_tokens=9, capture=mpool.capture(records=each - 1), **GREEDY)
+
+
+def test_a_call_that_is_cancelled_has_what_was_computed(model: mpool.Model) -> None:
+    with mpool.capture() as capture:
+        stream = model.generate("Once", max_tokens=100_000, stream=True, capture=capture, **GREEDY)
+        next(stream)
+        stream.close()
+    assert capture.written == 1 and capture.records()[0].token_idx == 0
+
+
+def test_dropping_a_stream_cancels_its_call(model: mpool.Model) -> None:
+    """Though the thread that writes holds the ticket, too."""
+    with mpool.capture() as capture:
+        stream = model.generate("Once", max_tokens=None, stream=True, capture=capture, **GREEDY)
+        ticket = stream._ticket
+        del stream
+        gc.collect()
+        ticket.wait(60)
+        assert ticket.done()
+        with pytest.raises(mpool.Cancelled):
+            ticket.check()
+
+
+def test_nothing_is_kept_of_calls_that_are_written(model: mpool.Model, tmp_path: Path) -> None:
+    with mpool.capture(tmp_path / "a.jsonl") as capture:
+        model.generate("A cat", max_tokens=2, capture=capture, **GREEDY)
+    gone = weakref.ref(capture)
+    del capture
+    gc.collect()
+    assert gone() is None
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+
+def test_a_file_is_replaced_and_grows_and_a_folder_goes_on(model: mpool.Model, tmp_path: Path) -> None:
+    path, folder = tmp_path / "run.jsonl", tmp_path / "runs"
+    path.write_text("old")
+    (tmp_path / "run.jsonl.tmp").write_text("somebody's")
+    for _ in range(2):
+        with mpool.capture(path) as one, mpool.capture(folder) as many:
+            for name in ("a", "b"):
+                for capture in (one, many):
+                    model.generate("A cat", max_tokens=2, capture=capture.job(name), **GREEDY)
+        assert {record.job_id for record in mpool.read_capture(path)} == {"a", "b"}
+        assert sorted(os.listdir(tmp_path)) == ["run.jsonl", "run.jsonl.tmp", "runs"]
+        assert (tmp_path / "run.jsonl.tmp").read_text() == "somebody's"
+    assert sorted(os.listdir(folder)) == [f"00000{number}.jsonl" for number in (1, 2, 3, 4)]
+    assert (folder / "000001.jsonl").read_bytes() + (folder / "000002.jsonl").read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("ending", ["run.jsonl", "runs"])
+def test_a_process_that_is_killed_keeps_what_was_complete(llama: Path, tmp_path: Path, ending: str) -> None:
+    """Killed while a call writes: what is there is whole, and of all calls before it."""
+    program = """if True:
+        import sys, mpool
+        capture = mpool.capture(sys.argv[2])
+        for number in range(3):
+            mpool.generate("A cat", sys.argv[1], temperature=0, ignore_eos=True, max_tokens=5, capture=capture)
+        capture.flush()
+        stream = mpool.generate("A cat", sys.argv[1], max_tokens=None, ignore_eos=True, stream=True, capture=capture)
+        next(stream)
+        print("now", flush=True)
+        stream.result()
+    """
+    child = subprocess.Popen([sys.executable, "-c", program, str(llama), str(tmp_path / ending)],
+                             stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None and child.stdout.readline() == "now\n"
+    child.kill()
+    child.communicate()
+    found = mpool.read_capture(tmp_path / ending)
+    assert {record.job_id for record in found} == {"1", "2", "3"} and len({*places(found)}) == len(found)
+    assert {record.token_idx for record in found} == set(range(5))
+
+
+def test_the_end_of_the_interpreter_waits_for_what_has_ended(llama: Path, tmp_path: Path) -> None:
+    program = """if True:
+        import sys, mpool
+        mpool.generate("A cat", sys.argv[1], temperature=0, max_tokens=5, ignore_eos=True,
+                       capture=mpool.capture(sys.argv[2]))
+    """
+    subprocess.run([sys.executable, "-c", program, str(llama), str(tmp_path / "a.jsonl")], check=True, timeout=120)
+    assert {record.token_idx for record in mpool.read_capture(tmp_path / "a.jsonl")} == set(range(5))
+
+
+def test_a_full_disk_harms_no_request(model: mpool.Model, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As files may grow no further: what was complete stays, nothing is left beside it, the answers are the same, and
+    the next call is written again when there is room."""
+    plain = model.generate("A cat", max_tokens=8, **GREEDY)
+    path, soft = tmp_path / "run.jsonl", resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        with mpool.capture(path) as capture, caplog.at_level(logging.WARNING, "mpool"):
+            model.generate("A cat", max_tokens=8, capture=capture, **GREEDY)
+            capture.flush()
+            whole = path.read_bytes()
+            resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) + 100, soft[1]))
+            done = model.generate("A cat", max_tokens=8, capture=capture, **GREEDY)
+            capture.flush()
+            assert done.text == plain.text and (capture.written, capture.failed) == (1, 1)
+            assert path.read_bytes() == whole and os.listdir(tmp_path) == ["run.jsonl"]
+            assert "The capture of job '2' is lost" in caplog.text
+            resource.setrlimit(resource.RLIMIT_FSIZE, soft)
+            model.generate("A cat", max_tokens=8, capture=capture, **GREEDY)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, soft)
+        signal.signal(signal.SIGXFSZ, before)
+    assert {record.job_id for record in capture.records()} == {"1", "3"} and path.read_bytes().startswith(whole)
+
+
+def test_a_folder_that_goes_away_harms_no_request(model: mpool.Model, tmp_path: Path) -> None:
+    with mpool.capture(tmp_path / "runs") as capture:
+        (tmp_path / "runs").rmdir()
+        assert model.generate("A cat", max_tokens=3, capture=capture, **GREEDY).usage.completion_tokens == 3
+    assert (capture.written, capture.failed) == (0, 1)
+
+
+def test_a_disk_that_stands_still_holds_up_no_call(model: mpool.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls go on, without being captured once too many wait, and that is counted."""
+    go, most = threading.Event(), 3
+    put = captures.Capture._put
+    monkeypatch.setattr(captures, "MAX_CALLS", most)
+    monkeypatch.setattr(captures.Capture, "_put", lambda self, table: go.wait(60) and put(self, table))
+    with mpool.capture() as capture:
+        for _ in range(most + 2):
+            model.generate("A cat", max_tokens=2, capture=capture, **GREEDY)
+        assert not capture.flush(0.01) and (capture.written, capture.failed) == (0, 2)
+        go.set()
+    assert (capture.written, capture.failed) == (most, 2)
+
+
+def put(path: Path, table: captures._Table) -> None:
+    mpool.capture(path)._put(table)
+
+
+def test_several_processes_may_share_a_folder(tmp_path: Path) -> None:
+    """As two captures do here: nothing is written over."""
+    data = np.zeros((1, 5), np.float32)
+    put(tmp_path, captures._Table("0", 1, data, 2, 8, 8))
+    first, second = mpool.capture(tmp_path), mpool.capture(tmp_path)
+    for name, capture in enumerate((first, second, first, second, second, first), 1):
+        capture._put(captures._Table(str(name), 1, data, 2, 8, 8))
+    assert sorted(os.listdir(tmp_path)) == [f"{number:06d}.jsonl" for number in range(1, 8)]
+    assert [record.job_id for record in mpool.read_capture(tmp_path)][::5] == list("0123456")
+
+
+def test_a_forked_child_captures(llama: Path, tmp_path: Path) -> None:
+    """Which has no thread that writes until it needs one."""
+    program = """if True:
+        import os, sys, mpool
+        def run(name):
+            with mpool.capture(sys.argv[2]) as capture:
+                mpool.generate("A cat", sys.argv[1], temperature=0, max_tokens=3, ignore_eos=True,
+                               capture=capture.job(name))
+                return capture.flush(60)
+        run("parent")
+        child = os.fork()
+        if not child:
+            os._exit(0 if run("child") else 1)
+        sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    """
+    subprocess.run([sys.executable, "-c", program, str(llama), str(tmp_path)], check=True, timeout=120)
+    assert [record.job_id for record in mpool.read_capture(tmp_path) if record.checkpoint == "logits"] \
+        == ["parent"] * 3 + ["child"] * 3
+
+
+def test_numbers_that_are_not_finite_are_null(tmp_path: Path) -> None:
+    data = np.array([[1, np.nan, np.inf, -np.inf, 1e-30, -2.5]], np.float32)
+    table = captures._Table('a "job" of 100 %', 2, data, 0, 2, 5)
+    put(tmp_path / "a.jsonl", table)
+    found = mpool.read_capture(tmp_path / "a.jsonl")
+    assert found == tuple(table.records()) and found[0].job_id == 'a "job" of 100 %'
+    assert [record.values for record in found] == [(1.0, None), (None, None), (1e-30, -2.5)]
+
+
+def test_every_float32_comes_back(tmp_path: Path) -> None:
+    bits = np.random.default_rng(3).integers(0, 2**32, 3000, np.uint32).view(np.float32)
+    data = bits[np.isfinite(bits)][None, :2400]
+    put(tmp_path / "a.jsonl", captures._Table("1", 800, data, 0, 800, 900))
+    found = [value for record in mpool.read_capture(tmp_path / "a.jsonl") for value in record.values]
+    assert (np.array(found, np.float32).view(np.uint32) == data.view(np.uint32)).all()
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("name, value", [("values", 0), ("values", (1 << 20) + 1), ("values", True), ("values", "10"),
+                                         ("values", 1.5), ("records", 0), ("records", 2**31), ("path", ""),
+                                         ("path", b"x.jsonl"), ("path", 3)])
+def test_arguments_that_make_no_sense(name: str, value: Any) -> None:
+    with pytest.raises(mpool.InvalidArgument, match=name):
+        mpool.capture(**{name: value})
+
+
+def test_places_that_cannot_be_written_to(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder.jsonl").mkdir()
+    for wrong, said in (("nowhere/a.jsonl", "is in no folder"), ("file/a.jsonl", "is in no folder"),
+                        ("folder.jsonl", "is a folder"), ("file", "file is not a folder"),
+                        ("nowhere/folder", "cannot be made: No such file"), ("run.txt", "ends in .jsonl, .*in /")):
+        with pytest.raises(mpool.FileError, match=f"cannot be written: .*{said}") as raised:
+            mpool.capture(tmp_path / wrong)
+        assert "Errno" not in str(raised.value)
+    assert sorted(os.listdir(tmp_path)) == ["file", "folder.jsonl"]
+    for fine in (f"{tmp_path}/runs", f"{tmp_path}/runs.1/", f"{tmp_path}/runs.1"):
+        mpool.capture(fine)
+    assert (tmp_path / "runs").is_dir() and (tmp_path / "runs.1").is_dir()
+
+
+def test_a_file_is_written_by_one_capture_at_a_time(model: mpool.Model, tmp_path: Path) -> None:
+    """Or each would write it anew without the calls of the other."""
+    path = tmp_path / "run.jsonl"
+    os.symlink(tmp_path, tmp_path / "link")
+    with mpool.capture(path) as first:
+        for same in (path, tmp_path / "link" / "run.jsonl"):
+            with pytest.raises(mpool.FileError, match="another open mpool.capture"):
+                mpool.capture(same)
+        model.generate("A", max_tokens=1, capture=first.job("a"), **GREEDY)
+    with mpool.capture(path) as second:
+        model.generate("A", max_tokens=1, capture=second.job("b"), **GREEDY)
+        with pytest.raises(mpool.FileError, match="another open mpool.capture"):
+            model.generate("A", max_tokens=1, capture=first, **GREEDY)
+    model.generate("A", max_tokens=1, capture=first.job("c"), **GREEDY)
+    assert {record.job_id for record in first.records()} == {"b", "c"}
+    with pytest.raises(mpool.FileError, match="another open mpool.capture"):
+        mpool.capture(path)
+    del first
+    gc.collect()
+    mpool.capture(path)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="process isolation is for Linux")
+@pytest.mark.parametrize("values", [7, 1 << 20])
+def test_records_of_worker_processes_are_the_same(model: mpool.Model, llama: Path, values: int) -> None:
+    options: dict[str, Any] = {"max_tokens": 40, "temperature": 1.0, "seed": 4}
+    prompts = ["A cat sat on", "A cat sat on a mat " * 12, "A cat sat on a mat " * 12]
+    with mpool.capture(values=values) as here, mpool.capture(values=values) as there, mpool.Pool() as pool:
+        isolated = pool.load(llama, isolation="process")
+        for number, prompt in enumerate(prompts):
+            one = model.generate(prompt, capture=here.job(str(number)), **options)
+            other = isolated.generate(prompt, capture=there.job(str(number)), **options)
+            assert one.token_ids == other.token_ids
+    assert here.records() == there.records() and len(here.records()) > 100 and there.dropped == 0
+
+
+def test_options_that_make_no_sense(model: mpool.Model, llama: Path) -> None:
+    capture = mpool.capture()
+    for wrong in ("run.jsonl", True, 3, object()):
+        with pytest.raises(mpool.InvalidArgument, match="capture is .*, allowed"):
+            model.generate("a", capture=wrong, **GREEDY)
+    with pytest.raises(mpool.InvalidArgument, match="n is 2 with capture"):
+        model.generate("a", capture=capture, n=2, **GREEDY)
+    for name in ("", "x" * 257, 3):
+        with pytest.raises(mpool.InvalidArgument, match="job_id"):
+            capture.job(name)  # type: ignore[arg-type]
+    assert capture.records() == () and capture.written == 0
+
+
+# ---- comparing -------------------------------------------------------------------------------------------------------
+
+def record(token: int, checkpoint: str, *values: float | None, job: str = "1", shape: int = 8,
+           team: str = "mpool") -> CaptureRecord:
+    return CaptureRecord(checkpoint, team, token, job, "float32", (shape,), values)
+
+
+def pair(*apart: float | None) -> tuple[list[CaptureRecord], list[CaptureRecord]]:
+    """Two captures that are so far apart, stage by stage."""
+    zero = [record(0, f"layer.{at}", 0.0, 0.0) for at in range(len(apart))]
+    return zero, [record(0, f"layer.{at}", 0.0, x, job="x", team="other") for at, x in enumerate(apart)]
+
+
+@pytest.mark.parametrize("apart, grade", [(0.0, "exact"), (1e-5, "exact"), (-2e-5, "close"), (1e-3, "close"),
+                                          (1.1e-3, "acceptable"), (0.1, "acceptable"), (0.11, "apart"), (1e9, "apart"),
+                                          (None, "apart")])
+def test_grades(apart: float | None, grade: str) -> None:
+    found = mpool.compare_captures(*pair(0.0, apart, 0.0))
+    assert found.grade == grade and [row.grade for row in found.differences] == ["exact", grade, "exact"]
+    if grade != "exact":
+        assert found.worst.checkpoint == "layer.1"
+        assert found.worst.mean == found.worst.most / 2 and found.mean == found.worst.most / 6
+        departs = found.departs()
+        assert departs is not None and (departs.token_idx, departs.checkpoint) == (0, "layer.1")
+    assert found.departs("apart") is None
+    assert (found.departs("close") is None) == (grade in ("exact", "close"))
+
+
+def test_the_first_that_departs_is_by_token_and_then_by_stage() -> None:
+    a = [record(token, stage, 0.0) for token in (0, 1) for stage in ("embedding", "layer.0", "logits")]
+    b = [record(token, stage, 1e-4 * (token == 1 and stage == "layer.0") + 0.01 * (token + 1) * (stage == "logits"))
+         for token in (0, 1) for stage in ("embedding", "layer.0", "logits")]
+    found = mpool.compare_captures(a, b)
+    assert [(row.token_idx, row.checkpoint) for row in (found.departs("exact"), found.departs("close"), found.worst)
+            if row is not None] == [(0, "logits"), (0, "logits"), (1, "logits")]
+    assert mpool.compare_captures(a, b, tokens=1).worst.most == pytest.approx(0.01)
+    same = mpool.compare_captures([record(0, "norm", None, 1.0)], [record(0, "norm", None, 1.0)])
+    assert same.grade == "exact"
+
+
+@pytest.mark.parametrize("change, said", [
+    (lambda rows: rows[:-1], "the second has no layer.2 of token 0"),
+    (lambda rows: [*rows, record(1, "layer.0", 0.0, 0.0, job="x")], "the first has no layer.0 of token 1"),
+    (lambda rows: [*rows, rows[1]], "the second capture has layer.1 of token 0 of job 'x' twice"),
+    (lambda rows: [*rows, rows[0]], "the first has no layer.0 of token 0 of job 'x', call 2"),
+    (lambda rows: [*rows[:-1], record(0, "layer.2", 0.0, job="x")], "layer.2 of token 0 .* has 2 values"),
+    (lambda rows: [*rows[:-1], record(0, "layer.2", 0.0, 0.0, job="x", shape=9)], "of shape"),
+    (lambda rows: [*rows, record(0, "layer.0", 0.0, 0.0, job="y")], "of job '1'")])
+def test_captures_that_do_not_match(change: Any, said: str) -> None:
+    first, second = pair(0.0, 0.0, 0.0)
+    with pytest.raises(mpool.FormatError, match=said):
+        mpool.compare_captures(first, change(second))
+
+
+def test_an_id_that_was_used_again_is_another_call(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As those of a worker's jobs may be: in a folder, in a file and in memory."""
+    from mpool.cli import main
+
+    for name in ("runs", "run.jsonl"):
+        with mpool.capture(tmp_path / name) as capture:
+            for job, value in (("a", 0), ("b", 1), ("a", 2)):
+                capture._put(captures._Table(job, 1, np.full((2, 3), value, np.float32), 0, 8, 8))
+    rows = mpool.read_capture(tmp_path / "runs")
+    assert rows == mpool.read_capture(tmp_path / "run.jsonl")
+    for one in (tmp_path / "runs", tmp_path / "run.jsonl", rows):
+        found = mpool.compare_captures(one, rows, tokens=1)
+        assert [(row.job_id, row.call, row.most) for row in found.differences[::3]] \
+            == [("a", 1, 0), ("b", 1, 0), ("a", 2, 0)]
+    moved = [*rows[:-1], CaptureRecord(**{**json.loads((tmp_path / "run.jsonl").read_text().splitlines()[-1]),
+                                          "shape": (8,), "values": (2.5,)})]
+    departs = mpool.compare_captures(rows, moved).departs()
+    assert departs is not None and (departs.job_id, departs.call, departs.checkpoint) == ("a", 2, "logits")
+    with pytest.raises(mpool.FormatError, match="the second has no embedding of token 0 of job 'a', call 2"):
+        mpool.compare_captures(rows, rows[:-6])
+    assert main(["capture", "compare", str(tmp_path / "runs"), str(tmp_path / "runs")]) == 0
+    assert "\na (call 2)  0 " in capsys.readouterr().out
+
+
+def test_comparisons_that_make_no_sense(tmp_path: Path) -> None:
+    first, _ = pair(0.0)
+    with pytest.raises(mpool.InvalidArgument, match="second capture has no records"):
+        mpool.compare_captures(first, [])
+    with pytest.raises(mpool.InvalidArgument, match="first capture has no records"):
+        mpool.compare_captures([], first)
+    for tokens in (0, -1, True, "3"):
+        with pytest.raises(mpool.InvalidArgument, match="tokens"):
+            mpool.compare_captures(first, first, tokens=tokens)  # type: ignore[arg-type]
+    with pytest.raises(mpool.InvalidArgument, match="allowed: mpool.CaptureRecord"):
+        mpool.compare_captures(first, [3])  # type: ignore[list-item]
+    with pytest.raises(mpool.InvalidArgument, match="grade"):
+        mpool.compare_captures(first, first).departs("good")  # type: ignore[arg-type]
+    with pytest.raises(mpool.FileError, match="cannot be read: .*none.jsonl: No such file or directory$"):
+        mpool.read_capture(tmp_path / "none.jsonl")
+
+
+GOOD = {"checkpoint": "norm", "team": "x", "token_idx": 0, "job_id": "1", "dtype": "float16", "shape": [2, 3],
+        "values": [1, None, -2.5]}
+
+
+@pytest.mark.parametrize("name, value", [
+    ("checkpoint", 3), ("checkpoint", ""), ("team", None), ("token_idx", -1), ("token_idx", 1.0), ("token_idx", True),
+    ("token_idx", 2**31), ("job_id", "x" * 257), ("dtype", []), ("shape", 3), ("shape", [0]), ("shape", [True]),
+    ("values", []), ("values", ["1"]), ("values", [True]), ("values", [0.0] * 7), ("values", {}),
+    ("values", [10**400]), ("more", 1)])
+def test_lines_that_are_no_records(tmp_path: Path, name: str, value: Any) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps(GOOD) + "\n")
+    assert mpool.read_capture(path)[0].values == (1.0, None, -2.5)
+    path.write_text(json.dumps(GOOD) + "\n" + json.dumps({**GOOD, name: value}) + "\n")
+    with pytest.raises(mpool.FormatError, match="a.jsonl, line 2: no record"):
+        mpool.read_capture(path)
+
+
+@pytest.mark.parametrize("line, said", [
+    (b"{", "it is cut short"), (json.dumps(GOOD).encode()[:-1], "it is cut short"), (b"[]\n", "it has to have"),
+    (b"[]", "it has to have"), (b"\xff\n", "it is not UTF-8"), (b"[" * 100_000 + b"\n", "it is nested too deep"),
+    (b"\n", "it is not JSON: Expecting value, column 1"), (b"9" * 5000 + b"\n", "a number has too many digits")])
+def test_lines_that_are_no_lines(tmp_path: Path, line: bytes, said: str) -> None:
+    (tmp_path / "a.jsonl").write_bytes(line)
+    with pytest.raises(mpool.FormatError, match=f"a.jsonl, line 1: no record of a capture: {said}"):
+        mpool.read_capture(tmp_path)
+
+
+def test_a_last_line_needs_no_end(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps(GOOD) + "\n" + json.dumps(GOOD))
+    assert [found.values for found in mpool.read_capture(tmp_path)] == [(1.0, None, -2.5)] * 2
+
+
+def test_the_thread_does_nothing_while_calls_write(model: mpool.Model) -> None:
+    """It looks every now and then, however many tokens come."""
+    with mpool.capture() as capture:
+        stream = model.generate("Once", max_tokens=2000, stream=True, capture=capture, **GREEDY)
+        next(stream)
+        writer = captures._started
+        assert writer is not None and len(writer._calls) == 1
+        looks: list[float] = []
+        sweep = writer._sweep
+        writer._sweep = lambda: (looks.append(time.monotonic()), sweep())[1]  # type: ignore[method-assign]
+        tokens = stream.result().usage.completion_tokens
+        capture.flush()
+        del writer._sweep  # type: ignore[method-assign]
+    assert tokens == 2000 and len(looks) < tokens / 4
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+def test_the_command_captures_and_compares(llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from mpool.cli import main
+
+    a, b = str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")
+    for path, job in ((a, "a"), (b, "b")):
+        assert main(["capture", "-m", str(llama), "--prompt", "A cat", "--out", path, "--max-tokens", "3",
+                     "--ignore-eos", "--job-id", job]) == 0
+        assert f"3 tokens, their records in {path}" in capsys.readouterr().err
+    assert main(["capture", "-m", str(llama), "--prompt", "A cat", "--out", str(tmp_path / "c.jsonl"),
+                 "--max-tokens", "1", "--ignore-eos"]) == 0
+    assert "\n1 token, its" in "\n" + capsys.readouterr().err
+    found = mpool.read_capture(a)
+    assert {record.job_id for record in found} == {"a"} and {record.token_idx for record in found} == {0, 1, 2}
+    assert main(["capture", "compare", a, b, "--least", "exact"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].split() == ["token", "checkpoint", "max", "mean", "grade"]
+    assert said[1].split() == ["0", "embedding", "0", "0", "exact"]
+    assert said[-1] == f"exact: max 0, mean 0, {len(found)} records" and len(said) == len(found) + 3
+    lines = [json.loads(line) for line in Path(b).read_text().splitlines()]
+    lines[-2]["values"][3] += 0.05
+    Path(b).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert main(["capture", "compare", a, b]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[-3:-1] == [f"beyond {grade}: first norm of token 2, by 0.05" for grade in ("exact", "close")]
+    assert main(["capture", "compare", a, b, "--least", "close", "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["grade"] == "acceptable" and told["departs"]["checkpoint"] == "norm"
+    assert main(["capture", "compare", a, b, "--least", "exact", "--tokens", "2"]) == 0
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize("arguments, said", [
+    (["-p", "a"], "--out is missing"), (["-o", "a.jsonl"], "--prompt is missing"),
+    (["-p", "a", "-o", "a.jsonl", "--values", "0"], "values is 0"),
+    (["compare", "none.jsonl", "none.jsonl"], "cannot be read"), (["-p", "a", "-o", "none/a.jsonl"], "in no folder")])
+def test_commands_that_make_no_sense(arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                     capsys: pytest.CaptureFixture[str]) -> None:
+    from mpool.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    assert main(["capture", *arguments]) == 1
+    assert said in capsys.readouterr().err

@@ -1,0 +1,72 @@
+"""Every way to call the pool, each as one function."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import mpool
+from mpool import aio
+
+TEXT: dict[str, Any] = dict(temperature=0, max_tokens=2, ignore_eos=True)
+USER = [{"role": "user", "content": "Hello"}]
+IMAGE = np.zeros((60, 58, 3), np.uint8)
+async def _listed(items: Any) -> list[Any]:
+    return [item async for item in items]
+async def _streamed(stream: Any) -> list[Any]:
+    return [chunk async for chunk in stream]
+DRAWN: dict[str, Any] = dict(width=16, height=16, num_inference_steps=2, max_sequence_length=8)
+WAYS: dict[str, tuple[str, Callable[[mpool.Pool, Any, dict[str, Any]], Any]]] = {
+    "embed": ("bert", lambda pool, model, o: pool.embed("a", model, **o)),
+    "embed, many": ("bert", lambda pool, model, o: pool.embed(["a", "b"], model, **o)),
+    "embed, slices": ("bert", lambda pool, model, o: pool.embed(["a"] * 1500, model, **o)),
+    "embed_iter": ("bert", lambda pool, model, o: list(pool.embed_iter(["a", "b"], model, **o))),
+    "submit embed": ("bert", lambda pool, model, o: pool.submit("text_embedding", inputs="a", model=model,
+                                                                **o).result()),
+    "Model.embed": ("bert", lambda pool, model, o: pool.get(model).embed("a", **o)),
+    "Model.batch_embed": ("bert", lambda pool, model, o: pool.get(model).batch_embed(["a"], **o)),
+    "Model.embed_iter": ("bert", lambda pool, model, o: list(pool.get(model).embed_iter(["a"], **o))),
+    "aio.embed": ("bert", lambda pool, model, o: asyncio.run(aio.embed("a", model, pool=pool, **o))),
+    "aio.embed, many": ("bert", lambda pool, model, o: asyncio.run(aio.embed(["a", "b"], model, pool=pool, **o))),
+    "aio.embed_iter": ("bert", lambda pool, model, o: asyncio.run(_listed(aio.embed_iter(["a"], model, pool=pool,
+                                                                                         **o)))),
+    "generate": ("llama", lambda pool, model, o: pool.generate("a", model, **TEXT, **o)),
+    "generate, stream": ("llama", lambda pool, model, o: list(pool.generate("a", model, stream=True, **TEXT, **o))),
+    "chat": ("llama", lambda pool, model, o: pool.chat(USER, model, **TEXT, **o)),
+    "chat, stream": ("llama", lambda pool, model, o: list(pool.chat(USER, model, stream=True, **TEXT, **o))),
+    "submit prompt": ("llama", lambda pool, model, o: pool.submit("text_to_text", prompt="a", model=model, **TEXT,
+                                                                  **o).result()),
+    "submit messages": ("llama", lambda pool, model, o: pool.submit("text_to_text", messages=USER, model=model, **TEXT,
+                                                                    **o).result()),
+    "Model.generate": ("llama", lambda pool, model, o: pool.get(model).generate("a", **TEXT, **o)),
+    "Model.chat": ("llama", lambda pool, model, o: pool.get(model).chat(USER, **TEXT, **o)),
+    "aio.generate": ("llama", lambda pool, model, o: asyncio.run(awaited(aio.generate("a", model, pool=pool, **TEXT,
+                                                                                       **o)))),
+    "aio.generate, stream": ("llama", lambda pool, model, o: asyncio.run(_streamed(
+        aio.generate("a", model, pool=pool, stream=True, **TEXT, **o)))),
+    "aio.chat": ("llama", lambda pool, model, o: asyncio.run(awaited(aio.chat(USER, model, pool=pool, **TEXT, **o)))),
+    "embed_image": ("dino", lambda pool, model, o: pool.embed_image(IMAGE, model, **o)),
+    "embed_image, many": ("dino", lambda pool, model, o: pool.embed_image([IMAGE] * 3, model, **o)),
+    "embed_image, slices": ("dino", lambda pool, model, o: pool.embed_image([IMAGE] * 50, model, **o)),
+    "submit images": ("dino", lambda pool, model, o: pool.submit("image_embedding", images=IMAGE, model=model,
+                                                                 **o).result()),
+    "Model.embed_image": ("dino", lambda pool, model, o: pool.get(model).embed_image(IMAGE, **o)),
+    "aio.embed_image": ("dino", lambda pool, model, o: asyncio.run(aio.embed_image(IMAGE, model, pool=pool, **o))),
+    "aio.embed_image, many": ("dino", lambda pool, model, o: asyncio.run(aio.embed_image([IMAGE] * 50, model, pool=pool,
+                                                                                         **o))),
+    "generate_image": ("flux", lambda pool, model, o: pool.generate_image("a", model, **DRAWN, **o)),
+    "generate_image, stream": ("flux", lambda pool, model, o: list(pool.generate_image("a", model, stream=True, **DRAWN,
+                                                                                       **o))),
+    "submit picture": ("flux", lambda pool, model, o: pool.submit("text_to_image", prompt="a", model=model, **DRAWN,
+                                                                  **o).result()),
+    "Model.generate_image": ("flux", lambda pool, model, o: pool.get(model).generate_image("a", **DRAWN, **o)),
+    "aio.generate_image": ("flux", lambda pool, model, o: asyncio.run(awaited(
+        aio.generate_image("a", model, pool=pool, **DRAWN, **o)))),
+    "aio.generate_image, stream": ("flux", lambda pool, model, o: asyncio.run(_streamed(
+        aio.generate_image("a", model, pool=pool, stream=True, **DRAWN, **o)))),
+}
+async def awaited(answer: Any) -> Any:
+    return await answer

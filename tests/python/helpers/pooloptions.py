@@ -1,0 +1,71 @@
+"""Pools, requests and models for tests of options and errors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tinymodels
+from poolstates import LONG, until
+from poolstates import broken as broken
+
+import mpool
+
+ALONE: dict[str, Any] = dict(threads=1, max_workers_per_model=1)
+
+
+@pytest.fixture(scope="session")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A BERT of one layer so wide that one of its tensors takes tens of milliseconds to pack and to multiply by."""
+    folder = tinymodels.bert(tmp_path_factory.mktemp("wide") / "bert")
+    import transformers
+
+    config = json.loads((folder / "config.json").read_text())
+    transformers.BertModel(transformers.BertConfig(
+        vocab_size=config["vocab_size"], max_position_embeddings=64, hidden_size=512, num_hidden_layers=1,
+        num_attention_heads=8, intermediate_size=32768)).eval().save_pretrained(folder)
+    pooling = folder / "1_Pooling/config.json"
+    pooling.write_text(json.dumps({**json.loads(pooling.read_text()), "word_embedding_dimension": 512}))
+    return folder
+
+
+def texts(name: object, count: int = 256) -> list[str]:
+    """Texts of 64 tokens that no other call has."""
+    return [f"{name} {number} " + "one two " * 40 for number in range(count)]
+
+
+def raised(error: type[mpool.MpoolError], tries: int, call: Callable[[], Any]) -> mpool.MpoolError:
+    """The error that a call raises at one of several tries: how long a machine takes is not ours to say."""
+    for _ in range(tries):
+        try:
+            call()
+        except error as found:
+            return found
+    raise AssertionError(f"no {error.__name__}")
+
+
+def load_once(model: Path, **options: Any) -> None:
+    with mpool.Pool(mpool.PoolConfig(**{**ALONE, **options})) as pool:
+        pool.load(model, compute="float32")
+
+
+def held(pool: mpool.Pool, llama: Path) -> mpool.Job:
+    """A call that runs for a long time."""
+    job = pool.submit("text_to_text", model=pool.load(llama), **LONG)
+    until(lambda: job.position() == -1)
+    return job
+
+
+class Models:
+    """What a row needs."""
+
+    def __init__(self, bert: Path, llama: Path, wide: Path, broken: tuple[Path, str],
+                 caplog: pytest.LogCaptureFixture) -> None:
+        self.bert, self.llama, self.wide, self.broken, self.caplog = bert, llama, wide, broken, caplog
+
+
+def pool_of(**options: Any) -> mpool.Pool:
+    return mpool.Pool(mpool.PoolConfig(**{**ALONE, **options}))

@@ -1,0 +1,46 @@
+"""Small cross-encoders."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import tinymodels
+from paritymodels import randomise, transformers
+
+
+def _model(name: str, vocab: int) -> Any:
+    sizes = dict(vocab_size=vocab, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=72,
+                 num_labels=1)
+    if name == "bert":
+        return transformers.BertForSequenceClassification(
+            transformers.BertConfig(**sizes, max_position_embeddings=64))
+    if name == "xlm_roberta":
+        return transformers.XLMRobertaForSequenceClassification(transformers.XLMRobertaConfig(
+            **sizes, max_position_embeddings=66, pad_token_id=1, type_vocab_size=1))
+    if name == "mpnet":
+        return transformers.MPNetForSequenceClassification(transformers.MPNetConfig(
+            **sizes, max_position_embeddings=66))
+    if name == "gte":
+        return transformers.GteForSequenceClassification(transformers.GteConfig(
+            **sizes, max_position_embeddings=64, pad_token_id=0, type_vocab_size=0))
+    return transformers.ModernBertForSequenceClassification(transformers.ModernBertConfig(
+        **sizes, max_position_embeddings=64, local_attention=16, pad_token_id=0, cls_token_id=2, sep_token_id=3,
+        bos_token_id=2, eos_token_id=3, classifier_pooling="mean" if name == "modern_bert_mean" else "cls",
+        classifier_bias=name == "modern_bert_mean", norm_bias=name == "modern_bert_mean"))
+
+
+def make_reranker(folder: Path, name: str) -> Path:
+    tinymodels.bert(folder)
+    for file in ("modules.json", "sentence_bert_config.json"):
+        (folder / file).unlink()
+    shutil.rmtree(folder / "1_Pooling")
+    vocab = json.loads((folder / "config.json").read_text())["vocab_size"]
+    if name == "xlm_roberta":
+        vocab = tinymodels.unigram(folder)
+    model = _model(name, vocab).eval()
+    randomise(model, 6)
+    model.save_pretrained(folder)
+    return folder

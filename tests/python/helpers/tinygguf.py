@@ -1,0 +1,371 @@
+"""GGUF files of small transformers models, as llama.cpp's converter lays them out, all tensors in float32.
+
+Names of tensors come from the ``gguf`` package. What a family's converter changes is done here: Llama's query and key
+rows go from the order of transformers, a head's first halves of all rotary pairs and then the second ones, to adjacent
+pairs; Qwen2's and BERT's stay as they are. Run by hand it writes the files that the tests make:
+
+    python tests/python/helpers/tinygguf.py FOLDER
+"""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+gguf = pytest.importorskip("gguf")
+
+NORMAL, UNKNOWN, CONTROL = 1, 2, 3
+
+
+def _adjacent_pairs(weight: np.ndarray, heads: int) -> np.ndarray:
+    """Rows of a query or key projection: pair i of a head from rows (i, i + d/2) to rows (2i, 2i + 1)."""
+    half = weight.shape[0] // heads // 2
+    order = [head * 2 * half + part * half + i for head in range(heads) for i in range(half) for part in range(2)]
+    return weight[order]
+
+
+def _write_vocabulary(writer: Any, arch: str, size: int, eos: int, image: int | None = None) -> None:
+    """Any valid vocabulary; parity tests give ids. image: the token that stands for images."""
+    name = "<|image_pad|>" if arch == "qwen2vl" else "<image>"
+    if arch == "bert":
+        special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+        tokens = special + [f"\u2581w{i}" for i in range(len(special), size)]
+        writer.add_tokenizer_model("bert")
+        writer.add_token_types([CONTROL] * len(special) + [NORMAL] * (size - len(special)))
+        for token, name in enumerate(("padding", "unknown", "cls", "seperator", "mask")):  # as GGUF spells them
+            writer.add_uint32(f"tokenizer.ggml.{name}_token_id", token)
+    else:
+        tokens = [f"\u2581w{i}" for i in range(size)]
+        tokens[0], tokens[eos] = "<unk>", "</s>"
+        if image is not None:
+            tokens[image] = name
+        writer.add_tokenizer_model("llama")
+        writer.add_token_types([UNKNOWN if i == 0 else CONTROL if i in (eos, image) else NORMAL for i in range(size)])
+        writer.add_token_scores([-float(i) for i in range(size)])
+        writer.add_unk_token_id(0)
+        writer.add_eos_token_id(eos)
+        writer.add_add_bos_token(False)
+    writer.add_token_list(tokens)
+
+
+def _write_sizes(writer: Any, arch: str, config: Any, halves: bool) -> None:
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    if arch == "bert":
+        writer.add_layer_norm_eps(config.layer_norm_eps)
+        writer.add_causal_attention(False)
+        writer.add_pooling_type(gguf.PoolingType.MEAN)
+        return
+    writer.add_head_count_kv(1 if arch == "deepseek2" and halves else config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    head = getattr(config, "head_dim", None)
+    if arch == "deepseek2":
+        _write_latents(writer, config, halves)
+    elif head:
+        writer.add_key_length(head)
+        writer.add_value_length(head)
+    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
+    part = rope.get("partial_rotary_factor", 1.0)
+    writer.add_rope_dimension_count(int(part * (head or config.hidden_size // config.num_attention_heads)))
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if rope["rope_type"] in ("linear", "yarn"):
+        writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
+        writer.add_rope_scaling_factor(rope["factor"])
+    if rope["rope_type"] in ("yarn", "longrope"):
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if rope["rope_type"] == "longrope":
+        original = rope["original_max_position_embeddings"]
+        stretch = config.max_position_embeddings / original
+        writer.add_rope_scaling_attn_factors(np.sqrt(1 + np.log(stretch) / np.log(original)))
+    if arch in ("phi3", "gemma2", "gemma3", "gpt-oss") and config.sliding_window:
+        writer.add_sliding_window(config.sliding_window)
+    if getattr(config, "num_local_experts", 0) or arch == "deepseek2":
+        writer.add_expert_count(getattr(config, "n_routed_experts", None) or config.num_local_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(getattr(config, "moe_intermediate_size", config.intermediate_size))
+    if arch == "granite":
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
+    if arch == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+
+
+def _write_latents(writer: Any, config: Any, halves: bool) -> None:
+    """What DeepSeek's files say beside others. Where kv_b is in halves the one KV head is that of latents, and the
+    sizes of a model's own heads stand under _mla."""
+    third, rope = config.model_type == "deepseek_v3", config.rope_parameters
+    key = config.qk_nope_head_dim + config.qk_rope_head_dim
+    writer.add_key_length(config.kv_lora_rank + config.qk_rope_head_dim if halves else key)
+    writer.add_value_length(config.kv_lora_rank if halves else config.v_head_dim)
+    if halves:
+        writer.add_key_length_mla(key)
+        writer.add_value_length_mla(config.v_head_dim)
+    writer.add_kv_lora_rank(config.kv_lora_rank)
+    if config.q_lora_rank:
+        writer.add_q_lora_rank(config.q_lora_rank)
+    writer.add_leading_dense_block_count(config.first_k_dense_replace)
+    writer.add_expert_shared_count(config.n_shared_experts)
+    writer.add_expert_weights_scale(config.routed_scaling_factor)
+    writer.add_expert_weights_norm(third)
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID if third else gguf.ExpertGatingFuncType.SOFTMAX)
+    if config.n_group and config.n_group > 1:
+        writer.add_expert_group_count(config.n_group)
+        writer.add_expert_group_used_count(config.topk_group)
+    if rope["rope_type"] == "yarn":
+        writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
+
+
+def _latent_halves(data: np.ndarray, config: Any) -> dict[str, np.ndarray]:
+    """kv_b as new files have it: each head's half of keys, turned, and that of values."""
+    parts = data.reshape(config.num_attention_heads, config.qk_nope_head_dim + config.v_head_dim, config.kv_lora_rank)
+    keys, values = parts[:, :config.qk_nope_head_dim], parts[:, config.qk_nope_head_dim:]
+    return {"attn_k_b": keys.transpose(0, 2, 1), "attn_v_b": values}
+
+
+def _rope_divisors(config: Any) -> np.ndarray:
+    """Llama 3's scaling of rotary frequencies as the divisors that its GGUF files hold, (d/2,) float32: 1 for short
+    wave lengths, ``factor`` for long ones, a blend between (arXiv:2407.21783 and its reference implementation)."""
+    rope, head = config.rope_parameters, config.hidden_size // config.num_attention_heads
+    wave = 2 * np.pi * rope["rope_theta"] ** (np.arange(0, head, 2) / head)
+    turns = rope["original_max_position_embeddings"] / wave
+    blend = np.clip((turns - rope["low_freq_factor"]) / (rope["high_freq_factor"] - rope["low_freq_factor"]), 0, 1)
+    return (1 / ((1 - blend) / rope["factor"] + blend)).astype(np.float32)
+
+
+def _expert_parts(name: str, data: np.ndarray, in_turn: bool) -> dict[str, np.ndarray]:
+    """Matrices of all experts, (experts, out, in), or biases, (experts, out), float32, by the ends of their names.
+
+    transformers holds gates and ups one below the other, or in turn.
+    """
+    kind = "exps.bias" if name.endswith("_bias") else "exps.weight"
+    if name.removesuffix("_bias").endswith("down_proj"):
+        return {f"down_{kind}": data}
+    gate, up = (data[:, ::2], data[:, 1::2]) if in_turn else np.split(data, 2, axis=1)
+    return {f"gate_{kind}": gate, f"up_{kind}": up}
+
+
+def _add(writer: Any, name: str, values: np.ndarray, kind: Any) -> None:
+    """A tensor as it is, or quantised."""
+    if kind is None:
+        writer.add_tensor(name, np.ascontiguousarray(values))
+    else:
+        writer.add_tensor(name, gguf.quants.quantize(np.ascontiguousarray(values), kind), raw_dtype=kind)
+
+
+def write(path: Path, model: Any, *, adjacent: bool | None = None, pooling: int | None = None,
+          experts: Any = None, halves: bool = True, image: int | None = None,
+          sections: list[int] | None = None) -> Path:
+    """Writes a LlamaForCausalLM, Qwen2ForCausalLM or BertModel of transformers as a GGUF file.
+
+    Args:
+        adjacent: whether queries and keys are reordered to adjacent pairs; by default as the family's files have it.
+        experts: type of the experts' matrices, by default F32.
+        halves: whether the two halves of DeepSeek's kv_b are tensors of their own, as files have them since 2025.
+        pooling: the pooling that makes an embedding model of a decoder, as GGUF counts them.
+        image: the token that stands for images.
+        sections: of a head's pairs for three positions, which makes Qwen2 the decoder of Qwen2.5-VL.
+    """
+    config = model.config
+    arch = {"gemma3_text": "gemma3", "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss", "deepseek_v2": "deepseek2",
+            "deepseek_v3": "deepseek2"}.get(config.model_type, config.model_type)
+    arch = arch if sections is None else "qwen2vl"
+    pairs = adjacent if adjacent is not None else arch in ("llama", "smollm3", "granite")
+    kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
+    names = gguf.get_tensor_name_map(kinds[arch], config.num_hidden_layers)
+    writer = gguf.GGUFWriter(str(path), arch)
+    _write_sizes(writer, arch, config, halves)
+    if sections is not None:
+        writer.add_rope_dimension_sections([*sections, 0])
+    if pooling is not None:
+        writer.add_pooling_type(gguf.PoolingType(pooling))
+    _write_vocabulary(writer, arch, config.vocab_size, getattr(config, "eos_token_id", None) or 0, image)
+    for name, parameter in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        data = parameter.detach().numpy().astype(np.float32)
+        if ".experts." in name:
+            if arch == "gpt-oss" and data.ndim == 3:
+                data = data.transpose(0, 2, 1)
+            for part, values in _expert_parts(name, data, arch == "gpt-oss").items():
+                _add(writer, f"blk.{name.split('.')[2]}.ffn_{part}", values, experts if values.ndim == 3 else None)
+            continue
+        if name.endswith("self_attn.sinks"):
+            writer.add_tensor(f"blk.{name.split('.')[2]}.attn_sinks.weight", data)
+            continue
+        if name.endswith("e_score_correction_bias"):
+            writer.add_tensor(f"blk.{name.split('.')[2]}.exp_probs_b.bias", data)
+            continue
+        if halves and ".kv_b_proj." in name:
+            for part, values in _latent_halves(data, config).items():
+                writer.add_tensor(f"blk.{name.split('.')[2]}.{part}.weight", np.ascontiguousarray(values))
+            continue
+        found = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert found is not None, name
+        if pairs and (".q_proj." in name or ".k_proj." in name):
+            data = _adjacent_pairs(data, config.num_attention_heads if ".q_proj." in name
+                                   else config.num_key_value_heads)
+        if arch in ("gemma2", "gemma3") and name.endswith("norm.weight"):
+            data = data + 1
+        writer.add_tensor(found, np.ascontiguousarray(data))
+    if arch != "bert" and config.rope_parameters.get("rope_type") == "llama3":
+        writer.add_tensor("rope_freqs.weight", _rope_divisors(config))
+    if arch != "bert" and config.rope_parameters.get("rope_type") == "longrope":
+        for length in ("long", "short"):
+            writer.add_tensor(f"rope_factors_{length}.weight",
+                              np.array(config.rope_parameters[f"{length}_factor"], np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+#: Encoders of ``encodermodels`` -> architecture of the ``gguf`` package, and the tokenizer of such files.
+ENCODERS = {"bert_xlm_roberta": ("BERT", "t5"), "nomic_bert_published": ("NOMIC_BERT", "bert"),
+            "modern_bert": ("MODERN_BERT", "gpt2"), "jina_bert_v2": ("JINA_BERT_V2", "bert"),
+            "jina_bert_v2_code": ("JINA_BERT_V2", "gpt2"), "nomic_bert_moe": ("NOMIC_BERT_MOE", "t5")}
+
+
+def _write_encoder_sizes(writer: Any, name: str, encoder: Any, model: Any, pooling: int,
+                         each: bool) -> None:
+    config = getattr(model, "config", None)
+    writer.add_block_count(config.num_hidden_layers if config else model.layers)
+    writer.add_context_length(encoder.longest)
+    writer.add_embedding_length(config.hidden_size if config else 48)
+    writer.add_feed_forward_length(config.intermediate_size if config else 100)
+    writer.add_head_count(config.num_attention_heads if config else model.heads)
+    writer.add_layer_norm_eps(getattr(config, "layer_norm_eps", None)
+                              or getattr(config, "norm_eps", getattr(model, "epsilon", 1e-12)))
+    writer.add_causal_attention(False)
+    writer.add_pooling_type(gguf.PoolingType(pooling))
+    if name.startswith("nomic"):
+        writer.add_rope_freq_base(10000.0 if name.endswith("moe") else 1000.0)
+    if name.endswith("moe"):
+        writer.add_moe_every_n_layers(2)
+        writer.add_expert_count(model.experts)
+        writer.add_expert_used_count(2)
+    if name.startswith("modern"):
+        writer.add_rope_freq_base(config.rope_parameters["full_attention"]["rope_theta"])
+        writer.add_float32("modern-bert.rope.freq_base_swa", config.rope_parameters["sliding_attention"]["rope_theta"])
+        writer.add_sliding_window(config.local_attention)
+        if each:
+            writer.add_sliding_window_pattern([bool(i % 2) for i in range(config.num_hidden_layers)])
+        else:
+            writer.add_sliding_window_pattern(2)
+        writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+
+
+def write_encoder(path: Path, name: str, model: Any, kind: Any = None, pooling: int = 1,
+                  each: bool = False) -> Path:
+    """Writes a model of ``encodermodels`` as a GGUF file: matrices of the layers as type ``kind`` (default F32), rest
+    in float32. RoBERTa's table of positions is cut, as the converter does it; ``each``: the pattern of windows is
+    written layer by layer."""
+    from encodermodels import ENCODERS as made
+
+    arch, tokenizer = ENCODERS[name]
+    arch = getattr(gguf.MODEL_ARCH, arch)
+    encoder, state = made[name], made[name].published(model)
+    layers = 1 + max(int(key.split("layer")[1].split(".")[1]) for key in state if "layer" in key and "." in
+                     key.split("layer")[1] and key.split("layer")[1].split(".")[1].isdigit())
+    names = gguf.get_tensor_name_map(arch, layers)
+    writer = gguf.GGUFWriter(str(path), gguf.MODEL_ARCH_NAMES[arch])
+    _write_encoder_sizes(writer, name, encoder, model, pooling, each)
+    vocab = next(tensor.shape[0] for key, tensor in state.items() if key.endswith("_embeddings.weight"))
+    types = [tensor.shape[0] for key, tensor in state.items() if "token_type" in key]
+    if types:
+        writer.add_token_type_count(types[0])
+    if tokenizer == "gpt2":
+        writer.add_token_merges(["w 5"])
+    if tokenizer == "bert":
+        _write_vocabulary(writer, "bert", vocab, 0)
+    else:
+        writer.add_tokenizer_model(tokenizer)
+        writer.add_token_list([f"w{i}" for i in range(vocab)])
+        writer.add_token_types([CONTROL if i < 3 else UNKNOWN if i == 3 else NORMAL for i in range(vocab)])
+        writer.add_token_scores([-float(i) for i in range(vocab)])
+        writer.add_eos_token_id(2)
+        writer.add_unk_token_id(3)
+    for key, tensor in state.items():
+        found = names.get_name(key, try_suffixes=(".weight", ".bias"))
+        if key.endswith("mlp.experts.bias"):
+            assert not tensor.any()
+            continue  # as the converter does
+        assert found is not None, key
+        data = tensor.detach().numpy().astype(np.float32)
+        if ".experts." in key:
+            data = data.reshape(model.experts, -1, data.shape[1])
+            data = data.transpose(0, 2, 1) if key.endswith("w2") else data
+            found += ".weight"
+        if key == "embeddings.position_embeddings.weight":
+            data = data[model.config.pad_token_id + 1:]
+        if kind is not None and data.ndim == 2 and found.startswith("blk."):
+            writer.add_tensor(found, gguf.quants.quantize(data, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(found, np.ascontiguousarray(data))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def write_gemma(path: Path, model: Any, dense: dict[str, Any]) -> Path:
+    """Writes a Gemma3TextModel that looks both ways, with the layers behind its pooling."""
+    config, arch = model.config, gguf.MODEL_ARCH.GEMMA_EMBEDDING
+    names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
+    writer = gguf.GGUFWriter(str(path), gguf.MODEL_ARCH_NAMES[arch])
+    for add, value in ((writer.add_block_count, config.num_hidden_layers),
+                       (writer.add_head_count, config.num_attention_heads),
+                       (writer.add_context_length, config.max_position_embeddings), (writer.add_head_count_kv, 1),
+                       (writer.add_embedding_length, config.hidden_size), (writer.add_key_length, config.head_dim),
+                       (writer.add_feed_forward_length, config.intermediate_size),
+                       (writer.add_value_length, config.head_dim), (writer.add_layer_norm_rms_eps, config.rms_norm_eps),
+                       (writer.add_rope_freq_base, config.rope_parameters["full_attention"]["rope_theta"]),
+                       (writer.add_sliding_window, 16), (writer.add_pooling_type, gguf.PoolingType.MEAN)):
+        add(value)
+    _write_vocabulary(writer, "gemma", config.vocab_size, 2)
+    for name, parameter in model.state_dict().items():
+        found = names.get_name(name, try_suffixes=(".weight",))
+        assert found is not None, name
+        data = parameter.detach().numpy().astype(np.float32)
+        writer.add_tensor(found, np.ascontiguousarray(data + 1 if name.endswith("norm.weight") else data))
+    for number, layer in enumerate(dense.values(), 2):
+        writer.add_tensor(f"dense_{number}.weight", layer.weight.detach().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def models() -> dict[str, Any]:
+    """The seeded models whose files the tests compare: a name and a model of two layers each."""
+    import paritymodels
+
+    made = {family: paritymodels.decoder(family, paritymodels.LAYERS.get(family, 2), vocab=157, tie=family == "gemma2")
+            for family in paritymodels.DECODERS if family not in paritymodels.FOLDERS_ONLY}
+    made["llama_tied"] = paritymodels.decoder("llama", 2, vocab=157, tie=True)
+    made["bert"] = paritymodels.bert(2)
+    for name, model in made.items():  # by name: a further family changes no file of the others
+        paritymodels.randomise(model, zlib.crc32(name.encode()))
+        if getattr(model, "lm_head", None) is not None:
+            model.tie_weights()
+    return made
+
+
+if __name__ == "__main__":
+    for called, built in models().items():
+        print(write(Path(sys.argv[1]) / f"{called}.gguf", built))

@@ -1,0 +1,301 @@
+"""The application under other ASGI servers: httpx's ASGITransport, uvicorn without the protocol class, hypercorn."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+pytest.importorskip("uvicorn")
+pytest.importorskip("msgspec")
+hypercorn = pytest.importorskip("hypercorn.asyncio")
+
+import uvicorn  # noqa: E402
+from hypercorn.config import Config as HypercornConfig  # noqa: E402
+
+import mpool  # noqa: E402
+from mpool.server import create_app  # noqa: E402
+from mpool.server.application import Application  # noqa: E402
+from mpool.server.settings import Settings  # noqa: E402
+
+TOKEN = "0123456789abcdefABCDEF"
+LONG = {"model": "llama", "prompt": "a", "max_tokens": 4000, "ignore_eos": True, "stream": True}
+
+
+@pytest.fixture
+def app(bert: Path, llama: Path) -> Application:
+    return create_app([f"bert={bert}", f"llama={llama}"], catalogue=False)
+
+
+@asynccontextmanager
+async def lifespan(app: Application) -> AsyncIterator[list[str]]:
+    """Run the lifespan protocol around a block. Yields the types of the messages that the application sent."""
+    incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    sent: list[str] = []
+    answered = asyncio.Event()
+
+    async def send(message: Any) -> None:
+        sent.append(message["type"])
+        answered.set()
+
+    task = asyncio.create_task(app({"type": "lifespan", "asgi": {"version": "3.0"}}, incoming.get, send))
+    for kind in ("startup", "shutdown"):
+        answered.clear()
+        incoming.put_nowait({"type": f"lifespan.{kind}"})
+        await asyncio.wait_for(answered.wait(), 30)
+        if kind == "startup":
+            yield sent
+    await task
+
+
+def client_of(app: Application, **more: Any) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost", **more)
+
+
+def chunks_of(text: str) -> list[Any]:
+    """JSON of the server-sent events; the last one must be ``[DONE]``."""
+    lines = [line[6:] for line in text.splitlines() if line.startswith("data: ")]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+# ---- httpx.ASGITransport -----------------------------------------------------------------------------------------------
+
+def test_asgi_transport(app: Application) -> None:
+    async def run() -> None:
+        async with lifespan(app) as sent, client_of(app) as client:
+            assert sent == ["lifespan.startup.complete"]
+            found = await client.post("/v1/embeddings", json={"model": "bert", "input": ["a", "b"]})
+            assert found.status_code == 200 and len(found.json()["data"]) == 2
+
+            found = await client.post("/v1/completions", json={**LONG, "max_tokens": 5})
+            assert found.headers["content-type"].startswith("text/event-stream")
+            assert chunks_of(found.text)[-1]["choices"][0]["finish_reason"] == "length"
+
+            found = await client.post("/v1/completions", json={**LONG, "temperature": -1})
+            assert found.status_code == 400
+            assert found.json()["error"] | {"message": ""} == {
+                "message": "", "type": "invalid_request_error", "param": "temperature", "code": "invalid_value"}
+            assert (await client.get("/nothing")).status_code == 404
+            assert (await client.get("/health")).status_code == 200
+            head = await client.head("/health")
+            assert head.status_code == 200 and head.content == b""
+        assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+        async with client_of(app) as client:
+            found = await client.post("/v1/embeddings", json={"model": "bert", "input": "a"})
+            assert (found.status_code, found.json()["error"]["code"]) == (503, "shutting_down")
+
+    asyncio.run(run())
+
+
+def test_the_factory_leaves_the_pool_of_its_caller_open(bert: Path, pool: mpool.Pool) -> None:
+    async def run() -> None:
+        app = create_app([f"b={bert}"], pool=pool, catalogue=False)
+        async with lifespan(app), client_of(app) as client:
+            assert (await client.post("/v1/embeddings", json={"model": "b", "input": "a"})).status_code == 200
+
+    asyncio.run(run())
+    assert len(pool.embed("a", bert)) > 0
+
+
+def test_mounted_under_a_prefix(app: Application) -> None:
+    async def run() -> None:
+        transport = httpx.ASGITransport(app, root_path="/models")
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            assert (await client.get("/models/health")).status_code == 200
+            assert (await client.get("/health")).status_code == 200
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("base", "host", "status"), [
+    ("http://localhost", None, 200), ("http://127.0.0.1:81", None, 200), ("https://localhost", None, 200),
+    ("http://127.0.0.1:81", "evil.example", 421), ("http://127.0.0.1:81", "127.0.0.1:82", 421),
+    ("http://192.0.2.1", "localhost", 403)])
+def test_host_is_checked_by_the_address_of_the_request(app: Application, base: str, host: str | None,
+                                                       status: int) -> None:
+    async def run() -> int:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=base) as client:
+            return (await client.get("/v1/models", headers={"host": host} if host else {})).status_code
+
+    assert asyncio.run(run()) == status
+
+
+def test_a_token_opens_other_addresses(bert: Path) -> None:
+    settings = Settings(token=TOKEN, allowed_hosts=("192.0.2.1",))
+    app = create_app([f"b={bert}"], settings=settings, catalogue=False)
+
+    async def run(headers: dict[str, str]) -> int:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://192.0.2.1") as client:
+            return (await client.get("/v1/models", headers=headers)).status_code
+
+    assert asyncio.run(run({})) == 401
+    assert asyncio.run(run({"authorization": f"Bearer {TOKEN}"})) == 200
+
+
+@pytest.mark.parametrize("length", ["-1", "1x", ""])
+def test_a_length_that_is_no_number_is_refused(app: Application, length: str) -> None:
+    async def run() -> httpx.Response:
+        async with client_of(app) as client:
+            return await client.post("/v1/embeddings", content=b"{}", headers={
+                "content-type": "application/json", "content-length": length})
+
+    found = asyncio.run(run())
+    assert (found.status_code, found.json()["error"]["code"]) == (400, "bad_request")
+
+
+def test_a_websocket_is_refused(app: Application) -> None:
+    async def run() -> list[Any]:
+        sent: list[Any] = []
+
+        async def receive() -> dict[str, str]:
+            return {"type": "websocket.connect"}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        await app({"type": "websocket", "path": "/"}, receive, send)
+        return sent
+
+    assert [message["type"] for message in asyncio.run(run())] == ["websocket.close"]
+
+
+def test_a_failed_shutdown_is_reported() -> None:
+    async def fail() -> None:
+        raise OSError("planted")
+
+    async def run() -> list[str]:
+        async with lifespan(Application(None, fail)) as sent:  # type: ignore[arg-type]
+            pass
+        return sent
+
+    assert asyncio.run(run()) == ["lifespan.startup.complete", "lifespan.shutdown.failed"]
+
+
+@contextmanager
+def listening() -> Iterator[socket.socket]:
+    """A listening socket on a free port of loopback."""
+    with socket.create_server(("127.0.0.1", 0)) as made:
+        yield made
+
+
+def idle(pool: mpool.Pool, seconds: float = 20.0) -> None:
+    """Wait until the pool has no request."""
+    end = time.monotonic() + seconds
+    while any(row.running or row.queued for row in pool.ps()):
+        assert time.monotonic() < end, pool.ps()
+        time.sleep(0.01)
+
+
+# ---- servers ---------------------------------------------------------------------------------------------------------
+
+@contextmanager
+def under_uvicorn(app: Application) -> Iterator[int]:
+    """Run uvicorn without mpool's protocol class. Yields the port."""
+    with listening() as made:
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="on"))
+        thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[made])))
+        with stopped(thread, lambda: setattr(server, "should_exit", True)):
+            yield made.getsockname()[1]
+
+
+@contextmanager
+def under_hypercorn(app: Application) -> Iterator[int]:
+    """Run hypercorn. Yields the port."""
+    with listening() as made:
+        config = HypercornConfig()
+        config.bind, config.graceful_timeout = [f"fd://{os.dup(made.fileno())}"], 2.0
+        config.errorlog = None
+        loops: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+
+        async def serve() -> None:
+            stop = asyncio.Event()
+            loops.append((asyncio.get_running_loop(), stop))
+            await hypercorn.serve(app, config, shutdown_trigger=stop.wait)  # type: ignore[arg-type]
+
+        thread = threading.Thread(target=lambda: asyncio.run(serve()))
+        with stopped(thread, lambda: loops[0][0].call_soon_threadsafe(loops[0][1].set)):
+            yield made.getsockname()[1]
+
+
+@contextmanager
+def stopped(thread: threading.Thread, stop: Callable[[], object]) -> Iterator[None]:
+    thread.start()
+    try:
+        yield
+    finally:
+        stop()
+        thread.join(30)
+        assert not thread.is_alive(), "the server does not end"
+
+
+SERVERS = pytest.mark.parametrize("under", [under_uvicorn, under_hypercorn])
+
+
+@SERVERS
+def test_other_servers(under: Any, app: Application) -> None:
+    with under(app) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+        found = client.post("/v1/embeddings", json={"model": "bert", "input": ["a", "b"]})
+        assert found.status_code == 200 and len(found.json()["data"]) == 2
+        found = client.post("/v1/completions", json={**LONG, "max_tokens": 5})
+        assert chunks_of(found.text)[-1]["choices"][0]["finish_reason"] == "length"
+        found = client.post("/v1/embeddings", json={"model": "none", "input": "a"})
+        assert (found.status_code, found.json()["error"]["param"]) == (404, "model")
+        assert client.get("/health", headers={"host": "evil.example"}).status_code == 421
+        found = client.post("/api/embed", json={"model": "bert", "input": "a"})
+        assert len(found.json()["embeddings"]) == 1
+
+
+@SERVERS
+def test_a_disconnect_ends_the_stream(under: Any, bert: Path, llama: Path) -> None:
+    pool = mpool.Pool(mpool.PoolConfig(offline=True))
+    app = create_app([f"llama={llama}"], pool=pool, catalogue=False)
+    with pool, under(app) as port:
+        with httpx.stream("POST", f"http://127.0.0.1:{port}/v1/completions", json=LONG, timeout=60) as found:
+            next(found.iter_lines())
+        idle(pool)
+        assert pool.registry.stats()["cancelled"] == 1
+
+
+@SERVERS
+def test_a_disconnect_ends_an_unstreamed_request(under: Any, llama: Path) -> None:
+    pool = mpool.Pool(mpool.PoolConfig(offline=True))
+    app = create_app([f"llama={llama}"], pool=pool, catalogue=False)
+    with pool, under(app) as port:
+        pool.load(llama)
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"http://127.0.0.1:{port}/v1/completions", timeout=0.3,
+                       json={**LONG, "stream": False, "n": 16})
+        idle(pool)
+        assert pool.registry.stats()["cancelled"] == 1
+
+
+def test_uvicorn_runs_the_factory(bert: Path) -> None:
+    environment = {**os.environ, "MPOOL_SERVER_MODELS": f"b={bert}", "MPOOL_SERVER_ALLOW_HOSTS": "models.example",
+                   "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen([sys.executable, "-m", "uvicorn", "mpool.server:app", "--factory", "--port", "0"],
+                               env=environment, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        line = next(line for line in process.stderr if "running on http://" in line)
+        port = int(line.partition("http://127.0.0.1:")[2].split()[0])
+        found = httpx.post(f"http://127.0.0.1:{port}/v1/embeddings", json={"model": "b", "input": "a"}, timeout=60,
+                           headers={"host": "models.example"})
+        assert found.status_code == 200
+        process.terminate()
+        assert "Application shutdown complete" in process.communicate(timeout=60)[1]
+    finally:
+        process.kill()
+        process.communicate()

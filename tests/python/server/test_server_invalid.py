@@ -1,0 +1,125 @@
+"""The field at fault in a refused body: found without reading msgspec's messages, and the same as these name."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+msgspec = pytest.importorskip("msgspec")
+
+from mpool.server.bodies import parse  # noqa: E402
+from mpool.server.errors import Refusal  # noqa: E402
+from mpool.server.invalid import find_fault  # noqa: E402
+from mpool.server.ollama_structs import OllamaChatRequest  # noqa: E402
+from mpool.server.openai import structs  # noqa: E402
+from mpool.server.worker import ExecuteRequest  # noqa: E402
+
+CHAT = {"model": "m", "messages": [
+    {"role": "user", "content": [{"type": "text", "text": "x"},
+                                 {"type": "image_url", "image_url": {"url": "u", "detail": "d"}}]},
+    {"role": "assistant", "content": "x", "tool_calls": [
+        {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}],
+    "temperature": 1, "stop": ["a"], "logit_bias": {"5": 1.0}, "stream_options": {"include_usage": True}, "n": 1}
+VALID: list[tuple[Any, dict[str, Any]]] = [
+    (structs.ChatRequest, CHAT),
+    (structs.EmbeddingsRequest, {"model": "m", "input": ["x", [1, 2], 3], "dimensions": 4}),
+    (structs.ImagesRequest, {"model": "m", "prompt": "x", "size": "32x32", "n": 1}),
+    (structs.RerankRequest, {"model": "m", "query": "x", "documents": ["x", {"text": "y"}], "top_n": 1}),
+    (OllamaChatRequest, {"model": "m", "messages": [{"role": "user", "content": "x"}],
+                         "options": {"temperature": 1, "stop": ["x"]}}),
+    (ExecuteRequest, {"job_id": "1", "prompt": "x", "stop": ["a"], "seed": 3})]
+VALUES: list[Any] = [None, True, -1, 0, 1.5, 10**30, 1e300, "", "x", [], [1], ["x"], {}, {"a": 1}, {"type": "none"},
+                     {"text": 3}, {"type": "text"}]
+
+
+def paths_of(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, part in items:
+        yield (*path, key)
+        yield from paths_of(part, (*path, key))
+
+
+def damaged(rng: random.Random, value: dict[str, Any]) -> bytes:
+    """A body with one or two values removed, added or replaced."""
+    value = copy.deepcopy(value)
+    for _ in range(rng.choice([1, 1, 2])):
+        *parents, last = rng.choice(list(paths_of(value)))
+        at: Any = value
+        for key in parents:
+            at = at[key]
+        action = rng.random()
+        if action < 0.2 and len(value) > 1:
+            del at[last]
+        elif action < 0.35 and isinstance(at, dict):
+            at["zz"] = 1
+        else:
+            at[last] = copy.deepcopy(rng.choice(VALUES))
+    return json.dumps(value).encode()
+
+
+def named(text: str) -> tuple[str, str]:
+    """Kind and path of the fault as the message of msgspec 0.22 has them."""
+    place = re.search(r" - at `\$\.?(.*)`$", text)
+    path = place[1] if place else ""
+    for kind, words in (("unknown", "unknown field"), ("missing", "missing required field")):
+        if field := re.search(words + " `([^`]*)`", text):
+            return kind, f"{path}.{field[1]}" if path else field[1]
+    return "value", path
+
+
+@pytest.mark.parametrize(("kind", "valid"), VALID, ids=lambda value: getattr(value, "__name__", ""))
+def test_faults_are_those_that_msgspec_names(kind: Any, valid: dict[str, Any]) -> None:
+    msgspec.json.decode(json.dumps(valid).encode(), type=kind)
+    rng, refused = random.Random(7), 0
+    while refused < 1500:
+        body = damaged(rng, valid)
+        try:
+            msgspec.json.decode(body, type=kind)
+        except msgspec.ValidationError as error:
+            fault, refused = find_fault(body, kind), refused + 1
+            assert (fault.kind, fault.path) == named(str(error)), (body, str(error), fault)
+            assert fault.kind != "value" or fault.allowed and fault.got
+
+
+@pytest.mark.parametrize(("change", "code", "param", "text"), [
+    ({"temperature": -1}, "invalid_value", "temperature", "`temperature` must be a number from 0 to 100, got -1."),
+    ({"top_p": 0}, "invalid_value", "top_p", "`top_p` must be a number above 0 and at most 1, got 0."),
+    ({"n": True}, "invalid_value", "n", "`n` must be an integer from 1 to 128, got true."),
+    ({"stop": 3}, "invalid_value", "stop",
+     "`stop` must be a string of at least 1 character or a list of at most 64 items, got 3."),
+    ({"messages": []}, "invalid_value", "messages",
+     "`messages` must be a list of 1 to 10,000 items, got a list of 0."),
+    ({"messages": [{"role": "x"}]}, "invalid_value", "messages[0].role",
+     "`messages[0].role` must be one of assistant, developer, system, tool, user, got 'x'."),
+    ({"messages": [{"role": "user", "content": [{"type": "sound"}]}]}, "invalid_value", "messages[0].content[0].type",
+     "`messages[0].content[0].type` must be one of text, image_url, got 'sound'."),
+    ({"messages": [{"content": "x"}]}, "invalid_value", "messages[0].role", "`messages[0].role` is missing."),
+    ({"messages": [{"role": "user", "zz": 1}]}, "unsupported_parameter", "messages[0].zz",
+     "There is no parameter `messages[0].zz`."),
+    ({"zz": 1}, "unsupported_parameter", "zz", "There is no parameter `zz`.")])
+def test_refusals(change: dict[str, Any], code: str, param: str, text: str) -> None:
+    with pytest.raises(Refusal) as refused:
+        parse(json.dumps({**CHAT, **change}).encode(), structs.ChatRequest)
+    assert (refused.value.code, refused.value.param) == (code, param)
+    assert refused.value.message.endswith(text), refused.value.message
+
+
+@pytest.mark.parametrize(("kind", "field"), [(structs.EmbeddingsRequest, "dimensions"), (structs.ChatRequest, "stop"),
+                                             (structs.EmbeddingsRequest, "input")])
+def test_a_value_that_is_nested_too_deeply(kind: Any, field: str) -> None:
+    body = json.dumps({"model": "m", "input": "x"} if kind is structs.EmbeddingsRequest else CHAT)[:-1].encode()
+    with pytest.raises(Refusal) as refused:
+        parse(body + b', "' + field.encode() + b'": ' + b"[" * 5000 + b"]" * 5000 + b"}", kind)
+    assert refused.value.row.status == 400 and (refused.value.param or field).startswith(field)
+
+
+def test_a_body_that_is_no_object() -> None:
+    with pytest.raises(Refusal) as refused:
+        parse(b"[1]", structs.ChatRequest)
+    assert refused.value.param is None and "The body must be an object, got a list of 1." in refused.value.message
