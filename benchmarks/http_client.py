@@ -88,12 +88,12 @@ class Load:
 
     Attributes:
         seconds: time from the first request to the end of the last response.
-        answers: number of responses.
+        responses: number of responses.
         first: seconds from each request to its first chunk.
     """
 
     seconds: float
-    answers: int
+    responses: int
     first: list[float]
 
 
@@ -111,14 +111,14 @@ async def load(port: int, path: str, bodies: list[list[dict[str, Any]]], seconds
         for at, body in enumerate(own):
             if at and time.perf_counter() - began >= seconds:
                 return
-            first.append(await _answer(port, path, body))
+            first.append(await _stream_once(port, path, body))
         raise RuntimeError("a client ran out of prompts: lower --seconds or raise --tokens")
 
     await asyncio.gather(*(client(own) for own in bodies))
     return Load(time.perf_counter() - began, len(first), first)
 
 
-async def _answer(port: int, path: str, body: dict[str, Any]) -> float:
+async def _stream_once(port: int, path: str, body: dict[str, Any]) -> float:
     """Send a request on a new connection and read its whole response. Return the seconds to the first chunk."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     began = time.perf_counter()

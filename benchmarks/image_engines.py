@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import own_process
-from own_process import answer, rss
+from own_process import rss, run_task
 from timing import percentile, seconds_of, together
 
 BATCH = 16
@@ -281,4 +281,4 @@ def prepare(task: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    answer({"measure": measure, "prepare": prepare})
+    run_task({"measure": measure, "prepare": prepare})

@@ -68,8 +68,8 @@ class Bench:
         lines = done.stdout.strip().splitlines()
         if done.returncode != 0 or not lines:
             raise RuntimeError(f"{task['engine']}, {task['shape']}: {done.stderr.strip()[-600:] or done.returncode}")
-        answer: dict[str, Any] = json.loads(lines[-1])
-        return answer
+        result: dict[str, Any] = json.loads(lines[-1])
+        return result
 
     def task(self, what: str, engine: str, shape: str) -> dict[str, Any]:
         """Return the task for a worker."""

@@ -46,9 +46,9 @@ def measure(isolation: str, embedding: str, text: str, threads: int, count: int)
         found["embed one text p50, us"] = percentile(calls, 0.5) * 1e6
         found["embed one text p99, us"] = percentile(calls, 0.99) * 1e6
         began = time.perf_counter()
-        answer = pool.generate("Once upon a time", text, temperature=0, max_tokens=count, ignore_eos=True)
+        completion = pool.generate("Once upon a time", text, temperature=0, max_tokens=count, ignore_eos=True)
         spent = time.perf_counter() - began
-        found["tokens a second"] = answer.usage.completion_tokens / spent
+        found["tokens a second"] = completion.usage.completion_tokens / spent
         for row in pool.ps():
             for pid in row.processes[:1]:
                 for name, size in memory_of(pid).items():

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 
-def answer(parts: dict[str, Callable[[dict[str, Any]], dict[str, Any]]], by: str = "what") -> None:
+def run_task(parts: dict[str, Callable[[dict[str, Any]], dict[str, Any]]], by: str = "what") -> None:
     """Run the function in ``parts`` that the task's key ``by`` names, print its result, and end the process."""
-    asked = json.loads(sys.stdin.read())
-    found = parts[asked[by]](asked)
+    task = json.loads(sys.stdin.read())
+    found = parts[task[by]](task)
     sys.stdout.flush()
     print("\n" + json.dumps(found), flush=True)
     os._exit(0)  # skip the libraries' exit handlers: they are not measured, and may hang

@@ -80,7 +80,7 @@ def chats(pool: mpool.Pool, model: str, quick: bool) -> dict[str, float]:
     found: dict[str, float] = {}
     chance, tokens = random.Random(12), 8 if quick else 48
 
-    def answer(prompt: str, length: int, first: list[float]) -> None:
+    def run_chat(prompt: str, length: int, first: list[float]) -> None:
         begin = time.perf_counter()
         stream = iter(pool.generate(prompt, model, max_tokens=length, temperature=0, ignore_eos=True, stream=True))
         next(stream)
@@ -91,7 +91,7 @@ def chats(pool: mpool.Pool, model: str, quick: bool) -> dict[str, float]:
     prompts = [words(12, chance) for _ in range(8)]
     first: list[float] = []
     took: list[float] = []
-    seconds = together(8, lambda number: timed(took, lambda: answer(prompts[number], tokens, first)))
+    seconds = together(8, lambda number: timed(took, lambda: run_chat(prompts[number], tokens, first)))
     found["8 chats: tokens/s"] = 8 * tokens / seconds
     found["8 chats: first token, p50 ms"] = percentile(first, 0.5) * 1e3
     found["8 chats: first token, slowest ms"] = max(first) * 1e3
@@ -100,20 +100,20 @@ def chats(pool: mpool.Pool, model: str, quick: bool) -> dict[str, float]:
     long = [[words(60 if quick else 250, chance)] for _ in range(4)]
     short = [[words(6, chance) for _ in range(2 if quick else 4)] for _ in range(4)]
     firsts: list[list[float]] = [[], []]
-    answers: list[list[float]] = [[], []]
+    latencies: list[list[float]] = [[], []]
     written = [2 * tokens, tokens // 4]
 
     def caller(number: int) -> None:
         little = number % 2
         for prompt in (short if little else long)[number // 2]:
-            timed(answers[little], lambda: answer(prompt, written[little], firsts[little]))
+            timed(latencies[little], lambda: run_chat(prompt, written[little], firsts[little]))
 
     seconds = together(8, caller)
-    found["4 long and 4 short chats: tokens/s"] = sum(len(answers[i]) * written[i] for i in (0, 1)) / seconds
+    found["4 long and 4 short chats: tokens/s"] = sum(len(latencies[i]) * written[i] for i in (0, 1)) / seconds
     found["4 long and 4 short chats: short first token, p50 ms"] = percentile(firsts[1], 0.5) * 1e3
     found["4 long and 4 short chats: short first token, slowest ms"] = max(firsts[1]) * 1e3
-    found["4 long and 4 short chats: short answer, p50 s"] = percentile(answers[1], 0.5)
-    found["4 long and 4 short chats: long answer, slowest s"] = max(answers[0])
+    found["4 long and 4 short chats: short answer, p50 s"] = percentile(latencies[1], 0.5)
+    found["4 long and 4 short chats: long answer, slowest s"] = max(latencies[0])
     return found
 
 

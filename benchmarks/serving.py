@@ -99,11 +99,11 @@ class Host:
 
         return asyncio.run(work())
 
-    def obey(self, orders: TextIO, answers: TextIO) -> None:
+    def run_commands(self, commands: TextIO, results: TextIO) -> None:
         """Run commands until the input ends."""
-        for order in orders:
-            name, *arguments = json.loads(order)
-            print(json.dumps(getattr(self, name)(*arguments)), file=answers, flush=True)
+        for command in commands:
+            name, *arguments = json.loads(command)
+            print(json.dumps(getattr(self, name)(*arguments)), file=results, flush=True)
         self.server.stop()
         self.thread.join()
 
@@ -119,10 +119,10 @@ class Remote:
     def __call__(self, name: str, *arguments: Any) -> Any:
         assert self._process.stdin is not None and self._process.stdout is not None
         print(json.dumps([name, *arguments]), file=self._process.stdin, flush=True)
-        answer = self._process.stdout.readline()
-        if not answer:
+        result = self._process.stdout.readline()
+        if not result:
             raise RuntimeError("the process with the pool has ended")
-        return json.loads(answer)
+        return json.loads(result)
 
     def close(self) -> None:
         """End the process."""
@@ -149,8 +149,8 @@ def embedding_round(remote: Remote, connection: http_client.Connection, count: i
     clock = remote("clock")
     over = statistics.median([post(text) for text in single[2 * count + 2:]])
     served = (remote("clock") - clock) / count
-    return {"library": library * 1e6, "HTTP": over * 1e6, "more": (over - library) * 1e6, "library CPU": awaited * 1e6,
-            "HTTP CPU": served * 1e6, "more CPU": (served - awaited) * 1e6}
+    return {"library": library * 1e6, "HTTP": over * 1e6, "extra": (over - library) * 1e6, "library CPU": awaited * 1e6,
+            "HTTP CPU": served * 1e6, "extra CPU": (served - awaited) * 1e6}
 
 
 def stream_round(remote: Remote, connection: http_client.Connection, tokens: int) -> dict[str, float]:
@@ -163,8 +163,8 @@ def stream_round(remote: Remote, connection: http_client.Connection, tokens: int
     served = (remote("clock") - clock) / len(times)
     awaited = library["cpu"] / len(library["times"])
     return {"library": _pace(library["times"]) * 1e6, "HTTP": _pace(times) * 1e6,
-            "more": (_pace(times) - _pace(library["times"])) * 1e6, "library CPU": awaited * 1e6,
-            "HTTP CPU": served * 1e6, "more CPU": (served - awaited) * 1e6}
+            "extra": (_pace(times) - _pace(library["times"])) * 1e6, "library CPU": awaited * 1e6,
+            "HTTP CPU": served * 1e6, "extra CPU": (served - awaited) * 1e6}
 
 
 def overhead(args: argparse.Namespace) -> None:
@@ -262,7 +262,7 @@ def throughput(args: argparse.Namespace) -> None:
                     for clients in args.clients:
                         asked = bodies(clients, max(2, 4000 // clients), args.tokens, 1 + turn)
                         found = asyncio.run(http_client.load(port, "/v1/completions", asked, args.seconds))
-                        rates.setdefault((engine, clients), []).append(found.answers * args.tokens / found.seconds)
+                        rates.setdefault((engine, clients), []).append(found.responses * args.tokens / found.seconds)
                         first.setdefault((engine, clients), []).extend(found.first)
     print(f"{watch.describe()}; {args.rounds} rounds; completions of {args.tokens} tokens, medians of rounds")
     print(f"{'clients':>8}" + "".join(f"{engine + ' tokens/s':>27}{'first chunk p50, p99 ms':>27}"
@@ -298,7 +298,7 @@ def main() -> int:
     over = args.what != "throughput"
     args.rounds, args.tokens = args.rounds or (15 if over else 2), args.tokens or (400 if over else 64)
     if args.what == "host":
-        Host(args).obey(sys.stdin, sys.stdout)
+        Host(args).run_commands(sys.stdin, sys.stdout)
     else:
         (overhead if over else throughput)(args)
     return 0

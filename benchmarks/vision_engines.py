@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import own_process
-from own_process import answer, rss
+from own_process import rss, run_task
 from timing import seconds_of
 
 SIDE, IMAGE = 336, 32000
@@ -127,4 +127,4 @@ def prepare(task: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    answer({"measure": measure, "prepare": prepare})
+    run_task({"measure": measure, "prepare": prepare})

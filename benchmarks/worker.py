@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import texts
-from own_process import answer, rss
+from own_process import rss, run_task
 from timing import percentile, seconds_of, together
 
 
@@ -144,5 +144,5 @@ def ids(task: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    answer({"embed": embed, "generate": generate, "cold": cold, "import": imports, "ids": ids, "prepare": prepare},
+    run_task({"embed": embed, "generate": generate, "cold": cold, "import": imports, "ids": ids, "prepare": prepare},
            by="topic")

@@ -15,7 +15,7 @@ static bool never(void *arg) {
 }
 
 /* A child that sends one status about its start. */
-static void say_ready(mp_status status) {
+static void send_ready(mp_status status) {
     static mp_wire_out out;
     mp_shm page;
     mp_channel channel;
@@ -41,7 +41,7 @@ __attribute__((constructor)) static void become_child(void) {
         for (;;)
             sleep(1);
     if (strncmp(what, "ready", 5) == 0)
-        say_ready((mp_status)atoi(what + 5));
+        send_ready((mp_status)atoi(what + 5));
     _exit(mp_isolation_main());
 }
 

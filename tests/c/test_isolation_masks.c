@@ -115,7 +115,7 @@ static mp_outcome step(masked_scene *m, mp_outcome outcome, const sampled_run *s
     return run_step(&m->s);
 }
 
-static void bring(masked_scene *m, int choice, uint32_t index, int32_t id) {
+static void add_mask(masked_scene *m, int choice, uint32_t index, int32_t id) {
     mp_error error;
     MP_CHECK_OK(mp_text_request_mask(m->call, choice, index, mask_of(&id, 1), WORDS * 4, &error), &error);
 }
@@ -172,7 +172,7 @@ MP_TEST(isolation_completions_end_where_their_masks_allow) {
         MP_CHECK_INT(plan(&m, 1), 1);
         step(&m, MP_OUTCOME_WAIT_MASK, &allowed, -1);
         if (rows[i].allows >= 0)
-            bring(&m, 0, 1, rows[i].allows);
+            add_mask(&m, 0, 1, rows[i].allows);
         MP_CHECK_INT(plan(&m, 1), 1);
         step(&m, rows[i].it.finish ? MP_OUTCOME_DONE : MP_OUTCOME_MORE, &rows[i].it, -1);
         MP_CHECK_HAS(why_lost(&m), rows[i].why);
@@ -197,7 +197,7 @@ MP_TEST(isolation_mask_waits_without_reason_are_refused) {
         MP_CHECK_INT(step(&m, MP_OUTCOME_WAIT_MASK, both, -1), MP_OUTCOME_WAIT_MASK);
         MP_CHECK_INT(plan(&m, 0), 0);
         MP_CHECK(m.s.plan.masks && !*why_lost(&m));
-        bring(&m, 1, 1, ALLOWED);
+        add_mask(&m, 1, 1, ALLOWED);
         if (way == 1) {
             plan(&m, 0);
             MP_CHECK_HAS(why_lost(&m), "a plan is empty");
@@ -235,7 +235,7 @@ MP_TEST(isolation_masks_are_sent_once) {
         uint64_t speed[MP_MODEL_SPEEDS];
         uint32_t bits[WORDS];
         if (round == 2)
-            bring(&m, 0, 1, END);
+            add_mask(&m, 0, 1, END);
         MP_CHECK_INT(plan(&m, 1), 1);
         MP_CHECK(mp_wire_receive(&in, &m.s.p.child, false) && in.kind == MP_FRAME_PLAN);
         mp_get_u64(&in);

@@ -115,8 +115,8 @@ typedef struct request { /* a request for `count` of the texts, by number */
 } request;
 
 /* Make a request. picks: [count] numbers of texts; skip < 0: none. */
-static void ask(const tiny_model *tiny, const texts *all, const int *picks, int count, int skip, int dimensions,
-                int normalize, int output, request *made) {
+static void make_request(const tiny_model *tiny, const texts *all, const int *picks, int count, int skip,
+                         int dimensions, int normalize, int output, request *made) {
     static int32_t ids[200 * POSITIONS], skips[200];
     static int64_t offsets[201];
     mp_error error;
@@ -177,7 +177,7 @@ MP_TEST(models_encoder_computes_identical_texts_once) {
     bool seen[TEXTS] = {false};
     request requests[2];
     for (int r = 0; r < 2; r++) {
-        ask(&tiny, &all, picks[r], 50, -1, 0, -1, MP_EMBED_POOLED, &requests[r]);
+        make_request(&tiny, &all, picks[r], 50, -1, 0, -1, MP_EMBED_POOLED, &requests[r]);
         for (int i = 0; i < 50; i++) {
             nines += picks[r][i] == 9;
             others += picks[r][i] != 9 && seen[picks[r][i]];
@@ -199,13 +199,13 @@ MP_TEST(models_encoder_computes_identical_texts_once) {
     request differ[7];
     const int five[2] = {5, 6};
     const uint64_t before = dedup->shared;
-    ask(&tiny, &all, five, 1, -1, 0, 1, MP_EMBED_POOLED, &differ[0]);
-    ask(&tiny, &all, five, 1, 1, 0, 1, MP_EMBED_POOLED, &differ[1]);
-    ask(&tiny, &all, five, 1, -1, 40, 1, MP_EMBED_POOLED, &differ[2]);
-    ask(&tiny, &all, five, 1, -1, 0, 0, MP_EMBED_POOLED, &differ[3]);
-    ask(&tiny, &all, five + 1, 1, -1, 0, 1, MP_EMBED_POOLED, &differ[4]);
-    ask(&tiny, &all, five, 1, -1, 0, 1, MP_EMBED_TOKENS, &differ[5]);
-    ask(&tiny, &all, five, 1, -1, 0, 1, MP_EMBED_TOKENS, &differ[6]);
+    make_request(&tiny, &all, five, 1, -1, 0, 1, MP_EMBED_POOLED, &differ[0]);
+    make_request(&tiny, &all, five, 1, 1, 0, 1, MP_EMBED_POOLED, &differ[1]);
+    make_request(&tiny, &all, five, 1, -1, 40, 1, MP_EMBED_POOLED, &differ[2]);
+    make_request(&tiny, &all, five, 1, -1, 0, 0, MP_EMBED_POOLED, &differ[3]);
+    make_request(&tiny, &all, five + 1, 1, -1, 0, 1, MP_EMBED_POOLED, &differ[4]);
+    make_request(&tiny, &all, five, 1, -1, 0, 1, MP_EMBED_TOKENS, &differ[5]);
+    make_request(&tiny, &all, five, 1, -1, 0, 1, MP_EMBED_TOKENS, &differ[6]);
     serve(&tiny, differ, 7, outcomes);
     for (int i = 0; i < 7; i++)
         MP_CHECK_INT(outcomes[i], MP_OUTCOME_DONE);
@@ -217,7 +217,7 @@ MP_TEST(models_encoder_computes_identical_texts_once) {
 }
 
 /* Run one text of each of requests [first, first + count), one step each; check the vectors against `alone`. */
-static void ask_each(tiny_model *tiny, const texts *all, int first, int count, const float *alone) {
+static void compute_each(tiny_model *tiny, const texts *all, int first, int count, const float *alone) {
     float out[WIDTH];
     for (int t = first; t < first + count; t++) {
         MP_CHECK_INT(run(tiny, all, t, 1, UINT64_MAX, out), MP_OUTCOME_DONE);
@@ -239,42 +239,42 @@ MP_TEST(models_encoder_remembers_recent_results) {
     MP_CHECK_INT(run(&tiny, &all, 0, TEXTS, UINT64_MAX, alone), MP_OUTCOME_DONE);
     MP_CHECK_INT(dedup->recalled, 0);
     MP_CHECK(dedup->charged > 0 && dedup->charged <= MP_DEDUP_BYTES && dedup->count == TEXTS);
-    ask_each(&tiny, &all, 0, TEXTS, alone);
+    compute_each(&tiny, &all, 0, TEXTS, alone);
     MP_CHECK_INT(dedup->recalled, TEXTS);
 
     /* too old: computed again */
     dedup->keep_ns = 1000000;
     const struct timespec pause = {.tv_nsec = 2000000};
     nanosleep(&pause, NULL);
-    ask_each(&tiny, &all, 3, 1, alone);
+    compute_each(&tiny, &all, 3, 1, alone);
     MP_CHECK_INT(dedup->recalled, TEXTS);
 
     /* trim frees the memory, and forgets */
     dedup->keep_ns = UINT64_MAX;
     MP_CHECK(tiny.engine->ops->trim(tiny.engine) > 0);
     MP_CHECK(tiny.budget.used == bare && dedup->charged == 0);
-    ask_each(&tiny, &all, 3, 1, alone);
+    compute_each(&tiny, &all, 3, 1, alone);
     MP_CHECK_INT(dedup->recalled, TEXTS);
-    ask_each(&tiny, &all, 3, 1, alone);
+    compute_each(&tiny, &all, 3, 1, alone);
     MP_CHECK_INT(dedup->recalled, TEXTS + 1);
 
     /* a full ring forgets the oldest */
     tiny.engine->ops->trim(tiny.engine);
     dedup->capacity = 4;
-    ask_each(&tiny, &all, 10, 6, alone);
-    ask_each(&tiny, &all, 12, 4, alone);
+    compute_each(&tiny, &all, 10, 6, alone);
+    compute_each(&tiny, &all, 12, 4, alone);
     MP_CHECK_INT(dedup->recalled, TEXTS + 5);
-    ask_each(&tiny, &all, 10, 2, alone);
+    compute_each(&tiny, &all, 10, 2, alone);
     MP_CHECK_INT(dedup->recalled, TEXTS + 5);
     MP_CHECK_INT(run(&tiny, &all, 20, 9, UINT64_MAX, alone + 20 * WIDTH), MP_OUTCOME_DONE);
-    ask_each(&tiny, &all, 25, 4, alone); /* the last of many */
+    compute_each(&tiny, &all, 25, 4, alone); /* the last of many */
     MP_CHECK_INT(dedup->recalled, TEXTS + 9);
 
     /* without memory the cache stores nothing, and no request fails */
     mp_dedup_trim(dedup);
     tiny.budget.limit = tiny.budget.used;
-    ask_each(&tiny, &all, 30, 1, alone);
-    ask_each(&tiny, &all, 30, 1, alone);
+    compute_each(&tiny, &all, 30, 1, alone);
+    compute_each(&tiny, &all, 30, 1, alone);
     MP_CHECK(dedup->recalled == TEXTS + 9 && !dedup->recent);
     tiny_unload(&tiny);
 }
@@ -292,7 +292,8 @@ MP_TEST(models_encoder_nan_is_shared_but_not_remembered) {
         request requests[3];
         mp_outcome outcomes[MP_PLAN_MAX];
         for (int r = 0; r < 3; r++)
-            ask(&tiny, &all, r == 2 ? picks + 1 : picks, r == 2 ? 1 : 2, -1, 0, -1, MP_EMBED_POOLED, &requests[r]);
+            make_request(&tiny, &all, r == 2 ? picks + 1 : picks, r == 2 ? 1 : 2, -1, 0, -1, MP_EMBED_POOLED,
+                         &requests[r]);
         serve(&tiny, requests, 3, outcomes);
         for (int r = 0; r < 3; r++) {
             MP_CHECK_INT(outcomes[r], r == 2 ? MP_OUTCOME_DONE : MP_OUTCOME_FAILED);

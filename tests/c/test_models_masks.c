@@ -5,14 +5,14 @@
 enum { JOBS = 4, CHOICES = 3, ANSWER = 20, WORDS = (TINY_VOCAB + 31) / 32, PROMPT = 70 };
 
 /* Allow a third of the ids, different for each position and choice; never the end of sequence. */
-static bool may_come(int choice, uint32_t index, int id) {
+static bool is_allowed(int choice, uint32_t index, int id) {
     return id % 3 == (int)(index + (uint32_t)choice) % 3 && id != TINY_VOCAB - 1;
 }
 
 static void fill_mask(int choice, uint32_t index, uint32_t bits[WORDS]) {
     memset(bits, 0, WORDS * sizeof *bits);
     for (int id = 0; id < TINY_VOCAB; id++)
-        bits[id / 32] |= (uint32_t)may_come(choice, index, id) << id % 32;
+        bits[id / 32] |= (uint32_t)is_allowed(choice, index, id) << id % 32;
 }
 
 /* Make a job; the last one has no masks. */
@@ -38,7 +38,7 @@ static void make_job(const tiny_model *tiny, tiny_job *job, int index) {
 }
 
 /* Deliver all masks that are due, or a random part of them. */
-static void bring_masks(tiny_job *job, mp_test_random *late) {
+static void add_masks(tiny_job *job, mp_test_random *late) {
     mp_error error;
     for (int c = 0; job->call->masks && c < job->call->n_choices; c++) {
         uint32_t index = job->call->choices[c].token_count, bits[WORDS];
@@ -67,7 +67,7 @@ static int run(tiny_model *tiny, mp_test_random *late, uint64_t hashes[JOBS]) {
         for (int i = 0; i < JOBS; i++) {
             if (jobs[i].done)
                 continue;
-            bring_masks(&jobs[i], late);
+            add_masks(&jobs[i], late);
             if (late && mp_test_random_u64(late) % 11 == 0) {
                 tiny->engine->ops->preempt(tiny->engine, &jobs[i].item);
                 MP_CHECK_OK(tiny->engine->ops->admit(tiny->engine, &jobs[i].item, &error), &error);
@@ -95,7 +95,7 @@ static int run(tiny_model *tiny, mp_test_random *late, uint64_t hashes[JOBS]) {
     for (int i = 0; i < JOBS; i++) {
         for (int c = 0; jobs[i].call->masks && c < jobs[i].call->n_choices; c++)
             for (uint32_t t = 1; t < jobs[i].call->choices[c].token_count; t++)
-                MP_CHECK(may_come(c, t, jobs[i].call->choices[c].tokens[t].id));
+                MP_CHECK(is_allowed(c, t, jobs[i].call->choices[c].tokens[t].id));
         hashes[i] = tiny_job_hash(&jobs[i]);
         mp_request_destroy(&jobs[i].call->base);
     }

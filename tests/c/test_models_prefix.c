@@ -231,7 +231,7 @@ MP_TEST(models_prefix_memory_leaves_the_process) {
     uint64_t before = resident();
     MP_CHECK_INT(mp_prefix_trim(&b.cache), 39 * b.cache.kv.block_bytes);
     uint64_t after = resident();
-    if (!MP_SANITIZED) /* whose allocator keeps freed memory */
+    if (!MP_SANITIZED) /* a sanitizer's allocator keeps freed memory */
         MP_CHECK(before - after > 38 * b.cache.kv.block_bytes);
     MP_CHECK_INT(b.budget.used, b.cache.kv.block_bytes);
     give(&b, ids, 1);
@@ -338,23 +338,23 @@ MP_TEST_SECONDS(models_prefix_random_use, 60) {
 
 static const mp_dtype types[] = {MP_Q8_0, MP_Q4_K};
 
-typedef struct ask { /* a request; its first `shared` tokens are common to all */
+typedef struct job_spec { /* a request; its first `shared` tokens are common to all */
     int length, shared, n, answer;
     uint32_t tenant;
     bool logits;
-} ask;
+} job_spec;
 
-static void make(const tiny_model *tiny, tiny_job *job, ask ask) {
-    mp_test_random everybody = {99}, own = {1000 + (uint64_t)(ask.length * 1000 + ask.shared)};
+static void make(const tiny_model *tiny, tiny_job *job, job_spec spec) {
+    mp_test_random common = {99}, own = {1000 + (uint64_t)(spec.length * 1000 + spec.shared)};
     int32_t prompt[TINY_CONTEXT];
-    for (int i = 0; i < ask.length; i++)
-        prompt[i] = (int32_t)(mp_test_random_u64(i < ask.shared ? &everybody : &own) % TINY_VOCAB);
+    for (int i = 0; i < spec.length; i++)
+        prompt[i] = (int32_t)(mp_test_random_u64(i < spec.shared ? &common : &own) % TINY_VOCAB);
     mp_text_args args = {
-        .n_prompt = ask.length, .prompt = prompt, .n_choices = ask.n ? ask.n : 1, .want_prompt_logits = ask.logits,
+        .n_prompt = spec.length, .prompt = prompt, .n_choices = spec.n ? spec.n : 1, .want_prompt_logits = spec.logits,
         .sampling = {.temperature = 0.8f, .top_p = 1, .repetition_penalty = 1, .seed = 3,
-                     .max_tokens = ask.answer ? ask.answer : ANSWER, .logprobs = 5, .ignore_eos = true},
+                     .max_tokens = spec.answer ? spec.answer : ANSWER, .logprobs = 5, .ignore_eos = true},
     };
-    tiny_job_make(tiny, job, &args, ask.tenant);
+    tiny_job_make(tiny, job, &args, spec.tenant);
 }
 
 /* Load a model, and a reference whose engine reuses nothing. */
@@ -378,9 +378,9 @@ static void unload(tiny_model *tiny, tiny_model *reference) {
     tiny_unload(tiny);
 }
 
-static uint64_t alone(tiny_model *reference, ask ask) {
+static uint64_t alone(tiny_model *reference, job_spec spec) {
     tiny_job job;
-    make(reference, &job, ask);
+    make(reference, &job, spec);
     tiny_job_admit(reference, &job);
     tiny_job_finish(reference, &job);
     MP_CHECK_INT(job.call->cached_tokens, 0);
@@ -390,39 +390,39 @@ static uint64_t alone(tiny_model *reference, ask ask) {
 }
 
 /* Check that the job is done, skipped this many tokens, and gave the result of the engine without a cache. */
-static void check_job(tiny_model *reference, tiny_job *job, ask ask, int cached) {
+static void check_job(tiny_model *reference, tiny_job *job, job_spec spec, int cached) {
     MP_CHECK(job->done);
     MP_CHECK_INT(job->call->cached_tokens, cached);
-    if (tiny_job_hash(job) != alone(reference, ask))
-        MP_FAIL("a prompt of %d tokens of which %d were cached gives something else", ask.length, cached);
+    if (tiny_job_hash(job) != alone(reference, spec))
+        MP_FAIL("a prompt of %d tokens of which %d were cached gives another result", spec.length, cached);
     mp_request_destroy(&job->call->base);
 }
 
-static void run(tiny_model *tiny, tiny_model *reference, ask ask, int cached) {
+static void run(tiny_model *tiny, tiny_model *reference, job_spec spec, int cached) {
     tiny_job job;
-    make(tiny, &job, ask);
+    make(tiny, &job, spec);
     tiny_job_admit(tiny, &job);
     tiny_job_finish(tiny, &job);
-    check_job(reference, &job, ask, cached);
+    check_job(reference, &job, spec, cached);
 }
 
 MP_TEST_SECONDS(models_prefix_hits, 60) {
     tiny_model tiny, reference;
     load(&tiny, &reference);
     const mp_prefix_counters *counters = tiny.engine->prefix;
-    run(&tiny, &reference, (ask){.length = PROMPT, .shared = 190}, 0);
+    run(&tiny, &reference, (job_spec){.length = PROMPT, .shared = 190}, 0);
     MP_CHECK_INT(counters->blocks, (PROMPT + ANSWER - 1) / 64);
-    run(&tiny, &reference, (ask){.length = PROMPT, .shared = 190}, 192);     /* again */
-    run(&tiny, &reference, (ask){.length = PROMPT + 9, .shared = 190}, 128); /* differs inside the third block */
-    run(&tiny, &reference, (ask){.length = PROMPT, .shared = 64}, 64);        /* at the edge of a block */
-    run(&tiny, &reference, (ask){.length = PROMPT, .shared = 63}, 0);
-    run(&tiny, &reference, (ask){.length = 129, .shared = 129}, 128);
-    run(&tiny, &reference, (ask){.length = 128, .shared = 128}, 64);          /* never the whole prompt */
-    run(&tiny, &reference, (ask){.length = PROMPT, .shared = 190, .n = 3}, 192);
-    run(&tiny, &reference, (ask){.length = PROMPT, .shared = 190, .tenant = 1}, 0);
-    run(&tiny, &reference, (ask){.length = PROMPT, .shared = 190, .tenant = 1}, 192);
+    run(&tiny, &reference, (job_spec){.length = PROMPT, .shared = 190}, 192);     /* again */
+    run(&tiny, &reference, (job_spec){.length = PROMPT + 9, .shared = 190}, 128); /* differs inside the third block */
+    run(&tiny, &reference, (job_spec){.length = PROMPT, .shared = 64}, 64);        /* at the edge of a block */
+    run(&tiny, &reference, (job_spec){.length = PROMPT, .shared = 63}, 0);
+    run(&tiny, &reference, (job_spec){.length = 129, .shared = 129}, 128);
+    run(&tiny, &reference, (job_spec){.length = 128, .shared = 128}, 64);          /* never the whole prompt */
+    run(&tiny, &reference, (job_spec){.length = PROMPT, .shared = 190, .n = 3}, 192);
+    run(&tiny, &reference, (job_spec){.length = PROMPT, .shared = 190, .tenant = 1}, 0);
+    run(&tiny, &reference, (job_spec){.length = PROMPT, .shared = 190, .tenant = 1}, 192);
     uint64_t hits = counters->hits;
-    run(&tiny, &reference, (ask){.length = PROMPT, .shared = 190, .logits = true}, 0); /* every row is requested */
+    run(&tiny, &reference, (job_spec){.length = PROMPT, .shared = 190, .logits = true}, 0); /* every row is requested */
     MP_CHECK_INT(counters->hits, hits);
     MP_CHECK_INT(hits, 7);
     MP_CHECK_INT(counters->tokens, 192 + 128 + 64 + 128 + 64 + 192 + 192);
@@ -431,7 +431,7 @@ MP_TEST_SECONDS(models_prefix_hits, 60) {
     uint64_t freed = tiny.engine->ops->trim(tiny.engine);
     MP_CHECK(before > 0 && freed >= before / 2);
     MP_CHECK_INT(counters->blocks, 0);
-    run(&tiny, &reference, (ask){.length = PROMPT, .shared = 190}, 0);
+    run(&tiny, &reference, (job_spec){.length = PROMPT, .shared = 190}, 0);
     unload(&tiny, &reference);
 }
 
@@ -440,7 +440,7 @@ MP_TEST_SECONDS(models_prefix_chat_history, 60) {
     tiny_model tiny, reference;
     load(&tiny, &reference);
     tiny_job first, second, plain;
-    make(&tiny, &first, (ask){.length = 50, .shared = 50, .answer = 100});
+    make(&tiny, &first, (job_spec){.length = 50, .shared = 50, .answer = 100});
     tiny_job_admit(&tiny, &first);
     tiny_job_finish(&tiny, &first);
     int32_t history[170];
@@ -470,7 +470,7 @@ MP_TEST_SECONDS(models_prefix_chat_history, 60) {
 MP_TEST_SECONDS(models_prefix_of_running_requests, 60) {
     tiny_model tiny, reference;
     load(&tiny, &reference);
-    ask what = {.length = PROMPT, .shared = 190};
+    job_spec what = {.length = PROMPT, .shared = 190};
     tiny_job a, b, c;
     make(&tiny, &a, what);
     make(&tiny, &b, what);
@@ -503,7 +503,7 @@ MP_TEST_SECONDS(models_prefix_of_equal_twins, 60) {
     mp_plan plan = {.count = 2, .amount = {200, 200}};
     mp_outcome outcomes[MP_PLAN_MAX];
     for (int i = 0; i < 2; i++) {
-        make(&tiny, &jobs[i], (ask){.length = PROMPT, .shared = 190});
+        make(&tiny, &jobs[i], (job_spec){.length = PROMPT, .shared = 190});
         tiny_job_admit(&tiny, &jobs[i]);
         plan.items[i] = &jobs[i].item;
     }
@@ -511,7 +511,7 @@ MP_TEST_SECONDS(models_prefix_of_equal_twins, 60) {
     MP_CHECK_INT(tiny.engine->prefix->blocks, 3);
     for (int i = 0; i < 2; i++) {
         tiny_job_finish(&tiny, &jobs[i]);
-        check_job(&reference, &jobs[i], (ask){.length = PROMPT, .shared = 190}, 0);
+        check_job(&reference, &jobs[i], (job_spec){.length = PROMPT, .shared = 190}, 0);
     }
     MP_CHECK_INT(tiny.engine->prefix->blocks, 3);
     unload(&tiny, &reference);
@@ -526,7 +526,7 @@ MP_TEST(models_prefix_sequences_are_charged) {
     mp_error error;
     load(&tiny, &reference);
     tiny_job job;
-    const ask one = {.length = 100, .shared = 0, .n = CHOICES, .answer = 200};
+    const job_spec one = {.length = 100, .shared = 0, .n = CHOICES, .answer = 200};
     make(&tiny, &job, one);
     uint64_t used = tiny.budget.used, least = CHOICES * 300 * sizeof(int32_t);
     tiny.budget.limit = used + least;
@@ -548,15 +548,15 @@ MP_TEST(models_prefix_sequences_are_charged) {
 MP_TEST_SECONDS(models_prefix_evicted_in_part, 60) {
     tiny_model tiny, reference;
     load(&tiny, &reference);
-    run(&tiny, &reference, (ask){.length = PROMPT, .shared = 190, .answer = 1}, 0); /* three whole blocks, one
+    run(&tiny, &reference, (job_spec){.length = PROMPT, .shared = 190, .answer = 1}, 0); /* three whole blocks, one
                                                                                      * partial */
-    run(&tiny, &reference, (ask){.length = PROMPT, .shared = 190, .answer = 1}, 192);
+    run(&tiny, &reference, (job_spec){.length = PROMPT, .shared = 190, .answer = 1}, 192);
     MP_CHECK_INT(tiny.engine->prefix->blocks, 3);
     tiny.budget.limit = tiny.budget.used + ANSWERS; /* no memory for another block */
-    run(&tiny, &reference, (ask){.length = 100, .shared = 0, .answer = 1}, 0);
+    run(&tiny, &reference, (job_spec){.length = 100, .shared = 0, .answer = 1}, 0);
     MP_CHECK_INT(tiny.engine->prefix->evicted, 1);
     MP_CHECK_INT(tiny.engine->prefix->blocks, 3); /* two of the first, one of the second */
-    run(&tiny, &reference, (ask){.length = PROMPT, .shared = 190, .answer = 1}, 128);
+    run(&tiny, &reference, (job_spec){.length = PROMPT, .shared = 190, .answer = 1}, 128);
     tiny.budget.limit = UINT64_MAX;
     unload(&tiny, &reference);
 }
@@ -567,7 +567,7 @@ MP_TEST_SECONDS(models_prefix_makes_room_for_scratch, 60) {
     load(&tiny, &reference);
     for (int i = 0; i < 12; i++) { /* three blocks each, prefilled in small slices */
         tiny_job job;
-        make(&tiny, &job, (ask){.length = 193 + i, .shared = 0, .answer = 1});
+        make(&tiny, &job, (job_spec){.length = 193 + i, .shared = 0, .answer = 1});
         tiny_job_admit(&tiny, &job);
         while (tiny_job_step(&tiny, &job, 16) == MP_OUTCOME_MORE) {
         }
@@ -575,7 +575,7 @@ MP_TEST_SECONDS(models_prefix_makes_room_for_scratch, 60) {
     }
     MP_CHECK_INT(tiny.engine->prefix->blocks, 36);
     tiny.budget.limit = tiny.budget.used;
-    run(&tiny, &reference, (ask){.length = 100, .shared = 0, .answer = 1}, 0);
+    run(&tiny, &reference, (job_spec){.length = 100, .shared = 0, .answer = 1}, 0);
     MP_CHECK(tiny.engine->prefix->evicted > 3);
     MP_CHECK(tiny.engine->prefix->blocks > 0);
     MP_CHECK(tiny.budget.used <= tiny.budget.limit);
@@ -588,7 +588,7 @@ MP_TEST_SECONDS(models_prefix_preempted, 60) {
     tiny_model tiny, reference;
     load(&tiny, &reference);
     mp_error error;
-    ask what = {.length = PROMPT, .shared = 190, .n = 2, .answer = 90};
+    job_spec what = {.length = PROMPT, .shared = 190, .n = 2, .answer = 90};
     tiny_job a, b;
     make(&tiny, &a, what);
     make(&tiny, &b, what);
@@ -630,15 +630,16 @@ static void preempt_youngest(tiny_model *tiny, tiny_job *jobs, int count, int i,
 /* Under a tight budget an item that waits preempts the youngest; all end with the same bytes. */
 MP_TEST_SECONDS(models_prefix_tight_memory, 120) {
     enum { JOBS = 6 };
-    static const ask asks[JOBS] = {{200, 190, .answer = 70}, {150, 150, .n = 2, .answer = 40}, {200, 190, .answer = 30},
-                                   {180, 100, .answer = 90}, {200, 190, .tenant = 4},          {60, 60, .n = 3}};
+    static const job_spec specs[JOBS] = {{200, 190, .answer = 70}, {150, 150, .n = 2, .answer = 40},
+                                         {200, 190, .answer = 30}, {180, 100, .answer = 90},
+                                         {200, 190, .tenant = 4},  {60, 60, .n = 3}};
     tiny_model tiny, reference;
     mp_error error;
     load(&tiny, &reference);
     uint64_t expected[JOBS];
     for (int i = 0; i < JOBS; i++)
-        expected[i] = alone(&reference, asks[i]);
-    run(&tiny, &reference, (ask){.length = 500, .shared = 0, .answer = 1}, 0); /* for its scratch */
+        expected[i] = alone(&reference, specs[i]);
+    run(&tiny, &reference, (job_spec){.length = 500, .shared = 0, .answer = 1}, 0); /* for its scratch */
     uint64_t block = mp_alloc_bytes(MP_TAG_KV) / 9, base = tiny.budget.used;
     for (uint64_t seed = 6; seed > 6 - (uint64_t)mp_test_rounds(6); seed--) {
         mp_test_random random = {seed};
@@ -646,7 +647,7 @@ MP_TEST_SECONDS(models_prefix_tight_memory, 120) {
         int waits = 0;
         tiny.budget.limit = base + (seed % 3) * 2 * block + 10 * ANSWERS;
         for (int i = 0; i < JOBS; i++)
-            make(&tiny, &jobs[i], asks[i]);
+            make(&tiny, &jobs[i], specs[i]);
         for (int open = JOBS; open > 0;) {
             int i = (int)(mp_test_random_u64(&random) % JOBS);
             tiny_job *job = &jobs[i];

@@ -201,8 +201,8 @@ MP_TEST_SECONDS(models_stored_weights_after_a_fork, 60) {
 static void check_corrupted(void (*corrupt)(const char *path), bool before_the_first) {
     tiny_model tiny;
     mp_file_map_init();
-    load(&tiny, "0", 1, -1); /* the handler on one thread maps the page that another reads: ThreadSanitizer reports a
-                              * race */
+    load(&tiny, "0", 1, -1); /* one thread: its fault handler would map the page that another thread reads, which
+                              * ThreadSanitizer reports */
     stored_of(&tiny)->keep_ns = 0;
     stored_of(&tiny)->keep_row_ns = 0;
     if (!before_the_first)

@@ -216,8 +216,8 @@ static void run_on(tiny_model *tiny, tiny_job *job) {
     }
 }
 
-/* Image ids belong to an engine. A request that continues in another engine gets new ids there, which may belong to
- * other images in the old one: the same text with other images is not taken for the same prompt. */
+/* Image ids belong to an engine. A request whose engine is gone gets ids of its next engine, where its old ids belong
+ * to other images. The same text with those images is not taken for the same prompt. */
 MP_TEST(models_vision_continues_in_another_engine) {
     enum { ABOUT_2_1 = 2, ABOUT_1_2 = 1 };
     static const mp_dtype floats[] = {MP_F32};
@@ -258,7 +258,7 @@ MP_TEST(models_vision_continues_in_another_engine) {
 }
 
 /* Run a request up to its image, of which no part is computed yet. */
-static mp_item *stand_at_image(tiny_model *tiny, tiny_job *job, mp_plan *plan) {
+static mp_item *run_to_image(tiny_model *tiny, tiny_job *job, mp_plan *plan) {
     static mp_item *items[1];
     make_job(tiny, job, 0);
     tiny_job_admit(tiny, job);
@@ -284,7 +284,7 @@ MP_TEST(models_vision_stops_within_a_layer) {
         mp_error error;
         tiny_load(&tiny, tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1), MP_COMPUTE_F32, threads);
         mp_vit *encoder = cut(&tiny, 2, 1);
-        mp_item *item = stand_at_image(&tiny, jobs, &plan);
+        mp_item *item = run_to_image(&tiny, jobs, &plan);
         mp_image_store *store = engine_of(&tiny)->images.store;
         uint64_t left = UINT64_MAX;
         for (int part = 1; part <= 9 + threads * 2; part++) {
@@ -389,7 +389,7 @@ MP_TEST(models_vision_frees_its_scratch) {
     for (int cancelled = 0; cancelled < 2; cancelled++) {
         tiny_job jobs[ITEMS] = {{0}};
         tiny.engine->ops->trim(tiny.engine);
-        mp_item *item = stand_at_image(&tiny, jobs, &plan);
+        mp_item *item = run_to_image(&tiny, jobs, &plan);
         uint64_t held = tiny.engine->ops->bytes(tiny.engine), used = tiny.budget.used;
         MP_CHECK_INT(store->charged, 0);
         engine_of(&tiny)->image_part.budget_ns = 0;

@@ -285,9 +285,9 @@ def test_the_generator_of_requests_finds_what_is_missing() -> None:
             return await http_client.load(port, "/v1/completions", [[{}, {}]] * 3, seconds)
 
     found = asyncio.run(ask(whole, b"200 OK", 0.0))
-    assert found.answers == len(found.first) == 3 and found.seconds > 0
+    assert found.responses == len(found.first) == 3 and found.seconds > 0
     for answer, status, seconds, words in ((cut, b"200 OK", 0.0, "before it had all"), (b"", b"200 OK", 0.0, "before"),
-                                           (whole, b"503 Busy", 0.0, "503"), (whole, b"200 OK", 60.0, "everything")):
+                                           (whole, b"503 Busy", 0.0, "503"), (whole, b"200 OK", 60.0, "ran out of")):
         with pytest.raises(RuntimeError, match=words):
             asyncio.run(ask(answer, status, seconds))
 
