@@ -255,10 +255,11 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
                              "(default: %(default)s)")
     parser.add_argument("--topics", default=",".join(TOPICS), type=lambda text: text.split(","),
                         help="comma-separated (default: all)")
-    parser.add_argument("--rounds", type=int, default=3, metavar="N")
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="number of rounds (default: %(default)s)")
     parser.add_argument("--again", type=int, default=2, metavar="N",
                         help="further turns for an engine without a comparable turn (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=min(2, len(os.sched_getaffinity(0))), metavar="N")
+    parser.add_argument("--threads", type=int, default=min(2, len(os.sched_getaffinity(0))), metavar="N",
+                        help="compute threads (default: %(default)s)")
     parser.add_argument("--timeout", type=float, default=900, metavar="SECONDS",
                         help="limit for one process (default: %(default)s)")
     parser.add_argument("--peer-python", action="append", default=[], metavar="ENGINE=PATH",

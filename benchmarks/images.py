@@ -151,8 +151,9 @@ def main(argv: list[str] | None = None, bench: type[Bench] = Bench, about: str |
                         help="(default: %(default)s)")
     parser.add_argument("--shapes", default=",".join(bench.shapes), type=lambda text: text.split(","),
                         help="(default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, metavar="N")
-    parser.add_argument("--threads", type=int, default=min(2, len(os.sched_getaffinity(0))), metavar="N")
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="number of rounds (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=min(2, len(os.sched_getaffinity(0))), metavar="N",
+                        help="compute threads (default: %(default)s)")
     parser.add_argument("--timeout", type=float, default=900, metavar="SECONDS",
                         help="limit for one process (default: %(default)s)")
     parser.add_argument("--peer-python", action="append", default=[], metavar="ENGINE=PATH",

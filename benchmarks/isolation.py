@@ -59,9 +59,9 @@ def measure(isolation: str, embedding: str, text: str, threads: int, count: int)
 def main() -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--embedding", default="all-MiniLM-L6-v2")
-    parser.add_argument("--text", default="SmolLM2-135M-Instruct")
-    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--embedding", default="all-MiniLM-L6-v2", help="embedding model (default: %(default)s)")
+    parser.add_argument("--text", default="SmolLM2-135M-Instruct", help="language model (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=0, help="compute threads; 0: all CPUs (default: %(default)s)")
     parser.add_argument("--count", type=int, default=500, help="number of texts, and of tokens (default: %(default)s)")
     args = parser.parse_args()
     found = {isolation: measure(isolation, args.embedding, args.text, args.threads, args.count)

@@ -39,9 +39,9 @@ def main() -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks masks", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="SmolLM2-135M-Instruct")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--model", default="SmolLM2-135M-Instruct", help="language model (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=2, help="compute threads (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=9, help="number of rounds (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=120, help="most tokens of a completion (default: %(default)s)")
     args = parser.parse_args()
 

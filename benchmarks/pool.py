@@ -251,13 +251,15 @@ def main() -> int:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--embedding-model", help="key or path; default: the catalogue's")
     parser.add_argument("--text-model", help="key or path, of a GGUF file for the C part; default: the catalogue's")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)),
+                        help="compute threads (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=64,
                         help="tokens of each completion in the C part (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, help="of the C part")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of the C part (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="few calls: shows that the command runs, measures nothing")
     parser.add_argument("--no-c", action="store_true", help="skip the C part")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="of Python")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS),
+                        help="parts of Python to run (default: all)")
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench", help="folder of the C program")
     args = parser.parse_args()

@@ -281,14 +281,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks serving", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("overhead", "throughput", "host"), help="host: internal to overhead")
-    parser.add_argument("--embedding", default="all-MiniLM-L6-v2")
-    parser.add_argument("--text", default="SmolLM2-135M-Instruct")
+    parser.add_argument("--embedding", default="all-MiniLM-L6-v2", help="embedding model (default: %(default)s)")
+    parser.add_argument("--text", default="SmolLM2-135M-Instruct", help="language model (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=2, help="compute threads (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=0, help="default: 15 for overhead, 2 for throughput")
     parser.add_argument("--count", type=int, default=300, help="embeddings per round (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=0,
                         help="tokens of a completion; default: 400 for overhead, 64 for throughput")
-    parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32],
+                        help="numbers of concurrent clients (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=8.0,
                         help="duration of throughput per number of clients (default: %(default)s)")
     parser.add_argument("--speculation", action="store_true", help="leave mpool's speculative decoding on")
