@@ -96,9 +96,9 @@ class Torch:
         ids[at:at + 1] = [IMAGE] * (SIDE // 14) ** 2
         with self.lib.inference_mode():
             generated = self.model.generate(input_ids=self.lib.tensor([ids]), pixel_values=pixels.to(self.type),
-                                        attention_mask=self.lib.ones(1, len(ids), dtype=self.lib.long),
-                                        max_new_tokens=1, do_sample=False)
-        return str(self.words.id_to_token(int(drawn[0, -1])))
+                                            attention_mask=self.lib.ones(1, len(ids), dtype=self.lib.long),
+                                            max_new_tokens=1, do_sample=False)
+        return str(self.words.id_to_token(int(generated[0, -1])))
 
 
 ENGINES: dict[str, Any] = {"mpool": Mpool, "torch": Torch}

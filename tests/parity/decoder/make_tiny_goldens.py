@@ -1,6 +1,6 @@
 """Makes the goldens of the tiny decoders: llama.cpp's results for a GGUF file of every family.
 
-    python tests/python/helpers/tinygguf.py FOLDER                     # torch, transformers, gguf; the models are seeded
+    python tests/python/helpers/tinygguf.py FOLDER    # torch, transformers, gguf; the models are seeded
     python tests/parity/decoder/make_tiny_goldens.py FOLDER    # llama-cpp-python; writes tiny.npz beside this file
 
 For every file that llama.cpp loads: its SHA-256, by which a test recognises the file; the logits at the positions SHOWN

@@ -1,7 +1,7 @@
 /* Image layers compared with plain loops; tiny pipelines: the same bits with any number of threads, in steps of any
  * length, after a preemption and in little memory; and failing allocations. */
 #include "models/diffusion/schedule.h"
-#include "picture_fixture.h"
+#include "image_generation_fixture.h"
 
 typedef struct way { /* how to run a request */
     uint64_t budget_ns;

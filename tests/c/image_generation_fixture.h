@@ -1,6 +1,6 @@
-/* picture_fixture.h: tiny seeded image pipelines, image requests, and hashes of their results. */
-#ifndef PICTURE_FIXTURE_H
-#define PICTURE_FIXTURE_H
+/* image_generation_fixture.h: tiny seeded image pipelines, image requests, and hashes of their results. */
+#ifndef IMAGE_GENERATION_FIXTURE_H
+#define IMAGE_GENERATION_FIXTURE_H
 
 #include "model_fixture.h"
 #include "models/diffusion/diffusion.h"

@@ -1,6 +1,6 @@
 /* Image generation in worker processes: the same bytes wherever a request continues, and false results. */
 #include "isolation_scene.h"
-#include "picture_fixture.h"
+#include "image_generation_fixture.h"
 #include "test_isolation.h"
 
 /* ---- real processes ---------------------------------------------------------------------------------------------- */
