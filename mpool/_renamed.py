@@ -7,9 +7,7 @@ knows old names.
 from __future__ import annotations
 
 import sys
-import warnings
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -26,6 +24,8 @@ _PACKAGE = __name__.rpartition(".")[0]
 
 def warn(old: str, new: str, level: int) -> None:
     """Warns, as the caller ``level`` frames up."""
+    import warnings
+
     warnings.warn(f"{old} is now {new}", DeprecationWarning, stacklevel=level + 1)
 
 
@@ -42,8 +42,8 @@ def of_module(module: str, name: str) -> Any:
     return found
 
 
-class _Loader(Loader):
-    """Makes a module that forwards to others."""
+class _Loader:
+    """Makes a module that forwards to others. No subclass of ``importlib.abc.Loader``, whose import is slow."""
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         old = spec.name.rpartition(".")[2]
@@ -66,15 +66,17 @@ class _Loader(Loader):
         """Nothing is left to run."""
 
 
-class _Finder(MetaPathFinder):
+class _Finder:
     """Finds the old modules."""
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
         package, _, name = fullname.rpartition(".")
-        return ModuleSpec(fullname, _Loader()) if package == _PACKAGE and name in MODULES else None
+        if package != _PACKAGE or name not in MODULES:
+            return None
+        return ModuleSpec(fullname, _Loader())  # type: ignore[arg-type]
 
 
 def install() -> None:
     """Makes the old modules importable. Idempotent."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.append(_Finder())
+        sys.meta_path.append(_Finder())  # type: ignore[arg-type]

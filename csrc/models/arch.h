@@ -1,4 +1,4 @@
-/* arch.h: what a row of archs.def says, and what a family's loader gets. */
+/* arch.h: the fields and flags of a row of archs.def, and the arguments of a family's loader. */
 #ifndef MP_MODELS_ARCH_H
 #define MP_MODELS_ARCH_H
 
@@ -6,60 +6,65 @@
 #include "files/weights.h"
 #include "models/model.h"
 
-/* Flags of a row, one enum a family. A fixture fails when one of them is flipped (test_arch_flags.py). */
+/* Flags of a row of archs.def, one enum for each family. tests/python/parity/test_arch_flags.py flips each flag and
+ * expects a fixture to fail. */
 
-typedef enum mp_encoder_flag { /* biases of linear layers and norms are used where there are any, but for BIAS */
-    MP_ENCODER_LEARNED_POSITIONS = 1 << 0, /* a table of positions is added to the embeddings */
-    MP_ENCODER_TOKEN_TYPES = 1 << 1,       /* a row of the token-type table is added */
-    MP_ENCODER_POST_NORM = 1 << 2,         /* norms stand after the residual sums, and after the embeddings */
+typedef enum mp_encoder_flag { /* without MP_ENCODER_BIAS, a linear layer or norm has a bias where the file has one */
+    MP_ENCODER_LEARNED_POSITIONS = 1 << 0, /* a position table is added to the token embeddings */
+    MP_ENCODER_TOKEN_TYPES = 1 << 1,       /* a row of the token-type table is added to the embeddings */
+    MP_ENCODER_POST_NORM = 1 << 2,         /* norms follow the residual sums and the embeddings */
     MP_ENCODER_BIAS = 1 << 3,              /* every linear layer has a bias */
-    MP_ENCODER_ROPE = 1 << 4,              /* positions are rotated into queries and keys */
-    MP_ENCODER_GATED = 1 << 5,             /* the feed-forward half has a gate */
-    MP_ENCODER_RMS_NORM = 1 << 6,          /* norms are by the root mean square */
-    MP_ENCODER_HEAD_NORMS = 1 << 7,        /* each head's queries and keys are normed before they are rotated */
-    MP_ENCODER_OUTPUT_NORMS = 1 << 8,      /* what a half adds to the residual sum is normed, too */
-    MP_ENCODER_RELATIVE_BIAS = 1 << 9,     /* scores get a bias by distance, from one table of buckets */
-    MP_ENCODER_ALIBI = 1 << 10,            /* scores fall off with distance, each head by a slope of its own */
-    MP_ENCODER_LATENTS = 1 << 11,          /* tokens attend to learned vectors before they are pooled */
-    MP_ENCODER_QUERY_NORMS = 1 << 12,      /* queries are normed, all heads together, and so are keys */
-    MP_ENCODER_INPUT_TWICE = 1 << 13,      /* a layer's input is added to its normed first half, and that normed */
+    MP_ENCODER_ROPE = 1 << 4,              /* rotary position embeddings on queries and keys */
+    MP_ENCODER_GATED = 1 << 5,             /* gated feed-forward sublayer */
+    MP_ENCODER_RMS_NORM = 1 << 6,          /* RMS norms instead of layer norms */
+    MP_ENCODER_HEAD_NORMS = 1 << 7,        /* queries and keys are normed per head, before rotation */
+    MP_ENCODER_OUTPUT_NORMS = 1 << 8,      /* each sublayer's output is normed before it is added to the residual sum */
+    MP_ENCODER_RELATIVE_BIAS = 1 << 9,     /* attention scores get a learned bias by distance bucket (T5) */
+    MP_ENCODER_ALIBI = 1 << 10, /* attention scores fall linearly with distance, with one slope for each head */
+    MP_ENCODER_LATENTS = 1 << 11,          /* tokens attend to learned latent vectors before pooling */
+    MP_ENCODER_QUERY_NORMS = 1 << 12,      /* queries and keys are normed over all heads together */
+    MP_ENCODER_INPUT_TWICE = 1 << 13,      /* the layer input is added to the normed attention output, and the sum is
+                                            * normed */
 } mp_encoder_flag;
 
 typedef enum mp_decoder_flag {
-    MP_DECODER_BIAS = 1 << 0,             /* every linear layer but query, key and value has a bias */
+    MP_DECODER_BIAS = 1 << 0, /* every linear layer except the query, key and value projections has a bias */
     MP_DECODER_QKV_BIAS = 1 << 1,         /* the query, key and value projections have a bias */
-    MP_DECODER_ROPE_NEOX = 1 << 2,        /* rotary pairs are (i, i + d/2), not (2i, 2i + 1); mpool.rope_neox wins */
-    MP_DECODER_SINKS = 1 << 3,            /* a head's weights add up to less than 1: a learned score takes the rest */
-    MP_DECODER_LATENT_ATTENTION = 1 << 4, /* heads share one latent a token: decoder/mla.h */
-    MP_DECODER_HEAD_NORMS = 1 << 5,       /* each head's queries and keys are normed before they are rotated */
-    MP_DECODER_OUTPUT_NORMS = 1 << 6,     /* what a half adds to the residual sum is normed, too */
+    MP_DECODER_ROPE_NEOX = 1 << 2, /* rotary pairs are (i, i + d/2), not (2i, 2i + 1); `mpool.rope_neox` overrides it */
+    MP_DECODER_SINKS = 1 << 3, /* attention sinks: a learned score per head joins the softmax without a value */
+    MP_DECODER_LATENT_ATTENTION = 1 << 4, /* multi-head latent attention: decoder/mla.h */
+    MP_DECODER_HEAD_NORMS = 1 << 5,       /* queries and keys are normed per head, before rotation */
+    MP_DECODER_OUTPUT_NORMS = 1 << 6,     /* each sublayer's output is normed before it is added to the residual sum */
 } mp_decoder_flag;
 
-typedef enum mp_vit_flag {          /* image transformers */
-    MP_VIT_CLASS_TOKEN = 1 << 0,    /* a learned row stands before the patches */
+typedef enum mp_vit_flag {          /* vision transformers */
+    MP_VIT_CLASS_TOKEN = 1 << 0,    /* a learned class row precedes the patches */
     MP_VIT_INPUT_NORM = 1 << 1,     /* layer norm before the first layer */
-    MP_VIT_LAYER_SCALE = 1 << 2,    /* what a half of a layer adds is scaled by component */
-    MP_VIT_ANY_SIZE = 1 << 3,       /* positions are interpolated for images of other sizes */
-    MP_VIT_SMOOTH_SIZE = 1 << 4,    /* and with a wider filter where they become fewer */
-    MP_VIT_ATTENTION_POOL = 1 << 5, /* a learned query attends to all rows; else the first row counts */
-    MP_VIT_ROOT_NORMS = 1 << 6,     /* norms are by the root mean square */
-    MP_VIT_AXIAL = 1 << 7,          /* lines and columns are rotated into queries and keys; most layers attend within
-                                     * windows, in whose order the patches stand */
+    MP_VIT_LAYER_SCALE = 1 << 2,    /* each sublayer's output is scaled per component */
+    MP_VIT_ANY_SIZE = 1 << 3,       /* position embeddings are interpolated for other image sizes */
+    MP_VIT_SMOOTH_SIZE = 1 << 4,    /* the interpolation uses a wider filter when it shrinks the position grid */
+    MP_VIT_ATTENTION_POOL = 1 << 5, /* pooling by a learned query over all rows; otherwise the first row is the
+                                     * result */
+    MP_VIT_ROOT_NORMS = 1 << 6,     /* RMS norms instead of layer norms */
+    MP_VIT_AXIAL = 1 << 7,          /* two-dimensional rotary positions; most layers attend within windows, and patches
+                                     * stand in window order */
 } mp_vit_flag;
 
 typedef enum mp_diffusion_flag {
-    MP_DIFFUSION_SINGLE_BLOCKS = 1 << 0, /* texts are rotated with the image's rows, then share its weights */
+    MP_DIFFUSION_SINGLE_BLOCKS = 1 << 0, /* text rows and image rows are rotated together and then share the weights of
+                                          * single blocks */
 } mp_diffusion_flag;
 
 typedef struct mp_load_args {
     mp_spec *spec;
-    uint32_t flags;     /* of the row */
-    mp_compute compute; /* as asked for */
+    uint32_t flags;     /* `flags` of the row in archs.def */
+    mp_compute compute; /* as requested by the caller */
     mp_lease *lease;
     mp_budget *budget;
     mp_progress *progress;
-    /* NULL: the packed weights are memory of this process. Else they stand here, the caller's, who frees it after the
-     * model: made and filled by the load when data is NULL; else filled already, by the same load elsewhere. */
+    /* Placement of the packed weights. NULL: memory of this process. Otherwise the caller owns `shared` and frees it
+     * after the model. If its data is NULL, this load creates and fills it; otherwise the same load in another process
+     * has filled it. */
     mp_shm *shared;
 } mp_load_args;
 
@@ -71,9 +76,9 @@ typedef struct mp_arch {
     uint32_t flags;
 } mp_arch;
 
-const mp_arch *mp_arch_find(const char *name); /* a row of archs.def; NULL: there is none */
+const mp_arch *mp_arch_find(const char *name); /* the row of archs.def with this name, or NULL */
 
-/* The families. */
+/* Loaders and memory estimates of the families. */
 mp_status mp_vision_load(const mp_load_args *args, mp_model **model, mp_error *error);
 void mp_vision_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes);
 mp_status mp_vit_load(const mp_load_args *args, mp_model **model, mp_error *error);
@@ -85,11 +90,11 @@ void mp_diffusion_footprint(const mp_spec *spec, mp_compute compute, uint64_t *m
 void mp_encoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes);
 void mp_decoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes);
 
-/* What every model carries behind mp_model; a family's struct starts with it. */
+/* Base of every loaded model: a family's struct starts with it. */
 typedef struct mp_model_base {
     mp_model base;
     mp_model_facts facts;
-    _Atomic uint64_t *speed[MP_MODEL_SPEEDS]; /* its running estimates, or NULL */
+    _Atomic uint64_t *speed[MP_MODEL_SPEEDS]; /* running speed estimates of the model, or NULL */
 } mp_model_base;
 
 #endif

@@ -1,4 +1,4 @@
-/* capability.c: the rows of capabilities.def, and how far a load is. */
+/* capability.c: look-up of the rows of capabilities.def, and progress reports of a load. */
 #include "models/capability.h"
 
 #include <stdatomic.h>

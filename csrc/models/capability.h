@@ -1,8 +1,8 @@
-/* capability.h: what a call asks and what it gets, one pair of structs a capability.
+/* capability.h: requests and results, one pair of structs for each capability.
  *
- * A call is a `mp_request`: a request and its result in one allocation chain, made by the binding, owned by the ticket
- * until both its holders (the caller and the pool) have let go. Engines read the request and write the result; the
- * caller reads the result once the ticket is done, or, for streams, up to what has been published. */
+ * A `mp_request` holds a request and its result in one allocation chain. The binding creates it. The ticket owns it
+ * until both holders, the caller and the pool, have released the ticket. Engines read the request and write the result.
+ * The caller reads the result when the ticket is done; a streaming caller reads up to the published count. */
 #ifndef MP_MODELS_CAPABILITY_H
 #define MP_MODELS_CAPABILITY_H
 
@@ -21,7 +21,7 @@ typedef enum mp_capability {
 
 typedef struct mp_capability_row {
     const char *name;
-    int queue_capacity[2]; /* calls of one input, calls of many */
+    int queue_capacity[2]; /* requests with one input; requests with many */
     const char *policy;
 } mp_capability_row;
 const mp_capability_row *mp_capability_get(mp_capability capability);
@@ -30,25 +30,26 @@ bool mp_capability_from_name(const char *name, mp_capability *capability);
 typedef struct mp_request {
     mp_capability capability;
     void (*destroy)(struct mp_request *call); /* frees the whole chain */
-    /* A hash of what is asked, equal for equal requests; never 0. NULL: it has none. */
+    /* Returns a hash of the request's inputs: equal requests have equal hashes, and it is never 0. NULL: no hash. */
     uint64_t (*fingerprint)(const struct mp_request *call);
-    /* Units read and written so far: tokens, images. NULL: not counted. */
+    /* Reports the units consumed and produced so far (tokens, images). NULL: not counted. */
     void (*usage)(const struct mp_request *call, uint64_t *in, uint64_t *out);
-    /* Whether the caller may have seen a piece of the result: then it does not begin again after a worker's fault.
-     * NULL: there is nothing to be seen before the end. Any thread. */
+    /* Returns true if the caller may have seen part of the result: such a request is not restarted after a worker
+     * fault. NULL: nothing is visible before the end. Thread-safe. */
     bool (*seen)(const struct mp_request *call);
-    /* After a worker's fault it goes on from where it stands, as after a preemption: what it holds is of steps that
-     * came to their end, a step that fails leaves it as it was, and what follows depends on that alone. */
+    /* The request resumes from its current state after a worker fault, as it does after a preemption. It may, because
+     * its state holds completed steps only, a failed step leaves the state unchanged, and the rest of the result
+     * depends on that state alone. */
     bool goes_on;
-    uint64_t bytes;        /* memory of the request, charged to the queue's share */
-    uint64_t output_bytes; /* of them: its outputs */
-    bool tolerant;  /* the caller expects NaN and deals with it: no fault of the model's workers */
+    uint64_t bytes;        /* memory of the request, charged to the queue's share of the budget */
+    uint64_t output_bytes; /* part of `bytes`: the outputs */
+    bool tolerant;  /* the caller expects NaN and handles it: NaN is then no fault of the model's workers */
 } mp_request;
 static inline void mp_request_destroy(mp_request *call) {
     if (call)
         call->destroy(call);
 }
-/* A count of results that are complete, for whoever reads along: never fewer than before, also when the call is tried
+/* Publishes the count of complete results to readers. The count never decreases, also when the request is tried
  * again. */
 static inline void mp_request_publish(_Atomic int32_t *done, int32_t count) {
     if (count > atomic_load_explicit(done, memory_order_relaxed))
@@ -72,9 +73,9 @@ typedef struct mp_embedding_request {
 
 /* Copies `args`. INVALID_ARGUMENT outside of the schema's bounds. */
 mp_status mp_embedding_request_create(const mp_embedding_args *args, mp_embedding_request **call, mp_error *error);
-/* Allocates the outputs, once the model's width is known; anew if a replaced model has another one. */
+/* Allocates the outputs once the model's width is known. Reallocates them if a replacement model has another width. */
 mp_status mp_embedding_request_output(mp_embedding_request *call, int32_t width, mp_error *error);
-static inline int64_t mp_embedding_request_rows(const mp_embedding_request *call) { /* of vectors */
+static inline int64_t mp_embedding_request_rows(const mp_embedding_request *call) { /* number of result vectors */
     return call->output == MP_EMBED_TOKENS ? call->n_tokens : call->n_texts;
 }
 
@@ -96,24 +97,25 @@ typedef struct mp_image_embedding_request {
 } mp_image_embedding_request;
 #undef MP_SCHEMA
 
-/* Copies `args`. INVALID_ARGUMENT outside of the schema's bounds, or if `sizes` make another number of bytes. */
+/* Copies `args`. INVALID_ARGUMENT outside of the schema's bounds, or if `sizes` do not match the number of bytes. */
 mp_status mp_image_embedding_request_create(const mp_image_embedding_args *args, mp_image_embedding_request **call,
                                             mp_error *error);
-/* Allocates the outputs, once the model's rows and width are known; anew if a replaced model has others. */
+/* Allocates the outputs once the model's rows and width are known. Reallocates them if a replacement model differs. */
 mp_status mp_image_embedding_request_output(mp_image_embedding_request *call, int64_t n_rows, int32_t width,
                                             mp_error *error);
-static inline int64_t mp_image_embedding_request_rows(const mp_image_embedding_request *call) { /* of vectors */
+/* number of result vectors */
+static inline int64_t mp_image_embedding_request_rows(const mp_image_embedding_request *call) {
     return call->output == MP_EMBED_TOKENS ? call->n_rows : call->n_images;
 }
 
 /* ---- text_to_text ---------------------------------------------------------------------------------------------- */
 
 enum {
-    MP_TEXT_MOST_TOKENS = INT32_MAX / 8, /* of a prompt, and of a completion */
+    MP_TEXT_MOST_TOKENS = INT32_MAX / 8, /* maximum length of a prompt, and of a completion */
     MP_TEXT_MOST_CHOICES = 128,
     MP_TEXT_MOST_STOPS = 64,
     MP_TEXT_MOST_STOP_BYTES = 1024,
-    MP_TEXT_MOST_IDS = 4096, /* to stop at; with a bias */
+    MP_TEXT_MOST_IDS = 4096, /* stop ids; ids with a bias */
     MP_TEXT_MOST_LOGPROBS = 20,
     MP_TEXT_MOST_MASK_BYTES = 1 << 20
 };
@@ -132,33 +134,33 @@ typedef struct mp_sampling {
 } mp_sampling;
 #undef MP_SCHEMA
 
-typedef struct mp_token_out { /* one generated token as the caller may see it */
+typedef struct mp_token_out { /* one generated token, as the caller may see it */
     int32_t id;
-    float logprob;     /* of the unmodified distribution; NaN when not asked for */
-    uint32_t byte_end; /* end of its text in choice->text */
+    float logprob;     /* under the unmodified distribution; NaN when not requested */
+    uint32_t byte_end; /* end of the token's text in `choice->text` */
 } mp_token_out;
 
-typedef struct mp_choice { /* one of n answers; written by the engine, read by the caller */
+typedef struct mp_choice { /* one of n completions; written by the engine, read by the caller */
     mp_token_out *tokens;  /* [max_tokens] */
     int32_t *top_ids;      /* [max_tokens, logprobs] or NULL */
     float *top_logprobs;   /* [max_tokens, logprobs] or NULL */
     char *text;            /* [text_capacity] bytes, valid UTF-8 up to text_bytes */
     uint32_t text_capacity;
-    _Atomic uint32_t token_count; /* tokens written; release after they are complete */
+    _Atomic uint32_t token_count; /* tokens written; released after they are complete */
     _Atomic uint32_t
-        text_bytes;         /* text that is decided: no half character, nothing that may still become a stop string */
+        text_bytes;         /* final text: ends on a whole character, before any possible beginning of a stop string */
     _Atomic int32_t finish; /* mp_finish */
-    int32_t stop_index;     /* which stop string or id ended it, or -1 */
+    int32_t stop_index;     /* index of the stop string or stop id that ended the completion, or -1 */
 } mp_choice;
 
-/* The images of a prompt, for models that read them (models/vision/vision.h). */
-enum { MP_IMAGE_KEY = 16, /* bytes of a hash for which nobody can find two inputs */
+/* Images of a prompt, for models that read them (models/vision/vision.h). */
+enum { MP_IMAGE_KEY = 16, /* bytes of a collision-resistant hash */
        MP_TEXT_MOST_TILES = 4096 };
 
 typedef struct mp_image_run {
-    int32_t start, rows; /* of the prompt's tokens */
-    int32_t tile, tiles; /* its image's */
-    int64_t source;      /* of its first row, in `sources` */
+    int32_t start, rows; /* range of the prompt's tokens */
+    int32_t tile, tiles; /* range of its image's tiles */
+    int64_t source;      /* index of its first row in `sources` */
 } mp_image_run;
 
 #define MP_SCHEMA "models/requests/text_images.def"
@@ -169,16 +171,16 @@ typedef struct mp_text_images {
 #include "models/requests/passes/fields.def"
 } mp_text_images;
 #undef MP_SCHEMA
-static inline int64_t mp_text_images_rows(const mp_text_images *images) { /* of all runs */
+static inline int64_t mp_text_images_rows(const mp_text_images *images) { /* rows of all runs together */
     const mp_image_run *last = images->n_runs > 0 ? &images->runs[images->n_runs - 1] : NULL;
     return last ? last->source + last->rows : 0;
 }
 
-/* Which tokens may come next in one answer, by a grammar that lives outside the core: a bit an id, 1 = it may; ids
- * beyond the bits may not. The caller writes the bits for a place when it has seen the token before it, and the engine
- * reads them before it writes the token of that place: one buffer is enough. */
+/* Tokens allowed next in one completion, from a grammar engine outside of the core: one bit for each id, 1 = allowed;
+ * ids beyond the bits are not allowed. The caller writes the bits for an index after it has seen the token before it.
+ * The engine reads them before it samples the token of that index, so one buffer is enough. */
 typedef struct mp_token_mask {
-    _Atomic uint32_t ready; /* the bits are for token `ready - 1` of the answer; release after they are complete */
+    _Atomic uint32_t ready; /* the bits are for token `ready - 1` of the completion; released after they are complete */
     uint32_t *bits;         /* [mask_words] */
 } mp_token_mask;
 
@@ -190,18 +192,18 @@ typedef struct mp_text_request {
     mp_request base;
 #include "models/requests/passes/fields.def"
     mp_text_images images;
-    int32_t mask_words;   /* 0 = any token may come */
-    mp_token_mask *masks; /* [n_choices], or NULL without words; written while the request runs */
-    /* result */
+    int32_t mask_words;   /* 0 = no mask, every token is allowed */
+    mp_token_mask *masks; /* [n_choices], or NULL if `mask_words` is 0; written while the request runs */
+    /* Result. The engine's check() fills in `hidden`, `vocab`, `sampled_vocab`, `context` and `ends`. */
     mp_choice *choices;                               /* [n_choices] */
-    int32_t cached_tokens;                            /* prompt tokens that a prefix hit saved */
-    uint64_t started_ns, prompt_done_ns, finished_ns; /* of the monotonic clock; 0 = not yet */
-    int32_t hidden;        /* columns of image_rows; filled in by the engine's check */
-    mp_capture capture;    /* of calls with one answer */
-    int32_t vocab;         /* columns of prompt_logits; the engine's check fills it in, and this: */
-    int32_t sampled_vocab; /* ids from here on are never drawn */
-    int32_t context;       /* tokens of prompt and answer that the model reads at most */
-    const int32_t *ends;   /* [n_ends] ids that end an answer: the model's, to be looked at while it serves the call */
+    int32_t cached_tokens;                            /* prompt tokens found in the prefix cache */
+    uint64_t started_ns, prompt_done_ns, finished_ns; /* monotonic clock; 0 = not yet */
+    int32_t hidden;        /* columns of `image_rows` */
+    mp_capture capture;    /* only for requests with one completion */
+    int32_t vocab;         /* columns of `prompt_logits` */
+    int32_t sampled_vocab; /* ids from here on are never sampled */
+    int32_t context;       /* maximum length of prompt and completion together */
+    const int32_t *ends;   /* [n_ends] end-of-text ids; owned by the model, valid only while it serves the request */
     int32_t n_ends;
     /* sizes for which the outputs were allocated */
     uint32_t output_token_bytes;
@@ -212,22 +214,23 @@ typedef struct mp_text_request {
 
 /* Copies `args`. INVALID_ARGUMENT outside of the schema's bounds. */
 mp_status mp_text_request_create(const mp_text_args *args, mp_text_request **call, mp_error *error);
-/* The mask for token `index` of an answer, the one that comes next; as many bytes as were given at first. One thread at
- * a time for an answer; the worker is to be told (mp_ticket_wake). INVALID_ARGUMENT: there is no such answer, it is not
- * masked, or the size is another. */
+/* Sets the mask for token `index` of a completion, which must be the next one; `mask_bytes` must equal the size given
+ * at creation. One thread at a time for each completion. Wake the worker afterwards (mp_ticket_wake). INVALID_ARGUMENT:
+ * no such completion, a completion without masks, or another size. */
 mp_status mp_text_request_mask(mp_text_request *call, int choice, uint32_t index, const void *mask, int64_t mask_bytes,
                             mp_error *error);
-/* The bits for token `index` of an answer, or NULL: they are not there yet. */
+/* Returns the mask for token `index` of a completion, or NULL if it has not been set yet. */
 static inline const uint32_t *mp_text_request_mask_at(const mp_text_request *call, int choice, uint32_t index) {
     const mp_token_mask *mask = &call->masks[choice];
     return __atomic_load_n((const uint32_t *)&mask->ready, __ATOMIC_ACQUIRE) == index + 1 ? mask->bits : NULL;
 }
-/* Allocates what the answers are written to, once the model is known: tokens, alternatives and text of every choice,
- * prompt_logits and records when wanted. A token adds at most max_token_bytes bytes, each of which may become U+FFFD
- * (3 bytes).
- * A queued call may be checked again after its model was replaced: what does not fit the new one is made anew, and is
- * MODEL when the answer has tokens. An answer that was begun goes on over a reload of the same files, which give the
- * same sizes (mp_spec_same_file). */
+/* Allocates the outputs once the model is known: tokens, alternatives and text of every completion, and prompt_logits
+ * and capture records if requested. A token adds at most `max_token_bytes` bytes, each of which may become U+FFFD (3
+ * bytes).
+ *
+ * A queued request is checked again if its model was replaced. Outputs that do not fit the new model are reallocated;
+ * the call fails with MODEL if a completion already has tokens. A running request continues over a reload of the same
+ * files, because they give the same sizes (mp_spec_same_file). */
 mp_status mp_text_request_output(mp_text_request *call, uint32_t max_token_bytes, mp_error *error);
 
 /* ---- text_to_image --------------------------------------------------------------------------------------------- */
@@ -236,7 +239,7 @@ enum {
     MP_DRAW_MOST_SIDE = 8192, /* pixels */
     MP_DRAW_MOST_PICTURES = 64,
     MP_DRAW_MOST_STEPS = 1000,
-    MP_DRAW_TEXTS = 2, /* the prompt, and the negative prompt */
+    MP_DRAW_TEXTS = 2, /* the prompt and the negative prompt */
     MP_DRAW_ENCODERS = 3,
     MP_DRAW_MOST_TOKENS = 4096 /* for one encoder */
 };
@@ -254,18 +257,20 @@ typedef struct mp_image_generation_request {
 /* Copies `args`. INVALID_ARGUMENT outside of the schema's bounds. */
 mp_status mp_image_generation_request_create(const mp_image_generation_args *args, mp_image_generation_request **call,
                                              mp_error *error);
-/* Allocates the results, once channels ... pooled_width are known; anew when a replaced model needs others. */
+/* Allocates the results once channels ... pooled_width are known. Reallocates them if a replacement model differs. */
 mp_status mp_image_generation_request_output(mp_image_generation_request *call, mp_error *error);
-/* How far a call is, in units: steps of picture after picture, then pictures decoded. Previews are made in their order,
- * each after the step that it is of; so many are due once `cursor` units are done. */
+/* Number of previews due once `cursor` units are done. Units are the denoising steps of all images, image after image,
+ * and then the decoding of each image. Previews are made in the order of their steps, each after its step. */
 int32_t mp_image_generation_previews_due(const mp_image_generation_request *call, uint32_t cursor);
 static inline uint32_t mp_image_generation_steps(const mp_image_generation_request *call) {
     return (uint32_t)(call->n_images * call->n_steps);
 }
-static inline int64_t mp_image_generation_latents(const mp_image_generation_request *call) { /* floats of a picture's */
+/* floats of one image's latents */
+static inline int64_t mp_image_generation_latents(const mp_image_generation_request *call) {
     return (int64_t)call->channels * call->high * call->wide;
 }
-static inline int64_t mp_image_generation_pixels(const mp_image_generation_request *call) { /* components of an image */
+/* components of one image */
+static inline int64_t mp_image_generation_pixels(const mp_image_generation_request *call) {
     return (int64_t)call->width * call->height * 3;
 }
 

@@ -1,49 +1,48 @@
-/* capture.h: the first numbers of what each stage of a decoder gave out, for whoever holds them against another
- * engine's.
+/* capture.h: records of the first values of each stage of a decoder, for comparison with another engine.
  *
- * A call that asks for it (mp_text_request.capture) gets records of every row that a token is drawn from: of the last
- * token of its prompt, which is token 0, and of every token of its answer that was computed. A token's records are, in
- * this order, its embedding, the output of each layer, the last norm and the logits, as the sampler finds them.
+ * A request with `mp_text_request.capture` gets one set of records for every row that a token is sampled from: the last
+ * prompt token, which is token 0, and every computed token of the completion. The records of a token are, in this
+ * order, its embedding, the output of each layer, the final norm, and the logits as the sampler gets them.
  *
- * Their memory is there before the call is queued, at a place that the token's number says: whatever is computed twice
- * (guesses that were wrong, after a preemption, by another worker) is written twice to the same place, and nobody
- * counts, locks or allocates. Tokens beyond the memory are dropped. */
+ * The memory is allocated before the request is queued, and the token number gives the address of its records. A row
+ * that is computed twice (rejected drafts, after a preemption, by another worker) is written twice to the same address,
+ * so capturing needs no counter, lock or allocation. Tokens beyond the memory are dropped. */
 #ifndef MP_MODELS_CAPTURE_H
 #define MP_MODELS_CAPTURE_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-enum {                                  /* of a call; checked where one is made */
+enum {                                  /* bounds of a request; checked where it is created */
        MP_CAPTURE_MOST_VALUES = 1 << 20,
        MP_CAPTURE_OTHERS = 3 /* records of a token beside those of the layers */
 };
 
 typedef struct mp_capture {
     /* request */
-    int32_t values; /* first so many of each record; 0: nothing is captured */
-    int32_t most;   /* records that there may be memory for */
-    /* of the model; filled in by the engine's check before the call is queued */
+    int32_t values; /* number of leading values kept of each record; 0: nothing is captured */
+    int32_t most;   /* maximum number of records allocated */
+    /* properties of the model; the engine's check() fills them in before the request is queued */
     int32_t layers, hidden, vocab;
     /* result */
-    int32_t tokens; /* whose records there is memory for */
+    int32_t tokens; /* number of tokens with memory for their records */
     float *data;    /* [tokens, mp_capture_floats] */
-    _Atomic uint32_t sampled; /* tokens whose records are complete, as far as there is memory; release after they are */
+    _Atomic uint32_t sampled; /* tokens whose records are complete, up to `tokens`; released after the records */
 } mp_capture;
 
 typedef struct mp_capture_row { /* a row of a pass whose records are wanted */
-    int row, output;        /* its number, and that of its logits */
-    int32_t values, logits; /* floats of a record, and of the one with logits */
-    float *to;              /* its token's place in `data` */
+    int row, output;        /* index of the row, and of its logits */
+    int32_t values, logits; /* floats of a record, and of the logits record */
+    float *to;              /* start of the token's records in `data` */
 } mp_capture_row;
 
 static inline int32_t mp_capture_values(const mp_capture *capture, int32_t width) {
     return capture->values < width ? capture->values : width;
 }
-static inline int32_t mp_capture_records(const mp_capture *capture) { /* of a token */
+static inline int32_t mp_capture_records(const mp_capture *capture) { /* records of one token */
     return capture->layers + MP_CAPTURE_OTHERS;
 }
-static inline size_t mp_capture_floats(const mp_capture *capture) { /* of a token */
+static inline size_t mp_capture_floats(const mp_capture *capture) { /* floats of one token's records */
     return (size_t)(mp_capture_records(capture) - 1) * (size_t)mp_capture_values(capture, capture->hidden) +
            (size_t)mp_capture_values(capture, capture->vocab);
 }

@@ -6,7 +6,7 @@ mp_status mp_groups_reserve(mp_groups *groups, int sequences, mp_error *error) {
     const size_t n = (size_t)sequences, bytes = n * (sizeof *groups->groups + 3 * sizeof(int32_t));
     if (sequences <= groups->capacity)
         return MP_OK;
-    mp_groups_deinit(groups); /* what it holds is of the last step */
+    mp_groups_deinit(groups); /* drop the previous step's groups */
     if (!(groups->groups = mp_alloc(bytes, MP_TAG_SCRATCH)))
         return mp_fail_memory(error, bytes, "the groups of a step");
     groups->owner = (int32_t *)(void *)(groups->groups + n);

@@ -33,7 +33,7 @@ const mp_arch *mp_arch_find(const char *name) {
     return NULL;
 }
 
-/* Those that exist, as far as there is room: those that begin like it first. */
+/* Lists known architectures up to the length of `known`: first those that share three initial letters with `name`. */
 static mp_status fail_unknown_arch(const char *name, mp_error *error) {
     static const char more[] = ", ...";
     char known[96] = "";
@@ -134,12 +134,12 @@ void mp_model_get_facts(const mp_model *model, mp_model_facts *facts) {
 }
 
 int mp_threads_worth(const mp_model_facts *facts, int64_t rows, int barriers) {
-    /* of one lane: bytes read and operations a nanosecond; and what a lane adds to a barrier: twice of what two lanes
-     * of one die take, a third of what they take across dies */
+    /* Rates of one thread, per nanosecond: bytes read and operations. BARRIER_NS is the time that one more thread adds
+     * to a barrier: twice the measured time for two threads on one die, a third of it across dies. */
     const double BYTES = 20, OPERATIONS = 100, BARRIER_NS = 100;
     double reading = (double)facts->weight_bytes / BYTES;
     double computing = 2.0 * (double)facts->parameters * (double)rows / OPERATIONS;
-    /* work / n + barriers BARRIER_NS n is least where both are equal */
+    /* work / n + barriers * BARRIER_NS * n is smallest where both terms are equal */
     double threads = sqrt((reading > computing ? reading : computing) / (BARRIER_NS * barriers));
     return threads < 1 ? 1 : threads > 256 ? 256 : (int)threads;
 }

@@ -10,15 +10,16 @@
 #include "kernels/kernels.h"
 #include "models/engine.h"
 
-/* A loader over a spec; pins it. compute: the class of arithmetic (MP_COMPUTE_AUTO: the family's table).
- * FORMAT when no architecture has that name, naming those that exist. */
+/* Creates a loader for a spec and pins the spec. `compute`: the compute type (MP_COMPUTE_AUTO: chosen by the family).
+ * FORMAT for an unknown architecture; the error lists known ones. */
 mp_status mp_model_loader(mp_spec *spec, mp_compute compute, mp_loader *loader, mp_error *error);
 
-/* The same load, at once, for several processes that share the packed weights: see mp_load_args. */
+/* Loads at once, for several processes that share the packed weights: see `mp_load_args.shared`. */
 mp_status mp_model_load_shared(mp_spec *spec, mp_compute compute, mp_shm *shared, mp_lease *lease, mp_budget *budget,
                                mp_progress *progress, mp_model **model, mp_error *error);
 
-/* What a model of these functions has learnt of its speed, for the same model in another process; 0 = unknown. */
+/* Speed estimates that a model of this process has learnt, to be set for the same model in another process; 0 =
+ * unknown. */
 enum { MP_MODEL_SPEEDS = 2 };
 void mp_model_get_speed(const mp_model *model, uint64_t speed[MP_MODEL_SPEEDS]);
 void mp_model_set_speed(mp_model *model, const uint64_t speed[MP_MODEL_SPEEDS]);
@@ -31,30 +32,30 @@ typedef struct mp_arch_info {
 int mp_arch_count(void);
 const mp_arch_info *mp_arch_at(int index);
 
-/* Facts of a loaded model that Python shows; each is 0 where it has no meaning. */
+/* Facts of a loaded model, as shown in Python; 0 where a fact has no meaning. */
 typedef struct mp_model_facts {
     const char *architecture, *compute;
     int64_t context_length, vocab, hidden_size, layers, output_size, parameters, weight_bytes;
 } mp_model_facts;
 void mp_model_get_facts(const mp_model *model, mp_model_facts *facts);
 
-/* For families: the activation that a spec has under a key, one of those between the linear layers of encoders; GELU
- * if absent. */
+/* For families: reads the activation between the linear layers of an encoder from `key` of the spec; GELU if absent. */
 mp_status mp_model_activation(const mp_spec *spec, const char *key, mp_act *act, mp_error *error);
 
-/* For engines: scratch that is charged to the budget, sized by the step and kept for the next; *charged grows by what
- * was taken. And giving it back; returns how much that was. */
+/* For engines: scratch charged to the budget, sized by the step and kept for the next one. mp_engine_reserve adds the
+ * bytes taken to *charged; mp_engine_release returns all of them and their number. */
 mp_status mp_engine_reserve(mp_arena *arena, size_t bytes, mp_budget *budget, uint64_t *charged, mp_error *error);
 uint64_t mp_engine_release(mp_arena *arena, mp_budget *budget, uint64_t *charged);
-/* Every item of a plan fails alike. One fails for what came out, unless it has failed already. */
+/* mp_engine_fail_all fails every item of a plan with the same error. mp_engine_fail_numeric fails one item because its
+ * result has NaN or infinity, unless it has failed already. */
 void mp_engine_fail_all(const mp_plan *plan, const mp_error *error, mp_outcome *outcomes);
 void mp_engine_fail_numeric(mp_item *item, mp_outcome *outcome);
-/* So many more of an item's units are there; `done` is its call's count of them. */
+/* Advances an item by `units` units and publishes its new position in `done`, its request's counter. */
 void mp_engine_advance(mp_item *item, uint32_t units, _Atomic int32_t *done, mp_outcome *outcome);
 
-/* For families: lanes that make a pass of `rows` rows shorter, when they meet at so many barriers. A lane more takes
- * its part of the work, and makes each barrier longer. From sizes alone, with rates that are too low rather than too
- * high, so that it limits only where there are very many lanes, or hardly any work. 1 to 256. */
+/* For families: the number of threads, 1 to 256, up to which more threads shorten a pass of `rows` rows with `barriers`
+ * barriers. Each additional thread divides the work further and lengthens each barrier. The estimate uses sizes alone,
+ * with rates that are low rather than high, so it limits only with very many threads or very little work. */
 int mp_threads_worth(const mp_model_facts *facts, int64_t rows, int barriers);
 
 #endif

@@ -1,11 +1,12 @@
-"""mpool inside other libraries: each a module of its own, which is imported by its name and needs its extra.
+"""Adapters of mpool for other libraries. Each is a module that needs its extra and is imported by its name.
 
 - ``sklearn``: :class:`mpool.integrations.sklearn.EmbeddingTransformer`.
 - ``langchain``: :class:`mpool.integrations.langchain.ChatMpool` and
   :class:`mpool.integrations.langchain.MpoolEmbeddings`.
-- ``llm``: a plugin of the command ``llm``, which finds it by itself.
-- ``ray``: replicas of pools behind one address (``mpool ray serve``), vectors for Parquet files (``mpool ray embed``).
+- ``llm``: a plugin of the command ``llm``, found by its entry point.
+- ``ray``: replicas with pools behind one address (``mpool ray serve``), embeddings for Parquet files (``mpool ray
+  embed``).
 
-The first three translate and nothing else: options, ranges and errors are those of the library. They use the
-process-wide pool, unless they are given a :class:`mpool.Model` of another one.
+The first three only translate: options, ranges and errors are those of mpool. They use the process-wide pool unless
+they get a :class:`mpool.Model` of another pool.
 """

@@ -1,4 +1,4 @@
-"""A transformer for scikit-learn: texts become vectors, as the first step of a pipeline (extra ``sklearn``)."""
+"""A transformer for scikit-learn that embeds texts, as the first step of a pipeline (extra ``sklearn``)."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 
 class EmbeddingTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
-    """Vectors of texts, as :func:`mpool.embed` makes them.
+    """Embeds texts with :func:`mpool.embed`.
 
     It learns nothing from data: :meth:`transform` works without :meth:`fit`, which checks the parameters, loads the
-    model, and finds how many columns there will be, which ``get_feature_names_out`` and ``set_output`` need. It pickles
-    as its parameters, never with weights; another process loads the model anew.
+    model and finds the number of columns for ``get_feature_names_out`` and ``set_output``. A pickle holds only the
+    parameters; another process loads the model again.
 
     Args:
-        model: what :func:`mpool.embed` takes: a key, a path, a reference or a :class:`mpool.Model`; None:
+        model: as for :func:`mpool.embed`: a key, a path, a reference or a :class:`mpool.Model`; None:
             all-MiniLM-L6-v2.
         task, prompt, prompt_name, dimensions, normalize, compute, truncate: as for :func:`mpool.embed`.
-        on_error: ``"null"``: a text that cannot be embedded (missing, empty, too long) gives a row of NaN, which an
-            imputer or a model that takes NaN may follow; ``"raise"``: an error.
+        on_error: ``"null"``: a text that cannot be embedded (missing, empty, too long) gives a row of NaN, for an
+            imputer or a model that accepts NaN; ``"raise"``: raise an error.
 
     Example:
         >>> from sklearn.linear_model import LogisticRegression
@@ -61,17 +61,17 @@ class EmbeddingTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         self.on_error = on_error
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Checks the parameters and the model on the first text.
+        """Check the parameters, and the model on the first text.
 
         Args:
             X: as for :meth:`transform`, at least one text.
-            y: not looked at.
+            y: ignored.
 
         Returns:
-            itself.
+            self.
 
         Raises:
-            InvalidArgument: there is no text.
+            InvalidArgument: X has no text.
             and what :func:`mpool.embed` raises.
         """
         texts = _texts(X)
@@ -81,13 +81,13 @@ class EmbeddingTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         return self
 
     def transform(self, X: Any) -> NDArray[np.float32]:
-        """Vectors of texts.
+        """Embed texts.
 
         Args:
             X: a list of str, an array or Series of them, or a table with one column of them; any number.
 
         Returns:
-            float32 ``(n, d)``; as ``set_output`` says.
+            float32 ``(n, d)``, in the container of ``set_output``.
 
         Raises:
             InvalidArgument: X is not as described.

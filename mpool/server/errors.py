@@ -134,7 +134,8 @@ def refusal_of(error: BaseException, request: str) -> Refusal:
     if code not in _SAYS_WHAT or not isinstance(error, pool_errors.MpoolError):
         return Refusal(code)
     name = error.param or error.message.partition(" ")[0].strip("`:")  # the second: errors that carry no `param` yet
-    param = name if name in _PARAMS else None
+    field = name.partition("[")[0].partition(".")[0]
+    param = field if field in _PARAMS else None
     if code == "request_too_large" and param in _FORMS:  # the schema's complexity is at fault, not its length
         code = "invalid_value"
     return Refusal(code, error.message[:_MAX_DETAIL] + ".", param)

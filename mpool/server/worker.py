@@ -270,8 +270,8 @@ class Worker:
         served = self.serving.state.models.all()[0]
         self.name, self.model = served.name, served.model
         if "text_to_text" not in self.model.capabilities:
-            raise InvalidArgument(f"{self.name} must be a text_to_text model, got {self.model.capability}",
-                                  param="model", got=self.model.capability, allowed="a text_to_text model")
+            raise InvalidArgument(param="model", got=f"{self.name}, a {self.model.capability} model",
+                                  allowed="a text_to_text model")
         announce(25, "read the files")
         tokenizer = self.model._entry.tokenizer()
         tokenizer.finish()  # all of it now: no thread may do it later

@@ -483,7 +483,8 @@ Raises:
 GENERATE_IMAGE = Verb(
     'generate_image', 'text_to_image', (
         Parameter('prompt', 'str',
-              'what to draw. What is too long for a text encoder is cut off, with a warning, as in diffusers.'),
+              'description of the image. What is too long for a text encoder is cut off, with a warning, as in '
+              'diffusers.'),
         _model('a folder of diffusers (``model_index.json``) of FLUX.1 or Stable Diffusion 3 / 3.5, or a '
              'repository of the hub with one; a GGUF file of their transformer inside such a folder (T5 may '
              'be one in its own folder there); or what :func:`load` and :func:`get` return.'),
@@ -491,7 +492,7 @@ GENERATE_IMAGE = Verb(
     text=r"""Generates images from a text.
 
 Text encoders, transformer and decoder are loaded when they are needed and give their memory to each other when it
-is short; what the encoders made of a text is kept for the next call. The same seed gives the same picture.
+is short; what the encoders made of a text is kept for the next call. The same seed gives the same image.
 
 {args}
 
@@ -500,15 +501,15 @@ Returns:
     notebooks show it. With ``stream=True`` a :class:`mpool.ImageStream`.
 
 Raises:
-    InvalidArgument: an option is unknown (the nearest is named) or out of range, or the model cannot make pictures
+    InvalidArgument: an option is unknown (the nearest is named) or out of range, or the model cannot make images
         of that size (the nearest it can is named).
     MemoryExhausted: the largest stage does not fit into memory.
     UnknownModel, WrongCapability, OfflineError, Timeout, ...: as for :func:`embed`.
 
 Example::
 
-    picture = mpool.generate_image("a lighthouse at dusk", "./FLUX.1-schnell", seed=7)
-    picture.save("lighthouse.png")
+    image = mpool.generate_image("a lighthouse at dusk", "./FLUX.1-schnell", seed=7)
+    image.save("lighthouse.png")
 
 Source:
     Names follow diffusers' pipelines (https://huggingface.co/docs/diffusers/api/pipelines/flux).

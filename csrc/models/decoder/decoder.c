@@ -1,15 +1,16 @@
 /* decoder/decoder.c: the forward pass of decoders (Llama: Touvron et al., arXiv:2302.13971; Qwen2: arXiv:2407.10671).
  *
- * A layer, on all lanes (| is a barrier):
+ * A layer, on all threads (| is a barrier):
  *   norm, query-key-value | rotate, store, attend | output + residual | norm, gate and up | gate, down + residual |
- * With few rows (MP_PRIVATE_ROWS) every lane norms and quantises them for itself, which is cheaper than to meet; with
- * many the rows are shared out and the lanes meet once more. The rows of a pass go through a layer in blocks, one after
- * the other (decoder/pass.h): queries, what was attended to and the like are a block's only.
+ * With at most MP_PRIVATE_ROWS rows every thread norms and quantises all rows for itself, which is cheaper than a
+ * barrier. With more rows the threads share them out, at the cost of one more barrier. The rows of a pass go through a
+ * layer in row blocks, one after the other (decoder/pass.h); the buffers of queries, attention and the like hold one
+ * row block.
  *
- * Attention works on units (sequence, KV head) in one of three ways:
- *   fused  one row a sequence: who attends a unit also rotates and stores it, so nobody waits
- *   tiles  prompts: all rows are stored first, then units are cut into tiles of rows
- *   split  few units over long contexts: units are cut into ranges of blocks, whose partials are merged in order */
+ * Attention works on units (sequence, KV head) in one of three modes:
+ *   fused  one row per sequence: the thread that attends a unit also rotates and stores its row, without a barrier
+ *   tiles  prefill: all rows are stored first, then units are cut into tiles of rows
+ *   split  few units over long contexts: units are cut into ranges of KV blocks, whose partials are merged in order */
 #include <math.h>
 #include <string.h>
 
@@ -18,15 +19,15 @@
 
 enum {
     POLL_LAYERS = 4,
-    GATED_LEAST = 16 /* from which on gate and up are computed panel by panel: with fewer the weights come from memory,
-                     * which reads two matrices one after the other faster than in turns */
+    GATED_LEAST = 16 /* minimum rows for computing gate and up panel by panel: with fewer rows the weights come from
+                      * memory, which reads two matrices faster one after the other than in turns */
 };
 
 typedef struct thread_view {
-    uint8_t *base; /* a lane's own scratch */
+    uint8_t *base; /* the thread's own scratch */
     mp_thread_layout at;
     mp_unpacked unpacked;
-    int block, first, rows; /* the block at hand: its number, its first row and how many it has */
+    int block, first, rows; /* the current row block: index, first row, number of rows */
 } thread_view;
 
 /* ---- attention --------------------------------------------------------------------------------------------------- */
@@ -36,14 +37,14 @@ static float *rotation(const mp_decoder_pass *pass, int row, int rope) {
     return pass->cos_sin + ((size_t)row * (size_t)model->ropes + (size_t)rope) * (size_t)model->rope[0].dim;
 }
 
-/* Of row `row` of the pass, one of the block at hand. */
+/* Returns query, key and value of row `row` of the pass, which must be in the current block. */
 static float *query_key_value(const mp_decoder_pass *pass, const thread_view *view, int row) {
     return pass->qkv + (size_t)(row - view->first) * (size_t)pass->model->qkv_width;
 }
 
 static bool in_integers(const mp_decoder_pass *pass) { return pass->cache->group.dtype == MP_I16; }
 
-/* Norm and rotate a head of a query or key, as far as the layer does. */
+/* Norms and rotates a head of a query or key, as far as the layer requires. */
 static void place(const mp_decoder_pass *pass, const mp_decoder_layer *layer, const mp_norm *norm, int row, float *x) {
     const mp_decoder *model = pass->model;
     const bool rotated = layer->rope >= 0;
@@ -51,7 +52,7 @@ static void place(const mp_decoder_pass *pass, const mp_decoder_layer *layer, co
                        model->rotated_from, 1, model->head_dim, x);
 }
 
-/* Rotate key head `head` of a row and store it with its value. */
+/* Rotates key head `head` of a row and stores it with its value. */
 static void store_row(const mp_decoder_pass *pass, const thread_view *view, const mp_row_seq *seq, int row,
                       const mp_decoder_layer *layer, int head) {
     const mp_decoder *model = pass->model;
@@ -64,7 +65,7 @@ static void store_row(const mp_decoder_pass *pass, const thread_view *view, cons
     mp_kv_put(pass->cache, block, layer->kv, head, position % MP_KV_BLOCK, k, v);
 }
 
-/* Rotate the query heads of group `head` of a row, and make them what the cache's form wants. */
+/* Rotates the query heads of group `head` of a row, and converts them for the cache's type. */
 static void rotate_queries(const mp_decoder_pass *pass, const thread_view *view, const mp_row_seq *seq, int row,
                            const mp_decoder_layer *layer, int head) {
     const mp_decoder *model = pass->model;
@@ -84,7 +85,8 @@ static void store_all(const mp_decoder_pass *pass, const mp_team_thread *thread,
     int64_t begin, end;
     mp_team_split(thread, (int64_t)view->rows * model->groups, 1, &begin, &end);
     int s = 0;
-    for (int64_t i = begin; i < end; i++) { /* by row, then group, the first of each KV head with its key and value */
+    for (int64_t i = begin; i < end; i++) { /* by row, then group; the first group of each KV head also stores its key
+                                             * and value */
         int row = view->first + (int)(i / model->groups), group = (int)(i % model->groups);
         int head = mp_decoder_kv_head(model, group);
         while (row >= pass->rows.seq[s].row0 + pass->rows.seq[s].rows)
@@ -96,7 +98,7 @@ static void store_all(const mp_decoder_pass *pass, const mp_team_thread *thread,
     }
 }
 
-/* The first block of a unit that its rows see. */
+/* Returns the first KV block of a unit that its rows see. */
 static int first_block(const mp_decoder_pass *pass, const mp_attention_unit *unit, const mp_decoder_layer *layer) {
     if (layer->window == 0)
         return unit->block0;
@@ -110,7 +112,7 @@ static mp_attn_kv describe(const mp_decoder_pass *pass, const mp_attention_unit 
     const mp_row_seq *seq = &pass->rows.seq[unit->seq];
     int group = mp_decoder_group(model);
     void **k = (void **)(view->base + view->at.pointers), **v = k + pass->most_blocks;
-    /* one more than it is about, where there is one: kernels fetch the next block ahead */
+    /* one block beyond the unit, if it exists: kernels prefetch the next block */
     int blocks = mp_decoder_blocks((int64_t)seq->past + seq->rows);
     for (int b = first_block(pass, unit, layer); b < blocks && b <= unit->block1; b++) {
         k[b] = mp_kv_k(pass->cache, seq->blocks[b], layer->kv, mp_decoder_kv_head(model, unit->head));
@@ -138,7 +140,7 @@ static mp_attn_partial running_state(const thread_view *view) {
     return (mp_attn_partial){.m = at, .l = at + MP_ATTN_ROWS, .o = at + 2 * MP_ATTN_ROWS};
 }
 
-/* What the output of a head is multiplied with: 1 / l, or 1 / (l + exp(sink - m)) where the head has a sink. */
+/* Returns the factor on the output of a head: 1 / l, or 1 / (l + exp(sink - m)) if the head has a sink. */
 static float share(const mp_decoder_layer *layer, int head, float m, float l) {
     if (!layer->sinks)
         return 1 / l;
@@ -147,7 +149,7 @@ static float share(const mp_decoder_layer *layer, int head, float m, float l) {
     return by[0] / (l * by[0] + by[1]);
 }
 
-/* The outputs of a unit's rows. */
+/* Writes the outputs of a unit's rows. */
 static void finish_unit(const mp_decoder_pass *pass, const thread_view *view, const mp_attention_unit *unit,
                         const mp_decoder_layer *layer, const mp_attn_partial *state) {
     const mp_decoder *model = pass->model;
@@ -165,7 +167,7 @@ static void finish_unit(const mp_decoder_pass *pass, const thread_view *view, co
         }
 }
 
-/* Units of the block at hand for this lane: [*from, return value). */
+/* Returns the units of this thread in the current block: [*from, return value). */
 static int units_of(const mp_decoder_pass *pass, const mp_team_thread *thread, const thread_view *view, int *from) {
     const int *at = pass->thread_units + (ptrdiff_t)view->block * (thread->count + 1) + thread->index;
     *from = at[0];
@@ -228,7 +230,7 @@ static void attend_split(const mp_decoder_pass *pass, const mp_team_thread *thre
     mp_team_barrier(thread);
     int64_t begin, end;
     mp_team_split(thread, (int64_t)pass->rows.n_seq * model->groups, 1, &begin, &end);
-    int first = 0; /* partial of the unit's first block */
+    int first = 0; /* index of the partial of the unit's first block */
     for (int64_t i = 0; i < end; i++) {
         int seq = (int)(i / model->groups);
         int blocks = mp_decoder_blocks((int64_t)pass->rows.seq[seq].past + 1);
@@ -253,7 +255,7 @@ static void attend(const mp_decoder_pass *pass, const mp_team_thread *thread, co
 
 /* ---- captures ---------------------------------------------------------------------------------------------------- */
 
-/* Records number `record` of the rows that want any: lane 0 copies, before a barrier behind which x is written to. */
+/* Copies record `record` of the captured rows. Thread 0 copies, before the barrier after which x changes. */
 static inline void capture_rows(const mp_decoder_pass *pass, const mp_team_thread *thread, int record) {
     for (int i = 0; i < pass->rows.n_capture && thread->index == 0; i++) {
         const mp_capture_row *row = &pass->rows.capture[i];
@@ -262,7 +264,7 @@ static inline void capture_rows(const mp_decoder_pass *pass, const mp_team_threa
     }
 }
 
-/* Those of the last norm (normed) and of the logits (y), one after the other, of the outputs from `first` on. */
+/* Copies the records of the final norm (normed) and of the logits (y) of M outputs, from output `first` on. */
 static void capture_outputs(const mp_decoder_pass *pass, const mp_team_thread *thread, int first, int M,
                             const float *normed, const float *y) {
     const mp_decoder *model = pass->model;
@@ -281,7 +283,8 @@ static void capture_outputs(const mp_decoder_pass *pass, const mp_team_thread *t
 
 /* ---- layers ------------------------------------------------------------------------------------------------------ */
 
-/* Rows that every lane prepares for itself stand in its own scratch, others in shared memory, followed by a barrier. */
+/* Rows that every thread prepares for itself are in its own scratch. Other rows are in shared memory, followed by a
+ * barrier. */
 static bool is_private(int M) { return M <= MP_PRIVATE_ROWS; }
 
 static const float *norm_rows(const mp_decoder *model, const mp_team_thread *thread, const thread_view *view,
@@ -325,14 +328,14 @@ static const float *gate_rows(const mp_decoder *model, const mp_team_thread *thr
     return out;
 }
 
-/* The row context of the block at hand. */
+/* Returns the row context of the current block. */
 static mp_row_context context_of(const mp_decoder_pass *pass, const mp_team_thread *thread, const thread_view *view) {
     return (mp_row_context){
         .thread = thread, .acts = pass->acts, .own_acts = view->base + view->at.acts, .unpacked = &view->unpacked};
 }
 
-/* linear(in), added to the residual sum of the block; by way of a norm, if the layer has one there. in NULL: what
- * mp_linear_into left in pass->inner. Ends with a barrier. */
+/* Adds linear(in) to the residual sum of the block, through a norm if the layer has one there. in NULL: uses the
+ * activations that mp_linear_into left in pass->inner. Ends with a barrier. */
 static void add_output(const mp_decoder_pass *pass, const mp_team_thread *thread, const thread_view *view,
                        const mp_linear *linear, const mp_norm *norm, const float *in, int64_t ld) {
     const mp_decoder *model = pass->model;
@@ -425,8 +428,8 @@ static void embed_rows(const mp_decoder_pass *pass, const mp_team_thread *thread
     mp_team_barrier(thread);
 }
 
-/* Logits of M rows of x (no more than a block) into y [M, vocab]; first: which of the pass's outputs they are, -1: none
- * of them. */
+/* Computes the logits of M rows of x (at most one block) into y [M, vocab]. first: index of the first row among the
+ * pass's outputs; -1: the rows are not outputs. */
 static void output_rows(const mp_decoder_pass *pass, const mp_team_thread *thread, const thread_view *view,
                         const float *x, int M, int first, float *y) {
     const mp_decoder *model = pass->model;
@@ -446,8 +449,9 @@ static void output_rows(const mp_decoder_pass *pass, const mp_team_thread *threa
     mp_team_barrier(thread);
 }
 
-/* Between layers lane 0 beats the heart and looks whether anybody still wants the result; the barrier after it shows
- * the answer to all. It is not written again before every lane has passed further barriers. */
+/* Polls between layers. Thread 0 polls the lease, which reports progress and tells if the result is still wanted; the
+ * barrier makes the answer visible to all threads. `stop` is not written again before every thread has passed further
+ * barriers. */
 static bool stopped(mp_decoder_pass *pass, const mp_team_thread *thread) {
     if (thread->index == 0)
         pass->stop = mp_lease_poll(pass->lease);
@@ -483,7 +487,7 @@ void mp_decoder_forward(mp_decoder_pass *pass, const mp_team_thread *thread) {
                         seq->all_outputs + (size_t)r * (size_t)model->vocab);
     }
     for (int first = 0; first < pass->rows.n_output; first += most) {
-        /* gather the wanted rows where the queries stood: nobody reads those any more */
+        /* gather the output rows in the buffer of the queries, which is free now */
         const int n = pass->rows.n_output - first < most ? pass->rows.n_output - first : most;
         int64_t begin, end;
         mp_team_split(thread, n, 1, &begin, &end);

@@ -1,11 +1,11 @@
-/* decoder/engine.c: the step interface over a decoder. A step is one pass over the weights for the next tokens of all
- * running answers and for slices of the prompts that are being read.
+/* decoder/engine.c: the step interface over a decoder. A step is one pass over the weights for decode rows of all
+ * running sequences and for prefill slices.
  *
- * A sequence is its tokens (prompt and answer so far) and how many of them the cache holds. What is not cached yet is
- * computed, in order; when the last token has been computed the next is drawn. So reading a prompt, decoding and
- * starting again after a preemption are one thing. The answers to one prompt (n) share its cache, and prompts
- * that start alike: see decoder/sequence.h. Behind the last token there may be guesses at the next ones, each with
- * logits of its own: see generation/speculation.h. */
+ * The state of a sequence is its tokens (prompt and completion) and the number of them in the KV cache. Tokens not yet
+ * cached are computed in order; after the last one the next token is sampled. So prefill, decode and the restart after
+ * a preemption are the same operation. The n completions of a request share the cache of its prompt, and so do prompts
+ * with a common prefix: see decoder/sequence.h. Draft tokens may follow the last token, each with logits of its own:
+ * see generation/speculation.h. */
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
@@ -14,11 +14,11 @@
 #include "models/decoder/engine.h"
 
 enum {
-    STEP_ROWS = 512,    /* most rows in a pass, but for LEAST_ROWS more */
-    LEAST_ROWS = 16,    /* of a prompt, however little time is left */
-    PASSES_ALONE = 4,   /* a step may take as long as so many passes of few rows, while nobody decodes */
-    PASSES_BESIDE = 2,  /* else as so many */
-    LOOKUP_THREADS = 64 /* that a layer over hundreds of rows of an image is worth */
+    STEP_ROWS = 512,    /* maximum rows of a pass; a prefill may add LEAST_ROWS */
+    LEAST_ROWS = 16,    /* minimum prefill rows, however little time is left */
+    PASSES_ALONE = 4,   /* a step without decode rows may take as long as this number of decode steps */
+    PASSES_BESIDE = 2,  /* the same for a step with decode rows */
+    LOOKUP_THREADS = 64 /* threads worth using for an image layer of hundreds of rows */
 };
 
 /* ---- check ------------------------------------------------------------------------------------------------------- */
@@ -38,8 +38,9 @@ mp_status mp_decoder_check(const mp_model *base, mp_request *call_base, uint64_t
     if (call->n_prompt < 1)
         return mp_fail(error, MP_INVALID_ARGUMENT, "the prompt has no tokens");
     if (call->n_prompt >= model->context) {
-        mp_fail(error, MP_CONTEXT_OVERFLOW, "the prompt has %d tokens, the model takes %d with at least one to answer",
-                call->n_prompt, model->context);
+        mp_fail(error, MP_CONTEXT_OVERFLOW,
+                "the prompt has %d tokens, the model takes at most %d including one generated token", call->n_prompt,
+                model->context);
         if (error) {
             snprintf(error->got, sizeof error->got, "%d", call->n_prompt);
             snprintf(error->allowed, sizeof error->allowed, "%d", model->context - 1);
@@ -52,10 +53,10 @@ mp_status mp_decoder_check(const mp_model *base, mp_request *call_base, uint64_t
     if (model->vision)
         MP_TRY(model->image_ops->check(model->vision, call, error));
     else if (call->images.n_runs > 0)
-        return mp_fail(error, MP_UNSUPPORTED, "the call has images, the model reads text only");
+        return mp_fail(error, MP_UNSUPPORTED, "the request has images, the model takes text only");
     uint64_t rows = (uint64_t)call->n_prompt + (uint64_t)call->sampling.max_tokens * (uint64_t)call->n_choices;
     *cost_ns = rows * atomic_load_explicit(&model->row_ns, memory_order_relaxed);
-    /* prompt tokens, answer tokens, ends of answers */
+    /* prompt tokens, completion tokens, ends of completions */
     int64_t units = call->n_prompt + (int64_t)call->n_choices * (call->sampling.max_tokens + 1);
     *total = units < UINT32_MAX ? (uint32_t)units : UINT32_MAX;
     call->vocab = model->vocab;
@@ -72,11 +73,11 @@ mp_status mp_decoder_check(const mp_model *base, mp_request *call_base, uint64_t
 
 /* ---- admit, retire ----------------------------------------------------------------------------------------------- */
 
-/* Memory for blocks is taken step by step. */
+/* KV blocks are taken step by step. */
 static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
     mp_text_engine *engine = (mp_text_engine *)base;
     const mp_text_request *call = (const mp_text_request *)item->call;
-    if (item->state) { /* after a preemption, maybe by another engine */
+    if (item->state) { /* after a preemption, maybe in another engine */
         MP_TRY(mp_decoder_images_number(&engine->images, call, item->state, error));
         item->abandon = NULL;
         engine->admitted++;
@@ -99,7 +100,7 @@ static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
     return MP_OK;
 }
 
-/* Answers that did not end by themselves were cancelled; what was held back of their text is not lost. */
+/* Marks unfinished completions as cancelled, and publishes their held-back text. */
 static void close_choices(mp_item *item) {
     mp_sequence_group *state = item->state;
     mp_text_request *call = (mp_text_request *)item->call;
@@ -117,7 +118,7 @@ static void abandon(mp_item *item) {
     item->state = NULL;
 }
 
-/* What the cache and the images have of an item. */
+/* Releases an item's KV blocks and tiles. */
 static void release(mp_text_engine *engine, mp_item *item) {
     mp_sequence_group_drop(item->state, &engine->cache);
     mp_decoder_images_release(&engine->images, (const mp_text_request *)item->call, item->state);
@@ -133,7 +134,7 @@ static void engine_preempt(mp_engine *base, mp_item *item) {
 static void engine_retire(mp_engine *base, mp_item *item) {
     if (!item->state)
         return;
-    if (!item->abandon) /* else it was preempted and holds no blocks */
+    if (!item->abandon) /* otherwise it was preempted and holds no blocks */
         release((mp_text_engine *)base, item);
     abandon(item);
     item->abandon = NULL;
@@ -141,8 +142,8 @@ static void engine_retire(mp_engine *base, mp_item *item) {
 
 /* ---- plan -------------------------------------------------------------------------------------------------------- */
 
-/* Rows that an item could compute now, whether all its sequences only decode, and the first tile of an image that is
- * missing for a row, or -1. *masks is set if one of them waits for its mask. */
+/* Returns the rows that an item could compute now. *decoding: all its sequences are decoding. *missing: the first image
+ * tile that a row needs and that is not computed, or -1. Sets *masks if a sequence waits for its mask. */
 static int wanted_rows(mp_text_engine *engine, const mp_item *item, bool *decoding, int *missing, bool *masks) {
     mp_sequence_group *state = item->state;
     int64_t rows = 0;
@@ -152,7 +153,7 @@ static int wanted_rows(mp_text_engine *engine, const mp_item *item, bool *decodi
         const mp_sequence *seq = &state->seqs[i];
         if (!seq->active || seq->done)
             continue;
-        if (seq->waits) { /* its next token is drawn when its mask is there, and then computed */
+        if (seq->waits) { /* once its mask is set, its next token is sampled and then computed */
             bool may = mp_sequence_group_may_sample(item, i);
             rows += may;
             *masks |= !may;
@@ -167,8 +168,8 @@ static int wanted_rows(mp_text_engine *engine, const mp_item *item, bool *decodi
     return rows > STEP_ROWS ? STEP_ROWS : (int)rows;
 }
 
-/* An item whose next row is one of an image that has not been looked at: the one whose tile is being computed goes on,
- * else the first. */
+/* Chooses the item whose image tile the next step computes: the one whose tile is in computation, otherwise the
+ * first. */
 static void want_image_part(mp_text_engine *engine, mp_item *item, int tile) {
     const mp_text_request *call = (const mp_text_request *)item->call;
     if (engine->image_part.item && !engine->images.ops->computing(engine->images.store, call, tile))
@@ -181,7 +182,7 @@ static void want_image_part(mp_text_engine *engine, mp_item *item, int tile) {
     engine->image_part.tile = tile;
 }
 
-/* The look into the plan, with the time that is left; parts of the network take part of a step like rows. */
+/* Adds the image tile to the plan, with the time left. It counts towards the step's time like rows. */
 static void plan_image_part(mp_text_engine *engine, uint64_t budget_ns, mp_plan *plan) {
     const mp_text_request *call = (const mp_text_request *)engine->image_part.item->call;
     const uint64_t all = engine->images.ops->left_ns(engine->images.store, call, engine->image_part.tile);
@@ -194,8 +195,8 @@ static void plan_image_part(mp_text_engine *engine, uint64_t budget_ns, mp_plan 
     plan->amount[plan->count++] = 0;
 }
 
-/* Whoever decodes goes on; prompts share the rows for which time is left, first come first. The first of them always
- * gets some, so that a crowd of decoders cannot keep newcomers out. */
+/* Plans all decode rows first; prefills share the rows for which time is left, in the given order. The first prefill
+ * always gets some rows, so that many decoding sequences cannot starve it. */
 static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget_ns, mp_plan *plan) {
     mp_text_engine *engine = (mp_text_engine *)base;
     uint64_t row_ns = atomic_load_explicit(&engine->model->row_ns, memory_order_relaxed) + 1;
@@ -209,10 +210,10 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
         mp_sequence_group_reuse(items[i], &engine->cache);
     for (int prompts = 0; prompts < 2; prompts++) {
         if (prompts) {
-            /* the rows of those who decode cost one pass over the weights, whatever their number */
+            /* all decode rows together cost one pass over the weights */
             const uint64_t pass = atomic_load_explicit(&engine->model->decode_ns, memory_order_relaxed);
             plan->cost_ns = planned ? pass : 0;
-            /* few rows take as long as a pass anyway: large weights need rows enough to be worth reading them */
+            /* a pass of few rows takes as long as one of many: allow enough rows to be worth reading the weights */
             const uint64_t least = (planned ? PASSES_BESIDE : PASSES_ALONE) * pass;
             const uint64_t most = budget_ns > least ? budget_ns : least;
             const uint64_t fits = (most - plan->cost_ns) / row_ns;
@@ -242,7 +243,7 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
     }
     plan->threads = mp_threads_worth(&engine->model->base.facts, planned, 5 * engine->model->layer_count + 6);
     if (!engine->image_part.item && n == engine->admitted && plan->count < MP_PLAN_MAX)
-        mp_decoder_images_rest(&engine->images); /* nobody waits for a tile */
+        mp_decoder_images_rest(&engine->images); /* no item waits for a tile */
     if (engine->image_part.item && plan->count == MP_PLAN_MAX)
         engine->image_part.item = NULL;
     if (engine->image_part.item) {
@@ -257,7 +258,7 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
 static mp_status reserve(mp_text_engine *engine, size_t bytes, mp_error *error) {
     if (bytes <= engine->arena.size)
         return MP_OK;
-    bytes += bytes / 8; /* contexts grow: not a new arena every 64 tokens */
+    bytes += bytes / 8; /* contexts grow: avoid a new arena every 64 tokens */
     size_t more = bytes - engine->arena.size;
     if (!mp_budget_take(engine->budget, more) &&
         (mp_decoder_images_shrink(&engine->images, more) == 0 || !mp_budget_take(engine->budget, more)) &&
@@ -291,7 +292,7 @@ static mp_status add_step(mp_text_engine *engine, const mp_step_seq *step, mp_er
     return MP_OK;
 }
 
-/* The token of an answer whose mask came late. False: there is no row of it to be computed. */
+/* Samples the token of a sequence whose mask has arrived since. Returns false if there is no row to compute. */
 static bool sample_deferred(mp_text_engine *engine, mp_item *item, int c, mp_outcome *outcome) {
     const mp_sequence_group *state = item->state;
     mp_error error;
@@ -303,7 +304,7 @@ static bool sample_deferred(mp_text_engine *engine, mp_item *item, int c, mp_out
         item->error = error;
         return false;
     }
-    mp_arena_reset(&engine->arena); /* nothing of this step is in it yet */
+    mp_arena_reset(&engine->arena); /* empty in this step so far */
     status = mp_sequence_group_sample_deferred(engine, item, c,
                                                mp_arena_take(&engine->arena, mp_sample_bytes(engine->model)));
     if (status != MP_OK)
@@ -311,7 +312,8 @@ static bool sample_deferred(mp_text_engine *engine, mp_item *item, int c, mp_out
     return status == MP_OK && !state->seqs[c].done;
 }
 
-/* Who takes part with how many rows; returns the rows of all. Takes no memory that outlives the step. */
+/* Selects the sequences of the step and the number of rows of each. Returns the total. Takes no memory that outlives
+ * the step. */
 static int select_rows(mp_text_engine *engine, const mp_plan *plan, mp_outcome *outcomes) {
     int rows = 0;
     engine->step_count = 0;
@@ -354,7 +356,7 @@ static bool decodes(const mp_step_seq *step, const mp_plan *plan) {
     return call->prompt_done_ns && step->seq->cached + 1 == step->seq->count;
 }
 
-/* Guesses behind the tokens of those who decode; returns how many. `rows`: of the step so far. */
+/* Adds drafts to decoding sequences. Returns the number of draft tokens. `rows`: rows of the step so far. */
 static int add_drafts(mp_text_engine *engine, const mp_plan *plan, int rows) {
     mp_draft *drafts[MP_DRAFT_ROWS];
     mp_step_seq *steps[MP_DRAFT_ROWS];
@@ -363,7 +365,7 @@ static int add_drafts(mp_text_engine *engine, const mp_plan *plan, int rows) {
         return 0;
     for (int s = 0; s < engine->step_count; s++) {
         mp_step_seq *step = &engine->steps[s];
-        /* none for who has a mask: it would be another one after each guess */
+        /* no drafts under a mask: each draft token would need a mask of its own */
         if (!decodes(step, plan) || ((const mp_text_request *)plan->items[step->plan]->call)->masks)
             continue;
         mp_sequence_draft(engine->model, &engine->speculation, &engine->cache, plan->items[step->plan], step->choice);
@@ -377,7 +379,7 @@ static int add_drafts(mp_text_engine *engine, const mp_plan *plan, int rows) {
     return added;
 }
 
-/* KV blocks for guesses, or fewer of them: nobody waits for these. */
+/* Takes KV blocks for drafts, or reduces the drafts: they are optional. */
 static void take_draft_blocks(mp_text_engine *engine) {
     for (int s = 0; s < engine->step_count; s++) {
         mp_step_seq *step = &engine->steps[s];
@@ -389,8 +391,8 @@ static void take_draft_blocks(mp_text_engine *engine) {
     }
 }
 
-/* KV blocks for the selected rows, some of which are given up where there is no memory. An item left without any
- * waits. */
+/* Takes KV blocks for the selected rows, and drops rows for which there is no memory. An item left without rows waits
+ * for memory. */
 static int take_blocks(mp_text_engine *engine, const mp_plan *plan, mp_outcome *outcomes) {
     int rows = 0, kept = 0;
     for (int p = 0, s = 0; p < plan->count; p++) {
@@ -420,7 +422,7 @@ static int take_blocks(mp_text_engine *engine, const mp_plan *plan, mp_outcome *
     return rows;
 }
 
-/* The rows of a sequence's step that are those of images, which are kept for the caller who asked for logits. */
+/* Sets the image rows of a sequence's step. Copies them to `image_rows` if the caller asked for logits. */
 static void fill_vectors(mp_text_engine *engine, const mp_item *item, const mp_step_seq *step, int row0,
                          const mp_rows *rows, int32_t *id) {
     mp_text_request *call = (mp_text_request *)item->call;
@@ -446,16 +448,17 @@ static bool is_captured(const mp_text_engine *engine, const mp_plan *plan) {
     return false;
 }
 
-/* The rows of a step that have logits, if its call wants their records and there is memory for them. */
+/* Adds capture records for the rows with logits, if the request wants them and has memory for them. */
 static void capture_step(const mp_step_seq *step, const mp_text_request *call, mp_rows *rows) {
     const mp_capture *capture = &call->capture;
-    int token = step->seq->count - call->n_prompt; /* its number in the answer, from the row of the one before it */
+    int token = step->seq->count - call->n_prompt; /* index in the completion */
     for (int i = 0; i <= step->drafts && token + i < capture->tokens; i++)
         rows->capture[rows->n_capture++] =
             mp_capture_at(capture, token + i, rows->M - 1 - step->drafts + i, step->output + i);
 }
 
-/* Lay the rows out. id, seq and output_row hold as many as collect counted. */
+/* Lays out the rows of the step. id, seq and output_row have room for the rows that select_rows and add_drafts
+ * counted. */
 static void fill_rows(mp_text_engine *engine, const mp_plan *plan, mp_rows *rows, int32_t *id) {
     rows->M = 0;
     rows->n_output = 0;
@@ -471,7 +474,7 @@ static void fill_rows(mp_text_engine *engine, const mp_plan *plan, mp_rows *rows
         if (rows->vector)
             fill_vectors(engine, plan->items[step->plan], step, rows->M, rows, id);
         bool last = seq->cached + step->rows == seq->count;
-        int unread = call->n_prompt - seq->cached; /* below 0 once it decodes */
+        int unread = call->n_prompt - seq->cached; /* negative once it decodes */
         bool all = call->want_prompt_logits && step->choice == 0 && unread > 0;
         rows->seq[s] = (mp_row_seq){
             .row0 = rows->M,
@@ -532,7 +535,7 @@ static void report(const mp_text_engine *engine, const mp_plan *plan, mp_outcome
 
 static void pass_body(const mp_team_thread *thread, void *arg) { mp_decoder_forward(arg, thread); }
 
-/* Scratch comes before KV blocks: without it nobody moves, so everybody waits until somebody has given memory back. */
+/* Scratch is reserved before KV blocks. Without scratch no item can proceed, so all wait until memory is released. */
 static void wait_all(const mp_plan *plan, const mp_error *error, mp_outcome *outcomes) {
     for (int p = 0; p < plan->count; p++)
         if (outcomes[p] == MP_OUTCOME_MORE) {
@@ -541,18 +544,18 @@ static void wait_all(const mp_plan *plan, const mp_error *error, mp_outcome *out
         }
 }
 
-/* Weights were read from a file that is another by now. */
+/* Fails all items: weights were read from a file that has changed. */
 static void corrupted_all(const mp_plan *plan, mp_outcome *outcomes) {
     for (int p = 0; p < plan->count; p++) {
         mp_fail(&plan->items[p]->error, MP_INTEGRITY,
-                "a file of the model was changed or cut short while it was in use");
+                "a model file was changed or truncated while it was in use");
         outcomes[p] = MP_OUTCOME_FAILED;
     }
 }
 
-/* After a pass, before anything is drawn that can be seen at once: what it read of the files (a token table, experts,
- * what is not packed) was what was loaded. A look costs a third of a microsecond a file. One that was cut short is told
- * in `report`. */
+/* Checks, after a pass and before tokens become visible, that the file parts it read (token table, experts, unpacked
+ * weights) are those that were loaded. A check costs a third of a microsecond per file. `report` handles truncated
+ * files. */
 static bool is_sound(const mp_decoder *model, bool unpacked) {
     if (mp_stored_corrupted(model->stored) || (unpacked && !mp_stored_sound(model->stored)))
         return false;
@@ -579,7 +582,8 @@ static void count_work(mp_text_engine *engine, const mp_rows *all) {
     work->found = atomic_load_explicit(&engine->cache.counters.tokens, memory_order_relaxed);
 }
 
-/* Few rows cost the reading of the weights, many rows cost arithmetic: two estimates. And those for guesses. */
+/* Updates two time estimates: few rows cost the reading of the weights, many rows cost arithmetic. Updates the
+ * speculation's estimates, too. */
 static void learn(mp_text_engine *engine, const mp_rows *all, uint64_t start_ns, uint64_t thread_ns) {
     uint64_t ns = mp_sys_now_ns() - start_ns;
     int rows = all->M, drafts, accepted;
@@ -587,14 +591,14 @@ static void learn(mp_text_engine *engine, const mp_rows *all, uint64_t start_ns,
     if (rows - drafts == all->n_seq && all->n_output == rows)
         mp_speculation_account(&engine->speculation, all->n_seq, drafts, accepted, mp_sys_thread_ns() - thread_ns);
     if (drafts > 0)
-        return; /* plans are made without them */
+        return; /* plans are made without drafts */
     bool many = rows >= STEP_ROWS / 16;
     _Atomic uint64_t *estimate = many ? &engine->model->row_ns : &engine->model->decode_ns;
     uint64_t now = many ? ns / (uint64_t)rows : ns, old = atomic_load_explicit(estimate, memory_order_relaxed);
     atomic_store_explicit(estimate, old ? (3 * old + now) / 4 + 1 : now, memory_order_relaxed);
 }
 
-typedef struct step_lists { /* of the rows of a step, in the arena */
+typedef struct step_lists { /* sizes of the lists of a step's rows, in the arena */
     size_t id_bytes, seq_bytes, output_bytes, vector_bytes, capture_bytes;
 } step_lists;
 
@@ -612,8 +616,8 @@ static size_t logit_bytes(const mp_text_engine *engine, const mp_rows *rows) {
     return mp_arena_cost((size_t)rows->n_output * (size_t)engine->model->vocab * sizeof(float));
 }
 
-/* Scratch for the selected rows, then blocks for as many of them as can be had; lays these out. False: no row is
- * left. */
+/* Reserves scratch for the selected rows, takes blocks for as many of them as possible, and lays these out. Returns
+ * false if no row is left. */
 static bool prepare(mp_text_engine *engine, const mp_plan *plan, int threads, int M, int drafts, mp_rows *rows,
                     mp_outcome *outcomes) {
     mp_error error;
@@ -648,12 +652,12 @@ static bool prepare(mp_text_engine *engine, const mp_plan *plan, int threads, in
         return false;
     if (drafts > 0)
         take_draft_blocks(engine);
-    lay_out(engine, plan, &lists, rows); /* again: there may be fewer, and the arena may have moved */
+    lay_out(engine, plan, &lists, rows); /* again: there may be fewer rows, and the arena may have moved */
     rows->logits = mp_arena_take(&engine->arena, logit_bytes(engine, rows));
     return true;
 }
 
-/* Parts of the image network for the item that was planned for it. */
+/* Computes parts of the image network for the planned item. */
 static void compute_image_part(mp_text_engine *engine, mp_lease *lease, const mp_plan *plan, mp_outcome *outcomes) {
     mp_item *item = engine->image_part.item;
     int p = 0;
@@ -681,7 +685,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
     mp_rows rows = {0};
     int M = select_rows(engine, plan, outcomes), drafts = add_drafts(engine, plan, M);
     compute_image_part(engine, lease, plan, outcomes);
-    start = mp_sys_now_ns(); /* of the pass: what rows take */
+    start = mp_sys_now_ns(); /* time only the pass, for the estimates */
     thread_ns = mp_sys_thread_ns();
     if (M > 0 && prepare(engine, plan, lease->threads, M, drafts, &rows, outcomes)) {
         void *sampling = mp_arena_take(&engine->arena, mp_sample_bytes(engine->model));
@@ -693,7 +697,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
         } else if (!pass.stop) {
             mp_sequence_group_sample(engine, plan, &pass, sampling, outcomes);
             count_work(engine, &rows);
-            if (!pass.unpacked) /* else it says nothing about the next */
+            if (!pass.unpacked) /* packing distorts the measurement */
                 learn(engine, &rows, start, thread_ns);
         }
     }
@@ -706,7 +710,7 @@ static uint64_t engine_trim(mp_engine *base) {
     mp_text_engine *engine = (mp_text_engine *)base;
     uint64_t bytes = mp_prefix_trim(&engine->cache) + mp_decoder_images_shrink(&engine->images, UINT64_MAX);
     if (engine->admitted > 0)
-        return bytes; /* the next step wants its scratch again */
+        return bytes; /* the next step needs its scratch again */
     bytes += mp_decoder_images_trim(&engine->images);
     return bytes + mp_engine_release(&engine->arena, engine->budget, &engine->charged);
 }
@@ -721,7 +725,7 @@ static void engine_destroy(mp_engine *base) {
     mp_free(engine);
 }
 
-/* But for the drafts of running answers. */
+/* Excludes the draft indexes of running sequences. */
 static uint64_t engine_bytes(const mp_engine *base) {
     const mp_text_engine *engine = (const mp_text_engine *)base;
     return engine->charged + engine->cache.kv.bytes + mp_decoder_images_bytes(&engine->images);
@@ -730,11 +734,12 @@ static uint64_t engine_bytes(const mp_engine *base) {
 static const mp_engine_ops decoder_engine_ops = {engine_admit,  engine_plan, engine_step,    engine_preempt,
                                                  engine_retire, engine_trim, engine_destroy, engine_bytes};
 
-/* An engine serves one model in one way, so this only keeps keys of different engines apart. */
+/* Seeds the keys with the identity of the model. An engine serves one model in one way, so this only separates the keys
+ * of different engines. */
 static void seed_prefixes(mp_text_engine *engine) {
     const mp_spec *spec = mp_weights_spec(engine->model->weights);
     for (int i = 0; i < mp_spec_file_count(spec); i++)
-        mp_prefix_seed(&engine->cache, mp_spec_file(spec, i)); /* of one revision: see mp_spec_same_file */
+        mp_prefix_seed(&engine->cache, mp_spec_file(spec, i)); /* a spec pins one version of them */
     mp_prefix_seed(&engine->cache, engine->model->base.facts.compute);
     mp_prefix_seed(&engine->cache, mp_dtype_get(engine->model->kv.dtype)->name);
 }

@@ -1,15 +1,15 @@
-/* decoder/engine.h: what an engine of a decoder is made of, and what its two files share: decoder/engine.c chooses and
- * runs steps, decoder/sampling.c makes tokens of what they computed. The worker's thread only. */
+/* decoder/engine.h: the engine of a decoder, shared by its two files: decoder/engine.c plans and runs steps,
+ * decoder/sampling.c turns logits into tokens. The worker's thread only. */
 #ifndef MP_MODELS_DECODER_ENGINE_H
 #define MP_MODELS_DECODER_ENGINE_H
 
 #include "models/decoder/images.h"
 
-typedef struct mp_step_seq { /* a sequence that takes part in this step */
+typedef struct mp_step_seq { /* a sequence in this step */
     mp_sequence *seq;
     int plan; /* index in the plan */
     int choice, rows, output;
-    int drafts, accepted; /* rows more, and of those the ones that were guessed right */
+    int drafts, accepted; /* draft rows after `rows`; number of drafts accepted */
 } mp_step_seq;
 
 typedef struct mp_text_engine {
@@ -24,25 +24,25 @@ typedef struct mp_text_engine {
     mp_speculation speculation;
     mp_step_seq *steps; /* [step_capacity] */
     int step_count, step_capacity;
-    mp_decoder_images images; /* of a model that reads images */
-    struct {               /* the tile that the next step computes, or goes on with; as planned */
+    mp_decoder_images images; /* only for models that take images */
+    struct {               /* planned work on one image tile in the next step */
         mp_item *item;     /* NULL: none */
         int tile;
         uint64_t budget_ns;
     } image_part;
 } mp_text_engine;
 
-/* A call whose answers were begun by an engine that is gone, or in another process, goes on where they stand: the same
- * tokens are accepted again, which gives the same text. */
+/* Replays the tokens of a request that another engine or process has begun, so that its sequences continue from there.
+ * Accepting the same tokens gives the same text. */
 mp_status mp_sequence_group_resume(mp_text_engine *engine, mp_item *item, mp_error *error);
-/* Bytes of arena that mp_sequence_group_sample needs as scratch. */
+/* Returns the bytes of scratch that sampling needs. */
 size_t mp_sample_bytes(const mp_decoder *model);
-/* Whether an answer that waited for its mask has it now; and the token that is drawn then from the logits that were
- * kept. scratch: as of mp_sequence_group_sample. */
+/* mp_sequence_group_may_sample returns true if a sequence that waited for its mask now has it;
+ * mp_sequence_group_sample_deferred then samples from the kept logits. scratch: mp_sample_bytes. */
 bool mp_sequence_group_may_sample(const mp_item *item, int choice);
 mp_status mp_sequence_group_sample_deferred(mp_text_engine *engine, mp_item *item, int choice, void *scratch);
-/* After a pass over engine->steps: the next token of each answer that has logits, which are overwritten, and as many
- * more as were guessed right. outcomes [plan->count] */
+/* Call after a pass over engine->steps: samples the next token of each sequence with logits, which are overwritten, and
+ * one more for each accepted draft. scratch: mp_sample_bytes. outcomes [plan->count]. */
 void mp_sequence_group_sample(mp_text_engine *engine, const mp_plan *plan, const mp_decoder_pass *pass, void *scratch,
                               mp_outcome *outcomes);
 

@@ -1,4 +1,4 @@
-/* decoder/hyper.c: what a spec says of a decoder beside its tensors: sizes, rotary tables, windows, scales. */
+/* decoder/hyper.c: hyper-parameters of a decoder: sizes, rotary tables, windows, scales. */
 #include <math.h>
 #include <string.h>
 
@@ -30,14 +30,14 @@ static mp_status read_heads(mp_decoder *model, const mp_spec *spec, mp_error *er
                             (long long)value);
     if (heads / kv_heads > MP_ATTN_ROWS)
         return mp_fail_file(error, MP_LIMIT, mp_spec_origin(spec), -1, "attention.head_count_kv",
-                            "at most 64 heads a KV head", "%lld", (long long)(heads / kv_heads));
+                            "at most 64 heads per KV head", "%lld", (long long)(heads / kv_heads));
     model->heads = (int32_t)heads;
     model->kv_heads = model->groups = (int32_t)kv_heads;
     model->head_dim = model->value_dim = (int32_t)key;
     return MP_OK;
 }
 
-/* What some families multiply with, and what softens scores and logits. */
+/* Reads the scale factors of some families, and the soft caps of scores and logits. */
 static mp_status read_scales(mp_decoder *model, const mp_spec *spec, mp_error *error) {
     int32_t query = model->latent.rank > 0 ? model->latent.plain + model->latent.rotated : model->head_dim;
     const struct {
@@ -121,7 +121,8 @@ mp_status mp_decoder_read_hyper(mp_decoder *model, const mp_spec *spec, uint32_t
     return read_activation(model, spec, error);
 }
 
-/* Divisors of a table's angles, from a tensor of a GGUF file or a list of the spec. *found: there are some. */
+/* Divides a table's angles by divisors from a tensor of a GGUF file or a list of the spec. *found: there are
+ * divisors. */
 static mp_status divide(mp_decoder *model, mp_rope *rope, const mp_spec *spec, const char *tensor_name, const char *key,
                         bool *found, mp_error *error) {
     float divisors[MAX_HEAD / 2];
@@ -132,7 +133,8 @@ static mp_status divide(mp_decoder *model, mp_rope *rope, const mp_spec *spec, c
         return MP_OK;
     if (list) {
         if (list->type != MP_VALUE_FLOATS || list->count != (uint64_t)shape[0])
-            return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, key, "a number a pair", "something else");
+            return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, key, "one number per rotary pair",
+                                "something else");
         for (int i = 0; i < shape[0]; i++)
             divisors[i] = (float)list->as.reals[i];
         return mp_rope_divide(rope, divisors, spec, key, error);
@@ -146,7 +148,7 @@ static mp_status divide(mp_decoder *model, mp_rope *rope, const mp_spec *spec, c
     return mp_rope_divide(rope, divisors, spec, tensor_name, error);
 }
 
-/* LongRoPE: the second table for long sequences, the first for others. */
+/* LongRoPE: the second table for long sequences, the first table for others. */
 static mp_status read_long_rope(mp_decoder *model, const mp_spec *spec, mp_error *error) {
     int64_t original, absent = 0;
     double base, attention, default_base = 10000, one = 1;
@@ -157,14 +159,14 @@ static mp_status read_long_rope(mp_decoder *model, const mp_spec *spec, mp_error
     MP_TRY(mp_spec_float(spec, "{arch}.rope.freq_base", 1, 1e12, &default_base, &base, error));
     MP_TRY(mp_spec_float(spec, "mpool.rope_attention_factor", 1e-3, 1e3, &one, &attention, error));
     if (!mp_spec_find(spec, "mpool.rope_long_factors") && !mp_weights_has(model->weights, "rope_factors_long.weight"))
-        return MP_OK; /* GGUF files of the family say how long, also those without factors */
+        return MP_OK; /* GGUF files of the family have the original length even without factors */
     MP_TRY(mp_rope_init_plain(&model->rope[1], &model->rope[0], base, error));
     MP_TRY(divide(model, &model->rope[0], spec, "rope_factors_short.weight", "mpool.rope_short_factors", &short_found,
                   error));
     MP_TRY(divide(model, &model->rope[1], spec, "rope_factors_long.weight", "mpool.rope_long_factors", &long_found,
                   error));
     if (!short_found || !long_found)
-        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "rope factors", "long and short ones",
+        return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "rope factors", "long and short factors",
                             "missing");
     model->rope[0].attention_scale = model->rope[1].attention_scale = (float)attention;
     model->long_from = original < model->context ? (int32_t)original : 0;
@@ -176,7 +178,8 @@ static mp_status read_rope(mp_decoder *model, const mp_load_args *args, mp_error
     bool found, neox, neox_default = (args->flags & MP_DECODER_ROPE_NEOX) != 0;
     double local, none = 0;
     int64_t tables[MP_DECODER_LAYERS], first = 0;
-    /* GGUF files hold some families' query and key rows permuted for adjacent pairs; folders hold them as trained */
+    /* GGUF files hold the query and key rows of some families permuted for adjacent pairs; model folders hold them as
+     * trained */
     MP_TRY(mp_spec_bool(args->spec, "mpool.rope_neox", &neox_default, &neox, error));
     MP_TRY(mp_rope_init(rope, args->spec, model->head_dim - model->rotated_from, neox, error));
     /* GGUF files of Llama 3 hold its frequency scaling as divisors */
@@ -203,7 +206,7 @@ static mp_status read_rope(mp_decoder *model, const mp_load_args *args, mp_error
     return MP_OK;
 }
 
-/* Which layers look through the window, and where a layer stands in the cache. */
+/* Reads the layers that have the window, and assigns each layer's index in the KV cache. */
 static mp_status read_windows(mp_decoder *model, const mp_spec *spec, mp_error *error) {
     int64_t window, none = 0, all = 1, windowed[MP_DECODER_LAYERS];
     int kept = 0, passing = 0;

@@ -1,6 +1,6 @@
-/* decoder/images.h: what a decoder asks of the part of a model that makes rows of images. A decoder knows nothing of
- * pixels itself: vision/ fills the table in, and vision/vision.h says what each function does. read, destroy,
- * is_float32 and check are called by any thread, all others by the worker's thread only. */
+/* decoder/images.h: the interface between a decoder and the part of a model that turns images into rows. A decoder does
+ * not handle pixels: vision/ fills in the table, and vision/vision.h describes each function. Any thread may call read,
+ * destroy, is_float32 and check; only the worker's thread may call the others. */
 #ifndef MP_MODELS_DECODER_IMAGES_H
 #define MP_MODELS_DECODER_IMAGES_H
 
@@ -12,27 +12,27 @@ struct mp_vision;
 struct mp_image_store;
 struct mp_tile;
 
-typedef struct mp_request_images { /* what an item's answers have of its call's images */
-    int32_t (*positions)[3];      /* [n_prompt] on the three axes of M-RoPE, or NULL */
-    int32_t shift;                /* of positions after the prompt against their number */
-    struct mp_tile *tiles[1];     /* [n_tiles] those that it holds, else NULL */
+typedef struct mp_request_images { /* image state of an item's sequences */
+    int32_t (*positions)[3];      /* [n_prompt] positions on the three axes of M-RoPE, or NULL */
+    int32_t shift;                /* difference between position and index after the prompt */
+    struct mp_tile *tiles[1];     /* [n_tiles] tiles held by the group, or NULL */
 } mp_request_images;
 
 typedef struct mp_image_ops {
-    /* of a model */
+    /* functions of a model */
     mp_status (*read)(const mp_load_args *args, mp_builder *builder, int32_t width, struct mp_vision **vision,
                       mp_error *error);
     void (*destroy)(struct mp_vision *vision);
-    bool (*is_float32)(const struct mp_vision *vision); /* everything is computed in fp32 */
+    bool (*is_float32)(const struct mp_vision *vision); /* returns true if everything is computed in fp32 */
     mp_status (*check)(const struct mp_vision *vision, mp_text_request *call, mp_error *error);
-    /* of an engine */
+    /* functions of an engine */
     struct mp_image_store *(*open)(const struct mp_vision *vision, mp_budget *budget, mp_prefix_cache *cache);
     void (*close)(struct mp_image_store *store);
     uint64_t (*bytes)(const struct mp_image_store *store);
     uint64_t (*shrink)(struct mp_image_store *store, uint64_t bytes);
     uint64_t (*rest)(struct mp_image_store *store);
     uint64_t (*trim)(struct mp_image_store *store);
-    /* of a call's answers */
+    /* functions of a group of sequences */
     mp_status (*begin)(struct mp_image_store *store, const mp_text_request *call, bool axes, mp_sequence_group *group,
                        mp_error *error);
     mp_status (*number)(struct mp_image_store *store, const mp_text_request *call, mp_sequence_group *group,
@@ -50,15 +50,15 @@ typedef struct mp_image_ops {
                          mp_error *error);
 } mp_image_ops;
 
-/* mp_decoder_load of a model with images. */
+/* Loads a decoder like mp_decoder_load, with images. */
 mp_status mp_decoder_load_with(const mp_load_args *args, const mp_image_ops *ops, mp_model **model, mp_error *error);
 
-/* Tensors of a spec that are of an image network, or of what stands between it and a decoder. */
+/* Returns true for tensors of an image network, or of the projector between it and a decoder. */
 static inline bool mp_decoder_images_own(const char *name) {
     return strncmp(name, "v.", 2) == 0 || strncmp(name, "mm.", 3) == 0;
 }
 
-/* The store of an engine; ops NULL: the model reads no images, and the functions below do nothing. */
+/* The image store of an engine. ops NULL: the model takes no images, and the functions below do nothing. */
 typedef struct mp_decoder_images {
     const mp_image_ops *ops;
     struct mp_image_store *store;

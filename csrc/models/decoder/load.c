@@ -1,4 +1,4 @@
-/* decoder/load.c: a decoder from a spec: tensors, packed weights. Hyper-parameters: decoder/hyper.c. */
+/* decoder/load.c: loads a decoder from a spec: tensors, packed weights. decoder/hyper.c reads the hyper-parameters. */
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
@@ -56,14 +56,14 @@ static mp_status read_output(mp_decoder *model, mp_builder *builder, float norm_
                              model->vocab, model->hidden, error);
 }
 
-/* Norms, and sinks; those that the architecture does not have must not be there. */
+/* Reads norms and sinks. Fails if the file has one that the architecture does not have. */
 static mp_status read_norms(mp_decoder *model, mp_builder *builder, int index, uint32_t flags, float norm_offset,
                             mp_error *error) {
     mp_decoder_layer *layer = &model->layers[index];
     const int32_t hidden = model->hidden;
     const struct {
         const char *name;
-        mp_norm *norm; /* NULL: sinks */
+        mp_norm *norm; /* NULL: attention sinks */
         int32_t n;
         uint32_t flag; /* 0: every architecture has it */
     } norms[] = {
@@ -121,7 +121,7 @@ static mp_status read_layer(mp_decoder *model, mp_builder *builder, int index, u
         const char *shared = of_ffn && experts ? "_shexp" : "";
         snprintf(name, sizeof name, "blk.%d.%s%s.weight", index, linears[i].name, shared);
         snprintf(bias_name, sizeof bias_name, "blk.%d.%s%s.bias", index, linears[i].name, shared);
-        /* a bias that the architecture does not have must not be dropped in silence */
+        /* never drop silently a bias that the architecture does not have */
         if (!linears[i].bias && mp_weights_has(model->weights, bias_name))
             return mp_fail(error, MP_UNSUPPORTED, "tensor %s is not part of this architecture", bias_name);
         MP_TRY(mp_builder_linear(builder, linears[i].linear, name, linears[i].bias ? bias_name : NULL, linears[i].N,
@@ -147,11 +147,11 @@ static mp_status read_layer(mp_decoder *model, mp_builder *builder, int index, u
 static mp_status read_tokens(mp_decoder *model, const mp_spec *spec, mp_error *error) {
     const mp_token_table *tokens = mp_spec_tokens(spec);
     if (!tokens)
-        return mp_fail(error, MP_INVALID_ARGUMENT, "a text model needs its tokens' bytes: the spec has none");
+        return mp_fail(error, MP_INVALID_ARGUMENT, "a language model needs the bytes of its tokens: the spec has none");
     if (tokens->count > model->vocab)
         return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "number of tokens",
                             "at most the rows of the token table", "%d of %d", tokens->count, model->vocab);
-    model->sampled_vocab = tokens->count; /* spare rows are trained to nothing */
+    model->sampled_vocab = tokens->count; /* rows beyond the tokens are untrained padding */
     for (int32_t i = 0; i < tokens->count; i++) {
         uint64_t bytes = tokens->offsets[i + 1] - tokens->offsets[i];
         if (bytes > model->max_token_bytes)
@@ -160,7 +160,7 @@ static mp_status read_tokens(mp_decoder *model, const mp_spec *spec, mp_error *e
     return MP_OK;
 }
 
-/* Of a layer's experts: parameters that a row leaves alone, and bytes of those that it uses. */
+/* Adds up, for a layer's experts, the parameters that a row does not use and the bytes of those that it uses. */
 static void count_experts(const mp_experts *experts, int64_t *idle, uint64_t *used) {
     const mp_expert_matrix *const matrices[] = {&experts->gate, &experts->up, &experts->down};
     for (int i = 0; i < 3 && experts->count > 0; i++) {
@@ -169,7 +169,7 @@ static void count_experts(const mp_experts *experts, int64_t *idle, uint64_t *us
     }
 }
 
-/* Whether everything in a layer is computed in fp32. */
+/* Returns true if everything in a layer is computed in fp32. */
 static bool in_floats(const mp_decoder_layer *layer) {
     const mp_linear *const linears[] = {&layer->qkv, &layer->q_b, &layer->out, &layer->gate_up, &layer->down};
     for (int i = 0; i < 5; i++)
@@ -206,7 +206,7 @@ mp_status mp_decoder_load_with(const mp_load_args *args, const mp_image_ops *ops
     builder.shared = args->shared;
     builder.pack_on_use = (uint64_t)mp_options_get()->pack_on_use_mb << 20;
     builder.floats_on_use = true;
-    /* of folders whose norms multiply with 1 + weight */
+    /* nonzero for model folders whose norms multiply by 1 + weight */
     MP_TRY_GOTO(mp_spec_float(args->spec, "mpool.norm_offset", -1e3, 1e3, &norm_offset, &norm_offset, error));
     MP_TRY_GOTO(read_output(model, &builder, (float)norm_offset, error));
     MP_TRY_GOTO(read_tokens(model, args->spec, error));
@@ -240,7 +240,7 @@ mp_status mp_decoder_load_with(const mp_load_args *args, const mp_image_ops *ops
     atomic_init(&model->row_ns, (uint64_t)(parameters - idle) / 256 + 1000);
     model->base.speed[0] = &model->row_ns;
     model->base.speed[1] = &model->decode_ns;
-    atomic_init(&model->decode_ns, builder.slab_bytes / 20 + 1); /* 20 GB/s, until it is measured */
+    atomic_init(&model->decode_ns, builder.slab_bytes / 20 + 1); /* assumes 20 GB/s until it is measured */
     const bool floats = exact && (!ops || ops->is_float32(model->vision));
     model->base.facts = (mp_model_facts){
         .compute = floats ? "float32" : mp_compute_name(args->compute),
@@ -273,7 +273,7 @@ void mp_decoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *mod
         if (!mp_wmat_kind_for(entry->dtype, compute, &kind))
             continue;
         if (entry->shape[0] > INT32_MAX || entry->shape[1] > INT32_MAX)
-            continue; /* refused when it is loaded */
+            continue; /* the load will fail */
         mp_wmat w;
         mp_wmat_init(&w, kind, (int32_t)entry->shape[0], (int32_t)entry->shape[1]);
         bytes += mp_wmat_bytes(&w);

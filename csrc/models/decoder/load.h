@@ -1,4 +1,4 @@
-/* decoder/load.h: what decoder/load.c and decoder/hyper.c share. */
+/* decoder/load.h: functions shared by decoder/load.c and decoder/hyper.c. */
 #ifndef MP_MODELS_DECODER_LOAD_H
 #define MP_MODELS_DECODER_LOAD_H
 
@@ -6,9 +6,9 @@
 
 enum { MP_DECODER_LAYERS = 1024 };
 
-/* Sizes, heads, scales, activation. */
+/* Reads sizes, heads, scales and the activation. */
 mp_status mp_decoder_read_hyper(mp_decoder *model, const mp_spec *spec, uint32_t flags, mp_error *error);
-/* Rotary tables, and what each layer has of them and of the window. model->weights and ->layers are there. */
+/* Reads the rotary tables, and the table and window of each layer. model->weights and model->layers must be set. */
 mp_status mp_decoder_read_layers(mp_decoder *model, const mp_load_args *args, mp_error *error);
 
 #endif

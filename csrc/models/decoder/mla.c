@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { MOST_RANK = 4096, MOST_PART = 1024, CHUNK = 64 /* rows that a lane multiplies at once for a head */ };
+enum { MOST_RANK = 4096, MOST_PART = 1024, CHUNK = 64 /* rows that a thread multiplies at once for a head */ };
 
 /* ---- loading ----------------------------------------------------------------------------------------------------- */
 
@@ -43,7 +43,7 @@ mp_status mp_mla_read_sizes(mp_decoder *model, const mp_spec *spec, mp_error *er
     return MP_OK;
 }
 
-/* Rows [first, first + rows) of a matrix, [rows, K] or turned, [K, rows], as floats at `to`. */
+/* Copies rows [first, first + rows) of a matrix to `to` as floats: [rows, K], or transposed, [K, rows]. */
 static void copy_rows(const mp_tensor *from, int64_t first, int64_t rows, int64_t K, bool turned, float *row,
                       float *to) {
     for (int64_t r = 0; r < rows; r++) {
@@ -54,19 +54,20 @@ static void copy_rows(const mp_tensor *from, int64_t first, int64_t rows, int64_
     }
 }
 
-/* Adds a matrix [heads * N, K] of which each head's N rows are `first`, or K rows turned, of a head's `stride` rows. */
+/* Adds a matrix [heads * N, K] from the rows of each head, which has `stride` rows in `from`: N rows from `first` on,
+ * or K rows transposed. */
 static mp_status add_part_of(mp_builder *builder, mp_linear *linear, const mp_tensor *from, int32_t heads, int64_t N,
                              int64_t K, int64_t stride, int64_t first, bool turned, mp_error *error) {
     size_t bytes = (size_t)heads * (size_t)N * (size_t)K * sizeof(float);
     float row[MOST_RANK], *matrix = mp_alloc(bytes, MP_TAG_MISC);
     if (!matrix)
-        return mp_fail_memory(error, bytes, "a projection of latents");
+        return mp_fail_memory(error, bytes, "a latent projection");
     for (int32_t h = 0; h < heads; h++)
         copy_rows(from, h * stride + first, turned ? K : N, turned ? N : K, turned, row, matrix + h * N * K);
     return mp_builder_linear_taken(builder, linear, matrix, (int32_t)(heads * N), (int32_t)K, error);
 }
 
-/* k_b or v_b of a tensor of its own, [heads, N, K]: as it is stored if in floats, else unpacked. */
+/* Adds k_b or v_b from a tensor of its own, [heads, N, K]: as stored if in floats, otherwise dequantised. */
 static mp_status add_whole(mp_builder *builder, mp_linear *linear, const char *name, int32_t heads, int64_t N,
                            int64_t K, mp_error *error) {
     int64_t sizes[3] = {heads, N, K};
@@ -97,14 +98,14 @@ static mp_status read_halves(mp_decoder *model, mp_builder *builder, int index, 
     MP_TRY(mp_weights_get(builder->weights, name, 2, sizes, &both, error));
     mp_wkind any;
     if (!mp_wmat_kind_for(both.dtype, MP_COMPUTE_AUTO, &any))
-        return mp_fail(error, MP_UNSUPPORTED, "tensor %s is stored as %s, which is no type of weights", name,
+        return mp_fail(error, MP_UNSUPPORTED, "tensor %s is stored as %s, which is not a weight type", name,
                        mp_dtype_get(both.dtype)->name);
     MP_TRY(add_part_of(builder, &layer->k_b, &both, model->heads, latent->rank, latent->plain, stride, 0, true, error));
     return add_part_of(builder, &layer->v_b, &both, model->heads, latent->value, latent->rank, stride, latent->plain,
                        false, error);
 }
 
-/* Of the layer's input: a part of layer->qkv. */
+/* Reads a projection of the layer's input, a part of layer->qkv. */
 static mp_status read_input(mp_decoder *model, mp_builder *builder, int index, const char *part, int32_t N, bool biased,
                             mp_error *error) {
     char name[64], bias[64];
@@ -148,7 +149,7 @@ uint64_t mp_mla_footprint(const mp_tensor_entry *entry, mp_compute compute) {
     for (int i = 0; i + 1 < entry->ndim; i++)
         rows = entry->shape[i] > 0 && rows <= INT32_MAX ? rows * entry->shape[i] : INT64_MAX / 2;
     if (rows > INT32_MAX || width > INT32_MAX || !mp_wmat_kind_for(MP_F32, compute, &kind))
-        return 0; /* refused when it is loaded */
+        return 0; /* the load will fail */
     mp_wmat_init(&w, kind, (int32_t)rows, (int32_t)width);
     return mp_wmat_bytes(&w);
 }
@@ -169,8 +170,8 @@ size_t mp_mla_thread_scratch(const mp_decoder *model) {
     return mp_arena_cost(most);
 }
 
-/* y of head h, N outputs from column h * y_step on, of its inputs from column h * x_step on, by the head's rows of the
- * matrix. Lanes share heads and rows. */
+/* For each head h, computes N outputs from column h * y_step on, of inputs from column h * x_step on, with the head's
+ * rows of the matrix. The threads share heads and rows. */
 static void run_by_head(const mp_linear *linear, const mp_team_thread *thread, int32_t heads, const float *x,
                         int64_t ldx, int64_t x_step, int M, float *y, int64_t ldy, int64_t y_step, void *scratch) {
     const int32_t N = linear->N / heads, panels = N / MP_PANEL_N;

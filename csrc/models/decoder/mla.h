@@ -1,28 +1,30 @@
-/* decoder/mla.h: multi-head latent attention (DeepSeek-V2, arXiv:2405.04434) in its absorbed form. A token's keys
- * and values of all heads are made of one vector, its latent, and of one rotated key that all heads share; only these
- * are cached. What would make keys of latents is applied to queries instead, and what would make values to what
- * attention has mixed, so that all heads attend to one key head: key [rank + rotated], value [rank], the latent itself.
+/* decoder/mla.h: multi-head latent attention (DeepSeek-V2, arXiv:2405.04434) in absorbed form. The keys and values of
+ * all heads derive from one vector per token, its latent, and one rotated key that all heads share. Only these two are
+ * cached. The key up-projection is absorbed into the queries, and the value up-projection is applied to the output of
+ * attention. So all heads attend to one key head: key [rank + rotated], value [rank], the latent itself.
  *
  *   x -> q_a, norm, q_b (or q) -> each head's plain and rotated part;  plain part by k_b -> query [rank + rotated]
  *   x -> kv_a -> latent, normed, and the shared key
- *   what attention mixes, [heads, rank], by v_b -> [heads, value] -> attn_output
+ *   output of attention, [heads, rank], by v_b -> [heads, value] -> attn_output
  *
- * k_b and v_b are the halves of kv_b, each head's in turn; they are kept in floats where a file has them quantised:
- * they would have to be turned, and are a small part of such a model. */
+ * k_b and v_b are the halves of kv_b, head by head. If a file has them quantised they are stored as floats, because k_b
+ * must be transposed; they are a small part of such a model. */
 #ifndef MP_MODELS_DECODER_MLA_H
 #define MP_MODELS_DECODER_MLA_H
 
 #include "models/decoder/decoder.h"
 
-/* Sizes from {arch}.attention.{kv_lora_rank, q_lora_rank, key_length_mla, value_length_mla}; sets those of heads. */
+/* Reads the sizes {arch}.attention.{kv_lora_rank, q_lora_rank, key_length_mla, value_length_mla} and derives the sizes
+ * of heads from them. */
 mp_status mp_mla_read_sizes(mp_decoder *model, const mp_spec *spec, mp_error *error);
-/* The projections of a layer, but for attn_output; when biased, those of its input have biases. */
+/* Reads the projections of a layer, except attn_output. If `biased`, the projections of the layer's input have
+ * biases. */
 mp_status mp_mla_read_layer(mp_decoder *model, mp_builder *builder, int index, bool biased,
                                mp_error *error);
-/* Bytes of a tensor once it is packed, if it is one of those that are kept in floats; else 0. */
+/* Returns the packed bytes of a tensor that is stored as floats (k_b, v_b, kv_b); 0 for other tensors. */
 uint64_t mp_mla_footprint(const mp_tensor_entry *entry, mp_compute compute);
 
-/* Floats a row of pass->latent and of pass->per_head. */
+/* Floats per row of pass->latent and of pass->per_head. */
 static inline int64_t mp_mla_row(const mp_mla *latent, int32_t heads) {
     int64_t q = latent->q_rank > 0 ? latent->q_rank : (int64_t)heads * (latent->plain + latent->rotated);
     return q + latent->rank + latent->rotated;
@@ -31,14 +33,15 @@ static inline int64_t mp_mla_per_head(const mp_mla *latent, int32_t heads) {
     int32_t q = latent->plain + latent->rotated;
     return (int64_t)heads * (q > latent->value ? q : latent->value);
 }
-/* Bytes of scratch that a lane needs for itself. */
+/* Bytes of scratch private to each thread. */
 size_t mp_mla_thread_scratch(const mp_decoder *model);
 
-/* Queries, keys and values of M rows in [M, hidden], to pass->qkv, not yet rotated. All lanes call it; own: the lane's
- * scratch for linear layers, by_head: of mp_mla_lane_scratch. Ends without a barrier. */
+/* Computes queries, keys and values of M rows in [M, hidden] into pass->qkv, before rotation. All threads call it. own:
+ * the thread's scratch for linear layers; by_head: mp_mla_thread_scratch bytes. Ends without a barrier. */
 void mp_mla_project(const mp_decoder_pass *pass, const mp_team_thread *thread, const mp_decoder_layer *layer, int M,
                     const float *in, void *own, const mp_unpacked *raw, void *by_head);
-/* What attention left in pass->mixed, to pass->per_head, [M, heads * value]. Begins and ends without a barrier. */
+/* Computes pass->per_head, [M, heads * value], from the output of attention in pass->mixed. Begins and ends without a
+ * barrier. */
 void mp_mla_values(const mp_decoder_pass *pass, const mp_team_thread *thread, const mp_decoder_layer *layer, int M,
                    void *by_head);
 

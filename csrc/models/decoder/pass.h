@@ -1,25 +1,25 @@
-/* decoder/pass.h: what decoder/plan.c and decoder/decoder.c share. */
+/* decoder/pass.h: declarations shared by decoder/plan.c and decoder/decoder.c. */
 #ifndef MP_MODELS_DECODER_PASS_H
 #define MP_MODELS_DECODER_PASS_H
 
 #include "models/decoder/decoder.h"
 
-/* A lane's scratch: rows of its own | prepared activations of its own | attention scratch | running state | pointers to
- * KV blocks | a head's rows of latents | a panel of an expert | a panel of weights, while some are not
- * packed. Offsets in bytes; rows start at 0. */
+/* Layout of a thread's scratch: own rows | own prepared activations | attention scratch | running state | pointers to
+ * KV blocks | a head's rows of latents | a panel of an expert | a panel of weights, while some are unpacked. Offsets in
+ * bytes; rows start at 0. */
 typedef struct mp_thread_layout {
     size_t acts, attention, state, pointers, by_head, expert, panel, bytes;
 } mp_thread_layout;
 
 mp_thread_layout mp_decoder_thread_layout(const mp_decoder *model, int most_blocks);
-size_t mp_decoder_partial_floats(const mp_decoder *model); /* of one block and KV head in split mode */
+size_t mp_decoder_partial_floats(const mp_decoder *model); /* one block and KV head, split mode */
 
-/* A pass is made of blocks of rows, and a block goes through a layer before the next one does: what it leaves behind
- * from one product to the next stays in L2, and the layer's weights come from a nearer cache for all blocks but the
- * first. At most MP_DECODER_ROWS, as even as whole tiles of the kernels let them be. Mixtures of experts are one block:
- * a row uses few of them, and each is unpacked once a block. */
+/* A pass consists of row blocks, and all row blocks pass through a layer before the next layer begins. The intermediate
+ * results of a row block stay in L2, and all row blocks but the first find the layer's weights in a nearer cache. A row
+ * block has at most MP_DECODER_ROWS rows; blocks are as equal as whole kernel tiles allow. MoE models use a single row
+ * block, because few rows use an expert and each block unpacks its experts again. */
 enum { MP_DECODER_ROWS = 192, MP_DECODER_TILE = 12 };
-/* The most that a block of a pass over M rows, or over any part of them, may have. */
+/* Returns the maximum rows of a block in a pass over M rows, or over any part of them. */
 static inline int mp_decoder_most_rows(const mp_decoder *model, int M) {
     return M < MP_DECODER_ROWS || model->experts.count > 0 ? M : MP_DECODER_ROWS;
 }

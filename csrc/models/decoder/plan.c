@@ -1,4 +1,5 @@
-/* decoder/plan.c: who computes what in a pass, and the memory for it. See decoder/decoder.c for the ways to attend. */
+/* decoder/plan.c: distribution of a pass's work over threads, and its memory. decoder/decoder.c describes the attention
+ * modes. */
 #include "models/decoder/mla.h"
 #include "models/decoder/pass.h"
 
@@ -10,7 +11,7 @@ static int tile_rows(const mp_decoder *model) { return MP_ATTN_ROWS / mp_decoder
 
 static size_t most(size_t a, size_t b) { return a > b ? a : b; }
 
-/* Prepared activations of M rows for any linear layer: files mix types, so layers need not be alike. */
+/* Bytes of prepared activations of M rows for any linear layer. Files mix types, so layers can differ. */
 static size_t acts_scratch(const mp_decoder *model, int M) {
     size_t bytes = mp_linear_scratch(&model->head, M);
     for (int l = 0; l < model->layer_count; l++) {
@@ -43,7 +44,7 @@ mp_thread_layout mp_decoder_thread_layout(const mp_decoder *model, int most_bloc
     for (int l = 0; l < model->layer_count; l++)
         if (model->layers[l].experts.count > 0)
             at.panel = most(at.panel, at.expert + mp_experts_thread_scratch(&model->layers[l].experts));
-    /* last: it goes while passes are planned by others */
+    /* last, because it vanishes while other engines plan passes */
     at.bytes = at.panel + (mp_stored_left(model->stored) ? mp_arena_cost(model->stored->scratch) : 0);
     return at;
 }
@@ -52,8 +53,8 @@ static int most_row_blocks(int M) { return (M + MP_DECODER_ROWS - 1) / MP_DECODE
 
 typedef struct pass_sizes {
     int units;       /* upper bound */
-    int blocks;      /* of all of them in split mode */
-    int most_blocks; /* of the longest sequence */
+    int blocks;      /* KV blocks of all units, in split mode */
+    int most_blocks; /* KV blocks of the longest sequence */
 } pass_sizes;
 
 static pass_sizes measure(const mp_decoder *model, const mp_rows *rows) {
@@ -66,11 +67,12 @@ static pass_sizes measure(const mp_decoder *model, const mp_rows *rows) {
         sizes.blocks += model->groups * blocks;
         sizes.most_blocks = blocks > sizes.most_blocks ? blocks : sizes.most_blocks;
     }
-    sizes.units += model->groups * most_row_blocks(rows->M); /* their borders cut tiles */
+    sizes.units += model->groups * most_row_blocks(rows->M); /* borders of row blocks cut tiles */
     return sizes;
 }
 
-/* With fewer units than this a lane, whole units share out badly; below so many blocks it does not matter. */
+/* Split mode: with fewer units per thread, whole units balance badly. With contexts below SPLIT_BLOCKS blocks that does
+ * not matter. */
 enum { UNITS_A_THREAD = 4, SPLIT_BLOCKS = 4 };
 
 static bool one_row_each(const mp_rows *rows) { return rows->M == rows->n_seq; }
@@ -80,21 +82,21 @@ static bool may_split(const mp_decoder *model, const mp_rows *rows, const pass_s
            rows->n_seq * model->groups < UNITS_A_THREAD * threads && sizes->most_blocks >= SPLIT_BLOCKS;
 }
 
-/* Most blocks that a pass in split mode can have. */
+/* Returns the maximum number of blocks of a pass in split mode. */
 static size_t most_split_blocks(const pass_sizes *sizes, int threads) {
     size_t bound = (size_t)(UNITS_A_THREAD * threads) * (size_t)sizes->most_blocks;
     return bound < (size_t)sizes->blocks ? bound : (size_t)sizes->blocks;
 }
 
 static size_t unit_list(const pass_sizes *sizes, int threads) {
-    return (size_t)(sizes->units + threads) * sizeof(mp_attention_unit); /* a cut in split mode makes one unit more */
+    return (size_t)(sizes->units + threads) * sizeof(mp_attention_unit); /* a cut in split mode adds one unit */
 }
 
 static size_t unit_borders(int M, int threads) {
     return (size_t)most_row_blocks(M) * (size_t)(threads + 1) * sizeof(int);
 }
 
-/* Floats a row of the query-key-value buffer, where the rows for the output are gathered at the end. */
+/* Floats per row of the query-key-value buffer, in which the output rows are gathered at the end. */
 static size_t qkv_floats(const mp_decoder *model) { return most((size_t)model->qkv_width, (size_t)model->hidden); }
 
 static size_t mixed_floats(const mp_decoder *model) { return (size_t)model->heads * (size_t)model->value_dim; }
@@ -119,13 +121,13 @@ size_t mp_decoder_pass_bytes(const mp_decoder *model, const mp_rows *rows, int t
     bytes += mp_arena_cost(M * (size_t)(model->ropes * model->rope[0].dim) * f);
     bytes += mp_arena_cost(acts_scratch(model, (int)block));
     bytes += mp_arena_cost(experts_scratch(model, (int)block));
-    /* for any part of the rows: some may be given up before the pass, and what is left may want to split */
+    /* sized for any subset of the rows: rows may be dropped before the pass, and the rest may use split mode */
     if (threads > 1 && sizes.most_blocks >= SPLIT_BLOCKS)
         bytes += mp_arena_cost(most_split_blocks(&sizes, threads) * mp_decoder_partial_floats(model) * f);
     return bytes + (size_t)threads * mp_decoder_thread_layout(model, sizes.most_blocks).bytes;
 }
 
-/* Cut the units from `first` on, those of a block of rows, into contiguous shares of about equal cost. */
+/* Divides the units from `first` on, those of one row block, into contiguous shares of about equal cost. */
 static void share_units(mp_decoder_pass *pass, int block, int first, int threads, int64_t total) {
     int *thread_units = pass->thread_units + (ptrdiff_t)block * (threads + 1);
     int64_t done = 0;
@@ -134,7 +136,7 @@ static void share_units(mp_decoder_pass *pass, int block, int first, int threads
     for (int u = first; u < pass->unit_count; u++) {
         const mp_attention_unit *unit = &pass->units[u];
         int64_t cost = (int64_t)unit->rows * (unit->block1 - unit->block0);
-        /* a unit goes to the lane in whose share its middle lies */
+        /* a unit belongs to the thread whose share contains its middle */
         while (thread + 1 < threads && (2 * done + cost) * threads >= 2 * total * (thread + 1))
             thread_units[++thread] = u;
         done += cost;
@@ -166,7 +168,7 @@ static void list_units(mp_decoder_pass *pass, int threads) {
     }
 }
 
-/* All blocks of all units in a line, cut into equal lengths. */
+/* Divides the blocks of all units, in a row, into equal lengths. */
 static void list_split_units(mp_decoder_pass *pass, int all_blocks, int threads) {
     int thread = 0, at = 0;
     pass->thread_units[0] = 0;
@@ -210,7 +212,7 @@ void mp_decoder_plan_pass(mp_decoder_pass *pass, const mp_decoder *model, const 
     pass->cos_sin = mp_arena_take(arena, M * (size_t)(model->ropes * model->rope[0].dim) * f);
     pass->acts = mp_arena_take(arena, acts_scratch(model, (int)block));
     pass->experts = mp_arena_take(arena, experts_scratch(model, (int)block));
-    /* where groups share a KV head none of them can store it for itself */
+    /* groups that share a KV head cannot each store it */
     pass->mode = one_row_each(rows) && model->groups == model->kv_heads ? MP_ATTEND_FUSED : MP_ATTEND_TILES;
     if (one_row_each(rows) && may_split(model, rows, &sizes, threads)) {
         pass->mode = MP_ATTEND_SPLIT;

@@ -1,11 +1,12 @@
-/* decoder/sampling.c: from logits to tokens: drawing, stop strings and ends, guesses held against what is drawn. */
+/* decoder/sampling.c: from logits to tokens: sampling, stop strings, ends of completions, verification of drafts. */
 #include <math.h>
 #include <stdatomic.h>
 #include <string.h>
 
 #include "models/decoder/engine.h"
 
-/* The end of one answer; its blocks are free at once. stop_index: of the stop string, or n_stop and more for an id. */
+/* Ends one completion; its blocks are released at once. stop_index: index of the stop string, or n_stop plus the index
+ * of the stop id. */
 static void finish_choice(mp_text_engine *engine, mp_sequence *seq, mp_choice *choice, mp_finish finish,
                           int stop_index) {
     choice->stop_index = stop_index;
@@ -21,7 +22,7 @@ static int find_id(const int32_t *ids, int n, int32_t id) {
     return -1;
 }
 
-/* Take a drawn token into a sequence. */
+/* Appends a sampled token to a sequence. */
 static mp_status accept(mp_text_engine *engine, mp_text_request *call, mp_sequence_group *state, int c, int32_t id,
                         float logprob, mp_error *error) {
     mp_sequence *seq = &state->seqs[c];
@@ -76,7 +77,8 @@ mp_status mp_sequence_group_resume(mp_text_engine *engine, mp_item *item, mp_err
         atomic_store_explicit(&choice->text_bytes, 0, memory_order_relaxed);
         for (uint32_t i = 0; i < count && !seq->done; i++)
             MP_TRY(accept(engine, call, state, c, choice->tokens[i].id, choice->tokens[i].logprob, error));
-        if (finish != MP_FINISH_NONE && !seq->done) { /* by what is no token of the answer */
+        if (finish != MP_FINISH_NONE && !seq->done) { /* ended by a stop id or an end token, which is not part of the
+                                                       * completion */
             mp_stream_finish(&seq->stream);
             finish_choice(engine, seq, choice, (mp_finish)finish, stop_index);
         }
@@ -84,7 +86,8 @@ mp_status mp_sequence_group_resume(mp_text_engine *engine, mp_item *item, mp_err
     return MP_OK;
 }
 
-/* Draw the next token of one answer from its logits, which are overwritten; or keep them until its mask is there. */
+/* Samples the next token of one sequence from its logits, which are overwritten. Keeps the logits if its mask is not
+ * set yet. */
 static mp_status sample(mp_text_engine *engine, mp_item *item, int c, float *logits, mp_candidate *candidates) {
     mp_text_request *call = (mp_text_request *)item->call;
     mp_sequence_group *state = item->state;
@@ -93,7 +96,7 @@ static mp_status sample(mp_text_engine *engine, mp_item *item, int c, float *log
     const mp_sampling *s = &call->sampling;
     int32_t vocab = engine->model->sampled_vocab;
     uint32_t index = atomic_load_explicit(&choice->token_count, memory_order_relaxed);
-    if (call->capture.values > 0) /* also if nothing can be drawn: the records show where it comes from */
+    if (call->capture.values > 0) /* also if sampling fails: the records show the cause */
         atomic_store_explicit(&call->capture.sampled, index + 1, memory_order_release);
     if (!mp_kernels_get()->all_finite(logits, vocab))
         return mp_fail(&item->error, MP_NUMERIC, "the model produced NaN or infinity in the logits of token %u", index);
@@ -125,7 +128,7 @@ static mp_status sample(mp_text_engine *engine, mp_item *item, int c, float *log
     }
     int32_t id = mp_sample(&args, logits, vocab, candidates);
     if (id < 0)
-        return mp_fail(&item->error, MP_NUMERIC, "no token can be drawn: every logit is minus infinity");
+        return mp_fail(&item->error, MP_NUMERIC, "no token can be sampled: every logit is minus infinity");
     float logprob = NAN;
     if (original) {
         int k = s->logprobs;
@@ -135,7 +138,7 @@ static mp_status sample(mp_text_engine *engine, mp_item *item, int c, float *log
     return accept(engine, call, state, c, id, logprob, &item->error);
 }
 
-/* Of a row of logits, or a head's zeros. */
+/* Floats of a row of logits, or of a head's zeros. */
 static size_t copy_floats(const mp_decoder *model) {
     return (size_t)(model->vocab > model->head_dim ? model->vocab : model->head_dim);
 }
@@ -157,7 +160,7 @@ mp_status mp_sequence_group_sample_deferred(mp_text_engine *engine, mp_item *ite
     return sample(engine, item, c, state->seqs[c].kept, scratch);
 }
 
-/* The first drawing of an item also starts its other answers from the same row. */
+/* Before the first sampling of an item, starts its other sequences from the same row. */
 static mp_status start_others(mp_text_engine *engine, mp_item *item, const mp_sequence *first, const float *logits,
                               float *copy, mp_candidate *candidates) {
     mp_text_request *call = (mp_text_request *)item->call;
@@ -166,14 +169,15 @@ static mp_status start_others(mp_text_engine *engine, mp_item *item, const mp_se
     mp_sequence_group_fork(state, &engine->cache);
     for (int c = 1; c < state->n; c++) {
         if (state->seqs[c].cached != first->cached)
-            continue; /* reads the rest of the prompt itself and draws then */
+            continue; /* it computes the rest of the prompt itself and samples then */
         memcpy(copy, logits, (size_t)engine->model->vocab * sizeof *copy);
         MP_TRY(sample(engine, item, c, copy, candidates));
     }
     return MP_OK;
 }
 
-/* A guess whose row is not finite may have spoiled the rows before it in its block, which read it times zero. */
+/* Returns true if a draft row is not finite. It may have corrupted earlier rows of its KV block, which multiply it by
+ * zero. */
 static bool is_spoiled(const mp_decoder_pass *pass, const mp_row_seq *rows, int drafts) {
     int64_t hidden = pass->model->hidden;
     return drafts > 0 &&
@@ -191,7 +195,7 @@ void mp_sequence_group_sample(mp_text_engine *engine, const mp_plan *plan, const
         mp_step_seq *step = &engine->steps[s];
         mp_item *item = plan->items[step->plan];
         mp_sequence *seq = step->seq;
-        if (is_spoiled(pass, &pass->rows.seq[s], step->drafts)) { /* once more, without */
+        if (is_spoiled(pass, &pass->rows.seq[s], step->drafts)) { /* repeat without drafts */
             memset(copy, 0, (size_t)engine->model->head_dim * sizeof *copy);
             mp_sequence_wipe(seq, &engine->cache, step->rows + step->drafts, copy);
             seq->speculation_off = true;

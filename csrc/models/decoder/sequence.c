@@ -14,7 +14,8 @@ static mp_status list_barred(const mp_decoder *model, const mp_text_request *cal
     int ends = tokens->eog_count;
     group->barred = mp_alloc_array((size_t)(ends + call->n_stop_ids), sizeof *group->barred, MP_TAG_REQUEST);
     if (!group->barred)
-        return mp_fail_memory(error, (uint64_t)(ends + call->n_stop_ids) * sizeof *group->barred, "the list of ends");
+        return mp_fail_memory(error, (uint64_t)(ends + call->n_stop_ids) * sizeof *group->barred,
+                              "the list of barred ids");
     memcpy(group->barred, tokens->eog, (size_t)ends * sizeof *group->barred);
     if (call->n_stop_ids)
         memcpy(group->barred + ends, call->stop_ids, (size_t)call->n_stop_ids * sizeof *group->barred);
@@ -41,7 +42,7 @@ static mp_status charge(const mp_decoder *model, const mp_text_request *call, mp
     uint64_t bytes = sizeof *group + (uint64_t)group->n * sequence;
     while (!mp_budget_take(budget, bytes))
         if (!mp_prefix_shrink(cache, bytes))
-            return mp_fail_memory(error, bytes, "the answers of a call");
+            return mp_fail_memory(error, bytes, "the sequences of a request");
     group->budget = budget;
     group->charged = bytes;
     return MP_OK;
@@ -67,7 +68,7 @@ static mp_status make_deferred(const mp_decoder *model, mp_sequence_group *group
     size_t vocab = (size_t)model->vocab;
     group->kept = mp_alloc_array((size_t)group->n * vocab, sizeof *group->kept, MP_TAG_REQUEST);
     if (!group->kept)
-        return mp_fail_memory(error, (uint64_t)group->n * vocab * sizeof *group->kept, "logits that are kept");
+        return mp_fail_memory(error, (uint64_t)group->n * vocab * sizeof *group->kept, "deferred logits");
     for (int i = 0; i < group->n; i++)
         group->seqs[i].kept = group->kept + (size_t)i * vocab;
     return MP_OK;
@@ -124,7 +125,7 @@ static void give_last(mp_sequence *seq, mp_prefix_cache *cache) {
     mp_prefix_give(cache, seq->blocks[seq->block_count]);
 }
 
-/* Rows at `position` and later are all that is still to be computed: what only earlier ones see is let go. */
+/* Releases window parts of blocks that no row at `position` or later sees. */
 static void leave_before(mp_sequence *seq, mp_prefix_cache *cache, int64_t position) {
     int first = mp_kv_first_seen(&cache->kv.group, position);
     for (; seq->seen_from < first; seq->seen_from++)
@@ -133,12 +134,12 @@ static void leave_before(mp_sequence *seq, mp_prefix_cache *cache, int64_t posit
 }
 
 void mp_sequence_drop(mp_sequence *seq, mp_prefix_cache *cache) {
-    while (seq->block_count > 0) /* from the last to the first, as generation/prefix_cache.h wants it */
+    while (seq->block_count > 0) /* from the last to the first, as generation/prefix_cache.h requires */
         give_last(seq, cache);
     seq->seen_from = 0;
-    mp_draft_deinit(&seq->index, cache->kv.budget); /* made again when it is wanted */
+    mp_draft_deinit(&seq->index, cache->kv.budget); /* rebuilt on demand */
     seq->cached = 0;
-    seq->waits = false; /* the logits come again */
+    seq->waits = false; /* the logits will be computed again */
     seq->chain = mp_prefix_begin(cache, seq->chain.tenant, seq->chain.variant);
 }
 
@@ -147,9 +148,10 @@ void mp_sequence_group_drop(mp_sequence_group *group, mp_prefix_cache *cache) {
         mp_sequence_drop(&group->seqs[i], cache);
 }
 
-/* ---- what others computed ---------------------------------------------------------------------------------------- */
+/* ---- reuse of published blocks
+ * ------------------------------------------------------------------------------------- */
 
-/* As `end`, but no more than what can be gone on after. */
+/* Limits `end` to the blocks after which the sequence can continue. */
 static int32_t reach(mp_sequence *seq, mp_prefix_cache *cache, int32_t end) {
     int32_t first = (int32_t)seq->chain.count;
     if (cache->kv.window_bytes == 0 || first != seq->cached / MP_KV_BLOCK || end / MP_KV_BLOCK <= first)
@@ -159,7 +161,7 @@ static int32_t reach(mp_sequence *seq, mp_prefix_cache *cache, int32_t end) {
            MP_KV_BLOCK;
 }
 
-/* Take published blocks up to `end` tokens at most. A block of its own that is not complete yet gives way to one. */
+/* Takes published blocks up to `end` tokens. A published block replaces the sequence's own incomplete one. */
 static void reuse(mp_sequence *seq, mp_prefix_cache *cache, int32_t end) {
     int32_t before = seq->cached, first = (int32_t)seq->chain.count;
     end = reach(seq, cache, end);
@@ -183,7 +185,7 @@ static void reuse(mp_sequence *seq, mp_prefix_cache *cache, int32_t end) {
     }
     if (seq->cached == before)
         return;
-    /* not earlier: whatever nobody sees may go at once, also what was to be found next */
+    /* Unref last: a block that no sequence sees may be evicted at once, including one that was still to be found. */
     for (; seq->seen_from < needed; seq->seen_from++)
         if (seq->seen_from < first)
             mp_prefix_unref(cache, seq->blocks[seq->seen_from]);
@@ -195,7 +197,7 @@ void mp_sequence_group_reuse(mp_item *item, mp_prefix_cache *cache) {
     mp_text_request *call = (mp_text_request *)item->call;
     for (int c = 0; c < group->n; c++) {
         mp_sequence *seq = &group->seqs[c];
-        /* those who decode cost no more than this */
+        /* decoding sequences have nothing to reuse */
         if (!seq->active || seq->done || seq->waits || seq->cached + 1 == seq->count)
             continue;
         if (c > 0) {
@@ -225,14 +227,15 @@ void mp_sequence_group_keep(mp_item *item, mp_prefix_cache *cache, int choice, i
     }
 }
 
-/* False: what the next row would see is not there. Then it has nothing. */
+/* Shares the blocks of `first` with `seq`. Returns false, and leaves `seq` empty, if window parts that the next row
+ * needs are gone. */
 static bool fork_one(const mp_sequence *first, mp_sequence *seq, mp_prefix_cache *cache) {
     int full = first->cached / MP_KV_BLOCK;
     uint32_t last;
     bool copied = first->cached % MP_KV_BLOCK && mp_prefix_copy(cache, first->blocks[full], &last, NULL) == MP_OK;
     int32_t cached = copied ? first->cached : full * MP_KV_BLOCK;
     int from = mp_kv_first_seen(&cache->kv.group, cached);
-    if (from < full && from < first->seen_from) /* only where the copy was refused */
+    if (from < full && from < first->seen_from) /* only if the copy failed */
         return false;
     for (int b = 0; b < full; b++) {
         seq->blocks[b] = first->blocks[b];
@@ -256,7 +259,8 @@ void mp_sequence_group_fork(mp_sequence_group *group, mp_prefix_cache *cache) {
     }
 }
 
-/* ---- blocks of its own ------------------------------------------------------------------------------------------- */
+/* ---- own blocks
+ * ---------------------------------------------------------------------------------------------------- */
 
 mp_status mp_sequence_extend(mp_sequence *seq, mp_prefix_cache *cache, int *rows, mp_error *error) {
     int need = (seq->cached + *rows + MP_KV_BLOCK - 1) / MP_KV_BLOCK;
@@ -274,7 +278,8 @@ mp_status mp_sequence_extend(mp_sequence *seq, mp_prefix_cache *cache, int *rows
     return MP_OK;
 }
 
-/* ---- guesses ----------------------------------------------------------------------------------------------------- */
+/* ---- drafts
+ * -------------------------------------------------------------------------------------------------------- */
 
 static bool is_among(const int32_t *ids, int n, int32_t id) {
     for (int i = 0; i < n; i++)
@@ -290,7 +295,7 @@ void mp_sequence_draft(const mp_decoder *model, const mp_speculation *speculatio
     mp_sequence_group *group = item->state;
     mp_sequence *seq = &group->seqs[choice];
     mp_draft *draft = &seq->draft;
-    /* a row for the last token that may be drawn, and one at the last position, give no token that could be kept */
+    /* the completion keeps no token after the last one allowed, or after the last position: verify no rows for them */
     int most = least(call->n_prompt + call->sampling.max_tokens - 1, model->context) - seq->count;
     most = least(most, MP_DRAFT_MOST);
     draft->count = 0;

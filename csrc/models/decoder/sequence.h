@@ -1,9 +1,10 @@
-/* decoder/sequence.h: the answers of a call as a decoder's engine sees them: sequences of tokens, and the KV blocks
- * that hold what has been computed of them. The worker's thread only.
+/* decoder/sequence.h: the completions of a request as a decoder's engine sees them: sequences of tokens, and the KV
+ * blocks of the computed ones. The worker's thread only.
  *
- * Every block that is complete is published (generation/prefix_cache.h). Before a step, a sequence whose next block is
- * published takes it instead of computing it: after admission, when it starts again, and also in the middle of a prompt
- * when somebody else read the same one faster. The last token is always computed: its logits are needed. */
+ * Every complete block is published (generation/prefix_cache.h). Before a step, a sequence whose next block is
+ * published takes it instead of computing it: after admission, after a restart, and also in the middle of a prompt if
+ * another sequence has computed the same prompt faster. The last token is always computed, because its logits are
+ * needed. */
 #ifndef MP_MODELS_DECODER_SEQUENCE_H
 #define MP_MODELS_DECODER_SEQUENCE_H
 
@@ -14,65 +15,65 @@
 #include "models/generation/stop_strings.h"
 
 typedef struct mp_sequence {
-    int32_t *tokens; /* [capacity] prompt, then the answer; below 0: a row of an image (decoder/images.h) */
+    int32_t *tokens; /* [capacity] prompt, then the completion; negative: a row of an image (decoder/images.h) */
     int32_t count, cached;
     uint32_t *blocks; /* [block_count] */
     int block_count, block_capacity;
-    int seen_from; /* it sees the window parts of its blocks from here on */
-    mp_prefix_chain chain; /* its published blocks: all complete ones, unless closed */
+    int seen_from; /* first block whose window part it still sees */
+    mp_prefix_chain chain; /* its published blocks: all complete ones, unless the chain is closed */
     mp_history history;
     mp_stream stream;
     mp_draft_index index;
-    mp_draft draft;    /* what may follow tokens */
-    float *kept;       /* [vocab] logits of the last token, while it waits for its mask; NULL: its call has no masks */
-    bool waits;        /* the last token was computed, and what may come next is not known yet */
-    bool speculation_off; /* a guess led to NaN or infinity: no more of them */
-    bool active, done; /* the answers after the first wait until the prompt has been read */
+    mp_draft draft;    /* draft tokens to follow `tokens` */
+    float *kept; /* [vocab] logits of the last token while it waits for its mask; NULL: the request has no masks */
+    bool waits;        /* the last token was computed, but the mask for the next one is not set yet */
+    bool speculation_off; /* a draft led to NaN or infinity: no more drafts */
+    bool active, done; /* completions after the first become active after the prefill */
 } mp_sequence;
 
-typedef struct mp_sequence_group { /* an item's state */
+typedef struct mp_sequence_group { /* state of an item */
     mp_budget *budget;
-    uint64_t charged; /* for all of this but the blocks, up to the longest that the answers may become */
+    uint64_t charged; /* bytes of all of this except blocks, at the maximum length of the completions */
     int n;
     struct mp_request_images *images; /* or NULL (decoder/images.h) */
-    int32_t read; /* tokens of the prompt that the first answer has had in the cache at some time */
+    int32_t read; /* prompt tokens that the first sequence has had in the cache at any time */
     bool penalties;
-    int32_t *barred;        /* ids that may not come before min_tokens: ends and stop ids */
-    int n_barred, n_always; /* the first n_always may never come */
-    float *kept;            /* [n, vocab] of all sequences, or NULL */
+    int32_t *barred;        /* ids barred before min_tokens: end tokens and stop ids */
+    int n_barred, n_always; /* the first n_always of them are always barred */
+    float *kept;            /* [n, vocab] logits of all sequences, or NULL */
     mp_sequence seqs[];
 } mp_sequence_group;
 
-/* Whether the answers to a call are rotated as long ones: by what they may become, so that it never changes. */
+/* Returns true if the sequences of a request use the long rotary table. It depends on the maximum length, so it never
+ * changes. */
 static inline bool mp_decoder_is_long(const mp_decoder *model, const mp_text_request *call) {
     return model->long_from > 0 && (int64_t)call->n_prompt + call->sampling.max_tokens > model->long_from;
 }
 
-/* The first answer is active. No blocks are taken yet; idle ones go if there is no memory for the rest. */
+/* Creates the group; its first sequence is active. Takes no blocks yet. Evicts idle blocks if memory is short. */
 mp_status mp_sequence_group_create(const mp_decoder *model, mp_prefix_cache *cache, const mp_item *item,
                                    mp_sequence_group **group, mp_error *error);
-void mp_sequence_group_destroy(mp_sequence_group *group); /* holds no blocks any more */
+void mp_sequence_group_destroy(mp_sequence_group *group); /* must hold no blocks */
 void mp_sequence_group_drop(mp_sequence_group *group,
-                            mp_prefix_cache *cache); /* give all blocks back; all is computed again */
+                            mp_prefix_cache *cache); /* gives all blocks back; everything is computed again */
 
-/* Let the sequences of an item that read go on after the published blocks which follow what they hold, and count that
- * in the call. When logits of the whole prompt are wanted, the first answer skips what has had them only. */
+/* Lets the prefilling sequences of an item continue after published blocks, and adds the tokens to `cached_tokens`. If
+ * logits of the whole prompt are wanted, the first sequence skips only tokens whose logits it has already computed. */
 void mp_sequence_group_reuse(mp_item *item, mp_prefix_cache *cache);
-/* The prompt has been read: give the other answers its blocks. Without memory for its last, incomplete one they read
- * the rest again themselves. */
+/* After the prefill: shares the first sequence's blocks with the others. If there is no memory to copy the last,
+ * incomplete block, they compute the rest themselves. */
 void mp_sequence_group_fork(mp_sequence_group *group, mp_prefix_cache *cache);
-/* So many rows more of an answer have been computed: publish the blocks that they completed, unless what they were
- * computed from is not sound. */
+/* Records that `rows` more rows of a sequence were computed. Publishes the completed blocks, unless `sound` is false:
+ * their inputs may be corrupted. */
 void mp_sequence_group_keep(mp_item *item, mp_prefix_cache *cache, int choice, int rows, bool sound);
 
-/* What may come after the token of a sequence that decodes, into its guess: no more than may follow, and nothing that
- * ends the answer. */
+/* Fills in the draft of a decoding sequence: no more tokens than may follow, and none that ends the completion. */
 void mp_sequence_draft(const mp_decoder *model, const mp_speculation *speculation, const mp_prefix_cache *cache,
                        const mp_item *item, int choice);
-/* Zero the slots of so many rows that come after what is cached. zeros [head_dim] */
+/* Zeroes the KV slots of the next `rows` rows. zeros [head_dim] */
 void mp_sequence_wipe(const mp_sequence *seq, const mp_prefix_cache *cache, int rows, const float *zeros);
 
-/* Blocks for `rows` more rows; *rows is cut to what could be had. */
+/* Takes blocks for `rows` more rows. Reduces *rows to the number that fits if blocks run out. */
 mp_status mp_sequence_extend(mp_sequence *seq, mp_prefix_cache *cache, int *rows, mp_error *error);
 void mp_sequence_drop(mp_sequence *seq, mp_prefix_cache *cache);
 

@@ -11,8 +11,8 @@ static uint32_t place_of(const mp_draft_index *index, const int32_t *end, int ru
     return (uint32_t)(hash >> 32) & (index->capacity - 1);
 }
 
-/* At least six places for the two runs of a token, as long as that is not too much for a long sequence: then old runs
- * are forgotten. */
+/* Keeps at least six slots for each token, which has two runs, up to MOST_PLACES slots; beyond that, new runs overwrite
+ * old ones. */
 static bool make_room(mp_draft_index *index, mp_budget *budget, int32_t count) {
     uint32_t capacity = index->capacity ? index->capacity : LEAST_PLACES;
     while (capacity < MOST_PLACES && (uint64_t)capacity < 6 * (uint64_t)count)
@@ -38,7 +38,7 @@ static int32_t look_up(const mp_draft_index *index, const int32_t *tokens, int32
         return 0;
     int32_t end = (int32_t)index->ends[place_of(index, tokens + count, run)];
     size_t bytes = (size_t)run * sizeof *tokens;
-    /* runs of all lengths share the places */
+    /* runs of both lengths share the slots */
     return end >= run && memcmp(tokens + end - run, tokens + count - run, bytes) == 0 ? end : 0;
 }
 
@@ -47,7 +47,7 @@ int mp_draft_find(mp_draft_index *index, mp_budget *budget, const int32_t *token
     *run = 0;
     if (!make_room(index, budget, count))
         return 0;
-    /* all runs but those at the very end, which nothing follows yet */
+    /* index all runs except those at the end, which no token follows yet */
     for (; index->count < count; index->count++)
         for (int n = MP_DRAFT_SHORT; n <= MP_DRAFT_LONG; n++)
             if (index->count >= n)
@@ -59,7 +59,7 @@ int mp_draft_find(mp_draft_index *index, mp_budget *budget, const int32_t *token
         return 0;
     while (*run < MP_DRAFT_RUN && *run < end && tokens[end - 1 - *run] == tokens[count - 1 - *run])
         ++*run;
-    /* beyond the end of the sequence the guess goes on after itself: what repeats goes on repeating */
+    /* beyond the end of the sequence the draft continues with itself: a repetition goes on repeating */
     for (int i = 0; i < most; i++)
         draft[i] = end + i < count ? tokens[end + i] : draft[end + i - count];
     return most;

@@ -8,7 +8,7 @@ void mp_kv_init(mp_kv_cache *cache, const mp_kv_group *group, mp_budget *budget)
     cache->k_bytes = mp_kv_bytes(group->dtype, group->k_dim);
     cache->v_bytes = mp_kv_bytes(group->dtype, group->v_dim);
     size_t layer = (size_t)group->heads * (cache->k_bytes + cache->v_bytes);
-    /* an id has memory, also where all layers are windowed */
+    /* an id has memory even if all layers are windowed */
     cache->block_bytes = group->layers > 0 ? (size_t)group->layers * layer : MP_KV_BLOCK;
     cache->window_bytes = (size_t)group->window_layers * layer;
 }
@@ -88,7 +88,7 @@ static mp_status grow(mp_kv_cache *cache, mp_error *error) {
 
 /* ---- blocks ------------------------------------------------------------------------------------------------------ */
 
-/* An id without memory, whose memory was given back or a new one. */
+/* Takes an id without memory: an emptied one, or a new one. */
 static mp_status empty_id(mp_kv_cache *cache, uint32_t *id, mp_error *error) {
     if (cache->empty_count > 0) {
         *id = cache->empty_ids[--cache->empty_count];
@@ -106,7 +106,7 @@ static mp_status empty_id(mp_kv_cache *cache, uint32_t *id, mp_error *error) {
     return MP_OK;
 }
 
-/* An id with memory, but for the window part. */
+/* Takes an id with memory, but without its window part. */
 static mp_status take_block(mp_kv_cache *cache, uint32_t *id, mp_error *error) {
     if (cache->free_count > 0) {
         *id = cache->free_ids[--cache->free_count];
@@ -141,7 +141,7 @@ mp_status mp_kv_take(mp_kv_cache *cache, uint32_t *id, mp_error *error) {
         cache->free_ids[cache->free_count++] = *id;
         return status;
     }
-    /* slots beyond a sequence's end are read and masked: they must be finite */
+    /* attention reads and masks slots beyond the end of a sequence: they must be finite */
     memset(cache->memory[*id], 0, cache->block_bytes);
     cache->references[*id] = 1;
     return MP_OK;
@@ -152,7 +152,7 @@ void mp_kv_share(mp_kv_cache *cache, uint32_t id) {
     cache->references[id]++;
 }
 
-/* There are no more parts than ids, so the list of spare ones has room. */
+/* `spare` has room: there are never more window parts than ids. */
 void mp_kv_forget(mp_kv_cache *cache, uint32_t id) {
     assert(cache->seen[id] == 0 && cache->window_memory[id]);
     cache->spare[cache->spare_count++] = cache->window_memory[id];

@@ -1,28 +1,29 @@
-/* generation/kv_cache.h: keys and values of all sequences of an engine, in blocks of MP_KV_BLOCK tokens with reference
- * counts.
+/* generation/kv_cache.h: keys and values of all sequences of an engine, in reference-counted blocks of MP_KV_BLOCK
+ * tokens.
  *
  * One block id stands for the same 64 positions in every layer and head:
  *
  *   block memory:  layer 0: head 0 [K block][V block] as kernels.h has them  head 1 ...   layer 1: ...
  *
- * Layers that attend to a window stand in memory of their own, a block's window part, which goes as soon as no sequence
- * can see the block through its window any more: so what such layers hold is bounded by the window. `layer` counts the
- * layers that keep everything first, then those of the window. Who sees a part is counted beside the references.
+ * Layers with a sliding window have memory of their own, the window part of a block. It is released as soon as no
+ * sequence sees the block through its window, so the window bounds the memory of these layers. `layer` counts the full
+ * layers first, then the window layers. The number of sequences that see a part is counted apart from the references.
  *
- * Memory is charged to the budget when it is made and kept for reuse until released. One thread at a time. Blocks that
- * can be found again by their contents: generation/prefix_cache.h, which owns this. */
+ * Memory is charged to the budget when it is allocated, and kept for reuse until it is released. One thread at a time.
+ * generation/prefix_cache.h owns this cache and finds blocks by their contents. */
 #ifndef MP_MODELS_GENERATION_KV_CACHE_H
 #define MP_MODELS_GENERATION_KV_CACHE_H
 
 #include "base/alloc.h"
 #include "kernels/kernels.h"
 
-/* The type of keys and values: fp32 for models that compute in fp32 alone, else integers of 13 and 12 bits. */
+/* Returns the type of keys and values: fp32 for models that compute in fp32 only, otherwise integers of 13 and 12
+ * bits. */
 static inline mp_dtype mp_kv_dtype(bool is_float32) { return is_float32 ? MP_F32 : MP_I16; }
 
 typedef struct mp_kv_group {
-    int layers;        /* that keep every position */
-    int window_layers; /* whose rows see the last `window` positions only, their own included */
+    int layers;        /* layers that keep every position */
+    int window_layers; /* layers whose rows see only the last `window` positions, their own included */
     int window;
     int heads, k_dim, v_dim;
     mp_dtype dtype; /* mp_kv_dtype */
@@ -30,42 +31,46 @@ typedef struct mp_kv_group {
 
 typedef struct mp_kv_cache {
     mp_kv_group group;
-    size_t k_bytes, v_bytes; /* of one layer and head in a block */
-    size_t block_bytes, window_bytes; /* of a block without, and of its window part; 0 = there are none */
-    uint64_t bytes;                   /* held of the budget */
+    size_t k_bytes, v_bytes; /* bytes of one layer and head in a block */
+    size_t block_bytes, window_bytes; /* bytes of a block without its window part, and of the window part; 0 = no window
+                                       * part */
+    uint64_t bytes;                   /* charged to the budget */
     mp_budget *budget;
     void **memory;        /* [blocks] */
     uint32_t *references; /* [blocks]; 0 = free */
-    void **window_memory; /* [blocks]; NULL = the part has gone. Without window layers: none of these lists */
-    uint32_t *seen;       /* [blocks] sequences that see the part */
-    void **spare;         /* [spare_count] parts that nobody has */
-    uint32_t *free_ids;   /* [free_count] whose memory is there */
-    uint32_t *empty_ids;  /* [empty_count] below `blocks` whose memory was given back */
+    void **window_memory; /* [blocks]; NULL = released. Without window layers all three window lists are NULL */
+    uint32_t *seen;       /* [blocks] sequences that see the window part */
+    void **spare;         /* [spare_count] unused window parts */
+    uint32_t *free_ids;   /* [free_count] free ids with memory */
+    uint32_t *empty_ids;  /* [empty_count] ids below `blocks` whose memory was released */
     uint32_t blocks, free_count, empty_count, spare_count;
-    uint32_t capacity; /* of the lists */
+    uint32_t capacity; /* capacity of each list */
 } mp_kv_cache;
 
 void mp_kv_init(mp_kv_cache *cache, const mp_kv_group *group, mp_budget *budget);
 void mp_kv_deinit(mp_kv_cache *cache);
-/* A zeroed block with one reference, its window part seen by one. MEMORY_EXHAUSTED when the budget or the system
- * refuses. */
+/* Takes a zeroed block with one reference and a window part seen by one sequence. MEMORY_EXHAUSTED when the budget or
+ * the system refuses. */
 mp_status mp_kv_take(mp_kv_cache *cache, uint32_t *id, mp_error *error);
-void mp_kv_share(mp_kv_cache *cache, uint32_t id); /* one reference more */
-void mp_kv_give(mp_kv_cache *cache, uint32_t id);  /* one less; free at 0, when nobody may see its window part */
-/* The window part of a block that nobody sees goes; or becomes that of another, which has none. */
+void mp_kv_share(mp_kv_cache *cache, uint32_t id); /* adds a reference */
+void mp_kv_give(mp_kv_cache *cache, uint32_t id);  /* drops a reference; at 0 the block is free. No sequence may then
+                                                    * see its window part */
+/* mp_kv_forget releases the window part of a block, which no sequence may see. mp_kv_move makes it the part of block
+ * `id`, which must have none. */
 void mp_kv_forget(mp_kv_cache *cache, uint32_t id);
 void mp_kv_move(mp_kv_cache *cache, uint32_t from, uint32_t id);
-/* Give a window part that nobody has, or else the memory of a free block, back to the budget and to the system (each is
- * an allocation of its own, which from 256 KiB up is a mapping of its own). Returns its bytes; 0: there is none. */
+/* Returns the memory of an unused window part, or else of a free block, to the budget and to the system. (Each is an
+ * allocation of its own; from 256 KiB up it is a mapping of its own.) Returns its bytes; 0: none. */
 size_t mp_kv_release(mp_kv_cache *cache);
-/* The same for all free blocks, and the tables when no block is left; returns bytes. */
+/* Releases all of them, and the tables if no block is left. Returns bytes. */
 uint64_t mp_kv_trim(mp_kv_cache *cache);
 
-/* Whether the block's window part is there; true without window layers. */
+/* Returns true if the block has its window part, or the cache has no window layers. */
 static inline bool mp_kv_has_window(const mp_kv_cache *cache, uint32_t id) {
     return cache->window_bytes == 0 || cache->window_memory[id];
 }
-/* The first block that a row at `position` sees through the window, so that all from there on are needed. */
+/* Returns the index of the first block that a row at `position` sees through the window. The row needs all blocks from
+ * there on. */
 static inline int mp_kv_first_seen(const mp_kv_group *group, int64_t position) {
     int64_t oldest = position - group->window + 1;
     return group->window > 0 && oldest > 0 ? (int)(oldest / MP_KV_BLOCK) : 0;
@@ -80,7 +85,8 @@ static inline void *mp_kv_v(const mp_kv_cache *cache, uint32_t id, int layer, in
     return (uint8_t *)mp_kv_k(cache, id, layer, head) + cache->k_bytes;
 }
 
-/* Store the key and value of one token and head in the cache's form. Other slots may be stored by others meanwhile. */
+/* Stores the key and value of one token and head in the cache's type. Other threads may store to other slots at the
+ * same time. */
 void mp_kv_put(const mp_kv_cache *cache, uint32_t id, int layer, int head, int slot, const float *k, const float *v);
 
 #endif

@@ -23,7 +23,7 @@ void mp_prefix_deinit(mp_prefix_cache *cache) {
     *cache = (mp_prefix_cache){0};
 }
 
-/* One writer, readers on any thread. */
+/* Single writer; readers on any thread. */
 static void count(_Atomic uint64_t *counter, int64_t more) {
     uint64_t now = atomic_load_explicit(counter, memory_order_relaxed);
     atomic_store_explicit(counter, now + (uint64_t)more, memory_order_relaxed);
@@ -36,13 +36,13 @@ void mp_prefix_count_hit(mp_prefix_cache *cache, uint32_t tokens) {
 
 /* ---- keys -------------------------------------------------------------------------------------------------------- */
 
-static uint64_t fold(uint64_t a, uint64_t b) { /* both halves of the product */
+static uint64_t fold(uint64_t a, uint64_t b) { /* XOR of both halves of the 128-bit product */
     unsigned __int128 product = (unsigned __int128)a * b;
     return (uint64_t)product ^ (uint64_t)(product >> 64);
 }
 
-/* Each half of the key sees both halves of the one before and both words, so a factor that happens to be 0 in one half
- * loses nothing in the other. */
+/* Each half of the key depends on both halves of the previous key and on both words: a zero factor in one half loses no
+ * information in the other. */
 static mp_prefix_key mix(mp_prefix_key key, uint64_t x, uint64_t y) {
     return (mp_prefix_key){
         .a = fold(key.a ^ x ^ 0xA0761D6478BD642Fu, key.b ^ y ^ 0xE7037ED1A0B428DBu),
@@ -88,7 +88,7 @@ static void unlist(mp_prefix_cache *cache, uint32_t id) {
     cache->idle--;
 }
 
-/* The same for window parts. */
+/* The same list for window parts. */
 static void list_window(mp_prefix_cache *cache, uint32_t id) {
     mp_prefix_block *block = &cache->known[id];
     block->window_older = cache->window_newest;
@@ -107,7 +107,8 @@ static void unlist_window(mp_prefix_cache *cache, uint32_t id) {
     cache->window_idle--;
 }
 
-/* Whether the block's window part is in the list: it is there, published, and nobody sees it. */
+/* Returns true if the block's window part is in the idle list: it exists and no sequence sees it. Only for published
+ * blocks. */
 static bool is_window_idle(const mp_prefix_cache *cache, uint32_t id) {
     const mp_kv_cache *kv = &cache->kv;
     return kv->window_bytes && kv->window_memory[id] && kv->seen[id] == 0;
@@ -141,7 +142,8 @@ static bool is_published(const mp_prefix_cache *cache, uint32_t id) {
     return id < cache->capacity && cache->known[id].published;
 }
 
-/* Something that is idle goes: a part of a block that is in use or deep in a chain, or a whole block. */
+/* Evicts the oldest idle window part or the oldest idle block, from the longer list. Window parts of blocks in use, or
+ * with successors, are evictable too. */
 static bool evict(mp_prefix_cache *cache) {
     if (cache->window_idle > cache->idle)
         evict_window(cache, cache->window_oldest);
@@ -171,8 +173,8 @@ mp_status mp_prefix_take(mp_prefix_cache *cache, uint32_t *id, mp_error *error) 
         mp_status status = mp_kv_take(&cache->kv, id, &refused);
         if (status == MP_OK)
             return MP_OK;
-        /* of spare parts one is enough: the others may be what a block could be made of; and of free blocks, when it
-         * is the window part of one that was refused */
+        /* Unused memory of the other kind can pay for the refused allocation. Keep one spare window part, which the new
+         * block needs. Keep one free block, in case its window part was refused. */
         const mp_kv_cache *kv = &cache->kv;
         if (evict(cache) || ((kv->spare_count > 1 || kv->free_count > 1) && mp_kv_release(&cache->kv) > 0))
             continue;
@@ -286,7 +288,7 @@ uint32_t mp_prefix_reach(mp_prefix_cache *cache, mp_prefix_chain *chain, const i
         advance(&ahead, next);
         id = next;
     }
-    /* back from the last, until all that a row after it sees is there */
+    /* walk back from the last block until all window parts that the next row sees exist */
     uint32_t end = chain->count + found;
     for (uint32_t at = end; at > chain->count; id = cache->known[id].parent, at--) {
         uint32_t needed = (uint32_t)mp_kv_first_seen(&cache->kv.group, (int64_t)end * MP_KV_BLOCK);
@@ -298,7 +300,7 @@ uint32_t mp_prefix_reach(mp_prefix_cache *cache, mp_prefix_chain *chain, const i
     return end > chain->count ? end - chain->count : 0;
 }
 
-/* As many entries as there are block ids. */
+/* Grows the tables to the number of block ids. */
 static bool grow(mp_prefix_cache *cache) {
     uint32_t capacity = cache->kv.capacity;
     if (cache->capacity >= capacity)
@@ -315,7 +317,7 @@ static bool grow(mp_prefix_cache *cache) {
     for (uint32_t id = cache->capacity; id < capacity; id++)
         known[id].published = false;
     cache->capacity = capacity;
-    memset(buckets, 0xFF, capacity * sizeof *buckets); /* MP_PREFIX_NONE */
+    memset(buckets, 0xFF, capacity * sizeof *buckets); /* each bucket becomes MP_PREFIX_NONE */
     for (uint32_t id = 0; id < capacity; id++)
         if (known[id].published) {
             uint32_t *bucket = &buckets[bucket_of(cache, known[id].key)];

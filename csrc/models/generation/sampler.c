@@ -72,10 +72,10 @@ void mp_history_deinit(mp_history *history) {
 
 /* ---- candidates -------------------------------------------------------------------------------------------------- */
 
-/* Larger logit first, then lower id: a total order, so that every selection is unique. */
+/* Larger logit first, then lower id: a total order makes every selection unique. */
 static bool before(mp_candidate a, mp_candidate b) { return a.logit > b.logit || (a.logit == b.logit && a.id < b.id); }
 
-static void sift(mp_candidate *heap, int n, int i) { /* the worst on top */
+static void sift(mp_candidate *heap, int n, int i) { /* lowest-ranked candidate on top */
     for (;;) {
         int worst = i, left = 2 * i + 1, accepted = left + 1;
         if (left < n && before(heap[worst], heap[left]))
@@ -91,7 +91,7 @@ static void sift(mp_candidate *heap, int n, int i) { /* the worst on top */
     }
 }
 
-/* The k best of logits, best first, into out[k]; skips -inf. Returns how many. */
+/* Selects the k largest logits, in descending order, into out[k]; skips -inf. Returns their number. */
 static int select_best(const float *logits, int32_t vocab, int k, mp_candidate *out) {
     int n = 0;
     int32_t id = 0;
@@ -102,12 +102,12 @@ static int select_best(const float *logits, int32_t vocab, int k, mp_candidate *
         sift(out, n, i);
     for (; n > 0 && id < vocab; id++) {
         mp_candidate c = {logits[id], id};
-        if (c.logit > out[0].logit) { /* ids rise, so an equal logit never comes before */
+        if (c.logit > out[0].logit) { /* ids ascend, so an equal logit never ranks higher */
             out[0] = c;
             sift(out, n, 0);
         }
     }
-    for (int m = n; m > 1; m--) { /* heap sort: the worst goes to the end */
+    for (int m = n; m > 1; m--) { /* heap sort: the lowest-ranked moves to the end */
         mp_candidate t = out[0];
         out[0] = out[m - 1];
         out[m - 1] = t;
@@ -148,14 +148,14 @@ static void apply_mask(const mp_sample_args *sample, float *logits, int32_t voca
     }
 }
 
-/* Weights are exp(logit), the largest logit being 0, by the kernels' exponential: the same bits everywhere. They are
- * summed by parts of so many, along the ids or the ranks. */
+/* A weight is exp(logit), with the largest logit 0, computed by the kernels' exponential for equal bits on every
+ * machine. Weights are summed in parts of PART ids, or RANK_PART ranks. */
 enum { PART = 1024, RANK_PART = 64 };
 
 static int32_t part_end(int32_t begin, int32_t n, int32_t part) { return n - begin < part ? n : begin + part; }
 
-/* The sum of all weights. parts: NULL, or [vocab / PART, rounded up]; then the weights replace the logits, and the sums
- * of their parts are kept. */
+/* Returns the sum of all weights. parts: NULL, or [vocab / PART, rounded up]; then the weights replace the logits and
+ * the sum of each part is stored. */
 static double weigh(float *logits, int32_t vocab, double *parts) {
     double total = 0;
     for (int32_t i = 0; i < vocab; i += PART) {
@@ -168,8 +168,8 @@ static double weigh(float *logits, int32_t vocab, double *parts) {
     return total;
 }
 
-/* The first id at which the sum of the weights along the ids exceeds the goal; the last that has any, if that is missed
- * by rounding. */
+/* Returns the first id at which the running sum of weights exceeds the goal. If rounding prevents that, returns the
+ * last id with a positive weight. */
 static int32_t sample_along(const float *weights, const double *parts, int32_t vocab, double goal) {
     double sum = 0;
     for (int32_t i = 0; i < vocab; i += PART) {
@@ -187,8 +187,8 @@ static int32_t sample_along(const float *weights, const double *parts, int32_t v
     return last;
 }
 
-/* How many of the n sorted candidates it takes until the sum of their weights reaches the goal; n + 1 = it does not.
- * *sum (may be NULL): of those. */
+/* Returns the number of sorted candidates, out of n, whose summed weight reaches the goal; n + 1 if all of them do not.
+ * *all (may be NULL): the sum. */
 static int reach(const mp_candidate *sorted, int n, double goal, double *all) {
     float weight[RANK_PART];
     double sum = 0;
@@ -214,14 +214,15 @@ static double sum_of(const mp_candidate *sorted, int n) {
     return sum;
 }
 
-/* How many top_k and top_p leave of all, sorted into candidates: the fewest whose probability reaches top_p. */
+/* Applies top_k and top_p and sorts the remaining candidates. Returns their number: the fewest whose probability
+ * reaches top_p. */
 static int keep_best(const mp_sampling *s, float *logits, int32_t vocab, mp_candidate *candidates) {
     if (s->top_k > 0 && s->top_k < vocab) {
         int n = select_best(logits, vocab, s->top_k, candidates);
         int keep = s->top_p < 1 ? reach(candidates, n, (double)s->top_p * sum_of(candidates, n), NULL) : n;
         return keep < n ? keep : n;
     }
-    /* top_p alone: those are nearly always few; more until they are among them */
+    /* top_p alone: usually few candidates remain, so select 256, and eight times as many until they suffice */
     double goal = (double)s->top_p * weigh(logits, vocab, NULL);
     for (int k = 256;; k = k < vocab / 8 ? 8 * k : vocab) {
         int n = select_best(logits, vocab, k < vocab ? k : vocab, candidates), keep = reach(candidates, n, goal, NULL);
@@ -240,24 +241,24 @@ int32_t mp_sample(const mp_sample_args *sample, float *logits, int32_t vocab, mp
         return -1;
     if (s->temperature <= 0)
         return (int32_t)best;
-    /* from the largest down, so that a tiny temperature leaves 0 and minus infinities, never a NaN */
+    /* subtract the largest logit first: a tiny temperature then gives 0 and -inf, never NaN */
     float largest = logits[best];
     for (int32_t i = 0; i < vocab; i++)
         logits[i] = (logits[i] - largest) / s->temperature;
 
     double u = mp_random_at(s->seed, sample->choice, sample->position);
     float floor = s->min_p > 0 ? (float)log((double)s->min_p) : -INFINITY;
-    if (!((s->top_k > 0 && s->top_k < vocab) || s->top_p < 1)) { /* nothing needs an order: draw along the ids */
+    if (!((s->top_k > 0 && s->top_k < vocab) || s->top_p < 1)) { /* no ranking needed: sample along the ids */
         for (int32_t i = 0; i < vocab; i++)
             logits[i] = logits[i] >= floor ? logits[i] : -INFINITY;
-        double *parts = (double *)(void *)candidates; /* fewer than there are candidates */
+        double *parts = (double *)(void *)candidates; /* reuses the scratch: fewer parts than candidates */
         double total = weigh(logits, vocab, parts);
         return sample_along(logits, parts, vocab, u * total);
     }
     int keep = keep_best(s, logits, vocab, candidates);
     while (keep > 1 && candidates[keep - 1].logit < floor)
         keep--;
-    /* above the goal, not at it: u may be 0 */
+    /* strictly above u * sum, because u may be 0 */
     int sampled = reach(candidates, keep, nextafter(u * sum_of(candidates, keep), INFINITY), NULL);
     return candidates[sampled <= keep ? sampled - 1 : keep - 1].id;
 }

@@ -1,10 +1,10 @@
 #include "models/generation/speculation.h"
 
-static const double MARGIN = 1.02;    /* what guesses must promise, for what is measured is not exact */
-static const double TRIAL = 0.01;     /* share of the time that may be lost */
-static const double OPENING = 2;      /* steps that may be lost at first, to learn anything */
-static const double MOST_DRIFT = 0.2; /* of a step: one that was held up is not the rule */
-static const double RESERVE = 8;      /* steps that earlier gains pay for at most */
+static const double MARGIN = 1.02;    /* minimum expected gain, because measurements are inexact */
+static const double TRIAL = 0.01;     /* share of the time that attempts may lose */
+static const double OPENING = 2;      /* steps that first attempts may lose in order to learn */
+static const double MOST_DRIFT = 0.2; /* limit per step: a single delayed step is not typical */
+static const double RESERVE = 8;      /* maximum number of steps saved up from earlier gains */
 enum { TRIAL_RUN = MP_DRAFT_LONG, TRIAL_TOKENS = 3, FIRST = 4 };
 
 void mp_speculation_init(mp_speculation *s, mp_speculate mode) {
@@ -24,7 +24,7 @@ bool mp_speculation_open(const mp_speculation *s, int sequences, int rows) {
     return s->mode == MP_SPECULATE_ALWAYS || (rows == sequences && s->plain[rows].seen && s->balance_ns > 0);
 }
 
-/* Time of a step with guesses, so many rows in all, as measured or from what was measured beside it. */
+/* Returns the time of a step of `rows` rows with drafts: measured, or interpolated from the nearest measurements. */
 static double time_of(const mp_speculation *s, int sequences, int rows, double row_ns) {
     double base = s->plain[sequences].ns, from = base, to = 0;
     int low = sequences, high = rows;
@@ -44,7 +44,7 @@ static double time_of(const mp_speculation *s, int sequences, int rows, double r
     return ns > base ? ns : base;
 }
 
-/* One guess, the likeliest, a few tokens far, if there are means for it. */
+/* Verifies one short draft, the one with the longest match, if the balance allows it; drops all others. */
 static void try_again(const mp_speculation *s, mp_draft **drafts, int n, int sequences, int room) {
     mp_draft *best = NULL;
     if (s->balance_ns > RESERVE / 2 * s->plain[sequences].ns)
@@ -68,7 +68,7 @@ void mp_speculation_choose(mp_speculation *s, mp_draft **drafts, int n, int sequ
         }
         return;
     }
-    /* the likeliest token first: a guess's odds only fall from token to token */
+    /* add the likeliest token first: the odds of a draft only fall from token to token */
     int taken[MP_DRAFT_ROWS] = {0}, best[MP_DRAFT_ROWS] = {0};
     double next[MP_DRAFT_ROWS], tokens = sequences;
     double rate = MARGIN * tokens / s->plain[sequences].ns;
@@ -87,7 +87,7 @@ void mp_speculation_choose(mp_speculation *s, mp_draft **drafts, int n, int sequ
         next[likeliest] *= ++taken[likeliest] < draft->count ? odds_of(s, draft, taken[likeliest]) : 0;
         double now = tokens / time_of(s, sequences, rows + more, (double)row_ns);
         if (now <= rate)
-            continue; /* a row more may be next to free: a tile takes several */
+            continue; /* a further row may be almost free: a tile has several rows */
         rate = now;
         pays = true;
         for (int g = 0; g < n; g++)
@@ -103,7 +103,7 @@ void mp_speculation_choose(mp_speculation *s, mp_draft **drafts, int n, int sequ
 
 static void run_mean(float *mean, bool accepted, float weight) {
     *mean += ((accepted ? 1.0f : 0.0f) - *mean) * weight;
-    *mean = *mean > 0.001f ? *mean : 0.001f; /* 0 = not known */
+    *mean = *mean > 0.001f ? *mean : 0.001f; /* 0 = unknown */
 }
 
 void mp_speculation_learn(mp_speculation *s, mp_draft *draft, int i, bool accepted) {
@@ -119,10 +119,10 @@ void mp_speculation_account(mp_speculation *s, int sequences, int checked, int a
         return;
     mp_pace *pace = checked ? &s->drafted[sequences + checked] : &s->plain[sequences];
     double ns = (double)took_ns;
-    if (pace->seen < FIRST) { /* the least of a few: whatever holds a step up only makes it longer */
+    if (pace->seen < FIRST) { /* minimum of the first measurements: disturbances only lengthen a step */
         pace->ns = pace->seen == 0 || ns < pace->ns ? ns : pace->ns;
         pace->seen++;
-    } else { /* what all steps have in common soon, what sets this kind apart slowly */
+    } else { /* adjust all estimates quickly for common drift, and this one slowly for its own */
         double drift = ns / pace->ns - 1;
         drift = drift > MOST_DRIFT ? MOST_DRIFT : drift < -MOST_DRIFT ? -MOST_DRIFT : drift;
         for (int i = 1; i <= MP_DRAFT_ROWS; i++) {

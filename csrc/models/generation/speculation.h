@@ -1,18 +1,19 @@
-/* generation/speculation.h: whether a decoder's step is to check guesses at the next tokens, and how many.
+/* generation/speculation.h: decides how many draft tokens a decoder's step verifies.
  *
- * A sequence that decodes puts guesses (generation/draft.h) behind its token in the pass. Each row's logits give the
- * token that comes after it, drawn as always; as long as that is the one guessed, the next row's logits are those of
- * the sequence as well, and its next token is there without a pass of its own. By the numeric contract these are the
- * bits of decoding one by one, so nothing here can change an answer: only the time it takes.
+ * A decoding sequence appends draft tokens (generation/draft.h) to its row of the pass. The logits of each row give the
+ * next token, sampled as always. While that token equals the draft token, the next row's logits are valid too, and a
+ * further token is sampled without a pass of its own. By the numeric contract the bits are those of decoding token by
+ * token, so speculation changes the time and never the text.
  *
- * It pays while rows are cheap beside the reading of the weights, and guesses are good. Both are measured:
- *   pace   time of a step by its rows, without guesses and with them; all estimates drift with every step, since
- *          contexts grow and machines change
- *   odds   how often a guessed token was right, by the length of the run of tokens before it that stood before what was
- *          found too; of a sequence, which starts with the engine's
- * Of all numbers of guesses the one is chosen that promises most tokens in the time. What guessing costs is weighed
- * against what it brought: once it has cost more, it rests until it is a hundredth of the time since. The same
- * hundredth pays for trying again where it is not expected to pay. */
+ * Speculation pays if rows are cheap beside the reading of the weights, and drafts are accepted often. Both are
+ * measured:
+ *   pace   time of a step by its number of rows, without drafts and with drafts; every step adjusts all estimates,
+ *          because contexts grow and machines change
+ *   odds   acceptance rate of a draft token, by the length of the match before it; kept per sequence, which starts
+ *          with the engine's rates
+ * The number of draft tokens with the highest expected tokens per time is chosen. A balance compares the cost of
+ * drafting with its gain. When the balance is spent, drafting pauses until 1 % of the time since has paid for another
+ * attempt. The same 1 % pays for attempts that are not expected to pay. */
 #ifndef MP_MODELS_GENERATION_SPECULATION_H
 #define MP_MODELS_GENERATION_SPECULATION_H
 
@@ -20,20 +21,20 @@
 #include "models/generation/draft.h"
 
 enum {
-    MP_DRAFT_ROWS = 32, /* most rows of a pass with guesses: more are never cheap */
+    MP_DRAFT_ROWS = 32, /* maximum rows of a pass with drafts: more rows are never cheap */
     MP_ODDS = 4
 };
 
-typedef struct mp_draft { /* of a sequence; starts zeroed */
+typedef struct mp_draft { /* state of a sequence; zero-initialise */
     int32_t tokens[MP_DRAFT_MOST];
-    int count, run;      /* how many; of generation/draft.h */
-    float odds[MP_ODDS]; /* 0 = not yet known */
+    int count, run;      /* number of draft tokens; match length from mp_draft_find */
+    float odds[MP_ODDS]; /* 0 = unknown */
 } mp_draft;
 
-/* For tests: the guess instead of a look-up; returns how many of `most`. */
+/* Test hook: proposes draft tokens instead of mp_draft_find. Returns their number, at most `most`. */
 typedef int mp_propose(void *arg, const mp_item *item, int choice, int32_t *draft, int most);
 
-/* MPOOL_SPECULATION */
+/* environment variable MPOOL_SPECULATION */
 typedef enum mp_speculate { MP_SPECULATE_OFF, MP_SPECULATE_AUTO, MP_SPECULATE_ALWAYS } mp_speculate;
 
 typedef struct mp_pace {
@@ -41,26 +42,27 @@ typedef struct mp_pace {
     int seen;
 } mp_pace;
 
-typedef struct mp_speculation { /* of an engine; its worker's thread only */
+typedef struct mp_speculation { /* state of an engine; worker's thread only */
     mp_speculate mode;
     mp_propose *propose;
     void *propose_arg;
-    mp_pace plain[MP_DRAFT_ROWS + 1], drafted[MP_DRAFT_ROWS + 1]; /* by rows; plain: of a sequence each */
-    double balance_ns; /* what guesses brought and may cost, less what they cost */
+    /* by number of rows; `plain`: one row for each sequence */
+    mp_pace plain[MP_DRAFT_ROWS + 1], drafted[MP_DRAFT_ROWS + 1];
+    double balance_ns; /* gains of drafting plus its allowance, minus its cost */
     bool opened;
     float odds[MP_ODDS];
 } mp_speculation;
 
 void mp_speculation_init(mp_speculation *s, mp_speculate mode);
-/* Is it worth while to look for guesses for a step of so many sequences and rows without them? */
+/* Returns true if drafting is worth an attempt in a step of this many sequences and rows (without drafts). */
 bool mp_speculation_open(const mp_speculation *s, int sequences, int rows);
-/* Cut the guesses of a step's sequences [n <= MP_DRAFT_ROWS] to what is to be checked. rows: of the step without them.
- * row_ns: what a row more is taken to cost where nothing has been measured yet. */
+/* Cuts the drafts of n <= MP_DRAFT_ROWS sequences to the tokens to verify. rows: of the step without drafts. row_ns:
+ * assumed cost of one more row where nothing has been measured. */
 void mp_speculation_choose(mp_speculation *s, mp_draft **drafts, int n, int sequences, int rows, uint64_t row_ns);
-/* Token number i of a guess was right or wrong. */
+/* Records that draft token i was accepted or rejected. */
 void mp_speculation_learn(mp_speculation *s, mp_draft *draft, int i, bool accepted);
-/* A step in which every sequence decoded, one row each without the guesses, of which so many were checked and right.
- * ns: of its own on a processor; what others did meanwhile says nothing about rows. */
+/* Records a step in which every sequence decoded: one row each, plus `checked` draft tokens, of which `accepted` were
+ * accepted. ns: the step's own processor time; time of other work says nothing about rows. */
 void mp_speculation_account(mp_speculation *s, int sequences, int checked, int accepted, uint64_t ns);
 
 #endif

@@ -14,7 +14,7 @@ static void put(mp_stream *stream, const uint8_t *bytes, size_t count) {
 
 static void put_replacement(mp_stream *stream) { put(stream, (const uint8_t *)"\xEF\xBF\xBD", 3); }
 
-/* Length of the character that `lead` begins, 0 for a byte that begins none. */
+/* Returns the length of the character that `lead` begins, or 0 if it begins none. */
 static int character_bytes(uint8_t lead) {
     if (lead < 0x80)
         return 1;
@@ -27,7 +27,7 @@ static int character_bytes(uint8_t lead) {
     return 0;
 }
 
-/* May `next` be byte number `at` of the character that begins with `lead`? (Unicode 15, table 3-7) */
+/* Returns true if `next` may be byte `at` of a character that begins with `lead` (Unicode 15, table 3-7). */
 static bool continues(uint8_t lead, int at, uint8_t next) {
     uint8_t low = 0x80, high = 0xBF;
     if (at == 1) {
@@ -53,7 +53,7 @@ static void append_byte(mp_stream *stream, uint8_t byte) {
             }
             return;
         }
-        put_replacement(stream); /* one for the longest beginning of a character, as Python's decoder does */
+        put_replacement(stream); /* one U+FFFD for the longest valid beginning of a character, as in Python's decoder */
         stream->pending_bytes = 0;
     }
     int length = character_bytes(byte);
@@ -65,7 +65,8 @@ static void append_byte(mp_stream *stream, uint8_t byte) {
         stream->pending[stream->pending_bytes++] = byte;
 }
 
-/* Start of the longest end of text[from..bytes) that begins a stop string; bytes when none does. */
+/* Returns the start of the longest suffix of text[from..bytes) that is a beginning of a stop string, or `bytes` if
+ * there is none. */
 static uint32_t held_from(const char *text, uint32_t from, uint32_t bytes, int n_stop, char *const *stop,
                           const int32_t *stop_bytes) {
     uint32_t held = bytes;
@@ -87,7 +88,7 @@ int mp_stream_append(mp_stream *stream, const uint8_t *bytes, size_t count, int 
     uint32_t decided = atomic_load_explicit(&choice->text_bytes, memory_order_relaxed);
     for (size_t i = 0; i < count; i++)
         append_byte(stream, bytes[i]);
-    /* a stop string cannot begin in text that is decided already */
+    /* a stop string cannot begin in text that is final already */
     int found = -1;
     uint32_t found_at = stream->bytes;
     for (int i = 0; i < n_stop; i++)

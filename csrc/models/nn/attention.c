@@ -25,7 +25,7 @@ void mp_attention_head(const mp_attention *attention, const mp_attention_rows *r
         .window = window,
         .ld_bias = -1,
     };
-    if (attention->bias) /* distance 0 stands in the middle */
+    if (attention->bias) /* the entry of distance 0 is in the middle */
         full.bias = attention->bias + head * (2 * attention->bias_length - 1) + attention->bias_length - 1;
     mp_attn_full_for(attention->compute, span->rows, attention->head_dim)(&full, row0, row1, scratch);
 }
@@ -76,8 +76,8 @@ mp_status mp_attention_bias_learned(const mp_tensor *table, int heads, int64_t l
     return MP_OK;
 }
 
-/* Slope of a head: powers of 2^(-8 / n) for the largest power of two n; the heads beyond it take every other one of the
- * next power. */
+/* Slope of a head, as ALiBi defines it: powers of 2^(-8 / n) for the largest power of two n <= heads. Heads beyond n
+ * take every second slope of 2n heads. */
 static double slope_of(int head, int heads) {
     int n = 1;
     while (2 * n <= heads)

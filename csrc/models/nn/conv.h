@@ -1,6 +1,6 @@
 /* nn/conv.h: convolutions and group norms over images whose rows are pixels: [height * width, channels], row by row.
  *
- * A convolution is a linear layer over unfolded neighbourhoods; what lies outside of the image counts as zeros. */
+ * A convolution is a linear layer over unfolded neighbourhoods, with zero padding. */
 #ifndef MP_MODELS_NN_CONV_H
 #define MP_MODELS_NN_CONV_H
 
@@ -8,17 +8,18 @@
 
 typedef struct mp_conv {
     mp_linear linear;
-    int32_t in, out, size; /* channels; pixels a side, odd */
+    int32_t in, out, size; /* channels in and out; kernel size in pixels, odd */
 } mp_conv;
 
 mp_status mp_conv_build(mp_conv *conv, mp_builder *builder, const char *name, int32_t in, int32_t out, int32_t size,
-                        mp_error *error); /* tensors name.weight, name.bias */
+                        mp_error *error); /* loads tensors name.weight and name.bias */
 
-enum { MP_CONV_ROWS = 256 }; /* most output pixels in one call */
-size_t mp_conv_scratch(const mp_conv *conv); /* bytes, of 64-byte aligned memory */
-/* Output pixels [row0, row1) of an image of height x width pixels: y [height * width, out]. x [height * width, in], or,
- * when doubled, half as high and as wide, each pixel standing for four. residual [height * width, out] is added, NULL:
- * none; it may be y. By one thread: lanes take ranges of their own. Bits do not depend on the ranges. */
+enum { MP_CONV_ROWS = 256 }; /* maximum number of output pixels in one kernel call */
+size_t mp_conv_scratch(const mp_conv *conv); /* bytes; the memory must be aligned to 64 */
+/* Computes output pixels [row0, row1) of an image of height x width pixels: y [height * width, out] from x [height *
+ * width, in]. If `doubled`, x is half as high and wide, and each of its pixels stands for four. Adds residual [height *
+ * width, out] unless it is NULL; it may be y. Single-threaded: threads take separate ranges, and the bits do not depend
+ * on the ranges. */
 void mp_conv_forward(const mp_conv *conv, const float *x, int height, int width, bool doubled, int64_t row0,
                      int64_t row1, const float *residual, float *y, void *scratch);
 
@@ -31,19 +32,20 @@ typedef struct mp_group_norm {
 } mp_group_norm;
 
 mp_status mp_group_norm_build(mp_group_norm *norm, mp_builder *builder, const char *name, int32_t channels,
-                              int32_t groups, float eps, mp_error *error); /* tensors name.weight, name.bias */
+                              int32_t groups, float eps, mp_error *error); /* loads tensors name.weight and name.bias */
 
-/* Sums are taken over blocks of rows, column by column; the blocks' sums are added in double, ascending, so that the
- * bits do not depend on who computes which block. */
+/* Column sums are taken over blocks of rows. The block sums are added in double, in ascending order, so the bits do not
+ * depend on the thread that computes a block. */
 enum { MP_GROUP_NORM_ROWS = 64 };
 static inline int64_t mp_group_norm_blocks(int64_t rows) {
     return (rows + MP_GROUP_NORM_ROWS - 1) / MP_GROUP_NORM_ROWS;
 }
-/* Block b of x [rows, channels]: sums [channels], of x, or with a centre [channels] of (x - centre)^2. */
+/* Sums block b of x [rows, channels] into sums [channels]: x itself, or (x - centre)^2 if centre [channels] is
+ * given. */
 void mp_group_norm_sums(const mp_group_norm *norm, const float *x, int64_t rows, int64_t b, const float *centre,
                         float *sums);
-/* From all blocks' sums [blocks, channels]: the mean of each channel's group, [channels]; or, of squares, the factor of
- * each channel: weight / sqrt(mean + eps). */
+/* Combine the sums [blocks, channels] of all blocks. mean: the mean of each channel's group, [channels]. scale, from
+ * sums of squares: the factor of each channel, weight / sqrt(mean + eps). */
 void mp_group_norm_mean(const mp_group_norm *norm, const float *sums, int64_t rows, float *mean);
 void mp_group_norm_scale(const mp_group_norm *norm, const float *sums, int64_t rows, float *scale);
 

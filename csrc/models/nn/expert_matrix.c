@@ -10,7 +10,7 @@ enum { ITEMS = 32, CODE_BYTES = 16, NAME = 64 };
 
 /* ---- loading ----------------------------------------------------------------------------------------------------- */
 
-/* Expert i of a tensor that holds them all, as [rows, columns]. */
+/* Returns expert i of a tensor that holds all experts, as [rows, columns]. */
 static mp_tensor slice(const mp_tensor *all, int64_t i, int64_t rows, int64_t columns) {
     uint64_t bytes = all->nbytes / (uint64_t)all->shape[0];
     mp_tensor one = {.dtype = all->dtype, .ndim = 2, .data = all->data + (uint64_t)i * bytes, .nbytes = bytes};
@@ -21,7 +21,7 @@ static mp_tensor slice(const mp_tensor *all, int64_t i, int64_t rows, int64_t co
 
 static mp_status check_columns(mp_dtype dtype, const char *name, mp_error *error) {
     if (dtype != MP_F32 && dtype != MP_F16 && dtype != MP_BF16)
-        return mp_fail(error, MP_UNSUPPORTED, "tensor %s is stored as %s, transposed experts are taken as F32, F16 or "
+        return mp_fail(error, MP_UNSUPPORTED, "tensor %s is stored as %s, transposed experts must be F32, F16 or "
                        "BF16", name, mp_dtype_get(dtype)->name);
     return MP_OK;
 }
@@ -46,7 +46,7 @@ static mp_status find_rows(mp_expert_matrix *matrix, const mp_weights *weights, 
         snprintf(name, sizeof name, "blk.%d.ffn_%s.%d.%s", layer, part, e, turned ? "columns" : "weight");
         MP_TRY(mp_weights_get(weights, name, 2, sizes, &matrix->tensors[e], error));
         if (matrix->tensors[e].dtype != matrix->tensors[0].dtype)
-            return mp_fail(error, MP_UNSUPPORTED, "tensor %s is not of the type of the other experts'", name);
+            return mp_fail(error, MP_UNSUPPORTED, "tensor %s has another type than the first expert", name);
     }
     matrix->dtype = matrix->tensors[0].dtype;
     matrix->layout = turned ? MP_EXPERT_COLUMNS : MP_EXPERT_ROWS;
@@ -71,12 +71,12 @@ static mp_status find_codes(mp_expert_matrix *matrix, const mp_weights *weights,
     int64_t sizes[4] = {matrix->count, rows, blocks, CODE_BYTES};
     mp_tensor all;
     if (matrix->K % ITEMS)
-        return mp_fail(error, MP_FORMAT, "tensor %s: experts with %d inputs, which are no blocks of %d", name,
+        return mp_fail(error, MP_FORMAT, "tensor %s: experts have %d inputs, must be a multiple of %d", name,
                        matrix->K, ITEMS);
     MP_TRY(mp_weights_get(weights, name, 4, sizes, &all, error));
     MP_TRY(mp_weights_get(weights, scales, 3, sizes, &matrix->scales, error));
     if (all.dtype != MP_I8 || matrix->scales.dtype != MP_I8)
-        return mp_fail(error, MP_UNSUPPORTED, "tensors %s and %s are stored as %s and %s, taken are bytes", name,
+        return mp_fail(error, MP_UNSUPPORTED, "tensors %s and %s are stored as %s and %s, must be I8", name,
                        scales, mp_dtype_get(all.dtype)->name, mp_dtype_get(matrix->scales.dtype)->name);
     for (int e = 0; e < matrix->count; e++)
         matrix->tensors[e] = slice(&all, e, rows, blocks * CODE_BYTES);
@@ -85,7 +85,7 @@ static mp_status find_codes(mp_expert_matrix *matrix, const mp_weights *weights,
     return MP_OK;
 }
 
-/* In the layouts of folders; MP_EXPERT_ROWS stays where there is neither. */
+/* Finds a matrix in the layouts of model folders. Leaves `layout` at MP_EXPERT_ROWS if the weights have neither. */
 static mp_status find_in_folder(mp_expert_matrix *matrix, const mp_weights *weights, int layer, const char *part,
                                 mp_error *error) {
     char columns[NAME], codes[NAME], scales[NAME];
@@ -116,7 +116,7 @@ static mp_status find_biases(mp_expert_matrix *matrix, const mp_weights *weights
     MP_TRY(mp_weights_get(weights, name, 2, sizes, &matrix->biases, error));
     mp_dtype dtype = matrix->biases.dtype;
     if (dtype != MP_F32 && dtype != MP_F16 && dtype != MP_BF16)
-        return mp_fail(error, MP_UNSUPPORTED, "tensor %s is stored as %s, biases of experts are taken as F32, F16 or "
+        return mp_fail(error, MP_UNSUPPORTED, "tensor %s is stored as %s, expert biases must be F32, F16 or "
                        "BF16", name, mp_dtype_get(dtype)->name);
     return MP_OK;
 }
@@ -133,10 +133,10 @@ mp_status mp_expert_matrix_init(mp_expert_matrix *matrix, mp_builder *builder, i
     MP_TRY(find_biases(matrix, builder->weights, layer, part, biased, error));
     if (!mp_wmat_kind_for(matrix->dtype, builder->compute, &matrix->kind))
         return mp_fail(error, MP_UNSUPPORTED,
-                       "the experts of layer %d are stored as %s, which cannot be computed in the class asked for",
+                       "the experts of layer %d are stored as %s, which the requested compute type does not support",
                        layer, mp_dtype_get(matrix->dtype)->name);
     if (matrix->kind == MP_W_I8 && K > MP_I8_MOST_INPUTS)
-        return mp_fail(error, MP_UNSUPPORTED, "the experts have %d inputs, int8 arithmetic takes up to %d", K,
+        return mp_fail(error, MP_UNSUPPORTED, "the experts have %d inputs, int8 allows at most %d", K,
                        MP_I8_MOST_INPUTS);
     builder->parameters += (int64_t)count * N * K;
     return MP_OK;
@@ -177,7 +177,7 @@ static void join_codes(const mp_expert_matrix *matrix, int expert, int32_t n0, i
     }
 }
 
-/* Of a matrix of items of so many bytes, [K, width], columns first + step n. By pieces of lines that stay cached. */
+/* Transposes columns first + step n of a matrix [K, width] of items of TYPE. SLICE rows at a time stay in the cache. */
 #define TURN(TYPE)                                                        \
     for (int32_t k0 = 0; k0 < K; k0 += SLICE)                             \
         for (int32_t i = 0; i < n; i++)                                   \

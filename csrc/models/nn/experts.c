@@ -19,7 +19,7 @@ mp_status mp_experts_init(mp_experts *experts, const mp_experts_shape *shape, mp
         .act = shape->act,
         .clamp = shape->clamp,
     };
-    /* in fp32: a choice that flips is not a small error */
+    /* The router computes in fp32: a rounding error can select another expert, which is not a small error. */
     const mp_compute compute = builder->compute;
     const bool on_use = builder->floats_on_use;
     builder->compute = MP_COMPUTE_F32;
@@ -44,7 +44,7 @@ mp_status mp_experts_init(mp_experts *experts, const mp_experts_shape *shape, mp
     MP_TRY(mp_expert_matrix_init(&experts->down, builder, shape->layer, "down", shape->count, shape->hidden, shape->ffn,
                                  shape->biased, error));
     if (!shape->plain && mp_wmat_acts(experts->gate.kind) != mp_wmat_acts(experts->up.kind))
-        return mp_fail(error, MP_UNSUPPORTED, "gates and ups of the experts of layer %d are stored too differently",
+        return mp_fail(error, MP_UNSUPPORTED, "expert gate and up types of layer %d do not match",
                        shape->layer);
     return MP_OK;
 }
@@ -57,17 +57,17 @@ void mp_experts_deinit(mp_experts *experts) {
 
 /* ---- scratch ----------------------------------------------------------------------------------------------------- */
 
-/* Entries are pairs (row, choice), n = M * used of them, grouped by expert, within one by row. */
+/* Entries are (row, expert) pairs, n = M * used of them, grouped by expert and within an expert ordered by row. */
 typedef struct expert_scratch {
-    float *scores;   /* [M, count] of the router */
-    float *merit;    /* [M, count] by which experts are chosen */
-    int32_t *chosen; /* [n] expert of each row's choices */
+    float *scores;   /* [M, count] router scores */
+    float *merit;    /* [M, count] values by which experts are selected */
+    int32_t *chosen; /* [n] selected experts of each row */
     float *weight;   /* [n] */
-    int32_t *entry;  /* [n] where a row's choice stands in the group order */
-    int32_t *row;    /* [n] of an entry */
+    int32_t *entry;  /* [n] position of a row's expert in group order */
+    int32_t *row;    /* [n] row of an entry */
     int32_t *first;  /* [count + 1] first entry of each expert */
-    float *wide;     /* [n, hidden] rows of x in group order, then outputs */
-    float *inner;    /* [n, 2 ffn] gates and ups; plain: [n, ffn] */
+    float *wide;     /* [n, hidden] rows of x in group order, then expert outputs */
+    float *inner;    /* [n, 2 ffn] gate and up; plain: [n, ffn] */
     void *acts;
     size_t bytes;
 } expert_scratch;
@@ -113,7 +113,7 @@ size_t mp_experts_scratch(const mp_experts *experts, int M) {
     return mp_arena_cost(lay_out(experts, M, NULL).bytes);
 }
 
-/* A panel of a matrix, packed, and behind it its rows as mp_expert_rows makes them. */
+/* Bytes of one packed panel. The rows that mp_expert_rows converts follow it in the scratch. */
 static size_t panel_bytes(const mp_expert_matrix *matrix) {
     mp_wmat w;
     mp_wmat_init(&w, matrix->kind, matrix->N, matrix->K);
@@ -132,7 +132,7 @@ size_t mp_experts_thread_scratch(const mp_experts *experts) {
 
 /* ---- routing ----------------------------------------------------------------------------------------------------- */
 
-/* Entries in the order of experts, then rows. */
+/* Orders the entries by expert, then by row. */
 static void group(const mp_experts *experts, int M, const expert_scratch *s) {
     int32_t n = M * experts->used;
     memset(s->first, 0, ((size_t)experts->count + 1) * sizeof *s->first);
@@ -145,13 +145,14 @@ static void group(const mp_experts *experts, int M, const expert_scratch *s) {
         s->entry[i] = at;
         s->row[at] = i / experts->used;
     }
-    memmove(s->first + 1, s->first, (size_t)experts->count * sizeof *s->first); /* each stood at its end */
+    /* each entry has advanced to the end of its group */
+    memmove(s->first + 1, s->first, (size_t)experts->count * sizeof *s->first);
     s->first[0] = 0;
 }
 
 /* ---- computing --------------------------------------------------------------------------------------------------- */
 
-/* Outputs [32 panel, ...) of one expert for its rows, by way of scratch. */
+/* Computes outputs [32 panel, ...) of one expert for its rows, through scratch. */
 static void run_panel(const mp_expert_matrix *matrix, int expert, int panel, const mp_acts *acts, int32_t from,
                       int32_t to, uint8_t *own, float *y, int64_t ldy) {
     int32_t n0 = panel * MP_PANEL_N, n = matrix->N - n0 < MP_PANEL_N ? matrix->N - n0 : MP_PANEL_N;
@@ -169,7 +170,8 @@ static void run_panel(const mp_expert_matrix *matrix, int expert, int panel, con
     mp_gemm(&one, acts, from, to, 0, 1, &end, y + n0, ldy);
 }
 
-/* Panels of the chosen experts in a line, of `parts` matrices each, of which a lane has a contiguous share. */
+/* Computes the panels of all selected experts, `parts` matrices each. Each thread takes a contiguous share of the
+ * panels. */
 static void run_matrices(const mp_experts *experts, const mp_team_thread *thread, const expert_scratch *s,
                          const mp_expert_matrix *const *parts, int count, const mp_acts *acts, uint8_t *own, float *y,
                          int64_t ldy) {
@@ -190,7 +192,7 @@ static void run_matrices(const mp_experts *experts, const mp_team_thread *thread
     }
 }
 
-/* gate becomes (up + 1) * (gate * sigmoid(1.702 gate)), both cut off first. NaN stays. */
+/* gate = (up + 1) * (gate * sigmoid(1.702 gate)), with gate and up clamped first. NaN stays NaN. */
 static void gate_clamped(float limit, float *gate, const float *up, int64_t n) {
     enum { SLICE = 256 };
     const mp_kernels *call = mp_kernels_get();
@@ -211,7 +213,7 @@ static void gate_clamped(float limit, float *gate, const float *up, int64_t n) {
     }
 }
 
-/* y += scale * (w0 * y0 + w1 * y1 + ...), each product and sum rounded, in place of y0. */
+/* y += scale * (w0 * y0 + w1 * y1 + ...). Every product and sum is rounded. Overwrites y0. */
 static void add_up(const mp_experts *experts, const expert_scratch *s, int64_t r, float scale, float *y) {
     const float *weight = s->weight + r * experts->used;
     const int32_t *entry = s->entry + r * experts->used;

@@ -5,19 +5,19 @@
 #include <string.h>
 
 typedef struct mp_build_job {
-    mp_linear *linear; /* a matrix: part `part` of linear */
+    mp_linear *linear; /* matrix: part `part` of this layer */
     int part;
-    float **vector; /* a vector, a slice of a layer's bias, or a plain matrix */
-    int64_t n, at;  /* vector: length; offset within *vector when `append` */
-    int64_t rows;   /* of a plain matrix, else 1 */
+    float **vector; /* vector, one part's range of a layer's bias, or plain matrix */
+    int64_t n, at;  /* vector: its length; its offset within *vector if `append` */
+    int64_t rows;   /* rows of a plain matrix, otherwise 1 */
     bool append;
-    float add; /* to each of a vector */
-    int32_t taps; /* of a convolution: neighbours, else 0 */
+    float add; /* added to each value of a vector */
+    int32_t taps; /* convolution: kernel height * width, otherwise 0 */
     char name[MP_BUILDER_NAME];
-    mp_tensor tensor; /* of a convolution: from finish on that of `turned` */
+    mp_tensor tensor; /* convolution: finish replaces it by the tensor of `turned` */
     float *turned;
     bool floats_on_use; /* see mp_builder */
-    size_t offset; /* in the slab */
+    size_t offset; /* offset in the slab */
 } mp_build_job;
 
 void mp_builder_init(mp_builder *builder, const mp_weights *weights, mp_compute compute) {
@@ -98,10 +98,10 @@ static mp_status add_part(mp_builder *builder, mp_linear *linear, mp_build_job j
     mp_wkind kind;
     if (!mp_wmat_kind_for(job.taps ? MP_F32 : job.tensor.dtype, builder->compute, &kind))
         return mp_fail(error, MP_UNSUPPORTED,
-                       "tensor %s is stored as %s, which cannot be computed in the class asked for", name,
+                       "tensor %s is stored as %s, which the requested compute type does not support", name,
                        mp_dtype_get(job.tensor.dtype)->name);
     if (kind == MP_W_I8 && K > MP_I8_MOST_INPUTS)
-        return mp_fail(error, MP_UNSUPPORTED, "tensor %s has %d inputs, int8 arithmetic takes up to %d", name, K,
+        return mp_fail(error, MP_UNSUPPORTED, "tensor %s has %d inputs, int8 allows at most %d", name, K,
                        MP_I8_MOST_INPUTS);
     mp_wmat_init(&linear->w[part], kind, N, K);
     linear->acts[part] = (uint8_t)mp_wmat_acts(kind);
@@ -136,13 +136,13 @@ mp_status mp_builder_conv(mp_builder *builder, mp_linear *linear, const char *na
     return add_part(builder, linear, job, name, bias_name, N, size * size * channels, error);
 }
 
-/* The inputs of a convolution, which are stored [channels][taps], as [taps][channels]. */
+/* Reorders the inputs of a convolution from [channels][taps], as stored, to [taps][channels]. */
 static mp_status turn(mp_build_job *job, mp_error *error) {
     const mp_wmat *w = &job->linear->w[job->part];
     int64_t items = mp_tensor_items(&job->tensor), taps = job->taps, channels = w->K / taps;
     job->turned = mp_alloc((size_t)(items + w->K) * sizeof(float), MP_TAG_MISC);
     if (!job->turned)
-        return mp_fail_memory(error, (uint64_t)(items + w->K) * sizeof(float), "a convolution being loaded");
+        return mp_fail_memory(error, (uint64_t)(items + w->K) * sizeof(float), "the weights of a convolution");
     float *row = job->turned + items;
     int64_t row_bytes = (int64_t)job->tensor.nbytes / w->N;
     for (int32_t n = 0; n < w->N; n++) {
@@ -180,7 +180,7 @@ mp_status mp_builder_linear_taken(mp_builder *builder, mp_linear *linear, float 
     return status;
 }
 
-/* Small matrices are dealt out whole through one counter. */
+/* Threads take small matrices whole, through one counter. */
 typedef struct pack_run {
     mp_builder *builder;
     mp_progress *progress;
@@ -204,7 +204,7 @@ static void pack_body(const mp_team_thread *thread, void *arg) {
     }
 }
 
-/* A matrix large enough to keep every lane busy by itself is packed by all of them. */
+/* A matrix of at least SPLIT_BYTES keeps every thread busy: all threads pack it together. */
 enum { SPLIT_BYTES = 4 << 20 };
 
 typedef struct split_run {
@@ -220,7 +220,7 @@ static void split_body(const mp_team_thread *thread, void *arg) {
         mp_wmat_pack(run->w, run->tensor, (int)begin, (int)end);
 }
 
-/* True if a matrix can be left as it is stored: packing rounds nothing, so its rows are the same before. */
+/* Returns true if a matrix may stay as stored: packing does not round it, so its rows are equal before and after. */
 static bool may_stay(const mp_build_job *job) {
     if (!job->linear)
         return false;
@@ -230,7 +230,7 @@ static bool may_stay(const mp_build_job *job) {
     return kind != MP_W_I8;
 }
 
-/* Leave such matrices as they are stored, when they are large. */
+/* Leaves such matrices as stored, if together they have at least `pack_on_use` bytes. */
 static mp_status leave_stored(mp_builder *builder, mp_lease *lease, mp_progress *progress, mp_error *error) {
     uint64_t bytes = 0;
     int count = 0;
@@ -249,7 +249,7 @@ static mp_status leave_stored(mp_builder *builder, mp_lease *lease, mp_progress 
             continue;
         mp_linear *linear = job->linear;
         MP_TRY(mp_stored_add(builder->stored, &linear->w[job->part], &job->tensor, &linear->stored[job->part], error));
-        job->linear = NULL; /* done */
+        job->linear = NULL; /* not packed by finish */
     }
     mp_stored_fetch(builder->stored, lease, progress);
     return MP_OK;
@@ -274,7 +274,7 @@ static void fill_body(const mp_team_thread *thread, void *arg) {
     }
 }
 
-/* On all lanes, which show signs of life. */
+/* Creates the shared memory. All threads of the lease fill it, and report progress. */
 static mp_status make_shared(mp_shm *shared, size_t bytes, mp_lease *lease, mp_progress *progress, mp_error *error) {
     MP_TRY(mp_shm_create_empty(shared, bytes, MP_TAG_WEIGHTS, "mpool-weights", error));
     fill_run run = {.shared = shared, .progress = progress};
@@ -285,7 +285,7 @@ static mp_status make_shared(mp_shm *shared, size_t bytes, mp_lease *lease, mp_p
     return mp_fail_memory(error, bytes, "the packed weights");
 }
 
-/* The slab's memory, charged. */
+/* Allocates the slab and charges it to the budget. */
 static mp_status place_slab(mp_builder *builder, size_t bytes, mp_lease *lease, mp_budget *budget,
                             mp_progress *progress, mp_error *error) {
     mp_shm *shared = builder->shared;
@@ -314,7 +314,7 @@ static mp_status place_slab(mp_builder *builder, size_t bytes, mp_lease *lease, 
     return MP_OK;
 }
 
-/* After a failure. */
+/* Frees the slab after a failure. */
 static void drop_slab(mp_builder *builder, mp_budget *budget) {
     if (builder->shared)
         mp_shm_free(builder->shared);
@@ -331,7 +331,7 @@ mp_status mp_builder_finish(mp_builder *builder, mp_lease *lease, mp_budget *bud
     for (int i = 0; i < builder->count && !filled; i++)
         if (builder->jobs[i].taps)
             MP_TRY(turn(&builder->jobs[i], error));
-    for (int i = 0; i < builder->count; i++) { /* the biases of a layer's parts stand in one vector */
+    for (int i = 0; i < builder->count; i++) { /* the biases of a layer's parts share one vector */
         mp_build_job *job = &builder->jobs[i];
         if (job->vector && job->append && job->at == 0) {
             int64_t n = 0;
@@ -378,13 +378,13 @@ mp_status mp_builder_finish(mp_builder *builder, mp_lease *lease, mp_budget *bud
         mp_lease_run(lease, split_body, &run);
         mp_weights_release(builder->weights, &job->tensor);
         mp_progress_set(progress, "packing", 0);
-        job->linear = NULL; /* done */
+        job->linear = NULL; /* packed */
     }
     pack_run run = {.builder = builder, .progress = progress};
     mp_lease_run(lease, pack_body, &run);
     if (mp_weights_poisoned(builder->weights)) {
         drop_slab(builder, budget);
-        return mp_fail(error, MP_IO, "a weight file became shorter while it was loaded");
+        return mp_fail(error, MP_IO, "a weight file was truncated while it was loaded");
     }
     if (builder->shared) {
         status = mp_shm_freeze(builder->shared, error);
@@ -399,7 +399,7 @@ mp_status mp_builder_finish(mp_builder *builder, mp_lease *lease, mp_budget *bud
 
 /* ---- running ----------------------------------------------------------------------------------------------------- */
 
-/* Parts usually want the same form of activations; each distinct one is prepared once. */
+/* Parts usually take the same type of activations; each distinct type is prepared once. */
 static bool first_of_kind(const mp_linear *linear, int part) {
     for (int i = 0; i < part; i++)
         if (linear->acts[i] == linear->acts[part])
@@ -415,7 +415,8 @@ size_t mp_linear_scratch(const mp_linear *linear, int M) {
     return bytes;
 }
 
-/* The activations of every part, filled for the lane's rows unless x is NULL. True when lanes need each other's. */
+/* Sets up the activations of every part, and fills in the thread's rows unless x is NULL. Returns true if threads read
+ * each other's rows. */
 static bool prepare(const mp_linear *linear, const float *x, int64_t ldx, int M, int64_t row0, int64_t row1,
                     uint8_t *memory, mp_acts *acts) {
     bool shared = false;
@@ -438,7 +439,7 @@ static bool prepare(const mp_linear *linear, const float *x, int64_t ldx, int M,
     return shared;
 }
 
-/* One contiguous range of panels a lane, over all parts, balanced by bytes of weights. */
+/* Computes one contiguous range of panels for each thread, over all parts, balanced by bytes of weights. */
 static void multiply(const mp_linear *linear, const mp_team_thread *thread, const mp_acts *acts, int M,
                      const mp_unpacked *unpacked, const mp_epilogue *ep, float *y, int64_t ldy) {
     uint64_t total = 0;
@@ -449,7 +450,7 @@ static void multiply(const mp_linear *linear, const mp_team_thread *thread, cons
     uint64_t at = 0;
     for (int p = 0; p < linear->parts; p++) {
         const mp_wmat *w = &linear->w[p];
-        /* panel i of this part belongs to the lane in whose range its first byte lies */
+        /* panel i of this part belongs to the thread whose range contains its first byte */
         uint64_t size = w->panel_bytes;
         uint64_t from = begin <= at ? 0 : (begin - at + size - 1) / size;
         uint64_t to = end <= at ? 0 : (end - at + size - 1) / size;

@@ -1,7 +1,7 @@
 /* nn/linear.h: linear layers over packed weights, and the builder that loads them.
  *
- * A linear layer may have several parts that share their input (query, key and value; gate and up): their outputs stand
- * side by side, and activations are prepared once for all. */
+ * A linear layer may have several parts that share their input (query, key and value; gate and up). Their outputs stand
+ * side by side, and activations are prepared once for all parts. */
 #ifndef MP_MODELS_NN_LINEAR_H
 #define MP_MODELS_NN_LINEAR_H
 
@@ -22,81 +22,85 @@ typedef struct mp_linear {
     float *bias;                     /* [N] or NULL */
     int32_t N, K;
     uint8_t acts[MP_LINEAR_PARTS];           /* mp_akind of each part */
-    mp_stored_part *stored[MP_LINEAR_PARTS]; /* NULL when it was packed at load */
+    mp_stored_part *stored[MP_LINEAR_PARTS]; /* NULL if the part was packed at load */
 } mp_linear;
 
 /* ---- building ---------------------------------------------------------------------------------------------------- */
 
-/* Collects what a model needs, then allocates one slab for all of it and packs on every lane of the lease. */
+/* Collects the tensors of a model, then allocates one slab for all of them and packs on every thread of the lease. */
 typedef struct mp_builder {
     const mp_weights *weights;
     mp_compute compute;
     struct mp_build_job *jobs;
     int count, capacity;
-    mp_shm *shared; /* NULL, or where the slab stands: see mp_load_args */
-    uint8_t *slab;  /* after finish: the model's, to be freed with mp_free; NULL when it is shared */
+    mp_shm *shared; /* NULL, or the memory of the slab: see `mp_load_args.shared` */
+    uint8_t *slab;  /* after finish: owned by the model, to be freed with mp_free; NULL if shared */
     size_t slab_bytes;
-    uint64_t charged; /* after finish: what the budget was charged */
+    uint64_t charged; /* after finish: bytes charged to the budget */
     int64_t parameters;
-    uint64_t pack_on_use; /* matrices that may be left, of so many bytes together, are not packed by finish: quantised
-                           * ones, and those in floats that are added while `floats_on_use` */
-    bool floats_on_use;   /* their layers are run with mp_unpacked */
-    mp_stored *stored;    /* after finish: what was not packed, the model's, or NULL */
+    uint64_t pack_on_use; /* if the matrices that may stay unpacked have at least this number of bytes together, finish
+                           * packs none of them; they are quantised matrices, and float matrices added while
+                           * `floats_on_use` */
+    bool floats_on_use;   /* float matrices may be left unpacked; their layers are called with `mp_unpacked` */
+    mp_stored *stored;    /* after finish: the unpacked matrices, owned by the model, or NULL */
 } mp_builder;
 
 void mp_builder_init(mp_builder *builder, const mp_weights *weights, mp_compute compute);
-void mp_builder_deinit(mp_builder *builder); /* frees the list, and the slab if finish was not reached or failed */
-/* One part of a linear layer: tensor `name` [N, K]; bias_name NULL = no bias. Parts of one layer are added in order,
+void mp_builder_deinit(mp_builder *builder); /* frees the job list, and the slab unless finish succeeded */
+/* Adds one part of a linear layer: tensor `name` [N, K]; bias_name NULL: no bias. Add the parts of a layer in order,
  * all with or all without a bias. Pointers must stay valid until finish. */
 mp_status mp_builder_linear(mp_builder *builder, mp_linear *linear, const char *name, const char *bias_name, int32_t N,
                             int32_t K, mp_error *error);
-/* A linear layer over unfolded neighbourhoods: tensor `name` [N, channels, size, size] as a matrix whose inputs are
- * ordered [size * size][channels], one part. The biases are as above. */
+/* Adds a linear layer over unfolded neighbourhoods: tensor `name` [N, channels, size, size] as a matrix whose inputs
+ * are ordered [size * size][channels]. One part; the bias is as in mp_builder_linear. */
 mp_status mp_builder_conv(mp_builder *builder, mp_linear *linear, const char *name, const char *bias_name, int32_t N,
                           int32_t channels, int32_t size, mp_error *error);
-/* The same without a bias, from a matrix in memory that stays until finish. */
+/* Adds a part without a bias, from a matrix in memory that must stay valid until finish. */
 mp_status mp_builder_linear_of(mp_builder *builder, mp_linear *linear, const mp_tensor *tensor, mp_error *error);
-/* The same from floats [N, K] that are allocated with mp_alloc; the builder frees them, also on failure. */
+/* Adds a part without a bias, from floats [N, K] allocated with mp_alloc. Takes ownership of `matrix`, also on
+ * failure. */
 mp_status mp_builder_linear_taken(mp_builder *builder, mp_linear *linear, float *matrix, int32_t N, int32_t K,
                                   mp_error *error);
-/* A vector of n floats, converted. */
+/* Adds a vector of n values, converted to fp32. */
 mp_status mp_builder_vector(mp_builder *builder, float **out, const char *name, int64_t n, mp_error *error);
-/* The same, with `add` added to each. */
+/* Adds a vector like mp_builder_vector, with `add` added to each value. */
 mp_status mp_builder_vector_plus(mp_builder *builder, float **out, const char *name, int64_t n, float add,
                                  mp_error *error);
-/* A matrix of [rows, n] floats, converted and otherwise as it is: for mp_gemm_f32_plain. */
+/* Adds a matrix [rows, n], converted to fp32 but not packed: for mp_gemm_f32_plain. */
 mp_status mp_builder_plain(mp_builder *builder, float **out, const char *name, int64_t rows, int64_t n,
                            mp_error *error);
-/* Allocate (charging the budget), pack, hand source pages back. On success the caller owns builder->slab and
- * builder->stored. A shared slab that is filled already costs and packs nothing: it must be as large as these weights
- * are. */
+/* Allocates the slab (charged to the budget), packs, and releases source pages. On success the caller owns
+ * builder->slab and builder->stored. A shared slab that is filled already costs and packs nothing; its size must equal
+ * the size of these weights. */
 mp_status mp_builder_finish(mp_builder *builder, mp_lease *lease, mp_budget *budget, mp_progress *progress,
                             mp_error *error);
 
 /* ---- running ----------------------------------------------------------------------------------------------------- */
 
-/* Scratch for the prepared activations of up to M rows; shared by all lanes. */
+/* Scratch for the prepared activations of up to M rows, shared by all threads. */
 size_t mp_linear_scratch(const mp_linear *linear, int M);
-/* y [M, ldy] = x [M, ldx] W^T (+ bias, act, residual by ep; ep->bias is set from the layer and must be NULL on entry).
- * All lanes of the region call it with the same arguments; each computes a contiguous range of outputs. Begins with x
- * complete (after a barrier) and ends WITHOUT a barrier. There is one barrier inside, except when nothing is shared to
- * prepare or M <= MP_PRIVATE_ROWS and private_scratch is given, where each lane prepares all rows by itself.
- * x NULL: of the activations that mp_linear_into has left in scratch, after a barrier; none inside.
- * unpacked: the lane's, needed while the layer has stored parts with panels left; else NULL. */
+/* y [M, ldy] = x [M, ldx] W^T (+ bias, activation, residual as in `ep`; ep->bias is set from the layer and must be NULL
+ * on entry). All threads of the region call it with the same arguments; each computes a contiguous range of outputs. x
+ * must be complete (after a barrier). Ends WITHOUT a barrier. There is one barrier inside, unless no preparation is
+ * shared, or M <= MP_PRIVATE_ROWS and private_scratch is given: then each thread prepares all rows by itself. x NULL:
+ * uses the activations that mp_linear_into has left in `scratch`, after a barrier; no barrier inside. unpacked: private
+ * to the thread; required while the layer has unpacked panels, otherwise NULL. */
 enum { MP_PRIVATE_ROWS = 4 };
 void mp_linear_forward(const mp_linear *linear, const mp_team_thread *thread, const float *x, int64_t ldx, int M,
                        void *scratch, void *private_scratch, const mp_unpacked *unpacked, const mp_epilogue *ep,
                        float *y, int64_t ldy);
-/* act(linear(x)), or act(gate) * up of a layer of those two parts, as the activations of the layer `next` in
- * next_scratch (mp_linear_scratch of it): a panel's outputs are 32 of its inputs, so they are rounded while they are
- * hot, and floats never leave the lane's cache. All parts are packed. Bits are those of mp_linear_forward, the slot
- * `gated` and the preparation of the next layer one after another. Barriers as above; there is one inside. A layer with
- * fewer outputs than next has inputs gives the last of them; mp_linear_lead gives the others. */
+/* Computes act(linear(x)), or act(gate) * up for a layer of two parts, and stores it in `next_scratch` as the prepared
+ * activations of layer `next` (size: mp_linear_scratch of `next`). The 32 outputs of a panel are rounded while they are
+ * in the thread's cache. All parts must be packed. The bits equal those of mp_linear_forward, the kernel `gated` and
+ * the preparation of `next` one after another. Barriers are as in mp_linear_forward, with one inside. If the layer has
+ * fewer outputs than `next` has inputs, they are the last inputs; mp_linear_lead writes the others. */
 void mp_linear_into(const mp_linear *linear, const mp_linear *next, const mp_team_thread *thread, const float *x,
                     int64_t ldx, int M, void *scratch, mp_act act, void *next_scratch);
-/* True if mp_linear_into can: next takes Q8 or BF16 (I8 has one scale a row), and a gate is a part of its own. */
+/* Returns true if mp_linear_into supports the pair: `next` takes Q8 or BF16 (I8 has one scale per row), and a gate is a
+ * part of its own. */
 bool mp_linear_fits(const mp_linear *linear, const mp_linear *next);
-/* The lane's rows of x [M, n], n of next's inputs less those that mp_linear_into gives. No barrier. */
+/* Writes the thread's rows of x [M, n] as the leading inputs of `next`; n is the number that mp_linear_into does not
+ * write. No barrier. */
 void mp_linear_lead(const mp_linear *next, const mp_team_thread *thread, const float *x, int64_t ldx, int32_t n, int M,
                     void *next_scratch);
 

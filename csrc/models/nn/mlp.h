@@ -1,4 +1,4 @@
-/* nn/mlp.h: the residual sum that the halves of a layer add to, and the feed-forward half, plain or gated. */
+/* nn/mlp.h: the residual sum that the sublayers of a layer add to, and the feed-forward sublayer, plain or gated. */
 #ifndef MP_MODELS_NN_MLP_H
 #define MP_MODELS_NN_MLP_H
 
@@ -12,25 +12,25 @@ typedef struct mp_mlp {
     mp_act act;
 } mp_mlp;
 
-/* The sum that a half of a layer adds its output to: normed or scaled first, or as it is. */
+/* The residual sum, and the norm or scale that a sublayer's output gets before it is added. */
 typedef struct mp_residual {
     float *x;             /* [M, n] the sum */
     int32_t n;
-    const mp_norm *after; /* the output is normed first; NULL, or without a weight: it is not */
-    const float *scale;   /* [n] the output is scaled by component first, or NULL; not beside a norm */
-    float *scratch;       /* [M, n] for the output, where it is normed or scaled */
+    const mp_norm *after; /* norm of the output; NULL, or without a weight: none */
+    const float *scale;   /* [n] factor per component of the output, or NULL; not together with `after` */
+    float *scratch;       /* [M, n] for the output, if it is normed or scaled */
 } mp_residual;
 
-/* sum += linear(in [M, ld]). in NULL: of the activations in `prepared` (mp_linear_into). Ends WITHOUT a barrier; there
- * is one inside where the output is normed or scaled. */
+/* sum += linear(in [M, ld]). in NULL: uses the activations in `prepared` (mp_linear_into). Ends WITHOUT a barrier.
+ * There is one barrier inside if the output is normed or scaled. */
 bool mp_residual_add(const mp_row_context *context, const mp_linear *linear, const float *in, int64_t ld, int M,
                      void *prepared, const mp_residual *residual);
 
 static inline int32_t mp_mlp_width(const mp_mlp *mlp) { return mlp->gated ? 2 * mlp->ffn : mlp->ffn; }
-/* Shared scratch between the two products, for M rows. */
+/* Bytes of shared scratch between the two products, for M rows. */
 size_t mp_mlp_scratch(const mp_mlp *mlp, int M);
-/* sum += down(act(up(in))), or down(act(gate(in)) * up(in)). in [M, ld] is complete; inner: mp_mlp_scratch. Ends
- * WITHOUT a barrier. */
+/* sum += down(act(up(in))), or down(act(gate(in)) * up(in)). in [M, ld] must be complete. inner: mp_mlp_scratch bytes.
+ * Ends WITHOUT a barrier. */
 bool mp_mlp_forward(const mp_row_context *context, const mp_mlp *mlp, const float *in, int64_t ld, int M, void *inner,
                     const mp_residual *residual);
 

@@ -57,7 +57,7 @@ static mp_status read_norm(mp_dense *dense, mp_builder *builder, int index, mp_e
     return MP_OK;
 }
 
-/* Layers that stand in for the only one, each for a size of its own. */
+/* Reads the dense layers that replace the only dense layer, one for each size. */
 static mp_status read_sizes(mp_head *head, mp_builder *builder, mp_error *error) {
     const mp_spec *spec = mp_weights_spec(builder->weights);
     const mp_value *value = mp_spec_find(spec, "mpool.dense_sizes");
@@ -133,7 +133,7 @@ mp_status mp_head_init(mp_head *head, mp_builder *builder, int32_t hidden, mp_er
     return mp_spec_bool(spec, "mpool.normalize", &normalize_default, &head->normalize, error);
 }
 
-/* Vectors that are prefixes of others are not offered beside those that have a layer of their own. */
+/* A head with layers for particular sizes offers these sizes and its full width only, no truncated vectors. */
 bool mp_head_gives(const mp_head *head, int dimensions) {
     for (int i = 0; i < head->size_count; i++)
         if (head->sizes[i].out == dimensions)
@@ -182,7 +182,7 @@ static void pool_one(mp_pooling_mode mode, const float *tokens, int n, int skip,
         for (int t = skip + 1; t < n; t++)
             for (int i = 0; i < d; i++) {
                 float x = tokens[(size_t)t * (size_t)d + (size_t)i];
-                out[i] = x > out[i] || x != x ? x : out[i]; /* NaN shows */
+                out[i] = x > out[i] || x != x ? x : out[i]; /* NaN must reach the result */
             }
         return;
     case MP_POOL_MEAN:
@@ -205,7 +205,7 @@ static void pool_one(mp_pooling_mode mode, const float *tokens, int n, int skip,
         out[i] /= divisor;
 }
 
-/* y -= minus x, an output at a time. */
+/* y -= minus x, one output at a time. */
 static void take_off(const mp_dense *dense, const float *x, float *y) {
     for (int i = 0; i < dense->out; i++) {
         float less;
@@ -239,7 +239,7 @@ void mp_head_apply(const mp_head *head, const float *tokens, int n, int skip, in
     }
     memcpy(out, in, (size_t)dimensions * sizeof *out);
     if (normalize) {
-        /* torch's normalize divides by max(norm, 1e-12) */
+        /* as torch.nn.functional.normalize, which divides by max(norm, 1e-12) */
         float norm = sqrtf(call->dot(out, out, dimensions));
         norm = norm > 1e-12f || norm != norm ? norm : 1e-12f;
         for (int i = 0; i < dimensions; i++)

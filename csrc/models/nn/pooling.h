@@ -1,5 +1,5 @@
-/* nn/pooling.h: from token vectors to one vector a text, as sentence-transformers' folders describe it: one or more
- * poolings side by side, dense layers, normalisation. */
+/* nn/pooling.h: from token vectors to one vector for each text, as configured in the folders of sentence-transformers:
+ * one or more poolings side by side, dense layers, normalisation. */
 #ifndef MP_MODELS_NN_POOLING_H
 #define MP_MODELS_NN_POOLING_H
 
@@ -7,7 +7,7 @@
 
 typedef enum mp_pooling_mode {
     MP_POOL_CLS, /* the first token */
-    MP_POOL_MAX, /* the largest of each component */
+    MP_POOL_MAX, /* maximum of each component */
     MP_POOL_MEAN,
     MP_POOL_MEAN_SQRT_LEN, /* sum / sqrt(count) */
     MP_POOL_WEIGHTED_MEAN, /* weights 1, 2, 3, ... by position */
@@ -21,35 +21,36 @@ typedef struct mp_dense {
     int32_t in, out;
     float *weight; /* [out, in], in the model's slab */
     float *bias;   /* [out] or NULL; likewise */
-    float *minus;  /* [out, in] or NULL: what it gives is taken off what weight gives */
+    float *minus;  /* [out, in] or NULL: its product is subtracted from that of `weight` */
     mp_act act;
-    float *norm, *norm_bias; /* [out] of a layer norm behind the activation, or NULL; norm_bias may be NULL */
+    float *norm, *norm_bias; /* [out] layer norm after the activation, or NULL; norm_bias may be NULL */
     float eps;
 } mp_dense;
 
 typedef struct mp_head {
     int modes;
     mp_pooling_mode mode[MP_POOL_COUNT];
-    int32_t hidden, pooled, width; /* of a token; after pooling; after the dense layers */
+    int32_t hidden, pooled, width; /* components of a token; after pooling; after the dense layers */
     int dense_count;
     mp_dense dense[MP_MAX_DENSE];
     int size_count;
-    mp_dense sizes[MP_MAX_SIZES]; /* in place of the only dense layer, where so many components are asked for */
+    mp_dense sizes[MP_MAX_SIZES]; /* dense layers for particular sizes: the one with `dimensions` outputs replaces the
+                                   * only dense layer */
     bool normalize;
 } mp_head;
 
-/* Reads mpool.pooling, mpool.dense_count, mpool.dense.I.activation, mpool.dense_sizes and mpool.normalize, and has the
- * builder load the dense tensors: dense.I (.weight, .bias, .minus), and dense.size.N for each of dense_sizes. The head
- * stays where it is until the builder has finished. */
+/* Reads mpool.pooling, mpool.dense_count, mpool.dense.I.activation, mpool.dense_sizes and mpool.normalize. Has the
+ * builder load the dense tensors: dense.I (.weight, .bias, .minus), and dense.size.N for each of dense_sizes. `head`
+ * must not move until the builder has finished. */
 mp_status mp_head_init(mp_head *head, mp_builder *builder, int32_t hidden, mp_error *error);
-/* True if the head gives vectors of so many components; and the most that it gives. */
+/* True if the head can return vectors of `dimensions` components; and the largest number that it can return. */
 bool mp_head_gives(const mp_head *head, int dimensions);
 int32_t mp_head_widest(const mp_head *head);
-/* Floats of scratch that mp_head_apply wants. */
+/* Floats of scratch that mp_head_apply needs. */
 size_t mp_head_scratch(const mp_head *head);
-/* tokens [n, hidden], n >= 1; the first `skip` (< n) are left out of mean-like poolings and of max. Writes
- * out[dimensions], which mp_head_gives; normalised to length 1 after truncation when `normalize`.
- * Sums run over tokens in ascending order, one fp32 chain a component. */
+/* Pools tokens [n, hidden], n >= 1, into out[dimensions]; mp_head_gives must be true for `dimensions`. Mean-like
+ * poolings and max leave out the first `skip` (< n) tokens. If `normalize`, the truncated vector is scaled to length 1.
+ * Sums run over tokens in ascending order, one fp32 chain for each component. */
 void mp_head_apply(const mp_head *head, const float *tokens, int n, int skip, int dimensions, bool normalize,
                    float *scratch, float *out);
 

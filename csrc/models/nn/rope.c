@@ -29,7 +29,7 @@ mp_status mp_rope_divide(mp_rope *rope, const float *divisors, const mp_spec *sp
     return MP_OK;
 }
 
-/* The pair that turns so many times within `length` positions. */
+/* Returns the (fractional) index of the pair that turns `turns` times within `length` positions. */
 static double pair_of(double turns, double length, double base, int dim) {
     return dim * log(length / (turns * 2 * 3.14159265358979323846)) / (2 * log(base));
 }

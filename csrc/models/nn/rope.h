@@ -1,5 +1,6 @@
-/* nn/rope.h: rotary position tables. Angle of pair i at position p: p * freq_base^(-2i / dim), adjusted by the scaling
- * that the model was trained with ("RoFormer", arXiv:2104.09864; Llama 3's scaling as published with its weights). */
+/* nn/rope.h: tables of rotary position embeddings. The angle of pair i at position p is p * freq_base^(-2i / dim),
+ * adjusted by the scaling of the model ("RoFormer", arXiv:2104.09864; Llama 3's scaling as published with its
+ * weights). */
 #ifndef MP_MODELS_NN_ROPE_H
 #define MP_MODELS_NN_ROPE_H
 
@@ -12,21 +13,22 @@ typedef struct mp_rope {
     float attention_scale; /* factor on cos and sin; 1 without YaRN */
 } mp_rope;
 
-/* Reads {arch}.rope.* ; inverse is allocated. FORMAT for a scaling type that is not known.
+/* Reads {arch}.rope.* and allocates `inverse`. FORMAT for an unknown scaling type.
  *
- * Scaling types: linear and llama3; yarn ("YaRN", arXiv:2309.00071): pairs that turn more than beta_fast times within
- * the original context stay, those below beta_slow turn slower by the factor, with a ramp over the pairs between, whose
- * ends are whole numbers unless mpool.rope_yarn_truncate says otherwise. What cos and sin are multiplied with is
- * mpool.rope_attention_factor, by default attn_factor * (1 + 0.1 ln factor). */
+ * Scaling types: linear, llama3 and yarn ("YaRN", arXiv:2309.00071). With yarn, pairs that turn more than beta_fast
+ * times within the original context are unchanged, and pairs below beta_slow are slowed down by the factor. Between
+ * them is a ramp whose ends are rounded to whole numbers unless mpool.rope_yarn_truncate is false. cos and sin are
+ * multiplied by mpool.rope_attention_factor, by default attn_factor * (1 + 0.1 ln factor). */
 mp_status mp_rope_init(mp_rope *rope, const mp_spec *spec, int head_dim, bool neox, mp_error *error);
-/* As another, but with a base of its own and no scaling. */
+/* Copies `like`, with frequency base `base` and no scaling. */
 mp_status mp_rope_init_plain(mp_rope *rope, const mp_rope *like, double base, mp_error *error);
-/* Divide the angles of pair i by divisors[i], [dim / 2]. `name` is where they come from. */
+/* Divides the angle of pair i by divisors[i], [dim / 2]. `name` names the tensor of the divisors in errors. */
 mp_status mp_rope_divide(mp_rope *rope, const float *divisors, const mp_spec *spec, const char *name, mp_error *error);
 void mp_rope_deinit(mp_rope *rope);
-/* cos and sin of one position: out [dim / 2][2]. Computed in double, rounded once: the same in every chunk. */
+/* Writes cos and sin of one position to out [dim / 2][2]. Computed in double and rounded once: the same in every
+ * prefill slice. */
 void mp_rope_row(const mp_rope *rope, int64_t position, float *out);
-/* The same with three positions: the first sections[0] pairs turn with the first of them, and so on (M-RoPE,
+/* Like mp_rope_row with three positions: the first sections[0] pairs use the first of them, and so on (M-RoPE,
  * arXiv:2409.12191). Equal positions give the bits of mp_rope_row. */
 void mp_rope_axes(const mp_rope *rope, const int32_t sections[3], const int32_t positions[3], float *out);
 

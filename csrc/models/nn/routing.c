@@ -22,7 +22,7 @@ mp_status mp_routing_read(mp_routing *routing, const mp_spec *spec, int32_t coun
                             gate);
     if (count % groups || groups_used * (count / groups) < used || (groups > 1 && count / groups < 2))
         return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "mpool.expert_groups",
-                            "equal groups of at least two, of which those used have enough experts",
+                            "equal groups of at least two experts, with enough experts in the groups used",
                             "%lld of %lld groups of %d experts for %d", (long long)groups_used, (long long)groups,
                             count, used);
     routing->scale = (float)scale;
@@ -31,7 +31,7 @@ mp_status mp_routing_read(mp_routing *routing, const mp_spec *spec, int32_t coun
     return MP_OK;
 }
 
-/* True if expert a is chosen before b: by merit, then by number; NaN last. */
+/* Returns true if expert a ranks before b: by merit, then by id; NaN last. */
 static bool before(const float *merit, int32_t a, int32_t b) {
     const float x = merit[a], y = merit[b];
     if (isnan(x) || isnan(y))
@@ -39,7 +39,7 @@ static bool before(const float *merit, int32_t a, int32_t b) {
     return x > y || (x == y && a < b);
 }
 
-/* Puts the entry at `at` where it belongs in a heap with the last chosen on top. */
+/* Restores the heap below `at`; the lowest-ranked expert is on top. */
 static void sink(const float *merit, int32_t *heap, int32_t n, int32_t at) {
     const int32_t id = heap[at];
     for (int32_t child; (child = 2 * at + 1) < n; at = child) {
@@ -52,7 +52,8 @@ static void sink(const float *merit, int32_t *heap, int32_t n, int32_t at) {
     heap[at] = id;
 }
 
-/* The best `used` of those that `open` allows (NULL: of all; else `each` in a row are open or not), best first. */
+/* Selects the best `used` experts, best first. `open` says for each group of `each` experts if it takes part; NULL: all
+ * take part. */
 static void select_best(const float *merit, int32_t count, const bool *open, int32_t each, int32_t used,
                         int32_t *chosen) {
     int32_t n = 0;
@@ -68,7 +69,7 @@ static void select_best(const float *merit, int32_t count, const bool *open, int
             sink(merit, chosen, used, 0);
         }
     }
-    for (int32_t left = used; left > 1;) { /* the last goes to the end */
+    for (int32_t left = used; left > 1;) { /* heap sort: the lowest-ranked moves to the end */
         const int32_t last = chosen[0];
         chosen[0] = chosen[--left];
         sink(merit, chosen, left, 0);
@@ -102,7 +103,8 @@ void mp_route(const mp_routing *routing, const float *correction, int32_t count,
     float sum = 1;
     if (routing->sigmoid)
         call->activate(MP_ACT_SIGMOID, count, scores);
-    /* shares in the order of scores; groups and corrections compare shares themselves */
+    /* Softmax keeps the order of the scores, so without groups or corrections the scores are the merits. Groups and
+     * corrections compare the softmax values themselves. */
     memcpy(merit, scores, (size_t)count * sizeof *merit);
     if (!routing->sigmoid)
         sum = call->softmax(scores, count);

@@ -1,24 +1,26 @@
-/* nn/routing.h: which experts of a mixture a row is given, and how much each of them counts. */
+/* nn/routing.h: the MoE router: selects the experts of a row, and their weights. */
 #ifndef MP_MODELS_NN_ROUTING_H
 #define MP_MODELS_NN_ROUTING_H
 
 #include "files/spec.h"
 
 typedef struct mp_routing {
-    bool sigmoid;   /* scores are each expert's own; else shares of all */
-    bool normalise; /* the weights of a row's experts add up to 1, before the scale; else they are the scores */
-    float scale;    /* of weights */
-    int32_t groups, groups_used; /* experts are chosen within the best of so many equal groups; groups 1: among all */
-    bool corrected; /* experts are chosen by score and a learned bias, blk.{layer}.exp_probs_b.bias [count] */
+    bool sigmoid;   /* scores by sigmoid, each expert alone; otherwise by softmax over all */
+    bool normalise; /* the weights of a row's experts are normalised to sum 1 before the scale */
+    float scale;    /* factor on the weights */
+    int32_t groups, groups_used; /* experts are selected within the best `groups_used` of `groups` equal groups; groups
+                                  * 1: among all */
+    bool corrected; /* experts are selected by score plus a learned bias, blk.{layer}.exp_probs_b.bias [count] */
 } mp_routing;
 
-/* Keys mpool.expert_gate (softmax or sigmoid), mpool.expert_normalise, _scale, _groups, _groups_used, _corrected.
- * FORMAT unless `used` of `count` experts can be chosen so. */
+/* Reads mpool.expert_gate (softmax or sigmoid), mpool.expert_normalise, _scale, _groups, _groups_used and _corrected.
+ * FORMAT unless `used` of `count` experts can be selected in this way. */
 mp_status mp_routing_read(mp_routing *routing, const mp_spec *spec, int32_t count, int32_t used, mp_error *error);
 
-/* The experts of one row, best first, and their weights. The lowest id of equally good ones; NaN is chosen last, and
- * makes the weights NaN. A group is as good as its best expert, or with sigmoids as its two best together (DeepSeek-V3,
- * arXiv:2412.19437). scores, merit [count] are overwritten, correction [count] may be NULL; chosen, weight [used]. */
+/* Selects the experts of one row, best first, and their weights. Ties go to the lowest id. NaN is selected last, and
+ * makes the weights NaN. The merit of a group is that of its best expert, or with sigmoids the sum of its two best
+ * (DeepSeek-V3, arXiv:2412.19437). Overwrites scores and merit [count]; correction [count] may be NULL; writes chosen
+ * and weight [used]. */
 void mp_route(const mp_routing *routing, const float *correction, int32_t count, int32_t used, float *scores,
               float *merit, int32_t *chosen, float *weight);
 

@@ -1,8 +1,8 @@
-/* nn/row_context.h: the row context, which every block of nn/ takes beside its weights and its rows.
+/* nn/row_context.h: the row context, an argument of every block of nn/ beside its weights and rows.
  *
- * Rows of many sequences stand packed behind each other. A sequence is a range of rows that see each other; the
- * position of a row is its number within its sequence. All lanes of a region call a block with the same rows and a
- * context of their own; blocks share the rows or the outputs out among the lanes. */
+ * The rows of many sequences are packed one after another. A sequence is a range of rows that attend to each other; the
+ * position of a row is its index within its sequence. All threads of a region call a block with the same rows and with
+ * a context of their own. Blocks divide the rows or the outputs among the threads. */
 #ifndef MP_MODELS_NN_ROW_CONTEXT_H
 #define MP_MODELS_NN_ROW_CONTEXT_H
 
@@ -14,21 +14,21 @@ typedef struct mp_row_span { /* the rows of one sequence */
 } mp_row_span;
 
 typedef struct mp_row_context {
-    const mp_team_thread *thread; /* the calling lane */
-    const mp_row_span *spans;    /* [n_spans], or NULL where no block asks for sequences */
+    const mp_team_thread *thread; /* the calling thread */
+    const mp_row_span *spans;    /* [n_spans], or NULL if no block needs sequences */
     int n_spans;
     void *acts;                  /* shared: prepared activations, mp_linear_scratch of the largest layer */
-    void *own_acts;              /* the lane's own, used for up to MP_PRIVATE_ROWS rows; may be NULL */
-    const mp_unpacked *unpacked; /* as of mp_linear_forward */
-    /* NULL: barriers are plain. Else `meet` is a barrier at which all lanes learn alike whether to continue (false: the
-     * step is over, and what the block was to write is unfinished); `poll` returns true when what has no barriers until
-     * the next meet may be left undone. */
+    void *own_acts;              /* private to the thread, for up to MP_PRIVATE_ROWS rows; may be NULL */
+    const mp_unpacked *unpacked; /* as in mp_linear_forward */
+    /* NULL: plain barriers. Otherwise `meet` is a barrier that returns the same value to all threads: true to continue,
+     * false if the step is over, which leaves the block's output unfinished. `poll` returns true if work up to the next
+     * meet may be skipped. */
     bool (*meet)(void *arg);
     bool (*poll)(void *arg);
     void *arg;
 } mp_row_context;
 
-/* A barrier between two blocks. False: every lane leaves. */
+/* A barrier between two blocks. False: the step is over, and every thread returns. */
 static inline bool mp_row_meet(const mp_row_context *context) {
     if (context->meet)
         return context->meet(context->arg);

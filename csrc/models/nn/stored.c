@@ -8,13 +8,15 @@
 
 enum { STORED, KEEPING, PACKED };
 
-/* More makes the steps of the first second longer, less makes it more steps that pack everything and keep little. */
+/* Time for keeping packed panels, per pass and per row of a pass. A larger value lengthens the steps of the first
+ * second; a smaller one causes more steps that pack everything and keep little. */
 static const uint64_t KEEP_NS = 150ull * 1000 * 1000, KEEP_ROW_NS = 1000 * 1000;
 
-/* Bytes that a lane fetches between two reports of progress: the file may have to be read from a disk. */
+/* Bytes that a thread reads between two progress reports: the file may have to come from a disk. */
 enum { FETCH_BYTES = 4 << 20 };
 
-/* In the child of a fork: whoever was keeping a panel is not there, and the panel is half of one. */
+/* Runs in the child of a fork: the threads that were keeping panels do not exist there, and their panels are
+ * incomplete. */
 static void forget_keepers(mp_forked *self) {
     mp_stored *stored = (mp_stored *)((char *)self - offsetof(mp_stored, forked));
     for (int i = 0; i < stored->count; i++) {
@@ -57,7 +59,7 @@ mp_status mp_stored_add(mp_stored *stored, const mp_wmat *w, const mp_tensor *te
     mp_stored_part *part = &stored->parts[stored->count];
     part->state = mp_alloc_array((size_t)w->panels, sizeof *part->state, MP_TAG_WEIGHTS);
     if (!part->state)
-        return mp_fail_memory(error, (uint64_t)w->panels, "the states of a matrix");
+        return mp_fail_memory(error, (uint64_t)w->panels, "the panel states of a matrix");
     part->all = stored;
     part->tensor = *tensor;
     part->panels = w->panels;
@@ -73,7 +75,7 @@ mp_status mp_stored_add(mp_stored *stored, const mp_wmat *w, const mp_tensor *te
 typedef struct fetch_run {
     const mp_stored *stored;
     mp_progress *progress;
-    _Atomic uint64_t chunk; /* the next, counted over all matrices */
+    _Atomic uint64_t chunk; /* the next chunk, counted over all matrices */
 } fetch_run;
 
 static uint64_t chunks_of(const mp_tensor *tensor) { return (tensor->nbytes + FETCH_BYTES - 1) / FETCH_BYTES; }
@@ -82,7 +84,7 @@ static void fetch_body(const mp_team_thread *thread, void *arg) {
     (void)thread;
     fetch_run *run = arg;
     const mp_stored *stored = run->stored;
-    uint64_t first = 0; /* piece of matrix i */
+    uint64_t first = 0; /* first chunk of matrix i */
     int i = 0;
     for (;;) {
         uint64_t chunk = atomic_fetch_add_explicit(&run->chunk, 1, memory_order_relaxed);
@@ -130,12 +132,13 @@ static void packed(mp_stored_part *part, int panel) {
     atomic_store_explicit(&part->state[panel], PACKED, memory_order_release);
     if (atomic_fetch_sub_explicit(&part->left, 1, memory_order_acq_rel) != 1)
         return;
-    mp_weights_release(all->weights, &part->tensor); /* who still reads there has the pages back at once */
-    mp_stored_sound(all); /* once all are packed nobody looks any more but for `spoilt` */
+    mp_weights_release(all->weights, &part->tensor); /* a thread that still reads these pages gets them back from the
+                                                      * file at once */
+    mp_stored_sound(all); /* last check: after it, only mp_stored_corrupted is consulted */
     atomic_fetch_sub_explicit(&all->left, 1, memory_order_acq_rel);
 }
 
-/* One panel by way of scratch, as a matrix of its own. */
+/* Computes one panel through scratch, as a matrix of its own. */
 static void pass_through(const mp_stored_part *part, const mp_wmat *w, const mp_acts *x, int M, int panel,
                          const mp_epilogue *ep, float *y, int64_t ldy, uint8_t *scratch) {
     int32_t n0 = panel * MP_PANEL_N, left = w->N - n0, n = left < MP_PANEL_N ? left : MP_PANEL_N;

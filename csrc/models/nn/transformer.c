@@ -54,7 +54,7 @@ bool mp_transformer_after(const mp_row_context *context, const mp_transformer_la
     return in && mp_mlp_forward(context, &layer->mlp, in, rows->hidden, rows->M, rows->inner, &sum);
 }
 
-/* Up to `most` of the rows, from row0 on. */
+/* Returns at most `most` of the rows, from row0 on. */
 static mp_transformer_rows range_of(const mp_transformer_rows *rows, int row0, int most) {
     mp_transformer_rows range = *rows;
     range.M = rows->M - row0 < most ? rows->M - row0 : most;

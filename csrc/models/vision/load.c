@@ -1,5 +1,5 @@
-/* vision/load.c: image network and projector beside a decoder, from one spec. Tensors are named as in GGUF's files of
- * image encoders: "v." the network's, "mm.0" and "mm.2" the projector's. */
+/* vision/load.c: image network and projector beside a decoder, from one spec. Tensors are named as in GGUF files of
+ * image encoders: "v." for the network, "mm.0" and "mm.2" for the projector. */
 #include <string.h>
 
 #include "models/vision/vision.h"
@@ -25,7 +25,7 @@ static mp_status read_hyper(mp_vision *vision, const mp_spec *spec, mp_error *er
     return MP_OK;
 }
 
-/* The first layer's outputs are the file's to say when there is a second. */
+/* If there is a second layer, the file decides the number of outputs of the first. */
 static mp_status read_projector(mp_vision *vision, mp_builder *builder, mp_error *error) {
     const mp_weights *weights = builder->weights;
     int32_t inputs = vision->image_encoder.hidden * vision->merge * vision->merge, inner = vision->width;
@@ -72,7 +72,7 @@ mp_status mp_vision_read(const mp_load_args *args, mp_builder *builder, int32_t 
     if ((!vision->image_encoder.axial && vision->image_encoder.grid % vision->merge) ||
         (vision->keep_class && vision->merge > 1))
         return mp_fail_file(error, MP_FORMAT, mp_spec_origin(args->spec), -1, "mpool.vision.merge",
-                            "a divisor of the patches a side", "%d of %d", vision->merge, vision->image_encoder.grid);
+                            "a divisor of the patches per side", "%d of %d", vision->merge, vision->image_encoder.grid);
     return MP_OK;
 }
 
@@ -88,7 +88,7 @@ mp_status mp_vision_load(const mp_load_args *args, mp_model **model, mp_error *e
     return mp_decoder_load_with(&decoder, &mp_vision_ops, model, error);
 }
 
-/* Bytes that the cache of a decoder has for a row. */
+/* Bytes of one row in the decoder's KV cache. */
 static uint64_t cache_bytes(const mp_spec *spec, mp_compute compute) {
     uint64_t values = 0;
     for (int i = 0; i < mp_spec_tensor_count(spec); i++) {
@@ -100,8 +100,8 @@ static uint64_t cache_bytes(const mp_spec *spec, mp_compute compute) {
     return values * (uint64_t)mp_dtype_get(mp_kv_dtype(compute == MP_COMPUTE_F32))->bytes;
 }
 
-/* What an engine needs for one image, the largest where they have any size: the state of the network, what a part is
- * computed in, the rows that come of it, and room for them in the cache. */
+/* Bytes that an engine needs for one image, the largest one if sizes vary: the state of the network, the working memory
+ * of a part, the resulting rows, and their share of the KV cache. */
 static uint64_t image_bytes(const mp_spec *spec, mp_compute compute) {
     const uint64_t part_bytes = 16 << 20;
     const char *name;
@@ -113,7 +113,7 @@ static uint64_t image_bytes(const mp_spec *spec, mp_compute compute) {
         mp_spec_int(spec, "{arch}.vision.embedding_length", 1, INT32_MAX, NULL, &hidden, &error) != MP_OK ||
         mp_spec_int(spec, "{arch}.embedding_length", 1, INT32_MAX, NULL, &width, &error) != MP_OK ||
         mp_spec_int(spec, "mpool.vision.merge", 1, MAX_MERGE, &one, &merge, &error) != MP_OK)
-        return part_bytes; /* refused when it is loaded */
+        return part_bytes; /* the load will fail */
     const mp_arch *arch = mp_arch_find(name);
     const bool any_size = arch && (arch->flags & MP_VIT_ANY_SIZE);
     const uint64_t patches = any_size ? MP_VISION_MOST_PATCHES : (uint64_t)(side / patch * (side / patch));
@@ -130,7 +130,7 @@ void mp_vision_footprint(const mp_spec *spec, mp_compute compute, uint64_t *mode
             *model_bytes += mp_vit_tensor_bytes(mp_spec_tensor_at(spec, i), compute);
 }
 
-/* ---- calls ------------------------------------------------------------------------------------------------------- */
+/* ---- requests ---------------------------------------------------------------------------------------------------- */
 
 int32_t mp_vision_rows(const mp_vision *vision, int32_t height, int32_t width) {
     const mp_vit *image_encoder = &vision->image_encoder;
@@ -169,7 +169,8 @@ static mp_status check_run(const mp_vision *vision, const mp_text_images *images
     for (int32_t i = 0; images->sources && i < run->rows; i++) {
         int32_t source = images->sources[run->source + i];
         if (source >= rows || source < -1 || (source < 0 && !vision->newline))
-            return mp_fail(error, MP_INVALID_ARGUMENT, "run %d wants row %d of %lld", index, source, (long long)rows);
+            return mp_fail(error, MP_INVALID_ARGUMENT, "run %d refers to row %d, its image has %lld", index, source,
+                           (long long)rows);
     }
     return MP_OK;
 }
@@ -203,7 +204,7 @@ mp_status mp_vision_check(const mp_vision *vision, mp_text_request *call, mp_err
                                      : 0;
     if ((known && placeholders != rows) || rows != of_runs)
         return mp_fail(error, MP_INVALID_ARGUMENT,
-                       "the prompt has %lld placeholders for images, the images have %lld rows",
+                       "the prompt has %lld image placeholders, its images have %lld rows",
                        (long long)placeholders, (long long)of_runs);
     return MP_OK;
 }

@@ -1,4 +1,4 @@
-/* vision/store.c: the rows of images: computed tile by tile and part by part, kept by what they were computed from. */
+/* vision/store.c: the rows of images: computed tile by tile and part by part, kept by the hash of their pixels. */
 #include <stdatomic.h>
 #include <string.h>
 
@@ -6,8 +6,8 @@
 #include "models/vision/vision.h"
 
 enum {
-    MOST_TILES = 1024,  /* a look-up goes through all */
-    MOST_NUMBERS = 4096 /* images whose numbers are remembered */
+    MOST_TILES = 1024,  /* a look-up scans all tiles */
+    MOST_NUMBERS = 4096 /* images with a remembered number */
 };
 
 static int32_t largest(int32_t a, int32_t b) { return a > b ? a : b; }
@@ -27,8 +27,8 @@ static void drop_tile(mp_image_store *store, mp_tile **at) {
     free_tile(store, tile);
 }
 
-/* Give back tiles that nobody holds, the least recently used first, until only so many bytes are left of all of them or
- * so many have been given; returns those. */
+/* Frees idle tiles, least recently used first, until at most `kept` bytes of idle tiles are left or `bytes` bytes are
+ * freed. Returns the bytes freed. */
 static uint64_t shrink_tiles(mp_image_store *store, uint64_t bytes, uint64_t kept) {
     uint64_t given = 0, idle = 0;
     for (const mp_tile *tile = store->tiles; tile; tile = tile->next)
@@ -48,7 +48,7 @@ static uint64_t shrink_tiles(mp_image_store *store, uint64_t bytes, uint64_t kep
 
 uint64_t mp_images_shrink(mp_image_store *store, uint64_t bytes) { return shrink_tiles(store, bytes, 0); }
 
-/* What idle tiles may take: a quarter of what idle prefixes may. */
+/* Limits idle tiles to a quarter of the limit of idle prefixes. */
 static void bound_tiles(mp_image_store *store) {
     uint64_t limit = atomic_load_explicit(&store->budget->limit, memory_order_relaxed);
     uint64_t percent = (uint64_t)mp_options_get()->prefix_percent;
@@ -75,7 +75,7 @@ static mp_tile *find_tile(mp_image_store *store, const uint8_t *key) {
     return NULL;
 }
 
-/* Memory that is charged, for which idle tiles and prefixes go. */
+/* Charges the budget; evicts idle tiles and prefixes if it is full. */
 static bool take_budget(mp_image_store *store, uint64_t bytes) {
     while (!mp_budget_take(store->budget, bytes))
         if (mp_images_shrink(store, bytes) == 0 && mp_prefix_shrink(store->cache, bytes) == 0)
@@ -116,7 +116,8 @@ static void give_arena(mp_image_store *store, mp_arena *arena) {
     mp_arena_deinit(arena);
 }
 
-/* Its memory is the next one's, if that has none. Its tile is the caller's. */
+/* Removes a job. The next job reuses its memory, unless there is spare memory already. The caller takes over its
+ * tile. */
 static void end_job(mp_image_store *store, mp_tile_job **at) {
     mp_tile_job *job = *at;
     *at = job->next;
@@ -155,7 +156,7 @@ void mp_images_destroy(mp_image_store *store) {
     mp_free(store);
 }
 
-/* ---- the images of a call ---------------------------------------------------------------------------------------- */
+/* ---- images of a request ----------------------------------------------------------------------------------------- */
 
 static int32_t number_of(mp_image_store *store, const uint8_t *key) {
     for (int i = 0; i < store->number_count; i++)
@@ -166,14 +167,14 @@ static int32_t number_of(mp_image_store *store, const uint8_t *key) {
         store->number_count++;
     else
         at = store->number_next++ % MOST_NUMBERS;
-    /* the prefixes of the first are long gone when numbers begin again */
+    /* when numbers wrap around, the prefixes of the first ones have long been evicted */
     store->last_number = store->last_number < INT32_MAX ? store->last_number + 1 : 1;
     memcpy(store->numbers[at].key, key, MP_IMAGE_KEY);
     store->numbers[at].number = store->last_number;
     return store->last_number;
 }
 
-/* Text moves on all axes alike; the rows of an image stand by line and column. */
+/* Assigns M-RoPE positions: text advances on all axes alike; the rows of an image are placed by line and column. */
 static void place(const mp_vision *vision, const mp_text_request *call, mp_request_images *own) {
     const mp_text_images *images = &call->images;
     const int32_t unit = vision->image_encoder.patch * vision->merge;
@@ -203,11 +204,11 @@ mp_status mp_images_begin(mp_image_store *store, const mp_text_request *call, bo
     size_t list = sizeof(mp_request_images) + (size_t)images->n_tiles * sizeof(mp_tile *);
     size_t bytes = list + (axes ? (size_t)call->n_prompt * sizeof *group->images->positions : 0);
     if (!take_budget(store, bytes))
-        return mp_fail_memory(error, bytes, "the images of a call");
+        return mp_fail_memory(error, bytes, "the images of a request");
     group->charged += bytes;
     group->images = mp_alloc_zeroed(bytes, MP_TAG_REQUEST);
     if (!group->images)
-        return mp_fail_memory(error, bytes, "the images of a call");
+        return mp_fail_memory(error, bytes, "the images of a request");
     if (axes) {
         group->images->positions = (void *)((uint8_t *)group->images + list);
         place(store->vision, call, group->images);
@@ -221,7 +222,7 @@ mp_status mp_images_number(mp_image_store *store, const mp_text_request *call, m
     if (images->n_runs > 0 && !store->numbers)
         store->numbers = mp_alloc_array(MOST_NUMBERS, sizeof *store->numbers, MP_TAG_SCRATCH);
     if (images->n_runs > 0 && !store->numbers)
-        return mp_fail_memory(error, MOST_NUMBERS * sizeof *store->numbers, "the numbers of images");
+        return mp_fail_memory(error, MOST_NUMBERS * sizeof *store->numbers, "the image numbers");
     for (int32_t r = 0; r < images->n_runs; r++) {
         int32_t number = number_of(store, images->run_keys + (ptrdiff_t)r * MP_IMAGE_KEY);
         for (int c = 0; c < group->n; c++)
@@ -254,7 +255,7 @@ static const mp_image_run *run_at(const mp_text_images *images, int32_t position
     return &images->runs[low];
 }
 
-/* The tile whose row *row stands at a placeholder; -1: it is the newline. */
+/* Returns the tile, and its row *row, for a placeholder; -1: the newline. */
 static int32_t tile_at(const mp_vision *vision, const mp_text_images *images, int32_t position, int32_t *row) {
     const mp_image_run *run = run_at(images, position);
     int32_t at = position - run->start, tile = run->tile, rows;
@@ -336,7 +337,7 @@ bool mp_images_computing(const mp_image_store *store, const mp_text_request *cal
     return find_job(store, call, tile) != NULL;
 }
 
-/* Of a row of a tile in the projector. */
+/* Operations of one row in the projector. */
 static uint64_t project_ops(const mp_vision *vision) {
     return 2 * ((uint64_t)vision->first.K * (uint64_t)vision->first.N +
                 (uint64_t)vision->second.K * (uint64_t)vision->second.N);
@@ -361,7 +362,7 @@ uint64_t mp_images_part_ns(const mp_image_store *store) {
     return mp_vit_ns(image_encoder, mp_vit_part_ops(image_encoder));
 }
 
-/* Charged memory for an arena; what is in it is lost. */
+/* Grows an arena with charged memory; its contents are lost. */
 static mp_status reserve(mp_image_store *store, mp_arena *arena, size_t bytes, mp_error *error) {
     bytes = mp_arena_cost(bytes);
     mp_arena_reset(arena);
@@ -372,7 +373,7 @@ static mp_status reserve(mp_image_store *store, mp_arena *arena, size_t bytes, m
         return mp_fail_memory(error, bytes, "the scratch of an image network");
     mp_status status = mp_arena_reserve(arena, bytes, error);
     store->charged = store->charged - before + arena->size;
-    if (status != MP_OK) /* what it had is gone, too */
+    if (status != MP_OK) /* a failed reserve has freed the old memory, too */
         mp_budget_give(store->budget, bytes);
     return status;
 }
@@ -381,15 +382,15 @@ typedef struct job_run {
     const mp_vision *vision;
     mp_tile_job *job;
     mp_vit_pass pass;
-    uint8_t *own; /* [lanes][own_bytes] */
+    uint8_t *own; /* [threads][own_bytes] */
     size_t own_bytes;
-    int32_t rows;     /* of a part in the projector */
+    int32_t rows;     /* rows of a part in the projector */
     float *gathered;  /* [rows, first.K] */
     float *inner;     /* [rows, first.N], or NULL */
     uint8_t *acts;
 } job_run;
 
-/* Row `index` of the tile, as the projector takes it: the patches that it merges, line by line, normed. */
+/* Gathers row `index` of the tile as input of the projector: the merged patches, line by line, normed. */
 static void gather(const mp_vision *vision, const mp_vit_image *image, const float *x, int32_t index, float *out) {
     const mp_vit *image_encoder = &vision->image_encoder;
     const int32_t hidden = image_encoder->hidden, merge = vision->merge, across = image->across / merge;
@@ -405,7 +406,7 @@ static void gather(const mp_vision *vision, const mp_vit_image *image, const flo
     }
 }
 
-/* Rows [row0, row1) of the tile, of which the network has made all. */
+/* Projects rows [row0, row1) of the tile. The network must have computed all of it. */
 static void project(const job_run *run, const mp_team_thread *thread, int32_t row0, int32_t row1) {
     const mp_vision *vision = run->vision;
     const mp_tile_job *job = run->job;
@@ -437,11 +438,11 @@ static void job_body(const mp_team_thread *thread, void *arg) {
         project(run, thread, row, next);
         go_on = mp_vit_barrier(&l, (uint64_t)(next - row) * project_ops(run->vision));
     }
-    if (thread->index == 0 && row > job->projected) /* the others have read it before the barrier */
+    if (thread->index == 0 && row > job->projected) /* all threads read `projected` before the barrier */
         job->projected = row;
 }
 
-/* Another tile than this one that the same call began is not wanted any more, or one whose call is gone. */
+/* Drops other tiles that this group began, and tiles whose group is gone. */
 static void forget_others(mp_image_store *store, const mp_text_request *call, const mp_sequence_group *group,
                           int tile) {
     for (mp_tile_job **at = &store->jobs; *at;)
@@ -460,7 +461,7 @@ static mp_status start_job(mp_image_store *store, const mp_text_request *call, i
     size_t state = mp_arena_cost(mp_vit_state_bytes(image_encoder, image.n));
     mp_tile_job *job = mp_alloc_zeroed(sizeof *job, MP_TAG_SCRATCH);
     if (!job)
-        return mp_fail_memory(error, sizeof *job, "an image that is looked at");
+        return mp_fail_memory(error, sizeof *job, "an image tile");
     job->memory = store->spare;
     store->spare = (mp_arena){0};
     mp_status status = reserve(store, &job->memory, state + axes, error);
@@ -481,7 +482,7 @@ static mp_status start_job(mp_image_store *store, const mp_text_request *call, i
     return MP_OK;
 }
 
-/* What a step of the job computes in. */
+/* Sets up the working memory of one step of the job. */
 static mp_status make_run(mp_image_store *store, mp_tile_job *job, mp_lease *lease, job_run *run, mp_error *error) {
     const mp_vision *vision = store->vision;
     const mp_vit *image_encoder = &vision->image_encoder;
@@ -502,7 +503,7 @@ static mp_status make_run(mp_image_store *store, mp_tile_job *job, mp_lease *lea
     const size_t part = network > projector ? network : projector;
     MP_TRY(reserve(store, &store->scratch, mp_arena_cost(threads) + part, error));
     run->own = mp_arena_take(&store->scratch, mp_arena_cost(threads));
-    uint8_t *memory = mp_arena_take(&store->scratch, part); /* of both, one after the other */
+    uint8_t *memory = mp_arena_take(&store->scratch, part); /* shared by network and projector, one after the other */
     run->gathered = (float *)(void *)memory;
     run->inner = inner ? (float *)(void *)(memory + gathered) : NULL;
     run->acts = memory + gathered + inner;
@@ -522,7 +523,7 @@ static mp_status make_run(mp_image_store *store, mp_tile_job *job, mp_lease *lea
     return MP_OK;
 }
 
-/* The job's tile, all of whose rows are there, is kept. */
+/* Moves the job's complete tile to the store. */
 static mp_status finish_job(mp_image_store *store, mp_tile_job *job, mp_error *error) {
     mp_tile *tile = job->tile;
     mp_tile_job **at = &store->jobs;
@@ -534,13 +535,13 @@ static mp_status finish_job(mp_image_store *store, mp_tile_job *job, mp_error *e
     if (mp_kernels_get()->all_finite(tile->rows, (int64_t)tile->count * store->vision->width))
         return MP_OK;
     drop_tile(store, &store->tiles);
-    return mp_fail(error, MP_NUMERIC, "the model produced NaN or infinity of an image");
+    return mp_fail(error, MP_NUMERIC, "the model produced NaN or infinity for an image");
 }
 
 mp_status mp_images_compute(mp_image_store *store, mp_lease *lease, const mp_text_request *call,
                             mp_sequence_group *group, int tile, uint64_t budget_ns, const _Atomic int *unwanted,
                             mp_error *error) {
-    mp_vision *vision = (mp_vision *)store->vision; /* its estimate of time changes */
+    mp_vision *vision = (mp_vision *)store->vision; /* its time estimate changes */
     job_run run;
     const uint64_t start = mp_sys_now_ns();
     forget_others(store, call, group, tile);
@@ -551,7 +552,7 @@ mp_status mp_images_compute(mp_image_store *store, mp_lease *lease, const mp_tex
     MP_TRY(make_run(store, job, lease, &run, error));
     run.pass.until_ns = mp_sys_after(start, budget_ns);
     run.pass.unwanted = unwanted;
-    /* its pixels are this call's, which may be another than the one it was begun for */
+    /* use this request's pixels: another request may have begun the job */
     job->image.pixels = call->images.pixels + call->images.offsets[tile];
     mp_lease_run(lease, job_body, &run);
     job->at = run.pass.cursor;
@@ -560,7 +561,7 @@ mp_status mp_images_compute(mp_image_store *store, mp_lease *lease, const mp_tex
     if (job->projected < job->tile->count)
         return MP_OK;
     MP_TRY(finish_job(store, job, error));
-    hold(store, &call->images, group, tile); /* nobody may take it for idle before the next step */
+    hold(store, &call->images, group, tile); /* keeps the tile from eviction until the next step */
     return MP_OK;
 }
 

@@ -1,52 +1,53 @@
-/* vision/vision.h: a decoder that reads images beside text. It is a decoder like any other, with an image network
- * (image/vit.h) and a projector beside it, which make rows of the decoder's width of an image; where the prompt has
- * placeholders these rows stand instead of rows of the token table.
+/* vision/vision.h: a decoder that reads images beside text. An image network (image/vit.h) and a projector turn an
+ * image into rows of the decoder's width. These rows replace the token embeddings at the placeholders of the prompt.
  *
  *   pixels -> image network -> [norm] -> merge * merge patches side by side -> linear -> [act -> linear] -> rows
  *
- * What a call brings (mp_text_images of capability.h) is prepared: an image is one tile or several, each of which goes
- * through the network alone; a run of placeholders in the prompt takes rows of the tiles of its image, in order or as
- * `sources` says, and the learned newline where that says so.
+ * The caller prepares the images (mp_text_images of capability.h). An image is one tile or several, each of which
+ * passes through the network alone. A run of placeholders takes the rows of its image's tiles, in order or as listed in
+ * `sources`, which may also name the learned newline.
  *
- * The store of an engine keeps the rows of tiles by the hash of their pixels, as long as somebody needs them and beyond
- * that while there is room. A step computes one tile, as much of it as there is time for, and looks after each part of
- * a layer (image/vit.h) whether there is more and whether anybody still wants it: so answers which are being written
- * wait no longer than for any other step. The next step goes on with it, unless it is offered to others (calls that a
- * worker failed with take their steps alone): these have a tile of their own begun beside it, and none is lost. What it
- * computes in goes when nobody waits for a tile.
+ * The store of an engine keeps the rows of tiles by the hash of their pixels: while a request needs them, and as long
+ * afterwards as memory allows. A step computes one tile, as far as its time budget allows. After each part of a layer
+ * (image/vit.h) it checks the time and whether the request was cancelled, so decoding sequences wait no longer than for
+ * any other step. The next step continues the tile. If the next step belongs to another request (a request whose worker
+ * failed takes its steps alone), that request starts a tile of its own, and the first is kept. The working memory is
+ * released when no request waits for a tile.
  *
- * In a sequence's tokens a placeholder is minus the number of its image, which an image gets when a store first sees it
- * and keeps there: so the prefix cache beside the store, which compares tokens, knows images from each other. */
+ * In a sequence's tokens a placeholder is the negative number of its image. The store assigns a number when it first
+ * sees an image. The prefix cache compares tokens, so it distinguishes images by these numbers. */
 #ifndef MP_MODELS_VISION_VISION_H
 #define MP_MODELS_VISION_VISION_H
 
 #include "models/decoder/images.h"
 #include "models/image/vit.h"
 
-enum { MP_VISION_MOST_PATCHES = 16384 }; /* of a tile */
+enum { MP_VISION_MOST_PATCHES = 16384 }; /* in one tile */
 
-typedef struct mp_vision { /* the part of a decoder that is about images; immutable once loaded */
-    mp_vit image_encoder;  /* without a head; its norm only when it is used */
-    int32_t merge;         /* patches a side that become one row */
-    bool keep_class;       /* the class token is a row, too */
+typedef struct mp_vision { /* the image part of a decoder; immutable once loaded */
+    mp_vit image_encoder;  /* has no head; has its final norm only if the model uses it */
+    int32_t merge;         /* merge * merge patches become one row */
+    bool keep_class;       /* the class token becomes a row, too */
     mp_act act;
-    mp_linear first, second; /* second: none when it has no parts */
+    mp_linear first, second; /* second: without parts if there is only one layer */
     float *newline;          /* [width] or NULL */
-    int32_t width;           /* of the decoder */
-    int32_t image_token;     /* id of placeholders; -1: they are what runs say, whatever stands there */
+    int32_t width;           /* width of the decoder */
+    int32_t image_token;     /* id of placeholders; -1: any token within a run is a placeholder */
 } mp_vision;
 
-/* Hyper-parameters, and jobs of the builder, for a decoder of so many components. *vision is made; destroy it. */
+/* Reads hyper-parameters and adds builder jobs, for a decoder of `width` components. Creates *vision, also on failure;
+ * the caller destroys it. */
 mp_status mp_vision_read(const mp_load_args *args, mp_builder *builder, int32_t width, mp_vision **vision,
                          mp_error *error);
 void mp_vision_destroy(mp_vision *vision);
 
-/* Rows that a tile of so many pixels becomes; 0 when the network does not take that size. */
+/* Returns the number of rows of a tile of height x width pixels; 0 if the network does not take that size. */
 int32_t mp_vision_rows(const mp_vision *vision, int32_t height, int32_t width);
-/* Whether a call's images fit the model and its prompt; its placeholders are those of its runs. Sets most_parts. */
+/* Checks that a request's images fit the model and its prompt, and that the placeholders are those of the runs. Sets
+ * images.most_parts. */
 mp_status mp_vision_check(const mp_vision *vision, mp_text_request *call, mp_error *error);
 
-extern const mp_image_ops mp_vision_ops; /* what a decoder asks of these functions */
+extern const mp_image_ops mp_vision_ops; /* the functions that decoder/images.h calls */
 
 /* ---- the store of an engine (vision/store.c); the worker's thread only ------------------------------------------- */
 
@@ -55,19 +56,19 @@ typedef struct mp_tile {
     float *rows; /* [count, width] */
     size_t bytes;
     int32_t count;
-    int users;            /* calls that hold it */
-    struct mp_tile *next; /* less recently used */
+    int users;            /* requests that hold it */
+    struct mp_tile *next; /* the next less recently used tile */
 } mp_tile;
 
-typedef struct mp_tile_job { /* a tile that is being computed */
+typedef struct mp_tile_job { /* a tile in computation */
     mp_vit_image image;
-    mp_arena memory;          /* of state and image, charged */
-    uint8_t *state;           /* the network's, between steps */
-    mp_vit_cursor at;         /* where it stands there */
-    uint64_t ops;             /* done so far */
-    mp_tile *tile;            /* its rows, of which so many have been projected */
+    mp_arena memory;          /* memory of `state` and image, charged */
+    uint8_t *state;           /* state of the network between steps */
+    mp_vit_cursor at;         /* progress within the network */
+    uint64_t ops;             /* operations done so far */
+    mp_tile *tile;            /* receives the rows; `projected` of them are complete */
     int32_t projected;
-    const mp_sequence_group *holder; /* who looked last; NULL: they are gone, and others may go on with it */
+    const mp_sequence_group *holder; /* the last group that computed it; NULL: released, any group may continue it */
     struct mp_tile_job *next;
 } mp_tile_job;
 
@@ -79,53 +80,54 @@ typedef struct mp_image_number {
 typedef struct mp_image_store {
     const mp_vision *vision;
     mp_budget *budget;
-    mp_prefix_cache *cache; /* whose idle blocks may be given up for tiles */
-    mp_tile *tiles;         /* the most recently used first */
-    uint64_t tile_bytes;    /* of all, charged */
-    mp_image_number *numbers; /* [number_count], the next to be replaced at number_next */
+    mp_prefix_cache *cache; /* its idle blocks may be evicted for tiles */
+    mp_tile *tiles;         /* most recently used first */
+    uint64_t tile_bytes;    /* bytes of all tiles, charged */
+    mp_image_number *numbers; /* [number_count]; number_next is replaced next */
     int number_count, number_next;
     int32_t last_number;
-    mp_tile_job *jobs;       /* one a holder at most */
-    mp_arena spare, scratch; /* of a job that is over, for the next; of one step */
-    uint64_t charged;        /* for both, and the memory of jobs */
+    mp_tile_job *jobs;       /* at most one for each holder */
+    mp_arena spare, scratch; /* memory of the last finished job, for the next one; scratch of one step */
+    uint64_t charged;        /* bytes of both and of the jobs */
 } mp_image_store;
 
-mp_image_store *mp_images_create(const mp_vision *vision, mp_budget *budget, mp_prefix_cache *cache); /* or NULL */
+/* NULL if memory is exhausted */
+mp_image_store *mp_images_create(const mp_vision *vision, mp_budget *budget, mp_prefix_cache *cache);
 void mp_images_destroy(mp_image_store *store); /* NULL is legal */
-uint64_t mp_images_bytes(const mp_image_store *store); /* that it holds, all charged */
-/* Give back at least so many bytes of tiles that nobody holds, if there are; returns how many. */
+uint64_t mp_images_bytes(const mp_image_store *store); /* all bytes held and charged */
+/* Releases at least `bytes` bytes of idle tiles, if there are that many. Returns the bytes released. */
 uint64_t mp_images_shrink(mp_image_store *store, uint64_t bytes);
-/* Give back what it computes in; tiles that are being computed are forgotten. */
+/* Releases the working memory; drops tiles in computation. */
 uint64_t mp_images_rest(mp_image_store *store);
-/* That and all tiles that nobody holds. */
+/* Releases the working memory and all idle tiles. */
 uint64_t mp_images_trim(mp_image_store *store);
 
-/* For an item's new answers: room for tiles; with axes positions on them, where an image is as long as its longer
- * side. */
+/* Allocates the image state of an item's new group of sequences. With `axes`, computes M-RoPE positions, in which an
+ * image is as long as its longer side. */
 mp_status mp_images_begin(mp_image_store *store, const mp_text_request *call, bool axes, mp_sequence_group *group,
                           mp_error *error);
-/* Numbers instead of placeholders in the tokens of answers, whenever their item is admitted: they may have those of
- * another store, where other images had them. Nothing of the answers is cached yet. */
+/* Replaces placeholders by image numbers in the tokens of all sequences. Call on every admission, before anything is
+ * cached: tokens may hold the numbers of another store, where images were numbered differently. */
 mp_status mp_images_number(mp_image_store *store, const mp_text_request *call, mp_sequence_group *group,
                            mp_error *error);
-/* Hold no tiles any more, nor one that is being computed. */
+/* Releases the group's tiles, and its tile in computation. */
 void mp_images_release(mp_image_store *store, const mp_text_request *call, mp_sequence_group *group);
 
-/* How many of the next `want` rows of a sequence can be computed now: those before the first whose tile is not there.
- * *missing: that tile, or -1. Holds the tiles of the others. */
+/* Returns how many of the next `want` rows of a sequence can be computed now: all before the first whose tile is
+ * missing. Sets *missing to that tile, or -1. Holds the tiles of the others. */
 int mp_images_ready(mp_image_store *store, const mp_text_request *call, mp_sequence_group *group,
                     const mp_sequence *seq, int want, int *missing);
-/* The row that stands at a placeholder, whose tile is held. *source: its number among those of all runs. */
+/* Returns the row for a placeholder, whose tile must be held. Sets *source to its index among the rows of all runs. */
 const float *mp_images_row(const mp_image_store *store, const mp_text_request *call, const mp_sequence_group *group,
                            int32_t position, int64_t *source);
-/* Whether this is a tile that is being computed. */
+/* Returns true if this tile is in computation. */
 bool mp_images_computing(const mp_image_store *store, const mp_text_request *call, int tile);
-/* Predicted time until it is computed, and of a part of that, the least that a step takes. */
+/* Predicted time to complete a tile, and time of one part, the least that a step takes. */
 uint64_t mp_images_left_ns(const mp_image_store *store, const mp_text_request *call, int tile);
 uint64_t mp_images_part_ns(const mp_image_store *store);
-/* Compute a missing tile for about budget_ns, one part of it at least, and hold it in the end; another that was begun
- * for these answers, or whose answers are gone, is forgotten. Ends early when the lease's owner or `unwanted` says
- * so. */
+/* Computes a missing tile for about `budget_ns`, at least one part of it, and holds it when complete. Drops another
+ * tile in computation that this group began, or whose group is gone. Stops early if the lease's owner or `unwanted`
+ * requests it. */
 mp_status mp_images_compute(mp_image_store *store, mp_lease *lease, const mp_text_request *call,
                             mp_sequence_group *group, int tile, uint64_t budget_ns, const _Atomic int *unwanted,
                             mp_error *error);

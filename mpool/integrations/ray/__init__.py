@@ -1,11 +1,11 @@
-"""mpool on Ray (extra ``ray``): replicas of pools behind one address, and vectors for folders of Parquet files.
+"""mpool on Ray (extra ``ray``): replicas with pools behind one address, and embeddings for folders of Parquet files.
 
 - ``serving``: :func:`application` for ``serve run``, and ``mpool ray serve``.
-- ``pools``: a replica: a pool, and the server's routes over it. ``front``: what listens; it passes requests on to a
-  replica where their model is warm. ``routing``: which replica that is, and how many there should be.
+- ``pools``: a replica: a pool and the server's routes. ``front``: gets the requests and forwards each to a replica
+  that has its model loaded. ``routing``: the choice of the replica and the number of replicas.
 - ``parquet``: :func:`embed_parquet`, ``mpool ray embed``; :class:`EmbedBatches` for pipelines of Ray Data.
 
-Everything is tested on one machine. A cluster of several is Ray's matter: ``ray start --head`` on one, ``ray start
+Everything is tested on one machine. For a cluster, run ``ray start --head`` on one machine and ``ray start
 --address=HEAD:6379`` on the others, each with mpool and the models' files, then the same command with ``--address
 auto``.
 """

@@ -1,22 +1,22 @@
-"""Ray as mpool starts it, and what a pool on a machine with other pools may take: its CPUs, their share of memory."""
+"""Starting Ray, and the limits of a pool that shares a machine: its CPUs and their share of the memory."""
 
 from __future__ import annotations
 
 import os
 
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # before Ray looks: what mpool starts tells nobody
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # before Ray is imported
 
 import ray  # noqa: E402
 
 from ...config import PoolConfig  # noqa: E402
 from ...pool import Pool  # noqa: E402
 
-#: Bytes of Ray's store for objects, where mpool starts Ray: bodies of requests go through it, and names of files.
+#: Bytes of Ray's object store when mpool starts Ray: it holds request bodies and file names.
 _STORE = 256 << 20
 
 
 def connect(address: str | None) -> None:
-    """Joins the cluster at an address; None: starts Ray here, for as long as this process lives."""
+    """Join the cluster at an address; None: start Ray on this machine for the life of this process."""
     if address is not None:
         ray.init(address=address, log_to_driver=False, logging_level="WARNING")
     else:
@@ -27,12 +27,12 @@ def config(cpus: int, memory_mb: int, offline: bool | None, grace: float = 5.0) 
     """Limits of a pool inside an actor of Ray.
 
     Args:
-        cpus: of the actor; so many threads compute.
-        memory_mb: for models, caches and queues, in megabytes; 0: of what one pool would take on this machine, the
-            part that ``cpus`` are of the CPUs that Ray has here. Actors with other pools cannot take more together,
-            for Ray places no more of them than there are CPUs.
+        cpus: CPUs of the actor, and compute threads of its pool.
+        memory_mb: memory for models, caches and queues in megabytes; 0: the default memory of one pool, times the share
+            of ``cpus`` in Ray's CPUs on this machine. All actors together then stay within the default, because Ray
+            places no more actors than there are CPUs.
         offline: see :class:`mpool.PoolConfig`.
-        grace: seconds that calls in flight get when the pool is closed.
+        grace: seconds that requests in flight get to complete when the pool is closed.
     """
     limit = memory_mb << 20 if memory_mb else _limit() * cpus // max(_cpus_here(), cpus)
     return PoolConfig(threads=cpus, memory_bytes=limit, offline=offline, shutdown_grace=grace)

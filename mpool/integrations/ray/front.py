@@ -1,8 +1,8 @@
-"""What listens: the server's guards, then each request goes on to a replica.
+"""The front: the server's guards; it forwards each request to a replica.
 
-A replica may die at any time. Until something of the answer is out, the request is given to another one; after that,
-its stream ends with the error ``worker_lost``. So every request has one answer or one error, and whoever sees
-``worker_lost``, ``overloaded`` or the status 503 may ask again.
+A replica may die at any time. Before any part of the response is sent, the front forwards the request to another
+replica; after that, the stream ends with the error ``worker_lost``. Every request thus gets one response or one error,
+and a client may retry after ``worker_lost``, ``overloaded`` or the status 503.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from ...server.streaming import EVENTS, LINES, event, line
 
 log = logging.getLogger("mpool.server")
 
-#: Replicas that a request is given to, one after the other; seconds until one of them has to have it.
+#: Replicas that are tried for a request; seconds until one of them must have accepted it.
 TRIES, PATIENCE = 3, 60.0
 _LOST = (RayActorError, ActorUnavailableError, ReplicaUnavailableError, DeploymentUnavailableError)
 _PLAIN = ("type", "http_version", "method", "scheme", "path", "raw_path", "query_string", "headers")
 
 
 class _Named(msgspec.Struct):
-    """What of a body is looked at here; all of it is the replica's to check."""
+    """The field of a body that the front reads. The replica checks the whole body."""
 
     model: str = ""
 
@@ -43,7 +43,7 @@ _named = msgspec.json.Decoder(_Named).decode
 
 
 def model_of(body: bytes) -> str:
-    """The model that a request names; "": none that can be read."""
+    """The model that a request names; "": none, or the body is not valid."""
     try:
         return _named(body).model.removesuffix(":latest") if body else ""
     except (msgspec.MsgspecError, RecursionError):
@@ -52,7 +52,7 @@ def model_of(body: bytes) -> str:
 
 @dataclass
 class FrontGate:
-    """What the guards ask for (:class:`mpool.server.guard.Gate`)."""
+    """The state that the guards need (:class:`mpool.server.guard.Gate`)."""
 
     settings: Settings
     stopping: bool = False
@@ -63,10 +63,10 @@ class FrontGate:
 
 
 class Relay:
-    """ASGI: requests to replicas and their answers back.
+    """An ASGI application that forwards requests to replicas.
 
     Args:
-        handle: of the replicas' deployment.
+        handle: handle of the replicas' deployment.
         settings: limits of requests.
         tries, patience: see :data:`TRIES`.
     """
@@ -130,7 +130,7 @@ class Relay:
 
 
 class _Answer:
-    """An answer on its way out. What is not streamed goes out whole, or not at all."""
+    """A response on its way to the client. A response that is not streamed is sent whole or not at all."""
 
     def __init__(self, scope: Scope, receive: Any, send: Any) -> None:
         self._scope, self._receive, self._send = scope, receive, send
@@ -151,7 +151,7 @@ class _Answer:
                 await self._send(part)
 
     def forget(self) -> None:
-        """What came of a replica that was lost."""
+        """Drop the messages of a replica that was lost."""
         self._held.clear()
         self._kind = ""
 
@@ -169,11 +169,11 @@ async def _left(receive: Any) -> None:
 
 
 class Front:
-    """The deployment that listens. Ray Serve makes it, in a process of its own.
+    """The deployment that gets the requests. Ray Serve makes it, in a process of its own.
 
     Args:
         pools: handle of the replicas' deployment.
-        settings: where, for whom, how much.
+        settings: address, clients and limits.
     """
 
     def __init__(self, pools: Any, settings: Settings) -> None:

@@ -1,4 +1,4 @@
-"""A replica: a pool with limits of its own, and the server's routes over it."""
+"""A replica: a pool with limits of its own, and the server's routes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ...server.settings import Settings
 from ...server.state import State
 from .routing import DEPTH
 
-#: Paths that mean the same whichever replica answers.
+#: Prefixes of paths for which every replica gives the same response.
 _SHARED = ("/v1/", "/api/", "/health", "/openapi.json")
-_OWN = "/api/mpool/"  # of the dashboard
+_OWN = "/api/mpool/"  # the dashboard's routes
 
 
 def operations() -> tuple[Any, ...]:
-    """What replicas do: all of ``mpool serve`` but its dashboard and ``/metrics``, which are of one pool."""
+    """Operations of a replica: those of ``mpool serve`` without the dashboard and ``/metrics``, which show one pool."""
     return tuple(operation for operation in OPERATIONS
                  if operation.path.startswith(_SHARED) and not operation.path.startswith(_OWN))
 
@@ -48,14 +48,14 @@ class Pools:
                 self.pool.load(served.model)
 
     async def respond(self, scope: Mapping[str, Any], body: bytes) -> AsyncIterator[list[dict[str, Any]]]:
-        """Answers a request.
+        """Serve a request.
 
         Args:
-            scope: of ASGI: what of it is plain data.
-            body: all of it.
+            scope: the plain data of an ASGI scope.
+            body: the whole body.
 
         Yields:
-            an empty list once the request is here, then ASGI's messages, as many together as there are.
+            an empty list once the replica has the request, then lists of ASGI messages.
         """
         yield []
         messages: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
@@ -64,7 +64,7 @@ class Pools:
         async def receive() -> dict[str, Any]:
             nonlocal given
             if given:
-                await asyncio.Event().wait()  # who leaves is told by the end of this generator
+                await asyncio.Event().wait()  # the end of this generator reports a disconnect
             given = True
             return {"type": "http.request", "body": body, "more_body": False}
 
@@ -79,7 +79,7 @@ class Pools:
                 more = found[-1] is not None
                 if batch := [message for message in found if message is not None]:
                     yield batch
-            await task  # raises what it raised
+            await task  # raises the application's exception
         finally:
             if not task.done():
                 (connection.left or task.cancel)()
@@ -95,17 +95,17 @@ class Pools:
         return [served.name for served in self.state.models.all() if warm.intersection(served.model._entry.core_keys())]
 
     async def record_routing_stats(self) -> dict[str, Any]:
-        """For :class:`mpool.integrations.ray.routing.WarmRouter`, once a second, and for Ray's metrics."""
+        """Report once a second to :class:`mpool.integrations.ray.routing.WarmRouter` and to Ray's metrics."""
         waiting, running = self._calls()
         models = self.resident()
-        self._measure("mpool_calls_waiting", "Calls that wait in the pool", waiting)
-        self._measure("mpool_calls_running", "Calls that run in the pool", running)
+        self._measure("mpool_calls_waiting", "Requests queued in the pool", waiting)
+        self._measure("mpool_calls_running", "Requests running in the pool", running)
         self._measure("mpool_models_resident", "Models that are loaded or loading", len(models))
-        self._measure("mpool_memory_used_bytes", "Of models, caches and queues", self.pool.health().memory.used)
+        self._measure("mpool_memory_used_bytes", "Bytes of models, caches and queues", self.pool.health().memory.used)
         return {"models": models, "calls": waiting + running}
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """For :class:`mpool.integrations.ray.routing.CallsPolicy`: the calls that the pool has, not the requests."""
+        """Report to :class:`mpool.integrations.ray.routing.CallsPolicy` the requests in the pool, not over HTTP."""
         return {DEPTH: float(sum(self._calls()))}
 
     def _measure(self, name: str, description: str, value: float) -> None:

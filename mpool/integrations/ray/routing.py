@@ -1,6 +1,6 @@
-"""Which replica gets a request, and how many replicas there should be.
+"""Routing of requests to replicas, and the number of replicas.
 
-Ray sends this module to its controller as it is, so it needs nothing but Ray. Replicas report once a second
+Ray copies this module to its controller, so it imports only Ray. Replicas report once a second
 (:meth:`mpool.integrations.ray.pools.Pools.record_routing_stats`).
 """
 
@@ -13,24 +13,24 @@ from typing import Any
 
 from ray.serve.request_router import RequestRouter
 
-#: Calls in a replica's pool, those that wait and those that run, at which another replica is worth having.
+#: Queued and running requests in a replica's pool, from which on another replica helps.
 CALLS = 8.0
-#: Name of the figure that replicas report for it.
+#: Name under which replicas report this number.
 DEPTH = "mpool_calls"
 
 
 def ranks(replicas: Iterable[Any], model: str, calls: float = CALLS) -> list[list[Any]]:
-    """Replicas for a request, best first: those where its model is loaded or loading and that have fewer than
-    ``calls``, then all.
+    """Rank the replicas for a request: first those with fewer than ``calls`` requests that have the model loaded or
+    loading, then all.
 
     Args:
         replicas: each with ``routing_stats``.
-        model: the name in the request; "": it names none.
-        calls: in a replica's pool, at which others are asked too.
+        model: the name in the request; "": none.
+        calls: requests in a replica's pool, from which on other replicas are used too.
 
     Returns:
-        lists of up to two, drawn at random, of which the one with fewer requests under way is to be taken; the second
-        list is for when those of the first can take no more.
+        two lists of up to two replicas, chosen at random. Ray takes the replica with fewer requests in flight, from the
+        second list if those of the first accept no more.
     """
     every = list(replicas)
     warm = [replica for replica in every if model and model in replica.routing_stats.get("models", ())
@@ -39,7 +39,7 @@ def ranks(replicas: Iterable[Any], model: str, calls: float = CALLS) -> list[lis
 
 
 class WarmRouter(RequestRouter):
-    """Ray's way to choose the less loaded of two replicas, among those where the model is warm."""
+    """Ray's choice of the less loaded of two replicas, among those that have the model loaded."""
 
     calls = CALLS
 
@@ -54,21 +54,20 @@ class WarmRouter(RequestRouter):
 
 
 class CallsPolicy:
-    """How many replicas there should be: the calls in all pools over those that one is to have. Bounds and delays are
-    Ray's.
+    """Autoscaling policy: the requests in all pools, divided by the target for one. Ray applies bounds and delays.
 
     Args:
-        calls: that one replica is to have.
+        calls: target number of requests per replica.
     """
 
     def __init__(self, calls: float = CALLS) -> None:
         self.calls = calls
 
     def __call__(self, context: Any) -> tuple[float, dict[str, Any]]:
-        """The number, and no state; ``context``: an ``AutoscalingContext`` of Ray Serve."""
+        """Return the number of replicas and no state. ``context`` is an ``AutoscalingContext`` of Ray Serve."""
         depths = (context.aggregated_metrics or {}).get(DEPTH, {})
         if len(depths) < context.current_num_replicas:
-            return context.target_num_replicas, {}  # one that has not reported yet is about to
+            return context.target_num_replicas, {}  # a new replica has not reported yet
         return max(1, math.ceil(sum(depths.values()) / self.calls)), {}
 
 

@@ -163,8 +163,8 @@ def run(plan: Plan, address: str | None = None, ready: Callable[[str], object] |
     try:
         there = int(ray.cluster_resources().get("CPU", 0))
         if there < plan.replicas * plan.cpus:
-            refuse("replicas", plan.replicas,
-                   f"{there // plan.cpus} or fewer: Ray has {there} CPUs, and each takes {plan.cpus}")
+            refuse("replicas", plan.replicas, f"{there // plan.cpus} or fewer",
+                   hint=f"Ray has {there} CPUs, and each replica takes {plan.cpus}")
         over = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: over.set())

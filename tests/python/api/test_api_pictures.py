@@ -342,7 +342,7 @@ def test_worker_processes(pool: mpool.Pool, family: str, flux: str, sd3: str) ->
         assert killed and not killed & set(apart.ps()[0].processes)
         with pytest.raises(errors.Unsupported, match="latents of each step do not come out"):
             entry = apart.get(model)._entry
-            drawing.prepare(entry, "a cat", drawing.Drawing(**SMALL), keep=True).submit(None).pictures()
+            drawing.prepare(entry, "a cat", drawing.GenerateImageOptions(**SMALL), keep=True).submit(None).pictures()
 
 
 def test_folders_that_are_refused(tmp_path: Path) -> None:

@@ -358,7 +358,7 @@ def test_chat_over_pipes(llama: str) -> None:
                stdin=stdin)
     prompts = [int(found) for found in re.findall(r"(\d+) prompt tokens", done.stderr)]
     assert len(prompts) == 3 and prompts[0] == prompts[2] < prompts[1]
-    assert "/nothing is no command" in done.stderr and "/exit" in done.stderr
+    assert "/nothing is not a command" in done.stderr and "/exit" in done.stderr
     assert ">" not in done.stdout.replace("|>", "")
 
 

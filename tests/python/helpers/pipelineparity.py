@@ -61,7 +61,7 @@ def ours(model: str | Path, width: int, height: int, compute: str = "float32", *
     """The same of mpool."""
     with mpool.Pool() as pool:
         entry = pool._find(str(model), "text_to_image")
-        request = drawing.prepare(entry, PROMPT, drawing.Drawing(
+        request = drawing.prepare(entry, PROMPT, drawing.GenerateImageOptions(
             width=width, height=height, num_inference_steps=STEPS, latents=latents_of(width, height),
             max_sequence_length=TOKENS, compute=compute, **options), keep=True)
         ticket = request.submit(None)

@@ -137,7 +137,7 @@ def test_answers_are_those_of_chat(llama: Path) -> None:
     assert asyncio.run(both()) == (expected.text, expected.text)
     several = model.generate([messages], n=3, seed=5).generations[0]
     assert len(several) == 3 and several[0].text == expected.text
-    with pytest.raises(mpool.InvalidArgument, match="n is 2"):
+    with pytest.raises(mpool.InvalidArgument, match="`n` must be 1 in a stream, got 2"):
         list(model.stream(messages, n=2))
 
 

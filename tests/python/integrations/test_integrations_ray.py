@@ -290,9 +290,12 @@ def test_plans(tmp_path: Path) -> None:
     assert application({"models": "all-MiniLM-L6-v2,small=./x", "replicas": "2", "only": "true", "max_body": "4096",
                         "token_file": str(token), "host": "0.0.0.0"}) is not None
     assert token.exists()
-    for wrong, words in (({"modles": "x"}, "modles is no argument"), ({"replicas": "two"}, "replicas is 'two'"),
-                         ({"only": "perhaps"}, "only is 'perhaps'"), ({"replicas": "0"}, "replicas is 0"),
-                         ({"host": "0.0.0.0"}, "there is no token"), ({"token": "x" * 20}, "token is no argument")):
+    for wrong, words in (({"modles": "x"}, "modles is no argument"),
+                         ({"replicas": "two"}, "`replicas` must be of type int, got 'two'"),
+                         ({"only": "perhaps"}, "`only` must be of type bool, got 'perhaps'"),
+                         ({"replicas": "0"}, "`replicas` must be an integer from 1 to .*, got 0"),
+                         ({"host": "0.0.0.0"}, "`host` must be a loopback address unless there is a token"),
+                         ({"token": "x" * 20}, "token is no argument")):
         with pytest.raises(mpool.InvalidArgument, match=words):
             application(wrong)
     found = make_parser().parse_args(["ray", "serve", "-m", "small=x", "--replicas", "2", "--cpus", "2"])
@@ -331,5 +334,5 @@ def test_folders_are_looked_at_first(tmp_path: Path) -> None:
         embed_parquet(tmp_path / "in", tmp_path / "out")
     with pytest.raises(mpool.InvalidArgument, match="another folder"):
         embed_parquet(tmp_path / "in", tmp_path / "in" / ".")
-    with pytest.raises(mpool.InvalidArgument, match="actors is 0"):
+    with pytest.raises(mpool.InvalidArgument, match="`actors` must be 1 or more, got 0"):
         embed_parquet(tmp_path / "in", tmp_path / "out", actors=0)

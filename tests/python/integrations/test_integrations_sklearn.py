@@ -127,11 +127,11 @@ def test_faults(bert: Path) -> None:
     made = EmbeddingTransformer(str(bert))
     with pytest.raises(NotFittedError):
         made.get_feature_names_out()
-    with pytest.raises(mpool.InvalidArgument, match="X has no texts"):
+    with pytest.raises(mpool.InvalidArgument, match="`X` must be at least one text, got none"):
         made.fit([])
     with pytest.raises(ValueError, match=r"X has the shape \(2, 2\)"):
         made.transform(np.array([TEXTS[:2], TEXTS[2:]]))
-    with pytest.raises(ValueError, match="X is one str"):
+    with pytest.raises(ValueError, match="`X` must be a list of str, got one str"):
         made.transform("one text")
     with pytest.raises(ValueError, match="text 1 is float"):
         made.transform([TEXTS[0], float("nan")])

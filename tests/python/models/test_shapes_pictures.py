@@ -154,7 +154,7 @@ def test_flux_of_published_size_draws_in_the_memory_predicted(tmp_path: Path) ->
     pipeline(tmp_path, FLUX, True)
     with mpool.Pool(mpool.PoolConfig(memory_bytes=13 << 30, max_workers_per_model=1)) as pool:
         entry = pool._find(str(tmp_path), "text_to_image")
-        request = drawing.prepare(entry, "a cat", drawing.Drawing(
+        request = drawing.prepare(entry, "a cat", drawing.GenerateImageOptions(
             width=128, height=128, num_inference_steps=1, max_sequence_length=32, seed=1))
         ticket = request.submit(None)
         most, predicted, used = 0, 0, 0

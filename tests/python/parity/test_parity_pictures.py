@@ -169,7 +169,7 @@ def test_prompt_too_long_is_cut_as_in_diffusers(tmp_path: Path) -> None:
     with mpool.Pool() as pool:
         entry = pool._find(str(tmp_path), "text_to_image")
         with pytest.warns(UserWarning, match="too long for CLIP, which takes 77 tokens"):
-            request = drawing.prepare(entry, long, drawing.Drawing(
+            request = drawing.prepare(entry, long, drawing.GenerateImageOptions(
                 width=16, height=16, num_inference_steps=1, guidance_scale=0, max_sequence_length=TOKENS,
                 compute="float32"), keep=True)
         ticket = request.submit(None)
@@ -184,7 +184,7 @@ def test_preview_is_what_the_step_foresees(tmp_path: Path) -> None:
     pipeline = pipelinemodels.flux(tmp_path)
     with mpool.Pool() as pool:
         entry = pool._find(str(tmp_path), "text_to_image")
-        request = drawing.prepare(entry, PROMPT, drawing.Drawing(
+        request = drawing.prepare(entry, PROMPT, drawing.GenerateImageOptions(
             width=32, height=40, num_inference_steps=STEPS, preview_every=1, latents=latents_of(32, 40),
             compute="float32"), keep=True)
         ticket = request.submit(None)

@@ -71,7 +71,7 @@ def chunks_of(text: str) -> list[Any]:
     return [json.loads(line) for line in lines[:-1]]
 
 
-# ---- httpx.ASGITransport -----------------------------------------------------------------------------------------------
+# ---- httpx.ASGITransport ---------------------------------------------------------------------------------------------
 
 def test_asgi_transport(app: Application) -> None:
     async def run() -> None:

@@ -82,7 +82,7 @@ def test_a_token_on_a_full_disk(tmp_path: Path) -> None:
         capture_output=True, text=True, timeout=60,
         preexec_fn=lambda: (signal.signal(signal.SIGXFSZ, signal.SIG_IGN),
                             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))[0])
-    assert done.returncode == 1 and "the token's file cannot be written" in done.stderr
+    assert done.returncode == 1 and "the token file cannot be written" in done.stderr
     assert list(tmp_path.iterdir()) == []  # nothing that the next start would take for a file without a token
 
 

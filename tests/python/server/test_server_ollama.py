@@ -180,7 +180,7 @@ def test_names_are_never_paths(server: Any) -> None:
         body |= {"chat": {"messages": CHAT}, "generate": {"prompt": "x"}, "embed": {"input": "x"},
                  "embeddings": {"prompt": "x"}}.get(path, {})
         status, found = ask(server, f"/api/{path}", body)
-        assert status == 404 and "no such model" in found["error"]
+        assert status == 404 and "Model not found" in found["error"]
     for path in ("/api/create", "/api/copy", "/api/push", "/api/blobs/sha256:abc", "/api/delete"):
         assert ask(server, path, {"model": "llama", "path": "/etc/passwd"})[0] == 404
 
@@ -238,5 +238,5 @@ def test_a_conversation_that_is_too_long_loses_its_oldest_turns(server: Any, str
         (done.text, done.usage.prompt_tokens) for done in said]
     for more in ({"truncate": False}, {"messages": [system, {"role": "user", "content": "a b " * limit}]}):
         status, refused = ask(server, "/api/chat", {**body, **more})
-        assert status == 400 and "longer than the model takes" in refused["error"], refused
+        assert status == 400 and "longer than the model's context" in refused["error"], refused
     idle(server)

@@ -17,8 +17,8 @@ SEEN = "0.54"
 HELP = f"""uvicorn {uvicorn.__version__} is installed; mpool was last checked against {SEEN}.
 
 Compare `uvicorn/protocols/http/httptools_impl.py` and `uvicorn/server.py` of the two versions with
-`mpool/server/protocol.py` (`Connection`, `_Cycle`) and `mpool/server/serving.py` (`_Uvicorn`): attributes of a connection
-and a cycle, the arguments of `RequestResponseCycle`, the callbacks that httptools calls, and the order of `startup` and
+`mpool/server/protocol.py` (`Connection`, `_Cycle`) and `mpool/server/serving.py` (`_Uvicorn`): attributes of a
+connection and a cycle, the arguments of `RequestResponseCycle`, the callbacks that httptools calls, and the order of `startup` and
 `shutdown`. Run `pytest tests/python/server`. Then change SEEN here."""
 
 #: Attributes that `Connection` reads or sets on its base class.
@@ -60,7 +60,7 @@ def test_names_of_the_server() -> None:
 
 
 def test_the_server_imports_no_private_name() -> None:
-    """No import of an underscore name of another package under `mpool/server`, and of uvicorn only what is listed here."""
+    """No import of an underscore name of another package under `mpool/server`, and of uvicorn only the names below."""
     import ast
     from pathlib import Path
 

@@ -500,7 +500,7 @@ def test_there_are_six_codes() -> None:
     found = {worker_code(Refusal(code)) for code in TABLE}
     assert found == CODES
     assert worker_code(refusal_of(errors.FormatError("x"), "id")) == "MODEL_LOAD_FAILED"
-    assert json.loads(worker_error(Refusal("busy"))) == {"code": "INVALID_REQUEST", "message": "The worker has a job.",
+    assert json.loads(worker_error(Refusal("busy"))) == {"code": "INVALID_REQUEST", "message": "The worker is running a job.",
                                                          "retriable": True, "param": None}
 
 
@@ -591,7 +591,7 @@ def test_a_model_that_cannot_be_loaded(bert: Path, tmp_path: Path, capsys: pytes
     assert main(["worker", "--port", "0", "-m", str(tmp_path / "bad.gguf")]) == 1
     assert "mpool: MODEL_LOAD_FAILED" in capsys.readouterr().err
     assert main(["worker", "--port", "0", "-m", str(bert)]) == 1
-    assert "allowed: text_to_text" in capsys.readouterr().err
+    assert "--model must be a text_to_text model, got " in capsys.readouterr().err
     assert main(["worker", "--port", "0", "--timeout", "-1", "-m", str(bert)]) == 1
     assert "timeout" in capsys.readouterr().err
 
