@@ -140,7 +140,7 @@ class Ticket:
         stop index."""
     def tokens(self, choice: int, start: int = 0) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.uint32]]:
         """ids, logprobs, byte_end of the tokens so far, from number ``start`` on (copies)."""
-    def drawn_ids(self, choice: int, start: int) -> tuple[list[int], bool]:
+    def sampled_ids(self, choice: int, start: int) -> tuple[list[int], bool]:
         """Ids from number ``start`` on, and whether there will be no more."""
     def mask(self, choice: int, index: int, bits: bytes) -> None:
         """Which tokens may be number ``index`` of a choice, the next one: a bit an id, as many bytes as submit_text
@@ -157,7 +157,7 @@ class Ticket:
         """Of a call with capture_values that is done: (tokens, values) as csrc/models/capture.h says, not copied;
         layers, hidden, vocab of the model; tokens whose records had no room."""
     # text_to_image
-    def drawn(self) -> tuple[int, int, int, int]:
+    def image_progress(self) -> tuple[int, int, int, int]:
         """Steps, previews and pictures finished so far, of all pictures together; previews that a picture gets."""
     def preview(self, index: int) -> NDArray[np.uint8]:
         """(height, width, 3) of a preview that is finished, not copied."""
@@ -237,12 +237,12 @@ class Registry:
         run_keys, sources, as of ``mpool.seeing.Images``. mask: which tokens may come first; those for later ones have
         to follow (``Ticket.mask``). capture_values: of each record of what the layers give out, 0 for none;
         capture_records: how many there may be memory for."""
-    def submit_draw(self, key: str, width: int, height: int, ids: Sequence[Sequence[NDArray[np.int32] | None]],
-                    counts: tuple[int, int, int], noise: NDArray[np.float32], times: NDArray[np.float32],
-                    sigmas: NDArray[np.float32], *, n: int = 1, guidance: float = 0.0, preview_every: int = 0,
-                    keep: bool = False, timeout: float | None = None, patience: float = -1.0,
-                    keep_alive: float = -1.0, priority: int = 2, lane: int = 0, tenant: int = 0,
-                    fail_fast: bool = False, uncounted: bool = False, policy: str = "default") -> Ticket:
+    def submit_image_generation(self, key: str, width: int, height: int,
+        ids: Sequence[Sequence[NDArray[np.int32] | None]], counts: tuple[int, int, int], noise: NDArray[np.float32],
+        times: NDArray[np.float32], sigmas: NDArray[np.float32], *, n: int = 1, guidance: float = 0.0,
+        preview_every: int = 0, keep: bool = False, timeout: float | None = None, patience: float = -1.0,
+        keep_alive: float = -1.0, priority: int = 2, lane: int = 0, tenant: int = 0, fail_fast: bool = False,
+        uncounted: bool = False, policy: str = "default") -> Ticket:
         """ids: of each text (one, or two: the second is guided away from), of each encoder; counts: how many ids of
         each encoder."""
     def number(self) -> int:

@@ -17,7 +17,7 @@ void mp_wire_begin(mp_wire_out *out, mp_channel *channel, mp_frame_kind kind) {
 void mp_put(mp_wire_out *out, const void *data, size_t bytes) {
     const uint8_t *from = data;
     while (bytes && !out->failed) {
-        if (out->used == MP_FRAME_MOST) { /* only now: the last frame is never empty without need */
+        if (out->used == MP_FRAME_MOST) { /* send only now, so that the last frame is never empty without need */
             out->failed = !mp_channel_send(out->channel, out->kind, false, out->buffer, out->used);
             out->used = 0;
         }
@@ -197,7 +197,7 @@ mp_status mp_get_error(mp_wire_in *in, const mp_status *allowed, mp_error *error
     while (*allowed != MP_OK && *allowed != error->code)
         allowed++;
     if (*allowed == MP_OK)
-        mp_wire_refuse(in, "it fails for a reason that is not its to say");
+        mp_wire_refuse(in, "it reports a status that is not allowed here");
     if (in->failed)
         error->code = MP_RECV;
     return error->code;

@@ -1,12 +1,12 @@
-/* wire_image_embedding.c: see passes/vectors.def. */
+/* wire_image_embedding.c: image embedding requests between processes; see passes/vectors.def. */
 #include "models/capability.h"
 
 #define MP_SCHEMA    "models/requests/image_embedding.def"
 #define WIRE_ARGS    mp_image_embedding_args
 #define WIRE_REQUEST mp_image_embedding_request
 #define wire_create  mp_image_embedding_request_create
-#define WIRE_EARLY   "images are finished that were not to be"
-#define WIRE_OUTCOME "an outcome does not fit the images that are finished"
+#define WIRE_EARLY   "more images are finished than were planned"
+#define WIRE_OUTCOME "an outcome does not match the finished images"
 
 static inline size_t wire_rows_at(const mp_image_embedding_request *request, uint32_t image) {
     (void)request;
@@ -15,10 +15,11 @@ static inline size_t wire_rows_at(const mp_image_embedding_request *request, uin
 
 #include "isolation/passes/vectors.def"
 
-/* Only the model knows how many rows an image has, and the parent of a process must not rely on that. */
+/* Only the model knows the number of rows of an image, and the parent must not trust the child's. */
 static mp_status image_check(const mp_request *base, mp_error *error) {
     if (((const mp_image_embedding_request *)base)->output != MP_EMBED_POOLED)
-        return mp_fail(error, MP_UNSUPPORTED, "rows of images do not come out of worker processes, vectors do");
+        return mp_fail(error, MP_UNSUPPORTED,
+                       "rows of images are not supported in worker processes: use isolation=\"thread\"");
     return MP_OK;
 }
 

@@ -1,12 +1,12 @@
-/* wire_text_embedding.c: see passes/vectors.def. */
+/* wire_text_embedding.c: text embedding requests between processes; see passes/vectors.def. */
 #include "models/capability.h"
 
 #define MP_SCHEMA    "models/requests/text_embedding.def"
 #define WIRE_ARGS    mp_embedding_args
 #define WIRE_REQUEST mp_embedding_request
 #define wire_create  mp_embedding_request_create
-#define WIRE_EARLY   "texts are finished that were not to be"
-#define WIRE_OUTCOME "an outcome does not fit the texts that are finished"
+#define WIRE_EARLY   "more texts are finished than were planned"
+#define WIRE_OUTCOME "an outcome does not match the finished texts"
 
 static inline size_t wire_rows_at(const mp_embedding_request *request, uint32_t text) {
     return request->output == MP_EMBED_TOKENS ? (size_t)request->offsets[text] : text;
@@ -20,7 +20,7 @@ static mp_status embed_check(const mp_request *call, mp_error *error) {
     return MP_OK;
 }
 
-/* An encoder finishes in one step all that was planned of a request. */
+/* An encoder finishes everything planned for a request within the step. */
 static uint64_t embed_most_idle(const mp_request *call) {
     (void)call;
     return 1;

@@ -1,5 +1,6 @@
-/* wire_text_to_image.c: see capability_wire.h. A call goes on from the latents after its last step, and what a preview
- * that is due is to show; both come with the step, and pixels with the picture. */
+/* wire_text_to_image.c: image generation requests between processes; see capability_wire.h. A request resumes from the
+ * latents after its last step, and the predicted latents of a preview that is due. Both are sent with their step;
+ * pixels are sent with their image. */
 #include <math.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -8,26 +9,26 @@
 
 #define MP_SCHEMA "models/requests/text_to_image.def"
 
-typedef struct draw_note { /* in both processes: what has come, or was sent */
+typedef struct t2i_note { /* in both processes: what was sent or received so far */
     uint32_t cursor;
     int32_t previews;
-} draw_note;
+} t2i_note;
 
-/* Pictures [first, end). */
+/* Images [first, end). */
 typedef struct span {
     int32_t first, end;
 } span;
 
-static mp_status draw_check(const mp_request *base, mp_error *error) {
+static mp_status t2i_check(const mp_request *base, mp_error *error) {
     if (((const mp_image_generation_request *)base)->keep)
-        return mp_fail(error, MP_UNSUPPORTED, "embeddings of texts and latents of each step do not come out of worker "
-                                              "processes, pictures do");
+        return mp_fail(error, MP_UNSUPPORTED, "text embeddings and latents of each step are not supported in worker "
+                                              "processes: use isolation=\"thread\"");
     return MP_OK;
 }
 
-static size_t draw_bytes(const mp_request *call) {
+static size_t t2i_bytes(const mp_request *call) {
     (void)call;
-    return sizeof(draw_note);
+    return sizeof(t2i_note);
 }
 
 static int32_t decoded_at(const mp_image_generation_request *call, uint32_t cursor) {
@@ -35,13 +36,13 @@ static int32_t decoded_at(const mp_image_generation_request *call, uint32_t curs
     return cursor > steps ? (int32_t)(cursor - steps) : 0;
 }
 
-/* Whose latents a process needs that goes on from there: begun, and not decoded. */
+/* Images whose latents a process needs to resume at `cursor`: begun, but not decoded. */
 static span needed_at(const mp_image_generation_request *call, uint32_t cursor) {
     const uint32_t steps = mp_image_generation_steps(call), done = cursor < steps ? cursor : steps;
     return (span){decoded_at(call, cursor), (int32_t)((done + (uint32_t)call->n_steps - 1) / (uint32_t)call->n_steps)};
 }
 
-/* Whose latents changed between two places. */
+/* Images whose latents changed between two cursors. */
 static span changed_between(const mp_image_generation_request *call, uint32_t from, uint32_t to) {
     const uint32_t steps = mp_image_generation_steps(call), each = (uint32_t)call->n_steps;
     to = to < steps ? to : steps;
@@ -57,17 +58,17 @@ static float *latents_of(const mp_image_generation_request *call, span of, size_
     return call->latents + (int64_t)of.first * mp_image_generation_latents(call);
 }
 
-/* A preview is being made there: the step is done that it is of. */
+/* True while the preview of the step just finished is not made yet. */
 static bool preview_open(const mp_image_generation_request *call, uint32_t cursor, int32_t previews) {
     return mp_image_generation_previews_due(call, cursor) > previews;
 }
 
-/* ---- the call, and how far it is ---- */
+/* --- the request and its progress --- */
 
-static void draw_put_call(mp_wire_out *out, const mp_item *item, void *note) {
+static void t2i_put_call(mp_wire_out *out, const mp_item *item, void *note) {
     const mp_image_generation_request *request = (const mp_image_generation_request *)item->call;
     const int32_t previews = atomic_load_explicit(&request->previews_done, memory_order_relaxed);
-    *(draw_note *)note = (draw_note){item->cursor, previews};
+    *(t2i_note *)note = (t2i_note){item->cursor, previews};
 #include "isolation/passes/put.def"
     mp_put_i32(out, previews);
     size_t bytes;
@@ -77,12 +78,12 @@ static void draw_put_call(mp_wire_out *out, const mp_item *item, void *note) {
         mp_put(out, request->preview_latents, latent_bytes(request));
 }
 
-static mp_status draw_get_call(mp_wire_in *in, mp_request **out, mp_error *error) {
+static mp_status t2i_get_call(mp_wire_in *in, mp_request **out, mp_error *error) {
     mp_image_generation_args arguments = {0}, *args = &arguments;
     mp_image_generation_request *request = NULL;
     bool ok = true;
 #include "isolation/passes/get.def"
-    mp_status status = in->failed ? mp_fail(error, MP_RECV, "a request was cut")
+    mp_status status = in->failed ? mp_fail(error, MP_RECV, "a request was truncated")
                        : !ok      ? mp_fail_memory(error, sizeof *request, "a request")
                                   : mp_image_generation_request_create(args, &request, error);
     if (status == MP_OK)
@@ -91,32 +92,32 @@ static mp_status draw_get_call(mp_wire_in *in, mp_request **out, mp_error *error
     return status;
 }
 
-static mp_status draw_go_on(mp_wire_in *in, mp_item *item, void *record, mp_error *error) {
+static mp_status t2i_go_on(mp_wire_in *in, mp_item *item, void *record, mp_error *error) {
     mp_image_generation_request *call = (mp_image_generation_request *)item->call;
     const uint32_t steps = mp_image_generation_steps(call);
     const int32_t previews = mp_get_i32(in);
     if (item->cursor > item->total || previews < 0 || previews > mp_image_generation_previews_due(call, item->cursor))
-        mp_wire_refuse(in, "a call is further than its end");
+        mp_wire_refuse(in, "a request's progress is past its end");
     if (in->failed)
-        return mp_fail(error, MP_RECV, "a request was cut");
+        return mp_fail(error, MP_RECV, "a request was truncated");
     size_t bytes;
     float *latents = latents_of(call, needed_at(call, item->cursor), &bytes);
     mp_get(in, latents, bytes);
     if (preview_open(call, item->cursor, previews))
         mp_get(in, call->preview_latents, latent_bytes(call));
-    *(draw_note *)record = (draw_note){item->cursor, previews};
+    *(t2i_note *)record = (t2i_note){item->cursor, previews};
     atomic_store_explicit(&call->steps_done, (int32_t)(item->cursor < steps ? item->cursor : steps),
                           memory_order_relaxed);
     atomic_store_explicit(&call->previews_done, previews, memory_order_relaxed);
     atomic_store_explicit(&call->images_done, decoded_at(call, item->cursor), memory_order_relaxed);
-    return in->failed ? mp_fail(error, MP_RECV, "a request was cut") : MP_OK;
+    return in->failed ? mp_fail(error, MP_RECV, "a request was truncated") : MP_OK;
 }
 
 /* ---- results ---- */
 
-static void draw_put_results(mp_wire_out *out, const mp_item *item, void *record) {
+static void t2i_put_results(mp_wire_out *out, const mp_item *item, void *record) {
     const mp_image_generation_request *call = (const mp_image_generation_request *)item->call;
-    draw_note *sent = record;
+    t2i_note *sent = record;
     const int32_t previews = atomic_load_explicit(&call->previews_done, memory_order_relaxed);
     const size_t pixels = (size_t)mp_image_generation_pixels(call);
     size_t bytes;
@@ -130,30 +131,30 @@ static void draw_put_results(mp_wire_out *out, const mp_item *item, void *record
         mp_put(out, call->preview_latents, latent_bytes(call));
     for (int32_t p = decoded_at(call, sent->cursor); p < decoded_at(call, item->cursor); p++)
         mp_put(out, call->pixels + (size_t)p * pixels, pixels * sizeof(float));
-    *sent = (draw_note){item->cursor, previews};
+    *sent = (t2i_note){item->cursor, previews};
 }
 
 #define MP_REQUEST mp_image_generation_request
 #include "isolation/passes/get_output.def"
 
-/* Latents are the call's to go on from: of a message that is refused they are worth nothing. So is the call, which was
- * in the step, and is tried from its beginning or fails. */
-static bool draw_get_results(mp_wire_in *in, const mp_item *item, uint32_t amount, mp_outcome outcome, void *note) {
+/* Writes latents into the request before the message is known to be valid. If the message is refused, they are useless,
+ * but then the step fails too: the request restarts or fails. */
+static bool t2i_get_results(mp_wire_in *in, const mp_item *item, uint32_t amount, mp_outcome outcome, void *note) {
     const mp_image_generation_request *call = (const mp_image_generation_request *)item->call;
-    draw_note *seen = note;
+    t2i_note *seen = note;
     (void)amount;
     const uint32_t cursor = mp_get_u32(in);
     const int32_t previews = mp_get_i32(in), due = mp_image_generation_previews_due(call, cursor);
     if (in->failed)
         return false;
     if (cursor < seen->cursor || cursor > item->total)
-        return mp_wire_refuse(in, "a call is further than its end, or goes back");
-    /* those of steps before the last are made; that of the last may be on its way */
+        return mp_wire_refuse(in, "a request's progress decreases or is past its end");
+    /* Previews of earlier steps are finished; that of the last step may be in progress. */
     const bool fresh = cursor > 0 && due > mp_image_generation_previews_due(call, cursor - 1);
     if (previews < seen->previews || previews > due || previews < due - fresh)
-        return mp_wire_refuse(in, "previews do not fit the steps that are done");
+        return mp_wire_refuse(in, "previews do not match the finished steps");
     if (outcome != MP_OUTCOME_FAILED && (outcome == MP_OUTCOME_DONE) != (cursor == item->total))
-        return mp_wire_refuse(in, "an outcome does not fit the pictures that are made");
+        return mp_wire_refuse(in, "an outcome does not match the finished images");
     const span changed = changed_between(call, seen->cursor, cursor);
     if (!get_latents(in, call, changed.first, changed.end) ||
         !get_previews(in, call, seen->previews, previews) ||
@@ -161,19 +162,19 @@ static bool draw_get_results(mp_wire_in *in, const mp_item *item, uint32_t amoun
         !get_pixels(in, call, decoded_at(call, seen->cursor), decoded_at(call, cursor)))
         return false;
     const bool moved = cursor > seen->cursor || previews > seen->previews;
-    *seen = (draw_note){cursor, previews};
+    *seen = (t2i_note){cursor, previews};
     return moved;
 }
 
-/* Between two steps, previews or pictures there are as many as a network has blocks, and before the first as all text
- * encoders have: the parent's own model knows the number, but a bound is enough. */
-static uint64_t draw_most_idle(const mp_request *call) {
+/* Between two steps, previews or images lie as many engine steps as a network has blocks; before the first, as many as
+ * all text encoders have. Only the parent's model knows that number, but an upper bound suffices. */
+static uint64_t t2i_most_idle(const mp_request *call) {
     (void)call;
     return 1 << 16;
 }
 
-static void draw_publish(mp_item *item, void *note, uint64_t began_ns, uint64_t now_ns) {
-    const draw_note *seen = note;
+static void t2i_publish(mp_item *item, void *note, uint64_t began_ns, uint64_t now_ns) {
+    const t2i_note *seen = note;
     mp_image_generation_request *call = (mp_image_generation_request *)item->call;
     const uint32_t steps = mp_image_generation_steps(call);
     (void)began_ns;
@@ -184,18 +185,18 @@ static void draw_publish(mp_item *item, void *note, uint64_t began_ns, uint64_t 
     mp_request_publish(&call->images_done, decoded_at(call, seen->cursor));
 }
 
-static void draw_close(mp_item *item) { (void)item; }
+static void t2i_close(mp_item *item) { (void)item; }
 
 const mp_request_wire mp_wire_text_to_image = {
-    .check = draw_check,
-    .note_bytes = draw_bytes,
-    .put_call = draw_put_call,
-    .get_results = draw_get_results,
-    .most_idle = draw_most_idle,
-    .publish = draw_publish,
-    .close = draw_close,
-    .get_call = draw_get_call,
-    .record_bytes = draw_bytes,
-    .go_on = draw_go_on,
-    .put_results = draw_put_results,
+    .check = t2i_check,
+    .note_bytes = t2i_bytes,
+    .put_call = t2i_put_call,
+    .get_results = t2i_get_results,
+    .most_idle = t2i_most_idle,
+    .publish = t2i_publish,
+    .close = t2i_close,
+    .get_call = t2i_get_call,
+    .record_bytes = t2i_bytes,
+    .go_on = t2i_go_on,
+    .put_results = t2i_put_results,
 };

@@ -1,27 +1,28 @@
-/* wire_text_to_text.c: see capability_wire.h; also of calls with images.
+/* wire_text_to_text.c: text requests between processes, with images or without; see capability_wire.h.
  *
- * Of an answer that is not over, text is sent as far as its last token goes (byte_end), also what is not decided yet:
- * so a process that is given the tokens so far can go on, and what was held back is there when the call is
+ * The text of an unfinished completion is sent up to the end of its last token (byte_end), including the part that is
+ * not final yet. So another process can continue from the tokens, and the withheld text is there if the request is
  * cancelled.
  *
- * A mask goes to the process before a plan, once; what was drawn without one, or against it, is refused. Captured
- * records come with the step that computed them, a token's all together, for the place that its number says. */
+ * Each mask is sent once, before a plan. The parent refuses a token that was sampled without its mask or against it.
+ * Captured records are sent with the step that computed them, all records of a token together; their number gives their
+ * place. */
 #include <stdatomic.h>
 
 #include "files/spec_build.h"
 #include "isolation/capability_wire.h"
 
-typedef struct choice_note { /* of one answer: what has come, or was sent */
+typedef struct choice_note { /* a completion: what was sent or received so far */
     uint32_t tokens, text, decided;
-    uint32_t masked; /* tokens for which the process has had a mask, one after the other */
+    uint32_t masked; /* consecutive tokens for which the process has had a mask */
     int32_t finish, stop_index;
 } choice_note;
 
 typedef struct text_note {
     uint32_t cursor, cached;
-    uint32_t stands; /* the cursor in this process: it starts again where a call is taken up */
+    uint32_t stands; /* cursor of this process; it starts at 0 when the process takes the request over */
     bool prompt_done;
-    uint32_t captured; /* tokens whose records have come, or were sent */
+    uint32_t captured; /* tokens whose records were sent or received */
     choice_note choice[];
 } text_note;
 
@@ -33,7 +34,7 @@ static int32_t finish_of(const mp_choice *choice) {
     return atomic_load_explicit(&choice->finish, memory_order_relaxed);
 }
 
-/* How far the text of an answer goes, decided or not. */
+/* End of a completion's text, final or not. */
 static uint32_t text_end(const mp_choice *choice) {
     uint32_t count = tokens_of(choice), decided = atomic_load_explicit(&choice->text_bytes, memory_order_relaxed);
     return finish_of(choice) == MP_FINISH_NONE && count > 0 ? choice->tokens[count - 1].byte_end : decided;
@@ -50,7 +51,7 @@ static size_t text_bytes(const mp_request *base) {
 static mp_status text_check(const mp_request *base, mp_error *error) {
     if (((const mp_text_request *)base)->want_prompt_logits)
         return mp_fail(error, MP_UNSUPPORTED,
-                       "a prompt's logits do not come out of a worker process: use isolation=\"thread\"");
+                       "prompt logits are not supported in worker processes: use isolation=\"thread\"");
     return MP_OK;
 }
 
@@ -58,7 +59,7 @@ static mp_status text_check(const mp_request *base, mp_error *error) {
 
 static size_t mask_bytes(const mp_text_request *call) { return (size_t)call->mask_words * sizeof(uint32_t); }
 
-/* The masks that are there for next tokens, and were not sent. */
+/* Send masks that are ready for next tokens and were not sent yet. */
 static void text_put_more(mp_wire_out *out, const mp_item *item, void *record) {
     const mp_text_request *call = (const mp_text_request *)item->call;
     text_note *note = record;
@@ -84,7 +85,8 @@ static bool text_get_more(mp_wire_in *in, mp_item *item) {
     return !in->failed;
 }
 
-/* Its prompt was read, here or in a process before: a process that has to read it again says so by its plan. */
+/* Waits for masks once the prompt is prefilled, here or in an earlier process. A process that must prefill again has a
+ * plan for that. */
 static bool text_waits(const mp_item *item, const void *record) {
     const mp_text_request *call = (const mp_text_request *)item->call;
     const text_note *note = record;
@@ -99,7 +101,7 @@ static bool allows(const mp_text_request *call, int c, int32_t id) {
     return id >= 0 && word < (uint32_t)call->mask_words && (call->masks[c].bits[word] >> ((uint32_t)id % 32) & 1);
 }
 
-/* Whether an answer may end as it says, by what is no token of it. */
+/* True if the mask allows an end that added no token to the completion. */
 static bool may_end(const mp_text_request *call, int c, const choice_note *seen) {
     if (seen->finish == MP_FINISH_STOP)
         return allows(call, c, call->stop_ids[seen->stop_index - call->n_stop]);
@@ -109,7 +111,8 @@ static bool may_end(const mp_text_request *call, int c, const choice_note *seen)
     return false;
 }
 
-/* What came of an answer after token `from` was drawn with the one mask that was there for it, and keeps to it. */
+/* Check a completion's progress after token `from`. It was sampled with the only mask sent for it, so at most one token
+ * or end is new, and the mask must allow it. */
 static bool keeps_mask(mp_wire_in *in, const mp_text_request *call, int c, const choice_note *seen, uint32_t from) {
     const bool by_id = seen->finish == MP_FINISH_EOS ||
                        (seen->finish == MP_FINISH_STOP && seen->stop_index >= call->n_stop);
@@ -117,15 +120,15 @@ static bool keeps_mask(mp_wire_in *in, const mp_text_request *call, int c, const
     if (sampled == 0)
         return true;
     if (sampled > 1 || seen->masked != from + 1)
-        return mp_wire_refuse(in, "a token was drawn before its mask came");
+        return mp_wire_refuse(in, "a token was sampled before its mask came");
     if (by_id ? !may_end(call, c, seen) : !allows(call, c, call->choices[c].tokens[from].id))
-        return mp_wire_refuse(in, "a token was drawn that its mask does not allow");
+        return mp_wire_refuse(in, "a token was sampled that its mask does not allow");
     return true;
 }
 
 /* --- captures --- */
 
-/* Of the records for which there is memory. */
+/* Floats of the records of tokens [from, to), as far as there is memory for them. */
 static size_t capture_floats(const mp_capture *capture, uint32_t from, uint32_t to) {
     const uint32_t most = (uint32_t)capture->tokens;
     from = from < most ? from : most;
@@ -144,7 +147,7 @@ static void put_capture(mp_wire_out *out, const mp_capture *capture, text_note *
     sent->captured = sampled;
 }
 
-/* Any numbers: what a model gives out need not be finite. */
+/* The values are not checked: those of a model may be NaN or infinite. */
 static bool get_capture(mp_wire_in *in, const mp_capture *capture, text_note *note) {
     if (capture->values == 0)
         return !in->failed;
@@ -152,7 +155,7 @@ static bool get_capture(mp_wire_in *in, const mp_capture *capture, text_note *no
     if (in->failed)
         return false;
     if (sampled < note->captured || sampled < tokens || sampled > tokens + 1)
-        return mp_wire_refuse(in, "records are of other tokens than were drawn");
+        return mp_wire_refuse(in, "captured records do not match the sampled tokens");
     const size_t floats = capture_floats(capture, note->captured, sampled);
     if (floats)
         mp_get(in, capture->data + note->captured * mp_capture_floats(capture), floats * sizeof(float));
@@ -160,7 +163,7 @@ static bool get_capture(mp_wire_in *in, const mp_capture *capture, text_note *no
     return !in->failed;
 }
 
-/* --- the call, and how far it is --- */
+/* --- the request and its progress --- */
 
 static void put_progress(mp_wire_out *out, const mp_text_request *call, text_note *note) {
     mp_put_u8(out, call->prompt_done_ns != 0);
@@ -188,7 +191,7 @@ static void put_progress(mp_wire_out *out, const mp_text_request *call, text_not
     mp_put_u32(out, note->captured);
 }
 
-/* Pixels go as they are: the process knows images by their hashes, and computes those that it has not kept. */
+/* Pixels are always sent. The process knows images by their hashes and computes only those that it has not cached. */
 #define MP_SCHEMA "models/requests/text_images.def"
 static void put_images(mp_wire_out *out, const mp_text_images *request) {
 #include "isolation/passes/put.def"
@@ -228,8 +231,8 @@ static mp_status text_get_call(mp_wire_in *in, mp_request **out, mp_error *error
                        (int64_t)sizeof(uint32_t);
     void *mask = args->mask_bytes ? mp_alloc_zeroed((size_t)args->mask_bytes, MP_TAG_REQUEST) : NULL;
     ok = ok && (mask || !args->mask_bytes);
-    args->mask = mask; /* until the first one comes */
-    mp_status status = in->failed ? mp_fail(error, MP_RECV, "a request was cut")
+    args->mask = mask; /* a placeholder until the first mask arrives */
+    mp_status status = in->failed ? mp_fail(error, MP_RECV, "a request was truncated")
                        : !ok      ? mp_fail_memory(error, sizeof *request, "a request")
                                   : mp_text_request_create(args, &request, error);
     if (status == MP_OK)
@@ -245,16 +248,16 @@ static mp_status text_go_on(mp_wire_in *in, mp_item *item, void *record, mp_erro
     mp_text_request *call = (mp_text_request *)item->call;
     text_note *note = record;
     note->prompt_done = mp_get_u8(in) != 0;
-    note->cached = mp_get_count(in, (uint32_t)call->n_prompt, "more of a prompt is reused than there is");
+    note->cached = mp_get_count(in, (uint32_t)call->n_prompt, "more tokens are cached than the prompt has");
     call->prompt_done_ns = note->prompt_done ? mp_sys_now_ns() : 0;
     call->cached_tokens = (int32_t)note->cached;
     for (int c = 0; c < call->n_choices; c++) {
         mp_choice *choice = &call->choices[c];
-        uint32_t count = mp_get_count(in, (uint32_t)call->sampling.max_tokens, "an answer is too long");
+        uint32_t count = mp_get_count(in, (uint32_t)call->sampling.max_tokens, "a completion is too long");
         for (uint32_t i = 0; i < count; i++) {
             int32_t id = mp_get_i32(in);
             if (id < 0 || id >= call->sampled_vocab)
-                mp_wire_refuse(in, "an answer has an id that is never drawn");
+                mp_wire_refuse(in, "a completion has an id that cannot be sampled");
             choice->tokens[i] = (mp_token_out){.id = in->failed ? 0 : id, .logprob = mp_get_f32(in)};
         }
         note->choice[c].tokens = count;
@@ -268,7 +271,7 @@ static mp_status text_go_on(mp_wire_in *in, mp_item *item, void *record, mp_erro
     }
     note->captured = mp_get_u32(in);
     atomic_store_explicit(&call->capture.sampled, note->captured, memory_order_relaxed);
-    return in->failed ? mp_fail(error, MP_RECV, "a request was cut") : MP_OK;
+    return in->failed ? mp_fail(error, MP_RECV, "a request was truncated") : MP_OK;
 }
 
 /* --- results --- */
@@ -317,14 +320,14 @@ static bool get_token(mp_wire_in *in, const mp_text_request *call, mp_choice *ch
     if (in->failed)
         return false;
     if (id < 0 || id >= call->sampled_vocab)
-        return mp_wire_refuse(in, "a token is outside the tokenizer's");
-    /* unless it is cut by a stop string that began in an earlier one */
+        return mp_wire_refuse(in, "a token id is outside the vocabulary");
+    /* A stop string that began in an earlier token may cut the text before this one. */
     if (byte_end > choice->text_capacity || (byte_end < before && !cut))
-        return mp_wire_refuse(in, "a token ends at an impossible place");
+        return mp_wire_refuse(in, "a token ends at an impossible byte");
     for (int i = 0; i < k; i++) {
         int32_t top = mp_get_i32(in);
         if (top < -1 || top >= call->sampled_vocab)
-            return mp_wire_refuse(in, "an alternative is outside the tokenizer's");
+            return mp_wire_refuse(in, "an alternative is outside the vocabulary");
         choice->top_ids[(size_t)index * (size_t)k + (size_t)i] = top;
     }
     if (k)
@@ -337,9 +340,9 @@ static bool splits_character(const mp_choice *choice, uint32_t at, uint32_t end)
     return at < end && ((uint8_t)choice->text[at] & 0xC0) == 0x80;
 }
 
-/* Where a text may end whose tokens are known. Of an answer that is over, what was the beginning of a character may
- * have become U+FFFD, and a stop string is cut off: it is complete with the last token, so that those before it end
- * within it at most. */
+/* Check the end of a text whose tokens are known. When a completion finishes, an incomplete character may become
+ * U+FFFD, and a stop string is cut off. The last token completes the stop string, so earlier tokens end within it at
+ * most. */
 static bool ends_with_tokens(const mp_text_request *call, const mp_choice *choice, const choice_note *seen,
                              uint32_t end, uint32_t from) {
     enum { REPLACEMENT = 3 };
@@ -354,7 +357,7 @@ static bool ends_with_tokens(const mp_text_request *call, const mp_choice *choic
     return end == last && seen->tokens > from;
 }
 
-/* from: the first token that came with it. */
+/* from: the first token received with this text. */
 static bool get_text(mp_wire_in *in, const mp_text_request *call, mp_choice *choice, choice_note *seen, uint32_t from) {
     uint32_t decided = mp_get_u32(in), end = mp_get_u32(in), before = seen->text;
     bool over = seen->finish != MP_FINISH_NONE;
@@ -370,9 +373,9 @@ static bool get_text(mp_wire_in *in, const mp_text_request *call, mp_choice *cho
         if (!mp_is_utf8(choice->text + before, end - before))
             return mp_wire_refuse(in, "a text is not UTF-8");
     }
-    /* what is decided, a text that was cut, and each token's end on a whole character too */
+    /* The final text, a text that was cut, and each token must end at a whole character. */
     if (splits_character(choice, decided, end > before ? end : before))
-        return mp_wire_refuse(in, "a text is decided to the middle of a character");
+        return mp_wire_refuse(in, "a final text ends in the middle of a character");
     for (uint32_t i = from; i < seen->tokens; i++)
         if (splits_character(choice, choice->tokens[i].byte_end, end > before ? end : before))
             return mp_wire_refuse(in, "a token ends in the middle of a character");
@@ -388,27 +391,27 @@ static bool is_among(const int32_t *ids, int32_t count, int32_t id) {
     return false;
 }
 
-/* Whether an answer goes on, or is over, where it must. Where the model draws one of its ends is its own matter. */
+/* Check that a completion continues, or ends, where it must. Where the model samples an end token is not checked. */
 static bool ends_where_it_must(mp_wire_in *in, const mp_text_request *call, const mp_choice *choice,
                                const choice_note *seen, uint32_t from) {
-    int32_t room = call->context - call->n_prompt + 1; /* the last token is drawn, and not read */
-    int32_t most = room < call->sampling.max_tokens ? room : call->sampling.max_tokens;
+    int32_t left = call->context - call->n_prompt + 1; /* the last token is sampled, but not computed */
+    int32_t most = left < call->sampling.max_tokens ? left : call->sampling.max_tokens;
     bool full = (int64_t)seen->tokens >= most, eos = seen->finish == MP_FINISH_EOS;
     if ((int64_t)seen->tokens > most)
-        return mp_wire_refuse(in, "an answer is too long");
+        return mp_wire_refuse(in, "a completion is too long");
     if (seen->finish == MP_FINISH_LENGTH && !full)
-        return mp_wire_refuse(in, "an answer is over before it is as long as it may be");
+        return mp_wire_refuse(in, "a completion ends by length before its maximum length");
     if (seen->finish == MP_FINISH_NONE && full)
-        return mp_wire_refuse(in, "an answer goes on though it is as long as it may be");
+        return mp_wire_refuse(in, "a completion continues at its maximum length");
     if (eos || (seen->finish == MP_FINISH_STOP && seen->stop_index >= call->n_stop)) {
         if (full || (int64_t)seen->tokens < call->sampling.min_tokens ||
             (eos && (call->sampling.ignore_eos || call->n_ends == 0)))
-            return mp_wire_refuse(in, "an answer ends where no end can be drawn");
+            return mp_wire_refuse(in, "a completion ends where no end token can be sampled");
     }
     for (uint32_t i = from; i < seen->tokens; i++)
         if (is_among(call->ends, call->n_ends, choice->tokens[i].id) ||
             is_among(call->stop_ids, call->n_stop_ids, choice->tokens[i].id))
-            return mp_wire_refuse(in, "an answer goes on behind an end");
+            return mp_wire_refuse(in, "a completion continues after an end token");
     return true;
 }
 
@@ -416,14 +419,14 @@ static bool get_choice(mp_wire_in *in, const mp_text_request *call, mp_choice *c
     uint8_t finish = mp_get_u8(in);
     int32_t stop_index = mp_get_i32(in);
     uint32_t from = seen->tokens;
-    uint32_t added = mp_get_count(in, (uint32_t)call->sampling.max_tokens - from, "an answer is too long");
+    uint32_t added = mp_get_count(in, (uint32_t)call->sampling.max_tokens - from, "a completion is too long");
     bool cut = finish == MP_FINISH_STOP && stop_index < call->n_stop;
     if (in->failed)
         return false;
     if (finish >= MP_FINISH_CANCELLED)
-        return mp_wire_refuse(in, "an answer ends in no known way");
+        return mp_wire_refuse(in, "a finish reason is unknown");
     if (finish == MP_FINISH_STOP ? stop_index < 0 || stop_index >= call->n_stop + call->n_stop_ids : stop_index != -1)
-        return mp_wire_refuse(in, "an answer ends at no known stop");
+        return mp_wire_refuse(in, "a stop index is out of bounds");
     for (uint32_t i = 0; i < added; i++)
         if (!get_token(in, call, choice, from + i, cut && i + 1 == added))
             return false;
@@ -436,16 +439,17 @@ static bool get_choice(mp_wire_in *in, const mp_text_request *call, mp_choice *c
 static bool text_get_results(mp_wire_in *in, const mp_item *item, uint32_t amount, mp_outcome outcome, void *data) {
     const mp_text_request *call = (const mp_text_request *)item->call;
     text_note *note = data;
-    (void)amount; /* rows: tokens follow from what was computed before, too */
-    /* One that goes on elsewhere reads its prompt again: that is no step back, and counts nothing twice. */
-    uint32_t cursor = mp_get_count(in, item->total, "a call is further than its end");
+    (void)amount; /* rows, which do not bound the tokens: earlier rows may yield them */
+    /* A process that takes a request over prefills again. Its lower cursor is no step back, and progress counts
+     * once. */
+    uint32_t cursor = mp_get_count(in, item->total, "a request's progress is past its end");
     bool moved = cursor > note->stands;
     note->cursor = cursor > note->cursor ? cursor : note->cursor;
     note->stands = moved ? cursor : note->stands;
-    note->cached = mp_get_count(in, (uint32_t)call->n_prompt, "more of a prompt is reused than there is");
+    note->cached = mp_get_count(in, (uint32_t)call->n_prompt, "more tokens are cached than the prompt has");
     uint8_t prompt_done = mp_get_u8(in);
     if (prompt_done > 1 || prompt_done < note->prompt_done)
-        return mp_wire_refuse(in, "a prompt is read and unread");
+        return mp_wire_refuse(in, "a finished prefill became unfinished");
     note->prompt_done = prompt_done;
     bool all = true;
     for (int c = 0; c < call->n_choices && !in->failed; c++) {
@@ -457,18 +461,18 @@ static bool text_get_results(mp_wire_in *in, const mp_item *item, uint32_t amoun
             moved |= note->choice[c].tokens > before || note->choice[c].finish != MP_FINISH_NONE;
         }
         if (note->choice[c].tokens && !prompt_done)
-            mp_wire_refuse(in, "an answer comes before its prompt");
+            mp_wire_refuse(in, "a completion has tokens before its prefill is finished");
         all = all && note->choice[c].finish != MP_FINISH_NONE;
     }
     if (outcome != MP_OUTCOME_FAILED && (outcome == MP_OUTCOME_DONE) != all)
-        mp_wire_refuse(in, "an outcome does not fit the answers that are over");
+        mp_wire_refuse(in, "an outcome does not match the finished completions");
     if (outcome == MP_OUTCOME_WAIT_MASK && !call->masks)
-        mp_wire_refuse(in, "a call waits for a mask that has none");
+        mp_wire_refuse(in, "a request without masks waits for a mask");
     return get_capture(in, &call->capture, note) && moved;
 }
 
-/* A call that was taken up reads prompt and answers again, a row a step where memory is short, and a part of an image;
- * one image may be begun anew after another, whose caller was there first, was wanted. */
+/* A process that takes a request over computes prompt and completions again, a row per step when memory is short, and
+ * one part of an image per step. An image may restart once, after the image of an earlier request was computed. */
 static uint64_t text_most_idle(const mp_request *base) {
     enum { SPARE = 16, BEGUN = 2 };
     const mp_text_request *call = (const mp_text_request *)base;
@@ -521,5 +525,5 @@ static void text_close(mp_item *item) {
     .get_more = text_get_more, .put_results = text_put_results
 
 const mp_request_wire mp_wire_text_to_text = {TEXT_FUNCTIONS};
-/* A step may compute of an image alone. */
+/* A step may compute only an image, and no tokens. */
 const mp_request_wire mp_wire_vision = {.amount_may_be_0 = true, TEXT_FUNCTIONS};

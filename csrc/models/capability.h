@@ -236,12 +236,12 @@ mp_status mp_text_request_output(mp_text_request *call, uint32_t max_token_bytes
 /* ---- text_to_image --------------------------------------------------------------------------------------------- */
 
 enum {
-    MP_DRAW_MOST_SIDE = 8192, /* pixels */
-    MP_DRAW_MOST_PICTURES = 64,
-    MP_DRAW_MOST_STEPS = 1000,
-    MP_DRAW_TEXTS = 2, /* the prompt and the negative prompt */
-    MP_DRAW_ENCODERS = 3,
-    MP_DRAW_MOST_TOKENS = 4096 /* for one encoder */
+    MP_T2I_MOST_SIDE = 8192, /* pixels */
+    MP_T2I_MOST_IMAGES = 64,
+    MP_T2I_MOST_STEPS = 1000,
+    MP_T2I_TEXTS = 2, /* the prompt, and the negative prompt */
+    MP_T2I_ENCODERS = 3,
+    MP_T2I_MOST_TOKENS = 4096 /* for one encoder */
 };
 
 #define MP_SCHEMA "models/requests/text_to_image.def"

@@ -12,7 +12,7 @@
 
 typedef struct mp_entry_count {
     int64_t n;        /* -1 = not known */
-    const char *name; /* of the argument that was counted */
+    const char *name; /* name of the counted argument */
 } mp_entry_count;
 
 typedef struct mp_string_list {
@@ -20,19 +20,19 @@ typedef struct mp_string_list {
     int32_t *bytes;
 } mp_string_list;
 
-/* A number within its bounds; INVALID_ARGUMENT otherwise. */
+/* Check a number against its bounds. Raises INVALID_ARGUMENT. */
 bool mp_number_in(mp_state *state, const char *name, int64_t value, int64_t low, int64_t high);
 bool mp_count_in(mp_state *state, const char *name, const mp_entry_count *count, int64_t low, int64_t high);
-/* A flat array of times * *count + plus entries, a new reference. A count that is not known yet is filled
- * in. */
+/* Make a flat array of times * *count + plus entries, a new reference. If the count is unknown, derive it. */
 PyObject *mp_entries_in(mp_state *state, PyObject *object, int type, const char *name, int times, mp_entry_count *count,
                         int plus);
-/* The numbers of a sequence, for PyMem_Free. */
+/* Convert a sequence of integers. Free with PyMem_Free. */
 int32_t *mp_list_in_int32_t(mp_state *state, PyObject *object, const char *name, int64_t low, int64_t high,
                             mp_entry_count *count);
 float *mp_list_in_float(mp_state *state, PyObject *object, const char *name, double low, double high,
                         mp_entry_count *count);
-/* The bytes objects of a sequence: a new reference to it, and arrays in *out for PyMem_Free, also after a failure. */
+/* Convert a sequence of bytes objects. Returns a new reference to it. Free the arrays in *out with PyMem_Free, also
+ * after a failure. */
 PyObject *mp_strings_in(mp_state *state, PyObject *object, const char *name, mp_string_list *out,
                         mp_entry_count *count);
 

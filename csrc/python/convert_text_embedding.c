@@ -1,4 +1,4 @@
-/* convert_text_embedding.c: a request for vectors of texts from Python, and its vectors as an array. */
+/* convert_text_embedding.c: converts a text embedding request from Python, and its vectors to an array. */
 #include "python/convert.h"
 
 #define MP_SCHEMA "models/requests/text_embedding.def"
@@ -25,7 +25,7 @@ mp_request *mp_embedding_from_python(mp_state *state, PyObject *positional, PyOb
     if (ok) {
         mp_error error;
         mp_status status;
-        Py_BEGIN_ALLOW_THREADS /* copies megabytes */
+        Py_BEGIN_ALLOW_THREADS /* copying takes long: megabytes */
             status = mp_embedding_request_create(args, &request, &error);
         Py_END_ALLOW_THREADS
         if (status != MP_OK)

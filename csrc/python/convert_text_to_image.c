@@ -1,45 +1,45 @@
-/* convert_text_to_image.c: a request for generated images from Python, and its images as arrays. */
+/* convert_text_to_image.c: converts an image generation request from Python, and its images to arrays. */
 #include <stdatomic.h>
 
 #include "python/convert.h"
 
 #define MP_SCHEMA "models/requests/text_to_image.def"
 
-enum { ARRAYS = MP_DRAW_TEXTS * MP_DRAW_ENCODERS };
+enum { ARRAYS = MP_T2I_TEXTS * MP_T2I_ENCODERS };
 
 static bool counts_in(PyObject *counts, mp_image_generation_args *args) {
     if (!PyTuple_Check(counts)) {
-        PyErr_SetString(PyExc_TypeError, "counts is a tuple of three numbers");
+        PyErr_SetString(PyExc_TypeError, "counts must be a tuple of three numbers");
         return false;
     }
     return PyArg_ParseTuple(counts, "iii", &args->n_ids[0], &args->n_ids[1], &args->n_ids[2]);
 }
 
-/* ids[text][encoder]: arrays, kept in `arrays`, or None. False with an exception. */
+/* Convert ids[text][encoder], arrays or None, and keep the arrays in `arrays`. Returns false with an exception. */
 static bool ids_in(mp_state *state, PyObject *texts, PyArrayObject *arrays[ARRAYS], mp_image_generation_args *args) {
-    PyObject *outer = PySequence_Fast(texts, "ids is a list of lists of arrays");
+    PyObject *outer = PySequence_Fast(texts, "ids must be a list of lists of arrays");
     if (!outer)
         return false;
     Py_ssize_t count = PySequence_Fast_GET_SIZE(outer);
-    bool ok = count >= 1 && count <= MP_DRAW_TEXTS;
+    bool ok = count >= 1 && count <= MP_T2I_TEXTS;
     if (!ok)
-        mp_raise_new(state, MP_INVALID_ARGUMENT, "ids is of %zd texts, allowed: 1 to %d", count, (int)MP_DRAW_TEXTS);
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "ids has %zd texts, allowed: 1 to %d", count, (int)MP_T2I_TEXTS);
     args->n_texts = (int32_t)count;
     for (Py_ssize_t t = 0; ok && t < count; t++) {
-        PyObject *inner = PySequence_Fast(PySequence_Fast_GET_ITEM(outer, t), "ids is a list of lists of arrays");
-        ok = inner && PySequence_Fast_GET_SIZE(inner) == MP_DRAW_ENCODERS;
+        PyObject *inner = PySequence_Fast(PySequence_Fast_GET_ITEM(outer, t), "ids must be a list of lists of arrays");
+        ok = inner && PySequence_Fast_GET_SIZE(inner) == MP_T2I_ENCODERS;
         if (inner && !ok)
-            mp_raise_new(state, MP_INVALID_ARGUMENT, "ids[%zd] is of %zd encoders, allowed: %d", t,
-                         PySequence_Fast_GET_SIZE(inner), (int)MP_DRAW_ENCODERS);
-        for (int e = 0; ok && e < MP_DRAW_ENCODERS; e++) {
+            mp_raise_new(state, MP_INVALID_ARGUMENT, "ids[%zd] has %zd encoders, allowed: %d", t,
+                         PySequence_Fast_GET_SIZE(inner), (int)MP_T2I_ENCODERS);
+        for (int e = 0; ok && e < MP_T2I_ENCODERS; e++) {
             PyObject *item = PySequence_Fast_GET_ITEM(inner, e);
             if (item == Py_None)
                 continue;
-            PyArrayObject *array = arrays[t * MP_DRAW_ENCODERS + e] = mp_array_in(state, item, NPY_INT32, "ids");
+            PyArrayObject *array = arrays[t * MP_T2I_ENCODERS + e] = mp_array_in(state, item, NPY_INT32, "ids");
             ok = array != NULL;
             if (ok && PyArray_DIM(array, 0) != args->n_ids[e]) {
-                mp_raise_new(state, MP_INVALID_ARGUMENT, "ids[%zd][%d] has %zd tokens, allowed: %d as counted", t, e,
-                             PyArray_DIM(array, 0), args->n_ids[e]);
+                mp_raise_new(state, MP_INVALID_ARGUMENT, "ids[%zd][%d] has %zd tokens, allowed: %d, to go with counts",
+                             t, e, PyArray_DIM(array, 0), args->n_ids[e]);
                 ok = false;
             }
             if (ok)
@@ -75,7 +75,7 @@ mp_request *mp_image_generation_from_python(mp_state *state, PyObject *positiona
     if (ok) {
         mp_error error;
         mp_status status;
-        Py_BEGIN_ALLOW_THREADS /* copies megabytes */
+        Py_BEGIN_ALLOW_THREADS /* copying takes long: megabytes */
             status = mp_image_generation_request_create(args, &request, &error);
         Py_END_ALLOW_THREADS
         if (status != MP_OK)
@@ -104,7 +104,7 @@ PyObject *mp_image_generation_preview(mp_state *state, mp_ticket *ticket, PyObje
         return NULL;
     int32_t done = atomic_load_explicit(&call->previews_done, memory_order_acquire);
     if (index < 0 || index >= done)
-        return mp_raise_new(state, MP_INVALID_ARGUMENT, "preview %d is not there yet: there are %d", index, done);
+        return mp_raise_new(state, MP_INVALID_ARGUMENT, "preview is %d, but %d are finished", index, done);
     return mp_borrowed_array(ticket, 3, (npy_intp[]){call->height, call->width, 3}, NPY_UINT8,
                              call->previews + (int64_t)index * call->height * call->width * 3);
 }

@@ -1,4 +1,4 @@
-/* convert_text_to_text.c: a text request from Python, and the output that it has so far. */
+/* convert_text_to_text.c: converts a text request from Python, and the output that it has so far. */
 #include <stdatomic.h>
 #include <string.h>
 
@@ -8,7 +8,7 @@
 
 enum { IMAGE_PARTS = 6 };
 
-/* None, or a tuple of arrays. The caller gives up `parts`. */
+/* None, or a tuple of arrays. The caller releases `parts`. */
 #define MP_SCHEMA "models/requests/text_images.def"
 static bool images_in(mp_state *state, PyObject *images, PyObject *parts[IMAGE_PARTS], mp_text_image_args *args) {
 #include "python/passes/locals.def"
@@ -16,7 +16,7 @@ static bool images_in(mp_state *state, PyObject *images, PyObject *parts[IMAGE_P
     if (images == Py_None)
         return true;
     if (!PyTuple_Check(images)) {
-        PyErr_SetString(PyExc_TypeError, "images is a tuple of six arrays");
+        PyErr_SetString(PyExc_TypeError, "images must be a tuple of six arrays");
         return false;
     }
     if (!PyArg_ParseTuple(images, "OOOOOO:images", &in_pixels, &in_sizes, &in_tile_keys, &in_spans, &in_run_keys,
@@ -35,7 +35,7 @@ static bool mask_in(PyObject *mask, mp_text_args *args) {
     if (mask == Py_None)
         return true;
     if (!PyBytes_Check(mask)) {
-        PyErr_SetString(PyExc_TypeError, "mask is bytes, or None");
+        PyErr_SetString(PyExc_TypeError, "mask must be bytes or None");
         return false;
     }
     args->mask = PyBytes_AS_STRING(mask);
@@ -97,7 +97,7 @@ mp_request *mp_text_from_python(mp_state *state, PyObject *positional, PyObject 
         mp_error error;
         mp_status status;
         if (args->images.n_bytes > 0) {
-            Py_BEGIN_ALLOW_THREADS /* copies megabytes */
+            Py_BEGIN_ALLOW_THREADS /* copying takes long: megabytes */
                 status = mp_text_request_create(args, &request, &error);
             Py_END_ALLOW_THREADS
         } else {
@@ -113,14 +113,14 @@ mp_request *mp_text_from_python(mp_state *state, PyObject *positional, PyObject 
 }
 #undef MP_SCHEMA
 
-/* --- results; also while the call runs: what the counts cover is complete --- */
+/* --- results; also while the request runs: everything below a count is complete --- */
 
 static mp_text_request *text_call(mp_state *state, mp_ticket *ticket) {
     bool vision = mp_ticket_request(ticket)->capability == MP_VISION;
     return (mp_text_request *)mp_ticket_request_of(state, ticket, vision ? MP_VISION : MP_TEXT_TO_TEXT);
 }
 
-/* The choice that is the first of args; NULL with an exception. */
+/* The choice at `index`. Returns NULL with an exception. */
 static mp_choice *choice_at(mp_state *state, mp_ticket *ticket, int index) {
     mp_text_request *call = text_call(state, ticket);
     if (!call)
@@ -138,9 +138,9 @@ PyObject *mp_text_text(mp_state *state, mp_ticket *ticket, PyObject *args) {
     if (!PyArg_ParseTuple(args, "i|n:text", &index, &start) || !(choice = choice_at(state, ticket, index)))
         return NULL;
     bool done = mp_ticket_done(ticket);
-    /* finish first: it is stored last, so that a finished choice comes with all of its text */
+    /* Read `finish` first: it is stored last, so a finished choice has all of its text. */
     int finish = atomic_load_explicit(&choice->finish, memory_order_acquire);
-    if (finish == MP_FINISH_CANCELLED && !done) /* it left a worker that failed, and may be tried again */
+    if (finish == MP_FINISH_CANCELLED && !done) /* a failed worker gave it up, and the request may be retried */
         finish = MP_FINISH_NONE;
     uint32_t tokens = atomic_load_explicit(&choice->token_count, memory_order_acquire);
     uint32_t bytes = atomic_load_explicit(&choice->text_bytes, memory_order_acquire);
@@ -154,7 +154,7 @@ PyObject *mp_text_sampled_ids(mp_state *state, mp_ticket *ticket, PyObject *args
     int index;
     unsigned int start;
     mp_choice *choice;
-    if (!PyArg_ParseTuple(args, "iI:drawn_ids", &index, &start) || !(choice = choice_at(state, ticket, index)))
+    if (!PyArg_ParseTuple(args, "iI:sampled_ids", &index, &start) || !(choice = choice_at(state, ticket, index)))
         return NULL;
     bool done = mp_ticket_done(ticket);
     int finish = atomic_load_explicit(&choice->finish, memory_order_acquire);
@@ -190,7 +190,7 @@ PyObject *mp_text_mask(mp_state *state, mp_ticket *ticket, const char *key, PyOb
     Py_RETURN_NONE;
 }
 
-/* Of (choice, start=0): the choice, and how many of its tokens there are from the start on, 0 if they are fewer. */
+/* Parse (choice, start=0). Returns the choice, and in *count the number of its tokens from `start` on. */
 static mp_choice *tokens_from(mp_state *state, mp_ticket *ticket, PyObject *args, const char *format,
                               unsigned int *start, npy_intp *count) {
     int index;
@@ -266,7 +266,7 @@ PyObject *mp_text_usage(mp_state *state, mp_ticket *ticket) {
         generated += atomic_load_explicit(&call->choices[i].token_count, memory_order_acquire);
     uint64_t submitted, started, finished;
     mp_ticket_times(ticket, &submitted, &started, &finished);
-    if (!mp_ticket_done(ticket)) /* the engine's times are complete once it is done */
+    if (!mp_ticket_done(ticket)) /* the engine writes the times until the request is done */
         return Py_BuildValue("(ikiddd)", call->n_prompt, generated, 0, seconds_between(submitted, started), 0.0, 0.0);
     uint64_t prompt_done = call->prompt_done_ns ? call->prompt_done_ns : finished;
     return Py_BuildValue("(ikiddd)", call->n_prompt, generated, call->cached_tokens,
@@ -279,7 +279,7 @@ PyObject *mp_text_prompt_logits(mp_state *state, mp_ticket *ticket) {
     if (!call)
         return NULL;
     if (!call->prompt_logits)
-        return mp_raise_new(state, MP_INVALID_ARGUMENT, "the call was made without prompt_logits");
+        return mp_raise_new(state, MP_INVALID_ARGUMENT, "the request was made without prompt_logits");
     return mp_borrowed_array(ticket, 2, (npy_intp[]){call->n_prompt, call->vocab}, NPY_FLOAT32, call->prompt_logits);
 }
 
@@ -289,7 +289,7 @@ PyObject *mp_text_capture(mp_state *state, mp_ticket *ticket) {
         return NULL;
     const mp_capture *capture = &call->capture;
     if (capture->values == 0)
-        return mp_raise_new(state, MP_INVALID_ARGUMENT, "the call was made without capture_values");
+        return mp_raise_new(state, MP_INVALID_ARGUMENT, "the request was made without capture_values");
     npy_intp sampled = atomic_load_explicit(&capture->sampled, memory_order_acquire);
     npy_intp kept = sampled < capture->tokens ? sampled : capture->tokens;
     PyObject *data = mp_borrowed_array(ticket, 2, (npy_intp[]){kept, (npy_intp)mp_capture_floats(capture)},
@@ -304,7 +304,7 @@ PyObject *mp_text_image_rows(mp_state *state, mp_ticket *ticket) {
     if (!call)
         return NULL;
     if (!call->image_rows)
-        return mp_raise_new(state, MP_INVALID_ARGUMENT, "the call was made without prompt_logits, or without images");
+        return mp_raise_new(state, MP_INVALID_ARGUMENT, "the request was made without prompt_logits or images");
     const mp_image_run *last = &call->images.runs[call->images.n_runs - 1];
     return mp_borrowed_array(ticket, 2, (npy_intp[]){(npy_intp)(last->source + last->rows), call->hidden}, NPY_FLOAT32,
                              call->image_rows);

@@ -14,7 +14,7 @@
 typedef struct registry_object {
     PyObject_HEAD mp_registry *registry;
     uint64_t grace_ns;
-    uint64_t start_ns, stall_ns; /* of worker processes; 3/4 of the registry's limits */
+    uint64_t start_ns, stall_ns; /* limits of worker processes: 3/4 of the registry's */
 } registry_object;
 
 static mp_registry *registry_of(PyObject *self) { return ((registry_object *)self)->registry; }
@@ -632,7 +632,7 @@ static PyObject *registry_embed_images(PyObject *self, PyObject *args, PyObject 
 SUBMIT(embed, mp_embedding_from_python)
 SUBMIT(images, mp_image_embedding_from_python)
 SUBMIT(text, mp_text_from_python)
-SUBMIT(draw, mp_image_generation_from_python)
+SUBMIT(image_generation, mp_image_generation_from_python)
 
 static PyMethodDef methods[] = {
     {"add", MP_METHOD(registry_add), METH_VARARGS | METH_KEYWORDS, "Register a model under a key without loading it."},
@@ -655,7 +655,7 @@ static PyMethodDef methods[] = {
      "Submit images, wait and return the vectors."},
     {"submit_text", MP_METHOD(registry_submit_text), METH_VARARGS | METH_KEYWORDS,
      "Queue a text request; returns a Ticket."},
-    {"submit_draw", MP_METHOD(registry_submit_draw), METH_VARARGS | METH_KEYWORDS,
+    {"submit_image_generation", MP_METHOD(registry_submit_image_generation), METH_VARARGS | METH_KEYWORDS,
      "Queue an image generation request; returns a Ticket."},
     {"begin_shutdown", registry_begin_shutdown, METH_NOARGS, "Refuse new requests from now on."},
     {"close", registry_close, METH_NOARGS, "Drain and join; idempotent; thread-safe."},

@@ -192,7 +192,7 @@ static PyObject *ticket_image_rows(PyObject *self, PyObject *none) {
     return mp_text_image_rows(mp_state_of(self), ticket_of(self));
 }
 
-static PyObject *ticket_sampled(PyObject *self, PyObject *none) {
+static PyObject *ticket_image_progress(PyObject *self, PyObject *none) {
     (void)none;
     return mp_image_generation_progress(mp_state_of(self), ticket_of(self));
 }
@@ -222,7 +222,7 @@ static PyMethodDef methods[] = {
     {"vectors", ticket_vectors, METH_NOARGS, "float32 (n_texts, width) or (n_tokens, width), not copied."},
     {"texts_done", ticket_texts_done, METH_NOARGS, "Texts finished so far."},
     {"text", ticket_text, METH_VARARGS, "(choice, start=0): final text, tokens so far, finish reason, stop index."},
-    {"drawn_ids", ticket_sampled_ids, METH_VARARGS,
+    {"sampled_ids", ticket_sampled_ids, METH_VARARGS,
      "(choice, start): list of the ids from index `start` on, and True if no more will follow."},
     {"mask", ticket_mask, METH_VARARGS,
      "(choice, index, bits): set the tokens allowed at `index` of a choice, the next one; one bit per id."},
@@ -236,7 +236,8 @@ static PyMethodDef methods[] = {
      "With capture_values: float32 (tokens, values), not copied; layers, hidden, vocab; tokens that did not fit."},
     {"image_rows", ticket_image_rows, METH_NOARGS,
      "float32 (rows of all images, hidden) in order of computation, if prompt_logits was set; not copied."},
-    {"drawn", ticket_sampled, METH_NOARGS, "Steps, previews and images finished so far; previews per image."},
+    {"image_progress", ticket_image_progress, METH_NOARGS,
+     "Steps, previews and images finished so far; previews per image."},
     {"preview", ticket_preview, METH_VARARGS, "(index): uint8 (height, width, 3) of a finished preview, not copied."},
     {"pictures", ticket_generated_images, METH_NOARGS,
      "A dict of arrays, not copied: pixels, latents, and the kept intermediate results."},

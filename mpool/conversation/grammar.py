@@ -401,7 +401,7 @@ class _Followed:
         return not (all(self._ended) or self.ticket.done())
 
     def _advance(self, choice: int) -> None:
-        ids, self._ended[choice] = self.ticket.drawn_ids(choice, self._counts[choice])
+        ids, self._ended[choice] = self.ticket.sampled_ids(choice, self._counts[choice])
         if not ids or self._ended[choice]:
             return
         matcher, running = self._matchers[choice], self._running[choice]

@@ -201,7 +201,7 @@ class Request:
         """Starts it. ``fail_fast``, ``again``: as of Call.keywords."""
         keywords = (call or PLAIN).keywords(self.entry.key, fail_fast, again)
         try:
-            return self.entry.pool.registry.submit_draw(
+            return self.entry.pool.registry.submit_image_generation(
                 self.core_key, self.width, self.height, self.ids, self.counts, self.noise.reshape(-1), self.times,
                 self.sigmas, n=len(self.noise), guidance=self.guidance, preview_every=self.preview_every,
                 keep=self.keep, **keywords)
@@ -319,7 +319,7 @@ class Reader:
         """Steps that were done; a preview comes with the step after which it was made. A call that failed or was
         cancelled while it made one gives the step without."""
         over = self.ticket.done()
-        done, previews, _, each = self.ticket.drawn()
+        done, previews, _, each = self.ticket.image_progress()
         one, total = len(self.request.times), len(self.request.times) * len(self.request.noise)
         every, steps = self.request.preview_every, []
         while self._steps < done:

@@ -262,7 +262,7 @@ static mp_spec *pipeline(bool flux) {
 /* ---- requests ---------------------------------------------------------------------------------------------------- */
 
 static mp_status make_call(bool flux, int images, mp_request **out, mp_error *error) {
-    static int32_t ids[2][MP_DRAW_ENCODERS][CLIP_TOKENS];
+    static int32_t ids[2][MP_T2I_ENCODERS][CLIP_TOKENS];
     static float noise[2 * CHANNELS * HIGH * WIDE];
     const float times[STEPS] = {1000, 700, 300}, sigmas[STEPS + 1] = {1, 0.7f, 0.3f, 0};
     mp_test_random random = {9};
@@ -278,10 +278,10 @@ static mp_status make_call(bool flux, int images, mp_request **out, mp_error *er
                                      .n_noise = (int64_t)images * CHANNELS * HIGH * WIDE,
                                      .preview_every = 2,
                                      .keep = true};
-    for (int e = 0; e < MP_DRAW_ENCODERS; e++)
+    for (int e = 0; e < MP_T2I_ENCODERS; e++)
         args.n_ids[e] = e == MP_DIFF_T5 ? T5_TOKENS : e == MP_DIFF_CLIP_G && flux ? 0 : CLIP_TOKENS;
     for (int t = 0; t < 2; t++)
-        for (int e = 0; e < MP_DRAW_ENCODERS; e++) {
+        for (int e = 0; e < MP_T2I_ENCODERS; e++) {
             args.ids[t][e] = args.n_ids[e] ? ids[t][e] : NULL;
             for (int i = 0; i < CLIP_TOKENS; i++)
                 ids[t][e][i] = (int32_t)(mp_test_random_u64(&random) % VOCAB_SIZE);

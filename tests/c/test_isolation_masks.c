@@ -155,7 +155,7 @@ MP_TEST(isolation_sampled_tokens_obey_their_mask) {
     check_first(MP_OUTCOME_DONE, (sampled_run){0, 0, MP_FINISH_EOS, -1}, against);
     check_first(MP_OUTCOME_DONE, (sampled_run){0, 0, MP_FINISH_STOP, 0}, against);
     check_first(MP_OUTCOME_DONE, (sampled_run){1, ALLOWED, MP_FINISH_EOS, -1}, early);
-    check_first(MP_OUTCOME_DONE, (sampled_run){1, ALLOWED, MP_FINISH_LENGTH, -1}, "before it is as long");
+    check_first(MP_OUTCOME_DONE, (sampled_run){1, ALLOWED, MP_FINISH_LENGTH, -1}, "before its maximum length");
 }
 
 MP_TEST(isolation_completions_end_where_their_masks_allow) {
@@ -165,7 +165,7 @@ MP_TEST(isolation_completions_end_where_their_masks_allow) {
         const char *why;
     } rows[] = {{END + 1, {0, 0, MP_FINISH_EOS, -1}, ""},      {STOP_ID, {0, 0, MP_FINISH_STOP, 0}, ""},
                 {STOP_ID, {0, 0, MP_FINISH_EOS, -1}, "allow"}, {END, {0, 0, MP_FINISH_STOP, 0}, "allow"},
-                {END, {1, END, MP_FINISH_NONE, -1}, "behind"}, {-1, {0, 0, MP_FINISH_EOS, -1}, "before its mask"}};
+                {END, {1, END, MP_FINISH_NONE, -1}, "after an end"}, {-1, {0, 0, MP_FINISH_EOS, -1}, "before its mask"}};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         static masked_scene m;
         begin(&m, 1, true, false);
@@ -212,7 +212,7 @@ MP_TEST(isolation_mask_waits_without_reason_are_refused) {
     begin(&m, 1, false, false); /* only a request with masks waits for one */
     MP_CHECK_INT(plan(&m, 1), 1);
     MP_CHECK_INT(step(&m, MP_OUTCOME_WAIT_MASK, &allowed, -1), MP_OUTCOME_FAILED);
-    MP_CHECK_HAS(why_lost(&m), "waits for a mask that has none");
+    MP_CHECK_HAS(why_lost(&m), "without masks waits for a mask");
     end(&m);
     begin(&m, 1, true, false); /* steps without progress although the mask was sent */
     int steps = 0;
@@ -268,13 +268,13 @@ MP_TEST(isolation_capture_records_match_the_sampled_tokens) {
         MP_CHECK_INT(!m.s.engine->lost(m.s.engine), rows[i].fine);
         MP_CHECK_INT(m.call->capture.sampled, rows[i].fine ? (uint32_t)rows[i].recorded : 0);
         if (!rows[i].fine)
-            MP_CHECK_HAS(why_lost(&m), "records are of other tokens");
+            MP_CHECK_HAS(why_lost(&m), "captured records do not match the sampled tokens");
         for (uint32_t f = 0; f < m.call->capture.sampled * mp_capture_floats(&m.call->capture); f++)
             MP_CHECK(m.call->capture.data[f] == (float)f);
         if (rows[i].fine && rows[i].recorded) { /* no record is taken back */
             MP_CHECK_INT(plan(&m, 1), 1);
             step(&m, MP_OUTCOME_MORE, &nothing, rows[i].recorded - 1);
-            MP_CHECK_HAS(why_lost(&m), "records are of other tokens");
+            MP_CHECK_HAS(why_lost(&m), "captured records do not match the sampled tokens");
         }
         end(&m);
     }

@@ -340,7 +340,7 @@ MP_TEST(isolation_texts_end_where_their_tokens_and_characters_do) {
     check_claims(&over, 1, "middle of a character");
     over.end[0] = 3;
     over.end[1] = 0; /* far beyond the text, and no stop string explains the cut */
-    check_claims(&over, 1, "impossible place");
+    check_claims(&over, 1, "impossible byte");
     claim beyond = {"ab", 2, {1, 2}, {1, 9}, 3, 2, 2, EOS, -1}; /* a token that ends beyond the text */
     check_claims(&beyond, 1, "does not end where its tokens do");
     beyond.finish = STOP;
@@ -398,43 +398,43 @@ MP_TEST(isolation_completions_end_where_they_must) {
     claim four = {"abcd", 4, {1, 2, 3, 4}, {1, 2, 3, 4}, 3, 4, 4, LENGTH, -1}, open = four;
     claim three = {"abc", 3, {1, 2, 3}, {1, 2, 3}, 3, 3, 3, LENGTH, -1};
     check_claim_within(four, usual, "");
-    check_claim_within(three, usual, "before it is as long as it may be");
+    check_claim_within(three, usual, "before its maximum length");
     limits narrow = usual;
     narrow.context = 4; /* a prompt of two: the third token has no position, so none follows it */
     check_claim_within(three, narrow, "");
     check_claim_within(four, narrow, "too long");
     open.finish = OPEN;
-    check_claim_within(open, usual, "though it is as long as it may be");
+    check_claim_within(open, usual, "continues at its maximum length");
     three.finish = OPEN;
     check_claim_within(three, usual, "");
-    check_claim_within(three, narrow, "though it is");
+    check_claim_within(three, narrow, "continues at its maximum length");
     three.finish = EOS;
     check_claim_within(three, usual, "");
     four.finish = EOS; /* the choice had already finished */
-    check_claim_within(four, usual, "no end can be drawn");
+    check_claim_within(four, usual, "no end token can be sampled");
     limits other = usual;
     other.min_tokens = 3;
     check_claim_within(three, other, "");
     other.min_tokens = 4;
-    check_claim_within(three, other, "no end can be drawn");
+    check_claim_within(three, other, "no end token can be sampled");
     other = usual;
     other.ignore_eos = true;
-    check_claim_within(three, other, "no end can be drawn");
+    check_claim_within(three, other, "no end token can be sampled");
     other = usual;
     other.n_ends = 0;
-    check_claim_within(three, other, "no end can be drawn");
+    check_claim_within(three, other, "no end token can be sampled");
     three.id[1] = END;
-    check_claim_within(three, usual, "behind an end");
+    check_claim_within(three, usual, "after an end token");
 }
 
 MP_TEST(isolation_token_ids_are_within_the_vocabulary) {
     claim it = {"a", 1, {VOCAB - 1}, {1}, VOCAB - 1, 1, 1, MP_FINISH_NONE, -1};
     check_claims(&it, 1, "");
     it.id[0] = VOCAB; /* the model has a row for this id, the tokenizer has no text */
-    check_claims(&it, 1, "a token is outside the tokenizer's");
+    check_claims(&it, 1, "a token id is outside the vocabulary");
     it.id[0] = 1;
     it.top = VOCAB;
-    check_claims(&it, 1, "an alternative is outside the tokenizer's");
+    check_claims(&it, 1, "an alternative is outside the vocabulary");
 }
 
 static bool is_one_of(mp_status status, const mp_status *list) {
@@ -472,7 +472,7 @@ MP_TEST(isolation_requests_fail_only_with_allowed_errors) {
         MP_CHECK_INT(status, right ? said.code : MP_RECV);
         MP_CHECK_INT(s.engine->lost(s.engine) != NULL, !right);
         if (!right)
-            MP_CHECK_HAS(error.message, "not its to say");
+            MP_CHECK_HAS(error.message, "not allowed here");
         taken += right;
         s.engine->ops->retire(s.engine, &another);
         scene_end(&s);
@@ -633,6 +633,6 @@ MP_TEST_SECONDS(isolation_starts_fail_only_with_allowed_errors, 60) {
         bool its = all[i].code == MP_OK || is_one_of(all[i].code, right);
         MP_CHECK_INT(status, its ? all[i].code : MP_SPAWN_FAILED);
         if (!its)
-            MP_CHECK_HAS(error.message, "not its to say");
+            MP_CHECK_HAS(error.message, "not allowed here");
     }
 }

@@ -1,4 +1,4 @@
-/* diffusion/blocks.c: the blocks of every stage, each built by the network that it is of. */
+/* diffusion/blocks.c: builds the blocks of every stage; each network builds its own. */
 #include "models/diffusion/diffusion.h"
 
 mp_status mp_diff_build(const mp_diffusion *model, int stage, int index, mp_builder *builder, mp_diff_block *block,

@@ -1,4 +1,4 @@
-/* check.c: whether a pipeline can make what a call asks for, what it costs, and what comes out of it. */
+/* check.c: checks an image request against a pipeline, estimates its cost and sizes its outputs. */
 #include <stdatomic.h>
 
 #include "models/diffusion/diffusion.h"
@@ -12,11 +12,11 @@ static mp_status fail_size(const mp_diffusion *model, const mp_image_generation_
     }
     if (most)
         return mp_fail(error, MP_INVALID_ARGUMENT,
-                       "the picture is %d x %d pixels, the model makes multiples of %d up to %d; "
+                       "the image is %d x %d pixels, allowed: multiples of %d up to %d; "
                        "the nearest is %d x %d",
                        call->width, call->height, grain, most, near[0], near[1]);
     return mp_fail(error, MP_INVALID_ARGUMENT,
-                   "the picture is %d x %d pixels, the model makes multiples of %d; the nearest is %d x %d",
+                   "the image is %d x %d pixels, allowed: multiples of %d; the nearest is %d x %d",
                    call->width, call->height, grain, near[0], near[1]);
 }
 
@@ -48,7 +48,7 @@ mp_status mp_diff_check(const mp_model *base, mp_request *call_base, uint64_t *c
         return fail_size(model, call, error);
     MP_TRY(check_ids(model, call, error));
     if (call->n_texts > 1 && model->flux)
-        return mp_fail(error, MP_INVALID_ARGUMENT, "this model is not guided away from a text: no negative prompt");
+        return mp_fail(error, MP_INVALID_ARGUMENT, "this model takes no negative prompt: leave it out");
     call->channels = model->channels;
     call->high = call->height / scale;
     call->wide = call->width / scale;
@@ -57,7 +57,8 @@ mp_status mp_diff_check(const mp_model *base, mp_request *call_base, uint64_t *c
     call->pooled_width = model->pooled_width;
     const int64_t latents = (int64_t)call->n_images * call->channels * call->high * call->wide;
     if (call->n_noise != latents)
-        return mp_fail(error, MP_INVALID_ARGUMENT, "there are %lld latents, the model takes %lld: (%d, %d, %d, %d)",
+        return mp_fail(error, MP_INVALID_ARGUMENT, "there are %lld initial latents, the model takes %lld: "
+                       "(%d, %d, %d, %d)",
                        (long long)call->n_noise, (long long)latents, call->n_images, call->channels, call->high,
                        call->wide);
     const int64_t rows = (int64_t)call->high * call->wide / (MP_DIFF_PATCH * MP_DIFF_PATCH);

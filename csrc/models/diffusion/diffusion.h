@@ -1,10 +1,10 @@
-/* diffusion.h: pictures from texts by flow matching: text encoders, a transformer that moves latents, a decoder.
+/* diffusion.h: image generation by flow matching: text encoders, a transformer that denoises latents, a decoder.
  *
  *   texts --encoders--> rows and one pooled vector --transformer, once or twice a step--> latents --decoder--> pixels
  *
- * A stage is one network. Its weights are blocks, each built when it is first run and each with memory of its own, so
- * that loading can be called off between blocks, and a stage that is done can give its memory to the next. Everything
- * here is used by the files of this folder only; the door is models/arch.h.
+ * A stage is one network. Its weights are blocks, each built on first use and each with memory of its own. So loading
+ * can be cancelled between two blocks, and a finished stage can give its memory to the next. Internal to this folder;
+ * other folders include models/arch.h.
  *
  * Sources: "Scaling Rectified Flow Transformers" (arXiv:2403.03206), the published configurations of FLUX.1 and Stable
  * Diffusion 3.5, CLIP (arXiv:2103.00020), T5 (arXiv:1910.10683), "High-Resolution Image Synthesis with Latent Diffusion
@@ -18,14 +18,14 @@
 #include "models/nn/transformer.h"
 
 enum {
-    MP_DIFF_ENCODERS = 3, /* CLIP-L, CLIP-G, T5, in this order; a model may lack some */
-    MP_DIFF_AXES = 3,     /* of rotary positions */
-    MP_DIFF_LEVELS = 8,   /* most resolutions of a decoder */
-    MP_DIFF_PATCH = 2,    /* latents a side of a row of the transformer */
-    MP_DIFF_WAVES = 256,  /* components of a time before its projection */
+    MP_DIFF_ENCODERS = 3, /* CLIP-L, CLIP-G, T5, in this order; a model may lack any of them */
+    MP_DIFF_AXES = 3,     /* axes of rotary positions */
+    MP_DIFF_LEVELS = 8,   /* maximum resolutions of a decoder */
+    MP_DIFF_PATCH = 2,    /* a row of the transformer is a patch of this many latents a side */
+    MP_DIFF_WAVES = 256,  /* components of a timestep's sinusoidal embedding */
 };
 
-#define MP_DIFF_EPS 1e-6f /* of every norm of the transformer */
+#define MP_DIFF_EPS 1e-6f /* epsilon of every norm of the transformer */
 
 typedef enum mp_diff_stage_id {
     MP_DIFF_CLIP_L,
@@ -38,39 +38,39 @@ typedef enum mp_diff_stage_id {
 
 /* ---- blocks ------------------------------------------------------------------------------------------------------ */
 
-typedef struct mp_text_end { /* behind the last layer of a text encoder */
+typedef struct mp_text_end { /* follows the last layer of a text encoder */
     mp_norm norm;         /* [hidden] */
     mp_linear projection; /* CLIP; parts 0: none */
 } mp_text_end;
 
-/* What one of the two kinds of rows, texts and picture, has of its own in a block. Modulations are parts of the layer's
- * in the order shift, scale, gate of the attention, the same of the MLP, and of the second attention. */
+/* Weights of a block for one kind of rows, text or image. A modulation has one part per vector, in this order: shift,
+ * scale, gate of the attention; the same of the MLP; the same of the second attention. */
 typedef struct mp_dit_side {
     mp_linear modulation, qkv, out, up, down;
-    mp_norm q_norm, k_norm; /* [head_dim], or without weights */
+    mp_norm q_norm, k_norm; /* [head_dim]; without weights: none */
 } mp_dit_side;
 typedef struct mp_dit_joint {
     mp_dit_side text, image;
-    bool last;           /* of texts nothing but keys and values is wanted any more; modulation is (shift, scale) */
-    bool dual;           /* the picture's rows attend once more, to themselves */
+    bool last;           /* text rows only give keys and values; their modulation is (shift, scale) */
+    bool dual;           /* the image rows have a second attention, to themselves */
     mp_linear qkv2, out2;
     mp_norm q_norm2, k_norm2;
 } mp_dit_joint;
 typedef struct mp_dit_single {
-    mp_linear modulation, qkv, up, out; /* out takes the attention's and the MLP's outputs side by side */
+    mp_linear modulation, qkv, up, out; /* out takes the concatenated outputs of the attention and the MLP */
     mp_norm q_norm, k_norm;
 } mp_dit_single;
 typedef struct mp_dit_ends {
-    mp_linear rows, texts;          /* into the hidden width */
+    mp_linear rows, texts;          /* projections to the hidden width */
     mp_linear time[2], guidance[2], pooled[2];
-    mp_linear modulation, velocity; /* (shift, scale); back to latents */
+    mp_linear modulation, velocity; /* (shift, scale); projection to latents */
 } mp_dit_ends;
 
 typedef enum mp_vae_kind { MP_VAE_CONV, MP_VAE_RESIDUAL, MP_VAE_ATTENTION, MP_VAE_END } mp_vae_kind;
-typedef struct mp_vae_op { /* one of the decoder's steps; weights in the block of the same number */
+typedef struct mp_vae_op { /* one step of the decoder; its weights are in the block with the same index */
     mp_vae_kind kind;
     int32_t in, out; /* channels */
-    bool doubled;    /* CONV: its output is twice as high and wide as its input */
+    bool doubled;    /* CONV: upsamples its input by 2 in both directions first */
     char name[48];
 } mp_vae_op;
 typedef struct mp_vae_block {
@@ -95,31 +95,31 @@ typedef struct mp_diff_block {
 
 /* ---- the model --------------------------------------------------------------------------------------------------- */
 
-typedef struct mp_diff_encoder { /* its facts; layers 0: there is none */
+typedef struct mp_diff_encoder { /* hyper-parameters of a text encoder; layers 0: the model lacks it */
     bool t5;               /* else CLIP */
-    int32_t layers, hidden, ffn, vocab, length; /* length: most tokens */
-    int32_t projection;    /* CLIP: width of the pooled vector after it, or 0 */
-    int32_t end;           /* CLIP: the token whose row is pooled, the first of them; -1: that with the highest id */
+    int32_t layers, hidden, ffn, vocab, length; /* length: maximum tokens */
+    int32_t projection;    /* CLIP: width of the projected pooled vector, or 0 */
+    int32_t end;           /* CLIP: pool the row of the first token with this id; -1: of the highest id */
     mp_act act;
     float eps;
-    mp_attention attention; /* T5: its bias is a text's */
+    mp_attention attention; /* T5: the bias is that of mp_diff_text */
     mp_embedding embedding;
     mp_tensor relative;     /* T5: [buckets, heads] of relative positions, as stored */
-    int32_t reach;          /* T5: distance from which on all are alike */
+    int32_t reach;          /* T5: distance from which on all share one bucket */
 } mp_diff_encoder;
 
 typedef struct mp_diffusion {
     mp_model_base base;
     mp_weights *weights;
-    mp_compute compute; /* AUTO: floats as auto_class says, the rest as stored */
-    bool flux;          /* else Stable Diffusion 3: what differs is said where this is asked */
+    mp_compute compute; /* AUTO: float weights as auto_class says, all others as stored */
+    bool flux;          /* FLUX; else Stable Diffusion 3 */
     mp_diff_encoder encoder[MP_DIFF_ENCODERS];
     /* transformer */
     int32_t hidden, heads, head_dim, joint_layers, single_layers;
-    int32_t channels;             /* of latents */
+    int32_t channels;             /* channels of the latents */
     int32_t text_width, pooled_width;
-    int32_t axes[MP_DIFF_AXES];   /* rotated components of each, flux */
-    int32_t position_side;        /* rows and columns of the table of positions, else 0 */
+    int32_t axes[MP_DIFF_AXES];   /* flux: rotated components per axis */
+    int32_t position_side;        /* rows and columns of the table of positions; 0: none */
     mp_tensor positions;          /* [position_side^2, hidden] as stored */
     bool guidance, qk_norm;
     bool *dual;                   /* [joint_layers] */
@@ -127,49 +127,49 @@ typedef struct mp_diffusion {
     int32_t op_count, levels, group_count, top_channels;
     mp_vae_op *ops;               /* [op_count] */
     float latent_scale, latent_shift;
-    /* all of it */
+    /* all stages */
     int32_t block_count[MP_DIFF_STAGES];
     uint64_t stage_bytes[MP_DIFF_STAGES];
-    _Atomic uint64_t gflop_ns; /* running estimate of the time of 10^9 operations in the transformer */
+    _Atomic uint64_t gflop_ns; /* running mean: ns per 10^9 operations of the transformer */
 } mp_diffusion;
 
-/* Pixels a side of one latent. */
+/* Pixels per side of one latent. */
 static inline int32_t mp_diff_scale(const mp_diffusion *model) { return 1 << (model->levels - 1); }
 static inline const char *mp_diff_stage_name(int stage) {
     static const char *const names[] = {"clip_l", "clip_g", "t5", "transformer", "vae"};
     return names[stage];
 }
-/* Operations of the transformer on so many rows of texts and picture, in 10^9. */
+/* 10^9 operations of one pass of the transformer over `text_rows` and `image_rows` rows. */
 double mp_diff_gflop(const mp_diffusion *model, int64_t text_rows, int64_t image_rows);
 
-/* Collect block `index` of a stage: names and shapes are checked, nothing is read. */
+/* Register the tensors of block `index` of a stage with the builder. Checks names and shapes; reads no weights. */
 mp_status mp_diff_build(const mp_diffusion *model, int stage, int index, mp_builder *builder, mp_diff_block *block,
                         mp_error *error);
-/* By stage. */
+/* mp_diff_build for one stage. */
 mp_status mp_text_build(const mp_diffusion *model, int which, int index, mp_builder *builder, mp_diff_block *block,
                         mp_error *error);
 mp_status mp_dit_build(const mp_diffusion *model, int index, mp_builder *builder, mp_diff_block *block,
                        mp_error *error);
 mp_status mp_vae_build(const mp_diffusion *model, int index, mp_builder *builder, mp_diff_block *block,
                        mp_error *error);
-/* One part of a linear layer: tensors name.weight [N, K] and, when there is one, name.bias, in the class of the
- * model. */
+/* Add one part to a linear layer: tensors `name`.weight [N, K] and, if present, `name`.bias, in the model's compute
+ * type. */
 mp_status mp_diff_linear(const mp_diffusion *model, mp_builder *builder, mp_linear *linear, const char *name, int32_t N,
                          int32_t K, mp_error *error);
 
 mp_status mp_diff_engine(mp_model *model, mp_budget *budget, mp_engine **engine, mp_error *error);
 mp_status mp_diff_check(const mp_model *model, mp_request *call, uint64_t *cost_ns, uint32_t *total, mp_error *error);
 
-/* ---- running: everything below is called by all lanes of a region ------------------------------------------------ */
+/* ---- running: all threads of a region call every function below -------------------------------------------------- */
 
-/* One region. The step is over early when the lease says so: every function below returns false then, in all lanes
- * alike, and what it was to write is unfinished. */
+/* One parallel region. When the lease is cancelled, every function below returns false in all threads, and its output
+ * is incomplete. */
 typedef struct mp_diff_run {
     mp_lease *lease;
     _Atomic int raised;
     int agreed[2];
-    uint8_t *shared; /* scratch of all lanes */
-    uint8_t *own;    /* [lanes][own_bytes] */
+    uint8_t *shared; /* scratch shared by all threads */
+    uint8_t *own;    /* [threads][own_bytes] scratch of each thread */
     size_t own_bytes;
 } mp_diff_run;
 
@@ -180,33 +180,33 @@ typedef struct mp_diff_thread {
     unsigned turn;
 } mp_diff_thread;
 
-/* Barrier at which the lanes agree whether to go on. */
+/* Barrier. Returns false in all threads if the step is cancelled. */
 bool mp_diff_barrier(mp_diff_thread *l);
-/* Beats the heart; true when there is no point in going on with what has no barriers until the next meet. */
+/* Reports a heartbeat. Returns true if the step is cancelled: the caller then skips its work up to the next barrier. */
 bool mp_diff_poll(mp_diff_thread *l);
 
-enum { MP_DIFF_ROWS = 512 }; /* rows of a linear layer between two barriers */
-size_t mp_diff_linear_scratch(const mp_linear *linear, int64_t M); /* of ->shared */
+enum { MP_DIFF_ROWS = 512 }; /* rows that a linear layer computes between two barriers */
+size_t mp_diff_linear_scratch(const mp_linear *linear, int64_t M); /* bytes of ->shared */
 
-/* y [M, ldy] = x [M, ldx] W^T, bias, act, residual; ends with a barrier. */
+/* y [M, ldy] = x [M, ldx] W^T with bias, activation and residual. Ends with a barrier. */
 bool mp_diff_forward(mp_diff_thread *l, const mp_linear *linear, const float *x, int64_t ldx, int64_t M,
                      const mp_epilogue *ep, void *acts, float *y, int64_t ldy);
-/* h [M, N] += gate [N] * (x W^T + bias); rows: scratch [2][min(M, MP_DIFF_ROWS), N]. Ends WITHOUT a barrier. x NULL: of
- * activations in acts, of MP_DIFF_ROWS rows at most (mp_linear_forward). */
+/* h [M, N] += gate [N] * (x W^T + bias). rows: scratch [2][min(M, MP_DIFF_ROWS), N]. Ends WITHOUT a barrier. x NULL:
+ * `acts` already holds the prepared activations of at most MP_DIFF_ROWS rows (mp_linear_forward). */
 bool mp_diff_add_gated(mp_diff_thread *l, const mp_linear *linear, const float *x, int64_t ldx, int64_t M,
                        const float *gate, void *acts, float *rows, float *h);
-/* y = layer norm of x [M, n] with these weights; ends with a barrier. */
+/* y = layer norm of x [M, n] with `weight` and `bias`. Ends with a barrier. */
 bool mp_diff_layer_norm(mp_diff_thread *l, const float *x, int64_t M, int n, const float *weight, const float *bias,
                         float eps, float *y);
 
-/* The row context of blocks of nn/: barriers and polls are those of the step. spans: one, or NULL. */
+/* Returns the row context for blocks of nn/, with the barriers and polls of this step. spans: one, or NULL. */
 mp_row_context mp_diff_context(mp_diff_thread *l, const mp_row_span *spans, void *acts);
-/* Rows of a head that a lane attends to between two polls. */
+/* Rows of a head that a thread computes between two polls. */
 int mp_diff_attention_rows(const mp_attention *attention, int T);
-/* Attention of T rows to each other; scratch is the lane's own, mp_attention_scratch. Ends with a barrier. */
+/* Attention of T rows to each other. Uses the thread's own scratch (mp_attention_scratch). Ends with a barrier. */
 bool mp_diff_attend(mp_diff_thread *l, const mp_attention *attention, const mp_attention_rows *rows, int T);
 
-/* A text encoder, layer by layer. x [T, hidden] is the text's state throughout. */
+/* A run of a text encoder, layer by layer. x [T, hidden] is the residual stream. */
 typedef struct mp_diff_text {
     const mp_diff_encoder *encoder;
     int32_t T;
@@ -214,36 +214,36 @@ typedef struct mp_diff_text {
     float *x;      /* [T, hidden] */
     float *before; /* CLIP: the state before the last layer [T, hidden] */
     float *pooled; /* CLIP: [projection, or hidden] */
-    float *bias;   /* T5: [heads, 2 T - 1] what scores get by distance */
+    float *bias;   /* T5: [heads, 2 T - 1] added to the scores by distance */
     mp_attention attention;
 } mp_diff_text;
-/* The width of a row of queries. */
+/* Width of a row of queries. */
 static inline int32_t mp_diff_text_width(const mp_diff_encoder *e) {
     return e->attention.heads * e->attention.head_dim;
 }
-/* Before block 0, by one thread: encoder, T and memory are set; fills bias and attention. */
+/* Call on one thread before block 0, after encoder, T and the memory are set. Fills in bias and attention. */
 mp_status mp_diff_text_begin(mp_diff_text *text, mp_error *error);
 size_t mp_diff_text_scratch(const mp_diffusion *model, int which, const mp_diff_block *block, int index, int32_t T);
 size_t mp_diff_text_own(const mp_diffusion *model, int which, int32_t T);
-/* Block `index`; before block 0 the embeddings are looked up. */
+/* Computes block `index`; block 0 begins with the embeddings. */
 bool mp_diff_text_forward(mp_diff_thread *l, const mp_diff_text *text, const mp_diff_block *block, int index);
 
-/* One pass of the transformer, block by block. Rows of texts come first. */
+/* One pass of the transformer, block by block. Text rows precede image rows. */
 typedef struct mp_dit_pass {
-    int32_t text_rows, rows_high, rows_wide; /* picture rows: high * wide */
+    int32_t text_rows, rows_high, rows_wide; /* image rows: high * wide */
     const float *texts;                      /* [text_rows, text_width] */
     const float *pooled;                     /* [pooled_width] */
-    const float *latents;                    /* [picture rows, 4 channels]: (channel, y, x) of a patch */
-    float time, guidance;                    /* 0..1000; the scale that a distilled model is told */
+    const float *latents;                    /* [image rows, 4 channels]; a row is a patch: (channel, y, x) */
+    float time, guidance;                    /* time: 0..1000; guidance: input of a guidance-distilled model */
     float *h;                                /* [all rows, hidden] */
-    float *condition;                        /* [hidden], after its SiLU */
+    float *condition;                        /* [hidden], after the SiLU */
     float *angles;                           /* flux: [all rows, head_dim / 2][2] cos, sin */
-    float *velocity;                         /* [picture rows, 4 channels] as latents */
+    float *velocity;                         /* [image rows, 4 channels], laid out as latents */
 } mp_dit_pass;
 size_t mp_dit_scratch(const mp_diffusion *model, const mp_diff_block *ends, const mp_diff_block *block, int index,
                       int64_t text_rows, int64_t image_rows);
 size_t mp_dit_own(const mp_diffusion *model, int64_t rows);
-/* Positions' angles of a pass; by one thread. */
+/* Fills in the rotary angles of a pass. Call on one thread. */
 void mp_dit_angles(const mp_diffusion *model, mp_dit_pass *pass);
 bool mp_dit_begin(mp_diff_thread *l, const mp_diffusion *model, const mp_dit_ends *ends, const mp_dit_pass *pass);
 bool mp_dit_joint_forward(mp_diff_thread *l, const mp_diffusion *model, const mp_dit_joint *block,
@@ -252,13 +252,13 @@ bool mp_dit_single_forward(mp_diff_thread *l, const mp_diffusion *model, const m
                            const mp_dit_pass *pass);
 bool mp_dit_end(mp_diff_thread *l, const mp_diffusion *model, const mp_dit_ends *ends, const mp_dit_pass *pass);
 
-/* The decoder, op by op. */
+/* A run of the decoder, op by op. */
 typedef struct mp_vae_image {
     int32_t high, wide;
-    float *x, *a, *b; /* [most floats of an op] each; x holds the picture, the others are scratch, and they change
-                       * places; only lane 0 changes them, before the last barrier of an op */
+    float *x, *a, *b; /* [mp_vae_floats] each. x holds the image; a and b are scratch. Thread 0 swaps them before the
+                       * last barrier of an op. */
 } mp_vae_image;
-/* Floats of the largest picture while latents of high x wide are decoded. */
+/* Floats of the largest intermediate image while latents of high x wide are decoded. */
 uint64_t mp_vae_floats(const mp_diffusion *model, int32_t high, int32_t wide);
 size_t mp_vae_scratch(const mp_diffusion *model, const mp_diff_block *block, int index, int64_t pixels);
 size_t mp_vae_own(const mp_diffusion *model, const mp_diff_block *block, int index, int64_t pixels);

@@ -1,6 +1,6 @@
-/* engine.c: the step interface over a pipeline. A step is a range of blocks of one call: of a text encoder, of the
- * transformer in one denoising step, or of the decoder. Calls are drawn one after the other, so that a stage is loaded
- * once a call at most. */
+/* engine.c: the step interface over a pipeline. A step computes consecutive blocks of one request: of a text encoder,
+ * of the transformer in one denoising step, or of the decoder. Requests run one after the other, so that each stage is
+ * loaded at most once per request. */
 #include <stdatomic.h>
 
 #include "models/diffusion/schedule.h"
@@ -14,7 +14,7 @@ static void free_state(mp_diffusion_engine *engine, mp_item *item) {
     mp_diff_let_go(engine, &state->encoding);
     mp_diff_let_go(engine, &state->denoising);
     mp_diff_let_go(engine, &state->decoding);
-    for (int t = 0; t < MP_DRAW_TEXTS; t++)
+    for (int t = 0; t < MP_T2I_TEXTS; t++)
         mp_diff_texts_release(&engine->cache, state->texts[t]);
     mp_free(state);
     item->state = NULL;
@@ -25,10 +25,10 @@ static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
     const mp_image_generation_request *call = mp_diff_call(item);
     mp_diff_state *state = mp_alloc_zeroed(sizeof *state, MP_TAG_SCRATCH);
     if (!state)
-        return mp_fail_memory(error, sizeof *state, "the state of a call");
+        return mp_fail_memory(error, sizeof *state, "the state of an image request");
     item->state = state;
     state->at = mp_diff_place(call, item->cursor);
-    if (state->at.phase == MP_DIFF_DECODE) /* texts are not looked at any more */
+    if (state->at.phase == MP_DIFF_DECODE) /* decoding needs no texts */
         return MP_OK;
     for (int t = 0; t < call->n_texts; t++) {
         mp_status status = mp_diff_texts_get(&engine->cache, call, t, &state->texts[t], &state->known[t], error);
@@ -40,7 +40,7 @@ static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
     return MP_OK;
 }
 
-/* The call that was begun, unless somebody more urgent waits: stages are long to load. */
+/* Continue the current request unless a more urgent one waits, because loading stages takes long. */
 static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget_ns, mp_plan *plan) {
     mp_diffusion_engine *engine = (mp_diffusion_engine *)base;
     mp_item *chosen = items[0];
@@ -99,7 +99,7 @@ static uint64_t trim(mp_diffusion_engine *engine) {
     return before - engine->weights - engine->cache.charged;
 }
 
-/* Between steps nothing of the weights is in use. */
+/* The registry calls it between steps, when no weights are in use. */
 static uint64_t engine_trim(mp_engine *base) { return trim((mp_diffusion_engine *)base); }
 
 static void engine_destroy(mp_engine *base) {

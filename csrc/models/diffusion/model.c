@@ -1,4 +1,4 @@
-/* model.c: a pipeline from a spec: facts of its networks, and every tensor looked at once. No weight is read yet. */
+/* model.c: creates a pipeline from a spec: checks the networks' hyper-parameters and every tensor. Reads no weights. */
 #include <math.h>
 #include <stdatomic.h>
 #include <stdio.h> /* snprintf only */
@@ -22,7 +22,7 @@ static bool diffusion_healthy(const mp_model *base) {
     return mp_weights_sound(((const mp_diffusion *)base)->weights);
 }
 
-/* Weights are the engines'. */
+/* Weights belong to the engines. */
 static uint64_t diffusion_bytes(const mp_model *base) {
     (void)base;
     return 0;
@@ -31,7 +31,7 @@ static uint64_t diffusion_bytes(const mp_model *base) {
 static const mp_model_ops diffusion_ops = {mp_diff_engine, mp_diff_check, diffusion_healthy, diffusion_bytes,
                                            diffusion_destroy};
 
-/* ---- facts ------------------------------------------------------------------------------------------------------- */
+/* ---- hyper-parameters -------------------------------------------------------------------------------------------- */
 
 static mp_status fact(const mp_spec *spec, const char *part, const char *name, int64_t low, int64_t high, int32_t *out,
                       mp_error *error) {
@@ -72,7 +72,7 @@ static mp_status read_act(const mp_spec *spec, const char *part, mp_act *act, mp
 
 static mp_status fail_sizes(const char *part, mp_error *error) {
     return mp_fail_file(error, MP_FORMAT, "", -1, part, "sizes that fit each other: see the model's config.json",
-                        "heads, widths or groups that do not");
+                        "sizes that do not fit");
 }
 
 static mp_status read_encoder(mp_diffusion *model, const mp_spec *spec, int which, mp_error *error) {
@@ -216,7 +216,7 @@ static mp_status read_decoder(mp_diffusion *model, const mp_spec *spec, mp_error
     return MP_OK;
 }
 
-/* The widths of the networks must fit each other. */
+/* Check that the widths of the networks fit each other. */
 static mp_status check_fit(const mp_diffusion *model, mp_error *error) {
     const mp_diff_encoder *l = &model->encoder[MP_DIFF_CLIP_L], *g = &model->encoder[MP_DIFF_CLIP_G],
                           *t5 = &model->encoder[MP_DIFF_T5];
@@ -261,8 +261,8 @@ mp_status mp_diffusion_load(const mp_load_args *args, mp_model **out, mp_error *
     model->compute = args->compute;
     model->flux = (args->flags & MP_DIFFUSION_SINGLE_BLOCKS) != 0;
     if (args->compute == MP_COMPUTE_I8) {
-        status = mp_fail(error, MP_UNSUPPORTED, "int8 is not a class that pictures are computed in; allowed: auto, "
-                                                "bfloat16, float32, and quantised files as they are stored");
+        status = mp_fail(error, MP_UNSUPPORTED, "compute is int8, which image generation does not support; "
+                                                "allowed: auto, float32, bfloat16");
         goto cleanup;
     }
     mp_progress_set(args->progress, "mapping", 0);
@@ -291,7 +291,7 @@ cleanup:
     return status;
 }
 
-/* Scratch of a stage in bytes, for an image of the size that the model was made for; 0 if the spec does not say. */
+/* Scratch bytes of a stage, for an image of the size that the model was trained for; 0 if the spec does not tell. */
 static uint64_t working_bytes(const mp_spec *spec, int stage) {
     int64_t heads = 0, head = 0, side = 0, widths[MP_DIFF_LEVELS] = {0};
     const int64_t none = 0;
@@ -308,11 +308,11 @@ static uint64_t working_bytes(const mp_spec *spec, int stage) {
         list->count > MP_DIFF_LEVELS || mp_spec_ints(spec, "vae.channels", (int)list->count, 1, MAX_WIDTH, NULL, widths,
                                                      NULL) != MP_OK)
         return 0;
-    /* the widest picture is the one that comes out of the last doubling */
+    /* the widest image follows the last upsampling */
     return 3 * sizeof(float) * (uint64_t)widths[1] * (uint64_t)(side * side) << 2 * (list->count - 1);
 }
 
-/* The footprint of the largest stage: stages are loaded and dropped in turn. */
+/* The footprint is that of the largest stage, because stages are loaded and dropped in turn. */
 void mp_diffusion_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes) {
     uint64_t stages[MP_DIFF_STAGES] = {0}, most = 0;
     const bool half = mp_float_class(compute) == MP_COMPUTE_BF16;
@@ -326,7 +326,7 @@ void mp_diffusion_footprint(const mp_spec *spec, mp_compute compute, uint64_t *m
         const char *dot = strchr(entry->name, '.');
         size_t length = dot ? (size_t)(dot - entry->name) : 0;
         const char *last = dot ? dot + 1 : "";
-        if (strcmp(last, "tokens") == 0 || strcmp(last, "positions") == 0) /* they stay in their files */
+        if (strcmp(last, "tokens") == 0 || strcmp(last, "positions") == 0) /* these tensors stay in their files */
             continue;
         for (int s = 0; s < MP_DIFF_STAGES; s++)
             if (strlen(mp_diff_stage_name(s)) == length && strncmp(entry->name, mp_diff_stage_name(s), length) == 0)

@@ -1,5 +1,4 @@
-/* diffusion/ops.c: the operations that the networks are made of, on all lanes. The lease is polled every MP_DIFF_ROWS
- * rows at least. */
+/* diffusion/ops.c: operations of the networks, on all threads. They poll the lease at least every MP_DIFF_ROWS rows. */
 #include <assert.h>
 #include <stdatomic.h>
 #include <stdio.h> /* snprintf only */
@@ -23,7 +22,7 @@ bool mp_diff_poll(mp_diff_thread *l) {
     return atomic_load_explicit(&l->run->raised, memory_order_relaxed) != 0;
 }
 
-/* Two slots in turn: lane 0 may be one barrier ahead of a lane that still reads the last one's. */
+/* Two slots alternate: thread 0 may be one barrier ahead of a thread that still reads the previous slot. */
 bool mp_diff_barrier(mp_diff_thread *l) {
     int slot = (int)(l->turn++ & 1);
     if (l->thread->index == 0)
@@ -71,7 +70,7 @@ bool mp_diff_add_gated(mp_diff_thread *l, const mp_linear *linear, const float *
 
 bool mp_diff_layer_norm(mp_diff_thread *l, const float *x, int64_t M, int n, const float *weight, const float *bias,
                         float eps, float *y) {
-    const mp_norm norm = {.weight = (float *)weight, .bias = (float *)bias, .n = n, .eps = eps}; /* only read */
+    const mp_norm norm = {.weight = (float *)weight, .bias = (float *)bias, .n = n, .eps = eps}; /* read only */
     mp_norm_rows(&norm, l->thread, M, x, n, y, n);
     return mp_diff_barrier(l);
 }
@@ -91,7 +90,7 @@ mp_row_context mp_diff_context(mp_diff_thread *l, const mp_row_span *spans, void
 }
 
 int mp_diff_attention_rows(const mp_attention *attention, int T) {
-    enum { PLAIN = 128, BF16 = 512 }; /* enough rows to make up for the copies of keys and values */
+    enum { PLAIN = 128, BF16 = 512 }; /* enough rows to amortise the copies of keys and values */
     const bool plain = mp_attn_full_for(attention->compute, T, attention->head_dim) == mp_kernels_get()->attn_full;
     return plain ? PLAIN : BF16;
 }

@@ -1,4 +1,4 @@
-/* phases.c: what is done for a call, block by block: texts, denoising steps, previews, pictures. */
+/* phases.c: computes an image request block by block: texts, denoising steps, previews, images. */
 #include <math.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -11,7 +11,7 @@ static uint32_t units_done(const mp_image_generation_request *call, const mp_dif
     return (uint32_t)(at->image * call->n_steps + at->step);
 }
 
-/* True if the step that was just done is due for a preview. Previews are made in order, so one at most is due. */
+/* True if the step just finished is due for a preview. Previews are made in order, so at most one is due. */
 static bool preview_due(const mp_image_generation_request *call, const mp_diff_position *at) {
     return mp_image_generation_previews_due(call, units_done(call, at)) >
            atomic_load_explicit(&call->previews_done, memory_order_relaxed);
@@ -28,7 +28,7 @@ mp_diff_position mp_diff_place(const mp_image_generation_request *call, uint32_t
 
 /* ---- texts ------------------------------------------------------------------------------------------------------- */
 
-/* The next text of this encoder, or of the next that there is, that has to be computed; else the phase is over. */
+/* Advance to the next text that an encoder has to compute, or to the end of the phase. */
 static void next_encoder(const mp_diffusion_engine *engine, mp_diff_state *state, int texts) {
     while (state->at.encoder < MP_DIFF_ENCODERS) {
         for (; state->at.text < texts; state->at.text++)
@@ -39,7 +39,7 @@ static void next_encoder(const mp_diffusion_engine *engine, mp_diff_state *state
     }
 }
 
-/* Copy an encoder's output to where the transformer reads it. */
+/* Copy an encoder's output to the embedding that the transformer reads. */
 static void keep_text(const mp_diffusion *model, const mp_image_generation_request *call, mp_diff_state *state) {
     mp_diff_texts *to = state->texts[state->at.text];
     const mp_diff_encoder *e = state->run.encoder;
@@ -154,7 +154,7 @@ static void begin_step(mp_diff_state *state, const mp_image_generation_request *
     pack(call, from + (int64_t)state->at.image * mp_image_generation_latents(call), state->latents);
 }
 
-/* After the last pass: x += (next sigma - sigma) v, with v = away + scale (v - away) when guided. */
+/* After the last pass: x += (next sigma - sigma) v. With classifier-free guidance v = away + scale (v - away). */
 static mp_status end_step(mp_item *item, mp_error *error) {
     mp_diff_state *state = item->state;
     mp_image_generation_request *call = mp_diff_call(item);
@@ -174,7 +174,7 @@ static mp_status end_step(mp_item *item, mp_error *error) {
                call->latents + state->at.image * n, (size_t)n * sizeof(float));
     state->at.step++;
     item->cursor++;
-    if (preview_due(call, &state->at)) { /* velocities point from what will be left to the noise */
+    if (preview_due(call, &state->at)) { /* x - sigma * v predicts the denoised latents */
         const float sigma = call->sigmas[state->at.step];
         for (int64_t i = 0; i < n; i++)
             state->latents[i] -= sigma * v[i];
@@ -234,7 +234,8 @@ static mp_status denoise(mp_diffusion_engine *engine, mp_item *item, mp_lease *l
 
 /* ---- decoding ---------------------------------------------------------------------------------------------------- */
 
-/* Rows of pixels [high * wide, channels] of a picture's latents; of a preview, of what the step says will be left. */
+/* Fill in the decoder's input, pixel rows [high * wide, channels]: the latents of an image, or for a preview those that
+ * the step predicts. */
 static mp_status begin_decoding(mp_diffusion_engine *engine, mp_diff_state *state,
                                 const mp_image_generation_request *call, mp_error *error) {
     const mp_diffusion *model = engine->model;

@@ -1,4 +1,4 @@
-/* diffusion/stages.c: the memory of an engine, and how lanes run one block. */
+/* diffusion/stages.c: the engine's memory, and the parallel region that runs one block. */
 #include <stdatomic.h>
 
 #include "models/diffusion/schedule.h"
@@ -15,7 +15,6 @@ static void drop_stage(mp_diffusion_engine *engine, int stage) {
     }
 }
 
-/* All but one, or all (-1). Returns how many bytes are free now. */
 uint64_t mp_diff_drop_others(mp_diffusion_engine *engine, int stage) {
     const uint64_t before = engine->weights;
     for (int s = 0; s < MP_DIFF_STAGES; s++)
@@ -30,7 +29,7 @@ static bool take(mp_diffusion_engine *engine, uint64_t bytes, int stage) {
             mp_budget_take(engine->budget, bytes));
 }
 
-/* Scratch is sized by a block and kept for the next. */
+/* Scratch is sized for the block and kept for the next one. */
 static mp_status reserve(mp_diffusion_engine *engine, size_t bytes, int stage, mp_error *error) {
     if (bytes <= engine->arena.size)
         return MP_OK;
@@ -46,17 +45,16 @@ static mp_status reserve(mp_diffusion_engine *engine, size_t bytes, int stage, m
     return MP_OK;
 }
 
-/* One piece for `count` parts of so many floats each. */
 mp_status mp_diff_hold(mp_diffusion_engine *engine, mp_diff_memory *memory, int stage, int count, float **const parts[],
                        const size_t sizes[], mp_error *error) {
     size_t bytes = 0;
     for (int i = 0; i < count; i++)
         bytes += mp_arena_cost(sizes[i] * sizeof(float));
     if (!take(engine, bytes, stage))
-        return mp_fail_memory(error, bytes, "a picture that is being made");
+        return mp_fail_memory(error, bytes, "the state of an image");
     if (!(memory->at = mp_alloc(bytes, MP_TAG_SCRATCH))) {
         mp_budget_give(engine->budget, bytes);
-        return mp_fail_memory(error, bytes, "a picture that is being made");
+        return mp_fail_memory(error, bytes, "the state of an image");
     }
     memory->bytes = bytes;
     engine->items += bytes;
@@ -75,7 +73,8 @@ void mp_diff_let_go(mp_diffusion_engine *engine, mp_diff_memory *memory) {
     *memory = (mp_diff_memory){0};
 }
 
-/* Before a stage is loaded: those before it stay, for the next call, only while memory is plentiful. */
+/* Before a stage is loaded, drop the earlier ones unless memory is plentiful. Kept stages save the next request a
+ * load. */
 static void make_room(mp_diffusion_engine *engine, int stage) {
     const uint64_t limit = atomic_load_explicit(&engine->budget->limit, memory_order_relaxed);
     const uint64_t used = atomic_load_explicit(&engine->budget->used, memory_order_relaxed);
@@ -83,7 +82,7 @@ static void make_room(mp_diffusion_engine *engine, int stage) {
         mp_diff_drop_others(engine, stage);
 }
 
-/* A block's weights, built on first use. */
+/* Build a block's weights on first use. */
 static mp_status need(mp_diffusion_engine *engine, int stage, int index, mp_lease *lease, mp_error *error) {
     mp_diff_block *block = &engine->blocks[stage][index];
     if (block->ready)
@@ -99,7 +98,7 @@ static mp_status need(mp_diffusion_engine *engine, int stage, int index, mp_leas
         status = mp_fail_memory(error, builder.slab_bytes, "the weights of a stage");
         goto cleanup;
     }
-    mp_budget_give(budget, builder.slab_bytes + MP_WMAT_SLACK); /* finish takes it */
+    mp_budget_give(budget, builder.slab_bytes + MP_WMAT_SLACK); /* mp_builder_finish takes it again */
     MP_TRY_GOTO(mp_builder_finish(&builder, lease, budget, NULL, error));
     block->slab = builder.slab;
     block->charged = builder.charged;
@@ -113,14 +112,14 @@ cleanup:
     return status;
 }
 
-/* ---- units of work ----------------------------------------------------------------------------------------------- */
+/* ---- blocks ------------------------------------------------------------------------------------------------------ */
 
 typedef struct job {
     mp_diffusion_engine *engine;
     mp_diff_state *state;
     mp_diff_run run;
     int stage, index;
-    bool end; /* of the transformer */
+    bool end; /* run the transformer's output layers */
     bool done;
 } job;
 
@@ -151,7 +150,6 @@ static void body(const mp_team_thread *thread, void *arg) {
         j->done = done;
 }
 
-/* Run block `index` of a stage (of the transformer: one more than there are, its end). *done: it was not called off. */
 mp_status mp_diff_run_block(mp_diffusion_engine *engine, mp_diff_state *state, mp_lease *lease, int stage, int index,
                             bool *done, mp_error *error) {
     const mp_diffusion *model = engine->model;

@@ -1,4 +1,5 @@
-/* diffusion/text.c: the text encoders, CLIP's and T5's, one text at a time. Layers are those of nn/transformer.h. */
+/* diffusion/text.c: the text encoders of CLIP and T5. They compute one text at a time, with layers of
+ * nn/transformer.h. */
 #include <math.h>
 #include <stdio.h> /* snprintf only */
 #include <string.h>
@@ -8,7 +9,7 @@
 
 /* ---- loading ----------------------------------------------------------------------------------------------------- */
 
-typedef struct text_names { /* of tensors, below the stage's name */
+typedef struct text_names { /* names of tensors, relative to the stage's name */
     const char *layers, *q, *k, *v, *out, *gate, *up, *down, *attention_norm, *ffn_norm; /* gate NULL: not gated */
 } text_names;
 
@@ -75,7 +76,7 @@ static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
 static int32_t range_rows(int32_t T) { return T < MP_DIFF_ROWS ? T : MP_DIFF_ROWS; }
 
-/* The shared scratch of a layer, from *at on, which ends at the prepared activations. */
+/* Lay out the layer's shared scratch from *at on. *at ends at the prepared activations. */
 static mp_transformer_rows lay_out(const mp_diff_encoder *e, const mp_transformer_layer *layer, int32_t T, float *x,
                                    uint8_t **at) {
     const int32_t width = mp_diff_text_width(e), mixed = width > e->hidden ? width : e->hidden;
@@ -91,7 +92,7 @@ size_t mp_diff_text_scratch(const mp_diffusion *model, int which, const mp_diff_
     if (index == e->layers)
         return e->t5 ? 0
                      : mp_arena_cost(floats(1, e->hidden)) + mp_diff_linear_scratch(&block->as.text_end.projection, 1);
-    uint8_t *const start = (uint8_t *)64, *at = start; /* only distances count */
+    uint8_t *const start = (uint8_t *)64, *at = start; /* any aligned address: only differences count */
     lay_out(e, &block->as.text, T, NULL, &at);
     return (size_t)(at - start) + mp_arena_cost(mp_transformer_acts(&block->as.text, range_rows(T)));
 }
@@ -140,7 +141,7 @@ static int32_t pooled_row(const mp_diff_text *text) {
     return best;
 }
 
-/* CLIP: the pooled row, normed and projected. */
+/* CLIP: norm and project the pooled row. */
 static bool pool(mp_diff_thread *l, const mp_diff_text *text, const mp_text_end *end) {
     const mp_diff_encoder *e = text->encoder;
     uint8_t *at = l->run->shared;
@@ -164,7 +165,7 @@ bool mp_diff_text_forward(mp_diff_thread *l, const mp_diff_text *text, const mp_
         mp_norm_rows(&block->as.text_end.norm, l->thread, text->T, text->x, e->hidden, text->x, e->hidden);
         return mp_diff_barrier(l);
     }
-    if (!e->t5 && index == e->layers - 1) { /* the layer changes x */
+    if (!e->t5 && index == e->layers - 1) { /* the layer overwrites x */
         if (l->thread->index == 0)
             memcpy(text->before, text->x, floats(text->T, e->hidden));
         mp_team_barrier(l->thread);

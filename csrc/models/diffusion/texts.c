@@ -16,7 +16,7 @@ static void forget(mp_diff_cache *cache, mp_diff_texts **place) {
 
 static bool is_of(const mp_diff_texts *texts, const mp_image_generation_request *call, int t) {
     const int32_t *at = texts->ids;
-    for (int e = 0; e < MP_DRAW_ENCODERS; e++) {
+    for (int e = 0; e < MP_T2I_ENCODERS; e++) {
         if (texts->n_ids[e] != call->n_ids[e])
             return false;
         for (int32_t i = 0; i < call->n_ids[e]; i++, at++)
@@ -26,7 +26,7 @@ static bool is_of(const mp_diff_texts *texts, const mp_image_generation_request 
     return true;
 }
 
-/* Beyond those that are kept, the one that was not used for longest goes. */
+/* Forget the least recently used entries until at most `most` unused ones are left. */
 static void shrink(mp_diff_cache *cache, int most) {
     for (;;) {
         int count = 0;
@@ -55,7 +55,7 @@ mp_status mp_diff_texts_get(mp_diff_cache *cache, const mp_image_generation_requ
             return MP_OK;
         }
     size_t ids = 0;
-    for (int e = 0; e < MP_DRAW_ENCODERS; e++)
+    for (int e = 0; e < MP_T2I_ENCODERS; e++)
         ids += (size_t)call->n_ids[e];
     const size_t rows = (size_t)call->text_rows * (size_t)call->text_width, pooled = (size_t)call->pooled_width;
     const size_t bytes = sizeof(mp_diff_texts) + (rows + pooled) * sizeof(float) + ids * sizeof(int32_t);
@@ -80,7 +80,7 @@ mp_status mp_diff_texts_get(mp_diff_cache *cache, const mp_image_generation_requ
     }
     texts->pooled = texts->rows + rows;
     int32_t *to = texts->ids;
-    for (int e = 0; e < MP_DRAW_ENCODERS; e++) {
+    for (int e = 0; e < MP_T2I_ENCODERS; e++) {
         texts->n_ids[e] = call->n_ids[e];
         for (int32_t i = 0; i < call->n_ids[e]; i++)
             *to++ = call->ids[t][e] ? call->ids[t][e][i] : -1;

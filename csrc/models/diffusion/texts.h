@@ -1,4 +1,4 @@
-/* texts.h: what the text encoders made of a text, kept for the next call with the same one. One thread. */
+/* texts.h: cache of text embeddings, reused by the next request with the same text. Not thread-safe. */
 #ifndef MP_MODELS_DIFFUSION_TEXTS_H
 #define MP_MODELS_DIFFUSION_TEXTS_H
 
@@ -10,13 +10,13 @@ typedef struct mp_diff_memory {
 } mp_diff_memory;
 
 typedef struct mp_diff_texts {
-    float *rows;   /* [text_rows, text_width]; what no encoder fills is 0 */
+    float *rows;   /* [text_rows, text_width]; columns that no encoder fills are 0 */
     float *pooled; /* [pooled_width] */
-    int32_t *ids;  /* of all encoders behind each other */
-    int32_t n_ids[MP_DRAW_ENCODERS];
+    int32_t *ids;  /* ids of all encoders, concatenated */
+    int32_t n_ids[MP_T2I_ENCODERS];
     int users;
     bool complete;
-    uint64_t used; /* turn of the last use */
+    uint64_t used; /* value of cache->turn at the last use */
     size_t bytes;
     struct mp_diff_texts *next;
 } mp_diff_texts;
@@ -27,16 +27,16 @@ typedef struct mp_diff_cache {
     uint64_t charged, turn;
 } mp_diff_cache;
 
-enum { MP_DIFF_CACHE_TEXTS = 8 }; /* kept that nobody uses */
+enum { MP_DIFF_CACHE_TEXTS = 8 }; /* maximum unused entries */
 
 void mp_diff_cache_init(mp_diff_cache *cache, mp_budget *budget);
-/* The entry of text `t` of a call, for the caller until released. *known: it is complete; else the caller fills it and
- * says so. */
+/* Return the entry of text `t` of a request, with a reference. If *known is false, the caller computes it and calls
+ * mp_diff_texts_complete. */
 mp_status mp_diff_texts_get(mp_diff_cache *cache, const mp_image_generation_request *call, int t, mp_diff_texts **texts,
                             bool *known, mp_error *error);
 void mp_diff_texts_complete(mp_diff_cache *cache, mp_diff_texts *texts);
-void mp_diff_texts_release(mp_diff_cache *cache, mp_diff_texts *texts); /* NULL is legal */
-/* Forgets what nobody uses; returns the bytes. */
+void mp_diff_texts_release(mp_diff_cache *cache, mp_diff_texts *texts); /* NULL is allowed */
+/* Forgets unused entries. Returns the bytes freed. */
 uint64_t mp_diff_cache_trim(mp_diff_cache *cache);
 
 #endif

@@ -1,5 +1,5 @@
-/* transformer.c: the transformer that tells where latents are to move: rows of texts and of the picture attend to each
- * other, with weights of their own (joint blocks), then with the same (single blocks; flux). */
+/* transformer.c: the transformer that predicts the velocity of the latents. Text rows and image rows attend to each
+ * other: in joint blocks with separate weights, in single blocks (flux) with shared weights. */
 #include <math.h>
 #include <string.h>
 
@@ -24,16 +24,16 @@ double mp_diff_gflop(const mp_diffusion *model, int64_t text_rows, int64_t rows)
 
 /* ---- scratch: the same layout for sizing and for use ------------------------------------------------------------- */
 
-typedef struct room {
-    float *modulation, *modulation2; /* of texts: [6 hidden]; of the picture: [9 hidden], or two times' waves */
+typedef struct buffers {
+    float *modulation, *modulation2; /* text: [6 hidden]; image: [9 hidden], or the embeddings of two times */
     float *normed, *normed2;         /* [all rows, hidden] */
     float *qkv;                      /* [all rows, 3 hidden] */
-    float *inner;                    /* [chunk, 5 hidden], or as many activations */
+    float *inner;                    /* [chunk, 5 hidden] */
     float *rows;                     /* [2][chunk, hidden] */
     void *acts;
-} room;
+} buffers;
 
-static void lay_out(const mp_diffusion *model, int64_t all, uint8_t *at, room *r) {
+static void lay_out(const mp_diffusion *model, int64_t all, uint8_t *at, buffers *r) {
     const int64_t H = model->hidden;
     r->modulation = mp_scratch_take(&at, floats(6, H));
     r->modulation2 = mp_scratch_take(&at, most(floats(9, H), floats(2, MP_DIFF_WAVES)));
@@ -47,9 +47,9 @@ static void lay_out(const mp_diffusion *model, int64_t all, uint8_t *at, room *r
 
 size_t mp_dit_scratch(const mp_diffusion *model, const mp_diff_block *ends, const mp_diff_block *block, int index,
                       int64_t text_rows, int64_t image_rows) {
-    room r;
+    buffers r;
     const int64_t all = text_rows + image_rows;
-    uint8_t *const start = (uint8_t *)64; /* only distances count */
+    uint8_t *const start = (uint8_t *)64; /* any aligned address: only differences count */
     lay_out(model, all, start, &r);
     size_t fixed = (size_t)((uint8_t *)r.acts - start), acts = 0;
     const mp_linear *list[16];
@@ -83,7 +83,7 @@ size_t mp_dit_own(const mp_diffusion *model, int64_t rows) {
 
 /* ---- positions and times ----------------------------------------------------------------------------------------- */
 
-/* Angles turn by 10000^(-2i / dim) a row or column; texts stand at 0. */
+/* An angle is row or column index times 10000^(-2i / dim). Text rows have position 0. */
 void mp_dit_angles(const mp_diffusion *model, mp_dit_pass *pass) {
     const int64_t half = model->head_dim / 2, rows = image_rows(pass);
     for (int64_t row = 0; row < pass->text_rows + rows; row++) {
@@ -109,8 +109,8 @@ static void waves(float time, float *out) {
     }
 }
 
-/* out [hidden] = W1 silu(W0 in), added to what `plus` holds. */
-static bool project(mp_diff_thread *l, const mp_linear layer[2], const float *in, const float *plus, room *r,
+/* out [hidden] = plus + W1 silu(W0 in), with biases. */
+static bool project(mp_diff_thread *l, const mp_linear layer[2], const float *in, const float *plus, buffers *r,
                     float *out) {
     const int32_t H = layer[0].N;
     const mp_epilogue silu = {.act = MP_ACT_SILU}, sum = {.residual = plus, .ld_residual = H};
@@ -119,7 +119,7 @@ static bool project(mp_diff_thread *l, const mp_linear layer[2], const float *in
 }
 
 static bool condition(mp_diff_thread *l, const mp_diffusion *model, const mp_dit_ends *ends, const mp_dit_pass *pass,
-                      room *r) {
+                      buffers *r) {
     const int32_t H = model->hidden;
     float *wave = r->modulation2, *sum = pass->condition;
     float *guide = wave + MP_DIFF_WAVES;
@@ -140,7 +140,7 @@ bool mp_dit_begin(mp_diff_thread *l, const mp_diffusion *model, const mp_dit_end
     const int32_t H = model->hidden, patch = ends->rows.K;
     const int64_t rows = image_rows(pass);
     float *image = pass->h + (int64_t)pass->text_rows * H;
-    room r;
+    buffers r;
     lay_out(model, pass->text_rows + rows, l->run->shared, &r);
     if (!condition(l, model, ends, pass, &r) ||
         !mp_diff_forward(l, &ends->texts, pass->texts, model->text_width, pass->text_rows, NULL, r.acts, pass->h, H) ||
@@ -162,7 +162,8 @@ bool mp_dit_begin(mp_diff_thread *l, const mp_diffusion *model, const mp_dit_end
 
 /* ---- blocks ------------------------------------------------------------------------------------------------------ */
 
-/* The modulation of a block, with 1 added to its scales: every third vector from the second on; pairs: every second. */
+/* Compute a block's modulation and add 1 to its scales. group 3: (shift, scale, gate), so every third vector from the
+ * second on. group 2: (shift, scale), so every second. */
 static bool modulate(mp_diff_thread *l, const mp_linear *linear, const mp_dit_pass *pass, int32_t H, int group,
                      void *acts, float *out) {
     if (!mp_diff_forward(l, linear, pass->condition, H, 1, NULL, acts, out, linear->N))
@@ -175,7 +176,7 @@ static bool modulate(mp_diff_thread *l, const mp_linear *linear, const mp_dit_pa
     return mp_diff_barrier(l);
 }
 
-/* Norms and rotation of queries and keys, head by head, where they stand in qkv [rows, 3 hidden]. No barrier. */
+/* Norm and rotate queries and keys in place in qkv [rows, 3 hidden], head by head. No barrier. */
 static void turn_heads(mp_diff_thread *l, const mp_diffusion *model, const mp_norm *q_norm, const mp_norm *k_norm,
                        const float *angles, int64_t rows, float *qkv) {
     const int32_t H = model->hidden, D = model->head_dim;
@@ -200,9 +201,9 @@ static bool attend(mp_diff_thread *l, const mp_diffusion *model, const float *qk
     return mp_diff_barrier(l) && mp_diff_attend(l, &shape, &heads, (int)rows);
 }
 
-/* h += gate * out(first, gelu(up(normed))) for M rows, which stand side by side when there are first ones. */
+/* h += gate * out(gelu(up(normed))) for M rows. With `first`, out takes [first, gelu(...)] concatenated. */
 static bool add_mlp(mp_diff_thread *l, const mp_linear *up, const mp_linear *out, const float *first,
-                    const float *normed, int32_t H, int64_t M, const float *gate, room *r, float *h) {
+                    const float *normed, int32_t H, int64_t M, const float *gate, buffers *r, float *h) {
     const mp_epilogue gelu = {.act = MP_ACT_GELU_TANH};
     const int64_t wide = out->K;
     const bool fits = mp_linear_fits(up, out);
@@ -221,22 +222,22 @@ static bool add_mlp(mp_diff_thread *l, const mp_linear *up, const mp_linear *out
             return false;
         if (!mp_diff_add_gated(l, out, fits ? NULL : r->inner, wide, rows, gate, fits ? r->inner : r->acts, r->rows,
                                h + row * H) ||
-            !mp_diff_barrier(l)) /* the next rows take the same place */
+            !mp_diff_barrier(l)) /* the next rows overwrite the same scratch */
             return false;
     }
     return true;
 }
 
-/* h += gate * MLP(norm(h) modulated). */
-static bool mlp(mp_diff_thread *l, const mp_dit_side *side, int32_t H, int64_t M, const float *modulation, room *r,
+/* h += gate * MLP(modulated norm(h)). */
+static bool mlp(mp_diff_thread *l, const mp_dit_side *side, int32_t H, int64_t M, const float *modulation, buffers *r,
                 float *normed, float *h) {
     return mp_diff_layer_norm(l, h, M, H, modulation + 4 * (int64_t)H, modulation + 3 * (int64_t)H, EPS, normed) &&
            add_mlp(l, &side->up, &side->down, NULL, normed, H, M, modulation + 5 * (int64_t)H, r, h);
 }
 
-/* One kind of rows up to its queries, keys and values. */
+/* Compute the queries, keys and values of one kind of rows. */
 static bool lead_in(mp_diff_thread *l, const mp_diffusion *model, const mp_dit_side *side, const float *modulation,
-                    const float *h, int64_t M, const float *angles, room *r, float *normed, float *qkv) {
+                    const float *h, int64_t M, const float *angles, buffers *r, float *normed, float *qkv) {
     const int32_t H = model->hidden;
     if (!mp_diff_layer_norm(l, h, M, H, modulation + H, modulation, EPS, normed) ||
         !mp_diff_forward(l, &side->qkv, normed, H, M, NULL, r->acts, qkv, 3 * (int64_t)H))
@@ -251,7 +252,7 @@ bool mp_dit_joint_forward(mp_diff_thread *l, const mp_diffusion *model, const mp
     const int64_t L = pass->text_rows, P = image_rows(pass);
     float *text = pass->h, *image = pass->h + L * H;
     const float *angles = pass->angles, *image_angles = angles ? angles + L * model->head_dim : NULL;
-    room r;
+    buffers r;
     lay_out(model, L + P, l->run->shared, &r);
     float *of_text = r.modulation, *of_image = r.modulation2;
     if (!modulate(l, &block->text.modulation, pass, H, 3, r.acts, of_text) ||
@@ -287,7 +288,7 @@ bool mp_dit_joint_forward(mp_diff_thread *l, const mp_diffusion *model, const mp
 bool mp_dit_single_forward(mp_diff_thread *l, const mp_diffusion *model, const mp_dit_single *block,
                            const mp_dit_pass *pass) {
     const int64_t H = model->hidden, T = pass->text_rows + image_rows(pass);
-    room r;
+    buffers r;
     lay_out(model, T, l->run->shared, &r);
     if (!modulate(l, &block->modulation, pass, (int32_t)H, 3, r.acts, r.modulation) ||
         !mp_diff_layer_norm(l, pass->h, T, (int)H, r.modulation + H, r.modulation, EPS, r.normed) ||
@@ -298,7 +299,7 @@ bool mp_dit_single_forward(mp_diff_thread *l, const mp_diffusion *model, const m
                                                             T, r.modulation + 2 * H, &r, pass->h);
 }
 
-/* The projection gives a patch as (y, x, channel) in Stable Diffusion 3: turned to what latents are. */
+/* Stable Diffusion 3 projects a patch to (y, x, channel). Reorder it to the latents' (channel, y, x). */
 static void turn_patches(mp_diff_thread *l, const mp_diffusion *model, int64_t rows, float *velocity) {
     enum { SIDES = MP_DIFF_PATCH * MP_DIFF_PATCH };
     const int32_t C = model->channels;
@@ -318,7 +319,7 @@ bool mp_dit_end(mp_diff_thread *l, const mp_diffusion *model, const mp_dit_ends 
     const int32_t H = model->hidden, patch = ends->velocity.N;
     const int64_t rows = image_rows(pass);
     const float *image = pass->h + (int64_t)pass->text_rows * H;
-    room r;
+    buffers r;
     lay_out(model, pass->text_rows + rows, l->run->shared, &r);
     if (!modulate(l, &ends->modulation, pass, H, 2, r.acts, r.modulation) ||
         !mp_diff_layer_norm(l, image, rows, H, r.modulation + H, r.modulation, EPS, r.normed) ||

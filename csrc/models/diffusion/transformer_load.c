@@ -1,5 +1,5 @@
-/* transformer_load.c: the blocks of the transformer. Names are those of diffusers, with matrices that it holds together
- * or apart named as the parts that are used; the catalogue of files says where each lies. */
+/* transformer_load.c: the blocks of the transformer. Tensors have the names of diffusers. A part of a fused matrix has
+ * the name of the part; the catalogue maps it to its place in the file. */
 #include <stdio.h> /* snprintf only */
 #include <string.h>
 

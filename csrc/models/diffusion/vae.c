@@ -1,5 +1,5 @@
-/* vae.c: the decoder, from latents to pixels. Images are rows of pixels; what is twice as large is never stored before
- * its convolution. */
+/* vae.c: the decoder from latents to pixels. Images are rows of pixels. The convolution upsamples while it reads, so an
+ * upsampled image is never stored. */
 #include <math.h>
 #include <stdio.h> /* snprintf only */
 #include <string.h>
@@ -48,10 +48,10 @@ mp_status mp_vae_build(const mp_diffusion *model, int index, mp_builder *builder
         snprintf(name, sizeof name, "%s.conv_out", op->name);
         return mp_conv_build(&b->conv[0], builder, name, op->in, op->out, 3, error);
     }
-    return mp_fail(error, MP_INTERNAL, "a decoder's step of no kind");
+    return mp_fail(error, MP_INTERNAL, "a decoder op has an unknown kind");
 }
 
-/* Floats of a pixel that an op needs in one of the three pictures, and the size that it leaves. */
+/* Maximum floats per pixel that an op needs in one of the three images. */
 static int32_t widest(const mp_vae_op *op) {
     return op->kind == MP_VAE_ATTENTION ? 3 * op->in : op->in > op->out ? op->in : op->out;
 }
@@ -68,7 +68,7 @@ uint64_t mp_vae_floats(const mp_diffusion *model, int32_t high, int32_t wide) {
     return top;
 }
 
-/* Bytes of ->shared: a group norm's sums, mean and scale, and the activations of the attention's products. */
+/* Bytes of ->shared: sums, mean and scale of a group norm, and the prepared activations of the attention's products. */
 size_t mp_vae_scratch(const mp_diffusion *model, const mp_diff_block *block, int index, int64_t pixels) {
     const mp_vae_op *op = &model->ops[index];
     const int32_t n = widest(op);
@@ -132,7 +132,7 @@ static void swap(float **a, float **b) {
     *b = kept;
 }
 
-/* The result stands in a. */
+/* Writes the result to a. */
 static bool residual(mp_diff_thread *l, const mp_vae_op *op, const mp_vae_block *block, const mp_vae_image *image,
                      float *x, float *a, float *b) {
     const int high = image->high, wide = image->wide;

@@ -1,14 +1,14 @@
-/* encoder/dedup.c: the table of a step's texts, and the ring of recent results. */
+/* encoder/dedup.c: the table of a step's texts, and the ring buffer of recent results. */
 #include "models/encoder/dedup.h"
 
 #include <string.h>
 
-/* A search looks at so many slots: texts made to collide are computed twice rather than searched for long. */
+/* Limits a search: texts crafted to collide are computed twice instead. */
 enum { PROBES = 16 };
 
 typedef struct mp_dedup_slot {
-    int text;   /* index of the text that is computed, plus 1; 0: empty */
-    int served; /* texts that it serves, itself included */
+    int text;   /* index of the computed text, plus 1; 0: empty */
+    int served; /* texts that share its result, itself included */
 } mp_dedup_slot;
 
 typedef struct mp_dedup_result {
@@ -45,7 +45,7 @@ void mp_dedup_deinit(mp_encoder_dedup *dedup) {
 
 /* ---- keys -------------------------------------------------------------------------------------------------------- */
 
-/* Two 64-bit chains of multiply and fold, 128 bits together. Equal keys are followed by comparing the texts. */
+/* Two chains of 64-bit multiply and fold, 128 bits together. Equal keys are confirmed by comparing the texts. */
 static void mix(uint64_t hash[2], uint32_t word) {
     hash[0] = (hash[0] ^ word) * 0x9e3779b97f4a7c15u;
     hash[0] ^= hash[0] >> 32;
@@ -109,7 +109,7 @@ bool mp_dedup_recall(mp_encoder_dedup *dedup, const mp_encoder_text *text, uint6
     for (uint32_t i = 1; i <= dedup->count; i++) {
         const mp_dedup_result *result = &dedup->recent[(dedup->next + dedup->capacity - i) % dedup->capacity];
         if (now_ns - result->at_ns > dedup->keep_ns)
-            return false; /* and so are all before it */
+            return false; /* all others are older */
         if (!identical(&result->text, text))
             continue;
         memcpy(text->out, result->text.out, (size_t)text->dimensions * sizeof(float));

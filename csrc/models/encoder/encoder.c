@@ -8,15 +8,14 @@
 
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
-/* Columns of the rows that hold queries, keys and values, the scores of latents, and the output of a half of a layer
- * where that is normed. */
+/* Columns of the widest scratch rows: queries, keys and values; scores of latents; normed outputs of half a layer. */
 static int32_t wide(const mp_encoder *model) {
     const int32_t latents = model->latent.heads * model->latent.count;
     const int32_t most = latents > model->qkv_width ? latents : model->qkv_width;
     return model->flags & MP_ENCODER_OUTPUT_NORMS && model->hidden > most ? model->hidden : most;
 }
 
-/* The first layer's MLP stands for all: no layer's is larger. */
+/* The first layer's MLP stands for all: no other is larger. */
 static size_t inner_bytes(const mp_encoder *model, int M) {
     return larger(mp_mlp_scratch(&model->layers[0].base.mlp, M), mp_mlp_scratch(&model->latent.mlp, M));
 }
@@ -30,8 +29,8 @@ static size_t latent_acts(const mp_latent_attention *latent, int M) {
                   larger(mp_linear_scratch(&latent->mlp.up, M), mp_linear_scratch(&latent->mlp.down, M)));
 }
 
-/* The length of the longest text, which is the number of rows of the rotary tables, and the number of texts are unknown
- * here; `M` is an upper bound of both. */
+/* The length of the longest text (the rows of the rotary tables) and the number of texts are unknown here. `M` is an
+ * upper bound of both. */
 size_t mp_encoder_group_scratch(const mp_encoder *model, int M) {
     size_t rows = (size_t)M * sizeof(float);
     size_t acts = larger(mp_transformer_acts(&model->layers[0].base, M), latent_acts(&model->latent, M));
@@ -53,17 +52,17 @@ size_t mp_encoder_thread_scratch(const mp_encoder *model, int T) {
     return mp_arena_cost(larger(most, (size_t)model->hidden * sizeof(float)));
 }
 
-/* A lane's view of a pass: the group, and the lane's rows of it. */
+/* A thread's view of a pass: the group, and its own range of rows. */
 typedef struct pass {
     const mp_encoder *model;
     const mp_kernels *call;
     mp_row_context context;
     const mp_encoder_text *texts;
     int count;
-    int64_t row0, row1;       /* the lane's, where rows are shared out */
-    mp_transformer_rows rows; /* `mixed` also holds the rows that experts read; `qkv` has `wide` columns at least */
+    int64_t row0, row1;       /* the thread's rows, where rows are split */
+    mp_transformer_rows rows; /* `mixed` also holds the rows that experts read; `qkv` has at least `wide` columns */
     float *angles[2];         /* [longest text, dim] of each rope */
-    float *input;             /* [M, hidden] of a layer, kept for MP_ENCODER_INPUT_TWICE */
+    float *input;             /* [M, hidden] copy of the layer's input, for MP_ENCODER_INPUT_TWICE */
     void *thread_scratch;
 } pass;
 
@@ -87,14 +86,14 @@ static void embed(const pass *p, int longest) {
     }
 }
 
-/* The lane's rows of x, normed in place. No barrier. */
+/* Norm the thread's rows of x in place. No barrier. */
 static void norm_sum(const pass *p, const mp_norm *norm) {
     mp_norm_rows(norm, p->context.thread, p->rows.M, p->rows.x, p->model->hidden, p->rows.x, p->model->hidden);
 }
 
 enum { PLACED = MP_ENCODER_ROPE | MP_ENCODER_HEAD_NORMS | MP_ENCODER_QUERY_NORMS };
 
-/* Norm and rotate queries and keys of the lane's rows. */
+/* Norm and rotate queries and keys of the thread's rows. */
 static void rotate(const pass *p, const mp_transformer_layer *layer) {
     const mp_encoder *model = p->model;
     const mp_attention *shape = &model->attention;
@@ -146,7 +145,7 @@ static void add_attended(const pass *p, const mp_transformer_layer *layer) {
     mp_row_meet(&p->context);
 }
 
-/* Experts read all rows while they add to the sum. */
+/* Experts add to the residual stream while they read all rows, so they read from a copy. */
 static void experts_half(const pass *p, const mp_encoder_layer *layer, const float *x) {
     const int64_t n = p->model->hidden;
     float *const sum = p->rows.x, *const mixed = p->rows.mixed;
@@ -158,7 +157,7 @@ static void experts_half(const pass *p, const mp_encoder_layer *layer, const flo
     mp_experts_forward(layer->experts, p->context.thread, mixed, p->rows.M, 1, p->context.acts, p->thread_scratch, sum);
 }
 
-/* The norms stand after the sums, so each half takes the sum as it is. */
+/* Post-norm: norms follow the residual additions, so each half reads the residual stream directly. */
 static void layer_post_norm(const pass *p, const mp_encoder_layer *layer) {
     const mp_transformer_rows *rows = &p->rows;
     const int64_t n = p->model->hidden, at = p->row0 * n, floats = (p->row1 - p->row0) * n;
@@ -184,7 +183,7 @@ static void layer_post_norm(const pass *p, const mp_encoder_layer *layer) {
     mp_row_meet(&p->context);
 }
 
-/* A layer without a norm (ModernBERT's first: the embeddings are normed) takes the sum as it is. */
+/* A layer without a first norm (ModernBERT's first, whose input is normed) reads the residual stream directly. */
 static void layer_pre_norm(const pass *p, const mp_encoder_layer *layer) {
     mp_transformer_before(&p->context, &layer->base, &p->rows);
     rotate_and_attend(p, &layer->base);
@@ -250,7 +249,7 @@ static pass begin(const mp_encoder *model, const mp_team_thread *thread, const m
     if (model->flags & MP_ENCODER_INPUT_TWICE)
         p.input = mp_scratch_take(&at, rows * (size_t)model->hidden);
     mp_row_span *spans = mp_scratch_take(&at, (size_t)M * sizeof *spans);
-    for (int t = 0; t < count && thread->index == 0; t++) /* read behind the first barrier */
+    for (int t = 0; t < count && thread->index == 0; t++) /* other threads read it after the first barrier */
         spans[t] = (mp_row_span){.row0 = texts[t].row, .rows = texts[t].n};
     p.context.spans = spans;
     p.context.acts = at;

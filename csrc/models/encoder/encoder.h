@@ -1,5 +1,5 @@
-/* encoder/encoder.h: bidirectional transformers over packed rows: the tokens of all texts of a group stand behind each
- * other, attention runs per text, nothing is padded. Used by this folder only. */
+/* encoder/encoder.h: bidirectional transformers over packed rows: the tokens of all texts of a group are concatenated,
+ * attention runs per text, and nothing is padded. Internal to this folder. */
 #ifndef MP_MODELS_ENCODER_ENCODER_H
 #define MP_MODELS_ENCODER_ENCODER_H
 
@@ -11,63 +11,64 @@
 #include "models/nn/transformer.h"
 
 typedef struct mp_encoder_layer {
-    mp_transformer_layer base; /* MP_ENCODER_POST_NORM: the norms stand after the sums. q_norm, k_norm: [head_dim], or
-                                * of all heads together with MP_ENCODER_QUERY_NORMS */
-    mp_experts *experts;       /* NULL, or instead of base.mlp */
-    float *experts_bias;       /* [hidden] of their sum, or NULL */
-    mp_norm input_norm;        /* [hidden] of the first half and the layer's input: MP_ENCODER_INPUT_TWICE */
+    mp_transformer_layer base; /* MP_ENCODER_POST_NORM: norms follow the residual additions. q_norm, k_norm: [head_dim];
+                                * over all heads together with MP_ENCODER_QUERY_NORMS */
+    mp_experts *experts;       /* NULL, or experts instead of base.mlp */
+    float *experts_bias;       /* [hidden] added to the experts' sum, or NULL */
+    mp_norm input_norm;        /* MP_ENCODER_INPUT_TWICE: [hidden] norm of the first half's output plus the layer's
+                                * input */
 } mp_encoder_layer;
 
 typedef struct mp_encoder {
     mp_model_base base;
     mp_weights *weights;
     mp_budget *budget;
-    uint64_t charged; /* bytes taken from the budget */
+    uint64_t charged; /* bytes charged to the budget */
     uint8_t *slab;
     uint32_t flags; /* MP_ARCH_* */
     mp_compute compute;
     int32_t hidden, ffn, layer_count, vocab, context;
     mp_attention attention;
-    int32_t q_width, kv_width, qkv_width; /* of all heads' queries; keys; both and values */
-    int32_t experts, experts_used;        /* 0: there are none */
-    int32_t experts_every;                /* layers 1, 1 + experts_every, ... have them */
+    int32_t q_width, kv_width, qkv_width; /* width of all heads' queries; of keys; of queries, keys and values */
+    int32_t experts, experts_used;        /* 0: no experts */
+    int32_t experts_every;                /* layers 1, 1 + experts_every, ... have experts */
     mp_routing routing;
     float eps;
     mp_act act;
     mp_embedding embedding;
-    int32_t token_types;  /* 1, or 2: the second text of a pair has row 1 */
-    float *position_bias; /* what attention.bias points to; owned */
-    mp_norm output_norm;  /* [hidden] of the last layer's sum */
-    mp_rope rope[2];      /* of layers that see everything, and of those with a window */
+    int32_t token_types;  /* 1; or 2: the second text of a pair has type 1 */
+    float *position_bias; /* owned; attention.bias points to it */
+    mp_norm output_norm;  /* [hidden] norm after the last layer */
+    mp_rope rope[2];      /* layers with full attention; layers with a window */
     mp_encoder_layer *layers;
-    mp_latent_attention latent; /* MP_ENCODER_LATENTS: else all zeros */
+    mp_latent_attention latent; /* MP_ENCODER_LATENTS; else zeros */
     mp_head head;
-    _Atomic uint64_t token_ns; /* running estimate of time per token on one lane */
+    _Atomic uint64_t token_ns; /* running mean: ns per token on one thread */
 } mp_encoder;
 
 typedef struct mp_encoder_text { /* one text of a group */
     const int32_t *ids;          /* [n] */
     int32_t n, row;              /* length; first row in the group */
     int32_t skip;
-    int32_t second; /* token at which the second text of a pair begins; n when it is no pair */
+    int32_t second; /* first token of the second text of a pair; n: not a pair */
     int32_t dimensions;
     bool normalize, want_tokens, finite;
     float *out;      /* [dimensions], or [n, hidden] when want_tokens */
     uint64_t key[2]; /* see encoder/dedup.h */
 } mp_encoder_text;
 
-/* Scratch of a group of M rows whose longest text has T tokens. Lane scratch is per lane, shared scratch per group. */
+/* Scratch bytes for a group of M rows whose longest text has T tokens: once per group, and once per thread. */
 size_t mp_encoder_group_scratch(const mp_encoder *model, int M);
 size_t mp_encoder_thread_scratch(const mp_encoder *model, int T);
-/* Compute a group. All lanes of the region call it with the same group and shared scratch, each with lane scratch of
- * its own. Sets finite of every text. Bits do not depend on the grouping or the lanes. */
+/* Compute a group. Call on all threads of the region with the same group and group scratch, each with its own thread
+ * scratch. Sets `finite` of every text. The bits do not depend on the grouping or the threads. */
 void mp_encoder_forward(const mp_encoder *model, const mp_team_thread *thread, mp_encoder_text *texts, int count, int M,
                         void *group_scratch, void *thread_scratch);
-/* Barriers of a pass, at most. */
+/* Maximum barriers of a pass. */
 int mp_encoder_barriers(const mp_encoder *model);
 
 mp_status mp_encoder_engine(mp_model *model, mp_budget *budget, mp_engine **engine, mp_error *error);
-/* The engine's record of texts that were not computed twice; encoder/dedup.h. */
+/* The engine's deduplication of texts (encoder/dedup.h). */
 struct mp_encoder_dedup *mp_encoder_engine_dedup(mp_engine *engine);
 mp_status mp_encoder_check(const mp_model *model, mp_request *call, uint64_t *cost_ns, uint32_t *total,
                            mp_error *error);

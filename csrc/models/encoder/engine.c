@@ -1,4 +1,4 @@
-/* encoder/engine.c: the step interface over an encoder. A step is one batch of texts from any callers. */
+/* encoder/engine.c: the step interface over an encoder. A step is one batch of texts from any requests. */
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
@@ -7,13 +7,13 @@
 #include "models/groups.h"
 
 enum {
-    GROUP_TOKENS = 256, /* rows that one lane takes through the layers at once: enough to amortise the weights, small
-                           enough that a group's activations stay in the second-level cache */
-    STEP_TOKENS = 16384 /* most rows in a step, whatever the budget */
+    GROUP_TOKENS = 256, /* rows that a thread takes through the layers at once: enough to amortise reading the weights,
+                         * and few enough that their activations stay in the L2 cache */
+    STEP_TOKENS = 16384 /* maximum rows in a step, whatever the budget */
 };
 
-typedef struct copy { /* a text whose vector another one of the step yields */
-    int text, owner;  /* index of that one; of its own item in the plan */
+typedef struct copy { /* a text that gets the vector of another text of the step */
+    int text, owner;  /* index of that other text; index of its own item in the plan */
     float *out;
 } copy;
 
@@ -23,8 +23,8 @@ typedef struct encoder_engine {
     mp_budget *budget;
     mp_arena arena;
     uint64_t charged;
-    mp_encoder_text *texts; /* [text_capacity] to be computed */
-    mp_groups groups;       /* of the texts */
+    mp_encoder_text *texts; /* [text_capacity] texts to compute */
+    mp_groups groups;       /* groups of the texts */
     copy *copies;           /* [text_capacity] */
     int text_capacity, copy_count;
     mp_encoder_dedup dedup;
@@ -39,10 +39,10 @@ mp_status mp_encoder_check(const mp_model *base, mp_request *call_base, uint64_t
     const bool tokens = call->output == MP_EMBED_TOKENS;
     int32_t most = tokens ? model->hidden : model->head.width;
     if (!tokens && model->head.size_count && call->dimensions && !mp_head_gives(&model->head, call->dimensions))
-        return mp_fail(error, MP_INVALID_ARGUMENT, "dimensions is %d, the model has no layer for that",
+        return mp_fail(error, MP_INVALID_ARGUMENT, "dimensions is %d, the model has no projection to that size",
                        call->dimensions);
     if (call->dimensions < 0 || (call->dimensions > most && (tokens || !model->head.size_count)))
-        return mp_fail(error, MP_INVALID_ARGUMENT, "dimensions is %d, the model gives 1 to %d", call->dimensions, most);
+        return mp_fail(error, MP_INVALID_ARGUMENT, "dimensions is %d, allowed: 1 to %d", call->dimensions, most);
     if (call->output == MP_EMBED_TOKENS && call->dimensions != 0 && call->dimensions != most)
         return mp_fail(error, MP_INVALID_ARGUMENT, "token vectors cannot be truncated: dimensions is %d",
                        call->dimensions);
@@ -60,8 +60,8 @@ mp_status mp_encoder_check(const mp_model *base, mp_request *call_base, uint64_t
             return MP_CONTEXT_OVERFLOW;
         }
         if (call->skip && (call->skip[t] < 0 || call->skip[t] >= n))
-            return mp_fail(error, MP_INVALID_ARGUMENT, "text %d: %d tokens to leave out of %lld", t, call->skip[t],
-                           (long long)n);
+            return mp_fail(error, MP_INVALID_ARGUMENT, "skip of text %d is %d, allowed: 0 to %lld", t,
+                           call->skip[t], (long long)n - 1);
         if (call->second && (call->second[t] < 1 || call->second[t] >= n))
             return mp_fail(error, MP_INVALID_ARGUMENT, "pair %d: the second text begins at token %d of %lld", t,
                            call->second[t], (long long)n);
@@ -89,8 +89,8 @@ static int64_t text_tokens(const mp_item *item, uint32_t text) {
     return call->offsets[text + 1] - call->offsets[text];
 }
 
-/* Each item in turn is offered an equal share of what is left, so that a large call cannot crowd out small ones; what
- * they do not use goes to the next. The first always gets at least one text. */
+/* Each item in turn is offered an equal share of the remaining time, so that a large request cannot crowd out small
+ * ones. Unused time passes to the next item. The first item always gets at least one text. */
 static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget_ns, mp_plan *plan) {
     encoder_engine *engine = (encoder_engine *)base;
     uint64_t token_ns = atomic_load_explicit(&engine->model->token_ns, memory_order_relaxed);
@@ -120,7 +120,7 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
     uint32_t texts = 0;
     for (int i = 0; i < plan->count; i++)
         texts += plan->amount[i];
-    plan->together = texts == 1; /* else each lane has texts of its own */
+    plan->together = texts == 1; /* else each thread computes whole texts */
     plan->threads = texts < 256 ? (int)texts : 256;
     if (plan->together)
         plan->threads = mp_threads_worth(&engine->model->base.facts, planned, mp_encoder_barriers(engine->model));
@@ -134,11 +134,11 @@ typedef struct step_run {
     mp_group_step step;
 } step_run;
 
-static void run_group(void *arg, const mp_team_thread *thread, const mp_group *group, int piece, void *thread_scratch) {
+static void run_group(void *arg, const mp_team_thread *thread, const mp_group *group, int slice, void *thread_scratch) {
     const step_run *run = arg;
     const encoder_engine *engine = run->engine;
     mp_encoder_forward(engine->model, thread, engine->texts + group->first, group->count, group->rows,
-                       mp_group_scratch(&run->step, piece), thread_scratch);
+                       mp_group_scratch(&run->step, slice), thread_scratch);
 }
 
 static mp_status make_lists(encoder_engine *engine, int texts, mp_error *error) {
@@ -157,7 +157,8 @@ static mp_status make_lists(encoder_engine *engine, int texts, mp_error *error) 
     return mp_dedup_begin(&engine->dedup, texts, error);
 }
 
-/* True if the last text of the list, number `index`, need not be computed: its vector is known or will be. */
+/* True if the last text of the list, at `index`, need not be computed: its vector is known, or another text shares
+ * it. */
 static bool is_known(encoder_engine *engine, int index, int owner, uint64_t now_ns) {
     mp_encoder_text *text = &engine->texts[index];
     if (text->want_tokens)
@@ -213,7 +214,7 @@ static mp_status collect(encoder_engine *engine, const mp_plan *plan, uint64_t n
     return MP_OK;
 }
 
-/* Copy what was computed to the texts that wait for it, and remember it unless it does not count. */
+/* Copy computed vectors to the texts that share them. whole: also keep them as recent results. */
 static void share_results(encoder_engine *engine, int texts, uint64_t now_ns, bool whole) {
     for (int c = 0; c < engine->copy_count; c++) {
         const mp_encoder_text *text = &engine->texts[engine->copies[c].text];
@@ -258,7 +259,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
     step_run run = {.engine = engine,
                     .step = {.groups = &engine->groups,
                              .lease = lease,
-                             .together = texts == 1 && lease->threads > 1, /* a single text is shared by all lanes */
+                             .together = texts == 1 && lease->threads > 1, /* all threads share a single text */
                              .group_bytes = mp_encoder_group_scratch(engine->model, engine->groups.most_rows),
                              .thread_bytes = mp_encoder_thread_scratch(engine->model, longest),
                              .run = run_group}};
@@ -289,7 +290,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
 
 static void engine_preempt(mp_engine *engine, mp_item *item) {
     (void)engine;
-    (void)item; /* an encoder keeps nothing between steps */
+    (void)item; /* an encoder keeps no state between steps */
 }
 
 static void engine_retire(mp_engine *engine, mp_item *item) {

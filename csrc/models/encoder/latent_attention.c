@@ -9,22 +9,23 @@ enum { MAX_HEADS = 256, MAX_LATENTS = 8192, MAX_SIZE = 65536 };
 typedef struct mp_latent_attention_run {
     const mp_latent_attention *latent;
     const mp_tensor *q, *kv, *out;
-    const float *latents; /* [count, hidden] normed */
-    int32_t size;         /* of a head */
-    uint8_t *scratch;     /* [lanes] pieces */
-    size_t bytes;         /* of a piece */
+    const float *latents; /* [count, hidden], normed */
+    int32_t size;         /* head size */
+    uint8_t *scratch;     /* [threads][bytes] */
+    size_t bytes;         /* scratch of a thread */
     mp_progress *progress;
     _Atomic int next;
 } mp_latent_attention_run;
 
-/* Rows [row, row + rows) of a tensor, columns [column, column + columns), as floats. */
+/* Read rows [row, row + rows) and columns [column, column + columns) of a tensor as float32. */
 static void read_block(const mp_tensor *tensor, int64_t row, int64_t rows, int64_t column, int64_t columns, float *to) {
     const int64_t item = mp_dtype_get(tensor->dtype)->bytes;
     for (int64_t r = 0; r < rows; r++)
         mp_dequantize_row(tensor->dtype, mp_tensor_row(tensor, row + r) + column * item, columns, to + r * columns);
 }
 
-/* Both products of one head. block holds [hidden, size] at most, turned [hidden, size], own [count, size]. */
+/* Compute both products of one head. Scratch: block [hidden, size] at most, turned [hidden, size], own [count,
+ * size]. */
 static void multiply_head(const mp_latent_attention_run *run, int head, float *block, float *turned, float *own) {
     const mp_latent_attention *latent = run->latent;
     const int32_t D = latent->hidden, L = latent->count, d = run->size, inner = latent->heads * d;
@@ -88,7 +89,7 @@ static mp_status multiply(mp_latent_attention *latent, const mp_weights *weights
     MP_TRY(mp_weights_get(weights, "latent.to_out.weight", 2, out, &tensors[2], error));
     for (int i = 0; i < 3; i++)
         if (mp_dtype_get(tensors[i].dtype)->items != 1)
-            return mp_fail(error, MP_UNSUPPORTED, "attention to latents is stored as %s, allowed: types of floats",
+            return mp_fail(error, MP_UNSUPPORTED, "latent attention is stored as %s, allowed: floating-point types",
                            mp_dtype_get(tensors[i].dtype)->name);
     const size_t part = ((size_t)D * (size_t)size * 2 + (size_t)latent->count * (size_t)size) * sizeof(float);
     const size_t first = mp_arena_cost((size_t)(latent->count + 2) * (size_t)D * sizeof(float));

@@ -1,4 +1,4 @@
-/* encoder/load.c: an encoder from a spec: hyper-parameters, tensors, packed weights. */
+/* encoder/load.c: loads an encoder from a spec: hyper-parameters, tensors, packed weights. */
 #include <math.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -50,7 +50,7 @@ static mp_status read_heads(mp_encoder *model, const mp_spec *spec, mp_error *er
     MP_TRY(mp_spec_int(spec, "{arch}.attention.value_length", 0, MAX_WIDTH, &key, &value, error));
     if (key == 0 || key % 8 || heads * key > MAX_WIDTH)
         return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "attention.head_count",
-                            "a divisor of the width that leaves a head size divisible by 8", "%lld of width %lld",
+                            "a divisor of the width with a head size divisible by 8", "%lld of width %lld",
                             (long long)heads, (long long)hidden);
     if (heads % kv_heads || value != key)
         return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "attention.head_count_kv",
@@ -106,7 +106,7 @@ static mp_status read_hyper(mp_encoder *model, const mp_spec *spec, mp_error *er
     return read_heads(model, spec, error);
 }
 
-/* Layers with a window may turn their heads by another base. */
+/* Layers with a window may use another rotary base. */
 static mp_status read_ropes(mp_encoder *model, const mp_spec *spec, mp_error *error) {
     if (!(model->flags & MP_ENCODER_ROPE))
         return MP_OK;
@@ -130,12 +130,12 @@ static mp_status read_windows(mp_encoder *model, const mp_spec *spec, mp_error *
     return status;
 }
 
-/* A norm of n values, which may be missing unless it is needed. */
+/* Read a norm of n values. Unless `needed`, the tensor may be missing. */
 static mp_status read_norm(const mp_encoder *model, mp_builder *builder, mp_norm *norm, const char *name, int32_t n,
                            bool needed, mp_error *error) {
     const mp_norm like = {.n = n, .eps = model->eps, .root = model->flags & MP_ENCODER_RMS_NORM};
     char weight[64];
-    double offset = 0; /* Gemma's folders hold what is added to 1 */
+    double offset = 0; /* Gemma checkpoints store the weight minus 1 */
     snprintf(weight, sizeof weight, "%s.weight", name);
     if (!needed && !mp_weights_has(builder->weights, weight))
         return MP_OK;
@@ -157,7 +157,7 @@ static mp_status read_embeddings(mp_encoder *model, mp_builder *builder, mp_erro
         MP_TRY(mp_weights_get(weights, "position_embd.weight", 2, positions, &embedding->positions, error));
         builder->parameters += mp_tensor_items(&embedding->positions);
     }
-    /* GGUF files may leave the table out when it was folded into the others */
+    /* GGUF files may omit the table when it was folded into the other embeddings */
     if (model->flags & MP_ENCODER_TOKEN_TYPES && mp_weights_has(weights, "token_types.weight")) {
         mp_tensor types;
         MP_TRY(mp_weights_get(weights, "token_types.weight", 2, any, &types, error));
@@ -210,7 +210,7 @@ static mp_status read_linears(mp_encoder *model, mp_builder *builder, mp_encoder
     return MP_OK;
 }
 
-/* Experts without gates or biases of their own, in place of a layer's feed-forward half. */
+/* Read a layer's experts, without gates or biases of their own, in place of its MLP. */
 static mp_status read_layer_experts(mp_encoder *model, mp_builder *builder, mp_encoder_layer *layer, int index,
                                     mp_error *error) {
     char bias[64];
@@ -268,7 +268,7 @@ static mp_status read_layer(mp_encoder *model, mp_builder *builder, int index, m
     return MP_OK;
 }
 
-/* The table of what scores get by distance, for families that have one. */
+/* Make the table of position biases by distance, for families that have one. */
 static mp_status make_position_bias(mp_encoder *model, mp_budget *budget, mp_error *error) {
     enum { FARTHEST = 128 };
     mp_attention *shape = &model->attention;
@@ -295,16 +295,16 @@ static mp_status make_position_bias(mp_encoder *model, mp_budget *budget, mp_err
     return MP_OK;
 }
 
-/* The fastest class whose vectors stay within a cosine of 0.9999 of fp32: bf16 (0.99996 at worst) where the CPU
- * multiplies it, else fp32. int8 stays within 0.995 only. Weights that are stored quantised are widened first.
- * In sums that no norm follows rounding adds up: seeded networks of 22 such layers came to 0.9993. Those that were
- * published in fp32 are computed in it; the others were trained in 16 bits. */
+/* Choose the fastest compute type whose vectors keep a cosine of 0.9999 to fp32: bf16 (0.99996 at worst) where the CPU
+ * multiplies it, else fp32. int8 only reaches 0.995. Quantised weights are dequantised first. Pre-norm models never
+ * norm the residual stream, so rounding accumulates: seeded networks of 22 such layers reached 0.9993. Those published
+ * in fp32 are computed in fp32; the others were trained in 16 bits. */
 static mp_compute class_of(mp_compute asked, const mp_spec *spec) {
     enum { FEW_LAYERS = 12 };
     char deepest[64];
     if (asked != MP_COMPUTE_AUTO)
         return asked;
-    snprintf(deepest, sizeof deepest, "blk.%d.ffn_norm.weight", FEW_LAYERS); /* only before a layer's half */
+    snprintf(deepest, sizeof deepest, "blk.%d.ffn_norm.weight", FEW_LAYERS); /* pre-norm layers only */
     if (mp_spec_find_tensor(spec, deepest)) {
         const mp_tensor_entry *up = mp_spec_find_tensor(spec, "blk.0.ffn_up.weight");
         if (up && up->dtype == MP_F32)
@@ -383,9 +383,9 @@ void mp_encoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *mod
             if (__builtin_mul_overflow(items, entry->shape[d], &items))
                 items = INT64_MAX / 64;
         if (strncmp(entry->name, "latent.to_", 10) == 0)
-            continue; /* what is packed are its products */
+            continue; /* only its products are packed */
         if (mp_expert_owns(entry->name))
-            continue; /* stay in the file */
+            continue; /* experts stay in the file */
         if (strncmp(entry->name, "blk.", 4) == 0 || strncmp(entry->name, "latent.ffn_", 11) == 0)
             bytes += (uint64_t)(items / 4 * per_weight_x4);
         else if (strncmp(entry->name, "dense.", 6) == 0)

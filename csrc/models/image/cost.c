@@ -1,12 +1,12 @@
-/* image/cost.c: what image transformers cost, in operations and in time. */
+/* image/cost.c: the cost of image transformers, in operations and in time. */
 #include <stdatomic.h>
 
 #include "models/image/vit.h"
 
 enum {
-    PART_MS = 10,           /* a step of 25 ms ends near its time */
-    LEAST_OPS = 200000000,  /* of a part, below which barriers and the reading of weights are felt */
-    SLOWEST_NS = 100000000  /* of a million operations */
+    PART_MS = 10,           /* a step of 25 ms then ends close to its limit */
+    LEAST_OPS = 200000000,  /* minimum of a part: below it, barriers and reading the weights cost noticeable time */
+    SLOWEST_NS = 100000000  /* upper bound of the time per million operations */
 };
 
 static uint64_t inner_width(const mp_vit *model) { return (uint64_t)model->ffn * (model->gated ? 2 : 1); }
@@ -21,7 +21,7 @@ uint64_t mp_vit_attention_ops(const mp_vit *model, int64_t rows, int64_t T) {
     return 4 * (uint64_t)model->head_dim * (uint64_t)rows * (uint64_t)T;
 }
 
-/* Squares of the sides of windows, summed along one side of an image. */
+/* Sum of the squares of the windows' sides, along one side of an image. */
 static uint64_t squares(int32_t side, int32_t window) {
     uint64_t rest = (uint64_t)(side % window), whole = (uint64_t)window;
     return (uint64_t)(side / window) * whole * whole + rest * rest;
@@ -38,7 +38,8 @@ uint64_t mp_vit_image_ops(const mp_vit *model, int32_t down, int32_t across) {
     return ops;
 }
 
-/* Each has a grain of rows, or as many in one head, at least, but for the last of what it is a part of. */
+/* Upper bound of the parts: each has at least `grain` rows (attention: rows of one head), except the last of its
+ * sequence. */
 uint64_t mp_vit_image_parts(const mp_vit *model, int32_t down, int32_t across) {
     const uint64_t grain = (uint64_t)model->grain, heads = (uint64_t)model->heads;
     const uint64_t rows = (uint64_t)mp_vit_rows(model, down, across), grains = (rows + grain - 1) / grain;

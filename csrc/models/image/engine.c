@@ -1,6 +1,6 @@
-/* image/engine.c: the step interface over an image transformer. A step is one batch of images from any callers. An
- * image that takes longer than a step may is computed in parts: up to MOST_LARGE of them take turns, so that no request
- * waits for the whole of another's image. */
+/* image/engine.c: the step interface over an image transformer. A step is one batch of images from any requests. An
+ * image that takes longer than a step's time limit is a large image: it is computed in parts. Up to MOST_LARGE large
+ * images take turns, so that no request waits for another request's whole image. */
 #include <stdatomic.h>
 #include <string.h>
 
@@ -8,27 +8,29 @@
 #include "models/image/vit.h"
 
 enum {
-    GROUP_ROWS = 512,   /* rows that one lane takes through the layers at once, at least an image: wide layers want more
-                         rows to a pass over their weights than those of small text encoders */
-    STEP_ROWS = 16384, /* most rows in a step, whatever the budget */
-    MOST_LARGE = 4,    /* images on their way at a time: each has a state */
-    LARGE_MS = 25,     /* most time that a step gives one: a request that arrives within it waits for its end */
-    TABLE_ROWS = 2048  /* positions of more are made part by part: other requests would wait for the table */
+    GROUP_ROWS = 512,   /* minimum rows that a thread takes through the layers at once: the layers are wider than those
+                         * of small text encoders, and more rows amortise one pass over their weights */
+    STEP_ROWS = 16384, /* maximum rows in a step, whatever the budget */
+    MOST_LARGE = 4,    /* maximum large images in progress: each has a state */
+    LARGE_MS = 25,     /* maximum time that a step gives a large image: a request that arrives meanwhile waits for its
+                        * end */
+    TABLE_ROWS = 2048  /* maximum patches of a position table. For larger images each part computes its own positions:
+                        * other requests would wait for the table */
 };
 
-typedef struct position_table { /* positions of one size other than the model's own, kept for the next step */
+typedef struct position_table { /* positions for one grid other than the model's, kept for the next step */
     int32_t down, across;
     float *data; /* [down * across, hidden] */
     size_t bytes;
 } position_table;
 
-typedef struct large_image { /* one that is on its way */
-    mp_item *item; /* whose next one it is; NULL: there is none */
-    bool begun;    /* then: */
+typedef struct large_image { /* a large image in progress */
+    mp_item *item; /* item whose next image this is; NULL: free */
+    bool begun;    /* the fields below are set */
     mp_vit_cursor at;
     uint8_t *state; /* the network's, between steps */
-    uint64_t ops;   /* done so far */
-    mp_arena memory; /* for the state */
+    uint64_t ops;   /* finished so far */
+    mp_arena memory; /* holds `state` */
     uint64_t charged;
 } large_image;
 
@@ -38,16 +40,16 @@ typedef struct vit_engine {
     mp_budget *budget;
     mp_arena arena;
     uint64_t charged;     /* for the arena */
-    mp_vit_image *images; /* [capacity] of the step */
+    mp_vit_image *images; /* [capacity] images of the step */
     int capacity;
-    mp_groups groups; /* of the images */
+    mp_groups groups; /* groups of the step's images */
     position_table positions;
     large_image large[MOST_LARGE];
-    large_image *planned; /* which of them goes on in the coming step, or NULL, and for about how long */
+    large_image *planned; /* the large image of the coming step, or NULL, and its planned time */
     uint64_t planned_ns;
 } vit_engine;
 
-/* The first keeps its memory for the next. */
+/* The first slot keeps its memory for the next large image. */
 static void forget_large(vit_engine *engine, large_image *large) {
     large->item = NULL;
     large->begun = false;
@@ -72,11 +74,11 @@ static mp_status check_size(const mp_vit *model, int32_t image, int32_t height, 
         return mp_fail(error, MP_INVALID_ARGUMENT, "image %d is %d x %d pixels, the model takes %d x %d", image, width,
                        height, side, side);
     if (height < model->patch || width < model->patch)
-        return mp_fail(error, MP_INVALID_ARGUMENT, "image %d is %d x %d pixels, allowed: %d and more a side", image,
+        return mp_fail(error, MP_INVALID_ARGUMENT, "image %d is %d x %d pixels, allowed: at least %d per side", image,
                        width, height, model->patch);
     int64_t rows = (int64_t)(height / model->patch) * (width / model->patch);
     if (rows > MP_VIT_MOST_PATCHES)
-        return mp_fail(error, MP_LIMIT, "image %d has %lld patches, allowed: %d", image, (long long)rows,
+        return mp_fail(error, MP_LIMIT, "image %d has %lld patches, allowed: at most %d", image, (long long)rows,
                        (int)MP_VIT_MOST_PATCHES);
     return MP_OK;
 }
@@ -123,13 +125,13 @@ static uint64_t image_ns(const mp_vit *model, const mp_image_embedding_request *
                                              call->sizes[2 * image + 1] / model->patch));
 }
 
-/* True if an item's next image takes longer than a step may. */
+/* True if the item's next image is large: it is in progress as such, or takes longer than a step may. */
 static bool is_large(vit_engine *engine, const mp_item *item, uint64_t budget_ns) {
     return large_of(engine, item) ||
            image_ns(engine->model, (const mp_image_embedding_request *)item->call, item->cursor) > budget_ns;
 }
 
-/* The large image that goes on: that of the first item that has one and finds a place for it. */
+/* Choose the large image to continue: that of the first item that has one and gets a slot. */
 static large_image *choose_large(vit_engine *engine, mp_item **items, int n, uint64_t budget_ns) {
     mp_item *first = NULL;
     for (int i = 0; i < n; i++) {
@@ -145,12 +147,12 @@ static large_image *choose_large(vit_engine *engine, mp_item **items, int n, uin
     }
     if (!first)
         return NULL;
-    forget_large(engine, engine->large); /* of somebody who is not to go on now */
+    forget_large(engine, engine->large); /* its item is not offered now, so another request takes the slot */
     engine->large->item = first;
     return engine->large;
 }
 
-/* It comes into the plan with the time that is left, a part of it at least. */
+/* Add the large image to the plan for the remaining time, but for at least one part. */
 static void plan_large(vit_engine *engine, large_image *large, uint64_t budget_ns, mp_plan *plan) {
     const mp_vit *model = engine->model;
     const mp_image_embedding_request *call = (const mp_image_embedding_request *)large->item->call;
@@ -171,8 +173,8 @@ static void plan_large(vit_engine *engine, large_image *large, uint64_t budget_n
     plan->threads = threads > plan->threads ? threads : plan->threads;
 }
 
-/* As for texts: each item in turn is offered an equal share of the time that is left, and the first gets at least one
- * image. A large one takes what is left of it. */
+/* As for texts: each item in turn is offered an equal share of the remaining time, and the first gets at least one
+ * image. The large image gets the rest. */
 static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget_ns, mp_plan *plan) {
     vit_engine *engine = (vit_engine *)base;
     const mp_vit *model = engine->model;
@@ -211,7 +213,7 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
         plan->items[plan->count] = item;
         plan->amount[plan->count++] = taken;
     }
-    plan->together = images == 1; /* else each lane has images of its own */
+    plan->together = images == 1; /* else each thread computes whole images */
     plan->threads = images < 256 ? (int)images : 256;
     if (plan->together)
         plan->threads = mp_threads_worth(&model->base.facts, planned, 10 * model->layer_count + 4);
@@ -223,11 +225,11 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
 
 typedef struct step_run {
     vit_engine *engine;
-    mp_group_step step; /* a group's scratch: state, then what a part needs */
+    mp_group_step step; /* a group's scratch: state, then scratch of a part */
     int part_rows;
     uint64_t part_ops;
     size_t state_bytes;
-    mp_vit_pass shared; /* of the one group that all lanes share */
+    mp_vit_pass shared; /* the only group, which all threads share */
     _Atomic bool stopped;
     _Atomic uint64_t ops;
 } step_run;
@@ -281,8 +283,8 @@ static void drop_positions(vit_engine *engine) {
     engine->positions = (position_table){0};
 }
 
-/* The positions of the step's first image that has not the model's own size, unless they are those of the last step.
- * Without memory for them they are made a row at a time, with the same bits. */
+/* Make a table of positions for the first image whose grid is not the model's, unless the last step's table fits.
+ * Without memory for a table, positions are computed row by row, with the same bits. */
 static void keep_positions(vit_engine *engine, mp_vit_image *images, int count) {
     const mp_vit *model = engine->model;
     position_table *table = &engine->positions;
@@ -314,7 +316,7 @@ static void keep_positions(vit_engine *engine, mp_vit_image *images, int count) 
             images[i].positions = table->data;
 }
 
-/* Where the result of an image stands among those of its call: in vectors, or in rows. */
+/* First row of an image's result in the request's output. */
 static int64_t result_at(const mp_vit *model, const mp_image_embedding_request *call, uint32_t image) {
     int64_t at = image;
     for (uint32_t n = 0; call->output == MP_EMBED_TOKENS && n < image; n++)
@@ -337,12 +339,12 @@ static mp_vit_image describe(const mp_vit *model, const mp_image_embedding_reque
     };
 }
 
-/* True if the plan has the large image of this item. */
+/* True if the plan continues the item's large image. */
 static bool is_planned(const vit_engine *engine, const mp_item *item) {
     return engine->planned && engine->planned->item == item;
 }
 
-/* The images of a plan, in order. */
+/* List the images of a plan, in order. */
 static mp_status collect(vit_engine *engine, const mp_plan *plan, int *count, int64_t *rows, int *longest,
                          mp_error *error) {
     const mp_vit *model = engine->model;
@@ -386,7 +388,7 @@ static void place_images(vit_engine *engine) {
     }
 }
 
-/* Report `images` more images of an item as done. */
+/* Record `images` more images of an item as finished. */
 static void count_done(mp_item *item, uint32_t images, mp_outcome *outcome) {
     mp_engine_advance(item, images, &((mp_image_embedding_request *)item->call)->done, outcome);
 }
@@ -406,7 +408,7 @@ static void conclude(vit_engine *engine, const mp_plan *plan, int images, mp_out
 
 typedef struct large_run {
     mp_vit_pass pass;
-    uint8_t *own; /* [lanes][own_bytes] */
+    uint8_t *own; /* [threads][own_bytes] */
     size_t own_bytes;
     bool done;
 } large_run;
@@ -432,7 +434,7 @@ static mp_status begin_large(vit_engine *engine, large_image *large, int32_t row
     return MP_OK;
 }
 
-/* True if other large images hold memory, which they will give back. */
+/* True if other large images hold memory, which they will release. */
 static bool others_begun(const vit_engine *engine, const large_image *large) {
     for (int i = 0; i < MOST_LARGE; i++)
         if (&engine->large[i] != large && engine->large[i].begun)
@@ -440,7 +442,7 @@ static bool others_begun(const vit_engine *engine, const large_image *large) {
     return false;
 }
 
-/* Parts of the planned image, one at least, until the time is over; returns the operations that were done. */
+/* Compute parts of the planned image, at least one, until its time is over. Returns the operations computed. */
 static uint64_t go_on(vit_engine *engine, mp_lease *lease, uint64_t start, mp_outcome *outcome) {
     const mp_vit *model = engine->model;
     large_image *large = engine->planned;
@@ -484,7 +486,7 @@ static uint64_t go_on(vit_engine *engine, mp_lease *lease, uint64_t start, mp_ou
     if (run.done) {
         forget_large(engine, large);
         if (mp_weights_poisoned(model->weights))
-            return run.pass.ops; /* the caller says so */
+            return run.pass.ops; /* the caller reports it */
         if (image.finite)
             count_done(item, 1, outcome);
         else
@@ -511,7 +513,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
                     .state_bytes = mp_vit_state_bytes(engine->model, groups->most_rows),
                     .step = {.groups = groups,
                              .lease = lease,
-                             .together = images == 1 && lease->threads > 1, /* a single image is shared by all lanes */
+                             .together = images == 1 && lease->threads > 1, /* all threads share a single image */
                              .thread_bytes = mp_vit_thread_scratch(engine->model, longest),
                              .run = run_group}};
     run.step.arg = &run;
@@ -564,7 +566,7 @@ static uint64_t engine_bytes(const mp_engine *base) {
     return bytes;
 }
 
-/* All but the states of images that are on their way. */
+/* Frees everything but the states of large images in progress. */
 static uint64_t engine_trim(mp_engine *base) {
     vit_engine *engine = (vit_engine *)base;
     const uint64_t before = engine_bytes(base);

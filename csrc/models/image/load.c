@@ -1,5 +1,5 @@
-/* image/load.c: an image transformer from a spec: hyper-parameters, tensors, packed weights. Tensors and keys are named
- * as in GGUF files of image encoders ("v.blk.0.attn_q.weight", "{arch}.vision.block_count"). */
+/* image/load.c: loads an image transformer from a spec: hyper-parameters, tensors, packed weights. Tensors and keys are
+ * named as in GGUF files of image encoders ("v.blk.0.attn_q.weight", "{arch}.vision.block_count"). */
 #include <math.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -9,7 +9,7 @@
 
 enum { MAX_LAYERS = 1024, MAX_WIDTH = 65536, MAX_PATCH = 256, MAX_GRID = 256, MAX_REGISTERS = 64 };
 
-#define MOST_OPS ((uint64_t)100 * 1000 * 1000 * 1000) /* of a part: whatever was learnt, no more than a second */
+#define MOST_OPS ((uint64_t)100 * 1000 * 1000 * 1000) /* maximum operations of a part at any measured speed */
 enum { FIRST_MEGA_NS = 8000 };
 
 static void vit_destroy(mp_model *base) {
@@ -34,7 +34,7 @@ static const mp_model_ops vit_ops = {mp_vit_engine, mp_vit_check, vit_healthy, v
 
 /* ---- hyper-parameters -------------------------------------------------------------------------------------------- */
 
-/* Three numbers, or none: then all are `fallback`. */
+/* Read three numbers; a missing key gives `fallback` three times. */
 static mp_status read_three(const mp_spec *spec, const char *key, float fallback, bool positive, float *out,
                             mp_error *error) {
     const mp_value *value = mp_spec_find(spec, key);
@@ -53,7 +53,7 @@ static mp_status read_three(const mp_spec *spec, const char *key, float fallback
                         positive ? "three numbers above 0" : "three numbers", "%s", "something else");
 }
 
-/* Rounded as transformers' processors do: a byte times the factor in double, then float. */
+/* Round as the processors of transformers do: multiply the byte by the factor in double, then convert to float. */
 static mp_status read_pixels(mp_vit *model, const mp_spec *spec, mp_error *error) {
     float mean[MP_IMAGE_CHANNELS], deviation[MP_IMAGE_CHANNELS];
     double factor, plain = 1.0 / 255;
@@ -75,7 +75,7 @@ static mp_status read_axes(mp_vit *model, const mp_spec *spec, mp_error *error) 
     MP_TRY(mp_spec_float(spec, "mpool.image.rope_base", 1, 1e12, &usual, &base, error));
     if (model->head_dim % 4)
         return mp_fail_file(error, MP_FORMAT, mp_spec_origin(spec), -1, "attention.head_count",
-                            "heads of a multiple of 4 components", "%d", model->head_dim);
+                            "a head size divisible by 4", "%d", model->head_dim);
     model->frames = (int32_t)frames;
     model->window = (int32_t)window;
     model->cell = (int32_t)cell;
@@ -130,7 +130,7 @@ typedef struct named_linear {
     int32_t N, K;
 } named_linear;
 
-/* Names of a layer get "v.blk.I." before them, others (index < 0) "v.". */
+/* Prefix "v.blk.I." to names of layer I, and "v." to others (index < 0). */
 static void full_name(char *out, size_t size, int index, const char *name, const char *end) {
     if (index < 0)
         snprintf(out, size, "v.%s%s", name, end);
@@ -168,7 +168,8 @@ static mp_status add_vector(const mp_vit *model, mp_builder *builder, int index,
 
 #define COUNT(list) (sizeof(list) / sizeof *(list))
 
-/* Where the first matrix stands in halves, for two frames that are equal: their sum, for one. */
+/* Some files store the first matrix in two halves, one per frame. An image counts as two equal frames, so add the
+ * halves. */
 static mp_status read_halves(mp_vit *model, mp_builder *builder, mp_error *error) {
     const int32_t inputs = MP_IMAGE_CHANNELS * model->patch * model->patch;
     const int64_t shape[2] = {model->hidden, inputs}, n = (int64_t)model->hidden * inputs;
@@ -317,7 +318,8 @@ cleanup:
     return status;
 }
 
-/* Matrices in their class, all else as floats: the same rounding to panels as the builder's, so that it is exact. */
+/* Bytes of matrices in their compute type, of all other tensors as float32. Rounds to panels as the builder does, so
+ * that the result is exact. */
 uint64_t mp_vit_tensor_bytes(const mp_tensor_entry *entry, mp_compute compute) {
     uint64_t items = 1;
     for (int d = 0; d < entry->ndim; d++)

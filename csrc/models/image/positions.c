@@ -1,11 +1,11 @@
-/* image/positions.c: learned positions for images of other sizes, interpolated as torch's bicubic does, and what axial
- * networks have instead. */
+/* image/positions.c: learned positions for other image sizes, interpolated as torch's bicubic does; positions of axial
+ * networks. */
 #include "models/image/vit.h"
 
 #include <math.h>
 #include <string.h>
 
-typedef struct taps { /* the rows or columns that one is mixed from */
+typedef struct taps { /* source rows or columns that one output row or column is interpolated from */
     int count;
     int32_t *index; /* [count] */
     float *weight;  /* [count] */
@@ -15,7 +15,7 @@ static int most_taps(const mp_vit *model) { return model->grid + 4; }
 
 size_t mp_vit_position_scratch(const mp_vit *model) { return 2 * (size_t)model->hidden + 4 * (size_t)most_taps(model); }
 
-/* Keys' kernel; a = -0.75 as torch's plain bicubic has it, -0.5 with the wider filter. */
+/* Keys' cubic convolution kernel: a = -0.75 as in torch's plain bicubic, -0.5 with the antialiasing filter. */
 static float cubic(float x, float a) {
     x = fabsf(x);
     if (x < 1)
@@ -89,7 +89,8 @@ size_t mp_vit_axes_bytes(const mp_vit *model, int32_t down, int32_t across) {
            mp_arena_cost(patches * (size_t)model->head_dim * sizeof(float));
 }
 
-/* Half of a head's pairs turn with the line, the others with the column, at the same speeds: one half. */
+/* Angles of one line or column. Half of a head's pairs rotate by line, the other half by column, with the same
+ * frequencies. */
 static void turn(const mp_vit *model, int32_t at, float *out) {
     const int half = model->head_dim / 4;
     for (int i = 0; i < half; i++) {
@@ -99,7 +100,7 @@ static void turn(const mp_vit *model, int32_t at, float *out) {
     }
 }
 
-/* The rotations of the first line and column, of which the others are made. */
+/* Compute the rotations of each line and column once; the rows copy them. */
 static void turn_all(const mp_vit *model, const mp_vit_image *image, float *rotation) {
     const int32_t down = image->down, across = image->across, half = model->head_dim / 2;
     const size_t bytes = (size_t)half * sizeof *rotation;

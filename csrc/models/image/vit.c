@@ -7,19 +7,19 @@
 
 enum { EMBED, BEFORE, ATTEND, AFTER };
 
-/* A piece of attention has as many rows as make so many operations in one head, but enough to copy keys and values
- * for, which those in bfloat16 take longer to make up for. */
+/* An attention part is a range of rows of one head. It has at most PART_OPS operations, but at least PART_GRAINS grains
+ * of rows, which amortise the copies of keys and values, which take longer in bfloat16. */
 enum { PART_OPS = 500000000, PART_GRAINS = 2, PART_GRAINS_BF16 = 6 };
 
-typedef struct work { /* of a lane */
+typedef struct work { /* one thread's view of a pass */
     mp_vit_thread *l;
     const mp_team_thread *thread;
     const mp_vit *model;
     mp_vit_pass *pass;
     float *x;     /* [M, hidden] the residual stream */
-    float *mixed; /* [M, hidden] normed rows; patches; what attention gave */
-    float *wide;  /* [M, 3 hidden] queries, keys, values; what is scaled before it is added */
-    float *inner; /* of the part: mp_mlp_scratch; unfolded patches */
+    float *mixed; /* [M, hidden] normed rows; patches; outputs of attention */
+    float *wide;  /* [M, 3 hidden] queries, keys, values; outputs to be scaled before they are added */
+    float *inner; /* scratch of the part: mp_mlp_scratch; unfolded patches */
     mp_row_context context;
     mp_attention attention;
 } work;
@@ -51,7 +51,7 @@ size_t mp_vit_part_bytes(const mp_vit *model, int part_rows, int count) {
     const mp_vit_pool *pool = &model->pool;
     const mp_linear *const linears[] = {&model->patches, &pool->q,      &pool->kv,
                                         &pool->out,      &pool->mlp.up, &pool->mlp.down};
-    part_rows = part_rows > count ? part_rows : count; /* the rows that pooling leaves */
+    part_rows = part_rows > count ? part_rows : count; /* pooling has one row per image */
     size_t acts = mp_transformer_acts(&model->layers[0].base, part_rows);
     for (size_t i = 0; i < sizeof linears / sizeof *linears; i++)
         if (linears[i]->parts)
@@ -88,7 +88,7 @@ static work work_of(mp_vit_thread *l) {
 
 /* ---- parts ------------------------------------------------------------------------------------------------------- */
 
-/* Two slots in turn: lane 0 may be one barrier ahead of a lane that still reads the last one's. */
+/* Two slots alternate: thread 0 may be one barrier ahead of a thread that still reads the previous slot. */
 bool mp_vit_barrier(mp_vit_thread *l, uint64_t ops) {
     mp_vit_pass *pass = l->pass;
     const int slot = (int)(l->turn++ & 1);
@@ -114,7 +114,7 @@ int64_t mp_vit_next_rows(const mp_vit *model, int64_t left, int64_t most) {
     return rows < most ? (rows < left ? rows : left) : (most < left ? most : left);
 }
 
-/* The rows of the next part. */
+/* Rows [*row0, *row1) of the next part. */
 static void next_rows(const work *w, const mp_vit_cursor *at, int64_t *row0, int64_t *row1) {
     *row0 = at->at;
     *row1 = at->at + mp_vit_next_rows(w->model, w->pass->M - at->at, w->pass->part_rows);
@@ -133,7 +133,7 @@ static void step_on(mp_vit_cursor *at, int64_t done, int64_t all) {
 
 /* ---- from pixels to rows ----------------------------------------------------------------------------------------- */
 
-/* A patch as the weights of the convolution lie: channels, frames, lines, columns. */
+/* Write a patch in the layout of the convolution's weights: channels, frames, lines, columns. */
 static void unfold_patch(const mp_vit *model, const mp_vit_image *image, int y, int x, float *out) {
     const int p = model->patch;
     for (int c = 0; c < MP_IMAGE_CHANNELS; c++)
@@ -145,7 +145,7 @@ static void unfold_patch(const mp_vit *model, const mp_vit_image *image, int y, 
         }
 }
 
-/* Patches [patch0, patch1) of the group, one a row. */
+/* Unfold patches [patch0, patch1) of the group, one per row. */
 static void unfold(const work *w, int64_t patch0, int64_t patch1, float *out) {
     int64_t first, end;
     mp_team_split(w->thread, patch1 - patch0, 1, &first, &end);
@@ -162,7 +162,7 @@ static void unfold(const work *w, int64_t patch0, int64_t patch1, float *out) {
     }
 }
 
-/* Row n of an image: class token, registers, then patches. */
+/* Write row n of an image. Rows are the class token, the registers, then the patches. */
 static void embed_row(const mp_vit *model, const mp_vit_image *image, int n, const float *patches, float *scratch,
                       float *x) {
     const mp_kernels *call = mp_kernels_get();
@@ -188,7 +188,7 @@ static void embed_row(const mp_vit *model, const mp_vit_image *image, int n, con
         mp_norm_row(&model->input_norm, x, x);
 }
 
-/* The patch of the group that the first patch at or behind a row is. */
+/* Index in the group of the first patch at or after a row. */
 static int64_t patch_at(const work *w, int64_t row) {
     const int before = w->model->classes + w->model->registers;
     for (int i = 0; i < w->pass->count; i++) {
@@ -222,7 +222,7 @@ static uint64_t embed(const work *w, mp_vit_cursor *at) {
 
 /* ---- layers ------------------------------------------------------------------------------------------------------ */
 
-/* Rows [row0, row1) as a layer takes them. */
+/* Rows [row0, row1) in the layout of nn/transformer.h. */
 static mp_transformer_rows rows_of(const work *w, int64_t row0, int64_t row1) {
     const int64_t hidden = w->model->hidden;
     return (mp_transformer_rows){.M = (int)(row1 - row0),
@@ -235,7 +235,7 @@ static mp_transformer_rows rows_of(const work *w, int64_t row0, int64_t row1) {
                                  .inner = w->inner};
 }
 
-/* Queries and keys of axial networks, by line and column. */
+/* Rotate queries and keys of axial networks, by line and column. */
 static void rotate(const work *w, int64_t row0, int64_t row1) {
     const mp_rope rope = {.dim = w->model->head_dim, .neox = true};
     const mp_norm none = {0};
@@ -247,7 +247,7 @@ static void rotate(const work *w, int64_t row0, int64_t row1) {
         int64_t n = row0 + first - image->row, last = row0 + end - image->row;
         for (n = n > 0 ? n : 0; n < last && n < image->n; n++)
             mp_attention_place(&none, &rope, image->rotation + n * model->head_dim, 0,
-                               2 * model->heads, /* keys stand behind queries */
+                               2 * model->heads, /* keys follow queries */
                                model->head_dim, w->wide + (image->row + n) * 3 * model->hidden);
     }
 }
@@ -276,12 +276,13 @@ static uint64_t after_attention(const work *w, mp_vit_cursor *at) {
 
 /* ---- attention --------------------------------------------------------------------------------------------------- */
 
-/* Rows that see each other: an image, or a window of it. Its pieces are rows in one head, head by head. */
+/* Rows that attend to each other: an image, or a window of it. A part is a range of its rows in one head; parts are
+ * numbered head by head. */
 typedef struct field {
     int64_t row0;  /* in the group */
-    int T, each;   /* rows; of a piece */
-    int64_t part_count, parts; /* parts: of a head */
-    uint64_t ops;          /* of a piece, but for the last of a head, which may be shorter */
+    int T, each;   /* T: rows; each: rows of a part */
+    int64_t part_count, parts; /* parts: per head; part_count: of all heads */
+    uint64_t ops;          /* operations of a part; the last of a head may be smaller */
 } field;
 
 static field field_at(const work *w, bool windowed, int image, int window) {
@@ -312,10 +313,10 @@ static void attend_part(const work *w, const field *f, int64_t part) {
                                     .ld_out = model->hidden};
     mp_attention_head(&w->attention, &rows, &span, (int)(part / f->parts), 0, row0, row1, w->l->own);
     if (w->thread->index == 0)
-        mp_lease_poll(w->pass->lease); /* a sign of life */
+        mp_lease_poll(w->pass->lease); /* report a heartbeat */
 }
 
-/* Pieces from the cursor on, as many for each lane. */
+/* Compute attention parts from the cursor on, the same number on each thread. */
 static uint64_t attend(const work *w, mp_vit_cursor *at) {
     const mp_vit_pass *pass = w->pass;
     const int64_t threads = w->thread->count;
@@ -364,14 +365,14 @@ bool mp_vit_advance(mp_vit_thread *l) {
         uint64_t ops = stages[at.stage](&w, &at);
         go_on = mp_vit_barrier(l, ops);
     }
-    if (l->thread->index == 0) /* the others have read it before the barrier */
+    if (l->thread->index == 0) /* all threads read the cursor before the barrier */
         l->pass->cursor = at;
     return go_on;
 }
 
 /* ---- from rows to a vector --------------------------------------------------------------------------------------- */
 
-/* Keys and values of the rows from the cursor on, for attention pooling. */
+/* Compute keys and values of the rows from the cursor on, for attention pooling. */
 static bool pool_keys(const work *w) {
     const mp_vit *model = w->model;
     const int hidden = model->hidden;
@@ -382,15 +383,15 @@ static bool pool_keys(const work *w) {
         mp_row_linear(&w->context, &model->pool.kv, in, hidden, rows.M, NULL, w->wide + row0 * 2 * hidden, 2 * hidden);
         if (mp_vit_barrier(w->l, 4 * (uint64_t)(row1 - row0) * (uint64_t)hidden * (uint64_t)hidden))
             continue;
-        if (w->thread->index == 0) /* the others have read it before the barrier */
+        if (w->thread->index == 0) /* all threads read the cursor before the barrier */
             w->pass->cursor.at = row1;
         return false;
     }
     return true;
 }
 
-/* The learned query attends to each image. Leaves pooled rows [count, hidden] in x, whose own rows are not needed any
- * more. */
+/* The learned query attends to each image. Writes pooled rows [count, hidden] to x and overwrites its rows, which are
+ * no longer needed. */
 static bool pool_by_attention(const work *w) {
     const mp_vit *model = w->model;
     const mp_vit_pool *pool = &model->pool;
@@ -399,7 +400,8 @@ static bool pool_by_attention(const work *w) {
     const mp_residual sum = mp_transformer_residual(&pooled, NULL, NULL);
     mp_attention shape = w->attention;
     float *q = w->inner, *kv = w->wide;
-    shape.compute = MP_COMPUTE_F32; /* one row of queries: the copies for bfloat16 would not pay */
+    shape.compute = MP_COMPUTE_F32; /* with one row of queries, the copies for bfloat16 would cost more than they
+                                     * save */
     mp_row_linear(&w->context, &pool->q, pool->probe, hidden, 1, NULL, q, hidden);
     mp_team_barrier(w->thread);
     if (!pool_keys(w))
@@ -410,7 +412,7 @@ static bool pool_by_attention(const work *w) {
         const int64_t i = unit / model->heads;
         const mp_row_span span = {.rows = w->pass->images[i].n};
         const float *k = kv + (int64_t)w->pass->images[i].row * 2 * hidden;
-        const mp_attention_rows rows = {.q = q, /* the one row: its stride is never used */
+        const mp_attention_rows rows = {.q = q, /* a single row: its stride is never used */
                                         .k = k,
                                         .v = k + hidden,
                                         .ld = 2 * hidden,
@@ -427,7 +429,7 @@ static bool pool_by_attention(const work *w) {
     return true;
 }
 
-/* pooled: the image's row of attention pooling, or NULL: its first row, normed, is what counts. */
+/* pooled: the image's row of attention pooling; NULL: norm and use the image's first row. */
 static void finish_image(const mp_vit *model, mp_vit_image *image, const float *rows, const float *pooled,
                          float *scratch) {
     const mp_kernels *call = mp_kernels_get();

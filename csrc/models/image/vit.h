@@ -1,7 +1,7 @@
-/* image/vit.h: image transformers over packed rows: the patches of all images of a group stand behind each other,
- * attention runs per image, nothing is padded. Used by this folder and by vision/ only.
+/* image/vit.h: image transformers over packed rows: the patches of all images of a group are concatenated, attention
+ * runs per image, and nothing is padded. Internal to this folder and vision/.
  *
- *   pixels -> patches [n, 3 p^2] -> linear -> + positions -> (class token, registers, patches) -> layers, norms before
+ *   pixels -> patches [n, 3 p^2] -> linear -> + positions -> (class token, registers, patches) -> layers (pre-norm)
  *   -> norm -> class token, or attention pooling -> projection (the head) -> vector */
 #ifndef MP_MODELS_IMAGE_VIT_H
 #define MP_MODELS_IMAGE_VIT_H
@@ -13,16 +13,16 @@
 #include "models/nn/transformer.h"
 
 enum {
-    MP_VIT_MOST_PATCHES = 8192, /* of an image */
-    MP_VIT_GRAIN = 96           /* rows of a part, a multiple of every kernel's tile */
+    MP_VIT_MOST_PATCHES = 8192, /* maximum patches of an image */
+    MP_VIT_GRAIN = 96           /* granularity of a part in rows, a multiple of every kernel's tile */
 };
 
 typedef struct mp_vit_layer {
     mp_transformer_layer base;
-    bool windowed; /* a row sees those of its window of the image, else all */
+    bool windowed; /* rows attend within their window of the image only */
 } mp_vit_layer;
 
-/* Attention pooling: one learned query a head looks at all rows of an image, then a residual feed-forward layer. */
+/* Attention pooling: one learned query per head attends to all rows of an image. A residual MLP follows. */
 typedef struct mp_vit_pool {
     mp_linear q, kv, out;
     mp_mlp mlp;
@@ -34,23 +34,25 @@ typedef struct mp_vit {
     mp_model_base base;
     mp_weights *weights;
     mp_budget *budget;
-    uint64_t charged; /* bytes taken from the budget */
+    uint64_t charged; /* bytes charged to the budget */
     uint8_t *slab;
     mp_compute compute;
     int32_t hidden, heads, head_dim, ffn, layer_count;
-    int32_t patch, grid;        /* side of a patch in pixels; patches a side that the positions were trained for */
+    int32_t patch, grid;        /* side of a patch in pixels; side in patches of the grid that the positions were
+                                 * trained for */
     int32_t classes, registers; /* rows before the patches: class tokens (0 or 1), registers */
-    bool any_size;              /* positions are interpolated for other sizes, else an image has patch * grid a side */
-    bool smooth;                /* with a wider filter where they become fewer */
+    bool any_size;              /* other image sizes are allowed and interpolate the positions; else a side of an image
+                                 * has patch * grid pixels */
+    bool smooth;                /* interpolate with the antialiasing filter when downscaling */
     bool gated, attention_pool;
-    bool root_norms;        /* norms have no biases then */
+    bool root_norms;        /* RMS norms, without biases */
     bool axial;             /* see mp_vit_image.place */
-    int32_t frames;         /* how many times an image stands in a patch: networks for films take several */
-    int32_t window, cell;   /* sides of a window and of the cells in it, in cells and in patches; axial ones */
+    int32_t frames;         /* copies of an image in a patch: video networks take several frames */
+    int32_t window, cell;   /* axial: side of a window in cells, and of a cell in patches */
     float rope_base;
     float eps;
     mp_act act;
-    float pixel[MP_IMAGE_CHANNELS][256]; /* a byte's value, less the mean, over the deviation */
+    float pixel[MP_IMAGE_CHANNELS][256]; /* normalised value of a byte: (value - mean) / deviation */
     mp_linear patches;
     float *class_token;                  /* [hidden] or NULL */
     float *register_tokens;              /* [registers, hidden] or NULL */
@@ -60,21 +62,21 @@ typedef struct mp_vit {
     mp_vit_layer *layers;
     mp_vit_pool pool;
     mp_head head;
-    int32_t grain;            /* MP_VIT_GRAIN, and operations of a part at most; tests want smaller ones */
+    int32_t grain;            /* MP_VIT_GRAIN, and maximum operations of a part; tests set smaller ones */
     uint64_t most_ops;
-    _Atomic uint64_t mega_ns; /* running estimate of the time of a million operations */
+    _Atomic uint64_t mega_ns; /* running mean: ns per million operations */
 } mp_vit;
 
 typedef struct mp_vit_image { /* one image of a group */
     const uint8_t *pixels;    /* [height, width, 3] */
     int32_t width;
-    int32_t down, across;  /* whole patches; what is left of a side takes no part */
+    int32_t down, across;  /* whole patches; the rest of a side is ignored */
     int32_t n, row, patch; /* rows; first row in the group; first patch in the group */
     int32_t dimensions;
     bool normalize, want_tokens, finite;
-    const float *positions; /* [down * across, hidden] of its patches, or NULL: they are made for it */
-    /* Of axial networks (mp_vit_axes): where each patch stands, the first rows of its windows and the number of rows,
-     * and cosines and sines of each row. Patches stand window by window, in it cell by cell, in it line by line. */
+    const float *positions; /* [down * across, hidden] positions of its patches; NULL: computed on the fly */
+    /* Axial networks (mp_vit_axes): the row of each patch, the first row of each window followed by the number of rows,
+     * and the cosines and sines of each row. Patches are ordered by window, then cell, then line. */
     const int32_t *place;   /* [down * across] */
     const int32_t *windows; /* [window_count + 1] */
     int window_count;
@@ -88,91 +90,95 @@ static inline int32_t mp_vit_rows(const mp_vit *model, int32_t down, int32_t acr
 
 /* ---- loading (image/load.c) -------------------------------------------------------------------------------------- */
 
-/* Hyper-parameters, and jobs of the builder for embeddings and layers; the last norm too unless it is not used. */
+/* Read hyper-parameters, and register the tensors of embeddings and layers with the builder. norm: the last norm
+ * too. */
 mp_status mp_vit_read(mp_vit *model, mp_builder *builder, const mp_spec *spec, uint32_t flags, bool norm,
                       mp_error *error);
-/* Bytes that a tensor of an image network takes once it is loaded. */
+/* Bytes of a tensor of an image network once it is loaded. */
 uint64_t mp_vit_tensor_bytes(const mp_tensor_entry *entry, mp_compute compute);
 
 /* ---- positions (image/positions.c) ------------------------------------------------------------------------------- */
 
-/* Adds to x [hidden] the position of patch (y, x0) of down * across: bicubic between the model's own, as torch has it.
- * floats: mp_vit_position_scratch of them. */
+/* Add to x [hidden] the position of patch (y, x0) in a grid of down * across, interpolated from the model's grid as
+ * torch's bicubic does. scratch: mp_vit_position_scratch floats. */
 void mp_vit_add_position(const mp_vit *model, int32_t down, int32_t across, int32_t y, int32_t x0, float *scratch,
                          float *x);
 size_t mp_vit_position_scratch(const mp_vit *model);
-/* Bytes for what axial networks want to know of an image, and its making, which sets image->place and so on. */
+/* Bytes of the order and rotations that an axial network needs for an image. mp_vit_axes fills them in and sets
+ * image->place, windows, window_count and rotation. */
 size_t mp_vit_axes_bytes(const mp_vit *model, int32_t down, int32_t across);
 void mp_vit_axes(const mp_vit *model, mp_vit_image *image, void *memory);
 
-/* ---- what it costs (image/cost.c) -------------------------------------------------------------------------------- */
+/* ---- cost (image/cost.c) ----------------------------------------------------------------------------------------- */
 
-/* Multiplications and additions that a row takes before attention, and after it. */
+/* Operations of a row in one layer before attention, and after it. */
 uint64_t mp_vit_before_ops(const mp_vit *model);
 uint64_t mp_vit_after_ops(const mp_vit *model);
-/* Those of attention of rows to T rows, in one head. */
+/* Operations of attention of `rows` rows to T rows, in one head. */
 uint64_t mp_vit_attention_ops(const mp_vit *model, int64_t rows, int64_t T);
-/* Those of an image from its pixels to the last layer: quadratic in its rows where they see each other. */
+/* Operations of an image from its pixels to the last layer. Attention is quadratic in the rows. */
 uint64_t mp_vit_image_ops(const mp_vit *model, int32_t down, int32_t across);
-/* How many parts that can be at most, whatever was learnt; with attention pooling, if there is any. */
+/* Upper bound of the parts of an image, at any measured speed, attention pooling included. */
 uint64_t mp_vit_image_parts(const mp_vit *model, int32_t down, int32_t across);
-/* As time, and what a part may have, which is to take about 10 ms. */
+/* Predicted time of `ops` operations; operations of a part, which should take about 10 ms. */
 uint64_t mp_vit_ns(const mp_vit *model, uint64_t ops);
 uint64_t mp_vit_part_ops(const mp_vit *model);
-/* So many operations took so long. */
+/* Update the running mean: `ops` operations took `ns`. */
 void mp_vit_learn(mp_vit *model, uint64_t ops, uint64_t ns);
 
 /* ---- the forward pass (image/vit.c) ------------------------------------------------------------------------------ */
 
-/* Where a group stands on its way through the layers; zeros: at its beginning. It goes in parts: some rows of what is
- * before or after attention, or some of attention's rows and heads. Nothing but the state is left of a part. */
+/* Progress of a group through the layers; zeros: the beginning. A stage runs in parts: rows before or after attention,
+ * or rows of one head in attention. Between parts only the state is live. */
 typedef struct mp_vit_cursor {
-    int32_t layer; /* layer_count: at the end; `at` is then the next row that attention pooling takes */
-    int32_t stage; /* of it: 0 (of the first alone) the embeddings, then before attention, attention, after it */
-    int64_t at;    /* the next row, or piece of attention */
+    int32_t layer; /* layer_count: finished; `at` is then the next row for attention pooling */
+    int32_t stage; /* stage of the layer: 0 embeddings (layer 0 only), then before attention, attention, after
+                    * attention */
+    int64_t at;    /* next row, or next part of attention */
 } mp_vit_cursor;
 
-typedef struct mp_vit_pass { /* a group of images on its way; all lanes of a region share it */
+typedef struct mp_vit_pass { /* a group of images in progress, shared by all threads of a region */
     const mp_vit *model;
     mp_vit_image *images;
     int count, M, P;      /* images, rows, patches; M >= P */
-    uint8_t *state;       /* mp_vit_state_bytes, which stay while it is on its way; first its rows, [M, hidden] */
+    uint8_t *state;       /* mp_vit_state_bytes; live between parts and steps. Begins with the residual stream [M,
+                           * hidden] */
     uint8_t *part;        /* mp_vit_part_bytes for part_rows */
     int part_rows;        /* mp_vit_part_rows */
-    uint64_t part_ops;    /* that a part of all lanes may have, about */
+    uint64_t part_ops;    /* approximate operations of a part on all threads */
     mp_lease *lease;
-    const _Atomic int *unwanted; /* raised when there is no point in going on, beside the lease's; or NULL */
-    uint64_t until_ns;    /* no part begins after it; 0 = whenever */
+    const _Atomic int *unwanted; /* set when the item is cancelled; NULL: only the lease can cancel */
+    uint64_t until_ns;    /* no part begins after it; 0 = no limit */
     mp_vit_cursor cursor;
-    uint64_t ops;         /* done so far */
-    bool stopped;         /* nobody wants it any more */
-    bool go_on[2];        /* what the lanes agreed on, in turns */
+    uint64_t ops;         /* computed so far */
+    bool stopped;         /* the lease or `unwanted` cancelled the pass */
+    bool go_on[2];        /* decisions of thread 0, in alternating slots */
 } mp_vit_pass;
 
 typedef struct mp_vit_thread {
     const mp_team_thread *thread;
     mp_vit_pass *pass;
-    void *own; /* mp_vit_lane_scratch */
+    void *own; /* mp_vit_thread_scratch bytes */
     unsigned turn;
 } mp_vit_thread;
 
-/* Barrier after a part of so many operations, at which the lanes agree whether there is to be another. */
+/* Barrier after a part of `ops` operations. Returns false in all threads if no further part may begin. */
 bool mp_vit_barrier(mp_vit_thread *l, uint64_t ops);
 
-/* Rows of a part of a group of M rows. */
+/* Rows of a part for a group of M rows. */
 int mp_vit_part_rows(const mp_vit *model, int M, uint64_t part_ops);
-/* How many of the rows that are left a part takes: parts are of nearly the same size. */
+/* Rows of the next part when `left` rows remain. Makes all parts of nearly the same size. */
 int64_t mp_vit_next_rows(const mp_vit *model, int64_t left, int64_t most);
 size_t mp_vit_state_bytes(const mp_vit *model, int M);
-/* Scratch of a part, for groups of up to `count` images. */
+/* Scratch bytes of a part, for groups of up to `count` images. */
 size_t mp_vit_part_bytes(const mp_vit *model, int part_rows, int count);
 size_t mp_vit_thread_scratch(const mp_vit *model, int T);
-/* Parts from the cursor on, one at least: until the last layer is done, or somebody says otherwise. True: it is done,
- * and the lanes may go on. All lanes of the region call it, with the same pass. Bits do not depend on the grouping, the
- * parts or the lanes. */
+/* Compute parts from the cursor on, at least one, until the last layer is finished, the time is over or the pass is
+ * cancelled. Returns true if the last layer is finished. Call on all threads of the region with the same pass. The bits
+ * do not depend on groups, parts or threads. */
 bool mp_vit_advance(mp_vit_thread *l);
-/* Compute a group to its vectors, with all lanes of the region, from the cursor on. Sets finite of every image. False:
- * it was stopped, or its time is over, and it has no results yet. */
+/* Compute a group up to its vectors, from the cursor on, on all threads of the region. Sets `finite` of every image.
+ * Returns false if the pass was cancelled or its time is over: there are no results yet. */
 bool mp_vit_forward(mp_vit_thread *l);
 
 mp_status mp_vit_engine(mp_model *model, mp_budget *budget, mp_engine **engine, mp_error *error);

@@ -1,4 +1,4 @@
-/* requests/build.h: helpers that every constructor of a request in this folder uses. */
+/* requests/build.h: helpers of the constructors of requests. */
 #ifndef MP_MODELS_REQUESTS_BUILD_H
 #define MP_MODELS_REQUESTS_BUILD_H
 
@@ -15,12 +15,12 @@ static inline mp_status mp_check_range(const char *name, int64_t value, int64_t 
 
 static inline mp_status mp_check_number(const char *name, double value, double low, double high, mp_error *error) {
     if (value >= low && value <= high)
-        return MP_OK; /* NaN is in no range */
+        return MP_OK; /* NaN is out of every range */
     return mp_fail(error, MP_INVALID_ARGUMENT, "%s is %g, allowed: %g to %g", name, value, low, high);
 }
 
-/* Each item of an array within bounds; not NULL unless it is empty. Always inlined: of pixels and token ids, whose
- * bounds are those of their type, no loop is left. */
+/* Check that each item of an array is within bounds. NULL is allowed if the array is empty. Always inlined: where the
+ * bounds are those of the type, as for pixels and token ids, no loop remains. */
 #define MP_CHECK_ITEMS(type, number, format)                                                                           \
     static inline __attribute__((always_inline)) mp_status mp_check_items_##type(                                      \
         const char *name, const type *items, size_t count, number low, number high, mp_error *error) {                 \
@@ -38,18 +38,18 @@ MP_CHECK_ITEMS(int64_t, long, "%ld")
 MP_CHECK_ITEMS(float, double, "%g")
 #undef MP_CHECK_ITEMS
 
-/* Images of [height, width, 3] bytes, one after the other: the sum of their bytes is n_bytes. */
+/* Check concatenated images of [height, width, 3] bytes: their sizes must add up to n_bytes. */
 static inline mp_status mp_check_pixels(const int32_t *sizes, int32_t n, int64_t n_bytes, mp_error *error) {
     int64_t bytes = 0;
     for (int32_t i = 0; i < n; i++)
         bytes += (int64_t)sizes[2 * i] * sizes[2 * i + 1] * MP_IMAGE_CHANNELS; /* below 2^50 */
     if (bytes == n_bytes)
         return MP_OK;
-    return mp_fail(error, MP_INVALID_ARGUMENT, "there are %lld bytes of pixels, the sizes make %lld",
+    return mp_fail(error, MP_INVALID_ARGUMENT, "pixels has %lld bytes, but the sizes add up to %lld",
                    (long long)n_bytes, (long long)bytes);
 }
 
-/* A copy of count items, or NULL for none; *ok becomes false when memory is refused. The bytes are added to *bytes. */
+/* Copy count items; returns NULL if there are none. Sets *ok to false without memory. Adds the bytes to *bytes. */
 static inline void *mp_request_copy(const void *from, size_t count, size_t size, uint64_t *bytes, bool *ok) {
     if (count == 0 || !from || !*ok)
         return NULL;
@@ -63,7 +63,7 @@ static inline void *mp_request_copy(const void *from, size_t count, size_t size,
     return to;
 }
 
-/* Memory for an output; pages that no result reaches are never touched. */
+/* Allocate memory for an output. It is not zeroed, so pages that no result reaches are never touched. */
 static inline void *mp_request_memory(size_t count, size_t size, uint64_t *bytes, bool *ok) {
     size_t total;
     if (!*ok || __builtin_mul_overflow(count, size, &total)) {
@@ -76,7 +76,7 @@ static inline void *mp_request_memory(size_t count, size_t size, uint64_t *bytes
     return memory;
 }
 
-/* [n + 1] where each image of such sizes begins. */
+/* [n + 1] offsets of images of these sizes, in bytes. */
 static inline int64_t *mp_request_pixel_offsets(const int32_t *sizes, int32_t n, uint64_t *bytes, bool *ok) {
     int64_t *offsets = *ok ? mp_alloc_array((size_t)n + 1, sizeof *offsets, MP_TAG_REQUEST) : NULL;
     *ok = offsets != NULL;
@@ -88,7 +88,7 @@ static inline int64_t *mp_request_pixel_offsets(const int32_t *sizes, int32_t n,
     return offsets;
 }
 
-/* Charge `bytes` for outputs instead of what was charged for them before. */
+/* Replace the bytes charged for outputs by `bytes`. */
 static inline void mp_request_charge_outputs(mp_request *call, uint64_t bytes) {
     call->bytes += bytes - call->output_bytes;
     call->output_bytes = bytes;
@@ -96,7 +96,7 @@ static inline void mp_request_charge_outputs(mp_request *call, uint64_t bytes) {
 
 #define MP_MIX_START ((uint64_t)0xcbf29ce484222325u)
 
-/* 64-bit FNV-1a over words: equal requests give equal numbers, which is all that is asked of it. */
+/* 64-bit FNV-1a over words. Equal requests must have equal fingerprints; no more is required. */
 static inline uint64_t mp_mix(uint64_t hash, const void *data, size_t bytes) {
     const unsigned char *at = data;
     for (size_t i = 0; data && i < bytes; i++)

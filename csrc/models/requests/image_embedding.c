@@ -1,9 +1,9 @@
-/* requests/image_embedding.c: requests for vectors of images; image_embedding.def has their fields. */
+/* requests/image_embedding.c: image embedding requests; image_embedding.def lists their fields. */
 #include "models/requests/build.h"
 
 #define MP_SCHEMA "models/requests/image_embedding.def"
 
-/* Eight bytes at a time: an image is hundreds of kilobytes. */
+/* Hash eight bytes at a time, because an image has hundreds of kilobytes. */
 static uint64_t image_fingerprint(const mp_request *base) {
     const mp_image_embedding_request *request = (const mp_image_embedding_request *)base;
     uint64_t hash = mp_mix(MP_MIX_START, request->sizes, (size_t)request->n_images * 2 * sizeof *request->sizes);

@@ -39,10 +39,10 @@
 #include <math.h>
 #include <stdint.h>
 
-/* Items of an array of the struct that `from` points to. */
+/* Number of items of an array in the struct that `from` points to. */
 #define MP_ITEMS(from, times, count, plus) ((size_t)(times) * (size_t)(from)->count + (size_t)(plus))
 
-/* A condition between bounds that may be floating. Clang accepts such constants in initialisers only. */
+/* Compile-time check of bounds that may be floating. Clang accepts such constants in initialisers only. */
 #ifdef __clang__
 #define MP_ASSERT_BOUNDS(holds, text)                      \
     {                                                      \
@@ -53,7 +53,7 @@
 #define MP_ASSERT_BOUNDS(holds, text) _Static_assert(holds, text);
 #endif
 
-/* A bound is a value of the type of an array's items. */
+/* True if the bound is a value of the items' type. */
 #define MP_ITEM_BOUND_float(bound)   1
 #define MP_ITEM_BOUND_uint8_t(bound) ((uint8_t)(bound) == (bound))
 #define MP_ITEM_BOUND_int32_t(bound) ((int32_t)(bound) == (bound))

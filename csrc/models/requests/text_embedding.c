@@ -1,4 +1,4 @@
-/* requests/text_embedding.c: requests for vectors of texts; text_embedding.def has their fields. */
+/* requests/text_embedding.c: text embedding requests; text_embedding.def lists their fields. */
 #include "models/requests/build.h"
 
 #define MP_SCHEMA "models/requests/text_embedding.def"
@@ -31,8 +31,8 @@ static mp_status check_embed(const mp_embedding_args *args, mp_error *error) {
     MP_TRY(mp_check_range("offsets[0]", args->offsets[0], 0, 0, error));
     for (int32_t t = 0; t < args->n_texts; t++)
         if (args->offsets[t + 1] < args->offsets[t])
-            return mp_fail(error, MP_INVALID_ARGUMENT, "offsets[%d] is %lld, below the one before", t + 1,
-                           (long long)args->offsets[t + 1]);
+            return mp_fail(error, MP_INVALID_ARGUMENT, "offsets[%d] is %lld, allowed: no less than its predecessor",
+                           t + 1, (long long)args->offsets[t + 1]);
     if (args->offsets[args->n_texts] != args->n_tokens)
         return mp_fail(error, MP_INVALID_ARGUMENT, "offsets ends at %lld, but there are %lld ids",
                        (long long)args->offsets[args->n_texts], (long long)args->n_tokens);

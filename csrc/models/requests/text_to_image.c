@@ -1,4 +1,4 @@
-/* requests/text_to_image.c: requests for generated images; text_to_image.def has their fields. */
+/* requests/text_to_image.c: image generation requests; text_to_image.def lists their fields. */
 #include <stdatomic.h>
 
 #include "models/requests/build.h"
@@ -10,37 +10,37 @@ static void free_output(mp_image_generation_request *request) {
     mp_request_charge_outputs(&request->base, 0);
 }
 
-static void draw_destroy(mp_request *base) {
+static void t2i_destroy(mp_request *base) {
     mp_image_generation_request *request = (mp_image_generation_request *)base;
     free_output(request);
 #include "models/requests/passes/free.def"
     mp_free(request);
 }
 
-static uint64_t draw_fingerprint(const mp_request *base) {
+static uint64_t t2i_fingerprint(const mp_request *base) {
     const mp_image_generation_request *call = (const mp_image_generation_request *)base;
     const int32_t sizes[] = {call->width, call->height, call->n_steps, call->n_texts};
     uint64_t hash = mp_mix(MP_MIX_START, sizes, sizeof sizes);
     for (int t = 0; t < call->n_texts; t++)
-        for (int e = 0; e < MP_DRAW_ENCODERS; e++)
+        for (int e = 0; e < MP_T2I_ENCODERS; e++)
             hash = mp_mix(hash, call->ids[t][e], (size_t)call->n_ids[e] * sizeof(int32_t));
     return mp_mix_end(mp_mix(hash, call->noise, (size_t)call->n_noise * sizeof(float)));
 }
 
-static void draw_usage(const mp_request *base, uint64_t *in, uint64_t *out) {
+static void t2i_usage(const mp_request *base, uint64_t *in, uint64_t *out) {
     const mp_image_generation_request *call = (const mp_image_generation_request *)base;
     *in = 0;
-    for (int e = 0; e < MP_DRAW_ENCODERS; e++)
+    for (int e = 0; e < MP_T2I_ENCODERS; e++)
         *in += (uint64_t)call->n_ids[e] * (uint64_t)call->n_texts;
     *out = (uint64_t)atomic_load_explicit(&call->images_done, memory_order_relaxed);
 }
 
-static bool draw_seen(const mp_request *base) {
+static bool t2i_seen(const mp_request *base) {
     const mp_image_generation_request *call = (const mp_image_generation_request *)base;
     return atomic_load_explicit(&call->previews_done, memory_order_relaxed) > 0;
 }
 
-static mp_status check_draw(const mp_image_generation_args *args, mp_error *error) {
+static mp_status check_t2i(const mp_image_generation_args *args, mp_error *error) {
 #include "models/requests/passes/check.def"
     return MP_OK;
 }
@@ -48,21 +48,21 @@ static mp_status check_draw(const mp_image_generation_args *args, mp_error *erro
 mp_status mp_image_generation_request_create(const mp_image_generation_args *args, mp_image_generation_request **out,
                                              mp_error *error) {
     *out = NULL;
-    MP_TRY(check_draw(args, error));
+    MP_TRY(check_t2i(args, error));
     mp_image_generation_request *to = mp_alloc_zeroed(sizeof *to, MP_TAG_REQUEST);
     if (!to)
         return mp_fail_memory(error, sizeof *to, "a request");
     bool ok = true;
     uint64_t *bytes = &to->base.bytes;
     to->base = (mp_request){.capability = MP_TEXT_TO_IMAGE,
-                         .destroy = draw_destroy,
-                         .fingerprint = draw_fingerprint,
-                         .usage = draw_usage,
-                         .seen = draw_seen,
+                         .destroy = t2i_destroy,
+                         .fingerprint = t2i_fingerprint,
+                         .usage = t2i_usage,
+                         .seen = t2i_seen,
                          .bytes = sizeof *to};
 #include "models/requests/passes/copy.def"
     if (!ok) {
-        draw_destroy(&to->base);
+        t2i_destroy(&to->base);
         return mp_fail_memory(error, (uint64_t)args->n_noise * sizeof(float), "a request");
     }
     *out = to;
@@ -72,7 +72,7 @@ mp_status mp_image_generation_request_create(const mp_image_generation_args *arg
 mp_status mp_image_generation_request_output(mp_image_generation_request *request, mp_error *error) {
     bool ok = true;
     uint64_t bytes = 0;
-    /* the preview of the last step is the image itself */
+    /* the image itself replaces the preview of its last step */
     request->n_previews = request->preview_every ? (request->n_steps - 1) / request->preview_every : 0;
 #include "models/requests/passes/output_bytes.def"
     if (request->base.output_bytes == bytes)

@@ -1,5 +1,5 @@
-/* requests/text_to_text.c: requests for texts, with images or without; text_to_text.def, sampling.def and
- * text_images.def have their fields. */
+/* requests/text_to_text.c: text requests, with images or without; text_to_text.def, sampling.def and text_images.def
+ * list their fields. */
 #include <stdatomic.h>
 
 #include "models/requests/build.h"
@@ -12,7 +12,7 @@ static void free_images(mp_text_images *request) {
 #include "models/requests/passes/free.def"
 }
 
-/* Runs one after the other within the prompt, which divide all tiles among themselves. */
+/* Check that runs are in order within the prompt, and that together they use each tile once. */
 static mp_status check_images(const mp_text_image_args *args, int32_t n_prompt, mp_error *error) {
 #include "models/requests/passes/check.def"
     int64_t end = 0, tiles = 0, rows = 0;
@@ -135,7 +135,7 @@ static mp_status check_text(const mp_text_args *args, mp_error *error) {
     return check_images(&args->images, args->n_prompt, error);
 }
 
-/* All bits in one piece, which the first one's pointer frees. */
+/* Allocate the bits of all masks at once; the first mask's pointer owns them. */
 static bool make_masks(mp_text_request *call, const void *mask, int64_t mask_bytes, uint64_t *bytes) {
     size_t size = (size_t)mask_bytes, n = (size_t)call->n_choices;
     if (size == 0)
@@ -196,7 +196,7 @@ mp_status mp_text_request_create(const mp_text_args *args, mp_text_request **out
     return MP_OK;
 }
 
-/* How many tokens' records there is to be memory for. */
+/* Compute the number of tokens whose records get memory. */
 static mp_status size_capture(const mp_text_request *call, int32_t *tokens, mp_error *error) {
     const mp_capture *capture = &call->capture;
     int32_t records = mp_capture_records(capture);
@@ -209,7 +209,7 @@ static mp_status size_capture(const mp_text_request *call, int32_t *tokens, mp_e
 }
 
 mp_status mp_text_request_output(mp_text_request *request, uint32_t max_token_bytes, mp_error *error) {
-    enum { GROWN = 3, REST = 8 }; /* bytes of U+FFFD; an unfinished character at the end */
+    enum { GROWN = 3, REST = 8 }; /* U+FFFD has 3 bytes; an incomplete character at the end */
     const mp_sampling *s = &request->sampling;
     size_t tokens = (size_t)s->max_tokens, k = s->logprobs > 0 ? (size_t)s->logprobs : 0;
     if (request->base.output_bytes > 0) {
@@ -218,8 +218,8 @@ mp_status mp_text_request_output(mp_text_request *request, uint32_t max_token_by
                     request->output_layers == request->capture.layers;
         if (fits && (same || (!request->want_prompt_logits && request->capture.values == 0)))
             return MP_OK;
-        if (text_seen(&request->base)) /* it may be read now */
-            return mp_fail(error, MP_MODEL, "the answer was begun by a model of other sizes");
+        if (text_seen(&request->base)) /* a caller may be reading it */
+            return mp_fail(error, MP_MODEL, "a model of other sizes has begun this completion");
         free_output(request);
     }
     bool ok = true;

@@ -289,7 +289,7 @@ def test_refusals(pool: mpool.Pool, flux: str, sd3: str) -> None:
     refused(flux, "max_sequence_length is 513, allowed: 1 to 512", max_sequence_length=513)
     refused(flux, "`compute` must be one of .*, got 'float8'", compute="float8")
     refused(flux, "stream is 1", stream=1)
-    with pytest.raises(errors.Unsupported, match="int8 is not a class that pictures are computed in"):
+    with pytest.raises(errors.Unsupported, match="compute is int8, which image generation does not support"):
         pool.generate_image("a cat", flux, compute="int8", **SMALL)
     with pytest.raises(errors.WrongCapability, match="is a model of text_to_image, not text_to_text"):
         pool.generate("a cat", flux)

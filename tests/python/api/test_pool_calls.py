@@ -31,7 +31,7 @@ class Spy:
     def __getattr__(self, name: str) -> Any:
         method = getattr(self.registry, name)
         if name not in ("embed", "submit_embed", "submit_text", "embed_images", "submit_images",
-                        "submit_draw"):
+                        "submit_image_generation"):
             return method
 
         def noted(*args: Any, **keywords: Any) -> Any:

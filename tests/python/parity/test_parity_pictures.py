@@ -189,7 +189,7 @@ def test_preview_is_what_the_step_foresees(tmp_path: Path) -> None:
             compute="float32"), keep=True)
         ticket = request.submit(None)
         ticket.wait()
-        assert ticket.drawn() == (STEPS, STEPS - 1, 1, STEPS - 1)
+        assert ticket.image_progress() == (STEPS, STEPS - 1, 1, STEPS - 1)
         states = np.concatenate([request.noise[0][None], ticket.pictures()["history"][0]])
         for step in range(STEPS - 1):
             velocity = (states[step + 1] - states[step]) / (request.sigmas[step + 1] - request.sigmas[step])
