@@ -165,7 +165,8 @@ MP_TEST(isolation_completions_end_where_their_masks_allow) {
         const char *why;
     } rows[] = {{END + 1, {0, 0, MP_FINISH_EOS, -1}, ""},      {STOP_ID, {0, 0, MP_FINISH_STOP, 0}, ""},
                 {STOP_ID, {0, 0, MP_FINISH_EOS, -1}, "allow"}, {END, {0, 0, MP_FINISH_STOP, 0}, "allow"},
-                {END, {1, END, MP_FINISH_NONE, -1}, "after an end"}, {-1, {0, 0, MP_FINISH_EOS, -1}, "before its mask"}};
+                {END, {1, END, MP_FINISH_NONE, -1}, "after an end"},
+                {-1, {0, 0, MP_FINISH_EOS, -1}, "before its mask"}};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         static masked_scene m;
         begin(&m, 1, true, false);
