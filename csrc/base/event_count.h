@@ -76,8 +76,8 @@ void mp_event_count_park(mp_event_count *self, uint32_t seen);
  * (0 = none), or spuriously. */
 void mp_event_count_wait(mp_event_count *self, mp_mutex *lock, const mp_spin_rule *rule, uint64_t deadline_ns);
 
-/* The same for an event count in memory that processes share (base/shared_memory.h). park_shared waits once, at most
- * timeout_ns, and may return spuriously: the other process may be dead or hostile. */
+/* The same for an event count in memory that processes share (base/shared_memory.h). mp_event_count_park_shared waits
+ * once, at most timeout_ns, and may return spuriously: the other process may be dead or hostile. */
 static inline void mp_event_count_notify_shared(mp_event_count *self) {
     atomic_fetch_add_explicit(&self->count, 1, memory_order_seq_cst);
     if (atomic_load_explicit(&self->sleepers, memory_order_seq_cst))

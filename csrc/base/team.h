@@ -56,8 +56,8 @@ mp_status mp_team_create(int helpers, mp_team **team, mp_error *error);
 void mp_team_destroy(mp_team *team); /* joins the helpers; no lease may be held; NULL is legal */
 int mp_team_size(const mp_team *team); /* helpers + 1 */
 
-/* Lease up to `want` threads (>= 1), the caller's included: takes the helpers that are free now and never waits.
- * lease->lanes says how many. `team` may be NULL: one thread. */
+/* Lease up to `want` threads (>= 1), the caller's included: takes the helpers that are free now and never waits. Sets
+ * lease->threads to the number. `team` may be NULL: one thread. */
 void mp_team_lease(mp_team *team, int want, mp_lease *lease);
 /* The same with a number of threads per place, thread 0 at the first. Prefers helpers that last worked there. */
 void mp_team_lease_at(mp_team *team, const mp_team_place *places, int count, mp_lease *lease);
@@ -75,7 +75,7 @@ bool mp_lease_poll(mp_lease *lease);
 void mp_team_barrier(const mp_team_thread *thread);
 /* A region of the calling thread alone, for code that needs a region but no team. */
 static inline mp_team_thread mp_team_single(void) { return (mp_team_thread){0, 1, 0}; }
-/* Split [0, n) into lane->count contiguous ranges whose inner ends are multiples of `grain`; the range of this thread
+/* Split [0, n) into thread->count contiguous ranges whose inner ends are multiples of `grain`; the range of this thread
  * is [*begin, *end). */
 void mp_team_split(const mp_team_thread *thread, int64_t n, int64_t grain, int64_t *begin, int64_t *end);
 

@@ -48,7 +48,7 @@ static inline bool has_moved(void *arg) {
     return atomic_load_explicit(watch->position, memory_order_acquire) != watch->seen;
 }
 
-/* Wait until *position is not `seen`. Returns false when `look` ended the wait. */
+/* Wait until *position is not `seen`. Returns false when the channel's `poll` ended the wait. */
 static bool wait_for(mp_channel *channel, _Atomic uint64_t *position, uint64_t seen, bool spin) {
     position_watch watch = {position, seen};
     if (mp_spin(has_moved, &watch, spin ? channel->spin_ns : 0, NULL, NULL))

@@ -9,7 +9,7 @@
  * channel for good.
  *
  * A side waits by spinning, then parking on its own event count, which the other side notifies after each frame written
- * and read. It parks for at most poll_ns, since a dead process never notifies, and then calls `look`, which may end the
+ * and read. It parks for at most poll_ns, since a dead process never notifies, and then calls `poll`, which may end the
  * wait.
  *
  * One thread per side. */

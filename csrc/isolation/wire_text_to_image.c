@@ -167,7 +167,7 @@ static bool t2i_get_results(mp_wire_in *in, const mp_item *item, uint32_t amount
 }
 
 /* Between two steps, previews or images lie as many engine steps as a network has blocks; before the first, as many as
- * all text encoders have. Only the parent's model knows that number, but an upper bound suffices. */
+ * all text encoders have. The parent's model knows that number, but an upper bound suffices. */
 static uint64_t t2i_most_idle(const mp_request *call) {
     (void)call;
     return 1 << 16;
@@ -186,8 +186,8 @@ static void t2i_publish(mp_item *item, void *note, uint64_t began_ns, uint64_t n
 }
 
 static void t2i_close(mp_item *item) { (void)item; }
-
-const mp_request_wire mp_wire_text_to_image = {
+                      
+                      const mp_request_wire mp_wire_text_to_image = {
     .check = t2i_check,
     .note_bytes = t2i_bytes,
     .put_call = t2i_put_call,

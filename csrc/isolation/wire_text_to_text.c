@@ -20,7 +20,7 @@ typedef struct choice_note { /* a completion: what was sent or received so far *
 
 typedef struct text_note {
     uint32_t cursor, cached;
-    uint32_t stands; /* cursor of this process; it starts at 0 when the process takes the request over */
+    uint32_t local_cursor; /* cursor of this process; it starts at 0 when the process takes the request over */
     bool prompt_done;
     uint32_t captured; /* tokens whose records were sent or received */
     choice_note choice[];
@@ -443,9 +443,9 @@ static bool text_get_results(mp_wire_in *in, const mp_item *item, uint32_t amoun
     /* A process that takes a request over prefills again. Its lower cursor is no step back, and progress counts
      * once. */
     uint32_t cursor = mp_get_count(in, item->total, "a request's progress is past its end");
-    bool moved = cursor > note->stands;
+    bool moved = cursor > note->local_cursor;
     note->cursor = cursor > note->cursor ? cursor : note->cursor;
-    note->stands = moved ? cursor : note->stands;
+    note->local_cursor = moved ? cursor : note->local_cursor;
     note->cached = mp_get_count(in, (uint32_t)call->n_prompt, "more tokens are cached than the prompt has");
     uint8_t prompt_done = mp_get_u8(in);
     if (prompt_done > 1 || prompt_done < note->prompt_done)

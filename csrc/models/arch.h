@@ -23,8 +23,8 @@ typedef enum mp_encoder_flag { /* without MP_ENCODER_BIAS, a linear layer or nor
     MP_ENCODER_ALIBI = 1 << 10, /* attention scores fall linearly with distance, with one slope for each head */
     MP_ENCODER_LATENTS = 1 << 11,          /* tokens attend to learned latent vectors before pooling */
     MP_ENCODER_QUERY_NORMS = 1 << 12,      /* queries and keys are normed over all heads together */
-    MP_ENCODER_INPUT_TWICE = 1 << 13,      /* the layer input is added to the normed attention output, and the sum is
-                                            * normed */
+    MP_ENCODER_INPUT_TWICE = 1 << 13,      /* after the norm of the attention sublayer the layer input is
+                                           * added again, and the sum is normed */
 } mp_encoder_flag;
 
 typedef enum mp_decoder_flag {

@@ -29,14 +29,14 @@ bool mp_capability_from_name(const char *name, mp_capability *capability);
 
 typedef struct mp_request {
     mp_capability capability;
-    void (*destroy)(struct mp_request *call); /* frees the whole chain */
+    void (*destroy)(struct mp_request *request); /* frees the whole chain */
     /* Returns a hash of the request's inputs: equal requests have equal hashes, and it is never 0. NULL: no hash. */
-    uint64_t (*fingerprint)(const struct mp_request *call);
+    uint64_t (*fingerprint)(const struct mp_request *request);
     /* Reports the units consumed and produced so far (tokens, images). NULL: not counted. */
-    void (*usage)(const struct mp_request *call, uint64_t *in, uint64_t *out);
+    void (*usage)(const struct mp_request *request, uint64_t *in, uint64_t *out);
     /* Returns true if the caller may have seen part of the result: such a request is not restarted after a worker
      * fault. NULL: nothing is visible before the end. Thread-safe. */
-    bool (*seen)(const struct mp_request *call);
+    bool (*seen)(const struct mp_request *request);
     /* The request resumes from its current state after a worker fault, as it does after a preemption. It may, because
      * its state holds completed steps only, a failed step leaves the state unchanged, and the rest of the result
      * depends on that state alone. */
@@ -45,9 +45,9 @@ typedef struct mp_request {
     uint64_t output_bytes; /* part of `bytes`: the outputs */
     bool tolerant;  /* the caller expects NaN and handles it: NaN is then no fault of the model's workers */
 } mp_request;
-static inline void mp_request_destroy(mp_request *call) {
-    if (call)
-        call->destroy(call);
+static inline void mp_request_destroy(mp_request *request) {
+    if (request)
+        request->destroy(request);
 }
 /* Publishes the count of complete results to readers. The count never decreases, also when the request is tried
  * again. */
@@ -72,11 +72,11 @@ typedef struct mp_embedding_request {
 #undef MP_SCHEMA
 
 /* Copies `args`. INVALID_ARGUMENT outside of the schema's bounds. */
-mp_status mp_embedding_request_create(const mp_embedding_args *args, mp_embedding_request **call, mp_error *error);
+mp_status mp_embedding_request_create(const mp_embedding_args *args, mp_embedding_request **request, mp_error *error);
 /* Allocates the outputs once the model's width is known. Reallocates them if a replacement model has another width. */
-mp_status mp_embedding_request_output(mp_embedding_request *call, int32_t width, mp_error *error);
-static inline int64_t mp_embedding_request_rows(const mp_embedding_request *call) { /* number of result vectors */
-    return call->output == MP_EMBED_TOKENS ? call->n_tokens : call->n_texts;
+mp_status mp_embedding_request_output(mp_embedding_request *request, int32_t width, mp_error *error);
+static inline int64_t mp_embedding_request_rows(const mp_embedding_request *request) { /* number of result vectors */
+    return request->output == MP_EMBED_TOKENS ? request->n_tokens : request->n_texts;
 }
 
 /* ---- image_embedding ------------------------------------------------------------------------------------------- */
@@ -98,14 +98,14 @@ typedef struct mp_image_embedding_request {
 #undef MP_SCHEMA
 
 /* Copies `args`. INVALID_ARGUMENT outside of the schema's bounds, or if `sizes` do not match the number of bytes. */
-mp_status mp_image_embedding_request_create(const mp_image_embedding_args *args, mp_image_embedding_request **call,
+mp_status mp_image_embedding_request_create(const mp_image_embedding_args *args, mp_image_embedding_request **request,
                                             mp_error *error);
 /* Allocates the outputs once the model's rows and width are known. Reallocates them if a replacement model differs. */
-mp_status mp_image_embedding_request_output(mp_image_embedding_request *call, int64_t n_rows, int32_t width,
+mp_status mp_image_embedding_request_output(mp_image_embedding_request *request, int64_t n_rows, int32_t width,
                                             mp_error *error);
 /* number of result vectors */
-static inline int64_t mp_image_embedding_request_rows(const mp_image_embedding_request *call) {
-    return call->output == MP_EMBED_TOKENS ? call->n_rows : call->n_images;
+static inline int64_t mp_image_embedding_request_rows(const mp_image_embedding_request *request) {
+    return request->output == MP_EMBED_TOKENS ? request->n_rows : request->n_images;
 }
 
 /* ---- text_to_text ---------------------------------------------------------------------------------------------- */
@@ -213,15 +213,15 @@ typedef struct mp_text_request {
 #undef MP_SCHEMA
 
 /* Copies `args`. INVALID_ARGUMENT outside of the schema's bounds. */
-mp_status mp_text_request_create(const mp_text_args *args, mp_text_request **call, mp_error *error);
+mp_status mp_text_request_create(const mp_text_args *args, mp_text_request **request, mp_error *error);
 /* Sets the mask for token `index` of a completion, which must be the next one; `mask_bytes` must equal the size given
  * at creation. One thread at a time for each completion. Wake the worker afterwards (mp_ticket_wake). INVALID_ARGUMENT:
  * no such completion, a completion without masks, or another size. */
-mp_status mp_text_request_mask(mp_text_request *call, int choice, uint32_t index, const void *mask, int64_t mask_bytes,
-                            mp_error *error);
+mp_status mp_text_request_mask(mp_text_request *request, int choice, uint32_t index, const void *mask,
+                               int64_t mask_bytes, mp_error *error);
 /* Returns the mask for token `index` of a completion, or NULL if it has not been set yet. */
-static inline const uint32_t *mp_text_request_mask_at(const mp_text_request *call, int choice, uint32_t index) {
-    const mp_token_mask *mask = &call->masks[choice];
+static inline const uint32_t *mp_text_request_mask_at(const mp_text_request *request, int choice, uint32_t index) {
+    const mp_token_mask *mask = &request->masks[choice];
     return __atomic_load_n((const uint32_t *)&mask->ready, __ATOMIC_ACQUIRE) == index + 1 ? mask->bits : NULL;
 }
 /* Allocates the outputs once the model is known: tokens, alternatives and text of every completion, and prompt_logits
@@ -231,7 +231,7 @@ static inline const uint32_t *mp_text_request_mask_at(const mp_text_request *cal
  * A queued request is checked again if its model was replaced. Outputs that do not fit the new model are reallocated;
  * the call fails with MODEL if a completion already has tokens. A running request continues over a reload of the same
  * files, because they give the same sizes (mp_spec_same_file). */
-mp_status mp_text_request_output(mp_text_request *call, uint32_t max_token_bytes, mp_error *error);
+mp_status mp_text_request_output(mp_text_request *request, uint32_t max_token_bytes, mp_error *error);
 
 /* ---- text_to_image --------------------------------------------------------------------------------------------- */
 
@@ -255,23 +255,23 @@ typedef struct mp_image_generation_request {
 #undef MP_SCHEMA
 
 /* Copies `args`. INVALID_ARGUMENT outside of the schema's bounds. */
-mp_status mp_image_generation_request_create(const mp_image_generation_args *args, mp_image_generation_request **call,
-                                             mp_error *error);
+mp_status mp_image_generation_request_create(const mp_image_generation_args *args,
+                                             mp_image_generation_request **request, mp_error *error);
 /* Allocates the results once channels ... pooled_width are known. Reallocates them if a replacement model differs. */
-mp_status mp_image_generation_request_output(mp_image_generation_request *call, mp_error *error);
+mp_status mp_image_generation_request_output(mp_image_generation_request *request, mp_error *error);
 /* Number of previews due once `cursor` units are done. Units are the denoising steps of all images, image after image,
  * and then the decoding of each image. Previews are made in the order of their steps, each after its step. */
-int32_t mp_image_generation_previews_due(const mp_image_generation_request *call, uint32_t cursor);
-static inline uint32_t mp_image_generation_steps(const mp_image_generation_request *call) {
-    return (uint32_t)(call->n_images * call->n_steps);
+int32_t mp_image_generation_previews_due(const mp_image_generation_request *request, uint32_t cursor);
+static inline uint32_t mp_image_generation_steps(const mp_image_generation_request *request) {
+    return (uint32_t)(request->n_images * request->n_steps);
 }
 /* floats of one image's latents */
-static inline int64_t mp_image_generation_latents(const mp_image_generation_request *call) {
-    return (int64_t)call->channels * call->high * call->wide;
+static inline int64_t mp_image_generation_latents(const mp_image_generation_request *request) {
+    return (int64_t)request->channels * request->high * request->wide;
 }
 /* components of one image */
-static inline int64_t mp_image_generation_pixels(const mp_image_generation_request *call) {
-    return (int64_t)call->width * call->height * 3;
+static inline int64_t mp_image_generation_pixels(const mp_image_generation_request *request) {
+    return (int64_t)request->width * request->height * 3;
 }
 
 #endif

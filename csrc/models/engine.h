@@ -23,7 +23,7 @@ typedef enum mp_outcome {
 
 typedef struct mp_item {
     void *ticket;     /* owned by the registry; engines never access it */
-    mp_request *call;    /* request and result */
+    mp_request *call; /* request and result */
     uint8_t priority; /* 0 = most urgent */
     uint8_t service_class; /* 0 interactive, 1 bulk */
     uint32_t tenant;
@@ -134,7 +134,7 @@ typedef struct mp_model_ops {
     /* Checks whether the model can serve the request, predicts its cost, and fills in result sizes (embedding width).
      * Thread-safe. Never returns FORMAT; errors of the caller are INVALID_ARGUMENT, CONTEXT_OVERFLOW and
      * UNSUPPORTED. */
-    mp_status (*check)(const mp_model *model, mp_request *call, uint64_t *cost_ns, uint32_t *total, mp_error *error);
+    mp_status (*check)(const mp_model *model, mp_request *request, uint64_t *cost_ns, uint32_t *total, mp_error *error);
     /* Returns true if the files are still present and unchanged. */
     bool (*healthy)(const mp_model *model);
     uint64_t (*bytes)(const mp_model *model); /* anonymous memory held */

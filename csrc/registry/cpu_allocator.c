@@ -30,7 +30,7 @@ struct mp_cpu_allocator {
     int threads;
     bool process_wide;
     mp_topology topology;
-    int capacity[MP_NODES_MAX]; /* CPUs of each node; their sum is at least `lanes` */
+    int capacity[MP_NODES_MAX]; /* CPUs of each node; their sum is at least `threads` */
     _Atomic int references; /* one per pin, and one of all users together */
     mp_mutex lock;
     /* guarded by: lock */
@@ -48,9 +48,9 @@ struct mp_cpu_allocator {
     /* a fork holds the lock; several registries may share the allocator, and the hook of the first one counts */
     bool forking;
     /* written under lock, read without it as a hint */
-    _Atomic int used;    /* CPUs leased; 0 <= used <= lanes */
+    _Atomic int used;    /* CPUs leased; 0 <= used <= threads */
     _Atomic int waiting; /* in the list */
-    _Atomic int together; /* 1 <= together <= lanes */
+    _Atomic int together; /* 1 <= together <= threads */
     /* counters */
     _Atomic int runnable; /* workers between mp_cpu_allocator_enter and mp_cpu_allocator_leave */
     _Atomic int spinning; /* threads that spin on a CPU that no lease computes on */

@@ -18,7 +18,7 @@
 
 typedef struct mp_cpu_allocator mp_cpu_allocator;
 
-/* Opens the process's allocator (`lanes` 0: MPOOL_THREADS, or the CPUs that the process may use), or a private one.
+/* Opens the process's allocator (`threads` 0: MPOOL_THREADS, or the CPUs that the process may use), or a private one.
  * Starts no thread before the first lease of more than one CPU. */
 mp_status mp_cpu_allocator_open(int threads, mp_cpu_allocator **allocator, mp_error *error);
 /* Opens a private one on the given machine, for tests. */
@@ -35,7 +35,7 @@ int mp_cpu_allocator_leased(mp_cpu_allocator *allocator);
 /* Returns the number of nodes; fills in their CPUs and how many of them are leased. Fills at most MP_NODES_MAX rows. */
 int mp_cpu_allocator_nodes(mp_cpu_allocator *allocator, int *threads, int *leased);
 
-/* Chooses the home of a new worker, from 0 on; unsettle gives it up. */
+/* Chooses the home of a new worker, from 0 on; mp_cpu_allocator_release_home gives it up. */
 int mp_cpu_allocator_assign_home(mp_cpu_allocator *allocator);
 void mp_cpu_allocator_release_home(mp_cpu_allocator *allocator, int home);
 /* Returns the system's number of a home, for display; -1 if there is only one node. */

@@ -149,7 +149,7 @@ void mp_dispatch_take(mp_entry *entry, mp_worker *worker) {
     }
     if (!worker->fresh_count)
         return;
-    worker->lean = false;
+    worker->caches_freed = false;
     mp_entry_notify_room(entry);
 }
 

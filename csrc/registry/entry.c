@@ -355,7 +355,7 @@ void mp_entry_value(mp_entry *entry, mp_eviction *value) {
     for (int i = 0; i < entry->worker_count; i++) {
         const mp_worker *worker = entry->workers[i];
         bytes += worker->held_bytes;
-        if (mp_worker_idles(worker) && !worker->lean)
+        if (mp_worker_idles(worker) && !worker->caches_freed)
             *(worker->trim ? &trimming : &caches) += worker->held_bytes;
         if (worker->idle_since_ns > newest_ns)
             newest_ns = worker->idle_since_ns;
@@ -399,7 +399,7 @@ uint64_t mp_entry_trim(mp_entry *entry) {
     mp_mutex_lock(&entry->lock);
     for (int i = 0; i < entry->worker_count; i++) {
         mp_worker *worker = entry->workers[i];
-        if (!mp_worker_idles(worker) || worker->lean || worker->trim)
+        if (!mp_worker_idles(worker) || worker->caches_freed || worker->trim)
             continue;
         told += worker->held_bytes;
         worker->trim = true;
@@ -517,7 +517,7 @@ void mp_entry_join(mp_entry *entry, uint64_t deadline_ns) {
     free_loader(&loader);
 }
 
-/* --- what the registry shows --- */
+/* --- state for display --- */
 
 /* Must hold the lock. The words are those of mp_entry_info.state. */
 static const char *state_of(const mp_entry *entry) {

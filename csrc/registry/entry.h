@@ -28,7 +28,7 @@
 #include "registry/worker.h"
 
 /* The state of an entry is four independent machines. All are guarded by the entry's lock. mp_entry_set_shutdown,
- * _removal, _unload and _health change them and refuse every arrow that is not drawn (state_machine.h).
+ * _removal, _unload and _health change them and refuse every transition without an arrow (state_machine.h).
  *
  * shutdown: the registry closes.
  *
@@ -154,8 +154,8 @@ struct mp_entry {
     uint64_t answered; /* completed since the model was loaded */
     /* Running means of a step's duration divided by its predicted cost; 0 = unknown. */
     double pace, full_pace; /* over all steps; over full steps, which had to leave some item out */
-    uint64_t units_in, units_out; /* tokens and images, read and written by completed requests */
-    mp_histogram latency; /* of completed requests, from submit to completion */
+    uint64_t units_in, units_out; /* tokens and images that completed requests took in and gave out */
+    mp_histogram latency; /* from submit to completion of completed requests */
     mp_status last_error;
     struct mp_entry *close_next; /* links the entries while the registry closes */
 
@@ -218,7 +218,7 @@ void mp_entry_quit(mp_entry *entry);                        /* cancels all that 
 /* Waits for the workers until the deadline and abandons those that have not left by then. Frees loader and model. */
 void mp_entry_join(mp_entry *entry, uint64_t deadline_ns);
 void mp_entry_fork_child(mp_entry *entry);
-/* See audit.h. Adds the compute threads that the workers hold to *lanes. */
+/* See audit.h. Adds the compute threads that the workers hold to *threads. */
 mp_status mp_entry_audit(mp_entry *entry, int *threads, bool (*is_held)(const mp_mutex *mutex), mp_error *error);
 
 /* --- entry_state.c; must hold the lock. Each setter refuses an illegal transition (state_machine.h) --- */

@@ -1,4 +1,4 @@
-/* entry_state.c: the four state machines of an entry. entry.h draws them and says what each state means. */
+/* entry_state.c: the four state machines of an entry. entry.h has their diagrams and the meaning of each state. */
 #include "registry/entry.h"
 
 #define TO(state) (1u << MP_SHUTDOWN_##state)

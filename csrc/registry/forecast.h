@@ -21,8 +21,8 @@
 #define MP_FORECAST_BUSY         0.7 /* target share of a worker's time in steps */
 
 typedef struct mp_forecast {
-    uint64_t first_ns, last_ns; /* of the arrivals */
-    double weight;              /* of all arrivals, as of last_ns */
+    uint64_t first_ns, last_ns; /* first and last arrival */
+    double weight;              /* exponentially weighted arrivals, as of last_ns */
     double service_ns;          /* 0 = unknown */
 } mp_forecast;
 

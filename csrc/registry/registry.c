@@ -22,7 +22,7 @@
 #include "registry/events.h"
 #include "registry/upkeep.h"
 
-enum { MAX_THREADS = 1024 }; /* of the thread pool: one per worker, one for maintenance */
+enum { MAX_THREADS = 1024 }; /* limit of the thread pool: one per worker, one for maintenance */
 static const uint64_t MS = 1000 * 1000;
 /* After the grace period all work is cancelled. Steps and loads that have not ended this much later are abandoned. */
 static const uint64_t FORCE_NS = 2000ull * 1000 * 1000;

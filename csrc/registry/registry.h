@@ -132,7 +132,7 @@ typedef struct mp_entry_info {
     mp_policy policy;
     /* workers that serve; with active requests; abandoned ones whose threads have not returned */
     int workers, busy, dead, queued, running;
-    int waiting[MP_SERVICE_COUNT], capacity[MP_SERVICE_COUNT]; /* of the queue, per service class */
+    int waiting[MP_SERVICE_COUNT], capacity[MP_SERVICE_COUNT]; /* per service class: queued requests, and their limit */
     double arrivals; /* requests per second; 0 = unknown, or predictive scaling is off */
     int predicted;   /* workers predicted for them; 0 as above */
     bool pinned;
@@ -140,9 +140,9 @@ typedef struct mp_entry_info {
     uint64_t predicted_bytes; /* predicted size of the model before it was loaded */
     mp_worker_info worker[MP_WORKERS_MAX];
     int worker_count;
-    mp_histogram latency; /* of completed requests, from submit to completion */
-    uint64_t units_in, units_out; /* tokens and images that completed requests read and wrote */
-    mp_status last_error; /* of the last request that failed; MP_OK = none failed */
+    mp_histogram latency; /* from submit to completion of completed requests */
+    uint64_t units_in, units_out; /* tokens and images that completed requests took in and gave out */
+    mp_status last_error; /* the last error of a request; MP_OK = none failed */
     const mp_model *model; /* pinned while the visitor runs, or NULL */
 } mp_entry_info;
 /* Visits a snapshot of the entries, ordered by key. */
@@ -155,7 +155,7 @@ typedef struct mp_registry_stats {
 #define MP_METRIC(name, meaning) uint64_t name;
 #include "registry/metrics.def"
 #undef MP_METRIC
-    uint64_t threads_created, threads_joined; /* of the process */
+    uint64_t threads_created, threads_joined; /* counts of the process */
 } mp_registry_stats;
 void mp_registry_get_stats(mp_registry *registry, mp_registry_stats *stats);
 

@@ -32,7 +32,8 @@
  *   In EXHAUSTED both end the request.
  *
  * Ownership: the callers together hold one reference, the pool holds the other until the ticket is done. The last
- * reference frees ticket and call. The ticket keeps its entry alive, so that cancel always finds the entry's lock. */
+ * reference frees ticket and request. The ticket keeps its entry alive, so that cancel always finds the entry's
+ * lock. */
 #ifndef MP_REGISTRY_REQUEST_H
 #define MP_REGISTRY_REQUEST_H
 
@@ -104,7 +105,7 @@ struct mp_ticket {
     /* guarded by: lock */
     int waiters;
     uint64_t wait_at; /* progress that the first parked thread waits for; UINT64_MAX: the end, or no thread is parked */
-    mp_notice notice; /* of the first notifier (NULL if there is none); `also` links one notice per further notifier */
+    mp_notice notice; /* for the first notifier (NULL if there is none); `also` links one notice per further notifier */
 };
 
 static inline mp_ticket *mp_ticket_of_node(mp_queue_node *node) {

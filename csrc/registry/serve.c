@@ -168,7 +168,7 @@ static void wait_for_work(mp_worker *w, uint64_t until_ns) {
         mp_worker_set_state(w, MP_WORKER_IDLE);
     if (w->trim) {
         w->trim = false;
-        w->lean = true;
+        w->caches_freed = true;
         mp_mutex_unlock(&entry->lock);
         w->engine->ops->trim(w->engine);
         uint64_t held = mp_worker_bytes(w);
@@ -312,7 +312,7 @@ static bool reclaim_from_others(mp_worker *w) {
 static void block_admission(mp_worker *w, bool again) {
     w->memory_tight = true;
     /* it was trimmed already; otherwise two workers that pass a request back and forth would ask each other for ever */
-    w->lean = true;
+    w->caches_freed = true;
     w->retry_ns = again ? mp_sys_now_ns() + MEMORY_AGAIN_MS * MS : 0;
     mp_dispatch_wake_all(w->entry); /* requests with this worker as their home may go to the next one */
 }
@@ -610,7 +610,7 @@ static void count_work(mp_worker *w) {
 }
 
 /* Every active request waits for a grammar mask. A new mask, a new request and a cancellation wake the worker;
- * deadlines are polled every MASK_POLL_NS. `rung` was cleared before the plan checked the masks. Requests and
+ * deadlines are polled every MASK_POLL_NS. `woken` was cleared before the plan checked the masks. Requests and
  * cancellations that came after that did not wake this worker, as it was not waiting yet, so check for them here. */
 static void wait_for_masks(mp_worker *w) {
     mp_entry *entry = w->entry;

@@ -1,7 +1,7 @@
-/* state_machine.h: the states of one thing, and which of them may follow which.
+/* state_machine.h: transition tables, and the check that a transition is legal.
  *
- * The registry has seven machines. Each is drawn in the header of what has the state, and its table stands beside the
- * one function that changes that state:
+ * The registry has seven state machines. Each has a diagram in the header of the struct with the state. Its table is
+ * beside the one function that changes that state:
  *
  *   mp_entry.shutdown, .removal, .unload, .health     entry.h, entry_state.c
  *   mp_ticket.state, .retry                           request.h, request.c

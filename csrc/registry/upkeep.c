@@ -23,7 +23,7 @@ static bool goes_before(const mp_eviction *a, const mp_eviction *b, uint64_t byt
 typedef struct survey {
     mp_entry *best; /* the model to evict, or NULL */
     mp_eviction best_value;
-    uint64_t coming, possible; /* of models */
+    uint64_t coming, possible; /* bytes that evictions are freeing, and could free */
     uint64_t caches, loose;    /* caches of idle workers; the part of them whose models must not be evicted */
 } survey;
 

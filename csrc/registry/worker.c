@@ -64,7 +64,7 @@ void mp_resident_unpin(mp_resident *resident) {
     mp_free(resident);
 }
 
-/* --- signs of life --- */
+/* --- heartbeats --- */
 
 void mp_watch_reset(mp_watch *watch, uint64_t now_ns) { *watch = (mp_watch){.checked_ns = now_ns}; }
 

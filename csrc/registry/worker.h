@@ -77,7 +77,7 @@ typedef struct mp_worker {
     bool leave;                       /* told to leave once no request is active */
     bool concluding;                  /* another thread is abandoning it */
     bool trim;                        /* told to free caches and arenas */
-    bool lean;                        /* has freed them, and had no work since */
+    bool caches_freed;                /* has freed them, and had no work since */
     mp_ticket *active[MP_ACTIVE_MAX]; /* admitted or to be admitted; only the worker changes the list */
     int active_count;
     bool exclusive;   /* the active request must stay alone */
@@ -85,8 +85,8 @@ typedef struct mp_worker {
     int step_live;     /* items of the running step that are not cancelled */
     bool in_step;
     int threads;      /* compute threads leased; 0 = none, or taken from an abandoned worker */
-    mp_core_lease at; /* the leased CPUs; written before `lanes` and constant while it is not 0 */
-    bool moving;   /* it may lease more than `lanes` says, for a short time: do not abandon it now */
+    mp_core_lease at; /* the leased CPUs; written before `threads` and constant while it is not 0 */
+    bool moving;   /* it may lease more than `threads` says, for a short time: do not abandon it now */
     bool runnable; /* counted among the workers that share the CPUs */
     uint64_t idle_since_ns;
     uint64_t served, step_ns; /* requests that ended; time in steps, to compare workers */
@@ -96,7 +96,7 @@ typedef struct mp_worker {
     mp_watch watch;
 
     /* written by the worker or its engine, readable by any thread */
-    mp_progress progress;      /* of its load */
+    mp_progress progress;      /* progress of its load */
     _Atomic int step_cancelled; /* set when every item of the step is cancelled, and to cancel a load */
 
     /* used by the worker's thread only */

@@ -347,7 +347,7 @@ static void attn_attn_full(const mp_attn_full *a, int row0, int row1, void *scra
     int key0, key1, from, to;
     full_visible(a, row0, &key0, &to);
     full_visible(a, row1 - 1, &from, &key1);
-    key0 = key0 / MP_ATTN_PANEL * MP_ATTN_PANEL; /* so that lane = t mod 16 holds in the copy too */
+    key0 = key0 / MP_ATTN_PANEL * MP_ATTN_PANEL; /* keeps lane = t mod 16 true in the copy */
     full_copy(a, key0, key1 - key0, &plan, k, v);
 
     for (int block = row0; block < row1; block += plan.rows) { /* rows whose scores are kept */

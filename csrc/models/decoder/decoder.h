@@ -142,7 +142,7 @@ void mp_decoder_plan_pass(mp_decoder_pass *pass, const mp_decoder *model, const 
 void mp_decoder_forward(mp_decoder_pass *pass, const mp_team_thread *thread);
 
 mp_status mp_decoder_engine(mp_model *model, mp_budget *budget, mp_engine **engine, mp_error *error);
-mp_status mp_decoder_check(const mp_model *model, mp_request *call, uint64_t *cost_ns, uint32_t *total,
+mp_status mp_decoder_check(const mp_model *model, mp_request *request, uint64_t *cost_ns, uint32_t *total,
                            mp_error *error);
 
 #endif

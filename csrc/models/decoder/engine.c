@@ -31,44 +31,44 @@ static mp_status check_ids(const mp_decoder *model, const int32_t *ids, int32_t 
     return MP_OK;
 }
 
-mp_status mp_decoder_check(const mp_model *base, mp_request *call_base, uint64_t *cost_ns, uint32_t *total,
+mp_status mp_decoder_check(const mp_model *base, mp_request *request_base, uint64_t *cost_ns, uint32_t *total,
                            mp_error *error) {
     const mp_decoder *model = (const mp_decoder *)base;
-    mp_text_request *call = (mp_text_request *)call_base;
-    if (call->n_prompt < 1)
+    mp_text_request *request = (mp_text_request *)request_base;
+    if (request->n_prompt < 1)
         return mp_fail(error, MP_INVALID_ARGUMENT, "the prompt has no tokens");
-    if (call->n_prompt >= model->context) {
+    if (request->n_prompt >= model->context) {
         mp_fail(error, MP_CONTEXT_OVERFLOW,
-                "the prompt has %d tokens, the model takes at most %d including one generated token", call->n_prompt,
+                "the prompt has %d tokens, the model takes at most %d including one generated token", request->n_prompt,
                 model->context);
         if (error) {
-            snprintf(error->got, sizeof error->got, "%d", call->n_prompt);
+            snprintf(error->got, sizeof error->got, "%d", request->n_prompt);
             snprintf(error->allowed, sizeof error->allowed, "%d", model->context - 1);
         }
         return MP_CONTEXT_OVERFLOW;
     }
-    MP_TRY(check_ids(model, call->prompt, call->n_prompt, "token id", error));
-    MP_TRY(check_ids(model, call->bias_ids, call->n_bias, "logit_bias id", error));
-    MP_TRY(check_ids(model, call->stop_ids, call->n_stop_ids, "stop id", error));
+    MP_TRY(check_ids(model, request->prompt, request->n_prompt, "token id", error));
+    MP_TRY(check_ids(model, request->bias_ids, request->n_bias, "logit_bias id", error));
+    MP_TRY(check_ids(model, request->stop_ids, request->n_stop_ids, "stop id", error));
     if (model->vision)
-        MP_TRY(model->image_ops->check(model->vision, call, error));
-    else if (call->images.n_runs > 0)
+        MP_TRY(model->image_ops->check(model->vision, request, error));
+    else if (request->images.n_runs > 0)
         return mp_fail(error, MP_UNSUPPORTED, "the request has images, the model takes text only");
-    uint64_t rows = (uint64_t)call->n_prompt + (uint64_t)call->sampling.max_tokens * (uint64_t)call->n_choices;
+    uint64_t rows = (uint64_t)request->n_prompt + (uint64_t)request->sampling.max_tokens * (uint64_t)request->n_choices;
     *cost_ns = rows * atomic_load_explicit(&model->row_ns, memory_order_relaxed);
     /* prompt tokens, completion tokens, ends of completions */
-    int64_t units = call->n_prompt + (int64_t)call->n_choices * (call->sampling.max_tokens + 1);
+    int64_t units = request->n_prompt + (int64_t)request->n_choices * (request->sampling.max_tokens + 1);
     *total = units < UINT32_MAX ? (uint32_t)units : UINT32_MAX;
-    call->vocab = model->vocab;
-    call->hidden = model->hidden;
-    call->sampled_vocab = model->sampled_vocab;
-    call->context = model->context;
-    call->ends = mp_spec_tokens(mp_weights_spec(model->weights))->eog;
-    call->n_ends = mp_spec_tokens(mp_weights_spec(model->weights))->eog_count;
-    call->capture.layers = model->layer_count;
-    call->capture.hidden = model->hidden;
-    call->capture.vocab = model->vocab;
-    return mp_text_request_output(call, model->max_token_bytes, error);
+    request->vocab = model->vocab;
+    request->hidden = model->hidden;
+    request->sampled_vocab = model->sampled_vocab;
+    request->context = model->context;
+    request->ends = mp_spec_tokens(mp_weights_spec(model->weights))->eog;
+    request->n_ends = mp_spec_tokens(mp_weights_spec(model->weights))->eog_count;
+    request->capture.layers = model->layer_count;
+    request->capture.hidden = model->hidden;
+    request->capture.vocab = model->vocab;
+    return mp_text_request_output(request, model->max_token_bytes, error);
 }
 
 /* ---- admit, retire ----------------------------------------------------------------------------------------------- */
@@ -76,9 +76,9 @@ mp_status mp_decoder_check(const mp_model *base, mp_request *call_base, uint64_t
 /* KV blocks are taken step by step. */
 static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
     mp_text_engine *engine = (mp_text_engine *)base;
-    const mp_text_request *call = (const mp_text_request *)item->call;
+    const mp_text_request *request = (const mp_text_request *)item->call;
     if (item->state) { /* after a preemption, maybe in another engine */
-        MP_TRY(mp_decoder_images_number(&engine->images, call, item->state, error));
+        MP_TRY(mp_decoder_images_number(&engine->images, request, item->state, error));
         item->abandon = NULL;
         engine->admitted++;
         return MP_OK;
@@ -86,9 +86,9 @@ static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
     mp_sequence_group *state;
     MP_TRY(mp_sequence_group_create(engine->model, &engine->cache, item, &state, error));
     item->state = state;
-    mp_status status = mp_decoder_images_begin(&engine->images, call, engine->model->sections[0] > 0, state, error);
+    mp_status status = mp_decoder_images_begin(&engine->images, request, engine->model->sections[0] > 0, state, error);
     if (status == MP_OK)
-        status = mp_decoder_images_number(&engine->images, call, state, error);
+        status = mp_decoder_images_number(&engine->images, request, state, error);
     if (status == MP_OK)
         status = mp_sequence_group_resume(engine, item, error);
     if (status != MP_OK) {
@@ -103,12 +103,12 @@ static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
 /* Marks unfinished completions as cancelled, and publishes their held-back text. */
 static void close_choices(mp_item *item) {
     mp_sequence_group *state = item->state;
-    mp_text_request *call = (mp_text_request *)item->call;
+    mp_text_request *request = (mp_text_request *)item->call;
     for (int i = 0; i < state->n; i++) {
-        if (atomic_load_explicit(&call->choices[i].finish, memory_order_relaxed) != MP_FINISH_NONE)
+        if (atomic_load_explicit(&request->choices[i].finish, memory_order_relaxed) != MP_FINISH_NONE)
             continue;
         mp_stream_finish(&state->seqs[i].stream);
-        atomic_store_explicit(&call->choices[i].finish, MP_FINISH_CANCELLED, memory_order_release);
+        atomic_store_explicit(&request->choices[i].finish, MP_FINISH_CANCELLED, memory_order_release);
     }
 }
 
@@ -170,9 +170,9 @@ static int wanted_rows(mp_text_engine *engine, const mp_item *item, bool *decodi
 
 /* Chooses the item whose image tile the next step computes: the one whose tile is in computation, otherwise the
  * first. */
-static void want_image_part(mp_text_engine *engine, mp_item *item, int tile) {
-    const mp_text_request *call = (const mp_text_request *)item->call;
-    if (engine->image_part.item && !engine->images.ops->computing(engine->images.store, call, tile))
+static void choose_image_part(mp_text_engine *engine, mp_item *item, int tile) {
+    const mp_text_request *request = (const mp_text_request *)item->call;
+    if (engine->image_part.item && !engine->images.ops->computing(engine->images.store, request, tile))
         return;
     if (engine->image_part.item &&
         engine->images.ops->computing(engine->images.store, (const mp_text_request *)engine->image_part.item->call,
@@ -184,8 +184,8 @@ static void want_image_part(mp_text_engine *engine, mp_item *item, int tile) {
 
 /* Adds the image tile to the plan, with the time left. It counts towards the step's time like rows. */
 static void plan_image_part(mp_text_engine *engine, uint64_t budget_ns, mp_plan *plan) {
-    const mp_text_request *call = (const mp_text_request *)engine->image_part.item->call;
-    const uint64_t all = engine->images.ops->left_ns(engine->images.store, call, engine->image_part.tile);
+    const mp_text_request *request = (const mp_text_request *)engine->image_part.item->call;
+    const uint64_t all = engine->images.ops->left_ns(engine->images.store, request, engine->image_part.tile);
     const uint64_t least = engine->images.ops->part_ns(engine->images.store);
     uint64_t left = budget_ns > plan->cost_ns ? budget_ns - plan->cost_ns : 0;
     left = left > least ? left : least;
@@ -213,7 +213,7 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
             /* all decode rows together cost one pass over the weights */
             const uint64_t pass = atomic_load_explicit(&engine->model->decode_ns, memory_order_relaxed);
             plan->cost_ns = planned ? pass : 0;
-            /* a pass of few rows takes as long as one of many: allow enough rows to be worth reading the weights */
+            /* any pass takes the time of reading the weights: allow enough rows to be worth it */
             const uint64_t least = (planned ? PASSES_BESIDE : PASSES_ALONE) * pass;
             const uint64_t most = budget_ns > least ? budget_ns : least;
             const uint64_t fits = (most - plan->cost_ns) / row_ns;
@@ -224,7 +224,7 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
             int missing, rows = wanted_rows(engine, items[i], &decoding, &missing, &plan->masks);
             int room = STEP_ROWS - planned;
             if (prompts && rows == 0 && missing >= 0)
-                want_image_part(engine, items[i], missing);
+                choose_image_part(engine, items[i], missing);
             if (decoding == (prompts == 1) || rows == 0)
                 continue;
             if (prompts) {
@@ -352,8 +352,8 @@ static int select_rows(mp_text_engine *engine, const mp_plan *plan, mp_outcome *
 }
 
 static bool decodes(const mp_step_seq *step, const mp_plan *plan) {
-    const mp_text_request *call = (const mp_text_request *)plan->items[step->plan]->call;
-    return call->prompt_done_ns && step->seq->cached + 1 == step->seq->count;
+    const mp_text_request *request = (const mp_text_request *)plan->items[step->plan]->call;
+    return request->prompt_done_ns && step->seq->cached + 1 == step->seq->count;
 }
 
 /* Adds drafts to decoding sequences. Returns the number of draft tokens. `rows`: rows of the step so far. */
@@ -425,7 +425,7 @@ static int take_blocks(mp_text_engine *engine, const mp_plan *plan, mp_outcome *
 /* Sets the image rows of a sequence's step. Copies them to `image_rows` if the caller asked for logits. */
 static void fill_vectors(mp_text_engine *engine, const mp_item *item, const mp_step_seq *step, int row0,
                          const mp_rows *rows, int32_t *id) {
-    mp_text_request *call = (mp_text_request *)item->call;
+    mp_text_request *request = (mp_text_request *)item->call;
     const size_t bytes = (size_t)engine->model->hidden * sizeof(float);
     for (int i = 0; i < step->rows + step->drafts; i++) {
         rows->vector[row0 + i] = NULL;
@@ -433,11 +433,11 @@ static void fill_vectors(mp_text_engine *engine, const mp_item *item, const mp_s
             continue;
         int64_t source;
         const int32_t position = step->seq->cached + i;
-        const float *row = engine->images.ops->row(engine->images.store, call, item->state, position, &source);
+        const float *row = engine->images.ops->row(engine->images.store, request, item->state, position, &source);
         rows->vector[row0 + i] = row;
         id[row0 + i] = 0;
-        if (call->image_rows)
-            memcpy(call->image_rows + source * engine->model->hidden, row, bytes);
+        if (request->image_rows)
+            memcpy(request->image_rows + source * engine->model->hidden, row, bytes);
     }
 }
 
@@ -449,9 +449,9 @@ static bool is_captured(const mp_text_engine *engine, const mp_plan *plan) {
 }
 
 /* Adds capture records for the rows with logits, if the request wants them and has memory for them. */
-static void capture_step(const mp_step_seq *step, const mp_text_request *call, mp_rows *rows) {
-    const mp_capture *capture = &call->capture;
-    int token = step->seq->count - call->n_prompt; /* index in the completion */
+static void capture_step(const mp_step_seq *step, const mp_text_request *request, mp_rows *rows) {
+    const mp_capture *capture = &request->capture;
+    int token = step->seq->count - request->n_prompt; /* index in the completion */
     for (int i = 0; i <= step->drafts && token + i < capture->tokens; i++)
         rows->capture[rows->n_capture++] =
             mp_capture_at(capture, token + i, rows->M - 1 - step->drafts + i, step->output + i);
@@ -467,25 +467,25 @@ static void fill_rows(mp_text_engine *engine, const mp_plan *plan, mp_rows *rows
     for (int s = 0; s < engine->step_count; s++) {
         mp_step_seq *step = &engine->steps[s];
         mp_sequence *seq = step->seq;
-        mp_text_request *call = (mp_text_request *)plan->items[step->plan]->call;
+        mp_text_request *request = (mp_text_request *)plan->items[step->plan]->call;
         const mp_request_images *images = ((const mp_sequence_group *)plan->items[step->plan]->state)->images;
         memcpy(id + rows->M, seq->tokens + seq->cached, (size_t)step->rows * sizeof *id);
         memcpy(id + rows->M + step->rows, seq->draft.tokens, (size_t)step->drafts * sizeof *id);
         if (rows->vector)
             fill_vectors(engine, plan->items[step->plan], step, rows->M, rows, id);
         bool last = seq->cached + step->rows == seq->count;
-        int unread = call->n_prompt - seq->cached; /* negative once it decodes */
-        bool all = call->want_prompt_logits && step->choice == 0 && unread > 0;
+        int unread = request->n_prompt - seq->cached; /* negative once it decodes */
+        bool all = request->want_prompt_logits && step->choice == 0 && unread > 0;
         rows->seq[s] = (mp_row_seq){
             .row0 = rows->M,
             .rows = step->rows + step->drafts,
             .past = seq->cached,
-            .is_long = mp_decoder_is_long(engine->model, call),
+            .is_long = mp_decoder_is_long(engine->model, request),
             .blocks = seq->blocks,
             .positions = images ? (const int32_t (*)[3])images->positions : NULL,
-            .n_positions = call->n_prompt,
+            .n_positions = request->n_prompt,
             .shift = images ? images->shift : 0,
-            .all_outputs = all ? call->prompt_logits + (size_t)seq->cached * (size_t)engine->model->vocab : NULL,
+            .all_outputs = all ? request->prompt_logits + (size_t)seq->cached * (size_t)engine->model->vocab : NULL,
             .all_rows = step->rows < unread ? step->rows : unread,
         };
         rows->M += step->rows + step->drafts;
@@ -493,7 +493,7 @@ static void fill_rows(mp_text_engine *engine, const mp_plan *plan, mp_rows *rows
         for (int row = rows->M - 1 - step->drafts; last && row < rows->M; row++)
             rows->output_row[rows->n_output++] = row;
         if (last)
-            capture_step(step, call, rows);
+            capture_step(step, request, rows);
     }
     rows->id = id;
 }
@@ -513,17 +513,18 @@ static void report(const mp_text_engine *engine, const mp_plan *plan, mp_outcome
             continue;
         }
         const mp_sequence_group *state = item->state;
-        mp_text_request *call = (mp_text_request *)item->call;
+        mp_text_request *request = (mp_text_request *)item->call;
         bool done = true, waits = true;
-        uint32_t cursor = (uint32_t)(call->prompt_done_ns ? call->n_prompt : state->seqs[0].cached);
+        uint32_t cursor = (uint32_t)(request->prompt_done_ns ? request->n_prompt : state->seqs[0].cached);
         for (int c = 0; c < state->n; c++) {
             done &= state->seqs[c].done;
             waits &= state->seqs[c].done || state->seqs[c].waits;
-            cursor += atomic_load_explicit(&call->choices[c].token_count, memory_order_relaxed) + state->seqs[c].done;
+            cursor += atomic_load_explicit(&request->choices[c].token_count, memory_order_relaxed) +
+                      state->seqs[c].done;
         }
         item->cursor = cursor;
         if (done) {
-            call->finished_ns = mp_sys_now_ns();
+            request->finished_ns = mp_sys_now_ns();
             outcomes[p] = MP_OUTCOME_DONE;
         } else if (waits) {
             outcomes[p] = MP_OUTCOME_WAIT_MASK;
@@ -536,7 +537,7 @@ static void report(const mp_text_engine *engine, const mp_plan *plan, mp_outcome
 static void pass_body(const mp_team_thread *thread, void *arg) { mp_decoder_forward(arg, thread); }
 
 /* Scratch is reserved before KV blocks. Without scratch no item can proceed, so all wait until memory is released. */
-static void wait_all(const mp_plan *plan, const mp_error *error, mp_outcome *outcomes) {
+static void defer_all(const mp_plan *plan, const mp_error *error, mp_outcome *outcomes) {
     for (int p = 0; p < plan->count; p++)
         if (outcomes[p] == MP_OUTCOME_MORE) {
             plan->items[p]->error = *error;
@@ -545,7 +546,7 @@ static void wait_all(const mp_plan *plan, const mp_error *error, mp_outcome *out
 }
 
 /* Fails all items: weights were read from a file that has changed. */
-static void corrupted_all(const mp_plan *plan, mp_outcome *outcomes) {
+static void fail_corrupted(const mp_plan *plan, mp_outcome *outcomes) {
     for (int p = 0; p < plan->count; p++) {
         mp_fail(&plan->items[p]->error, MP_INTEGRITY,
                 "a model file was changed or truncated while it was in use");
@@ -645,7 +646,7 @@ static bool prepare(mp_text_engine *engine, const mp_plan *plan, int threads, in
         return prepare(engine, plan, threads, M, 0, rows, outcomes);
     }
     if (status != MP_OK) {
-        wait_all(plan, &error, outcomes);
+        defer_all(plan, &error, outcomes);
         return false;
     }
     if (take_blocks(engine, plan, outcomes) == 0)
@@ -678,9 +679,9 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
     mp_text_engine *engine = (mp_text_engine *)base;
     uint64_t start = mp_sys_now_ns(), thread_ns = mp_sys_thread_ns();
     for (int p = 0; p < plan->count; p++) {
-        mp_text_request *call = (mp_text_request *)plan->items[p]->call;
-        if (!call->started_ns)
-            call->started_ns = start;
+        mp_text_request *request = (mp_text_request *)plan->items[p]->call;
+        if (!request->started_ns)
+            request->started_ns = start;
     }
     mp_rows rows = {0};
     int M = select_rows(engine, plan, outcomes), drafts = add_drafts(engine, plan, M);
@@ -693,7 +694,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
         mp_decoder_plan_pass(&pass, engine->model, &engine->cache.kv, &rows, lease, &engine->arena);
         mp_lease_run(lease, pass_body, &pass);
         if (!is_sound(engine->model, pass.unpacked)) {
-            corrupted_all(plan, outcomes);
+            fail_corrupted(plan, outcomes);
         } else if (!pass.stop) {
             mp_sequence_group_sample(engine, plan, &pass, sampling, outcomes);
             count_work(engine, &rows);

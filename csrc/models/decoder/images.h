@@ -24,7 +24,7 @@ typedef struct mp_image_ops {
                       mp_error *error);
     void (*destroy)(struct mp_vision *vision);
     bool (*is_float32)(const struct mp_vision *vision); /* returns true if everything is computed in fp32 */
-    mp_status (*check)(const struct mp_vision *vision, mp_text_request *call, mp_error *error);
+    mp_status (*check)(const struct mp_vision *vision, mp_text_request *request, mp_error *error);
     /* functions of an engine */
     struct mp_image_store *(*open)(const struct mp_vision *vision, mp_budget *budget, mp_prefix_cache *cache);
     void (*close)(struct mp_image_store *store);
@@ -33,19 +33,19 @@ typedef struct mp_image_ops {
     uint64_t (*rest)(struct mp_image_store *store);
     uint64_t (*trim)(struct mp_image_store *store);
     /* functions of a group of sequences */
-    mp_status (*begin)(struct mp_image_store *store, const mp_text_request *call, bool axes, mp_sequence_group *group,
-                       mp_error *error);
-    mp_status (*number)(struct mp_image_store *store, const mp_text_request *call, mp_sequence_group *group,
+    mp_status (*begin)(struct mp_image_store *store, const mp_text_request *request, bool axes,
+                       mp_sequence_group *group, mp_error *error);
+    mp_status (*number)(struct mp_image_store *store, const mp_text_request *request, mp_sequence_group *group,
                         mp_error *error);
-    void (*release)(struct mp_image_store *store, const mp_text_request *call, mp_sequence_group *group);
-    int (*ready)(struct mp_image_store *store, const mp_text_request *call, mp_sequence_group *group,
+    void (*release)(struct mp_image_store *store, const mp_text_request *request, mp_sequence_group *group);
+    int (*ready)(struct mp_image_store *store, const mp_text_request *request, mp_sequence_group *group,
                  const mp_sequence *seq, int want, int *missing);
-    const float *(*row)(const struct mp_image_store *store, const mp_text_request *call, const mp_sequence_group *group,
-                        int32_t position, int64_t *source);
-    bool (*computing)(const struct mp_image_store *store, const mp_text_request *call, int tile);
-    uint64_t (*left_ns)(const struct mp_image_store *store, const mp_text_request *call, int tile);
+    const float *(*row)(const struct mp_image_store *store, const mp_text_request *request,
+                        const mp_sequence_group *group, int32_t position, int64_t *source);
+    bool (*computing)(const struct mp_image_store *store, const mp_text_request *request, int tile);
+    uint64_t (*left_ns)(const struct mp_image_store *store, const mp_text_request *request, int tile);
     uint64_t (*part_ns)(const struct mp_image_store *store);
-    mp_status (*compute)(struct mp_image_store *store, mp_lease *lease, const mp_text_request *call,
+    mp_status (*compute)(struct mp_image_store *store, mp_lease *lease, const mp_text_request *request,
                          mp_sequence_group *group, int tile, uint64_t budget_ns, const _Atomic int *unwanted,
                          mp_error *error);
 } mp_image_ops;
@@ -76,23 +76,23 @@ static inline uint64_t mp_decoder_images_rest(const mp_decoder_images *images) {
 static inline uint64_t mp_decoder_images_trim(const mp_decoder_images *images) {
     return images->ops ? images->ops->trim(images->store) : 0;
 }
-static inline mp_status mp_decoder_images_begin(const mp_decoder_images *images, const mp_text_request *call, bool axes,
-                                                mp_sequence_group *group, mp_error *error) {
-    return images->ops ? images->ops->begin(images->store, call, axes, group, error) : MP_OK;
+static inline mp_status mp_decoder_images_begin(const mp_decoder_images *images, const mp_text_request *request,
+                                                bool axes, mp_sequence_group *group, mp_error *error) {
+    return images->ops ? images->ops->begin(images->store, request, axes, group, error) : MP_OK;
 }
-static inline mp_status mp_decoder_images_number(const mp_decoder_images *images, const mp_text_request *call,
+static inline mp_status mp_decoder_images_number(const mp_decoder_images *images, const mp_text_request *request,
                                                  mp_sequence_group *group, mp_error *error) {
-    return images->ops ? images->ops->number(images->store, call, group, error) : MP_OK;
+    return images->ops ? images->ops->number(images->store, request, group, error) : MP_OK;
 }
-static inline void mp_decoder_images_release(const mp_decoder_images *images, const mp_text_request *call,
+static inline void mp_decoder_images_release(const mp_decoder_images *images, const mp_text_request *request,
                                              mp_sequence_group *group) {
     if (images->ops)
-        images->ops->release(images->store, call, group);
+        images->ops->release(images->store, request, group);
 }
-static inline int mp_decoder_images_ready(const mp_decoder_images *images, const mp_text_request *call,
+static inline int mp_decoder_images_ready(const mp_decoder_images *images, const mp_text_request *request,
                                           mp_sequence_group *group, const mp_sequence *seq, int want, int *missing) {
     *missing = -1;
-    return group->images ? images->ops->ready(images->store, call, group, seq, want, missing) : want;
+    return group->images ? images->ops->ready(images->store, request, group, seq, want, missing) : want;
 }
 
 #endif

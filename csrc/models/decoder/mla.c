@@ -44,12 +44,12 @@ mp_status mp_mla_read_sizes(mp_decoder *model, const mp_spec *spec, mp_error *er
 }
 
 /* Copies rows [first, first + rows) of a matrix to `to` as floats: [rows, K], or transposed, [K, rows]. */
-static void copy_rows(const mp_tensor *from, int64_t first, int64_t rows, int64_t K, bool turned, float *row,
+static void copy_rows(const mp_tensor *from, int64_t first, int64_t rows, int64_t K, bool transposed, float *row,
                       float *to) {
     for (int64_t r = 0; r < rows; r++) {
-        float *out = turned ? row : to + r * K;
+        float *out = transposed ? row : to + r * K;
         mp_dequantize_row(from->dtype, mp_tensor_row(from, first + r), K, out);
-        for (int64_t k = 0; turned && k < K; k++)
+        for (int64_t k = 0; transposed && k < K; k++)
             to[k * rows + r] = row[k];
     }
 }
@@ -57,13 +57,14 @@ static void copy_rows(const mp_tensor *from, int64_t first, int64_t rows, int64_
 /* Adds a matrix [heads * N, K] from the rows of each head, which has `stride` rows in `from`: N rows from `first` on,
  * or K rows transposed. */
 static mp_status add_part_of(mp_builder *builder, mp_linear *linear, const mp_tensor *from, int32_t heads, int64_t N,
-                             int64_t K, int64_t stride, int64_t first, bool turned, mp_error *error) {
+                             int64_t K, int64_t stride, int64_t first, bool transposed, mp_error *error) {
     size_t bytes = (size_t)heads * (size_t)N * (size_t)K * sizeof(float);
     float row[MOST_RANK], *matrix = mp_alloc(bytes, MP_TAG_MISC);
     if (!matrix)
         return mp_fail_memory(error, bytes, "a latent projection");
     for (int32_t h = 0; h < heads; h++)
-        copy_rows(from, h * stride + first, turned ? K : N, turned ? N : K, turned, row, matrix + h * N * K);
+        copy_rows(from, h * stride + first, transposed ? K : N, transposed ? N : K, transposed, row,
+                  matrix + h * N * K);
     return mp_builder_linear_taken(builder, linear, matrix, (int32_t)(heads * N), (int32_t)K, error);
 }
 

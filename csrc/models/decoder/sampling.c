@@ -23,10 +23,10 @@ static int find_id(const int32_t *ids, int n, int32_t id) {
 }
 
 /* Appends a sampled token to a sequence. */
-static mp_status accept(mp_text_engine *engine, mp_text_request *call, mp_sequence_group *state, int c, int32_t id,
+static mp_status accept(mp_text_engine *engine, mp_text_request *request, mp_sequence_group *state, int c, int32_t id,
                         float logprob, mp_error *error) {
     mp_sequence *seq = &state->seqs[c];
-    mp_choice *choice = &call->choices[c];
+    mp_choice *choice = &request->choices[c];
     const mp_token_table *table = engine->tokens;
     uint32_t index = atomic_load_explicit(&choice->token_count, memory_order_relaxed);
     if (find_id(table->eog, table->eog_count, id) >= 0) {
@@ -34,22 +34,22 @@ static mp_status accept(mp_text_engine *engine, mp_text_request *call, mp_sequen
         finish_choice(engine, seq, choice, MP_FINISH_EOS, -1);
         return MP_OK;
     }
-    int stop = find_id(call->stop_ids, call->n_stop_ids, id);
+    int stop = find_id(request->stop_ids, request->n_stop_ids, id);
     if (stop >= 0) {
         mp_stream_finish(&seq->stream);
-        finish_choice(engine, seq, choice, MP_FINISH_STOP, call->n_stop + stop);
+        finish_choice(engine, seq, choice, MP_FINISH_STOP, request->n_stop + stop);
         return MP_OK;
     }
     if (state->penalties)
         MP_TRY(mp_history_add(&seq->history, id, false, error));
     const uint8_t *bytes = table->bytes + table->offsets[id];
     size_t count = table->control[id] ? 0 : table->offsets[id + 1] - table->offsets[id];
-    stop = mp_stream_append(&seq->stream, bytes, count, call->n_stop, call->stop, call->stop_bytes);
+    stop = mp_stream_append(&seq->stream, bytes, count, request->n_stop, request->stop, request->stop_bytes);
     choice->tokens[index] = (mp_token_out){id, logprob, seq->stream.bytes};
     atomic_store_explicit(&choice->token_count, index + 1, memory_order_release);
     if (stop >= 0) {
         finish_choice(engine, seq, choice, MP_FINISH_STOP, stop);
-    } else if ((int32_t)index + 1 >= call->sampling.max_tokens || seq->count >= engine->model->context) {
+    } else if ((int32_t)index + 1 >= request->sampling.max_tokens || seq->count >= engine->model->context) {
         mp_stream_finish(&seq->stream);
         finish_choice(engine, seq, choice, MP_FINISH_LENGTH, -1);
     } else {
@@ -59,24 +59,24 @@ static mp_status accept(mp_text_engine *engine, mp_text_request *call, mp_sequen
 }
 
 mp_status mp_sequence_group_resume(mp_text_engine *engine, mp_item *item, mp_error *error) {
-    mp_text_request *call = (mp_text_request *)item->call;
+    mp_text_request *request = (mp_text_request *)item->call;
     mp_sequence_group *state = item->state;
-    if (call->prompt_done_ns || item->cursor)
-        state->read = call->prompt_done_ns || (int32_t)item->cursor > call->n_prompt ? call->n_prompt
+    if (request->prompt_done_ns || item->cursor)
+        state->read = request->prompt_done_ns || (int32_t)item->cursor > request->n_prompt ? request->n_prompt
                                                                                       : (int32_t)item->cursor;
     for (int c = 0; c < state->n; c++) {
-        mp_choice *choice = &call->choices[c];
+        mp_choice *choice = &request->choices[c];
         mp_sequence *seq = &state->seqs[c];
         uint32_t count = atomic_load_explicit(&choice->token_count, memory_order_relaxed);
         int32_t finish = atomic_load_explicit(&choice->finish, memory_order_relaxed);
         int stop_index = choice->stop_index;
-        seq->active |= call->prompt_done_ns != 0;
+        seq->active |= request->prompt_done_ns != 0;
         if (count == 0 && finish == MP_FINISH_NONE)
             continue;
         atomic_store_explicit(&choice->token_count, 0, memory_order_relaxed);
         atomic_store_explicit(&choice->text_bytes, 0, memory_order_relaxed);
         for (uint32_t i = 0; i < count && !seq->done; i++)
-            MP_TRY(accept(engine, call, state, c, choice->tokens[i].id, choice->tokens[i].logprob, error));
+            MP_TRY(accept(engine, request, state, c, choice->tokens[i].id, choice->tokens[i].logprob, error));
         if (finish != MP_FINISH_NONE && !seq->done) { /* ended by a stop id or an end token, which is not part of the
                                                        * completion */
             mp_stream_finish(&seq->stream);
@@ -89,19 +89,19 @@ mp_status mp_sequence_group_resume(mp_text_engine *engine, mp_item *item, mp_err
 /* Samples the next token of one sequence from its logits, which are overwritten. Keeps the logits if its mask is not
  * set yet. */
 static mp_status sample(mp_text_engine *engine, mp_item *item, int c, float *logits, mp_candidate *candidates) {
-    mp_text_request *call = (mp_text_request *)item->call;
+    mp_text_request *request = (mp_text_request *)item->call;
     mp_sequence_group *state = item->state;
-    mp_choice *choice = &call->choices[c];
+    mp_choice *choice = &request->choices[c];
     mp_sequence *seq = &state->seqs[c];
-    const mp_sampling *s = &call->sampling;
+    const mp_sampling *s = &request->sampling;
     int32_t vocab = engine->model->sampled_vocab;
     uint32_t index = atomic_load_explicit(&choice->token_count, memory_order_relaxed);
-    if (call->capture.values > 0) /* also if sampling fails: the records show the cause */
-        atomic_store_explicit(&call->capture.sampled, index + 1, memory_order_release);
+    if (request->capture.values > 0) /* also if sampling fails: the records show the cause */
+        atomic_store_explicit(&request->capture.sampled, index + 1, memory_order_release);
     if (!mp_kernels_get()->all_finite(logits, vocab))
         return mp_fail(&item->error, MP_NUMERIC, "the model produced NaN or infinity in the logits of token %u", index);
-    const uint32_t *mask = call->masks ? mp_text_request_mask_at(call, c, index) : NULL;
-    seq->waits = call->masks && !mask;
+    const uint32_t *mask = request->masks ? mp_text_request_mask_at(request, c, index) : NULL;
+    seq->waits = request->masks && !mask;
     if (seq->waits) {
         if (logits != seq->kept)
             memcpy(seq->kept, logits, (size_t)vocab * sizeof *logits);
@@ -111,12 +111,12 @@ static mp_status sample(mp_text_engine *engine, mp_item *item, int c, float *log
     mp_sample_args args = {
         .sampling = s,
         .history = state->penalties ? &seq->history : NULL,
-        .n_bias = call->n_bias,
-        .bias_ids = call->bias_ids,
-        .bias = call->bias,
+        .n_bias = request->n_bias,
+        .bias_ids = request->bias_ids,
+        .bias = request->bias,
         .n_barred = early ? state->n_barred : state->n_always,
         .barred = state->barred,
-        .mask_words = call->mask_words,
+        .mask_words = request->mask_words,
         .mask = mask,
         .choice = (uint32_t)c,
         .position = index,
@@ -135,7 +135,7 @@ static mp_status sample(mp_text_engine *engine, mp_item *item, int c, float *log
         mp_logprobs(original, vocab, id, k, &logprob, k ? choice->top_ids + (size_t)index * (size_t)k : NULL,
                     k ? choice->top_logprobs + (size_t)index * (size_t)k : NULL, candidates);
     }
-    return accept(engine, call, state, c, id, logprob, &item->error);
+    return accept(engine, request, state, c, id, logprob, &item->error);
 }
 
 /* Floats of a row of logits, or of a head's zeros. */
@@ -149,10 +149,10 @@ size_t mp_sample_bytes(const mp_decoder *model) {
 }
 
 bool mp_sequence_group_may_sample(const mp_item *item, int c) {
-    const mp_text_request *call = (const mp_text_request *)item->call;
+    const mp_text_request *request = (const mp_text_request *)item->call;
     const mp_sequence_group *state = item->state;
-    uint32_t index = atomic_load_explicit(&call->choices[c].token_count, memory_order_relaxed);
-    return state->seqs[c].waits && mp_text_request_mask_at(call, c, index);
+    uint32_t index = atomic_load_explicit(&request->choices[c].token_count, memory_order_relaxed);
+    return state->seqs[c].waits && mp_text_request_mask_at(request, c, index);
 }
 
 mp_status mp_sequence_group_sample_deferred(mp_text_engine *engine, mp_item *item, int c, void *scratch) {
@@ -163,9 +163,9 @@ mp_status mp_sequence_group_sample_deferred(mp_text_engine *engine, mp_item *ite
 /* Before the first sampling of an item, starts its other sequences from the same row. */
 static mp_status start_others(mp_text_engine *engine, mp_item *item, const mp_sequence *first, const float *logits,
                               float *copy, mp_candidate *candidates) {
-    mp_text_request *call = (mp_text_request *)item->call;
+    mp_text_request *request = (mp_text_request *)item->call;
     mp_sequence_group *state = item->state;
-    call->prompt_done_ns = mp_sys_now_ns();
+    request->prompt_done_ns = mp_sys_now_ns();
     mp_sequence_group_fork(state, &engine->cache);
     for (int c = 1; c < state->n; c++) {
         if (state->seqs[c].cached != first->cached)
@@ -178,7 +178,7 @@ static mp_status start_others(mp_text_engine *engine, mp_item *item, const mp_se
 
 /* Returns true if a draft row is not finite. It may have corrupted earlier rows of its KV block, which multiply it by
  * zero. */
-static bool is_spoiled(const mp_decoder_pass *pass, const mp_row_seq *rows, int drafts) {
+static bool is_corrupted(const mp_decoder_pass *pass, const mp_row_seq *rows, int drafts) {
     int64_t hidden = pass->model->hidden;
     return drafts > 0 &&
            !mp_kernels_get()->all_finite(pass->x + (rows->row0 + rows->rows - drafts) * hidden, drafts * hidden);
@@ -195,7 +195,7 @@ void mp_sequence_group_sample(mp_text_engine *engine, const mp_plan *plan, const
         mp_step_seq *step = &engine->steps[s];
         mp_item *item = plan->items[step->plan];
         mp_sequence *seq = step->seq;
-        if (is_spoiled(pass, &pass->rows.seq[s], step->drafts)) { /* repeat without drafts */
+        if (is_corrupted(pass, &pass->rows.seq[s], step->drafts)) { /* repeat without drafts */
             memset(copy, 0, (size_t)engine->model->head_dim * sizeof *copy);
             mp_sequence_wipe(seq, &engine->cache, step->rows + step->drafts, copy);
             seq->speculation_off = true;

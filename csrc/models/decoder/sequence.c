@@ -8,37 +8,37 @@ static int32_t least(int32_t a, int32_t b) { return a < b ? a : b; }
 
 /* ---- life -------------------------------------------------------------------------------------------------------- */
 
-static mp_status list_barred(const mp_decoder *model, const mp_text_request *call, mp_sequence_group *group,
+static mp_status list_barred(const mp_decoder *model, const mp_text_request *request, mp_sequence_group *group,
                              mp_error *error) {
     const mp_token_table *tokens = mp_spec_tokens(mp_weights_spec(model->weights));
     int ends = tokens->eog_count;
-    group->barred = mp_alloc_array((size_t)(ends + call->n_stop_ids), sizeof *group->barred, MP_TAG_REQUEST);
+    group->barred = mp_alloc_array((size_t)(ends + request->n_stop_ids), sizeof *group->barred, MP_TAG_REQUEST);
     if (!group->barred)
-        return mp_fail_memory(error, (uint64_t)(ends + call->n_stop_ids) * sizeof *group->barred,
+        return mp_fail_memory(error, (uint64_t)(ends + request->n_stop_ids) * sizeof *group->barred,
                               "the list of barred ids");
     memcpy(group->barred, tokens->eog, (size_t)ends * sizeof *group->barred);
-    if (call->n_stop_ids)
-        memcpy(group->barred + ends, call->stop_ids, (size_t)call->n_stop_ids * sizeof *group->barred);
-    group->n_barred = ends + call->n_stop_ids;
-    group->n_always = call->sampling.ignore_eos ? ends : 0;
+    if (request->n_stop_ids)
+        memcpy(group->barred + ends, request->stop_ids, (size_t)request->n_stop_ids * sizeof *group->barred);
+    group->n_barred = ends + request->n_stop_ids;
+    group->n_always = request->sampling.ignore_eos ? ends : 0;
     return MP_OK;
 }
 
-static int32_t capacity_of(const mp_decoder *model, const mp_text_request *call) {
-    int64_t capacity = (int64_t)call->n_prompt + call->sampling.max_tokens;
+static int32_t capacity_of(const mp_decoder *model, const mp_text_request *request) {
+    int64_t capacity = (int64_t)request->n_prompt + request->sampling.max_tokens;
     return (int32_t)(capacity < model->context ? capacity : model->context);
 }
 
 static int blocks_for(int32_t tokens) { return (tokens + MP_KV_BLOCK - 1) / MP_KV_BLOCK; }
 
-static mp_status charge(const mp_decoder *model, const mp_text_request *call, mp_prefix_cache *cache,
+static mp_status charge(const mp_decoder *model, const mp_text_request *request, mp_prefix_cache *cache,
                         mp_sequence_group *group, mp_error *error) {
     mp_budget *budget = cache->kv.budget;
-    int32_t capacity = capacity_of(model, call);
+    int32_t capacity = capacity_of(model, request);
     uint64_t sequence = sizeof(mp_sequence) + (uint64_t)capacity * sizeof(int32_t) +
                         (uint64_t)blocks_for(capacity) * sizeof(uint32_t) +
                         (group->penalties ? mp_history_bytes((uint32_t)least(capacity, model->vocab)) : 0) +
-                        (call->masks ? (uint64_t)model->vocab * sizeof(float) : 0);
+                        (request->masks ? (uint64_t)model->vocab * sizeof(float) : 0);
     uint64_t bytes = sizeof *group + (uint64_t)group->n * sequence;
     while (!mp_budget_take(budget, bytes))
         if (!mp_prefix_shrink(cache, bytes))
@@ -48,19 +48,19 @@ static mp_status charge(const mp_decoder *model, const mp_text_request *call, mp
     return MP_OK;
 }
 
-static mp_status init_sequence(const mp_decoder *model, const mp_text_request *call, int choice, bool penalties,
+static mp_status init_sequence(const mp_decoder *model, const mp_text_request *request, int choice, bool penalties,
                                mp_sequence *seq, mp_error *error) {
-    int32_t capacity = capacity_of(model, call);
+    int32_t capacity = capacity_of(model, request);
     seq->block_capacity = blocks_for(capacity);
     seq->tokens = mp_alloc_array((size_t)capacity, sizeof *seq->tokens, MP_TAG_REQUEST);
     seq->blocks = mp_alloc_array((size_t)seq->block_capacity, sizeof *seq->blocks, MP_TAG_REQUEST);
     if (!seq->tokens || !seq->blocks)
         return mp_fail_memory(error, (uint64_t)capacity * sizeof *seq->tokens, "a sequence");
-    memcpy(seq->tokens, call->prompt, (size_t)call->n_prompt * sizeof *seq->tokens);
-    seq->count = call->n_prompt;
-    mp_stream_init(&seq->stream, &call->choices[choice]);
-    for (int32_t i = 0; penalties && i < call->n_prompt; i++)
-        MP_TRY(mp_history_add(&seq->history, call->prompt[i], true, error));
+    memcpy(seq->tokens, request->prompt, (size_t)request->n_prompt * sizeof *seq->tokens);
+    seq->count = request->n_prompt;
+    mp_stream_init(&seq->stream, &request->choices[choice]);
+    for (int32_t i = 0; penalties && i < request->n_prompt; i++)
+        MP_TRY(mp_history_add(&seq->history, request->prompt[i], true, error));
     return MP_OK;
 }
 
@@ -76,22 +76,22 @@ static mp_status make_deferred(const mp_decoder *model, mp_sequence_group *group
 
 mp_status mp_sequence_group_create(const mp_decoder *model, mp_prefix_cache *cache, const mp_item *item,
                                    mp_sequence_group **out, mp_error *error) {
-    const mp_text_request *call = (const mp_text_request *)item->call;
-    const mp_sampling *s = &call->sampling;
-    size_t bytes = sizeof(mp_sequence_group) + (size_t)call->n_choices * sizeof(mp_sequence);
+    const mp_text_request *request = (const mp_text_request *)item->call;
+    const mp_sampling *s = &request->sampling;
+    size_t bytes = sizeof(mp_sequence_group) + (size_t)request->n_choices * sizeof(mp_sequence);
     mp_sequence_group *group = mp_alloc_zeroed(bytes, MP_TAG_REQUEST);
     if (!group)
         return mp_fail_memory(error, bytes, "a request");
-    group->n = call->n_choices;
+    group->n = request->n_choices;
     group->penalties = s->repetition_penalty != 1 || s->presence_penalty != 0 || s->frequency_penalty != 0;
-    mp_status status = charge(model, call, cache, group, error);
+    mp_status status = charge(model, request, cache, group, error);
     if (status == MP_OK)
-        status = list_barred(model, call, group, error);
-    if (status == MP_OK && call->masks)
+        status = list_barred(model, request, group, error);
+    if (status == MP_OK && request->masks)
         status = make_deferred(model, group, error);
     for (int i = 0; i < group->n && status == MP_OK; i++) {
-        group->seqs[i].chain = mp_prefix_begin(cache, item->tenant, mp_decoder_is_long(model, call));
-        status = init_sequence(model, call, i, group->penalties, &group->seqs[i], error);
+        group->seqs[i].chain = mp_prefix_begin(cache, item->tenant, mp_decoder_is_long(model, request));
+        status = init_sequence(model, request, i, group->penalties, &group->seqs[i], error);
     }
     if (status != MP_OK) {
         mp_sequence_group_destroy(group);
@@ -126,7 +126,7 @@ static void give_last(mp_sequence *seq, mp_prefix_cache *cache) {
 }
 
 /* Releases window parts of blocks that no row at `position` or later sees. */
-static void leave_before(mp_sequence *seq, mp_prefix_cache *cache, int64_t position) {
+static void unref_before(mp_sequence *seq, mp_prefix_cache *cache, int64_t position) {
     int first = mp_kv_first_seen(&cache->kv.group, position);
     for (; seq->seen_from < first; seq->seen_from++)
         if (seq->seen_from < seq->block_count)
@@ -194,7 +194,7 @@ static void reuse(mp_sequence *seq, mp_prefix_cache *cache, int32_t end) {
 
 void mp_sequence_group_reuse(mp_item *item, mp_prefix_cache *cache) {
     mp_sequence_group *group = item->state;
-    mp_text_request *call = (mp_text_request *)item->call;
+    mp_text_request *request = (mp_text_request *)item->call;
     for (int c = 0; c < group->n; c++) {
         mp_sequence *seq = &group->seqs[c];
         /* decoding sequences have nothing to reuse */
@@ -204,11 +204,11 @@ void mp_sequence_group_reuse(mp_item *item, mp_prefix_cache *cache) {
             reuse(seq, cache, seq->count - 1);
             continue;
         }
-        bool logits = call->want_prompt_logits && group->read < call->n_prompt;
+        bool logits = request->want_prompt_logits && group->read < request->n_prompt;
         reuse(seq, cache, logits ? least(group->read, seq->count - 1) : seq->count - 1);
-        int32_t read = least(seq->cached, call->n_prompt);
+        int32_t read = least(seq->cached, request->n_prompt);
         if (read > group->read) {
-            call->cached_tokens += read - group->read;
+            request->cached_tokens += read - group->read;
             group->read = read;
         }
     }
@@ -265,7 +265,7 @@ void mp_sequence_group_fork(mp_sequence_group *group, mp_prefix_cache *cache) {
 mp_status mp_sequence_extend(mp_sequence *seq, mp_prefix_cache *cache, int *rows, mp_error *error) {
     int need = (seq->cached + *rows + MP_KV_BLOCK - 1) / MP_KV_BLOCK;
     assert(need <= seq->block_capacity);
-    leave_before(seq, cache, seq->cached);
+    unref_before(seq, cache, seq->cached);
     while (seq->block_count < need) {
         mp_status status = mp_prefix_take(cache, &seq->blocks[seq->block_count], error);
         if (status != MP_OK) {
@@ -290,13 +290,13 @@ static bool is_among(const int32_t *ids, int n, int32_t id) {
 
 void mp_sequence_draft(const mp_decoder *model, const mp_speculation *speculation, const mp_prefix_cache *cache,
                        const mp_item *item, int choice) {
-    const mp_text_request *call = (const mp_text_request *)item->call;
+    const mp_text_request *request = (const mp_text_request *)item->call;
     const mp_token_table *tokens = mp_spec_tokens(mp_weights_spec(model->weights));
     mp_sequence_group *group = item->state;
     mp_sequence *seq = &group->seqs[choice];
     mp_draft *draft = &seq->draft;
     /* the completion keeps no token after the last one allowed, or after the last position: verify no rows for them */
-    int most = least(call->n_prompt + call->sampling.max_tokens - 1, model->context) - seq->count;
+    int most = least(request->n_prompt + request->sampling.max_tokens - 1, model->context) - seq->count;
     most = least(most, MP_DRAFT_MOST);
     draft->count = 0;
     if (most <= 0 || seq->speculation_off)
@@ -311,7 +311,7 @@ void mp_sequence_draft(const mp_decoder *model, const mp_speculation *speculatio
     for (int i = 0; i < draft->count; i++) {
         int32_t id = draft->tokens[i];
         if (id < 0 || id >= model->sampled_vocab || is_among(tokens->eog, tokens->eog_count, id) ||
-            is_among(call->stop_ids, call->n_stop_ids, id))
+            is_among(request->stop_ids, request->n_stop_ids, id))
             draft->count = i;
     }
 }

@@ -46,8 +46,8 @@ typedef struct mp_sequence_group { /* state of an item */
 
 /* Returns true if the sequences of a request use the long rotary table. It depends on the maximum length, so it never
  * changes. */
-static inline bool mp_decoder_is_long(const mp_decoder *model, const mp_text_request *call) {
-    return model->long_from > 0 && (int64_t)call->n_prompt + call->sampling.max_tokens > model->long_from;
+static inline bool mp_decoder_is_long(const mp_decoder *model, const mp_text_request *request) {
+    return model->long_from > 0 && (int64_t)request->n_prompt + request->sampling.max_tokens > model->long_from;
 }
 
 /* Creates the group; its first sequence is active. Takes no blocks yet. Evicts idle blocks if memory is short. */

@@ -111,7 +111,7 @@ typedef struct mp_diff_encoder { /* hyper-parameters of a text encoder; layers 0
 typedef struct mp_diffusion {
     mp_model_base base;
     mp_weights *weights;
-    mp_compute compute; /* AUTO: float weights as auto_class says, all others as stored */
+    mp_compute compute; /* AUTO: float weights as mp_float_class says, all others as stored */
     bool flux;          /* FLUX; else Stable Diffusion 3 */
     mp_diff_encoder encoder[MP_DIFF_ENCODERS];
     /* transformer */

@@ -154,15 +154,15 @@ static void begin_step(mp_diff_state *state, const mp_image_generation_request *
     pack(call, from + (int64_t)state->at.image * mp_image_generation_latents(call), state->latents);
 }
 
-/* After the last pass: x += (next sigma - sigma) v. With classifier-free guidance v = away + scale (v - away). */
+/* After the last pass: x += (next sigma - sigma) v. With guidance, v = negative + scale (v - negative). */
 static mp_status end_step(mp_item *item, mp_error *error) {
     mp_diff_state *state = item->state;
     mp_image_generation_request *call = mp_diff_call(item);
     const int64_t n = mp_image_generation_latents(call);
     float *v = state->velocity[0];
-    const float *away = state->velocity[1];
+    const float *negative = state->velocity[1];
     for (int64_t i = 0; call->n_texts > 1 && i < n; i++)
-        v[i] = away[i] + call->guidance * (v[i] - away[i]);
+        v[i] = negative[i] + call->guidance * (v[i] - negative[i]);
     if (!mp_kernels_get()->all_finite(v, n))
         return mp_fail(error, MP_NUMERIC, "the model produced NaN or infinity in step %d", state->at.step + 1);
     const float by = call->sigmas[state->at.step + 1] - call->sigmas[state->at.step];

@@ -75,7 +75,7 @@ void mp_diff_let_go(mp_diffusion_engine *engine, mp_diff_memory *memory) {
 
 /* Before a stage is loaded, drop the earlier ones unless memory is plentiful. Kept stages save the next request a
  * load. */
-static void make_room(mp_diffusion_engine *engine, int stage) {
+static void make_space(mp_diffusion_engine *engine, int stage) {
     const uint64_t limit = atomic_load_explicit(&engine->budget->limit, memory_order_relaxed);
     const uint64_t used = atomic_load_explicit(&engine->budget->used, memory_order_relaxed);
     if (used + engine->model->stage_bytes[stage] > limit / 10 * 7)
@@ -83,12 +83,12 @@ static void make_room(mp_diffusion_engine *engine, int stage) {
 }
 
 /* Build a block's weights on first use. */
-static mp_status need(mp_diffusion_engine *engine, int stage, int index, mp_lease *lease, mp_error *error) {
+static mp_status ensure_block(mp_diffusion_engine *engine, int stage, int index, mp_lease *lease, mp_error *error) {
     mp_diff_block *block = &engine->blocks[stage][index];
     if (block->ready)
         return MP_OK;
     if (index == 0)
-        make_room(engine, stage);
+        make_space(engine, stage);
     mp_builder builder = {0};
     mp_status status;
     *block = (mp_diff_block){0};
@@ -155,11 +155,11 @@ mp_status mp_diff_run_block(mp_diffusion_engine *engine, mp_diff_state *state, m
     const mp_diffusion *model = engine->model;
     job j = {.engine = engine, .state = state, .stage = stage, .index = index};
     if (stage == MP_DIFF_TRANSFORMER) {
-        MP_TRY(need(engine, stage, 0, lease, error));
+        MP_TRY(ensure_block(engine, stage, 0, lease, error));
         j.end = index == model->block_count[stage];
         j.index = j.end ? 0 : index;
     }
-    MP_TRY(need(engine, stage, j.index, lease, error));
+    MP_TRY(ensure_block(engine, stage, j.index, lease, error));
     if (mp_lease_poll(lease)) {
         *done = false;
         return MP_OK;

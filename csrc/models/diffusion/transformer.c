@@ -177,8 +177,8 @@ static bool modulate(mp_diff_thread *l, const mp_linear *linear, const mp_dit_pa
 }
 
 /* Norm and rotate queries and keys in place in qkv [rows, 3 hidden], head by head. No barrier. */
-static void turn_heads(mp_diff_thread *l, const mp_diffusion *model, const mp_norm *q_norm, const mp_norm *k_norm,
-                       const float *angles, int64_t rows, float *qkv) {
+static void rotate_heads(mp_diff_thread *l, const mp_diffusion *model, const mp_norm *q_norm, const mp_norm *k_norm,
+                         const float *angles, int64_t rows, float *qkv) {
     const int32_t H = model->hidden, D = model->head_dim;
     const mp_rope rope = {.dim = D};
     int64_t from, to;
@@ -236,13 +236,13 @@ static bool mlp(mp_diff_thread *l, const mp_dit_side *side, int32_t H, int64_t M
 }
 
 /* Compute the queries, keys and values of one kind of rows. */
-static bool lead_in(mp_diff_thread *l, const mp_diffusion *model, const mp_dit_side *side, const float *modulation,
-                    const float *h, int64_t M, const float *angles, buffers *r, float *normed, float *qkv) {
+static bool project_qkv(mp_diff_thread *l, const mp_diffusion *model, const mp_dit_side *side, const float *modulation,
+                        const float *h, int64_t M, const float *angles, buffers *r, float *normed, float *qkv) {
     const int32_t H = model->hidden;
     if (!mp_diff_layer_norm(l, h, M, H, modulation + H, modulation, EPS, normed) ||
         !mp_diff_forward(l, &side->qkv, normed, H, M, NULL, r->acts, qkv, 3 * (int64_t)H))
         return false;
-    turn_heads(l, model, &side->q_norm, &side->k_norm, angles, M, qkv);
+    rotate_heads(l, model, &side->q_norm, &side->k_norm, angles, M, qkv);
     return true;
 }
 
@@ -257,8 +257,9 @@ bool mp_dit_joint_forward(mp_diff_thread *l, const mp_diffusion *model, const mp
     float *of_text = r.modulation, *of_image = r.modulation2;
     if (!modulate(l, &block->text.modulation, pass, H, 3, r.acts, of_text) ||
         !modulate(l, &block->image.modulation, pass, H, 3, r.acts, of_image) ||
-        !lead_in(l, model, &block->text, of_text, text, L, angles, &r, r.normed, r.qkv) ||
-        !lead_in(l, model, &block->image, of_image, image, P, image_angles, &r, r.normed + L * H, r.qkv + L * 3 * H))
+        !project_qkv(l, model, &block->text, of_text, text, L, angles, &r, r.normed, r.qkv) ||
+        !project_qkv(l, model, &block->image, of_image, image, P, image_angles, &r, r.normed + L * H,
+                     r.qkv + L * 3 * H))
         return false;
     if (block->dual &&
         !mp_diff_layer_norm(l, image, P, H, of_image + 7 * (int64_t)H, of_image + 6 * (int64_t)H, EPS, r.normed2))
@@ -271,7 +272,7 @@ bool mp_dit_joint_forward(mp_diff_thread *l, const mp_diffusion *model, const mp
     if (block->dual) {
         if (!mp_diff_forward(l, &block->qkv2, r.normed2, H, P, NULL, r.acts, r.qkv, 3 * (int64_t)H))
             return false;
-        turn_heads(l, model, &block->q_norm2, &block->k_norm2, NULL, P, r.qkv);
+        rotate_heads(l, model, &block->q_norm2, &block->k_norm2, NULL, P, r.qkv);
         if (!attend(l, model, r.qkv, P, r.normed2) ||
             !mp_diff_add_gated(l, &block->out2, r.normed2, H, P, of_image + 8 * (int64_t)H, r.acts, r.rows, image) ||
             !mp_diff_barrier(l))
@@ -294,13 +295,13 @@ bool mp_dit_single_forward(mp_diff_thread *l, const mp_diffusion *model, const m
         !mp_diff_layer_norm(l, pass->h, T, (int)H, r.modulation + H, r.modulation, EPS, r.normed) ||
         !mp_diff_forward(l, &block->qkv, r.normed, H, T, NULL, r.acts, r.qkv, 3 * H))
         return false;
-    turn_heads(l, model, &block->q_norm, &block->k_norm, pass->angles, T, r.qkv);
+    rotate_heads(l, model, &block->q_norm, &block->k_norm, pass->angles, T, r.qkv);
     return attend(l, model, r.qkv, T, r.normed2) && add_mlp(l, &block->up, &block->out, r.normed2, r.normed, (int32_t)H,
                                                             T, r.modulation + 2 * H, &r, pass->h);
 }
 
 /* Stable Diffusion 3 projects a patch to (y, x, channel). Reorder it to the latents' (channel, y, x). */
-static void turn_patches(mp_diff_thread *l, const mp_diffusion *model, int64_t rows, float *velocity) {
+static void reorder_patches(mp_diff_thread *l, const mp_diffusion *model, int64_t rows, float *velocity) {
     enum { SIDES = MP_DIFF_PATCH * MP_DIFF_PATCH };
     const int32_t C = model->channels;
     float *row = (float *)l->own;
@@ -326,6 +327,6 @@ bool mp_dit_end(mp_diff_thread *l, const mp_diffusion *model, const mp_dit_ends 
         !mp_diff_forward(l, &ends->velocity, r.normed, H, rows, NULL, r.acts, pass->velocity, patch))
         return false;
     if (!model->flux)
-        turn_patches(l, model, rows, pass->velocity);
+        reorder_patches(l, model, rows, pass->velocity);
     return mp_diff_barrier(l);
 }

@@ -119,7 +119,7 @@ bool mp_dedup_recall(mp_encoder_dedup *dedup, const mp_encoder_text *text, uint6
     return false;
 }
 
-static bool make_room(mp_encoder_dedup *dedup) {
+static bool make_space(mp_encoder_dedup *dedup) {
     if (dedup->recent || dedup->capacity == 0)
         return dedup->recent != NULL;
     const uint64_t bytes = dedup->capacity * (dedup->row_bytes + sizeof(mp_dedup_result));
@@ -142,7 +142,7 @@ static bool may_keep(const mp_encoder_dedup *dedup, const mp_encoder_text *text)
 void mp_dedup_keep(mp_encoder_dedup *dedup, const mp_encoder_text *texts, int count, uint64_t now_ns) {
     const int first = count > (int)dedup->capacity ? count - (int)dedup->capacity : 0;
     for (int t = first; t < count; t++) {
-        if (!may_keep(dedup, &texts[t]) || !make_room(dedup))
+        if (!may_keep(dedup, &texts[t]) || !make_space(dedup))
             continue;
         mp_dedup_result *result = &dedup->recent[dedup->next];
         uint8_t *row = dedup->store + dedup->next * dedup->row_bytes;

@@ -60,8 +60,8 @@ mp_status mp_encoder_check(const mp_model *base, mp_request *call_base, uint64_t
             return MP_CONTEXT_OVERFLOW;
         }
         if (call->skip && (call->skip[t] < 0 || call->skip[t] >= n))
-            return mp_fail(error, MP_INVALID_ARGUMENT, "skip of text %d is %d, allowed: 0 to %lld", t,
-                           call->skip[t], (long long)n - 1);
+            return mp_fail(error, MP_INVALID_ARGUMENT, "skip of text %d is %d, allowed: 0 or more, but below %lld", t,
+                           call->skip[t], (long long)n);
         if (call->second && (call->second[t] < 1 || call->second[t] >= n))
             return mp_fail(error, MP_INVALID_ARGUMENT, "pair %d: the second text begins at token %d of %lld", t,
                            call->second[t], (long long)n);

@@ -24,9 +24,8 @@ static void read_block(const mp_tensor *tensor, int64_t row, int64_t rows, int64
         mp_dequantize_row(tensor->dtype, mp_tensor_row(tensor, row + r) + column * item, columns, to + r * columns);
 }
 
-/* Compute both products of one head. Scratch: block [hidden, size] at most, turned [hidden, size], own [count,
- * size]. */
-static void multiply_head(const mp_latent_attention_run *run, int head, float *block, float *turned, float *own) {
+/* Compute both products of one head. Scratch: block and transposed, each up to [hidden, size]; own [count, size]. */
+static void multiply_head(const mp_latent_attention_run *run, int head, float *block, float *transposed, float *own) {
     const mp_latent_attention *latent = run->latent;
     const int32_t D = latent->hidden, L = latent->count, d = run->size, inner = latent->heads * d;
     const float scale = (float)(1 / sqrt((double)d));
@@ -37,8 +36,8 @@ static void multiply_head(const mp_latent_attention_run *run, int head, float *b
     read_block(run->q, first, d, 0, D, block);
     for (int64_t i = 0; i < d; i++)
         for (int64_t k = 0; k < D; k++)
-            turned[k * d + i] = block[i * D + k] * scale;
-    mp_gemm_f32_plain(L, D, d, own, d, turned, d, scores, D);
+            transposed[k * d + i] = block[i * D + k] * scale;
+    mp_gemm_f32_plain(L, D, d, own, d, transposed, d, scores, D);
     read_block(run->kv, inner + first, d, 0, D, block);
     mp_gemm_f32_plain(L, d, D, run->latents, D, block, D, own, d);
     read_block(run->out, 0, D, first, d, block);

@@ -299,7 +299,7 @@ static mp_status make_position_bias(mp_encoder *model, mp_budget *budget, mp_err
  * multiplies it, else fp32. int8 only reaches 0.995. Quantised weights are dequantised first. Pre-norm models never
  * norm the residual stream, so rounding accumulates: seeded networks of 22 such layers reached 0.9993. Those published
  * in fp32 are computed in fp32; the others were trained in 16 bits. */
-static mp_compute class_of(mp_compute asked, const mp_spec *spec) {
+static mp_compute compute_type_for(mp_compute asked, const mp_spec *spec) {
     enum { FEW_LAYERS = 12 };
     char deepest[64];
     if (asked != MP_COMPUTE_AUTO)
@@ -327,7 +327,7 @@ mp_status mp_encoder_load(const mp_load_args *args, mp_model **out, mp_error *er
     model->token_types = 1;
     MP_TRY_GOTO(read_hyper(model, args->spec, error));
     MP_TRY_GOTO(read_ropes(model, args->spec, error));
-    mp_compute compute = class_of(args->compute, args->spec);
+    mp_compute compute = compute_type_for(args->compute, args->spec);
     model->compute = model->attention.compute = compute;
     mp_builder_init(&builder, model->weights, compute);
     builder.shared = args->shared;
@@ -373,7 +373,7 @@ cleanup:
 }
 
 void mp_encoder_footprint(const mp_spec *spec, mp_compute compute, uint64_t *model_bytes, uint64_t *engine_bytes) {
-    compute = class_of(compute, spec);
+    compute = compute_type_for(compute, spec);
     int64_t per_weight_x4 = compute == MP_COMPUTE_BF16 ? 8 : compute == MP_COMPUTE_I8 ? 4 : 16;
     uint64_t bytes = 0;
     for (int i = 0; i < mp_spec_tensor_count(spec); i++) {

@@ -2,20 +2,20 @@
 
 #include <string.h>
 
-enum { LEAST_PLACES = 1 << 10, MOST_PLACES = 1 << 17 };
+enum { MIN_SLOTS = 1 << 10, MAX_SLOTS = 1 << 17 };
 
-static uint32_t place_of(const mp_draft_index *index, const int32_t *end, int run) {
+static uint32_t slot_of(const mp_draft_index *index, const int32_t *end, int run) {
     uint64_t hash = (uint64_t)run;
     for (int i = run; i > 0; i--)
         hash = (hash ^ (uint32_t)end[-i]) * 0x9E3779B97F4A7C15u;
     return (uint32_t)(hash >> 32) & (index->capacity - 1);
 }
 
-/* Keeps at least six slots for each token, which has two runs, up to MOST_PLACES slots; beyond that, new runs overwrite
+/* Keeps at least six slots for each token, which has two runs, up to MAX_SLOTS slots; beyond that, new runs overwrite
  * old ones. */
-static bool make_room(mp_draft_index *index, mp_budget *budget, int32_t count) {
-    uint32_t capacity = index->capacity ? index->capacity : LEAST_PLACES;
-    while (capacity < MOST_PLACES && (uint64_t)capacity < 6 * (uint64_t)count)
+static bool reserve_slots(mp_draft_index *index, mp_budget *budget, int32_t count) {
+    uint32_t capacity = index->capacity ? index->capacity : MIN_SLOTS;
+    while (capacity < MAX_SLOTS && (uint64_t)capacity < 6 * (uint64_t)count)
         capacity *= 2;
     if (capacity == index->capacity)
         return true;
@@ -36,7 +36,7 @@ static bool make_room(mp_draft_index *index, mp_budget *budget, int32_t count) {
 static int32_t look_up(const mp_draft_index *index, const int32_t *tokens, int32_t count, int run) {
     if (count <= run)
         return 0;
-    int32_t end = (int32_t)index->ends[place_of(index, tokens + count, run)];
+    int32_t end = (int32_t)index->ends[slot_of(index, tokens + count, run)];
     size_t bytes = (size_t)run * sizeof *tokens;
     /* runs of both lengths share the slots */
     return end >= run && memcmp(tokens + end - run, tokens + count - run, bytes) == 0 ? end : 0;
@@ -45,13 +45,13 @@ static int32_t look_up(const mp_draft_index *index, const int32_t *tokens, int32
 int mp_draft_find(mp_draft_index *index, mp_budget *budget, const int32_t *tokens, int32_t count, int most,
                   int32_t *draft, int *run) {
     *run = 0;
-    if (!make_room(index, budget, count))
+    if (!reserve_slots(index, budget, count))
         return 0;
     /* index all runs except those at the end, which no token follows yet */
     for (; index->count < count; index->count++)
         for (int n = MP_DRAFT_SHORT; n <= MP_DRAFT_LONG; n++)
             if (index->count >= n)
-                index->ends[place_of(index, tokens + index->count, n)] = (uint32_t)index->count;
+                index->ends[slot_of(index, tokens + index->count, n)] = (uint32_t)index->count;
     int32_t end = 0;
     for (int n = MP_DRAFT_LONG; n >= MP_DRAFT_SHORT && !end; n--)
         end = look_up(index, tokens, count, n);

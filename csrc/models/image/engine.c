@@ -443,7 +443,7 @@ static bool others_begun(const vit_engine *engine, const large_image *large) {
 }
 
 /* Compute parts of the planned image, at least one, until its time is over. Returns the operations computed. */
-static uint64_t go_on(vit_engine *engine, mp_lease *lease, uint64_t start, mp_outcome *outcome) {
+static uint64_t compute_large(vit_engine *engine, mp_lease *lease, uint64_t start, mp_outcome *outcome) {
     const mp_vit *model = engine->model;
     large_image *large = engine->planned;
     mp_item *item = large->item;
@@ -536,7 +536,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
         conclude(engine, plan, images, outcomes);
     for (int i = 0; !stopped && i < plan->count; i++)
         if (is_planned(engine, plan->items[i])) {
-            ops += go_on(engine, lease, mp_sys_now_ns(), &outcomes[i]);
+            ops += compute_large(engine, lease, mp_sys_now_ns(), &outcomes[i]);
             break;
         }
     engine->planned = NULL;

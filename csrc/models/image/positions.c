@@ -91,7 +91,7 @@ size_t mp_vit_axes_bytes(const mp_vit *model, int32_t down, int32_t across) {
 
 /* Angles of one line or column. Half of a head's pairs rotate by line, the other half by column, with the same
  * frequencies. */
-static void turn(const mp_vit *model, int32_t at, float *out) {
+static void make_rotation(const mp_vit *model, int32_t at, float *out) {
     const int half = model->head_dim / 4;
     for (int i = 0; i < half; i++) {
         double angle = at * pow((double)model->rope_base, -(double)i / half);
@@ -101,13 +101,13 @@ static void turn(const mp_vit *model, int32_t at, float *out) {
 }
 
 /* Compute the rotations of each line and column once; the rows copy them. */
-static void turn_all(const mp_vit *model, const mp_vit_image *image, float *rotation) {
+static void make_rotations(const mp_vit *model, const mp_vit_image *image, float *rotation) {
     const int32_t down = image->down, across = image->across, half = model->head_dim / 2;
     const size_t bytes = (size_t)half * sizeof *rotation;
     for (int32_t y = 0; y < down; y++)
-        turn(model, y, rotation + 2 * (int64_t)image->place[y * across] * half);
+        make_rotation(model, y, rotation + 2 * (int64_t)image->place[y * across] * half);
     for (int32_t x = 0; x < across; x++)
-        turn(model, x, rotation + (2 * (int64_t)image->place[x] + 1) * half);
+        make_rotation(model, x, rotation + (2 * (int64_t)image->place[x] + 1) * half);
     for (int32_t y = 0; y < down; y++)
         for (int32_t x = 0; x < across; x++) {
             float *out = rotation + 2 * (int64_t)image->place[y * across + x] * half;
@@ -137,5 +137,5 @@ void mp_vit_axes(const mp_vit *model, mp_vit_image *image, void *memory) {
     image->place = place;
     image->windows = windows;
     image->rotation = rotation;
-    turn_all(model, image, rotation);
+    make_rotations(model, image, rotation);
 }

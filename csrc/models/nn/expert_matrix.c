@@ -40,17 +40,17 @@ static mp_status find_rows(mp_expert_matrix *matrix, const mp_weights *weights, 
         return MP_OK;
     }
     snprintf(name, sizeof name, "blk.%d.ffn_%s.0.columns", layer, part);
-    const bool turned = mp_weights_has(weights, name);
-    int64_t sizes[2] = {turned ? matrix->K : matrix->N, turned ? matrix->N : matrix->K};
+    const bool transposed = mp_weights_has(weights, name);
+    int64_t sizes[2] = {transposed ? matrix->K : matrix->N, transposed ? matrix->N : matrix->K};
     for (int e = 0; e < matrix->count; e++) {
-        snprintf(name, sizeof name, "blk.%d.ffn_%s.%d.%s", layer, part, e, turned ? "columns" : "weight");
+        snprintf(name, sizeof name, "blk.%d.ffn_%s.%d.%s", layer, part, e, transposed ? "columns" : "weight");
         MP_TRY(mp_weights_get(weights, name, 2, sizes, &matrix->tensors[e], error));
         if (matrix->tensors[e].dtype != matrix->tensors[0].dtype)
             return mp_fail(error, MP_UNSUPPORTED, "tensor %s has another type than the first expert", name);
     }
     matrix->dtype = matrix->tensors[0].dtype;
-    matrix->layout = turned ? MP_EXPERT_COLUMNS : MP_EXPERT_ROWS;
-    return turned ? check_columns(matrix->dtype, name, error) : MP_OK;
+    matrix->layout = transposed ? MP_EXPERT_COLUMNS : MP_EXPERT_ROWS;
+    return transposed ? check_columns(matrix->dtype, name, error) : MP_OK;
 }
 
 static mp_status find_columns(mp_expert_matrix *matrix, const mp_weights *weights, const char *name, mp_error *error) {
@@ -178,22 +178,22 @@ static void join_codes(const mp_expert_matrix *matrix, int expert, int32_t n0, i
 }
 
 /* Transposes columns first + step n of a matrix [K, width] of items of TYPE. SLICE rows at a time stay in the cache. */
-#define TURN(TYPE)                                                        \
+#define TRANSPOSE(TYPE)                                                   \
     for (int32_t k0 = 0; k0 < K; k0 += SLICE)                             \
         for (int32_t i = 0; i < n; i++)                                   \
             for (int32_t k = k0; k < K && k < k0 + SLICE; k++)            \
                 memcpy(to + ((int64_t)i * K + k) * (int64_t)sizeof(TYPE), \
                        from + ((int64_t)k * width + step * i) * (int64_t)sizeof(TYPE), sizeof(TYPE));
 
-static void turn_columns(const mp_expert_matrix *matrix, int expert, int32_t n0, int32_t n, uint8_t *to) {
+static void transpose_columns(const mp_expert_matrix *matrix, int expert, int32_t n0, int32_t n, uint8_t *to) {
     enum { SLICE = 32 };
     const int64_t step = matrix->step, width = step * matrix->N;
     const int32_t K = matrix->K, item = mp_dtype_get(matrix->dtype)->bytes;
     const uint8_t *from = matrix->tensors[expert].data + (matrix->first + step * n0) * item;
     if (item == 4) {
-        TURN(uint32_t)
+        TRANSPOSE(uint32_t)
     } else {
-        TURN(uint16_t)
+        TRANSPOSE(uint16_t)
     }
 }
 
@@ -203,7 +203,7 @@ mp_tensor mp_expert_rows(const mp_expert_matrix *matrix, int expert, int32_t n0,
     rows.shape[1] = matrix->K;
     switch (matrix->layout) {
     case MP_EXPERT_ROWS: rows.data = mp_tensor_row(&matrix->tensors[expert], n0); break;
-    case MP_EXPERT_COLUMNS: turn_columns(matrix, expert, n0, n, to); break;
+    case MP_EXPERT_COLUMNS: transpose_columns(matrix, expert, n0, n, to); break;
     case MP_EXPERT_CODES: join_codes(matrix, expert, n0, n, to); break;
     }
     return rows;

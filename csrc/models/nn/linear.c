@@ -137,7 +137,7 @@ mp_status mp_builder_conv(mp_builder *builder, mp_linear *linear, const char *na
 }
 
 /* Reorders the inputs of a convolution from [channels][taps], as stored, to [taps][channels]. */
-static mp_status turn(mp_build_job *job, mp_error *error) {
+static mp_status reorder_taps(mp_build_job *job, mp_error *error) {
     const mp_wmat *w = &job->linear->w[job->part];
     int64_t items = mp_tensor_items(&job->tensor), taps = job->taps, channels = w->K / taps;
     job->turned = mp_alloc((size_t)(items + w->K) * sizeof(float), MP_TAG_MISC);
@@ -221,7 +221,7 @@ static void split_body(const mp_team_thread *thread, void *arg) {
 }
 
 /* Returns true if a matrix may stay as stored: packing does not round it, so its rows are equal before and after. */
-static bool may_stay(const mp_build_job *job) {
+static bool can_stay_stored(const mp_build_job *job) {
     if (!job->linear)
         return false;
     mp_wkind kind = job->linear->w[job->part].kind;
@@ -231,11 +231,11 @@ static bool may_stay(const mp_build_job *job) {
 }
 
 /* Leaves such matrices as stored, if together they have at least `pack_on_use` bytes. */
-static mp_status leave_stored(mp_builder *builder, mp_lease *lease, mp_progress *progress, mp_error *error) {
+static mp_status keep_stored(mp_builder *builder, mp_lease *lease, mp_progress *progress, mp_error *error) {
     uint64_t bytes = 0;
     int count = 0;
     for (int i = 0; i < builder->count; i++)
-        if (may_stay(&builder->jobs[i])) {
+        if (can_stay_stored(&builder->jobs[i])) {
             bytes += builder->jobs[i].tensor.nbytes;
             count++;
         }
@@ -245,7 +245,7 @@ static mp_status leave_stored(mp_builder *builder, mp_lease *lease, mp_progress 
         return mp_fail_memory(error, (uint64_t)count * sizeof(mp_stored_part), "the list of matrices");
     for (int i = 0; i < builder->count; i++) {
         mp_build_job *job = &builder->jobs[i];
-        if (!may_stay(job))
+        if (!can_stay_stored(job))
             continue;
         mp_linear *linear = job->linear;
         MP_TRY(mp_stored_add(builder->stored, &linear->w[job->part], &job->tensor, &linear->stored[job->part], error));
@@ -330,7 +330,7 @@ mp_status mp_builder_finish(mp_builder *builder, mp_lease *lease, mp_budget *bud
     bool filled = builder->shared && builder->shared->data;
     for (int i = 0; i < builder->count && !filled; i++)
         if (builder->jobs[i].taps)
-            MP_TRY(turn(&builder->jobs[i], error));
+            MP_TRY(reorder_taps(&builder->jobs[i], error));
     for (int i = 0; i < builder->count; i++) { /* the biases of a layer's parts share one vector */
         mp_build_job *job = &builder->jobs[i];
         if (job->vector && job->append && job->at == 0) {
@@ -365,7 +365,7 @@ mp_status mp_builder_finish(mp_builder *builder, mp_lease *lease, mp_budget *bud
         builder->slab = NULL;
         return MP_OK;
     }
-    mp_status status = leave_stored(builder, lease, progress, error);
+    mp_status status = keep_stored(builder, lease, progress, error);
     if (status != MP_OK) {
         drop_slab(builder, budget);
         return status;

@@ -206,7 +206,7 @@ static void pool_one(mp_pooling_mode mode, const float *tokens, int n, int skip,
 }
 
 /* y -= minus x, one output at a time. */
-static void take_off(const mp_dense *dense, const float *x, float *y) {
+static void subtract_minus(const mp_dense *dense, const float *x, float *y) {
     for (int i = 0; i < dense->out; i++) {
         float less;
         mp_gemm_f32_plain(1, 1, dense->in, x, dense->in, dense->minus + (int64_t)i * dense->in, dense->in, &less, 1);
@@ -227,7 +227,7 @@ void mp_head_apply(const mp_head *head, const float *tokens, int n, int skip, in
                 dense = &head->sizes[s];
         mp_gemm_f32_plain(1, dense->out, dense->in, in, dense->in, dense->weight, dense->in, next, dense->out);
         if (dense->minus)
-            take_off(dense, in, next);
+            subtract_minus(dense, in, next);
         if (dense->bias)
             call->add(dense->bias, dense->out, next);
         call->activate(dense->act, dense->out, next);

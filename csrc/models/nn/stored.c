@@ -17,7 +17,7 @@ enum { FETCH_BYTES = 4 << 20 };
 
 /* Runs in the child of a fork: the threads that were keeping panels do not exist there, and their panels are
  * incomplete. */
-static void forget_keepers(mp_forked *self) {
+static void reset_keeping(mp_forked *self) {
     mp_stored *stored = (mp_stored *)((char *)self - offsetof(mp_stored, forked));
     for (int i = 0; i < stored->count; i++) {
         mp_stored_part *part = &stored->parts[i];
@@ -33,7 +33,7 @@ mp_stored *mp_stored_create(const mp_weights *weights, int capacity) {
     if (!stored)
         return NULL;
     mp_error error;
-    if (mp_forked_add(&stored->forked, forget_keepers, &error) != MP_OK) {
+    if (mp_forked_add(&stored->forked, reset_keeping, &error) != MP_OK) {
         mp_free(stored);
         return NULL;
     }
@@ -139,8 +139,8 @@ static void packed(mp_stored_part *part, int panel) {
 }
 
 /* Computes one panel through scratch, as a matrix of its own. */
-static void pass_through(const mp_stored_part *part, const mp_wmat *w, const mp_acts *x, int M, int panel,
-                         const mp_epilogue *ep, float *y, int64_t ldy, uint8_t *scratch) {
+static void gemm_through_scratch(const mp_stored_part *part, const mp_wmat *w, const mp_acts *x, int M, int panel,
+                                 const mp_epilogue *ep, float *y, int64_t ldy, uint8_t *scratch) {
     int32_t n0 = panel * MP_PANEL_N, left = w->N - n0, n = left < MP_PANEL_N ? left : MP_PANEL_N;
     mp_tensor rows = part->tensor;
     rows.data = mp_tensor_row(&part->tensor, n0);
@@ -179,7 +179,7 @@ void mp_stored_gemm(mp_stored_part *part, const mp_wmat *w, const mp_acts *x, in
             mp_gemm(w, x, 0, M, p, p + 1, ep, y, ldy);
             packed(part, p);
         } else {
-            pass_through(part, w, x, M, p, ep, y, ldy, own->scratch);
+            gemm_through_scratch(part, w, x, M, p, ep, y, ldy, own->scratch);
         }
         p++;
     }

@@ -186,19 +186,19 @@ static uint64_t most_parts(const mp_vision *vision, const mp_text_images *images
     return parts;
 }
 
-mp_status mp_vision_check(const mp_vision *vision, mp_text_request *call, mp_error *error) {
-    mp_text_images *images = &call->images;
+mp_status mp_vision_check(const mp_vision *vision, mp_text_request *request, mp_error *error) {
+    mp_text_images *images = &request->images;
     MP_TRY(check_tiles(vision, images, error));
     images->most_parts = most_parts(vision, images);
     const bool known = vision->image_token >= 0;
     int64_t placeholders = 0, rows = 0;
-    for (int32_t i = 0; i < call->n_prompt; i++)
-        placeholders += call->prompt[i] == vision->image_token;
+    for (int32_t i = 0; i < request->n_prompt; i++)
+        placeholders += request->prompt[i] == vision->image_token;
     for (int32_t r = 0; r < images->n_runs; r++) {
         const mp_image_run *run = &images->runs[r];
         MP_TRY(check_run(vision, images, r, error));
         for (int32_t i = run->start; i < run->start + run->rows; i++)
-            rows += !known || call->prompt[i] == vision->image_token;
+            rows += !known || request->prompt[i] == vision->image_token;
     }
     int64_t of_runs = images->n_runs ? images->runs[images->n_runs - 1].source + images->runs[images->n_runs - 1].rows
                                      : 0;

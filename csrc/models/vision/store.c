@@ -128,7 +128,7 @@ static void end_job(mp_image_store *store, mp_tile_job **at) {
     mp_free(job);
 }
 
-static void forget_job(mp_image_store *store, mp_tile_job **at) {
+static void drop_job(mp_image_store *store, mp_tile_job **at) {
     free_tile(store, (*at)->tile);
     end_job(store, at);
 }
@@ -138,7 +138,7 @@ uint64_t mp_images_bytes(const mp_image_store *store) { return store->tile_bytes
 uint64_t mp_images_rest(mp_image_store *store) {
     const uint64_t before = mp_images_bytes(store);
     while (store->jobs)
-        forget_job(store, &store->jobs);
+        drop_job(store, &store->jobs);
     give_arena(store, &store->spare);
     give_arena(store, &store->scratch);
     return before - mp_images_bytes(store);
@@ -175,13 +175,13 @@ static int32_t number_of(mp_image_store *store, const uint8_t *key) {
 }
 
 /* Assigns M-RoPE positions: text advances on all axes alike; the rows of an image are placed by line and column. */
-static void place(const mp_vision *vision, const mp_text_request *call, mp_request_images *own) {
-    const mp_text_images *images = &call->images;
+static void place(const mp_vision *vision, const mp_text_request *request, mp_request_images *own) {
+    const mp_text_images *images = &request->images;
     const int32_t unit = vision->image_encoder.patch * vision->merge;
     int32_t at = 0, next = 0;
     for (int32_t r = 0; r <= images->n_runs; r++) {
         const mp_image_run *run = &images->runs[r];
-        for (int32_t end = r < images->n_runs ? run->start : call->n_prompt; at < end; at++, next++)
+        for (int32_t end = r < images->n_runs ? run->start : request->n_prompt; at < end; at++, next++)
             own->positions[at][0] = own->positions[at][1] = own->positions[at][2] = next;
         if (r == images->n_runs)
             break;
@@ -193,16 +193,16 @@ static void place(const mp_vision *vision, const mp_text_request *call, mp_reque
         }
         next += largest(down, across);
     }
-    own->shift = next - call->n_prompt;
+    own->shift = next - request->n_prompt;
 }
 
-mp_status mp_images_begin(mp_image_store *store, const mp_text_request *call, bool axes, mp_sequence_group *group,
+mp_status mp_images_begin(mp_image_store *store, const mp_text_request *request, bool axes, mp_sequence_group *group,
                           mp_error *error) {
-    const mp_text_images *images = &call->images;
+    const mp_text_images *images = &request->images;
     if (images->n_runs == 0)
         return MP_OK;
     size_t list = sizeof(mp_request_images) + (size_t)images->n_tiles * sizeof(mp_tile *);
-    size_t bytes = list + (axes ? (size_t)call->n_prompt * sizeof *group->images->positions : 0);
+    size_t bytes = list + (axes ? (size_t)request->n_prompt * sizeof *group->images->positions : 0);
     if (!take_budget(store, bytes))
         return mp_fail_memory(error, bytes, "the images of a request");
     group->charged += bytes;
@@ -211,14 +211,14 @@ mp_status mp_images_begin(mp_image_store *store, const mp_text_request *call, bo
         return mp_fail_memory(error, bytes, "the images of a request");
     if (axes) {
         group->images->positions = (void *)((uint8_t *)group->images + list);
-        place(store->vision, call, group->images);
+        place(store->vision, request, group->images);
     }
     return MP_OK;
 }
 
-mp_status mp_images_number(mp_image_store *store, const mp_text_request *call, mp_sequence_group *group,
+mp_status mp_images_number(mp_image_store *store, const mp_text_request *request, mp_sequence_group *group,
                            mp_error *error) {
-    const mp_text_images *images = &call->images;
+    const mp_text_images *images = &request->images;
     if (images->n_runs > 0 && !store->numbers)
         store->numbers = mp_alloc_array(MOST_NUMBERS, sizeof *store->numbers, MP_TAG_SCRATCH);
     if (images->n_runs > 0 && !store->numbers)
@@ -232,8 +232,8 @@ mp_status mp_images_number(mp_image_store *store, const mp_text_request *call, m
     return MP_OK;
 }
 
-void mp_images_release(mp_image_store *store, const mp_text_request *call, mp_sequence_group *group) {
-    for (int32_t t = 0; group->images && t < call->images.n_tiles; t++)
+void mp_images_release(mp_image_store *store, const mp_text_request *request, mp_sequence_group *group) {
+    for (int32_t t = 0; group->images && t < request->images.n_tiles; t++)
         if (group->images->tiles[t]) {
             group->images->tiles[t]->users--;
             group->images->tiles[t] = NULL;
@@ -279,17 +279,17 @@ static bool hold(mp_image_store *store, const mp_text_images *images, mp_sequenc
     return *held != NULL;
 }
 
-int mp_images_ready(mp_image_store *store, const mp_text_request *call, mp_sequence_group *group,
+int mp_images_ready(mp_image_store *store, const mp_text_request *request, mp_sequence_group *group,
                     const mp_sequence *seq, int want, int *missing) {
     *missing = -1;
     for (int i = 0; group->images && i < want; i++) {
         int32_t position = seq->cached + i, row;
-        if (position >= call->n_prompt)
+        if (position >= request->n_prompt)
             break;
         if (seq->tokens[position] >= 0)
             continue;
-        int32_t tile = tile_at(store->vision, &call->images, position, &row);
-        if (tile >= 0 && !hold(store, &call->images, group, tile)) {
+        int32_t tile = tile_at(store->vision, &request->images, position, &row);
+        if (tile >= 0 && !hold(store, &request->images, group, tile)) {
             *missing = tile;
             return i;
         }
@@ -297,10 +297,10 @@ int mp_images_ready(mp_image_store *store, const mp_text_request *call, mp_seque
     return want;
 }
 
-const float *mp_images_row(const mp_image_store *store, const mp_text_request *call, const mp_sequence_group *group,
+const float *mp_images_row(const mp_image_store *store, const mp_text_request *request, const mp_sequence_group *group,
                            int32_t position, int64_t *source) {
-    const mp_image_run *run = run_at(&call->images, position);
-    int32_t row, tile = tile_at(store->vision, &call->images, position, &row);
+    const mp_image_run *run = run_at(&request->images, position);
+    int32_t row, tile = tile_at(store->vision, &request->images, position, &row);
     *source = run->source + (position - run->start);
     if (tile < 0)
         return store->vision->newline;
@@ -322,19 +322,19 @@ static mp_vit_image describe(const mp_vision *vision, const mp_text_images *imag
     };
 }
 
-static const uint8_t *key_of(const mp_text_request *call, int tile) {
-    return call->images.tile_keys + (ptrdiff_t)tile * MP_IMAGE_KEY;
+static const uint8_t *key_of(const mp_text_request *request, int tile) {
+    return request->images.tile_keys + (ptrdiff_t)tile * MP_IMAGE_KEY;
 }
 
-static mp_tile_job *find_job(const mp_image_store *store, const mp_text_request *call, int tile) {
+static mp_tile_job *find_job(const mp_image_store *store, const mp_text_request *request, int tile) {
     mp_tile_job *job = store->jobs;
-    while (job && memcmp(job->tile->key, key_of(call, tile), MP_IMAGE_KEY) != 0)
+    while (job && memcmp(job->tile->key, key_of(request, tile), MP_IMAGE_KEY) != 0)
         job = job->next;
     return job;
 }
 
-bool mp_images_computing(const mp_image_store *store, const mp_text_request *call, int tile) {
-    return find_job(store, call, tile) != NULL;
+bool mp_images_computing(const mp_image_store *store, const mp_text_request *request, int tile) {
+    return find_job(store, request, tile) != NULL;
 }
 
 /* Operations of one row in the projector. */
@@ -347,12 +347,12 @@ static int32_t rows_of(const mp_vision *vision, const mp_vit_image *image) {
     return image->down * image->across / (vision->merge * vision->merge) + vision->keep_class;
 }
 
-uint64_t mp_images_left_ns(const mp_image_store *store, const mp_text_request *call, int tile) {
+uint64_t mp_images_left_ns(const mp_image_store *store, const mp_text_request *request, int tile) {
     const mp_vision *vision = store->vision;
-    const mp_vit_image image = describe(vision, &call->images, tile);
+    const mp_vit_image image = describe(vision, &request->images, tile);
     const uint64_t all = mp_vit_image_ops(&vision->image_encoder, image.down, image.across) +
                          (uint64_t)rows_of(vision, &image) * project_ops(vision);
-    const mp_tile_job *job = find_job(store, call, tile);
+    const mp_tile_job *job = find_job(store, request, tile);
     const uint64_t done = job ? job->ops : 0;
     return mp_vit_ns(&vision->image_encoder, all > done ? all - done : 0);
 }
@@ -443,20 +443,20 @@ static void job_body(const mp_team_thread *thread, void *arg) {
 }
 
 /* Drops other tiles that this group began, and tiles whose group is gone. */
-static void forget_others(mp_image_store *store, const mp_text_request *call, const mp_sequence_group *group,
-                          int tile) {
+static void drop_others(mp_image_store *store, const mp_text_request *request, const mp_sequence_group *group,
+                        int tile) {
     for (mp_tile_job **at = &store->jobs; *at;)
         if ((!(*at)->holder || (*at)->holder == group) &&
-            memcmp((*at)->tile->key, key_of(call, tile), MP_IMAGE_KEY) != 0)
-            forget_job(store, at);
+            memcmp((*at)->tile->key, key_of(request, tile), MP_IMAGE_KEY) != 0)
+            drop_job(store, at);
         else
             at = &(*at)->next;
 }
 
-static mp_status start_job(mp_image_store *store, const mp_text_request *call, int tile, mp_tile_job **out,
+static mp_status start_job(mp_image_store *store, const mp_text_request *request, int tile, mp_tile_job **out,
                            mp_error *error) {
     const mp_vit *image_encoder = &store->vision->image_encoder;
-    mp_vit_image image = describe(store->vision, &call->images, tile);
+    mp_vit_image image = describe(store->vision, &request->images, tile);
     size_t axes = image_encoder->axial ? mp_vit_axes_bytes(image_encoder, image.down, image.across) : 0;
     size_t state = mp_arena_cost(mp_vit_state_bytes(image_encoder, image.n));
     mp_tile_job *job = mp_alloc_zeroed(sizeof *job, MP_TAG_SCRATCH);
@@ -466,7 +466,7 @@ static mp_status start_job(mp_image_store *store, const mp_text_request *call, i
     store->spare = (mp_arena){0};
     mp_status status = reserve(store, &job->memory, state + axes, error);
     if (status == MP_OK)
-        status = make_tile(store, key_of(call, tile), rows_of(store->vision, &image), &job->tile, error);
+        status = make_tile(store, key_of(request, tile), rows_of(store->vision, &image), &job->tile, error);
     if (status != MP_OK) {
         give_arena(store, &job->memory);
         mp_free(job);
@@ -538,22 +538,22 @@ static mp_status finish_job(mp_image_store *store, mp_tile_job *job, mp_error *e
     return mp_fail(error, MP_NUMERIC, "the model produced NaN or infinity for an image");
 }
 
-mp_status mp_images_compute(mp_image_store *store, mp_lease *lease, const mp_text_request *call,
+mp_status mp_images_compute(mp_image_store *store, mp_lease *lease, const mp_text_request *request,
                             mp_sequence_group *group, int tile, uint64_t budget_ns, const _Atomic int *unwanted,
                             mp_error *error) {
     mp_vision *vision = (mp_vision *)store->vision; /* its time estimate changes */
     job_run run;
     const uint64_t start = mp_sys_now_ns();
-    forget_others(store, call, group, tile);
-    mp_tile_job *job = find_job(store, call, tile);
+    drop_others(store, request, group, tile);
+    mp_tile_job *job = find_job(store, request, tile);
     if (!job)
-        MP_TRY(start_job(store, call, tile, &job, error));
+        MP_TRY(start_job(store, request, tile, &job, error));
     job->holder = group;
     MP_TRY(make_run(store, job, lease, &run, error));
     run.pass.until_ns = mp_sys_after(start, budget_ns);
     run.pass.unwanted = unwanted;
     /* use this request's pixels: another request may have begun the job */
-    job->image.pixels = call->images.pixels + call->images.offsets[tile];
+    job->image.pixels = request->images.pixels + request->images.offsets[tile];
     mp_lease_run(lease, job_body, &run);
     job->at = run.pass.cursor;
     job->ops += run.pass.ops;
@@ -561,7 +561,7 @@ mp_status mp_images_compute(mp_image_store *store, mp_lease *lease, const mp_tex
     if (job->projected < job->tile->count)
         return MP_OK;
     MP_TRY(finish_job(store, job, error));
-    hold(store, &call->images, group, tile); /* keeps the tile from eviction until the next step */
+    hold(store, &request->images, group, tile); /* keeps the tile from eviction until the next step */
     return MP_OK;
 }
 

@@ -45,7 +45,7 @@ void mp_vision_destroy(mp_vision *vision);
 int32_t mp_vision_rows(const mp_vision *vision, int32_t height, int32_t width);
 /* Checks that a request's images fit the model and its prompt, and that the placeholders are those of the runs. Sets
  * images.most_parts. */
-mp_status mp_vision_check(const mp_vision *vision, mp_text_request *call, mp_error *error);
+mp_status mp_vision_check(const mp_vision *vision, mp_text_request *request, mp_error *error);
 
 extern const mp_image_ops mp_vision_ops; /* the functions that decoder/images.h calls */
 
@@ -104,31 +104,31 @@ uint64_t mp_images_trim(mp_image_store *store);
 
 /* Allocates the image state of an item's new group of sequences. With `axes`, computes M-RoPE positions, in which an
  * image is as long as its longer side. */
-mp_status mp_images_begin(mp_image_store *store, const mp_text_request *call, bool axes, mp_sequence_group *group,
+mp_status mp_images_begin(mp_image_store *store, const mp_text_request *request, bool axes, mp_sequence_group *group,
                           mp_error *error);
 /* Replaces placeholders by image numbers in the tokens of all sequences. Call on every admission, before anything is
  * cached: tokens may hold the numbers of another store, where images were numbered differently. */
-mp_status mp_images_number(mp_image_store *store, const mp_text_request *call, mp_sequence_group *group,
+mp_status mp_images_number(mp_image_store *store, const mp_text_request *request, mp_sequence_group *group,
                            mp_error *error);
 /* Releases the group's tiles, and its tile in computation. */
-void mp_images_release(mp_image_store *store, const mp_text_request *call, mp_sequence_group *group);
+void mp_images_release(mp_image_store *store, const mp_text_request *request, mp_sequence_group *group);
 
 /* Returns how many of the next `want` rows of a sequence can be computed now: all before the first whose tile is
  * missing. Sets *missing to that tile, or -1. Holds the tiles of the others. */
-int mp_images_ready(mp_image_store *store, const mp_text_request *call, mp_sequence_group *group,
+int mp_images_ready(mp_image_store *store, const mp_text_request *request, mp_sequence_group *group,
                     const mp_sequence *seq, int want, int *missing);
 /* Returns the row for a placeholder, whose tile must be held. Sets *source to its index among the rows of all runs. */
-const float *mp_images_row(const mp_image_store *store, const mp_text_request *call, const mp_sequence_group *group,
+const float *mp_images_row(const mp_image_store *store, const mp_text_request *request, const mp_sequence_group *group,
                            int32_t position, int64_t *source);
 /* Returns true if this tile is in computation. */
-bool mp_images_computing(const mp_image_store *store, const mp_text_request *call, int tile);
+bool mp_images_computing(const mp_image_store *store, const mp_text_request *request, int tile);
 /* Predicted time to complete a tile, and time of one part, the least that a step takes. */
-uint64_t mp_images_left_ns(const mp_image_store *store, const mp_text_request *call, int tile);
+uint64_t mp_images_left_ns(const mp_image_store *store, const mp_text_request *request, int tile);
 uint64_t mp_images_part_ns(const mp_image_store *store);
 /* Computes a missing tile for about `budget_ns`, at least one part of it, and holds it when complete. Drops another
  * tile in computation that this group began, or whose group is gone. Stops early if the lease's owner or `unwanted`
  * requests it. */
-mp_status mp_images_compute(mp_image_store *store, mp_lease *lease, const mp_text_request *call,
+mp_status mp_images_compute(mp_image_store *store, mp_lease *lease, const mp_text_request *request,
                             mp_sequence_group *group, int tile, uint64_t budget_ns, const _Atomic int *unwanted,
                             mp_error *error);
 

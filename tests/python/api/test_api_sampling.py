@@ -57,7 +57,8 @@ def test_one_option_by_two_names() -> None:
 @pytest.mark.parametrize(("name", "nearest"), [("temprature", "temperature"), ("topp", "top_p"), ("stops", "stop"),
                                                ("max_token", "max_tokens")])
 def test_unknown_names_get_the_nearest(name: str, nearest: str) -> None:
-    with pytest.raises(InvalidArgument, match=f"`{name}` is not an option of sampling; did you mean `{nearest}`") as caught:
+    text = f"`{name}` is not an option of sampling; did you mean `{nearest}`"
+    with pytest.raises(InvalidArgument, match=text) as caught:
         resolve(**{name: 1})
     assert caught.value.param == name
 

@@ -13,8 +13,8 @@ from mpool import _functions
 from defaultmodels import use_default_models
 
 MODULES = ("mpool", "mpool._functions", "mpool.aio", "mpool.config", "mpool.tasks.text_embedding",
-           "mpool.integrations.langchain", "mpool.integrations.sklearn", "mpool.tasks.jobs", "mpool.model", "mpool.pool",
-           "mpool.results", "mpool.debug.show", "mpool.tasks.similarity", "mpool.tasks.streams")
+           "mpool.integrations.langchain", "mpool.integrations.sklearn", "mpool.tasks.jobs", "mpool.model",
+           "mpool.pool", "mpool.results", "mpool.debug.show", "mpool.tasks.similarity", "mpool.tasks.streams")
 #: Functions with the documentation of the pool's methods, where their examples are run.
 FORWARDED = {f"mpool._functions.{name}" for name in _functions.FORWARDED}
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE

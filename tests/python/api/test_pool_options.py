@@ -64,7 +64,7 @@ def stall_timeout(m: Models) -> None:
     for limit in (0.05, 0.25):
         with pool_of(stall_timeout=limit, chaos="stall=1") as pool, pytest.raises(mpool.RecvError) as caught:
             pool.embed("a", m.bert)
-        assert f"no sign of life for {limit:.2f} s" in str(caught.value)
+        assert f"made no progress for {limit:.2f} s" in str(caught.value)
 
 
 def shutdown_grace(m: Models) -> None:

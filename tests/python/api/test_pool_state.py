@@ -131,7 +131,8 @@ def test_metrics_count(bert: Path, llama: Path) -> None:
         found = pool.metrics()
         assert (found["total_requests"], found["completed"], found["loads"]) == (2, 2, 2)
         assert found["units_out"] >= 2 and found["units_in"] >= 3 and found["bytes_by_kind"]["weights"] > 0
-        assert found["compute_threads"] == found["lanes"] and found["memory_used"] > 0 and found["lanes"] == 1 and len(found["models"]) == 2
+        assert found["compute_threads"] == found["lanes"] == 1
+        assert found["memory_used"] > 0 and len(found["models"]) == 2
         for model in found["models"].values():
             assert 0 < model["units_in"] < found["units_in"]
             latency = model["latency"]

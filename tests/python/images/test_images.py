@@ -279,7 +279,8 @@ def test_76_notes_of_a_camera_that_cannot_be_read() -> None:
     ("data:image/png;base64,@@@@", "base64"), ("data:image/png,plain", "without base64"), ("data:", "without base64"),
     ("iVBORw0KGgo" + "?" * 80, "base64"), ("file:///etc/passwd", "scheme file"), ("", "got an empty text"),
     ("ftp://host/image.png", "scheme ftp"),
-    ("http://host/image.png", "not allowed"), ("HTTPS://host/image.png", "not allowed"), ("a\0b", "must be a path, a URL or base64"),
+    ("http://host/image.png", "not allowed"), ("HTTPS://host/image.png", "not allowed"),
+    ("a\0b", "must be a path, a URL or base64"),
     ("data:image/png;base64," + base64.b64encode(b"no image").decode(), "must be a PNG"), (b"", "0 bytes")])
 def test_77_base64_and_urls(given: Any, words: str) -> None:
     with pytest.raises(InvalidArgument, match=words):

@@ -151,7 +151,8 @@ def test_embeddings(run: Run, bert: Path) -> None:
 def test_list_of_models(run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """What is added is on offer until it is removed; a list that is damaged does no harm."""
     assert "mpool/small  text_to_text" in run("mpool", "list")
-    assert "`name` must not be a key of the catalogue, got 'digits-llava'" in run("mpool", "add", "digits-llava", str(tmp_path), code=1)
+    refused = run("mpool", "add", "digits-llava", str(tmp_path), code=1)
+    assert "`name` must not be a key of the catalogue, got 'digits-llava'" in refused
     assert "no name for a model" in run("mpool", "add", "a/b", str(tmp_path), code=1)
     assert "nothing" in run("mpool", "add", "nothing", str(tmp_path / "nothing"), code=1)
     run("mpool", "remove", "small")

@@ -18,8 +18,8 @@ HELP = f"""uvicorn {uvicorn.__version__} is installed; mpool was last checked ag
 
 Compare `uvicorn/protocols/http/httptools_impl.py` and `uvicorn/server.py` of the two versions with
 `mpool/server/protocol.py` (`Connection`, `_Cycle`) and `mpool/server/serving.py` (`_Uvicorn`): attributes of a
-connection and a cycle, the arguments of `RequestResponseCycle`, the callbacks that httptools calls, and the order of `startup` and
-`shutdown`. Run `pytest tests/python/server`. Then change SEEN here."""
+connection and a cycle, the arguments of `RequestResponseCycle`, the callbacks that httptools calls, and the order of
+`startup` and `shutdown`. Run `pytest tests/python/server`. Then change SEEN here."""
 
 #: Attributes that `Connection` reads or sets on its base class.
 CONNECTION = {"access_logger", "app", "connections", "cycle", "expect_100_continue", "flow", "headers", "loop",

@@ -500,8 +500,8 @@ def test_there_are_six_codes() -> None:
     found = {worker_code(Refusal(code)) for code in TABLE}
     assert found == CODES
     assert worker_code(refusal_of(errors.FormatError("x"), "id")) == "MODEL_LOAD_FAILED"
-    assert json.loads(worker_error(Refusal("busy"))) == {"code": "INVALID_REQUEST", "message": "The worker is running a job.",
-                                                         "retriable": True, "param": None}
+    assert json.loads(worker_error(Refusal("busy"))) == {
+        "code": "INVALID_REQUEST", "message": "The worker is running a job.", "retriable": True, "param": None}
 
 
 # ---- how it is -------------------------------------------------------------------------------------------------------
