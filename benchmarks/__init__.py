@@ -1,7 +1,7 @@
-"""Benchmarks: mpool beside its peers, and kernels beside what the machine can do. ``python -m benchmarks --help``.
+"""Benchmarks: mpool compared with its peers, and its kernels with the machine's peak. ``python -m benchmarks --help``.
 
-Python puts the clone that this is run from first: its sources would hide the mpool that is installed and lack its core.
-Unless the core was built beside them (``pip install -e .``) the clone comes last.
+Python puts the clone first on ``sys.path``. Its sources would then hide the installed mpool, and they have no compiled
+core. The clone therefore moves to the end, unless the core was built in place (``pip install -e .``).
 """
 
 import sys

@@ -1,17 +1,17 @@
-"""``python -m benchmarks COMMAND``: measure mpool, beside its peers where there are any.
+"""``python -m benchmarks COMMAND``: measure mpool and, for most commands, its peers.
 
     compare            embeddings and text beside each installed peer, as ratios (the default)
     images             image embeddings beside torch, ONNX Runtime and OpenVINO
     image-generation   steps of FLUX.1 and Stable Diffusion 3.5 beside diffusers
-    vision             the first token about an image beside transformers
-    serving            overhead of HTTP, and throughput beside llama-cpp-python's server
-    pool               cost of the pool, and the dispatch policies side by side
+    vision             time to the first token of a prompt with an image, beside transformers
+    serving            HTTP overhead, and throughput beside llama-cpp-python's server
+    pool               overhead of the pool, and a comparison of the dispatch policies
     isolation          worker processes beside worker threads
-    masks              cost of structured output
-    kernels            the kernels beside the peak of the machine
-    synthetic          write a GGUF file of a published shape with random values
+    masks              overhead of structured output
+    kernels            each kernel as per cent of the machine's peak
+    synthetic          write a GGUF file with the shapes of Qwen3-1.7B and random values
 
-``python -m benchmarks COMMAND --help`` lists the options of a command; ``benchmarks/README.md`` says how to measure.
+``python -m benchmarks COMMAND --help`` lists the options of a command. ``benchmarks/README.md`` describes the method.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COMMANDS = {"compare": "compare", "images": "images", "image-generation": "image
 
 
 def main() -> int:
-    """Run the command of ``sys.argv``; options without a command are those of ``compare``."""
+    """Run the command in ``sys.argv``; options without a command go to ``compare``."""
     arguments = sys.argv[1:]
     if arguments[:1] in (["-h"], ["--help"]):
         print(__doc__)

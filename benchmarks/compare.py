@@ -1,10 +1,11 @@
-"""``python -m benchmarks compare``: mpool beside each installed peer, on the same weights, in rotation, as ratios.
+"""``python -m benchmarks compare``: compare mpool with each installed peer on the same weights, in rotation, as ratios.
 
-Every engine runs in a process of its own, one at a time, with the same number of threads. In a round each engine has
-its turn at each topic, and the order changes from round to round. A probe of the machine stands before and after every
-turn. A turn is disturbed if its two probes saw different states of the machine, or others were at work meanwhile.
-Ratios compare undisturbed turns of one round whose probes saw one state; who has none beside mpool gets more turns.
-A peer is compared with mpool in its own class of arithmetic, if that takes part (``--engines mpool:int8,...``).
+Every engine runs in its own process, one at a time, with the same number of threads. In a round every engine has one
+turn per topic; the order changes from round to round. A probe of the machine runs before and after every turn. A turn
+is disturbed if its two probes saw different machine states, or if other processes used the CPUs meanwhile. A ratio
+compares undisturbed turns of one round whose probes saw the same state. An engine without a turn comparable with
+mpool's gets more turns (``--again``). A peer is compared with mpool in the same compute type if that takes part
+(``--engines mpool:int8,...``), else with mpool's default.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from .engines import EMBEDDERS, GENERATORS, MODULES
 from .probe import Frame, Probe, Watch, disturbance
 
 WORKER = Path(__file__).with_name("worker.py")
-#: What peers make of the weights, in folders named by these.
+#: Folder for the peers' converted weights, one subfolder per hash of the weights.
 MADE = Path(__file__).resolve().parents[1] / "build" / "bench" / "peers"
 TOPICS = ("import", "cold-embed", "cold-generate", "embed", "generate")
 
 
 @dataclass
 class Turn:
-    """One engine's measures of one topic in one round."""
+    """Measures of one engine on one topic in one round."""
 
     topic: str
     engine: str
@@ -48,7 +49,7 @@ class Turn:
 
 
 class Bench:
-    """A run: what is compared, on what, how often."""
+    """One run: engines, topics, weights, rounds."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments, self.probe = arguments, Probe()
@@ -63,11 +64,11 @@ class Bench:
         self.failures: list[str] = []
 
     def python(self, engine: str) -> str:
-        """Interpreter of an engine."""
+        """Return the interpreter of an engine."""
         return self.pythons.get(engine.partition(":")[0], sys.executable)
 
     def installed(self, engine: str) -> bool:
-        """Whether its interpreter has its library, or a folder holds its programs."""
+        """Return True if the engine's interpreter has its library, or a folder with its programs is given."""
         module = MODULES[engine.partition(":")[0]]
         if not module:
             return engine in self.programs
@@ -75,17 +76,17 @@ class Bench:
         return subprocess.run([self.python(engine), "-c", probe], cwd=WORKER.parent).returncode == 0
 
     def engines(self, topic: str) -> list[str]:
-        """Those that take part in a topic."""
+        """Return the engines that take part in a topic."""
         known = {"embed": EMBEDDERS, "generate": GENERATORS}.get(topic.rpartition("-")[2], MODULES)
         chosen = [engine for engine in self.arguments.engines if engine.partition(":")[0] in known]
         if topic != "generate":
             chosen = [engine for engine in chosen if MODULES[engine.partition(":")[0]]]
-        if topic == "import":  # a class of arithmetic changes nothing there
+        if topic == "import":  # the compute type does not change the import time
             chosen = list(dict.fromkeys(engine.partition(":")[0] for engine in chosen))
         return chosen
 
     def run_worker(self, engine: str, task: dict[str, Any]) -> dict[str, Any]:
-        """One process."""
+        """Run one task in a new process and return its result."""
         threads = str(self.arguments.threads)
         env = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads,
                "RAYON_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error",
@@ -96,11 +97,11 @@ class Bench:
         lines = done.stdout.strip().splitlines()
         if done.returncode != 0 or not lines:
             raise RuntimeError(f"{engine}, {task['topic']}: {done.stderr.strip()[-600:] or done.returncode}")
-        answer: dict[str, Any] = json.loads(lines[-1])
-        return answer
+        result: dict[str, Any] = json.loads(lines[-1])
+        return result
 
     def task(self, topic: str, engine: str) -> dict[str, Any]:
-        """What a worker is asked."""
+        """Return the task for a worker, as it reads it from standard input."""
         quick = self.arguments.quick
         if topic == "import":
             return {"topic": topic, "module": MODULES[engine]}
@@ -112,7 +113,7 @@ class Bench:
                 "depths": self.depths, "streams": 8, "folder": self.programs.get(engine, "")}
 
     def one_turn(self, topic: str, engine: str, number: int) -> Turn | None:
-        """Measures, between two probes."""
+        """Measure one engine on one topic, between two probes."""
         before = self.probe.run()
         watch = Watch()
         try:
@@ -124,7 +125,9 @@ class Bench:
         return Turn(topic, engine, number, result, Frame(before, self.probe.run(), watch.others))
 
     def one_round(self, topic: str, number: int) -> None:
-        """Every engine once; those that cannot be compared again, and mpool with them, as often as was asked for."""
+        """Give every engine one turn. Repeat engines without a comparable turn, and mpool with them, ``--again`` times
+        at most.
+        """
         engines = self.engines(topic)
         shift = number % max(1, len(engines))
         waiting = engines[shift:] + engines[:shift]
@@ -143,7 +146,7 @@ class Bench:
             waiting = list(dict.fromkeys([*(rivals[engine] for engine in without), *without]))
 
     def run(self) -> dict[str, Any]:
-        """All rounds of all topics; returns the record."""
+        """Run all rounds of all topics and return the record."""
         missing = [engine for engine in self.arguments.engines if not self.installed(engine)]
         for engine in missing:
             say(f"not installed: {engine} ({self.python(engine)})")
@@ -173,7 +176,7 @@ class Bench:
                 "failures": self.failures}
 
     def prepare(self) -> None:
-        """Has every engine make what it wants of the weights; who cannot takes no part."""
+        """Let every engine convert the weights. An engine that fails does not take part."""
         for engine in self.engines("embed"):
             try:
                 self.run_worker(engine, {**self.task("embed", engine), "topic": "prepare"})
@@ -182,7 +185,7 @@ class Bench:
                 self.arguments.engines.remove(engine)
 
     def version(self, engine: str) -> str:
-        """Of an engine's distribution."""
+        """Return the version of an engine's distribution, ``"?"`` if it is unknown."""
         if not MODULES[engine.partition(":")[0]]:
             return "?"
         code = f"import {MODULES[engine.partition(':')[0]]} as module; print(module.__version__)"
@@ -191,25 +194,27 @@ class Bench:
 
 
 def say(text: str) -> None:
-    """To standard error: standard output is for the tables."""
+    """Print progress to standard error: standard output holds the tables."""
     print(text, file=sys.stderr, flush=True)
 
 
 def weights(given: str | None, capability: str) -> str:
-    """A path, or the catalogue's default for a capability, fetched if need be."""
+    """Return the path of a model: the given one, or the catalogue's default for a capability (downloaded if
+    missing).
+    """
     from mpool.models import load_catalogue, resolve
 
     return resolve(given or load_catalogue().default(capability).key).path
 
 
 def files_of(path: str) -> list[Path]:
-    """The weights themselves."""
+    """Return the weight files of a model."""
     found = Path(path)
     return [found] if found.is_file() else sorted(found.glob("*.safetensors"))
 
 
 def warm(path: str) -> None:
-    """Has the weights in the page cache."""
+    """Read the weights once, which puts them into the page cache."""
     for file in files_of(path):
         with open(file, "rb", buffering=0) as stream:
             while stream.read(1 << 24):
@@ -218,7 +223,7 @@ def warm(path: str) -> None:
 
 @functools.cache
 def hashed(path: str) -> str:
-    """SHA-256 of the weights."""
+    """Return the SHA-256 of the weights."""
     digest = hashlib.sha256()
     for file in files_of(path):
         digest.update(file.read_bytes())
@@ -226,7 +231,7 @@ def hashed(path: str) -> str:
 
 
 def machine(threads: int) -> dict[str, Any]:
-    """What it ran on."""
+    """Describe the machine, for the record."""
     model = next((line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
                   if line.startswith("model name")), platform.processor())
     return {"cpu": model, "cpus": len(os.sched_getaffinity(0)), "threads": threads, "kernel": platform.release(),
@@ -236,37 +241,42 @@ def machine(threads: int) -> dict[str, Any]:
 def _lengths(text: str) -> list[int]:
     found = [int(part) for part in text.split(",")]
     if min(found) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: numbers from 1 on, with commas between them")
+        raise argparse.ArgumentTypeError(f"{text!r}: expected integers >= 1, separated by commas")
     return found
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    """Options."""
+    """Parse the options."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks compare", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engines", default="mpool,mpool:float32,sentence-transformers,llama-cpp",
                         type=lambda text: text.split(","),
-                        help="with variants, as in mpool:bfloat16 (default: %(default)s)")
-    parser.add_argument("--topics", default=",".join(TOPICS), type=lambda text: text.split(","), help="(default: all)")
-    parser.add_argument("--rounds", type=int, default=3, metavar="N")
+                        help="engines, comma-separated, each with an optional variant, as in mpool:bfloat16 "
+                             "(default: %(default)s)")
+    parser.add_argument("--topics", default=",".join(TOPICS), type=lambda text: text.split(","),
+                        help="comma-separated (default: all)")
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="number of rounds (default: %(default)s)")
     parser.add_argument("--again", type=int, default=2, metavar="N",
-                        help="tries more for a disturbed topic (default: 2)")
-    parser.add_argument("--threads", type=int, default=min(2, len(os.sched_getaffinity(0))), metavar="N")
-    parser.add_argument("--timeout", type=float, default=900, metavar="SECONDS", help="for one process")
+                        help="further turns for an engine without a comparable turn (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=min(2, len(os.sched_getaffinity(0))), metavar="N",
+                        help="compute threads (default: %(default)s)")
+    parser.add_argument("--timeout", type=float, default=900, metavar="SECONDS",
+                        help="limit for one process (default: %(default)s)")
     parser.add_argument("--peer-python", action="append", default=[], metavar="ENGINE=PATH",
-                        help="an interpreter of an engine's own, as llama-cpp=/path/to/python; may be repeated")
+                        help="interpreter of an engine, as llama-cpp=/path/to/python; may be repeated")
     parser.add_argument("--program", action="append", default=[], metavar="ENGINE=FOLDER",
-                        help="where the programs of a peer without a Python package were built: ik")
+                        help="folder of the programs of a peer without a Python package: ik")
     parser.add_argument("--embedding-model", metavar="REF", help="a sentence-transformers folder")
     parser.add_argument("--text-model", metavar="REF", help="a GGUF file")
     parser.add_argument("--prompts", default="16,128,512,2048", type=_lengths, metavar="N,...",
-                        help="tokens that are read (default: %(default)s)")
+                        help="prompt lengths of the prefill measures, in tokens (default: %(default)s)")
     parser.add_argument("--depths", default="8,512,2048", type=_lengths, metavar="N,...",
-                        help="tokens that stand before the ones that are written (default: %(default)s)")
+                        help="prompt lengths of the decode measures, in tokens (default: %(default)s)")
     parser.add_argument("--json", metavar="PATH", help="write the whole record here")
-    parser.add_argument("--markdown", metavar="PATH", help="write tables of mpool against its best rivals here")
-    parser.add_argument("--plot", metavar="PATH", help="draw it here, as .png or .svg (wants matplotlib)")
-    parser.add_argument("--quick", action="store_true", help="little work: shows that it runs, measures nothing")
+    parser.add_argument("--markdown", metavar="PATH", help="write Markdown tables of mpool and its best rivals here")
+    parser.add_argument("--plot", metavar="PATH", help="write a plot here, as .png or .svg (needs matplotlib)")
+    parser.add_argument("--quick", action="store_true",
+                        help="little work: shows that the command runs, measures nothing")
     arguments = parser.parse_args(argv)
     wrong = [engine for engine in arguments.engines if engine.partition(":")[0] not in MODULES]
     wrong += [topic for topic in arguments.topics if topic not in TOPICS]
@@ -277,7 +287,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs, prints tables, writes the record."""
+    """Run the comparison, print the tables, write the record."""
     arguments = parse(argv)
     bench = Bench(arguments)
     record = bench.run()

@@ -1,7 +1,7 @@
-"""mpool and its peers behind the few calls that are measured. Each runs in a process of its own, and alone in it.
+"""mpool and its peers behind one interface. Each engine runs alone, in its own process.
 
-An engine is named ``name`` or ``name:variant``; the variant is a class of arithmetic. ``imports`` brings in the library
-and what it uses, so that the time of a load can be told with and without.
+An engine is named ``name`` or ``name:variant``; the variant is a compute type. ``imports`` imports the library and all
+its dependencies, so that load times can be measured with and without imports.
 """
 
 from __future__ import annotations
@@ -14,49 +14,53 @@ import numpy as np
 if __package__:
     from . import ik, peers
     from .timing import together
-else:  # in a worker, which is run by path
+else:  # worker.py runs by path, without a package
     import ik  # type: ignore[no-redef]
     import peers  # type: ignore[no-redef]
     from timing import together  # type: ignore[no-redef]
 
 
 class Embedder(Protocol):
-    """Texts to normalised vectors."""
+    """Embed texts as normalised vectors."""
 
     def imports(self) -> None:
-        """Imports everything that a call needs."""
+        """Import every module that ``load`` and ``embed`` need."""
 
     def load(self, path: str, threads: int) -> None:
-        """Makes the model ready."""
+        """Load the model."""
 
     def embed(self, texts: list[str]) -> np.ndarray:
-        """Vectors (n, d) float32."""
+        """Return the vectors, float32 (n, d)."""
 
 
 class Generator(Protocol):
-    """Token ids to token ids, greedy."""
+    """Generate token ids from token ids, greedily."""
 
     def imports(self) -> None:
-        """Imports everything that a call needs."""
+        """Import every module that ``load`` and ``generate`` need."""
 
     def load(self, path: str, threads: int, context: int) -> None:
-        """Makes the model ready for so many tokens of prompt and answer."""
+        """Load the model, with a context of ``context`` tokens for prompt and completion."""
 
     def generate(self, ids: list[int], count: int) -> tuple[list[int], float]:
-        """``count`` tokens after a prompt that is read anew, and the seconds of the second token to the last."""
+        """Prefill the prompt without a prefix cache. Return ``count`` tokens, and the seconds from the first token to
+        the last.
+        """
 
     def together(self, prompts: list[list[int]], count: int) -> float:
-        """Seconds of as many answers of ``count`` tokens at once, their prompts of one length included."""
+        """Generate ``count`` tokens for every prompt at the same time. Return the seconds, prefill included. All
+        prompts have the same length.
+        """
 
 
 class MpoolEmbedder:
-    """mpool, one call for all texts."""
+    """mpool, all texts in one call."""
 
     def __init__(self, variant: str) -> None:
         self.compute = variant or "auto"
 
     def imports(self) -> None:
-        """Everything is imported on first use otherwise."""
+        """Import the modules that mpool imports on first use."""
         import mpool
         from mpool import _core, text
         from mpool.tasks import text_embedding as embedding  # noqa: F401
@@ -65,7 +69,7 @@ class MpoolEmbedder:
         self.mpool, self.most = mpool, 100_000
 
     def load(self, path: str, threads: int) -> None:
-        """In a pool with so many threads."""
+        """Load the model in a pool of ``threads`` compute threads."""
         self.pool = self.mpool.Pool(self.mpool.PoolConfig(threads=threads, max_embed_inputs=self.most))
         self.model = self.pool.load(path, compute=self.compute)
         self.used = self.pool.ps()[0].compute
@@ -76,20 +80,22 @@ class MpoolEmbedder:
 
 
 class SentenceTransformers:
-    """sentence-transformers, in its own batches of 32 sorted by length; as itself decides (fp32), or bfloat16."""
+    """sentence-transformers with its own batches: 32 texts, sorted by length. The default precision is its own (fp32);
+    the variant is bfloat16.
+    """
 
     def __init__(self, variant: str) -> None:
         self.dtype = variant or "float32"
 
     def imports(self) -> None:
-        """And torch."""
+        """Import sentence-transformers and torch."""
         import sentence_transformers
         import torch
 
         self.torch, self.make = torch, sentence_transformers.SentenceTransformer
 
     def load(self, path: str, threads: int) -> None:
-        """On the CPU."""
+        """Load the model on the CPU."""
         self.torch.set_num_threads(threads)
         self.model = self.make(path, device="cpu", model_kwargs={"dtype": getattr(self.torch, self.dtype)})
         self.model.eval()
@@ -102,16 +108,15 @@ class SentenceTransformers:
 
 
 class MpoolGenerator:
-    """mpool, by token ids. Without guesses at what comes next, as nobody else makes any, but for the variant of that
-    name."""
+    """mpool, by token ids. Speculation is off, as in every peer, except in the variant of that name."""
 
     def __init__(self, variant: str) -> None:
-        self.guesses = variant == "guesses"
-        self.compute = "auto" if self.guesses else variant or "auto"
+        self.speculates = variant in ("speculation", "guesses")  # the older name of the variant
+        self.compute = "auto" if self.speculates else variant or "auto"
 
     def imports(self) -> None:
-        """Everything is imported on first use otherwise."""
-        os.environ["MPOOL_SPECULATION"] = "1" if self.guesses else "0"
+        """Import the modules that mpool imports on first use."""
+        os.environ["MPOOL_SPECULATION"] = "1" if self.speculates else "0"
         import mpool
         from mpool import _core, text
         from mpool.tasks import text_to_text as generation  # noqa: F401
@@ -120,45 +125,45 @@ class MpoolGenerator:
         self.mpool = mpool
 
     def load(self, path: str, threads: int, context: int) -> None:
-        """In a pool with so many threads; the context is what the model's file says."""
+        """Load the model in a pool of ``threads`` compute threads. The context is the one in the model's file."""
         self.pool = self.mpool.Pool(self.mpool.PoolConfig(threads=threads))
         self.model = self.pool.load(path, compute=self.compute)
 
     def generate(self, ids: list[int], count: int) -> tuple[list[int], float]:
-        """See Generator. What a call takes beside its prompt counts as writing."""
+        """See Generator. All time of a call except prefill counts as decode."""
         import time
 
         start = time.perf_counter()
         done = self.model.generate(ids, temperature=0, max_tokens=count, ignore_eos=True)
         total = time.perf_counter() - start
         if done.usage.cached_tokens:
-            raise RuntimeError(f"{done.usage.cached_tokens} tokens of the prompt were not computed")
+            raise RuntimeError(f"{done.usage.cached_tokens} tokens of the prompt came from the prefix cache")
         return list(done.token_ids), total - done.timings.queued - done.timings.prompt
 
     def together(self, prompts: list[list[int]], count: int) -> float:
-        """See Generator: a thread a prompt."""
+        """See Generator. Each prompt has its own thread."""
         return together(len(prompts), lambda number: self.generate(prompts[number], count))
 
     def tokens(self, text: str) -> list[int]:
-        """Ids that all engines are given."""
+        """Tokenise a text. All engines get these ids."""
         return self.model.tokenize(text)
 
 
 class LlamaCpp:
-    """llama.cpp by llama-cpp-python: flash attention, greedy choice by numpy over its logits."""
+    """llama.cpp through llama-cpp-python: flash attention; numpy takes the greedy token from its logits."""
 
     def __init__(self, variant: str) -> None:
         if variant:
             raise ValueError("llama-cpp has no variants")
 
     def imports(self) -> None:
-        """The library."""
+        """Import the library."""
         import llama_cpp
 
         self.lib = llama_cpp
 
     def load(self, path: str, threads: int, context: int) -> None:
-        """Mapped, as mpool does."""
+        """Load the model with mmap, as mpool does."""
         self.model = self.lib.Llama(path, n_ctx=context, n_batch=512, n_threads=threads, n_threads_batch=threads,
                                     flash_attn=True, use_mmap=True, verbose=False)
         self.vocab = self.model.n_vocab()
@@ -182,7 +187,7 @@ class LlamaCpp:
         return written, time.perf_counter() - start
 
     def together(self, prompts: list[list[int]], count: int) -> float:
-        """See Generator: one batch a step, in a context of its own."""
+        """See Generator. One batch per step, in a context of its own."""
         import time
 
         settings = self.lib.llama_context_default_params()
@@ -223,13 +228,15 @@ EMBEDDERS: dict[str, Any] = {"mpool": MpoolEmbedder, "sentence-transformers": Se
                              "onnxruntime": peers.OnnxRuntime, "openvino": peers.OpenVino,
                              "ctranslate2": peers.CTranslate2}
 GENERATORS: dict[str, Any] = {"mpool": MpoolGenerator, "llama-cpp": LlamaCpp, "ik": ik.IkLlama}
-#: Engine -> the module that must be there; none: it is programs in a folder.
+#: Engine -> its Python module; empty for an engine that consists of programs in a folder.
 MODULES = {"mpool": "mpool", "sentence-transformers": "sentence_transformers", "llama-cpp": "llama_cpp",
            "onnxruntime": "onnxruntime", "openvino": "openvino", "ctranslate2": "ctranslate2", "ik": ""}
 
 
 def make(kind: str, engine: str, folder: str) -> Any:
-    """An engine by name; ``kind``: embed or generate; ``folder``: of what it makes of the weights, or its programs."""
+    """Return an engine by name. ``kind`` is embed or generate; ``folder`` holds its converted weights or its
+    programs.
+    """
     name, _, variant = engine.partition(":")
     found = (EMBEDDERS if kind == "embed" else GENERATORS)[name]
     if found is ik.IkLlama:

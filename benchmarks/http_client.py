@@ -1,4 +1,6 @@
-"""A bounded generator of requests on loopback: plain sockets, so that what is measured is the server."""
+"""HTTP client on loopback with a bounded number of requests. Plain sockets keep the client's share of the time
+small.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,14 @@ from typing import Any
 
 
 def request(port: int, path: str, body: dict[str, Any]) -> bytes:
-    """A request as bytes; the connection stays open."""
+    """Encode a request; the connection stays open."""
     data = json.dumps(body).encode()
     return (f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(data)}\r\n\r\n").encode() + data
 
 
 class Connection:
-    """One connection, and one thread that waits for its answers."""
+    """One connection, used by one blocking thread."""
 
     def __init__(self, port: int) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), 120)
@@ -26,7 +28,7 @@ class Connection:
         self._port = port
 
     def post(self, path: str, body: dict[str, Any]) -> tuple[float, bytes]:
-        """Seconds from the request's first byte to the answer's last, and the answer's body.
+        """Send a request. Return the seconds from its first byte to the response's last byte, and the response body.
 
         Raises:
             RuntimeError: the status is not 200.
@@ -47,7 +49,7 @@ class Connection:
         return spent, rest
 
     def stream(self, path: str, body: dict[str, Any]) -> list[float]:
-        """When pieces of a streamed answer came, in seconds after the request; as many as there were events in all.
+        """Send a streaming request. Return the arrival time of every event, in seconds after the request.
 
         Raises:
             RuntimeError: the status is not 200.
@@ -76,30 +78,31 @@ class Connection:
         return data
 
     def close(self) -> None:
-        """Leaves."""
+        """Close the connection."""
         self._socket.close()
 
 
 @dataclass(frozen=True)
 class Load:
-    """What clients saw that asked at the same time, each for one answer after the other.
+    """Result of concurrent clients, each of which sends one request after the other.
 
     Attributes:
-        seconds: from the first request to the last answer.
-        answers: how many there were.
-        first: seconds from each request to its first piece.
+        seconds: time from the first request to the end of the last response.
+        responses: number of responses.
+        first: seconds from each request to its first chunk.
     """
 
     seconds: float
-    answers: int
+    responses: int
     first: list[float]
 
 
 async def load(port: int, path: str, bodies: list[list[dict[str, Any]]], seconds: float) -> Load:
-    """One client a list of bodies: each asks at least once, and begins no further answer after so many seconds.
+    """Run one client per list of bodies. Each client sends at least one request, and starts no further request after
+    ``seconds`` seconds.
 
     Raises:
-        RuntimeError: a status is not 200, an answer has no end, or a client ran out of bodies.
+        RuntimeError: a status is not 200, a response is incomplete, or a client ran out of bodies.
     """
     began = time.perf_counter()
     first: list[float] = []
@@ -108,15 +111,15 @@ async def load(port: int, path: str, bodies: list[list[dict[str, Any]]], seconds
         for at, body in enumerate(own):
             if at and time.perf_counter() - began >= seconds:
                 return
-            first.append(await _answer(port, path, body))
-        raise RuntimeError("a client has asked everything that it had to ask: fewer seconds, or longer answers")
+            first.append(await _stream_once(port, path, body))
+        raise RuntimeError("a client ran out of prompts: lower --seconds or raise --tokens")
 
     await asyncio.gather(*(client(own) for own in bodies))
     return Load(time.perf_counter() - began, len(first), first)
 
 
-async def _answer(port: int, path: str, body: dict[str, Any]) -> float:
-    """Seconds to the first piece of an answer, which is read to its end; on a connection of its own."""
+async def _stream_once(port: int, path: str, body: dict[str, Any]) -> float:
+    """Send a request on a new connection and read its whole response. Return the seconds to the first chunk."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     began = time.perf_counter()
     writer.write(request(port, path, {**body, "stream": True}))
@@ -135,5 +138,5 @@ async def _answer(port: int, path: str, body: dict[str, Any]) -> float:
     finally:
         writer.close()
     if not ends:
-        raise RuntimeError("an answer ended before it had all tokens")
+        raise RuntimeError("a response ended before it had all tokens")
     return found

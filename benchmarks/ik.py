@@ -1,8 +1,8 @@
-"""ik_llama.cpp by its own programs: ``llama-bench`` and ``llama-batched-bench``.
+"""ik_llama.cpp through its own programs, ``llama-bench`` and ``llama-batched-bench``.
 
-It has no Python package, so ``--program ik=FOLDER`` names where they were built. They make up their token ids, which
-changes no rate. Each figure is the better of with and without repacking at run time. Of eight sequences the programs
-tell the rate of writing alone, without the prompts.
+ik_llama.cpp has no Python package: ``--program ik=FOLDER`` names the folder of its programs. The programs generate
+their own token ids, which changes no rate. Each figure is the better one of two runs, with and without repacking at run
+time. For eight sequences the programs report the decode rate alone, without prefill.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ REPACKING = (0, 1)
 
 
 class IkLlama:
-    """Measures a whole topic at once: it cannot be asked for tokens."""
+    """Measures a whole topic in one call: the programs do not accept prompts."""
 
     def __init__(self, folder: str) -> None:
         self.folder = Path(folder)
 
     def imports(self) -> None:
-        """Nothing: its programs load what they need."""
+        """Do nothing: there is no Python library to import."""
 
     def measures(self, task: dict[str, Any]) -> dict[str, Any]:
-        """What ``worker.generate`` finds of the others."""
+        """Return the same measures as ``worker.generate``."""
         best: dict[str, float] = {}
         for repacking in REPACKING:
             for name, rate in (*self._alone(task, repacking), *self._together(task, repacking)):
@@ -37,7 +37,7 @@ class IkLlama:
         return {"measures": best, "rss MB": used}
 
     def _run(self, program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-        with tempfile.TemporaryDirectory() as scratch:  # it leaves a log where it runs
+        with tempfile.TemporaryDirectory() as scratch:  # the program writes a log into its working directory
             done = subprocess.run([str((self.folder / program).resolve()), *map(str, arguments)], capture_output=True,
                                   text=True, cwd=scratch)
         if done.returncode != 0:
@@ -51,7 +51,7 @@ class IkLlama:
             "json", "-r", task["repeat"], "-p", ",".join(map(str, task["prompts"])), *depths).stdout)
         found = []
         for row in rows:
-            # a row of writing after a prompt says "tg64@pp512" and tells of the writing alone
+            # a row of decode after a prompt is called "tg64@pp512"; its rate is of the decode alone
             prompt, written = row["n_prompt"], row["n_gen"]
             name = f"tg@{prompt}" if written else f"pp{prompt}"
             found.append((f"{name} tokens/s", float(row["avg_ts"])))

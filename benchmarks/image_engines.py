@@ -1,8 +1,8 @@
-"""Who embeds images: mpool, and peers on the same weights. What runs in a process of its own, by path, as worker.py.
+"""Engines that embed images: mpool and its peers, on the same weights. Runs by path in a process of its own, like
+worker.py.
 
-A shape is a folder of transformers with seeded weights: rates depend on sizes only. Images come as bytes of pixels of
-the size that the model takes, or as JPEG files, which peers decode with Pillow and prepare with transformers'
-processor.
+A shape is a transformers folder with seeded weights: rates depend on sizes only. Images are arrays of pixels in the
+model's input size, or JPEG files. Peers decode JPEG with Pillow and preprocess with transformers' processor.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import own_process
-from own_process import answer, rss
+from own_process import rss, run_task
 from timing import percentile, seconds_of, together
 
 BATCH = 16
@@ -42,12 +42,12 @@ SHAPES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
 
 
 def side(shape: str) -> int:
-    """Pixels a side that an image has when the model sees it."""
+    """Return the side of the model's input image, in pixels."""
     return int(SHAPES[shape][3]["crop_size"]["height"])
 
 
 def make_folder(shape: str, folder: Path) -> None:
-    """The model, its processor, and any tokenizer, unless they are there."""
+    """Write the model, its processor and a placeholder tokenizer, unless the folder is complete."""
     import torch
     import transformers
 
@@ -66,7 +66,7 @@ def make_folder(shape: str, folder: Path) -> None:
 
 
 def plain_model(folder: str) -> Any:
-    """Transformers' network from pixels (n, 3, h, w) to vectors."""
+    """Build transformers' network from pixels (n, 3, h, w) to vectors."""
     import torch
     import transformers
 
@@ -74,7 +74,7 @@ def plain_model(folder: str) -> Any:
     whole = (transformers.CLIPModel if clip else transformers.Dinov2Model).from_pretrained(folder).eval()
 
     class Vectors(torch.nn.Module):
-        """See above."""
+        """The image encoder and its projection."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -82,14 +82,14 @@ def plain_model(folder: str) -> Any:
             self.project = whole.visual_projection if clip else torch.nn.Identity()
 
         def forward(self, pixels: Any) -> Any:
-            """One batch."""
+            """Compute one batch."""
             return self.project(self.whole(pixels).pooler_output)
 
     return Vectors().eval()
 
 
 class Peer:
-    """What the others have in common: images to floats by transformers' processor, batches."""
+    """Base of the peers: preprocessing by transformers' processor, and batches."""
 
     variants: tuple[str, ...] = ("float32",)
 
@@ -99,7 +99,7 @@ class Peer:
             raise ValueError(f"{type(self).__name__} has {', '.join(self.variants)}")
 
     def load(self, folder: str, threads: int) -> None:
-        """In this process."""
+        """Load the model in this process."""
         import transformers
 
         options = json.loads((Path(folder) / "preprocessor_config.json").read_text())
@@ -111,23 +111,23 @@ class Peer:
         self.start(folder, threads)
 
     def start(self, folder: str, threads: int) -> None:
-        """The network."""
+        """Load the network."""
         raise NotImplementedError
 
     def run(self, pixels: np.ndarray) -> np.ndarray:
-        """A batch (n, 3, h, w)."""
+        """Compute one batch of pixels (n, 3, h, w)."""
         raise NotImplementedError
 
     def _batches(self, parts: list[np.ndarray]) -> np.ndarray:
         return np.concatenate([self.run(np.stack(parts[at:at + BATCH])) for at in range(0, len(parts), BATCH)])
 
     def embed(self, images: list[np.ndarray]) -> np.ndarray:
-        """Of pixels that have their size."""
+        """Embed images that have the model's input size."""
         return self._batches([np.ascontiguousarray((((image / np.float32(255)) - self.mean) / self.std)
                                                    .transpose(2, 0, 1)) for image in images])
 
     def embed_files(self, files: list[bytes]) -> np.ndarray:
-        """Of JPEG files."""
+        """Embed JPEG files."""
         from PIL import Image
 
         found = self.processor([Image.open(io.BytesIO(file)).convert("RGB") for file in files], return_tensors="np")
@@ -135,7 +135,7 @@ class Peer:
 
 
 class Torch(Peer):
-    """PyTorch, with its fused attention."""
+    """PyTorch with its fused attention."""
 
     variants = ("float32", "bfloat16")
 
@@ -154,7 +154,7 @@ class Torch(Peer):
 
 
 def graph_of(folder: str) -> str:
-    """An ONNX graph of the network beside it, made if need be, any number of images."""
+    """Return the path of the network's ONNX graph, exported on first use. The batch size is free."""
     import torch
 
     path = Path(folder) / "network.onnx"
@@ -168,7 +168,7 @@ def graph_of(folder: str) -> str:
 
 
 class OnnxRuntime(Peer):
-    """ONNX Runtime, all optimisations."""
+    """ONNX Runtime with all optimisations."""
 
     def start(self, folder: str, threads: int) -> None:
         """See Peer."""
@@ -184,7 +184,7 @@ class OnnxRuntime(Peer):
 
 
 class OpenVino(Peer):
-    """OpenVINO, with the precision that it is asked for and its hint for latency."""
+    """OpenVINO with the given inference precision and the latency hint."""
 
     variants = ("float32", "bfloat16")
 
@@ -207,10 +207,12 @@ class OpenVino(Peer):
 
 
 class Mpool(own_process.Mpool):
-    """mpool, one call for all images. Pixels of the right size go through its processor, too, which leaves them."""
+    """mpool, all images in one call. Images of the model's input size pass through its processor as well, which does
+    not change them.
+    """
 
     def load(self, folder: str, threads: int, **config: Any) -> None:
-        """And has the model loaded."""
+        """Open a pool and load the model."""
         super().load(folder, threads, **config)
         self.embed([np.zeros((side(Path(folder).name),) * 2 + (3,), np.uint8)])
 
@@ -225,18 +227,18 @@ ENGINES: dict[str, Any] = {"mpool": Mpool, "torch": Torch, "onnxruntime": OnnxRu
 MODULES = {"mpool": "mpool", "torch": "torch", "onnxruntime": "onnxruntime", "openvino": "openvino"}
 
 
-def pictures(count: int, size: int, seed: int) -> list[np.ndarray]:
-    """Images that all differ."""
+def random_images(count: int, size: int, seed: int) -> list[np.ndarray]:
+    """Return random images, all different."""
     chance = np.random.default_rng(seed)
     return [chance.integers(0, 256, (size, size, 3), dtype=np.uint8) for _ in range(count)]
 
 
 def files(count: int, seed: int) -> list[bytes]:
-    """JPEG files of 640 x 480, smooth enough to be like photographs in what they take to decode."""
+    """Return JPEG files of 640 x 480. Their smooth content makes the decoding cost similar to that of photographs."""
     from PIL import Image
 
     found = []
-    for image in pictures(count, 24, seed):
+    for image in random_images(count, 24, seed):
         part = io.BytesIO()
         Image.fromarray(image).resize((640, 480), resample=3).save(part, "JPEG", quality=90)
         found.append(part.getvalue())
@@ -244,19 +246,19 @@ def files(count: int, seed: int) -> list[bytes]:
 
 
 def measure(task: dict[str, Any]) -> dict[str, Any]:
-    """Images a second of lists and of files, milliseconds of one image, calls a second of many threads."""
+    """Measure images/s of lists and of files, milliseconds of one image, and calls/s of 8 threads."""
     name, _, variant = task["engine"].partition(":")
     engine = ENGINES[name](variant)
     engine.load(task["folder"], task["threads"])
     count, repeat, size = task["images"], task["repeat"], side(Path(task["folder"]).name)
-    first = engine.embed(pictures(4, size, 0))
+    first = engine.embed(random_images(4, size, 0))
     found: dict[str, float] = {}
-    lists = [pictures(count, size, turn + 1) for turn in range(repeat)]
+    lists = [random_images(count, size, turn + 1) for turn in range(repeat)]
     found["list images/s"] = count / statistics.median(seconds_of(lambda: engine.embed(part)) for part in lists)
     written = [files(count, turn + 1) for turn in range(repeat)]
     found["files images/s"] = count / statistics.median(
         seconds_of(lambda: engine.embed_files(part)) for part in written)
-    single = pictures(3 * count // 2, size, 99)
+    single = random_images(3 * count // 2, size, 99)
     found["one image ms"] = statistics.median(seconds_of(lambda: engine.embed([one])) for one in single) * 1e3
     times: list[float] = []
 
@@ -269,7 +271,7 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def prepare(task: dict[str, Any]) -> dict[str, Any]:
-    """What an engine wants before it is measured."""
+    """Convert the weights for an engine, before it is measured."""
     name = task["engine"].partition(":")[0]
     if name == "folder":
         make_folder(task["shape"], Path(task["folder"]))
@@ -279,4 +281,4 @@ def prepare(task: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    answer({"measure": measure, "prepare": prepare})
+    run_task({"measure": measure, "prepare": prepare})

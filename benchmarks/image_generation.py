@@ -1,9 +1,8 @@
-"""``python -m benchmarks image-generation``: denoising steps and decoders beside diffusers.
+"""``python -m benchmarks image-generation``: denoising steps and image decoders beside diffusers.
 
-Turns, probes and ratios are those of ``python -m benchmarks``: every engine in a process of its own, in rotation,
-compared within rounds in which the machine was in one state. Shapes are some blocks of the published transformers at
-512 x 512 pixels with 256 tokens of T5, and the published decoder, with seeded weights made by diffusers (``--maker``
-names an interpreter that has it).
+The method is that of ``python -m benchmarks``: every engine in its own process, in rotation, compared within rounds in
+which the machine was in one state. A shape is a few blocks of a published transformer at 512 x 512 pixels with 256 T5
+tokens, or the published decoder. diffusers makes the seeded weights; ``--maker`` names an interpreter that has it.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from . import images
 
 
 class Bench(images.Bench):
-    """A run."""
+    """One run."""
 
     topic = "image-generation"
     file = Path(__file__).with_name("image_generation_engines.py")
@@ -26,18 +25,18 @@ class Bench(images.Bench):
     maker = "diffusers and torch"
 
     def task(self, what: str, engine: str, shape: str) -> dict[str, Any]:
-        """What a worker is asked."""
+        """Return the task for a worker."""
         return {"what": what, "engine": engine, "shape": shape, "folder": str(self.folder(shape)),
                 "threads": self.arguments.threads, "repeat": 1 if self.arguments.quick else 3}
 
     def prepare(self, shape: str) -> list[str]:
-        """Makes the folder; all engines can take part."""
+        """Make the folder; all engines can take part."""
         self.folder(shape).mkdir(parents=True, exist_ok=True)
         self.worker(self.arguments.maker or sys.executable, self.task("prepare", "folder", shape))
         return list(self.arguments.engines)
 
     def agreement(self) -> dict[str, Any]:
-        """That all compute the same is for the tests: against diffusers, step by step."""
+        """Return nothing: the tests compare mpool with diffusers step by step."""
         return {}
 
 

@@ -1,8 +1,9 @@
-"""Who draws: mpool, and diffusers on torch, on the same weights. What runs in a process of its own, by path.
+"""Engines that generate images: mpool, and diffusers on torch, on the same weights. Runs by path in a process of its
+own.
 
-A shape is a folder of diffusers with seeded weights in bfloat16: some blocks of a published transformer, or its
-decoder, with tiny networks around it, for rates depend on sizes only. mpool is asked for whole pictures; a step is what
-one more of them takes.
+A shape is a diffusers folder with seeded weights in bfloat16: a few blocks of a published transformer, or the published
+decoder, with tiny networks around it. Rates depend on sizes only. mpool generates whole images; the time of a step is
+the difference between two images whose step counts differ by one.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from typing import Any
 
 import numpy as np
 import own_process
-from own_process import answer, rss
+from own_process import rss, run_task
 from timing import seconds_of
 
 TEXTS, SIDE = 256, 512
-#: Shape -> pipeline, the transformer's sizes, whether its decoder is the published one.
+#: Shape -> pipeline, sizes of the transformer, True if the decoder is the published one.
 SHAPES: dict[str, tuple[str, dict[str, Any], bool]] = {
     "flux-512": ("flux", {"num_layers": 1, "num_single_layers": 2, "attention_head_dim": 128, "num_attention_heads": 24,
                           "axes_dims_rope": (16, 56, 56)}, False),
@@ -46,7 +47,7 @@ def _tokenizers(folder: Path, t5: str, clips: tuple[str, ...]) -> None:
 
 
 def make_folder(shape: str, folder: Path) -> None:
-    """The pipeline, unless it is there."""
+    """Write the pipeline, unless the folder is complete."""
     import diffusers
     import torch
     import transformers
@@ -94,33 +95,33 @@ class Mpool(own_process.Mpool):
     """mpool."""
 
     def start(self, shape: str, folder: str, threads: int) -> None:
-        """One worker."""
+        """Open a pool with one worker."""
         self.load(folder, threads, max_workers_per_model=1)
         self.decodes = SHAPES[shape][2]
-        self.draw(1)
+        self.generate(1)
 
-    def draw(self, steps: int) -> None:
-        """A picture."""
+    def generate(self, steps: int) -> None:
+        """Generate one image."""
         self.pool.generate_image("a", self.folder, width=SIDE, height=SIDE, num_inference_steps=steps, guidance_scale=0,
                                  max_sequence_length=TEXTS, seed=1, compute=self.compute)
 
     def seconds(self, repeat: int) -> float:
-        """Of a step, or of decoding."""
+        """Return the milliseconds of one step, or of decoding."""
         if self.decodes:
-            return statistics.median(seconds_of(lambda: self.draw(1)) for _ in range(repeat))
+            return statistics.median(seconds_of(lambda: self.generate(1)) for _ in range(repeat))
         more = 3
-        one = statistics.median(seconds_of(lambda: self.draw(1)) for _ in range(repeat))
-        return (statistics.median(seconds_of(lambda: self.draw(1 + more)) for _ in range(repeat)) - one) / more
+        one = statistics.median(seconds_of(lambda: self.generate(1)) for _ in range(repeat))
+        return (statistics.median(seconds_of(lambda: self.generate(1 + more)) for _ in range(repeat)) - one) / more
 
 
 class Torch:
-    """diffusers' modules on torch."""
+    """The modules of diffusers, on torch."""
 
     def __init__(self, variant: str) -> None:
         self.variant = variant or "float32"
 
     def start(self, shape: str, folder: str, threads: int) -> None:
-        """In this process."""
+        """Load the modules in this process."""
         import diffusers
         import torch
 
@@ -161,7 +162,7 @@ ENGINES: dict[str, Any] = {"mpool": Mpool, "torch": Torch}
 
 
 def measure(task: dict[str, Any]) -> dict[str, Any]:
-    """Milliseconds of a step, or of decoding."""
+    """Return the milliseconds of one step, or of decoding."""
     name, _, variant = task["engine"].partition(":")
     engine = ENGINES[name](variant)
     engine.start(task["shape"], task["folder"], task["threads"])
@@ -170,7 +171,7 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def prepare(task: dict[str, Any]) -> dict[str, Any]:
-    """Makes the folder."""
+    """Make the folder."""
     if task["engine"] == "folder":
         make_folder(task["shape"], Path(task["folder"]))
     return {}
@@ -178,4 +179,4 @@ def prepare(task: dict[str, Any]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     np.seterr(all="ignore")
-    answer({"measure": measure, "prepare": prepare})
+    run_task({"measure": measure, "prepare": prepare})

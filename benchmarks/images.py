@@ -1,8 +1,8 @@
 """``python -m benchmarks images``: image embeddings beside torch, ONNX Runtime and OpenVINO, on the same weights.
 
-Turns, probes and ratios are those of ``python -m benchmarks``: every engine in a process of its own, in rotation,
-compared within rounds in which the machine was in one state. Shapes are CLIP ViT-B/32 and ViT-L/14-336 and DINOv2
-ViT-S/14 with seeded weights, made by transformers (``--maker`` names an interpreter that has it and torch).
+The method is that of ``python -m benchmarks``: every engine in its own process, in rotation, compared within rounds in
+which the machine was in one state. Shapes are CLIP ViT-B/32, CLIP ViT-L/14-336 and DINOv2 ViT-S/14 with seeded weights.
+transformers makes the weights; ``--maker`` names an interpreter that has it and torch.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from .compare import Turn, machine, say
 from .probe import Frame, Probe, Watch
 
 class Bench:
-    """A run; the benchmark of pictures is one with other attributes.
+    """One run. The benchmarks of vision and image generation derive from this class.
 
     Attributes:
         topic: the module's name.
-        file: what runs in an engine's process.
-        shapes, engines: what is measured, and with what by default.
-        modules: engines -> the module that each needs.
-        maker: what the interpreter that makes the weights needs.
+        file: program of an engine's process.
+        shapes, engines: defaults of the options of these names.
+        modules: engine -> the Python module that it needs.
+        maker: packages that the interpreter of ``--maker`` needs.
     """
 
     topic = "images"
@@ -45,21 +45,21 @@ class Bench:
         self.failures: list[str] = []
 
     def python(self, engine: str) -> str:
-        """Interpreter of an engine."""
+        """Return the interpreter of an engine."""
         return self.pythons.get(engine.partition(":")[0], sys.executable)
 
     def installed(self, engine: str) -> bool:
-        """Whether its interpreter has its library."""
+        """Return True if the engine's interpreter has its library."""
         module = self.modules[engine.partition(":")[0]]
         probe = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
         return subprocess.run([self.python(engine), "-c", probe], cwd=self.file.parent).returncode == 0
 
     def folder(self, shape: str) -> Path:
-        """Where what is made for a shape stands."""
+        """Return the folder of a shape's weights."""
         return Path(__file__).resolve().parents[1] / "build" / "bench" / self.topic / shape
 
     def worker(self, python: str, task: dict[str, Any]) -> dict[str, Any]:
-        """One process."""
+        """Run one task in a new process and return its result."""
         threads = str(self.arguments.threads)
         env = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads,
                "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
@@ -68,18 +68,19 @@ class Bench:
         lines = done.stdout.strip().splitlines()
         if done.returncode != 0 or not lines:
             raise RuntimeError(f"{task['engine']}, {task['shape']}: {done.stderr.strip()[-600:] or done.returncode}")
-        answer: dict[str, Any] = json.loads(lines[-1])
-        return answer
+        result: dict[str, Any] = json.loads(lines[-1])
+        return result
 
     def task(self, what: str, engine: str, shape: str) -> dict[str, Any]:
-        """What a worker is asked."""
+        """Return the task for a worker."""
         quick = self.arguments.quick
-        count, repeat = (8, 1) if shape == "clip-l336" else (32, 3)  # an image of it is forty of the others
+        # one image of this shape costs as much as forty of the others
+        count, repeat = (8, 1) if shape == "clip-l336" else (32, 3)
         return {"what": what, "engine": engine, "shape": shape, "folder": str(self.folder(shape)),
                 "threads": self.arguments.threads, "images": 4 if quick else count, "repeat": 1 if quick else repeat}
 
     def prepare(self, shape: str) -> list[str]:
-        """Makes what engines want; those that can take part."""
+        """Let every engine convert the weights; return those that can take part."""
         self.folder(shape).mkdir(parents=True, exist_ok=True)
         self.worker(self.arguments.maker or sys.executable, self.task("prepare", "folder", shape))
         ready = []
@@ -92,7 +93,7 @@ class Bench:
         return ready
 
     def turn(self, shape: str, engine: str, number: int) -> None:
-        """Measures, between two probes."""
+        """Measure one engine on one shape, between two probes."""
         before, watch = self.probe.run(), Watch()
         try:
             with watch:
@@ -104,7 +105,7 @@ class Bench:
         say(f"round {number + 1}, {shape}, {engine}: {self.turns[-1].disturbed or 'good'}")
 
     def run(self) -> dict[str, Any]:
-        """All rounds of all shapes; returns the record."""
+        """Run all rounds of all shapes and return the record."""
         missing = [engine for engine in self.arguments.engines if not self.installed(engine)]
         for engine in missing:
             say(f"not installed: {engine} ({self.python(engine)})")
@@ -123,7 +124,7 @@ class Bench:
                 "agreement": self.agreement(), "summary": report.summary(self.turns), "failures": self.failures}
 
     def agreement(self) -> dict[str, Any]:
-        """That all computed the same: least cosine to torch's float32."""
+        """Compare the engines' vectors: the least cosine to torch's float32."""
         import numpy as np
 
         found: dict[str, Any] = {}
@@ -136,29 +137,32 @@ class Bench:
         return found
 
     def version(self, engine: str) -> str:
-        """Of an engine's distribution."""
+        """Return the version of an engine's distribution."""
         code = f"import {self.modules[engine.partition(':')[0]]} as module; print(module.__version__)"
         done = subprocess.run([self.python(engine), "-c", code], capture_output=True, text=True, cwd=self.file.parent)
         return done.stdout.strip() or "?"
 
 
 def main(argv: list[str] | None = None, bench: type[Bench] = Bench, about: str | None = __doc__) -> int:
-    """Runs, prints tables, writes the record."""
+    """Run the benchmark, print the tables, write the record."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks {bench.topic}", description=about,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engines", default=bench.engines, type=lambda text: text.split(","),
                         help="(default: %(default)s)")
     parser.add_argument("--shapes", default=",".join(bench.shapes), type=lambda text: text.split(","),
                         help="(default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, metavar="N")
-    parser.add_argument("--threads", type=int, default=min(2, len(os.sched_getaffinity(0))), metavar="N")
-    parser.add_argument("--timeout", type=float, default=900, metavar="SECONDS", help="for one process")
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="number of rounds (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=min(2, len(os.sched_getaffinity(0))), metavar="N",
+                        help="compute threads (default: %(default)s)")
+    parser.add_argument("--timeout", type=float, default=900, metavar="SECONDS",
+                        help="limit for one process (default: %(default)s)")
     parser.add_argument("--peer-python", action="append", default=[], metavar="ENGINE=PATH",
-                        help="an interpreter of an engine's own; may be repeated")
-    parser.add_argument("--maker", metavar="PATH", help=f"an interpreter with {bench.maker}")
+                        help="interpreter of an engine; may be repeated")
+    parser.add_argument("--maker", metavar="PATH", help=f"interpreter that has {bench.maker}")
     parser.add_argument("--json", metavar="PATH", help="write the whole record here")
-    parser.add_argument("--markdown", metavar="PATH", help="write tables of mpool against its best rivals here")
-    parser.add_argument("--quick", action="store_true", help="little work: shows that it runs, measures nothing")
+    parser.add_argument("--markdown", metavar="PATH", help="write Markdown tables of mpool and its best rivals here")
+    parser.add_argument("--quick", action="store_true",
+                        help="little work: shows that the command runs, measures nothing")
     arguments = parser.parse_args(argv)
     wrong = [engine for engine in arguments.engines if engine.partition(":")[0] not in bench.modules]
     wrong += [shape for shape in arguments.shapes if shape not in bench.shapes]

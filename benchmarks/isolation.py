@@ -1,8 +1,8 @@
-"""``python -m benchmarks isolation``: what workers in processes of their own cost, beside the same in threads.
+"""``python -m benchmarks isolation``: cost of worker processes, compared with worker threads.
 
-Time to load with a worker, memory of a worker process by kind, one-text embeddings one after the other (a text is one
-step: what a step more costs is the difference), and tokens a second of one answer. Prints a table. Figures of a machine
-that others use say nothing: the load is printed beside them.
+Measures the time to load with one worker, the memory of a worker process by kind, the latency of one-text embeddings
+one after the other, and tokens/s of one completion. One text is one step, so the difference in latency is the cost of a
+step. Prints a table, with the load average: figures of a machine in use by others mean nothing.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from .pool import texts
 
 
 def memory_of(pid: int) -> dict[str, float]:
-    """Resident megabytes of a process: of its own, of files, and of what it shares (the weights)."""
+    """Return the resident megabytes of a process: anonymous, of files, and shared (the weights)."""
     found = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return {name: int(found[name].split()[0]) * 1024 / 1e6 for name in ("RssAnon", "RssFile", "RssShmem")}
 
 
 def measure(isolation: str, embedding: str, text: str, threads: int, count: int) -> dict[str, float]:
-    """Figures by name."""
+    """Measure one isolation mode; return figures by name."""
     import mpool
 
     found: dict[str, float] = {}
@@ -46,9 +46,9 @@ def measure(isolation: str, embedding: str, text: str, threads: int, count: int)
         found["embed one text p50, us"] = percentile(calls, 0.5) * 1e6
         found["embed one text p99, us"] = percentile(calls, 0.99) * 1e6
         began = time.perf_counter()
-        answer = pool.generate("Once upon a time", text, temperature=0, max_tokens=count, ignore_eos=True)
+        completion = pool.generate("Once upon a time", text, temperature=0, max_tokens=count, ignore_eos=True)
         spent = time.perf_counter() - began
-        found["tokens a second"] = answer.usage.completion_tokens / spent
+        found["tokens a second"] = completion.usage.completion_tokens / spent
         for row in pool.ps():
             for pid in row.processes[:1]:
                 for name, size in memory_of(pid).items():
@@ -57,16 +57,16 @@ def measure(isolation: str, embedding: str, text: str, threads: int, count: int)
 
 
 def main() -> int:
-    """Command line: see the module's text."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--embedding", default="all-MiniLM-L6-v2")
-    parser.add_argument("--text", default="SmolLM2-135M-Instruct")
-    parser.add_argument("--threads", type=int, default=0)
-    parser.add_argument("--count", type=int, default=500, help="texts, and tokens")
+    parser.add_argument("--embedding", default="all-MiniLM-L6-v2", help="embedding model (default: %(default)s)")
+    parser.add_argument("--text", default="SmolLM2-135M-Instruct", help="language model (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=0, help="compute threads; 0: all CPUs (default: %(default)s)")
+    parser.add_argument("--count", type=int, default=500, help="number of texts, and of tokens (default: %(default)s)")
     args = parser.parse_args()
     found = {isolation: measure(isolation, args.embedding, args.text, args.threads, args.count)
              for isolation in ("thread", "process")}
-    print(f"load of the machine {os.getloadavg()[0]:.2f}")
+    print(f"load average {os.getloadavg()[0]:.2f}")
     print(f"{'':32}{'thread':>12}{'process':>12}")
     for name in found["process"]:
         cells = (f"{found[isolation][name]:12.1f}" if name in found[isolation] else f"{'':12}" for isolation in found)

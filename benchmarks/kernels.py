@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Builds benchmarks/bench_kernels.c with the kernels, by the flags of a release.
+"""Builds benchmarks/bench_kernels.c with the kernels, with the flags of a release build.
 
     python -m benchmarks kernels                          # builds, prints the program's path
     python -m benchmarks kernels --run -- --kind bf16 --rows 8,512
 
-Takes gcc, or what ``CC`` names. Only what changed is compiled again.
+Uses gcc, or the compiler in ``CC``. Recompiles only changed files.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from pathlib import Path
 from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[1]
-ROOMS = ["base", "tensor", "kernels"]
+FOLDERS = ["base", "tensor", "kernels"]
 
 
 def test_builder() -> ModuleType:
-    """The builder of the C tests, whose flags and incremental compiling serve here too."""
+    """Import the builder of the C tests, for its flags and its incremental compiling."""
     path = ROOT / "tests" / "c" / "build.py"
     spec = importlib.util.spec_from_file_location("mpool_c_build", path)
     if spec is None or spec.loader is None:
-        raise RuntimeError(f"{path} cannot be imported")
+        raise RuntimeError(f"{path} cannot be imported as a module")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
+    sys.modules[spec.name] = module  # dataclasses look up their module in sys.modules
     spec.loader.exec_module(module)
     return module
 
 
-def build(out: Path, source: Path, rooms: list[str] | None) -> Path:
-    """Build a program with the core, by the flags of a release.
+def build(out: Path, source: Path, folders: list[str] | None) -> Path:
+    """Build a program with the core, with the flags of a release build.
 
     Args:
-        out: the folder below which outputs go.
+        out: folder of the outputs.
         source: the program's file.
-        rooms: folders of ``csrc`` that it needs; None: all but the binding.
+        folders: folders of ``csrc`` to compile; None: all except the binding.
 
     Returns:
-        The program.
+        Path of the program.
 
     Raises:
-        RuntimeError: a compiler failed; the message is what it printed.
+        RuntimeError: a compiler failed; the message is the compiler's output.
     """
     builder = test_builder()
     variant = builder.VARIANTS["release"]
@@ -52,7 +52,7 @@ def build(out: Path, source: Path, rooms: list[str] | None) -> Path:
     if compiler is None:
         raise RuntimeError("no gcc is installed: set CC to a C compiler")
     command = [*compiler, *builder.BASE_FLAGS, *variant.flags, f"-I{ROOT / 'csrc'}"]
-    core, _ = builder.sources(rooms, [])
+    core, _ = builder.sources(folders, [])
     objects: list[Path] = []
     for file in [*core, source]:
         target = out / Path(compiler[0]).name / file.relative_to(ROOT).with_suffix(".o")
@@ -69,17 +69,18 @@ def build(out: Path, source: Path, rooms: list[str] | None) -> Path:
 
 
 def main() -> int:
-    """Command line: see the module's text."""
+    """Run the command line."""
     own, rest = sys.argv[1:], []
     if "--" in own:
         at = own.index("--")
         own, rest = own[:at], own[at + 1:]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench", help="where outputs go")
-    parser.add_argument("--run", action="store_true", help="run it; arguments after -- go to it")
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench",
+                        help="folder of the outputs (default: %(default)s)")
+    parser.add_argument("--run", action="store_true", help="run the program; arguments after -- go to it")
     args = parser.parse_args(own)
     try:
-        program = build(args.out.resolve(), ROOT / "benchmarks" / "bench_kernels.c", ROOMS)
+        program = build(args.out.resolve(), ROOT / "benchmarks" / "bench_kernels.c", FOLDERS)
     except RuntimeError as error:
         print(error, file=sys.stderr)
         return 1

@@ -1,7 +1,7 @@
-"""What the machine would allow: the work of a measure, and the probe's figures as its limit.
+"""Limits of the machine: the work of each measure, divided by the probe's figures.
 
-Work is counted of the linear layers (two operations a weight and row) and of attention (four a pair of positions and
-component). Writing is counted in bytes: every weight is read once a token.
+The work of an encoder or a prefill is counted in operations: linear layers take two per weight and row, attention four
+per pair of positions and component. The work of decode is counted in bytes: each token reads every weight once.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Any
 
 from . import texts
 
-#: Class of arithmetic -> the probe's figure of it.
+#: Compute type -> the probe's figure for it.
 PEAKS = {"float32": "fp32", "bfloat16": "bf16", "int8": "int8"}
 
 
 def work(paths: dict[str, str], count: int, prompts: list[int], depths: list[int]) -> dict[str, dict[str, Any]]:
-    """Measure -> its work for one text or token: operations, or bytes."""
+    """Return measure -> work per text or token: operations, or bytes."""
     from mpool.models import describe
     from mpool.tokenizers import Tokenizer
 
@@ -50,13 +50,15 @@ def _facts(model: Any) -> tuple[int, int]:
 
 
 def _is_read(model: Any, name: str) -> bool:
-    """The table of tokens is read for a token where it is the output matrix, too."""
+    """Return True if decode reads the tensor. It reads the token embeddings only if they are the output matrix as
+    well.
+    """
     tied = all(tensor.name != "output.weight" for tensor in model.spec.tensors)
     return tied or name != "token_embd.weight"
 
 
 def share(measure: dict[str, Any], rate: float, frame: Any, threads: int, arithmetic: str) -> float | None:
-    """Part of the limit, by the better of the probes around it; None where the probe does not know."""
+    """Return the rate as a share of the limit, by the better of the two probes; None if the probe lacks the figure."""
     probes = [probe for probe in (frame.before, frame.after) if probe]
     if "bytes" in measure:
         best = max((probe["read_2" if threads > 1 else "read_1"] for probe in probes), default=0.0)

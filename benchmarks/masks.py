@@ -1,10 +1,11 @@
-"""``python -m benchmarks masks``: what it costs that answers have a given form (``response_format``).
+"""``python -m benchmarks masks``: overhead of structured output (``response_format``).
 
-The same prompts with a form and without, in turns, each answer of as many tokens as the form let the model write.
-Printed are medians over rounds: microseconds a token that the form takes more, as the caller sees it, and CPU time of
-the thread that makes masks, of which most passes while the next token is computed.
+Generates from the same prompts in turns, with and without a response format. Both completions have the same number of
+tokens: as many as the format let the model generate. Prints medians over rounds: the extra microseconds per token as
+the caller sees them, and the CPU time per token of the thread that computes masks. Most of that CPU time overlaps with
+the forward pass of the next token.
 
-What others used of the CPUs is printed beside the figures: of a machine that others use they say little.
+The CPU share of other processes is printed with the figures: on a machine in use by others they mean little.
 """
 
 from __future__ import annotations
@@ -23,49 +24,51 @@ PERSON = {"type": "object", "additionalProperties": False, "required": ["name", 
     "tags": {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "minItems": 5, "maxItems": 12},
     "address": {"type": "object", "additionalProperties": False, "required": ["street", "city"],
                 "properties": {"street": {"type": "string", "maxLength": 60}, "city": {"type": "string"}}}}}
-FORMS: dict[str, Any] = {
+FORMATS: dict[str, Any] = {
     "any JSON": {"type": "array", "minItems": 12}, "a schema": PERSON,
     "an expression": {"type": "regex", "regex": "[A-Za-z ,]{20,400}"}}
 
 
 def _used() -> float:
-    """Seconds of CPU time of the threads that make masks."""
+    """Return the CPU seconds of the threads that compute masks."""
     return sum(time.clock_gettime(time.pthread_getcpuclockid(thread.ident)) for thread in threading.enumerate()
                if thread.name == "mpool-masks" and thread.ident is not None)
 
 
 def main() -> int:
-    """Command line: see the module's text."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks masks", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="SmolLM2-135M-Instruct")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--tokens", type=int, default=120, help="of an answer, at most (default: %(default)s)")
+    parser.add_argument("--model", default="SmolLM2-135M-Instruct", help="language model (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=2, help="compute threads (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=9, help="number of rounds (default: %(default)s)")
+    parser.add_argument("--tokens", type=int, default=120, help="most tokens of a completion (default: %(default)s)")
     args = parser.parse_args()
 
     import mpool
 
-    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in FORMS}
+    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in FORMATS}
     with Watch() as watch, mpool.Pool(mpool.PoolConfig(threads=args.threads)) as pool:
         model = pool.load(args.model)
 
         def run(turn: int, **options: Any) -> tuple[float, int]:
-            """Seconds a step after the first, one a token and one for an end that the model wrote, and tokens."""
+            """Return the decode seconds per step after the first, and the number of tokens. A step makes one token, or
+            the end that the model generated.
+            """
             done = pool.generate(f"Write about person {turn}.", model, temperature=1.0, seed=turn, **options)
             tokens = done.usage.completion_tokens
             return done.timings.generation / max(1, tokens - 1 + (done.finish_reason == "stop")), tokens
 
         for turn in range(args.rounds + 1):
-            for name, form in FORMS.items():
+            for name, response_format in FORMATS.items():
                 before = _used()
-                masked, tokens = run(turn, response_format=form, max_tokens=args.tokens)
+                masked, tokens = run(turn, response_format=response_format, max_tokens=args.tokens)
                 used = (_used() - before) / tokens
                 plain, _ = run(turn, max_tokens=tokens, ignore_eos=True)
                 if turn:
                     found[name].append((plain * 1e6, (masked - plain) * 1e6, used * 1e6))
-    print(f"{watch.said()}; {args.rounds} rounds; microseconds a token, medians of rounds (least to most)")
-    print(f"{'':16}{'without':>24}{'more':>24}{'CPU of the masks':>24}")
+    print(f"{watch.describe()}; {args.rounds} rounds; microseconds per token, medians of rounds (min to max)")
+    print(f"{'':16}{'without format':>24}{'extra':>24}{'CPU of the masks':>24}")
     for name, rows in found.items():
         cells = [spread(column) for column in zip(*rows)]
         print(f"{name:16}" + "".join(f"{cell:>24}" for cell in cells))

@@ -1,9 +1,9 @@
-"""Peers that want the embedding model in files of their own: ONNX Runtime, OpenVINO, CTranslate2.
+"""Peers that convert the embedding model into files of their own: ONNX Runtime, OpenVINO, CTranslate2.
 
-``prepare`` makes those from the folder's own weights (with torch and the peers' converters), once for each version of a
-peer, in a folder named by the weights' hash; no measure holds the time of it. Texts go through HF ``tokenizers`` by the
-folder's tokenizer.json, cut to what the folder says, in batches of 32 sorted by length, as sentence-transformers does;
-pooling by mean, and length 1.
+``prepare`` converts the folder's weights, with torch and the peers' converters, once per version of a peer. The result
+is kept in a folder named by the weights' hash, and no measure includes the conversion. HF ``tokenizers`` reads the
+folder's tokenizer.json and truncates texts to the folder's maximum length. Batches hold 32 texts sorted by length, as
+in sentence-transformers. Vectors are mean-pooled and have length 1.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BATCH = 32
 
 
 class Tokens:
-    """Texts to padded ids and masks, int64 (texts, longest)."""
+    """Tokenises texts to padded ids and masks, int64 (texts, longest)."""
 
     def __init__(self, path: str) -> None:
         from tokenizers import Tokenizer
@@ -32,7 +32,7 @@ class Tokens:
         self.one.enable_truncation(most)
 
     def batches(self, texts: list[str]) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """(which texts, ids, mask) a batch."""
+        """Return batches of (indices of the texts, ids, mask)."""
         found = [encoding.ids for encoding in self.one.encode_batch(texts)]
         order = sorted(range(len(texts)), key=lambda index: -len(found[index]))
         batches = []
@@ -48,7 +48,7 @@ class Tokens:
 
 
 class Converted:
-    """What the three have in common."""
+    """Base of the three peers."""
 
     module: str
     variants: tuple[str, ...] = ()
@@ -60,19 +60,19 @@ class Converted:
             raise ValueError(f"{type(self).__name__} has {', '.join(self.variants)}")
 
     def imports(self) -> None:
-        """The library, and the tokenizers."""
+        """Import the library and the tokenizers."""
         raise NotImplementedError
 
     def prepare(self, path: str) -> None:
-        """Makes what ``load`` reads, unless it is there. In a process of its own."""
+        """Write the files that ``load`` reads, unless they exist. Runs in a process of its own."""
         raise NotImplementedError
 
     def start(self, threads: int) -> None:
-        """Reads what ``prepare`` made."""
+        """Load the files that ``prepare`` wrote."""
         raise NotImplementedError
 
     def hidden(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """Last hidden states of a batch (texts, longest, d)."""
+        """Return the last hidden states of a batch (texts, longest, d)."""
         raise NotImplementedError
 
     def load(self, path: str, threads: int) -> None:
@@ -94,7 +94,9 @@ class Converted:
 
 
 class OnnxRuntime(Converted):
-    """ONNX Runtime over a graph whose attention, GELU and norms its own optimiser has fused; int8: quantised by it."""
+    """ONNX Runtime over a graph whose attention, GELU and norms its own optimiser has fused. Its own quantiser makes
+    the int8 variant.
+    """
 
     module, variants = "onnxruntime", ("float32", "int8")
 
@@ -140,7 +142,7 @@ class OnnxRuntime(Converted):
 
 
 class OpenVino(Converted):
-    """OpenVINO over the plain graph, with the precision that it is asked for and its hint for latency."""
+    """OpenVINO over the plain graph, with the given inference precision and the latency hint."""
 
     module, variants = "openvino", ("float32", "bfloat16")
 
@@ -175,7 +177,7 @@ class OpenVino(Converted):
 
 
 class CTranslate2(Converted):
-    """CTranslate2's Encoder, over a model that its own converter made."""
+    """CTranslate2's Encoder over a model from its own converter."""
 
     module, variants = "ctranslate2", ("float32", "int8")
 
@@ -210,16 +212,16 @@ class CTranslate2(Converted):
 
 
 def part(out: Path) -> Path:
-    """What is written before it gets its name, so that one that was cut off is not taken for whole.."""
+    """Return the temporary name of an output. The file gets its final name when it is complete."""
     out.parent.mkdir(parents=True, exist_ok=True)
     return out.with_name(out.name + ".part")
 
 
 def export(path: str, out: Path) -> None:
-    """An ONNX graph of a BERT folder: ids and mask (texts, longest), int64 -> last hidden states.
+    """Export a BERT folder as an ONNX graph: ids and mask (texts, longest), int64 -> last hidden states.
 
-    The encoder is written down here in plain operations (Devlin et al., arXiv:1810.04805), so that the graph does not
-    depend on how a version of transformers builds its masks.
+    The encoder is written in plain operations (Devlin et al., arXiv:1810.04805): the graph does not depend on how a
+    version of transformers builds its masks.
     """
     import torch
     from safetensors.torch import load_file
@@ -238,10 +240,10 @@ def export(path: str, out: Path) -> None:
         return functional.layer_norm(x, (wide,), weights[f"{name}.weight"], weights[f"{name}.bias"], eps)
 
     class Bert(torch.nn.Module):
-        """See above."""
+        """The encoder of ``export``."""
 
         def forward(self, ids: Any, mask: Any) -> Any:
-            """One batch."""
+            """Compute one batch."""
             texts, longest = ids.shape[0], ids.shape[1]
             words = functional.embedding(ids, weights["embeddings.word_embeddings.weight"])
             types = functional.embedding(torch.zeros_like(ids), weights["embeddings.token_type_embeddings.weight"])

@@ -1,7 +1,7 @@
-"""The dispatch policies side by side: a part of ``python -m benchmarks pool``.
+"""Comparison of the dispatch policies: a part of ``python -m benchmarks pool``.
 
-Each round gives every policy its turn, in changing order, each in a pool of its own whose workers have started. What is
-kept is the median of the rounds. Times are of single calls, from the call to its answer.
+Every round gives each policy one turn, in changing order, each in a new pool whose workers have started. The result is
+the median over rounds. Times are of single calls, from the call to its result.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ POLICIES = ("shared", "pack", "p2c", "sequential")
 
 
 def timed(kept: list[float], call: Callable[[], object]) -> None:
-    """Makes a call and keeps its seconds."""
+    """Run a call and append its seconds to ``kept``."""
     kept.append(seconds_of(call))
 
 
 def new_texts() -> Iterator[str]:
-    """Texts of some ten words that all differ, so that nothing is answered from what was computed before."""
+    """Yield texts of about ten words, all different: no result comes from a cache."""
     import random
 
     chance = random.Random(11)
@@ -36,7 +36,7 @@ def new_texts() -> Iterator[str]:
 
 
 def embeddings(pool: mpool.Pool, model: str, quick: bool) -> dict[str, float]:
-    """One-text calls of 8 and 64 threads, and of 8 threads beside a call of 2,000 texts."""
+    """Measure one-text calls of 8 and 64 threads, and of 8 threads beside a call of 2,000 texts."""
     found: dict[str, float] = {}
     source = new_texts()
     for count in (8, 64):
@@ -74,13 +74,13 @@ def embeddings(pool: mpool.Pool, model: str, quick: bool) -> dict[str, float]:
 
 
 def chats(pool: mpool.Pool, model: str, quick: bool) -> dict[str, float]:
-    """Eight answers at once: of one length, and of mixed ones, where four callers ask much and four little."""
+    """Measure eight concurrent chats: all of one length, and four long with four short ones."""
     import random
 
     found: dict[str, float] = {}
     chance, tokens = random.Random(12), 8 if quick else 48
 
-    def answer(prompt: str, length: int, first: list[float]) -> None:
+    def run_chat(prompt: str, length: int, first: list[float]) -> None:
         begin = time.perf_counter()
         stream = iter(pool.generate(prompt, model, max_tokens=length, temperature=0, ignore_eos=True, stream=True))
         next(stream)
@@ -91,7 +91,7 @@ def chats(pool: mpool.Pool, model: str, quick: bool) -> dict[str, float]:
     prompts = [words(12, chance) for _ in range(8)]
     first: list[float] = []
     took: list[float] = []
-    seconds = together(8, lambda number: timed(took, lambda: answer(prompts[number], tokens, first)))
+    seconds = together(8, lambda number: timed(took, lambda: run_chat(prompts[number], tokens, first)))
     found["8 chats: tokens/s"] = 8 * tokens / seconds
     found["8 chats: first token, p50 ms"] = percentile(first, 0.5) * 1e3
     found["8 chats: first token, slowest ms"] = max(first) * 1e3
@@ -100,20 +100,20 @@ def chats(pool: mpool.Pool, model: str, quick: bool) -> dict[str, float]:
     long = [[words(60 if quick else 250, chance)] for _ in range(4)]
     short = [[words(6, chance) for _ in range(2 if quick else 4)] for _ in range(4)]
     firsts: list[list[float]] = [[], []]
-    answers: list[list[float]] = [[], []]
+    latencies: list[list[float]] = [[], []]
     written = [2 * tokens, tokens // 4]
 
     def caller(number: int) -> None:
         little = number % 2
         for prompt in (short if little else long)[number // 2]:
-            timed(answers[little], lambda: answer(prompt, written[little], firsts[little]))
+            timed(latencies[little], lambda: run_chat(prompt, written[little], firsts[little]))
 
     seconds = together(8, caller)
-    found["4 long and 4 short chats: tokens/s"] = sum(len(answers[i]) * written[i] for i in (0, 1)) / seconds
+    found["4 long and 4 short chats: tokens/s"] = sum(len(latencies[i]) * written[i] for i in (0, 1)) / seconds
     found["4 long and 4 short chats: short first token, p50 ms"] = percentile(firsts[1], 0.5) * 1e3
     found["4 long and 4 short chats: short first token, slowest ms"] = max(firsts[1]) * 1e3
-    found["4 long and 4 short chats: short answer, p50 s"] = percentile(answers[1], 0.5)
-    found["4 long and 4 short chats: long answer, slowest s"] = max(answers[0])
+    found["4 long and 4 short chats: short answer, p50 s"] = percentile(latencies[1], 0.5)
+    found["4 long and 4 short chats: long answer, slowest s"] = max(latencies[0])
     return found
 
 
@@ -121,7 +121,7 @@ KINDS: dict[str, Callable[[mpool.Pool, str, bool], dict[str, float]]] = {"embed"
 
 
 def wait_for_workers(pool: mpool.Pool, warm: Callable[[], object]) -> None:
-    """Until the model has started the workers that it starts with."""
+    """Wait until the model has started its initial workers."""
     warm()
     before, end = -1, time.monotonic() + 10
     while time.monotonic() < end:
@@ -133,7 +133,7 @@ def wait_for_workers(pool: mpool.Pool, warm: Callable[[], object]) -> None:
 
 
 def compare(embedding: str, text: str, threads: int, rounds: int, quick: bool) -> dict[str, dict[str, float]]:
-    """What was measured -> policy -> the median of the rounds."""
+    """Return measure -> policy -> the median over rounds."""
     import mpool
 
     kept: dict[str, dict[str, list[float]]] = {}
@@ -150,7 +150,7 @@ def compare(embedding: str, text: str, threads: int, rounds: int, quick: bool) -
 
 
 def table(found: dict[str, dict[str, float]]) -> Iterator[str]:
-    """Lines of the comparison; the best of a row is marked, unless others come within 3 %."""
+    """Format the comparison. The best policy of a row is marked, unless another one is within 3 %."""
     yield f"| | {' | '.join(POLICIES)} |"
     yield "|---" * (len(POLICIES) + 1) + "|"
     for name, row in found.items():

@@ -1,10 +1,10 @@
-"""``python -m benchmarks pool``: what the pool itself costs, and what it gives.
+"""``python -m benchmarks pool``: overhead and throughput of the pool.
 
-Submit-to-start and refusal times at the C boundary and from Python, generation through the pool against a bare loop
-over the same engine, one-text embeddings of 8 and 64 threads, 8 chats at once against one, memory of the second worker,
-a cold start with 1,000 callers waiting, a stream beside 8 threads of embeddings, and the dispatch policies side by
-side. Prints tables. Needs gcc for the C part (``--no-c`` leaves it out). Figures of a machine that others use say
-nothing: the load is printed beside them.
+Measures submit-to-start and refusal times at the C boundary and from Python; generation through the pool beside a bare
+loop over the same engine; one-text embeddings of 8 and 64 threads; 8 concurrent chats beside one; memory of the second
+worker; a cold start with 1,000 waiting callers; a stream beside 8 threads of embeddings; the dispatch policies. Prints
+tables, with the load average: figures of a machine in use by others mean nothing. The C part needs gcc (``--no-c``
+skips it).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WORDS = "the quick brown fox jumps over a lazy dog and barks twice at its own sh
 # ---- at the C boundary -----------------------------------------------------------------------------------------------
 
 def measured_in_c(program: Path, *arguments: str) -> dict[str, float]:
-    """Figures by name that a run of the C program printed."""
+    """Run the C program and return its figures by name."""
     run = subprocess.run([str(program), *arguments], capture_output=True, text=True)
     if run.returncode != 0:
         raise RuntimeError(run.stderr)
@@ -41,19 +41,19 @@ def measured_in_c(program: Path, *arguments: str) -> dict[str, float]:
 # ---- from Python: each part in a process of its own ------------------------------------------------------------------
 
 def texts(count: int, start: int = 0) -> list[str]:
-    """Texts of some ten words that all differ, so that nothing is answered from what was computed before."""
+    """Return texts of about ten words, all different: no result comes from a cache."""
     return [f"{number} " + " ".join(WORDS[(number * 7 + word * 3) % len(WORDS)] for word in range(9))
             for number in range(start, start + count)]
 
 
 def resident() -> int:
-    """Bytes of this process in memory."""
+    """Return the resident bytes of this process."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def part_calls(embedding: str, text: str, threads: int, quick: bool) -> dict[str, float]:
-    """Latency of calls one after the other, and of refusals."""
+    """Measure the latency of calls one after the other, and of refusals."""
     import mpool
 
     found: dict[str, float] = {}
@@ -75,7 +75,7 @@ def part_calls(embedding: str, text: str, threads: int, quick: bool) -> dict[str
                                      max_workers_per_model=1)) as pool:
         pool.generate("warm", text, max_tokens=1)
         jobs, refused = [], 0
-        while refused < 20:  # the worker takes the first in the meantime
+        while refused < 20:  # the worker takes the first request in the meantime
             try:
                 jobs.append(pool.submit("text_to_text", prompt="The", model=text, max_tokens=1500, ignore_eos=True))
             except mpool.Overloaded:
@@ -97,7 +97,7 @@ def part_calls(embedding: str, text: str, threads: int, quick: bool) -> dict[str
 
 
 def part_threads(embedding: str, text: str, threads: int, quick: bool) -> dict[str, float]:
-    """One-text embeddings of many threads, and chats at once."""
+    """Measure one-text embeddings of many threads, and concurrent chats."""
     import mpool
 
     found: dict[str, float] = {}
@@ -123,7 +123,7 @@ def part_threads(embedding: str, text: str, threads: int, quick: bool) -> dict[s
 
 
 def part_memory(embedding: str, text: str, threads: int, quick: bool) -> dict[str, float]:
-    """What the second worker takes, in bytes as they are counted and as the system sees them."""
+    """Measure the memory of the second worker: bytes counted by mpool, and resident bytes."""
 
     found: dict[str, float] = {}
     for kind, model in (("embedding", embedding), ("text", text)):
@@ -148,7 +148,7 @@ print(json.dumps([row["workers"], row["model_bytes"], stats["bytes_by_tag"], res
             figures.append(json.loads(run.stdout.splitlines()[-1]))
         (one, model_bytes, before, rss_before), (two, _, after, rss_after) = figures
         if (one, two) != (1, 2):
-            raise RuntimeError(f"{kind}: {two} workers where two were asked for")
+            raise RuntimeError(f"{kind}: {two} workers started, expected 2")
         found[f"second {kind} worker: bytes counted, MB"] = (sum(after.values()) - sum(before.values())) / 1e6
         for tag in after:
             if abs(after[tag] - before[tag]) >= 1000:
@@ -160,7 +160,7 @@ print(json.dumps([row["workers"], row["model_bytes"], stats["bytes_by_tag"], res
 
 
 def part_cold(embedding: str, text: str, threads: int, quick: bool) -> dict[str, float]:
-    """A thousand callers find nothing loaded."""
+    """Measure a cold start with a thousand callers."""
     import mpool
 
     with mpool.Pool(mpool.PoolConfig(threads=threads)) as pool:
@@ -183,7 +183,9 @@ def part_cold(embedding: str, text: str, threads: int, quick: bool) -> dict[str,
 
 
 def part_beside(embedding: str, text: str, threads: int, quick: bool) -> dict[str, float]:
-    """A stream that reads and writes all the time, and 8 threads of one-text calls: each alone, then both at once."""
+    """Measure a stream that prefills and decodes all the time, and 8 threads of one-text calls: each alone, then both
+    together.
+    """
     import mpool
 
     period = 0.5 if quick else 4.0
@@ -234,7 +236,7 @@ def part_beside(embedding: str, text: str, threads: int, quick: bool) -> dict[st
 
 
 def part_policies(embedding: str, text: str, threads: int, quick: bool) -> dict[str, dict[str, float]]:
-    """See :mod:`benchmarks.policies`."""
+    """Compare the policies: see :mod:`benchmarks.policies`."""
     return policies.compare(embedding, text, threads, 1 if quick else 5, quick)
 
 
@@ -244,19 +246,22 @@ PARTS: dict[str, Callable[[str, str, int, bool], dict[str, Any]]] = {
 
 
 def main() -> int:
-    """Command line: see the module's text."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks pool", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--embedding-model", help="key or path; default: the catalogue's")
     parser.add_argument("--text-model", help="key or path, of a GGUF file for the C part; default: the catalogue's")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--tokens", type=int, default=64, help="of each answer of the C part")
-    parser.add_argument("--rounds", type=int, default=5, help="of the C part")
-    parser.add_argument("--quick", action="store_true", help="few calls: to see that it runs, not for figures")
-    parser.add_argument("--no-c", action="store_true", help="without the C part")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="of Python")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)),
+                        help="compute threads (default: %(default)s)")
+    parser.add_argument("--tokens", type=int, default=64,
+                        help="tokens of each completion in the C part (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of the C part (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="few calls: shows that the command runs, measures nothing")
+    parser.add_argument("--no-c", action="store_true", help="skip the C part")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS),
+                        help="parts of Python to run (default: all)")
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
-    parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench", help="where the C program is built")
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench", help="folder of the C program")
     args = parser.parse_args()
     if args.part:
         print(json.dumps(PARTS[args.part](args.embedding_model, args.text_model, args.threads, args.quick)))
@@ -276,7 +281,7 @@ def main() -> int:
             found |= {f"C: {name}": value for name, value in measured_in_c(
                 program, "text", models[1], str(args.threads), str(args.tokens), str(args.rounds)).items()}
         else:
-            print("The C part of generation is left out: --text-model is no GGUF file.", file=sys.stderr)
+            print("The C part of generation is skipped: --text-model is not a GGUF file.", file=sys.stderr)
     for part in args.parts:
         command = [sys.executable, "-m", "benchmarks.pool", "--part", part, "--embedding-model", models[0],
                    "--text-model", models[1], "--threads", str(args.threads), *["--quick"] * args.quick]

@@ -1,4 +1,4 @@
-"""The state of the machine around a measurement: speed of memory, distance of the cores, and what others computed."""
+"""State of the machine around a measurement: memory bandwidth, distance between cores, CPU time of other processes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 SOURCE = Path(__file__).with_name("probe.c")
-#: Factors between two probes above which they saw different states, and the share of the CPUs that others may use.
+#: Thresholds: ratios of two probes above which the machine states differ, and the CPU share that other processes may
+#: use.
 TRIP, READ, OTHERS = 1.8, 1.3, 0.08
 
 
 class Probe:
-    """Builds probe.c once and runs it. Without a compiler there are no figures, and rounds are said to be unframed."""
+    """Builds probe.c once and runs it. Without a compiler there are no figures, and no ratio is framed by probes."""
 
     def __init__(self) -> None:
         compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("cc") or shutil.which("clang")
@@ -31,7 +32,7 @@ class Probe:
         self.works = built
 
     def run(self) -> dict[str, float] | None:
-        """Figures of this moment."""
+        """Run the probe and return its figures."""
         if not self.works:
             return None
         pair = (self.cpus[0], self.cpus[min(1, len(self.cpus) - 1)])
@@ -41,19 +42,21 @@ class Probe:
 
 @dataclass
 class Frame:
-    """A measurement between two probes. ``others``: share of this process's CPUs that other processes used."""
+    """A measurement between two probes. ``others`` is the share of this process's CPUs that other processes used."""
 
     before: dict[str, float] | None
     after: dict[str, float] | None
     others: float | None
 
     def as_json(self) -> dict[str, Any]:
-        """For the record."""
+        """Return the frame as the record holds it."""
         return {"before": self.before, "after": self.after, "others": self.others}
 
 
 class Watch:
-    """Counts what others compute while it is open: what /proc/stat says less what our children used."""
+    """Measures the CPU time of other processes while it is open: the busy time in /proc/stat minus that of our
+    children.
+    """
 
     def __enter__(self) -> Watch:
         self.cpus = os.sched_getaffinity(0)
@@ -68,7 +71,7 @@ class Watch:
             self.others = round(max(0.0, used / capacity), 3)
 
     def _busy(self) -> float | None:
-        """Seconds that our CPUs were busy since the machine started; None where that is not told."""
+        """Return the busy seconds of our CPUs since boot; None if the system does not report them."""
         try:
             lines = Path("/proc/stat").read_text().splitlines()
         except OSError:
@@ -86,13 +89,15 @@ class Watch:
         return sum(use.ru_utime + use.ru_stime for use in map(resource.getrusage, (resource.RUSAGE_SELF,
                                                                                    resource.RUSAGE_CHILDREN)))
 
-    def said(self) -> str:
-        """Of the machine meanwhile."""
-        return "nobody knows what others used" if self.others is None else f"others used {self.others:.0%} of the CPUs"
+    def describe(self) -> str:
+        """Describe the CPU use of other processes, in words."""
+        if self.others is None:
+            return "CPU use of other processes unknown"
+        return f"other processes used {self.others:.0%} of the CPUs"
 
 
 def disturbance(frames: list[Frame]) -> str | None:
-    """Why measurements that these frames stand around must not be compared; None if they may be."""
+    """Return why measurements with these frames must not be compared; None if they may."""
     probes = [probe for frame in frames for probe in (frame.before, frame.after) if probe]
     if not probes:
         return "no probe"
@@ -101,4 +106,4 @@ def disturbance(frames: list[Frame]) -> str | None:
         if values and max(values) > factor * min(values):
             return f"{name} from {min(values):.0f} to {max(values):.0f}"
     others = max((frame.others for frame in frames if frame.others is not None), default=0.0)
-    return f"others used {others:.0%} of the CPUs" if others > OTHERS else None
+    return f"other processes used {others:.0%} of the CPUs" if others > OTHERS else None

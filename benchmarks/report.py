@@ -1,4 +1,4 @@
-"""From the turns of a run to medians, ratios and tables."""
+"""Medians, ratios and tables from the turns of a run."""
 
 from __future__ import annotations
 
@@ -8,24 +8,26 @@ from typing import Any
 from . import limits
 from .probe import disturbance
 
-#: Ends of measures of which less is better.
+#: Suffixes of measures for which less is better.
 LESS = (" ms", " s", " MB")
 
 
 def comparable(a: Any, b: Any) -> bool:
-    """Whether two turns of a topic saw one state of the machine, and nobody else."""
+    """Return True if two turns of a topic saw the same machine state and no other processes."""
     return a.disturbed is None and b.disturbed is None and disturbance([a.frame, b.frame]) is None
 
 
 def arithmetic(turn: Any) -> str:
-    """Class of arithmetic of an engine's turn; quantised weights count as int8."""
+    """Return the compute type of an engine's turn; quantised weights count as int8."""
     name, _, variant = turn.engine.partition(":")
     return ((variant if variant in limits.PEAKS else "") or turn.result.get("compute")
             or ("int8" if turn.topic == "generate" else "float32"))
 
 
 def against(engine: str, engines: list[str]) -> str | None:
-    """The mpool that an engine is compared with: of its class of arithmetic if that takes part, else the default."""
+    """Return the mpool variant to compare an engine with: the one of its compute type if it takes part, else the
+    default.
+    """
     name, _, variant = engine.partition(":")
     own = f"mpool:{variant or 'float32'}"
     if name != "mpool" and own in engines:
@@ -34,11 +36,11 @@ def against(engine: str, engines: list[str]) -> str | None:
 
 
 def summary(turns: list[Any], work: dict[str, Any] | None = None, threads: int = 1) -> dict[str, Any]:
-    """Topic -> measure -> engine -> its median, and how many times better mpool is.
+    """Return topic -> measure -> engine -> its median, and by which factor mpool is better.
 
-    Medians are of undisturbed turns. A ratio is the median of those of comparable turns, within rounds; ``pairs`` says
-    of how many. Where there are none, both are of what there is, and ``pairs`` is 0. ``limit`` is the part of what the
-    machine allows (limits.py), of measures whose ``work`` is known.
+    A median is over undisturbed turns. A ratio is the median over pairs of comparable turns of one round; ``pairs`` is
+    their number. Without comparable turns both are computed from all turns, and ``pairs`` is 0. ``limit`` is the share
+    of the machine's limit (limits.py), for measures whose ``work`` is known.
     """
     found: dict[str, Any] = {}
     for topic in dict.fromkeys(turn.topic for turn in turns):
@@ -58,7 +60,7 @@ def summary(turns: list[Any], work: dict[str, Any] | None = None, threads: int =
 
 
 def measures(turn: Any) -> dict[str, float]:
-    """What a turn measured, memory included."""
+    """Return the measures of a turn, memory included."""
     return {**turn.result["measures"], "memory MB": turn.result["rss MB"]}
 
 
@@ -85,7 +87,9 @@ def _ratio(name: str, ours: float, theirs: float) -> float:
 
 
 def agreement(turns: list[Any]) -> dict[str, Any]:
-    """That all computed the same: least cosine to sentence-transformers' fp32, tokens alike from the start."""
+    """Compare the engines' results: least cosine to sentence-transformers' fp32, and the length of the common token
+    prefix.
+    """
     import numpy as np
 
     found: dict[str, Any] = {}
@@ -112,7 +116,7 @@ def _alike(a: list[int], b: list[int]) -> int:
 
 
 def text(record: dict[str, Any]) -> str:
-    """Tables for people: medians, and behind each peer's how many times better mpool is."""
+    """Format tables as text: medians, and for each peer the factor by which mpool is better."""
     machine = record["machine"]
     lines = [f"{machine['date']}, {machine['cpu']}, {machine['cpus']} CPUs, {machine['threads']} threads",
              ", ".join(f"{engine} {version}" for engine, version in record["versions"].items())]
@@ -128,7 +132,7 @@ def text(record: dict[str, Any]) -> str:
     lines += ["", *(f"{what}: " + ", ".join(f"{engine} {value}" for engine, value in found.items())
                     for what, found in record["agreement"].items())]
     lines += [f"FAILED: {failure}" for failure in record["failures"]]
-    return "\n".join([*lines, "", "In brackets: how many times better mpool is (by default, or in the class of",
+    return "\n".join([*lines, "", "In brackets: by which factor mpool is better (its default, or the compute type",
                       "arithmetic that is named), and of how many comparable turns that is the median. ?: there were "
                       "none, as the",
                       "machine was busy or changed its state: of no weight. %: of what the machine allows, by the",
@@ -136,7 +140,7 @@ def text(record: dict[str, Any]) -> str:
 
 
 def markdown(record: dict[str, Any]) -> str:
-    """Tables as the README has them: what each mpool does, and how many times better that is than its best rival."""
+    """Format tables as Markdown: each variant of mpool, and the factor by which it beats its best rival."""
     lines = []
     for topic, found in record["summary"].items():
         ours = list(dict.fromkeys(engine for row in found.values() for engine in row if engine.startswith("mpool")))
@@ -156,7 +160,7 @@ def markdown(record: dict[str, Any]) -> str:
 
 
 def plot(record: dict[str, Any], path: str) -> None:
-    """Bars of every rate and time, engine beside engine, to a picture of the kind that the path's end says."""
+    """Plot every rate and time as bars, engine beside engine. The suffix of the path chooses the file format."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,15 +1,17 @@
-"""``python -m benchmarks serving overhead``, and ``throughput`` beside llama-cpp-python's server: what HTTP costs.
+"""``python -m benchmarks serving overhead`` measures the cost of HTTP, ``serving throughput`` compares with
+llama-cpp-python's server.
 
-``overhead``: the same work by the library and over HTTP in turns, of one pool in one process; the client is another
-process, so that it takes nothing from the server's interpreter. An embedding is one short text, no text twice; a stream
-is an answer of ``--tokens`` tokens, the same one. Printed are medians over rounds of what HTTP takes more: in time, as
-the client sees it, and in CPU time of the server's thread beside that of a thread that awaits ``mpool.aio``.
+``overhead``: the same requests through the library and over HTTP, in turns, to one pool in one process. The client is a
+separate process and does not hold the server's interpreter lock. An embedding request has one short text, never the
+same twice; a stream has ``--tokens`` tokens, always the same completion. Prints medians over rounds of the extra cost
+of HTTP: in time, as the client sees it, and in CPU time of the server's thread, compared with a thread that awaits
+``mpool.aio``.
 
-``throughput``: ``mpool serve`` and ``llama_cpp.server`` in turns, each in a process of its own and alone; 1, 8 and 32
-clients that stream answers of ``--tokens`` tokens (ends are barred by ``logit_bias``), prompts that never come twice.
-mpool makes no guesses at next tokens, since the other makes none, unless ``--guesses``.
+``throughput``: ``mpool serve`` and ``llama_cpp.server`` in turns, each alone in its own process. 1, 8 and 32 clients
+stream completions of ``--tokens`` tokens; ``logit_bias`` bars the end-of-sequence tokens, and no prompt is sent twice.
+Speculation in mpool is off, because the peer has none, unless ``--speculation`` is given.
 
-What others used of the CPUs is printed beside the figures: of a machine that others use they say little.
+The CPU share of other processes is printed with the figures: on a machine in use by others they mean little.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ PROMPT = "Write a long story about a lighthouse."
 # ---- overhead: the process with the pool -----------------------------------------------------------------------------
 
 class Host:
-    """A pool with a server on a thread, and the same calls by the library. It does what it is told, a line a time."""
+    """A pool with a server on a thread, and the same requests through the library. Runs one command per input line."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         import mpool
@@ -56,15 +58,15 @@ class Host:
         self._clock = time.pthread_getcpuclockid(self.thread.ident)
 
     def clock(self) -> float:
-        """Seconds of CPU time of the server's thread."""
+        """Return the CPU seconds of the server's thread."""
         return time.clock_gettime(self._clock)
 
     def port(self) -> int:
-        """Where the server is."""
+        """Return the server's port."""
         return self.server.port
 
     def embed(self, texts: list[str]) -> list[float]:
-        """Seconds of each call by the library, from a thread that waits for it."""
+        """Return the seconds of each library call, from a blocking thread."""
         found = []
         for text in texts:
             began = time.perf_counter()
@@ -73,7 +75,7 @@ class Host:
         return found
 
     def await_embed(self, texts: list[str]) -> float:
-        """Seconds of CPU time of a loop's thread, a call."""
+        """Return the CPU seconds per request of an event loop's thread."""
         async def work() -> float:
             await self.mpool.aio.embed(texts[0], self.embedding, pool=self.pool)
             began = time.thread_time()
@@ -84,7 +86,9 @@ class Host:
         return asyncio.run(work())
 
     def stream(self, tokens: int) -> dict[str, Any]:
-        """Of an answer that a loop's thread awaits: when its pieces came, and CPU time of that thread."""
+        """Await a stream on an event loop. Return the arrival time of every chunk, and the CPU time of the loop's
+        thread.
+        """
         async def work() -> dict[str, Any]:
             messages = [{"role": "user", "content": PROMPT}]
             began, clock, times = time.perf_counter(), time.thread_time(), []
@@ -95,11 +99,11 @@ class Host:
 
         return asyncio.run(work())
 
-    def obey(self, orders: TextIO, answers: TextIO) -> None:
-        """Until the orders end."""
-        for order in orders:
-            name, *arguments = json.loads(order)
-            print(json.dumps(getattr(self, name)(*arguments)), file=answers, flush=True)
+    def run_commands(self, commands: TextIO, results: TextIO) -> None:
+        """Run commands until the input ends."""
+        for command in commands:
+            name, *arguments = json.loads(command)
+            print(json.dumps(getattr(self, name)(*arguments)), file=results, flush=True)
         self.server.stop()
         self.thread.join()
 
@@ -115,25 +119,25 @@ class Remote:
     def __call__(self, name: str, *arguments: Any) -> Any:
         assert self._process.stdin is not None and self._process.stdout is not None
         print(json.dumps([name, *arguments]), file=self._process.stdin, flush=True)
-        answer = self._process.stdout.readline()
-        if not answer:
+        result = self._process.stdout.readline()
+        if not result:
             raise RuntimeError("the process with the pool has ended")
-        return json.loads(answer)
+        return json.loads(result)
 
     def close(self) -> None:
-        """Ends the process."""
+        """End the process."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(60)
 
 
 def _pace(times: list[float]) -> float:
-    """Seconds a piece, from the first to the last."""
+    """Return the seconds per chunk, from the first chunk to the last."""
     return (times[-1] - times[0]) / max(1, len(times) - 1)
 
 
 def embedding_round(remote: Remote, connection: http_client.Connection, count: int, turn: int) -> dict[str, float]:
-    """What an embedding takes by the library and over HTTP, in microseconds."""
+    """Return the cost of an embedding through the library and over HTTP, in microseconds."""
     single = texts.same(3 * count + 2, 9, turn)
     library = statistics.median(remote("embed", single[:count]))
     awaited = remote("await_embed", single[count:2 * count + 1])
@@ -145,12 +149,12 @@ def embedding_round(remote: Remote, connection: http_client.Connection, count: i
     clock = remote("clock")
     over = statistics.median([post(text) for text in single[2 * count + 2:]])
     served = (remote("clock") - clock) / count
-    return {"library": library * 1e6, "HTTP": over * 1e6, "more": (over - library) * 1e6, "library CPU": awaited * 1e6,
-            "HTTP CPU": served * 1e6, "more CPU": (served - awaited) * 1e6}
+    return {"library": library * 1e6, "HTTP": over * 1e6, "extra": (over - library) * 1e6, "library CPU": awaited * 1e6,
+            "HTTP CPU": served * 1e6, "extra CPU": (served - awaited) * 1e6}
 
 
 def stream_round(remote: Remote, connection: http_client.Connection, tokens: int) -> dict[str, float]:
-    """What a piece of a stream takes by the library and over HTTP, in microseconds."""
+    """Return the cost of a stream chunk through the library and over HTTP, in microseconds."""
     library = remote("stream", tokens)
     body = {"model": "text", "messages": [{"role": "user", "content": PROMPT}], "temperature": 0, "max_tokens": tokens,
             "ignore_eos": True}
@@ -159,26 +163,26 @@ def stream_round(remote: Remote, connection: http_client.Connection, tokens: int
     served = (remote("clock") - clock) / len(times)
     awaited = library["cpu"] / len(library["times"])
     return {"library": _pace(library["times"]) * 1e6, "HTTP": _pace(times) * 1e6,
-            "more": (_pace(times) - _pace(library["times"])) * 1e6, "library CPU": awaited * 1e6,
-            "HTTP CPU": served * 1e6, "more CPU": (served - awaited) * 1e6}
+            "extra": (_pace(times) - _pace(library["times"])) * 1e6, "library CPU": awaited * 1e6,
+            "HTTP CPU": served * 1e6, "extra CPU": (served - awaited) * 1e6}
 
 
 def overhead(args: argparse.Namespace) -> None:
-    """Prints a table."""
-    rows: dict[str, list[dict[str, float]]] = {"an embedding": [], "a streamed piece": []}
+    """Print the table of ``overhead``."""
+    rows: dict[str, list[dict[str, float]]] = {"embedding": [], "stream chunk": []}
     with Watch() as watch:
         remote = Remote(args)
         try:
             connection = http_client.Connection(remote("port"))
-            stream_round(remote, connection, args.tokens)  # warms up: the first answer finds the prompt unread
+            stream_round(remote, connection, args.tokens)  # warm-up: the first completion has to prefill the prompt
             for turn in range(args.rounds):
-                rows["an embedding"].append(embedding_round(remote, connection, args.count, turn + 1))
-                rows["a streamed piece"].append(stream_round(remote, connection, args.tokens))
+                rows["embedding"].append(embedding_round(remote, connection, args.count, turn + 1))
+                rows["stream chunk"].append(stream_round(remote, connection, args.tokens))
             connection.close()
         finally:
             remote.close()
-    print(f"{watch.said()}; {args.rounds} rounds; microseconds, medians of rounds (least to most)")
-    names = list(rows["an embedding"][0])
+    print(f"{watch.describe()}; {args.rounds} rounds; microseconds, medians of rounds (min to max)")
+    names = list(rows["embedding"][0])
     print(f"{'':18}" + "".join(f"{name:>24}" for name in names))
     for what, found in rows.items():
         cells = [spread([one[name] for one in found]) for name in names]
@@ -189,7 +193,7 @@ def overhead(args: argparse.Namespace) -> None:
 
 @contextmanager
 def running(engine: str, args: argparse.Namespace) -> Iterator[int]:
-    """A server in a process of its own, that has answered once. Gives its port."""
+    """Start a server in its own process, wait for its first response, and yield its port."""
     port = _free_port()
     if engine == "mpool":
         command = [sys.executable, "-m", "mpool", "serve", "--model", f"text={args.text}", "--only", "--load",
@@ -198,9 +202,9 @@ def running(engine: str, args: argparse.Namespace) -> Iterator[int]:
         command = [args.peer_python, "-m", "llama_cpp.server", f"--model={_file_of(args.text)}", "--model_alias=text",
                    "--host=127.0.0.1", f"--port={port}", f"--n_threads={args.threads}", "--n_ctx=2048",
                    f"--n_threads_batch={args.threads}", "--interrupt_requests=False", "--verbose=False"]
-    guesses = {} if args.guesses else {"MPOOL_SPECULATION": "0"}
-    # elsewhere: in the clone, Python would find its sources, not what is installed
-    process = subprocess.Popen(command, env={**os.environ, **guesses}, cwd=os.sep, stdout=subprocess.DEVNULL,
+    speculation = {} if args.speculation else {"MPOOL_SPECULATION": "0"}
+    # run elsewhere: in the clone, Python would import its sources instead of the installed package
+    process = subprocess.Popen(command, env={**os.environ, **speculation}, cwd=os.sep, stdout=subprocess.DEVNULL,
                                stderr=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 60
@@ -210,7 +214,8 @@ def running(engine: str, args: argparse.Namespace) -> Iterator[int]:
                 break
             except OSError:
                 if process.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(f"the server of {engine} does not start: {' '.join(command)}") from None
+                    raise RuntimeError(
+                        f"the server of {engine} did not start: {' '.join(command)}") from None
                 time.sleep(0.1)
         yield port
     finally:
@@ -232,21 +237,21 @@ def _free_port() -> int:
 
 
 def _file_of(reference: str) -> str:
-    """The GGUF file behind a reference."""
+    """Return the GGUF file of a model reference."""
     from mpool.models import resolve
 
     return str(resolve(reference, progress=False).path)
 
 
 def bodies(clients: int, each: int, tokens: int, turn: int) -> list[list[dict[str, Any]]]:
-    """What clients ask for: prompts of 32 words, other ones each turn."""
+    """Return the clients' request bodies: prompts of 32 words, different in each turn."""
     prompts = iter(texts.same(clients * each, 32, turn))
     return [[{"model": "text", "prompt": next(prompts), "max_tokens": tokens, "temperature": 0,
               "logit_bias": {"0": -100, "2": -100}} for _ in range(each)] for _ in range(clients)]
 
 
 def throughput(args: argparse.Namespace) -> None:
-    """Prints a table."""
+    """Print the table of ``throughput``."""
     engines = ["mpool"] + (["llama-cpp-python"] if args.peer_python else [])
     rates: dict[tuple[str, int], list[float]] = {}
     first: dict[tuple[str, int], list[float]] = {}
@@ -257,10 +262,10 @@ def throughput(args: argparse.Namespace) -> None:
                     for clients in args.clients:
                         asked = bodies(clients, max(2, 4000 // clients), args.tokens, 1 + turn)
                         found = asyncio.run(http_client.load(port, "/v1/completions", asked, args.seconds))
-                        rates.setdefault((engine, clients), []).append(found.answers * args.tokens / found.seconds)
+                        rates.setdefault((engine, clients), []).append(found.responses * args.tokens / found.seconds)
                         first.setdefault((engine, clients), []).extend(found.first)
-    print(f"{watch.said()}; {args.rounds} rounds; answers of {args.tokens} tokens, medians of rounds")
-    print(f"{'clients':>8}" + "".join(f"{engine + ' tokens/s':>27}{'first piece p50, p99 ms':>27}"
+    print(f"{watch.describe()}; {args.rounds} rounds; completions of {args.tokens} tokens, medians of rounds")
+    print(f"{'clients':>8}" + "".join(f"{engine + ' tokens/s':>27}{'first chunk p50, p99 ms':>27}"
                                       for engine in engines) + f"{'ratio':>8}")
     for clients in args.clients:
         cells, medians = "", []
@@ -272,27 +277,29 @@ def throughput(args: argparse.Namespace) -> None:
 
 
 def main() -> int:
-    """Command line: see the module's text."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks serving", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("overhead", "throughput", "host"), help="host is for overhead's own use")
-    parser.add_argument("--embedding", default="all-MiniLM-L6-v2")
-    parser.add_argument("--text", default="SmolLM2-135M-Instruct")
-    parser.add_argument("--threads", type=int, default=2, help="of computing (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=0, help="default: 15 of overhead, 2 of throughput")
-    parser.add_argument("--count", type=int, default=300, help="embeddings a round (default: %(default)s)")
+    parser.add_argument("what", choices=("overhead", "throughput", "host"), help="host: internal to overhead")
+    parser.add_argument("--embedding", default="all-MiniLM-L6-v2", help="embedding model (default: %(default)s)")
+    parser.add_argument("--text", default="SmolLM2-135M-Instruct", help="language model (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=2, help="compute threads (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=0, help="default: 15 for overhead, 2 for throughput")
+    parser.add_argument("--count", type=int, default=300, help="embeddings per round (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=0,
-                        help="of an answer; default: 400 of overhead, 64 of throughput")
-    parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--seconds", type=float, default=8.0, help="of throughput, each (default: %(default)s)")
-    parser.add_argument("--guesses", action="store_true", help="mpool guesses at next tokens, as it does by default")
-    parser.add_argument("--peer-python", metavar="PATH", help="Python that has llama-cpp-python[server]")
+                        help="tokens of a completion; default: 400 for overhead, 64 for throughput")
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32],
+                        help="numbers of concurrent clients (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=8.0,
+                        help="duration of throughput per number of clients (default: %(default)s)")
+    parser.add_argument("--speculation", action="store_true", help="leave mpool's speculative decoding on")
+    parser.add_argument("--peer-python", metavar="PATH", help="interpreter that has llama-cpp-python[server]")
     args = parser.parse_args()
     args.text = os.path.abspath(args.text) if os.path.exists(args.text) else args.text
     over = args.what != "throughput"
     args.rounds, args.tokens = args.rounds or (15 if over else 2), args.tokens or (400 if over else 64)
     if args.what == "host":
-        Host(args).obey(sys.stdin, sys.stdout)
+        Host(args).run_commands(sys.stdin, sys.stdout)
     else:
         (overhead if over else throughput)(args)
     return 0

@@ -1,10 +1,11 @@
-"""``python -m benchmarks synthetic OUT --vocabulary FILE``: a GGUF file of Qwen3-1.7B's shapes, values made up.
+"""``python -m benchmarks synthetic OUT --vocabulary FILE``: write a GGUF file with the shapes of Qwen3-1.7B and random
+values.
 
-For the rate of writing, which depends on shapes and formats only. Vocabulary and settings of text are those of another
-Qwen file. 28 layers of width 2,048, 16 heads of 128 with 8 of keys and values, feed-forward 6,144, 151,936 tokens, the
-output matrix is the token table; Q4_K, with Q6_K where ``Q4_K_M`` has it (the token table, and values and the last of
-the feed-forward in the layers that llama.cpp's rule names). It says it is a qwen2: norms of queries and keys, which are
-a thousandth of the work, are left out. Needs the ``gguf`` package.
+For decode rates, which depend on shapes and formats only. The vocabulary and the tokenizer settings are those of
+another Qwen file. 28 layers of width 2,048; 16 heads of 128, 8 key-value heads; feed-forward 6,144; 151,936 tokens;
+tied output matrix. Q4_K, with Q6_K where ``Q4_K_M`` has it: the token embeddings, and the value and down matrices of
+the layers that llama.cpp's rule names. The architecture is qwen2, which has no norms of queries and keys: they are a
+thousandth of the work. Needs the ``gguf`` package.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ LAYERS, WIDTH, HEADS, KV_HEADS, HEAD, FEED, VOCAB = 28, 2048, 16, 8, 128, 6144, 
 
 
 def more_bits(layer: int) -> bool:
-    """Whether Q4_K_M gives a layer's values and last matrix six bits."""
+    """Return True if Q4_K_M stores a layer's value and down matrices in six bits."""
     return layer < LAYERS // 8 or layer >= 7 * LAYERS // 8 or (layer - LAYERS // 8) % 3 == 2
 
 
 def blocks(chance: np.random.Generator, rows: int, columns: int, six: bool) -> np.ndarray:
-    """Random quants (rows, bytes) with scales that give values of about 0.02."""
+    """Return random quants (rows, bytes) whose scales give values of about 0.02."""
     count = rows * columns // 256
     if six:  # Q6_K: 128 low, 64 high, 16 scales, d
         raw = chance.integers(0, 256, (count, 210), dtype=np.uint8)
@@ -38,7 +39,7 @@ def blocks(chance: np.random.Generator, rows: int, columns: int, six: bool) -> n
 
 
 def write(path: str, vocabulary: str) -> None:
-    """Writes the file."""
+    """Write the file."""
     import gguf
 
     source = gguf.GGUFReader(vocabulary)

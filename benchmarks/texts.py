@@ -1,7 +1,7 @@
-"""Texts to measure with: made up from common words by a fixed seed, so that everybody measures the same ones.
+"""Texts for the benchmarks, made of common words by a fixed seed: every run measures the same texts.
 
-What a text says is nothing to the speed of a model; its length is. ``mixed`` has the lengths of natural sentences, from
-a few words to more than a hundred, 31 tokens on average in BERT's vocabulary.
+The speed of a model depends on a text's length and not on its content. ``mixed`` has the lengths of natural sentences:
+from 3 words to 150, 31 tokens on average in BERT's vocabulary.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ music garden window
 
 
 def words(count: int, chance: random.Random) -> str:
-    """A text of so many words, with a full stop."""
+    """Return a text of ``count`` words, with a full stop."""
     return " ".join(chance.choices(WORDS, k=count)).capitalize() + "."
 
 
 def mixed(count: int, turn: int = 0) -> list[str]:
-    """Sentences of natural length; other ones each turn."""
+    """Return sentences of natural length; other ones in each turn."""
     chance = random.Random(1 + 1000 * turn)
     return [words(max(3, min(150, round(math.exp(chance.gauss(3.11, 0.65))))), chance) for _ in range(count)]
 
 
 def same(count: int, length: int, turn: int = 0) -> list[str]:
-    """Texts of one length, in words; other ones each turn."""
+    """Return texts of ``length`` words; other ones in each turn."""
     chance = random.Random(length + 1000 * turn)
     return [words(length, chance) for _ in range(count)]
 
 
 def prose(count: int) -> str:
-    """One text of so many words, in sentences."""
+    """Return one text of ``count`` words, in sentences."""
     chance = random.Random(2)
     parts = []
     while count > 0:

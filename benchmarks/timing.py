@@ -1,4 +1,4 @@
-"""Clocks and threads of the measurements."""
+"""Clocks and threads of the benchmarks."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from collections.abc import Callable, Sequence
 
 
 def seconds_of(call: Callable[[], object]) -> float:
-    """What a call takes."""
+    """Return the seconds that a call takes."""
     begin = time.perf_counter()
     call()
     return time.perf_counter() - begin
 
 
 def percentile(values: list[float], share: float) -> float:
-    """The value below which that share of the values lies."""
+    """Return the value below which ``share`` of the values lie."""
     return sorted(values)[min(len(values) - 1, int(len(values) * share))]
 
 
 def spread(values: Sequence[float]) -> str:
-    """The median, and the least and the most."""
+    """Format the median, the minimum and the maximum."""
     return f"{statistics.median(values):.0f} ({min(values):.0f} to {max(values):.0f})"
 
 
 def together(count: int, body: Callable[[int], None]) -> float:
-    """Seconds that so many threads take together.
+    """Run ``body`` in ``count`` threads at the same time; return the seconds until all have ended.
 
     Raises:
-        BaseException: what one of them raised.
+        BaseException: the first exception of a thread.
     """
     gate = threading.Barrier(count + 1)
     raised: list[BaseException] = []

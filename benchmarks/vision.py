@@ -1,8 +1,8 @@
-"""``python -m benchmarks vision``: the first token of an answer about an image, beside transformers on torch.
+"""``python -m benchmarks vision``: time to the first token of a prompt with an image, beside transformers on torch.
 
-Turns, probes and ratios are those of ``python -m benchmarks``: every engine in a process of its own, in rotation,
-compared within rounds in which the machine was in one state. The shape is LLaVA 1.5 7B with four of its decoder's
-layers and seeded weights, made by transformers (``--maker`` names an interpreter that has it and torch).
+The method is that of ``python -m benchmarks``: every engine in its own process, in rotation, compared within rounds in
+which the machine was in one state. The shape is LLaVA 1.5 7B with four decoder layers and seeded weights. transformers
+makes the weights; ``--maker`` names an interpreter that has it and torch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from . import images
 
 
 class Bench(images.Bench):
-    """A run."""
+    """One run."""
 
     topic = "vision"
     file = Path(__file__).with_name("vision_engines.py")
@@ -25,12 +25,12 @@ class Bench(images.Bench):
     maker = "transformers and torch"
 
     def task(self, what: str, engine: str, shape: str) -> dict[str, Any]:
-        """What a worker is asked."""
+        """Return the task for a worker."""
         return {"what": what, "engine": engine, "shape": shape, "folder": str(self.folder(shape)),
                 "threads": self.arguments.threads, "repeat": 1 if self.arguments.quick else 3}
 
     def agreement(self) -> dict[str, Any]:
-        """That all compute the same is for the tests: against transformers, layer by layer."""
+        """Return nothing: the tests compare mpool with transformers layer by layer."""
         return {}
 
 

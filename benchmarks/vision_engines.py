@@ -1,7 +1,7 @@
-"""Who answers about images: mpool, and transformers on torch, on the same weights. What runs in a process of its own.
+"""Vision engines: mpool, and transformers on torch, on the same weights. Runs by path in a process of its own.
 
-An answer of one token is what a first token takes: preparing the image, the image network, the prompt. A second
-question about the same image is asked, too: mpool keeps what it made of an image, transformers does not.
+The time to the first token is that of a completion of one token: preprocessing, image encoder, prefill. A second
+question about the same image is measured too: mpool caches image embeddings, transformers does not.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import own_process
-from own_process import answer, rss
+from own_process import rss, run_task
 from timing import seconds_of
 
 SIDE, IMAGE = 336, 32000
-#: Shape -> sizes of the image network and of the decoder.
+#: Shape -> sizes of the image encoder and of the decoder.
 SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "llava-7b-4": ({"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16},
                    {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 4,
@@ -31,17 +31,17 @@ QUESTION = " ".join(f"w{word}" for word in range(100, 132))
 
 
 def make_folder(shape: str, folder: Path) -> None:
-    """The model, its processor, and a tokenizer of words, unless they are there."""
+    """Write the model, its processor and a word-level tokenizer, unless the folder is complete."""
     import torch
     import transformers
 
     if (folder / "ready").exists():
         return
     torch.manual_seed(3)
-    tower, decoder = SHAPES[shape]
+    image_encoder, decoder = SHAPES[shape]
     config = transformers.LlavaConfig(
         vision_config={"model_type": "clip_vision_model", "image_size": SIDE, "patch_size": 14, "projection_dim": 768,
-                       **tower},
+                       **image_encoder},
         text_config={"model_type": "llama", "vocab_size": 32064, "max_position_embeddings": 4096, "bos_token_id": 1,
                      "eos_token_id": 2, **decoder},
         image_token_id=IMAGE, vision_feature_layer=-2, vision_feature_select_strategy="default")
@@ -64,19 +64,19 @@ class Mpool(own_process.Mpool):
     """mpool, by one call."""
 
     def first(self, image: np.ndarray, question: str) -> str:
-        """The first token."""
+        """Return the first token."""
         return self.pool.vision([image], question, self.folder, compute=self.compute, max_tokens=1,
                                 temperature=0).text.strip()
 
 
 class Torch:
-    """transformers, the processor's pixels and the prompt's ids to the head's last row."""
+    """transformers: from the processor's pixels and the prompt's ids to the logits of the last row."""
 
     def __init__(self, variant: str) -> None:
         self.variant = variant or "float32"
 
     def load(self, folder: str, threads: int) -> None:
-        """With so many threads."""
+        """Load the model, with ``threads`` threads."""
         import tokenizers
         import torch
         import transformers
@@ -95,17 +95,17 @@ class Torch:
         at = ids.index(IMAGE)
         ids[at:at + 1] = [IMAGE] * (SIDE // 14) ** 2
         with self.lib.inference_mode():
-            drawn = self.model.generate(input_ids=self.lib.tensor([ids]), pixel_values=pixels.to(self.type),
-                                        attention_mask=self.lib.ones(1, len(ids), dtype=self.lib.long),
-                                        max_new_tokens=1, do_sample=False)
-        return str(self.words.id_to_token(int(drawn[0, -1])))
+            generated = self.model.generate(input_ids=self.lib.tensor([ids]), pixel_values=pixels.to(self.type),
+                                            attention_mask=self.lib.ones(1, len(ids), dtype=self.lib.long),
+                                            max_new_tokens=1, do_sample=False)
+        return str(self.words.id_to_token(int(generated[0, -1])))
 
 
 ENGINES: dict[str, Any] = {"mpool": Mpool, "torch": Torch}
 
 
 def measure(task: dict[str, Any]) -> dict[str, Any]:
-    """Milliseconds to a first token, of an image that is new and of one that was seen."""
+    """Return the milliseconds to the first token, for a new image and for one seen before."""
     name, _, variant = task["engine"].partition(":")
     engine = ENGINES[name](variant)
     engine.load(task["folder"], task["threads"])
@@ -120,11 +120,11 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def prepare(task: dict[str, Any]) -> dict[str, Any]:
-    """Makes the folder."""
+    """Make the folder."""
     if task["engine"] == "folder":
         make_folder(task["shape"], Path(task["folder"]))
     return {}
 
 
 if __name__ == "__main__":
-    answer({"measure": measure, "prepare": prepare})
+    run_task({"measure": measure, "prepare": prepare})

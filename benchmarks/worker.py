@@ -1,6 +1,6 @@
-"""What runs in an engine's own process: reads a task as JSON on standard input, prints its result as the last line.
+"""Program of an engine's own process: read a task as JSON from standard input, print its result as the last line.
 
-A rate is that of the median repetition. Run by path, so that nothing but what is installed is imported.
+A rate is that of the median repetition. The program runs by path, so that only installed packages are imported.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from collections.abc import Callable
 from typing import Any
 
 import texts
-from own_process import answer, rss
+from own_process import rss, run_task
 from timing import percentile, seconds_of, together
 
 
 def make(task: dict[str, Any], kind: str) -> Any:
-    """The engine of a task, with its library imported."""
+    """Return the engine of a task, with its library imported."""
     import engines
 
     engine = engines.make(kind, task["engine"], task.get("folder", ""))
@@ -28,7 +28,7 @@ def make(task: dict[str, Any], kind: str) -> Any:
 
 
 def prepare(task: dict[str, Any]) -> dict[str, Any]:
-    """What an engine wants of the weights before it is measured."""
+    """Convert the weights for an engine, before it is measured."""
     engine = make(task, "embed")
     if hasattr(engine, "prepare"):
         os.makedirs(engine.folder, exist_ok=True)
@@ -37,14 +37,14 @@ def prepare(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def median(run: Callable[[], object], times: int) -> float:
-    """Median seconds of several calls."""
+    """Return the median seconds of several calls."""
     return statistics.median(seconds_of(run) for _ in range(times))
 
 
 def embed(task: dict[str, Any]) -> dict[str, Any]:
-    """Texts a second of lists, milliseconds of one text, calls a second of many threads.
+    """Measure texts/s of lists, milliseconds of one text, and calls/s of 8 threads.
 
-    No text comes twice: who remembers what was asked a moment ago is not to be measured by that.
+    No text comes twice: mpool's cache of recent results must not count.
     """
     engine = make(task, "embed")
     engine.load(task["path"], task["threads"])
@@ -68,7 +68,7 @@ def embed(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def many_threads(engine: Any, single: list[str]) -> dict[str, float]:
-    """Calls of one text each from 8 threads."""
+    """Measure calls of one text each from 8 threads."""
     times: list[float] = []
 
     def work(number: int) -> None:
@@ -79,7 +79,7 @@ def many_threads(engine: Any, single: list[str]) -> dict[str, float]:
 
 
 def generate(task: dict[str, Any]) -> dict[str, Any]:
-    """Tokens a second of prompts and of writing, by the same ids for everybody."""
+    """Measure tokens/s of prefill and decode. All engines get the same ids."""
     engine = make(task, "generate")
     if hasattr(engine, "measures"):
         return engine.measures(task)
@@ -90,7 +90,7 @@ def generate(task: dict[str, Any]) -> dict[str, Any]:
     for length in task["prompts"]:
         def read() -> None:
             nonlocal shift
-            shift += 1  # another prompt every time: nothing that is remembered helps
+            shift += 1  # a new prompt in every repetition: a prefix cache does not help
             engine.generate(ids[shift:shift + length], 1)
 
         found[f"pp{length} tokens/s"] = length / median(read, task["repeat"])
@@ -112,7 +112,9 @@ def generate(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def cold(task: dict[str, Any]) -> dict[str, Any]:
-    """From nothing to the first vector or token. ``started`` is when this process was asked for."""
+    """Measure the time from process start to the first vector or token. ``started`` is the clock when the process was
+    started.
+    """
     engine = make(task, task["kind"])
     imported = time.monotonic()
     if task["kind"] == "embed":
@@ -129,12 +131,12 @@ def cold(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def imports(task: dict[str, Any]) -> dict[str, Any]:
-    """The import statement of the library, alone."""
+    """Measure the import statement of the library alone."""
     return {"measures": {"import ms": seconds_of(lambda: __import__(task["module"])) * 1e3}, "rss MB": rss()}
 
 
 def ids(task: dict[str, Any]) -> dict[str, Any]:
-    """Token ids of a text, for all engines."""
+    """Return the token ids of a text, for all engines."""
     engine = make({"engine": "mpool"}, "generate")
     engine.load(task["path"], task["threads"], 0)
     found = engine.tokens(texts.prose(task["words"]))
@@ -142,5 +144,5 @@ def ids(task: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    answer({"embed": embed, "generate": generate, "cold": cold, "import": imports, "ids": ids, "prepare": prepare},
+    run_task({"embed": embed, "generate": generate, "cold": cold, "import": imports, "ids": ids, "prepare": prepare},
            by="topic")

@@ -1,7 +1,7 @@
-"""Trains the small models that come with mpool. ``python -m training --help``; what they are: ``training/README.md``.
+"""Trains the small models that ship with mpool. ``python -m training --help``; ``training/README.md`` describes them.
 
-Python puts the clone that this is run from first: its sources would hide the mpool that is installed and lack its core.
-Unless the core was built beside them (``pip install -e .``) the clone comes last.
+Python puts the clone first on ``sys.path``. Its sources would then hide the installed mpool, and they have no compiled
+core. The clone therefore moves to the end, unless the core was built in place (``pip install -e .``).
 """
 
 import sys
@@ -11,5 +11,5 @@ ROOT = Path(__file__).resolve().parents[1]
 if not list((ROOT / "mpool").glob("_core.*.so")):
     sys.path[:] = [*(path for path in sys.path if Path(path or ".").resolve() != ROOT), str(ROOT)]
 
-#: Where the models are shipped from.
+#: Folder that the models ship from.
 MODELS = ROOT / "mpool" / "demo_models"

@@ -1,6 +1,6 @@
-"""``python -m training [NAME ...]``: trains the models that come with mpool, and measures them with mpool.
+"""``python -m training [NAME ...]``: train the models that ship with mpool, and measure them with mpool.
 
-One thread, fixed seeds: the same machine and the same versions give the same files. Needs torch, transformers,
+One thread and fixed seeds: the same machine with the same versions gives the same files. Needs torch, transformers,
 diffusers and scikit-learn (``pip install ".[test]"``).
 """
 
@@ -16,17 +16,17 @@ from . import MODELS
 
 
 def main() -> int:
-    """Runs the command."""
+    """Run the command."""
     names = ["digits-clip", "digits-sd3", "digits-llava"]
     parser = argparse.ArgumentParser(prog="python -m training", description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"what to train (default: {' '.join(names)})")
-    parser.add_argument("--out", type=Path, default=MODELS, help="where to write to, and where digits-clip is, "
-                        "which the others need (default: %(default)s; that also updates mpool's catalogue)")
-    parser.add_argument("--measure", action="store_true", help="measure what is there, train nothing")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"models to train (default: {' '.join(names)})")
+    parser.add_argument("--out", type=Path, default=MODELS, help="output folder, which must hold digits-clip, "
+                        "if only other models are trained (default: %(default)s, which also updates mpool's catalogue)")
+    parser.add_argument("--measure", action="store_true", help="measure the existing models without training")
     arguments = parser.parse_args()
     wanted = arguments.names or names
     if unknown := set(wanted) - set(names):
-        parser.error(f"no model is called {', '.join(sorted(unknown))}; there are {', '.join(names)}")
+        parser.error(f"unknown models: {', '.join(sorted(unknown))}; allowed: {', '.join(names)}")
     for name in wanted:
         folder = arguments.out / name
         if not arguments.measure:
@@ -45,7 +45,7 @@ def main() -> int:
 
 
 def _train(name: str, folder: Path) -> None:
-    # one thread: threads that wait for each other would take most of the time of networks this small
+    # one thread: in networks this small, several threads would spend most of the time on synchronisation
     os.environ["OMP_NUM_THREADS"] = "1"
     import torch
 

@@ -1,8 +1,8 @@
-"""CLIP on handwritten digits: an image and a text network that agree (https://arxiv.org/abs/2103.00020).
+"""CLIP on handwritten digits: an image encoder and a text encoder with one vector space
+(https://arxiv.org/abs/2103.00020).
 
-As there, the captions of a batch are told apart by the images, and the images by the captions. There are only ten
-digits, so a batch holds each several times: every pair of an image and a caption of its digit counts as right, in equal
-shares.
+The loss is the paper's contrastive one, with one change. There are only ten digits, so a batch holds each of them
+several times: every pair of an image and a caption of the same digit counts as correct, with equal weight.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SEED = 1
 
 
 def config(vocabulary: int) -> Any:
-    """Sizes of both networks."""
+    """Return the sizes of both networks."""
     text = dict(vocab_size=vocabulary, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
                 num_attention_heads=2, max_position_embeddings=POSITIONS, projection_dim=64,
                 bos_token_id=vocabulary - 2, eos_token_id=vocabulary - 1, pad_token_id=vocabulary - 1)
@@ -33,19 +33,19 @@ def config(vocabulary: int) -> Any:
 
 
 def processor() -> Any:
-    """Images come to 32x32, and to numbers from -1 to 1."""
+    """Return the preprocessing: resize to 32x32, scale to the range -1 to 1."""
     return transformers.CLIPImageProcessor(size={"shortest_edge": digits.SIDE},
                                            crop_size={"height": digits.SIDE, "width": digits.SIDE},
                                            image_mean=[0.5] * 3, image_std=[0.5] * 3)
 
 
 def pixels(images: Any) -> Any:
-    """(n, 1, 32, 32), 0 to 1, as the networks take them: (n, 3, 32, 32), -1 to 1."""
+    """Convert images (n, 1, 32, 32), 0 to 1, to network inputs (n, 3, 32, 32), -1 to 1."""
     return ((images - 0.5) / 0.5).expand(-1, 3, -1, -1)
 
 
 def train(out: Path, say: Any = print) -> None:
-    """Trains, and saves the folder as transformers does, in float16."""
+    """Train the model, and save it as a transformers folder in float16."""
     torch.manual_seed(SEED)
     generator = torch.Generator().manual_seed(SEED)
     found, _ = digits.load()

@@ -1,7 +1,7 @@
-"""Handwritten digits: the images of scikit-learn's ``load_digits``, their one division, captions, and augmentation.
+"""Handwritten digits: the images of scikit-learn's ``load_digits``, one fixed split, captions and augmentation.
 
-All that is trained or measured here uses the same division: 1,297 images to train on and 500 held out, each digit with
-its share. The 8x8 images become 32x32 ones, dark ink on white paper, by Pillow's bicubic filter.
+All training and all measures use the same split: 1,297 training images and 500 held-out images, stratified by digit.
+Pillow's bicubic filter enlarges the 8x8 images to 32x32, dark ink on white paper.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from numpy.typing import NDArray
 SIDE = 32
 HELD_OUT = 500
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-#: What captions to train on say; ``{}`` is the digit, as a word or a figure.
+#: Captions for training; ``{}`` is the digit, as a word or a figure.
 CAPTIONS = ("a handwritten {}", "the digit {}", "a handwritten digit {}", "the number {}", "a picture of the number {}",
             "a photo of a handwritten {}", "a drawing of the digit {}", "the number {}, written by hand", "{}")
-#: One prompt a digit: what pictures are made from, and what images are compared with.
+#: One prompt per digit, for image generation and zero-shot classification.
 PROMPTS = tuple(f"a handwritten {name}" for name in NAMES)
 
 
 @dataclass(frozen=True)
 class Digits:
-    """``images``: uint8 (n, 32, 32), 255 is paper; ``labels``: (n,), 0 to 9; ``cells``: float32 (n, 64), the 8x8 counts
-    of ink, 0 to 16, that the images were made from."""
+    """``images``: uint8 (n, 32, 32), 255 is paper; ``labels``: (n,), 0 to 9; ``cells``: float32 (n, 64), the 8x8 ink
+    counts, 0 to 16, from which the images were made.
+    """
 
     images: NDArray[np.uint8]
     labels: NDArray[np.int64]
@@ -33,7 +34,7 @@ class Digits:
 
 
 def load() -> tuple[Digits, Digits]:
-    """(to train on, held out)."""
+    """Return (training data, held-out data)."""
     from PIL import Image
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
@@ -48,17 +49,17 @@ def load() -> tuple[Digits, Digits]:
 
 
 def captions(digit: int) -> list[str]:
-    """All captions of a digit."""
+    """Return all captions of a digit."""
     return [caption.format(word) for caption in CAPTIONS for word in (NAMES[digit], str(digit))]
 
 
 def called(digit: int) -> str:
-    """A digit in a sentence."""
+    """Return the name of a digit with its article, for a sentence."""
     return ("an " if digit == 8 else "a ") + NAMES[digit]
 
 
 def cells_of(images: NDArray[Any]) -> NDArray[np.float32]:
-    """Images (n, 32, 32) or (n, 32, 32, 3), from 0 to 255, as what the classifier takes: ink in 8x8 cells, 0 to 16."""
+    """Convert images (n, 32, 32) or (n, 32, 32, 3), 0 to 255, to the classifier's input: ink in 8x8 cells, 0 to 16."""
     grey = np.asarray(images, dtype=np.float32)
     if grey.ndim == 4:
         grey = grey.mean(axis=3)
@@ -66,15 +67,16 @@ def cells_of(images: NDArray[Any]) -> NDArray[np.float32]:
 
 
 def classifier(train: Digits) -> Any:
-    """An independent judge: a support vector machine on 8x8 cells, that knows nothing of the models."""
+    """Train an independent judge, a support vector machine on 8x8 cells. It uses none of the models."""
     from sklearn.svm import SVC
 
     return SVC(kernel="rbf", gamma=0.001, C=10.0).fit(cells_of(train.images), train.labels)
 
 
 def augment(images: Any, generator: Any, strength: float = 1.0) -> Any:
-    """A turn of up to 10 degrees, a slant, another size, another place, fainter ink: of a batch (n, 1, 32, 32) of
-    floats from 0 (ink) to 1 (paper). ``strength``: how much of each."""
+    """Augment a batch (n, 1, 32, 32) of floats from 0 (ink) to 1 (paper): rotate by up to 10 degrees, shear, scale,
+    shift, and fade the ink. ``strength`` scales all of them.
+    """
     import torch
 
     n = len(images)

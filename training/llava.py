@@ -1,8 +1,8 @@
-"""LLaVA on handwritten digits: an image network, a projector and a small Llama (https://arxiv.org/abs/2310.03744).
+"""LLaVA on handwritten digits: an image encoder, a projector and a small Llama (https://arxiv.org/abs/2310.03744).
 
-The image network is that of ``digits-clip`` and stays as it is; as in LLaVA 1.5 the states before its last layer are
-used. Projector and Llama learn together, from nothing, to answer questions about one image or two, once or twice in a
-row; only what the assistant says counts.
+The image encoder is that of ``digits-clip``, frozen. As in LLaVA 1.5, the projector gets the states before its last
+layer. Projector and Llama are trained together, from scratch, to answer one or two questions about one or two images.
+The loss counts only the assistant's tokens.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from .words import IMAGE, STOP, chat_tokenizer
 NAME = "digits-llava"
 SEED = 3
 STEPS, BATCH, RATE = 800, 48, 3e-3
-#: Images of each to train on, each a little different, that the image network looks at once.
+#: Augmented copies of each training image; the image encoder computes each copy once.
 COPIES = 8
-#: Share of the conversations that are about two images.
+#: Share of the conversations with two images.
 PAIRS = 0.25
 
 WHAT = ("What digit is this?", "Which digit is this?", "What number is this?", "Which number is in the image?",
@@ -43,7 +43,7 @@ TEMPLATE = (
 
 
 def ask(digit: int, chance: random.Random) -> tuple[str, str]:
-    """A question about one image, and the answer."""
+    """Return a question about one image, and its answer."""
     kind = chance.randrange(5)
     if kind == 0:
         return chance.choice(DESCRIBE), f"A handwritten {digits.NAMES[digit]}, dark ink on white paper."
@@ -56,7 +56,7 @@ def ask(digit: int, chance: random.Random) -> tuple[str, str]:
 
 
 def converse(about: list[int], chance: random.Random) -> list[tuple[str, str]]:
-    """A prompt and an answer, and maybe another, as the template writes them."""
+    """Return a conversation of one or two turns in the template's format."""
     turns = [ask(about[0], chance)]
     if len(about) == 2:
         turns = [(chance.choice(BOTH), f"The first is {called(about[0])}, the second is {called(about[1])}.")]
@@ -68,31 +68,31 @@ def converse(about: list[int], chance: random.Random) -> list[tuple[str, str]]:
 
 
 def all_texts() -> list[str]:
-    """Enough of what may be said for a tokenizer to learn from."""
+    """Return sentences for training the tokenizer."""
     chance = random.Random(0)
     return ["".join(part.replace(IMAGE, "").replace(STOP, "") for turn in converse(about, chance) for part in turn)
             for _ in range(20) for first in range(10) for about in ([first], [first, chance.randrange(10)])]
 
 
 def network(tokenizer: Any, clip_folder: Path) -> Any:
-    """The model, with the image network of ``digits-clip``."""
-    tower = transformers.CLIPVisionModel.from_pretrained(clip_folder, dtype=torch.float32)
+    """Build the model, with the image encoder of ``digits-clip``."""
+    encoder = transformers.CLIPVisionModel.from_pretrained(clip_folder, dtype=torch.float32)
     text = transformers.LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=128, intermediate_size=256, num_hidden_layers=3, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=512, bos_token_id=None, eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id)
     config = transformers.LlavaConfig(
-        vision_config=tower.config, text_config=text, image_token_index=tokenizer.convert_tokens_to_ids(IMAGE),
+        vision_config=encoder.config, text_config=text, image_token_index=tokenizer.convert_tokens_to_ids(IMAGE),
         projector_hidden_act="gelu", vision_feature_layer=-2, vision_feature_select_strategy="default",
         image_seq_length=(digits.SIDE // 8) ** 2)
     model = transformers.LlavaForConditionalGeneration(config)
-    model.model.vision_tower.load_state_dict(tower.state_dict())
-    model.model.vision_tower.requires_grad_(False)
+    model.model.vision_encoder.load_state_dict(encoder.state_dict())
+    model.model.vision_encoder.requires_grad_(False)
     return model
 
 
-def look(model: Any, images: Any, generator: Any) -> Any:
-    """What the image network sees: (n, 16, 96), ``COPIES`` of each image."""
+def encode_images(model: Any, images: Any, generator: Any) -> Any:
+    """Compute the image encoder's states (n, 16, 96) for ``COPIES`` augmented copies of each image."""
     seen = []
     with torch.no_grad():
         for _ in range(COPIES):
@@ -103,7 +103,7 @@ def look(model: Any, images: Any, generator: Any) -> Any:
 
 
 def batch_of(tokenizer: Any, patches: int, abouts: list[list[int]], chance: random.Random) -> tuple[Any, Any]:
-    """Ids and what is to be learnt of them, filled up at the end."""
+    """Return token ids and their labels, padded at the end."""
     rows = []
     for about in abouts:
         ids: list[int] = []
@@ -120,7 +120,7 @@ def batch_of(tokenizer: Any, patches: int, abouts: list[list[int]], chance: rand
 
 
 def train(out: Path, clip_folder: Path, say: Any = print) -> None:
-    """Trains, and saves the folder as transformers does, in float16."""
+    """Train the model, and save it as a transformers folder in float16."""
     torch.manual_seed(SEED)
     generator, chance = torch.Generator().manual_seed(SEED), random.Random(SEED)
     found, _ = digits.load()
@@ -128,7 +128,7 @@ def train(out: Path, clip_folder: Path, say: Any = print) -> None:
     labels = torch.tensor(found.labels).repeat(COPIES)
     tokenizer = chat_tokenizer(all_texts())
     model = network(tokenizer, clip_folder).train()
-    seen = look(model, images, generator)
+    seen = encode_images(model, images, generator)
     learnt = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(learnt, lr=RATE, weight_decay=0.05, betas=(0.9, 0.98))
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=STEPS, pct_start=0.1)

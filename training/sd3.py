@@ -1,8 +1,9 @@
-"""A flow model of the shape of Stable Diffusion 3 (https://arxiv.org/abs/2403.03206) on handwritten digits.
+"""A flow-matching model with the architecture of Stable Diffusion 3 (https://arxiv.org/abs/2403.03206) on handwritten
+digits.
 
-In turn: the autoencoder, which makes 8x8 latents of four channels out of 32x32 pixels; then the transformer, together
-with a second CLIP text encoder and that of T5, while the first CLIP encoder is that of ``digits-clip`` and stays as it
-is. One caption in eight is left empty, so that the model can be guided away from that.
+Training has two stages. First the autoencoder: 32x32 pixels to 8x8 latents of four channels, and back. Then the
+transformer together with the second CLIP text encoder and the T5 encoder; the first CLIP encoder is that of
+``digits-clip``, frozen. One caption in eight is empty, which classifier-free guidance needs.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ NAME = "digits-sd3"
 SEED = 2
 VAE_STEPS, VAE_BATCH, VAE_RATE = 400, 48, 4e-3
 STEPS, BATCH, RATE = 2200, 64, 1.5e-3
-#: Tokens of T5 in most steps; in one of eight as many as pipelines ask for, with fewer images.
+#: T5 tokens in most training steps. One step in eight uses the pipelines' length, with fewer images.
 TOKENS, MOST_TOKENS, FEW = 16, 256, 12
-#: Images of each to train on, encoded once.
+#: Augmented copies of each training image, encoded once.
 COPIES = 8
 
 
 def autoencoder() -> Any:
-    """Pixels to latents of a quarter of the side, and back."""
+    """Build the autoencoder: latents have a quarter of the image's side."""
     return diffusers.AutoencoderKL(
         down_block_types=("DownEncoderBlock2D",) * 3, up_block_types=("UpDecoderBlock2D",) * 3,
         block_out_channels=(8, 16, 32), layers_per_block=1, latent_channels=4, norm_num_groups=4,
@@ -37,7 +38,9 @@ def autoencoder() -> Any:
 
 
 def train_autoencoder(images: Any, generator: Any, say: Any) -> Any:
-    """Until it gives back what it was given; then its own settings bring its latents to mean 0 and deviation 1."""
+    """Train the autoencoder on reconstruction. Then set its shift and scaling so that its latents have mean 0 and
+    deviation 1.
+    """
     vae = autoencoder().train()
     optimizer = torch.optim.AdamW(vae.parameters(), lr=VAE_RATE, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, VAE_RATE, total_steps=VAE_STEPS, pct_start=0.1)
@@ -63,7 +66,7 @@ def train_autoencoder(images: Any, generator: Any, say: Any) -> Any:
 
 
 def encode(vae: Any, images: Any, generator: Any) -> Any:
-    """Latents that the transformer learns from: ``COPIES`` of each image, every one a little different."""
+    """Encode ``COPIES`` augmented copies of each image, as latents for the transformer."""
     made = []
     with torch.no_grad():
         for _ in range(COPIES):
@@ -73,7 +76,7 @@ def encode(vae: Any, images: Any, generator: Any) -> Any:
 
 
 class Network(torch.nn.Module):
-    """The transformer and the encoders that are trained with it."""
+    """The transformer and the text encoders that are trained with it."""
 
     def __init__(self, first: Any, ends: tuple[int, int], vocabularies: tuple[int, int]) -> None:
         super().__init__()
@@ -91,7 +94,7 @@ class Network(torch.nn.Module):
             pos_embed_max_size=8, qk_norm="rms_norm")
 
     def texts(self, one: Any, two: Any, three: Any) -> tuple[Any, Any]:
-        """What diffusers' pipeline makes of the ids: the sequence, and the pooled vector."""
+        """Encode token ids as diffusers' pipeline does: the sequence, and the pooled vector."""
         first = self.first(one, output_hidden_states=True)
         second = self.second(two, output_hidden_states=True)
         both = torch.cat([first.hidden_states[-2], second.hidden_states[-2]], dim=-1)
@@ -99,14 +102,14 @@ class Network(torch.nn.Module):
         return torch.cat([both, self.third(three)[0]], dim=1), pooled
 
     def forward(self, latents: Any, share: Any, ids: tuple[Any, Any, Any]) -> Any:
-        """The velocity at a share of noise."""
+        """Predict the velocity at a given share of noise."""
         sequence, pooled = self.texts(*ids)
         return self.transformer(hidden_states=latents, timestep=share * 1000, encoder_hidden_states=sequence,
                                 pooled_projections=pooled, return_dict=False)[0]
 
 
 def train_flow(network: Network, latents: Any, labels: Any, ids: list[Any], generator: Any, say: Any) -> Network:
-    """Learns the velocity from image to noise; gives the running mean of the weights."""
+    """Train on the velocity from image to noise; return the moving average of the weights."""
     learnt = [p for p in network.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(learnt, lr=RATE, weight_decay=0.01, betas=(0.9, 0.99))
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=STEPS, pct_start=0.05)
@@ -139,7 +142,7 @@ def train_flow(network: Network, latents: Any, labels: Any, ids: list[Any], gene
 
 
 def train(out: Path, clip_folder: Path, say: Any = print) -> None:
-    """Trains, and saves the folder as diffusers does, in float16."""
+    """Train the model, and save it as a diffusers folder in float16."""
     torch.manual_seed(SEED)
     generator = torch.Generator().manual_seed(SEED)
     found, _ = digits.load()

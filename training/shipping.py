@@ -1,4 +1,4 @@
-"""What the package needs beside trained models: images to show them with, and their rows in the catalogue."""
+"""Package data beside the trained models: sample images, and the models' rows in the catalogue."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 
 from . import MODELS, ROOT, digits
 
-CATALOGUE = ROOT / "mpool" / "catalog" / "catalogue.json"
+CATALOGUE = ROOT / "mpool" / "models" / "catalogue.json"
 #: Key -> capability.
 CAPABILITIES = {"digits-clip": "image_embedding", "digits-sd3": "text_to_image", "digits-llava": "vision"}
 ORIGIN = "https://archive.ics.uci.edu/dataset/80/optical+recognition+of+handwritten+digits"
 
 
 def write_images(folder: Path) -> None:
-    """One image of each digit that was held out, as ``0.png`` to ``9.png``."""
+    """Write one held-out image of each digit, as ``0.png`` to ``9.png``."""
     from PIL import Image
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -28,8 +28,9 @@ def write_images(folder: Path) -> None:
 
 
 def tidy(folder: Path) -> None:
-    """Files for everybody to read, which safetensors writes for their owner alone, without the paths that they came
-    from."""
+    """Make all files readable for everybody (safetensors writes them for the owner alone), and remove the paths of this
+    machine from the configurations.
+    """
     for path in folder.rglob("*"):
         os.chmod(path, 0o755 if path.is_dir() else 0o644)
         if path.name in ("config.json", "model_index.json"):
@@ -40,7 +41,7 @@ def tidy(folder: Path) -> None:
 
 
 def tensors(folder: Path) -> tuple[int, int]:
-    """(values, bytes) of all tensors of a folder."""
+    """Return (values, bytes) of all tensors of a folder."""
     values = size = 0
     for path in folder.rglob("*.safetensors"):
         data = path.read_bytes()
@@ -53,7 +54,7 @@ def tensors(folder: Path) -> tuple[int, int]:
 
 
 def row(key: str) -> str:
-    """A model's row, written as the others are."""
+    """Format a model's row like the other rows."""
     folder = MODELS / key
     values, size = tensors(folder)
     head: dict[str, Any] = {
@@ -70,7 +71,7 @@ def row(key: str) -> str:
 
 
 def write_row(key: str) -> None:
-    """Puts a model's row into mpool's catalogue, in place of an earlier one or at its end."""
+    """Write a model's row into mpool's catalogue: replace an earlier one, else append."""
     text = CATALOGUE.read_text(encoding="utf-8")
     begin = text.find(f'  {{\n   "key": "{key}"')
     if begin >= 0:

@@ -1,4 +1,4 @@
-"""Small tokenizers in the standard files, learnt from the captions: byte-pair encoding as CLIP has it."""
+"""Small tokenizers in standard files, trained on the captions."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ START, END = "<|startoftext|>", "<|endoftext|>"
 
 
 def clip_tokenizer(texts: Iterable[str], positions: int, pad: str = END) -> Any:
-    """A ``CLIPTokenizer`` of transformers: all bytes, alone and at the end of a word, and a token for each word of the
-    texts. Texts in other words are spelt out."""
+    """Train a transformers ``CLIPTokenizer``. Its vocabulary has all bytes, alone and at the end of a word, and one
+    token for each word of the texts. Other words are encoded letter by letter.
+    """
     import transformers
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
@@ -30,7 +31,9 @@ def clip_tokenizer(texts: Iterable[str], positions: int, pad: str = END) -> Any:
 
 
 def t5_tokenizer(texts: Iterable[str]) -> Any:
-    """A ``T5Tokenizer``: a unigram model of the words of the texts, letters and signs; it knows no other letters."""
+    """Build a ``T5Tokenizer``: a unigram model with the words of the texts, ASCII letters and punctuation. Other
+    characters are unknown.
+    """
     import transformers
 
     words = sorted({"\u2581" + word for text in texts for word in text.replace(",", " ").split()})
@@ -44,8 +47,9 @@ IMAGE, STOP, PAD = "<image>", "</s>", "<pad>"
 
 
 def chat_tokenizer(texts: Iterable[str]) -> Any:
-    """Byte-level byte-pair encoding with a token for each word of the texts, as decoders of text have it; it adds
-    nothing around a text."""
+    """Train a byte-level BPE tokenizer with one token for each word of the texts, as language models have it. It adds
+    no special tokens.
+    """
     import transformers
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 

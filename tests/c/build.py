@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Builds the C core with its tests, in several variants, without make.
+"""Builds the C core and its tests, in several variants, without make.
 
     python tests/c/build.py asan --run                    # build and run everything under ASan + UBSan
     python tests/c/build.py release --folders base tensor --tests base --run -- --verbose
     python tests/c/build.py tsan --run -- --only base_ --only pool_
 
-Each file is compiled again only when it, a header it includes or the flags changed. Everything goes below ``--out``
+A file is recompiled only if it, a header that it includes or the flags changed. Everything goes below ``--out``
 (default ``build/c``): ``<out>/<variant>/runner`` and its objects.
 """
 
@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
 TESTS = ROOT / "tests" / "c"
 
-# The flags that the extension is built with too (setup.py); -O and what a variant adds come after them.
+# Flags that the extension is built with as well (setup.py); -O and the variant's own flags follow.
 BASE_FLAGS = [
     "-std=c11", "-D_GNU_SOURCE", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-pthread",
     "-Wall", "-Wextra", "-Werror",
@@ -38,7 +38,7 @@ BASE_FLAGS = [
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to build: a compiler and its flags."""
+    """A build variant: a compiler and its flags."""
 
     compiler: str
     flags: list[str]
@@ -47,29 +47,30 @@ class Variant:
     binding: bool = False
     """Compile ``csrc/python`` too (never linked: it needs an interpreter)."""
     wrapper: list[str] = field(default_factory=list)
-    """What the runner is started with."""
+    """Command that starts the runner."""
     emulated: bool = False
-    """The runner is for another architecture: without the wrapper it does not start."""
+    """The runner is for another architecture and needs the wrapper."""
     core: list[str] | None = None
-    """Only files of ``csrc`` that start so."""
+    """Compile only files of ``csrc`` with one of these prefixes."""
     tests: list[str] | None = None
-    """Only ``tests/c/test_<name>*.c``, unless others are asked for."""
+    """Compile only ``tests/c/test_<name>*.c``, unless ``--tests`` selects others."""
     link_flags: list[str] = field(default_factory=list)
     planted: bool = False
-    """Compile copies with the bugs and points of mutations.py; every atomic of the registry and of event counts is a
-    point."""
+    """Compile copies with the bugs and scheduling points of mutations.py; every atomic of the registry and of
+    event counts is a point."""
 
 
 VARIANTS: dict[str, Variant] = {
     "release": Variant("gcc", ["-O3", "-DNDEBUG", "-falign-functions=64"], binding=True),
     "debug": Variant("gcc", ["-O1", "-g"]),
     "seam": Variant("gcc", ["-O1", "-g", "-DMP_SEAM"]),
-    # -g1, the lines that reports name: to follow every variable of the kernels takes gcc twice the rest of the build.
+    # -g1, the line numbers in reports: full variable tracking in the kernels takes gcc twice as long as the rest of the
+    # build.
     "asan": Variant("gcc", ["-O1", "-g1", "-DMP_SEAM", "-fsanitize=address,undefined", "-fno-sanitize-recover=all",
                             "-fno-omit-frame-pointer"]),
     # Address randomisation off: with more than 28 bits of it ThreadSanitizer cannot place its shadow memory.
     "tsan": Variant("gcc", ["-O1", "-g1", "-fsanitize=thread", "-fno-omit-frame-pointer"], wrapper=["setarch", "-R"]),
-    # The registry and what it stands on, with threads as fibres (tests/c/sim.h).
+    # The registry and the tiers below it, with threads as fibres (tests/c/sim.h).
     "sim": Variant("gcc", ["-O1", "-g", "-DMP_SEAM=1", "-DMP_SIM=1", "-fno-omit-frame-pointer"],
                    core=["base/", "registry/", "models/requests/", "models/capability.c"], tests=["sim"],
                    link_flags=["-Wl,--wrap=mp_cpu_memory_bytes"], planted=True),
@@ -78,25 +79,25 @@ VARIANTS: dict[str, Variant] = {
     "arm": Variant("aarch64-linux-gnu-gcc", ["-O2", "-g1"], emulated=True,
                    wrapper=["qemu-aarch64", "-L", "/usr/aarch64-linux-gnu"]),
     "arm-clang": Variant("clang", ["--target=aarch64-linux-gnu", "-O1", "-DNDEBUG"], link=False),
-    # What clang warns of, and which functions it refuses to call from others, hangs on no optimisation.
+    # clang's warnings and its function effect analysis do not depend on optimisation.
     "clang": Variant("clang", ["-O0", "-DNDEBUG"], link=False, binding=True),
     "clang-debug": Variant("clang", ["-O0", "-DMP_SEAM"], link=False),
 }
 
 
 class BuildError(Exception):
-    """A compiler or the linker failed, or a row of mutations.py does not fit; the message says which and why."""
+    """A compiler or the linker failed, or a row of mutations.py does not fit; the message gives the reason."""
 
 
 def compiler_of(variant: Variant) -> list[str] | None:
-    """How the compiler is called, or None when it is not installed. ``CC`` replaces gcc (``ccache gcc``, too)."""
+    """Return the compiler command, or None if it is not installed. ``CC`` replaces gcc (``ccache gcc``, too)."""
     words = os.environ.get("CC", "gcc").split() if variant.compiler == "gcc" else [variant.compiler]
     path = shutil.which(words[0])
     return [path, *words[1:]] if path else None
 
 
 def binding_includes() -> list[str] | None:
-    """Include flags for ``csrc/python``, or None when the headers of Python or numpy are not there."""
+    """Return the include flags for ``csrc/python``, or None if the headers of Python or numpy are missing."""
     include = sysconfig.get_path("include")
     try:
         import numpy
@@ -108,11 +109,11 @@ def binding_includes() -> list[str] | None:
 
 
 def sources(folders: list[str] | None, tests: list[str] | None) -> tuple[list[Path], list[Path]]:
-    """Files of the core (without the binding) and of the tests.
+    """Return the files of the core (without the binding) and of the tests.
 
     Args:
-        folders: folders of ``csrc`` to take, all when None.
-        tests: ``name`` takes ``tests/c/test_name*.c``, all when None. Files not called ``test_*`` are always taken.
+        folders: folders of ``csrc`` to compile; None: all.
+        tests: ``name`` selects ``tests/c/test_name*.c``; None: all. Files not called ``test_*`` are always compiled.
     """
     core = sorted(path for path in CSRC.rglob("*.c")
                   if (place := path.relative_to(CSRC).as_posix().rpartition("/")[0]).split("/")[0] != "python"
@@ -124,7 +125,7 @@ def sources(folders: list[str] | None, tests: list[str] | None) -> tuple[list[Pa
 
 
 def is_current(target: Path, depfile: Path, source: Path) -> bool:
-    """Whether target was made of source, and is newer than everything its dependency file names."""
+    """Return True if ``target`` was made from ``source`` and is newer than every file in its dependency file."""
     try:
         made = target.stat().st_mtime_ns
         names = depfile.read_text().partition(":")[2].replace("\\\n", " ").split("\n\n")[0]
@@ -135,7 +136,7 @@ def is_current(target: Path, depfile: Path, source: Path) -> bool:
 
 
 def compile_one(command: list[str], source: Path, target: Path) -> str | None:
-    """Compile unless current. Returns what the compiler said when it failed."""
+    """Compile unless the object is current. Return the compiler's message if it failed."""
     depfile = target.with_suffix(".d")
     if is_current(target, depfile, source):
         return None
@@ -149,7 +150,7 @@ def compile_one(command: list[str], source: Path, target: Path) -> str | None:
 
 
 def plant(folder: Path) -> None:
-    """Write the copies of the sources in which bugs can be armed, and their table, to ``folder``.
+    """Write copies of the sources with plantable bugs, and their table, to ``folder``.
 
     Raises:
         BuildError: a row of mutations.py does not fit the sources.
@@ -185,12 +186,12 @@ def build(name: str, out: Path, *, folders: list[str] | None = None, tests: list
 
     Args:
         name: a key of VARIANTS.
-        out: folder for the outputs; made when missing.
+        out: folder of the outputs; created if missing.
         folders, tests: see :func:`sources`.
-        jobs: compilers at once; default: the CPUs this process may use.
+        jobs: number of parallel compilers; default: the CPUs this process may use.
 
     Returns:
-        The runner, or the folder of the objects when the variant only compiles.
+        The runner, or the folder of the objects if the variant only compiles.
 
     Raises:
         BuildError: a compiler failed.
@@ -239,7 +240,7 @@ def _build_locked(variant: Variant, compiler: list[str], flags: list[str], folde
         includes = binding_includes()
         if includes is not None:
             for source in sorted((CSRC / "python").rglob("*.c")):
-                # A table of functions casts between function types: that is how CPython's are made.
+                # A table of methods casts between function types, as CPython requires.
                 command = [*compiler, *flags, *includes, "-Wno-cast-function-type", "-Wno-missing-field-initializers"]
                 work.append((command, source, folder / source.relative_to(ROOT).with_suffix(".o")))
 
@@ -267,7 +268,9 @@ def _build_locked(variant: Variant, compiler: list[str], flags: list[str], folde
 
 
 def command_of(name: str, runner: Path) -> list[str]:
-    """How the runner of a variant is started. A sandbox may forbid the wrapper: then without."""
+    """Return the command that starts a variant's runner. A sandbox may forbid the wrapper: the runner then starts
+    without it.
+    """
     wrapper = VARIANTS[name].wrapper
     if VARIANTS[name].emulated:
         return [*wrapper, str(runner)]
@@ -277,13 +280,14 @@ def command_of(name: str, runner: Path) -> list[str]:
 
 
 def main() -> int:
-    """Command line: see the module's text."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("variant", nargs="+", choices=[*VARIANTS, "all"])
-    parser.add_argument("--out", type=Path, default=ROOT / "build" / "c", help="where outputs go")
-    parser.add_argument("--folders", nargs="+", help="only these folders of csrc")
-    parser.add_argument("--tests", nargs="+", help="only tests/c/test_<name>*.c")
-    parser.add_argument("--jobs", type=int, help="compilers at once")
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "c",
+                        help="folder of the outputs (default: %(default)s)")
+    parser.add_argument("--folders", nargs="+", help="compile only these folders of csrc")
+    parser.add_argument("--tests", nargs="+", help="compile only tests/c/test_<name>*.c")
+    parser.add_argument("--jobs", type=int, help="number of parallel compilers (default: all CPUs)")
     parser.add_argument("--run", action="store_true", help="run the tests; arguments after -- go to the runner")
     own, rest = sys.argv[1:], []
     if "--" in own:

@@ -1,4 +1,4 @@
-/* encoder_fixture.h: texts of tiny encoders, and the numeric contract as a check of any of them. */
+/* encoder_fixture.h: texts for tiny encoders, and a check of the numeric contract for any encoder. */
 #ifndef ENCODER_FIXTURE_H
 #define ENCODER_FIXTURE_H
 
@@ -23,7 +23,7 @@ static inline void make_texts(texts *all) {
     }
 }
 
-/* Texts [first, first + count) as one call, run to its end. */
+/* Compute texts [first, first + count) as one request. */
 static inline mp_outcome run(tiny_model *tiny, const void *inputs, int first, int count, uint64_t budget_ns,
                              float *out) {
     const texts *all = inputs;
@@ -40,7 +40,7 @@ static inline mp_outcome run(tiny_model *tiny, const void *inputs, int first, in
     return outcome;
 }
 
-static inline void compute_all(tiny_model *tiny) { /* none is a recent result */
+static inline void compute_all(tiny_model *tiny) { /* disable the cache of recent results */
     mp_encoder_engine_dedup(tiny->engine)->capacity = 0;
 }
 

@@ -76,8 +76,8 @@ static uint64_t live_bytes(void) {
     return bytes;
 }
 
-/* One run with calls [from, to) failing; returns how many calls there were. The very first may leave memory behind: it
- * fills what the process keeps. */
+/* Run the body once with calls [from, to) failing; return the number of calls. The first run may leave memory
+ * allocated: it fills process-wide caches. */
 static int64_t run(enum mp_test_fault fault, int64_t from, int64_t to, bool first, mp_test_sweep_body body, void *arg) {
     mp_error error;
     mp_error_clear(&error);
@@ -92,7 +92,7 @@ static int64_t run(enum mp_test_fault fault, int64_t from, int64_t to, bool firs
     mp_thread_counts(&created_after, &joined_after);
     long long n = (long long)from + 1;
     if (status != MP_OK && from == to)
-        MP_FAIL("without a fault the body gave %s: %s", mp_status_find(status)->name, error.message);
+        MP_FAIL("the body returned %s without a fault: %s", mp_status_find(status)->name, error.message);
     if (status != MP_OK && !error.message[0])
         MP_FAIL("call %lld failing (%s) gave %s without a message", n, to == INT64_MAX ? "and all after it" : "once",
                 mp_status_find(status)->name);
@@ -138,5 +138,5 @@ int mp_test_fault_sweep(enum mp_test_fault fault, mp_test_sweep_body body, void 
 
 void mp_test_alloc_sweep(mp_test_sweep_body body, void *arg) {
     if (mp_test_fault_sweep(MP_FAULT_ALLOC, body, arg) == 0)
-        MP_FAIL("the body of the sweep allocates nothing");
+        MP_FAIL("the swept body allocates nothing");
 }

@@ -1,10 +1,10 @@
-/* grouping_fixture.h: calls of vectors run to their end, and the numeric contract as a check of any of them. */
+/* grouping_fixture.h: embedding requests, and a check of the numeric contract for any embedding model. */
 #ifndef GROUPING_FIXTURE_H
 #define GROUPING_FIXTURE_H
 
 #include "model_fixture.h"
 
-/* A call run to its end: DONE, or FAILED by NaN. */
+/* Run a request to its end: DONE, or FAILED because of NaN. */
 static inline mp_outcome run_call(tiny_model *tiny, mp_request *call, uint64_t budget_ns) {
     mp_error error;
     mp_item item = {.call = call}, *items[1] = {&item};
@@ -26,7 +26,7 @@ static inline mp_outcome run_call(tiny_model *tiny, mp_request *call, uint64_t b
     return outcomes[0];
 }
 
-typedef struct grouped { /* `count` inputs of a model, and how [first, first + count) of them are one call */
+typedef struct grouped { /* `count` inputs of a model, and functions that make requests of them */
     int count, width;
     mp_compute compute;
     mp_spec *(*make)(const void *arg);
@@ -35,7 +35,8 @@ typedef struct grouped { /* `count` inputs of a model, and how [first, first + c
     void (*loaded)(tiny_model *tiny); /* or NULL */
 } grouped;
 
-/* The same bits alone, among others, in steps of any size and on any number of lanes. alone: [count, width], out. */
+/* Check that each input gives the same bits alone, among others, in steps of any size and with any number of threads.
+ * alone: out, [count, width]. */
 static inline void check_groups(const grouped *of, float *alone) {
     const size_t bytes = (size_t)of->count * (size_t)of->width * sizeof(float);
     float *together = malloc(bytes);

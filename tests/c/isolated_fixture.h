@@ -1,4 +1,4 @@
-/* isolated_fixture.h: a model whose engines are processes, two of them. */
+/* isolated_fixture.h: a model with two engines, each in a worker process. */
 #ifndef ISOLATED_FIXTURE_H
 #define ISOLATED_FIXTURE_H
 
@@ -24,7 +24,7 @@ static inline void isolated_load(isolated *it, mp_spec *spec, mp_compute compute
     MP_CHECK_OK(mp_cpu_init("", &error), &error);
     mp_kernels_init();
     MP_CHECK_OK(mp_team_create(threads - 1, &it->team, &error), &error);
-    static mp_cpu_set cpus; /* as on a machine with several memory nodes, of which this is the only one used */
+    static mp_cpu_set cpus; /* as on a machine with several memory nodes, of which only this one is used */
     MP_CHECK(mp_sys_get_affinity(&cpus));
     mp_team_place place = {.cpus = &cpus, .threads = threads};
     mp_team_lease_at(it->team, &place, 1, &it->lease);

@@ -11,10 +11,10 @@
 
 static inline bool never(void *arg) {
     (void)arg;
-    return false; /* nobody else is there: what is not in the ring does not come */
+    return false; /* no other process will write: a message missing from the ring never arrives */
 }
 
-typedef struct pair { /* both sides in one process */
+typedef struct pair { /* both ends of a channel in this process */
     mp_channel_page *page;
     mp_channel parent, child;
     mp_error parent_error, child_error;
@@ -32,17 +32,17 @@ static inline void pair_init(pair *p) {
 
 enum { VOCAB = TINY_VOCAB, MOST_TOKENS = 4, TOPS = 2, PAYLOAD = 4096, SPARE = 3 };
 
-typedef struct scene { /* a proxy without a process, one admitted call, and what a child would answer */
+typedef struct scene { /* a proxy without a process, one admitted request, and the child's next message */
     pair p;
     mp_engine *engine;
     mp_lease lease;
     mp_item item;
     mp_plan plan;
     mp_wire_out out;
-    int mutate_at; /* byte of the answer to the step or plan, -1 = none */
+    int mutate_at; /* byte of the result or plan to change, -1 = none */
     uint8_t mutate_by;
-    size_t cut; /* 0 = whole */
-    uint64_t speed; /* as learnt; 0 = any */
+    size_t cut;                    /* length to cut the message to, 0 = whole */
+    uint64_t speed;                /* learnt speed to report; 0 = any */
     const mp_isolation_kind *kind; /* NULL = no_kind */
 } scene;
 

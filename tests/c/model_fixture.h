@@ -1,4 +1,4 @@
-/* model_fixture.h: tiny models made in the test: a file of seeded random weights, a spec over it, a loaded model.
+/* model_fixture.h: tiny models made by the test: a file of seeded random weights, a spec over it, a loaded model.
  * Shapes are odd on purpose: grouped heads, a vocabulary that is no multiple of a panel, every hot storage type. */
 #ifndef MODEL_FIXTURE_H
 #define MODEL_FIXTURE_H
@@ -21,7 +21,7 @@ typedef struct tiny_file { /* weights under construction */
     mp_test_random random;
 } tiny_file;
 
-/* A valid row of any type: quants are random bits, scales are modest half floats. */
+/* Fill a valid row of any type: quants are random bits, scales are modest half floats. */
 static inline void tiny_row(mp_test_random *random, mp_dtype dtype, uint8_t *row, int64_t n, float size) {
     const mp_dtype_row *type = mp_dtype_get(dtype);
     for (int64_t b = 0; b < n / type->items; b++, row += type->bytes) {
@@ -110,7 +110,7 @@ static inline void tiny_float(mp_spec *spec, const char *key, double value) {
     MP_CHECK_OK(mp_spec_set(spec, key, &v, &error), &error);
 }
 
-/* Token i is the letter 'a' + i % 26, but for the last, which is the end. */
+/* Give token i the text 'a' + i % 26. The last token is the end of sequence. */
 static inline void tiny_tokens(mp_spec *spec) {
     static uint8_t bytes[TINY_VOCAB], control[TINY_VOCAB];
     static uint64_t offsets[TINY_VOCAB + 1];
@@ -131,18 +131,18 @@ static inline void tiny_ints(mp_spec *spec, const char *key, const int64_t *valu
     MP_CHECK_OK(mp_spec_set(spec, key, &v, &error), &error);
 }
 
-/* What decoders have that Llama has not. */
+/* Features of decoders beyond Llama's. */
 typedef struct tiny_kind {
     const char *arch; /* a row of archs.def */
-    int window;       /* of all layers but the second; 0 = none */
+    int window;       /* window of all layers except the second; 0 = none */
     bool head_norms, output_norms;
-    bool scaled;   /* factors, softcaps, a rotary base of its own for windows, a layer without rotation */
-    int long_from; /* LongRoPE; 0 = none */
-    int experts;   /* of which a row has two; 0 = none. The last has a router of NaN, so that it is never chosen, and
-                    * stands at the end of the file, on pages of its own */
-    bool biased;   /* and with sinks and clamped gates; with experts only */
-    bool latents;  /* attention to latents; with experts chosen in groups by their own scores, one of them shared */
-    size_t *rest;  /* bytes of the file before that one's, or NULL */
+    bool scaled;   /* scale factors, softcaps, a separate rotary base for windows, a layer without rotation */
+    int long_from; /* LongRoPE from this position; 0 = none */
+    int experts;   /* number of experts, two per row; 0 = none. The last expert's router is NaN, so it is never chosen;
+                    * its weights end the file, on pages of their own */
+    bool biased;   /* with sinks and clamped gates as well; only with experts */
+    bool latents;  /* MLA; with experts also grouped routing by DeepSeek's scores, and one shared expert */
+    size_t *rest;  /* out: bytes of the file before the last expert's, or NULL */
     void (*more)(tiny_file *file); /* adds keys and tensors, or NULL */
 } tiny_kind;
 
@@ -168,7 +168,7 @@ static inline void tiny_expert(tiny_file *file, const mp_dtype *types, int type_
     }
 }
 
-/* What attention to latents and DeepSeek's way to choose experts are told by. */
+/* Keys of multi-head latent attention and of DeepSeek's expert routing. */
 static inline void tiny_latent_keys(mp_spec *spec, const tiny_kind *kind) {
     mp_error error;
     mp_value sigmoid = {.type = MP_VALUE_STRING, .gguf_type = -1, .count = 7, .as.string = "sigmoid"};
@@ -197,8 +197,8 @@ static inline void tiny_latent_vectors(tiny_file *file, const tiny_kind *kind, i
     tiny_tensor(file, name, MP_F32, 1, kind->experts, 0.2f, 0);
 }
 
-/* The spec of a decoder whose matrices go through `types` in turn. infinite: -1, or a token whose row (F32, Q8_0) is
- * infinite; then the output has a matrix of its own, and every head its keys, so that rows share tiles of attention. */
+/* Make the spec of a decoder whose matrices cycle through `types`. infinite: -1, or a token whose row (F32, Q8_0) is
+ * infinite; then the output matrix is not tied, and each head has its own keys, so that rows share attention tiles. */
 static inline mp_spec *tiny_decoder_spec_as(const tiny_kind *kind, const mp_dtype *types, int type_count, uint64_t seed,
                                             int32_t infinite) {
     mp_error error;
@@ -355,8 +355,8 @@ static inline mp_spec *tiny_decoder_spec(const mp_dtype *types, int type_count, 
 
 enum { TINY_WIDTH = 64, TINY_ENCODER_LAYERS = 2, TINY_ENCODER_FFN = 128, TINY_POSITIONS = 96 };
 
-/* The spec of an encoder in fp32. poison: the embedding of token 7 is NaN. */
-/* dense: with a layer after pooling, of as many outputs. */
+/* Make the spec of an fp32 encoder. poison: the embedding of token 7 is NaN. */
+/* dense: add a dense layer after pooling, with as many outputs as inputs. */
 static inline mp_spec *tiny_encoder_spec_of(bool poison, bool dense) {
     mp_error error;
     char path[512], name[64];
@@ -449,18 +449,18 @@ static inline void tiny_unload(tiny_model *tiny) {
     MP_CHECK_INT(tiny->budget.used, 0);
 }
 
-/* ---- all of a model's life, for sweeps that fail each allocation in turn ----------------------------------------- */
+/* ---- the life of a model, for sweeps that fail each allocation in turn ------------------------------------------- */
 
 typedef struct tiny_life {
     mp_spec *spec;
     mp_compute compute;
     mp_status (*make)(mp_request **call, mp_error *error);
-    void (*compare)(const mp_request *first, const mp_request *second); /* two calls that asked for the same */
-    uint64_t budget_ns; /* of a step; 0 = any */
+    void (*compare)(const mp_request *first, const mp_request *second); /* compares the results of two equal requests */
+    uint64_t budget_ns;                                           /* time budget of a step; 0 = unlimited */
 } tiny_life;
 
-/* Load, make an engine, have two calls answered one after the other, and give everything back: a typed error or the
- * same answer twice, and nothing leaked. */
+/* Load a model, make an engine, run two requests one after the other, and free everything. Gives a typed error or the
+ * same result twice, and leaks nothing. */
 static inline mp_status tiny_live(void *arg, mp_error *error) {
     const tiny_life *life = arg;
     mp_status status;
@@ -490,7 +490,7 @@ static inline mp_status tiny_live(void *arg, mp_error *error) {
             engine->ops->plan(engine, planned, 1, life->budget_ns ? life->budget_ns : UINT64_MAX, &plan);
             engine->ops->step(engine, &lease, &plan, outcomes);
         } while (outcomes[0] == MP_OUTCOME_MORE);
-        if (outcomes[0] != MP_OUTCOME_DONE) { /* waiting for memory says why, too */
+        if (outcomes[0] != MP_OUTCOME_DONE) { /* an item that waits for memory names the reason */
             *error = items[i].error;
             status = items[i].error.code;
             MP_CHECK(status != MP_OK);
@@ -516,7 +516,7 @@ cleanup:
     return status;
 }
 
-/* ---- calls of a decoder ------------------------------------------------------------------------------------------ */
+/* ---- requests to a decoder --------------------------------------------------------------------------------------- */
 
 typedef struct tiny_job {
     mp_text_request *call;
@@ -536,7 +536,7 @@ static inline void tiny_job_make(const tiny_model *tiny, tiny_job *job, const mp
     job->item.call = &job->call->base;
     job->item.tenant = tenant;
     MP_CHECK_OK(tiny->model->ops->check(tiny->model, job->item.call, &cost, &job->item.total, &error), &error);
-    if (job->call->capture.data) /* NaN, which no record has */
+    if (job->call->capture.data) /* NaN, which no record holds */
         memset(job->call->capture.data, 0xFF, tiny_capture_bytes(job->call));
 }
 
@@ -547,7 +547,7 @@ static inline uint64_t tiny_hash_bytes(uint64_t hash, const void *data, size_t b
     return hash;
 }
 
-/* Of all that a finished call gives: tokens, log probabilities, alternatives, logits of the prompt, records. */
+/* Hash everything in a finished request: tokens, log probabilities, alternatives, prompt logits, capture records. */
 static inline uint64_t tiny_job_hash(const tiny_job *job) {
     const mp_text_request *call = job->call;
     size_t answer = (size_t)call->sampling.max_tokens, tops = answer * (size_t)call->sampling.logprobs;
@@ -582,7 +582,7 @@ static inline void tiny_job_admit(tiny_model *tiny, tiny_job *job) {
     job->admitted = true;
 }
 
-/* One step of one job; it is retired when that ends it. */
+/* Run one step of one job; retire the job if that ends it. */
 static inline mp_outcome tiny_job_step(tiny_model *tiny, tiny_job *job, int amount) {
     mp_plan plan = {.count = 1, .items = {&job->item}, .amount = {(uint32_t)amount}};
     mp_outcome outcomes[MP_PLAN_MAX];

@@ -1,11 +1,12 @@
 /* mp_test.h: the C test runner.
  *
- *   #include "mp_test.h"
- *   MP_TEST(queue_refuses_when_full) { ...; MP_CHECK(refused); }
+ *     #include "mp_test.h"
+ *     MP_TEST(queue_refuses_when_full) { ...; MP_CHECK(refused); }
  *
- * MP_TEST registers itself. Each test runs in a process of its own with a timeout of 20 s (MP_TEST_SECONDS: another).
- * A failed check prints file:line and ends that test. A test that leaks fails in the sanitizer build. Names start with
- * the folder ("base_", "kernels_", "files_", "pool_", ...), which `--only` and the thread-sanitizer run go by. */
+ * MP_TEST registers a test. Each test runs in its own process with a timeout of 20 s (MP_TEST_SECONDS sets another
+ * one). A failed check prints file:line and ends the test. In the sanitizer build a leak fails the test. A name starts
+ * with the folder ("base_", "kernels_", "files_", "pool_", ...), because `--only` and the thread-sanitizer run select
+ * by prefix. */
 #ifndef MP_TEST_H
 #define MP_TEST_H
 
@@ -38,7 +39,7 @@ void mp_test_add(mp_test *test);
     static void mp_test_body_##test_name(void)
 #define MP_TEST(test_name) MP_TEST_SECONDS(test_name, 20)
 
-/* End the running test: failed, or skipped with a reason. From any thread of it. */
+/* End the running test as failed, or as skipped with a reason. May be called from any of its threads. */
 _Noreturn void mp_test_fail(const char *file, int line, const char *format, ...) __attribute__((format(printf, 3, 4)));
 _Noreturn void mp_test_skip(const char *file, int line, const char *reason);
 
@@ -67,14 +68,14 @@ _Noreturn void mp_test_skip(const char *file, int line, const char *reason);
         if (!strstr(mp_text, mp_part))                                                           \
             MP_FAIL("%s is \"%s\", which does not have \"%s\" in it", #text, mp_text, mp_part);  \
     } while (0)
-/* Not further apart than `tolerance`; NaN fails. */
+/* Check that the difference is at most `tolerance`; NaN fails. */
 #define MP_CHECK_NEAR(got, expected, tolerance)                                                          \
     do {                                                                                                 \
         double mp_got = (double)(got), mp_expected = (double)(expected);                                 \
         if (!(fabs(mp_got - mp_expected) <= (double)(tolerance)))                                        \
             MP_FAIL("%s is %.9g, expected %.9g within %.3g", #got, mp_got, mp_expected, (double)(tolerance)); \
     } while (0)
-/* A call that fills `error` gives `expected`; a mismatch prints the error's message. */
+/* Check that a call which fills `error` returns `expected`; a mismatch prints the error's message. */
 #define MP_CHECK_STATUS(call, expected, error)                                                             \
     do {                                                                                                   \
         mp_status mp_got = (call);                                                                         \
@@ -84,23 +85,23 @@ _Noreturn void mp_test_skip(const char *file, int line, const char *reason);
     } while (0)
 #define MP_CHECK_OK(call, error) MP_CHECK_STATUS(call, MP_OK, error)
 
-/* A directory of the running test's own, removed afterwards. */
+/* Directory of the running test, removed when it ends. */
 const char *mp_test_directory(void);
 /* The repository's tests/ directory (corpus, goldens). */
 const char *mp_test_root(void);
-/* Write a file (replacing it), for tests of readers. */
+/* Write or replace a file, for tests of readers. */
 void mp_test_write_file(const char *path, const void *data, size_t bytes);
-/* Deterministic random numbers: the same sequence in every run. Seed it with any number. */
+/* Deterministic random numbers: a seed gives the same sequence in every run. Any number is a valid seed. */
 typedef struct mp_test_random {
     uint64_t state;
 } mp_test_random;
 uint64_t mp_test_random_u64(mp_test_random *random);
 float mp_test_random_float(mp_test_random *random, float low, float high);
 
-/* --- how much of many: a sanitizer makes a test five to fifty times as long, and looks at where things lie and end,
- * not at which bits come out. Where a test goes through many seeds, or combines every shape with every option, the
- * release build takes all of them and a sanitizer's build some, chosen here. Failures of the system that are injected
- * are never cut, nor are edges of shapes (tails, one, primes): those meet fewer options. --- */
+/* --- sampling of test cases: a sanitizer makes a test 5 to 50 times slower, and checks memory and threads, not result
+ * bits. Where a test loops over many seeds, or over all combinations of shapes and options, the release build runs all
+ * of them and a sanitizer build the sample chosen here. Injected system failures are never sampled, nor are edge shapes
+ * (tails, one, primes): these run with fewer options. --- */
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 enum { MP_TEST_SHARE = 5 };
@@ -108,20 +109,20 @@ enum { MP_TEST_SHARE = 5 };
 enum { MP_TEST_SHARE = 1 };
 #endif
 
-/* Of so many rounds alike, those to run: a fifth, rounded up. */
+/* Number of equal rounds to run: in a sanitizer build a fifth of `rounds`, rounded up. */
 static inline int mp_test_rounds(int rounds) { return (rounds + MP_TEST_SHARE - 1) / MP_TEST_SHARE; }
 
-/* Whether the next of all combinations of nested loops is to run; *asked counts them from 0. By the golden ratio: a
- * fifth of all, the first, and one of any eight in a row: a loop over edges of shapes needs at least eight options
- * inside it, and then sees each of its values. Over all, each value of the inner loops meets others of the outer ones,
- * whatever their lengths are. */
+/* Returns true if the next combination of nested loops is to run; `*asked` counts combinations from 0. In a sanitizer
+ * build the golden ratio selects a fifth of all, including the first and at least one of any eight in a row. A loop
+ * over edge shapes therefore needs at least eight options inside it: each shape then runs. The values of inner and
+ * outer loops mix, whatever the lengths of the loops. */
 static inline bool mp_test_take(uint32_t *asked) {
     return (*asked)++ * UINT32_C(2654435769) <= UINT32_MAX / MP_TEST_SHARE;
 }
 
-/* --- failure injection: the seam build (build.py: seam, asan); elsewhere these skip the test --- */
+/* --- failure injection: in the seam builds (build.py: seam, asan); other builds skip these tests --- */
 
-enum mp_test_fault { /* which call of the system is made to fail */
+enum mp_test_fault { /* the system call that fails */
                      MP_FAULT_ALLOC,
                      MP_FAULT_THREAD,
                      MP_FAULT_OPEN,
@@ -130,13 +131,14 @@ enum mp_test_fault { /* which call of the system is made to fail */
                      MP_FAULT_PAGES,
                      MP_FAULT_ADVISE,
 };
-/* What a sweep runs: set something up, use it, take it down, and return how that went. */
+/* Body of a sweep: set up, use, tear down, and return the status. */
 typedef mp_status (*mp_test_sweep_body)(void *arg, mp_error *error);
-/* Run body once to count its calls of `fault`, then again and again with the n-th of them failing (once; and from the
- * n-th on). Each run must give MP_OK or a typed error with a message, leave no byte of mp_alloc live and no thread
- * unjoined; a last run without faults must give MP_OK. Returns the number of calls counted (0 checks nothing). */
+/* Run `body` once to count its calls of `fault`; then repeat it with call n failing, and with all calls from n on
+ * failing, for every n. Each run must return MP_OK or a typed error with a message, leave no byte of mp_alloc
+ * allocated, and leave no thread unjoined. A last run without faults must return MP_OK. Returns the number of calls (0
+ * checks nothing). */
 int mp_test_fault_sweep(enum mp_test_fault fault, mp_test_sweep_body body, void *arg);
-/* The same for allocations, and a body that allocates nothing is a failure. */
+/* Sweep allocations as mp_test_fault_sweep does. A body without allocations fails the test. */
 void mp_test_alloc_sweep(mp_test_sweep_body body, void *arg);
 
 #endif

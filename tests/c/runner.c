@@ -1,9 +1,9 @@
 /* runner.c: runs the tests that mp_test.h registered.
  *
- *   runner [--list] [--only prefix]... [--jobs n] [--verbose] [--slow factor]
+ *     runner [--list] [--only prefix]... [--jobs n] [--verbose] [--slow factor]
  *
- * --verbose names the tests that passed, with their seconds by the clock and of processor time.
- * Exit code 0 when none failed and at least one ran. */
+ * --verbose prints the passed tests with their wall and CPU seconds. The exit code is 0 if no test failed and at least
+ * one ran. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -26,7 +26,7 @@ static mp_test *tests;
 static const mp_test *running;
 static char directory[256];
 
-/* Sanitizers: a refused allocation is a result to test, not an end; leaks and races fail the test's process. */
+/* Sanitizers: a refused allocation returns NULL, as the tests expect; a leak or a race fails the test's process. */
 __attribute__((used, visibility("default"))) const char *__asan_default_options(void);
 const char *__asan_default_options(void) {
     return "allocator_may_return_null=1:detect_stack_use_after_return=1:exitcode=99";
@@ -97,7 +97,7 @@ float mp_test_random_float(mp_test_random *random, float low, float high) {
     return low + (high - low) * ((float)(mp_test_random_u64(random) >> 40) * 0x1p-24f);
 }
 
-/* --- one process a test --- */
+/* --- one process per test --- */
 
 typedef struct job {
     pid_t pid; /* 0 = free */
@@ -135,7 +135,7 @@ static void start(job *j, const mp_test *test) {
         exit(2);
     }
     if (j->pid == 0) {
-        setpgid(0, 0); /* so that children of the test end with it */
+        setpgid(0, 0); /* children of the test end with its process group */
         running = test;
         memcpy(directory, j->directory, sizeof(directory));
         test->body();
@@ -169,7 +169,7 @@ static void finish(job *j, int status, const struct rusage *used, bool verbose, 
         else if (WIFSIGNALED(status))
             fprintf(stderr, "FAIL %s\n  %s: ended by signal %d (%s)\n", name, j->test->file, WTERMSIG(status),
                     strsignal(WTERMSIG(status)));
-        else if (WEXITSTATUS(status) != 1) /* a failed check has said its piece */
+        else if (WEXITSTATUS(status) != 1) /* a failed check has already printed its message */
             fprintf(stderr, "FAIL %s\n  %s: exit code %d (see the sanitizer's report above)\n", name, j->test->file,
                     WEXITSTATUS(status));
     }

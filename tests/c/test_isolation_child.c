@@ -1,4 +1,4 @@
-/* test_isolation_child.c: the runner becomes a worker process when its environment says so, before main. */
+/* test_isolation_child.c: turns the runner into a worker process, before main, if its environment asks for it. */
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -14,8 +14,8 @@ static bool never(void *arg) {
     return false;
 }
 
-/* A child that says one thing about its start. */
-static void say_ready(mp_status status) {
+/* A child that sends one status about its start. */
+static void send_ready(mp_status status) {
     static mp_wire_out out;
     mp_shm page;
     mp_channel channel;
@@ -41,7 +41,7 @@ __attribute__((constructor)) static void become_child(void) {
         for (;;)
             sleep(1);
     if (strncmp(what, "ready", 5) == 0)
-        say_ready((mp_status)atoi(what + 5));
+        send_ready((mp_status)atoi(what + 5));
     _exit(mp_isolation_main());
 }
 

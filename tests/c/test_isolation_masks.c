@@ -1,4 +1,5 @@
-/* Masks and captured records of worker processes: what is sent, and lies that are refused. */
+/* Grammar masks and capture records of worker processes: the messages sent, and false results that the parent
+ * refuses. */
 #include "isolation_scene.h"
 #include "test_isolation.h"
 
@@ -10,7 +11,7 @@ typedef struct masked_scene {
     mp_plan plan;
 } masked_scene;
 
-/* Which ids a mask allows. */
+/* Make a mask that allows these ids. */
 static const uint32_t *mask_of(const int32_t *ids, int n) {
     static uint32_t bits[WORDS];
     memset(bits, 0, sizeof bits);
@@ -52,7 +53,7 @@ static void end(masked_scene *m) {
     mp_request_destroy(&m->call->base);
 }
 
-/* The child answers that there is `count` to do; returns what the plan is. */
+/* Plan while the child answers with `count` items; return the plan's count. */
 static int plan(masked_scene *m, uint32_t count) {
     mp_wire_begin(&m->s.out, &m->s.p.child, MP_FRAME_PLAN);
     mp_put_u32(&m->s.out, count);
@@ -69,14 +70,15 @@ static int plan(masked_scene *m, uint32_t count) {
     return m->s.plan.count;
 }
 
-typedef struct sampled_run { /* of one answer: so many tokens of this id, each a letter */
+typedef struct sampled_run { /* tokens of one choice: `count` times this id, each a letter */
     int count;
     int32_t id;
     int finish, stop_index;
 } sampled_run;
 
-/* A step in which each choice draws so; drawn: tokens whose records come, -1 = the call has none. */
-static mp_outcome step(masked_scene *m, mp_outcome outcome, const sampled_run *sampled_runs, int sampled) {
+/* Run a step in which each choice samples these tokens. recorded: number of tokens with capture records, -1 = the
+ * request captures none. */
+static mp_outcome step(masked_scene *m, mp_outcome outcome, const sampled_run *sampled_runs, int recorded) {
     static uint32_t letters;
     mp_wire_out *out = &m->s.out;
     const mp_text_request *call = m->call;
@@ -102,10 +104,10 @@ static mp_outcome step(masked_scene *m, mp_outcome outcome, const sampled_run *s
         mp_put_u32(out, letters);
         mp_put(out, "abcd", (size_t)sampled_runs[c].count);
     }
-    if (sampled >= 0) {
+    if (recorded >= 0) {
         const size_t floats = mp_capture_floats(&call->capture);
-        mp_put_u32(out, (uint32_t)sampled);
-        for (uint32_t i = call->capture.sampled; (int)i < sampled; i++)
+        mp_put_u32(out, (uint32_t)recorded);
+        for (uint32_t i = call->capture.sampled; (int)i < recorded; i++)
             for (size_t f = 0; f < floats; f++)
                 mp_put_f32(out, (float)(i * floats + f));
     }
@@ -113,7 +115,7 @@ static mp_outcome step(masked_scene *m, mp_outcome outcome, const sampled_run *s
     return run_step(&m->s);
 }
 
-static void bring(masked_scene *m, int choice, uint32_t index, int32_t id) {
+static void add_mask(masked_scene *m, int choice, uint32_t index, int32_t id) {
     mp_error error;
     MP_CHECK_OK(mp_text_request_mask(m->call, choice, index, mask_of(&id, 1), WORDS * 4, &error), &error);
 }
@@ -125,7 +127,7 @@ static const char *why_lost(masked_scene *m) {
 
 static const sampled_run nothing = {0, 0, MP_FINISH_NONE, -1}, allowed = {1, ALLOWED, MP_FINISH_NONE, -1};
 
-/* One step with the first mask, and why it is refused; "": it is taken. */
+/* Run one step with the first mask, and check the reason for refusing it; "" = accepted. */
 static void check_first(mp_outcome outcome, sampled_run it, const char *why) {
     static masked_scene m;
     begin(&m, 1, true, false);
@@ -134,7 +136,7 @@ static void check_first(mp_outcome outcome, sampled_run it, const char *why) {
     if (*why) {
         MP_CHECK_INT(found, MP_OUTCOME_FAILED);
         MP_CHECK_HAS(why_lost(&m), why);
-        MP_CHECK_INT(m.call->choices[0].token_count, 0); /* nobody sees it */
+        MP_CHECK_INT(m.call->choices[0].token_count, 0); /* nothing is published */
         MP_CHECK_INT(m.call->choices[0].finish, MP_FINISH_NONE);
     } else {
         MP_CHECK(!m.s.engine->lost(m.s.engine) && found == outcome);
@@ -143,7 +145,7 @@ static void check_first(mp_outcome outcome, sampled_run it, const char *why) {
     end(&m);
 }
 
-MP_TEST(isolation_what_is_sampled_keeps_to_its_mask) {
+MP_TEST(isolation_sampled_tokens_obey_their_mask) {
     const char *const against = "its mask does not allow", *const early = "before its mask came";
     check_first(MP_OUTCOME_WAIT_MASK, allowed, "");
     check_first(MP_OUTCOME_WAIT_MASK, nothing, "");
@@ -156,7 +158,7 @@ MP_TEST(isolation_what_is_sampled_keeps_to_its_mask) {
     check_first(MP_OUTCOME_DONE, (sampled_run){1, ALLOWED, MP_FINISH_LENGTH, -1}, "before its maximum length");
 }
 
-MP_TEST(isolation_answers_end_where_their_masks_let_them) {
+MP_TEST(isolation_completions_end_where_their_masks_allow) {
     static const struct {
         int32_t allows;
         sampled_run it;
@@ -170,7 +172,7 @@ MP_TEST(isolation_answers_end_where_their_masks_let_them) {
         MP_CHECK_INT(plan(&m, 1), 1);
         step(&m, MP_OUTCOME_WAIT_MASK, &allowed, -1);
         if (rows[i].allows >= 0)
-            bring(&m, 0, 1, rows[i].allows);
+            add_mask(&m, 0, 1, rows[i].allows);
         MP_CHECK_INT(plan(&m, 1), 1);
         step(&m, rows[i].it.finish ? MP_OUTCOME_DONE : MP_OUTCOME_MORE, &rows[i].it, -1);
         MP_CHECK_HAS(why_lost(&m), rows[i].why);
@@ -179,13 +181,13 @@ MP_TEST(isolation_answers_end_where_their_masks_let_them) {
     }
 }
 
-/* A process may say that it waits only while nothing was sent that it could go on with. */
-MP_TEST(isolation_waits_for_masks_end) {
+/* A process may report that it waits for a mask only if the parent has not sent the mask it needs. */
+MP_TEST(isolation_mask_waits_without_reason_are_refused) {
     static masked_scene m;
     for (int way = 0; way < 4; way++) {
         const sampled_run both[] = {allowed, allowed}, second[] = {nothing, allowed};
         begin(&m, 2, way != 3, false);
-        if (way == 0 || way == 3) { /* the first mask is there; there is none at all */
+        if (way == 0 || way == 3) { /* the first mask was sent; or the request has no masks */
             plan(&m, 0);
             MP_CHECK_HAS(why_lost(&m), "a plan is empty");
             end(&m);
@@ -195,7 +197,7 @@ MP_TEST(isolation_waits_for_masks_end) {
         MP_CHECK_INT(step(&m, MP_OUTCOME_WAIT_MASK, both, -1), MP_OUTCOME_WAIT_MASK);
         MP_CHECK_INT(plan(&m, 0), 0);
         MP_CHECK(m.s.plan.masks && !*why_lost(&m));
-        bring(&m, 1, 1, ALLOWED);
+        add_mask(&m, 1, 1, ALLOWED);
         if (way == 1) {
             plan(&m, 0);
             MP_CHECK_HAS(why_lost(&m), "a plan is empty");
@@ -207,12 +209,12 @@ MP_TEST(isolation_waits_for_masks_end) {
         }
         end(&m);
     }
-    begin(&m, 1, false, false); /* and only a call that has masks waits for one */
+    begin(&m, 1, false, false); /* only a request with masks waits for one */
     MP_CHECK_INT(plan(&m, 1), 1);
     MP_CHECK_INT(step(&m, MP_OUTCOME_WAIT_MASK, &allowed, -1), MP_OUTCOME_FAILED);
     MP_CHECK_HAS(why_lost(&m), "without masks waits for a mask");
     end(&m);
-    begin(&m, 1, true, false); /* steps that give nothing, though the mask is there */
+    begin(&m, 1, true, false); /* steps without progress although the mask was sent */
     int steps = 0;
     for (; !*why_lost(&m) && steps < 1000; steps++) {
         plan(&m, 1);
@@ -223,7 +225,7 @@ MP_TEST(isolation_waits_for_masks_end) {
     end(&m);
 }
 
-/* What a process is told of a call that goes on: each mask once, for the token that is next. */
+/* The parent sends a running request each mask once, for the next token. */
 MP_TEST(isolation_masks_are_sent_once) {
     static masked_scene m;
     static mp_wire_in in;
@@ -233,7 +235,7 @@ MP_TEST(isolation_masks_are_sent_once) {
         uint64_t speed[MP_MODEL_SPEEDS];
         uint32_t bits[WORDS];
         if (round == 2)
-            bring(&m, 0, 1, END);
+            add_mask(&m, 0, 1, END);
         MP_CHECK_INT(plan(&m, 1), 1);
         MP_CHECK(mp_wire_receive(&in, &m.s.p.child, false) && in.kind == MP_FRAME_PLAN);
         mp_get_u64(&in);
@@ -241,7 +243,7 @@ MP_TEST(isolation_masks_are_sent_once) {
         mp_get_u64(&in);
         MP_CHECK_INT(mp_get_u32(&in), 1);
         mp_get_u32(&in);
-        const bool comes = round % 2 == 0; /* the first, then that for the second token */
+        const bool comes = round % 2 == 0; /* the first mask, then the second token's */
         MP_CHECK_INT(mp_get_u8(&in), comes);
         if (comes)
             MP_CHECK(mp_get(&in, bits, sizeof bits) && bits[0] == 1u << (round ? END : ALLOWED));
@@ -252,9 +254,9 @@ MP_TEST(isolation_masks_are_sent_once) {
     end(&m);
 }
 
-MP_TEST(isolation_records_are_of_the_tokens_that_were_sampled) {
+MP_TEST(isolation_capture_records_match_the_sampled_tokens) {
     static const struct {
-        int count, sampled; /* tokens that a first step brings, and for how many there are records */
+        int count, recorded; /* tokens of the first step, and number of tokens with records */
         bool fine;
     } rows[] = {{1, 1, true}, {1, 2, true}, {0, 1, true}, {0, 0, true}, {2, 1, false}, {1, 3, false}, {0, 2, false}};
     static masked_scene m;
@@ -262,24 +264,25 @@ MP_TEST(isolation_records_are_of_the_tokens_that_were_sampled) {
         const sampled_run it = {rows[i].count, ALLOWED, MP_FINISH_NONE, -1};
         begin(&m, 1, false, true);
         MP_CHECK_INT(plan(&m, 1), 1);
-        step(&m, MP_OUTCOME_MORE, &it, rows[i].sampled);
+        step(&m, MP_OUTCOME_MORE, &it, rows[i].recorded);
         MP_CHECK_INT(!m.s.engine->lost(m.s.engine), rows[i].fine);
-        MP_CHECK_INT(m.call->capture.sampled, rows[i].fine ? (uint32_t)rows[i].sampled : 0);
+        MP_CHECK_INT(m.call->capture.sampled, rows[i].fine ? (uint32_t)rows[i].recorded : 0);
         if (!rows[i].fine)
             MP_CHECK_HAS(why_lost(&m), "captured records do not match the sampled tokens");
         for (uint32_t f = 0; f < m.call->capture.sampled * mp_capture_floats(&m.call->capture); f++)
             MP_CHECK(m.call->capture.data[f] == (float)f);
-        if (rows[i].fine && rows[i].sampled) { /* none is taken back */
+        if (rows[i].fine && rows[i].recorded) { /* no record is taken back */
             MP_CHECK_INT(plan(&m, 1), 1);
-            step(&m, MP_OUTCOME_MORE, &nothing, rows[i].sampled - 1);
+            step(&m, MP_OUTCOME_MORE, &nothing, rows[i].recorded - 1);
             MP_CHECK_HAS(why_lost(&m), "captured records do not match the sampled tokens");
         }
         end(&m);
     }
 }
 
-/* Each byte of a step with a mask and one with records: found right, or nothing of it is seen. */
-MP_TEST_SECONDS(isolation_masked_answers_with_any_byte_changed_are_right_or_refused, 60) {
+/* Change each byte of a step with a mask, and of one with records: the result is correct, or nothing of it is
+ * published. */
+MP_TEST_SECONDS(isolation_masked_completions_with_a_changed_byte_are_correct_or_refused, 60) {
     static const uint8_t changes[] = {1, 2, 8, 128, 255};
     static masked_scene m;
     for (int captured = 0; captured < 2; captured++) {

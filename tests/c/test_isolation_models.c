@@ -1,4 +1,5 @@
-/* Real models in processes of their own: the same bytes as here, whatever is preempted and wherever it goes on. */
+/* Real models in worker processes: the same bytes as in this process, with any preemption and in whichever process a
+ * request continues. */
 #include <dirent.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -34,7 +35,7 @@ static void make_job(const tiny_model *model, tiny_job *job, int index) {
     tiny_job_make(model, job, &args, 0);
 }
 
-/* All that a caller can see of an answer. */
+/* Hash everything that a caller sees of a completion. */
 static uint64_t hash_of(const tiny_job *job) {
     const mp_text_request *call = job->call;
     uint64_t hash = 14695981039346656037u;
@@ -74,7 +75,7 @@ static void run_to_end(mp_engine *engine, mp_lease *lease, tiny_job *job) {
     engine->ops->retire(engine, &job->item);
 }
 
-MP_TEST_SECONDS(isolation_texts_are_the_same_bytes_wherever_they_go_on, 120) {
+MP_TEST_SECONDS(isolation_texts_have_the_same_bytes_in_any_process, 120) {
     static const mp_dtype types[] = {MP_Q8_0, MP_Q4_1, MP_Q6_K};
     uint64_t expected[ITEMS];
     tiny_model here;
@@ -105,7 +106,7 @@ MP_TEST_SECONDS(isolation_texts_are_the_same_bytes_wherever_they_go_on, 120) {
             for (int i = 0; i < ITEMS; i++) {
                 if (jobs[i].done)
                     continue;
-                if (home[i] >= 0 && mp_test_random_u64(&random) % 7 == 0) { /* leaves, to go on anywhere */
+                if (home[i] >= 0 && mp_test_random_u64(&random) % 7 == 0) { /* leave this engine; continue in any */
                     it.engine[home[i]]->ops->preempt(it.engine[home[i]], &jobs[i].item);
                     home[i] = -1;
                 }
@@ -146,7 +147,7 @@ MP_TEST_SECONDS(isolation_texts_are_the_same_bytes_wherever_they_go_on, 120) {
     tiny_unload(&here);
 }
 
-/* Whose vectors of tokens do not fit into one frame, and which is finished in several steps and two processes. */
+/* Check a request whose token vectors exceed one frame, and which finishes over several steps in two processes. */
 static void check_embedding(mp_model *here, mp_engine *engine, isolated *it, mp_lease *lease, uint8_t output) {
     enum { TEXTS = 40 };
     static int32_t ids[TEXTS * 40];
@@ -172,7 +173,7 @@ static void check_embedding(mp_model *here, mp_engine *engine, isolated *it, mp_
             mp_engine *with = k ? it->engine[turn % 2] : engine;
             mp_plan plan;
             MP_CHECK_OK(with->ops->admit(with, &item, &error), &error);
-            with->ops->plan(with, items, 1, 1, &plan); /* as little as can be */
+            with->ops->plan(with, items, 1, 1, &plan); /* the smallest amount */
             with->ops->step(with, k ? &it->lease : lease, &plan, outcomes);
             MP_CHECK(outcomes[0] == MP_OUTCOME_MORE || outcomes[0] == MP_OUTCOME_DONE);
             if (outcomes[0] == MP_OUTCOME_MORE)
@@ -188,7 +189,7 @@ static void check_embedding(mp_model *here, mp_engine *engine, isolated *it, mp_
         mp_request_destroy(&calls[k]->base);
 }
 
-MP_TEST_SECONDS(isolation_vectors_are_the_same_bytes_wherever_they_go_on, 60) {
+MP_TEST_SECONDS(isolation_vectors_have_the_same_bytes_in_any_process, 60) {
     static const mp_compute classes[] = {MP_COMPUTE_F32, MP_COMPUTE_I8};
     for (size_t i = 0; i < sizeof classes / sizeof *classes; i++) {
         tiny_model here;
@@ -202,7 +203,7 @@ MP_TEST_SECONDS(isolation_vectors_are_the_same_bytes_wherever_they_go_on, 60) {
     }
 }
 
-/* As much of everything as a call may have; one of them more than it may. */
+/* Requests at every limit, and requests that exceed one limit. */
 enum { ALL_WITHIN, MORE_CHOICES, MORE_STOPS, MORE_STOP_BYTES, MORE_STOP_IDS, MORE_BIASES, MORE_LOGPROBS, EXCESSES };
 
 static mp_status make_largest(int excess, mp_text_request **call, mp_error *error) {
@@ -235,7 +236,7 @@ static mp_status make_largest(int excess, mp_text_request **call, mp_error *erro
     return mp_text_request_create(&args, call, error);
 }
 
-MP_TEST_SECONDS(isolation_the_largest_call_that_can_be_made_crosses, 60) {
+MP_TEST_SECONDS(isolation_the_largest_request_is_transferred, 60) {
     static const mp_dtype types[] = {MP_Q8_0};
     uint64_t hash[2];
     mp_error error;
@@ -259,7 +260,7 @@ MP_TEST_SECONDS(isolation_the_largest_call_that_can_be_made_crosses, 60) {
     tiny_unload(&here);
 }
 
-MP_TEST(isolation_calls_beyond_the_limits_are_never_made) {
+MP_TEST(isolation_requests_beyond_the_limits_are_refused) {
     static const int64_t offsets[] = {0, 1};
     static const int32_t ids[] = {1};
     mp_text_request *call;
@@ -274,7 +275,7 @@ MP_TEST(isolation_calls_beyond_the_limits_are_never_made) {
     MP_CHECK_HAS(error.message, "allowed: 1 to 16777216");
 }
 
-MP_TEST(isolation_what_processes_cannot_do_is_refused) {
+MP_TEST(isolation_prompt_logits_are_refused) {
     static const mp_dtype types[] = {MP_Q8_0};
     static const int32_t prompt[] = {1};
     mp_text_args args = {.n_prompt = 1, .prompt = prompt, .n_choices = 1, .want_prompt_logits = true,
@@ -300,7 +301,7 @@ static bool computes(const char *task) { /* a sanitizer has threads of its own *
     return strcmp(name, "mpool-compute\n") == 0;
 }
 
-/* How many of the compute threads of a process are bound to these CPUs, and to no others. */
+/* Return how many compute threads of a process are bound to exactly these CPUs. */
 static int helpers_at(int process, const mp_cpu_set *cpus) {
     char path[64], line[256];
     int count = 0;
@@ -332,7 +333,7 @@ static int helpers_at(int process, const mp_cpu_set *cpus) {
     return count;
 }
 
-MP_TEST_SECONDS(isolation_processes_compute_where_their_threads_are, 60) {
+MP_TEST_SECONDS(isolation_processes_compute_on_their_leased_cpus, 60) {
     enum { THREADS = 4, A_NODE = 2, BOTH = 2 };
     static const int rounds[] = {0, 1, BOTH, 1, 0, BOTH, 1, BOTH};
     static const mp_dtype types[] = {MP_Q8_0};
@@ -360,7 +361,7 @@ MP_TEST_SECONDS(isolation_processes_compute_where_their_threads_are, 60) {
         run_to_end(it.engine[0], &it.lease, &job);
         mp_request_destroy(&job.call->base);
         mp_team_return(&it.lease);
-        if (both) /* also those that were at one node before */
+        if (both) /* threads that were at one node before count as well */
             MP_CHECK_INT(helpers_at(it.engine[0]->process, &all), THREADS - 1);
         else
             MP_CHECK(helpers_at(it.engine[0]->process, &node[first]) >= A_NODE - 1);

@@ -1,4 +1,4 @@
-/* Child processes and shared memory by themselves, and a whole registry whose workers are processes that get killed. */
+/* Child processes and shared memory alone, and a whole registry whose worker processes are killed. */
 #include <dirent.h>
 #include <errno.h>
 #include <signal.h>
@@ -38,7 +38,7 @@ static int open_files(void) {
     return count;
 }
 
-MP_TEST(isolation_processes_tell_how_they_ended) {
+MP_TEST(isolation_processes_report_how_they_ended) {
     mp_process process;
     char how[96];
     start(&process, "exit");
@@ -51,7 +51,7 @@ MP_TEST(isolation_processes_tell_how_they_ended) {
     mp_process_how(&process, how, sizeof how);
     MP_CHECK_STR(how, "runs");
     kill(process.pid, SIGSTOP);
-    MP_CHECK(mp_process_alive(&process)); /* standing still is not dead */
+    MP_CHECK(mp_process_alive(&process)); /* a stopped process is alive */
     kill(process.pid, SIGKILL);
     until_dead(&process);
     mp_process_how(&process, how, sizeof how);
@@ -60,7 +60,7 @@ MP_TEST(isolation_processes_tell_how_they_ended) {
     MP_CHECK(waitpid(-1, NULL, WNOHANG) < 0 && errno == ECHILD);
 }
 
-MP_TEST(isolation_killing_reaps_also_one_that_is_stopped) {
+MP_TEST(isolation_kill_reaps_a_stopped_process) {
     int before = open_files();
     for (int i = 0; i < 20; i++) {
         mp_process process;
@@ -69,13 +69,13 @@ MP_TEST(isolation_killing_reaps_also_one_that_is_stopped) {
             kill(process.pid, SIGSTOP);
         mp_process_kill(&process);
         MP_CHECK(!mp_process_alive(&process));
-        mp_process_kill(&process); /* again */
+        mp_process_kill(&process); /* a second kill does nothing */
     }
     MP_CHECK(waitpid(-1, NULL, WNOHANG) < 0 && errno == ECHILD);
     MP_CHECK_INT(open_files(), before);
 }
 
-MP_TEST(isolation_a_process_that_somebody_else_waited_for_is_dead) {
+MP_TEST(isolation_a_process_that_was_reaped_elsewhere_is_dead) {
     mp_process process;
     start(&process, "exit");
     int pid = process.pid;
@@ -104,7 +104,7 @@ MP_TEST(isolation_a_forked_child_leaves_its_parents_processes_alone) {
     mp_process_kill(&process);
 }
 
-MP_TEST(isolation_programs_that_are_not_there_are_refused) {
+MP_TEST(isolation_missing_programs_are_refused) {
     static const char *argv[] = {"/nowhere/at/all", NULL};
     mp_process_command command = {.argv = argv, .envp = argv, .fds = {0, 0, 0}};
     mp_process process;
@@ -143,7 +143,7 @@ MP_TEST(isolation_frozen_memory_cannot_be_written) {
     MP_CHECK_STATUS(mp_shm_map(&other, plain[0], 100, false, &error), MP_INTEGRITY, &error);
     close(plain[1]);
     pid_t child = fork();
-    if (child == 0) { /* this process cannot either */
+    if (child == 0) { /* a forked child cannot write either */
         signal(SIGSEGV, segfault_is_right);
         *(volatile uint8_t *)shm.data = 1;
         _exit(1);
@@ -160,7 +160,7 @@ static mp_status share(void *arg, mp_error *error) {
     mp_shm shm;
     struct stat info;
     mp_status status = mp_shm_create(&shm, *(size_t *)arg, MP_TAG_WEIGHTS, "mpool-test", error);
-    if (status == MP_OK) { /* nobody will be told later that there is not so much */
+    if (status == MP_OK) { /* the memory is allocated now: a later write cannot fail */
         MP_CHECK_INT(fstat(shm.fd, &info), 0);
         MP_CHECK((size_t)info.st_blocks * 512 >= *(size_t *)arg);
     } else {
@@ -171,13 +171,13 @@ static mp_status share(void *arg, mp_error *error) {
     return status;
 }
 
-MP_TEST(isolation_shared_memory_is_there) {
+MP_TEST(isolation_shared_memory_is_allocated_at_once) {
     mp_error error;
     for (size_t bytes = 1; bytes < 50000000; bytes = bytes * 7 + 3)
         MP_CHECK_OK(share(&bytes, &error), &error);
 }
 
-MP_TEST(isolation_shared_memory_that_is_not_there_is_refused) {
+MP_TEST(isolation_refused_shared_memory_is_an_error) {
     size_t bytes = 40000000;
     int before = open_files();
     MP_CHECK_INT(mp_test_fault_sweep(MP_FAULT_PAGES, share, &bytes), 3);
@@ -193,8 +193,8 @@ static void poke(void *pid) {
 
 static void ignore(int number) { (void)number; }
 
-/* Signals to this process do not make others dead. */
-MP_TEST(isolation_looks_are_interrupted) {
+/* A signal to this process does not make it take others for dead. */
+MP_TEST(isolation_polls_survive_interruptions) {
     mp_process process;
     pid_t self = getpid();
     mp_thread thread;
@@ -211,7 +211,7 @@ MP_TEST(isolation_looks_are_interrupted) {
     mp_process_kill(&process);
 }
 
-/* ---- a registry whose workers are processes ---- */
+/* ---- a registry with worker processes ---------------------------------------------------------------------------- */
 
 enum { CALLERS = 3, ROUNDS = 8 };
 
@@ -243,7 +243,7 @@ static void caller(void *arg) {
     for (int i = 0; i < ROUNDS; i++) {
         mp_error error;
         mp_status status = ask(c->registry, 40 + 13 * i, 8, &error);
-        /* MODEL: two of the three that are killed had this very text */
+        /* MODEL: two of the three killed requests had this text */
         bool lost = status == MP_RECV || status == MP_MODEL;
         atomic_fetch_add(status == MP_OK ? &c->ok : lost ? &c->lost : &c->other, 1);
         if (status != MP_OK && !lost)
@@ -281,7 +281,7 @@ MP_TEST_SECONDS(isolation_a_registry_survives_its_processes, 120) {
     for (int kills = 0; atomic_load(&c.left); kills++) {
         usleep(20000);
         int countdown = (int)(mp_test_random_u64(&random) % 3);
-        if (kills < 3) /* more within a minute, and the model is given up */
+        if (kills < 3) /* more within a minute would break the model */
             mp_registry_visit(c.registry, kill_one, &countdown);
         MP_CHECK(kills < 5000);
     }
@@ -295,7 +295,7 @@ MP_TEST_SECONDS(isolation_a_registry_survives_its_processes, 120) {
     MP_CHECK(waitpid(-1, NULL, WNOHANG) < 0 && errno == ECHILD); /* no process, no zombie */
 }
 
-/* Descriptors of other processes. */
+/* Count descriptors of other processes. */
 static int process_handles(void) {
     DIR *directory = opendir("/proc/self/fd");
     int count = 0;
@@ -313,8 +313,7 @@ static int process_handles(void) {
 
 static void take_info(void *arg, const mp_entry_info *info) { *(mp_entry_info *)arg = *info; }
 
-/* The child of a fork has none of its parent's worker processes: nothing that was charged for them, no descriptor. It
- * starts its own. */
+/* A forked child has none of its parent's worker processes: no charged memory and no descriptors. It starts its own. */
 MP_TEST_SECONDS(isolation_a_forked_child_starts_without_processes, 60) {
 #if defined(__SANITIZE_THREAD__)
     MP_SKIP("TSan starts no threads in a forked child");
@@ -355,7 +354,7 @@ MP_TEST_SECONDS(isolation_a_forked_child_starts_without_processes, 60) {
     int status;
     MP_CHECK_INT(waitpid(child, &status, 0), child);
     MP_CHECK_INT(status, 0);
-    mp_registry_get_stats(registry, &after); /* the parent is untouched */
+    mp_registry_get_stats(registry, &after); /* the parent is unaffected */
     MP_CHECK_INT(after.memory_used, before.memory_used);
     MP_CHECK_INT(process_handles(), handles);
     MP_CHECK_OK(ask(registry, 20, 4, &error), &error);
@@ -387,7 +386,7 @@ static mp_status sweep(void *arg, mp_error *error) {
     return status;
 }
 
-MP_TEST_SECONDS(isolation_no_time_at_all_to_start, 60) {
+MP_TEST_SECONDS(isolation_starts_without_time_time_out, 60) {
     static const mp_dtype types[] = {MP_Q8_0};
     mp_error error;
     MP_CHECK_OK(mp_cpu_init("", &error), &error);
@@ -427,7 +426,7 @@ MP_TEST_SECONDS(isolation_survives_refused_memory, 120) {
     MP_CHECK_OK(mp_cpu_init("", &error), &error);
     mp_kernels_init();
     mp_spec *spec = tiny_decoder_spec(types, 1, 9);
-    MP_CHECK_OK(sweep(spec, &error), &error); /* what the spec remembers of its files is there from now on */
+    MP_CHECK_OK(sweep(spec, &error), &error); /* fills the spec's cache of its files */
     mp_test_alloc_sweep(sweep, spec);
     mp_spec_unpin(spec);
 }

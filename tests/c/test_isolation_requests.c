@@ -1,11 +1,11 @@
-/* test_isolation_requests.c: every input of a request reaches a worker process as it was given. */
+/* test_isolation_requests.c: every input of a request reaches a worker process unchanged. */
 #include <stdlib.h>
 
 #include "isolation/capability_wire.h"
 #include "isolation_scene.h"
 
-/* Sends the request through a channel, with the byte `at` of the message changed unless it is -1, and compares what
- * comes out by its fingerprint. *got: the request in the child, or NULL if it was refused. */
+/* Send the request through a channel and compare the fingerprint of the decoded request. at: byte of the message to
+ * change, -1 = none. *got: out, the request in the child, or NULL if it was refused. */
 static size_t cross(mp_request *request, int at, mp_request **got) {
     static mp_wire_out out;
     static mp_wire_in in;
@@ -34,8 +34,9 @@ static size_t cross(mp_request *request, int at, mp_request **got) {
     return bytes;
 }
 
-/* As it is, then with each byte changed: refused or made, and freed. `count`: of a count in 64 bits, which would let
- * the child allocate gigabytes, as it believes its parent; or -1. */
+/* Send the request unchanged, then with each byte changed: it is refused, or made and freed. count: offset of a 64-bit
+ * count whose high bytes stay unchanged, or -1: the child trusts its parent's counts, and a huge one would allocate
+ * gigabytes. */
 static void cross_changed(mp_request *request, int count, mp_request **whole) {
     const size_t bytes = cross(request, -1, whole);
     for (size_t at = 0; at < bytes; at++) {

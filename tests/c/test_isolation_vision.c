@@ -1,5 +1,5 @@
-/* Decoders that read images in processes of their own: the same bytes wherever a call goes on, also within an image and
- * after the process that looked at it was killed; and answers that lie. */
+/* Vision decoders in worker processes: the same bytes wherever a request continues, also within an image and after the
+ * process that encoded the image was killed; and false results. */
 #include <signal.h>
 
 #include "isolated_fixture.h"
@@ -8,7 +8,7 @@
 
 /* ---- real processes ---------------------------------------------------------------------------------------------- */
 
-/* Without the logits of the whole prompt, which stay in a process. */
+/* Make a job without the logits of the whole prompt, which cannot leave a process. */
 static void make_job(mp_model *model, tiny_job *job, int index) {
     mp_error error;
     uint64_t cost;
@@ -22,18 +22,18 @@ static void make_job(mp_model *model, tiny_job *job, int index) {
     MP_CHECK_OK(model->ops->check(model, job->item.call, &cost, &job->item.total, &error), &error);
 }
 
-/* Takes a step of about so much time with a few items; how many of them are done. *looked: part of an image was
- * computed. */
-static int step(isolated *it, int which, mp_item **items, int n, uint64_t budget_ns, bool *looked) {
+/* Run a step of about this time with these items; return the number of finished ones. *image_step: out, true if a
+ * part of an image was computed. */
+static int step(isolated *it, int which, mp_item **items, int n, uint64_t budget_ns, bool *image_step) {
     mp_engine *engine = it->engine[which];
     mp_plan plan;
     mp_outcome outcomes[MP_PLAN_MAX];
     int done = 0;
     engine->ops->plan(engine, items, n, budget_ns, &plan);
     MP_CHECK(plan.count >= 1);
-    *looked = false;
+    *image_step = false;
     for (int p = 0; p < plan.count; p++)
-        *looked |= plan.amount[p] == 0;
+        *image_step |= plan.amount[p] == 0;
     engine->ops->step(engine, &it->lease, &plan, outcomes);
     if (engine->lost(engine))
         MP_FAIL("lost: %s", engine->lost(engine)->message);
@@ -74,7 +74,7 @@ static void alone(mp_spec *spec, uint64_t *hashes) {
 static void check_moves(const tiny_kind *kind) {
     static const mp_dtype floats[] = {MP_F32};
     uint64_t expected[ITEMS];
-    int looks = 0; /* of the first seed, mostly: what was looked at is kept */
+    int image_steps = 0; /* counts mostly the first seed's: later ones find the images cached */
     mp_error error;
     isolated it;
     mp_spec *spec = tiny_decoder_spec_as(kind, floats, 1, 42, -1);
@@ -91,11 +91,11 @@ static void check_moves(const tiny_kind *kind) {
         for (int open = ITEMS; open > 0;) {
             int which = (int)(mp_test_random_u64(&random) % 2), n = 0;
             mp_item *items[ITEMS];
-            bool looked;
+            bool image_step;
             for (int i = 0; i < ITEMS; i++) {
                 if (jobs[i].done)
                     continue;
-                if (home[i] >= 0 && mp_test_random_u64(&random) % 11 == 0) { /* leaves, to go on anywhere */
+                if (home[i] >= 0 && mp_test_random_u64(&random) % 11 == 0) { /* leave this engine; continue in any */
                     it.engine[home[i]]->ops->preempt(it.engine[home[i]], &jobs[i].item);
                     home[i] = -1;
                 }
@@ -108,8 +108,8 @@ static void check_moves(const tiny_kind *kind) {
             }
             if (n == 0)
                 continue;
-            open -= step(&it, which, items, n, mp_test_random_u64(&random) % 2 * 1000000 + 1, &looked);
-            looks += looked;
+            open -= step(&it, which, items, n, mp_test_random_u64(&random) % 2 * 1000000 + 1, &image_step);
+            image_steps += image_step;
         }
         for (int i = 0; i < ITEMS; i++) {
             if (tiny_job_hash(&jobs[i]) != expected[i])
@@ -117,14 +117,14 @@ static void check_moves(const tiny_kind *kind) {
             mp_request_destroy(&jobs[i].call->base);
         }
     }
-    MP_CHECK(looks >= 5); /* as many images as there are, in one process or the other */
+    MP_CHECK(image_steps >= 5); /* at least one for each image, in either process */
     MP_CHECK(tile_rows < ROWS || it.engine[0]->prefix->hits + it.engine[1]->prefix->hits > 0);
     isolated_unload(&it);
     mp_spec_unpin(spec);
 }
 
-MP_TEST_SECONDS(isolation_visions_are_the_same_bytes_wherever_they_go_on, 120) { check_moves(&llava_kind); }
-MP_TEST_SECONDS(isolation_visions_with_windows_are_the_same_bytes, 120) {
+MP_TEST_SECONDS(isolation_vision_has_the_same_bytes_in_any_process, 120) { check_moves(&llava_kind); }
+MP_TEST_SECONDS(isolation_vision_with_windows_has_the_same_bytes_in_any_process, 120) {
     tile_rows = ROWS / 4;
     halves = true;
     check_moves(&axial_kind);
@@ -132,8 +132,8 @@ MP_TEST_SECONDS(isolation_visions_with_windows_are_the_same_bytes, 120) {
 
 enum { LARGE = 96 * PATCH, SEEN = 100, ALL = 100000 };
 
-/* A call with an image of 9,216 patches, some rows of which its prompt has: that takes many times the least that a step
- * may take. */
+/* Make a request with an image of 9,216 patches; its prompt has rows of SEEN of them. The image takes many times the
+ * shortest step. */
 static void make_large(mp_model *model, tiny_job *job) {
     static uint8_t pixels[LARGE * LARGE * 3];
     static const uint8_t key[MP_IMAGE_KEY] = {9};
@@ -160,19 +160,20 @@ static void make_large(mp_model *model, tiny_job *job) {
     MP_CHECK_OK(model->ops->check(model, job->item.call, &cost, &job->item.total, &error), &error);
 }
 
-/* Steps with one call until `looks` of them were for its image, or it has written so much; returns the looks. */
-static int go_on(isolated *it, int which, tiny_job *job, int looks, uint32_t tokens) {
+/* Run steps with one request until `image_steps` of them computed its image, or it has `tokens` tokens; return the
+ * number of image steps. */
+static int run_steps(isolated *it, int which, tiny_job *job, int image_steps, uint32_t tokens) {
     mp_item *items[1] = {&job->item};
     int found = 0;
-    for (bool looked; !job->done && found < looks && job->call->choices[0].token_count < tokens;) {
-        step(it, which, items, 1, 1, &looked);
-        found += looked;
+    for (bool image_step; !job->done && found < image_steps && job->call->choices[0].token_count < tokens;) {
+        step(it, which, items, 1, 1, &image_step);
+        found += image_step;
     }
     return found;
 }
 
-/* A process dies within a step with one call, which it leaves. */
-static void die(isolated *it, tiny_job *job, bool within_image) {
+/* Kill a process within a step of one request, which leaves it. */
+static void kill_process(isolated *it, tiny_job *job, bool within_image) {
     mp_engine *engine = it->engine[0];
     mp_item *items[1] = {&job->item};
     mp_plan plan;
@@ -186,13 +187,14 @@ static void die(isolated *it, tiny_job *job, bool within_image) {
     MP_CHECK_INT(job->item.error.code, MP_RECV);
     MP_CHECK(engine->lost(engine) != NULL);
     MP_CHECK_INT(job->call->choices[0].token_count, written);
-    MP_CHECK_INT(job->call->base.seen(&job->call->base), !within_image); /* then its caller may have seen a token */
+    MP_CHECK_INT(job->call->base.seen(&job->call->base), !within_image); /* after the prompt its caller may have seen a
+                                                                          * token */
     engine->ops->preempt(engine, &job->item);
 }
 
-/* An image is computed once in a process, also for another call; in another process, again. A process that dies in the
- * middle of an image, or of an answer, leaves a call that another one ends with the same bytes. */
-MP_TEST_SECONDS(isolation_visions_look_once_and_outlive_a_process, 120) {
+/* A process computes an image once, also for another request; another process computes it again. If a process dies
+ * within an image, or within a completion, another process finishes the request with the same bytes. */
+MP_TEST_SECONDS(isolation_vision_encodes_an_image_once_and_survives_a_process, 120) {
     static const mp_dtype floats[] = {MP_F32};
     uint64_t expected = 0;
     mp_error error;
@@ -204,11 +206,11 @@ MP_TEST_SECONDS(isolation_visions_look_once_and_outlive_a_process, 120) {
         mp_engine *engine = it.engine[k / 2];
         make_large(it.model, &job);
         MP_CHECK_OK(engine->ops->admit(engine, &job.item, &error), &error);
-        int looks = go_on(&it, k / 2, &job, ALL, UINT32_MAX);
+        int image_steps = run_steps(&it, k / 2, &job, ALL, UINT32_MAX);
         if (k == 1)
-            MP_CHECK_INT(looks, 0);
+            MP_CHECK_INT(image_steps, 0);
         else
-            MP_CHECK(looks > 2 && (uint64_t)looks <= job.call->images.most_parts);
+            MP_CHECK(image_steps > 2 && (uint64_t)image_steps <= job.call->images.most_parts);
         MP_CHECK(job.done && (k == 0 || tiny_job_hash(&job) == expected));
         expected = tiny_job_hash(&job);
         mp_request_destroy(&job.call->base);
@@ -220,12 +222,12 @@ MP_TEST_SECONDS(isolation_visions_look_once_and_outlive_a_process, 120) {
         make_large(it.model, &job);
         MP_CHECK_OK(it.engine[0]->ops->admit(it.engine[0], &job.item, &error), &error);
         if (answer)
-            go_on(&it, 0, &job, ALL, 2);
+            run_steps(&it, 0, &job, ALL, 2);
         else
-            MP_CHECK_INT(go_on(&it, 0, &job, 1, 1), 1);
-        die(&it, &job, !answer);
+            MP_CHECK_INT(run_steps(&it, 0, &job, 1, 1), 1);
+        kill_process(&it, &job, !answer);
         MP_CHECK_OK(it.engine[1]->ops->admit(it.engine[1], &job.item, &error), &error);
-        MP_CHECK(go_on(&it, 1, &job, ALL, UINT32_MAX) > 2); /* from the image's beginning */
+        MP_CHECK(run_steps(&it, 1, &job, ALL, UINT32_MAX) > 2); /* from the start of the image */
         MP_CHECK(job.done && tiny_job_hash(&job) == expected);
         mp_request_destroy(&job.call->base);
         isolated_unload(&it);
@@ -233,7 +235,7 @@ MP_TEST_SECONDS(isolation_visions_look_once_and_outlive_a_process, 120) {
     mp_spec_unpin(spec);
 }
 
-MP_TEST(isolation_visions_that_stay_are_refused) {
+MP_TEST(isolation_vision_with_prompt_logits_is_refused) {
     static const mp_dtype floats[] = {MP_F32};
     isolated it;
     mp_error error;
@@ -247,15 +249,16 @@ MP_TEST(isolation_visions_that_stay_are_refused) {
     MP_CHECK(call->want_prompt_logits);
     MP_CHECK_STATUS(it.model->ops->check(it.model, &call->base, &cost, &total, &error), MP_UNSUPPORTED, &error);
     call->want_prompt_logits = false;
-    call->images.sizes[0] += PATCH; /* what is wrong with images the parent says itself */
+    call->images.sizes[0] += PATCH; /* the parent itself refuses invalid images */
     MP_CHECK_STATUS(it.model->ops->check(it.model, &call->base, &cost, &total, &error), MP_INVALID_ARGUMENT, &error);
     mp_request_destroy(&call->base);
     isolated_unload(&it);
     mp_spec_unpin(spec);
 }
 
-/* What is set aside for a process is what its engine needs for one image of its size, and for texts beside it. */
-MP_TEST(isolation_visions_get_memory_for_an_image) {
+/* The memory reserved for a process is that of its engine for one image of the model's size, and for texts beside
+ * it. */
+MP_TEST(isolation_vision_reserves_memory_for_an_image) {
     static const mp_dtype floats[] = {MP_F32};
     uint64_t model, text, image, process;
     mp_loader loader;
@@ -277,7 +280,7 @@ MP_TEST(isolation_visions_get_memory_for_an_image) {
     mp_spec_unpin(plain);
 }
 
-/* ---- answers ----------------------------------------------------------------------------------------------------- */
+/* ---- results ----------------------------------------------------------------------------------------------------- */
 
 enum { PARTS = 10, SIDE_OF_ONE = 2 };
 
@@ -300,13 +303,13 @@ static mp_text_request *small_call(bool vision) {
     return call;
 }
 
-/* A step that read so far, and no token came of it. */
+/* Compose a step that reached `cursor` without a token. */
 static void compose(scene *s, uint32_t cursor) {
     mp_wire_begin(&s->out, &s->p.child, MP_FRAME_STEP);
     mp_put_u8(&s->out, MP_OUTCOME_MORE);
     mp_put_u32(&s->out, cursor);
     mp_put_u32(&s->out, 0); /* cached */
-    mp_put_u8(&s->out, 0);  /* the prompt is not read */
+    mp_put_u8(&s->out, 0);  /* prefill is not done */
     mp_put_u8(&s->out, MP_FINISH_NONE);
     mp_put_i32(&s->out, -1);
     for (int i = 0; i < 3; i++) /* tokens; decided and end of the text */
@@ -314,8 +317,8 @@ static void compose(scene *s, uint32_t cursor) {
     put_learnt(s);
 }
 
-/* A plan may have nothing of a call but a part of its image; a text's must have something of it. */
-MP_TEST(isolation_plans_of_images_alone_are_visions) {
+/* A vision plan may hold only a part of a request's image; a text plan must hold rows of the request. */
+MP_TEST(isolation_plans_of_image_parts_alone_are_for_vision) {
     for (int vision = 0; vision < 2; vision++) {
         static scene s;
         mp_text_request *call = small_call(vision);
@@ -343,8 +346,8 @@ MP_TEST(isolation_plans_of_images_alone_are_visions) {
     }
 }
 
-/* Images take as many steps as they have parts, at most, and a process that takes more is given up. */
-MP_TEST(isolation_images_that_are_never_done_end) {
+/* An image takes at most as many steps as it has parts. A process that takes more is abandoned. */
+MP_TEST(isolation_images_that_never_finish_are_failed) {
     for (int vision = 0; vision < 2; vision++) {
         static scene s;
         mp_text_request *call = small_call(vision);
@@ -356,7 +359,7 @@ MP_TEST(isolation_images_that_are_never_done_end) {
         for (; !s.engine->lost(s.engine); steps++) {
             MP_CHECK(steps < 1000);
             answer_plan(&s, 1, false);
-            compose(&s, steps < 5 ? 0 : 1); /* it gets on once */
+            compose(&s, steps < 5 ? 0 : 1); /* progress once */
             run_step(&s);
         }
         MP_CHECK_INT(steps, 5 + 1 + most + 1);
@@ -368,9 +371,9 @@ MP_TEST(isolation_images_that_are_never_done_end) {
     }
 }
 
-/* All that may be changed in an answer to a call with images is refused or right, as of texts; its own prompt and
- * images stay as they were. */
-MP_TEST_SECONDS(isolation_visions_with_any_byte_changed_are_right_or_refused, 60) {
+/* Change each byte of the result of a request with images: it is refused or correct, as for texts. The request's prompt
+ * and images stay unchanged. */
+MP_TEST_SECONDS(isolation_vision_results_with_a_changed_byte_are_correct_or_refused, 60) {
     static const uint8_t changes[] = {1, 2, 8, 64, 128, 255, 127};
     size_t used = 1;
     int refused = 0;
@@ -399,9 +402,9 @@ MP_TEST_SECONDS(isolation_visions_with_any_byte_changed_are_right_or_refused, 60
     MP_CHECK(refused > 100);
 }
 
-/* ---- the call on its way ----------------------------------------------------------------------------------------- */
+/* ---- the request in transit -------------------------------------------------------------------------------------- */
 
-/* A call with sources, or without images, through a channel; a byte of it changed if at >= 0. */
+/* Send a request through a channel, with or without images; at >= 0: change this byte of it. */
 static mp_status cross(bool images, int at, mp_error *error) {
     static const int32_t prompt[] = {1, 2, 3, 4, 5}, sizes[] = {2, 3, 1, 1}, runs[] = {1, 2, 1, 3, 1, 1},
                          sources[] = {4, -1, 0};
@@ -447,17 +450,17 @@ static mp_status cross(bool images, int at, mp_error *error) {
     return at >= 0 ? MP_OK : status;
 }
 
-MP_TEST(isolation_calls_with_images_cross) {
+MP_TEST(isolation_requests_with_images_are_transferred) {
     mp_error error;
     for (int images = 0; images < 2; images++) {
         MP_CHECK_OK(cross(images, -1, &error), &error);
-        for (int at = 0; at < 400; at++) /* a mistake of the parent's own: it is no call, or another one */
+        for (int at = 0; at < 400; at++) /* a corrupted request is invalid, or a different one; neither may crash */
             cross(images, at, &error);
     }
 }
 
 static mp_status cross_sweep(void *arg, mp_error *error) { return cross(*(bool *)arg, -1, error); }
-MP_TEST_SECONDS(isolation_calls_with_images_survive_refused_memory, 60) {
+MP_TEST_SECONDS(isolation_requests_with_images_survive_refused_memory, 60) {
     bool images = true;
     mp_test_alloc_sweep(cross_sweep, &images);
 }

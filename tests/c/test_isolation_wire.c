@@ -1,13 +1,13 @@
-/* Frames, messages and specs as bytes: what is not whole is refused. */
+/* Frames, messages and specs as bytes: incomplete ones are refused. */
 #include "isolation/spec_codec.h"
 #include "isolation_scene.h"
 
-MP_TEST(isolation_frames_come_as_they_were_sent) {
+MP_TEST(isolation_frames_arrive_as_sent) {
     static uint8_t sent[MP_FRAME_MOST], got[MP_FRAME_MOST];
     mp_test_random random = {1};
     pair p;
     pair_init(&p);
-    for (int i = 0; i < 400; i++) { /* several times round the ring */
+    for (int i = 0; i < 400; i++) { /* wraps around the ring several times */
         size_t bytes = i % 7 == 0 ? MP_FRAME_MOST : mp_test_random_u64(&random) % 5000;
         for (size_t k = 0; k < bytes; k++)
             sent[k] = (uint8_t)mp_test_random_u64(&random);
@@ -21,12 +21,12 @@ MP_TEST(isolation_frames_come_as_they_were_sent) {
         MP_CHECK(memcmp(sent, got, bytes) == 0);
     }
     mp_frame frame;
-    MP_CHECK(!mp_channel_receive(&p.parent, false, &frame, got)); /* `never` says that nobody comes */
+    MP_CHECK(!mp_channel_receive(&p.parent, false, &frame, got)); /* `never` reports no more messages */
     MP_CHECK(p.parent.broken);
     free(p.page);
 }
 
-MP_TEST(isolation_every_flipped_byte_of_a_frame_is_found) {
+MP_TEST(isolation_every_flipped_byte_of_a_frame_is_detected) {
     static uint8_t data[100], got[MP_FRAME_MOST];
     for (size_t i = 0; i < sizeof data; i++)
         data[i] = (uint8_t)(i * 7);
@@ -42,7 +42,7 @@ MP_TEST(isolation_every_flipped_byte_of_a_frame_is_found) {
             if (at < sizeof(mp_frame) + sizeof data)
                 MP_CHECK(!ok && p.parent.broken && p.parent_error.code == MP_RECV);
             else
-                MP_CHECK(ok && memcmp(got, data, sizeof data) == 0); /* padding says nothing */
+                MP_CHECK(ok && memcmp(got, data, sizeof data) == 0); /* padding carries no data */
             free(p.page);
         }
 }
@@ -52,7 +52,7 @@ MP_TEST(isolation_torn_repeated_and_forged_frames_are_refused) {
     static const uint64_t forged[] = {1, 4, 8, 16, 23, MP_RING_BYTES + 8, UINT64_MAX, UINT64_MAX - 7, 1ull << 63};
     mp_frame frame;
     pair p;
-    for (size_t i = 0; i < sizeof forged / sizeof *forged; i++) { /* a position that cannot be */
+    for (size_t i = 0; i < sizeof forged / sizeof *forged; i++) { /* an impossible position */
         pair_init(&p);
         atomic_store(&p.page->replies.head, forged[i]);
         MP_CHECK(!mp_channel_receive(&p.parent, false, &frame, got));
@@ -66,7 +66,7 @@ MP_TEST(isolation_torn_repeated_and_forged_frames_are_refused) {
         MP_CHECK(!mp_channel_receive(&p.parent, false, &frame, got));
         free(p.page);
     }
-    for (uint32_t length = 0; length < 200; length++) { /* a length that is not what was written, well signed */
+    for (uint32_t length = 0; length < 200; length++) { /* a wrong length with a valid checksum */
         pair_init(&p);
         mp_frame made = {length == 199 ? UINT32_MAX : length, MP_FRAME_STEP, 1, 1, 0};
         uint8_t room[256] = {0};
@@ -78,7 +78,7 @@ MP_TEST(isolation_torn_repeated_and_forged_frames_are_refused) {
         MP_CHECK(ok == (length <= 64));
         free(p.page);
     }
-    pair_init(&p); /* again: the number has been */
+    pair_init(&p); /* a repeated sequence number */
     MP_CHECK(mp_channel_send(&p.child, MP_FRAME_STEP, true, data, sizeof data));
     MP_CHECK(mp_channel_receive(&p.parent, false, &frame, got));
     memcpy(p.page->replies.data + 88, p.page->replies.data, 88);
@@ -86,7 +86,7 @@ MP_TEST(isolation_torn_repeated_and_forged_frames_are_refused) {
     MP_CHECK(!mp_channel_receive(&p.parent, false, &frame, got));
     MP_CHECK_HAS(p.parent_error.message, "not the next one");
     free(p.page);
-    static const uint64_t read[] = {8, 4, UINT64_MAX, 1ull << 40}; /* it read what was never written */
+    static const uint64_t read[] = {8, 4, UINT64_MAX, 1ull << 40}; /* a reader beyond the written bytes */
     for (size_t i = 0; i < sizeof read / sizeof *read; i++) {
         pair_init(&p);
         atomic_store(&p.page->requests.tail, read[i]);
@@ -113,7 +113,7 @@ MP_TEST(isolation_errors_cross_as_printable_text) {
     MP_CHECK_STR(got.message, "NaN ?? in \xC3\xA4 ?");
     MP_CHECK_STR(got.field, "??");
     mp_wire_begin(&out, &p.child, MP_FRAME_READY);
-    mp_put_u32(&out, 7777); /* no such status */
+    mp_put_u32(&out, 7777); /* an unknown status */
     uint8_t rest[64] = {0};
     mp_put(&out, rest, sizeof rest);
     MP_CHECK(mp_wire_end(&out) && mp_wire_receive(&in, &p.parent, false));
@@ -167,7 +167,7 @@ static mp_spec *full_spec(void) {
     return copy;
 }
 
-MP_TEST(isolation_specs_come_out_as_they_went_in) {
+MP_TEST(isolation_specs_are_decoded_as_encoded) {
     mp_spec *spec = full_spec(), *decoded;
     uint8_t *bytes;
     size_t size;
@@ -185,7 +185,7 @@ MP_TEST(isolation_specs_come_out_as_they_went_in) {
     mp_free(bytes);
 }
 
-MP_TEST_SECONDS(isolation_bytes_that_are_no_spec_are_refused, 60) {
+MP_TEST_SECONDS(isolation_bytes_that_are_not_a_spec_are_refused, 60) {
     mp_spec *spec = full_spec(), *decoded;
     uint8_t *bytes;
     size_t size;
@@ -194,7 +194,7 @@ MP_TEST_SECONDS(isolation_bytes_that_are_no_spec_are_refused, 60) {
     MP_CHECK_OK(mp_spec_encode(spec, &bytes, &size, &error), &error);
     uint8_t *exact = malloc(size);
     for (size_t cut = 0; cut < size; cut += cut < 2000 ? 1 : 37) {
-        uint8_t *shorter = malloc(cut + 1); /* a reader that goes too far is seen */
+        uint8_t *shorter = malloc(cut + 1); /* ASan detects a reader beyond the end */
         memcpy(shorter, bytes, cut);
         MP_CHECK(mp_spec_decode(shorter, cut, &decoded, &error) != MP_OK && error.message[0]);
         free(shorter);

@@ -1,5 +1,5 @@
-/* Captures: every record is of its checkpoint and its token, there are exactly as many as there should be, and nothing
- * else of an answer depends on them. That no schedule changes one is in test_models_contract.c. */
+/* Captures: every record belongs to its checkpoint and its token, their number is exact, and they change no completion.
+ * test_models_contract.c checks that no schedule changes a record. */
 #include "model_fixture.h"
 #include "models/generation/speculation.h"
 #include "speculation_fixture.h"
@@ -38,9 +38,9 @@ static double sum_of_squares(const float *x, int count) {
     return sum;
 }
 
-/* The embedding is the token's row, the norm is of the last layer's output, the logits are the prompt's last; no layer
- * and no token gives what another gave. */
-MP_TEST(models_capture_records_are_what_they_say) {
+/* The embedding record is the token's row, the norm record follows from the last layer's output, and the logits are
+ * those of the last prompt row. No two layers and no two tokens give the same record. */
+MP_TEST(models_capture_records_match_their_checkpoints) {
     static const mp_dtype types[] = {MP_F32};
     tiny_model tiny;
     tiny_load(&tiny, tiny_decoder_spec(types, 1, 81), MP_COMPUTE_F32, 2);
@@ -65,7 +65,7 @@ MP_TEST(models_capture_records_are_what_they_say) {
             MP_CHECK(memcmp(record_of(call, t, r), record_of(call, t - 1, r), sizeof row) != 0);
         const float *x = record_of(call, t, TINY_LAYERS), *normed = record_of(call, t, TINY_LAYERS + 1);
         double scale = sqrt(sum_of_squares(x, TINY_HIDDEN) / TINY_HIDDEN + 1e-5);
-        for (int i = 0; t && i < TINY_HIDDEN; i++) { /* by the norm's weights, which are those of the first token */
+        for (int i = 0; t && i < TINY_HIDDEN; i++) { /* the norm's weights are those of the first token */
             double weight = normed[i] * scale / x[i], first = record_of(call, 0, TINY_LAYERS + 1)[i] *
                             sqrt(sum_of_squares(record_of(call, 0, TINY_LAYERS), TINY_HIDDEN) / TINY_HIDDEN + 1e-5) /
                             record_of(call, 0, TINY_LAYERS)[i];
@@ -78,8 +78,8 @@ MP_TEST(models_capture_records_are_what_they_say) {
     tiny_unload(&tiny);
 }
 
-/* Fewer values are the first of all of them, and an answer is the same with none. */
-MP_TEST(models_capture_changes_nothing) {
+/* Fewer values are a prefix of all values, and a completion is the same without captures. */
+MP_TEST(models_capture_changes_no_completion) {
     static const mp_dtype types[] = {MP_Q8_0, MP_Q4_0};
     static const int values[] = {ALL, 10, 0};
     enum { RUNS = sizeof values / sizeof *values };
@@ -108,8 +108,8 @@ MP_TEST(models_capture_changes_nothing) {
     tiny_unload(&tiny);
 }
 
-/* Tokens that find no room are dropped, and the others' records are the same. */
-MP_TEST(models_capture_drops_what_has_no_room) {
+/* Tokens beyond the capture's capacity are dropped; the other records are unchanged. */
+MP_TEST(models_capture_drops_tokens_beyond_its_capacity) {
     static const mp_dtype types[] = {MP_Q8_0};
     tiny_model tiny;
     mp_error error;
@@ -129,7 +129,7 @@ MP_TEST(models_capture_drops_what_has_no_room) {
     MP_CHECK(memcmp(all.call->capture.data, some.call->capture.data, tiny_capture_bytes(some.call)) == 0);
     mp_request_destroy(&all.call->base);
     mp_request_destroy(&some.call->base);
-    /* room for not even one token */
+    /* no capacity for even one token */
     mp_text_request *call;
     mp_text_args args = {.n_prompt = 1, .prompt = (const int32_t[]){5}, .n_choices = 1, .capture_values = 4,
                          .capture_records = RECORDS - 1,
@@ -142,8 +142,8 @@ MP_TEST(models_capture_drops_what_has_no_room) {
     tiny_unload(&tiny);
 }
 
-/* A row that is not finite gives no token, but its records, which show where it comes from. */
-MP_TEST(models_capture_shows_what_is_not_finite) {
+/* A non-finite row gives no token, but its records show where the value first appears. */
+MP_TEST(models_capture_records_nonfinite_rows) {
     static const mp_dtype types[] = {MP_F32};
     tiny_model tiny;
     tiny_load(&tiny, tiny_decoder_spec_as(&(tiny_kind){.arch = "llama"}, types, 1, 84, 7), MP_COMPUTE_F32, 1);
@@ -162,7 +162,7 @@ MP_TEST(models_capture_shows_what_is_not_finite) {
     tiny_unload(&tiny);
 }
 
-MP_TEST(models_capture_refuses_what_makes_no_sense) {
+MP_TEST(models_capture_refuses_invalid_arguments) {
     static const struct {
         int values, records, n;
     } wrong[] = {{-1, 100, 1}, {ALL + 1, 100, 1}, {5, 0, 1}, {5, -1, 1}, {5, 100, 2}, {0, -1, 1}};
@@ -177,7 +177,7 @@ MP_TEST(models_capture_refuses_what_makes_no_sense) {
     }
 }
 
-/* ---- what it takes of the system --------------------------------------------------------------------------------- */
+/* ---- system calls ------------------------------------------------------------------------------------------------ */
 
 #ifdef MP_SEAM
 static struct {
@@ -190,7 +190,8 @@ static void *count_alloc(size_t bytes, size_t alignment) {
     return mp_sys_real.alloc(bytes, alignment);
 }
 
-/* A microsecond a look: what is done by the clock is then done alike each time, however busy the machine is. */
+/* Advance the clock by a microsecond per call: time-dependent decisions are then the same in every run, under any
+ * load. */
 static uint64_t count_now(void) {
     asked.clocks++;
     return counting_from_ns + (uint64_t)asked.clocks * 1000;
@@ -212,15 +213,15 @@ static void *count_map(size_t bytes, int fd) {
 }
 #endif
 
-/* From its admission to its end a call that is captured asks the system for exactly as much as one that is not. */
-MP_TEST(models_capture_asks_the_system_for_nothing) {
+/* From admission to end, a request with captures makes exactly as many system calls as one without. */
+MP_TEST(models_capture_adds_no_system_calls) {
 #ifdef MP_SEAM
     static const mp_dtype types[] = {MP_Q8_0};
     static const int values[] = {10, 10, 0, 10, ALL, 0};
-    enum { RUNS = sizeof values / sizeof *values, WARM = 2 }; /* those make what an engine keeps */
+    enum { RUNS = sizeof values / sizeof *values, WARM = 2 }; /* the first runs fill the engine's caches */
     tiny_model tiny;
     tiny_load(&tiny, tiny_decoder_spec(types, 1, 86), MP_COMPUTE_AUTO, 1);
-    tiny_speculate(tiny.engine, MP_SPECULATE_OFF, NULL, NULL); /* by what the clock says of steps */
+    tiny_speculate(tiny.engine, MP_SPECULATE_OFF, NULL, NULL); /* speculation would depend on the clock */
     int counts[RUNS][4];
     for (int i = 0; i < RUNS; i++) {
         tiny_job job;
@@ -236,7 +237,7 @@ MP_TEST(models_capture_asks_the_system_for_nothing) {
         tiny_job_finish(&tiny, &job);
         mp_sys_table = mp_sys_real;
         memcpy(counts[i], &asked, sizeof counts[i]);
-        MP_CHECK(asked.clocks > 0); /* steps look at it */
+        MP_CHECK(asked.clocks > 0); /* steps read the clock */
         mp_request_destroy(&job.call->base);
     }
     for (int i = WARM; i < RUNS; i++)

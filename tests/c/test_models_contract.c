@@ -1,6 +1,5 @@
-/* The numeric contract, stated once: however a prompt is cut, whoever shares the step, however many lanes work,
- * whatever is preempted, whatever was found in the cache, whatever was guessed, the tokens, every logit and every
- * record of a capture are the same bits. */
+/* The numeric contract: the tokens, every logit and every capture record are the same bits for any prefill slices,
+ * batch mates, number of threads, preemption, prefix-cache hits and drafts. */
 #include "model_fixture.h"
 #include "models/generation/speculation.h"
 #include "speculation_fixture.h"
@@ -8,10 +7,10 @@
 enum { ITEMS = 10, ANSWER = 12, CHOICES = 3 };
 
 static const struct {
-    int length, shared; /* tokens of the prompt; how many of them are the start of everybody's */
+    int length, shared; /* tokens of the prompt; length of the prefix that all prompts share */
     uint32_t tenant;
     int n;
-    bool logits; /* of the whole prompt: nothing can be skipped */
+    bool logits; /* prompt logits: no row can be skipped */
 } rows[ITEMS] = {
     {1, 0, 0, 1, true},       {70, 0, 0, 3, true},      {200, 0, 0, 1, true},     {33, 0, 0, 1, true},
     {200, 192, 0, 1, false},  {200, 192, 0, 2, false},  {190, 100, 0, 1, false},  {192, 192, 0, 1, false},
@@ -37,7 +36,7 @@ static void make_job(const tiny_model *tiny, tiny_job *job, int index) {
     tiny_job_make(tiny, job, &args, rows[index].tenant);
 }
 
-/* What the answers are known to be, for guesses that are right more or less far. */
+/* Known completions, from which drafts of a chosen accuracy are made. */
 typedef struct oracle {
     const tiny_job *jobs;
     mp_test_random random;
@@ -57,7 +56,7 @@ static int foretell(void *arg, const mp_item *item, int choice, int32_t *draft, 
     return count;
 }
 
-/* The first `count` alone, each in one go, nothing cached, nothing guessed: the reference. */
+/* The reference: run the first `count` items alone, each in one step, without cache and drafts. */
 static void run_alone(tiny_model *tiny, int count, uint64_t *hashes, oracle *known) {
     tiny_speculate(tiny->engine, MP_SPECULATE_OFF, NULL, NULL);
     for (int i = 0; i < count; i++) {
@@ -85,8 +84,8 @@ static void run_alone(tiny_model *tiny, int count, uint64_t *hashes, oracle *kno
     MP_CHECK_INT(tiny->engine->prefix->hits, 0);
 }
 
-/* All together under a seeded schedule: random amounts, random absences, random preemptions, now and then an empty
- * cache; no guesses, or guesses by look-up, or such as are mostly right, now this, now that. */
+/* Run all items together under a seeded schedule: random amounts, absences and preemptions, and an occasionally emptied
+ * cache. Drafts change at random: none, by lookup, or mostly correct ones. */
 static void run_mixed(tiny_model *tiny, uint64_t seed, const uint64_t *expected, oracle *known) {
     mp_test_random random = {seed};
     tiny_job jobs[ITEMS];
@@ -136,7 +135,7 @@ static void run_mixed(tiny_model *tiny, uint64_t seed, const uint64_t *expected,
     for (int i = 0; i < ITEMS; i++) {
         if (tiny_job_hash(&jobs[i]) != expected[i])
             MP_FAIL("item %d differs under seed %llu with %d lanes", i, (unsigned long long)seed, tiny->lease.threads);
-        if (rows[i].tenant == 1) /* nobody else's: what it found it had computed itself, in a run before */
+        if (rows[i].tenant == 1) /* a tenant of its own: it finds only blocks that it computed in an earlier run */
             MP_CHECK(seed % 3 != 1 || jobs[i].call->cached_tokens == 0);
         mp_request_destroy(&jobs[i].call->base);
     }
@@ -156,7 +155,7 @@ static void check_contract_of(const tiny_kind *kind, const mp_dtype *types, int 
         MP_CHECK(tiny.engine->work.accepted > (uint64_t)mp_test_rounds(20));
         MP_CHECK(tiny.engine->prefix->hits > 0 && tiny.engine->prefix->tokens >= 64);
         tiny.engine->ops->trim(tiny.engine);
-        MP_CHECK_INT(mp_alloc_bytes(MP_TAG_KV), 0); /* no reference was forgotten */
+        MP_CHECK_INT(mp_alloc_bytes(MP_TAG_KV), 0); /* no reference leaked */
         tiny_unload(&tiny);
     }
     MP_CHECK(most < 3 || memcmp(expected, again, sizeof expected) == 0);
@@ -166,7 +165,7 @@ static void check_contract(const mp_dtype *types, int count, mp_compute compute)
     check_contract_of(&(tiny_kind){.arch = "llama"}, types, count, compute, 4);
 }
 
-/* Each kind in integers and in float32. */
+/* Check a kind of model in integers and in float32. */
 static void check_kind(const tiny_kind *kind) {
     static const mp_dtype quantised[] = {MP_Q8_0, MP_Q4_0, MP_Q6_K}, floats[] = {MP_F32};
     check_contract_of(kind, quantised, 3, MP_COMPUTE_AUTO, 2);
@@ -229,7 +228,7 @@ MP_TEST_SECONDS(models_contract_masks, 120) {
     int compared = 0;
     for (size_t m = 0; m < sizeof masks / sizeof *masks; m++) {
         if (mp_cpu_init(masks[m], &error) != MP_OK)
-            continue; /* this machine has less */
+            continue; /* this machine lacks the instruction set */
         mp_kernels_init();
         run_alone(&tiny, items, got, NULL);
         MP_CHECK(memcmp(expected, got, (size_t)items * sizeof *got) == 0);
@@ -239,8 +238,8 @@ MP_TEST_SECONDS(models_contract_masks, 120) {
     tiny_unload(&tiny);
 }
 
-/* No scratch for a step: everybody waits, nobody fails, and not a block was taken for it. */
-MP_TEST_SECONDS(models_scratch_waits, 60) {
+/* Without scratch for a step all items wait, none fails, and no block is allocated. */
+MP_TEST_SECONDS(models_steps_wait_for_scratch, 60) {
     static const mp_dtype types[] = {MP_Q8_0};
     uint64_t expected[ITEMS];
     tiny_model tiny;
@@ -276,8 +275,8 @@ MP_TEST_SECONDS(models_scratch_waits, 60) {
     tiny_unload(&tiny);
 }
 
-/* A preempted call that ends before it is admitted again leaves nothing behind. */
-MP_TEST(models_preempted_calls_can_be_abandoned) {
+/* A preempted request that ends before its next admission leaks nothing. */
+MP_TEST(models_preempted_requests_can_be_abandoned) {
     static const mp_dtype types[] = {MP_Q8_0};
     tiny_model tiny;
     mp_error error;
@@ -298,7 +297,7 @@ MP_TEST(models_preempted_calls_can_be_abandoned) {
     tiny_unload(&tiny);
 }
 
-/* A crowd that decodes takes all the time there is, and yet a newcomer's prompt is read. */
+/* Decoding items use the whole time budget, and yet a new prompt is prefilled. */
 MP_TEST_SECONDS(models_prompts_are_not_starved, 60) {
     static const mp_dtype types[] = {MP_Q8_0};
     tiny_model tiny;
@@ -321,8 +320,8 @@ MP_TEST_SECONDS(models_prompts_are_not_starved, 60) {
     tiny_unload(&tiny);
 }
 
-/* Memory that runs out is no end: the item waits, and goes on when others have given theirs back. */
-MP_TEST_SECONDS(models_memory_waits, 60) {
+/* A lack of memory ends no request: the item waits, and continues when others have freed memory. */
+MP_TEST_SECONDS(models_requests_wait_for_memory, 60) {
     static const mp_dtype types[] = {MP_Q8_0};
     uint64_t expected[ITEMS];
     tiny_model tiny;
@@ -339,7 +338,7 @@ MP_TEST_SECONDS(models_memory_waits, 60) {
     mp_outcome outcomes[MP_PLAN_MAX];
     tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
     MP_CHECK_INT(outcomes[0], MP_OUTCOME_MORE);
-    tiny.budget.limit = tiny.budget.used; /* not one block more */
+    tiny.budget.limit = tiny.budget.used; /* no memory for another block */
     plan.items[0] = &b.item;
     tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
     MP_CHECK_INT(outcomes[0], MP_OUTCOME_WAIT_MEMORY);
@@ -363,7 +362,7 @@ MP_TEST_SECONDS(models_memory_waits, 60) {
     tiny_unload(&tiny);
 }
 
-MP_TEST(models_threads_that_are_worth_having) {
+MP_TEST(models_thread_count_follows_the_work) {
     mp_model_facts small = {.weight_bytes = 98 * 1000 * 1000, .parameters = 134 * 1000 * 1000};
     mp_model_facts large = {.weight_bytes = 4700ll * 1000 * 1000, .parameters = 8000ll * 1000 * 1000};
     mp_model_facts tiny = {.weight_bytes = 100 * 1000, .parameters = 100 * 1000};

@@ -1,5 +1,5 @@
-/* The numeric contract of encoders: a text's vector is the same bits alone, among others, on any number of lanes;
- * and one bad text harms no other. */
+/* The numeric contract of encoders: a text's vector has the same bits alone, among others, and with any number of
+ * threads; and a text that fails affects no other. */
 #include <time.h>
 
 #include "encoder_fixture.h"
@@ -13,7 +13,7 @@ MP_TEST_SECONDS(models_encoder_contract_float32, 60) { check_grouping(plain, NUL
 MP_TEST_SECONDS(models_encoder_contract_bfloat16, 60) { check_grouping(plain, NULL, MP_COMPUTE_BF16); }
 MP_TEST_SECONDS(models_encoder_contract_int8, 60) { check_grouping(plain, NULL, MP_COMPUTE_I8); }
 
-/* Bytes of weights that are allocated beside those that are charged: layers and the like. */
+/* Bytes of weights allocated but not charged: layer structs and the like. */
 static uint64_t uncharged(bool dense, uint64_t *charged) {
     uint64_t before = mp_alloc_bytes(MP_TAG_WEIGHTS);
     tiny_model tiny;
@@ -32,7 +32,7 @@ MP_TEST(models_encoder_dense_layers_are_charged) {
     MP_CHECK(with >= without + WIDTH * (WIDTH + 1) * sizeof(float));
 }
 
-/* A process that is handed packed weights has the dense layers in them: it allocates none, and gives the same bits. */
+/* Packed weights handed to a process include the dense layers: the process allocates none, and gives the same bits. */
 MP_TEST(models_encoder_dense_layers_are_shared) {
     static texts all;
     float own[WIDTH], shared[WIDTH], plain[WIDTH];
@@ -66,7 +66,7 @@ MP_TEST(models_encoder_dense_layers_are_shared) {
     tiny_unload(&tiny);
 }
 
-MP_TEST(models_encoder_nan_fails_its_call_only) {
+MP_TEST(models_encoder_nan_fails_its_request_only) {
     static texts all;
     static float out[TEXTS * WIDTH];
     make_texts(&all);
@@ -78,7 +78,7 @@ MP_TEST(models_encoder_nan_fails_its_call_only) {
     tiny_unload(&tiny);
 }
 
-MP_TEST(models_encoder_refuses_bad_calls) {
+MP_TEST(models_encoder_refuses_invalid_requests) {
     mp_error error;
     tiny_model tiny;
     tiny_load(&tiny, tiny_encoder_spec(false), MP_COMPUTE_F32, 1);
@@ -109,14 +109,14 @@ MP_TEST(models_encoder_refuses_bad_calls) {
 
 /* ---- identical texts --------------------------------------------------------------------------------------------- */
 
-typedef struct request { /* a call of some texts of `texts`, by number */
+typedef struct request { /* a request for `count` of the texts, by number */
     mp_embedding_request *call;
     mp_item item;
 } request;
 
-/* picks: [count] numbers of texts; skip < 0: none */
-static void ask(const tiny_model *tiny, const texts *all, const int *picks, int count, int skip, int dimensions,
-                int normalize, int output, request *made) {
+/* Make a request. picks: [count] numbers of texts; skip < 0: none. */
+static void make_request(const tiny_model *tiny, const texts *all, const int *picks, int count, int skip,
+                         int dimensions, int normalize, int output, request *made) {
     static int32_t ids[200 * POSITIONS], skips[200];
     static int64_t offsets[201];
     mp_error error;
@@ -138,7 +138,7 @@ static void ask(const tiny_model *tiny, const texts *all, const int *picks, int 
     MP_CHECK_OK(tiny->engine->ops->admit(tiny->engine, &made->item, &error), &error);
 }
 
-/* All requests in one step, if they fit. */
+/* Run all requests in one step, if they fit. */
 static void serve(tiny_model *tiny, request *requests, int count, mp_outcome *outcomes) {
     mp_plan plan = {.count = count};
     for (int i = 0; i < count; i++) {
@@ -167,17 +167,17 @@ MP_TEST(models_encoder_computes_identical_texts_once) {
         MP_CHECK_INT(run(&tiny, &all, t, 1, UINT64_MAX, alone + t * WIDTH), MP_OUTCOME_DONE);
     MP_CHECK_INT(dedup->shared, 0);
 
-    /* within a call and between calls: 41 times text 9, of which 32 share the first computation and 9 the second */
+    /* within and between requests: text 9 comes 41 times; 32 share the first computation and 9 the second */
     int picks[2][50];
     for (int i = 0; i < 50; i++) {
-        picks[0][i] = i % 2 ? i / 2 : 9; /* 9 comes 25 times, and once more among the others */
+        picks[0][i] = i % 2 ? i / 2 : 9; /* text 9 comes 25 times, and once more among the others */
         picks[1][i] = i < 14 ? 9 : i % 25;
     }
     int nines = 0, others = 0;
     bool seen[TEXTS] = {false};
     request requests[2];
     for (int r = 0; r < 2; r++) {
-        ask(&tiny, &all, picks[r], 50, -1, 0, -1, MP_EMBED_POOLED, &requests[r]);
+        make_request(&tiny, &all, picks[r], 50, -1, 0, -1, MP_EMBED_POOLED, &requests[r]);
         for (int i = 0; i < 50; i++) {
             nines += picks[r][i] == 9;
             others += picks[r][i] != 9 && seen[picks[r][i]];
@@ -195,17 +195,17 @@ MP_TEST(models_encoder_computes_identical_texts_once) {
     }
     drop(requests, 2);
 
-    /* what is made of the vector differs: nothing is shared; one vector a token: never */
+    /* different postprocessing shares nothing; neither do token vectors */
     request differ[7];
     const int five[2] = {5, 6};
     const uint64_t before = dedup->shared;
-    ask(&tiny, &all, five, 1, -1, 0, 1, MP_EMBED_POOLED, &differ[0]);
-    ask(&tiny, &all, five, 1, 1, 0, 1, MP_EMBED_POOLED, &differ[1]);
-    ask(&tiny, &all, five, 1, -1, 40, 1, MP_EMBED_POOLED, &differ[2]);
-    ask(&tiny, &all, five, 1, -1, 0, 0, MP_EMBED_POOLED, &differ[3]);
-    ask(&tiny, &all, five + 1, 1, -1, 0, 1, MP_EMBED_POOLED, &differ[4]);
-    ask(&tiny, &all, five, 1, -1, 0, 1, MP_EMBED_TOKENS, &differ[5]);
-    ask(&tiny, &all, five, 1, -1, 0, 1, MP_EMBED_TOKENS, &differ[6]);
+    make_request(&tiny, &all, five, 1, -1, 0, 1, MP_EMBED_POOLED, &differ[0]);
+    make_request(&tiny, &all, five, 1, 1, 0, 1, MP_EMBED_POOLED, &differ[1]);
+    make_request(&tiny, &all, five, 1, -1, 40, 1, MP_EMBED_POOLED, &differ[2]);
+    make_request(&tiny, &all, five, 1, -1, 0, 0, MP_EMBED_POOLED, &differ[3]);
+    make_request(&tiny, &all, five + 1, 1, -1, 0, 1, MP_EMBED_POOLED, &differ[4]);
+    make_request(&tiny, &all, five, 1, -1, 0, 1, MP_EMBED_TOKENS, &differ[5]);
+    make_request(&tiny, &all, five, 1, -1, 0, 1, MP_EMBED_TOKENS, &differ[6]);
     serve(&tiny, differ, 7, outcomes);
     for (int i = 0; i < 7; i++)
         MP_CHECK_INT(outcomes[i], MP_OUTCOME_DONE);
@@ -216,8 +216,8 @@ MP_TEST(models_encoder_computes_identical_texts_once) {
     tiny_unload(&tiny);
 }
 
-/* One text of each of requests [first, first + count), a step each; whether the vectors are those of alone. */
-static void ask_each(tiny_model *tiny, const texts *all, int first, int count, const float *alone) {
+/* Run one text of each of requests [first, first + count), one step each; check the vectors against `alone`. */
+static void compute_each(tiny_model *tiny, const texts *all, int first, int count, const float *alone) {
     float out[WIDTH];
     for (int t = first; t < first + count; t++) {
         MP_CHECK_INT(run(tiny, all, t, 1, UINT64_MAX, out), MP_OUTCOME_DONE);
@@ -239,42 +239,42 @@ MP_TEST(models_encoder_remembers_recent_results) {
     MP_CHECK_INT(run(&tiny, &all, 0, TEXTS, UINT64_MAX, alone), MP_OUTCOME_DONE);
     MP_CHECK_INT(dedup->recalled, 0);
     MP_CHECK(dedup->charged > 0 && dedup->charged <= MP_DEDUP_BYTES && dedup->count == TEXTS);
-    ask_each(&tiny, &all, 0, TEXTS, alone);
+    compute_each(&tiny, &all, 0, TEXTS, alone);
     MP_CHECK_INT(dedup->recalled, TEXTS);
 
     /* too old: computed again */
     dedup->keep_ns = 1000000;
     const struct timespec pause = {.tv_nsec = 2000000};
     nanosleep(&pause, NULL);
-    ask_each(&tiny, &all, 3, 1, alone);
+    compute_each(&tiny, &all, 3, 1, alone);
     MP_CHECK_INT(dedup->recalled, TEXTS);
 
-    /* trim gives the memory back, and forgets */
+    /* trim frees the memory, and forgets */
     dedup->keep_ns = UINT64_MAX;
     MP_CHECK(tiny.engine->ops->trim(tiny.engine) > 0);
     MP_CHECK(tiny.budget.used == bare && dedup->charged == 0);
-    ask_each(&tiny, &all, 3, 1, alone);
+    compute_each(&tiny, &all, 3, 1, alone);
     MP_CHECK_INT(dedup->recalled, TEXTS);
-    ask_each(&tiny, &all, 3, 1, alone);
+    compute_each(&tiny, &all, 3, 1, alone);
     MP_CHECK_INT(dedup->recalled, TEXTS + 1);
 
     /* a full ring forgets the oldest */
     tiny.engine->ops->trim(tiny.engine);
     dedup->capacity = 4;
-    ask_each(&tiny, &all, 10, 6, alone);
-    ask_each(&tiny, &all, 12, 4, alone);
+    compute_each(&tiny, &all, 10, 6, alone);
+    compute_each(&tiny, &all, 12, 4, alone);
     MP_CHECK_INT(dedup->recalled, TEXTS + 5);
-    ask_each(&tiny, &all, 10, 2, alone);
+    compute_each(&tiny, &all, 10, 2, alone);
     MP_CHECK_INT(dedup->recalled, TEXTS + 5);
     MP_CHECK_INT(run(&tiny, &all, 20, 9, UINT64_MAX, alone + 20 * WIDTH), MP_OUTCOME_DONE);
-    ask_each(&tiny, &all, 25, 4, alone); /* of many, the last */
+    compute_each(&tiny, &all, 25, 4, alone); /* the last of many */
     MP_CHECK_INT(dedup->recalled, TEXTS + 9);
 
-    /* no memory for it: nothing is remembered, nothing fails */
+    /* without memory the cache stores nothing, and no request fails */
     mp_dedup_trim(dedup);
     tiny.budget.limit = tiny.budget.used;
-    ask_each(&tiny, &all, 30, 1, alone);
-    ask_each(&tiny, &all, 30, 1, alone);
+    compute_each(&tiny, &all, 30, 1, alone);
+    compute_each(&tiny, &all, 30, 1, alone);
     MP_CHECK(dedup->recalled == TEXTS + 9 && !dedup->recent);
     tiny_unload(&tiny);
 }
@@ -292,7 +292,8 @@ MP_TEST(models_encoder_nan_is_shared_but_not_remembered) {
         request requests[3];
         mp_outcome outcomes[MP_PLAN_MAX];
         for (int r = 0; r < 3; r++)
-            ask(&tiny, &all, r == 2 ? picks + 1 : picks, r == 2 ? 1 : 2, -1, 0, -1, MP_EMBED_POOLED, &requests[r]);
+            make_request(&tiny, &all, r == 2 ? picks + 1 : picks, r == 2 ? 1 : 2, -1, 0, -1, MP_EMBED_POOLED,
+                         &requests[r]);
         serve(&tiny, requests, 3, outcomes);
         for (int r = 0; r < 3; r++) {
             MP_CHECK_INT(outcomes[r], r == 2 ? MP_OUTCOME_DONE : MP_OUTCOME_FAILED);
@@ -307,7 +308,7 @@ MP_TEST(models_encoder_nan_is_shared_but_not_remembered) {
     tiny_unload(&tiny);
 }
 
-/* With every allocation failing in turn: an error or the same vectors, and nothing leaked. */
+/* With each allocation failing in turn: an error or the same vectors, and no leak. */
 static mp_status make_call(mp_request **call, mp_error *error) {
     const int32_t ids[12] = {9, 10, 11, 9, 10, 11, 9, 10, 11, 20, 21, 22};
     const int64_t offsets[5] = {0, 3, 6, 9, 12};

@@ -1,5 +1,5 @@
-/* Encoders of all families keep the numeric contract: windows, rotary tables, gates and biases of scores depend on a
- * text alone. Numbers are held against references by the tests in Python. */
+/* Encoders of all families keep the numeric contract: windows, rotary tables, gates and score biases depend on one text
+ * alone. The Python tests compare values with references. */
 #include "encoder_fixture.h"
 
 typedef struct family {
@@ -194,7 +194,8 @@ static mp_spec *make_spec(const void *arg) {
     return file.spec;
 }
 
-/* Every family in float32; in the other classes, which differ in their products only, every third. */
+/* Check every family in float32, and every third one in the other compute types, which differ in their products
+ * only. */
 static void check_families(mp_compute compute) {
     for (size_t i = 0; i < sizeof families / sizeof *families; i += compute == MP_COMPUTE_F32 ? 1 : 3)
         check_grouping(make_spec, &families[i], compute);
@@ -204,7 +205,7 @@ MP_TEST_SECONDS(models_encoder_families_float32, 100) { check_families(MP_COMPUT
 MP_TEST_SECONDS(models_encoder_families_bfloat16, 100) { check_families(MP_COMPUTE_BF16); }
 MP_TEST_SECONDS(models_encoder_families_int8, 100) { check_families(MP_COMPUTE_I8); }
 
-/* What a model will take is known before it is loaded: within 5 %, and what biases and norms take in models so
+/* The memory of a model is predicted before loading: within 5 %, plus biases and norms, which count in models this
  * small. */
 MP_TEST(models_encoder_families_memory_is_predicted) {
     for (size_t i = 0; i < sizeof families / sizeof *families; i++)
@@ -219,7 +220,7 @@ MP_TEST(models_encoder_families_memory_is_predicted) {
         }
 }
 
-/* What the loader allocates beside the slab is given back, also after a failure. */
+/* The loader frees everything that it allocates beside the slab, also after a failure. */
 static mp_status sweep_make(mp_request **call, mp_error *error) {
     static const int32_t ids[] = {9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20};
     static const int64_t offsets[] = {0, 12};

@@ -1,4 +1,4 @@
-/* Mixtures of experts: who is chosen, what comes out, and what is never read. */
+/* Mixture of experts (MoE): the routing, the output, and weights that must not be read. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <sys/mman.h>
@@ -20,7 +20,7 @@ typedef struct scene {
     mp_budget budget;
     mp_builder builder;
     mp_experts experts;
-    float *router, *gate, *up, *down; /* in the file's bytes */
+    float *router, *gate, *up, *down; /* in the bytes of the file */
     uint8_t *bytes;
 } scene;
 
@@ -31,7 +31,7 @@ static float *add(tiny_file *file, const char *part, int expert, int rows, int c
     return (float *)(void *)(file->bytes + file->used - (size_t)(rows * columns) * sizeof(float));
 }
 
-/* Experts whose routers 1 and 3 are the same. */
+/* Make experts where routers 1 and 3 are equal. */
 static void set_up(scene *s, bool normalise) {
     mp_error error;
     char path[512];
@@ -97,7 +97,7 @@ static double score(const scene *s, const float *x, int expert) {
     return sum;
 }
 
-/* One expert's output, [HIDDEN], added to `out` by its weight. */
+/* Add one expert's output, [HIDDEN], times its weight, to `out`. */
 static void expect(const scene *s, const float *x, int expert, double weight, double *out) {
     double inner[FFN];
     size_t stride = (size_t)(s->down - s->gate) + HIDDEN * FFN; /* tensors of 1,920 floats leave no gaps */
@@ -144,7 +144,7 @@ static void check(bool normalise) {
             weights[j] = exp(score(&s, in, chosen[j]));
             sum += weights[j];
         }
-        ties += chosen[1] == 1 || chosen[0] == 1; /* 3 is as good */
+        ties += chosen[1] == 1 || chosen[0] == 1; /* expert 3 has the same score */
         for (int j = 0; j < USED; j++)
             expect(&s, in, chosen[j], weights[j] / (normalise ? sum : all), out);
         for (int i = 0; i < HIDDEN; i++)
@@ -157,15 +157,15 @@ static void check(bool normalise) {
     take_down(&s);
 }
 
-MP_TEST(models_experts_are_what_they_should_be) {
+MP_TEST(models_experts_match_the_reference) {
     check(true);
     check(false);
 }
 
-/* The bytes of the expert that no row chooses, at the end of the file, may not be read from here on. */
+/* Forbid reads of the never-chosen expert's bytes, at the end of the file. */
 static void forbid_last(const tiny_model *tiny, const char *path) {
     mp_error error;
-    mp_tensor padding; /* before them, and more than a page */
+    mp_tensor padding; /* before them; longer than a page */
     struct stat file;
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
     MP_CHECK_OK(mp_weights_get(((mp_decoder *)tiny->model)->weights, "padding", 1, (int64_t[]){-1}, &padding,
@@ -176,7 +176,7 @@ static void forbid_last(const tiny_model *tiny, const char *path) {
     MP_CHECK_INT(mprotect((void *)from, (size_t)file.st_size - (size_t)offset - (from - data), PROT_NONE), 0);
 }
 
-MP_TEST(models_experts_not_chosen_are_not_read) {
+MP_TEST(models_experts_that_are_not_chosen_are_not_read) {
     static const mp_dtype types[] = {MP_Q8_0};
     size_t rest;
     char path[512];
@@ -188,7 +188,7 @@ MP_TEST(models_experts_not_chosen_are_not_read) {
         prompt[i] = i * 7 % TINY_VOCAB;
     tiny_load(&tiny, tiny_decoder_spec_as(&(tiny_kind){.arch = "qwen3moe", .head_norms = true, .experts = 6,
                                                        .rest = &rest}, types, 1, 77, -1), MP_COMPUTE_AUTO, 1);
-    /* one lane: to TSan the page that takes the place of a lost one is a write */
+    /* one thread: TSan takes the page that replaces a lost one for a write */
     snprintf(path, sizeof path, "%s/tiny-77.bin", mp_test_directory());
     mp_text_args args = {.n_prompt = 70, .prompt = prompt, .n_choices = 1,
                          .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = 5, .logprobs = -1,
@@ -198,7 +198,7 @@ MP_TEST(models_experts_not_chosen_are_not_read) {
     tiny_job_admit(&tiny, &job);
     tiny_job_finish(&tiny, &job);
     mp_request_destroy(&job.call->base);
-    /* and those that are chosen are read from the file */
+    /* chosen experts are read from the file */
     MP_CHECK_INT(truncate(path, (off_t)(rest / 4)), 0);
     tiny_job_make(&tiny, &job, &args, 0);
     prompt[0] = 1;
@@ -214,8 +214,8 @@ MP_TEST(models_experts_not_chosen_are_not_read) {
     tiny_unload(&tiny);
 }
 
-/* What is read of a file that was changed in place is of no use to anybody, from the first step on. */
-MP_TEST(models_experts_of_a_file_that_was_changed) {
+/* After a file was changed in place, every step on its weights fails, from the first one on. */
+MP_TEST(models_experts_of_a_changed_file_fail) {
     static const mp_dtype types[] = {MP_Q8_0};
     static const int32_t prompt[] = {3, 1, 4, 1, 5};
     size_t rest;
@@ -234,7 +234,7 @@ MP_TEST(models_experts_of_a_file_that_was_changed) {
     MP_CHECK_INT(tiny_job_step(&tiny, &job, 512), MP_OUTCOME_MORE);
     MP_CHECK_INT(job.call->choices[0].token_count, 1);
     MP_CHECK_INT(stat(path, &before), 0);
-    mp_sys_sleep_ns(20 * 1000 * 1000); /* longer than the system's clock of files stands still */
+    mp_sys_sleep_ns(20 * 1000 * 1000); /* longer than the resolution of file times */
     FILE *file = fopen(path, "r+b");
     MP_CHECK(file && fwrite("changed", 1, 7, file) == 7 && fclose(file) == 0);
     MP_CHECK_INT(utimensat(AT_FDCWD, path, (struct timespec[2]){before.st_atim, before.st_mtim}, 0), 0);

@@ -1,5 +1,5 @@
-/* Loading a model and answering two requests that start alike, with every allocation failing in turn: a typed error,
- * nothing leaked, and the same answer when there is one. */
+/* Load a model and run two requests with a common prefix, with each allocation failing in turn: a typed error or the
+ * same completion, and no leak. */
 #include <stdatomic.h>
 
 #include "base/options.h"
@@ -11,7 +11,7 @@ enum { PROMPT = 70, ANSWER = 5, CHOICES = 2 };
 static mp_status make_call(mp_request **call, mp_error *error) {
     int32_t prompt[PROMPT];
     for (int i = 0; i < PROMPT; i++)
-        prompt[i] = i % 9 * 31; /* guesses are found */
+        prompt[i] = i % 9 * 31; /* repeats, so that drafts are found */
     mp_text_args args = {.n_prompt = PROMPT,
                          .prompt = prompt,
                          .n_choices = CHOICES,
@@ -42,12 +42,12 @@ MP_TEST_SECONDS(models_allocation_sweep, 120) {
     mp_spec_unpin(life.spec);
 }
 
-/* What the caller may have seen of an answer decides whether it may be begun anew. */
-MP_TEST(models_calls_say_what_was_seen) {
+/* Output that the caller may have seen decides if a request may restart from zero. */
+MP_TEST(models_requests_report_seen_output) {
     mp_error error;
     mp_request *call;
     MP_CHECK_OK(make_call(&call, &error), &error);
-    MP_CHECK(!call->seen(call)); /* also before there is room for an answer */
+    MP_CHECK(!call->seen(call)); /* also before the output is allocated */
     mp_text_request *text = (mp_text_request *)call;
     MP_CHECK_OK(mp_text_request_output(text, 4, &error), &error);
     MP_CHECK(!call->seen(call));
@@ -62,9 +62,9 @@ MP_TEST(models_calls_say_what_was_seen) {
     mp_request_destroy(&embed->base);
 }
 
-/* A model that was loaded again is asked whether it takes a call that waits: until the first token there is room for
- * its answer as that model needs it, then what was given stays where it is. */
-MP_TEST(models_calls_keep_what_was_given) {
+/* A reloaded model re-checks a waiting request. Until the first token, the output is allocated anew for that model;
+ * afterwards published output stays in place. */
+MP_TEST(models_requests_keep_published_output) {
     mp_error error;
     mp_request *call;
     mp_error_clear(&error);
@@ -77,7 +77,7 @@ MP_TEST(models_calls_keep_what_was_given) {
     for (int c = 0; c < CHOICES; c++) {
         const mp_choice before = {.text = text->choices[c].text, .tokens = text->choices[c].tokens};
         atomic_store(&text->choices[c].token_count, 1);
-        MP_CHECK_OK(mp_text_request_output(text, 8, &error), &error); /* of the same sizes, or smaller */
+        MP_CHECK_OK(mp_text_request_output(text, 8, &error), &error); /* the same sizes, or smaller ones */
         MP_CHECK_OK(mp_text_request_output(text, 4, &error), &error);
         MP_CHECK_INT(mp_text_request_output(text, 9, &error), MP_MODEL);
         MP_CHECK(text->choices[c].text == before.text && text->choices[c].tokens == before.tokens);

@@ -1,4 +1,4 @@
-/* The small parts of models: random numbers, sampling, text streams, poolings, the KV cache, rotary tables. */
+/* Building blocks of models: random numbers, sampling, text streams, pooling, the KV cache, rotary tables. */
 #include <stdatomic.h>
 
 #include "mp_test.h"
@@ -58,7 +58,7 @@ MP_TEST(models_sample_greedy_takes_the_lowest_of_equals) {
     MP_CHECK_INT(sample(&greedy, NULL, 0), 300);
 }
 
-/* Frequencies of many draws are the probabilities, by every route through the sampler. */
+/* Frequencies of DRAWS samples match the probabilities, on every path through the sampler. */
 MP_TEST(models_sample_follows_the_distribution) {
     enum { DRAWS = 10000 };
     mp_kernels_init();
@@ -116,13 +116,13 @@ MP_TEST(models_sample_follows_the_distribution) {
                 MP_CHECK_INT(seen[order[i]], 0);
             distance += fabs((double)seen[order[i]] / DRAWS - expected) / 2;
         }
-        /* total variation of DRAWS draws over `keep` outcomes is about sqrt(keep / (2 pi DRAWS)) */
+        /* the total variation of DRAWS samples over `keep` outcomes is about sqrt(keep / (2 pi DRAWS)) */
         if (distance > 0.02 + 1.5 * sqrt(keep / (6.28 * DRAWS)))
             MP_FAIL("case %zu: distance %g from the distribution (%d kept)", c, distance, keep);
     }
 }
 
-/* However cold, the draw stays at the top: no overflow turns the distribution round. */
+/* At any low temperature the sample is the top token: no overflow inverts the distribution. */
 MP_TEST(models_sample_tiny_temperature) {
     static const float temperatures[] = {1e-4f, 1e-10f, 1e-38f, 1e-45f};
     mp_kernels_init();
@@ -207,22 +207,22 @@ static char text[4096];
 
 static uint32_t decided(const mp_choice *choice) { return atomic_load(&choice->text_bytes); }
 
-/* Feed the pieces (separated by |) and return the index of the stop that was found, or -1. */
-static int feed(mp_choice *choice, mp_stream *stream, const char *part_count, int n_stop, char **stop) {
+/* Feed the chunks (separated by |); return the index of the matched stop string, or -1. */
+static int feed(mp_choice *choice, mp_stream *stream, const char *chunks, int n_stop, char **stop) {
     int32_t lengths[8];
     for (int i = 0; i < n_stop; i++)
         lengths[i] = (int32_t)strlen(stop[i]);
     *choice = (mp_choice){.text = text, .text_capacity = sizeof text};
     mp_stream_init(stream, choice);
     uint32_t last = 0;
-    while (*part_count) {
-        size_t n = strcspn(part_count, "|");
-        int found = mp_stream_append(stream, (const uint8_t *)part_count, n, n_stop, stop, lengths);
-        MP_CHECK(decided(choice) >= last); /* what was shown is never taken back */
+    while (*chunks) {
+        size_t n = strcspn(chunks, "|");
+        int found = mp_stream_append(stream, (const uint8_t *)chunks, n, n_stop, stop, lengths);
+        MP_CHECK(decided(choice) >= last); /* published text is never taken back */
         last = decided(choice);
         if (found >= 0)
             return found;
-        part_count += n + (part_count[n] == '|');
+        chunks += n + (chunks[n] == '|');
     }
     return -1;
 }
@@ -275,7 +275,7 @@ MP_TEST(models_stream_holds_stop_strings_back) {
     MP_CHECK_INT(decided(&choice), 5);
 }
 
-/* Against the definition: the text before the earliest stop, whatever the pieces. */
+/* For any chunks, the result is the text before the earliest stop string. */
 MP_TEST(models_stream_any_cut_gives_the_same_text) {
     char *stop[] = {"abab", "bb"};
     static const char letters[] = "ab";
@@ -302,13 +302,13 @@ MP_TEST(models_stream_any_cut_gives_the_same_text) {
         } else {
             const char *expected = found == 0 ? first : second;
             MP_CHECK(expected != NULL);
-            /* it is complete before the other could be, or begins before it in the same piece */
+            /* the match completes before any other could, or starts earlier in the same chunk */
             MP_CHECK_INT(decided(&choice), expected - whole);
         }
     }
 }
 
-/* ---- poolings ---------------------------------------------------------------------------------------------------- */
+/* ---- pooling ----------------------------------------------------------------------------------------------------- */
 
 MP_TEST(models_pooling_modes) {
     mp_kernels_init();
@@ -330,7 +330,7 @@ MP_TEST(models_pooling_modes) {
     for (int m = 0; m < MP_POOL_COUNT; m++)
         for (int i = 0; i < 2; i++)
             MP_CHECK_NEAR(out[2 * m + i], expected[m][i], 1e-6);
-    /* a prompt of one token left out */
+    /* with a prompt of one token skipped */
     static const float skipped[MP_POOL_COUNT][2] = {{1, -2}, {5, 4}, {4, -1}, {8 / 1.4142135f, -2 / 1.4142135f},
                                                     {(6 + 15) / 5.0f, (8 - 18) / 5.0f}, {5, -6}};
     mp_head_apply(&head, tokens, 3, 1, head.width, false, scratch, out);
@@ -360,7 +360,7 @@ MP_TEST(models_kv_blocks_are_counted) {
     mp_kv_cache cache;
     mp_kv_group group = {.layers = 2, .heads = 3, .k_dim = 16, .v_dim = 32, .dtype = MP_I16};
     mp_kv_init(&cache, &group, &budget);
-    MP_CHECK_INT(cache.block_bytes, 2 * 3 * 64 * ((16 + 32) * 2 + 2 * 4)); /* and an fp32 scale each */
+    MP_CHECK_INT(cache.block_bytes, 2 * 3 * 64 * ((16 + 32) * 2 + 2 * 4)); /* plus an fp32 scale each */
     budget.limit = 3 * cache.block_bytes;
     uint32_t a, b, c, d;
     MP_CHECK_OK(mp_kv_take(&cache, &a, &error), &error);
@@ -422,7 +422,7 @@ MP_TEST(models_rope_scaling) {
     set_real(spec, "llama.rope.scaling.high_freq_factor", 4);
     set_real(spec, "llama.rope.scaling.original_context_length", 8192);
     MP_CHECK_OK(mp_rope_init(&rope, spec, 8, true, &error), &error);
-    MP_CHECK_NEAR(rope.inverse[0], 1, 1e-12); /* short waves stay */
+    MP_CHECK_NEAR(rope.inverse[0], 1, 1e-12); /* short wavelengths are unchanged */
     /* wavelength of the last pair is 2 pi 1000 = 6283: 8192 / 6283 = 1.304 -> smooth (1.304 - 1) / 3 */
     double smooth = (8192 / (2 * 3.14159265358979323846 * 1000) - 1) / 3;
     MP_CHECK_NEAR(rope.inverse[3], 0.001 * ((1 - smooth) / 8 + smooth), 1e-12);
@@ -445,11 +445,12 @@ MP_TEST(models_rope_yarn) {
     set_real(spec, "llama.rope.freq_base", 10000);
     set_string(spec, "llama.rope.scaling.type", "yarn");
     set_real(spec, "llama.rope.scaling.factor", 4);
-    MP_CHECK_STATUS(mp_rope_init(&rope, spec, 8, true, &error), MP_FORMAT, &error); /* the original context */
+    MP_CHECK_STATUS(mp_rope_init(&rope, spec, 8, true, &error), MP_FORMAT, &error); /* the original context length */
     mp_rope_deinit(&rope);
     set_real(spec, "llama.rope.scaling.original_context_length", 2048);
     MP_CHECK_OK(mp_rope_init(&rope, spec, 8, true, &error), &error);
-    /* pairs that turn 32 times and once: 8 ln(2048 / (32 * 2 pi)) / (2 ln 10000) = 1.008, 2.513: a ramp from 1 to 3 */
+    /* the ramp is between the pairs that turn 32 times and once: 8 ln(2048 / (32 * 2 pi)) / (2 ln 10000) = 1.008 and
+     * 2.513, rounded outwards to 1 and 3 */
     MP_CHECK_NEAR(rope.inverse[0], 1, 1e-12);
     MP_CHECK_NEAR(rope.inverse[1], 0.1, 1e-12);
     MP_CHECK_NEAR(rope.inverse[2], 0.01 * (0.5 + 0.5 / 4), 1e-12);

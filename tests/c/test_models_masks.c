@@ -1,21 +1,21 @@
-/* Answers with masks: whatever comes late and whoever is preempted meanwhile, the tokens are the same bits, each of
- * them is one that its mask allows, and a call whose masks are late holds up nobody. */
+/* Completions with masks: whatever mask is late and whichever item is preempted, the tokens are the same bits, each
+ * mask allows its token, and a request with late masks delays no other. */
 #include "model_fixture.h"
 
 enum { JOBS = 4, CHOICES = 3, ANSWER = 20, WORDS = (TINY_VOCAB + 31) / 32, PROMPT = 70 };
 
-/* A third of the ids, another one at each place and for each answer; never the end. */
-static bool may_come(int choice, uint32_t index, int id) {
+/* Allow a third of the ids, different for each position and choice; never the end of sequence. */
+static bool is_allowed(int choice, uint32_t index, int id) {
     return id % 3 == (int)(index + (uint32_t)choice) % 3 && id != TINY_VOCAB - 1;
 }
 
 static void fill_mask(int choice, uint32_t index, uint32_t bits[WORDS]) {
     memset(bits, 0, WORDS * sizeof *bits);
     for (int id = 0; id < TINY_VOCAB; id++)
-        bits[id / 32] |= (uint32_t)may_come(choice, index, id) << id % 32;
+        bits[id / 32] |= (uint32_t)is_allowed(choice, index, id) << id % 32;
 }
 
-/* The last one has none. */
+/* Make a job; the last one has no masks. */
 static void make_job(const tiny_model *tiny, tiny_job *job, int index) {
     mp_test_random random = {70 + (uint64_t)index};
     int32_t prompt[PROMPT];
@@ -37,8 +37,8 @@ static void make_job(const tiny_model *tiny, tiny_job *job, int index) {
     tiny_job_make(tiny, job, &args, 0);
 }
 
-/* The masks that are due, or some of them. */
-static void bring_masks(tiny_job *job, mp_test_random *late) {
+/* Deliver all masks that are due, or a random part of them. */
+static void add_masks(tiny_job *job, mp_test_random *late) {
     mp_error error;
     for (int c = 0; job->call->masks && c < job->call->n_choices; c++) {
         uint32_t index = job->call->choices[c].token_count, bits[WORDS];
@@ -49,7 +49,7 @@ static void bring_masks(tiny_job *job, mp_test_random *late) {
     }
 }
 
-/* late: NULL, or what decides which masks are late and who is preempted. Returns how often a call waited. */
+/* Run all jobs. late: NULL, or the seed that delays masks and preempts items. Returns how often a request waited. */
 static int run(tiny_model *tiny, mp_test_random *late, uint64_t hashes[JOBS]) {
     tiny_job jobs[JOBS];
     mp_error error;
@@ -67,7 +67,7 @@ static int run(tiny_model *tiny, mp_test_random *late, uint64_t hashes[JOBS]) {
         for (int i = 0; i < JOBS; i++) {
             if (jobs[i].done)
                 continue;
-            bring_masks(&jobs[i], late);
+            add_masks(&jobs[i], late);
             if (late && mp_test_random_u64(late) % 11 == 0) {
                 tiny->engine->ops->preempt(tiny->engine, &jobs[i].item);
                 MP_CHECK_OK(tiny->engine->ops->admit(tiny->engine, &jobs[i].item, &error), &error);
@@ -76,7 +76,7 @@ static int run(tiny_model *tiny, mp_test_random *late, uint64_t hashes[JOBS]) {
         }
         tiny->engine->ops->plan(tiny->engine, items, n, UINT64_MAX, &plan);
         MP_CHECK(plan.count > 0 || plan.masks);
-        MP_CHECK(plan.count > 0 || jobs[JOBS - 1].done); /* who has no mask is never held up */
+        MP_CHECK(plan.count > 0 || jobs[JOBS - 1].done); /* an item without masks never waits */
         waited += plan.masks;
         if (plan.count == 0)
             continue;
@@ -95,14 +95,14 @@ static int run(tiny_model *tiny, mp_test_random *late, uint64_t hashes[JOBS]) {
     for (int i = 0; i < JOBS; i++) {
         for (int c = 0; jobs[i].call->masks && c < jobs[i].call->n_choices; c++)
             for (uint32_t t = 1; t < jobs[i].call->choices[c].token_count; t++)
-                MP_CHECK(may_come(c, t, jobs[i].call->choices[c].tokens[t].id));
+                MP_CHECK(is_allowed(c, t, jobs[i].call->choices[c].tokens[t].id));
         hashes[i] = tiny_job_hash(&jobs[i]);
         mp_request_destroy(&jobs[i].call->base);
     }
     return waited;
 }
 
-MP_TEST_SECONDS(models_masks_late_or_not_give_the_same_tokens, 120) {
+MP_TEST_SECONDS(models_late_masks_give_the_same_tokens, 120) {
     static const mp_dtype types[] = {MP_Q8_0};
     tiny_model tiny;
     tiny_load(&tiny, tiny_decoder_spec(types, 1, 47), MP_COMPUTE_AUTO, 1);
@@ -118,7 +118,7 @@ MP_TEST_SECONDS(models_masks_late_or_not_give_the_same_tokens, 120) {
     tiny_unload(&tiny);
 }
 
-MP_TEST(models_masks_that_are_wrong_are_refused) {
+MP_TEST(models_invalid_masks_are_refused) {
     static const mp_dtype types[] = {MP_Q8_0};
     tiny_model tiny;
     tiny_load(&tiny, tiny_decoder_spec(types, 1, 47), MP_COMPUTE_AUTO, 1);

@@ -1,4 +1,5 @@
-/* Prefix reuse: which blocks are found, by whom, what is given up first, and that no byte of a result depends on it. */
+/* Prefix reuse: which blocks a request finds, which tenant may find them, the order of eviction; no result depends on
+ * it. */
 #include <unistd.h>
 
 #include "base/options.h"
@@ -8,7 +9,7 @@
 
 enum { PROMPT = 200, ANSWER = 20 };
 
-/* ---- the cache by itself ----------------------------------------------------------------------------------------- */
+/* ---- the cache alone --------------------------------------------------------------------------------------------- */
 
 typedef struct bench {
     mp_budget budget;
@@ -32,7 +33,7 @@ static void take_down(bench *b) {
     MP_CHECK_INT(mp_alloc_bytes(MP_TAG_KV), 0);
 }
 
-/* A sequence of n blocks over tokens, all published. ids[n]: its blocks. */
+/* Publish a sequence of n blocks of `tokens`. ids[n]: its blocks. */
 static mp_prefix_chain publish(bench *b, uint32_t tenant, const int32_t *tokens, int n, uint32_t *ids) {
     mp_error error;
     mp_prefix_chain chain = mp_prefix_begin(&b->cache, tenant, false);
@@ -97,7 +98,7 @@ MP_TEST(models_prefix_survives_collisions) {
         MP_CHECK(!mp_prefix_find(&b.cache, &chain, tokens, &id));
         MP_CHECK_OK(mp_prefix_take(&b.cache, &id, &error), &error);
         uint32_t own = id;
-        mp_prefix_publish(&b.cache, &chain, tokens, &id); /* both can be there */
+        mp_prefix_publish(&b.cache, &chain, tokens, &id); /* both can be in the cache */
         MP_CHECK_INT(id, own);
         MP_CHECK_INT(chain.count, 1);
         chain = mp_prefix_begin(&b.cache, kind == 2, false);
@@ -125,8 +126,8 @@ MP_TEST(models_prefix_keeps_one_of_equal_blocks) {
     take_down(&b);
 }
 
-/* Least recently used first, leaves before what they hang on. */
-MP_TEST(models_prefix_gives_up_the_oldest_leaf) {
+/* Eviction takes the least recently used block first, and leaves before their parents. */
+MP_TEST(models_prefix_evicts_the_oldest_leaf) {
     bench b;
     uint32_t ids[3], other[3], got[8];
     mp_error error;
@@ -151,7 +152,7 @@ MP_TEST(models_prefix_gives_up_the_oldest_leaf) {
     MP_CHECK_INT(b.cache.counters.blocks, 0);
     give(&b, got, 4);
     MP_CHECK_INT(b.cache.kv.free_count, 4);
-    /* a use makes a chain new again */
+    /* a use makes the whole chain recent */
     b.budget.limit = UINT64_MAX;
     publish(&b, 0, b.tokens, 2, ids);
     publish(&b, 1, b.tokens, 2, other);
@@ -166,7 +167,7 @@ MP_TEST(models_prefix_gives_up_the_oldest_leaf) {
     take_down(&b);
 }
 
-MP_TEST(models_prefix_memory_goes_back) {
+MP_TEST(models_prefix_memory_is_freed) {
     bench b;
     uint32_t ids[8], got[12];
     mp_error error;
@@ -174,7 +175,7 @@ MP_TEST(models_prefix_memory_goes_back) {
     publish(&b, 0, b.tokens, 8, ids);
     give(&b, ids + 4, 4);
     MP_CHECK_INT(b.budget.used, 8 * b.cache.kv.block_bytes);
-    MP_CHECK_INT(mp_prefix_trim(&b.cache), 4 * b.cache.kv.block_bytes); /* what is in use stays */
+    MP_CHECK_INT(mp_prefix_trim(&b.cache), 4 * b.cache.kv.block_bytes); /* blocks in use stay */
     MP_CHECK_INT(b.budget.used, 4 * b.cache.kv.block_bytes);
     MP_CHECK_INT(find(&b, 0, b.tokens, 8, got), 4);
     give(&b, got, 4);
@@ -182,9 +183,9 @@ MP_TEST(models_prefix_memory_goes_back) {
     MP_CHECK_INT(mp_prefix_trim(&b.cache), 4 * b.cache.kv.block_bytes);
     MP_CHECK_INT(b.budget.used, 0);
     MP_CHECK_INT(mp_alloc_bytes(MP_TAG_KV), 0);
-    publish(&b, 0, b.tokens, 8, ids); /* and it works again */
+    publish(&b, 0, b.tokens, 8, ids); /* and the cache works again */
     give(&b, ids, 8);
-    /* a quarter of what the limit allows stays idle */
+    /* a quarter of the memory limit may stay idle */
     b.budget.limit = 12 * b.cache.kv.block_bytes;
     MP_CHECK_INT(find(&b, 0, b.tokens, 8, got), 8);
     give(&b, got, 8);
@@ -216,7 +217,7 @@ static uint64_t resident(void) {
     return pages * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
-/* Blocks of a real size: what trim says was given back has left the process. */
+/* Blocks of a real size: memory that trim reports as freed has left the process. */
 MP_TEST(models_prefix_memory_leaves_the_process) {
     bench b;
     uint32_t ids[40];
@@ -230,14 +231,14 @@ MP_TEST(models_prefix_memory_leaves_the_process) {
     uint64_t before = resident();
     MP_CHECK_INT(mp_prefix_trim(&b.cache), 39 * b.cache.kv.block_bytes);
     uint64_t after = resident();
-    if (!MP_SANITIZED) /* whose allocator keeps what was freed */
+    if (!MP_SANITIZED) /* a sanitizer's allocator keeps freed memory */
         MP_CHECK(before - after > 38 * b.cache.kv.block_bytes);
     MP_CHECK_INT(b.budget.used, b.cache.kv.block_bytes);
     give(&b, ids, 1);
     take_down(&b);
 }
 
-/* Memory of free blocks is what their window parts can be made of, where there is no other. */
+/* Window parts can be made from the memory of free blocks when no other memory is left. */
 MP_TEST(models_prefix_free_blocks_become_window_parts) {
     bench b;
     uint32_t ids[5];
@@ -256,13 +257,13 @@ MP_TEST(models_prefix_free_blocks_become_window_parts) {
     }
     MP_CHECK_INT(b.cache.kv.free_count, 5);
     b.budget.limit = b.budget.used;
-    for (int i = 0; i < 2; i++) { /* one gives its memory to the other */
+    for (int i = 0; i < 2; i++) { /* each frees memory for the other */
         MP_CHECK_OK(mp_prefix_take(&b.cache, &ids[i], &error), &error);
         MP_CHECK_INT(b.cache.kv.free_count, 3 - 2 * i);
         MP_CHECK_INT(b.budget.used, b.budget.limit);
     }
     MP_CHECK_STATUS(mp_prefix_take(&b.cache, &ids[2], &error), MP_MEMORY_EXHAUSTED, &error);
-    MP_CHECK_INT(b.cache.kv.free_count, 1); /* which is for the next that has a part */
+    MP_CHECK_INT(b.cache.kv.free_count, 1); /* kept for the next sequence with a window part */
     for (int i = 0; i < 2; i++) {
         mp_prefix_unref(&b.cache, ids[i]);
         mp_prefix_give(&b.cache, ids[i]);
@@ -270,7 +271,7 @@ MP_TEST(models_prefix_free_blocks_become_window_parts) {
     take_down(&b);
 }
 
-/* Many random sequences against a plain model of what must be found. */
+/* Random sequences compared with a plain model of the blocks that must be found. */
 MP_TEST_SECONDS(models_prefix_random_use, 60) {
     enum { HELD = 12, STEPS = 20000, DEEP = 5 };
     bench b;
@@ -296,7 +297,7 @@ MP_TEST_SECONDS(models_prefix_random_use, 60) {
             mp_prefix_chain chain = mp_prefix_begin(&b.cache, h->tenant, false);
             while (h->n < n && mp_prefix_find(&b.cache, &chain, h->tokens + h->n * MP_KV_BLOCK, &h->ids[h->n]))
                 h->n++;
-            /* what somebody holds must have been found, and in the very same blocks */
+            /* a held sequence must be found, in the same blocks */
             for (int o = 0; o < HELD; o++)
                 for (int i = 0; &held[o] != h && held[o].tenant == h->tenant && i < held[o].n && i < n; i++) {
                     if (memcmp(held[o].tokens, h->tokens, (size_t)(i + 1) * MP_KV_BLOCK * sizeof(int32_t)) != 0)
@@ -337,26 +338,26 @@ MP_TEST_SECONDS(models_prefix_random_use, 60) {
 
 static const mp_dtype types[] = {MP_Q8_0, MP_Q4_K};
 
-typedef struct ask { /* what a call is: the first `shared` tokens are the start of everybody's */
+typedef struct job_spec { /* a request; its first `shared` tokens are common to all */
     int length, shared, n, answer;
     uint32_t tenant;
     bool logits;
-} ask;
+} job_spec;
 
-static void make(const tiny_model *tiny, tiny_job *job, ask ask) {
-    mp_test_random everybody = {99}, own = {1000 + (uint64_t)(ask.length * 1000 + ask.shared)};
+static void make(const tiny_model *tiny, tiny_job *job, job_spec spec) {
+    mp_test_random common = {99}, own = {1000 + (uint64_t)(spec.length * 1000 + spec.shared)};
     int32_t prompt[TINY_CONTEXT];
-    for (int i = 0; i < ask.length; i++)
-        prompt[i] = (int32_t)(mp_test_random_u64(i < ask.shared ? &everybody : &own) % TINY_VOCAB);
+    for (int i = 0; i < spec.length; i++)
+        prompt[i] = (int32_t)(mp_test_random_u64(i < spec.shared ? &common : &own) % TINY_VOCAB);
     mp_text_args args = {
-        .n_prompt = ask.length, .prompt = prompt, .n_choices = ask.n ? ask.n : 1, .want_prompt_logits = ask.logits,
+        .n_prompt = spec.length, .prompt = prompt, .n_choices = spec.n ? spec.n : 1, .want_prompt_logits = spec.logits,
         .sampling = {.temperature = 0.8f, .top_p = 1, .repetition_penalty = 1, .seed = 3,
-                     .max_tokens = ask.answer ? ask.answer : ANSWER, .logprobs = 5, .ignore_eos = true},
+                     .max_tokens = spec.answer ? spec.answer : ANSWER, .logprobs = 5, .ignore_eos = true},
     };
-    tiny_job_make(tiny, job, &args, ask.tenant);
+    tiny_job_make(tiny, job, &args, spec.tenant);
 }
 
-/* The engine of `reference` reuses nothing. */
+/* Load a model, and a reference whose engine reuses nothing. */
 static void load(tiny_model *tiny, tiny_model *reference) {
     mp_error error;
     tiny_load(tiny, tiny_decoder_spec(types, 2, 51), MP_COMPUTE_AUTO, 1);
@@ -372,14 +373,14 @@ static void unload(tiny_model *tiny, tiny_model *reference) {
     MP_CHECK_INT(reference->engine->prefix->blocks, 0);
     tiny->engine->ops->trim(tiny->engine);
     reference->engine->ops->trim(reference->engine);
-    MP_CHECK_INT(mp_alloc_bytes(MP_TAG_KV), 0); /* no reference was forgotten */
+    MP_CHECK_INT(mp_alloc_bytes(MP_TAG_KV), 0); /* no reference leaked */
     tiny_unload(reference);
     tiny_unload(tiny);
 }
 
-static uint64_t alone(tiny_model *reference, ask ask) {
+static uint64_t alone(tiny_model *reference, job_spec spec) {
     tiny_job job;
-    make(reference, &job, ask);
+    make(reference, &job, spec);
     tiny_job_admit(reference, &job);
     tiny_job_finish(reference, &job);
     MP_CHECK_INT(job.call->cached_tokens, 0);
@@ -388,58 +389,58 @@ static uint64_t alone(tiny_model *reference, ask ask) {
     return hash;
 }
 
-/* The job is done: it skipped so many tokens and gave what the engine without a cache gives. */
-static void check_job(tiny_model *reference, tiny_job *job, ask ask, int cached) {
+/* Check that the job is done, skipped this many tokens, and gave the result of the engine without a cache. */
+static void check_job(tiny_model *reference, tiny_job *job, job_spec spec, int cached) {
     MP_CHECK(job->done);
     MP_CHECK_INT(job->call->cached_tokens, cached);
-    if (tiny_job_hash(job) != alone(reference, ask))
-        MP_FAIL("a prompt of %d tokens of which %d were cached gives something else", ask.length, cached);
+    if (tiny_job_hash(job) != alone(reference, spec))
+        MP_FAIL("a prompt of %d tokens of which %d were cached gives another result", spec.length, cached);
     mp_request_destroy(&job->call->base);
 }
 
-static void run(tiny_model *tiny, tiny_model *reference, ask ask, int cached) {
+static void run(tiny_model *tiny, tiny_model *reference, job_spec spec, int cached) {
     tiny_job job;
-    make(tiny, &job, ask);
+    make(tiny, &job, spec);
     tiny_job_admit(tiny, &job);
     tiny_job_finish(tiny, &job);
-    check_job(reference, &job, ask, cached);
+    check_job(reference, &job, spec, cached);
 }
 
 MP_TEST_SECONDS(models_prefix_hits, 60) {
     tiny_model tiny, reference;
     load(&tiny, &reference);
     const mp_prefix_counters *counters = tiny.engine->prefix;
-    run(&tiny, &reference, (ask){.length = PROMPT, .shared = 190}, 0);
+    run(&tiny, &reference, (job_spec){.length = PROMPT, .shared = 190}, 0);
     MP_CHECK_INT(counters->blocks, (PROMPT + ANSWER - 1) / 64);
-    run(&tiny, &reference, (ask){.length = PROMPT, .shared = 190}, 192);     /* again */
-    run(&tiny, &reference, (ask){.length = PROMPT + 9, .shared = 190}, 128); /* differs inside the third block */
-    run(&tiny, &reference, (ask){.length = PROMPT, .shared = 64}, 64);        /* at the edge of a block */
-    run(&tiny, &reference, (ask){.length = PROMPT, .shared = 63}, 0);
-    run(&tiny, &reference, (ask){.length = 129, .shared = 129}, 128);
-    run(&tiny, &reference, (ask){.length = 128, .shared = 128}, 64);          /* never the whole prompt */
-    run(&tiny, &reference, (ask){.length = PROMPT, .shared = 190, .n = 3}, 192);
-    run(&tiny, &reference, (ask){.length = PROMPT, .shared = 190, .tenant = 1}, 0);
-    run(&tiny, &reference, (ask){.length = PROMPT, .shared = 190, .tenant = 1}, 192);
+    run(&tiny, &reference, (job_spec){.length = PROMPT, .shared = 190}, 192);     /* again */
+    run(&tiny, &reference, (job_spec){.length = PROMPT + 9, .shared = 190}, 128); /* differs inside the third block */
+    run(&tiny, &reference, (job_spec){.length = PROMPT, .shared = 64}, 64);        /* at the edge of a block */
+    run(&tiny, &reference, (job_spec){.length = PROMPT, .shared = 63}, 0);
+    run(&tiny, &reference, (job_spec){.length = 129, .shared = 129}, 128);
+    run(&tiny, &reference, (job_spec){.length = 128, .shared = 128}, 64);          /* never the whole prompt */
+    run(&tiny, &reference, (job_spec){.length = PROMPT, .shared = 190, .n = 3}, 192);
+    run(&tiny, &reference, (job_spec){.length = PROMPT, .shared = 190, .tenant = 1}, 0);
+    run(&tiny, &reference, (job_spec){.length = PROMPT, .shared = 190, .tenant = 1}, 192);
     uint64_t hits = counters->hits;
-    run(&tiny, &reference, (ask){.length = PROMPT, .shared = 190, .logits = true}, 0); /* each row is asked for */
+    run(&tiny, &reference, (job_spec){.length = PROMPT, .shared = 190, .logits = true}, 0); /* every row is requested */
     MP_CHECK_INT(counters->hits, hits);
     MP_CHECK_INT(hits, 7);
     MP_CHECK_INT(counters->tokens, 192 + 128 + 64 + 128 + 64 + 192 + 192);
-    /* all of it goes back */
+    /* all of it is freed */
     uint64_t before = mp_alloc_bytes(MP_TAG_KV);
     uint64_t freed = tiny.engine->ops->trim(tiny.engine);
     MP_CHECK(before > 0 && freed >= before / 2);
     MP_CHECK_INT(counters->blocks, 0);
-    run(&tiny, &reference, (ask){.length = PROMPT, .shared = 190}, 0);
+    run(&tiny, &reference, (job_spec){.length = PROMPT, .shared = 190}, 0);
     unload(&tiny, &reference);
 }
 
-/* A conversation goes on: what was generated is found as well. */
+/* The next turn of a conversation finds the generated tokens as well. */
 MP_TEST_SECONDS(models_prefix_chat_history, 60) {
     tiny_model tiny, reference;
     load(&tiny, &reference);
     tiny_job first, second, plain;
-    make(&tiny, &first, (ask){.length = 50, .shared = 50, .answer = 100});
+    make(&tiny, &first, (job_spec){.length = 50, .shared = 50, .answer = 100});
     tiny_job_admit(&tiny, &first);
     tiny_job_finish(&tiny, &first);
     int32_t history[170];
@@ -465,11 +466,11 @@ MP_TEST_SECONDS(models_prefix_chat_history, 60) {
     unload(&tiny, &reference);
 }
 
-/* The other one is still running: in its answer, in its prompt, ahead of us in ours. */
-MP_TEST_SECONDS(models_prefix_of_running_calls, 60) {
+/* The other request is still running: it is decoding, prefilling, or ahead of ours in the same prompt. */
+MP_TEST_SECONDS(models_prefix_of_running_requests, 60) {
     tiny_model tiny, reference;
     load(&tiny, &reference);
-    ask what = {.length = PROMPT, .shared = 190};
+    job_spec what = {.length = PROMPT, .shared = 190};
     tiny_job a, b, c;
     make(&tiny, &a, what);
     make(&tiny, &b, what);
@@ -482,7 +483,7 @@ MP_TEST_SECONDS(models_prefix_of_running_calls, 60) {
     MP_CHECK_INT(b.call->cached_tokens, 64);
     tiny_job_step(&tiny, &a, 512);
     MP_CHECK(a.call->prompt_done_ns > 0);
-    tiny_job_step(&tiny, &b, 1); /* leaves its begun block for a's */
+    tiny_job_step(&tiny, &b, 1); /* drops its partial block for a's */
     MP_CHECK_INT(b.call->cached_tokens, 64 + 44 + 64);
     tiny_job_step(&tiny, &a, 1);
     tiny_job_finish(&tiny, &b);
@@ -494,7 +495,7 @@ MP_TEST_SECONDS(models_prefix_of_running_calls, 60) {
     unload(&tiny, &reference);
 }
 
-/* Two that read the same at once end up with one copy of it. */
+/* Two requests that compute the same blocks at the same time end up with one copy. */
 MP_TEST_SECONDS(models_prefix_of_equal_twins, 60) {
     tiny_model tiny, reference;
     load(&tiny, &reference);
@@ -502,7 +503,7 @@ MP_TEST_SECONDS(models_prefix_of_equal_twins, 60) {
     mp_plan plan = {.count = 2, .amount = {200, 200}};
     mp_outcome outcomes[MP_PLAN_MAX];
     for (int i = 0; i < 2; i++) {
-        make(&tiny, &jobs[i], (ask){.length = PROMPT, .shared = 190});
+        make(&tiny, &jobs[i], (job_spec){.length = PROMPT, .shared = 190});
         tiny_job_admit(&tiny, &jobs[i]);
         plan.items[i] = &jobs[i].item;
     }
@@ -510,22 +511,22 @@ MP_TEST_SECONDS(models_prefix_of_equal_twins, 60) {
     MP_CHECK_INT(tiny.engine->prefix->blocks, 3);
     for (int i = 0; i < 2; i++) {
         tiny_job_finish(&tiny, &jobs[i]);
-        check_job(&reference, &jobs[i], (ask){.length = PROMPT, .shared = 190}, 0);
+        check_job(&reference, &jobs[i], (job_spec){.length = PROMPT, .shared = 190}, 0);
     }
     MP_CHECK_INT(tiny.engine->prefix->blocks, 3);
     unload(&tiny, &reference);
 }
 
-enum { ANSWERS = 2048 }; /* what a sequence of these tests takes beside its blocks, at most; much less than a block */
+enum { ANSWERS = 2048 }; /* most bytes of a sequence beside its blocks in these tests; much less than a block */
 
-/* Tokens, lists and histories of a call are charged from its admission to its end, for as long as it may become. */
-MP_TEST(models_prefix_answers_are_charged) {
+/* Tokens, lists and histories of a request are charged from admission to end, for its maximum length. */
+MP_TEST(models_prefix_sequences_are_charged) {
     enum { CHOICES = 8 };
     tiny_model tiny, reference;
     mp_error error;
     load(&tiny, &reference);
     tiny_job job;
-    const ask one = {.length = 100, .shared = 0, .n = CHOICES, .answer = 200};
+    const job_spec one = {.length = 100, .shared = 0, .n = CHOICES, .answer = 200};
     make(&tiny, &job, one);
     uint64_t used = tiny.budget.used, least = CHOICES * 300 * sizeof(int32_t);
     tiny.budget.limit = used + least;
@@ -543,29 +544,30 @@ MP_TEST(models_prefix_answers_are_charged) {
     unload(&tiny, &reference);
 }
 
-/* Idle blocks are the first that goes: the leaves of the oldest chain, and the rest of it is still found. */
+/* Idle blocks are evicted first: the leaves of the oldest chain. The rest of the chain is still found. */
 MP_TEST_SECONDS(models_prefix_evicted_in_part, 60) {
     tiny_model tiny, reference;
     load(&tiny, &reference);
-    run(&tiny, &reference, (ask){.length = PROMPT, .shared = 190, .answer = 1}, 0); /* three whole blocks, one not */
-    run(&tiny, &reference, (ask){.length = PROMPT, .shared = 190, .answer = 1}, 192);
+    run(&tiny, &reference, (job_spec){.length = PROMPT, .shared = 190, .answer = 1}, 0); /* three whole blocks, one
+                                                                                     * partial */
+    run(&tiny, &reference, (job_spec){.length = PROMPT, .shared = 190, .answer = 1}, 192);
     MP_CHECK_INT(tiny.engine->prefix->blocks, 3);
-    tiny.budget.limit = tiny.budget.used + ANSWERS; /* not one block more */
-    run(&tiny, &reference, (ask){.length = 100, .shared = 0, .answer = 1}, 0);
+    tiny.budget.limit = tiny.budget.used + ANSWERS; /* no memory for another block */
+    run(&tiny, &reference, (job_spec){.length = 100, .shared = 0, .answer = 1}, 0);
     MP_CHECK_INT(tiny.engine->prefix->evicted, 1);
     MP_CHECK_INT(tiny.engine->prefix->blocks, 3); /* two of the first, one of the second */
-    run(&tiny, &reference, (ask){.length = PROMPT, .shared = 190, .answer = 1}, 128);
+    run(&tiny, &reference, (job_spec){.length = PROMPT, .shared = 190, .answer = 1}, 128);
     tiny.budget.limit = UINT64_MAX;
     unload(&tiny, &reference);
 }
 
-/* Scratch for many rows: cached blocks make room for it, too. */
+/* Cached blocks are evicted for the scratch of many rows as well. */
 MP_TEST_SECONDS(models_prefix_makes_room_for_scratch, 60) {
     tiny_model tiny, reference;
     load(&tiny, &reference);
-    for (int i = 0; i < 12; i++) { /* three blocks each, read in small slices */
+    for (int i = 0; i < 12; i++) { /* three blocks each, prefilled in small slices */
         tiny_job job;
-        make(&tiny, &job, (ask){.length = 193 + i, .shared = 0, .answer = 1});
+        make(&tiny, &job, (job_spec){.length = 193 + i, .shared = 0, .answer = 1});
         tiny_job_admit(&tiny, &job);
         while (tiny_job_step(&tiny, &job, 16) == MP_OUTCOME_MORE) {
         }
@@ -573,7 +575,7 @@ MP_TEST_SECONDS(models_prefix_makes_room_for_scratch, 60) {
     }
     MP_CHECK_INT(tiny.engine->prefix->blocks, 36);
     tiny.budget.limit = tiny.budget.used;
-    run(&tiny, &reference, (ask){.length = 100, .shared = 0, .answer = 1}, 0);
+    run(&tiny, &reference, (job_spec){.length = 100, .shared = 0, .answer = 1}, 0);
     MP_CHECK(tiny.engine->prefix->evicted > 3);
     MP_CHECK(tiny.engine->prefix->blocks > 0);
     MP_CHECK(tiny.budget.used <= tiny.budget.limit);
@@ -581,12 +583,12 @@ MP_TEST_SECONDS(models_prefix_makes_room_for_scratch, 60) {
     unload(&tiny, &reference);
 }
 
-/* A preempted call gives back what it shares without harm to the others, and finds it again. */
+/* A preempted request releases its shared blocks without harm to others, and finds them again. */
 MP_TEST_SECONDS(models_prefix_preempted, 60) {
     tiny_model tiny, reference;
     load(&tiny, &reference);
     mp_error error;
-    ask what = {.length = PROMPT, .shared = 190, .n = 2, .answer = 90};
+    job_spec what = {.length = PROMPT, .shared = 190, .n = 2, .answer = 90};
     tiny_job a, b;
     make(&tiny, &a, what);
     make(&tiny, &b, what);
@@ -603,18 +605,18 @@ MP_TEST_SECONDS(models_prefix_preempted, 60) {
         tiny_job_step(&tiny, round % 2 ? &b : &a, 2);
         MP_CHECK_OK(tiny.engine->ops->admit(tiny.engine, &job->item, &error), &error);
         tiny_job_step(&tiny, job, 512);
-        MP_CHECK(tiny.engine->prefix->tokens >= tokens + 2 * 192); /* both answers find at least the prompt */
+        MP_CHECK(tiny.engine->prefix->tokens >= tokens + 2 * 192); /* both requests find at least the prompt */
         tiny_job_step(&tiny, job, 512);
     }
     tiny_job_finish(&tiny, &a);
     tiny_job_finish(&tiny, &b);
     check_job(&reference, &a, what, 0);
-    check_job(&reference, &b, what, 192); /* what it found again later is no saving of its prompt */
+    check_job(&reference, &b, what, 192); /* blocks found after the preemption save nothing of its prompt */
     unload(&tiny, &reference);
 }
 
-/* The youngest that holds anything, and perhaps others. */
-static void give_way(tiny_model *tiny, tiny_job *jobs, int count, int i, mp_test_random *random) {
+/* Preempt the other jobs, the youngest first: all of them, or with `random` at least one. */
+static void preempt_youngest(tiny_model *tiny, tiny_job *jobs, int count, int i, mp_test_random *random) {
     mp_error error;
     for (int o = count - 1; o >= 0; o--)
         if (o != i && jobs[o].admitted && !jobs[o].done) {
@@ -625,18 +627,19 @@ static void give_way(tiny_model *tiny, tiny_job *jobs, int count, int i, mp_test
         }
 }
 
-/* Under a tight budget: whoever waits makes the youngest give its memory back, and all end with the same bytes. */
+/* Under a tight budget an item that waits preempts the youngest; all end with the same bytes. */
 MP_TEST_SECONDS(models_prefix_tight_memory, 120) {
     enum { JOBS = 6 };
-    static const ask asks[JOBS] = {{200, 190, .answer = 70}, {150, 150, .n = 2, .answer = 40}, {200, 190, .answer = 30},
-                                   {180, 100, .answer = 90}, {200, 190, .tenant = 4},          {60, 60, .n = 3}};
+    static const job_spec specs[JOBS] = {{200, 190, .answer = 70}, {150, 150, .n = 2, .answer = 40},
+                                         {200, 190, .answer = 30}, {180, 100, .answer = 90},
+                                         {200, 190, .tenant = 4},  {60, 60, .n = 3}};
     tiny_model tiny, reference;
     mp_error error;
     load(&tiny, &reference);
     uint64_t expected[JOBS];
     for (int i = 0; i < JOBS; i++)
-        expected[i] = alone(&reference, asks[i]);
-    run(&tiny, &reference, (ask){.length = 500, .shared = 0, .answer = 1}, 0); /* for its scratch */
+        expected[i] = alone(&reference, specs[i]);
+    run(&tiny, &reference, (job_spec){.length = 500, .shared = 0, .answer = 1}, 0); /* for its scratch */
     uint64_t block = mp_alloc_bytes(MP_TAG_KV) / 9, base = tiny.budget.used;
     for (uint64_t seed = 6; seed > 6 - (uint64_t)mp_test_rounds(6); seed--) {
         mp_test_random random = {seed};
@@ -644,15 +647,15 @@ MP_TEST_SECONDS(models_prefix_tight_memory, 120) {
         int waits = 0;
         tiny.budget.limit = base + (seed % 3) * 2 * block + 10 * ANSWERS;
         for (int i = 0; i < JOBS; i++)
-            make(&tiny, &jobs[i], asks[i]);
+            make(&tiny, &jobs[i], specs[i]);
         for (int open = JOBS; open > 0;) {
             int i = (int)(mp_test_random_u64(&random) % JOBS);
             tiny_job *job = &jobs[i];
             if (job->done)
                 continue;
             if (!job->admitted && tiny.engine->ops->admit(tiny.engine, &job->item, &error) != MP_OK) {
-                MP_CHECK_STATUS(error.code, MP_MEMORY_EXHAUSTED, &error); /* even for what is no block */
-                give_way(&tiny, jobs, JOBS, i, NULL);
+                MP_CHECK_STATUS(error.code, MP_MEMORY_EXHAUSTED, &error); /* not even for memory other than blocks */
+                preempt_youngest(&tiny, jobs, JOBS, i, NULL);
                 MP_CHECK_OK(tiny.engine->ops->admit(tiny.engine, &job->item, &error), &error);
             }
             job->admitted = true;
@@ -661,7 +664,7 @@ MP_TEST_SECONDS(models_prefix_tight_memory, 120) {
             if (outcome != MP_OUTCOME_WAIT_MEMORY)
                 continue;
             waits++;
-            give_way(&tiny, jobs, JOBS, i, &random);
+            preempt_youngest(&tiny, jobs, JOBS, i, &random);
         }
         for (int i = 0; i < JOBS; i++) {
             if (tiny_job_hash(&jobs[i]) != expected[i])
@@ -675,7 +678,7 @@ MP_TEST_SECONDS(models_prefix_tight_memory, 120) {
     unload(&tiny, &reference);
 }
 
-/* What windowed layers hold of a long sequence is bounded by the window, not by its length. */
+/* The window bounds the memory that windowed layers hold, not the length of the sequence. */
 MP_TEST_SECONDS(models_prefix_windows_bound_memory, 60) {
     enum { LONG = 460, STEP = 64, WINDOW = 70 };
     static const mp_dtype types[] = {MP_Q8_0};
@@ -701,7 +704,7 @@ MP_TEST_SECONDS(models_prefix_windows_bound_memory, 60) {
         mp_request_destroy(&job.call->base);
         tiny_unload(&tiny);
     }
-    /* two of three layers are windowed: a block more is a third of what it was, once the window is full */
+    /* two of three layers are windowed: once the window is full, a further block costs a third */
     for (int step = 4; step < LONG / STEP; step++) {
         uint64_t whole = bytes[0][step] - bytes[0][step - 1], part = bytes[1][step] - bytes[1][step - 1];
         MP_CHECK(part < whole * 2 / 5);

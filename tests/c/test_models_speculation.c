@@ -1,5 +1,5 @@
-/* Guesses at the next tokens: what the index finds, whether they are made where they pay and nowhere else, and that an
- * answer ends where it ends without them. That they change no bit: test_models_contract.c. */
+/* Speculation: the drafts that the index finds, that drafts are made only where they pay, and that a completion ends at
+ * the same token as without them. test_models_contract.c checks that they change no bit. */
 #include <math.h>
 
 #include "model_fixture.h"
@@ -8,7 +8,7 @@
 
 /* ---- the index --------------------------------------------------------------------------------------------------- */
 
-/* End of the last run of n tokens before the end of the sequence that equals the n at its end; 0 = none. */
+/* Return the end of the last earlier occurrence of the sequence's last n tokens; 0 = none. */
 static int last_run(const int32_t *tokens, int count, int n) {
     for (int end = count - 1; end >= n; end--)
         if (memcmp(tokens + end - n, tokens + count - n, (size_t)n * sizeof *tokens) == 0)
@@ -16,7 +16,7 @@ static int last_run(const int32_t *tokens, int count, int n) {
     return 0;
 }
 
-MP_TEST(models_draft_finds_what_a_search_finds) {
+MP_TEST(models_draft_index_agrees_with_a_search) {
     enum { COUNT = 3000 };
     mp_budget budget = {.limit = UINT64_MAX};
     mp_test_random random = {5};
@@ -40,7 +40,7 @@ MP_TEST(models_draft_finds_what_a_search_finds) {
                 continue;
             MP_CHECK_INT(found, most);
             MP_CHECK(run >= MP_DRAFT_SHORT);
-            /* the guess is what came after an earlier place with that run; the last one, but for collisions */
+            /* the draft is the continuation of an earlier occurrence: of the last one, except after a hash collision */
             bool somewhere = false;
             for (end = count - 1; end >= run && !somewhere; end--) {
                 somewhere = memcmp(tokens + end - run, tokens + count - run, (size_t)run * sizeof *tokens) == 0;
@@ -52,12 +52,12 @@ MP_TEST(models_draft_finds_what_a_search_finds) {
         mp_draft_deinit(&index, &budget);
     }
     MP_CHECK(wanted > 2000);
-    if (missed > wanted / 16) /* two runs in one place */
+    if (missed > wanted / 16) /* two runs in one slot */
         MP_FAIL("%ld of %ld were not found", missed, wanted);
     MP_CHECK_INT(budget.used, 0);
 }
 
-MP_TEST(models_draft_goes_on_with_what_repeats) {
+MP_TEST(models_draft_continues_repetitions) {
     mp_budget budget = {.limit = UINT64_MAX};
     mp_draft_index index = {0};
     const int32_t tokens[] = {9, 1, 2, 3, 1, 2, 3, 1, 2, 3};
@@ -82,23 +82,23 @@ MP_TEST(models_draft_memory_is_bounded_and_charged) {
     uint64_t before = mp_alloc_bytes(MP_TAG_REQUEST);
     for (int count = 1; count <= COUNT; count += 999)
         mp_draft_find(&index, &budget, tokens, count, 4, draft, &run);
-    MP_CHECK(run == MP_DRAFT_RUN); /* what is recent is found, however long the sequence */
+    MP_CHECK(run == MP_DRAFT_RUN); /* recent runs are found, whatever the length of the sequence */
     MP_CHECK_INT(mp_alloc_bytes(MP_TAG_REQUEST) - before, budget.used);
     MP_CHECK(budget.used > 0 && budget.used <= 512 * 1024);
     mp_draft_deinit(&index, &budget);
     MP_CHECK_INT(budget.used, 0);
-    budget.limit = 100; /* no memory, no guess */
+    budget.limit = 100; /* without memory there is no draft */
     MP_CHECK_INT(mp_draft_find(&index, &budget, tokens, 2000, 4, draft, &run), 0);
     MP_CHECK_INT(budget.used, 0);
     free(tokens);
 }
 
-/* ---- where it pays ----------------------------------------------------------------------------------------------- */
+/* ---- the decision to speculate ----------------------------------------------------------------------------------- */
 
-typedef struct world { /* a machine and a text, made up */
-    double read_ns, row_ns; /* of a step: the larger of the two counts, and a little of the other */
-    double accepted;        /* how often a guessed token is right */
-    double found;           /* how often there is a guess */
+typedef struct world { /* a synthetic machine and text */
+    double read_ns, row_ns; /* ns of a step: the larger of the two costs, plus a part of the other */
+    double accepted;        /* probability that a draft token is accepted */
+    double found;           /* probability that a draft is found */
     int sequences;
 } world;
 
@@ -107,7 +107,7 @@ static double cost(const world *w, int rows) {
     return compute > w->read_ns ? compute + 0.1 * w->read_ns : w->read_ns + 0.1 * compute;
 }
 
-/* Tokens in a nanosecond over so many steps, divided by those without guesses. */
+/* Return the tokens per nanosecond over `steps` steps, divided by those without drafts. */
 static double gain(mp_speculation *s, const world *w, int steps, mp_test_random *random) {
     mp_draft draft[MP_DRAFT_ROWS] = {0};
     mp_draft *list[MP_DRAFT_ROWS];
@@ -135,7 +135,7 @@ static double gain(mp_speculation *s, const world *w, int steps, mp_test_random 
         MP_CHECK(w->sequences + checked <= MP_DRAFT_ROWS);
         double took = cost(w, w->sequences + checked) * (0.95 + 0.1 * mp_test_random_float(random, 0, 1));
         if (mp_test_random_u64(random) % 50 == 0)
-            took *= 5; /* somebody else had the processor */
+            took *= 5; /* another process used the CPU */
         mp_speculation_account(s, w->sequences, checked, accepted, (uint64_t)took);
         ns += cost(w, w->sequences + checked);
         tokens += w->sequences + accepted;
@@ -143,7 +143,7 @@ static double gain(mp_speculation *s, const world *w, int steps, mp_test_random 
     return tokens / ns / (w->sequences / cost(w, w->sequences));
 }
 
-/* The same with a fixed number of guesses. */
+/* Return the same ratio with a fixed number of draft tokens. */
 static double fixed_gain(const world *w, int count) {
     double tokens = 1;
     for (int i = count; i > 0; i--)
@@ -152,15 +152,15 @@ static double fixed_gain(const world *w, int count) {
     return (tokens * w->found + 1 - w->found) * cost(w, w->sequences) / with;
 }
 
-MP_TEST(models_speculation_pays_or_rests) {
+MP_TEST(models_speculation_pays_or_backs_off) {
     static const world worlds[] = {
-        /* reading counts, guesses are good, fair, bad, none right */
+        /* memory-bound; drafts are good, fair, bad, never right */
         {1e7, 1e6, 0.95, 0.9, 1}, {1e7, 1e6, 0.6, 0.5, 1}, {1e7, 1e6, 0.1, 0.9, 1}, {1e7, 1e6, 0, 1, 1},
-        /* a row costs as much as the reading: nothing helps */
+        /* compute-bound: a row costs as much as the weight read, so drafts never pay */
         {1e6, 1e6, 0.95, 1, 1}, {1e6, 1e6, 0, 1, 1},
-        /* several sequences, room for some guesses; many, which fill the machine */
+        /* several sequences, which leave rows for drafts; many, which fill the machine */
         {1e7, 1e6, 0.9, 0.9, 4}, {1e7, 1e6, 0.9, 0.9, 16}, {1e7, 1e6, 0.1, 0.9, 8}, {1e7, 1e6, 0, 1, 31},
-        /* nothing is ever found */
+        /* no draft is ever found */
         {1e7, 1e6, 0.9, 0, 1},
     };
     for (size_t i = 0; i < sizeof worlds / sizeof *worlds; i++) {
@@ -173,13 +173,13 @@ MP_TEST(models_speculation_pays_or_rests) {
             best = fmax(best, fixed_gain(w, count));
         double early = gain(&s, w, 200, &random), late = gain(&s, w, 5000, &random);
         if (early < 0.98 || late < 0.985)
-            MP_FAIL("world %zu: %.3f, then %.3f of the speed without guesses", i, early, late);
+            MP_FAIL("world %zu: %.3f, then %.3f of the speed without drafts", i, early, late);
         if (best > 1.05 && late < 1 + 0.85 * (best - 1))
-            MP_FAIL("world %zu: %.3f of the speed without guesses, where %.3f can be had", i, late, best);
+            MP_FAIL("world %zu: %.3f of the speed without drafts, %.3f is possible", i, late, best);
     }
 }
 
-/* A text that begins to repeat itself, and ceases to. */
+/* A text that starts to repeat itself, and stops. */
 MP_TEST(models_speculation_follows_the_text) {
     mp_test_random random = {77};
     mp_speculation s;
@@ -189,7 +189,7 @@ MP_TEST(models_speculation_follows_the_text) {
         double bad = gain(&s, &prose, 3000, &random);
         double good = gain(&s, &copy, 3000, &random);
         if (bad < 0.98 || good < 3)
-            MP_FAIL("%.3f of the speed without guesses, then %.3f", bad, good);
+            MP_FAIL("%.3f of the speed without drafts, then %.3f", bad, good);
     }
 }
 
@@ -197,7 +197,7 @@ MP_TEST(models_speculation_follows_the_text) {
 
 enum { PROMPT = 60, ANSWER = 40 };
 
-/* A guess is what the answer would be if nothing ended it. */
+/* Drafts are the completion as it would be without its end. */
 typedef struct plain_answer {
     int32_t tokens[ANSWER];
 } plain_answer;
@@ -228,7 +228,7 @@ static void check_same(const tiny_job *a, const tiny_job *b, const char *what) {
         const mp_choice *x = &a->call->choices[c], *y = &b->call->choices[c];
         if (x->token_count != y->token_count || x->text_bytes != y->text_bytes || x->finish != y->finish ||
             x->stop_index != y->stop_index)
-            MP_FAIL("%s: %u tokens, %u bytes, finish %d, stop %d; without guesses %u, %u, %d, %d", what,
+            MP_FAIL("%s: %u tokens, %u bytes, finish %d, stop %d; without drafts %u, %u, %d, %d", what,
                     y->token_count, y->text_bytes, y->finish, y->stop_index, x->token_count, x->text_bytes, x->finish,
                     x->stop_index);
         MP_CHECK(memcmp(x->text, y->text, x->text_bytes) == 0);
@@ -240,7 +240,7 @@ static void check_same(const tiny_job *a, const tiny_job *b, const char *what) {
     }
 }
 
-MP_TEST_SECONDS(models_speculation_ends_where_it_would, 60) {
+MP_TEST_SECONDS(models_speculation_ends_at_the_same_token, 60) {
     static const mp_dtype types[] = {MP_Q8_0};
     static const float temperatures[] = {0, 1.5f};
     tiny_model tiny;
@@ -257,7 +257,7 @@ MP_TEST_SECONDS(models_speculation_ends_where_it_would, 60) {
         ask(&tiny, &job, &plain);
         MP_CHECK_INT(job.call->choices[0].token_count, ANSWER);
         char text[ANSWER];
-        memcpy(text, job.call->choices[0].text, ANSWER); /* a letter a token */
+        memcpy(text, job.call->choices[0].text, ANSWER); /* one letter per token */
         for (int t = 0; t < ANSWER; t++)
             answer.tokens[t] = job.call->choices[0].tokens[t].id;
         mp_request_destroy(&job.call->base);
@@ -296,7 +296,7 @@ MP_TEST_SECONDS(models_speculation_ends_where_it_would, 60) {
                 tiny_speculate(tiny.engine, MP_SPECULATE_OFF, NULL, NULL);
                 ask(&tiny, &without, &cases[c].args);
                 plain_answer known = answer;
-                if (c >= 4) /* else what would come after the end */
+                if (c >= 4) /* else the continuation after the end */
                     for (uint32_t t = 0; t < ANSWER; t++)
                         known.tokens[t] = t < without.call->choices[0].token_count
                                               ? without.call->choices[0].tokens[t].id : TINY_VOCAB - 2;
@@ -314,7 +314,7 @@ MP_TEST_SECONDS(models_speculation_ends_where_it_would, 60) {
     tiny_unload(&tiny);
 }
 
-/* All right: ANSWER tokens take a sixteenth of the steps. */
+/* If all drafts are accepted, ANSWER tokens take a sixteenth of the steps. */
 MP_TEST(models_speculation_saves_passes) {
     static const mp_dtype types[] = {MP_Q8_0};
     tiny_model tiny;
@@ -352,7 +352,7 @@ static int draft_badly(void *arg, const mp_item *item, int choice, int32_t *draf
     return most;
 }
 
-/* Memory for guesses is nobody's hurdle: however little there is, an answer that fits without them comes. */
+/* Drafts never cause a lack of memory: a completion that fits without them succeeds with any limit. */
 MP_TEST_SECONDS(models_speculation_needs_no_memory, 60) {
     static const mp_dtype types[] = {MP_Q8_0};
     tiny_model tiny;
@@ -363,13 +363,13 @@ MP_TEST_SECONDS(models_speculation_needs_no_memory, 60) {
     tiny_speculate(tiny.engine, MP_SPECULATE_OFF, NULL, NULL);
     ask(&tiny, &job, &args);
     tiny.engine->ops->trim(tiny.engine);
-    ask(&tiny, &again, &args); /* that much is enough: the blocks and the scratch of it */
+    ask(&tiny, &again, &args); /* enough for its blocks and scratch */
     uint64_t enough = tiny.budget.used;
     tiny.engine->ops->trim(tiny.engine);
     mp_request_destroy(&again.call->base);
     int32_t wrong = 5;
     tiny_speculate(tiny.engine, MP_SPECULATE_ALWAYS, draft_badly, &wrong);
-    tiny.budget.limit = enough + 2048; /* what the answer takes beside its blocks was given back */
+    tiny.budget.limit = enough + 2048; /* memory beside the blocks was freed */
     ask(&tiny, &again, &args);
     check_same(&job, &again, "with little memory");
     mp_request_destroy(&again.call->base);
@@ -383,10 +383,10 @@ MP_TEST_SECONDS(models_speculation_needs_no_memory, 60) {
     tiny_unload(&tiny);
 }
 
-/* ---- guesses that are no numbers --------------------------------------------------------------------------------- */
+/* ---- drafts with infinite rows ----------------------------------------------------------------------------------- */
 
-/* A token whose row makes the model's arithmetic infinite may be guessed: rows before it in its block read its values
- * times zero, and that is NaN. */
+/* A token whose row makes the model's results infinite may be drafted. Rows before it in its block read its values
+ * times zero, which is NaN. */
 static void survive_infinity(mp_dtype type) {
     const int32_t bad = 7;
     tiny_model tiny;
@@ -412,7 +412,7 @@ static void survive_infinity(mp_dtype type) {
     tiny_job_admit(&tiny, &with);
     tiny_job_finish(&tiny, &with);
     check_same(&without, &with, "beside infinity");
-    /* once an answer, and not again */
+    /* once per completion, and not again */
     MP_CHECK(tiny.engine->work.drafted > 0 && tiny.engine->work.drafted <= 2 * MP_DRAFT_MOST);
     MP_CHECK_INT(tiny.engine->work.accepted, 0);
     mp_request_destroy(&without.call->base);

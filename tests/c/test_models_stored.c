@@ -1,5 +1,5 @@
-/* Weights that are packed as they are used: the same bits at every moment of it, the same charge, and a file that
- * changes meanwhile ends the calls. */
+/* Weights that are packed during use: the same bits and the same charge at every moment, and a file that changes
+ * meanwhile fails the requests. */
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -98,9 +98,9 @@ MP_TEST_SECONDS(models_stored_weights_give_the_same_bits, 120) { check_bits(-1);
 
 MP_TEST_SECONDS(models_stored_weights_give_the_same_bits_with_an_output_matrix, 120) { check_bits(UNTIED); }
 
-MP_TEST(models_stored_only_from_a_size_on) {
+MP_TEST(models_stored_weights_have_a_minimum_size) {
     tiny_model tiny;
-    load(&tiny, "1", 1, -1); /* the fixture has more than that */
+    load(&tiny, "1", 1, -1); /* the fixture is larger than that */
     MP_CHECK(mp_stored_left(stored_of(&tiny)));
     tiny_unload(&tiny);
     load(&tiny, "64", 1, -1);
@@ -173,7 +173,7 @@ MP_TEST_SECONDS(models_stored_weights_are_shared_by_engines, 60) {
     tiny_unload(&tiny);
 }
 
-/* The child goes on with what the parent has packed so far, and the parent does not notice. */
+/* A forked child continues with the weights that the parent has packed so far; the parent is unaffected. */
 MP_TEST_SECONDS(models_stored_weights_after_a_fork, 60) {
     tiny_model tiny;
     load(&tiny, "0", 1, -1);
@@ -198,10 +198,11 @@ MP_TEST_SECONDS(models_stored_weights_after_a_fork, 60) {
 
 /* ---- files ------------------------------------------------------------------------------------------------------- */
 
-static void check_spoilt(void (*spoil)(const char *path), bool before_the_first) {
+static void check_corrupted(void (*corrupt)(const char *path), bool before_the_first) {
     tiny_model tiny;
     mp_file_map_init();
-    load(&tiny, "0", 1, -1); /* the handler of one lane maps what another reads, which ThreadSanitizer tells */
+    load(&tiny, "0", 1, -1); /* one thread: its fault handler would map the page that another thread reads, which
+                              * ThreadSanitizer reports */
     stored_of(&tiny)->keep_ns = 0;
     stored_of(&tiny)->keep_row_ns = 0;
     if (!before_the_first)
@@ -210,7 +211,7 @@ static void check_spoilt(void (*spoil)(const char *path), bool before_the_first)
     const char *path = mp_spec_file(tiny.spec, 0);
     struct stat before;
     MP_CHECK(stat(path, &before) == 0);
-    spoil(path);
+    corrupt(path);
     tiny_job job;
     make_job(&tiny, &job, 2);
     tiny_job_admit(&tiny, &job);
@@ -219,7 +220,7 @@ static void check_spoilt(void (*spoil)(const char *path), bool before_the_first)
     MP_CHECK_INT(job.call->choices[0].token_count, 0);
     tiny.engine->ops->retire(tiny.engine, &job.item);
     mp_request_destroy(&job.call->base);
-    struct timespec times[2] = {before.st_atim, before.st_mtim}; /* what was packed meanwhile stays wrong */
+    struct timespec times[2] = {before.st_atim, before.st_mtim}; /* weights packed meanwhile stay wrong */
     MP_CHECK(truncate(path, before.st_size) == 0 && utimensat(AT_FDCWD, path, times, 0) == 0);
     MP_CHECK(!tiny.model->ops->healthy(tiny.model));
     tiny_unload(&tiny);
@@ -232,17 +233,17 @@ static void overwrite(const char *path) {
     MP_CHECK(file && fseek(file, 100000, SEEK_SET) == 0 && fwrite("changed", 1, 7, file) == 7 && fclose(file) == 0);
 }
 
-MP_TEST(models_stored_weights_of_a_file_that_was_cut) {
-    check_spoilt(cut, true);
-    check_spoilt(cut, false);
+MP_TEST(models_stored_weights_of_a_truncated_file_fail) {
+    check_corrupted(cut, true);
+    check_corrupted(cut, false);
 }
 
-MP_TEST(models_stored_weights_of_a_file_that_was_changed) {
-    check_spoilt(overwrite, true);
-    check_spoilt(overwrite, false);
+MP_TEST(models_stored_weights_of_a_changed_file_fail) {
+    check_corrupted(overwrite, true);
+    check_corrupted(overwrite, false);
 }
 
-/* Once all is packed, the file may go. */
+/* Once all weights are packed, the file is not needed. */
 MP_TEST(models_stored_weights_that_are_packed_need_no_file) {
     tiny_model tiny;
     load(&tiny, "0", 1, -1);

@@ -1,5 +1,5 @@
-/* Many streams: one pass over the weights serves all that run, a prompt is read in the same passes, and who comes while
- * a step runs takes part in the next one. A decoder behind a registry, each of whose steps is written down. */
+/* Many streams: one pass over the weights serves all running requests, a prompt is prefilled in the same passes, and a
+ * request that arrives during a step joins the next one. A decoder behind a registry records each of its steps. */
 #include <stdatomic.h>
 
 #include "base/sys.h"
@@ -10,7 +10,7 @@ enum { STREAMS = 8, STEPS = 4096, ANSWER = 80, HELD = 12 };
 
 typedef struct step_note {
     int items;
-    uint64_t passes, rows; /* of this step */
+    uint64_t passes, rows; /* passes over the weights and rows in this step */
     const mp_request *call[STREAMS + 1];
 } step_note;
 
@@ -21,8 +21,8 @@ static struct {
     const mp_model_ops *model_ops;
     const mp_engine_ops *engine_ops;
     step_note note[STEPS];
-    _Atomic int begun; /* steps */
-    _Atomic int go;    /* steps from this number on do not end: 0, later HELD, later none */
+    _Atomic int begun; /* number of started steps */
+    _Atomic int go;    /* steps from this number on are held: 0, later HELD, later none */
 } seen;
 
 static void watched_step(mp_engine *engine, mp_lease *lease, const mp_plan *plan, mp_outcome *outcomes) {
@@ -113,7 +113,7 @@ MP_TEST_SECONDS(models_streams_share_passes_and_join_at_once, 60) {
     MP_CHECK_OK(mp_registry_load(registry, "a", false, MP_FOREVER, &error), &error);
 
     mp_ticket *tickets[STREAMS + 1];
-    for (int i = 0; i < STREAMS; i++) /* the first step ends when all are there */
+    for (int i = 0; i < STREAMS; i++) /* hold the first step until all requests have arrived */
         tickets[i] = chat(registry, i, 10 + 11 * i);
     atomic_store(&seen.go, HELD);
     until_begun(HELD + 1);
@@ -130,7 +130,8 @@ MP_TEST_SECONDS(models_streams_share_passes_and_join_at_once, 60) {
     }
     MP_CHECK_INT(tokens, (STREAMS + 1) * ANSWER);
 
-    /* who comes in a step is in the next, beside all others, and its prompt is read in the same pass */
+    /* a request that arrives during a step is in the next one, beside all others, and its prompt is prefilled in the
+     * same pass */
     const step_note *held = &seen.note[HELD], *next = held + 1;
     MP_CHECK(!takes_part(held, late) && takes_part(next, late));
     MP_CHECK_INT(held->items, STREAMS);
@@ -138,7 +139,7 @@ MP_TEST_SECONDS(models_streams_share_passes_and_join_at_once, 60) {
     MP_CHECK_INT(next->passes, 1);
     MP_CHECK(next->rows >= STREAMS + 16);
 
-    /* one pass a step, whoever takes part, and no step without somebody who runs */
+    /* one pass per step for any items, and no step without a running item */
     int steps = atomic_load(&seen.begun), shared = 0;
     uint64_t rows = 0;
     for (int s = 0; s < steps; s++) {

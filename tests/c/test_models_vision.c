@@ -1,7 +1,6 @@
-/* Decoders that read images: however prompts and the layers of the image network are cut into parts and steps, whoever
- * shares them, whatever is preempted, given back or found again, the tokens and every logit are the same bits; an image
- * is computed once while it is kept, another image is never taken for it; memory is counted, and given back when nobody
- * waits for an image. */
+/* Vision decoders: the tokens and every logit are the same bits for any prefill slices, parts of the image encoder's
+ * layers, batch mates, preemption, and eviction. A cached image is computed once and never confused with another.
+ * Memory is counted, and freed when no request waits for an image. */
 #include <stdatomic.h>
 
 #include "models/decoder/engine.h"
@@ -22,7 +21,7 @@ static void make_job(const tiny_model *tiny, tiny_job *job, int index) {
     MP_CHECK_OK(tiny->model->ops->check(tiny->model, job->item.call, &cost, &job->item.total, &error), &error);
 }
 
-/* Items of the plan take their step; who is done is retired. Returns how many were. */
+/* Run a step with the plan's items and retire the finished ones. Returns their number. */
 static int step(tiny_model *tiny, const mp_plan *plan, tiny_job *jobs, bool patient) {
     mp_outcome outcomes[MP_PLAN_MAX];
     int done = 0;
@@ -46,12 +45,12 @@ static int step(tiny_model *tiny, const mp_plan *plan, tiny_job *jobs, bool pati
 
 static mp_text_engine *engine_of(tiny_model *tiny) { return (mp_text_engine *)tiny->engine; }
 
-/* The network's parts from now on: about so many operations in `grain` rows or a little more. */
+/* Set the size of the image encoder's parts from now on: about `ops` operations in `grain` rows or slightly more. */
 static mp_vit *cut(tiny_model *tiny, int32_t grain, uint64_t ops) {
-    mp_vit *image_encoder = &((mp_decoder *)tiny->model)->vision->image_encoder;
-    image_encoder->grain = grain;
-    image_encoder->most_ops = ops;
-    return image_encoder;
+    mp_vit *encoder = &((mp_decoder *)tiny->model)->vision->image_encoder;
+    encoder->grain = grain;
+    encoder->most_ops = ops;
+    return encoder;
 }
 
 static void run_alone(tiny_model *tiny, uint64_t *hashes) {
@@ -73,8 +72,8 @@ static void run_alone(tiny_model *tiny, uint64_t *hashes) {
     }
 }
 
-/* All together: random budgets of time (a part of the network and some rows, or more), parts of a few rows or all,
- * absences, preemptions, empty caches. limit: of the budget beyond what is taken now; 0 = none. */
+/* Run all items together: random time budgets (a part of the image encoder with rows, or more), parts of random
+ * size, absences, preemptions, emptied caches. limit: bytes beyond the present use; 0 = none. */
 static void run_mixed(tiny_model *tiny, uint64_t seed, const uint64_t *expected, uint64_t limit) {
     mp_test_random random = {seed};
     tiny_job jobs[ITEMS];
@@ -107,7 +106,7 @@ static void run_mixed(tiny_model *tiny, uint64_t seed, const uint64_t *expected,
         if (n == 0)
             continue;
         uint64_t budget_ns = mp_test_random_u64(&random) % 3 ? mp_test_random_u64(&random) % 1000000 : UINT64_MAX;
-        if (!engine_of(tiny)->images.store->jobs && mp_test_random_u64(&random) % 4 == 0) /* not within one */
+        if (!engine_of(tiny)->images.store->jobs && mp_test_random_u64(&random) % 4 == 0) /* not within an image */
             cut(tiny, 3 + (int32_t)(mp_test_random_u64(&random) % 15), UINT64_C(1) << mp_test_random_u64(&random) % 24);
         tiny->engine->ops->plan(tiny->engine, items, n, budget_ns, &plan);
         MP_CHECK(plan.count > 0);
@@ -139,10 +138,10 @@ static void check_contract(const tiny_kind *kind, const mp_dtype *types, int cou
         run_mixed(&tiny, 99, expected, 3 << 20);
         tiny.engine->ops->trim(tiny.engine);
         MP_CHECK_INT(tiny.budget.used, least);
-        MP_CHECK_INT(mp_alloc_bytes(MP_TAG_KV), 0); /* no reference was forgotten */
+        MP_CHECK_INT(mp_alloc_bytes(MP_TAG_KV), 0); /* no reference leaked */
         tiny_unload(&tiny);
     }
-    for (int i = 1; i < ITEMS; i++) /* but for the one of another tenant */
+    for (int i = 1; i < ITEMS; i++) /* except the one of another tenant */
         MP_CHECK((expected[i] == expected[3]) == (i == 3 || i == 7));
 }
 
@@ -160,7 +159,7 @@ MP_TEST_SECONDS(models_vision_contract_axial, 300) {
     check_contract(&axial_kind, floats, 1, MP_COMPUTE_F32);
 }
 
-/* Runs one job to its end, with one part of the network a step; returns how many steps that took. */
+/* Run one job to its end, one part of the image encoder per step; return the number of steps. */
 static int run_one(tiny_model *tiny, int index, int32_t *cached) {
     tiny_job jobs[ITEMS] = {{0}};
     int steps = 0, looks = 0;
@@ -180,24 +179,23 @@ static int run_one(tiny_model *tiny, int index, int32_t *cached) {
     return steps;
 }
 
-/* An image that was looked at is not looked at again, also in another prompt; a part of a layer is a step of its
- * own. */
-MP_TEST(models_vision_looks_once) {
+/* A cached image is not computed again, also for another prompt; a part of a layer is a step. */
+MP_TEST(models_vision_encodes_each_image_once) {
     static const mp_dtype floats[] = {MP_F32};
     int32_t cached;
     tiny_model tiny;
     tiny_load(&tiny, tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1), MP_COMPUTE_F32, 1);
-    tiny_speculate(tiny.engine, MP_SPECULATE_OFF, NULL, NULL); /* which would take fewer steps now and then */
+    tiny_speculate(tiny.engine, MP_SPECULATE_OFF, NULL, NULL); /* speculation would sometimes save a step */
     int first = run_one(&tiny, 0, &cached), again = run_one(&tiny, 0, &cached);
-    /* embeddings, before attention, attention, after it, projector; the rows before the image did not wait for it */
-    MP_CHECK_INT(first - again, 1 + 3 * TOWER + 1 + 1);
+    /* embeddings, before attention, attention, after it, projector; the rows before the image do not wait for it */
+    MP_CHECK_INT(first - again, 1 + 3 * ENCODER_LAYERS + 1 + 1);
     tiny.engine->ops->trim(tiny.engine);
-    cut(&tiny, 1, 1); /* each row is a part, in attention two of them in each of three heads */
+    cut(&tiny, 1, 1); /* each row is a part; attention has two parts in each of three heads */
     MP_CHECK_INT(run_one(&tiny, 0, &cached) - again,
-                 (ROWS + 1) * (1 + 2 * TOWER) + (ROWS + 2) / 2 * 3 * TOWER + ROWS + 1);
+                 (ROWS + 1) * (1 + 2 * ENCODER_LAYERS) + (ROWS + 2) / 2 * 3 * ENCODER_LAYERS + ROWS + 1);
     cut(&tiny, MP_VIT_GRAIN, UINT64_MAX);
     int both = run_one(&tiny, 1, &cached), turned = run_one(&tiny, 2, &cached);
-    MP_CHECK(both > turned); /* image 2 was new to the first alone */
+    MP_CHECK(both > turned); /* image 2 was new to the first request only */
     MP_CHECK_INT(cached, 0);
     run_one(&tiny, 3, &cached);
     MP_CHECK_INT(cached, 0);
@@ -218,9 +216,9 @@ static void run_on(tiny_model *tiny, tiny_job *job) {
     }
 }
 
-/* Numbers of images are an engine's own: a call that was begun by an engine that is gone goes on under those of the
- * next, which gave them to other images; the same words about these are not taken for the same prompt. */
-MP_TEST(models_vision_goes_on_in_another_engine) {
+/* Image ids belong to an engine. A request whose engine is gone gets ids of its next engine, where its old ids belong
+ * to other images. The same text with those images is not taken for the same prompt. */
+MP_TEST(models_vision_continues_in_another_engine) {
     enum { ABOUT_2_1 = 2, ABOUT_1_2 = 1 };
     static const mp_dtype floats[] = {MP_F32};
     uint64_t expected[ITEMS];
@@ -229,7 +227,8 @@ MP_TEST(models_vision_goes_on_in_another_engine) {
     tiny_model tiny;
     tiny_load(&tiny, tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1), MP_COMPUTE_F32, 1);
     run_alone(&tiny, expected);
-    for (int begun = 0; begun < 4; begun++) { /* steps that it had: none, text before it, images, an answer */
+    for (int begun = 0; begun < 4; begun++) { /* steps in the first engine: none, text before the image, images,
+                                               * tokens */
         tiny_job jobs[2][ITEMS] = {{{0}}};
         mp_item *item = &jobs[0][0].item;
         for (int engine = 0; engine < 2; engine++) {
@@ -258,8 +257,8 @@ MP_TEST(models_vision_goes_on_in_another_engine) {
     tiny_unload(&tiny);
 }
 
-/* A call that stands at its image, none of which has been computed. */
-static mp_item *stand_at_image(tiny_model *tiny, tiny_job *job, mp_plan *plan) {
+/* Run a request up to its image, of which no part is computed yet. */
+static mp_item *run_to_image(tiny_model *tiny, tiny_job *job, mp_plan *plan) {
     static mp_item *items[1];
     make_job(tiny, job, 0);
     tiny_job_admit(tiny, job);
@@ -273,8 +272,8 @@ static mp_item *stand_at_image(tiny_model *tiny, tiny_job *job, mp_plan *plan) {
     return &job->item;
 }
 
-/* Within a layer it is seen that nobody wants the step any more, or this one of its calls, or that its time is over;
- * what has been computed counts. */
+/* Within a layer the step sees that it is no longer wanted, that a request was cancelled, or that its time is over.
+ * Computed parts count. */
 MP_TEST(models_vision_stops_within_a_layer) {
     static const mp_dtype floats[] = {MP_F32};
     static const _Atomic int raised = 1;
@@ -284,8 +283,8 @@ MP_TEST(models_vision_stops_within_a_layer) {
         mp_plan plan;
         mp_error error;
         tiny_load(&tiny, tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1), MP_COMPUTE_F32, threads);
-        mp_vit *image_encoder = cut(&tiny, 2, 1);
-        mp_item *item = stand_at_image(&tiny, jobs, &plan);
+        mp_vit *encoder = cut(&tiny, 2, 1);
+        mp_item *item = run_to_image(&tiny, jobs, &plan);
         mp_image_store *store = engine_of(&tiny)->images.store;
         uint64_t left = UINT64_MAX;
         for (int part = 1; part <= 9 + threads * 2; part++) {
@@ -297,7 +296,7 @@ MP_TEST(models_vision_stops_within_a_layer) {
             MP_CHECK_INT(at->layer, 0);
             MP_CHECK_INT(at->stage, part > 8); /* rows before attention, after nine parts of embeddings */
             MP_CHECK_INT(at->at, part == 8 ? 2 * part : part == 9 ? 0 : part < 9 ? 2 * part : 2 * (part - 9));
-            atomic_store(&image_encoder->mega_ns, 1000000);
+            atomic_store(&encoder->mega_ns, 1000000);
             MP_CHECK(mp_images_left_ns(store, jobs[0].call, 0) < left);
             left = mp_images_left_ns(store, jobs[0].call, 0);
         }
@@ -311,7 +310,7 @@ MP_TEST(models_vision_stops_within_a_layer) {
     }
 }
 
-/* A step of these alone, one part of the network. */
+/* Run a step of one job, one part of the image encoder. */
 static void step_alone(tiny_model *tiny, tiny_job *job) {
     mp_item *item = &job->item;
     mp_plan plan;
@@ -320,9 +319,9 @@ static void step_alone(tiny_model *tiny, tiny_job *job) {
     step(tiny, &plan, job, false);
 }
 
-/* Calls that take turns, each offered alone, keep what is computed of their images; who looks at the same image goes on
- * with it. What nobody is at any more is forgotten for the next. */
-MP_TEST(models_vision_keeps_images_of_calls_that_take_turns) {
+/* Requests that are planned in turns keep the computed parts of their images; a request with the same image continues
+ * the computation. An abandoned image is dropped for the next one. */
+MP_TEST(models_vision_keeps_images_of_alternating_requests) {
     static const mp_dtype floats[] = {MP_F32};
     static const int rows_of[] = {0, 5, 1};
     enum { TURNS = 3 };
@@ -339,7 +338,7 @@ MP_TEST(models_vision_keeps_images_of_calls_that_take_turns) {
         tiny_job_admit(&tiny, jobs[j]);
     }
     for (int open = TURNS, rounds = 0; open > 0; rounds++) {
-        MP_CHECK(rounds < 100); /* three images of the parts that a tower has, and answers */
+        MP_CHECK(rounds < 100); /* the parts of three images, and the completions */
         open = 0;
         for (int j = 0; j < TURNS; j++) {
             if (!jobs[j][0].done)
@@ -354,7 +353,7 @@ MP_TEST(models_vision_keeps_images_of_calls_that_take_turns) {
     }
     tiny.engine->ops->trim(tiny.engine);
     MP_CHECK_INT(tiny.budget.used, least);
-    for (int j = 0; j < TURNS; j++) { /* the first two look at the same image */
+    for (int j = 0; j < TURNS; j++) { /* the first two have the same image */
         make_job(&tiny, jobs[j], j < 2 ? 0 : 5);
         tiny_job_admit(&tiny, jobs[j]);
     }
@@ -364,7 +363,7 @@ MP_TEST(models_vision_keeps_images_of_calls_that_take_turns) {
     MP_CHECK(store->jobs && store->jobs->next && !store->jobs->next->next);
     for (int j = 0; j < 2; j++) {
         tiny.engine->ops->retire(tiny.engine, &jobs[j][0].item);
-        MP_CHECK(store->jobs->next != NULL); /* the other may go on with it, or somebody who comes */
+        MP_CHECK(store->jobs->next != NULL); /* another request may continue it */
     }
     step_alone(&tiny, jobs[2]);
     MP_CHECK(store->jobs && !store->jobs->next);
@@ -377,20 +376,20 @@ MP_TEST(models_vision_keeps_images_of_calls_that_take_turns) {
     tiny_unload(&tiny);
 }
 
-/* What the network computes in is charged while a tile is in work, and goes with the first plan in which nobody waits
- * for one, or with the last call. */
-MP_TEST(models_vision_gives_its_scratch_back) {
+/* The image encoder's scratch is charged while an image is in work. The first plan without a waiting image frees it, or
+ * the last request does. */
+MP_TEST(models_vision_frees_its_scratch) {
     static const mp_dtype floats[] = {MP_F32};
     tiny_model tiny;
     mp_plan plan;
     tiny_load(&tiny, tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1), MP_COMPUTE_F32, 1);
-    mp_vit *image_encoder = cut(&tiny, 2, 1);
+    mp_vit *encoder = cut(&tiny, 2, 1);
     const mp_image_store *store = engine_of(&tiny)->images.store;
-    const uint64_t state = mp_vit_state_bytes(image_encoder, ROWS + 1);
+    const uint64_t state = mp_vit_state_bytes(encoder, ROWS + 1);
     for (int cancelled = 0; cancelled < 2; cancelled++) {
         tiny_job jobs[ITEMS] = {{0}};
         tiny.engine->ops->trim(tiny.engine);
-        mp_item *item = stand_at_image(&tiny, jobs, &plan);
+        mp_item *item = run_to_image(&tiny, jobs, &plan);
         uint64_t held = tiny.engine->ops->bytes(tiny.engine), used = tiny.budget.used;
         MP_CHECK_INT(store->charged, 0);
         engine_of(&tiny)->image_part.budget_ns = 0;
@@ -422,7 +421,7 @@ MP_TEST(models_vision_gives_its_scratch_back) {
     tiny_unload(&tiny);
 }
 
-/* What does not fit is refused before it is queued. */
+/* Requests that do not fit are refused before they are queued. */
 MP_TEST(models_vision_refuses_what_does_not_fit) {
     static const mp_dtype floats[] = {MP_F32};
     tiny_model tiny;
@@ -452,7 +451,7 @@ MP_TEST(models_vision_refuses_what_does_not_fit) {
             call->images.n_runs = 2;
         mp_request_destroy(&call->base);
     }
-    /* of a vocabulary without placeholders any token may be one, and is where a run says so */
+    /* in a vocabulary without a placeholder any token may stand for an image, at the positions of a run */
     ((mp_decoder *)tiny.model)->vision->image_token = -1;
     for (int fault = 0; fault < 2; fault++) {
         mp_error error;

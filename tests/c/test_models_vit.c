@@ -1,5 +1,5 @@
-/* Image transformers: an image's vector is the same bits alone, among others, on any number of lanes; memory is what
- * was predicted. */
+/* Image transformers: an image's vector has the same bits alone, among others, and with any number of threads; memory
+ * is as predicted. */
 #include <stdatomic.h>
 
 #include "grouping_fixture.h"
@@ -8,11 +8,11 @@
 
 enum { HIDDEN = 48, LAYERS = 2, PATCH = 7, GRID = 5, WIDTH = 32, IMAGES = 13, MOST_SIDE = 90 };
 
-/* The spec of dinov2 (other sizes), dinov2_with_registers or siglip (attention pooling), in fp32. */
+/* Make the fp32 spec of dinov2 (other sizes), dinov2_with_registers or siglip (attention pooling). */
 static mp_spec *make_spec(const char *arch, bool gated) {
     const bool pool = strcmp(arch, "siglip") == 0, registers = strcmp(arch, "dinov2_with_registers") == 0;
     const int before = pool ? 0 : 1;
-    const int ffn = registers ? 88 : 96; /* panels that are whole go from product to product without floats */
+    const int ffn = registers ? 88 : 96; /* whole panels go from product to product without floats */
     mp_error error;
     char path[512], key[64], name[64];
     snprintf(path, sizeof path, "%s/%s%d.bin", mp_test_directory(), arch, gated);
@@ -87,13 +87,13 @@ static mp_spec *make_spec(const char *arch, bool gated) {
     return spec;
 }
 
-typedef struct pictures {
+typedef struct test_images {
     int32_t sizes[2 * IMAGES];
     int64_t offsets[IMAGES + 1];
     uint8_t pixels[IMAGES * 3 * MOST_SIDE * MOST_SIDE];
-} pictures;
+} test_images;
 
-static void make_pictures(pictures *all, bool any_size) {
+static void make_images(test_images *all, bool any_size) {
     mp_test_random random = {5};
     for (int i = 0; i < IMAGES; i++) {
         for (int side = 0; side < 2; side++)
@@ -106,7 +106,7 @@ static void make_pictures(pictures *all, bool any_size) {
     }
 }
 
-static mp_image_embedding_request *make_call(const pictures *all, int first, int count) {
+static mp_image_embedding_request *make_call(const test_images *all, int first, int count) {
     mp_error error;
     mp_image_embedding_request *call;
     MP_CHECK_OK(make_image_embedding_request(count, all->sizes + 2 * first, all->pixels + all->offsets[first],
@@ -115,7 +115,7 @@ static mp_image_embedding_request *make_call(const pictures *all, int first, int
     return call;
 }
 
-/* Images [first, first + count) as one call, run to its end. */
+/* Run images [first, first + count) as one request. */
 static mp_outcome run(tiny_model *tiny, const void *all, int first, int count, uint64_t budget_ns, float *out) {
     mp_image_embedding_request *call = make_call(all, first, count);
     const mp_outcome outcome = run_call(tiny, &call->base, budget_ns);
@@ -138,7 +138,7 @@ static mp_spec *make_family(const void *arg) {
     return make_spec(of->arch, of->gated);
 }
 
-/* Parts of a few rows. */
+/* Cut layers into parts of few rows. */
 static void cut(tiny_model *tiny) {
     mp_vit *model = (mp_vit *)tiny->model;
     model->grain = 5;
@@ -146,10 +146,10 @@ static void cut(tiny_model *tiny) {
 }
 
 static void check_grouping(const char *arch, bool gated, mp_compute compute) {
-    static pictures all;
+    static test_images all;
     static float alone[IMAGES * WIDTH], parts[IMAGES * WIDTH];
     const family of = {arch, gated};
-    make_pictures(&all, strcmp(arch, "siglip") != 0);
+    make_images(&all, strcmp(arch, "siglip") != 0);
     check_groups(&(grouped){IMAGES, WIDTH, compute, make_family, &of, &all, run, NULL}, alone);
     MP_CHECK(memcmp(alone, alone + WIDTH, WIDTH * sizeof(float)) != 0);
     check_groups(&(grouped){IMAGES, WIDTH, compute, make_family, &of, &all, run, cut}, parts);
@@ -161,11 +161,11 @@ MP_TEST_SECONDS(models_vit_contract_bfloat16, 60) { check_grouping("dinov2", tru
 MP_TEST_SECONDS(models_vit_contract_int8, 60) { check_grouping("dinov2_with_registers", false, MP_COMPUTE_I8); }
 MP_TEST_SECONDS(models_vit_contract_attention_pool, 60) { check_grouping("siglip", false, MP_COMPUTE_F32); }
 
-/* What is charged is what was predicted, in every class, and the scratch is given back. */
+/* The charge equals the prediction for every compute type, and the scratch is freed. */
 MP_TEST(models_vit_memory_is_predicted) {
-    static pictures all;
+    static test_images all;
     static float out[IMAGES * WIDTH];
-    make_pictures(&all, true);
+    make_images(&all, true);
     const mp_compute classes[] = {MP_COMPUTE_F32, MP_COMPUTE_BF16, MP_COMPUTE_I8};
     const char *const archs[] = {"dinov2", "siglip"};
     for (int a = 0; a < 2; a++)
@@ -190,7 +190,7 @@ MP_TEST(models_vit_memory_is_predicted) {
         }
 }
 
-MP_TEST(models_vit_refuses_bad_calls) {
+MP_TEST(models_vit_refuses_invalid_requests) {
     static uint8_t pixels[3 * 640 * 640];
     mp_error error;
     mp_image_embedding_request *call;
@@ -244,10 +244,10 @@ MP_TEST(models_vit_refuses_bad_calls) {
     tiny_unload(&fixed);
 }
 
-/* Equal pixels, equal numbers; another pixel, or another shape of the same bytes, another number. */
+/* Equal pixels have equal fingerprints; another pixel, or the same bytes in another shape, has another fingerprint. */
 MP_TEST(models_vit_fingerprints) {
-    static pictures all;
-    make_pictures(&all, true);
+    static test_images all;
+    make_images(&all, true);
     mp_image_embedding_request *one = make_call(&all, 0, 2), *same = make_call(&all, 0, 2),
                                *other = make_call(&all, 1, 2);
     MP_CHECK(one->base.fingerprint(&one->base) == same->base.fingerprint(&same->base));
@@ -265,12 +265,12 @@ MP_TEST(models_vit_fingerprints) {
         mp_request_destroy(&calls[i]->base);
 }
 
-/* Two calls in a step: the one that is cancelled gets nothing, the other its vectors; a step that is stopped gives
- * nothing, and the next one all. */
+/* Two requests in one step: the cancelled one gets nothing, the other one its vectors. A stopped step gives nothing,
+ * and the next step gives all vectors. */
 MP_TEST(models_vit_cancelled_in_a_step) {
-    static pictures all;
+    static test_images all;
     static float alone[2 * WIDTH];
-    make_pictures(&all, true);
+    make_images(&all, true);
     tiny_model tiny;
     tiny_load(&tiny, make_spec("dinov2", false), MP_COMPUTE_F32, 2);
     MP_CHECK_INT(run(&tiny, &all, 0, 2, UINT64_MAX, alone), MP_OUTCOME_DONE);
@@ -290,7 +290,7 @@ MP_TEST(models_vit_cancelled_in_a_step) {
     tiny.lease.cancelled = &stop;
     tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
     MP_CHECK(outcomes[0] == MP_OUTCOME_MORE && outcomes[1] == MP_OUTCOME_MORE && items[1].cursor == 0);
-    plan = (mp_plan){.count = 1, .items = {&items[1]}, .amount = {1}}; /* one image: the lanes share it */
+    plan = (mp_plan){.count = 1, .items = {&items[1]}, .amount = {1}}; /* one image: the threads share it */
     tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
     MP_CHECK(outcomes[0] == MP_OUTCOME_MORE && items[1].cursor == 0);
     tiny.lease.cancelled = NULL;
@@ -305,7 +305,7 @@ MP_TEST(models_vit_cancelled_in_a_step) {
     tiny_unload(&tiny);
 }
 
-typedef struct parted { /* a group, and how far it got */
+typedef struct parted { /* a group and its progress */
     mp_vit_pass pass;
     uint8_t *own;
     size_t own_bytes;
@@ -318,9 +318,9 @@ static void parted_body(const mp_team_thread *thread, void *arg) {
     atomic_store(&p->done, mp_vit_advance(&l));
 }
 
-/* Images through all layers; returns in how many regions. stop: after each part somebody wants an end. rows: out,
- * [M, HIDDEN] */
-static int run_parts(tiny_model *tiny, const pictures *all, int first, int count, bool stop, float *rows, int *M) {
+/* Run images through all layers; return the number of regions. stop: a stop is requested after each part. rows: out,
+ * [M, HIDDEN]. */
+static int run_parts(tiny_model *tiny, const test_images *all, int first, int count, bool stop, float *rows, int *M) {
     static const _Atomic int raised = 1;
     const mp_vit *model = (const mp_vit *)tiny->model;
     mp_vit_image images[IMAGES] = {{0}};
@@ -365,14 +365,14 @@ static int run_parts(tiny_model *tiny, const pictures *all, int first, int count
     return regions;
 }
 
-/* A group goes through the layers in parts of a few rows as it does in one go, to the bit, and what it was said to cost
- * is what it does; each part is one after which it can be left. */
+/* A group in parts of few rows gives the same bits as in one go. The work done is the predicted cost. The group can be
+ * left after each part. */
 MP_TEST_SECONDS(models_vit_parts, 60) {
     enum { FIRST = 2, COUNT = 3, MOST_ROWS = COUNT * (MOST_SIDE / PATCH + 1) * (MOST_SIDE / PATCH + 1) };
-    static pictures all;
+    static test_images all;
     static float whole[MOST_ROWS * HIDDEN], cut_up[MOST_ROWS * HIDDEN];
     const mp_compute classes[] = {MP_COMPUTE_F32, MP_COMPUTE_BF16, MP_COMPUTE_I8};
-    make_pictures(&all, true);
+    make_images(&all, true);
     for (int c = 0; c < 3; c++)
         for (int threads = 1; threads <= 2; threads++) {
             tiny_model tiny;
@@ -383,7 +383,7 @@ MP_TEST_SECONDS(models_vit_parts, 60) {
             MP_CHECK_INT(run_parts(&tiny, &all, FIRST, COUNT, false, cut_up, &rows), 1);
             MP_CHECK(rows == M && memcmp(whole, cut_up, (size_t)M * HIDDEN * sizeof *whole) == 0);
             memset(cut_up, 0, sizeof cut_up);
-            ((mp_vit *)tiny.model)->most_ops = 1; /* parts of 5 rows; in attention of 30 at most a lane and head */
+            ((mp_vit *)tiny.model)->most_ops = 1; /* parts of 5 rows; in attention at most 30, per thread and head */
             const int regions = run_parts(&tiny, &all, FIRST, COUNT, true, cut_up, &rows);
             MP_CHECK(regions >= (M + 4) / 5 * (1 + 2 * LAYERS) + M / 30 * 3 * LAYERS / threads);
             MP_CHECK(memcmp(whole, cut_up, (size_t)M * HIDDEN * sizeof *whole) == 0);
@@ -391,7 +391,7 @@ MP_TEST_SECONDS(models_vit_parts, 60) {
         }
 }
 
-/* Attention costs the square of the rows that see each other: all, or those of a window. */
+/* Attention costs the square of the rows that attend to each other: all rows, or those of a window. */
 MP_TEST(models_vit_costs) {
     mp_vit_layer layers[2] = {{.windowed = true}, {.windowed = false}};
     mp_vit model = {.hidden = 64, .heads = 4, .head_dim = 16, .ffn = 96, .layer_count = 2, .gated = true, .axial = true,
@@ -428,21 +428,22 @@ static void check_item(tiny_model *tiny, mp_item *item, mp_image_embedding_reque
     MP_CHECK_OK(tiny->engine->ops->admit(tiny->engine, item, &error), &error);
 }
 
-/* An image that takes longer than a step goes in parts, one a step here, beside a smaller one of somebody else, who is
- * done meanwhile, and in turns with another large one. It begins anew when it was preempted, goes on when the step was
- * not wanted, and trimming takes nothing of it. The bits are the same, and all memory is counted. */
+/* An image that takes longer than a step runs in parts, one per step here. A smaller image of another request finishes
+ * meanwhile; another large image takes turns. A preemption restarts the image, an unwanted step does not, and trim
+ * frees none of it. The bits are the same, and all memory is counted. */
 static void check_large(const char *arch, int threads) {
     enum { SIDES = 12 * PATCH, STEPS = 10000, GRAIN = 5 };
     static const _Atomic int raised = 1;
-    static pictures all;
+    static test_images all;
     static float alone[IMAGES * WIDTH];
     const bool any_size = strcmp(arch, "siglip") != 0;
     tiny_model tiny;
     mp_plan plan;
-    mp_item item[3]; /* two calls of a large image and one of the model's own size, one of that alone */
+    mp_item item[3]; /* two requests with a large image and one of the model's size; one request with the latter
+                      * alone */
     mp_outcome outcomes[MP_PLAN_MAX];
-    make_pictures(&all, any_size);
-    if (any_size) /* so that it is larger; pixels are those of whatever stands there */
+    make_images(&all, any_size);
+    if (any_size) /* larger in shape only; its pixels are whatever follows in memory */
         all.sizes[6] = all.sizes[7] = SIDES;
     for (int i = 3; i < 5; i++)
         all.offsets[i + 1] = all.offsets[i] + 3 * (int64_t)all.sizes[2 * i] * all.sizes[2 * i + 1];
@@ -501,7 +502,7 @@ static void check_large(const char *arch, int threads) {
     MP_CHECK(memcmp(vectors[0], alone, 2 * WIDTH * sizeof *alone) == 0);
     MP_CHECK(memcmp(vectors[1], alone, WIDTH * sizeof *alone) == 0);
     MP_CHECK(!any_size || memcmp(vectors[2], alone + WIDTH, WIDTH * sizeof *alone) == 0);
-    atomic_store(&item[1].cancelled, 1); /* it ends in the middle of its second */
+    atomic_store(&item[1].cancelled, 1); /* cancelled within its second image */
     tiny.engine->ops->plan(tiny.engine, (mp_item *[]){&item[1]}, 1, 0, &plan);
     tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
     MP_CHECK(outcomes[0] == MP_OUTCOME_MORE && item[1].cursor == 1);
@@ -514,21 +515,22 @@ static void check_large(const char *arch, int threads) {
     tiny_unload(&tiny);
 }
 
-MP_TEST(models_vit_large_images_go_in_parts) {
+MP_TEST(models_vit_large_images_run_in_parts) {
     for (int threads = 1; threads <= 2; threads++) {
         check_large("dinov2", threads);
         check_large("siglip", threads);
     }
 }
 
-/* A step that nobody else is in may be four times as long, but not for one of these: who comes waits for its end. */
-MP_TEST(models_vit_large_images_hold_nobody_up) {
+/* A step without other requests may take four times as long, but not a step of a large image: a new request would wait
+ * for its end. */
+MP_TEST(models_vit_large_images_delay_no_other_request) {
     enum { STEP_NS = 25000000 };
-    static pictures all;
+    static test_images all;
     tiny_model tiny;
     mp_plan plan;
     mp_item item, *items[] = {&item};
-    make_pictures(&all, false);
+    make_images(&all, false);
     tiny_load(&tiny, make_spec("dinov2", false), MP_COMPUTE_F32, 1);
     mp_vit *model = (mp_vit *)tiny.model;
     model->most_ops = 1;
@@ -544,15 +546,15 @@ MP_TEST(models_vit_large_images_hold_nobody_up) {
     tiny_unload(&tiny);
 }
 
-/* Without memory for a second one on its way, its call waits until the first is done. */
+/* Without memory for a second large image, its request waits until the first is done. */
 MP_TEST(models_vit_large_images_wait_for_memory) {
-    static pictures all;
+    static test_images all;
     tiny_model tiny;
     mp_plan plan;
     mp_item item[2], *both[] = {&item[0], &item[1]};
     mp_outcome outcomes[MP_PLAN_MAX];
     mp_error error;
-    make_pictures(&all, false);
+    make_images(&all, false);
     tiny_load(&tiny, make_spec("dinov2", false), MP_COMPUTE_F32, 1);
     cut(&tiny);
     ((mp_vit *)tiny.model)->most_ops = 1;
@@ -579,11 +581,11 @@ MP_TEST(models_vit_large_images_wait_for_memory) {
     tiny_unload(&tiny);
 }
 
-static pictures sweep_pictures;
+static test_images sweep_images;
 
 static mp_status make_two(mp_request **call, mp_error *error) {
     mp_image_embedding_request *made;
-    MP_TRY(make_image_embedding_request(2, sweep_pictures.sizes, sweep_pictures.pixels, sweep_pictures.offsets[2],
+    MP_TRY(make_image_embedding_request(2, sweep_images.sizes, sweep_images.pixels, sweep_images.offsets[2],
                                         &made, error));
     *call = &made->base;
     return MP_OK;
@@ -597,7 +599,7 @@ static void compare_two(const mp_request *first, const mp_request *second) {
 
 MP_TEST_SECONDS(models_vit_survives_failing_allocations, 60) {
     mp_error error;
-    make_pictures(&sweep_pictures, true);
+    make_images(&sweep_images, true);
     MP_CHECK_OK(mp_cpu_init("", &error), &error);
     mp_kernels_init();
     tiny_life life = {.spec = make_spec("dinov2", false), .compute = MP_COMPUTE_F32,

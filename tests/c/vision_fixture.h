@@ -1,14 +1,14 @@
-/* vision_fixture.h: tiny decoders that read images, and calls with images for them. */
+/* vision_fixture.h: tiny vision decoders, and requests with images. */
 #ifndef VISION_FIXTURE_H
 #define VISION_FIXTURE_H
 
 #include "model_fixture.h"
 
-enum { ITEMS = 8, ANSWER = 5, MARK = TINY_VOCAB - 1, SIDE = 16, PATCH = 4, HIDDEN = 24, FFN = 40, TOWER = 3, MOST = 3,
-       ROWS = (SIDE / PATCH) * (SIDE / PATCH), PIXELS = SIDE * SIDE * 3 };
+enum { ITEMS = 8, ANSWER = 5, MARK = TINY_VOCAB - 1, SIDE = 16, PATCH = 4, HIDDEN = 24, FFN = 40, ENCODER_LAYERS = 3,
+       MOST = 3, ROWS = (SIDE / PATCH) * (SIDE / PATCH), PIXELS = SIDE * SIDE * 3 };
 
-static int tile_rows = ROWS; /* rows that a tile becomes */
-static bool halves;          /* the first matrix of an axial network stands in two, as in GGUF files */
+static int tile_rows = ROWS; /* rows per tile */
+static bool halves;          /* the first matrix of an axial network is stored as two, as in GGUF files */
 
 static inline void set_string(mp_spec *spec, const char *key, const char *text) {
     mp_error error;
@@ -16,7 +16,7 @@ static inline void set_string(mp_spec *spec, const char *key, const char *text) 
     MP_CHECK_OK(mp_spec_set(spec, key, &v, &error), &error);
 }
 
-static inline void add_tower(tiny_file *file) {
+static inline void add_image_encoder(tiny_file *file) {
     char name[64];
     mp_spec *spec = file->spec;
     set_string(spec, "mpool.vision.decoder", "llama");
@@ -25,7 +25,7 @@ static inline void add_tower(tiny_file *file) {
     const struct {
         const char *key;
         int value;
-    } numbers[] = {{"block_count", TOWER},      {"embedding_length", HIDDEN}, {"feed_forward_length", FFN},
+    } numbers[] = {{"block_count", ENCODER_LAYERS},      {"embedding_length", HIDDEN}, {"feed_forward_length", FFN},
                    {"attention.head_count", 3}, {"patch_size", PATCH},        {"image_size", SIDE}};
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
         snprintf(name, sizeof name, "llava.vision.%s", numbers[i].key);
@@ -42,7 +42,7 @@ static inline void add_tower(tiny_file *file) {
         int rows, columns;
     } matrices[] = {{"attn_q", HIDDEN, HIDDEN},   {"attn_k", HIDDEN, HIDDEN}, {"attn_v", HIDDEN, HIDDEN},
                     {"attn_out", HIDDEN, HIDDEN}, {"ffn_up", FFN, HIDDEN},    {"ffn_down", HIDDEN, FFN}};
-    for (int l = 0; l < TOWER; l++) {
+    for (int l = 0; l < ENCODER_LAYERS; l++) {
         for (size_t m = 0; m < sizeof matrices / sizeof *matrices; m++) {
             snprintf(name, sizeof name, "v.blk.%d.%s.weight", l, matrices[m].name);
             tiny_tensor(file, name, MP_F32, matrices[m].rows, matrices[m].columns, 0.2f, 0);
@@ -62,12 +62,13 @@ static inline void add_tower(tiny_file *file) {
     tiny_tensor(file, "mm.image_newline", MP_F32, 1, TINY_HIDDEN, 0.5f, 0);
 }
 
-/* An axial network with windows over 2 by 2 merged patches, and three positions in the decoder. */
+/* Add an axial image encoder with windows over 2 by 2 merged patches, and three-dimensional positions in the
+ * decoder. */
 static inline void add_axial(tiny_file *file) {
     enum { MERGE = 2, PAIRS = TINY_HIDDEN / TINY_HEADS / 2 };
     char name[64];
     mp_spec *spec = file->spec;
-    int64_t sections[3] = {1, 2, PAIRS - 3}, windowed[TOWER] = {1, 0, 1};
+    int64_t sections[3] = {1, 2, PAIRS - 3}, windowed[ENCODER_LAYERS] = {1, 0, 1};
     mp_error error;
     mp_value yes = {.type = MP_VALUE_BOOL, .gguf_type = -1, .count = 1, .as.integer = 1};
     set_string(spec, "mpool.vision.decoder", "llama");
@@ -77,12 +78,12 @@ static inline void add_axial(tiny_file *file) {
     MP_CHECK_OK(mp_spec_set(spec, "mpool.image.gated", &yes, &error), &error);
     tiny_int(spec, "mpool.image.frames", 2);
     tiny_int(spec, "mpool.image.window", 1);
-    tiny_ints(spec, "mpool.image.window_layers", windowed, TOWER);
+    tiny_ints(spec, "mpool.image.window_layers", windowed, ENCODER_LAYERS);
     tiny_ints(spec, "mpool.rope_sections", sections, 3);
     const struct {
         const char *key;
         int value;
-    } numbers[] = {{"block_count", TOWER},      {"embedding_length", HIDDEN}, {"feed_forward_length", FFN},
+    } numbers[] = {{"block_count", ENCODER_LAYERS},      {"embedding_length", HIDDEN}, {"feed_forward_length", FFN},
                    {"attention.head_count", 3}, {"patch_size", PATCH},        {"image_size", 4 * SIDE}};
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
         snprintf(name, sizeof name, "qwen2_5_vl.vision.%s", numbers[i].key);
@@ -99,7 +100,7 @@ static inline void add_axial(tiny_file *file) {
     } matrices[] = {{"attn_q", HIDDEN, HIDDEN},   {"attn_k", HIDDEN, HIDDEN}, {"attn_v", HIDDEN, HIDDEN},
                     {"attn_out", HIDDEN, HIDDEN}, {"ffn_gate", FFN, HIDDEN},  {"ffn_up", FFN, HIDDEN},
                     {"ffn_down", HIDDEN, FFN}};
-    for (int l = 0; l < TOWER; l++) {
+    for (int l = 0; l < ENCODER_LAYERS; l++) {
         for (size_t m = 0; m < sizeof matrices / sizeof *matrices; m++) {
             snprintf(name, sizeof name, "v.blk.%d.%s.weight", l, matrices[m].name);
             tiny_tensor(file, name, MP_F32, matrices[m].rows, matrices[m].columns, 0.2f, 0);
@@ -114,7 +115,7 @@ static inline void add_axial(tiny_file *file) {
     tiny_tensor(file, "mm.image_newline", MP_F32, 1, TINY_HIDDEN, 0.5f, 0);
 }
 
-/* Texts around images by number; some turn the rows of theirs around and end them with the newline. */
+/* Texts around images, by number; some reverse their image's rows and end them with the newline. */
 static const struct {
     int before, n, images[MOST], between, after, choices;
     bool logits, turned;
@@ -170,7 +171,7 @@ static inline void make_call(int index, mp_text_request **call, mp_error *error)
         *call = NULL;
 }
 
-static const tiny_kind llava_kind = {.arch = "llava", .more = add_tower};
+static const tiny_kind llava_kind = {.arch = "llava", .more = add_image_encoder};
 static const tiny_kind axial_kind = {.arch = "qwen2_5_vl", .more = add_axial};
 
 #endif

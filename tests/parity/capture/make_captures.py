@@ -1,10 +1,10 @@
-"""Makes the captures that mpool's are held against: the same records from llama.cpp and from transformers.
+"""Makes the reference captures for mpool's: the same records from llama.cpp and from transformers.
 
-Both read the weights that are in the quantised GGUF file of a small model, as a GGUF file in F32, so that no
-quantisation of activations hides anything; the prompt is that of haiku.json, and the answer is the likeliest token,
-always. Records are written as mpool.capture writes them (mpool.CaptureRecord), and packed.
+Both engines read the weights of a small model's quantised GGUF file, converted to a GGUF file in F32: no quantisation
+of activations hides a difference. The prompt is that of haiku.json; decoding is greedy. Records are packed, in the
+format of mpool.capture (mpool.CaptureRecord).
 
-Run by hand, the last with an interpreter of its own, because llama-cpp-python compiles for minutes:
+Run by hand. The last command needs an interpreter of its own, because llama-cpp-python compiles for minutes:
 
     python make_captures.py float32 MODEL.gguf F32.gguf            # gguf
     python make_captures.py transformers F32.gguf transformers.jsonl.xz     # torch, transformers, gguf
@@ -24,13 +24,13 @@ from typing import Any
 import numpy as np
 
 HERE = Path(__file__).parent
-#: Tokens of the answer; numbers of a record.
+#: Number of generated tokens; numbers per record.
 TOKENS, VALUES = 24, 10
 HAIKU: dict[str, Any] = json.loads((HERE / "haiku.json").read_text())
 
 
 class Records:
-    """What an engine gave out, in the order of mpool's records."""
+    """Records of an engine, in the order of mpool's."""
 
     def __init__(self, team: str, layers: int) -> None:
         self.team = team
@@ -38,12 +38,12 @@ class Records:
         self._found: dict[tuple[int, str], np.ndarray] = {}
 
     def add(self, token: int, stage: str, row: np.ndarray) -> None:
-        """All numbers of a stage."""
+        """Add the record of one stage."""
         assert (token, stage) not in self._found and row.ndim == 1 and row.dtype == np.float32
         self._found[token, stage] = row.copy()
 
     def write(self, path: Path) -> None:
-        """Packed lines."""
+        """Write the packed lines."""
         assert len(self._found) == TOKENS * len(self._stages)
         lines = []
         for token in range(TOKENS):
@@ -56,7 +56,9 @@ class Records:
 
 
 def answer(step: Callable[[list[int], int], np.ndarray]) -> None:
-    """Has an engine write: ``step`` reads tokens, of which the last is number ``token``, and gives the logits."""
+    """Generate with an engine: ``step`` computes tokens, the last of which has number ``token``, and returns the
+    logits.
+    """
     tokens, found = list(HAIKU["tokens"]), []
     for token in range(TOKENS):
         found.append(int(step(tokens, token).argmax()))
@@ -65,7 +67,7 @@ def answer(step: Callable[[list[int], int], np.ndarray]) -> None:
 
 
 def float32(source: Path, target: Path) -> None:
-    """The same model with all its tensors in F32."""
+    """Write the model with all its tensors in F32."""
     import gguf
 
     reader = gguf.GGUFReader(source)
@@ -87,7 +89,7 @@ def float32(source: Path, target: Path) -> None:
 
 
 def transformers(model: Path, out: Path) -> None:
-    """By hooks on the modules."""
+    """Capture transformers with hooks on its modules."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -121,7 +123,7 @@ def transformers(model: Path, out: Path) -> None:
 
 
 def llama(model: Path, out: Path) -> None:
-    """By llama.cpp's evaluation callback, which is asked for each tensor and then shown it."""
+    """Capture llama.cpp with its evaluation callback: llama.cpp offers each tensor, then passes its data."""
     import llama_cpp
     from llama_cpp import llama_cpp as low
 
@@ -145,11 +147,11 @@ def llama(model: Path, out: Path) -> None:
                 size = vocab if stage == "logits" else width
                 rows = base.ggml_nelements(tensor) // size
                 row = np.empty(size, np.float32)
-                assert base.ggml_nbytes(tensor) == rows * row.nbytes, "a tensor that is not float32"
+                assert base.ggml_nbytes(tensor) == rows * row.nbytes, "llama.cpp passed a tensor that is not float32"
                 base.ggml_backend_tensor_get(tensor, row.ctypes.data, (rows - 1) * row.nbytes, row.nbytes)
                 records.add(at, stage, row)
             return not ask or stage is not None
-        except BaseException as error:  # ctypes prints what a callback raises, and goes on
+        except BaseException as error:  # ctypes prints an exception of the callback, and goes on
             failed.append(error)
             return False
 
@@ -173,7 +175,7 @@ def llama(model: Path, out: Path) -> None:
 
 
 def _ggml(folder: Path) -> Any:
-    """The functions of ggml that the low-level interface of llama-cpp-python has not."""
+    """Bind the ggml functions that llama-cpp-python's low-level interface lacks."""
     library = ctypes.CDLL(str(folder / "libggml-base.so"))
     for name, result, arguments in (("ggml_get_name", ctypes.c_char_p, [ctypes.c_void_p]),
                                     ("ggml_nelements", ctypes.c_int64, [ctypes.c_void_p]),

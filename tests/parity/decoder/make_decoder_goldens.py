@@ -1,4 +1,4 @@
-"""Makes the goldens of quantised decoders: what the dequantised weights say in float, and how far llama.cpp is from it.
+"""Makes the goldens of quantised decoders: the reference in float, and llama.cpp's distance from it.
 
 For each model, over the tokens of text.txt (next to this file):
 
@@ -7,9 +7,9 @@ For each model, over the tokens of text.txt (next to this file):
 - llama.cpp's mean Kullback-Leibler divergence from that reference and its top-1 agreement. The divergence is taken over
   the TOP tokens and one bucket for the rest, for every engine alike (test_parity_gguf.py does the same);
 - greedy continuations of a few prompts, and the reference's gap between its best two tokens at each step. The reference
-  never draws a token that ends a generation, as mpool does not when it is told to ignore them.
+  never samples an end-of-generation token, as mpool with ``ignore_eos``.
 
-Run by hand, the two halves with different interpreters, because llama-cpp-python compiles for minutes:
+Run by hand. The two halves need different interpreters, because llama-cpp-python compiles for minutes:
 
     python make_decoder_goldens.py reference MODEL.gguf out.npz     # torch, transformers, gguf
     python make_decoder_goldens.py llama MODEL.gguf out.npz         # llama-cpp-python; completes the same file
@@ -32,9 +32,10 @@ PROMPTS = ("The capital of France is Paris. The largest city of Germany is",
 
 
 def coarse_kl(ids: np.ndarray, reference: np.ndarray, logits: np.ndarray) -> np.ndarray:
-    """KL(reference || softmax(logits)) per position over the reference's TOP tokens and a bucket for the rest.
+    """Return KL(reference || softmax(logits)) per position, over the reference's TOP tokens and one bucket for the
+    rest.
 
-    ids (n, TOP) int32, reference (n, TOP) log probabilities, logits (n, vocab).
+    Shapes: ids (n, TOP) int32, reference (n, TOP) log probabilities, logits (n, vocab).
     """
     logits = logits.astype(np.float64)
     top = logits.max(axis=1, keepdims=True)
@@ -76,7 +77,7 @@ def reference(model: Path, out: Path) -> None:
 
 
 def llama(model: Path, out: Path) -> None:
-    """Complete the file with llama.cpp's figures."""
+    """Add llama.cpp's figures to the file."""
     import llama_cpp
 
     golden = dict(np.load(out))

@@ -1,11 +1,11 @@
-"""Makes the goldens of the tiny decoders: what llama.cpp computes from a GGUF file of every family.
+"""Makes the goldens of the tiny decoders: llama.cpp's results for a GGUF file of every family.
 
-    python tests/python/helpers/tinygguf.py FOLDER             # torch, transformers, gguf; the models are seeded
+    python tests/python/helpers/tinygguf.py FOLDER    # torch, transformers, gguf; the models are seeded
     python tests/parity/decoder/make_tiny_goldens.py FOLDER    # llama-cpp-python; writes tiny.npz beside this file
 
-For every file that llama.cpp loads: its sha256, by which a test sees that it has the same one; the logits at the
-positions SHOWN of TOKENS; and GREEDY tokens after the first of them, without the end of text. All weights are float32.
-Families that this llama.cpp refuses are named and left out (BERT, and DeepSeek-V2 without q_lora unless it has the
+For every file that llama.cpp loads: its SHA-256, by which a test recognises the file; the logits at the positions SHOWN
+of TOKENS; and GREEDY tokens after the first of them, with the end-of-text token barred. All weights are float32.
+Families that this llama.cpp refuses are printed and skipped (BERT, and DeepSeek-V2 without q_lora unless it has the
 layers of DeepSeek-V2-Lite).
 """
 
@@ -23,12 +23,12 @@ PROMPT, GREEDY, END = 9, 16, 1
 
 
 def file_hash(path: Path) -> np.ndarray:
-    """Sha256 of a file, uint8 (32,)."""
+    """Return the SHA-256 of a file, uint8 (32,)."""
     return np.frombuffer(hashlib.sha256(path.read_bytes()).digest(), np.uint8)
 
 
 def main(folder: Path) -> None:
-    """Writes the goldens of the files of a folder."""
+    """Write the goldens of the files of a folder."""
     import llama_cpp
 
     found: dict[str, np.ndarray] = {}
@@ -51,7 +51,7 @@ def main(folder: Path) -> None:
             model.eval([greedy[-1]])
         found |= {f"{path.stem}.hash": file_hash(path), f"{path.stem}.logits": logits,
                   f"{path.stem}.greedy": np.array(greedy, np.int32)}
-        print(f"{path.stem}: logits {np.abs(logits).max():.3f} at most, greedy {greedy}")
+        print(f"{path.stem}: largest logit {np.abs(logits).max():.3f}, greedy {greedy}")
     np.savez_compressed(Path(__file__).with_name("tiny.npz"), **found)
 
 

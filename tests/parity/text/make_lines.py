@@ -1,7 +1,7 @@
-"""Lines of text that tokenizers are compared on: many scripts, code, emoji, odd white space, numbers, noise.
+"""Lines of text for comparing tokenizers: many scripts, code, emoji, odd white space, numbers, noise.
 
-The same lines come out everywhere: they are composed from the small corpora below by a generator of our own, without
-Python's ``random`` or ``unicodedata``, whose results may change with their versions.
+The lines are the same with every version of Python: they are composed from the small corpora below by a generator in
+this file. Python's ``random`` and ``unicodedata`` may change their results with their versions.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ SPACES = [" ", "  ", "   ", "    ", "\t", "\t\t", "\n", "\n\n", "\r\n", "\r", " 
           "\u205f",
           "\u200b", "\ufeff", "\u00ad", "\u200d", "\u2060", " " * 7, " " * 31, "\n" * 5, "\t" * 9, "\x1c", "\x1f"]
 
-#: First and last code point of what is sampled at random; all were assigned long before Unicode 14.
+#: First and last code point of each sampled range; all were assigned long before Unicode 14.
 SCRIPTS = [
     (0x21, 0x7E), (0xA1, 0xFF), (0x100, 0x17F), (0x180, 0x24F), (0x250, 0x2AF), (0x2B0, 0x2FF), (0x300, 0x36F),
     (0x391, 0x3A1), (0x3A3, 0x3CE), (0x400, 0x45F), (0x48A, 0x52F), (0x531, 0x556), (0x561, 0x586), (0x591, 0x5C7),
@@ -133,13 +133,13 @@ SCRIPTS = [
 
 
 class Generator:
-    """SplitMix64: a small generator whose numbers never change."""
+    """SplitMix64, a small generator whose numbers never change."""
 
     def __init__(self, seed: int) -> None:
         self._state = seed & 0xFFFFFFFFFFFFFFFF
 
     def below(self, limit: int) -> int:
-        """A number from 0 to ``limit - 1``."""
+        """Return a number from 0 to ``limit - 1``."""
         self._state = (self._state + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
         z = self._state
         z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
@@ -147,73 +147,73 @@ class Generator:
         return (z ^ (z >> 31)) % limit
 
     def pick(self, choices):
-        """One of ``choices``."""
+        """Return one of ``choices``."""
         return choices[self.below(len(choices))]
 
 
-def _number(draw: Generator) -> str:
-    digits = "".join(str(draw.below(10)) for _ in range(1 + draw.below(14)))
-    return draw.pick([digits, "-" + digits, digits + "." + digits[:3], "$" + digits, digits + "%",
+def _number(chance: Generator) -> str:
+    digits = "".join(str(chance.below(10)) for _ in range(1 + chance.below(14)))
+    return chance.pick([digits, "-" + digits, digits + "." + digits[:3], "$" + digits, digits + "%",
                       digits[:2] + ":" + digits[:2], digits[:1] + "," + digits[:3], digits + "th",
                       "v" + ".".join(digits), "٣" + digits,
                       "४५" + digits[:2],
                       "²" + digits, "Ⅷ" + digits, "①" + digits, digits + "①"])
 
 
-def _script_run(draw: Generator) -> str:
-    first, last = draw.pick(SCRIPTS)
-    return "".join(chr(first + draw.below(last - first + 1)) for _ in range(1 + draw.below(9)))
+def _script_run(chance: Generator) -> str:
+    first, last = chance.pick(SCRIPTS)
+    return "".join(chr(first + chance.below(last - first + 1)) for _ in range(1 + chance.below(9)))
 
 
-def _slice(draw: Generator, text: str) -> str:
-    start = draw.below(len(text))
-    return text[start:start + 1 + draw.below(24)]
+def _slice(chance: Generator, text: str) -> str:
+    start = chance.below(len(text))
+    return text[start:start + 1 + chance.below(24)]
 
 
-def _mixture(draw: Generator) -> str:
-    """A line of everything: words of any language, runs of any script, spaces of any kind."""
+def _mixed_line(chance: Generator) -> str:
+    """Return a line of mixed content: words of any language, runs of any script, spaces of any kind."""
     parts = []
-    for _ in range(2 + draw.below(5)):
-        kind = draw.below(12)
+    for _ in range(2 + chance.below(5)):
+        kind = chance.below(12)
         if kind < 3:
-            parts.append(draw.pick(draw.pick(SENTENCES).split(" ")))
+            parts.append(chance.pick(chance.pick(SENTENCES).split(" ")))
         elif kind < 5:
-            parts.append(draw.pick(WORDS))
+            parts.append(chance.pick(WORDS))
         elif kind < 7:
-            parts.append(_script_run(draw))
+            parts.append(_script_run(chance))
         elif kind == 7:
-            parts.append(draw.pick(EMOJI))
+            parts.append(chance.pick(EMOJI))
         elif kind == 8:
-            parts.append(_number(draw))
+            parts.append(_number(chance))
         elif kind == 9:
-            parts.append(_slice(draw, draw.pick(CODE)))
+            parts.append(_slice(chance, chance.pick(CODE)))
         elif kind == 10:
-            letter = draw.pick("abcxyzéñ")
-            parts.append(letter + "".join(chr(0x300 + draw.below(0x70)) for _ in range(1 + draw.below(4))))
+            letter = chance.pick("abcxyzéñ")
+            parts.append(letter + "".join(chr(0x300 + chance.below(0x70)) for _ in range(1 + chance.below(4))))
         else:
-            parts.append(draw.pick("!?.,;:-_=+*/\\|~^`'\"()[]{}<>#@&%$") * (1 + draw.below(6)))
-        parts.append(draw.pick(SPACES) if draw.below(3) == 0 else " " if draw.below(3) else "")
+            parts.append(chance.pick("!?.,;:-_=+*/\\|~^`'\"()[]{}<>#@&%$") * (1 + chance.below(6)))
+        parts.append(chance.pick(SPACES) if chance.below(3) == 0 else " " if chance.below(3) else "")
     return "".join(parts)
 
 
 def lines(count: int = 3000) -> list[str]:
-    """The first ``count`` lines; a longer list begins with a shorter one. None holds NUL or a surrogate."""
-    draw = Generator(SEED)
+    """Return the first ``count`` lines; a longer list begins with a shorter one. None holds NUL or a surrogate."""
+    chance = Generator(SEED)
     result = [*SENTENCES, *CODE, *WORDS, *EMOJI, *SPACES, *(f"x{space}y" for space in SPACES), "", " a", "a ",
               "\n\na\n"]
-    result += [_number(draw) for _ in range(60)]
+    result += [_number(chance) for _ in range(60)]
     for first, last in SCRIPTS:
-        result.append("".join(chr(first + draw.below(last - first + 1)) for _ in range(12)))
+        result.append("".join(chr(first + chance.below(last - first + 1)) for _ in range(12)))
     while len(result) < count:
-        kind = draw.below(8)
+        kind = chance.below(8)
         if kind < 5:
-            result.append(_mixture(draw))
+            result.append(_mixed_line(chance))
         elif kind == 5:
-            result.append(_slice(draw, draw.pick(SENTENCES)))
+            result.append(_slice(chance, chance.pick(SENTENCES)))
         elif kind == 6:
-            result.append(_slice(draw, draw.pick(CODE)))
+            result.append(_slice(chance, chance.pick(CODE)))
         else:
-            result.append(_script_run(draw) + draw.pick(SPACES) + _script_run(draw))
+            result.append(_script_run(chance) + chance.pick(SPACES) + _script_run(chance))
     return result[:count]
 
 

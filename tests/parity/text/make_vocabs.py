@@ -1,6 +1,6 @@
-"""Small synthetic vocabularies that exercise every kind of GGUF tokenizer; written to ``goldens/vocabs.json.xz``.
+"""Small synthetic vocabularies for every kind of GGUF tokenizer; writes ``goldens/vocabs.json.xz``.
 
-Run with HF ``tokenizers`` installed (it finds the merges). The result is kept, so that tests need not train anything:
+Needs HF ``tokenizers``, which finds the merges. The result is committed, so that tests train nothing:
 
     python tests/parity/text/make_vocabs.py
 """
@@ -26,7 +26,9 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
 
 def _train(texts: list[str], alphabet: list[str], size: int, characters: int = 1 << 20) -> list[tuple[str, str]]:
-    """BPE merges over whole texts: without words to stay within, they cross every cut that a pre-tokenizer makes."""
+    """Train BPE merges over whole texts. Without words as limits, the merges cross every boundary of a
+    pre-tokenizer.
+    """
     from tokenizers import Tokenizer, models, trainers
     tokenizer = Tokenizer(models.BPE())
     tokenizer.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=size, min_frequency=2, show_progress=False,
@@ -37,7 +39,9 @@ def _train(texts: list[str], alphabet: list[str], size: int, characters: int = 1
 
 
 def bpe() -> dict:
-    """Byte-level BPE whose merges cross word boundaries, digits, contractions, lines: any cut that is missed shows."""
+    """Byte-level BPE whose merges cross word boundaries, digits, contractions and lines: a missing cut changes the
+    ids.
+    """
     from mpool.tokenizers.gguf_vocab import byte_alphabet
     alphabet = byte_alphabet()
     texts = ["".join(alphabet[byte] for byte in line.encode()) for line in lines(6000)]
@@ -96,7 +100,7 @@ def unigram() -> dict:
     wanted = [piece for piece, count in sorted(counts.items(), key=lambda item: (-item[1] * len(item[0]), item[0]))
               if count > 1 and piece not in ("<pad>", "</s>", "<unk>", "@@x@@", "zzzz")][:4000]
     for piece in wanted:
-        # float32, as the file stores it; a little of the rank, so that no two are alike
+        # float32, as the file stores it; minus a fraction of the rank, so that no two scores are equal
         score = math.log(counts[piece] / total) - len(tokens) * 1e-4
         tokens.append(piece), types.append(NORMAL), scores.append(round(score, 4))
     tokens += ["<extra_id_0>", "@@x@@", "zzzz"]
@@ -109,7 +113,7 @@ def unigram() -> dict:
             "tokenizer.ggml.precompiled_charsmap": base64.b64encode(charsmap(CHARSMAP)).decode()}
 
 
-#: Rows of the synthetic map: single characters, sequences, rows that begin other rows, removals.
+#: Rows of the synthetic map: single characters, sequences, rows that are prefixes of other rows, removals.
 CHARSMAP = {
     "\t": " ", "\n": " ", "\r": " ", "\u00a0": " ", "\u3000": " ", "\u2028": " ", "\u200b": "", "\u00ad": "",
     "\ufeff": "",
@@ -121,7 +125,7 @@ CHARSMAP = {
 
 
 def charsmap(rows: dict[str, str]) -> bytes:
-    """The rows as SentencePiece stores them: a double-array trie, with a block of 256 units for every state."""
+    """Encode the rows as SentencePiece stores them: a double-array trie with a block of 256 units for every state."""
     strings, starts = bytearray(), {}
     for value in rows.values():
         if value not in starts:
@@ -180,7 +184,7 @@ def wordpiece() -> dict:
 
 
 def load() -> dict[str, dict]:
-    """The stored vocabularies by name, as the keys and values of a GGUF file."""
+    """Return the stored vocabularies by name, as keys and values of a GGUF file."""
     with lzma.open(HERE / "goldens" / "vocabs.json.xz") as stream:
         vocabs = json.load(stream)
     for kv in vocabs.values():

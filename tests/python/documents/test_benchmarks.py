@@ -140,7 +140,7 @@ def test_states_of_the_machine() -> None:
     assert disturbance([Frame(NEAR, NEAR, 0.01), Frame(NEAR, dict(NEAR, read_2=50.0), 0.0)]) is None
     assert "round_trip_ns" in str(disturbance([Frame(NEAR, NEAR, 0.0), Frame(FAR, FAR, 0.0)]))
     assert "read_2" in str(disturbance([Frame(NEAR, dict(NEAR, read_2=80.0), 0.0)]))
-    assert "others" in str(disturbance([Frame(NEAR, NEAR, 0.5)]))
+    assert disturbance([Frame(NEAR, NEAR, 0.5)]) == "other processes used 50% of the CPUs"
     assert disturbance([Frame(None, None, 0.0)]) == "no probe"
 
 
@@ -251,7 +251,7 @@ def test_serving_runs(tmp_path_factory: pytest.TempPathFactory) -> None:
                               capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
         rows = done.stdout.splitlines()
-        assert len(rows) == lines and rows[0].startswith("others used ")
+        assert len(rows) == lines and rows[0].startswith("other processes used ")
         assert all(any(char.isdigit() for char in row) for row in rows[2:])
     assert [row.split()[0] for row in rows[2:]] == ["1", "3"] and all(float(row.split()[1]) > 0 for row in rows[2:])
 
@@ -285,9 +285,9 @@ def test_the_generator_of_requests_finds_what_is_missing() -> None:
             return await http_client.load(port, "/v1/completions", [[{}, {}]] * 3, seconds)
 
     found = asyncio.run(ask(whole, b"200 OK", 0.0))
-    assert found.answers == len(found.first) == 3 and found.seconds > 0
+    assert found.responses == len(found.first) == 3 and found.seconds > 0
     for answer, status, seconds, words in ((cut, b"200 OK", 0.0, "before it had all"), (b"", b"200 OK", 0.0, "before"),
-                                           (whole, b"503 Busy", 0.0, "503"), (whole, b"200 OK", 60.0, "everything")):
+                                           (whole, b"503 Busy", 0.0, "503"), (whole, b"200 OK", 60.0, "ran out of")):
         with pytest.raises(RuntimeError, match=words):
             asyncio.run(ask(answer, status, seconds))
 

@@ -193,7 +193,7 @@ def test_llava_is_that_of_transformers() -> None:
 
 def test_pictures_are_recognised() -> None:
     """Two of each digit, as by default; in float32, which gives the same pictures on all of x86-64."""
-    found = measure.drawn("digits-sd3", 2, compute="float32")
+    found = measure.recognised("digits-sd3", 2, compute="float32")
     assert sum(found) >= 19, found
 
 
@@ -209,7 +209,7 @@ def test_pictures_are_of_their_prompts() -> None:
 @pytest.mark.parametrize("compute", ["auto", "float32"])
 def test_a_hundred_pictures_are_recognised(compute: str) -> None:
     """Ten of each digit: at least 95."""
-    found = measure.drawn("digits-sd3", 10, compute=compute)
+    found = measure.recognised("digits-sd3", 10, compute=compute)
     assert sum(found) >= 95, found
 
 

@@ -1,15 +1,16 @@
-/* Answers of a worker process that cannot be believed: whatever it says, the parent either finds it right or gives the
- * process up, and shows nobody anything of it. */
+/* Corrupted or false results of a worker process: the parent either finds a result correct or abandons the process, and
+ * publishes nothing of a refused result. */
 #include "files/spec_build.h"
 #include "isolation_scene.h"
 #include "request_fixture.h"
 #include "test_isolation.h"
 
-/* Bits that a byte is changed by. */
+/* Bits to flip in a byte. */
 static const uint8_t changes[] = {1, 2, 4, 8, 16, 32, 64, 128, 255, 127, 3, 0xC0};
 enum { CHANGES = sizeof changes };
 
-/* A step that gives an answer with an umlaut and an alternative each; ends by a stop string when `over`. */
+/* Compose a step that gives each choice one token with an umlaut, and one alternative. `over`: a stop string ends the
+ * choice. */
 static void compose_text(scene *s, bool over) {
     static const char text[] = "a\xC3\xA4z";
     mp_wire_begin(&s->out, &s->p.child, MP_FRAME_STEP);
@@ -59,7 +60,7 @@ static mp_text_request *text_call(void) {
     return call;
 }
 
-/* What a caller sees is possible. */
+/* Check that the visible state of the request is possible. */
 static void check_text(const mp_text_request *call) {
     const mp_choice *choice = &call->choices[0];
     uint32_t before = 0;
@@ -78,7 +79,7 @@ static void check_text(const mp_text_request *call) {
     MP_CHECK(call->cached_tokens >= 0 && call->cached_tokens <= call->n_prompt);
 }
 
-/* One mutated answer; returns whether the parent took it. */
+/* Send one mutated result; return true if the parent accepted it. */
 static bool try_text(int at, uint8_t by, size_t cut, bool over, size_t *used) {
     static scene s;
     memset(&s, 0, sizeof s);
@@ -103,7 +104,7 @@ static bool try_text(int at, uint8_t by, size_t cut, bool over, size_t *used) {
     } else {
         MP_CHECK_INT(outcome, MP_OUTCOME_FAILED);
         MP_CHECK_INT(s.item.error.code, MP_RECV);
-        MP_CHECK_INT(call->choices[0].token_count, 0); /* nothing of it is seen */
+        MP_CHECK_INT(call->choices[0].token_count, 0); /* nothing of the result is published */
         MP_CHECK_INT(call->choices[0].text_bytes, 0);
         MP_CHECK_INT(call->choices[0].finish, MP_FINISH_NONE);
         MP_CHECK_INT(call->prompt_done_ns, 0);
@@ -116,7 +117,7 @@ static bool try_text(int at, uint8_t by, size_t cut, bool over, size_t *used) {
     return taken;
 }
 
-MP_TEST_SECONDS(isolation_answers_with_any_byte_changed_are_right_or_refused, 120) {
+MP_TEST_SECONDS(isolation_completions_with_a_changed_byte_are_correct_or_refused, 120) {
     for (int over = 0; over < 2; over++) {
         size_t used = 0, unused;
         int taken = 0, refused = 0;
@@ -130,11 +131,11 @@ MP_TEST_SECONDS(isolation_answers_with_any_byte_changed_are_right_or_refused, 12
             }
         for (size_t cut = 1; cut < used; cut++)
             MP_CHECK(!try_text(-1, 0, cut, over, &unused));
-        MP_CHECK(taken > 0 && refused > 500); /* floats, counters and letters may be any */
+        MP_CHECK(taken > 0 && refused > 500); /* floats, counters and letters may have any value */
     }
 }
 
-MP_TEST_SECONDS(isolation_plans_with_any_byte_changed_are_right_or_refused, 60) {
+MP_TEST_SECONDS(isolation_plans_with_a_changed_byte_are_correct_or_refused, 60) {
     static scene s;
     for (int at = -1; at < 24; at++)
         for (int i = 0; i < CHANGES; i++) {
@@ -144,7 +145,7 @@ MP_TEST_SECONDS(isolation_plans_with_any_byte_changed_are_right_or_refused, 60) 
             scene_admit(&s, &call->base, 7);
             s.mutate_at = at;
             s.mutate_by = changes[i];
-            answer_plan(&s, 2, true); /* checks what came out */
+            answer_plan(&s, 2, true); /* checks the visible state */
             scene_end(&s);
             mp_request_destroy(&call->base);
         }
@@ -152,7 +153,7 @@ MP_TEST_SECONDS(isolation_plans_with_any_byte_changed_are_right_or_refused, 60) 
 
 enum { WIDTH = 4 };
 
-/* A call of two texts or two images, with room for its vectors. */
+/* Make a request for two texts or two images, with memory for its vectors. */
 static mp_request *make_vectors_call(bool images, float **vectors, _Atomic int32_t **done) {
     static const int32_t ids[] = {1, 2, 3}, sizes[] = {2, 3, 1, 1};
     static const int64_t offsets[] = {0, 1, 3};
@@ -207,10 +208,10 @@ static void change_vectors(bool images) {
     MP_CHECK(refused > 100);
 }
 
-MP_TEST_SECONDS(isolation_vectors_with_any_byte_changed_are_right_or_refused, 60) { change_vectors(false); }
-MP_TEST_SECONDS(isolation_images_with_any_byte_changed_are_right_or_refused, 60) { change_vectors(true); }
+MP_TEST_SECONDS(isolation_vectors_with_a_changed_byte_are_correct_or_refused, 60) { change_vectors(false); }
+MP_TEST_SECONDS(isolation_image_vectors_with_a_changed_byte_are_correct_or_refused, 60) { change_vectors(true); }
 
-MP_TEST(isolation_rows_of_images_are_refused) {
+MP_TEST(isolation_patch_vectors_of_images_are_refused) {
     float *vectors;
     _Atomic int32_t *done;
     mp_error error;
@@ -222,12 +223,12 @@ MP_TEST(isolation_rows_of_images_are_refused) {
     mp_request_destroy(call);
 }
 
-MP_TEST(isolation_a_child_may_not_speak_out_of_turn) {
+MP_TEST(isolation_unexpected_messages_of_a_child_are_refused) {
     static scene s;
     mp_text_request *call = text_call();
     s.mutate_at = -1;
     scene_admit(&s, &call->base, 7);
-    mp_wire_begin(&s.out, &s.p.child, MP_FRAME_STEP); /* asked to plan, it answers a step */
+    mp_wire_begin(&s.out, &s.p.child, MP_FRAME_STEP); /* asked for a plan, the child sends a step */
     put_learnt(&s);
     send_answer(&s, false);
     mp_item *items[1] = {&s.item};
@@ -237,7 +238,7 @@ MP_TEST(isolation_a_child_may_not_speak_out_of_turn) {
     MP_CHECK_HAS(lost->message, "replies to another message");
     mp_outcome outcomes[MP_PLAN_MAX];
     s.engine->ops->step(s.engine, &s.lease, &s.plan, outcomes);
-    MP_CHECK_INT(outcomes[0], MP_OUTCOME_MORE); /* nobody is the victim of a step that did not begin */
+    MP_CHECK_INT(outcomes[0], MP_OUTCOME_MORE); /* a step that did not begin has no suspect request */
     mp_error error;
     mp_item another = {.call = &call->base, .total = 7};
     MP_CHECK_STATUS(s.engine->ops->admit(s.engine, &another, &error), MP_RECV, &error);
@@ -262,9 +263,9 @@ MP_TEST(isolation_capabilities_without_a_wire_are_refused) {
     MP_CHECK(mp_request_wire_of(MP_VISION));
 }
 
-/* ---- lies that are well formed ----------------------------------------------------------------------------------- */
+/* ---- false results in well-formed frames ------------------------------------------------------------------------- */
 
-typedef struct claim { /* one token a byte of text, unless it says otherwise */
+typedef struct claim { /* one token per byte of text, unless a case overrides it */
     const char *text;
     int count;
     int32_t id[MOST_TOKENS];
@@ -299,7 +300,7 @@ static void compose_claim(scene *s, const claim *it) {
     put_learnt(s);
 }
 
-/* Claims one after the other; what the last of them is refused for, "" when it is taken. */
+/* Send claims one after the other. Check the reason for refusing the last one; "" = accepted. */
 static void check_claims(const claim *claims, int count, const char *why) {
     static scene s;
     memset(&s, 0, sizeof s);
@@ -328,19 +329,19 @@ static void check_claims(const claim *claims, int count, const char *why) {
 MP_TEST(isolation_texts_end_where_their_tokens_and_characters_do) {
     enum { OPEN = MP_FINISH_NONE, STOP = MP_FINISH_STOP, EOS = MP_FINISH_EOS };
     static const char umlaut[] = "a\xC3\xA4z";
-    claim open = {umlaut, 2, {1, 2}, {3, 4}, 3, 1, 4, OPEN, -1}; /* all but "a" is held back */
-    claim cut = {"", 1, {3}, {1}, 3, 1, 1, STOP, 0}; /* by a stop string that began behind "a" */
+    claim open = {umlaut, 2, {1, 2}, {3, 4}, 3, 1, 4, OPEN, -1}; /* all text after "a" is held back */
+    claim cut = {"", 1, {3}, {1}, 3, 1, 1, STOP, 0};             /* cut by a stop string that starts after "a" */
     check_claims((claim[]){open, cut}, 2, "");
-    cut.end[0] = cut.decided = cut.text_end = 2; /* within what was sent before */
+    cut.end[0] = cut.decided = cut.text_end = 2; /* within the text sent before */
     check_claims((claim[]){open, cut}, 2, "middle of a character");
     claim over = {umlaut, 2, {1, 2}, {3, 4}, 3, 4, 4, EOS, -1};
     check_claims(&over, 1, "");
     over.end[0] = 2;
     check_claims(&over, 1, "middle of a character");
     over.end[0] = 3;
-    over.end[1] = 0; /* far behind, and no stop string that would have cut it */
+    over.end[1] = 0; /* far beyond the text, and no stop string explains the cut */
     check_claims(&over, 1, "impossible byte");
-    claim beyond = {"ab", 2, {1, 2}, {1, 9}, 3, 2, 2, EOS, -1}; /* a token that ends where no text is */
+    claim beyond = {"ab", 2, {1, 2}, {1, 9}, 3, 2, 2, EOS, -1}; /* a token that ends beyond the text */
     check_claims(&beyond, 1, "does not end where its tokens do");
     beyond.finish = STOP;
     beyond.stop_index = 0;
@@ -350,13 +351,13 @@ MP_TEST(isolation_texts_end_where_their_tokens_and_characters_do) {
     check_claims(&beyond, 1, "does not end where its tokens do");
     beyond.end[0] = 2;
     check_claims(&beyond, 1, "");
-    claim more = {"abcdef", 1, {1}, {1}, 3, 6, 6, EOS, -1}; /* text of no token; U+FFFD is three bytes */
+    claim more = {"abcdef", 1, {1}, {1}, 3, 6, 6, EOS, -1}; /* text without a token; U+FFFD has three bytes */
     check_claims(&more, 1, "does not end where its tokens do");
     more = (claim){"a\xEF\xBF\xBD", 1, {1}, {1}, 3, 4, 4, EOS, -1};
     check_claims(&more, 1, "");
-    claim seen = {"ab", 2, {1, 2}, {1, 2}, 3, 3, 2, OPEN, -1}; /* more is decided than there is */
+    claim seen = {"ab", 2, {1, 2}, {1, 2}, 3, 3, 2, OPEN, -1}; /* more text decided than exists */
     check_claims(&seen, 1, "impossible length");
-    claim shorter = {"", 0, {0}, {0}, 3, 2, 2, EOS, -1}; /* what a caller has seen is taken back */
+    claim shorter = {"", 0, {0}, {0}, 3, 2, 2, EOS, -1}; /* takes back published text */
     claim longer = {"abc", 1, {1}, {3}, 3, 3, 3, OPEN, -1};
     check_claims((claim[]){longer, shorter}, 2, "impossible length");
 }
@@ -391,7 +392,7 @@ static void check_claim_within(claim it, limits limits, const char *why) {
     mp_request_destroy(&call->base);
 }
 
-MP_TEST(isolation_answers_end_where_they_must) {
+MP_TEST(isolation_completions_end_where_they_must) {
     enum { OPEN = MP_FINISH_NONE, EOS = MP_FINISH_EOS, LENGTH = MP_FINISH_LENGTH };
     const limits usual = {.context = CONTEXT, .n_ends = 1};
     claim four = {"abcd", 4, {1, 2, 3, 4}, {1, 2, 3, 4}, 3, 4, 4, LENGTH, -1}, open = four;
@@ -399,7 +400,7 @@ MP_TEST(isolation_answers_end_where_they_must) {
     check_claim_within(four, usual, "");
     check_claim_within(three, usual, "before its maximum length");
     limits narrow = usual;
-    narrow.context = 4; /* two of the prompt: the third token has no place, so that nothing follows it */
+    narrow.context = 4; /* a prompt of two: the third token has no position, so none follows it */
     check_claim_within(three, narrow, "");
     check_claim_within(four, narrow, "too long");
     open.finish = OPEN;
@@ -409,7 +410,7 @@ MP_TEST(isolation_answers_end_where_they_must) {
     check_claim_within(three, narrow, "continues at its maximum length");
     three.finish = EOS;
     check_claim_within(three, usual, "");
-    four.finish = EOS; /* it was over before */
+    four.finish = EOS; /* the choice had already finished */
     check_claim_within(four, usual, "no end token can be sampled");
     limits other = usual;
     other.min_tokens = 3;
@@ -426,10 +427,10 @@ MP_TEST(isolation_answers_end_where_they_must) {
     check_claim_within(three, usual, "after an end token");
 }
 
-MP_TEST(isolation_ids_are_the_tokenizers) {
+MP_TEST(isolation_token_ids_are_within_the_vocabulary) {
     claim it = {"a", 1, {VOCAB - 1}, {1}, VOCAB - 1, 1, 1, MP_FINISH_NONE, -1};
     check_claims(&it, 1, "");
-    it.id[0] = VOCAB; /* the model has a row for it, the tokenizer no text */
+    it.id[0] = VOCAB; /* the model has a row for this id, the tokenizer has no text */
     check_claims(&it, 1, "a token id is outside the vocabulary");
     it.id[0] = 1;
     it.top = VOCAB;
@@ -449,7 +450,7 @@ static mp_error failure_of(mp_status status) {
     return said;
 }
 
-MP_TEST(isolation_what_a_call_may_fail_with) {
+MP_TEST(isolation_requests_fail_only_with_allowed_errors) {
     static const mp_status at_admission[] = {MP_MEMORY_EXHAUSTED, MP_MODEL, MP_INTERNAL, MP_OK};
     static const mp_status in_a_step[] = {MP_MEMORY_EXHAUSTED, MP_MODEL, MP_IO, MP_NUMERIC, MP_INTERNAL, MP_OK};
     static scene s;
@@ -505,7 +506,7 @@ MP_TEST(isolation_what_a_call_may_fail_with) {
     MP_CHECK_INT(taken, 4 + 5);
 }
 
-/* Steps that do nothing for a call until the process is given up; after `before` of them a token comes. */
+/* Run steps without progress until the proxy abandons the process; a token comes after `before` steps. */
 static int idle_steps(uint64_t before) {
     static scene s;
     int steps = 0;
@@ -529,15 +530,15 @@ static int idle_steps(uint64_t before) {
     return steps;
 }
 
-MP_TEST(isolation_steps_that_get_on_with_nothing_end) {
+MP_TEST(isolation_steps_without_progress_end) {
     mp_text_request *call = text_call();
     int most = (int)mp_wire_text_to_text.most_idle(&call->base);
     mp_request_destroy(&call->base);
-    MP_CHECK_INT(idle_steps(0), 2 + most); /* the first of them says that the prompt is read */
+    MP_CHECK_INT(idle_steps(0), 2 + most); /* the first step reports the end of prefill */
     MP_CHECK_INT(idle_steps((uint64_t)most), most + most + 1);
 }
 
-MP_TEST(isolation_texts_that_are_never_done_end) {
+MP_TEST(isolation_texts_that_never_finish_are_failed) {
     static scene s;
     static const int32_t ids[] = {1, 2, 3};
     static const int64_t offsets[] = {0, 1, 3};
@@ -551,7 +552,7 @@ MP_TEST(isolation_texts_that_are_never_done_end) {
     scene_admit(&s, &call->base, 2);
     for (bool cancelled = true; !s.engine->lost(s.engine); cancelled = steps < 10) {
         MP_CHECK(++steps < 20);
-        s.item.cancelled = cancelled; /* one that nobody wants any more need not get on */
+        s.item.cancelled = cancelled; /* a cancelled item need not make progress */
         answer_plan(&s, 2, false);
         mp_wire_begin(&s.out, &s.p.child, MP_FRAME_STEP);
         mp_put_u8(&s.out, MP_OUTCOME_MORE);
@@ -577,7 +578,7 @@ static void set_learnt(mp_model *model, const uint64_t speed[MP_MODEL_SPEEDS]) {
     memcpy(learnt, speed, sizeof learnt);
 }
 
-MP_TEST(isolation_a_row_took_no_longer_than_its_step) {
+MP_TEST(isolation_a_row_takes_no_longer_than_its_step) {
     static const mp_isolation_kind kind = {.get_speed = get_learnt, .set_speed = set_learnt};
     static const uint64_t hour_ns = 3600ull * 1000 * 1000 * 1000;
     static scene s;
@@ -619,7 +620,7 @@ static mp_status start_one_that_says(const char *what, mp_error *error) {
     return status;
 }
 
-MP_TEST_SECONDS(isolation_what_a_start_may_fail_with, 60) {
+MP_TEST_SECONDS(isolation_starts_fail_only_with_allowed_errors, 60) {
     static const mp_status right[] = {MP_MEMORY_EXHAUSTED, MP_FORMAT, MP_LIMIT,        MP_UNSUPPORTED, MP_IO,
                                       MP_INTEGRITY,        MP_MODEL,  MP_SPAWN_FAILED, MP_INTERNAL,    MP_OK};
     int count;

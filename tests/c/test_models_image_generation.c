@@ -1,18 +1,18 @@
-/* Layers of images against plain loops; tiny pipelines: the same bits on any number of lanes, in steps of any length,
- * after a preemption and in little memory; and what they do when an allocation fails. */
+/* Image layers compared with plain loops; tiny pipelines: the same bits with any number of threads, in steps of any
+ * length, after a preemption and in little memory; and failing allocations. */
 #include "models/diffusion/schedule.h"
-#include "picture_fixture.h"
+#include "image_generation_fixture.h"
 
-typedef struct way { /* to have a call drawn */
+typedef struct way { /* how to run a request */
     uint64_t budget_ns;
-    int preempt_every; /* steps of the engine; 0: never */
+    int preempt_every; /* in engine steps; 0: never */
 } way;
 
-static uint64_t most_used; /* of the budget, between steps of the last call */
-static int steps_taken;    /* by it */
+static uint64_t most_used; /* peak use of the budget, between steps of the last request */
+static int steps_taken;    /* by the last request */
 static int preempted_in_previews;
 
-static mp_outcome generate(tiny_model *tiny, bool flux, const way *how, uint64_t *hash, mp_error *said) {
+static mp_outcome generate(tiny_model *tiny, bool flux, const way *how, uint64_t *hash, mp_error *failure) {
     mp_error error;
     mp_item item = {0}, *items[1] = {&item};
     uint64_t cost;
@@ -46,7 +46,7 @@ static mp_outcome generate(tiny_model *tiny, bool flux, const way *how, uint64_t
         MP_CHECK_INT(call->previews_done, call->n_images * call->n_previews);
         *hash = hash_of(item.call);
     } else {
-        *said = item.error;
+        *failure = item.error;
     }
     tiny->engine->ops->retire(tiny->engine, &item);
     mp_request_destroy(item.call);
@@ -59,7 +59,7 @@ static uint64_t hash_of_images(bool flux, mp_compute compute, int threads, const
     uint64_t hash = 0;
     tiny_load(&tiny, pipeline(flux), compute, threads);
     MP_CHECK_INT(generate(&tiny, flux, how, &hash, &error), MP_OUTCOME_DONE);
-    uint64_t again = 0; /* from kept texts and loaded weights */
+    uint64_t again = 0; /* with cached texts and loaded weights */
     MP_CHECK_INT(generate(&tiny, flux, how, &again, &error), MP_OUTCOME_DONE);
     MP_CHECK(hash == again);
     tiny_unload(&tiny);
@@ -68,7 +68,7 @@ static uint64_t hash_of_images(bool flux, mp_compute compute, int threads, const
 
 /* ---- tests ---- */
 
-MP_TEST_SECONDS(models_pictures_contract, 120) {
+MP_TEST_SECONDS(models_image_generation_contract, 120) {
     static const mp_compute classes[] = {MP_COMPUTE_F32, MP_COMPUTE_BF16};
     const way all = {UINT64_MAX, 0}, blocks = {0, 0};
     for (int flux = 0; flux < 2; flux++)
@@ -80,8 +80,8 @@ MP_TEST_SECONDS(models_pictures_contract, 120) {
         }
 }
 
-/* What the encoders made of a text is kept: a second call takes so many steps fewer as they have blocks. */
-MP_TEST(models_pictures_keep_texts) {
+/* The encoders' results for a text are cached: a second request takes fewer steps, by the number of encoder blocks. */
+MP_TEST(models_image_generation_caches_texts) {
     const way blocks = {0, 0};
     for (int flux = 0; flux < 2; flux++) {
         tiny_model tiny;
@@ -103,9 +103,9 @@ MP_TEST(models_pictures_keep_texts) {
     }
 }
 
-/* Pictures and previews of a call that is preempted again and again, also while a preview is being made, are those of
- * one that is left alone. */
-MP_TEST_SECONDS(models_pictures_preempted, 120) {
+/* A request that is preempted many times, also within a preview, gives the same images and previews as one that is
+ * not. */
+MP_TEST_SECONDS(models_image_generation_survives_preemption, 120) {
     for (int flux = 0; flux < 2; flux++) {
         tiny_model tiny;
         mp_error error;
@@ -124,8 +124,8 @@ MP_TEST_SECONDS(models_pictures_preempted, 120) {
     }
 }
 
-/* Stages give their memory to each other; where not even the largest fits, the call says so. */
-MP_TEST_SECONDS(models_pictures_in_little_memory, 120) {
+/* Stages reuse each other's memory; if even the largest stage does not fit, the request fails with that reason. */
+MP_TEST_SECONDS(models_image_generation_works_in_little_memory, 120) {
     const way all = {0, 0};
     for (int flux = 0; flux < 2; flux++) {
         tiny_model tiny;
@@ -159,8 +159,8 @@ MP_TEST_SECONDS(models_pictures_in_little_memory, 120) {
     }
 }
 
-/* A call that everybody has left is given up within a step. */
-MP_TEST(models_pictures_cancelled) {
+/* A request whose callers have all left is dropped within a step. */
+MP_TEST(models_image_generation_ends_when_cancelled) {
     tiny_model tiny;
     mp_error error;
     tiny_load(&tiny, pipeline(true), MP_COMPUTE_F32, 2);
@@ -195,7 +195,7 @@ static mp_status make_sd3(mp_request **call, mp_error *error) { return make_call
 static mp_status make_flux(mp_request **call, mp_error *error) { return make_call(true, 1, call, error); }
 static void compare(const mp_request *first, const mp_request *second) { MP_CHECK(hash_of(first) == hash_of(second)); }
 
-MP_TEST_SECONDS(models_pictures_without_memory, 300) {
+MP_TEST_SECONDS(models_image_generation_survives_refused_memory, 300) {
     mp_error error;
     MP_CHECK_OK(mp_cpu_init("", &error), &error);
     mp_kernels_init();
@@ -207,8 +207,8 @@ MP_TEST_SECONDS(models_pictures_without_memory, 300) {
     }
 }
 
-MP_TEST(models_pictures_t5_buckets) {
-    /* of 32 buckets up to 128: half for each direction, half of those exact */
+MP_TEST(models_t5_buckets) {
+    /* 32 buckets up to distance 128: half for each direction, half of those exact */
     static const int distances[] = {0, -1, -7, -8, -15, -16, -31, -64, -127, -128, -5000, 1, 7, 8, 128};
     static const int buckets[] = {0, 1, 7, 8, 9, 10, 11, 14, 15, 15, 15, 17, 23, 24, 31};
     for (size_t i = 0; i < sizeof distances / sizeof *distances; i++)
@@ -278,7 +278,7 @@ static double plain_conv(const float *w, const float *bias, int size, const floa
     return sum;
 }
 
-MP_TEST(models_conv_is_what_it_says) {
+MP_TEST(models_conv_matches_plain_loops) {
     static const int sizes[][2] = {{1, 1}, {2, 6}, {24, 26}};
     for (int size = 1; size <= 3; size += 2) {
         layers l;
@@ -323,7 +323,7 @@ MP_TEST(models_conv_is_what_it_says) {
     }
 }
 
-MP_TEST(models_group_norm_is_what_it_says) {
+MP_TEST(models_group_norm_matches_plain_loops) {
     layers l;
     load_layers(&l, 1);
     enum { MOST = 777, WIDTH = NORMED / GROUPS };

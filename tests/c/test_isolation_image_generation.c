@@ -1,11 +1,11 @@
-/* Pictures in processes of their own: the same bytes wherever a call goes on; and answers that lie. */
+/* Image generation in worker processes: the same bytes wherever a request continues, and false results. */
 #include "isolation_scene.h"
-#include "picture_fixture.h"
+#include "image_generation_fixture.h"
 #include "test_isolation.h"
 
 /* ---- real processes ---------------------------------------------------------------------------------------------- */
 
-static uint64_t sampled_here(bool flux) {
+static uint64_t hash_without_isolation(bool flux) {
     tiny_model tiny;
     mp_error error;
     mp_item item = {0}, *items[1] = {&item};
@@ -29,11 +29,11 @@ static uint64_t sampled_here(bool flux) {
     return hash;
 }
 
-/* One process after the other takes the call up, at places that a seed chooses: within texts, denoising steps, previews
- * and pictures. */
-MP_TEST_SECONDS(isolation_pictures_are_the_same_bytes_wherever_they_go_on, 120) {
+/* Processes take turns with the request, at points that a seed chooses: within texts, denoising steps, previews and
+ * images. */
+MP_TEST_SECONDS(isolation_generated_images_have_the_same_bytes_in_any_process, 120) {
     for (int flux = 0; flux < 2; flux++) {
-        const uint64_t expected = sampled_here(flux);
+        const uint64_t expected = hash_without_isolation(flux);
         mp_spec *spec = pipeline(flux);
         mp_isolation_options options = isolation_options("spec");
         mp_budget budget = {.limit = UINT64_MAX};
@@ -43,7 +43,7 @@ MP_TEST_SECONDS(isolation_pictures_are_the_same_bytes_wherever_they_go_on, 120) 
         mp_engine *engine[2];
         mp_error error;
         MP_CHECK_OK(mp_isolation_loader(spec, MP_COMPUTE_F32, &options, &loader, &error), &error);
-        MP_CHECK(loader.policy == NULL); /* that of the capability: one worker draws */
+        MP_CHECK(loader.policy == NULL); /* the capability's own policy: one worker generates */
         MP_CHECK_OK(loader.ops->load(loader.self, &lease, &budget, NULL, &model, &error), &error);
         for (int i = 0; i < 2; i++)
             MP_CHECK_OK(model->ops->engine(model, &budget, &engine[i], &error), &error);
@@ -61,7 +61,7 @@ MP_TEST_SECONDS(isolation_pictures_are_the_same_bytes_wherever_they_go_on, 120) 
             MP_CHECK_OK(model->ops->check(model, item.call, &cost, &item.total, &error), &error);
             MP_CHECK_OK(engine[0]->ops->admit(engine[0], &item, &error), &error);
             while (outcomes[0] != MP_OUTCOME_DONE) {
-                const uint64_t blocks = 12 + mp_test_random_u64(&random) % 30; /* a unit has no more than 30 */
+                const uint64_t blocks = 12 + mp_test_random_u64(&random) % 30; /* a unit has at most 30 */
                 for (uint64_t i = 0; i < (seed ? blocks : 1000) && outcomes[0] != MP_OUTCOME_DONE; i++) {
                     engine[which]->ops->plan(engine[which], items, 1, 0, &plan);
                     engine[which]->ops->step(engine[which], &lease, &plan, outcomes);
@@ -93,11 +93,11 @@ MP_TEST_SECONDS(isolation_pictures_are_the_same_bytes_wherever_they_go_on, 120) 
     }
 }
 
-/* ---- answers ----------------------------------------------------------------------------------------------------- */
+/* ---- results ----------------------------------------------------------------------------------------------------- */
 
 enum { SIDE = 4, PIXELS = SIDE * SIDE * 3, LATENTS = 4, TOTAL = 3 };
 
-/* One picture of two steps with a preview between them. */
+/* Make a request for one image of two steps, with a preview between them. */
 static mp_image_generation_request *small_call(void) {
     static const float times[] = {1000, 500}, sigmas[] = {1, 0.5f, 0}, noise[LATENTS];
     mp_image_generation_args args = {.width = SIDE,
@@ -122,7 +122,7 @@ static mp_image_generation_request *small_call(void) {
     return call;
 }
 
-typedef struct answer { /* what a child says of a step; honest: as much as goes with it */
+typedef struct answer { /* a child's result of a step; an honest one has matching amounts */
     mp_outcome outcome;
     uint32_t cursor;
     int32_t previews;
@@ -158,7 +158,7 @@ static mp_outcome try(const answer *it, int at, uint8_t by, size_t *used, bool *
     *used = s.out.used;
     const mp_outcome outcome = run_step(&s);
     *lost = s.engine->lost(s.engine) != NULL;
-    if (*lost) { /* nothing of it is seen */
+    if (*lost) { /* nothing of it is published */
         MP_CHECK(outcome == MP_OUTCOME_FAILED && s.item.cursor == 0);
         MP_CHECK(call->steps_done == 0 && call->previews_done == 0 && call->images_done == 0);
     } else {
@@ -172,7 +172,7 @@ static mp_outcome try(const answer *it, int at, uint8_t by, size_t *used, bool *
     return outcome;
 }
 
-MP_TEST_SECONDS(isolation_pictures_with_any_byte_changed_are_right_or_refused, 120) {
+MP_TEST_SECONDS(isolation_generated_images_with_a_changed_byte_are_correct_or_refused, 120) {
     static const answer whole = {MP_OUTCOME_DONE, TOTAL, 1, 0.5f, 0.25f}, begun = {MP_OUTCOME_MORE, 1, 0, 0.5f, 0};
     static const uint8_t changes[] = {1, 2, 8, 64, 128, 255, 127};
     const answer *const all[] = {&whole, &begun};
@@ -191,22 +191,22 @@ MP_TEST_SECONDS(isolation_pictures_with_any_byte_changed_are_right_or_refused, 1
     }
 }
 
-MP_TEST(isolation_pictures_that_lie_are_refused) {
+MP_TEST(isolation_false_image_results_are_refused) {
     const float nan = nanf("");
     const answer honest[] = {
         {MP_OUTCOME_MORE, 0, 0, 0, 0}, {MP_OUTCOME_MORE, 1, 0, 1, 0},    {MP_OUTCOME_MORE, 1, 1, 1, 0},
         {MP_OUTCOME_MORE, 2, 1, 1, 0}, {MP_OUTCOME_DONE, TOTAL, 1, 1, 1}, {MP_OUTCOME_WAIT_MEMORY, 1, 1, 1, 0},
     };
     const answer lies[] = {
-        {MP_OUTCOME_DONE, 2, 1, 1, 0},          /* done without the picture */
-        {MP_OUTCOME_MORE, TOTAL, 1, 1, 1},      /* the picture, and not done */
-        {MP_OUTCOME_MORE, TOTAL + 1, 1, 1, 1},  /* more than there is */
+        {MP_OUTCOME_DONE, 2, 1, 1, 0},          /* done without the image */
+        {MP_OUTCOME_MORE, TOTAL, 1, 1, 1},      /* the image, but not done */
+        {MP_OUTCOME_MORE, TOTAL + 1, 1, 1, 1},  /* a cursor beyond the total */
         {MP_OUTCOME_MORE, UINT32_MAX, 1, 1, 1},
         {MP_OUTCOME_MORE, 0, 1, 1, 0},          /* a preview before its step */
-        {MP_OUTCOME_MORE, 1, 2, 1, 0},          /* and one that nobody asked for */
+        {MP_OUTCOME_MORE, 1, 2, 1, 0},          /* a preview that was not requested */
         {MP_OUTCOME_MORE, 1, -1, 1, 0},
-        {MP_OUTCOME_MORE, 2, 0, 1, 0},          /* a step after a preview that was left out */
-        {MP_OUTCOME_MORE, 1, 1, nan, 0},        /* numbers that are none */
+        {MP_OUTCOME_MORE, 2, 0, 1, 0},          /* a step that skips its preview */
+        {MP_OUTCOME_MORE, 1, 1, nan, 0},        /* latents and pixels that are not numbers */
         {MP_OUTCOME_MORE, 1, 0, INFINITY, 0},
         {MP_OUTCOME_DONE, TOTAL, 1, 1, 1.5f},   {MP_OUTCOME_DONE, TOTAL, 1, 1, nan},
         {MP_OUTCOME_DONE, TOTAL, 1, 1, -0.25f},
@@ -220,6 +220,6 @@ MP_TEST(isolation_pictures_that_lie_are_refused) {
     for (size_t i = 0; i < sizeof lies / sizeof *lies; i++) {
         try(&lies[i], -1, 0, &used, &lost);
         if (!lost)
-            MP_FAIL("lie %zu was believed", i);
+            MP_FAIL("false result %zu was accepted", i);
     }
 }

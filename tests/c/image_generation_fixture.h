@@ -1,11 +1,11 @@
-/* picture_fixture.h: tiny seeded pipelines, calls for their pictures, and all that can be seen of one as a number. */
-#ifndef PICTURE_FIXTURE_H
-#define PICTURE_FIXTURE_H
+/* image_generation_fixture.h: tiny seeded image pipelines, image requests, and hashes of their results. */
+#ifndef IMAGE_GENERATION_FIXTURE_H
+#define IMAGE_GENERATION_FIXTURE_H
 
 #include "model_fixture.h"
 #include "models/diffusion/diffusion.h"
 
-/* ---- a spec of a pipeline ---- */
+/* ---- the spec of a pipeline -------------------------------------------------------------------------------------- */
 
 enum { HIGH = 6, WIDE = 10, CHANNELS = 4, STEPS = 3, CLIP_TOKENS = 9, T5_TOKENS = 7, VOCAB_SIZE = 40 };
 
@@ -259,23 +259,23 @@ static mp_spec *pipeline(bool flux) {
     return file.spec;
 }
 
-/* ---- calls ---- */
+/* ---- requests ---------------------------------------------------------------------------------------------------- */
 
-static mp_status make_call(bool flux, int pictures, mp_request **out, mp_error *error) {
+static mp_status make_call(bool flux, int images, mp_request **out, mp_error *error) {
     static int32_t ids[2][MP_T2I_ENCODERS][CLIP_TOKENS];
     static float noise[2 * CHANNELS * HIGH * WIDE];
     const float times[STEPS] = {1000, 700, 300}, sigmas[STEPS + 1] = {1, 0.7f, 0.3f, 0};
     mp_test_random random = {9};
     mp_image_generation_args args = {.width = 2 * WIDE,
                                      .height = 2 * HIGH,
-                                     .n_images = pictures,
+                                     .n_images = images,
                                      .n_steps = STEPS,
                                      .n_texts = flux ? 1 : 2,
                                      .guidance = 3,
                                      .times = times,
                                      .sigmas = sigmas,
                                      .noise = noise,
-                                     .n_noise = (int64_t)pictures * CHANNELS * HIGH * WIDE,
+                                     .n_noise = (int64_t)images * CHANNELS * HIGH * WIDE,
                                      .preview_every = 2,
                                      .keep = true};
     for (int e = 0; e < MP_T2I_ENCODERS; e++)
@@ -294,7 +294,7 @@ static mp_status make_call(bool flux, int pictures, mp_request **out, mp_error *
     return MP_OK;
 }
 
-/* Of what a caller sees. */
+/* Hash everything that a caller sees. */
 static inline uint64_t seen_hash(const mp_request *base) {
     const mp_image_generation_request *call = (const mp_image_generation_request *)base;
     const size_t pixels = 4 * HIGH * WIDE * 3, n = (size_t)call->n_images;
@@ -303,7 +303,7 @@ static inline uint64_t seen_hash(const mp_request *base) {
     return tiny_hash_bytes(hash, call->previews, n * (size_t)call->n_previews * pixels);
 }
 
-/* And of what is kept for tests. */
+/* Hash that, and the state kept for tests: latents of all steps, text embeddings. */
 static inline uint64_t hash_of(const mp_request *base) {
     const mp_image_generation_request *call = (const mp_image_generation_request *)base;
     const size_t latents = CHANNELS * HIGH * WIDE, n = (size_t)call->n_images;
