@@ -280,8 +280,8 @@ class Pool(PoolVerbs):
             isolation: where its workers run, ``"thread"`` or ``"process"``; None: as ``PoolConfig.isolation`` says.
 
         Raises:
-            InvalidArgument: the key is no name or is taken, or a setting does not fit the model.
-            and what :func:`load` raises for a reference that cannot be found or read.
+            InvalidArgument: the key is no valid name or is taken, or a setting does not fit the model.
+            FileError, UnknownModel, OfflineError: the reference cannot be found or read, as for :func:`load`.
 
         Example:
             >>> model = mpool.register("mini-with-prompts", "all-MiniLM-L6-v2", prompts={"query": "Search for: "})
@@ -394,9 +394,9 @@ class Pool(PoolVerbs):
         return _health.pongs(self, key)
 
     def check(self, key: str | os.PathLike[str] | Model, *, timeout: float | None = None) -> float:
-        """Has a model compute something, ahead of everything that waits: a text embedded, or one token generated.
+        """Check that a model computes: embed a text or generate one token, ahead of the model's queue.
 
-        Loads it if need be.
+        Loads the model if necessary.
 
         Args:
             key: the model.
@@ -406,7 +406,7 @@ class Pool(PoolVerbs):
             seconds that it took.
 
         Raises:
-            as :func:`embed` and :func:`generate`.
+            ModelError, NumericError, Timeout: the model fails, as for :func:`embed` and :func:`generate`.
 
         Example:
             >>> mpool.check("all-MiniLM-L6-v2", timeout=60) < 60

@@ -14,8 +14,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from ..checks import nearest, shown, unknown_option
-from ..errors import InvalidArgument
+from ..checks import nearest, refuse, unknown_option
 from ..names import CAPABILITIES
 from . import options as _options
 from .options import CallOptions
@@ -45,7 +44,7 @@ class Verb:
 
     Attributes:
         name: of the function.
-        capability: what the model must be for.
+        capability: capability that the model must have.
         positional: parameters that may be passed by position.
         options: dataclass of its own keywords, beside :class:`CallOptions`.
         returns: type of the result.
@@ -173,8 +172,8 @@ def check_capability(capability: Any) -> None:
     """Raises InvalidArgument unless it is a capability; the nearest is named."""
     if not isinstance(capability, str) or capability not in CAPABILITIES:
         near = nearest(capability, CAPABILITIES, 1) if isinstance(capability, str) else []
-        raise InvalidArgument(f"capability is {shown(capability)}" + (f"; the nearest is {near[0]}" if near else "")
-                              + ", allowed: " + ", ".join(CAPABILITIES))
+        allowed = "one of " + ", ".join(CAPABILITIES)
+        refuse("capability", capability, allowed, hint=f"Did you mean {near[0]}?" if near else None)
 
 
 #: Names of either kind of request for text: one that is wrong for a raw prompt, or for a chat, has an error of its own.
@@ -186,14 +185,13 @@ EMBED = Verb(
     'embed', 'text_embedding', (
         Parameter('inputs', 'str | Sequence[str] | Sequence[Sequence[int]]',
               'a text of 1 to 1,000,000 characters; a list (tuple, array, Series) of texts; or a list of '
-              'lists of token ids, which are taken as they are: no prompt, no added tokens, no cut.'),
+              'lists of token ids, which are used unchanged: no prompt, no added tokens, no truncation.'),
         _model('a key of the catalogue, a name given by :func:`load` or :func:`register`, a path, a reference '
              'such as ``"org/name"``, or a :class:`mpool.Model`; None: all-MiniLM-L6-v2.'),
     ), _options.EmbedOptions, 'NDArray[Any]',
     text=r"""Embeds a text, or a list of texts.
 
-A vector does not depend on what else is in the call or runs beside it: the same text, model, options and version
-give the same bytes.
+The same text, model, options and version give the same bytes, whatever else is in the request or runs beside it.
 
 {args}
 
@@ -202,13 +200,13 @@ Returns:
     (rounded up) for the binary ones.
 
 Raises:
-    InvalidArgument: an argument or a text is not as described; the message says which and what was allowed.
-    LimitError: more texts than ``max_inputs``.
-    ContextOverflow: ``truncate=False``, and a text is longer than the model takes; carries both lengths.
-    UnknownModel, WrongCapability: no such model, or it is for something else; the nearest is named.
-    OfflineError, DownloadError, IntegrityError: the model is not here and could not be fetched.
-    Timeout: no answer in time. Nothing is left running.
-    Overloaded: ``fail_fast``, and as many calls wait for the model as may.
+    InvalidArgument: an argument or a text is invalid; ``param``, ``got`` and ``allowed`` say which and why.
+    LimitError: there are more texts than ``max_inputs``.
+    ContextOverflow: with ``truncate=False``, a text exceeds the model's maximum length; carries both lengths.
+    UnknownModel, WrongCapability: the model does not exist, or has another capability; the nearest name is given.
+    OfflineError, DownloadError, IntegrityError: the model is not on this machine and could not be downloaded.
+    Timeout: the deadline passed. Nothing is left running.
+    Overloaded: with ``fail_fast``, the model's queue is full.
     MemoryExhausted, NumericError, ShuttingDown: see :mod:`mpool.errors`.
 
 Example:
@@ -234,17 +232,14 @@ EMBED_ITER = Verb(
     ), _options.EmbedIterOptions, 'EmbedIterator',
     text=r"""Embeds any number of texts, lazily and in order.
 
-The iterable is read a few thousand texts ahead at most, the next texts are tokenised while the last ones are
-computed, and memory does not grow with the length. Leaving early cancels what is in flight.
+The iterator reads at most a few thousand texts ahead and tokenises the next texts while the core computes the last
+ones, so memory does not grow with the length. Leaving early cancels the requests in flight.
 
 {args}
 
 Returns:
-    an iterator and context manager, with the counts ``done`` and ``failed``.
-
-Raises:
-    as :func:`embed`; faults of texts at the place in the iteration where they occur, with the texts before
-    already given.
+    An iterator and context manager, with the counts ``done`` and ``failed``. It raises the errors of :func:`embed`;
+    an invalid text raises when the iteration reaches it, after the vectors before it.
 
 Example:
     >>> lines = (f"Line {number}." for number in range(3000))
@@ -260,14 +255,14 @@ EMBED_IMAGE = Verb(
               'Pillow image; an array ``[height, width, 3]`` (or 1 or 4 channels, or none) of uint8, or of '
               'floats from 0 to 1; or a list of these. Files are PNG, JPEG or WebP of at most 64 MiB, '
               '67,108,864 pixels, 2 to 32,768 a side, one side at most 200 times the other, with one frame.'),
-        _model('as for :func:`embed`, for image_embedding. There is no default: which vectors are good depends '
-             'on what they are for (DINOv2 for how images look, CLIP and SigLIP for what texts say of them).'),
+        _model('a model for image_embedding, named as for :func:`embed`. There is no default, because the right '
+             'one depends on the task: DINOv2 compares images, CLIP and SigLIP compare images with texts.'),
     ), _options.ImageOptions, 'NDArray[Any]',
     text=r"""Embeds an image, or a list of images.
 
-Models such as CLIP and SigLIP embed texts into the same space: :func:`embed` with the same model gives vectors that
-:func:`similarity` compares with these. An image is prepared as the model's files say, as transformers' image
-processors on Pillow do it: turned upright, transparency put onto white, resized, cropped, normalised.
+Models such as CLIP and SigLIP embed texts into the same space: :func:`similarity` compares these vectors with those
+of :func:`embed` with the same model. Images are prepared as the model's files say, to the bit as transformers' image
+processors do with Pillow: rotated upright, transparency on white, resized, cropped, normalised.
 
 {args}
 
@@ -275,10 +270,10 @@ Returns:
     ``(d,)`` for an image, ``(n, d)`` for a list; float32, or as ``precision`` says.
 
 Raises:
-    InvalidArgument: an argument or an image is not as described; the message says which and what was allowed.
-    FileError, DownloadError: a path cannot be read, a URL cannot be fetched.
-    LimitError: more images than ``max_inputs``.
-    UnknownModel, WrongCapability, OfflineError, Timeout, Overloaded, ...: as for :func:`embed`.
+    InvalidArgument: an argument or an image is invalid; ``param``, ``got`` and ``allowed`` say which and why.
+    FileError, DownloadError: a path cannot be read, or a URL cannot be fetched.
+    LimitError: there are more images than ``max_inputs``.
+    UnknownModel, WrongCapability, OfflineError, Timeout, Overloaded: as for :func:`embed`.
 
 Source:
     Preparation: https://huggingface.co/docs/transformers/main_classes/image_processor
@@ -291,7 +286,7 @@ RERANK = Verb(
         Parameter('documents', 'Sequence[str]',
               'a list (tuple, array, Series) of such texts.'),
         _model('a cross-encoder: a folder or reference of a sequence classifier with one label (BERT, RoBERTa, '
-             'XLM-RoBERTa, ModernBERT, MPNet, GTE), a model of text whose folder says that it is one '
+             'XLM-RoBERTa, ModernBERT, MPNet, GTE), a language model whose folder declares it a reranker '
              '(Qwen3-Reranker, as sentence-transformers saves it), or a GGUF file of a reranker. There is no '
              'default.', REQUIRED),
     ), _options.RerankOptions, 'Ranking',
@@ -300,39 +295,39 @@ RERANK = Verb(
 {args}
 
 Returns:
-    A :class:`mpool.tasks.rerank.Ranking`: the documents, best first, with scores and places. Scores equal those of
-    ``CrossEncoder.predict`` of sentence-transformers, and do not depend on the other documents.
+    A :class:`mpool.tasks.rerank.Ranking`: the documents, best first, with scores and indices. Scores equal those of
+    ``CrossEncoder.predict`` of sentence-transformers and do not depend on the other documents.
 
 Raises:
-    InvalidArgument: an argument or a text is not as described.
-    LimitError: more documents than ``PoolConfig.max_embed_inputs``.
-    WrongCapability: the model gives vectors or text, not scores.
-    ContextOverflow: a pair is too long and not to be cut.
-    And what :func:`embed` raises about models and pools.
+    InvalidArgument: an argument or a text is invalid.
+    LimitError: there are more documents than ``PoolConfig.max_embed_inputs``.
+    WrongCapability: the model is no reranker.
+    ContextOverflow: with ``truncate=False``, a pair exceeds the model's maximum length.
+    UnknownModel, OfflineError, Timeout, Overloaded: as for :func:`embed`.
 """,)
 
 GENERATE = Verb(
     'generate', 'text_to_text', (
         Parameter('prompt', 'str | Sequence[int]',
-              "a text of 1 to 1,000,000 characters, before which the model's BOS token is put if it wants "
-              'one; or token ids, taken as they are.'),
+              "a text of 1 to 1,000,000 characters, to which the model's BOS token is prepended if the model "
+              'uses one; or token ids, used unchanged.'),
         _model('as for :func:`embed`; None: SmolLM2-135M-Instruct.'),
     ), _options.GenerateOptions, 'Completion',
     text=r"""Continues a text.
 
-The prompt goes to the model as it is; for instructions and conversations, :func:`chat` puts them into the form
-that the model was trained on. The same seed gives the same tokens, whatever else runs.
+The prompt goes to the model unchanged; for instructions and conversations, :func:`chat` applies the model's chat
+template. The same seed gives the same tokens, whatever else runs.
 
 {args}
 
 Returns:
-    a :class:`mpool.Completion`; with ``stream=True`` a :class:`mpool.Stream`.
+    A :class:`mpool.Completion`; with ``stream=True`` a :class:`mpool.Stream`.
 
 Raises:
-    InvalidArgument: an option is unknown (the nearest is named) or out of range, or the prompt is empty, too long
-        or not text.
-    ContextOverflow: the prompt leaves no room for an answer; carries both lengths.
-    UnknownModel, WrongCapability, OfflineError, Timeout, ...: as for :func:`embed`.
+    InvalidArgument: an option does not exist (the nearest is named) or is out of range, or the prompt is empty, too
+        long or not text.
+    ContextOverflow: the prompt fills the model's context; carries both lengths.
+    UnknownModel, WrongCapability, OfflineError, Timeout, Overloaded: as for :func:`embed`.
 
 Example:
     >>> done = mpool.generate("The capital of France is", temperature=0, max_tokens=4)
@@ -353,44 +348,41 @@ CHAT = Verb(
     'chat', 'text_to_text', (
         Parameter('messages', 'Sequence[Mapping[str, Any]]',
               'dicts ``{"role": ..., "content": ...}``; roles are system, developer, user, assistant, tool; '
-              'content is a text, or a list of ``{"type": "text", "text": ...}``. For a model that reads '
-              'images a part may be one, ``{"type": "image_url", "image_url": {"url": '
-              '"data:image/png;base64,..."}}`` or ``{"type": "image", "image": ...}`` with what '
-              ':func:`embed_image` takes; or a message has ``"images": [...]``. An assistant\'s may have '
-              '``tool_calls``, as OpenAI and Ollama write them; their results are messages of the role tool, '
-              'with ``tool_call_id``, or ``name``.'),
+              'content is a text, or a list of parts ``{"type": "text", "text": ...}``. For a vision model a part '
+              'may be an image, ``{"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}`` or '
+              '``{"type": "image", "image": ...}`` with any input of :func:`embed_image`; or a message has '
+              '``"images": [...]``. An assistant message may have ``tool_calls``, as OpenAI and Ollama write '
+              'them; their results are messages of the role tool with ``tool_call_id`` or ``name``.'),
         _model('as for :func:`generate`.'),
     ), _options.TextOptions, 'Completion',
-    text=r"""Answers a conversation.
+    text=r"""Generates the next message of a conversation.
 
-The model's own chat template makes the prompt. What messages say is plain text there: the text of a control token
-in them is no control token.
+The model's chat template makes the prompt. The text of a control token inside a message stays plain text.
 
 {args}
 
 Returns:
-    as :func:`generate`; ``message`` of the result is ready to be appended to ``messages``. What a model thinks
-    before it answers (Qwen3's ``<think>``, GPT-OSS's channels but for the final one) is not in ``text`` but in
-    ``reasoning``, of results and of the pieces of a stream; stop strings and ``max_tokens`` count in both. With a
-    ``response_format``, and no tools, it answers without.
+    As :func:`generate`; append ``message`` of the result to ``messages`` to continue. A model's reasoning (Qwen3's
+    ``<think>``, all channels of GPT-OSS but the final one) is in ``reasoning`` of results and stream chunks, not in
+    ``text``; stop strings and ``max_tokens`` apply to both. With a ``response_format`` and no tools, the model
+    answers without reasoning.
 
-    With ``tools``, the calls that the model asks for are in ``tool_calls``, and ``finish_reason`` is
-    ``"tool_calls"``. With the extra ``grammar`` they are valid by construction: nothing can be written but the
-    model's own form of calls, names that were given, and arguments that fit the schema, without properties that it
-    does not list. Keywords that a grammar cannot keep (``uniqueItems``, unknown formats) are refused of tools that
-    are strict, and not kept of others. Without the extra, calls are parsed: what is none, or calls what was not
-    given, is text; nothing can be required. With a ``response_format`` as well, JSON or a regular expression, an
-    answer is calls or that, and no other text; of models whose calls have no mark (Llama 3), JSON that cannot
-    begin with a property ``name``.
+    With ``tools``, function calls are in ``tool_calls``, and ``finish_reason`` is ``"tool_calls"``. With the extra
+    ``grammar`` they are valid by construction: the model can write only its own tool-call format, the given names,
+    and arguments that fit the schema and have no other properties. Schema keywords that a grammar cannot enforce
+    (``uniqueItems``, unknown formats) are refused for strict tools and ignored for others. Without the extra, calls
+    are parsed: text that is no valid call of a given function stays text, and no call can be required. With a
+    ``response_format`` as well (JSON or a regular expression), a response is either calls or that format; for models
+    whose calls have no marker (Llama 3), the JSON cannot begin with a property ``name``.
 
 Raises:
-    InvalidArgument: the messages or tools are not as described, a schema cannot be used, or tools are given with a
-        ``response_format`` that cannot stand beside them, ``min_tokens`` or ``ignore_eos``.
-    LimitError: there are more tools than 128, or they are larger than 262,144 characters as JSON.
-    Unsupported: the model has no chat template, tools are given and the template does not speak of any, a call is
-        required and the extra ``grammar`` is not installed, or a message has images and the model reads text only.
+    InvalidArgument: messages or tools are invalid, a schema cannot be used, or tools are combined with a
+        ``response_format`` that excludes them, with ``min_tokens`` or with ``ignore_eos``.
+    LimitError: there are more than 128 tools, or their JSON has more than 262,144 characters.
+    Unsupported: the model has no chat template, the template declares no tools, a call is required without the extra
+        ``grammar``, or a message has images and the model has no image encoder.
     TemplateError: the template refuses the conversation.
-    others as for :func:`generate`.
+    ContextOverflow, UnknownModel, WrongCapability, OfflineError, Timeout, Overloaded: as for :func:`generate`.
 
 Example:
     >>> messages = [{"role": "user", "content": "Say hello."}]
@@ -412,26 +404,26 @@ VISION = Verb(
               'base64 text, a Pillow image, or an array ``[height, width, 3]`` of uint8 or of floats from 0 '
               'to 1.'),
         Parameter('prompt', 'str',
-              'what is asked.'),
-        _model('a model that reads images, given as for :func:`embed`.'),
+              'the question.'),
+        _model('a vision model, named as for :func:`embed`.'),
     ), _options.TextOptions, 'Completion',
     text=r"""Answers a question about images.
 
-One turn of :func:`chat` whose message is the images, then the text. What the model makes of an image is kept by the
-image's content: another question about it, also together with other images, does not look at it again.
+One turn of :func:`chat` whose message is the images followed by the text. Encoded images are cached by content: a
+second question about an image, also beside other images, does not encode it again.
 
 {args}
 
 Returns:
-    as :func:`generate`. ``usage.prompt_tokens`` counts a token for each row of an image.
+    As :func:`generate`. ``usage.prompt_tokens`` counts one token per row of an encoded image.
 
 Raises:
-    InvalidArgument: an image is none, broken or beyond a limit, the prompt is empty, or an option is wrong.
-    FileError, DownloadError: an image that cannot be read.
-    ContextOverflow: the images are more tokens than the model takes; carries both lengths.
-    WrongCapability: the model reads text only.
+    InvalidArgument: an image is missing, corrupt or beyond a limit, the prompt is empty, or an option is invalid.
+    FileError, DownloadError: an image cannot be read or fetched.
+    ContextOverflow: prompt and images exceed the model's context; carries both lengths.
+    WrongCapability: the model has no image encoder.
     Unsupported: the model has no chat template.
-    others as for :func:`generate`.
+    UnknownModel, OfflineError, Timeout, Overloaded: as for :func:`generate`.
 
 Example:
     >>> def ask(photo):  # the model is a folder, as transformers saves LLaVA
@@ -446,9 +438,9 @@ Source:
 DESCRIBE_IMAGE = Verb(
     'describe_image', 'vision', (
         Parameter('path', 'str | os.PathLike[str]',
-              'of a PNG, JPEG or WebP file; never a URL.'),
+              'path of a PNG, JPEG or WebP file; URLs are refused.'),
         Parameter('query', 'str',
-              'what is asked.', DESCRIBE),
+              'the question.', DESCRIBE),
         _model('a key of the catalogue, a name given by :func:`load` or :func:`register`, a path, a reference '
              'such as ``"org/name"``, or a :class:`mpool.Model`.'),
     ), _options.TextOptions, 'str',
@@ -456,17 +448,17 @@ DESCRIBE_IMAGE = Verb(
 
 {args}
 
-Raises:
-    as :func:`vision`.
+Returns:
+    The text. Raises the errors of :func:`vision`.
 """,
     accepts=_TEXT,)
 
 DESCRIBE_URL = Verb(
     'describe_url', 'vision', (
         Parameter('url', 'str',
-              'of a PNG, JPEG or WebP file.'),
+              'http or https URL of a PNG, JPEG or WebP file.'),
         Parameter('query', 'str',
-              'what is asked.', DESCRIBE),
+              'the question.', DESCRIBE),
         _model('a key of the catalogue, a name given by :func:`load` or :func:`register`, a path, a reference '
              'such as ``"org/name"``, or a :class:`mpool.Model`.'),
     ), _options.TextOptions, 'str',
@@ -474,37 +466,36 @@ DESCRIBE_URL = Verb(
 
 {args}
 
-Raises:
-    InvalidArgument: no such URL.
-    others as :func:`vision`.
+Returns:
+    The text. Raises the errors of :func:`vision`.
 """,
     accepts=_TEXT,)
 
 GENERATE_IMAGE = Verb(
     'generate_image', 'text_to_image', (
         Parameter('prompt', 'str',
-              'description of the image. What is too long for a text encoder is cut off, with a warning, as in '
-              'diffusers.'),
-        _model('a folder of diffusers (``model_index.json``) of FLUX.1 or Stable Diffusion 3 / 3.5, or a '
-             'repository of the hub with one; a GGUF file of their transformer inside such a folder (T5 may '
-             'be one in its own folder there); or what :func:`load` and :func:`get` return.'),
+              'description of the image. A text encoder truncates a prompt that is too long, with a warning, as '
+              'in diffusers.'),
+        _model('a diffusers folder (``model_index.json``) of FLUX.1 or Stable Diffusion 3 / 3.5, or a hub '
+             'repository with one; a GGUF file of the transformer inside such a folder (T5 may be a GGUF '
+             'file in its own folder there); or a :class:`mpool.Model`.'),
     ), _options.GenerateImageOptions, 'GeneratedImages',
     text=r"""Generates images from a text.
 
-Text encoders, transformer and decoder are loaded when they are needed and give their memory to each other when it
-is short; what the encoders made of a text is kept for the next call. The same seed gives the same image.
+Text encoders, transformer and decoder are loaded when they are needed and hand their memory to each other when it is
+short. The encoders' outputs for a prompt are cached. The same seed gives the same image.
 
 {args}
 
 Returns:
-    :class:`mpool.GeneratedImages`: ``.image`` is a PIL image, ``.array`` float32 (height, width, 3) from 0 to 1;
-    notebooks show it. With ``stream=True`` a :class:`mpool.ImageStream`.
+    :class:`mpool.GeneratedImages`: ``.image`` is a PIL image, ``.array`` is float32 ``(height, width, 3)`` from 0 to
+    1; notebooks display it. With ``stream=True`` a :class:`mpool.ImageStream`.
 
 Raises:
-    InvalidArgument: an option is unknown (the nearest is named) or out of range, or the model cannot make images
-        of that size (the nearest it can is named).
+    InvalidArgument: an option does not exist (the nearest is named) or is out of range, or the model cannot generate
+        that size (the nearest possible size is named).
     MemoryExhausted: the largest stage does not fit into memory.
-    UnknownModel, WrongCapability, OfflineError, Timeout, ...: as for :func:`embed`.
+    UnknownModel, WrongCapability, OfflineError, Timeout, Overloaded: as for :func:`embed`.
 
 Example::
 

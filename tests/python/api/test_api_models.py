@@ -76,7 +76,7 @@ def test_what_names_no_model(pool: mpool.Pool, model: Any) -> None:
 
 
 def test_unknown_capability(pool: mpool.Pool) -> None:
-    with pytest.raises(mpool.InvalidArgument, match="the nearest is text_embedding"):
+    with pytest.raises(mpool.InvalidArgument, match="Did you mean text_embedding"):
         pool.get(CATALOGUED, "text_embeddings")
 
 
@@ -267,7 +267,7 @@ def test_a_dropped_job_is_cancelled(pool: mpool.Pool, llama: Path) -> None:
 
 
 @pytest.mark.parametrize(("capability", "request_", "message"), [
-    ("embedding", {}, "capability is 'embedding'; the nearest is text_embedding"),
+    ("embedding", {}, "`capability` must be one of .*, got 'embedding'. Did you mean text_embedding"),
     ("vision", {}, "images is missing"), (None, {}, "capability is None"),
     ("text_embedding", {}, "inputs is missing"),
     ("text_embedding", {"inputs": "x", "tusk": 1}, "`tusk` is not an option of embed; did you mean `task`"),
