@@ -58,7 +58,7 @@ mp_status mp_vision_read(const mp_load_args *args, mp_builder *builder, int32_t 
     MP_TRY(mp_spec_string(args->spec, "mpool.vision.tower", mp_spec_architecture(args->spec), &name, error));
     MP_TRY(mp_spec_bool(args->spec, "mpool.vision.norm", &no, &norm, error));
     const mp_arch *arch = mp_arch_find(name);
-    if (!arch || (arch->capability != MP_IMAGE_EMBEDDING && arch->capability != MP_VISION))
+    if (!arch || (arch->load != mp_vit_load && arch->load != mp_vision_load))
         return mp_fail_file(error, MP_FORMAT, mp_spec_origin(args->spec), -1, "mpool.vision.tower", "an image network",
                             "%s", name);
     mp_compute compute = builder->compute;

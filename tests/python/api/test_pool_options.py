@@ -235,6 +235,18 @@ def _capacity(field: str, lane: int, capability: str) -> Callable[[Models], None
     return row
 
 
+def queue_capacity(m: Models) -> None:
+    """One mapping for all capabilities, in the place of the fields above."""
+    with pool_of(policy="sequential", queue_capacity={"text_to_text": 2, "vision": 7, "text_embedding": (5, 4)}) as pool:
+        assert [tuple(pool.pools[name].queue_capacity) for name in ("vision", "text_embedding")] == [(7, 7), (5, 4)]
+        job = held(pool, m.llama)
+        waiting = [pool.submit("text_to_text", model=m.llama, **LONG) for _ in range(2)]
+        with pytest.raises(mpool.Overloaded):
+            pool.submit("text_to_text", model=m.llama, **LONG)
+        for one in (job, *waiting):
+            one.cancel()
+
+
 def _fault(pool: mpool.Pool, m: Models) -> None:
     with pytest.raises(mpool.NumericError):
         pool.embed(m.broken[1], m.broken[0])
@@ -344,7 +356,7 @@ ROWS: dict[str, Callable[[Models], None]] = {
         threads, memory_bytes, step_budget, load_timeout, load_ceiling, stall_timeout, shutdown_grace, request_timeout,
         keep_alive, maintenance_interval, max_workers_per_model, policy, batch_wait, breaker_threshold, breaker_window,
         breaker_rest, fail_fast, max_embed_inputs, offline, chaos, predictive_scaling, scale_timeout, isolation,
-        process_memory)},
+        process_memory, queue_capacity)},
     "embed_queue_capacity": _capacity("embed_queue_capacity", 0, "text_embedding"),
     "batch_queue_capacity": _capacity("batch_queue_capacity", 1, "text_embedding"),
     "prompt_queue_capacity": _capacity("prompt_queue_capacity", 0, "text_to_text"),

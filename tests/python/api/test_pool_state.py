@@ -93,7 +93,8 @@ DEFAULTS = dict(
     policy=None, batch_wait=0.0, embed_queue_capacity=100, batch_queue_capacity=50, prompt_queue_capacity=100,
     image_gen_queue_capacity=20, vision_queue_capacity=50, image_embed_queue_capacity=50, breaker_threshold=5,
     breaker_window=60.0, breaker_rest=60.0, fail_fast=False, max_embed_inputs=10_000, offline=None,
-    chaos=None, predictive_scaling=False, scale_timeout=False, isolation="thread", process_memory=0)
+    chaos=None, predictive_scaling=False, scale_timeout=False, isolation="thread", process_memory=0,
+    queue_capacity=None)
 
 
 def test_bytes_of_engines_are_what_they_hold(bert: Path, llama: Path) -> None:
@@ -118,7 +119,8 @@ def test_names_and_defaults_are_pinned() -> None:
         ("image_embedding", (50, 50), "shared"), ("vision", (50, 50), "pack"), ("text_to_image", (20, 20), "pack")]
     with mpool.Pool() as pool:
         found = pool.metrics()
-        assert set(found) == {*NAMES, *_metrics.GAUGES, "pressure", "bytes_by_kind", "queue_depths", "models"}
+        assert set(found) == {*NAMES, *_metrics.GAUGES, "pressure", "bytes_by_kind", "queue_depths", "models",
+                              "compute_threads", "compute_threads_leased"}
         assert list(found["bytes_by_kind"]) == KINDS and list(found["queue_depths"]) == CAPABILITIES
     assert list(_events.KINDS) == _core.event_names()
 

@@ -1,15 +1,17 @@
-"""The table of architectures: complete, each claim with a test that stands where the row says, and the README's."""
+"""The table of architectures: complete, each claim with a test that exists, and shown on the site."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+import pytest
+
 from mpool import _core
 from mpool.models import verified
 
 TESTS = Path(__file__).resolve().parent.parent
-README = (TESTS.parents[1] / "README.md").read_text(encoding="utf-8")
+ROOT = TESTS.parents[1]
 
 
 def test_every_architecture_has_one_row() -> None:
@@ -29,12 +31,13 @@ def test_every_claim_has_a_test() -> None:
             "gguf" in word for _, word in row.tests), row
 
 
-def test_the_readme_has_the_table() -> None:
-    """Row by row; a failure prints the table as it must be."""
-    head = ["| architecture | for | known from | folders against | GGUF against |", "|---|---|---|---|---|"]
-    expected = "\n".join(head + [
-        f"| `{name}` | `{capability}` | {models} | {folder or '-'} | {gguf or '-'} |"
-        for name, capability, models, folder, gguf in verified.table()])
-    found = re.search(r"^<!-- made from mpool/models/verified.py.*?-->\n(.*?)\n<!-- end -->$", README,
-                      re.MULTILINE | re.DOTALL)
-    assert found is not None and found[1] == expected, "\n" + expected
+def test_the_site_has_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/models/families.md is made from the rows: every architecture, with its references."""
+    pytest.importorskip("sphinx")
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "_ext"))
+    import mpool_reference
+
+    lines = list(mpool_reference.FamiliesTable.lines(None))  # type: ignore[arg-type]
+    assert lines[2:] == [f"| `{name}` | `{capability}` | {models} | {folder} | {gguf} |"
+                         for name, capability, models, folder, gguf in verified.table()]
+    assert "{mpool-families}" in (ROOT / "docs" / "models" / "families.md").read_text(encoding="utf-8")
