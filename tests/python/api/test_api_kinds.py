@@ -18,6 +18,7 @@ from mpool import aio
 USER = [{"role": "user", "content": "Hi"}]
 TEXT: dict[str, Any] = {"temperature": 0, "max_tokens": 4, "ignore_eos": True}
 HUGE = 10**400
+CAPABILITY = "`capability` must be one of .*, got an array"
 ARRAYS = (np.array([1, 2]), np.array(10), np.array([10]), np.array(["a", "b"]))
 
 
@@ -96,7 +97,7 @@ def test_token_functions(pool: mpool.Pool, bert: Path) -> None:
 def test_models_and_messages(pool: mpool.Pool, llama: Path) -> None:
     for ref in (None, 3, [], b"x", np.array(["x"])):
         refused(lambda: pool.register("x", ref), "ref is")  # type: ignore[arg-type]
-    refused(lambda: pool.get(llama, np.array(["a", "b"])), "`capability` must be one of .*, got an array")  # type: ignore[arg-type]
+    refused(lambda: pool.get(llama, np.array(["a", "b"])), CAPABILITY)  # type: ignore[arg-type]
     for role in (np.array(["user", "user"]), [], None, 3):
         refused(lambda: pool.chat([{"role": role, "content": "x"}], llama), "role` must be one of")
     refused(lambda: pool.chat(USER, llama, template_options=np.array([1, 2])))  # type: ignore[arg-type]
@@ -127,7 +128,7 @@ def test_waiting_for_a_job(pool: mpool.Pool, llama: Path) -> None:
 def test_options_that_submit_does_not_take(pool: mpool.Pool, bert: Path, llama: Path) -> None:
     refused(lambda: pool.submit("text_embedding", inputs="x", model=bert, progress=True), "progress is not an option")
     refused(lambda: pool.submit("text_to_text", prompt="x", model=llama, stream=True), "stream is not an option")
-    refused(lambda: pool.submit(np.array(["a", "b"])), "`capability` must be one of .*, got an array")  # type: ignore[arg-type]
+    refused(lambda: pool.submit(np.array(["a", "b"])), CAPABILITY)  # type: ignore[arg-type]
 
 
 def test_a_job_without_some_vectors_says_so_once(pool: mpool.Pool, bert: Path,

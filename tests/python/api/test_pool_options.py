@@ -237,7 +237,8 @@ def _capacity(field: str, lane: int, capability: str) -> Callable[[Models], None
 
 def queue_capacity(m: Models) -> None:
     """One mapping for all capabilities, in the place of the fields above."""
-    with pool_of(policy="sequential", queue_capacity={"text_to_text": 2, "vision": 7, "text_embedding": (5, 4)}) as pool:
+    capacities = {"text_to_text": 2, "vision": 7, "text_embedding": (5, 4)}
+    with pool_of(policy="sequential", queue_capacity=capacities) as pool:
         assert [tuple(pool.pools[name].queue_capacity) for name in ("vision", "text_embedding")] == [(7, 7), (5, 4)]
         job = held(pool, m.llama)
         waiting = [pool.submit("text_to_text", model=m.llama, **LONG) for _ in range(2)]
