@@ -73,7 +73,7 @@ def test_options(pool: mpool.Pool, clip: Path) -> None:
     with pytest.raises(InvalidArgument, match="`task` is not an option of embed_image") as caught:
         pool.embed_image(IMAGES, clip, task="query")
     assert caught.value.param == "task"
-    with pytest.raises(LimitError, match="5 images"):
+    with pytest.raises(LimitError, match="`images` must hold at most 4 images, got 5"):
         pool.embed_image(IMAGES, clip, max_inputs=4)
 
 

@@ -268,7 +268,7 @@ def test_a_dropped_job_is_cancelled(pool: mpool.Pool, llama: Path) -> None:
 
 @pytest.mark.parametrize(("capability", "request_", "message"), [
     ("embedding", {}, "`capability` must be one of .*, got 'embedding'. Did you mean text_embedding"),
-    ("vision", {}, "images is missing"), (None, {}, "capability is None"),
+    ("vision", {}, "images is missing"), (None, {}, "`capability` must be one of .*, got None"),
     ("text_embedding", {}, "inputs is missing"),
     ("text_embedding", {"inputs": "x", "tusk": 1}, "`tusk` is not an option of embed; did you mean `task`"),
     ("text_to_text", {}, "neither prompt nor messages"),

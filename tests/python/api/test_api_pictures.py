@@ -340,7 +340,7 @@ def test_worker_processes(pool: mpool.Pool, family: str, flux: str, sd3: str) ->
         assert victim.result() == pool.generate_image("a dog", model, **long)
         assert waiting.result(timeout=60) == expected
         assert killed and not killed & set(apart.ps()[0].processes)
-        with pytest.raises(errors.Unsupported, match="latents of each step do not come out"):
+        with pytest.raises(errors.Unsupported, match="latents of each step are not supported in worker processes"):
             entry = apart.get(model)._entry
             drawing.prepare(entry, "a cat", drawing.GenerateImageOptions(**SMALL), keep=True).submit(None).pictures()
 

@@ -49,7 +49,7 @@ def test_runner_sees_differences(tmp_path: Path) -> None:
     """Output that differs, code that fails and a language that is not run are errors, each with its line."""
     cases = {"```python\nprint(1)  # 2\n```\n": "printed \\['1'\\], the page says \\['2'\\]",
              "\n```python\n1 / 0\n```\n": "ZeroDivisionError",
-             "```console\n$ echo one\ntwo\n```\n": "printed:\none",
+             "```console\n$ echo one\ntwo\n```\n": r"printed:\n\s*one",
              "```console\n$ exit 3\n```\n": "exit 3",
              "```ruby\nputs 1\n```\n": "a block of `ruby`"}
     for number, (text, expected) in enumerate(cases.items()):
