@@ -248,7 +248,7 @@ def test_masks_are_made_without_the_lock_of_python() -> None:
     """Else no stream of the process would move meanwhile. Threads are never made to take turns here."""
     tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(Words()), slices=[])
     matcher = llguidance.LLMatcher(tokenizer, llguidance.LLMatcher.grammar_from_regex("[a-z]{4000}"), log_level=0)
-    ticket: Any = SimpleNamespace(drawn_ids=lambda choice, start: ([start + 1], False), mask=lambda *_: None)
+    ticket: Any = SimpleNamespace(sampled_ids=lambda choice, start: ([start + 1], False), mask=lambda *_: None)
     call = grammar._Followed(ticket, None, [matcher], "key")  # type: ignore[arg-type]
     count, over, before = 0, threading.Event(), sys.getswitchinterval()
 

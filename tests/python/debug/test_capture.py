@@ -525,7 +525,7 @@ def test_an_id_that_was_used_again_is_another_call(tmp_path: Path, capsys: pytes
     with pytest.raises(mpool.FormatError, match="the second has no embedding of token 0 of job 'a', call 2"):
         mpool.compare_captures(rows, rows[:-6])
     assert main(["capture", "compare", str(tmp_path / "runs"), str(tmp_path / "runs")]) == 0
-    assert "\na (call 2)  0 " in capsys.readouterr().out
+    assert "\na (request 2)  0 " in capsys.readouterr().out
 
 
 def test_comparisons_that_make_no_sense(tmp_path: Path) -> None:
