@@ -125,18 +125,21 @@ def test_ollama_streams_tell_calls_when_they_are_complete(tmp_path: Path) -> Non
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({"tools": [{"type": "retrieval"}]}, "tools[0] is 'retrieval'"), ({"tools": [{}]}, "tools[0] is no function"),
-    ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "name is 'a b'"),
-    ({"tools": [tm.CLOCK, tm.CLOCK]}, "tools[1] has the name"),
+    ({"tools": [{"type": "retrieval"}]}, "`tools[0]` must be a dict"), ({"tools": [{}]}, "got no function"),
+    ({"tools": [{"type": "function", "function": {"name": "a b"}}]},
+     "`tools[0].function.name` must be 1 to 64 letters, digits, _, - and ., got 'a b'"),
+    ({"tools": [tm.CLOCK, tm.CLOCK]}, "`tools[1].function.name` must be unique among the tools"),
     ({"tools": [{"type": "function", "function": {"name": f"f{at}"}} for at in range(129)]}, "tools"),
     ({"tools": [{"type": "function", "function": {"name": "f", "description": "x" * 300_000}}]}, "characters as JSON"),
-    ({"tools": "f"}, "tools"), ({"tools": [tm.CLOCK], "tool_choice": "maybe"}, "tool_choice is 'maybe'"),
-    ({"tools": [tm.CLOCK], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "is no tool"),
+    ({"tools": "f"}, "tools"), ({"tools": [tm.CLOCK], "tool_choice": "maybe"}, "got 'maybe'"),
+    ({"tools": [tm.CLOCK], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+     "`tool_choice` must be the name of a tool: clock, got 'g'"),
     ({"tools": [tm.CLOCK], "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {
-        "$ref": "#/nowhere"}}}}, "response_format cannot be used"),
+        "$ref": "#/nowhere"}}}}, "`response_format` cannot be used"),
     ({"messages": [*CHAT, {"role": "assistant", "tool_calls": [{"id": "a"}]}]}, "tool_calls"),
     ({"messages": [*CHAT, {"role": "assistant", "tool_calls": [
-        {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{"}}]}]}, "arguments is '{'"),
+        {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{"}}]}]},
+     "function.arguments` must be a dict, or the JSON text of one, got '{'"),
 ]
 
 
