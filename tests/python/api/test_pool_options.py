@@ -313,7 +313,7 @@ def offline(m: Models) -> None:
 def chaos(m: Models) -> None:
     def run(rules: Any) -> tuple[list[str], dict[str, Any]]:
         found = []
-        with pool_of(chaos=rules, breaker_threshold=0, stall_timeout=0.2) as pool:
+        with pool_of(chaos=rules, breaker_threshold=0) as pool:
             for number in range(40):
                 try:
                     found.append(str(pool.embed(f"{number}", m.bert).shape))
