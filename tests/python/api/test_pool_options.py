@@ -323,6 +323,8 @@ def chaos(m: Models) -> None:
 
     quiet, metrics = run(None)
     assert set(quiet) == {"(32,)"} and metrics["chaos_faults"] == 0
+    # All pools share one memory budget: a refused request first takes the caches of other pools' idle models.
+    run("seed=7,fail=0.4,memory=0.3")
     wild, metrics = run("seed=7,fail=0.4,memory=0.3")
     assert {"(32,)", "ModelError", "MemoryExhausted"} == set(wild)
     assert metrics["chaos_faults"] > 10 and metrics["retries"] > 0 and metrics["errors"] == len(
