@@ -208,7 +208,7 @@ class Child:
         clean = {name: value for name, value in os.environ.items()
                  if not name.startswith(("HF_", "MPOOL_", "TRANSFORMERS_")) and not name.lower().endswith("_proxy")}
         self.process = subprocess.Popen([sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                        text=True, env={**clean, "PYTHONPATH": str(ROOT), **environment})
+                                        text=True, env={**clean, **environment})
 
     def ask(self, ref: str, **more: Any) -> None:
         assert self.process.stdin is not None
