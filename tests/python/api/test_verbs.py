@@ -1,5 +1,5 @@
-"""What follows from verbs that are said once: jobs that rerank, token ids to embed, capacities by one mapping, and the
-fields of the server's requests beside the options of the verbs."""
+"""Features that the one description of each verb brings: jobs that rerank, token ids to embed, capacities by one
+mapping, and the fields of the server's requests beside the options of the verbs."""
 
 from __future__ import annotations
 

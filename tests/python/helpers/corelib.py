@@ -1,4 +1,4 @@
-"""What parity tests need below the public API: a model's logits for every token of a prompt, through a pool."""
+"""Helpers of parity tests below the public API: a model's logits for every token of a prompt, through a pool."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def processor(family: str) -> Any:
 
 
 def pixels(family: str, picture: Any) -> Any:
-    """What transformers prepares of one image: ``[1, 3, h, w]``."""
+    """One image as transformers prepares it: ``[1, 3, h, w]``."""
     return processor(family)(picture, return_tensors="pt", input_data_format=None)["pixel_values"]
 
 

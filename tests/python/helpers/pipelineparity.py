@@ -29,7 +29,7 @@ def latents_of(width: int, height: int, n: int = 1) -> np.ndarray:
 
 
 def reference(pipeline: Any, width: int, height: int, **options: Any) -> dict[str, Any]:
-    """What diffusers gives: texts, pooled, latents after each step, and the picture."""
+    """Results of diffusers: texts, pooled, latents after each step, and the image."""
     flux = "Flux" in type(pipeline).__name__
     history: list[Any] = []
     start = torch.tensor(latents_of(width, height))

@@ -60,7 +60,7 @@ def held(pool: mpool.Pool, llama: Path) -> mpool.Job:
 
 
 class Models:
-    """What a row needs."""
+    """The models and the log that a row uses."""
 
     def __init__(self, bert: Path, llama: Path, wide: Path, broken: tuple[Path, str],
                  caplog: pytest.LogCaptureFixture) -> None:

@@ -34,7 +34,7 @@ def process(script: str, *models: Path, **environment: str) -> tuple[int, str, s
 
 
 def told(script: str, *models: Path, **environment: str) -> Any:
-    """What a script printed last, as JSON; it ended well and said nothing else."""
+    """The last line that a script printed, as JSON. The script must exit with 0 and print nothing else."""
     status, out, err = process(script, *models, **environment)
     assert status == 0 and not err.strip(), f"exit {status}\n{out}\n{err}"
     return json.loads(out.splitlines()[-1])

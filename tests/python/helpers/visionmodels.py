@@ -146,7 +146,7 @@ def processor(family: str, **more: Any) -> Any:
 
 
 def processed(family: str, picture: np.ndarray, **more: Any) -> Any:
-    """What it makes of an image."""
+    """An image as the processor of transformers prepares it."""
     return processor(family, **more)(picture, return_tensors="pt", input_data_format="channels_last")
 
 

@@ -95,7 +95,7 @@ def refused(server: Any, **body: Any) -> tuple[int, dict[str, Any]]:
 
 
 def text_of(events: list[Event]) -> str:
-    """What a job wrote."""
+    """The text that a job generated."""
     return "".join(data["t"] for name, data in events if name == "token")
 
 

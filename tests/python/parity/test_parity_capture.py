@@ -82,7 +82,7 @@ def test_it_is_as_close_as_they_are_to_each_other(mine: tuple[CaptureRecord, ...
 
 
 def test_a_wrong_layer_would_be_found(pool: mpool.Pool, mine: tuple[CaptureRecord, ...], tmp_path: Path) -> None:
-    """What quantised activations do is seen at once, and one token too many in the prompt, too."""
+    """Quantised activations, and one token too many in the prompt, are detected."""
     llama = recording("llama", tmp_path)
     quantised = mpool.compare_captures(captured(pool, real_path("smollm2"), compute="auto"), llama)
     departs = quantised.departs("close")
