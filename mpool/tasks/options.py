@@ -216,6 +216,8 @@ def made(options: type[T], of: str, given: Mapping[str, Any]) -> T:
     Raises:
         InvalidArgument: an option does not exist (the nearest is named), or is given under two names.
     """
+    if not given:
+        return _defaults(options)  # type: ignore[arg-type, return-value]
     found: dict[str, Any] = {}
     targets = _targets(options)  # type: ignore[arg-type]
     for name, value in given.items():
@@ -227,6 +229,11 @@ def made(options: type[T], of: str, given: Mapping[str, Any]) -> T:
                                   hint="Both names mean the same option: pass one of them")
         found[target] = value
     return options(**found)
+
+
+@cache
+def _defaults(options: Any) -> Any:
+    return options()
 
 
 @cache

@@ -17,18 +17,20 @@ from ..checks import integer, shown
 from ..errors import InvalidArgument
 from ..runtime import threads as _threads
 from . import options as _options
+from . import text_embedding as embedding
+from . import vectors
 from .options import EmbedIterOptions, EmbedOptions, GenerateImageOptions, ImageOptions, RerankOptions
+from .steps import IterRequest, VectorRequest
 
 if TYPE_CHECKING:
     from ..runtime.entry import Entry
     from ..runtime.hosts import Host
     from .options import Call
-    from .steps import VectorRequest
     from .text_to_image import Request as ImageRequest
     from .text_to_text import Request as TextRequest
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Asked:
     """A request that was validated.
 
@@ -66,8 +68,6 @@ def _limit(pool: Host, max_inputs: Any) -> int:
 
 def text_plan(pool: Host, model: Any, options: Any) -> Any:
     """The plan of a request for vectors or scores of texts."""
-    from . import text_embedding as embedding
-
     if model is None and options.scores:
         raise InvalidArgument("model is None, allowed: a cross-encoder", hint="No reranker is the default")
     entry, compute = pool._find(model, "text_embedding"), _chosen(model, options.compute)
@@ -76,10 +76,6 @@ def text_plan(pool: Host, model: Any, options: Any) -> Any:
 
 def embed(pool: Host, given: dict[str, Any], call: Call) -> Asked:
     """See :func:`mpool.embed`."""
-    from . import text_embedding as embedding
-    from . import vectors
-    from .steps import VectorRequest
-
     inputs, model = given.pop("inputs"), given.pop("model", None)
     options = _options.made(EmbedOptions, "embed", given)
     most, single = _limit(pool, options.max_inputs), isinstance(inputs, str)
@@ -96,10 +92,6 @@ def embed(pool: Host, given: dict[str, Any], call: Call) -> Asked:
 
 def embed_iter(pool: Host, given: dict[str, Any], call: Call) -> Asked:
     """See :func:`mpool.embed_iter`."""
-    from . import text_embedding as embedding
-    from . import vectors
-    from .steps import IterRequest
-
     items, model = given.pop("iterable"), given.pop("model", None)
     if isinstance(items, (str, bytes, Mapping)) or not (hasattr(items, "__iter__") or isinstance(items, AsyncIterable)):
         raise InvalidArgument(f"iterable is {type(items).__name__}, allowed: an iterable of str")
@@ -122,8 +114,6 @@ def embed_iter(pool: Host, given: dict[str, Any], call: Call) -> Asked:
 def rerank(pool: Host, given: dict[str, Any], call: Call) -> Asked:
     """See :func:`mpool.rerank`."""
     from . import rerank as reranking
-    from . import text_embedding as embedding
-    from .steps import VectorRequest
 
     query, documents, model = given.pop("query"), given.pop("documents"), given.pop("model")
     options = _options.made(RerankOptions, "rerank", given)
@@ -140,8 +130,7 @@ def rerank(pool: Host, given: dict[str, Any], call: Call) -> Asked:
 def embed_image(pool: Host, given: dict[str, Any], call: Call) -> Asked:
     """See :func:`mpool.embed_image`."""
     from ..images import images_of
-    from . import image_embedding, vectors
-    from .steps import VectorRequest
+    from . import image_embedding
 
     images, model = given.pop("images"), given.pop("model", None)
     options = _options.made(ImageOptions, "embed_image", given)

@@ -11,6 +11,7 @@ from . import options as _options
 from . import requests
 from .options import Call
 from .requests import Asked
+from .steps import adrive, adrive_each, drive
 from .verbs import CHAT, EMBED, EMBED_IMAGE, GENERATE, GENERATE_IMAGE, RERANK, VERBS, VISION, Verb, check_capability
 
 if TYPE_CHECKING:
@@ -52,8 +53,6 @@ def run(verb: Verb, pool: Host, given: dict[str, Any]) -> Any:
         from .iterating import EmbedIterator
 
         return EmbedIterator(asked.prepare())
-    from .steps import drive
-
     return drive(asked.prepare().steps())[0]
 
 
@@ -99,16 +98,12 @@ async def _vectors(verb: Verb, pool: Host, given: dict[str, Any]) -> Any:
 
 async def counted(verb: Verb, pool: Host, given: dict[str, Any]) -> tuple[Any, int]:
     """The result of a request for vectors or scores, and the number of tokens read for it."""
-    from .steps import adrive
-
     asked, _, _ = _begin(verb, pool, given)
     found: tuple[Any, int] = await adrive((await _prepared(pool, asked)).steps())
     return found
 
 
 async def _iterate(verb: Verb, pool: Host, given: dict[str, Any]) -> AsyncIterator[Any]:
-    from .steps import adrive_each
-
     asked, _, _ = _begin(verb, pool, given)
     flow: Any = adrive_each((await _prepared(pool, asked)).steps())
     try:

@@ -27,9 +27,12 @@ END: Any = object()
 Steps = Generator[Any, Any, Any]
 
 
+# Steps and requests are not frozen: a frozen dataclass assigns each field through `object.__setattr__`, and a request of
+# one text builds four of them.
+
 # ---- steps -----------------------------------------------------------------------------------------------------------
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Take:
     """The next slice of inputs, or END."""
 
@@ -47,7 +50,7 @@ class Take:
         return next(self.source, END)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Pack:
     """Inputs in the form that the core takes."""
 
@@ -69,7 +72,7 @@ class Pack:
         return self.now()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Start:
     """The ticket of a pack; None if no input of the pack is good."""
 
@@ -91,7 +94,7 @@ class Start:
             lambda: vectors.submit(self.kind, self.plan, self.pack, self.call, self.lane, True, wait), wait)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Land:
     """The rows of a pack, once its ticket is done."""
 
@@ -119,7 +122,7 @@ class Land:
         return vectors.landed(self.kind, self.plan, self.pack, self.ticket, self.call)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Compute:
     """The rows of a pack that is the whole request: one blocking call of the core where blocking is allowed."""
 
@@ -141,7 +144,7 @@ class Compute:
                 ticket.cancel()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Out:
     """A value for the caller of an iterator."""
 
@@ -208,7 +211,7 @@ async def adrive_each(steps: Steps) -> AsyncIterator[Any]:
 
 # ---- the generators --------------------------------------------------------------------------------------------------
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class VectorRequest:
     """A request for vectors of inputs that are all there.
 
@@ -235,7 +238,8 @@ class VectorRequest:
         kind, plan, call = self.kind, self.plan, self.call
         pack = yield Pack(kind, plan, self.inputs, 0, True, call)
         rows = yield Compute(kind, plan, pack, call, INTERACTIVE)
-        vectors.tell(kind, plan, pack, rows)
+        if plan.null:
+            vectors.tell(kind, plan, pack, rows)
         return self.finish(rows), kind.tokens(pack)
 
     def _many(self) -> Steps:

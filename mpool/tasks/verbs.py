@@ -86,10 +86,11 @@ class Verb:
         if len(args) > len(slots):
             raise TypeError(f"{self.name}() takes {len(slots)} positional arguments, got {len(args)}")
         given = {slot.name: value for slot, value in zip(slots, args)}
-        for name in keywords:
-            if name in given:
-                raise TypeError(f"{self.name}() got multiple values for argument {name!r}")
-        given.update(keywords)
+        if keywords:
+            for name in keywords:
+                if name in given:
+                    raise TypeError(f"{self.name}() got multiple values for argument {name!r}")
+            given.update(keywords)
         for slot in slots:
             if slot.default is REQUIRED and slot.name not in given:
                 raise TypeError(f"{self.name}() is missing the argument {slot.name!r}")
