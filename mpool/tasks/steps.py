@@ -27,8 +27,8 @@ END: Any = object()
 Steps = Generator[Any, Any, Any]
 
 
-# Steps and requests are not frozen: a frozen dataclass assigns each field through `object.__setattr__`, and a request of
-# one text builds four of them.
+# Steps and requests are not frozen: a frozen dataclass assigns each field through `object.__setattr__`, and a request
+# for one text builds four of these objects.
 
 # ---- steps -----------------------------------------------------------------------------------------------------------
 
