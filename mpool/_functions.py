@@ -1,6 +1,6 @@
-"""The functions of the module: methods of the process-wide pool, which the first use makes.
+"""Module-level functions such as ``mpool.embed``: methods of the default pool, which the first call creates.
 
-Signatures for type checkers stand in ``_functions.pyi``, which ``python -m mpool._stubs`` writes.
+Type checkers read their signatures in ``_functions.pyi``, which ``python -m mpool._stubs`` writes.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from .pool import Pool, all_pools
 from .runtime.health import CapabilityPools
 from .tasks.verbs import VERBS, Verb
 
-#: Methods of a pool that the module offers as functions.
+#: Methods of :class:`mpool.Pool` that are also functions of the module.
 FORWARDED = ("check", "count_tokens", "detokenize", "get", "health", "init_maintenance", "load", "metrics", "ping",
              "ps", "register", "tokenize", "unload")
 
 _lock = threading.Lock()
 _default: Pool | None = None
 _installed = False
-_ending = False  # begin_shutdown was called: no new pool takes the place of the closed one
+_ending = False  # begin_shutdown was called: do not replace the closed pool by a new one
 
 
 def default_pool() -> Pool:
-    """The pool that the functions of the module use."""
+    """Return the pool that the functions of the module use. Thread-safe; creates the pool on first use."""
     global _default
     if _default is None or (_default._closed and not _ending):
         with _lock:
@@ -40,12 +40,12 @@ def default_pool() -> Pool:
 
 
 def is_default(pool: Pool) -> bool:
-    """True for the pool that the functions of the module use."""
+    """Return True for the pool that the functions of the module use."""
     return pool is _default
 
 
 def install() -> None:
-    """Before the first registry: has all of them closed when the interpreter ends."""
+    """Register the exit handler that closes every pool. Called before the first registry is created."""
     global _installed
     with _lock:
         if not _installed:
@@ -99,15 +99,15 @@ def _forwarded(name: str) -> Callable[..., Any]:
 
 
 def submit(capability: str, **request: Any) -> Any:
-    """Starts a call without waiting for it.
+    """Start a request and return a job without waiting for the result.
 
-    Reading the model's files (on its first use) and tokenising are done before this returns; loading the weights and
-    computing are not waited for, nor is a full queue.
+    Before it returns, the function reads the model's files (on first use) and tokenises the inputs. It does not wait
+    for the weights to load or for the computation. A full queue is an error.
 
     Args:
         capability: ``"text_embedding"``, ``"text_to_text"``, ``"image_embedding"``, ``"vision"`` or
             ``"text_to_image"``.
-        **request: arguments by name, without ``progress`` and ``stream``. ``"text_embedding"``: those of
+        **request: keyword arguments, except ``progress`` and ``stream``. ``"text_embedding"``: those of
             :func:`embed` (``inputs=...``) or of :func:`rerank` (``query=..., documents=...``). ``"text_to_text"``:
             those of :func:`generate` (``prompt=...``) or :func:`chat` (``messages=...``). ``"image_embedding"``:
             those of :func:`embed_image` (``images=...``). ``"vision"``: those of :func:`vision` (``images=...,
@@ -115,13 +115,13 @@ def submit(capability: str, **request: Any) -> Any:
             (``prompt=...``).
 
     Returns:
-        a :class:`mpool.Job`: ``result(timeout)``, ``done()``, ``cancel()``, ``position()``; awaitable; one that
-        generates can be iterated over.
+        a :class:`mpool.Job` with ``result(timeout)``, ``done()``, ``cancel()`` and ``position()``. A job can be
+        awaited; a job that generates text or images can be iterated over.
 
     Raises:
-        InvalidArgument: an unknown capability or argument, and what the functions raise for their arguments.
-        Overloaded: as many calls wait for the model as ``PoolConfig.embed_queue_capacity`` or
-            ``prompt_queue_capacity`` allows. Take the result of a job first. One job takes many texts.
+        InvalidArgument: an unknown capability or an invalid argument.
+        Overloaded: the model's queue is full (``PoolConfig.embed_queue_capacity``, ``prompt_queue_capacity`` and the
+            like). Collect the result of an earlier job first, or pass many texts in one job.
 
     Example:
         >>> jobs = [mpool.submit("text_embedding", inputs=text) for text in ("one", "two")]
@@ -132,17 +132,17 @@ def submit(capability: str, **request: Any) -> Any:
 
 
 def begin_shutdown() -> None:
-    """Refuses new requests from now on (ShuttingDown), for the rest of the process; those in flight go on. Idempotent.
+    """Refuse new requests with ``ShuttingDown`` for the rest of the process. Requests in flight finish. Idempotent.
 
-    It concerns the functions of the module. A :class:`mpool.Pool` has a method of this name.
+    Applies to the functions of the module. :meth:`mpool.Pool.begin_shutdown` does the same for one pool.
     """
     global _ending
     _ending = True
     default_pool().begin_shutdown()
 
 
-#: Capability -> :class:`mpool.CapabilityPool`: policy, workers, queue and models of it, as they are when asked for.
-#: ``mpool.pools["text_embedding"].queue_depth``
+#: Capability -> :class:`mpool.CapabilityPool`: its current policy, workers, queue and models, for example
+#: ``mpool.pools["text_embedding"].queue_depth``.
 pools = CapabilityPools(default_pool)
 
 for _verb in VERBS.values():

@@ -1,8 +1,8 @@
-"""Validated arguments to requests: one function for each verb.
+"""Build the request of each verb from its arguments, in two stages.
 
-A function checks what can be checked without the model and returns :class:`Asked`; its ``prepare`` reads the model's
-files, tokenises, and gives the request that the core takes. The two are apart because an event loop runs ``prepare`` on
-a thread when it takes long.
+Stage one, the function of this module, validates the arguments that need no model and returns a :class:`Validated`.
+Stage two, its ``prepare``, reads the model's files, tokenises the inputs and returns the request. The stages are
+separate because :mod:`mpool.aio` runs a slow ``prepare`` on a thread.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..checks import integer, shown
+from ..checks import integer, refuse
 from ..errors import InvalidArgument
 from ..runtime import threads as _threads
 from . import options as _options
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Asked:
-    """A request that was validated.
+class Validated:
+    """Validated arguments of a request.
 
     Attributes:
-        prepare: makes the request.
-        model, capability, compute: what :meth:`prepare` reads.
-        long: ``prepare`` takes long even for a model whose files were read.
-        chat: ``prepare`` needs the model's chat template.
+        prepare: function that builds the request.
+        model, capability, compute: the model that ``prepare`` opens.
+        long: True if ``prepare`` is slow even when the model's files have been read.
+        chat: True if ``prepare`` renders the model's chat template.
     """
 
     prepare: Callable[[], Any]
@@ -50,7 +50,7 @@ class Asked:
 
 
 def _chosen(model: Any, compute: Any) -> Any:
-    """The compute type of a request: a :class:`mpool.Model` may have one of its own."""
+    """Return the compute type of a request. ``"auto"`` defers to that of the :class:`mpool.Model`, if it has one."""
     own = getattr(model, "_compute", "auto") if isinstance(compute, str) and compute == "auto" else "auto"
     return compute if own == "auto" else own
 
@@ -60,21 +60,21 @@ def _limit(pool: Host, max_inputs: Any) -> int:
         return pool.config.max_embed_inputs
     most = integer(max_inputs)
     if most is None or most < 1:
-        raise InvalidArgument(f"max_inputs is {shown(max_inputs)}, allowed: 1 or more")
+        refuse("max_inputs", max_inputs, ">= 1, or None for `PoolConfig.max_embed_inputs`")
     return most
 
 
 # ---- vectors ---------------------------------------------------------------------------------------------------------
 
 def text_plan(pool: Host, model: Any, options: Any) -> Any:
-    """The plan of a request for vectors or scores of texts."""
+    """Return the plan for embedding or scoring texts with a model."""
     if model is None and options.scores:
-        raise InvalidArgument("model is None, allowed: a cross-encoder", hint="No reranker is the default")
+        refuse("model", None, "a reranker", hint="mpool has no default reranker")
     entry, compute = pool._find(model, "text_embedding"), _chosen(model, options.compute)
     return embedding.plan(entry, options if compute == options.compute else replace(options, compute=compute))
 
 
-def embed(pool: Host, given: dict[str, Any], call: Call) -> Asked:
+def embed(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     """See :func:`mpool.embed`."""
     inputs, model = given.pop("inputs"), given.pop("model", None)
     options = _options.made(EmbedOptions, "embed", given)
@@ -87,14 +87,14 @@ def embed(pool: Host, given: dict[str, Any], call: Call) -> Asked:
         return VectorRequest(embedding.TEXTS, plan, texts, embedding.slices, single, options.progress, call,
                              lambda rows: vectors.quantize(rows[0] if single else rows, plan.precision))
 
-    return Asked(prepare, model, "text_embedding", options.compute)
+    return Validated(prepare, model, "text_embedding", options.compute)
 
 
-def embed_iter(pool: Host, given: dict[str, Any], call: Call) -> Asked:
+def embed_iter(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     """See :func:`mpool.embed_iter`."""
     items, model = given.pop("iterable"), given.pop("model", None)
     if isinstance(items, (str, bytes, Mapping)) or not (hasattr(items, "__iter__") or isinstance(items, AsyncIterable)):
-        raise InvalidArgument(f"iterable is {type(items).__name__}, allowed: an iterable of str")
+        refuse("iterable", items, "an iterable of str")
     options = _options.made(EmbedIterOptions, "embed_iter", given)
     vectors.check_progress(options.progress)
     batch_size = embedding.check_streamable(options, options.batch_size)
@@ -108,10 +108,10 @@ def embed_iter(pool: Host, given: dict[str, Any], call: Call) -> Asked:
         return IterRequest(embedding.TEXTS, plan, items, embedding.cutter(), batch_size,
                            vectors.Bar(options.progress, total, plan.entry.key), call)
 
-    return Asked(prepare, model, "text_embedding", options.compute)
+    return Validated(prepare, model, "text_embedding", options.compute)
 
 
-def rerank(pool: Host, given: dict[str, Any], call: Call) -> Asked:
+def rerank(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     """See :func:`mpool.rerank`."""
     from . import rerank as reranking
 
@@ -124,10 +124,10 @@ def rerank(pool: Host, given: dict[str, Any], call: Call) -> Asked:
         return VectorRequest(embedding.TEXTS, plan, texts, embedding.slices, False, False, call,
                              lambda rows: reranking.ranking(plan, texts, rows, count))
 
-    return Asked(prepare, model, "text_embedding", options.compute)
+    return Validated(prepare, model, "text_embedding", options.compute)
 
 
-def embed_image(pool: Host, given: dict[str, Any], call: Call) -> Asked:
+def embed_image(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     """See :func:`mpool.embed_image`."""
     from ..images import images_of
     from . import image_embedding
@@ -146,7 +146,7 @@ def embed_image(pool: Host, given: dict[str, Any], call: Call) -> Asked:
                              single, options.progress, call,
                              lambda rows: vectors.quantize(rows[0] if single else rows, plan.precision))
 
-    return Asked(prepare, model, "image_embedding", options.compute)
+    return Validated(prepare, model, "image_embedding", options.compute)
 
 
 # ---- text ------------------------------------------------------------------------------------------------------------
@@ -154,18 +154,19 @@ def embed_image(pool: Host, given: dict[str, Any], call: Call) -> Asked:
 def _text_entry(pool: Host, model: Any, options: dict[str, Any], capability: str = "text_to_text") -> tuple[Entry, Any]:
     entry: Entry = pool._find(model, capability)
     compute = _chosen(model, options.pop("compute", "auto"))
-    entry.core_key(compute)  # loading begins before the prompt is looked at
+    entry.core_key(compute)  # start to load the weights before the prompt is tokenised
     return entry, compute
 
 
 def prompt_request(pool: Host, prompt: Any, model: Any, options: dict[str, Any]) -> TextRequest:
-    """The request for a raw prompt. Takes ``options`` over."""
+    """Return the request for a raw prompt. Consumes ``options``."""
     from . import text_to_text as generation
 
     entry, compute = _text_entry(pool, model, options)
     for name in ("tools", "tool_choice", "parallel_tool_calls", "template_options", "allow_urls"):
         if options.pop(name, None) is not None:
-            raise InvalidArgument(f"{name} is given for a raw prompt, allowed: in chat", key=entry.key)
+            raise InvalidArgument(f"`{name}` applies only to `chat`, not to a raw prompt", key=entry.key, param=name,
+                                  hint="Pass the prompt as a message: mpool.chat([{'role': 'user', 'content': ...}])")
     ids = generation.prompt_ids(entry, prompt, options.pop("parse_special", False))
     if entry.capability == "vision":
         from . import vision as seeing
@@ -176,7 +177,7 @@ def prompt_request(pool: Host, prompt: Any, model: Any, options: dict[str, Any])
 
 def chat_request(pool: Host, messages: Any, model: Any, options: dict[str, Any], call: Call | None = None,
                  capability: str = "text_to_text") -> TextRequest:
-    """The request for a conversation. Takes ``options`` over."""
+    """Return the request for a conversation. Consumes ``options``."""
     from ..conversation import reasoning
     from . import chat_prompt
     from . import text_to_text as generation
@@ -189,35 +190,35 @@ def chat_request(pool: Host, messages: Any, model: Any, options: dict[str, Any],
 
 def vision_request(pool: Host, images: Any, prompt: Any, model: Any, options: dict[str, Any],
                    call: Call | None = None) -> TextRequest:
-    """The request for a question about images. Takes ``options`` over."""
+    """Return the request for a question about images. Consumes ``options``."""
     from . import vision as seeing
 
     return chat_request(pool, seeing.messages_of(images, prompt), model, options, call, "vision")
 
 
 def _text(given: dict[str, Any], model: Any, chars: int, chat: bool, capability: str,
-          prepare: Callable[[dict[str, Any]], TextRequest]) -> Asked:
-    # a grammar is compiled for these two
+          prepare: Callable[[dict[str, Any]], TextRequest]) -> Validated:
+    # these two options compile a grammar, which takes milliseconds
     long = chars >= _threads.LONG // 4 or any(given.get(name) is not None for name in ("response_format", "tools"))
-    return Asked(lambda: prepare(dict(given)), model, capability, _chosen(model, given.get("compute", "auto")), long,
-                 chat)
+    compute = _chosen(model, given.get("compute", "auto"))
+    return Validated(lambda: prepare(dict(given)), model, capability, compute, long, chat)
 
 
-def generate(pool: Host, given: dict[str, Any], call: Call) -> Asked:
+def generate(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     """See :func:`mpool.generate`."""
     prompt, model = given.pop("prompt"), given.pop("model", None)
     return _text(given, model, len(prompt) if isinstance(prompt, str) else 0, False, "text_to_text",
                  lambda options: prompt_request(pool, prompt, model, options))
 
 
-def chat(pool: Host, given: dict[str, Any], call: Call) -> Asked:
+def chat(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     """See :func:`mpool.chat`."""
     messages, model = given.pop("messages"), given.pop("model", None)
     return _text(given, model, characters(messages), True, "text_to_text",
                  lambda options: chat_request(pool, messages, model, options, call))
 
 
-def vision(pool: Host, given: dict[str, Any], call: Call) -> Asked:
+def vision(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     """See :func:`mpool.vision`."""
     images, prompt, model = given.pop("images"), given.pop("prompt"), given.pop("model", None)
     return _text(given, model, _threads.LONG, True, "vision",
@@ -225,18 +226,18 @@ def vision(pool: Host, given: dict[str, Any], call: Call) -> Asked:
 
 
 def described_image(given: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of :func:`mpool.vision` for those of :func:`mpool.describe_image`."""
+    """Translate the arguments of :func:`mpool.describe_image` to those of :func:`mpool.vision`."""
     path = given.pop("path")
     if not isinstance(path, (str, os.PathLike)):
-        raise InvalidArgument(f"path is {type(path).__name__}, allowed: a path", hint="vision takes other images")
+        refuse("path", path, "a path", hint="mpool.vision accepts bytes, arrays and PIL images")
     return _described(Path(path), given)
 
 
 def described_url(given: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of :func:`mpool.vision` for those of :func:`mpool.describe_url`."""
+    """Translate the arguments of :func:`mpool.describe_url` to those of :func:`mpool.vision`."""
     url = given.pop("url")
     if not isinstance(url, str) or not url[:8].lower().startswith(("http:", "https:")):
-        raise InvalidArgument(f"url is {shown(url)}, allowed: an http or https URL", hint="describe_image takes a path")
+        refuse("url", url, "an http or https URL", hint="mpool.describe_image accepts a path")
     given.setdefault("allow_urls", True)
     return _described(url, given)
 
@@ -248,7 +249,7 @@ def _described(image: Any, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def characters(messages: Any) -> int:
-    """Characters of a conversation, as far as it is one. An image counts as a long text."""
+    """Count the characters of a conversation. An image counts as a long text; invalid messages count as 0."""
     if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
         return 0
     return sum(_length(message.get("content")) + (_threads.LONG if message.get("images") is not None else 0)
@@ -267,7 +268,7 @@ def _length(content: Any) -> int:
 # ---- image generation ------------------------------------------------------------------------------------------------
 
 def image_request(pool: Host, prompt: Any, model: Any, given: Mapping[str, Any], watched: bool = True) -> ImageRequest:
-    """The request for images. ``watched``: a caller can see the steps."""
+    """Return the request for images. ``watched``: True if the caller streams the denoising steps."""
     from . import text_to_image
 
     options = _options.made(GenerateImageOptions, "generate_image", given)
@@ -276,7 +277,7 @@ def image_request(pool: Host, prompt: Any, model: Any, given: Mapping[str, Any],
                                  else replace(options, compute=compute), watched)
 
 
-def generate_image(pool: Host, given: dict[str, Any], call: Call, watched: bool = True) -> Asked:
+def generate_image(pool: Host, given: dict[str, Any], call: Call, watched: bool = True) -> Validated:
     """See :func:`mpool.generate_image`."""
     prompt, model = given.pop("prompt"), given.pop("model", None)
-    return Asked(lambda: image_request(pool, prompt, model, given, watched), model, "text_to_image", None, True)
+    return Validated(lambda: image_request(pool, prompt, model, given, watched), model, "text_to_image", None, True)

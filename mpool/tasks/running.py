@@ -1,16 +1,17 @@
-"""Runs requests: blocking, on an event loop, or as jobs. Each verb takes the same way in all three."""
+"""Run the request of any verb: blocking, on an event loop, or as a job."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..checks import refuse
 from ..errors import InvalidArgument, Overloaded
 from ..runtime import threads as _threads
 from . import options as _options
 from . import requests
 from .options import Call
-from .requests import Asked
+from .requests import Validated
 from .steps import adrive, adrive_each, drive
 from .verbs import CHAT, EMBED, EMBED_IMAGE, GENERATE, GENERATE_IMAGE, RERANK, VERBS, VISION, Verb, check_capability
 
@@ -20,19 +21,19 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Verb -> the function that validates its arguments.
-_VALIDATE: dict[str, Callable[[Any, dict[str, Any], Call], Asked]] = {
+#: Verb name -> function that validates its arguments.
+_VALIDATE: dict[str, Callable[[Any, dict[str, Any], Call], Validated]] = {
     name: getattr(requests, name) for name in ("embed", "embed_iter", "rerank", "embed_image", "generate", "chat",
                                                "vision")}
-#: Verb -> the arguments of ``vision`` for its own; its result is the text of the completion.
+#: Verb name -> function that translates its arguments to those of ``vision``. The result is the completion's text.
 _DESCRIBE = {"describe_image": requests.described_image, "describe_url": requests.described_url}
 
 
-def _begin(verb: Verb, pool: Host, given: dict[str, Any]) -> tuple[Asked, Call, bool]:
-    """Validates. Returns also whether a stream is asked for."""
+def _begin(verb: Verb, pool: Host, given: dict[str, Any]) -> tuple[Validated, Call, bool]:
+    """Validate the arguments. Returns the validated request, its call options, and ``stream``."""
     stream = given.pop("stream", False)
     if not isinstance(stream, bool):
-        raise InvalidArgument(f"stream is {stream!r}, allowed: True or False")
+        refuse("stream", stream, "True or False")
     call = _options.begin(pool.config, given)
     if verb is GENERATE_IMAGE:
         return requests.generate_image(pool, given, call, stream), call, stream
@@ -42,18 +43,18 @@ def _begin(verb: Verb, pool: Host, given: dict[str, Any]) -> tuple[Asked, Call, 
 # ---- blocking --------------------------------------------------------------------------------------------------------
 
 def run(verb: Verb, pool: Host, given: dict[str, Any]) -> Any:
-    """The result of a request, or its stream. Takes ``given`` over, as :meth:`Verb.bind` returns it."""
+    """Run a request and return its result or its stream. Consumes ``given``, the result of :meth:`Verb.bind`."""
     if verb.name in _DESCRIBE:
         return run(VISION, pool, _DESCRIBE[verb.name](given)).text
-    asked, call, stream = _begin(verb, pool, given)
+    validated, call, stream = _begin(verb, pool, given)
     if verb.stream is not None:
-        started = _stream(verb, asked.prepare(), call)
+        started = _stream(verb, validated.prepare(), call)
         return started if stream else started.result()
     if verb.name == "embed_iter":
         from .iterating import EmbedIterator
 
-        return EmbedIterator(asked.prepare())
-    return drive(asked.prepare().steps())[0]
+        return EmbedIterator(validated.prepare())
+    return drive(validated.prepare().steps())[0]
 
 
 def _stream(verb: Verb, request: Any, call: Call, fail_fast: bool | None = None) -> Any:
@@ -69,7 +70,7 @@ def _stream(verb: Verb, request: Any, call: Call, fail_fast: bool | None = None)
 # ---- on an event loop ------------------------------------------------------------------------------------------------
 
 def run_async(verb: Verb, pool: Host, given: dict[str, Any]) -> Any:
-    """As :func:`run`: an awaitable, an asynchronous stream, or an asynchronous iterator."""
+    """Start a request on the running event loop. Returns an awaitable, an async stream, or an async iterator."""
     if verb.name in _DESCRIBE:
         return _describe(verb, pool, given)
     if verb.name == "embed_iter":
@@ -78,10 +79,10 @@ def run_async(verb: Verb, pool: Host, given: dict[str, Any]) -> Any:
         return _vectors(verb, pool, given)
     from .async_streams import AsyncImageStream, AsyncStream
 
-    asked, call, stream = _begin(verb, pool, given)
+    validated, call, stream = _begin(verb, pool, given)
 
     async def request() -> Any:
-        return await _prepared(pool, asked)
+        return await _prepared(pool, validated)
 
     made = (AsyncImageStream if verb is GENERATE_IMAGE else AsyncStream)(request, call)
     return made if stream else _collect(made)
@@ -97,15 +98,15 @@ async def _vectors(verb: Verb, pool: Host, given: dict[str, Any]) -> Any:
 
 
 async def counted(verb: Verb, pool: Host, given: dict[str, Any]) -> tuple[Any, int]:
-    """The result of a request for vectors or scores, and the number of tokens read for it."""
-    asked, _, _ = _begin(verb, pool, given)
-    found: tuple[Any, int] = await adrive((await _prepared(pool, asked)).steps())
+    """Run a request for vectors or scores. Returns its result and the number of prompt tokens."""
+    validated, _, _ = _begin(verb, pool, given)
+    found: tuple[Any, int] = await adrive((await _prepared(pool, validated)).steps())
     return found
 
 
 async def _iterate(verb: Verb, pool: Host, given: dict[str, Any]) -> AsyncIterator[Any]:
-    asked, _, _ = _begin(verb, pool, given)
-    flow: Any = adrive_each((await _prepared(pool, asked)).steps())
+    validated, _, _ = _begin(verb, pool, given)
+    flow: Any = adrive_each((await _prepared(pool, validated)).steps())
     try:
         async for value in flow:
             yield value
@@ -113,18 +114,18 @@ async def _iterate(verb: Verb, pool: Host, given: dict[str, Any]) -> AsyncIterat
         await flow.aclose()
 
 
-async def _prepared(pool: Host, asked: Asked) -> Any:
+async def _prepared(pool: Host, validated: Validated) -> Any:
     """The request: made here if the model's files were read before and nothing takes long, else on a thread."""
     import asyncio
 
-    if asked.capability == "text_to_image":
-        return await asyncio.to_thread(asked.prepare)
-    entry = pool._known(asked.model, asked.capability)
-    if entry is None or not entry.ready(asked.compute, asked.chat):
-        return await asyncio.to_thread(asked.prepare)
-    if asked.long:
-        return await asyncio.get_running_loop().run_in_executor(_threads.executor(), asked.prepare)
-    return asked.prepare()
+    if validated.capability == "text_to_image":
+        return await asyncio.to_thread(validated.prepare)
+    entry = pool._known(validated.model, validated.capability)
+    if entry is None or not entry.ready(validated.compute, validated.chat):
+        return await asyncio.to_thread(validated.prepare)
+    if validated.long:
+        return await asyncio.get_running_loop().run_in_executor(_threads.executor(), validated.prepare)
+    return validated.prepare()
 
 
 async def _collect(stream: Any) -> Any:
@@ -137,7 +138,7 @@ async def _collect(stream: Any) -> Any:
 
 # ---- jobs ------------------------------------------------------------------------------------------------------------
 
-#: Capability -> its verbs, with the parameters that tell them apart.
+#: Capability -> its verbs, each with the parameters that identify it in the arguments of ``submit``.
 _JOBS: dict[str, tuple[tuple[Verb, tuple[str, ...]], ...]] = {
     "text_embedding": ((EMBED, ("inputs",)), (RERANK, ("query", "documents"))),
     "text_to_text": ((GENERATE, ("prompt",)), (CHAT, ("messages",))),
@@ -158,23 +159,24 @@ def submit(pool: Host, capability: Any, request: Mapping[str, Any]) -> Job:
     except Overloaded as error:
         single = capability == "text_embedding" and isinstance(request.get("inputs"), str)
         name = "embed_queue_capacity" if single else _CAPACITY[capability]
-        error.hint = error.hint or f"Take a job's result first; PoolConfig.{name} makes the queue longer"
+        error.hint = error.hint or f"Collect the results of earlier jobs first, or raise PoolConfig.{name}"
         raise
 
 
 def _verb_of(capability: str, given: dict[str, Any]) -> Verb:
-    """The verb that the arguments of a job are for."""
+    """Return the verb that the arguments of a job select."""
     verbs = _JOBS[capability]
     chosen = [(verb, needed) for verb, needed in verbs if any(name in given for name in needed)]
     if len(chosen) > 1:
         first, second = (next(name for name in needed if name in given) for _, needed in chosen)
-        raise InvalidArgument(f"{first} and {second} given, allowed: " + _one_of(verbs))
+        raise InvalidArgument(f"`{first}` and `{second}` exclude each other", param=second,
+                              hint="Pass " + _one_of(verbs))
     if not chosen and len(verbs) > 1 and capability == "text_to_text":
-        raise InvalidArgument("neither prompt nor messages given, allowed: one of prompt and messages")
+        raise InvalidArgument("`prompt` or `messages` is required", param="prompt", hint="Pass " + _one_of(verbs))
     verb, needed = (chosen or verbs)[0]
     for name in needed:
         if name not in given:
-            raise InvalidArgument(f"{name} is missing, allowed: " + _one_of(verbs))
+            raise InvalidArgument(f"`{name}` is required", param=name, hint="Pass " + _one_of(verbs))
     return verb
 
 
@@ -183,9 +185,9 @@ def _one_of(verbs: tuple[tuple[Verb, tuple[str, ...]], ...]) -> str:
 
 
 def _job(pool: Host, capability: str, given: dict[str, Any]) -> Job:
-    for name, hint in (("progress", "A job has done() and position()"), ("stream", "A job can be iterated over")):
+    for name, hint in (("progress", "Poll done() and position() of the job"), ("stream", "Iterate over the job")):
         if name in given:
-            raise InvalidArgument(f"{name} is not an option of submit", hint=hint)
+            raise InvalidArgument(f"`{name}` is not an option of submit", param=name, hint=hint)
     verb = _verb_of(capability, given)
     given = verb.bind((), given, ())
     if verb is RERANK:

@@ -1,4 +1,4 @@
-"""One generator for every request for vectors, and the two drivers that run it.
+"""One generator for every request for vectors, and the sync and async drivers that run it.
 
 A generator yields steps. The sync driver calls ``step.now()`` and blocks; the async driver awaits ``step.later()``,
 which keeps the event loop free. The generator cannot tell which driver runs it.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .. import _core
     from .options import Call
 
-#: ``Take`` gives it after the last slice.
+#: Result of :class:`Take` after the last slice.
 END: Any = object()
 Steps = Generator[Any, Any, Any]
 
@@ -34,7 +34,7 @@ Steps = Generator[Any, Any, Any]
 
 @dataclass(slots=True)
 class Take:
-    """The next slice of inputs, or END."""
+    """Fetch the next slice of inputs, or :data:`END`."""
 
     source: Iterator[Any] | AsyncIterator[Any]
 
@@ -52,7 +52,7 @@ class Take:
 
 @dataclass(slots=True)
 class Pack:
-    """Inputs in the form that the core takes."""
+    """Tokenise or decode the inputs: the arrays that the core computes on."""
 
     kind: Kind
     plan: VectorPlan
@@ -74,7 +74,7 @@ class Pack:
 
 @dataclass(slots=True)
 class Start:
-    """The ticket of a pack; None if no input of the pack is good."""
+    """Submit a pack. Returns its ticket, or None if no input of the pack is valid."""
 
     kind: Kind
     plan: VectorPlan
@@ -96,7 +96,7 @@ class Start:
 
 @dataclass(slots=True)
 class Land:
-    """The rows of a pack, once its ticket is done."""
+    """Wait for the ticket of a pack. Returns one row per input."""
 
     kind: Kind
     plan: VectorPlan
@@ -115,7 +115,7 @@ class Land:
         from ..runtime.watching import watcher
 
         await watcher().done(self.ticket)
-        if self.plan.null:  # a row of NaN makes it compute the halves of the pack
+        if self.plan.null:  # after a numeric error, `landed` computes halves of the pack: seconds, off the event loop
             import asyncio
 
             return await asyncio.to_thread(vectors.landed, self.kind, self.plan, self.pack, self.ticket, self.call)
@@ -124,7 +124,7 @@ class Land:
 
 @dataclass(slots=True)
 class Compute:
-    """The rows of a pack that is the whole request: one blocking call of the core where blocking is allowed."""
+    """Compute a pack that is the whole request. The sync driver needs a single blocking call into the core."""
 
     kind: Kind
     plan: VectorPlan
@@ -146,7 +146,7 @@ class Compute:
 
 @dataclass(slots=True)
 class Out:
-    """A value for the caller of an iterator."""
+    """A value that the driver passes on to the caller of an iterator."""
 
     value: Any
 
@@ -154,7 +154,7 @@ class Out:
 # ---- drivers ---------------------------------------------------------------------------------------------------------
 
 def drive(steps: Steps) -> Any:
-    """Runs a generator that has no outputs; returns its result."""
+    """Run a generator that yields no :class:`Out`. Returns its result."""
     try:
         step = next(steps)
         while True:
@@ -166,7 +166,7 @@ def drive(steps: Steps) -> Any:
 
 
 def drive_each(steps: Steps) -> Iterator[Any]:
-    """Runs a generator; yields its outputs."""
+    """Run a generator. Yields the value of each :class:`Out`."""
     try:
         step = next(steps)
         while True:
@@ -182,7 +182,7 @@ def drive_each(steps: Steps) -> Iterator[Any]:
 
 
 async def adrive(steps: Steps) -> Any:
-    """As :func:`drive`, on an event loop."""
+    """Run a generator on an event loop: the async form of :func:`drive`."""
     try:
         step = next(steps)
         while True:
@@ -194,7 +194,7 @@ async def adrive(steps: Steps) -> Any:
 
 
 async def adrive_each(steps: Steps) -> AsyncIterator[Any]:
-    """As :func:`drive_each`, on an event loop."""
+    """Run a generator on an event loop: the async form of :func:`drive_each`."""
     try:
         step = next(steps)
         while True:
@@ -213,12 +213,12 @@ async def adrive_each(steps: Steps) -> AsyncIterator[Any]:
 
 @dataclass(slots=True)
 class VectorRequest:
-    """A request for vectors of inputs that are all there.
+    """A request for the vectors of a complete list of inputs.
 
     Attributes:
-        slices: cuts the inputs: (number of the first input, inputs).
-        single: the request was for one input, not for a list.
-        finish: rows, float32 ``(n, width)`` -> the result.
+        slices: function that cuts the inputs into slices: (index of the first input, inputs of the slice).
+        single: True if the caller passed one input and not a list.
+        finish: function from rows, float32 ``(n, width)``, to the result that the caller gets.
     """
 
     kind: Kind
@@ -231,7 +231,7 @@ class VectorRequest:
     finish: Callable[[Any], Any]
 
     def steps(self) -> Steps:
-        """The generator; its result: what the caller gets, and the number of tokens read."""
+        """Return the generator. Its result is a pair: the caller's result and the number of prompt tokens."""
         return self._one() if self.single else self._many()
 
     def _one(self) -> Steps:
@@ -245,7 +245,7 @@ class VectorRequest:
     def _many(self) -> Steps:
         kind, plan, call, total = self.kind, self.plan, self.call, len(self.inputs)
         if plan.precision in ("int8", "uint8") and total == 1:
-            vectors.quantize(vectors.empty(plan, 1), plan.precision)  # refuses it before anything is computed
+            vectors.quantize(vectors.empty(plan, 1), plan.precision)  # raises before any input is computed
         parts = list(self.slices(self.inputs))
         faults, bar, tokens = Faults(plan, kind.unit), Bar(self.progress, total, plan.entry.key, kind.unit), 0
         out = vectors.empty(plan, total)
@@ -274,10 +274,10 @@ class VectorRequest:
 
 def run_slices(kind: Kind, plan: VectorPlan, source: Iterator[Any] | AsyncIterator[Any], call: Call,
                took: Callable[[int, Any, Any], Iterable[Any]]) -> Steps:
-    """Computes slice after slice, a few of them in flight; ``took`` gets the rows of each and gives outputs.
+    """Compute slices in order, at most ``DEPTH`` in flight. ``took`` receives the rows of each and returns outputs.
 
-    With ``fail_fast`` the first slice is refused if the queue is full. The others wait: the request was accepted.
-    Closing the generator cancels the slices in flight.
+    With ``fail_fast``, a full queue rejects the first slice only. Later slices wait for a slot, because the pool has
+    accepted the request. Closing the generator cancels the slices in flight.
     """
     flying: deque[tuple[int, Any, _core.Ticket | None]] = deque()
 
@@ -305,14 +305,14 @@ def run_slices(kind: Kind, plan: VectorPlan, source: Iterator[Any] | AsyncIterat
 
 
 class Cutter:
-    """Cuts a sequence of texts into slices, by characters and by count."""
+    """Cuts a sequence of texts into slices of bounded characters and count."""
 
     def __init__(self, chars: int, texts: int) -> None:
         self.most_chars, self.most_texts = chars, texts
         self.start, self.chars, self.held = 0, 0, []  # type: int, int, list[Any]
 
     def add(self, item: Any) -> tuple[int, list[Any]] | None:
-        """Takes a text. Returns the slice before it, if that is complete."""
+        """Append a text. Returns the previous slice if this text does not fit into it."""
         size, full = len(item) if isinstance(item, str) else 0, None
         if self.held and (self.chars + size > self.most_chars or len(self.held) >= self.most_texts):
             full = self.rest()
@@ -321,7 +321,7 @@ class Cutter:
         return full
 
     def rest(self) -> tuple[int, list[Any]] | None:
-        """The slice that is not complete; None if there is none."""
+        """Return the last, incomplete slice, or None."""
         if not self.held:
             return None
         found = self.start, self.held
@@ -330,13 +330,13 @@ class Cutter:
 
 
 class Rebatch:
-    """Rows of slices, given out as single vectors or as batches of one size."""
+    """Regroups the rows of slices into single vectors or into batches of a fixed size."""
 
     def __init__(self, size: int | None) -> None:
         self.size, self.held, self.rows = size, deque(), 0  # type: int | None, deque[Any], int
 
     def add(self, rows: Any) -> Iterator[Any]:
-        """Takes rows. Yields what is complete."""
+        """Append rows. Yields each complete batch, or each row if ``size`` is None."""
         if self.size is None:
             for row in rows:
                 yield row.copy()  # a view would keep the whole slice in memory
@@ -347,7 +347,7 @@ class Rebatch:
             yield self._take(self.size)
 
     def rest(self) -> Iterator[Any]:
-        """Yields the last, shorter batch, if there is one."""
+        """Yield the last, shorter batch, if any rows remain."""
         if self.rows:
             yield self._take(self.rows)
 
@@ -369,8 +369,8 @@ class IterRequest:
     """A request for the vectors of an iterable.
 
     Attributes:
-        done: texts taken care of so far.
-        failed: those of them without a vector.
+        done: number of texts processed so far.
+        failed: number of processed texts that have no vector.
     """
 
     kind: Kind
@@ -384,7 +384,7 @@ class IterRequest:
     failed: int = 0
 
     def steps(self) -> Steps:
-        """The generator; its outputs are vectors or batches."""
+        """Return the generator. Its outputs are vectors or batches of vectors."""
         out, faults, precision = Rebatch(self.batch_size), Faults(self.plan, self.kind.unit), self.plan.precision
 
         def took(start: int, pack: Any, rows: Any) -> Iterable[Any]:

@@ -268,11 +268,11 @@ def test_a_dropped_job_is_cancelled(pool: mpool.Pool, llama: Path) -> None:
 
 @pytest.mark.parametrize(("capability", "request_", "message"), [
     ("embedding", {}, "`capability` must be one of .*, got 'embedding'. Did you mean text_embedding"),
-    ("vision", {}, "images is missing"), (None, {}, "`capability` must be one of .*, got None"),
-    ("text_embedding", {}, "inputs is missing"),
+    ("vision", {}, "`images` is required"), (None, {}, "`capability` must be one of .*, got None"),
+    ("text_embedding", {}, "`inputs` is required"),
     ("text_embedding", {"inputs": "x", "tusk": 1}, "`tusk` is not an option of embed; did you mean `task`"),
-    ("text_to_text", {}, "neither prompt nor messages"),
-    ("text_to_text", {"prompt": "x", "messages": []}, "prompt and messages given"),
+    ("text_to_text", {}, "`prompt` or `messages` is required"),
+    ("text_to_text", {"prompt": "x", "messages": []}, "`prompt` and `messages` exclude each other"),
     ("text_to_text", {"prompt": "x", "temprature": 1}, "did you mean `temperature`")])
 def test_requests_that_are_none(pool: mpool.Pool, bert: Path, llama: Path, capability: Any, request_: dict[str, Any],
                                 message: str) -> None:

@@ -288,7 +288,7 @@ def test_refusals(pool: mpool.Pool, flux: str, sd3: str) -> None:
     refused(flux, "did you mean `num_inference_steps`", num_inference_step=3)
     refused(flux, "max_sequence_length is 513, allowed: 1 to 512", max_sequence_length=513)
     refused(flux, "`compute` must be one of .*, got 'float8'", compute="float8")
-    refused(flux, "stream is 1", stream=1)
+    refused(flux, "`stream` must be True or False, got 1", stream=1)
     with pytest.raises(errors.Unsupported, match="compute is int8, which image generation does not support"):
         pool.generate_image("a cat", flux, compute="int8", **SMALL)
     with pytest.raises(errors.WrongCapability, match="is a model of text_to_image, not text_to_text"):

@@ -444,8 +444,9 @@ def test_too_many_and_too_large(pool: mpool.Pool, llama: Path) -> None:
 
 def test_raw_prompts_and_models_without_tools(pool: mpool.Pool, llama: Path) -> None:
     for name, value in (("tools", TOOLS), ("tool_choice", "auto"), ("parallel_tool_calls", True)):
-        with pytest.raises(mpool.InvalidArgument, match=f"{name} is given for a raw prompt"):
+        with pytest.raises(mpool.InvalidArgument, match=f"`{name}` applies only to `chat`") as refused:
             pool.generate("x", llama, **{name: value})
+        assert refused.value.param == name
     with pytest.raises(mpool.Unsupported, match="does not support tools") as caught:
         pool.chat(CHAT, named(pool, llama, tm.PLAIN, "tools-plain"), tools=TOOLS)
     assert caught.value.key == "tools-plain"
