@@ -53,6 +53,7 @@ typedef struct sim_scene {
     record offered_record;
     /* events that explain how requests may end */
     bool shutting_down, swapped, removed, refused_memory, refused_threads, load_fails, stalls, tight, files_change;
+    int jumps_before_close; /* sim_late_jumps() when the first close began */
     bool numeric, crashes, plain, jumped; /* plain: callers only send requests, and wait */
     int safe;                             /* the first `safe` keys are never evicted */
     uint64_t steps;
