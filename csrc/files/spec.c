@@ -42,7 +42,7 @@ struct mp_spec {
     int file_count, file_capacity;
     mp_file_id *seen; /* guarded by: identities; [file_count] identities, allocated on first use; size 0: not stored */
     name_list keys, tensor_names;
-    mp_value *values; /* [keys.capacity] */
+    mp_value *values;         /* [keys.capacity] */
     mp_tensor_entry *tensors; /* [tensor_names.capacity] */
     mp_token_table tokens;
 };
@@ -251,8 +251,11 @@ bool mp_is_utf8(const char *bytes, uint64_t length) {
     const uint8_t *text = (const uint8_t *)bytes;
     for (uint64_t i = 0; i < length;) {
         uint8_t lead = text[i];
-        uint64_t more = lead < 0x80 ? 0 : lead >= 0xC2 && lead < 0xE0 ? 1 : (lead & 0xF0) == 0xE0 ? 2
-                        : lead >= 0xF0 && lead < 0xF5 ? 3 : 4;
+        uint64_t more = lead < 0x80                   ? 0
+                        : lead >= 0xC2 && lead < 0xE0 ? 1
+                        : (lead & 0xF0) == 0xE0       ? 2
+                        : lead >= 0xF0 && lead < 0xF5 ? 3
+                                                      : 4;
         if (more == 4 || more > length - i - 1)
             return false;
         uint32_t code = more ? lead & (0x3Fu >> more) : lead;
@@ -406,8 +409,8 @@ void mp_shape_text(int ndim, const int64_t *shape, char *to, size_t size) {
 mp_status mp_spec_check_tensor(const mp_spec *spec, const mp_tensor_entry *entry, mp_error *error) {
     char field[96], text[96];
     const char *file = entry->file >= 0 && entry->file < spec->file_count ? spec->files[entry->file] : NULL;
-#define REFUSE(part, allowed, ...)                                                                              \
-    (snprintf(field, sizeof field, "%.70s: %s", entry->name, part),                                             \
+#define REFUSE(part, allowed, ...)                                  \
+    (snprintf(field, sizeof field, "%.70s: %s", entry->name, part), \
      mp_fail_file(error, MP_FORMAT, file ? file : spec_file(spec), -1, field, allowed, __VA_ARGS__))
 
     if (!file) {
@@ -510,29 +513,6 @@ mp_status mp_spec_set_tokens(mp_spec *spec, const mp_token_table *tokens, mp_err
                                     .eog = eog};
     spec->has_tokens = true;
     return MP_OK;
-}
-
-mp_status mp_spec_copy(const mp_spec *spec, mp_spec **out, mp_error *error) {
-    mp_status status = MP_OK;
-    *out = NULL;
-    mp_spec *copy = mp_spec_create();
-    if (!copy)
-        return mp_fail_memory(error, sizeof *copy, "a model spec");
-    if (spec->architecture[0])
-        MP_TRY_GOTO(mp_spec_set_architecture(copy, spec->architecture, error));
-    for (int i = 0; i < spec->file_count; i++)
-        MP_TRY_GOTO(mp_spec_add_file(copy, spec->files[i], error));
-    for (uint32_t i = 0; i < spec->keys.count; i++)
-        MP_TRY_GOTO(mp_spec_set(copy, spec->keys.names[i].text, &spec->values[i], error));
-    for (uint32_t i = 0; i < spec->tensor_names.count; i++)
-        MP_TRY_GOTO(mp_spec_add_tensor(copy, &spec->tensors[i], error));
-    if (spec->has_tokens)
-        MP_TRY_GOTO(mp_spec_set_tokens(copy, &spec->tokens, error));
-    *out = copy;
-    copy = NULL;
-cleanup:
-    mp_spec_unpin(copy);
-    return status;
 }
 
 void mp_spec_freeze(mp_spec *spec) {

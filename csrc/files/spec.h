@@ -69,8 +69,6 @@ typedef struct mp_token_table { /* the bytes that each token adds to the text */
 mp_spec *mp_spec_create(void);       /* NULL if memory is refused */
 mp_spec *mp_spec_pin(mp_spec *spec); /* returns spec */
 void mp_spec_unpin(mp_spec *spec);   /* NULL is legal; the last reference frees */
-/* Create a new, unfrozen spec with the content of `spec`. The caller owns *copy. */
-mp_status mp_spec_copy(const mp_spec *spec, mp_spec **copy, mp_error *error);
 
 /* Building. Strings and arrays are copied. Returns FORMAT for a duplicate key or tensor name (found by hashing, in
  * linear time), a name longer than its limit, a key that is not printable ASCII, a tensor name that is not UTF-8, or a

@@ -4,7 +4,7 @@
 
 #include "grouping_fixture.h"
 #include "request_fixture.h"
-#include "models/encoder/dedup.h"
+#include "models/encoder/engine.h"
 
 enum { TEXTS = 37, WIDTH = TINY_WIDTH, POSITIONS = TINY_POSITIONS };
 
@@ -40,8 +40,10 @@ static inline mp_outcome run(tiny_model *tiny, const void *inputs, int first, in
     return outcome;
 }
 
+static inline mp_encoder_dedup *dedup_of(mp_engine *engine) { return &((mp_encoder_engine_state *)engine)->dedup; }
+
 static inline void compute_all(tiny_model *tiny) { /* disable the cache of recent results */
-    mp_encoder_engine_dedup(tiny->engine)->capacity = 0;
+    dedup_of(tiny->engine)->capacity = 0;
 }
 
 static inline void check_grouping(mp_spec *(*make)(const void *arg), const void *arg, mp_compute compute) {

@@ -1,6 +1,7 @@
 /* test_files_spec.c: the model spec: building, look-up, typed reading, tensors and tokens. */
 #include <float.h>
 
+#include "spec_fixture.h"
 #include "base/alloc.h"
 #include "test_files.h"
 
@@ -156,7 +157,7 @@ MP_TEST(files_spec_frozen) {
     MP_CHECK_STATUS(mp_spec_add_file(spec, "b", &error), MP_INVALID_ARGUMENT, &error);
     MP_CHECK_STATUS(mp_spec_set_architecture(spec, "b", &error), MP_INVALID_ARGUMENT, &error);
     mp_spec *copy;
-    MP_CHECK_OK(mp_spec_copy(spec, &copy, &error), &error);
+    MP_CHECK_OK(copy_spec(spec, &copy, &error), &error);
     MP_CHECK_OK(mp_spec_set(copy, "a", &one, &error), &error);
     mp_spec_unpin(copy);
     mp_spec_unpin(spec);
@@ -384,7 +385,7 @@ MP_TEST(files_spec_tokens) {
     MP_CHECK(memcmp(got->offsets, offsets, sizeof offsets) == 0 && memcmp(got->control, control, 3) == 0);
     MP_CHECK(got->eog_count == 2 && got->eog[0] == 1 && got->eog[1] == 2);
     mp_spec *copy;
-    MP_CHECK_OK(mp_spec_copy(spec, &copy, &error), &error);
+    MP_CHECK_OK(copy_spec(spec, &copy, &error), &error);
     mp_spec_unpin(spec);
     MP_CHECK(mp_spec_tokens(copy)->offsets[3] == 6);
     mp_spec_unpin(copy);

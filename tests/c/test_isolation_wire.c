@@ -1,4 +1,5 @@
 /* Frames, messages and specs as bytes: incomplete ones are refused. */
+#include "spec_fixture.h"
 #include "isolation/spec_codec.h"
 #include "isolation_scene.h"
 
@@ -140,7 +141,7 @@ static mp_spec *full_spec(void) {
     static const mp_dtype types[] = {MP_Q8_0, MP_F32};
     mp_spec *spec = tiny_decoder_spec(types, 2, 5), *copy;
     mp_error error;
-    MP_CHECK_OK(mp_spec_copy(spec, &copy, &error), &error);
+    MP_CHECK_OK(copy_spec(spec, &copy, &error), &error);
     mp_spec_unpin(spec);
     static const int64_t integers[] = {-1, 1ll << 60};
     static const double reals[] = {0.5, -1e300};

@@ -161,7 +161,7 @@ MP_TEST(models_encoder_computes_identical_texts_once) {
     make_texts(&all);
     tiny_model tiny;
     tiny_load(&tiny, tiny_encoder_spec(false), MP_COMPUTE_F32, 2);
-    mp_encoder_dedup *dedup = mp_encoder_engine_dedup(tiny.engine);
+    mp_encoder_dedup *dedup = dedup_of(tiny.engine);
     dedup->capacity = 0;
     for (int t = 0; t < TEXTS; t++)
         MP_CHECK_INT(run(&tiny, &all, t, 1, UINT64_MAX, alone + t * WIDTH), MP_OUTCOME_DONE);
@@ -232,7 +232,7 @@ MP_TEST(models_encoder_remembers_recent_results) {
     make_texts(&all);
     tiny_model tiny;
     tiny_load(&tiny, tiny_encoder_spec(false), MP_COMPUTE_I8, 1);
-    mp_encoder_dedup *dedup = mp_encoder_engine_dedup(tiny.engine);
+    mp_encoder_dedup *dedup = dedup_of(tiny.engine);
     MP_CHECK_INT(dedup->keep_ns, 100000000);
     dedup->keep_ns = UINT64_MAX;
     const uint64_t bare = tiny.budget.used;
@@ -285,7 +285,7 @@ MP_TEST(models_encoder_nan_is_shared_but_not_remembered) {
     all.ids[all.offsets[3]] = 7;
     tiny_model tiny;
     tiny_load(&tiny, tiny_encoder_spec(true), MP_COMPUTE_F32, 1);
-    mp_encoder_dedup *dedup = mp_encoder_engine_dedup(tiny.engine);
+    mp_encoder_dedup *dedup = dedup_of(tiny.engine);
     dedup->keep_ns = UINT64_MAX;
     for (int round = 0; round < 2; round++) {
         const int picks[2] = {3, 4};

@@ -3,32 +3,13 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "models/encoder/dedup.h"
-#include "models/groups.h"
+#include "models/encoder/engine.h"
 
 enum {
     GROUP_TOKENS = 256, /* rows that a thread takes through the layers at once: enough to amortise reading the weights,
                          * and few enough that their activations stay in the L2 cache */
     STEP_TOKENS = 16384 /* maximum rows in a step, whatever the budget */
 };
-
-typedef struct copy { /* a text that gets the vector of another text of the step */
-    int text, owner;  /* index of that other text; index of its own item in the plan */
-    float *out;
-} copy;
-
-typedef struct encoder_engine {
-    mp_engine base;
-    mp_encoder *model;
-    mp_budget *budget;
-    mp_arena arena;
-    uint64_t charged;
-    mp_encoder_text *texts; /* [text_capacity] texts to compute */
-    mp_groups groups;       /* groups of the texts */
-    copy *copies;           /* [text_capacity] */
-    int text_capacity, copy_count;
-    mp_encoder_dedup dedup;
-} encoder_engine;
 
 /* ---- check ------------------------------------------------------------------------------------------------------- */
 
@@ -92,7 +73,7 @@ static int64_t text_tokens(const mp_item *item, uint32_t text) {
 /* Each item in turn is offered an equal share of the remaining time, so that a large request cannot crowd out small
  * ones. Unused time passes to the next item. The first item always gets at least one text. */
 static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget_ns, mp_plan *plan) {
-    encoder_engine *engine = (encoder_engine *)base;
+    mp_encoder_engine_state *engine = (mp_encoder_engine_state *)base;
     uint64_t token_ns = atomic_load_explicit(&engine->model->token_ns, memory_order_relaxed);
     uint64_t fits = budget_ns / (token_ns ? token_ns : 1);
     int64_t left = fits < STEP_TOKENS ? (int64_t)fits : STEP_TOKENS;
@@ -130,23 +111,23 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
 /* ---- step -------------------------------------------------------------------------------------------------------- */
 
 typedef struct step_run {
-    encoder_engine *engine;
+    mp_encoder_engine_state *engine;
     mp_group_step step;
 } step_run;
 
 static void run_group(void *arg, const mp_team_thread *thread, const mp_group *group, int slice, void *thread_scratch) {
     const step_run *run = arg;
-    const encoder_engine *engine = run->engine;
+    const mp_encoder_engine_state *engine = run->engine;
     mp_encoder_forward(engine->model, thread, engine->texts + group->first, group->count, group->rows,
                        mp_group_scratch(&run->step, slice), thread_scratch);
 }
 
-static mp_status make_lists(encoder_engine *engine, int texts, mp_error *error) {
+static mp_status make_lists(mp_encoder_engine_state *engine, int texts, mp_error *error) {
     if (texts > engine->text_capacity) {
         mp_encoder_text *grown = mp_realloc(engine->texts, (size_t)texts * sizeof *grown, MP_TAG_SCRATCH);
         if (grown)
             engine->texts = grown;
-        copy *copies = mp_realloc(engine->copies, (size_t)texts * sizeof *copies, MP_TAG_SCRATCH);
+        mp_encoder_copy *copies = mp_realloc(engine->copies, (size_t)texts * sizeof *copies, MP_TAG_SCRATCH);
         if (copies)
             engine->copies = copies;
         if (!grown || !copies)
@@ -159,7 +140,7 @@ static mp_status make_lists(encoder_engine *engine, int texts, mp_error *error) 
 
 /* True if the last text of the list, at `index`, need not be computed: its vector is known, or another text shares
  * it. */
-static bool is_known(encoder_engine *engine, int index, int owner, uint64_t now_ns) {
+static bool is_known(mp_encoder_engine_state *engine, int index, int owner, uint64_t now_ns) {
     mp_encoder_text *text = &engine->texts[index];
     if (text->want_tokens)
         return false;
@@ -168,12 +149,12 @@ static bool is_known(encoder_engine *engine, int index, int owner, uint64_t now_
         return true;
     int same = mp_dedup_find(&engine->dedup, engine->texts, index);
     if (same >= 0)
-        engine->copies[engine->copy_count++] = (copy){same, owner, text->out};
+        engine->copies[engine->copy_count++] = (mp_encoder_copy){same, owner, text->out};
     return same >= 0;
 }
 
-static mp_status collect(encoder_engine *engine, const mp_plan *plan, uint64_t now_ns, int *count, int64_t *rows,
-                         int *longest, mp_error *error) {
+static mp_status collect(mp_encoder_engine_state *engine, const mp_plan *plan, uint64_t now_ns, int *count,
+                         int64_t *rows, int *longest, mp_error *error) {
     int texts = 0;
     for (int i = 0; i < plan->count; i++)
         texts += (int)plan->amount[i];
@@ -215,7 +196,7 @@ static mp_status collect(encoder_engine *engine, const mp_plan *plan, uint64_t n
 }
 
 /* Copy computed vectors to the texts that share them. whole: also keep them as recent results. */
-static void share_results(encoder_engine *engine, int texts, uint64_t now_ns, bool whole) {
+static void share_results(mp_encoder_engine_state *engine, int texts, uint64_t now_ns, bool whole) {
     for (int c = 0; c < engine->copy_count; c++) {
         const mp_encoder_text *text = &engine->texts[engine->copies[c].text];
         memcpy(engine->copies[c].out, text->out, (size_t)text->dimensions * sizeof(float));
@@ -225,13 +206,13 @@ static void share_results(encoder_engine *engine, int texts, uint64_t now_ns, bo
 }
 
 /* Set the outcome of every item from its texts. */
-static void conclude(encoder_engine *engine, const mp_plan *plan, int texts, mp_outcome *outcomes) {
+static void conclude(mp_encoder_engine_state *engine, const mp_plan *plan, int texts, mp_outcome *outcomes) {
     const int32_t *owner = engine->groups.owner;
     for (int t = 0; t < texts; t++)
         if (!engine->texts[t].finite)
             mp_engine_fail_numeric(plan->items[owner[t]], &outcomes[owner[t]]);
     for (int c = 0; c < engine->copy_count; c++) {
-        const copy *made = &engine->copies[c];
+        const mp_encoder_copy *made = &engine->copies[c];
         if (!engine->texts[made->text].finite)
             mp_engine_fail_numeric(plan->items[made->owner], &outcomes[made->owner]);
     }
@@ -243,7 +224,7 @@ static void conclude(encoder_engine *engine, const mp_plan *plan, int texts, mp_
 }
 
 static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, mp_outcome *outcomes) {
-    encoder_engine *engine = (encoder_engine *)base;
+    mp_encoder_engine_state *engine = (mp_encoder_engine_state *)base;
     mp_error error;
     mp_error_clear(&error);
     int texts = 0, longest = 1;
@@ -299,12 +280,12 @@ static void engine_retire(mp_engine *engine, mp_item *item) {
 }
 
 static uint64_t engine_trim(mp_engine *base) {
-    encoder_engine *engine = (encoder_engine *)base;
+    mp_encoder_engine_state *engine = (mp_encoder_engine_state *)base;
     return mp_engine_release(&engine->arena, engine->budget, &engine->charged) + mp_dedup_trim(&engine->dedup);
 }
 
 static void engine_destroy(mp_engine *base) {
-    encoder_engine *engine = (encoder_engine *)base;
+    mp_encoder_engine_state *engine = (mp_encoder_engine_state *)base;
     engine_trim(base);
     mp_dedup_deinit(&engine->dedup);
     mp_free(engine->copies);
@@ -314,7 +295,7 @@ static void engine_destroy(mp_engine *base) {
 }
 
 static uint64_t engine_bytes(const mp_engine *base) {
-    const encoder_engine *engine = (const encoder_engine *)base;
+    const mp_encoder_engine_state *engine = (const mp_encoder_engine_state *)base;
     return engine->charged + engine->dedup.charged;
 }
 
@@ -322,7 +303,7 @@ static const mp_engine_ops encoder_engine_ops = {engine_admit,  engine_plan, eng
                                                  engine_retire, engine_trim, engine_destroy, engine_bytes};
 
 mp_status mp_encoder_engine(mp_model *model, mp_budget *budget, mp_engine **out, mp_error *error) {
-    encoder_engine *engine = mp_alloc_zeroed(sizeof *engine, MP_TAG_SCRATCH);
+    mp_encoder_engine_state *engine = mp_alloc_zeroed(sizeof *engine, MP_TAG_SCRATCH);
     if (!engine)
         return mp_fail_memory(error, sizeof *engine, "an engine");
     engine->base.ops = &encoder_engine_ops;
@@ -332,5 +313,3 @@ mp_status mp_encoder_engine(mp_model *model, mp_budget *budget, mp_engine **out,
     *out = &engine->base;
     return MP_OK;
 }
-
-mp_encoder_dedup *mp_encoder_engine_dedup(mp_engine *engine) { return &((encoder_engine *)engine)->dedup; }

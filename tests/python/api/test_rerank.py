@@ -264,7 +264,8 @@ def test_a_job_reranks(pool: mpool.Pool, folders: dict[str, Path]) -> None:
 
     assert asyncio.run(later()) == want
     for wrong, message in (({"query": "a"}, "`documents` is required"), ({"documents": ["a"]}, "`query` is required"),
-                           ({"query": "a", "documents": ["b"], "inputs": "c"}, "`inputs` and `query` exclude each other"),
+                           ({"query": "a", "documents": ["b"], "inputs": "c"},
+                            "`inputs` and `query` exclude each other"),
                            ({"query": "a", "documents": ["b"], "topk": 1}, "did you mean `top_k`")):
         with pytest.raises(mpool.InvalidArgument, match=message):
             pool.submit("text_embedding", model=reranker, **wrong)
