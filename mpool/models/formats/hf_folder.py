@@ -80,14 +80,14 @@ def describe_folder(path: str, *, key: str, ref: str) -> ModelDescription:
         told = encoder.fields(layout.TRANSFORMER_CONFIGS[0], missing_ok=True)
         embedding = EmbeddingSettings(
             max_tokens=sentence_folder.max_tokens(
-                sentence_folder.Sentence(encoder, max_seq_length=told.int("max_seq_length", None, low=1)),
+                sentence_folder.ModuleSettings(encoder, max_seq_length=told.int("max_seq_length", None, low=1)),
                 tokenizer_config.values, size["P"]),
             hidden_size=size["D"], output_size=1, pooling=("lasttoken",), normalize=False, scores=True,
             prompts=prompts, default_prompt_name=default, answering=answering)
     elif head is not None:
         tensors += scoring.read_head(folder, config, head, entries, found_in, size["D"], kv)
         embedding = EmbeddingSettings(
-            max_tokens=sentence_folder.max_tokens(sentence_folder.Sentence(encoder), tokenizer_config.values,
+            max_tokens=sentence_folder.max_tokens(sentence_folder.ModuleSettings(encoder), tokenizer_config.values,
                                                   size["P"]),
             hidden_size=size["D"], output_size=1, pooling=(head.pooling,), normalize=False, scores=True)
     elif row.capability == "text_embedding":

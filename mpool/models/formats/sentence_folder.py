@@ -77,7 +77,7 @@ SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 
 
 @dataclass
-class Sentence:
+class ModuleSettings:
     """Settings of the modules after the encoder.
 
     ``dense`` holds (tensors named ``dense.I.weight`` and ``dense.I.bias``, with paths in place of file numbers).
@@ -197,7 +197,7 @@ def _pooling(config: Fields, hidden: int) -> tuple[tuple[str, ...], bool]:
     return tuple(POOLING[mode] for mode in modes), config.bool("include_prompt", True)
 
 
-def _dense(folder: Folder, name: str, size: int, found: Sentence) -> tuple[int, str]:
+def _dense(folder: Folder, name: str, size: int, found: ModuleSettings) -> tuple[int, str]:
     """Reads one Dense module into ``found``, its tensors as ``name``; returns its output size and its activation."""
     config = folder.fields("config.json")
     config.only({"in_features", "out_features", "bias", "activation_function", "module_input_name",
@@ -233,7 +233,7 @@ def _dense(folder: Folder, name: str, size: int, found: Sentence) -> tuple[int, 
     return out, DENSE_ACTIVATIONS[activation]
 
 
-def _sizes(folder: Folder, module: _Module, size: int, activation: str, found: Sentence) -> None:
+def _sizes(folder: Folder, module: _Module, size: int, activation: str, found: ModuleSettings) -> None:
     """Reads the layers for other numbers of components."""
     beside = other_sizes(module.path, folder.names())
     if len(beside) > MAX_SIZES:
@@ -256,7 +256,7 @@ def _refuse_renamed_io(config: Fields) -> None:
             raise Unsupported(f"{config.file}: {key} is {shorten(name)}; mpool computes modules on sentence_embedding")
 
 
-def _transformer(folder: Folder, found: Sentence) -> None:
+def _transformer(folder: Folder, found: ModuleSettings) -> None:
     """Reads ``sentence_bert_config.json``, in its old and its new form."""
     name = next((name for name in TRANSFORMER_CONFIGS if folder.has(name)), None)
     if name is None:
@@ -285,7 +285,7 @@ def _transformer(folder: Folder, found: Sentence) -> None:
         raise Unsupported(f"{config.file}: modality_config.text is not forward and last_hidden_state")
 
 
-def read_model_config(folder: Folder, found: Sentence) -> None:
+def read_model_config(folder: Folder, found: ModuleSettings) -> None:
     """Reads ``config_sentence_transformers.json``: prompts, similarity, truncation."""
     config = folder.fields(MODEL_CONFIG, missing_ok=True)
     kind = config.str("model_type", "SentenceTransformer")
@@ -314,7 +314,7 @@ def encoder_folder(folder: Folder) -> Folder:
     return _modules(folder)[0].folder
 
 
-def read_modules(folder: Folder, hidden: int) -> Sentence:
+def read_modules(folder: Folder, hidden: int) -> ModuleSettings:
     """Everything around the encoder of a text-embedding folder.
 
     Args:
@@ -331,12 +331,12 @@ def read_modules(folder: Folder, hidden: int) -> Sentence:
     if not folder.has(MODULES_NAME):
         log.info("%s has no %s: mean pooling and no normalisation, as sentence-transformers does", folder.path,
                  MODULES_NAME)
-        found = Sentence(transformer=folder)
+        found = ModuleSettings(transformer=folder)
         size = hidden
         modules: list[_Module] = []
     else:
         modules = _modules(folder)
-        found = Sentence(transformer=modules[0].folder)
+        found = ModuleSettings(transformer=modules[0].folder)
         _transformer(modules[0].folder, found)
         read_model_config(folder, found)
         size = hidden
@@ -366,7 +366,7 @@ def read_modules(folder: Folder, hidden: int) -> Sentence:
     return found
 
 
-def max_tokens(found: Sentence, tokenizer: Mapping[str, Any], positions: int) -> int:
+def max_tokens(found: ModuleSettings, tokenizer: Mapping[str, Any], positions: int) -> int:
     """Longest input in tokens: the folder's own limit, else the tokenizer's; never more than there are positions."""
     limit = found.max_seq_length
     if limit is None:

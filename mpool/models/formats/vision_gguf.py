@@ -22,7 +22,7 @@ from ..files import Folder
 from ..json_strict import shorten
 from ..spec import ImageSettings, ModelDescription, ModelSpec, TensorEntry, Value, VisionSettings
 from . import gguf_model, gguf_tables
-from .vision_folder import MOST_PATCHES, MOST_TILES, named
+from .vision_folder import MAX_PATCHES, MAX_TILES, with_prefix
 
 _BICUBIC, _LANCZOS = 3, 1
 _FAMILIES = {"mlp": "llava", "idefics3": "idefics3", "qwen2.5vl_merger": "qwen2_5_vl"}
@@ -94,7 +94,7 @@ def describe_pair(path: str, projector: str, *, key: str, ref: str) -> ModelDesc
         kv["mpool.rope_sections"] = _sections(text)
     first = len(text.spec.files)
     spec = ModelSpec(name, (*text.spec.files, *map(os.path.abspath, files)),
-                     {**named(text.spec.kv, text.spec.architecture, name), **kv},
+                     {**with_prefix(text.spec.kv, text.spec.architecture, name), **kv},
                      (*text.spec.tensors, *(replace(entry, file=first + entry.file) for entry in taken)))
     return replace(text, capability="vision", spec=spec, vision=replace(settings, image_token_id=token))
 
@@ -172,9 +172,9 @@ def _grid(table: Fields, side: int) -> tuple[tuple[int, int], ...]:
         return ()
     pairs = tuple(zip(found[1::2], found[::2]))
     if merged == "flat" or not pairs or len(found) % 2 or any(
-            n < 1 or n % side for n in found) or any(h * w > MOST_TILES * side ** 2 for h, w in pairs):
+            n < 1 or n % side for n in found) or any(h * w > MAX_TILES * side ** 2 for h, w in pairs):
         table.fail("clip.vision.image_grid_pinpoints", describe(found),
-                   f"widths and heights in turn, multiples of {side}, of at most {MOST_TILES} tiles, beside "
+                   f"widths and heights in turn, multiples of {side}, of at most {MAX_TILES} tiles, beside "
                    "clip.vision.mm_patch_merge_type spatial_unpad")
     return pairs
 
@@ -194,7 +194,7 @@ def _qwen(table: Fields, name: str) -> tuple[dict[str, Value], VisionSettings]:
     kv |= {"mpool.image.gated": True, "mpool.image.activation": "silu", "mpool.image.frames": 2,
            "mpool.image.window": window, "mpool.image.rope_base": 10000.0,
            "mpool.image.window_layers": [int((i + 1) % pattern != 0) for i in range(layers)]}
-    most = min(table.int("clip.vision.image_max_pixels", 12845056, low=1), MOST_PATCHES * patch ** 2)
+    most = min(table.int("clip.vision.image_max_pixels", 12845056, low=1), MAX_PATCHES * patch ** 2)
     least = min(table.int("clip.vision.image_min_pixels", 3136, low=1), most)
     image = ImageSettings(hidden_size=hidden, output_size=hidden, resize=None, crop=None, resample=_BICUBIC,
                           patch_size=patch, image_size=side, any_size=True)
