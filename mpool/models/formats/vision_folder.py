@@ -211,7 +211,7 @@ def read_idefics3(config: Fields) -> VisionModel:
                      encoder.hidden_size * merge * merge, False)
 
     def read_settings(folder: Folder) -> tuple[VisionSettings, dict[str, Value]]:
-        processor = image_processor.read_splitter(folder)
+        processor = image_processor.read_tiling(folder)
         if processor.side != encoder.image_size:
             config.fail("vision_config.image_size", encoder.image_size,
                         f"max_image_size of {image_processor.NAME}, {processor.side}")
@@ -281,16 +281,17 @@ def read_qwen(config: Fields) -> VisionModel:
     projector.linear("mlp.2", "mm.2", width, inner)
 
     def read_settings(folder: Folder) -> tuple[VisionSettings, dict[str, Value]]:
-        processor = image_processor.read_sizer(folder)
+        processor = image_processor.read_dynamic_size(folder)
         if (processor.patch, processor.merge) != (encoder.patch_size, merge):
             config.fail("vision_config.patch_size", f"{encoder.patch_size} with spatial_merge_size {merge}",
                         f"patch_size and merge_size of {image_processor.NAME}, {processor.patch} and {processor.merge}")
         image = ImageSettings(hidden_size=encoder.hidden_size, output_size=width, resize=None,
                               resample=processor.resample, crop=None, patch_size=encoder.patch_size,
                               image_size=encoder.image_size, any_size=True)
-        most = min(processor.most, MAX_PATCHES * encoder.patch_size ** 2)
+        max_pixels = min(processor.max_pixels, MAX_PATCHES * encoder.patch_size ** 2)
         return VisionSettings(scheme="any", image=image, image_token_id=token, merge=merge,
-                              pixels=(min(processor.least, most), most) if processor.resize else None), processor.kv
+                              pixels=(min(processor.min_pixels, max_pixels), max_pixels)
+                              if processor.resize else None), processor.kv
 
     return VisionModel("qwen2_5_vl", text, encoder, projector, {
         "mpool.vision.image_token_id": token, "mpool.vision.merge": merge, "mpool.vision.norm": True,
