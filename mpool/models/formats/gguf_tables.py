@@ -38,7 +38,7 @@ class GGUFKeys(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._names)
 
-    def below(self, prefix: str) -> GGUFKeys:
+    def with_prefix(self, prefix: str) -> GGUFKeys:
         """Return the keys that begin with ``prefix``. Values that were already converted are shared."""
         found = GGUFKeys(self.header, self._prefix + prefix)
         found._values = {name: value for name, value in self._values.items() if name in found._names}
