@@ -113,10 +113,10 @@ def describe_tables(raw: Mapping[str, Any], tensors: Sequence[TensorEntry], file
     chat = table.get("tokenizer.chat_template")
     reranks = table.int(f"{name}.pooling_type", 0) == _RERANKER
     if reranks and kv.get(f"{row.name}.attention.causal"):
-        score_rows, chat = scoring.gguf_logits(table, tensors, kv)
+        score_rows, chat = scoring.read_gguf_decoder(table, tensors, kv)
     elif row.gguf_head is not None and reranks:
         epsilon = table.number(f"{name}.{row.epsilon}", above=0.0)
-        heads = scoring.gguf_head(shapes, path, row.gguf_head, epsilon, kv)
+        heads = scoring.read_gguf_head(shapes, path, row.gguf_head, epsilon, kv)
     dense = _dense_names(shapes, path) if row.capability == "text_embedding" else {}
     head_names = heads | dense
     used = architectures.map_gguf(row, size, [entry for entry in tensors if entry.name not in head_names

@@ -48,7 +48,7 @@ def describe_folder(path: str, *, key: str, ref: str) -> ModelDescription:
     images = image_folder.describe_modules(folder, key=key, ref=ref)
     if images is not None:
         return images
-    module_folders = scoring.encoder_folders(folder)
+    module_folders = scoring.module_folders(folder)
     encoder = module_folders[0] if module_folders else sentence_folder.encoder_folder(folder)
     if not encoder.has(CONFIG_NAME):
         raise FormatError(file=encoder.path, field=CONFIG_NAME, got="missing",
@@ -74,11 +74,11 @@ def describe_folder(path: str, *, key: str, ref: str) -> ModelDescription:
     head = None
     if row.capability == "text_embedding" and len(module_folders) < 2 and (
             module_folders or not folder.has(layout.MODULES_NAME)):
-        head = scoring.head_of(row, config, entries, bool(module_folders))
+        head = scoring.find_head(row, config, entries, bool(module_folders))
     if len(module_folders) == 2:
-        rows, answering = scoring.read_logits(folder, module_folders, config, tensors, entries, kv)
+        rows, answering = scoring.read_decoder(folder, module_folders, config, tensors, entries, kv)
         tensors += rows
-        prompts, default = scoring.prompts_of(folder)
+        prompts, default = scoring.read_prompts(folder)
         module_config = encoder.fields(layout.TRANSFORMER_CONFIGS[0], missing_ok=True)
         embedding = EmbeddingSettings(
             max_tokens=sentence_folder.max_tokens(

@@ -219,7 +219,8 @@ def _read_shards(folder: Folder, name: str = INDEX_NAME) -> tuple[tuple[str, ...
             tensors[entry.name] = entry
     for name, shard in shard_of.items():
         if name not in tensors:
-            index.fail(f"weight_map.{shorten(name)}", f"{shard}, which does not have the tensor", "a file with the tensor")
+            index.fail(f"weight_map.{shorten(name)}", f"{shard}, which does not have it",
+                       "the file with the tensor")
     return tuple(paths), tensors
 
 
