@@ -258,12 +258,25 @@ def read_gguf_decoder(table: Fields, tensors: Sequence[TensorEntry],
 
 
 def read_gguf_head(shapes: Mapping[str, tuple[int, ...]], file: str, activation: str, epsilon: float,
-              kv: dict[str, Value]) -> dict[str, str]:
-    """The head of a reranker in a GGUF file: names source -> names target. Files do not name the logit's activation; mpool
-    uses the logistic function, sentence-transformers' default.
+                   kv: dict[str, Value]) -> dict[str, str]:
+    """Read the head of a cross-encoder in a GGUF file.
+
+    GGUF files do not store the activation of the logit; mpool uses the logistic function, sentence-transformers'
+    default.
+
+    Args:
+        shapes: shapes of the stored tensors by name.
+        file: path of the file, for messages.
+        activation: activation of the first layer.
+        epsilon: epsilon of the layer norm after the first layer.
+        kv: hyper-parameters, to which those of the head are added.
+
+    Returns:
+        Tensor name in the file -> tensor name in the core.
 
     Raises:
-        Unsupported: the first of its two layers is not in the file, or source are several labels.
+        Unsupported: one of the two layers is missing.
+        FormatError: the head has several labels.
     """
     first, last = "cls.weight", "cls.output.weight"
     if first not in shapes or last not in shapes:
