@@ -27,7 +27,7 @@ from ..spec import (
     TokenizerSource,
     Value,
 )
-from . import ollama_gguf, pipeline_names, scoring
+from . import ollama_gguf, pipeline_tensors, scoring
 from .chat_templates import HARMONY_ENDS, template
 from .gguf_tables import GGUFKeys, read_gguf
 from .pipelines import describe_with_gguf
@@ -72,7 +72,7 @@ def describe_gguf(path: str, *, key: str, ref: str) -> ModelDescription:
     path = os.path.abspath(path)
     raw, tensors, files = read_gguf(path)
     architecture = raw.get("general.architecture")
-    if architecture in ("flux", "sd3") or architecture is None and pipeline_names.published(
+    if architecture in ("flux", "sd3") or architecture is None and pipeline_tensors.has_published_names(
             entry.name for entry in tensors):
         return describe_with_gguf(path, tensors, files, key=key, ref=ref)
     return describe_tables(*ollama_gguf.to_llama_cpp(raw, tensors), files, key=key, ref=ref)
