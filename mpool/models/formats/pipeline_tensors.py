@@ -1,8 +1,8 @@
 """Tensors of image-generation pipelines: names and shapes in the core, and names in the files.
 
-The C core has one name for each matrix. Files store some matrices stacked in one tensor (queries, keys and values in the
-published checkpoints and in GGUF files), and some halves in the opposite order. Every storage type stores rows one after
-the other, so each matrix gets an entry of its own with its offset in the stored tensor.
+The C core has one name for each matrix. Files store some matrices stacked in one tensor (queries, keys and values in
+the published checkpoints and in GGUF files), and some halves in the opposite order. Every storage type stores rows one
+after the other, so each matrix gets an entry of its own with its offset in the stored tensor.
 """
 
 from __future__ import annotations
@@ -29,8 +29,15 @@ def has_published_names(names: Iterable[str]) -> bool:
 
 @dataclass(frozen=True)
 class TensorSlice:
-    """A tensor that the core slices: its name there and its shape, and where it is: the tensor's name in the file, and
-    of that the rows from ``first`` on, of ``total`` (None: all)."""
+    """A tensor of the C core as a range of rows of a stored tensor.
+
+    Attributes:
+        name: name of the tensor in the core.
+        shape: shape of the tensor in the core.
+        source: name of the stored tensor.
+        first: index of the first row in the stored tensor.
+        total: number of rows of the stored tensor; None: it has only the rows of this tensor.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -267,7 +274,7 @@ def _outer_layers(size: Transformer, names: Mapping[str, str | tuple[str, str]],
     Args:
         size: sizes of the transformer.
         names: names of the layers in the file; pairs of names for embedders with two layers.
-        shift_first: True if the last modulation is stored as shift, scale; False if as scale, shift.
+        shift_first: True if the file stores the shift of the final modulation before its scale, False for the reverse.
     """
     n, to = size.hidden, "transformer"
     yield from linear(f"{to}.x_embedder", str(names["rows"]), n, size.patch)

@@ -290,7 +290,8 @@ class _PipelineReader:
         return size, 128 if flux else config.int("sample_size", 128, low=1, high=4096)
 
     def _single_gguf(self, where: Folder, subfolder: Folder) -> _Gguf | None:
-        """Return the only GGUF file of the folder ``where``; None if it has none or ``subfolder`` has safetensors files.
+        """Return the only GGUF file of the folder ``where``; None if it has none, or if the network's own folder
+        ``subfolder`` has safetensors files.
 
         Raises:
             InvalidArgument: ``where`` has several GGUF files.
@@ -373,8 +374,7 @@ def _check_keys(config: Fields, handled: set[str]) -> None:
     """Raise Unsupported for a key that is neither in ``handled`` nor without effect."""
     for name in config:
         if name not in handled and name not in _NEUTRAL:
-            raise Unsupported(f"{config.file}: the key {name} is unknown, and mpool cannot tell if it changes the "
-                              "computation")
+            raise Unsupported(f"{config.file}: the key {name} is unknown and may change the computation")
 
 
 def _activation(config: Fields, name: str, default: str) -> str:
