@@ -190,7 +190,7 @@ def test_the_decoder_of_a_pair_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key, value, words", [
-    ("clip.vision.image_grid_pinpoints", [40, 80, 80], "widths and heights in turn"),
+    ("clip.vision.image_grid_pinpoints", [40, 80, 80], "alternating widths and heights"),
     ("clip.vision.image_grid_pinpoints", [41, 80], "multiples of 40"),
     ("clip.vision.image_grid_pinpoints", [4000, 4000], "at most"),
     ("clip.vision.mm_patch_merge_type", "flat", "beside clip.vision.mm_patch_merge_type"),
