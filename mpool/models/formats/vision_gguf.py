@@ -162,7 +162,7 @@ def _vit_settings(table: Fields, name: str) -> tuple[dict[str, Value], VisionSet
     patch = table.int("clip.vision.patch_size", low=1, high=256)
     merge = 1 if llava else table.int("clip.vision.projector.scale_factor", low=1, high=16)
     if side < patch or side // patch % merge:
-        table.fail("clip.vision.image_size", side, f"at min_pixels {patch}, with a whole number of patches of {patch} "
+        table.fail("clip.vision.image_size", side, f"at least {patch}, with a whole number of patches of {patch} "
                    f"pixels that is a multiple of {merge}")
     kv, hidden = _common_kv(table, name, side, merge)
     # For SigLIP encoders (Idefics3), use_gelu means GELU's tanh approximation.
