@@ -96,8 +96,8 @@ def test_published_keys_of_vision_models_have_no_effect(tmp_path: Path, name: st
 
 @pytest.mark.parametrize("older", [True, False])
 def test_text_decoder_of_gemma_3_with_vision(tmp_path: Path, older: bool) -> None:
-    """gemma-3-4b and larger: ``text_config`` omits the defaults of its class, the tensors have older or newer names, and
-    the image encoder is ignored."""
+    """gemma-3-4b and larger: ``text_config`` omits the defaults of its class, the tensors have older or newer names,
+    and the image encoder is ignored."""
     text = {"model_type": "gemma3_text", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 7,
             "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 96, "sliding_window": 30,
             "rope_scaling": {"factor": 8.0, "rope_type": "linear"}}
@@ -145,7 +145,8 @@ def test_wordpiece_vocabulary_without_tokenizer_json(tmp_path: Path, settings: d
     ours, theirs = Tokenizer.from_source(source), transformers.AutoTokenizer.from_pretrained(tmp_path)
     for text in TEXTS[:-1]:
         assert ours.encode(text).tolist() == theirs(text)["input_ids"], text
-    assert ours.encode(TEXTS[-1]).tolist().count(WORDS.index("[SEP]")) == 1  # "[SEP]" in a user's text is no control token
+    # "[SEP]" in a user's text does not become a control token
+    assert ours.encode(TEXTS[-1]).tolist().count(WORDS.index("[SEP]")) == 1
     assert ours.encode_pairs("the", ["cat"], max_tokens=9).ids.tolist() == theirs("the", "cat")["input_ids"]
 
 
@@ -198,7 +199,7 @@ def test_wordpiece_vocabulary_with_added_tokens(tmp_path: Path, config: dict[str
     ({}, {"special_tokens_map.json": {"additional_special_tokens": [{"content": "zzq"}]}}, "zzq.*no id")])
 def test_added_tokens_with_unknown_ids_are_refused(tmp_path: Path, config: dict[str, Any], files: dict[str, Any],
                                                    match: str) -> None:
-    """mpool does not guess ids, because the model was trained with specific ones."""
+    """mpool does not assign ids, because the model was trained with specific ones."""
     from mpool.tokenizers import older_files
 
     path = tmp_path / "vocab.txt"
@@ -393,8 +394,8 @@ def test_vision_models_with_a_partial_patch(tmp_path: Path, monkeypatch: pytest.
     images = [visionmodels.image(seed, *size) for seed, size in enumerate([(63, 90), (40, 40)])]
     with mpool.Pool() as pool:
         request = vision_request(pool, images, visionmodels.text(3, 20), str(tmp_path), {"compute": "float32"})
-        ticket = pool.registry.submit_text(request.core_key, request.prompt, vision=True, images=request.images.arrays(),
-                                           prompt_logits=True, **SAMPLING)
+        ticket = pool.registry.submit_text(request.core_key, request.prompt, vision=True, prompt_logits=True,
+                                           images=request.images.arrays(), **SAMPLING)
         ticket.wait()
         ticket.check()
     with torch.no_grad():

@@ -1,7 +1,7 @@
 """Image-generation pipelines of the published sizes, with zero weights in sparse files.
 
-Tensor names and shapes are those that diffusers and transformers derive from the published configurations. The pipelines
-load at once and stay within the predicted memory.
+Tensor names and shapes are those that diffusers and transformers derive from the published configurations. The
+pipelines load at once and stay within the predicted memory.
 """
 
 from __future__ import annotations
