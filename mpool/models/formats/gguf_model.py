@@ -38,7 +38,7 @@ log = logging.getLogger("mpool.models")
 _POOLING = {1: "mean", 2: "cls", 3: "lasttoken"}
 _RERANKER = 4
 
-#: Keys, after the architecture's prefix, that mpool does not implement -> values for which they have no effect.
+#: Keys (without the architecture's prefix) that mpool does not implement -> values for which they have no effect.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "expert_count": (0,), "expert_used_count": (0,), "expert_shared_count": (0,), "attention.scale": (),
     "attention.clamp_kqv": (0.0,), "attention.max_alibi_bias": (0.0,), "logit_scale": (1.0,),

@@ -74,7 +74,7 @@ def weights(folder: Folder, row: Architecture, size: dict[str, int], tied: bool,
         elif entry.dtype != "U8":
             raise FormatError(file=paths[entry.file], offset=entry.offset, field=f"type of {entry.name}",
                               got=entry.dtype, allowed="U8")
-    # The core's only name for a byte type is I8.
+    # The core has one dtype for packed bytes, I8.
     return list(paths), [replace(entry, dtype="I8") if is_packed else entry
                          for entry, is_packed in zip(tensors, packed)]
 
@@ -171,7 +171,7 @@ def chat_template(folder: Folder, config: Fields) -> str | None:
 
 
 def _harmony_end_ids(tokenizer: Fields, vocabulary: int) -> set[int]:
-    """Return the ids of the tokens that end a Harmony completion, as far as ``tokenizer_config.json`` lists them."""
+    """Return the ids of the end tokens of the Harmony format that ``tokenizer_config.json`` lists."""
     found = set()
     added = tokenizer.section("added_tokens_decoder", None)
     for token in added if added is not None else ():

@@ -25,7 +25,7 @@ MODEL_TYPES = tuple(image_networks.READERS)
 #: Architectures of image encoders that share an embedding space with a text encoder.
 WITH_TEXT = ("clip", "siglip")
 
-#: Modality -> (method of the transformers class, name of its output) from which sentence-transformers takes embeddings.
+#: Modality -> (method of the transformers class, name of its output) that sentence-transformers uses for embeddings.
 _METHODS = {"text": ("get_text_features", "pooler_output"), "image": ("get_image_features", "pooler_output")}
 
 
@@ -39,7 +39,7 @@ def describe_modules(folder: Folder, *, key: str, ref: str) -> ModelDescription 
         key, ref: key and reference of the model, stored in the result.
 
     Returns:
-        The description, or None if the folder has no ``modules.json`` or its first module is no image encoder.
+        The description, or None if the folder has no ``modules.json`` or its first module is not an image encoder.
 
     Raises:
         FormatError, UnsafeFormat, Unsupported: on the conditions of

@@ -53,7 +53,7 @@ def _without_image_tensors(tensors: tuple[TensorEntry, ...]) -> tuple[TensorEntr
 
 
 def _gpt_oss(raw: dict[str, Any], tensors: tuple[TensorEntry, ...]) -> _Tables:
-    # the file's own value of tokenizer.ggml.pre does not apply
+    # GPT-OSS always uses the pre-tokenizer gpt-4o, also if the file has another value.
     kv = _rename_architecture(raw, "gptoss", "gpt-oss") | {"tokenizer.ggml.pre": "gpt-4o"}
     kv.setdefault("gpt-oss.rope.scaling.type", "yarn")
     named = []

@@ -371,7 +371,7 @@ class _PipelineReader:
 
 
 def _check_keys(config: Fields, handled: set[str]) -> None:
-    """Raise Unsupported for a key that is neither in ``handled`` nor without effect."""
+    """Raise Unsupported for a key that is not in ``handled`` and could change the computation."""
     for name in config:
         if name not in handled and name not in _NEUTRAL:
             raise Unsupported(f"{config.file}: the key {name} is unknown and may change the computation")

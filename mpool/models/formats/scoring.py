@@ -35,7 +35,7 @@ def module_folders(folder: Folder) -> list[Folder]:
 
     Returns:
         The folder of the network and, for a language model, the folder of the LogitScore module; an empty list if the
-        folder is no CrossEncoder with a ``modules.json``.
+        folder is not a CrossEncoder or has no ``modules.json``.
     """
     if not folder.has(layout.MODULES_NAME):
         return []
@@ -284,7 +284,7 @@ def read_gguf_head(shapes: Mapping[str, tuple[int, ...]], file: str, activation:
                           "rerankers with a complete head",
                           hint="The converter omitted the pooling layer: use the model's folder")
     if len(shapes[last]) != 2 or shapes[last][0] != 1:
-        raise FormatError(file=file, field=f"shape of {last}", got=list(shapes[last]), allowed="one label")
+        raise FormatError(file=file, field=f"shape of {last}", got=list(shapes[last]), allowed="one row, for one label")
     kv |= {"mpool.pooling": ["cls"], "mpool.normalize": False, "mpool.dense_count": 2,
            "mpool.dense.0.activation": activation, "mpool.dense.1.activation": "sigmoid",
            "mpool.dense.0.norm_epsilon": epsilon}

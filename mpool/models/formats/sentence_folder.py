@@ -357,7 +357,7 @@ def read_model_config(folder: Folder, settings: ModuleSettings) -> None:
 
     Raises:
         FormatError: a value is malformed, or the default prompt does not exist.
-        Unsupported: the folder is no SentenceTransformer.
+        Unsupported: the folder is not a SentenceTransformer.
     """
     config = folder.fields(MODEL_CONFIG, missing_ok=True)
     kind = config.str("model_type", "SentenceTransformer")

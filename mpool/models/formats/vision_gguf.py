@@ -73,7 +73,7 @@ def describe_pair(path: str, projector: str, *, key: str, ref: str) -> ModelDesc
 
     Raises:
         FormatError: a file is malformed, or the files are of different models.
-        Unsupported: ``path`` is no language model, or mpool does not support the projector's type.
+        Unsupported: ``path`` is not a language model, or mpool does not support the projector's type.
     """
     text = gguf_model.describe_gguf(path, key=key, ref=ref)
     if text.capability != "text_to_text" or text.generation is None or text.tokenizer is None:
