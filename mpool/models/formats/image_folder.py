@@ -175,7 +175,7 @@ def check_surplus(networks: list[NetworkSpec], tensors: Mapping[str, TensorEntry
         shown = ", ".join(shorten(name) for name in extra[:4])
         raise FormatError(file=file, field="tensors", got=f"{shown}, which {networks[0].architecture} does not have",
                           allowed="the tensors of the architecture",
-                          hint="The model is a variant that this version of mpool would compute wrongly")
+                          hint="The model is a variant of the architecture that this version of mpool does not support")
 
 
 def select_tensors(network: NetworkSpec, tensors: Mapping[str, TensorEntry],

@@ -91,7 +91,8 @@ def _config(folder: Folder) -> Fields:
     if not folder.has(NAME):
         raise FormatError(file=folder.path, field=NAME, got="missing",
                           allowed="the configuration of the model's image processor",
-                          hint="AutoImageProcessor.from_pretrained(...).save_pretrained(...) of transformers writes it")
+                          hint="Write it with AutoImageProcessor.from_pretrained(...).save_pretrained(...) of "
+                               "transformers")
     return folder.fields(NAME)
 
 

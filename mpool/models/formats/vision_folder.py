@@ -371,8 +371,8 @@ def describe_vision(folder: Folder, config: Fields, *, key: str, ref: str) -> Mo
     model = READERS[kind](config)
     row, read = hf_config.read_config(model.text)
     if row.capability != "text_to_text":
-        raise Unsupported(f"{config.file}: text_config describes {row.name}, which does not generate text; a vision "
-                          "model needs a language model there")
+        raise Unsupported(f"{config.file}: text_config describes {row.name}, which does not generate text; the "
+                          "decoder of a vision model must be a language model")
     size = architectures.sizes(row, read.kv, file=config.file) | read.sizes
     if not 0 <= cast(int, model.kv["mpool.vision.image_token_id"]) < size["V"]:
         config.fail("image_token_index", model.kv["mpool.vision.image_token_id"], f"0 to {size['V'] - 1}")
