@@ -60,6 +60,7 @@ def weights(folder: Folder, row: Architecture, size: dict[str, int], tied: bool,
         Unsupported: a tensor has a dtype that mpool does not support for weights.
     """
     def same(a: TensorEntry, b: TensorEntry) -> bool:
+        """Return True if two tied tensors are identical; log a warning otherwise."""
         equal = a.dtype == b.dtype and a.shape == b.shape and _same_bytes(a, b, paths)
         if not equal:
             log.warning("%s: config.json ties the output layer to the embedding, but the files have two different "

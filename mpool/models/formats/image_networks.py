@@ -145,10 +145,12 @@ def _read_common(config: Fields, arch: str, defaults: dict[str, int | float | st
 
 
 def _patch_count(network: NetworkSpec) -> int:
+    """Return the number of patches of an image of the trained size."""
     return (network.image_size // network.patch_size) ** 2
 
 
 def _layer_count(network: NetworkSpec) -> int:
+    """Return the number of layers of an image encoder."""
     count = network.kv[f"{network.architecture}.vision.block_count"]
     assert isinstance(count, int)
     return count

@@ -49,10 +49,12 @@ def _rename_architecture(raw: Mapping[str, Any], old: str, new: str) -> dict[str
 
 
 def _without_image_tensors(tensors: tuple[TensorEntry, ...]) -> tuple[TensorEntry, ...]:
+    """Return the tensors without those of the image encoder and the projector."""
     return tuple(entry for entry in tensors if not entry.name.startswith(_IMAGE_PREFIXES))
 
 
 def _gpt_oss(raw: dict[str, Any], tensors: tuple[TensorEntry, ...]) -> _Tables:
+    """Translate a GPT-OSS file."""
     # GPT-OSS always uses the pre-tokenizer gpt-4o, also if the file has another value.
     kv = _rename_architecture(raw, "gptoss", "gpt-oss") | {"tokenizer.ggml.pre": "gpt-4o"}
     kv.setdefault("gpt-oss.rope.scaling.type", "yarn")
@@ -64,6 +66,7 @@ def _gpt_oss(raw: dict[str, Any], tensors: tuple[TensorEntry, ...]) -> _Tables:
 
 
 def _qwen25vl(raw: dict[str, Any], tensors: tuple[TensorEntry, ...]) -> _Tables:
+    """Translate the language model of a Qwen2.5-VL file."""
     kv = _rename_architecture(raw, "qwen25vl", "qwen2vl")
     sections = kv.get("qwen2vl.rope.mrope_section")
     if isinstance(sections, list):
@@ -72,6 +75,7 @@ def _qwen25vl(raw: dict[str, Any], tensors: tuple[TensorEntry, ...]) -> _Tables:
 
 
 def _is_ollama_gemma(raw: Mapping[str, Any], tensors: tuple[TensorEntry, ...]) -> bool:
+    """Return True if Ollama's converter wrote a file of the architecture gemma3, which llama.cpp uses too."""
     return "gemma3.attention.layer_norm_rms_epsilon" not in raw or "gemma3.rope.local.freq_base" in raw \
         or any(entry.name.startswith((*_IMAGE_PREFIXES, "dense.")) for entry in tensors)
 
@@ -82,6 +86,7 @@ _EMBEDDING_GEMMA = {"dense.0.weight": "dense_2.weight", "dense.1.weight": "dense
 
 
 def _gemma3(kv: dict[str, Any], tensors: tuple[TensorEntry, ...]) -> _Tables:
+    """Translate the language model of a Gemma 3 file, or an EmbeddingGemma file."""
     for key, value in (("rope.freq_base", kv.get("gemma3.rope.global.freq_base", 1e6)),
                        ("rope.freq_base_swa", kv.get("gemma3.rope.local.freq_base", 10000.0)),
                        ("attention.layer_norm_rms_epsilon", 1e-6)):

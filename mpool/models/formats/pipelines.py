@@ -82,6 +82,7 @@ _Gguf = tuple[str, Sequence[TensorEntry], Sequence[str]]
 
 
 def _describe(folder: Folder, gguf: _Gguf | None, *, key: str, ref: str) -> ModelDescription:
+    """Describe a pipeline, with its transformer from ``gguf`` if that is not None."""
     index = folder.fields("model_index.json")
     name = index.str("_class_name")
     if name not in _PIPELINES:
@@ -235,6 +236,7 @@ class _PipelineReader:
         return self._t5_input(tokenizer)
 
     def _t5_input(self, tokenizer: str) -> TextInput:
+        """Return the input of a T5 encoder with this tokenizer."""
         at, pad = self._tokenizer(tokenizer, "<pad>", clip=False)
         return TextInput(at, _MAX_TOKENS, pad)
 

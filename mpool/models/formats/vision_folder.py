@@ -114,6 +114,7 @@ def _used_layers(config: Fields, layers: int) -> int:
 
 
 def _image_token(config: Fields, default: int) -> int:
+    """Return the id of the image placeholder token, which has one of two keys."""
     return config.int("image_token_id" if "image_token_id" in config else "image_token_index", default, low=0)
 
 
@@ -332,7 +333,8 @@ def _parts(entries: Mapping[str, TensorEntry], file: str) -> dict[str, dict[str,
     return found
 
 
-def _take(encoder: NetworkSpec, tensors: Mapping[str, TensorEntry], paths: tuple[str, ...]) -> list[TensorEntry]:
+def _select(encoder: NetworkSpec, tensors: Mapping[str, TensorEntry], paths: tuple[str, ...]) -> list[TensorEntry]:
+    """Select the tensors of one part of the model; raise FormatError if a tensor is missing or unknown."""
     image_folder.check_surplus([encoder], tensors, paths[0])
     return image_folder.select_tensors(encoder, tensors, paths)
 
@@ -382,7 +384,7 @@ def describe_vision(folder: Folder, config: Fields, *, key: str, ref: str) -> Mo
     paths, entries = found
     parts = _parts(entries, paths[0])
     _, tensors = hf_parts.weights(folder, row, size, read.tied, paths, parts["text"])
-    tensors += _take(model.encoder, parts["encoder"], paths) + _take(model.projector, parts["projector"], paths)
+    tensors += _select(model.encoder, parts["encoder"], paths) + _select(model.projector, parts["projector"], paths)
     settings, processor = model.read_settings(folder)
     tokenizer_config = folder.fields(hf_parts.TOKENIZER_CONFIG_NAME, missing_ok=True, wide_ints=True)
     hf_config.refuse_remote_code(tokenizer_config, row)

@@ -122,6 +122,7 @@ def _rope_sections(text: ModelDescription) -> list[int]:
 
 
 def _read_three(table: Fields, key: str) -> list[float]:
+    """Return a value for each of the colours red, green and blue."""
     value = table.list(key, limit=3)
     if len(value) != 3 or any(type(number) not in (int, float) for number in value):
         table.fail(key, describe(value), "three numbers")
