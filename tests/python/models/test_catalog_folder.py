@@ -163,7 +163,7 @@ def test_config_as_a_fifo_does_not_hang(tmp_path: Path) -> None:
         describe_folder(path, key="k", ref="r")
 
 
-def test_folder_without_a_model_is_refused(pool: mpool.Pool, tmp_path: Path) -> None:
+def test_a_folder_without_a_model(pool: mpool.Pool, tmp_path: Path) -> None:
     with pytest.raises(errors.FormatError, match=r": holds no model: neither config.json, .* nor a .gguf file$"):
         pool.load(tmp_path)
 

@@ -1,7 +1,8 @@
-"""Decoders and a vision model of the published sizes, with zero weights in sparse files of the published layouts.
+"""Decoders and a vision model of published sizes: loading, predicted memory, and generation of a token.
 
-They load at once, use the predicted memory, and generate a token within 24 GiB. The script
-``python tests/python/models/test_shapes_decoders.py`` prints the times.
+The weights are zeros in sparse files of the published layouts. The models load without reading the weights, use the
+predicted memory, and generate a token with 24 GiB of memory. ``python tests/python/models/test_shapes_decoders.py``
+prints the measured times.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ GPT_OSS_20B: dict[str, Any] = {
 
 
 def _dense_tensors(model: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...], str]]:
-    """Yield name, shape and storage type of every tensor of a dense decoder, with the types of Q4_K_M."""
+    """Yield the name, shape and type of every tensor of a dense decoder, with the types of Q4_K_M."""
     hidden, ffn, head = model["hidden"], model["ffn"], model["head"]
     q, kv = model["heads"] * head, model["kv_heads"] * head
     yield "token_embd.weight", (model["vocab"], hidden), "Q4_K"
@@ -70,7 +71,7 @@ def _dense_tensors(model: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]
 
 
 def _write_zeros(writer: Any, path: Path, tensors: Iterable[tuple[str, tuple[int, ...], str]]) -> None:
-    """Write the header, and the tensors as a hole of the file."""
+    """Write the header of a GGUF file, and extend the file to its full size without writing tensor data."""
     end = 0
     for name, shape, kind in tensors:
         type_ = gguf.GGMLQuantizationType[kind]
@@ -90,7 +91,7 @@ def _write_zeros(writer: Any, path: Path, tensors: Iterable[tuple[str, tuple[int
 
 
 def dense(path: Path, model: dict[str, Any]) -> Path:
-    """Write a dense decoder as a GGUF file of zeros."""
+    """Write a GGUF file of a dense decoder with zero weights."""
     writer = gguf.GGUFWriter(str(path), model["arch"])
     for add, value in ((writer.add_block_count, model["layers"]), (writer.add_context_length, model["context"]),
                        (writer.add_embedding_length, model["hidden"]), (writer.add_feed_forward_length, model["ffn"]),
@@ -105,7 +106,7 @@ def dense(path: Path, model: dict[str, Any]) -> Path:
 
 
 def _vision_tensors(hidden: int, ffn: int, width: int, layers: int) -> Iterator[tuple[str, tuple[int, ...], str]]:
-    """Yield the tensors of CLIP ViT-L/14-336 and of a projector to ``width``, as llama.cpp converts them to F16."""
+    """Yield the tensors of CLIP ViT-L/14-336 and of a projector to ``width`` components, as llama.cpp writes them."""
     yield from (("v.class_embd", (hidden,), "F32"), ("v.patch_embd.weight", (hidden, 3, 14, 14), "F16"),
                 ("v.position_embd.weight", (577, hidden), "F16"), ("v.pre_ln.weight", (hidden,), "F32"),
                 ("v.pre_ln.bias", (hidden,), "F32"), ("mm.0.weight", (width, hidden), "F16"),
@@ -121,7 +122,7 @@ def _vision_tensors(hidden: int, ffn: int, width: int, layers: int) -> Iterator[
 
 
 def llava(folder: Path) -> Path:
-    """Write LLaVA 1.5 7B as a pair of GGUF files of zeros, in the published layout."""
+    """Write the two GGUF files of LLaVA 1.5 7B with zero weights."""
     dense(folder / "llava-Q4_K_M.gguf", VICUNA_7B)
     writer = gguf.GGUFWriter(str(folder / "mmproj-F16.gguf"), "clip")
     writer.add_string("clip.projector_type", "mlp")
@@ -137,7 +138,7 @@ def llava(folder: Path) -> Path:
 
 
 def gpt_oss(folder: Path) -> Path:
-    """Write GPT-OSS 20B as a folder of zeros, in OpenAI's published layout."""
+    """Write a folder with OpenAI's layout of GPT-OSS and zero weights."""
     config = GPT_OSS_20B
     hidden, ffn, experts = config["hidden_size"], config["intermediate_size"], config["num_local_experts"]
     q, kv = config["num_attention_heads"] * 64, config["num_key_value_heads"] * 64
@@ -173,7 +174,8 @@ def gpt_oss(folder: Path) -> Path:
     return folder
 
 
-MODELS: dict[str, tuple[Any, float]] = {  # function that writes the model, and its parameters in billions
+#: Model -> function that writes it, and number of parameters in billions.
+MODELS: dict[str, tuple[Any, float]] = {
     "Qwen3-8B": (lambda folder: dense(folder / "m.gguf", QWEN3_8B), 8.2),
     "LLaVA-1.5-7B": (llava, 7.06),
     "Phi-4": (lambda folder: dense(folder / "m.gguf", PHI_4), 14.7),
@@ -181,19 +183,20 @@ MODELS: dict[str, tuple[Any, float]] = {  # function that writes the model, and 
 
 
 def _anonymous() -> int:
-    """Return the anonymous memory of this process (resident memory that no file backs), in bytes."""
+    """Return the anonymous resident memory of this process in bytes."""
     found = re.search(r"RssAnon:\s*(\d+) kB", Path("/proc/self/status").read_text())
     assert found is not None
     return int(found[1]) << 10
 
 
 def run(path: Path) -> dict[str, Any]:
-    """Load a model twice, the second time from the page cache, and generate a token, for a vision model from an image.
+    """Load a model twice, the second time from the page cache, and generate a token (for a vision model from an image).
 
-    Weights may not be packed yet when the token arrives, so the process can hold less memory than the model is charged.
+    Some weights may not be packed yet when the token is complete, so the process can hold less memory than the pool
+    accounts for the model.
 
     Returns:
-        Times of the second run in seconds, memory in bytes, and the number of parameters.
+        measurements of the second load: seconds, bytes, number of parameters.
     """
     found: dict[str, Any] = {}
     for _ in range(2):
@@ -233,6 +236,6 @@ def test_published_sizes(tmp_path: Path, name: str) -> None:
 
 
 if __name__ == "__main__":
-    for model_name in sys.argv[1:] or MODELS:
-        with tempfile.TemporaryDirectory() as temporary:
-            print(model_name, run(MODELS[model_name][0](Path(temporary))), flush=True)
+    for called in sys.argv[1:] or MODELS:
+        with tempfile.TemporaryDirectory() as place:
+            print(called, run(MODELS[called][0](Path(place))), flush=True)
