@@ -36,7 +36,7 @@ log = logging.getLogger("mpool.models")
 
 #: GGUF's ``pooling_type`` -> mpool's name of the pooling (0 means "none", 4 means "rank", a reranker).
 _POOLING = {1: "mean", 2: "cls", 3: "lasttoken"}
-_RERANKER = 4
+_RANK = 4
 
 #: Keys (without the architecture's prefix) that mpool does not implement -> values for which they have no effect.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -75,7 +75,7 @@ def describe_gguf(path: str, *, key: str, ref: str) -> ModelDescription:
     if architecture in ("flux", "sd3") or architecture is None and pipeline_tensors.has_published_names(
             entry.name for entry in tensors):
         return describe_with_gguf(path, tensors, files, key=key, ref=ref)
-    return describe_tables(*ollama_gguf.to_llama_cpp(raw, tensors), files, key=key, ref=ref)
+    return describe_tables(*ollama_gguf.translated(raw, tensors), files, key=key, ref=ref)
 
 
 def describe_tables(raw: Mapping[str, Any], tensors: Sequence[TensorEntry], files: Sequence[str], *, key: str,
@@ -95,7 +95,7 @@ def describe_tables(raw: Mapping[str, Any], tensors: Sequence[TensorEntry], file
     table = Fields(raw, file=path)
     name = table.str("general.architecture")
     rows = architectures.find(architectures.IN_GGUF, name, file=path, field="general.architecture")
-    rows = architectures.of_capability(rows, table.int(f"{name}.pooling_type", 0) in (*_POOLING, _RERANKER)
+    rows = architectures.of_capability(rows, table.int(f"{name}.pooling_type", 0) in (*_POOLING, _RANK)
                                        or not table.bool(f"{name}.attention.causal", True))
     row = architectures.marked(rows, lambda: [entry.name for entry in tensors], gguf=True)[0]
     kv = {row.name + key[len(name):]: value for key, value in _with_prefix(raw, name + ".").items()}
@@ -111,7 +111,7 @@ def describe_tables(raw: Mapping[str, Any], tensors: Sequence[TensorEntry], file
     heads: dict[str, str] = {}
     score_rows: list[TensorEntry] = []
     chat = table.get("tokenizer.chat_template")
-    reranks = table.int(f"{name}.pooling_type", 0) == _RERANKER
+    reranks = table.int(f"{name}.pooling_type", 0) == _RANK
     if reranks and kv.get(f"{row.name}.attention.causal"):
         score_rows, chat = scoring.read_gguf_decoder(table, tensors, kv)
     elif row.gguf_head is not None and reranks:
@@ -281,7 +281,7 @@ def _embedding(table: Fields, name: str, kv: dict[str, Value], size: Mapping[str
         dense: shapes of the dense layers after the pooling.
     """
     kind = table.int(f"{name}.pooling_type", 0, low=0)
-    if kind == _RERANKER:
+    if kind == _RANK:
         known = ", ".join(sorted({other for row in ROWS if row.gguf_head is not None for other in row.in_gguf}))
         raise Unsupported(f"{table.file}: {name}.pooling_type is 4, a reranker; mpool supports rerankers in GGUF files "
                           f"for the architectures {known}",

@@ -23,7 +23,7 @@ _GPT_OSS = {".attn_out.weight": ".attn_output.weight", ".attn_out.bias": ".attn_
             ".attn_sinks": ".attn_sinks.weight", ".ffn_norm.weight": ".post_attention_norm.weight"}
 
 
-def to_llama_cpp(raw: Mapping[str, Any], tensors: tuple[TensorEntry, ...]
+def translated(raw: Mapping[str, Any], tensors: tuple[TensorEntry, ...]
                ) -> tuple[Mapping[str, Any], tuple[TensorEntry, ...]]:
     """Return a file's keys and tensors under llama.cpp's names.
 

@@ -216,7 +216,7 @@ def test_ollamas_gguf_of_embedding_gemma(tmp_path: Path) -> None:
     for key in ("scores", "token_type"):
         kv[f"tokenizer.ggml.{key}"] = [*kv[f"tokenizer.ggml.{key}"], 1]
     moved = tuple(replace(entry, name=stored_names.get(entry.name, entry.name)) for entry in tensors)
-    found = gguf_model.describe_tables(*ollama_gguf.to_llama_cpp(kv, moved), files, key="k", ref="r")
+    found = gguf_model.describe_tables(*ollama_gguf.translated(kv, moved), files, key="k", ref="r")
     assert found.spec.tensors == plain.spec.tensors and found.embedding == plain.embedding
     assert found.spec.architecture == "gemma_embedding" and found.spec.kv["mpool.dense_count"] == 2
     for key, value in plain.spec.kv.items():

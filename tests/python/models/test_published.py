@@ -357,11 +357,11 @@ def test_files_of_ollamas_converter(tmp_path: Path, family: str) -> None:
     kv, others = _as_ollama(dict(raw), tensors)
     with pytest.raises(mpool.MpoolError):
         gguf_model.describe_tables(kv, others, files, key="k", ref="r")
-    found = gguf_model.describe_tables(*ollama_gguf.to_llama_cpp(kv, tuple(others)), files, key="k", ref="r")
+    found = gguf_model.describe_tables(*ollama_gguf.translated(kv, tuple(others)), files, key="k", ref="r")
     assert found.spec.tensors == plain.spec.tensors and found.generation == plain.generation
     for key, value in plain.spec.kv.items():
         assert found.spec.kv[key] == (pytest.approx(value) if isinstance(value, float) else value), key
-    assert ollama_gguf.to_llama_cpp(raw, tensors) == (raw, tensors)
+    assert ollama_gguf.translated(raw, tensors) == (raw, tensors)
 
 
 def test_siglip_with_a_partial_patch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
