@@ -199,7 +199,7 @@ def _describe_gguf(found: Resolved, name: str) -> ModelDescription:
     from .formats.gguf_model import describe_gguf
 
     if os.path.isdir(found.ref):
-        projector = vision_gguf.companion(Folder(found.ref))
+        projector = vision_gguf.find_projector(Folder(found.ref))
         if projector is not None:
             return vision_gguf.describe_pair(found.path, Folder(found.ref).path_of(projector), key=name, ref=found.ref)
     return describe_gguf(found.path, key=name, ref=found.ref)

@@ -1,2 +1,2 @@
-"""Readers of model files: a folder of transformers, sentence-transformers or diffusers, or a GGUF file, to a
+"""Readers of model files. Each turns a transformers, sentence-transformers or diffusers folder, or a GGUF file, into a
 :class:`~mpool.models.spec.ModelDescription`."""

@@ -1,4 +1,4 @@
-"""Chat templates as model files store them, and the tokens that end a turn of the Harmony format."""
+"""Reading of chat templates from model files, and the end tokens of the Harmony format."""
 
 from __future__ import annotations
 
@@ -12,16 +12,24 @@ log = logging.getLogger("mpool.models")
 
 #: Largest chat template, in characters.
 MAX_TEMPLATE = 1 << 20
-#: End tokens of the Harmony format, whose completion holds several messages: the end of one message does not end it.
+#: End tokens of the Harmony format. A Harmony completion has several messages, so the end of a message does not end it.
 HARMONY_ENDS = frozenset({"<|return|>", "<|call|>"})
 
 
 def template(value: Any, *, file: str, field: str) -> str | None:
-    """A chat template as text; a list of named ones gives that called ``default``, or the only one.
+    """Return a chat template from a model file.
+
+    Args:
+        value: the stored value: the template's text, or a list of objects with the keys ``name`` and ``template``. Of a
+            list, the template called ``default`` is used, else the only one.
+        file, field: path of the file and name of the field, for messages.
+
+    Returns:
+        The template, or None if ``value`` is None or a list of several templates without a ``default``.
 
     Raises:
-        LimitError: longer than 1 MiB.
-        FormatError: neither text nor a list of named texts.
+        LimitError: the template has more than 1,048,576 characters.
+        FormatError: ``value`` is neither text nor a list of named templates.
     """
     if value is None:
         return None
@@ -32,10 +40,11 @@ def template(value: Any, *, file: str, field: str) -> str | None:
             named[entry.str("name")] = entry.str("template", limit=1 << 30)
         value = named.get("default", next(iter(named.values())) if len(named) == 1 else None)
         if value is None:
-            log.info("%s: none of the %d chat templates is called default; none is used", file, len(named))
+            log.info("%s: the file has %d chat templates and none is named default; mpool uses no template", file,
+                     len(named))
             return None
     if not isinstance(value, str):
         raise FormatError(file=file, field=field, got=describe(value), allowed="text")
     if len(value) > MAX_TEMPLATE:
-        raise LimitError(f"{file}: {field} has {len(value)} characters, mpool takes at most {MAX_TEMPLATE}")
+        raise LimitError(f"{file}: {field} has {len(value)} characters, the maximum is {MAX_TEMPLATE}")
     return value

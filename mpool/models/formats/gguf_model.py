@@ -1,7 +1,8 @@
-"""A GGUF file as a model: its keys checked and completed, its tokenizer, template and ends of generation found.
+"""Reader of GGUF files: checks the keys, fills in defaults, and finds tokenizer, chat template and end tokens.
 
-The C core parses the file (``mpool._core.read_gguf``); here its tables are given meaning, by the same rows as a
-transformers folder. Keys are those of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
+The C core parses the file (``mpool._core.read_gguf``). This module interprets its tables with the same architecture
+rows as a transformers folder. The keys are documented in
+https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 """
 
 from __future__ import annotations
@@ -26,18 +27,18 @@ from ..spec import (
     TokenizerSource,
     Value,
 )
-from . import ollama_gguf, pipeline_names, scoring
+from . import ollama_gguf, pipeline_tensors, scoring
 from .chat_templates import HARMONY_ENDS, template
 from .gguf_tables import GGUFKeys, read_gguf
 from .pipelines import describe_with_gguf
 
 log = logging.getLogger("mpool.models")
 
-#: ``pooling_type`` -> pooling here (0 is "none", 4 is "rank").
+#: GGUF's ``pooling_type`` -> mpool's name of the pooling (0 means "none", 4 means "rank", a reranker).
 _POOLING = {1: "mean", 2: "cls", 3: "lasttoken"}
 _RANK = 4
 
-#: Keys below the architecture's that would change the computation -> values under which they do not.
+#: Keys (without the architecture's prefix) that mpool does not implement -> values for which they have no effect.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "expert_count": (0,), "expert_used_count": (0,), "expert_shared_count": (0,), "attention.scale": (),
     "attention.clamp_kqv": (0.0,), "attention.max_alibi_bias": (0.0,), "logit_scale": (1.0,),
@@ -47,31 +48,31 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "rope.scaling.attn_factor": (1.0,), "rope.scaling.yarn_log_multiplier": (0.0,), "interleave_moe_layer_step": (),
 }
 
-#: Keys that some converters write as a list, one value a layer.
-_BY_LAYER = ("attention.head_count", "attention.head_count_kv", "feed_forward_length")
+#: Keys that some converters write as a list with one value per layer.
+_PER_LAYER = ("attention.head_count", "attention.head_count_kv", "feed_forward_length")
 
-#: Texts of control tokens that end a turn in the common families, whatever ``eos_token_id`` says.
+#: Texts of control tokens that end a turn in the common families, in addition to ``eos_token_id``.
 _END_OF_TURN = frozenset({"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>",
                           "<|eom_id|>", "<EOT>", "<|endofturn|>"})
 _CONTROL, _USER_DEFINED = 3, 4
 
 
 def describe_gguf(path: str, *, key: str, ref: str) -> ModelDescription:
-    """A model from a GGUF file; for a split model, its first file.
+    """Describe the model in a GGUF file.
 
     Args:
-        path: the file.
-        key, ref: stored in the result.
+        path: the file; for a split model, its first part.
+        key, ref: key and reference of the model, stored in the result.
 
     Raises:
         FormatError: the file is malformed, or lacks a key or tensor of its architecture.
-        Unsupported: it asks for a computation that mpool does not have.
-        LimitError: a size beyond mpool's caps.
+        Unsupported: the file selects a computation that mpool does not implement.
+        LimitError: a size exceeds mpool's maximum.
     """
     path = os.path.abspath(path)
     raw, tensors, files = read_gguf(path)
     architecture = raw.get("general.architecture")
-    if architecture in ("flux", "sd3") or architecture is None and pipeline_names.published(
+    if architecture in ("flux", "sd3") or architecture is None and pipeline_tensors.has_published_names(
             entry.name for entry in tensors):
         return describe_with_gguf(path, tensors, files, key=key, ref=ref)
     return describe_tables(*ollama_gguf.translated(raw, tensors), files, key=key, ref=ref)
@@ -79,7 +80,17 @@ def describe_gguf(path: str, *, key: str, ref: str) -> ModelDescription:
 
 def describe_tables(raw: Mapping[str, Any], tensors: Sequence[TensorEntry], files: Sequence[str], *, key: str,
                     ref: str) -> ModelDescription:
-    """As :func:`describe_gguf`, from tables that were already read."""
+    """Describe the model in a GGUF file whose tables were already read.
+
+    Args:
+        raw: keys of the file, under llama.cpp's names.
+        tensors: tensors of all parts of the file.
+        files: paths of all parts.
+        key, ref: key and reference of the model, stored in the result.
+
+    Raises:
+        FormatError, Unsupported, LimitError: on the conditions of :func:`describe_gguf`.
+    """
     path = files[0]
     table = Fields(raw, file=path)
     name = table.str("general.architecture")
@@ -87,121 +98,145 @@ def describe_tables(raw: Mapping[str, Any], tensors: Sequence[TensorEntry], file
     rows = architectures.of_capability(rows, table.int(f"{name}.pooling_type", 0) in (*_POOLING, _RANK)
                                        or not table.bool(f"{name}.attention.causal", True))
     row = architectures.marked(rows, lambda: [entry.name for entry in tensors], gguf=True)[0]
-    kv = {row.name + key[len(name):]: value for key, value in _below(raw, name + ".").items()}
-    _equal_layers(kv, row.name, path)
+    kv = {row.name + key[len(name):]: value for key, value in _with_prefix(raw, name + ".").items()}
+    _merge_layer_sizes(kv, row.name, path)
     shapes = {entry.name: entry.shape for entry in tensors}
-    kv[f"{row.name}.vocab_size"] = _vocabulary(table, name, shapes, path)
-    types = _rows(shapes, "token_types.weight", path) if "token_types.weight" in shapes else 0
-    _complete(table, row, name, kv)
+    kv[f"{row.name}.vocab_size"] = _vocabulary_rows(table, name, shapes, path)
+    types = _first_size(shapes, "token_types.weight", path) if "token_types.weight" in shapes else 0
+    _add_defaults(table, row, name, kv)
     size = architectures.sizes(row, kv, file=path, token_types=types)
     kv.setdefault(f"{row.name}.attention.head_count_kv", kv[f"{row.name}.attention.head_count"])
     if row.rope:
         kv.setdefault(f"{row.name}.rope.dimension_count", 2 * size["R"])
     heads: dict[str, str] = {}
-    answers: list[TensorEntry] = []
+    score_rows: list[TensorEntry] = []
     chat = table.get("tokenizer.chat_template")
-    ranks = table.int(f"{name}.pooling_type", 0) == _RANK
-    if ranks and kv.get(f"{row.name}.attention.causal"):
-        answers, chat = scoring.gguf_logits(table, tensors, kv)
-    elif row.gguf_head is not None and ranks:
+    reranks = table.int(f"{name}.pooling_type", 0) == _RANK
+    if reranks and kv.get(f"{row.name}.attention.causal"):
+        score_rows, chat = scoring.read_gguf_decoder(table, tensors, kv)
+    elif row.gguf_head is not None and reranks:
         epsilon = table.number(f"{name}.{row.epsilon}", above=0.0)
-        heads = scoring.gguf_head(shapes, path, row.gguf_head, epsilon, kv)
-    dense = _dense(shapes, path) if row.capability == "text_embedding" else {}
-    others = heads | dense
-    used = architectures.map_gguf(row, size, [entry for entry in tensors if entry.name not in others
-                                              and not (answers and entry.name == "cls.output.weight")], files)
-    used += (*(replace(entry, name=others[entry.name]) for entry in tensors if entry.name in others), *answers)
+        heads = scoring.read_gguf_head(shapes, path, row.gguf_head, epsilon, kv)
+    dense = _dense_names(shapes, path) if row.capability == "text_embedding" else {}
+    head_names = heads | dense
+    used = architectures.map_gguf(row, size, [entry for entry in tensors if entry.name not in head_names
+                                              and not (score_rows and entry.name == "cls.output.weight")], files)
+    used += tuple(replace(entry, name=head_names[entry.name]) for entry in tensors if entry.name in head_names)
+    used += tuple(score_rows)
     tokens = _tokens(table)
     embedding = generation = None
     if row.capability == "text_embedding":
         embedding = EmbeddingSettings(
-            max_tokens=size["P"], hidden_size=size["D"], output_size=1, pooling=("lasttoken" if answers else "cls",),
-            normalize=False, scores=True, answering=False if answers else None
-        ) if heads or answers else _embedding(table, name, kv, size, [shapes[there] for there in dense])
+            max_tokens=size["P"], hidden_size=size["D"], output_size=1, pooling=("lasttoken" if score_rows else "cls",),
+            normalize=False, scores=True, answering=False if score_rows else None
+        ) if heads or score_rows else _embedding(table, name, kv, size, [shapes[stored] for stored in dense])
     else:
         generation = _generation(table, row, tokens, size)
     return ModelDescription(
         key=key, ref=ref, capability=row.capability,
         spec=ModelSpec(row.name, tuple(os.path.abspath(file) for file in files), kv, used),
-        tokenizer=TokenizerSource(gguf=_below(raw, "tokenizer."), config={"file": path}),
+        tokenizer=TokenizerSource(gguf=_with_prefix(raw, "tokenizer."), config={"file": path}),
         chat_template=template(chat, file=path, field="tokenizer.chat_template"),
         embedding=embedding, generation=generation, license=_license(table))
 
 
-def _below(raw: Mapping[str, Any], prefix: str) -> Mapping[str, Any]:
-    """The keys that begin with ``prefix``."""
+def _with_prefix(raw: Mapping[str, Any], prefix: str) -> Mapping[str, Any]:
+    """Return the keys that begin with ``prefix``."""
     if isinstance(raw, GGUFKeys):
-        return raw.below(prefix)
+        return raw.with_prefix(prefix)
     return {name: value for name, value in raw.items() if name.startswith(prefix)}
 
 
-def _equal_layers(kv: dict[str, Value], a: str, path: str) -> None:
-    """Sizes that a file gives layer by layer, as one number."""
-    for below in _BY_LAYER:
-        values = kv.get(f"{a}.{below}")
+def _merge_layer_sizes(kv: dict[str, Value], a: str, path: str) -> None:
+    """Replace sizes stored as one value per layer by a single value.
+
+    Raises:
+        FormatError: a list is empty.
+        Unsupported: the layers differ.
+    """
+    for suffix in _PER_LAYER:
+        values = kv.get(f"{a}.{suffix}")
         if isinstance(values, list):
             if not values:
-                raise FormatError(file=path, field=f"{a}.{below}", got="an empty list", allowed="one value a layer")
-            if below == "attention.head_count_kv" and 0 in values:
-                raise Unsupported(f"{path}: layers without KV heads, which are state-space layers (Mamba's); mpool "
-                                  "computes models whose layers are all of attention")
+                raise FormatError(file=path, field=f"{a}.{suffix}", got="an empty list",
+                                  allowed="one value per layer")
+            if suffix == "attention.head_count_kv" and 0 in values:
+                raise Unsupported(f"{path}: some layers have no KV heads and are state-space layers (Mamba); mpool "
+                                  "supports models in which every layer has attention")
             if any(value != values[0] for value in values):
-                raise Unsupported(f"{path}: {below} differs from layer to layer; mpool computes layers of one size")
-            kv[f"{a}.{below}"] = values[0]
+                raise Unsupported(f"{path}: {suffix} differs between layers; mpool supports layers of equal size")
+            kv[f"{a}.{suffix}"] = values[0]
 
 
-def _vocabulary(table: Fields, name: str, shapes: Mapping[str, tuple[int, ...]], path: str) -> int:
-    """Rows of the embedding. ``vocab_size`` may be missing, and files exist in which it counts tokens, not rows."""
+def _vocabulary_rows(table: Fields, name: str, shapes: Mapping[str, tuple[int, ...]], path: str) -> int:
+    """Return the number of rows of the token embedding.
+
+    ``vocab_size`` may be missing, and in some files it is the number of tokens, which may be smaller.
+    """
     if "token_embd.weight" not in shapes:
         raise architectures.missing(["token_embd.weight"], file=path)
-    rows = _rows(shapes, "token_embd.weight", path)
+    rows = _first_size(shapes, "token_embd.weight", path)
     stated = table.int(f"{name}.vocab_size", rows, low=1)
     tokens = table.list("tokenizer.ggml.tokens")
-    for what, count in ((f"{name}.vocab_size", stated), ("tokenizer.ggml.tokens", len(tokens))):
+    for field, count in ((f"{name}.vocab_size", stated), ("tokenizer.ggml.tokens", len(tokens))):
         if count > rows:
-            table.fail(what, count, f"at most {rows}, the rows of token_embd.weight")
+            table.fail(field, count, f"at most {rows}, the number of rows of token_embd.weight")
     if not tokens:
         table.fail("tokenizer.ggml.tokens", "empty", "at least one token")
     return rows
 
 
-def _rows(shapes: Mapping[str, tuple[int, ...]], name: str, path: str) -> int:
-    """First size of a matrix."""
+def _first_size(shapes: Mapping[str, tuple[int, ...]], name: str, path: str) -> int:
+    """Return the number of rows of a matrix."""
     shape = shapes[name]
     if len(shape) != 2 or shape[0] < 1:
-        raise FormatError(file=path, field=f"shape of {name}", got=list(shape), allowed="two sizes above 0")
+        raise FormatError(file=path, field=f"shape of {name}", got=list(shape), allowed="two positive sizes")
     return shape[0]
 
 
-def _complete(table: Fields, row: Architecture, name: str, kv: dict[str, Value]) -> None:
-    """Adds conventional defaults, and refuses settings that mpool would compute wrongly. The file's architecture is
-    ``name``."""
+def _add_defaults(table: Fields, row: Architecture, name: str, kv: dict[str, Value]) -> None:
+    """Fill in the architecture's default hyper-parameters and check that mpool implements every setting.
+
+    Args:
+        table: keys of the file.
+        row: the architecture.
+        name: name of the architecture in the file.
+        kv: hyper-parameters under the name of ``row``, which are completed in place.
+
+    Raises:
+        FormatError: a value is malformed.
+        Unsupported: a setting selects a computation that mpool does not implement.
+    """
     architectures.check_layers(table, name)
     table.int(f"{name}.embedding_length", low=1, high=MAX_WIDTH)
     for key in kv:
-        below = key[len(row.name) + 1:]
-        neutral = None if below in row.handled else _NEUTRAL.get(below)
+        suffix = key[len(row.name) + 1:]
+        neutral = None if suffix in row.handled else _NEUTRAL.get(suffix)
         if neutral is not None and kv[key] not in neutral:
-            raise Unsupported(f"{table.file}: {name}.{below} is {describe(kv[key])}; mpool's {name} is without it")
+            raise Unsupported(f"{table.file}: {name}.{suffix} is {describe(kv[key])}, which mpool does not support for "
+                              f"{name}")
     kv["mpool.activation"] = row.activation
     if f"{name}.hidden_activation" in table:
         found = activation(table, f"{name}.hidden_activation", "", tuple(ACTIVATIONS.values()))
         if found != row.activation and row.name != "modern_bert":
-            raise Unsupported(f"{table.file}: {name}.hidden_activation is {found}; mpool's {name} has {row.activation}")
+            raise Unsupported(f"{table.file}: {name}.hidden_activation is {found}; for {name}, mpool supports "
+                              f"{row.activation}")
         kv["mpool.activation"] = found
     if row.capability == "text_embedding":
         if table.bool(f"{name}.attention.causal", False) and "attention.causal" not in row.handled:
-            raise Unsupported(f"{table.file}: {name}.attention.causal is true; mpool's {name} looks both ways")
+            raise Unsupported(f"{table.file}: {name}.attention.causal is true; mpool supports {name} with "
+                              "bidirectional attention only")
         kv.setdefault(f"{row.name}.attention.causal", False)
         if row.complete is not None:
             row.complete(table, name, kv)
         return
     if not table.bool(f"{name}.attention.causal", True) or table.int(f"{name}.pooling_type", 0) != 0:
-        raise Unsupported(f"{table.file}: a {name} model for embeddings; mpool computes {name} as a text generator")
+        raise Unsupported(f"{table.file}: the file is an embedding model of architecture {name}; mpool supports {name} "
+                          "for text generation only")
     kv.setdefault(f"{row.name}.rope.freq_base", 10000.0)
     scaling = table.str(f"{name}.rope.scaling.type", "none")
     if scaling not in ("none", "linear", "yarn"):
-        raise Unsupported(f"{table.file}: {name}.rope.scaling.type is {describe(scaling)}; mpool computes none, linear "
+        raise Unsupported(f"{table.file}: {name}.rope.scaling.type is {describe(scaling)}; mpool supports none, linear "
                           "and yarn")
     if scaling != "none":
         table.number(f"{name}.rope.scaling.factor", above=0.0)
@@ -211,37 +246,51 @@ def _complete(table: Fields, row: Architecture, name: str, kv: dict[str, Value])
 
 
 def _tokens(table: Fields) -> list[Any]:
+    """Return the texts of all tokens; raise LimitError if there are more than MAX_VOCABULARY."""
     tokens = table.list("tokenizer.ggml.tokens", limit=1 << 40)
     if len(tokens) > MAX_VOCABULARY:
-        raise LimitError(f"{table.file}: tokenizer.ggml.tokens has {len(tokens)} entries, mpool takes at most "
+        raise LimitError(f"{table.file}: tokenizer.ggml.tokens has {len(tokens)} entries, the maximum is "
                          f"{MAX_VOCABULARY}")
     return tokens
 
 
-def _dense(shapes: Mapping[str, tuple[int, ...]], path: str) -> dict[str, str]:
-    """The layers behind EmbeddingGemma's pooling, which a file has or has not: names there -> names here."""
-    found = {there: f"dense.{number}.weight" for number, there in enumerate(("dense_2.weight", "dense_3.weight"))}
-    absent = [there for there in found if there not in shapes]
+def _dense_names(shapes: Mapping[str, tuple[int, ...]], path: str) -> dict[str, str]:
+    """Return the dense layers after EmbeddingGemma's pooling, which are optional in a file.
+
+    Returns:
+        Tensor name in the file -> tensor name in the core; empty if the file has none of them.
+    """
+    found = {name: f"dense.{number}.weight" for number, name in enumerate(("dense_2.weight", "dense_3.weight"))}
+    absent = [name for name in found if name not in shapes]
     if len(absent) == 1:
         raise architectures.missing(absent, file=path)
-    for there in found if not absent else ():
-        _rows(shapes, there, path)
+    for name in found if not absent else ():
+        _first_size(shapes, name, path)
     return {} if absent else found
 
 
 def _embedding(table: Fields, name: str, kv: dict[str, Value], size: Mapping[str, int],
                dense: Sequence[tuple[int, ...]]) -> EmbeddingSettings:
+    """Return the embedding settings and add the pooling's hyper-parameters to ``kv``.
+
+    Args:
+        table: keys of the file.
+        name: name of the architecture in the file.
+        kv: hyper-parameters, which are completed in place.
+        size: sizes of the network by letter (:mod:`mpool.models.architectures`).
+        dense: shapes of the dense layers after the pooling.
+    """
     kind = table.int(f"{name}.pooling_type", 0, low=0)
     if kind == _RANK:
-        known = ", ".join(sorted({there for row in ROWS if row.gguf_head is not None for there in row.in_gguf}))
-        raise Unsupported(f"{table.file}: {name}.pooling_type is 4, a reranker; mpool reranks with GGUF files of "
-                          f"{known}",
-                          hint="Use a reranker of one of these, or a cross-encoder with one label as transformers "
-                               "saves it")
+        known = ", ".join(sorted({other for row in ROWS if row.gguf_head is not None for other in row.in_gguf}))
+        raise Unsupported(f"{table.file}: {name}.pooling_type is 4, a reranker; mpool supports rerankers in GGUF files "
+                          f"for the architectures {known}",
+                          hint="Use a reranker of one of these architectures, or a transformers folder of a "
+                               "cross-encoder with one label")
     if kind and kind not in _POOLING:
         table.fail(f"{name}.pooling_type", kind, "0 (none), 1 (mean), 2 (cls) or 3 (last)")
     if not kind:
-        log.info("%s names no pooling: mean pooling is used", table.file)
+        log.info("%s does not set pooling_type: mpool uses mean pooling", table.file)
     pooling = _POOLING.get(kind, "mean")
     kv["mpool.pooling"], kv["mpool.normalize"], kv["mpool.dense_count"] = [pooling], True, len(dense)
     return EmbeddingSettings(max_tokens=size["P"], hidden_size=size["D"],
@@ -249,20 +298,21 @@ def _embedding(table: Fields, name: str, kv: dict[str, Value], size: Mapping[str
 
 
 def _generation(table: Fields, row: Architecture, tokens: Sequence[Any], size: Mapping[str, int]) -> GenerationSettings:
+    """Return the generation settings: the special tokens of the vocabulary and the context length."""
     ids: dict[str, int | None] = {}
     for name in ("bos", "eos", "eot", "eom"):
         ids[name] = table.int(f"tokenizer.ggml.{name}_token_id", None, low=0, high=len(tokens) - 1)
     ends = {i for name, i in ids.items() if name != "bos" and i is not None}
     kinds = table.list("tokenizer.ggml.token_type", None, of=int)
     if kinds is not None and len(kinds) != len(tokens):
-        table.fail("tokenizer.ggml.token_type", f"{len(kinds)} entries", f"{len(tokens)}, one a token")
-    ending = _END_OF_TURN if "<|return|>" not in tokens else HARMONY_ENDS
-    for text in ending.intersection(tokens):  # no token stands there twice: the tokenizer refuses that
+        table.fail("tokenizer.ggml.token_type", f"{len(kinds)} entries", f"{len(tokens)} entries, one per token")
+    end_texts = _END_OF_TURN if "<|return|>" not in tokens else HARMONY_ENDS
+    for text in end_texts.intersection(tokens):  # index() is unique: the tokenizer rejects duplicate tokens
         i = tokens.index(text)
         if kinds is None or kinds[i] in (_CONTROL, _USER_DEFINED):
             ends.add(i)
     if not ends:
-        log.info("%s names no token that ends a generation", table.file)
+        log.info("%s defines no end token: generation ends at max_tokens or at a stop string", table.file)
     # llama.cpp's default: SentencePiece vocabularies start with BOS, byte-level ones do not
     spm = table.str("tokenizer.ggml.model", "") == "llama"
     add_bos = table.bool("tokenizer.ggml.add_bos_token", spm and ids["bos"] is not None)
@@ -273,5 +323,6 @@ def _generation(table: Fields, row: Architecture, tokens: Sequence[Any], size: M
 
 
 def _license(table: Fields) -> str | None:
+    """Return ``general.license`` if it is a text of at most 200 characters, else None."""
     value = table.get("general.license")
     return value if isinstance(value, str) and len(value) <= 200 else None

@@ -1,4 +1,4 @@
-"""Tables of a GGUF file as the C core reads them: keys, tensors and the paths of its splits."""
+"""The tables of a GGUF file (keys and tensors), which the C core parses."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from ..spec import TensorEntry
 
 
 class GGUFKeys(Mapping[str, Any]):
-    """Keys of a GGUF header that begin with ``prefix``. Values are converted on first access: a vocabulary has hundreds
-    of thousands of strings, and most readers need few of them."""
+    """The keys of a GGUF header that begin with ``prefix``, as a mapping.
+
+    Each value is converted to Python on first access: a vocabulary has hundreds of thousands of strings, and most
+    readers need few keys.
+    """
 
     def __init__(self, header: _core.GgufFile, prefix: str = "") -> None:
         self.header, self._prefix = header, prefix
@@ -35,15 +38,22 @@ class GGUFKeys(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._names)
 
-    def below(self, prefix: str) -> GGUFKeys:
-        """The keys that begin with ``prefix``; values converted already are shared."""
+    def with_prefix(self, prefix: str) -> GGUFKeys:
+        """Return the keys that begin with ``prefix``. Values that were already converted are shared."""
         found = GGUFKeys(self.header, self._prefix + prefix)
         found._values = {name: value for name, value in self._values.items() if name in found._names}
         return found
 
 
 def read_gguf(path: str) -> tuple[Mapping[str, Any], tuple[TensorEntry, ...], tuple[str, ...]]:
-    """Reads the tables of a GGUF file and of its further splits: keys, tensors, absolute paths."""
+    """Read the tables of a GGUF file.
+
+    Args:
+        path: the file; for a split model, its first part.
+
+    Returns:
+        The keys, the tensors of all parts, and the absolute paths of all parts.
+    """
     note(path)
     table = _core.read_gguf(path)
     for split in table.files:

@@ -1,6 +1,7 @@
-"""``config.json`` of transformers, translated into GGUF's hyper-parameters.
+"""Reader of transformers' ``config.json``, which translates it into GGUF's hyper-parameters.
 
-Here the row is found; what a family reads stands in its file, what families share in ``families/reading.py``.
+This module finds the row of the architecture. Each family's own reader is in its module of ``families``, and the code
+that families share is in ``families/reading.py``.
 """
 
 from __future__ import annotations
@@ -14,25 +15,31 @@ from ..fields import Fields
 
 
 def refuse_remote_code(config: Fields, row: Architecture | None = None) -> None:
-    """Raises UnsafeFormat if a configuration asks for the repository's own Python code to be run, unless mpool
-    reimplements that code for ``row``."""
+    """Raise UnsafeFormat if a configuration requires Python code from the model's repository.
+
+    An architecture whose repository code mpool reimplements (``row.remote``) passes.
+    """
     if row is not None and row.remote:
         return
     for key in ("auto_map", "trust_remote_code", "custom_pipelines"):
         if config.get(key):
-            raise UnsafeFormat(f"{config.file}: {key} asks to run code from the model's repository, which mpool "
-                               "never does", hint="Use a .gguf file of the model, or one that transformers loads "
-                                                  "without trust_remote_code, in safetensors")
+            raise UnsafeFormat(f"{config.file}: {key} requires code from the model's repository, which mpool never "
+                               "runs", hint="Use a .gguf file of the model, or a safetensors version that "
+                                            "transformers loads without trust_remote_code")
 
 
 def find_architecture(config: Fields, embeds: bool = False,
                       names: Callable[[], Iterable[str]] = tuple) -> Architecture:
-    """The row for a config.json, from its ``model_type``, or its ``architectures`` if that is missing; ``embeds``: what
-    stands around the network makes vectors of its states; ``names``: those of its tensors, where rows differ in them.
+    """Return the architecture row of a config.json, found by ``model_type``, else by ``architectures``.
+
+    Args:
+        config: the configuration.
+        embeds: True if the folder is an embedding model of sentence-transformers.
+        names: function that returns the names of the model's tensors; called only if they distinguish several rows.
 
     Raises:
-        UnsafeFormat: the configuration asks for remote code.
-        FormatError: an architecture, or a head, that mpool does not know.
+        UnsafeFormat: the configuration requires code from the model's repository.
+        FormatError: mpool does not support the architecture or its head.
     """
     classes = config.list("architectures", [], of=str, limit=16)
     name = config.str("model_type", None)
@@ -56,19 +63,24 @@ def find_architecture(config: Fields, embeds: bool = False,
 
 def read_config(config: Fields, embeds: bool = False,
                 names: Callable[[], Iterable[str]] = tuple) -> tuple[Architecture, Config]:
-    """A config.json as an architecture and its hyper-parameters; arguments as of :func:`find_architecture`.
+    """Return the architecture row of a config.json and the hyper-parameters; arguments as for
+    :func:`find_architecture`.
 
     Raises:
-        FormatError: a key is missing, of the wrong type, or has a value that mpool does not know.
-        Unsupported: a key asks for a computation that mpool does not have; the message names it.
-        UnsafeFormat: the configuration asks for code of its own to be run.
+        FormatError: a key is missing, has the wrong type, or has an unknown value.
+        Unsupported: a key selects a computation that mpool does not implement; the message names the key.
+        UnsafeFormat: the configuration requires code from the model's repository.
     """
     row = find_architecture(config, embeds, names)
     return row, row.read(config, row)
 
 
 def special_ids(config: Fields, key: str, vocabulary: int) -> list[int]:
-    """Token ids under ``key`` (one or a list), each checked against the vocabulary."""
+    """Return the token ids under ``key``, which is one id, a list or absent.
+
+    Raises:
+        FormatError: an id is not below the vocabulary size.
+    """
     value = config.get(key)
     if value is None:
         return []

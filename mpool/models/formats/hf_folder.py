@@ -1,4 +1,4 @@
-"""A folder of transformers or sentence-transformers as a model."""
+"""Reader of Hugging Face model folders: transformers, sentence-transformers and diffusers."""
 
 from __future__ import annotations
 
@@ -29,16 +29,18 @@ from .pipelines import describe_pipeline
 log = logging.getLogger("mpool.models")
 
 def describe_folder(path: str, *, key: str, ref: str) -> ModelDescription:
-    """A model from a folder with ``config.json``, safetensors weights and ``tokenizer.json``.
+    """Describe the model in a folder.
 
     Args:
-        path: the folder; with ``modules.json`` it is one of sentence-transformers.
-        key, ref: stored in the result.
+        path: the folder. With ``model_index.json`` it is a diffusers pipeline, with ``modules.json`` a
+            sentence-transformers model, else a transformers model with ``config.json``, safetensors weights and
+            ``tokenizer.json``.
+        key, ref: key and reference of the model, stored in the result.
 
     Raises:
-        FormatError: a file is missing or malformed, names something outside the folder, or does not fit the others.
-        UnsafeFormat: only pickled weights, or a configuration that asks for code of its own to be run.
-        Unsupported: the model computes something that mpool does not.
+        FormatError: a file is missing or malformed, refers to a path outside the folder, or contradicts another file.
+        UnsafeFormat: the folder has only pickled weights, or a configuration requires code from the model's repository.
+        Unsupported: the model uses a computation that mpool does not implement.
     """
     folder = Folder(path)
     if folder.has(PIPELINE_NAME):
@@ -46,8 +48,8 @@ def describe_folder(path: str, *, key: str, ref: str) -> ModelDescription:
     images = image_folder.describe_modules(folder, key=key, ref=ref)
     if images is not None:
         return images
-    crossed = scoring.encoder_folders(folder)
-    encoder = crossed[0] if crossed else sentence_folder.encoder_folder(folder)
+    module_folders = scoring.module_folders(folder)
+    encoder = module_folders[0] if module_folders else sentence_folder.encoder_folder(folder)
     if not encoder.has(CONFIG_NAME):
         raise FormatError(file=encoder.path, field=CONFIG_NAME, got="missing",
                           allowed="a folder of transformers or sentence-transformers, or a .gguf file")
@@ -59,35 +61,36 @@ def describe_folder(path: str, *, key: str, ref: str) -> ModelDescription:
     row, read = hf_config.read_config(config, folder.has(layout.MODULES_NAME), lambda: _entries(encoder)[1])
     kv = read.kv
     if row.capability != "text_embedding" and folder.has(layout.MODULES_NAME):
-        raise Unsupported(f"{folder.path}: an embedding model on {row.name}; mpool computes {row.name} as a text "
-                          "generator")
+        raise Unsupported(f"{folder.path}: the folder is an embedding model of architecture {row.name}; mpool supports "
+                          f"{row.name} for text generation only")
     size = architectures.sizes(row, kv, file=config.file, token_types=read.token_types) | read.sizes
-    found_in, entries = _entries(encoder)
-    paths, tensors = weights(encoder, row, size, read.tied, found_in, entries)
+    entry_paths, entries = _entries(encoder)
+    paths, tensors = weights(encoder, row, size, read.tied, entry_paths, entries)
     tokenizer_config = encoder.fields(TOKENIZER_CONFIG_NAME, missing_ok=True, wide_ints=True)
     hf_config.refuse_remote_code(tokenizer_config, row)
-    embedding = made = None
+    embedding = generation_settings = None
     lower_case = False
-    ends: tuple[int, ...] = ()
+    end_ids: tuple[int, ...] = ()
     head = None
-    if row.capability == "text_embedding" and len(crossed) < 2 and (
-            crossed or not folder.has(layout.MODULES_NAME)):
-        head = scoring.head_of(row, config, entries, bool(crossed))
-    if len(crossed) == 2:
-        rows, answering = scoring.read_logits(folder, crossed, config, tensors, entries, kv)
+    if row.capability == "text_embedding" and len(module_folders) < 2 and (
+            module_folders or not folder.has(layout.MODULES_NAME)):
+        head = scoring.find_head(row, config, entries, bool(module_folders))
+    if len(module_folders) == 2:
+        rows, answering = scoring.read_decoder(folder, module_folders, config, tensors, entries, kv)
         tensors += rows
-        prompts, default = scoring.prompts_of(folder)
-        told = encoder.fields(layout.TRANSFORMER_CONFIGS[0], missing_ok=True)
+        prompts, default = scoring.read_prompts(folder)
+        module_config = encoder.fields(layout.TRANSFORMER_CONFIGS[0], missing_ok=True)
         embedding = EmbeddingSettings(
             max_tokens=sentence_folder.max_tokens(
-                sentence_folder.Sentence(encoder, max_seq_length=told.int("max_seq_length", None, low=1)),
+                sentence_folder.ModuleSettings(encoder,
+                                               max_seq_length=module_config.int("max_seq_length", None, low=1)),
                 tokenizer_config.values, size["P"]),
             hidden_size=size["D"], output_size=1, pooling=("lasttoken",), normalize=False, scores=True,
             prompts=prompts, default_prompt_name=default, answering=answering)
     elif head is not None:
-        tensors += scoring.read_head(folder, config, head, entries, found_in, size["D"], kv)
+        tensors += scoring.read_head(folder, config, head, entries, entry_paths, size["D"], kv)
         embedding = EmbeddingSettings(
-            max_tokens=sentence_folder.max_tokens(sentence_folder.Sentence(encoder), tokenizer_config.values,
+            max_tokens=sentence_folder.max_tokens(sentence_folder.ModuleSettings(encoder), tokenizer_config.values,
                                                   size["P"]),
             hidden_size=size["D"], output_size=1, pooling=(head.pooling,), normalize=False, scores=True)
     elif row.capability == "text_embedding":
@@ -107,15 +110,16 @@ def describe_folder(path: str, *, key: str, ref: str) -> ModelDescription:
             dimensions=tuple(sorted(set(config.list("matryoshka_dimensions", [], of=int, limit=64)))),
             truncate_dim=found.truncate_dim, sizes=found.sizes)
     else:
-        made = generation(encoder, config, tokenizer_config, size)
-        ends = made.eog_token_ids
+        generation_settings = generation(encoder, config, tokenizer_config, size)
+        end_ids = generation_settings.eog_token_ids
     return ModelDescription(
         key=key, ref=ref, capability=row.capability, spec=ModelSpec(row.name, tuple(paths), kv, tuple(tensors)),
-        tokenizer=tokenizer_of(encoder, tokenizer_config, lower_case, ends, read.ended),
-        chat_template=chat_template(encoder, tokenizer_config), embedding=embedding, generation=made)
+        tokenizer=tokenizer_of(encoder, tokenizer_config, lower_case, end_ids, read.ended),
+        chat_template=chat_template(encoder, tokenizer_config), embedding=embedding, generation=generation_settings)
 
 
 def _entries(folder: Folder) -> tuple[tuple[str, ...], dict[str, TensorEntry]]:
+    """Return the paths of a folder's weight files and their tensors by name; raise an error if it has none."""
     found = safetensors_header.read_folder(folder)
     if found is None:
         refuse_weights(folder)

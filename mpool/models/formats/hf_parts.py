@@ -1,5 +1,4 @@
-"""Parts of a Hugging Face folder that every reader of folders shares: weights, tokenizer, chat template, generation."""
-
+"""Reading of the parts that all Hugging Face folders share: weights, tokenizer, chat template, generation settings."""
 
 from __future__ import annotations
 
@@ -25,16 +24,16 @@ from .chat_templates import HARMONY_ENDS, template
 log = logging.getLogger("mpool.models")
 
 CONFIG_NAME = "config.json"
-#: Index of a diffusers folder.
+#: File that lists the parts of a diffusers pipeline.
 PIPELINE_NAME = "model_index.json"
 TOKENIZER_NAME = "tokenizer.json"
 TOKENIZER_CONFIG_NAME = "tokenizer_config.json"
-#: Sampling settings of generation_config.json that are passed on as the model's defaults.
+#: Sampling parameters of generation_config.json that become the model's defaults.
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 def refuse_weights(folder: Folder) -> NoReturn:
-    """Raises UnsafeFormat for pickled weights, else FormatError for missing weights."""
+    """Raise UnsafeFormat if the folder has pickled weights, else FormatError for missing weights."""
     for name in folder.pickles():
         refuse_pickle(folder.path, name)
     raise FormatError(file=folder.path, field="weights", got="missing",
@@ -43,12 +42,29 @@ def refuse_weights(folder: Folder) -> NoReturn:
 
 def weights(folder: Folder, row: Architecture, size: dict[str, int], tied: bool, paths: tuple[str, ...],
             entries: dict[str, TensorEntry]) -> tuple[list[str], list[TensorEntry]]:
-    """The files, and the tensors of a row's network in them."""
+    """Select the tensors of a network from the stored ones and check their shapes and dtypes.
+
+    Args:
+        folder: the model folder.
+        row: the network's architecture.
+        size: sizes of the network by letter (:mod:`mpool.models.architectures`).
+        tied: True if the output layer shares its weights with the token embedding.
+        paths: paths of the weight files.
+        entries: the stored tensors by name.
+
+    Returns:
+        The paths as a list, and the entries under the core's names.
+
+    Raises:
+        FormatError: a tensor is missing, unknown, or has a wrong shape.
+        Unsupported: a tensor has a dtype that mpool does not support for weights.
+    """
     def same(a: TensorEntry, b: TensorEntry) -> bool:
+        """Return True if two tied tensors are identical; log a warning otherwise."""
         equal = a.dtype == b.dtype and a.shape == b.shape and _same_bytes(a, b, paths)
         if not equal:
-            log.warning("%s: config.json ties the output layer to the embedding, but both are stored and differ; both "
-                        "are used", folder.path)
+            log.warning("%s: config.json ties the output layer to the embedding, but the files have two different "
+                        "tensors; mpool uses both", folder.path)
         return equal
 
     tensors = architectures.map_folder(row, size, entries, paths, file=paths[0], tied=tied, same=same)
@@ -59,12 +75,13 @@ def weights(folder: Folder, row: Architecture, size: dict[str, int], tied: bool,
         elif entry.dtype != "U8":
             raise FormatError(file=paths[entry.file], offset=entry.offset, field=f"type of {entry.name}",
                               got=entry.dtype, allowed="U8")
-    # the core takes codes as bytes, and has one name for those
+    # The core has one dtype for packed bytes, I8.
     return list(paths), [replace(entry, dtype="I8") if is_packed else entry
                          for entry, is_packed in zip(tensors, packed)]
 
 
 def _same_bytes(a: TensorEntry, b: TensorEntry, paths: tuple[str, ...]) -> bool:
+    """Compare the stored bytes of two tensors of equal size."""
     first, _ = open_regular(paths[a.file])
     try:
         second, _ = open_regular(paths[b.file])
@@ -79,57 +96,72 @@ def _same_bytes(a: TensorEntry, b: TensorEntry, paths: tuple[str, ...]) -> bool:
         os.close(first)
 
 
-def tokenizer_of(folder: Folder, config: Fields, lower_case: bool, ends: tuple[int, ...],
-                 ended: bool = False) -> TokenizerSource:
-    """Finds a folder's tokenizer. lower_case: require one that lowers case; ends: ids that end a generation; ended:
-    append the end-of-text token to every text."""
-    file = next((name for name in (TOKENIZER_NAME, *_older(folder, config)) if folder.has(name)), None)
+def tokenizer_of(folder: Folder, config: Fields, lower_case: bool, end_ids: tuple[int, ...],
+                 append_eos: bool = False) -> TokenizerSource:
+    """Find a folder's tokenizer.
+
+    Args:
+        folder: the folder.
+        config: its ``tokenizer_config.json``.
+        lower_case: True if the model requires a tokenizer that converts texts to lower case.
+        end_ids: ids of the tokens that end a generation.
+        append_eos: True if every text ends with the end-of-text token.
+
+    Raises:
+        FormatError: the folder has no tokenizer file.
+        Unsupported: ``lower_case`` is True and the tokenizer keeps the case.
+    """
+    file = next((name for name in (TOKENIZER_NAME, *_legacy_vocabulary(folder, config)) if folder.has(name)), None)
     if file is None:
         raise FormatError(file=folder.path, field=TOKENIZER_NAME, got="missing", allowed="the tokenizer in one file",
-                          hint="AutoTokenizer.from_pretrained(...).save_pretrained(...) of transformers writes it")
+                          hint="Write it with AutoTokenizer.from_pretrained(...).save_pretrained(...) of transformers")
     path = folder.path_of(file)
     fd, _ = open_regular(path)
     os.close(fd)
-    facts: dict[str, Any] = {name: value for name, value in config.values.items()
+    settings: dict[str, Any] = {name: value for name, value in config.values.items()
                              if name not in ("chat_template", "added_tokens_decoder")}
     special = folder.fields("special_tokens_map.json", missing_ok=True)
     for name, value in special.values.items():
-        facts.setdefault(name, value)
-    for name, value in list(facts.items()):
-        # an added token, with its text under "content"
+        settings.setdefault(name, value)
+    for name, value in list(settings.items()):
+        # An added token is an object with its text under "content".
         if name.endswith("_token") and isinstance(value, dict):
-            facts[name] = Fields(value, file=config.file, at=name).str("content")
-    if ends:
-        facts["eos_token_id"] = list(ends)
-    if ended:
-        facts["always_add_eos"] = True
-    if lower_case and not (_lowers(folder.fields(file).get("normalizer")) if file == TOKENIZER_NAME
+            settings[name] = Fields(value, file=config.file, at=name).str("content")
+    if end_ids:
+        settings["eos_token_id"] = list(end_ids)
+    if append_eos:
+        settings["always_add_eos"] = True
+    if lower_case and not (_lowercases(folder.fields(file).get("normalizer")) if file == TOKENIZER_NAME
                            else config.bool("do_lower_case", True)):
-        raise Unsupported(f"{path}: keeps case, and do_lower_case of sentence-transformers asks to lower it first",
+        raise Unsupported(f"{path}: the tokenizer keeps the case of texts, but do_lower_case of sentence-transformers "
+                          "is true",
                           hint="Add a Lowercase normalizer to tokenizer.json")
-    note(path)  # read when it is needed
-    return TokenizerSource(json_path=path, config=facts)
+    note(path)  # the file is read on first use
+    return TokenizerSource(json_path=path, config=settings)
 
 
-def _older(folder: Folder, config: Fields) -> tuple[str, ...]:
-    """The older vocabulary file of a tokenizer class that has one."""
+def _legacy_vocabulary(folder: Folder, config: Fields) -> tuple[str, ...]:
+    """Return the vocabulary files of the tokenizer class that can replace ``tokenizer.json``."""
     name = config.str("tokenizer_class", "").removesuffix("Fast")
     if name == "CLIPTokenizer" and folder.has("vocab.json"):
         return ("merges.txt",)
     return ("vocab.txt",) if name == "BertTokenizer" else ()
 
 
-def _lowers(normalizer: Any) -> bool:
-    """A normalizer of tokenizer.json lowers case; sentence-transformers adds such a one only if it does not."""
+def _lowercases(normalizer: Any) -> bool:
+    """Return True if a normalizer of ``tokenizer.json`` converts texts to lower case.
+
+    sentence-transformers adds a Lowercase normalizer only to tokenizers without one.
+    """
     if not isinstance(normalizer, dict):
         return False
     if normalizer.get("type") == "Sequence":
-        return any(_lowers(part) for part in normalizer.get("normalizers") or ())
+        return any(_lowercases(part) for part in normalizer.get("normalizers") or ())
     return normalizer.get("type") == "Lowercase" or bool(normalizer.get("lowercase"))
 
 
 def chat_template(folder: Folder, config: Fields) -> str | None:
-    """A folder's chat template, if it has one."""
+    """Return a folder's chat template, or None. ``config`` is its ``tokenizer_config.json``."""
     if folder.has("chat_template.jinja"):
         return template(folder.text("chat_template.jinja"), file=os.path.join(folder.path, "chat_template.jinja"),
                         field="template")
@@ -139,8 +171,8 @@ def chat_template(folder: Folder, config: Fields) -> str | None:
     return template(value, file=config.file, field="chat_template")
 
 
-def _ends_of_harmony(tokenizer: Fields, vocabulary: int) -> set[int]:
-    """Ids of the tokens that end a Harmony completion, if tokenizer_config.json names them."""
+def _harmony_end_ids(tokenizer: Fields, vocabulary: int) -> set[int]:
+    """Return the ids of the end tokens of the Harmony format that ``tokenizer_config.json`` lists."""
     found = set()
     added = tokenizer.section("added_tokens_decoder", None)
     for token in added if added is not None else ():
@@ -152,21 +184,28 @@ def _ends_of_harmony(tokenizer: Fields, vocabulary: int) -> set[int]:
 
 
 def generation(folder: Folder, config: Fields, tokenizer: Fields, size: dict[str, int]) -> GenerationSettings:
-    """Generation settings of a folder's language model."""
-    own = folder.fields("generation_config.json", missing_ok=True)
-    ends = {*hf_config.special_ids(own, "eos_token_id", size["V"]),
-            *hf_config.special_ids(config, "eos_token_id", size["V"])}
-    ends |= _ends_of_harmony(tokenizer, size["V"])
-    starts = hf_config.special_ids(own, "bos_token_id", size["V"]) \
+    """Return the generation settings of a folder's language model.
+
+    Args:
+        folder: the folder.
+        config: the language model's configuration.
+        tokenizer: ``tokenizer_config.json``.
+        size: sizes of the network by letter (:mod:`mpool.models.architectures`).
+    """
+    stored = folder.fields("generation_config.json", missing_ok=True)
+    end_ids = {*hf_config.special_ids(stored, "eos_token_id", size["V"]),
+               *hf_config.special_ids(config, "eos_token_id", size["V"])}
+    end_ids |= _harmony_end_ids(tokenizer, size["V"])
+    start_ids = hf_config.special_ids(stored, "bos_token_id", size["V"]) \
         or hf_config.special_ids(config, "bos_token_id", size["V"])
-    if not ends:
-        log.info("%s names no token that ends a generation", folder.path)
+    if not end_ids:
+        log.info("%s defines no end token: generation ends at max_tokens or at a stop string", folder.path)
     defaults: dict[str, Value] = {}
-    if own.bool("do_sample", False):
+    if stored.bool("do_sample", False):
         for name in _SAMPLING:
-            value = own.int(name, None, low=0) if name == "top_k" else own.number(name, None)
+            value = stored.int(name, None, low=0) if name == "top_k" else stored.number(name, None)
             if value is not None:
                 defaults[name] = value
-    return GenerationSettings(context_length=size["P"], eog_token_ids=tuple(sorted(ends)),
-                              bos_token_id=starts[0] if starts else None,
+    return GenerationSettings(context_length=size["P"], eog_token_ids=tuple(sorted(end_ids)),
+                              bos_token_id=start_ids[0] if start_ids else None,
                               add_bos=tokenizer.bool("add_bos_token", False), defaults=defaults)

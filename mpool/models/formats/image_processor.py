@@ -1,8 +1,8 @@
-"""``preprocessor_config.json``: what becomes of an image before a model sees it.
+"""Readers of ``preprocessor_config.json``, which describes how images are prepared for a model.
 
-Read are the processors of transformers that resize, crop out of the middle, rescale and normalise, with their defaults
-(https://github.com/huggingface/transformers/tree/main/src/transformers/models, ``image_processing_*.py``); every other
-key, and every value that asks for something else, is refused.
+Supported are the image processors of transformers that resize, crop the centre, rescale and normalise, with their
+defaults (https://github.com/huggingface/transformers/tree/main/src/transformers/models, ``image_processing_*.py``).
+Unknown keys, and values that select another operation, raise an error.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from ..files import Folder
 from ..spec import Value
 
 NAME = "preprocessor_config.json"
-#: File of newer folders, under the key ``image_processor``.
+#: File that newer folders have instead; the configuration is under its key ``image_processor``.
 JOINT_NAME = "processor_config.json"
 
+#: Maximum side of an image after resizing or cropping, in pixels.
 MAX_SIDE = 4096
 _CLIP_MEAN, _CLIP_STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 _HALVES = [0.5, 0.5, 0.5]
 
-#: Class (without Fast or Pil at its end) -> its defaults.
+#: Class name of an image processor, without the suffix Fast or Pil -> its defaults.
 _CLASSES: dict[str, dict[str, Any]] = {
     "CLIPImageProcessor": {"size": {"shortest_edge": 224}, "crop_size": {"height": 224, "width": 224},
                            "do_center_crop": True, "resample": 3, "mean": _CLIP_MEAN, "std": _CLIP_STD},
@@ -36,7 +37,7 @@ _CLASSES: dict[str, dict[str, Any]] = {
                           "resample": 2, "mean": _HALVES, "std": _HALVES},
 }
 _CLASSES["LlavaImageProcessor"] = {**_CLASSES["CLIPImageProcessor"], "pads": True}
-#: Tiles of an image beside the whole; ``do_pad`` fills batches up there.
+#: Produces tiles in addition to the whole image. Its ``do_pad`` pads batches, which does not change an image.
 _CLASSES["LlavaNextImageProcessor"] = {**_CLASSES["CLIPImageProcessor"], "grid": [
     [336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]}
 _CLASSES["CLIPFeatureExtractor"] = _CLASSES["CLIPImageProcessor"]
@@ -45,7 +46,7 @@ _CLASSES["ViTFeatureExtractor"] = _CLASSES["ViTImageProcessor"]
 _READ = {"image_processor_type", "feature_extractor_type", "size", "crop_size", "resample", "do_resize",
          "do_center_crop", "do_pad", "image_grid_pinpoints", "do_rescale", "rescale_factor",
          "do_normalize", "image_mean", "image_std"}
-#: Keys that change nothing, or nothing unless they have another value than these.
+#: Keys without effect -> values for which they have no effect; None: any value.
 _NEUTRAL: dict[str, tuple[Any, ...] | None] = {
     "do_convert_rgb": None, "processor_class": None, "_processor_class": None, "_valid_processor_keys": None,
     "data_format": ("channels_first",), "input_data_format": (None,), "return_tensors": None, "device": None,
@@ -56,7 +57,14 @@ _NEUTRAL: dict[str, tuple[Any, ...] | None] = {
 
 @dataclass(frozen=True)
 class Processor:
-    """Steps as of :class:`~mpool.models.spec.ImageSettings`, and what the core applies to pixels."""
+    """An image processor that prepares the whole image at one size.
+
+    Attributes:
+        resize, resample, crop: as in :class:`~mpool.models.spec.ImageSettings`.
+        pad_square: RGB colour with which images are padded to squares before resizing; None: no padding.
+        kv: hyper-parameters of rescaling and normalisation, which the C core applies to pixels.
+        grid: (height, width) pairs, in pixels, at which an image may be cut into tiles; empty: no tiles.
+    """
 
     resize: tuple[str, int] | tuple[str, int, int] | None
     resample: int
@@ -66,7 +74,7 @@ class Processor:
     grid: tuple[tuple[int, int], ...] = ()
 
     def output(self) -> tuple[int, int] | None:
-        """(height, width) that every image comes to; None: it depends on the image."""
+        """Return the (height, width) of every prepared image, in pixels, or None if it depends on the image."""
         if self.crop is not None:
             return self.crop
         if self.resize is not None and len(self.resize) == 3:
@@ -75,19 +83,24 @@ class Processor:
 
 
 def _config(folder: Folder) -> Fields:
+    """Return the image processor's configuration from either of the two files."""
     if folder.has(JOINT_NAME):
         section = folder.fields(JOINT_NAME).section("image_processor", None)
         if section is not None:
             return section
     if not folder.has(NAME):
         raise FormatError(file=folder.path, field=NAME, got="missing",
-                          allowed="what the model wants done to images before it sees them",
-                          hint="AutoImageProcessor.from_pretrained(...).save_pretrained(...) of transformers writes it")
+                          allowed="the configuration of the model's image processor",
+                          hint="Write it with AutoImageProcessor.from_pretrained(...).save_pretrained(...) of "
+                               "transformers")
     return folder.fields(NAME)
 
 
-def _size(config: Fields, key: str, default: dict[str, int] | None) -> dict[str, int]:
-    """A size, one number being the shorter side, or both sides of a crop."""
+def _read_size(config: Fields, key: str, default: dict[str, int] | None) -> dict[str, int]:
+    """Return ``size`` or ``crop_size`` as a mapping with ``shortest_edge``, or with ``height`` and ``width``.
+
+    A single number means the shortest edge for ``size``, and both sides for ``crop_size``.
+    """
     value = config.get(key)
     if value is None:
         value = default
@@ -102,7 +115,8 @@ def _size(config: Fields, key: str, default: dict[str, int] | None) -> dict[str,
     return found
 
 
-def _three(config: Fields, key: str, default: list[float]) -> list[float]:
+def _read_three(config: Fields, key: str, default: list[float]) -> list[float]:
+    """Return a value for each of the colours red, green and blue; a single number applies to all three."""
     value = config.get(key)
     if value is None:
         return list(default)
@@ -115,7 +129,17 @@ def _three(config: Fields, key: str, default: list[float]) -> list[float]:
 
 
 def check_keys(config: Fields, known: set[str], neutral: Mapping[str, tuple[Any, ...] | None]) -> None:
-    """Raises FormatError for a key that is not known, Unsupported for a value that asks for something."""
+    """Check that a configuration selects only supported operations.
+
+    Args:
+        config: the configuration.
+        known: keys that the caller reads.
+        neutral: keys without effect -> values for which they have no effect; None: any value.
+
+    Raises:
+        FormatError: a key is neither known nor neutral.
+        Unsupported: a neutral key has a value that has an effect.
+    """
     for key in config:
         if key in known:
             continue
@@ -123,24 +147,31 @@ def check_keys(config: Fields, known: set[str], neutral: Mapping[str, tuple[Any,
             config.fail(key, describe(config.get(key)), "no such key; known: " + ", ".join(sorted({*known, *neutral})))
         allowed, value = neutral[key], config.get(key)
         if allowed is not None and value is not None and value not in allowed:
-            raise Unsupported(f"{config.file}: {config.name(key)} is {describe(value)}; mpool prepares images "
-                              "without it")
+            raise Unsupported(f"{config.file}: {config.name(key)} is {describe(value)}, which mpool does not support "
+                              "for images")
 
 
-def _scaling(config: Fields, mean: list[float], std: list[float]) -> dict[str, Value]:
-    """The scale and offset that the core applies to pixels."""
+def _read_scaling(config: Fields, mean: list[float], std: list[float]) -> dict[str, Value]:
+    """Return the hyper-parameters of the rescaling and normalisation that the C core applies to pixels."""
     kv: dict[str, Value] = {"mpool.image.rescale_factor": 1.0}
     if config.bool("do_rescale", True):
         kv["mpool.image.rescale_factor"] = config.number("rescale_factor", 1 / 255, above=0.0)
     if config.bool("do_normalize", True):
-        kv["mpool.image.mean"] = _three(config, "image_mean", mean)
-        kv["mpool.image.std"] = _three(config, "image_std", std)
+        kv["mpool.image.mean"] = _read_three(config, "image_mean", mean)
+        kv["mpool.image.std"] = _read_three(config, "image_std", std)
     return kv
 
 
 @dataclass(frozen=True)
-class Splitter:
-    """The processor of Idefics3 and SmolVLM: see :class:`~mpool.models.spec.VisionSettings`; ``side``: of a tile."""
+class TilingProcessor:
+    """The image processor of Idefics3 and SmolVLM, which cuts images into tiles of one size.
+
+    Attributes:
+        side: side of a tile, in pixels.
+        longest, split: as in :class:`~mpool.models.spec.VisionSettings`.
+        resample: Pillow's number of the resampling filter.
+        kv: hyper-parameters of rescaling and normalisation, which the C core applies to pixels.
+    """
 
     side: int
     longest: int | None
@@ -149,11 +180,11 @@ class Splitter:
     kv: dict[str, Value]
 
 
-def read_splitter(folder: Folder) -> Splitter:
-    """The processor of a folder that cuts images into tiles of one size.
+def read_tiling(folder: Folder) -> TilingProcessor:
+    """Read the image processor of an Idefics3 or SmolVLM folder.
 
     Raises:
-        FormatError, Unsupported: as :func:`read`.
+        FormatError, Unsupported: on the conditions of :func:`read`.
     """
     config = _config(folder)
     name = config.str("image_processor_type", "Idefics3ImageProcessor").removesuffix("Fast").removesuffix("Pil")
@@ -171,30 +202,39 @@ def read_splitter(folder: Folder) -> Splitter:
         section.only({"longest_edge"})
         return section.int("longest_edge", low=1, high=MAX_SIDE)
 
-    return Splitter(edge("max_image_size", 364), edge("size", 4 * 364) if config.bool("do_resize", True) else None,
-                    config.bool("do_image_splitting", True), config.int("resample", 1, low=0, high=5),
-                    _scaling(config, _HALVES, _HALVES))
+    return TilingProcessor(
+        edge("max_image_size", 364), edge("size", 4 * 364) if config.bool("do_resize", True) else None,
+        config.bool("do_image_splitting", True), config.int("resample", 1, low=0, high=5),
+        _read_scaling(config, _HALVES, _HALVES))
 
 
 @dataclass(frozen=True)
-class Sizer:
-    """The processor of Qwen2-VL and 2.5-VL: an image gets whole merged patches a side, and between ``least`` and
-    ``most`` pixels, unless it is left as it is."""
+class DynamicSizeProcessor:
+    """The image processor of Qwen2-VL and Qwen2.5-VL, which keeps the proportions of an image.
+
+    Attributes:
+        patch: side of a patch, in pixels.
+        merge: side of the square of patches that the model merges, in patches.
+        min_pixels, max_pixels: bounds of the number of pixels after resizing.
+        resize: True if images are resized to these bounds and to a whole number of merged patches.
+        resample: Pillow's number of the resampling filter.
+        kv: hyper-parameters of rescaling and normalisation, which the C core applies to pixels.
+    """
 
     patch: int
     merge: int
-    least: int
-    most: int
+    min_pixels: int
+    max_pixels: int
     resize: bool
     resample: int
     kv: dict[str, Value]
 
 
-def read_sizer(folder: Folder) -> Sizer:
-    """The processor of a folder that takes images of any size.
+def read_dynamic_size(folder: Folder) -> DynamicSizeProcessor:
+    """Read the image processor of a Qwen2-VL or Qwen2.5-VL folder.
 
     Raises:
-        FormatError, Unsupported: as :func:`read`.
+        FormatError, Unsupported: on the conditions of :func:`read`.
     """
     config = _config(folder)
     name = config.str("image_processor_type", "Qwen2VLImageProcessor").removesuffix("Fast").removesuffix("Pil")
@@ -203,25 +243,27 @@ def read_sizer(folder: Folder) -> Sizer:
     check_keys(config, (_READ - {"crop_size", "do_center_crop", "do_pad", "image_grid_pinpoints"})
                | {"min_pixels", "max_pixels", "patch_size", "merge_size", "temporal_patch_size"},
                {**_NEUTRAL, "crop_size": (None,), "do_center_crop": (False,), "do_pad": (False,)})
-    least, most = 56 * 56, 28 * 28 * 1280
+    min_pixels, max_pixels = 56 * 56, 28 * 28 * 1280
     size = config.section("size", None)
     if size is not None:
         size.only({"shortest_edge", "longest_edge", "min_pixels", "max_pixels"})
-        least, most = size.int("shortest_edge", least, low=1), size.int("longest_edge", most, low=1)
-    least, most = config.int("min_pixels", least, low=1), config.int("max_pixels", most, low=1)
-    if least > most:
-        config.fail("min_pixels", least, f"at most max_pixels, {most}")
-    return Sizer(config.int("patch_size", 14, low=1, high=256), config.int("merge_size", 2, low=1, high=16), least,
-                 most, config.bool("do_resize", True), config.int("resample", 3, low=0, high=5),
-                 _scaling(config, _CLIP_MEAN, _CLIP_STD))
+        min_pixels = size.int("shortest_edge", min_pixels, low=1)
+        max_pixels = size.int("longest_edge", max_pixels, low=1)
+    min_pixels, max_pixels = config.int("min_pixels", min_pixels, low=1), config.int("max_pixels", max_pixels, low=1)
+    if min_pixels > max_pixels:
+        config.fail("min_pixels", min_pixels, f"at most {max_pixels}, the value of max_pixels")
+    return DynamicSizeProcessor(
+        config.int("patch_size", 14, low=1, high=256), config.int("merge_size", 2, low=1, high=16), min_pixels,
+        max_pixels, config.bool("do_resize", True), config.int("resample", 3, low=0, high=5),
+        _read_scaling(config, _CLIP_MEAN, _CLIP_STD))
 
 
 def read(folder: Folder) -> Processor:
-    """The processor of a folder.
+    """Read the image processor of a folder.
 
     Raises:
-        FormatError: there is none, its class or a key is not known, or a value is malformed.
-        Unsupported: it does something that mpool does not.
+        FormatError: the configuration is missing, its class or a key is unknown, or a value is malformed.
+        Unsupported: the configuration selects an operation that mpool does not support.
     """
     config = _config(folder)
     name = config.str("image_processor_type", None) or config.str("feature_extractor_type", "CLIPImageProcessor")
@@ -233,21 +275,21 @@ def read(folder: Folder) -> Processor:
     resize: tuple[str, int] | tuple[str, int, int] | None = None
     crop: tuple[int, int] | None = None
     if config.bool("do_resize", True):
-        size = _size(config, "size", defaults["size"])
+        size = _read_size(config, "size", defaults["size"])
         resize = ("shortest", size["shortest_edge"]) if len(size) == 1 else ("exact", size["height"], size["width"])
     if config.bool("do_center_crop", defaults["do_center_crop"]):
-        box = _size(config, "crop_size", defaults["crop_size"])
+        box = _read_size(config, "crop_size", defaults["crop_size"])
         crop = box["height"], box["width"]
-    kv = _scaling(config, defaults["mean"], defaults["std"])
+    kv = _read_scaling(config, defaults["mean"], defaults["std"])
     grid = () if "grid" not in defaults else pinpoints(config, defaults["grid"])
     if "image_grid_pinpoints" in config and not grid:
-        config.fail("image_grid_pinpoints", "given", "none for this processor")
+        config.fail("image_grid_pinpoints", "set", f"no such key for {plain}")
     return Processor(resize, config.int("resample", defaults["resample"], low=0, high=5), crop,
-                     None if grid else _pad(config, bool(defaults.get("pads"))), kv, grid)
+                     None if grid else _read_padding(config, bool(defaults.get("pads"))), kv, grid)
 
 
 def pinpoints(config: Fields, default: list[list[int]]) -> tuple[tuple[int, int], ...]:
-    """``image_grid_pinpoints``: heights and widths that an image may be cut into tiles at."""
+    """Return ``image_grid_pinpoints``: (height, width) pairs, in pixels, at which an image may be cut into tiles."""
     value = config.get("image_grid_pinpoints")
     value = default if value is None else value
     ok = isinstance(value, list) and 1 <= len(value) <= 64 and all(
@@ -258,11 +300,17 @@ def pinpoints(config: Fields, default: list[list[int]]) -> tuple[tuple[int, int]
     return tuple((high, wide) for high, wide in value)
 
 
-def _pad(config: Fields, pads: bool) -> tuple[int, int, int] | None:
-    """The colour that pads images to squares before other steps, or None."""
+def _read_padding(config: Fields, pads: bool) -> tuple[int, int, int] | None:
+    """Return the RGB colour with which images are padded to squares before resizing, or None for no padding.
+
+    Args:
+        config: the configuration.
+        pads: True if the processor's class supports ``do_pad``.
+    """
     if not config.bool("do_pad", False):
         return None
     if not pads:
-        raise Unsupported(f"{config.file}: {config.name('do_pad')} is true; mpool prepares images without it")
-    red, green, blue = (min(max(int(value * 255), 0), 255) for value in _three(config, "image_mean", _CLIP_MEAN))
+        raise Unsupported(f"{config.file}: {config.name('do_pad')} is true, which mpool supports only for "
+                          "LlavaImageProcessor")
+    red, green, blue = (min(max(int(value * 255), 0), 255) for value in _read_three(config, "image_mean", _CLIP_MEAN))
     return red, green, blue

@@ -1,8 +1,8 @@
-"""GGUF files of Ollama's own converter, as the converter of llama.cpp writes the same models.
+"""Translation of GGUF files from Ollama's own converter into the names of llama.cpp's converter.
 
-Ollama's library has files of a few families that say the same in other words (a list of them is
-https://github.com/ollama/ollama/blob/main/llama/compat/README.md). Of those with an image network in the same file the
-decoder is read, and its texts are what the model takes.
+For some model families, Ollama's library has files with other key and tensor names than llama.cpp writes
+(https://github.com/ollama/ollama/blob/main/llama/compat/README.md lists them). If such a file also contains an image
+encoder, mpool reads the language model only, and the model accepts text only.
 """
 
 from __future__ import annotations
@@ -17,35 +17,46 @@ from ..spec import TensorEntry
 log = logging.getLogger("mpool.models")
 
 _Tables = tuple[dict[str, Any], tuple[TensorEntry, ...]]
-_IMAGES = ("v.", "mm.")
-#: Ends of names in such files of GPT-OSS -> in others.
+_IMAGE_PREFIXES = ("v.", "mm.")
+#: Suffixes of tensor names in Ollama's files of GPT-OSS -> suffixes in llama.cpp's.
 _GPT_OSS = {".attn_out.weight": ".attn_output.weight", ".attn_out.bias": ".attn_output.bias",
             ".attn_sinks": ".attn_sinks.weight", ".ffn_norm.weight": ".post_attention_norm.weight"}
 
 
 def translated(raw: Mapping[str, Any], tensors: tuple[TensorEntry, ...]
                ) -> tuple[Mapping[str, Any], tuple[TensorEntry, ...]]:
-    """Keys and tensors of a file as others have them; those of any other file as they are."""
+    """Return a file's keys and tensors under llama.cpp's names.
+
+    Args:
+        raw: keys of the file.
+        tensors: tensors of the file.
+
+    Returns:
+        The translated tables, or the arguments unchanged if Ollama's converter did not write the file.
+    """
     name = raw.get("general.architecture")
-    make = _MAKERS.get(name) if isinstance(name, str) else None
-    if make is None or name == "gemma3" and not _is_ollamas_gemma(raw, tensors):
+    convert = _CONVERTERS.get(name) if isinstance(name, str) else None
+    if convert is None or name == "gemma3" and not _is_ollama_gemma(raw, tensors):
         return raw, tensors
-    log.info("a file of Ollama's converter: %s", name)
-    return make(dict(raw), tensors)
+    log.info("the GGUF file was written by Ollama's converter: architecture %s", name)
+    return convert(dict(raw), tensors)
 
 
-def _renamed(raw: Mapping[str, Any], old: str, new: str) -> dict[str, Any]:
-    """Keys under another architecture's name."""
+def _rename_architecture(raw: Mapping[str, Any], old: str, new: str) -> dict[str, Any]:
+    """Return the keys with the architecture ``old`` renamed to ``new``, in their prefixes and in its value."""
     found = {new + key[len(old):] if key.startswith(f"{old}.") else key: value for key, value in raw.items()}
     return found | {"general.architecture": new}
 
 
-def _without_images(tensors: tuple[TensorEntry, ...]) -> tuple[TensorEntry, ...]:
-    return tuple(entry for entry in tensors if not entry.name.startswith(_IMAGES))
+def _without_image_tensors(tensors: tuple[TensorEntry, ...]) -> tuple[TensorEntry, ...]:
+    """Return the tensors without those of the image encoder and the projector."""
+    return tuple(entry for entry in tensors if not entry.name.startswith(_IMAGE_PREFIXES))
 
 
 def _gpt_oss(raw: dict[str, Any], tensors: tuple[TensorEntry, ...]) -> _Tables:
-    kv = _renamed(raw, "gptoss", "gpt-oss") | {"tokenizer.ggml.pre": "gpt-4o"}  # whatever the file says
+    """Translate a GPT-OSS file."""
+    # GPT-OSS always uses the pre-tokenizer gpt-4o, also if the file has another value.
+    kv = _rename_architecture(raw, "gptoss", "gpt-oss") | {"tokenizer.ggml.pre": "gpt-4o"}
     kv.setdefault("gpt-oss.rope.scaling.type", "yarn")
     named = []
     for entry in tensors:
@@ -55,42 +66,45 @@ def _gpt_oss(raw: dict[str, Any], tensors: tuple[TensorEntry, ...]) -> _Tables:
 
 
 def _qwen25vl(raw: dict[str, Any], tensors: tuple[TensorEntry, ...]) -> _Tables:
-    kv = _renamed(raw, "qwen25vl", "qwen2vl")
+    """Translate the language model of a Qwen2.5-VL file."""
+    kv = _rename_architecture(raw, "qwen25vl", "qwen2vl")
     sections = kv.get("qwen2vl.rope.mrope_section")
     if isinstance(sections, list):
         kv["qwen2vl.rope.dimension_sections"] = [*sections, 0]
-    return kv, _without_images(tensors)
+    return kv, _without_image_tensors(tensors)
 
 
-def _is_ollamas_gemma(raw: Mapping[str, Any], tensors: tuple[TensorEntry, ...]) -> bool:
+def _is_ollama_gemma(raw: Mapping[str, Any], tensors: tuple[TensorEntry, ...]) -> bool:
+    """Return True if Ollama's converter wrote a file of the architecture gemma3, which llama.cpp uses too."""
     return "gemma3.attention.layer_norm_rms_epsilon" not in raw or "gemma3.rope.local.freq_base" in raw \
-        or any(entry.name.startswith((*_IMAGES, "dense.")) for entry in tensors)
+        or any(entry.name.startswith((*_IMAGE_PREFIXES, "dense.")) for entry in tensors)
 
 
-#: Tensors of EmbeddingGemma there, a Gemma 3 with layers behind its pooling, and here.
+#: Tensor names of EmbeddingGemma in Ollama's files -> in llama.cpp's. Ollama stores it as a Gemma 3 with dense layers.
 _EMBEDDING_GEMMA = {"dense.0.weight": "dense_2.weight", "dense.1.weight": "dense_3.weight",
                     "norm.weight": "output_norm.weight"}
 
 
 def _gemma3(kv: dict[str, Any], tensors: tuple[TensorEntry, ...]) -> _Tables:
+    """Translate the language model of a Gemma 3 file, or an EmbeddingGemma file."""
     for key, value in (("rope.freq_base", kv.get("gemma3.rope.global.freq_base", 1e6)),
                        ("rope.freq_base_swa", kv.get("gemma3.rope.local.freq_base", 10000.0)),
                        ("attention.layer_norm_rms_epsilon", 1e-6)):
         kv.setdefault(f"gemma3.{key}", value)
     context = kv.get("gemma3.context_length")
-    if isinstance(context, int) and context >= 131072:  # models of 4B and more; smaller ones have no RoPE scaling
+    if isinstance(context, int) and context >= 131072:  # only models with 4B or more parameters have RoPE scaling
         kv.setdefault("gemma3.rope.scaling.type", "linear")
         kv.setdefault("gemma3.rope.scaling.factor", 8.0)
     rows = next((entry.shape[0] for entry in tensors if entry.name == "token_embd.weight"), 0)
-    for key in ("tokens", "scores", "token_type"):  # tokens of images have no row
+    for key in ("tokens", "scores", "token_type"):  # image tokens at the end of the vocabulary have no embedding row
         values = kv.get(f"tokenizer.ggml.{key}")
         if isinstance(values, list) and rows:
             kv[f"tokenizer.ggml.{key}"] = values[:rows]
     if any(entry.name == "dense.0.weight" for entry in tensors):
-        kv = _renamed(kv, "gemma3", "gemma-embedding") | {"gemma-embedding.attention.causal": False}
+        kv = _rename_architecture(kv, "gemma3", "gemma-embedding") | {"gemma-embedding.attention.causal": False}
         tensors = tuple(replace(entry, name=_EMBEDDING_GEMMA.get(entry.name, entry.name)) for entry in tensors)
-    return kv, _without_images(tensors)
+    return kv, _without_image_tensors(tensors)
 
 
-_MAKERS: dict[str, Callable[[dict[str, Any], tuple[TensorEntry, ...]], _Tables]] = {
+_CONVERTERS: dict[str, Callable[[dict[str, Any], tuple[TensorEntry, ...]], _Tables]] = {
     "gptoss": _gpt_oss, "qwen25vl": _qwen25vl, "gemma3": _gemma3}

@@ -1,12 +1,14 @@
-"""Folders of cross-encoders: sequence classifiers of transformers with one label, which score a pair of texts.
+"""Readers of the scoring heads of rerankers, which score a pair of texts.
 
-They are encoders with a head: the state of the first token (or the mean of all), linear layers, one number. In the core
-that is a pooling with dense layers, so the score is a vector of one component. What the head is made of is in the row
-of the family; the folder names the activation of its logit, as for sentence-transformers' CrossEncoder
-(https://sbert.net/docs/cross_encoder/usage/usage.html), whose default is the logistic function.
+A cross-encoder is a sequence classifier with one label: an encoder with a head that pools the first token (or all
+tokens) and applies linear layers. The C core computes the head as a pooling with dense layers, so the score is an
+embedding of size 1. The layers of the head are in the row of the family. The folder names the activation of the logit,
+as for sentence-transformers' CrossEncoder (https://sbert.net/docs/cross_encoder/usage/usage.html); the default is the
+logistic function.
 
-Others are models of text that are asked whether a document answers a query (Qwen3-Reranker, arXiv:2506.05176): the
-score is what their logits say of two tokens behind the question. They are decoders that give vectors, of one component.
+Other rerankers are language models whose prompt asks if a document answers a query (Qwen3-Reranker, arXiv:2506.05176).
+The score is the difference of the logits of two tokens, such as yes and no, after the prompt. The core computes it as
+the embedding of a decoder, also of size 1.
 """
 
 from __future__ import annotations
@@ -28,19 +30,23 @@ _ACTIVATIONS = {"torch.nn.modules.linear.Identity": "identity", "torch.nn.module
                 "torch.nn.Identity": "identity", "torch.nn.Sigmoid": "sigmoid"}
 
 
-def encoder_folders(folder: Folder) -> list[Folder]:
-    """The folder of the network, and of what becomes of its logits if it writes text, if sentence-transformers saved it
-    as a CrossEncoder; else none."""
+def module_folders(folder: Folder) -> list[Folder]:
+    """Return the module folders of a CrossEncoder that sentence-transformers saved.
+
+    Returns:
+        The folder of the network and, for a language model, the folder of the LogitScore module; an empty list if the
+        folder is not a CrossEncoder or has no ``modules.json``.
+    """
     if not folder.has(layout.MODULES_NAME):
         return []
     config = folder.fields(layout.MODEL_CONFIG, missing_ok=True)
     if config.str("model_type", "SentenceTransformer") != "CrossEncoder":
         return []
-    return sentence_folder.of_cross_encoder(folder)
+    return sentence_folder.cross_encoder_modules(folder)
 
 
 def _activation(folder: Folder, config: Fields) -> str:
-    """The activation applied to the logit."""
+    """Return the activation that the folder sets for the logit; the default is the logistic function."""
     saved = folder.fields(layout.MODEL_CONFIG, missing_ok=True)
     inner = config.section("sentence_transformers", None)
     name = saved.str("activation_fn", None) or (inner.str("activation_fn", None) if inner is not None else None) \
@@ -48,19 +54,26 @@ def _activation(folder: Folder, config: Fields) -> str:
     if name is None:
         return "sigmoid"
     if name not in _ACTIVATIONS:
-        raise Unsupported(f"{saved.file}: the score's activation is {shorten(name)}; mpool computes "
+        raise Unsupported(f"{saved.file}: the activation of the score is {shorten(name)}; mpool supports "
                           + ", ".join(sorted(_ACTIVATIONS)))
     return _ACTIVATIONS[name]
 
 
-def head_of(row: Architecture, config: Fields, tensors: Mapping[str, TensorEntry], certain: bool) -> Head | None:
-    """The head of a classifier with one label; None if the folder holds an encoder alone, or more labels.
+def find_head(row: Architecture, config: Fields, tensors: Mapping[str, TensorEntry],
+              is_cross_encoder: bool) -> Head | None:
+    """Return the head of a sequence classifier with one label.
 
     Args:
-        certain: the folder says that it is a CrossEncoder.
+        row: the architecture of the encoder.
+        config: its ``config.json``.
+        tensors: the stored tensors by name.
+        is_cross_encoder: True if sentence-transformers saved the folder as a CrossEncoder.
+
+    Returns:
+        The head; None if the folder has an encoder without a head, or a classifier with several labels.
 
     Raises:
-        Unsupported: it does, but mpool does not know the head.
+        Unsupported: the folder is a CrossEncoder with several labels or with a head that mpool does not support.
     """
     classes = config.list("architectures", [], of=str, limit=16)
     found = row.head(config) if row.head is not None and any(
@@ -68,20 +81,32 @@ def head_of(row: Architecture, config: Fields, tensors: Mapping[str, TensorEntry
     last = tensors.get(f"{found.layers[-1].name}.weight") if found is not None else None
     if found is not None and last is not None and len(last.shape) == 2 and last.shape[0] == 1:
         return found
-    if certain:
-        raise Unsupported(f"{config.file}: a cross-encoder of {row.in_config[0]} with "
-                          f"{'several labels' if last is not None else 'a head that mpool does not know'}; mpool "
-                          "computes those with one label")
+    if is_cross_encoder:
+        raise Unsupported(f"{config.file}: the {row.in_config[0]} cross-encoder has "
+                          f"{'several labels' if last is not None else 'an unknown head'}; mpool supports "
+                          "cross-encoders with one label")
     return None
 
 
 def read_head(folder: Folder, config: Fields, head: Head, tensors: Mapping[str, TensorEntry], paths: tuple[str, ...],
               hidden: int, kv: dict[str, Value]) -> list[TensorEntry]:
-    """Tensors of a head as dense layers; what goes with them is added to ``kv``.
+    """Read a head as dense layers.
+
+    Args:
+        folder: the model folder.
+        config: its ``config.json``.
+        head: the head.
+        tensors: the stored tensors by name.
+        paths: paths of the weight files.
+        hidden: hidden size of the encoder.
+        kv: hyper-parameters, to which those of the head are added.
+
+    Returns:
+        The tensors of the dense layers under the core's names.
 
     Raises:
-        FormatError: a tensor is missing or of another shape.
-        Unsupported: an activation that mpool does not compute.
+        FormatError: a tensor is missing or has a wrong shape.
+        Unsupported: mpool does not support the activation.
     """
     kv["mpool.pooling"], kv["mpool.normalize"] = [head.pooling], False
     kv["mpool.dense_count"] = len(head.layers)
@@ -108,53 +133,61 @@ def read_head(folder: Folder, config: Fields, head: Head, tensors: Mapping[str, 
 
 
 def _row_of(entry: TensorEntry, row: int, name: str) -> TensorEntry:
-    """A row of a matrix, as a matrix of one row."""
+    """Return one row of a matrix as a matrix of shape (1, columns)."""
     size = entry.nbytes // entry.shape[0]
     return TensorEntry(name, entry.dtype, (1, *entry.shape[1:]), entry.file, entry.offset + row * size, size)
 
 
-def _answer(kv: dict[str, Value], activation: str) -> None:
-    """The score of a decoder, computed from the logits of two tokens after the last position."""
+def _set_score_layer(kv: dict[str, Value], activation: str) -> None:
+    """Set the hyper-parameters of a decoder whose score comes from the last token's hidden state."""
     kv |= {"mpool.pooling": ["lasttoken"], "mpool.normalize": False, "mpool.dense_count": 1,
            "mpool.dense.0.activation": activation}
 
 
-def read_logits(folder: Folder, inside: list[Folder], config: Fields, tensors: list[TensorEntry],
-                files: Mapping[str, TensorEntry], kv: dict[str, Value]) -> tuple[list[TensorEntry], bool]:
-    """Reads a reranker that is a decoder: its score is the logit of one token minus that of another. Returns those rows
-    of the output layer; True if a pair ends with the start of an answer.
+def read_decoder(folder: Folder, modules: list[Folder], config: Fields, tensors: list[TensorEntry],
+                stored: Mapping[str, TensorEntry], kv: dict[str, Value]) -> tuple[list[TensorEntry], bool]:
+    """Read a reranker that is a decoder: its score is the logit of one token minus the logit of another.
 
     Args:
-        folder, inside: the model's, and those of its two modules.
-        tensors: of the network, by their names in the core; ``files``: all, by those in the files.
+        folder: the model folder.
+        modules: the folders of its modules Transformer and LogitScore.
+        config: the decoder's ``config.json``.
+        tensors: the decoder's tensors under the core's names.
+        stored: all tensors by their names in the files.
+        kv: hyper-parameters, to which those of the score are added.
+
+    Returns:
+        The two rows of the output layer, or one if the score is a single logit; and True if the chat template renders a
+        pair with the generation prompt (the start of the assistant's message).
 
     Raises:
-        FormatError: a file does not fit the others.
-        Unsupported: an option that mpool does not compute.
+        FormatError: a tensor is missing, or a value is malformed.
+        Unsupported: an option that mpool does not support.
     """
-    told = inside[1].fields("config.json")
-    told.only({"true_token_id", "false_token_id", "module_input_name"})
-    if told.str("module_input_name", "causal_logits") != "causal_logits":
-        raise Unsupported(f"{told.file}: module_input_name is {shorten(told.get('module_input_name'))}; mpool computes "
+    module_config = modules[1].fields("config.json")
+    module_config.only({"true_token_id", "false_token_id", "module_input_name"})
+    input_name = module_config.str("module_input_name", "causal_logits")
+    if input_name != "causal_logits":
+        raise Unsupported(f"{module_config.file}: module_input_name is {shorten(input_name)}; mpool supports "
                           "causal_logits")
-    tied = config.bool("tie_word_embeddings", "lm_head.weight" not in files)
-    table = files.get("lm_head.weight")
+    tied = config.bool("tie_word_embeddings", "lm_head.weight" not in stored)
+    table = stored.get("lm_head.weight")
     if tied:
         table = next(entry for entry in tensors if entry.name == "token_embd.weight")
     if table is None:
         raise missing(["lm_head.weight"], file=config.file)
     rows = table.shape[0]
-    found = [_row_of(table, told.int("true_token_id", low=0, high=rows - 1), "dense.0.weight")]
-    other = told.int("false_token_id", None, low=0, high=rows - 1)
+    found = [_row_of(table, module_config.int("true_token_id", low=0, high=rows - 1), "dense.0.weight")]
+    other = module_config.int("false_token_id", None, low=0, high=rows - 1)
     if other is not None:
         found.append(_row_of(table, other, "dense.0.minus"))
-    _answer(kv, _activation(folder, config))
-    return found, _answering(inside[0])
+    _set_score_layer(kv, _activation(folder, config))
+    return found, _adds_generation_prompt(modules[0])
 
 
-def _answering(folder: Folder) -> bool:
-    """Reads ``sentence_bert_config.json`` of a decoder used as a reranker. True: a pair ends with the start of an
-    answer."""
+def _adds_generation_prompt(folder: Folder) -> bool:
+    """Read ``sentence_bert_config.json`` of a decoder that is a reranker; return ``add_generation_prompt``, which is
+    True if a pair is rendered with the start of the assistant's message."""
     config = folder.fields(layout.TRANSFORMER_CONFIGS[0], missing_ok=True)
     config.only({"transformer_task", "modality_config", "module_output_name", "processing_kwargs", "max_seq_length",
                  "do_lower_case", "unpad_inputs"})
@@ -162,7 +195,7 @@ def _answering(folder: Folder) -> bool:
     message = modality.section("message", None) if modality is not None else None
     if message is not None and message.str("format", "flat") != "flat":
         raise Unsupported(f"{config.file}: modality_config.message.format is {shorten(message.get('format'))}; mpool "
-                          "renders pairs as flat messages")
+                          "supports flat")
     kwargs = config.section("processing_kwargs", None)
     if kwargs is None:
         return False
@@ -174,8 +207,8 @@ def _answering(folder: Folder) -> bool:
     return options.bool("add_generation_prompt", False)
 
 
-def prompts_of(folder: Folder) -> tuple[dict[str, str], str | None]:
-    """The prompts of a CrossEncoder, and the name of that which counts unless another is asked for."""
+def read_prompts(folder: Folder) -> tuple[dict[str, str], str | None]:
+    """Return the prompts of a CrossEncoder by name, and the name of the default prompt or None."""
     config = folder.fields(layout.MODEL_CONFIG, missing_ok=True)
     section = config.section("prompts", None)
     prompts = {} if section is None else {
@@ -186,48 +219,74 @@ def prompts_of(folder: Folder) -> tuple[dict[str, str], str | None]:
     return prompts, default
 
 
-#: A message of a role, as a template finds it.
-_OF_ROLE = '(messages | selectattr("role", "eq", "{}") | map(attribute="content") | first)'
+#: Jinja expression for the content of the first message with a role.
+_MESSAGE_OF_ROLE = '(messages | selectattr("role", "eq", "{}") | map(attribute="content") | first)'
 
 
-def gguf_logits(table: Fields, tensors: Sequence[TensorEntry], kv: dict[str, Value]) -> tuple[list[TensorEntry], str]:
-    """The same in a GGUF file: its converter writes both rows as a head, of the labels yes and no, and how a pair is
-    written in place of ``{query}`` and ``{document}``. The rows, and a chat template that does that.
+def read_gguf_decoder(table: Fields, tensors: Sequence[TensorEntry],
+                      kv: dict[str, Value]) -> tuple[list[TensorEntry], str]:
+    """Read a GGUF file of a reranker that is a decoder.
+
+    llama.cpp's converter stores the two rows of the output layer as a head with the labels yes and no, and the prompt
+    as a template with the placeholders ``{query}`` and ``{document}``.
+
+    Args:
+        table: keys of the file.
+        tensors: tensors of the file.
+        kv: hyper-parameters, to which those of the score are added.
+
+    Returns:
+        The two rows, and a chat template that renders messages of the roles ``query`` and ``document``.
 
     Raises:
-        Unsupported: the file is of another reranker.
+        Unsupported: the head or the template has another form.
     """
     head = next((entry for entry in tensors if entry.name == "cls.output.weight"), None)
     text = table.get("tokenizer.chat_template.rerank")
     if head is None or head.shape[:-1] != (2,) or not isinstance(text, str) or not (
             text.count("{query}") == text.count("{document}") == 1 and text.find("{query}") < text.find("{document}")):
-        raise Unsupported(f"{table.file}: a reranker without cls.output.weight of two rows or a template rerank of "
-                          "{query} and {document}; mpool computes decoders that answer yes or no",
-                          hint="Convert it with a recent llama.cpp, or use a folder of sentence-transformers")
+        raise Unsupported(f"{table.file}: the reranker has no cls.output.weight with two rows, or no chat template "
+                          "rerank with {query} and {document}; mpool supports decoders that score by the tokens yes "
+                          "and no",
+                          hint="Convert the model with a recent llama.cpp, or use its sentence-transformers folder")
     before, _, rest = text.partition("{query}")
-    between, _, behind = rest.partition("{document}")
-    parts = [json.dumps(before), _OF_ROLE.format("query"), json.dumps(between), _OF_ROLE.format("document"),
-             json.dumps(behind)]
-    _answer(kv, "sigmoid")
+    between, _, after = rest.partition("{document}")
+    parts = [json.dumps(before), _MESSAGE_OF_ROLE.format("query"), json.dumps(between),
+             _MESSAGE_OF_ROLE.format("document"), json.dumps(after)]
+    _set_score_layer(kv, "sigmoid")
     return [_row_of(head, 0, "dense.0.weight"), _row_of(head, 1, "dense.0.minus")], "{{ " + " ~ ".join(parts) + " }}"
 
 
-def gguf_head(shapes: Mapping[str, tuple[int, ...]], file: str, activation: str, epsilon: float,
-              kv: dict[str, Value]) -> dict[str, str]:
-    """The head of a reranker in a GGUF file: names there -> names here. Files do not name the logit's activation; mpool
-    uses the logistic function, sentence-transformers' default.
+def read_gguf_head(shapes: Mapping[str, tuple[int, ...]], file: str, activation: str, epsilon: float,
+                   kv: dict[str, Value]) -> dict[str, str]:
+    """Read the head of a cross-encoder in a GGUF file.
+
+    GGUF files do not store the activation of the logit; mpool uses the logistic function, sentence-transformers'
+    default.
+
+    Args:
+        shapes: shapes of the stored tensors by name.
+        file: path of the file, for messages.
+        activation: activation of the first layer.
+        epsilon: epsilon of the layer norm after the first layer.
+        kv: hyper-parameters, to which those of the head are added.
+
+    Returns:
+        Tensor name in the file -> tensor name in the core.
 
     Raises:
-        Unsupported: the first of its two layers is not in the file, or there are several labels.
+        Unsupported: one of the two layers is missing.
+        FormatError: the head has several labels.
     """
     first, last = "cls.weight", "cls.output.weight"
     if first not in shapes or last not in shapes:
-        raise Unsupported(f"{file}: a reranker without {first if last in shapes else last}; mpool computes those whose "
-                          "head is complete", hint="The converter left the pooling layer out: use the model's folder")
+        raise Unsupported(f"{file}: the reranker has no tensor {first if last in shapes else last}; mpool supports "
+                          "rerankers with a complete head",
+                          hint="The converter omitted the pooling layer: use the model's folder")
     if len(shapes[last]) != 2 or shapes[last][0] != 1:
-        raise FormatError(file=file, field=f"shape of {last}", got=list(shapes[last]), allowed="one label")
+        raise FormatError(file=file, field=f"shape of {last}", got=list(shapes[last]), allowed="one row, for one label")
     kv |= {"mpool.pooling": ["cls"], "mpool.normalize": False, "mpool.dense_count": 2,
            "mpool.dense.0.activation": activation, "mpool.dense.1.activation": "sigmoid",
            "mpool.dense.0.norm_epsilon": epsilon}
     names = {"cls": "dense.0", "cls.norm": "dense.0.norm", "cls.output": "dense.1"}
-    return {f"{there}.{kind}": f"{here}.{kind}" for there, here in names.items() for kind in ("weight", "bias")}
+    return {f"{source}.{kind}": f"{target}.{kind}" for source, target in names.items() for kind in ("weight", "bias")}

@@ -1,9 +1,10 @@
-"""Folders of sentence-transformers: the chain of modules around an encoder.
+"""Reader of sentence-transformers folders: the chain of modules around an encoder.
 
-``modules.json`` lists the modules in order; each has a folder with its own ``config.json`` and, for Dense, its weights
-(https://sbert.net/docs/sentence_transformer/usage/custom_models.html). Class names, the spelling of pooling modes and
-some file contents changed over the versions; all spellings from 0.4 to 6.2 are read. What mpool computes is the chain
-Transformer, Pooling, any number of Dense, Normalize or not; anything else is an error, never left out.
+``modules.json`` lists the modules in order. Each module has a folder with its own ``config.json`` and, for Dense, its
+weights (https://sbert.net/docs/sentence_transformer/usage/custom_models.html). Class names, the spelling of pooling
+modes and some file contents changed between versions; all spellings from 0.4 to 6.2 are supported. mpool computes the
+chain Transformer, Pooling, any number of Dense, and optionally Normalize. Any other module raises an error; none is
+ignored except Dropout, which does nothing in inference.
 """
 
 from __future__ import annotations
@@ -28,10 +29,14 @@ log = logging.getLogger("mpool.models")
 
 MAX_MODULES = 16
 MAX_PROMPTS = 256
-MAX_SIZES = 16
+#: Maximum number of alternative Dense layers with other output sizes.
+MAX_OTHER_SIZES = 16
+#: Maximum length of a prompt, in characters.
 MAX_PROMPT_LENGTH = 100_000
 
-def _classes() -> dict[str, str]:
+
+def _class_kinds() -> dict[str, str]:
+    """Return every dotted class name that a module has had in sentence-transformers -> its kind."""
     names: dict[str, str] = {}
     for kind, module in (("Transformer", "base.modules.transformer"), ("Dense", "base.modules.dense"),
                          ("Normalize", "base.modules.normalize"), ("Router", "base.modules.router"),
@@ -53,22 +58,23 @@ def _classes() -> dict[str, str]:
     return names
 
 
-#: Every name that sentence-transformers has given a module -> its kind.
-CLASSES: dict[str, str] = _classes()
-#: Kinds that exist and that mpool computes.
-COMPUTED = ("Transformer", "Pooling", "Dense", "Normalize", "Dropout")
+#: Dotted class name of a module in any version of sentence-transformers -> its kind.
+CLASSES: dict[str, str] = _class_kinds()
+#: Kinds of modules that mpool supports.
+SUPPORTED = ("Transformer", "Pooling", "Dense", "Normalize", "Dropout")
 
-#: Boolean keys of old pooling configurations in the order in which their outputs are joined, and the modes they mean.
-_OLD_POOLING = {"pooling_mode_cls_token": "cls", "pooling_mode_max_tokens": "max", "pooling_mode_mean_tokens": "mean",
-                "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
-                "pooling_mode_weightedmean_tokens": "weightedmean", "pooling_mode_lasttoken": "lasttoken"}
-#: Pooling modes by their names there -> here.
+#: Boolean keys of older pooling configurations -> pooling mode, in the order in which the outputs are concatenated.
+_LEGACY_POOLING = {
+    "pooling_mode_cls_token": "cls", "pooling_mode_max_tokens": "max", "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens", "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken"}
+#: Pooling mode in sentence-transformers -> in mpool.
 POOLING = {"cls": "cls", "max": "max", "mean": "mean", "mean_sqrt_len_tokens": "mean_sqrt_len",
            "weightedmean": "weightedmean", "lasttoken": "lasttoken"}
 
 _TORCH_ACTIVATIONS = {"Identity": "identity", "Tanh": "tanh", "GELU": "gelu", "ReLU": "relu", "SiLU": "silu",
                       "Sigmoid": "sigmoid"}
-#: Dotted names of torch classes, as Dense configurations store them -> names here.
+#: Dotted name of a torch class, as Dense configurations store it -> name of the activation in mpool.
 DENSE_ACTIVATIONS = {f"torch.nn.modules.{'linear' if cls == 'Identity' else 'activation'}.{cls}": name
                      for cls, name in _TORCH_ACTIVATIONS.items()}
 DENSE_ACTIVATIONS |= {f"torch.nn.{cls}": name for cls, name in _TORCH_ACTIVATIONS.items()}
@@ -77,10 +83,24 @@ SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 
 
 @dataclass
-class Sentence:
-    """Settings of the modules after the encoder.
+class ModuleSettings:
+    """Settings of the modules around the encoder.
 
-    ``dense`` holds (tensors named ``dense.I.weight`` and ``dense.I.bias``, with paths in place of file numbers).
+    Attributes:
+        transformer: folder of the encoder.
+        pooling: pooling modes, whose outputs are concatenated.
+        include_prompt: True if the pooling includes the tokens of the prompt.
+        normalize: True if embeddings are normalised to length 1.
+        output_size: size of the embeddings.
+        kv: hyper-parameters of pooling and dense layers.
+        dense: pairs of a tensor of a dense layer (``dense.I.weight`` or ``dense.I.bias``) and the path of its file.
+        max_seq_length: maximum input length in tokens; None: not set.
+        do_lower_case: True if texts are converted to lower case.
+        prompts: prompts by name.
+        default_prompt_name: name of the prompt used by default; None: no prompt.
+        similarity: similarity function, one of SIMILARITIES.
+        truncate_dim: size to which embeddings are truncated by default; None: no truncation.
+        sizes: output sizes of the alternative dense layers.
     """
 
     transformer: Folder
@@ -101,29 +121,44 @@ class Sentence:
 
 @dataclass(frozen=True)
 class _Module:
+    """A module of ``modules.json``; ``at`` is the name of its type field, for messages, ``path`` the stored path."""
+
     kind: str
     folder: Folder
     at: str
     path: str
 
 
-def of_cross_encoder(folder: Folder) -> list[Folder]:
-    """The folders of a CrossEncoder's modules: a transformer with a head, or one that writes text and, behind it, how
-    its logits become a score.
+def cross_encoder_modules(folder: Folder) -> list[Folder]:
+    """Return the folders of a CrossEncoder's modules.
+
+    Returns:
+        The folder of the Transformer and, for a language model, the folder of the LogitScore module, which turns its
+        logits into a score.
 
     Raises:
-        Unsupported: there are others.
+        Unsupported: the CrossEncoder has other modules.
     """
-    modules = _modules(folder, ordered=False, computed=("Transformer", "LogitScore"))
+    modules = _list_modules(folder, ordered=False, supported=("Transformer", "LogitScore"))
     if [module.kind for module in modules] not in (["Transformer"], ["Transformer", "LogitScore"]):
-        raise Unsupported(f"{folder.path}: a cross-encoder of the modules "
+        raise Unsupported(f"{folder.path}: the modules of the cross-encoder are "
                           + ", ".join(module.kind for module in modules)
-                          + "; mpool computes Transformer, and LogitScore behind it or not")
+                          + "; mpool supports Transformer, optionally followed by LogitScore")
     return [module.folder for module in modules]
 
 
-def _modules(folder: Folder, ordered: bool = True, computed: tuple[str, ...] = COMPUTED) -> list[_Module]:
-    """``modules.json``, every class known, every path inside the folder, no folder used twice."""
+def _list_modules(folder: Folder, ordered: bool = True, supported: tuple[str, ...] = SUPPORTED) -> list[_Module]:
+    """Return the modules of ``modules.json``.
+
+    Args:
+        folder: the model folder.
+        ordered: True to check the order of the modules.
+        supported: accepted kinds of modules.
+
+    Raises:
+        FormatError: a class is unknown, a path is outside the folder, or two modules use one folder.
+        Unsupported: the kind of a module is not in ``supported``.
+    """
     path = os.path.join(folder.path, MODULES_NAME)
     rows = folder.json(MODULES_NAME)
     if not isinstance(rows, list) or not 1 <= len(rows) <= MAX_MODULES:
@@ -134,19 +169,19 @@ def _modules(folder: Folder, ordered: bool = True, computed: tuple[str, ...] = C
     for i, value in enumerate(rows):
         row = Fields.of(value, file=path, at=f"[{i}]")
         if row.int("idx", i) != i:
-            row.fail("idx", row.get("idx"), f"{i}, its place in the list")
+            row.fail("idx", row.get("idx"), f"{i}, the index in the list")
         row.str("name", "")
         name = row.str("type")
         kind = CLASSES.get(name)
         if kind is None:
-            row.fail("type", shorten(name), "a module of sentence-transformers: " + ", ".join(computed),
-                     "mpool never imports classes that a model names")
-        if kind not in computed:
-            raise Unsupported(f"{path}: [{i}].type is {name}; mpool computes " + ", ".join(computed))
+            row.fail("type", shorten(name), "a module of sentence-transformers: " + ", ".join(supported),
+                     "mpool never imports a class on behalf of a model file")
+        if kind not in supported:
+            raise Unsupported(f"{path}: [{i}].type is {name}; mpool supports " + ", ".join(supported))
         if row.get("kwargs"):
             row.fail("kwargs", describe(row.get("kwargs")), "none")
         sub = folder.sub(row.str("path", ""), declared_in=path, field=row.name("path"))
-        # Dropout and Normalize may come without a folder or share the root; they read nothing that could loop
+        # Dropout and Normalize may have no folder or use the model's own. They read no file, so no cycle is possible.
         if kind in ("Transformer", "Pooling", "Dense"):
             if sub.real in seen:
                 row.fail("path", f"{row.get('path')!r}, the folder of module {seen[sub.real]}", "a folder of its own")
@@ -160,30 +195,31 @@ def _modules(folder: Folder, ordered: bool = True, computed: tuple[str, ...] = C
 
 
 def _check_order(modules: list[_Module], path: str) -> None:
+    """Raise FormatError unless the modules form a chain that mpool computes."""
     stages = {"Transformer": 0, "Pooling": 1, "Dense": 2, "Normalize": 3}
-    expected = "Transformer, Pooling, any Dense, then Normalize or not"
+    expected = "Transformer, Pooling, any number of Dense, optionally Normalize"
     at = -1
     for module in modules:
         if module.kind == "Dropout":
             continue
         stage = stages[module.kind]
         if stage < at or (stage == at and module.kind != "Dense") or stage > at + 1 and not (at >= 1 and stage == 3):
-            raise FormatError(file=path, field=module.at, got=f"{module.kind} in this place", allowed=expected)
+            raise FormatError(file=path, field=module.at, got=f"{module.kind} in this position", allowed=expected)
         at = stage
     if at < 1:
         raise FormatError(file=path, field="JSON", got="no Pooling", allowed=expected)
 
 
-def _pooling(config: Fields, hidden: int) -> tuple[tuple[str, ...], bool]:
-    """Pooling modes in the order in which their outputs are joined, and whether prompt tokens take part."""
-    config.only({"embedding_dimension", "word_embedding_dimension", "pooling_mode", "include_prompt", *_OLD_POOLING})
+def _read_pooling(config: Fields, hidden: int) -> tuple[tuple[str, ...], bool]:
+    """Return the pooling modes in the order of concatenation, and True if the pooling includes the prompt's tokens."""
+    config.only({"embedding_dimension", "word_embedding_dimension", "pooling_mode", "include_prompt", *_LEGACY_POOLING})
     for key in ("embedding_dimension", "word_embedding_dimension"):
         if key in config and config.int(key) != hidden:
             config.fail(key, config.get(key), f"{hidden}, the encoder's hidden size")
-    old = [mode for key, mode in _OLD_POOLING.items() if config.bool(key, False)]
+    old = [mode for key, mode in _LEGACY_POOLING.items() if config.bool(key, False)]
     modes: Any = config.get("pooling_mode")
     if modes is None:
-        # the library's default
+        # sentence-transformers' default
         modes = old or ["mean"]
     elif isinstance(modes, str):
         modes = [modes]
@@ -197,22 +233,32 @@ def _pooling(config: Fields, hidden: int) -> tuple[tuple[str, ...], bool]:
     return tuple(POOLING[mode] for mode in modes), config.bool("include_prompt", True)
 
 
-def _dense(folder: Folder, name: str, size: int, found: Sentence) -> tuple[int, str]:
-    """Reads one Dense module into ``found``, its tensors as ``name``; returns its output size and its activation."""
+def _read_dense(folder: Folder, name: str, size: int, settings: ModuleSettings) -> tuple[int, str]:
+    """Read a Dense module and add its tensors to ``settings.dense``.
+
+    Args:
+        folder: the module's folder.
+        name: prefix of the tensor names in the core.
+        size: size of the module's input.
+        settings: settings to which the tensors are added.
+
+    Returns:
+        The size of the module's output, and its activation.
+    """
     config = folder.fields("config.json")
     config.only({"in_features", "out_features", "bias", "activation_function", "module_input_name",
                  "module_output_name", "use_residual"})
-    _refuse_renamed_io(config)
+    _check_io_names(config)
     if config.bool("use_residual", False):
-        raise Unsupported(f"{config.file}: use_residual is true; mpool computes Dense without a residual")
+        raise Unsupported(f"{config.file}: use_residual is true; mpool supports Dense without a residual connection")
     if config.int("in_features", low=1) != size:
-        config.fail("in_features", config.get("in_features"), f"{size}, the size that the module before it gives")
+        config.fail("in_features", config.get("in_features"), f"{size}, the output size of the previous module")
     out = config.int("out_features", low=1, high=MAX_WIDTH)
     bias = config.bool("bias", True)
     activation = config.str("activation_function", "torch.nn.modules.activation.Tanh")
     if activation not in DENSE_ACTIVATIONS:
         config.fail("activation_function", shorten(activation), ", ".join(sorted(DENSE_ACTIVATIONS)),
-                    "mpool never imports classes that a model names")
+                    "mpool never imports a class on behalf of a model file")
     tensors = safetensors_header.read_folder(folder)
     if tensors is None:
         for pickled in folder.pickles():
@@ -228,36 +274,56 @@ def _dense(folder: Folder, name: str, size: int, found: Sentence) -> tuple[int, 
         check_shape(entry, shape, paths[entry.file])
         safetensors_header.require_weight_dtype(entry, paths[entry.file])
         renamed = f"{name}.{tensor.rpartition('.')[2]}"
-        found.dense.append((TensorEntry(renamed, entry.dtype, entry.shape, 0, entry.offset, entry.nbytes),
+        settings.dense.append((TensorEntry(renamed, entry.dtype, entry.shape, 0, entry.offset, entry.nbytes),
                             paths[entry.file]))
     return out, DENSE_ACTIVATIONS[activation]
 
 
-def _sizes(folder: Folder, module: _Module, size: int, activation: str, found: Sentence) -> None:
-    """Reads the layers for other numbers of components."""
-    beside = other_sizes(module.path, folder.names())
-    if len(beside) > MAX_SIZES:
-        raise LimitError(f"{folder.path}: {len(beside)} folders beside {module.path}, mpool takes at most {MAX_SIZES}")
-    for number, name in sorted(beside.items()):
+def _read_other_sizes(folder: Folder, module: _Module, size: int, activation: str, settings: ModuleSettings) -> None:
+    """Read the Dense layers that replace ``module`` for other embedding sizes, as Stella's models have them.
+
+    Args:
+        folder: the model folder.
+        module: the Dense module.
+        size: size of its input.
+        activation: its activation.
+        settings: settings to which the layers are added.
+
+    Raises:
+        LimitError: the folder has more than MAX_OTHER_SIZES such layers.
+        FormatError: a layer's size contradicts its folder name, or its activation differs.
+    """
+    others = other_sizes(module.path, folder.names())
+    if len(others) > MAX_OTHER_SIZES:
+        raise LimitError(f"{folder.path}: the folder has {len(others)} alternatives to {module.path}, the maximum is "
+                         f"{MAX_OTHER_SIZES}")
+    for number, name in sorted(others.items()):
         other = folder.sub(name, declared_in=folder.path, field=name)
-        out, same = _dense(other, f"dense.size.{number}", size, found)
+        out, same = _read_dense(other, f"dense.size.{number}", size, settings)
         if out != number or same != activation:
             raise FormatError(file=other.path, field="config.json", got=f"{out} outputs and {same}",
-                              allowed=f"{number} and {activation}, as the folder's name and the others say")
-        found.sizes += (number,)
-    if found.sizes:
-        found.kv["mpool.dense_sizes"] = list(found.sizes)
+                              allowed=f"{number} outputs, as in the folder's name, and {activation}, as in "
+                                      f"{module.path}")
+        settings.sizes += (number,)
+    if settings.sizes:
+        settings.kv["mpool.dense_sizes"] = list(settings.sizes)
 
 
-def _refuse_renamed_io(config: Fields) -> None:
+def _check_io_names(config: Fields) -> None:
+    """Raise Unsupported unless a module's input and output are ``sentence_embedding``."""
     for key in ("module_input_name", "module_output_name"):
         name = config.str(key, "sentence_embedding")
         if name != "sentence_embedding":
-            raise Unsupported(f"{config.file}: {key} is {shorten(name)}; mpool computes modules on sentence_embedding")
+            raise Unsupported(f"{config.file}: {key} is {shorten(name)}; mpool supports sentence_embedding")
 
 
-def _transformer(folder: Folder, found: Sentence) -> None:
-    """Reads ``sentence_bert_config.json``, in its old and its new form."""
+def _read_transformer(folder: Folder, settings: ModuleSettings) -> None:
+    """Read ``sentence_bert_config.json`` in its old or new form into ``settings``.
+
+    Raises:
+        FormatError: a key is unknown or malformed.
+        Unsupported: an option selects a computation that mpool does not implement.
+    """
     name = next((name for name in TRANSFORMER_CONFIGS if folder.has(name)), None)
     if name is None:
         return
@@ -265,110 +331,122 @@ def _transformer(folder: Folder, found: Sentence) -> None:
     config.only({"max_seq_length", "do_lower_case", "transformer_task", "modality_config", "module_output_name",
                  "processing_kwargs", "unpad_inputs", "query_length", "document_length", "query_expansion",
                  "model_args", "model_kwargs", "tokenizer_args", "processor_kwargs", "config_args", "config_kwargs"})
-    found.max_seq_length = config.int("max_seq_length", None, low=1)
-    found.do_lower_case = config.bool("do_lower_case", False)
+    settings.max_seq_length = config.int("max_seq_length", None, low=1)
+    settings.do_lower_case = config.bool("do_lower_case", False)
     for key, plain in (("transformer_task", "feature-extraction"), ("module_output_name", "token_embeddings")):
         if config.str(key, plain) != plain:
-            raise Unsupported(f"{config.file}: {key} is {shorten(config.get(key))}; mpool computes {plain}")
+            raise Unsupported(f"{config.file}: {key} is {shorten(config.get(key))}; mpool supports {plain}")
     for key in ("processing_kwargs", "query_length", "document_length", "query_expansion", "tokenizer_args",
                 "processor_kwargs", "config_args", "config_kwargs"):
         if config.get(key):
-            raise Unsupported(f"{config.file}: {key} is {describe(config.get(key))}; mpool reads models without it")
+            raise Unsupported(f"{config.file}: {key} is {describe(config.get(key))}; mpool does not support this key")
     for key in ("model_args", "model_kwargs"):
         section = config.section(key, None)
         for option in section or ():
             if option not in ("torch_dtype", "dtype", "attn_implementation", "use_safetensors", "low_cpu_mem_usage"):
-                raise Unsupported(f"{config.file}: {section.name(option)} is set; mpool reads models without it")
+                raise Unsupported(f"{config.file}: {section.name(option)} is set; mpool does not support this option")
     modality = config.section("modality_config", None)
     text = modality.section("text") if modality is not None else None
     if text is not None and (text.str("method"), text.str("method_output_name")) != ("forward", "last_hidden_state"):
-        raise Unsupported(f"{config.file}: modality_config.text is not forward and last_hidden_state")
+        raise Unsupported(f"{config.file}: modality_config.text must select the method forward and its output "
+                          "last_hidden_state")
 
 
-def read_model_config(folder: Folder, found: Sentence) -> None:
-    """Reads ``config_sentence_transformers.json``: prompts, similarity, truncation."""
+def read_model_config(folder: Folder, settings: ModuleSettings) -> None:
+    """Read prompts, similarity function and truncation from ``config_sentence_transformers.json`` into ``settings``.
+
+    Raises:
+        FormatError: a value is malformed, or the default prompt does not exist.
+        Unsupported: the folder is not a SentenceTransformer.
+    """
     config = folder.fields(MODEL_CONFIG, missing_ok=True)
     kind = config.str("model_type", "SentenceTransformer")
     if kind != "SentenceTransformer":
-        raise Unsupported(f"{config.file}: model_type is {shorten(kind)}; mpool reads SentenceTransformer models")
+        raise Unsupported(f"{config.file}: model_type is {shorten(kind)}; mpool supports SentenceTransformer")
     prompts = config.section("prompts", None)
     if prompts is not None:
         if len(prompts.values) > MAX_PROMPTS:
             config.fail("prompts", f"{len(prompts.values)} prompts", f"at most {MAX_PROMPTS}")
-        found.prompts = {name: prompts.str(name, "", limit=MAX_PROMPT_LENGTH) for name in prompts}
-    found.default_prompt_name = config.str("default_prompt_name", None)
-    if found.default_prompt_name is not None and found.default_prompt_name not in found.prompts:
-        # the library itself gives every model an empty "query" and "document"
-        if found.default_prompt_name not in ("query", "document"):
-            config.fail("default_prompt_name", describe(found.default_prompt_name),
-                        "one of the prompts: " + (", ".join(map(shorten, found.prompts)) or "none"))
-        found.prompts[found.default_prompt_name] = ""
-    found.similarity = config.str("similarity_fn_name", "cosine", choices=SIMILARITIES)
-    found.truncate_dim = config.int("truncate_dim", None, low=1)
+        settings.prompts = {name: prompts.str(name, "", limit=MAX_PROMPT_LENGTH) for name in prompts}
+    settings.default_prompt_name = config.str("default_prompt_name", None)
+    if settings.default_prompt_name is not None and settings.default_prompt_name not in settings.prompts:
+        # sentence-transformers gives every model an empty "query" and "document" prompt
+        if settings.default_prompt_name not in ("query", "document"):
+            config.fail("default_prompt_name", describe(settings.default_prompt_name),
+                        "one of the prompts: " + (", ".join(map(shorten, settings.prompts)) or "none"))
+        settings.prompts[settings.default_prompt_name] = ""
+    settings.similarity = config.str("similarity_fn_name", "cosine", choices=SIMILARITIES)
+    settings.truncate_dim = config.int("truncate_dim", None, low=1)
 
 
 def encoder_folder(folder: Folder) -> Folder:
-    """The folder with the encoder's config.json: the model's own, or the one that the first module names."""
+    """Return the folder with the encoder's config.json: the model's own, or that of the first module."""
     if not folder.has(MODULES_NAME):
         return folder
-    return _modules(folder)[0].folder
+    return _list_modules(folder)[0].folder
 
 
-def read_modules(folder: Folder, hidden: int) -> Sentence:
-    """Everything around the encoder of a text-embedding folder.
+def read_modules(folder: Folder, hidden: int) -> ModuleSettings:
+    """Read the modules around the encoder of an embedding model.
 
     Args:
-        folder: the model's folder. Without ``modules.json`` it means mean pooling and no normalisation, as for
+        folder: the model folder. Without ``modules.json`` the model uses mean pooling and no normalisation, as in
             sentence-transformers.
-        hidden: the encoder's hidden size.
+        hidden: hidden size of the encoder.
 
     Raises:
-        FormatError: an unknown class or key, a path outside the folder, a folder used twice, modules in another order
-            than Transformer, Pooling, Dense, Normalize, or sizes that do not meet.
+        FormatError: a class or key is unknown, a path is outside the folder, two modules use one folder, the modules
+            are in another order than Transformer, Pooling, Dense, Normalize, or the sizes of two modules do not match.
         UnsafeFormat: a Dense module has only pickled weights.
-        Unsupported: a module or option of sentence-transformers that mpool does not compute.
+        Unsupported: mpool does not support a module or an option.
     """
     if not folder.has(MODULES_NAME):
-        log.info("%s has no %s: mean pooling and no normalisation, as sentence-transformers does", folder.path,
-                 MODULES_NAME)
-        found = Sentence(transformer=folder)
+        log.info("%s has no %s: mpool uses mean pooling and no normalisation, as sentence-transformers does",
+                 folder.path, MODULES_NAME)
+        settings = ModuleSettings(transformer=folder)
         size = hidden
         modules: list[_Module] = []
     else:
-        modules = _modules(folder)
-        found = Sentence(transformer=modules[0].folder)
-        _transformer(modules[0].folder, found)
-        read_model_config(folder, found)
+        modules = _list_modules(folder)
+        settings = ModuleSettings(transformer=modules[0].folder)
+        _read_transformer(modules[0].folder, settings)
+        read_model_config(folder, settings)
         size = hidden
     dense = 0
     for module in modules:
         if module.kind == "Pooling":
-            found.pooling, found.include_prompt = _pooling(module.folder.fields("config.json"), hidden)
-            size = hidden * len(found.pooling)
+            settings.pooling, settings.include_prompt = _read_pooling(module.folder.fields("config.json"), hidden)
+            size = hidden * len(settings.pooling)
         elif module.kind == "Dense":
             before, first = size, dense == 0
-            size, activation = _dense(module.folder, f"dense.{dense}", size, found)
-            found.kv[f"mpool.dense.{dense}.activation"] = activation
+            size, activation = _read_dense(module.folder, f"dense.{dense}", size, settings)
+            settings.kv[f"mpool.dense.{dense}.activation"] = activation
             dense += 1
             if first and [other.kind for other in modules].count("Dense") == 1:
-                _sizes(folder, module, before, activation, found)
+                _read_other_sizes(folder, module, before, activation, settings)
         elif module.kind == "Normalize":
-            found.normalize = True
+            settings.normalize = True
             if module.folder.real != folder.real:
                 config = module.folder.fields("config.json", missing_ok=True)
-                _refuse_renamed_io(config)
-    found.output_size = size
-    if found.truncate_dim is not None and found.truncate_dim > size:
-        found.truncate_dim = None
-    found.kv["mpool.pooling"] = list(found.pooling)
-    found.kv["mpool.normalize"] = found.normalize
-    found.kv["mpool.dense_count"] = dense
-    return found
+                _check_io_names(config)
+    settings.output_size = size
+    if settings.truncate_dim is not None and settings.truncate_dim > size:
+        settings.truncate_dim = None
+    settings.kv["mpool.pooling"] = list(settings.pooling)
+    settings.kv["mpool.normalize"] = settings.normalize
+    settings.kv["mpool.dense_count"] = dense
+    return settings
 
 
-def max_tokens(found: Sentence, tokenizer: Mapping[str, Any], positions: int) -> int:
-    """Longest input in tokens: the folder's own limit, else the tokenizer's; never more than there are positions."""
-    limit = found.max_seq_length
+def max_tokens(settings: ModuleSettings, tokenizer: Mapping[str, Any], positions: int) -> int:
+    """Return the maximum input length, in tokens.
+
+    Args:
+        settings: settings of the modules, whose ``max_seq_length`` takes precedence.
+        tokenizer: values of ``tokenizer_config.json``, whose ``model_max_length`` applies otherwise.
+        positions: number of positions of the encoder, the upper bound.
+    """
+    limit = settings.max_seq_length
     if limit is None:
         value: Any = tokenizer.get("model_max_length")
         limit = int(value) if type(value) in (int, float) and value >= 1 else positions

@@ -1,9 +1,8 @@
-"""A folder of transformers whose model reads images beside text: a decoder, an image encoder, and the projector between
-them.
+"""Readers of transformers folders of vision models: an image encoder, a projector and a language model (the decoder).
 
-The decoder is one of the rows of text models, read from ``text_config``; the image network is one of those of
-:mod:`.image_towers`, read from ``vision_config``. In the spec both have the name of the joint model before their keys,
-and ``mpool.vision.decoder`` and ``mpool.vision.tower`` name their rows.
+The decoder's architecture is a row of :mod:`mpool.models.families`, read from ``text_config``. The image encoder is one
+of :mod:`.image_networks`, read from ``vision_config``. In the spec, the hyper-parameters of both have the name of the
+vision model as their prefix; ``mpool.vision.decoder`` and ``mpool.vision.tower`` name the rows of the two networks.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from ..fields import Fields, describe
 from ..files import Folder
 from ..json_strict import shorten
 from ..spec import ImageSettings, ModelDescription, ModelSpec, TensorEntry, Value, VisionSettings
-from . import hf_config, hf_parts, image_folder, image_processor, image_towers, safetensors_header
+from . import hf_config, hf_parts, image_folder, image_networks, image_processor, safetensors_header
 from .chat_templates import template
-from .image_towers import Tower
+from .image_networks import NetworkSpec
 
-#: Defaults of transformers' configuration classes that a ``text_config`` leaves out.
+#: Defaults of transformers' configuration classes, by ``model_type``, for keys that ``text_config`` leaves out.
 _TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {"vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
               "num_attention_heads": 32, "max_position_embeddings": 2048},
@@ -34,61 +33,65 @@ _TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen2": {"vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 22016, "num_hidden_layers": 32,
               "num_attention_heads": 32, "num_key_value_heads": 32, "max_position_embeddings": 32768},
 }
-#: Limits for one image.
-MOST_TILES = 64
-#: Limit of the core for an image of any size: larger images are downscaled.
-MOST_PATCHES = 16384
+#: Maximum number of tiles of one image.
+MAX_TILES = 64
+#: Maximum number of patches of an image of any size, as in the C core. Larger images are downscaled.
+MAX_PATCHES = 16384
 _PROJECTOR_ACTS = ("gelu", "gelu_tanh", "quick_gelu", "relu", "silu")
-#: Name of a tensor -> (part of the model, name within it), as transformers saved such models at different times.
+#: Patterns of tensor names -> (part of the model, name within the part). Versions of transformers differ in the names.
 _NAMES = (
     (re.compile(r"(?:model\.)?language_model\.(?:model\.)?(lm_head\..+)"), "text", r"\1"),
     (re.compile(r"(?:model\.)?language_model\.(?:model\.)?(.+)"), "text", r"model.\1"),
     (re.compile(r"(lm_head\..+)"), "text", r"\1"),
     (re.compile(r"(?:model\.)?text_model\.(.+)"), "text", r"model.\1"),
-    (re.compile(r"(?:model\.)?vision_model\.(.+)"), "tower", r"\1"),
+    (re.compile(r"(?:model\.)?vision_model\.(.+)"), "encoder", r"\1"),
     (re.compile(r"(?:model\.)?connector\.(.+)"), "projector", r"\1"),
     (re.compile(r"(?:model\.)?visual\.merger\.(mlp\..+)"), "projector", r"\1"),
-    (re.compile(r"(?:model\.)?visual\.(.+)"), "tower", r"\1"),
+    (re.compile(r"(?:model\.)?visual\.(.+)"), "encoder", r"\1"),
     (re.compile(r"model\.((?:embed_tokens|layers|norm)\..+)"), "text", r"model.\1"),
-    (re.compile(r"(?:model\.)?vision_tower\.(?:vision_model\.)?(.+)"), "tower", r"\1"),
+    (re.compile(r"(?:model\.)?vision_tower\.(?:vision_model\.)?(.+)"), "encoder", r"\1"),
     (re.compile(r"(?:model\.)?multi_modal_projector\.(.+)"), "projector", r"\1"),
     (re.compile(r"(?:model\.)?(image_newline)"), "projector", r"\1"),
 )
 
 
 @dataclass
-class Joint:
-    """The result of a family's reader.
+class VisionModel:
+    """A vision model as a family's reader finds it in ``config.json``.
 
     Attributes:
-        name: row in archs.def.
-        text: the decoder's configuration.
-        tower: the image network, up to the layer whose states are used.
-        projector: as a network of its own, whose pieces are its tensors.
-        kv: keys of the joint model.
-        make: the settings, from the processor's configuration and the decoder's context.
+        name: name of the model's row in ``csrc/models/archs.def``.
+        text: configuration of the decoder.
+        encoder: image encoder, up to the layer whose hidden states are used.
+        projector: projector, as a network that has only tensors.
+        kv: hyper-parameters of the whole model.
+        read_settings: function that reads the image processor's configuration from the model folder and returns the
+            image settings and the processor's hyper-parameters.
     """
 
     name: str
     text: Fields
-    tower: Tower
-    projector: Tower
+    encoder: NetworkSpec
+    projector: NetworkSpec
     kv: dict[str, Value]
-    make: Callable[[Folder], tuple[VisionSettings, dict[str, Value]]]
+    read_settings: Callable[[Folder], tuple[VisionSettings, dict[str, Value]]]
 
 
 # ---- LLaVA -----------------------------------------------------------------------------------------------------------
 
 def _text_of(config: Fields, **defaults: Any) -> Fields:
-    """The decoder's configuration, completed with the defaults of its class and the joint configuration. ``defaults``:
-    of
-    the joint model's class."""
+    """Return the decoder's configuration with defaults filled in.
+
+    Args:
+        config: the model's ``config.json``. Its token ids apply where ``text_config`` has none.
+        defaults: defaults of the vision model's configuration class, which override those of the decoder's class.
+    """
     section = config.section("text_config")
     kind = section.str("model_type", "llama")
     if kind not in _TEXT_DEFAULTS:
         section.fail("model_type", describe(kind), ", ".join(sorted(_TEXT_DEFAULTS)))
     values = {**_TEXT_DEFAULTS[kind], **defaults, "model_type": kind, **section.values}
-    values.pop("architectures", None)  # may be a class of the authors' own, as SmolVLM's VLlama3ForCausalLM
+    values.pop("architectures", None)  # may name a class outside transformers, such as SmolVLM's VLlama3ForCausalLM
     values["tie_word_embeddings"] = section.bool("tie_word_embeddings", False) \
         or config.bool("tie_word_embeddings", False)
     for name in ("eos_token_id", "bos_token_id"):
@@ -98,12 +101,11 @@ def _text_of(config: Fields, **defaults: Any) -> Fields:
 
 
 def _used_layers(config: Fields, layers: int) -> int:
-    """Number of layers of the image encoder to compute for ``vision_feature_layer``, an index into its hidden
-    states."""
+    """Return the number of image-encoder layers to compute for ``vision_feature_layer``, an index into the encoder's
+    hidden states."""
     value = config.get("vision_feature_layer")
     if isinstance(value, list):
-        raise Unsupported(f"{config.file}: vision_feature_layer is {describe(value)}; mpool uses the states of one "
-                          "layer")
+        raise Unsupported(f"{config.file}: vision_feature_layer is {describe(value)}; mpool supports a single layer")
     index = config.int("vision_feature_layer", -2)
     used = index if index >= 0 else layers + 1 + index
     if not 1 <= used <= layers:
@@ -112,12 +114,13 @@ def _used_layers(config: Fields, layers: int) -> int:
 
 
 def _image_token(config: Fields, default: int) -> int:
+    """Return the id of the image placeholder token, which has one of two keys."""
     return config.int("image_token_id" if "image_token_id" in config else "image_token_index", default, low=0)
 
 
-def read_llava(config: Fields) -> Joint:
-    """LLaVA 1.5 (https://arxiv.org/abs/2310.03744), and 1.6, which looks at tiles of an image too
-    (https://llava-vl.github.io/blog/2024-01-30-llava-next), as transformers has them."""
+def read_llava(config: Fields) -> VisionModel:
+    """Read LLaVA 1.5 (https://arxiv.org/abs/2310.03744) or LLaVA 1.6, which also encodes tiles of an image
+    (https://llava-vl.github.io/blog/2024-01-30-llava-next)."""
     tiled = config.str("model_type") == "llava_next"
     text, vision = _text_of(config), config.section("vision_config")
     kind = vision.str("model_type", "clip_vision_model")
@@ -125,112 +128,115 @@ def read_llava(config: Fields) -> Joint:
         vision.fail("model_type", describe(kind), "clip_vision_model, siglip_vision_model")
     clip = kind == "clip_vision_model"
     layers = vision.int("num_hidden_layers", 24 if clip else 12, low=1, high=1024)
-    tower = image_towers.read_part(vision, "clip" if clip else "siglip", _used_layers(config, layers), norm=False)
+    encoder = image_networks.read_vision_encoder(vision, "clip" if clip else "siglip", _used_layers(config, layers),
+                                                 norm=False)
     select = config.str("vision_feature_select_strategy", "default", choices=("default", "full"))
     if select == "default" and not clip:
-        raise Unsupported(f"{config.file}: vision_feature_select_strategy is default, which drops a patch of an image "
-                          "network without class token; mpool computes only full with it")
+        raise Unsupported(f"{config.file}: vision_feature_select_strategy is default, which would drop an image patch "
+                          "because the encoder has no class token; mpool supports only full for this encoder")
     width = text.int("hidden_size", low=1, high=MAX_WIDTH)
     check_neutral(config, {"text_config", "vision_config", "vision_feature_layer", "vision_feature_select_strategy",
                            "image_token_index", "image_token_id", "projector_hidden_act", "multimodal_projector_bias",
                            "tie_word_embeddings", "image_seq_length", "ignore_index", "vocab_size",
                            "image_grid_pinpoints", "use_image_newline_parameter"})
-    projector = Tower("projector", {})
+    projector = NetworkSpec("projector", {})
     bias = config.bool("multimodal_projector_bias", True)
-    projector.linear("linear_1", "mm.0", width, tower.hidden, bias)
+    projector.linear("linear_1", "mm.0", width, encoder.hidden_size, bias)
     projector.linear("linear_2", "mm.2", width, width, bias)
     keep = clip and select == "full"
     if tiled:
         if keep:
-            raise Unsupported(f"{config.file}: vision_feature_select_strategy is full; mpool puts tiles together "
-                              "without their class tokens")
+            raise Unsupported(f"{config.file}: vision_feature_select_strategy is full; for models with tiles, mpool "
+                              "supports only default, which drops the class tokens")
         projector.add("image_newline", "mm.image_newline", width)
     token = _image_token(config, 32000)
 
-    def make(folder: Folder) -> tuple[VisionSettings, dict[str, Value]]:
+    def read_settings(folder: Folder) -> tuple[VisionSettings, dict[str, Value]]:
         processor = image_processor.read(folder)
-        image_towers.check(tower, processor.output(), os.path.join(folder.path, image_processor.NAME))
+        image_networks.check_processor(encoder, processor.output(), os.path.join(folder.path, image_processor.NAME))
         if tiled:
-            _check_grid(config, tower, processor, folder)
+            _check_grid(config, encoder, processor, folder)
         elif processor.grid:
-            config.fail("model_type", "llava", "llava_next for a processor of tiles")
-        image = ImageSettings(hidden_size=tower.hidden, output_size=width, resize=processor.resize,
-                              resample=processor.resample, crop=processor.crop, patch_size=tower.patch,
-                              image_size=tower.image, any_size=False, pad_square=processor.pad_square)
+            config.fail("model_type", "llava", "llava_next, because the image processor cuts images into tiles")
+        image = ImageSettings(hidden_size=encoder.hidden_size, output_size=width, resize=processor.resize,
+                              resample=processor.resample, crop=processor.crop, patch_size=encoder.patch_size,
+                              image_size=encoder.image_size, any_size=False, pad_square=processor.pad_square)
         return VisionSettings(scheme="tiles" if tiled else "one", image=image, image_token_id=token, keep_class=keep,
                               grid=processor.grid), processor.kv
 
-    return Joint("llava", text, tower, projector, {
-        "mpool.vision.tower": tower.architecture, "mpool.vision.image_token_id": token,
+    return VisionModel("llava", text, encoder, projector, {
+        "mpool.vision.tower": encoder.architecture, "mpool.vision.image_token_id": token,
         "mpool.vision.keep_class": keep,
-        "mpool.vision.activation": activation(config, "projector_hidden_act", "gelu", _PROJECTOR_ACTS)}, make)
+        "mpool.vision.activation": activation(config, "projector_hidden_act", "gelu", _PROJECTOR_ACTS)}, read_settings)
 
 
-def _check_grid(config: Fields, tower: Tower, processor: image_processor.Processor, folder: Folder) -> None:
-    """The processor cuts images where the model puts their tiles together, into whole tiles."""
+def _check_grid(config: Fields, encoder: NetworkSpec, processor: image_processor.Processor, folder: Folder) -> None:
+    """Raise FormatError unless the image processor and ``config.json`` list the same image sizes for tiling, each a
+    whole number of tiles."""
     default = [list(pair) for pair in processor.grid]
     if not processor.grid or image_processor.pinpoints(config, default) != processor.grid:
         raise FormatError(file=os.path.join(folder.path, image_processor.NAME), field="image_grid_pinpoints",
-                          got=describe(default), allowed="those of config.json")
+                          got=describe(default), allowed="the same list as in config.json")
     for pair in processor.grid:
-        if any(n % tower.image for n in pair) or pair[0] * pair[1] > MOST_TILES * tower.image ** 2:
+        if any(n % encoder.image_size for n in pair) or pair[0] * pair[1] > MAX_TILES * encoder.image_size ** 2:
             config.fail("image_grid_pinpoints", describe(list(pair)),
-                        f"multiples of image_size, {tower.image}, of at most {MOST_TILES} tiles")
+                        f"multiples of image_size, {encoder.image_size}, of at most {MAX_TILES} tiles")
 
 
 # ---- Idefics3 and SmolVLM --------------------------------------------------------------------------------------------
 
-#: Patches a side for which transformers does not take each patch's own position, by rounding (``bucketize`` in float32
-#: of its ``...VisionEmbeddings``).
+#: Patches per side for which float32 rounding in transformers assigns a patch the position of another (``bucketize`` in
+#: its ``...VisionEmbeddings``).
 _ROUNDED = frozenset((19, 25, 29, 31, 38, 40, 41, 43, 47, 49, 50, 54, 55, 58, 59, 61, 62, 67, 68, 71, 72, 73, 74, 76,
                       77))
 
 
-def read_idefics3(config: Fields) -> Joint:
-    """Idefics3 (https://arxiv.org/abs/2408.12637) and SmolVLM (https://arxiv.org/abs/2504.05299)."""
+def read_idefics3(config: Fields) -> VisionModel:
+    """Read Idefics3 (https://arxiv.org/abs/2408.12637) or SmolVLM (https://arxiv.org/abs/2504.05299)."""
     text, vision = _text_of(config, rms_norm_eps=1e-5), config.section("vision_config")
     layers = vision.int("num_hidden_layers", 12, low=1, high=1024)
-    tower = image_towers.read_part(vision, "siglip", layers, True, {
+    encoder = image_networks.read_vision_encoder(vision, "siglip", layers, True, {
         "hidden_size": 1152, "num_attention_heads": 16, "num_hidden_layers": 12, "patch_size": 32, "image_size": 224})
     merge = config.int("scale_factor", 2, low=1, high=16)
-    grid = tower.image // tower.patch
+    grid = encoder.image_size // encoder.patch_size
     if grid % merge:
-        config.fail("scale_factor", merge, f"a divisor of the {grid} patches a side")
+        config.fail("scale_factor", merge, f"a divisor of the {grid} patches per side")
     if grid in _ROUNDED or grid >= 80:
-        raise Unsupported(f"{config.file}: images have {grid} patches a side, for which positions are rounded in a way "
-                          "that mpool does not follow")
+        raise Unsupported(f"{config.file}: images have {grid} patches per side, for which transformers rounds "
+                          "positions in a way that mpool does not reproduce")
     token = _image_token(config, 128257)
     check_neutral(config, {"text_config", "vision_config", "image_token_id", "scale_factor", "tie_word_embeddings",
                            "vocab_size"})
-    projector = Tower("projector", {})
+    projector = NetworkSpec("projector", {})
     projector.linear("modality_projection.proj", "mm.0", text.int("hidden_size", low=1, high=MAX_WIDTH),
-                     tower.hidden * merge * merge, False)
+                     encoder.hidden_size * merge * merge, False)
 
-    def make(folder: Folder) -> tuple[VisionSettings, dict[str, Value]]:
-        processor = image_processor.read_splitter(folder)
-        if processor.side != tower.image:
-            config.fail("vision_config.image_size", tower.image,
+    def read_settings(folder: Folder) -> tuple[VisionSettings, dict[str, Value]]:
+        processor = image_processor.read_tiling(folder)
+        if processor.side != encoder.image_size:
+            config.fail("vision_config.image_size", encoder.image_size,
                         f"max_image_size of {image_processor.NAME}, {processor.side}")
-        image = ImageSettings(hidden_size=tower.hidden, output_size=tower.hidden,
-                              resize=("exact", tower.image, tower.image), resample=processor.resample, crop=None,
-                              patch_size=tower.patch, image_size=tower.image, any_size=False)
+        image = ImageSettings(hidden_size=encoder.hidden_size, output_size=encoder.hidden_size,
+                              resize=("exact", encoder.image_size, encoder.image_size), resample=processor.resample,
+                              crop=None, patch_size=encoder.patch_size, image_size=encoder.image_size, any_size=False)
         return VisionSettings(scheme="split", image=image, image_token_id=token, merge=merge,
                               longest=processor.longest, split=processor.split), processor.kv
 
-    return Joint("idefics3", text, tower, projector, {
-        "mpool.vision.tower": tower.architecture, "mpool.vision.image_token_id": token, "mpool.vision.merge": merge,
-        "mpool.vision.norm": True}, make)
+    return VisionModel("idefics3", text, encoder, projector, {
+        "mpool.vision.tower": encoder.architecture, "mpool.vision.image_token_id": token, "mpool.vision.merge": merge,
+        "mpool.vision.norm": True}, read_settings)
 
 
 # ---- Qwen2.5-VL ------------------------------------------------------------------------------------------------------
 
-#: Keys of a joint configuration, which older files have among those of the decoder.
+#: Keys of the whole model's configuration. Older files without ``text_config`` mix them with the decoder's keys.
 _QWEN_JOINT = {"vision_config", "text_config", "image_token_id", "video_token_id", "vision_start_token_id",
                "vision_end_token_id", "vision_token_id", "tie_word_embeddings", "model_type", "architectures"}
 
 
 def _qwen_text(config: Fields) -> tuple[Fields, list[int]]:
-    """The decoder's configuration as Qwen2's, and the pairs of a head for each of the three positions."""
+    """Return the decoder's configuration as that of a Qwen2 model, and its ``mrope_section``: the number of component
+    pairs of a head that each of the three positions (time, row, column) rotates."""
     own = config.section("text_config", None)
     values = dict(own.values if own is not None else
                   {name: value for name, value in config.values.items() if name not in _QWEN_JOINT})
@@ -261,39 +267,42 @@ def _qwen_text(config: Fields) -> tuple[Fields, list[int]]:
     return Fields(values, file=config.file, at=own.at if own is not None else config.at), found
 
 
-def read_qwen(config: Fields) -> Joint:
-    """Qwen2.5-VL (https://arxiv.org/abs/2502.13923)."""
+def read_qwen(config: Fields) -> VisionModel:
+    """Read Qwen2.5-VL (https://arxiv.org/abs/2502.13923)."""
     text, sections = _qwen_text(config)
     vision = config.section("vision_config")
-    tower, merge = image_towers.read_qwen(vision)
+    encoder, merge = image_networks.read_qwen(vision)
     width = text.int("hidden_size", low=1, high=MAX_WIDTH)
     if vision.int("out_hidden_size", 3584) != width:
-        vision.fail("out_hidden_size", vision.get("out_hidden_size"), f"hidden_size of the decoder, {width}")
+        vision.fail("out_hidden_size", vision.get("out_hidden_size"), f"{width}, the decoder's hidden_size")
     token = _image_token(config, 151655)
-    projector = Tower("projector", {})
-    inner = tower.hidden * merge * merge
+    projector = NetworkSpec("projector", {})
+    inner = encoder.hidden_size * merge * merge
     projector.linear("mlp.0", "mm.0", inner, inner)
     projector.linear("mlp.2", "mm.2", width, inner)
 
-    def make(folder: Folder) -> tuple[VisionSettings, dict[str, Value]]:
-        processor = image_processor.read_sizer(folder)
-        if (processor.patch, processor.merge) != (tower.patch, merge):
-            config.fail("vision_config.patch_size", tower.patch, f"patch_size and merge_size of {image_processor.NAME}")
-        image = ImageSettings(hidden_size=tower.hidden, output_size=width, resize=None, resample=processor.resample,
-                              crop=None, patch_size=tower.patch, image_size=tower.image, any_size=True)
-        most = min(processor.most, MOST_PATCHES * tower.patch ** 2)
+    def read_settings(folder: Folder) -> tuple[VisionSettings, dict[str, Value]]:
+        processor = image_processor.read_dynamic_size(folder)
+        if (processor.patch, processor.merge) != (encoder.patch_size, merge):
+            config.fail("vision_config.patch_size", f"{encoder.patch_size} with spatial_merge_size {merge}",
+                        f"patch_size and merge_size of {image_processor.NAME}, {processor.patch} and {processor.merge}")
+        image = ImageSettings(hidden_size=encoder.hidden_size, output_size=width, resize=None,
+                              resample=processor.resample, crop=None, patch_size=encoder.patch_size,
+                              image_size=encoder.image_size, any_size=True)
+        max_pixels = min(processor.max_pixels, MAX_PATCHES * encoder.patch_size ** 2)
         return VisionSettings(scheme="any", image=image, image_token_id=token, merge=merge,
-                              pixels=(min(processor.least, most), most) if processor.resize else None), processor.kv
+                              pixels=(min(processor.min_pixels, max_pixels), max_pixels)
+                              if processor.resize else None), processor.kv
 
-    return Joint("qwen2_5_vl", text, tower, projector, {
+    return VisionModel("qwen2_5_vl", text, encoder, projector, {
         "mpool.vision.image_token_id": token, "mpool.vision.merge": merge, "mpool.vision.norm": True,
-        "mpool.rope_sections": sections}, make)
+        "mpool.rope_sections": sections}, read_settings)
 
 
-READERS: dict[str, Callable[[Fields], Joint]] = {
+READERS: dict[str, Callable[[Fields], VisionModel]] = {
     "llava": read_llava, "llava_next": read_llava, "idefics3": read_idefics3, "smolvlm": read_idefics3,
     "qwen2_5_vl": read_qwen}
-#: Names in ``architectures`` of config.json.
+#: Accepted values of ``architectures`` in config.json, by ``model_type``.
 CLASSES = {"llava": ("LlavaForConditionalGeneration",), "llava_next": ("LlavaNextForConditionalGeneration",),
            "idefics3": ("Idefics3ForConditionalGeneration",),
            "smolvlm": ("SmolVLMForConditionalGeneration", "Idefics3ForConditionalGeneration"),
@@ -305,8 +314,8 @@ MODEL_TYPES = tuple(READERS)
 # ---- the folder ------------------------------------------------------------------------------------------------------
 
 def _parts(entries: Mapping[str, TensorEntry], file: str) -> dict[str, dict[str, TensorEntry]]:
-    """Tensors by the part of the model that they belong to, under its own names."""
-    found: dict[str, dict[str, TensorEntry]] = {"text": {}, "tower": {}, "projector": {}}
+    """Group the stored tensors by part of the model (text, encoder, projector), by their names within the part."""
+    found: dict[str, dict[str, TensorEntry]] = {"text": {}, "encoder": {}, "projector": {}}
     for name, entry in entries.items():
         for pattern, part, plain in _NAMES:
             match = pattern.fullmatch(name)
@@ -314,8 +323,8 @@ def _parts(entries: Mapping[str, TensorEntry], file: str) -> dict[str, dict[str,
                 continue
             own = match.expand(plain)
             if own in found[part]:
-                raise FormatError(file=file, field="tensors", got=f"{shorten(name)} beside another of its name",
-                                  allowed="each tensor once")
+                raise FormatError(file=file, field="tensors", allowed="each tensor once",
+                                  got=f"{shorten(name)} and the same tensor under another name")
             found[part][own] = entry
             break
         else:
@@ -324,13 +333,14 @@ def _parts(entries: Mapping[str, TensorEntry], file: str) -> dict[str, dict[str,
     return found
 
 
-def _take(tower: Tower, tensors: Mapping[str, TensorEntry], paths: tuple[str, ...]) -> list[TensorEntry]:
-    image_folder.check_surplus([tower], tensors, paths[0])
-    return image_folder.take(tower, tensors, paths)
+def _select(encoder: NetworkSpec, tensors: Mapping[str, TensorEntry], paths: tuple[str, ...]) -> list[TensorEntry]:
+    """Select the tensors of one part of the model; raise FormatError if a tensor is missing or unknown."""
+    image_folder.check_surplus([encoder], tensors, paths[0])
+    return image_folder.select_tensors(encoder, tensors, paths)
 
 
 def _chat_template(folder: Folder, config: Fields) -> str | None:
-    """The processor's chat template overrides the tokenizer's."""
+    """Return the folder's chat template; the processor's template takes precedence over the tokenizer's."""
     if not folder.has("chat_template.jinja"):
         for name in ("chat_template.json", image_processor.JOINT_NAME):
             if folder.has(name):
@@ -341,45 +351,56 @@ def _chat_template(folder: Folder, config: Fields) -> str | None:
 
 
 def describe_vision(folder: Folder, config: Fields, *, key: str, ref: str) -> ModelDescription:
-    """A model from a folder whose config.json has one of MODEL_TYPES.
+    """Describe a transformers folder whose ``model_type`` is one of MODEL_TYPES.
+
+    Args:
+        folder: the model folder.
+        config: its ``config.json``.
+        key, ref: key and reference of the model, stored in the result.
+
+    Returns:
+        A description with the capability ``vision``.
 
     Raises:
-        FormatError, UnsafeFormat, Unsupported: as :func:`~mpool.models.formats.hf_folder.describe_folder`.
+        FormatError, UnsafeFormat, Unsupported: on the conditions of
+            :func:`~mpool.models.formats.hf_folder.describe_folder`.
     """
     hf_config.refuse_remote_code(config)
     kind = config.str("model_type")
     for name in config.list("architectures", [], of=str, limit=16):
         if name not in CLASSES[kind]:
             config.fail("architectures", describe(name), ", ".join(CLASSES[kind]))
-    joint = READERS[kind](config)
-    row, read = hf_config.read_config(joint.text)
+    model = READERS[kind](config)
+    row, read = hf_config.read_config(model.text)
     if row.capability != "text_to_text":
-        raise Unsupported(f"{config.file}: text_config is of {row.name}, which gives no text")
+        raise Unsupported(f"{config.file}: text_config describes {row.name}, which does not generate text; the "
+                          "decoder of a vision model must be a language model")
     size = architectures.sizes(row, read.kv, file=config.file) | read.sizes
-    if not 0 <= cast(int, joint.kv["mpool.vision.image_token_id"]) < size["V"]:
-        config.fail("image_token_index", joint.kv["mpool.vision.image_token_id"], f"0 to {size['V'] - 1}")
+    if not 0 <= cast(int, model.kv["mpool.vision.image_token_id"]) < size["V"]:
+        config.fail("image_token_index", model.kv["mpool.vision.image_token_id"], f"0 to {size['V'] - 1}")
     found = safetensors_header.read_folder(folder)
     if found is None:
         hf_parts.refuse_weights(folder)
     paths, entries = found
     parts = _parts(entries, paths[0])
     _, tensors = hf_parts.weights(folder, row, size, read.tied, paths, parts["text"])
-    tensors += _take(joint.tower, parts["tower"], paths) + _take(joint.projector, parts["projector"], paths)
-    settings, processor = joint.make(folder)
+    tensors += _select(model.encoder, parts["encoder"], paths) + _select(model.projector, parts["projector"], paths)
+    settings, processor = model.read_settings(folder)
     tokenizer_config = folder.fields(hf_parts.TOKENIZER_CONFIG_NAME, missing_ok=True, wide_ints=True)
     hf_config.refuse_remote_code(tokenizer_config, row)
-    generation = hf_parts.generation(folder, joint.text, tokenizer_config, size)
-    kv = {**named(read.kv, row.name, joint.name), **named(joint.tower.kv, joint.tower.architecture, joint.name),
-          **joint.kv, **processor, "mpool.vision.decoder": row.name}
+    generation = hf_parts.generation(folder, model.text, tokenizer_config, size)
+    kv = {**with_prefix(read.kv, row.name, model.name),
+          **with_prefix(model.encoder.kv, model.encoder.architecture, model.name),
+          **model.kv, **processor, "mpool.vision.decoder": row.name}
     tensors.sort(key=lambda entry: (entry.file, entry.offset))
     return ModelDescription(
         key=key, ref=ref, capability="vision", generation=generation, vision=settings,
-        spec=ModelSpec(joint.name, tuple(paths), kv, tuple(tensors)),
+        spec=ModelSpec(model.name, tuple(paths), kv, tuple(tensors)),
         tokenizer=hf_parts.tokenizer_of(folder, tokenizer_config, False, generation.eog_token_ids, read.ended),
         chat_template=_chat_template(folder, tokenizer_config))
 
 
-def named(kv: Mapping[str, Value], row: str, joint: str) -> dict[str, Value]:
-    """Keys of a part under the name of the joint model."""
-    return {joint + key[len(row):] if key.startswith(row + ".") else key: value for key, value in kv.items()}
+def with_prefix(kv: Mapping[str, Value], old: str, new: str) -> dict[str, Value]:
+    """Return the hyper-parameters with the prefix ``old.`` of their keys replaced by ``new.``."""
+    return {new + key[len(old):] if key.startswith(old + ".") else key: value for key, value in kv.items()}
 

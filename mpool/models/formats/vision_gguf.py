@@ -1,9 +1,11 @@
-"""A pair of GGUF files as a model that reads images: a decoder, and beside it in its folder what llama.cpp calls
-mmproj, the image network with its projector (``general.architecture`` is clip), both as its converters write them.
+"""Reader of vision models stored as a pair of GGUF files: a language model and a projector file.
 
-The projector says the family: ``mlp``, LLaVA's, of 1.6 where the file says how images are cut into tiles;
-``idefics3``, that of Idefics3 and SmolVLM; ``qwen2.5vl_merger``, Qwen2.5-VL's. Image preprocessing is not described in
-such files: it is the family's custom, stated below.
+llama.cpp calls the projector file mmproj. It is in the same folder, has the ``general.architecture`` clip, and contains
+the image encoder and the projector.
+
+The projector type identifies the family: ``mlp`` is LLaVA (LLaVA 1.6 if the file has sizes for tiling), ``idefics3`` is
+Idefics3 or SmolVLM, ``qwen2.5vl_merger`` is Qwen2.5-VL. Projector files do not describe the image preprocessing, so
+this module uses that of the family.
 """
 
 from __future__ import annotations
@@ -22,104 +24,120 @@ from ..files import Folder
 from ..json_strict import shorten
 from ..spec import ImageSettings, ModelDescription, ModelSpec, TensorEntry, Value, VisionSettings
 from . import gguf_model, gguf_tables
-from .vision_folder import MOST_PATCHES, MOST_TILES, named
+from .vision_folder import MAX_PATCHES, MAX_TILES, with_prefix
 
 _BICUBIC, _LANCZOS = 3, 1
 _FAMILIES = {"mlp": "llava", "idefics3": "idefics3", "qwen2.5vl_merger": "qwen2_5_vl"}
 _BLOCK = re.compile(r"v\.blk\.(\d+)\.((?:attn_(?:q|k|v|out)|ffn_(?:up|down)|ln[12])\.(?:weight|bias))")
 _QWEN_BLOCK = re.compile(r"v\.blk\.(\d+)\.((?:attn_(?:q|k|v|out)|ffn_(?:gate|up|down))\.(?:weight|bias)"
                          r"|ln[12]\.weight)")
-#: Names in the file -> names here.
+#: Tensor name in the file -> in the core.
 _ALIASES = {"mm.model.fc.weight": "mm.0.weight", "mm.0.weight": "mm.0.weight", "mm.0.bias": "mm.0.bias",
             "mm.2.weight": "mm.2.weight", "mm.2.bias": "mm.2.bias", "model.image_newline": "mm.image_newline"}
-_NETWORK = ("v.class_embd", "v.patch_embd.weight", "v.patch_embd.bias", "v.position_embd.weight", "v.pre_ln.weight",
+_TENSORS = ("v.class_embd", "v.patch_embd.weight", "v.patch_embd.bias", "v.position_embd.weight", "v.pre_ln.weight",
             "v.pre_ln.bias", "v.post_ln.weight", "v.post_ln.bias")
-#: Qwen2.5-VL's: a patch is seen twice, as two frames of a film are, by the halves of the first matrix.
-_QWEN_NETWORK = ("v.patch_embd.weight", "v.patch_embd.weight.1", "v.post_ln.weight")
+#: Qwen2.5-VL's encoder accepts videos: it has two patch matrices, for two consecutive frames. An image counts as both.
+_QWEN_TENSORS = ("v.patch_embd.weight", "v.patch_embd.weight.1", "v.post_ln.weight")
 
-
-#: The conversation that LLaVA 1.5 was trained on (Vicuna's, without its system text), for files that hold none.
+#: Chat template for LLaVA 1.5 files without one: the format of its training, Vicuna's without the system message.
 LLAVA_TEMPLATE = ("{% for message in messages %}{% if message['role'] == 'system' %}{{ message['content'] + ' ' }}"
                   "{% elif message['role'] == 'assistant' %}{{ 'ASSISTANT: ' + message['content'] + eos_token }}"
                   "{% else %}{{ 'USER: ' + message['content'] + ' ' }}{% endif %}{% endfor %}"
                   "{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}")
 
 
-def companion(folder: Folder) -> str | None:
-    """The one projector file in a folder; None: there is none.
+def find_projector(folder: Folder) -> str | None:
+    """Return the name of the projector file in a folder, or None if there is none.
 
     Raises:
-        InvalidArgument: there are several.
+        InvalidArgument: the folder has several projector files.
     """
     found = sorted(name for name in folder.names() if name.endswith(".gguf") and "mmproj" in name.lower())
     if len(found) > 1:
-        raise InvalidArgument(f"{folder.path} holds {len(found)} projector files: {', '.join(found[:8])}", param="ref",
+        raise InvalidArgument(f"{folder.path} has {len(found)} projector files: {', '.join(found[:8])}", param="ref",
                               got=folder.path, allowed="a folder with one projector file",
-                              hint="Leave one of them in the folder")
+                              hint="Keep only one of them in the folder")
     return found[0] if found else None
 
 
 def describe_pair(path: str, projector: str, *, key: str, ref: str) -> ModelDescription:
-    """A model from a decoder's file and its projector's.
+    """Describe a vision model stored as a pair of GGUF files.
+
+    Args:
+        path: file of the language model.
+        projector: file of the image encoder and the projector.
+        key, ref: key and reference of the model, stored in the result.
+
+    Returns:
+        A description with the capability ``vision``.
 
     Raises:
-        FormatError: one of them is malformed, or they do not belong together.
-        Unsupported: the decoder gives no text, or the projector is of another family.
+        FormatError: a file is malformed, or the files are of different models.
+        Unsupported: ``path`` is not a language model, or mpool does not support the projector's type.
     """
     text = gguf_model.describe_gguf(path, key=key, ref=ref)
     if text.capability != "text_to_text" or text.generation is None or text.tokenizer is None:
-        raise Unsupported(f"{path}: is a {text.capability} model; a projector beside it needs one that writes text",
-                          hint="Give the path of the file instead of the folder")
+        raise Unsupported(f"{path} has the capability {text.capability}, but the projector file in its folder needs a "
+                          "language model", hint="Pass the path of the file instead of the folder")
     raw, tensors, files = gguf_tables.read_gguf(projector)
     table = Fields(raw, file=projector)
     if table.str("general.architecture") != "clip":
-        table.fail("general.architecture", table.get("general.architecture"), "clip, an image network")
+        table.fail("general.architecture", table.get("general.architecture"),
+                   "clip, the architecture of projector files")
     kind = table.str("clip.projector_type", table.str("clip.vision.projector_type", "mlp"))
     name = _FAMILIES.get(kind)
     if name is None:
-        raise Unsupported(f"{projector}: clip.projector_type is {describe(kind)}; mpool reads "
+        raise Unsupported(f"{projector}: clip.projector_type is {describe(kind)}; mpool supports "
                           + ", ".join(sorted(_FAMILIES)),
-                          hint=f"Use the model's folder of transformers; {path} alone, given by its path, reads text")
-    kv, settings = (_qwen if name == "qwen2_5_vl" else _network)(table, name)
-    taken = _tensors(tensors, kv, name, projector)
-    _check_width(taken, text, projector)
-    if bool(settings.grid) != any(entry.name == "mm.image_newline" for entry in taken):
+                          hint=f"Use the model's transformers folder; for text only, pass the path {path}")
+    kv, settings = (_qwen_settings if name == "qwen2_5_vl" else _vit_settings)(table, name)
+    projector_tensors = _tensors(tensors, kv, name, projector)
+    _check_width(projector_tensors, text, projector)
+    if bool(settings.grid) != any(entry.name == "mm.image_newline" for entry in projector_tensors):
         table.fail("clip.vision.image_grid_pinpoints", describe(table.get("clip.vision.image_grid_pinpoints")),
-                   "sizes, in a file with the tensor model.image_newline")
+                   "sizes if the file has the tensor model.image_newline, else none")
     token = _image_token(text, "<|image_pad|>" if name == "qwen2_5_vl" else "<image>")
     if kind == "mlp" and not settings.grid and text.chat_template is None:
         text = replace(text, chat_template=LLAVA_TEMPLATE)
     kv |= {"mpool.vision.decoder": text.spec.architecture, "mpool.vision.image_token_id": token}
     if name == "qwen2_5_vl":
-        kv["mpool.rope_sections"] = _sections(text)
+        kv["mpool.rope_sections"] = _rope_sections(text)
     first = len(text.spec.files)
     spec = ModelSpec(name, (*text.spec.files, *map(os.path.abspath, files)),
-                     {**named(text.spec.kv, text.spec.architecture, name), **kv},
-                     (*text.spec.tensors, *(replace(entry, file=first + entry.file) for entry in taken)))
+                     {**with_prefix(text.spec.kv, text.spec.architecture, name), **kv},
+                     (*text.spec.tensors, *(replace(entry, file=first + entry.file) for entry in projector_tensors)))
     return replace(text, capability="vision", spec=spec, vision=replace(settings, image_token_id=token))
 
 
-def _sections(text: ModelDescription) -> list[int]:
-    """Pairs of a head for each of the three positions."""
+def _rope_sections(text: ModelDescription) -> list[int]:
+    """Return the number of component pairs of a head that each of the three positions (time, row, column) rotates."""
     key = f"{text.spec.architecture}.rope.dimension_sections"
     value = text.spec.kv.get(key)
     found = [number for number in value if type(number) is int] if isinstance(value, list) else []
     if found != value or len(found) not in (3, 4) or min(found[:3]) < 1 or any(found[3:]):
         raise FormatError(file=text.spec.files[0], field=key.replace(text.spec.architecture, "qwen2vl"),
-                          got=describe(value), allowed="three numbers above 0, then 0",
-                          hint="The decoder beside the projector is no Qwen2.5-VL")
+                          got=describe(value), allowed="three positive numbers, optionally followed by 0",
+                          hint="The language model is not that of Qwen2.5-VL, but the projector file is")
     return found[:3]
 
 
-def _three(table: Fields, key: str) -> list[float]:
+def _read_three(table: Fields, key: str) -> list[float]:
+    """Return a value for each of the colours red, green and blue."""
     value = table.list(key, limit=3)
     if len(value) != 3 or any(type(number) not in (int, float) for number in value):
         table.fail(key, describe(value), "three numbers")
     return [float(number) for number in value]
 
 
-def _hyper(table: Fields, name: str, side: int, merge: int) -> tuple[dict[str, Value], int]:
-    """Hyper-parameters that all have, and the width. side: of the images that positions are for."""
+def _common_kv(table: Fields, name: str, side: int, merge: int) -> tuple[dict[str, Value], int]:
+    """Return the hyper-parameters that all families share, and the hidden size of the image encoder.
+
+    Args:
+        table: keys of the projector file.
+        name: the family, a row of ``csrc/models/archs.def``.
+        side: side of the images that the encoder was trained on, in pixels.
+        merge: side of the square of patches that the projector merges, in patches.
+    """
 
     def size(key: str, high: int = MAX_WIDTH) -> int:
         return table.int(f"clip.vision.{key}", low=1, high=high)
@@ -133,28 +151,28 @@ def _hyper(table: Fields, name: str, side: int, merge: int) -> tuple[dict[str, V
                                                                     above=0.0),
         f"{name}.vision.patch_size": size("patch_size", 256), f"{name}.vision.image_size": side,
         "mpool.vision.merge": merge, "mpool.vision.norm": name != "llava", "mpool.vision.activation": "gelu",
-        "mpool.image.mean": _three(table, "clip.vision.image_mean"),
-        "mpool.image.std": _three(table, "clip.vision.image_std"),
+        "mpool.image.mean": _read_three(table, "clip.vision.image_mean"),
+        "mpool.image.std": _read_three(table, "clip.vision.image_std"),
     }, hidden
 
 
-def _network(table: Fields, name: str) -> tuple[dict[str, Value], VisionSettings]:
-    """Hyper-parameters of LLaVA's and Idefics3's networks, and how an image is prepared."""
+def _vit_settings(table: Fields, name: str) -> tuple[dict[str, Value], VisionSettings]:
+    """Return the hyper-parameters of LLaVA's or Idefics3's image encoder, and the settings of image preprocessing."""
     llava = name == "llava"
     side = table.int("clip.vision.image_size", low=1, high=4096)
     patch = table.int("clip.vision.patch_size", low=1, high=256)
     merge = 1 if llava else table.int("clip.vision.projector.scale_factor", low=1, high=16)
     if side < patch or side // patch % merge:
-        table.fail("clip.vision.image_size", side, f"a multiple of {merge} patches of {patch} pixels, and less than a "
-                                                   "patch more")
-    kv, hidden = _hyper(table, name, side, merge)
-    # in SigLIP networks, "gelu" in files means its tanh approximation
+        table.fail("clip.vision.image_size", side, f"at least {patch}, with a whole number of patches of {patch} "
+                   f"pixels that is a multiple of {merge}")
+    kv, hidden = _common_kv(table, name, side, merge)
+    # For SigLIP encoders (Idefics3), use_gelu means GELU's tanh approximation.
     kv["mpool.image.activation"] = "silu" if table.bool("clip.use_silu", False) else "quick_gelu" \
         if not table.bool("clip.use_gelu", False) else "gelu" if llava else "gelu_tanh"
     kv["mpool.vision.tower"] = "clip" if llava else "siglip"
-    grid = _grid(table, side) if llava else ()
-    # LLaVA 1.5 was trained on images made square with the mean colour
-    square = tuple(min(max(int(value * 255), 0), 255) for value in _three(table, "clip.vision.image_mean"))
+    grid = _tile_grid(table, side) if llava else ()
+    # LLaVA 1.5 was trained on images padded to squares with the mean colour.
+    square = tuple(min(max(int(value * 255), 0), 255) for value in _read_three(table, "clip.vision.image_mean"))
     image = ImageSettings(hidden_size=hidden, output_size=hidden, resize=("exact", side, side), crop=None,
                           resample=_BICUBIC if llava else _LANCZOS, patch_size=patch, image_size=side, any_size=False,
                           pad_square=(square[0], square[1], square[2]) if llava and not grid else None)
@@ -163,30 +181,35 @@ def _network(table: Fields, name: str) -> tuple[dict[str, Value], VisionSettings
                               longest=table.int("clip.vision.preproc_image_size", 4 * side, low=1, high=4096))
 
 
-def _grid(table: Fields, side: int) -> tuple[tuple[int, int], ...]:
-    """Heights and widths at which LLaVA 1.6 cuts an image into tiles, which files have the other way round, in one
-    list; none: it does not."""
+def _tile_grid(table: Fields, side: int) -> tuple[tuple[int, int], ...]:
+    """Return the (height, width) pairs, in pixels, at which LLaVA 1.6 cuts an image into tiles; LLaVA 1.5 has none.
+
+    Files store them as one list of alternating widths and heights.
+    """
     merged = table.str("clip.vision.mm_patch_merge_type", "flat", choices=("flat", "spatial_unpad"))
     found = table.list("clip.vision.image_grid_pinpoints", [], of=int, limit=128)
     if merged == "flat" and not found:
         return ()
     pairs = tuple(zip(found[1::2], found[::2]))
     if merged == "flat" or not pairs or len(found) % 2 or any(
-            n < 1 or n % side for n in found) or any(h * w > MOST_TILES * side ** 2 for h, w in pairs):
+            n < 1 or n % side for n in found) or any(h * w > MAX_TILES * side ** 2 for h, w in pairs):
         table.fail("clip.vision.image_grid_pinpoints", describe(found),
-                   f"widths and heights in turn, multiples of {side}, of at most {MOST_TILES} tiles, beside "
+                   f"alternating widths and heights, multiples of {side}, at most {MAX_TILES} tiles, together with "
                    "clip.vision.mm_patch_merge_type spatial_unpad")
     return pairs
 
 
-def _qwen(table: Fields, name: str) -> tuple[dict[str, Value], VisionSettings]:
-    """The same of Qwen2.5-VL's: rotated by line and column, windows in most layers, images of any size."""
+def _qwen_settings(table: Fields, name: str) -> tuple[dict[str, Value], VisionSettings]:
+    """Return the hyper-parameters of Qwen2.5-VL's image encoder, and the settings of image preprocessing.
+
+    The encoder has rotary embeddings over row and column, window attention in most layers, and images of any size.
+    """
     patch = table.int("clip.vision.patch_size", low=1, high=256)
     merge = table.int("clip.vision.spatial_merge_size", 2, low=1, high=16)
     pattern = table.int("clip.vision.n_wa_pattern", low=1, high=MAX_LAYERS)
     window = table.int("clip.vision.window_size", 112, low=merge * patch, high=1 << 14) // merge // patch
     side = 16 * merge * patch
-    kv, hidden = _hyper(table, name, side, merge)
+    kv, hidden = _common_kv(table, name, side, merge)
     if not table.bool("clip.use_silu", False):
         table.fail("clip.use_silu", "false", "true")
     layers = kv[f"{name}.vision.block_count"]
@@ -194,22 +217,27 @@ def _qwen(table: Fields, name: str) -> tuple[dict[str, Value], VisionSettings]:
     kv |= {"mpool.image.gated": True, "mpool.image.activation": "silu", "mpool.image.frames": 2,
            "mpool.image.window": window, "mpool.image.rope_base": 10000.0,
            "mpool.image.window_layers": [int((i + 1) % pattern != 0) for i in range(layers)]}
-    most = min(table.int("clip.vision.image_max_pixels", 12845056, low=1), MOST_PATCHES * patch ** 2)
-    least = min(table.int("clip.vision.image_min_pixels", 3136, low=1), most)
+    max_pixels = min(table.int("clip.vision.image_max_pixels", 12845056, low=1), MAX_PATCHES * patch ** 2)
+    min_pixels = min(table.int("clip.vision.image_min_pixels", 3136, low=1), max_pixels)
     image = ImageSettings(hidden_size=hidden, output_size=hidden, resize=None, crop=None, resample=_BICUBIC,
                           patch_size=patch, image_size=side, any_size=True)
-    return kv, VisionSettings(scheme="any", image=image, image_token_id=-1, merge=merge, pixels=(least, most))
+    return kv, VisionSettings(scheme="any", image=image, image_token_id=-1, merge=merge,
+                              pixels=(min_pixels, max_pixels))
 
 
 def _tensors(tensors: tuple[TensorEntry, ...], kv: Mapping[str, Value], name: str, file: str) -> list[TensorEntry]:
-    """Tensors of the image encoder and the projector under the core's names; old files of LLaVA have the two halves of
-    the
-    feed-forward layer under each other's names."""
+    """Return the tensors of the image encoder and the projector under the core's names.
+
+    In old LLaVA files, the names of the two matrices of the feed-forward layer are swapped.
+
+    Raises:
+        FormatError: a tensor is missing or unknown.
+    """
     hidden, ffn = kv[f"{name}.vision.embedding_length"], kv[f"{name}.vision.feed_forward_length"]
     layers = kv[f"{name}.vision.block_count"]
     assert isinstance(layers, int)
     qwen = name == "qwen2_5_vl"
-    pattern, network = (_QWEN_BLOCK, _QWEN_NETWORK) if qwen else (_BLOCK, _NETWORK)
+    pattern, other_names = (_QWEN_BLOCK, _QWEN_TENSORS) if qwen else (_BLOCK, _TENSORS)
     by_name = {entry.name: entry for entry in tensors}
     up = by_name.get("v.blk.0.ffn_up.weight")
     swapped = up is not None and up.shape == (hidden, ffn) and hidden != ffn
@@ -219,40 +247,44 @@ def _tensors(tensors: tuple[TensorEntry, ...], kv: Mapping[str, Value], name: st
         block = pattern.fullmatch(entry.name)
         if block is not None and int(block[1]) < layers:
             part, _, end = block[2].partition(".")
-            here = f"v.blk.{block[1]}.{swap.get(part, part)}.{end}"
-        elif block is not None or entry.name in network:
-            here = "" if block is not None else entry.name
+            target = f"v.blk.{block[1]}.{swap.get(part, part)}.{end}"
+        elif block is not None or entry.name in other_names:
+            target = "" if block is not None else entry.name
         elif entry.name in _ALIASES:
-            here = _ALIASES[entry.name]
+            target = _ALIASES[entry.name]
         else:
             raise FormatError(file=file, field="tensors", got=f"{shorten(entry.name)}, which the model does not have",
                               allowed="the tensors of the architecture")
-        if here.startswith("v.patch_embd.weight") and len(entry.shape) == 4:
+        if target.startswith("v.patch_embd.weight") and len(entry.shape) == 4:
             entry = replace(entry, shape=(entry.shape[0], entry.shape[1] * entry.shape[2] * entry.shape[3]))
-        if here and not (name == "llava" and here.startswith("v.post_ln")):  # which is behind the last layer
-            found[here] = replace(entry, name=here)
-    wanted = ["v.patch_embd.weight", "mm.0.weight"]
-    wanted += ("mm.2.weight", "v.patch_embd.weight.1") if qwen else ("v.position_embd.weight",)
-    wanted += ("v.class_embd", "mm.2.weight") if name == "llava" else ("v.post_ln.weight",)
-    absent = [one for one in wanted if one not in found]
+        # LLaVA does not use the last layer, nor the norm after it.
+        if target and not (name == "llava" and target.startswith("v.post_ln")):
+            found[target] = replace(entry, name=target)
+    required = ["v.patch_embd.weight", "mm.0.weight"]
+    required += ("mm.2.weight", "v.patch_embd.weight.1") if qwen else ("v.position_embd.weight",)
+    required += ("v.class_embd", "mm.2.weight") if name == "llava" else ("v.post_ln.weight",)
+    absent = [name for name in required if name not in found]
     if absent:
         raise missing(absent, file=file)
     return list(found.values())
 
 
 def _check_width(tensors: list[TensorEntry], text: ModelDescription, file: str) -> None:
+    """Raise FormatError unless the projector's output has the hidden size of the language model."""
     by_name = {entry.name: entry for entry in tensors}
     last = by_name.get("mm.2.weight", by_name["mm.0.weight"])
     width = text.spec.kv[f"{text.spec.architecture}.embedding_length"]
     if last.shape[0] != width:
         raise FormatError(file=file, offset=last.offset, field=f"shape of {last.name}", got=list(last.shape),
-                          allowed=f"{width} rows, the width of {text.spec.files[0]}",
+                          allowed=f"{width} rows, the hidden size of {text.spec.files[0]}",
                           hint="The two files are of different models")
 
 
 def _image_token(text: ModelDescription, name: str) -> int:
-    """Id of the image placeholder, or -1 in vocabularies without it: then the positions of images are tracked without a
-    token."""
+    """Return the id of the image placeholder token, or -1 if the vocabulary has none.
+
+    For -1, the positions of images in the prompt are tracked without a token.
+    """
     assert text.tokenizer is not None and text.tokenizer.gguf is not None
     keys: Mapping[str, Any] = text.tokenizer.gguf
     tokens = keys["tokenizer.ggml.tokens"]

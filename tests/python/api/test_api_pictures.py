@@ -361,9 +361,9 @@ def test_folders_that_are_refused(tmp_path: Path) -> None:
     def with_key(**values: Any) -> Any:
         return lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
-    refused(errors.Unsupported, "KandinskyPipeline; mpool makes pictures with", "model_index.json",
+    refused(errors.Unsupported, "the pipeline is KandinskyPipeline; mpool supports", "model_index.json",
             with_key(_class_name="KandinskyPipeline"))
-    refused(errors.Unsupported, "new_trick is not known", "transformer/config.json", with_key(new_trick=True))
+    refused(errors.Unsupported, "the key new_trick is unknown", "transformer/config.json", with_key(new_trick=True))
     refused(errors.FormatError, "patch_size", "transformer/config.json", with_key(patch_size=2))
     refused(errors.FormatError, "x_embedder.weight", "transformer/config.json", with_key(num_attention_heads=3))
     refused(errors.Unsupported, "DDIMScheduler", "scheduler/scheduler_config.json",

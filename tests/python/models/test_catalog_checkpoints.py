@@ -1,6 +1,6 @@
-"""Checkpoints that transformers and sentence-transformers themselves write: names, sizes, poolings, modules.
+"""Readers of checkpoints written by transformers and sentence-transformers: names, sizes, pooling modes, modules.
 
-Tensor names are compared with the table of the ``gguf`` package, made independently of ours.
+Tensor names are compared with the ``gguf`` package's table, which is independent of mpool's.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def save_tokenizer(path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Tiny seeded models by name, with grouped queries, odd sizes and random norms and biases."""
+    """Folders of tiny seeded models by name, with grouped-query attention, odd sizes and random norms and biases."""
     torch.manual_seed(0)
     decoder = dict(vocab_size=31, hidden_size=24, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
                    intermediate_size=36, max_position_embeddings=128, rms_norm_eps=1e-5)
@@ -65,10 +65,12 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def described(path: Path) -> ModelDescription:
+    """Describe a folder."""
     return describe_folder(str(path), key="k", ref="r")
 
 
 def raw(spec: Any, name: str) -> bytes:
+    """Return the stored bytes of a tensor."""
     tensor = next(t for t in spec.tensors if t.name == name)
     with open(spec.files[tensor.file], "rb") as file:
         file.seek(tensor.offset)
@@ -76,7 +78,7 @@ def raw(spec: Any, name: str) -> bytes:
 
 
 @pytest.mark.parametrize("name", ["bert", "bert_mlm", "llama", "llama_tied", "qwen2", "qwen2_sharded", "llama_bf16"])
-def test_every_tensor_is_where_gguf_puts_it(checkpoints: dict[str, Path], name: str) -> None:
+def test_tensor_names_are_those_of_the_gguf_package(checkpoints: dict[str, Path], name: str) -> None:
     from safetensors import safe_open
 
     path = checkpoints[name]
@@ -87,18 +89,19 @@ def test_every_tensor_is_where_gguf_puts_it(checkpoints: dict[str, Path], name: 
     seen = set()
     for file in sorted(path.glob("*.safetensors")):
         with safe_open(str(file), "pt") as stored:
-            for hf in stored.keys():
-                if hf.removeprefix("bert.").startswith(("pooler.", "cls.")):
+            for source in stored.keys():
+                if source.removeprefix("bert.").startswith(("pooler.", "cls.")):
                     continue
-                bare = hf if spec.architecture != "bert" else hf.removeprefix("bert.")
-                here = table.get_name(bare, (".weight", ".bias"))
-                assert here is not None, hf
-                value = stored.get_tensor(hf)
-                assert raw(spec, here) == value.contiguous().view(torch.uint8).numpy().tobytes(), (hf, here)
-                entry = next(t for t in spec.tensors if t.name == here)
+                bare = source if spec.architecture != "bert" else source.removeprefix("bert.")
+                expected = table.get_name(bare, (".weight", ".bias"))
+                assert expected is not None, source
+                value = stored.get_tensor(source)
+                stored_bytes = value.contiguous().view(torch.uint8).numpy().tobytes()
+                assert raw(spec, expected) == stored_bytes, (source, expected)
+                entry = next(t for t in spec.tensors if t.name == expected)
                 assert entry.shape == tuple(value.shape)
                 assert entry.dtype == {torch.float32: "F32", torch.bfloat16: "BF16"}[value.dtype]
-                seen.add(here)
+                seen.add(expected)
     assert seen == {t.name for t in spec.tensors}
     assert len(spec.files) == len(list(path.glob("*.safetensors"))) == (len(spec.files) if "sharded" in name else 1)
     assert len(spec.files) > 1 or "sharded" not in name
@@ -119,8 +122,8 @@ def test_hyper_parameters(checkpoints: dict[str, Path]) -> None:
     assert described(checkpoints["qwen2"]).spec.kv["qwen2.rope.dimension_count"] == 6
 
 
-def test_old_configuration_means_the_same(checkpoints: dict[str, Path], tmp_path: Path) -> None:
-    """``rope_scaling`` and ``rope_theta`` as transformers 4 wrote them."""
+def test_old_configuration_gives_the_same_parameters(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    """transformers 4 wrote ``rope_scaling`` and ``rope_theta`` in place of ``rope_parameters``."""
     old = tmp_path / "old"
     old.mkdir()
     for file in checkpoints["llama"].iterdir():
@@ -133,7 +136,7 @@ def test_old_configuration_means_the_same(checkpoints: dict[str, Path], tmp_path
     assert dict(described(old).spec.kv) == dict(described(checkpoints["llama"]).spec.kv)
 
 
-def test_saved_as_pickle_is_refused(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+def test_pickled_weights_are_refused(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     path = tmp_path / "pickle"
     path.mkdir()
     for file in checkpoints["bert"].iterdir():
@@ -189,7 +192,7 @@ def test_sentence_transformers_folder(checkpoints: dict[str, Path], tmp_path: Pa
         assert ("dense.0.bias" in {t.name for t in found.spec.tensors}) is (dense != "GELU")
 
 
-def test_no_modules_means_what_sentence_transformers_builds(checkpoints: dict[str, Path]) -> None:
+def test_defaults_without_modules_are_those_of_sentence_transformers(checkpoints: dict[str, Path]) -> None:
     st = pytest.importorskip("sentence_transformers")
     model = st.SentenceTransformer(str(checkpoints["bert"]), device="cpu", local_files_only=True)
     embedding = described(checkpoints["bert"]).embedding
@@ -200,7 +203,7 @@ def test_no_modules_means_what_sentence_transformers_builds(checkpoints: dict[st
     assert os.path.exists(str(described(checkpoints["bert"]).tokenizer.json_path))  # type: ignore[union-attr]
 
 
-def test_every_class_name_of_the_library_is_known() -> None:
+def test_every_module_class_of_sentence_transformers_is_known() -> None:
     st = pytest.importorskip("sentence_transformers")
     from sentence_transformers.sentence_transformer import modules as models
 

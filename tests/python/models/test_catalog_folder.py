@@ -1,4 +1,4 @@
-"""Folders as models: the corpus of folder cases, and checkpoints that transformers and sentence-transformers wrote."""
+"""Readers of Hugging Face folders: the corpus of malformed and valid folders, and settings of encoders and decoders."""
 
 from __future__ import annotations
 
@@ -28,12 +28,14 @@ CASES = {f"{p.parent.name}/{p.stem}": p for p in sorted((CORPUS / "folder").rglo
 
 
 def folder(tmp_path: Path, edit: dict[str, Any] | None = None) -> str:
+    """Write the corpus's base folder with the files of ``edit`` replaced (None removes a file); return its path."""
     path = tmp_path / "model"
     make.write_folder(str(path), {**make.base(), **(edit or {})})
     return str(path)
 
 
 def tensor_bytes(described: ModelDescription) -> dict[str, bytes]:
+    """Return the stored bytes of every tensor by its name in the core."""
     found = {}
     for tensor in described.spec.tensors:
         with open(described.spec.files[tensor.file], "rb") as file:
@@ -80,7 +82,7 @@ def test_accepted(tmp_path: Path, name: str) -> None:
     assert len(shapes) == 5 + 2 * 16 + 2
 
 
-def test_shards_and_single_file_hold_the_same_tensors(tmp_path: Path) -> None:
+def test_shards_give_the_same_tensors_as_a_single_file(tmp_path: Path) -> None:
     names = {name: value for name, value in make.bert_tensors().items()}
     one = describe_folder(folder(tmp_path / "one"), key="k", ref="r")
     two = describe_folder(folder(tmp_path / "two", json.loads(CASES["valid/shards"].read_text())["edit"]), key="k",
@@ -91,7 +93,7 @@ def test_shards_and_single_file_hold_the_same_tensors(tmp_path: Path) -> None:
     assert tensor_bytes(one) == tensor_bytes(two)
 
 
-def test_single_file_goes_before_an_index(tmp_path: Path) -> None:
+def test_single_file_takes_precedence_over_an_index(tmp_path: Path) -> None:
     edit = json.loads(CASES["valid/shards"].read_text())["edit"]
     path = folder(tmp_path, {**edit, "model.safetensors": make.base()["model.safetensors"]})
     assert [os.path.basename(f) for f in describe_folder(path, key="k", ref="r").spec.files][0] == "model.safetensors"
@@ -113,14 +115,14 @@ def test_pooling_in_both_spellings(tmp_path: Path, modes: list[str]) -> None:
         assert embedding is not None and embedding.output_size == 6 * len(modes) and not embedding.normalize
         assert embedding.include_prompt is (spelling == "old")
         found[spelling] = embedding.pooling
-    here = [mode.replace("mean_sqrt_len_tokens", "mean_sqrt_len") for mode in modes]
-    assert list(found["new"]) == here
-    # booleans have no order of their own: the library joins them in this one
+    expected = [mode.replace("mean_sqrt_len_tokens", "mean_sqrt_len") for mode in modes]
+    assert list(found["new"]) == expected
+    # the boolean keys have no order: sentence-transformers concatenates their outputs in this one
     order = ["cls", "max", "mean", "mean_sqrt_len", "weightedmean", "lasttoken"]
-    assert list(found["old"]) == sorted(here, key=order.index)
+    assert list(found["old"]) == sorted(expected, key=order.index)
 
 
-def test_no_pooling_mode_means_mean_and_new_key_wins(tmp_path: Path) -> None:
+def test_default_pooling_is_mean_and_new_key_takes_precedence(tmp_path: Path) -> None:
     modules = {"modules.json": make.MODULES[:2]}
     for config, wanted in (({"word_embedding_dimension": 6}, ("mean",)), ({}, ("mean",)),
                            ({"pooling_mode_cls_token": False}, ("mean",)),
@@ -130,7 +132,7 @@ def test_no_pooling_mode_means_mean_and_new_key_wins(tmp_path: Path) -> None:
         assert embedding is not None and embedding.pooling == wanted
 
 
-def test_encoder_in_a_folder_of_its_own(tmp_path: Path) -> None:
+def test_encoder_in_a_subfolder(tmp_path: Path) -> None:
     base = make.base()
     own = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "sentence_bert_config.json")
     moved: dict[str, Any] = {name: None for name in own} | {f"0_Transformer/{name}": base[name] for name in own}
@@ -141,7 +143,7 @@ def test_encoder_in_a_folder_of_its_own(tmp_path: Path) -> None:
     assert described.tokenizer is not None and "0_Transformer" in str(described.tokenizer.json_path)
 
 
-def test_module_folder_that_links_outside(tmp_path: Path) -> None:
+def test_module_folder_may_not_link_outside(tmp_path: Path) -> None:
     path = folder(tmp_path)
     outside = tmp_path / "pooling"
     os.rename(os.path.join(path, "1_Pooling"), outside)
@@ -166,7 +168,7 @@ def test_a_folder_without_a_model(pool: mpool.Pool, tmp_path: Path) -> None:
         pool.load(tmp_path)
 
 
-def test_longest_input(tmp_path: Path) -> None:
+def test_maximum_input_length(tmp_path: Path) -> None:
     def longest(name: str, **edit: Any) -> int:
         embedding = describe_folder(folder(tmp_path / name, edit), key="k", ref="r").embedding
         assert embedding is not None
@@ -195,7 +197,7 @@ def test_prompts_similarity_truncation_and_lower_case(tmp_path: Path) -> None:
     assert embedding.prompts == {"passage": "p: ", "query": ""} and embedding.default_prompt_name == "query"
     assert (embedding.similarity, embedding.truncate_dim, embedding.dimensions) == ("dot", 3, (2, 4))
     assert described.tokenizer.config["mask_token"] == "[MASK]"
-    # lower case is asked for: the tokenizer does it by itself, or the folder is refused
+    # with do_lower_case, the folder is refused unless its tokenizer converts texts to lower case
     for number, (normalizer, lowers) in enumerate((
             ({"type": "Lowercase"}, True), (None, False), ({"type": "NFC"}, False),
             ({"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Lowercase"}]}, True),
@@ -209,10 +211,10 @@ def test_prompts_similarity_truncation_and_lower_case(tmp_path: Path) -> None:
                 describe_folder(folder(tmp_path / str(number), files), key="k", ref="r")
 
 
-@pytest.mark.parametrize("name, here", sorted(sentence_folder.DENSE_ACTIVATIONS.items()))
-def test_dense_activations(tmp_path: Path, name: str, here: str) -> None:
+@pytest.mark.parametrize("name, expected", sorted(sentence_folder.DENSE_ACTIVATIONS.items()))
+def test_dense_activations(tmp_path: Path, name: str, expected: str) -> None:
     path = folder(tmp_path, {"2_Dense/config.json": {**make.DENSE, "activation_function": name}})
-    assert describe_folder(path, key="k", ref="r").spec.kv["mpool.dense.0.activation"] == here
+    assert describe_folder(path, key="k", ref="r").spec.kv["mpool.dense.0.activation"] == expected
 
 
 def test_several_dense_modules_and_no_bias(tmp_path: Path) -> None:
@@ -229,19 +231,19 @@ def test_several_dense_modules_and_no_bias(tmp_path: Path) -> None:
     assert len(described.spec.files) == 3
 
 
-@pytest.mark.parametrize("name, here", sorted(reading.ACTIVATIONS.items()))
-def test_encoder_activations(tmp_path: Path, name: str, here: str) -> None:
+@pytest.mark.parametrize("name, expected", sorted(reading.ACTIVATIONS.items()))
+def test_encoder_activations(tmp_path: Path, name: str, expected: str) -> None:
     path = folder(tmp_path, {"config.json": {**make.CONFIG, "hidden_act": name}})
-    assert describe_folder(path, key="k", ref="r").spec.kv["mpool.activation"] == here
+    assert describe_folder(path, key="k", ref="r").spec.kv["mpool.activation"] == expected
 
 
-def test_note_when_pooling_is_assumed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_default_pooling_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "mpool.models"):
         describe_folder(folder(tmp_path, {"modules.json": None}), key="k", ref="r")
     assert "mean pooling" in caplog.text
 
 
-def test_unknown_key_is_noted_and_neutral_values_pass(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unknown_key_is_logged_and_neutral_values_pass(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = {**make.CONFIG, "my_training_note": 1, "is_decoder": False, "pruned_heads": {},
               "quantization_config": None}
     with caplog.at_level(logging.INFO, "mpool.models"):
@@ -396,12 +398,12 @@ def test_output_layer_tied_or_not(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     assert "output.weight" in names("b", both, False)
     with pytest.raises(errors.FormatError, match="lm_head.weight missing"):
         names("c", tied, False)
-    # both stored and different although tied: transformers uses both, and says so
+    # the configuration ties the layers, but the file has two different tensors: transformers warns and uses both
     assert "output.weight" in names("d", both, True) and "differ" in caplog.text
     # only the output layer is stored
     swapped = {("lm_head.weight" if name == "model.embed_tokens.weight" else name): v for name, v in tied.items()}
     assert {"token_embd.weight"} == names("e", swapped, True) & {"token_embd.weight", "output.weight"}
-    # both stored and equal: one is enough
+    # both are stored and equal: the output layer is omitted
     described = decoder(tmp_path / "f", both, tie_word_embeddings=False)
     path = described.spec.files[0]
     by_name = {t.name: t for t in described.spec.tensors}
@@ -442,7 +444,7 @@ def test_generation_settings_and_templates(tmp_path: Path) -> None:
 
 
 def test_modules_make_an_embedding_model_of_a_decoder(tmp_path: Path) -> None:
-    """What a model is for comes from what stands around it."""
+    """``modules.json`` makes an embedding model of a decoder; without it, the decoder generates text."""
     pooling = {**make.POOLING, "word_embedding_dimension": 8}
     found = decoder(tmp_path / "a", files={"modules.json": make.MODULES[:2], "1_Pooling/config.json": pooling})
     assert found.capability == "text_embedding" and found.spec.architecture == "llama_embedding"
@@ -457,7 +459,7 @@ NEW_KEYS = ("x", "type", "path", "rope_scaling", "pooling_mode", "auto_map", "he
 
 
 def mutated(rng: random.Random, value: Any) -> Any:
-    """``value`` with one place in it changed, removed or added."""
+    """Return ``value`` with one random element changed, removed or added."""
     if isinstance(value, dict) and value and rng.random() < 0.8:
         changed, key, dice = dict(value), rng.choice(list(value)), rng.random()
         if dice < 0.15:
@@ -475,7 +477,7 @@ def mutated(rng: random.Random, value: Any) -> Any:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_mutated_folders_fail_in_no_other_way(tmp_path: Path, seed: int) -> None:
+def test_mutated_folders_raise_only_mpool_errors(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     shards = json.loads(CASES["valid/shards"].read_text())["edit"]
     decoder_files = {"config.json": {**DECODER, "rope_scaling": LLAMA3}, "tokenizer.json": make.TOKENIZER,
@@ -501,7 +503,7 @@ def test_mutated_folders_fail_in_no_other_way(tmp_path: Path, seed: int) -> None
     assert outcomes == {"accepted", "refused"}
 
 
-def test_describe_ties_it_together(tmp_path: Path) -> None:
+def test_describe_sets_key_and_ref(tmp_path: Path) -> None:
     path = folder(tmp_path)
     described = describe(path)
     assert described.key == described.ref == path and described.est_memory_allocation_mb is None
@@ -513,7 +515,7 @@ def test_describe_ties_it_together(tmp_path: Path) -> None:
 
 
 def test_real_minilm() -> None:
-    """The default embedding model, if it is here; with MPOOL_REQUIRE_REAL=1 it is fetched if need be."""
+    """The default embedding model, if it is in the cache; MPOOL_REQUIRE_REAL=1 allows the download."""
     required = os.environ.get("MPOOL_REQUIRE_REAL") == "1"
     try:
         described = describe("all-MiniLM-L6-v2", offline=not required)

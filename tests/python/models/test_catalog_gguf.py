@@ -1,4 +1,4 @@
-"""GGUF tables as models: keys, tensors, tokens that end, templates (cases 33 to 42, 53 to 55, 59, 70)."""
+"""The reader of GGUF tables: keys, tensors, end tokens, chat templates."""
 
 from __future__ import annotations
 
@@ -59,6 +59,7 @@ def bert_shapes() -> dict[str, tuple[int, ...]]:
 
 
 def read(kv: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> ModelDescription:
+    """Describe a file with these keys (the value "absent" removes a key) and float32 tensors of these shapes."""
     tensors, at = [], 4096
     for name, shape in shapes.items():
         size = 4
@@ -71,11 +72,12 @@ def read(kv: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> ModelDescrip
 
 
 def llama(shapes: dict[str, tuple[int, ...]] | None = None, **changes: Any) -> ModelDescription:
+    """Describe a small Llama with some keys changed."""
     return read({**LLAMA, **changes}, shapes or llama_shapes())
 
 
-def test_windows_that_a_file_gives_layer_by_layer() -> None:
-    """Or says every how manyth layer sees everything; by default as the family has it."""
+def test_sliding_window_pattern() -> None:
+    """The key is a flag per layer, or the distance n of layers with full attention; its default is the family's."""
     from mpool.models.families.llama import window_pattern
 
     def windowed(pattern: object) -> list[bool]:
@@ -88,13 +90,13 @@ def test_windows_that_a_file_gives_layer_by_layer() -> None:
         windowed([True])
 
 
-def test_rerankers_that_are_not_computed_are_named() -> None:
+def test_unsupported_reranker_lists_the_supported_architectures() -> None:
     keys = {"qwen3.pooling_type": 4}
-    with pytest.raises(errors.Unsupported, match="qwen3.pooling_type is 4, a reranker.*GGUF files of .*bert"):
+    with pytest.raises(errors.Unsupported, match="qwen3.pooling_type is 4, a reranker.*for the architectures .*bert"):
         gguf_model._embedding(Fields(keys, file="m.gguf"), "qwen3", {}, {"P": 64, "D": 32}, [])
 
 
-def test_shares_of_experts_that_a_file_does_not_want_to_add_up() -> None:
+def test_normalisation_of_expert_weights_follows_the_file() -> None:
     from mpool.models.families import qwen_moe
 
     complete = qwen_moe.ROWS[0].complete
@@ -117,7 +119,7 @@ def test_llama() -> None:
     assert found.chat_template == "{{ x }}" and len(found.spec.tensors) == 3 + 18
     generation = found.generation
     assert generation is not None
-    # the end of a turn counts although eos is another token, and only if it is a control token of that very text
+    # an end-of-turn token ends a generation in addition to eos, but only as a control token with exactly that text
     assert generation.eog_token_ids == (2, 5) and generation.bos_token_id == 1 and not generation.add_bos
     assert generation.context_length == 64
 
@@ -135,8 +137,8 @@ def test_defaults_of_missing_keys() -> None:
     assert len(llama({**llama_shapes(), "rope_freqs.weight": (1,)}).spec.tensors) == 22
 
 
-def test_sizes_of_layers() -> None:
-    """As one number, or layer by layer."""
+def test_layer_sizes_as_a_list() -> None:
+    """A list with equal values per layer means the same as one number."""
     layers = {"llama.attention.head_count_kv": [LLAMA["llama.attention.head_count_kv"]] * 2}
     assert read(LLAMA | layers, llama_shapes()).spec == read(LLAMA, llama_shapes()).spec
     with pytest.raises(U, match="head_count_kv differs"):
@@ -146,7 +148,7 @@ def test_sizes_of_layers() -> None:
 
 
 def test_granite_4() -> None:
-    """Without Mamba's layers; with them it is refused."""
+    """A Granite 4 without Mamba layers is a Granite; one with Mamba layers is refused."""
     hybrid = {name.replace("llama.", "granitehybrid."): value for name, value in LLAMA.items()} | {
         "general.architecture": "granitehybrid", "granitehybrid.attention.head_count_kv": [2, 2],
         "granitehybrid.ssm.conv_kernel": 4, "granitehybrid.rope.scaling.finetuned": True,
@@ -161,7 +163,7 @@ def test_granite_4() -> None:
 
 @pytest.mark.parametrize("architecture", ["granite", "granitehybrid"])
 def test_granite_without_rope(architecture: str) -> None:
-    """llama.cpp reads a key about scaling as whether there is any; no other family does."""
+    """``rope.scaling.finetuned`` false means "no RoPE" in llama.cpp, for Granite but for no other family."""
     values = {name.replace("llama.", f"{architecture}."): value for name, value in LLAMA.items()} | {
         "general.architecture": architecture}
     with pytest.raises(U, match="rope.scaling.finetuned"):
@@ -179,7 +181,7 @@ def test_qwen2() -> None:
         read(kv, llama_shapes())
 
 
-def test_spare_rows_of_the_embedding() -> None:
+def test_embedding_may_have_more_rows_than_tokens() -> None:
     assert llama(llama_shapes(rows=12)).spec.kv["llama.vocab_size"] == 12
     assert llama(llama_shapes(rows=12), **{"llama.vocab_size": 9}).spec.kv["llama.vocab_size"] == 12
 
@@ -193,7 +195,7 @@ def test_bert_and_its_poolings() -> None:
         assert found.embedding.max_tokens == 16 and found.embedding.output_size == 6
     without = {name: shape for name, shape in bert_shapes().items() if name != "token_types.weight"}
     assert len(read(BERT, without).spec.tensors) == len(bert_shapes()) - 1
-    # a head that takes no part is left out of the spec
+    # the head of a classifier is not used and is omitted from the spec
     assert "cls.weight" not in {t.name for t in read(BERT, {**bert_shapes(), "cls.weight": (6, 6)}).spec.tensors}
 
 
@@ -220,8 +222,9 @@ F, L, U = errors.FormatError, errors.LimitError, errors.Unsupported
     ({"llama.rope.scaling.type": "longrope"}, U, "rope.scaling.type"),
     ({"llama.rope.scaling.type": "yarn"}, F, "rope.scaling.factor"),
     ({"llama.rope.scaling.type": "linear"}, F, "rope.scaling.factor"),
-    ({"llama.attention.sliding_window": -1}, F, "sliding_window"), ({"llama.pooling_type": 3}, U, "embeddings"),
-    ({"llama.attention.causal": False}, U, "embeddings"), ({"llama.vocab_size": 100}, F, "vocab_size"),
+    ({"llama.attention.sliding_window": -1}, F, "sliding_window"),
+    ({"llama.pooling_type": 3}, U, "is an embedding model"),
+    ({"llama.attention.causal": False}, U, "is an embedding model"), ({"llama.vocab_size": 100}, F, "vocab_size"),
     ({"tokenizer.ggml.tokens": "absent"}, F, "tokens"), ({"tokenizer.ggml.tokens": []}, F, "tokens"),
     ({"tokenizer.ggml.tokens": TOKENS * 2, "tokenizer.ggml.token_type": "absent"}, F, "tokens"),
     ({"tokenizer.ggml.token_type": [1]}, F, "token_type"), ({"tokenizer.ggml.token_type": [1.0] * 9}, F, "token_type"),
@@ -261,7 +264,7 @@ def test_refused_bert(changes: dict[str, Any], error: type[Exception], names: st
         read({**BERT, **changes}, bert_shapes())
 
 
-def test_mutated_tables_fail_in_no_other_way() -> None:
+def test_mutated_tables_raise_only_mpool_errors() -> None:
     rng = random.Random(0)
     odd = [True, 0, -1, 1, 3, 1 << 33, 1 << 63, 0.5, float("nan"), "", "x", "linear", [], [1], ["x"], [[]], b"x",
            "absent"]
@@ -291,14 +294,14 @@ def test_describe_reads_through_the_core(tmp_path: Any, monkeypatch: pytest.Monk
     found = describe(path, key="mine")
     assert found.key == "mine" and found.ref == str(path) and found.spec.files == (str(path),)
     assert found.spec.tensors[0] == TensorEntry("token_embd.weight", "F32", (9, 8), 0, 64, 4)
-    # a folder that holds one GGUF model means that model
+    # the path of a folder with one GGUF model refers to that model
     assert describe(tmp_path).spec.files == (str(path),)
 
 
 @pytest.mark.parametrize("texts, ends", [(("<|end|>", "<|call|>", "<|im_end|>"), (3, 5)),
                                          (("<|end|>", "<|call|>", "<|return|>"), (4, 5))])
-def test_an_end_of_messages_is_none_of_answers(texts: tuple[str, ...], ends: tuple[int, ...]) -> None:
-    """GPT-OSS ends each message with ``<|end|>`` and its answer with ``<|return|>`` or ``<|call|>``."""
+def test_end_of_a_harmony_message_does_not_end_the_completion(texts: tuple[str, ...], ends: tuple[int, ...]) -> None:
+    """GPT-OSS ends each message with ``<|end|>`` and its completion with ``<|return|>`` or ``<|call|>``."""
     tokens = [*TOKENS[:3], *texts, *TOKENS[6:]]
     generation = llama(**{"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": [2, 3, 3, 3, 3, 3, 1, 1, 1],
                           "tokenizer.ggml.eos_token_id": 5}).generation
@@ -306,14 +309,14 @@ def test_an_end_of_messages_is_none_of_answers(texts: tuple[str, ...], ends: tup
 
 
 @pytest.mark.parametrize("name", ["smollm3", "gemma3", "gpt-oss", "qwen3moe"])
-def test_layers_are_counted_before_they_are_listed(name: str) -> None:
-    """A file of a kilobyte that says it has billions takes neither time nor memory."""
+def test_layer_count_is_checked_before_allocation(name: str) -> None:
+    """A small file that claims billions of layers costs neither time nor memory."""
     table = {key.replace("llama", name): value for key, value in LLAMA.items() if key != "general.architecture"}
     with pytest.raises(errors.LimitError, match="layers"):
         read(table | {"general.architecture": name, f"{name}.block_count": 4_000_000_000}, llama_shapes())
 
 
-def test_experts_are_counted_before_they_are_listed() -> None:
+def test_expert_count_is_checked_before_allocation() -> None:
     table = {key.replace("llama", "qwen3moe"): value for key, value in LLAMA.items() if key != "general.architecture"}
     many = {"block_count": 512, "expert_count": 4096, "expert_used_count": 8, "expert_feed_forward_length": 8}
     with pytest.raises(errors.LimitError, match="experts"):
@@ -321,8 +324,7 @@ def test_experts_are_counted_before_they_are_listed() -> None:
              llama_shapes())
 
 
-def test_activation_of_the_file() -> None:
-    """One that mpool would not compute is refused."""
+def test_unsupported_activation_is_refused() -> None:
     assert llama(**{"llama.hidden_activation": "silu"}).spec.architecture == "llama"
     with pytest.raises(errors.Unsupported, match="hidden_activation"):
         llama(**{"llama.hidden_activation": "gelu"})

@@ -1,4 +1,4 @@
-"""Headers of safetensors files: cases 43 to 52, case 32, and agreement with the safetensors package."""
+"""The reader of safetensors headers: the corpus, links and file types, and agreement with the safetensors package."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ EXPECTED = json.loads((CORPUS / "safetensors" / "expected.json").read_text())
 
 
 def refused(path: object) -> errors.FormatError:
+    """Assert that a header is refused, and return the error."""
     with pytest.raises(errors.FormatError) as caught:
         read_header(str(path))
     assert caught.value.file == str(path) and caught.value.allowed is not None
     return caught.value
 
 
-def test_corpus_is_what_the_script_makes(tmp_path: Path) -> None:
+def test_corpus_matches_the_generator(tmp_path: Path) -> None:
     make.write_all(str(tmp_path))
     for part in ("safetensors", "folder"):
         made = {str(p.relative_to(tmp_path)): p.read_bytes() for p in (tmp_path / part).rglob("*") if p.is_file()}
@@ -94,7 +95,7 @@ def test_agrees_with_the_safetensors_package(tmp_path: Path) -> None:
     for tensor in found.tensors:
         assert data[tensor.offset:tensor.offset + tensor.nbytes] == arrays[tensor.name].tobytes()
         assert tensor.shape == arrays[tensor.name].shape
-    # the package accepts nothing of the corpus that is refused here, but for what it does not look at
+    # the package refuses every file that mpool refuses, except for properties that the package does not check
     lenient = []
     for name in EXPECTED:
         try:
@@ -102,13 +103,13 @@ def test_agrees_with_the_safetensors_package(tmp_path: Path) -> None:
                 lenient.append(name)
         except Exception:
             continue
-    laxer = ("case45_", "case46_", "case47_", "case49_too_many", "tensor_")
-    assert [name for name in lenient if not name.startswith(laxer)] == []
+    unchecked = ("case45_", "case46_", "case47_", "case49_too_many", "tensor_")
+    assert [name for name in lenient if not name.startswith(unchecked)] == []
 
 
 @given(st.data())
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_damaged_files_are_refused_or_whole(tmp_path: Path, data: st.DataObject) -> None:
+def test_corrupted_files_are_refused_or_consistent(tmp_path: Path, data: st.DataObject) -> None:
     raw = bytearray(make.build(make.TWO, metadata={"format": "pt"}))
     for _ in range(data.draw(st.integers(1, 3))):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
@@ -141,13 +142,13 @@ def test_huge_sparse_file_is_not_read(tmp_path: Path) -> None:
     with open(path, "r+b") as file:
         file.truncate(len(head) + size - 1)
     assert refused(path).field == "data_offsets"
-    # a header length that the sparse file could hold, but that is over the cap
+    # a header length below the size of the sparse file, but above the maximum
     with open(path, "r+b") as file:
         file.write(struct.pack("<Q", 1 << 39))
     assert refused(path).field == "header length"
 
 
-def test_sparse_header_of_the_largest_size(tmp_path: Path) -> None:
+def test_sparse_header_of_maximum_length(tmp_path: Path) -> None:
     path = tmp_path / "zeros.safetensors"
     with open(path, "wb") as file:
         file.write(struct.pack("<Q", 100_000_000))
@@ -173,6 +174,7 @@ def test_case32_only_regular_files(tmp_path: Path) -> None:
 
 
 def folder_with(tmp_path: Path, name: str = "model") -> Path:
+    """Write a folder with a valid ``model.safetensors``."""
     folder = tmp_path / name
     folder.mkdir(parents=True)
     (folder / "model.safetensors").write_bytes(make.build(make.TWO))
@@ -191,18 +193,18 @@ def test_case32_links_stay_inside_the_folder(tmp_path: Path) -> None:
     (folder / "model.safetensors").symlink_to(outside)
     with pytest.raises(errors.FormatError, match="inside the folder"):
         read_folder(Folder(str(folder)))
-    # a folder whose name only starts like the given one is outside too
+    # a sibling folder whose name begins with the folder's name is outside
     sibling = folder_with(tmp_path, "model2")
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors").symlink_to(sibling / "model.safetensors")
     with pytest.raises(errors.FormatError, match="inside the folder"):
         read_folder(Folder(str(folder)))
-    # the folder itself may be reached through a link
+    # the folder's own path may be a link
     (tmp_path / "link").symlink_to(sibling)
     assert read_folder(Folder(str(tmp_path / "link"))) is not None
 
 
-def test_case32_snapshots_link_into_their_own_blobs(tmp_path: Path) -> None:
+def test_case32_hub_snapshots_may_link_to_their_own_blobs(tmp_path: Path) -> None:
     cache = tmp_path / "hub"
     snapshot = cache / "models--org--name" / "snapshots" / ("a" * 40)
     blobs = cache / "models--org--name" / "blobs"
@@ -214,6 +216,7 @@ def test_case32_snapshots_link_into_their_own_blobs(tmp_path: Path) -> None:
     link = snapshot / "model.safetensors"
 
     def through(target: Path) -> object:
+        """Read the folder with ``model.safetensors`` linked to ``target``."""
         target.write_bytes(data)
         link.unlink(missing_ok=True)
         link.symlink_to(os.path.relpath(target, snapshot))
@@ -229,7 +232,7 @@ def test_case32_snapshots_link_into_their_own_blobs(tmp_path: Path) -> None:
     for target in (other / ("1" * 64), cache / "secrets", cache / "blobs" / "x", tmp_path / "y"):
         with pytest.raises(errors.FormatError, match="inside the folder"):
             through(target)
-    # the same tree under another name is an ordinary folder
+    # the same tree without the hub's folder names is an ordinary folder
     moved = tmp_path / "plain"
     (moved / "snapshots").mkdir(parents=True)
     (moved / "blobs").mkdir()
@@ -239,7 +242,7 @@ def test_case32_snapshots_link_into_their_own_blobs(tmp_path: Path) -> None:
         read_folder(Folder(str(moved / "snapshots")))
 
 
-def test_many_tensors_in_reasonable_time(tmp_path: Path) -> None:
+def test_many_tensors_are_read_quickly(tmp_path: Path) -> None:
     path = tmp_path / "many.safetensors"
     path.write_bytes(make.build({f"model.layers.{i}.weight": ("U8", [1]) for i in range(20_000)}))
     start = time.process_time()

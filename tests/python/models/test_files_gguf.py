@@ -1,4 +1,4 @@
-"""GGUF files as Python gets them: the corpus, the gguf package as a second opinion, and cases that need large files."""
+"""The core's GGUF parser from Python: the corpus, agreement with the gguf package, and cases that need large files."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ GOOD = [row["file"] for row in ROWS if row["status"] == "OK"]
 
 
 def load_maker() -> ModuleType:
+    """Import the script that generates the corpus."""
     spec = importlib.util.spec_from_file_location("mpool_make_gguf", CORPUS / "make_gguf.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -36,6 +37,7 @@ maker = load_maker()
 
 
 def check(path: Path, status: str, field: str) -> None:
+    """Assert that a file is accepted (``OK``) or raises the error of the status, naming the field."""
     if status == "OK":
         core.read_gguf(str(path))
         return
@@ -54,7 +56,7 @@ def check(path: Path, status: str, field: str) -> None:
 @pytest.mark.parametrize("row", ROWS, ids=[row["file"] for row in ROWS])
 def test_corpus(row: dict[str, Any]) -> None:
     path = CORPUS / "gguf" / row["file"]
-    if row["status"] == "ANY":  # found by fuzzing: any answer will do that is one
+    if row["status"] == "ANY":  # found by fuzzing: the file may be accepted or refused, but must not crash
         try:
             core.read_gguf(str(path))
         except errors.MpoolError:
@@ -63,7 +65,7 @@ def test_corpus(row: dict[str, Any]) -> None:
     check(path, row["status"], row["field"])
 
 
-def test_corpus_is_what_the_script_makes() -> None:
+def test_corpus_matches_the_generator() -> None:
     for name, data in maker.build(maker.OUT).items():
         assert (maker.OUT / name).read_bytes() == data, f"run tests/corpus/make_gguf.py: {name} differs"
 
@@ -93,13 +95,13 @@ def test_not_a_regular_file(tmp_path: Path) -> None:
 
 
 def plain(value: Any) -> Any:
-    """What the gguf package returns, in plain Python."""
+    """Convert a value of the gguf package to built-in Python types."""
     if isinstance(value, list):
         return [plain(one) for one in value]
     return value.item() if hasattr(value, "item") else value
 
 
-#: The package's reader has no answer for these: an array without elements, names and strings that are not text.
+#: Files that the package's reader does not support: an empty array, and names and strings that are not UTF-8.
 ODD = ("every_value_type", "case17_token_bytes")
 
 
@@ -132,7 +134,7 @@ def test_values() -> None:
         assert kv[f"none.{name}"] == []
 
 
-def test_token_bytes_may_be_anything() -> None:
+def test_tokens_may_be_arbitrary_bytes() -> None:
     kv = core.read_gguf(str(CORPUS / "gguf" / "valid" / "case17_token_bytes.gguf")).kv
     assert kv["tokenizer.ggml.tokens"] == [b"\xff\xfe", b"a\x00b", "é".encode(), b""]
 

@@ -1,5 +1,5 @@
-"""Folders as their authors publish them, where they differ from what transformers saves today: keys of other classes or
-versions, code of their own, the older names of tensors. Small and seeded."""
+"""Published model folders that differ from the output of the current transformers: keys of other classes or versions,
+repository code, older tensor names. The models are small and seeded."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ from paritymodels import randomise, torch, transformers, write_tokenizer
 
 
 def described(folder: Path) -> ModelDescription:
+    """Describe a folder."""
     return describe_folder(str(folder), key="k", ref="r")
 
 
 def edit(path: Path, changes: dict[str, Any]) -> None:
-    """Sets keys of a JSON file, those of sections too; ``...`` takes one out."""
+    """Set keys of a JSON file. ``section/key`` is a nested key, and the value ``...`` removes a key."""
     found = json.loads(path.read_text())
     for name, value in changes.items():
         *sections, name = name.split("/")
@@ -43,7 +44,7 @@ def edit(path: Path, changes: dict[str, Any]) -> None:
     path.write_text(json.dumps(found))
 
 
-#: A published model -> the family that it is of, and keys of its config.json that transformers does not write.
+#: Published model -> its family in the tests, and the keys of its config.json that transformers does not write.
 DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "Phi-3-mini-4k": ("phi3", {"auto_map": {"AutoConfig": "configuration_phi3.Phi3Config",
                                             "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM"},
@@ -54,7 +55,7 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
                                          "shared_expert_intermediate_size": 0}),
     "gemma-2": ("gemma2", {"hidden_activation": ..., "hidden_act": "gelu_pytorch_tanh",
                            "cache_implementation": "hybrid"}),
-    "Qwen2.5-7B-Instruct-1M": ("qwen2", {  # chunks begin beyond the positions that it was trained with
+    "Qwen2.5-7B-Instruct-1M": ("qwen2", {  # chunked attention applies only beyond the trained context length
         "dual_chunk_attention_config": {"chunk_size": 262144, "local_size": 8192,
                                         "original_max_position_embeddings": 262144}, "use_mrope": False}),
     "DeepSeek-R1-Distill-Qwen": ("qwen2", {"use_mrope": False, "max_window_layers": 21, "use_sliding_window": False}),
@@ -63,8 +64,7 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", DECODERS)
-def test_keys_of_decoders(tmp_path: Path, name: str) -> None:
-    """The model is the one that is in the folder without them."""
+def test_published_keys_of_decoders_have_no_effect(tmp_path: Path, name: str) -> None:
     family, changes = DECODERS[name]
     paritymodels.decoder(family, paritymodels.LAYERS.get(family, 2)).save_pretrained(tmp_path)
     write_tokenizer(tmp_path, 96)
@@ -74,7 +74,7 @@ def test_keys_of_decoders(tmp_path: Path, name: str) -> None:
     assert after.spec == before.spec and after.generation == before.generation
 
 
-#: The same of models that read images, in a file of the folder.
+#: Published vision model -> its family in the tests, a file, and the keys of the file that transformers does not write.
 VISION: dict[str, tuple[str, str, dict[str, Any]]] = {
     "SmolVLM2": ("smolvlm", "config.json", {
         "text_config/architectures": ["VLlama3ForCausalLM"], "text_config/use_resampler": False,
@@ -85,7 +85,7 @@ VISION: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", VISION)
-def test_keys_of_models_that_see(tmp_path: Path, name: str) -> None:
+def test_published_keys_of_vision_models_have_no_effect(tmp_path: Path, name: str) -> None:
     family, file, changes = VISION[name]
     visionmodels.save(visionmodels.make(family), family, tmp_path)
     before = described(tmp_path)
@@ -95,9 +95,9 @@ def test_keys_of_models_that_see(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("older", [True, False])
-def test_the_decoder_of_a_gemma_3_that_sees(tmp_path: Path, older: bool) -> None:
-    """gemma-3-4b and larger: the decoder says what differs from its class's defaults, tensors have older or newer
-    names, and the image network stays unread."""
+def test_text_decoder_of_gemma_3_with_vision(tmp_path: Path, older: bool) -> None:
+    """gemma-3-4b and larger: ``text_config`` omits the defaults of its class, the tensors have older or newer names,
+    and the image encoder is ignored."""
     text = {"model_type": "gemma3_text", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 7,
             "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 96, "sliding_window": 30,
             "rope_scaling": {"factor": 8.0, "rope_type": "linear"}}
@@ -131,8 +131,8 @@ TEXTS = ["The cats sat, at the Café!", "你好 the cat?", "", "a" * 120, "[SEP]
 
 @pytest.mark.parametrize("settings", [{}, {"do_lower_case": False}, {"strip_accents": False},
                                       {"tokenize_chinese_chars": False}])
-def test_word_pieces_without_a_tokenizer_json(tmp_path: Path, settings: dict[str, Any]) -> None:
-    """BERT's vocab.txt."""
+def test_wordpiece_vocabulary_without_tokenizer_json(tmp_path: Path, settings: dict[str, Any]) -> None:
+    """A BERT folder with only ``vocab.txt``."""
     from mpool.tokenizers import Tokenizer
 
     (tmp_path / "vocab.txt").write_text("\n".join(WORDS) + "\n", encoding="utf-8")
@@ -145,7 +145,8 @@ def test_word_pieces_without_a_tokenizer_json(tmp_path: Path, settings: dict[str
     ours, theirs = Tokenizer.from_source(source), transformers.AutoTokenizer.from_pretrained(tmp_path)
     for text in TEXTS[:-1]:
         assert ours.encode(text).tolist() == theirs(text)["input_ids"], text
-    assert ours.encode(TEXTS[-1]).tolist().count(WORDS.index("[SEP]")) == 1  # what a user writes is text
+    # "[SEP]" in a user's text does not become a control token
+    assert ours.encode(TEXTS[-1]).tolist().count(WORDS.index("[SEP]")) == 1
     assert ours.encode_pairs("the", ["cat"], max_tokens=9).ids.tolist() == theirs("the", "cat")["input_ids"]
 
 
@@ -160,8 +161,8 @@ ADDED = {"lstrip": False, "normalized": True, "rstrip": False, "single_word": Fa
     ({"additional_special_tokens": ["zzq"]}, {"added_tokens.json": {"zzq": 0}}),
     ({}, {"added_tokens.json": {"[ent]": 0}, "special_tokens_map.json": {"additional_special_tokens": ["[ent]"]}}),
     ({"additional_special_tokens": ["cat", {"__type": "AddedToken", "content": "[MASK]"}]}, {})])
-def test_word_pieces_with_added_tokens(tmp_path: Path, config: dict[str, Any], files: dict[str, Any]) -> None:
-    """Ids here count from the end of the vocabulary."""
+def test_wordpiece_vocabulary_with_added_tokens(tmp_path: Path, config: dict[str, Any], files: dict[str, Any]) -> None:
+    """The ids in the parameters are relative to the end of the vocabulary."""
     from mpool.tokenizers import Tokenizer
 
     n = len(WORDS)
@@ -181,7 +182,7 @@ def test_word_pieces_with_added_tokens(tmp_path: Path, config: dict[str, Any], f
     ours, theirs = Tokenizer.from_source(source), transformers.AutoTokenizer.from_pretrained(tmp_path)
     for text in ("The zzq cats", "zzqs, a Dog dog dogs!", "ZZQ cat[ent] the"):
         expected = theirs(text)["input_ids"]
-        if ours._control.isdisjoint(expected[1:-1]):  # what a user writes is text
+        if ours._control.isdisjoint(expected[1:-1]):  # mpool never produces control tokens from a user's text
             assert ours.encode(text).tolist() == expected, text
     added = list(theirs.added_tokens_decoder)
     assert [ours.token_text(token) for token in added] == theirs.convert_ids_to_tokens(added)
@@ -196,9 +197,9 @@ def test_word_pieces_with_added_tokens(tmp_path: Path, config: dict[str, Any], f
     ({"added_tokens_decoder": {"5": "zzq"}}, {}, "added_tokens_decoder.5"),
     ({"additional_special_tokens": ["zzq"]}, {}, "zzq.*no id"),
     ({}, {"special_tokens_map.json": {"additional_special_tokens": [{"content": "zzq"}]}}, "zzq.*no id")])
-def test_added_tokens_without_their_ids(tmp_path: Path, config: dict[str, Any], files: dict[str, Any],
-                                        match: str) -> None:
-    """Refused, rather than other ids than the model has learnt."""
+def test_added_tokens_with_unknown_ids_are_refused(tmp_path: Path, config: dict[str, Any], files: dict[str, Any],
+                                                   match: str) -> None:
+    """mpool does not assign ids, because the model was trained with specific ones."""
     from mpool.tokenizers import older_files
 
     path = tmp_path / "vocab.txt"
@@ -209,8 +210,8 @@ def test_added_tokens_without_their_ids(tmp_path: Path, config: dict[str, Any], 
         older_files.wordpiece(str(path), config)
 
 
-def test_a_clip_with_added_tokens(tmp_path: Path) -> None:
-    """What textual inversion saved: tokens behind the last of vocab.json."""
+def test_clip_tokenizer_with_added_tokens(tmp_path: Path) -> None:
+    """Textual inversion saves tokens with ids after the last of vocab.json."""
     import pipelinemodels
 
     from mpool.tokenizers import pipeline_tokenizers
@@ -225,8 +226,8 @@ def test_a_clip_with_added_tokens(tmp_path: Path) -> None:
     assert got == expected and n in got and n not in plain
 
 
-def test_a_clip_without_a_tokenizer_json(tmp_path: Path) -> None:
-    """clip-ViT-B-32 of sentence-transformers: vocab.json and merges.txt in the folder of its only module."""
+def test_clip_without_tokenizer_json(tmp_path: Path) -> None:
+    """clip-ViT-B-32 of sentence-transformers has vocab.json and merges.txt in the folder of its only module."""
     from mpool.models import describe
 
     folder = tmp_path / "0_CLIPModel"
@@ -257,8 +258,8 @@ def test_a_clip_without_a_tokenizer_json(tmp_path: Path) -> None:
     assert np.abs(got - expected).max() <= 1e-4
 
 
-def test_a_reranker_of_jina(tmp_path: Path) -> None:
-    """jina-reranker-v1: JinaBERT with BERT's head."""
+def test_jina_reranker(tmp_path: Path) -> None:
+    """jina-reranker-v1 is a JinaBERT with BERT's classification head."""
     import encodermodels
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
@@ -293,15 +294,15 @@ def test_a_reranker_of_jina(tmp_path: Path) -> None:
     ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "quantised by awq.*gguf"),
     ({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}, "quantised by fp8.*gguf"),
     ({"quantization": {"group_size": 64, "bits": 4}}, "quantised, .*gguf")])
-def test_quantised_folders_are_refused_in_words(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+def test_quantised_folders_are_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
     paritymodels.decoder("llama", 1).save_pretrained(tmp_path)
     edit(tmp_path / "config.json", changes)
     with pytest.raises(mpool.Unsupported, match=words):
         described(tmp_path)
 
 
-def test_a_variant_is_named(tmp_path: Path) -> None:
-    """A JinaBERT that calls its layers otherwise."""
+def test_error_names_the_tensors_of_a_variant(tmp_path: Path) -> None:
+    """A JinaBERT with other layer names."""
     import encodermodels
 
     model = encodermodels.JinaBert(1)
@@ -313,23 +314,23 @@ def test_a_variant_is_named(tmp_path: Path) -> None:
 
 
 def _as_ollama(raw: dict[str, Any], tensors: tuple[TensorEntry, ...]) -> tuple[dict[str, Any], list[TensorEntry]]:
-    """The same tables in the words of Ollama's converter, with a tensor of an image network where it has those."""
+    """Return the tables under the names of Ollama's converter, with an image tensor if the family has an encoder."""
     old = raw["general.architecture"]
     new = {"gpt-oss": "gptoss", "qwen2vl": "qwen25vl"}.get(old, old)
     names = {"attn_output": "attn_out", "attn_sinks.weight": "attn_sinks", "post_attention_norm": "ffn_norm"} \
         if new == "gptoss" else {}
     kv = {key.replace(f"{old}.", f"{new}.", 1): value for key, value in raw.items()} | {"general.architecture": new}
-    made = []
+    renamed = []
     for entry in tensors:
         name = entry.name
-        for there, here in names.items():
-            name = name.replace(there, here)
-        made.append(replace(entry, name=name))
+        for llama_cpp, ollama in names.items():
+            name = name.replace(llama_cpp, ollama)
+        renamed.append(replace(entry, name=name))
     if new == "gptoss":
         for key in ("expert_feed_forward_length", "rope.scaling.type"):
             del kv[f"gptoss.{key}"]
-        return kv | {"tokenizer.ggml.pre": "default"}, made
-    made.append(TensorEntry("v.blk.0.attn_q.weight", "F32", (8, 8), 0, 0, 256))
+        return kv | {"tokenizer.ggml.pre": "default"}, renamed
+    renamed.append(TensorEntry("v.blk.0.attn_q.weight", "F32", (8, 8), 0, 0, 256))
     if new == "qwen25vl":
         kv["qwen25vl.rope.mrope_section"] = kv.pop("qwen25vl.rope.dimension_sections")[:3]
     else:
@@ -338,12 +339,12 @@ def _as_ollama(raw: dict[str, Any], tensors: tuple[TensorEntry, ...]) -> tuple[d
         kv["tokenizer.ggml.tokens"] = [*kv["tokenizer.ggml.tokens"], "<image_soft_token>"]
         kv["tokenizer.ggml.token_type"] = [*kv["tokenizer.ggml.token_type"], 3]
         kv["tokenizer.ggml.scores"] = [*kv["tokenizer.ggml.scores"], 0.0]
-    return kv, made
+    return kv, renamed
 
 
 @pytest.mark.parametrize("family", ["gpt_oss", "qwen2", "gemma3"])
-def test_files_of_ollama(tmp_path: Path, family: str) -> None:
-    """What is read is what llama.cpp's converter would have written."""
+def test_files_of_ollamas_converter(tmp_path: Path, family: str) -> None:
+    """The translated tables equal those of llama.cpp's converter."""
     import tinygguf
     from mpool.models.formats import gguf_model, gguf_tables, ollama_gguf
 
@@ -363,22 +364,23 @@ def test_files_of_ollama(tmp_path: Path, family: str) -> None:
     assert ollama_gguf.translated(raw, tensors) == (raw, tensors)
 
 
-def test_a_siglip_with_a_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """siglip-so400m-patch14-384: 384 pixels a side are 27 patches, and 6 pixels that none of them sees."""
+def test_siglip_with_a_partial_patch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """siglip-so400m-patch14-384: a side of 384 pixels is 27 patches and 6 pixels that belong to no patch."""
     monkeypatch.setitem(imagemodels.PROCESSORS, "siglip", {
         **imagemodels.PROCESSORS["siglip"], "size": {"height": 44, "width": 44}})
     model = imagemodels.randomised("siglip", 2, image_size=44)
     imagemodels.save(model, "siglip", tmp_path)
-    picture = imagemodels.image(1, 63, 90)
-    expected = imagemodels.vision(model, "siglip", imagemodels.pixels("siglip", picture))[1]
+    image = imagemodels.image(1, 63, 90)
+    expected = imagemodels.vision(model, "siglip", imagemodels.pixels("siglip", image))[1]
     with mpool.Pool() as pool:
-        got = pool.embed_image(picture, str(tmp_path), compute="float32")
+        got = pool.embed_image(image, str(tmp_path), compute="float32")
     assert np.abs(got - expected).max() <= 1e-4 * max(1, np.abs(expected).max())
 
 
 @pytest.mark.parametrize("family, side", [("smolvlm", 28), ("llava_siglip", 44)])
-def test_models_that_see_with_a_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, side: int) -> None:
-    """SmolVLM-Instruct, whose tiles are those of that SigLIP, merged three by three."""
+def test_vision_models_with_a_partial_patch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str,
+                                            side: int) -> None:
+    """SmolVLM-Instruct uses that SigLIP for its tiles and merges 3 x 3 patches."""
     from corelib import SAMPLING
 
     processor = {"max_image_size": {"longest_edge": side}, "size": {"longest_edge": 3 * side}} \
@@ -389,13 +391,13 @@ def test_models_that_see_with_a_rest(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(visionmodels.PROCESSORS, family, {**visionmodels.PROCESSORS[family], **processor})
     model = visionmodels.randomised(family, **more)
     visionmodels.save(model, family, tmp_path)
-    pictures = [visionmodels.image(seed, *size) for seed, size in enumerate([(63, 90), (40, 40)])]
+    images = [visionmodels.image(seed, *size) for seed, size in enumerate([(63, 90), (40, 40)])]
     with mpool.Pool() as pool:
-        made = vision_request(pool, pictures, visionmodels.text(3, 20), str(tmp_path), {"compute": "float32"})
-        ticket = pool.registry.submit_text(made.core_key, made.prompt, vision=True, images=made.images.arrays(),
-                                           prompt_logits=True, **SAMPLING)
+        request = vision_request(pool, images, visionmodels.text(3, 20), str(tmp_path), {"compute": "float32"})
+        ticket = pool.registry.submit_text(request.core_key, request.prompt, vision=True, prompt_logits=True,
+                                           images=request.images.arrays(), **SAMPLING)
         ticket.wait()
         ticket.check()
     with torch.no_grad():
-        expected = model(**visionmodels.inputs(model, made.prompt.tolist(), pictures)).logits[0].numpy()
+        expected = model(**visionmodels.inputs(model, request.prompt.tolist(), images)).logits[0].numpy()
     assert np.abs(ticket.prompt_logits() - expected).max() <= 1e-4 * max(1, np.abs(expected).max())

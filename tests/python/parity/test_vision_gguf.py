@@ -190,10 +190,10 @@ def test_the_decoder_of_a_pair_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key, value, words", [
-    ("clip.vision.image_grid_pinpoints", [40, 80, 80], "widths and heights in turn"),
+    ("clip.vision.image_grid_pinpoints", [40, 80, 80], "alternating widths and heights"),
     ("clip.vision.image_grid_pinpoints", [41, 80], "multiples of 40"),
     ("clip.vision.image_grid_pinpoints", [4000, 4000], "at most"),
-    ("clip.vision.mm_patch_merge_type", "flat", "beside clip.vision.mm_patch_merge_type"),
+    ("clip.vision.mm_patch_merge_type", "flat", "together with clip.vision.mm_patch_merge_type"),
     ("clip.vision.mm_patch_merge_type", "other", "flat, spatial_unpad")])
 def test_tiles_that_are_none(tmp_path: Path, key: str, value: Any, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = visionmodels.randomised("llava_next")
@@ -262,10 +262,10 @@ def test_pairs_that_do_not_belong_together(llava: Path, tmp_path: Path) -> None:
     text.write_bytes((llava / "text-F32.gguf").read_bytes())
     with mpool.Pool() as pool:
         projector(model, other, width=48)
-        with pytest.raises(errors.FormatError, match="64 rows, the width of"):
+        with pytest.raises(errors.FormatError, match="64 rows, the hidden size of"):
             pool.load(str(tmp_path))
         other.write_bytes(text.read_bytes())
-        with pytest.raises(errors.FormatError, match="clip, an image network"):
+        with pytest.raises(errors.FormatError, match="clip, the architecture of projector files"):
             pool.load(str(tmp_path))
         other.write_bytes((llava / "mmproj-F32.gguf").read_bytes()[:4000])
         with pytest.raises(errors.FormatError):

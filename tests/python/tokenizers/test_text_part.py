@@ -112,7 +112,7 @@ def test_ids_are_those_of_the_whole(pre: str, tmp_path: Path, small: None) -> No
 
 @pytest.mark.parametrize("name", ["smollm2", "qwen05"])
 def test_ids_of_real_vocabularies(name: str) -> None:
-    keys = GGUFKeys(_core.read_gguf(str(real_path(name)))).below("tokenizer.")
+    keys = GGUFKeys(_core.read_gguf(str(real_path(name)))).with_prefix("tokenizer.")
     parts = gguf_part.Parts.of(GGUFVocab(keys))
     whole = GGUFTokenizer(GGUFVocab(dict(keys)))
     assert parts is not None

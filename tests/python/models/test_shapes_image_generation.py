@@ -1,5 +1,8 @@
-"""Pipelines of the published sizes, with weights of zeros in sparse files: names and shapes are those that diffusers
-and transformers make of the published configurations; they load at once, and keep to the memory that was predicted."""
+"""Image-generation pipelines of the published sizes, with zero weights in sparse files.
+
+Tensor names and shapes are those that diffusers and transformers derive from the published configurations. The
+pipelines load at once and stay within the predicted memory.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ import numpy as np
 import pytest
 
 import mpool
-from mpool.tasks import text_to_image as drawing
+from mpool.tasks import text_to_image
 
 import pipelinemodels
 from pipelinemodels import diffusers, torch, transformers
@@ -42,7 +45,7 @@ VAE = dict(in_channels=3, out_channels=3, down_block_types=("DownEncoderBlock2D"
 
 
 def sparse_safetensors(path: Path, shapes: Iterable[tuple[str, tuple[int, ...]]]) -> None:
-    """bfloat16 zeros that take no room."""
+    """Write bfloat16 zeros as a sparse safetensors file."""
     header, at = {}, 0
     for name, shape in shapes:
         size = 2 * int(np.prod(shape))
@@ -56,7 +59,7 @@ def sparse_safetensors(path: Path, shapes: Iterable[tuple[str, tuple[int, ...]]]
 
 
 def sparse_gguf(path: Path, kind: str, tensors: dict[str, Any]) -> None:
-    """The transformer under its published names, its matrices in Q4_0, as GGUF files have it."""
+    """Write the transformer as a sparse GGUF file: published tensor names, matrices in Q4_0."""
     import gguf
 
     writer = gguf.GGUFWriter(path, kind)
@@ -79,18 +82,19 @@ def sparse_gguf(path: Path, kind: str, tensors: dict[str, Any]) -> None:
 
 
 def write(folder: Path, part: str, library: str, model: Any, config: dict[str, Any]) -> list[str]:
-    inside = folder / part
-    inside.mkdir(parents=True, exist_ok=True)
-    inside.joinpath("config.json").write_text(json.dumps(config))
+    """Write the configuration and zero weights of a network; return its entry in ``model_index.json``."""
+    subfolder = folder / part
+    subfolder.mkdir(parents=True, exist_ok=True)
+    subfolder.joinpath("config.json").write_text(json.dumps(config))
     name = "model.safetensors" if library == "transformers" else "diffusion_pytorch_model.safetensors"
     state = {key: tuple(value.shape) for key, value in model.state_dict().items()
              if key not in ("encoder.embed_tokens.weight",)}
-    sparse_safetensors(inside / name, state.items())
+    sparse_safetensors(subfolder / name, state.items())
     return [library, type(model).__name__]
 
 
 def pipeline(folder: Path, transformer: dict[str, Any], gguf: bool = False) -> int:
-    """Writes one; returns the parameters of its transformer."""
+    """Write a pipeline; return the number of parameters of its transformer."""
     flux = "num_single_layers" in transformer
     index: dict[str, Any] = {"_class_name": "FluxPipeline" if flux else "StableDiffusion3Pipeline"}
     with torch.device("meta"):
@@ -129,7 +133,7 @@ def pipeline(folder: Path, transformer: dict[str, Any], gguf: bool = False) -> i
     ("3.5 large", LARGE, True, 8.1), ("3.5 medium", MEDIUM, False, 2.5), ("3.5 medium", MEDIUM, True, 2.5)])
 def test_published_sizes_load_at_once(tmp_path: Path, name: str, sizes: dict[str, Any], gguf: bool,
                                       billions: float) -> None:
-    """Every tensor is looked at and none is read; half of the parameters are the transformer's or more."""
+    """Loading checks every tensor and reads none; at least half of the parameters belong to the transformer."""
     parameters = pipeline(tmp_path, sizes, gguf)
     assert parameters == pytest.approx(billions * 1e9, rel=0.02)
     with mpool.Pool(mpool.PoolConfig(memory_bytes=2**36, max_workers_per_model=1)) as pool:
@@ -138,7 +142,7 @@ def test_published_sizes_load_at_once(tmp_path: Path, name: str, sizes: dict[str
         assert settings is not None and settings.side == 1024 and settings.scale == 8 and settings.channels == 16
         start = time.monotonic()
         pool.load(str(tmp_path))
-        assert time.monotonic() - start < 10  # a second on a machine of its own
+        assert time.monotonic() - start < 10  # about 1 s on an idle machine
         row = pool.registry.entries()[0]
         assert row["state"] == "ready" and row["facts"]["parameters"] >= parameters
         largest = max(4.76e9 * 2 - 32128 * 4096 * 2, parameters * (4.5 / 8 if gguf else 2))
@@ -146,28 +150,28 @@ def test_published_sizes_load_at_once(tmp_path: Path, name: str, sizes: dict[str
 
 
 @pytest.mark.slow
-def test_flux_of_published_size_draws_in_the_memory_predicted(tmp_path: Path) -> None:
-    """One step of FLUX.1 in Q4_0, all stages: zeros make a grey picture."""
+def test_flux_of_published_size_stays_within_predicted_memory(tmp_path: Path) -> None:
+    """One step of FLUX.1 in Q4_0 through all stages; zero weights give a grey image."""
     available = re.search(r"MemAvailable: *(\d+) kB", Path("/proc/meminfo").read_text())
     if available is None or int(available[1]) < 16 << 20:
         pytest.skip("needs 16 GiB of free memory")
     pipeline(tmp_path, FLUX, True)
     with mpool.Pool(mpool.PoolConfig(memory_bytes=13 << 30, max_workers_per_model=1)) as pool:
         entry = pool._find(str(tmp_path), "text_to_image")
-        request = drawing.prepare(entry, "a cat", drawing.GenerateImageOptions(
+        request = text_to_image.prepare(entry, "a cat", text_to_image.GenerateImageOptions(
             width=128, height=128, num_inference_steps=1, max_sequence_length=32, seed=1))
         ticket = request.submit(None)
-        most, predicted, used = 0, 0, 0
-        over = threading.Event()
-        while not over.is_set():
+        peak, predicted, used = 0, 0, 0
+        finished = threading.Event()
+        while not finished.is_set():
             row = pool.registry.entries()[0]
-            most = max(most, row["engine_bytes"])
+            peak = max(peak, row["engine_bytes"])
             predicted = max([predicted, *(worker["predicted_bytes"] for worker in row["worker"])])
             used = max(used, pool.metrics()["memory_used"])
             if ticket.wait(0.05):
-                over.set()
-        picture = ticket.pictures()["pixels"][0]
-        assert picture.shape == (128, 128, 3) and np.allclose(picture, 0.5)
+                finished.set()
+        image = ticket.pictures()["pixels"][0]
+        assert image.shape == (128, 128, 3) and np.allclose(image, 0.5)
         assert used <= 13 << 30
-        # what is predicted is for pictures of 1024 x 1024 pixels, and T5 is the largest stage either way
-        assert most == pytest.approx(predicted, rel=0.05)
+        # The prediction is for 1024 x 1024 pixels; T5 is the largest stage for both sizes.
+        assert peak == pytest.approx(predicted, rel=0.05)
