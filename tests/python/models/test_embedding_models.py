@@ -1,5 +1,7 @@
-"""Whole embedding models against sentence-transformers: tokenizer, prompts, network, pooling, dense layers. Small and
-seeded, in the folders of the families that they stand for."""
+"""Complete embedding models, compared with sentence-transformers: tokenizer, prompts, network, pooling, dense layers.
+
+The models are small and have seeded random weights; their folders have the layout of the published models.
+"""
 
 from __future__ import annotations
 
@@ -34,13 +36,16 @@ def pool():
 
 
 def _byte_level(folder: Path) -> int:
-    """The tokenizer of Qwen3-Embedding: byte-level, an end of text behind every text, which a key seems to deny."""
+    """Write a tokenizer like that of Qwen3-Embedding, and return its vocabulary size.
+
+    It is a byte-level BPE that appends the end-of-text token to every text, although ``add_eos_token`` is missing.
+    """
     from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers, processors
 
     folder.mkdir(parents=True, exist_ok=True)
     tinymodels._decoder_tokenizer(folder)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    # as transformers has it for the family, whatever the file says
+    # transformers uses these for the family, even if tokenizer.json states others
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(_QWEN2), "isolated"),
                                                        pre_tokenizers.ByteLevel(False, use_regex=False)])
@@ -80,7 +85,7 @@ def test_qwen3_embedding(pool: mpool.Pool, tmp_path: Path) -> None:
 
 
 def test_stella_sizes(pool: mpool.Pool, tmp_path: Path) -> None:
-    """Bidirectional Qwen2; a dense layer for each number of components, of which modules.json names one."""
+    """Bidirectional Qwen2 with one dense layer for each output size; modules.json names one of them."""
     folder = _decoder(tmp_path / "stella", "Qwen2", is_causal=False)
     torch.manual_seed(4)
     layers = {size: torch.nn.Linear(48, size) for size in (16, 8, 100)}
@@ -111,7 +116,7 @@ def test_stella_sizes(pool: mpool.Pool, tmp_path: Path) -> None:
                               pool.embed(TEXTS, str(folder), dimensions=100))
 
 
-def test_a_size_that_is_another_is_refused(tmp_path: Path) -> None:
+def test_dense_folder_with_another_output_size_is_refused(tmp_path: Path) -> None:
     folder = _decoder(tmp_path / "stella", "Qwen2", is_causal=False)
     layers = {"2_Dense_16": torch.nn.Linear(48, 16), "2_Dense_8": torch.nn.Linear(48, 9)}
     encodermodels.write_modules(folder, "mean", layers)
@@ -122,7 +127,7 @@ def test_a_size_that_is_another_is_refused(tmp_path: Path) -> None:
 
 
 def test_xlm_roberta(pool: mpool.Pool, tmp_path: Path) -> None:
-    """multilingual-e5 and bge-m3: SentencePiece's unigram, positions behind the padding's."""
+    """The architecture of multilingual-e5 and bge-m3: a Unigram tokenizer; positions start after the padding id."""
     vocab = tinymodels.unigram(tmp_path)
     model = transformers.XLMRobertaModel(transformers.XLMRobertaConfig(
         vocab_size=vocab, hidden_size=48, num_attention_heads=3, intermediate_size=100, num_hidden_layers=2,
@@ -149,7 +154,7 @@ def _gemma(folder: Path) -> tuple[Any, dict[str, Any]]:
 
 
 def test_embedding_gemma(pool: mpool.Pool, tmp_path: Path) -> None:
-    """Gemma 3 that looks both ways, two dense layers, truncation to fewer components."""
+    """Gemma 3 with bidirectional attention and two dense layers, and truncation to fewer components."""
     _gemma(tmp_path)
     theirs = SentenceTransformer(str(tmp_path))
     _same(pool.embed(TEXTS, str(tmp_path), task="query", compute="float32"),
@@ -159,8 +164,10 @@ def test_embedding_gemma(pool: mpool.Pool, tmp_path: Path) -> None:
 
 
 def test_nv_embed(pool: mpool.Pool, tmp_path: Path) -> None:
-    """The end of text behind every text, the instruction left out of the mean; the same in a worker process, which is
-    handed the products of the latents packed."""
+    """The end-of-text token is appended, and the mean excludes the instruction.
+
+    A worker process, which receives the packed products of the latents, computes the same embeddings.
+    """
     encoder = encodermodels.ENCODERS["nv_embed"]
     model = encodermodels.built("nv_embed", 2)
     folder = encoder.write(model, tmp_path / "nv")
@@ -177,7 +184,7 @@ def test_nv_embed(pool: mpool.Pool, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dense", [True, False])
 def test_gguf_of_embedding_gemma(pool: mpool.Pool, tmp_path: Path, dense: bool) -> None:
-    """As llama.cpp's converter writes it: norms with 1 added, dense layers or none."""
+    """GGUF files as llama.cpp's converter writes them: norm weights include the added 1; dense layers are optional."""
     model, layers = _gemma(tmp_path)
     ids = np.random.default_rng(3).integers(5, model.config.vocab_size, 60)
     path = str(tinygguf.write_gemma(tmp_path / "m.gguf", model, layers if dense else {}))
@@ -192,8 +199,8 @@ def test_gguf_of_embedding_gemma(pool: mpool.Pool, tmp_path: Path, dense: bool) 
         _same(rows[0], torch.nn.functional.normalize(pooled, dim=0).numpy())
 
 
-def test_gguf_of_embedding_gemma_as_ollama_has_it(tmp_path: Path) -> None:
-    """A Gemma 3 with layers behind its pooling; what is read is what llama.cpp's converter would have written."""
+def test_ollamas_gguf_of_embedding_gemma(tmp_path: Path) -> None:
+    """Ollama's file has the architecture gemma3. Its description is equal to that of llama.cpp's file."""
     from mpool.models.formats import gguf_model, gguf_tables, ollama_gguf
 
     model, layers = _gemma(tmp_path)
@@ -218,7 +225,7 @@ def test_gguf_of_embedding_gemma_as_ollama_has_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["Qwen3", "Qwen2"])
 def test_gguf_of_a_decoder(pool: mpool.Pool, tmp_path: Path, name: str) -> None:
-    """A file is an embedding model by its pooling, and a text model without."""
+    """A GGUF file with a pooling type is an embedding model; without one it is a language model."""
     config = getattr(transformers, f"{name}Config")(
         vocab_size=157, hidden_size=64, num_attention_heads=4, num_key_value_heads=2, intermediate_size=96,
         max_position_embeddings=64, num_hidden_layers=2, eos_token_id=1, tie_word_embeddings=True)
@@ -237,8 +244,8 @@ def test_gguf_of_a_decoder(pool: mpool.Pool, tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("layers, dtype, default", [(13, "float32", "float32"), (12, "float32", "auto"),
                                                     (13, "bfloat16", "auto")])
-def test_default_class_of_deep_networks(tmp_path: Path, layers: int, dtype: str, default: str) -> None:
-    """Deep, norms before its layers, published in float32: the default is float32 on every CPU."""
+def test_default_compute_type_of_deep_networks(tmp_path: Path, layers: int, dtype: str, default: str) -> None:
+    """A pre-norm encoder with more than 12 layers and float32 weights is computed in float32 by default on every CPU."""
     model = encodermodels.modern_bert(layers).to(getattr(torch, dtype))
     folder = encodermodels.ENCODERS["modern_bert"].write(model, tmp_path / "deep")
     with mpool.Pool() as pool:

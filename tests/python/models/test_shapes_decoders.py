@@ -1,6 +1,9 @@
-"""Decoders of the published sizes, and one that reads images, with weights of zeros in sparse files of the published
-layouts: they are ready at once, take the memory that was predicted before, and write a token in 24 GiB. Run by hand,
-``python tests/python/models/test_shapes_decoders.py``, it says how long that takes."""
+"""Decoders and a vision model of published sizes: loading, predicted memory, and generation of a token.
+
+The weights are zeros in sparse files of the published layouts. The models load without reading the weights, use the
+predicted memory, and generate a token with 24 GiB of memory. ``python tests/python/models/test_shapes_decoders.py``
+prints the measured times.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ GPT_OSS_20B: dict[str, Any] = {
 
 
 def _dense_tensors(model: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...], str]]:
-    """Name, shape and type of every tensor of a dense decoder, in Q4_K_M's mixture."""
+    """Yield the name, shape and type of every tensor of a dense decoder, with the types of Q4_K_M."""
     hidden, ffn, head = model["hidden"], model["ffn"], model["head"]
     q, kv = model["heads"] * head, model["kv_heads"] * head
     yield "token_embd.weight", (model["vocab"], hidden), "Q4_K"
@@ -68,7 +71,7 @@ def _dense_tensors(model: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]
 
 
 def _write_zeros(writer: Any, path: Path, tensors: Iterable[tuple[str, tuple[int, ...], str]]) -> None:
-    """The tensors, sparsely, and the end of the file."""
+    """Write the header of a GGUF file, and extend the file to its full size without writing tensor data."""
     end = 0
     for name, shape, kind in tensors:
         type_ = gguf.GGMLQuantizationType[kind]
@@ -88,7 +91,7 @@ def _write_zeros(writer: Any, path: Path, tensors: Iterable[tuple[str, tuple[int
 
 
 def dense(path: Path, model: dict[str, Any]) -> Path:
-    """A GGUF file of zeros."""
+    """Write a GGUF file of a dense decoder with zero weights."""
     writer = gguf.GGUFWriter(str(path), model["arch"])
     for add, value in ((writer.add_block_count, model["layers"]), (writer.add_context_length, model["context"]),
                        (writer.add_embedding_length, model["hidden"]), (writer.add_feed_forward_length, model["ffn"]),
@@ -103,7 +106,7 @@ def dense(path: Path, model: dict[str, Any]) -> Path:
 
 
 def _vision_tensors(hidden: int, ffn: int, width: int, layers: int) -> Iterator[tuple[str, tuple[int, ...], str]]:
-    """Those of CLIP ViT-L/14-336 and a projector to rows of `width`, as llama.cpp converts them in F16."""
+    """Yield the tensors of CLIP ViT-L/14-336 and of a projector to ``width`` components, as llama.cpp writes them."""
     yield from (("v.class_embd", (hidden,), "F32"), ("v.patch_embd.weight", (hidden, 3, 14, 14), "F16"),
                 ("v.position_embd.weight", (577, hidden), "F16"), ("v.pre_ln.weight", (hidden,), "F32"),
                 ("v.pre_ln.bias", (hidden,), "F32"), ("mm.0.weight", (width, hidden), "F16"),
@@ -119,7 +122,7 @@ def _vision_tensors(hidden: int, ffn: int, width: int, layers: int) -> Iterator[
 
 
 def llava(folder: Path) -> Path:
-    """A pair of GGUF files of zeros, as LLaVA 1.5 7B is published."""
+    """Write the two GGUF files of LLaVA 1.5 7B with zero weights."""
     dense(folder / "llava-Q4_K_M.gguf", VICUNA_7B)
     writer = gguf.GGUFWriter(str(folder / "mmproj-F16.gguf"), "clip")
     writer.add_string("clip.projector_type", "mlp")
@@ -135,7 +138,7 @@ def llava(folder: Path) -> Path:
 
 
 def gpt_oss(folder: Path) -> Path:
-    """A folder as OpenAI publishes it, of zeros."""
+    """Write a folder with OpenAI's layout of GPT-OSS and zero weights."""
     config = GPT_OSS_20B
     hidden, ffn, experts = config["hidden_size"], config["intermediate_size"], config["num_local_experts"]
     q, kv = config["num_attention_heads"] * 64, config["num_key_value_heads"] * 64
@@ -171,7 +174,8 @@ def gpt_oss(folder: Path) -> Path:
     return folder
 
 
-MODELS: dict[str, tuple[Any, float]] = {  # how it is written, and its parameters in billions
+#: Model -> function that writes it, and number of parameters in billions.
+MODELS: dict[str, tuple[Any, float]] = {
     "Qwen3-8B": (lambda folder: dense(folder / "m.gguf", QWEN3_8B), 8.2),
     "LLaVA-1.5-7B": (llava, 7.06),
     "Phi-4": (lambda folder: dense(folder / "m.gguf", PHI_4), 14.7),
@@ -179,17 +183,20 @@ MODELS: dict[str, tuple[Any, float]] = {  # how it is written, and its parameter
 
 
 def _anonymous() -> int:
-    """Bytes of this process that are no file's."""
+    """Return the anonymous resident memory of this process in bytes."""
     found = re.search(r"RssAnon:\s*(\d+) kB", Path("/proc/self/status").read_text())
     assert found is not None
     return int(found[1]) << 10
 
 
 def run(path: Path) -> dict[str, Any]:
-    """Loads a model twice, the second time from the page cache, and writes a token, after an image if it reads them:
-    seconds, bytes, parameters.
+    """Load a model twice, the second time from the page cache, and generate a token (for a vision model from an image).
 
-    Weights may not be packed yet when the token is there, so the process can hold less than the model is charged for.
+    Some weights may not be packed yet when the token is complete, so the process can hold less memory than the pool
+    accounts for the model.
+
+    Returns:
+        measurements of the second load: seconds, bytes, number of parameters.
     """
     found: dict[str, Any] = {}
     for _ in range(2):
