@@ -314,7 +314,7 @@ def test_folder(hub: Hub, online: Child, offline: Child, home: Path, tmp_path: P
     assert online.resolve("org/folder", offline=True)["path"] == found["path"] and hub.seen == []
 
 
-def test_cached_folder_without_mpools_record(hub: Hub, online: Child, offline: Child, home: Path, tmp_path: Path) -> None:
+def test_cached_folder_without_a_record(hub: Hub, online: Child, offline: Child, home: Path, tmp_path: Path) -> None:
     hub.repos["org/other"] = Repo(folder_files(tmp_path), commit(2))
     found = online.resolve("org/other")
     for record in (home / "mpool" / "hub").rglob("org--other/**/*.json"):
@@ -340,7 +340,8 @@ def test_gguf_quantisations(hub: Hub, online: Child, offline: Child) -> None:
     hub.seen.clear()
     hub.repos["org/gguf"] = Repo({**files, "README.md": b"x", "config.json": b"{}"}, commit(3))
     found = online.resolve("org/gguf")
-    assert found["kind"] == "gguf" and found["path"].endswith("/m-Q4_K_M.gguf") and hub.downloaded() == ["m-Q4_K_M.gguf"]
+    assert found["kind"] == "gguf" and found["path"].endswith("/m-Q4_K_M.gguf")
+    assert hub.downloaded() == ["m-Q4_K_M.gguf"]
     assert Path(found["path"]).read_bytes() == files["m-Q4_K_M.gguf"]
     split = online.resolve("org/gguf:q8_0")
     assert split["path"].endswith("m-Q8_0-00001-of-00002.gguf") and len(split["files"]) == 2

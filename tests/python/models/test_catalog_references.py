@@ -275,7 +275,8 @@ def test_choose_folder_selects_the_files_of_a_model() -> None:
     sized = [f"2_Dense_{size}/{file}" for size in (256, 1024) for file in ("config.json", "model.safetensors")]
     stella = ["config.json", "model.safetensors", "modules.json", *sized, "2_Dense_x/config.json",
               "3_Dense_9/config.json"]
-    modules = [{"path": ""}, {"path": "1_Pooling"}, {"path": "2_Dense_1024"}]  # the other sizes are found by their folder names
+    # the other output sizes are found by their folder names
+    modules = [{"path": ""}, {"path": "1_Pooling"}, {"path": "2_Dense_1024"}]
     for folder in ("", "sub"):
         start = f"{folder}/" if folder else ""
         chosen = choose_folder([start + name for name in stella], folder, lambda name: modules, where="w")

@@ -245,7 +245,7 @@ def test_gguf_of_a_decoder(pool: mpool.Pool, tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("layers, dtype, default", [(13, "float32", "float32"), (12, "float32", "auto"),
                                                     (13, "bfloat16", "auto")])
 def test_default_compute_type_of_deep_networks(tmp_path: Path, layers: int, dtype: str, default: str) -> None:
-    """A pre-norm encoder with more than 12 layers and float32 weights is computed in float32 by default on every CPU."""
+    """A pre-norm encoder with more than 12 layers and float32 weights is computed in float32 by default."""
     model = encodermodels.modern_bert(layers).to(getattr(torch, dtype))
     folder = encodermodels.ENCODERS["modern_bert"].write(model, tmp_path / "deep")
     with mpool.Pool() as pool:

@@ -1,4 +1,4 @@
-"""The catalogue's ``est_memory_allocation_mb`` of the default models, compared with memory measured in a new process."""
+"""The catalogue's ``est_memory_allocation_mb`` of the default models, compared with measured memory."""
 
 from __future__ import annotations
 
