@@ -213,8 +213,9 @@ def _match_tensors(left: dict[str, TensorEntry], table: Mapping[str, Expected],
         for name in names(tensor):
             if name in left and (name not in parts or left[name].shape == tensor.shape):
                 if gguf in found:
-                    raise FormatError(file=paths[left[name].file], field="tensors", allowed="each tensor once",
-                                      got=f"both {shorten(found[gguf].name)} and {shorten(name)}")
+                    path, one, other = paths[left[name].file], shorten(found[gguf].name), shorten(name)
+                    raise FormatError(f"{path}: {one} and {other} are two names of the same tensor", file=path,
+                                      field="tensors", got=f"both {one} and {other}", allowed="each tensor once")
                 found[gguf] = left.pop(name)
                 check_shape(found[gguf], tensor.shape, paths[found[gguf].file])
     for name, by_number in parts.items():
@@ -236,7 +237,8 @@ def check_shape(entry: TensorEntry, shape: tuple[int, ...], file: str) -> None:
     """Raise FormatError unless a tensor has the given shape."""
     if entry.shape != shape:
         raise FormatError(file=file, offset=entry.offset, field=f"shape of {shorten(entry.name)}",
-                          got=list(entry.shape), allowed=list(shape))
+                          got=list(entry.shape), allowed=list(shape),
+                          hint="The tensor does not match the sizes in the model's configuration")
 
 
 def _listed(names: list[str]) -> str:
@@ -252,7 +254,8 @@ def missing(names: list[str], *, file: str, others: list[str] | None = None) -> 
         file: path named in the error.
         others: tensors of the files that the architecture does not have; they are named in the hint.
     """
-    return FormatError(file=file, field="tensors", got=f"{_listed(names)} missing",
+    return FormatError(f"{file}: {_listed(names)} missing; the architecture requires all its tensors",
+                       file=file, field="tensors", got=f"{_listed(names)} missing",
                        allowed="every tensor of the architecture",
                        hint=f"The files hold a variant of the architecture that this version of mpool does not "
                             f"support: they also contain {_listed(others)}" if others else None)
@@ -260,7 +263,8 @@ def missing(names: list[str], *, file: str, others: list[str] | None = None) -> 
 
 def surplus(row: Architecture, names: list[str], *, file: str) -> FormatError:
     """Return the error for tensors that the architecture does not have."""
-    return FormatError(file=file, field="tensors", got=f"{_listed(names)}, which {row.name} does not have",
+    return FormatError(f"{file}: unexpected tensors: {_listed(names)}, which {row.name} does not have",
+                       file=file, field="tensors", got=f"{_listed(names)}, which {row.name} does not have",
                        allowed="the tensors of the architecture",
                        hint="The model is a variant of the architecture that this version of mpool does not support")
 
@@ -285,14 +289,15 @@ def map_folder(row: Architecture, size: Mapping[str, int], tensors: Mapping[str,
     table = expected(row, size)
     left = {_current_name(name): entry for name, entry in tensors.items()}
     if len(left) != len(tensors):
-        raise FormatError(file=file, field="tensors",
-                          got="a LayerNorm under both its old name (gamma, beta) and its new name (weight, bias)",
+        raise FormatError(f"{file}: a LayerNorm is stored under both its old names (gamma, beta) and its new names "
+                          "(weight, bias)", file=file, field="tensors", got="a LayerNorm under two names",
                           allowed="each tensor once")
     first = next(name.partition("[")[0] for tensor in table.values() for name in tensor.hf)
     prefixes = [p for p in row.prefixes if p + first in left] or [row.prefixes[-1]]
     if len(prefixes) > 1:
-        raise FormatError(file=file, field="tensors", got=f"{first} with and without a prefix",
-                          allowed="each tensor once")
+        raise FormatError(f"{file}: {first} is stored under several prefixes: "
+                          + ", ".join(repr(prefix) for prefix in prefixes), file=file, field="tensors",
+                          got=f"{first} under several prefixes", allowed="each tensor once")
 
     def named(tensor: Expected) -> list[str]:
         return [name[1:] if name[0] == "/" else name if name == "lm_head.weight" else prefixes[0] + name

@@ -18,7 +18,7 @@ from .rows import Architecture, Config, Tensor, layer
 
 log = logging.getLogger("mpool.models")
 
-#: Period of the layers with full attention: every second, or every sixth layer.
+#: Period of the layers with full attention: every second layer of Gemma 2, every sixth layer of Gemma 3.
 _FULL_PERIODS = {"gemma2": 2, "gemma3": 6}
 #: Number of layers of the largest model of each version. Its attention scores are scaled by the hidden size divided by
 #: the number of heads, not by the head dimension.

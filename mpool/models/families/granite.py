@@ -35,7 +35,7 @@ def _read_hybrid(config: Fields, row: Architecture) -> Config:
     if not set(config.list("layer_types", ["mamba"], of=str)) <= {"attention", "full_attention"}:
         unsupported(config, "layer_types", "models in which every layer is an attention layer")
     for key, value in _DENSE.items():
-        if config.get(key) != value:  # an absent key is refused, too: its default is another value
+        if config.get(key) != value:  # absent keys are refused, too: their defaults differ from these values
             unsupported(config, key, value)
     values = {name: value for name, value in config.values.items() if name not in ("layer_types", *_DENSE)}
     values["intermediate_size"] = config.int("shared_intermediate_size", 1024, low=1)

@@ -113,7 +113,7 @@ def complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
     kv["modern_bert.rope.freq_base"] = table.number(f"{name}.rope.freq_base", 160000.0, above=0.0)
     kv["mpool.rope_local_base"] = table.number(f"{name}.rope.freq_base_swa", 10000.0, above=0.0)
     if table.str(f"{name}.rope.scaling.type", "none") != "none":
-        unsupported(table, f"{name}.rope.scaling.type", "none")
+        unsupported(table, f"{name}.rope.scaling.type", "'none'")
 
 
 def _head(config: Fields) -> Head:

@@ -123,9 +123,10 @@ def split_siblings(names: Sequence[str], first: str, *, where: str) -> list[str]
     parts = [f"{split['stem']}-{i:05d}-of-{count:05d}.gguf" for i in range(1, count + 1)]
     absent = [part for part in parts if part not in names]
     if absent or int(split["number"]) != 1:
-        raise FormatError(file=where, field="split",
-                          got=f"{absent[0]} missing" if absent else f"{first}, which is not the first part",
-                          allowed=f"all {count} parts, named by the first part")
+        got = f"{absent[0]} missing" if absent else f"{first} is not the first part"
+        raise FormatError(f"{where}: {got}; the model consists of {count} parts", file=where, field="split", got=got,
+                          allowed=f"all {count} parts, named by the first part",
+                          hint=None if absent else f"Name the first part: {parts[0]}")
     return parts
 
 

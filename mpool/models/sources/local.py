@@ -39,8 +39,9 @@ def kind_of_file(path: str) -> str:
     # torch.save writes zip archives, or pickles, which begin with 0x80
     if name.endswith(PICKLE_SUFFIXES) or start[:4] == b"PK\x03\x04" or start[:1] == b"\x80":
         refuse_pickle(path, name)
-    raise FormatError(file=path, offset=0, field="magic", got=start[:4].hex() or "nothing",
-                      allowed="47475546 (GGUF), or a folder with config.json")
+    raise FormatError(f"{path}: unknown file format: the magic number is {start[:4].hex() or 'missing'}, expected "
+                      "47475546 (GGUF)", file=path, offset=0, field="magic", got=start[:4].hex() or "nothing",
+                      allowed="47475546 (GGUF)", hint="Pass a .gguf file, or a folder with config.json")
 
 
 def resolve(ref: LocalRef) -> Resolved:

@@ -298,7 +298,8 @@ def _checked_members(archive: zipfile.ZipFile, wheel: str) -> dict[str, zipfile.
             raise FormatError(file=wheel, field="member", got=shorten(repr(name)),
                               allowed="a relative path inside the archive")
         if name in members:
-            raise FormatError(file=wheel, field="member", got=f"{shorten(name)} twice", allowed="each name once")
+            raise FormatError(file=wheel, field="member", got=f"{shorten(name)}, which occurs twice",
+                              allowed="each name once")
         if stat.S_ISLNK(info.external_attr >> 16) or info.flag_bits & 0x1:
             raise FormatError(file=wheel, field="member", got=f"{shorten(name)}, a link or an encrypted file",
                               allowed="regular, unencrypted files")
@@ -320,8 +321,10 @@ def _selected(members: Mapping[str, zipfile.ZipInfo], path: str, wanted: Mapping
                   and name.endswith(DATA_SUFFIXES)}
     absent = [name for name in chosen if name not in members or name.endswith("/")]
     if absent or not chosen:
-        raise FormatError(file=wheel, field="member", got=f"{shorten(absent[0] if absent else path)} missing",
-                          allowed="the files that the reference names")
+        got = f"{shorten(absent[0] if absent else path)} missing"
+        raise FormatError(f"{wheel}: {got}: the wheel has no such data file", file=wheel, field="member", got=got,
+                          allowed="the files that the reference names",
+                          hint="Check the path in the reference pip:package==version/path")
     return chosen
 
 
