@@ -292,8 +292,8 @@ class ModelDescription:
         image: settings of an image-embedding model.
         vision: image settings of a vision model.
         drawing: settings of an image-generation model.
-        towers: other networks of the same model that embed into the same space, each with its own capability (the text
-            encoder of CLIP and SigLIP).
+        towers: other networks of the same model that embed into the same space, each with its own capability (such as
+            the text encoder of CLIP and SigLIP).
         revision: commit, or package and version, of the files; None for local files.
         license: licence of the weights, or None.
         est_memory_allocation_mb: the catalogue's estimate of the memory, in units of 10**6 bytes, or None.
