@@ -118,7 +118,7 @@ class Catalogue:
         return self.rows[key]
 
     def keys(self, capability: str | None = None) -> list[str]:
-        """Return the keys of one capability, or all keys, in the order of the file."""
+        """Return the keys of one capability (None: all keys) in the order of the file."""
         return [key for key, row in self.rows.items() if capability in (None, row.capability)]
 
 

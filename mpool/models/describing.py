@@ -1,4 +1,4 @@
-"""``resolve``: from a reference to verified files. ``describe``: from these files to a model description."""
+"""``resolve`` turns a model reference into verified files; ``describe`` reads these files into a model description."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def other_sizes(path: str, names: Iterable[str]) -> dict[int, str]:
 
 # ---- GGUF ------------------------------------------------------------------------------------------------------
 
-#: Words in the names of GGUF files that accompany a model and are not models themselves.
+#: Substrings of the names of GGUF files that accompany a model, such as image projectors and draft models.
 _COMPANIONS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
 #: Name of one file of a split model: stem, number of the part (from 1), number of parts.
 SPLIT = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")

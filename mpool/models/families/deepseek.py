@@ -107,7 +107,10 @@ def _read(config: Fields, row: Architecture) -> Config:
 
 
 def _heads(kv: dict[str, Value], a: str, key: int, value: int) -> None:
-    """Store the key and value dimensions of a head, before the absorption of the up-projections, under both names."""
+    """Store the key and value dimensions of a head under both of GGUF's names, with and without ``_mla``.
+
+    They are the dimensions before the key and value up-projections are absorbed.
+    """
     kv[f"{a}.attention.key_length"] = kv[f"{a}.attention.key_length_mla"] = key
     kv[f"{a}.attention.value_length"] = kv[f"{a}.attention.value_length_mla"] = value
 

@@ -31,7 +31,7 @@ def _read(config: Fields, row: Architecture) -> Config:
 
 
 def _read_hybrid(config: Fields, row: Architecture) -> Config:
-    """Read a configuration of the hybrid class, whose models may have Mamba layers and experts; refuse these."""
+    """Read a configuration of the class GraniteMoeHybrid. Models with Mamba layers or experts are refused."""
     if not set(config.list("layer_types", ["mamba"], of=str)) <= {"attention", "full_attention"}:
         unsupported(config, "layer_types", "models in which every layer is an attention layer")
     for key, value in _DENSE.items():

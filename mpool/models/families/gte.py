@@ -54,7 +54,9 @@ def _old_rope(config: Fields, kv: dict[str, Any], a: str) -> None:
         return
     scaling.only({"type", "factor", "mixed_b"})
     if scaling.str("type") != "ntk" or scaling.get("mixed_b") is not None:
-        unsupported(scaling, "type" if scaling.get("mixed_b") is None else "mixed_b", "ntk without mixed_b")
+        if scaling.get("mixed_b") is None:
+            unsupported(scaling, "type", "'ntk'")
+        unsupported(scaling, "mixed_b", "null")
     factor = scaling.number("factor", above=0.0)
     heads: int = kv[f"{a}.attention.head_count"]
     if heads > kv[f"{a}.embedding_length"]:

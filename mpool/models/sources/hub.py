@@ -338,7 +338,8 @@ def _choose(ref: HubRef, names: Sequence[str], read: Callable[[str], Any]) -> li
                               allowed="a repository, a folder in it, or a GGUF file",
                               hint=f"Use {ref.repo}, or hf://{ref.repo}/ with the path of the folder")
     if ref.file and not any(name.startswith(ref.file + "/") for name in names):
-        raise DownloadError(f"{where} has no file or folder {ref.file}")
+        raise DownloadError(f"{where} has no file or folder {ref.file}",
+                            hint="Check the path and the revision; file names are case-sensitive")
     return choose_folder(names, ref.file or "", read, where=where)
 
 
