@@ -248,12 +248,12 @@ class Folder:
         Raises:
             FormatError: the path leads outside the folder.
         """
-        where, what = declared_in or self.path, field or "file name"
-        check_relative(name, file=where, field=what)
+        file, field = declared_in or self.path, field or "file name"
+        check_relative(name, file=file, field=field)
         path = os.path.join(self.path, name)
         real = os.path.realpath(path)
         if not self.inside(real):
-            raise FormatError(file=where, field=what, got=f"{shorten(name)} (a link to {shorten(real, 200)})",
+            raise FormatError(file=file, field=field, got=f"{shorten(name)} (a link to {shorten(real, 200)})",
                               allowed="a regular file inside the folder")
         return path
 

@@ -16,8 +16,8 @@ def _norm(hf: str, gguf: str, when: str = "") -> tuple[Tensor, ...]:
     return layer(f"{_BLOCK}.{hf}", gguf, "D", bias="D", when=when, biased="if norm_bias")
 
 
-def _linear(hf: str, gguf: str, shape: str, what: str, stored: str = "") -> tuple[Tensor, ...]:
-    return layer(f"{_BLOCK}.{hf}", gguf, shape, bias=shape[0], biased=f"if {what}_bias", stored=stored)
+def _linear(hf: str, gguf: str, shape: str, part: str, stored: str = "") -> tuple[Tensor, ...]:
+    return layer(f"{_BLOCK}.{hf}", gguf, shape, bias=shape[0], biased=f"if {part}_bias", stored=stored)
 
 
 _TENSORS = (

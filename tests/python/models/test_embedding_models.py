@@ -174,8 +174,8 @@ def test_nv_embed(pool: mpool.Pool, tmp_path: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps({"unk_token": "w0", "eos_token": "w1"}))
     text, prompt = "w9 w10 w11", "w20 w21 "
     with torch.no_grad():
-        plain, asked = model(torch.tensor([[9, 10, 11, 1]]))[0], model(torch.tensor([[20, 21, 9, 10, 11, 1]]))[0]
-        expected = [torch.nn.functional.normalize(rows.mean(0), dim=0).numpy() for rows in (plain, asked[2:])]
+        plain, prompted = model(torch.tensor([[9, 10, 11, 1]]))[0], model(torch.tensor([[20, 21, 9, 10, 11, 1]]))[0]
+        expected = [torch.nn.functional.normalize(rows.mean(0), dim=0).numpy() for rows in (plain, prompted[2:])]
     _same(pool.embed(text, str(folder), compute="float32"), expected[0])
     _same(pool.embed(text, str(folder), prompt=prompt, compute="float32"), expected[1])
     with mpool.Pool(mpool.PoolConfig(isolation="process")) as other:
@@ -207,15 +207,15 @@ def test_ollamas_gguf_of_embedding_gemma(tmp_path: Path) -> None:
     path = tinygguf.write_gemma(tmp_path / "m.gguf", model, layers)
     raw, tensors, files = gguf_tables.read_gguf(str(path))
     plain = gguf_model.describe_tables(raw, tensors, files, key="k", ref="r")
-    there = {"dense_2.weight": "dense.0.weight", "dense_3.weight": "dense.1.weight",
-             "output_norm.weight": "norm.weight"}
+    stored_names = {"dense_2.weight": "dense.0.weight", "dense_3.weight": "dense.1.weight",
+                    "output_norm.weight": "norm.weight"}
     kv = {key.replace("gemma-embedding.", "gemma3."): value for key, value in raw.items()}
     kv |= {"general.architecture": "gemma3", "gemma3.rope.global.freq_base": kv.pop("gemma3.rope.freq_base"),
            "gemma3.rope.local.freq_base": 10000.0, "gemma3.attention.sliding_window_pattern": [True, False],
            "tokenizer.ggml.tokens": [*kv["tokenizer.ggml.tokens"], "<image_soft_token>"]}
     for key in ("scores", "token_type"):
         kv[f"tokenizer.ggml.{key}"] = [*kv[f"tokenizer.ggml.{key}"], 1]
-    moved = tuple(replace(entry, name=there.get(entry.name, entry.name)) for entry in tensors)
+    moved = tuple(replace(entry, name=stored_names.get(entry.name, entry.name)) for entry in tensors)
     found = gguf_model.describe_tables(*ollama_gguf.translated(kv, moved), files, key="k", ref="r")
     assert found.spec.tensors == plain.spec.tensors and found.embedding == plain.embedding
     assert found.spec.architecture == "gemma_embedding" and found.spec.kv["mpool.dense_count"] == 2
