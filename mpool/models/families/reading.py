@@ -104,8 +104,8 @@ def _refuse_quantised(config: Fields, key: str) -> NoReturn:
     its own."""
     method = Fields.of(config.get(key), file=config.file, at=config.name(key)).get("quant_method")
     raise Unsupported(f"{config.file}: {config.name(key)} states that the weights are quantised"
-                      f"{f' with {shorten(method)}' if isinstance(method, str) else ''}; mpool does not support this "
-                      "in safetensors files", hint="Use the unquantised safetensors model, or a quantised .gguf of it")
+                      f"{f' by {shorten(method)}' if isinstance(method, str) else ''}, which mpool does not support in "
+                      "safetensors files", hint="Use the unquantised safetensors model, or a quantised .gguf of it")
 
 
 def activation(config: Fields, key: str, default: str, allowed: tuple[str, ...]) -> str:
