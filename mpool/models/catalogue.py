@@ -125,13 +125,12 @@ class Catalogue:
 def unknown(key: str, known: Mapping[str, object] | list[str]) -> UnknownModel:
     """Return the error for an unknown key; it names the closest known keys."""
     close = nearest(key, known)
-    message = f"model {shorten(repr(key))} not found"
-    if close:
-        message += f"; did you mean {' or '.join(close)}?"
-    hint = "Run `mpool models` to list all; models outside the catalogue are named by a path or by org/name"
+    hint = f"Did you mean {' or '.join(close)}? " if close else ""
     if os.path.exists(key):
-        hint = f"To use the local file or folder of that name, write ./{key}"
-    return UnknownModel(message, hint=hint, key=key)
+        hint += f"To use the local file or folder of that name, write ./{key}"
+    else:
+        hint += "Run `mpool models` to list all; models outside the catalogue are named by a path or by org/name"
+    return UnknownModel(f"model {shorten(repr(key))} not found", hint=hint, key=key)
 
 
 @functools.lru_cache(maxsize=1)
