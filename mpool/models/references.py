@@ -155,7 +155,7 @@ def parse(reference: str | os.PathLike[str]) -> Reference:
     if text.startswith("mpool:"):
         match = _BUNDLED.fullmatch(text)
         if match is None:
-            raise _bad(text, "does not have the form mpool:name")
+            raise _bad(text, "does not have the form mpool:name, such as mpool:digits-clip")
         return BundledRef(match["name"])
     if "://" in text:
         raise _bad(text, "is a URL; mpool downloads only from the hub and from package indexes, so download the model "
