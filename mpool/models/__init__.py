@@ -1,8 +1,8 @@
-"""References, sources and descriptions: a name to files on disk, and files to the spec that the core loads.
+"""Model references, download sources and model descriptions.
 
-``resolve`` turns a reference into checked files; ``describe`` reads them into a
-:class:`~mpool.models.spec.ModelDescription`; ``load_catalogue`` gives the known models. Everything is imported on
-first use.
+``resolve`` turns a reference into verified files on disk, ``describe`` reads these files into a
+:class:`~mpool.models.spec.ModelDescription` (which contains the spec that the C core loads), and ``load_catalogue``
+returns the catalogue of known models. Submodules are imported on first use.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     parse_reference = _parse
 
-#: Name -> (module, name in it).
+#: Public name -> (submodule, name in that submodule).
 _EXPORTS: dict[str, tuple[str, str]] = {name: (module, name) for module, names in {
     "describing": ("describe", "describe_resolved", "is_offline", "resolve", "verify"),
     "catalogue": ("Catalogue", "Row", "nearest", "unknown"),

@@ -1,8 +1,9 @@
-"""The architectures that mpool knows: their tensors, under both names and with their shapes, and their sizes.
+"""Supported architectures: lookup by name, checks of hyper-parameters, and mapping of tensor names and shapes.
 
-One row an architecture, in ``families``; this module applies a row. Hyper-parameters are named as in
-GGUF whatever the file was (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md#standardized-key-value-pairs);
-``hf_config`` translates a ``config.json`` into that naming. Letters in shapes stand for sizes:
+The package ``families`` holds one row per architecture; this module applies a row to a model's files. Hyper-parameters
+use GGUF's names for every file format
+(https://github.com/ggml-org/ggml/blob/master/docs/gguf.md#standardized-key-value-pairs); ``hf_config`` translates a
+``config.json`` into these names. Letters in tensor shapes stand for sizes:
 
     V vocabulary   T token types   P positions   D hidden size   F feed-forward size   R rotated dimensions / 2
     Q heads x key length   K KV heads x key length   U KV heads x value length   O heads x value length
@@ -25,7 +26,7 @@ from .json_strict import shorten
 from .spec import TensorEntry, Value
 
 #: Rows by ``model_type`` of config.json, and by ``general.architecture`` of a GGUF file.
-#: Several rows may have one ``model_type``: a head's class, or what stands around the network, tells them apart.
+#: Several rows may share a ``model_type``; the model class or the surrounding sentence-transformers modules decide.
 IN_CONFIG: dict[str, list[Architecture]] = {}
 IN_GGUF: dict[str, list[Architecture]] = {}
 for _row in ROWS:
@@ -39,61 +40,70 @@ _PART = re.compile(r"(.+)\[(\d+)\]")
 
 
 def find(table: Mapping[str, Row], name: str, *, file: str, field: str) -> Row:
-    """The table's rows for an architecture. Raises FormatError if there are none."""
+    """Return the table's rows for an architecture. Raises FormatError if there are none."""
     row = table.get(name)
     if row is None:
         raise FormatError(file=file, field=field, got=shorten(repr(name)), allowed=", ".join(sorted(table)),
-                          hint="This version of mpool does not know the architecture")
+                          hint="This version of mpool does not support the architecture")
     return row
 
 
-def of_capability(rows: list[Architecture], embeds: bool) -> list[Architecture]:
-    """The rows that compute embeddings, or those that do not; all rows if that kind has none."""
+def filter_by_capability(rows: list[Architecture], embeds: bool) -> list[Architecture]:
+    """Keep the embedding rows if ``embeds``, else the other rows; keep all rows if none would be left."""
     return [row for row in rows if (row.capability == "text_embedding") == embeds] or rows
 
 
-def marked(rows: list[Architecture], names: Callable[[], Iterable[str]], *, gguf: bool) -> list[Architecture]:
-    """The rows whose mark is among the model's tensor names, else the rows without a mark."""
-    if not any(row.mark[gguf] for row in rows):
+def filter_by_marker(rows: list[Architecture], names: Callable[[], Iterable[str]], *, gguf: bool) -> list[Architecture]:
+    """Keep the rows whose marker tensor the model has; if there is no such row, keep the rows without a marker."""
+    if not any(row.marker[gguf] for row in rows):
         return rows
-    there = list(names())
-    found = [row for row in rows if row.mark[gguf] and any(name.endswith(row.mark[gguf]) for name in there)]
-    return found or [row for row in rows if not row.mark[gguf]] or rows
+    tensor_names = list(names())
+    found = [row for row in rows
+             if row.marker[gguf] and any(name.endswith(row.marker[gguf]) for name in tensor_names)]
+    return found or [row for row in rows if not row.marker[gguf]] or rows
 
 
-#: Limit for all layers together.
+of_capability, marked = filter_by_capability, filter_by_marker  # names that mpool.models.formats still uses
+
+#: Largest number of experts of a model, counted over all layers.
 MAX_EXPERTS = 1 << 16
 
 
-def _capped(kv: Fields, key: str, cap: int, what: str, default: int | None = None) -> int:
+def _limited(kv: Fields, key: str, limit: int, unit: str, default: int | None = None) -> int:
     value = kv.int(key, low=1) if default is None else kv.int(key, default, low=1)
-    if value > cap:
-        raise LimitError(f"{kv.file}: {kv.name(key)} is {value}, mpool takes at most {cap} {what}")
+    if value > limit:
+        raise LimitError(f"{kv.file}: {kv.name(key)} is {value}, mpool supports at most {limit} {unit}")
     return value
 
 
 def check_layers(table: Fields, name: str) -> None:
-    """Raises FormatError or LimitError unless the number of layers is allowed: before anything is listed by layer."""
-    _capped(table, f"{name}.block_count", MAX_LAYERS, "layers")
+    """Check the number of layers of a GGUF file. Call this before building any list with one value per layer.
+
+    Raises:
+        FormatError: ``block_count`` is missing or not a positive integer.
+        LimitError: ``block_count`` is above ``MAX_LAYERS``.
+    """
+    _limited(table, f"{name}.block_count", MAX_LAYERS, "layers")
 
 
 def sizes(row: Architecture, kv: Mapping[str, Value], *, file: str, token_types: int | None = None) -> dict[str, int]:
-    """Sizes of a model by their letters, after checking that its hyper-parameters fit each other.
+    """Check that the hyper-parameters of a model are consistent, and return its sizes by their letters.
 
     Args:
+        row: architecture of the model.
         kv: hyper-parameters under GGUF's names.
         file: path named in errors.
-        token_types: rows of the table of token types, where the architecture has one.
+        token_types: rows of the token type table, if the architecture has one.
 
     Raises:
-        FormatError: a key is missing, of the wrong type, out of range or at odds with another.
-        LimitError: more layers, positions or tokens than mpool takes.
+        FormatError: a key is missing, of the wrong type, out of range or inconsistent with another.
+        LimitError: the model has more layers, positions, tokens or experts than mpool supports.
     """
     a = row.name
     table = Fields(kv, file=file)
-    layers = _capped(table, f"{a}.block_count", MAX_LAYERS, "layers")
-    context = _capped(table, f"{a}.context_length", MAX_CONTEXT, "positions")
-    vocabulary = _capped(table, f"{a}.vocab_size", MAX_VOCABULARY, "tokens")
+    layers = _limited(table, f"{a}.block_count", MAX_LAYERS, "layers")
+    context = _limited(table, f"{a}.context_length", MAX_CONTEXT, "positions")
+    vocabulary = _limited(table, f"{a}.vocab_size", MAX_VOCABULARY, "tokens")
     hidden = table.int(f"{a}.embedding_length", low=1, high=MAX_WIDTH)
     feed_forward = table.int(f"{a}.feed_forward_length", low=1, high=MAX_WIDTH)
     heads = table.int(f"{a}.attention.head_count", low=1, high=MAX_WIDTH)
@@ -111,11 +121,13 @@ def sizes(row: Architecture, kv: Mapping[str, Value], *, file: str, token_types:
     if row.rope:
         rotated = table.int(f"{a}.rope.dimension_count", key_length, low=2, high=MAX_WIDTH)
         if rotated % 2 or rotated > key_length:
-            table.fail(f"{a}.rope.dimension_count", rotated, f"an even number, at most the head's {key_length}")
+            table.fail(f"{a}.rope.dimension_count", rotated,
+                       f"an even number, at most {key_length} (the head dimension)")
         table.number(f"{a}.rope.freq_base", above=0.0)
     experts = table.int(f"{a}.expert_count", 0, low=0, high=4096)
     if experts * layers > MAX_EXPERTS:
-        raise LimitError(f"{file}: {layers} layers of {experts} experts, mpool takes at most {MAX_EXPERTS} in all")
+        raise LimitError(f"{file}: {layers} layers of {experts} experts are {layers * experts} experts, mpool supports "
+                         f"at most {MAX_EXPERTS}")
     inner = table.int(f"{a}.expert_feed_forward_length", 0, low=0, high=MAX_WIDTH)
     if experts:
         table.int(f"{a}.expert_used_count", low=1, high=experts)
@@ -123,12 +135,19 @@ def sizes(row: Architecture, kv: Mapping[str, Value], *, file: str, token_types:
             "X": experts, "N": inner, "H": heads, "Q": heads * key_length, "K": kv_heads * key_length,
             "U": kv_heads * value_length,
             "O": heads * value_length, "E": key_length, "layers": layers}
-    return size if row.more is None else size | row.more(dict(kv), size, a)
+    return size if row.extra_sizes is None else size | row.extra_sizes(dict(kv), size, a)
 
 
 class Expected(NamedTuple):
-    """A tensor that a model may have: its names in a transformers folder and in GGUF files, its shape, whether its
-    files have to have it, and ``when`` of its row."""
+    """A tensor that a model may have.
+
+    Attributes:
+        hf: possible names in a transformers folder.
+        stored: possible names in GGUF files.
+        shape: expected shape, outermost dimension first.
+        needed: True if the files must contain the tensor.
+        when: condition from the row (:class:`~mpool.models.families.Tensor`).
+    """
 
     hf: tuple[str, ...]
     stored: tuple[str, ...]
@@ -138,16 +157,23 @@ class Expected(NamedTuple):
 
 
 def expected(row: Architecture, size: Mapping[str, int], *, gguf: bool = False) -> dict[str, Expected]:
-    """Every tensor of a model by the name that the core reads, in a GGUF file or in a folder. Parts of others that are
-    left out are here, too, by names with a ``#``."""
+    """Return every tensor that a model may have, by the name that the C core uses.
+
+    Slices of fused tensors that mpool does not load are included under names that begin with ``#``.
+
+    Args:
+        row: architecture of the model.
+        size: sizes by letter, from :func:`sizes`.
+        gguf: True for a GGUF file, False for a transformers folder.
+    """
     table: dict[str, Expected] = {}
     for number, tensor in enumerate(row.tensors):
         when, _, kind = tensor.when.partition("in ") if tensor.when.endswith(("in dense", "in sparse")) else (
             tensor.when, "", "")
         when = when.rstrip()
-        asks = when.partition("if ")[2].removesuffix(" above 0")
+        condition = when.partition("if ")[2].removesuffix(" above 0")
         above = when.endswith("above 0")
-        if asks and not gguf and not size.get(asks, 0):
+        if condition and not gguf and not size.get(condition, 0):
             continue
         if (gguf and (not tensor.gguf or when.startswith("folder"))) or not (gguf or tensor.hf or when):
             continue
@@ -165,10 +191,21 @@ def expected(row: Architecture, size: Mapping[str, int], *, gguf: bool = False) 
     return table
 
 
-def _take(left: dict[str, TensorEntry], table: Mapping[str, Expected], names: Callable[[Expected], Iterable[str]],
-          paths: Sequence[str]) -> dict[str, TensorEntry]:
-    """Moves the tensors of a table from ``left`` (by their names in the files) to the result (by the core's), those
-    that hold several cut into their parts, every shape checked."""
+def _match_tensors(left: dict[str, TensorEntry], table: Mapping[str, Expected],
+                   names: Callable[[Expected], Iterable[str]], paths: Sequence[str]) -> dict[str, TensorEntry]:
+    """Match the tensors of the files with the expected tensors, and check their shapes.
+
+    A fused tensor (such as a joint QKV matrix) is split into one entry for each of its parts.
+
+    Args:
+        left: tensors by their names in the files; matched tensors are removed.
+        table: expected tensors by the names that the C core uses.
+        names: function that returns the possible names of an expected tensor in the files.
+        paths: paths of the files, for errors.
+
+    Returns:
+        matched tensors by the names that the C core uses.
+    """
     found: dict[str, TensorEntry] = {}
     parts: dict[str, dict[int, str]] = {}
     for gguf, tensor in table.items():
@@ -178,30 +215,32 @@ def _take(left: dict[str, TensorEntry], table: Mapping[str, Expected], names: Ca
         for name in names(tensor):
             if name in left and (name not in parts or left[name].shape == tensor.shape):
                 if gguf in found:
-                    raise FormatError(file=paths[left[name].file], field="tensors", allowed="each tensor once",
-                                      got=f"{shorten(name)} beside {shorten(found[gguf].name)}")
+                    path, one, other = paths[left[name].file], shorten(found[gguf].name), shorten(name)
+                    raise FormatError(f"{path}: {one} and {other} are two names of the same tensor", file=path,
+                                      field="tensors", got=f"both {one} and {other}", allowed="each tensor once")
                 found[gguf] = left.pop(name)
                 check_shape(found[gguf], tensor.shape, paths[found[gguf].file])
-    for name, of in parts.items():
-        if name not in left or any(gguf in found for gguf in of.values()):
+    for name, by_number in parts.items():
+        if name not in left or any(gguf in found for gguf in by_number.values()):
             continue
         whole = left.pop(name)
-        first = table[of[0]].shape
-        rows = [table[of[i]].shape[0] for i in range(len(of))]
+        first = table[by_number[0]].shape
+        rows = [table[by_number[i]].shape[0] for i in range(len(by_number))]
         check_shape(whole, (sum(rows), *first[1:]), paths[whole.file])
-        a_row, offset = whole.nbytes // sum(rows), whole.offset
+        row_bytes, offset = whole.nbytes // sum(rows), whole.offset
         for i, count in enumerate(rows):
-            found[of[i]] = TensorEntry(f"{name}[{i}]", whole.dtype, (count, *first[1:]), whole.file, offset,
-                                       count * a_row)
-            offset += count * a_row
+            found[by_number[i]] = TensorEntry(f"{name}[{i}]", whole.dtype, (count, *first[1:]), whole.file, offset,
+                                              count * row_bytes)
+            offset += count * row_bytes
     return found
 
 
 def check_shape(entry: TensorEntry, shape: tuple[int, ...], file: str) -> None:
-    """Raises FormatError unless a tensor has the shape that its model's sizes imply."""
+    """Raise FormatError unless a tensor has the given shape."""
     if entry.shape != shape:
         raise FormatError(file=file, offset=entry.offset, field=f"shape of {shorten(entry.name)}",
-                          got=list(entry.shape), allowed=list(shape))
+                          got=list(entry.shape), allowed=list(shape),
+                          hint="The tensor does not match the sizes in the model's configuration")
 
 
 def _listed(names: list[str]) -> str:
@@ -210,52 +249,64 @@ def _listed(names: list[str]) -> str:
 
 
 def missing(names: list[str], *, file: str, others: list[str] | None = None) -> FormatError:
-    """The error for tensors that a model needs and its files do not have; ``others``: what they have and it needs
-    not."""
-    return FormatError(file=file, field="tensors", got=f"{_listed(names)} missing",
+    """Return the error for missing tensors.
+
+    Args:
+        names: missing tensors.
+        file: path named in the error.
+        others: tensors of the files that the architecture does not have; they are named in the hint.
+    """
+    return FormatError(f"{file}: {_listed(names)} missing; the architecture requires all its tensors",
+                       file=file, field="tensors", got=f"{_listed(names)} missing",
                        allowed="every tensor of the architecture",
-                       hint=f"The files hold a variant that this version of mpool does not compute: they have "
-                            f"{_listed(others)}" if others else None)
+                       hint=f"The files hold a variant of the architecture that this version of mpool does not "
+                            f"support: they also contain {_listed(others)}" if others else None)
 
 
 def surplus(row: Architecture, names: list[str], *, file: str) -> FormatError:
-    """The error for tensors that an architecture has no place for."""
-    return FormatError(file=file, field="tensors", got=f"{_listed(names)}, which {row.name} does not have",
+    """Return the error for tensors that the architecture does not have."""
+    return FormatError(f"{file}: unexpected tensors: {_listed(names)}, which {row.name} does not have",
+                       file=file, field="tensors", got=f"{_listed(names)}, which {row.name} does not have",
                        allowed="the tensors of the architecture",
-                       hint="The model is a variant that this version of mpool would compute wrongly")
+                       hint="The model is a variant of the architecture that this version of mpool does not support")
 
 
 def map_folder(row: Architecture, size: Mapping[str, int], tensors: Mapping[str, TensorEntry], paths: tuple[str, ...],
                *, file: str, tied: bool, same: Callable[[TensorEntry, TensorEntry], bool]) -> list[TensorEntry]:
-    """Tensors of a transformers folder under their GGUF names, every shape checked.
+    """Return the tensors of a transformers folder under their GGUF names, after checking every shape.
 
     Args:
-        tensors: by their names in the files; ``paths`` are those files.
-        file: what errors about missing or surplus tensors name.
-        tied: the output layer is the embedding. If the files have both, they are compared as transformers
-            does: equal, the output layer is left out; different, it stays.
-        same: compares two tensors byte by byte.
+        row: architecture of the model.
+        size: sizes by letter, from :func:`sizes`.
+        tensors: tensors by their names in the files.
+        paths: paths of the files.
+        file: path named in errors about missing or surplus tensors.
+        tied: True if the output layer shares the weights of the token embedding. If the files contain both tensors,
+            they are compared, as transformers does: equal tensors are loaded once, different tensors are both loaded.
+        same: function that compares two tensors byte by byte.
 
     Raises:
-        FormatError: tensors missing, left over, under two names, or of another shape.
+        FormatError: tensors are missing, unknown, stored under two names, or have the wrong shape.
     """
     table = expected(row, size)
-    left = {_modern(name): entry for name, entry in tensors.items()}
+    left = {_current_name(name): entry for name, entry in tensors.items()}
     if len(left) != len(tensors):
-        raise FormatError(file=file, field="tensors", got="a LayerNorm under both its old and its new name",
+        raise FormatError(f"{file}: a LayerNorm is stored under both its old names (gamma, beta) and its new names "
+                          "(weight, bias)", file=file, field="tensors", got="a LayerNorm under two names",
                           allowed="each tensor once")
     first = next(name.partition("[")[0] for tensor in table.values() for name in tensor.hf)
     prefixes = [p for p in row.prefixes if p + first in left] or [row.prefixes[-1]]
     if len(prefixes) > 1:
-        raise FormatError(file=file, field="tensors", got=f"{first} with and without a prefix",
-                          allowed="each tensor once")
+        raise FormatError(f"{file}: {first} is stored under several prefixes: "
+                          + ", ".join(repr(prefix) for prefix in prefixes), file=file, field="tensors",
+                          got=f"{first} under several prefixes", allowed="each tensor once")
 
     def named(tensor: Expected) -> list[str]:
         return [name[1:] if name[0] == "/" else name if name == "lm_head.weight" else prefixes[0] + name
                 for name in tensor.hf]
 
     head = left.get("lm_head.weight") if tied else None
-    found = _take(left, table, named, paths)
+    found = _match_tensors(left, table, named, paths)
     if head is not None and "output.weight" in found:
         if "token_embd.weight" not in found:
             found["token_embd.weight"] = found.pop("output.weight")
@@ -263,8 +314,8 @@ def map_folder(row: Architecture, size: Mapping[str, int], tensors: Mapping[str,
             del found["output.weight"]
     absent = [named(tensor)[0].partition("[")[0] for gguf, tensor in table.items()
               if gguf not in found and (tensor.needed or tensor.when == "tied" and not tied)]
-    harmless = re.compile("|".join(row.harmless))
-    extra = [name for name in left if not harmless.fullmatch(name)]
+    ignored = re.compile("|".join(row.ignored))
+    extra = [name for name in left if not ignored.fullmatch(name)]
     if absent:
         raise missing(list(dict.fromkeys(absent)), file=file, others=extra)
     if extra:
@@ -274,8 +325,8 @@ def map_folder(row: Architecture, size: Mapping[str, int], tensors: Mapping[str,
             if not gguf.startswith("#")]
 
 
-def _modern(name: str) -> str:
-    """Current name of a tensor: the first BERT checkpoints named a norm's weight and bias gamma and beta."""
+def _current_name(name: str) -> str:
+    """Return the current name of a tensor: early BERT checkpoints call the weight and bias of a norm gamma and beta."""
     if name.endswith("LayerNorm.gamma"):
         return name[:-len("gamma")] + "weight"
     return name[:-len("beta")] + "bias" if name.endswith("LayerNorm.beta") else name
@@ -283,22 +334,27 @@ def _modern(name: str) -> str:
 
 def map_gguf(row: Architecture, size: Mapping[str, int], tensors: Sequence[TensorEntry],
              paths: Sequence[str]) -> tuple[TensorEntry, ...]:
-    """Tensors of a GGUF file under the names that the core reads, after checking that the file has those of its
-    architecture, no others, and their shapes.
+    """Return the tensors of a GGUF file under the names that the C core uses, in the order of the file.
+
+    Args:
+        row: architecture of the model.
+        size: sizes by letter, from :func:`sizes`.
+        tensors: tensors of the file.
+        paths: paths of the files (several for a split model).
 
     Raises:
-        FormatError: a tensor is missing, surplus or of another shape.
-        Unsupported: the tensors are those of a known variant (experts) that mpool does not compute.
+        FormatError: a tensor is missing, unknown or has the wrong shape.
+        Unsupported: the file has MoE tensors, which mpool does not support for this architecture.
     """
     table = expected(row, size, gguf=True)
     experts = [entry.name for entry in tensors if entry.name not in table
                and re.search(r"_exps\.|\.ffn_gate_inp\.|\.\d+\.weight$", entry.name)]
     if experts:
-        raise Unsupported(f"{paths[0]}: {sorted(experts)[0]} belongs to a mixture of experts, which mpool's {row.name} "
-                          "does not compute")
+        raise Unsupported(f"{paths[0]}: {sorted(experts)[0]} is a tensor of a mixture of experts (MoE); mpool supports "
+                          f"{row.name} only without experts")
     left = {entry.name: entry for entry in tensors}
-    place = {entry.name: at for at, entry in enumerate(tensors)}
-    found = _take(left, table, lambda tensor: tensor.stored, paths)
+    position = {entry.name: at for at, entry in enumerate(tensors)}
+    found = _match_tensors(left, table, lambda tensor: tensor.stored, paths)
     absent = [tensor.stored[0].partition("[")[0] for name, tensor in table.items()
               if name not in found and tensor.needed]
     if absent:
@@ -307,5 +363,5 @@ def map_gguf(row: Architecture, size: Mapping[str, int], tensors: Sequence[Tenso
     extra = [name for name in left if name not in heads]
     if extra:
         raise surplus(row, sorted(extra), file=paths[0])
-    order = sorted(found, key=lambda name: (place[found[name].name.partition("[")[0]], found[name].offset))
+    order = sorted(found, key=lambda name: (position[found[name].name.partition("[")[0]], found[name].offset))
     return tuple(replace(found[name], name=name) for name in order)

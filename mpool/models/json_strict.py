@@ -1,8 +1,8 @@
-"""Strict JSON, in time linear in its length.
+"""A strict JSON parser for untrusted files; its running time is linear in the length of the text.
 
 The standard parser accepts duplicate keys, ``NaN``, lone surrogates and integers of any length, and recurses once for
-each level of nesting. Files that describe a model come from anywhere, so every one of these is refused here, with the
-byte where it stands. Whatever is accepted, ``json.loads`` reads the same way (https://www.rfc-editor.org/rfc/rfc8259).
+each level of nesting. This parser refuses all of these, and its errors state the byte offset. Every text that it
+accepts has the same value as with ``json.loads`` (https://www.rfc-editor.org/rfc/rfc8259).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_NUMBER_LENGTH = 48
 MIN_INT = -(1 << 63)
 MAX_INT = (1 << 64) - 1
 
-# these two match the empty text too: there always is a match
+# these two expressions also match the empty text, so they never return None
 _SPACE: Callable[..., re.Match[str]] = re.compile(r"[ \t\n\r]*").match  # type: ignore[assignment]
 _NUMBER_LIKE: Callable[..., re.Match[str]] = re.compile(r"[-+.0-9A-Za-z]*").match  # type: ignore[assignment]
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?").match
@@ -35,7 +35,7 @@ _LITERALS: dict[str, tuple[str, Any]] = {"t": ("true", True), "f": ("false", Fal
 
 
 class _Parser:
-    """State of one pass over one text: where it came from, and the containers that are still open."""
+    """State of one parse: the text and its location, the limits, and the containers that are not yet closed."""
 
     def __init__(self, text: str, file: str, base: int, max_depth: int, max_values: int, wide_ints: bool) -> None:
         self.text, self.file, self.base = text, file, base
@@ -48,7 +48,7 @@ class _Parser:
         raise FormatError(file=self.file, offset=self.base + offset, field=self.path(), got=got, allowed=allowed)
 
     def path(self) -> str:
-        """Name of the place that is being read, as in ``weights.data_offsets[1]``."""
+        """Return the path of the value that is being parsed, such as ``weights.data_offsets[1]``."""
         parts: list[str] = []
         for container, key in zip(self.open, self.keys):
             if isinstance(container, list):
@@ -66,16 +66,16 @@ class _Parser:
             self.fail(at, shorten(_NUMBER_LIKE(self.text, at).group()), "a number")
         end = match.end()
         if end - at > MAX_NUMBER_LENGTH:
-            self.fail(at, f"a number of {end - at} characters", f"at most {MAX_NUMBER_LENGTH}")
+            self.fail(at, f"a number of {end - at} characters", f"at most {MAX_NUMBER_LENGTH} characters")
         word = match.group()
         if match.group(1) is None and match.group(2) is None:
             value = int(word)
             if not self.wide_ints and not MIN_INT <= value <= MAX_INT:
-                self.fail(at, word, "an integer of 64 bits")
+                self.fail(at, word, "a 64-bit integer")
             return value, end
         real = float(word)
         if real in (float("inf"), float("-inf")):
-            self.fail(at, word, "a number that a double can hold")
+            self.fail(at, word, "a number in the range of a 64-bit float")
         return real, end
 
     def string(self, at: int) -> tuple[str, int]:
@@ -102,7 +102,7 @@ class _Parser:
         self.fail(at, shorten(_NUMBER_LIKE(text, at).group() or first), "a JSON value")
 
     def key(self, at: int) -> int:
-        """Reads ``"key" :`` of the innermost object; returns where its value starts."""
+        """Parse ``"key" :`` of the innermost object, and return the index where its value starts."""
         text, container = self.text, self.open[-1]
         if text[at:at + 1] != '"':
             self.fail(at, shorten(text[at:at + 1]) or "the end of the text", "a key in double quotes")
@@ -118,14 +118,14 @@ class _Parser:
         return _SPACE(text, end + 1).end()
 
     def run(self) -> tuple[Json, int]:
-        """Parses one value; returns it and where it ends. A loop with its own stack: depth costs no recursion."""
+        """Parse one value, and return it with the index of its end. Nesting uses an explicit stack, not recursion."""
         text, stack, keys, plain_int = self.text, self.open, self.keys, _PLAIN_INT
         values = 0
         at = _SPACE(text, 0).end()
         while True:
             values += 1
             if values > self.max_values:
-                self.fail(at, f"more than {self.max_values} values", f"at most {self.max_values}")
+                self.fail(at, f"more than {self.max_values} values", f"at most {self.max_values} values")
             first = text[at:at + 1]
             if first == "{" or first == "[":
                 if len(stack) >= self.max_depth:
@@ -171,14 +171,14 @@ class _Parser:
 
 
 def shorten(text: object, limit: int = 80) -> str:
-    """Text of a value for an error message, on one line and of at most ``limit`` characters."""
+    """Return a value as one line of text for an error message, cut to ``limit`` characters plus ``...``."""
     line = str(text)[:limit + 1].encode("unicode_escape").decode("ascii") if not str(text).isascii() else str(text)
     line = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in line[:limit + 1])
     return line if len(line) <= limit else line[:limit] + "..."
 
 
 def decode_utf8(data: bytes, *, file: str, offset: int = 0, field: str = "JSON") -> str:
-    """``data`` as text. Raises :class:`~mpool.errors.FormatError` at the first byte that is not UTF-8."""
+    """Decode UTF-8. Raises :class:`~mpool.errors.FormatError`, which states the offset of the first invalid byte."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -188,23 +188,29 @@ def decode_utf8(data: bytes, *, file: str, offset: int = 0, field: str = "JSON")
 
 def loads(data: bytes, *, file: str, offset: int = 0, max_bytes: int = MAX_BYTES, max_depth: int = MAX_DEPTH,
           max_values: int = MAX_VALUES, wide_ints: bool = False) -> Json:
-    """The value of a JSON text.
+    """Parse a JSON text.
 
     Args:
-        data: the text, UTF-8 without a byte-order mark; white space may surround the value, nothing else.
+        data: JSON text in UTF-8, without a byte-order mark. Only white space may surround the value.
         file: path named in errors.
-        offset: byte of ``file`` where ``data`` starts, added to the offsets in errors.
-        max_bytes, max_depth, max_values: largest text, nesting and count of values taken.
-        wide_ints: take integers beyond 64 bits, of at most 48 digits (``tokenizer_config.json`` of transformers
-            writes 10**30 for "no limit").
+        offset: position of ``data`` in ``file`` in bytes, added to the offsets in errors.
+        max_bytes: largest length of ``data`` in bytes.
+        max_depth: largest nesting depth.
+        max_values: largest number of values.
+        wide_ints: True to accept integers beyond 64 bits, of at most 48 digits (transformers writes 10**30 to
+            ``tokenizer_config.json`` for "no limit").
+
+    Returns:
+        parsed value.
 
     Raises:
-        FormatError: not JSON, not UTF-8, a duplicate key, ``NaN`` or ``Infinity``, an integer beyond 64 bits, half of
-            a surrogate pair, or a limit exceeded. ``field`` names the place as in ``weights.data_offsets[1]``.
+        FormatError: the text is not JSON or not UTF-8, has a duplicate key, ``NaN``, ``Infinity``, an integer beyond
+            64 bits or half of a surrogate pair, or exceeds a limit. ``field`` is a path such as
+            ``weights.data_offsets[1]``.
     """
     if len(data) > max_bytes:
         raise FormatError(file=file, offset=offset, field="size", got=f"{len(data)} bytes",
-                          allowed=f"at most {max_bytes}")
+                          allowed=f"at most {max_bytes} bytes")
     text = decode_utf8(data, file=file, offset=offset)
     parser = _Parser(text, file, offset, max_depth, max_values, wide_ints)
     value, end = parser.run()

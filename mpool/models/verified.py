@@ -1,7 +1,8 @@
-"""Published models and references of each architecture: the table of ``mpool models`` and of the README. One row per
-architecture of the core. ``folder`` and ``gguf`` name the public implementation that a test compares with
-on the same weights; ``tests`` are those tests: a claim without one is an error
-(``tests/python/documents/test_verified.py``).
+"""Supported models and their reference implementations: the table of ``mpool models`` and of the documentation.
+
+There is one row per architecture of the core. ``folder`` and ``gguf`` name the public implementation that tests compare
+mpool with, on the same weights. ``tests`` lists these tests; ``tests/python/documents/test_verified.py`` fails if a row
+has none.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from .. import _core
 
 @dataclass(frozen=True)
 class Verified:
-    """One row.
+    """A row of the table.
 
     Attributes:
-        architecture: as in ``mpool._core.architectures()``.
-        models: published models of the family, for people.
-        folder: reference for folders of safetensors; empty if such folders are not read.
-        gguf: reference for GGUF files; empty if such files are not read.
-        tests: files of tests, each with a word that stands in it: the name of the compared model or test.
+        architecture: name in ``mpool._core.architectures()``.
+        models: published models of the family, as text for users.
+        folder: reference implementation for safetensors folders; empty if they are not supported.
+        gguf: reference implementation for GGUF files; empty if they are not supported.
+        tests: pairs of a test file and a text that it contains: the name of the test or of the compared model.
     """
 
     architecture: str
@@ -35,7 +36,8 @@ _GGUF, _LLAMA_CPP = "test_parity_gguf_tiny.py", "transformers, llama.cpp"
 
 
 def _decoder(architecture: str, models: str, *, folder: str = "transformers", gguf: str = _LLAMA_CPP) -> Verified:
-    """Both forms are made of the models of one table, and of the same files llama.cpp's results were kept."""
+    """Return the row of a decoder. Its folders and GGUF files are tested with the models of one table; the expected
+    results for GGUF files were recorded with llama.cpp on the same files."""
     return Verified(architecture, models, folder, gguf, ((_DECODERS, f'"{architecture}"'), (_GGUF, "llama_cpp")))
 
 
@@ -56,11 +58,13 @@ ROWS = (
              "torch, from the paper", ((_ENCODERS, '"jina_bert_v2"'), ("tinygguf.py", '"jina_bert_v2"'))),
     Verified("jina_bert_v2_code", "jina-embeddings-v2-base-code", "torch, from its tensors", "torch, from its tensors",
              ((_ENCODERS, '"jina_bert_v2_code"'), ("tinygguf.py", '"jina_bert_v2_code"'))),
-    Verified("clip_text", "texts of CLIP", "transformers", "", ((_IMAGES, "test_image_texts"),)),
-    Verified("siglip_text", "texts of SigLIP and SigLIP 2", "transformers", "", ((_IMAGES, "test_image_texts"),)),
-    Verified("llama_embedding", "gte-Qwen2, Stella 1.5B v5, embedders of Llama and Mistral", "transformers",
-             "transformers", ((_ENCODERS, '"llama_embedding_qwen2"'), ("test_embedding_models.py", "test_stella_sizes"),
-                              ("test_embedding_models.py", "test_gguf_of_a_decoder"))),
+    Verified("clip_text", "text encoder of CLIP", "transformers", "", ((_IMAGES, "test_image_texts"),)),
+    Verified("siglip_text", "text encoder of SigLIP and SigLIP 2", "transformers", "",
+             ((_IMAGES, "test_image_texts"),)),
+    Verified("llama_embedding", "gte-Qwen2, Stella 1.5B v5, embedding models based on Llama and Mistral",
+             "transformers", "transformers",
+             ((_ENCODERS, '"llama_embedding_qwen2"'), ("test_embedding_models.py", "test_stella_sizes"),
+              ("test_embedding_models.py", "test_gguf_of_a_decoder"))),
     Verified("qwen3_embedding", "Qwen3-Embedding, Qwen3-Reranker", "sentence-transformers, transformers",
              "transformers", ((_ENCODERS, '"qwen3_embedding"'), ("test_embedding_models.py", "test_gguf_of_a_decoder"),
                               ("test_rerank_answers.py", "test_scores_are_those_of_cross_encoder"))),
@@ -74,20 +78,21 @@ ROWS = (
              ((_DECODERS, '"qwen2"'), (_GGUF, "llama_cpp"),
               ("test_parity_gguf.py", "test_divergence_is_no_larger_than_llama_cpps"))),
     _decoder("qwen3", "Qwen3"),
-    _decoder("qwen3moe", "Qwen3 mixtures of experts, Qwen3-Coder"),
+    _decoder("qwen3moe", "Qwen3 MoE, Qwen3-Coder"),
     _decoder("gpt_oss", "GPT-OSS"),
     _decoder("deepseek2", "DeepSeek-V2, V3 and R1, Kimi K2"),
     _decoder("smollm3", "SmolLM3"),
-    _decoder("granite", "Granite 3, and 4 without Mamba's layers"),
+    _decoder("granite", "Granite 3, and 4 without Mamba layers"),
     _decoder("phi3", "Phi-3, Phi-4"),
     _decoder("gemma2", "Gemma 2"),
-    _decoder("gemma3", "Gemma 3 (its texts)"),
+    _decoder("gemma3", "Gemma 3 (text only)"),
     Verified("dinov2", "DINOv2", "transformers, ONNX Runtime", "",
              ((_IMAGES, "test_image_layers"), ("test_parity_dino.py", "test_real_dino_against_onnx_runtime"))),
     Verified("dinov2_with_registers", "DINOv2 with registers", "transformers", "",
              (("imagemodels.py", '"dinov2_with_registers"'),)),
     Verified("clip", "CLIP, ViT-B/32 to L/14-336", "transformers", "", (("imagemodels.py", '"clip"'),)),
-    Verified("siglip", "SigLIP, SigLIP 2 of fixed sizes", "transformers", "", (("imagemodels.py", '"siglip"'),)),
+    Verified("siglip", "SigLIP, SigLIP 2 with fixed image sizes", "transformers", "",
+             (("imagemodels.py", '"siglip"'),)),
     Verified("llava", "LLaVA 1.5 and 1.6, with CLIP or SigLIP and Llama, Mistral or Qwen2", "transformers",
              "transformers",
              (("test_vision_gguf.py", "test_gguf_pair_is_the_folder"),
@@ -110,10 +115,13 @@ ROWS = (
 
 
 def table() -> list[tuple[str, str, str, str, str]]:
-    """Rows of (architecture, capability, models, reference for folders, for GGUF files), in the core's order.
+    """Return the rows in the core's order.
+
+    Returns:
+        tuples of architecture, capability, models, reference for folders, reference for GGUF files.
 
     Raises:
-        KeyError: an architecture of the core has no row here.
+        KeyError: an architecture of the core has no row.
     """
     rows = {row.architecture: row for row in ROWS}
     return [(name, capability, rows[name].models, rows[name].folder, rows[name].gguf)

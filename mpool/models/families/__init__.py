@@ -1,4 +1,4 @@
-"""The table of architectures, one file a family."""
+"""The table of architectures. Each family of models has a module."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from . import (
 )
 from .rows import Architecture, Config, Head, HeadLayer, Tensor, layer
 
-#: Every row, in the order in which they are listed to users.
+#: Every row, in the order in which lists show them to users.
 ROWS: tuple[Architecture, ...] = (*bert.ROWS, *nomic.ROWS, *mpnet.ROWS, *modernbert.ROWS, *gte.ROWS,
                                   *jina.ROWS, *embedders.ROWS, *llama.ROWS, *qwen_moe.ROWS, *gpt_oss.ROWS,
                                   *deepseek.ROWS, *smollm.ROWS, *granite.ROWS, *phi.ROWS, *gemma.ROWS)

@@ -1,4 +1,4 @@
-"""BERT, and RoBERTa and XLM-RoBERTa, which count their positions from behind that of the padding token."""
+"""BERT, RoBERTa and XLM-RoBERTa. RoBERTa's positions start at the id of the padding token plus 1."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BERT_TENSORS = (
 
 
 def read_bert(config: Fields, row: Architecture) -> Config:
-    """Hyper-parameters of a BERT encoder."""
+    """Read the hyper-parameters of a BERT encoder."""
     kv, used = sizes(config, row)
     kv["bert.attention.head_count_kv"] = kv["bert.attention.head_count"]
     kv["bert.attention.layer_norm_epsilon"] = config.number("layer_norm_eps", 1e-12, above=0.0)
@@ -38,26 +38,29 @@ def read_bert(config: Fields, row: Architecture) -> Config:
     return Config(kv, token_types=types)
 
 
-#: Positions whose first rows belong to no position of a text.
+#: Position table whose first rows are unused: they precede position 0 of a text.
 POSITIONS = (Tensor("embeddings.position_embeddings.weight[0]", "", "oD"),
              Tensor("embeddings.position_embeddings.weight[1]", "position_embd.weight", "PD"))
 _ROBERTA_TENSORS = (*POSITIONS, *(tensor for tensor in _BERT_TENSORS if tensor.gguf != "position_embd.weight"))
 
 
 def read_roberta(config: Fields, row: Architecture) -> Config:
-    """Hyper-parameters of a RoBERTa encoder. A GGUF file of one is a file of BERT, its positions cut by the
-    converter."""
+    """Read the hyper-parameters of a RoBERTa encoder.
+
+    GGUF files of RoBERTa have the architecture BERT: the converter removes the unused rows of the position table.
+    """
     found = read_bert(config, row)
     rows, offset = config.int("max_position_embeddings"), config.int("pad_token_id", 1, low=0) + 1
     if offset >= rows:
-        config.fail("max_position_embeddings", rows, f"more than {offset}, the rows that belong to no position")
+        config.fail("max_position_embeddings", rows,
+                    f"more than {offset}, the number of unused rows up to the padding token (pad_token_id + 1)")
     found.kv["bert.context_length"] = rows - offset
     found.sizes["o"] = offset
     return found
 
 
 def roberta_head(config: Fields) -> Head:
-    """RoBERTa's head: two layers on the state of the first token."""
+    """Return RoBERTa's classification head: two linear layers on the hidden state of the first token."""
     return Head("cls", (HeadLayer("classifier.dense", "tanh"), HeadLayer("classifier.out_proj", "identity")))
 
 
@@ -72,7 +75,7 @@ ROWS = (
                  "BertForSequenceClassification", "BertForTokenClassification", "BertForQuestionAnswering",
                  "BertForMultipleChoice"),
         prefixes=("", "bert."), read=read_bert, tensors=_BERT_TENSORS,
-        harmless=(r"(bert\.)?embeddings\.position_ids", r"(bert\.)?embeddings\.token_type_ids", r"(bert\.)?pooler\..*",
+        ignored=(r"(bert\.)?embeddings\.position_ids", r"(bert\.)?embeddings\.token_type_ids", r"(bert\.)?pooler\..*",
                   r"cls\..*", r"classifier\..*", r"qa_outputs\..*"),
         epsilon="attention.layer_norm_epsilon", rope=False, activation="gelu", gguf_head="tanh",
         head=lambda config: Head("cls", (HeadLayer("bert.pooler.dense", "tanh"), HeadLayer("classifier", "identity")))),
@@ -80,7 +83,7 @@ ROWS = (
         name="bert", capability="text_embedding", model_types=("roberta", "xlm-roberta", "camembert"), gguf=(),
         classes=tuple(f"{name}{head}" for name in ("Roberta", "XLMRoberta", "Camembert") for head in _ROBERTA),
         prefixes=("", "roberta."), read=read_roberta, tensors=_ROBERTA_TENSORS,
-        harmless=(r"(roberta\.)?embeddings\.position_ids", r"(roberta\.)?embeddings\.token_type_ids",
+        ignored=(r"(roberta\.)?embeddings\.position_ids", r"(roberta\.)?embeddings\.token_type_ids",
                   r"(roberta\.)?pooler\..*", r"lm_head\..*", r"classifier\..*", r"qa_outputs\..*"),
         epsilon="attention.layer_norm_epsilon", rope=False, activation="gelu", head=roberta_head),
 )

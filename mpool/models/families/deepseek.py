@@ -1,5 +1,8 @@
-"""DeepSeek-V2 and V3 (arXiv:2405.04434, arXiv:2412.19437) and Kimi K2: attention to latents, mixtures of experts with
-groups, a learned correction and shared experts behind the first layers, which are dense."""
+"""DeepSeek-V2, V3 (arXiv:2405.04434, arXiv:2412.19437) and Kimi K2.
+
+They use multi-head latent attention (MLA). The first layers are dense; the others are mixtures of experts (MoE) with
+expert groups, shared experts and, in V3, a learned correction bias of the router.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,13 @@ from typing import Any
 
 from ..fields import Fields
 from ..spec import Value
-from .llama import finish, read_scaling, text_row
-from .reading import MAX_WIDTH, activation, refuse, sizes, unsupported
+from .llama import decoder_row, finish, read_scaling
+from .reading import MAX_WIDTH, activation, require_values, sizes, unsupported
 from .rows import Architecture, Config, Tensor, layer
 
 _BLOCK = "layers.{}"
 _ATTENTION, _MLP = f"{_BLOCK}.self_attn", f"{_BLOCK}.mlp"
-#: Epsilon of the latent norms; the configuration sets only that of the other norms.
+#: Epsilon of the norms of the latents; the configuration states only the epsilon of the other norms.
 _LATENT_EPSILON = 1e-6
 
 _TENSORS = (
@@ -29,7 +32,7 @@ _TENSORS = (
     *layer(f"{_ATTENTION}.q_b_proj", "attn_q_b", "WJ", when="if J"),
     *layer(f"{_ATTENTION}.kv_a_proj_with_mqa", "attn_kv_a_mqa", "AD"),
     *layer(f"{_ATTENTION}.kv_a_layernorm", "attn_kv_a_norm", "L"),
-    # a GGUF file has kv_b whole, or its halves, that of the keys turned
+    # a GGUF file contains either kv_b, or its two halves with the key half transposed
     *layer(f"{_ATTENTION}.kv_b_proj", "attn_kv_b", "YL", when="if L"),
     Tensor("", "blk.{}.attn_k_b.weight", "HLn", "gguf"),
     Tensor("", "blk.{}.attn_v_b.weight", "HvL", "gguf"),
@@ -52,12 +55,12 @@ _TENSORS = (
 
 
 def _read(config: Fields, row: Architecture) -> Config:
-    third = config.get("model_type") != "deepseek_v2"
+    is_v3 = config.get("model_type") != "deepseek_v2"
     a = row.name
     kv, used = sizes(config, row)
     heads, layers = config.int("num_attention_heads", low=1, high=MAX_WIDTH), config.int("num_hidden_layers", low=1)
     if config.int("num_key_value_heads", heads, low=1) != heads:
-        unsupported(config, "num_key_value_heads", f"{heads}, as many as heads")
+        unsupported(config, "num_key_value_heads", f"{heads}, the value of num_attention_heads")
     kv[f"{a}.attention.head_count_kv"] = heads
     kv[f"{a}.attention.layer_norm_rms_epsilon"] = config.number("rms_norm_eps", 1e-6, above=0.0)
     kv["mpool.latent_epsilon"] = _LATENT_EPSILON
@@ -65,34 +68,35 @@ def _read(config: Fields, row: Architecture) -> Config:
     rotated = config.int("qk_rope_head_dim", 64, low=2, high=MAX_WIDTH)
     _heads(kv, a, plain + rotated, config.int("v_head_dim", 128, low=1, high=MAX_WIDTH))
     kv[f"{a}.attention.kv_lora_rank"] = config.int("kv_lora_rank", 512, low=1, high=MAX_WIDTH)
-    # null: none; a missing key: the value of the family's first model
+    # null: queries are not compressed; a missing key: 1536, the value of the family's first model
     kv[f"{a}.attention.q_lora_rank"] = config.int("q_lora_rank", 0, low=1, high=MAX_WIDTH) if "q_lora_rank" in config \
         else 1536
     kv[f"{a}.rope.dimension_count"] = rotated
     _rope(config, kv, a, plain + rotated)
-    kv["mpool.rope_neox"] = not config.bool("rope_interleave", True) if third else False
+    kv["mpool.rope_neox"] = not config.bool("rope_interleave", True) if is_v3 else False
     kv["mpool.activation"] = activation(config, "hidden_act", row.activation, (row.activation,))
-    experts = config.int("n_routed_experts", 256 if third else 64, low=1, high=4096)
-    width = config.int("moe_intermediate_size", 2048 if third else 1407, low=1, high=MAX_WIDTH)
+    experts = config.int("n_routed_experts", 256 if is_v3 else 64, low=1, high=4096)
+    width = config.int("moe_intermediate_size", 2048 if is_v3 else 1407, low=1, high=MAX_WIDTH)
     kv[f"{a}.expert_count"] = experts
     kv[f"{a}.expert_used_count"] = config.int("num_experts_per_tok", 8, low=1, high=experts)
     kv[f"{a}.expert_feed_forward_length"] = width
-    kv[f"{a}.expert_shared_feed_forward_length"] = width * config.int("n_shared_experts", 1 if third else 2, low=0,
+    kv[f"{a}.expert_shared_feed_forward_length"] = width * config.int("n_shared_experts", 1 if is_v3 else 2, low=0,
                                                                       high=64)
-    kv[f"{a}.leading_dense_block_count"] = min(layers, config.int("first_k_dense_replace", 3 if third else 0, low=0))
-    kv["mpool.expert_gate"] = "sigmoid" if third else "softmax"
-    kv["mpool.expert_corrected"] = third
-    kv["mpool.expert_normalise"] = config.bool("norm_topk_prob", True) if third else False
-    kv["mpool.expert_scale"] = config.number("routed_scaling_factor", 2.5 if third else 1.0, above=0.0)
-    method = config.str("topk_method", "noaux_tc" if third else "greedy")
-    if method not in (("noaux_tc",) if third else ("greedy", "group_limited_greedy")):
-        unsupported(config, "topk_method", "noaux_tc" if third else "greedy and group_limited_greedy")
+    kv[f"{a}.leading_dense_block_count"] = min(layers, config.int("first_k_dense_replace", 3 if is_v3 else 0, low=0))
+    kv["mpool.expert_gate"] = "sigmoid" if is_v3 else "softmax"
+    kv["mpool.expert_corrected"] = is_v3
+    kv["mpool.expert_normalise"] = config.bool("norm_topk_prob", True) if is_v3 else False
+    kv["mpool.expert_scale"] = config.number("routed_scaling_factor", 2.5 if is_v3 else 1.0, above=0.0)
+    method = config.str("topk_method", "noaux_tc" if is_v3 else "greedy")
+    if method not in (("noaux_tc",) if is_v3 else ("greedy", "group_limited_greedy")):
+        unsupported(config, "topk_method", "noaux_tc" if is_v3 else "greedy and group_limited_greedy")
     if method != "greedy":
-        _groups(config, kv, experts, config.int("n_group", 8 if third else 1, low=1, high=experts),
-                config.int("topk_group", 4 if third else 1, low=1))
-    refuse(config, {"moe_layer_freq": (None, 1), "scoring_func": (None, kv["mpool.expert_gate"]), "ep_size": (None, 1)})
-    if not third and config.bool("norm_topk_prob", False):
-        unsupported(config, "norm_topk_prob", "false in models of this kind")
+        _groups(config, kv, experts, config.int("n_group", 8 if is_v3 else 1, low=1, high=experts),
+                config.int("topk_group", 4 if is_v3 else 1, low=1))
+    require_values(config, {"moe_layer_freq": (None, 1), "scoring_func": (None, kv["mpool.expert_gate"]),
+                            "ep_size": (None, 1)})
+    if not is_v3 and config.bool("norm_topk_prob", False):
+        unsupported(config, "norm_topk_prob", "false in DeepSeek-V2 models")
     return finish(config, kv, used | {
         "num_key_value_heads", "rms_norm_eps", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "kv_lora_rank",
         "q_lora_rank", "rope_theta", "rope_scaling", "rope_parameters", "rope_interleave", "hidden_act",
@@ -103,7 +107,10 @@ def _read(config: Fields, row: Architecture) -> Config:
 
 
 def _heads(kv: dict[str, Value], a: str, key: int, value: int) -> None:
-    """Dimensions of a head before absorption into the latent, under both names."""
+    """Store the key and value dimensions of a head under both of GGUF's names, with and without ``_mla``.
+
+    They are the dimensions before the key and value up-projections are absorbed.
+    """
     kv[f"{a}.attention.key_length"] = kv[f"{a}.attention.key_length_mla"] = key
     kv[f"{a}.attention.value_length"] = kv[f"{a}.attention.value_length_mla"] = value
 
@@ -111,7 +118,7 @@ def _heads(kv: dict[str, Value], a: str, key: int, value: int) -> None:
 def _rope(config: Fields, kv: dict[str, Value], a: str, key: int) -> None:
     new, old = config.section("rope_parameters", None), config.section("rope_scaling", None)
     if new is not None and old is not None:
-        config.fail("rope_scaling", "given beside rope_parameters", "one of the two")
+        config.fail("rope_scaling", "present in addition to rope_parameters", "only one of the two keys")
     rope = new or old or Fields({}, file=config.file, at="rope_parameters")
     read_scaling(config, rope, kv, a, 10000.0)
     factor, by = rope.number("factor", 1.0, above=0.0), rope.number("mscale_all_dim", 0.0)
@@ -123,7 +130,7 @@ def _groups(config: Fields, kv: dict[str, Value], experts: int, groups: int, cho
     if experts % groups:
         config.fail("n_group", groups, f"a divisor of the {experts} experts")
     if chosen > groups:
-        config.fail("topk_group", chosen, f"at most {groups}, the groups")
+        config.fail("topk_group", chosen, f"at most {groups}, the number of groups")
     kv["mpool.expert_groups"], kv["mpool.expert_groups_used"] = groups, chosen
 
 
@@ -151,15 +158,15 @@ def _complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
     groups = table.int(f"{name}.expert_group_count", 1, low=1, high=experts)
     _groups(table, kv, experts, groups, table.int(f"{name}.expert_group_used_count", groups, low=1))
     if table.str(f"{name}.rope.scaling.type", "none") == "yarn":
-        # such files count on one scale for rotated queries and keys that is none, and one for all scores
+        # the published models scale the attention scores, and do not scale the rotated queries and keys
         factor = table.number(f"{name}.rope.scaling.factor", above=0.0)
         by = table.number(f"{name}.rope.scaling.yarn_log_multiplier", 0.0)
         kv["mpool.rope_attention_factor"] = 1.0
         kv["mpool.attention_scale"] = (1 + by * math.log(max(factor, 1.0))) ** 2 / math.sqrt(key)
 
 
-def _more(kv: dict[str, Any], size: dict[str, int], a: str) -> dict[str, int]:
-    """Sizes beside those of every model."""
+def _extra_sizes(kv: dict[str, Any], size: dict[str, int], a: str) -> dict[str, int]:
+    """Return the sizes that only this family has."""
     heads, key, value = size["H"], kv[f"{a}.attention.key_length_mla"], kv[f"{a}.attention.value_length_mla"]
     rank, q_rank, rotated = kv[f"{a}.attention.kv_lora_rank"], kv[f"{a}.attention.q_lora_rank"], 2 * size["R"]
     return {"L": rank, "A": rank + rotated, "J": q_rank, "direct": int(not q_rank), "W": heads * key,
@@ -169,9 +176,10 @@ def _more(kv: dict[str, Any], size: dict[str, int], a: str) -> dict[str, int]:
 
 
 ROWS = (
-    text_row("deepseek2", ("DeepseekV3ForCausalLM", "DeepseekV2ForCausalLM"), _TENSORS, read=_read, complete=_complete,
-             model_types=("deepseek_v3", "deepseek_v2", "kimi_k2"), remote=True, more=_more,
-             harmless=(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq", r"model\.layers\.61\..*"),
-             handled=frozenset({"expert_count", "expert_used_count", "expert_shared_count", "expert_weights_scale",
-                                "expert_gating_func", "rope.scaling.yarn_log_multiplier"})),
+    decoder_row("deepseek2", ("DeepseekV3ForCausalLM", "DeepseekV2ForCausalLM"), _TENSORS, read=_read,
+                complete=_complete, model_types=("deepseek_v3", "deepseek_v2", "kimi_k2"), remote=True,
+                extra_sizes=_extra_sizes,
+                ignored=(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq", r"model\.layers\.61\..*"),
+                handled=frozenset({"expert_count", "expert_used_count", "expert_shared_count", "expert_weights_scale",
+                                   "expert_gating_func", "rope.scaling.yarn_log_multiplier"})),
 )

@@ -1,9 +1,8 @@
-"""Decoders that give vectors: the networks of Qwen2, Llama, Mistral and Qwen3 without their output layer, looking back
-only or both ways (Qwen3-Embedding, arXiv:2506.05176; gte-Qwen2; Stella 1.5B, arXiv:2412.19048; EmbeddingGemma,
-arXiv:2509.20354).
+"""Embedding models that are decoders without the output layer: Qwen2, Llama, Mistral, Qwen3 and Gemma 3.
 
-A folder is one of them when modules of sentence-transformers stand around the network, a GGUF file when it names a
-pooling.
+Attention is causal or bidirectional. Examples are Qwen3-Embedding (arXiv:2506.05176), gte-Qwen2, Stella 1.5B
+(arXiv:2412.19048), EmbeddingGemma (arXiv:2509.20354) and NV-Embed (arXiv:2405.17428). A folder is read as an embedding
+model if it has modules of sentence-transformers, a GGUF file if it states a pooling type.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 
 from ..fields import Fields
 from ..spec import Value
-from .llama import decoder, finish, has_window, read_common, read_rope, read_window
+from .llama import decoder, finish, read_common, read_rope, read_window, windowed_layers
 from .reading import MAX_WIDTH, activation, check_neutral, sizes, unsupported
 from .rows import Architecture, Config, Tensor, layer
 
@@ -22,14 +21,14 @@ log = logging.getLogger("mpool.models")
 
 
 def _tensors(*, qkv_bias: bool = False, head_norms: bool = False) -> tuple[Tensor, ...]:
-    """A decoder's, whose output layer may be in GGUF files and takes no part."""
+    """Return the tensors of a decoder. The output layer may be present in GGUF files and is not used."""
     ours = decoder(qkv_bias=qkv_bias, head_norms=head_norms)
     return (*(tensor for tensor in ours if tensor.gguf not in ("output.weight", "rope_freqs.weight")),
             Tensor("", "output.weight", "VD", "gguf"))
 
 
 def read_embedder(config: Fields, row: Architecture) -> Config:
-    """Hyper-parameters of a decoder as an encoder."""
+    """Read the hyper-parameters of a decoder that is used as an embedding model."""
     a = row.name
     kv, used = sizes(config, row)
     heads, hidden = config.int("num_attention_heads", low=1), config.int("hidden_size", low=1)
@@ -40,7 +39,7 @@ def read_embedder(config: Fields, row: Architecture) -> Config:
         kv[f"{a}.attention.key_length"] = kv[f"{a}.attention.value_length"] = head_dim
     kv[f"{a}.rope.dimension_count"] = head_dim or hidden // heads
     read_rope(config, kv, a)
-    # the published code of gte-Qwen2 and Stella uses bidirectional attention by default
+    # the Python code that gte-Qwen2 and Stella are published with (auto_map) uses bidirectional attention by default
     kv[f"{a}.attention.causal"] = config.bool("is_causal", "auto_map" not in config)
     read_window(config, kv, row)
     _windows(config, kv, a)
@@ -57,12 +56,12 @@ def _windows(config: Fields, kv: dict[str, Value], a: str) -> None:
     window: Any = kv.pop(f"{a}.attention.sliding_window", 0)
     if any(layers) and window < config.int("max_position_embeddings", low=1):
         if not kv[f"{a}.attention.causal"]:
-            unsupported(config, "sliding_window", "windows of models that look back only")
+            unsupported(config, "sliding_window", "sliding windows in models with causal attention")
         kv["mpool.layer_windows"] = [window if windowed else 0 for windowed in layers]
 
 
 def complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
-    """Defaults that GGUF files leave out."""
+    """Add the defaults that GGUF files omit."""
     a = "qwen3_embedding" if name == "qwen3" else "llama_embedding"
     kv[f"{a}.attention.causal"] = table.bool(f"{name}.attention.causal", True)
     kv.setdefault(f"{a}.rope.freq_base", 10000.0)
@@ -75,7 +74,7 @@ def complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
 
 # ---- EmbeddingGemma ------------------------------------------------------------------------------------------------
 
-_EVERY = 6  # layer looks at everything, the others through a window
+_FULL_PERIOD = 6  # every sixth layer has full attention, the others have a sliding window
 _BLOCK = "layers.{}"
 _GEMMA = (*(tensor for tensor in _tensors(head_norms=True) if tensor.gguf != "blk.{}.ffn_norm.weight"),
           *layer(f"{_BLOCK}.post_attention_layernorm", "post_attention_norm", "D"),
@@ -84,11 +83,14 @@ _GEMMA = (*(tensor for tensor in _tensors(head_norms=True) if tensor.gguf != "bl
 
 
 def read_gemma(config: Fields, row: Architecture) -> Config:
-    """Hyper-parameters of a Gemma 3 as an encoder. A window reaches as far on both sides together as on one."""
-    a, both = row.name, config.bool("use_bidirectional_attention", False)
-    pattern = config.int("sliding_window_pattern", config.int("_sliding_window_pattern", _EVERY, low=1), low=1)
-    kv, used = read_common(config, row, act="hidden_activation", pattern=pattern, theta=1e6)
-    kv[f"{a}.attention.causal"] = not both
+    """Read the hyper-parameters of a Gemma 3 embedding model.
+
+    With bidirectional attention, the sliding window is the number of tokens on both sides together.
+    """
+    a, bidirectional = row.name, config.bool("use_bidirectional_attention", False)
+    period = config.int("sliding_window_pattern", config.int("_sliding_window_pattern", _FULL_PERIOD, low=1), low=1)
+    kv, used = read_common(config, row, act="hidden_activation", period=period, theta=1e6)
+    kv[f"{a}.attention.causal"] = not bidirectional
     layers: Any = kv.pop("mpool.window_layers", [])
     window: Any = kv.pop(f"{a}.attention.sliding_window", 0)
     if any(layers):
@@ -102,11 +104,11 @@ def read_gemma(config: Fields, row: Architecture) -> Config:
 
 
 def complete_gemma(table: Fields, name: str, kv: dict[str, Value]) -> None:
-    """Defaults that GGUF files leave out. Norm weights in GGUF already include the added 1."""
+    """Add the defaults that GGUF files omit. Norm weights in GGUF files already include the added 1."""
     layers = table.int(f"{name}.block_count", low=1)
     window = table.int(f"{name}.attention.sliding_window", 0, low=0)
     if window:
-        kv["mpool.layer_windows"] = [window if windowed else 0 for windowed in has_window(layers, _EVERY)]
+        kv["mpool.layer_windows"] = [window if windowed else 0 for windowed in windowed_layers(layers, _FULL_PERIOD)]
     kv.setdefault("gemma_embedding.rope.freq_base", 1e6)
     kv["mpool.rope_local_base"] = table.number(f"{name}.rope.freq_base_swa", 10000.0, above=0.0)
     kv["mpool.embedding_scale"] = math.sqrt(table.int(f"{name}.embedding_length", low=1))
@@ -131,27 +133,30 @@ _NV_EMBED = (
 
 
 def read_nv_embed(config: Fields, row: Architecture) -> Config:
-    """Hyper-parameters of NV-Embed: Mistral that looks both ways, and attention to latents before the mean
-    (arXiv:2405.17428). Its feed-forward layer is four times as wide as the states."""
+    """Read the hyper-parameters of NV-Embed (arXiv:2405.17428).
+
+    It is Mistral with bidirectional attention, followed by cross-attention to a learned array of latents and mean
+    pooling. The feed-forward layer after the cross-attention is four times as wide as the hidden states.
+    """
     found = read_embedder(config.section("text_config"), row)
     latent = config.section("latent_attention_config")
     hidden: Any = found.kv[f"{row.name}.embedding_length"]
     for key in ("hidden_dim", "latent_dim"):
         if latent.int(key, hidden) != hidden:
-            latent.fail(key, latent.get(key), f"{hidden}, the size of the states")
+            latent.fail(key, latent.get(key), f"{hidden}, the hidden size")
     heads, head = latent.int("num_cross_heads", 8, low=1), latent.int("cross_dim_head", 4096, low=1)
     count, wide = latent.int("num_latents_value", 512, low=1), 4 * hidden
     found.kv |= {f"{row.name}.attention.causal": False, "mpool.latent_heads": heads, "mpool.latent_head_size": head,
                  "mpool.latent_count": count, "mpool.latent_feed_forward": wide, "mpool.latent_epsilon": 1e-5}
     found.sizes |= {"l": count, "i": heads * head, "j": 2 * heads * head, "f": wide}
-    found.kv.pop("mpool.layer_windows", None)  # its own code looks at everything
-    found.masked, found.ended = config.bool("is_mask_instruction", True), config.bool("add_eos", True)
+    found.kv.pop("mpool.layer_windows", None)  # the Python code of NV-Embed ignores the sliding window
+    found.exclude_prompt, found.append_eos = config.bool("is_mask_instruction", True), config.bool("add_eos", True)
     return found
 
 
 _COMMON: dict[str, Any] = {
     "capability": "text_embedding", "prefixes": ("", "model."), "read": read_embedder,
-    "harmless": (r"lm_head\.weight", r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"),
+    "ignored": (r"lm_head\.weight", r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"),
     "epsilon": "attention.layer_norm_rms_epsilon", "rope": True, "activation": "silu", "complete": complete,
     "handled": frozenset({"attention.causal"}), "remote": True}
 

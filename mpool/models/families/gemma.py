@@ -1,5 +1,9 @@
-"""Gemma 2 and 3 (arXiv:2408.00118, arXiv:2503.19786): norms also behind each layer's halves, layers with a window
-between those without, softened scores and logits (2), head norms and a second rotary base for windows (3)."""
+"""Gemma 2 and 3 (arXiv:2408.00118, arXiv:2503.19786).
+
+Both have norms before and after attention and feed-forward layer, and alternate layers with and without a sliding
+window. Gemma 2 soft-caps attention scores and logits; Gemma 3 has head norms, and a second RoPE base for the layers
+with a window.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +13,18 @@ from typing import Any, cast
 
 from ..fields import Fields
 from ..spec import Value
-from .llama import HARMLESS, decoder, finish, read_common, set_window, text_row, window_pattern
+from .llama import IGNORED, decoder, decoder_row, finish, read_common, set_window, window_pattern
 from .rows import Architecture, Config, Tensor, layer
 
 log = logging.getLogger("mpool.models")
 
-#: Every so manyth layer looks at everything.
-_PATTERNS = {"gemma2": 2, "gemma3": 6}
-#: Layers of the largest model of each, whose scores are scaled by the width a head, not by the head's size.
+#: Period of the layers with full attention: every second layer of Gemma 2, every sixth layer of Gemma 3.
+_FULL_PERIODS = {"gemma2": 2, "gemma3": 6}
+#: Number of layers of the largest model of each version. Its attention scores are scaled by the hidden size divided by
+#: the number of heads, not by the head dimension.
 _LARGEST = {"gemma2": 46, "gemma3": 62}
 _ACT = "hidden_activation"
-#: Defaults of transformers' Gemma3TextConfig, which the ``text_config`` of a Gemma 3 vision model leaves out.
+#: Defaults of transformers' Gemma3TextConfig; the ``text_config`` of a Gemma 3 vision model omits such values.
 _TEXT_DEFAULTS: dict[str, Any] = {
     "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
     "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131072,
@@ -43,21 +48,21 @@ def _common(kv: dict[str, Value], a: str) -> None:
 
 
 def _read(config: Fields, row: Architecture) -> Config:
-    third = row.name == "gemma3"
+    is_gemma3 = row.name == "gemma3"
     if config.get("model_type") == "gemma3":
-        log.info("%s: of a model that sees images; mpool takes its texts", config.file)
-        config = _text_of(config)
-    pattern = config.int("sliding_window_pattern",
-                         config.int("_sliding_window_pattern", _PATTERNS[row.name], low=1), low=1)
-    kv, used = read_common(config, row, act=_ACT, pattern=pattern, theta=1e6 if third else 1e4)
-    if third:
+        log.info("%s: this is a vision model; mpool uses only its language model", config.file)
+        config = _text_config(config)
+    period = config.int("sliding_window_pattern",
+                        config.int("_sliding_window_pattern", _FULL_PERIODS[row.name], low=1), low=1)
+    kv, used = read_common(config, row, act=_ACT, period=period, theta=1e6 if is_gemma3 else 1e4)
+    if is_gemma3:
         kv.setdefault("mpool.rope_local_base", 10000.0)
     kv["mpool.attention_scale"] = 1 / math.sqrt(config.number("query_pre_attn_scalar", 256.0, above=0.0))
     for key, ours, default in (("attn_logit_softcapping", "attention_softcap", 50.0),
                                ("final_logit_softcapping", "output_softcap", 30.0)):
-        if third and ours == "attention_softcap":
-            continue  # is a key of the configuration that transformers' Gemma 3 ignores
-        if config.get(key) is not None or (key not in config and not third):
+        if is_gemma3 and ours == "attention_softcap":
+            continue  # transformers' Gemma 3 ignores attn_logit_softcapping
+        if config.get(key) is not None or (key not in config and not is_gemma3):
             kv[f"mpool.{ours}"] = config.number(key, default, above=0.0)
     kv["mpool.norm_offset"] = 1.0
     _common(kv, row.name)
@@ -66,8 +71,8 @@ def _read(config: Fields, row: Architecture) -> Config:
                                       "hidden_act"}, tied=True)
 
 
-def _text_of(config: Fields) -> Fields:
-    """The decoder of a joint configuration, with the defaults of its class."""
+def _text_config(config: Fields) -> Fields:
+    """Return the decoder's part of a vision model's configuration, with the defaults of its class."""
     given = {name: value for name, value in config.section("text_config").values.items() if value is not None}
     tied = config.get("tie_word_embeddings")
     return Fields({**_TEXT_DEFAULTS, **({} if tied is None else {"tie_word_embeddings": tied}), **given},
@@ -75,18 +80,18 @@ def _text_of(config: Fields) -> Fields:
 
 
 def _complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
-    third, layers = name == "gemma3", table.int(f"{name}.block_count", low=1)
-    window = table.int(f"{name}.attention.sliding_window", None if third else 4096, low=0)
+    is_gemma3, layers = name == "gemma3", table.int(f"{name}.block_count", low=1)
+    window = table.int(f"{name}.attention.sliding_window", None if is_gemma3 else 4096, low=0)
     if window:
-        set_window(kv, name, window, window_pattern(table, name, _PATTERNS[name]))
-    if third:
+        set_window(kv, name, window, window_pattern(table, name, _FULL_PERIODS[name]))
+    if is_gemma3:
         kv["mpool.rope_local_base"] = table.number(f"{name}.rope.freq_base_swa", 10000.0, above=0.0)
     if layers == _LARGEST[name]:
         width = table.int(f"{name}.embedding_length", low=1) / table.int(f"{name}.attention.head_count", low=1)
         kv["mpool.attention_scale"] = 1 / math.sqrt(width)
     for key, ours, default in (("attn_logit_softcapping", "attention_softcap", 50.0),
                                ("final_logit_softcapping", "output_softcap", 30.0)):
-        cap = table.number(f"{name}.{key}", 0.0 if third else default)
+        cap = table.number(f"{name}.{key}", 0.0 if is_gemma3 else default)
         if cap:
             kv[f"mpool.{ours}"] = cap
     _common(kv, name)
@@ -95,10 +100,10 @@ def _complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
 _HANDLED = frozenset({"attn_logit_softcapping", "final_logit_softcapping"})
 
 ROWS = (
-    text_row("gemma2", ("Gemma2ForCausalLM",), _tensors(False), read=_read, complete=_complete, handled=_HANDLED,
-             activation="gelu_tanh"),
-    text_row("gemma3", ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"), _tensors(True), read=_read,
-             complete=_complete, handled=_HANDLED, activation="gelu_tanh", model_types=("gemma3_text", "gemma3"),
-             prefixes=("language_model.model.", "model.language_model.", "model."),
-             harmless=(*HARMLESS, r"(model\.)?(vision_tower|multi_modal_projector)\..*")),
+    decoder_row("gemma2", ("Gemma2ForCausalLM",), _tensors(False), read=_read, complete=_complete, handled=_HANDLED,
+                activation="gelu_tanh"),
+    decoder_row("gemma3", ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"), _tensors(True), read=_read,
+                complete=_complete, handled=_HANDLED, activation="gelu_tanh", model_types=("gemma3_text", "gemma3"),
+                prefixes=("language_model.model.", "model.language_model.", "model."),
+                ignored=(*IGNORED, r"(model\.)?(vision_tower|multi_modal_projector)\..*")),
 )

@@ -1,6 +1,10 @@
-"""GPT-OSS (arXiv:2508.10925): experts in MXFP4 with clamped gates, attention sinks, biases everywhere, every other
-layer with a window. Folders hold gates and ups in turn: in MXFP4, codes and scales apart, as OpenAI publishes them, or
-in floats, transposed, as transformers saves a model that it has unpacked."""
+"""GPT-OSS (arXiv:2508.10925).
+
+Its experts have MXFP4 weights and clamped gates; attention has sinks; all linear layers have biases; every second layer
+has a sliding window. Folders interleave the rows of the gate and up projections. They store them either in MXFP4, with
+codes and scales in separate tensors (as OpenAI publishes them), or as transposed floats (as transformers saves a
+dequantised model).
+"""
 
 from __future__ import annotations
 
@@ -8,16 +12,16 @@ from typing import Any
 
 from ..fields import Fields
 from ..spec import Value
-from .llama import finish, read_common, set_window, text_row, window_pattern
-from .reading import MAX_WIDTH, refuse, unsupported
+from .llama import decoder_row, finish, read_common, set_window, window_pattern
+from .reading import MAX_WIDTH, require_values, unsupported
 from .rows import Architecture, Config, Tensor, layer
 
 _BLOCK = "layers.{}"
 _EXPERTS = f"{_BLOCK}.mlp.experts"
-#: Values of a block of MXFP4 and bytes of their codes.
+#: Number of values in an MXFP4 block, and bytes of their codes.
 _ITEMS, _CODES = 32, 16
 _ALPHA, _LIMIT = 1.702, 7.0
-#: Defaults of transformers for a configuration without rotary scaling.
+#: Defaults of transformers for a configuration without RoPE scaling.
 _YARN = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
          "original_max_position_embeddings": 4096}
 
@@ -56,7 +60,7 @@ def _read(config: Fields, row: Architecture) -> Config:
     if values.get("rope_parameters") is None and values.get("rope_scaling") is None:
         values["rope_scaling"] = _YARN
     config = Fields(values, file=config.file, at=config.at)
-    kv, used = read_common(config, row, theta=150000.0, pattern=2)
+    kv, used = read_common(config, row, theta=150000.0, period=2)
     experts = config.int("num_local_experts" if "num_local_experts" in config else "num_experts", 128, low=1, high=4096)
     width = config.int("intermediate_size", low=1, high=MAX_WIDTH)
     hidden = config.int("hidden_size", low=1, high=MAX_WIDTH)
@@ -65,15 +69,15 @@ def _read(config: Fields, row: Architecture) -> Config:
     kv["gpt_oss.expert_used_count"] = config.int(chosen, 4, low=1, high=experts)
     kv["gpt_oss.expert_feed_forward_length"] = width
     kv["mpool.expert_clamp"] = config.number("swiglu_limit", _LIMIT, above=0.0)
-    refuse(config, {"swiglu_alpha": (None, _ALPHA), "attention_bias": (None, True)})
+    require_values(config, {"swiglu_alpha": (None, _ALPHA), "attention_bias": (None, True)})
     quantised = config.section("quantization_config", None)
     if quantised is not None:
         if quantised.str("quant_method") != "mxfp4":
-            unsupported(quantised, "quant_method", "mxfp4, and experts in floats",
-                        "Use the model as it is published, or a quantised .gguf")
+            unsupported(quantised, "quant_method", "mxfp4, or weights that are not quantised",
+                        "Use the model as OpenAI publishes it, or a quantised .gguf")
         for name, size in (("hidden_size", hidden), ("intermediate_size", width)):
             if size % _ITEMS:
-                config.fail(name, size, f"a multiple of {_ITEMS}, of which the blocks of MXFP4 are")
+                config.fail(name, size, f"a multiple of {_ITEMS}, the size of an MXFP4 block")
     found = finish(config, kv, used | {
         "num_local_experts", "num_experts", "num_experts_per_tok", "experts_per_token", "swiglu_limit", "swiglu_alpha",
         "attention_bias", "output_router_logits", "router_aux_loss_coef", "quantization_config",
@@ -95,7 +99,7 @@ def _complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
 
 
 ROWS = (
-    text_row("gpt_oss", ("GptOssForCausalLM",), _TENSORS, read=_read, complete=_complete,
-             model_types=("gpt_oss",), gguf=("gpt-oss",),
-             handled=frozenset({"expert_count", "expert_used_count"})),
+    decoder_row("gpt_oss", ("GptOssForCausalLM",), _TENSORS, read=_read, complete=_complete,
+                model_types=("gpt_oss",), gguf=("gpt-oss",),
+                handled=frozenset({"expert_count", "expert_used_count"})),
 )

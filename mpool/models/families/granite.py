@@ -1,20 +1,22 @@
-"""IBM's Granite 3 (arXiv:2407.13739): Llama with factors on embeddings, residuals, scores and logits; and those of
-Granite 4 that are the same network, without Mamba's layers and without experts."""
+"""IBM's Granite 3 (arXiv:2407.13739), and the models of Granite 4 without Mamba layers and without experts.
+
+The network is Llama's, with scale factors for embeddings, residuals, attention scores and logits.
+"""
 
 from __future__ import annotations
 
 from ..fields import Fields
 from ..spec import Value
-from .llama import decoder, finish, read_common, text_row
+from .llama import decoder, decoder_row, finish, read_common
 from .reading import unsupported
 from .rows import Architecture, Config, layer
 
 _MLP = "layers.{}.shared_mlp"
-#: Gate and up are one tensor.
+#: Tensors of models that store the gate and up projections as one tensor.
 _FUSED = (*(tensor for tensor in decoder() if ".ffn_" not in tensor.gguf or "ffn_norm" in tensor.gguf),
           *layer(f"{_MLP}.input_linear[0]", "ffn_gate", "FD"), *layer(f"{_MLP}.input_linear[1]", "ffn_up", "FD"),
           *layer(f"{_MLP}.output_linear", "ffn_down", "DF"))
-#: Keys of the configuration that describe this network.
+#: Values that the configuration of a model without Mamba layers and experts must state.
 _DENSE = {"num_local_experts": 0, "position_embedding_type": "rope"}
 
 
@@ -29,11 +31,11 @@ def _read(config: Fields, row: Architecture) -> Config:
 
 
 def _read_hybrid(config: Fields, row: Architecture) -> Config:
-    """The words of models that may have Mamba's layers and experts, of one that has none."""
+    """Read a configuration of the class GraniteMoeHybrid. Models with Mamba layers or experts are refused."""
     if not set(config.list("layer_types", ["mamba"], of=str)) <= {"attention", "full_attention"}:
-        unsupported(config, "layer_types", "models whose layers are all of attention")
+        unsupported(config, "layer_types", "models in which every layer is an attention layer")
     for key, value in _DENSE.items():
-        if config.get(key) != value:  # which is not the default
+        if config.get(key) != value:  # absent keys are refused, too: their defaults differ from these values
             unsupported(config, key, value)
     values = {name: value for name, value in config.values.items() if name not in ("layer_types", *_DENSE)}
     values["intermediate_size"] = config.int("shared_intermediate_size", 1024, low=1)
@@ -44,18 +46,18 @@ def _complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
     for key, ours in (("embedding_scale", "embedding_scale"), ("residual_scale", "residual_scale"),
                       ("attention.scale", "attention_scale")):
         value = table.number(f"{name}.{key}", 0.0)
-        if value:  # 0 says nothing, as in llama.cpp
+        if value:  # 0 means that the factor is not set, as in llama.cpp
             kv[f"mpool.{ours}"] = value
     kv["mpool.output_scale"] = 1.0 / (table.number(f"{name}.logit_scale", 1.0) or 1.0)
-    if not table.bool(f"{name}.rope.scaling.finetuned", True):  # this key selects RoPE in these models
+    if not table.bool(f"{name}.rope.scaling.finetuned", True):  # False means no RoPE in Granite's files
         unsupported(table, f"{name}.rope.scaling.finetuned", "models with RoPE")
 
 
 ROWS = (
-    # files of Granite 4 say which layers have attention by their KV heads, none for Mamba's
-    text_row("granite", ("GraniteForCausalLM",), decoder(), read=_read, complete=_complete,
-             gguf=("granite", "granitehybrid"),
-             handled=frozenset({"embedding_scale", "residual_scale", "attention.scale", "logit_scale"})),
-    text_row("granite", ("GraniteMoeHybridForCausalLM",), _FUSED, read=_read_hybrid, gguf=(),
-             model_types=("granitemoehybrid",)),
+    # GGUF files of Granite 4 state 0 KV heads for Mamba layers
+    decoder_row("granite", ("GraniteForCausalLM",), decoder(), read=_read, complete=_complete,
+                gguf=("granite", "granitehybrid"),
+                handled=frozenset({"embedding_scale", "residual_scale", "attention.scale", "logit_scale"})),
+    decoder_row("granite", ("GraniteMoeHybridForCausalLM",), _FUSED, read=_read_hybrid, gguf=(),
+                model_types=("granitemoehybrid",)),
 )

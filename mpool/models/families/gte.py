@@ -1,6 +1,7 @@
-"""GTE (gte-base-en-v1.5, gte-multilingual, Stella 400M): BERT with rotary positions and a gate (arXiv:2407.19669).
+"""GTE (gte-base-en-v1.5, gte-multilingual, Stella 400M): BERT with RoPE and a gated MLP (arXiv:2407.19669).
 
-Published with code of its own as model type ``new``; transformers has it since as ``gte``, under other names
+The models were published with their own Python code and model type ``new``. transformers later added the architecture
+as model type ``gte``, with other tensor names
 (https://github.com/huggingface/transformers/blob/main/src/transformers/models/gte).
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..fields import Fields
-from .reading import activation, check_neutral, plain_rope, refuse, sizes, unsupported
+from .reading import activation, check_neutral, plain_rope, require_values, sizes, unsupported
 from .rows import Architecture, Config, Head, HeadLayer, Tensor, layer
 
 _OLD, _NEW = "encoder.layer.{}", "layers.{}"
@@ -34,23 +35,28 @@ _TENSORS = (
     *layer(f"{_OLD}.mlp_ln|{_NEW}.post_mlp_layernorm", "layer_output_norm", "D", bias="D"),
 )
 
-#: Options of the published code that no published model uses.
-_PLAIN: dict[str, tuple[object, ...]] = {
+#: Options of the published code -> values that mpool supports. No published model uses other values.
+_SUPPORTED: dict[str, tuple[object, ...]] = {
     "position_embedding_type": ("rope",), "layer_norm_type": ("layer_norm",), "pack_qkv": (True,),
     "logn_attention_scale": (False,), "logn_attention_clip1": (False,),
 }
 
 
 def _old_rope(config: Fields, kv: dict[str, Any], a: str) -> None:
-    """Rotation in the published code: its NTK scaling multiplies the base, and divides all angles by the 2 / d-th power
-    of the factor, always."""
+    """Read the RoPE parameters of the published code.
+
+    Its NTK scaling multiplies the base by the factor, and divides every angle by ``factor ** (2 / head_dim)``, for
+    texts of any length.
+    """
     kv[f"{a}.rope.freq_base"] = config.number("rope_theta", 10000.0, above=0.0)
     scaling = config.section("rope_scaling", None)
     if scaling is None:
         return
     scaling.only({"type", "factor", "mixed_b"})
     if scaling.str("type") != "ntk" or scaling.get("mixed_b") is not None:
-        unsupported(scaling, "type" if scaling.get("mixed_b") is None else "mixed_b", "ntk without mixed_b")
+        if scaling.get("mixed_b") is None:
+            unsupported(scaling, "type", "'ntk'")
+        unsupported(scaling, "mixed_b", "null")
     factor = scaling.number("factor", above=0.0)
     heads: int = kv[f"{a}.attention.head_count"]
     if heads > kv[f"{a}.embedding_length"]:
@@ -61,7 +67,7 @@ def _old_rope(config: Fields, kv: dict[str, Any], a: str) -> None:
 
 
 def read_gte(config: Fields, row: Architecture) -> Config:
-    """Hyper-parameters of a GTE encoder, in the words of the published code or in transformers'."""
+    """Read the hyper-parameters of a GTE encoder, under the names of the published code or of transformers."""
     kv, used = sizes(config, row)
     a = row.name
     kv[f"{a}.attention.head_count_kv"] = kv[f"{a}.attention.head_count"]
@@ -69,7 +75,7 @@ def read_gte(config: Fields, row: Architecture) -> Config:
     kv[f"{a}.attention.causal"] = False
     kv["mpool.activation"] = activation(config, "hidden_act", "gelu", ("gelu", "gelu_tanh", "relu", "silu"))
     if config.str("model_type", "new") == "new":
-        refuse(config, _PLAIN)
+        require_values(config, _SUPPORTED)
         _old_rope(config, kv, a)
         types = config.int("type_vocab_size", 0, low=0, high=1 << 16)
     else:
@@ -77,7 +83,7 @@ def read_gte(config: Fields, row: Architecture) -> Config:
         types = config.int("type_vocab_size", 1, low=0, high=1 << 16)
     check_neutral(config, used | {
         "layer_norm_eps", "hidden_act", "type_vocab_size", "tie_word_embeddings", "rope_theta", "rope_scaling",
-        "rope_parameters", "auto_map", "unpad_inputs", "use_memory_efficient_attention", *_PLAIN})
+        "rope_parameters", "auto_map", "unpad_inputs", "use_memory_efficient_attention", *_SUPPORTED})
     return Config(kv, token_types=types, sizes={"types": types})
 
 
@@ -92,7 +98,7 @@ ROWS = (
         classes=tuple(f"{name}{head}" for name in ("New", "Gte")
                       for head in ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")),
         prefixes=("", "new.", "gte."), read=read_gte, tensors=_TENSORS,
-        harmless=(r"((new|gte)\.)?embeddings\.(position_ids|token_type_ids|rotary_emb\..*)",
+        ignored=(r"((new|gte)\.)?embeddings\.(position_ids|token_type_ids|rotary_emb\..*)",
                   r"((new|gte)\.)?pooler\..*", r"lm_head\..*", r"classifier\..*", r".*rotary_emb\..*inv_freq"),
         epsilon="attention.layer_norm_epsilon", rope=True, activation="gelu", head=_head, remote=True),
 )

@@ -1,9 +1,9 @@
-"""JinaBERT v2: BERT with a gate, and ALiBi in both directions instead of positions (arXiv:2310.19923); and its variant
-that norms queries and keys and has one norm more a layer, jina-embeddings-v2-base-code
-(https://github.com/huggingface/text-embeddings-inference/blob/main/backends/candle/src/models/jina_code.rs).
+"""JinaBERT v2 (arXiv:2310.19923): BERT with a gated MLP, and symmetric ALiBi in place of position embeddings.
 
-Published with code of their own, as model type ``bert``: what tells them apart is ``position_embedding_type: alibi``,
-and from each other the tensors.
+The variant jina-embeddings-v2-base-code also normalises queries and keys, and has one more norm per layer
+(https://github.com/huggingface/text-embeddings-inference/blob/main/backends/candle/src/models/jina_code.rs). Both are
+published with their own Python code and model type ``bert``. ``position_embedding_type: alibi`` distinguishes them from
+BERT, and their tensors distinguish them from each other.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from ..fields import Fields
 from ..spec import Value
-from .reading import check_neutral, refuse, sizes, unsupported
+from .reading import check_neutral, require_values, sizes, unsupported
 from .rows import Architecture, Config, Head, HeadLayer, Tensor, layer
 
 _BLOCK = "encoder.layer.{}"
@@ -45,14 +45,14 @@ _CODE = (
     *layer(f"{_BLOCK}.layer_norm_2", "layer_output_norm", "D", bias="D"),
 )
 
-_PLAIN: dict[str, tuple[object, ...]] = {"attn_implementation": (None, "torch"), "emb_pooler": (None, "mean")}
+_SUPPORTED: dict[str, tuple[object, ...]] = {"attn_implementation": (None, "torch"), "emb_pooler": (None, "mean")}
 
 
 def read_jina(config: Fields, row: Architecture) -> Config:
-    """Hyper-parameters of a JinaBERT v2 encoder. The table of distances ends at ``max_position_embeddings``."""
+    """Read the hyper-parameters of a JinaBERT v2 encoder. Its ALiBi table ends at ``max_position_embeddings``."""
     kv, used = sizes(config, row)
     a = row.name
-    refuse(config, _PLAIN)
+    require_values(config, _SUPPORTED)
     kinds = {"geglu": "gelu", "reglu": "relu"}
     kind = config.str("feed_forward_type", "original", choices=None)
     if kind not in kinds:
@@ -68,7 +68,7 @@ def read_jina(config: Fields, row: Architecture) -> Config:
 
 
 def complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
-    """GGUF files are of GeGLU models; a bias other than the usual one of 8 is refused."""
+    """Check the ALiBi bias of a GGUF file, which must be 8. All GGUF files are of models with GeGLU."""
     if table.number(f"{name}.attention.max_alibi_bias", 8.0) != 8.0:
         unsupported(table, f"{name}.attention.max_alibi_bias", "8")
 
@@ -77,7 +77,7 @@ _ROW = Architecture(
     name="jina_bert_v2", capability="text_embedding", model_types=("bert",), gguf=("jina-bert-v2",),
     classes=("JinaBertModel", "JinaBertForMaskedLM", "JinaBertForSequenceClassification"),
     prefixes=("", "bert."), read=read_jina, tensors=_TENSORS,
-    harmless=(r"(bert\.)?embeddings\.position_ids", r"(bert\.)?pooler\..*", r"cls\..*", r"classifier\..*"),
+    ignored=(r"(bert\.)?embeddings\.position_ids", r"(bert\.)?pooler\..*", r"cls\..*", r"classifier\..*"),
     epsilon="attention.layer_norm_epsilon", rope=False, activation="gelu", complete=complete,
     handled=frozenset({"attention.max_alibi_bias"}), remote=True,
     head=lambda config: Head("cls", (HeadLayer("bert.pooler.dense", "tanh"), HeadLayer("classifier", "identity"))))
@@ -85,5 +85,5 @@ _ROW = Architecture(
 ROWS = (
     _ROW,
     replace(_ROW, name="jina_bert_v2_code", tensors=_CODE,
-            mark=("encoder.layer.0.attention.self.layer_norm_q.weight", "blk.0.attn_q_norm.weight")),
+            marker=("encoder.layer.0.attention.self.layer_norm_q.weight", "blk.0.attn_q_norm.weight")),
 )

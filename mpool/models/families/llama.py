@@ -1,4 +1,4 @@
-"""Llama and the decoders that are like it."""
+"""Llama and similar decoders: Mistral, Qwen2 and Qwen3. Other families use the helpers of this module."""
 
 from __future__ import annotations
 
@@ -12,8 +12,13 @@ from .rows import Architecture, Config, Tensor, layer
 
 
 def decoder(*, qkv_bias: bool = False, head_norms: bool = False, experts: bool = False) -> tuple[Tensor, ...]:
-    """Tensors of a decoder of Llama's kind: with biases of queries, keys and values, with a norm a head of queries and
-    of keys, with experts in all layers."""
+    """Return the tensors of a decoder like Llama.
+
+    Args:
+        qkv_bias: True if the query, key and value projections have biases.
+        head_norms: True if the queries and keys of each head are normalised.
+        experts: True if every layer has experts in place of a dense MLP.
+    """
     block = "layers.{}"
     norms = (*layer(f"{block}.self_attn.q_norm", "attn_q_norm", "E"),
              *layer(f"{block}.self_attn.k_norm", "attn_k_norm", "E"))
@@ -36,7 +41,12 @@ def decoder(*, qkv_bias: bool = False, head_norms: bool = False, experts: bool =
 
 
 def expert_tensors(block: str, router: str = "gate") -> tuple[Tensor, ...]:
-    """Router and experts of each layer: one tensor an expert in folders, one for all of them in GGUF files."""
+    """Return the tensors of the router and the experts. Folders have one tensor per expert, GGUF files one per layer.
+
+    Args:
+        block: name of the MLP in transformers.
+        router: name of the router in that MLP.
+    """
     return (
         *layer(f"{block}.{router}", "ffn_gate_inp", "XD"),
         *layer(f"{block}.experts.{{x}}.gate_proj", "ffn_gate.{x}", "ND", when="folder"),
@@ -48,30 +58,42 @@ def expert_tensors(block: str, router: str = "gate") -> tuple[Tensor, ...]:
     )
 
 
-HARMLESS = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
+IGNORED = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
 
 
-def text_row(name: str, classes: tuple[str, ...], tensors: tuple[Tensor, ...], **other: Any) -> Architecture:
-    """A row as decoders mostly are."""
-    common: dict[str, Any] = {"read": read_decoder, "prefixes": ("model.",), "harmless": HARMLESS,
+def decoder_row(name: str, classes: tuple[str, ...], tensors: tuple[Tensor, ...], **other: Any) -> Architecture:
+    """Return a row with the defaults of most decoders.
+
+    Args:
+        name: name of the architecture.
+        classes: names in ``architectures`` of config.json.
+        tensors: all tensors of the network.
+        **other: further attributes of :class:`Architecture`.
+    """
+    common: dict[str, Any] = {"read": read_decoder, "prefixes": ("model.",), "ignored": IGNORED,
                               "epsilon": "attention.layer_norm_rms_epsilon", "rope": True, "activation": "silu"}
     return Architecture(name=name, capability="text_to_text", classes=classes, tensors=tensors, **{**common, **other})
 
 
 def read_decoder(config: Fields, row: Architecture) -> Config:
-    """Hyper-parameters of a decoder."""
+    """Read the hyper-parameters of a decoder."""
     kv, used = read_common(config, row)
     return finish(config, kv, used)
 
 
 def read_common(config: Fields, row: Architecture, *, act: str = "hidden_act", theta: float = 10000.0,
-                pattern: int = 0) -> tuple[dict[str, Value], set[str]]:
-    """Reads the configuration keys that decoders share.
+                period: int = 0) -> tuple[dict[str, Value], set[str]]:
+    """Read the keys of config.json that decoders share.
 
     Args:
-        act: key of the activation, which is the row's.
-        theta: base of the rotary frequencies where none is given.
-        pattern: see :func:`read_window`.
+        config: contents of config.json.
+        row: architecture of the model.
+        act: key of the activation; its value must be the activation of ``row``.
+        theta: RoPE base if the configuration states none.
+        period: period of the layers with full attention, see :func:`read_window`.
+
+    Returns:
+        hyper-parameters under GGUF's names, and the keys that were read.
     """
     a = row.name
     kv, used = sizes(config, row)
@@ -85,13 +107,13 @@ def read_common(config: Fields, row: Architecture, *, act: str = "hidden_act", t
     part = config.number("partial_rotary_factor", 1.0, above=0.0)
     part = (config.section("rope_parameters", None) or config).number("partial_rotary_factor", part, above=0.0)
     if part > 1.0:
-        config.fail("partial_rotary_factor", part, "a number from 0 to 1")
+        config.fail("partial_rotary_factor", part, "a number above 0, at most 1")
     if part != 1.0 and not row.partial_rope:
         unsupported(config, "partial_rotary_factor" if "partial_rotary_factor" in config else "rope_parameters",
                     "a partial_rotary_factor of 1")
     kv[f"{a}.rope.dimension_count"] = int((head_dim or hidden // heads) * part)
     read_rope(config, kv, a, theta)
-    read_window(config, kv, row, pattern)
+    read_window(config, kv, row, period)
     kv["mpool.rope_neox"] = True
     kv["mpool.activation"] = activation(config, act, row.activation, (row.activation,))
     return kv, used | {"num_key_value_heads", "rms_norm_eps", "head_dim", "rope_theta", "rope_scaling",
@@ -100,25 +122,41 @@ def read_common(config: Fields, row: Architecture, *, act: str = "hidden_act", t
 
 
 def finish(config: Fields, kv: dict[str, Value], used: set[str], *, tied: bool = False) -> Config:
-    """The result, after all keys that were not used were looked at. ``tied`` is the family's default."""
+    """Check the keys that were not read, and return the result of reading a config.json.
+
+    Args:
+        config: contents of config.json.
+        kv: hyper-parameters under GGUF's names.
+        used: keys that were read.
+        tied: the family's default of ``tie_word_embeddings``.
+    """
     found = Config(kv, tied=config.bool("tie_word_embeddings", tied))
     check_neutral(config, used | {"tie_word_embeddings"})
     return found
 
 
 def read_rope(config: Fields, kv: dict[str, Value], a: str, theta: float = 10000.0) -> None:
-    """Rotary parameters: ``rope_parameters`` today, one set for each kind of layer where they differ; ``rope_theta``,
-    ``rope_local_base_freq`` and ``rope_scaling`` in older files."""
+    """Read the RoPE parameters.
+
+    Current files have ``rope_parameters``, with one set per layer type if these differ. Older files have
+    ``rope_theta``, ``rope_local_base_freq`` and ``rope_scaling``.
+
+    Args:
+        config: contents of config.json.
+        kv: hyper-parameters to add to.
+        a: name of the architecture.
+        theta: RoPE base if the configuration states none.
+    """
     new, old = config.section("rope_parameters", None), config.section("rope_scaling", None)
     if new is not None and old is not None:
-        config.fail("rope_scaling", "given beside rope_parameters", "one of the two")
+        config.fail("rope_scaling", "present in addition to rope_parameters", "only one of the two keys")
     rope = new or old or Fields({}, file=config.file, at="rope_parameters")
     local = config.number("rope_local_base_freq", None, above=0.0)
     if isinstance(rope.get("full_attention"), dict):
         rope.only({"full_attention", "sliding_attention"})
         narrow = rope.section("sliding_attention")
         if narrow.str("rope_type", "default") != "default":
-            unsupported(narrow, "rope_type", "default for layers with a window")
+            unsupported(narrow, "rope_type", "default for layers with a sliding window")
         local = narrow.number("rope_theta", above=0.0)
         rope = rope.section("full_attention")
     if local is not None:
@@ -127,7 +165,15 @@ def read_rope(config: Fields, kv: dict[str, Value], a: str, theta: float = 10000
 
 
 def read_scaling(config: Fields, rope: Fields, kv: dict[str, Value], a: str, default: float) -> None:
-    """A set of rotary parameters."""
+    """Read one set of RoPE parameters.
+
+    Args:
+        config: contents of config.json.
+        rope: set of parameters.
+        kv: hyper-parameters to add to.
+        a: name of the architecture.
+        default: RoPE base if the configuration states none.
+    """
     theta = rope.number("rope_theta", None, above=0.0)
     kv[f"{a}.rope.freq_base"] = theta or config.number("rope_theta", default, above=0.0)
     kind = rope.str("rope_type", None) or rope.str("type", "default")
@@ -140,7 +186,7 @@ def read_scaling(config: Fields, rope: Fields, kv: dict[str, Value], a: str, def
     if kind == "default":
         kv_factor = rope.number("factor", 1.0, above=0.0)
         if kv_factor != 1.0:
-            unsupported(rope, "factor", "1 with the default rope_type")
+            unsupported(rope, "factor", "1 if rope_type is default")
         rope.only(known | {"factor", "original_max_position_embeddings"})
         return
     kv[f"{a}.rope.scaling.type"] = kind
@@ -171,11 +217,12 @@ def _long_rope(config: Fields, rope: Fields, kv: dict[str, Value], a: str) -> No
     for name in ("short", "long"):
         factors = rope.list(f"{name}_factor", limit=MAX_WIDTH)
         if len(factors) != pairs or any(type(f) not in (int, float) or not 0 < f < 1e9 for f in factors):
-            rope.fail(f"{name}_factor", f"{len(factors)} values", f"{pairs} numbers above 0, one a rotated pair")
+            rope.fail(f"{name}_factor", f"{len(factors)} values",
+                      f"{pairs} numbers above 0, one for each rotated pair of dimensions")
         kv[f"mpool.rope_{name}_factors"] = [float(f) for f in factors]
     stretch = rope.number("factor", context / original, above=0.0)
-    if original < 2 and stretch > 1:  # attention is scaled by its logarithm
-        config.fail("original_max_position_embeddings", original, "2 at least")
+    if original < 2 and stretch > 1:  # the attention factor is divided by its logarithm
+        config.fail("original_max_position_embeddings", original, "an integer of at least 2")
     inferred = math.sqrt(1 + math.log(stretch) / math.log(original)) if stretch > 1 else 1.0
     kv["mpool.rope_attention_factor"] = rope.number("attention_factor", inferred, above=0.0)
     kv["mpool.rope_long_from"] = original
@@ -200,59 +247,74 @@ def _yarn(rope: Fields, kv: dict[str, Value], a: str, known: set[str]) -> None:
     kv["mpool.rope_yarn_truncate"] = rope.bool("truncate", True)
 
 
-def read_window(config: Fields, kv: dict[str, Value], row: Architecture, pattern: int = 0) -> None:
-    """The sliding window and the layers that look through it; one that is switched off is none. ``pattern``: without
-    ``layer_types`` every so manyth layer looks at everything."""
+def read_window(config: Fields, kv: dict[str, Value], row: Architecture, period: int = 0) -> None:
+    """Read the sliding window and the layers that use it. A window that is switched off is not stored.
+
+    Args:
+        config: contents of config.json.
+        kv: hyper-parameters to add to.
+        row: architecture of the model.
+        period: if the configuration has no ``layer_types``, every ``period``-th layer has full attention and the others
+            use the window; 0: the layers from ``max_window_layers`` on use the window.
+    """
     layers: Any = kv[f"{row.name}.block_count"]
     types = config.list("layer_types", None, of=str, limit=MAX_LAYERS)
-    by_default = pattern or config.get("model_type") == "mistral"
+    by_default = period or config.get("model_type") == "mistral"
     default = 4096 if by_default and "sliding_window" not in config else None
     window = config.int("sliding_window", default, low=1)
     if types is not None:
         if len(types) != layers:
-            config.fail("layer_types", f"{len(types)} values", f"{layers}, one a layer")
+            config.fail("layer_types", f"{len(types)} values", f"{layers} values, one per layer")
         for kind in sorted(set(types)):
             if kind not in ("full_attention", "sliding_attention"):
                 config.fail("layer_types", kind, "full_attention or sliding_attention")
     if not config.bool("use_sliding_window", window is not None and row.full_layers is None) or window is None:
         if types is not None and "sliding_attention" in types:
-            unsupported(config, "layer_types", "full_attention when no sliding window is in use")
+            unsupported(config, "layer_types",
+                        "full_attention if sliding_window is null or use_sliding_window is false")
         return
     first = config.int("max_window_layers", row.full_layers or 0)
     windowed = [kind == "sliding_attention" for kind in types] if types is not None else \
-        has_window(layers, pattern) if pattern else [i >= first for i in range(layers)]
+        windowed_layers(layers, period) if period else [i >= first for i in range(layers)]
     if config.get("model_type") == "llama" and window < cast(int, kv["llama.context_length"]):
-        unsupported(config, "sliding_window", "windows of Mistral, whose model_type is mistral")
+        unsupported(config, "sliding_window", "models without a sliding window if model_type is llama (Mistral models "
+                    "with a window have model_type mistral)")
     if any(windowed):
         set_window(kv, row.name, window, windowed)
 
 
-def has_window(layers: int, pattern: int) -> list[bool]:
-    """Per layer: it uses the sliding window. Every n-th layer uses full attention."""
-    return [(i + 1) % pattern != 0 for i in range(min(layers, MAX_LAYERS))]
+def windowed_layers(layers: int, period: int) -> list[bool]:
+    """Return for each layer whether it uses the sliding window. Every ``period``-th layer has full attention."""
+    return [(i + 1) % period != 0 for i in range(min(layers, MAX_LAYERS))]
 
 
-def window_pattern(table: Fields, name: str, pattern: int) -> list[bool]:
-    """The same for a GGUF file, which stores the period of full-attention layers, or one flag per layer."""
+def window_pattern(table: Fields, name: str, period: int) -> list[bool]:
+    """Return for each layer of a GGUF file whether it uses the sliding window.
+
+    Args:
+        table: keys of the file, which state the period of the layers with full attention, or one flag per layer.
+        name: name of the architecture in the file.
+        period: period if the file states neither.
+    """
     layers, key = table.int(f"{name}.block_count", low=1, high=MAX_LAYERS), f"{name}.attention.sliding_window_pattern"
     if isinstance(table.get(key), (int, type(None))):
-        return has_window(layers, table.int(key, pattern, low=1))
+        return windowed_layers(layers, table.int(key, period, low=1))
     windowed = [bool(layer) for layer in table.list(key, limit=MAX_LAYERS)]
     if len(windowed) != layers:
-        table.fail(key, f"{len(windowed)} values", f"{layers}, one a layer")
+        table.fail(key, f"{len(windowed)} values", f"{layers} values, one per layer")
     return windowed
 
 
 def set_window(kv: dict[str, Value], a: str, window: int, windowed: list[bool]) -> None:
-    """The window of the layers that ``windowed`` names, for the core."""
+    """Store the sliding window, and for each layer whether it uses the window, under the keys that the C core reads."""
     kv[f"{a}.attention.sliding_window"] = window
     kv["mpool.window_layers"] = [int(layer) for layer in windowed]
 
 
 ROWS = (
-    # GGUF files of Mistral are Llama's
-    text_row("llama", ("LlamaForCausalLM", "MistralForCausalLM"), decoder(), model_types=("llama", "mistral")),
+    # GGUF files of Mistral have the architecture llama
+    decoder_row("llama", ("LlamaForCausalLM", "MistralForCausalLM"), decoder(), model_types=("llama", "mistral")),
     # the decoders of Qwen2-VL and Qwen2.5-VL are Qwen2's, with three positions per image token
-    text_row("qwen2", ("Qwen2ForCausalLM",), decoder(qkv_bias=True), full_layers=28, gguf=("qwen2", "qwen2vl")),
-    text_row("qwen3", ("Qwen3ForCausalLM",), decoder(head_norms=True), full_layers=28),
+    decoder_row("qwen2", ("Qwen2ForCausalLM",), decoder(qkv_bias=True), full_layers=28, gguf=("qwen2", "qwen2vl")),
+    decoder_row("qwen3", ("Qwen3ForCausalLM",), decoder(head_norms=True), full_layers=28),
 )

@@ -1,4 +1,4 @@
-"""MPNet: BERT whose scores get a bias by distance (arXiv:2004.09297)."""
+"""MPNet (arXiv:2004.09297): BERT with relative position biases of the attention scores."""
 
 from __future__ import annotations
 
@@ -26,8 +26,11 @@ _TENSORS = (
 
 
 def read_mpnet(config: Fields, row: Architecture) -> Config:
-    """Hyper-parameters of an MPNet encoder. Its positions count as RoBERTa's do, from behind the padding's, which is 1
-    whatever the configuration says."""
+    """Read the hyper-parameters of an MPNet encoder.
+
+    Positions start at 2, the id of the padding token plus 1, as in RoBERTa. The padding id is 1 even if the
+    configuration states another value.
+    """
     kv, used = sizes(config, row)
     a, offset = row.name, 2
     positions = config.int("max_position_embeddings", low=offset + 1)
@@ -48,7 +51,7 @@ ROWS = (
         classes=("MPNetModel", "MPNetForMaskedLM", "MPNetForSequenceClassification", "MPNetForTokenClassification",
                  "MPNetForMultipleChoice", "MPNetForQuestionAnswering"),
         prefixes=("", "mpnet."), read=read_mpnet, tensors=_TENSORS,
-        harmless=(r"(mpnet\.)?embeddings\.position_ids", r"(mpnet\.)?pooler\..*", r"lm_head\..*", r"classifier\..*",
+        ignored=(r"(mpnet\.)?embeddings\.position_ids", r"(mpnet\.)?pooler\..*", r"lm_head\..*", r"classifier\..*",
                   r"qa_outputs\..*"),
         epsilon="attention.layer_norm_epsilon", rope=False, activation="gelu", head=roberta_head),
 )

@@ -1,11 +1,14 @@
-"""Phi-3 and Phi-4 (arXiv:2404.14219, arXiv:2412.08905): queries, keys and values in one tensor, gate and up in another;
-some rotate a part of each head, some by LongRoPE (arXiv:2402.13753)."""
+"""Phi-3 and Phi-4 (arXiv:2404.14219, arXiv:2412.08905).
+
+Query, key and value projections are one fused tensor; gate and up projections are another. Some models rotate only a
+part of the dimensions of each head; some use LongRoPE (arXiv:2402.13753).
+"""
 
 from __future__ import annotations
 
 from ..fields import Fields
 from ..spec import Value
-from .llama import text_row
+from .llama import decoder_row
 from .rows import Tensor, layer
 
 _BLOCK = "layers.{}"
@@ -29,12 +32,12 @@ _TENSORS = (
 
 def _complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
     original = table.int(f"{name}.rope.scaling.original_context_length", None, low=1)
-    if original is not None:  # and used where there are factors
+    if original is not None:  # the core uses it only for models with LongRoPE factors
         kv["mpool.rope_long_from"] = original
     kv["mpool.rope_attention_factor"] = table.number(f"{name}.rope.scaling.attn_factor", 1.0, above=0.0)
 
 
 ROWS = (
-    text_row("phi3", ("Phi3ForCausalLM",), _TENSORS, complete=_complete, partial_rope=True, remote=True,
-             handled=frozenset({"rope.scaling.attn_factor"})),
+    decoder_row("phi3", ("Phi3ForCausalLM",), _TENSORS, complete=_complete, partial_rope=True, remote=True,
+                handled=frozenset({"rope.scaling.attn_factor"})),
 )

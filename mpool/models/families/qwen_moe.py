@@ -1,11 +1,11 @@
-"""Qwen3's mixtures of experts (arXiv:2505.09388), Qwen3-Coder among them."""
+"""The MoE models of Qwen3 (arXiv:2505.09388), including Qwen3-Coder."""
 
 from __future__ import annotations
 
 from ..fields import Fields
 from ..spec import Value
-from .llama import decoder, finish, read_common, text_row
-from .reading import MAX_WIDTH, refuse, unsupported
+from .llama import decoder, decoder_row, finish, read_common
+from .reading import MAX_WIDTH, require_values, unsupported
 from .rows import Architecture, Config
 
 
@@ -20,10 +20,10 @@ def _read(config: Fields, row: Architecture) -> Config:
     if config.bool("use_sliding_window", False):  # transformers applies it to all layers and ignores max_window_layers
         unsupported(config, "use_sliding_window", "false")
     if config.int("decoder_sparse_step", 1, low=1) != 1:
-        unsupported(config, "decoder_sparse_step", "1, experts in all layers")
+        unsupported(config, "decoder_sparse_step", "1 (every layer has experts)")
     if config.list("mlp_only_layers", []):
-        unsupported(config, "mlp_only_layers", "experts in all layers")
-    refuse(config, {"use_qk_norm": (None, True), "shared_expert_intermediate_size": (None, 0)})
+        unsupported(config, "mlp_only_layers", "an empty list (every layer has experts)")
+    require_values(config, {"use_qk_norm": (None, True), "shared_expert_intermediate_size": (None, 0)})
     return finish(config, kv, used | {"num_experts", "num_local_experts", "num_experts_per_tok",
                                       "moe_intermediate_size", "norm_topk_prob", "decoder_sparse_step",
                                       "mlp_only_layers", "use_qk_norm", "output_router_logits", "router_aux_loss_coef"})
@@ -34,7 +34,7 @@ def _complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
 
 
 ROWS = (
-    text_row("qwen3moe", ("Qwen3MoeForCausalLM",), decoder(head_norms=True, experts=True), read=_read,
-             complete=_complete, full_layers=28, model_types=("qwen3_moe",),
-             handled=frozenset({"expert_count", "expert_used_count"})),
+    decoder_row("qwen3moe", ("Qwen3MoeForCausalLM",), decoder(head_norms=True, experts=True), read=_read,
+                complete=_complete, full_layers=28, model_types=("qwen3_moe",),
+                handled=frozenset({"expert_count", "expert_used_count"})),
 )

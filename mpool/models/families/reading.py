@@ -1,7 +1,8 @@
-"""Helpers for reading config.json in all families. Every key that can change the computation is read, or must have the
-one value that changes nothing; an error
-names it otherwise. Keys that only matter for training, generation or book-keeping are listed and skipped. Defaults
-are those of transformers' own configuration classes
+"""Helpers that all families use to read config.json.
+
+A key that can change the computation is either read by the family or must have a neutral value, under which it changes
+nothing; any other value is an error that names the key. Keys that only matter for training, generation or book-keeping
+are listed and skipped. Defaults are those of the configuration classes of transformers
 (https://github.com/huggingface/transformers/tree/main/src/transformers/models).
 """
 
@@ -24,7 +25,7 @@ MAX_CONTEXT = 1 << 24
 MAX_VOCABULARY = 1 << 20
 MAX_WIDTH = 1 << 20
 
-#: Names of one activation function in transformers -> its name here.
+#: Name of an activation function in transformers -> name in mpool.
 ACTIVATIONS: dict[str, str] = {
     "gelu": "gelu", "gelu_python": "gelu",
     "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_python_tanh": "gelu_tanh",
@@ -32,7 +33,7 @@ ACTIVATIONS: dict[str, str] = {
     "quick_gelu": "quick_gelu", "relu": "relu", "silu": "silu", "swish": "silu",
 }
 
-#: Keys that change nothing in a forward pass.
+#: Keys that never change a forward pass.
 _SKIPPED = frozenset("""
     _name_or_path _commit_hash _attn_implementation attn_implementation name_or_path transformers_version torch_dtype
     dtype model_type architectures initializer_range use_cache attention_dropout attention_probs_dropout_prob
@@ -50,7 +51,7 @@ _SKIPPED = frozenset("""
     generation_config
 """.split())
 
-#: Keys that other networks have, with the values under which they change nothing here; None: any value does.
+#: Keys of other architectures -> neutral values, under which they change nothing; None: every value is neutral.
 _NEUTRAL: dict[str, tuple[Any, ...] | None] = {
     "is_decoder": (False,), "is_encoder_decoder": (False,), "add_cross_attention": (False,),
     "cross_attention_hidden_size": (None,), "tie_encoder_decoder": (False,), "pruned_heads": ({},), "adapters": ({},),
@@ -70,18 +71,27 @@ _NEUTRAL: dict[str, tuple[Any, ...] | None] = {
 
 
 def unsupported(config: Fields, key: str, allowed: object, hint: str | None = None) -> NoReturn:
-    raise Unsupported(f"{config.file}: {config.name(key)} is {describe(config.get(key))}, mpool computes only "
+    """Raise Unsupported for the value of a key.
+
+    Args:
+        config: fields that contain the key.
+        key: key with the unsupported value.
+        allowed: supported values, as words that follow "mpool supports only".
+        hint: next step for the user.
+    """
+    raise Unsupported(f"{config.file}: {config.name(key)} is {describe(config.get(key))}, mpool supports only "
                       f"{allowed}", hint=hint)
 
 
 def check_neutral(config: Fields, used: set[str]) -> None:
+    """Raise Unsupported if a key that is not in ``used`` has a value that would change the computation."""
     for key in config:
         if key in used or key in _SKIPPED:
             continue
         value = config.get(key)
         neutral = _NEUTRAL.get(key, ())
         if key not in _NEUTRAL:
-            log.info("%s: key %s is not known and changes nothing", config.file, key)
+            log.info("%s: ignoring the unknown key %s", config.file, key)
         elif neutral is not None and value is not None and value not in neutral:
             if key in ("quantization_config", "quantization"):
                 _refuse_quantised(config, key)
@@ -90,28 +100,41 @@ def check_neutral(config: Fields, used: set[str]) -> None:
 
 
 def _refuse_quantised(config: Fields, key: str) -> NoReturn:
-    """Refuses quantised checkpoints of AWQ, GPTQ, bitsandbytes, FP8 and others: each packs weights in its own
-    layout."""
+    """Refuse quantised checkpoints (AWQ, GPTQ, bitsandbytes, FP8 and others): each method packs weights in a layout of
+    its own."""
     method = Fields.of(config.get(key), file=config.file, at=config.name(key)).get("quant_method")
-    raise Unsupported(f"{config.file}: {config.name(key)} says that the weights are quantised"
-                      f"{f' by {shorten(method)}' if isinstance(method, str) else ''}, which mpool does not read from "
-                      "safetensors", hint="Use the unquantised model in safetensors, or a quantised .gguf of it")
+    raise Unsupported(f"{config.file}: {config.name(key)} states that the weights are quantised"
+                      f"{f' by {shorten(method)}' if isinstance(method, str) else ''}, which mpool does not support in "
+                      "safetensors files", hint="Use the unquantised safetensors model, or a quantised .gguf of it")
 
 
 def activation(config: Fields, key: str, default: str, allowed: tuple[str, ...]) -> str:
-    """The name here of the activation under ``key``; ``default``: where there is none, under either name."""
+    """Read the activation function of a model.
+
+    Args:
+        config: fields that contain the key.
+        key: key of the activation.
+        default: activation if the key is absent, under its name in transformers or in mpool.
+        allowed: supported activations, under their names in mpool.
+
+    Returns:
+        name of the activation in mpool.
+
+    Raises:
+        FormatError: the activation is not supported.
+    """
     name = config.str(key, None)
     found = ACTIVATIONS.get(default, default) if name is None else ACTIVATIONS.get(name)
     if found is None or found not in allowed:
-        config.fail(key, describe(name), ", ".join(n for n, here in ACTIVATIONS.items() if here in allowed))
+        config.fail(key, describe(name), ", ".join(hf for hf, own in ACTIVATIONS.items() if own in allowed))
     return found
 
 
 def sizes(config: Fields, row: Architecture) -> tuple[dict[str, Value], set[str]]:
-    """Hyper-parameters that every architecture has, and the keys that were read for them."""
+    """Return the hyper-parameters that every architecture has, and the keys that were read for them."""
     a, layers = row.name, config.int("num_hidden_layers", low=1)
-    if layers > MAX_LAYERS:  # before anything is listed layer by layer
-        raise LimitError(f"{config.file}: {config.name('num_hidden_layers')} is {layers}, mpool takes at most "
+    if layers > MAX_LAYERS:  # checked before any list with one value per layer is built
+        raise LimitError(f"{config.file}: {config.name('num_hidden_layers')} is {layers}, mpool supports at most "
                          f"{MAX_LAYERS} layers")
     kv: dict[str, Value] = {
         f"{a}.block_count": layers,
@@ -125,15 +148,19 @@ def sizes(config: Fields, row: Architecture) -> tuple[dict[str, Value], set[str]
                 "num_attention_heads", "vocab_size", "model_type", "architectures"}
 
 
-def refuse(config: Fields, allowed: Mapping[str, tuple[object, ...]]) -> None:
-    """Raises Unsupported if a key is there with another value than those that mpool computes."""
+def require_values(config: Fields, allowed: Mapping[str, tuple[object, ...]]) -> None:
+    """Raise Unsupported if a key is present with a value that is not among its supported values in ``allowed``."""
     for key, values in allowed.items():
         if key in config and config.get(key) not in values:
             unsupported(config, key, " or ".join(describe(value) for value in values))
 
 
 def plain_rope(config: Fields, default: float) -> float:
-    """The base of rotary positions without any scaling, from ``rope_parameters`` or, in older files, ``rope_theta``."""
+    """Return the base of RoPE, from ``rope_parameters`` or, in older files, from ``rope_theta``.
+
+    Raises:
+        Unsupported: RoPE is scaled, or rotates only a part of the dimensions.
+    """
     for key in ("rope_parameters", "rope_scaling"):
         rope = config.section(key, None)
         if rope is None:

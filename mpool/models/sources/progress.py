@@ -1,15 +1,21 @@
-"""A progress bar for a download, and when to show it."""
+"""A progress bar for downloads."""
 
 from __future__ import annotations
 
 from typing import Any
 
-#: True: always; False: never; None: when standard error is a terminal.
+#: True: show progress bars; False: hide them; None: show them if standard error is a terminal.
 Progress = bool | None
 
 
 class Bar:
-    """A progress bar in bytes. ``total`` may be unknown."""
+    """A progress bar that counts bytes.
+
+    Args:
+        title: text in front of the bar.
+        total: total number of bytes, or None.
+        progress: True, False or None, see :data:`Progress`.
+    """
 
     def __init__(self, title: str, total: int | None, progress: Progress) -> None:
         self.title, self.total, self.progress = title, total, progress
@@ -20,7 +26,7 @@ class Bar:
         if self.progress is not False:
             from tqdm import tqdm
 
-            # disable=None is tqdm's own way to ask for a terminal
+            # disable=None: tqdm hides the bar unless standard error is a terminal
             self._bar = tqdm(desc=self.title, total=self.total, unit="B", unit_scale=True, leave=False,
                              disable=None if self.progress is None else False)
         return self
@@ -30,13 +36,13 @@ class Bar:
             self._bar.close()
 
     def add(self, count: int) -> None:
-        """Moves the bar on by ``count`` bytes."""
+        """Advance the bar by ``count`` bytes."""
         self.at += count
         if self._bar is not None:
             self._bar.update(count)
 
     def move_to(self, at: int) -> bool:
-        """Moves the bar to ``at`` bytes, never back; returns True if that is further than before."""
+        """Advance the bar to ``at`` bytes. Return False, and do nothing, if the bar is already there or further."""
         if at <= self.at:
             return False
         self.add(at - self.at)

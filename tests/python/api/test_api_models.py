@@ -45,7 +45,7 @@ def test_get_knows_the_catalogue_without_loading(pool: mpool.Pool) -> None:
 def test_unknown_keys_name_the_nearest(pool: mpool.Pool, key: str, nearest: str) -> None:
     for call in (lambda: pool.get(key), lambda: pool.embed("x", key), lambda: pool.generate("x", key),
                  lambda: pool.load(key), lambda: pool.unload(key), lambda: pool.count_tokens("x", key)):
-        with pytest.raises(mpool.UnknownModel, match=f"no model is called '{key}'.*{nearest}") as caught:
+        with pytest.raises(mpool.UnknownModel, match=f"model '{key}' not found. Did you mean .*{nearest}") as caught:
             call()
         assert isinstance(caught.value, LookupError) and caught.value.key == key
 

@@ -208,7 +208,7 @@ def test_other_faults(pool: mpool.Pool, model: str, llama: Path, tmp_path: Path)
         pool.chat([{"role": "user", "content": "Hello", "images": [PHOTO]}], llama)
     with pytest.raises(errors.InvalidArgument, match="the prompt is"):
         pool.vision(PHOTO, "", model)
-    with pytest.raises(errors.UnknownModel, match="default for vision"):
+    with pytest.raises(errors.UnknownModel, match="vision has no default model"):
         pool.vision(PHOTO, "Hello")
     with pytest.raises(errors.ContextOverflow, match="1000 of them for 40 images") as caught:
         pool.vision([PHOTO] * 40, text(1, 100), model)

@@ -122,7 +122,7 @@ def test_every_option_of_sampling_has_a_flag() -> None:
 
 
 @pytest.mark.parametrize(("arguments", "said"), [
-    (("generate", "text", "--model", "SmolLM2-135M-Instrukt"), "the nearest"),
+    (("generate", "text", "--model", "SmolLM2-135M-Instrukt"), "Did you mean SmolLM2-135M-Instruct"),
     (("generate", "text", "--model", "/nowhere/model.gguf"), "/nowhere/model.gguf"),
     (("embed", "text", "--file", "-"), "in a --file, got both"),
     (("embed", "--file", "/nowhere/texts"), "/nowhere/texts"),

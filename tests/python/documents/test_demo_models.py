@@ -78,7 +78,7 @@ def test_unknown_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(errors.InvalidArgument):
         resolve("mpool:../digits-clip")
     monkeypatch.setattr(bundled, "ROOT", str(tmp_path))
-    with pytest.raises(errors.FileError, match="comes with mpool"):
+    with pytest.raises(errors.FileError, match="this file of a bundled model is missing"):
         resolve("digits-clip")
     (tmp_path / "digits-clip").mkdir()
     for name in load_catalogue().rows["digits-clip"].files or ():

@@ -164,7 +164,8 @@ def test_config_as_a_fifo_does_not_hang(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_a_model(pool: mpool.Pool, tmp_path: Path) -> None:
-    with pytest.raises(errors.FormatError, match=r": holds no model: neither config.json, .* nor a .gguf file$"):
+    message = r": the folder holds no model: it has neither config.json, .* nor a .gguf file$"
+    with pytest.raises(errors.FormatError, match=message):
         pool.load(tmp_path)
 
 

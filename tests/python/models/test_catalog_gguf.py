@@ -86,7 +86,7 @@ def test_sliding_window_pattern() -> None:
 
     assert windowed(None) == [True, False, True, False] and windowed(3) == [True, True, False, True]
     assert windowed([False, True, True, False]) == [False, True, True, False] and windowed(1) == [False] * 4
-    with pytest.raises(errors.FormatError, match="one a layer"):
+    with pytest.raises(errors.FormatError, match="4 values, one per layer"):
         windowed([True])
 
 

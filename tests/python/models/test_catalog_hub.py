@@ -1,7 +1,7 @@
-"""References to the hub, against a server on this machine that speaks the hub's routes.
+"""Hub references, resolved against a local HTTP server that implements the routes of the hub.
 
-``huggingface_hub`` reads its environment when it is imported, so references are resolved in a child process that is
-told to use the server (HF_ENDPOINT) and a fresh cache (HF_HOME).
+``huggingface_hub`` reads its environment variables when it is imported. References are therefore resolved in a child
+process whose environment names the local server (HF_ENDPOINT) and an empty cache (HF_HOME).
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ class Keep(logging.Handler):
     def emit(self, record): records.append(record.getMessage())
 log = logging.getLogger('mpool.models'); log.addHandler(Keep()); log.setLevel(logging.INFO); log.propagate = False
 for line in sys.stdin:
-    ask = json.loads(line)
+    request = json.loads(line)
     records.clear()
     try:
-        found = resolve(ask['ref'], offline=ask.get('offline'), progress=False)
-        answer = {**found.__dict__}
-        if ask.get('describe'):
-            described = describe(ask['ref'], progress=False)
-            answer['tensors'] = len(described.spec.tensors); answer['described_revision'] = described.revision
+        found = resolve(request['ref'], offline=request.get('offline'), progress=False)
+        result = {**found.__dict__}
+        if request.get('describe'):
+            described = describe(request['ref'], progress=False)
+            result['tensors'] = len(described.spec.tensors); result['described_revision'] = described.revision
     except errors.MpoolError as error:
-        answer = {'error': type(error).__name__, 'text': str(error)}
-    out.write(json.dumps({**answer, 'log': list(records)}) + '\\n'); out.flush()
+        result = {'error': type(error).__name__, 'text': str(error)}
+    out.write(json.dumps({**result, 'log': list(records)}) + '\\n'); out.flush()
 """
 
 
@@ -61,7 +61,18 @@ def git_id(data: bytes) -> str:
 
 @dataclass
 class Repo:
-    """One repository: files at one commit, the branch main pointing to it, and faults to play."""
+    """A repository of the test server.
+
+    Attributes:
+        files: files at ``commit``, by name.
+        commit: commit of the branch main.
+        older: files of older commits, by commit.
+        corrupt: files that are sent with a changed first byte.
+        cut_once: files whose connection is closed halfway, once.
+        short: files that are sent without their last byte.
+        gated: True to refuse every request with status 403.
+        broken: True to fail every request with status 500.
+    """
 
     files: dict[str, bytes]
     commit: str
@@ -91,8 +102,8 @@ class Hub(http.server.ThreadingHTTPServer):
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_port}"
 
-    def fetched(self) -> list[str]:
-        """Names of the files that were downloaded since the last call."""
+    def downloaded(self) -> list[str]:
+        """Return the sorted names of the files that were downloaded since the last call."""
         names = [path.partition("/resolve/")[2].partition("/")[2] for verb, path, _ in self.seen
                  if verb == "GET" and "/resolve/" in path]
         self.seen.clear()
@@ -202,7 +213,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 class Child:
-    """A process that resolves references."""
+    """A child process that resolves references."""
 
     def __init__(self, environment: dict[str, str]) -> None:
         clean = {name: value for name, value in os.environ.items()
@@ -210,20 +221,20 @@ class Child:
         self.process = subprocess.Popen([sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                         text=True, env={**clean, **environment})
 
-    def ask(self, ref: str, **more: Any) -> None:
+    def send(self, ref: str, **more: Any) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps({"ref": ref, **more}) + "\n")
         self.process.stdin.flush()
 
-    def answer(self) -> dict[str, Any]:
+    def result(self) -> dict[str, Any]:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, "the child died"
         return json.loads(line)
 
     def resolve(self, ref: str, **more: Any) -> dict[str, Any]:
-        self.ask(ref, **more)
-        return self.answer()
+        self.send(ref, **more)
+        return self.result()
 
     def close(self) -> None:
         assert self.process.stdin is not None and self.process.stdout is not None
@@ -286,15 +297,15 @@ def test_folder(hub: Hub, online: Child, offline: Child, home: Path, tmp_path: P
     assert (found["kind"], found["source"], found["revision"]) == ("folder", "hub", commit(1))
     assert found["tensors"] == 5 + 2 * 16 + 2 and found["described_revision"] == commit(1)
     wanted = {name for name in files if not name.endswith((".bin", ".py", ".md", ".onnx", ".gitattributes"))}
-    assert set(hub.fetched()) == wanted
+    assert set(hub.downloaded()) == wanted
     assert {os.path.relpath(path, found["path"]) for path in found["files"]} == wanted
-    # the hub's own layout: links into blobs named by hash
+    # the layout of the hub's cache: links to blobs, which are named after their hashes
     weights = Path(found["path"]) / "model.safetensors"
     assert weights.is_symlink() and weights.resolve().name == sha256(files["model.safetensors"])
     assert str(home / "hf" / "hub" / "models--org--folder" / "snapshots" / commit(1)) == found["path"]
-    # again: only the branch is looked up; offline and by commit, nothing is
+    # a second resolve only queries the commit of the branch; with a commit, or offline, it sends no request
     again = online.resolve("org/folder")
-    assert hub.fetched() == [] and {**again, "log": 0} == {**online.resolve("org/folder"), "log": 0}
+    assert hub.downloaded() == [] and {**again, "log": 0} == {**online.resolve("org/folder"), "log": 0}
     hub.seen.clear()
     pinned = online.resolve(f"org/folder@{commit(1)}")
     assert pinned["path"] == found["path"] and hub.seen == []
@@ -303,22 +314,22 @@ def test_folder(hub: Hub, online: Child, offline: Child, home: Path, tmp_path: P
     assert online.resolve("org/folder", offline=True)["path"] == found["path"] and hub.seen == []
 
 
-def test_what_is_cached_without_our_record(hub: Hub, online: Child, offline: Child, home: Path, tmp_path: Path) -> None:
+def test_cached_folder_without_a_record(hub: Hub, online: Child, offline: Child, home: Path, tmp_path: Path) -> None:
     hub.repos["org/other"] = Repo(folder_files(tmp_path), commit(2))
     found = online.resolve("org/other")
     for record in (home / "mpool" / "hub").rglob("org--other/**/*.json"):
         record.unlink()
     assert offline.resolve("org/other")["path"] == found["path"]
-    # a blob whose bytes are not those of its name is found out without any network
+    # a blob whose content does not match its name is detected without network access
     blob = (Path(found["path"]) / "2_Dense" / "config.json").resolve()
     data = blob.read_bytes()
     blob.write_bytes(data.replace(b"12", b"21"))
     damaged = offline.resolve("org/other")
     assert damaged["error"] == "IntegrityError" and not blob.exists()
     missing = offline.resolve("org/other", describe=True)
-    # versions of the library that keep a commit's listing know what is missing; others leave it to who reads the files
-    kept = hasattr(huggingface_hub, "get_cached_repo_tree")
-    assert missing["error"] == ("OfflineError" if kept else "FileError")
+    # if the library caches the listing of a commit, the missing file is detected; otherwise reading the file fails
+    has_listing = hasattr(huggingface_hub, "get_cached_repo_tree")
+    assert missing["error"] == ("OfflineError" if has_listing else "FileError")
     assert online.resolve("org/other")["path"] == found["path"] and blob.read_bytes() == data
 
 
@@ -329,19 +340,20 @@ def test_gguf_quantisations(hub: Hub, online: Child, offline: Child) -> None:
     hub.seen.clear()
     hub.repos["org/gguf"] = Repo({**files, "README.md": b"x", "config.json": b"{}"}, commit(3))
     found = online.resolve("org/gguf")
-    assert found["kind"] == "gguf" and found["path"].endswith("/m-Q4_K_M.gguf") and hub.fetched() == ["m-Q4_K_M.gguf"]
+    assert found["kind"] == "gguf" and found["path"].endswith("/m-Q4_K_M.gguf")
+    assert hub.downloaded() == ["m-Q4_K_M.gguf"]
     assert Path(found["path"]).read_bytes() == files["m-Q4_K_M.gguf"]
     split = online.resolve("org/gguf:q8_0")
     assert split["path"].endswith("m-Q8_0-00001-of-00002.gguf") and len(split["files"]) == 2
-    assert hub.fetched() == ["m-Q8_0-00001-of-00002.gguf", "m-Q8_0-00002-of-00002.gguf"]
+    assert hub.downloaded() == ["m-Q8_0-00001-of-00002.gguf", "m-Q8_0-00002-of-00002.gguf"]
     assert online.resolve("org/gguf:Q4_0")["path"].endswith("m-Q4_0.gguf")
     assert online.resolve("hf://org/gguf@main/sub/m-F16.gguf")["path"].endswith("sub/m-F16.gguf")
-    hub.fetched()
+    hub.downloaded()
     unknown = online.resolve("org/gguf:Q6_K")
     assert unknown["error"] == "InvalidArgument"
-    assert "it has F16, IQ4_0, Q2_K, Q4_0, Q4_K_M, Q8_0, TQ1_0" in unknown["text"]
+    assert "Available: F16, IQ4_0, Q2_K, Q4_0, Q4_K_M, Q8_0, TQ1_0" in unknown["text"]
     absent = online.resolve("hf://org/gguf/n.gguf")
-    assert absent["error"] == "DownloadError" and "m-Q4_K_M.gguf" in absent["text"] and hub.fetched() == []
+    assert absent["error"] == "DownloadError" and "m-Q4_K_M.gguf" in absent["text"] and hub.downloaded() == []
     assert offline.resolve("org/gguf")["path"] == found["path"]
     assert offline.resolve("org/gguf:Q8_0")["path"] == split["path"]
     assert offline.resolve("org/gguf:Q2_K")["error"] == "OfflineError"
@@ -358,29 +370,29 @@ def test_shards_and_folder_of_a_repository(hub: Hub, online: Child, tmp_path: Pa
     hub.repos["org/shards"] = Repo({**files, "sub/unrelated.safetensors": b"x", "config.json": b"{}"}, commit(5))
     found = online.resolve("hf://org/shards@refs/pr/1/sub", describe=True)
     assert found["path"].endswith("/sub") and found["tensors"] == 39 and found["revision"] == commit(5)
-    assert set(hub.fetched()) == set(files)
+    assert set(hub.downloaded()) == set(files)
     assert "no file or folder" in online.resolve("hf://org/shards/none")["text"]
 
 
 def test_pipeline_of_a_repository(hub: Hub, online: Child, offline: Child, tmp_path: Path) -> None:
-    """Of a folder of diffusers: the networks, each with its configuration, and the tokenizers; nothing beside them."""
+    """Only the networks, their configurations and the tokenizers of a diffusers repository are downloaded."""
     import pipelinemodels
 
     pipeline = pipelinemodels.sd3(tmp_path, layers=1, dual=())
     (tmp_path / "transformer" / "diffusion_pytorch_model.safetensors").unlink()
     pipeline.transformer.save_pretrained(tmp_path / "transformer", max_shard_size="30KB")
     files = {str(path.relative_to(tmp_path)): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    beside = {"sd3.safetensors": b"x", "vae/diffusion_pytorch_model.fp16.safetensors": b"x", "README.md": b"# x",
-              "text_encoder/pytorch_model.bin": b"PK", "transformer/code.py": b"raise SystemExit"}
+    unrelated = {"sd3.safetensors": b"x", "vae/diffusion_pytorch_model.fp16.safetensors": b"x", "README.md": b"# x",
+                 "text_encoder/pytorch_model.bin": b"PK", "transformer/code.py": b"raise SystemExit"}
     assert any(name.endswith("index.json") for name in files)
     hub.seen.clear()
-    hub.repos["org/pictures"] = Repo({**files, **beside}, commit(12))
-    found = online.resolve("org/pictures", describe=True)
+    hub.repos["org/pipeline"] = Repo({**files, **unrelated}, commit(12))
+    found = online.resolve("org/pipeline", describe=True)
     assert (found["kind"], found["revision"]) == ("folder", commit(12)) and found["tensors"] > 200
-    # files of one content are fetched once
-    assert {files[name] for name in hub.fetched()} == set(files.values())
+    # files with the same content are downloaded once
+    assert {files[name] for name in hub.downloaded()} == set(files.values())
     assert {os.path.relpath(path, found["path"]) for path in found["files"]} == set(files)
-    assert offline.resolve("org/pictures")["path"] == found["path"]
+    assert offline.resolve("org/pipeline")["path"] == found["path"]
 
 
 def test_branch_that_moves(hub: Hub, online: Child, offline: Child) -> None:
@@ -395,14 +407,14 @@ def test_branch_that_moves(hub: Hub, online: Child, offline: Child) -> None:
     assert online.resolve(f"org/moves@{commit(6)}")["path"] == first["path"]
 
 
-def test_interrupted_download_goes_on(hub: Hub, online: Child) -> None:
-    # the library writes, and so resumes, in pieces of 10 MiB
+def test_interrupted_download_is_resumed(hub: Hub, online: Child) -> None:
+    # the library writes chunks of 10 MiB, so a download is resumed at a multiple of 10 MiB
     data = b"GGUF" + os.urandom(1 << 20) * 22
     hub.repos["org/cut"] = Repo({"m.gguf": data}, commit(8), cut_once={"m.gguf"})
     hub.seen.clear()
     found = online.resolve("org/cut")
     if not hasattr(huggingface_hub, "get_cached_repo_tree"):
-        # older versions of the library give up, and go on at the next call
+        # older versions of the library fail, and resume the download at the next call
         assert found["error"] == "DownloadError"
         found = online.resolve("org/cut")
     assert Path(found["path"]).read_bytes() == data
@@ -417,7 +429,7 @@ def test_wrong_hash_and_wrong_size(hub: Hub, online: Child, home: Path) -> None:
         hub.repos[f"org/{name}"] = repo = Repo({"m.gguf": data}, commit(20 + number), corrupt={"m.gguf"})
         wrong = online.resolve(f"org/{name}")
         assert wrong["error"] == "IntegrityError" and ("sha256" if name == "large" else "git") in wrong["text"]
-        # the damaged copy left the cache, so that the next try fetches it anew
+        # the damaged file was removed from the cache, so the next attempt downloads it again
         stored = home / "hf" / "hub" / f"models--org--{name}"
         assert [p for p in stored.rglob("*") if p.is_file() and p.stat().st_size == len(data)] == []
         repo.corrupt.clear()
@@ -426,34 +438,35 @@ def test_wrong_hash_and_wrong_size(hub: Hub, online: Child, home: Path) -> None:
     assert online.resolve("org/short")["error"] == "DownloadError"
 
 
-def test_refusals_of_the_hub(hub: Hub, online: Child) -> None:
+def test_errors_of_the_hub(hub: Hub, online: Child) -> None:
     files = {"m.gguf": b"GGUF"}
     hub.repos["org/gated"] = Repo(files, commit(9), gated=True)
     hub.repos["org/broken"] = Repo(files, commit(10), broken=True)
     hub.repos["org/fine"] = Repo(files, commit(11))
     hub.seen.clear()
     hub.repos["org/pickle"] = Repo({"config.json": b"{}", "pytorch_model.bin": b"PK"}, commit(12))
-    for ref, error, text in (("org/none", "DownloadError", "no repository org/none"),
+    for ref, error, text in (("org/none", "DownloadError", "the repository org/none does not exist or is private"),
                              ("org/gated", "DownloadError", "hf auth login"),
-                             ("org/broken", "DownloadError", "could not be fetched"),
+                             ("org/broken", "DownloadError", "org/broken could not be downloaded"),
                              ("org/fine@nope", "DownloadError", "org/fine@nope"),
                              ("org/pickle", "UnsafeFormat", "safetensors"),
                              ("hf://org/pickle/pytorch_model.bin", "UnsafeFormat", "safetensors"),
                              ("hf://org/pickle/config.json", "InvalidArgument", "Use org/pickle")):
         found = online.resolve(ref)
         assert found.get("error") == error and text in found["text"], found
-    assert hub.fetched() == []
+    assert hub.downloaded() == []
 
 
-def test_server_that_is_gone(hub: Hub, online: Child, environment: dict[str, str]) -> None:
+def test_unreachable_server(hub: Hub, online: Child, environment: dict[str, str]) -> None:
     hub.repos["org/kept"] = Repo({"m.gguf": b"GGUF kept"}, commit(13))
     found = online.resolve("org/kept")
     alone = Child({**environment, "HF_ENDPOINT": "http://127.0.0.1:9"})
     try:
-        kept = alone.resolve("org/kept")
-        assert kept["path"] == found["path"] and any("could not be checked for news" in line for line in kept["log"])
-        lost = alone.resolve("org/never-seen")
-        assert lost["error"] == "DownloadError" and "mpool pull org/never-seen" in lost["text"]
+        cached = alone.resolve("org/kept")
+        assert cached["path"] == found["path"]
+        assert any("could not be asked for a newer version of org/kept" in line for line in cached["log"])
+        absent = alone.resolve("org/never-seen")
+        assert absent["error"] == "DownloadError" and "mpool pull org/never-seen" in absent["text"]
     finally:
         alone.close()
 
@@ -465,8 +478,8 @@ def test_two_processes_at_once(hub: Hub, online: Child, environment: dict[str, s
     try:
         assert second.resolve("org/none")["error"] == "DownloadError"
         for child in (online, second):
-            child.ask("org/both")
-        found = [online.answer(), second.answer()]
+            child.send("org/both")
+        found = [online.result(), second.result()]
     finally:
         second.close()
     assert [one.get("error") for one in found] == [None, None] and found[0]["files"] == found[1]["files"]

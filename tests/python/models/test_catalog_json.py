@@ -1,4 +1,4 @@
-"""Strict JSON and typed fields (cases 46, 47, 82, 83)."""
+"""The strict JSON parser and typed fields."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_agrees_with_the_standard_parser(value: object, ascii_only: bool, indent
 
 @given(st.binary(max_size=40) | st.text('{}[]",:\\u0123456789.eE+- truefalsn', max_size=40).map(str.encode))
 @settings(max_examples=400, deadline=None)
-def test_never_fails_in_another_way(data: bytes) -> None:
+def test_arbitrary_bytes_parse_or_raise_format_error(data: bytes) -> None:
     try:
         value = json_strict.loads(data, file="x")
     except FormatError as error:
@@ -55,7 +55,7 @@ def test_never_fails_in_another_way(data: bytes) -> None:
     ('"abc', "JSON", 0), ('"\\q"', "JSON", 1), ("{} {}", "JSON", 3), ("[1]//x", "JSON", 3),
     ('{"a":{"b":[0,tru]}}', "a.b[1]", 13),
 ])
-def test_malformed_text_names_place_and_byte(text: str, field: str, offset: int) -> None:
+def test_error_of_malformed_text_states_field_and_offset(text: str, field: str, offset: int) -> None:
     error = refused(text)
     assert (error.field, error.offset) == (field, offset)
 
@@ -71,7 +71,7 @@ def test_offsets_count_bytes_not_characters() -> None:
 def test_duplicate_keys_at_every_level() -> None:
     assert refused('{"a":1,"a":1}').field == "a"
     assert refused('{"x":[{"k":0},{"k":1,"k":2}]}').field == "x[1].k"
-    # the same text in two spellings is the same key
+    # the escaped key is equal to the first key
     assert refused('{"a":1,"\\u0061":2}').got == "a duplicate key"
 
 
@@ -90,18 +90,18 @@ def test_half_a_surrogate_pair() -> None:
 def test_numbers() -> None:
     assert json_strict.loads(b"[18446744073709551615, -9223372036854775808, 1e-400, -0.0]", file="x") == [
         2**64 - 1, -2**63, 0.0, -0.0]
-    assert refused("18446744073709551616").allowed == "an integer of 64 bits"
-    assert refused("1e999").allowed == "a number that a double can hold"
+    assert refused("18446744073709551616").allowed == "a 64-bit integer"
+    assert refused("1e999").allowed == "a number in the range of a 64-bit float"
     assert refused("9" * 5000).got == "a number of 5000 characters"
     assert json_strict.loads(b"1000000000000000019884624838656", file="x", wide_ints=True) == int(1e30)
     refused("9" * 49, wide_ints=True)
 
 
-def test_caps_of_size_depth_and_count() -> None:
+def test_limits_of_size_depth_and_count() -> None:
     assert refused("[" * 65 + "]" * 65).field.endswith("...")
     assert json_strict.loads(b"[" * 64 + b"]" * 64, file="x") is not None
     assert refused("[[1]]", max_depth=1).got == "nesting deeper than 1"
-    assert refused("[1,2,3]", max_values=3).allowed == "at most 3"
+    assert refused("[1,2,3]", max_values=3).allowed == "at most 3 values"
     assert refused("[1,2]", max_bytes=4).field == "size"
 
 
@@ -116,7 +116,7 @@ def test_hostile_texts_are_refused_in_linear_time(text: bytes) -> None:
     assert time.process_time() - start < 10.0
 
 
-def test_time_grows_in_proportion() -> None:
+def test_time_is_linear_in_the_length_of_the_text() -> None:
     def seconds(count: int) -> float:
         text = b"[" + b",".join(b'{"key":[1.5,"text",null]}' for _ in range(count)) + b"]"
         best = 1e9
@@ -126,7 +126,7 @@ def test_time_grows_in_proportion() -> None:
             best = min(best, time.process_time() - start)
         return best
 
-    # eight times the text; quadratic would be 64 times the time
+    # the text is eight times as long; quadratic time would be 64 times as long
     assert seconds(16_000) < 24 * max(seconds(2_000), 1e-3)
 
 
@@ -136,7 +136,7 @@ def test_error_texts_are_short_and_printable() -> None:
     assert str(refused('["a\x00b"]')).isprintable()
 
 
-def test_fields_give_types_and_refuse_others() -> None:
+def test_fields_validate_types() -> None:
     fields = Fields({"i": 3, "f": 1.5, "b": True, "s": "x", "l": [1, 2], "o": {"k": 1}, "n": None}, file="c.json",
                     at="top")
     assert fields.int("i") == 3 and fields.number("f") == 1.5 and fields.number("i") == 3.0

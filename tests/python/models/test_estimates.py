@@ -1,4 +1,4 @@
-"""est_memory_allocation_mb of the catalogue against what the default models take, each in a fresh process."""
+"""The catalogue's ``est_memory_allocation_mb`` of the default models, compared with measured memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ print((resident() - before) / 1e6)
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 @pytest.mark.parametrize("capability, weights", [("text_embedding", "minilm"), ("text_to_text", "smollm2")])
-def test_estimate_is_near_what_is_measured(capability: str, weights: str) -> None:
+def test_estimate_is_close_to_the_measured_memory(capability: str, weights: str) -> None:
     stated = mpool.models.load_catalogue().default(capability).est_memory_allocation_mb
     run = subprocess.run([sys.executable, "-c", PROGRAM, capability, str(real_path(weights))], capture_output=True,
                          text=True, timeout=120)
