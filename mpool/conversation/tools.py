@@ -206,7 +206,7 @@ def _call(where: str, call: Any, at: int) -> dict[str, Any]:
         arguments = {}
     if not isinstance(arguments, Mapping):
         got = shown(function.get("arguments"))  # type: ignore[union-attr]
-        raise InvalidArgument(param=f"{where}.function.arguments", got=got, allowed="a dict, or JSON text of an object")
+        raise InvalidArgument(param=f"{where}.function.arguments", got=got, allowed="a dict, or the JSON text of one")
     id = call.get("id")
     if id is not None and not isinstance(id, str):
         refuse(f"{where}.id", id, "a string")

@@ -194,7 +194,7 @@ def test_bad_images(pool: mpool.Pool, model: str, given: Any, words: str) -> Non
 @pytest.mark.parametrize("part, words", [
     ({"type": "image_url", "image_url": {"url": "/etc/passwd"}}, "a data: URL"),
     ({"type": "image_url"}, "a data: URL"), ({"type": "image"}, "0 images"),
-    ({"type": "image", "image": PHOTO, "path": "a"}, "2 images"), ({"type": "word"}, "must be a text"),
+    ({"type": "image", "image": PHOTO, "path": "a"}, "2 images"), ({"type": "word"}, "must be a string"),
     ({"type": "image", "path": "/nowhere.png"}, "nowhere")])
 def test_bad_parts(pool: mpool.Pool, model: str, part: dict[str, Any], words: str) -> None:
     with pytest.raises(errors.MpoolError, match=words):
