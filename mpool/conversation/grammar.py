@@ -137,7 +137,7 @@ def prepare(wanted: Any, tokenizer: Tokenizer, sampling: EndOptions) -> Format |
     try:
         compiler = _compiler(tokenizer)
     except ImportError:
-        raise Unsupported("response_format needs the package llguidance",
+        raise Unsupported("`response_format` needs the package llguidance",
                           hint='pip install "mpool[grammar]" installs it') from None
     first, matcher = compiler.compiled(kind, source)
     return Format(first, matcher, kind == "schema", model, tokenizer=tokenizer)
@@ -267,8 +267,8 @@ def _check_limits(what: str, chars: int, depth: int) -> None:
         raise LimitError(f"{what} has {chars:,} characters, the limit is {MAX_CHARS:,}", param="response_format",
                          got=f"{chars:,} characters", allowed=f"at most {MAX_CHARS:,} characters")
     if depth > MAX_DEPTH:
-        raise LimitError(f"{what} is nested more than {MAX_DEPTH} deep", param="response_format",
-                         allowed=f"nested at most {MAX_DEPTH} deep")
+        raise LimitError(f"{what} is nested more than {MAX_DEPTH} levels deep", param="response_format",
+                         allowed=f"at most {MAX_DEPTH} levels of nesting")
 
 
 def _depth(value: Any) -> int:
@@ -278,8 +278,8 @@ def _depth(value: Any) -> int:
         level = [inner for outer in level if isinstance(outer, (Mapping, list, tuple))
                  for inner in (outer.values() if isinstance(outer, Mapping) else outer)]
         if len(level) > MAX_CHARS:
-            raise LimitError(f"the JSON schema has more than {MAX_CHARS:,} parts", param="response_format",
-                             allowed=f"at most {MAX_CHARS:,} parts")
+            raise LimitError(f"the JSON schema has more than {MAX_CHARS:,} values", param="response_format",
+                             allowed=f"at most {MAX_CHARS:,} values")
         depth += 1
     return depth
 
@@ -335,8 +335,8 @@ class _Compiler:
         import llguidance
 
         if not tokenizer.eog_ids:
-            raise InvalidArgument("`response_format` needs a model that can end a completion; this model's tokenizer "
-                                  "names no end-of-text token", param="response_format")
+            raise InvalidArgument("`response_format` requires a tokenizer with an end-of-text token; this model's has "
+                                  "none", param="response_format")
         blanks, *others = llguidance.LLTokenizer.general_slices()
         adapter = _TokenizerAdapter(tokenizer)
         self.tokens = adapter.tokens
@@ -440,7 +440,7 @@ class _MaskedRequest:
         if reuse is not None and known is None:
             reuse.store(mask)
         if matcher.is_error():  # a limit of llguidance was exceeded: the mask allowed every sampled token
-            raise LimitError(f"{self._format.param} became too complex at token {self._counts[choice]}: "
+            raise LimitError(f"`{self._format.param}`: the grammar became too complex at token {self._counts[choice]}: "
                              f"{' '.join(matcher.get_error().split())[:200]}")
         self._counts[choice] += len(ids)
         self.ticket.mask(choice, self._counts[choice], mask)

@@ -198,7 +198,7 @@ class ChatTemplate:
     def _render(self, data: dict[str, Any], add_generation_prompt: bool, continue_final_message: bool) -> str:
         if continue_final_message:
             if add_generation_prompt:
-                raise InvalidArgument("`add_generation_prompt` and `continue_final_message` exclude each other",
+                raise InvalidArgument("`add_generation_prompt` and `continue_final_message` cannot both be set",
                                       param="continue_final_message")
             final = _open_last(data["messages"][-1])
         text = self._run({**self._special, **data, "add_generation_prompt": bool(add_generation_prompt)})
@@ -272,7 +272,8 @@ class ChatTemplate:
                 raise self._bad(str(error), "statements and expressions of one template") from None
             except jinja2.TemplateSyntaxError as error:
                 reason = (error.message or "no reason given").rstrip(".")
-                raise self._bad(f"wrong in line {error.lineno}: {reason}", "a Jinja template") from None
+                got = f"a template with an error in line {error.lineno}: {reason}"
+                raise self._bad(got, "a Jinja template") from None
             except (RecursionError, MemoryError):
                 raise LimitError(f"{self._file or 'the model'}: the chat template is nested too deeply") from None
             except (SyntaxError, ValueError, TypeError, AssertionError) as error:

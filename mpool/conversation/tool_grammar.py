@@ -111,11 +111,11 @@ def build_grammar(format: ToolFormat, functions: Sequence[Function], *, forced: 
     elif response is not None:
         body = "body" if format.markerless else "(calls | answer)"
     elif format.markerless:
-        body = "(calls | UNLED)"
-        rules.append(f"UNLED: {_ANY} & ~/{MARKERLESS_START}(?s:.*)/")
+        body = "(calls | NO_CALL)"
+        rules.append(f"NO_CALL: {_ANY} & ~/{MARKERLESS_START}(?s:.*)/")
     else:
         other = f" & ~/{OPTIONAL_MARKER_START}(?s:.*)/" if format.marker_optional else ""
-        body = "(head rest | TEXT)" if not format.marker_optional else "(head rest | bare | TEXT)"
+        body = "(head rest | TEXT)" if not format.marker_optional else "(head rest | unmarked | TEXT)"
         rules += ["head[lazy]: HEAD", f"HEAD: ({_ANY} {marker}){other}", f"TEXT: {_ANY}{other}"]
         if format.marker_optional:
             rules += _unmarked_calls(format, functions, single)
@@ -125,15 +125,15 @@ def build_grammar(format: ToolFormat, functions: Sequence[Function], *, forced: 
         rules += [r"thoughts[lazy]: /(?s:.*)<\/think>/", r"GAP: /\n{1,2}/"]
         gap = "GAP? " if constrained else ""
         if splitter is reasoning.OpenedThinkSplitter:
-            start = f"thoughts {gap}{body}" + (" | UNENDED" if not constrained else "")
-            rules += [f"UNENDED: {_ANY}"] * (not constrained)
+            start = f"thoughts {gap}{body}" + (" | UNCLOSED" if not constrained else "")
+            rules += [f"UNCLOSED: {_ANY}"] * (not constrained)
         elif constrained or format.markerless:
-            start = f"opened thoughts {gap}{body} | {body}"
-            rules.append(r"opened[lazy]: /\s*<think>/")
+            start = f"think_open thoughts {gap}{body} | {body}"
+            rules.append(r"think_open[lazy]: /\s*<think>/")
         else:
-            start = f"opened thoughts {body} | unthought rest | PLAIN" + " | bare" * format.marker_optional
-            rules += [r"opened[lazy]: /\s*<think>/", "unthought[lazy]: UNTHOUGHT",
-                      rf"UNTHOUGHT: ({_ANY} {marker}) & ~/\s*<think>(?s:.*)/{other}",
+            start = f"think_open thoughts {body} | plain_head rest | PLAIN" + " | unmarked" * format.marker_optional
+            rules += [r"think_open[lazy]: /\s*<think>/", "plain_head[lazy]: PLAIN_HEAD",
+                      rf"PLAIN_HEAD: ({_ANY} {marker}) & ~/\s*<think>(?s:.*)/{other}",
                       rf"PLAIN: {_ANY} & ~/\s*<think>(?s:.*)/{other}"]
     rules[1] = "start: " + start
     markers = tuple(found for found in (format.marker, *(("<think>", "</think>") if thinks else ())) if found)
@@ -267,7 +267,7 @@ def _calls(format: ToolFormat, functions: Sequence[Function], single: bool) -> l
 
 
 def _unmarked_calls(format: ToolFormat, functions: Sequence[Function], single: bool) -> list[str]:
-    """Return the rule ``bare``: calls without markers, one per line, in a code fence or not.
+    """Return the rule ``unmarked``: calls without markers, one per line, in a code fence or not.
 
     The text before the arguments is one lexeme with the text that may precede it, else free text would match first.
     """
@@ -282,7 +282,7 @@ def _unmarked_calls(format: ToolFormat, functions: Sequence[Function], single: b
     if not single:
         rules.append("again: " + " | ".join(more))
     return [*rules, r"CLOSE: /\s{0,2}\}/", f"plain: {' | '.join(plain)}", f"fenced: {' | '.join(fenced)}",
-            f'bare: plain{again} | fenced{again} "\\n```"']
+            f'unmarked: plain{again} | fenced{again} "\\n```"']
 
 
 def _harmony(rules: list[str], forced: bool) -> str:

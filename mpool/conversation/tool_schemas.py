@@ -59,8 +59,8 @@ def read(tools: Any) -> list[dict[str, Any]]:
 
 def _json(where: str, value: Any) -> str:
     if _depth(value) > MAX_DEPTH:
-        raise LimitError(f"{where} is nested more than {MAX_DEPTH} deep", param="tools",
-                         allowed=f"nested at most {MAX_DEPTH} deep")
+        raise LimitError(f"{where} is nested more than {MAX_DEPTH} levels deep", param="tools",
+                         allowed=f"at most {MAX_DEPTH} levels of nesting")
     try:
         text = json.dumps(value, allow_nan=False, ensure_ascii=False)
         text.encode()

@@ -1,8 +1,8 @@
-"""Text to token ids and back, whatever file the tokenizer came in.
+"""Text to token ids and back, for all tokenizer file formats.
 
-:class:`Tokenizer` wraps a HF ``tokenizers`` tokenizer, read from a ``tokenizer.json`` or built from a GGUF vocabulary,
-and adds what mpool needs: packed arrays for the C core, truncation that keeps special tokens, control tokens that only
-a chat template can write, and the bytes of every token for streaming.
+:class:`Tokenizer` wraps a HF ``tokenizers`` tokenizer that was read from a ``tokenizer.json`` or built from a GGUF
+vocabulary. It adds packed arrays for the C core, truncation that keeps special tokens, control tokens that only a chat
+template can write, and the bytes of every token for streaming.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class Tokenizer:
             ContextOverflow: ``truncate`` is off and a text is longer than ``max_tokens``.
         """
         if isinstance(texts, str):
-            raise InvalidArgument(param="texts", got="one str", allowed="a list of strings")
+            raise InvalidArgument(param="texts", got="a single string", allowed="a list of strings")
         texts = list(texts)
         prefix, suffix = (self.prefix_ids, self.suffix_ids) if add_special else ((), ())
         around = len(prefix) + len(suffix)
