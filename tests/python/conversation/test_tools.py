@@ -410,7 +410,7 @@ FUNCTION = {"name": "f", "parameters": {"type": "object", "properties": {}}}
     ({"tools": [{"name": "f", "parameters": {"x": {1, 2}}}]}, "must be plain JSON, got"),
     ({"tools": [{"name": "f", "parameters": {"x": float("nan")}}]}, "must be plain JSON, got"),
     ({"tools": [{"name": "f", "description": "\ud800"}]}, "must be plain JSON, got"),
-    ({"tools": [lambda city: city]}, "needs a dict"), ({"tools": [dict]}, "got the class dict"),
+    ({"tools": [lambda city: city]}, "Pass a function without a name as a dict"), ({"tools": [dict]}, "got the class dict"),
     ({"tools": TOOLS, "tool_choice": "maybe"}, "`tool_choice` must be \"auto\".*, got 'maybe'"),
     ({"tools": TOOLS, "tool_choice": {"type": "x"}}, "`tool_choice` must be .*, got dict"),
     ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "g"}}},
