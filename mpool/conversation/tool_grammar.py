@@ -59,7 +59,7 @@ MARKERLESS_START = r'\s*(<\|python_tag\|>)?\s*\{\s*"name"\s*:\s*"'
 OPTIONAL_MARKER_START = r'\s*(```(json)?\s*)?\{\s*"name"\s*:\s*"'
 #: White space in the JSON of arguments: one space after "," and ":", or none.
 _SPACES = {"item_separator": ", ?", "key_separator": ": ?", "whitespace_flexible": False}
-#: White space between the tokens of JSON that is the response. Bounded, so that a model that repeats blanks ends.
+#: White space between the tokens of JSON that is the response. Bounded, so that a model cannot generate blanks forever.
 BLANKS = r"[\x20\x0A]{1,16}"
 #: Schema keywords that allow an object to have properties other than those under ``properties``.
 _OPENERS = ("additionalProperties", "unevaluatedProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref",

@@ -183,7 +183,7 @@ def fetch(url: str, name: str, most: int, timeout: float | None = None) -> bytes
         url: an http or https URL.
         name: name of the image, for error messages.
         most: maximum number of bytes.
-        timeout: maximum duration in seconds, redirects included; at most ``SECONDS``, also if None.
+        timeout: maximum duration in seconds, redirects included. ``SECONDS`` is the default and the maximum.
 
     Raises:
         DownloadError: the server cannot be reached, responds with an error, or does not finish in time.

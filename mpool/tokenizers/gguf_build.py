@@ -231,7 +231,7 @@ def _wordpiece(vocab: GGUFVocab, names: list[str]) -> tuple[tokenizers.Tokenizer
         elif not name.startswith("▁"):
             texts.append("##" + name)
         elif name == "▁" or name.startswith("▁##"):
-            texts.append(unmatchable(token))  # "#" is always a separate word
+            texts.append(unmatchable(token))  # text never matches it: BERT splits text at each "#"
         else:
             texts.append(name[1:])
     model = models.WordPiece(vocab=dict(zip(texts, range(len(texts)))), unk_token=texts[vocab.special["unk"]],

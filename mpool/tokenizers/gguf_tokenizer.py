@@ -113,7 +113,7 @@ class GGUFTokenizer(Tokenizer):
 
     def _encode_split(self, text: str, split: re.Pattern[str], known: Mapping[str, int], mark: str | None) -> list[int]:
         """Split ``text`` at the tokens of ``known``, encode the text between them, and join the ids."""
-        parts = split.split(text)  # text, token, text, ..., text
+        parts = split.split(text)  # alternates between text and tokens; begins and ends with text
         lstrip, rstrip = self._vocab.lstrip, self._vocab.rstrip
         if lstrip or rstrip:
             for at in range(1, len(parts), 2):

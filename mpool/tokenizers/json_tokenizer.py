@@ -103,8 +103,8 @@ class JSONTokenizer(Tokenizer):
             for start in range(around + 1):
                 if body and full[start:start + len(body)] == body and len(full) == len(body) + around:
                     return tuple(full[:start]), tuple(full[start + len(body):])
-        raise FormatError(file=self._path, field="post_processor", got="a post-processor with other effects",
-                          allowed="one that adds tokens before and after a text")
+        raise FormatError(file=self._path, field="post_processor", got="a processor with other effects",
+                          allowed="a processor that only adds tokens before and after a text")
 
     @property
     def kind(self) -> str:
@@ -130,8 +130,8 @@ class JSONTokenizer(Tokenizer):
                     if full[start:start + n] == body and full[start + n + gap:start + 2 * n + gap] == body:
                         return (tuple(full[:start]), tuple(full[start + n:start + n + gap]),
                                 tuple(full[start + 2 * n + gap:]))
-        raise FormatError(file=self._path, field="post_processor", got="a post-processor with other effects on pairs",
-                          allowed="one that adds tokens before, between and after two texts")
+        raise FormatError(file=self._path, field="post_processor", got="a processor with other effects on pairs",
+                          allowed="a processor that only adds tokens before, between and after two texts")
 
     def _plain(self, texts: Sequence[str]) -> list[Sequence[int]]:
         find = self._find_control

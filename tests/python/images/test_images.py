@@ -150,7 +150,7 @@ def test_pixel_bombs_are_refused(width: int, height: int) -> None:
 
 
 def test_the_maximum_number_of_pixels_is_accepted() -> None:
-    """The first case of the previous test has one column more."""
+    """This image is one column narrower than the first one of the previous test."""
     rows = zlib.compress((b"\0" + bytes(8192 // 8)) * 8192)
     assert read_image(png(8192, 8192, rows)).size == (8192, 8192)
 

@@ -180,7 +180,7 @@ def wait_until_complete(tokenizer: Tokenizer) -> None:
 
 
 def test_repeated_encoding_builds_the_whole_tokenizer(tmp_path: Path, small: None) -> None:
-    """This holds without any generation request."""
+    """Encoding alone is enough, without a generation request."""
     tokenizer = GGUFTokenizer(GGUFVocab(write_gguf(tmp_path / "v.gguf", vocabulary())))
     for _ in range(gguf_tokenizer.MAX_PARTIAL_USES):
         tokenizer.encode("the tea lords")
