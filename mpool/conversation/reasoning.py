@@ -82,8 +82,9 @@ def _partial_marker(text: str, markers: Sequence[str]) -> int:
 
 
 class ThinkSplitter(Splitter):
-    """Splits completions that consist of ``<think>``, reasoning, ``</think>`` and the response. A completion that does not
-    begin with ``<think>`` has no reasoning. Empty lines around the reasoning belong to the format and are dropped."""
+    """Splits completions that consist of ``<think>``, reasoning, ``</think>`` and the response. A completion that does
+    not begin with ``<think>`` has no reasoning. Empty lines around the reasoning belong to the format and are dropped.
+    """
 
     _inside = False  # the completion begins inside the reasoning
 

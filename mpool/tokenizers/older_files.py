@@ -122,7 +122,8 @@ def clip(folder: str, pad: str) -> tokenizers.Tokenizer:
     vocab: Any = json_strict.loads(read_small(path, limits.max_tokenizer_json_bytes), file=path,
                                    max_bytes=limits.max_tokenizer_json_bytes)
     if not isinstance(vocab, dict) or not all(type(token) is int and token >= 0 for token in vocab.values()):
-        raise FormatError(file=path, field="JSON", got="something else", allowed="an object that maps tokens to ids of 0 or more")
+        raise FormatError(file=path, field="JSON", got="something else",
+                          allowed="an object that maps tokens to ids of 0 or more")
     for token in (_START, END, pad):
         if token not in vocab:
             raise FormatError(file=path, field=token, got="no entry", allowed="an id")

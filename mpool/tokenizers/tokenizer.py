@@ -294,9 +294,9 @@ class Tokenizer:
     def fit(self, rows: int, *, file: str | None = None) -> None:
         """Check that every token has a row in the model's embedding.
 
-        The embedding may have spare rows. Control tokens that are not special tokens (BOS, EOS, ...) may lack a row, and
-        so may the padding token: the tokenizer of Gemma 3's language models has a control token for images without a
-        row. Requests with such a token fail.
+        The embedding may have spare rows. Control tokens that are not special tokens (BOS, EOS, ...) may lack a row,
+        and so may the padding token: the tokenizer of Gemma 3's language models has a control token for images without
+        a row. Requests with such a token fail.
 
         Args:
             rows: number of rows of the embedding.
