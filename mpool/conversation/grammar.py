@@ -122,7 +122,7 @@ def _cancel(ticket: _core.Ticket, errors: dict[int, MpoolError]) -> None:
 
 # ---- the caller's format --------------------------------------------------------------------------------------------
 
-def prepare(wanted: Any, tokenizer: Tokenizer, sampling: EndOptions) -> Format | None:
+def prepare(response_format: Any, tokenizer: Tokenizer, sampling: EndOptions) -> Format | None:
     """Compile a ``response_format``; None for ``{"type": "text"}``.
 
     Raises:
@@ -130,7 +130,7 @@ def prepare(wanted: Any, tokenizer: Tokenizer, sampling: EndOptions) -> Format |
         LimitError: the format is too large or nested too deeply.
         Unsupported: llguidance is not installed.
     """
-    kind, source, model = _read(wanted)
+    kind, source, model = _read(response_format)
     if kind == "text":
         return None
     _check_ends("a response_format", sampling)
@@ -143,7 +143,7 @@ def prepare(wanted: Any, tokenizer: Tokenizer, sampling: EndOptions) -> Format |
     return Format(first, matcher, kind == "schema", model, tokenizer=tokenizer)
 
 
-def completion_format(wanted: Any) -> tuple[ResponseFormat | None, Any]:
+def completion_format(response_format: Any) -> tuple[ResponseFormat | None, Any]:
     """Read a ``response_format`` that is given together with tools.
 
     Returns:
@@ -153,7 +153,7 @@ def completion_format(wanted: Any) -> tuple[ResponseFormat | None, Any]:
     Raises:
         InvalidArgument, LimitError: as :func:`prepare`; also for a grammar, which cannot be combined with tools.
     """
-    kind, source, model = _read(wanted)
+    kind, source, model = _read(response_format)
     if kind == "text":
         return None, None
     if kind == "schema" or kind == "regex":
@@ -168,12 +168,12 @@ def installed() -> bool:
     return importlib.util.find_spec("llguidance") is not None
 
 
-def tool_call_format(wanted: Grammar, tokenizer: Tokenizer, sampling: EndOptions, is_json: bool = False,
+def tool_call_format(grammar: Grammar, tokenizer: Tokenizer, sampling: EndOptions, is_json: bool = False,
                      model: Any = None) -> Format:
     """Compile the grammar of completions with function calls (:mod:`mpool.conversation.tool_grammar`).
 
     Args:
-        wanted: the grammar.
+        grammar: the grammar.
         tokenizer: the model's tokenizer.
         sampling: the sampling options of the request.
         is_json: True if completions without calls are JSON.
@@ -184,10 +184,10 @@ def tool_call_format(wanted: Grammar, tokenizer: Tokenizer, sampling: EndOptions
     """
     _check_ends("tools", sampling)
     compiler = _compiler(tokenizer)
-    first, matcher = compiler.compiled("tools", wanted.lark)
+    first, matcher = compiler.compiled("tools", grammar.lark)
     reuse = None
-    if wanted.markers is not None:
-        reuse = partial(MaskReuse, tuple(marker.encode() for marker in wanted.markers), wanted.prefixes,
+    if grammar.markers is not None:
+        reuse = partial(MaskReuse, tuple(marker.encode() for marker in grammar.markers), grammar.prefixes,
                         compiler.tokens.__getitem__)
     return Format(first, matcher, is_json, model, reuse, tokenizer, "tools")
 
@@ -199,13 +199,13 @@ def _check_ends(what: str, sampling: EndOptions) -> None:
                                   "ends", param=name, got=shown(value), allowed="unset")
 
 
-def check(wanted: Any) -> None:
+def check(response_format: Any) -> None:
     """Check the shape and the limits of a ``response_format``; :func:`prepare` checks the rest.
 
     Raises:
         InvalidArgument, LimitError: as :func:`prepare`.
     """
-    _read(wanted)
+    _read(response_format)
 
 
 def _unusable(kind: str, why: str) -> InvalidArgument:
@@ -215,19 +215,19 @@ def _unusable(kind: str, why: str) -> InvalidArgument:
     return InvalidArgument(f"`{param}`: {subject} cannot be used: {' '.join(why.split())[:300]}", param=param)
 
 
-def _read(wanted: Any) -> tuple[str, str, Any]:
+def _read(response_format: Any) -> tuple[str, str, Any]:
     """Return the kind (``text``, ``schema``, ``regex`` or ``grammar``), the source, and the pydantic class or None."""
-    if isinstance(wanted, type) and hasattr(wanted, "model_json_schema"):
-        return "schema", _schema(wanted.model_json_schema()), wanted
-    if not isinstance(wanted, Mapping):
-        refuse("response_format", wanted, _ALLOWED)
-    kind = wanted.get("type")
-    if kind == "text" and len(wanted) == 1:
+    if isinstance(response_format, type) and hasattr(response_format, "model_json_schema"):
+        return "schema", _schema(response_format.model_json_schema()), response_format
+    if not isinstance(response_format, Mapping):
+        refuse("response_format", response_format, _ALLOWED)
+    kind = response_format.get("type")
+    if kind == "text" and len(response_format) == 1:
         return "text", "", None
     if kind == "json_object":
         return "schema", '{"type": "object"}', None
     if kind in ("regex", "grammar"):
-        source = wanted.get(kind)
+        source = response_format.get(kind)
         if not isinstance(source, str) or not source:
             refuse(f"response_format.{kind}", source, "a string that is not empty")
         _check_limits(f"response_format.{kind}", len(source), _bracket_depth(source))
@@ -238,14 +238,14 @@ def _read(wanted: Any) -> tuple[str, str, Any]:
                                   allowed="Unicode text") from None
         return kind, source, None
     if kind == "json_schema":
-        outer = wanted.get("json_schema")
-        schema = outer.get("schema") if isinstance(outer, Mapping) else wanted.get("schema")
+        outer = response_format.get("json_schema")
+        schema = outer.get("schema") if isinstance(outer, Mapping) else response_format.get("schema")
         if not isinstance(schema, (Mapping, bool)):
             refuse("response_format.json_schema.schema", schema, "a JSON schema")
         return "schema", _schema(schema), None
-    if not wanted or kind is not None and kind not in _TYPES and not isinstance(kind, (list, tuple)):
+    if not response_format or kind is not None and kind not in _TYPES and not isinstance(kind, (list, tuple)):
         refuse("response_format.type", kind, "one of the types in " + _ALLOWED)
-    return "schema", _schema(wanted), None
+    return "schema", _schema(response_format), None
 
 
 _TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")

@@ -159,7 +159,7 @@ class HarmonySplitter(Splitter):
     def _read_header(self, last: bool) -> bool:
         """Parse a header. Returns True while more buffered text can be processed."""
         head, marker, rest = self._text.partition(_MESSAGE)
-        if self._first and not self._begins(head, bool(marker), last):
+        if self._first and not self._may_begin_header(head, bool(marker), last):
             self._open(True)
             return True
         if not marker:
@@ -178,7 +178,7 @@ class HarmonySplitter(Splitter):
         name = _CHANNEL_NAME.search(head)
         self._open((name is None or name[1] == "final") and " to=" not in head)
 
-    def _begins(self, head: str, whole: bool, last: bool) -> bool:
+    def _may_begin_header(self, head: str, whole: bool, last: bool) -> bool:
         """Return True if the start of the completion is a header, or may become one."""
         head = head.lstrip()
         known = (_CHANNEL, _START, "to=")

@@ -162,15 +162,15 @@ def _calls_or_response(format: ToolFormat, functions: Sequence[Function], respon
         "type": "object", "required": ["name", format.key], "additionalProperties": False,
         "properties": {"name": {"const": function.name}, format.key: _object(function)}}
         for function in functions] + [schema]
-    found = [_moved(option, f"#/anyOf/{at}" + f"/properties/{format.key}" * (at < len(functions)))
+    found = [_rebase(option, f"#/anyOf/{at}" + f"/properties/{format.key}" * (at < len(functions)))
              for at, option in enumerate(options)]
     return json.dumps({"x-guidance": {"whitespace_pattern": BLANKS, "lenient": True}, "anyOf": found})
 
 
-def _moved(schema: Any, where: str) -> Any:
+def _rebase(schema: Any, where: str) -> Any:
     """Return a schema for the position ``where`` of another document, with its references adjusted."""
     if isinstance(schema, list):
-        return [_moved(one, where) for one in schema]
+        return [_rebase(one, where) for one in schema]
     if not isinstance(schema, dict):
         return schema
     found: dict[str, Any] = {}
@@ -178,9 +178,9 @@ def _moved(schema: Any, where: str) -> Any:
         if name == "$ref" and isinstance(value, str) and value.startswith("#"):
             found[name] = where + value[1:]
         elif name in _NAMED and isinstance(value, dict):
-            found[name] = {key: _moved(one, where) for key, one in value.items()}
+            found[name] = {key: _rebase(one, where) for key, one in value.items()}
         else:
-            found[name] = value if name in _DATA else _moved(value, where)
+            found[name] = value if name in _DATA else _rebase(value, where)
     return found
 
 

@@ -45,15 +45,15 @@ def read(tools: Any) -> list[dict[str, Any]]:
     for at, tool in enumerate(tools):
         where = f"tools[{at}]"
         function = _from_dict(where, tool) if isinstance(tool, Mapping) else _from_callable(where, tool)
-        name, made = function["name"], {"type": "function", "function": function}
+        name, openai_tool = function["name"], {"type": "function", "function": function}
         if name in names:
             raise InvalidArgument(param=f"{where}.function.name", got=f"{name!r}, which is the name of another tool",
                                   allowed="unique among the tools")
         names.add(name)
-        chars += len(_json(where, made))
+        chars += len(_json(where, openai_tool))
         if chars > MAX_CHARS:
             raise LimitError(param="tools", got="more", allowed=f"at most {MAX_CHARS:,} characters as JSON in total")
-        found.append(made)
+        found.append(openai_tool)
     return found
 
 

@@ -55,7 +55,7 @@ def with_tools(messages: list[dict[str, Any]], tools: list[dict[str, Any]],
             message gets the key ``tools``.
     """
     if format is not None:
-        text = _described(tools, format)
+        text = _describe_tools(tools, format)
         if messages and messages[0].get("role") == "system":
             content = messages[0].get("content") or ""
             text = "\n\n" * bool(content) + text
@@ -68,7 +68,7 @@ def with_tools(messages: list[dict[str, Any]], tools: list[dict[str, Any]],
     return [{"role": "system", "content": "", "tools": text}, *messages]
 
 
-def _described(tools: list[dict[str, Any]], format: ToolFormat) -> str:
+def _describe_tools(tools: list[dict[str, Any]], format: ToolFormat) -> str:
     """Describe tools as the authors of DeepSeek V3.1 do: https://huggingface.co/deepseek-ai/DeepSeek-V3.1"""
     parts = ["## Tools", "You have access to the following tools:"]
     for tool in tools:
@@ -92,11 +92,11 @@ def with_calls(messages: list[dict[str, Any]], support: ToolSupport, format: Too
         format: the model's tool-call format; None if it is not supported.
     """
     if format is not None and format.numbered:
-        messages = _numbered(messages)
+        messages = _with_numbered_ids(messages)
     return [_with_calls(message, support, format) if message.get("tool_calls") else message for message in messages]
 
 
-def _numbered(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _with_numbered_ids(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the conversation with call ids that contain the function's name: some templates write only the id."""
     ids: dict[str, str] = {}
     found = []
@@ -128,11 +128,11 @@ def _with_calls(message: dict[str, Any], support: ToolSupport, format: ToolForma
 
 def _tools(template: ChatTemplate) -> str | None:
     messages: list[dict[str, Any]] = [{"role": "user", "content": _TEXT}]
-    for given in ([{"role": "system", "content": _TEXT}, *messages], messages):
-        text = _rendered(template, given, [_PROBE])
+    for conversation in ([{"role": "system", "content": _TEXT}, *messages], messages):
+        text = _try_render(template, conversation, [_PROBE])
         if _TOOL in text and _KEY in text:
             return "variable"
-        if _TOOL in _rendered(template, with_tools(given, [_PROBE]), None):
+        if _TOOL in _try_render(template, with_tools(conversation, [_PROBE]), None):
             return "message"
     return "text" if of_template(template.source) in (DEEPSEEK_V3, DEEPSEEK_V31) else None
 
@@ -144,14 +144,14 @@ def _calls(template: ChatTemplate) -> tuple[str, str | None]:
             messages: list[dict[str, Any]] = [
                 {"role": "user", "content": _TEXT}, {"role": "assistant", "content": empty, "tool_calls": [call]},
                 {"role": "tool", "content": _TEXT, "tool_call_id": "abcdefghi", "name": _TOOL}]
-            text = _rendered(template, messages, None) or _rendered(template, messages, [_OTHER])
+            text = _try_render(template, messages, None) or _try_render(template, messages, [_OTHER])
             right = f'"{_KEY}"' in text or f"<parameter={_KEY}>" in text
             if right and (_TOOL in text or "abcdefghi" in text) and "None" not in text:
                 return ("dict" if isinstance(arguments, dict) else "text"), empty
     return "content", ""
 
 
-def _rendered(template: ChatTemplate, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
+def _try_render(template: ChatTemplate, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
     try:
         return template.render(messages, tools=tools, add_generation_prompt=True)
     except (TemplateError, LimitError):

@@ -145,7 +145,7 @@ def constrain(tools: Tools, tokenizer: Tokenizer, key: str, sampling: EndOptions
         raise Unsupported(f"{needs} needs the package llguidance", key=key,
                           hint='pip install "mpool[grammar]" installs it')
     try:
-        made = build_grammar(tools.format, tools.functions, forced=tools.forced, single=tools.single,
+        call_grammar = build_grammar(tools.format, tools.functions, forced=tools.forced, single=tools.single,
                              splitter=splitter, response=response)
     except ValueError:
         raise InvalidArgument("`response_format` allows JSON that begins with {\"name\", as function calls of this "
@@ -153,21 +153,21 @@ def constrain(tools: Tools, tokenizer: Tokenizer, key: str, sampling: EndOptions
                               "first, or not an object", param="response_format",
                               hint='Set tool_choice="none" to leave out the tools', key=key) from None
     is_json = response is not None and response.kind == "schema"
-    for part in made.parts:
-        _compile(made._replace(lark=part), tools, tokenizer, key, sampling)
-    return _compile(made, tools, tokenizer, key, sampling, is_json, model)
+    for part in call_grammar.parts:
+        _compile(call_grammar._replace(lark=part), tools, tokenizer, key, sampling)
+    return _compile(call_grammar, tools, tokenizer, key, sampling, is_json, model)
 
 
-def _compile(made: Grammar, tools: Tools, tokenizer: Tokenizer, key: str, sampling: EndOptions, is_json: bool = False,
-             model: Any = None) -> Format:
+def _compile(call_grammar: Grammar, tools: Tools, tokenizer: Tokenizer, key: str, sampling: EndOptions,
+             is_json: bool = False, model: Any = None) -> Format:
     """Compile a grammar. Errors name the option or the tool that the failing rule was built from."""
     try:
-        return grammar.tool_call_format(made, tokenizer, sampling, is_json, model)
+        return grammar.tool_call_format(call_grammar, tokenizer, sampling, is_json, model)
     except InvalidArgument as error:
         found = _REASON.search(error.message)
         if found is None:
             raise
-        line = made.lark.splitlines()[int(found[1]) - 1]
+        line = call_grammar.lark.splitlines()[int(found[1]) - 1]
         if line.lower().startswith("answer:"):
             raise InvalidArgument(f"`response_format` cannot be used: {found[2]}", param="response_format") from None
         rule = _RULE.match(line)

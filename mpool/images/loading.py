@@ -95,7 +95,7 @@ def read_image(image: Any, name: str = "image", *, allow_urls: bool = False,
     if isinstance(image, np.ndarray):
         return _from_array(image, name)
     if _is_pillow(image):
-        return _decoded(image, name, given=True)
+        return _decoded(image, name, from_caller=True)
     if isinstance(image, str):
         image = _from_text(image, name, allow_urls, timeout)
     elif isinstance(image, os.PathLike):
@@ -184,12 +184,12 @@ def _from_bytes(data: bytes, name: str) -> Image:
         raise InvalidArgument(param=name, got="another format", allowed=f"a {FORMAT_WORDS} image",
                               hint="For other formats, open the file with Pillow and pass the Pillow image") from None
     except Exception:  # a decoder may raise anything for a corrupted file; its message is not passed on
-        raise _broken(name) from None
+        raise _corrupted(name) from None
     with opened:
         return _decoded(opened, name)
 
 
-def _broken(name: str) -> InvalidArgument:
+def _corrupted(name: str) -> InvalidArgument:
     return InvalidArgument(param=name, got="a truncated or corrupted file",
                            allowed=f"a complete {FORMAT_WORDS} file")
 
@@ -210,17 +210,18 @@ def _check_size(width: int, height: int, name: str) -> None:
 _LOADING = threading.Lock()
 
 
-def _decoded(image: Image, name: str, given: bool = False) -> Image:
-    """Convert to RGB, rotated as the EXIF data says. ``given``: the caller's own image, which stays unchanged."""
+def _decoded(image: Image, name: str, from_caller: bool = False) -> Image:
+    """Convert to RGB, rotated as the EXIF data says. ``from_caller``: True for the caller's own
+    image, which stays unchanged."""
     from PIL import ImageOps
 
     _check_size(*image.size, name)
-    frames = getattr(image, "n_frames", 1) if not given and image.format in ("PNG", "WEBP") else 1
+    frames = getattr(image, "n_frames", 1) if not from_caller and image.format in ("PNG", "WEBP") else 1
     if frames > 1:
         raise InvalidArgument(param=name, got=f"{frames} frames", allowed="an image of one frame",
                               hint="Pass one of the frames")
     try:
-        if given:
+        if from_caller:
             with _LOADING:
                 image.load()
         else:
@@ -233,7 +234,7 @@ def _decoded(image: Image, name: str, given: bool = False) -> Image:
     except MpoolError:
         raise
     except Exception:
-        raise _broken(name) from None
+        raise _corrupted(name) from None
     return found.copy() if found is image else found
 
 

@@ -109,11 +109,11 @@ def _with_tiles(image: Image, settings: VisionSettings) -> TiledImage:
         image.resize((new_width, new_height), resample=resample))  # type: ignore[arg-type]
     tiles = [canvas[y:y + side, x:x + side] for y in range(0, high, side) for x in range(0, wide, side)]
     grid = side // settings.image.patch_size
-    sources = _laid_out(grid, high // side, wide // side, height, width)
+    sources = _sources(grid, high // side, wide // side, height, width)
     return TiledImage([whole, *tiles], [PlaceholderRun(1 + len(tiles), len(sources), sources)])
 
 
-def _laid_out(grid: int, down: int, across: int, height: int, width: int) -> NDArray[np.int32]:
+def _sources(grid: int, down: int, across: int, height: int, width: int) -> NDArray[np.int32]:
     """Return the sources of a run: the embeddings of the whole image, then those of the tiles line by line, without
     padding, with a newline after each line.
 
@@ -142,7 +142,7 @@ _MOST_SIDE = 4096
 _AROUND = "<fake_token_around_image>"
 
 
-def _longest(height: int, width: int, side: int) -> tuple[int, int]:
+def _longest_side(height: int, width: int, side: int) -> tuple[int, int]:
     """Return height and width such that the longer side is ``side`` and the other is rounded up to an even number."""
     if width >= height:
         width, height = side, int(side / (width / height))
@@ -178,7 +178,7 @@ def _split(image: Image, settings: VisionSettings) -> TiledImage:
 
     rows = rows_of(settings, side, side)
     if settings.longest is not None:
-        image = resized(image, _longest(image.size[1], image.size[0], settings.longest))
+        image = resized(image, _longest_side(image.size[1], image.size[0], settings.longest))
     tiles: list[NDArray[np.uint8]] = []
     placeholders: list[str | PlaceholderRun] = []
     if settings.split:

@@ -98,14 +98,14 @@ class GGUFTokenizer(Tokenizer):
                 self.finish_later()
         return self._encode_hf(found, texts)
 
-    def _plain(self, texts: Sequence[str]) -> list[Sequence[int]]:
+    def _encode_plain(self, texts: Sequence[str]) -> list[Sequence[int]]:
         if self._split_always is not None:
             return [self._encode_split(text, self._split_always, self._always_ids, None) for text in texts]
         if self._prepare is not None:
             texts = list(map(self._prepare, texts))
         return self._ids(texts)
 
-    def _parsed(self, text: str, mark: str | None) -> list[int]:
+    def _encode_parsed(self, text: str, mark: str | None) -> list[int]:
         if self._split_control is None:
             self._parsed_ids = self._always_ids | self._parsed_ids
             self._split_control = compile_trie(self._parsed_ids, group=True)

@@ -32,7 +32,7 @@ class JSONTokenizer(Tokenizer):
     def __init__(self, path: str, config: Mapping[str, Any]) -> None:
         self._path = path
         self._hf = _load(path) if os.path.basename(path) not in (older_files.CLIP, older_files.WORDPIECE) else \
-            _older(path, config)
+            _load_older(path, config)
         self._hf.no_truncation()
         self._hf.no_padding()
         added = self._hf.get_added_tokens_decoder()
@@ -133,7 +133,7 @@ class JSONTokenizer(Tokenizer):
         raise FormatError(file=self._path, field="post_processor", got="a processor with other effects on pairs",
                           allowed="a processor that only adds tokens before, between and after two texts")
 
-    def _plain(self, texts: Sequence[str]) -> list[Sequence[int]]:
+    def _encode_plain(self, texts: Sequence[str]) -> list[Sequence[int]]:
         find = self._find_control
         if find is None:
             return self._encode_hf(self._hf, texts)
@@ -160,7 +160,7 @@ class JSONTokenizer(Tokenizer):
             plain.encode_special_tokens = True
             self._plain_hf = plain
         ids = self._encode_hf(self._plain_hf, [text])[0]
-        if self._harmless(ids) or self._find_control is None:
+        if self._has_no_control(ids) or self._find_control is None:
             return ids
         # The model itself produces control tokens (a unigram model that lists "</s>"): split the text inside them.
         parts, start = [], 0
@@ -169,12 +169,12 @@ class JSONTokenizer(Tokenizer):
             start = match.start() + 1
         parts.append(text[start:])
         ids = [token for body in self._encode_hf(self._plain_hf, parts) for token in body]
-        return ids if self._harmless(ids) else [token for token in ids if self._harmless((token,))]
+        return ids if self._has_no_control(ids) else [token for token in ids if self._has_no_control((token,))]
 
-    def _harmless(self, ids: Sequence[int]) -> bool:
+    def _has_no_control(self, ids: Sequence[int]) -> bool:
         return self._control.isdisjoint(token for token in ids if token != self.special.get("unk"))
 
-    def _parsed(self, text: str, mark: str | None) -> list[int]:
+    def _encode_parsed(self, text: str, mark: str | None) -> list[int]:
         if mark is None:
             return list(self._encode_hf(self._hf, [text])[0])
         marked = self._marked_hf.get(mark)
@@ -235,7 +235,7 @@ class JSONTokenizer(Tokenizer):
         return self._hf.token_to_id(text)
 
 
-def _older(path: str, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
+def _load_older(path: str, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
     if os.path.basename(path) == older_files.WORDPIECE:
         return older_files.wordpiece(path, config)
     return older_files.clip(os.path.dirname(path), config.get("pad_token") or older_files.END)

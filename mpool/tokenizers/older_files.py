@@ -52,12 +52,12 @@ def _text_of(fields: Fields, key: str) -> str | None:
         value if isinstance(value, str) else None
 
 
-def _add_tokens(made: tokenizers.Tokenizer, folder: str, known: Iterable[str]) -> None:
+def _add_tokens(tokenizer: tokenizers.Tokenizer, folder: str, known: Iterable[str]) -> None:
     """Add the tokens that are not in the vocabulary, as transformers does: those in ``added_tokens_decoder`` of
     tokenizer_config.json, or else those in added_tokens.json.
 
     Args:
-        made: the tokenizer to add to.
+        tokenizer: the tokenizer to add to.
         folder: the model's folder.
         known: texts of special tokens that no file needs to list.
 
@@ -95,13 +95,13 @@ def _add_tokens(made: tokenizers.Tokenizer, folder: str, known: Iterable[str]) -
             stated.append((added.int(text, low=0), text,
                            AddedToken(text, special=is_special, normalized=not is_special), added.file))
     stated.sort(key=lambda item: item[0])
-    made.add_tokens([entry for _, _, entry, _ in stated])
+    tokenizer.add_tokens([entry for _, _, entry, _ in stated])
     for token, text, _, file in stated:
-        if made.token_to_id(text) != token:
+        if tokenizer.token_to_id(text) != token:
             raise FormatError(file=file, field=f"id of added token {text[:80]!r}", got=token,
-                              allowed=f"{made.token_to_id(text)}, its id in the vocabulary")
+                              allowed=f"{tokenizer.token_to_id(text)}, its id in the vocabulary")
     for text, (fields, key) in extra.items():
-        if made.token_to_id(text) is None:
+        if tokenizer.token_to_id(text) is None:
             fields.fail(key, f"{text[:80]!r}, which has no id", f"tokens with an id in the vocabulary or in {_ADDED}")
 
 
@@ -139,21 +139,21 @@ def clip(folder: str, pad: str) -> tokenizers.Tokenizer:
                               allowed="two tokens separated by a space")
         merges.append((pair[0], pair[1]))
     try:
-        made = Tokenizer(models.BPE(vocab, merges, continuing_subword_prefix="", end_of_word_suffix="</w>",
+        tokenizer = Tokenizer(models.BPE(vocab, merges, continuing_subword_prefix="", end_of_word_suffix="</w>",
                                     fuse_unk=False, unk_token=END))
     except Exception as error:  # tokenizers raises plain Exception
         raise FormatError(file=merges_path, field="merges", got=str(error)[:200],
                           allowed="merges of tokens of vocab.json") from error
-    made.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "),
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "),
                                             normalizers.Lowercase()])
-    made.pre_tokenizer = pre_tokenizers.Sequence([
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
         pre_tokenizers.Split(Regex(_WORDS), behavior="removed", invert=True),
         pre_tokenizers.ByteLevel(add_prefix_space=False)])
-    _add_tokens(made, folder, (_START, END, pad))
-    made.add_special_tokens(list(dict.fromkeys([_START, END, pad])))
-    made.post_processor = processors.RobertaProcessing((END, vocab[END]), (_START, vocab[_START]), False, False)
-    made.decoder = decoders.ByteLevel()
-    return made
+    _add_tokens(tokenizer, folder, (_START, END, pad))
+    tokenizer.add_special_tokens(list(dict.fromkeys([_START, END, pad])))
+    tokenizer.post_processor = processors.RobertaProcessing((END, vocab[END]), (_START, vocab[_START]), False, False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
 
 
 def wordpiece(path: str, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
@@ -178,12 +178,12 @@ def wordpiece(path: str, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
                               allowed="a token of the vocabulary")
     strip = config.get("strip_accents")  # None: strip accents if the text is lowercased
     lowers, chinese = (config.get(name) is not False for name in ("do_lower_case", "tokenize_chinese_chars"))
-    made = Tokenizer(models.WordPiece(vocab, unk_token=names["unk_token"], max_input_chars_per_word=100))
-    made.normalizer = normalizers.BertNormalizer(True, chinese, None if strip is None else strip is True, lowers)
-    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    _add_tokens(made, os.path.dirname(path), names.values())
-    made.add_special_tokens([token for token in dict.fromkeys(names.values()) if token in vocab])
+    tokenizer = Tokenizer(models.WordPiece(vocab, unk_token=names["unk_token"], max_input_chars_per_word=100))
+    tokenizer.normalizer = normalizers.BertNormalizer(True, chinese, None if strip is None else strip is True, lowers)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    _add_tokens(tokenizer, os.path.dirname(path), names.values())
+    tokenizer.add_special_tokens([token for token in dict.fromkeys(names.values()) if token in vocab])
     cls, sep = names["cls_token"], names["sep_token"]
-    made.post_processor = processors.BertProcessing((sep, vocab[sep]), (cls, vocab[cls]))
-    made.decoder = decoders.WordPiece(prefix="##")
-    return made
+    tokenizer.post_processor = processors.BertProcessing((sep, vocab[sep]), (cls, vocab[cls]))
+    tokenizer.decoder = decoders.WordPiece(prefix="##")
+    return tokenizer

@@ -106,11 +106,11 @@ class Tokenizer:
 
     # implemented by the two subclasses
 
-    def _plain(self, texts: Sequence[str]) -> list[Sequence[int]]:
+    def _encode_plain(self, texts: Sequence[str]) -> list[Sequence[int]]:
         """Encode texts, with control tokens as plain text and without special tokens around a text."""
         raise NotImplementedError
 
-    def _parsed(self, text: str, mark: str | None) -> list[int]:
+    def _encode_parsed(self, text: str, mark: str | None) -> list[int]:
         """Encode a text and recognise control tokens in it. ``mark`` is removed from the text."""
         raise NotImplementedError
 
@@ -162,7 +162,7 @@ class Tokenizer:
         Raises:
             InvalidArgument: ``text`` is not a string, or contains a lone surrogate.
         """
-        ids = self._one(text, parse_special)
+        ids = self._encode_one(text, parse_special)
         if add_special and (self.prefix_ids or self.suffix_ids):
             ids = [*self.prefix_ids, *ids, *self.suffix_ids]
         return np.array(ids, dtype=np.int32)
@@ -193,9 +193,9 @@ class Tokenizer:
                                   allowed=f"{around} or more, the number of special tokens",
                                   hint="Raise max_tokens, or set add_special=False")
         if parse_special:
-            bodies: list[Sequence[int]] = [self._one(text, True, at) for at, text in enumerate(texts)]
+            bodies: list[Sequence[int]] = [self._encode_one(text, True, at) for at, text in enumerate(texts)]
         else:
-            bodies = self._many(texts, room if truncate else None)
+            bodies = self._encode_many(texts, room if truncate else None)
         if room is not None:
             for at, body in enumerate(bodies):
                 if len(body) > room:
@@ -244,10 +244,10 @@ class Tokenizer:
         if room < 2:
             raise InvalidArgument(param="max_tokens", got=str(max_tokens),
                                   allowed=f"{around + 2} or more: {around} special tokens and one token of each text")
-        head = self._many([first], None)[0]
+        head = self._encode_many([first], None)[0]
         ids: list[int] = []
         offsets, second = [0], []
-        for at, body in enumerate(self._many(list(others), None)):
+        for at, body in enumerate(self._encode_many(list(others), None)):
             a, b = len(head), len(body)
             if a + b > room:
                 if not truncate:
@@ -269,7 +269,7 @@ class Tokenizer:
     def count(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> int:
         """Return the number of ids that :meth:`encode` would return."""
         around = len(self.prefix_ids) + len(self.suffix_ids) if add_special else 0
-        return len(self._one(text, parse_special)) + around
+        return len(self._encode_one(text, parse_special)) + around
 
     def encode_marked(self, text: str, mark: str | None, placeholder: str | None = None) -> np.ndarray:
         """Encode a rendered chat prompt to ids, int32 ``[tokens]``, without special tokens around it.
@@ -284,9 +284,9 @@ class Tokenizer:
         """
         try:
             parts = [_checked(text, None)] if placeholder is None else _checked(text, None).split(placeholder)
-            ids = list(self._parsed(parts[0], mark))
+            ids = list(self._encode_parsed(parts[0], mark))
             for part in parts[1:]:
-                ids += -1, *self._parsed(part, mark)
+                ids += -1, *self._encode_parsed(part, mark)
             return np.array(ids, dtype=np.int32)
         except (UnicodeEncodeError, TypeError):
             raise _bad_text(text, None) from None
@@ -319,20 +319,20 @@ class Tokenizer:
         return {f"{name}_token": self.token_text(self.special[name]) for name in CONFIG_TOKENS
                 if name in self.special}
 
-    def _one(self, text: str, parse_special: bool, at: int | None = None) -> Sequence[int]:
+    def _encode_one(self, text: str, parse_special: bool, at: int | None = None) -> Sequence[int]:
         _checked(text, at)
         try:
-            return self._parsed(text, None) if parse_special else self._plain([text])[0]
+            return self._encode_parsed(text, None) if parse_special else self._encode_plain([text])[0]
         except MpoolError:
             raise
         except (UnicodeEncodeError, TypeError):
             raise _bad_text(text, at) from None
 
-    def _many(self, texts: list[str], room: int | None) -> list[Sequence[int]]:
+    def _encode_many(self, texts: list[str], room: int | None) -> list[Sequence[int]]:
         try:
             if room is not None and self._words_independent and not self._truncate_left:
                 return self._encode_heads(texts, room)
-            return self._plain(texts)
+            return self._encode_plain(texts)
         except MpoolError:
             raise
         except (UnicodeEncodeError, TypeError):
@@ -349,9 +349,9 @@ class Tokenizer:
         reach = _HEAD_CHARS_PER_TOKEN * (room + 8)
         cuts = [text.rfind(" ", 0, reach) if isinstance(text, str) and len(text) > 2 * reach else -1
                 for text in texts]
-        bodies = self._plain([text if cut < 0 else text[:cut] for text, cut in zip(texts, cuts)])
+        bodies = self._encode_plain([text if cut < 0 else text[:cut] for text, cut in zip(texts, cuts)])
         short = [at for at, cut in enumerate(cuts) if cut >= 0 and len(bodies[at]) < room]
-        for at, body in zip(short, self._plain([texts[at] for at in short])):
+        for at, body in zip(short, self._encode_plain([texts[at] for at in short])):
             bodies[at] = body
         return bodies
 
