@@ -146,7 +146,7 @@ def constrain(tools: Tools, tokenizer: Tokenizer, key: str, sampling: EndOptions
                           hint='pip install "mpool[grammar]" installs it')
     try:
         call_grammar = build_grammar(tools.format, tools.functions, forced=tools.forced, single=tools.single,
-                             splitter=splitter, response=response)
+                                     splitter=splitter, response=response)
     except ValueError:
         raise InvalidArgument("`response_format` allows JSON that begins with {\"name\", as function calls of this "
                               "model do; together with tools it must be an object with another required property "

@@ -140,7 +140,7 @@ def clip(folder: str, pad: str) -> tokenizers.Tokenizer:
         merges.append((pair[0], pair[1]))
     try:
         tokenizer = Tokenizer(models.BPE(vocab, merges, continuing_subword_prefix="", end_of_word_suffix="</w>",
-                                    fuse_unk=False, unk_token=END))
+                                         fuse_unk=False, unk_token=END))
     except Exception as error:  # tokenizers raises plain Exception
         raise FormatError(file=merges_path, field="merges", got=str(error)[:200],
                           allowed="merges of tokens of vocab.json") from error

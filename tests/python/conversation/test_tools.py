@@ -410,7 +410,8 @@ FUNCTION = {"name": "f", "parameters": {"type": "object", "properties": {}}}
     ({"tools": [{"name": "f", "parameters": {"x": {1, 2}}}]}, "must be plain JSON, got"),
     ({"tools": [{"name": "f", "parameters": {"x": float("nan")}}]}, "must be plain JSON, got"),
     ({"tools": [{"name": "f", "description": "\ud800"}]}, "must be plain JSON, got"),
-    ({"tools": [lambda city: city]}, "Pass a function without a name as a dict"), ({"tools": [dict]}, "got the class dict"),
+    ({"tools": [lambda city: city]}, "Pass a function without a name as a dict"),
+    ({"tools": [dict]}, "got the class dict"),
     ({"tools": TOOLS, "tool_choice": "maybe"}, "`tool_choice` must be \"auto\".*, got 'maybe'"),
     ({"tools": TOOLS, "tool_choice": {"type": "x"}}, "`tool_choice` must be .*, got dict"),
     ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "g"}}},
@@ -557,37 +558,37 @@ def test_classes_become_schemas() -> None:
     assert made["function"]["parameters"]["required"] == ["city"]
 
     def nested(weather: Any) -> None:
-        """Takes one."""
+        """Takes a Weather."""
 
     nested.__annotations__["weather"] = Weather
     assert tool_schemas.read([nested])[0]["function"]["parameters"]["properties"]["weather"]["required"] == ["city"]
 
 
 def untyped(city):  # type: ignore[no-untyped-def]
-    """No annotation."""
+    """Has a parameter without an annotation."""
 
 
 def starred(*cities: str) -> None:
-    """No names."""
+    """Has a variadic parameter."""
 
 
 def positional(city: str, /) -> None:
-    """No name."""
+    """Has a positional-only parameter."""
 
 
-def odd(city: bytes) -> None:
-    """No JSON."""
+def takes_bytes(city: bytes) -> None:
+    """Has a type without a JSON schema."""
 
 
-def keyed(cities: dict[int, str]) -> None:
-    """No JSON either."""
+def takes_integer_keys(cities: dict[int, str]) -> None:
+    """Has a dict whose keys are not strings."""
 
 
 @pytest.mark.parametrize("tool, message", [
     (untyped, "parameter city must have a type annotation"),
     (starred, r"parameter \*cities: .* must be one that can be passed by name"),
-    (positional, "must be one that can be passed by name"), (odd, "is of type bytes, which has no JSON schema"),
-    (keyed, "is of type dict"), (print, "must have a type annotation|passed by name|cannot be read")])
+    (positional, "must be one that can be passed by name"), (takes_bytes, "is of type bytes, which has no JSON schema"),
+    (takes_integer_keys, "is of type dict"), (print, "must have a type annotation|passed by name|cannot be read")])
 def test_functions_without_a_usable_signature(tool: Any, message: str) -> None:
     with pytest.raises(mpool.InvalidArgument, match=message) as caught:
         tool_schemas.read([tool])
