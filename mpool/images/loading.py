@@ -200,7 +200,7 @@ def _check_size(width: int, height: int, name: str) -> None:
     elif not MIN_SIDE <= min(width, height) or max(width, height) > MAX_SIDE:
         allowed = f"{MIN_SIDE} to {MAX_SIDE:,} pixels per side"
     elif max(width, height) > MAX_RATIO * min(width, height):
-        allowed = f"an aspect ratio of at most {MAX_RATIO}"
+        allowed = f"an image with an aspect ratio of at most {MAX_RATIO}"
     else:
         return
     raise InvalidArgument(param=name, got=f"{width:,} x {height:,} pixels", allowed=allowed)
