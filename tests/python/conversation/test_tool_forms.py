@@ -283,7 +283,7 @@ def test_random_walks_through_the_grammar(letters: Any, name: str, splitter: str
     tokens, tokenizer = letters
     tool_format, end, make = format_named(name), len(tokens) - 1, SPLITTERS[splitter]
     if name == "harmony" and make is not None:
-        pytest.skip("harmony thinks in messages")
+        pytest.skip("Harmony marks reasoning by channels, not by <think>")
     functions = [Function(key, value) for key, value in FUNCTIONS.items()]
     made = tool_grammar.build_grammar(tool_format, functions, forced=False, single=False, splitter=make)
     lark = llguidance.LLMatcher.grammar_from_lark(made.lark)
