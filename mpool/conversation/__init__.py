@@ -1,1 +1,1 @@
-"""Messages to a prompt and a response back to messages: chat templates, tool calls, reasoning, grammars."""
+"""Converts messages to a prompt and a completion to a message: chat templates, tool calls, reasoning, grammars."""

@@ -6,7 +6,14 @@ import re
 
 
 class JsonExtent:
-    """Finds the end of a JSON object in a text that grows; each character is looked at once."""
+    """Finds the end of a JSON object in a text that grows. Scans each character once.
+
+    Args:
+        start: index at which the object begins.
+
+    Attributes:
+        at: index of the next character to scan.
+    """
 
     _outside, _inside = re.compile(r'["{}\[\]]'), re.compile(r'["\\]')
 
@@ -15,7 +22,7 @@ class JsonExtent:
         self._depth, self._quoted = 0, False
 
     def end(self, text: str) -> int:
-        """Index after the object's end; -1: the end has not come yet."""
+        """Return the index after the object's end, or -1 if ``text`` ends before the object."""
         while self.at < len(text):
             found = (self._inside if self._quoted else self._outside).search(text, self.at)
             if found is None:
@@ -23,7 +30,7 @@ class JsonExtent:
                 break
             self.at = found.end()
             if found[0] == "\\":
-                self.at += 1  # whatever it is, here or not
+                self.at += 1  # skip the escaped character, even if it is not in the text yet
             elif found[0] == '"':
                 self._quoted = not self._quoted
             else:

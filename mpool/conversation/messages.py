@@ -1,4 +1,4 @@
-"""Messages in OpenAI's shape: checked, and made plain dicts that a chat template reads."""
+"""Validates messages in OpenAI's shape and converts them to the plain dicts that a chat template reads."""
 
 from __future__ import annotations
 
@@ -12,19 +12,24 @@ from .template import each_string
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _SHAPE = 'A message is a dict such as {"role": "user", "content": "Hello"}'
-#: Kinds of parts of a message that are images.
+#: Types of message parts that are images.
 IMAGE_PARTS = ("image", "image_url", "input_image")
 #: Placeholder characters for an image while the chat template is rendered.
-_STAND_INS = "\ufdd8\ufdd9\ufdda\ufddb"
+_PLACEHOLDERS = "\ufdd8\ufdd9\ufdda\ufddb"
 
 
 def check_messages(messages: Any, images: list[Any] | None = None) -> list[dict[str, Any]]:
-    """Messages as plain dicts: the parts of a message's text joined; or, with ``images``, to which those of the
-    messages are added, a list of ``{"type": "image"}`` and ``{"type": "text", "text": ...}``.
+    """Validate messages and convert them to plain dicts.
+
+    Args:
+        messages: the caller's messages.
+        images: None for a language model: the text parts of each message are joined to one string. For a vision model,
+            a list to which the images of the messages are appended: each content becomes a list of
+            ``{"type": "image"}`` and ``{"type": "text", "text": ...}``.
 
     Raises:
-        InvalidArgument: see :func:`prompt_ids`.
-        Unsupported: the model does not support a part of a message.
+        InvalidArgument: a message is malformed, or the messages have too many characters in total.
+        Unsupported: a message has a part that the model does not support.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         refuse("messages", messages, "a list of messages", hint=_SHAPE)
@@ -38,7 +43,7 @@ def check_messages(messages: Any, images: list[Any] | None = None) -> list[dict[
         role = message.get("role")
         if not isinstance(role, str) or role not in ROLES:
             refuse(f"{where}.role", role, "one of " + ", ".join(ROLES), hint=_SHAPE)
-        if _given(message.get("images")) and images is None:
+        if _is_set(message.get("images")) and images is None:
             raise Unsupported(f"`{where}` has images; this model supports text only", param=f"{where}.images")
         content = _content(where, message, role, images)
         chars += sum(len(part.get("text", "")) for part in content) if isinstance(content, list) \
@@ -46,7 +51,7 @@ def check_messages(messages: Any, images: list[Any] | None = None) -> list[dict[
         one = {**{name: value for name, value in message.items() if name != "images" or images is None},
                "content": content}
         calls = one.pop("tool_calls", None)
-        if _given(calls):
+        if _is_set(calls):
             if role != "assistant":
                 raise InvalidArgument(param=f"{where}.role", got=f"{role!r} with tool_calls",
                                       allowed="'assistant' when the message has tool_calls")
@@ -56,13 +61,13 @@ def check_messages(messages: Any, images: list[Any] | None = None) -> list[dict[
         checked.append(one)
     if chars > MAX_CHARS:
         raise InvalidArgument(param="messages", got=f"{chars:,} characters",
-                              allowed=f"at most {MAX_CHARS:,} characters together",
-                              hint="Leave out the oldest")
+                              allowed=f"at most {MAX_CHARS:,} characters in all messages",
+                              hint="Remove the oldest messages")
     return checked
 
 
-def _given(value: Any) -> bool:
-    """Neither None nor nothing; the truth of an array is an error."""
+def _is_set(value: Any) -> bool:
+    """Return True unless the value is None or an empty list. ``if value`` would raise for an array."""
     return value is not None and not (isinstance(value, (list, tuple)) and not value)
 
 
@@ -80,21 +85,21 @@ def _content(where: str, message: Mapping[str, Any], role: str,
                                   param=f"{where}.content[{at}]")
             text = part.get("text") if kind in ("text", "input_text") else part
             if not isinstance(text, str):
-                refuse(f"{where}.content[{at}]", part, 'a text or {"type": "text", "text": ...}')
+                refuse(f"{where}.content[{at}]", part, 'a string or {"type": "text", "text": ...}')
             parts.append(text)
         content = "".join(parts)
     if content is None and role == "assistant" and message.get("tool_calls"):
         return None
     if not isinstance(content, str):
-        refuse(f"{where}.content", content, "text, or a list of parts of text")
+        refuse(f"{where}.content", content, "a string, or a list of text parts")
     return content
 
 
 def _parts(where: str, message: Mapping[str, Any], role: str, images: list[Any]) -> list[dict[str, Any]]:
-    """Parts of a message to a model that reads images; Ollama's ``images`` come first."""
+    """Return the parts of a message to a vision model. The images of Ollama's ``images`` key come first."""
     content, own = message.get("content"), message.get("images")
     parts: list[dict[str, Any]] = []
-    if _given(own):
+    if _is_set(own):
         if isinstance(own, (str, bytes, Mapping)) or not isinstance(own, Sequence):
             refuse(f"{where}.images", own, "a list of images")
         images += own
@@ -104,11 +109,11 @@ def _parts(where: str, message: Mapping[str, Any], role: str, images: list[Any])
     if content is None and (parts or role == "assistant"):
         content = []
     if not isinstance(content, (list, tuple)):
-        refuse(f"{where}.content", content, "text, or a list of parts of text and images")
+        refuse(f"{where}.content", content, "a string, or a list of text and image parts")
     for at, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind in IMAGE_PARTS:
-            images.append(image_of(part, f"{where}.content[{at}]"))
+            images.append(image_from_part(part, f"{where}.content[{at}]"))
             parts.append({"type": "image"})
             continue
         if kind in ("input_audio", "audio", "video", "file"):
@@ -117,22 +122,22 @@ def _parts(where: str, message: Mapping[str, Any], role: str, images: list[Any])
         text = part.get("text") if kind in ("text", "input_text") else part
         if not isinstance(text, str):
             refuse(f"{where}.content[{at}]", part,
-                   'a text, {"type": "text", "text": ...} or {"type": "image", "image": ...}')
+                   'a string, {"type": "text", "text": ...} or {"type": "image", "image": ...}')
         parts.append({"type": "text", "text": text})
     return parts
 
 
 # ---- images of a message ---------------------------------------------------------------------------------------------
 
-def image_of(part: Mapping[str, Any], where: str) -> Any:
-    """The image of a message part: anything that :func:`mpool.embed_image` takes.
+def image_from_part(part: Mapping[str, Any], where: str) -> Any:
+    """Return the image of a message part: any value that :func:`mpool.embed_image` accepts.
 
-    OpenAI's ``{"type": "image_url", "image_url": {"url": ...}}`` takes ``data:`` URLs, and others if allowed;
-    ``{"type": "image", ...}`` has it under ``image``, ``url``, ``path``, ``base64`` or ``data``, or ``source`` with
-    ``data``.
+    OpenAI's ``{"type": "image_url", "image_url": {"url": ...}}`` accepts ``data:`` URLs, and http and https URLs if
+    ``allow_urls`` is set. ``{"type": "image", ...}`` holds the image under ``image``, ``url``, ``path``, ``base64`` or
+    ``data``, or under ``source`` as a dict with ``data`` or ``url``.
 
     Raises:
-        InvalidArgument: there is none, or a URL that is none.
+        InvalidArgument: the part has no image or several, or ``image_url`` is not a URL.
     """
     kind = part.get("type")
     value: Any = part.get("image_url") if kind in ("image_url", "input_image") else None
@@ -142,7 +147,7 @@ def image_of(part: Mapping[str, Any], where: str) -> Any:
         if len(given) != 1:
             raise InvalidArgument(param=where, got=f"{len(given)} images",
                                   allowed="one image, under image, url, path or base64",
-                                  hint='Such as {"type": "image", "image": "photo.jpg"}')
+                                  hint='For example {"type": "image", "image": "photo.jpg"}')
         value = given[0]
         if isinstance(value, Mapping):
             value = value.get("data", value.get("url"))
@@ -150,28 +155,28 @@ def image_of(part: Mapping[str, Any], where: str) -> Any:
     if isinstance(value, Mapping):
         value = value.get("url")
     if not isinstance(value, str) or not value[:8].lower().startswith(("data:", "http:", "https:")):
-        refuse(f"{where}.image_url", value, "a data: URL, or http and https with allow_urls=True",
-               hint='For files: {"type": "image", "path": ...}')
+        refuse(f"{where}.image_url", value, "a data: URL, or an http or https URL with allow_urls=True",
+               hint='For files, use {"type": "image", "path": ...}')
     return value
 
 
 def _text_or_base64(part: Mapping[str, Any], value: Any) -> Any:
-    """base64 text is marked as such: its first characters need not be those of an image."""
+    """Prefix base64 text with ``data:``, so that it is not taken for a path: it may begin with any characters."""
     if isinstance(value, str) and value[:5].lower() != "data:" and (
             part.get("base64") is not None or part.get("data") is not None or isinstance(part.get("source"), Mapping)):
         return f"data:image/png;base64,{value}"
     return value
 
 
-def stand_in(messages: Sequence[Mapping[str, Any]]) -> str:
-    """A character that no text of a conversation holds.
+def placeholder_char(messages: Sequence[Mapping[str, Any]]) -> str:
+    """Return a noncharacter that occurs in no string of a conversation.
 
     Raises:
-        InvalidArgument: they hold all that could be.
+        InvalidArgument: all four candidates occur.
     """
     texts: list[str] = []
     each_string(list(messages), texts.append, texts.append)
-    found = next((char for char in _STAND_INS if not any(char in text for text in texts)), None)
+    found = next((char for char in _PLACEHOLDERS if not any(char in text for text in texts)), None)
     if found is None:
         raise InvalidArgument(param="messages", got="text with all of U+FDD8 to U+FDDB",
                               allowed="text without these noncharacters")

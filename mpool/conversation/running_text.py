@@ -1,62 +1,68 @@
-"""Mask reuse: positions in a completion where the allowed tokens are known without computing a mask."""
+"""Reuse of token masks in free text: where the allowed tokens are known without computing a mask."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 
-class RunningText:
-    """Follows one answer through its text: where no part of the text can belong to a marker, the mask equals the last
-    one computed in that state, and is reused.
+class MaskReuse:
+    """Follows one completion and reuses masks.
+
+    Where no part of the text can belong to a marker, every position allows the same tokens, so the last mask computed
+    at such a position is valid again.
 
     Args:
-        marks, leads: as of :class:`mpool.conversation.tool_grammar.Grammar`, as bytes.
-        bytes_of: a token's.
+        markers, prefixes: as in :class:`mpool.conversation.tool_grammar.Grammar`; ``markers`` are encoded as UTF-8.
+        bytes_of: function that returns the bytes of a token.
     """
 
-    def __init__(self, marks: tuple[bytes, ...], leads: tuple[str, ...], bytes_of: Callable[[int], bytes]) -> None:
-        self._marks, self._bytes_of = marks, bytes_of
-        self._leads = tuple(lead.encode() for lead in leads)
-        self._keep = max(map(len, marks), default=1)
-        self._tail = b""
-        self._begun = self._over = False
+    def __init__(self, markers: tuple[bytes, ...], prefixes: tuple[str, ...], bytes_of: Callable[[int], bytes]) -> None:
+        self._markers, self._bytes_of = markers, bytes_of
+        self._prefixes = tuple(prefix.encode() for prefix in prefixes)
+        self._keep = max(map(len, markers), default=1)
+        self._tail = b""  # the end of the text, as far as a marker may begin in it
+        self._in_text = self._in_calls = False
         self._mask: bytes | None = None
-        self._here = False
+        self._reusable = False  # the mask at the current position is the one of free text
 
-    def known(self, ids: list[int]) -> bytes | None:
-        """The mask behind these tokens; None: it has to be computed, and :meth:`keep` is to be told."""
-        self._here = False
-        if self._over:
+    def lookup(self, ids: list[int]) -> bytes | None:
+        """Return the mask after these tokens, or None if it must be computed and passed to :meth:`store`.
+
+        Args:
+            ids: tokens sampled since the last call.
+        """
+        self._reusable = False
+        if self._in_calls:
             return None
         text = self._tail + b"".join(map(self._bytes_of, ids))
-        if not self._begun:  # the start of a completion has a meaning of its own inside the text
+        if not self._in_text:  # the grammar treats the start of a completion differently
             self._tail = text
             start = text.lstrip()
             squeezed = b"".join(text.split())
-            self._over = squeezed.startswith(self._leads) if self._leads else False
-            if not start or self._over or any(mark.startswith(start) for mark in self._marks) \
-                    or any(lead.startswith(squeezed) for lead in self._leads):
+            self._in_calls = squeezed.startswith(self._prefixes) if self._prefixes else False
+            if not start or self._in_calls or any(marker.startswith(start) for marker in self._markers) \
+                    or any(prefix.startswith(squeezed) for prefix in self._prefixes):
                 return None
-            self._begun = True
-        found = next((at for at, mark in enumerate(self._marks) if mark in text), None)
+            self._in_text = True
+        found = next((at for at, marker in enumerate(self._markers) if marker in text), None)
         if found is not None:
-            self._over = found == 0
-            self._tail, self._begun, self._mask = b"", False, None
+            self._in_calls = found == 0
+            self._tail, self._in_text, self._mask = b"", False, None
             return None
         self._tail = text[-self._keep:]
-        if any(text.endswith(mark[:size]) for mark in self._marks for size in range(1, len(mark))) or _is_cut(text):
+        if any(text.endswith(marker[:size]) for marker in self._markers for size in range(1, len(marker))) \
+                or _is_cut(text):
             return None
-        self._here = True
+        self._reusable = True
         return self._mask
 
-    def keep(self, mask: bytes) -> None:
-        """The mask that was computed behind the tokens that it was asked about last."""
-        if self._here:
+    def store(self, mask: bytes) -> None:
+        """Store the mask that was computed after the tokens of the last :meth:`lookup`, if it can be reused."""
+        if self._reusable:
             self._mask = mask
 
-
 def _is_cut(text: bytes) -> bool:
-    """The text ends inside a UTF-8 character."""
+    """Return True if the text ends inside a UTF-8 character."""
     for back in range(1, min(4, len(text)) + 1):
         byte = text[-back]
         if byte & 0xC0 != 0x80:

@@ -1,12 +1,12 @@
-"""A jinja2 environment in which a template can waste neither time nor memory, whatever it says.
+"""A jinja2 environment that limits the time and the memory of any template.
 
-jinja2's immutable sandbox keeps a template away from Python; it does not keep it from counting to 10^10 or from
-building a string of 10^9 characters, and alarms work on the main thread only. So this environment counts: the compiled
-code of a template takes a step for every loop iteration, call, filter and operator, and asks before a string is made.
-An operation beyond the budget ends the rendering.
+jinja2's immutable sandbox keeps a template away from Python's internals. It does not keep it from counting to 10^10 or
+from building a string of 10^9 characters, and alarm signals work on the main thread only. So this environment counts:
+the compiled code of a template takes a step for every loop iteration, call, filter and operator, and charges every new
+string before it is built. An operation beyond the budget ends the rendering.
 
-Nothing is evaluated while a template is compiled (constant folding alone can take 14 s), and it can call only these:
-its own macros, jinja2's helpers, and methods of plain data whose cost is known.
+Compiling evaluates nothing (constant folding alone can take 14 s). A template can call only its own macros, jinja2's
+helpers, and methods of plain data whose cost is known.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from jinja2.exceptions import SecurityError
 
 from ..tokenizers import limits
 
-#: Maximum padding and indentation of a template's filters.
+#: Maximum padding and indentation that a filter may produce, in characters.
 _MAX_WIDTH = 10_000
-#: Longest integer that arithmetic may make.
+#: Maximum length of integers that arithmetic may produce.
 _MAX_INT_BITS = 4096
-#: Rows that ``batch`` and ``slice`` may make.
+#: Maximum number of rows that ``batch`` and ``slice`` may produce.
 _MAX_ROWS = 100_000
 
 _SCALARS = (int, float, bool, type(None))
@@ -46,7 +46,7 @@ _CONTAINERS = (str, list, tuple, dict, range, *_VIEWS)
 
 
 class Exhausted(Exception):
-    """A template went over a limit; the message says which."""
+    """A template exceeded a limit; the message states the limit."""
 
 
 class Budget:
@@ -62,7 +62,7 @@ class Budget:
         self.depth = 0
 
     def step(self, count: int = 1) -> None:
-        """Takes ``count`` steps."""
+        """Takes ``count`` steps. Raises Exhausted if none are left or the time is over."""
         self._steps -= count
         if self._steps < 0:
             raise Exhausted(f"{self.limits[0]:,} steps (mpool.tokenizers.limits.max_template_steps)")
@@ -73,7 +73,7 @@ class Budget:
                 raise Exhausted(f"{self.limits[2]:g} s (mpool.tokenizers.limits.max_template_seconds)")
 
     def text(self, characters: int) -> None:
-        """Allows for a new string of that many characters."""
+        """Charges a new string of ``characters`` characters."""
         self._text -= characters
         if self._text < 0:
             raise Exhausted(f"{self.limits[1]:,} characters of text (mpool.tokenizers.limits.max_template_text)")
@@ -81,9 +81,9 @@ class Budget:
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """``namespace()`` without names that begin with an underscore."""
+    """``namespace()`` whose attributes cannot begin with an underscore."""
 
-    def __init__(*args: Any, **kwargs: Any) -> None:  # allows an attribute named self
+    def __init__(*args: Any, **kwargs: Any) -> None:  # no parameter `self`, so that an attribute can have that name
         self, args = args[0], args[1:]
         attributes = dict(*args, **kwargs)
         for name in attributes:
@@ -101,7 +101,7 @@ def _check_name(name: Any) -> None:
 
 
 class _Generation(jinja2.ext.Extension):
-    """The ``generation`` block of transformers, which marks the assistant's text: here it is only a scope."""
+    """The ``generation`` block of transformers, which marks the assistant's text. Here it is only a scope."""
 
     tags = {"generation"}
 
@@ -118,7 +118,7 @@ class _Generation(jinja2.ext.Extension):
 
 
 class _Generator(jinja2.compiler.CodeGenerator):
-    """Writes the code of a template, with the calls that count."""
+    """Generates the code of a template, with calls that charge the budget."""
 
     def _output_child_to_const(self, node: nodes.Expr, frame: Any, finalize: Any) -> str:
         if not isinstance(node, nodes.TemplateData):
@@ -175,7 +175,7 @@ class _Generator(jinja2.compiler.CodeGenerator):
         self.write("}")
 
 
-#: Syntax nodes that a template may use. Left out: other templates (include, import, extends, block) and autoescape.
+#: Syntax nodes that a template may use. Not allowed: other templates (include, import, extends, block), autoescape.
 _ALLOWED_NODES = frozenset((
     nodes.Template, nodes.Output, nodes.TemplateData, nodes.Const, nodes.Name, nodes.NSRef, nodes.Tuple, nodes.List,
     nodes.Dict, nodes.Pair, nodes.Keyword, nodes.CondExpr, nodes.Filter, nodes.Test, nodes.Call, nodes.Getitem,
@@ -187,16 +187,15 @@ _ALLOWED_NODES = frozenset((
 
 
 class TemplateTooLarge(Exception):
-    """A template has too many nodes; the message states the limit."""
+    """A template has too many tokens or nodes; the message states the limit."""
 
 
 class ForbiddenNode(Exception):
-    """A template uses a statement that chat templates have no business with; the message names it."""
+    """A template uses a statement that is not allowed in chat templates; the message names it."""
 
 
 class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """The environment of chat templates: the functions that transformers provides, with limits. Safe to use from
-    several threads."""
+    """The environment of chat templates: the functions that transformers provides, with limits. Thread-safe."""
 
     code_generator_class = _Generator
     intercepted_binops = frozenset(("+", "-", "*", "/", "//", "%", "**"))
@@ -223,8 +222,9 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         """Compiles ``source``.
 
         Raises:
-            TemplateTooLarge, ForbiddenNode: it is refused.
-            jinja2.TemplateSyntaxError: it is not a template.
+            TemplateTooLarge: the template has too many tokens or nodes.
+            ForbiddenNode: the template uses a statement that is not allowed.
+            jinja2.TemplateSyntaxError: ``source`` is not a template.
         """
         tree = self.parse(source)
         count = 0
@@ -239,7 +239,7 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
                 raise ForbiddenNode(f"{type(node).__name__.lower()} in line {node.lineno}")
             pending.extend(node.iter_child_nodes())
             if isinstance(node, nodes.For):
-                # reading the attribute takes a step
+                # reading this property takes a step
                 node.body.insert(0, nodes.ExprStmt(nodes.EnvironmentAttribute("tick"), lineno=node.lineno))
                 if node.test is not None:
                     node.test = nodes.And(nodes.EnvironmentAttribute("tick"), node.test, lineno=node.lineno)
@@ -255,7 +255,7 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         finally:
             local.budget = outer
 
-    # called by the compiled code
+    # Called by the compiled code
 
     @property
     def tick(self) -> bool:
@@ -264,11 +264,11 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return True
 
     def text(self, characters: int) -> None:
-        """Counts constant text of the template."""
+        """Charges constant text of the template."""
         self._local.budget.text(characters)
 
     def weigh(self, value: Any) -> Any:
-        """Takes as many steps as looking at all of ``value`` would; returns it."""
+        """Takes as many steps as a traversal of ``value`` does. Returns the value."""
         kind = type(value)
         if kind is str:
             self._local.budget.step(1 + (len(value) >> 10))
@@ -277,11 +277,11 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return value
 
     def weigh_container(self, value: Any) -> Any:
-        """As :meth:`weigh`, for the right side of ``in``: a dict is looked up, not searched."""
+        """Like :meth:`weigh`, for the right side of ``in``: a dict takes no steps, since it is not searched."""
         return value if type(value) is dict else self.weigh(value)
 
     def made(self, value: Any) -> Any:
-        """Counts a value just made, and returns it."""
+        """Charges a new value. Returns the value."""
         budget = self._local.budget
         if isinstance(value, str):
             budget.text(len(value))
@@ -292,11 +292,11 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return value
 
     def concat(self, parts: Iterable[Any]) -> str:
-        """The ``~`` operator."""
+        """Implements the ``~`` operator."""
         return "".join([str(self._print(part)) for part in parts])
 
     def _print(self, value: Any) -> Any:
-        """Counts ``value`` as text about to be made of it; only data can be printed."""
+        """Charges the text of ``value`` before it is printed. Only plain data can be printed."""
         budget = self._local.budget
         if isinstance(value, str):
             budget.text(len(value))
@@ -310,7 +310,7 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return value
 
     def _walk(self, value: Any) -> tuple[int, int]:
-        """Entries of a nested value and characters in them, shared parts as often as they are shared."""
+        """Return the number of values in a nested value and of their characters. A shared value counts once per use."""
         step = self._local.budget.step
         entries = characters = 0
         pending = [value]
@@ -337,7 +337,7 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             self._local.budget.step()
             yield value
 
-    # called by Jinja's sandbox
+    # Called by jinja2's sandbox
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         budget = self._local.budget
@@ -373,7 +373,7 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def getitem(self, obj: Any, argument: Any) -> Any:
         if type(argument) is tuple:
-            self._walk(argument)  # hashing one looks at all of it
+            self._walk(argument)  # computing its hash traverses all of it
         return super().getitem(obj, argument)
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> Any:
@@ -383,12 +383,12 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         wrapped = super().wrap_str_format(value)
         return None if wrapped is None else _Format(self, value.__self__, wrapped)
 
-    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # as in jinja2
+    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # the signature of jinja2's method
         budget = __self._local.budget
         budget.step()
         if isinstance(__obj, BuiltinMethodType):
             target, name = __obj.__self__, __obj.__name__
-            kwargs.pop("_loop_vars", None)  # arguments that the compiled code passes to jinja2's own call
+            kwargs.pop("_loop_vars", None)  # internal arguments that the compiled code adds for jinja2's call
             kwargs.pop("_block_vars", None)
             if isinstance(target, str):
                 check = _STR_METHODS.get(name)
@@ -420,7 +420,7 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def _counted(self, function: Callable[..., Any], *, deep: bool, check: Callable[..., None] | None
                  ) -> Callable[..., Any]:
-        """A filter or test that charges its input and output to the budget."""
+        """Return a filter or test that charges its input and output to the budget."""
         passed = jinja2.utils._PassArg.from_obj(function)
         skip = 0 if passed is None else 1
 
@@ -447,7 +447,7 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
 
 class _Format:
-    """``str.format`` of one string, with a limit on widths and on the result."""
+    """``str.format`` of one string, with a limit on field widths and on the length of the result."""
 
     def __init__(self, environment: Environment, template: str, function: Callable[..., str]) -> None:
         self._environment, self._template, self._function = environment, template, function
@@ -472,7 +472,7 @@ _PERCENT = re.compile(r"%(?:\([^)]*\))?([-#0 +]*(?:\*|\d+)?(?:\.(?:\*|\d+))?)[hl
 
 
 def _width(spec: str) -> int:
-    """Characters that a format specification may pad to; a width taken from an argument (``*``) is refused."""
+    """Return the maximum length of a format specification's padding. Widths from arguments (``*``) are not allowed."""
     widths = [int(number) for number in re.findall(r"\d{1,9}", spec)]
     if "*" in spec or any(width > _MAX_WIDTH for width in widths):
         raise Exhausted(f"padding of {_MAX_WIDTH:,} characters")
@@ -498,7 +498,7 @@ def _tojson(value: Any, ensure_ascii: bool = False, indent: Any = None, separato
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-# Checks before a filter runs: (environment, budget, *values of the call)
+# Checks before a filter runs: (environment, budget, *arguments of the filter)
 
 def _check_center(environment: Environment, budget: Budget, value: Any, width: int = 80) -> None:
     budget.text(max(int(width), 0))

@@ -1,8 +1,8 @@
-"""Chat templates: a conversation becomes the text that a model was trained on, and that text its token ids.
+"""Chat templates: render a conversation to the text format that a model was trained on, and encode it to token ids.
 
-A template comes with the model, in Jinja. It is rendered as transformers does it, in a sandbox of its own
-(:mod:`mpool.conversation.sandbox`), and its control tokens are the only ones in the prompt: user text stays plain text,
-``<|im_end|>`` included.
+A template is part of a model and written in Jinja. It is rendered as transformers does it, in a sandbox
+(:mod:`mpool.conversation.sandbox`). Only the template itself can write control tokens: their texts in messages, such as
+``<|im_end|>``, are encoded as plain text.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ if TYPE_CHECKING:
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _CONTINUE = "CONTINUE_FINAL_MESSAGE_TAG "
 
-#: Names that a caller's variables cannot have: variables that every template gets, and names that could choose a
-#: template.
+#: Names that a caller's variables cannot have: variables that every template gets, and keywords with which
+#: transformers selects another template.
 _RESERVED = frozenset(("messages", "tools", "documents", "add_generation_prompt", "template", "chat_template", "range",
                        "dict", "namespace", "cycler", "joiner", "raise_exception", "strftime_now", "bos_token",
                        "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token", "self", "loop",
                        "caller", "varargs", "kwargs"))
 
-_SIGN = re.compile(r"\W")
+_NON_WORD = re.compile(r"\W")
 
 _lock = threading.Lock()
 _environment: Environment | None = None
 
 
 class ChatPrompt(NamedTuple):
-    """A conversation, ready for the model.
+    """A rendered and encoded conversation.
 
     Attributes:
-        ids: token ids, int32 ``[tokens]``.
-        text: the rendered text.
+        ids: token ids, int32 ``[tokens]``. -1 stands for an image whose model has no token for it.
+        text: rendered text.
     """
 
     ids: np.ndarray
@@ -53,13 +53,13 @@ class ChatPrompt(NamedTuple):
 
 
 class ChatTemplate:
-    """A model's chat template. Safe to use from any number of threads; compiled when it is first rendered.
+    """A model's chat template. Thread-safe. Compiled on first use.
 
     Args:
         source: the template, in Jinja.
-        special: texts of special tokens by the names templates use (``bos_token``, ...), as
-            :meth:`mpool.tokenizers.tokenizer.Tokenizer.special_texts` gives them.
-        file: where the template comes from, for error messages.
+        special: texts of special tokens by the names that templates use (``bos_token``, ...), as returned by
+            :meth:`mpool.tokenizers.tokenizer.Tokenizer.special_texts`.
+        file: path of the template's file, for error messages.
 
     Raises:
         InvalidArgument: ``source`` is not a string.
@@ -72,44 +72,54 @@ class ChatTemplate:
         if len(source) > limits.max_template_chars:
             raise LimitError(f"{file or 'the model'}: the chat template has {len(source):,} characters, the limit is "
                              f"{limits.max_template_chars:,}",
-                             hint="mpool.tokenizers.limits.max_template_chars raises it")
+                             hint="Raise mpool.tokenizers.limits.max_template_chars")
         self.source = source
         self._special = dict(special or {})
         self._file = file
         self._compiled: Any = None
-        self._places: bool | None = None
+        self._accepts_images: bool | None = None
 
     @classmethod
     def for_model(cls, source: str | None, tokenizer: Tokenizer, *, key: str | None = None,
                   file: str | None = None) -> ChatTemplate:
-        """The template that came with a model.
+        """Create the template of a model.
+
+        Args:
+            source: the model's template; None or empty if it has none.
+            tokenizer: the model's tokenizer.
+            key: the model's key, for error messages.
+            file: path of the template's file, for error messages.
 
         Raises:
-            Unsupported: there is none.
+            Unsupported: the model has no chat template.
         """
         if not source:
             raise Unsupported("this model has no chat template", key=key,
-                              hint="Use generate() with a prompt of your own, or make a ChatTemplate of the template "
-                                   "its authors give")
+                              hint="Use generate() with a raw prompt, or register the model with chat_template=, the "
+                                   "template that its authors publish")
         return cls(source, special=tokenizer.special_texts(), file=file)
 
     def render(self, /, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None,
                documents: Sequence[Mapping[str, Any]] | None = None, add_generation_prompt: bool = False,
                continue_final_message: bool = False, **variables: Any) -> str:
-        """The conversation as text, as transformers' ``apply_chat_template(tokenize=False)`` gives it.
+        """Render a conversation to text, as transformers' ``apply_chat_template(tokenize=False)`` does.
 
         Args:
-            messages: at least one; each has a ``role``, and ``content`` or other keys that the template reads.
-            tools: JSON schemas of functions that the model may call.
+            messages: at least one message; each has a ``role``, and ``content`` or other keys that the template reads.
+            tools: tools in OpenAI's format, ``{"type": "function", "function": {...}}``.
             documents: dicts that templates for retrieval read.
-            add_generation_prompt: end with the start of an answer.
-            continue_final_message: leave the last message open, for the model to go on with.
+            add_generation_prompt: end the prompt with the start of the assistant's message.
+            continue_final_message: leave the last message open, so that the model continues it.
             variables: other variables that the template reads (``enable_thinking=False``), plain data.
 
+        Returns:
+            The prompt.
+
         Raises:
-            InvalidArgument: something is not of the form above, or a variable has a reserved name.
-            TemplateError: the template refuses the conversation, fails, or goes over its limits.
-            FormatError: the source is not a template, or uses a feature that is not allowed in chat templates.
+            InvalidArgument: an argument is malformed, or a variable has a reserved name.
+            TemplateError: the template rejects the conversation, fails, or exceeds a limit.
+            LimitError: an argument is nested too deeply, or the template is too large.
+            FormatError: ``source`` is not a valid template, or uses a feature that is not allowed in chat templates.
         """
         data = self._data(messages, tools, documents, variables)
         return self._render(data, add_generation_prompt, continue_final_message)
@@ -117,53 +127,58 @@ class ChatTemplate:
     def prompt(self, /, messages: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, *,
                tools: Sequence[Mapping[str, Any]] | None = None,
                documents: Sequence[Mapping[str, Any]] | None = None, add_generation_prompt: bool | None = None,
-               continue_final_message: bool = False, stand_in: tuple[str, str | None] | None = None,
+               continue_final_message: bool = False, placeholder: tuple[str, str | None] | None = None,
                **variables: Any) -> ChatPrompt:
-        """The conversation as token ids.
+        """Render a conversation and encode it.
 
-        The text of a control token in ``messages``, ``tools``, ``documents`` or ``variables`` stays plain text; only
-        the template's own are control tokens. Without such texts the ids are those of the rendered text.
+        Texts of control tokens in ``messages``, ``tools``, ``documents`` or ``variables`` become plain text; only the
+        template's own text yields control tokens. Without such texts, the ids equal those of the rendered text.
 
-        Args and errors are those of :meth:`render`; ``add_generation_prompt`` is on unless the last message is
-        continued. ``stand_in``: a character in the messages, and the text of the control token that it stands for, or
-        None: it becomes -1, whatever the vocabulary has.
+        The other arguments and the errors are those of :meth:`render`.
+
+        Args:
+            tokenizer: the model's tokenizer.
+            add_generation_prompt: as in :meth:`render`; None: on unless the last message is continued.
+            placeholder: a character in the messages, and the text of the control token that replaces it. If the text
+                is None, the character's id is -1, whatever the vocabulary contains.
         """
         if add_generation_prompt is None:
             add_generation_prompt = not continue_final_message
         data = self._data(messages, tools, documents, variables)
-        mark = _Guard.of(tokenizer).apply(data)
+        mark = _ControlTokenGuard.of(tokenizer).apply(data)
         text = self._render(data, add_generation_prompt, continue_final_message)
         char = None
-        if stand_in is not None and stand_in[1] is not None:
-            text = text.replace(stand_in[0], stand_in[1])
-        elif stand_in is not None:
-            char = stand_in[0]
+        if placeholder is not None and placeholder[1] is not None:
+            text = text.replace(placeholder[0], placeholder[1])
+        elif placeholder is not None:
+            char = placeholder[0]
         if mark is None:
             return ChatPrompt(tokenizer.encode_marked(text, None, char), text)
-        text = text.replace(f"\\u{ord(mark):04x}", mark)  # tojson(ensure_ascii=true) writes it so
+        text = text.replace(f"\\u{ord(mark):04x}", mark)  # tojson(ensure_ascii=true) escapes the mark
         return ChatPrompt(tokenizer.encode_marked(text, mark, char), text.replace(mark, ""))
 
-    def places_images(self, token: str, tokenizer: Tokenizer) -> bool:
-        """The template accepts a message as a list of parts and writes ``token`` in place of an image part."""
-        if self._places is None:
+    def accepts_image_parts(self, token: str, tokenizer: Tokenizer) -> bool:
+        """Return True if the template accepts content as a list of parts and writes ``token`` for an image part."""
+        if self._accepts_images is None:
             probe = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "probe"}]}]
             try:
                 text = self.render(probe, add_generation_prompt=True)
             except TemplateError:
                 text = ""
-            self._places = token in text and "probe" in text and "'type'" not in text and '"type"' not in text
-        return self._places
+            self._accepts_images = \
+                token in text and "probe" in text and "'type'" not in text and '"type"' not in text
+        return self._accepts_images
 
     def _data(self, messages: Any, tools: Any, documents: Any, variables: Mapping[str, Any]) -> dict[str, Any]:
-        """The caller's input, copied to plain data."""
+        """Validate the caller's input and copy it to plain data."""
         for name in variables:
             if name in _RESERVED or name.startswith("_"):
                 raise InvalidArgument(f"`{name}` cannot be passed to a chat template", param=name,
-                                      hint="A template is chosen when a model is loaded, never by a request"
+                                      hint="The template is set when a model is loaded; a request cannot change it"
                                       if "template" in name else None)
         if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Iterable):
             raise InvalidArgument(param="messages", got=type(messages).__name__, allowed="a list of dicts")
-        chat = _plain(list(messages), "messages")
+        chat = _to_plain(list(messages), "messages")
         if not chat:
             raise InvalidArgument(param="messages", got="empty", allowed="a list of at least one message")
         for at, message in enumerate(chat):
@@ -175,15 +190,15 @@ class ChatTemplate:
                 raise InvalidArgument(param=name, got=type(value).__name__, allowed="a list of dicts")
         return {
             "messages": list(map(_with_reasoning, chat)),
-            "tools": None if tools is None else _dicts(_plain(list(tools), "tools"), "tools"),
-            "documents": None if documents is None else _dicts(_plain(list(documents), "documents"), "documents"),
-            **{name: _plain(value, name) for name, value in variables.items()},
+            "tools": None if tools is None else _dicts(_to_plain(list(tools), "tools"), "tools"),
+            "documents": None if documents is None else _dicts(_to_plain(list(documents), "documents"), "documents"),
+            **{name: _to_plain(value, name) for name, value in variables.items()},
         }
 
     def _render(self, data: dict[str, Any], add_generation_prompt: bool, continue_final_message: bool) -> str:
         if continue_final_message:
             if add_generation_prompt:
-                raise InvalidArgument("`add_generation_prompt` and `continue_final_message` exclude each other",
+                raise InvalidArgument("`add_generation_prompt` and `continue_final_message` cannot both be set",
                                       param="continue_final_message")
             final = _open_last(data["messages"][-1])
         text = self._run({**self._special, **data, "add_generation_prompt": bool(add_generation_prompt)})
@@ -191,8 +206,8 @@ class ChatTemplate:
             return text
         at = text.rfind(_CONTINUE.strip())
         if at < 0 or final.strip() not in text:
-            raise TemplateError("the chat template leaves out or changes the last message, so it cannot be continued")
-        # a template that trims its messages would not have kept the spaces at the end
+            raise TemplateError("the last message cannot be continued: the chat template drops or changes its text")
+        # If the template trims messages, it dropped the space at the tag's end: trim the prompt, too.
         return text[:at] if text.startswith(_CONTINUE, at) else text[:at].rstrip()
 
     def _run(self, variables: dict[str, Any]) -> str:
@@ -209,30 +224,30 @@ class ChatTemplate:
         try:
             return environment.render(template, variables, budget)
         except Exhausted as error:
-            raise TemplateError(f"the chat template went over its limit of {error}",
-                                hint="The template of this model is faulty or hostile") from None
+            raise TemplateError(f"the chat template exceeded its limit of {error}",
+                                hint="The template of this model is faulty or malicious") from None
         except RecursionError:
-            raise TemplateError("the chat template went over its limit of nested calls",
-                                hint="The template of this model is faulty or hostile") from None
+            raise TemplateError("the chat template exceeded its limit of nested calls",
+                                hint="The template of this model is faulty or malicious") from None
         except SecurityError as error:
-            raise TemplateError("the chat template tried what templates may not do",
-                                hint="The template of this model is faulty or hostile") from error
+            raise TemplateError("the chat template used an operation that is not allowed in chat templates",
+                                hint="The template of this model is faulty or malicious") from error
         except jinja2.UndefinedError as error:
-            raise TemplateError(f"the chat template misses something: {error.message}",
-                                hint="Give every message what this model's template reads") from error
+            raise TemplateError(f"the chat template read a value that is not defined: {error.message}",
+                                hint="Give every message the keys that this model's template reads") from error
         except jinja2.TemplateError as error:
-            raise TemplateError(f"the chat template refuses this conversation: {error.message or 'no reason given'}"
+            raise TemplateError(f"the chat template rejected this conversation: {error.message or 'no reason given'}"
                                 ) from error
-        except TypeError as error:  # names types, never values
+        except TypeError as error:  # its message names types, never values
             raise TemplateError(f"the chat template failed on this conversation: {error}",
-                                hint="Give every message what this model's template reads") from error
+                                hint="Give every message the keys that this model's template reads") from error
         except (MemoryError, ArithmeticError, LookupError, ValueError, AttributeError, RuntimeError,
                 AssertionError) as error:
             raise TemplateError(f"the chat template failed on this conversation ({type(error).__name__})",
-                                hint="Give every message what this model's template reads") from error
+                                hint="Give every message the keys that this model's template reads") from error
 
     def variables(self) -> frozenset[str]:
-        """Names that it reads and does not always set before: what a caller can tell it.
+        """Return the names of the variables that a caller can pass: those that the template reads and may not set.
 
         Raises:
             FormatError, LimitError: as :meth:`render`.
@@ -240,7 +255,7 @@ class ChatTemplate:
         from jinja2 import meta
 
         environment = _shared_environment()
-        self._compile(environment)  # refuses data that is too large to traverse
+        self._compile(environment)  # raises if the template is too large to traverse
         return frozenset(meta.find_undeclared_variables(environment.parse(self.source)))
 
     def _compile(self, environment: Environment) -> Any:
@@ -257,11 +272,13 @@ class ChatTemplate:
                 raise self._bad(str(error), "statements and expressions of one template") from None
             except jinja2.TemplateSyntaxError as error:
                 reason = (error.message or "no reason given").rstrip(".")
-                raise self._bad(f"wrong in line {error.lineno}: {reason}", "a Jinja template") from None
+                got = f"a template with an error in line {error.lineno}: {reason}"
+                raise self._bad(got, "a Jinja template") from None
             except (RecursionError, MemoryError):
                 raise LimitError(f"{self._file or 'the model'}: the chat template is nested too deeply") from None
             except (SyntaxError, ValueError, TypeError, AssertionError) as error:
-                raise self._bad(f"what does not compile ({type(error).__name__})", "a Jinja template") from error
+                raise self._bad(f"a template that does not compile ({type(error).__name__})", "a Jinja template"
+                                ) from error
         return self._compiled
 
     def _bad(self, got: str, allowed: str) -> FormatError:
@@ -278,11 +295,11 @@ def _shared_environment() -> Environment:
     return _environment
 
 
-def _plain(value: Any, where: str, depth: int = 0) -> Any:
-    """A copy of ``value`` made of str, int, float, bool, None, lists, tuples and dicts.
+def _to_plain(value: Any, where: str, depth: int = 0) -> Any:
+    """Copy ``value`` to str, int, float, bool, None, lists, tuples and dicts.
 
-    Other objects (the image in a message) become a string that names their type: templates ask whether they are
-    there, and never look inside.
+    Other objects (the image in a message) become a string that names their type: templates only test whether they are
+    present.
     """
     if value is None or isinstance(value, (bool, float)):
         return value if value is None or type(value) in (bool, float) else float(value)
@@ -298,20 +315,21 @@ def _plain(value: Any, where: str, depth: int = 0) -> Any:
         return int.__int__(value)
     if depth >= limits.max_data_depth:
         raise LimitError(f"{where} is nested deeper than {limits.max_data_depth} levels",
-                         hint="mpool.tokenizers.limits.max_data_depth raises it")
+                         hint="Raise mpool.tokenizers.limits.max_data_depth")
     if isinstance(value, Mapping):
-        return {_plain(key, where, depth + 1): _plain(item, f"{where}[{key!r}]" if depth < 3 else where, depth + 1)
+        return {_to_plain(key, where, depth + 1):
+                _to_plain(item, f"{where}[{key!r}]" if depth < 3 else where, depth + 1)
                 for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        items = [_plain(item, f"{where}[{at}]" if depth < 3 else where, depth + 1) for at, item in enumerate(value)]
+        items = [_to_plain(item, f"{where}[{at}]" if depth < 3 else where, depth + 1) for at, item in enumerate(value)]
         return items if isinstance(value, list) else tuple(items)
     if isinstance(value, np.generic):
-        return _plain(value.item(), where, depth + 1)
+        return _to_plain(value.item(), where, depth + 1)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {entry.name: _plain(getattr(value, entry.name), where, depth + 1)
+        return {entry.name: _to_plain(getattr(value, entry.name), where, depth + 1)
                 for entry in dataclasses.fields(value)}
     if callable(getattr(value, "model_dump", None)):  # pydantic
-        return _plain(value.model_dump(), where, depth + 1)
+        return _to_plain(value.model_dump(), where, depth + 1)
     return f"<{type(value).__name__}>"
 
 
@@ -323,13 +341,13 @@ def _dicts(values: list[Any], name: str) -> list[Any]:
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    """Copies a message's reasoning to every key that templates read."""
+    """Copy a message's reasoning to every key under which templates read it."""
     reasoning = next((message[name] for name in _REASONING if message.get(name) is not None), None)
     return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
 def _open_last(message: dict[str, Any]) -> str:
-    """Puts a tag at the end of the message's text; returns that text as it was."""
+    """Append a tag to the message's text, in place. Returns the text without the tag."""
     content = message.get("content")
     if isinstance(content, str):
         message["content"] = content + _CONTINUE
@@ -344,7 +362,7 @@ def _open_last(message: dict[str, Any]) -> str:
 
 
 def _size(value: Any) -> tuple[int, int]:
-    """Entries and characters of plain data."""
+    """Return the number of values and of characters in plain data."""
     entries = characters = 0
     pending = [value]
     while pending:
@@ -360,37 +378,39 @@ def _size(value: Any) -> tuple[int, int]:
     return entries, characters
 
 
-class _Guard:
-    """Keeps the texts of control tokens in a caller's strings from becoming control tokens.
+class _ControlTokenGuard:
+    """Encodes texts of control tokens in a caller's strings as plain text.
 
-    A mark is put into such a text, after its first character, before the template is rendered; the tokenizer does not
-    recognise it then, and drops the mark. Strings that could be one half of a control token are marked where the other
-    half could join them. Everything else is left as it is, and so is the prompt.
+    Before rendering, the guard inserts a mark after the first character of each such text. The tokenizer then does not
+    recognise the control token, and drops the mark. A string that ends or begins with part of a control token's text is
+    marked at that end, since the template may join it with the other part. All other strings stay unchanged, and so
+    does the prompt.
     """
 
     def __init__(self, texts: Iterable[str]) -> None:
         texts = [text for text in texts if len(text) > 1]
         self._find = compile_trie(texts)
-        # without those made of letters only: they could be names that a template compares ("user", "text")
-        self._heads = {text[:size] for text in texts for size in range(1, len(text)) if _SIGN.search(text[:size])}
-        self._tails = {text[size:] for text in texts for size in range(1, len(text)) if _SIGN.search(text[size:])}
+        # Skip parts that consist of letters only: templates compare such strings ("user", "text").
+        self._heads = {text[:size] for text in texts for size in range(1, len(text)) if _NON_WORD.search(text[:size])}
+        self._tails = {text[size:] for text in texts for size in range(1, len(text)) if _NON_WORD.search(text[size:])}
         self._longest = max(map(len, texts), default=0)
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer) -> _Guard:
-        """The guard of a tokenizer, made once."""
+    def of(cls, tokenizer: Tokenizer) -> _ControlTokenGuard:
+        """Return the guard of a tokenizer, cached on the tokenizer."""
         guard = getattr(tokenizer, "_chat_guard", None)
         if guard is None:
             guard = cls(tokenizer.control_texts)
             tokenizer._chat_guard = guard  # type: ignore[attr-defined]
         return guard
+        return guard
 
     def apply(self, data: dict[str, Any]) -> str | None:
-        """Marks strings of ``data``, in place; returns the mark if there was anything to mark."""
+        """Mark strings of ``data``, in place. Returns the mark, or None if no string needs one."""
         strings: list[str] = []
         keys: list[str] = []
         each_string(data, strings.append, keys.append)
-        if not (any(map(self._risky, strings)) or any(map(self._find.search, keys))):
+        if not (any(map(self._needs_mark, strings)) or any(map(self._find.search, keys))):
             return None
         strings += keys
         mark = next((char for char in MARKS if not any(char in text for text in strings)), None)
@@ -402,33 +422,37 @@ class _Guard:
                                       lambda text: self._break(text, mark))
         return mark
 
-    def _risky(self, text: str) -> bool:
-        return bool(self._find.search(text)) or self._cut(text.rstrip(), True) or self._cut(text.lstrip(), False)
+    def _needs_mark(self, text: str) -> bool:
+        return bool(self._find.search(text)) or self._has_part(text.rstrip(), True) \
+            or self._has_part(text.lstrip(), False)
 
-    def _cut(self, text: str, end: bool) -> bool:
-        """The end of ``text`` may begin a control token, or its start may end one."""
+    def _has_part(self, text: str, end: bool) -> bool:
+        """Return True if the end of ``text`` may begin a control token, or (not ``end``) its start may end one."""
         for size in range(1, min(self._longest, len(text) + 1)):
             if (text[-size:] in self._heads) if end else (text[:size] in self._tails):
                 return True
         return False
 
     def _break(self, text: str, mark: str) -> str:
+        """Insert the mark into each text of a control token."""
         while self._find.search(text):
             text = self._find.sub(lambda match: match[0][0] + mark + match[0][1:], text)
         return text
 
     def _mark(self, text: str, mark: str) -> str:
+        """Insert the mark into each text of a control token, and at the ends if they hold part of one."""
         text = self._break(text, mark)
         body = text.rstrip()
-        if self._cut(body, True):
+        if self._has_part(body, True):
             text = body + mark + text[len(body):]
         body = text.lstrip()
-        if self._cut(body, False):
+        if self._has_part(body, False):
             text = text[:len(text) - len(body)] + mark + body
         return text
 
 
 def each_string(value: Any, visit: Callable[[str], Any], visit_key: Callable[[str], Any]) -> None:
+    """Call ``visit`` on every string in nested plain data, and ``visit_key`` on every string key of its dicts."""
     if isinstance(value, str):
         visit(value)
     elif isinstance(value, dict):

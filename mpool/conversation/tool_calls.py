@@ -1,12 +1,12 @@
-"""Answers taken apart: text for the reader, and calls of tools.
+"""Parses completions: text for the user, and function calls.
 
-A parser is fed an answer as it is decided, in pieces of any size, thoughts taken off
-(:mod:`mpool.conversation.reasoning`).
-Text that may begin a marker is buffered, and so are spaces before it; the result does not depend on how the text was
-split. Text that only starts like a call, or calls an unknown function, stays text.
+A parser is fed the text of a completion in chunks of any size, without the reasoning
+(:mod:`mpool.conversation.reasoning`). It buffers text that may begin a marker, and white space before it, so the result
+does not depend on how the text was split into chunks. Text that only begins like a call, or that calls an unknown
+function, stays text.
 
-Where a grammar keeps the answer to its form (``sure``), the arguments of a call are given as they are written; else a
-call is given when it is complete.
+If a grammar constrains the completion to the tool-call format (``constrained``), the arguments of a call are emitted
+while they are generated. Otherwise a call is emitted once it is complete.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from .json_extent import JsonExtent
 from .tool_formats import ToolFormat
-from .tool_grammar import BARE_LEADS, LEADS, is_text, may_be_null
+from .tool_grammar import MARKERLESS_PREFIXES, OPTIONAL_MARKER_PREFIXES, is_text, may_be_null
 
 _PYTHON_TAG = "<|python_tag|>"
 _SPACE = re.compile(r"\s*")
@@ -26,12 +26,13 @@ _NAME = r"[^\s<>\[\]{}\"'`]{1,64}"
 _HEAD = re.compile(rf'\{{\s*"name"\s*:\s*"({_NAME})"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{{)')
 _PLAIN = re.compile(rf"\s*(?P<name>{_NAME})\s*(\[CALL_ID\]\s*(?P<id>\w{{1,64}})\s*)?")
 _NUMBERED = re.compile(rf"\s*(?P<id>(?P<name>{_NAME}?):\d{{1,6}})\s*")
-#: Maximum length of a name with the text before its arguments.
+#: Maximum number of characters from the start of a function's name to the start of its arguments.
 _LONGEST = 256
 
 
-class Piece(NamedTuple):
-    """New part of a function call: the first one of each call has ``id`` and ``name``; ``arguments`` is JSON text."""
+class CallDelta(NamedTuple):
+    """A new part of a function call. The first part of each call has ``id`` and ``name``; ``arguments`` is part of the
+    arguments' JSON text."""
 
     number: int
     id: str | None
@@ -39,8 +40,8 @@ class Piece(NamedTuple):
     arguments: str
 
 
-class Call(NamedTuple):
-    """A call; ``raw``: its arguments, as JSON text; ``complete``: they are all here."""
+class ParsedCall(NamedTuple):
+    """A function call. ``raw`` is the JSON text of its arguments; ``complete`` is True once they are all received."""
 
     id: str
     name: str
@@ -48,254 +49,264 @@ class Call(NamedTuple):
     complete: bool
 
 
-class _Wait(Exception):
+class _NeedMoreText(Exception):
     """The buffered text may begin the expected text."""
 
 
-class _Never(Exception):
+class _Mismatch(Exception):
     """The buffered text differs from the expected text."""
 
 
-class Calls:
-    """Takes one answer apart.
+class ToolCallParser:
+    """Parses one completion.
 
     Args:
-        form: of the model's calls.
-        functions: name -> JSON schema of its arguments.
-        sure: a grammar keeps the answer to the form.
-        make_id: makes an id for the call of a number, where the model writes none.
-        framed: an answer is calls from its beginning on, or all of it is text. The grammar sees to it.
+        format: the model's tool-call format.
+        functions: function name -> JSON schema of its arguments.
+        constrained: True if a grammar constrains the completion to the format.
+        make_id: returns the id of the call with this number, for calls that the model writes without an id.
+        calls_or_format: True if a grammar makes the completion either calls from its first character on, or text
+            without calls.
     """
 
-    def __init__(self, form: ToolFormat, functions: Mapping[str, Mapping[str, Any]], sure: bool,
-                 make_id: Callable[[int], str], framed: bool = False) -> None:
-        self._form, self._functions, self._sure, self._make_id = form, functions, sure, make_id
+    def __init__(self, format: ToolFormat, functions: Mapping[str, Mapping[str, Any]], constrained: bool,
+                 make_id: Callable[[int], str], calls_or_format: bool = False) -> None:
+        self._format, self._functions, self._constrained, self._make_id = format, functions, constrained, make_id
         self._step: Callable[[], bool] = \
-            self._beginning if framed and not form.leads else \
-            self._leading if form.leads or form.bare else self._reading
-        self._text = ""  # text not returned yet; for an uncertain call, all of it
-        self._gap = ""  # spaces before it
-        self._bared = False  # calls have no marks, though the form has
+            self._beginning if calls_or_format and not format.markerless else \
+            self._markerless if format.markerless or format.marker_optional else self._reading
+        self._text = ""  # text that is not emitted yet; for a call that may turn out to be text, all of it
+        self._gap = ""  # white space before it
+        self._unmarked = False  # inside calls without markers, in a format that has markers
         self._last = False
         self._out: list[str] = []
-        self._pieces: list[Piece] = []
-        self._found: list[tuple[str, str, list[str]]] = []  # id, name, arguments in pieces
-        self._complete = True  # the last of them
-        self._said = self._spoken = False  # text since the last call, and ever
+        self._deltas: list[CallDelta] = []
+        self._found: list[tuple[str, str, list[str]]] = []  # id, name, parts of the arguments
+        self._complete = True  # the last call is complete
+        self._text_since_call = self._any_text = False
         self._extent: JsonExtent | None = None
-        self._value = self._scanned = 0  # where a value begins that is not complete, and where nothing ended it
+        self._value = self._scanned = 0  # start of an unfinished value between tags; end of its scanned part
 
-    def feed(self, text: str, last: bool = False) -> tuple[str, list[Piece]]:
-        """New (text, parts of calls). ``last``: nothing follows."""
+    def feed(self, text: str, last: bool = False) -> tuple[str, list[CallDelta]]:
+        """Feed a chunk. Returns the new text and the new parts of calls.
+
+        Args:
+            text: the chunk.
+            last: True if the completion ends with this chunk.
+        """
         self._text += text
-        self._last, self._out, self._pieces = last, [], []
+        self._last, self._out, self._deltas = last, [], []
         more = True
         while more:
             try:
                 more = self._step()
-            except _Wait:
+            except _NeedMoreText:
                 more = False
                 if last:
                     self._give_up()
-            except _Never:
-                self._is_text()
-        return "".join(self._out), self._pieces
+            except _Mismatch:
+                self._treat_as_text()
+        return "".join(self._out), self._deltas
 
     @property
-    def calls(self) -> tuple[Call, ...]:
-        """All so far."""
-        return tuple(Call(id, name, "".join(parts), self._complete or at + 1 < len(self._found))
+    def calls(self) -> tuple[ParsedCall, ...]:
+        """The calls parsed so far; the last one may be incomplete."""
+        return tuple(ParsedCall(id, name, "".join(parts), self._complete or at + 1 < len(self._found))
                      for at, (id, name, parts) in enumerate(self._found))
 
     # ---- text --------------------------------------------------------------------------------------------------------
 
-    def _say(self, text: str) -> None:
-        if self._found and not self._said:
+    def _emit(self, text: str) -> None:
+        if self._found and not self._text_since_call:
             text = text.lstrip()
         if text:
-            self._out.append("\n" * (self._spoken and not self._said) + text)
-            self._said = self._spoken = True
+            self._out.append("\n" * (self._any_text and not self._text_since_call) + text)
+            self._text_since_call = self._any_text = True
 
     def _beginning(self) -> bool:
-        """Parses up to the first marker, or the rest as text."""
-        text, mark = self._text.lstrip(), self._form.mark
-        if text.startswith(mark):
+        """Parse the first marker; if the completion begins otherwise, all of it is text."""
+        text, marker = self._text.lstrip(), self._format.marker
+        if text.startswith(marker):
             self._text = text
             return self._to(self._opening)
-        if not self._last and mark.startswith(text):
-            raise _Wait
-        return self._to(self._speaking)
+        if not self._last and marker.startswith(text):
+            raise _NeedMoreText
+        return self._to(self._only_text)
 
-    def _speaking(self) -> bool:
-        """Parses the rest as text."""
-        self._say(self._text)
+    def _only_text(self) -> bool:
+        """Emit all further text."""
+        self._emit(self._text)
         self._text = ""
         return False
 
-    def _leading(self) -> bool:
-        """Parses the start of a completion whose calls have no marker."""
-        squeezed, leads = "".join(self._text.split()), LEADS if self._form.leads else BARE_LEADS
-        if not squeezed.startswith(leads):
-            if not self._last and any(lead.startswith(squeezed) for lead in leads):
-                raise _Wait
+    def _markerless(self) -> bool:
+        """Parse the start of a completion whose calls need no marker."""
+        squeezed = "".join(self._text.split())
+        prefixes = MARKERLESS_PREFIXES if self._format.markerless else OPTIONAL_MARKER_PREFIXES
+        if not squeezed.startswith(prefixes):
+            if not self._last and any(prefix.startswith(squeezed) for prefix in prefixes):
+                raise _NeedMoreText
             self._step = self._reading
             return True
-        if self._form.leads:
+        if self._format.markerless:
             return self._to(self._opening)
-        return self._to(self._bare)
+        return self._to(self._first_unmarked)
 
-    def _bare(self) -> bool:
-        """The first of calls that have no marks, though the form has."""
+    def _first_unmarked(self) -> bool:
+        """Parse the first call without markers, in a format that has markers; it may be inside a code fence."""
         at = self._expect(0, "```") if self._text.lstrip().startswith("`") else 0
         if self._text.startswith("json", at):
             at += 4
-        self._bared = True
+        self._unmarked = True
         return self._call(at)
 
-    def _another(self) -> bool:
-        """A further one, or the end of the fence around them."""
+    def _next_unmarked(self) -> bool:
+        """Parse another call without markers, or the end of the code fence."""
         at = _SPACE.match(self._text).end()  # type: ignore[union-attr]
         if self._text.startswith("{", at):
             return self._call(at)
         at = self._expect(at, "```")
-        self._bared = False
+        self._unmarked = False
         return self._to(self._reading, at)
 
     def _reading(self) -> bool:
-        mark, text = self._form.mark, self._text
-        at = text.find(mark) if mark else -1
+        """Emit text up to the next marker."""
+        marker, text = self._format.marker, self._text
+        at = text.find(marker) if marker else -1
         if at >= 0:
             before = text[:at].rstrip()
-            self._say(before)
+            self._emit(before)
             self._gap, self._text = text[len(before):at], text[at:]
             return self._to(self._opening)
         end = len(text)
         if not self._last:
-            end -= next((size for size in range(min(len(mark) - 1, end), 0, -1) if mark.startswith(text[-size:])), 0)
+            end -= next((size for size in range(min(len(marker) - 1, end), 0, -1)
+                         if marker.startswith(text[-size:])), 0)
             end = len(text[:end].rstrip())
-        self._say(text[:end])
+        self._emit(text[:end])
         self._text = text[end:]
         return False
 
     def _to(self, step: Callable[[], bool], start: int = 0) -> bool:
-        """Continues with a step after the text parsed so far."""
+        """Continue with ``step`` at index ``start`` of the buffered text."""
         self._step, self._text, self._extent, self._value = step, self._text[start:], None, 0
         return True
 
-    def _is_text(self) -> None:
-        """Treats the text parsed as a call as plain text."""
+    def _treat_as_text(self) -> None:
+        """Treat the text that was parsed as a call as plain text."""
         if self._step == self._opening:
-            size = len(self._form.mark)
-            self._say(self._gap + self._text[:size])
+            size = len(self._format.marker)
+            self._emit(self._gap + self._text[:size])
             self._text = self._text[size:]
-        self._bared = False
+        self._unmarked = False
         self._to(self._reading)
 
     def _give_up(self) -> None:
-        """The completion ends before the expected text: the started call is text, or an incomplete call."""
-        if not self._sure and self._step in (self._opening, self._next, self._beginning, self._leading,
-                                               self._bare, self._another):
-            self._say(self._gap + self._text if self._step == self._opening else self._text)
+        """Handle the end of the completion inside a call: the begun call is text, or an incomplete call."""
+        if not self._constrained and self._step in (self._opening, self._next, self._beginning, self._markerless,
+                                                    self._first_unmarked, self._next_unmarked):
+            self._emit(self._gap + self._text if self._step == self._opening else self._text)
         self._text = ""
 
     # ---- calls -------------------------------------------------------------------------------------------------------
 
     def _expect(self, at: int, words: str) -> int:
-        """Behind these words, between which there may be other spaces."""
+        """Return the index after these words, which any white space may separate."""
         for word in words.split():
             at = _SPACE.match(self._text, at).end()  # type: ignore[union-attr]
             if not self._text.startswith(word, at):
                 if word.startswith(self._text[at:]):
-                    raise _Wait
-                raise _Never
+                    raise _NeedMoreText
+                raise _Mismatch
             at += len(word)
         return at
 
     def _opening(self) -> bool:
-        """Parses the text before the first call, and the start of the call."""
-        at = self._expect(0, self._form.section) if self._form.section else 0
-        return self._call(self._expect(at, "[") if self._form.listed else at)
+        """Parse the text before the first call, and the start of the call."""
+        at = self._expect(0, self._format.section) if self._format.section else 0
+        return self._call(self._expect(at, "[") if self._format.listed else at)
 
     def _next(self) -> bool:
-        """Parses another call, or the end of the calls."""
-        form, text = self._form, self._text
+        """Parse another call, or the end of the calls."""
+        format, text = self._format, self._text
         at = _SPACE.match(text).end()  # type: ignore[union-attr]
-        if form.listed:
+        if format.listed:
             if text[at:at + 1] == "]":
                 return self._to(self._ending, at + 1)
             return self._call(self._expect(at, ","))
-        if text.startswith(form.end, at):
+        if text.startswith(format.end, at):
             return self._to(self._ending, at)
-        if form.end.startswith(text[at:]) and not self._last:
-            raise _Wait
+        if format.end.startswith(text[at:]) and not self._last:
+            raise _NeedMoreText
         return self._call(at)
 
     def _ending(self) -> bool:
         try:
-            at = self._expect(0, self._form.end)
-        except _Never:
+            at = self._expect(0, self._format.end)
+        except _Mismatch:
             at = 0
         return self._to(self._reading, at)
 
     def _call(self, at: int) -> bool:
-        """A call from its beginning, all of which stays in the text until it is certain to be one."""
-        form = self._form
-        if not self._bared:
-            at = self._expect(at, form.open)
-        if form.leads and self._text[at:].lstrip().startswith(_PYTHON_TAG):
+        """Parse a call from its start. All of it stays in the buffer until it is certain to be a call."""
+        format = self._format
+        if not self._unmarked:
+            at = self._expect(at, format.open)
+        if format.markerless and self._text[at:].lstrip().startswith(_PYTHON_TAG):
             at = self._expect(at, _PYTHON_TAG)
-        if form.body == "json":
+        if format.body == "json":
             at = self._expect(at, "{") - 1
-            head = _HEAD.match(self._text, at) if self._sure else None
+            head = _HEAD.match(self._text, at) if self._constrained else None
             if head is not None:
-                return self._begin(head[1], None, head.end())
+                return self._add_streamed(head[1], None, head.end())
             end = self._end(at)
             found = self._loads(at, end)
             name, arguments = found.get("name"), found.get("arguments", found.get("parameters"))
-            return self._take(name, None, arguments, end)
-        name, id, at = self._named(at, ">" if form.body == "xml" else form.middle.strip())
-        if form.body == "xml":
+            return self._add_whole(name, None, arguments, end)
+        name, id, at = self._named(at, ">" if format.body == "xml" else format.middle.strip())
+        if format.body == "xml":
             arguments, end = self._tagged(name, at)
-            return self._take(name, id, arguments, end)
+            return self._add_whole(name, id, arguments, end)
         at = self._expect(at, "{") - 1
-        if self._sure:
-            return self._begin(name, id, at)
+        if self._constrained:
+            return self._add_streamed(name, id, at)
         end = self._end(at)
-        return self._take(name, id, self._loads(at, end), end)
+        return self._add_whole(name, id, self._loads(at, end), end)
 
     def _named(self, at: int, middle: str) -> tuple[str, str | None, int]:
-        """The name, the id if present, and the index after ``middle``."""
+        """Return the function's name, the call's id if there is one, and the index after ``middle``."""
         end = self._text.find(middle, at, at + _LONGEST)
         if end < 0:
             if len(self._text) >= at + _LONGEST:
-                raise _Never
-            raise _Wait
-        found = (_NUMBERED if self._form.numbered else _PLAIN).fullmatch(self._text, at, end)
+                raise _Mismatch
+            raise _NeedMoreText
+        found = (_NUMBERED if self._format.numbered else _PLAIN).fullmatch(self._text, at, end)
         if found is None:
-            raise _Never
+            raise _Mismatch
         id = found["id"]
-        return found["name"], f"functions.{id}" if self._form.numbered else id, end + len(middle)
+        return found["name"], f"functions.{id}" if self._format.numbered else id, end + len(middle)
 
     def _end(self, at: int) -> int:
         if self._extent is None:
             self._extent = JsonExtent(at)
         end = self._extent.end(self._text)
         if end < 0:
-            raise _Wait
+            raise _NeedMoreText
         return end
 
     def _loads(self, at: int, end: int) -> dict[str, Any]:
         try:
             found = json.loads(self._text[at:end], strict=False, parse_constant=_no_constant)
         except (ValueError, RecursionError):
-            raise _Never from None
+            raise _Mismatch from None
         return found if isinstance(found, dict) else {}
 
     def _tagged(self, name: str, at: int) -> tuple[dict[str, Any], int]:
-        """Arguments in tags, and where ``</function>`` is. A value can hold any words but the one that ends it."""
+        """Parse arguments in tags. Returns them and the index of ``</function>``. A value may contain any text except
+        the tag that ends it."""
         properties = self._functions.get(name, {}).get("properties")
         properties = properties if isinstance(properties, Mapping) else {}
-        close = "\n</parameter>\n" if self._sure else "</parameter>"
+        close = "\n</parameter>\n" if self._constrained else "</parameter>"
         found: dict[str, Any] = {}
         while True:
             at = _SPACE.match(self._text, at).end()  # type: ignore[union-attr]
@@ -304,38 +315,38 @@ class Calls:
             tag = "<parameter="
             if not self._text.startswith(tag, at):
                 if any(word.startswith(self._text[at:at + len(tag)]) for word in (tag, "</function>")):
-                    raise _Wait
-                raise _Never
+                    raise _NeedMoreText
+                raise _Mismatch
             at += len(tag)
             start = self._text.find(">", at, at + _LONGEST) + 1
             if not start:
                 if len(self._text) < at + _LONGEST:
-                    raise _Wait
-                raise _Never
+                    raise _NeedMoreText
+                raise _Mismatch
             key = self._text[at:start - 1]
             start += self._text.startswith("\n", start)
             end = self._text.find(close, max(start, self._scanned - len(close)) if self._value == start else start)
             if end < 0:
                 self._value, self._scanned = start, len(self._text)
-                raise _Wait
-            value = self._text[start:end] if self._sure else self._text[start:end].removesuffix("\n")
+                raise _NeedMoreText
+            value = self._text[start:end] if self._constrained else self._text[start:end].removesuffix("\n")
             found[key], at = _value(value, properties.get(key)), end + len(close)
 
-    def _take(self, name: Any, id: str | None, arguments: Any, end: int) -> bool:
-        """A whole call."""
-        if isinstance(arguments, str):  # written twice over
+    def _add_whole(self, name: Any, id: str | None, arguments: Any, end: int) -> bool:
+        """Add a complete call."""
+        if isinstance(arguments, str):  # JSON text inside a JSON string
             try:
                 arguments = json.loads(arguments, strict=False, parse_constant=_no_constant)
             except (ValueError, RecursionError):
-                raise _Never from None
+                raise _Mismatch from None
         arguments = {} if arguments is None else arguments
         if not isinstance(arguments, dict):
-            raise _Never
+            raise _Mismatch
         self._add(name, id, _unicode(json.dumps(arguments, ensure_ascii=False)))
         return self._to(self._closing, end)
 
-    def _begin(self, name: str, id: str | None, at: int) -> bool:
-        """Parses a call whose arguments are streamed."""
+    def _add_streamed(self, name: str, id: str | None, at: int) -> bool:
+        """Add a call whose arguments are emitted while they are generated."""
         self._add(name, id, "")
         self._complete = False
         self._to(self._arguments, at)
@@ -344,40 +355,41 @@ class Calls:
 
     def _add(self, name: Any, id: str | None, arguments: str) -> None:
         if not isinstance(name, str) or name not in self._functions:
-            raise _Never
+            raise _Mismatch
         at = len(self._found)
         id = id or self._make_id(at)
         self._found.append((id, name, [arguments]))
-        self._pieces.append(Piece(at, id, name, arguments))
-        self._said, self._gap = False, ""
+        self._deltas.append(CallDelta(at, id, name, arguments))
+        self._text_since_call, self._gap = False, ""
 
     def _arguments(self) -> bool:
+        """Emit arguments up to their end."""
         assert self._extent is not None
         end = self._extent.end(self._text)
         new = self._text if end < 0 else self._text[:end]
         if new:
             self._found[-1][2].append(new)
-            self._pieces.append(Piece(len(self._found) - 1, None, None, new))
+            self._deltas.append(CallDelta(len(self._found) - 1, None, None, new))
         if end < 0:
             self._extent.at -= len(new)
             self._text = ""
             return False
         self._complete = True
-        return self._to(self._brace if self._form.body == "json" else self._closing, end)
+        return self._to(self._brace if self._format.body == "json" else self._closing, end)
 
     def _brace(self) -> bool:
-        """Parses the end of an object whose arguments were streamed."""
+        """Parse the closing brace of a call object whose arguments were emitted."""
         return self._to(self._closing, self._expect(0, "}"))
 
     def _closing(self) -> bool:
-        """Parses the end of a call, which may be missing."""
-        if self._bared:
-            return self._to(self._another)
+        """Parse the end of a call, which the model may omit."""
+        if self._unmarked:
+            return self._to(self._next_unmarked)
         try:
-            at = self._expect(0, self._form.close)
-        except _Never:
+            at = self._expect(0, self._format.close)
+        except _Mismatch:
             at = 0
-        return self._to(self._next if self._form.section else self._reading, at)
+        return self._to(self._next if self._format.section else self._reading, at)
 
 
 def _no_constant(name: str) -> Any:
@@ -385,12 +397,12 @@ def _no_constant(name: str) -> Any:
 
 
 def _unicode(text: str) -> str:
-    """Removes halves of surrogate pairs, which JSON escapes can produce."""
+    """Replace lone surrogates, which JSON escapes can produce, with ``?``."""
     return text.encode("utf-8", "replace").decode()
 
 
-def arguments_of(raw: str) -> dict[str, Any]:
-    """Arguments, of the text of a complete call."""
+def parse_arguments(raw: str) -> dict[str, Any]:
+    """Parse the JSON text of a complete call's arguments."""
     found: dict[str, Any] = json.loads(raw)
     text = json.dumps(found, ensure_ascii=False)
     if not text.isascii() and _unicode(text) != text:
@@ -399,7 +411,7 @@ def arguments_of(raw: str) -> dict[str, Any]:
 
 
 def _value(text: str, schema: Any) -> Any:
-    """An argument that stood between tags."""
+    """Return the value of an argument that was written between tags."""
     if is_text(schema) and not (text == "null" and may_be_null(schema)):
         return text
     try:

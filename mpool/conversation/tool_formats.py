@@ -1,14 +1,14 @@
-"""Tool-call formats of models: one row per format, recognised by the words of the model's chat template. A row states
-the text around a call, for all three that have to agree: the grammar that constrains a model
-(:mod:`mpool.conversation.tool_grammar`), the parser of completions (:mod:`mpool.conversation.tool_calls`), and the text
-for templates that do not write calls themselves.
+"""Tool-call formats of models: one :class:`ToolFormat` per format, recognised by the markers in the model's chat
+template. It states the text around a call once for its three users: the grammar that constrains a completion
+(:mod:`mpool.conversation.tool_grammar`), the parser of completions (:mod:`mpool.conversation.tool_calls`), and
+:meth:`ToolFormat.render` for templates that do not write calls themselves.
 
 Sources:
     Hermes, Qwen2.5, Qwen3, SmolLM3, Granite 4: the templates; https://github.com/NousResearch/Hermes-Function-Calling
     Qwen3-Coder: its template.
     Llama 3: https://www.llama.com/docs/model-cards-and-prompt-formats/llama3_1/
     Mistral: https://docs.mistral.ai/capabilities/function_calling, and mistral-common's tokenizers, versions 3 and 11.
-    Phi-4-mini, Granite 3, DeepSeek V3, R1 and V3.1, Kimi K2: the models' cards and templates.
+    Phi-4-mini, Granite 3, DeepSeek V3, R1 and V3.1, Kimi K2: the model cards and templates.
     GPT-OSS: https://cookbook.openai.com/articles/openai-harmony
 """
 
@@ -23,8 +23,13 @@ from . import reasoning
 
 
 class Function(NamedTuple):
-    """A function that a model may call. ``parameters``: the JSON schema of the arguments object; ``strict``: a schema
-    keyword that a grammar cannot enforce is an error."""
+    """A function that a model may call.
+
+    Attributes:
+        name: function name.
+        parameters: JSON schema of the arguments object.
+        strict: True if a schema keyword that a grammar cannot enforce is an error.
+    """
 
     name: str
     parameters: Mapping[str, Any]
@@ -33,22 +38,25 @@ class Function(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """A form of calls.
+    """A tool-call format.
 
     Attributes:
-        name: for messages and tests.
-        body: ``"json"``: a call is an object of ``name`` and ``key``; ``"marked"``: its name, ``middle``, and an object
-            of arguments; ``"xml"``: its name, then each argument in tags.
-        open, close: around each call.
-        section, end: around all of them, with ``[`` and ``]`` if ``listed``.
-        between: two calls.
-        key: the key of the arguments in an object.
-        middle: between a name and its arguments.
-        numbered: a name is followed by ``:`` and a number, and both together are the id of the call.
-        leads: an answer that begins with such an object is a call: there is no mark.
-        bare: an answer that begins with such an object, fenced or not, is a call, too: models that were trained little
-            on the form (Qwen2.5-Coder) leave the marks out.
-        most: how many calls an answer can have; 0: any number.
+        name: name of the format, for messages and tests.
+        body: content of a call. ``"json"``: an object with the keys ``name`` and ``key``; ``"marked"``: the function's
+            name, ``middle``, and an object with the arguments; ``"xml"``: the function's name, then each argument in
+            tags.
+        open, close: text before and after each call.
+        section, end: text before the first and after the last call; if ``listed``, the calls between them are in
+            ``[`` and ``]``.
+        between: text between two calls.
+        listed: True if the calls are a JSON list.
+        key: key of the arguments in a call object.
+        middle: text between a function's name and its arguments.
+        numbered: True if a function's name is followed by ``:`` and a number; both together are the call's id.
+        markerless: True if calls have no marker: a completion that begins with a call object is a call.
+        marker_optional: True if a completion that begins with a call object, in a code fence or not, is also a call:
+            models with little training on the format (Qwen2.5-Coder) omit the markers.
+        max_calls: maximum number of calls in a completion; 0: no limit.
     """
 
     name: str
@@ -62,33 +70,33 @@ class ToolFormat:
     key: str = "arguments"
     middle: str = ""
     numbered: bool = False
-    leads: bool = False
-    bare: bool = False
-    most: int = 0
+    markerless: bool = False
+    marker_optional: bool = False
+    max_calls: int = 0
 
     @property
     def prefix(self) -> str:
-        """The text before the first call."""
+        """Text before the first call's name or object."""
         return self.section + "[" * self.listed + self.open
 
     @property
-    def mark(self) -> str:
-        """The marker that starts calls in a completion: the first word of ``prefix``. Empty if ``leads``."""
+    def marker(self) -> str:
+        """Marker that starts the calls in a completion: the first line of ``prefix``. Empty if ``markerless``."""
         return (self.section or self.open).strip().partition("\n")[0]
 
-    def around(self, name: str) -> tuple[str, str]:
-        """The text before and after the arguments of a call, between ``open`` and ``close``."""
+    def around_arguments(self, name: str) -> tuple[str, str]:
+        """Return the text before and after the arguments of a call, between ``open`` and ``close``."""
         if self.body == "json":
             return f'{{"name": {json.dumps(name)}, "{self.key}": ', "}"
         return name + ":0" * self.numbered + (">\n" if self.body == "xml" else self.middle), ""
 
-    def written(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
-        """Calls as a model writes them."""
+    def render(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+        """Return the text of calls (function name, arguments) as a model writes them."""
         texts = []
         for name, arguments in calls:
-            before, after = self.around(name)
+            before, after = self.around_arguments(name)
             if self.body == "xml":
-                inside = "".join(f"<parameter={key}>\n{_shown(value)}\n</parameter>\n"
+                inside = "".join(f"<parameter={key}>\n{_tag_value(value)}\n</parameter>\n"
                                  for key, value in arguments.items())
             else:
                 inside = json.dumps(arguments, ensure_ascii=False)
@@ -96,13 +104,13 @@ class ToolFormat:
         return self.section + "[" * self.listed + self.between.join(texts) + "]" * self.listed + self.end
 
 
-def _shown(value: Any) -> str:
+def _tag_value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-HERMES = ToolFormat("hermes", "json", "<tool_call>\n", "\n</tool_call>", between="\n", bare=True)
+HERMES = ToolFormat("hermes", "json", "<tool_call>\n", "\n</tool_call>", between="\n", marker_optional=True)
 QWEN3_CODER = ToolFormat("qwen3_coder", "xml", "<tool_call>\n<function=", "</function>\n</tool_call>", between="\n")
-LLAMA3 = ToolFormat("llama3", "json", key="parameters", leads=True, most=1)
+LLAMA3 = ToolFormat("llama3", "json", key="parameters", markerless=True, max_calls=1)
 MISTRAL = ToolFormat("mistral", "json", section="[TOOL_CALLS]", listed=True, between=", ")
 MISTRAL_SPACED = ToolFormat("mistral_spaced", "json", section="[TOOL_CALLS] ", listed=True, between=", ")
 MISTRAL_MARKED = ToolFormat("mistral_marked", "marked", "[TOOL_CALLS]", middle="[ARGS]")
@@ -117,12 +125,13 @@ DEEPSEEK_V31 = ToolFormat("deepseek_v31", "marked", "<｜tool▁call▁begin｜>
 KIMI_K2 = ToolFormat("kimi_k2", "marked", "<|tool_call_begin|>functions.", "<|tool_call_end|>",
                      "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>",
                      middle="<|tool_call_argument_begin|>", numbered=True)
-#: As :class:`mpool.conversation.reasoning.HarmonyCalls` gives them; the grammar has the spelling that models use.
-HARMONY = ToolFormat("harmony", "marked", reasoning.CALL, "<|call|>", middle="<|message|>", most=1)
+#: The format that :class:`mpool.conversation.reasoning.HarmonyCallSplitter` writes. The grammar
+#: (:mod:`mpool.conversation.tool_grammar`) has the spelling that models use.
+HARMONY = ToolFormat("harmony", "marked", reasoning.CALL_HEADER, "<|call|>", middle="<|message|>", max_calls=1)
 
 
 def of_template(source: str) -> ToolFormat | None:
-    """The form of calls of a model with this chat template; None if it is none of these."""
+    """Return the tool-call format of a model with this chat template, or None if the format is not supported."""
     if reasoning.is_harmony(source):
         return HARMONY
     if DEEPSEEK_V31.section in source:
@@ -132,7 +141,7 @@ def of_template(source: str) -> ToolFormat | None:
     if MISTRAL.section in source:
         return MISTRAL_MARKED if "[ARGS]" in source else MISTRAL_SPACED if "[TOOL_CALLS] " in source else MISTRAL
     if "<tool_call>" in source:
-        if "<arg_key>" in source:  # GLM's
+        if "<arg_key>" in source:  # GLM's format
             return None
         return QWEN3_CODER if "<function=" in source and "<parameter=" in source else HERMES
     if "<|tool|>" in source:

@@ -1,9 +1,12 @@
-"""Grammars of answers that may call tools, or have to, in a model's own form (:mod:`mpool.conversation.tool_formats`).
+"""Grammars of completions that may or must call functions, in a model's tool-call format
+(:mod:`mpool.conversation.tool_formats`).
 
-Text is free up to a mark; the rest is calls up to the last character, each with arguments that match the function's
-JSON schema. Where a caller wants answers of a form of its own, an answer is calls or that, from its first character on.
-Written for llguidance, whose lexemes are greedy unless marked lazy; a lazy one ends everything else that began
-where it did, which is why text cannot run over a mark.
+Text is free up to a marker. After the marker, only calls may follow, up to the end of the completion; the arguments of
+each match the function's JSON schema. If the request also has a ``response_format``, a completion is either calls or
+text of that format, from its first character on.
+
+The grammars are written for llguidance. Its lexemes are greedy unless they are marked lazy. A lazy lexeme ends all
+other lexemes that began at the same position, so free text cannot extend past a marker.
 
 Sources:
     https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md
@@ -24,148 +27,150 @@ class Grammar(NamedTuple):
     """A grammar for completions in a tool-call format.
 
     Attributes:
-        lark: for llguidance.
-        marks: a text that holds none of these, and ends with no part of one, can be followed by the same as before;
-            behind the first of them come calls. None: that cannot be said.
-        leads: nor can it be said of answers that begin with one of these words, or a part of one, spaces left out.
-        parts: grammars of schemas all of which has to be kept: ``lark`` allows the texts that cannot be part of one.
+        lark: the grammar, in llguidance's Lark dialect.
+        markers: texts that change which tokens are allowed; calls follow the first of them. While a text contains none
+            of them and ends with no part of one, every position allows the same tokens. None: masks cannot be reused.
+        prefixes: starts of completions, without white space, whose masks cannot be reused either.
+        parts: grammars of single schemas that must be enforceable. They are only compiled, to find errors: the compiled
+            ``lark`` is lenient and would ignore unsupported keywords.
     """
 
     lark: str
-    marks: tuple[str, ...] | None
-    leads: tuple[str, ...]
+    markers: tuple[str, ...] | None
+    prefixes: tuple[str, ...]
     parts: tuple[str, ...] = ()
 
 
-class Answer(NamedTuple):
+class ResponseFormat(NamedTuple):
     """A completion without calls: JSON that matches a ``schema`` (JSON text), or text that matches a ``regex``."""
 
     kind: Literal["schema", "regex"]
     source: str
 
 
-#: Start of completions that are calls without a marker, spaces left out: see LEADING and BARE.
-LEADS = ('{"name":"', '<|python_tag|>{"name":"')
-BARE_LEADS = ('{"name":"', '```{"name":"', '```json{"name":"')
+#: Starts of completions that are calls without a marker, without white space; see the two regular expressions below.
+MARKERLESS_PREFIXES = ('{"name":"', '<|python_tag|>{"name":"')
+OPTIONAL_MARKER_PREFIXES = ('{"name":"', '```{"name":"', '```json{"name":"')
 
 
-#: The beginning of an answer that is a call where nothing marks it.
 _FINAL = "<|channel|>final<|message|>"
-LEADING = r'\s*(<\|python_tag\|>)?\s*\{\s*"name"\s*:\s*"'
-BARE = r'\s*(```(json)?\s*)?\{\s*"name"\s*:\s*"'
-#: Spaces in arguments: as JSON is written by most, or none.
+#: Start of a completion that is a call, in formats without markers and in formats with optional markers.
+MARKERLESS_START = r'\s*(<\|python_tag\|>)?\s*\{\s*"name"\s*:\s*"'
+OPTIONAL_MARKER_START = r'\s*(```(json)?\s*)?\{\s*"name"\s*:\s*"'
+#: White space in the JSON of arguments: one space after "," and ":", or none.
 _SPACES = {"item_separator": ", ?", "key_separator": ": ?", "whitespace_flexible": False}
-#: Between the parts of JSON that is an answer: bounded, so that a model that likes blanks comes to an end.
+#: White space between the tokens of JSON that is the response. Bounded, so that a model cannot generate blanks forever.
 BLANKS = r"[\x20\x0A]{1,16}"
-#: Keywords of a schema by which objects may have more properties than it lists.
+#: Schema keywords that allow an object to have properties other than those under ``properties``.
 _OPENERS = ("additionalProperties", "unevaluatedProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref",
             "$dynamicRef", "if", "dependentSchemas", "propertyNames", "minProperties")
-#: Keywords whose values are schemas by name, and those whose values are none.
+#: Keywords whose value is a dict, name -> schema; keywords whose value is data and not a schema.
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _DATA = ("const", "enum", "default", "examples")
-#: Keywords that each describe an object's properties: with two of them, which property comes first is not easily said.
+#: Keywords that each describe an object's properties. With two of them, the first property is not easily determined.
 _SOURCES = ("properties", "anyOf", "oneOf", "allOf", "$ref")
 _ANY = "/(?s:.*)/"
 
 
-def grammar_of(form: ToolFormat, functions: Sequence[Function], *, forced: bool, single: bool,
-               splitter: Callable[[], reasoning.Splitter] | None, answer: Answer | None = None) -> Grammar:
-    """The grammar of answers.
+def build_grammar(format: ToolFormat, functions: Sequence[Function], *, forced: bool, single: bool,
+                  splitter: Callable[[], reasoning.Splitter] | None, response: ResponseFormat | None = None) -> Grammar:
+    """Build the grammar of completions.
 
     Args:
-        form: of calls.
+        format: the model's tool-call format.
         functions: the functions that may be called.
-        forced: an answer is calls, after thoughts if the model thinks; else it may be text, or text and then calls.
-        single: one call at most.
-        splitter: the splitter of reasoning and answer; None if they have none.
-        answer: the format of completions without calls; None: any text, with calls behind it or not.
+        forced: True: a completion is calls, after reasoning if the model writes any. False: it may also be text, or
+            text followed by calls.
+        single: True: at most one call.
+        splitter: class that splits reasoning and response; None if the model writes no reasoning.
+        response: format of completions without calls; None: any text, which calls may follow. Ignored if ``forced``.
 
     Raises:
-        ValueError: answers of that form can look like calls, which have no mark.
+        ValueError: the format has no marker, and completions that match ``response`` could look like calls.
     """
-    answer = None if forced else answer
+    response = None if forced else response
     parts: list[str] = []
-    if answer is not None and form.leads:
-        rules = ["%llguidance {}", "", f"body: %json {_either(form, functions, answer)}"]
+    if response is not None and format.markerless:
+        rules = ["%llguidance {}", "", f"body: %json {_calls_or_response(format, functions, response)}"]
         parts = [f"start: args_{at}\nargs_{at}: %json {json.dumps(_arguments(function))}"
                  for at, function in enumerate(functions) if function.strict]
-        parts.append("\n".join(["start: answer", *_answer(form, answer)]))
+        parts.append("\n".join(["start: answer", *_response(format, response)]))
     else:
-        rules = ["%llguidance {}", "", *_calls(form, functions, single or form.most == 1)]
-        rules += [] if answer is None else _answer(form, answer)
-    if form is HARMONY and answer is not None:
+        rules = ["%llguidance {}", "", *_calls(format, functions, single or format.max_calls == 1)]
+        rules += [] if response is None else _response(format, response)
+    if format is HARMONY and response is not None:
         rules[1] = "start: " + _harmony(rules, True) + f" | thoughts? {_literal(_FINAL)} answer"
         return Grammar("\n".join(rules), None, ())
-    if form is HARMONY:
+    if format is HARMONY:
         rules[1] = "start: " + _harmony(rules, forced)
         return Grammar("\n".join(rules), None, ())
-    mark = _literal(form.mark)
-    kept = forced or answer is not None  # from the first character on
+    marker = _literal(format.marker)
+    constrained = forced or response is not None  # from the first character on
     if forced:
         body = "calls"
-    elif answer is not None:
-        body = "body" if form.leads else "(calls | answer)"
-    elif form.leads:
-        body = "(calls | UNLED)"
-        rules.append(f"UNLED: {_ANY} & ~/{LEADING}(?s:.*)/")
+    elif response is not None:
+        body = "body" if format.markerless else "(calls | answer)"
+    elif format.markerless:
+        body = "(calls | NO_CALL)"
+        rules.append(f"NO_CALL: {_ANY} & ~/{MARKERLESS_START}(?s:.*)/")
     else:
-        other = f" & ~/{BARE}(?s:.*)/" if form.bare else ""
-        body = "(head rest | TEXT)" if not form.bare else "(head rest | bare | TEXT)"
-        rules += ["head[lazy]: HEAD", f"HEAD: ({_ANY} {mark}){other}", f"TEXT: {_ANY}{other}"]
-        if form.bare:
-            rules += _bare(form, functions, single)
-    thinks = splitter in (reasoning.Thoughts, reasoning.OpenThoughts)
+        other = f" & ~/{OPTIONAL_MARKER_START}(?s:.*)/" if format.marker_optional else ""
+        body = "(head rest | TEXT)" if not format.marker_optional else "(head rest | unmarked | TEXT)"
+        rules += ["head[lazy]: HEAD", f"HEAD: ({_ANY} {marker}){other}", f"TEXT: {_ANY}{other}"]
+        if format.marker_optional:
+            rules += _unmarked_calls(format, functions, single)
+    thinks = splitter in (reasoning.ThinkSplitter, reasoning.OpenedThinkSplitter)
     start = body
     if thinks:
         rules += [r"thoughts[lazy]: /(?s:.*)<\/think>/", r"GAP: /\n{1,2}/"]
-        gap = "GAP? " if kept else ""
-        if splitter is reasoning.OpenThoughts:
-            start = f"thoughts {gap}{body}" + (" | UNENDED" if not kept else "")
-            rules += [f"UNENDED: {_ANY}"] * (not kept)
-        elif kept or form.leads:
-            start = f"opened thoughts {gap}{body} | {body}"
-            rules.append(r"opened[lazy]: /\s*<think>/")
+        gap = "GAP? " if constrained else ""
+        if splitter is reasoning.OpenedThinkSplitter:
+            start = f"thoughts {gap}{body}" + (" | UNCLOSED" if not constrained else "")
+            rules += [f"UNCLOSED: {_ANY}"] * (not constrained)
+        elif constrained or format.markerless:
+            start = f"think_open thoughts {gap}{body} | {body}"
+            rules.append(r"think_open[lazy]: /\s*<think>/")
         else:
-            start = f"opened thoughts {body} | unthought rest | PLAIN" + " | bare" * form.bare
-            rules += [r"opened[lazy]: /\s*<think>/", "unthought[lazy]: UNTHOUGHT",
-                      rf"UNTHOUGHT: ({_ANY} {mark}) & ~/\s*<think>(?s:.*)/{other}",
+            start = f"think_open thoughts {body} | plain_head rest | PLAIN" + " | unmarked" * format.marker_optional
+            rules += [r"think_open[lazy]: /\s*<think>/", "plain_head[lazy]: PLAIN_HEAD",
+                      rf"PLAIN_HEAD: ({_ANY} {marker}) & ~/\s*<think>(?s:.*)/{other}",
                       rf"PLAIN: {_ANY} & ~/\s*<think>(?s:.*)/{other}"]
     rules[1] = "start: " + start
-    marks = tuple(found for found in (form.mark, *(("<think>", "</think>") if thinks else ())) if found)
-    return Grammar("\n".join(rules), None if kept else marks,
-                   LEADS if form.leads else BARE_LEADS if form.bare else (), tuple(parts))
+    markers = tuple(found for found in (format.marker, *(("<think>", "</think>") if thinks else ())) if found)
+    prefixes = MARKERLESS_PREFIXES if format.markerless else OPTIONAL_MARKER_PREFIXES if format.marker_optional else ()
+    return Grammar("\n".join(rules), None if constrained else markers, prefixes, tuple(parts))
 
 
-def _answer(form: ToolFormat, answer: Answer) -> list[str]:
-    """Rule ``answer``: a text in which calls cannot begin, since JSON begins with no mark."""
-    if answer.kind == "schema":
-        schema = json.loads(answer.source)
+def _response(format: ToolFormat, response: ResponseFormat) -> list[str]:
+    """Return the rule ``answer``: the response format without texts that begin with the marker. JSON never does."""
+    if response.kind == "schema":
+        schema = json.loads(response.source)
         options = {"x-guidance": {"whitespace_pattern": BLANKS}}
         return [f"answer: %json {json.dumps({**options, **schema} if isinstance(schema, dict) else schema)}"]
-    source = _slashed(answer.source).replace("\n", r"\n")
-    if form is HARMONY:
+    source = _escape_slashes(response.source).replace("\n", r"\n")
+    if format is HARMONY:
         return ["answer: ANSWER", f"ANSWER: /{source}/"]
-    return ["answer: ANSWER", rf"ANSWER: /{source}/ & ~(/\s*/ {_literal(form.mark)} {_ANY})"]
+    return ["answer: ANSWER", rf"ANSWER: /{source}/ & ~(/\s*/ {_literal(format.marker)} {_ANY})"]
 
 
-def _either(form: ToolFormat, functions: Sequence[Function], answer: Answer) -> str:
-    """A schema of calls that nothing marks, and of answers that are none."""
-    schema = json.loads(answer.source) if answer.kind == "schema" else None
-    if schema is None or _may_lead(schema, schema):
+def _calls_or_response(format: ToolFormat, functions: Sequence[Function], response: ResponseFormat) -> str:
+    """Return one schema for both calls without a marker and JSON responses."""
+    schema = json.loads(response.source) if response.kind == "schema" else None
+    if schema is None or _may_start_with_name(schema, schema):
         raise ValueError('{"name": ...')
     options: list[Any] = [{
-        "type": "object", "required": ["name", form.key], "additionalProperties": False,
-        "properties": {"name": {"const": function.name}, form.key: _object(function)}}
+        "type": "object", "required": ["name", format.key], "additionalProperties": False,
+        "properties": {"name": {"const": function.name}, format.key: _object(function)}}
         for function in functions] + [schema]
-    found = [_moved(option, f"#/anyOf/{at}" + f"/properties/{form.key}" * (at < len(functions)))
+    found = [_rebase(option, f"#/anyOf/{at}" + f"/properties/{format.key}" * (at < len(functions)))
              for at, option in enumerate(options)]
     return json.dumps({"x-guidance": {"whitespace_pattern": BLANKS, "lenient": True}, "anyOf": found})
 
 
-def _moved(schema: Any, where: str) -> Any:
-    """A schema moved inside its document, with its references adjusted."""
+def _rebase(schema: Any, where: str) -> Any:
+    """Return a schema for the position ``where`` of another document, with its references adjusted."""
     if isinstance(schema, list):
-        return [_moved(one, where) for one in schema]
+        return [_rebase(one, where) for one in schema]
     if not isinstance(schema, dict):
         return schema
     found: dict[str, Any] = {}
@@ -173,15 +178,17 @@ def _moved(schema: Any, where: str) -> Any:
         if name == "$ref" and isinstance(value, str) and value.startswith("#"):
             found[name] = where + value[1:]
         elif name in _NAMED and isinstance(value, dict):
-            found[name] = {key: _moved(one, where) for key, one in value.items()}
+            found[name] = {key: _rebase(one, where) for key, one in value.items()}
         else:
-            found[name] = value if name in _DATA else _moved(value, where)
+            found[name] = value if name in _DATA else _rebase(value, where)
     return found
 
 
-def _may_lead(schema: Any, root: Any, depth: int = 0) -> bool:
-    """JSON of the schema may be an object whose first property is ``name``; a conservative check:
-    properties are written in the order of the schema."""
+def _may_start_with_name(schema: Any, root: Any, depth: int = 0) -> bool:
+    """Return True if JSON that matches the schema may be an object whose first property is ``name``.
+
+    Properties are generated in the order of the schema. Returns True in doubt.
+    """
     if not isinstance(schema, dict) or depth > 8:
         return True
     kind = schema.get("type")
@@ -191,13 +198,13 @@ def _may_lead(schema: Any, root: Any, depth: int = 0) -> bool:
         return True
     options = _options(schema)
     if options:
-        return any(_may_lead(option, root, depth + 1) for option in options)
+        return any(_may_start_with_name(option, root, depth + 1) for option in options)
     reference = schema.get("$ref")
     if isinstance(reference, str):
         found = root
         for part in reference.removeprefix("#").split("/")[1:]:
             found = found.get(part) if isinstance(found, dict) else None
-        return not reference.startswith("#") or _may_lead(found, root, depth + 1)
+        return not reference.startswith("#") or _may_start_with_name(found, root, depth + 1)
     properties, required = schema.get("properties"), schema.get("required")
     if kind != "object" or not isinstance(properties, dict) or not isinstance(required, list):
         return True
@@ -213,57 +220,60 @@ def _literal(text: str) -> str:
     return json.dumps(text)
 
 
-def _slashed(pattern: str) -> str:
-    """A regular expression as it stands between slashes."""
+def _escape_slashes(pattern: str) -> str:
+    """Escape the slashes of a regular expression, so that it can be written between slashes."""
     return re.sub(r"\\.|/", lambda char: r"\/" if char[0] == "/" else char[0], pattern, flags=re.DOTALL)
 
 
 def _regex(text: str) -> str:
-    """A text as part of a regular expression between slashes."""
+    """Escape a text for use in a regular expression between slashes."""
     return re.sub(r"[^\w\s]", lambda found: "\\" + found[0] if found[0].isascii() else found[0], text) \
         .replace("\n", r"\n")
 
 
-def _calls(form: ToolFormat, functions: Sequence[Function], single: bool) -> list[str]:
-    """Rules ``calls``, ``rest`` (without the marker) and their dependencies; for harmony ``call`` only."""
+def _calls(format: ToolFormat, functions: Sequence[Function], single: bool) -> list[str]:
+    """Return the rules ``calls`` and ``rest`` (calls without the first marker), and the rules they use. For Harmony,
+    only the rule ``call``."""
     rules: list[str] = []
     calls = []
     for at, function in enumerate(functions):
-        before, after = form.around(function.name)
-        if form.body == "xml":
+        before, after = format.around_arguments(function.name)
+        if format.body == "xml":
             calls.append(f"{_literal(before)} {_tagged(at, function, rules)}".rstrip())
             continue
-        if form.numbered:
-            head = f"{_literal(function.name + ':')} /[0-9]{{1,3}}/ {_literal(form.middle)}"
-        elif form is HARMONY:
+        if format.numbered:
+            head = f"{_literal(function.name + ':')} /[0-9]{{1,3}}/ {_literal(format.middle)}"
+        elif format is HARMONY:
             head = f"{_literal(function.name)} MIDDLE"
-        elif form.leads:  # one word with what may stand before it, or free text would win over that
+        elif format.markerless:  # one lexeme with the text that may precede it, else free text would match first
             head = rf"/(\n{{1,2}}|<\|python_tag\|>)?{_regex(before)}/"
         else:
             head = _literal(before)
         calls.append(f"{head} args_{at}" + (f" {_literal(after)}" if after else ""))
         rules.append(f"args_{at}: %json {json.dumps(_arguments(function))}")
     rules.append("call: " + " | ".join(calls))
-    if form is HARMONY:
+    if format is HARMONY:
         return rules
-    close = f" {_literal(form.close)}" if form.close else ""
+    close = f" {_literal(format.close)}" if format.close else ""
     tail = f" call{close}"
     if not single:
-        tail += f" ({_literal(form.between + form.open)} call{close})*"
-    if form.listed or form.end:
-        tail += " " + _literal("]" * form.listed + form.end)
-    start, rest = form.prefix, form.prefix[len(form.mark):]
+        tail += f" ({_literal(format.between + format.open)} call{close})*"
+    if format.listed or format.end:
+        tail += " " + _literal("]" * format.listed + format.end)
+    start, rest = format.prefix, format.prefix[len(format.marker):]
     rules.append("calls:" + (f" {_literal(start)}" if start else "") + tail)
     rules.append("rest:" + (f" {_literal(rest)}" if rest else "") + tail)
     return rules
 
 
-def _bare(form: ToolFormat, functions: Sequence[Function], single: bool) -> list[str]:
-    """Rule ``bare``: calls without marks, each a line, in a fence or not. What stands before the arguments is one word
-    with what may stand before it, or free text would win over that."""
+def _unmarked_calls(format: ToolFormat, functions: Sequence[Function], single: bool) -> list[str]:
+    """Return the rule ``unmarked``: calls without markers, one per line, in a code fence or not.
+
+    The text before the arguments is one lexeme with the text that may precede it, else free text would match first.
+    """
     rules, plain, fenced, more = [], [], [], []
     for at, function in enumerate(functions):
-        head = rf'\{{\s{{0,3}}"name": ?{_regex(json.dumps(function.name))},\s{{1,3}}"{form.key}": ?'
+        head = rf'\{{\s{{0,3}}"name": ?{_regex(json.dumps(function.name))},\s{{1,3}}"{format.key}": ?'
         tail = rf"args_{at} CLOSE"
         plain.append(rf"/\s{{0,3}}{head}/ {tail}")
         fenced.append(rf"/\s{{0,3}}```(json)?\n{head}/ {tail}")
@@ -272,27 +282,28 @@ def _bare(form: ToolFormat, functions: Sequence[Function], single: bool) -> list
     if not single:
         rules.append("again: " + " | ".join(more))
     return [*rules, r"CLOSE: /\s{0,2}\}/", f"plain: {' | '.join(plain)}", f"fenced: {' | '.join(fenced)}",
-            f'bare: plain{again} | fenced{again} "\\n```"']
+            f'unmarked: plain{again} | fenced{again} "\\n```"']
 
 
 def _harmony(rules: list[str], forced: bool) -> str:
-    """The start rule. A message to a function names it in its header, before the channel or behind it."""
+    """Return the start rule. A message to a function names it in its header, before or after the channel."""
     rules.append(r"MIDDLE: / ?(<\|channel\|>(commentary|analysis))?( ?<\|constrain\|>json| json)?<\|message\|>/")
     if forced:
         rules.append(r"thoughts[lazy]: /<\|channel\|>analysis<\|message\|>(?s:.*)<\|end\|><\|start\|>assistant/")
-        return f"thoughts? {_literal(reasoning.CALL)} call"
+        return f"thoughts? {_literal(reasoning.CALL_HEADER)} call"
     rules += [r"head[lazy]: /(?s:.*)(<\|channel\|>commentary|<\|start\|>assistant) to=functions\./",
               'leading[lazy]: " to=functions."', f"TEXT: {_ANY}"]
     return "(leading | head) call | TEXT"
 
 
 def _arguments(function: Function) -> dict[str, Any]:
-    """The schema of a function's arguments, for llguidance."""
+    """Return the schema of a function's arguments, with options for llguidance."""
     return {"x-guidance": {**_SPACES, "lenient": not function.strict}, **_object(function)}
 
 
 def _object(function: Function) -> dict[str, Any]:
-    """The same for anybody: an object, with no property that it does not list unless it says something of others."""
+    """Return the schema of a function's arguments. Properties that it does not list are forbidden unless it mentions
+    them with a keyword of ``_OPENERS``."""
     schema = dict(function.parameters)
     if not any(name in schema for name in ("type", "$ref", "allOf", "anyOf", "oneOf")):
         schema["type"] = "object"
@@ -304,7 +315,7 @@ def _object(function: Function) -> dict[str, Any]:
 # ---- arguments in tags -----------------------------------------------------------------------------------------------
 
 def is_text(schema: Any) -> bool:
-    """A value of this schema is written verbatim between tags; other values are written as JSON."""
+    """Return True if values of this schema are written verbatim between tags. Other values are written as JSON."""
     if not isinstance(schema, Mapping):
         return False
     kind = schema.get("type")
@@ -319,7 +330,7 @@ def is_text(schema: Any) -> bool:
 
 
 def may_be_null(schema: Any) -> bool:
-    """The schema allows null."""
+    """Return True if the schema allows null."""
     if not isinstance(schema, Mapping):
         return False
     kind = schema.get("type")
@@ -338,7 +349,7 @@ def _values(schema: Mapping[str, Any]) -> list[Any] | None:
 
 
 def _tagged(at: int, function: Function, rules: list[str]) -> str:
-    """Rules for a function's arguments in tags, in the order of the schema."""
+    """Return the rule for a function's arguments in tags, in the order of the schema; append its rules to ``rules``."""
     schema = function.parameters
     properties, required = schema.get("properties") or {}, schema.get("required") or ()
     found = []
@@ -347,20 +358,20 @@ def _tagged(at: int, function: Function, rules: list[str]) -> str:
         end = "\n</parameter>\n"
         if is_text(value):
             rules += [f"{rule}[lazy]: TEXT_{at}_{number}", f"TEXT_{at}_{number}: ({_text(value)}) {_literal(end)}"]
-            shown = rule
+            body = rule
         else:
             shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
             inner = value if isinstance(value, Mapping) else {}
             inner = {"x-guidance": {**_SPACES, "lenient": not function.strict}, **shared, **inner}
             rules.append(f"{rule}: %json {json.dumps(inner)}")
-            shown = f"{rule} {_literal(end)}"
-        one = f"{_literal(f'<parameter={name}>' + chr(10))} {shown}"
+            body = f"{rule} {_literal(end)}"
+        one = f"{_literal(f'<parameter={name}>' + chr(10))} {body}"
         found.append(one if name in required else f"({one})?")
     return " ".join(found)
 
 
 def _text(schema: Mapping[str, Any]) -> str:
-    """A terminal that matches a text of a schema, as far as that can be said: its values, length and pattern."""
+    """Return a terminal for texts of a schema. It enforces the values, the length and the pattern."""
     parts = []
     values, options = _values(schema), [option for option in _options(schema) if is_text(option)]
     if values is not None:
@@ -378,17 +389,20 @@ def _text(schema: Mapping[str, Any]) -> str:
 
 
 def _whole(value: Any) -> Any:
-    """Numbers without a fraction are integers in JSON Schema, however they are written."""
+    """Convert floats without a fraction to integers: JSON Schema does not distinguish 1.0 and 1."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-#: Characters of a regular expression, each with its quantifier or class.
+#: One character of a regular expression, an escape sequence, or a character class.
 _CHARS = re.compile(r"\\.|\[\^?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
 
 
 def _search(pattern: str) -> str:
-    """A regular expression, between slashes, that matches the texts in which a pattern is found: one without anchors,
-    which llguidance has at neither end of a part. Those within a pattern it refuses."""
+    """Return a regular expression, for use between slashes, that matches texts in which ``pattern`` is found.
+
+    The result has no anchors: llguidance matches whole lexemes and does not support ``^`` and ``$``. Anchors at the
+    ends of the alternatives of ``pattern`` are removed; llguidance rejects all others.
+    """
     options: list[list[str]] = [[]]
     depth = 0
     for char in _CHARS.findall(pattern):
@@ -402,4 +416,4 @@ def _search(pattern: str) -> str:
         begins, ends = chars[:1] == ["^"], chars[-1:] == ["$"]
         inner = "".join(chars[begins:len(chars) - ends])
         found.append(("" if begins else "(?s:.*)") + f"({inner})" + ("" if ends else "(?s:.*)"))
-    return _slashed("|".join(found))
+    return _escape_slashes("|".join(found))

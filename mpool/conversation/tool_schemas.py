@@ -1,7 +1,7 @@
-"""Tools as callers give them: OpenAI's dicts, Python functions, pydantic classes. All become OpenAI's dicts.
+"""Converts tools to OpenAI's dicts: dicts of OpenAI clients, Python functions, pydantic classes.
 
-A function's schema is made of its signature and its docstring (Google's style); an annotation without a JSON schema is
-an error, never guessed.
+The schema of a Python function is built from its signature and its docstring (Google style). An annotation that has no
+JSON schema is an error.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..checks import refuse, shown
 from ..errors import InvalidArgument, LimitError
 from .grammar import MAX_DEPTH, _depth
 
-#: Bounds of the caller's tools: tools, and characters of all of them as JSON.
+#: Maximum number of tools, and of characters of all tools as JSON.
 MAX_TOOLS, MAX_CHARS = 128, 1 << 18
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _ALLOWED = ('a dict {"type": "function", "function": {"name": ..., "description": ..., "parameters": {...}}}, a '
@@ -30,11 +30,12 @@ _ENTRY = re.compile(r"^(\s*)\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
 
 
 def read(tools: Any) -> list[dict[str, Any]]:
-    """Tools as OpenAI's dicts, checked.
+    """Convert tools to OpenAI's dicts.
 
     Raises:
-        InvalidArgument: something is no tool, two have one name, or a function's signature says too little.
-        LimitError: there are too many, or they are too large.
+        InvalidArgument: an element is not a tool, two tools have the same name, or a function's signature lacks
+            annotations or cannot be called with keywords.
+        LimitError: there are too many tools, or their JSON is too long or nested too deeply.
     """
     if isinstance(tools, (str, bytes, Mapping)) or not isinstance(tools, Sequence):
         refuse("tools", tools, "a list of tools", hint=f"A tool is {_ALLOWED}")
@@ -43,23 +44,23 @@ def read(tools: Any) -> list[dict[str, Any]]:
     found, names, chars = [], set(), 0
     for at, tool in enumerate(tools):
         where = f"tools[{at}]"
-        function = _given(where, tool) if isinstance(tool, Mapping) else _made(where, tool)
-        name, made = function["name"], {"type": "function", "function": function}
+        function = _from_dict(where, tool) if isinstance(tool, Mapping) else _from_callable(where, tool)
+        name, openai_tool = function["name"], {"type": "function", "function": function}
         if name in names:
-            raise InvalidArgument(param=f"{where}.function.name", got=f"{name!r}, which another tool has",
+            raise InvalidArgument(param=f"{where}.function.name", got=f"{name!r}, which is the name of another tool",
                                   allowed="unique among the tools")
         names.add(name)
-        chars += len(_json(where, made))
+        chars += len(_json(where, openai_tool))
         if chars > MAX_CHARS:
-            raise LimitError(param="tools", got="more", allowed=f"at most {MAX_CHARS:,} characters as JSON")
-        found.append(made)
+            raise LimitError(param="tools", got="more", allowed=f"at most {MAX_CHARS:,} characters as JSON in total")
+        found.append(openai_tool)
     return found
 
 
 def _json(where: str, value: Any) -> str:
     if _depth(value) > MAX_DEPTH:
-        raise LimitError(f"{where} is nested more than {MAX_DEPTH} deep", param="tools",
-                         allowed=f"nested at most {MAX_DEPTH} deep")
+        raise LimitError(f"{where} is nested more than {MAX_DEPTH} levels deep", param="tools",
+                         allowed=f"at most {MAX_DEPTH} levels of nesting")
     try:
         text = json.dumps(value, allow_nan=False, ensure_ascii=False)
         text.encode()
@@ -68,8 +69,8 @@ def _json(where: str, value: Any) -> str:
         raise InvalidArgument(param=where, got=f"a value that is not JSON: {error}", allowed="plain JSON") from None
 
 
-def _given(where: str, tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A dict, as OpenAI's clients write it; a function alone is taken, too."""
+def _from_dict(where: str, tool: Mapping[str, Any]) -> dict[str, Any]:
+    """Validate a tool in OpenAI's format, or only its ``function``."""
     kind, function = tool.get("type", "function"), tool.get("function")
     if function is None and "name" in tool:
         function = {key: value for key, value in tool.items() if key != "type"}
@@ -80,7 +81,7 @@ def _given(where: str, tool: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         refuse(f"{where}.function.name", name, "1 to 64 letters, digits, _, - and .")
     if description is not None and not isinstance(description, str):
-        refuse(f"{where}.function.description", description, "text")
+        refuse(f"{where}.function.description", description, "a string")
     if strict is not None and not isinstance(strict, bool):
         refuse(f"{where}.function.strict", strict, "True or False")
     parameters = function.get("parameters")
@@ -89,7 +90,7 @@ def _given(where: str, tool: Mapping[str, Any]) -> dict[str, Any]:
     elif not isinstance(parameters, Mapping) or parameters.get("type", "object") != "object":
         refuse(f"{where}.function.parameters", parameters,
                'the JSON schema of an object, {"type": "object", "properties": {...}}')
-    for key, kind, allowed in (("properties", Mapping, "a dict, name -> schema"), ("required", list, "a list")):
+    for key, kind, allowed in (("properties", Mapping, "a dict, name -> JSON schema"), ("required", list, "a list")):
         if key in parameters and not isinstance(parameters[key], kind):
             refuse(f"{where}.function.parameters.{key}", parameters[key], allowed)
     return {**function, "description": description or "", "parameters": parameters}
@@ -97,10 +98,10 @@ def _given(where: str, tool: Mapping[str, Any]) -> dict[str, Any]:
 
 # ---- Python functions and classes ------------------------------------------------------------------------------------
 
-def _made(where: str, tool: Any) -> dict[str, Any]:
+def _from_callable(where: str, tool: Any) -> dict[str, Any]:
     name = getattr(tool, "__name__", None)
     if not callable(tool) or not isinstance(name, str) or not _NAME.fullmatch(name):
-        hint = "A function without a name needs a dict" if callable(tool) else None
+        hint = "Pass a function without a name as a dict" if callable(tool) else None
         raise InvalidArgument(param=where, got=name if callable(tool) and name else shown(tool), allowed=_ALLOWED,
                               hint=hint)
     if isinstance(tool, type):
@@ -108,21 +109,21 @@ def _made(where: str, tool: Any) -> dict[str, Any]:
             raise InvalidArgument(param=where, got=f"the class {name}", allowed=_ALLOWED)
         return {"name": name, "description": inspect.cleandoc(tool.__doc__ or ""),
                 "parameters": tool.model_json_schema()}
-    return _of_signature(f"{where}, {name}", name, tool)
+    return _from_signature(f"{where}, {name}", name, tool)
 
 
-def _of_signature(where: str, name: str, function: Callable[..., Any]) -> dict[str, Any]:
+def _from_signature(where: str, name: str, function: Callable[..., Any]) -> dict[str, Any]:
     try:
         signature, hints = inspect.signature(function), typing.get_type_hints(function, include_extras=True)
     except (TypeError, ValueError, NameError) as error:
         raise InvalidArgument(f"{where}: the signature cannot be read: {error}", param="tools") from None
-    said, described = _docstring(function.__doc__)
+    description, described = _docstring(function.__doc__)
     properties: dict[str, Any] = {}
     required = []
     for parameter in signature.parameters.values():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise InvalidArgument(f"{where}: parameter {parameter} must be one that is passed by name", param="tools",
-                                  got=str(parameter), allowed="a parameter that is passed by name")
+            raise InvalidArgument(f"{where}: parameter {parameter} must be one that can be passed by name",
+                                  param="tools", got=str(parameter), allowed="a parameter that can be passed by name")
         if parameter.name not in hints:
             raise InvalidArgument(f"{where}: parameter {parameter.name} must have a type annotation", param="tools",
                                   got=parameter.name, allowed="annotated")
@@ -134,20 +135,20 @@ def _of_signature(where: str, name: str, function: Callable[..., Any]) -> dict[s
         elif isinstance(parameter.default, (str, int, float, bool, type(None))):
             schema["default"] = parameter.default
         properties[parameter.name] = schema
-    return {"name": name, "description": said,
+    return {"name": name, "description": description,
             "parameters": {"type": "object", "properties": properties, "required": required}}
 
 
 def _docstring(text: str | None) -> tuple[str, dict[str, str]]:
-    """The text of a docstring before its sections, and the description of each parameter."""
-    said: list[str] = []
+    """Return the text of a docstring before its sections, and the description of each parameter."""
+    summary: list[str] = []
     described: dict[str, str] = {}
     section, indent, current = "", -1, ""
     for line in inspect.cleandoc(text or "").splitlines():
         if re.fullmatch(r"(Args|Arguments|Parameters|Returns?|Yields|Raises|Examples?|Notes?|Source):", line):
             section, indent = line, -1
         elif not section:
-            said.append(line)
+            summary.append(line)
         elif section in ("Args:", "Arguments:", "Parameters:") and line.strip():
             found = _ENTRY.match(line)
             if found is not None and (indent < 0 or len(found[1]) <= indent):
@@ -155,18 +156,18 @@ def _docstring(text: str | None) -> tuple[str, dict[str, str]]:
                 described[current] = found[3].strip()
             elif current:
                 described[current] = f"{described[current]} {line.strip()}".strip()
-    return "\n".join(said).strip(), described
+    return "\n".join(summary).strip(), described
 
 
 def _schema(where: str, hint: Any) -> dict[str, Any]:
-    """The JSON schema of a type."""
+    """Return the JSON schema of a type."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Annotated:
         schema = _schema(where, args[0])
-        said = next((note for note in args[1:] if isinstance(note, str)), None)
-        said = said or next((note.description for note in args[1:] if isinstance(getattr(note, "description", None),
+        text = next((note for note in args[1:] if isinstance(note, str)), None)
+        text = text or next((note.description for note in args[1:] if isinstance(getattr(note, "description", None),
                                                                                  str)), None)
-        return {**schema, "description": said} if said else schema
+        return {**schema, "description": text} if text else schema
     if hint in (Any, inspect.Parameter.empty):
         return {}
     if isinstance(hint, type) and hint in _SCALARS:
@@ -187,7 +188,7 @@ def _schema(where: str, hint: Any) -> dict[str, Any]:
                        [field.name for field in fields if field.default is dataclasses.MISSING
                         and field.default_factory is dataclasses.MISSING])
     if hasattr(hint, "model_json_schema"):
-        return _inlined(where, hint.model_json_schema())
+        return _inline_references(where, hint.model_json_schema())
     return _collection(where, hint, origin or hint, args)
 
 
@@ -202,8 +203,8 @@ def _collection(where: str, hint: Any, kind: Any, args: tuple[Any, ...]) -> dict
         return {"type": "object", **({"additionalProperties": _schema(where, args[1])} if args else {})}
     raise InvalidArgument(f"{where} is of type {getattr(hint, '__name__', hint)}, which has no JSON schema",
                           param="tools", got=str(getattr(hint, "__name__", hint)),
-                          hint="Allowed are str, int, float, bool, None, list, dict, tuple, Literal, enums, unions, "
-                               "TypedDicts, dataclasses and pydantic classes; or give the tool as a dict")
+                          hint="Use str, int, float, bool, None, list, dict, tuple, Literal, enums, unions, "
+                               "TypedDicts, dataclasses or pydantic classes, or pass the tool as a dict")
 
 
 def _union(options: list[dict[str, Any]]) -> dict[str, Any]:
@@ -216,8 +217,8 @@ def _object(where: str, hints: Mapping[str, Any], required: list[str]) -> dict[s
             "required": required, "additionalProperties": False}
 
 
-def _inlined(where: str, schema: Any) -> Any:
-    """A schema without references: it is to stand inside of another one."""
+def _inline_references(where: str, schema: Any) -> Any:
+    """Replace the references in a schema with their targets: inside another schema they would not resolve."""
     shared = schema.get("$defs", {})
 
     def walk(value: Any, inside: tuple[str, ...]) -> Any:
@@ -227,8 +228,8 @@ def _inlined(where: str, schema: Any) -> Any:
             return value
         name = str(value.get("$ref", "")).removeprefix("#/$defs/")
         if name in inside:
-            raise InvalidArgument(f"{where} contains itself ({name})", param="tools",
-                                  hint="Give the tool as a pydantic class or a dict")
+            raise InvalidArgument(f"{where} must not contain itself ({name})", param="tools",
+                                  hint="Pass the tool as a pydantic class or a dict")
         if name in shared:
             own = {key: item for key, item in value.items() if key != "$ref"}
             return {**walk(shared[name], (*inside, name)), **own}

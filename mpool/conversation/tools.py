@@ -1,4 +1,4 @@
-"""Tools of a chat request: the functions a completion may or must call, and how it calls them."""
+"""Tools of a chat request: the functions that a completion may or must call, and how it calls them."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from ..checks import refuse, shown
 from ..errors import InvalidArgument, Unsupported
 from ..results import ToolCall
 from . import grammar, tool_formats, tool_schemas
-from .tool_calls import Calls, arguments_of
+from .tool_calls import ToolCallParser, parse_arguments
 from .tool_formats import Function, ToolFormat
-from .tool_grammar import grammar_of
-from .tool_templates import use_of
+from .tool_grammar import build_grammar
+from .tool_templates import tool_support
 
 if TYPE_CHECKING:
     from ..tokenizers import Tokenizer
-    from .grammar import Ending, Format
+    from .grammar import EndOptions, Format
     from .reasoning import Splitter
     from .template import ChatTemplate
-    from .tool_grammar import Answer, Grammar
+    from .tool_grammar import Grammar, ResponseFormat
 
 _CHOICES = ('"auto", "none", "required" or {"type": "function", "function": {"name": ...}}')
-#: An error of llguidance about a grammar: line number, reason, the lines around it.
+#: Parts of llguidance's error message about a grammar: line number, reason, and the lines around it.
 _REASON, _RULE = re.compile(r"at (\d+)\(\d+\): (.*?)(?: \d+ \| |$)"), re.compile(r"(?:args|value)_(\d+)")
 _LETTERS = str.maketrans("+/=", "abc")
 
@@ -37,70 +37,73 @@ class Tools:
     """Tools of one request.
 
     Attributes:
-        given: the tools as OpenAI's dicts, for the chat template.
-        functions: the functions that a completion may call: all, or the named one.
-        forced: a completion must call a function.
-        single: at most one call.
-        form: the model's tool-call format.
-        sure: a grammar constrains completions to that format.
-        framed: a completion is calls, or matches ``response_format``.
+        definitions: the tools as OpenAI's dicts, for the chat template.
+        functions: the functions that a completion may call: all, or the one that ``tool_choice`` names.
+        forced: True if a completion must call a function.
+        single: True if a completion may have one call at most.
+        format: the model's tool-call format.
+        constrained: True if a grammar constrains completions to that format.
+        calls_or_format: True if a completion is either calls or matches ``response_format``.
     """
 
-    given: list[dict[str, Any]]
+    definitions: list[dict[str, Any]]
     functions: tuple[Function, ...]
     forced: bool
     single: bool
-    form: ToolFormat
-    sure: bool = False
-    framed: bool = False
+    format: ToolFormat
+    constrained: bool = False
+    calls_or_format: bool = False
 
-    def parser(self, make_id: Callable[[int], str]) -> Calls:
-        """A parser for one completion."""
-        return Calls(self.form, {function.name: function.parameters for function in self.functions}, self.sure, make_id,
-                     self.framed)
+    def parser(self, make_id: Callable[[int], str]) -> ToolCallParser:
+        """Create the parser of one completion. ``make_id`` returns the id of the call with this number."""
+        return ToolCallParser(self.format, {function.name: function.parameters for function in self.functions},
+                              self.constrained, make_id, self.calls_or_format)
 
 
 # ---- the caller's options --------------------------------------------------------------------------------------------
 
-def take(template: Callable[[], ChatTemplate], key: str, options: dict[str, Any]) -> Tools | None:
-    """Takes ``tools``, ``tool_choice`` and ``parallel_tool_calls`` out of the options of a chat.
+def pop_tools(template: Callable[[], ChatTemplate], key: str, options: dict[str, Any]) -> Tools | None:
+    """Remove ``tools``, ``tool_choice`` and ``parallel_tool_calls`` from the options of a chat, and validate them.
+
+    Returns:
+        The tools; None if there are none, or if ``tool_choice`` is ``"none"``.
 
     Raises:
-        InvalidArgument, LimitError: they are not as described in :func:`mpool.chat`.
-        Unsupported: the model's template knows no tools, or writes calls in a form that is not known.
+        InvalidArgument, LimitError: an option is not as described in :func:`mpool.chat`.
+        Unsupported: the model's chat template does not support tools, or its tool-call format is not supported.
     """
     tools, choice = options.pop("tools", None), options.pop("tool_choice", None)
     parallel = options.pop("parallel_tool_calls", None)
     if parallel is not None and not isinstance(parallel, bool):
         refuse("parallel_tool_calls", parallel, "True or False", key=key)
-    given = [] if tools is None else tool_schemas.read(tools)
-    name = _named(choice)
-    if not given:
+    definitions = [] if tools is None else tool_schemas.read(tools)
+    name = _named_function(choice)
+    if not definitions:
         if name is not None or choice == "required":
             raise InvalidArgument(param="tool_choice", got=f"{shown(choice)} without tools",
                                   allowed="unset, \"auto\" or \"none\" without tools", key=key)
         return None
-    names = [tool["function"]["name"] for tool in given]
+    names = [tool["function"]["name"] for tool in definitions]
     if name is not None and name not in names:
         refuse("tool_choice", name, "the name of a tool: " + ", ".join(names)[:200], key=key)
     if choice == "none":
         return None
-    form = tool_formats.of_template(template().source)
-    if use_of(template()).tools is None:
-        raise Unsupported("tools are given, and this model does not support tools: its chat template does not speak of "
-                          "them", key=key, hint="For answers of a given form use response_format")
-    if form is None:
-        raise Unsupported("tools are given, and this model writes calls of them in a form that is not known",
-                          key=key, hint="For answers of a given form use response_format")
+    format = tool_formats.of_template(template().source)
+    if tool_support(template()).tools is None:
+        raise Unsupported("this model does not support tools: its chat template does not read them", key=key,
+                          hint="To constrain completions to a format, use response_format")
+    if format is None:
+        raise Unsupported("the tool-call format of this model is not supported", key=key,
+                          hint="To constrain completions to a format, use response_format")
     functions = tuple(Function(tool["function"]["name"], tool["function"]["parameters"],
                                bool(tool["function"].get("strict")))
-                      for tool in given if name in (None, tool["function"]["name"]))
+                      for tool in definitions if name in (None, tool["function"]["name"]))
     forced = name is not None or choice == "required"
-    return Tools(given, functions, forced, name is not None or parallel is False, form)
+    return Tools(definitions, functions, forced, name is not None or parallel is False, format)
 
 
-def _named(choice: Any) -> str | None:
-    """The function named by a ``tool_choice``, or None."""
+def _named_function(choice: Any) -> str | None:
+    """Return the function that a ``tool_choice`` names, or None."""
     if choice is None or choice in ("auto", "none", "required"):
         return None
     if isinstance(choice, Mapping) and choice.get("type", "function") == "function":
@@ -111,67 +114,75 @@ def _named(choice: Any) -> str | None:
     refuse("tool_choice", choice, _CHOICES)
 
 
-def constrain(tools: Tools, tokenizer: Tokenizer, key: str, sampling: Ending, splitter: Callable[[], Splitter] | None,
-              answer: Answer | None = None, model: Any = None) -> Format | None:
-    """The format that constrains completions to the model's tool-call format; None if llguidance is missing: then they
-    are only parsed.
+def constrain(tools: Tools, tokenizer: Tokenizer, key: str, sampling: EndOptions,
+              splitter: Callable[[], Splitter] | None, response: ResponseFormat | None = None,
+              model: Any = None) -> Format | None:
+    """Compile the format that constrains completions to the model's tool-call format.
 
     Args:
-        tools, tokenizer, key, sampling, splitter: those of the request.
-        answer, model: the format of a completion without calls, and its pydantic class; None: any text.
+        tools: the tools of the request.
+        tokenizer: the model's tokenizer.
+        key: the model's key, for error messages.
+        sampling: the sampling options of the request.
+        splitter: class that splits reasoning and response; None if the model writes no reasoning.
+        response: format of completions without calls; None: any text.
+        model: pydantic class of completions without calls, or None.
+
+    Returns:
+        The format; None if llguidance is not installed and no option needs it: completions are then only parsed.
 
     Raises:
-        Unsupported: calls are forced, a tool is strict, or an answer is given, and llguidance is not installed.
-        InvalidArgument: a schema cannot be used, text without a call could look like one, or an option keeps
+        Unsupported: llguidance is not installed, and calls are forced, a tool is strict, or ``response`` is given.
+        InvalidArgument: a schema cannot be used, text without a call could look like a call, or ``sampling`` keeps
             completions from ending.
     """
     strict = next((function.name for function in tools.functions if function.strict), None)
     if not grammar.installed():
-        if not tools.forced and strict is None and answer is None:
+        if not tools.forced and strict is None and response is None:
             return None
-        needs = "tool_choice wants a call, which" if tools.forced else "response_format" if answer is not None else \
-            f"tools: the tool {strict}, which is strict,"
+        needs = "`tool_choice` requires a call, which" if tools.forced else "`response_format`" \
+            if response is not None else f"`tools`: the tool {strict} is strict, which"
         raise Unsupported(f"{needs} needs the package llguidance", key=key,
                           hint='pip install "mpool[grammar]" installs it')
     try:
-        made = grammar_of(tools.form, tools.functions, forced=tools.forced, single=tools.single, splitter=splitter,
-                          answer=answer)
+        call_grammar = build_grammar(tools.format, tools.functions, forced=tools.forced, single=tools.single,
+                                     splitter=splitter, response=response)
     except ValueError:
         raise InvalidArgument("`response_format` allows JSON that begins with {\"name\", as function calls of this "
-                              "model do; beside tools it must be an object that requires another property first, or no "
-                              "object", param="response_format", hint='tool_choice="none" leaves the tools out',
-                              key=key) from None
-    is_json = answer is not None and answer.kind == "schema"
-    for part in made.parts:
-        _usable(made._replace(lark=part), tools, tokenizer, key, sampling)
-    return _usable(made, tools, tokenizer, key, sampling, is_json, model)
+                              "model do; together with tools it must be an object with another required property "
+                              "first, or not an object", param="response_format",
+                              hint='Set tool_choice="none" to leave out the tools', key=key) from None
+    is_json = response is not None and response.kind == "schema"
+    for part in call_grammar.parts:
+        _compile(call_grammar._replace(lark=part), tools, tokenizer, key, sampling)
+    return _compile(call_grammar, tools, tokenizer, key, sampling, is_json, model)
 
 
-def _usable(made: Grammar, tools: Tools, tokenizer: Tokenizer, key: str, sampling: Ending, is_json: bool = False,
-            model: Any = None) -> Format:
-    """The format of a grammar. Its errors name the caller's option."""
+def _compile(call_grammar: Grammar, tools: Tools, tokenizer: Tokenizer, key: str, sampling: EndOptions,
+             is_json: bool = False, model: Any = None) -> Format:
+    """Compile a grammar. Errors name the option or the tool that the failing rule was built from."""
     try:
-        return grammar.of_calls(made, tokenizer, sampling, is_json, model)
+        return grammar.tool_call_format(call_grammar, tokenizer, sampling, is_json, model)
     except InvalidArgument as error:
         found = _REASON.search(error.message)
         if found is None:
             raise
-        line = made.lark.splitlines()[int(found[1]) - 1]
+        line = call_grammar.lark.splitlines()[int(found[1]) - 1]
         if line.lower().startswith("answer:"):
             raise InvalidArgument(f"`response_format` cannot be used: {found[2]}", param="response_format") from None
         rule = _RULE.match(line)
         which = f"the schema of {tools.functions[int(rule[1])].name}" if rule else "a schema"
         raise InvalidArgument(f"`tools`: {which} cannot be used: {found[2]}", param="tools",
-                              hint="A tool that is not strict may have keywords that cannot be kept") from None
+                              hint="Without strict, unsupported schema keywords are ignored") from None
 
 
 # ---- the conversation ------------------------------------------------------------------------------------------------
 
 def check_calls(where: str, calls: Any) -> list[dict[str, Any]]:
-    """The calls of an assistant's message, in OpenAI's shape, arguments as dicts.
+    """Validate the calls of an assistant's message. Returns them in OpenAI's shape, with arguments as dicts.
 
     Raises:
-        InvalidArgument: something is no call.
+        InvalidArgument: an element is not a function call.
     """
     if isinstance(calls, (str, bytes, Mapping)) or not isinstance(calls, Sequence):
         refuse(f"{where}.tool_calls", calls, "a list of calls")
@@ -198,14 +209,14 @@ def _call(where: str, call: Any, at: int) -> dict[str, Any]:
         raise InvalidArgument(param=f"{where}.function.arguments", got=got, allowed="a dict, or the JSON text of one")
     id = call.get("id")
     if id is not None and not isinstance(id, str):
-        refuse(f"{where}.id", id, "text")
-    return {"id": id or identifier(b"%d" % at, 0), "type": "function",
+        refuse(f"{where}.id", id, "a string")
+    return {"id": id or make_call_id(b"%d" % at, 0), "type": "function",
             "function": {"name": name, "arguments": dict(arguments)}}
 
 
-def name_results(messages: list[dict[str, Any]]) -> None:
-    """Completes tool results that carry only the function's name or only the call's id: templates read one or the
-    other."""
+def complete_results(messages: list[dict[str, Any]]) -> None:
+    """Add the missing key to tool results that have only the function's name or only the call's id, in place. Some
+    templates read the name, others the id."""
     waiting: list[tuple[str, str]] = []
     for message in messages:
         for call in message.get("tool_calls") or ():
@@ -223,19 +234,21 @@ def name_results(messages: list[dict[str, Any]]) -> None:
             message["name"] = name
 
 
-# ---- answers ---------------------------------------------------------------------------------------------------------
+# ---- completions -----------------------------------------------------------------------------------------------------
 
-def identifier(seed: bytes, number: int) -> str:
-    """The id of a call: nine letters and digits, as Mistral's templates require. It is derived from the seed, so that
-    equal requests get equal ids, and differs from the ids of earlier turns."""
+def make_call_id(seed: bytes, number: int) -> str:
+    """Return a call id of nine letters and digits, as Mistral's templates require.
+
+    It is derived from ``seed`` and the number of the call: equal requests get equal ids, and later turns get others.
+    """
     digest = hashlib.blake2b(b"%s:%d" % (seed, number), digest_size=9).digest()
     return base64.b64encode(digest).decode().translate(_LETTERS)[:9]
 
 
-def calls_of(parser: Calls) -> tuple[ToolCall, ...]:
-    """The calls of a complete completion."""
-    return tuple(ToolCall(call.id, call.name, arguments_of(call.raw) if call.complete else None, call.raw)
+def parsed_calls(parser: ToolCallParser) -> tuple[ToolCall, ...]:
+    """Return the calls of a complete completion."""
+    return tuple(ToolCall(call.id, call.name, parse_arguments(call.raw) if call.complete else None, call.raw)
                  for call in parser.calls)
 
 
-__all__ = ["Tools", "calls_of", "check_calls", "constrain", "identifier", "name_results", "take"]
+__all__ = ["Tools", "check_calls", "complete_results", "constrain", "make_call_id", "parsed_calls", "pop_tools"]

@@ -1,4 +1,4 @@
-"""Images: reading them, and preparing them as a model wants them. Pillow is imported on first use."""
+"""Reads images and prepares them for a model. Pillow is imported on first use."""
 
 from __future__ import annotations
 

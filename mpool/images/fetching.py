@@ -1,8 +1,10 @@
-"""Images from URLs: http and https, limited in time and bytes. Only on request: a program that forwards URLs of others
-lets them reach every host that this machine reaches.
+"""Fetches images from http and https URLs, with limits on time and bytes.
 
-One deadline holds for all of a fetch: names, connections, TLS, proxies, headers, redirects, bodies. Each wait for a
-socket gets the remaining time, so a server that sends single bytes gains none.
+This is off by default: a program that forwards URLs from its users lets them reach every host that this machine can
+reach.
+
+One deadline covers the whole fetch: name resolution, connections, TLS, proxies, headers, redirects and bodies. Every
+wait for a socket is limited to the remaining time, so a server cannot extend the fetch by sending single bytes.
 """
 
 from __future__ import annotations
@@ -20,80 +22,80 @@ from typing import Any
 
 from ..errors import DownloadError, InvalidArgument, MpoolError
 
-#: Seconds in which an image has to come, unless the call has less.
+#: Maximum duration of a fetch in seconds, unless the request's timeout is shorter.
 SECONDS = 30.0
 _CHUNK = 1 << 16
 
 
 class _Deadline:
-    """When a fetch has to be over."""
+    """Deadline of a fetch."""
 
     def __init__(self, seconds: float) -> None:
         self._at = time.monotonic() + seconds
 
     def left(self) -> float:
-        """Seconds until then.
+        """Return the remaining seconds.
 
         Raises:
-            TimeoutError: there are none.
+            TimeoutError: the deadline has passed.
         """
         left = self._at - time.monotonic()
         if left <= 0:
-            raise TimeoutError("no answer in time")
+            raise TimeoutError("no response in time")
         return left
 
 
-def _resolved(host: str, port: int, deadline: _Deadline) -> list[Any]:
-    """Addresses of a host. The system's resolver has no timeout: a thread waits for it and is abandoned at the
-    deadline."""
+def _resolve(host: str, port: int, deadline: _Deadline) -> list[Any]:
+    """Return the addresses of a host. The system's resolver has no timeout, so it runs on a thread that is abandoned at
+    the deadline."""
     found: list[Any] = []
 
-    def ask() -> None:
+    def look_up() -> None:
         try:
             found.append(socket.getaddrinfo(host, port, 0, socket.SOCK_STREAM))
         except (OSError, UnicodeError) as error:
             found.append(error)
 
-    thread = threading.Thread(target=ask, name="mpool-resolver", daemon=True)
+    thread = threading.Thread(target=look_up, name="mpool-resolver", daemon=True)
     thread.start()
     thread.join(deadline.left())
     if not found:
-        raise TimeoutError("no answer in time")
+        raise TimeoutError("no response in time")
     if isinstance(found[0], Exception):
         raise found[0]
     addresses: list[Any] = found[0]
     return addresses
 
 
-def _connected(host: str, port: int, deadline: _Deadline) -> socket.socket:
+def _connect(host: str, port: int, deadline: _Deadline) -> socket.socket:
     failure: OSError = OSError(f"{host} has no address")
-    for family, kind, protocol, _, address in _resolved(host, port, deadline):
+    for family, kind, protocol, _, address in _resolve(host, port, deadline):
         try:
-            line = socket.socket(family, kind, protocol)
+            sock = socket.socket(family, kind, protocol)
         except OSError as error:
             failure = error
             continue
         try:
-            line.settimeout(deadline.left())
-            line.connect(address)
-            return line
+            sock.settimeout(deadline.left())
+            sock.connect(address)
+            return sock
         except OSError as error:
-            line.close()
+            sock.close()
             failure = error
     raise failure
 
 
-class _Reads(io.RawIOBase):
-    """Reads a socket until the deadline."""
+class _DeadlineReader(io.RawIOBase):
+    """Reads from a socket until the deadline."""
 
-    def __init__(self, line: socket.socket, deadline: _Deadline) -> None:
-        self._line, self._deadline, self._raw = line, deadline, line.makefile("rb", buffering=0)
+    def __init__(self, sock: socket.socket, deadline: _Deadline) -> None:
+        self._sock, self._deadline, self._raw = sock, deadline, sock.makefile("rb", buffering=0)
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int | None:
-        self._line.settimeout(self._deadline.left())
+        self._sock.settimeout(self._deadline.left())
         return self._raw.readinto(buffer)
 
     def close(self) -> None:
@@ -101,93 +103,99 @@ class _Reads(io.RawIOBase):
         super().close()
 
 
-class _Line:
-    """The part of a socket that http.client uses; each wait ends at the deadline."""
+class _DeadlineSocket:
+    """The methods of a socket that http.client uses; each wait ends at the deadline."""
 
-    def __init__(self, line: socket.socket, deadline: _Deadline) -> None:
-        self.line, self._deadline = line, deadline
+    def __init__(self, sock: socket.socket, deadline: _Deadline) -> None:
+        self.sock, self._deadline = sock, deadline
 
     def sendall(self, data: Any) -> None:
-        self.line.settimeout(self._deadline.left())
-        self.line.sendall(data)
+        self.sock.settimeout(self._deadline.left())
+        self.sock.sendall(data)
 
     def makefile(self, mode: str) -> io.BufferedReader:
-        return io.BufferedReader(_Reads(self.line, self._deadline))
+        return io.BufferedReader(_DeadlineReader(self.sock, self._deadline))
 
     def close(self) -> None:
-        self.line.close()
+        self.sock.close()
 
 
-class _Plain(http.client.HTTPConnection):
+class _HttpConnection(http.client.HTTPConnection):
     def __init__(self, host: str, *, deadline: _Deadline, **rest: Any) -> None:
         super().__init__(host, **rest)
         self._deadline = deadline
 
     def connect(self) -> None:
-        self.sock: Any = _Line(_connected(self.host, self.port, self._deadline), self._deadline)
+        self.sock: Any = _DeadlineSocket(_connect(self.host, self.port, self._deadline), self._deadline)
         if self._tunnel_host:  # type: ignore[attr-defined]
             self._tunnel()  # type: ignore[attr-defined]
 
 
-class _Secure(_Plain):
+class _HttpsConnection(_HttpConnection):
     default_port = http.client.HTTPS_PORT
 
     def connect(self) -> None:
         super().connect()
-        line, name = self.sock.line, self._tunnel_host or self.host  # type: ignore[attr-defined]
-        line.settimeout(self._deadline.left())
+        sock, name = self.sock.sock, self._tunnel_host or self.host  # type: ignore[attr-defined]
+        sock.settimeout(self._deadline.left())
         try:
-            secured = ssl.create_default_context().wrap_socket(line, server_hostname=name)
+            secured = ssl.create_default_context().wrap_socket(sock, server_hostname=name)
         except BaseException:
-            line.close()
+            sock.close()
             raise
-        self.sock = _Line(secured, self._deadline)
+        self.sock = _DeadlineSocket(secured, self._deadline)
 
 
-class _Http(urllib.request.HTTPHandler):
+class _HttpHandler(urllib.request.HTTPHandler):
     def __init__(self, deadline: _Deadline) -> None:
         super().__init__()
-        self._connection: Any = functools.partial(_Plain, deadline=deadline)
+        self._connection: Any = functools.partial(_HttpConnection, deadline=deadline)
 
     def http_open(self, req: Any) -> Any:
         return self.do_open(self._connection, req)
 
 
-class _Https(urllib.request.HTTPSHandler):
+class _HttpsHandler(urllib.request.HTTPSHandler):
     def __init__(self, deadline: _Deadline) -> None:
         super().__init__()
-        self._connection: Any = functools.partial(_Secure, deadline=deadline)
+        self._connection: Any = functools.partial(_HttpsConnection, deadline=deadline)
 
     def https_open(self, req: Any) -> Any:
         return self.do_open(self._connection, req)
 
 
-class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows to http and https only."""
+class _RedirectHandler(urllib.request.HTTPRedirectHandler):
+    """Follows redirects to http and https only, five at most."""
 
     max_redirections = 5
 
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
-        fp.close()  # else all that comes with the answer, however much it is, would be read
+        fp.close()  # else urllib would read the body of the redirect, however large it is
         if not newurl.lower().startswith(("http://", "https://")):
-            raise urllib.error.HTTPError(newurl, code, "redirected elsewhere", headers, fp)
+            raise urllib.error.HTTPError(newurl, code, "redirected to another scheme", headers, fp)
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
 def fetch(url: str, name: str, most: int, timeout: float | None = None) -> bytes:
-    """The bytes behind a URL.
+    """Fetch the content of a URL.
+
+    Args:
+        url: an http or https URL.
+        name: name of the image, for error messages.
+        most: maximum number of bytes.
+        timeout: maximum duration in seconds, redirects included. ``SECONDS`` is the default and the maximum.
 
     Raises:
-        DownloadError: it could not be had in time, all redirects included.
-        InvalidArgument: it has more than ``most`` bytes.
+        DownloadError: the server cannot be reached, responds with an error, or does not finish in time.
+        InvalidArgument: the content has more than ``most`` bytes.
     """
     deadline = _Deadline(SECONDS if timeout is None else min(timeout, SECONDS))
-    opener = urllib.request.build_opener(_Redirects(), _Http(deadline), _Https(deadline))
+    opener = urllib.request.build_opener(_RedirectHandler(), _HttpHandler(deadline), _HttpsHandler(deadline))
     try:
         request = urllib.request.Request(url, headers={"User-Agent": "mpool", "Accept": "image/*"})
-        with opener.open(request) as answer:
+        with opener.open(request) as response:
             found = bytearray()
-            while chunk := answer.read1(_CHUNK):
+            while chunk := response.read1(_CHUNK):
                 found += chunk
                 if len(found) > most:
                     raise InvalidArgument(param=name, got=f"more than {most:,} bytes",
@@ -196,8 +204,8 @@ def fetch(url: str, name: str, most: int, timeout: float | None = None) -> bytes
     except MpoolError:
         raise
     except urllib.error.HTTPError as error:
-        raise DownloadError(f"{name} could not be fetched: the server answers {error.code}") from None
+        raise DownloadError(f"{name} could not be fetched: the server responded with status {error.code}") from None
     except (OSError, http.client.HTTPException, ValueError, UnicodeError) as error:
-        why = "no answer in time" if isinstance(error, TimeoutError) or isinstance(
+        why = "no response in time" if isinstance(error, TimeoutError) or isinstance(
             getattr(error, "reason", None), TimeoutError) else "the server cannot be reached"
         raise DownloadError(f"{name} could not be fetched: {why}") from None

@@ -1,8 +1,8 @@
-"""From whatever a caller has to pixels.
+"""Reads images from paths, URLs, bytes, base64, Pillow images and arrays.
 
-PNG, JPEG and WebP are decoded, by Pillow. An image's size and format are checked before its pixels are decoded: bytes,
-pixels,
-sides, proportions, one frame. A decoder's message about a corrupted file is never passed on: errors have fixed texts.
+PNG, JPEG and WebP are decoded, by Pillow. Before the pixels are decoded, the number of bytes, the format, the number of
+pixels, the sides, the aspect ratio and the number of frames are checked. Errors have fixed texts; a decoder's message
+about a corrupted file is never passed on.
 """
 
 from __future__ import annotations
@@ -36,23 +36,28 @@ _INPUTS = "a path, a URL, bytes, base64 text, a Pillow image or an array [height
 MAX_BYTES = 1 << 26
 MAX_PIXELS = 1 << 26
 MIN_SIDE, MAX_SIDE = 2, 1 << 15
-#: Numbers of an array that are converted at once.
+#: Number of array elements that are converted to uint8 at a time.
 _AT_ONCE = 1 << 18
 #: Maximum ratio of the longer side to the shorter.
 MAX_RATIO = 200
-#: First characters of the base64 text of an image in one of FORMATS.
+#: First characters of the base64 text of a PNG, JPEG or WebP file.
 _BASE64 = ("iVBORw0KGgo", "/9j/", "UklGR")
-#: Modes whose transparency is put onto white.
+#: Background for images with transparency.
 _WHITE = (255, 255, 255, 255)
 
 
 def images_of(images: Any, most: int,
               hint: str = "max_inputs= or PoolConfig.max_embed_inputs raises the limit") -> list[Any] | None:
-    """The images of a call; None: it is a single one.
+    """Return the images of a request as a list, or None if ``images`` is a single image.
+
+    Args:
+        images: an image or a list of images.
+        most: maximum number of images.
+        hint: how to get below the limit or raise it, for the error message.
 
     Raises:
-        InvalidArgument: neither an image nor a list of them.
-        LimitError: more than ``most``; ``hint`` says what to do.
+        InvalidArgument: ``images`` is neither an image nor a list.
+        LimitError: there are more than ``most`` images.
     """
     if isinstance(images, np.ndarray):
         if images.ndim in (2, 3):
@@ -61,8 +66,7 @@ def images_of(images: Any, most: int,
         return None
     if isinstance(images, (Mapping, Set)) or not hasattr(images, "__len__") or not hasattr(images, "__iter__") \
             or getattr(images, "ndim", 4) != 4:
-        raise InvalidArgument(param="images", got=_kind(images),
-                              allowed=f"{_INPUTS}, or a list of them")
+        raise InvalidArgument(param="images", got=_kind(images), allowed=f"{_INPUTS}, or a list of them")
     if len(images) > most:
         raise LimitError(f"`images` must hold at most {most:,} images, got {len(images):,}", param="images",
                          hint=hint)
@@ -71,34 +75,34 @@ def images_of(images: Any, most: int,
 
 def read_image(image: Any, name: str = "image", *, allow_urls: bool = False,
                timeout: float | None = None) -> Image:
-    """Reads an image as a Pillow image: RGB, upright, decoded.
+    """Read an image as a Pillow image: decoded, RGB, rotated as its EXIF data says.
 
-    Transparency is put onto white, as transformers does; CMYK, palettes, grey and 16 bits become RGB.
+    Transparent pixels are composited on white, as in transformers; CMYK, palette, greyscale and 16-bit images are
+    converted to RGB.
 
     Args:
-        image: a path; a URL; the bytes of a file; base64 text of one, or a ``data:`` URL; a Pillow image; an array
+        image: a path; a URL; the bytes of a file; their base64 text or a ``data:`` URL; a Pillow image; an array
             ``[height, width]`` or ``[height, width, 1, 3 or 4]`` of uint8, or of floats from 0 to 1.
-        name: the name in errors.
-        allow_urls: fetch ``http`` and ``https`` URLs.
-        timeout: seconds for fetching.
+        name: name of the image, for error messages.
+        allow_urls: fetch http and https URLs.
+        timeout: maximum duration of a fetch in seconds; None: 30 s.
 
     Raises:
-        InvalidArgument: it is none of these, broken, or beyond a limit; the message says which.
-        FileError: a path that cannot be read.
-        DownloadError: a URL that cannot be fetched.
+        InvalidArgument: ``image`` is none of these, is corrupted, or is beyond a limit.
+        FileError: the path cannot be read.
+        DownloadError: the URL cannot be fetched.
     """
     if isinstance(image, np.ndarray):
-        return _of_array(image, name)
+        return _from_array(image, name)
     if _is_pillow(image):
-        return _decoded(image, name, given=True)
+        return _decoded(image, name, from_caller=True)
     if isinstance(image, str):
-        image = _of_text(image, name, allow_urls, timeout)
+        image = _from_text(image, name, allow_urls, timeout)
     elif isinstance(image, os.PathLike):
-        image = _of_file(os.fspath(image), name)
+        image = _from_file(os.fspath(image), name)
     if not isinstance(image, (bytes, bytearray, memoryview)):
-        raise InvalidArgument(param=name, got=_kind(image),
-                              allowed=_INPUTS)
-    return _of_bytes(bytes(image), name)
+        raise InvalidArgument(param=name, got=_kind(image), allowed=_INPUTS)
+    return _from_bytes(bytes(image), name)
 
 
 def _is_pillow(value: Any) -> bool:
@@ -110,20 +114,20 @@ def _kind(value: Any) -> str:
     return f"an array of {value.ndim} dimensions" if isinstance(value, np.ndarray) else type(value).__name__
 
 
-# ---- from where ------------------------------------------------------------------------------------------------------
+# ---- sources ---------------------------------------------------------------------------------------------------------
 
-def _of_text(text: str, name: str, allow_urls: bool, timeout: float | None) -> bytes:
+def _from_text(text: str, name: str, allow_urls: bool, timeout: float | None) -> bytes:
     if not text:
-        raise InvalidArgument(param=name, got="an empty text", allowed="a path, a URL or base64 of an image")
+        raise InvalidArgument(param=name, got="an empty string", allowed="a path, a URL or base64 of an image")
     if text[:5].lower() == "data:":
         head, comma, body = text.partition(",")
         if not comma or not head.lower().endswith(";base64"):
             raise InvalidArgument(param=name, got="a data URL without base64", allowed="data:image/png;base64,...")
-        return _of_base64(body, name)
+        return _from_base64(body, name)
     scheme, mark, _ = text[:16].partition("://")
     if mark:
         if scheme.lower() not in ("http", "https"):
-            raise InvalidArgument(param=name, got=f"a URL of the scheme {scheme}", allowed="an http or https URL")
+            raise InvalidArgument(param=name, got=f"a URL with the scheme {scheme}", allowed="an http or https URL")
         if not allow_urls:
             raise InvalidArgument(f"`{name}` is a URL, and fetching is not allowed", param=name, got="a URL",
                                   allowed="a path, bytes or base64 of an image",
@@ -132,11 +136,11 @@ def _of_text(text: str, name: str, allow_urls: bool, timeout: float | None) -> b
 
         return fetch(text, name, MAX_BYTES, timeout)
     if len(text) >= 64 and text.startswith(_BASE64) and not (len(text) < 4096 and os.path.exists(text)):
-        return _of_base64(text, name)
-    return _of_file(text, name)
+        return _from_base64(text, name)
+    return _from_file(text, name)
 
 
-def _of_base64(text: str, name: str) -> bytes:
+def _from_base64(text: str, name: str) -> bytes:
     if len(text) > MAX_BYTES // 3 * 4 + 4:
         raise InvalidArgument(param=name, got=f"more than {MAX_BYTES:,} bytes",
                               allowed=f"at most {MAX_BYTES:,} bytes")
@@ -146,16 +150,16 @@ def _of_base64(text: str, name: str) -> bytes:
         raise InvalidArgument(param=name, got="invalid base64", allowed=f"base64 of a {FORMAT_WORDS} file") from None
 
 
-def _of_file(path: str | bytes, name: str) -> bytes:
+def _from_file(path: str | bytes, name: str) -> bytes:
     shown = os.fsdecode(path)
     if "\0" in shown or len(shown) > 4096:
-        raise InvalidArgument(param=name, got="text that is none of these",
+        raise InvalidArgument(param=name, got="a string that is none of these",
                               allowed="a path, a URL or base64 of an image")
     try:
         fd, size = open_regular(shown)
     except MpoolError as error:
         if isinstance(error, FileError):
-            error.hint = error.hint or f"{name} is taken for a path: text is a path, a URL or base64 of an image"
+            error.hint = error.hint or f"`{name}` was read as a path; a string is a path, a URL or base64 of an image"
             raise
         raise InvalidArgument(param=name, got="a path that is not a regular file",
                               allowed=f"a {FORMAT_WORDS} file") from None
@@ -167,7 +171,7 @@ def _of_file(path: str | bytes, name: str) -> bytes:
 
 # ---- decoding --------------------------------------------------------------------------------------------------------
 
-def _of_bytes(data: bytes, name: str) -> Image:
+def _from_bytes(data: bytes, name: str) -> Image:
     from PIL import Image, UnidentifiedImageError
 
     if not data or len(data) > MAX_BYTES:
@@ -178,57 +182,59 @@ def _of_bytes(data: bytes, name: str) -> Image:
         raise InvalidArgument(param=name, got="too many pixels", allowed=f"at most {MAX_PIXELS:,} pixels") from None
     except UnidentifiedImageError:
         raise InvalidArgument(param=name, got="another format", allowed=f"a {FORMAT_WORDS} image",
-                              hint="Other formats: open it with Pillow and pass the image") from None
+                              hint="For other formats, open the file with Pillow and pass the Pillow image") from None
     except Exception:  # a decoder may raise anything for a corrupted file; its message is not passed on
-        raise _broken(name) from None
+        raise _corrupted(name) from None
     with opened:
         return _decoded(opened, name)
 
 
-def _broken(name: str) -> InvalidArgument:
-    return InvalidArgument(param=name, got="a truncated or corrupted file", allowed=f"a whole {FORMAT_WORDS} image")
+def _corrupted(name: str) -> InvalidArgument:
+    return InvalidArgument(param=name, got="a truncated or corrupted file",
+                           allowed=f"a complete {FORMAT_WORDS} file")
 
 
 def _check_size(width: int, height: int, name: str) -> None:
     if width * height > MAX_PIXELS:
-        allowed = f"at most {MAX_PIXELS:,} pixels in all"
+        allowed = f"at most {MAX_PIXELS:,} pixels in total"
     elif not MIN_SIDE <= min(width, height) or max(width, height) > MAX_SIDE:
-        allowed = f"{MIN_SIDE} to {MAX_SIDE:,} pixels a side"
+        allowed = f"{MIN_SIDE} to {MAX_SIDE:,} pixels per side"
     elif max(width, height) > MAX_RATIO * min(width, height):
-        allowed = f"at most {MAX_RATIO} times as long on one side as on the other"
+        allowed = f"an image with an aspect ratio of at most {MAX_RATIO}"
     else:
         return
     raise InvalidArgument(param=name, got=f"{width:,} x {height:,} pixels", allowed=allowed)
 
 
-#: Guards the caller's images: Pillow reads pixels lazily, and not from several threads at a time.
+#: Serialises loading of the caller's images: Pillow decodes them lazily, which is not thread-safe.
 _LOADING = threading.Lock()
 
 
-def _decoded(image: Image, name: str, given: bool = False) -> Image:
-    """Converts to upright RGB. given: the caller's own image, which stays unchanged."""
+def _decoded(image: Image, name: str, from_caller: bool = False) -> Image:
+    """Convert to RGB, rotated as the EXIF data says. ``from_caller``: True for the caller's own
+    image, which stays unchanged."""
     from PIL import ImageOps
 
     _check_size(*image.size, name)
-    frames = getattr(image, "n_frames", 1) if not given and image.format in ("PNG", "WEBP") else 1
+    frames = getattr(image, "n_frames", 1) if not from_caller and image.format in ("PNG", "WEBP") else 1
     if frames > 1:
         raise InvalidArgument(param=name, got=f"{frames} frames", allowed="an image of one frame",
-                              hint="Pass the frame that is meant")
+                              hint="Pass one of the frames")
     try:
-        if given:
+        if from_caller:
             with _LOADING:
                 image.load()
         else:
             image.load()
         try:
             turned = ImageOps.exif_transpose(image)
-        except Exception:  # unreadable EXIF data: no rotation
+        except Exception:  # invalid EXIF data: do not rotate
             turned = image
         found = _rgb(turned, name)
     except MpoolError:
         raise
     except Exception:
-        raise _broken(name) from None
+        raise _corrupted(name) from None
     return found.copy() if found is image else found
 
 
@@ -238,13 +244,14 @@ def _rgb(image: Image, name: str) -> Image:
     if image.mode == "RGB":
         return image if image.info.get("transparency") is None else _on_white(image)
     if image.mode.startswith("I"):
-        # 16 bits: the upper eight
+        # 16 bits per channel: keep the upper eight
         values = np.asarray(image)
         shift = 8 if image.mode != "I" or values.max(initial=0) > 255 else 0
         grey = np.clip(values >> shift, 0, 255).astype(np.uint8)
         return Image.fromarray(grey).convert("RGB")
     if image.mode == "F":
-        raise InvalidArgument(param=name, got="a Pillow image of floats", allowed="an image of 8 or 16 bits a channel",
+        raise InvalidArgument(param=name, got="a Pillow image of floats",
+                              allowed="an image with 8 or 16 bits per channel",
                               hint="Pass an array of floats from 0 to 1")
     if "A" in image.getbands() or "a" in image.getbands() or image.info.get("transparency") is not None:
         return _on_white(image)
@@ -258,8 +265,9 @@ def _on_white(image: Image) -> Image:
     return Image.alpha_composite(Image.new("RGBA", layer.size, _WHITE), layer).convert("RGB")
 
 
-def _of_floats(array: NDArray[Any]) -> NDArray[np.uint8]:
-    """Bytes of floats from 0 to 1, some rows at a time: the whole in float64 would be several times the array."""
+def _from_floats(array: NDArray[Any]) -> NDArray[np.uint8]:
+    """Convert floats from 0 to 1 to uint8, in blocks of rows: a float64 copy of the whole would take 8 times the
+    result's memory."""
     found = np.empty(array.shape, dtype=np.uint8)
     rows = max(1, _AT_ONCE // array[0].size)
     for top in range(0, len(array), rows):
@@ -270,7 +278,7 @@ def _of_floats(array: NDArray[Any]) -> NDArray[np.uint8]:
     return found
 
 
-def _of_array(array: NDArray[Any], name: str) -> Image:
+def _from_array(array: NDArray[Any], name: str) -> Image:
     from PIL import Image
 
     if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 3, 4)):
@@ -284,7 +292,7 @@ def _of_array(array: NDArray[Any], name: str) -> Image:
         if not (low >= 0 and high <= 1):  # NaN is in no range
             raise InvalidArgument(param=name, got=f"an array of {array.dtype.name} from {low:g} to {high:g}",
                                   allowed="an array of floats from 0 to 1, or uint8")
-        array = _of_floats(array)
+        array = _from_floats(array)
     elif array.dtype != np.uint8:
         raise InvalidArgument(param=name, got=f"an array of {array.dtype.name}",
                               allowed="an array of uint8, or of floats from 0 to 1")

@@ -1,4 +1,4 @@
-"""Resizing and cropping as transformers' image processors on Pillow do, to the bit."""
+"""Resizes and crops images. The result equals that of transformers' Pillow-based image processors, bit for bit."""
 
 from __future__ import annotations
 
@@ -20,11 +20,15 @@ MAX_SIDE = 1 << 14
 
 
 def prepare(image: Image, settings: ImageSettings, name: str = "image") -> NDArray[np.uint8]:
-    """Prepares the pixels for the core: uint8 ``[height, width, 3]``.
+    """Prepare an image for the core.
 
     Args:
-        image: RGB.
+        image: an RGB image.
         settings: the model's image settings.
+        name: name of the image, for error messages.
+
+    Returns:
+        Pixels, uint8 ``[height, width, 3]``.
 
     Raises:
         InvalidArgument: the image would become too large or too small.
@@ -42,27 +46,27 @@ def prepare(image: Image, settings: ImageSettings, name: str = "image") -> NDArr
             width, height = int(resize[1] * width / height), resize[1]
         if max(width, height) > MAX_SIDE:
             raise InvalidArgument(param=name, got=f"an image that the model resizes to {width:,} x {height:,}",
-                                  allowed=f"at most {MAX_SIDE:,} pixels a side after resizing",
-                                  hint="Crop it before")
+                                  allowed=f"at most {MAX_SIDE:,} pixels per side after resizing",
+                                  hint="Crop the image first")
         image = image.resize((width, height), resample=settings.resample)  # type: ignore[arg-type]
     pixels = np.asarray(image)
     if settings.crop is not None:
         pixels = crop(pixels, *settings.crop)
     if min(pixels.shape[:2]) < settings.patch_size:
         raise InvalidArgument(param=name, got=f"{pixels.shape[1]} x {pixels.shape[0]} pixels",
-                              allowed=f"at least {settings.patch_size} pixels a side")
+                              allowed=f"at least {settings.patch_size} pixels per side")
     return pixels if settings.any_size else whole_patches(pixels, settings.patch_size)
 
 
 def whole_patches(pixels: NDArray[Any], patch: int) -> NDArray[Any]:
-    """Crops an image ``[h, w, c]`` to whole patches; the model ignores incomplete patches at the right and bottom:
-    SigLIP's 384 pixels a side are 27 patches of 14."""
+    """Crop an image ``[h, w, c]`` to whole patches. The model ignores incomplete patches at the right and bottom:
+    SigLIP's 384 pixels per side are 27 patches of 14."""
     height, width = pixels.shape[:2]
     return pixels[:height // patch * patch, :width // patch * patch]
 
 
 def square(image: Image, colour: tuple[int, int, int]) -> Image:
-    """Pads an image to a square of one colour."""
+    """Pad an image to a square with one colour; the image stays centred."""
     from PIL import Image
 
     width, height = image.size
@@ -75,14 +79,14 @@ def square(image: Image, colour: tuple[int, int, int]) -> Image:
 
 
 def crop(pixels: NDArray[Any], height: int, width: int) -> NDArray[Any]:
-    """Crops the centre of an image ``[h, w, c]``; pads with black where it is smaller."""
+    """Crop the centre of an image ``[h, w, c]``. Sides that are too short are padded with black."""
     top, left = (pixels.shape[0] - height) // 2, (pixels.shape[1] - width) // 2
     if top >= 0 and left >= 0:
         return pixels[top:top + height, left:left + width]
-    # the reference pads short sides up to the crop size, then crops as usual
+    # like the reference: pad short sides up to the crop size, then crop
     tall, wide = max(height, pixels.shape[0]), max(width, pixels.shape[1])
-    below, beside = ceil((tall - pixels.shape[0]) / 2), ceil((wide - pixels.shape[1]) / 2)
+    above, before = ceil((tall - pixels.shape[0]) / 2), ceil((wide - pixels.shape[1]) / 2)
     padded = np.zeros((tall, wide, pixels.shape[2]), dtype=pixels.dtype)
-    padded[below:below + pixels.shape[0], beside:beside + pixels.shape[1]] = pixels
-    top, left = top + below, left + beside
+    padded[above:above + pixels.shape[0], before:before + pixels.shape[1]] = pixels
+    top, left = top + above, left + before
     return padded[max(0, top):top + height, max(0, left):left + width]

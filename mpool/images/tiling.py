@@ -1,4 +1,4 @@
-"""Cuts an image into the tiles of a vision model, and makes its placeholder in the prompt."""
+"""Splits an image into the tiles of a vision model, and builds its placeholders in the prompt."""
 
 from __future__ import annotations
 
@@ -20,9 +20,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """Consecutive placeholders for rows of the next ``tiles`` tiles of an image, in order, or as ``sources`` selects
-    them; -1 is the learned newline."""
+class PlaceholderRun:
+    """Consecutive placeholder tokens in the prompt, one for each embedding of an image's tiles.
+
+    Attributes:
+        tiles: number of tiles that the run uses; runs use the tiles of an image in order.
+        rows: number of placeholder tokens.
+        sources: int32 ``[rows]``; index of the embedding for each placeholder, counted from the run's first tile; -1
+            is the learned newline. None: all embeddings in order.
+    """
 
     tiles: int
     rows: int
@@ -30,43 +36,53 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """An image, prepared.
+class TiledImage:
+    """An image, split into tiles and prepared.
 
     Attributes:
-        tiles: uint8 ``[height, width, 3]`` each.
-        pieces: the placeholder in the prompt: texts of tokens, and runs that take all tiles in their order.
+        tiles: pixels of each tile, uint8 ``[height, width, 3]``.
+        placeholders: text and runs that replace the image in the prompt; the runs use all tiles in order.
     """
 
     tiles: list[NDArray[np.uint8]]
-    pieces: list[str | Run]
+    placeholders: list[str | PlaceholderRun]
 
 
 def rows_of(settings: VisionSettings, height: int, width: int) -> int:
-    """Number of rows of a tile of this size."""
+    """Return the number of embeddings of a tile of this size in pixels."""
     unit = settings.image.patch_size * settings.merge
     return height // unit * (width // unit) + settings.keep_class
 
 
-def cut(image: Image, settings: VisionSettings, name: str) -> Cut:
-    """Cuts an image into tiles.
+def tile_image(image: Image, settings: VisionSettings, name: str) -> TiledImage:
+    """Split an image into tiles.
+
+    Args:
+        image: an RGB image.
+        settings: the model's vision settings.
+        name: name of the image, for error messages.
 
     Raises:
-        InvalidArgument: an image that would become too large or too small.
+        InvalidArgument: the image would become too large or too small.
     """
     if settings.scheme in ("tiles", "split"):
         made = (_with_tiles if settings.scheme == "tiles" else _split)(image, settings)
-        return Cut([whole_patches(tile, settings.image.patch_size) for tile in made.tiles], made.pieces)
+        return TiledImage([whole_patches(tile, settings.image.patch_size) for tile in made.tiles], made.placeholders)
     if settings.scheme == "any":
-        return _of_any_size(image, settings)
+        return _any_size(image, settings)
     tile = prepare(image, settings.image, name)
-    return Cut([tile], [Run(1, rows_of(settings, *tile.shape[:2]))])
+    return TiledImage([tile], [PlaceholderRun(1, rows_of(settings, *tile.shape[:2]))])
 
 
-# ---- LLaVA 1.6: the whole, and tiles of it ---------------------------------------------------------------------------
+# ---- LLaVA 1.6: the whole image, then its tiles ----------------------------------------------------------------------
 
 def best_size(height: int, width: int, sizes: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """The size of a list at which most of an image's pixels are kept, and of those the one with the least border."""
+    """Return the size that keeps most of the image's pixels; among equals, the one with the least padding.
+
+    Args:
+        height, width: size of the image in pixels.
+        sizes: the sizes to choose from, (height, width).
+    """
 
     def rank(size: tuple[int, int]) -> tuple[int, int]:
         high, wide = size
@@ -74,10 +90,10 @@ def best_size(height: int, width: int, sizes: Sequence[tuple[int, int]]) -> tupl
         kept = min(int(width * scale) * int(height * scale), width * height)
         return kept, kept - high * wide
 
-    return max(sizes, key=rank)  # the first of equals
+    return max(sizes, key=rank)  # the first among equals
 
 
-def _with_tiles(image: Image, settings: VisionSettings) -> Cut:
+def _with_tiles(image: Image, settings: VisionSettings) -> TiledImage:
     side, resample = settings.image.image_size, settings.image.resample
     width, height = image.size
     high, wide = best_size(height, width, settings.grid)
@@ -93,13 +109,19 @@ def _with_tiles(image: Image, settings: VisionSettings) -> Cut:
         image.resize((new_width, new_height), resample=resample))  # type: ignore[arg-type]
     tiles = [canvas[y:y + side, x:x + side] for y in range(0, high, side) for x in range(0, wide, side)]
     grid = side // settings.image.patch_size
-    sources = _laid_out(grid, high // side, wide // side, height, width)
-    return Cut([whole, *tiles], [Run(1 + len(tiles), len(sources), sources)])
+    sources = _sources(grid, high // side, wide // side, height, width)
+    return TiledImage([whole, *tiles], [PlaceholderRun(1 + len(tiles), len(sources), sources)])
 
 
-def _laid_out(grid: int, down: int, across: int, height: int, width: int) -> NDArray[np.int32]:
-    """Rows of the whole; then those of the tiles line by line, without those that are border, each line with the
-    newline behind it."""
+def _sources(grid: int, down: int, across: int, height: int, width: int) -> NDArray[np.int32]:
+    """Return the sources of a run: the embeddings of the whole image, then those of the tiles line by line, without
+    padding, with a newline after each line.
+
+    Args:
+        grid: embeddings per side of a tile.
+        down, across: number of tiles in a column and in a row.
+        height, width: size of the image in pixels.
+    """
     y, x = np.mgrid[:down * grid, :across * grid]
     rows = (1 + y // grid * across + x // grid) * grid * grid + y % grid * grid + x % grid
     high, wide = rows.shape
@@ -113,15 +135,15 @@ def _laid_out(grid: int, down: int, across: int, height: int, width: int) -> NDA
     return np.concatenate([np.arange(grid * grid), lines.reshape(-1)]).astype(np.int32)
 
 
-# ---- Idefics3 and SmolVLM: tiles, each a row of the prompt by its place, and the whole -------------------------------
+# ---- Idefics3 and SmolVLM: tiles labelled with row and column, then the whole image ----------------------------------
 
-#: Sides that a resize may come to before it is cut.
+#: Maximum side in pixels after the first resize, before the image is split.
 _MOST_SIDE = 4096
 _AROUND = "<fake_token_around_image>"
 
 
-def _longest(height: int, width: int, side: int) -> tuple[int, int]:
-    """Height and width with the longer one ``side``, the other rounded up to an even number."""
+def _longest_side(height: int, width: int, side: int) -> tuple[int, int]:
+    """Return height and width such that the longer side is ``side`` and the other is rounded up to an even number."""
     if width >= height:
         width, height = side, int(side / (width / height))
         height += height % 2
@@ -137,7 +159,7 @@ def _longest(height: int, width: int, side: int) -> tuple[int, int]:
 
 
 def _whole_tiles(height: int, width: int, side: int) -> tuple[int, int]:
-    """Height and width as multiples of a tile's."""
+    """Return height and width rounded up to multiples of a tile's side."""
     ratio = width / height
     if width >= height:
         width = ceil(width / side) * side
@@ -148,17 +170,17 @@ def _whole_tiles(height: int, width: int, side: int) -> tuple[int, int]:
     return max(height, side), max(width, side)
 
 
-def _split(image: Image, settings: VisionSettings) -> Cut:
+def _split(image: Image, settings: VisionSettings) -> TiledImage:
     side, resample = settings.image.image_size, settings.image.resample
 
-    def resized(picture: Image, size: tuple[int, int]) -> Image:
-        return picture.resize(size[::-1], resample=resample)  # type: ignore[arg-type]
+    def resized(image: Image, size: tuple[int, int]) -> Image:
+        return image.resize(size[::-1], resample=resample)  # type: ignore[arg-type]
 
     rows = rows_of(settings, side, side)
     if settings.longest is not None:
-        image = resized(image, _longest(image.size[1], image.size[0], settings.longest))
+        image = resized(image, _longest_side(image.size[1], image.size[0], settings.longest))
     tiles: list[NDArray[np.uint8]] = []
-    pieces: list[str | Run] = []
+    placeholders: list[str | PlaceholderRun] = []
     if settings.split:
         image = resized(image, _whole_tiles(image.size[1], image.size[0], side))
         pixels = np.asarray(image)
@@ -167,21 +189,21 @@ def _split(image: Image, settings: VisionSettings) -> Cut:
         for y in range(down if down * across > 1 else 0):
             for x in range(across):
                 tiles.append(pixels[y * side:(y + 1) * side, x * side:(x + 1) * side])
-                pieces += [f"{before}{_AROUND}<row_{y + 1}_col_{x + 1}>", Run(1, rows)]
+                placeholders += [f"{before}{_AROUND}<row_{y + 1}_col_{x + 1}>", PlaceholderRun(1, rows)]
                 before = ""
             before = "\n"
         before += "\n" if tiles else ""
     else:
         before = ""
     tiles.append(np.asarray(resized(image, (side, side))))
-    pieces += [f"{before}{_AROUND}<global-img>", Run(1, rows), _AROUND]
-    return Cut(tiles, pieces)
+    placeholders += [f"{before}{_AROUND}<global-img>", PlaceholderRun(1, rows), _AROUND]
+    return TiledImage(tiles, placeholders)
 
 
 # ---- Qwen2.5-VL: images of any size ----------------------------------------------------------------------------------
 
 def _sides(height: int, width: int, unit: int, least: int, most: int) -> tuple[int, int]:
-    """Multiples of ``unit`` near the image's sides, within the limits of total pixels."""
+    """Return multiples of ``unit`` near the image's sides, such that the number of pixels is within the limits."""
     high, wide = round(height / unit) * unit, round(width / unit) * unit
     if high * wide > most:
         by = sqrt(height * width / most)
@@ -192,16 +214,16 @@ def _sides(height: int, width: int, unit: int, least: int, most: int) -> tuple[i
     return high, wide
 
 
-def _of_any_size(image: Image, settings: VisionSettings) -> Cut:
+def _any_size(image: Image, settings: VisionSettings) -> TiledImage:
     unit = settings.image.patch_size * settings.merge
     width, height = image.size
     if settings.pixels is None:
         high, wide = height // unit * unit, width // unit * unit
         if not high or not wide:
             raise InvalidArgument(param="image", got=f"{width} x {height} pixels",
-                                  allowed=f"at least {unit} pixels a side")
+                                  allowed=f"at least {unit} pixels per side")
         tile = np.asarray(image)[:high, :wide]
     else:
         high, wide = _sides(height, width, unit, *settings.pixels)
         tile = np.asarray(image.resize((wide, high), resample=settings.image.resample))  # type: ignore[arg-type]
-    return Cut([tile], [Run(1, rows_of(settings, high, wide))])
+    return TiledImage([tile], [PlaceholderRun(1, rows_of(settings, high, wide))])

@@ -13,7 +13,7 @@ import msgspec
 from starlette.responses import Response
 
 from .. import __version__, aio
-from ..conversation.tool_calls import arguments_of
+from ..conversation.tool_calls import parse_arguments
 from ..durations import seconds_of
 from ..errors import ContextOverflow
 from ..results import ToolCall
@@ -239,7 +239,7 @@ def _begin_calls(begun: list[ToolCall], chunk: Chunk) -> None:
     for delta in chunk.tool_calls:
         if delta.index == len(begun):
             if begun:
-                begun[-1] = replace(begun[-1], arguments=arguments_of(begun[-1].raw))
+                begun[-1] = replace(begun[-1], arguments=parse_arguments(begun[-1].raw))
             begun.append(ToolCall(delta.id or "", delta.name or "", None, ""))
         call = begun[delta.index]
         begun[delta.index] = replace(call, raw=call.raw + delta.arguments)

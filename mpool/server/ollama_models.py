@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..conversation import tool_formats
 from ..conversation.template import ChatTemplate
-from ..conversation.tool_templates import use_of
+from ..conversation.tool_templates import tool_support
 from ..errors import MpoolError
 from . import thinking
 
@@ -89,10 +89,10 @@ def _tools(served: Served) -> list[str]:
     if not source or tool_formats.of_template(source) is None:
         return []
     try:
-        use = use_of(ChatTemplate(source, special={"bos_token": "", "eos_token": ""}))
+        support = tool_support(ChatTemplate(source, special={"bos_token": "", "eos_token": ""}))
     except MpoolError:  # an invalid template fails when it is used
         return []
-    return [] if use.tools is None else ["tools"]
+    return [] if support.tools is None else ["tools"]
 
 
 async def fetch(name: str, models: Models, pool: Pool) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..checks import refuse
-from ..conversation.messages import check_messages, stand_in
+from ..conversation.messages import check_messages, placeholder_char
 from ..errors import InvalidArgument, MpoolError
 from . import vision
 
@@ -46,9 +46,9 @@ def prompt_of(entry: Entry, messages: Any, options: dict[str, Any],
         checked = check_messages(messages, images)
         tools = None
         if any(options.get(name) is not None for name in ("tools", "tool_choice", "parallel_tool_calls")):
-            from ..conversation.tools import take
+            from ..conversation.tools import pop_tools
 
-            tools = take(entry.template, entry.key, options)
+            tools = pop_tools(entry.template, entry.key, options)
         for name in ("tools", "tool_choice", "parallel_tool_calls"):
             options.pop(name, None)
         checked, given = _told(entry, checked, tools)
@@ -70,17 +70,18 @@ def _told(entry: Entry, messages: list[dict[str, Any]],
     if tools is None and not any(message.get("tool_calls") or message["role"] == "tool" for message in messages):
         return messages, None
     from ..conversation import tool_formats, tool_templates
-    from ..conversation.tools import name_results
+    from ..conversation.tools import complete_results
 
     template = entry.template()
-    use = tool_templates.use_of(template)
-    name_results(messages)
-    messages = tool_templates.with_calls(messages, use, tool_formats.of_template(template.source))
+    support = tool_templates.tool_support(template)
+    complete_results(messages)
+    messages = tool_templates.with_calls(messages, support, tool_formats.of_template(template.source))
     if tools is None:
         return messages, None
-    if use.tools == "variable":
-        return messages, tools.given
-    return tool_templates.with_tools(messages, tools.given, tools.form if use.tools == "text" else None), None
+    if support.tools == "variable":
+        return messages, tools.definitions
+    format = tools.format if support.tools == "text" else None
+    return tool_templates.with_tools(messages, tools.definitions, format), None
 
 
 def _with_images(entry: Entry, messages: list[dict[str, Any]], images: list[Any], variables: Mapping[str, Any],
@@ -91,12 +92,12 @@ def _with_images(entry: Entry, messages: list[dict[str, Any]], images: list[Any]
     own = settings.image_token_id >= 0
     token = tokenizer.token_text(settings.image_token_id) if own else None
     places = None
-    if token is None or not template.places_images(token, tokenizer):
+    if token is None or not template.accepts_image_parts(token, tokenizer):
         # a text-only template: each image is a line of the text
-        places = stand_in(messages), token
+        places = placeholder_char(messages), token
         messages = [{**message, "content": _joined(message["content"], places[0] + "\n")} for message in messages]
     cuts = vision.read_images(entry, images, allow_urls, None if call is None else call.deadline)
-    made = template.prompt(messages, tokenizer, tools=tools, stand_in=places, **variables)
+    made = template.prompt(messages, tokenizer, tools=tools, placeholder=places, **variables)
     ids, first = made.ids, tokenizer.prefix_ids
     if first and ids[:len(first)].tolist() != list(first):  # as processors do, whose templates may leave it out
         ids = np.concatenate([np.array(first, dtype=np.int32), ids])

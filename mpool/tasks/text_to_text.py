@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .. import _core
     from ..conversation.grammar import Format
     from ..conversation.reasoning import Splitter
-    from ..conversation.tool_calls import Calls
+    from ..conversation.tool_calls import ToolCallParser
     from ..conversation.tools import Tools
     from ..runtime.entry import Entry
     from ..tokenizers import Tokenizer
@@ -84,7 +84,7 @@ class Request:
             self.entry.pool._name_idle(error, self.core_key)
             raise
         if self.format is not None:
-            self.format.follow(ticket, s.n, self.entry.key)
+            self.format.compute_masks(ticket, s.n, self.entry.key)
         if capture is not None:
             capture.follow(ticket)
         return ticket
@@ -93,14 +93,14 @@ class Request:
         """The reader of the request's ticket."""
         return Reader(self, ticket)
 
-    def parser(self, choice: int) -> Calls | None:
+    def parser(self, choice: int) -> ToolCallParser | None:
         """Parser of tool calls for the choice of this number; None without tools."""
         if self.tools is None:
             return None
-        from ..conversation.tools import identifier
+        from ..conversation.tools import make_call_id
 
         seed = b"%b %d %d" % (self.prompt.tobytes(), self.sampling.seed, choice)
-        return self.tools.parser(lambda number: identifier(seed, number))
+        return self.tools.parser(lambda number: make_call_id(seed, number))
 
 
 @contextmanager
@@ -136,7 +136,7 @@ def prepare(entry: Entry, ids: NDArray[np.int32], compute: str, options: Mapping
         chosen = sampling.resolve(rest, settings.defaults, tokenizer.vocab_size)
         if capture is not None and chosen.n > 1:
             raise InvalidArgument(f"n is {chosen.n} with capture, allowed: 1")
-        format, answer, model = None, None, None
+        format, response, model = None, None, None
         if wanted is not None:
             from ..conversation import grammar
 
@@ -144,14 +144,14 @@ def prepare(entry: Entry, ids: NDArray[np.int32], compute: str, options: Mapping
                 format = grammar.prepare(wanted, tokenizer, chosen)
                 splitter = None  # thoughts would not fit it
             else:
-                answer, model = grammar.answer_of(wanted)
-                if answer is not None and splitter is reasoning.HarmonyCalls:
-                    splitter = reasoning.HarmonyForm
+                response, model = grammar.completion_format(wanted)
+                if response is not None and splitter is reasoning.HarmonyCallSplitter:
+                    splitter = reasoning.HarmonyFormatSplitter
         if tools is not None:
             from ..conversation.tools import constrain
 
-            format = constrain(tools, tokenizer, entry.key, chosen, splitter, answer, model)
-            tools = replace(tools, sure=format is not None, framed=answer is not None)
+            format = constrain(tools, tokenizer, entry.key, chosen, splitter, response, model)
+            tools = replace(tools, constrained=format is not None, calls_or_format=response is not None)
     room = settings.context_length - len(ids)
     if room < 1:
         raise ContextOverflow(f"the prompt has {len(ids)} tokens, the model takes {settings.context_length - 1} and at "
@@ -212,7 +212,7 @@ class Reader:
         n = request.sampling.n
         self._bytes, self._tokens, self._ended = [0] * n, [0] * n, [False] * n
         if request.format is not None:
-            request.format.hold(ticket, self)
+            request.format.cancel_with(ticket, self)
         if request.capture is not None:  # the capture thread also holds the ticket: dropping the reader must cancel it
             weakref.finalize(self, ticket.cancel).atexit = False
         self._splitters = [request.splitter() for _ in range(n)] if request.splitter is not None else None
@@ -250,7 +250,7 @@ class Reader:
         try:
             self.ticket.check()
         except Cancelled:
-            fault = None if self.request.format is None else self.request.format.fault(self.ticket)
+            fault = None if self.request.format is None else self.request.format.error(self.ticket)
             if fault is not None:
                 raise fault from None
             raise
@@ -295,7 +295,7 @@ class Reader:
 
     def completion(self) -> Completion:
         """All of it; the ticket is done, or was cancelled and is taken as it stands."""
-        from ..conversation.tools import calls_of
+        from ..conversation.tools import parsed_calls
 
         choices = []
         for index in range(self.request.sampling.n):
@@ -314,7 +314,7 @@ class Reader:
             if self.request.format is not None and reason == "stop" and stop is None:
                 parsed = self.request.format.parse(text)
             choices.append(Choice(index, text, reason, stop, tuple(ids.tolist()), details, thoughts, parsed,
-                                  () if parser is None else calls_of(parser)))
+                                  () if parser is None else parsed_calls(parser)))
         self.request.tokenizer.finish_later()
         prompt, _, cached, queued, prompting, generating = self.ticket.usage()
         first = choices[0]
@@ -330,7 +330,7 @@ class Reader:
         return max(0.0, finished - submitted) if finished else 0.0
 
 
-def _reason(reason: FinishReason | None, stop: str | int | None, parser: Calls | None) -> Any:
+def _reason(reason: FinishReason | None, stop: str | int | None, parser: ToolCallParser | None) -> Any:
     """Why an answer ended, by what is known once its calls were taken off."""
     return "tool_calls" if reason == "stop" and stop is None and parser is not None and parser.calls else reason
 

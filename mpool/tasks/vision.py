@@ -13,13 +13,13 @@ import numpy as np
 from ..checks import shown
 from ..errors import ContextOverflow, InvalidArgument, MpoolError
 from ..images import read_image
-from ..images.tiling import Run, cut
+from ..images.tiling import PlaceholderRun, tile_image
 from ..runtime import threads as _threads
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ..images.tiling import Cut
+    from ..images.tiling import TiledImage
     from ..models import VisionSettings
     from ..runtime.entry import Entry
     from ..tokenizers import Tokenizer
@@ -56,13 +56,13 @@ class Images:
 
 # ---- preparing -------------------------------------------------------------------------------------------------------
 
-def _read(entry: Entry, images: Sequence[Any], allow_urls: bool, deadline: float | None) -> list[Cut]:
+def _read(entry: Entry, images: Sequence[Any], allow_urls: bool, deadline: float | None) -> list[TiledImage]:
     settings, found = _settings(entry), []
     for at, image in enumerate(images):
         name = f"images[{at}]" if len(images) > 1 else "image"
         limit = _threads.remaining(deadline, entry.key)
         read = read_image(image, name, allow_urls=allow_urls, timeout=limit)
-        found.append(cut(read, settings, name))
+        found.append(tile_image(read, settings, name))
     return found
 
 
@@ -72,7 +72,7 @@ def _settings(entry: Entry) -> VisionSettings:
     return settings
 
 
-def read_images(entry: Entry, images: Sequence[Any], allow_urls: Any, deadline: float | None) -> list[Cut]:
+def read_images(entry: Entry, images: Sequence[Any], allow_urls: Any, deadline: float | None) -> list[TiledImage]:
     """Images read and prepared; off the main thread, so that Ctrl-C is seen meanwhile.
 
     Raises:
@@ -101,13 +101,13 @@ def _digest(*parts: bytes | memoryview) -> bytes:
     return made.digest()
 
 
-def _pieces(cut: Cut, tokenizer: Tokenizer) -> list[NDArray[np.int32] | Run]:
+def _placeholders(cut: TiledImage, tokenizer: Tokenizer) -> list[NDArray[np.int32] | PlaceholderRun]:
     """Token ids that stand for an image in the prompt, and the runs of its rows."""
-    return [piece if isinstance(piece, Run) else tokenizer.encode(piece, add_special=False, parse_special=True)
-            for piece in cut.pieces]
+    return [part if isinstance(part, PlaceholderRun) else tokenizer.encode(part, add_special=False, parse_special=True)
+            for part in cut.placeholders]
 
 
-def expand(entry: Entry, ids: NDArray[np.int32], cuts: Sequence[Cut]) -> tuple[NDArray[np.int32], Images | None]:
+def expand(entry: Entry, ids: NDArray[np.int32], cuts: Sequence[TiledImage]) -> tuple[NDArray[np.int32], Images | None]:
     """The prompt with every image in the place of its token, and the images.
 
     Raises:
@@ -135,8 +135,8 @@ def expand(entry: Entry, ids: NDArray[np.int32], cuts: Sequence[Cut]) -> tuple[N
         parts.append(ids[start:at])
         length += at - start
         tile = 0
-        for piece in _pieces(image, tokenizer):
-            if isinstance(piece, Run):
+        for piece in _placeholders(image, tokenizer):
+            if isinstance(piece, PlaceholderRun):
                 runs += [length, piece.rows, piece.tiles]
                 order = b"" if piece.sources is None else piece.sources.tobytes()
                 run_keys.append(_digest(order, *keys[tile:tile + piece.tiles]))
@@ -150,7 +150,7 @@ def expand(entry: Entry, ids: NDArray[np.int32], cuts: Sequence[Cut]) -> tuple[N
     whole = np.concatenate(parts)
     _check_room(entry, len(whole), len(ids), len(cuts))
     tiles = [tile for image in cuts for tile in image.tiles]
-    plain = all(isinstance(piece, str) or piece.sources is None for image in cuts for piece in image.pieces)
+    plain = all(isinstance(piece, str) or piece.sources is None for image in cuts for piece in image.placeholders)
     made = Images(
         pixels=np.concatenate([tile.reshape(-1) for tile in tiles]),
         sizes=np.array([side for tile in tiles for side in tile.shape[:2]], dtype=np.int32),

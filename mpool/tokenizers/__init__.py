@@ -1,4 +1,4 @@
-"""Text to token ids and back. Names are imported when they are first used."""
+"""Tokenizers: text to token ids and back. Submodules are imported on first use."""
 
 from __future__ import annotations
 

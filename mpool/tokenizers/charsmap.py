@@ -1,13 +1,13 @@
 """SentencePiece's precompiled character map: the text normalisation of a unigram vocabulary.
 
 The blob (GGUF key ``tokenizer.ggml.precompiled_charsmap``) is a little-endian length, a double-array trie of that many
-bytes, and NUL-terminated replacements; a unit of the trie is 32 bits as in Darts-clone
-(https://github.com/s-yata/darts-clone). HF ``tokenizers`` applies such a map per grapheme; As SentencePiece and
-llama.cpp do, this module replaces the longest prefix that has a row: the vocabularies were trained so.
+bytes, and NUL-terminated replacements. A unit of the trie has 32 bits, as in Darts-clone
+(https://github.com/s-yata/darts-clone). HF ``tokenizers`` applies such a map per grapheme. This module replaces the
+longest matching prefix, as SentencePiece and llama.cpp do: the vocabularies were trained with that rule.
 
 The map of T5 and XLM-R has 225,000 rows, nearly all of them a letter followed by combining marks. They are never
-listed: a character alone is looked up once and remembered by ``str.translate``; sequences are walked only where a
-character stands that can continue one.
+enumerated: a single character is looked up once and cached in the table of ``str.translate``. The trie is walked for
+sequences only where a character is followed by one that can continue a sequence.
 """
 
 from __future__ import annotations
@@ -24,22 +24,25 @@ _CACHED_SEQUENCES = 1 << 14
 
 
 class CharsMap:
-    """A map, ready to apply: at every position the longest sequence that has a row, else the character itself.
+    """A character map. Replaces, at every position, the longest sequence that has a row; other characters stay.
 
-    Safe to use from several threads. The constructor follows every pointer of the trie once, so that applying the map
-    needs no checks.
+    Thread-safe. The constructor follows every pointer of the trie once, so that calls need no bounds checks.
+
+    Args:
+        blob: the precompiled map.
+        file: path for error messages.
 
     Raises:
-        FormatError: the blob is truncated, or points out of itself.
+        FormatError: the blob is truncated, or a pointer leaves it.
     """
 
     def __init__(self, blob: bytes, *, file: str | None = None) -> None:
         if len(blob) < 4:
-            raise _bad(f"{len(blob)} bytes", "4 bytes of length, a trie, replacements", file)
+            raise _bad(f"{len(blob)} bytes", "a length of 4 bytes, a trie and replacements", file)
         size = int.from_bytes(blob[:4], "little")
         if size == 0 or size % 4 or size + 4 >= len(blob):
             raise _bad(f"a trie of {size} bytes in {len(blob)} bytes",
-                       "a multiple of 4 that leaves room for the replacements", file)
+                       "a multiple of 4 bytes, followed by the replacements", file)
         units = np.frombuffer(blob, dtype="<u4", count=size // 4, offset=4).astype(np.int64)
         self._strings = blob[4 + size:]
         if self._strings[-1] != 0:
@@ -80,7 +83,7 @@ class CharsMap:
         return known
 
     def _longest(self, data: bytes, at: int) -> tuple[int, bytes]:
-        """Length of the longest row that matches at ``data[at]`` (0 if none), and its replacement."""
+        """Return the length of the longest row that matches at ``data[at]`` (0: none), and its replacement."""
         units, node, length, value = self._units, self._root, 0, -1
         for position in range(at, len(data)):
             byte = data[position]
@@ -99,7 +102,7 @@ class CharsMap:
 
 
 class _Singles(dict[int, "int | str"]):
-    """Table for ``str.translate`` that fills itself as characters appear."""
+    """Table for ``str.translate`` that computes and caches entries on first use."""
 
     def __init__(self, charsmap: CharsMap) -> None:
         super().__init__()
@@ -113,7 +116,8 @@ class _Singles(dict[int, "int | str"]):
 
 
 def _bad(got: str, allowed: str, file: str | None) -> FormatError:
-    return FormatError(file=file, field=_FIELD, got=got, allowed=allowed, hint="The file is damaged: fetch it again")
+    return FormatError(file=file, field=_FIELD, got=got, allowed=allowed,
+                       hint="The file is damaged: download it again")
 
 
 def _utf8_length(first: int) -> int:
@@ -125,18 +129,19 @@ def _jump(units: np.ndarray) -> np.ndarray:
 
 
 def _children(units: np.ndarray, states: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rows of ``states`` with a child, the child's label, and its unit's index."""
+    """Return, for each child of ``states``: the index of its parent in ``states``, its label, and its unit's index."""
     child = states[:, None] ^ labels
     parent, column = np.nonzero((units[child] & _LABEL) == labels)
     return parent, labels[column], child[parent, column]
 
 
 def _check(units: np.ndarray, root: int, strings: int, file: str | None) -> None:
+    """Follow every pointer of the trie. Raises FormatError if one leaves the trie or the replacements."""
     seen = np.zeros(units.size, dtype=bool)
     labels = np.arange(1, 256, dtype=np.int64)
     states = np.array([root], dtype=np.int64)
     while states.size:
-        # a state's children are the units (state ^ label): all within the block of 256 around it
+        # the children of a state are the units (state ^ label), all within the aligned block of 256 units around it
         if int((states | 255).max()) >= units.size:
             raise _bad(f"a trie that points to unit {int((states | 255).max())} of {units.size}",
                        "pointers within the trie", file)
@@ -150,18 +155,18 @@ def _check(units: np.ndarray, root: int, strings: int, file: str | None) -> None
         values = units[(index ^ _jump(unit))[unit & _LEAF != 0]] & _VALUE
         if values.size and int(values.max()) >= strings:
             raise _bad(f"a replacement at byte {int(values.max())} of {strings}",
-                       "a position within the replacements", file)
+                       "an offset within the replacements", file)
         states = states[~seen[states]]
 
 
 def _later_characters(units: np.ndarray, root: int) -> list[str]:
-    """Characters that stand in some row after the first."""
+    """Return the characters that occur in any row after the first character."""
     later: set[str] = set()
     heads = np.array([root], dtype=np.int64)
     seen: set[int] = set()
     first = True
     while heads.size:
-        # walk one character from every state in `heads`: pairs of (state, bytes of the character so far)
+        # walk one character from every state in `heads`: `states` and the bytes of the character so far
         states, prefixes, ends = heads, [b""] * heads.size, []
         for _ in range(4):
             if not states.size:

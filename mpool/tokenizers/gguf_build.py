@@ -1,8 +1,8 @@
-"""HF tokenizers made of GGUF vocabularies.
+"""Builds HF tokenizers from GGUF vocabularies.
 
-Control tokens (and the unknown token) are put into the model under names that no text can have, so that a text never
-turns into one; :class:`mpool.tokenizers.tokenizer.Tokenizer` looks for them itself with ``parse_special``. User-defined
-tokens are given to HF as added tokens, which are found before anything else happens, as in llama.cpp.
+Control tokens and the unknown token are added to the HF model under names that no text can contain, so that text never
+becomes a control token. With ``parse_special``, :class:`mpool.tokenizers.tokenizer.Tokenizer` finds control tokens
+itself. User-defined tokens become HF added tokens, which are found before any other step, as in llama.cpp.
 """
 
 from __future__ import annotations
@@ -21,35 +21,36 @@ from .pretokenizers import PreTokenizer
 if TYPE_CHECKING:
     import tokenizers
 
-#: BERT gives up on longer words and calls them unknown.
+#: BERT's tokenizer maps longer words to the unknown token.
 _MAX_WORD_CHARS = 100
 
 
-_gc_waits = 0  # builds that keep it off
+_builds_without_gc = 0  # number of running builds that disabled the garbage collector
 
 
 @contextmanager
 def _without_gc() -> Iterator[None]:
-    """Hundreds of thousands of new tuples, none of them garbage, would start the collector over and over."""
-    global _gc_waits
-    if not gc.isenabled() and not _gc_waits:
+    """Disables the garbage collector: a build makes hundreds of thousands of tuples, which would trigger it repeatedly,
+    and none of them is garbage."""
+    global _builds_without_gc
+    if not gc.isenabled() and not _builds_without_gc:
         yield
         return
-    _gc_waits += 1
+    _builds_without_gc += 1
     gc.disable()
     try:
         yield
     finally:
-        _gc_waits -= 1
-        if not _gc_waits:
+        _builds_without_gc -= 1
+        if not _builds_without_gc:
             gc.enable()
 
 
 def _after_fork_in_child() -> None:
-    """The thread that would have turned it on again does not exist."""
-    global _gc_waits
-    if _gc_waits:
-        _gc_waits = 0
+    """Enable the garbage collector: the thread that disabled it does not exist in the child."""
+    global _builds_without_gc
+    if _builds_without_gc:
+        _builds_without_gc = 0
         gc.enable()
 
 
@@ -57,13 +58,13 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def build(vocab: GGUFVocab) -> tuple[tokenizers.Tokenizer, Callable[[str], str] | None]:
-    """Makes the tokenizer of ``vocab``, without special tokens around a text.
+    """Build the HF tokenizer of a vocabulary. It adds no special tokens around a text.
 
     Returns:
-        The tokenizer, and a function that a piece of text must go through before it, or ``None``.
+        The tokenizer, and a function that normalises text before the tokenizer encodes it, or ``None``.
 
     Raises:
-        FormatError: a merge or the character map is wrong.
+        FormatError: a merge or the character map is invalid.
     """
     names = vocab.texts
     hidden = vocab.control
@@ -83,7 +84,7 @@ def _bpe(vocab: GGUFVocab, names: list[str]) -> tuple[tokenizers.Tokenizer, None
     assert pre is not None
     merges = vocab.merges()
     ids = dict(zip(vocab.texts, range(len(vocab.texts))))
-    kept = _merged(vocab, merges)
+    kept = _tokens_in_merges(vocab, merges)
     for token in vocab.control:
         if token in kept:
             names[token] = vocab.texts[token]
@@ -106,7 +107,7 @@ def _bpe(vocab: GGUFVocab, names: list[str]) -> tuple[tokenizers.Tokenizer, None
 
 
 def word_splitter(pre: PreTokenizer) -> tokenizers.pre_tokenizers.PreTokenizer:
-    """The pre-tokenizer that splits a text into the words for byte-pair encoding."""
+    """Return the pre-tokenizer that splits a text into the words for byte-pair encoding."""
     from tokenizers import Regex, pre_tokenizers
 
     steps: list[Any] = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in pre.patterns]
@@ -115,10 +116,10 @@ def word_splitter(pre: PreTokenizer) -> tokenizers.pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence(steps)
 
 
-def _merged(vocab: GGUFVocab, merges: list[tuple[str, str]]) -> set[int]:
-    """Control tokens that merges make or use; those keep their names.
+def _tokens_in_merges(vocab: GGUFVocab, merges: list[tuple[str, str]]) -> set[int]:
+    """Return the control tokens that are part or result of a merge; these keep their names.
 
-    Such are tokens that only look like control tokens to llama.cpp, ``</s>`` in files of Qwen for one.
+    They are tokens that llama.cpp classifies as control tokens by their text alone, such as ``</s>`` in Qwen's files.
     """
     control = {vocab.texts[token]: token for token in vocab.control}
     known = set(merges) if control else set()
@@ -135,9 +136,9 @@ def _bad_merge(vocab: GGUFVocab, merges: list[tuple[str, str]], error: Exception
             if part not in vocab.ids:
                 return FormatError(file=vocab.file or "the GGUF file", field="tokenizer.ggml.merges",
                                    got=f"{left + ' ' + right!r}, where {part!r} is not a token",
-                                   allowed="two tokens that make a third")
+                                   allowed="two tokens whose concatenation is a token")
     return FormatError(file=vocab.file or "the GGUF file", field="tokenizer.ggml.merges", got=str(error),
-                       allowed="two tokens that make a third")
+                       allowed="two tokens whose concatenation is a token")
 
 
 def _spm(vocab: GGUFVocab, names: list[str]) -> tuple[tokenizers.Tokenizer, None]:
@@ -154,11 +155,11 @@ def _spm(vocab: GGUFVocab, names: list[str]) -> tuple[tokenizers.Tokenizer, None
 
 
 def score_merges(vocab: GGUFVocab) -> list[tuple[str, str]]:
-    """Merges that do what SentencePiece does with scores: join the neighbours whose joint text has the best one.
+    """Return merges that have the effect of SentencePiece's scores: join the neighbours whose joint text scores best.
 
-    Every way to cut a token into two tokens is a merge, and those of a better score come first. Two ways to make the
-    same token compete only where they overlap (``ab a ba`` is ``aba ba`` or ``ab aba``); the leftmost must win, which
-    is the one whose right part is the other's left part.
+    Every split of a token into two tokens is a merge; merges with a higher score come first. Two splits of the same
+    token compete only where they overlap (``ab a ba`` becomes ``aba ba`` or ``ab aba``). The leftmost must win: the
+    split whose right part is the left part of the other.
     """
     usable = {TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.UNUSED, TokenType.UNDEFINED}
     types, scores = vocab.types, vocab.scores
@@ -201,7 +202,7 @@ def _unigram(vocab: GGUFVocab, names: list[str]) -> tuple[tokenizers.Tokenizer, 
 
 
 class _UnigramText:
-    """SentencePiece's normalisation of a text before tokenisation."""
+    """SentencePiece's normalisation of text before tokenisation."""
 
     def __init__(self, vocab: GGUFVocab, charsmap: CharsMap | None) -> None:
         self._map = charsmap
@@ -222,18 +223,18 @@ class _UnigramText:
 def _wordpiece(vocab: GGUFVocab, names: list[str]) -> tuple[tokenizers.Tokenizer, None]:
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-    # The file marks the start of a word ("▁word", "ing"), HF its continuation ("word", "##ing").
-    pieces = []
+    # GGUF marks the start of a word ("▁word", "ing"), HF marks its continuation ("word", "##ing").
+    texts = []
     for token, (name, kind) in enumerate(zip(names, vocab.types)):
         if kind in (TokenType.CONTROL, TokenType.UNKNOWN):
-            pieces.append(name)
+            texts.append(name)
         elif not name.startswith("▁"):
-            pieces.append("##" + name)
+            texts.append("##" + name)
         elif name == "▁" or name.startswith("▁##"):
-            pieces.append(unmatchable(token))  # '#' is always a word of its own
+            texts.append(unmatchable(token))  # text never matches it: BERT splits text at each "#"
         else:
-            pieces.append(name[1:])
-    model = models.WordPiece(vocab=dict(zip(pieces, range(len(pieces)))), unk_token=pieces[vocab.special["unk"]],
+            texts.append(name[1:])
+    model = models.WordPiece(vocab=dict(zip(texts, range(len(texts)))), unk_token=texts[vocab.special["unk"]],
                              max_input_chars_per_word=_MAX_WORD_CHARS)
     tokenizer = Tokenizer(model)
     tokenizer.normalizer = normalizers.BertNormalizer(clean_text=True, handle_chinese_chars=True,

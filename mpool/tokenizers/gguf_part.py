@@ -1,8 +1,8 @@
-"""A tokenizer for a few texts, made of the part of a vocabulary that they can need.
+"""Partial tokenizers: built for given texts, from the part of a vocabulary that these texts can need.
 
-Making the whole tokenizer of a large vocabulary takes a quarter of a second, most of the time that a model in the page
-cache needs to its first token. Byte-pair encoding takes one word after another, and of the vocabulary it looks only at
-tokens that are pieces of the word and at merges that make one: a tokenizer with those alone gives the same ids.
+Building the whole tokenizer of a large vocabulary takes 0.25 s, which is most of the time to the first token of a model
+in the page cache. Byte-pair encoding processes one word at a time, and uses only tokens that are substrings of the word
+and merges that produce them. A tokenizer with only those tokens and merges yields the same ids.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
     from .. import _core
 
-#: Tokens from which on a vocabulary is worth it.
+#: Minimum number of tokens of a vocabulary for which partial tokenizers are faster than the whole one.
 MIN_TOKENS = 16_384
 
-#: Characters of the texts, and look-ups of their pieces, up to which it takes a few milliseconds.
+#: Maximum number of characters of the texts, and of lookups of their substrings: building takes a few milliseconds.
 MAX_CHARS, MAX_LOOKUPS = 32_768, 200_000
 
 
-class Parts:
-    """Builder of tokenizers for given texts. Thread-safe."""
+class PartialTokenizers:
+    """Builds tokenizers for given texts. Thread-safe."""
 
     def __init__(self, vocab: GGUFVocab, bpe: _core.Bpe) -> None:
         from .gguf_build import word_splitter
@@ -34,30 +34,36 @@ class Parts:
         self._bpe, self._ignore_merges = bpe, vocab.pre.ignore_merges
         self._splitter = word_splitter(vocab.pre)
         self._control = frozenset(vocab.control)
-        self._found_first = [vocab.texts[token] for token in vocab.user_defined]
+        self._user_defined = [vocab.texts[token] for token in vocab.user_defined]
 
     @staticmethod
-    def of(vocab: GGUFVocab) -> Parts | None:
-        """None for a vocabulary of another kind, too small, or with something wrong in it that building it will say."""
+    def for_vocab(vocab: GGUFVocab) -> PartialTokenizers | None:
+        """Create the builder for a vocabulary.
+
+        Returns:
+            The builder; None if the vocabulary is not byte-level BPE, has fewer than ``MIN_TOKENS`` tokens, or is
+            invalid: then building the whole tokenizer reports the error.
+        """
         if vocab.kind != "bpe" or not vocab.byte_level or len(vocab.texts) < MIN_TOKENS:
             return None
-        return None if vocab.searchable is None else Parts(vocab, vocab.searchable)
+        return None if vocab.core_bpe is None else PartialTokenizers(vocab, vocab.core_bpe)
 
     def tokenizer(self, texts: Sequence[str]) -> tokenizers.Tokenizer | None:
-        """A tokenizer that gives these texts the ids that the whole one gives; None: that takes the whole one."""
+        """Build a tokenizer that encodes these texts like the whole one; None if they need the whole one."""
         from tokenizers import Tokenizer, models
 
         if sum(map(len, texts)) > MAX_CHARS:
             return None
-        # HF looks for these before it splits words, so that words would be others
-        if any(token in text for token in self._found_first for text in texts):
+        # HF finds user-defined tokens before it splits words, so the words below would be wrong
+        if any(token in text for token in self._user_defined for text in texts):
             return None
         words = {word for text in texts for word, _ in self._splitter.pre_tokenize_str(text)}
         part = self._bpe.part(words, MAX_LOOKUPS)
         if part is None:
             return None
         ids, merges = part
-        if not self._control.isdisjoint(ids.values()):  # hidden under other names, but for those that merges use
+        # the whole tokenizer hides control tokens under other names, except those that are part of a merge
+        if not self._control.isdisjoint(ids.values()):
             return None
         model = models.BPE(vocab=ids, merges=list(dict.fromkeys(merges)), ignore_merges=self._ignore_merges)
         found = Tokenizer(model)

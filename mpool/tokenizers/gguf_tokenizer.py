@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ..models.spec import TokenTable
 from . import threads as _threads
 from .gguf_build import build
-from .gguf_part import Parts
+from .gguf_part import PartialTokenizers
 from .gguf_vocab import GGUFVocab
 from .specials import compile_trie
 from .tokenizer import Tokenizer, check_ids
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 _ASCII_SPACES = " \t\n\v\f\r"
 
-#: Number of partial tokenizers served before the whole one is built in the background.
-MOST_USES = 4
+#: Number of partial tokenizers used before the whole one is built in the background.
+MAX_PARTIAL_USES = 4
 
 _building = threading.Lock()
 
@@ -30,35 +30,36 @@ _building = threading.Lock()
 class GGUFTokenizer(Tokenizer):
     """A tokenizer built from a GGUF vocabulary.
 
-    A large one is built when a text needs all of it, or by :meth:`finish`; until then, parts of it do.
+    The whole tokenizer of a large vocabulary is built when a text needs it, or by :meth:`finish`. Until then, partial
+    tokenizers encode texts (:mod:`mpool.tokenizers.gguf_part`).
     """
 
     def __init__(self, vocab: GGUFVocab) -> None:
         self._vocab = vocab
         self._whole: tokenizers.Tokenizer | None = None
         self._prepare: Callable[[str], str] | None = None
-        self._parts = Parts.of(vocab)
-        self._uses = 0  # of parts
-        self._coming = False  # the whole, on another thread
-        if self._parts is None:
+        self._partial = PartialTokenizers.for_vocab(vocab)
+        self._partial_uses = 0
+        self._finish_queued = False  # another thread will call finish()
+        if self._partial is None:
             self.finish()
         self.vocab_size = len(vocab.texts)
         self.special = dict(vocab.special)
         self.prefix_ids, self.suffix_ids = tuple(vocab.prefix), tuple(vocab.suffix)
         self.eog_ids = vocab.eog
-        self._words_apart = vocab.kind == "wordpiece" and not vocab.user_defined
+        self._words_independent = vocab.kind == "wordpiece" and not vocab.user_defined
         control = vocab.control
         self.control_texts = tuple(vocab.texts[token] for token in control)
         self._parsed_ids = {vocab.texts[token]: token for token in control}
         self._split_control: re.Pattern[str] | None = None
-        # HF finds user-defined tokens itself, but text that needs preparation must be split before that.
+        # HF finds user-defined tokens itself, but text that self._prepare normalises must be split at them before that
         always: tuple[int, ...] = () if self._prepare is None else tuple(vocab.user_defined)
         self._always_ids = {vocab.texts[token]: token for token in always}
         self._split_always = compile_trie(self._always_ids, group=True) if self._always_ids else None
 
     @property
     def pair_ids(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-        """SentencePiece models of the RoBERTa kind begin the second text with one more separator."""
+        """Ids before, between and after two texts. SentencePiece models like RoBERTa's add a separator in between."""
         again = (self.special.get("sep", self.special.get("eos", 0)),) if self._vocab.kind == "unigram" else ()
         return self.prefix_ids, (*self.suffix_ids, *again), self.suffix_ids
 
@@ -71,8 +72,8 @@ class GGUFTokenizer(Tokenizer):
         return self._whole is not None
 
     def finish_later(self) -> None:
-        if self._whole is None and self._uses > 1 and not self._coming:
-            self._coming = True
+        if self._whole is None and self._partial_uses > 1 and not self._finish_queued:
+            self._finish_queued = True
             _threads.later(self.finish)
 
     def finish(self) -> None:
@@ -81,38 +82,38 @@ class GGUFTokenizer(Tokenizer):
                 if self._whole is None:
                     self._whole, self._prepare = build(self._vocab)
                     self._vocab.release()
-                    self._parts = None
+                    self._partial = None
 
     def _ids(self, texts: Sequence[str]) -> list[Sequence[int]]:
-        """Ids of texts as they are."""
-        parts = self._parts
-        part = parts.tokenizer(texts) if parts is not None else None
-        if part is None:
+        """Encode prepared texts."""
+        partial = self._partial
+        found = partial.tokenizer(texts) if partial is not None else None
+        if found is None:
             self.finish()
-            part = self._whole
-            assert part is not None
+            found = self._whole
+            assert found is not None
         else:
-            self._uses += 1
-            if self._uses > MOST_USES:
+            self._partial_uses += 1
+            if self._partial_uses > MAX_PARTIAL_USES:
                 self.finish_later()
-        return self._run(part, texts)
+        return self._encode_hf(found, texts)
 
-    def _plain(self, texts: Sequence[str]) -> list[Sequence[int]]:
+    def _encode_plain(self, texts: Sequence[str]) -> list[Sequence[int]]:
         if self._split_always is not None:
-            return [self._pieces(text, self._split_always, self._always_ids, None) for text in texts]
+            return [self._encode_split(text, self._split_always, self._always_ids, None) for text in texts]
         if self._prepare is not None:
             texts = list(map(self._prepare, texts))
         return self._ids(texts)
 
-    def _parsed(self, text: str, mark: str | None) -> list[int]:
+    def _encode_parsed(self, text: str, mark: str | None) -> list[int]:
         if self._split_control is None:
             self._parsed_ids = self._always_ids | self._parsed_ids
             self._split_control = compile_trie(self._parsed_ids, group=True)
-        return self._pieces(text, self._split_control, self._parsed_ids, mark)
+        return self._encode_split(text, self._split_control, self._parsed_ids, mark)
 
-    def _pieces(self, text: str, split: re.Pattern[str], known: Mapping[str, int], mark: str | None) -> list[int]:
-        """Ids of ``text``, cut at the tokens of ``known``; the text between them is plain."""
-        parts = split.split(text)  # text, token, text, ..., text
+    def _encode_split(self, text: str, split: re.Pattern[str], known: Mapping[str, int], mark: str | None) -> list[int]:
+        """Split ``text`` at the tokens of ``known``, encode the text between them, and join the ids."""
+        parts = split.split(text)  # alternates between text and tokens; begins and ends with text
         lstrip, rstrip = self._vocab.lstrip, self._vocab.rstrip
         if lstrip or rstrip:
             for at in range(1, len(parts), 2):
@@ -148,7 +149,7 @@ class GGUFTokenizer(Tokenizer):
             parts = [self._vocab.texts[token].encode() if table.control[token] else
                      data[offsets[token]:offsets[token + 1]] for token in ids]
         text = b"".join(parts).decode("utf-8", "replace")
-        # the space that was put before the first word
+        # drop the space that the tokenizer puts before the first word
         return text[1:] if self._leading_space and text.startswith(" ") else text
 
     @property
@@ -166,7 +167,7 @@ class GGUFTokenizer(Tokenizer):
 
 def _after_fork_in_child() -> None:
     global _building
-    _building = threading.Lock()  # the thread that held it does not exist
+    _building = threading.Lock()  # a thread of the parent may have held it
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

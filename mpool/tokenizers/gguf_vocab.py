@@ -1,9 +1,9 @@
-"""Vocabularies of GGUF files: reading and checking the ``tokenizer.ggml.*`` keys.
+"""Vocabularies of GGUF files: reads and validates the ``tokenizer.ggml.*`` keys.
 
-A file holds tokens, their types and scores, merges and a few flags; the rest is convention, and the convention is
-llama.cpp's (``src/llama-vocab.cpp``, https://github.com/ggml-org/ggml/blob/master/docs/gguf.md#tokenizer). Everything
-in the file is checked before it is used, since a file may be damaged or hostile. :mod:`mpool.tokenizers.gguf_build`
-makes a HF tokenizer of the result.
+A file contains tokens, their types and scores, merges and a few flags. All other rules are conventions of llama.cpp
+(``src/llama-vocab.cpp``, https://github.com/ggml-org/ggml/blob/master/docs/gguf.md#tokenizer). Every value is validated
+before use, since a file may be damaged or malicious. :mod:`mpool.tokenizers.gguf_build` builds a HF tokenizer from the
+vocabulary.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _KINDS = {
 }
 _UNSUPPORTED_KINDS = ("rwkv", "plamo2", "hybriddna", "whitespace", "no_vocab", "none", "replit")
 
-#: Short name -> key of the file. Later keys of one name are older spellings.
+#: Short name -> keys in the file. All keys but the first are older spellings, or misspellings of other writers.
 _SPECIAL_KEYS = {
     "bos": ("bos_token_id",), "eos": ("eos_token_id",), "eot": ("eot_token_id",), "eom": ("eom_token_id",),
     "unk": ("unknown_token_id",), "sep": ("seperator_token_id", "separator_token_id"), "pad": ("padding_token_id",),
@@ -77,7 +77,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 def byte_alphabet() -> dict[int, str]:
-    """GPT-2's alphabet: byte -> the printable character that stands for it in byte-level vocabularies."""
+    """Return GPT-2's alphabet: byte -> the printable character that represents it in byte-level vocabularies."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     alphabet = {byte: chr(byte) for byte in printable}
     for byte in range(256):
@@ -87,40 +87,42 @@ def byte_alphabet() -> dict[int, str]:
 
 
 def unmatchable(token: int) -> str:
-    """Name for a token that text must never become: no normalised text holds a space, which all vocabularies escape."""
+    """Return a name for a token that text must never become. It begins with a space, which all vocabularies escape."""
     return f" \0{token}"
 
 
 class GGUFVocab:
-    """A checked vocabulary.
+    """A validated vocabulary.
 
     Attributes:
         kind: ``bpe``, ``spm``, ``unigram`` or ``wordpiece``.
-        texts: text of every token, as in the file (tokens that are not UTF-8 have an unmatchable name).
-        types: :class:`TokenType` of every token, after the corrections that llama.cpp makes by text.
+        texts: text of every token, as in the file. Tokens that are not UTF-8 have an unmatchable name.
+        types: :class:`TokenType` of every token, after llama.cpp's corrections by text.
         scores: score of every token (``spm`` and ``unigram``), else empty.
         ids: text -> id.
-        searchable: tokens and merges as the core searches them (``bpe``, from a file, and all fit each other), or
-            ``None``.
+        core_bpe: the core's index of tokens and merges; None unless the vocabulary is valid BPE from a file.
         special: ``bos``, ``eos``, ``unk``, ``sep``, ``pad``, ``cls``, ``mask``, ``eot``, ``eom``, ``fim_*`` -> id.
-        prefix, suffix: ids put around a text when special tokens are asked for.
-        eog: ids that end a generation, ascending.
-        shown: ids of control tokens whose text is part of a completion: the markers of a harmony conversation, and
-            marks of calls.
-        pre: the pre-tokenizer (``bpe``), else ``None``.
-        lstrip, rstrip: ids of tokens that swallow the white space before or after them.
-        file: path for error messages, or ``None``.
+        prefix, suffix: ids that ``add_special`` puts before and after a text.
+        eog: ids of tokens that end a generation, ascending.
+        shown: ids of control tokens that are part of a completion's text: the markers of Harmony messages and of tool
+            calls.
+        pre: the pre-tokenizer (``bpe``), else None.
+        lstrip, rstrip: ids of tokens that remove the white space before or after them.
+        file: path for error messages, or None.
     """
 
     def __init__(self, kv: Mapping[str, Any], *, file: str | None = None) -> None:
-        """Reads the keys ``tokenizer.ggml.*`` (and ``general.name`` if present) of ``kv``.
+        """Read the keys ``tokenizer.ggml.*`` (and ``general.name`` if present) of ``kv``.
 
-        Strings may be ``str`` or ``bytes``; arrays lists, tuples or numpy arrays.
+        Args:
+            kv: the metadata of the file. Strings may be ``str`` or ``bytes``; arrays may be lists, tuples or NumPy
+                arrays.
+            file: path for error messages.
 
         Raises:
-            FormatError: a key is missing, of a wrong type or length, or out of range.
-            LimitError: more tokens, or longer ones, than :mod:`mpool.tokenizers.limits` allows.
-            Unsupported: a tokenizer model that llama.cpp knows and mpool does not.
+            FormatError: a key is missing, has a wrong type or length, or is out of range.
+            LimitError: the vocabulary has more tokens, or longer ones, than :mod:`mpool.tokenizers.limits` allows.
+            Unsupported: llama.cpp supports the tokenizer model and mpool does not.
         """
         self._kv = kv
         self.file = file
@@ -182,13 +184,13 @@ class GGUFVocab:
         if len(raw) > limits.max_vocab_tokens:
             raise LimitError(f"{self.file or 'the GGUF file'}: {_GGML}tokens has {len(raw):,} tokens, "
                              f"the limit is {limits.max_vocab_tokens:,}",
-                             hint="mpool.tokenizers.limits.max_vocab_tokens raises it")
+                             hint="Raise mpool.tokenizers.limits.max_vocab_tokens")
         texts, self._raw = self._decode("tokens", raw)
         longest = max(map(len, raw))
         if longest > limits.max_token_bytes:
             raise LimitError(f"{self.file or 'the GGUF file'}: {_GGML}tokens has a token of {longest:,} bytes, "
                              f"the limit is {limits.max_token_bytes:,}",
-                             hint="mpool.tokenizers.limits.max_token_bytes raises it")
+                             hint="Raise mpool.tokenizers.limits.max_token_bytes")
         if "" in texts:
             for token, text in enumerate(texts):
                 if not text:
@@ -196,31 +198,32 @@ class GGUFVocab:
             texts = [text or unmatchable(token) for token, text in enumerate(texts)]
         self.texts = texts
         header = getattr(self._kv, "header", None)
-        self.searchable: _core.Bpe | None = None
+        self.core_bpe: _core.Bpe | None = None
         if header is not None and self.kind == "bpe" and not self._raw:
-            self.searchable = header.bpe()
-        if self.searchable is not None:
-            self.ids: Mapping[str, int] = _Ids(texts, self.searchable)
+            self.core_bpe = header.bpe()
+        if self.core_bpe is not None:
+            self.ids: Mapping[str, int] = _CoreIds(texts, self.core_bpe)
             return
         self.ids = dict(zip(texts, range(len(texts))))
         if len(self.ids) != len(texts):
-            twice = next(token for token, text in enumerate(texts) if self.ids[text] != token)
-            raise self._bad("tokens", f"{texts[twice]!r} as token {twice} and again as {self.ids[texts[twice]]}",
-                            "tokens that differ")
+            second = next(token for token, text in enumerate(texts) if self.ids[text] != token)
+            raise self._bad("tokens", f"{texts[second]!r} as token {second} and again as {self.ids[texts[second]]}",
+                            "unique tokens")
 
     def _decode(self, key: str, raw: Sequence[Any]) -> tuple[list[str], dict[int, bytes]]:
-        """Texts of an array of strings; those that are not UTF-8 by index, with an unmatchable name for a text."""
+        """Return the texts of an array of strings, and the bytes of those that are not UTF-8, by index. The latter get
+        an unmatchable name as text."""
         kinds = set(map(type, raw))
         if kinds == {str}:
             texts = raw if isinstance(raw, list) else list(raw)
             try:
                 "".join(texts).encode()
                 return texts, {}
-            except UnicodeEncodeError:  # bytes that were read with surrogateescape
+            except UnicodeEncodeError:  # the reader decoded bytes with surrogateescape
                 raw = [text.encode("utf-8", "surrogateescape") for text in texts]
         elif kinds != {bytes}:
             raise self._bad(key, f"elements of type {', '.join(sorted(kind.__name__ for kind in kinds))}", "strings")
-        # All at once, with a byte between them that UTF-8 does not have: three times as fast as one by one.
+        # Decode all strings at once, joined by a byte that never occurs in UTF-8: three times as fast as one by one.
         joined = b"\xff".join(raw).decode("utf-8", "surrogateescape")
         texts = joined.split("\udcff")
         try:
@@ -283,7 +286,7 @@ class GGUFVocab:
         pre = PRE_TOKENIZERS.get(name)
         if pre is None:
             raise self._bad("pre", repr(name), f"one of {', '.join(sorted(PRE_TOKENIZERS))}",
-                            "Use the model's own tokenizer.json, or ask for this pre-tokenizer to be added")
+                            "Use the model's tokenizer.json, or request support for this pre-tokenizer")
         return pre
 
     def _read_specials(self) -> None:
@@ -305,11 +308,11 @@ class GGUFVocab:
                 continue
             if value >= len(self.texts):
                 raise self._bad(_SPECIAL_KEYS[name][0], f"nothing, so {value} by default",
-                                f"0 to {len(self.texts) - 1}", "Give the key, or more tokens")
+                                f"0 to {len(self.texts) - 1}", "Add the key to the file, or more tokens")
             self.special[name] = value
 
     def _correct_by_text(self) -> None:
-        """Finds special tokens by their text, decides which end a generation, and corrects their types."""
+        """Find special tokens by their texts, determine which of them end a generation, and correct their types."""
         ids, types, special = self.ids, self.types, self.special
         for name, texts in BY_TEXT.items():
             if name not in special:
@@ -321,19 +324,19 @@ class GGUFVocab:
         for text in filter(ids.__contains__, END_OF_GENERATION):
             eog.add(ids[text])
             types[ids[text]] = TokenType.CONTROL
-        # llama.cpp makes user-defined tokens of these, so that they are shown; but then a text becomes one, too
+        # llama.cpp makes these user-defined tokens, so that they are shown; but then ordinary text becomes one, too
         self.shown = {ids[text] for text in SHOWN if text in ids}
         for token in self.shown:
             types[token] = TokenType.CONTROL
         self.shown |= {ids[text] for text in CALL_MARKS if text in ids and types[ids[text]] == TokenType.CONTROL} - eog
         eog |= {special[name] for name in ("eos", "eot", "eom") if name in special}
         ends = {self.texts[token] for token in eog}
-        # harmony and solar-open use <|end|> between the messages of one answer
+        # Harmony and Solar-Open use <|end|> between the messages of one completion
         if "<|end|>" in ends and (ends >= {"<|return|>", "<|call|>"} or
                                   ("<|flush|>" in ends and ends & {"<|call|>", "<|calls|>"})):
             eog.discard(ids["<|end|>"])
             self.shown.add(ids["<|end|>"])
-        # to gemma 4 and plamo </s> is ordinary text
+        # for Gemma 4 and PLaMo, </s> is ordinary text
         if "</s>" in ends and ends & {"<|tool_response>", "<|plamo:eos|>"}:
             eog.discard(ids["</s>"])
             types[ids["</s>"]] = TokenType.NORMAL
@@ -352,7 +355,7 @@ class GGUFVocab:
             self.prefix, self.suffix = [self.special["bos"]], [self.special["sep"]]
             return
         if pre is not None and pre.whole_newlines:
-            add_bos = True  # files of Gemma 4 say false by mistake
+            add_bos = True  # Gemma 4's files state false by mistake
         for wanted, name in ((add_bos, "bos"), (add_eos, "eos")):
             if wanted and name not in self.special:
                 raise self._bad(f"{name}_token_id", "nothing", f"an id, since add_{name}_token is true")
@@ -373,7 +376,10 @@ class GGUFVocab:
     # Reading on demand
 
     def merges(self) -> list[tuple[str, str]]:
-        """Merges of a BPE vocabulary in order of rank, without repetitions; membership is not checked here."""
+        """Return the merges of a BPE vocabulary in order of rank, without duplicates.
+
+        This method does not check that their parts are tokens.
+        """
         raw = self._array("merges", "strings")
         if raw is None:
             raise self._bad("merges", "nothing", "an array of strings")
@@ -396,29 +402,29 @@ class GGUFVocab:
         return pairs
 
     def charsmap(self) -> bytes | None:
-        """The precompiled character map of a unigram vocabulary, or ``None``."""
+        """Return the precompiled character map of a unigram vocabulary, or None."""
         value = self._kv.get(_GGML + "precompiled_charsmap")
         if value is None or isinstance(value, (bytes, bytearray)):
             return value if value is None else bytes(value)
         values = self._array("precompiled_charsmap", "bytes")
         try:
-            if values is not None and len(values) and isinstance(values[0], str):  # base64, as Ollama's files have it
+            if values is not None and len(values) and isinstance(values[0], str):  # base64, as in Ollama's files
                 return base64.b64decode("".join(values), validate=True)
             return (np.asarray(values) & 0xFF).astype(np.uint8).tobytes()
         except ValueError:
-            raise self._bad("precompiled_charsmap", "texts that are not base64", "bytes") from None
+            raise self._bad("precompiled_charsmap", "strings that are not base64", "bytes") from None
         except TypeError:
             raise self._bad("precompiled_charsmap", f"elements of type {_kinds_of(values or [])}", "bytes") from None
 
     def release(self) -> None:
-        """Lets go of the file's values: nothing can be read on demand any more."""
+        """Drop the references to the file's values. Nothing can be read on demand afterwards."""
         self._kv = {}
 
     # Views
 
     def _of_types(self, *types: TokenType) -> list[int]:
         kinds, found = bytes(self.types), []
-        for kind in types:  # only of the rare types: 30 times as fast as checking each token
+        for kind in types:  # find() per type: 30 times as fast as a Python loop over all tokens if they are rare
             token = kinds.find(kind)
             while token >= 0:
                 found.append(token)
@@ -427,24 +433,24 @@ class GGUFVocab:
 
     @property
     def control(self) -> list[int]:
-        """Ids of the tokens that only ``parse_special`` finds in a text; of those, ``shown`` are part of an answer."""
+        """Ids of the tokens that are found in text only with ``parse_special``."""
         return self._of_types(TokenType.CONTROL, TokenType.UNKNOWN)
 
     @property
     def user_defined(self) -> list[int]:
-        """Ids of the tokens that are found in a text before anything else is done to it."""
+        """Ids of the tokens that are found in text before any other step."""
         return self._of_types(TokenType.USER_DEFINED)
 
     @property
     def byte_level(self) -> bool:
-        """Tokens are written in GPT-2's byte alphabet."""
+        """True if tokens are written in GPT-2's byte alphabet."""
         return self.pre is not None and self.pre.byte_level
 
     @functools.cached_property
     def token_table(self) -> TokenTable:
-        """Bytes that each token adds to a text."""
+        """The bytes that each token adds to a text."""
         hidden = bytearray(len(self.texts))
-        own = dict(self._raw)  # tokens that are not matched as ordinary text
+        own = dict(self._raw)  # tokens whose bytes are not their decoded text
         for token in self._of_types(*(kind for kind in TokenType if kind != TokenType.NORMAL)):
             kind = self.types[token]
             if kind == TokenType.USER_DEFINED or token in self.shown:
@@ -471,8 +477,8 @@ class GGUFVocab:
         return TokenTable(data=bytes(data), offsets=offsets, control=bytes(hidden), eog=self.eog)
 
 
-class _Ids(Mapping[str, int]):
-    """Text -> id, asked of the core: a dict takes 20 ms to fill, for a hundred questions."""
+class _CoreIds(Mapping[str, int]):
+    """Text -> id, looked up in the core. A dict of the vocabulary takes 20 ms to fill, for about a hundred lookups."""
 
     def __init__(self, texts: list[str], bpe: _core.Bpe) -> None:
         self._texts, self._bpe = texts, bpe
@@ -480,7 +486,7 @@ class _Ids(Mapping[str, int]):
     def __getitem__(self, text: str) -> int:
         try:
             found = self._bpe.find(text)
-        except UnicodeEncodeError:  # half of a surrogate pair
+        except UnicodeEncodeError:  # a lone surrogate
             found = None
         if found is None:
             raise KeyError(text)
@@ -494,7 +500,7 @@ class _Ids(Mapping[str, int]):
 
 
 def _byte_level_bytes(texts: list[str]) -> tuple[bytes, Any]:
-    """Bytes of texts in GPT-2's alphabet, and how many each has; other characters stand for themselves."""
+    """Return the bytes of texts in GPT-2's alphabet, and the size of each. Other characters are encoded as UTF-8."""
     alphabet = byte_alphabet()
     table = np.full(1 << 16, -1, dtype=np.int16)
     table[[ord(char) for char in alphabet.values()]] = list(alphabet)
@@ -508,7 +514,7 @@ def _byte_level_bytes(texts: list[str]) -> tuple[bytes, Any]:
 
 
 def _escaped_bytes(texts: list[str]) -> tuple[bytes, Any]:
-    """Bytes of texts in which ``▁`` is a space, and how many each has."""
+    """Return the bytes of texts in which ``▁`` represents a space, and the size of each."""
     parts = [text.replace("▁", " ").encode() for text in texts]
     return b"".join(parts), list(map(len, parts))
 

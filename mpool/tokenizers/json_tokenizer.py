@@ -1,4 +1,4 @@
-"""Tokenizers read from a ``tokenizer.json``, HF tokenizers' own file."""
+"""Tokenizers read from ``tokenizer.json``, the file format of HF tokenizers."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _MAX_JSON_DEPTH = 127
 
 
 class JSONTokenizer(Tokenizer):
-    """A tokenizer read from a ``tokenizer.json``, or from older files of transformers, whose own truncation and padding
-    are switched off."""
+    """A tokenizer read from a ``tokenizer.json`` or from older files of transformers. Truncation and padding stated in
+    the file are disabled."""
 
     def __init__(self, path: str, config: Mapping[str, Any]) -> None:
         self._path = path
         self._hf = _load(path) if os.path.basename(path) not in (older_files.CLIP, older_files.WORDPIECE) else \
-            _older(path, config)
+            _load_older(path, config)
         self._hf.no_truncation()
         self._hf.no_padding()
         added = self._hf.get_added_tokens_decoder()
@@ -41,24 +41,24 @@ class JSONTokenizer(Tokenizer):
         if self.vocab_size == 0:
             raise FormatError(file=path, field="model.vocab", got="nothing", allowed="at least one token")
         if self.vocab_size > limits.max_vocab_tokens:
-            raise LimitError(f"{path}: token ids reach {self.vocab_size - 1:,}, the limit is "
+            raise LimitError(f"{path}: the highest token id is {self.vocab_size - 1:,}, the limit is "
                              f"{limits.max_vocab_tokens:,} tokens",
-                             hint="mpool.tokenizers.limits.max_vocab_tokens raises it")
+                             hint="Raise mpool.tokenizers.limits.max_vocab_tokens")
         self._added = added
         self._control = {token for token, entry in added.items() if entry.special}
         self.control_texts = tuple(added[token].content for token in sorted(self._control))
         self._find_control = compile_trie(self.control_texts) if self._control else None
-        # such tokens are looked for after normalisation, so that a text need not show them
-        self._hidden_control = any(added[token].normalized for token in self._control)
+        # HF finds these control tokens in normalised text, so the original text need not contain their exact texts
+        self._normalized_control = any(added[token].normalized for token in self._control)
         self._plain_hf: tokenizers.Tokenizer | None = None
         self._marked_hf: dict[str, tokenizers.Tokenizer] = {}
         self._table: TokenTable | None = None
         self._pair: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None = None
         self._truncate_left = config.get("truncation_side") == "left"
-        self._words_apart = (type(self._hf.model).__name__ == "WordPiece" and
-                             type(self._hf.pre_tokenizer).__name__ == "BertPreTokenizer" and
-                             all(entry.special and not entry.lstrip and not entry.rstrip and " " not in entry.content
-                                 for entry in added.values()))
+        self._words_independent = (type(self._hf.model).__name__ == "WordPiece" and
+                                   type(self._hf.pre_tokenizer).__name__ == "BertPreTokenizer" and
+                                   all(entry.special and not entry.lstrip and not entry.rstrip
+                                       and " " not in entry.content for entry in added.values()))
         self._read_config(config, vocab)
 
     def _read_config(self, config: Mapping[str, Any], vocab: Mapping[str, int]) -> None:
@@ -75,7 +75,7 @@ class JSONTokenizer(Tokenizer):
         self.special = special
         self.prefix_ids, self.suffix_ids = self._read_template()
         if not self.prefix_ids and not self.suffix_ids:
-            # as transformers since 5: what tokenizer.json puts around a text counts; the keys are for files without
+            # as in transformers 5: the two keys apply only if tokenizer.json itself puts no tokens around a text
             self.prefix_ids = (special["bos"],) if config.get("add_bos_token") and "bos" in special else ()
             self.suffix_ids = (special["eos"],) if config.get("add_eos_token") and "eos" in special else ()
         if config.get("always_add_eos") and "eos" in special and special["eos"] not in self.suffix_ids:
@@ -93,7 +93,7 @@ class JSONTokenizer(Tokenizer):
         self.eog_ids = tuple(sorted(eog))
 
     def _read_template(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Ids that the file's post-processor puts around one text."""
+        """Return the ids that the file's post-processor puts before and after one text."""
         around = self._hf.num_special_tokens_to_add(False)
         if around == 0:
             return (), ()
@@ -103,8 +103,8 @@ class JSONTokenizer(Tokenizer):
             for start in range(around + 1):
                 if body and full[start:start + len(body)] == body and len(full) == len(body) + around:
                     return tuple(full[:start]), tuple(full[start + len(body):])
-        raise FormatError(file=self._path, field="post_processor", got="a template that does more than put tokens "
-                          "around the text", allowed="tokens before and after one text")
+        raise FormatError(file=self._path, field="post_processor", got="a processor with other effects",
+                          allowed="a processor that only adds tokens before and after a text")
 
     @property
     def kind(self) -> str:
@@ -117,7 +117,7 @@ class JSONTokenizer(Tokenizer):
         return self._pair
 
     def _read_pair(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-        """Ids that the file's post-processor puts around two texts."""
+        """Return the ids that the file's post-processor puts before, between and after two texts."""
         around = self._hf.num_special_tokens_to_add(True)
         for probe in ("a", "1", "."):
             body = self._hf.encode(probe, add_special_tokens=False).ids
@@ -130,53 +130,53 @@ class JSONTokenizer(Tokenizer):
                     if full[start:start + n] == body and full[start + n + gap:start + 2 * n + gap] == body:
                         return (tuple(full[:start]), tuple(full[start + n:start + n + gap]),
                                 tuple(full[start + 2 * n + gap:]))
-        raise FormatError(file=self._path, field="post_processor", got="a template that does more than put tokens "
-                          "around the texts of a pair", allowed="tokens before, between and behind them")
+        raise FormatError(file=self._path, field="post_processor", got="a processor with other effects on pairs",
+                          allowed="a processor that only adds tokens before, between and after two texts")
 
-    def _plain(self, texts: Sequence[str]) -> list[Sequence[int]]:
+    def _encode_plain(self, texts: Sequence[str]) -> list[Sequence[int]]:
         find = self._find_control
         if find is None:
-            return self._run(self._hf, texts)
+            return self._encode_hf(self._hf, texts)
         marked = [at for at, text in enumerate(texts) if find.search(text)]
         if not marked:
-            bodies = self._run(self._hf, texts)
-            if self._hidden_control:
+            bodies = self._encode_hf(self._hf, texts)
+            if self._normalized_control:
                 marked = [at for at, body in enumerate(bodies) if not self._control.isdisjoint(body)]
                 for at in marked:
                     bodies[at] = self._without_control(texts[at])
             return bodies
         if len(marked) == len(texts):
             return [self._without_control(text) for text in texts]
-        bodies = self._run(self._hf, ["" if find.search(text) else text for text in texts])
+        bodies = self._encode_hf(self._hf, ["" if find.search(text) else text for text in texts])
         for at in marked:
             bodies[at] = self._without_control(texts[at])
         return bodies
 
     def _without_control(self, text: str) -> Sequence[int]:
-        """Ids of a text that holds the texts of control tokens, as plain text."""
+        """Encode a text that contains texts of control tokens, as plain text."""
         if self._plain_hf is None:
             from tokenizers import Tokenizer as HFTokenizer
             plain = HFTokenizer.from_str(self._hf.to_str())
             plain.encode_special_tokens = True
             self._plain_hf = plain
-        ids = self._run(self._plain_hf, [text])[0]
-        if self._harmless(ids) or self._find_control is None:
+        ids = self._encode_hf(self._plain_hf, [text])[0]
+        if self._has_no_control(ids) or self._find_control is None:
             return ids
-        # The model itself makes control tokens of text (a unigram model that lists "</s>"): cut them in two.
-        pieces, start = [], 0
+        # The model itself produces control tokens (a unigram model that lists "</s>"): split the text inside them.
+        parts, start = [], 0
         for match in self._find_control.finditer(text):
-            pieces.append(text[start:match.start() + 1])
+            parts.append(text[start:match.start() + 1])
             start = match.start() + 1
-        pieces.append(text[start:])
-        ids = [token for body in self._run(self._plain_hf, pieces) for token in body]
-        return ids if self._harmless(ids) else [token for token in ids if self._harmless((token,))]
+        parts.append(text[start:])
+        ids = [token for body in self._encode_hf(self._plain_hf, parts) for token in body]
+        return ids if self._has_no_control(ids) else [token for token in ids if self._has_no_control((token,))]
 
-    def _harmless(self, ids: Sequence[int]) -> bool:
+    def _has_no_control(self, ids: Sequence[int]) -> bool:
         return self._control.isdisjoint(token for token in ids if token != self.special.get("unk"))
 
-    def _parsed(self, text: str, mark: str | None) -> list[int]:
+    def _encode_parsed(self, text: str, mark: str | None) -> list[int]:
         if mark is None:
-            return list(self._run(self._hf, [text])[0])
+            return list(self._encode_hf(self._hf, [text])[0])
         marked = self._marked_hf.get(mark)
         if marked is None:
             from tokenizers import AddedToken
@@ -185,14 +185,14 @@ class JSONTokenizer(Tokenizer):
             marked.add_special_tokens([AddedToken(mark, normalized=False, special=True)])
             self._marked_hf[mark] = marked
         drop = marked.token_to_id(mark)
-        return [token for token in self._run(marked, [text])[0] if token != drop]
+        return [token for token in self._encode_hf(marked, [text])[0] if token != drop]
 
     def token_table(self) -> TokenTable:
         if self._table is None:
             self._table = self._make_table()
         return self._table
 
-    def _leaves_out(self, rows: int) -> bool:
+    def _drop_tokens_from(self, rows: int) -> bool:
         beyond = {token for token in self._hf.get_vocab(with_added_tokens=True).values() if token >= rows}
         needed = {*self.eog_ids, *(token for name, token in self.special.items() if name != "pad")}
         if rows < 1 or not beyond <= self._control - needed:
@@ -202,7 +202,7 @@ class JSONTokenizer(Tokenizer):
 
     def _make_table(self) -> TokenTable:
         texts = [self._hf.id_to_token(token) or "" for token in range(self.vocab_size)]
-        parts = _parts(texts, json.loads(self._hf.decoder.__getstate__()) if self._hf.decoder is not None else {})
+        parts = _token_bytes(texts, json.loads(self._hf.decoder.__getstate__()) if self._hf.decoder is not None else {})
         hidden = bytearray(self.vocab_size)
         shown = self._shown()
         for token, entry in self._added.items():
@@ -215,8 +215,8 @@ class JSONTokenizer(Tokenizer):
         return TokenTable(data=b"".join(parts), offsets=offsets, control=bytes(hidden), eog=self.eog_ids)
 
     def _shown(self) -> tuple[str, ...]:
-        """Control tokens that are part of an answer's text: marks of calls, and harmony's, if the model has those, as
-        from GGUF files."""
+        """Return the texts of control tokens that are part of a completion's text: markers of tool calls, and of
+        Harmony if the model has them. The same rule applies to GGUF files."""
         ids = [self._hf.token_to_id(text) for text in SHOWN]
         ends = self._hf.token_to_id("<|end|>")
         marks = tuple(text for text in CALL_MARKS if self._hf.token_to_id(text) not in self.eog_ids)
@@ -235,7 +235,7 @@ class JSONTokenizer(Tokenizer):
         return self._hf.token_to_id(text)
 
 
-def _older(path: str, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
+def _load_older(path: str, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
     if os.path.basename(path) == older_files.WORDPIECE:
         return older_files.wordpiece(path, config)
     return older_files.clip(os.path.dirname(path), config.get("pad_token") or older_files.END)
@@ -253,7 +253,7 @@ def _load(path: str) -> tokenizers.Tokenizer:
             if status.st_size > limits.max_tokenizer_json_bytes:
                 raise LimitError(f"{path}: {status.st_size:,} bytes, the limit is "
                                  f"{limits.max_tokenizer_json_bytes:,}",
-                                 hint="mpool.tokenizers.limits.max_tokenizer_json_bytes raises it")
+                                 hint="Raise mpool.tokenizers.limits.max_tokenizer_json_bytes")
             data = stream.read(limits.max_tokenizer_json_bytes + 1)
     except OSError as error:
         raise FileError(f"{path}: {error.strerror or error}") from error
@@ -265,21 +265,21 @@ def _load(path: str) -> tokenizers.Tokenizer:
         reason = str(error)
     if _depth(data) > _MAX_JSON_DEPTH:
         raise LimitError(f"{path}: nested deeper than {_MAX_JSON_DEPTH} levels",
-                         hint="The file is damaged: fetch it again")
+                         hint="The file is damaged: download it again")
     raise FormatError(file=path, field="tokenizer.json", got=reason, allowed="a tokenizer of HF tokenizers",
                       hint="The file is damaged, or needs a newer version of tokenizers")
 
 
 def _depth(data: bytes) -> int:
-    """Deepest nesting of JSON text, which may be malformed."""
+    """Return the maximum nesting depth of JSON text, which may be malformed."""
     structure = re.sub(rb'"(?:[^"\\]|\\.)*"?', b"", data, flags=re.DOTALL)
-    codes = np.frombuffer(structure, dtype=np.uint8) | 0x20  # '[' and '{', ']' and '}' differ in this bit
+    codes = np.frombuffer(structure, dtype=np.uint8) | 0x20  # maps "[" to "{" and "]" to "}"
     steps = (codes == ord("{")).astype(np.int64) - (codes == ord("}"))
     return int(np.cumsum(steps).max(initial=0))
 
 
-def _parts(texts: list[str], decoder: Mapping[str, Any]) -> list[bytes]:
-    """Bytes of every token, by the kind of the file's decoder."""
+def _token_bytes(texts: list[str], decoder: Mapping[str, Any]) -> list[bytes]:
+    """Return the bytes of every token, by the type of the file's decoder."""
     steps = decoder.get("decoders", []) if decoder.get("type") == "Sequence" else [decoder]
     kinds = {step.get("type") for step in steps}
     if "ByteLevel" in kinds:

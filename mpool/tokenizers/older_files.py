@@ -1,5 +1,5 @@
-"""Tokenizers in the files that transformers wrote before there was ``tokenizer.json``: BERT's WordPiece, and CLIP's
-byte-pair encoding with an end-of-word mark (https://github.com/openai/CLIP/blob/main/clip/simple_tokenizer.py)."""
+"""Tokenizers in the file formats that transformers used before ``tokenizer.json``: BERT's WordPiece, and CLIP's
+byte-pair encoding with an end-of-word suffix (https://github.com/openai/CLIP/blob/main/clip/simple_tokenizer.py)."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from . import limits
 if TYPE_CHECKING:
     import tokenizers
 
-#: Files whose path stands for such a tokenizer.
+#: Names of the files that identify such a tokenizer.
 CLIP, WORDPIECE = "merges.txt", "vocab.txt"
-#: Files that name added tokens.
+#: Files that list added tokens.
 _CONFIG, _SPECIAL, _ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
-#: All that are read.
+#: All files that this module reads.
 NAMES = ("vocab.json", CLIP, WORDPIECE, _CONFIG, _SPECIAL, _ADDED)
 
 _START, END = "<|startoftext|>", "<|endoftext|>"
-#: Words of CLIP: special tokens, English endings, letters, single digits, runs of anything else.
+#: Words of CLIP: special tokens, English contractions, runs of letters, single digits, runs of other characters.
 _WORDS = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
-#: Special tokens of BERT, by their names in tokenizer_config.json.
+#: Default special tokens of BERT, by their keys in tokenizer_config.json.
 _BERT = {"unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]", "cls_token": "[CLS]",
          "mask_token": "[MASK]"}
 
@@ -36,7 +36,7 @@ def _text(path: str) -> str:
 
 
 def _fields(folder: str, name: str) -> Fields:
-    """An object in JSON; empty if there is no such file."""
+    """Read a JSON object; empty if the file does not exist."""
     path = os.path.join(folder, name)
     if not os.path.lexists(path):
         return Fields({}, file=path)
@@ -46,18 +46,23 @@ def _fields(folder: str, name: str) -> Fields:
 
 
 def _text_of(fields: Fields, key: str) -> str | None:
-    """A token, which is text or an object with its text."""
+    """Return a token's text; the value is a string or an object with the key ``content``."""
     value = fields.get(key)
     return Fields(value, file=fields.file, at=key).str("content") if isinstance(value, dict) else \
         value if isinstance(value, str) else None
 
 
-def _add_stated(made: tokenizers.Tokenizer, folder: str, known: Iterable[str]) -> None:
-    """Tokens beside the vocabulary, as transformers reads them: ``added_tokens_decoder`` of tokenizer_config.json, else
-    added_tokens.json. known: special tokens that no file need name.
+def _add_tokens(tokenizer: tokenizers.Tokenizer, folder: str, known: Iterable[str]) -> None:
+    """Add the tokens that are not in the vocabulary, as transformers does: those in ``added_tokens_decoder`` of
+    tokenizer_config.json, or else those in added_tokens.json.
+
+    Args:
+        tokenizer: the tokenizer to add to.
+        folder: the model's folder.
+        known: texts of special tokens that no file needs to list.
 
     Raises:
-        FormatError: a file is malformed, a token would not get the id that is stated, or a special one has no id.
+        FormatError: a file is malformed, a token would not get its stated id, or a special token has no id.
     """
     from tokenizers import AddedToken
 
@@ -77,7 +82,7 @@ def _add_stated(made: tokenizers.Tokenizer, folder: str, known: Iterable[str]) -
     if decoder is not None:
         for key in decoder:
             if not key.isdecimal() or len(key) > 10:
-                decoder.fail(key[:80], "a name", "ids")
+                decoder.fail(key[:80], "a name", "token ids as keys")
             token = decoder.section(key)
             text, is_special = token.str("content"), token.bool("special", False)
             stated.append((int(key), text, AddedToken(
@@ -90,22 +95,26 @@ def _add_stated(made: tokenizers.Tokenizer, folder: str, known: Iterable[str]) -
             stated.append((added.int(text, low=0), text,
                            AddedToken(text, special=is_special, normalized=not is_special), added.file))
     stated.sort(key=lambda item: item[0])
-    made.add_tokens([entry for _, _, entry, _ in stated])
+    tokenizer.add_tokens([entry for _, _, entry, _ in stated])
     for token, text, _, file in stated:
-        if made.token_to_id(text) != token:
+        if tokenizer.token_to_id(text) != token:
             raise FormatError(file=file, field=f"id of added token {text[:80]!r}", got=token,
-                              allowed=f"{made.token_to_id(text)}, its id by the vocabulary")
+                              allowed=f"{tokenizer.token_to_id(text)}, its id in the vocabulary")
     for text, (fields, key) in extra.items():
-        if made.token_to_id(text) is None:
-            fields.fail(key, f"{text[:80]!r}, which has no id", f"tokens of the vocabulary, or with an id in {_ADDED}")
+        if tokenizer.token_to_id(text) is None:
+            fields.fail(key, f"{text[:80]!r}, which has no id", f"tokens with an id in the vocabulary or in {_ADDED}")
 
 
 def clip(folder: str, pad: str) -> tokenizers.Tokenizer:
-    """CLIP's, of ``vocab.json`` and ``merges.txt``; ``pad``: the token that fills up.
+    """Read CLIP's tokenizer from ``vocab.json`` and ``merges.txt``.
+
+    Args:
+        folder: the folder of the files.
+        pad: text of the padding token.
 
     Raises:
-        FormatError: a file is malformed, or states an added token that has no such id.
-        FileError: one is gone.
+        FormatError: a file is malformed, or an added token would not get its stated id.
+        FileError: a file cannot be read.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
@@ -113,10 +122,11 @@ def clip(folder: str, pad: str) -> tokenizers.Tokenizer:
     vocab: Any = json_strict.loads(read_small(path, limits.max_tokenizer_json_bytes), file=path,
                                    max_bytes=limits.max_tokenizer_json_bytes)
     if not isinstance(vocab, dict) or not all(type(token) is int and token >= 0 for token in vocab.values()):
-        raise FormatError(file=path, field="JSON", got="something else", allowed="an object, token -> id")
+        raise FormatError(file=path, field="JSON", got="something else",
+                          allowed="an object that maps tokens to ids of 0 or more")
     for token in (_START, END, pad):
         if token not in vocab:
-            raise FormatError(file=path, field=token, got="missing", allowed="an id")
+            raise FormatError(file=path, field=token, got="no entry", allowed="an id")
     merges_path = os.path.join(folder, "merges.txt")
     text = _text(merges_path)
     merges = []
@@ -125,33 +135,37 @@ def clip(folder: str, pad: str) -> tokenizers.Tokenizer:
             continue
         pair = line.split(" ")
         if len(pair) != 2:
-            raise FormatError(file=merges_path, field=f"line {number + 1}", got=line[:80], allowed="two tokens")
+            raise FormatError(file=merges_path, field=f"line {number + 1}", got=line[:80],
+                              allowed="two tokens separated by a space")
         merges.append((pair[0], pair[1]))
     try:
-        made = Tokenizer(models.BPE(vocab, merges, continuing_subword_prefix="", end_of_word_suffix="</w>",
-                                    fuse_unk=False, unk_token=END))
+        tokenizer = Tokenizer(models.BPE(vocab, merges, continuing_subword_prefix="", end_of_word_suffix="</w>",
+                                         fuse_unk=False, unk_token=END))
     except Exception as error:  # tokenizers raises plain Exception
         raise FormatError(file=merges_path, field="merges", got=str(error)[:200],
                           allowed="merges of tokens of vocab.json") from error
-    made.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "),
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "),
                                             normalizers.Lowercase()])
-    made.pre_tokenizer = pre_tokenizers.Sequence([
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
         pre_tokenizers.Split(Regex(_WORDS), behavior="removed", invert=True),
         pre_tokenizers.ByteLevel(add_prefix_space=False)])
-    _add_stated(made, folder, (_START, END, pad))
-    made.add_special_tokens(list(dict.fromkeys([_START, END, pad])))
-    made.post_processor = processors.RobertaProcessing((END, vocab[END]), (_START, vocab[_START]), False, False)
-    made.decoder = decoders.ByteLevel()
-    return made
+    _add_tokens(tokenizer, folder, (_START, END, pad))
+    tokenizer.add_special_tokens(list(dict.fromkeys([_START, END, pad])))
+    tokenizer.post_processor = processors.RobertaProcessing((END, vocab[END]), (_START, vocab[_START]), False, False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
 
 
 def wordpiece(path: str, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    """BERT's, of ``vocab.txt``: a token a line; ``config``: tokenizer_config.json.
+    """Read BERT's tokenizer from ``vocab.txt``, which has one token per line.
+
+    Args:
+        path: path of ``vocab.txt``.
+        config: content of tokenizer_config.json.
 
     Raises:
-        FormatError: the file or one beside it is malformed, a special token is not in it, or an added one is stated
-            that has no such id.
-        FileError: it is gone.
+        FormatError: a file is malformed, a special token is missing, or an added token would not get its stated id.
+        FileError: a file cannot be read.
     """
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
@@ -160,15 +174,16 @@ def wordpiece(path: str, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
     names = {name: str(config.get(name) or default) for name, default in _BERT.items()}
     for name in ("unk_token", "cls_token", "sep_token"):
         if names[name] not in vocab:
-            raise FormatError(file=path, field=name, got=f"{names[name][:80]}, missing", allowed="a line")
-    strip = config.get("strip_accents")  # None: where case is lowered
-    lowers, apart = (config.get(name) is not False for name in ("do_lower_case", "tokenize_chinese_chars"))
-    made = Tokenizer(models.WordPiece(vocab, unk_token=names["unk_token"], max_input_chars_per_word=100))
-    made.normalizer = normalizers.BertNormalizer(True, apart, None if strip is None else strip is True, lowers)
-    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    _add_stated(made, os.path.dirname(path), names.values())
-    made.add_special_tokens([token for token in dict.fromkeys(names.values()) if token in vocab])
+            raise FormatError(file=path, field=name, got=f"{names[name][:80]}, which has no line",
+                              allowed="a token of the vocabulary")
+    strip = config.get("strip_accents")  # None: strip accents if the text is lowercased
+    lowers, chinese = (config.get(name) is not False for name in ("do_lower_case", "tokenize_chinese_chars"))
+    tokenizer = Tokenizer(models.WordPiece(vocab, unk_token=names["unk_token"], max_input_chars_per_word=100))
+    tokenizer.normalizer = normalizers.BertNormalizer(True, chinese, None if strip is None else strip is True, lowers)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    _add_tokens(tokenizer, os.path.dirname(path), names.values())
+    tokenizer.add_special_tokens([token for token in dict.fromkeys(names.values()) if token in vocab])
     cls, sep = names["cls_token"], names["sep_token"]
-    made.post_processor = processors.BertProcessing((sep, vocab[sep]), (cls, vocab[cls]))
-    made.decoder = decoders.WordPiece(prefix="##")
-    return made
+    tokenizer.post_processor = processors.BertProcessing((sep, vocab[sep]), (cls, vocab[cls]))
+    tokenizer.decoder = decoders.WordPiece(prefix="##")
+    return tokenizer

@@ -1,4 +1,4 @@
-"""A tokenizer from the source that a model names: a GGUF vocabulary or a ``tokenizer.json``."""
+"""Opens the tokenizer of a model: a GGUF vocabulary or a ``tokenizer.json``."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from .tokenizer import Tokenizer
 
 
 def open_tokenizer(source: TokenizerSource, vocab: GGUFVocab | None = None) -> Tokenizer:
-    """Reads the tokenizer that ``source`` describes.
+    """Open the tokenizer that ``source`` describes.
 
     Args:
-        source: names exactly one of ``json_path`` and ``gguf``. These keys of ``source.config`` are used, all
+        source: has exactly one of ``json_path`` and ``gguf``. These keys of ``source.config`` are used, all
             optional and spelt as in transformers' files: ``file`` (GGUF: path for error messages), ``bos_token``,
-            ``eos_token``, ``unk_token``, ``sep_token``, ``pad_token``, ``cls_token``, ``mask_token`` (texts, or dicts
+            ``eos_token``, ``unk_token``, ``sep_token``, ``pad_token``, ``cls_token``, ``mask_token`` (strings, or dicts
             with ``content``), ``add_bos_token``, ``add_eos_token``, ``truncation_side``, ``eos_token_id`` (one id or
             several, from generation_config.json), and ``always_add_eos`` (every text ends with ``eos_token``).
-        vocab: the vocabulary of the source's GGUF keys, if it was read already.
+        vocab: the vocabulary of ``source.gguf``, if it was already read.
 
     Raises:
-        FormatError: the file is not well formed.
+        FormatError: the file is malformed.
         LimitError: the file is larger than :mod:`mpool.tokenizers.limits` allows.
         FileError: the file cannot be read.
-        InvalidArgument: ``source`` names no tokenizer, or two.
+        InvalidArgument: ``source`` has none or both of ``json_path`` and ``gguf``.
     """
     if (source.json_path is None) == (source.gguf is None):
         raise InvalidArgument("`source` must have exactly one of json_path and gguf", param="source",

@@ -1,7 +1,7 @@
-"""Tokenizers of image-generation pipelines: a fixed number of tokens, what is too long cut off, the rest filled up.
+"""Tokenizers of image-generation pipelines: prompts are truncated or padded to a fixed number of tokens.
 
-CLIP's is byte-pair encoding with an end-of-word mark, which older folders hold as ``vocab.json`` and ``merges.txt``;
-T5's is a unigram model in ``tokenizer.json``.
+CLIP's tokenizer is byte-pair encoding with an end-of-word suffix, stored as ``vocab.json`` and ``merges.txt`` in older
+folders; T5's is a unigram model in ``tokenizer.json``.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 
 def load(folder: str, pad: str, clip: bool) -> tokenizers.Tokenizer:
-    """The tokenizer of a folder, its own truncation and padding switched off.
+    """Return the tokenizer of a folder, cached. Truncation and padding stated in the file are disabled.
 
     Args:
-        folder: with ``tokenizer.json``, or, if ``clip``, with ``vocab.json`` and ``merges.txt``.
-        pad: the token that fills up; in a text it stands for itself, as in transformers.
-        clip: see there.
+        folder: folder with ``tokenizer.json``; if ``clip``, ``vocab.json`` and ``merges.txt`` are also accepted.
+        pad: text of the padding token. In a prompt, this text becomes the padding token, as in transformers.
+        clip: True for CLIP's tokenizer.
 
     Raises:
         FormatError: a file is malformed.
-        FileError: one is gone.
+        FileError: a file cannot be read.
     """
     names = ("tokenizer.json", *older_files.NAMES)
     return _load(folder, pad, clip, tuple(stamp(os.path.join(folder, name)) for name in names))
@@ -44,10 +44,10 @@ def _load(folder: str, pad: str, clip: bool, stamps: tuple[Stamp, ...]) -> token
 
 
 def id_of(folder: str, token: str, clip: bool) -> int:
-    """Id of the token that fills up.
+    """Return the id of the padding token ``token``.
 
     Raises:
-        FormatError: the tokenizer does not have it.
+        FormatError: the tokenizer does not have the token.
     """
     found = load(folder, token, clip).token_to_id(token)
     if found is None:
@@ -56,9 +56,12 @@ def id_of(folder: str, token: str, clip: bool) -> int:
 
 
 def encode(folder: str, text: str, length: int, pad: str, clip: bool) -> tuple[list[int], str]:
-    """Exactly ``length`` ids, and the text that had no room (empty: all had).
+    """Encode a text to exactly ``length`` ids.
 
-    The last id of a text that is cut is the one that ends every text.
+    If the text is truncated, its last id is still the end-of-text token.
+
+    Returns:
+        The ids, and the text that was cut off (empty: nothing was).
     """
     tokenizer = load(folder, pad, clip)
     ids = tokenizer.encode(text).ids

@@ -1,13 +1,13 @@
-r"""The pre-tokenizers that ``tokenizer.ggml.pre`` names: how a BPE vocabulary of a GGUF file cuts text into words.
+r"""Pre-tokenizers by their names in ``tokenizer.ggml.pre``: how a GGUF BPE vocabulary splits text into words.
 
-A file says only a name; what it stands for is a fact of llama.cpp (``src/llama-vocab.cpp``), against which every row
-is checked id for id (``tests/parity/text``). A row is a list of expressions applied one after the other: each cuts the
-pieces left by the one before, into its matches and what lies between them.
+A file contains only a name. Its meaning is defined by llama.cpp (``src/llama-vocab.cpp``); every row is compared with
+llama.cpp id for id (``tests/parity/text``). A row is a list of regular expressions that are applied in order: each one
+splits the parts that the previous one left into its matches and the text between them.
 
-The expressions are written for Oniguruma, which HF ``tokenizers`` uses. They state what llama.cpp does, which is not
-always what the model's authors wrote: it knows no difference between upper and lower case outside ASCII, for example
-(``tekken``, ``gpt-4o``); but ``kimi-k2``, whose models have no ``tokenizer.json``, is what the authors wrote. A model's
-own ``tokenizer.json`` is the better source where both exist.
+The expressions are in the syntax of Oniguruma, which HF ``tokenizers`` uses. They reproduce llama.cpp, which sometimes
+differs from the model's authors: it does not distinguish upper and lower case outside ASCII, for example (``tekken``,
+``gpt-4o``). The exception is ``kimi-k2``, whose models have no ``tokenizer.json``: its expression is the authors'. If a
+model has both files, its own ``tokenizer.json`` is the better source.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ class PreTokenizer:
     """A named pre-tokenizer.
 
     Attributes:
-        patterns: expressions, applied in order.
-        ignore_merges: a word that is itself a token is that token, whatever the merges say.
-        add_bos: the text starts with BOS unless the file says otherwise.
-        default_bos: BOS has the default id when the file names none.
-        byte_level: words are written in GPT-2's byte alphabet; else they stay UTF-8 with ``▁`` for a space.
-        whole_newlines: a word of newlines only is one token if the vocabulary has it.
-        lstrip: tokens that swallow the white space before them.
+        patterns: regular expressions, applied in order.
+        ignore_merges: True if a word that is itself a token becomes that token, whatever the merges say.
+        add_bos: True if a text starts with BOS unless the file says otherwise.
+        default_bos: True if BOS has the default id when the file states none.
+        byte_level: True if words are written in GPT-2's byte alphabet; False if they stay UTF-8, with ``▁`` for a
+            space.
+        whole_newlines: True if a word of newlines only is one token if the vocabulary has it.
+        lstrip: texts of tokens that remove the white space before them.
     """
 
     patterns: tuple[str, ...]
@@ -48,17 +49,17 @@ _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)
 _LLAMA3 = _CONTRACTIONS + "|" + _WORD + r"|\p{N}{1,3}" + _SYMBOLS + _SPACES
 _QWEN2 = _CONTRACTIONS + "|" + _WORD + r"|\p{N}" + _SYMBOLS + _SPACES
 _DEEPSEEK3 = (_PUNCTUATION + r"[A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*" + _SPACES)
-# To llama.cpp a white space beyond ASCII is \s and nothing else, whatever range it lies in.
+# llama.cpp classifies white space outside ASCII as \s only, whatever range it is in.
 _CJK = "[[\u0800-\u9fa5\uac00-\ud7ff]&&[^\\s]]+"
 _HAN_KANA = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
 _SENTENCE_MARKS = " ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
 
-# A capital is anything that is not a-z, a small letter anything that is not A-Z.
+# In llama.cpp, an upper-case letter is any letter but a-z, and a lower-case letter is any letter but A-Z.
 _UPPER = r"[\p{L}&&[^a-z]]"
 _LOWER = r"[\p{L}&&[^A-Z]]"
 _UPPER_MARK = r"[[\p{L}\p{M}]&&[^a-z]]"
 _LOWER_MARK = r"[[\p{L}\p{M}]&&[^A-Z]]"
-# Letters of one case, or of none, and marks, but for Chinese characters.
+# Letters of one case or without case, and marks, except Chinese characters.
 _HAN_LESS_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
 _HAN_LESS_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
 
@@ -69,7 +70,7 @@ def _cased(upper: str, lower: str, suffix: str, digits: str, ends: str = r"\r\n/
             rf"| ?[^\s\p{{L}}\p{{N}}]+[{ends}]*" + _SPACES)
 
 
-#: DeepSeek's letters: those that have a case, spelt out. (Escaped: some would not survive normalisation.)
+#: DeepSeek's letters: all letters that have a case. Written as escapes, since Unicode normalisation would change some.
 _DEEPSEEK_LETTERS = (
     "\\s?["
     "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af\u0370-\u0373"
@@ -94,7 +95,7 @@ _bailing = PreTokenizer((r"'(?:[sSdDmMtT]|[lL][lL]|[vV][eE]|[rR][eE])|" + _WORD 
                          r"|\s*[\r\n]|\s+(?!\S)|\s+",))
 _newlines = PreTokenizer((r"[^\n]+|[\n]+",), byte_level=False)
 
-#: Name in ``tokenizer.ggml.pre`` -> what it stands for.
+#: Name in ``tokenizer.ggml.pre`` -> pre-tokenizer.
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "default": PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
     # Llama 3 and models that use its tokenizer
@@ -120,7 +121,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
                      "trillion", "granite-docling", "exaone4", "jina-v1-en", "roberta-bpe"), _gpt2),
     **dict.fromkeys(("jina-v2-es", "jina-v2-de", "jina-v2-code"), replace(_gpt2, lstrip=("<mask>",))),
     "modern-bert": replace(_gpt2, lstrip=("[MASK]",)),
-    # digits one by one, then GPT-2
+    # single digits, then GPT-2
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"),
                     _digits_gpt2),
     # DeepSeek
@@ -138,10 +139,10 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
         "|[\u3105-\u312f]+|" + _HAN_KANA,
         r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+" + _CONTRACTIONS + r"?|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _SPACES),
         ignore_merges=True),
-    # OpenAI's o200k and Mistral's tekken: words are cut where the case changes
+    # OpenAI's o200k and Mistral's tekken: words are split where the case changes
     **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"), _gpt4o),
     "tekken": PreTokenizer((_cased(_UPPER, _LOWER, "", r"\p{N}"),), ignore_merges=True, add_bos=True),
-    # Kimi K2's own expression; llama.cpp does not cut its words where the case changes
+    # Kimi K2's own expression; llama.cpp does not split words where the case changes
     "kimi-k2": PreTokenizer((r"\p{Han}+|" + _cased(_HAN_LESS_UPPER, _HAN_LESS_LOWER, "(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
                                                   r"\p{N}{1,3}", r"\r\n"),)),
     "granite-embed-multi-97m": PreTokenizer((_cased(_UPPER_MARK, _LOWER_MARK, _CONTRACTIONS + "?", r"\p{N}{1,3}"),),
@@ -155,7 +156,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
                                r"\p{N}", r"[\p{P}!-/:-@\[-`{-~]", _GPT2), add_bos=True),
     "exaone-moe": PreTokenizer((_CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}"
                                 r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+",)),
-    # SentencePiece-like BPE: no words, only lines
+    # SentencePiece-like BPE: splits only at newlines
     **dict.fromkeys(("gemma4", "granite-embed-multi-311m"), replace(_newlines, whole_newlines=True, add_bos=True)),
     "sarvam-moe": _newlines,
 }

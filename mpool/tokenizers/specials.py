@@ -1,7 +1,7 @@
-"""Tokens with a meaning: which texts name them, and how to find them in a text.
+"""Texts of tokens with a special role, and regular expressions that find tokens in a text.
 
-GGUF files rarely say which tokens end a generation; llama.cpp goes by their texts (``src/llama-vocab.cpp``), and the
-names below are those facts.
+GGUF files rarely state which tokens end a generation. llama.cpp identifies them by their texts
+(``src/llama-vocab.cpp``); the tables below reproduce its lists.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Iterable, Mapping
 END_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<EOT>",
                "_<EOT>", "[EOT]", "<｜end▁of▁sentence｜>", "<end_of_utterance>")
 
-#: Texts of tokens that end a generation, whatever else the file says.
+#: Texts of tokens that end a generation, in addition to those that the file states.
 END_OF_GENERATION = frozenset((*END_OF_TURN, "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "</s>", "<|eom_id|>",
                                "[EOS]", "<eos>", "<turn|>", "<|tool_response>", "[e~["))
 
-#: Key of ``tokenizer.ggml`` -> texts that name the token when the key is absent.
+#: Key of ``tokenizer.ggml`` -> texts that identify the token if the key is absent.
 BY_TEXT: Mapping[str, tuple[str, ...]] = {
     "eot": END_OF_TURN,
     "eom": ("<|eom_id|>",),
@@ -32,10 +32,10 @@ BY_TEXT: Mapping[str, tuple[str, ...]] = {
     "fim_sep": ("<|file_sep|>",),
 }
 
-#: Markers of a harmony conversation: shown as text, whatever their type says.
+#: Markers of Harmony messages. They are part of a completion's text, whatever their token type is.
 SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
 
-#: Marks of calls of tools: shown as text, too, where they are control tokens.
+#: Markers of tool calls. They are part of a completion's text even if they are control tokens.
 CALL_MARKS = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", "<|tool_call|>", "<|/tool_call|>", "<tool_call>",
               "</tool_call>", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>",
               "<｜tool▁call▁end｜>", "<｜tool▁sep｜>", "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>",
@@ -43,7 +43,7 @@ CALL_MARKS = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", "<|tool_c
 
 
 def trie_pattern(words: Iterable[str]) -> str:
-    """A regular expression that matches the longest of ``words`` at a place, without trying them one by one."""
+    """Return a regular expression that matches the longest of ``words`` at a position, built as a trie."""
     ordered = sorted(set(words))
     try:
         return _trie(ordered, 0, len(ordered), 0) if ordered else "(?!)"
@@ -52,7 +52,7 @@ def trie_pattern(words: Iterable[str]) -> str:
 
 
 def compile_trie(words: Iterable[str], *, group: bool = False) -> re.Pattern[str]:
-    """:func:`trie_pattern`, compiled; with ``group``, as one capturing group (for ``re.split``)."""
+    """Compile :func:`trie_pattern`; with ``group``, as one capturing group, for ``re.split``."""
     words = list(words)
     pattern = trie_pattern(words)
     try:
@@ -63,7 +63,7 @@ def compile_trie(words: Iterable[str], *, group: bool = False) -> re.Pattern[str
 
 
 def _trie(words: list[str], low: int, high: int, depth: int) -> str:
-    """Pattern of ``words[low:high]``, which agree on their first ``depth`` characters."""
+    """Return the pattern of ``words[low:high]``, whose first ``depth`` characters are equal."""
     ends_here = len(words[low]) == depth
     if ends_here:
         low += 1
@@ -75,7 +75,7 @@ def _trie(words: list[str], low: int, high: int, depth: int) -> str:
         while end < high and words[end][depth] == first:
             end += 1
         shared, last = depth + 1, words[end - 1]
-        # sorted: what the first and the last share, all share
+        # the words are sorted: all of them share the prefix that the first and the last share
         while shared < len(words[low]) and shared < len(last) and words[low][shared] == last[shared]:
             shared += 1
         branches.append(re.escape(words[low][depth:shared]) + _trie(words, low, end, shared))

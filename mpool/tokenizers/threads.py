@@ -1,4 +1,4 @@
-"""Threads that tokenise long texts and read images, so that neither an event loop nor Ctrl-C waits for them."""
+"""Threads that tokenise long texts and read images, so that event loops and Ctrl-C are not blocked."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Minimum characters of a text that is tokenised on another thread: about 20 ms of work.
+#: Minimum number of characters of a text that is tokenised on another thread: about 20 ms of work.
 LONG = 1 << 16
 
 _lock = threading.Lock()
@@ -20,7 +20,7 @@ _executor: ThreadPoolExecutor | None = None
 
 
 def executor() -> ThreadPoolExecutor:
-    """The threads, started on first use."""
+    """Return the executor with two threads, created on first use."""
     global _executor
     if _executor is None:
         from concurrent.futures import ThreadPoolExecutor
@@ -32,20 +32,19 @@ def executor() -> ThreadPoolExecutor:
 
 
 def interruptible(function: Callable[..., T], *args: Any, chars: int) -> T:
-    """Runs ``function(*args)``. A long one called on the main thread runs on another, so that Ctrl-C is handled at
-    once."""
+    """Return ``function(*args)``. On the main thread, work on ``LONG`` characters or more runs on another thread, so
+    that Ctrl-C is handled at once."""
     if chars < LONG or threading.current_thread() is not threading.main_thread():
         return function(*args)
     future = executor().submit(function, *args)
     try:
         return future.result()
     finally:
-        future.cancel()  # unless it has begun
+        future.cancel()  # has no effect once the function runs
 
 
 def later(function: Callable[[], object]) -> None:
-    """Runs ``function()`` on one of the threads and ignores its exceptions. Does nothing while the interpreter
-    exits."""
+    """Run ``function()`` on one of the threads and ignore its exceptions. Does nothing during interpreter shutdown."""
     try:
         executor().submit(function)
     except RuntimeError:

@@ -1,8 +1,8 @@
-"""Text to token ids and back, whatever file the tokenizer came in.
+"""Text to token ids and back, for all tokenizer file formats.
 
-:class:`Tokenizer` wraps a HF ``tokenizers`` tokenizer, read from a ``tokenizer.json`` or built from a GGUF vocabulary,
-and adds what mpool needs: packed arrays for the C core, truncation that keeps special tokens, control tokens that only
-a chat template can write, and the bytes of every token for streaming.
+:class:`Tokenizer` wraps a HF ``tokenizers`` tokenizer that was read from a ``tokenizer.json`` or built from a GGUF
+vocabulary. It adds packed arrays for the C core, truncation that keeps special tokens, control tokens that only a chat
+template can write, and the bytes of every token for streaming.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 
     from .gguf_vocab import GGUFVocab
 
-#: Characters from which on a single text is worth handing over the GIL for.
+#: Minimum number of characters of a single text that is encoded without the GIL.
 _LONG_TEXT = 2048
 
-#: Characters per token to look at when only the first tokens of a long text are wanted.
+#: Characters per token to encode when only the first tokens of a long text are needed.
 _HEAD_CHARS_PER_TOKEN = 12
 
-#: Characters that stand in a rendered prompt where a control token's text was cut in two (see
-#: mpool.conversation.template). They are noncharacters, which no exchanged text may hold.
+#: Characters that are inserted into texts of control tokens in a rendered prompt, so that they stay plain text (see
+#: mpool.conversation.template). They are noncharacters, which text for interchange must not contain.
 MARKS = "\ufdd0\ufdd1\ufdd2\ufdd3"
 
-#: Special tokens that transformers' files and chat templates have names for.
+#: Special tokens that have a key in transformers' files and a name in chat templates.
 CONFIG_TOKENS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 
 class Packed(NamedTuple):
-    """Several texts in one array: those of text ``i`` are ``ids[offsets[i]:offsets[i + 1]]``.
+    """Several texts in one array. The ids of text ``i`` are ``ids[offsets[i]:offsets[i + 1]]``.
 
     Attributes:
         ids: token ids, int32 ``[total]``, C-contiguous.
@@ -48,8 +48,13 @@ class Packed(NamedTuple):
 
 
 class Pairs(NamedTuple):
-    """As :class:`Packed`, of pairs of texts; ``second[i]`` (int32 ``[pairs]``) is the place within pair ``i`` at which
-    its second text begins."""
+    """Pairs of texts, packed as in :class:`Packed`.
+
+    Attributes:
+        ids: token ids, int32 ``[total]``.
+        offsets: int64 ``[pairs + 1]``.
+        second: int32 ``[pairs]``; index within pair ``i`` at which its second text begins.
+    """
 
     ids: np.ndarray
     offsets: np.ndarray
@@ -57,14 +62,14 @@ class Pairs(NamedTuple):
 
 
 class Tokenizer:
-    """A tokenizer. :meth:`from_source` makes one; safe to use from any number of threads.
+    """A tokenizer, created by :meth:`from_source`. Thread-safe.
 
     Attributes:
-        vocab_size: number of ids, the highest id plus one.
-        special: name -> id of the special tokens the model has: ``bos``, ``eos``, ``unk``, ``sep``, ``pad``, ``cls``,
+        vocab_size: number of ids: the highest id plus one.
+        special: name -> id of the model's special tokens: ``bos``, ``eos``, ``unk``, ``sep``, ``pad``, ``cls``,
             ``mask`` (GGUF also ``eot``, ``eom``, ``fim_*``).
-        prefix_ids, suffix_ids: what ``add_special`` puts around a text.
-        eog_ids: ids that end a generation, ascending.
+        prefix_ids, suffix_ids: ids that ``add_special`` puts before and after a text.
+        eog_ids: ids of tokens that end a generation, ascending.
         control_texts: texts of the control tokens.
     """
 
@@ -75,12 +80,12 @@ class Tokenizer:
     eog_ids: tuple[int, ...]
     control_texts: tuple[str, ...]
 
-    #: Opens a source; :mod:`mpool.tokenizers.opening`, which knows the subclasses, sets it.
+    #: Opens a source. Set by :mod:`mpool.tokenizers.opening`, which imports the subclasses.
     _open: ClassVar[Callable[[TokenizerSource, GGUFVocab | None], Tokenizer]]
 
     @staticmethod
     def from_source(source: TokenizerSource, vocab: GGUFVocab | None = None) -> Tokenizer:
-        """Reads a tokenizer; see :func:`mpool.tokenizers.opening.open_tokenizer`."""
+        """Open a tokenizer; see :func:`mpool.tokenizers.opening.open_tokenizer`."""
         return Tokenizer._open(source, vocab)
 
     @property
@@ -90,36 +95,40 @@ class Tokenizer:
 
     @property
     def complete(self) -> bool:
-        """The tokenizer is fully built; no part is deferred."""
+        """True if the tokenizer is fully built and no part is deferred."""
         return True
 
     def finish(self) -> None:
-        """Builds the deferred part now; takes up to 0.5 s."""
+        """Build the deferred part now. Takes up to 0.5 s."""
 
     def finish_later(self) -> None:
-        """Runs :meth:`finish` on another thread if a part is deferred and more than one text came."""
+        """Run :meth:`finish` on another thread if a part is deferred and more than one text was encoded."""
 
     # implemented by the two subclasses
 
-    def _plain(self, texts: Sequence[str]) -> list[Sequence[int]]:
-        """Ids of texts in which control tokens are plain text, without special tokens around them."""
+    def _encode_plain(self, texts: Sequence[str]) -> list[Sequence[int]]:
+        """Encode texts, with control tokens as plain text and without special tokens around a text."""
         raise NotImplementedError
 
-    def _parsed(self, text: str, mark: str | None) -> list[int]:
-        """Ids of a text in which control tokens are control tokens; ``mark`` is dropped wherever it stands."""
+    def _encode_parsed(self, text: str, mark: str | None) -> list[int]:
+        """Encode a text and recognise control tokens in it. ``mark`` is removed from the text."""
         raise NotImplementedError
 
     def token_table(self) -> TokenTable:
-        """Bytes that each token adds to a text, for streaming out of C.
+        """Return the bytes that each token adds to a text, for streaming in the core.
 
         ``data`` is bytes, ``offsets`` int64 ``[vocab_size + 1]``, ``control`` one byte per token.
         """
         raise NotImplementedError
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
-        """Text of ``ids``; ``skip_special=False`` shows control tokens by their names.
+        """Decode ``ids`` to text.
 
-        Bytes that are not UTF-8 (a character cut in two) become U+FFFD.
+        Bytes that are not UTF-8 (part of a character) become U+FFFD.
+
+        Args:
+            ids: token ids.
+            skip_special: leave out control tokens; False: include their texts.
 
         Raises:
             InvalidArgument: an id is not in the vocabulary.
@@ -127,54 +136,54 @@ class Tokenizer:
         raise NotImplementedError
 
     def token_text(self, token: int) -> str:
-        """Text that the vocabulary has for ``token``: ``"Ġthe"``, ``"<|im_end|>"``."""
+        """Return the text of ``token`` in the vocabulary: ``"Ġthe"``, ``"<|im_end|>"``."""
         raise NotImplementedError
 
     def token_id(self, text: str) -> int | None:
-        """Id of the token with exactly this text in the vocabulary, or ``None``."""
+        """Return the id of the token with exactly this text in the vocabulary, or None."""
         raise NotImplementedError
 
     # shared by the subclasses
 
     _truncate_left = False
-    _words_apart = False  # a text's first words have the same ids whatever follows them
+    _words_independent = False  # the ids of a text's first words do not depend on the words after them
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> np.ndarray:
-        """Token ids of ``text``, int32 ``[tokens]``.
+        """Encode ``text`` to token ids, int32 ``[tokens]``.
 
-        A text of 2,048 characters or more is encoded without the GIL; a short one takes less than handing it over.
+        A text of 2,048 characters or more is encoded without the GIL; for shorter texts, releasing it costs more.
 
         Args:
-            text: any string, the empty one included.
-            add_special: put :attr:`prefix_ids` and :attr:`suffix_ids` around it.
-            parse_special: take texts of control tokens (``"<|im_end|>"``) for those tokens. Leave it off for text
-                that comes from a user: it is then plain text.
+            text: any string, including the empty one.
+            add_special: put :attr:`prefix_ids` and :attr:`suffix_ids` around the ids.
+            parse_special: encode texts of control tokens (``"<|im_end|>"``) as those tokens. Leave this off for text
+                from users: control tokens are then plain text.
 
         Raises:
-            InvalidArgument: ``text`` is not a string, or holds half of a surrogate pair.
+            InvalidArgument: ``text`` is not a string, or contains a lone surrogate.
         """
-        ids = self._one(text, parse_special)
+        ids = self._encode_one(text, parse_special)
         if add_special and (self.prefix_ids or self.suffix_ids):
             ids = [*self.prefix_ids, *ids, *self.suffix_ids]
         return np.array(ids, dtype=np.int32)
 
     def encode_batch(self, texts: Sequence[str], *, add_special: bool = True, parse_special: bool = False,
                      max_tokens: int | None = None, truncate: bool = True) -> Packed:
-        """Token ids of many texts, packed for the C core.
+        """Encode many texts, packed for the C core.
 
         Args:
             texts: strings.
-            add_special, parse_special: as for :meth:`encode`.
-            max_tokens: longest allowed, special tokens included; ``None`` for no limit.
-            truncate: cut what is longer, keeping the special tokens around it; else it is an error.
+            add_special, parse_special: as in :meth:`encode`.
+            max_tokens: maximum number of ids of a text, including special tokens; None: no limit.
+            truncate: truncate longer texts, and keep the special tokens around them; False: raise an error.
 
         Raises:
-            InvalidArgument: a text is not a string or holds half of a surrogate pair (the message says which), or
-                ``max_tokens`` leaves no room beside the special tokens.
+            InvalidArgument: a text is not a string or contains a lone surrogate (the message names its index), or
+                ``max_tokens`` is smaller than the number of special tokens.
             ContextOverflow: ``truncate`` is off and a text is longer than ``max_tokens``.
         """
         if isinstance(texts, str):
-            raise InvalidArgument(param="texts", got="one str", allowed="a list of strings")
+            raise InvalidArgument(param="texts", got="a single string", allowed="a list of strings")
         texts = list(texts)
         prefix, suffix = (self.prefix_ids, self.suffix_ids) if add_special else ((), ())
         around = len(prefix) + len(suffix)
@@ -184,9 +193,9 @@ class Tokenizer:
                                   allowed=f"{around} or more, the number of special tokens",
                                   hint="Raise max_tokens, or set add_special=False")
         if parse_special:
-            bodies: list[Sequence[int]] = [self._one(text, True, at) for at, text in enumerate(texts)]
+            bodies: list[Sequence[int]] = [self._encode_one(text, True, at) for at, text in enumerate(texts)]
         else:
-            bodies = self._many(texts, room if truncate else None)
+            bodies = self._encode_many(texts, room if truncate else None)
         if room is not None:
             for at, body in enumerate(bodies):
                 if len(body) > room:
@@ -197,34 +206,36 @@ class Tokenizer:
                     bodies[at] = body[len(body) - room:] if self._truncate_left else body[:room]
         offsets = np.zeros(len(bodies) + 1, dtype=np.int64)
         np.cumsum(np.fromiter(map(len, bodies), dtype=np.int64, count=len(bodies)) + around, out=offsets[1:])
-        pieces: Iterator[Sequence[int]]
+        rows: Iterator[Sequence[int]]
         if around:
-            pieces = chain.from_iterable((prefix, body, suffix) for body in bodies)
+            rows = chain.from_iterable((prefix, body, suffix) for body in bodies)
         else:
-            pieces = iter(bodies)
-        ids = np.fromiter(chain.from_iterable(pieces), dtype=np.int32, count=int(offsets[-1]))
+            rows = iter(bodies)
+        ids = np.fromiter(chain.from_iterable(rows), dtype=np.int32, count=int(offsets[-1]))
         return Packed(ids, offsets)
 
     @property
     def pair_ids(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-        """Ids before, between and behind the two texts of a pair.
+        """Ids before, between and after the two texts of a pair.
 
         Raises:
-            FormatError: the tokenizer's file does not say.
+            FormatError: the post-processor in the tokenizer's file does more than add tokens.
         """
         raise NotImplementedError
 
     def encode_pairs(self, first: str, others: Sequence[str], *, max_tokens: int, truncate: bool = True) -> Pairs:
-        """Token ids of pairs of one text with each of others, packed for the C core.
+        """Encode pairs of one text with each of several others, packed for the C core.
 
         Args:
-            max_tokens: longest pair allowed, special tokens included.
-            truncate: cut what is longer, from the longer of the two texts as long as it is the longer one (the strategy
-                ``longest_first`` of HF tokenizers); else it is an error.
+            first: first text of every pair.
+            others: second texts of the pairs.
+            max_tokens: maximum number of ids of a pair, including special tokens.
+            truncate: truncate longer pairs: remove ids from the longer text until both have the same length, then from
+                both (strategy ``longest_first`` of HF tokenizers). False: raise an error.
 
         Raises:
-            InvalidArgument: a text is not a string or holds half of a surrogate pair, or ``max_tokens`` leaves no room
-                beside the special tokens.
+            InvalidArgument: a text is not a string or contains a lone surrogate, or ``max_tokens`` leaves less than one
+                id for each text.
             ContextOverflow: ``truncate`` is off and a pair is longer than ``max_tokens``.
         """
         before, between, behind = self.pair_ids
@@ -232,11 +243,11 @@ class Tokenizer:
         room = max_tokens - around
         if room < 2:
             raise InvalidArgument(param="max_tokens", got=str(max_tokens),
-                                  allowed=f"{around + 2} or more: {around} special tokens and one of each text")
-        head = self._many([first], None)[0]
+                                  allowed=f"{around + 2} or more: {around} special tokens and one token of each text")
+        head = self._encode_many([first], None)[0]
         ids: list[int] = []
         offsets, second = [0], []
-        for at, body in enumerate(self._many(list(others), None)):
+        for at, body in enumerate(self._encode_many(list(others), None)):
             a, b = len(head), len(body)
             if a + b > room:
                 if not truncate:
@@ -256,62 +267,72 @@ class Tokenizer:
         return ids[len(ids) - room:] if self._truncate_left else ids[:room]
 
     def count(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> int:
-        """Number of tokens of ``text``, as :meth:`encode` would give."""
+        """Return the number of ids that :meth:`encode` would return."""
         around = len(self.prefix_ids) + len(self.suffix_ids) if add_special else 0
-        return len(self._one(text, parse_special)) + around
+        return len(self._encode_one(text, parse_special)) + around
 
-    def encode_marked(self, text: str, mark: str | None, stand_in: str | None = None) -> np.ndarray:
-        """Ids of a rendered chat prompt, int32 ``[tokens]``, without special tokens around it.
+    def encode_marked(self, text: str, mark: str | None, placeholder: str | None = None) -> np.ndarray:
+        """Encode a rendered chat prompt to ids, int32 ``[tokens]``, without special tokens around it.
 
-        Control tokens are parsed, except where ``mark`` (one of :data:`MARKS`) stands within their text; the marks
-        themselves are not part of the text. ``stand_in``: a character that is cut out as control tokens are, and
-        becomes -1.
+        Args:
+            text: the prompt. Control tokens are parsed, except where ``mark`` interrupts their text.
+            mark: one of :data:`MARKS`, which is removed from the text; None: the text contains no marks.
+            placeholder: a character that is encoded as -1; None: the text contains no placeholders.
+
+        Raises:
+            InvalidArgument: ``text`` contains a lone surrogate.
         """
         try:
-            pieces = [_checked(text, None)] if stand_in is None else _checked(text, None).split(stand_in)
-            ids = list(self._parsed(pieces[0], mark))
-            for piece in pieces[1:]:
-                ids += -1, *self._parsed(piece, mark)
+            parts = [_checked(text, None)] if placeholder is None else _checked(text, None).split(placeholder)
+            ids = list(self._encode_parsed(parts[0], mark))
+            for part in parts[1:]:
+                ids += -1, *self._encode_parsed(part, mark)
             return np.array(ids, dtype=np.int32)
         except (UnicodeEncodeError, TypeError):
             raise _bad_text(text, None) from None
 
     def fit(self, rows: int, *, file: str | None = None) -> None:
-        """Fits the tokenizer to a model whose embedding has ``rows`` rows. Spare rows are allowed. Control tokens
-        beyond them are allowed unless they begin or end a text: Gemma 3's text models list one for images. A request
-        for such a token is refused.
+        """Check that every token has a row in the model's embedding.
+
+        The embedding may have spare rows. Control tokens that are not special tokens (BOS, EOS, ...) may lack a row,
+        and so may the padding token: the tokenizer of Gemma 3's language models has a control token for images without
+        a row. Requests with such a token fail.
+
+        Args:
+            rows: number of rows of the embedding.
+            file: path for error messages.
 
         Raises:
-            FormatError: other tokens have no row.
+            FormatError: another token has no row.
         """
-        if self.vocab_size > rows and not self._leaves_out(rows):
+        if self.vocab_size > rows and not self._drop_tokens_from(rows):
             raise FormatError(file=file or "the model", field="token ids", got=f"0 to {self.vocab_size - 1}",
                               allowed=f"0 to {rows - 1}, the rows of the embedding",
                               hint="The tokenizer belongs to another model")
 
-    def _leaves_out(self, rows: int) -> bool:
-        """Leave tokens from ``rows`` on out, or say that they cannot be spared."""
+    def _drop_tokens_from(self, rows: int) -> bool:
+        """Remove the tokens from id ``rows`` on. Returns False and removes none if one of them is needed."""
         return False
 
     def special_texts(self) -> dict[str, str]:
-        """Texts of the special tokens under the names chat templates use: ``bos_token``, ``eos_token``, ..."""
+        """Return the texts of the special tokens by the names that chat templates use (``bos_token``, ...)."""
         return {f"{name}_token": self.token_text(self.special[name]) for name in CONFIG_TOKENS
                 if name in self.special}
 
-    def _one(self, text: str, parse_special: bool, at: int | None = None) -> Sequence[int]:
+    def _encode_one(self, text: str, parse_special: bool, at: int | None = None) -> Sequence[int]:
         _checked(text, at)
         try:
-            return self._parsed(text, None) if parse_special else self._plain([text])[0]
+            return self._encode_parsed(text, None) if parse_special else self._encode_plain([text])[0]
         except MpoolError:
             raise
         except (UnicodeEncodeError, TypeError):
             raise _bad_text(text, at) from None
 
-    def _many(self, texts: list[str], room: int | None) -> list[Sequence[int]]:
+    def _encode_many(self, texts: list[str], room: int | None) -> list[Sequence[int]]:
         try:
-            if room is not None and self._words_apart and not self._truncate_left:
-                return self._heads(texts, room)
-            return self._plain(texts)
+            if room is not None and self._words_independent and not self._truncate_left:
+                return self._encode_heads(texts, room)
+            return self._encode_plain(texts)
         except MpoolError:
             raise
         except (UnicodeEncodeError, TypeError):
@@ -323,32 +344,32 @@ class Tokenizer:
                     raise _bad_text(text, at) from None
             raise
 
-    def _heads(self, texts: list[str], room: int) -> list[Sequence[int]]:
-        """At least the first ``room`` ids of each text, without going through all of a long one."""
+    def _encode_heads(self, texts: list[str], room: int) -> list[Sequence[int]]:
+        """Encode at least the first ``room`` ids of each text, without encoding all of a long text."""
         reach = _HEAD_CHARS_PER_TOKEN * (room + 8)
         cuts = [text.rfind(" ", 0, reach) if isinstance(text, str) and len(text) > 2 * reach else -1
                 for text in texts]
-        bodies = self._plain([text if cut < 0 else text[:cut] for text, cut in zip(texts, cuts)])
+        bodies = self._encode_plain([text if cut < 0 else text[:cut] for text, cut in zip(texts, cuts)])
         short = [at for at, cut in enumerate(cuts) if cut >= 0 and len(bodies[at]) < room]
-        for at, body in zip(short, self._plain([texts[at] for at in short])):
+        for at, body in zip(short, self._encode_plain([texts[at] for at in short])):
             bodies[at] = body
         return bodies
 
-    def _run(self, hf: tokenizers.Tokenizer, texts: Sequence[str]) -> list[Sequence[int]]:
+    def _encode_hf(self, hf: tokenizers.Tokenizer, texts: Sequence[str]) -> list[Sequence[int]]:
         try:
             if len(texts) == 1 and len(texts[0]) < _LONG_TEXT:
                 return [hf.encode(texts[0], add_special_tokens=False).ids]
-            # these let go of the GIL
+            # the batch functions release the GIL
             run = getattr(hf, "encode_batch_fast", hf.encode_batch)
             return [encoding.ids for encoding in run(list(texts), add_special_tokens=False)]
         except BaseException as error:
-            if type(error).__name__ == "PanicException":  # raised by the Rust side, not an Exception
+            if type(error).__name__ == "PanicException":  # a Rust panic; it is not a subclass of Exception
                 raise InternalError(f"the tokenizer failed: {error}") from None
             raise
 
 
 def _longest_first(a: int, b: int, room: int) -> tuple[int, int]:
-    """Lengths of two texts that are together too long for ``room``, as HF tokenizers cut them."""
+    """Return the lengths to which HF tokenizers cut two texts that together exceed ``room``."""
     short, long = min(a, b), max(a, b)
     long = max(short, room - short) if short <= room else short
     if short + long > room:
@@ -371,7 +392,8 @@ def _bad_text(text: str, at: int | None) -> InvalidArgument:
         return InvalidArgument(param=which,
                                got=f"half of a surrogate pair (U+{ord(text[error.start]):04X}) at character "
                                    f"{error.start}",
-                               allowed="Unicode text", hint="text.encode('utf-8', 'replace').decode() makes it valid")
+                               allowed="Unicode text",
+                               hint="text.encode('utf-8', 'replace').decode() replaces lone surrogates")
     return InvalidArgument(f"`{which}` cannot be encoded", param=which)
 
 

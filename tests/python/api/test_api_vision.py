@@ -181,7 +181,7 @@ def test_callers_at_once_get_what_they_get_alone(model: str) -> None:
 
 @pytest.mark.parametrize("given, words", [
     (b"no image", "must be a PNG, JPEG or WebP image"), (np.zeros((1, 1, 3), np.uint8), "1 x 1 pixels"),
-    (np.zeros((4, 2000, 3), np.uint8), "at most 200 times as long"), (png(PHOTO)[:200], "truncated or corrupted"),
+    (np.zeros((4, 2000, 3), np.uint8), "an aspect ratio of at most 200"), (png(PHOTO)[:200], "truncated or corrupted"),
     ("data:image/png;base64,!!!", "base64"), ("https://example.org/a.png", "fetching is not allowed"),
     (np.zeros((3, 40, 40), np.float64) - 1, "an array of shape"), ([], "images is empty"),
     (17, "`images` must be .*, got int")])
@@ -194,7 +194,7 @@ def test_bad_images(pool: mpool.Pool, model: str, given: Any, words: str) -> Non
 @pytest.mark.parametrize("part, words", [
     ({"type": "image_url", "image_url": {"url": "/etc/passwd"}}, "a data: URL"),
     ({"type": "image_url"}, "a data: URL"), ({"type": "image"}, "0 images"),
-    ({"type": "image", "image": PHOTO, "path": "a"}, "2 images"), ({"type": "word"}, "must be a text"),
+    ({"type": "image", "image": PHOTO, "path": "a"}, "2 images"), ({"type": "word"}, "must be a string"),
     ({"type": "image", "path": "/nowhere.png"}, "nowhere")])
 def test_bad_parts(pool: mpool.Pool, model: str, part: dict[str, Any], words: str) -> None:
     with pytest.raises(errors.MpoolError, match=words):

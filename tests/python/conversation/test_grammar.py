@@ -1,5 +1,5 @@
-"""response_format: answers that fit by construction. Small seeded checkpoints write noise, which is what is wanted
-here: whatever is drawn, at any temperature, the form holds."""
+"""``response_format``: completions that match a format by construction. The models are small and have random weights,
+so their unconstrained output is noise: a completion matches only because of the masks, at any temperature."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def tiny(request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.fixture
-def late(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Holds masks back, but for the first of each answer, until it is set."""
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Delays all masks but the first of each completion until the event is set."""
     gate = threading.Event()
-    hold, advance = threading.Lock(), grammar._Followed.advance
-    waiting: list[grammar._Followed] = []
+    lock, advance = threading.Lock(), grammar._MaskedRequest.advance
+    waiting: list[grammar._MaskedRequest] = []
 
-    def held(self: grammar._Followed) -> bool:
-        with hold:
+    def delayed(self: grammar._MaskedRequest) -> bool:
+        with lock:
             if not gate.is_set():
                 waiting.append(self)
                 return not self.ticket.done()
@@ -68,11 +68,11 @@ def late(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
     def deliver() -> None:
         gate.wait()
-        with hold:  # one thread at a time
-            for call in waiting:
-                advance(call)
+        with lock:  # only one thread may use a request
+            for request in waiting:
+                advance(request)
 
-    monkeypatch.setattr(grammar._Followed, "advance", held)
+    monkeypatch.setattr(grammar._MaskedRequest, "advance", delayed)
     thread = threading.Thread(target=deliver)
     thread.start()
     yield gate
@@ -84,7 +84,7 @@ def validate(value: Any, schema: dict[str, Any]) -> None:
     pytest.importorskip("jsonschema").validate(value, schema)
 
 
-def fits(done: mpool.Completion, schema: dict[str, Any]) -> None:
+def check_matches(done: mpool.Completion, schema: dict[str, Any]) -> None:
     for choice in done.choices:
         assert choice.finish_reason == "stop", choice.text
         assert choice.parsed == json.loads(choice.text)
@@ -93,12 +93,12 @@ def fits(done: mpool.Completion, schema: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_schema_at_any_temperature(pool: mpool.Pool, tiny: Path, seed: int) -> None:
-    fits(pool.generate("Once", tiny, response_format=NESTED, seed=seed, n=4, **HOT), NESTED)
+    check_matches(pool.generate("Once", tiny, response_format=NESTED, seed=seed, n=4, **HOT), NESTED)
 
 
 def test_schema_in_openai_shape_and_greedy(pool: mpool.Pool, llama: Path) -> None:
     wanted = {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": NESTED}}
-    fits(pool.generate("Once", llama, response_format=wanted, temperature=0, max_tokens=400), NESTED)
+    check_matches(pool.generate("Once", llama, response_format=wanted, temperature=0, max_tokens=400), NESTED)
 
 
 def test_json_object(pool: mpool.Pool, llama: Path) -> None:
@@ -107,7 +107,7 @@ def test_json_object(pool: mpool.Pool, llama: Path) -> None:
     for choice in done.choices:
         if choice.finish_reason == "stop":
             assert isinstance(choice.parsed, dict)
-        else:  # cut: a piece of an object, and nothing that was parsed
+        else:  # truncated: the start of an object, not parsed
             assert choice.finish_reason == "length" and choice.parsed is None
         assert choice.text.lstrip(" \n").startswith("{")
 
@@ -130,7 +130,7 @@ def test_pydantic(pool: mpool.Pool, llama: Path) -> None:
 
 
 def test_same_tokens_alone_and_among_others(pool: mpool.Pool, llama: Path) -> None:
-    """Streamed or not, alone or beside other calls with and without a form, with guesses or without: one result."""
+    """The result is the same streamed or not, alone or with concurrent requests, with and without draft tokens."""
     def one(seed: int, stream: bool = False) -> tuple[str, str]:
         options = {**HOT, "response_format": NESTED, "seed": seed, "logprobs": True, "top_logprobs": 2}
         if not stream:
@@ -151,7 +151,7 @@ def test_same_tokens_alone_and_among_others(pool: mpool.Pool, llama: Path) -> No
         assert all(len(task.result().token_ids) == 60 for task in noise)
 
 
-def test_late_masks_stop_nobody_else(pool: mpool.Pool, llama: Path, late: threading.Event) -> None:
+def test_late_masks_delay_no_other_request(pool: mpool.Pool, llama: Path, gate: threading.Event) -> None:
     expected: list[str] = []
     with ThreadPoolExecutor(4) as threads:
         masked = [threads.submit(pool.generate, "Once", llama, response_format=NESTED, seed=seed, n=2, **HOT)
@@ -159,19 +159,19 @@ def test_late_masks_stop_nobody_else(pool: mpool.Pool, llama: Path, late: thread
         others = pool.generate("Twice", llama, max_tokens=40, ignore_eos=True, seed=1)
         assert len(others.token_ids) == 40
         assert not any(task.done() for task in masked)
-        again = pool.generate("Twice", llama, max_tokens=40, ignore_eos=True, seed=1)  # comes while all others wait
+        again = pool.generate("Twice", llama, max_tokens=40, ignore_eos=True, seed=1)  # while all others wait for masks
         assert again.token_ids == others.token_ids
-        late.set()
+        gate.set()
         for task in masked:
-            fits(task.result(timeout=60), NESTED)
+            check_matches(task.result(timeout=60), NESTED)
             expected.append(task.result().text)
     assert expected == [pool.generate("Once", llama, response_format=NESTED, seed=seed, n=2, **HOT).text
                         for seed in range(3)]
 
 
-def test_cancel_and_deadline_while_waiting(pool: mpool.Pool, llama: Path, late: threading.Event) -> None:
+def test_cancel_and_deadline_while_waiting(pool: mpool.Pool, llama: Path, gate: threading.Event) -> None:
     flow = pool.generate("Once", llama, stream=True, response_format=NESTED, seed=1, **HOT)
-    next(flow)  # of the first token: its mask came with the call
+    next(flow)  # the first token: its mask was submitted with the request
     flow.close()
     assert flow.result().finish_reason == "cancelled"
     with pytest.raises(mpool.Timeout):
@@ -186,56 +186,56 @@ def test_cancel_and_deadline_while_waiting(pool: mpool.Pool, llama: Path, late: 
         raise AssertionError(f"a stream that was dropped still runs: {pool.ps()}")
 
 
-def test_a_fault_while_masks_are_made(pool: mpool.Pool, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(self: grammar._Followed, choice: int) -> None:
+def test_errors_of_the_mask_thread(pool: mpool.Pool, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: grammar._MaskedRequest, choice: int) -> None:
         raise mpool.LimitError("too complex")
 
-    monkeypatch.setattr(grammar._Followed, "_advance", broken)
+    monkeypatch.setattr(grammar._MaskedRequest, "_advance", broken)
     with pytest.raises(mpool.LimitError, match="too complex"):
         pool.generate("Once", llama, response_format=NESTED, seed=1, **HOT)
     with pytest.raises(mpool.LimitError, match="too complex"):
         list(pool.generate("Once", llama, stream=True, response_format=NESTED, seed=1, **HOT))
     monkeypatch.undo()
-    fits(pool.generate("Once", llama, response_format=NESTED, seed=1, **HOT), NESTED)
+    check_matches(pool.generate("Once", llama, response_format=NESTED, seed=1, **HOT), NESTED)
 
 
-def test_a_format_that_is_slow_holds_up_few(pool: mpool.Pool, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two threads, one of which stands still: calls of the other go on, and no third one is started."""
+def test_a_slow_format_delays_few_requests(pool: mpool.Pool, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of two mask threads is blocked: requests of the other continue, and no third thread is started."""
     from mpool import _core
 
-    monkeypatch.setattr(grammar, "_fillers", [])
+    monkeypatch.setattr(grammar, "_mask_threads", [])
     monkeypatch.setattr(_core, "config", lambda: {"lanes": 2})
-    gate, stands, advance = threading.Event(), threading.Event(), grammar._Followed.advance
-    chosen: list[grammar._Followed] = []
-    follow = grammar._follow
+    gate, blocked, advance = threading.Event(), threading.Event(), grammar._MaskedRequest.advance
+    chosen: list[grammar._MaskedRequest] = []
+    assign = grammar._assign
 
-    def noted(call: grammar._Followed) -> None:
-        chosen.append(call)
-        follow(call)
+    def recorded(request: grammar._MaskedRequest) -> None:
+        chosen.append(request)
+        assign(request)
 
-    def slow(self: grammar._Followed) -> bool:
+    def slow(self: grammar._MaskedRequest) -> bool:
         if chosen and self is chosen[0]:
-            stands.set()
+            blocked.set()
             gate.wait()
         return advance(self)
 
-    monkeypatch.setattr(grammar, "_follow", noted)
-    monkeypatch.setattr(grammar._Followed, "advance", slow)
+    monkeypatch.setattr(grammar, "_assign", recorded)
+    monkeypatch.setattr(grammar._MaskedRequest, "advance", slow)
     options = {"response_format": SHORT, **HOT}
     with ThreadPoolExecutor(1) as thread:
         try:
-            held = thread.submit(pool.generate, "Once", llama, seed=1, **options)
-            assert stands.wait(30) and len(grammar._fillers) == 1
-            for seed in range(4):  # one after the other: each finds the thread that has none
-                fits(pool.generate("Once", llama, seed=seed, timeout=30, **options), SHORT)
-            assert len(grammar._fillers) == 2 and not held.done()
+            first = thread.submit(pool.generate, "Once", llama, seed=1, **options)
+            assert blocked.wait(30) and len(grammar._mask_threads) == 1
+            for seed in range(4):  # sequential: each is assigned to the idle thread
+                check_matches(pool.generate("Once", llama, seed=seed, timeout=30, **options), SHORT)
+            assert len(grammar._mask_threads) == 2 and not first.done()
         finally:
             gate.set()
-        fits(held.result(60), SHORT)
+        check_matches(first.result(60), SHORT)
 
 
-class Words:
-    """A tokenizer of many words, as llguidance wants one."""
+class ManyTokens:
+    """Implements llguidance's tokenizer interface with 20,000 tokens."""
 
     eos_token_id, bos_token_id, special_token_ids = 0, None, [0]
     tokens = [b"<|0|>", *(bytes(97 + at // 26**place % 26 for place in range(4)) for at in range(20_000))]
@@ -244,12 +244,13 @@ class Words:
         return []
 
 
-def test_masks_are_made_without_the_lock_of_python() -> None:
-    """Else no stream of the process would move meanwhile. Threads are never made to take turns here."""
-    tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(Words()), slices=[])
+def test_masks_are_computed_without_the_gil() -> None:
+    """Otherwise no stream of the process would advance meanwhile. The switch interval is set so long that Python never
+    switches threads by itself."""
+    tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(ManyTokens()), slices=[])
     matcher = llguidance.LLMatcher(tokenizer, llguidance.LLMatcher.grammar_from_regex("[a-z]{4000}"), log_level=0)
     ticket: Any = SimpleNamespace(sampled_ids=lambda choice, start: ([start + 1], False), mask=lambda *_: None)
-    call = grammar._Followed(ticket, None, [matcher], "key")  # type: ignore[arg-type]
+    request = grammar._MaskedRequest(ticket, None, [matcher], "key")  # type: ignore[arg-type]
     count, over, before = 0, threading.Event(), sys.getswitchinterval()
 
     def counts() -> None:
@@ -265,7 +266,7 @@ def test_masks_are_made_without_the_lock_of_python() -> None:
     try:
         for _ in range(900):
             seen = count
-            call._advance(0)
+            request._advance(0)
             moved += count != seen
             if moved > 3:
                 break
@@ -277,11 +278,11 @@ def test_masks_are_made_without_the_lock_of_python() -> None:
 
 
 @pytest.mark.parametrize("regex", ["[A-Z][a-z]+ [A-Za-z ,]{20,60}", "[a-z]{1,9}( [a-z]{1,25})*", "([a-z ]|[0-9])+"])
-def test_sets_of_words_change_no_mask(pool: mpool.Pool, llama: Path, regex: str) -> None:
+def test_token_sets_do_not_change_masks(pool: mpool.Pool, llama: Path, regex: str) -> None:
     tokenizer = pool.get(llama)._entry.tokenizer()
-    made = grammar._made(tokenizer)
-    plain = llguidance.LLMatcher(made._tokenizer.with_slices([]), llguidance.LLMatcher.grammar_from_regex(regex))
-    sets, seed = made.compiled("regex", regex)[1].deep_copy(), 1
+    compiler = grammar._compiler(tokenizer)
+    plain = llguidance.LLMatcher(compiler._tokenizer.with_slices([]), llguidance.LLMatcher.grammar_from_regex(regex))
+    sets, seed = compiler.compiled("regex", regex)[1].deep_copy(), 1
     for _ in range(25):
         mask = sets.compute_bitmask()
         assert mask == plain.compute_bitmask() and any(mask)
@@ -293,49 +294,49 @@ def test_sets_of_words_change_no_mask(pool: mpool.Pool, llama: Path, regex: str)
     assert not sets.is_error() and not plain.is_error()
 
 
-def test_formats_are_compiled_once(pool: mpool.Pool, llama: Path) -> None:
-    """The last ones are kept, so many a tokenizer; what cannot be used is not."""
-    made = grammar._made(pool.get(llama)._entry.tokenizer())
-    first = made.compiled("regex", "a{1,3}")
-    assert made.compiled("regex", "a{1,3}") is first
-    for at in range(grammar._KEPT):
-        made.compiled("regex", f"b{{1,{at + 2}}}")
+def test_compiled_formats_are_cached(pool: mpool.Pool, llama: Path) -> None:
+    """The cache keeps a fixed number of formats per tokenizer, and no failed ones."""
+    compiler = grammar._compiler(pool.get(llama)._entry.tokenizer())
+    first = compiler.compiled("regex", "a{1,3}")
+    assert compiler.compiled("regex", "a{1,3}") is first
+    for at in range(grammar._CACHED_FORMATS):
+        compiler.compiled("regex", f"b{{1,{at + 2}}}")
         if at % 8 == 0:
-            assert made.compiled("regex", "a{1,3}") is first
-    for at in range(grammar._KEPT):
-        made.compiled("regex", f"c{{1,{at + 2}}}")
-    assert made.compiled("regex", "a{1,3}") is not first and len(made._formats) == grammar._KEPT
+            assert compiler.compiled("regex", "a{1,3}") is first
+    for at in range(grammar._CACHED_FORMATS):
+        compiler.compiled("regex", f"c{{1,{at + 2}}}")
+    assert compiler.compiled("regex", "a{1,3}") is not first and len(compiler._formats) == grammar._CACHED_FORMATS
     with pytest.raises(mpool.InvalidArgument):
-        made.compiled("regex", "(a")
-    assert ("regex", "(a") not in made._formats
+        compiler.compiled("regex", "(a")
+    assert ("regex", "(a") not in compiler._formats
 
 
-def test_tokenizers_go_with_their_pools(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is made of a tokenizer holds the tokenizer nowhere that the collector cannot see."""
+def test_tokenizers_are_freed_with_their_pool(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled formats hold no reference to the tokenizer that the garbage collector cannot see."""
     made: list[weakref.ref[Any]] = []
-    build = grammar._Tokens.__init__
+    build = grammar._TokenizerAdapter.__init__
 
     def watched(self: Any, tokenizer: Any) -> None:
         build(self, tokenizer)
         made.extend((weakref.ref(self), weakref.ref(tokenizer)))
 
-    monkeypatch.setattr(grammar._Tokens, "__init__", watched)
-    kept = len(grammar._tokenizers)
+    monkeypatch.setattr(grammar._TokenizerAdapter, "__init__", watched)
+    kept = len(grammar._compilers)
     for at in range(3):
         with mpool.Pool(mpool.PoolConfig(threads=1)) as pool:
             done = pool.generate("Once", llama, response_format=SHORT, max_tokens=60)
-            fits(done, SHORT)
+            check_matches(done, SHORT)
         del pool, done
-        for _ in range(100):  # a filler lets go of the last call in its own time
+        for _ in range(100):  # the mask thread drops its last request asynchronously
             gc.collect()
             if not any(one() for one in made):
                 break
             time.sleep(0.02)
         assert len(made) == 2 * (at + 1) and [one() for one in made] == [None] * len(made)
-    assert len(grammar._tokenizers) <= kept
+    assert len(grammar._compilers) <= kept
 
 
-def test_length_and_stop_cut(pool: mpool.Pool, llama: Path) -> None:
+def test_completions_cut_by_length_or_stop_string(pool: mpool.Pool, llama: Path) -> None:
     cut = pool.generate("Once", llama, response_format=NESTED, seed=1, **{**HOT, "max_tokens": 5})
     assert cut.finish_reason == "length" and cut.parsed is None and len(cut.token_ids) == 5
     stopped = pool.generate("Once", llama, response_format=SHORT, seed=1, stop='"b"', **HOT)
@@ -350,7 +351,7 @@ def test_aio(pool: mpool.Pool, llama: Path) -> None:
                                                               seed=seed, **HOT) for seed in range(8))))
 
     for done in asyncio.run(several()):
-        fits(done, NESTED)
+        check_matches(done, NESTED)
 
 
 @pytest.mark.parametrize(("wanted", "match"), [
@@ -363,7 +364,7 @@ def test_aio(pool: mpool.Pool, llama: Path) -> None:
     ({"type": "object", "properties": {"a": {"type": "wat"}}}, "JSON schema cannot"),
     ({"type": "object", "x": float("nan")}, "that is not JSON"),
 ])
-def test_what_is_no_format(pool: mpool.Pool, llama: Path, wanted: Any, match: str) -> None:
+def test_invalid_formats(pool: mpool.Pool, llama: Path, wanted: Any, match: str) -> None:
     with pytest.raises(mpool.InvalidArgument, match=match):
         pool.generate("Once", llama, response_format=wanted)
 
@@ -383,7 +384,7 @@ def test_bounds(pool: mpool.Pool, llama: Path) -> None:
             pool.generate("Once", llama, response_format=SHORT, **{name: value})
 
 
-def test_text_is_no_format(pool: mpool.Pool, llama: Path) -> None:
+def test_format_text_has_no_effect(pool: mpool.Pool, llama: Path) -> None:
     wanted = pool.generate("Once", llama, temperature=0, max_tokens=9)
     got = pool.generate("Once", llama, temperature=0, max_tokens=9, response_format={"type": "text"})
     assert got.token_ids == wanted.token_ids and got.parsed is None
@@ -395,8 +396,8 @@ def test_without_llguidance(pool: mpool.Pool, llama: Path, monkeypatch: pytest.M
         pool.generate("Once", llama, response_format=SHORT)
 
 
-def test_in_worker_processes_it_is_the_same(pool: mpool.Pool, tiny: Path) -> None:
-    """Whole, streamed, several answers of one call, and calls beside each other, with and without a form."""
+def test_results_of_worker_processes_are_the_same(pool: mpool.Pool, tiny: Path) -> None:
+    """For complete and streamed requests, several completions, and concurrent requests with and without a format."""
     calls = [dict(seed=seed, n=1 + seed % 3, response_format=form)
              for seed, form in enumerate((SHORT, WORD, NESTED, None, SHORT, NESTED))]
     expected = [pool.generate("Once", tiny, **HOT, **call) for call in calls]
@@ -416,10 +417,10 @@ def test_smollm2() -> None:
     defaultmodels.use_default_models()
     messages = [{"role": "user", "content": "Describe a pet as JSON."}]
     for seed in range(6):
-        fits(mpool.chat(messages, response_format=NESTED, seed=seed, **HOT), NESTED)
+        check_matches(mpool.chat(messages, response_format=NESTED, seed=seed, **HOT), NESTED)
     free = mpool.chat(messages, temperature=0, max_tokens=30)
     any_text = mpool.chat(messages, temperature=0, max_tokens=30, response_format={"type": "regex", "regex": "(?s:.*)"})
-    assert any_text.token_ids == free.token_ids  # a mask that allows what is drawn changes nothing
+    assert any_text.token_ids == free.token_ids  # a mask that allows every sampled token changes nothing
     with ThreadPoolExecutor(8) as threads:
         flows = [mpool.chat(messages, response_format=NESTED, seed=seed, stream=True, **HOT) for seed in range(8)]
         texts = list(threads.map(lambda flow: "".join(chunk.text for chunk in flow), flows))

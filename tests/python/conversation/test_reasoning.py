@@ -1,4 +1,4 @@
-"""Thoughts and answers: the forms themselves, cut anywhere, and models whose answers are known token by token."""
+"""Splitting of reasoning and response: both formats, chunks of any size, and models whose output is known by token."""
 
 from __future__ import annotations
 
@@ -13,75 +13,78 @@ import pytest
 import mpool
 from mpool.conversation import reasoning
 from mpool.conversation.template import ChatTemplate
-from mpool.conversation.reasoning import Harmony, HarmonyCalls, OpenThoughts, Splitter, Thoughts
+from mpool.conversation.reasoning import (
+    HarmonyCallSplitter, HarmonySplitter, OpenedThinkSplitter, Splitter, ThinkSplitter)
 from reasoningdata import CHAINS, HARMONY, THINK, WORDS
 
 C, M, S, E = "<|channel|>", "<|message|>", "<|start|>", "<|end|>"
 CASES: list[tuple[type[Splitter], str, str | None, str]] = [
-    (Thoughts, "<think>\nWell, 1 < 2.\n\nYes.\n</think>\n\nIt is.\n", "Well, 1 < 2.\n\nYes.", "It is.\n"),
-    (Thoughts, "\n<think></think>Ja.", None, "Ja."),
-    (Thoughts, "No thoughts, <think>not these</think>.", None, "No thoughts, <think>not these</think>."),
-    (Thoughts, "<think>cut off </thin", "cut off </thin", ""),
-    (Thoughts, "<thin", None, "<thin"),
-    (Thoughts, "<think>a</think>b</think>c", "a", "b</think>c"),
-    (Thoughts, "", None, ""),
-    (OpenThoughts, "Hm ä.\n</think>\n\nSo.", "Hm ä.", "So."),
-    (OpenThoughts, "<think>\nagain\n</think>So.", "again", "So."),
-    (OpenThoughts, "never closed\n", "never closed", ""),
-    (Harmony, f"{C}analysis{M}Let me 漢字 <|see.{E}{S}assistant{C}final{M}It is <b>.", "Let me 漢字 <|see.", "It is <b>."),
-    (Harmony, f"{C}final{M}Only this.<|return|>", None, "Only this."),
-    (Harmony, f"{C}analysis{M}a{E}{S}assistant{C}analysis{M}b{E}{S}assistant{C}final{M}c", "a\nb", "c"),
-    (Harmony, f"{C}analysis{M}a{E}{S}assistant{C}commentary to=functions.f <|constrain|>json{M}{{}}<|call|>",
+    (ThinkSplitter, "<think>\nWell, 1 < 2.\n\nYes.\n</think>\n\nIt is.\n", "Well, 1 < 2.\n\nYes.", "It is.\n"),
+    (ThinkSplitter, "\n<think></think>Ja.", None, "Ja."),
+    (ThinkSplitter, "No thoughts, <think>not these</think>.", None, "No thoughts, <think>not these</think>."),
+    (ThinkSplitter, "<think>cut off </thin", "cut off </thin", ""),
+    (ThinkSplitter, "<thin", None, "<thin"),
+    (ThinkSplitter, "<think>a</think>b</think>c", "a", "b</think>c"),
+    (ThinkSplitter, "", None, ""),
+    (OpenedThinkSplitter, "Hm ä.\n</think>\n\nSo.", "Hm ä.", "So."),
+    (OpenedThinkSplitter, "<think>\nagain\n</think>So.", "again", "So."),
+    (OpenedThinkSplitter, "never closed\n", "never closed", ""),
+    (HarmonySplitter, f"{C}analysis{M}Let me 漢字 <|see.{E}{S}assistant{C}final{M}It is <b>.",
+     "Let me 漢字 <|see.", "It is <b>."),
+    (HarmonySplitter, f"{C}final{M}Only this.<|return|>", None, "Only this."),
+    (HarmonySplitter, f"{C}analysis{M}a{E}{S}assistant{C}analysis{M}b{E}{S}assistant{C}final{M}c", "a\nb", "c"),
+    (HarmonySplitter, f"{C}analysis{M}a{E}{S}assistant{C}commentary to=functions.f <|constrain|>json{M}{{}}<|call|>",
      "a\n{}", ""),
-    (Harmony, f" to=functions.f{C}commentary{M}{{}}", "{}", ""),
-    (Harmony, "A plain answer < 3.", None, "A plain answer < 3."),
-    (Harmony, f"{C}analysis{M}cut off <|chan", "cut off <|chan", ""),
-    (Harmony, f"{C}analysis{M}a{E}{S}assistant{C}fin", "a", ""),
-    (Harmony, f"{M}no channel", None, "no channel"),
-    (Harmony, f"{C}analysis{M}forgot the end{C}final{M}x", "forgot the end", "x"),
-    (Harmony, f"{C}final{M}", None, ""),
-    (Harmony, f"{C}final{M}Hello{E}more text", None, "Hello\nmore text"),
-    (Harmony, "to= be or not to be", None, "to= be or not to be"),
-    (HarmonyCalls, f"{C}analysis{M}a{E}{S}assistant{C}commentary to=functions.f <|constrain|>json{M}{{}}<|call|>", "a",
-     f"{C}commentary to=functions.f{M}{{}}<|call|>"),
-    (HarmonyCalls, f" to=functions.f{C}commentary json{M}{{}}", None, f"{C}commentary to=functions.f{M}{{}}"),
-    (HarmonyCalls, f"{C}final{M}Hi{E}{S}assistant to=functions.f{C}commentary{M}{{}}{E}{S}assistant{C}final{M}x", None,
-     f"Hi\n{C}commentary to=functions.f{M}{{}}<|call|>\nx"),
-    (HarmonyCalls, f"{C}commentary to=browser.open{M}{{}}<|call|>", "{}", ""),
-    (HarmonyCalls, f"{C}final{M}{C}commentary to=functions.f", None, ""),
+    (HarmonySplitter, f" to=functions.f{C}commentary{M}{{}}", "{}", ""),
+    (HarmonySplitter, "A plain answer < 3.", None, "A plain answer < 3."),
+    (HarmonySplitter, f"{C}analysis{M}cut off <|chan", "cut off <|chan", ""),
+    (HarmonySplitter, f"{C}analysis{M}a{E}{S}assistant{C}fin", "a", ""),
+    (HarmonySplitter, f"{M}no channel", None, "no channel"),
+    (HarmonySplitter, f"{C}analysis{M}forgot the end{C}final{M}x", "forgot the end", "x"),
+    (HarmonySplitter, f"{C}final{M}", None, ""),
+    (HarmonySplitter, f"{C}final{M}Hello{E}more text", None, "Hello\nmore text"),
+    (HarmonySplitter, "to= be or not to be", None, "to= be or not to be"),
+    (HarmonyCallSplitter,
+     f"{C}analysis{M}a{E}{S}assistant{C}commentary to=functions.f <|constrain|>json{M}{{}}<|call|>",
+     "a", f"{C}commentary to=functions.f{M}{{}}<|call|>"),
+    (HarmonyCallSplitter, f" to=functions.f{C}commentary json{M}{{}}", None, f"{C}commentary to=functions.f{M}{{}}"),
+    (HarmonyCallSplitter, f"{C}final{M}Hi{E}{S}assistant to=functions.f{C}commentary{M}{{}}{E}{S}assistant{C}final{M}x",
+     None, f"Hi\n{C}commentary to=functions.f{M}{{}}<|call|>\nx"),
+    (HarmonyCallSplitter, f"{C}commentary to=browser.open{M}{{}}<|call|>", "{}", ""),
+    (HarmonyCallSplitter, f"{C}final{M}{C}commentary to=functions.f", None, ""),
 ]
 
 
-@pytest.mark.parametrize("make, text, thoughts, answer", CASES)
-def test_forms(make: type[Splitter], text: str, thoughts: str | None, answer: str) -> None:
-    """Whole, letter by letter, and cut anywhere: the same, and no piece holds a marker."""
-    assert reasoning.split(make, text) == (thoughts, answer)
+@pytest.mark.parametrize("make, text, thoughts, response", CASES)
+def test_splitting(make: type[Splitter], text: str, thoughts: str | None, response: str) -> None:
+    """The result is the same for the whole text, single characters and chunks of any size."""
+    assert reasoning.split(make, text) == (thoughts, response)
     generator = random.Random(len(text))
     cuts = [list(range(len(text) + 1)), *([0, at, len(text)] for at in range(len(text))),
             *(sorted([0, len(text), *generator.choices(range(len(text) + 1), k=5)]) for _ in range(30))]
     for borders in cuts:
         splitter = make()
-        pieces = [splitter.feed(text[a:b]) for a, b in zip(borders, borders[1:])] + [splitter.feed("", True)]
-        assert ("".join(piece[0] for piece in pieces) or None, "".join(piece[1] for piece in pieces)) \
-            == (thoughts, answer), borders
+        chunks = [splitter.feed(text[a:b]) for a, b in zip(borders, borders[1:])] + [splitter.feed("", True)]
+        assert ("".join(chunk[0] for chunk in chunks) or None, "".join(chunk[1] for chunk in chunks)) \
+            == (thoughts, response), borders
 
 
-def test_what_can_be_said_is_said() -> None:
-    """Only what may become a marker is kept back."""
-    splitter = Harmony()
+def test_text_is_emitted_as_early_as_possible() -> None:
+    """Only text that may begin a marker is buffered."""
+    splitter = HarmonySplitter()
     assert splitter.feed(f"{C}analysis{M}Let me <|") == ("Let me ", "")
     assert splitter.feed("x") == ("<|x", "")
     assert splitter.feed(f"{E}{S}assistant{C}final{M}Yes") == ("", "Yes")
-    splitter = Thoughts()
+    splitter = ThinkSplitter()
     assert splitter.feed("<think>\nA\n") == ("A", "")
     assert splitter.feed("B") == ("\nB", "")
-    assert Thoughts().feed("Plain") == ("", "Plain")
+    assert ThinkSplitter().feed("Plain") == ("", "Plain")
 
 
-def test_forms_are_known_by_the_template() -> None:
-    assert reasoning.of_template(f"...{C}...{M}", "") is Harmony
-    assert reasoning.of_template("{{ '<think>' }}", "user: why?<think>no</think>") is Thoughts
-    assert reasoning.of_template("{{ '<think>\n' }}", "assistant\n<think>\n") is OpenThoughts
+def test_the_format_is_recognised_by_the_template() -> None:
+    assert reasoning.of_template(f"...{C}...{M}", "") is HarmonySplitter
+    assert reasoning.of_template("{{ '<think>' }}", "user: why?<think>no</think>") is ThinkSplitter
+    assert reasoning.of_template("{{ '<think>\n' }}", "assistant\n<think>\n") is OpenedThinkSplitter
     assert reasoning.of_template("{{ messages }}", "<think>") is None
 
 
@@ -114,7 +117,7 @@ def test_chat(model: tuple[Path, str]) -> None:
         assert not any("<" in chunk.text + chunk.reasoning or "�" in chunk.reasoning for chunk in chunks)
         assert sum(len(chunk.logprobs or ()) for chunk in chunks) == done.usage.completion_tokens
         assert [chunk.finish_reason for chunk in chunks if chunk.finish_reason] == ["stop"]
-        # thoughts go back to the template under the name that it reads
+        # the template gets the reasoning under the key that it reads
         again = ChatTemplate(template).render([*messages, done.message], add_generation_prompt=True)
         assert again.count("ä think") == 1 and again.count("Yes.") == 1
         assert pool.chat([*messages, done.message, *messages], folder, **GREEDY).text == "Yes."
@@ -123,7 +126,7 @@ def test_chat(model: tuple[Path, str]) -> None:
         assert [choice.reasoning for choice in pool.chat(messages, folder, n=2, **GREEDY).choices] == ["ä think"] * 2
 
 
-def test_raw_text_is_raw(model: tuple[Path, str]) -> None:
+def test_generate_does_not_split(model: tuple[Path, str]) -> None:
     folder, template = model
     raw = {HARMONY: f"{C}analysis{M}ä think{E}{S}assistant{C}final{M}Yes.", THINK: "<think>ä think</think>Yes."}
     prompt = {HARMONY: f"{S}assistant", THINK: "[assistant]"}[template]
@@ -137,15 +140,15 @@ def test_asyncio(model: tuple[Path, str]) -> None:
     async def read() -> None:
         with mpool.Pool() as pool:
             messages = [{"role": "user", "content": "Is it?"}]
-            pieces = [(chunk.reasoning, chunk.text)
+            chunks = [(chunk.reasoning, chunk.text)
                       async for chunk in mpool.aio.chat(messages, model[0], stream=True, pool=pool, **GREEDY)]
-            assert ["".join(parts) for parts in zip(*pieces)] == ["ä think", "Yes."]
+            assert ["".join(parts) for parts in zip(*chunks)] == ["ä think", "Yes."]
 
     asyncio.run(read())
 
 
-def test_thoughts_that_the_prompt_closes(tmp_path: Path) -> None:
-    """Qwen3 with enable_thinking=False."""
+def test_reasoning_that_the_prompt_closes(tmp_path: Path) -> None:
+    """Like Qwen3 with enable_thinking=False."""
     folder = _model(tmp_path, THINK)
     with mpool.Pool() as pool:
         done = pool.chat([{"role": "user", "content": "Is it?"}], folder, template_options={"closed": True}, **GREEDY)

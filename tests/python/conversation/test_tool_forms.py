@@ -1,4 +1,4 @@
-"""How models write calls of tools: forms known by templates, answers taken apart wherever they are cut, grammars."""
+"""Tool-call formats: recognition by the template, parsing of completions in chunks of any size, templates, grammars."""
 
 from __future__ import annotations
 
@@ -13,32 +13,34 @@ import toolmodels as tm
 from mpool.conversation import tool_schemas
 from mpool.conversation.template import ChatTemplate
 from mpool.conversation import reasoning, tool_formats, tool_grammar
-from mpool.conversation.tool_calls import Calls, arguments_of
+from mpool.conversation.tool_calls import ToolCallParser, parse_arguments
 from mpool.conversation.tool_formats import Function, ToolFormat
-from mpool.conversation.tool_templates import use_of, with_calls, with_tools
+from mpool.conversation.tool_templates import tool_support, with_calls, with_tools
 
 hypothesis = pytest.importorskip("hypothesis")
 from hypothesis import strategies as some  # noqa: E402
 
-FORMS = {name: tool_formats.of_template(template) for name, template in tm.TEMPLATES.items()}
+FORMATS = {name: tool_formats.of_template(template) for name, template in tm.TEMPLATES.items()}
 TOOLS = tool_schemas.read([tm.WEATHER, tm.CLOCK])
 FUNCTIONS: dict[str, Mapping[str, Any]] = {tool["function"]["name"]: tool["function"]["parameters"] for tool in TOOLS}
 CALLS: list[tuple[str, dict[str, Any]]] = [
     ("get_weather", {"city": 'Zü"r{i]ch\\', "days": 2, "parts": ["wind"]}), ("clock", {})]
 
 
-def form(name: str) -> ToolFormat:
-    found = FORMS[name]
+def format_named(name: str) -> ToolFormat:
+    found = FORMATS[name]
     assert found is not None
     return found
 
 
-def taken(shape: ToolFormat, pieces: list[str], sure: bool = False) -> tuple[str, list[tuple[str, str, str, bool]]]:
-    """An answer in pieces: its text, and its calls as the stream gives them, which have to be those of the end."""
-    parser = Calls(shape, FUNCTIONS, sure, lambda number: f"id{number}")
+def parse(tool_format: ToolFormat, chunks: list[str],
+          constrained: bool = False) -> tuple[str, list[tuple[str, str, str, bool]]]:
+    """Parses a completion in chunks. Returns its text and its calls; checks that the streamed parts make up the calls.
+    """
+    parser = ToolCallParser(tool_format, FUNCTIONS, constrained, lambda number: f"id{number}")
     text, found = "", []  # type: str, list[list[Any]]
-    for at, piece in enumerate([*pieces, ""]):
-        said, new = parser.feed(piece, at == len(pieces))
+    for at, chunk in enumerate([*chunks, ""]):
+        said, new = parser.feed(chunk, at == len(chunks))
         text += said
         for part in new:
             assert part.number == len(found) - (part.id is None) and (part.id is None) == (part.name is None)
@@ -49,34 +51,34 @@ def taken(shape: ToolFormat, pieces: list[str], sure: bool = False) -> tuple[str
     return text, [tuple(call) for call in parser.calls]
 
 
-def parsed(calls: list[tuple[str, str, str, bool]]) -> list[tuple[str, Any]]:
-    return [(name, arguments_of(raw)) for _, name, raw, complete in calls if complete]
+def complete_calls(calls: list[tuple[str, str, str, bool]]) -> list[tuple[str, Any]]:
+    return [(name, parse_arguments(raw)) for _, name, raw, complete in calls if complete]
 
 
-@pytest.mark.parametrize("name", FORMS)
-def test_known_by_the_template(name: str) -> None:
-    assert form(name).name == name
+@pytest.mark.parametrize("name", FORMATS)
+def test_formats_are_recognised_by_the_template(name: str) -> None:
+    assert format_named(name).name == name
     assert tool_formats.of_template(tm.PLAIN) is None
     for other in ("<tool_call>{name}<arg_key>k</arg_key>", '<|python_tag|><function=name>{"parameters"}</function>'):
-        assert tool_formats.of_template(other) is None  # GLM's and Functionary's, which are not read
+        assert tool_formats.of_template(other) is None  # the formats of GLM and Functionary are not supported
 
 
-@pytest.mark.parametrize("sure", [False, True])
-@pytest.mark.parametrize("name", FORMS)
-def test_written_and_read_back(name: str, sure: bool) -> None:
-    """What a form writes is read, behind a text and without one; ``sure`` gives arguments as they are written."""
-    shape = form(name)
-    calls = CALLS[:shape.most or None]
+@pytest.mark.parametrize("constrained", [False, True])
+@pytest.mark.parametrize("name", FORMATS)
+def test_rendered_calls_are_parsed(name: str, constrained: bool) -> None:
+    """Calls with and without text before them."""
+    tool_format = format_named(name)
+    calls = CALLS[:tool_format.max_calls or None]
     for before in ("", "Let me see.\n\n", "a < b [c {"):
-        if before and shape.leads:
+        if before and tool_format.markerless:
             continue
-        text, found = taken(shape, [before + shape.written(calls)], sure)
-        assert (text, parsed(found)) == (before.rstrip(), calls)
-        assert [one[0] for one in found] == [f"functions.{called}:0" if shape.numbered else f"id{at}"
+        text, found = parse(tool_format, [before + tool_format.render(calls)], constrained)
+        assert (text, complete_calls(found)) == (before.rstrip(), calls)
+        assert [one[0] for one in found] == [f"functions.{called}:0" if tool_format.numbered else f"id{at}"
                                              for at, (called, _) in enumerate(calls)]
 
 
-#: Form, answer, its text, its calls.
+#: Format, completion, its text, its calls.
 READ: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ("hermes", '<tool_call>{"name":"clock","arguments":{}}</tool_call>', "", [("clock", {})]),
     ("hermes", '<tool_call>\n{"arguments": {"a": [1, {"b": "}"}]}, "name": "clock"}\n</tool_call>\n', "",
@@ -136,29 +138,29 @@ READ: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
 ]
 
 
-@pytest.mark.parametrize("name, answer, text, calls", READ)
-def test_answers_of_every_kind(name: str, answer: str, text: str, calls: list[tuple[str, Any]]) -> None:
-    """At once, letter by letter, and cut in two anywhere."""
-    whole = taken(form(name), [answer])
-    assert (whole[0], parsed(whole[1])) == (text, calls)
-    assert taken(form(name), list(answer)) == whole
-    for at in range(len(answer)):
-        assert taken(form(name), [answer[:at], answer[at:]]) == whole
+@pytest.mark.parametrize("name, completion, text, calls", READ)
+def test_completions(name: str, completion: str, text: str, calls: list[tuple[str, Any]]) -> None:
+    """Parsed as a whole, by character, and in two chunks split at every position."""
+    whole = parse(format_named(name), [completion])
+    assert (whole[0], complete_calls(whole[1])) == (text, calls)
+    assert parse(format_named(name), list(completion)) == whole
+    for at in range(len(completion)):
+        assert parse(format_named(name), [completion[:at], completion[at:]]) == whole
 
 
-@pytest.mark.parametrize("name", FORMS)
-def test_sure_answers_are_cut_anywhere(name: str) -> None:
-    """Under a grammar: every beginning of an answer, cut in two anywhere, gives the same as at once."""
-    shape = form(name)
-    answer = ("" if shape.leads else "So:\n") + shape.written(CALLS[:shape.most or None])
-    for end in range(0, len(answer) + 1, 3):
-        whole = taken(shape, [answer[:end]], True)
-        assert "{" not in whole[0].replace('{"name":', "" if shape.leads else "{") or shape.leads
+@pytest.mark.parametrize("name", FORMATS)
+def test_constrained_completions_in_chunks(name: str) -> None:
+    """Every prefix of a completion, split in two at any position, gives the same result as in one chunk."""
+    tool_format = format_named(name)
+    completion = ("" if tool_format.markerless else "So:\n") + tool_format.render(CALLS[:tool_format.max_calls or None])
+    for end in range(0, len(completion) + 1, 3):
+        whole = parse(tool_format, [completion[:end]], True)
+        assert "{" not in whole[0].replace('{"name":', "" if tool_format.markerless else "{") or tool_format.markerless
         for at in range(0, end, 2):
-            assert taken(shape, [answer[:at], answer[at:end]], True) == whole
-    cut = answer[:answer.index("city") + 6]
-    if shape.body != "xml":  # arguments are given as they come, and said not to be complete
-        (call,) = taken(shape, [cut], True)[1]
+            assert parse(tool_format, [completion[:at], completion[at:end]], True) == whole
+    cut = completion[:completion.index("city") + 6]
+    if tool_format.body != "xml":  # arguments are emitted while they are generated, and marked as incomplete
+        (call,) = parse(tool_format, [cut], True)[1]
         assert call[1] == "get_weather" and call[2].startswith('{"city') and not call[3]
 
 
@@ -171,37 +173,39 @@ PARTS = ["```json\n", "```", '<tool_call>', "\n", '{"name": "clock", ', '"argume
          "<|tool_calls_section_begin|>", "<|tool_call_begin|>functions.", ":0", "<|tool_call_argument_begin|>", "ü"]
 
 
-@hypothesis.given(some.sampled_from(sorted(FORMS)), some.lists(some.sampled_from(PARTS), max_size=14), some.booleans(),
-                  some.randoms(use_true_random=False))
+@hypothesis.given(some.sampled_from(sorted(FORMATS)), some.lists(some.sampled_from(PARTS), max_size=14),
+                  some.booleans(), some.randoms(use_true_random=False))
 @hypothesis.settings(max_examples=300, deadline=None)
-def test_any_text_cut_anywhere(name: str, parts: list[str], sure: bool, chance: random.Random) -> None:
-    """Whatever a model writes: no error, and cuts change nothing; without a call, nothing is lost."""
-    answer = "".join(parts)
-    whole = taken(form(name), [answer], sure)
-    cuts = sorted(chance.choices(range(len(answer) + 1), k=4))
-    pieces = [answer[a:b] for a, b in zip([0, *cuts], [*cuts, len(answer)])]
-    assert taken(form(name), pieces, sure) == whole and taken(form(name), list(answer), sure) == whole
-    if not whole[1] and not sure:
-        assert whole[0] == answer
+def test_any_text_in_chunks(name: str, parts: list[str], constrained: bool, chance: random.Random) -> None:
+    """Any text is parsed without an error and independently of the chunks. Without a call, no text is lost."""
+    completion = "".join(parts)
+    whole = parse(format_named(name), [completion], constrained)
+    cuts = sorted(chance.choices(range(len(completion) + 1), k=4))
+    chunks = [completion[a:b] for a, b in zip([0, *cuts], [*cuts, len(completion)])]
+    assert parse(format_named(name), chunks, constrained) == whole
+    assert parse(format_named(name), list(completion), constrained) == whole
+    if not whole[1] and not constrained:
+        assert whole[0] == completion
 
 
-def test_work_is_linear() -> None:
-    """A long call that comes letter by letter is not read from its beginning each time."""
+def test_parsing_takes_linear_time() -> None:
+    """A long call that arrives by character is not scanned from its start each time."""
     import time
 
     def spent(size: int) -> float:
-        answer = form("hermes").written([("clock", {"text": "a {\\\" " * size})])
+        completion = format_named("hermes").render([("clock", {"text": "a {\\\" " * size})])
         begun = time.process_time()
-        taken(form("hermes"), list(answer))
+        parse(format_named("hermes"), list(completion))
         return time.process_time() - begun
 
     assert spent(8000) < 40 * max(spent(800), 1e-3)
 
 
-def test_halves_of_characters_that_json_names() -> None:
-    """They are no Unicode text, so that no answer could be written down."""
-    ((_, _, raw, _),) = taken(form("hermes"), ['<tool_call>{"name": "clock", "arguments": {"a": "\\ud800"}}'])[1]
-    assert json.loads(raw) == {"a": "?"} == arguments_of('{"a": "\\ud800"}')
+def test_lone_surrogates_in_json_escapes() -> None:
+    """They are replaced, since they cannot be encoded as UTF-8."""
+    completion = '<tool_call>{"name": "clock", "arguments": {"a": "\\ud800"}}'
+    ((_, _, raw, _),) = parse(format_named("hermes"), [completion])[1]
+    assert json.loads(raw) == {"a": "?"} == parse_arguments('{"a": "\\ud800"}')
 
 
 # ---- templates -------------------------------------------------------------------------------------------------------
@@ -210,13 +214,12 @@ HOW = {"phi4": ("message", "content"), "granite3": ("variable", "content"), "dee
        "deepseek_v31": ("text", "text")}
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", FORMATS)
 def test_earlier_calls_reach_the_prompt(name: str) -> None:
-    """Calls and results of earlier turns stand in the prompt as the model writes them, however the template "
-      "wants them."""
+    """The prompt contains the calls and results of earlier turns as the model writes them, for every template."""
     template = ChatTemplate(tm.TEMPLATES[name], special={"bos_token": "<s>", "eos_token": "</s>"})
-    use = use_of(template)
-    assert (use.tools, use.calls) == HOW.get(name, ("variable", "dict"))
+    support = tool_support(template)
+    assert (support.tools, support.calls) == HOW.get(name, ("variable", "dict"))
     call = {"id": "123456789", "type": "function",
             "function": {"name": "get_weather", "arguments": {"city": "Rome", "days": 2}}}
     messages: list[dict[str, Any]] = [{"role": "user", "content": "Weather?"},
@@ -224,26 +227,26 @@ def test_earlier_calls_reach_the_prompt(name: str) -> None:
                                       {"role": "tool", "content": "sunny", "tool_call_id": call["id"],
                                        "name": "get_weather"}]
     tools = TOOLS
-    shown = with_calls(messages, use, FORMS[name])
-    if use.tools != "variable":
-        described = FORMS[name] if use.tools == "text" else None
+    shown = with_calls(messages, support, FORMATS[name])
+    if support.tools != "variable":
+        described = FORMATS[name] if support.tools == "text" else None
         text = template.render(with_tools(shown, tools, described), add_generation_prompt=True)
-        assert described is None or form(name).prefix + "tool_call_name" in text
+        assert described is None or format_named(name).prefix + "tool_call_name" in text
     else:
         text = template.render(shown, tools=tools, add_generation_prompt=True)
     assert text.count("Rome") == 1 and "sunny" in text and "The weather of a place." in text or name in (
         "qwen3_coder", "harmony", "mistral_spaced", "mistral_marked")
     if name == "harmony":
-        text = reasoning.CALL + text.partition("to=functions.")[2].replace("<|channel|>commentary json", "")
-    at = text.rindex(form(name).mark or '{"name": "get_w')
-    assert parsed(taken(form(name), [text[at:]])[1]) == [("get_weather", {"city": "Rome", "days": 2})]
+        text = reasoning.CALL_HEADER + text.partition("to=functions.")[2].replace("<|channel|>commentary json", "")
+    at = text.rindex(format_named(name).marker or '{"name": "get_w')
+    assert complete_calls(parse(format_named(name), [text[at:]])[1]) == [("get_weather", {"city": "Rome", "days": 2})]
 
 
 # ---- grammars --------------------------------------------------------------------------------------------------------
 
 @pytest.fixture(scope="module")
 def letters() -> Any:
-    """A tokenizer of llguidance: bytes, some words and marks, and an end."""
+    """A tokenizer for llguidance: single bytes, some words and markers, and an end token."""
     llguidance = pytest.importorskip("llguidance")
     words = ["<tool_call>", "</tool_call>", "<think>", "</think>", '{"name": "', '", "', "[TOOL_CALLS]", "}}", '"}',
              "},", "get_", "weather", "cl", "ock", "arguments", ': {"', "\n\n", "<|channel|>", "<|message|>",
@@ -263,56 +266,57 @@ def letters() -> Any:
                                                  eos_token=[tokens.eos_token_id])
 
 
-SPLITTERS = {"none": None, "thinks": reasoning.Thoughts, "opened": reasoning.OpenThoughts}
+SPLITTERS = {"none": None, "thinks": reasoning.ThinkSplitter, "opened": reasoning.OpenedThinkSplitter}
 
 
 @pytest.mark.parametrize("splitter", SPLITTERS)
-@pytest.mark.parametrize("name", FORMS)
-def test_walks_through_the_grammar(letters: Any, name: str, splitter: str) -> None:
-    """Tokens drawn at random from what the masks allow, and marks put in now and then: an answer whose parts all fit,
-    and a mask that is not computed is the one that would have been."""
+@pytest.mark.parametrize("name", FORMATS)
+def test_random_walks_through_the_grammar(letters: Any, name: str, splitter: str) -> None:
+    """Samples tokens at random from the masks, after a planned start. All parts of the completion match their schemas,
+    and reused masks equal computed ones."""
     import llguidance
     import numpy as np
 
-    from mpool.conversation.running_text import RunningText
+    from mpool.conversation.running_text import MaskReuse
 
     jsonschema = pytest.importorskip("jsonschema")
     tokens, tokenizer = letters
-    shape, end, make = form(name), len(tokens) - 1, SPLITTERS[splitter]
+    tool_format, end, make = format_named(name), len(tokens) - 1, SPLITTERS[splitter]
     if name == "harmony" and make is not None:
-        pytest.skip("harmony thinks in messages")
+        pytest.skip("Harmony marks reasoning by channels, not by <think>")
     functions = [Function(key, value) for key, value in FUNCTIONS.items()]
-    made = tool_grammar.grammar_of(shape, functions, forced=False, single=False, splitter=make)
+    made = tool_grammar.build_grammar(tool_format, functions, forced=False, single=False, splitter=make)
     lark = llguidance.LLMatcher.grammar_from_lark(made.lark)
     start = llguidance.LLMatcher(tokenizer, lark, log_level=0)
     assert not start.is_error(), start.get_error()
     chance, called, reused = random.Random(name + splitter), 0, 0
     for _ in range(25):
         matcher = start.deep_copy()
-        running = None if made.marks is None else RunningText(
-            tuple(mark.encode() for mark in made.marks), made.leads, tokens.__getitem__)
+        reuse = None if made.markers is None else MaskReuse(
+            tuple(marker.encode() for marker in made.markers), made.prefixes, tokens.__getitem__)
         ids: list[int] = []
         plan = list("".join(chance.choices(["Hm. ", "<", "<t", "é", " \n"], k=6)).encode())
-        if make is reasoning.OpenThoughts or make is reasoning.Thoughts and chance.random() < 0.5:
-            plan = list((b"" if make is reasoning.OpenThoughts else b"<think>") + bytes(plan) + b"</think>\n\nSo ")
-        if shape is tool_formats.HARMONY:
-            plan += list(reasoning.CALL.encode())
-        elif shape.leads:
+        if make is reasoning.OpenedThinkSplitter or make is reasoning.ThinkSplitter and chance.random() < 0.5:
+            opening = b"" if make is reasoning.OpenedThinkSplitter else b"<think>"
+            plan = list(opening + bytes(plan) + b"</think>\n\nSo ")
+        if tool_format is tool_formats.HARMONY:
+            plan += list(reasoning.CALL_HEADER.encode())
+        elif tool_format.markerless:
             plan = plan[:-3] if bytes(plan).endswith(b"So ") else []
             plan += list(b'{"name": "')
-        elif shape.bare and chance.random() < 0.4:  # marks left out
+        elif tool_format.marker_optional and chance.random() < 0.4:  # omit the markers
             plan = plan[:-3] if bytes(plan).endswith(b"So ") else []
             plan += list(chance.choice([b'{"name": "', b'```json\n{\n  "name": "', b'```\n{ "name": "']))
         else:
-            plan += list(shape.mark.encode())
+            plan += list(tool_format.marker.encode())
         while len(ids) < 900:
             mask = matcher.compute_bitmask()
-            if running is not None and ids:
-                known = running.known(ids[-1:])
+            if reuse is not None and ids:
+                known = reuse.lookup(ids[-1:])
                 assert known is None or known == mask
                 reused += known is not None
                 if known is None:
-                    running.keep(mask)
+                    reuse.store(mask)
             allowed = np.flatnonzero(np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")[:len(tokens)])
             token = plan.pop(0) if plan else end if end in allowed else int(chance.choice(allowed))
             assert token in allowed, (bytes(b"".join(tokens[i] for i in ids)), tokens[token])
@@ -321,29 +325,29 @@ def test_walks_through_the_grammar(letters: Any, name: str, splitter: str) -> No
             ids.append(token)
             assert matcher.consume_tokens([token])
         else:
-            continue  # numbers and lists that went on
+            continue  # an endless number or list
         text = b"".join(tokens[token] for token in ids).decode(errors="replace")
-        split = reasoning.HarmonyCalls if shape is tool_formats.HARMONY else make
-        _, answer = reasoning.split(split, text)
-        said, calls = taken(shape, [answer], True)
-        assert calls and (shape.leads or shape.mark not in said), text
+        split = reasoning.HarmonyCallSplitter if tool_format is tool_formats.HARMONY else make
+        _, completion = reasoning.split(split, text)
+        said, calls = parse(tool_format, [completion], True)
+        assert calls and (tool_format.markerless or tool_format.marker not in said), text
         for _, function, raw, complete in calls:
             assert complete
             jsonschema.validate(json.loads(raw), FUNCTIONS[function])
             called += 1
     assert called >= 15
-    assert reused > 50 or made.marks is None or shape.leads
+    assert reused > 50 or made.markers is None or tool_format.markerless
 
 
-def test_schemas_that_cannot_be_kept() -> None:
-    """Strict tools say so; of others what can be kept is."""
+def test_unsupported_schema_keywords() -> None:
+    """The grammar of a strict tool is not lenient; that of other tools ignores unsupported keywords."""
     llguidance = pytest.importorskip("llguidance")
     schema = {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "integer"},
                                                      "uniqueItems": True},
                                                "b": {"type": "string", "format": "unheard-of"}}}
     for strict in (False, True):
-        made = tool_grammar.grammar_of(form("hermes"), [Function("f", schema, strict)], forced=True, single=True,
-                                       splitter=None)
+        made = tool_grammar.build_grammar(format_named("hermes"), [Function("f", schema, strict)], forced=True,
+                                          single=True, splitter=None)
         assert ('"lenient": false' in made.lark) == strict
     assert llguidance.LLMatcher.grammar_from_lark(made.lark)
     closed = tool_grammar._arguments(Function("f", schema))
@@ -353,7 +357,7 @@ def test_schemas_that_cannot_be_kept() -> None:
             opener == {"additionalProperties": True}
 
 
-#: Schema of a text, texts that fit, texts that do not.
+#: Schema of a string, texts that match, texts that do not.
 TEXTS: list[tuple[dict[str, Any], list[str], list[str]]] = [
     ({"pattern": r"^\d+/\d+$"}, ["1/2"], ["1", "1/2/", r"1\/2"]), ({"pattern": r"^\d+\/\d+$"}, ["1/2"], ["1", r"1\/2"]),
     ({"pattern": "^[/|)]$"}, ["/", "|", ")"], ["", "//"]), ({"pattern": r"^US\$"}, ["US$", "US$5"], ["US", "USA"]),
@@ -372,36 +376,37 @@ TEXTS: list[tuple[dict[str, Any], list[str], list[str]]] = [
 
 
 @pytest.mark.parametrize("schema, fit, others", TEXTS, ids=lambda value: str(value)[:40])
-def test_texts_between_tags(letters: Any, schema: dict[str, Any], fit: list[str], others: list[str]) -> None:
-    """The grammar takes what the schema takes, and it is read as that."""
+def test_strings_between_tags(letters: Any, schema: dict[str, Any], fit: list[str], others: list[str]) -> None:
+    """The grammar accepts the strings that match the schema, and the parser returns them."""
     import llguidance
 
     jsonschema = pytest.importorskip("jsonschema")
     _, tokenizer = letters
     schema = {key: value for key, value in {"type": "string", **schema}.items() if value is not None}
     whole = {"type": "object", "properties": {"d": schema}, "required": ["d"]}
-    shape = form("qwen3_coder")
-    made = tool_grammar.grammar_of(shape, [Function("f", whole)], forced=True, single=True, splitter=None)
+    tool_format = format_named("qwen3_coder")
+    made = tool_grammar.build_grammar(tool_format, [Function("f", whole)], forced=True, single=True, splitter=None)
     start = llguidance.LLMatcher(tokenizer, llguidance.LLMatcher.grammar_from_lark(made.lark), log_level=0)
     assert not start.is_error(), start.get_error()
     for text in fit + others:
-        answer = shape.written([("f", {"d": text})])
+        completion = tool_format.render([("f", {"d": text})])
         matcher = start.deep_copy()
-        taken_whole = all(matcher.try_consume_tokens([byte]) for byte in answer.encode()) and matcher.is_accepting()
-        assert taken_whole == (text in fit), text
-        parser = Calls(shape, {"f": whole}, False, lambda number: "id")
-        parser.feed(answer, True)
+        accepted = all(matcher.try_consume_tokens([byte]) for byte in completion.encode()) and matcher.is_accepting()
+        assert accepted == (text in fit), text
+        parser = ToolCallParser(tool_format, {"f": whole}, False, lambda number: "id")
+        parser.feed(completion, True)
         ((_, _, raw, _),) = parser.calls
-        value = arguments_of(raw)["d"]
+        value = parse_arguments(raw)["d"]
         assert value == (None if text == "null" else text)
         assert jsonschema.Draft202012Validator(schema).is_valid(value) == (text in fit), text
 
 
 @pytest.mark.parametrize("pattern", ["(^a|b)c", "a$b", "(a", r"a(?=b)"])
-def test_patterns_that_cannot_be_kept(pattern: str) -> None:
+def test_unsupported_patterns(pattern: str) -> None:
     llguidance = pytest.importorskip("llguidance")
     whole = {"type": "object", "properties": {"d": {"type": "string", "pattern": pattern}}}
-    made = tool_grammar.grammar_of(form("qwen3_coder"), [Function("f", whole)], forced=True, single=True, splitter=None)
+    made = tool_grammar.build_grammar(format_named("qwen3_coder"), [Function("f", whole)], forced=True, single=True,
+                                      splitter=None)
     says = llguidance.LLMatcher.validate_grammar(llguidance.LLMatcher.grammar_from_lark(made.lark))
     assert "regex" in says
 
@@ -415,9 +420,10 @@ def test_patterns_that_cannot_be_kept(pattern: str) -> None:
     ({"type": "integer"}, None), ({}, None),
 ], ids=str)
 def test_null_between_tags(schema: dict[str, Any], value: Any) -> None:
-    """The word null is a text unless the schema's types say that there may be none."""
-    shape = form("qwen3_coder")
-    parser = Calls(shape, {"f": {"type": "object", "properties": {"d": schema}}}, False, lambda number: "id")
-    parser.feed(shape.written([("f", {"d": "null"})]), True)
+    """The word null is a string unless the schema allows null."""
+    tool_format = format_named("qwen3_coder")
+    functions = {"f": {"type": "object", "properties": {"d": schema}}}
+    parser = ToolCallParser(tool_format, functions, False, lambda number: "id")
+    parser.feed(tool_format.render([("f", {"d": "null"})]), True)
     ((_, _, raw, _),) = parser.calls
-    assert arguments_of(raw) == {"d": value}
+    assert parse_arguments(raw) == {"d": value}

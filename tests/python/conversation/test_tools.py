@@ -1,7 +1,7 @@
-"""Tools in chats: what callers may give, calls that are valid by construction, answers and conversations with them.
+"""Tools in chats: input validation, calls that are valid by construction, completions and conversations with calls.
 
-Small seeded checkpoints write noise: what they call fits because nothing else can be drawn. Models whose answers are
-known token by token show what is made of an answer."""
+Small checkpoints with random weights write noise: their calls match the schemas only because the masks allow nothing
+else. Other models have output that is known by token; their completions are compared exactly."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import toolmodels as tm
 
 import mpool
 from mpool.conversation import grammar, tool_schemas
-from mpool.conversation.tools import identifier
+from mpool.conversation.tools import make_call_id
 from tooldata import BOOK, NAMED, SCHEMAS, TOOLS, WORDS, WRITES
 
 CHAT: list[dict[str, Any]] = [{"role": "user", "content": "Weather?"}]
@@ -29,7 +29,7 @@ HOT: dict[str, Any] = {"temperature": 1.5, "top_k": 0, "top_p": 1.0, "max_tokens
 
 
 def named(pool: mpool.Pool, folder: Path, template: str, key: str) -> str:
-    """A model with another template."""
+    """Registers the model under ``key`` with another template."""
     try:
         pool.get(key)
     except mpool.UnknownModel:
@@ -38,7 +38,7 @@ def named(pool: mpool.Pool, folder: Path, template: str, key: str) -> str:
 
 
 def check_stream(stream: Any, done: mpool.Completion) -> None:
-    """Pieces are what the result is."""
+    """Checks that the chunks of a stream add up to the completion."""
     texts, calls = [""] * len(done.choices), [[] for _ in done.choices]  # type: list[str], list[list[list[str]]]
     for chunk in stream:
         texts[chunk.index] += chunk.text
@@ -59,11 +59,12 @@ def check_calls(choice: Any) -> None:
         jsonschema.validate(call.arguments, SCHEMAS[call.name])
 
 
-# ---- by construction -------------------------------------------------------------------------------------------------
+# ---- valid by construction -------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("name", tm.TEMPLATES)
-def test_calls_that_have_to_be_are_valid(pool: mpool.Pool, llama: Path, name: str) -> None:
-    """Random weights, hot: every answer is a call that fits, streamed or not, in every form."""
+def test_required_calls_are_valid(pool: mpool.Pool, llama: Path, name: str) -> None:
+    """With random weights and a high temperature, every completion is a valid call, streamed or not, in every format.
+    """
     pytest.importorskip("llguidance")
     model = named(pool, llama, tm.TEMPLATES[name], f"tools-{name}")
     for choice in ("required", NAMED):
@@ -89,7 +90,7 @@ def test_several_calls(pool: mpool.Pool, llama: Path) -> None:
         check_calls(one)
 
 
-def test_arguments_that_are_cut(pool: mpool.Pool, llama: Path) -> None:
+def test_truncated_arguments(pool: mpool.Pool, llama: Path) -> None:
     pytest.importorskip("llguidance")
     model = named(pool, llama, tm.HERMES, "tools-hermes")
     options = {**HOT, "tools": [tm.WEATHER], "tool_choice": "required", "seed": 3}
@@ -122,12 +123,12 @@ def test_strict_tools_and_schemas_that_cannot_be_used(pool: mpool.Pool, llama: P
             pool.chat(CHAT, model, tools=TOOLS, **{name: value})
 
 
-# ---- beside answers of a form of their own ---------------------------------------------------------------------------
+# ---- together with a response_format ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", tm.TEMPLATES)
-def test_calls_or_answers_of_a_form(pool: mpool.Pool, llama: Path, name: str) -> None:
-    """Random weights, hot: every answer is calls that fit, or JSON that fits, whatever words stand in it."""
+def test_calls_or_json(pool: mpool.Pool, llama: Path, name: str) -> None:
+    """With random weights and a high temperature, every completion is valid calls, or JSON that matches the schema."""
     pytest.importorskip("llguidance")
     jsonschema = pytest.importorskip("jsonschema")
     model = named(pool, llama, tm.TEMPLATES[name], f"tools-{name}")
@@ -152,7 +153,7 @@ def test_calls_or_answers_of_a_form(pool: mpool.Pool, llama: Path, name: str) ->
 
 
 @pytest.mark.parametrize("name", tm.TEMPLATES)
-def test_calls_or_answers_of_an_expression(pool: mpool.Pool, llama: Path, name: str) -> None:
+def test_calls_or_a_regex(pool: mpool.Pool, llama: Path, name: str) -> None:
     pytest.importorskip("llguidance")
     model = named(pool, llama, tm.TEMPLATES[name], f"tools-{name}")
     options = {**HOT, "tools": [tm.CLOCK], "response_format": {"type": "regex", "regex": "[a-z/<]{1,9}"}, "n": 8}
@@ -179,7 +180,7 @@ def test_calls_or_answers_of_an_expression(pool: mpool.Pool, llama: Path, name: 
         {"type": "object", "properties": {"a": {}}, "required": ["a"]}]}, True),
     ({"type": "string", "anyOf": [{"maxLength": 3}], "properties": {"name": {}}}, False),
     ({"$ref": "#/$defs/x", "$defs": {"x": {"properties": {"name": {}}, "type": "object"}}}, True)], ids=str)
-def test_answers_that_could_be_calls_without_a_mark(pool: mpool.Pool, llama: Path, schema: Any, may: bool) -> None:
+def test_json_that_looks_like_a_call_without_marker(pool: mpool.Pool, llama: Path, schema: Any, may: bool) -> None:
     pytest.importorskip("llguidance")
     model = named(pool, llama, tm.TEMPLATES["llama3"], "tools-llama3")
     options: dict[str, Any] = {"tools": [tm.CLOCK], "max_tokens": 1, "response_format": {
@@ -193,8 +194,8 @@ def test_answers_that_could_be_calls_without_a_mark(pool: mpool.Pool, llama: Pat
     assert pool.chat(CHAT, named(pool, llama, tm.HERMES, "tools-hermes"), **options).finish_reason == "length"
 
 
-def test_what_cannot_be_kept_is_refused_where_calls_have_no_mark(pool: mpool.Pool, llama: Path) -> None:
-    """As it is of every other form: of answers, and of tools that are strict."""
+def test_unsupported_keywords_in_a_format_without_markers(pool: mpool.Pool, llama: Path) -> None:
+    """They are refused as in other formats: in a response_format and in strict tools."""
     pytest.importorskip("llguidance")
     model = named(pool, llama, tm.TEMPLATES["llama3"], "tools-llama3")
     odd = {"name": "odd", "parameters": {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}}
@@ -207,7 +208,7 @@ def test_what_cannot_be_kept_is_refused_where_calls_have_no_mark(pool: mpool.Poo
         pool.chat(CHAT, model, response_format=few, **{**options, "tools": [tm.CLOCK, {**odd, "strict": True}]})
 
 
-def test_values_that_look_like_references_are_values(pool: mpool.Pool, llama: Path) -> None:
+def test_constants_that_look_like_references(pool: mpool.Pool, llama: Path) -> None:
     pytest.importorskip("llguidance")
     model = named(pool, llama, tm.TEMPLATES["llama3"], "tools-llama3")
     value = [{"$ref": "#/a"}, 3]
@@ -222,7 +223,7 @@ def test_values_that_look_like_references_are_values(pool: mpool.Pool, llama: Pa
     assert answers and all(one.parsed == [value[0], value[0], {"default": 3}] for one in answers)
 
 
-# ---- models whose answers are known ----------------------------------------------------------------------------------
+# ---- models whose output is known ------------------------------------------------------------------------------------
 
 THINKS = [("Ċ", "<think>"), ("<think>", "Hm"), ("Hm", "</think>"), ("</think>", "<tool_call>"), *WRITES[3:]]
 SAYS = [("assistant", "<|channel|>"), ("<|channel|>", "analysis", "commentary"), ("analysis", "<|message|>"),
@@ -239,14 +240,14 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     def get(name: str) -> Path:
         if name not in made:
             template, chains = {"writes": (tm.HERMES, WRITES), "thinks": (tm.THINKING, THINKS),
-                                "says": (tm.HARMONY, SAYS)}[name]
+                                "harmony": (tm.HARMONY, SAYS)}[name]
             made[name] = chainmodels.save(tmp_path_factory.mktemp(name), template, chains, WORDS)
         return made[name]
 
     return get
 
 
-def alone(pool: mpool.Pool, monkeypatch: pytest.MonkeyPatch, how: str) -> mpool.Pool:
+def prepared(pool: mpool.Pool, monkeypatch: pytest.MonkeyPatch, how: str) -> mpool.Pool:
     if how == "parsed":
         monkeypatch.setattr(grammar, "installed", lambda: False)
     elif how == "masked":
@@ -255,9 +256,9 @@ def alone(pool: mpool.Pool, monkeypatch: pytest.MonkeyPatch, how: str) -> mpool.
 
 
 @pytest.mark.parametrize("how", ["masked", "parsed"])
-def test_a_call_after_a_text(pool: mpool.Pool, chain: Any, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    """The same with masks, and without llguidance."""
-    pool = alone(pool, monkeypatch, how)
+def test_a_call_after_text(pool: mpool.Pool, chain: Any, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """The result is the same with masks and without llguidance."""
+    pool = prepared(pool, monkeypatch, how)
     done = pool.chat(CHAT, chain("writes"), tools=[tm.CLOCK], **GREEDY)
     (call,) = done.tool_calls
     assert (done.text, done.finish_reason, call.name, call.arguments) == ("Wait.", "tool_calls", "clock", {})
@@ -269,12 +270,12 @@ def test_a_call_after_a_text(pool: mpool.Pool, chain: Any, monkeypatch: pytest.M
     check_stream(chunks, done)
     assert not any("<" in chunk.text for chunk in chunks) and chunks[-1].finish_reason == "tool_calls"
     assert sum(len(chunk.logprobs or ()) for chunk in chunks) == done.usage.completion_tokens
-    # the conversation goes on: the call and its result are in the prompt, and the next call has another id
+    # in the next turn, the prompt contains the call and its result, and the next call has another id
     messages = [*CHAT, done.message, {"role": "tool", "tool_call_id": call.id, "content": "12:30"}]
     again = pool.chat(messages, chain("writes"), tools=[tm.CLOCK], **GREEDY)
     assert again.tool_calls[0].id != call.id and again.usage.prompt_tokens > done.usage.prompt_tokens
     assert pool.chat(messages, chain("writes"), tools=[tm.CLOCK], **GREEDY).tool_calls == again.tool_calls
-    # a stop string ends the answer, and says so; nothing is called without tools, or where none may be
+    # a stop string ends the completion; nothing is called without tools or with tool_choice="none"
     cut = pool.chat(CHAT, chain("writes"), tools=[tm.CLOCK], stop="</tool_call>", **GREEDY)
     assert cut.finish_reason == "stop" and cut.stop == "</tool_call>"
     for options in ({}, {"tools": TOOLS, "tool_choice": "none"}, {"tools": []}):
@@ -283,10 +284,10 @@ def test_a_call_after_a_text(pool: mpool.Pool, chain: Any, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("how", ["masked", "parsed"])
-@pytest.mark.parametrize("name", ["thinks", "says"])
-def test_thoughts_beside_calls(pool: mpool.Pool, chain: Any, monkeypatch: pytest.MonkeyPatch, name: str,
-                               how: str) -> None:
-    pool = alone(pool, monkeypatch, how)
+@pytest.mark.parametrize("name", ["thinks", "harmony"])
+def test_reasoning_before_calls(pool: mpool.Pool, chain: Any, monkeypatch: pytest.MonkeyPatch, name: str,
+                                how: str) -> None:
+    pool = prepared(pool, monkeypatch, how)
     done = pool.chat(CHAT, chain(name), tools=[tm.CLOCK], **GREEDY)
     assert (done.text, done.reasoning, done.finish_reason) == ("", "Hm", "tool_calls"), done
     assert [(call.name, call.arguments) for call in done.tool_calls] == [("clock", {})]
@@ -298,14 +299,15 @@ def test_thoughts_beside_calls(pool: mpool.Pool, chain: Any, monkeypatch: pytest
 
 @pytest.mark.parametrize("words", ["<|end|>", "<|call|>", "<|channel|>final<|message|>", " to=functions.clock",
                                    "<|start|>assistant", "<think>", "</think>", "<tool_call>"])
-@pytest.mark.parametrize("name", ["thinks", "says"])
-def test_marks_in_an_answer_of_a_form_are_text(pool: mpool.Pool, tmp_path: Path, name: str, words: str) -> None:
-    """Also those that end a message, or begin another one, where they stand in its JSON."""
+@pytest.mark.parametrize("name", ["thinks", "harmony"])
+def test_markers_in_a_formatted_response_are_text(pool: mpool.Pool, tmp_path: Path, name: str, words: str) -> None:
+    """This includes markers that end a message or begin another one, inside the JSON of the response."""
     pytest.importorskip("llguidance")
     value = {"a": f"x{words} {words}y", "b": None}
     template, chains = {
         "thinks": (tm.THINKING, [*THINKS[:2], ("Hm", "</think>"), ("</think>", "{")]),
-        "says": (tm.HARMONY, [("assistant", "<|channel|>"), ("<|channel|>", "final"), ("final", "<|message|>")])}[name]
+        "harmony": (tm.HARMONY,
+                    [("assistant", "<|channel|>"), ("<|channel|>", "final"), ("final", "<|message|>")])}[name]
     model = chainmodels.save(tmp_path, template, chains, (*WORDS, "final"))
     options = {"tools": [tm.CLOCK], "response_format": {"const": value}, **GREEDY, "max_tokens": 300}
     done = pool.chat(CHAT, model, **options)
@@ -315,8 +317,8 @@ def test_marks_in_an_answer_of_a_form_are_text(pool: mpool.Pool, tmp_path: Path,
 
 
 @pytest.mark.slow
-def test_a_real_model_calls_what_it_needs() -> None:
-    """Qwen2.5-Coder, which leaves the marks of its form out: it calls what it needs, and only then."""
+def test_a_real_model_calls_the_right_functions() -> None:
+    """Qwen2.5-Coder omits the markers of its format. It calls the functions that a question needs, and no others."""
     from realmodels import real_path
 
     def get_weather(city: str, days: int = 1) -> str:
@@ -361,14 +363,14 @@ def test_without_llguidance(pool: mpool.Pool, llama: Path, monkeypatch: pytest.M
     model = named(pool, llama, tm.HERMES, "tools-hermes")
     monkeypatch.setattr(grammar, "installed", lambda: False)
     assert pool.chat(CHAT, model, tools=TOOLS, max_tokens=2).usage.completion_tokens <= 2
-    with pytest.raises(mpool.Unsupported, match="tool_choice wants a call, which needs the package") as caught:
+    with pytest.raises(mpool.Unsupported, match="`tool_choice` requires a call, which needs the package") as caught:
         pool.chat(CHAT, model, tools=TOOLS, tool_choice="required")
     assert "mpool[grammar]" in str(caught.value) and caught.value.key == model
-    with pytest.raises(mpool.Unsupported, match="the tool f, which is strict, needs"):
+    with pytest.raises(mpool.Unsupported, match="`tools`: the tool f is strict, which needs"):
         pool.chat(CHAT, model, tools=[{"name": "f", "strict": True}])
 
 
-def test_workers_that_are_processes(chain: Any) -> None:
+def test_worker_processes_give_the_same_results(chain: Any) -> None:
     with mpool.Pool(mpool.PoolConfig(isolation="process")) as pool:
         done = pool.chat(CHAT, chain("writes"), tools=[tm.CLOCK], **GREEDY)
         assert (done.text, done.tool_calls[0].name) == ("Wait.", "clock")
@@ -376,19 +378,19 @@ def test_workers_that_are_processes(chain: Any) -> None:
         assert (done.text, done.tool_calls[0].name) == ("", "clock")
 
 
-def test_ids() -> None:
-    """Nine letters and digits, the same for the same call, another for another."""
-    made = {identifier(b"prompt", number) for number in range(1000)}
+def test_call_ids() -> None:
+    """Ids have nine letters and digits; they are equal for the same call and differ for others."""
+    made = {make_call_id(b"prompt", number) for number in range(1000)}
     assert len(made) == 1000 and all(len(one) == 9 and one.isalnum() for one in made)
-    assert identifier(b"prompt", 1) == identifier(b"prompt", 1) != identifier(b"another", 1)
+    assert make_call_id(b"prompt", 1) == make_call_id(b"prompt", 1) != make_call_id(b"another", 1)
 
 
-# ---- what callers give -----------------------------------------------------------------------------------------------
+# ---- input validation ------------------------------------------------------------------------------------------------
 
 FUNCTION = {"name": "f", "parameters": {"type": "object", "properties": {}}}
 
 
-@pytest.mark.parametrize("options, says", [
+@pytest.mark.parametrize("options, message", [
     ({"tools": "f"}, "`tools` must be a list of tools, got 'f'"), ({"tools": {"name": "f"}},
      "`tools` must be .*, got dict"),
     ({"tools": [3]}, r"`tools\[0\]` must be a dict .*, got 3"), ({"tools": [None]},
@@ -399,7 +401,7 @@ FUNCTION = {"name": "f", "parameters": {"type": "object", "properties": {}}}
      "name` must be .*, got 'a b'"),
     ({"tools": [{"name": "x" * 65}]}, "must be 1 to 64"), ({"tools": [{"name": '"}<|im_end|>'}]}, "must be 1 to 64"),
     ({"tools": [FUNCTION, FUNCTION]}, r"tools\[1\].function.name` must be unique among the tools, got 'f'"),
-    ({"tools": [{"name": "f", "description": 3}]}, "description` must be text, got 3"),
+    ({"tools": [{"name": "f", "description": 3}]}, "description` must be a string, got 3"),
     ({"tools": [{"name": "f", "strict": "yes"}]}, "strict` must be True or False, got 'yes'"),
     ({"tools": [{"name": "f", "parameters": []}]}, "parameters` must be the JSON schema of an object.*, got list"),
     ({"tools": [{"name": "f", "parameters": {"type": "string"}}]}, "must be the JSON schema of an object"),
@@ -408,7 +410,8 @@ FUNCTION = {"name": "f", "parameters": {"type": "object", "properties": {}}}
     ({"tools": [{"name": "f", "parameters": {"x": {1, 2}}}]}, "must be plain JSON, got"),
     ({"tools": [{"name": "f", "parameters": {"x": float("nan")}}]}, "must be plain JSON, got"),
     ({"tools": [{"name": "f", "description": "\ud800"}]}, "must be plain JSON, got"),
-    ({"tools": [lambda city: city]}, "needs a dict"), ({"tools": [dict]}, "got the class dict"),
+    ({"tools": [lambda city: city]}, "Pass a function without a name as a dict"),
+    ({"tools": [dict]}, "got the class dict"),
     ({"tools": TOOLS, "tool_choice": "maybe"}, "`tool_choice` must be \"auto\".*, got 'maybe'"),
     ({"tools": TOOLS, "tool_choice": {"type": "x"}}, "`tool_choice` must be .*, got dict"),
     ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "g"}}},
@@ -422,22 +425,23 @@ FUNCTION = {"name": "f", "parameters": {"type": "object", "properties": {}}}
      "`response_format` cannot be used"),
     ({"tools": TOOLS, "response_format": {"type": "regex", "regex": "(a"}}, "`response_format` cannot be used"),
 ])
-def test_tools_that_are_none(pool: mpool.Pool, llama: Path, options: dict[str, Any], says: str) -> None:
+def test_invalid_tools(pool: mpool.Pool, llama: Path, options: dict[str, Any], message: str) -> None:
     model = named(pool, llama, tm.HERMES, "tools-hermes")
-    with pytest.raises(mpool.InvalidArgument, match=says) as caught:
+    with pytest.raises(mpool.InvalidArgument, match=message) as caught:
         pool.chat(CHAT, model, **options)
     assert caught.value.key == model
 
 
-def test_too_many_and_too_large(pool: mpool.Pool, llama: Path) -> None:
+def test_too_many_or_too_large_tools(pool: mpool.Pool, llama: Path) -> None:
     model = named(pool, llama, tm.HERMES, "tools-hermes")
     deep: dict[str, Any] = {"type": "string"}
     for _ in range(70):
         deep = {"items": deep}
-    for tools, says in (([{"name": f"f{at}"} for at in range(129)], "`tools` must be at most 128 tools, got 129 tools"),
-                        ([{"name": "f", "description": "x" * 300_000}], "characters as JSON"),
-                        ([{"name": "f", "parameters": {"type": "object", "x": deep}}], "nested more than")):
-        with pytest.raises(mpool.LimitError, match=says):
+    many = [{"name": f"f{at}"} for at in range(129)]
+    for tools, message in ((many, "`tools` must be at most 128 tools, got 129 tools"),
+                           ([{"name": "f", "description": "x" * 300_000}], "characters as JSON"),
+                           ([{"name": "f", "parameters": {"type": "object", "x": deep}}], "nested more than")):
+        with pytest.raises(mpool.LimitError, match=message):
             pool.chat(CHAT, model, tools=tools)
     assert pool.chat(CHAT, model, tools=[{"name": f"f{at}"} for at in range(128)], max_tokens=1).finish_reason
 
@@ -451,11 +455,11 @@ def test_raw_prompts_and_models_without_tools(pool: mpool.Pool, llama: Path) -> 
         pool.chat(CHAT, named(pool, llama, tm.PLAIN, "tools-plain"), tools=TOOLS)
     assert caught.value.key == "tools-plain"
     strange = "{% if tools %}{{ tools | tojson }}{% endif %}" + tm.PLAIN
-    with pytest.raises(mpool.Unsupported, match="in a form that is not known"):
+    with pytest.raises(mpool.Unsupported, match="the tool-call format of this model is not supported"):
         pool.chat(CHAT, named(pool, llama, strange, "tools-strange"), tools=TOOLS)
 
 
-@pytest.mark.parametrize("calls, says", [
+@pytest.mark.parametrize("calls, message", [
     ("x", "tool_calls` must be a list of calls, got 'x'"),
     ([3], r"tool_calls\[0\]` must be .*, got 3"),
     ([{}], r"tool_calls\[0\]` must be .*, got dict"),
@@ -464,18 +468,18 @@ def test_raw_prompts_and_models_without_tools(pool: mpool.Pool, llama: Path) -> 
     ([{"function": {"name": "f", "arguments": "[1]"}}],
      r"arguments` must be a dict, or the JSON text of one, got '\[1\]'"),
     ([{"function": {"name": "f", "arguments": 3}}], "arguments` must be .*, got 3"),
-    ([{"id": 3, "function": {"name": "f"}}], r"tool_calls\[0\].id` must be text, got 3"),
+    ([{"id": 3, "function": {"name": "f"}}], r"tool_calls\[0\].id` must be a string, got 3"),
 ])
-def test_calls_in_messages_that_are_none(pool: mpool.Pool, llama: Path, calls: Any, says: str) -> None:
+def test_invalid_calls_in_messages(pool: mpool.Pool, llama: Path, calls: Any, message: str) -> None:
     model = named(pool, llama, tm.HERMES, "tools-hermes")
-    with pytest.raises(mpool.InvalidArgument, match=r"messages\[1\].*" + says):
+    with pytest.raises(mpool.InvalidArgument, match=r"messages\[1\].*" + message):
         pool.chat([*CHAT, {"role": "assistant", "content": None, "tool_calls": calls}], model)
     with pytest.raises(mpool.InvalidArgument, match=r"`messages\[0\].role` must be 'assistant' when .*, got 'user'"):
         pool.chat([{**CHAT[0], "tool_calls": [{"function": {"name": "f"}}]}], model)
 
 
-def test_shapes_of_earlier_calls(pool: mpool.Pool, llama: Path) -> None:
-    """OpenAI's, Ollama's, and mpool's own are one conversation."""
+def test_formats_of_earlier_calls(pool: mpool.Pool, llama: Path) -> None:
+    """Calls in the formats of OpenAI, Ollama and mpool yield the same prompt."""
     model = named(pool, llama, tm.HERMES, "tools-hermes")
     own = mpool.ToolCall("abcdefghi", "clock", {"a": 1}, '{"a": 1}')
     prompts = set()
@@ -555,45 +559,45 @@ def test_classes_become_schemas() -> None:
     assert made["function"]["parameters"]["required"] == ["city"]
 
     def nested(weather: Any) -> None:
-        """Takes one."""
+        """Takes a Weather."""
 
     nested.__annotations__["weather"] = Weather
     assert tool_schemas.read([nested])[0]["function"]["parameters"]["properties"]["weather"]["required"] == ["city"]
 
 
 def untyped(city):  # type: ignore[no-untyped-def]
-    """No annotation."""
+    """Has a parameter without an annotation."""
 
 
 def starred(*cities: str) -> None:
-    """No names."""
+    """Has a variadic parameter."""
 
 
 def positional(city: str, /) -> None:
-    """No name."""
+    """Has a positional-only parameter."""
 
 
-def odd(city: bytes) -> None:
-    """No JSON."""
+def takes_bytes(city: bytes) -> None:
+    """Has a type without a JSON schema."""
 
 
-def keyed(cities: dict[int, str]) -> None:
-    """No JSON either."""
+def takes_integer_keys(cities: dict[int, str]) -> None:
+    """Has a dict whose keys are not strings."""
 
 
-@pytest.mark.parametrize("tool, says", [
+@pytest.mark.parametrize("tool, message", [
     (untyped, "parameter city must have a type annotation"),
-    (starred, r"parameter \*cities: .* must be one that is passed by name"),
-    (positional, "must be one that is passed by name"), (odd, "is of type bytes, which has no JSON schema"),
-    (keyed, "is of type dict"), (print, "must have a type annotation|passed by name|cannot be read")])
-def test_functions_that_say_too_little(tool: Any, says: str) -> None:
-    with pytest.raises(mpool.InvalidArgument, match=says) as caught:
+    (starred, r"parameter \*cities: .* must be one that can be passed by name"),
+    (positional, "must be one that can be passed by name"), (takes_bytes, "is of type bytes, which has no JSON schema"),
+    (takes_integer_keys, "is of type dict"), (print, "must have a type annotation|passed by name|cannot be read")])
+def test_functions_without_a_usable_signature(tool: Any, message: str) -> None:
+    with pytest.raises(mpool.InvalidArgument, match=message) as caught:
         tool_schemas.read([tool])
     assert tool.__name__ in str(caught.value) and "tools[0]" in str(caught.value)
 
 
-def test_a_function_is_called(pool: mpool.Pool, llama: Path) -> None:
-    """What README shows: a function given, called with what the model says."""
+def test_calling_a_function(pool: mpool.Pool, llama: Path) -> None:
+    """The example of the README: call a function with the arguments of the model's call."""
     pytest.importorskip("llguidance")
 
     def get_time(city: Literal["Rome", "Oslo"], hours: Sequence[int]) -> str:

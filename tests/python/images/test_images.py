@@ -1,5 +1,5 @@
-"""Reading images from whatever callers have, refusing bad ones (each case of the list of bad input by its number), and
-preparing them to the bit as transformers' processors do."""
+"""Reading images from every kind of source, refusing damaged and malicious ones, and preparing them, compared bit for
+bit with transformers' processors."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ import imagemodels
 Image = pytest.importorskip("PIL.Image")
 
 
-def picture(seed: int = 1, height: int = 20, width: int = 30) -> np.ndarray:
+def example(seed: int = 1, height: int = 20, width: int = 30) -> np.ndarray:
     return imagemodels.image(seed, height, width)
 
 
-def encoded(image: Any, form: str = "PNG", **options: Any) -> bytes:
+def encoded(image: Any, format: str = "PNG", **options: Any) -> bytes:
     file = io.BytesIO()
-    (Image.fromarray(image) if isinstance(image, np.ndarray) else image).save(file, form, **options)
+    (Image.fromarray(image) if isinstance(image, np.ndarray) else image).save(file, format, **options)
     return file.getvalue()
 
 
@@ -48,8 +48,8 @@ def pixels_of(image: Any, **options: Any) -> np.ndarray:
 
 # ---- sources -------------------------------------------------------------------------------------------------------
 
-def test_every_source_gives_the_same(tmp_path: Path) -> None:
-    wanted = picture()
+def test_every_source_yields_the_same_pixels(tmp_path: Path) -> None:
+    wanted = example()
     data = encoded(wanted)
     path = tmp_path / "image.png"
     path.write_bytes(data)
@@ -63,9 +63,9 @@ def test_every_source_gives_the_same(tmp_path: Path) -> None:
     assert np.array_equal(np.asarray(opened), wanted), "a caller's image is left as it is"
 
 
-def test_base64_of_jpeg_is_no_path() -> None:
-    """It begins with a slash."""
-    data = encoded(picture(), "JPEG")
+def test_base64_of_jpeg_is_not_a_path() -> None:
+    """It begins with a slash, like an absolute path."""
+    data = encoded(example(), "JPEG")
     text = base64.b64encode(data).decode()
     assert text.startswith("/9j/")
     assert np.array_equal(pixels_of(text), pixels_of(data))
@@ -73,7 +73,7 @@ def test_base64_of_jpeg_is_no_path() -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_arrays_of_floats(dtype: str) -> None:
-    """Byte by byte as numpy rounds them, in little more memory than the bytes."""
+    """Values are rounded as NumPy does, and the peak memory is little more than the result's."""
     given = np.random.default_rng(1).random((700, 900, 3)).astype(dtype)
     expected = np.rint(given.astype(np.float64) * 255).astype(np.uint8)
     tracemalloc.start()
@@ -87,7 +87,7 @@ def test_arrays_of_floats(dtype: str) -> None:
 
 
 def test_grey_arrays_and_views() -> None:
-    wanted = picture()
+    wanted = example()
     grey = wanted[:, :, 0]
     for given in (grey, grey[:, :, None], Image.fromarray(grey)):
         assert np.array_equal(pixels_of(given), np.repeat(grey[:, :, None], 3, axis=2))
@@ -96,7 +96,7 @@ def test_grey_arrays_and_views() -> None:
 
 
 def test_single_or_list(tmp_path: Path) -> None:
-    one = picture()
+    one = example()
     for single in (one, one[:, :, 0], "path", b"bytes", tmp_path, Image.fromarray(one), bytearray(b"x")):
         assert images_of(single, 4) is None
     for several in ([one, "path"], (one,), np.stack([one, one]), []):
@@ -113,7 +113,7 @@ def test_single_or_list(tmp_path: Path) -> None:
     (np.zeros((20, 30, 3), np.int32), "int32"), (np.zeros((20, 30, 3), bool), "bool"),
     (np.full((20, 30, 3), 1.5), "from 1.5 to 1.5"), (np.full((20, 30), np.nan), "nan"), (7, "int"), (None, "NoneType"),
     (np.zeros((0, 30, 3), np.uint8), "30 x 0 pixels"), ([1], "list")])
-def test_what_is_no_image(given: Any, words: str) -> None:
+def test_invalid_images(given: Any, words: str) -> None:
     with pytest.raises(InvalidArgument, match=words) as caught:
         read_image(given, "image 7")
     assert str(caught.value).startswith("image 7 must be") and caught.value.param == "image 7" and caught.value.allowed
@@ -125,10 +125,10 @@ def test_channels_first_gets_a_hint() -> None:
     assert "transpose" in (caught.value.hint or "")
 
 
-# ---- bad input, by number ------------------------------------------------------------------------------------------
+# ---- damaged and malicious images ----------------------------------------------------------------------------------
 
 def png(width: int, height: int, body: bytes = b"", before: bytes = b"") -> bytes:
-    """A PNG of 1 bit a pixel that says it has so many."""
+    """A PNG file with 1 bit per pixel whose header states this size."""
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
@@ -143,20 +143,20 @@ def chunk(kind: bytes, data: bytes) -> bytes:
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 @pytest.mark.parametrize("width, height", [(8193, 8192), (10_000, 10_000), (100_000, 100_000), (2**31 - 1, 1000)])
-def test_71_pixel_bomb(width: int, height: int) -> None:
-    """Refused before a pixel is decoded: the body is empty."""
+def test_pixel_bombs_are_refused(width: int, height: int) -> None:
+    """They are refused before any pixel is decoded: the body is empty."""
     with pytest.raises(InvalidArgument, match="must be at most 67,108,864 pixels"):
         read_image(png(width, height))
 
 
-def test_71_most_pixels_are_taken() -> None:
-    """One pixel bit more is refused above; so many are read."""
+def test_the_maximum_number_of_pixels_is_accepted() -> None:
+    """This image is one column narrower than the first one of the previous test."""
     rows = zlib.compress((b"\0" + bytes(8192 // 8)) * 8192)
     assert read_image(png(8192, 8192, rows)).size == (8192, 8192)
 
 
 @pytest.mark.parametrize("width, height", [(1, 1), (1, 50), (52_800, 44), (401, 2)])
-def test_72_sizes(width: int, height: int) -> None:
+def test_sizes_out_of_range(width: int, height: int) -> None:
     with pytest.raises(InvalidArgument, match=f"must be .*, got {width:,} x {height:,} pixels"):
         read_image(png(width, height))
     with pytest.raises(InvalidArgument, match=f"must be .*, got {width:,} x {height:,} pixels"):
@@ -165,63 +165,63 @@ def test_72_sizes(width: int, height: int) -> None:
         read_image(Image.new("RGB", (width, height)))
 
 
-@pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP"])
-def test_73_truncated(form: str) -> None:
-    """Wherever it is cut: what is left of it is refused, with one of three fixed texts."""
-    whole = encoded(picture(2, 40, 50), form)
+@pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP"])
+def test_truncated_files(format: str) -> None:
+    """A file truncated at any position is refused, with one of three fixed messages."""
+    whole = encoded(example(2, 40, 50), format)
     for length in [*range(0, len(whole) - 40, 97), len(whole) - 40]:
         try:
             read_image(whole[:length])
         except InvalidArgument as error:
             assert any(words in str(error) for words in ("truncated or corrupted", "must be a PNG", "got 0 bytes"))
         else:
-            raise AssertionError(f"{form} cut at {length} of {len(whole)} was read")
+            raise AssertionError(f"{format} cut at {length} of {len(whole)} was read")
 
 
-def test_73_damaged() -> None:
-    whole = bytearray(encoded(picture(2, 40, 50)))
+def test_corrupted_file() -> None:
+    whole = bytearray(encoded(example(2, 40, 50)))
     whole[len(whole) // 2] ^= 0xFF
     with pytest.raises(InvalidArgument, match="truncated or corrupted"):
         read_image(bytes(whole))
 
 
-@pytest.mark.parametrize("form", ["TIFF", "GIF", "BMP", "PPM", "EPS", "ICO"])
-def test_74_other_formats_under_another_name(tmp_path: Path, form: str) -> None:
+@pytest.mark.parametrize("format", ["TIFF", "GIF", "BMP", "PPM", "EPS", "ICO"])
+def test_other_formats_with_a_png_name(tmp_path: Path, format: str) -> None:
     path = tmp_path / "image.png"
-    path.write_bytes(encoded(picture(1, 32, 32), form))
+    path.write_bytes(encoded(example(1, 32, 32), format))
     with pytest.raises(InvalidArgument, match="must be a PNG, JPEG or WebP"):
         read_image(path)
 
 
-def test_74_psd() -> None:
+def test_psd_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="must be a PNG, JPEG or WebP"):
         read_image(b"8BPS" + b"\0\1" + bytes(200))
 
 
-def test_75_bombs_in_chunks() -> None:
-    """Text and profiles that unpack to gigabytes are never unpacked."""
+def test_compressed_chunks_are_not_inflated() -> None:
+    """Text chunks and colour profiles that would inflate to 200 MiB."""
     packed = zlib.compress(bytes(200 << 20), 9)
     body = zlib.compress((b"\0" + bytes(4)) * 32)
     for bomb in (chunk(b"zTXt", b"key\0\0" + packed), chunk(b"iTXt", b"key\0\1\0\0\0" + packed)):
         with pytest.raises(InvalidArgument, match="truncated or corrupted"):
             read_image(png(32, 32, body, bomb))
-    try:  # a profile is not needed: leaving it out is as good as refusing
+    try:  # the profile is optional: the image may be read without it or refused
         assert read_image(png(32, 32, body, chunk(b"iCCP", b"key\0\0" + packed))).info.get("icc_profile") is None
     except InvalidArgument as error:
         assert "truncated or corrupted" in str(error)
 
 
-@pytest.mark.parametrize("form", ["PNG", "WEBP"])
-def test_75_frames(form: str) -> None:
-    frames = [Image.fromarray(picture(seed)) for seed in range(3)]
-    data = encoded(frames[0], form, save_all=True, append_images=frames[1:])
+@pytest.mark.parametrize("format", ["PNG", "WEBP"])
+def test_several_frames_are_refused(format: str) -> None:
+    frames = [Image.fromarray(example(seed)) for seed in range(3)]
+    data = encoded(frames[0], format, save_all=True, append_images=frames[1:])
     with pytest.raises(InvalidArgument, match="must be an image of one frame, got 3 frames"):
         read_image(data)
 
 
-def test_76_modes() -> None:
-    """CMYK, palettes, grey, 16 bits, transparency."""
-    wanted = picture()
+def test_modes() -> None:
+    """CMYK, palette, greyscale and 16-bit images."""
+    wanted = example()
     image = Image.fromarray(wanted)
     grey = np.asarray(image.convert("L"))
     three = np.repeat(grey[:, :, None], 3, axis=2)
@@ -241,8 +241,8 @@ def test_76_modes() -> None:
         read_image(Image.fromarray(grey.astype(np.float32)))
 
 
-def test_76_transparency_becomes_white() -> None:
-    wanted = picture()
+def test_transparency_becomes_white() -> None:
+    wanted = example()
     alpha = np.zeros(wanted.shape[:2], np.uint8)
     alpha[:, 10:] = 255
     rgba = np.dstack([wanted, alpha])
@@ -258,10 +258,10 @@ def test_76_transparency_becomes_white() -> None:
 
 
 @pytest.mark.parametrize("turn", range(1, 9))
-def test_76_turned_by_its_camera(turn: int) -> None:
+def test_exif_orientation(turn: int) -> None:
     from PIL import ImageOps
 
-    image = Image.fromarray(picture())
+    image = Image.fromarray(example())
     exif = Image.Exif()
     exif[0x0112] = turn
     data = encoded(image, "PNG", exif=exif)
@@ -270,40 +270,40 @@ def test_76_turned_by_its_camera(turn: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF")
-def test_76_notes_of_a_camera_that_cannot_be_read() -> None:
-    data = encoded(picture(), "PNG", exif=b"Exif\0\0MM\0\x2a\xff\xff\xff\xff" + bytes(range(40)))
-    assert np.array_equal(pixels_of(data), picture())
+def test_invalid_exif_data() -> None:
+    data = encoded(example(), "PNG", exif=b"Exif\0\0MM\0\x2a\xff\xff\xff\xff" + bytes(range(40)))
+    assert np.array_equal(pixels_of(data), example())
 
 
 @pytest.mark.parametrize("given, words", [
     ("data:image/png;base64,@@@@", "base64"), ("data:image/png,plain", "without base64"), ("data:", "without base64"),
-    ("iVBORw0KGgo" + "?" * 80, "base64"), ("file:///etc/passwd", "scheme file"), ("", "got an empty text"),
+    ("iVBORw0KGgo" + "?" * 80, "base64"), ("file:///etc/passwd", "scheme file"), ("", "got an empty string"),
     ("ftp://host/image.png", "scheme ftp"),
     ("http://host/image.png", "not allowed"), ("HTTPS://host/image.png", "not allowed"),
     ("a\0b", "must be a path, a URL or base64"),
     ("data:image/png;base64," + base64.b64encode(b"no image").decode(), "must be a PNG"), (b"", "0 bytes")])
-def test_77_base64_and_urls(given: Any, words: str) -> None:
+def test_invalid_base64_and_urls(given: Any, words: str) -> None:
     with pytest.raises(InvalidArgument, match=words):
         read_image(given)
 
 
-def test_77_paths(tmp_path: Path) -> None:
+def test_invalid_paths(tmp_path: Path) -> None:
     import os
 
     with pytest.raises(FileError):
         read_image(tmp_path / "absent.png")
     with pytest.raises(FileError) as caught:
         read_image("absent words that are no path")
-    assert "taken for a path" in (caught.value.hint or "")
+    assert "was read as a path" in (caught.value.hint or "")
     with pytest.raises(InvalidArgument, match="not a regular file"):
         read_image(tmp_path)
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(InvalidArgument, match="not a regular file"):  # and nobody waits for a writer
+    with pytest.raises(InvalidArgument, match="not a regular file"):  # opening a FIFO must not wait for a writer
         read_image(tmp_path / "pipe")
 
 
-def test_77_bytes_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = encoded(picture())
+def test_the_number_of_bytes_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = encoded(example())
     monkeypatch.setattr(loading, "MAX_BYTES", len(data) - 1)
     (tmp_path / "image.png").write_bytes(data)
     for given in (data, tmp_path / "image.png", base64.b64encode(data).decode() + " " * len(data)):
@@ -311,12 +311,12 @@ def test_77_bytes_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             read_image(given)
 
 
-def test_78_nothing_of_the_decoder_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Texts of errors do not change with what goes wrong inside."""
+def test_messages_of_the_decoder_are_not_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The text of an error does not depend on the decoder's exception."""
     def fail(*given: object, **named: object) -> None:
         raise OSError("object at 0x7f00deadbeef")
 
-    data = encoded(picture())
+    data = encoded(example())
     monkeypatch.setattr(Image.Image, "load", fail)
     with pytest.raises(InvalidArgument) as caught:
         read_image(data)
@@ -336,9 +336,9 @@ class Server(NamedTuple):
 
 @pytest.fixture()
 def server() -> Iterator[Server]:
-    """Answers by path: an image, ways to go elsewhere, and failures. ``exhausted`` counts clients that waited for all
-    that it sends bit by bit, or took all that nobody wants."""
-    data = encoded(picture())
+    """Serves by path: an image, redirects, and failures. ``exhausted`` lists the paths of clients that waited for the
+    end of a slow response, or read the large body of a redirect."""
+    data = encoded(example())
     ends, exhausted = threading.Event(), []
 
     class Handler(BaseHTTPRequestHandler):
@@ -371,7 +371,7 @@ def server() -> Iterator[Server]:
                 self.end_headers()
 
         def drip(self, start: bytes) -> None:
-            """A little now and then, for twenty seconds."""
+            """Sends a few bytes every 0.22 s for 20 s."""
             if start:
                 self.wfile.write(start)
             else:
@@ -399,9 +399,9 @@ def server() -> Iterator[Server]:
 def test_urls(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "*")
     for path in ("/image.png", "/near"):
-        assert np.array_equal(pixels_of(server.at + path, allow_urls=True), picture())
-    for path, words in (("/missing", "answers 404"), ("/file", "answers 302"), ("/round", "answers 302"),
-                        ("/near-file", "answers 302"), ("/ftp", "answers 302")):
+        assert np.array_equal(pixels_of(server.at + path, allow_urls=True), example())
+    for path, words in (("/missing", "status 404"), ("/file", "status 302"), ("/round", "status 302"),
+                        ("/near-file", "status 302"), ("/ftp", "status 302")):
         with pytest.raises(DownloadError, match=words):
             read_image(server.at + path, allow_urls=True)
     with pytest.raises(DownloadError, match="cannot be reached"):
@@ -412,24 +412,23 @@ def test_urls(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("path", ["/slow-headers", "/slow-body", "/slow-chunk", "/far"])
-def test_a_server_that_drips(server: Server, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One deadline for all of a fetch, whatever comes bit by bit and each bit in time."""
+def test_a_server_that_sends_slowly(server: Server, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One deadline covers the whole fetch, even if every single wait is short."""
     monkeypatch.setenv("no_proxy", "*")
     with pytest.raises(DownloadError, match="in time"):
         read_image(server.at + path, allow_urls=True, timeout=0.4)
     assert not server.exhausted
 
 
-def test_a_redirect_with_a_large_body(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is not read."""
+def test_the_body_of_a_redirect_is_not_read(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has 64 MiB."""
     monkeypatch.setenv("no_proxy", "*")
-    assert np.array_equal(pixels_of(server.at + "/much", allow_urls=True), picture())
+    assert np.array_equal(pixels_of(server.at + "/much", allow_urls=True), example())
     assert not server.exhausted
 
 
-def drips(start: bytes, bit: bytes, exhausted: list[bool]) -> Iterator[int]:
-    """The port of a server without manners, at which every connection gets a start and then a bit now and then, for
-    twenty seconds."""
+def slow_server(start: bytes, bit: bytes, exhausted: list[bool]) -> Iterator[int]:
+    """Yields the port of a server that sends ``start`` to every connection, then ``bit`` every 0.22 s for 20 s."""
     ends, listener = threading.Event(), socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
@@ -454,11 +453,11 @@ def drips(start: bytes, bit: bytes, exhausted: list[bool]) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("proxied", [False, True], ids=["tls", "proxy"])
-def test_a_handshake_that_drips(proxied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of TLS, and of a proxy before it."""
+def test_a_handshake_that_is_slow(proxied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The TLS handshake, or the handshake with a proxy before it."""
     exhausted: list[bool] = []
     start, bit = (b"HTTP/1.0 200 OK\r\n", b"X: 1\r\n") if proxied else (b"\x16\x03\x03\x40\x00", b"\x02")
-    with contextlib.contextmanager(drips)(start, bit, exhausted) as port:
+    with contextlib.contextmanager(slow_server)(start, bit, exhausted) as port:
         if proxied:
             monkeypatch.delenv("no_proxy", raising=False)
             monkeypatch.delenv("NO_PROXY", raising=False)
@@ -482,7 +481,7 @@ def test_a_name_that_is_not_resolved_in_time(monkeypatch: pytest.MonkeyPatch) ->
 
 # ---- preparing -----------------------------------------------------------------------------------------------------
 
-#: Steps of real processors, and a few that cut into what is too small.
+#: Settings of real processors, and two that pad or only crop.
 STEPS = {
     "CLIP": ("CLIPImageProcessorPil", {"size": {"shortest_edge": 224}, "crop_size": {"height": 224, "width": 224},
                                        "resample": 3}),
@@ -498,7 +497,7 @@ STEPS = {
 @pytest.mark.parametrize("name", STEPS)
 @pytest.mark.parametrize("height, width", [(480, 640), (333, 101), (57, 58), (224, 224), (17, 300)])
 def test_prepared_to_the_bit(tmp_path: Path, name: str, height: int, width: int) -> None:
-    """Resized and cropped bytes, and the floats that the core makes of them."""
+    """Compares resized and cropped bytes, normalised to floats as the core does."""
     transformers = pytest.importorskip("transformers")
     from mpool.models.formats import image_processor
     from mpool.models.files import Folder
@@ -517,12 +516,12 @@ def test_prepared_to_the_bit(tmp_path: Path, name: str, height: int, width: int)
     assert np.array_equal(floats.transpose(2, 0, 1), wanted)
 
 
-def test_prepared_too_long() -> None:
+def test_images_that_become_too_long_or_are_too_small() -> None:
     settings = ImageSettings(8, 8, ("shortest", 224), 3, (224, 224), 14, 224, True)
     with pytest.raises(InvalidArgument, match="resizes to 44,800 x 224"):
         prepare(Image.new("RGB", (400, 2)), settings)
     small = ImageSettings(8, 8, None, 3, None, 14, 224, True)
-    with pytest.raises(InvalidArgument, match="at least 14 pixels a side"):
+    with pytest.raises(InvalidArgument, match="at least 14 pixels per side"):
         prepare(Image.new("RGB", (13, 20)), small)
 
 
@@ -535,10 +534,10 @@ def test_import_is_lazy() -> None:
     assert mpool.embed_image
 
 
-# ---- whatever bytes come -------------------------------------------------------------------------------------------
+# ---- arbitrary bytes -----------------------------------------------------------------------------------------------
 
 def _mutated(data: Any) -> bytes:
-    """One of three files with some bytes changed, cut out or put in."""
+    """Return one of three files with some bytes changed, removed or inserted."""
     st = pytest.importorskip("hypothesis.strategies")
     whole = bytearray(data.draw(st.sampled_from(_files())))
     for _ in range(data.draw(st.integers(1, 6))):
@@ -558,13 +557,13 @@ def _mutated(data: Any) -> bytes:
 def _files() -> list[bytes]:
     exif = Image.Exif()
     exif[0x0112] = 6
-    small = Image.fromarray(picture(3, 24, 17))
+    small = Image.fromarray(example(3, 24, 17))
     return [encoded(small, "PNG", exif=exif), encoded(small, "JPEG", exif=exif), encoded(small, "WEBP", exif=exif)]
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_any_bytes_are_an_image_or_refused() -> None:
-    """Never another error, and never an image that is not RGB within the limits."""
+    """No other error is raised, and every image is RGB and within the limits."""
     hypothesis = pytest.importorskip("hypothesis")
     st = pytest.importorskip("hypothesis.strategies")
 
@@ -582,12 +581,12 @@ def test_any_bytes_are_an_image_or_refused() -> None:
     check()
 
 
-@pytest.mark.parametrize("form", ["PNG", "JPEG"])
-def test_one_image_of_pillow_from_many_threads(form: str) -> None:
-    """It reads its pixels when they are first wanted: one thread does, the others wait."""
+@pytest.mark.parametrize("format", ["PNG", "JPEG"])
+def test_a_pillow_image_is_read_by_many_threads(format: str) -> None:
+    """Pillow decodes the pixels on first use: one thread decodes while the others wait."""
     rng = np.random.default_rng(5)
     buffer = io.BytesIO()
-    Image.fromarray(rng.integers(0, 256, (400, 500, 3), dtype=np.uint8)).save(buffer, form)
+    Image.fromarray(rng.integers(0, 256, (400, 500, 3), dtype=np.uint8)).save(buffer, format)
     expected = np.asarray(read_image(buffer.getvalue()))
     for _ in range(4):
         image = Image.open(io.BytesIO(buffer.getvalue()))

@@ -1,4 +1,4 @@
-"""Token ids against llama.cpp's, id for id (goldens of ``tests/parity/text``), and against transformers."""
+"""Token ids compared with llama.cpp's, id for id (goldens of ``tests/parity/text``), and with transformers'."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def golden(name: str) -> list[list[int]]:
 
 
 def differing(tokenizer: Tokenizer, want: list[list[int]], *, parse_special: bool = False) -> list[str]:
-    """Lines whose ids are not those of the golden."""
+    """Return the lines whose ids differ from the golden's."""
     packed = tokenizer.encode_batch(TEXTS[:len(want)], add_special=False, parse_special=parse_special)
     ids, ends = packed.ids.tolist(), packed.offsets.tolist()
     return [text for text, row, start, end in zip(TEXTS, want, ends, ends[1:]) if ids[start:end] != row]
@@ -54,7 +54,7 @@ def test_real_vocabulary_as_llama_cpp(name: str) -> None:
     want = golden(name)
     assert len(want) == 3000 and sum(map(len, want)) > 60_000
     assert differing(tokenizer, want) == []
-    # byte-level tokens lose nothing
+    # byte-level tokens are lossless
     table = tokenizer.token_table()
     for text in TEXTS[::7]:
         ids = tokenizer.encode(text, add_special=False).tolist()
@@ -62,7 +62,7 @@ def test_real_vocabulary_as_llama_cpp(name: str) -> None:
         assert data == text.encode() and tokenizer.decode(ids) == text
 
 
-def test_lines_are_what_the_goldens_were_made_of() -> None:
+def test_lines_are_those_of_the_goldens() -> None:
     text = "\n".join(TEXTS).encode()
     assert len(TEXTS) == 3000
     assert make_goldens.digest([list(text)]).hex() == LINES_DIGEST
@@ -84,7 +84,7 @@ def pre_goldens() -> dict[str, bytes]:
 
 
 def distinct() -> list[str]:
-    """One name of every row; make_goldens.py has seen that llama.cpp treats the names of a row alike."""
+    """Return one name for every row. make_goldens.py verified that llama.cpp treats the names of a row alike."""
     seen: dict[PreTokenizer, str] = {}
     for name, pre in sorted(PRE_TOKENIZERS.items()):
         if pre.byte_level and name not in make_goldens.OWN:
@@ -98,7 +98,7 @@ def test_every_pre_tokenizer_has_a_golden() -> None:
         if pre.byte_level and name not in make_goldens.OWN:
             by_row.setdefault(pre, set()).add(pre_goldens()[name])
     assert all(len(hashes) == 1 for hashes in by_row.values())
-    # The vocabulary tells them apart, but for bailingmoe, which says what qwen2 says in other words.
+    # All rows have different ids on this vocabulary, except bailingmoe's and qwen2's, whose expressions are equivalent.
     patterns = {pre.patterns for pre in by_row}
     assert len(set().union(*by_row.values())) == len(patterns) - 1
 
@@ -116,7 +116,7 @@ def test_pre_tokenizer_as_llama_cpp(name: str) -> None:
     assert wrong == [], f"differs in lines {wrong[0]} to {wrong[0] + group - 1} and {len(wrong) - 1} other groups"
 
 
-#: The expression of Kimi K2's own tokenizer, as its authors publish it.
+#: Regular expression of Kimi K2's own tokenizer, as published by its authors.
 KIMI_K2 = "|".join((
     r"[\p{Han}]+", *(r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]" + upper
                      + r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]" + lower + r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
@@ -125,7 +125,7 @@ KIMI_K2 = "|".join((
 
 
 def test_kimi_k2_as_its_authors() -> None:
-    """The same words of every line as by another engine."""
+    """The words of every line equal those that another regular expression engine finds."""
     regex = pytest.importorskip("regex")
     from mpool.tokenizers.gguf_build import word_splitter
 
@@ -150,7 +150,7 @@ def test_unigram_as_llama_cpp() -> None:
 def test_spm_as_llama_cpp() -> None:
     tokenizer = tokenizer_of(vocabs()["spm"])
     wrong = differing(tokenizer, golden("spm"))
-    # Kept difference: merges of llama.cpp can make a control or byte token of its text, ours never do.
+    # Deliberate difference: merges in llama.cpp can produce a control or byte token from its text; ours never do.
     control = set(map(tokenizer.token_id, tokenizer.control_texts))
     for text in wrong:
         assert any(name in text for name in tokenizer.control_texts) or re.search("<0x[0-9A-F]{2}>", text)
@@ -166,10 +166,10 @@ def test_wordpiece_as_llama_cpp() -> None:
 
 
 def _not_as_bert(text: str) -> bool:
-    """Kept difference: what llama.cpp does otherwise than BERT's own tokenizer, which ours is equal to.
+    """Return True for text that llama.cpp encodes differently from BERT's own tokenizer, which ours equals.
 
-    It drops spacing and enclosing marks, not only those that combine, keeps only the first letter of a Hangul
-    syllable, takes three control characters for white space, and knows punctuation that came after Unicode 7.
+    llama.cpp drops spacing and enclosing marks and not only combining ones, keeps only the first letter of a Hangul
+    syllable, treats three control characters as white space, and knows punctuation added after Unicode 7.
     """
     return (any(char in "\v\f\x85" or "\uac00" <= char <= "\ud7a3" or "\u2e43" <= char <= "\u2e4f" for char in text) or
             any(unicodedata.category(char) in ("Mc", "Me") for char in unicodedata.normalize("NFD", text)))
@@ -195,7 +195,7 @@ def test_minilm_as_transformers() -> None:
 
 
 def test_bert_of_a_gguf_as_tokenizer_json() -> None:
-    """The same WordPiece vocabulary in both forms, MiniLM's own."""
+    """MiniLM's WordPiece vocabulary in both file formats."""
     folder = real_path("minilm")
     json = Tokenizer.from_source(TokenizerSource(json_path=str(folder / "tokenizer.json")))
     texts = [json.token_text(token) for token in range(json.vocab_size)]

@@ -1,4 +1,4 @@
-"""Tokenizers made of a part of a vocabulary give the ids that the whole one gives."""
+"""Partial tokenizers yield the same ids as the whole tokenizer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CONTROL = ("<s>", "<|end|>", "</s>", "quit")
 
 
 def vocabulary(**changes: Any) -> dict[str, Any]:
-    """Byte-level, with merges learnt from random words; ``</s>`` looks like a control token and is made by merges."""
+    """A byte-level vocabulary with random merges. ``</s>`` looks like a control token and is the result of merges."""
     rng = random.Random(7)
     alphabet = [*byte_alphabet().values()]
     tokens, merges = [*CONTROL[:2], *alphabet], []
@@ -41,7 +41,7 @@ def vocabulary(**changes: Any) -> dict[str, Any]:
             made.append(left + right)
             merges.append(f"{left} {right}")
         elif len(merges) > 50 and left + right in tokens and rng.random() < 0.1:
-            merges.append(f"{left} {right}")  # another way to the same token
+            merges.append(f"{left} {right}")  # a second merge with the same result
     for left, right in (("<", "/"), ("</", "s"), ("</s", ">")):
         tokens.append(left + right)
         merges.append(f"{left} {right}")
@@ -53,7 +53,7 @@ def vocabulary(**changes: Any) -> dict[str, Any]:
     return {GGML + key: value for key, value in kv.items()}
 
 
-def written(path: Path, kv: dict[str, Any]) -> GGUFKeys:
+def write_gguf(path: Path, kv: dict[str, Any]) -> GGUFKeys:
     gguf = pytest.importorskip("gguf", reason="writes the file")
     writer = gguf.GGUFWriter(path, "test")
     for key, value in kv.items():
@@ -86,11 +86,11 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gguf_part, "MIN_TOKENS", 1)
 
 
-def served_alike(parts: gguf_part.Parts, whole: GGUFTokenizer) -> int:
-    """How many of the texts a part served, with the ids of the whole."""
+def check_partial(partial: gguf_part.PartialTokenizers, whole: GGUFTokenizer) -> int:
+    """Checks that partial tokenizers yield the ids of the whole one; returns how many texts they could encode."""
     served = 0
     for text in texts():
-        part = parts.tokenizer([text])
+        part = partial.tokenizer([text])
         if part is not None:
             served += 1
             ids = part.encode(text, add_special_tokens=False).ids
@@ -99,45 +99,45 @@ def served_alike(parts: gguf_part.Parts, whole: GGUFTokenizer) -> int:
 
 
 @pytest.mark.parametrize("pre", ["gpt-2", "qwen2", "llama-bpe", "smollm"])
-def test_ids_are_those_of_the_whole(pre: str, tmp_path: Path, small: None) -> None:
-    keys = written(tmp_path / "v.gguf", vocabulary(pre=pre))
-    parts = gguf_part.Parts.of(GGUFVocab(keys))
-    whole = GGUFTokenizer(GGUFVocab(dict(keys)))  # no file behind it, so built at once
-    assert parts is not None and whole._parts is None
-    assert served_alike(parts, whole) > 300
-    assert parts.tokenizer(["the user"]) is None  # user-defined tokens are found before words are
-    assert parts.tokenizer(["to quit"]) is None  # a control token, which text must not become
-    assert parts.tokenizer(["a", "b" * 40_000]) is None
+def test_partial_tokenizers_yield_the_same_ids(pre: str, tmp_path: Path, small: None) -> None:
+    keys = write_gguf(tmp_path / "v.gguf", vocabulary(pre=pre))
+    partial = gguf_part.PartialTokenizers.for_vocab(GGUFVocab(keys))
+    whole = GGUFTokenizer(GGUFVocab(dict(keys)))  # not read from a file, so built at once
+    assert partial is not None and whole._partial is None
+    assert check_partial(partial, whole) > 300
+    assert partial.tokenizer(["the user"]) is None  # user-defined tokens are found before text is split into words
+    assert partial.tokenizer(["to quit"]) is None  # a control token, which text must not become
+    assert partial.tokenizer(["a", "b" * 40_000]) is None
 
 
 @pytest.mark.parametrize("name", ["smollm2", "qwen05"])
-def test_ids_of_real_vocabularies(name: str) -> None:
+def test_partial_tokenizers_of_real_vocabularies(name: str) -> None:
     keys = GGUFKeys(_core.read_gguf(str(real_path(name)))).with_prefix("tokenizer.")
-    parts = gguf_part.Parts.of(GGUFVocab(keys))
+    partial = gguf_part.PartialTokenizers.for_vocab(GGUFVocab(keys))
     whole = GGUFTokenizer(GGUFVocab(dict(keys)))
-    assert parts is not None
-    assert served_alike(parts, whole) > 400
+    assert partial is not None
+    assert check_partial(partial, whole) > 400
 
 
-def test_the_tokenizer_is_the_same_before_and_after(tmp_path: Path, small: None) -> None:
-    keys = written(tmp_path / "v.gguf", vocabulary())
+def test_ids_are_the_same_before_and_after_finish(tmp_path: Path, small: None) -> None:
+    keys = write_gguf(tmp_path / "v.gguf", vocabulary())
     for parse in (False, True):
-        put_off, whole = GGUFTokenizer(GGUFVocab(keys)), GGUFTokenizer(GGUFVocab(dict(keys)))
-        assert not put_off.complete
+        deferred, whole = GGUFTokenizer(GGUFVocab(keys)), GGUFTokenizer(GGUFVocab(dict(keys)))
+        assert not deferred.complete
         first = "the tea lords <|end|>" if parse else "the tea lords"
         for _ in range(2):
-            assert put_off.encode(first, parse_special=parse).tolist() == \
+            assert deferred.encode(first, parse_special=parse).tolist() == \
                 whole.encode(first, parse_special=parse).tolist()
-        assert not put_off.complete
-        put_off.finish()
-        assert put_off.complete and whole.finish_later() is None  # type: ignore[func-returns-value]
+        assert not deferred.complete
+        deferred.finish()
+        assert deferred.complete and whole.finish_later() is None  # type: ignore[func-returns-value]
         for text in texts():
-            assert put_off.encode(text, parse_special=parse).tolist() == \
+            assert deferred.encode(text, parse_special=parse).tolist() == \
                 whole.encode(text, parse_special=parse).tolist()
 
 
-def test_what_needs_the_whole_builds_it(tmp_path: Path, small: None) -> None:
-    keys = written(tmp_path / "v.gguf", vocabulary())
+def test_texts_that_need_the_whole_tokenizer_build_it(tmp_path: Path, small: None) -> None:
+    keys = write_gguf(tmp_path / "v.gguf", vocabulary())
     tokenizer, whole = GGUFTokenizer(GGUFVocab(keys)), GGUFTokenizer(GGUFVocab(dict(keys)))
     assert tokenizer.encode("quit").tolist() == whole.encode("quit").tolist()
     assert tokenizer._whole is not None
@@ -146,17 +146,17 @@ def test_what_needs_the_whole_builds_it(tmp_path: Path, small: None) -> None:
 @pytest.mark.parametrize("changes, words", [
     ({"merges": ["h e", "q zz"]}, "not a token"), ({"merges": ["he"]}, "two tokens with a space"),
     ({"merges": ["h ~"]}, "not a token")])
-def test_merges_that_do_not_fit_are_refused_at_once(changes: dict[str, Any], words: str, tmp_path: Path,
-                                                    small: None) -> None:
-    keys = written(tmp_path / "v.gguf", vocabulary(**changes))
+def test_invalid_merges_are_refused_at_once(changes: dict[str, Any], words: str, tmp_path: Path,
+                                            small: None) -> None:
+    keys = write_gguf(tmp_path / "v.gguf", vocabulary(**changes))
     with pytest.raises(errors.FormatError, match=words):
         GGUFTokenizer(GGUFVocab(keys))
 
 
-def test_ids_are_asked_of_the_core(tmp_path: Path) -> None:
-    keys = written(tmp_path / "v.gguf", vocabulary())
+def test_ids_are_looked_up_in_the_core(tmp_path: Path) -> None:
+    keys = write_gguf(tmp_path / "v.gguf", vocabulary())
     vocab, plain = GGUFVocab(keys), GGUFVocab(dict(keys))
-    assert vocab.searchable is not None and plain.searchable is None
+    assert vocab.core_bpe is not None and plain.core_bpe is None
     assert dict(vocab.ids) == plain.ids and len(vocab.ids) == len(plain.ids)
     assert (vocab.special, vocab.eog, vocab.types) == (plain.special, plain.eog, plain.types)
     assert vocab.control == plain.control == sorted(plain.control) and vocab.user_defined == plain.user_defined
@@ -165,32 +165,32 @@ def test_ids_are_asked_of_the_core(tmp_path: Path) -> None:
 
 
 def test_surrogates_are_refused(tmp_path: Path, small: None) -> None:
-    tokenizer = GGUFTokenizer(GGUFVocab(written(tmp_path / "v.gguf", vocabulary())))
+    tokenizer = GGUFTokenizer(GGUFVocab(write_gguf(tmp_path / "v.gguf", vocabulary())))
     for parse in (False, True):
         with pytest.raises(mpool.InvalidArgument, match="surrogate pair .* at character 3"):
             tokenizer.encode("abc\ud800", parse_special=parse)
 
 
-def wait_for(tokenizer: Tokenizer) -> None:
-    """Until it is whole, made so by another thread."""
+def wait_until_complete(tokenizer: Tokenizer) -> None:
+    """Waits until another thread has built the whole tokenizer."""
     end = time.monotonic() + 60
     while not tokenizer.complete and time.monotonic() < end:
         time.sleep(0.01)
     assert tokenizer.complete
 
 
-def test_it_is_finished_when_it_is_used_alone(tmp_path: Path, small: None) -> None:
-    """Not only answers show that texts keep coming."""
-    tokenizer = GGUFTokenizer(GGUFVocab(written(tmp_path / "v.gguf", vocabulary())))
-    for _ in range(gguf_tokenizer.MOST_USES):
+def test_repeated_encoding_builds_the_whole_tokenizer(tmp_path: Path, small: None) -> None:
+    """Encoding alone is enough, without a generation request."""
+    tokenizer = GGUFTokenizer(GGUFVocab(write_gguf(tmp_path / "v.gguf", vocabulary())))
+    for _ in range(gguf_tokenizer.MAX_PARTIAL_USES):
         tokenizer.encode("the tea lords")
         assert not tokenizer.complete
     tokenizer.encode("the tea lords")
-    wait_for(tokenizer)
+    wait_until_complete(tokenizer)
 
 
-def test_a_fork_while_it_is_built_leaves_collection_on(tmp_path: Path) -> None:
-    """The thread that would turn it on again is not in the child."""
+def test_a_fork_during_a_build_leaves_the_gc_enabled_in_the_child(tmp_path: Path) -> None:
+    """The thread that would enable it again does not exist in the child."""
     with gguf_build._without_gc():
         assert not gc.isenabled()
         child = os.fork()
@@ -203,19 +203,19 @@ def test_a_fork_while_it_is_built_leaves_collection_on(tmp_path: Path) -> None:
     try:
         with gguf_build._without_gc():
             pass
-        assert not gc.isenabled()  # as the user wants it
+        assert not gc.isenabled()  # the user had disabled it
     finally:
         gc.enable()
 
 
-def test_it_is_finished_after_the_second_call() -> None:
+def test_the_second_request_builds_the_whole_tokenizer() -> None:
     path = str(real_path("smollm2"))
     with mpool.Pool() as pool:
         first = pool.generate("The capital of France is", path, temperature=0, max_tokens=4)
         tokenizer = pool._find(path, "text_to_text").tokenizer()
         assert tokenizer._whole is None  # type: ignore[attr-defined]
         again = pool.generate("The capital of France is", path, temperature=0, max_tokens=4)
-        wait_for(tokenizer)
+        wait_until_complete(tokenizer)
         assert tokenizer._vocab._kv == {}  # type: ignore[attr-defined]
         last = pool.generate("The capital of France is", path, temperature=0, max_tokens=4)
         assert first.token_ids == again.token_ids == last.token_ids

@@ -1,4 +1,4 @@
-"""Tokenizers: the interface, what a hostile vocabulary gets (BAD_INPUT cases 53-63), text that is not text (83, 86)."""
+"""Tokenizers: the interface, damaged and malicious vocabularies, text that is not Unicode, control tokens in text."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def tokenizer_of(kv: dict[str, Any], **config: Any) -> Tokenizer:
 
 
 def refused(kv: dict[str, Any], field: str, error: type = FormatError) -> Any:
-    """The error for ``kv``, which must name the field, what it has and what it may have, and the file."""
+    """Return the error for ``kv``. It must state the field, its value, the allowed values, and the file."""
     with pytest.raises(error) as caught:
         tokenizer_of(kv, file="some.gguf").encode("x", parse_special=True)
     if error is FormatError:
@@ -199,16 +199,16 @@ def test_strings_may_be_bytes_and_arrays_numpy(make: Any) -> None:
 def test_table_of_token_bytes() -> None:
     tokenizer = tokenizer_of(bpe())
     table = tokenizer.token_table()
-    piece = lambda token: table.data[table.offsets[token]:table.offsets[token + 1]]  # noqa: E731
-    assert [piece(token) for token in (0, 1, 262, 264)] == [b"", b"", b" w", b"<user>"]
-    assert sorted(piece(token) for token in range(2, 258)) == [bytes((byte,)) for byte in range(256)]
+    bytes_of = lambda token: table.data[table.offsets[token]:table.offsets[token + 1]]  # noqa: E731
+    assert [bytes_of(token) for token in (0, 1, 262, 264)] == [b"", b"", b" w", b"<user>"]
+    assert sorted(bytes_of(token) for token in range(2, 258)) == [bytes((byte,)) for byte in range(256)]
     assert table.control[:3] == b"\1\1\0" and len(table.control) == 265 and len(table.offsets) == 266
     assert table.eog == (1,) and tokenizer.token_table() is table
     sentencepiece = tokenizer_of(spm())
     table = sentencepiece.token_table()
-    assert [piece(token) for token in (0, 2, 3, 258, 259, 263)] == [b"", b"", b"\0", b"\xff", b" ", b" ab"]
+    assert [bytes_of(token) for token in (0, 2, 3, 258, 259, 263)] == [b"", b"", b"\0", b"\xff", b" ", b" ab"]
     ids = sentencepiece.encode("ab é", add_special=False)
-    assert b"".join(map(piece, ids.tolist())) == " ab é".encode() and sentencepiece.decode(ids) == "ab é"
+    assert b"".join(map(bytes_of, ids.tolist())) == " ab é".encode() and sentencepiece.decode(ids) == "ab é"
 
 
 def test_tokens_that_are_not_utf8() -> None:
@@ -221,7 +221,7 @@ def test_tokens_that_are_not_utf8() -> None:
     assert tokenizer.encode("hello").tolist() == [261]
 
 
-def test_empty_tokens_show_nothing() -> None:
+def test_empty_tokens_add_no_text() -> None:
     kv = bpe()
     kv[GGML + "tokens"] = kv[GGML + "tokens"] + ["", ""]
     kv[GGML + "token_type"] = kv[GGML + "token_type"] + [1, 4]
@@ -237,22 +237,22 @@ def test_eog_and_types_by_text() -> None:
     tokenizer = tokenizer_of(kv)
     assert tokenizer.eog_ids == (1, 265, 266, 267, 268, 269) and tokenizer.special["eot"] == 265
     assert set(names) <= set(tokenizer.control_texts)
-    # harmony: <|end|> ends a message, not the answer
+    # Harmony: <|end|> ends a message, not the completion
     kv[GGML + "tokens"][-5:] = ["<|return|>", "<|call|>", "<|channel|>", "x1", "x2"]
     tokenizer = tokenizer_of(kv | {GGML + "eos_token_id": 265})
     assert tokenizer.eog_ids == (265, 266)
-    for text in ("<|end|>", "<|channel|>"):  # part of an answer, but no text becomes one (BAD_INPUT 86)
+    for text in ("<|end|>", "<|channel|>"):  # part of a completion's text, but text never becomes one of them
         token = tokenizer.token_id(text)
         assert tokenizer.decode([token]) == text and tokenizer.encode(text, parse_special=True).tolist() == [token]
         assert token not in tokenizer.encode(text).tolist()
 
 
-def test_control_token_that_merges_make() -> None:
+def test_control_token_that_is_the_result_of_merges() -> None:
     kv = bpe()
     kv[GGML + "tokens"] = kv[GGML + "tokens"] + ["</", "</s", "</s>"]
     kv[GGML + "token_type"] = kv[GGML + "token_type"] + [1, 1, 1]
     kv[GGML + "merges"] = kv[GGML + "merges"] + ["< /", "</ s", "</s >"]
-    tokenizer = tokenizer_of(kv)  # "</s>" is a control token by its text, as to llama.cpp
+    tokenizer = tokenizer_of(kv)  # "</s>" is a control token because of its text, as in llama.cpp
     assert 267 in tokenizer.eog_ids and tokenizer.encode("</s>", parse_special=True).tolist() == [267]
 
 
@@ -270,7 +270,7 @@ def test_rstrip_and_lstrip() -> None:
 # tokenizer.json
 
 def write_json(folder: Path, **changes: Any) -> str:
-    """A BERT-like tokenizer.json whose own truncation and padding would show."""
+    """A BERT-like tokenizer.json with truncation and padding, which must have no effect."""
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "b", "##b", "word", "[", "]", "cls", "sep"]
     added = [{"id": at, "content": words[at], "single_word": False, "lstrip": False, "rstrip": False,
               "normalized": False,
@@ -297,7 +297,7 @@ def json_tokenizer(path: str, **config: Any) -> Tokenizer:
     return Tokenizer.from_source(TokenizerSource(json_path=path, config=config))
 
 
-def test_json_own_truncation_and_padding_are_off(tmp_path: Path) -> None:
+def test_truncation_and_padding_of_the_json_file_are_disabled(tmp_path: Path) -> None:
     tokenizer = json_tokenizer(write_json(tmp_path), sep_token="[SEP]", cls_token={"content": "[CLS]"})
     assert tokenizer.encode("A b word word word word word").tolist() == [2, 4, 5, 7, 7, 7, 7, 7, 3]
     assert tokenizer.prefix_ids == (2,) and tokenizer.suffix_ids == (3,)
@@ -316,10 +316,10 @@ def test_json_control_tokens_in_text(tmp_path: Path) -> None:
     assert packed.ids.tolist() == [4, 8, 10, 9, 5, 8, 10, 9] and packed.offsets.tolist() == [0, 1, 4, 5, 8]
 
 
-def test_json_bos_and_eos_of_the_config(tmp_path: Path) -> None:
+def test_bos_and_eos_of_the_json_tokenizer_config(tmp_path: Path) -> None:
     path = write_json(tmp_path)
     config = {"bos_token": "[CLS]", "eos_token": "[SEP]", "add_bos_token": True, "add_eos_token": False}
-    tokenizer = json_tokenizer(path, **config)  # what the file itself puts around a text counts
+    tokenizer = json_tokenizer(path, **config)  # the post-processor in the file takes precedence
     assert tokenizer.encode("a").tolist() == [2, 4, 3] and tokenizer.eog_ids == (3,)
     (tmp_path / "bare").mkdir()
     bare = write_json(tmp_path / "bare", post_processor=None)
@@ -333,31 +333,31 @@ def test_json_bos_and_eos_of_the_config(tmp_path: Path) -> None:
 
 
 def test_json_unigram_that_lists_control_tokens(tmp_path: Path) -> None:
-    pieces = [["<s>", 0.0], ["</s>", 0.0], ["<unk>", 0.0], ["▁", -2.0], ["<", -3.0], ["/", -3.0], ["s", -3.0], [">",
+    vocab = [["<s>", 0.0], ["</s>", 0.0], ["<unk>", 0.0], ["▁", -2.0], ["<", -3.0], ["/", -3.0], ["s", -3.0], [">",
                                                                                                                 -3.0],
               ["a", -3.0]]
-    added = [{"id": at, "content": pieces[at][0], "single_word": False, "lstrip": False, "rstrip": False,
+    added = [{"id": at, "content": vocab[at][0], "single_word": False, "lstrip": False, "rstrip": False,
               "normalized": False, "special": True} for at in range(3)]
     metaspace = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
     path = write_json(tmp_path, added_tokens=added, normalizer=None, pre_tokenizer=metaspace, decoder=metaspace,
                       post_processor=None, truncation=None, padding=None,
-                      model={"type": "Unigram", "unk_id": 2, "vocab": pieces, "byte_fallback": False})
+                      model={"type": "Unigram", "unk_id": 2, "vocab": vocab, "byte_fallback": False})
     tokenizer = json_tokenizer(path)
     for text in ("</s>", "a</s>a<s>", "</s></s>"):
         ids = tokenizer.encode(text).tolist()
         assert ids and not {0, 1} & set(ids)
     assert 1 in tokenizer.encode("</s>", parse_special=True).tolist()
-    assert tokenizer.encode("aéa").tolist().count(2) == 1  # the unknown token is no intruder
+    assert tokenizer.encode("aéa").tolist().count(2) == 1  # the unknown token stays allowed
 
 
-def test_json_and_gguf_forms_agree(tmp_path: Path) -> None:
+def test_json_and_gguf_vocabularies_agree(tmp_path: Path) -> None:
     from tokenizers import AddedToken, decoders
 
     from mpool.tokenizers.gguf_build import build
     from mpool.tokenizers.gguf_vocab import GGUFVocab
     kv = bpe()
     kv[GGML + "token_type"] = [1, 1] + kv[GGML + "token_type"][2:]
-    kv[GGML + "tokens"][1] = "<|fin|>"  # a name that means nothing, so that it stays in the model
+    kv[GGML + "tokens"][1] = "<|fin|>"  # a text without a special meaning, so that the token stays ordinary
     hf, _ = build(GGUFVocab(kv))
     hf.decoder = decoders.ByteLevel()
     hf.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in ("<s>", "<|fin|>")])
@@ -374,7 +374,7 @@ def test_json_and_gguf_forms_agree(tmp_path: Path) -> None:
         assert one.decode(one.encode(text)) == two.decode(two.encode(text)) == text
 
 
-def test_source_is_one_of_two(tmp_path: Path) -> None:
+def test_source_has_exactly_one_of_two_fields(tmp_path: Path) -> None:
     for source in (TokenizerSource(), TokenizerSource(json_path="x", gguf=bpe())):
         with pytest.raises(InvalidArgument):
             Tokenizer.from_source(source)
@@ -388,9 +388,9 @@ def test_source_is_one_of_two(tmp_path: Path) -> None:
         json_tokenizer(str(tmp_path / "broken.json"))
 
 
-# Cases 53-63
+# Damaged and malicious files
 
-def test_case53_tokens_missing_or_empty() -> None:
+def test_tokens_missing_or_empty() -> None:
     refused(bpe(tokens=None), "tokens")
     refused(bpe(tokens=[]), "tokens")
     refused(bpe(tokens="abc"), "tokens")
@@ -403,7 +403,7 @@ def test_case53_tokens_missing_or_empty() -> None:
         tokenizer_of(bpe(model="rwkv"))
 
 
-def test_case53_too_many_tokens() -> None:
+def test_too_many_tokens() -> None:
     error = refused(bpe(tokens=["x"] * ((1 << 20) + 1)), "tokens", LimitError)
     assert "1,048,577" in str(error) and "max_vocab_tokens" in str(error)
 
@@ -417,11 +417,11 @@ def test_case53_too_many_tokens() -> None:
     ("merges", "h e"), ("add_bos_token", 1), ("add_bos_token", "true"), ("model", 5), ("pre", 3), ("bos_token_id", "0"),
     ("bos_token_id", 1.0), ("bos_token_id", True),
 ])
-def test_case54_wrong_length_or_type(key: str, value: Any) -> None:
+def test_wrong_length_or_type(key: str, value: Any) -> None:
     refused(bpe(**{key: value}), key)
 
 
-def test_case54_scores_that_a_model_needs() -> None:
+def test_scores_are_required_by_some_models() -> None:
     refused(spm(scores=None), "scores")
     refused(spm(scores=[0.0] * 263), "scores")
     assert tokenizer_of(bpe(scores=[0.0] * 265)).encode("hello").tolist() == [261]
@@ -430,7 +430,7 @@ def test_case54_scores_that_a_model_needs() -> None:
 @pytest.mark.parametrize("key", ["bos_token_id", "eos_token_id", "unknown_token_id", "padding_token_id",
                                  "seperator_token_id", "cls_token_id", "mask_token_id", "eot_token_id", "eom_token_id",
                                  "fim_pre_token_id", "fim_pad_token_id", "prefix_token_id"])
-def test_case55_special_id_outside_the_vocabulary(key: str) -> None:
+def test_special_id_outside_the_vocabulary(key: str) -> None:
     for value in (265, 2**32 - 1, -1):
         error = refused(bpe(**{key: value}), key)
         assert error.got == value and error.allowed == "0 to 264"
@@ -443,22 +443,22 @@ def test_case55_special_id_outside_the_vocabulary(key: str) -> None:
     ({GGML + "model": "t5", GGML + "tokens": ["a", "b"], GGML + "scores": [0.0, 0.0]}, "unknown_token_id"),
     ({GGML + "model": "bert", GGML + "tokens": ["a", "b"]}, "bos_token_id"),
 ])
-def test_case55_default_outside_the_vocabulary(kv: dict[str, Any], key: str) -> None:
+def test_default_special_id_outside_the_vocabulary(kv: dict[str, Any], key: str) -> None:
     assert "by default" in refused(kv, key).got
 
 
-def test_case55_wanted_but_missing() -> None:
+def test_bos_is_wanted_but_missing() -> None:
     refused(bpe(pre="glm4", bos_token_id=None, add_bos_token=True), "bos_token_id")
 
 
 @pytest.mark.parametrize("text", ["<0x-1>", "<0xZZ>", "<0x1>", "<0x123>", "0x12", "<0xab>", "", "<0x 1>"])
-def test_case56_byte_token(text: str) -> None:
+def test_malformed_byte_token(text: str) -> None:
     kv = spm()
     kv[GGML + "tokens"][100] = text
     assert "byte token 100" in refused(kv, "tokens").got
 
 
-def test_case57_long_token(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_that_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     kv = bpe()
     kv[GGML + "tokens"][5] = "x" * 4097
     error = refused(kv, "tokens", LimitError)
@@ -468,22 +468,22 @@ def test_case57_long_token(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("merge", ["h zzz", "zzz h", "e h"])
-def test_case58_merge_of_absent_tokens(merge: str) -> None:
+def test_merge_of_missing_tokens(merge: str) -> None:
     error = refused(bpe(merges=["h e", merge]), "merges")
     assert "is not a token" in error.got and merge in error.got
 
 
 @pytest.mark.parametrize("merge", [" h", "h ", "h", "", " "])
-def test_case58_merge_that_makes_its_own_part(merge: str) -> None:
+def test_merge_without_two_parts(merge: str) -> None:
     refused(bpe(merges=["h e", merge]), "merges")
 
 
-def test_case58_repeated_merges_count_once() -> None:
+def test_duplicate_merges_have_no_effect() -> None:
     one, two = tokenizer_of(bpe()), tokenizer_of(bpe(merges=bpe()[GGML + "merges"] * 2))
     assert one.encode("hello world").tolist() == two.encode("hello world").tolist()
 
 
-def test_case59_more_tokens_than_rows() -> None:
+def test_more_tokens_than_embedding_rows() -> None:
     tokenizer = tokenizer_of(bpe())
     tokenizer.fit(265)
     tokenizer.fit(300)
@@ -491,13 +491,13 @@ def test_case59_more_tokens_than_rows() -> None:
         tokenizer.fit(264)
 
 
-def test_case60_unknown_pre_tokenizer() -> None:
+def test_unknown_pre_tokenizer() -> None:
     error = refused(bpe(pre="nonsense"), "pre")
     assert error.got == "'nonsense'" and "smollm" in error.allowed and "qwen2" in error.allowed
 
 
 def test_charsmap_in_base64() -> None:
-    """Ollama's snowflake-arctic-embed2: a letter an element."""
+    """Ollama's snowflake-arctic-embed2 stores base64 with one character per array element."""
     letters = list(base64.b64encode(make_vocabs.charsmap(make_vocabs.CHARSMAP)).decode())
     for text in ("ab", "\uff41b", "e\u0301"):
         assert tokenizer_of(unigram(precompiled_charsmap=letters)).encode(text).tolist() \
@@ -507,14 +507,14 @@ def test_charsmap_in_base64() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 3, 4, 100, -1, -5])
-def test_case61_charsmap_truncated(size: int) -> None:
+def test_truncated_charsmap(size: int) -> None:
     blob = make_vocabs.charsmap(make_vocabs.CHARSMAP)
     cut = blob[:size] if size >= 0 else blob[:len(blob) + size]
     refused(unigram(precompiled_charsmap=list(cut)), "precompiled_charsmap")
     refused(unigram(precompiled_charsmap=bytes(cut)), "precompiled_charsmap")
 
 
-def test_case61_charsmap_that_points_out_of_itself() -> None:
+def test_charsmap_with_invalid_pointers() -> None:
     blob = bytearray(make_vocabs.charsmap(make_vocabs.CHARSMAP))
     size = int.from_bytes(blob[:4], "little")
     rng = np.random.default_rng(1)
@@ -546,7 +546,7 @@ def test_charsmap_replaces_the_longest_sequence() -> None:
         assert convert("z" + key + "z") == "z" + value + "z"
 
 
-def test_case62_json_too_large_or_too_deep(tmp_path: Path) -> None:
+def test_json_that_is_too_large_or_too_deep(tmp_path: Path) -> None:
     path = tmp_path / "big.json"
     with open(path, "wb") as stream:
         stream.truncate((64 << 20) + 1)
@@ -563,7 +563,7 @@ def test_case62_json_too_large_or_too_deep(tmp_path: Path) -> None:
         json_tokenizer(str(path))
 
 
-def test_case62_json_ids_out_of_all_bounds(tmp_path: Path) -> None:
+def test_json_with_a_huge_token_id(tmp_path: Path) -> None:
     model = {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
              "max_input_chars_per_word": 100, "vocab": {"[UNK]": 0, "[PAD]": 1, "[CLS]": 2, "[SEP]": 3,
                                                         "a": 4_000_000_000}}
@@ -573,7 +573,7 @@ def test_case62_json_ids_out_of_all_bounds(tmp_path: Path) -> None:
 
 @pytest.fixture
 def watchdog() -> Iterator[None]:
-    """Ends the process, with a traceback, if a test hangs."""
+    """Ends the process with a traceback if a test hangs."""
     faulthandler.dump_traceback_later(300, exit=True)
     yield
     faulthandler.cancel_dump_traceback_later()
@@ -591,7 +591,7 @@ def distinct_pre() -> list[str]:
 
 
 @pytest.mark.parametrize("name", [*distinct_pre(), "spm", "unigram", "wordpiece"])
-def test_case63_unbroken_run(name: str, watchdog: None) -> None:
+def test_unbroken_run(name: str, watchdog: None) -> None:
     if name in ("spm", "unigram", "wordpiece"):
         tokenizer = big(name)
     else:
@@ -599,26 +599,26 @@ def test_case63_unbroken_run(name: str, watchdog: None) -> None:
     for run in RUNS:
         text = run * (26_000 // len(run))
         ids = tokenizer.encode(text, add_special=False)
-        # a unigram or WordPiece vocabulary may call all of it one unknown token, or drop it
+        # a unigram or WordPiece tokenizer may encode the whole run as one unknown token, or drop it
         assert len(ids) > 20 or tokenizer.special.get("unk") in ids or (name != "spm" and not run.strip(" \n\u0301"))
         if name not in ("spm", "unigram", "wordpiece"):
             assert tokenizer.decode(ids) == text
 
 
 @pytest.mark.parametrize("name", ["smollm2", "qwen05"])
-def test_case63_unbroken_run_on_real_vocabularies(name: str, watchdog: None) -> None:
+def test_unbroken_run_on_real_vocabularies(name: str, watchdog: None) -> None:
     tokenizer = tokenizer_of(make_goldens.read_gguf(real_path(name)))
     for run in RUNS:
         text = run * (26_000 // len(run))
         assert tokenizer.decode(tokenizer.encode(text, add_special=False)) == text
 
 
-# Cases 83 and 86
+# Surrogates, and control tokens in text
 
-@pytest.mark.parametrize("form", ["gguf", "json"])
+@pytest.mark.parametrize("source", ["gguf", "json"])
 @pytest.mark.parametrize("parse", [False, True])
-def test_case83_surrogates_and_nul(form: str, parse: bool, tmp_path: Path) -> None:
-    tokenizer = tokenizer_of(bpe()) if form == "gguf" else json_tokenizer(write_json(tmp_path))
+def test_surrogates_and_nul(source: str, parse: bool, tmp_path: Path) -> None:
+    tokenizer = tokenizer_of(bpe()) if source == "gguf" else json_tokenizer(write_json(tmp_path))
     for text, at in (("\ud800", 0), ("abc\udfff", 3), ("a" * 5000 + "\udc80", 5000), ("<s>\ud83d", 3)):
         wanted = f"`text` must be Unicode text, got half of a surrogate pair .* at character {at}"
         with pytest.raises(InvalidArgument, match=wanted):
@@ -636,7 +636,7 @@ def test_case83_surrogates_and_nul(form: str, parse: bool, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["bpe", "spm", "unigram", "wordpiece"])
-def test_case86_control_tokens_in_text_are_plain(name: str) -> None:
+def test_control_tokens_in_text_are_plain(name: str) -> None:
     tokenizer = big(name)
     control = set(map(tokenizer.token_id, tokenizer.control_texts)) - {tokenizer.special.get("unk")}
     for text in tokenizer.control_texts:
