@@ -391,7 +391,8 @@ def test_places_that_cannot_be_written_to(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "folder.jsonl").mkdir()
     for wrong, said in (("nowhere/a.jsonl", "is not in an existing folder"),
-                        ("file/a.jsonl", "is not in an existing folder"), ("folder.jsonl", "is a folder"), ("file", "file is not a folder"),
+                        ("file/a.jsonl", "is not in an existing folder"), ("folder.jsonl", "is a folder"),
+                        ("file", "file is not a folder"),
                         ("nowhere/folder", "cannot be created: No such file"), ("run.txt", "ends in .jsonl, .*in /")):
         with pytest.raises(mpool.FileError, match=f"cannot be written: .*{said}") as raised:
             mpool.capture(tmp_path / wrong)
