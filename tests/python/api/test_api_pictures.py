@@ -378,7 +378,8 @@ def test_folders_that_are_refused(tmp_path: Path) -> None:
                         ("num_train_timesteps", 2**40), ("max_shift", 1e9)):
         refused(errors.FormatError, name, "scheduler/scheduler_config.json", with_key(**{name: value}))
     refused(errors.InvalidArgument, "noise levels for .* rows must be from 0 to 1, got ",
-            "scheduler/scheduler_config.json", with_key(use_dynamic_shifting=True, time_shift_type="linear", base_shift=-50.0))
+            "scheduler/scheduler_config.json",
+            with_key(use_dynamic_shifting=True, time_shift_type="linear", base_shift=-50.0))
     refused(errors.Unsupported, "post_quant_conv", "vae/config.json", with_key(use_post_quant_conv=True))
     refused(errors.Unsupported, "gated-gelu", "text_encoder_2/config.json", with_key(feed_forward_proj="relu"))
     refused(errors.FormatError, "hidden_act", "text_encoder/config.json", with_key(hidden_act="mish"))
