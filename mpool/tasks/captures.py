@@ -49,7 +49,7 @@ class CaptureJob:
     capture: Capture
     id: str
 
-    def admit(self) -> bool:
+    def begins(self) -> bool:
         """Return True if a request that starts now can be captured; otherwise count and log the failure.
 
         Raises:
@@ -81,10 +81,10 @@ class Capture:
 
     def __init__(self, path: str | os.PathLike[str] | None = None, *, values: int = 10,
                  records: int = 1_000_000) -> None:
-        self.path = _checked(path)
+        self.path = _check_path(path)
         self._file_id = os.path.realpath(self.path) if self.path is not None and self.path.suffix == SUFFIX else None
-        self.values = _count("values", values, MAX_VALUES)
-        self.limit = _count("records", records, MAX_RECORDS)
+        self.values = _check_count("values", values, MAX_VALUES)
+        self.limit = _check_count("records", records, MAX_RECORDS)
         self.written = self.dropped = self.failed = 0
         self._numbers = itertools.count(1)
         self._kept: list[CaptureRecord] = []
@@ -240,14 +240,14 @@ def job_of(value: Any) -> CaptureJob | None:
     refuse("capture", value, "the result of mpool.capture(), or of its job()")
 
 
-def _count(name: str, value: Any, most: int) -> int:
+def _check_count(name: str, value: Any, most: int) -> int:
     found = integer(value)
     if found is None or not 1 <= found <= most:
         refuse(name, value, f"an integer from 1 to {most:,}")
     return found
 
 
-def _checked(path: Any) -> Path | None:
+def _check_path(path: Any) -> Path | None:
     if path is None:
         return None
     if not isinstance(path, (str, os.PathLike)) or not isinstance(os.fspath(path), str) or not os.fspath(path):

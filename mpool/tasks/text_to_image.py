@@ -65,12 +65,12 @@ def _shift(sigmas: NDArray[Any], mu: float, kind: str) -> NDArray[Any]:
 
 def schedule(settings: DrawingSettings, steps: int, rows: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Return the timesteps that condition the model, float32 ``[steps]``, and the noise levels (sigmas), float32
-    ``[steps + 1]``, from 1 down to 0.
+    ``[steps + 1]``, which decrease to 0.
 
     Args:
         settings: settings of the model.
         steps: number of steps.
-        rows: number of transformer rows of one image; a dynamic shift depends on it.
+        rows: number of image tokens of the transformer; a dynamic shift depends on it.
 
     Raises:
         InvalidArgument: the model's scheduler settings do not give a valid schedule for these steps and rows.
@@ -83,8 +83,9 @@ def schedule(settings: DrawingSettings, steps: int, rows: int) -> tuple[NDArray[
         times, sigmas = _schedule(settings, steps, rows)
     low, high = float(sigmas.min()), float(sigmas.max())
     if not (np.isfinite(times).all() and -1e-3 <= low and high <= 1 + 1e-3):  # also true for NaN
-        raise InvalidArgument(f"the model's noise levels for {steps} steps and {rows:,} rows must be from 0 to 1, got "
-                              f"{low:g} to {high:g}", got=f"{low:g} to {high:g}", allowed="from 0 to 1",
+        got = f"{low:g} to {high:g}"
+        raise InvalidArgument(f"the model's noise levels for {steps} steps and {rows:,} image tokens must be from 0 to "
+                              f"1, got {got}", got=got, allowed="from 0 to 1",
                               hint="Change width, height or num_inference_steps; scheduler_config.json has the shift")
     return times, sigmas
 
@@ -321,7 +322,7 @@ def _latents(given: Any, settings: DrawingSettings, n: int, shape: tuple[int, in
 
 def _numeric_array(given: Any) -> NDArray[Any] | None:
     """Convert a list, NumPy array or torch tensor (of any float type, with gradients, or on another device) to a NumPy
-    array. Return None if it does not hold real numbers."""
+    array. Return None if it does not have real numbers."""
     try:
         if all(hasattr(given, name) for name in ("detach", "cpu", "float", "is_complex")):
             given = given.detach().cpu()

@@ -377,7 +377,7 @@ def test_folders_that_are_refused(tmp_path: Path) -> None:
     for name, value in (("shift", 0), ("shift", -1), ("shift_terminal", 1.0), ("max_image_seq_len", 256),
                         ("num_train_timesteps", 2**40), ("max_shift", 1e9)):
         refused(errors.FormatError, name, "scheduler/scheduler_config.json", with_key(**{name: value}))
-    refused(errors.InvalidArgument, "noise levels for .* rows must be from 0 to 1, got ",
+    refused(errors.InvalidArgument, "noise levels for .* image tokens must be from 0 to 1, got ",
             "scheduler/scheduler_config.json",
             with_key(use_dynamic_shifting=True, time_shift_type="linear", base_shift=-50.0))
     refused(errors.Unsupported, "post_quant_conv", "vae/config.json", with_key(use_post_quant_conv=True))
