@@ -196,7 +196,7 @@ class AsyncStream(AsyncTicketStream[Chunk]):
     _reader: Reader | None
 
     async def result(self) -> Completion:
-        """Waits for the end and returns the whole completion, including the chunks that were iterated over.
+        """Waits for the end and returns the whole completion, including chunks that were already read.
 
         Raises:
             MpoolError: the request failed; every call raises the same error. A stream that was closed early does not
@@ -221,7 +221,7 @@ class AsyncImageStream(AsyncTicketStream[ImageStep]):
     _reader: ImageReader | None
 
     async def result(self) -> GeneratedImages:
-        """Waits for the images. Steps that were iterated over make no difference.
+        """Waits for the images and returns them, even if steps were already read.
 
         Raises:
             Cancelled: the stream was closed early.

@@ -33,9 +33,10 @@ if TYPE_CHECKING:
 
 #: Value of :attr:`CaptureRecord.team` in the records that this module writes.
 TEAM = "mpool"
-#: Limits: values per record (a limit of the core), records per request, characters of a job id, and captured requests
-#: that are running or not yet written. Requests above the last limit run without being captured.
-MAX_VALUES, MAX_RECORDS, MAX_JOB_ID, MAX_PENDING = 1 << 20, 2**31 - 1, 256, 256
+#: Maximum values per record (a limit of the core), records per request and characters of a job id.
+MAX_VALUES, MAX_RECORDS, MAX_JOB_ID = 1 << 20, 2**31 - 1, 256
+#: Maximum captured requests that are running or not yet written. Further requests run without being captured.
+MAX_PENDING = 256
 #: Seconds between two checks for finished requests while the oldest request runs.
 _PERIOD = 0.1
 #: Seconds that the exit of the interpreter waits for unwritten records.
@@ -196,8 +197,8 @@ def capture(path: str | os.PathLike[str] | None = None, *, values: int = 10, rec
     """Records the outputs of a model's layers, for comparison with another engine or another machine.
 
     Pass the returned object as ``capture=`` to :func:`mpool.generate`, :func:`mpool.chat`, :func:`mpool.vision`,
-    :func:`mpool.submit` or their counterparts in ``mpool.aio``. A request has layers + 3 records per sampled token;
-    they describe the row that the token is sampled from. Capturing does not change completions. Requests with ``n``
+    :func:`mpool.submit` or their counterparts in ``mpool.aio``. A request has layers + 3 records per sampled token,
+    for the position whose logits the token is sampled from. Capturing does not change completions. Requests with ``n``
     above 1 cannot be captured.
 
     Args:

@@ -132,7 +132,7 @@ class Stream(TicketStream[Chunk]):
         super().__init__(ticket, request.reader(ticket), request.entry.key)
 
     def result(self) -> Completion:
-        """Waits for the end and returns the whole completion, including the chunks that were iterated over.
+        """Waits for the end and returns the whole completion, including chunks that were already read.
 
         Raises:
             MpoolError: the request failed. A stream that was closed early does not fail: its ``finish_reason`` is

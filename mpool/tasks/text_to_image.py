@@ -412,7 +412,7 @@ class ImageStream(TicketStream[ImageStep]):
         super().__init__(ticket, request.reader(ticket), request.entry.key)
 
     def result(self) -> GeneratedImages:
-        """Waits for the images. Steps that were iterated over make no difference.
+        """Waits for the images and returns them, even if steps were already read.
 
         Raises:
             Cancelled: the stream was closed early.

@@ -174,7 +174,7 @@ def prepare(entry: Entry, ids: NDArray[np.int32], compute: str, options: Mapping
     space = settings.context_length - len(ids)
     if space < 1:
         limit = settings.context_length - 1
-        raise ContextOverflow(f"the prompt has {len(ids)} tokens, but the model supports at most {limit} and one "
+        raise ContextOverflow(f"the prompt has {len(ids)} tokens, but the model supports at most {limit} plus one "
                               "generated token", tokens=len(ids), limit=limit, hint="Shorten the prompt", key=entry.key)
     max_tokens = space if chosen.max_tokens is None else min(chosen.max_tokens, space)
     return Request(entry, entry.pool.registry, entry.core_key(compute), tokenizer, ids, chosen, max_tokens, splitter,

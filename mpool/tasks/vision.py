@@ -199,7 +199,7 @@ def _check_context(entry: Entry, tokens: int, unexpanded: int, images: int) -> N
     limit = generation.context_length - 1
     if tokens > limit:
         raise ContextOverflow(f"the prompt has {tokens} tokens, {tokens - unexpanded + images} of them for "
-                              f"{images} image{'s' * (images != 1)}, but the model supports at most {limit} and one "
+                              f"{images} image{'s' * (images != 1)}, but the model supports at most {limit} plus one "
                               "generated token", tokens=tokens, limit=limit,
                               hint="Pass fewer or smaller images, or a shorter text", key=entry.key)
 

@@ -216,7 +216,7 @@ def _run(files: list[dict[str, str]], actors: int, cpus: int, arguments: dict[st
 
 
 class _Progress:
-    """A progress bar, calls of the caller's function, or nothing."""
+    """Reports progress to a progress bar or to the caller's function, or not at all."""
 
     def __init__(self, progress: bool | Callable[[int, int], object], total: int) -> None:
         self._call, self._total = progress, total

@@ -71,7 +71,7 @@ class Plan:
                                 ("memory_mb", 0, 1 << 40), ("calls", 0.1, 1e6)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-                refuse(name, value, f"an integer from {low} to {high}")
+                refuse(name, value, f"{'a number' if name == 'calls' else 'an integer'} from {low:,} to {high:,}")
 
 
 def make(plan: Plan) -> serve.Application:

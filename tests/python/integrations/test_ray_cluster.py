@@ -207,7 +207,7 @@ def test_death_of_a_replica_under_load(served: RayServer) -> None:
     threads += [threading.Thread(target=long, args=(number,)) for number in range(8)]
     for thread in threads:
         thread.start()
-        time.sleep(0.4)  # replicas report their load between two starts
+        time.sleep(0.4)  # leave time for the load reports of the replicas
     os.kill(before[0], signal.SIGKILL)
     dead.append(before[0])
     time.sleep(3.0)
