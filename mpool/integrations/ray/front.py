@@ -27,9 +27,10 @@ from ...server.streaming import EVENTS, LINES, event, line
 
 log = logging.getLogger("mpool.server")
 
-#: Maximum number of replicas that a request is forwarded to, one after the other; seconds that a replica has to accept
-#: the request.
-MAX_ATTEMPTS, ACCEPT_TIMEOUT = 3, 60.0
+#: Maximum number of replicas that a request is forwarded to, one after the other.
+MAX_ATTEMPTS = 3
+#: Seconds that a replica has to accept a request.
+ACCEPT_TIMEOUT = 60.0
 _LOST = (RayActorError, ActorUnavailableError, ReplicaUnavailableError, DeploymentUnavailableError)
 _PLAIN = ("type", "http_version", "method", "scheme", "path", "raw_path", "query_string", "headers")
 

@@ -50,8 +50,9 @@ def _as_texts(rows: Any) -> list[str]:
 
 
 def test_estimator_checks(bert: Path) -> None:
-    """All checks of scikit-learn pass for numeric rows that are converted to texts. For the transformer itself scikit-learn warns that it
-    cannot generate texts, as for its own text transformers, and checks only the parameters."""
+    """All checks of scikit-learn pass for numeric rows that are converted to texts. For the transformer itself
+    scikit-learn warns that it cannot generate texts, as for its own text transformers, and checks only the
+    parameters."""
     results = check_estimator(RowTransformer(str(bert)), on_fail=None, on_skip=None)
     failed = {result["check_name"]: result["exception"] for result in results if result["status"] == "failed"}
     assert not failed
