@@ -294,7 +294,7 @@ def test_a_full_disk_harms_no_request(model: mpool.Model, tmp_path: Path, caplog
             capture.flush()
             assert done.text == plain.text and (capture.written, capture.failed) == (1, 1)
             assert path.read_bytes() == whole and os.listdir(tmp_path) == ["run.jsonl"]
-            assert "The capture of job '2' is lost" in caplog.text
+            assert "Job '2' was not captured: [Errno 27] File too large" in caplog.text
             resource.setrlimit(resource.RLIMIT_FSIZE, soft)
             model.generate("A cat", max_tokens=8, capture=capture, **GREEDY)
     finally:
@@ -637,8 +637,9 @@ def test_the_command_captures_and_compares(llama: Path, tmp_path: Path, capsys: 
 
 @pytest.mark.parametrize("arguments, said", [
     (["-p", "a"], "--out is missing"), (["-o", "a.jsonl"], "--prompt is missing"),
-    (["-p", "a", "-o", "a.jsonl", "--values", "0"], "values is 0"),
-    (["compare", "none.jsonl", "none.jsonl"], "cannot be read"), (["-p", "a", "-o", "none/a.jsonl"], "in no folder")])
+    (["-p", "a", "-o", "a.jsonl", "--values", "0"], "--values must be an integer from 1 to 1,048,576, got 0"),
+    (["compare", "none.jsonl", "none.jsonl"], "cannot be read"),
+    (["-p", "a", "-o", "none/a.jsonl"], "is not in an existing folder")])
 def test_commands_that_make_no_sense(arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                      capsys: pytest.CaptureFixture[str]) -> None:
     from mpool.cli import main
