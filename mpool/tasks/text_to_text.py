@@ -153,8 +153,7 @@ def prepare(entry: Entry, ids: NDArray[np.int32], compute: str, options: Mapping
         rest = {name: value for name, value in options.items() if name not in ("response_format", "capture")}
         chosen = sampling.resolve(rest, settings.defaults, tokenizer.vocab_size)
         if capture is not None and chosen.n > 1:
-            raise InvalidArgument(f"`n` must be 1 with `capture`, got {chosen.n}", param="n", got=str(chosen.n),
-                                  allowed="1 with `capture`")
+            refuse("n", chosen.n, "1 with `capture`")
         format, schema, model = None, None, None
         if wanted is not None:
             from ..conversation import grammar
