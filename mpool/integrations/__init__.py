@@ -1,12 +1,12 @@
-"""Adapters of mpool for other libraries. Each is a module that needs its extra and is imported by its name.
+"""Adapters of mpool for other libraries. Each adapter is a module of its own and needs the extra of the same name.
 
 - ``sklearn``: :class:`mpool.integrations.sklearn.EmbeddingTransformer`.
 - ``langchain``: :class:`mpool.integrations.langchain.ChatMpool` and
   :class:`mpool.integrations.langchain.MpoolEmbeddings`.
-- ``llm``: a plugin of the command ``llm``, found by its entry point.
-- ``ray``: replicas with pools behind one address (``mpool ray serve``), embeddings for Parquet files (``mpool ray
+- ``llm``: a plugin of the command ``llm``, which finds it by its entry point.
+- ``ray``: replicated pools behind one address (``mpool ray serve``), embeddings for Parquet files (``mpool ray
   embed``).
 
-The first three only translate: options, ranges and errors are those of mpool. They use the process-wide pool unless
-they get a :class:`mpool.Model` of another pool.
+The first three adapters only convert arguments and results: options, ranges and errors are those of mpool. They use the
+process-wide pool unless their model is a :class:`mpool.Model` of another pool.
 """

@@ -27,8 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from .. import aio
 from .._functions import default_pool
-from ..checks import refuse
-from ..errors import InvalidArgument
+from ..checks import refuse, unknown_option
 from ..model import Model
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from ..pool import Pool
     from ..results import Choice, Chunk, Completion, Usage
 
-#: Fields of a chat model that are options of mpool.chat by the same name.
+#: Fields of the chat model that are options of mpool.chat with the same name.
 _OPTIONS = ("temperature", "top_k", "top_p", "min_p", "max_tokens", "seed", "timeout")
 _METHODS = ("json_schema", "function_calling", "json_mode")
 
@@ -51,27 +50,28 @@ def _name_of(model: Any) -> str | None:
 
 
 class ChatMpool(BaseChatModel):
-    """A chat model of LangChain that is :func:`mpool.chat`: invoked, streamed, batched, awaited.
+    """A LangChain chat model that runs :func:`mpool.chat`: ``invoke``, ``stream``, ``batch`` and their asynchronous
+    counterparts.
 
-    Calls that run beside each other (``batch``, ``abatch``) are computed together. Messages hold images as
-    :func:`mpool.chat` takes them, for models that see.
+    Concurrent requests (``batch``, ``abatch``) are batched by the pool. For vision models, messages may have images in
+    every form that :func:`mpool.chat` accepts.
 
     Args:
-        model: what :func:`mpool.chat` takes: a key, a path, a reference or a :class:`mpool.Model`; None:
-            SmolLM2-135M-Instruct. A call may name another one (``invoke(..., model=)``).
-        temperature, top_k, top_p, min_p, max_tokens, seed, stop, timeout: as of :func:`mpool.chat`; None: as it decides
-            without.
+        model: a key, a path, a reference or a :class:`mpool.Model`, as for :func:`mpool.chat`; None:
+            SmolLM2-135M-Instruct. A single request can use another model: ``invoke(..., model=)``.
+        temperature, top_k, top_p, min_p, max_tokens, seed, stop, timeout: see :func:`mpool.chat`; None: the default of
+            the model or of :func:`mpool.chat`.
         options: further options of :func:`mpool.chat`.
-        streaming: ``invoke`` uses the stream, for callbacks that listen to tokens.
-        max_retries, api_key: taken because LangChain's chat models have them, and looked at by nobody: a pool tries
-            again by itself what is worth it, and has no keys.
+        streaming: True: ``invoke`` streams internally, so that callbacks receive tokens.
+        max_retries, api_key: ignored; they exist because LangChain's other chat models have them. A pool retries
+            requests after worker faults by itself, and needs no API key.
 
-    Messages carry ``usage_metadata`` (``cache_read``: tokens of the prompt that did not have to be computed), in
-    ``response_metadata`` ``finish_reason``, ``model_name`` and ``seed``, and in ``additional_kwargs`` under
-    ``reasoning_content`` what the model thought.
+    Messages have ``usage_metadata`` (``cache_read``: prompt tokens from the prefix cache), ``response_metadata`` with
+    ``finish_reason``, ``model_name`` and ``seed``, and the model's reasoning in
+    ``additional_kwargs["reasoning_content"]``.
 
     Raises:
-        what :func:`mpool.chat` raises, when it is called.
+        MpoolError: a request fails as in :func:`mpool.chat`; constructing the model reads no files.
 
     Example:
         >>> from mpool.integrations.langchain import ChatMpool
@@ -117,63 +117,64 @@ class ChatMpool(BaseChatModel):
         given = {name: getattr(self, name) for name in _OPTIONS}
         return {**self.options, **{name: value for name, value in given.items() if value is not None}}
 
-    def _call(self, messages: list[BaseMessage], stop: list[str] | None,
-              given: dict[str, Any]) -> tuple[list[Any], Any, dict[str, Any]]:
-        """Messages, model and options of a call."""
+    def _arguments(self, messages: list[BaseMessage], stop: list[str] | None,
+                   given: dict[str, Any]) -> tuple[list[Any], Any, dict[str, Any]]:
+        """Return the messages, the model and the options for :func:`mpool.chat`."""
         options = {**self._own_options(), **given}
         model = options.pop("model", self.model)
-        stops = self.stop if stop is None else stop
-        if stops:
-            options["stop"] = stops
-        found = convert_to_openai_messages(messages)
-        for message, plain in zip(messages, found):
+        stop_strings = self.stop if stop is None else stop
+        if stop_strings:
+            options["stop"] = stop_strings
+        converted = convert_to_openai_messages(messages)
+        for message, plain in zip(messages, converted):
             if isinstance(message, AIMessage) and message.additional_kwargs.get("reasoning_content"):
                 plain["reasoning"] = message.additional_kwargs["reasoning_content"]
-        return found, model, options
+        return converted, model, options
 
     def _generate(self, messages: list[BaseMessage], stop: list[str] | None = None,
                   run_manager: CallbackManagerForLLMRun | None = None, **kwargs: Any) -> ChatResult:
-        found, model, options = self._call(messages, stop, kwargs)
-        return _result(_pool_of(model).chat(found, model, **options))
+        converted, model, options = self._arguments(messages, stop, kwargs)
+        return _chat_result(_pool_of(model).chat(converted, model, **options))
 
     async def _agenerate(self, messages: list[BaseMessage], stop: list[str] | None = None,
                          run_manager: AsyncCallbackManagerForLLMRun | None = None, **kwargs: Any) -> ChatResult:
-        found, model, options = self._call(messages, stop, kwargs)
-        return _result(await aio.chat(found, model, pool=_pool_of(model), **options))
+        converted, model, options = self._arguments(messages, stop, kwargs)
+        return _chat_result(await aio.chat(converted, model, pool=_pool_of(model), **options))
 
     def _stream(self, messages: list[BaseMessage], stop: list[str] | None = None,
                 run_manager: CallbackManagerForLLMRun | None = None, **kwargs: Any) -> Iterator[ChatGenerationChunk]:
-        found, model, options = self._call(messages, stop, kwargs)
-        with _pool_of(model).chat(found, model, stream=True, **_streamed(options)) as stream:
+        converted, model, options = self._arguments(messages, stop, kwargs)
+        with _pool_of(model).chat(converted, model, stream=True, **_check_single(options)) as stream:
             for chunk in stream:
-                piece = _piece(chunk)
+                generated = _generation_chunk(chunk)
                 if run_manager is not None:
-                    run_manager.on_llm_new_token(chunk.text, chunk=piece)
-                yield piece
-            yield _last(stream.result())
+                    run_manager.on_llm_new_token(chunk.text, chunk=generated)
+                yield generated
+            yield _final_chunk(stream.result())
 
     async def _astream(self, messages: list[BaseMessage], stop: list[str] | None = None,
                        run_manager: AsyncCallbackManagerForLLMRun | None = None,
                        **kwargs: Any) -> AsyncIterator[ChatGenerationChunk]:
-        found, model, options = self._call(messages, stop, kwargs)
-        async with aio.chat(found, model, stream=True, pool=_pool_of(model), **_streamed(options)) as stream:
+        converted, model, options = self._arguments(messages, stop, kwargs)
+        async with aio.chat(converted, model, stream=True, pool=_pool_of(model), **_check_single(options)) as stream:
             async for chunk in stream:
-                piece = _piece(chunk)
+                generated = _generation_chunk(chunk)
                 if run_manager is not None:
-                    await run_manager.on_llm_new_token(chunk.text, chunk=piece)
-                yield piece
-            yield _last(await stream.result())
+                    await run_manager.on_llm_new_token(chunk.text, chunk=generated)
+                yield generated
+            yield _final_chunk(await stream.result())
 
     def bind_tools(self, tools: Sequence[Any], *, tool_choice: str | dict[str, Any] | bool | None = None,
                    **kwargs: Any) -> Runnable[Any, AIMessage]:
-        """A chat model that may call tools; what it calls is valid by construction (see ``tools`` of
-        :func:`mpool.chat`), and in ``tool_calls`` of its answers. The model's template has to know of tools.
+        """Returns a chat model that can call tools. The messages have the calls in ``tool_calls``; a grammar ensures
+        that they are valid (see ``tools`` of :func:`mpool.chat`). The model's chat template must support tools.
 
         Args:
-            tools: LangChain's tools, functions, pydantic classes, or dicts as OpenAI has them.
-            tool_choice: None or ``"auto"``: it may answer instead; ``"any"``, ``"required"`` or True: it has to call
-                one; a name, or OpenAI's dict of one: it has to call this one; ``"none"``: it may call none.
-            **kwargs: further options of its calls.
+            tools: LangChain tools, functions, pydantic classes, or dicts in OpenAI's format.
+            tool_choice: None or ``"auto"``: the model decides; ``"any"``, ``"required"`` or True: it must call a tool;
+                the name of a tool, or OpenAI's dict with the name: it must call this tool; ``"none"``: it must not call
+                a tool.
+            **kwargs: further options of every request.
         """
         names = {True: "required", "any": "required"}
         choice = names.get(tool_choice, tool_choice) if isinstance(tool_choice, (str, bool)) else tool_choice
@@ -184,41 +185,42 @@ class ChatMpool(BaseChatModel):
         return self.bind(tools=[convert_to_openai_tool(tool) for tool in tools], **kwargs)
 
     def get_token_ids(self, text: str) -> list[int]:
-        """Ids of a text's tokens, of the model's own tokenizer."""
+        """Returns the token ids of a text, from the model's own tokenizer."""
         pool = _pool_of(self.model)
         return pool.tokenize(text, pool.get(self.model, "text_to_text"), add_special=False)
 
     def with_structured_output(self, schema: Any = None, *, method: str = "json_schema", include_raw: bool = False,
                                strict: bool | None = None, **kwargs: Any) -> Runnable[Any, Any]:
-        """A chat model whose answers fit a schema by construction: no other tokens are drawn. Needs the extra
+        """Returns a chat model whose completions match a schema: a grammar allows no other tokens. Needs the extra
         ``grammar``.
 
         Args:
-            schema: a pydantic class, of which answers are instances; a ``TypedDict`` or JSON schema, of which they are
-                dicts. None: any JSON object, with ``method="json_mode"``.
-            method: ``"json_schema"``, ``"function_calling"`` or ``"json_mode"``: with a schema they are the same here.
-            include_raw: answers are dicts with the message (``raw``), the value (``parsed``) and what was wrong with
-                it (``parsing_error``), as where ``max_tokens`` cut it.
-            strict: objects have no properties but those of the schema; False: they may, unless it says otherwise.
+            schema: a pydantic class, the results are instances of it; or a ``TypedDict`` or JSON schema, the results
+                are dicts. None: any JSON object, only with ``method="json_mode"``.
+            method: ``"json_schema"``, ``"function_calling"`` or ``"json_mode"``; with a schema, all three do the same.
+            include_raw: True: the results are dicts with the message (``raw``), the value (``parsed``) and the parsing
+                error (``parsing_error``), for example of a completion truncated by ``max_tokens``.
+            strict: False: objects may have properties that the schema does not list, unless the schema forbids it;
+                otherwise they may not.
 
         Raises:
-            InvalidArgument: there is no such method, or no schema for it.
+            InvalidArgument: an argument or the method is unknown, or the method needs a schema.
         """
         if kwargs:
-            raise InvalidArgument(f"with_structured_output got {', '.join(kwargs)}, allowed: schema, method, "
-                                  "include_raw, strict")
+            raise unknown_option(next(iter(kwargs)), ("schema", "method", "include_raw", "strict"),
+                                 of="with_structured_output")
         if method not in _METHODS:
             refuse("method", method, "one of " + ", ".join(_METHODS))
         if schema is None and method != "json_mode":
-            refuse("schema", None, f"a schema for the method {method}")
+            refuse("schema", None, f"a schema with the method {method}")
         plain = None if schema is None else convert_to_json_schema(schema)
-        form = {"type": "json_object"} if plain is None else \
+        response_format = {"type": "json_object"} if plain is None else \
             {"type": "json_schema", "json_schema": {
                 "name": "answer", "schema": convert_to_json_schema(schema, strict=strict is not False or None)}}
-        model = self.bind(response_format=form, ls_structured_output_format={"kwargs": {"method": method},
+        model = self.bind(response_format=response_format, ls_structured_output_format={"kwargs": {"method": method},
                                                                              "schema": plain or {}})
-        of_class = isinstance(schema, type) and is_basemodel_subclass(schema)
-        parser: Runnable[Any, Any] = PydanticOutputParser(pydantic_object=schema) if of_class else JsonOutputParser()
+        is_pydantic = isinstance(schema, type) and is_basemodel_subclass(schema)
+        parser: Runnable[Any, Any] = PydanticOutputParser(pydantic_object=schema) if is_pydantic else JsonOutputParser()
         if not include_raw:
             return model | parser
         parsed = RunnablePassthrough.assign(parsed=itemgetter("raw") | parser, parsing_error=lambda _: None)
@@ -226,29 +228,32 @@ class ChatMpool(BaseChatModel):
         return RunnableMap(raw=model) | parsed.with_fallbacks([failed], exception_key="parsing_error")
 
 
-def _streamed(options: dict[str, Any]) -> dict[str, Any]:
+def _check_single(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a stream unchanged. LangChain's stream chunks have no index, so ``n`` must be 1."""
     if options.get("n", 1) != 1:
         refuse("n", options["n"], "1 in a stream")
     return options
 
 
-def _result(done: Completion) -> ChatResult:
-    generations = [ChatGeneration(message=_message(done, choice, at == 0), generation_info={
-        "finish_reason": choice.finish_reason}) for at, choice in enumerate(done.choices)]
-    return ChatResult(generations=generations, llm_output={"model_name": done.model, "seed": done.seed})
+def _chat_result(completion: Completion) -> ChatResult:
+    generations = [ChatGeneration(message=_message(completion, choice), generation_info={
+        "finish_reason": choice.finish_reason}) for choice in completion.choices]
+    return ChatResult(generations=generations, llm_output={"model_name": completion.model, "seed": completion.seed})
 
 
-def _message(done: Completion, choice: Choice, first: bool) -> AIMessage:
+def _message(completion: Completion, choice: Choice) -> AIMessage:
     calls = [ToolCall(name=call.name, args=call.arguments, id=call.id) for call in choice.tool_calls
              if call.arguments is not None]
-    cut = [InvalidToolCall(type="invalid_tool_call", name=call.name, args=call.raw, id=call.id,
-                           error="the answer was cut before the arguments were complete")
-           for call in choice.tool_calls if call.arguments is None]
+    truncated = [InvalidToolCall(type="invalid_tool_call", name=call.name, args=call.raw, id=call.id,
+                                 error="the completion was truncated before the arguments were complete")
+                 for call in choice.tool_calls if call.arguments is None]
     return AIMessage(
-        content=choice.text, additional_kwargs=_thoughts(choice.reasoning), tool_calls=calls, invalid_tool_calls=cut,
-        response_metadata={"finish_reason": choice.finish_reason, "model_name": done.model, "model_provider": "mpool",
-                           "seed": done.seed},
-        usage_metadata=_usage(done.usage) if first else None)  # of all answers together
+        content=choice.text, additional_kwargs=_reasoning(choice.reasoning), tool_calls=calls,
+        invalid_tool_calls=truncated,
+        response_metadata={"finish_reason": choice.finish_reason, "model_name": completion.model,
+                           "model_provider": "mpool", "seed": completion.seed},
+        # the usage covers all choices: only the first one reports it
+        usage_metadata=_usage(completion.usage) if choice.index == 0 else None)
 
 
 def _usage(usage: Usage) -> UsageMetadata:
@@ -257,37 +262,37 @@ def _usage(usage: Usage) -> UsageMetadata:
                          input_token_details=InputTokenDetails(cache_read=usage.cached_tokens))
 
 
-def _thoughts(text: str | None) -> dict[str, Any]:
+def _reasoning(text: str | None) -> dict[str, Any]:
     return {"reasoning_content": text} if text else {}
 
 
-def _piece(chunk: Chunk) -> ChatGenerationChunk:
+def _generation_chunk(chunk: Chunk) -> ChatGenerationChunk:
     calls: dict[int, ToolCallChunk] = {}
-    for call in chunk.tool_calls:  # one a call: LangChain joins those of several pieces only
-        found = calls.setdefault(call.index, ToolCallChunk(name=None, args="", id=None, index=call.index))
-        found["name"], found["id"] = found["name"] or call.name, found["id"] or call.id
-        found["args"] = (found["args"] or "") + call.arguments
+    for delta in chunk.tool_calls:  # LangChain merges the parts of a tool call across chunks, not within a chunk
+        call = calls.setdefault(delta.index, ToolCallChunk(name=None, args="", id=None, index=delta.index))
+        call["name"], call["id"] = call["name"] or delta.name, call["id"] or delta.id
+        call["args"] = (call["args"] or "") + delta.arguments
     return ChatGenerationChunk(message=AIMessageChunk(
-        content=chunk.text, additional_kwargs=_thoughts(chunk.reasoning), tool_call_chunks=list(calls.values())))
+        content=chunk.text, additional_kwargs=_reasoning(chunk.reasoning), tool_call_chunks=list(calls.values())))
 
 
-def _last(done: Completion) -> ChatGenerationChunk:
-    message = _message(done, done.choices[0], True)
+def _final_chunk(completion: Completion) -> ChatGenerationChunk:
+    message = _message(completion, completion.choices[0])
     return ChatGenerationChunk(message=AIMessageChunk(
         content="", response_metadata=message.response_metadata, usage_metadata=message.usage_metadata,
-        chunk_position="last"), generation_info={"finish_reason": done.finish_reason})
+        chunk_position="last"), generation_info={"finish_reason": completion.finish_reason})
 
 
 class MpoolEmbeddings(BaseModel, Embeddings):
-    """Embeddings of LangChain that are :func:`mpool.embed`: documents and queries with the prompts that the model has
-    for them.
+    """LangChain embeddings that run :func:`mpool.embed`, with the model's prompts for documents and queries.
 
     Args:
-        model: what :func:`mpool.embed` takes; None: all-MiniLM-L6-v2.
+        model: a key, a path, a reference or a :class:`mpool.Model`, as for :func:`mpool.embed`; None:
+            all-MiniLM-L6-v2.
         options: further options of :func:`mpool.embed`, such as ``dimensions`` or ``compute``.
 
     Raises:
-        what :func:`mpool.embed` raises, when it is called.
+        MpoolError: a request fails as in :func:`mpool.embed`; constructing the object reads no files.
 
     Example:
         >>> from mpool.integrations.langchain import MpoolEmbeddings
@@ -300,29 +305,29 @@ class MpoolEmbeddings(BaseModel, Embeddings):
     model: Any = None
     options: dict[str, Any] = Field(default_factory=dict)
 
-    def _call(self, texts: Sequence[str], task: str) -> dict[str, Any]:
+    def _arguments(self, texts: Sequence[str], task: str) -> dict[str, Any]:
         return {"inputs": texts, "model": self.model, "task": task, "max_inputs": max(len(texts), 1), **self.options}
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
-        """Vectors of texts that are searched."""
-        found: list[list[float]] = _pool_of(self.model).embed(**self._call(texts, "document")).tolist()
+        """Returns the vectors of documents."""
+        found: list[list[float]] = _pool_of(self.model).embed(**self._arguments(texts, "document")).tolist()
         return found
 
     def embed_query(self, text: str) -> list[float]:
-        """The vector of a question."""
-        found: list[list[float]] = _pool_of(self.model).embed(**self._call([text], "query")).tolist()
+        """Returns the vector of a query."""
+        found: list[list[float]] = _pool_of(self.model).embed(**self._arguments([text], "query")).tolist()
         return found[0]
 
     async def aembed_documents(self, texts: list[str]) -> list[list[float]]:
-        """As :meth:`embed_documents`, for asyncio."""
-        call = self._call(texts, "document")
-        found: list[list[float]] = (await aio.embed(pool=_pool_of(self.model), **call)).tolist()
+        """Like :meth:`embed_documents`, for asyncio."""
+        arguments = self._arguments(texts, "document")
+        found: list[list[float]] = (await aio.embed(pool=_pool_of(self.model), **arguments)).tolist()
         return found
 
     async def aembed_query(self, text: str) -> list[float]:
-        """As :meth:`embed_query`, for asyncio."""
-        call = self._call([text], "query")
-        found: list[list[float]] = (await aio.embed(pool=_pool_of(self.model), **call)).tolist()
+        """Like :meth:`embed_query`, for asyncio."""
+        arguments = self._arguments([text], "query")
+        found: list[list[float]] = (await aio.embed(pool=_pool_of(self.model), **arguments)).tolist()
         return found[0]
 
 

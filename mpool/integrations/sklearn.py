@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 class EmbeddingTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     """Embeds texts with :func:`mpool.embed`.
 
-    It learns nothing from data: :meth:`transform` works without :meth:`fit`, which checks the parameters, loads the
-    model and finds the number of columns for ``get_feature_names_out`` and ``set_output``. A pickle holds only the
-    parameters; another process loads the model again.
+    The transformer learns nothing from data, so :meth:`transform` works without :meth:`fit`. :meth:`fit` checks the
+    parameters, loads the model and sets the number of columns for ``get_feature_names_out`` and ``set_output``. A
+    pickle has only the parameters; a process that unpickles it loads the model again.
 
     Args:
         model: as for :func:`mpool.embed`: a key, a path, a reference or a :class:`mpool.Model`; None:
             all-MiniLM-L6-v2.
         task, prompt, prompt_name, dimensions, normalize, compute, truncate: as for :func:`mpool.embed`.
-        on_error: ``"null"``: a text that cannot be embedded (missing, empty, too long) gives a row of NaN, for an
+        on_error: ``"null"``: the row of a text that cannot be embedded (missing, empty, too long) is NaN, for an
             imputer or a model that accepts NaN; ``"raise"``: raise an error.
 
     Example:
@@ -72,7 +72,7 @@ class EmbeddingTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
 
         Raises:
             InvalidArgument: X has no text.
-            and what :func:`mpool.embed` raises.
+            MpoolError: see :func:`mpool.embed`.
         """
         texts = _texts(X)
         if not texts:
@@ -84,14 +84,14 @@ class EmbeddingTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Ba
         """Embed texts.
 
         Args:
-            X: a list of str, an array or Series of them, or a table with one column of them; any number.
+            X: texts: a list, array or Series of str of any length, or a table with one column of str.
 
         Returns:
             float32 ``(n, d)``, in the container of ``set_output``.
 
         Raises:
-            InvalidArgument: X is not as described.
-            and what :func:`mpool.embed` raises.
+            InvalidArgument: X is not a list of texts or another supported container.
+            MpoolError: see :func:`mpool.embed`.
         """
         return self._embed(_texts(X))
 
@@ -118,8 +118,8 @@ def _texts(X: Any) -> list[Any]:
     if len(shape) == 2 and shape[1] == 1 and not hasattr(X, "toarray"):
         X = np.asarray(X, dtype=object)[:, 0]
     elif len(shape) > 1:
-        raise InvalidArgument(f"X has the shape {tuple(shape)}, allowed: (n,) or (n, 1)",
-                              hint="A ColumnTransformer takes one column of several")
+        raise InvalidArgument(param="X", got=f"the shape {tuple(shape)}", allowed="of shape (n,) or (n, 1)",
+                              hint="Select one column of a table with a ColumnTransformer")
     return texts_of(X, len(X) if hasattr(X, "__len__") else 0, "X")
 
 

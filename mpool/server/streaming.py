@@ -17,7 +17,7 @@ from starlette.responses import Response
 from .errors import Refusal, refusal_of
 
 if TYPE_CHECKING:
-    from ..tasks.async_streams import AsyncFlow
+    from ..tasks.async_streams import AsyncTicketStream
     from .state import State
 
 #: Seconds that a response's head waits for the first chunk: a request that fails until then gets an error status.
@@ -114,7 +114,7 @@ class Pieces:
     Counts as one stream of the server from :meth:`begin` until :meth:`close`.
     """
 
-    def __init__(self, state: State, streams: Sequence[AsyncFlow[Any]]) -> None:
+    def __init__(self, state: State, streams: Sequence[AsyncTicketStream[Any]]) -> None:
         self._state, self._streams = state, streams
         self._steps: dict[asyncio.Task[Any], int] = {}
         self._counted = False
@@ -161,20 +161,20 @@ class Pieces:
             if not step.cancel() and not step.cancelled():
                 step.exception()  # mark the exception as retrieved
         for stream in self._streams:
-            stream._leave()
+            stream._cancel()
         if self._counted:
             self._counted = False
             self._state.end_stream()
 
 
-async def _step(stream: AsyncFlow[Any]) -> Any:
+async def _step(stream: AsyncTicketStream[Any]) -> Any:
     try:
         return await stream.__anext__()
     except StopAsyncIteration:
         return None
 
 
-async def _rest(stream: AsyncFlow[Any]) -> AsyncIterator[Any]:
+async def _rest(stream: AsyncTicketStream[Any]) -> AsyncIterator[Any]:
     while True:
         try:
             piece = await stream.__anext__()

@@ -186,7 +186,7 @@ class Turns:
         """Cancel a job: at once if it is queued, within one step if it runs."""
         job.cancelled = True
         if job.stream is not None:
-            job.stream._leave()
+            job.stream._cancel()
         elif not job.turn.done() and job is not self.running:
             job.turn.set_exception(Refusal("cancelled"))
 
@@ -198,7 +198,7 @@ class Turns:
             return
         stream = job.stream
         if stream is not None:
-            stream._leave()
+            stream._cancel()
             if stream._ticket is not None and not stream._ticket.done():
                 task = asyncio.ensure_future(self._pass_on(stream))
                 self._ending.add(task)

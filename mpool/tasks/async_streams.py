@@ -1,4 +1,4 @@
-"""Streams for asyncio: the common base, streams of text, and streams of image generation."""
+"""Streams for asyncio: the common base, text streams and image streams."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..runtime import awaiting as _awaiting
 from ..runtime.watching import Followed, watcher
 from . import options as _options
 from .images_result import ImageStep
-from .text_to_text import unread
+from .text_to_text import cancelled_completion
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -21,106 +21,106 @@ if TYPE_CHECKING:
     from .. import _core
     from .images_result import GeneratedImages
     from .options import Call
-    from .streams import Flow, Reads
-    from .text_to_image import Reader as PictureReader
+    from .streams import TicketReader, TicketStream
+    from .text_to_image import Reader as ImageReader
     from .text_to_text import Reader
 
-P = TypeVar("P")
+T = TypeVar("T")
 
 
-class Starts(Protocol[P]):
-    """A request that is ready for the core, as streams use it."""
+class StreamRequest(Protocol[T]):
+    """A validated request that a stream can submit."""
 
     @property
     def core_key(self) -> str:
-        """Key of the model whose queue the stream waits for."""
+        """Key of the core's model; requests wait for space in this model's queue."""
 
     def submit(self, call: Call | None, fail_fast: bool | None = None, again: bool = False) -> _core.Ticket:
-        """Starts it. ``fail_fast``, ``again``: as of Call.keywords."""
+        """Submit the request. For ``fail_fast`` and ``again`` see :meth:`Call.keywords`."""
 
-    def reader(self, ticket: _core.Ticket) -> Reads[P]:
-        """The reader of the request's ticket."""
+    def reader(self, ticket: _core.Ticket) -> TicketReader[T]:
+        """Return a reader for the ticket of this request."""
 
 
-class AsyncFlow(Generic[P]):
-    """Iterates over the pieces of a call, which it starts when it is first asked; to be awaited, too.
+class AsyncTicketStream(Generic[T]):
+    """Iterates over the items of a request that it submits on first use. Awaiting it only submits the request.
 
-    A start that fails raises the same error on every use. Several tasks may read one stream:
-    each piece goes to one of them, and the work is cancelled with the last of them.
+    If the submission fails, every use raises the same error. Several tasks may read one stream: each item goes to one
+    of them, and the request is cancelled when the last of them is cancelled.
     """
 
-    def __init__(self, make: Callable[[], Awaitable[Starts[P]]], call: Call) -> None:
-        self._make: Callable[[], Awaitable[Starts[P]]] | None = make
+    def __init__(self, make: Callable[[], Awaitable[StreamRequest[T]]], call: Call) -> None:
+        self._make: Callable[[], Awaitable[StreamRequest[T]]] | None = make
         self._call: Call | None = call
         self._ticket: _core.Ticket | None = None
-        self._reader: Reads[P] | None = None
+        self._reader: TicketReader[T] | None = None
         self._followed: Followed | None = None
         self._error: Exception | None = None
-        self._turn, self._starters = asyncio.Lock(), 0
-        self._ready: deque[P] = deque()
-        self._over = self._left = False
+        self._start_lock, self._starting_tasks = asyncio.Lock(), 0
+        self._ready: deque[T] = deque()
+        self._exhausted = self._cancelled = False
 
     @classmethod
-    def _of_job(cls, stream: Flow[P]) -> Self:
-        """Over what a job's own stream reads."""
+    def _from_job(cls, stream: TicketStream[T]) -> Self:
+        """Return an asynchronous stream that shares the ticket and the unread items of a job's stream."""
         self = cls.__new__(cls)
         self._make, self._call, self._ticket, self._reader = None, None, stream._ticket, stream._reader
-        self._followed, self._error, self._turn, self._starters = None, None, asyncio.Lock(), 0
-        self._ready, self._over, self._left = stream._ready, stream._over, stream._left
+        self._followed, self._error, self._start_lock, self._starting_tasks = None, None, asyncio.Lock(), 0
+        self._ready, self._exhausted, self._cancelled = stream._ready, stream._exhausted, stream._cancelled
         return self
 
     async def _start(self) -> Self:
-        """One of the waiting tasks starts the request; if that task is cancelled, the next one does."""
-        if self._ticket is None and not self._left:
-            self._starters += 1
+        """Submit the request once. If the submitting task is cancelled, the next waiting task submits the request."""
+        if self._ticket is None and not self._cancelled:
+            self._starting_tasks += 1
             try:
-                async with self._turn:
-                    if self._ticket is None and self._error is None and not self._left:
-                        await self._begin()
+                async with self._start_lock:
+                    if self._ticket is None and self._error is None and not self._cancelled:
+                        await self._submit()
             except asyncio.CancelledError:
-                if self._starters == 1:
-                    self._leave()
+                if self._starting_tasks == 1:
+                    self._cancel()
                 raise
             finally:
-                self._starters -= 1
+                self._starting_tasks -= 1
         if self._error is not None:
             raise self._error
         return self
 
-    async def _begin(self) -> None:
+    async def _submit(self) -> None:
         assert self._make is not None
         try:
             request = await self._make()
-            if self._left:
+            if self._cancelled:
                 return
             call = self._call or _options.PLAIN
             wait = not call.fail_fast
             ticket = await watcher().enter(request.core_key, lambda: request.submit(call, True, wait), wait)
         except Exception as error:
-            self._error, self._over, self._make = error, True, None
+            self._error, self._exhausted, self._make = error, True, None
             return
         self._make = None
-        if self._left:  # it was closed while it waited for its turn
+        if self._cancelled:  # closed while it waited for space in the queue
             ticket.cancel()
         self._reader, self._ticket = request.reader(ticket), ticket
 
     def __await__(self) -> Generator[Any, None, Self]:
         return self._start().__await__()
 
-    def __aiter__(self) -> _AsyncIteration[P]:
-        return _AsyncIteration(self)
+    def __aiter__(self) -> _AsyncStreamIterator[T]:
+        return _AsyncStreamIterator(self)
 
-    async def __anext__(self) -> P:
-        if not self._ready and (not self._over or self._error is not None):
+    async def __anext__(self) -> T:
+        if not self._ready and (not self._exhausted or self._error is not None):
             await self._start()
-            if not self._over:
-                await self._more()
+            if not self._exhausted:
+                await self._wait_for_items()
         if not self._ready:
             raise StopAsyncIteration
         return self._ready.popleft()
 
-    async def _more(self) -> None:
-        """Until there are pieces, or no more."""
+    async def _wait_for_items(self) -> None:
+        """Wait until there are unread items or the ticket is finished."""
         ticket, reader = self._ticket, self._reader
         assert ticket is not None and reader is not None
 
@@ -135,101 +135,103 @@ class AsyncFlow(Generic[P]):
             await watch.follow(followed, ready)
         except BaseException as error:
             if not isinstance(error, asyncio.CancelledError) or not _awaiting.others(ticket):
-                self._leave()
+                self._cancel()
             raise
         if not self._ready:
-            self._over, self._followed = True, None
-            if not self._left:
+            self._exhausted, self._followed = True, None
+            if not self._cancelled:
                 reader.check()
 
-    def _leave(self) -> None:
+    def _cancel(self) -> None:
         if self._ticket is None:
-            self._left = self._left or self._error is None
+            self._cancelled = self._cancelled or self._error is None
         elif not self._ticket.done():
-            self._left = True
+            self._cancelled = True
             self._ticket.cancel()
-        self._over = True
+        self._exhausted = True
         self._ready.clear()
 
     async def aclose(self) -> None:
-        """Cancels what is not done. Idempotent."""
-        self._leave()
+        """Cancels the request unless it is finished. Idempotent."""
+        self._cancel()
 
     async def __aenter__(self) -> Self:
         return await self._start()
 
     async def __aexit__(self, *error: object) -> None:
-        self._leave()
+        self._cancel()
 
 
-class _AsyncIteration(Generic[P]):
-    """The iterator that an ``async for`` holds. Dropping it before the end cancels the stream."""
+class _AsyncStreamIterator(Generic[T]):
+    """The iterator of an ``async for`` loop. Dropping it before the end cancels the stream."""
 
     __slots__ = ("_stream",)
 
-    def __init__(self, stream: AsyncFlow[P]) -> None:
+    def __init__(self, stream: AsyncTicketStream[T]) -> None:
         self._stream = stream
 
-    def __aiter__(self) -> _AsyncIteration[P]:
+    def __aiter__(self) -> _AsyncStreamIterator[T]:
         return self
 
-    async def __anext__(self) -> P:
+    async def __anext__(self) -> T:
         return await self._stream.__anext__()
 
     def __del__(self) -> None:
-        if not self._stream._over:
-            self._stream._leave()
+        if not self._stream._exhausted:
+            self._stream._cancel()
 
 
-class AsyncStream(AsyncFlow[Chunk]):
-    """Pieces of a text, as they are decided. Made by ``generate(..., stream=True)`` and ``chat(..., stream=True)``.
+class AsyncStream(AsyncTicketStream[Chunk]):
+    """Chunks of a completion while it is generated. Returned by ``generate(..., stream=True)`` and
+    ``chat(..., stream=True)``.
 
-    Iterating (``async for``) gives :class:`mpool.Chunk` s; the work starts with the first of them. Leaving early, by
-    ``break``, ``aclose()``, the end of an ``async with``, or by dropping it, cancels the work; what was written till
-    then stays readable in :meth:`result`, which is empty if it never started. ``await`` of the stream starts the work
-    and gives the stream itself. A start that fails raises the same error on every use. Several
-    tasks may read one stream: each piece goes to one of them, and the work is cancelled with the last of them.
+    Iterating (``async for``) yields :class:`mpool.Chunk` s; the first iteration submits the request. ``await stream``
+    submits it without reading and returns the stream itself. Leaving the loop early, ``aclose()``, the end of an
+    ``async with`` block and dropping the stream cancel the request; :meth:`result` then returns the text generated so
+    far, or an empty completion if the request was never submitted. If the submission fails, every use raises the same
+    error. Several tasks may read one stream: each chunk goes to one of them, and the request is cancelled when the last
+    of them is cancelled.
     """
 
     _reader: Reader | None
 
     async def result(self) -> Completion:
-        """Waits for the end and gives all of it, whatever was iterated over before.
+        """Waits for the end and returns the whole completion, including chunks that were already read.
 
         Raises:
-            MpoolError: the call failed, the same error each time. A stream that was left early does not fail: its
-                ``finish_reason`` is ``"cancelled"``.
+            MpoolError: the request failed; every call raises the same error. A stream that was closed early does not
+                fail: its ``finish_reason`` is ``"cancelled"``.
         """
         await self._start()
         if self._ticket is None or self._reader is None:
-            return unread()
+            return cancelled_completion()
         await watcher().done(self._ticket)
-        if not self._left:
+        if not self._cancelled:
             self._reader.check()
         return self._reader.completion()
 
 
-class AsyncImageStream(AsyncFlow[ImageStep]):
-    """Steps of images in the making. Made by ``generate_image(..., stream=True)``.
+class AsyncImageStream(AsyncTicketStream[ImageStep]):
+    """Steps of images while they are generated. Returned by ``generate_image(..., stream=True)``.
 
-    As :class:`AsyncStream`, but iterating gives :class:`mpool.ImageStep` s, and :meth:`result` of a stream that was
-    left early raises Cancelled.
+    Like :class:`AsyncStream`, except that iterating yields :class:`mpool.ImageStep` s, and that :meth:`result` raises
+    Cancelled after the stream was closed early.
     """
 
-    _reader: PictureReader | None
+    _reader: ImageReader | None
 
     async def result(self) -> GeneratedImages:
-        """Waits for the images, regardless of what was iterated over before.
+        """Waits for the images and returns them, even if steps were already read.
 
         Raises:
-            Cancelled: the stream was left early.
-            MpoolError: the call failed, the same error each time.
+            Cancelled: the stream was closed early.
+            MpoolError: the request failed; every call raises the same error.
         """
         await self._start()
         if self._ticket is not None:
             await watcher().done(self._ticket)
-        if self._left or self._ticket is None or self._reader is None:
-            raise Cancelled("the stream was left before its pictures were done")
+        if self._cancelled or self._ticket is None or self._reader is None:
+            raise Cancelled("the stream was closed before its images were complete")
         return self._reader.result()
 
 

@@ -1,4 +1,4 @@
-"""Records of captures, and the files that hold them: one JSON object a line."""
+"""Capture records and their files, which hold one JSON object per line."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from ..checks import shown
-from ..errors import FileError, FormatError, InvalidArgument
+from ..checks import refuse
+from ..errors import FileError, FormatError
 
-#: Suffix of the files.
+#: Suffix of capture files.
 SUFFIX = ".jsonl"
-#: Longest line, in bytes.
+#: Maximum length of a line in bytes.
 _MAX_LINE = 64 << 20
 
 
@@ -24,15 +24,16 @@ class CaptureRecord:
     """The output of one stage of a model for one token.
 
     Attributes:
-        checkpoint: ``"embedding"``, ``"layer.0"`` ... (outputs, with what is added to them), ``"norm"`` (the last one)
-            or ``"logits"`` (as they are drawn from, before any option of sampling).
-        team: the engine that computed it: ``"mpool"``.
-        token_idx: 0: the last token of the prompt; from 1 on the tokens of the answer, as far as they were computed: a
-            token's record leads to the next one.
-        job_id: the call.
-        dtype: type of the numbers during computation.
-        shape: of all of them, ``(n,)``.
-        values: the first of them; None: not finite.
+        checkpoint: stage of the model: ``"embedding"``, ``"layer.0"`` ... (layer outputs with the residual),
+            ``"norm"`` (the final norm) or ``"logits"`` (before temperature, penalties and filters).
+        team: name of the engine that computed the record: ``"mpool"``.
+        token_idx: position of the token: 0 is the last token of the prompt, 1 and up are tokens of the completion. The
+            logits of a token's record are the ones that the next token is sampled from, so the last
+            sampled token has no record.
+        job_id: name of the request.
+        dtype: data type of the computation.
+        shape: shape of the stage's whole output, ``(n,)``.
+        values: the first values of the output; None stands for NaN and infinity.
     """
 
     checkpoint: str
@@ -45,14 +46,18 @@ class CaptureRecord:
 
 
 def read_capture(path: str | os.PathLike[str]) -> tuple[CaptureRecord, ...]:
-    """The records of a file, or of all ``.jsonl`` files of a folder in order of name.
+    """Reads the records of a capture file, or of all ``.jsonl`` files of a folder in the order of their names.
+
+    Args:
+        path: a capture file or a folder of them.
 
     Raises:
-        FileError: it cannot be read.
-        FormatError: a line is no record; the message says which and why.
+        InvalidArgument: ``path`` is not a path.
+        FileError: the file or folder cannot be read.
+        FormatError: a line is not a valid record; the message has the line number and the reason.
     """
     if not isinstance(path, (str, os.PathLike)):
-        raise InvalidArgument(f"path is {shown(path)}, allowed: a {SUFFIX} file, or a folder of them")
+        refuse("path", path, f"a {SUFFIX} file or a folder of them")
     try:
         found = Path(path)
         files = sorted(found.glob(f"*{SUFFIX}")) if found.is_dir() else [found]
@@ -71,48 +76,48 @@ def _records(path: Path) -> Iterator[CaptureRecord]:
                 return
             try:
                 if len(line) > _MAX_LINE:
-                    raise ValueError("it is too long")
+                    raise ValueError(f"the line is longer than {_MAX_LINE >> 20} MiB")
                 found = _record(_parsed(line))
             except ValueError as error:
-                raise FormatError(f"{path}, line {number}: no record of a capture: {error}") from None
+                raise FormatError(f"{path}, line {number}: not a capture record: {error}") from None
             yield found
 
 
 def _parsed(line: bytes) -> Any:
-    """The JSON value of a line. The last line may lack its newline if it is complete."""
+    """Parse a line as JSON. A complete last line may lack its newline."""
     try:
         return json.loads(line.decode("utf-8-sig"))
     except RecursionError:
-        raise ValueError("it is nested too deep") from None
+        raise ValueError("the JSON is nested too deeply") from None
     except ValueError as error:
         if not line.endswith(b"\n"):
-            raise ValueError("it is cut short") from None
+            raise ValueError("the line is truncated") from None
         if isinstance(error, UnicodeDecodeError):
-            raise ValueError("it is not UTF-8") from None
+            raise ValueError("the line is not UTF-8") from None
         if isinstance(error, json.JSONDecodeError):
-            raise ValueError(f"it is not JSON: {error.msg}, column {error.colno}") from None
+            raise ValueError(f"the line is not JSON: {error.msg}, column {error.colno}") from None
         raise ValueError("a number has too many digits") from None
 
 
 def _record(value: Any) -> CaptureRecord:
     names = [field.name for field in fields(CaptureRecord)]
     if not isinstance(value, dict) or set(value) != set(names):
-        raise ValueError("it has to have " + ", ".join(names))
+        raise ValueError("the line must be an object with the fields " + ", ".join(names))
     for name in ("checkpoint", "team", "job_id", "dtype"):
         if not isinstance(value[name], str) or not 1 <= len(value[name]) <= 256:
-            raise ValueError(f"{name} is no text of 1 to 256 characters")
+            raise ValueError(f"`{name}` must be a string of 1 to 256 characters")
     token, shape, values = (value[name] for name in ("token_idx", "shape", "values"))
     if type(token) is not int or not 0 <= token < 1 << 31:
-        raise ValueError("token_idx is no number from 0 on")
+        raise ValueError("`token_idx` must be an integer from 0 to 2**31 - 1")
     if not isinstance(shape, list) or not all(type(size) is int and 0 < size < 1 << 62 for size in shape):
-        raise ValueError("shape is no list of sizes")
+        raise ValueError("`shape` must be a list of integers of 1 or more")
     if not isinstance(values, list) or not 1 <= len(values) <= math.prod(shape) \
             or not all(one is None or type(one) in (int, float) for one in values):
-        raise ValueError("values is no list of numbers, at least one and no more than shape says")
+        raise ValueError("`values` must be a list of numbers: at least one, and at most the product of `shape`")
     try:
         numbers = tuple(None if one is None or not math.isfinite(one) else float(one) for one in values)
     except OverflowError:
-        raise ValueError("values has a number that is too large for a float64") from None
+        raise ValueError("`values` has a number that is too large for float64") from None
     return CaptureRecord(value["checkpoint"], value["team"], token, value["job_id"], value["dtype"], tuple(shape),
                          numbers)
 

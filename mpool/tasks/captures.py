@@ -1,7 +1,7 @@
-"""Captures: the first numbers of what a model's layers give out while it writes (:func:`mpool.capture`).
+"""Captures: the first values of the outputs of a model's layers during generation (:func:`mpool.capture`).
 
-The core copies them as it computes, into memory that a call has from its beginning (``csrc/models/capture.h``). One
-thread for the whole process waits for the ends of such calls, and writes what they have.
+The core copies the values during computation, into memory that is reserved when the request starts
+(``csrc/models/capture.h``). One thread per process waits for captured requests to finish and writes their records.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..checks import integer, shown
-from ..errors import FileError, InvalidArgument
+from ..checks import integer, refuse
+from ..errors import FileError
 from ..runtime import logs as _logging
 from .capture_files import SUFFIX, CaptureRecord, read_capture
 
@@ -31,81 +31,86 @@ if TYPE_CHECKING:
 
     from .. import _core
 
-#: The engine that writes the records.
+#: Value of :attr:`CaptureRecord.team` in the records that this module writes.
 TEAM = "mpool"
-#: Numbers of a record, as the core allows; records of a call; characters of a job's name; calls that run, or are not
-#: written yet, at once: those beyond are not captured.
-MAX_VALUES, MAX_RECORDS, MAX_JOB_ID, MAX_CALLS = 1 << 20, 2**31 - 1, 256, 256
-#: Seconds after which calls that ended before the oldest one are seen.
+#: Maximum values per record (a limit of the core), records per request and characters of a job id.
+MAX_VALUES, MAX_RECORDS, MAX_JOB_ID = 1 << 20, 2**31 - 1, 256
+#: Maximum captured requests that are running or not yet written. Further requests run without being captured.
+MAX_PENDING = 256
+#: Seconds between two checks for finished requests while the oldest request runs.
 _PERIOD = 0.1
-#: Seconds that the end of the interpreter waits for a disk.
-_LAST = 1.0
+#: Seconds that the exit of the interpreter waits for unwritten records.
+_EXIT_TIMEOUT = 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CaptureJob:
-    """A name for the call that is made with it as ``capture=``. Made by :meth:`Capture.job`."""
+    """A capture and the name of one request, for the request's ``capture=``. Returned by :meth:`Capture.job`."""
 
     capture: Capture
     id: str
 
     def begins(self) -> bool:
-        """True if a request that starts now can be captured.
+        """Return True if a request that starts now can be captured; otherwise count and log the failure.
 
         Raises:
-            FileError: another capture writes the file by now.
+            FileError: another capture has the file open.
         """
-        self.capture._hold()
+        self.capture._claim_file()
         if not _writer().full():
             return True
-        self.capture._lose(self.id, f"{MAX_CALLS} others run, or wait to be written")
+        self.capture._record_failure(self.id, f"{MAX_PENDING} other requests are running or not yet written")
         return False
 
     def follow(self, ticket: _core.Ticket) -> None:
-        """Has its records written once it is done."""
-        _writer().follow(_Followed(self, ticket))
+        """Have the records written once the request is finished."""
+        _writer().follow(_Pending(self, ticket))
 
 
 class Capture:
-    """Where the records of calls go. Made by :func:`mpool.capture`; for ``capture=`` of calls from any thread.
+    """The destination of capture records. Returned by :func:`mpool.capture`; pass it as ``capture=``, from any thread.
 
     Attributes:
         path: the file or folder; None: the records are kept in memory.
-        values: numbers a record.
-        limit: records a call.
-        written: calls whose records were written.
-        dropped: records that had no room, since their calls had more than ``limit``.
-        failed: calls whose records could not be written, as on a full disk (the logger ``mpool`` says why), or that
-            were not captured since 256 others ran or waited to be written.
+        values: values per record.
+        limit: records per request.
+        written: number of requests whose records were written.
+        dropped: number of records beyond ``limit``, which were not kept.
+        failed: number of requests whose records could not be written (a full disk, for example; the logger ``mpool``
+            has the reason), or that were not captured because 256 others were running or not yet written.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None, *, values: int = 10,
                  records: int = 1_000_000) -> None:
-        self.path = _checked(path)
-        self._claim = os.path.realpath(self.path) if self.path is not None and self.path.suffix == SUFFIX else None
-        self.values = _count("values", values, MAX_VALUES)
-        self.limit = _count("records", records, MAX_RECORDS)
+        self.path = _check_path(path)
+        self._file_id = os.path.realpath(self.path) if self.path is not None and self.path.suffix == SUFFIX else None
+        self.values = _check_count("values", values, MAX_VALUES)
+        self.limit = _check_count("records", records, MAX_RECORDS)
         self.written = self.dropped = self.failed = 0
         self._numbers = itertools.count(1)
         self._kept: list[CaptureRecord] = []
-        self._next_file = 0  # in a folder; what it has is not counted again
-        self._hold()
+        self._next_file = 0  # number of the next file in a folder; 0: the folder was not listed yet
+        self._claim_file()
 
     def job(self, job_id: str | None = None) -> CaptureJob:
-        """A name for one call, as ``capture=capture.job("a")``; None: the next number, as for calls without a name.
+        """Returns this capture with a name for one request, as in ``capture=capture.job("a")``.
+
+        Args:
+            job_id: name of the request, a string of 1 to 256 characters; None: the next number, which is also the name
+                of requests that get the capture itself.
 
         Raises:
-            InvalidArgument: not a text of 1 to 256 characters.
+            InvalidArgument: ``job_id`` is not such a string.
         """
         if job_id is None:
             with _lock:
                 job_id = str(next(self._numbers))
         if not isinstance(job_id, str) or not 1 <= len(job_id) <= MAX_JOB_ID:
-            raise InvalidArgument(f"job_id is {shown(job_id)}, allowed: a text of 1 to {MAX_JOB_ID} characters")
+            refuse("job_id", job_id, f"a string of 1 to {MAX_JOB_ID} characters")
         return CaptureJob(self, job_id)
 
     def records(self) -> tuple[CaptureRecord, ...]:
-        """All records of the calls that have ended, after :meth:`flush`; read from ``path`` if there is one."""
+        """Calls :meth:`flush` and returns all records, read from ``path`` unless they are kept in memory."""
         self.flush()
         if self.path is None:
             with _lock:
@@ -113,7 +118,14 @@ class Capture:
         return read_capture(self.path) if self.written else ()
 
     def flush(self, timeout: float | None = None) -> bool:
-        """Waits until the captured calls have ended and their records are written; False: not within ``timeout``."""
+        """Waits until all captured requests are finished and written.
+
+        Args:
+            timeout: seconds to wait; None: no limit.
+
+        Returns:
+            False if the timeout ended the wait.
+        """
         return _flush(self, timeout)
 
     def __enter__(self) -> Capture:
@@ -122,59 +134,60 @@ class Capture:
     def __exit__(self, *error: object) -> None:
         self.flush()
         with _lock:
-            if self._claim is not None and _open.get(self._claim) is self:
-                del _open[self._claim]
+            if self._file_id is not None and _open.get(self._file_id) is self:
+                del _open[self._file_id]
 
     def __repr__(self) -> str:
-        return f"<mpool.Capture of {self.written} calls, in {'memory' if self.path is None else self.path}>"
+        return f"<mpool.Capture of {self.written} requests, in {'memory' if self.path is None else self.path}>"
 
-    def _hold(self) -> None:
-        """Makes the file this one's until its ``with`` is left: each call writes it anew, with what it had from it."""
-        if self._claim is None:
+    def _claim_file(self) -> None:
+        """Reserve the file until the ``with`` block ends: two captures would overwrite each other's records, because
+        every finished request rewrites the whole file."""
+        if self._file_id is None:
             return
         with _lock:
-            if _open.setdefault(self._claim, self) is not self:
-                raise FileError(f"a capture cannot be written: {self.path} is written by another open mpool.capture() "
-                                "of this process. Use that one for both, or leave its with first")
+            if _open.setdefault(self._file_id, self) is not self:
+                raise FileError(f"a capture cannot be written: another open mpool.capture() of this process writes "
+                                f"{self.path}. Use that capture for both, or leave its `with` block first")
 
-    # ---- by the thread -----------------------------------------------------------------------------------------------
+    # ---- called by the writer thread ---------------------------------------------------------------------------------
 
-    def _take(self, job_id: str, ticket: _core.Ticket) -> None:
-        """Takes the records of a finished request."""
+    def _collect(self, job_id: str, ticket: _core.Ticket) -> None:
+        """Write the records of a finished request."""
         try:
             data, layers, hidden, vocab, beyond = ticket.capture()
             with _lock:
                 self.dropped += beyond * (layers + 3)
-            self._put(_Table(job_id, self.values, data, layers, hidden, vocab))
+            self._store(_RecordTable(job_id, self.values, data, layers, hidden, vocab))
         except Exception as error:
-            self._lose(job_id, error)
+            self._record_failure(job_id, error)
 
-    def _lose(self, job_id: str, reason: object) -> None:
+    def _record_failure(self, job_id: str, reason: object) -> None:
         with _lock:
             self.failed += 1
-        _logging.log.warning("The capture of job %r is lost: %s", job_id, reason)
+        _logging.log.warning("Job %r was not captured: %s", job_id, reason)
 
-    def _put(self, table: _Table) -> None:
+    def _store(self, table: _RecordTable) -> None:
         if self.path is None:
             found = list(table.records())
             with _lock:
                 self._kept += found
         elif self.path.suffix == SUFFIX:
-            with _beside(self.path.parent, table, self.path if self.written else None) as whole:
-                os.replace(whole, self.path)
+            with _temporary_file(self.path.parent, table, self.path if self.written else None) as complete:
+                os.replace(complete, self.path)
         else:
-            self._add(self.path, table)
+            self._add_file(self.path, table)
         with _lock:
             self.written += 1
 
-    def _add(self, folder: Path, table: _Table) -> None:
-        """A file in a folder, which others may write to as well."""
+    def _add_file(self, folder: Path, table: _RecordTable) -> None:
+        """Add a file to a folder that other captures and processes may write to at the same time."""
         if not self._next_file:
-            self._next_file = 1 + max((int(old.stem) for old in _numbered(folder)), default=0)
-        with _beside(folder, table, None) as whole:
+            self._next_file = 1 + max((int(old.stem) for old in _numbered_files(folder)), default=0)
+        with _temporary_file(folder, table, None) as complete:
             while True:
                 try:
-                    os.link(whole, folder / f"{self._next_file:06d}{SUFFIX}")
+                    os.link(complete, folder / f"{self._next_file:06d}{SUFFIX}")
                     return
                 except FileExistsError:
                     self._next_file += 1
@@ -183,27 +196,27 @@ class Capture:
 def capture(path: str | os.PathLike[str] | None = None, *, values: int = 10, records: int = 1_000_000) -> Capture:
     """Records the outputs of a model's layers, for comparison with another engine or another machine.
 
-    Pass what this returns as ``capture=`` to :func:`mpool.generate`, :func:`mpool.chat`, :func:`mpool.vision` or
-    :func:`mpool.submit`, here or in ``mpool.aio``. A call has layers + 3 records for each token that it samples: of
-    the row that the token is sampled from. Completions are the same as without. Calls with ``n`` above 1 cannot be
-    captured.
+    Pass the returned object as ``capture=`` to :func:`mpool.generate`, :func:`mpool.chat`, :func:`mpool.vision`,
+    :func:`mpool.submit` or their counterparts in ``mpool.aio``. A request has layers + 3 records per sampled token,
+    for the position whose logits the token is sampled from. Capturing does not change completions. Requests with ``n``
+    above 1 cannot be captured.
 
     Args:
-        path: a ``.jsonl`` file, which is replaced, and then written anew with each call, by one open capture at a time;
-            or a folder, which gets a file a call (``000001.jsonl``), for many of them, also of several processes. It is
-            made if its name has no suffix or ends in ``/``. None: they are kept in memory. Files appear complete, by
-            renaming, when their call ends: a process that is killed keeps those of the calls before, and may leave a
-            file ``mpool-*.tmp`` beside them.
-        values: numbers in a record, the first ones; fewer if the stage has fewer.
-        records: records of one request. Their memory is reserved when it starts (for no more than
-            ``max_tokens`` can need); further ones are dropped and counted.
+        path: destination of the records; None: memory. A ``.jsonl`` file is replaced, and then rewritten after each
+            request; only one open capture may write it. A folder gets one file per request (``000001.jsonl``), also
+            from several captures and processes; it is created if its name has no suffix or ends in ``/``. Files are
+            written under a temporary name and renamed when the request is finished: a process that is killed keeps the
+            files of earlier requests, and may leave a file ``mpool-*.tmp`` in the folder.
+        values: leading values per record, 1 to 1,048,576; a stage with fewer values has shorter records.
+        records: maximum number of records per request, 1 to 2**31 - 1. Their memory is reserved when the request starts
+            (for at most as many as ``max_tokens`` needs); further records are dropped and counted.
 
     Returns:
-        a :class:`mpool.Capture`; leaving its ``with`` waits until everything is written.
+        a :class:`mpool.Capture`; the end of its ``with`` block waits until all records are written.
 
     Raises:
-        InvalidArgument: an argument is not as described.
-        FileError: the file or folder cannot be made there, or another capture of this process writes the file.
+        InvalidArgument: an argument has a value that is not allowed.
+        FileError: the file or folder cannot be created, or another capture of this process writes the file.
 
     Example:
         >>> with mpool.capture() as capture:
@@ -216,31 +229,31 @@ def capture(path: str | os.PathLike[str] | None = None, *, values: int = 10, rec
 
 
 def job_of(value: Any) -> CaptureJob | None:
-    """The job for the argument ``capture=`` of a request.
+    """Return the job for the argument ``capture=`` of a request.
 
     Raises:
-        InvalidArgument: something else.
+        InvalidArgument: the value is neither a capture nor a job of one.
     """
     if value is None or isinstance(value, CaptureJob):
         return value
     if isinstance(value, Capture):
         return value.job()
-    raise InvalidArgument(f"capture is {shown(value)}, allowed: what mpool.capture() returns, or a job() of it")
+    refuse("capture", value, "the result of mpool.capture(), or of its job()")
 
 
-def _count(name: str, value: Any, most: int) -> int:
+def _check_count(name: str, value: Any, most: int) -> int:
     found = integer(value)
     if found is None or not 1 <= found <= most:
-        raise InvalidArgument(f"{name} is {shown(value)}, allowed: 1 to {most:,}")
+        refuse(name, value, f"an integer from 1 to {most:,}")
     return found
 
 
-def _checked(path: Any) -> Path | None:
+def _check_path(path: Any) -> Path | None:
     if path is None:
         return None
     if not isinstance(path, (str, os.PathLike)) or not isinstance(os.fspath(path), str) or not os.fspath(path):
-        raise InvalidArgument(f"path is {shown(path)}, allowed: a {SUFFIX} file or a folder")
-    found = Path(os.path.abspath(path))  # wherever the process goes
+        refuse("path", path, f"a {SUFFIX} file or a folder")
+    found = Path(os.path.abspath(path))  # independent of later changes of the working directory
     is_file = found.suffix == SUFFIX
     folder = found.parent if is_file else found
     reason = ""
@@ -248,47 +261,47 @@ def _checked(path: Any) -> Path | None:
         if found.is_dir():
             reason = "is a folder"
         elif not folder.is_dir():
-            reason = "is in no folder"
+            reason = "is not in an existing folder"
     elif found.exists() and not found.is_dir():
-        reason = f"is not a folder, and a file has to end in {SUFFIX}"
+        reason = f"is not a folder, and the name of a file must end in {SUFFIX}"
     elif not found.exists():
         if found.suffix and not os.fspath(path).endswith(os.sep):
-            reason = (f"does not exist. Allowed: a file that ends in {SUFFIX}, a folder that exists, or a new one, "
-                      "whose name ends in / if it has a suffix")
+            reason = (f"does not exist. Use a file that ends in {SUFFIX}, an existing folder, or a new folder, whose "
+                      "name must end in / if it has a suffix")
         else:
             try:
                 folder.mkdir(exist_ok=True)
             except OSError as error:
-                reason = f"cannot be made: {error.strerror}"
+                reason = f"cannot be created: {error.strerror}"
     if not reason and not os.access(folder, os.W_OK | os.X_OK):
-        reason = f"cannot be made: {folder} is not writable" if is_file else "is not writable"
+        reason = f"cannot be created: {folder} is not writable" if is_file else "is not writable"
     if reason:
         raise FileError(f"a capture cannot be written: {found} {reason}")
     return found
 
 
-def _numbered(folder: Path) -> Iterator[Path]:
-    """Captures in a folder."""
+def _numbered_files(folder: Path) -> Iterator[Path]:
+    """Yield the capture files of a folder whose names are numbers."""
     for old in folder.glob(f"*{SUFFIX}"):
         if old.stem.isascii() and old.stem.isdigit():
             yield old
 
 
-# ---- what a call has -------------------------------------------------------------------------------------------------
+# ---- the records of a request ----------------------------------------------------------------------------------------
 
-#: Nine digits tell every float32 from all others.
+#: Nine significant digits identify every float32 uniquely.
 _NUMBER = "%.9g"
 _NOT_FINITE = re.compile("-?(nan|inf)")
 
 
-class _Table:
-    """The records of a call, in the order that they are computed in.
+class _RecordTable:
+    """The records of a request, in the order of computation.
 
     Args:
-        job_id: the call.
-        values: numbers a record, where there are as many.
-        data: float32 ``(tokens, numbers)``, the records of a token in sequence.
-        layers, hidden, vocab: sizes of the model.
+        job_id: name of the request.
+        values: maximum number of values per record.
+        data: float32 ``(tokens, values of all stages)``; a row holds the records of one token in sequence.
+        layers, hidden, vocab: dimensions of the model.
     """
 
     def __init__(self, job_id: str, values: int, data: NDArray[Any], layers: int, hidden: int, vocab: int) -> None:
@@ -301,31 +314,32 @@ class _Table:
             start += min(values, size)
 
     def records(self) -> Iterator[CaptureRecord]:
-        """One after the other."""
+        """Yield all records."""
         for token, row in enumerate(self._data):
-            for name, size, place in self._stages:
-                values = (float(_NUMBER % value) if math.isfinite(value) else None for value in row[place].tolist())
+            for name, size, columns in self._stages:
+                values = (float(_NUMBER % value) if math.isfinite(value) else None for value in row[columns].tolist())
                 yield CaptureRecord(name, TEAM, token, self.job_id, "float32", (size,), tuple(values))
 
     def lines(self) -> Iterator[str]:
-        """The same as lines of JSON."""
+        """Yield the same records as lines of JSON."""
         job = json.dumps(self.job_id).replace("%", "%%")
         heads = [f'{{"checkpoint": "{name}", "team": "{TEAM}", "token_idx": %d, "job_id": {job}, "dtype": "float32", '
                  f'"shape": [{size}], "values": [' for name, size, _ in self._stages]
-        formats = [", ".join([_NUMBER] * (place.stop - place.start)) for _, _, place in self._stages]
+        formats = [", ".join([_NUMBER] * (columns.stop - columns.start)) for _, _, columns in self._stages]
         for token, row in enumerate(self._data):
             values = row.tolist()
             finite = all(map(math.isfinite, values))
-            for head, numbers, (_, _, place) in zip(heads, formats, self._stages):
-                body = numbers % tuple(values[place])
+            for head, numbers, (_, _, columns) in zip(heads, formats, self._stages):
+                body = numbers % tuple(values[columns])
                 yield f"{head % token}{body if finite else _NOT_FINITE.sub('null', body)}]}}\n"
 
 
 @contextmanager
-def _beside(folder: Path, table: _Table, before: Path | None) -> Iterator[Path]:
-    """A file in a folder with what is in ``before``, and behind it a call's records: whole, or there is an error."""
+def _temporary_file(folder: Path, table: _RecordTable, before: Path | None) -> Iterator[Path]:
+    """Write a temporary file with the contents of ``before``, followed by a request's records, and remove it at the end
+    of the ``with`` block. The block runs only if the file is complete."""
     found = folder / f"mpool-{os.getpid()}-{secrets.token_hex(8)}.tmp"
-    file = open(found, "xb")  # outside of the try: a file that exists already belongs to another writer
+    file = open(found, "xb")  # outside the try block: an existing file belongs to another writer
     try:
         with file:
             if before is not None:
@@ -337,82 +351,85 @@ def _beside(folder: Path, table: _Table, before: Path | None) -> Iterator[Path]:
         found.unlink(missing_ok=True)
 
 
-# ---- the thread ------------------------------------------------------------------------------------------------------
+# ---- the writer thread -----------------------------------------------------------------------------------------------
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Followed:
+class _Pending:
+    """A captured request that is running or not yet written."""
+
     job: CaptureJob
     ticket: _core.Ticket
 
 
 class _Writer:
-    """Waits for the oldest call, and looks at the others now and then: nothing is done while calls write."""
+    """Writes the records of finished requests. While requests run, its thread blocks on the oldest one and checks the
+    others every :data:`_PERIOD` seconds: it does no work per token."""
 
     def __init__(self) -> None:
-        self._moved = threading.Condition()
-        self._calls: list[_Followed] = []
+        self._changed = threading.Condition()
+        self._pending: list[_Pending] = []
         threading.Thread(target=self._run, name="mpool-capture", daemon=True).start()
 
-    def follow(self, call: _Followed) -> None:
-        """From now until it has ended and is written."""
-        with self._moved:
-            self._calls.append(call)
-            self._moved.notify_all()
+    def follow(self, request: _Pending) -> None:
+        """Write the records of a request once it is finished."""
+        with self._changed:
+            self._pending.append(request)
+            self._changed.notify_all()
 
     def full(self) -> bool:
         """True if no more requests can be followed."""
-        return len(self._calls) >= MAX_CALLS
+        return len(self._pending) >= MAX_PENDING
 
     def flush(self, capture: Capture | None, timeout: float | None) -> bool:
-        """Until no call is left, of a capture or of any."""
-        with self._moved:
-            return self._moved.wait_for(
-                lambda: not any(capture in (None, call.job.capture) for call in self._calls), timeout)
+        """Wait until no request of a capture is pending; None: of any capture. Return False after the timeout."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: not any(capture in (None, request.job.capture) for request in self._pending), timeout)
 
     def _run(self) -> None:
         while True:
-            with self._moved:
-                self._moved.wait_for(lambda: self._calls)
-                oldest = self._calls[0].ticket
+            with self._changed:
+                self._changed.wait_for(lambda: self._pending)
+                oldest = self._pending[0].ticket
             oldest.wait(_PERIOD)
             del oldest
-            self._sweep()
+            self._write_finished()
 
-    def _sweep(self) -> None:
-        for call in [call for call in self._calls if call.ticket.done()]:
-            call.job.capture._take(call.job.id, call.ticket)
-            with self._moved:
-                self._calls.remove(call)
-                self._moved.notify_all()
+    def _write_finished(self) -> None:
+        for request in [request for request in self._pending if request.ticket.done()]:
+            request.job.capture._collect(request.job.id, request.ticket)
+            with self._changed:
+                self._pending.remove(request)
+                self._changed.notify_all()
 
 
-_started: _Writer | None = None
+_instance: _Writer | None = None
 _lock = threading.Lock()
-#: File -> the open capture that writes it.
+#: Resolved path of a file -> the open capture that writes it.
 _open: weakref.WeakValueDictionary[str, Capture] = weakref.WeakValueDictionary()
 
 
 def _writer() -> _Writer:
-    global _started
+    global _instance
     with _lock:
-        if _started is None:
-            _started = _Writer()
-        return _started
+        if _instance is None:
+            _instance = _Writer()
+        return _instance
 
 
 def _flush(capture: Capture | None, timeout: float | None) -> bool:
-    writer = _started
+    writer = _instance
     return writer is None or writer.flush(capture, timeout)
 
 
 def finish() -> None:
-    """Writes the records of finished requests when the interpreter ends."""
-    _flush(None, _LAST)
+    """Write the records of finished requests when the interpreter exits."""
+    _flush(None, _EXIT_TIMEOUT)
 
 
 def _after_fork_in_child() -> None:
-    global _started, _lock
-    _started, _lock = None, threading.Lock()
+    global _instance, _lock
+    _instance, _lock = None, threading.Lock()
     _open.clear()
 
 

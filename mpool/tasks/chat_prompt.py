@@ -1,4 +1,4 @@
-"""A conversation to the prompt of one model: messages, tools and images through the model's chat template."""
+"""Renders messages, tools and images to a prompt with the model's chat template."""
 
 from __future__ import annotations
 
@@ -22,27 +22,34 @@ if TYPE_CHECKING:
 
 def prompt_of(entry: Entry, messages: Any, options: dict[str, Any],
               call: Call | None = None) -> tuple[ChatPrompt, Images | None, Tools | None]:
-    """The rendered prompt of a conversation, its images, and the tools that a completion may call. Removes its own
-    options from ``options``.
+    """Render the prompt of a conversation.
+
+    Args:
+        entry: the model.
+        messages: the conversation, as for :func:`mpool.chat`.
+        options: options of the request; those that concern the prompt are removed from it.
+        call: the request, for its deadline.
+
+    Returns:
+        the prompt, its images or None, and the tools that a completion may call or None.
 
     Raises:
-        InvalidArgument: the messages or the tools are not of the shape described in :func:`mpool.chat`.
-        Unsupported: the messages hold images and the model supports text only, tools are given and the chat template
-            has no tools, or the model has no chat template.
-        TemplateError: the template refuses the conversation.
+        InvalidArgument: messages, tools or another option do not have the shape described in :func:`mpool.chat`.
+        Unsupported: the messages have images and the model supports text only, tools are given and the chat template
+            does not support them, or the model has no chat template.
+        TemplateError: the template rejects the conversation.
     """
     if options.pop("parse_special", False) is not False:
-        raise InvalidArgument("`parse_special` must be left out of a chat: the text of messages is plain, and the "
-                              "template writes the control tokens", param="parse_special", hint="Use it with generate",
-                              key=entry.key)
+        raise InvalidArgument("`parse_special` must not be used in a chat: only the chat template writes control "
+                              "tokens, and messages are plain text", param="parse_special",
+                              hint="Use it with generate", key=entry.key)
     variables = options.pop("template_options", None)
     variables = {} if variables is None else variables
     if not isinstance(variables, Mapping) or not all(isinstance(name, str) for name in variables):
-        refuse("template_options", variables, "a dict, name -> plain value", key=entry.key)
+        refuse("template_options", variables, "a dict of names and plain values", key=entry.key)
     allow_urls = options.pop("allow_urls", False)
-    sees = entry.capability == "vision"
     try:
-        images: list[Any] | None = [] if sees else None
+        images: list[Any] | None = [] if entry.capability == "vision" else None
         checked = check_messages(messages, images)
         tools = None
         if any(options.get(name) is not None for name in ("tools", "tool_choice", "parallel_tool_calls")):
@@ -51,22 +58,24 @@ def prompt_of(entry: Entry, messages: Any, options: dict[str, Any],
             tools = pop_tools(entry.template, entry.key, options)
         for name in ("tools", "tool_choice", "parallel_tool_calls"):
             options.pop(name, None)
-        checked, given = _told(entry, checked, tools)
+        checked, template_tools = _with_tools(entry, checked, tools)
         if images is not None:
-            return *_with_images(entry, checked, images, variables, allow_urls, call, given), tools
-        return entry.template().prompt(checked, entry.tokenizer(), tools=given, **variables), None, tools
+            return *_with_images(entry, checked, images, variables, allow_urls, call, template_tools), tools
+        prompt = entry.template().prompt(checked, entry.tokenizer(), tools=template_tools, **variables)
+        return prompt, None, tools
     except TypeError as error:
-        # a variable by the name of one of prompt's own arguments
-        raise InvalidArgument(f"`template_options` cannot hold these names: {error}", param="template_options",
-                              key=entry.key) from None
+        # a variable that has the name of an argument of ChatTemplate.prompt
+        raise InvalidArgument(f"`template_options` must not contain reserved names: {error}",
+                              param="template_options", key=entry.key) from None
     except MpoolError as error:
         error.key = error.key or entry.key
         raise
 
 
-def _told(entry: Entry, messages: list[dict[str, Any]],
-          tools: Tools | None) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
-    """The conversation with function calls as the template reads them, and the tools passed beside it."""
+def _with_tools(entry: Entry, messages: list[dict[str, Any]],
+                tools: Tools | None) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
+    """Return the messages with function calls in the shape that the template expects, and the value of the template's
+    variable ``tools``. The variable is None if there are no tools, or if they are described in the messages."""
     if tools is None and not any(message.get("tool_calls") or message["role"] == "tool" for message in messages):
         return messages, None
     from ..conversation import tool_formats, tool_templates
@@ -89,23 +98,25 @@ def _with_images(entry: Entry, messages: list[dict[str, Any]], images: list[Any]
                  tools: list[dict[str, Any]] | None) -> tuple[ChatPrompt, Images | None]:
     settings, tokenizer, template = entry.describe().vision, entry.tokenizer(), entry.template()
     assert settings is not None
-    own = settings.image_token_id >= 0
-    token = tokenizer.token_text(settings.image_token_id) if own else None
-    places = None
+    token = tokenizer.token_text(settings.image_token_id) if settings.image_token_id >= 0 else None
+    placeholder = None
     if token is None or not template.accepts_image_parts(token, tokenizer):
-        # a text-only template: each image is a line of the text
-        places = placeholder_char(messages), token
-        messages = [{**message, "content": _joined(message["content"], places[0] + "\n")} for message in messages]
+        # the template supports text only: each image becomes a line of the text
+        placeholder = placeholder_char(messages), token
+        messages = [{**message, "content": _join_parts(message["content"], placeholder[0] + "\n")}
+                    for message in messages]
     cuts = vision.read_images(entry, images, allow_urls, None if call is None else call.deadline)
-    made = template.prompt(messages, tokenizer, tools=tools, placeholder=places, **variables)
-    ids, first = made.ids, tokenizer.prefix_ids
-    if first and ids[:len(first)].tolist() != list(first):  # as processors do, whose templates may leave it out
-        ids = np.concatenate([np.array(first, dtype=np.int32), ids])
-    ids, found = vision.expand(entry, ids, cuts)
-    return made._replace(ids=ids), found
+    prompt = template.prompt(messages, tokenizer, tools=tools, placeholder=placeholder, **variables)
+    ids, prefix = prompt.ids, tokenizer.prefix_ids
+    # templates may leave out the BOS token; the processors of transformers add it too
+    if prefix and ids[:len(prefix)].tolist() != list(prefix):
+        ids = np.concatenate([np.array(prefix, dtype=np.int32), ids])
+    ids, prompt_images = vision.expand(entry, ids, cuts)
+    return prompt._replace(ids=ids), prompt_images
 
 
-def _joined(content: Any, image: str) -> Any:
+def _join_parts(content: Any, image: str) -> Any:
+    """Join the parts of a message's content to one text, with ``image`` in place of each image."""
     if not isinstance(content, list):
         return content
     return "".join(image if part["type"] == "image" else part["text"] for part in content)

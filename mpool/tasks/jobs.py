@@ -12,7 +12,7 @@ from ..runtime.awaiting import Waiter
 if TYPE_CHECKING:
     from .. import _core
     from .steps import VectorRequest
-    from .streams import Flow, Iteration
+    from .streams import StreamIterator, TicketStream
 
 
 class Job:
@@ -149,7 +149,7 @@ class VectorJob(Job):
 class StreamJob(Job):
     """A job whose result is text or images; its pieces can be iterated over."""
 
-    def __init__(self, capability: str, stream: Flow[Any]) -> None:
+    def __init__(self, capability: str, stream: TicketStream[Any]) -> None:
         super().__init__(capability, stream._key)
         self._stream: Any = stream
 
@@ -161,10 +161,10 @@ class StreamJob(Job):
     def _finish(self) -> Any:
         return self._stream.result()
 
-    def __iter__(self) -> Iteration[Any]:
+    def __iter__(self) -> StreamIterator[Any]:
         return iter(self._stream)
 
     def __aiter__(self) -> AsyncIterator[Any]:
-        from .async_streams import AsyncFlow
+        from .async_streams import AsyncTicketStream
 
-        return AsyncFlow._of_job(self._stream).__aiter__()
+        return AsyncTicketStream._from_job(self._stream).__aiter__()

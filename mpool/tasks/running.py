@@ -133,7 +133,7 @@ async def _collect(stream: Any) -> Any:
     try:
         return await stream.result()
     finally:
-        stream._leave()
+        stream._cancel()
 
 
 # ---- jobs ------------------------------------------------------------------------------------------------------------

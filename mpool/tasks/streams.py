@@ -1,4 +1,4 @@
-"""Streams of results: the common base, and streams of text."""
+"""Streams of results: the common base, and text streams."""
 
 from __future__ import annotations
 
@@ -16,46 +16,46 @@ if TYPE_CHECKING:
     from .. import _core
     from .options import Call
 
-P = TypeVar("P")
+T = TypeVar("T")
 
 
-class Reads(Protocol[P]):
-    """The reader of a ticket, as streams use it."""
+class TicketReader(Protocol[T]):
+    """Converts the progress of a ticket to the items of a stream."""
 
-    def take(self) -> list[P]:
-        """Pieces that were decided since it was asked last."""
+    def take(self) -> list[T]:
+        """Return the items that were produced since the last call."""
 
     def check(self) -> None:
-        """Raises the error of a ticket that is done, if it has one."""
+        """Raise the error of a finished ticket, if it has one."""
 
     @property
     def ended(self) -> bool:
-        """There is nothing more to come, though the ticket may not be done."""
+        """True if no more items will follow, even if the ticket is not finished."""
 
 
-class Flow(Generic[P]):
-    """Iterates over the pieces of a call that runs. Each kind of stream adds how it is started and its ``result()``."""
+class TicketStream(Generic[T]):
+    """Iterates over the items of a running request. Subclasses add the submission and ``result()``."""
 
-    def __init__(self, ticket: _core.Ticket, reader: Reads[P], key: str) -> None:
+    def __init__(self, ticket: _core.Ticket, reader: TicketReader[T], key: str) -> None:
         self._ticket, self._reader, self._key = ticket, reader, key
-        self._ready: deque[P] = deque()
+        self._ready: deque[T] = deque()
         self._seen = 0
-        self._over = self._left = False
+        self._exhausted = self._cancelled = False
 
-    def __iter__(self) -> Iteration[P]:
-        return Iteration(self)
+    def __iter__(self) -> StreamIterator[T]:
+        return StreamIterator(self)
 
-    def __next__(self) -> P:
+    def __next__(self) -> T:
         while not self._ready:
-            if self._over:
+            if self._exhausted:
                 raise StopIteration
             done = self._ticket.done()
             self._ready.extend(self._reader.take())
             if self._ready:
                 break
             if done or self._reader.ended:
-                self._over = True
-                if not self._left:
+                self._exhausted = True
+                if not self._cancelled:
                     self._ticket.wait()
                     self._reader.check()
                 raise StopIteration
@@ -71,11 +71,11 @@ class Flow(Generic[P]):
             raise
 
     def close(self) -> None:
-        """Cancels what is not done. Idempotent."""
+        """Cancels the request unless it is finished. Idempotent."""
         if not self._ticket.done():
-            self._left = True
+            self._cancelled = True
             self._ticket.cancel()
-        self._over = True
+        self._exhausted = True
         self._ready.clear()
 
     def __enter__(self) -> Self:
@@ -86,37 +86,38 @@ class Flow(Generic[P]):
         self.close()
 
     def __repr__(self) -> str:
-        state = "cancelled" if self._left else "done" if self._ticket.done() else "running"
+        state = "cancelled" if self._cancelled else "done" if self._ticket.done() else "running"
         return f"<mpool.{type(self).__name__} of {self._key}, {state}>"
 
 
-class Iteration(Generic[P]):
-    """The iterator that a ``for`` holds. Dropping it before the end, by ``break`` or an exception, cancels the
+class StreamIterator(Generic[T]):
+    """The iterator of a ``for`` loop over a stream. Dropping it before the end (``break``, an exception) cancels the
     stream."""
 
     __slots__ = ("_stream",)
 
-    def __init__(self, stream: Flow[P]) -> None:
+    def __init__(self, stream: TicketStream[T]) -> None:
         self._stream = stream
 
-    def __iter__(self) -> Iteration[P]:
+    def __iter__(self) -> StreamIterator[T]:
         return self
 
-    def __next__(self) -> P:
+    def __next__(self) -> T:
         return next(self._stream)
 
     def __del__(self) -> None:
-        if not self._stream._over:
+        if not self._stream._exhausted:
             self._stream.close()
 
 
-class Stream(Flow[Chunk]):
-    """Pieces of a text, as they are decided. Made by ``generate(..., stream=True)`` and ``chat(..., stream=True)``.
+class Stream(TicketStream[Chunk]):
+    """Chunks of a completion while it is generated. Returned by ``generate(..., stream=True)`` and
+    ``chat(..., stream=True)``.
 
-    Iterating gives :class:`mpool.Chunk` s; the last of each choice carries its ``finish_reason``. Leaving early, by
-    ``break``, ``close()``, the end of a ``with``, or by dropping the stream, cancels the work; what was written till
-    then stays readable in :meth:`result`. The work starts with the call, not with the first iteration, and does not
-    wait for a slow reader. One thread at a time may iterate.
+    Iterating yields :class:`mpool.Chunk` s; the last chunk of each choice has its ``finish_reason``. Leaving the loop
+    early, ``close()``, the end of a ``with`` block and dropping the stream cancel the request; :meth:`result` then
+    returns the text generated so far. The request is submitted when the stream is created, not at the first iteration,
+    and generation does not wait for a slow reader. Only one thread at a time may iterate.
 
     Example:
         >>> stream = mpool.generate("Once upon a time", temperature=0, max_tokens=5, stream=True)
@@ -131,14 +132,14 @@ class Stream(Flow[Chunk]):
         super().__init__(ticket, request.reader(ticket), request.entry.key)
 
     def result(self) -> Completion:
-        """Waits for the end and gives all of it, whatever was iterated over before.
+        """Waits for the end and returns the whole completion, including chunks that were already read.
 
         Raises:
-            MpoolError: the call failed. A stream that was left early does not fail: its ``finish_reason`` is
+            MpoolError: the request failed. A stream that was closed early does not fail: its ``finish_reason`` is
                 ``"cancelled"``.
         """
         with Waiter(self._ticket):
             self._ticket.wait()
-        if not self._left:
+        if not self._cancelled:
             self._reader.check()
         return self._reader.completion()

@@ -1,4 +1,4 @@
-"""Image generation: prompts to tokens, the noise schedule, the request, steps and images."""
+"""Image generation: validation, tokenisation, noise schedule, requests, steps and images."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..checks import integer, real, shown
+from ..checks import integer, real, refuse, shown
 from ..errors import Cancelled, InvalidArgument, MemoryExhausted
 from ..runtime import threads as _threads
 from ..runtime.awaiting import Waiter
 from .images_result import GeneratedImage, GeneratedImages, ImageStep, to_image
 from .options import PLAIN, GenerateImageOptions
-from .streams import Flow
+from .streams import TicketStream
 from .text_embedding import MAX_CHARS, surrogate_of
-from .text_to_text import keyed
+from .text_to_text import errors_with_key
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,63 +28,65 @@ if TYPE_CHECKING:
     from ..runtime.entry import Entry
     from .options import Call
 
-MAX_SIDE, MAX_STEPS, MAX_PICTURES = 8192, 1000, 64
+#: Limits: pixels of a side, steps, and images per request.
+MAX_SIDE, MAX_STEPS, MAX_IMAGES = 8192, 1000, 64
 
 
 # ---- options -------------------------------------------------------------------------------------------------------
 
-def _whole(name: str, value: Any, low: int, high: int, key: str) -> int:
+def _check_integer(name: str, value: Any, low: int, high: int, key: str) -> int:
     number = integer(value)
     if number is None or not low <= number <= high:
-        raise InvalidArgument(f"{name} is {shown(value)}, allowed: {low} to {high:,}", key=key)
+        refuse(name, value, f"an integer from {low} to {high:,}", key=key)
     return number
 
 
-def _scale(value: Any, key: str) -> float:
+def _check_guidance_scale(value: Any, key: str) -> float:
     number = real(value)
     if number is None or not 0 <= number <= 1000:
-        raise InvalidArgument(f"guidance_scale is {shown(value)}, allowed: 0 to 1000", key=key)
+        refuse("guidance_scale", value, "a number from 0 to 1000", key=key)
     return number
 
 
-def _size(name: str, value: Any, grain: int, most: int, key: str) -> int:
-    number = _whole(name, value, 1, MAX_SIDE, key)
-    if number % grain or number > most:
-        near = min(max(grain, round(number / grain) * grain), most)
-        raise InvalidArgument(f"{name} is {number}, allowed: multiples of {grain} up to {most}; the nearest is {near}",
-                              key=key)
+def _check_side(name: str, value: Any, multiple: int, largest: int, key: str) -> int:
+    number = _check_integer(name, value, 1, MAX_SIDE, key)
+    if number % multiple or number > largest:
+        nearest = min(max(multiple, round(number / multiple) * multiple), largest)
+        refuse(name, number, f"a multiple of {multiple} up to {largest} (the nearest is {nearest})", key=key)
     return number
 
 
 # ---- schedule ------------------------------------------------------------------------------------------------------
 
-def _shifted(t: NDArray[Any], mu: float, kind: str) -> NDArray[Any]:
-    bend = math.exp(min(mu, 700.0)) if kind == "exponential" else mu
-    return bend / (bend + (1 / t - 1) ** 1.0)
+def _shift(sigmas: NDArray[Any], mu: float, kind: str) -> NDArray[Any]:
+    factor = math.exp(min(mu, 700.0)) if kind == "exponential" else mu
+    return factor / (factor + (1 / sigmas - 1) ** 1.0)
 
 
 def schedule(settings: DrawingSettings, steps: int, rows: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Times that the model is told, ``[steps]``, and shares of noise, ``[steps + 1]``.
+    """Return the timesteps that condition the model, float32 ``[steps]``, and the noise levels (sigmas), float32
+    ``[steps + 1]``, which decrease to 0.
 
     Args:
         settings: settings of the model.
-        steps: how many.
-        rows: rows of the transformer for one image; a dynamic shift depends on them.
+        steps: number of steps.
+        rows: number of image tokens of the transformer; a dynamic shift depends on it.
 
     Raises:
-        InvalidArgument: the model's files give no schedule for this count of steps and this size.
+        InvalidArgument: the model's scheduler settings do not give a valid schedule for these steps and rows.
 
     Source:
-        "Scaling Rectified Flow Transformers" (arXiv:2403.03206), section 5.3.2; the numbers and their order of rounding
-        are those of diffusers' FlowMatchEulerDiscreteScheduler and its pipelines.
+        "Scaling Rectified Flow Transformers" (arXiv:2403.03206), section 5.3.2; values and order of rounding are those
+        of diffusers' FlowMatchEulerDiscreteScheduler and its pipelines.
     """
     with np.errstate(all="ignore"):
         times, sigmas = _schedule(settings, steps, rows)
     low, high = float(sigmas.min()), float(sigmas.max())
-    if not (np.isfinite(times).all() and -1e-3 <= low and high <= 1 + 1e-3):  # NaN is in no range
-        raise InvalidArgument(f"the model's schedule of noise gives shares from {low:g} to {high:g} for {steps} steps "
-                              f"of a picture of {rows:,} rows, allowed: 0 to 1",
-                              hint="Another width, height or num_inference_steps; scheduler_config.json says the shift")
+    if not (np.isfinite(times).all() and -1e-3 <= low and high <= 1 + 1e-3):  # also true for NaN
+        got = f"{low:g} to {high:g}"
+        raise InvalidArgument(f"the model's noise levels for {steps} steps and {rows:,} image tokens must be from 0 to "
+                              f"1, got {got}", got=got, allowed="from 0 to 1",
+                              hint="Change width, height or num_inference_steps; scheduler_config.json has the shift")
     return times, sigmas
 
 
@@ -102,7 +104,7 @@ def _schedule(settings: DrawingSettings, steps: int, rows: int) -> tuple[NDArray
     if dynamic:
         slope = (s["max_shift"] - s["base_shift"]) / (s["max_image_seq_len"] - s["base_image_seq_len"])
         mu = rows * slope + (s["base_shift"] - slope * s["base_image_seq_len"])
-        sigmas = _shifted(sigmas, mu, s["time_shift_type"])
+        sigmas = _shift(sigmas, mu, s["time_shift_type"])
     else:
         sigmas = shift * sigmas / (1 + (shift - 1) * sigmas)
     if s["shift_terminal"]:
@@ -115,30 +117,30 @@ def _schedule(settings: DrawingSettings, steps: int, rows: int) -> tuple[NDArray
     return times.astype(np.float32), np.append(sigmas, np.float32(0))
 
 
-def noise(seed: int, picture: int, shape: tuple[int, int, int]) -> NDArray[np.float32]:
-    """Initial latents: normally distributed, a function of the seed and the number of the image."""
-    generator = np.random.Generator(np.random.Philox(key=np.array([seed, picture], dtype=np.uint64)))
+def noise(seed: int, index: int, shape: tuple[int, int, int]) -> NDArray[np.float32]:
+    """Return the initial latents of the image with this index: normally distributed float32 ``shape``. The same seed
+    and index give the same latents."""
+    generator = np.random.Generator(np.random.Philox(key=np.array([seed, index], dtype=np.uint64)))
     return generator.standard_normal(shape, dtype=np.float32)
 
 
 def _check_memory(entry: Entry, core_key: str, n: int, pixels: int, latents: int) -> None:
-    """Raises the core's MemoryExhausted before the noise, which may be gigabytes, is generated."""
+    """Raise the core's MemoryExhausted before the noise is generated, which can take gigabytes."""
     limit, needed = int(entry.pool.registry.stats()["memory_limit"]), 4 * n * (2 * latents + 3 * pixels)
     if needed > limit:
-        raise MemoryExhausted(f"{core_key.splitlines()[0]}: the call needs {needed / 1e6:,.1f} MB, "
-                              f"{limit / 1e6:,.1f} MB are the limit", key=entry.key,
-                              hint="Ask for fewer or smaller pictures at once")
+        raise MemoryExhausted(f"{core_key.splitlines()[0]}: the request needs {needed / 1e6:,.1f} MB, the limit is "
+                              f"{limit / 1e6:,.1f} MB", key=entry.key, hint="Request fewer or smaller images at once")
 
 
-# ---- texts ---------------------------------------------------------------------------------------------------------
+# ---- prompts -------------------------------------------------------------------------------------------------------
 
 def _check_text(name: str, text: Any, key: str) -> str:
     if not isinstance(text, str):
-        raise InvalidArgument(f"{name} is {shown(text)}, allowed: a text", key=key,
-                              hint="For several prompts, call generate_image once for each, or n= for several pictures"
-                              if isinstance(text, (list, tuple)) else None)
+        hint = "For several prompts, call generate_image once for each; for several images of one prompt, use n="
+        refuse(name, text, "a str", hint=hint if isinstance(text, (list, tuple)) else None, key=key)
     if len(text) > MAX_CHARS:
-        raise InvalidArgument(f"{name} has {len(text):,} characters, allowed: at most {MAX_CHARS:,}", key=key)
+        raise InvalidArgument(param=name, got=f"{len(text):,} characters",
+                              allowed=f"at most {MAX_CHARS:,} characters long", key=key)
     fault = surrogate_of(text, name)
     if fault is not None:
         fault.key = key
@@ -146,8 +148,8 @@ def _check_text(name: str, text: Any, key: str) -> str:
     return text
 
 
-def _callers_level() -> int:
-    """How many frames up the first one outside of the package is, for a warning of the function that asks."""
+def _caller_stacklevel() -> int:
+    """Return the ``stacklevel`` with which the calling function's warning points at the first frame outside mpool."""
     import sys
 
     frame, level = sys._getframe(1), 1
@@ -157,30 +159,45 @@ def _callers_level() -> int:
 
 
 def _tokens(inputs: Sequence[TextInput | None], text: str, lengths: Sequence[int],
-            name: str, told: list[str]) -> list[NDArray[np.int32] | None]:
-    """Token ids for each encoder. Adds to ``told`` what is cut off: this may run on a thread, where no caller can be
-    warned."""
+            name: str, truncations: list[str]) -> list[NDArray[np.int32] | None]:
+    """Return the token ids for each text encoder, and append a message to ``truncations`` for each truncated prompt.
+    The caller issues the warnings: on a tokenizer thread they would not point at the user's code."""
     from ..tokenizers import pipeline_tokenizers
 
     found: list[NDArray[np.int32] | None] = []
-    for take, length in zip(inputs, lengths):
-        if take is None or take.folder is None:
+    for encoder, length in zip(inputs, lengths):
+        if encoder is None or encoder.folder is None:
             found.append(None)
             continue
-        ids, removed = pipeline_tokenizers.encode(take.folder, text, length, take.pad, take.clip)
+        ids, removed = pipeline_tokenizers.encode(encoder.folder, text, length, encoder.pad, encoder.clip)
         if removed:
-            encoder = "CLIP" if take.clip else "T5"
-            told.append(f"{name} is too long for {encoder}, which takes {length} tokens; it does not see "
-                        f"{shown(removed)}")
+            truncations.append(f"`{name}` is too long for the text encoder {'CLIP' if encoder.clip else 'T5'}, which "
+                               f"supports {length} tokens; it ignores {shown(removed)}")
         found.append(np.array(ids, dtype=np.int32))
     return found
 
 
-# ---- a call --------------------------------------------------------------------------------------------------------
+# ---- requests ------------------------------------------------------------------------------------------------------
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request for images, ready for the core."""
+    """A validated image generation request.
+
+    Attributes:
+        entry: the model.
+        core_key: key of the core's model.
+        width, height: size of an image in pixels.
+        ids: token ids, int32 ``[tokens]``, for each prompt and each text encoder; None: the encoder is not used.
+        counts: number of tokens for each text encoder.
+        noise: initial latents, float32 ``[n, channels, latent height, latent width]``.
+        times: timesteps, float32 ``[steps]``.
+        sigmas: noise levels, float32 ``[steps + 1]``.
+        guidance: guidance scale.
+        preview_every: number of steps between two previews; 0: no previews.
+        seed: seed of the noise.
+        parameters: metadata of the images.
+        keep: True: keep the latents of every step (for tests).
+    """
 
     entry: Entry
     core_key: str
@@ -188,7 +205,7 @@ class Request:
     height: int
     ids: list[list[NDArray[np.int32] | None]]
     counts: tuple[int, int, int]
-    noise: NDArray[np.float32]  # (n, channels, high, wide)
+    noise: NDArray[np.float32]
     times: NDArray[np.float32]
     sigmas: NDArray[np.float32]
     guidance: float
@@ -198,7 +215,7 @@ class Request:
     keep: bool = False
 
     def submit(self, call: Call | None, fail_fast: bool | None = None, again: bool = False) -> _core.Ticket:
-        """Starts it. ``fail_fast``, ``again``: as of Call.keywords."""
+        """Submit the request. For ``fail_fast`` and ``again`` see :meth:`Call.keywords`."""
         keywords = (call or PLAIN).keywords(self.entry.key, fail_fast, again)
         try:
             return self.entry.pool.registry.submit_image_generation(
@@ -210,56 +227,64 @@ class Request:
             raise
 
     def reader(self, ticket: _core.Ticket) -> Reader:
-        """The reader of the request's ticket."""
+        """Return a reader for the ticket of this request."""
         return Reader(self, ticket)
 
 
-def prepare(entry: Entry, prompt: Any, options: GenerateImageOptions, watched: bool = True,
+def prepare(entry: Entry, prompt: Any, options: GenerateImageOptions, previews: bool = True,
             keep: bool = False) -> Request:
-    """Makes a request from arguments. Without ``watched``, no previews are made.
+    """Make a request from the arguments of :func:`mpool.generate_image`.
+
+    Args:
+        entry: the model.
+        prompt: the prompt.
+        options: the options.
+        previews: False: ignore ``preview_every``, because no caller can see the steps.
+        keep: see :class:`Request`.
 
     Raises:
-        InvalidArgument: an option is out of range, or asks for what the model cannot make.
+        InvalidArgument: an option is out of range, or the model does not support it.
     """
     settings, key = entry.describe().drawing, entry.key
-    assert settings is not None, "entries of another capability are refused before"
+    assert settings is not None, "the entry must have the right capability"
     core_key = entry.core_key(options.compute)
     prompt = _check_text("prompt", prompt, key)
-    grain = 2 * settings.scale
+    multiple = 2 * settings.scale
     positions = entry.describe().spec.kv.get("transformer.position_side")
-    most = int(positions) * grain if isinstance(positions, int) else MAX_SIDE
-    side = min(settings.side, most)
-    width = _size("width", side if options.width is None else options.width, grain, most, key)
-    height = _size("height", side if options.height is None else options.height, grain, most, key)
-    steps = _whole("num_inference_steps", settings.steps if options.num_inference_steps is None
-                   else options.num_inference_steps, 1, MAX_STEPS, key)
-    scale = _scale(settings.guidance_scale if options.guidance_scale is None else options.guidance_scale, key)
-    n = _whole("n", options.n, 1, MAX_PICTURES, key)
-    every = _whole("preview_every", options.preview_every, 0, MAX_STEPS, key)
+    largest = int(positions) * multiple if isinstance(positions, int) else MAX_SIDE
+    side = min(settings.side, largest)
+    width = _check_side("width", side if options.width is None else options.width, multiple, largest, key)
+    height = _check_side("height", side if options.height is None else options.height, multiple, largest, key)
+    steps = _check_integer("num_inference_steps", settings.steps if options.num_inference_steps is None
+                           else options.num_inference_steps, 1, MAX_STEPS, key)
+    scale = _check_guidance_scale(settings.guidance_scale if options.guidance_scale is None
+                                  else options.guidance_scale, key)
+    n = _check_integer("n", options.n, 1, MAX_IMAGES, key)
+    every = _check_integer("preview_every", options.preview_every, 0, MAX_STEPS, key)
     seed = int.from_bytes(np.random.SeedSequence().generate_state(1).tobytes(), "little") if options.seed is None \
-        else _whole("seed", options.seed, 0, 2**64 - 1, key)
+        else _check_integer("seed", options.seed, 0, 2**64 - 1, key)
     texts = [prompt]
     if options.negative_prompt is not None and not settings.guided:
-        raise InvalidArgument("negative_prompt is given, but this model is not guided away from a text", key=key,
-                              hint="Leave it out")
-    away = "" if options.negative_prompt is None else _check_text("negative_prompt", options.negative_prompt, key)
+        refuse("negative_prompt", options.negative_prompt, "None, because this model does not support negative prompts",
+               key=key)
+    negative = "" if options.negative_prompt is None else _check_text("negative_prompt", options.negative_prompt, key)
     if settings.guided and scale > 1:
-        texts.append(away)
+        texts.append(negative)
     longest = settings.inputs[2].length if settings.inputs[2] is not None else 0
-    tokens = _whole("max_sequence_length", min(settings.text_tokens, longest) if options.max_sequence_length is None
-                    else options.max_sequence_length, 1, longest, key)
-    counts = [0 if take is None else take.length for take in settings.inputs]
+    tokens = _check_integer("max_sequence_length", min(settings.text_tokens, longest)
+                            if options.max_sequence_length is None else options.max_sequence_length, 1, longest, key)
+    counts = [0 if encoder is None else encoder.length for encoder in settings.inputs]
     counts[2] = tokens
     shape = (settings.channels, height // settings.scale, width // settings.scale)
     _check_memory(entry, core_key, n, width * height, math.prod(shape))
-    with keyed(entry):
+    with errors_with_key(entry):
         times, sigmas = schedule(settings, steps, shape[1] * shape[2] // 4)
-        told: list[str] = []
+        truncations: list[str] = []
         ids = [_threads.interruptible(_tokens, settings.inputs, text, counts,
-                                      "negative_prompt" if i else "prompt", told, chars=len(text))
+                                      "negative_prompt" if i else "prompt", truncations, chars=len(text))
                for i, text in enumerate(texts)]
-    for warning in told:
-        warnings.warn(warning, stacklevel=_callers_level())
+    for message in truncations:
+        warnings.warn(message, stacklevel=_caller_stacklevel())
     if options.latents is None:
         start = np.empty((n, *shape), dtype=np.float32)
         for i in range(n):
@@ -271,37 +296,39 @@ def prepare(entry: Entry, prompt: Any, options: GenerateImageOptions, watched: b
                   "max_sequence_length": tokens, "n": n, "compute": options.compute,
                   "latents": "of the seed" if options.latents is None else "given"}
     return Request(entry, core_key, width, height, ids, (counts[0], counts[1], counts[2]), start, times, sigmas, scale,
-                   every if watched else 0, seed, parameters, keep)
+                   every if previews else 0, seed, parameters, keep)
 
 
 def _latents(given: Any, settings: DrawingSettings, n: int, shape: tuple[int, int, int],
              key: str) -> NDArray[np.float32]:
-    """(n, channels, high, wide); FLUX's also as diffusers packs them, (n, high / 2 * wide / 2, 4 channels)."""
-    channels, high, wide = shape
-    packed = (n, high * wide // 4, 4 * channels)
-    array = _array_of(given)
+    """Return the caller's latents as float32 ``[n, channels, height, width]``. For FLUX, diffusers' packed shape
+    ``[n, height / 2 * width / 2, 4 * channels]`` is accepted too."""
+    channels, height, width = shape
+    packed = (n, height * width // 4, 4 * channels)
+    packed_too = f" or {packed}" if settings.architecture == "flux" else ""
+    allowed = f"an array of floats of shape {(n, *shape)}{packed_too}"
+    array = _numeric_array(given)
     if array is None:
-        raise InvalidArgument(f"latents is {shown(given)}, allowed: an array of floats, {(n, *shape)}", key=key)
+        refuse("latents", given, allowed, key=key)
     if settings.architecture == "flux" and array.shape == packed:
-        array = array.reshape(n, high // 2, wide // 2, channels, 2, 2).transpose(0, 3, 1, 4, 2, 5).reshape(n, *shape)
+        array = array.reshape(n, height // 2, width // 2, channels, 2, 2).transpose(0, 3, 1, 4, 2, 5).reshape(n, *shape)
     if array.shape == shape and n == 1:
         array = array[None]
     if array.shape != (n, *shape):
-        more = f" or {packed}" if settings.architecture == "flux" else ""
-        raise InvalidArgument(f"latents is an array of shape {array.shape}, allowed: {(n, *shape)}{more}", key=key)
-    with np.errstate(over="ignore"):  # what is infinite then is refused by the core
+        refuse("latents", array, allowed, key=key)
+    with np.errstate(over="ignore"):  # the core rejects infinite values
         return np.ascontiguousarray(array, dtype=np.float32)
 
 
-def _array_of(given: Any) -> NDArray[Any] | None:
-    """Numbers as an array: of numpy, a list, or a tensor of torch, which may be bfloat16, need gradients or be on
-    another device. None: they are none."""
+def _numeric_array(given: Any) -> NDArray[Any] | None:
+    """Convert a list, NumPy array or torch tensor (of any float type, with gradients, or on another device) to a NumPy
+    array. Return None if it does not have real numbers."""
     try:
         if all(hasattr(given, name) for name in ("detach", "cpu", "float", "is_complex")):
             given = given.detach().cpu()
             given = given if given.is_complex() else given.float()
         array = np.asarray(given)
-    except Exception:  # a caller's object, which may raise anything
+    except Exception:  # the conversion of an arbitrary object can raise any error
         return None
     return array if array.dtype.kind in "fiu" or array.dtype.name == "bfloat16" else None
 
@@ -309,47 +336,48 @@ def _array_of(given: Any) -> NDArray[Any] | None:
 # ---- steps ---------------------------------------------------------------------------------------------------------
 
 class Reader:
-    """Reads what a ticket has done since it was read last. One thread at a time."""
+    """Converts the progress of a ticket to steps, and a finished ticket to images. Not thread-safe."""
 
     def __init__(self, request: Request, ticket: _core.Ticket) -> None:
         self.request, self.ticket = request, ticket
-        self._steps = self._previews = 0
+        self._steps = 0
 
     def take(self) -> list[ImageStep]:
-        """Steps that were done; a preview comes with the step after which it was made. A call that failed or was
-        cancelled while it made one gives the step without."""
-        over = self.ticket.done()
-        done, previews, _, each = self.ticket.image_progress()
-        one, total = len(self.request.times), len(self.request.times) * len(self.request.noise)
+        """Return the steps that were completed since the last call. A step with a preview is returned once its preview
+        is decoded, or without it if the request failed or was cancelled before that."""
+        finished = self.ticket.done()
+        done, previews, _, previews_per_image = self.ticket.image_progress()
+        steps_per_image = len(self.request.times)
+        total = steps_per_image * len(self.request.noise)
         every, steps = self.request.preview_every, []
         while self._steps < done:
             step = self._steps + 1
-            picture, within = divmod(step - 1, one)
+            image, within = divmod(step - 1, steps_per_image)
             preview = None
-            if every and (within + 1) % every == 0 and within + 1 < one:
-                index = picture * each + (within + 1) // every - 1
+            if every and (within + 1) % every == 0 and within + 1 < steps_per_image:
+                index = image * previews_per_image + (within + 1) // every - 1
                 if index < previews:
                     preview = to_image(np.array(self.ticket.preview(index)))
-                elif not over:
-                    break  # it is being made
+                elif not finished:
+                    break  # the preview is not decoded yet
             self._steps = step
-            steps.append(ImageStep(step, total, picture, preview))
+            steps.append(ImageStep(step, total, image, preview))
         return steps
 
     def check(self) -> None:
-        """Raises the error of a ticket that is done, if it has one."""
+        """Raise the error of a finished ticket, if it has one."""
         self.ticket.check()
 
     @property
     def ended(self) -> bool:
-        """Images are there with the end of the ticket, not before."""
+        """False: steps can follow until the ticket is finished."""
         return False
 
     def result(self) -> GeneratedImages:
-        """The pictures of a ticket that is done.
+        """Return the images of a finished ticket.
 
         Raises:
-            MpoolError: the call failed.
+            MpoolError: the request failed.
         """
         request = self.request
         try:
@@ -362,12 +390,12 @@ class Reader:
             for i in range(len(request.noise))), request.seed, request.entry.key)
 
 
-class ImageStream(Flow[ImageStep]):
-    """Steps of pictures that are being made. Made by ``generate_image(..., stream=True)``.
+class ImageStream(TicketStream[ImageStep]):
+    """Steps of images while they are generated. Returned by ``generate_image(..., stream=True)``.
 
-    Iterating gives :class:`mpool.ImageStep` s. Leaving early, by ``break``, ``close()``, the end of a ``with``, or by
-    dropping the stream, stops the work, within a step too. The work starts with the call, not with the first iteration,
-    and does not wait for a slow reader. One thread at a time may iterate.
+    Iterating yields :class:`mpool.ImageStep` s. Leaving the loop early, ``close()``, the end of a ``with`` block and
+    dropping the stream cancel the request, even within a step. The request is submitted when the stream is created, not
+    at the first iteration, and generation does not wait for a slow reader. Only one thread at a time may iterate.
 
     Example::
 
@@ -384,16 +412,16 @@ class ImageStream(Flow[ImageStep]):
         super().__init__(ticket, request.reader(ticket), request.entry.key)
 
     def result(self) -> GeneratedImages:
-        """Waits for the pictures, whatever was iterated over before.
+        """Waits for the images and returns them, even if steps were already read.
 
         Raises:
-            Cancelled: the stream was left early.
-            MpoolError: the call failed.
+            Cancelled: the stream was closed early.
+            MpoolError: the request failed.
         """
         with Waiter(self._ticket):
             self._ticket.wait()
-        if self._left:
-            raise Cancelled("the stream was left before its pictures were done", key=self._key)
+        if self._cancelled:
+            raise Cancelled("the stream was closed before its images were complete", key=self._key)
         return self._reader.result()
 
 

@@ -1,4 +1,4 @@
-"""Text generation: prompts, the request, reading a ticket, completions."""
+"""Text generation: prompts, requests, chunks and completions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..checks import shown
+from ..checks import refuse
 from ..conversation import reasoning
 from ..errors import Cancelled, ContextOverflow, InvalidArgument, MemoryExhausted, MpoolError
 from ..results import Choice, Chunk, Completion, FinishReason, Timings, TokenLogprob, ToolCallDelta, TopLogprob, Usage
@@ -34,20 +34,31 @@ if TYPE_CHECKING:
     from .options import Call
     from .vision import Images
 
-#: End of a text in the core's numbering -> ``finish_reason``.
+#: ``finish_reason`` for each value of the core's enum; None: not finished.
 _FINISH: tuple[FinishReason | None, ...] = (None, "stop", "length", "stop", "cancelled")
+_IDS_TYPES = "token ids as a list or an integer array of shape (n,)"
+_PROMPT_TYPES = f"a text, or {_IDS_TYPES}"
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request for text, ready for the core.
+    """A validated text generation request.
 
     Attributes:
+        entry: the model.
+        registry: the core's registry, which accepts the request.
+        core_key: key of the core's model.
+        tokenizer: the model's tokenizer.
         prompt: token ids, int32 ``[tokens]``.
-        splitter: makes the splitter of reasoning and text (:mod:`mpool.conversation.reasoning`); None: text only.
+        sampling: sampling options.
+        max_tokens: maximum number of generated tokens per choice.
+        splitter: factory of the parser that separates reasoning from text (:mod:`mpool.conversation.reasoning`); None:
+            the completion is text only.
+        images: images of the prompt, or None.
+        vision: True if the model supports images.
         format: grammar that completions must match (:mod:`mpool.conversation.grammar`); None: any text.
-        capture: destination of the records of its layers.
-        tools: functions that the model may call.
+        capture: destination of the layers' capture records, or None.
+        tools: functions that the model may call, or None.
     """
 
     entry: Entry
@@ -65,7 +76,7 @@ class Request:
     tools: Tools | None = None
 
     def submit(self, call: Call | None, fail_fast: bool | None = None, again: bool = False) -> _core.Ticket:
-        """Starts it. ``fail_fast``, ``again``: as of Call.keywords."""
+        """Submit the request. For ``fail_fast`` and ``again`` see :meth:`Call.keywords`."""
         s, keywords = self.sampling, (call or PLAIN).keywords(self.entry.key, fail_fast, again)
         capture = self.capture if self.capture is not None and self.capture.begins() else None
         if capture is not None:
@@ -90,11 +101,11 @@ class Request:
         return ticket
 
     def reader(self, ticket: _core.Ticket) -> Reader:
-        """The reader of the request's ticket."""
+        """Return a reader for the ticket of this request."""
         return Reader(self, ticket)
 
     def parser(self, choice: int) -> ToolCallParser | None:
-        """Parser of tool calls for the choice of this number; None without tools."""
+        """Return a tool-call parser for the choice with this index; None if the request has no tools."""
         if self.tools is None:
             return None
         from ..conversation.tools import make_call_id
@@ -104,8 +115,8 @@ class Request:
 
 
 @contextmanager
-def keyed(entry: Entry) -> Iterator[None]:
-    """Adds the model's key to errors raised inside."""
+def errors_with_key(entry: Entry) -> Iterator[None]:
+    """Add the model's key to errors raised inside the ``with`` block."""
     try:
         yield
     except MpoolError as error:
@@ -116,16 +127,23 @@ def keyed(entry: Entry) -> Iterator[None]:
 def prepare(entry: Entry, ids: NDArray[np.int32], compute: str, options: Mapping[str, Any],
             splitter: Callable[[], Splitter] | None = None, images: Images | None = None,
             tools: Tools | None = None) -> Request:
-    """Makes a request for a tokenised prompt and its images. ``splitter``, ``tools``: as in :class:`Request`.
+    """Make a request from a tokenised prompt.
+
+    Args:
+        entry: the model.
+        ids: token ids of the prompt, int32 ``[tokens]``.
+        compute: compute type.
+        options: sampling options, ``response_format`` and ``capture``.
+        splitter, images, tools: see :class:`Request`.
 
     Raises:
-        InvalidArgument: an option of sampling is unknown or out of range.
-        ContextOverflow: the prompt leaves no room for an answer.
+        InvalidArgument: an option is unknown or out of range.
+        ContextOverflow: the prompt leaves no space for a completion.
     """
     settings = entry.describe().generation
-    assert settings is not None, "entries of another capability are refused before"
+    assert settings is not None, "the entry must have the right capability"
     tokenizer = entry.tokenizer()
-    with keyed(entry):
+    with errors_with_key(entry):
         wanted = options.get("response_format")
         capture = None
         if options.get("capture") is not None:
@@ -135,46 +153,51 @@ def prepare(entry: Entry, ids: NDArray[np.int32], compute: str, options: Mapping
         rest = {name: value for name, value in options.items() if name not in ("response_format", "capture")}
         chosen = sampling.resolve(rest, settings.defaults, tokenizer.vocab_size)
         if capture is not None and chosen.n > 1:
-            raise InvalidArgument(f"n is {chosen.n} with capture, allowed: 1")
-        format, response, model = None, None, None
+            refuse("n", chosen.n, "1 with `capture`")
+        format, schema, model = None, None, None
         if wanted is not None:
             from ..conversation import grammar
 
             if tools is None:
                 format = grammar.prepare(wanted, tokenizer, chosen)
-                splitter = None  # thoughts would not fit it
+                splitter = None  # the grammar does not allow reasoning
             else:
-                response, model = grammar.completion_format(wanted)
-                if response is not None and splitter is reasoning.HarmonyCallSplitter:
+                schema, model = grammar.completion_format(wanted)
+                if schema is not None and splitter is reasoning.HarmonyCallSplitter:
                     splitter = reasoning.HarmonyFormatSplitter
         if tools is not None:
             from ..conversation.tools import constrain
 
-            format = constrain(tools, tokenizer, entry.key, chosen, splitter, response, model)
-            tools = replace(tools, constrained=format is not None, calls_or_format=response is not None)
-    room = settings.context_length - len(ids)
-    if room < 1:
-        raise ContextOverflow(f"the prompt has {len(ids)} tokens, the model takes {settings.context_length - 1} and at "
-                              "least one to answer", tokens=len(ids), limit=settings.context_length - 1,
-                              hint="Shorten the prompt", key=entry.key)
-    most = room if chosen.max_tokens is None else min(chosen.max_tokens, room)
-    return Request(entry, entry.pool.registry, entry.core_key(compute), tokenizer, ids, chosen, most, splitter, images,
-                   entry.capability == "vision", format, capture, tools)
+            format = constrain(tools, tokenizer, entry.key, chosen, splitter, schema, model)
+            tools = replace(tools, constrained=format is not None, calls_or_format=schema is not None)
+    space = settings.context_length - len(ids)
+    if space < 1:
+        limit = settings.context_length - 1
+        raise ContextOverflow(f"the prompt has {len(ids)} tokens, but the model supports at most {limit} plus one "
+                              "generated token", tokens=len(ids), limit=limit, hint="Shorten the prompt", key=entry.key)
+    max_tokens = space if chosen.max_tokens is None else min(chosen.max_tokens, space)
+    return Request(entry, entry.pool.registry, entry.core_key(compute), tokenizer, ids, chosen, max_tokens, splitter,
+                   images, entry.capability == "vision", format, capture, tools)
 
 
 def prompt_ids(entry: Entry, prompt: Any, parse_special: bool) -> NDArray[np.int32]:
-    """Token ids of a raw prompt: a text, before which the model's BOS is put if it wants one, or ids as they are.
+    """Return the token ids of a raw prompt, int32 ``[tokens]``.
+
+    Args:
+        entry: the model.
+        prompt: a text, which gets the model's BOS token if the model uses one, or token ids, which stay unchanged.
+        parse_special: True: the text may contain control tokens.
 
     Raises:
-        InvalidArgument: neither, or empty, too long, not Unicode, or with an id outside the vocabulary.
+        InvalidArgument: the prompt is neither a text nor token ids, is empty, too long or not valid Unicode, or has an
+            id outside the vocabulary.
     """
-    if not isinstance(parse_special, bool):
-        raise InvalidArgument(f"parse_special is {shown(parse_special)}, allowed: True or False")
+    _check_bool("parse_special", parse_special, entry.key)
     if isinstance(prompt, str):
         if not 1 <= len(prompt) <= MAX_CHARS:
-            raise InvalidArgument(f"the prompt has {len(prompt):,} characters, allowed: 1 to {MAX_CHARS:,}",
-                                  key=entry.key)
-        fault = surrogate_of(prompt, "the prompt")
+            raise InvalidArgument(param="prompt", got=f"{len(prompt):,} characters",
+                                  allowed=f"a text of 1 to {MAX_CHARS:,} characters", key=entry.key)
+        fault = surrogate_of(prompt, "prompt")
         if fault is not None:
             fault.key = entry.key
             raise fault
@@ -182,22 +205,26 @@ def prompt_ids(entry: Entry, prompt: Any, parse_special: bool) -> NDArray[np.int
         ids = _threads.interruptible(_encode, tokenizer, prompt, parse_special, chars=len(prompt))
         return np.array([*tokenizer.prefix_ids, *ids.tolist()], dtype=np.int32) if tokenizer.prefix_ids else ids
     if isinstance(prompt, np.ndarray) and prompt.ndim == 0:
-        raise InvalidArgument(f"the prompt is a 0-d array of dtype {prompt.dtype}, allowed: a text or token ids, (n,)",
-                              key=entry.key)
+        raise InvalidArgument(param="prompt", got=f"a 0-d array of dtype {prompt.dtype}",
+                              allowed=_PROMPT_TYPES, key=entry.key)
     if isinstance(prompt, (list, tuple, np.ndarray)) and len(prompt) and not isinstance(prompt[0], str):
         vocab = entry.tokenizer().vocab_size
         if isinstance(prompt, np.ndarray) and (prompt.ndim != 1 or prompt.dtype.kind not in "iu"):
-            raise InvalidArgument(f"the prompt is an array of shape {prompt.shape} and dtype {prompt.dtype}, allowed: "
-                                  "token ids, (n,)", key=entry.key)
-        with keyed(entry):
-            return np.array([sampling.check_id(f"token {at} of the prompt", token, vocab)
+            raise InvalidArgument(param="prompt", got=f"an array of shape {prompt.shape} and dtype {prompt.dtype}",
+                                  allowed=_PROMPT_TYPES, key=entry.key)
+        with errors_with_key(entry):
+            return np.array([sampling.check_id(f"prompt[{at}]", token, vocab)
                              for at, token in enumerate(prompt)], dtype=np.int32)
     if isinstance(prompt, (list, tuple, np.ndarray)) and not len(prompt):
-        raise InvalidArgument("the prompt is empty, allowed: a text or a list of token ids, at least one",
+        raise InvalidArgument(param="prompt", got="an empty list", allowed="a text or at least one token id",
                               key=entry.key)
-    hint = "For several prompts, call generate once for each, or n= for several answers"
-    raise InvalidArgument(f"the prompt is {shown(prompt)}, allowed: a text or a list of token ids",
-                          hint=hint if isinstance(prompt, (list, tuple)) else None, key=entry.key)
+    hint = "For several prompts, call generate once for each; for several completions of one prompt, use n="
+    refuse("prompt", prompt, _PROMPT_TYPES, hint=hint if isinstance(prompt, (list, tuple)) else None, key=entry.key)
+
+
+def _check_bool(name: str, value: Any, key: str) -> None:
+    if not isinstance(value, bool):
+        refuse(name, value, "True or False", key=key)
 
 
 def _encode(tokenizer: Tokenizer, text: str, parse_special: bool) -> NDArray[np.int32]:
@@ -205,7 +232,7 @@ def _encode(tokenizer: Tokenizer, text: str, parse_special: bool) -> NDArray[np.
 
 
 class Reader:
-    """Reads what a ticket has produced since it was read last. One thread at a time."""
+    """Converts the progress of a ticket to chunks, and a finished ticket to a completion. Not thread-safe."""
 
     def __init__(self, request: Request, ticket: _core.Ticket) -> None:
         self.request, self.ticket = request, ticket
@@ -213,13 +240,13 @@ class Reader:
         self._bytes, self._tokens, self._ended = [0] * n, [0] * n, [False] * n
         if request.format is not None:
             request.format.cancel_with(ticket, self)
-        if request.capture is not None:  # the capture thread also holds the ticket: dropping the reader must cancel it
+        if request.capture is not None:  # the capture thread holds the ticket too: cancel it explicitly
             weakref.finalize(self, ticket.cancel).atexit = False
         self._splitters = [request.splitter() for _ in range(n)] if request.splitter is not None else None
         self._parsers = [request.parser(index) for index in range(n)]
 
     def take(self) -> list[Chunk]:
-        """Chunks of all choices with new text."""
+        """Return chunks with the text that was generated since the last call, for all choices."""
         chunks = []
         for index, ended in enumerate(self._ended):
             if ended:
@@ -229,24 +256,24 @@ class Reader:
                 continue
             self._bytes[index] += len(data)
             self._ended[index] = bool(finish)
-            if finish:  # not during the first request: a process with one request never pays for it
+            if finish:  # deferred to the end of a request: the first tokens of a process do not wait for it
                 self.request.tokenizer.finish_later()
-            text, thoughts = data.decode(), ""
+            text, thinking = data.decode(), ""
             if self._splitters is not None:
-                thoughts, text = self._splitters[index].feed(text, bool(finish))
+                thinking, text = self._splitters[index].feed(text, bool(finish))
             parser, calls = self._parsers[index], ()  # type: Any, tuple[ToolCallDelta, ...]
             if parser is not None:
                 text, new = parser.feed(text, bool(finish))
-                calls = tuple(ToolCallDelta(*piece) for piece in new)
-            if not finish and not text and not thoughts and not calls:
+                calls = tuple(ToolCallDelta(*delta) for delta in new)
+            if not finish and not text and not thinking and not calls:
                 continue
             stop = self.stop(finish, at)
             chunks.append(Chunk(text, index, _reason(_FINISH[finish], stop, parser), stop,
-                                self._new_logprobs(index, bool(finish)), thoughts, calls))
+                                self._new_logprobs(index, bool(finish)), thinking, calls))
         return chunks
 
     def check(self) -> None:
-        """Raises the error of a ticket that is done, if it has one."""
+        """Raise the error of a finished ticket, if it has one."""
         try:
             self.ticket.check()
         except Cancelled:
@@ -260,18 +287,24 @@ class Reader:
 
     @property
     def ended(self) -> bool:
-        """True once every choice has given its last chunk."""
+        """True once the last chunk of every choice was returned."""
         return all(self._ended)
 
     def stop(self, finish: int, at: int) -> str | int | None:
-        """The stop string or token id that ended a choice."""
+        """Return the stop string or token id that ended a choice; None: another cause.
+
+        Args:
+            finish: the core's finish reason, an index into :data:`_FINISH`.
+            at: index of the stop string or token id among those of the request.
+        """
         stops, ids = self.request.sampling.stop, self.request.sampling.stop_ids
         if finish != 1 or at < 0:
             return None
         return stops[at] if at < len(stops) else ids[at - len(stops)]
 
     def _new_logprobs(self, index: int, last: bool) -> tuple[TokenLogprob, ...] | None:
-        """Log probabilities of the tokens whose text was emitted; at the end, of the rest too."""
+        """Return log probabilities of the tokens whose text was returned; at the end (``last``), of all remaining
+        tokens."""
         if self.request.sampling.logprobs < 0:
             return None
         start = self._tokens[index]
@@ -281,20 +314,20 @@ class Reader:
         return self._logprobs(index, start, ids[:count], logprobs[:count])
 
     def _logprobs(self, index: int, start: int, ids: Any, logprobs: Any) -> tuple[TokenLogprob, ...]:
-        """Log probabilities of the tokens from number ``start`` on."""
+        """Return log probabilities of the given tokens, the first of which has the index ``start``."""
         top = self.ticket.top_logprobs(index, start)
         text = self.request.entry.token_text
         found = []
         for at, (token, logprob) in enumerate(zip(ids.tolist(), logprobs.tolist())):
-            others: tuple[TopLogprob, ...] = ()
+            likeliest: tuple[TopLogprob, ...] = ()
             if top is not None:
-                others = tuple(TopLogprob(other, text(other), its) for other, its in
-                               zip(top[0][at].tolist(), top[1][at].tolist()) if other >= 0)
-            found.append(TokenLogprob(token, text(token), logprob, others))
+                likeliest = tuple(TopLogprob(id, text(id), value) for id, value in
+                                  zip(top[0][at].tolist(), top[1][at].tolist()) if id >= 0)
+            found.append(TokenLogprob(token, text(token), logprob, likeliest))
         return tuple(found)
 
     def completion(self) -> Completion:
-        """All of it; the ticket is done, or was cancelled and is taken as it stands."""
+        """Return the completion of a finished ticket, or the text generated so far of a cancelled one."""
         from ..conversation.tools import parsed_calls
 
         choices = []
@@ -305,7 +338,7 @@ class Reader:
             details = None
             if self.request.sampling.logprobs >= 0:
                 details = self._logprobs(index, 0, ids, logprobs)
-            thoughts, text = reasoning.split(self.request.splitter, data.decode())
+            thinking, text = reasoning.split(self.request.splitter, data.decode())
             stop, parser = self.stop(finish, at), self.request.parser(index)
             if parser is not None:
                 text, _ = parser.feed(text, True)
@@ -313,15 +346,15 @@ class Reader:
             parsed = None
             if self.request.format is not None and reason == "stop" and stop is None:
                 parsed = self.request.format.parse(text)
-            choices.append(Choice(index, text, reason, stop, tuple(ids.tolist()), details, thoughts, parsed,
+            choices.append(Choice(index, text, reason, stop, tuple(ids.tolist()), details, thinking, parsed,
                                   () if parser is None else parsed_calls(parser)))
         self.request.tokenizer.finish_later()
-        prompt, _, cached, queued, prompting, generating = self.ticket.usage()
+        prompt, _, cached, queued, prefill, generation = self.ticket.usage()
         first = choices[0]
         return Completion(
             text=first.text, finish_reason=first.finish_reason, stop=first.stop, token_ids=first.token_ids,
             logprobs=first.logprobs, usage=Usage(prompt, sum(len(choice.token_ids) for choice in choices), cached),
-            timings=Timings(queued, prompting, generating, self._total()), model=self.request.entry.key,
+            timings=Timings(queued, prefill, generation, self._total()), model=self.request.entry.key,
             seed=self.request.sampling.seed, choices=tuple(choices), reasoning=first.reasoning, parsed=first.parsed,
             tool_calls=first.tool_calls)
 
@@ -331,12 +364,12 @@ class Reader:
 
 
 def _reason(reason: FinishReason | None, stop: str | int | None, parser: ToolCallParser | None) -> Any:
-    """Why an answer ended, by what is known once its calls were taken off."""
+    """Return the finish reason of a choice: ``"tool_calls"`` instead of ``"stop"`` if its text has tool calls."""
     return "tool_calls" if reason == "stop" and stop is None and parser is not None and parser.calls else reason
 
 
-def unread() -> Completion:
-    """The completion of a stream that was left before it started: model and seed are unknown."""
+def cancelled_completion() -> Completion:
+    """Return a completion of a stream that was closed before its request was submitted. Model and seed are unknown."""
     return Completion(text="", finish_reason="cancelled", stop=None, token_ids=(), logprobs=None, usage=Usage(0, 0),
                       timings=Timings(0.0, 0.0, 0.0, 0.0), model="", seed=0, choices=(Choice(0, "", "cancelled"),))
 
@@ -344,15 +377,14 @@ def unread() -> Completion:
 def tokenize(entry: Entry, text: Any, add_special: bool, parse_special: bool) -> list[int]:
     """See :func:`mpool.tokenize`."""
     if not isinstance(text, str):
-        raise InvalidArgument(f"text is {shown(text)}, allowed: str", key=entry.key)
+        refuse("text", text, "a str", key=entry.key)
     if len(text) > MAX_CHARS:
-        raise InvalidArgument(f"text has {len(text):,} characters, allowed: at most {MAX_CHARS:,}", hint="Split it",
-                              key=entry.key)
-    for name, value in (("add_special", add_special), ("parse_special", parse_special)):
-        if not isinstance(value, bool):
-            raise InvalidArgument(f"{name} is {shown(value)}, allowed: True or False", key=entry.key)
+        raise InvalidArgument(param="text", got=f"{len(text):,} characters",
+                              allowed=f"at most {MAX_CHARS:,} characters long", hint="Split it", key=entry.key)
+    _check_bool("add_special", add_special, entry.key)
+    _check_bool("parse_special", parse_special, entry.key)
     tokenizer = entry.tokenizer()
-    with keyed(entry):
+    with errors_with_key(entry):
         return _threads.interruptible(
             lambda: tokenizer.encode(text, add_special=add_special, parse_special=parse_special),
             chars=len(text)).tolist()
@@ -361,13 +393,12 @@ def tokenize(entry: Entry, text: Any, add_special: bool, parse_special: bool) ->
 def detokenize(entry: Entry, ids: Any, skip_special: bool) -> str:
     """See :func:`mpool.detokenize`."""
     if isinstance(ids, (str, bytes)) or not isinstance(ids, (Sequence, np.ndarray)):
-        raise InvalidArgument(f"ids is {shown(ids)}, allowed: a list of token ids", key=entry.key)
+        refuse("ids", ids, _IDS_TYPES, key=entry.key)
     if isinstance(ids, np.ndarray) and (ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu")):
-        raise InvalidArgument(f"ids is an array of shape {ids.shape} and dtype {ids.dtype}, allowed: token ids, (n,)",
-                              key=entry.key)
-    if not isinstance(skip_special, bool):
-        raise InvalidArgument(f"skip_special is {shown(skip_special)}, allowed: True or False", key=entry.key)
+        raise InvalidArgument(param="ids", got=f"an array of shape {ids.shape} and dtype {ids.dtype}",
+                              allowed=_IDS_TYPES, key=entry.key)
+    _check_bool("skip_special", skip_special, entry.key)
     tokenizer = entry.tokenizer()
-    with keyed(entry):
+    with errors_with_key(entry):
         checked = [sampling.check_id(f"ids[{at}]", token, tokenizer.vocab_size) for at, token in enumerate(ids)]
     return tokenizer.decode(checked, skip_special=skip_special)

@@ -1,4 +1,4 @@
-"""Images in prompts: found in messages, prepared, and put in the place of the tokens that stand for them."""
+"""Images in prompts: reads and prepares the images, and replaces their placeholder tokens in the prompt."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..checks import shown
+from ..checks import refuse
 from ..errors import ContextOverflow, InvalidArgument, MpoolError
 from ..images import read_image
 from ..images.tiling import PlaceholderRun, tile_image
@@ -24,22 +24,23 @@ if TYPE_CHECKING:
     from ..runtime.entry import Entry
     from ..tokenizers import Tokenizer
 
-#: Images of one call.
-MOST_IMAGES = 256
-_KEY = 16
+#: Maximum number of images per request.
+MAX_IMAGES = 256
+#: Bytes of a hash of a tile or a run, the key of the core's prefix cache.
+_KEY_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """The images of a prompt as the core takes them; see ``mp_text_images`` in csrc/models/capability.h.
+    """The images of a prompt in the core's layout; see ``mp_text_images`` in csrc/models/capability.h.
 
     Attributes:
-        pixels: uint8, all tiles behind each other.
-        sizes: int32 ``[2 * tiles]``, heights and widths in turn.
+        pixels: uint8, the pixels of all tiles, concatenated.
+        sizes: int32 ``[2 * tiles]``, height and width of each tile.
         tile_keys: uint8 ``[16 * tiles]``, hashes of size and pixels.
-        runs: int32 ``[3 * runs]``: start in the prompt, rows, tiles.
-        run_keys: uint8 ``[16 * runs]``.
-        sources: int32, which row stands where; empty: one after the other.
+        runs: int32 ``[3 * runs]``: position in the prompt, number of rows and number of tiles of each run.
+        run_keys: uint8 ``[16 * runs]``, hashes of the tiles and sources of each run.
+        sources: int32 ``[rows]``, the encoder row of each placeholder row; empty: the encoder rows in order.
     """
 
     pixels: NDArray[np.uint8]
@@ -50,11 +51,11 @@ class Images:
     sources: NDArray[np.int32]
 
     def arrays(self) -> tuple[Any, ...]:
-        """Arguments of the core's ``submit_text``."""
+        """Return the argument ``images`` of the core's ``submit_text``."""
         return self.pixels, self.sizes, self.tile_keys, self.runs, self.run_keys, self.sources
 
 
-# ---- preparing -------------------------------------------------------------------------------------------------------
+# ---- reading ---------------------------------------------------------------------------------------------------------
 
 def _read(entry: Entry, images: Sequence[Any], allow_urls: bool, deadline: float | None) -> list[TiledImage]:
     settings, found = _settings(entry), []
@@ -68,21 +69,29 @@ def _read(entry: Entry, images: Sequence[Any], allow_urls: bool, deadline: float
 
 def _settings(entry: Entry) -> VisionSettings:
     settings = entry.describe().vision
-    assert settings is not None, "entries of another capability are refused before"
+    assert settings is not None, "the entry must have the right capability"
     return settings
 
 
 def read_images(entry: Entry, images: Sequence[Any], allow_urls: Any, deadline: float | None) -> list[TiledImage]:
-    """Images read and prepared; off the main thread, so that Ctrl-C is seen meanwhile.
+    """Read images and prepare them for the model. The main thread stays interruptible by Ctrl-C: another thread does
+    the work.
+
+    Args:
+        entry: the model.
+        images: paths, URLs, bytes, arrays or Pillow images, as for :func:`mpool.vision`.
+        allow_urls: True: download images from URLs.
+        deadline: ``time.monotonic()`` at which downloads end; None: no deadline.
 
     Raises:
-        InvalidArgument: an image that is none, broken or beyond a limit, or too many.
-        FileError, DownloadError: one that cannot be read.
+        InvalidArgument: a value is not an image, an image is corrupted or exceeds a limit, or there are too many.
+        FileError, DownloadError: an image cannot be read.
     """
     if not isinstance(allow_urls, bool):
-        raise InvalidArgument(f"allow_urls is {shown(allow_urls)}, allowed: True or False", key=entry.key)
-    if len(images) > MOST_IMAGES:
-        raise InvalidArgument(f"there are {len(images):,} images, allowed: at most {MOST_IMAGES}", key=entry.key)
+        refuse("allow_urls", allow_urls, "True or False", key=entry.key)
+    if len(images) > MAX_IMAGES:
+        raise InvalidArgument(param="images", got=f"{len(images):,} images", allowed=f"at most {MAX_IMAGES} images",
+                              key=entry.key)
     try:
         if threading.current_thread() is not threading.main_thread():
             return _read(entry, images, allow_urls, deadline)
@@ -92,36 +101,45 @@ def read_images(entry: Entry, images: Sequence[Any], allow_urls: Any, deadline: 
         raise
 
 
-# ---- in the prompt ---------------------------------------------------------------------------------------------------
+# ---- placeholders ----------------------------------------------------------------------------------------------------
 
 def _digest(*parts: bytes | memoryview) -> bytes:
-    made = blake2b(digest_size=_KEY)
+    hash = blake2b(digest_size=_KEY_BYTES)
     for part in parts:
-        made.update(part)
-    return made.digest()
+        hash.update(part)
+    return hash.digest()
 
 
-def _placeholders(cut: TiledImage, tokenizer: Tokenizer) -> list[NDArray[np.int32] | PlaceholderRun]:
-    """Token ids that stand for an image in the prompt, and the runs of its rows."""
+def _placeholder(cut: TiledImage, tokenizer: Tokenizer) -> list[NDArray[np.int32] | PlaceholderRun]:
+    """Return the placeholder of an image in the prompt: token ids, and runs for its rows."""
     return [part if isinstance(part, PlaceholderRun) else tokenizer.encode(part, add_special=False, parse_special=True)
             for part in cut.placeholders]
 
 
 def expand(entry: Entry, ids: NDArray[np.int32], cuts: Sequence[TiledImage]) -> tuple[NDArray[np.int32], Images | None]:
-    """The prompt with every image in the place of its token, and the images.
+    """Replace each image token of a prompt by the placeholder of an image.
+
+    Args:
+        entry: the model.
+        ids: token ids of the prompt, int32 ``[tokens]``.
+        cuts: the prepared images, in the order of their tokens.
+
+    Returns:
+        the token ids with all placeholders, and the images or None.
 
     Raises:
-        InvalidArgument: the prompt has not as many tokens for images as there are images.
-        ContextOverflow: the images leave no room for an answer.
+        InvalidArgument: the number of image tokens differs from the number of images.
+        ContextOverflow: the images leave no space for a completion.
     """
     settings, tokenizer = _settings(entry), entry.tokenizer()
-    row = np.int32(max(settings.image_token_id, 0))  # what stands for a row; the core knows by its runs that it does
-    places = np.flatnonzero(ids == settings.image_token_id)
-    if len(places) != len(cuts):
-        raise InvalidArgument(f"the prompt has {len(places)} places for images and there are {len(cuts)} images, "
-                              "allowed: as many", key=entry.key,
-                              hint="The model's chat template decides where images stand"
-                              if len(cuts) else "Give the images, or leave the token for images out")
+    row = np.int32(max(settings.image_token_id, 0))  # any valid id: the core identifies image rows by `runs`
+    positions = np.flatnonzero(ids == settings.image_token_id)
+    if len(positions) != len(cuts):
+        raise InvalidArgument(f"the number of images must equal the number of image tokens in the prompt, got "
+                              f"{len(cuts)} images and {len(positions)} tokens", param="images",
+                              got=f"{len(cuts)} images", allowed=f"{len(positions)} images", key=entry.key,
+                              hint="The model's chat template writes the image tokens"
+                              if len(cuts) else "Pass the images, or remove the image tokens from the prompt")
     if not cuts:
         return ids, None
     parts: list[NDArray[np.int32]] = []
@@ -131,74 +149,75 @@ def expand(entry: Entry, ids: NDArray[np.int32], cuts: Sequence[TiledImage]) -> 
     tile_keys = [[_digest(np.array(tile.shape[:2], np.int32).tobytes(), np.ascontiguousarray(tile).data)
                   for tile in cut.tiles] for cut in cuts]
     length = start = 0
-    for at, image, keys in zip(places.tolist(), cuts, tile_keys):
-        parts.append(ids[start:at])
-        length += at - start
+    for position, image, keys in zip(positions.tolist(), cuts, tile_keys):
+        parts.append(ids[start:position])
+        length += position - start
         tile = 0
-        for piece in _placeholders(image, tokenizer):
-            if isinstance(piece, PlaceholderRun):
-                runs += [length, piece.rows, piece.tiles]
-                order = b"" if piece.sources is None else piece.sources.tobytes()
-                run_keys.append(_digest(order, *keys[tile:tile + piece.tiles]))
-                sources.append(np.arange(piece.rows, dtype=np.int32) if piece.sources is None else piece.sources)
-                tile += piece.tiles
-                piece = np.full(piece.rows, row, dtype=np.int32)
-            parts.append(piece)
-            length += len(piece)
-        start = at + 1
+        for part in _placeholder(image, tokenizer):
+            if isinstance(part, PlaceholderRun):
+                runs += [length, part.rows, part.tiles]
+                order = b"" if part.sources is None else part.sources.tobytes()
+                run_keys.append(_digest(order, *keys[tile:tile + part.tiles]))
+                sources.append(np.arange(part.rows, dtype=np.int32) if part.sources is None else part.sources)
+                tile += part.tiles
+                part = np.full(part.rows, row, dtype=np.int32)
+            parts.append(part)
+            length += len(part)
+        start = position + 1
     parts.append(ids[start:])
-    whole = np.concatenate(parts)
-    _check_room(entry, len(whole), len(ids), len(cuts))
+    expanded = np.concatenate(parts)
+    _check_context(entry, len(expanded), len(ids), len(cuts))
     tiles = [tile for image in cuts for tile in image.tiles]
-    plain = all(isinstance(piece, str) or piece.sources is None for image in cuts for piece in image.placeholders)
-    made = Images(
+    in_order = all(isinstance(part, str) or part.sources is None for image in cuts for part in image.placeholders)
+    prompt_images = Images(
         pixels=np.concatenate([tile.reshape(-1) for tile in tiles]),
         sizes=np.array([side for tile in tiles for side in tile.shape[:2]], dtype=np.int32),
         tile_keys=np.frombuffer(b"".join(key for keys in tile_keys for key in keys), dtype=np.uint8),
         runs=np.array(runs, dtype=np.int32), run_keys=np.frombuffer(b"".join(run_keys), dtype=np.uint8),
-        sources=np.empty(0, dtype=np.int32) if plain else np.concatenate(sources))
-    return whole, made
+        sources=np.empty(0, dtype=np.int32) if in_order else np.concatenate(sources))
+    return expanded, prompt_images
 
 
 def check_raw(entry: Entry, ids: NDArray[np.int32]) -> None:
-    """A raw prompt, which has no images.
+    """Check that a raw prompt has no image tokens: it has no images.
 
     Raises:
-        InvalidArgument: it has a place for one.
+        InvalidArgument: the prompt has an image token.
     """
     token = _settings(entry).image_token_id
-    places = np.flatnonzero(ids == token) if token >= 0 else ids[:0]
-    if len(places):
-        raise InvalidArgument(f"token {places[0]} of the prompt is {entry.tokenizer().token_text(token)}, the place of "
-                              "an image, and a raw prompt has no images", key=entry.key,
+    positions = np.flatnonzero(ids == token) if token >= 0 else ids[:0]
+    if len(positions):
+        text = entry.tokenizer().token_text(token)
+        raise InvalidArgument(f"`prompt` must not have image tokens, got {text} at index {positions[0]}",
+                              param="prompt", key=entry.key,
                               hint="Use mpool.vision(images, prompt, model), or mpool.chat with image parts")
 
 
-def _check_room(entry: Entry, tokens: int, texts: int, images: int) -> None:
+def _check_context(entry: Entry, tokens: int, unexpanded: int, images: int) -> None:
     generation = entry.describe().generation
     assert generation is not None
     limit = generation.context_length - 1
     if tokens > limit:
-        raise ContextOverflow(f"the prompt has {tokens} tokens, {tokens - texts + images} of them for {images} "
-                              f"image{'s' * (images != 1)}; the model takes {limit} and at least one to answer",
-                              tokens=tokens, limit=limit, hint="Give fewer or smaller images, or a shorter text",
-                              key=entry.key)
+        raise ContextOverflow(f"the prompt has {tokens} tokens, {tokens - unexpanded + images} of them for "
+                              f"{images} image{'s' * (images != 1)}, but the model supports at most {limit} plus one "
+                              "generated token", tokens=tokens, limit=limit,
+                              hint="Pass fewer or smaller images, or a shorter text", key=entry.key)
 
 
 def messages_of(images: Any, prompt: Any) -> list[dict[str, Any]]:
-    """The conversation of :func:`mpool.vision`: images, then a text.
+    """Return the conversation for the arguments of :func:`mpool.vision`: one user message, images first.
 
     Raises:
-        InvalidArgument: no image, or no text.
+        InvalidArgument: there is no image, or the prompt is not a text.
     """
     from ..images import images_of
 
     if not isinstance(prompt, str) or not prompt:
-        raise InvalidArgument(f"the prompt is {shown(prompt)}, allowed: a text of 1 character and more")
-    found = images_of(images, MOST_IMAGES, "Ask about fewer at a time")
-    many = [images] if found is None else found
-    if not many:
-        raise InvalidArgument("images is empty, allowed: an image or a list of images",
-                              hint="For a text alone: mpool.chat or mpool.generate")
-    return [{"role": "user", "content": [*({"type": "image", "image": image} for image in many),
+        refuse("prompt", prompt, "a text of at least 1 character")
+    found = images_of(images, MAX_IMAGES, "Pass fewer images per request")
+    several = [images] if found is None else found
+    if not several:
+        raise InvalidArgument(param="images", got="an empty list", allowed="an image or a list of images",
+                              hint="For text without images use mpool.chat or mpool.generate")
+    return [{"role": "user", "content": [*({"type": "image", "image": image} for image in several),
                                          {"type": "text", "text": prompt}]}]

@@ -1,11 +1,13 @@
-"""mpool on Ray (extra ``ray``): replicas with pools behind one address, and embeddings for folders of Parquet files.
+"""mpool on Ray (extra ``ray``): replicated pools behind one address, and embeddings for folders of Parquet files.
 
-- ``serving``: :func:`application` for ``serve run``, and ``mpool ray serve``.
-- ``pools``: a replica: a pool and the server's routes. ``front``: gets the requests and forwards each to a replica
-  that has its model loaded. ``routing``: the choice of the replica and the number of replicas.
-- ``parquet``: :func:`embed_parquet`, ``mpool ray embed``; :class:`EmbedBatches` for pipelines of Ray Data.
+- ``serving``: :func:`application` for ``serve run``, and the command ``mpool ray serve``.
+- ``pools``: a replica, which is a pool with the server's routes.
+- ``front``: the deployment that receives the requests and forwards each to a replica that has the model loaded.
+- ``routing``: selection of replicas, and the number of replicas.
+- ``parquet``: :func:`embed_parquet` and the command ``mpool ray embed``; :class:`EmbedBatches` for pipelines of Ray
+  Data.
 
-Everything is tested on one machine. For a cluster, run ``ray start --head`` on one machine and ``ray start
+All of it is tested on one machine. For a cluster, run ``ray start --head`` on one machine and ``ray start
 --address=HEAD:6379`` on the others, each with mpool and the models' files, then the same command with ``--address
 auto``.
 """

@@ -1,4 +1,4 @@
-"""Starting Ray, and the limits of a pool that shares a machine: its CPUs and their share of the memory."""
+"""Connection to Ray, and the CPU and memory limits of pools that share a machine."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import ray  # noqa: E402
 from ...config import PoolConfig  # noqa: E402
 from ...pool import Pool  # noqa: E402
 
-#: Bytes of Ray's object store when mpool starts Ray: it holds request bodies and file names.
+#: Bytes of Ray's object store when mpool starts Ray. The store has only request bodies and file names.
 _STORE = 256 << 20
 
 
 def connect(address: str | None) -> None:
-    """Join the cluster at an address; None: start Ray on this machine for the life of this process."""
+    """Connect to the cluster at an address; None: start Ray on this machine until this process ends."""
     if address is not None:
         ray.init(address=address, log_to_driver=False, logging_level="WARNING")
     else:
@@ -24,15 +24,15 @@ def connect(address: str | None) -> None:
 
 
 def config(cpus: int, memory_mb: int, offline: bool | None, grace: float = 5.0) -> PoolConfig:
-    """Limits of a pool inside an actor of Ray.
+    """Return the configuration of a pool in a Ray actor.
 
     Args:
-        cpus: CPUs of the actor, and compute threads of its pool.
-        memory_mb: memory for models, caches and queues in megabytes; 0: the default memory of one pool, times the share
-            of ``cpus`` in Ray's CPUs on this machine. All actors together then stay within the default, because Ray
-            places no more actors than there are CPUs.
+        cpus: number of CPUs of the actor, and of compute threads of its pool.
+        memory_mb: memory for models, caches and queues in megabytes; 0: the default memory of one pool, divided in
+            proportion to ``cpus`` and Ray's CPUs on this machine. All actors together then stay within the default,
+            because Ray places no more actors than there are CPUs.
         offline: see :class:`mpool.PoolConfig`.
-        grace: seconds that requests in flight get to complete when the pool is closed.
+        grace: seconds that running requests have to complete when the pool is closed.
     """
     limit = memory_mb << 20 if memory_mb else _limit() * cpus // max(_cpus_here(), cpus)
     return PoolConfig(threads=cpus, memory_bytes=limit, offline=offline, shutdown_grace=grace)
@@ -40,7 +40,7 @@ def config(cpus: int, memory_mb: int, offline: bool | None, grace: float = 5.0) 
 
 def _limit() -> int:
     with Pool() as pool:
-        pool.registry  # noqa: B018 - makes it: it knows the limit
+        pool.registry  # noqa: B018 - creates the registry, which has the limit
         return pool.health().memory.limit
 
 

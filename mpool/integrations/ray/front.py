@@ -1,8 +1,8 @@
-"""The front: the server's guards; it forwards each request to a replica.
+"""The front: it checks requests with the server's guards and forwards each to a replica.
 
-A replica may die at any time. Before any part of the response is sent, the front forwards the request to another
-replica; after that, the stream ends with the error ``worker_lost``. Every request thus gets one response or one error,
-and a client may retry after ``worker_lost``, ``overloaded`` or the status 503.
+A replica can die at any time. If no part of the response was sent yet, the front forwards the request to another
+replica; otherwise the stream ends with the error ``worker_lost``. Every request thus gets one response or one error,
+and a client can retry after ``worker_lost``, ``overloaded`` or the status 503.
 """
 
 from __future__ import annotations
@@ -27,25 +27,27 @@ from ...server.streaming import EVENTS, LINES, event, line
 
 log = logging.getLogger("mpool.server")
 
-#: Replicas that are tried for a request; seconds until one of them must have accepted it.
-TRIES, PATIENCE = 3, 60.0
+#: Maximum number of replicas that a request is forwarded to, one after the other.
+MAX_ATTEMPTS = 3
+#: Seconds that a replica has to accept a request.
+ACCEPT_TIMEOUT = 60.0
 _LOST = (RayActorError, ActorUnavailableError, ReplicaUnavailableError, DeploymentUnavailableError)
 _PLAIN = ("type", "http_version", "method", "scheme", "path", "raw_path", "query_string", "headers")
 
 
-class _Named(msgspec.Struct):
-    """The field of a body that the front reads. The replica checks the whole body."""
+class _ModelField(msgspec.Struct):
+    """The only field of a body that the front reads. The replica validates the whole body."""
 
     model: str = ""
 
 
-_named = msgspec.json.Decoder(_Named).decode
+_decode_model = msgspec.json.Decoder(_ModelField).decode
 
 
 def model_of(body: bytes) -> str:
-    """The model that a request names; "": none, or the body is not valid."""
+    """Return the field ``model`` of a body; "" if it is missing or the body is invalid."""
     try:
-        return _named(body).model.removesuffix(":latest") if body else ""
+        return _decode_model(body).model.removesuffix(":latest") if body else ""
     except (msgspec.MsgspecError, RecursionError):
         return ""
 
@@ -68,11 +70,14 @@ class Relay:
     Args:
         handle: handle of the replicas' deployment.
         settings: limits of requests.
-        tries, patience: see :data:`TRIES`.
+        max_attempts: maximum number of replicas that a request is forwarded to, one after the other.
+        accept_timeout: seconds that a replica has to accept the request.
     """
 
-    def __init__(self, handle: Any, settings: Settings, tries: int = TRIES, patience: float = PATIENCE) -> None:
-        self.handle, self.settings, self.tries, self.patience = handle, settings, tries, patience
+    def __init__(self, handle: Any, settings: Settings, max_attempts: int = MAX_ATTEMPTS,
+                 accept_timeout: float = ACCEPT_TIMEOUT) -> None:
+        self.handle, self.settings = handle, settings
+        self.max_attempts, self.accept_timeout = max_attempts, accept_timeout
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         try:
@@ -82,26 +87,26 @@ class Relay:
         except Refusal as refusal:
             await answer(refusal, scope["path"])(scope, receive, send)
             return
-        left = asyncio.ensure_future(_left(receive))
-        passing = asyncio.ensure_future(self._pass(scope, body, _Answer(scope, receive, send)))
+        disconnect = asyncio.ensure_future(_wait_for_disconnect(receive))
+        forwarding = asyncio.ensure_future(self._forward(scope, body, _Response(scope, receive, send)))
         try:
-            await asyncio.wait({left, passing}, return_when=asyncio.FIRST_COMPLETED)
-            if passing.done():
-                passing.result()
+            await asyncio.wait({disconnect, forwarding}, return_when=asyncio.FIRST_COMPLETED)
+            if forwarding.done():
+                forwarding.result()
         finally:
-            for task in (left, passing):
+            for task in (disconnect, forwarding):
                 task.cancel()
-            await asyncio.gather(left, passing, return_exceptions=True)
+            await asyncio.gather(disconnect, forwarding, return_exceptions=True)
 
-    async def _pass(self, scope: Scope, body: bytes, out: _Answer) -> None:
+    async def _forward(self, scope: Scope, body: bytes, response: _Response) -> None:
         plain = {name: scope[name] for name in _PLAIN if name in scope}
         plain["headers"] = [(bytes(name), bytes(value)) for name, value in plain["headers"]]
         refusal = Refusal("worker_lost")
-        for _ in range(self.tries):
+        for _ in range(self.max_attempts):
             try:
                 async with aclosing(self._messages(plain, body)) as messages:
                     async for message in messages:
-                        await out.take(message)
+                        await response.handle_message(message)
                 return
             except _LOST as error:
                 log.warning("A replica was lost: %s", type(error).__name__)
@@ -112,16 +117,16 @@ class Relay:
                 log.exception("A replica failed")
                 refusal = Refusal("internal")
                 break
-            if out.begun:
+            if response.started:
                 break
-            out.forget()
-        await out.fail(refusal)
+            response.discard()
+        await response.fail(refusal)
 
     async def _messages(self, plain: dict[str, Any], body: bytes) -> AsyncGenerator[dict[str, Any], None]:
         handle = self.handle.options(stream=True, multiplexed_model_id=model_of(body))
         batches = handle.respond.remote(plain, body)
         try:
-            await asyncio.wait_for(anext(batches), self.patience)
+            await asyncio.wait_for(anext(batches), self.accept_timeout)
             async for batch in batches:
                 for message in batch:
                     yield message
@@ -129,47 +134,50 @@ class Relay:
             batches.cancel()
 
 
-class _Answer:
-    """A response on its way to the client. A response that is not streamed is sent whole or not at all."""
+class _Response:
+    """Passes the messages of a response on to the client. A response that is not streamed is held back until it is
+    complete."""
 
     def __init__(self, scope: Scope, receive: Any, send: Any) -> None:
         self._scope, self._receive, self._send = scope, receive, send
         self._held: list[dict[str, Any]] = []
-        self._kind = ""
-        self.begun = False
+        self._media_type = ""
+        self.started = False
 
-    async def take(self, message: dict[str, Any]) -> None:
+    async def handle_message(self, message: dict[str, Any]) -> None:
+        """Hold a message back, or send it and all messages held back before."""
         if message["type"] == "http.response.start":
-            kind = header(message, b"content-type") or b""
-            self._kind = kind.decode("latin-1").partition(";")[0]
+            content_type = header(message, b"content-type") or b""
+            self._media_type = content_type.decode("latin-1").partition(";")[0]
         self._held.append(message)
         last = message["type"] == "http.response.body" and not message.get("more_body", False)
-        if last or self._kind in (EVENTS, LINES):
-            self.begun = True
+        if last or self._media_type in (EVENTS, LINES):
+            self.started = True
             held, self._held = self._held, []
-            for part in held:
-                await self._send(part)
+            for held_message in held:
+                await self._send(held_message)
 
-    def forget(self) -> None:
-        """Drop the messages of a replica that was lost."""
+    def discard(self) -> None:
+        """Discard the messages of a replica that died."""
         self._held.clear()
-        self._kind = ""
+        self._media_type = ""
 
     async def fail(self, refusal: Refusal) -> None:
-        if not self.begun:
+        """Send an error: as the whole response, or as the last message of a stream."""
+        if not self.started:
             await answer(refusal, self._scope["path"])(self._scope, self._receive, self._send)
             return
-        last = event(openai_error(refusal)) if self._kind == EVENTS else line(plain_error(refusal))
+        last = event(openai_error(refusal)) if self._media_type == EVENTS else line(plain_error(refusal))
         await self._send({"type": "http.response.body", "body": last, "more_body": False})
 
 
-async def _left(receive: Any) -> None:
+async def _wait_for_disconnect(receive: Any) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 class Front:
-    """The deployment that gets the requests. Ray Serve makes it, in a process of its own.
+    """The deployment that receives the requests. Ray Serve constructs it in a process of its own.
 
     Args:
         pools: handle of the replicas' deployment.
@@ -183,9 +191,10 @@ class Front:
         return make_front(self._pools, self._settings)
 
 
-def make_front(handle: Any, settings: Settings, tries: int = TRIES, patience: float = PATIENCE) -> App:
-    """Make the application of a front; see :class:`Relay`."""
-    return Application(guarded(Relay(handle, settings, tries, patience), FrontGate(settings)))
+def make_front(handle: Any, settings: Settings, max_attempts: int = MAX_ATTEMPTS,
+               accept_timeout: float = ACCEPT_TIMEOUT) -> App:
+    """Return the ASGI application of a front. For the arguments see :class:`Relay`."""
+    return Application(guarded(Relay(handle, settings, max_attempts, accept_timeout), FrontGate(settings)))
 
 
 __all__ = ["Front", "FrontGate", "Relay", "make_front", "model_of"]

@@ -1,4 +1,4 @@
-"""Vectors for the texts of Parquet files, by as many processes as there are CPUs."""
+"""Embeddings for the texts of Parquet files, computed by one process per CPU."""
 
 from __future__ import annotations
 
@@ -21,28 +21,31 @@ from ...checks import refuse
 from ...errors import FileError, InvalidArgument, MpoolError
 from ...pool import Pool
 
-#: Rows that are read and embedded together; end of the name of a file that is being written.
-ROWS, _PART = 1024, ".part"
+#: Default number of rows per batch.
+ROWS = 1024
+#: Suffix of a file that is not complete yet.
+_PART = ".part"
 
 
 class EmbedBatches:
-    """For ``map_batches`` of Ray Data: adds a column of vectors to batches of pyarrow.
+    """Adds a column of vectors to pyarrow batches, for ``map_batches`` of Ray Data.
 
     ``dataset.map_batches(EmbedBatches, fn_constructor_kwargs={"column": "text"}, batch_format="pyarrow",
-    batch_size=1024, num_cpus=1, concurrency=2)`` has two processes with a CPU each.
+    batch_size=1024, num_cpus=1, concurrency=2)`` uses two processes with one CPU each.
 
     Args:
-        column: of the texts.
-        output: of the vectors: a list of fixed size of float32. One that is there is replaced.
-        model: what :func:`mpool.embed` takes; None: all-MiniLM-L6-v2.
-        cpus: of the actor (``num_cpus`` of ``map_batches``).
-        memory_mb: for the model; 0: the actor's share of the machine.
-        **options: of :func:`mpool.embed`. With ``on_error="null"`` texts that cannot be embedded, missing ones too,
-            have no vector.
+        column: name of the column of texts.
+        output: name of the column of vectors, fixed-size lists of float32; an existing column is replaced.
+        model: a key, a path or a reference, as for :func:`mpool.embed`; None: all-MiniLM-L6-v2.
+        cpus: number of CPUs of the actor, the same as ``num_cpus`` of ``map_batches``.
+        memory_mb: memory for the model in megabytes; 0: the machine's memory for pools, divided in proportion to
+            ``cpus`` and Ray's CPUs.
+        **options: options of :func:`mpool.embed`. With ``on_error="null"``, texts that are missing or cannot be
+            embedded get a null instead of a vector.
 
     Raises:
-        InvalidArgument: there is no such column, or it holds no texts.
-        and what :func:`mpool.embed` raises.
+        InvalidArgument: the column does not exist, or does not have texts.
+        MpoolError: see :func:`mpool.embed`.
     """
 
     def __init__(self, column: str = "text", output: str = "embedding", model: str | None = None, cpus: int = 1,
@@ -51,7 +54,7 @@ class EmbedBatches:
         self.pool = Pool(_share.config(cpus, memory_mb, None))
 
     def __call__(self, batch: pa.Table) -> pa.Table:
-        """The batch with its vectors."""
+        """Return the batch with the column of vectors."""
         check_column(batch.schema, self.column, "the batch")
         texts = batch.column(self.column).to_pylist()
         rows = self.pool.embed(texts, self.model, max_inputs=max(len(texts), 1), **self.options)
@@ -63,17 +66,22 @@ class EmbedBatches:
 
 
 def check_column(schema: pa.Schema, column: str, where: str) -> None:
-    """Raises InvalidArgument unless a schema has a column of texts by that name."""
+    """Check that a schema has a column of texts with this name.
+
+    Raises:
+        InvalidArgument: the column does not exist, or does not have texts. ``where`` names the file or batch.
+    """
     if column not in schema.names:
-        raise InvalidArgument(f"{where} has no column {column}, only {', '.join(schema.names)}")
+        refuse("column", column, "one of " + ", ".join(schema.names), hint=f"These are the columns of {where}")
     kind = schema.field(column).type
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
             or pa.types.is_null(kind) or pa.types.is_dictionary(kind) and pa.types.is_string(kind.value_type)):
-        raise InvalidArgument(f"{where} has {kind} in the column {column}, allowed: texts")
+        raise InvalidArgument(param="column", got=f"{column!r} of type {kind} in {where}",
+                              allowed="a column of strings")
 
 
 class _EmbedFiles:
-    """For ``map`` of Ray Data: rows are files."""
+    """Embeds whole files, for ``map`` of Ray Data: each row is a file."""
 
     def __init__(self, rows: int, **more: Any) -> None:
         self._embed, self._rows = EmbedBatches(**more), rows
@@ -90,7 +98,7 @@ class _EmbedFiles:
                         writer = writer or pq.ParquetWriter(part, table.schema)
                         writer.write_table(table)
                         done += len(table)
-                    if writer is None:  # no rows: the columns all the same
+                    if writer is None:  # a file without rows gets the column too
                         table = self._embed(file.schema_arrow.empty_table())
                         writer = pq.ParquetWriter(part, table.schema)
                         writer.write_table(table)
@@ -109,7 +117,13 @@ class _EmbedFiles:
 
 @dataclass(frozen=True)
 class Embedded:
-    """What :func:`embed_parquet` has done: files and rows that now have vectors, and files that had them before."""
+    """Result of :func:`embed_parquet`.
+
+    Attributes:
+        files: number of files that were written.
+        rows: number of rows in these files.
+        skipped: number of files that existed in the target folder before.
+    """
 
     files: int
     rows: int
@@ -120,64 +134,64 @@ def embed_parquet(source: str | os.PathLike[str], target: str | os.PathLike[str]
                   output: str = "embedding", model: str | None = None, cpus: int = 1, actors: int | None = None,
                   memory_mb: int = 0, rows: int = ROWS, address: str | None = None,
                   progress: bool | Callable[[int, int], object] = True, **options: Any) -> Embedded:
-    """Writes the Parquet files of a folder again, with vectors of one column's texts.
+    """Copies the Parquet files of a folder and adds a column with the vectors of the texts of another column.
 
-    Ray is started for it, unless this process is connected to one. A file is the unit of work: one actor reads some
-    rows of it after the other, so that memory does not grow with files, and writes a file of the same name, with all
-    columns and rows in their order. It appears under its name when it is complete, and files that are there are
-    skipped: after an error, a kill or a reboot the same call goes on with what is missing. In a cluster, every machine
-    has to see both folders under these paths.
+    If this process is not connected to Ray, the function starts Ray and stops it at the end. Each file is processed by
+    one actor, which reads it in batches, so that memory use does not depend on the size of the file. The copy has the
+    same name and all columns and rows in the same order. It gets its name only when it is complete, and existing
+    copies are skipped: after an error, a kill or a reboot, the same call continues with the missing files. In a
+    cluster, both folders must have the same paths on every machine.
 
     Args:
-        source: a folder with ``.parquet`` files; folders in it are not looked into.
-        target: another folder; made if it is not there.
+        source: a folder with ``.parquet`` files; subfolders are ignored.
+        target: another folder; it is created if it does not exist.
         column, output, model, memory_mb, **options: see :class:`EmbedBatches`.
-        cpus: threads and CPUs of one actor.
-        actors: processes; None: as many as Ray has CPUs for, but no more than files.
-        rows: that are read and embedded together.
-        address: of a cluster, as of ``ray.init``; None: the one that this process is connected to, or one of its own.
-        progress: True: a bar of rows; a function: called with (rows done, rows in all) whenever a file is complete.
+        cpus: number of CPUs and compute threads of an actor.
+        actors: number of processes; None: as many as Ray has CPUs for, but at most one per file.
+        rows: number of rows per batch.
+        address: address of a cluster, as for ``ray.init``; None: the cluster that this process is connected to, or
+            a new one on this machine.
+        progress: True: show a progress bar; a function: call it with (finished rows, all rows) after each file.
 
     Returns:
-        what was done.
+        the numbers of written and skipped files, and of rows.
 
     Raises:
-        InvalidArgument: a file has no such column of texts, or another argument is not as described.
-        FileError: the folder holds no Parquet files, or one of them cannot be read or written; what was complete
-            stays.
+        InvalidArgument: a file does not have the column, or another argument is invalid.
+        FileError: the folder has no Parquet files, or a file cannot be read or written; complete copies are kept.
     """
-    where, to = Path(source).absolute(), Path(target).absolute()
-    if where == to:
-        refuse("target", to, "another folder than `source`")
+    source_folder, target_folder = Path(source).absolute(), Path(target).absolute()
+    if source_folder == target_folder:
+        refuse("target", str(target_folder), "another folder than `source`")
     for name, value in (("cpus", cpus), ("rows", rows), ("actors", 1 if actors is None else actors)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             refuse(name, value, "1 or more")
-    files = sorted(where.glob("*.parquet"))
+    files = sorted(source_folder.glob("*.parquet"))
     if not files:
-        raise FileError(f"{where} holds no .parquet files")
-    to.mkdir(parents=True, exist_ok=True)
-    missing = [path for path in files if not (to / path.name).exists()]
+        raise FileError(f"{source_folder} has no .parquet files")
+    target_folder.mkdir(parents=True, exist_ok=True)
+    missing = [path for path in files if not (target_folder / path.name).exists()]
     total = sum(_rows_of(path, column) for path in missing)
     if not missing:
         return Embedded(0, 0, len(files))
     done = 0
     failed = []
-    with _connected(address):
-        there = int(ray.cluster_resources().get("CPU", 1)) // cpus
-        if there < 1:
-            raise InvalidArgument(f"cpus is {cpus}, and Ray has {int(ray.cluster_resources().get('CPU', 0))}")
-        found = _run([{"source": str(path), "target": str(to / path.name)} for path in missing],
-                     min(actors or there, there, len(missing)), cpus,
-                     {"rows": rows, "column": column, "output": output, "model": model, "cpus": cpus,
-                      "memory_mb": memory_mb, **options})
-        with _Told(progress, total) as told:
-            for row in found:
-                failed += [row["error"]] if row["error"] else []
-                done += 0 if row["error"] else row["rows"]
-                told(done)
+    with _RayConnection(address):
+        possible = int(ray.cluster_resources().get("CPU", 1)) // cpus
+        if possible < 1:
+            refuse("cpus", cpus, f"at most {int(ray.cluster_resources().get('CPU', 0))}, the number of Ray's CPUs")
+        results = _run([{"source": str(path), "target": str(target_folder / path.name)} for path in missing],
+                       min(actors or possible, possible, len(missing)), cpus,
+                       {"rows": rows, "column": column, "output": output, "model": model, "cpus": cpus,
+                        "memory_mb": memory_mb, **options})
+        with _Progress(progress, total) as report:
+            for result in results:
+                failed += [result["error"]] if result["error"] else []
+                done += 0 if result["error"] else result["rows"]
+                report(done)
     if failed:
-        raise FileError(f"{len(failed)} of {len(missing)} files have no vectors; the first is {failed[0]}",
-                        hint="The same call goes on with them")
+        raise FileError(f"{len(failed)} of {len(missing)} files could not be embedded; the first error: {failed[0]}",
+                        hint="The same call retries the missing files")
     return Embedded(len(missing), done, len(files) - len(missing))
 
 
@@ -194,15 +208,15 @@ def _rows_of(path: Path, column: str) -> int:
 def _run(files: list[dict[str, str]], actors: int, cpus: int, arguments: dict[str, Any]) -> Iterator[dict[str, Any]]:
     logging.getLogger("ray.data").setLevel(logging.WARNING)
     context = ray.data.DataContext.get_current()
-    context.enable_progress_bars = False  # rows are told, and by what they hold
+    context.enable_progress_bars = False  # _Progress counts rows, Ray would count files
     data = ray.data.from_items(files, override_num_blocks=len(files)).map(
         _EmbedFiles, fn_constructor_kwargs=arguments, num_cpus=cpus,
         compute=ray.data.ActorPoolStrategy(size=actors))
     return iter(data.iter_rows())
 
 
-class _Told:
-    """Progress, as asked for."""
+class _Progress:
+    """Reports progress to a progress bar or to the caller's function, or not at all."""
 
     def __init__(self, progress: bool | Callable[[int, int], object], total: int) -> None:
         self._call, self._total = progress, total
@@ -213,9 +227,9 @@ class _Told:
             from tqdm import tqdm
 
             self._bar = tqdm(total=self._total, unit=" rows")
-        return self._tell
+        return self._report
 
-    def _tell(self, done: int) -> None:
+    def _report(self, done: int) -> None:
         if self._bar is not None:
             self._bar.update(done - self._bar.n)
         elif callable(self._call):
@@ -226,8 +240,8 @@ class _Told:
             self._bar.close()
 
 
-class _connected:
-    """A cluster, left again if it was joined here."""
+class _RayConnection:
+    """Connects to Ray, and disconnects at the end of the ``with`` block. Does nothing if this process is connected."""
 
     def __init__(self, address: str | None) -> None:
         self._address, self._mine = address, not ray.is_initialized()

@@ -1,4 +1,4 @@
-"""A replica: a pool with limits of its own, and the server's routes."""
+"""A replica: a pool with its own limits, and the server's routes."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from ...server.settings import Settings
 from ...server.state import State
 from .routing import DEPTH
 
-#: Prefixes of paths for which every replica gives the same response.
+#: Prefixes of the paths that every replica serves alike.
 _SHARED = ("/v1/", "/api/", "/health", "/openapi.json")
 _OWN = "/api/mpool/"  # the dashboard's routes
 
 
 def operations() -> tuple[Any, ...]:
-    """Operations of a replica: those of ``mpool serve`` without the dashboard and ``/metrics``, which show one pool."""
+    """Return the operations of a replica: those of ``mpool serve`` except the dashboard and ``/metrics``, which show a
+    single pool."""
     return tuple(operation for operation in OPERATIONS
                  if operation.path.startswith(_SHARED) and not operation.path.startswith(_OWN))
 
 
 class Pools:
-    """A replica. Ray Serve makes it, in a process of its own.
+    """A replica. Ray Serve constructs it in a process of its own.
 
     Args:
         models, catalogue, compute: see :class:`mpool.server.models.Models`.
@@ -52,20 +53,20 @@ class Pools:
 
         Args:
             scope: the plain data of an ASGI scope.
-            body: the whole body.
+            body: the complete body.
 
         Yields:
-            an empty list once the replica has the request, then lists of ASGI messages.
+            an empty list when the replica has accepted the request, then lists of ASGI messages.
         """
         yield []
         messages: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
-        connection, given = SimpleNamespace(left=None), False
+        connection, received = SimpleNamespace(left=None), False
 
         async def receive() -> dict[str, Any]:
-            nonlocal given
-            if given:
+            nonlocal received
+            if received:
                 await asyncio.Event().wait()  # the end of this generator reports a disconnect
-            given = True
+            received = True
             return {"type": "http.request", "body": body, "more_body": False}
 
         task = asyncio.ensure_future(self._app({**scope, "mpool.connection": connection}, receive, messages.put))
@@ -73,11 +74,11 @@ class Pools:
         try:
             more = True
             while more:
-                found = [await messages.get()]
+                ready = [await messages.get()]
                 while not messages.empty():
-                    found.append(messages.get_nowait())
-                more = found[-1] is not None
-                if batch := [message for message in found if message is not None]:
+                    ready.append(messages.get_nowait())
+                more = ready[-1] is not None
+                if batch := [message for message in ready if message is not None]:
                     yield batch
             await task  # raises the application's exception
         finally:
@@ -85,28 +86,32 @@ class Pools:
                 (connection.left or task.cancel)()
                 await asyncio.wait([task])
 
-    def _calls(self) -> tuple[int, int]:
+    def _request_counts(self) -> tuple[int, int]:
+        """Return the numbers of queued and running requests."""
         rows = self.pool.ps()
         return sum(row.queued for row in rows), sum(row.running for row in rows)
 
     def resident(self) -> list[str]:
-        """Names of models that are loaded or loading."""
-        warm = {row.key for row in self.pool.ps() if row.state in ("loading", "ready")}
-        return [served.name for served in self.state.models.all() if warm.intersection(served.model._entry.core_keys())]
+        """Return the names of the models that are loaded or loading."""
+        resident = {row.key for row in self.pool.ps() if row.state in ("loading", "ready")}
+        return [served.name for served in self.state.models.all()
+                if resident.intersection(served.model._entry.core_keys())]
 
     async def record_routing_stats(self) -> dict[str, Any]:
-        """Report once a second to :class:`mpool.integrations.ray.routing.WarmRouter` and to Ray's metrics."""
-        waiting, running = self._calls()
+        """Update Ray's metrics and return the statistics for :class:`mpool.integrations.ray.routing.WarmRouter`. Ray
+        Serve calls this once a second."""
+        queued, running = self._request_counts()
         models = self.resident()
-        self._measure("mpool_calls_waiting", "Requests queued in the pool", waiting)
+        self._measure("mpool_calls_waiting", "Requests queued in the pool", queued)
         self._measure("mpool_calls_running", "Requests running in the pool", running)
         self._measure("mpool_models_resident", "Models that are loaded or loading", len(models))
         self._measure("mpool_memory_used_bytes", "Bytes of models, caches and queues", self.pool.health().memory.used)
-        return {"models": models, "calls": waiting + running}
+        return {"models": models, "calls": queued + running}
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Report to :class:`mpool.integrations.ray.routing.CallsPolicy` the requests in the pool, not over HTTP."""
-        return {DEPTH: float(sum(self._calls()))}
+        """Return the number of requests in the pool for :class:`mpool.integrations.ray.routing.CallsPolicy`. HTTP
+        requests that wait outside the pool do not count."""
+        return {DEPTH: float(sum(self._request_counts()))}
 
     def _measure(self, name: str, description: str, value: float) -> None:
         from ray.util.metrics import Gauge
@@ -116,7 +121,7 @@ class Pools:
         self._gauges[name].set(value)
 
     async def check_health(self) -> None:
-        """Ray Serve replaces a replica that raises here.
+        """Check that the replica can serve. Ray Serve replaces the replica if this raises.
 
         Raises:
             ShuttingDown: the pool was closed.

@@ -1,4 +1,4 @@
-"""An application of Ray Serve: a front, and replicas with pools behind it."""
+"""The Ray Serve application: a front, and replicas with pools behind it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import ray
 from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
-from ...checks import refuse, shown
+from ...checks import refuse, shown, unknown_option
 from ...config import PoolConfig
 from ...errors import InvalidArgument, SpawnFailed
 from ...pool import Pool
@@ -24,9 +24,11 @@ from . import routing
 from .front import Front
 from .pools import Pools
 
-#: Name of the application; seconds between reports of replicas; seconds over which calls are averaged, and for which
-#: replicas may be too few or too many.
-NAME, _REPORTS, _LOOK_BACK, _UP, _DOWN = "mpool", 1.0, 15.0, 10.0, 300.0
+#: Name of the application.
+NAME = "mpool"
+#: Seconds between two reports of a replica; seconds over which the number of requests is averaged; seconds for which
+#: the load must be too high or too low before replicas are added or removed.
+_REPORT_PERIOD, _LOOK_BACK, _UPSCALE_DELAY, _DOWNSCALE_DELAY = 1.0, 15.0, 10.0, 300.0
 
 
 @dataclass(frozen=True)
@@ -34,16 +36,18 @@ class Plan:
     """The models to serve and the number of replicas.
 
     Attributes:
-        models: as of ``mpool serve --model``: keys, paths or references, each also as ``NAME=REF``.
-        only: do not serve the downloaded models of the catalogue.
-        load: load the models before the first request.
-        compute, offline: see :func:`mpool.embed` and :class:`mpool.PoolConfig`.
+        models: keys, paths or references, each also as ``NAME=REF``, like ``mpool serve --model``.
+        only: True: do not serve the downloaded models of the catalogue.
+        load: True: load the models before the first request.
+        compute: compute type, see :func:`mpool.embed`.
+        offline: see :class:`mpool.PoolConfig`.
         replicas: number of pools, each in a process of its own.
-        max_replicas: if larger than ``replicas``, the number of replicas follows the load: one for each ``calls``
-            requests.
-        calls: queued and running requests in a pool, above which requests for its models also go to other pools.
-        cpus: compute threads of a replica, and CPUs that Ray reserves for it.
-        memory_mb: memory of a replica in megabytes; 0: its share of the machine, by its share of Ray's CPUs.
+        max_replicas: maximum number of replicas. If larger than ``replicas``, the number follows the load: one replica
+            per ``calls`` requests.
+        calls: queued and running requests in a pool, from which on requests for its models also go to other pools.
+        cpus: number of compute threads of a replica, and of CPUs that Ray reserves for it.
+        memory_mb: memory of a replica in megabytes; 0: the machine's memory for pools, divided in proportion to
+            ``cpus`` and Ray's CPUs.
         settings: address, clients and limits.
 
     Raises:
@@ -67,29 +71,29 @@ class Plan:
                                 ("memory_mb", 0, 1 << 40), ("calls", 0.1, 1e6)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-                refuse(name, value, f"an integer from {low} to {high}")
+                refuse(name, value, f"{'a number' if name == 'calls' else 'an integer'} from {low:,} to {high:,}")
 
 
 def make(plan: Plan) -> serve.Application:
-    """Make the application of a plan, for ``serve.run``.
+    """Return the application of a plan, for ``serve.run``.
 
-    The front gets requests at the address of Ray Serve's proxy and checks Host, Origin and token as ``mpool serve``
-    does. The proxy limits header sizes, connections and their times.
+    The front receives the requests from Ray Serve's proxy and checks Host, Origin and token as ``mpool serve`` does.
+    The proxy limits the size of headers, and the number and duration of connections.
     """
     settings = plan.settings
     scaled: dict[str, Any] = {"num_replicas": plan.replicas}
     if plan.max_replicas > plan.replicas:
         scaled = {"autoscaling_config": AutoscalingConfig(
-            min_replicas=plan.replicas, max_replicas=plan.max_replicas, upscale_delay_s=_UP, downscale_delay_s=_DOWN,
-            look_back_period_s=_LOOK_BACK,
+            min_replicas=plan.replicas, max_replicas=plan.max_replicas, upscale_delay_s=_UPSCALE_DELAY,
+            downscale_delay_s=_DOWNSCALE_DELAY, look_back_period_s=_LOOK_BACK,
             policy=AutoscalingPolicy(policy_function=routing.CallsPolicy, policy_kwargs={"calls": plan.calls}))}
     pools = serve.deployment(Pools).options(
         name="Pools", ray_actor_options={"num_cpus": plan.cpus}, max_ongoing_requests=settings.max_connections,
         graceful_shutdown_timeout_s=settings.grace + 5.0, health_check_period_s=5.0, max_constructor_retry_count=3,
         request_router_config=RequestRouterConfig(request_router_class=routing.WarmRouter,
                                                   request_router_kwargs={"calls": plan.calls},
-                                                  request_routing_stats_period_s=_REPORTS), **scaled)
-    # only the front has the token; replicas trust the front
+                                                  request_routing_stats_period_s=_REPORT_PERIOD), **scaled)
+    # only the front has the token: replicas trust the front
     replica = pools.bind(plan.models, not plan.only, plan.compute, replace(settings, token=None, host="127.0.0.1"),
                          plan.load, plan.cpus, plan.memory_mb, plan.offline)
     front = serve.deployment(serve.ingress()(Front)).options(
@@ -99,12 +103,13 @@ def make(plan: Plan) -> serve.Application:
 
 
 def application(arguments: Mapping[str, str]) -> serve.Application:
-    """For Ray's own command: ``serve run mpool.integrations.ray:application models=KEY,NAME=REF replicas=2 port=8000``.
+    """Return the application for Ray's command ``serve run``: ``serve run mpool.integrations.ray:application
+    models=KEY,NAME=REF replicas=2 port=8000``.
 
     Args:
-        arguments: fields of :class:`Plan` and of :class:`mpool.server.settings.Settings`; lists, such as ``models``,
-            are separated by commas. ``port`` and ``host`` are the address of Ray Serve's proxy (8000 and 127.0.0.1 by
-            default). ``token_file`` is the option of ``mpool serve``.
+        arguments: fields of :class:`Plan` and of :class:`mpool.server.settings.Settings`; list items (``models``) are
+            separated by commas. ``host`` and ``port`` are the address of Ray Serve's proxy (default: 127.0.0.1 and
+            8000). ``token_file`` is the option of ``mpool serve``.
 
     Raises:
         InvalidArgument: an argument is unknown, or its value is not allowed.
@@ -122,13 +127,12 @@ def _names(kind: type) -> set[str]:
 
 
 def _read(kind: type, given: Mapping[str, str]) -> dict[str, Any]:
-    """Convert texts to the fields of a dataclass."""
+    """Convert strings to the types of a dataclass's fields."""
     found: dict[str, Any] = {}
     kinds = {field.name: str(field.type) for field in fields(kind)}
     for name, text in given.items():
         if name not in _names(kind):
-            raise InvalidArgument(f"{name} is no argument, allowed: "
-                                  + ", ".join(sorted(_names(Plan) | _names(Settings) | {"token_file"})))
+            raise unknown_option(name, sorted(_names(Plan) | _names(Settings) | {"token_file"}), of="application")
         try:
             if kinds[name].startswith("tuple"):
                 found[name] = tuple(part for part in str(text).split(",") if part)
@@ -146,37 +150,37 @@ def run(plan: Plan, address: str | None = None, ready: Callable[[str], object] |
 
     Args:
         plan: the models and replicas.
-        address: address of a cluster (``"auto"``: the cluster of this machine or of ``RAY_ADDRESS``); None: start Ray
-            for the duration of this call.
-        ready: called with the URL once the server accepts requests.
+        address: address of a cluster (``"auto"``: the cluster of this machine or of ``RAY_ADDRESS``); None: start Ray,
+            and stop it when this function returns.
+        ready: function that is called with the URL once the server accepts requests.
 
     Raises:
-        InvalidArgument: Ray has too few CPUs, or a model's name is not valid.
+        InvalidArgument: Ray has too few CPUs, or a model's name is invalid.
         SpawnFailed: the replicas cannot be started; the message has Ray Serve's reason.
-        and what :func:`mpool.register` raises about a model, if this call starts Ray.
+        MpoolError: a model is invalid, see :func:`mpool.register`; only if this function starts Ray.
     """
     settings = plan.settings
     if address is None:
-        with Pool(PoolConfig(offline=plan.offline)) as pool:  # errors keep their class here
+        with Pool(PoolConfig(offline=plan.offline)) as pool:  # an error raised in a replica would lose its class
             Models(pool, plan.models, not plan.only, plan.compute)
     connect(address)
     try:
-        there = int(ray.cluster_resources().get("CPU", 0))
-        if there < plan.replicas * plan.cpus:
-            refuse("replicas", plan.replicas, f"{there // plan.cpus} or fewer",
-                   hint=f"Ray has {there} CPUs, and each replica takes {plan.cpus}")
-        over = threading.Event()
+        available = int(ray.cluster_resources().get("CPU", 0))
+        if available < plan.replicas * plan.cpus:
+            refuse("replicas", plan.replicas, f"at most {available // plan.cpus}",
+                   hint=f"Ray has {available} CPUs, and each replica needs {plan.cpus}")
+        stop = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: over.set())
+            signal.signal(number, lambda *_: stop.set())
         serve.start(http_options={"host": settings.host, "port": settings.port})
         try:
             serve.run(make(plan), name=NAME, route_prefix="/")
         except RuntimeError as error:
-            raise SpawnFailed(f"Ray Serve does not start: {error}") from None
+            raise SpawnFailed(f"Ray Serve cannot start the application: {error}") from None
         if ready is not None:
             host = f"[{settings.host}]" if ":" in settings.host else settings.host
             ready(f"http://{host}:{settings.port}")
-        over.wait()
+        stop.wait()
         if address is None:
             serve.shutdown()
         else:

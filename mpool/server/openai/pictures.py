@@ -60,8 +60,7 @@ def _sides() -> Iterator[None]:
     try:
         yield
     except InvalidArgument as error:
-        # the message's first word: errors that carry no `param` yet
-        if (error.param or error.message.partition(" ")[0]) not in ("width", "height"):
+        if error.param not in ("width", "height"):
             raise
         raise Refusal("invalid_value", f"size: {error.message}.", "size") from None
 

@@ -205,13 +205,19 @@ def test_prompt_of_ids(pool: mpool.Pool, llama: Path) -> None:
 
 
 @pytest.mark.parametrize(("prompt", "message"), [
-    ("", "the prompt has 0 characters, allowed: 1 to 1,000,000"),
-    ("x" * 1_000_001, "the prompt has 1,000,001 characters"),
-    ([], "allowed: a text or a list of token ids"), (["a", "b"], "For several prompts"), (None, "the prompt is None"),
-    (b"bytes", "allowed: a text"), ([0, 10**6], "token 1 of the prompt is 1000000, allowed: a token id"),
-    ([True], "token 0 of the prompt is True"), ([-1], "allowed: a token id"),
-    (np.zeros((2, 2), int), "allowed: token ids"), (np.zeros(2), "allowed: token ids"),
-    ("a\udfff", r"half of a surrogate pair \(U\+DFFF\)"), ({"a": 1}, "the prompt is dict")])
+    ("", "`prompt` must be a text of 1 to 1,000,000 characters, got 0 characters"),
+    ("x" * 1_000_001, "`prompt` must be a text of 1 to 1,000,000 characters, got 1,000,001 characters"),
+    ([], "`prompt` must be a text or at least one token id, got an empty list"),
+    (["a", "b"], "`prompt` must be a text, or token ids .*, got list.*For several prompts"),
+    (None, "`prompt` must be a text, or token ids .*, got None"),
+    (b"bytes", "`prompt` must be a text, or token ids .*, got b'bytes'"),
+    ([0, 10**6], r"prompt\[1\]`? .*a token id"), ([True], r"prompt\[0\]`? .*True"),
+    ([-1], r"prompt\[0\]`? .*a token id"),
+    (np.zeros((2, 2), int), r"`prompt` must be .*, got an array of shape \(2, 2\) and dtype int64"),
+    (np.zeros(2), r"`prompt` must be .*, got an array of shape \(2,\) and dtype float64"),
+    (np.array(3), "`prompt` must be .*, got a 0-d array of dtype int64"),
+    ("a\udfff", r"prompt.* half of a surrogate pair \(U\+DFFF\)"),
+    ({"a": 1}, "`prompt` must be a text, or token ids .*, got dict")])
 def test_prompts_that_are_none(pool: mpool.Pool, llama: Path, prompt: object, message: str) -> None:
     with pytest.raises(mpool.InvalidArgument, match=message):
         pool.generate(prompt, llama)
@@ -429,7 +435,7 @@ def test_a_message_may_be_empty(pool: mpool.Pool, llama: Path, content: object) 
 
 def test_an_empty_prompt_is_said_to_be_empty(pool: mpool.Pool, llama: Path) -> None:
     for prompt in ([], (), np.zeros(0, np.int32)):
-        with pytest.raises(mpool.InvalidArgument, match="the prompt is empty, allowed"):
+        with pytest.raises(mpool.InvalidArgument, match="`prompt` must be .* at least one token id, got an empty list"):
             pool.generate(prompt, llama)
 
 
@@ -440,7 +446,7 @@ def test_what_chat_cannot_do_yet(pool: mpool.Pool, llama: Path) -> None:
     image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
     with pytest.raises(mpool.Unsupported, match="supports text only"):
         pool.chat(image, llama)
-    with pytest.raises(mpool.InvalidArgument, match="parse_special"):
+    with pytest.raises(mpool.InvalidArgument, match="`parse_special` must not be used in a chat"):
         pool.chat(good, llama, parse_special=True)
 
 

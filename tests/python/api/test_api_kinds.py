@@ -85,13 +85,17 @@ def test_errors_of_options_name_the_model(pool: mpool.Pool, bert: Path, llama: P
 
 def test_token_functions(pool: mpool.Pool, bert: Path) -> None:
     for ids in (np.array([[1]]), np.array(3), np.array([1.5]), np.array(["a"]), np.array([True])):
-        refused(lambda: pool.detokenize(ids, bert), "ids is an array of shape")
+        error = refused(lambda: pool.detokenize(ids, bert),
+                        r"`ids` must be token ids as a list or .*, got an array of shape \(.*\) and dtype ")
+        assert error.param == "ids"
     assert pool.detokenize(np.array([], dtype=float), bert) == ""
     for name in ("tokenize", "count_tokens"):
-        error = refused(lambda: getattr(pool, name)("x" * 1_000_001, bert), "1,000,001 characters, allowed: at most")
-        assert error.key == str(bert)
+        error = refused(lambda: getattr(pool, name)("x" * 1_000_001, bert),
+                        "`text` must be at most 1,000,000 characters long, got 1,000,001 characters")
+        assert (error.key, error.param) == (str(bert), "text")
     for name in ("add_special", "parse_special"):
-        refused(lambda: pool.tokenize("x", bert, **{name: 1}), f"{name} is 1")
+        error = refused(lambda: pool.tokenize("x", bert, **{name: 1}), f"`{name}` must be True or False, got 1")
+        assert error.param == name
 
 
 def test_models_and_messages(pool: mpool.Pool, llama: Path) -> None:

@@ -70,7 +70,7 @@ def test_result(pool: mpool.Pool, flux: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("words", [100, 20_000])
 def test_a_prompt_that_is_cut_is_warned_of_where_it_was_given(pool: mpool.Pool, flux: str, words: int) -> None:
     """Also a long one, which is read on a thread."""
-    with pytest.warns(UserWarning, match="prompt is too long for CLIP") as found:
+    with pytest.warns(UserWarning, match="`prompt` is too long for the text encoder CLIP, which supports") as found:
         pool.generate_image("cat " * words, flux, **SMALL)
     assert {warning.filename for warning in found} == {__file__}
 
@@ -150,7 +150,7 @@ def test_much_is_refused_before_noise_is_drawn(flux: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(drawing, "noise", lambda *args: pytest.fail("noise was drawn"))
     with mpool.Pool(mpool.PoolConfig(memory_bytes=1 << 30)) as pool:
         for options in ({"width": 8192, "height": 8192, "n": 64}, {"width": 8192, "height": 8192, "n": 2}):
-            with pytest.raises(errors.MemoryExhausted, match="MB are the limit"):
+            with pytest.raises(errors.MemoryExhausted, match="the request needs .* MB, the limit is .* MB"):
                 pool.generate_image("a cat", flux, **{**SMALL, **options})
 
 
@@ -263,30 +263,34 @@ def test_callers_of_several_threads(pool: mpool.Pool, sd3: str) -> None:
 
 def test_refusals(pool: mpool.Pool, flux: str, sd3: str) -> None:
     def refused(model: str, match: str, prompt: Any = "a cat", **options: Any) -> None:
-        with pytest.raises(errors.InvalidArgument, match=match):
+        with pytest.raises(errors.InvalidArgument, match=match) as caught:
             pool.generate_image(prompt, model, **{**SMALL, **options})
+        if match.startswith("`"):
+            assert caught.value.param == match.split("`")[1]
 
-    refused(flux, "width is 33, allowed: multiples of 8 up to 8192; the nearest is 32", width=33)
-    refused(flux, "height is 3, .*the nearest is 8", height=3)
-    refused(sd3, "width is 104, allowed: multiples of 8 up to 96; the nearest is 96", width=104)
-    refused(flux, "height is 0", height=0)
-    refused(flux, "num_inference_steps is 0, allowed: 1 to 1,000", num_inference_steps=0)
-    refused(flux, "num_inference_steps is True", num_inference_steps=True)
-    refused(sd3, "guidance_scale is NaN", guidance_scale=float("nan"))
-    refused(sd3, "guidance_scale is -1", guidance_scale=-1)
-    refused(flux, "n is 65", n=65)
-    refused(flux, "seed is -1", seed=-1)
-    refused(flux, "negative_prompt is given, but this model is not guided", negative_prompt="a dog")
-    refused(sd3, "negative_prompt is 3, allowed: a text", negative_prompt=3)
-    refused(sd3, "negative_prompt is 3, allowed: a text", negative_prompt=3, guidance_scale=0)
-    refused(sd3, "guidance_scale is", guidance_scale=10**400)
-    refused(flux, r"latents is an array of shape \(1, 2\), allowed: \(1, 4, 6, 8\) or \(1, 12, 16\)", latents=[[1, 2]])
-    refused(flux, "latents is .*allowed: an array of floats", latents="x")
+    refused(flux, r"`width` must be a multiple of 8 up to 8192 \(the nearest is 32\), got 33", width=33)
+    refused(flux, r"`height` must be a multiple of 8 up to 8192 \(the nearest is 8\), got 3", height=3)
+    refused(sd3, r"`width` must be a multiple of 8 up to 96 \(the nearest is 96\), got 104", width=104)
+    refused(flux, "`height` must be an integer from 1 to 8,192, got 0", height=0)
+    refused(flux, "`num_inference_steps` must be an integer from 1 to 1,000, got 0", num_inference_steps=0)
+    refused(flux, "`num_inference_steps` must be an integer from 1 to 1,000, got True", num_inference_steps=True)
+    refused(sd3, "`guidance_scale` must be a number from 0 to 1000, got NaN", guidance_scale=float("nan"))
+    refused(sd3, "`guidance_scale` must be a number from 0 to 1000, got -1", guidance_scale=-1)
+    refused(flux, "`n` must be an integer from 1 to 64, got 65", n=65)
+    refused(flux, "`seed` must be an integer from 0 to 18,446,744,073,709,551,615, got -1", seed=-1)
+    refused(flux, "`negative_prompt` must be None, because this model does not support negative prompts, got 'a dog'",
+            negative_prompt="a dog")
+    refused(sd3, "`negative_prompt` must be a str, got 3", negative_prompt=3)
+    refused(sd3, "`negative_prompt` must be a str, got 3", negative_prompt=3, guidance_scale=0)
+    refused(sd3, "`guidance_scale` must be a number from 0 to 1000, got a number of", guidance_scale=10**400)
+    refused(flux, r"`latents` must be an array of floats of shape \(1, 4, 6, 8\) or \(1, 12, 16\), got an array of "
+            r"shape \(1, 2\)", latents=[[1, 2]])
+    refused(flux, "`latents` must be an array of floats of shape .*, got 'x'", latents="x")
     refused(flux, r"latents\[\d+\] is nan", latents=np.full((1, 4, 6, 8), np.nan))
-    refused(flux, "prompt is list, allowed: a text", prompt=["a"])
+    refused(flux, "`prompt` must be a str, got list.*For several prompts", prompt=["a"])
     refused(flux, "half a surrogate|lone surrogate|surrogate", prompt="a\ud800")
     refused(flux, "did you mean `num_inference_steps`", num_inference_step=3)
-    refused(flux, "max_sequence_length is 513, allowed: 1 to 512", max_sequence_length=513)
+    refused(flux, "`max_sequence_length` must be an integer from 1 to 512, got 513", max_sequence_length=513)
     refused(flux, "`compute` must be one of .*, got 'float8'", compute="float8")
     refused(flux, "`stream` must be True or False, got 1", stream=1)
     with pytest.raises(errors.Unsupported, match="compute is int8, which image generation does not support"):
@@ -373,7 +377,8 @@ def test_folders_that_are_refused(tmp_path: Path) -> None:
     for name, value in (("shift", 0), ("shift", -1), ("shift_terminal", 1.0), ("max_image_seq_len", 256),
                         ("num_train_timesteps", 2**40), ("max_shift", 1e9)):
         refused(errors.FormatError, name, "scheduler/scheduler_config.json", with_key(**{name: value}))
-    refused(errors.InvalidArgument, "schedule of noise gives shares", "scheduler/scheduler_config.json",
+    refused(errors.InvalidArgument, "noise levels for .* image tokens must be from 0 to 1, got ",
+            "scheduler/scheduler_config.json",
             with_key(use_dynamic_shifting=True, time_shift_type="linear", base_shift=-50.0))
     refused(errors.Unsupported, "post_quant_conv", "vae/config.json", with_key(use_post_quant_conv=True))
     refused(errors.Unsupported, "gated-gelu", "text_encoder_2/config.json", with_key(feed_forward_proj="relu"))

@@ -183,7 +183,8 @@ def test_callers_at_once_get_what_they_get_alone(model: str) -> None:
     (b"no image", "must be a PNG, JPEG or WebP image"), (np.zeros((1, 1, 3), np.uint8), "1 x 1 pixels"),
     (np.zeros((4, 2000, 3), np.uint8), "an aspect ratio of at most 200"), (png(PHOTO)[:200], "truncated or corrupted"),
     ("data:image/png;base64,!!!", "base64"), ("https://example.org/a.png", "fetching is not allowed"),
-    (np.zeros((3, 40, 40), np.float64) - 1, "an array of shape"), ([], "images is empty"),
+    (np.zeros((3, 40, 40), np.float64) - 1, "an array of shape"),
+    ([], "`images` must be an image or a list of images, got an empty list"),
     (17, "`images` must be .*, got int")])
 def test_bad_images(pool: mpool.Pool, model: str, given: Any, words: str) -> None:
     with pytest.raises(errors.InvalidArgument, match=words):
@@ -206,24 +207,25 @@ def test_other_faults(pool: mpool.Pool, model: str, llama: Path, tmp_path: Path)
         pool.vision(PHOTO, "Hello", llama)
     with pytest.raises(errors.Unsupported, match="supports text only"):
         pool.chat([{"role": "user", "content": "Hello", "images": [PHOTO]}], llama)
-    with pytest.raises(errors.InvalidArgument, match="the prompt is"):
+    with pytest.raises(errors.InvalidArgument, match="`prompt` must be a text of .*, got ''") as found:
         pool.vision(PHOTO, "", model)
+    assert found.value.param == "prompt"
     with pytest.raises(errors.UnknownModel, match="vision has no default model"):
         pool.vision(PHOTO, "Hello")
     with pytest.raises(errors.ContextOverflow, match="1000 of them for 40 images") as caught:
         pool.vision([PHOTO] * 40, text(1, 100), model)
     assert caught.value.limit == 1023
     for prompt, more in (([5, visionmodels.IMAGE, 9], {}), ("w5 <image> w9", {"parse_special": True})):
-        with pytest.raises(errors.InvalidArgument, match="token 1 of the prompt is <image>, the place of an") as found:
+        with pytest.raises(errors.InvalidArgument, match="must not have image tokens, got <image> at index 1") as found:
             pool.generate(prompt, model, **more)
-        assert "mpool.vision(images, prompt, model)" in str(found.value)
+        assert found.value.param == "prompt" and "mpool.vision(images, prompt, model)" in str(found.value)
     with pytest.raises(errors.InvalidArgument, match="prompt is missing"):
         pool.submit("vision", images=PHOTO, model=model)
     with pytest.raises(errors.InvalidArgument, match="an http or https URL"):
         pool.describe_url("file:///etc/passwd", model=model)
     folder = visionmodels.save(visionmodels.randomised("llava"), "llava", tmp_path)
     (folder / "chat_template.json").write_text(json.dumps({"chat_template": "assistant : "}))
-    with pytest.raises(errors.InvalidArgument, match="0 places for images and there are 1"):
+    with pytest.raises(errors.InvalidArgument, match="number of image tokens .*, got 1 images and 0 tokens"):
         pool.vision(PHOTO, "w10", folder)
 
 

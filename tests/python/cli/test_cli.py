@@ -448,7 +448,7 @@ def test_chat_with_one_failure_goes_on_and_says_so(llama: str) -> None:
     done = run("chat", "--model", llama, "--temperature", "0", "--max-tokens", "4", "--stats",
                stdin="word " * 20000 + "\nHello\n", check=False)
     assert done.returncode == 1
-    assert "tokens, the model takes" in done.stderr and done.stderr.count("prompt tokens") == 1
+    assert "tokens, but the model supports at most" in done.stderr and done.stderr.count("prompt tokens") == 1
 
 
 def test_a_conversation_that_outgrows_the_model() -> None:

@@ -294,7 +294,7 @@ def test_a_full_disk_harms_no_request(model: mpool.Model, tmp_path: Path, caplog
             capture.flush()
             assert done.text == plain.text and (capture.written, capture.failed) == (1, 1)
             assert path.read_bytes() == whole and os.listdir(tmp_path) == ["run.jsonl"]
-            assert "The capture of job '2' is lost" in caplog.text
+            assert "Job '2' was not captured: [Errno 27] File too large" in caplog.text
             resource.setrlimit(resource.RLIMIT_FSIZE, soft)
             model.generate("A cat", max_tokens=8, capture=capture, **GREEDY)
     finally:
@@ -313,9 +313,9 @@ def test_a_folder_that_goes_away_harms_no_request(model: mpool.Model, tmp_path: 
 def test_a_disk_that_stands_still_holds_up_no_call(model: mpool.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls go on, without being captured once too many wait, and that is counted."""
     go, most = threading.Event(), 3
-    put = captures.Capture._put
-    monkeypatch.setattr(captures, "MAX_CALLS", most)
-    monkeypatch.setattr(captures.Capture, "_put", lambda self, table: go.wait(60) and put(self, table))
+    put = captures.Capture._store
+    monkeypatch.setattr(captures, "MAX_PENDING", most)
+    monkeypatch.setattr(captures.Capture, "_store", lambda self, table: go.wait(60) and put(self, table))
     with mpool.capture() as capture:
         for _ in range(most + 2):
             model.generate("A cat", max_tokens=2, capture=capture, **GREEDY)
@@ -324,17 +324,17 @@ def test_a_disk_that_stands_still_holds_up_no_call(model: mpool.Model, monkeypat
     assert (capture.written, capture.failed) == (most, 2)
 
 
-def put(path: Path, table: captures._Table) -> None:
-    mpool.capture(path)._put(table)
+def put(path: Path, table: captures._RecordTable) -> None:
+    mpool.capture(path)._store(table)
 
 
 def test_several_processes_may_share_a_folder(tmp_path: Path) -> None:
     """As two captures do here: nothing is written over."""
     data = np.zeros((1, 5), np.float32)
-    put(tmp_path, captures._Table("0", 1, data, 2, 8, 8))
+    put(tmp_path, captures._RecordTable("0", 1, data, 2, 8, 8))
     first, second = mpool.capture(tmp_path), mpool.capture(tmp_path)
     for name, capture in enumerate((first, second, first, second, second, first), 1):
-        capture._put(captures._Table(str(name), 1, data, 2, 8, 8))
+        capture._store(captures._RecordTable(str(name), 1, data, 2, 8, 8))
     assert sorted(os.listdir(tmp_path)) == [f"{number:06d}.jsonl" for number in range(1, 8)]
     assert [record.job_id for record in mpool.read_capture(tmp_path)][::5] == list("0123456")
 
@@ -361,7 +361,7 @@ def test_a_forked_child_captures(llama: Path, tmp_path: Path) -> None:
 
 def test_numbers_that_are_not_finite_are_null(tmp_path: Path) -> None:
     data = np.array([[1, np.nan, np.inf, -np.inf, 1e-30, -2.5]], np.float32)
-    table = captures._Table('a "job" of 100 %', 2, data, 0, 2, 5)
+    table = captures._RecordTable('a "job" of 100 %', 2, data, 0, 2, 5)
     put(tmp_path / "a.jsonl", table)
     found = mpool.read_capture(tmp_path / "a.jsonl")
     assert found == tuple(table.records()) and found[0].job_id == 'a "job" of 100 %'
@@ -371,7 +371,7 @@ def test_numbers_that_are_not_finite_are_null(tmp_path: Path) -> None:
 def test_every_float32_comes_back(tmp_path: Path) -> None:
     bits = np.random.default_rng(3).integers(0, 2**32, 3000, np.uint32).view(np.float32)
     data = bits[np.isfinite(bits)][None, :2400]
-    put(tmp_path / "a.jsonl", captures._Table("1", 800, data, 0, 800, 900))
+    put(tmp_path / "a.jsonl", captures._RecordTable("1", 800, data, 0, 800, 900))
     found = [value for record in mpool.read_capture(tmp_path / "a.jsonl") for value in record.values]
     assert (np.array(found, np.float32).view(np.uint32) == data.view(np.uint32)).all()
 
@@ -382,16 +382,18 @@ def test_every_float32_comes_back(tmp_path: Path) -> None:
                                          ("values", 1.5), ("records", 0), ("records", 2**31), ("path", ""),
                                          ("path", b"x.jsonl"), ("path", 3)])
 def test_arguments_that_make_no_sense(name: str, value: Any) -> None:
-    with pytest.raises(mpool.InvalidArgument, match=name):
+    with pytest.raises(mpool.InvalidArgument, match=f"`{name}` must be ") as caught:
         mpool.capture(**{name: value})
+    assert caught.value.param == name
 
 
 def test_places_that_cannot_be_written_to(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "folder.jsonl").mkdir()
-    for wrong, said in (("nowhere/a.jsonl", "is in no folder"), ("file/a.jsonl", "is in no folder"),
-                        ("folder.jsonl", "is a folder"), ("file", "file is not a folder"),
-                        ("nowhere/folder", "cannot be made: No such file"), ("run.txt", "ends in .jsonl, .*in /")):
+    for wrong, said in (("nowhere/a.jsonl", "is not in an existing folder"),
+                        ("file/a.jsonl", "is not in an existing folder"), ("folder.jsonl", "is a folder"),
+                        ("file", "file is not a folder"),
+                        ("nowhere/folder", "cannot be created: No such file"), ("run.txt", "ends in .jsonl, .*in /")):
         with pytest.raises(mpool.FileError, match=f"cannot be written: .*{said}") as raised:
             mpool.capture(tmp_path / wrong)
         assert "Errno" not in str(raised.value)
@@ -440,13 +442,16 @@ def test_records_of_worker_processes_are_the_same(model: mpool.Model, llama: Pat
 def test_options_that_make_no_sense(model: mpool.Model, llama: Path) -> None:
     capture = mpool.capture()
     for wrong in ("run.jsonl", True, 3, object()):
-        with pytest.raises(mpool.InvalidArgument, match="capture is .*, allowed"):
+        with pytest.raises(mpool.InvalidArgument, match="`capture` must be the result of mpool.capture") as caught:
             model.generate("a", capture=wrong, **GREEDY)
-    with pytest.raises(mpool.InvalidArgument, match="n is 2 with capture"):
+        assert caught.value.param == "capture"
+    with pytest.raises(mpool.InvalidArgument, match="`n` must be 1 with `capture`, got 2") as caught:
         model.generate("a", capture=capture, n=2, **GREEDY)
+    assert caught.value.param == "n"
     for name in ("", "x" * 257, 3):
-        with pytest.raises(mpool.InvalidArgument, match="job_id"):
+        with pytest.raises(mpool.InvalidArgument, match="`job_id` must be a string of 1 to 256 characters") as caught:
             capture.job(name)  # type: ignore[arg-type]
+        assert caught.value.param == "job_id"
     assert capture.records() == () and capture.written == 0
 
 
@@ -511,7 +516,7 @@ def test_an_id_that_was_used_again_is_another_call(tmp_path: Path, capsys: pytes
     for name in ("runs", "run.jsonl"):
         with mpool.capture(tmp_path / name) as capture:
             for job, value in (("a", 0), ("b", 1), ("a", 2)):
-                capture._put(captures._Table(job, 1, np.full((2, 3), value, np.float32), 0, 8, 8))
+                capture._store(captures._RecordTable(job, 1, np.full((2, 3), value, np.float32), 0, 8, 8))
     rows = mpool.read_capture(tmp_path / "runs")
     assert rows == mpool.read_capture(tmp_path / "run.jsonl")
     for one in (tmp_path / "runs", tmp_path / "run.jsonl", rows):
@@ -559,17 +564,20 @@ def test_lines_that_are_no_records(tmp_path: Path, name: str, value: Any) -> Non
     path.write_text(json.dumps(GOOD) + "\n")
     assert mpool.read_capture(path)[0].values == (1.0, None, -2.5)
     path.write_text(json.dumps(GOOD) + "\n" + json.dumps({**GOOD, name: value}) + "\n")
-    with pytest.raises(mpool.FormatError, match="a.jsonl, line 2: no record"):
+    with pytest.raises(mpool.FormatError, match="a.jsonl, line 2: not a capture record"):
         mpool.read_capture(path)
 
 
 @pytest.mark.parametrize("line, said", [
-    (b"{", "it is cut short"), (json.dumps(GOOD).encode()[:-1], "it is cut short"), (b"[]\n", "it has to have"),
-    (b"[]", "it has to have"), (b"\xff\n", "it is not UTF-8"), (b"[" * 100_000 + b"\n", "it is nested too deep"),
-    (b"\n", "it is not JSON: Expecting value, column 1"), (b"9" * 5000 + b"\n", "a number has too many digits")])
+    (b"{", "the line is truncated"), (json.dumps(GOOD).encode()[:-1], "the line is truncated"),
+    (b"[]\n", "the line must be an object with the fields checkpoint, team"),
+    (b"[]", "the line must be an object with the fields checkpoint, team"),
+    (b"\xff\n", "the line is not UTF-8"), (b"[" * 100_000 + b"\n", "the JSON is nested too deeply"),
+    (b"\n", "the line is not JSON: Expecting value, column 1"),
+    (b"9" * 5000 + b"\n", "a number has too many digits")])
 def test_lines_that_are_no_lines(tmp_path: Path, line: bytes, said: str) -> None:
     (tmp_path / "a.jsonl").write_bytes(line)
-    with pytest.raises(mpool.FormatError, match=f"a.jsonl, line 1: no record of a capture: {said}"):
+    with pytest.raises(mpool.FormatError, match=f"a.jsonl, line 1: not a capture record: {said}"):
         mpool.read_capture(tmp_path)
 
 
@@ -583,14 +591,14 @@ def test_the_thread_does_nothing_while_calls_write(model: mpool.Model) -> None:
     with mpool.capture() as capture:
         stream = model.generate("Once", max_tokens=2000, stream=True, capture=capture, **GREEDY)
         next(stream)
-        writer = captures._started
-        assert writer is not None and len(writer._calls) == 1
+        writer = captures._instance
+        assert writer is not None and len(writer._pending) == 1
         looks: list[float] = []
-        sweep = writer._sweep
-        writer._sweep = lambda: (looks.append(time.monotonic()), sweep())[1]  # type: ignore[method-assign]
+        sweep = writer._write_finished
+        writer._write_finished = lambda: (looks.append(time.monotonic()), sweep())[1]  # type: ignore[method-assign]
         tokens = stream.result().usage.completion_tokens
         capture.flush()
-        del writer._sweep  # type: ignore[method-assign]
+        del writer._write_finished  # type: ignore[method-assign]
     assert tokens == 2000 and len(looks) < tokens / 4
 
 
@@ -629,8 +637,9 @@ def test_the_command_captures_and_compares(llama: Path, tmp_path: Path, capsys: 
 
 @pytest.mark.parametrize("arguments, said", [
     (["-p", "a"], "--out is missing"), (["-o", "a.jsonl"], "--prompt is missing"),
-    (["-p", "a", "-o", "a.jsonl", "--values", "0"], "values is 0"),
-    (["compare", "none.jsonl", "none.jsonl"], "cannot be read"), (["-p", "a", "-o", "none/a.jsonl"], "in no folder")])
+    (["-p", "a", "-o", "a.jsonl", "--values", "0"], "--values must be an integer from 1 to 1,048,576, got 0"),
+    (["compare", "none.jsonl", "none.jsonl"], "cannot be read"),
+    (["-p", "a", "-o", "none/a.jsonl"], "is not in an existing folder")])
 def test_commands_that_make_no_sense(arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                      capsys: pytest.CaptureFixture[str]) -> None:
     from mpool.cli import main

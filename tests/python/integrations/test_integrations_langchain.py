@@ -1,4 +1,4 @@
-"""LangChain's chat model and embeddings: LangChain's own standard tests, and what they leave out."""
+"""The chat model and embeddings for LangChain: LangChain's standard tests, and tests of what these do not cover."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from mpool.integrations.langchain import ChatMpool, MpoolEmbeddings  # noqa: E40
 from realmodels import real_path  # noqa: E402
 
 
-#: The standard tests are of both kinds, and meant for a mode of pytest-asyncio that is not this project's.
-async_too = [pytest.mark.asyncio, pytest.mark.filterwarnings("ignore:.*is marked with.*asyncio")]
+#: Marks for LangChain's standard tests: some are asynchronous, and they assume another mode of pytest-asyncio.
+ASYNC_MARKS = [pytest.mark.asyncio, pytest.mark.filterwarnings("ignore:.*is marked with.*asyncio")]
 
 
 class TestChatUnit(ChatModelUnitTests):
-    """Standard tests that compute nothing."""
+    """Standard tests without a model."""
 
     @property
     def chat_model_class(self) -> type[ChatMpool]:
@@ -46,10 +46,10 @@ class TestChatUnit(ChatModelUnitTests):
 
 
 class TestChat(ChatModelIntegrationTests):
-    """Standard tests with a model: all that are not of tools, images, documents and sounds, which it knows nothing
-    of."""
+    """Standard tests with a model, except those for tools, images, documents and audio, which this model does not
+    support."""
 
-    pytestmark = async_too
+    pytestmark = ASYNC_MARKS
 
     @property
     def chat_model_class(self) -> type[ChatMpool]:
@@ -65,7 +65,7 @@ class TestChat(ChatModelIntegrationTests):
 
     @property
     def has_tool_calling(self) -> bool:
-        return False  # the template of this model knows of none; see test_tools
+        return False  # not supported by the chat template of this model; see test_tools
 
     @property
     def supports_json_mode(self) -> bool:
@@ -79,13 +79,13 @@ class TestChat(ChatModelIntegrationTests):
         model = ChatMpool(model=str(real_path("smollm2")), max_tokens=4)
         text = "The quick brown fox jumps over the lazy dog. " * 30
         for _ in range(2):
-            found = sum_of(model.stream(text)) if stream else model.invoke(text)
+            found = merged(model.stream(text)) if stream else model.invoke(text)
         assert found.usage_metadata["input_token_details"]["cache_read"] >= 64
         return found
 
 
-def sum_of(chunks: Any) -> Any:
-    """All pieces of a stream, as one message."""
+def merged(chunks: Any) -> Any:
+    """Merge the chunks of a stream to one message."""
     found = None
     for chunk in chunks:
         found = chunk if found is None else found + chunk
@@ -93,7 +93,7 @@ def sum_of(chunks: Any) -> Any:
 
 
 class TestEmbeddingsUnit(EmbeddingsUnitTests):
-    """Standard tests that compute nothing."""
+    """Standard tests without a model."""
 
     @property
     def embeddings_class(self) -> type[MpoolEmbeddings]:
@@ -103,7 +103,7 @@ class TestEmbeddingsUnit(EmbeddingsUnitTests):
 class TestEmbeddings(EmbeddingsIntegrationTests):
     """Standard tests with a model."""
 
-    pytestmark = async_too
+    pytestmark = ASYNC_MARKS
 
     @property
     def embeddings_class(self) -> type[MpoolEmbeddings]:
@@ -114,8 +114,8 @@ class TestEmbeddings(EmbeddingsIntegrationTests):
         return {"model": str(real_path("minilm"))}
 
 
-def test_answers_are_those_of_chat(llama: Path) -> None:
-    """Word by word, in every way to ask."""
+def test_completions_equal_those_of_chat(llama: Path) -> None:
+    """``invoke``, ``stream``, their asynchronous counterparts and ``generate`` return the text of mpool.chat."""
     expected = mpool.chat([{"role": "system", "content": "Short."}, {"role": "user", "content": "A cat?"},
                            {"role": "assistant", "content": "Yes."}, {"role": "user", "content": "A dog?"}],
                           str(llama), temperature=0.8, seed=5, max_tokens=12, repetition_penalty=1.1)
@@ -126,7 +126,7 @@ def test_answers_are_those_of_chat(llama: Path) -> None:
     assert found.response_metadata == {"finish_reason": expected.finish_reason, "model_name": str(llama), "seed": 5,
                                        "model_provider": "mpool"}
     assert found.usage_metadata is not None and found.usage_metadata["output_tokens"] == 12
-    streamed = sum_of(model.stream(messages, seed=5))
+    streamed = merged(model.stream(messages, seed=5))
     assert streamed.content == expected.text and streamed.usage_metadata["output_tokens"] == 12
     assert streamed.response_metadata == found.response_metadata
 
@@ -141,7 +141,7 @@ def test_answers_are_those_of_chat(llama: Path) -> None:
         list(model.stream(messages, n=2))
 
 
-def test_a_stream_that_is_left_ends_the_work(llama: Path) -> None:
+def test_closing_a_stream_cancels_the_request(llama: Path) -> None:
     with mpool.Pool() as pool:
         model = ChatMpool(model=pool.register("left", llama), max_tokens=8000, options={"ignore_eos": True})
         for _ in model.stream("A cat?"):
@@ -155,7 +155,7 @@ def test_a_stream_that_is_left_ends_the_work(llama: Path) -> None:
 
 
 def test_structured_output(llama: Path) -> None:
-    """By construction: also of a model of noise. What is cut is told."""
+    """Completions match the schema, even with random weights. A truncated completion is a parsing error."""
     pytest.importorskip("llguidance")
 
     class Answer(BaseModel):
@@ -181,7 +181,7 @@ def test_structured_output(llama: Path) -> None:
 
 
 def test_tools(llama: Path) -> None:
-    """Calls are asked for, streamed, answered; by construction, of a model of noise."""
+    """Tool calls are forced, streamed and answered. A grammar makes them valid, even with random weights."""
     pytest.importorskip("llguidance")
     import toolmodels
 
@@ -196,29 +196,29 @@ def test_tools(llama: Path) -> None:
 
     with mpool.Pool() as pool:
         model = ChatMpool(model=pool.register("tools", llama, chat_template=toolmodels.HERMES), seed=2, max_tokens=400)
-        asked = HumanMessage("Weather?")
+        question = HumanMessage("Weather?")
         for choice, names in (("any", {"weather", "Clock"}), ("Clock", {"Clock"}), ("weather", {"weather"})):
             bound = model.bind_tools([weather, Clock], tool_choice=choice)
-            found = bound.invoke([asked])
+            found = bound.invoke([question])
             assert found.tool_calls and {call["name"] for call in found.tool_calls} <= names
             assert found.response_metadata["finish_reason"] == "tool_calls" and not found.invalid_tool_calls
-            streamed = sum_of(bound.stream([asked]))
+            streamed = merged(bound.stream([question]))
             assert [(call["name"], call["args"]) for call in streamed.tool_calls] == [
                 (call["name"], call["args"]) for call in found.tool_calls]
         call = found.tool_calls[0]
         assert call["args"]["city"] in ("Rome", "Oslo") and isinstance(call["args"]["days"], int)
         answer = model.bind_tools([weather], tool_choice="none").invoke(
-            [asked, found, *(ToolMessage(weather(**each["args"]), tool_call_id=each["id"])
+            [question, found, *(ToolMessage(weather(**each["args"]), tool_call_id=each["id"])
                              for each in found.tool_calls)])
         assert not answer.tool_calls
-        cut = model.bind_tools([weather], tool_choice="weather").invoke([asked], max_tokens=14)
+        cut = model.bind_tools([weather], tool_choice="weather").invoke([question], max_tokens=14)
         assert not cut.tool_calls and len(cut.invalid_tool_calls) <= 1
     with pytest.raises(mpool.Unsupported):
         ChatMpool(model=str(llama)).bind_tools([weather]).invoke("Weather?")
 
 
 def test_chain_and_store() -> None:
-    """What they are for: documents found by a question, and an answer from them."""
+    """Retrieval-augmented generation: a question finds a document, and the model answers from it."""
     store = InMemoryVectorStore(MpoolEmbeddings(model=str(real_path("minilm"))))
     store.add_texts(["The capital of France is Paris.", "Bread rises because of yeast.", "Shares fell on Monday."])
     assert store.similarity_search("What makes dough grow?", k=1)[0].page_content.startswith("Bread")
@@ -229,8 +229,8 @@ def test_chain_and_store() -> None:
     assert "Paris" in found.content
 
 
-def test_embeddings_are_those_of_embed(prompted: Path) -> None:
-    """With the prompts of documents and queries."""
+def test_embeddings_equal_those_of_embed(prompted: Path) -> None:
+    """Documents and queries get the model's prompts for them."""
     texts = ["A cat sat on the mat.", "Numbers 0 1 2."]
     made = MpoolEmbeddings(model=str(prompted), options={"dimensions": 8, "compute": "float32"})
     same = {"dimensions": 8, "compute": "float32"}
@@ -242,14 +242,14 @@ def test_embeddings_are_those_of_embed(prompted: Path) -> None:
     assert made.embed_documents([]) == []
 
 
-def test_tokens_are_the_models_own(llama: Path) -> None:
+def test_tokens_come_from_the_model_tokenizer(llama: Path) -> None:
     model = ChatMpool(model=str(llama))
     ids = mpool.tokenize("A cat sat.", str(llama), add_special=False)
     assert model.get_token_ids("A cat sat.") == ids and model.get_num_tokens("A cat sat.") == len(ids)
 
 
-def test_faults(llama: Path) -> None:
-    """Names that there are not are refused, here or by the library."""
+def test_errors(llama: Path) -> None:
+    """Unknown fields, options and models are errors."""
     with pytest.raises(ValueError, match="temprature"):
         ChatMpool(model=str(llama), temprature=0)  # type: ignore[call-arg]
     with pytest.raises(mpool.InvalidArgument, match="did you mean `temperature`"):

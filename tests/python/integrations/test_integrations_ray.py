@@ -1,6 +1,6 @@
-"""mpool on Ray, without a cluster: which replica, how many, what becomes of requests whose replica dies, Parquet.
+"""mpool on Ray, without a cluster: routing, autoscaling, requests whose replica dies, guards, Parquet files.
 
-What needs a cluster is in test_ray_cluster.py."""
+Tests that need a cluster are in test_ray_cluster.py."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ SETTINGS = Settings(port=8000)
 
 
 @pytest.fixture(autouse=True)
-def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is no cluster that could say how many CPUs there are."""
+def two_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a cluster, Ray does not report a number of CPUs: use 2."""
     monkeypatch.setattr(_share, "_cpus_here", lambda: 2)
 
 
-# ---- which replica, and how many ------------------------------------------------------------------------------------
+# ---- routing and autoscaling ------------------------------------------------------------------------------------
 
 def replica(*models: str, calls: int = 0) -> SimpleNamespace:
     return SimpleNamespace(routing_stats={"models": list(models), "calls": calls})
 
 
-def test_requests_go_where_their_model_is_warm() -> None:
+def test_requests_go_to_replicas_with_their_model() -> None:
     warm, other, busy, new = replica("a"), replica("b"), replica("a", calls=8), SimpleNamespace(routing_stats={})
     for _ in range(20):
         first, rest = routing.ranks([warm, other, busy, new], "a")
         assert first == [warm] and len(rest) == 2
-    assert len(routing.ranks([other, busy, new], "a")) == 1  # none is both warm and free: any of them
+    assert len(routing.ranks([other, busy, new], "a")) == 1  # no replica with the model has capacity: use any replica
     assert len(routing.ranks([warm, other], "")) == 1
     assert routing.ranks([], "a") == []
     assert model_of(b'{"messages": [], "model": "small:latest"}') == "small"
@@ -60,7 +60,7 @@ def test_requests_go_where_their_model_is_warm() -> None:
         assert model_of(body) == ""
 
 
-def test_as_many_replicas_as_calls_ask_for() -> None:
+def test_number_of_replicas_follows_the_requests() -> None:
     policy = routing.CallsPolicy(4)
 
     def wanted(depths: list[float], current: int = 2, target: int = 2) -> float:
@@ -68,11 +68,11 @@ def test_as_many_replicas_as_calls_ask_for() -> None:
                                       current_num_replicas=current, target_num_replicas=target))[0]
 
     assert [wanted(depths) for depths in ([0, 0], [4, 0], [4, 1], [8, 9])] == [1, 1, 2, 5]
-    assert wanted([9], current=2, target=3) == 3  # one has not reported yet
+    assert wanted([9], current=2, target=3) == 3  # one replica has not reported yet
     assert wanted([], current=0, target=1) == 1
 
 
-def test_pools_share_the_machine() -> None:
+def test_pools_share_the_memory() -> None:
     whole = _share._limit()
     assert _share.config(1, 0, None).memory_bytes == whole // 2 and _share.config(2, 0, None).memory_bytes == whole
     config = _share.config(1, 300, True)
@@ -82,7 +82,7 @@ def test_pools_share_the_machine() -> None:
 # ---- a replica ------------------------------------------------------------------------------------------------------
 
 class Responses:
-    """What a handle gives for a stream."""
+    """The response generator that a handle returns for a stream."""
 
     def __init__(self, batches: AsyncIterator[Any], ended: list[str]) -> None:
         self._batches, self._ended = batches, ended
@@ -98,7 +98,7 @@ class Responses:
 
 
 class Handle:
-    """A handle whose requests go to functions, one after the other."""
+    """A deployment handle: the first request goes to the first function, the second to the second, and so on."""
 
     def __init__(self, *replicas: Callable[..., AsyncIterator[Any]]) -> None:
         self.replicas, self.models, self.ended = list(replicas), [], []  # type: ignore[var-annotated]
@@ -114,11 +114,11 @@ class Handle:
         return Responses(made(scope, body), self.ended)
 
 
-def dies(after: int, of: Callable[..., AsyncIterator[Any]]) -> Callable[..., AsyncIterator[Any]]:
-    """A replica that dies after so many batches."""
+def dies(after: int, healthy: Callable[..., AsyncIterator[Any]]) -> Callable[..., AsyncIterator[Any]]:
+    """Return a replica that dies after ``after`` batches."""
     async def respond(scope: Any, body: bytes) -> AsyncIterator[Any]:
         count = 0
-        async for batch in of(scope, body):
+        async for batch in healthy(scope, body):
             if count == after:
                 raise ActorDiedError
             count += 1
@@ -131,26 +131,26 @@ def pools(llama: Path, bert: Path) -> Pools:
     return Pools((f"small={llama}", f"vectors={bert}"), False, "auto", SETTINGS, False, 1, 200, True)
 
 
-def ask(handle: Any, path: str, body: Any = None, settings: Settings = SETTINGS, patience: float = 20.0,
+def ask(handle: Any, path: str, body: Any = None, settings: Settings = SETTINGS, accept_timeout: float = 20.0,
         **headers: str) -> Any:
-    """The answer of a front over a handle."""
-    async def asked() -> Any:
-        app = make_front(handle, settings, patience=patience)
+    """Send a request to a front with this handle and return the response."""
+    async def send() -> Any:
+        app = make_front(handle, settings, accept_timeout=accept_timeout)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:8000") as client:
             return await client.request("GET" if body is None else "POST", path, json=body, headers=headers)
-    return asyncio.run(asked())
+    return asyncio.run(send())
 
 
 CHAT = {"model": "small", "messages": [{"role": "user", "content": "A cat?"}], "seed": 3, "max_tokens": 12}
 
 
-def test_answers_are_those_of_the_library(pools: Pools, llama: Path, bert: Path) -> None:
+def test_responses_equal_those_of_the_library(pools: Pools, llama: Path, bert: Path) -> None:
     handle = Handle(pools.respond)
     expected = mpool.chat(CHAT["messages"], str(llama), seed=3, max_tokens=12)
     assert ask(handle, "/v1/chat/completions", CHAT).json()["choices"][0]["message"]["content"] == expected.text
-    answer = ask(handle, "/v1/chat/completions", {**CHAT, "stream": True})
-    events = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
-    assert events[-1] == "[DONE]" and answer.headers["content-type"].startswith("text/event-stream")
+    response = ask(handle, "/v1/chat/completions", {**CHAT, "stream": True})
+    events = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
+    assert events[-1] == "[DONE]" and response.headers["content-type"].startswith("text/event-stream")
     assert "".join(json.loads(event)["choices"][0]["delta"].get("content") or "" for event in events[:-1]) \
         == expected.text
     rows = ask(handle, "/v1/embeddings", {"model": "vectors", "input": "A cat."}).json()["data"]
@@ -162,12 +162,12 @@ def test_answers_are_those_of_the_library(pools: Pools, llama: Path, bert: Path)
     assert handle.models[0] == "small" and handle.models[-1] == ""
     assert sorted(asyncio.run(pools.record_routing_stats())["models"]) == ["small", "vectors"]
     pools.pool.unload("small")
-    assert pools.resident() == ["vectors"]  # the pool's word, whoever unloaded it
+    assert pools.resident() == ["vectors"]  # also after the pool was used directly
     assert {operation.path for operation in operations()} >= {"/v1/models", "/api/chat", "/openapi.json"}
 
 
-def test_depth_is_that_of_the_pool(pools: Pools) -> None:
-    """Several answers are one request and one call; what waits outside of the pool is no call yet."""
+def test_autoscaling_counts_the_requests_of_the_pool(pools: Pools) -> None:
+    """The autoscaling metric is the number of queued and running requests in the pool."""
     async def depth() -> float:
         return (await pools.record_autoscaling_stats())[routing.DEPTH]
 
@@ -179,8 +179,8 @@ def test_depth_is_that_of_the_pool(pools: Pools) -> None:
         job.cancel()
 
 
-def test_a_client_that_leaves_ends_the_work(pools: Pools) -> None:
-    async def leave() -> None:
+def test_a_disconnect_cancels_the_request(pools: Pools) -> None:
+    async def disconnect() -> None:
         body = json.dumps({**CHAT, "max_tokens": 15000, "stream": True, "ignore_eos": True}).encode()
         scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "query_string": b"",
                  "headers": [(b"content-type", b"application/json")]}
@@ -191,43 +191,43 @@ def test_a_client_that_leaves_ends_the_work(pools: Pools) -> None:
         await batches.aclose()
         assert pools.state.streams == 0 and not pools.state.running
 
-    asyncio.run(leave())
+    asyncio.run(disconnect())
     pools.pool.generate("A cat", "small", max_tokens=1)
     assert not any(row.running or row.queued for row in pools.pool.ps())
 
 
 # ---- a replica that dies --------------------------------------------------------------------------------------------
 
-def test_death_before_an_answer_is_not_seen(pools: Pools, llama: Path) -> None:
-    """Another replica gets the request; also when a part of what is not streamed had come."""
+def test_a_death_before_the_response_is_hidden(pools: Pools, llama: Path) -> None:
+    """Another replica gets the request, even if the first one had sent a part of an unstreamed response."""
     expected = mpool.chat(CHAT["messages"], str(llama), seed=3, max_tokens=12).text
 
-    async def halved(scope: Any, body: bytes) -> AsyncIterator[Any]:
+    async def dies_after_the_header(scope: Any, body: bytes) -> AsyncIterator[Any]:
         yield []
         yield [{"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]}]
         raise ActorDiedError
 
-    for first in (dies(0, pools.respond), dies(1, pools.respond), halved):
+    for first in (dies(0, pools.respond), dies(1, pools.respond), dies_after_the_header):
         handle = Handle(first, pools.respond)
-        answer = ask(handle, "/v1/chat/completions", CHAT)
-        assert answer.status_code == 200 and answer.json()["choices"][0]["message"]["content"] == expected
+        response = ask(handle, "/v1/chat/completions", CHAT)
+        assert response.status_code == 200 and response.json()["choices"][0]["message"]["content"] == expected
         assert len(handle.models) == 2 and len(handle.ended) == 2
 
 
-def test_death_within_a_stream_is_its_one_end(pools: Pools) -> None:
+def test_a_death_within_a_stream_ends_it_with_one_error(pools: Pools) -> None:
     for path, body, kind in (("/v1/chat/completions", {**CHAT, "stream": True}, "text/event-stream"),
                              ("/api/chat", {"model": "small", "messages": CHAT["messages"]}, "application/x-ndjson")):
         handle = Handle(dies(2, pools.respond))
-        answer = ask(handle, path, body)
-        assert answer.status_code == 200 and answer.headers["content-type"].startswith(kind)
+        response = ask(handle, path, body)
+        assert response.status_code == 200 and response.headers["content-type"].startswith(kind)
         assert len(handle.models) == 1
-        last = json.loads([line for line in answer.text.splitlines() if line][-1].removeprefix("data: "))
-        said = last["error"] if kind == "application/x-ndjson" else last["error"]["message"]
-        assert said == "The worker ended before it completed the request."
-        assert answer.text.count("The worker ended") == 1
+        last = json.loads([line for line in response.text.splitlines() if line][-1].removeprefix("data: "))
+        message = last["error"] if kind == "application/x-ndjson" else last["error"]["message"]
+        assert message == "The worker ended before it completed the request."
+        assert response.text.count("The worker ended") == 1
 
 
-def test_no_replica_is_an_error_that_can_be_tried_again(pools: Pools) -> None:
+def test_errors_without_an_available_replica(pools: Pools) -> None:
     async def full(scope: Any, body: bytes) -> AsyncIterator[Any]:
         raise BackPressureError(num_queued_requests=1, max_queued_requests=1)
         yield
@@ -240,19 +240,20 @@ def test_no_replica_is_an_error_that_can_be_tried_again(pools: Pools) -> None:
         yield []
         raise RuntimeError("a fault of this replica")
 
-    for made, status, code, tries in ((dies(0, pools.respond), 503, "worker_lost", 3), (full, 503, "overloaded", 1),
-                                      (silent, 503, "overloaded", 1), (broken, 500, "internal", 1)):
-        handle = Handle(made)
-        answer = ask(handle, "/v1/chat/completions", CHAT, patience=0.05)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
-        assert len(handle.models) == tries and ("retry-after" in answer.headers) is (status == 503)
-        assert "fault of this" not in answer.text
+    for respond, status, code, attempts in ((dies(0, pools.respond), 503, "worker_lost", 3),
+                                            (full, 503, "overloaded", 1), (silent, 503, "overloaded", 1),
+                                            (broken, 500, "internal", 1)):
+        handle = Handle(respond)
+        response = ask(handle, "/v1/chat/completions", CHAT, accept_timeout=0.05)
+        assert (response.status_code, response.json()["error"]["code"]) == (status, code)
+        assert len(handle.models) == attempts and ("retry-after" in response.headers) is (status == 503)
+        assert "fault of this" not in response.text
 
 
 # ---- the front ------------------------------------------------------------------------------------------------------
 
-def test_guards_stand_before_replicas(pools: Pools) -> None:
-    """Those of the server: nothing of what they refuse gets to a replica."""
+def test_guards_run_before_replicas(pools: Pools) -> None:
+    """A request that the server's guards reject does not reach a replica."""
     handle, locked = Handle(pools.respond), Settings(port=8000, token=TOKEN, max_body=2048)
     assert ask(handle, "/v1/models", host="evil.example").status_code == 421
     assert ask(handle, "/v1/models", origin="https://evil.example").status_code == 403
@@ -267,17 +268,17 @@ def test_guards_stand_before_replicas(pools: Pools) -> None:
 
 def test_lifespan_and_websockets() -> None:
     async def talk(kind: str, *messages: dict[str, Any]) -> list[str]:
-        said: list[str] = []
+        sent: list[str] = []
         waiting = list(messages)
 
         async def receive() -> dict[str, Any]:
             return waiting.pop(0)
 
         async def send(message: dict[str, Any]) -> None:
-            said.append(message["type"])
+            sent.append(message["type"])
 
         await make_front(Handle(), SETTINGS)({"type": kind, "path": "/", "headers": []}, receive, send)
-        return said
+        return sent
 
     assert asyncio.run(talk("lifespan", {"type": "lifespan.startup"}, {"type": "lifespan.shutdown"})) == [
         "lifespan.startup.complete", "lifespan.shutdown.complete"]
@@ -285,18 +286,18 @@ def test_lifespan_and_websockets() -> None:
 
 
 def test_plans(tmp_path: Path) -> None:
-    """What is to be served, from Python, from ``serve run`` and from the command line."""
+    """Plans from Python, from ``serve run`` and from the command line."""
     assert make(Plan(replicas=2)) is not None and make(Plan(max_replicas=4, calls=2.0)) is not None
     token = tmp_path / "token"
     assert application({"models": "all-MiniLM-L6-v2,small=./x", "replicas": "2", "only": "true", "max_body": "4096",
                         "token_file": str(token), "host": "0.0.0.0"}) is not None
     assert token.exists()
-    for wrong, words in (({"modles": "x"}, "modles is no argument"),
+    for wrong, words in (({"modles": "x"}, "`modles` is not an option of application; did you mean `models`"),
                          ({"replicas": "two"}, "`replicas` must be of type int, got 'two'"),
                          ({"only": "perhaps"}, "`only` must be of type bool, got 'perhaps'"),
                          ({"replicas": "0"}, "`replicas` must be an integer from 1 to .*, got 0"),
                          ({"host": "0.0.0.0"}, "`host` must be a loopback address unless there is a token"),
-                         ({"token": "x" * 20}, "token is no argument")):
+                         ({"token": "x" * 20}, "`token` is not an option of application")):
         with pytest.raises(mpool.InvalidArgument, match=words):
             application(wrong)
     found = make_parser().parse_args(["ray", "serve", "-m", "small=x", "--replicas", "2", "--cpus", "2"])
@@ -306,7 +307,7 @@ def test_plans(tmp_path: Path) -> None:
 # ---- Parquet --------------------------------------------------------------------------------------------------------
 
 def test_batches(bert: Path) -> None:
-    """A column of lists of fixed size; rows, columns and their order stay."""
+    """The vectors are a column of fixed-size lists. Rows, columns and their order are kept."""
     made = EmbedBatches("body", "vector", str(bert), memory_mb=200, compute="float32", on_error="null")
     table = pa.table({"id": [1, 2, 3], "body": ["A cat.", None, "A dog."], "vector": [0, 0, 0]})
     found = made(table)
@@ -316,24 +317,26 @@ def test_batches(bert: Path) -> None:
     expected = mpool.embed(["A cat.", "A dog."], str(bert), compute="float32")
     assert np.array_equal(np.float32([rows[0], rows[2]]), expected)
     assert rows[1] is None and len(made(table.slice(0, 0))) == 0
-    with pytest.raises(mpool.InvalidArgument, match="no column body, only id"):
+    with pytest.raises(mpool.InvalidArgument, match="`column` must be one of id, got 'body'") as caught:
         made(table.select(["id"]))
+    assert (caught.value.param, caught.value.hint) == ("column", "These are the columns of the batch")
 
 
-def test_folders_are_looked_at_first(tmp_path: Path) -> None:
-    """Before Ray is started."""
+def test_folders_are_checked_first(tmp_path: Path) -> None:
+    """Folders and columns are checked before Ray is started."""
     (tmp_path / "in").mkdir()
-    with pytest.raises(mpool.FileError, match="holds no .parquet files"):
+    with pytest.raises(mpool.FileError, match="in has no .parquet files"):
         embed_parquet(tmp_path / "in", tmp_path / "out")
     pq.write_table(pa.table({"text": [1, 2]}), tmp_path / "in" / "a.parquet")
-    with pytest.raises(mpool.InvalidArgument, match="has int64 in the column text"):
+    with pytest.raises(mpool.InvalidArgument, match="`column` must be a column of strings, got 'text' of type int64"):
         embed_parquet(tmp_path / "in", tmp_path / "out")
-    with pytest.raises(mpool.InvalidArgument, match="has no column body, only text"):
+    with pytest.raises(mpool.InvalidArgument, match="`column` must be one of text, got 'body'.*a.parquet") as caught:
         embed_parquet(tmp_path / "in", tmp_path / "out", column="body")
+    assert caught.value.param == "column"
     (tmp_path / "in" / "a.parquet").write_bytes(b"PAR1 of no kind")
     with pytest.raises(mpool.FileError, match="a.parquet cannot be read"):
         embed_parquet(tmp_path / "in", tmp_path / "out")
-    with pytest.raises(mpool.InvalidArgument, match="another folder"):
+    with pytest.raises(mpool.InvalidArgument, match="`target` must be another folder than `source`, got "):
         embed_parquet(tmp_path / "in", tmp_path / "in" / ".")
     with pytest.raises(mpool.InvalidArgument, match="`actors` must be 1 or more, got 0"):
         embed_parquet(tmp_path / "in", tmp_path / "out", actors=0)

@@ -1,4 +1,4 @@
-"""The transformer for scikit-learn: scikit-learn's own checks, pipelines, tables, copies, faults."""
+"""The transformer for scikit-learn: scikit-learn's own checks, pipelines, tables, copies, errors."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from mpool.integrations.sklearn import EmbeddingTransformer  # noqa: E402
 TEXTS = ["The cat sat on the mat.", "A dog barks at the fox.", "Numbers 1 2 3.", "def main(argument):"]
 
 
-class OfRows(EmbeddingTransformer):  # type: ignore[misc]
-    """The same for tables of numbers, which is what scikit-learn's checks are made of: each row is a text."""
+class RowTransformer(EmbeddingTransformer):  # type: ignore[misc]
+    """Converts each row of a numeric table to a text and embeds it: scikit-learn's checks use numeric tables."""
 
-    def fit(self, X: Any, y: Any = None) -> OfRows:
+    def fit(self, X: Any, y: Any = None) -> RowTransformer:
         return super().fit(_as_texts(validate_data(self, X)), y)
 
     def transform(self, X: Any) -> Any:
@@ -50,9 +50,10 @@ def _as_texts(rows: Any) -> list[str]:
 
 
 def test_estimator_checks(bert: Path) -> None:
-    """All of them on rows as texts, none excepted. For the transformer itself scikit-learn says that it cannot make
-    texts, as it does for its own transformers of texts, and looks at its parameters only."""
-    results = check_estimator(OfRows(str(bert)), on_fail=None, on_skip=None)
+    """All checks of scikit-learn pass for numeric rows that are converted to texts. For the transformer itself
+    scikit-learn warns that it cannot generate texts, as for its own text transformers, and checks only the
+    parameters."""
+    results = check_estimator(RowTransformer(str(bert)), on_fail=None, on_skip=None)
     failed = {result["check_name"]: result["exception"] for result in results if result["status"] == "failed"}
     assert not failed
     assert sum(result["status"] == "passed" for result in results) >= 40
@@ -60,11 +61,11 @@ def test_estimator_checks(bert: Path) -> None:
         check_estimator(EmbeddingTransformer(str(bert)), on_fail="raise")
 
 
-def test_vectors_are_those_of_embed(bert: Path) -> None:
+def test_vectors_equal_those_of_embed(bert: Path) -> None:
     made = EmbeddingTransformer(str(bert), dimensions=8, normalize=True, compute="float32")
     expected = mpool.embed(TEXTS, str(bert), dimensions=8, normalize=True, compute="float32")
     for given in (TEXTS, tuple(TEXTS), np.array(TEXTS), np.array(TEXTS, dtype=object).reshape(-1, 1)):
-        found = made.transform(given)  # fit has nothing to learn
+        found = made.transform(given)  # works without fit
         assert found.dtype == np.float32 and np.array_equal(found, expected)
     assert made.fit(TEXTS) is made and made.get_feature_names_out().tolist() == [
         f"embeddingtransformer{at}" for at in range(8)]
@@ -74,7 +75,7 @@ def test_vectors_are_those_of_embed(bert: Path) -> None:
 
 
 def test_tables(bert: Path) -> None:
-    """Columns of pandas, by ColumnTransformer, and tables as results."""
+    """Columns of pandas tables as input, also with ColumnTransformer, and pandas tables as output."""
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"text": TEXTS, "other": TEXTS[::-1], "size": [1.0, 2.0, 3.0, 4.0]})
     made = EmbeddingTransformer(str(bert))
@@ -87,8 +88,8 @@ def test_tables(bert: Path) -> None:
     assert list(table.columns) == made.fit(TEXTS).get_feature_names_out().tolist() and len(table) == len(TEXTS)
 
 
-def test_pipeline_of_real_texts() -> None:
-    """What it is for: a classifier of sentences from few examples."""
+def test_pipeline_with_a_classifier() -> None:
+    """A sentence classifier learns from eight examples, with a real model."""
     from realmodels import real_path
 
     animals = ["A cat sleeps on the roof.", "Dogs bark at night.", "The horse eats grass.", "Birds build nests."]
@@ -102,7 +103,7 @@ def test_pipeline_of_real_texts() -> None:
 
 
 def test_copies(bert: Path, tmp_path: Path) -> None:
-    """Clones and pickles hold parameters, not weights; another process makes the same vectors of them."""
+    """Clones and pickles have parameters, not weights. Another process computes the same vectors from a pickle."""
     made = EmbeddingTransformer(str(bert), dimensions=8, compute="float32").fit(TEXTS)
     copied = clone(made)
     assert copied.get_params() == made.get_params() and not hasattr(copied, "_n_features_out")
@@ -122,15 +123,16 @@ def test_models_of_other_pools(bert: Path) -> None:
         assert clone(made).transform(TEXTS).shape == (4, 32) and len(pool.ps()) == 1
 
 
-def test_faults(bert: Path) -> None:
-    """Errors are those of the library, each also the built-in kind that scikit-learn's users catch."""
+def test_errors(bert: Path) -> None:
+    """Errors are mpool's, and are also the built-in exceptions that users of scikit-learn catch."""
     made = EmbeddingTransformer(str(bert))
     with pytest.raises(NotFittedError):
         made.get_feature_names_out()
     with pytest.raises(mpool.InvalidArgument, match="`X` must be at least one text, got none"):
         made.fit([])
-    with pytest.raises(ValueError, match=r"X has the shape \(2, 2\)"):
+    with pytest.raises(mpool.InvalidArgument, match=r"`X` must be of shape \(n,\) or \(n, 1\), got ") as caught:
         made.transform(np.array([TEXTS[:2], TEXTS[2:]]))
+    assert (caught.value.param, caught.value.got) == ("X", "the shape (2, 2)")
     with pytest.raises(ValueError, match="`X` must be a list of str, got one str"):
         made.transform("one text")
     with pytest.raises(ValueError, match="text 1 is float"):

@@ -1,5 +1,5 @@
-"""mpool on a local Ray: two pools behind one address, the death of one under load, more pools when calls wait, the
-command, and vectors for Parquet files. Some minutes; what needs no cluster is in test_integrations_ray.py."""
+"""mpool on a local Ray cluster: two pools behind one address, the death of a pool under load, autoscaling, the command
+line, and embeddings for Parquet files. They take minutes; tests without a cluster are in test_integrations_ray.py."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def free_port() -> int:
 
 
 def replicas(parent: int) -> list[int]:
-    """Processes of replicas that a process has started."""
+    """Return the ids of the replica processes that a process has started."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -59,8 +59,8 @@ def ancestors(process: int) -> set[int]:
     return found
 
 
-class Served:
-    """``mpool ray serve`` in a process of its own."""
+class RayServer:
+    """The command ``mpool ray serve`` in a process of its own."""
 
     def __init__(self, *arguments: str, **environment: str) -> None:
         self.port = free_port()
@@ -72,15 +72,16 @@ class Served:
         line = self.process.stdout.readline()
         assert self.url in line, (line, self.process.stderr and self.process.stderr.read())
 
-    def until(self, count: int) -> list[int]:
-        """The replicas, once there are so many."""
+    def wait_for_replicas(self, count: int) -> list[int]:
+        """Wait until there are ``count`` replicas, and return their process ids."""
         deadline = time.monotonic() + WAIT
         while len(found := replicas(self.process.pid)) != count:
             assert time.monotonic() < deadline, found
             time.sleep(0.2)
         return found
 
-    def end(self) -> int:
+    def stop(self) -> int:
+        """Stop the server and return its exit code."""
         self.process.send_signal(signal.SIGTERM)
         try:
             self.process.communicate(timeout=WAIT)
@@ -90,12 +91,12 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served(llama: Path, bert: Path) -> Iterator[Served]:
-    found = Served("--model", f"small={llama}", "--model", f"vectors={bert}", "--model",
-                   f"rare={bert}", "--only", "--replicas", "2", "--calls", "2")
-    yield found
-    assert found.end() == 0
-    assert replicas(found.process.pid) == []
+def served(llama: Path, bert: Path) -> Iterator[RayServer]:
+    server = RayServer("--model", f"small={llama}", "--model", f"vectors={bert}", "--model",
+                       f"rare={bert}", "--only", "--replicas", "2", "--calls", "2")
+    yield server
+    assert server.stop() == 0
+    assert replicas(server.process.pid) == []
 
 
 def chat(seed: int, tokens: int, **more: Any) -> dict[str, Any]:
@@ -103,24 +104,24 @@ def chat(seed: int, tokens: int, **more: Any) -> dict[str, Any]:
             **more}
 
 
-def test_protocols(served: Served, llama: Path, bert: Path) -> None:
-    """Through the real client, from two pools: the same answers as in this process."""
+def test_protocols(served: RayServer, llama: Path, bert: Path) -> None:
+    """OpenAI's client gets the same completions and vectors from two pools as from mpool in this process."""
     openai = pytest.importorskip("openai")
     client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", timeout=WAIT, max_retries=0)
     expected = mpool.chat([{"role": "user", "content": "A cat?"}], str(llama), seed=3, max_tokens=12)
-    asked = chat(3, 12)
-    assert client.chat.completions.create(**asked).choices[0].message.content == expected.text
-    pieces = [piece.choices[0].delta.content or "" for piece in client.chat.completions.create(**asked, stream=True)]
-    assert "".join(pieces) == expected.text
+    request = chat(3, 12)
+    assert client.chat.completions.create(**request).choices[0].message.content == expected.text
+    texts = [chunk.choices[0].delta.content or "" for chunk in client.chat.completions.create(**request, stream=True)]
+    assert "".join(texts) == expected.text
     more = client.chat.completions.create(**chat(3, 2000, stream=True), extra_body={"ignore_eos": True})
     assert sum(1 for _ in more) > 8
     found = client.embeddings.create(model="vectors", input=["A cat sat.", "A dog."]).data
     assert np.allclose([row.embedding for row in found], mpool.embed(["A cat sat.", "A dog."], str(bert)), atol=1e-6)
     with pytest.raises(openai.NotFoundError):
-        client.chat.completions.create(**{**asked, "model": "other"})
+        client.chat.completions.create(**{**request, "model": "other"})
     with pytest.raises(openai.BadRequestError, match="temperature"):
-        client.chat.completions.create(**asked, temperature=-1)
-    lines = httpx.post(f"{served.url}/api/chat", json={"model": "small", "messages": asked["messages"],
+        client.chat.completions.create(**request, temperature=-1)
+    lines = httpx.post(f"{served.url}/api/chat", json={"model": "small", "messages": request["messages"],
                                                        "options": {"seed": 3, "num_predict": 12}}).text.splitlines()
     assert "".join(json.loads(line)["message"]["content"] for line in lines) == expected.text
     assert httpx.get(f"{served.url}/health").json()["status"] == "healthy"
@@ -128,23 +129,23 @@ def test_protocols(served: Served, llama: Path, bert: Path) -> None:
     assert httpx.post(f"{served.url}/v1/embeddings", json={}, headers={"host": "evil.example"}).status_code == 421
 
 
-def test_requests_go_where_their_model_is_warm(served: Served) -> None:
-    """One after the other, all to the replica that had the first; ids of requests begin with what is a replica's."""
-    def asked() -> str:
-        answer = httpx.post(f"{served.url}/v1/embeddings", json={"model": "rare", "input": "A cat."}, timeout=WAIT)
-        assert answer.status_code == 200
-        return answer.headers["x-request-id"][:8]
+def test_requests_go_to_the_replica_with_their_model(served: RayServer) -> None:
+    """Sequential requests for one model all go to the replica of the first. Request ids begin with the replica's id."""
+    def replica_id() -> str:
+        response = httpx.post(f"{served.url}/v1/embeddings", json={"model": "rare", "input": "A cat."}, timeout=WAIT)
+        assert response.status_code == 200
+        return response.headers["x-request-id"][:8]
 
-    first = asked()
-    time.sleep(5.0)  # for the report that it is loaded there, which comes once a second
-    assert {asked() for _ in range(16)} == {first}
+    first = replica_id()
+    time.sleep(5.0)  # replicas report their loaded models once a second
+    assert {replica_id() for _ in range(16)} == {first}
 
 
-def test_a_client_that_leaves_ends_the_work(served: Served) -> None:
-    """On whichever replica: soon none has a request."""
+def test_a_disconnect_cancels_the_request(served: RayServer) -> None:
+    """Soon after a client disconnects, no replica has a stream."""
     with httpx.stream("POST", f"{served.url}/v1/chat/completions", timeout=WAIT,
-                      json=chat(1, 15000, stream=True, ignore_eos=True)) as answer:
-        next(answer.iter_lines())
+                      json=chat(1, 15000, stream=True, ignore_eos=True)) as response:
+        next(response.iter_lines())
     deadline = time.monotonic() + WAIT
     while streams(served.url):
         assert time.monotonic() < deadline
@@ -152,47 +153,48 @@ def test_a_client_that_leaves_ends_the_work(served: Served) -> None:
 
 
 def streams(url: str) -> int:
-    """Most streams that a replica says it has; each is asked some times."""
+    """Return the largest number of streams that a replica reports. 12 requests reach every replica with high
+    probability."""
     return max(httpx.get(f"{url}/health", timeout=WAIT).json()["streams"] for _ in range(12))
 
 
-def test_death_of_a_replica_under_load(served: Served) -> None:
-    """Every request has one answer or one error that says that it may be tried again; then all is as before."""
-    ends: Counter[str] = Counter()
-    over, lock = threading.Event(), threading.Lock()
+def test_death_of_a_replica_under_load(served: RayServer) -> None:
+    """Every request gets one response or one error that allows a retry. Then a new replica replaces the dead one."""
+    outcomes: Counter[str] = Counter()
+    stop, lock = threading.Event(), threading.Lock()
 
     def load(number: int) -> None:
         with httpx.Client(timeout=WAIT) as client:
             seed = number
-            while not over.is_set():
+            while not stop.is_set():
                 seed += 100
                 kind = ("whole", "stream", "vectors")[seed % 3]
-                end = ask(client, kind, seed)
+                outcome = ask(client, kind, seed)
                 with lock:
-                    ends[f"{kind} {end}"] += 1
-                    ends["after"] += bool(dead) and end == "done"
+                    outcomes[f"{kind} {outcome}"] += 1
+                    outcomes["after"] += bool(dead) and outcome == "done"
 
     def long(number: int) -> None:
         with httpx.Client(timeout=2 * WAIT) as client:
-            end = ask(client, "long", number)
+            outcome = ask(client, "long", number)
         with lock:
-            ends[f"long {end}"] += 1
+            outcomes[f"long {outcome}"] += 1
 
     def ask(client: Any, kind: str, seed: int) -> str:
         if kind == "vectors":
-            answer = client.post(f"{served.url}/v1/embeddings", json={"model": "vectors", "input": f"Text {seed}."})
+            response = client.post(f"{served.url}/v1/embeddings", json={"model": "vectors", "input": f"Text {seed}."})
         else:
             tokens = 8000 if kind == "long" else 150
-            answer = client.post(f"{served.url}/v1/chat/completions",
+            response = client.post(f"{served.url}/v1/chat/completions",
                                  json=chat(seed, tokens, stream=kind != "whole", ignore_eos=True))
-        if answer.status_code == 503:
-            assert answer.json()["error"]["code"] == "worker_lost" and answer.headers["retry-after"]
+        if response.status_code == 503:
+            assert response.json()["error"]["code"] == "worker_lost" and response.headers["retry-after"]
             return "lost"
-        assert answer.status_code == 200, answer.text
+        assert response.status_code == 200, response.text
         if kind in ("whole", "vectors"):
-            assert answer.json()
+            assert response.json()
             return "done"
-        events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")]
+        events = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: ")]
         if events[-1] == "[DONE]":
             assert not any('"error"' in event for event in events)
             return "done"
@@ -200,56 +202,56 @@ def test_death_of_a_replica_under_load(served: Served) -> None:
         return "lost"
 
     dead: list[int] = []
-    before = served.until(2)
+    before = served.wait_for_replicas(2)
     threads = [threading.Thread(target=load, args=(number,)) for number in range(6)]
     threads += [threading.Thread(target=long, args=(number,)) for number in range(8)]
     for thread in threads:
         thread.start()
-        time.sleep(0.4)  # so that reports of replicas come in between
+        time.sleep(0.4)  # leave time for the load reports of the replicas
     os.kill(before[0], signal.SIGKILL)
     dead.append(before[0])
     time.sleep(3.0)
-    after = served.until(2)
+    after = served.wait_for_replicas(2)
     time.sleep(2.0)
-    over.set()
+    stop.set()
     for thread in threads:
         thread.join(2 * WAIT)
         assert not thread.is_alive(), "a request hangs"
     assert before[0] not in after and before[1] in after
-    assert ends["after"] > 8 and ends["long lost"] > 0 and ends["long done"] > 0, ends
-    assert ends["long lost"] + ends["long done"] == 8, ends
+    assert outcomes["after"] > 8 and outcomes["long lost"] > 0 and outcomes["long done"] > 0, outcomes
+    assert outcomes["long lost"] + outcomes["long done"] == 8, outcomes
     expected = httpx.post(f"{served.url}/v1/chat/completions", json=chat(3, 12), timeout=WAIT)
     assert expected.status_code == 200
 
 
-def test_more_replicas_when_calls_wait(llama: Path) -> None:
-    """By the calls in the pool: one request of many answers is enough."""
-    found = Served("--model", f"small={llama}", "--only", "--max-replicas", "2", "--calls", "2",
-                   RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S="1")
+def test_replicas_are_added_when_requests_wait(llama: Path) -> None:
+    """The number of requests in the pool starts a second replica."""
+    server = RayServer("--model", f"small={llama}", "--only", "--max-replicas", "2", "--calls", "2",
+                       RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S="1")
     try:
-        assert len(found.until(1)) == 1
-        over = threading.Event()
+        assert len(server.wait_for_replicas(1)) == 1
+        stop = threading.Event()
 
         def load() -> None:
             with httpx.Client(timeout=WAIT) as client:
-                while not over.is_set():
-                    client.post(f"{found.url}/v1/chat/completions", json=chat(1, 4000, ignore_eos=True))
+                while not stop.is_set():
+                    client.post(f"{server.url}/v1/chat/completions", json=chat(1, 4000, ignore_eos=True))
 
         threads = [threading.Thread(target=load) for _ in range(6)]
         for thread in threads:
             thread.start()
         try:
-            found.until(2)
+            server.wait_for_replicas(2)
         finally:
-            over.set()
+            stop.set()
             for thread in threads:
                 thread.join(WAIT)
     finally:
-        assert found.end() == 0
+        assert server.stop() == 0
 
 
 def test_parquet(tmp_path: Path, bert: Path) -> None:
-    """All files, by two processes; what a kill or an error leaves is gone on with."""
+    """Two processes embed all files. A second call skips complete files and retries the failed one."""
     (tmp_path / "in").mkdir()
     for number in range(4):
         texts = [f"A cat, file {number}, line {line}." for line in range(50)]
@@ -260,7 +262,8 @@ def test_parquet(tmp_path: Path, bert: Path) -> None:
     command = [sys.executable, "-m", "mpool", "ray", "embed", str(tmp_path / "in"), str(tmp_path / "out"), "--column",
                "body", "--model", str(bert), "--compute", "float32"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT)
-    assert done.returncode == 1 and "1 of 6 files have no vectors" in done.stderr and "hole.parquet" in done.stderr
+    assert done.returncode == 1
+    assert "1 of 6 files could not be embedded" in done.stderr and "hole.parquet" in done.stderr
     assert "200/202" in done.stderr.replace(" ", "")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "0.parquet", "1.parquet", "2.parquet", "3.parquet", "empty.parquet"]
@@ -279,7 +282,7 @@ def test_parquet(tmp_path: Path, bert: Path) -> None:
     assert pq.read_table(tmp_path / "out" / "empty.parquet").schema.names == ["id", "body", "embedding"]
 
 
-def test_what_cannot_be_served_is_said_at_once(tmp_path: Path) -> None:
+def test_invalid_arguments_fail_at_start(tmp_path: Path) -> None:
     for arguments, words in ((["--model", str(tmp_path / "nothing")], "nothing"),
                              (["--replicas", "1000", "--port", "0"], "--replicas must be ")):
         done = subprocess.run([sys.executable, "-m", "mpool", "ray", "serve", *arguments], capture_output=True,
