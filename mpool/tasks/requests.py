@@ -81,7 +81,7 @@ def embed(pool: Host, given: dict[str, Any], call: Call) -> Asked:
     from .steps import VectorRequest
 
     inputs, model = given.pop("inputs"), given.pop("model", None)
-    options = _options.made(EmbedOptions, "embed", given)
+    options = _options.parse_options(EmbedOptions, "embed", given)
     most, single = _limit(pool, options.max_inputs), isinstance(inputs, str)
     vectors.check_progress(options.progress)
     texts = [inputs] if single else embedding.texts_of(inputs, most)
@@ -103,7 +103,7 @@ def embed_iter(pool: Host, given: dict[str, Any], call: Call) -> Asked:
     items, model = given.pop("iterable"), given.pop("model", None)
     if isinstance(items, (str, bytes, Mapping)) or not (hasattr(items, "__iter__") or isinstance(items, AsyncIterable)):
         raise InvalidArgument(f"iterable is {type(items).__name__}, allowed: an iterable of str")
-    options = _options.made(EmbedIterOptions, "embed_iter", given)
+    options = _options.parse_options(EmbedIterOptions, "embed_iter", given)
     vectors.check_progress(options.progress)
     batch_size = embedding.check_streamable(options, options.batch_size)
 
@@ -126,7 +126,7 @@ def rerank(pool: Host, given: dict[str, Any], call: Call) -> Asked:
     from .steps import VectorRequest
 
     query, documents, model = given.pop("query"), given.pop("documents"), given.pop("model")
-    options = _options.made(RerankOptions, "rerank", given)
+    options = _options.parse_options(RerankOptions, "rerank", given)
     texts, count = reranking.check(query, documents, options.top_k, pool.config.max_embed_inputs)
 
     def prepare() -> VectorRequest:
@@ -144,7 +144,7 @@ def embed_image(pool: Host, given: dict[str, Any], call: Call) -> Asked:
     from .steps import VectorRequest
 
     images, model = given.pop("images"), given.pop("model", None)
-    options = _options.made(ImageOptions, "embed_image", given)
+    options = _options.parse_options(ImageOptions, "embed_image", given)
     most = _limit(pool, options.max_inputs)
     vectors.check_progress(options.progress)
     found = images_of(images, most)
@@ -281,7 +281,7 @@ def image_request(pool: Host, prompt: Any, model: Any, given: Mapping[str, Any],
     """The request for images. ``watched``: a caller can see the steps."""
     from . import text_to_image
 
-    options = _options.made(GenerateImageOptions, "generate_image", given)
+    options = _options.parse_options(GenerateImageOptions, "generate_image", given)
     entry, compute = pool._find(model, "text_to_image"), _chosen(model, options.compute)
     return text_to_image.prepare(entry, prompt, options if compute == options.compute
                                  else replace(options, compute=compute), watched)

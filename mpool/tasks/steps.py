@@ -289,7 +289,7 @@ def run_slices(kind: Kind, plan: VectorPlan, source: Iterator[Any] | AsyncIterat
             start, inputs = part
             pack = yield Pack(kind, plan, inputs, start, False, call)
             flying.append((start, pack, (yield Start(kind, plan, pack, call, BULK))))
-            call = _options.patient(call)
+            call = _options.without_fail_fast(call)
             while len(flying) >= DEPTH or (flying and (flying[0][2] is None or flying[0][2].done())):
                 yield from land()
         while flying:

@@ -206,7 +206,7 @@ def recover(kind: Kind, plan: VectorPlan, pack: Any, call: Call) -> NDArray[np.f
     parts = kind.halves(pack)
     if not parts:
         return np.full((1, plan.width), np.nan, dtype=np.float32)
-    return np.concatenate([run(kind, plan, half, _options.patient(call), BULK)[:, :plan.width] for half in parts])
+    return np.concatenate([run(kind, plan, half, _options.without_fail_fast(call), BULK)[:, :plan.width] for half in parts])
 
 
 def finish(plan: VectorPlan, pack: Any, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
