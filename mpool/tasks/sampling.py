@@ -1,9 +1,9 @@
 """Sampling options: their names, ranges and defaults in one table, and their validation.
 
-The names are those of vLLM and OpenAI; the names that transformers, llama.cpp and Ollama use are aliases. An option that
-the caller omits has the value of the model's ``generation_config.json`` if that file enables sampling (options that the
-file omits are then off), else the default of :data:`TABLE`: temperature 0.7, top_k 40, top_p 0.95, no penalties, 512
-tokens.
+The names are those of vLLM and OpenAI; the names that transformers, llama.cpp and Ollama use are aliases. An option
+that the caller omits has the value of the model's ``generation_config.json`` if that file enables sampling (options
+that the file omits are then off), else the default of :data:`TABLE`: temperature 0.7, top_k 40, top_p 0.95, no
+penalties, 512 tokens.
 """
 
 from __future__ import annotations

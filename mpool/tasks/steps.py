@@ -104,19 +104,19 @@ class Land:
     def now(self) -> Any:
         if self.ticket is not None:
             self.ticket.wait()
-        return vectors.landed(self.kind, self.plan, self.pack, self.ticket, self.call)
+        return vectors.rows_of(self.kind, self.plan, self.pack, self.ticket, self.call)
 
     async def later(self) -> Any:
         if self.ticket is None:
-            return vectors.landed(self.kind, self.plan, self.pack, None, self.call)
+            return vectors.rows_of(self.kind, self.plan, self.pack, None, self.call)
         from ..runtime.watching import watcher
 
         await watcher().done(self.ticket)
         if self.plan.null:  # a row of NaN makes it compute the halves of the pack
             import asyncio
 
-            return await asyncio.to_thread(vectors.landed, self.kind, self.plan, self.pack, self.ticket, self.call)
-        return vectors.landed(self.kind, self.plan, self.pack, self.ticket, self.call)
+            return await asyncio.to_thread(vectors.rows_of, self.kind, self.plan, self.pack, self.ticket, self.call)
+        return vectors.rows_of(self.kind, self.plan, self.pack, self.ticket, self.call)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +235,7 @@ class VectorRequest:
         kind, plan, call = self.kind, self.plan, self.call
         pack = yield Pack(kind, plan, self.inputs, 0, True, call)
         rows = yield Compute(kind, plan, pack, call, INTERACTIVE)
-        vectors.tell(kind, plan, pack, rows)
+        vectors.warn_of_faults(kind, plan, pack, rows)
         return self.finish(rows), kind.tokens(pack)
 
     def _many(self) -> Steps:
@@ -248,7 +248,7 @@ class VectorRequest:
         try:
             if len(parts) == 1:
                 pack = yield Pack(kind, plan, parts[0][1], 0, False, call)
-                out = yield Compute(kind, plan, pack, call, vectors.lane_of(total))
+                out = yield Compute(kind, plan, pack, call, vectors.service_class_of(total))
                 tokens = kind.tokens(pack)
                 faults.add(0, pack, out)
                 bar.add(total)
@@ -264,7 +264,7 @@ class VectorRequest:
                 yield from run_slices(kind, plan, iter(parts), call, took)
         finally:
             bar.close()
-        faults.tell(total)
+        faults.warn(total)
         return self.finish(out), tokens
 
 
@@ -394,7 +394,7 @@ class IterRequest:
             yield from run_slices(self.kind, self.plan, source, self.call, took)
             for value in out.rest():
                 yield Out(value)
-            faults.tell(self.done)
+            faults.warn(self.done)
         finally:
             self.bar.close()
 
