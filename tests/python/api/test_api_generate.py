@@ -208,8 +208,9 @@ def test_prompt_of_ids(pool: mpool.Pool, llama: Path) -> None:
     ("", "the prompt has 0 characters, allowed: 1 to 1,000,000"),
     ("x" * 1_000_001, "the prompt has 1,000,001 characters"),
     ([], "allowed: a text or a list of token ids"), (["a", "b"], "For several prompts"), (None, "the prompt is None"),
-    (b"bytes", "allowed: a text"), ([0, 10**6], "token 1 of the prompt is 1000000, allowed: a token id"),
-    ([True], "token 0 of the prompt is True"), ([-1], "allowed: a token id"),
+    (b"bytes", "allowed: a text"), ([0, 10**6], r"token 1 of the prompt must be a token id, 0 to \d+, got 1000000"),
+    ([True], "token 0 of the prompt must be a token id, .*, got True"),
+    ([-1], "token 0 of the prompt must be a token id, .*, got -1"),
     (np.zeros((2, 2), int), "allowed: token ids"), (np.zeros(2), "allowed: token ids"),
     ("a\udfff", r"half of a surrogate pair \(U\+DFFF\)"), ({"a": 1}, "the prompt is dict")])
 def test_prompts_that_are_none(pool: mpool.Pool, llama: Path, prompt: object, message: str) -> None:
