@@ -233,7 +233,7 @@ class CircuitOpen(PoolError, RuntimeError):
 
 
 class Overloaded(PoolError, RuntimeError):
-    """The queue of the model is full, and the request was made with ``fail_fast``."""
+    """The queue of the model is full, and the request does not wait (``fail_fast``, or :func:`mpool.submit`)."""
 
     code, name = 60, "OVERLOADED"
 

@@ -201,8 +201,7 @@ def option(default: Any, doc: str, *, choices: tuple[Any, ...] | None = None, al
         doc: description in the documentation of every function that has the option.
         choices: all allowed values, if they can be listed.
         aliases: alternative names of the option, from other libraries.
-        plan: True if the option is part of the key that cached plans are found by; False if it does not affect the
-            plan and is left out of comparisons.
+        plan: True if the option is part of the cache key of plans; False if the plan does not depend on it.
         meaning: description without range and default, for the help of the command line.
         shown: default as shown in the documentation, if it differs from ``default``.
     """

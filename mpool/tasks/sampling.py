@@ -98,7 +98,7 @@ class Sampling:
 
 
 def scalar(name: str, value: Any, row: Row) -> Any:
-    """Return a valid value of an option of the table. Bools are not numbers, and NaN is outside every range.
+    """Return the value of a scalar option, converted to its type. Bools are not numbers; NaN is outside every range.
 
     Raises:
         InvalidArgument: the value has another type or is out of range.

@@ -312,7 +312,7 @@ def pack(plan: Plan, texts: list[Any], start: int = 0, single: bool = False) -> 
         ids, offsets = _padded(plan, ids, offsets)
     skip = None
     if plan.skip:
-        # A text that was truncated within its prompt is pooled over its last token: at least one must remain.
+        # Pooling needs at least one token, even if a text was truncated within its prompt.
         skip = np.minimum(plan.skip, np.diff(offsets) - 1).astype(np.int32)
     return Pack(ids, offsets, skip, len(texts), tuple(faults))
 
