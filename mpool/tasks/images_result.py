@@ -122,7 +122,7 @@ class GeneratedImages:
     @property
     def images(self) -> list[Image]:
         """All images as PIL images, RGB."""
-        return [picture.image for picture in self.pictures]
+        return [one.image for one in self.pictures]
 
     @property
     def parameters(self) -> Mapping[str, Any]:

@@ -51,7 +51,7 @@ TABLE: dict[str, Row] = {
     "max_tokens": Row(int, 1, _MAX_TOKENS, 512, 512, "1 or more, or None to generate until the context is full"),
     "min_tokens": Row(int, 0, _MAX_TOKENS, 0, 0, "0 to max_tokens"),
     "n": Row(int, 1, MAX_CHOICES, 1, 1, f"1 to {MAX_CHOICES}"),
-    "seed": Row(int, 0, 2**64 - 1, None, None, "0 to 2**64 - 1, or None for a random seed, which the result reports"),
+    "seed": Row(int, 0, 2**64 - 1, None, None, "0 to 2**64 - 1, or None for a random seed"),
     "ignore_eos": Row(bool, 0, 1, False, False, "True or False"),
 }
 

@@ -202,8 +202,8 @@ def check_capability(capability: Any) -> None:
         refuse("capability", capability, allowed, hint=f"Did you mean {near[0]}?" if near else None)
 
 
-#: Options of all text-generation verbs. ``generate`` lets the options of ``chat`` pass :meth:`Verb.bind`, and the reverse:
-#: a later check raises an error that names the right function.
+#: Options of all text-generation verbs. :meth:`Verb.bind` lets ``generate`` pass the options of ``chat``, and the
+#: reverse: a later check raises an error that names the right function.
 _TEXT = frozenset((*_options.names_of(_options.GenerateOptions), *_options.names_of(_options.TextOptions)))
 _INPUTS = "str | Sequence[str] | Sequence[Sequence[int]]"
 _TASK = Parameter("task", 'Literal["query", "document"] | None', "", None)
