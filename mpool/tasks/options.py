@@ -400,7 +400,8 @@ class SamplingOptions:
         "frequency_penalty", "subtracted from the logit of a token for each time that it was generated")
     logit_bias: Mapping[int, float] | Mapping[str, float] | None = option(
         None, "dict from token id to a value from -100 to 100 that is added to the token's logit.")
-    seed: int | None = _sampling_option("seed", "seed of the sampler, which the result reports; the same seed gives the same tokens")
+    seed: int | None = _sampling_option(
+        "seed", "seed of the sampler, which the result reports; the same seed gives the same tokens")
     max_tokens: int | None = _sampling_option("max_tokens", "maximum number of tokens to generate per completion")
     min_tokens: int | None = _sampling_option(
         "min_tokens", "number of tokens to generate before a completion may end")
