@@ -41,7 +41,7 @@ def test_shapes(pool: mpool.Pool, bert: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [tuple, np.array])
-def test_tuples_and_arrays_are_accepted_as_lists(pool: mpool.Pool, bert: Path, kind) -> None:  # type: ignore[no-untyped-def]
+def test_tuples_and_arrays_of_texts(pool: mpool.Pool, bert: Path, kind) -> None:  # type: ignore[no-untyped-def]
     assert np.array_equal(pool.embed(kind(TEXTS), bert), pool.embed(TEXTS, bert))
 
 

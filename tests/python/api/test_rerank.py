@@ -171,7 +171,7 @@ def test_process(folders: dict[str, Path], pool: mpool.Pool) -> None:
     (QUERY, DOCUMENTS, {"truncate": False}, mpool.ContextOverflow, "the limit is 64"),
     (QUERY, DOCUMENTS, {"compute": "int3"}, mpool.InvalidArgument, "`compute` must be one of .*, got 'int3'"),
     (QUERY, DOCUMENTS, {"normalize": True}, mpool.InvalidArgument, "`normalize` is not an option of rerank"),
-    (QUERY, DOCUMENTS, {"prompt": "Find"}, mpool.InvalidArgument, "`prompt` must be None for this model, .*, got 'Find'"),
+    (QUERY, DOCUMENTS, {"prompt": "Find"}, mpool.InvalidArgument, "`prompt` must be None for this .*, got 'Find'"),
     (QUERY, DOCUMENTS, {"timeout": -1}, mpool.InvalidArgument, "timeout"),
 ])
 def test_bad_input(pool: mpool.Pool, folders: dict[str, Path], query: Any, documents: Any, options: dict[str, Any],
