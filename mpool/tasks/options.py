@@ -393,8 +393,8 @@ class SamplingOptions:
     min_p: float | None = _sampling_option(
         "min_p", "sample from tokens whose probability is at least this fraction of the highest one")
     repetition_penalty: float | None = _sampling_option(
-        "repetition_penalty", "divisor of the logits of tokens that occur in the prompt or the output (negative logits are "
-        "multiplied)")
+        "repetition_penalty", "divisor of the logits of tokens that occur in the prompt or the output (negative logits "
+        "are multiplied)")
     presence_penalty: float | None = _sampling_option(
         "presence_penalty", "subtracted once from the logit of every token that was generated")
     frequency_penalty: float | None = _sampling_option(
