@@ -134,8 +134,8 @@ def test_timeouts_of_job_results(pool: mpool.Pool, llama: Path) -> None:
 
 
 def test_options_that_submit_does_not_accept(pool: mpool.Pool, bert: Path, llama: Path) -> None:
-    refused(lambda: pool.submit("text_embedding", inputs="x", model=bert, progress=True), "progress is not an option")
-    refused(lambda: pool.submit("text_to_text", prompt="x", model=llama, stream=True), "stream is not an option")
+    refused(lambda: pool.submit("text_embedding", inputs="x", model=bert, progress=True), "progress`? is not an option")
+    refused(lambda: pool.submit("text_to_text", prompt="x", model=llama, stream=True), "stream`? is not an option")
     refused(lambda: pool.submit(np.array(["a", "b"])), CAPABILITY)  # type: ignore[arg-type]
 
 
