@@ -1,6 +1,6 @@
-"""Checks of arguments, and the words in which an argument is refused.
+"""Argument checks and the errors that they raise.
 
-Every module above uses these, so that an error reads the same wherever it is raised:
+All modules of the package use these functions, which gives every invalid argument an error of the same shape:
 "`top_k` must be 1 or more, got 0".
 """
 
@@ -14,7 +14,7 @@ from .errors import InvalidArgument
 
 
 def shown(value: Any) -> str:
-    """A value for an error message: one line of at most 60 characters, and never the contents of an array."""
+    """Return a value as text for an error message: one line of at most 60 characters, no contents of arrays."""
     if isinstance(value, float) and math.isnan(value):
         return "NaN"
     if isinstance(value, int) and value.bit_length() > 1024:
@@ -27,39 +27,45 @@ def shown(value: Any) -> str:
 
 
 def refuse(param: str, value: Any, allowed: str, *, hint: str | None = None, key: str | None = None) -> NoReturn:
-    """Raise :class:`~mpool.errors.InvalidArgument` for a value.
+    """Raise :class:`~mpool.errors.InvalidArgument` for the value of a parameter.
 
     Args:
-        param: name of the parameter, as the caller wrote it.
-        value: the refused value; :func:`shown` shortens it.
-        allowed: the allowed values, as words that follow "must be".
-        hint: what to do instead.
-        key: the model concerned.
+        param: parameter name, as the caller wrote it.
+        value: invalid value; :func:`shown` shortens it.
+        allowed: allowed values, as a phrase that completes "must be ...".
+        hint: suggested fix.
+        key: key of the model concerned.
+
+    Raises:
+        InvalidArgument: always, with ``param``, ``got``, ``allowed``, ``hint`` and ``key`` set.
     """
     raise InvalidArgument(param=param, got=shown(value), allowed=allowed, hint=hint, key=key)
 
 
 def one_of(param: str, value: Any, names: Sequence[str], *, hint: str | None = None, key: str | None = None) -> None:
-    """Raise :class:`~mpool.errors.InvalidArgument` unless the value is one of these names.
+    """Raise :class:`~mpool.errors.InvalidArgument` unless the value is one of ``names``.
 
     Args:
-        param: name of the parameter, as the caller wrote it.
-        value: the value to check.
-        names: every allowed name.
-        hint: what to do instead.
-        key: the model concerned.
+        param: parameter name, as the caller wrote it.
+        value: value to check.
+        names: all allowed names.
+        hint: suggested fix.
+        key: key of the model concerned.
+
+    Raises:
+        InvalidArgument: ``value`` is not a string, or is not in ``names``.
     """
     if not isinstance(value, str) or value not in names:
         refuse(param, value, "one of " + ", ".join(names), hint=hint, key=key)
 
 
 def unknown_option(name: str, known: Iterable[str], *, of: str) -> InvalidArgument:
-    """The error for an option that does not exist: it names the nearest that does, and lists all.
+    """Return the error for an unknown option; it suggests the most similar option and lists all of them.
 
     Args:
-        name: the option as passed.
-        known: every option.
-        of: the function or command.
+        name: option name as passed.
+        known: names of all options.
+        of: name of the function or command.
     """
     names = list(known)
     near = nearest(name, names, 1)
@@ -68,7 +74,7 @@ def unknown_option(name: str, known: Iterable[str], *, of: str) -> InvalidArgume
 
 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
-    """The known names most like ``name``, the closest first, at most ``count``; upper and lower case are alike."""
+    """Return at most ``count`` known names that are similar to ``name``, the most similar first, ignoring case."""
     import difflib
 
     by_lower = {other.lower(): other for other in known}
@@ -79,7 +85,7 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
 
 
 def integer(value: Any) -> int | None:
-    """The value as an integer, or None. NumPy integer scalars count, bools do not."""
+    """Return the value as an integer, or None if it is not one. NumPy integer scalars are integers, bools are not."""
     try:
         return value.__index__() if _is_number(value) and hasattr(value, "__index__") else None
     except (TypeError, ValueError):
@@ -87,7 +93,7 @@ def integer(value: Any) -> int | None:
 
 
 def real(value: Any) -> float | None:
-    """The value as a float, or None. A number beyond the range of a float becomes infinite."""
+    """Return the value as a float, or None if it is not a number. Numbers too large for a float become infinite."""
     try:
         kind = hasattr(value, "__index__") or hasattr(value, "__float__")
         return float(value) if _is_number(value) and kind else None
@@ -98,12 +104,13 @@ def real(value: Any) -> float | None:
 
 
 def _is_number(value: Any) -> bool:
-    """True for Python numbers and NumPy scalars; False for bools, texts, and arrays even of one element."""
+    """Return True for Python numbers and NumPy scalars, False for bools, strings and arrays of any size."""
     return not isinstance(value, (bool, str, bytes)) and type(value).__name__ not in ("bool", "bool_") \
         and not hasattr(type(value), "__len__") and not getattr(value, "shape", ())
 
 
 def _is_scalar(value: Any) -> bool:
+    """Return True for NumPy scalars and zero-dimensional arrays."""
     return hasattr(value, "dtype") and not getattr(value, "shape", ())
 
 

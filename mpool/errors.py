@@ -1,8 +1,9 @@
 """Errors that mpool raises.
 
-All derive from :class:`MpoolError`, carry a ``code`` (the number and name of a row of ``csrc/base/status.def``), a
-``hint`` that states the next step and, where a model is involved, its ``key``; each is also the built-in class that a
-caller would catch (``ValueError``, ``MemoryError``, ``TimeoutError``, ...). The C core raises these same classes.
+All of them derive from :class:`MpoolError` and have a ``code`` and a ``name`` (number and name of a row of
+``csrc/base/status.def``), a ``hint`` with the suggested next step and, if a model is involved, its ``key``. Each class
+also derives from the matching built-in exception (``ValueError``, ``MemoryError``, ``TimeoutError``, ...). The C core
+raises the same classes.
 """
 
 from __future__ import annotations
@@ -11,19 +12,19 @@ from typing import Any, ClassVar
 
 
 class MpoolError(Exception):
-    """Base of everything that mpool raises.
+    """Base class of all errors that mpool raises.
 
-    Without a message, ``param``, ``got`` and ``allowed`` make one: "`top_k` must be 1 or more, got 0".
+    If ``message`` is empty, it is composed from ``param``, ``allowed`` and ``got``: "`top_k` must be 1 or more, got 0".
 
     Attributes:
-        code: public number of the error, stable across versions.
-        name: its name in ``status.def`` (``"FORMAT"``, ``"TIMEOUT"``, ...).
-        message: the text without ``key`` and ``hint``.
-        param: the parameter or field at fault, or ``None``.
-        got: the value found, shortened for display (:func:`mpool.checks.shown`), or ``None``.
-        allowed: the allowed values, as words that follow "must be", or ``None``.
-        hint: the next step, or ``None``.
-        key: the model concerned, or ``None``.
+        code: number of the error, stable across versions.
+        name: name of the error in ``status.def`` (``"FORMAT"``, ``"TIMEOUT"``, ...).
+        message: error text without ``key`` and ``hint``.
+        param: parameter or field with the invalid value, or ``None``.
+        got: the invalid value, shortened for display (:func:`mpool.checks.shown`), or ``None``.
+        allowed: allowed values, as a phrase that completes "must be ...", or ``None``.
+        hint: suggested next step, or ``None``.
+        key: key of the model concerned, or ``None``.
     """
 
     code: ClassVar[int] = 81
@@ -44,7 +45,7 @@ class MpoolError(Exception):
         text = self.message
         if self.key is not None and self.key not in text:
             text = f"{self.key}: {text}"
-        return f"{text}. {self.hint}" if self.hint else text
+        return f"{text}{'' if text.endswith('?') else '.'} {self.hint}" if self.hint else text
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.args, dict(self.__dict__))
@@ -58,20 +59,20 @@ def _rebuild(cls: type[MpoolError], args: tuple[Any, ...], state: dict[str, Any]
 
 
 class InvalidArgument(MpoolError, ValueError):
-    """An argument has a value that is not allowed; the message states the allowed values."""
+    """An argument has an invalid value; the message states the allowed values."""
 
     code, name = 10, "INVALID_ARGUMENT"
 
 
 class FormatError(MpoolError, ValueError):
-    """A model file is not well formed.
+    """A model file is malformed.
 
     Attributes:
         file: path of the file.
-        offset: byte offset of the field, or ``None``.
-        field: the field concerned.
-        got: the value found.
-        allowed: the allowed values.
+        offset: byte offset of the field in the file, or ``None``.
+        field: name of the malformed field.
+        got: value of the field.
+        allowed: allowed values of the field.
     """
 
     code, name = 11, "FORMAT"
@@ -88,7 +89,7 @@ class FormatError(MpoolError, ValueError):
 
 
 class LimitError(MpoolError, ValueError):
-    """A limit was exceeded; the message names the limit and the setting that raises it."""
+    """A limit was exceeded; the message states the limit, and the setting that raises it if there is one."""
 
     code, name = 12, "LIMIT"
 
@@ -97,27 +98,27 @@ class ContextOverflow(MpoolError, ValueError):
     """The input is longer than the model's context.
 
     Attributes:
-        tokens: length of the input.
-        limit: length that the model takes.
+        tokens: length of the input in tokens.
+        limit: longest input that the model accepts, in tokens.
     """
 
     code, name = 13, "CONTEXT_OVERFLOW"
 
     def __init__(self, message: str = "", *, tokens: int | None = None, limit: int | None = None,
                  param: str | None = None, hint: str | None = None, key: str | None = None) -> None:
-        super().__init__(message or f"the input has {tokens} tokens, the model takes {limit}", param=param, hint=hint,
-                         key=key)
+        super().__init__(message or f"the input has {tokens} tokens, the model accepts at most {limit}", param=param,
+                         hint=hint, key=key)
         self.tokens, self.limit = tokens, limit
 
 
 class UnknownModel(MpoolError, LookupError):
-    """No model has this key; the message names the nearest that exists."""
+    """No model has this key; the message suggests the most similar key."""
 
     code, name = 14, "UNKNOWN_MODEL"
 
 
 class WrongCapability(MpoolError, ValueError):
-    """The model exists but has another capability; the message names it, and the nearest model that fits."""
+    """The model has another capability than the request needs; the message names both and suggests a suitable model."""
 
     code, name = 15, "WRONG_CAPABILITY"
 
@@ -129,31 +130,34 @@ class Unsupported(MpoolError, NotImplementedError):
 
 
 class UnsafeFormat(MpoolError, ValueError):
-    """A format that can execute code (pickle: .bin, .pt, .ckpt) or remote code; the message says which file is safe."""
+    """The model needs a file format that can execute code (pickle: .bin, .pt, .ckpt), or remote code.
+
+    The message names a safe alternative.
+    """
 
     code, name = 17, "UNSAFE_FORMAT"
 
 
 class TemplateError(MpoolError, ValueError):
-    """A chat template failed, or went over its limits of time or output."""
+    """A chat template failed, or exceeded its limits on time or output size."""
 
     code, name = 18, "TEMPLATE"
 
 
 class FileError(MpoolError, OSError):
-    """A file could not be read; ``__cause__`` or the message carries the system's reason."""
+    """A file could not be read; ``__cause__`` or the message has the reason given by the operating system."""
 
     code, name = 30, "IO"
 
 
 class OfflineError(MpoolError, OSError):
-    """The file is not on this machine and downloading is not allowed; the hint says how to fetch it."""
+    """The file is not on this machine and downloads are disabled; the hint says how to fetch it."""
 
     code, name = 31, "OFFLINE"
 
 
 class IntegrityError(MpoolError, OSError):
-    """Bytes do not match the recorded size or hash."""
+    """The contents of a file do not match the recorded size or hash."""
 
     code, name = 32, "INTEGRITY"
 
@@ -165,7 +169,7 @@ class DownloadError(MpoolError, OSError):
 
 
 class PoolError(MpoolError):
-    """Base of the errors that the pool raises."""
+    """Base class of the errors that a pool raises for a request."""
 
 
 class NoWorkers(PoolError, RuntimeError):
@@ -175,7 +179,7 @@ class NoWorkers(PoolError, RuntimeError):
 
 
 class Timeout(PoolError, TimeoutError):
-    """No response within the timeout. The request is cancelled."""
+    """No response arrived within the timeout. The request is cancelled."""
 
     code, name = 51, "TIMEOUT"
 
@@ -187,13 +191,13 @@ class SendError(PoolError, RuntimeError):
 
 
 class RecvError(PoolError, RuntimeError):
-    """A worker ended without a response."""
+    """A worker ended without sending a response."""
 
     code, name = 53, "RECV"
 
 
 class ModelError(PoolError, RuntimeError):
-    """The model failed while computing."""
+    """The model failed during computation."""
 
     code, name = 54, "MODEL"
 
@@ -205,31 +209,31 @@ class ShuttingDown(PoolError, RuntimeError):
 
 
 class MemoryExhausted(PoolError, MemoryError):
-    """Not enough memory; the message states the needed and the free bytes."""
+    """There is not enough memory; the message states the required and the free bytes."""
 
     code, name = 56, "MEMORY_EXHAUSTED"
 
 
 class SpawnFailed(PoolError, RuntimeError):
-    """A worker could not be started; the message names the stage and the cause."""
+    """A worker could not be started; the message states the stage and the cause."""
 
     code, name = 57, "SPAWN_FAILED"
 
 
 class SpawnTimeout(PoolError, TimeoutError):
-    """A worker made no progress while loading; the message names the stage."""
+    """A worker made no progress while loading the model; the message states the stage."""
 
     code, name = 58, "SPAWN_TIMEOUT"
 
 
 class CircuitOpen(PoolError, RuntimeError):
-    """The model's circuit breaker is open after repeated faults; the message states the remaining backoff."""
+    """The circuit breaker of the model is open after repeated failures; the message states the remaining backoff."""
 
     code, name = 59, "CIRCUIT_OPEN"
 
 
 class Overloaded(PoolError, RuntimeError):
-    """The queue is full and the request has ``fail_fast``."""
+    """The queue of the model is full, and the request does not wait (``fail_fast``, or :func:`mpool.submit`)."""
 
     code, name = 60, "OVERLOADED"
 
@@ -241,13 +245,13 @@ class Cancelled(PoolError, RuntimeError):
 
 
 class NumericError(PoolError, ArithmeticError):
-    """The model produced NaN or infinity; no output was taken from it."""
+    """The model computed NaN or infinity; that output was discarded."""
 
     code, name = 80, "NUMERIC"
 
 
 class InternalError(MpoolError, RuntimeError):
-    """A fault in mpool itself; please report it with the message."""
+    """A bug in mpool; please report it with the message."""
 
     code, name = 81, "INTERNAL"
 

@@ -67,7 +67,8 @@ def _text_of(error: MpoolError, arguments: object) -> str:
     """The text of an error, which names a command-line option as it is written there."""
     if None in (error.param, error.got, error.allowed) or not hasattr(arguments, str(error.param)):
         return str(error)
-    text = f"--{str(error.param).replace('_', '-')} must be {error.allowed}, got {error.got}"
+    flag = "-n" if error.param == "n" else f"--{str(error.param).replace('_', '-')}"
+    text = f"{flag} must be {error.allowed}, got {error.got}"
     if error.key is not None:
         text = f"{error.key}: {text}"
     return f"{text}. {error.hint}" if error.hint else text

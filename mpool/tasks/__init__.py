@@ -1,1 +1,1 @@
-"""One module per capability: options, validation, request, result."""
+"""Requests: one module per capability, from the options of a request to its result."""

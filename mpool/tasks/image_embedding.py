@@ -1,5 +1,7 @@
-"""Image embedding up to the core: the plan, reading and preparing images, slices. vectors.py has the part that texts
-share."""
+"""Image embedding before the core: plans, reading and preprocessing of images, slicing.
+
+vectors.py contains the part that is shared with text embedding.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..checks import integer, shown
-from ..errors import InvalidArgument, MpoolError
+from ..checks import integer, refuse
+from ..errors import MpoolError
 from ..images import prepare, read_image
 from ..runtime import threads as _threads
 from .options import ImageOptions as Options
@@ -24,34 +26,46 @@ if TYPE_CHECKING:
     from ..runtime.entry import Entry
     from .options import Call
 
-#: Images in a slice: some 100 ms of decoding photographs.
+#: Number of images in a slice. Decoding a slice of photographs takes about 100 ms.
 SLICE = 16
-#: Bytes that are prepared in 1 to 2 ms.
-_LITTLE = 1 << 20
+#: Number of bytes that are preprocessed in 1 to 2 ms; less work than this stays on the calling thread.
+_SMALL = 1 << 20
 _CHOICES = {**CHOICES, "allow_urls": (True, False)}
 
 
 @dataclass(frozen=True, slots=True)
 class ImagePlan(VectorPlan):
-    """Settings that follow from the options and the model."""
+    """Settings of an image request, derived from the options and the model.
+
+    Attributes:
+        settings: preprocessing settings of the model.
+        allow_urls: option ``allow_urls``.
+    """
 
     settings: ImageSettings
     allow_urls: bool
 
 
 def plan(entry: Entry, options: Options) -> ImagePlan:
-    """Checks options against the model; reads its files, and has the core load it, on first use."""
+    """Return the plan for the options of a request.
+
+    On the first use of a model this reads its files and makes the core load its weights.
+
+    Raises:
+        InvalidArgument: an option is invalid for this model.
+    """
     return plan_of(entry, options, (options.dimensions, options.normalize, options.allow_urls), _make_plan)
 
 
 def _make_plan(entry: Entry, options: Options) -> ImagePlan:
+    """Validate the options and build a plan; :func:`plan_of` caches it."""
     check(entry, options, _CHOICES)
     settings = entry.describe().image
-    assert settings is not None, "entries of another capability are refused before"
+    assert settings is not None, "the caller has checked the capability"
     width = settings.output_size
     dimensions = integer(width if options.dimensions is None else options.dimensions)
     if dimensions is None or not 1 <= dimensions <= width:
-        raise InvalidArgument(f"dimensions is {shown(options.dimensions)}, allowed: 1 to {width}", key=entry.key)
+        refuse("dimensions", options.dimensions, f"1 to {width}", key=entry.key)
     return ImagePlan(entry=entry, registry=entry.pool.registry, core_key=entry.core_key(options.compute),
                      settings=settings, dimensions=0 if dimensions == width else dimensions, width=dimensions,
                      normalize=-1 if options.normalize is None else int(options.normalize),
@@ -60,13 +74,13 @@ def _make_plan(entry: Entry, options: Options) -> ImagePlan:
 
 @dataclass(frozen=True, slots=True)
 class ImagePack:
-    """Images as the core takes them.
+    """Images of a slice in the form that the core accepts.
 
     Attributes:
-        pixels: uint8, the good images behind each other.
-        sizes: int32 ``[2 * good images]``, heights and widths in turn.
-        count: images, those with a fault included.
-        faults: (place in the slice, error) of images without a vector.
+        pixels: pixels of all valid images, concatenated, uint8.
+        sizes: height and width of each valid image, int32 ``(2 * valid images,)``.
+        count: number of images, including invalid ones.
+        faults: index in the slice and error of each invalid image.
     """
 
     pixels: NDArray[np.uint8]
@@ -77,10 +91,17 @@ class ImagePack:
 
 def pack(plan: ImagePlan, images: list[Any], start: int = 0, single: bool = False,
          call: Call | None = None) -> ImagePack:
-    """Reads and prepares images, the first of which is number ``start`` of its call.
+    """Read and preprocess the images of a slice.
+
+    Args:
+        plan: plan of the request.
+        images: images of the slice.
+        start: index of the first image in the request.
+        single: True if the image is the whole request and not in a list.
+        call: options of the request; its deadline limits the download of URLs.
 
     Raises:
-        MpoolError: the first image that cannot be read, unless ``plan.null``.
+        MpoolError: an image cannot be read, and ``plan.null`` is False.
     """
     parts: list[NDArray[np.uint8]] = []
     sizes: list[int] = []
@@ -104,19 +125,19 @@ def pack(plan: ImagePlan, images: list[Any], start: int = 0, single: bool = Fals
 
 
 def _work(image: Any) -> int:
-    """Estimated count of numbers that preparing an image reads."""
-    return int(image.size) if isinstance(image, np.ndarray) else 8 * len(image) if isinstance(image, bytes) else _LITTLE
+    """Return the estimated number of bytes to preprocess for an image; files are assumed to be compressed 8:1."""
+    return int(image.size) if isinstance(image, np.ndarray) else 8 * len(image) if isinstance(image, bytes) else _SMALL
 
 
 def packed(plan: ImagePlan, images: list[Any], start: int, single: bool, call: Call) -> ImagePack:
-    """As :func:`pack`; off the main thread, so that Ctrl-C is seen while images are decoded, unless that is quick."""
-    if threading.current_thread() is not threading.main_thread() or sum(map(_work, images)) < _LITTLE:
+    """Pack images; on another thread if that takes long and this is the main thread, so that Ctrl-C works."""
+    if threading.current_thread() is not threading.main_thread() or sum(map(_work, images)) < _SMALL:
         return pack(plan, images, start, single, call)
     return _threads.interruptible(pack, plan, images, start, single, call, chars=_threads.LONG)
 
 
 def halves(pack: ImagePack) -> tuple[ImagePack, ...]:
-    """The good images of a pack as two packs; none if there is one."""
+    """Split the valid images of a pack into two packs; empty if there is only one image."""
     images = len(pack.sizes) // 2
     middle = images // 2
     if not middle:
@@ -127,7 +148,7 @@ def halves(pack: ImagePack) -> tuple[ImagePack, ...]:
             ImagePack(pack.pixels[edge:], pack.sizes[2 * middle:], images - middle))
 
 
-def _good(pack: ImagePack) -> int:
+def _valid(pack: ImagePack) -> int:
     return len(pack.sizes) // 2
 
 
@@ -140,16 +161,16 @@ def _start(plan: ImagePlan, pack: ImagePack, **keywords: Any) -> _core.Ticket:
 
 
 def _heavy(images: list[Any]) -> bool:
-    return True  # they are read and decoded
+    return True  # reading and decoding files always takes long
 
 
 def _tokens(pack: ImagePack) -> int:
-    return 0
+    return 0  # images have no tokens
 
 
-IMAGES = Kind("image", packed, _good, _embed, _start, halves, _heavy, _tokens)
+IMAGES = Kind("image", packed, _valid, _embed, _start, halves, _heavy, _tokens)
 
 
 def slices(images: list[Any]) -> list[tuple[int, list[Any]]]:
-    """(Number of the first image, images)."""
+    """Cut a list of images into slices; returns the index of each slice's first image, and its images."""
     return [(start, images[start:start + SLICE]) for start in range(0, len(images), SLICE)]

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 
 def _png(image: Image, parameters: Mapping[str, Any]) -> bytes:
+    """Return an image as a PNG file with the parameters in an ``iTXt`` chunk."""
     from PIL.PngImagePlugin import PngInfo
 
     info = PngInfo()
@@ -27,7 +28,7 @@ def _png(image: Image, parameters: Mapping[str, Any]) -> bytes:
 
 
 def to_image(array: NDArray[Any]) -> Image:
-    """A PIL image of (height, width, 3): float from 0 to 1, or uint8."""
+    """Return an array ``(height, width, 3)``, floats from 0 to 1 or uint8, as a PIL image."""
     import numpy as np
     from PIL import Image
 
@@ -38,13 +39,13 @@ def to_image(array: NDArray[Any]) -> Image:
 
 @dataclass(frozen=True, eq=False)
 class GeneratedImage:
-    """One picture. In a notebook it shows itself. Those with the same pixels, latents and parameters are equal.
+    """A generated image, which notebooks display. Images with the same pixels, latents and parameters are equal.
 
     Attributes:
-        array: float32 (height, width, 3), RGB from 0 to 1.
-        latents: float32 (channels, high, wide), what the decoder was given.
-        parameters: model, prompt, seed, size, steps, guidance, compute, ``n`` and which of them
-            it is, whether latents were given; they are written into PNG files, as JSON under the key ``mpool``.
+        array: pixels, float32 ``(height, width, 3)``, RGB from 0 to 1.
+        latents: input of the decoder, float32 ``(channels, latent height, latent width)``.
+        parameters: model, prompts, seed, size, number of steps, guidance scale, compute type, ``n``, index of this
+            image, and origin of the initial latents. PNG files contain them as JSON under the key ``mpool``.
     """
 
     array: NDArray[np.float32] = field(repr=False)
@@ -53,11 +54,16 @@ class GeneratedImage:
 
     @cached_property
     def image(self) -> Image:
-        """A PIL image, RGB."""
+        """The image as a PIL image, RGB."""
         return to_image(self.array)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes a PNG file with the parameters in it; by another ending, what Pillow makes of that."""
+        """Write the image to a file.
+
+        Args:
+            path: path of the file. ``.png`` files contain ``parameters``; for all other extensions, Pillow chooses the
+                format.
+        """
         if os.fspath(path).lower().endswith(".png"):
             with open(path, "wb") as out:
                 out.write(self._repr_png_())
@@ -78,16 +84,19 @@ class GeneratedImage:
 
 
 def _same(one: NDArray[Any], other: NDArray[Any]) -> bool:
+    """Return True if two arrays have the same shape and elements."""
     return one.shape == other.shape and bool((one == other).all())
 
 
 @dataclass(frozen=True)
 class GeneratedImages:
-    """The result of a call: one picture, or ``n``. What a picture has, it has of the first.
+    """Result of :func:`mpool.generate_image`: ``n`` images. Notebooks display the first one.
+
+    ``image``, ``array``, ``latents``, ``parameters`` and ``save`` refer to the first image.
 
     Attributes:
-        pictures: all of them.
-        seed: the one in use; the same with the same request gives the same pictures.
+        pictures: all generated images.
+        seed: seed that was used; the same request with this seed gives the same images.
         model: key of the model.
     """
 
@@ -97,23 +106,23 @@ class GeneratedImages:
 
     @property
     def image(self) -> Image:
-        """A PIL image of the first, RGB."""
+        """The first image as a PIL image, RGB."""
         return self.pictures[0].image
 
     @property
     def array(self) -> NDArray[np.float32]:
-        """Pixels of the first image: float32 (height, width, 3), RGB from 0 to 1."""
+        """Pixels of the first image, float32 ``(height, width, 3)``, RGB from 0 to 1."""
         return self.pictures[0].array
 
     @property
     def latents(self) -> NDArray[np.float32]:
-        """Latents of the first image, the input of the decoder: float32 (channels, high, wide)."""
+        """Latents of the first image (input of the decoder), float32 ``(channels, latent height, latent width)``."""
         return self.pictures[0].latents
 
     @property
     def images(self) -> list[Image]:
-        """PIL images of all."""
-        return [picture.image for picture in self.pictures]
+        """All images as PIL images, RGB."""
+        return [one.image for one in self.pictures]
 
     @property
     def parameters(self) -> Mapping[str, Any]:
@@ -121,7 +130,7 @@ class GeneratedImages:
         return self.pictures[0].parameters
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the first; see :meth:`GeneratedImage.save`."""
+        """Write the first image to a file, see :meth:`GeneratedImage.save`."""
         self.pictures[0].save(path)
 
     def _repr_png_(self) -> bytes:
@@ -130,13 +139,13 @@ class GeneratedImages:
 
 @dataclass(frozen=True)
 class ImageStep:
-    """A step of a stream.
+    """A denoising step in a stream.
 
     Attributes:
-        step: steps done, of all pictures together, from 1 on.
-        steps: how many there are.
-        picture: which of the ``n`` pictures it belongs to, from 0.
-        preview: the image so far, as a PIL image, in steps that ``preview_every`` asks for; else None.
+        step: number of steps done, over all images of the request, starting at 1.
+        steps: total number of steps of the request.
+        picture: index of the image that the step belongs to, starting at 0.
+        preview: current state of the image as a PIL image every ``preview_every`` steps; else None.
     """
 
     step: int
@@ -146,7 +155,7 @@ class ImageStep:
 
     @property
     def progress(self) -> float:
-        """Share of the steps that are done, up to 1."""
+        """Fraction of the steps that are done, above 0 and at most 1."""
         return self.step / self.steps
 
 

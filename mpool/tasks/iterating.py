@@ -9,13 +9,14 @@ from .steps import IterRequest, drive_each
 
 
 class EmbedIterator(Iterator[Any]):
-    """Vectors of an iterable of texts, in its order. Made by :func:`mpool.embed_iter`.
+    """Iterator over the vectors of texts, in order, returned by :func:`mpool.embed_iter`. Also a context manager.
 
-    Leaving it (``close()``, the end of a ``with``, or dropping it) cancels what is in flight.
+    Closing the iterator cancels the requests in flight: with ``close()``, at the end of a ``with`` block, or when the
+    last reference to it is dropped.
 
     Attributes:
-        done: texts taken care of so far.
-        failed: those of them without a vector (rows of NaN; only with ``on_error="null"``).
+        done: number of texts processed so far.
+        failed: number of texts among them without a vector (rows of NaN; only with ``on_error="null"``).
     """
 
     def __init__(self, request: IterRequest) -> None:
@@ -42,6 +43,6 @@ class EmbedIterator(Iterator[Any]):
         self.close()
 
     def close(self) -> None:
-        """Cancels what is in flight; there are no more vectors."""
+        """Cancel the requests in flight. The iterator then yields no more vectors."""
         self._rows.close()  # type: ignore[attr-defined]
         self._request.bar.close()

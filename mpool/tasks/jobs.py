@@ -1,4 +1,4 @@
-"""Jobs: requests that were started and not waited for."""
+"""Jobs: handles of requests that :func:`mpool.submit` started without waiting for the result."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ if TYPE_CHECKING:
 
 
 class Job:
-    """A request in flight. Made by :func:`mpool.submit`.
+    """Handle of a request in flight, returned by :func:`mpool.submit`.
 
-    ``result()`` waits for it, in any thread; in a coroutine, ``await job`` does. One that generates text or
-    pictures can be iterated over, with ``for`` or ``async for``, and gives its text piece by piece, or steps. Dropping
-    it cancels it.
+    :meth:`result` waits for the result in any thread; a coroutine uses ``await job``. A job that generates text or
+    images can be iterated over with ``for`` or ``async for``, which yields stream chunks or image steps. Dropping the
+    last reference to a job cancels the request.
 
-    Any number of threads and tasks, in loops of several threads too, may wait for one job. Cancelling a task that
-    awaits a job cancels the job only if no other waits for it; :meth:`cancel` always does.
+    Any number of threads and asyncio tasks, also of several event loops, may wait for one job. If a task that awaits a
+    job is cancelled, the request is cancelled only if no other thread or task waits for it; :meth:`cancel` always
+    cancels it.
 
     Attributes:
         capability: capability of the request.
@@ -38,20 +39,24 @@ class Job:
         raise NotImplementedError
 
     def _finish(self) -> Any:
-        """The result of a ticket that is done."""
+        """Return the result of the finished ticket."""
         raise NotImplementedError
 
     def result(self, timeout: float | None = None) -> Any:
-        """Waits for the result: what :func:`mpool.embed` or :func:`mpool.generate` return.
+        """Wait for the result.
 
         Args:
-            timeout: seconds to wait; 0: not at all; None: as long as it takes. The job goes on when they are over.
+            timeout: seconds to wait; 0: return or raise at once; None: wait until the job is done. When the time is
+                over, the job continues.
+
+        Returns:
+            The result of the corresponding function, such as :func:`mpool.embed` or :func:`mpool.generate`.
 
         Raises:
-            InvalidArgument: the timeout is no number of seconds.
-            Timeout: it is not done yet.
-            Cancelled: it was cancelled.
-            MpoolError: it failed.
+            InvalidArgument: ``timeout`` is not a number of seconds.
+            Timeout: the job is not done after ``timeout`` seconds.
+            Cancelled: the job was cancelled.
+            MpoolError: the request failed with this error.
         """
         seconds = _threads.seconds_of(timeout, zero=True)
         ticket = self._ticket
@@ -59,19 +64,23 @@ class Job:
             with Waiter(ticket):
                 done = ticket.wait(seconds) if seconds is None or seconds > 0 else ticket.done()
             if not done:
-                raise Timeout(f"the job is not done after {seconds:g} s; it goes on", key=self.model)
+                raise Timeout(f"the job is not done after {seconds:g} s; it continues", key=self.model)
         return self._finish()
 
-    def _recovers(self) -> bool:
-        """True if the result of the finished ticket needs more computation."""
+    def _needs_recomputation(self) -> bool:
+        """Return True if :meth:`_finish` must compute inputs again, which blocks."""
         return False
 
     def done(self) -> bool:
-        """True once there is a result or an error."""
+        """Return True once the job has a result or an error."""
         return self._ticket is None or self._ticket.done()
 
     def cancel(self) -> bool:
-        """Stops it, within a layer or a token if it runs. Returns False if it was done already."""
+        """Cancel the request. A running request stops after its current layer or token.
+
+        Returns:
+            False if the job was already done, else True.
+        """
         if self.done():
             return False
         assert self._ticket is not None
@@ -79,11 +88,15 @@ class Job:
         return True
 
     def position(self) -> int:
-        """Requests ahead of it in the queue; -1 once it runs or is done."""
+        """Return the number of requests ahead of this one in the queue; -1 once it runs or is done."""
         return -1 if self._ticket is None else self._ticket.position()
 
     def eta(self) -> float | None:
-        """Predicted seconds until it is done; 0.0 when it is; None: unknown, as for a model that is not loaded."""
+        """Return the predicted number of seconds until the job is done.
+
+        Returns:
+            0.0 if it is done; None if no prediction is possible, such as for a model that is not loaded.
+        """
         if self.done():
             return 0.0
         assert self._ticket is not None
@@ -99,7 +112,7 @@ class Job:
 
         if self._ticket is not None:
             await watcher().done(self._ticket)
-            if self._recovers():
+            if self._needs_recomputation():
                 return await asyncio.to_thread(self._finish)
         return self._finish()
 
@@ -114,17 +127,18 @@ class VectorJob(Job):
         from . import vectors
 
         super().__init__(capability, request.plan.entry.key)
-        self._request, self._told = request, False
+        self._request, self._warned = request, False
         kind, plan, call = request.kind, request.plan, request.call
         self._pack = kind.pack(plan, request.inputs, 0, request.single, call)
-        # None if no input is good
-        self._started = vectors.submit(kind, plan, self._pack, call, vectors.lane_of(len(request.inputs)), True)
+        # None if no input is valid
+        service_class = vectors.service_class_of(len(request.inputs))
+        self._started = vectors.submit(kind, plan, self._pack, call, service_class, True)
 
     @property
     def _ticket(self) -> _core.Ticket | None:
         return self._started
 
-    def _recovers(self) -> bool:
+    def _needs_recomputation(self) -> bool:
         if self._started is None or not self._request.plan.null:
             return False
         try:
@@ -139,15 +153,15 @@ class VectorJob(Job):
         from . import vectors
 
         request = self._request
-        rows = vectors.landed(request.kind, request.plan, self._pack, self._started, request.call)
-        if not self._told:
-            self._told = True
-            vectors.tell(request.kind, request.plan, self._pack, rows)
+        rows = vectors.rows_of(request.kind, request.plan, self._pack, self._started, request.call)
+        if not self._warned:
+            self._warned = True
+            vectors.warn_of_faults(request.kind, request.plan, self._pack, rows)
         return request.finish(rows)
 
 
 class StreamJob(Job):
-    """A job whose result is text or images; its pieces can be iterated over."""
+    """A job whose result is text or images. Iterating over it yields stream chunks or image steps."""
 
     def __init__(self, capability: str, stream: TicketStream[Any]) -> None:
         super().__init__(capability, stream._key)

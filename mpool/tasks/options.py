@@ -1,7 +1,7 @@
-"""Options of every verb: one frozen dataclass each, and :class:`CallOptions`, which all verbs take.
+"""Options of every verb: one frozen dataclass per verb, and :class:`CallOptions`, which all verbs accept.
 
-The dataclasses drive the signatures of functions and methods, their documentation, the committed stubs (``.pyi``), the
-command line's options and the error for an unknown option.
+The signatures and documentation of functions and methods, the committed stubs (``.pyi``), the options of the command
+line and the errors for unknown options are generated from these dataclasses.
 """
 
 from __future__ import annotations
@@ -34,37 +34,45 @@ Policy = Literal["shared", "pack", "p2c", "sequential"]
 PRIORITIES = ("critical", "high", "normal", "low", "batch")
 
 
-def _note(default: Any, doc: str) -> Any:
+def _documented(default: Any, doc: str) -> Any:
+    """Return a dataclass field with a default and a documentation text."""
     return field(default=default, metadata={"doc": doc})
 
 
-# ---- of every call -------------------------------------------------------------------------------------------------
+# ---- options of every request ----------------------------------------------------------------------------------------
 
 @dataclass(frozen=True)
 class CallOptions:
-    """Options that every request takes, as keywords of the functions and methods.
+    """Keyword options that every function and method which sends a request accepts.
 
     Raises:
-        InvalidArgument: a value is out of range or of another type.
+        InvalidArgument: an option has a value of the wrong type or out of range.
 
     Example:
         >>> mpool.embed("A sentence.", priority="high", tenant="alice", keep_alive="10m", timeout=60).shape
         (384,)
     """
 
-    timeout: float | None = _note(None, "seconds for the request, from its start; None: no limit but "
-                                  "``PoolConfig.request_timeout``.")
-    priority: Priority = _note("normal", '``"critical"``, ``"high"``, ``"normal"``, ``"low"`` or ``"batch"`` (0 to 4): '
-                               "requests of a higher priority leave the model's queue first; the priority of a request "
-                               "rises while it waits.")
-    tenant: str | int | None = _note(None, "a name, or a number from 1 to 2**32 - 1: the party that the request is "
-                                     "for. Tenants of one priority get equal shares, and the time of a response tells "
-                                     "none of them what another asked. None: one tenant for all unnamed requests.")
-    keep_alive: float | str | None = _note(None, "seconds (or ``\"5m\"``) that the model stays loaded without work "
-                                           "from this request on; 0: not at all; below 0: for ever. None: unchanged.")
-    policy: Policy | None = _note(None, "which worker takes the request, as ``PoolConfig.policy``; None: the model's.")
-    fail_fast: bool | None = _note(None, "True: raise Overloaded at once when the queue is full, with a hint when to "
-                                   "retry; False: wait for room. None: as ``PoolConfig.fail_fast``.")
+    timeout: float | None = _documented(
+        None, "time limit of the request in seconds from its start; None: only ``PoolConfig.request_timeout`` applies.")
+    priority: Priority = _documented(
+        "normal", '``"critical"``, ``"high"``, ``"normal"``, ``"low"`` or ``"batch"``, or the numbers 0 to 4 in the '
+        "same order: requests of a higher priority leave the model's queue first. The priority of a request rises "
+        "while it waits.")
+    tenant: str | int | None = _documented(
+        None, "user or group that the request belongs to: a name, or a number from 1 to 2**32 - 1. Tenants of the same "
+        "priority get equal shares of the compute time. Cached prompt prefixes are never shared between tenants, so "
+        "response times reveal nothing about the prompts of another tenant. None: all requests without a tenant "
+        "count as one tenant.")
+    keep_alive: float | str | None = _documented(
+        None, "idle time after this request before the model is unloaded: seconds, or text such as ``\"5m\"``; 0: "
+        "unload at once; below 0: never unload; None: keep the model's current setting.")
+    policy: Policy | None = _documented(
+        None, "scheduling policy that chooses the worker, see ``PoolConfig.policy``; None: the policy of the model's "
+        "capability.")
+    fail_fast: bool | None = _documented(
+        None, "True: raise Overloaded at once if the queue is full, with a hint when to retry; False: wait until the "
+        "queue has space; None: use ``PoolConfig.fail_fast``.")
 
     def __post_init__(self) -> None:
         _threads.seconds_of(self.timeout)
@@ -73,7 +81,10 @@ class CallOptions:
             refuse("fail_fast", self.fail_fast, "True, False or None")
 
     def core(self) -> dict[str, Any]:
-        """Keywords of the core's submit functions, but for timeout, lane and fail_fast; defaults are left out."""
+        """Return the keywords of the core's submit functions for options that differ from their defaults.
+
+        ``timeout``, ``fail_fast`` and the service class are not included: :meth:`Call.keywords` adds the first two.
+        """
         found: dict[str, Any] = {}
         if self.priority != "normal" or not isinstance(self.priority, str):
             found["priority"] = _priority(self.priority)
@@ -89,6 +100,7 @@ class CallOptions:
 
 
 def _priority(value: Any) -> int:
+    """Return the core's number of a priority: 0 (critical) to 4 (batch)."""
     if isinstance(value, str) and value in PRIORITIES:
         return PRIORITIES.index(value)
 
@@ -99,6 +111,7 @@ def _priority(value: Any) -> int:
 
 
 def _tenant(value: Any) -> int:
+    """Return the core's number of a tenant."""
     if isinstance(value, str) and value:
         return _tenant_of_name(value)
 
@@ -110,7 +123,7 @@ def _tenant(value: Any) -> int:
 
 @lru_cache(maxsize=4096)
 def _tenant_of_name(name: str) -> int:
-    """The same number in every process."""
+    """Return the hash of a tenant's name as a number from 1 to 2**32 - 1, the same in every process."""
     import hashlib
 
     digest = hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=4).digest()
@@ -119,45 +132,47 @@ def _tenant_of_name(name: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Options of a request that has begun.
+    """Validated :class:`CallOptions` of a request that was started.
 
     Attributes:
-        deadline: ``time.monotonic()`` at which it has run out of time; None: never.
-        fail_fast: a full queue is an error.
-        core: see :meth:`CallOptions.core`.
+        deadline: value of ``time.monotonic()`` at which the request times out; None: never.
+        fail_fast: True if a full queue raises Overloaded instead of blocking.
+        core: keywords of the core's submit functions, see :meth:`CallOptions.core`.
     """
 
     deadline: float | None
     fail_fast: bool
     core: Mapping[str, Any]
 
-    def keywords(self, key: str, fail_fast: bool | None = None, again: bool = False) -> dict[str, Any]:
-        """Keywords of the core's submit functions, but for the lane.
+    def keywords(self, key: str, fail_fast: bool | None = None, uncounted: bool = False) -> dict[str, Any]:
+        """Return the keywords of the core's submit functions, except the service class.
 
         Args:
             key: key of the model, for the error.
-            fail_fast: instead of the call's.
-            again: the caller retries if the queue is full: a refusal is not counted.
+            fail_fast: value that replaces ``self.fail_fast``; None: keep it.
+            uncounted: True if the caller retries when the queue is full; the core then counts an Overloaded error in
+                no metric.
 
         Raises:
-            Timeout: its time is over.
+            Timeout: the deadline has passed.
         """
         found = {**self.core, "timeout": _threads.remaining(self.deadline, key),
                  "fail_fast": self.fail_fast if fail_fast is None else fail_fast}
-        if again:
+        if uncounted:
             found["uncounted"] = True
         return found
 
 
+#: A request without options.
 PLAIN = Call(None, False, {})
 _PLAIN_FAIL_FAST = Call(None, True, {})
 
 
 def begin(config: PoolConfig, options: dict[str, Any]) -> Call:
-    """Begins a request. Takes its options out of ``options``.
+    """Remove the :class:`CallOptions` from ``options``, validate them and start the request's time limit.
 
     Raises:
-        InvalidArgument: one of them is out of range or of another type.
+        InvalidArgument: an option has a value of the wrong type or out of range.
     """
     if options.keys().isdisjoint(CALL):
         return _PLAIN_FAIL_FAST if config.fail_fast else PLAIN
@@ -166,12 +181,12 @@ def begin(config: PoolConfig, options: dict[str, Any]) -> Call:
     return Call(_threads.deadline_of(found.timeout), fail_fast, found.core())
 
 
-def patient(call: Call) -> Call:
-    """The same request, for its slices after the first one."""
+def without_fail_fast(call: Call) -> Call:
+    """Return ``call`` without ``fail_fast``, for the later slices of a request whose first slice was accepted."""
     return replace(call, fail_fast=False) if call.fail_fast else call
 
 
-#: Names of the options that every verb takes.
+#: Names of the options that every verb accepts.
 CALL = tuple(found.name for found in fields(CallOptions))
 
 
@@ -179,42 +194,43 @@ CALL = tuple(found.name for found in fields(CallOptions))
 
 def option(default: Any, doc: str, *, choices: tuple[Any, ...] | None = None, aliases: tuple[str, ...] = (),
            plan: bool = True, meaning: str = "", shown: str | None = None) -> Any:
-    """A field of an options dataclass.
+    """Return a field of an options dataclass.
 
     Args:
-        default: the value that an omitted option has.
-        doc: its line in the documentation of every function that takes it.
-        choices: the only values, if they can be listed.
-        aliases: names that other libraries use for it, and that are taken as well.
-        meaning: the documentation without range and default, for the command line.
-        shown: the default as the documentation gives it, if not the field's.
-        plan: False for an option that does not change the plan: it takes no part in comparisons.
+        default: value of the option when it is omitted.
+        doc: description in the documentation of every function that has the option.
+        choices: all allowed values, if they can be listed.
+        aliases: alternative names of the option, from other libraries.
+        plan: True if the option is part of the cache key of plans; False if the plan does not depend on it.
+        meaning: description without range and default, for the help of the command line.
+        shown: default as shown in the documentation, if it differs from ``default``.
     """
     return field(default=default, compare=plan, metadata={"doc": doc, "choices": choices, "aliases": aliases,
                                                           "meaning": meaning, "shown": shown})
 
 
 def meaning_of(options: type, name: str) -> str:
-    """The short documentation of an option."""
+    """Return the description of an option without its range and default, for the command line."""
     return next(str(found.metadata["meaning"]) for found in fields(options) if found.name == name)
 
 
 def names_of(options: type) -> tuple[str, ...]:
-    """Every name that an options dataclass takes, aliases included, then those of :class:`CallOptions`."""
+    """Return the names of all options of a dataclass with their aliases, then the names of :class:`CallOptions`."""
     own = (name for found in fields(options) for name in (found.name, *found.metadata.get("aliases", ())))
     return tuple(dict.fromkeys((*own, *CALL)))
 
 
-def made(options: type[T], of: str, given: Mapping[str, Any]) -> T:
-    """An options dataclass from the keywords of a request, under their own names or aliases.
+def parse_options(options: type[T], of: str, given: Mapping[str, Any]) -> T:
+    """Build an options dataclass from keyword arguments, which may be aliases of its fields.
 
     Args:
-        options: the dataclass.
-        of: the function, for the error.
-        given: the keywords, without those of :class:`CallOptions`.
+        options: dataclass to build.
+        of: name of the function that was called, for errors.
+        given: keyword arguments without those of :class:`CallOptions`.
 
     Raises:
-        InvalidArgument: an option does not exist (the nearest is named), or is given under two names.
+        InvalidArgument: an option does not exist (the error suggests the most similar one), or is given under two
+            names.
     """
     if not given:
         return _defaults(options)  # type: ignore[arg-type, return-value]
@@ -238,7 +254,7 @@ def _defaults(options: Any) -> Any:
 
 @cache
 def _targets(options: Any) -> dict[str, str]:
-    """Name or alias -> field."""
+    """Return a mapping from every option name and alias to the name of its field."""
     return {name: found.name for found in fields(options)
             for name in (found.name, *found.metadata.get("aliases", ()))}
 
@@ -248,30 +264,35 @@ def _targets(options: Any) -> dict[str, str]:
 PRECISIONS = ("float32", "int8", "uint8", "binary", "ubinary")
 ON_ERROR = ("raise", "null")
 TASKS = ("query", "document")
-_COMPUTE = ('compute type: ``"float32"``, ``"bfloat16"``, ``"int8"``, or ``"auto"``: the fastest on this CPU whose '
-            "vectors have a cosine of at least 0.9999 to those of float32; models of more than 12 layers that were "
-            'published in 16 bits use 16 bits. Use ``"float32"`` for results that are identical across machines.')
+_COMPUTE = ('compute type: ``"float32"``, ``"bfloat16"``, ``"int8"`` or ``"auto"``. ``"auto"`` selects the fastest '
+            "type on this CPU whose vectors have a cosine similarity of at least 0.9999 to those of float32; models "
+            "with more than 12 layers whose weights were published in 16 bits are computed in 16 bits. Use "
+            '``"float32"`` for results that are identical across machines.')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VectorOptions:
     """Options that :func:`mpool.embed` and :func:`mpool.embed_image` share."""
 
-    dimensions: int | None = option(None, "length of the returned vectors: the first components, for models trained "
-                                    "for that (Matryoshka). Normalised vectors are normalised again after the cut. "
-                                    "None: all, or as the model's files say.")
-    normalize: bool | None = option(None, "True: vectors of length 1; False: as pooled; None: as the model's files "
-                                    "say.", choices=(None, True, False))
-    precision: Precision = option("float32", '``"float32"``; ``"int8"`` or ``"uint8"``: 256 levels over the range of '
-                                  "each component among the vectors of this request, so it needs at least two inputs "
-                                  'and should have hundreds; ``"binary"`` or ``"ubinary"``: signs, eight to a byte. As '
-                                  "``quantize_embeddings`` of sentence-transformers.", choices=PRECISIONS)
+    dimensions: int | None = option(
+        None, "number of components of the returned vectors: the first ones are kept, which suits models trained for "
+        "it (Matryoshka). Normalised vectors are normalised again after truncation. None: all components, or the "
+        "number set in the model's files.")
+    normalize: bool | None = option(
+        None, "True: scale vectors to length 1; False: return them as pooled; None: follow the model's files.",
+        choices=(None, True, False))
+    precision: Precision = option(
+        "float32", 'type of the returned components: ``"float32"``; ``"int8"`` or ``"uint8"``: quantised to 256 levels '
+        "between the minimum and maximum of each component over the vectors of this request, which must have at least "
+        'two inputs and should have hundreds; ``"binary"`` or ``"ubinary"``: one sign bit per component, eight per '
+        "byte. Same definitions as ``quantize_embeddings`` of sentence-transformers.", choices=PRECISIONS)
     compute: Compute = option("auto", _COMPUTE, choices=COMPUTE)
-    on_error: Literal["raise", "null"] = option("raise", '``"null"``: an input that cannot be embedded gives a row of '
-                                                "NaN and the log a warning with the count, instead of an error. Only "
-                                                "for float32.", choices=ON_ERROR)
-    progress: Progress = option(None, "True: a progress bar; a function: called with (done, total); None: a bar for "
-                                "long requests if the logger ``mpool`` is at INFO.", plan=False)
+    on_error: Literal["raise", "null"] = option(
+        "raise", '``"raise"``: an input that cannot be embedded raises an error; ``"null"``: its row is filled with '
+        "NaN, and the number of such rows is logged as a warning. Only for float32.", choices=ON_ERROR)
+    progress: Progress = option(
+        None, "True: show a progress bar; a function: call it with (done, total); None: show a bar for requests of "
+        "more than 1,024 inputs if the logger ``mpool`` is at level INFO.", plan=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,17 +300,17 @@ class TextVectorOptions(VectorOptions):
     """Options that :func:`mpool.embed` and :func:`mpool.embed_iter` share."""
 
     task: Literal["query", "document"] | None = option(
-        None, '``"query"`` or ``"document"``: puts the model\'s prompt for the task before each text, if it has one '
-        "(``document`` also under the names ``passage`` and ``corpus``).", choices=(None, *TASKS))
-    prompt: str | None = option(None, "a text to put before each text, instead of one of the model's prompts.")
-    prompt_name: str | None = option(None, "the name of one of the model's prompts. Without ``task``, ``prompt`` and "
-                                     "``prompt_name``, the model's default prompt is used, if it names one.")
-    truncate: bool = option(True, "cut each text to the model's maximum length; False: raise ContextOverflow instead.",
-                            choices=(True, False))
+        None, '``"query"`` or ``"document"``: prepend the model\'s prompt for this task to each text, if the model has '
+        "one. For ``document``, prompts named ``passage`` and ``corpus`` are used as well.", choices=(None, *TASKS))
+    prompt: str | None = option(None, "text to prepend to each text instead of one of the model's prompts.")
+    prompt_name: str | None = option(None, "name of the model's prompt to prepend. Without ``task``, ``prompt`` and "
+                                     "``prompt_name``, the model's default prompt is used, if there is one.")
+    truncate: bool = option(True, "True: truncate each text to the model's maximum length; False: raise "
+                            "ContextOverflow for longer texts.", choices=(True, False))
 
     @property
     def scores(self) -> bool:
-        """False: the request is for vectors."""
+        """Always False: the request is for vectors, not for scores of pairs."""
         return False
 
 
@@ -297,42 +318,46 @@ class TextVectorOptions(VectorOptions):
 class EmbedOptions(TextVectorOptions):
     """Options of :func:`mpool.embed`."""
 
-    max_inputs: int | None = option(None, "texts that the request may have; None: ``PoolConfig.max_embed_inputs``, "
-                                    "10,000.", plan=False)
+    max_inputs: int | None = option(None, "maximum number of texts in the request; None: "
+                                    "``PoolConfig.max_embed_inputs``, by default 10,000.", plan=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbedIterOptions(TextVectorOptions):
     """Options of :func:`mpool.embed_iter`."""
 
-    batch_size: int | None = option(None, "None: one vector ``(d,)`` at a time; else arrays ``(batch_size, d)``, of "
-                                    "which the last may be shorter. It changes neither speed nor results.", plan=False)
+    batch_size: int | None = option(None, "None: yield one vector of shape ``(d,)`` at a time; a number: yield arrays "
+                                    "of shape ``(batch_size, d)``, the last of which may be shorter. Affects neither "
+                                    "speed nor values.", plan=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageOptions(VectorOptions):
     """Options of :func:`mpool.embed_image`."""
 
-    allow_urls: bool = option(False, "fetch ``http`` and ``https`` URLs, within 30 seconds. Off by default: a program "
-                              "that passes on URLs of others lets them reach every address this machine reaches.",
-                              choices=(True, False))
-    max_inputs: int | None = option(None, "images that the request may have; None: ``PoolConfig.max_embed_inputs``, "
-                                    "10,000.", plan=False)
+    allow_urls: bool = option(
+        False, "True: fetch ``http`` and ``https`` URLs, each within 30 seconds. Off by default: a program that passes "
+        "URLs from its users on lets them reach every address that this machine can reach.", choices=(True, False))
+    max_inputs: int | None = option(None, "maximum number of images in the request; None: "
+                                    "``PoolConfig.max_embed_inputs``, by default 10,000.", plan=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RerankOptions:
     """Options of :func:`mpool.rerank`."""
 
-    top_k: int | None = option(None, "documents in the result; None: all.", plan=False)
+    top_k: int | None = option(None, "number of documents to return, the best ones; None: all.", plan=False)
     compute: Compute = option("auto", "compute type, as for :func:`embed`.", choices=COMPUTE)
-    truncate: bool = option(True, "cut the longer text of a pair (with a language model: the document) to the model's "
-                            "maximum length; False: raise ContextOverflow instead.", choices=(True, False))
-    prompt: str | None = option(None, "for a language model: what to look for, instead of one of the model's prompts.")
-    prompt_name: str | None = option(None, "the name of one of those prompts. Without both, the model's default prompt "
-                                     "is used, if it has one.")
+    truncate: bool = option(True, "True: truncate the longer text of a pair (with a language model, always the "
+                            "document) so that the pair fits the model's maximum length; False: raise ContextOverflow "
+                            "for longer pairs.", choices=(True, False))
+    prompt: str | None = option(None, "only for language models: instruction that says what makes a document relevant, "
+                                "instead of one of the model's prompts.")
+    prompt_name: str | None = option(None, "only for language models: name of the model's prompt to use. Without "
+                                     "``prompt`` and ``prompt_name``, the model's default prompt is used, if there is "
+                                     "one.")
 
-    # a score is a vector of one component: the plan reads these as it reads those of EmbedOptions
+    # A score is computed as a vector of one component. The plan reads these attributes like those of EmbedOptions.
     dimensions: ClassVar[None] = None
     normalize: ClassVar[None] = None
     task: ClassVar[None] = None
@@ -342,56 +367,72 @@ class RerankOptions:
 
     @property
     def scores(self) -> bool:
-        """True: the request is for scores of pairs."""
+        """Always True: the request is for scores of pairs, not for vectors."""
         return True
 
 
 # ---- text ----------------------------------------------------------------------------------------------------------
 
-def _sampled(name: str, doc: str) -> Any:
-    """An option of :data:`mpool.tasks.sampling.TABLE`, which says its range and default."""
+def _sampling_option(name: str, doc: str) -> Any:
+    """Return the field of a sampling option; :data:`mpool.tasks.sampling.TABLE` has its range and default."""
     row = TABLE[name]
-    # None is a value of its own for max_tokens; for the others it means the default
+    # For max_tokens, None means "no limit" and the default is a number. For all others None means the default.
     found: Any = option(row.default if name == "max_tokens" else None, f"{doc}; {row.allowed}.",
                         aliases=tuple(other for other, target in ALIASES.items() if target == name), meaning=doc,
-                        shown=f"{row.default}, unless the model's files say otherwise"
+                        shown=f"{row.default}, unless the model's files set another"
                         if row.default is not None else "None")
     return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingOptions:
-    """Options of every request for text. An omitted or None option of sampling has the value of the model's
-    ``generation_config.json`` if that asks for sampling, else the default in brackets."""
+    """Options of every text-generation request.
 
-    temperature: float | None = _sampled("temperature", "flattens the distribution of the next token")
-    top_k: int | None = _sampled("top_k", "sample from the likeliest tokens")
-    top_p: float | None = _sampled("top_p", "sample from the likeliest tokens that reach this probability together")
-    min_p: float | None = _sampled("min_p", "sample from tokens of at least this share of the likeliest")
-    repetition_penalty: float | None = _sampled("repetition_penalty", "divides the logits of tokens seen before")
-    presence_penalty: float | None = _sampled("presence_penalty", "taken from the logits of generated tokens, once")
-    frequency_penalty: float | None = _sampled("frequency_penalty", "the same for each time a token was generated")
+    A sampling option that is omitted or None has the value of the model's ``generation_config.json`` if that file
+    enables sampling, else the default given with the option.
+    """
+
+    temperature: float | None = _sampling_option(
+        "temperature", "divisor of the logits: higher values flatten the distribution of the next token")
+    top_k: int | None = _sampling_option("top_k", "sample from this many most probable tokens")
+    top_p: float | None = _sampling_option(
+        "top_p", "sample from the smallest set of most probable tokens whose probabilities sum to at least this value")
+    min_p: float | None = _sampling_option(
+        "min_p", "sample from tokens whose probability is at least this fraction of the highest one")
+    repetition_penalty: float | None = _sampling_option(
+        "repetition_penalty", "divisor of the logits of tokens that occur in the prompt or the output (negative logits "
+        "are multiplied)")
+    presence_penalty: float | None = _sampling_option(
+        "presence_penalty", "subtracted once from the logit of every token that was generated")
+    frequency_penalty: float | None = _sampling_option(
+        "frequency_penalty", "subtracted from the logit of a token for each time that it was generated")
     logit_bias: Mapping[int, float] | Mapping[str, float] | None = option(
-        None, "dict, token id -> -100 to 100, added to its logit.")
-    seed: int | None = _sampled("seed", "the same seed gives the same tokens")
-    max_tokens: int | None = _sampled("max_tokens", "tokens of an answer")
-    min_tokens: int | None = _sampled("min_tokens", "no end before this many tokens")
-    stop: str | Sequence[str] | None = option(None, "a string, or up to 64; the text ends before it.")
-    stop_token_ids: Sequence[int] | None = option(None, "ids that end the text.")
-    ignore_eos: bool | None = _sampled("ignore_eos", "continue after the model's own end")
-    logprobs: bool | int | None = option(None, "True: log probabilities of the tokens; a number: and of as many "
-                                         "alternatives.")
-    top_logprobs: int | None = option(None, "log probabilities of up to 20 alternatives.")
-    n: int | None = _sampled("n", "answers to one reading of the prompt")
+        None, "dict from token id to a value from -100 to 100 that is added to the token's logit.")
+    seed: int | None = _sampling_option(
+        "seed", "seed of the sampler, which the result reports; the same seed gives the same tokens")
+    max_tokens: int | None = _sampling_option("max_tokens", "maximum number of tokens to generate per completion")
+    min_tokens: int | None = _sampling_option(
+        "min_tokens", "number of tokens to generate before a completion may end")
+    stop: str | Sequence[str] | None = option(
+        None, "stop string, or a list of up to 64; the completion ends before it.")
+    stop_token_ids: Sequence[int] | None = option(None, "token ids that end the completion.")
+    ignore_eos: bool | None = _sampling_option("ignore_eos", "continue past the model's end-of-sequence token")
+    logprobs: bool | int | None = option(
+        None, "True: return the log probability of each generated token; a number from 0 to 20: also return those of "
+        "this many most probable tokens at each position.")
+    top_logprobs: int | None = option(
+        None, "number of most probable tokens to return with log probabilities at each position, 0 to 20.")
+    n: int | None = _sampling_option("n", "number of completions; the prompt is processed once for all of them")
     response_format: Mapping[str, Any] | type | None = option(
-        None, "what the answer must look like; no other token is sampled. ``{\"type\": \"json_object\"}``, "
-        "``{\"type\": \"json_schema\", \"json_schema\": {\"schema\": {...}}}``, a JSON schema, a pydantic class, "
-        "``{\"type\": \"regex\", \"regex\": ...}``, or ``{\"type\": \"grammar\", \"grammar\": ...}`` (llguidance's "
-        "Lark). The model may end only where the text is complete. If ``max_tokens`` or a stop string cuts it, "
-        "``finish_reason`` is ``\"length\"`` or ``stop`` is set. ``parsed`` of the result is the JSON value. Needs the "
-        "extra ``grammar``.")
-    capture: Capture | CaptureJob | None = option(None, "the result of :func:`capture`, or a ``job()`` of it: records "
-                                                  "the outputs of the model's layers.")
+        None, "format that the output is constrained to: ``{\"type\": \"json_object\"}``, ``{\"type\": "
+        "\"json_schema\", \"json_schema\": {\"schema\": {...}}}``, a JSON schema, a pydantic class, ``{\"type\": "
+        "\"regex\", \"regex\": ...}``, or ``{\"type\": \"grammar\", \"grammar\": ...}`` with a Lark grammar of "
+        "llguidance. Only tokens that keep the output valid are sampled, and the model may end only where the output "
+        "is complete. If ``max_tokens`` or a stop string cuts the output, ``finish_reason`` is ``\"length\"`` or "
+        "``stop`` is set. ``parsed`` of the result is the parsed JSON value. Requires the extra ``grammar``.")
+    capture: Capture | CaptureJob | None = option(
+        None, "object returned by :func:`capture`, or by its ``job()`` method, that records the outputs of the model's "
+        "layers.")
     compute: Compute = option("auto", "compute type, as for :func:`embed`.", choices=COMPUTE)
 
 
@@ -399,7 +440,8 @@ class SamplingOptions:
 class GenerateOptions(SamplingOptions):
     """Options of :func:`mpool.generate`."""
 
-    parse_special: bool = option(False, "read the texts of control tokens in the prompt as those tokens.",
+    parse_special: bool = option(False, "True: parse the text of control tokens in the prompt (such as "
+                                 "``<|im_end|>``) into those tokens; False: treat it as plain text.",
                                  choices=(True, False))
 
 
@@ -408,37 +450,48 @@ class TextOptions(SamplingOptions):
     """Options of :func:`mpool.chat` and :func:`mpool.vision`."""
 
     tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None = option(
-        None, "functions that the model may call, at most 128: OpenAI's dicts ``{\"type\": \"function\", "
-        "\"function\": {\"name\": ..., \"description\": ..., \"parameters\": JSON schema, \"strict\": bool}}``, Python "
-        "functions with annotated parameters (the docstring describes them), pydantic classes.")
+        None, "functions that the model may call, at most 128: dicts in OpenAI's format, ``{\"type\": \"function\", "
+        "\"function\": {\"name\": ..., \"description\": ..., \"parameters\": JSON schema, \"strict\": bool}}``; Python "
+        "functions with annotated parameters and a docstring; or pydantic classes.")
     tool_choice: Literal["auto", "none", "required"] | Mapping[str, Any] | None = option(
-        None, "\"auto\" (the default): the model may answer or call; \"required\": it must call; ``{\"type\": "
-        "\"function\", \"function\": {\"name\": ...}}``: it must call this function; \"none\": as without tools.")
-    parallel_tool_calls: bool | None = option(None, "True (the default): an answer may have several tool calls.")
-    template_options: Mapping[str, Any] | None = option(None, "dict of further variables of the model's chat template, "
-                                                        "such as ``{\"enable_thinking\": False}``.")
-    allow_urls: bool = option(False, "fetch images at http and https URLs.", choices=(True, False))
+        None, "``\"auto\"`` (the default): the model may reply with text or call functions; ``\"required\"``: it must "
+        "call a function; ``{\"type\": \"function\", \"function\": {\"name\": ...}}``: it must call this function; "
+        "``\"none\"``: it calls none, as without tools.")
+    parallel_tool_calls: bool | None = option(
+        None, "True (the default): a completion may have several tool calls; False: at most one.")
+    template_options: Mapping[str, Any] | None = option(
+        None, "dict of additional variables for the model's chat template, such as ``{\"enable_thinking\": False}``.")
+    allow_urls: bool = option(False, "True: fetch images at http and https URLs.", choices=(True, False))
 
 
 # ---- images --------------------------------------------------------------------------------------------------------
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateImageOptions:
-    """Options of :func:`mpool.generate_image`. None: as the model says."""
+    """Options of :func:`mpool.generate_image`. None selects the model's default."""
 
-    negative_prompt: str | None = option(None, "what the image should not show; for models with guidance (Stable "
-                                         "Diffusion 3) and a guidance_scale above 1.")
-    width: int | None = option(None, "pixels; None: as the model was trained.")
-    height: int | None = option(None, "pixels; None: as the model was trained.")
-    num_inference_steps: int | None = option(None, "None: 28; 4 for FLUX.1-schnell. Stable Diffusion 3.5 large turbo "
-                                             "needs 4.", aliases=("steps",))
-    guidance_scale: float | None = option(None, "None: 7 for Stable Diffusion 3 (turbo needs 0), 3.5 for FLUX.1-dev.",
-                                          aliases=("cfg_scale",))
-    seed: int | None = option(None, "0 to 2**64 - 1; None: a random one, which the result tells.")
-    latents: Any = option(None, "the start instead of noise of the seed: an array (n, channels, height / 8, width / "
-                          "8), as diffusers takes it, of numpy or torch.")
-    n: int = option(1, "number of images.", aliases=("num_images_per_prompt",))
-    preview_every: int = option(0, "steps between previews of a stream or job; each preview runs the decoder once.")
-    max_sequence_length: int | None = option(None, "tokens for T5; None: 256, or 512 for FLUX.1-dev.")
-    compute: Compute = option("auto", 'as for :func:`embed`; ``"auto"`` keeps quantised weights as they are stored.',
-                              choices=COMPUTE)
+    negative_prompt: str | None = option(
+        None, "description of what the image should not show; for models with classifier-free guidance (Stable "
+        "Diffusion 3) and a ``guidance_scale`` above 1.")
+    width: int | None = option(None, "width in pixels; None: the size that the model was trained for.")
+    height: int | None = option(None, "height in pixels; None: the size that the model was trained for.")
+    num_inference_steps: int | None = option(
+        None, "number of denoising steps, 1 to 1,000; None: 28, or 4 for FLUX.1-schnell. Stable Diffusion 3.5 large "
+        "turbo needs 4.", aliases=("steps",))
+    guidance_scale: float | None = option(
+        None, "guidance scale, 0 to 1000; None: 7 for Stable Diffusion 3, 3.5 for FLUX.1-dev. Stable Diffusion 3.5 "
+        "large turbo needs 0.", aliases=("cfg_scale",))
+    seed: int | None = option(
+        None, "seed of the initial noise, 0 to 2**64 - 1; None: a random seed, which the result reports.")
+    latents: Any = option(
+        None, "initial latents, used instead of noise from the seed: a NumPy array or torch tensor of shape ``(n, "
+        "channels, height / 8, width / 8)``, in diffusers' format.")
+    n: int = option(1, "number of images, 1 to 64.", aliases=("num_images_per_prompt",))
+    preview_every: int = option(
+        0, "number of steps between the previews of a stream or job; 0: no previews. Each preview runs the decoder "
+        "once.")
+    max_sequence_length: int | None = option(
+        None, "maximum number of prompt tokens for the T5 text encoder; None: 256, or 512 for FLUX.1-dev.")
+    compute: Compute = option(
+        "auto", 'compute type, as for :func:`embed`; ``"auto"`` keeps quantised weights as they are stored.',
+        choices=COMPUTE)

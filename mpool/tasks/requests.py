@@ -77,7 +77,7 @@ def text_plan(pool: Host, model: Any, options: Any) -> Any:
 def embed(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     """See :func:`mpool.embed`."""
     inputs, model = given.pop("inputs"), given.pop("model", None)
-    options = _options.made(EmbedOptions, "embed", given)
+    options = _options.parse_options(EmbedOptions, "embed", given)
     most, single = _limit(pool, options.max_inputs), isinstance(inputs, str)
     vectors.check_progress(options.progress)
     texts = [inputs] if single else embedding.texts_of(inputs, most)
@@ -95,7 +95,7 @@ def embed_iter(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     items, model = given.pop("iterable"), given.pop("model", None)
     if isinstance(items, (str, bytes, Mapping)) or not (hasattr(items, "__iter__") or isinstance(items, AsyncIterable)):
         refuse("iterable", items, "an iterable of str")
-    options = _options.made(EmbedIterOptions, "embed_iter", given)
+    options = _options.parse_options(EmbedIterOptions, "embed_iter", given)
     vectors.check_progress(options.progress)
     batch_size = embedding.check_streamable(options, options.batch_size)
 
@@ -116,7 +116,7 @@ def rerank(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     from . import rerank as reranking
 
     query, documents, model = given.pop("query"), given.pop("documents"), given.pop("model")
-    options = _options.made(RerankOptions, "rerank", given)
+    options = _options.parse_options(RerankOptions, "rerank", given)
     texts, count = reranking.check(query, documents, options.top_k, pool.config.max_embed_inputs)
 
     def prepare() -> VectorRequest:
@@ -133,7 +133,7 @@ def embed_image(pool: Host, given: dict[str, Any], call: Call) -> Validated:
     from . import image_embedding
 
     images, model = given.pop("images"), given.pop("model", None)
-    options = _options.made(ImageOptions, "embed_image", given)
+    options = _options.parse_options(ImageOptions, "embed_image", given)
     most = _limit(pool, options.max_inputs)
     vectors.check_progress(options.progress)
     found = images_of(images, most)
@@ -271,7 +271,7 @@ def image_request(pool: Host, prompt: Any, model: Any, given: Mapping[str, Any],
     """Return the request for images. ``watched``: True if the caller streams the denoising steps."""
     from . import text_to_image
 
-    options = _options.made(GenerateImageOptions, "generate_image", given)
+    options = _options.parse_options(GenerateImageOptions, "generate_image", given)
     entry, compute = pool._find(model, "text_to_image"), _chosen(model, options.compute)
     return text_to_image.prepare(entry, prompt, options if compute == options.compute
                                  else replace(options, compute=compute), watched)

@@ -1,5 +1,7 @@
-"""Reranking: a cross-encoder scores a query with each document. It takes the path of embedding, with vectors of one
-component."""
+"""Reranking: a cross-encoder scores pairs of a query and a document.
+
+Requests are computed like those for text embedding; a score is a vector of one component.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ..checks import integer, shown
+from ..checks import integer, refuse
 from ..errors import InvalidArgument
 from . import text_embedding as embedding
 
@@ -19,11 +21,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RankedDocument:
-    """A document in a ranking.
+    """A document in a ranking. ``str()`` returns its text.
 
     Attributes:
-        index: its place among the documents of the request.
-        score: relevance to the query as the model's files define it: mostly 0 to 1, for some models a logit.
+        index: index of the document in the request.
+        score: relevance to the query. The model's files define the scale: usually 0 to 1, for some models a logit.
         text: the document.
     """
 
@@ -37,12 +39,12 @@ class RankedDocument:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """Documents in order of relevance to a query, the best first. It is a sequence of its ``results``.
+    """Documents in order of relevance to a query, the best first. Supports iteration, indexing and ``len()``.
 
     Attributes:
-        results: the best ``top_k`` documents, or all. Equal scores stay in the order of the call.
-        scores: of every document, in the order of the call.
-        model: key of the model that scored them.
+        results: the best ``top_k`` documents, or all of them. Documents with equal scores keep their order.
+        scores: scores of all documents, in the order of the request.
+        model: key of the model that computed the scores.
     """
 
     results: tuple[RankedDocument, ...]
@@ -60,11 +62,20 @@ class Ranking:
 
 
 def check(query: Any, documents: Any, top_k: Any, most: int) -> tuple[list[Any], int]:
-    """The documents, and how many are to be named.
+    """Validate the arguments of :func:`mpool.rerank` that do not depend on the model.
+
+    Args:
+        query: argument of the caller.
+        documents: argument of the caller.
+        top_k: argument of the caller.
+        most: maximum number of documents.
+
+    Returns:
+        The documents as a list, and the number of documents to return.
 
     Raises:
-        InvalidArgument: an argument is not as :func:`mpool.rerank` describes it.
-        LimitError: more documents than ``most``.
+        InvalidArgument: an argument is invalid.
+        LimitError: there are more than ``most`` documents.
     """
     fault = embedding.fault_of(query, "query")
     if fault is None:
@@ -73,21 +84,28 @@ def check(query: Any, documents: Any, top_k: Any, most: int) -> tuple[list[Any],
         fault.hint = None
         raise fault
     if isinstance(documents, str):
-        raise InvalidArgument("documents is one str, allowed: a list of str")
+        raise InvalidArgument(param="documents", got="one str", allowed="a list of str")
     texts = embedding.texts_of(documents, most, "documents")
     count = len(texts) if top_k is None else integer(top_k)
     if count is None or (top_k is not None and count < 1):
-        raise InvalidArgument(f"top_k is {shown(top_k)}, allowed: 1 or more, or None for all")
+        refuse("top_k", top_k, "1 or more, or None for all documents")
     return texts, count
 
 
 def plan_of(plan: Plan, query: str) -> Plan:
-    """The plan of one call."""
+    """Return the plan of one request: the cached plan of its options, with its query."""
     return replace(plan, query=query)
 
 
 def ranking(plan: Plan, texts: list[Any], rows: NDArray[Any], count: int) -> Ranking:
-    """The result, from scores ``(n, 1)``."""
+    """Return the result of a request.
+
+    Args:
+        plan: plan of the request.
+        texts: the documents.
+        rows: scores, shape ``(n, 1)``.
+        count: maximum number of documents in ``results``.
+    """
     scores = tuple(rows[:, 0].tolist())
     order = sorted(range(len(scores)), key=lambda at: -scores[at])[:count]
     return Ranking(tuple(RankedDocument(at, scores[at], texts[at]) for at in order), scores, plan.entry.key)

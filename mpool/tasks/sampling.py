@@ -1,8 +1,9 @@
-"""Sampling: names, ranges and defaults of everything that shapes a generated text, in one table.
+"""Sampling options: their names, ranges and defaults in one table, and their validation.
 
-Names are vLLM's and OpenAI's, with the aliases that transformers, llama.cpp and Ollama use. A name that the caller
-leaves out takes its value from the model's ``generation_config.json`` if that asks for sampling (what it does not name
-is then off), else from :data:`TABLE`: temperature 0.7, top_k 40, top_p 0.95, no penalties, 512 tokens.
+The names are those of vLLM and OpenAI; the names that transformers, llama.cpp and Ollama use are aliases. An option
+that the caller omits has the value of the model's ``generation_config.json`` if that file enables sampling (options
+that the file omits are then off), else the default of :data:`TABLE`: temperature 0.7, top_k 40, top_p 0.95, no
+penalties, 512 tokens.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ..checks import integer, real, shown, unknown_option
+from ..checks import integer, real, refuse, shown, unknown_option
 from ..errors import InvalidArgument
 
 MAX_STOPS, MAX_STOP_BYTES, MAX_IDS, MAX_CHOICES, MAX_TOP_LOGPROBS = 64, 1024, 4096, 128, 20
@@ -20,7 +21,16 @@ _MAX_TOKENS = 2**31 - 1
 
 
 class Row(NamedTuple):
-    """A scalar option: ``int``, ``float`` or ``bool``; its range, ends included; its default; its value when off."""
+    """Definition of a scalar option.
+
+    Attributes:
+        kind: ``int``, ``float`` or ``bool``.
+        low: lowest allowed value.
+        high: highest allowed value.
+        default: value of an omitted option if the model's files do not enable sampling.
+        off: value that turns the option off.
+        allowed: allowed values, as a phrase that completes "must be ..."; shown in documentation and errors.
+    """
 
     kind: type
     low: float
@@ -31,24 +41,24 @@ class Row(NamedTuple):
 
 
 TABLE: dict[str, Row] = {
-    "temperature": Row(float, 0.0, 100.0, 0.7, 1.0, "0 (the likeliest token, always) to 100"),
-    "top_k": Row(int, -1, _MAX_TOKENS, 40, 0, "a count of tokens, or 0 for all"),
-    "top_p": Row(float, 1e-6, 1.0, 0.95, 1.0, "above 0 to 1 (off)"),
+    "temperature": Row(float, 0.0, 100.0, 0.7, 1.0, "0 (always the most probable token) to 100"),
+    "top_k": Row(int, -1, _MAX_TOKENS, 40, 0, "1 or more, or 0 or -1 for all tokens"),
+    "top_p": Row(float, 1e-6, 1.0, 0.95, 1.0, "above 0 and at most 1 (off)"),
     "min_p": Row(float, 0.0, 1.0, 0.0, 0.0, "0 (off) to 1"),
-    "repetition_penalty": Row(float, 1e-3, 100.0, 1.0, 1.0, "above 0 to 100; 1 is off"),
-    "presence_penalty": Row(float, -2.0, 2.0, 0.0, 0.0, "-2 to 2; 0 is off"),
-    "frequency_penalty": Row(float, -2.0, 2.0, 0.0, 0.0, "-2 to 2; 0 is off"),
-    "max_tokens": Row(int, 1, _MAX_TOKENS, 512, 512, "1 or more, or None: until the context is full"),
+    "repetition_penalty": Row(float, 1e-3, 100.0, 1.0, 1.0, "above 0 and at most 100 (1 is off)"),
+    "presence_penalty": Row(float, -2.0, 2.0, 0.0, 0.0, "-2 to 2 (0 is off)"),
+    "frequency_penalty": Row(float, -2.0, 2.0, 0.0, 0.0, "-2 to 2 (0 is off)"),
+    "max_tokens": Row(int, 1, _MAX_TOKENS, 512, 512, "1 or more, or None to generate until the context is full"),
     "min_tokens": Row(int, 0, _MAX_TOKENS, 0, 0, "0 to max_tokens"),
     "n": Row(int, 1, MAX_CHOICES, 1, 1, f"1 to {MAX_CHOICES}"),
-    "seed": Row(int, 0, 2**64 - 1, None, None, "0 to 2**64 - 1, or None: a random one, told in the result"),
+    "seed": Row(int, 0, 2**64 - 1, None, None, "0 to 2**64 - 1, or None for a random seed"),
     "ignore_eos": Row(bool, 0, 1, False, False, "True or False"),
 }
 
-#: Options that are not scalars; checked by functions of their own.
+#: Options that are not scalars. Each has a validation function of its own.
 OTHERS = ("stop", "stop_token_ids", "logit_bias", "logprobs", "top_logprobs")
 
-#: Name elsewhere -> name here.
+#: Option names of other libraries -> names of mpool.
 ALIASES = {"max_new_tokens": "max_tokens", "num_predict": "max_tokens", "max_completion_tokens": "max_tokens",
            "repeat_penalty": "repetition_penalty"}
 
@@ -57,9 +67,16 @@ NAMES = (*TABLE, *OTHERS)
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Every option, checked and filled in; what does not depend on the prompt.
+    """Validated sampling options of a request, with defaults filled in.
 
-    ``max_tokens`` None means until the context is full; ``logprobs`` -1 means none, else how many alternatives.
+    Attributes:
+        max_tokens: maximum number of generated tokens; None: until the context is full.
+        seed: seed of the sampler; chosen at random if the caller gave none.
+        logprobs: number of alternatives to return with log probabilities at each position; 0: only the generated
+            token; -1: no log probabilities.
+        stop: stop strings.
+        stop_ids: stop tokens.
+        bias: pairs of token id and value to add to the token's logit.
     """
 
     temperature: float
@@ -81,27 +98,32 @@ class Sampling:
 
 
 def scalar(name: str, value: Any, row: Row) -> Any:
-    """A value of the table, checked: a bool is no number, NaN is in no range."""
+    """Return the value of a scalar option, converted to its type. Bools are not numbers; NaN is outside every range.
+
+    Raises:
+        InvalidArgument: the value has another type or is out of range.
+    """
     found: Any
     if row.kind is bool:
         found = value if isinstance(value, bool) else None
     else:
         found = integer(value) if row.kind is int else real(value)
     if found is None or not row.low <= found <= row.high:
-        raise InvalidArgument(f"{name} is {shown(value)}, allowed: {row.allowed}")
+        refuse(name, value, row.allowed)
     return found
 
 
 def resolve(options: Mapping[str, Any], defaults: Mapping[str, Any], vocab: int) -> Sampling:
-    """Checks what a caller passed and fills in the rest.
+    """Validate the sampling options of a request and fill in defaults.
 
     Args:
-        options: names and values as passed.
-        defaults: values of the model's ``generation_config.json``, or nothing.
-        vocab: number of token ids.
+        options: names and values as passed by the caller.
+        defaults: values of the model's ``generation_config.json``; empty if the file does not enable sampling.
+        vocab: number of token ids in the vocabulary.
 
     Raises:
-        InvalidArgument: an unknown name (the nearest is named), a value out of range, or two names for one option.
+        InvalidArgument: an option does not exist (the error suggests the most similar one), has an invalid value, or
+            is given under two names.
     """
     given = _rename(options)
     values: dict[str, Any] = {}
@@ -114,23 +136,24 @@ def resolve(options: Mapping[str, Any], defaults: Mapping[str, Any], vocab: int)
     if values["seed"] is None:
         values["seed"] = secrets.randbits(32)
     if values["max_tokens"] is not None and values["min_tokens"] > values["max_tokens"]:
-        raise InvalidArgument(f"min_tokens is {values['min_tokens']}, allowed: 0 to max_tokens, which is "
-                              f"{values['max_tokens']}")
+        refuse("min_tokens", values["min_tokens"], f"0 to max_tokens, which is {values['max_tokens']}")
     return Sampling(**values, logprobs=_logprobs(given.get("logprobs"), given.get("top_logprobs")),
                     stop=_stops(given.get("stop")), stop_ids=_ids("stop_token_ids", given.get("stop_token_ids"), vocab),
                     bias=_bias(given.get("logit_bias"), vocab))
 
 
 def _rename(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace aliases by the names of their options."""
     given: dict[str, Any] = {}
     for name, value in options.items():
         target = ALIASES.get(name, name)
         if target not in NAMES:
             raise unknown_option(name, (*NAMES, *ALIASES), of="sampling")
         if target in given:
-            raise InvalidArgument(f"{target} is given twice, once as {name}")
+            raise InvalidArgument(f"`{target}` is given twice, once as `{name}`", param=target,
+                                  hint="Both names mean the same option: pass one of them")
         if name == "num_predict" and integer(value) == -1:
-            value = None  # "no limit" there
+            value = None  # Ollama's num_predict uses -1 for "no limit"
         given[target] = value
     return given
 
@@ -140,23 +163,27 @@ def _stops(value: Any) -> tuple[str, ...]:
         return ()
     stops = (value,) if isinstance(value, str) else value
     if not isinstance(stops, (list, tuple, set, frozenset)) or len(stops) > MAX_STOPS:
-        got = f"{len(stops)} of them" if isinstance(stops, (list, tuple, set, frozenset)) else shown(value)
-        raise InvalidArgument(f"stop is {got}, allowed: a string or a list of at most {MAX_STOPS}")
+        got = f"{len(stops):,} strings" if isinstance(stops, (list, tuple, set, frozenset)) else shown(value)
+        raise InvalidArgument(param="stop", got=got, allowed=f"a string or a list of at most {MAX_STOPS} strings")
     for at, stop in enumerate(stops):
         try:
             size = len(stop.encode()) if isinstance(stop, str) else 0
         except UnicodeEncodeError:
             size = 0
         if not 1 <= size <= MAX_STOP_BYTES:
-            raise InvalidArgument(f"stop[{at}] is {shown(stop)}, allowed: Unicode text of 1 to {MAX_STOP_BYTES} bytes")
+            refuse(f"stop[{at}]", stop, f"Unicode text of 1 to {MAX_STOP_BYTES:,} bytes in UTF-8")
     return tuple(stops)
 
 
 def check_id(name: str, value: Any, vocab: int) -> int:
-    """A token id."""
+    """Return ``value`` as a token id.
+
+    Raises:
+        InvalidArgument: it is not an integer from 0 to ``vocab - 1``; ``name`` describes it in the message.
+    """
     token = value if type(value) is int else integer(value)
     if token is None or not 0 <= token < vocab:
-        raise InvalidArgument(f"{name} is {shown(value)}, allowed: a token id, 0 to {vocab - 1}")
+        refuse(name, value, f"a token id, 0 to {vocab - 1}")
     return token
 
 
@@ -166,8 +193,8 @@ def _ids(name: str, value: Any, vocab: int) -> tuple[int, ...]:
     if getattr(value, "ndim", 0) == 1 and hasattr(value, "tolist") and value.dtype.kind in "iu":
         value = value.tolist()
     if isinstance(value, (str, bytes)) or not isinstance(value, Sequence) or len(value) > MAX_IDS:
-        got = f"{len(value)} ids" if isinstance(value, (list, tuple)) else shown(value)
-        raise InvalidArgument(f"{name} is {got}, allowed: a list of at most {MAX_IDS} token ids")
+        got = f"{len(value):,} ids" if isinstance(value, (list, tuple)) else shown(value)
+        raise InvalidArgument(param=name, got=got, allowed=f"a list of at most {MAX_IDS:,} token ids")
     return tuple(check_id(f"{name}[{at}]", token, vocab) for at, token in enumerate(value))
 
 
@@ -175,18 +202,23 @@ def _bias(value: Any, vocab: int) -> tuple[tuple[int, float], ...]:
     if value is None:
         return ()
     if not isinstance(value, Mapping) or len(value) > MAX_IDS:
-        got = f"{len(value)} entries" if isinstance(value, Mapping) else shown(value)
-        raise InvalidArgument(f"logit_bias is {got}, allowed: a dict of at most {MAX_IDS}, token id -> bias")
+        got = f"{len(value):,} entries" if isinstance(value, Mapping) else shown(value)
+        raise InvalidArgument(param="logit_bias", got=got,
+                              allowed=f"a dict from token id to bias with at most {MAX_IDS:,} entries")
     found: dict[int, float] = {}
     row = Row(float, -100.0, 100.0, 0.0, 0.0, "-100 to 100")
     for key, bias in value.items():
-        # JSON has only strings for keys
-        token = int(key) if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 10 else key
-        found[check_id("logit_bias: a key", token, vocab)] = scalar(f"logit_bias[{shown(key)}]", bias, row)
+        # Keys of JSON objects are always strings.
+        token = integer(int(key) if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 10 else key)
+        if token is None or not 0 <= token < vocab:
+            raise InvalidArgument(param="logit_bias", got=f"the key {shown(key)}",
+                                  allowed=f"a dict whose keys are token ids, 0 to {vocab - 1}")
+        found[token] = scalar(f"logit_bias[{shown(key)}]", bias, row)
     return tuple(found.items())
 
 
 def _logprobs(logprobs: Any, top: Any) -> int:
+    """Return :attr:`Sampling.logprobs` for the options ``logprobs`` and ``top_logprobs``."""
     row = Row(int, 0, MAX_TOP_LOGPROBS, 0, 0, f"True, False, or 0 to {MAX_TOP_LOGPROBS}")
     count = -1
     if isinstance(logprobs, bool):
@@ -196,7 +228,7 @@ def _logprobs(logprobs: Any, top: Any) -> int:
     if top is not None:
         alternatives = scalar("top_logprobs", top, row._replace(allowed=f"0 to {MAX_TOP_LOGPROBS}"))
         if logprobs is False and alternatives:
-            raise InvalidArgument(f"top_logprobs is {alternatives} with logprobs=False", hint="Leave logprobs out")
+            refuse("top_logprobs", alternatives, "0 or None if logprobs is False", hint="Omit logprobs")
         if alternatives:
             count = max(count, alternatives)
     return count

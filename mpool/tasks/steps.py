@@ -107,19 +107,19 @@ class Land:
     def now(self) -> Any:
         if self.ticket is not None:
             self.ticket.wait()
-        return vectors.landed(self.kind, self.plan, self.pack, self.ticket, self.call)
+        return vectors.rows_of(self.kind, self.plan, self.pack, self.ticket, self.call)
 
     async def later(self) -> Any:
         if self.ticket is None:
-            return vectors.landed(self.kind, self.plan, self.pack, None, self.call)
+            return vectors.rows_of(self.kind, self.plan, self.pack, None, self.call)
         from ..runtime.watching import watcher
 
         await watcher().done(self.ticket)
-        if self.plan.null:  # after a numeric error, `landed` computes halves of the pack: seconds, off the event loop
+        if self.plan.null:  # after a numeric error, `rows_of` computes halves of the pack: seconds, off the event loop
             import asyncio
 
-            return await asyncio.to_thread(vectors.landed, self.kind, self.plan, self.pack, self.ticket, self.call)
-        return vectors.landed(self.kind, self.plan, self.pack, self.ticket, self.call)
+            return await asyncio.to_thread(vectors.rows_of, self.kind, self.plan, self.pack, self.ticket, self.call)
+        return vectors.rows_of(self.kind, self.plan, self.pack, self.ticket, self.call)
 
 
 @dataclass(slots=True)
@@ -239,7 +239,7 @@ class VectorRequest:
         pack = yield Pack(kind, plan, self.inputs, 0, True, call)
         rows = yield Compute(kind, plan, pack, call, INTERACTIVE)
         if plan.null:
-            vectors.tell(kind, plan, pack, rows)
+            vectors.warn_of_faults(kind, plan, pack, rows)
         return self.finish(rows), kind.tokens(pack)
 
     def _many(self) -> Steps:
@@ -252,7 +252,7 @@ class VectorRequest:
         try:
             if len(parts) == 1:
                 pack = yield Pack(kind, plan, parts[0][1], 0, False, call)
-                out = yield Compute(kind, plan, pack, call, vectors.lane_of(total))
+                out = yield Compute(kind, plan, pack, call, vectors.service_class_of(total))
                 tokens = kind.tokens(pack)
                 faults.add(0, pack, out)
                 bar.add(total)
@@ -268,7 +268,7 @@ class VectorRequest:
                 yield from run_slices(kind, plan, iter(parts), call, took)
         finally:
             bar.close()
-        faults.tell(total)
+        faults.warn(total)
         return self.finish(out), tokens
 
 
@@ -293,7 +293,7 @@ def run_slices(kind: Kind, plan: VectorPlan, source: Iterator[Any] | AsyncIterat
             start, inputs = part
             pack = yield Pack(kind, plan, inputs, start, False, call)
             flying.append((start, pack, (yield Start(kind, plan, pack, call, BULK))))
-            call = _options.patient(call)
+            call = _options.without_fail_fast(call)
             while len(flying) >= DEPTH or (flying and (flying[0][2] is None or flying[0][2].done())):
                 yield from land()
         while flying:
@@ -398,7 +398,7 @@ class IterRequest:
             yield from run_slices(self.kind, self.plan, source, self.call, took)
             for value in out.rest():
                 yield Out(value)
-            faults.tell(self.done)
+            faults.warn(self.done)
         finally:
             self.bar.close()
 

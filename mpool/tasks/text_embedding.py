@@ -1,4 +1,6 @@
-"""Text embedding up to the core: the plan, prompts, checks, packing, slices. vectors.py has the part that images share.
+"""Text embedding and reranking before the core: plans, prompts, validation, tokenising and slicing.
+
+vectors.py contains the part that is shared with image embedding.
 """
 
 from __future__ import annotations
@@ -9,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..checks import integer, shown
+from ..checks import integer, nearest, refuse, shown
 from ..errors import ContextOverflow, FormatError, InvalidArgument, LimitError, MpoolError, WrongCapability
 from ..runtime import threads as _threads
 from ..tokenizers.limits import MAX_CHARS as MAX_CHARS
 from .options import PRECISIONS
 from .sampling import check_id
 from .steps import Cutter
-from .vectors import CHOICES, Kind, VectorPlan, check, choice, plan_of
+from .vectors import CHOICES, Kind, VectorPlan, check, check_choice, plan_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,9 +30,9 @@ if TYPE_CHECKING:
     from ..tokenizers import Tokenizer
     from .options import Call
 
-#: Largest slice in characters and in texts, whichever comes first: about 20 ms of tokenising.
+#: Maximum size of a slice, in characters and in texts. Tokenising a slice takes about 20 ms.
 SLICE_CHARS, SLICE_TEXTS = 1 << 16, 1024
-#: Task -> names under which models keep its prompt, the first that exists counts.
+#: Task -> names that models use for its prompt; the first one that a model has is used.
 TASKS = {"query": ("query",), "document": ("document", "passage", "corpus")}
 _CHOICES = {"task": (None, *TASKS), **CHOICES, "truncate": (True, False)}
 
@@ -39,16 +41,20 @@ _CHOICES = {"task": (None, *TASKS), **CHOICES, "truncate": (True, False)}
 
 @dataclass(frozen=True, slots=True)
 class Plan(VectorPlan):
-    """Settings that follow from the options and the model.
+    """Settings of a text request, derived from the options and the model.
 
     Attributes:
-        prompt: text put before every text.
-        skip: leading tokens that pooling leaves out, 0 if none.
-        cut: components kept of what the core gives.
-        query: the text that each text is scored with, for a reranker; else None.
-        padding: the side at which texts are filled up to max_tokens; "": they are not.
-        template: chat template that renders a pair, for a reranker that is a language model; else None.
-        answering: the rendered pair ends with the start of an answer.
+        tokenizer: tokenizer of the model.
+        prompt: text that is prepended to every text; for a reranker that is a language model, the instruction.
+        skip: number of leading prompt tokens that pooling ignores; 0: none.
+        cut: number of components to keep of the vectors that the core returns.
+        max_tokens: longest sequence that the model accepts.
+        truncate: True if longer texts are truncated, False if they raise ContextOverflow.
+        query: for a reranker, the query that each document is scored against; else None.
+        padding: side on which every sequence is padded to ``max_tokens`` (``"left"`` or ``"right"``); ``""``: no
+            padding.
+        template: for a reranker that is a language model, the chat template that renders a pair; else None.
+        generation_prompt: True if the template appends the start of an assistant message to a rendered pair.
     """
 
     tokenizer: Tokenizer
@@ -60,33 +66,43 @@ class Plan(VectorPlan):
     query: str | None = None
     padding: str = ""
     template: ChatTemplate | None = None
-    answering: bool = False
+    generation_prompt: bool = False
 
 
 def plan(entry: Entry, options: Any) -> Plan:
-    """Checks options against the model; loads its files and tokenizer, and has the core load it, on first use."""
+    """Return the plan for the options of a request.
+
+    On the first use of a model this reads its files, loads its tokenizer and makes the core load its weights.
+
+    Raises:
+        InvalidArgument: an option is invalid for this model.
+        WrongCapability: the model is a reranker and the request is for vectors, or the reverse.
+    """
     return plan_of(entry, options, (options.dimensions, options.normalize, options.truncate), _make_plan)
 
 
 def _make_plan(entry: Entry, options: Any) -> Plan:
+    """Validate the options and build a plan; :func:`plan_of` caches it."""
     check(entry, options, _CHOICES)
     description = entry.describe()
     settings = description.embedding
-    assert settings is not None, "entries of another capability are refused before"
+    assert settings is not None, "the caller has checked the capability"
     if settings.scores != options.scores:
-        raise WrongCapability("is a reranker, which scores pairs of texts and has no vectors" if settings.scores
-                              else "is a model of vectors, not one that scores pairs of texts", key=entry.key,
-                              hint="mpool.rerank(query, documents, model) takes it" if settings.scores else
-                              "mpool.embed and mpool.similarity rank with it; mpool.rerank takes cross-encoders")
-    if settings.scores and settings.answering is None and (options.prompt, options.prompt_name) != (None, None):
-        raise InvalidArgument("prompt is for rerankers that are told what to look for", key=entry.key,
-                              hint="This model reads the query and the document alone")
+        raise WrongCapability("is a reranker, which scores pairs of texts and returns no vectors" if settings.scores
+                              else "is an embedding model, not a reranker", key=entry.key,
+                              hint="Use mpool.rerank(query, documents, model)" if settings.scores else
+                              "Rank with mpool.embed and mpool.similarity, or use a cross-encoder with mpool.rerank")
+    if settings.scores and settings.answering is None:
+        for name in ("prompt", "prompt_name"):
+            if getattr(options, name) is not None:
+                refuse(name, getattr(options, name), "None for this model, which reads only the query and the document",
+                       key=entry.key, hint="Only rerankers that are language models have prompts")
     width = settings.output_size
     dimensions, cut = 0, settings.truncate_dim or width
     if options.dimensions is not None:
         dimensions = cut = _dimensions(options.dimensions, width, settings, entry.key)
     prompt = _prompt(options, settings.prompts, settings.default_prompt_name, entry.key)
-    core_key = entry.core_key(options.compute)  # from here on the core loads beside us
+    core_key = entry.core_key(options.compute)  # starts loading the weights, in parallel with the tokenizer below
     tokenizer = entry.tokenizer()
     skip = 0
     if prompt and not settings.include_prompt:
@@ -97,45 +113,56 @@ def _make_plan(entry: Entry, options: Any) -> Plan:
                 normalize=-1 if options.normalize is None else int(options.normalize), max_tokens=settings.max_tokens,
                 truncate=options.truncate, null=options.on_error == "null", precision=options.precision,
                 padding=settings.padding, template=None if settings.answering is None else _pairs_of(entry),
-                answering=bool(settings.answering))
+                generation_prompt=bool(settings.answering))
 
 
 def _pairs_of(entry: Entry) -> ChatTemplate:
-    """The template that makes a text of a pair.
+    """Return the chat template that renders a pair of query and document.
 
     Raises:
-        FormatError: it does not write both.
+        FormatError: the rendered text does not contain both.
     """
-    template, marks = entry.template(), ("the query", "the document")
-    text = template.render(_pair("", *marks), add_generation_prompt=False)
-    for mark in marks:
-        if mark not in text:
-            raise FormatError(file=entry.ref, field="chat_template", got=f"a template that leaves out {mark}",
-                              allowed="one that writes messages of the roles query and document")
+    template, parts = entry.template(), ("the query", "the document")
+    text = template.render(_pair("", *parts), add_generation_prompt=False)
+    for part in parts:
+        if part not in text:
+            raise FormatError(file=entry.ref, field="chat_template", got=f"a template that omits {part}",
+                              allowed="one that renders messages of the roles query and document")
     return template
 
 
 def _pair(prompt: str, query: str, document: str) -> list[dict[str, str]]:
-    told = [{"role": "system", "content": prompt}] if prompt else []
-    return [*told, {"role": "query", "content": query}, {"role": "document", "content": document}]
+    """Return the messages that represent a pair; ``prompt`` is the system message, empty for none."""
+    system_message = [{"role": "system", "content": prompt}] if prompt else []
+    return [*system_message, {"role": "query", "content": query}, {"role": "document", "content": document}]
 
 
 def _dimensions(value: Any, width: int, settings: EmbeddingSettings, key: str) -> int:
-    named = {*settings.sizes, width} if settings.sizes else {*settings.dimensions, width} if settings.dimensions else ()
-    allowed = ", ".join(map(str, sorted(named))) if named else f"1 to {width}"
+    """Return the option ``dimensions`` if the model supports that number of components."""
+    sizes = settings.sizes or settings.dimensions
+    listed = {*sizes, width} if sizes else ()
+    allowed = "one of " + ", ".join(map(str, sorted(listed))) if listed else f"1 to {width}"
     number = integer(value)
-    if number is None or (number not in named if named else not 1 <= number <= width):
-        raise InvalidArgument(f"dimensions is {shown(value)}, allowed: {allowed}", key=key)
+    if number is None or (number not in listed if listed else not 1 <= number <= width):
+        refuse("dimensions", value, allowed, key=key)
     return number
 
 
 def _prompt(options: Any, prompts: Mapping[str, str], default: str | None, key: str) -> str:
+    """Return the prompt for a request, or "" for none.
+
+    Args:
+        options: options dataclass of the request.
+        prompts: prompts of the model by name.
+        default: name of the model's default prompt, or None.
+        key: key of the model, for errors.
+    """
     if options.prompt is not None:
         if options.prompt_name is not None:
-            raise InvalidArgument("prompt and prompt_name are both given", hint="Give one of them", key=key)
+            refuse("prompt_name", options.prompt_name, "None if prompt is given", key=key)
         if not isinstance(options.prompt, str) or len(options.prompt) > MAX_CHARS:
-            raise InvalidArgument(f"prompt is {shown(options.prompt)}, allowed: text of at most {MAX_CHARS:,} "
-                                  "characters", key=key)
+            got = f"{len(options.prompt):,} characters" if isinstance(options.prompt, str) else shown(options.prompt)
+            raise InvalidArgument(param="prompt", got=got, allowed=f"text of at most {MAX_CHARS:,} characters", key=key)
         fault = surrogate_of(options.prompt, "prompt")
         if fault is not None:
             fault.key = key
@@ -144,15 +171,12 @@ def _prompt(options: Any, prompts: Mapping[str, str], default: str | None, key: 
     name = options.prompt_name
     if name is not None:
         if not isinstance(name, str) or name not in prompts:
-            from ..checks import nearest
-
-            near = nearest(name, list(prompts)) if isinstance(name, str) else []
-            raise InvalidArgument(f"prompt_name is {shown(name)}"
-                                  + (f"; the nearest is {near[0]}" if near else "") + ", allowed: "
-                                  + (", ".join(prompts) or "none, since the model has no prompts"), key=key)
+            near = nearest(name, prompts, 1) if isinstance(name, str) else []
+            allowed = "one of " + ", ".join(prompts) if prompts else "None, because the model has no prompts"
+            refuse("prompt_name", name, allowed, hint=f"Did you mean {near[0]!r}?" if near else None, key=key)
         return prompts[name]
     if options.task is not None:
-        # as sentence-transformers: a task without a prompt has none, whatever the default is
+        # As in sentence-transformers, the default prompt is not used for a task for which the model has no prompt.
         return next((prompts[name] for name in TASKS[options.task] if name in prompts), "")
     return prompts.get(default, "") if default is not None else ""
 
@@ -160,55 +184,64 @@ def _prompt(options: Any, prompts: Mapping[str, str], default: str | None, key: 
 # ---- texts ---------------------------------------------------------------------------------------------------------
 
 def texts_of(inputs: Any, most: int, name: str = "inputs") -> list[Any]:
-    """The texts of a call that is not a single str; ``name`` is what errors call them.
+    """Return the inputs of a request that is not a single str, as a list. Does not check the texts themselves.
+
+    Args:
+        inputs: argument of the caller.
+        most: maximum number of texts.
+        name: name of the parameter, for errors.
 
     Raises:
-        InvalidArgument: not a list of texts.
-        LimitError: more than ``most``.
+        InvalidArgument: ``inputs`` is not a list, tuple, one-dimensional array or other sequence.
+        LimitError: there are more than ``most`` texts.
     """
     if isinstance(inputs, (bytes, bytearray, Mapping, Set)) or not hasattr(inputs, "__len__") \
             or not hasattr(inputs, "__iter__") or getattr(inputs, "ndim", 1) != 1:
-        raise InvalidArgument(f"{name} is {type(inputs).__name__}, allowed: "
-                              + ("a str or a list of str" if name == "inputs" else "a list of str"),
-                              hint="embed_iter takes any iterable" if name == "inputs" else None)
+        refuse(name, inputs, "a str or a list of str" if name == "inputs" else "a list of str",
+               hint="embed_iter accepts any iterable" if name == "inputs" else None)
     if len(inputs) > most:
-        more = "embed_iter takes any number; max_inputs= or PoolConfig.max_embed_inputs raises the limit"
-        raise LimitError(f"{name} has {len(inputs):,} texts, one call takes at most {most:,}",
+        more = "embed_iter accepts any number of texts; max_inputs= or PoolConfig.max_embed_inputs raises the limit"
+        raise LimitError(f"`{name}` must hold at most {most:,} texts, got {len(inputs):,}", param=name,
                          hint=more if name == "inputs" else "PoolConfig.max_embed_inputs raises the limit")
     return list(inputs)
 
 
 def fault_of(text: Any, name: str) -> MpoolError | None:
-    """Why a text cannot be embedded, before anything is known of its tokens."""
+    """Return the error for a text that is not a str, empty or too long; None if it is none of these.
+
+    ``name`` describes the text in the message.
+    """
+    allowed = f"a str of 1 to {MAX_CHARS:,} characters"
     if not isinstance(text, str):
-        return InvalidArgument(f"{name} is {type(text).__name__}, allowed: str")
+        return InvalidArgument(param=name, got=type(text).__name__, allowed=allowed)
     if not text:
-        return InvalidArgument(f"{name} is empty, allowed: 1 to {MAX_CHARS:,} characters",
-                               hint="on_error='null' gives NaN for it")
+        return InvalidArgument(param=name, got="an empty str", allowed=allowed,
+                               hint="With on_error='null' its row is NaN instead")
     if len(text) > MAX_CHARS:
-        return InvalidArgument(f"{name} has {len(text):,} characters, allowed: 1 to {MAX_CHARS:,}",
-                               hint="Split it; on_error='null' gives NaN for it")
+        return InvalidArgument(param=name, got=f"{len(text):,} characters", allowed=allowed,
+                               hint="Split it; with on_error='null' its row is NaN instead")
     return None
 
 
 def surrogate_of(text: str, name: str) -> MpoolError | None:
-    """The error for a text with half of a surrogate pair."""
+    """Return the error for a str that contains an unpaired surrogate and is not Unicode text; None if it is valid."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        return InvalidArgument(f"{name} has half of a surrogate pair (U+{ord(text[error.start]):04X}) at character "
-                               f"{error.start}, allowed: Unicode text",
+        return InvalidArgument(param=name, allowed="Unicode text",
+                               got=f"half of a surrogate pair (U+{ord(text[error.start]):04X}) at character "
+                                   f"{error.start}",
                                hint="text.encode('utf-8', 'replace').decode() makes it valid")
     return None
 
 
 def cutter() -> Cutter:
-    """The cutter of texts."""
+    """Return a :class:`Cutter` with the slice limits of texts."""
     return Cutter(SLICE_CHARS, SLICE_TEXTS)
 
 
 def slices(items: Iterable[Any]) -> Iterator[tuple[int, list[Any]]]:
-    """Cuts an iterable: (number of the first text, texts)."""
+    """Cut an iterable of texts into slices; yields the index of a slice's first text, and its texts."""
     cut = cutter()
     for item in items:
         if (full := cut.add(item)) is not None:
@@ -219,15 +252,16 @@ def slices(items: Iterable[Any]) -> Iterator[tuple[int, list[Any]]]:
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """Texts as the core takes them.
+    """Texts of a slice in the form that the core accepts.
 
     Attributes:
-        ids: token ids, int32 ``[tokens]``.
-        offsets: int64 ``[good texts + 1]``.
-        skip: int32 ``[good texts]`` or None.
-        second: where the second text of each pair begins, int32 ``[good texts]``; None if they are no pairs.
-        count: texts, those with a fault included.
-        faults: (place in the slice, error) of texts without a vector.
+        ids: token ids of all valid texts, concatenated, int32 ``(tokens,)``.
+        offsets: offset of each valid text in ``ids``, and the end, int64 ``(valid texts + 1,)``.
+        skip: number of leading tokens that pooling ignores, int32 ``(valid texts,)``; None: none.
+        count: number of texts, including invalid ones.
+        faults: index in the slice and error of each invalid text.
+        second: for pairs, index of the first token of the second text of each pair, int32 ``(valid texts,)``; else
+            None.
     """
 
     ids: NDArray[np.int32]
@@ -239,11 +273,18 @@ class Pack:
 
 
 def pack(plan: Plan, texts: list[Any], start: int = 0, single: bool = False) -> Pack:
-    """Checks and tokenises texts, the first of which is number ``start`` of its call.
+    """Validate and tokenise the texts of a slice.
+
+    Args:
+        plan: plan of the request.
+        texts: texts of the slice, or documents if the plan has a query.
+        start: index of the first text in the request.
+        single: True if the text is the whole request and not in a list.
 
     Raises:
-        InvalidArgument: a text is not a str, empty, too long or not Unicode, unless the plan says null.
-        ContextOverflow: a text has more tokens than the model takes and is not to be cut, unless the plan says null.
+        InvalidArgument: a text is not a str, empty, too long or not Unicode, and ``plan.null`` is False.
+        ContextOverflow: a text has more tokens than the model accepts, and ``plan.truncate`` and ``plan.null`` are
+            False.
     """
     if plan.query is not None:
         return _pack_pairs(plan, texts, start)
@@ -252,13 +293,13 @@ def pack(plan: Plan, texts: list[Any], start: int = 0, single: bool = False) -> 
     if faults and not plan.null:
         raise _keyed(faults[0][1], plan)
     bad = {at for at, _ in faults}
-    good = [text for at, text in enumerate(texts) if at not in bad] if bad else texts
-    prompted = [plan.prompt + text for text in good] if plan.prompt else good
+    valid = [text for at, text in enumerate(texts) if at not in bad] if bad else texts
+    prompted = [plan.prompt + text for text in valid] if plan.prompt else valid
     try:
         ids, offsets = plan.tokenizer.encode_batch(prompted, max_tokens=plan.max_tokens, truncate=plan.truncate)
     except (InvalidArgument, ContextOverflow):
         late = [(at, fault) for at, text in enumerate(texts) if at not in bad
-                and (fault := _late_fault(plan, plan.prompt + text, _name(start + at, single))) is not None]
+                and (fault := _tokenizing_fault(plan, plan.prompt + text, _name(start + at, single))) is not None]
         if not late:
             raise
         if not plan.null:
@@ -271,29 +312,34 @@ def pack(plan: Plan, texts: list[Any], start: int = 0, single: bool = False) -> 
         ids, offsets = _padded(plan, ids, offsets)
     skip = None
     if plan.skip:
-        # a text that was cut down to its prompt still has to be pooled over something
+        # Pooling needs at least one token, even if a text was truncated within its prompt.
         skip = np.minimum(plan.skip, np.diff(offsets) - 1).astype(np.int32)
     return Pack(ids, offsets, skip, len(texts), tuple(faults))
 
 
 def _are_ids(inputs: list[Any]) -> bool:
-    """True for lists of token ids, in place of texts."""
+    """Return True if the inputs are lists of token ids and not texts."""
     first = inputs[0] if inputs else None
     return isinstance(first, list) and bool(first) and integer(first[0]) is not None
 
 
 def pack_ids(plan: Plan, sequences: list[list[int]], start: int = 0) -> Pack:
-    """Checks token ids, which are taken as they are: no prompt, nothing put around them, nothing cut.
+    """Validate sequences of token ids, which are used without prompt, special tokens and truncation.
+
+    Args:
+        plan: plan of the request.
+        sequences: token ids of each text.
+        start: index of the first text in the request.
 
     Raises:
-        InvalidArgument: there are none, or one is not in the vocabulary.
-        ContextOverflow: more than the model takes.
+        InvalidArgument: a token id is not in the vocabulary.
+        ContextOverflow: a sequence is empty or longer than the model accepts.
     """
     ids: list[int] = []
     offsets = [0]
     for at, sequence in enumerate(sequences, start):
         if not sequence or len(sequence) > plan.max_tokens:
-            raise _keyed(ContextOverflow(f"text {at} has {len(sequence)} tokens, the model takes 1 to "
+            raise _keyed(ContextOverflow(f"text {at} has {len(sequence)} tokens, the model accepts 1 to "
                                          f"{plan.max_tokens}", tokens=len(sequence), limit=plan.max_tokens), plan)
         try:
             ids += [check_id(f"a token of text {at}", token, plan.tokenizer.vocab_size) for token in sequence]
@@ -304,11 +350,12 @@ def pack_ids(plan: Plan, sequences: list[list[int]], start: int = 0) -> Pack:
 
 
 def _pack_pairs(plan: Plan, documents: list[Any], start: int) -> Pack:
+    """Validate and tokenise pairs of ``plan.query`` and each document; ``start``: index of the first document."""
     assert plan.query is not None
     for at, text in enumerate(documents, start):
         fault = fault_of(text, f"documents[{at}]")
         if fault is not None:
-            fault.hint = "Leave it out: there is nothing in it to score" if text == "" else None
+            fault.hint = "Remove it: an empty document cannot be scored" if text == "" else None
             raise _keyed(fault, plan)
     try:
         if plan.template is not None:
@@ -324,33 +371,37 @@ def _pack_pairs(plan: Plan, documents: list[Any], start: int) -> Pack:
 
 
 def _pack_rendered(plan: Plan, template: ChatTemplate, documents: list[Any], start: int) -> Pack:
-    """Pairs as the template writes them. What is too long loses the end of its document, not what stands behind it."""
+    """Tokenise pairs that the chat template renders.
+
+    A pair that is too long loses the end of its document; the template's text after the document is kept.
+    """
     def rendered(document: str) -> list[int]:
         assert plan.query is not None
         return template.prompt(_pair(plan.prompt, plan.query, document), plan.tokenizer,
-                               add_generation_prompt=plan.answering).ids.tolist()
+                               add_generation_prompt=plan.generation_prompt).ids.tolist()
 
     ids: list[int] = []
     offsets = [0]
-    behind: list[int] = []
+    suffix: list[int] = []
     for at, document in enumerate(documents, start):
-        mine = rendered(document)
-        if len(mine) > plan.max_tokens:
+        pair = rendered(document)
+        if len(pair) > plan.max_tokens:
             if not plan.truncate:
-                raise ContextOverflow(f"document {at} with the query has {len(mine)} tokens, the limit is "
-                                      f"{plan.max_tokens}", tokens=len(mine), limit=plan.max_tokens,
+                raise ContextOverflow(f"document {at} with the query has {len(pair)} tokens, the limit is "
+                                      f"{plan.max_tokens}", tokens=len(pair), limit=plan.max_tokens,
                                       hint="Shorten it, or set truncate=True")
-            behind = behind or _common_end(rendered("0"), rendered("a"))
-            if len(behind) >= plan.max_tokens:
-                raise InvalidArgument(f"max_tokens is {plan.max_tokens}, but what stands behind a document is "
-                                      f"{len(behind)}")
-            mine = mine[:plan.max_tokens - len(behind)] + behind
-        ids += mine
+            suffix = suffix or _common_end(rendered("0"), rendered("a"))
+            if len(suffix) >= plan.max_tokens:
+                refuse("max_length", plan.max_tokens,
+                       f"more than {len(suffix)}, the number of tokens that the chat template adds after a document")
+            pair = pair[:plan.max_tokens - len(suffix)] + suffix
+        ids += pair
         offsets.append(len(ids))
     return Pack(np.array(ids, np.int32), np.array(offsets, np.int64), None, len(documents))
 
 
 def _common_end(a: list[int], b: list[int]) -> list[int]:
+    """Return the longest common suffix of two sequences."""
     same = 0
     while same < min(len(a), len(b)) and a[-1 - same] == b[-1 - same]:
         same += 1
@@ -358,40 +409,43 @@ def _common_end(a: list[int], b: list[int]) -> list[int]:
 
 
 def _padded(plan: Plan, ids: NDArray[np.int32], offsets: NDArray[np.int64]) -> tuple[Any, Any]:
-    """Texts of the same length, with the padding token."""
+    """Pad all sequences to ``plan.max_tokens`` with the padding token; returns ids and offsets."""
     token = plan.tokenizer.special.get("pad")
     if token is None:
-        raise FormatError(file=plan.entry.ref, field="pad_token", got="missing", allowed="the "
-                          "token that fills texts up, which this model attends to")
+        raise FormatError(file=plan.entry.ref, field="pad_token", got="missing",
+                          allowed="a padding token, because this model attends to padding")
     lengths, most = np.diff(offsets), plan.max_tokens
-    filled = np.full((len(lengths), most), token, dtype=np.int32)
+    padded = np.full((len(lengths), most), token, dtype=np.int32)
     columns = np.arange(most)
-    mine = columns >= most - lengths[:, None] if plan.padding == "left" else columns < lengths[:, None]
-    filled[mine] = ids
-    return filled.reshape(-1), np.arange(len(lengths) + 1, dtype=np.int64) * most
+    is_token = columns >= most - lengths[:, None] if plan.padding == "left" else columns < lengths[:, None]
+    padded[is_token] = ids
+    return padded.reshape(-1), np.arange(len(lengths) + 1, dtype=np.int64) * most
 
 
 def _name(at: int, single: bool) -> str:
+    """Return the description of a text in errors."""
     return "the text" if single else f"text {at}"
 
 
 def _keyed(error: MpoolError, plan: Plan) -> MpoolError:
+    """Add the key of the model to an error that has none."""
     error.key = error.key or plan.entry.key
     return error
 
 
-def _late_fault(plan: Plan, text: str, name: str) -> MpoolError | None:
+def _tokenizing_fault(plan: Plan, text: str, name: str) -> MpoolError | None:
+    """Return the error for a text that is not Unicode or has too many tokens; None if it is neither."""
     fault = surrogate_of(text, name)
     if fault is None and not plan.truncate:
         tokens = plan.tokenizer.count(text)
         if tokens > plan.max_tokens:
-            fault = ContextOverflow(f"{name} has {tokens} tokens, the model takes {plan.max_tokens}", tokens=tokens,
-                                    limit=plan.max_tokens, hint="Shorten it, or set truncate=True")
+            fault = ContextOverflow(f"{name} has {tokens} tokens, the model accepts at most {plan.max_tokens}",
+                                    tokens=tokens, limit=plan.max_tokens, hint="Shorten it, or set truncate=True")
     return fault
 
 
 def halves(pack: Pack) -> tuple[Pack, ...]:
-    """The good texts of a pack as two packs; none if there is one."""
+    """Split the valid texts of a pack into two packs; empty if there is only one text."""
     middle = (len(pack.offsets) - 1) // 2
     if not middle:
         return ()
@@ -404,14 +458,14 @@ def halves(pack: Pack) -> tuple[Pack, ...]:
 
 
 def packed(plan: Plan, texts: list[Any], start: int, single: bool, call: Call) -> Pack:
-    """As :func:`pack`; off the main thread if there is much to tokenise."""
+    """Pack texts, or sequences of token ids; long texts are tokenised on another thread so that Ctrl-C works."""
     if _are_ids(texts):
         return pack_ids(plan, texts, start)
     chars = sum(len(text) for text in texts if isinstance(text, str))
     return _threads.interruptible(pack, plan, texts, start, single, chars=chars)
 
 
-def _good(pack: Pack) -> int:
+def _valid(pack: Pack) -> int:
     return len(pack.offsets) - 1
 
 
@@ -424,6 +478,7 @@ def _start(plan: Plan, pack: Pack, **keywords: Any) -> _core.Ticket:
 
 
 def _heavy(inputs: list[Any]) -> bool:
+    """Return True if tokenising these inputs would block an event loop for too long."""
     return not _are_ids(inputs) and sum(len(text) for text in inputs if isinstance(text, str)) >= _threads.LONG // 4
 
 
@@ -431,22 +486,23 @@ def _tokens(pack: Pack) -> int:
     return int(pack.offsets[-1])
 
 
-TEXTS = Kind("text", packed, _good, _embed, _start, halves, _heavy, _tokens)
+TEXTS = Kind("text", packed, _valid, _embed, _start, halves, _heavy, _tokens)
 
 
 # ---- many texts ----------------------------------------------------------------------------------------------------
 
 def check_streamable(options: Any, batch_size: Any) -> int | None:
-    """Checks what :func:`mpool.embed_iter` does not share with :func:`mpool.embed`; the batch size.
+    """Check the options that are specific to :func:`mpool.embed_iter`; returns ``batch_size`` as an int or None.
 
     Raises:
-        InvalidArgument: a precision whose ranges would need all vectors at once, or a batch_size that is none.
+        InvalidArgument: the precision is int8 or uint8, whose ranges are computed over all vectors, or ``batch_size``
+            is invalid.
     """
-    choice("precision", options.precision, PRECISIONS)
+    check_choice("precision", options.precision, PRECISIONS)
     if options.precision in ("int8", "uint8"):
-        raise InvalidArgument(f"precision is {options.precision!r}, allowed in embed_iter: float32, binary, ubinary",
-                              hint="The range of each component is known only when all vectors are")
+        refuse("precision", options.precision, "float32, binary or ubinary in embed_iter",
+               hint="The range of each component is known only after all vectors were computed: use embed")
     size = integer(batch_size)
     if batch_size is not None and (size is None or size < 1):
-        raise InvalidArgument(f"batch_size is {shown(batch_size)}, allowed: 1 or more, or None for single vectors")
+        refuse("batch_size", batch_size, "1 or more, or None for single vectors")
     return size

@@ -1,10 +1,11 @@
-"""Vectors of texts and images: checks of options, submitting packs, rows of failed inputs, quantised output, progress.
+"""Shared part of text and image embedding: option checks, submission, failed inputs, quantisation, progress.
 
-text_embedding.py and image_embedding.py have the part that differs; steps.py cuts requests into slices.
+text_embedding.py and image_embedding.py contain the parts that differ, steps.py the generators that run a request.
 
-A request with few inputs is one item of the pool. A larger one is cut into slices, each an item, of which DEPTH are in
-flight: the next slice is packed while the last one is computed, memory stays bounded, and Ctrl-C waits for one slice at
-most. The cut does not change the result: a vector does not depend on its batch mates.
+A small request is submitted to the pool as one item. A larger one is cut into slices, and each slice is one item. DEPTH
+slices are in flight at a time: the next slice is packed while earlier ones are computed, memory use is bounded, and
+Ctrl-C waits for at most one slice. Slicing does not change the result, because a vector does not depend on the other
+inputs of its batch.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from ..checks import shown
+from ..checks import refuse
 from ..errors import InvalidArgument, MemoryExhausted, NumericError
 from ..runtime.logs import log
 from . import options as _options
@@ -29,14 +30,14 @@ if TYPE_CHECKING:
     from ..runtime.entry import Entry
     from .options import Call
 
-#: Slices in flight while the next is prepared.
+#: Maximum number of slices in flight while the next one is packed.
 DEPTH = 3
-#: A request of more inputs shows a bar if the logger is at INFO.
+#: Requests with more inputs than this show a progress bar if the logger is at INFO.
 MANY = 1024
-#: Service classes: requests that a caller waits for, and bulk work.
+#: Service classes of the core: interactive requests (one input), and bulk work.
 INTERACTIVE, BULK = 0, 1
 
-#: Allowed values of the options that texts and images share.
+#: Allowed values of the options that text and image embedding share.
 CHOICES: dict[str, tuple[Any, ...]] = {"precision": PRECISIONS, "on_error": ON_ERROR,
                                        "normalize": (None, True, False)}
 _MAX_PLANS = 64
@@ -46,13 +47,17 @@ _MAX_PLANS = 64
 
 @dataclass(frozen=True, slots=True)
 class VectorPlan:
-    """Settings that follow from the options and the model, for all inputs. Made once for each combination in use.
+    """Settings derived from the options and the model. Cached per model for each combination of options.
 
     Attributes:
-        dimensions: asked of the core, 0 for all.
-        width: components of a vector, before the precision is applied.
-        normalize: -1 as the model says, 0, 1.
-        null: an input that cannot be embedded gives NaN instead of an error.
+        entry: pool entry of the model.
+        registry: registry of the core that runs the model.
+        core_key: key of the model in the registry, which includes the compute type.
+        dimensions: number of components that the core returns; 0: all.
+        width: number of components of a result row, before quantisation.
+        normalize: 1: normalise; 0: do not; -1: follow the model's files.
+        null: True if an input that cannot be embedded gives a row of NaN instead of an error.
+        precision: option ``precision``.
     """
 
     entry: Entry
@@ -69,13 +74,20 @@ P = TypeVar("P", bound=VectorPlan)
 
 
 def plan_of(entry: Entry, options: Any, strict: tuple[Any, ...], make: Callable[[Entry, Any], P]) -> P:
-    """The plan for options, by ``make`` on first use. ``strict``: the values of those that are numbers or bools."""
-    # 1 == True == 1.0: only the type tells them apart
+    """Return the cached plan for ``options``, or build it.
+
+    Args:
+        entry: pool entry of the model.
+        options: options dataclass.
+        strict: values of the options that are numbers or bools; their types are part of the cache key.
+        make: function that validates the options and builds the plan.
+    """
+    # 1 == True == 1.0, and their hashes are equal: without the types, an invalid value would find a cached plan.
     key = options, *map(type, strict)
     try:
         found = entry.plans.get(key)
     except TypeError:
-        found = None  # an unhashable value, which the checks below name
+        found = None  # a value is unhashable, hence invalid: make() raises the error that names it
     if found is None:
         found = make(entry, options)
         if len(entry.plans) >= _MAX_PLANS:
@@ -84,66 +96,76 @@ def plan_of(entry: Entry, options: Any, strict: tuple[Any, ...], make: Callable[
     return found
 
 
-def choice(name: str, value: Any, allowed: Iterable[Any]) -> None:
-    """Refuses a value that is none of those allowed.
+def check_choice(name: str, value: Any, allowed: Iterable[Any]) -> None:
+    """Check that a value is one of the allowed strings or singletons (None, True, False).
 
     Raises:
-        InvalidArgument: it names them.
+        InvalidArgument: it is not; the error lists the allowed values.
     """
     if not any(value is item or (isinstance(item, str) and isinstance(value, str) and value == item)
                for item in allowed):
-        raise InvalidArgument(f"{name} is {shown(value)}, allowed: " + ", ".join(map(str, allowed)))
+        refuse(name, value, "one of " + ", ".join(map(str, allowed)))
 
 
 def check(entry: Entry, options: Any, choices: Mapping[str, tuple[Any, ...]]) -> None:
-    """Checks options before the model is read.
+    """Check the options that do not depend on the model's files.
+
+    Args:
+        entry: pool entry of the model, for errors.
+        options: options dataclass.
+        choices: allowed values by option.
 
     Raises:
-        InvalidArgument: one is none of its ``choices``, or two do not go together.
+        InvalidArgument: an option has none of its allowed values, or two options exclude each other.
     """
     try:
         for name, allowed in choices.items():
-            choice(name, getattr(options, name), allowed)
+            check_choice(name, getattr(options, name), allowed)
         if options.on_error == "null" and options.precision != "float32":
-            raise InvalidArgument(f"on_error is 'null' with precision {options.precision!r}, allowed: 'raise'",
-                                  hint="Only float32 can hold NaN: quantise afterwards, without the NaN rows")
+            refuse("on_error", options.on_error, f"'raise' with precision {options.precision!r}",
+                   hint="Only float32 can represent NaN: embed as float32, remove the NaN rows, then quantise")
     except InvalidArgument as error:
         error.key = error.key or entry.key
         raise
 
 
 def check_progress(progress: Any) -> Any:
-    """The option, checked.
+    """Return the option ``progress`` if it is valid.
 
     Raises:
-        InvalidArgument: neither True, False, None nor a function.
+        InvalidArgument: it is not True, False, None or callable.
     """
     if progress is not None and not isinstance(progress, bool) and not callable(progress):
-        raise InvalidArgument(f"progress is {shown(progress)}, allowed: True, False, None or a function (done, total)")
+        refuse("progress", progress, "True, False, None or a function of (done, total)")
     return progress
 
 
-# ---- one call ------------------------------------------------------------------------------------------------------
+# ---- one item of the pool --------------------------------------------------------------------------------------------
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """How inputs of one kind, texts or images, become vectors.
+    """Functions that embed one kind of input, texts or images.
+
+    A pack holds inputs in the form that the core accepts, and the errors of invalid inputs. An input without an error
+    is valid.
 
     Attributes:
-        unit: noun for one input.
-        pack: (plan, inputs, number of the first, whether it stands alone, call) -> what the core takes; off the main
-            thread if it takes long, so that Ctrl-C is seen.
-        good: how many inputs of a pack have no fault.
-        embed: (plan, pack, keywords) -> vectors of those, in one call that lets go of the GIL once.
-        start: (plan, pack, keywords) -> the ticket of such a call.
-        halves: the good inputs of a pack as two packs; none if there is one.
-        heavy: inputs whose packing would hold up an event loop.
-        tokens: tokens of a pack.
+        unit: noun for one input, for messages.
+        pack: packs inputs; arguments are the plan, the inputs, the index of the first input in the request, True if
+            the input is the whole request and not in a list, and the :class:`Call`. Long work runs on another thread
+            so that the main thread can handle Ctrl-C.
+        valid: returns the number of valid inputs of a pack.
+        embed: computes the vectors of the valid inputs, with arguments plan, pack and keywords of the core. Blocks,
+            and releases the GIL once.
+        start: same as ``embed``, but returns the ticket of the submitted item without waiting.
+        halves: splits the valid inputs of a pack into two packs; empty if there is only one input.
+        heavy: True if packing these inputs would block an event loop for too long.
+        tokens: returns the number of tokens of a pack.
     """
 
     unit: str
     pack: Callable[[Any, list[Any], int, bool, Call], Any]
-    good: Callable[[Any], int]
+    valid: Callable[[Any], int]
     embed: Callable[..., NDArray[np.float32]]
     start: Callable[..., _core.Ticket]
     halves: Callable[[Any], tuple[Any, ...]]
@@ -152,25 +174,25 @@ class Kind:
 
 
 def empty(plan: VectorPlan, count: int = 0) -> NDArray[np.float32]:
-    """A matrix of ``count`` rows, not filled."""
+    """Return an uninitialised array of ``count`` result rows."""
     return np.empty((count, plan.width), dtype=np.float32)
 
 
-def lane_of(inputs: int) -> int:
-    """Service class of a request with this count of inputs."""
+def service_class_of(inputs: int) -> int:
+    """Return the service class of a request with this number of inputs."""
     return INTERACTIVE if inputs == 1 else BULK
 
 
-def _keywords(plan: VectorPlan, lane: int) -> dict[str, Any]:
-    return {"dimensions": plan.dimensions, "normalize": plan.normalize, "tolerant": plan.null, "lane": lane}
+def _keywords(plan: VectorPlan, service_class: int) -> dict[str, Any]:
+    return {"dimensions": plan.dimensions, "normalize": plan.normalize, "tolerant": plan.null, "lane": service_class}
 
 
-def run(kind: Kind, plan: VectorPlan, pack: Any, call: Call, lane: int) -> NDArray[np.float32]:
-    """Vectors of the good inputs, in one call."""
-    if not kind.good(pack):
+def run(kind: Kind, plan: VectorPlan, pack: Any, call: Call, service_class: int) -> NDArray[np.float32]:
+    """Compute the vectors of the valid inputs of a pack; blocks until they are computed."""
+    if not kind.valid(pack):
         return empty(plan)
     try:
-        return kind.embed(plan, pack, **_keywords(plan, lane), **call.keywords(plan.entry.key))
+        return kind.embed(plan, pack, **_keywords(plan, service_class), **call.keywords(plan.entry.key))
     except NumericError:
         if not plan.null:
             raise
@@ -180,20 +202,24 @@ def run(kind: Kind, plan: VectorPlan, pack: Any, call: Call, lane: int) -> NDArr
         raise
 
 
-def submit(kind: Kind, plan: VectorPlan, pack: Any, call: Call, lane: int, fail_fast: bool | None = None,
-           again: bool = False) -> _core.Ticket | None:
-    """Starts a call for the good inputs; None if there are none. ``fail_fast``, ``again``: as of Call.keywords."""
-    if not kind.good(pack):
+def submit(kind: Kind, plan: VectorPlan, pack: Any, call: Call, service_class: int, fail_fast: bool | None = None,
+           uncounted: bool = False) -> _core.Ticket | None:
+    """Submit the valid inputs of a pack and return the ticket; None if no input is valid.
+
+    ``fail_fast`` and ``uncounted`` are those of :meth:`Call.keywords`.
+    """
+    if not kind.valid(pack):
         return None
     try:
-        return kind.start(plan, pack, **_keywords(plan, lane), **call.keywords(plan.entry.key, fail_fast, again))
+        return kind.start(plan, pack, **_keywords(plan, service_class),
+                          **call.keywords(plan.entry.key, fail_fast, uncounted))
     except MemoryExhausted as error:
         plan.entry.pool._name_idle(error, plan.core_key)
         raise
 
 
 def vectors_of(plan: VectorPlan, ticket: _core.Ticket) -> NDArray[np.float32]:
-    """Vectors of a call that is done."""
+    """Return the vectors of a finished ticket."""
     try:
         return ticket.vectors()
     except MemoryExhausted as error:
@@ -202,15 +228,25 @@ def vectors_of(plan: VectorPlan, ticket: _core.Ticket) -> NDArray[np.float32]:
 
 
 def recover(kind: Kind, plan: VectorPlan, pack: Any, call: Call) -> NDArray[np.float32]:
-    """Vectors of a pack in which an input gives NaN or infinity: halved until it stands alone."""
+    """Compute the vectors of a pack in which at least one input gives NaN or infinity.
+
+    The pack is halved recursively until each such input is alone; its row is NaN.
+    """
     parts = kind.halves(pack)
     if not parts:
         return np.full((1, plan.width), np.nan, dtype=np.float32)
-    return np.concatenate([run(kind, plan, half, _options.patient(call), BULK)[:, :plan.width] for half in parts])
+    call = _options.without_fail_fast(call)
+    return np.concatenate([run(kind, plan, half, call, BULK)[:, :plan.width] for half in parts])
 
 
 def finish(plan: VectorPlan, pack: Any, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-    """One row an input, float32 ``(count, width)``: cut to the model's size, NaN where there is no vector."""
+    """Return one row per input of a pack, float32 ``(count, width)``, with NaN for inputs without a vector.
+
+    Args:
+        plan: plan of the request.
+        pack: the inputs.
+        vectors: vectors of the valid inputs; additional components are truncated.
+    """
     if vectors.shape[1] > plan.width:
         vectors = np.ascontiguousarray(vectors[:, :plan.width])
     if not pack.faults:
@@ -222,8 +258,11 @@ def finish(plan: VectorPlan, pack: Any, vectors: NDArray[np.float32]) -> NDArray
     return rows
 
 
-def landed(kind: Kind, plan: VectorPlan, pack: Any, ticket: _core.Ticket | None, call: Call) -> NDArray[np.float32]:
-    """Rows of a pack, NaN where there is no vector, once its ticket is done; None: all of it is faults."""
+def rows_of(kind: Kind, plan: VectorPlan, pack: Any, ticket: _core.Ticket | None, call: Call) -> NDArray[np.float32]:
+    """Return one row per input of a pack whose ticket is done, with NaN for inputs without a vector.
+
+    ``ticket`` is None if no input of the pack is valid.
+    """
     if ticket is None:
         return finish(plan, pack, empty(plan))
     try:
@@ -236,13 +275,17 @@ def landed(kind: Kind, plan: VectorPlan, pack: Any, ticket: _core.Ticket | None,
 
 
 def quantize(vectors: NDArray[np.float32], precision: str) -> NDArray[Any]:
-    """Vectors in a smaller type, as ``quantize_embeddings`` of sentence-transformers defines it.
+    """Quantise vectors as ``quantize_embeddings`` of sentence-transformers does.
 
-    int8 and uint8 spread every component over its range among these vectors; binary and ubinary keep the signs, eight
-    to a byte (``binary`` is ``ubinary`` less 128).
+    int8 and uint8 map the range of each component over all vectors to 256 levels. binary and ubinary keep only the sign
+    bits, eight per byte (``binary`` is ``ubinary`` minus 128).
+
+    Args:
+        vectors: float32 ``(n, d)`` or ``(d,)``.
+        precision: option ``precision``.
 
     Raises:
-        InvalidArgument: int8 or uint8 of a single vector, whose components have no range.
+        InvalidArgument: int8 or uint8 for a single vector, which does not define a range.
     """
     if precision == "float32":
         return vectors
@@ -253,11 +296,11 @@ def quantize(vectors: NDArray[np.float32], precision: str) -> NDArray[Any]:
     if vectors.ndim == 2 and len(vectors) == 0:
         return np.zeros(vectors.shape, dtype=dtype)
     if vectors.ndim == 1 or len(vectors) == 1:
-        raise InvalidArgument(f"precision is {precision!r} for a single text, allowed: float32, binary, ubinary",
-                              hint="The range of each component comes from the vectors of the call: embed many texts "
-                                   "at once")
+        refuse("precision", precision, "float32, binary or ubinary for a single input",
+               hint="The range of each component is computed over all vectors of the request: embed many inputs in one")
     if len(vectors) < 100:
-        log.warning("%s ranges come from only %d vectors; they are steadier from more", precision, len(vectors))
+        log.warning("the %s ranges are computed from only %d vectors; at least 100 give more stable ranges", precision,
+                    len(vectors))
     low, high = vectors.min(axis=0), vectors.max(axis=0)
     step = (high - low) / 255
     step = np.where(step == 0, 1, step)
@@ -268,45 +311,55 @@ def quantize(vectors: NDArray[np.float32], precision: str) -> NDArray[Any]:
 # ---- many inputs ---------------------------------------------------------------------------------------------------
 
 class Faults:
-    """Texts (or what ``unit`` says) without a vector: counts them, remembers the first, says so in the log at the
-    end."""
+    """Counter of the inputs without a vector, which logs a warning about them at the end.
+
+    Attributes:
+        count: number of inputs without a vector so far.
+        first: description of the first one.
+    """
 
     def __init__(self, plan: VectorPlan, unit: str = "text") -> None:
         self.plan, self.unit, self.count, self.first = plan, unit, 0, ""
 
     def add(self, start: int, pack: Any, rows: NDArray[np.float32]) -> None:
-        """Takes those of a slice."""
+        """Count the inputs without a vector in a slice.
+
+        Args:
+            start: index of the first input of the slice in the request.
+            pack: packed inputs of the slice.
+            rows: rows of the slice, NaN for inputs without a vector.
+        """
         if not self.plan.null:
             return
         lost = int(np.isnan(rows[:, 0]).sum()) if rows.size else 0
         if lost and not self.count:
             self.first = str(pack.faults[0][1]) if pack.faults else \
-                f"a{'n' * (self.unit == 'image')} {self.unit} after number {start} gave NaN"
+                f"the model computed NaN or infinity for {self.unit} {start} or a later one"
         self.count += lost
 
-    def tell(self, total: int) -> None:
-        """Logs a warning if there are any."""
+    def warn(self, total: int) -> None:
+        """Log a warning if any of the ``total`` inputs has no vector."""
         if self.count:
             log.warning("%s: %d of %d %ss have no vector (rows of NaN); the first: %s", self.plan.entry.key,
                         self.count, total, self.unit, self.first)
 
 
 class Bar:
-    """Progress of a call: a callable, a bar of tqdm, or nothing."""
+    """Progress of a request: calls the caller's function, updates a tqdm progress bar, or does nothing."""
 
     def __init__(self, progress: Any, total: int | None, key: str, unit: str = "text") -> None:
         self.total, self.done = total, 0
         self.call: Callable[[int, int | None], object] | None = progress if callable(progress) else None
         self.bar: Any = None
         check_progress(progress)
-        # as in sentence-transformers: without an explicit option, only if the logger is at INFO
+        # As in sentence-transformers, the default is to show a bar only if the logger is at INFO.
         if progress is True or (progress is None and log.isEnabledFor(logging.INFO) and (total or 0) > MANY):
             from tqdm.auto import tqdm
 
             self.bar = tqdm(desc=key, total=total, unit=unit)
 
     def add(self, count: int) -> None:
-        """Moves on."""
+        """Advance by ``count`` inputs."""
         self.done += count
         if self.bar is not None:
             self.bar.update(count)
@@ -314,13 +367,13 @@ class Bar:
             self.call(self.done, self.total)
 
     def close(self) -> None:
-        """Ends it."""
+        """Close the progress bar."""
         if self.bar is not None:
             self.bar.close()
 
 
-def tell(kind: Kind, plan: VectorPlan, pack: Any, rows: NDArray[Any]) -> None:
-    """Logs a warning if inputs of a call that is one pack have no vector."""
+def warn_of_faults(kind: Kind, plan: VectorPlan, pack: Any, rows: NDArray[Any]) -> None:
+    """Log a warning if inputs of a request that consists of one pack have no vector."""
     faults = Faults(plan, kind.unit)
     faults.add(0, pack, rows)
-    faults.tell(pack.count)
+    faults.warn(pack.count)

@@ -1,8 +1,8 @@
-"""Verbs: name, parameters, options and documentation of every request, each said once.
+"""Verbs: the single definition of the name, parameters, options and documentation of every kind of request.
 
-The functions of the module, the methods of :class:`mpool.Pool` and :class:`mpool.Model`, those of :mod:`mpool.aio`,
-their signatures, their documentation and the committed stubs (``python -m mpool._stubs``) are made from these.
-Light: imports neither numpy nor the core.
+The functions of :mod:`mpool` and :mod:`mpool.aio`, the methods of :class:`mpool.Pool` and :class:`mpool.Model`, their
+signatures and documentation, and the committed stubs (``python -m mpool._stubs``) are generated from these definitions.
+This module imports neither NumPy nor the C core, which keeps ``import mpool`` fast.
 """
 
 from __future__ import annotations
@@ -20,13 +20,20 @@ from . import options as _options
 from .options import CallOptions
 
 REQUIRED: Any = inspect.Parameter.empty
-#: Question about an image when the caller asks none.
+#: Default question about an image.
 DESCRIBE = "Describe the image."
 MODEL = "str | os.PathLike[str] | Model | None"
 
 
 class Parameter(NamedTuple):
-    """A parameter that may be passed by position: name, type, documentation, default."""
+    """A parameter that may be passed by position.
+
+    Attributes:
+        name: parameter name.
+        type: type annotation, as source text.
+        doc: description for the ``Args`` section.
+        default: default value; :data:`REQUIRED` if there is none.
+    """
 
     name: str
     type: str
@@ -35,23 +42,26 @@ class Parameter(NamedTuple):
 
 
 def _model(doc: str, default: Any = None) -> Parameter:
+    """Return the parameter ``model``; its type includes None only if None is the default."""
     return Parameter("model", MODEL if default is None else MODEL.removesuffix(" | None"), doc, default)
 
 
 @dataclass(frozen=True, eq=False)
 class Verb:
-    """One kind of request.
+    """Definition of one kind of request.
 
     Attributes:
-        name: of the function.
+        name: function name.
         capability: capability that the model must have.
         positional: parameters that may be passed by position.
-        options: dataclass of its own keywords, beside :class:`CallOptions`.
-        returns: type of the result.
-        stream: type of the result with ``stream=True``, and of that in :mod:`mpool.aio`; None: the verb has no streams.
-        text: documentation, with ``{args}`` in the place of the parameters.
-        accepts: names that ``options`` does not list and that have an error of their own.
-        method: positional parameters as a method of :class:`mpool.Model`, if not those without ``model``.
+        options: dataclass of the verb's own keyword options; :class:`CallOptions` are accepted in addition.
+        returns: result type, as source text.
+        text: docstring template; ``{args}`` is replaced by the description of all parameters.
+        stream: result types with ``stream=True``, in :mod:`mpool` and in :mod:`mpool.aio`; None: the verb cannot
+            stream.
+        accepts: keywords that pass :meth:`bind` although the verb does not have them, because a later check raises a
+            specific error.
+        method: positional parameters of the method of :class:`mpool.Model`; None: ``positional`` without ``model``.
     """
 
     name: str
@@ -66,7 +76,7 @@ class Verb:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Every keyword: own options with their aliases, then those of every request."""
+        """Names of all keywords: the verb's options with their aliases, then those of :class:`CallOptions`."""
         return _options.names_of(self.options)
 
     @cached_property
@@ -76,11 +86,16 @@ class Verb:
 
     def bind(self, args: tuple[Any, ...], keywords: Mapping[str, Any],
              positional: tuple[Parameter, ...] | None = None) -> dict[str, Any]:
-        """Arguments by name.
+        """Return all arguments of a function call by name.
+
+        Args:
+            args: positional arguments.
+            keywords: keyword arguments.
+            positional: parameters that may be passed by position; None: those of the verb.
 
         Raises:
-            TypeError: a parameter is missing, given twice, or there are too many by position.
-            InvalidArgument: there is no such option; the nearest is named.
+            TypeError: a parameter is missing or given twice, or there are too many positional arguments.
+            InvalidArgument: an option does not exist; the error suggests the most similar one.
         """
         slots = self.positional if positional is None else positional
         if len(args) > len(slots):
@@ -102,13 +117,13 @@ class Verb:
         return given
 
     def refuse(self, name: str) -> None:
-        """Raises the error for an option that does not exist."""
+        """Raise the error for an unknown option."""
         raise unknown_option(name, (*(one.name for one in self.positional), *self.names), of=self.name)
 
     # ---- signatures and documentation ----------------------------------------------------------------------------
 
     def keywords(self, stream: bool = True) -> Iterator[tuple[str, str, Any]]:
-        """(name, type, default) of every keyword."""
+        """Yield (name, type, default) of every keyword; ``stream``: include the keyword ``stream`` if there is one."""
         if self.stream and stream:
             yield "stream", "bool", False
         for group in (self.options, CallOptions):
@@ -118,13 +133,18 @@ class Verb:
                     yield alias, str(found.type), found.default
 
     def slots(self, form: str) -> tuple[Parameter, ...]:
-        """Positional parameters as a ``"function"`` or as a ``"model"``'s method."""
+        """Return the parameters that may be passed by position; ``form`` as in :meth:`signature`."""
         if form != "model":
             return self.positional
         return self.method or tuple(one for one in self.positional if one.name != "model")
 
     def signature(self, form: str) -> inspect.Signature:
-        """As a ``"function"``, a method of a ``"pool"`` or of a ``"model"``, or a function of ``"aio"``."""
+        """Return the signature of one form of the verb.
+
+        Args:
+            form: ``"function"`` (in :mod:`mpool`), ``"aio"`` (in :mod:`mpool.aio`), or ``"pool"`` or ``"model"``
+                (methods).
+        """
         kind = inspect.Parameter
         found = [kind("self", kind.POSITIONAL_OR_KEYWORD)] if form in ("pool", "model") else []
         slots = self.slots(form)
@@ -138,7 +158,12 @@ class Verb:
         return inspect.Signature(found, return_annotation=self.result(form))
 
     def result(self, form: str, stream: bool | None = None) -> str:
-        """Type of what the verb returns in a form; ``stream`` None: either."""
+        """Return the result type of one form of the verb, as source text.
+
+        Args:
+            form: as in :meth:`signature`.
+            stream: value of the argument ``stream``; None: unknown, which gives the union of both types.
+        """
         streams = None if self.stream is None else self.stream[form == "aio"]
         if form != "aio":
             whole = self.returns
@@ -152,12 +177,13 @@ class Verb:
 
     @cached_property
     def doc(self) -> str:
-        """Documentation, every parameter with its default."""
+        """Docstring of the function, with the description and default of every parameter."""
         lines = []
         for slot in self.positional:
             lines.append((slot.name, slot.doc))
         if self.stream:
-            lines.append(("stream", f"True: a :class:`mpool.{self.stream[0]}` instead of the whole result (False)."))
+            lines.append(("stream", f"True: return a :class:`mpool.{self.stream[0]}` at once; False: wait for the "
+                                    "complete result. (default: False)"))
         for group in (self.options, CallOptions):
             for found in fields(group):
                 aliases = found.metadata.get("aliases", ())
@@ -170,14 +196,15 @@ class Verb:
 
 
 def check_capability(capability: Any) -> None:
-    """Raises InvalidArgument unless it is a capability; the nearest is named."""
+    """Raise InvalidArgument, with the most similar capability as hint, unless ``capability`` is one."""
     if not isinstance(capability, str) or capability not in CAPABILITIES:
         near = nearest(capability, CAPABILITIES, 1) if isinstance(capability, str) else []
         allowed = "one of " + ", ".join(CAPABILITIES)
         refuse("capability", capability, allowed, hint=f"Did you mean {near[0]}?" if near else None)
 
 
-#: Names of either kind of request for text: one that is wrong for a raw prompt, or for a chat, has an error of its own.
+#: Options of all text-generation verbs. :meth:`Verb.bind` lets ``generate`` pass the options of ``chat``, and the
+#: reverse: a later check raises an error that names the right function.
 _TEXT = frozenset((*_options.names_of(_options.GenerateOptions), *_options.names_of(_options.TextOptions)))
 _INPUTS = "str | Sequence[str] | Sequence[Sequence[int]]"
 _TASK = Parameter("task", 'Literal["query", "document"] | None', "", None)
@@ -185,28 +212,30 @@ _TASK = Parameter("task", 'Literal["query", "document"] | None', "", None)
 EMBED = Verb(
     'embed', 'text_embedding', (
         Parameter('inputs', 'str | Sequence[str] | Sequence[Sequence[int]]',
-              'a text of 1 to 1,000,000 characters; a list (tuple, array, Series) of texts; or a list of '
-              'lists of token ids, which are used unchanged: no prompt, no added tokens, no truncation.'),
-        _model('a key of the catalogue, a name given by :func:`load` or :func:`register`, a path, a reference '
+              'a text of 1 to 1,000,000 characters; a list, tuple, array or pandas Series of texts; or a list of '
+              'lists of token ids, which are used unchanged: without prompt, special tokens and truncation.'),
+        _model('a catalogue key, a name assigned with :func:`load` or :func:`register`, a path, a reference '
              'such as ``"org/name"``, or a :class:`mpool.Model`; None: all-MiniLM-L6-v2.'),
     ), _options.EmbedOptions, 'NDArray[Any]',
     text=r"""Embeds a text, or a list of texts.
 
-The same text, model, options and version give the same bytes, whatever else is in the request or runs beside it.
+The result is deterministic: the same text, model, options and mpool version give the same bytes on the same machine,
+whatever other texts are in the request and whatever else runs at the same time.
 
 {args}
 
 Returns:
-    ``(d,)`` for a text, ``(n, d)`` for a list; float32, or int8 or uint8 as ``precision`` says, with d/8 bytes
-    (rounded up) for the binary ones.
+    Array of shape ``(d,)`` for a text, ``(n, d)`` for a list of n texts. The dtype is float32, or follows
+    ``precision``: int8 for ``"int8"`` and ``"binary"``, uint8 for ``"uint8"`` and ``"ubinary"``. Binary vectors have
+    d/8 bytes, rounded up.
 
 Raises:
-    InvalidArgument: an argument or a text is invalid; ``param``, ``got`` and ``allowed`` say which and why.
+    InvalidArgument: an argument or a text is invalid; ``param``, ``got`` and ``allowed`` say which one and why.
     LimitError: there are more texts than ``max_inputs``.
-    ContextOverflow: with ``truncate=False``, a text exceeds the model's maximum length; carries both lengths.
-    UnknownModel, WrongCapability: the model does not exist, or has another capability; the nearest name is given.
+    ContextOverflow: with ``truncate=False``, a text exceeds the model's maximum length; the error has both lengths.
+    UnknownModel, WrongCapability: the model does not exist or has another capability; the error suggests a model.
     OfflineError, DownloadError, IntegrityError: the model is not on this machine and could not be downloaded.
-    Timeout: the deadline passed. Nothing is left running.
+    Timeout: the time limit passed. The request is cancelled.
     Overloaded: with ``fail_fast``, the model's queue is full.
     MemoryExhausted, NumericError, ShuttingDown: see :mod:`mpool.errors`.
 
@@ -227,20 +256,21 @@ Source:
 EMBED_ITER = Verb(
     'embed_iter', 'text_embedding', (
         Parameter('iterable', 'Iterable[str]',
-              'texts; a generator, a file, a column of a table.'),
-        _model('a key of the catalogue, a name given by :func:`load` or :func:`register`, a path, a reference '
+              'texts from any iterable, such as a generator, an open text file or a column of a table.'),
+        _model('a catalogue key, a name assigned with :func:`load` or :func:`register`, a path, a reference '
              'such as ``"org/name"``, or a :class:`mpool.Model`.'),
     ), _options.EmbedIterOptions, 'EmbedIterator',
     text=r"""Embeds any number of texts, lazily and in order.
 
-The iterator reads at most a few thousand texts ahead and tokenises the next texts while the core computes the last
-ones, so memory does not grow with the length. Leaving early cancels the requests in flight.
+The iterator reads at most 4,097 texts ahead and tokenises the next texts while the core computes earlier ones. Its
+memory use does not depend on the number of texts. Closing the iterator early cancels the requests in flight.
 
 {args}
 
 Returns:
-    An iterator and context manager, with the counts ``done`` and ``failed``. It raises the errors of :func:`embed`;
-    an invalid text raises when the iteration reaches it, after the vectors before it.
+    Iterator over vectors or batches, which is also a context manager and counts texts in ``done`` and ``failed``. It
+    raises the errors of :func:`embed`. The error of an invalid text is raised when the iteration reaches the text;
+    the vectors of many texts before it are yielded first.
 
 Example:
     >>> lines = (f"Line {number}." for number in range(3000))
@@ -252,32 +282,36 @@ Example:
 EMBED_IMAGE = Verb(
     'embed_image', 'image_embedding', (
         Parameter('images', 'ImageInput | Sequence[ImageInput]',
-              'a path; the bytes of a file; base64 text or a ``data:`` URL; a URL (see ``allow_urls``); a '
-              'Pillow image; an array ``[height, width, 3]`` (or 1 or 4 channels, or none) of uint8, or of '
-              'floats from 0 to 1; or a list of these. Files are PNG, JPEG or WebP of at most 64 MiB, '
-              '67,108,864 pixels, 2 to 32,768 a side, one side at most 200 times the other, with one frame.'),
-        _model('a model for image_embedding, named as for :func:`embed`. There is no default, because the right '
-             'one depends on the task: DINOv2 compares images, CLIP and SigLIP compare images with texts.'),
+              'an image or a list of images. An image is a path; the bytes of a file; base64 text or a ``data:`` '
+              'URL; a URL (see ``allow_urls``); a Pillow image; or an array of shape ``(height, width)`` or '
+              '``(height, width, channels)`` with 1, 3 or 4 channels, uint8 or floats from 0 to 1. Files are PNG, JPEG '
+              'or WebP with one frame, at most 64 MiB and 67,108,864 pixels; each side has 2 to 32,768 pixels and is '
+              'at most 200 times as long as the other.'),
+        _model('model with the capability ``image_embedding``, specified as for :func:`embed`. There is no default, '
+             'because the suitable model depends on the task: DINOv2 compares images with images, CLIP and SigLIP '
+             'compare images with texts.'),
     ), _options.ImageOptions, 'NDArray[Any]',
     text=r"""Embeds an image, or a list of images.
 
-Models such as CLIP and SigLIP embed texts into the same space: :func:`similarity` compares these vectors with those
-of :func:`embed` with the same model. Images are prepared as the model's files say, to the bit as transformers' image
-processors do with Pillow: rotated upright, transparency on white, resized, cropped, normalised.
+Models such as CLIP and SigLIP embed texts and images into the same space: use :func:`similarity` to compare these
+vectors with those that :func:`embed` returns for the same model. Images are preprocessed as the model's files specify,
+bit for bit like transformers' image processors with Pillow: rotated upright according to EXIF, composited on white,
+resized, cropped and normalised.
 
 {args}
 
 Returns:
-    ``(d,)`` for an image, ``(n, d)`` for a list; float32, or as ``precision`` says.
+    Array of shape ``(d,)`` for an image, ``(n, d)`` for a list of n images; float32, or the dtype that ``precision``
+    selects, as for :func:`embed`.
 
 Raises:
-    InvalidArgument: an argument or an image is invalid; ``param``, ``got`` and ``allowed`` say which and why.
+    InvalidArgument: an argument or an image is invalid; ``param``, ``got`` and ``allowed`` say which one and why.
     FileError, DownloadError: a path cannot be read, or a URL cannot be fetched.
     LimitError: there are more images than ``max_inputs``.
     UnknownModel, WrongCapability, OfflineError, Timeout, Overloaded: as for :func:`embed`.
 
 Source:
-    Preparation: https://huggingface.co/docs/transformers/main_classes/image_processor
+    Preprocessing follows https://huggingface.co/docs/transformers/main_classes/image_processor
 """,)
 
 RERANK = Verb(
@@ -285,10 +319,10 @@ RERANK = Verb(
         Parameter('query', 'str',
               'a text of 1 to 1,000,000 characters.'),
         Parameter('documents', 'Sequence[str]',
-              'a list (tuple, array, Series) of such texts.'),
-        _model('a cross-encoder: a folder or reference of a sequence classifier with one label (BERT, RoBERTa, '
-             'XLM-RoBERTa, ModernBERT, MPNet, GTE), a language model whose folder declares it a reranker '
-             '(Qwen3-Reranker, as sentence-transformers saves it), or a GGUF file of a reranker. There is no '
+              'a list, tuple, array or pandas Series of texts of 1 to 1,000,000 characters.'),
+        _model('a cross-encoder: the folder or reference of a sequence classifier with one label (BERT, RoBERTa, '
+             'XLM-RoBERTa, ModernBERT, MPNet, GTE), of a language model that its folder declares a reranker '
+             '(Qwen3-Reranker, in the format of sentence-transformers), or the GGUF file of a reranker. There is no '
              'default.', REQUIRED),
     ), _options.RerankOptions, 'Ranking',
     text=r"""Ranks documents by relevance to a query, with a cross-encoder.
@@ -296,13 +330,13 @@ RERANK = Verb(
 {args}
 
 Returns:
-    A :class:`mpool.tasks.rerank.Ranking`: the documents, best first, with scores and indices. Scores equal those of
-    ``CrossEncoder.predict`` of sentence-transformers and do not depend on the other documents.
+    :class:`mpool.tasks.rerank.Ranking` of the documents, best first, with scores and indices. The scores equal those
+    of ``CrossEncoder.predict`` of sentence-transformers and do not depend on the other documents.
 
 Raises:
-    InvalidArgument: an argument or a text is invalid.
+    InvalidArgument: an argument or a text is invalid; ``param``, ``got`` and ``allowed`` say which one and why.
     LimitError: there are more documents than ``PoolConfig.max_embed_inputs``.
-    WrongCapability: the model is no reranker.
+    WrongCapability: the model is not a reranker.
     ContextOverflow: with ``truncate=False``, a pair exceeds the model's maximum length.
     UnknownModel, OfflineError, Timeout, Overloaded: as for :func:`embed`.
 """,)
@@ -311,23 +345,23 @@ GENERATE = Verb(
     'generate', 'text_to_text', (
         Parameter('prompt', 'str | Sequence[int]',
               "a text of 1 to 1,000,000 characters, to which the model's BOS token is prepended if the model "
-              'uses one; or token ids, used unchanged.'),
-        _model('as for :func:`embed`; None: SmolLM2-135M-Instruct.'),
+              'uses one; or a sequence of token ids, which are used unchanged.'),
+        _model('a language model, specified as for :func:`embed`; None: SmolLM2-135M-Instruct.'),
     ), _options.GenerateOptions, 'Completion',
-    text=r"""Continues a text.
+    text=r"""Generates text that continues a prompt.
 
-The prompt goes to the model unchanged; for instructions and conversations, :func:`chat` applies the model's chat
-template. The same seed gives the same tokens, whatever else runs.
+The prompt is passed to the model unchanged. For instructions and conversations use :func:`chat`, which applies the
+model's chat template. The same seed gives the same tokens, whatever other requests run at the same time.
 
 {args}
 
 Returns:
-    A :class:`mpool.Completion`; with ``stream=True`` a :class:`mpool.Stream`.
+    :class:`mpool.Completion`; with ``stream=True``, :class:`mpool.Stream`.
 
 Raises:
-    InvalidArgument: an option does not exist (the nearest is named) or is out of range, or the prompt is empty, too
-        long or not text.
-    ContextOverflow: the prompt fills the model's context; carries both lengths.
+    InvalidArgument: an option does not exist (the error suggests the most similar one) or is out of range, or the
+        prompt is empty, too long or not text.
+    ContextOverflow: the prompt leaves no room in the model's context; the error has both lengths.
     UnknownModel, WrongCapability, OfflineError, Timeout, Overloaded: as for :func:`embed`.
 
 Example:
@@ -348,41 +382,44 @@ Source:
 CHAT = Verb(
     'chat', 'text_to_text', (
         Parameter('messages', 'Sequence[Mapping[str, Any]]',
-              'dicts ``{"role": ..., "content": ...}``; roles are system, developer, user, assistant, tool; '
-              'content is a text, or a list of parts ``{"type": "text", "text": ...}``. For a vision model a part '
-              'may be an image, ``{"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}`` or '
-              '``{"type": "image", "image": ...}`` with any input of :func:`embed_image`; or a message has '
-              '``"images": [...]``. An assistant message may have ``tool_calls``, as OpenAI and Ollama write '
-              'them; their results are messages of the role tool with ``tool_call_id`` or ``name``.'),
-        _model('as for :func:`generate`.'),
+              'dicts ``{"role": ..., "content": ...}``. The role is system, developer, user, assistant or tool; the '
+              'content is a text, or a list of parts ``{"type": "text", "text": ...}``. For a vision model, a part '
+              'may be an image: ``{"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}``, or '
+              '``{"type": "image", "image": ...}`` with any image that :func:`embed_image` accepts; alternatively, a '
+              'message may have ``"images": [...]``. An assistant message may have ``tool_calls`` in the format of '
+              'OpenAI or Ollama; the result of a tool call is a message with the role tool and ``tool_call_id`` or '
+              '``name``.'),
+        _model('a language model or vision model, specified as for :func:`embed`; None: SmolLM2-135M-Instruct.'),
     ), _options.TextOptions, 'Completion',
     text=r"""Generates the next message of a conversation.
 
-The model's chat template makes the prompt. The text of a control token inside a message stays plain text.
+The prompt is rendered by the model's chat template. Text in a message that looks like a control token is treated as
+plain text.
 
 {args}
 
 Returns:
-    As :func:`generate`; append ``message`` of the result to ``messages`` to continue. A model's reasoning (Qwen3's
-    ``<think>``, all channels of GPT-OSS but the final one) is in ``reasoning`` of results and stream chunks, not in
-    ``text``; stop strings and ``max_tokens`` apply to both. With a ``response_format`` and no tools, the model
-    answers without reasoning.
+    Same types as :func:`generate`. To continue the conversation, append ``message`` of the result to ``messages``. The
+    model's reasoning (``<think>`` of Qwen3, all channels of GPT-OSS except the final one) is in ``reasoning`` of
+    results and stream chunks, not in ``text``; stop strings and ``max_tokens`` apply to both. With a
+    ``response_format`` and without tools, the model responds without reasoning.
 
-    With ``tools``, function calls are in ``tool_calls``, and ``finish_reason`` is ``"tool_calls"``. With the extra
-    ``grammar`` they are valid by construction: the model can write only its own tool-call format, the given names,
-    and arguments that fit the schema and have no other properties. Schema keywords that a grammar cannot enforce
-    (``uniqueItems``, unknown formats) are refused for strict tools and ignored for others. Without the extra, calls
-    are parsed: text that is no valid call of a given function stays text, and no call can be required. With a
-    ``response_format`` as well (JSON or a regular expression), a response is either calls or that format; for models
-    whose calls have no marker (Llama 3), the JSON cannot begin with a property ``name``.
+    With ``tools``, function calls are in ``tool_calls``, and ``finish_reason`` is ``"tool_calls"``. If the extra
+    ``grammar`` is installed, function calls are constrained while they are sampled: they have the model's tool-call
+    format, the name of a given function, and arguments that match its schema without additional properties. Schema
+    keywords that a grammar cannot enforce (``uniqueItems``, unknown formats) are rejected for strict tools and ignored
+    for others. Without the extra, function calls are parsed from the output: text that is not a valid call of a given
+    function remains text, and ``tool_choice`` cannot require a call. Combined with a ``response_format`` (JSON or a
+    regular expression), a response consists either of function calls or of text in that format; for models whose
+    function calls have no start marker (Llama 3), the JSON must not begin with a property ``name``.
 
 Raises:
     InvalidArgument: messages or tools are invalid, a schema cannot be used, or tools are combined with a
         ``response_format`` that excludes them, with ``min_tokens`` or with ``ignore_eos``.
     LimitError: there are more than 128 tools, or their JSON has more than 262,144 characters.
-    Unsupported: the model has no chat template, the template declares no tools, a call is required without the extra
-        ``grammar``, or a message has images and the model has no image encoder.
-    TemplateError: the template refuses the conversation.
+    Unsupported: the model has no chat template, the template does not support tools, a function call is required
+        without the extra ``grammar``, or a message has images and the model has no image encoder.
+    TemplateError: the chat template rejects the conversation or fails.
     ContextOverflow, UnknownModel, WrongCapability, OfflineError, Timeout, Overloaded: as for :func:`generate`.
 
 Example:
@@ -393,7 +430,7 @@ Example:
     >>> messages.append(answer.message)
 
 Source:
-    Shape of messages: https://platform.openai.com/docs/api-reference/chat
+    Messages follow https://platform.openai.com/docs/api-reference/chat
 """,
     stream=('Stream', 'AsyncStream'),
     accepts=_TEXT,)
@@ -401,33 +438,34 @@ Source:
 VISION = Verb(
     'vision', 'vision', (
         Parameter('images', 'ImageInput | Sequence[ImageInput]',
-              'an image, or a list of them; each a path, a URL if allowed, bytes of a PNG, JPEG or WebP file, '
-              'base64 text, a Pillow image, or an array ``[height, width, 3]`` of uint8 or of floats from 0 '
+              'an image or a list of images; each a path, a URL (see ``allow_urls``), the bytes of a PNG, JPEG or WebP '
+              'file, base64 text, a Pillow image, or an array of shape ``(height, width, 3)``, uint8 or floats from 0 '
               'to 1.'),
         Parameter('prompt', 'str',
-              'the question.'),
-        _model('a vision model, named as for :func:`embed`.'),
+              'question about the images.'),
+        _model('a vision model, specified as for :func:`embed`.'),
     ), _options.TextOptions, 'Completion',
     text=r"""Answers a question about images.
 
-One turn of :func:`chat` whose message is the images followed by the text. Encoded images are cached by content: a
-second question about an image, also beside other images, does not encode it again.
+Equivalent to :func:`chat` with one user message that contains the images followed by the text. Encoded images are
+cached by content: a second question about an image does not encode it again, even together with other images.
 
 {args}
 
 Returns:
-    As :func:`generate`. ``usage.prompt_tokens`` counts one token per row of an encoded image.
+    Same types as :func:`generate`. ``usage.prompt_tokens`` counts one token per row of an encoded image.
 
 Raises:
-    InvalidArgument: an image is missing, corrupt or beyond a limit, the prompt is empty, or an option is invalid.
+    InvalidArgument: there is no image, an image is corrupt or exceeds a limit, the prompt is empty, or an option is
+        invalid.
     FileError, DownloadError: an image cannot be read or fetched.
-    ContextOverflow: prompt and images exceed the model's context; carries both lengths.
+    ContextOverflow: prompt and images exceed the model's context; the error has both lengths.
     WrongCapability: the model has no image encoder.
     Unsupported: the model has no chat template.
     UnknownModel, OfflineError, Timeout, Overloaded: as for :func:`generate`.
 
 Example:
-    >>> def ask(photo):  # the model is a folder, as transformers saves LLaVA
+    >>> def ask(photo):  # the model is a LLaVA folder in transformers' format
     ...     return mpool.vision(photo, "What is on the table?", "models/llava-1.5-7b", max_tokens=100).text
 
 Source:
@@ -439,18 +477,21 @@ Source:
 DESCRIBE_IMAGE = Verb(
     'describe_image', 'vision', (
         Parameter('path', 'str | os.PathLike[str]',
-              'path of a PNG, JPEG or WebP file; URLs are refused.'),
+              'path of a PNG, JPEG or WebP file; not a URL.'),
         Parameter('query', 'str',
-              'the question.', DESCRIBE),
-        _model('a key of the catalogue, a name given by :func:`load` or :func:`register`, a path, a reference '
+              'question about the image.', DESCRIBE),
+        _model('a catalogue key, a name assigned with :func:`load` or :func:`register`, a path, a reference '
              'such as ``"org/name"``, or a :class:`mpool.Model`.'),
     ), _options.TextOptions, 'str',
-    text=r"""Describes an image file: the text of :func:`vision`.
+    text=r"""Describes an image file with a vision model.
 
 {args}
 
 Returns:
-    The text. Raises the errors of :func:`vision`.
+    Text of the completion that :func:`vision` returns.
+
+Raises:
+    MpoolError: the errors of :func:`vision`.
 """,
     accepts=_TEXT,)
 
@@ -459,43 +500,46 @@ DESCRIBE_URL = Verb(
         Parameter('url', 'str',
               'http or https URL of a PNG, JPEG or WebP file.'),
         Parameter('query', 'str',
-              'the question.', DESCRIBE),
-        _model('a key of the catalogue, a name given by :func:`load` or :func:`register`, a path, a reference '
+              'question about the image.', DESCRIBE),
+        _model('a catalogue key, a name assigned with :func:`load` or :func:`register`, a path, a reference '
              'such as ``"org/name"``, or a :class:`mpool.Model`.'),
     ), _options.TextOptions, 'str',
-    text=r"""Describes the image at an http or https URL, which is fetched: the text of :func:`vision`.
+    text=r"""Fetches an image from an http or https URL and describes it with a vision model.
 
 {args}
 
 Returns:
-    The text. Raises the errors of :func:`vision`.
+    Text of the completion that :func:`vision` returns.
+
+Raises:
+    MpoolError: the errors of :func:`vision`.
 """,
     accepts=_TEXT,)
 
 GENERATE_IMAGE = Verb(
     'generate_image', 'text_to_image', (
         Parameter('prompt', 'str',
-              'description of the image. A text encoder truncates a prompt that is too long, with a warning, as '
-              'in diffusers.'),
+              'description of the image. As in diffusers, a prompt that is too long for a text encoder is truncated '
+              'with a warning.'),
         _model('a diffusers folder (``model_index.json``) of FLUX.1 or Stable Diffusion 3 / 3.5, or a hub '
              'repository with one; a GGUF file of the transformer inside such a folder (T5 may be a GGUF '
-             'file in its own folder there); or a :class:`mpool.Model`.'),
+             'file in its own subfolder); or a :class:`mpool.Model`.'),
     ), _options.GenerateImageOptions, 'GeneratedImages',
     text=r"""Generates images from a text.
 
-Text encoders, transformer and decoder are loaded when they are needed and hand their memory to each other when it is
-short. The encoders' outputs for a prompt are cached. The same seed gives the same image.
+Text encoders, transformer and decoder are loaded when they are needed. If memory is short, each is unloaded to make
+room for the next. The outputs of the text encoders are cached per prompt. The same seed gives the same image.
 
 {args}
 
 Returns:
-    :class:`mpool.GeneratedImages`: ``.image`` is a PIL image, ``.array`` is float32 ``(height, width, 3)`` from 0 to
-    1; notebooks display it. With ``stream=True`` a :class:`mpool.ImageStream`.
+    :class:`mpool.GeneratedImages`, which notebooks display: ``.image`` is a PIL image, ``.array`` is float32 of shape
+    ``(height, width, 3)`` with values from 0 to 1. With ``stream=True``, :class:`mpool.ImageStream`.
 
 Raises:
-    InvalidArgument: an option does not exist (the nearest is named) or is out of range, or the model cannot generate
-        that size (the nearest possible size is named).
-    MemoryExhausted: the largest stage does not fit into memory.
+    InvalidArgument: an option does not exist (the error suggests the most similar one) or is out of range, or the
+        model cannot generate images of that size (the error suggests the nearest size).
+    MemoryExhausted: the largest of the networks does not fit into memory.
     UnknownModel, WrongCapability, OfflineError, Timeout, Overloaded: as for :func:`embed`.
 
 Example::

@@ -153,7 +153,6 @@ mpool.tasks.running  mpool.tasks.streams  1  start-up
 mpool.tasks.running  mpool.tasks.text_to_image  1  start-up
 mpool.tasks.steps  asyncio  3  start-up
 mpool.tasks.steps  mpool.runtime.watching  2  start-up
-mpool.tasks.text_embedding  mpool.checks  1  start-up
 mpool.tasks.text_to_image  mpool._renamed  1  start-up
 mpool.tasks.text_to_image  mpool.tokenizers  1  start-up
 mpool.tasks.text_to_image  sys  1  start-up

@@ -1,4 +1,5 @@
-"""mpool.embed and embed_iter: shapes, options, prompts, faults, precision, bulk. On small seeded checkpoints."""
+"""mpool.embed and mpool.embed_iter with small seeded checkpoints: shapes, options, prompts, invalid inputs, precision,
+many texts."""
 
 from __future__ import annotations
 
@@ -25,10 +26,11 @@ TEXTS = ["A cat sat on the mat.", "The dog barked.", "Numbers 1 2 3.", "äöü",
 
 
 def reference(folder: Path):  # type: ignore[no-untyped-def]
+    """Return the model as loaded by sentence-transformers."""
     return pytest.importorskip("sentence_transformers").SentenceTransformer(str(folder), device="cpu")
 
 
-# ---- shapes and values
+# ---- shapes and values ---------------------------------------------------------------------------------------------
 
 def test_shapes(pool: mpool.Pool, bert: Path) -> None:
     one, many, none = pool.embed(TEXTS[0], bert), pool.embed(TEXTS, bert), pool.embed([], bert)
@@ -39,23 +41,23 @@ def test_shapes(pool: mpool.Pool, bert: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [tuple, np.array])
-def test_what_counts_as_a_list(pool: mpool.Pool, bert: Path, kind) -> None:  # type: ignore[no-untyped-def]
+def test_tuples_and_arrays_of_texts(pool: mpool.Pool, bert: Path, kind) -> None:  # type: ignore[no-untyped-def]
     assert np.array_equal(pool.embed(kind(TEXTS), bert), pool.embed(TEXTS, bert))
 
 
-def test_values_are_those_of_the_reference(pool: mpool.Pool, bert: Path) -> None:
+def test_vectors_equal_those_of_sentence_transformers(pool: mpool.Pool, bert: Path) -> None:
     want = reference(bert).encode(TEXTS)
     assert np.abs(pool.embed(TEXTS, bert, compute="float32") - want).max() <= 1e-4
 
 
-def test_a_vector_does_not_depend_on_its_mates(pool: mpool.Pool, bert: Path) -> None:
+def test_a_vector_does_not_depend_on_other_inputs(pool: mpool.Pool, bert: Path) -> None:
     texts = [f"Sentence {number} of {number % 7}." * (1 + number % 5) for number in range(1500)]
     whole = pool.embed(texts, bert)
     assert np.array_equal(whole[::97], np.stack([pool.embed(text, bert) for text in texts[::97]]))
     assert np.array_equal(whole, np.stack(list(pool.embed_iter(iter(texts), bert))))
 
 
-# ---- options
+# ---- options -------------------------------------------------------------------------------------------------------
 
 def test_tasks_and_prompts(pool: mpool.Pool, prompted: Path) -> None:
     model = reference(prompted)
@@ -71,14 +73,14 @@ def test_tasks_and_prompts(pool: mpool.Pool, prompted: Path) -> None:
     for name, (got, want) in cases.items():
         assert np.abs(got - want).max() <= 1e-4, name
     values = [got.tobytes() for got, _ in cases.values()]
-    assert len(set(values)) == 5  # document and name are one
+    assert len(set(values)) == 5  # "document" and "name" use the same prompt
 
 
-def test_task_of_a_model_without_prompts(pool: mpool.Pool, bert: Path) -> None:
+def test_task_has_no_effect_for_a_model_without_prompts(pool: mpool.Pool, bert: Path) -> None:
     assert np.array_equal(pool.embed(TEXTS, bert, task="query"), pool.embed(TEXTS, bert))
 
 
-def test_a_text_cut_down_to_its_prompt(pool: mpool.Pool, prompted: Path) -> None:
+def test_a_text_that_is_truncated_within_its_prompt(pool: mpool.Pool, prompted: Path) -> None:
     vectors = pool.embed(["cat", "dog"], prompted, prompt="cat sat on the mat " * 40)
     assert np.isfinite(vectors).all()
 
@@ -90,9 +92,10 @@ def test_dimensions(pool: mpool.Pool, bert: Path, prompted: Path) -> None:
     np.testing.assert_allclose(cut, whole[:, :10] / np.linalg.norm(whole[:, :10], axis=1, keepdims=True), rtol=1e-4)
     assert pool.embed(TEXTS, prompted, dimensions=16).shape == (5, 16)
     for folder, value, allowed in ((bert, 33, "1 to 32"), (bert, 0, "1 to 32"), (bert, True, "1 to 32"),
-                                   (bert, 1.0, "1 to 32"), (prompted, 17, "8, 16, 32")):
-        with pytest.raises(mpool.InvalidArgument, match=f"dimensions is {value}, allowed: {allowed}"):
+                                   (bert, 1.0, "1 to 32"), (prompted, 17, "one of 8, 16, 32")):
+        with pytest.raises(mpool.InvalidArgument, match=f"`dimensions` must be {allowed}, got {value}") as caught:
             pool.embed(TEXTS, folder, dimensions=value)
+        assert (caught.value.param, caught.value.allowed) == ("dimensions", allowed)
 
 
 def test_normalize(pool: mpool.Pool, bert: Path) -> None:
@@ -104,7 +107,7 @@ def test_normalize(pool: mpool.Pool, bert: Path) -> None:
 
 
 @pytest.mark.parametrize("precision", ["int8", "uint8", "binary", "ubinary"])
-def test_precision_is_that_of_sentence_transformers(pool: mpool.Pool, bert: Path, precision: str) -> None:
+def test_quantised_vectors_equal_those_of_sentence_transformers(pool: mpool.Pool, bert: Path, precision: str) -> None:
     quantize = pytest.importorskip("sentence_transformers.util.quantization").quantize_embeddings
     texts = [f"Text number {number}." for number in range(120)]
     got, want = pool.embed(texts, bert, precision=precision), quantize(pool.embed(texts, bert), precision)
@@ -114,13 +117,15 @@ def test_precision_is_that_of_sentence_transformers(pool: mpool.Pool, bert: Path
 def test_precision_of_a_single_text(pool: mpool.Pool, bert: Path) -> None:
     assert pool.embed("x", bert, precision="ubinary").shape == (4,)
     for inputs in ("x", ["x"]):
-        with pytest.raises(mpool.InvalidArgument, match="precision is 'int8' for a single text"):
+        with pytest.raises(mpool.InvalidArgument, match="`precision` must be float32, binary or ubinary for a single "
+                                                        "input, got 'int8'") as caught:
             pool.embed(inputs, bert, precision="int8")
+        assert caught.value.param == "precision"
     assert pool.embed([], bert, precision="int8").shape == (0, 32)
 
 
-def test_few_vectors_for_ranges_are_worth_a_warning(pool: mpool.Pool, bert: Path,
-                                                    caplog: pytest.LogCaptureFixture) -> None:
+def test_integer_precision_of_few_vectors_logs_a_warning(pool: mpool.Pool, bert: Path,
+                                                         caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "mpool"):
         pool.embed(TEXTS, bert, precision="uint8")
     assert "only 5 vectors" in caplog.text
@@ -134,28 +139,30 @@ def test_few_vectors_for_ranges_are_worth_a_warning(pool: mpool.Pool, bert: Path
 def test_options_out_of_range(pool: mpool.Pool, bert: Path, options: dict[str, object]) -> None:
     with pytest.raises(mpool.InvalidArgument) as caught:
         pool.embed(TEXTS, bert, **options)
-    assert caught.value.code == 10
+    assert caught.value.code == 10 and (caught.value.param in options or "max_inputs" in options)
 
 
-def test_the_nearest_prompt_is_named(pool: mpool.Pool, prompted: Path) -> None:
-    with pytest.raises(mpool.InvalidArgument, match="the nearest is passage, allowed: query, passage, other"):
+def test_the_error_suggests_the_most_similar_prompt_name(pool: mpool.Pool, prompted: Path) -> None:
+    with pytest.raises(mpool.InvalidArgument, match="`prompt_name` must be one of query, passage, other, got "
+                                                    "'pasage'. Did you mean 'passage'") as caught:
         pool.embed(TEXTS, prompted, prompt_name="pasage")
+    assert caught.value.param == "prompt_name"
 
 
-def test_computes_are_entries_of_their_own(bert: Path) -> None:
+def test_each_compute_type_has_its_own_entry(bert: Path) -> None:
     with mpool.Pool() as own:
         own.embed("x", bert)
         assert len(own.ps()) == 1
         base = own.ps()[0].compute
         own.embed("x", bert, compute=base)
-        assert len(own.ps()) == 1, "the automatic entry computes just so"
+        assert len(own.ps()) == 1, "compute='auto' selected this type: no second entry"
         other = "bfloat16" if base == "float32" else "float32"
         coarse = own.embed("x", bert, compute=other)
         assert {row.compute for row in own.ps()} == {base, other}
         assert float(mpool.similarity(coarse, own.embed("x", bert))) > 0.99
 
 
-def test_a_progress_function_that_raises_or_calls_back(pool: mpool.Pool, bert: Path) -> None:
+def test_a_progress_function_may_raise_or_embed(pool: mpool.Pool, bert: Path) -> None:
     texts = [f"Some text to embed {number}." for number in range(3000)]
 
     def broken(done: int, total: int | None) -> None:
@@ -176,16 +183,18 @@ def test_progress(pool: mpool.Pool, bert: Path) -> None:
     assert seen[-1] == (2100, 2100) and len(seen) > 1 and seen == sorted(seen)
 
 
-# ---- faults
+# ---- invalid inputs ------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize(("text", "message"), [
-    ("", "is empty, allowed: 1 to 1,000,000 characters"),
-    ("x" * 1_000_001, "has 1,000,001 characters"),
-    (None, "is NoneType, allowed: str"), (b"x", "is bytes, allowed: str"), (3.5, "is float, allowed: str"),
-    ("ab\ud800", r"has half of a surrogate pair \(U\+D800\) at character 2")])
+    ("", "must be a str of 1 to 1,000,000 characters, got an empty str"),
+    ("x" * 1_000_001, "must be a str of 1 to 1,000,000 characters, got 1,000,001 characters"),
+    (None, "must be a str of 1 to 1,000,000 characters, got NoneType"), (b"x", "must be a str .*, got bytes"),
+    (3.5, "must be a str .*, got float"),
+    ("ab\ud800", r"must be Unicode text, got half of a surrogate pair \(U\+D800\) at character 2")])
 def test_texts_that_cannot_be_embedded(pool: mpool.Pool, bert: Path, text: object, message: str) -> None:
-    with pytest.raises(mpool.InvalidArgument, match="text 2 " + message):
+    with pytest.raises(mpool.InvalidArgument, match="text 2 " + message) as caught:
         pool.embed(["fine", "good", text], bert)
+    assert caught.value.param == "text 2" and caught.value.key == str(bert)
     if isinstance(text, str):
         with pytest.raises(mpool.InvalidArgument, match="the text " + message):
             pool.embed(text, bert)
@@ -194,24 +203,24 @@ def test_texts_that_cannot_be_embedded(pool: mpool.Pool, bert: Path, text: objec
     assert np.array_equal(rows[[0, 2]], pool.embed(["fine", "good"], bert))
 
 
-def test_the_fault_is_named_by_its_place_in_the_call(pool: mpool.Pool, bert: Path) -> None:
+def test_an_error_has_the_index_of_the_text_in_the_request(pool: mpool.Pool, bert: Path) -> None:
     texts = ["A sentence that goes on for a while."] * 3000
     texts[2789] = "\udc00"
-    with pytest.raises(mpool.InvalidArgument, match="text 2789 has half"):
+    with pytest.raises(mpool.InvalidArgument, match="text 2789 must be Unicode text, got half"):
         pool.embed(texts, bert)
     idle(pool)
 
 
-def test_a_warning_counts_rows_of_nan(pool: mpool.Pool, bert: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_rows_of_nan_are_counted_in_a_warning(pool: mpool.Pool, bert: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "mpool"):
         rows = pool.embed(["", "x", None], bert, on_error="null")
     assert np.isnan(rows[:, 0]).tolist() == [True, False, True]
-    assert "2 of 3 texts have no vector" in caplog.text and "text 0 is empty" in caplog.text
+    assert "2 of 3 texts have no vector" in caplog.text and "text 0 must be a str" in caplog.text
     assert np.isnan(pool.embed("", bert, on_error="null")).all()
     assert np.isnan(pool.embed(["", ""], bert, on_error="null")).all()
 
 
-def test_nul_and_long_words_are_text(pool: mpool.Pool, bert: Path) -> None:
+def test_nul_characters_and_very_long_words(pool: mpool.Pool, bert: Path) -> None:
     assert np.isfinite(pool.embed(["a\0b", "x" * 26_000, " ", "\n"], bert)).all()
 
 
@@ -221,21 +230,23 @@ def test_truncation(pool: mpool.Pool, bert: Path) -> None:
     with pytest.raises(mpool.ContextOverflow) as caught:
         pool.embed(["x", long], bert, truncate=False)
     assert caught.value.limit == 64 and caught.value.tokens is not None and caught.value.tokens > 500
-    assert "text 1 has" in str(caught.value) and isinstance(caught.value, ValueError)
+    assert f"text 1 has {caught.value.tokens} tokens, the model accepts at most 64" in str(caught.value)
+    assert isinstance(caught.value, ValueError)
     rows = pool.embed(["x", long], bert, truncate=False, on_error="null")
     assert np.isnan(rows[:, 0]).tolist() == [False, True]
 
 
 @pytest.mark.parametrize("inputs", [b"bytes", {"a": 1}, {"a"}, 5, None, iter(["a"]), np.array([["a"]]), np.array("a")])
-def test_what_is_no_list(pool: mpool.Pool, bert: Path, inputs: object) -> None:
-    with pytest.raises(mpool.InvalidArgument, match="allowed: a str or a list of str"):
+def test_inputs_that_are_not_a_list(pool: mpool.Pool, bert: Path, inputs: object) -> None:
+    with pytest.raises(mpool.InvalidArgument, match="`inputs` must be a str or a list of str, got ") as caught:
         pool.embed(inputs, bert)
+    assert caught.value.param == "inputs"
 
 
-def test_ten_thousand_texts_unless_raised(bert: Path) -> None:
+def test_the_limit_on_the_number_of_texts(bert: Path) -> None:
     texts = ["x"] * 10_001
     with mpool.Pool() as own:
-        with pytest.raises(mpool.LimitError, match="10,001 texts, one call takes at most 10,000.*embed_iter"):
+        with pytest.raises(mpool.LimitError, match="`inputs` must hold at most 10,000 texts, got 10,001.*embed_iter"):
             own.embed(texts, bert)
         assert own.embed(texts, bert, max_inputs=10_001).shape == (10_001, 32)
     with mpool.Pool(mpool.PoolConfig(max_embed_inputs=2)) as small:
@@ -250,9 +261,9 @@ def test_timeout(pool: mpool.Pool, bert: Path) -> None:
     idle(pool)
 
 
-# ---- bulk
+# ---- many texts ----------------------------------------------------------------------------------------------------
 
-def test_iter_gives_vectors_in_order(pool: mpool.Pool, bert: Path) -> None:
+def test_iter_yields_vectors_in_order(pool: mpool.Pool, bert: Path) -> None:
     texts = [f"Text {number}." for number in range(2500)]
     rows = list(pool.embed_iter((text for text in texts), bert))
     assert len(rows) == 2500 and rows[0].shape == (32,) and rows[0].base is None
@@ -267,7 +278,7 @@ def test_iter_in_batches(pool: mpool.Pool, bert: Path, size: int) -> None:
     assert np.array_equal(np.concatenate(batches), pool.embed(texts, bert))
 
 
-def test_iter_reads_no_further_ahead_than_it_says(pool: mpool.Pool, bert: Path) -> None:
+def test_iter_reads_a_bounded_number_of_texts_ahead(pool: mpool.Pool, bert: Path) -> None:
     read = 0
 
     def endless() -> Iterator[str]:
@@ -286,7 +297,7 @@ def test_iter_reads_no_further_ahead_than_it_says(pool: mpool.Pool, bert: Path) 
         next(vectors)
 
 
-def test_iter_left_early_stops_its_work(pool: mpool.Pool, bert: Path) -> None:
+def test_closing_an_iterator_early_cancels_its_requests(pool: mpool.Pool, bert: Path) -> None:
     for leave in ("break", "del", "never"):
         vectors = pool.embed_iter((f"Text {number}." * 20 for number in range(100_000)), bert)
         if leave != "never":
@@ -299,23 +310,23 @@ def test_iter_left_early_stops_its_work(pool: mpool.Pool, bert: Path) -> None:
         idle(pool)
 
 
-def test_iter_counts_faults(pool: mpool.Pool, bert: Path) -> None:
+def test_iter_counts_invalid_texts(pool: mpool.Pool, bert: Path) -> None:
     texts = ["fine", "", "good", None] * 600
     vectors = pool.embed_iter(texts, bert, on_error="null")
     rows = np.stack(list(vectors))
     assert vectors.done == 2400 and vectors.failed == 1200 == int(np.isnan(rows[:, 0]).sum())
 
 
-def test_iter_gives_what_came_before_a_fault(pool: mpool.Pool, bert: Path) -> None:
+def test_iter_yields_the_vectors_before_an_invalid_text(pool: mpool.Pool, bert: Path) -> None:
     vectors = pool.embed_iter([*["fine"] * 5000, "", "never"], bert)
     count = 0
-    with pytest.raises(mpool.InvalidArgument, match="text 5000 is empty"):
+    with pytest.raises(mpool.InvalidArgument, match="text 5000 must be a str .*, got an empty str"):
         for _ in vectors:
             count += 1
     assert 1024 <= count <= 5000
 
 
-def test_iter_passes_on_the_iterables_own_error(pool: mpool.Pool, bert: Path) -> None:
+def test_iter_raises_the_error_of_the_iterable(pool: mpool.Pool, bert: Path) -> None:
     def broken() -> Iterator[str]:
         yield "fine"
         raise KeyError("mine")
@@ -328,23 +339,25 @@ def test_iter_passes_on_the_iterables_own_error(pool: mpool.Pool, bert: Path) ->
 @pytest.mark.parametrize(("iterable", "options"), [
     ("text", {}), (b"bytes", {}), (5, {}), ({"a": 1}, {}), (["a"], {"batch_size": 0}), (["a"], {"batch_size": True}),
     (["a"], {"precision": "int8"}), (["a"], {"precision": "uint8"})])
-def test_iter_arguments(pool: mpool.Pool, bert: Path, iterable: object, options: dict[str, object]) -> None:
-    with pytest.raises(mpool.InvalidArgument, match="allowed"):
+def test_iter_checks_its_arguments(pool: mpool.Pool, bert: Path, iterable: object, options: dict[str, object]) -> None:
+    match = "`batch_size` must be 1 or more|`precision` must be float32" if options else "iterable"
+    with pytest.raises(mpool.InvalidArgument, match=match) as caught:
         pool.embed_iter(iterable, bert, **options)
+    assert not options or caught.value.param in options
 
 
-def test_iter_of_signs(pool: mpool.Pool, bert: Path) -> None:
+def test_iter_with_binary_precision(pool: mpool.Pool, bert: Path) -> None:
     rows = np.stack(list(pool.embed_iter(TEXTS, bert, precision="binary")))
     assert np.array_equal(rows, pool.embed(TEXTS, bert, precision="binary"))
 
 
-def test_iter_of_nothing(pool: mpool.Pool, bert: Path) -> None:
+def test_iter_of_an_empty_list(pool: mpool.Pool, bert: Path) -> None:
     assert list(pool.embed_iter([], bert)) == []
 
 
-# ---- a text that gives NaN
+# ---- NaN -----------------------------------------------------------------------------------------------------------
 
-def test_nan_is_found_and_the_others_survive(tmp_path: Path) -> None:
+def test_only_the_text_that_gives_nan_is_lost(tmp_path: Path) -> None:
     import safetensors.numpy
 
     folder = tinymodels.bert(tmp_path / "poisoned")
@@ -364,7 +377,7 @@ def test_nan_is_found_and_the_others_survive(tmp_path: Path) -> None:
         assert int(np.isnan(many[:, 0]).sum()) == 600
 
 
-# ---- real weights
+# ---- real weights --------------------------------------------------------------------------------------------------
 
 def test_real_model_ranks_sentences() -> None:
     defaultmodels.use_default_models()
@@ -374,7 +387,7 @@ def test_real_model_ranks_sentences() -> None:
 
 
 @pytest.mark.parametrize("cpu", ["", "avx512vnni", "avx2", "ref"])
-def test_auto_is_the_fastest_class_that_is_near(bert: Path, cpu: str) -> None:
+def test_auto_selects_the_fastest_accurate_compute_type(bert: Path, cpu: str) -> None:
     script = ("import sys, mpool\n"
               "with mpool.Pool() as pool:\n"
               "    auto = pool.embed('A cat sat.', sys.argv[1])\n"

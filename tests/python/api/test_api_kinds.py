@@ -1,4 +1,4 @@
-"""Values of a wrong kind, in every argument: an mpool error that says what was allowed, never one from the inside."""
+"""Arguments of a wrong type raise InvalidArgument with the allowed values, never an error from inside the package."""
 
 from __future__ import annotations
 
@@ -22,9 +22,15 @@ CAPABILITY = "`capability` must be one of .*, got an array"
 ARRAYS = (np.array([1, 2]), np.array(10), np.array([10]), np.array(["a", "b"]))
 
 
-def refused(call: Callable[[], Any], match: str = "must be|allowed") -> mpool.InvalidArgument:
+#: Options whose errors still have the form "x is ..., allowed: ..." and no ``param``.
+OLD_FORM = ("max_inputs", "parse_special", "stream")
+
+
+def refused(call: Callable[[], Any], match: str = "must be", param: str | None = None) -> mpool.InvalidArgument:
+    """Check that ``call`` raises InvalidArgument with this text and parameter, and return the error."""
     with pytest.raises(mpool.InvalidArgument, match=match) as caught:
         call()
+    assert param is None or caught.value.param == param
     return caught.value
 
 
@@ -33,9 +39,9 @@ def refused(call: Callable[[], Any], match: str = "must be|allowed") -> mpool.In
                                   "on_error", "progress", "timeout", "max_inputs"])
 def test_arrays_as_options_of_embed(pool: mpool.Pool, bert: Path, name: str, value: Any) -> None:
     for inputs in ("a", ["a", "b"]):
-        assert name in str(refused(lambda: pool.embed(inputs, bert, **{name: value})))
-        with pytest.raises(mpool.InvalidArgument, match=name):
-            asyncio.run(aio.embed(inputs, bert, pool=pool, **{name: value}))
+        match, param = (f"{name} is .*allowed|must be", None) if name in OLD_FORM else (f"`{name}` must be", name)
+        refused(lambda: pool.embed(inputs, bert, **{name: value}), match, param)
+        refused(lambda: asyncio.run(aio.embed(inputs, bert, pool=pool, **{name: value})), match, param)
 
 
 @pytest.mark.parametrize("value", ARRAYS, ids=repr)
@@ -44,37 +50,38 @@ def test_arrays_as_options_of_embed(pool: mpool.Pool, bert: Path, name: str, val
                                   "logit_bias", "logprobs", "top_logprobs", "num_predict", "parse_special", "timeout",
                                   "stream"])
 def test_arrays_as_options_of_generate(pool: mpool.Pool, llama: Path, name: str, value: Any) -> None:
-    refused(lambda: pool.generate("a", llama, **{name: value}))
+    refused(lambda: pool.generate("a", llama, **{name: value}), "allowed|must be" if name in OLD_FORM else "must be")
 
 
-def test_scalars_of_numpy_are_numbers(pool: mpool.Pool, bert: Path, llama: Path) -> None:
+def test_numpy_scalars_are_accepted_as_numbers(pool: mpool.Pool, bert: Path, llama: Path) -> None:
     assert pool.embed("a", bert, dimensions=np.int64(5), timeout=np.float32(60)).shape == (5,)  # type: ignore[arg-type]
     batches = pool.embed_iter(["a", "b", "c"], bert, batch_size=np.int64(2))  # type: ignore[arg-type]
     assert [len(batch) for batch in batches] == [2, 1]
     options: Any = {"temperature": np.float32(0), "max_tokens": np.int32(4), "top_k": np.int8(3), "ignore_eos": True}
     assert len(pool.generate("a", llama, **options).token_ids) == 4
     for flag in (True, np.True_, np.float64("nan"), "3", HUGE, -1, 0):
-        refused(lambda: pool.embed("a", bert, timeout=flag))  # type: ignore[arg-type]
+        refused(lambda: pool.embed("a", bert, timeout=flag), param="timeout")  # type: ignore[arg-type]
     stopped = pool.generate("a", llama, stop_token_ids=np.arange(3), **TEXT)  # type: ignore[arg-type]
     assert stopped.token_ids == pool.generate("a", llama, stop_token_ids=[0, 1, 2], **TEXT).token_ids
     for wrong in (np.zeros((1, 1), dtype=int), np.array(3), np.array([1.0]), np.array(["a"])):
         refused(lambda: pool.generate("a", llama, stop_token_ids=wrong))  # type: ignore[arg-type]
 
 
-def test_one_text_is_checked_as_many_are(pool: mpool.Pool, bert: Path) -> None:
-    refused(lambda: pool.embed("a", bert, max_inputs=0), "max_inputs is 0, allowed: 1 or more")
-    refused(lambda: pool.embed("a", bert, progress=3), "progress is 3, allowed")  # type: ignore[arg-type]
-    refused(lambda: asyncio.run(aio.embed("a", bert, pool=pool, max_inputs=0)), "max_inputs is 0")
-    refused(lambda: asyncio.run(aio.embed("a", bert, pool=pool, progress=3)), "progress is 3")  # type: ignore[arg-type]
-    refused(lambda: pool.embed_iter(["a"], bert, progress=3), "progress is 3")  # type: ignore[arg-type]
+def test_options_are_checked_also_for_a_single_text(pool: mpool.Pool, bert: Path) -> None:
+    for call in (lambda **options: pool.embed("a", bert, **options),
+                 lambda **options: asyncio.run(aio.embed("a", bert, pool=pool, **options))):
+        refused(lambda: call(max_inputs=0), "max_inputs`? (must be|is 0, allowed)")
+        refused(lambda: call(progress=3), "`progress` must be True, False, None or a function .*, got 3", "progress")
+    refused(lambda: pool.embed_iter(["a"], bert, progress=3), "got 3", "progress")  # type: ignore[arg-type]
 
 
-def test_a_wrong_prompt_is_called_one(pool: mpool.Pool, bert: Path) -> None:
-    error = refused(lambda: pool.embed("fine", bert, prompt="ab\ud800"), "prompt has half of a surrogate pair")
+def test_an_invalid_prompt_is_named_in_the_error(pool: mpool.Pool, bert: Path) -> None:
+    error = refused(lambda: pool.embed("fine", bert, prompt="ab\ud800"),
+                    "`prompt` must be Unicode text, got half of a surrogate pair", "prompt")
     assert "the text" not in str(error) and error.key == str(bert)
 
 
-def test_errors_of_options_name_the_model(pool: mpool.Pool, bert: Path, llama: Path) -> None:
+def test_errors_about_options_have_the_key_of_the_model(pool: mpool.Pool, bert: Path, llama: Path) -> None:
     for call in (lambda: pool.embed("a", bert, precision="int4"),  # type: ignore[arg-type]
                  lambda: pool.embed("a", bert, on_error="null", precision="binary")):
         assert refused(call).key == str(bert)
@@ -83,7 +90,7 @@ def test_errors_of_options_name_the_model(pool: mpool.Pool, bert: Path, llama: P
         assert refused(call).key == str(llama)
 
 
-def test_token_functions(pool: mpool.Pool, bert: Path) -> None:
+def test_tokenize_and_detokenize_check_their_arguments(pool: mpool.Pool, bert: Path) -> None:
     for ids in (np.array([[1]]), np.array(3), np.array([1.5]), np.array(["a"]), np.array([True])):
         error = refused(lambda: pool.detokenize(ids, bert),
                         r"`ids` must be token ids as a list or .*, got an array of shape \(.*\) and dtype ")
@@ -98,7 +105,7 @@ def test_token_functions(pool: mpool.Pool, bert: Path) -> None:
         assert error.param == name
 
 
-def test_models_and_messages(pool: mpool.Pool, llama: Path) -> None:
+def test_model_references_and_messages_are_checked(pool: mpool.Pool, llama: Path) -> None:
     for ref in (None, 3, [], b"x", np.array(["x"])):
         refused(lambda: pool.register("x", ref), "ref is")  # type: ignore[arg-type]
     refused(lambda: pool.get(llama, np.array(["a", "b"])), CAPABILITY)  # type: ignore[arg-type]
@@ -108,13 +115,14 @@ def test_models_and_messages(pool: mpool.Pool, llama: Path) -> None:
     with pytest.raises(mpool.Unsupported, match="images"):
         pool.chat([{**USER[0], "images": np.zeros((2, 2))}], llama)
     assert pool.chat([{**USER[0], "images": []}], llama, tools=[], template_options=None, **TEXT).text is not None
-    refused(lambda: mpool.similarity([1.0], [1.0], metric=np.array(["dot", "dot"])))  # type: ignore[arg-type]
+    refused(lambda: mpool.similarity([1.0], [1.0], metric=np.array(["dot", "dot"])),  # type: ignore[arg-type]
+            "`metric` must be one of cosine, dot, euclidean, manhattan, got an array", "metric")
     refused(lambda: pool.generate(np.array("text"), llama), "0-d array")  # type: ignore[arg-type]
 
 
 # ---- jobs
 
-def test_waiting_for_a_job(pool: mpool.Pool, llama: Path) -> None:
+def test_timeouts_of_job_results(pool: mpool.Pool, llama: Path) -> None:
     job = pool.submit("text_to_text", prompt="The", model=llama, temperature=0, max_tokens=16000, ignore_eos=True)
     start = time.monotonic()
     with pytest.raises(mpool.Timeout, match="after 0 s"):
@@ -129,20 +137,19 @@ def test_waiting_for_a_job(pool: mpool.Pool, llama: Path) -> None:
         job.result(timeout=0)
 
 
-def test_options_that_submit_does_not_take(pool: mpool.Pool, bert: Path, llama: Path) -> None:
-    refused(lambda: pool.submit("text_embedding", inputs="x", model=bert, progress=True), "progress is not an option")
-    refused(lambda: pool.submit("text_to_text", prompt="x", model=llama, stream=True), "stream is not an option")
+def test_options_that_submit_does_not_accept(pool: mpool.Pool, bert: Path, llama: Path) -> None:
+    refused(lambda: pool.submit("text_embedding", inputs="x", model=bert, progress=True), "progress`? is not an option")
+    refused(lambda: pool.submit("text_to_text", prompt="x", model=llama, stream=True), "stream`? is not an option")
     refused(lambda: pool.submit(np.array(["a", "b"])), CAPABILITY)  # type: ignore[arg-type]
 
 
-def test_a_job_without_some_vectors_says_so_once(pool: mpool.Pool, bert: Path,
+def test_a_job_with_invalid_inputs_logs_one_warning(pool: mpool.Pool, bert: Path,
                                                  caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "mpool"):
         job = pool.submit("text_embedding", inputs=["a", "", None], model=bert, on_error="null")
         assert np.isnan(job.result()[:, 0]).tolist() == [False, True, True]
         job.result()
-    assert [record.getMessage() for record in caplog.records if "2 of 3 texts have no vector" in record.getMessage()] \
-        == [record.getMessage() for record in caplog.records] and len(caplog.records) == 1
+    assert len(caplog.records) == 1 and "2 of 3 texts have no vector" in caplog.records[0].getMessage()
 
 
 def test_submit_does_not_wait_for_a_full_queue(llama: Path) -> None:
@@ -160,11 +167,11 @@ def test_submit_does_not_wait_for_a_full_queue(llama: Path) -> None:
 
 # ---- memory
 
-def test_a_model_that_does_not_fit_makes_others_go_unless_they_are_pinned(bert: Path, llama: Path) -> None:
+def test_loading_a_model_unloads_idle_models_unless_they_are_pinned(bert: Path, llama: Path) -> None:
     with mpool.Pool(mpool.PoolConfig(max_workers_per_model=1)) as own:
         own.embed("a", bert), own.generate("a", llama, **TEXT)
         rows = own.registry.entries()
-    # room for either and what it works with, but not for both
+    # enough memory for either model and its worker, but not for both models
     limit = max(row["model_bytes"] + row["worker"][0]["predicted_bytes"] for row in rows) + min(
         row["model_bytes"] for row in rows) // 2
     calls = (lambda own: own.load(llama), lambda own: own.generate("a", llama, **TEXT),

@@ -155,34 +155,36 @@ def test_process(folders: dict[str, Path], pool: mpool.Pool) -> None:
 
 
 @pytest.mark.parametrize("query, documents, options, error, message", [
-    ("", DOCUMENTS, {}, mpool.InvalidArgument, "query is empty"),
-    (7, DOCUMENTS, {}, mpool.InvalidArgument, "query is int, allowed: str"),
-    ("a\ud800", DOCUMENTS, {}, mpool.InvalidArgument, "query has half of a surrogate pair"),
-    (QUERY, "one", {}, mpool.InvalidArgument, "documents is one str"),
-    (QUERY, {"a": 1}, {}, mpool.InvalidArgument, "documents is dict"),
-    (QUERY, None, {}, mpool.InvalidArgument, "documents is NoneType"),
-    (QUERY, ["good", ""], {}, mpool.InvalidArgument, r"documents\[1\] is empty(?!.*on_error)"),
-    (QUERY, ["good", 3], {}, mpool.InvalidArgument, r"documents\[1\] is int"),
-    (QUERY, ["good", "b\udc00"], {}, mpool.InvalidArgument, r"documents\[1\] has half of a surrogate pair"),
-    (QUERY, ["x" * 1_000_001], {}, mpool.InvalidArgument, "1,000,001 characters"),
-    (QUERY, ["x"] * 10_001, {}, mpool.LimitError, "documents has 10,001 texts"),
-    (QUERY, DOCUMENTS, {"top_k": 0}, mpool.InvalidArgument, "top_k is 0, allowed: 1 or more"),
-    (QUERY, DOCUMENTS, {"top_k": 1.5}, mpool.InvalidArgument, "top_k is 1.5"),
+    ("", DOCUMENTS, {}, mpool.InvalidArgument, "`query` must be a str of 1 to 1,000,000 characters, got an empty str"),
+    (7, DOCUMENTS, {}, mpool.InvalidArgument, "`query` must be a str of 1 to 1,000,000 characters, got int"),
+    ("a\ud800", DOCUMENTS, {}, mpool.InvalidArgument, "`query` must be Unicode text, got half of a surrogate pair"),
+    (QUERY, "one", {}, mpool.InvalidArgument, "`documents` must be a list of str, got one str"),
+    (QUERY, {"a": 1}, {}, mpool.InvalidArgument, "`documents` must be a list of str, got dict"),
+    (QUERY, None, {}, mpool.InvalidArgument, "`documents` must be a list of str, got None"),
+    (QUERY, ["good", ""], {}, mpool.InvalidArgument, r"`documents\[1\]` must be .*, got an empty str(?!.*on_error)"),
+    (QUERY, ["good", 3], {}, mpool.InvalidArgument, r"`documents\[1\]` must be .*, got int"),
+    (QUERY, ["good", "b\udc00"], {}, mpool.InvalidArgument, r"`documents\[1\]` must be .* half of a surrogate"),
+    (QUERY, ["x" * 1_000_001], {}, mpool.InvalidArgument, "got 1,000,001 characters"),
+    (QUERY, ["x"] * 10_001, {}, mpool.LimitError, "`documents` must hold at most 10,000 texts, got 10,001"),
+    (QUERY, DOCUMENTS, {"top_k": 0}, mpool.InvalidArgument, "`top_k` must be 1 or more, .*, got 0"),
+    (QUERY, DOCUMENTS, {"top_k": 1.5}, mpool.InvalidArgument, "`top_k` must be 1 or more, .*, got 1.5"),
     (QUERY, DOCUMENTS, {"truncate": False}, mpool.ContextOverflow, "the limit is 64"),
     (QUERY, DOCUMENTS, {"compute": "int3"}, mpool.InvalidArgument, "`compute` must be one of .*, got 'int3'"),
     (QUERY, DOCUMENTS, {"normalize": True}, mpool.InvalidArgument, "`normalize` is not an option of rerank"),
-    (QUERY, DOCUMENTS, {"prompt": "Find"}, mpool.InvalidArgument, "prompt is for rerankers that are told"),
+    (QUERY, DOCUMENTS, {"prompt": "Find"}, mpool.InvalidArgument, "`prompt` must be None for this .*, got 'Find'"),
     (QUERY, DOCUMENTS, {"timeout": -1}, mpool.InvalidArgument, "timeout"),
 ])
 def test_bad_input(pool: mpool.Pool, folders: dict[str, Path], query: Any, documents: Any, options: dict[str, Any],
                    error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
+    with pytest.raises(error, match=message) as caught:
         pool.rerank(query, documents, str(folders["bert"]), **options)
+    if error is mpool.InvalidArgument:
+        assert caught.value.param in (*options, "query", "documents", "documents[0]", "documents[1]")
 
 
 def test_models_of_other_kinds(pool: mpool.Pool, folders: dict[str, Path], tmp_path: Path) -> None:
     encoder = tinymodels.bert(tmp_path / "encoder")
-    with pytest.raises(mpool.WrongCapability, match="not one that scores pairs"):
+    with pytest.raises(mpool.WrongCapability, match="is an embedding model, not a reranker"):
         pool.rerank(QUERY, DOCUMENTS, str(encoder))
     with pytest.raises(mpool.WrongCapability, match="is a reranker"):
         pool.embed("A text.", str(folders["bert"]))

@@ -116,7 +116,7 @@ def test_prompts(pool: mpool.Pool, folder: Path, tmp_path: Path) -> None:
     scores = [pool.rerank(QUERY, DOCUMENTS, str(at), **options).scores[0] for at, options in (
         (folder, {}), (copy, {}), (copy, {"prompt_name": "web"}), (copy, {"prompt": "Search the web"}))]
     assert len(set(scores)) == 3 and scores[2] == scores[3]
-    with pytest.raises(mpool.InvalidArgument, match="prompt_name is 'nought'"):
+    with pytest.raises(mpool.InvalidArgument, match="`prompt_name` must be one of code, web, got 'nought'"):
         pool.rerank(QUERY, DOCUMENTS, str(copy), prompt_name="nought")
 
 
@@ -177,7 +177,7 @@ def test_what_is_not_computed(folder: Path, tmp_path: Path, file: str, changes: 
 def test_a_template_without_the_roles(folder: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(folder, tmp_path / "m")
     (copy / "chat_template.jinja").write_text("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}")
-    with mpool.Pool() as pool, pytest.raises(mpool.FormatError, match="leaves out the query.*query and document"):
+    with mpool.Pool() as pool, pytest.raises(mpool.FormatError, match="omits the query.*query and document"):
         pool.rerank(QUERY, DOCUMENTS, str(copy))
 
 

@@ -182,7 +182,8 @@ def test_embed_that_fails_leaves_the_old_file(bert: str, tmp_path: Path) -> None
     path = tmp_path / "vectors.npy"
     path.write_bytes(b"old")
     done = run("embed", "--model", bert, "-o", str(path), stdin="one\n\nthree\n", check=False)
-    assert done.returncode == 1 and "text 1 is empty" in done.stderr
+    assert done.returncode == 1
+    assert "text 1 must be a str of 1 to 1,000,000 characters, got an empty str" in done.stderr
     assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["vectors.npy"]
 
 

@@ -109,7 +109,7 @@ def test_stella_sizes(pool: mpool.Pool, tmp_path: Path) -> None:
         unit = pool.embed(TEXTS[0], model, prompt_name="s2s", dimensions=size, normalize=True, compute="float32")
         assert abs(np.linalg.norm(unit) - 1) < 1e-6
     for wrong in (12, 101, 48):
-        with pytest.raises(mpool.InvalidArgument, match="allowed: 8, 16, 100"):
+        with pytest.raises(mpool.InvalidArgument, match=f"`dimensions` must be one of 8, 16, 100, got {wrong}"):
             pool.embed(TEXTS, model, dimensions=wrong)
     with mpool.Pool(mpool.PoolConfig(isolation="process")) as other:
         assert np.array_equal(other.embed(TEXTS, str(folder), dimensions=100),
