@@ -164,7 +164,7 @@ class Endpoint:
         try:
             try:
                 if connection is not None:
-                    connection.left = left
+                    connection.on_disconnect = left
                 body = await self._body(scope, receive)
                 if watch is not None:
                     watch.left = left
@@ -198,7 +198,7 @@ class Endpoint:
             _uncancel(task)
         finally:
             if connection is not None:
-                connection.left = None
+                connection.on_disconnect = None
             if watch is not None:
                 watch.stop()
             if running is not None:

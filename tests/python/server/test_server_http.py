@@ -202,7 +202,7 @@ def test_of_thousands_together_few_are_read_ahead(server: Any) -> None:
         raw.send(slow(server) + one * 3000)
         time.sleep(0.2)
         connection, = server._uvicorn.server_state.connections
-        assert 0 < len(connection.pipeline) < 300 and len(connection._unread) < 512 << 10
+        assert 0 < len(connection.pipeline) < 300 and len(connection._unparsed) < 512 << 10
         found, count = b"", 0
         while count < 3001:
             part = raw._read()
