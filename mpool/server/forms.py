@@ -1,5 +1,7 @@
-"""Response formats and tools of each protocol as options of the library. :mod:`mpool.conversation.grammar` enforces
-them."""
+"""Conversion of each protocol's response format and tools to options of the library.
+
+:mod:`mpool.conversation.grammar` constrains the completion to them.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,13 @@ _OPENAI, _OLLAMA = "response_format", "format"
 
 
 def of_openai(value: dict[str, Any] | None) -> dict[str, Any]:
-    """Options of the library for a ``response_format``: text, json_object or json_schema.
+    """Convert OpenAI's ``response_format`` to options of the library.
+
+    Args:
+        value: Object with the ``type`` text, json_object or json_schema; None: free text.
 
     Raises:
-        Refusal: the type is unknown, the schema is missing, or the schema exceeds the limits.
+        Refusal: The type is unknown, the schema is missing, or the schema exceeds the limits.
     """
     if value is None or value.get("type") == "text":
         return {}
@@ -31,10 +36,13 @@ def of_openai(value: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def of_ollama(value: str | dict[str, Any] | None) -> dict[str, Any]:
-    """Options of the library for a ``format``: ``"json"``, or a JSON schema.
+    """Convert Ollama's ``format`` to options of the library.
+
+    Args:
+        value: ``"json"``, or a JSON schema; None or "": free text.
 
     Raises:
-        Refusal: see :func:`of_openai`.
+        Refusal: The value is neither, or the schema exceeds the limits.
     """
     if value in (None, ""):
         return {}
@@ -54,10 +62,15 @@ def _checked(wanted: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def of_tools(tools: list[dict[str, Any]] | None, choice: Any = None, parallel: bool | None = None) -> dict[str, Any]:
-    """Options of the library for tools, the choice among them, and parallel calls.
+    """Convert the tools of a request to options of the library.
+
+    Args:
+        tools: Tools in OpenAI's format; None or empty: no tools.
+        choice: ``tool_choice`` of the request.
+        parallel: ``parallel_tool_calls`` of the request.
 
     Raises:
-        Refusal: a tool is not valid, or the tools exceed the limits.
+        Refusal: A tool is not valid, or the tools exceed the limits.
     """
     if not tools:
         return {}

@@ -21,8 +21,8 @@ from msgspec import Meta, Struct
 from starlette.responses import Response
 
 from ... import aio
-from ..openai.structs import Embedding, EmbeddingsAnswer, InputUsage, Name
-from ..operations import Context, Operation, image_of, json_answer, large_answer
+from ..openai.structs import Embedding, EmbeddingsResponse, InputUsage, Name
+from ..operations import Context, Operation, image_of, json_response, large_response
 from .snapshot import Snapshot, snapshot
 
 #: Path -> file and its media type.
@@ -58,30 +58,30 @@ def _file(name: str, kind: str) -> Callable[[Context, Any], Awaitable[Response]]
 
 # ---- requests in flight ----------------------------------------------------------------------------------------------
 
-class CancelCall(Struct, forbid_unknown_fields=True):
+class CancelRequest(Struct, forbid_unknown_fields=True):
     """The request to cancel: an ``id`` of the snapshot's ``requests``, which is also its ``x-request-id``."""
 
     id: Annotated[str, Meta(min_length=1, max_length=64)]
 
 
-class CancelledCall(Struct):
+class CancelResponse(Struct):
     """``cancelled``: false if the request has already ended or never existed, which is no error."""
 
     id: str
     cancelled: bool
 
 
-async def cancel(context: Context, body: CancelCall) -> Response:
+async def cancel(context: Context, body: CancelRequest) -> Response:
     """Cancel a request in flight: its client gets the error ``cancelled``. Idempotent."""
     running = context.state.running.get(body.id)
     if running is not None:
         running.cancel()
-    return json_answer(CancelledCall(body.id, running is not None))
+    return json_response(CancelResponse(body.id, running is not None))
 
 
 async def state(context: Context, body: None) -> Response:
     """Return the data of the page. Never waits for requests."""
-    return json_answer(snapshot(context.state))
+    return json_response(snapshot(context.state))
 
 
 # ---- images ----------------------------------------------------------------------------------------------------------
@@ -99,20 +99,20 @@ async def embed_images(context: Context, body: ImagesToEmbed) -> Response:
     files = [image_of(text, f"images[{at}]") for at, text in enumerate(body.images)]
     rows = await aio.embed_image(files, served.model, pool=context.state.pool)
 
-    def made() -> EmbeddingsAnswer:
-        return EmbeddingsAnswer([Embedding(at, row.tolist()) for at, row in enumerate(rows)], body.model,
+    def made() -> EmbeddingsResponse:
+        return EmbeddingsResponse([Embedding(at, row.tolist()) for at, row in enumerate(rows)], body.model,
                                 InputUsage(0, 0))
 
-    return await large_answer(made, rows.size)
+    return await large_response(made, rows.size)
 
 
 OPERATIONS = (
-    *(Operation("GET", path, _file(name, kind), None, None, f"The dashboard: {name}", kind=kind,
+    *(Operation("GET", path, _file(name, kind), None, None, f"The dashboard: {name}", media_type=kind,
                 name="dashboard_" + name.replace(".", "_")) for path, (name, kind) in FILES.items()),
     Operation("GET", "/api/mpool/state", state, None, Snapshot, "State of the pool", name="mpool_state"),
-    Operation("POST", "/api/mpool/cancel", cancel, CancelCall, CancelledCall, "Cancel a request in flight",
+    Operation("POST", "/api/mpool/cancel", cancel, CancelRequest, CancelResponse, "Cancel a request in flight",
               name="mpool_cancel"),
-    Operation("POST", "/api/mpool/embed_images", embed_images, ImagesToEmbed, EmbeddingsAnswer, "Embed images",
+    Operation("POST", "/api/mpool/embed_images", embed_images, ImagesToEmbed, EmbeddingsResponse, "Embed images",
               name="mpool_embed_images"),
 )
 

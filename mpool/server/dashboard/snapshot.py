@@ -150,8 +150,8 @@ def snapshot(state: State) -> Snapshot:
         [PoolState(one.capability, one.policy, len(one.models), one.workers.total, one.workers.busy, one.workers.dead,
                    one.queue_depth, one.running) for one in pool.pools.values()],
         models,
-        [RequestState(one.id, one.path, one.model, max(0.0, now - one.begun), one.pieces,
-                      one.pieces)
+        [RequestState(one.id, one.path, one.model, max(0.0, now - one.started), one.chunks,
+                      one.chunks)
          for one in state.running.values()],
         {name: found[name] for name, _ in _core.metrics()}, _BOUNDS)
 

@@ -115,7 +115,7 @@ def test_the_document_has_the_routes(server: Any) -> None:
     assert shape["$ref"].endswith("/Snapshot")
     assert list(paths["/"]["get"]["responses"]["200"]["content"]) == ["text/html"]
     assert "password" in document["components"]["securitySchemes"]
-    assert "CancelCall" in document["components"]["schemas"]
+    assert "CancelRequest" in document["components"]["schemas"]
 
 
 # ---- requests in flight ----------------------------------------------------------------------------------------------
@@ -153,8 +153,8 @@ def test_cancel_ends_a_stream_with_its_one_end(llama: Path) -> None:
                                   "twice"])
 def test_wherever_a_stream_is_cancelled_it_has_one_end(server: Any, when: str) -> None:
     """Each moment by itself, with a client that takes what it is sent as slowly as it is told."""
-    from mpool.server.state import Running
-    from mpool.server.streaming import LINES, Streamed
+    from mpool.server.state import RunningRequest
+    from mpool.server.streaming import LINES, StreamedResponse
 
     async def run() -> tuple[list[bytes], list[str]]:
         calls: list[str] = []
@@ -176,9 +176,9 @@ def test_wherever_a_stream_is_cancelled_it_has_one_end(server: Any, when: str) -
             sent.append(message.get("body", b"head"))
 
         shared: Any = state
-        answer = Streamed(shared, "id", pieces(), lambda refusal: f"{refusal.code}\n".encode(), LINES,
+        answer = StreamedResponse(shared, "id", pieces(), lambda refusal: f"{refusal.code}\n".encode(), LINES,
                           lambda: calls.append("closed"))
-        running = state.running["id"] = Running("id", "/", "model", None)
+        running = state.running["id"] = RunningRequest("id", "/", "model", None)
         task = asyncio.ensure_future(answer({}, None, send))
         await asyncio.sleep(0.01)
         running.cancel()

@@ -99,10 +99,10 @@ def test_faults_are_those_that_msgspec_names(kind: Any, valid: dict[str, Any]) -
      "`messages[0].role` must be one of assistant, developer, system, tool, user, got 'x'."),
     ({"messages": [{"role": "user", "content": [{"type": "sound"}]}]}, "invalid_value", "messages[0].content[0].type",
      "`messages[0].content[0].type` must be one of text, image_url, got 'sound'."),
-    ({"messages": [{"content": "x"}]}, "invalid_value", "messages[0].role", "`messages[0].role` is missing."),
+    ({"messages": [{"content": "x"}]}, "invalid_value", "messages[0].role", "`messages[0].role` is required."),
     ({"messages": [{"role": "user", "zz": 1}]}, "unsupported_parameter", "messages[0].zz",
-     "There is no parameter `messages[0].zz`."),
-    ({"zz": 1}, "unsupported_parameter", "zz", "There is no parameter `zz`.")])
+     "`messages[0].zz` is not a parameter of this route."),
+    ({"zz": 1}, "unsupported_parameter", "zz", "`zz` is not a parameter of this route.")])
 def test_refusals(change: dict[str, Any], code: str, param: str, text: str) -> None:
     with pytest.raises(Refusal) as refused:
         parse(json.dumps({**CHAT, **change}).encode(), structs.ChatRequest)

@@ -25,7 +25,7 @@ from servers import Process, Raw, ask
 from workers import TERMINAL, Events, free, refused, run, text_of, until, working
 
 from mpool.server.errors import TABLE, Refusal, refusal_of, worker_code, worker_error
-from mpool.server.worker import GRACE, Tokens, Worker
+from mpool.server.worker import GRACE, TokenSplitter, Worker
 
 GREEDY: dict[str, Any] = {"temperature": 0}
 #: Some thousand tokens: seconds of reading with SmolLM2.
@@ -116,19 +116,19 @@ class Ticket:
     ([("", (0, 0), True)], [])])
 def test_the_text_of_every_token(pieces: list[Any], wanted: list[Any]) -> None:
     stream: Any = SimpleNamespace(_ticket=None)
-    tokens, found = Tokens(stream), []
+    splitter, found = TokenSplitter(stream), []
     for text, ends, last in pieces:
         stream._ticket = Ticket(*ends)
-        found += [(token.t, token.i) for token in tokens.of(Chunk(text, finish_reason="stop" if last else None))]
+        found += [(token.t, token.i) for token in splitter.split(Chunk(text, finish_reason="stop" if last else None))]
     assert found == wanted
 
 
 def test_tokens_of_a_long_text_are_read_once() -> None:
     ticket = Ticket()
-    tokens, found = Tokens(SimpleNamespace(_ticket=ticket)), 0  # type: ignore[arg-type]
+    splitter, found = TokenSplitter(SimpleNamespace(_ticket=ticket)), 0  # type: ignore[arg-type]
     for at in range(500):
         ticket.ends.append(at + 1)
-        found += len(tokens.of(Chunk("a", finish_reason="length" if at == 499 else None)))
+        found += len(splitter.split(Chunk("a", finish_reason="length" if at == 499 else None)))
     assert found == ticket.told == 500
 
 
@@ -140,7 +140,7 @@ def test_tokens_go_out_as_they_are_made(slow_worker: Worker) -> None:
         if name == "token":
             seen += 1
             if seen == 3:
-                running = slow_worker.turns.running
+                running = slow_worker.jobs.running
                 assert running is not None and running.stream is not None and running.stream._ticket is not None
                 assert not running.stream._ticket.done()
     assert seen > 100 and name == "end"
@@ -231,7 +231,7 @@ def test_what_is_given_up_is_over_before_the_next_begins(slow_worker: Worker, ov
         until(lambda: any(row.running for row in slow_worker.pool.ps()))
         with Raw(slow_worker.serving) as raw:
             raw.request("/execute", b'{"job_id": "next", "prompt": "x", "max_tokens": 1}')
-            until(lambda: slow_worker.turns.waiting == 1)
+            until(lambda: slow_worker.jobs.waiting == 1)
             if how == "leave":
                 first.close()
             else:
@@ -248,8 +248,8 @@ def test_a_second_request_waits_its_turn(slow_worker: Worker) -> None:
     second = threading.Thread(target=lambda: found.append(
         run(slow_worker.serving, job_id="second", prompt="Hello", max_tokens=3, **GREEDY)))
     second.start()
-    until(lambda: slow_worker.turns.waiting == 1)
-    assert not found and slow_worker.turns.running is not None and slow_worker.turns.running.id == "first"
+    until(lambda: slow_worker.jobs.waiting == 1)
+    assert not found and slow_worker.jobs.running is not None and slow_worker.jobs.running.id == "first"
     assert ask(slow_worker.serving, "/health")[1]["waiting"] == 1
     assert ask(slow_worker.serving, "/cancel", {"job_id": "first"}) == (200, {"job_id": "first", "cancelled": True})
     assert list(first)[-1][1]["code"] == "CANCELLED"
@@ -385,10 +385,10 @@ def test_what_waits_can_be_cancelled(slow_worker: Worker) -> None:
     found: list[Any] = []
     second = threading.Thread(target=lambda: found.append(refused(slow_worker.serving, job_id="2", prompt="x")))
     second.start()
-    until(lambda: slow_worker.turns.waiting == 1)
+    until(lambda: slow_worker.jobs.waiting == 1)
     assert ask(slow_worker.serving, "/cancel", {"job_id": "2"})[1]["cancelled"] is True
     second.join(30)
-    assert found and found[0][1]["code"] == "CANCELLED" and slow_worker.turns.running is not None
+    assert found and found[0][1]["code"] == "CANCELLED" and slow_worker.jobs.running is not None
     first.close()
     free(slow_worker)
 
@@ -398,7 +398,7 @@ def test_a_client_that_leaves_stops_its_job(slow_worker: Worker) -> None:
     for name, _ in events:
         if name == "token":
             break
-    ticket = slow_worker.turns.running.stream._ticket  # type: ignore[union-attr]
+    ticket = slow_worker.jobs.running.stream._ticket  # type: ignore[union-attr]
     events.close()
     free(slow_worker)
     assert ticket is not None and ticket.done() and ticket.text(0)[2] == 4 and ticket.text(0)[1] < 2048
@@ -407,7 +407,7 @@ def test_a_client_that_leaves_stops_its_job(slow_worker: Worker) -> None:
 def test_a_client_that_leaves_stops_its_job_in_prefill_too(slow_worker: Worker) -> None:
     prompt = f"{time.time_ns()} {LONG}"  # nothing of it was read before
     events = Events(slow_worker.serving, job_id="p", prompt=prompt, max_tokens=5, **GREEDY)
-    ticket = slow_worker.turns.running.stream._ticket  # type: ignore[union-attr]
+    ticket = slow_worker.jobs.running.stream._ticket  # type: ignore[union-attr]
     assert ticket is not None
     until(lambda: any(row.running for row in slow_worker.pool.ps()))
     events.close()
@@ -419,9 +419,9 @@ def test_a_client_that_leaves_while_it_waits(slow_worker: Worker) -> None:
     first = Events(slow_worker.serving, job_id="1", prompt="Once upon a time", max_tokens=2048, **GREEDY)
     with Raw(slow_worker.serving) as raw:
         raw.request("/execute", b'{"job_id": "2", "prompt": "x"}')
-        until(lambda: slow_worker.turns.waiting == 1)
-    until(lambda: slow_worker.turns.waiting == 0)
-    assert slow_worker.turns.running is not None and slow_worker.turns.running.id == "1"
+        until(lambda: slow_worker.jobs.waiting == 1)
+    until(lambda: slow_worker.jobs.waiting == 0)
+    assert slow_worker.jobs.running is not None and slow_worker.jobs.running.id == "1"
     first.close()
     free(slow_worker)
 
@@ -528,7 +528,7 @@ def test_health_answers_while_a_job_runs(slow_worker: Worker) -> None:
     """By order, not by the clock: many answers between two pieces of a job, in its prefill and in its decoding."""
     for job in ({"prompt": f"{time.time_ns()} {LONG}", "max_tokens": 2}, {"prompt": "Once", "max_tokens": 2048}):
         events = Events(slow_worker.serving, job_id="h", **job, **GREEDY)
-        ticket = slow_worker.turns.running.stream._ticket  # type: ignore[union-attr]
+        ticket = slow_worker.jobs.running.stream._ticket  # type: ignore[union-attr]
         for _ in range(20):
             status, found = ask(slow_worker.serving, "/health")
             assert status == 200 and found["status"] == "busy"
@@ -575,7 +575,7 @@ def test_a_long_job_is_cut_off_when_the_worker_is_stopped(llama: Path) -> None:
         waiting: list[Any] = []
         second = threading.Thread(target=lambda: waiting.append(refused(made.serving, job_id="w", prompt="x")))
         second.start()
-        until(lambda: made.turns.waiting == 1)
+        until(lambda: made.jobs.waiting == 1)
         made.serving.stop()
         found = list(events)
         second.join(30)
