@@ -19,8 +19,7 @@ from ..errors import ContextOverflow
 from ..results import ToolCall
 from ..tasks.running import counted
 from ..tasks.verbs import EMBED
-from . import forms, thinking
-from . import ollama_models
+from . import forms, ollama_models, thinking
 from .errors import Refusal, plain_error
 from .ollama_structs import (
     Details,
@@ -62,7 +61,8 @@ _LOWEST = -9999.0
 #: Sampler options that the library does not support -> value that turns the sampler off.
 _OFF = {"mirostat": 0, "tfs_z": 1.0, "typical_p": 1.0}
 #: Sampling options that have the same name, or an alias of this name, in the library.
-_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty", "stop")
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty",
+             "stop")
 
 
 def now() -> str:

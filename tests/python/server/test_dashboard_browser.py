@@ -143,7 +143,7 @@ def test_a_request_in_flight_is_shown_and_cancelled(page: Any, server: Any) -> N
     try:
         button = until(lambda: page.find_elements(By.CSS_SELECTOR, "#requests button"))[0]
         button.click()
-        until(lambda: "was cancelled" in text(page, "said"))
+        until(lambda: "was cancelled" in text(page, "cancel-result"))
     finally:
         thread.join(WAITS)
     assert found[0][0] == 499 and found[0][1]["error"]["code"] == "cancelled"
