@@ -14,7 +14,7 @@ from .errors import Refusal
 _OPENAI, _OLLAMA = "response_format", "format"
 
 
-def of_openai(value: dict[str, Any] | None) -> dict[str, Any]:
+def openai_format(value: dict[str, Any] | None) -> dict[str, Any]:
     """Convert OpenAI's ``response_format`` to options of the library.
 
     Args:
@@ -32,10 +32,10 @@ def of_openai(value: dict[str, Any] | None) -> dict[str, Any]:
         outer = value.get("json_schema")
         if not isinstance(outer, dict) or not isinstance(outer.get("schema"), dict):
             raise Refusal("invalid_value", "`response_format.json_schema.schema` must be a JSON schema.", _OPENAI)
-    return _checked(value, _OPENAI)
+    return _response_format(value, _OPENAI)
 
 
-def of_ollama(value: str | dict[str, Any] | None) -> dict[str, Any]:
+def ollama_format(value: str | dict[str, Any] | None) -> dict[str, Any]:
     """Convert Ollama's ``format`` to options of the library.
 
     Args:
@@ -50,10 +50,10 @@ def of_ollama(value: str | dict[str, Any] | None) -> dict[str, Any]:
         return {"response_format": {"type": "json_object"}}
     if not isinstance(value, dict):
         raise Refusal("unsupported_parameter", '`format` must be "json" or a JSON schema.', _OLLAMA)
-    return _checked({"type": "json_schema", "json_schema": {"schema": value}}, _OLLAMA)
+    return _response_format({"type": "json_schema", "json_schema": {"schema": value}}, _OLLAMA)
 
 
-def _checked(wanted: dict[str, Any], name: str) -> dict[str, Any]:
+def _response_format(wanted: dict[str, Any], name: str) -> dict[str, Any]:
     try:
         grammar.check(wanted)
     except MpoolError as error:
@@ -61,7 +61,8 @@ def _checked(wanted: dict[str, Any], name: str) -> dict[str, Any]:
     return {"response_format": wanted}
 
 
-def of_tools(tools: list[dict[str, Any]] | None, choice: Any = None, parallel: bool | None = None) -> dict[str, Any]:
+def tool_options(tools: list[dict[str, Any]] | None, choice: Any = None,
+                 parallel: bool | None = None) -> dict[str, Any]:
     """Convert the tools of a request to options of the library.
 
     Args:

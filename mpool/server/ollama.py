@@ -108,7 +108,7 @@ def sampling(context: Context, body: TextRequest) -> dict[str, Any]:
         found["seed"] = given.seed % 2**64
     if body.logprobs:
         found |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
-    return found | forms.of_ollama(body.format)
+    return found | forms.ollama_format(body.format)
 
 
 # ---- text ----------------------------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ async def generate(context: Context, body: GenerateRequest) -> Response:
         messages = [_message(context, OllamaMessage("user", prompt, images=body.images), "prompt")]
         if body.system:
             messages.insert(0, {"role": "system", "content": context.check_text(body.system, "system")})
-        options |= await thinking.of_ollama(served, body.think)
+        options |= await thinking.ollama_options(served, body.think)
         stream = aio.chat(messages, served.model, stream=True, pool=pool, **options)
     return await _respond(context, served, body, stream, _generate_response, cold)
 
@@ -155,8 +155,8 @@ async def chat(context: Context, body: OllamaChatRequest) -> Response:
     if not body.messages:
         return await _load_or_unload(context, served, body, _chat_response)
     messages = [_message(context, message, f"messages[{at}]") for at, message in enumerate(body.messages)]
-    options = {**sampling(context, body), **keep_alive_options(body), **forms.of_tools(body.tools),
-               **await thinking.of_ollama(served, body.think)}
+    options = {**sampling(context, body), **keep_alive_options(body), **forms.tool_options(body.tools),
+               **await thinking.ollama_options(served, body.think)}
     cold = not _resident(context, served)
     while True:
         stream = aio.chat(messages, served.model, stream=True, pool=context.state.pool, **options)

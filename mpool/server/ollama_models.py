@@ -93,7 +93,7 @@ def describe(served: ServedModel) -> OllamaDescription:
 
 def template_capabilities(served: ServedModel) -> list[str]:
     """Return the capabilities that the chat template of a model provides: ``tools`` and ``thinking``, or fewer."""
-    return _tools(served) + ["thinking"] * thinking.of_model(served).thinks
+    return _tools(served) + ["thinking"] * thinking.model_options(served).thinks
 
 
 def _tools(served: ServedModel) -> list[str]:

@@ -40,7 +40,7 @@ class Thinking(NamedTuple):
 
 
 @functools.lru_cache(maxsize=64)
-def of_template(source: str) -> Thinking:
+def template_options(source: str) -> Thinking:
     """Return the reasoning options of a chat template.
 
     Raises:
@@ -52,16 +52,16 @@ def of_template(source: str) -> Thinking:
     return Thinking(has_level or bool(switches) or reasoning.of_template(source, "") is not None, switches, has_level)
 
 
-def of_model(served: ServedModel) -> Thinking:
+def model_options(served: ServedModel) -> Thinking:
     """Return the reasoning options of a model. Reads the metadata in its files if they were not read before."""
     source = served.model.description.chat_template
     try:
-        return of_template(source) if source else Thinking(False, (), False)
+        return template_options(source) if source else Thinking(False, (), False)
     except MpoolError:  # an invalid template fails when it is used
         return Thinking(False, (), False)
 
 
-async def of_openai(served: ServedModel, effort: str | None) -> dict[str, Any]:
+async def openai_options(served: ServedModel, effort: str | None) -> dict[str, Any]:
     """Convert OpenAI's ``reasoning_effort`` to options of the library. Models that do not think ignore it.
 
     Raises:
@@ -69,7 +69,7 @@ async def of_openai(served: ServedModel, effort: str | None) -> dict[str, Any]:
     """
     if effort is None:
         return {}
-    found = await asyncio.to_thread(of_model, served)
+    found = await asyncio.to_thread(model_options, served)
     if effort == "none":
         if found.thinks and not found.switches:
             raise Refusal("unsupported_parameter", "`reasoning_effort` must not be none: this model always thinks.",
@@ -78,7 +78,7 @@ async def of_openai(served: ServedModel, effort: str | None) -> dict[str, Any]:
     return _options({**found.switched(True), **({_LEVEL: _LEVELS[effort]} if found.has_level else {})})
 
 
-async def of_ollama(served: ServedModel, think: bool | str | None) -> dict[str, Any]:
+async def ollama_options(served: ServedModel, think: bool | str | None) -> dict[str, Any]:
     """Convert Ollama's ``think`` to options of the library. As in Ollama, a model that always thinks ignores false.
 
     Raises:
@@ -89,7 +89,7 @@ async def of_ollama(served: ServedModel, think: bool | str | None) -> dict[str, 
     if isinstance(think, str) and think not in ("low", "medium", "high"):
         raise Refusal("invalid_value", f"`think` must be one of true, false, low, medium, high, got {shown(think)}.",
                       "think")
-    found = await asyncio.to_thread(of_model, served)
+    found = await asyncio.to_thread(model_options, served)
     if think is not False and not found.thinks:
         raise Refusal("unsupported_parameter", f'"{served.name}" does not support thinking.', "think")
     if isinstance(think, str):
@@ -103,4 +103,4 @@ def _options(variables: dict[str, Any]) -> dict[str, Any]:
     return {"template_options": variables} if variables else {}
 
 
-__all__ = ["Thinking", "of_model", "of_ollama", "of_openai", "of_template"]
+__all__ = ["Thinking", "model_options", "ollama_options", "openai_options", "template_options"]

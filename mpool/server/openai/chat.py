@@ -45,9 +45,9 @@ async def chat(context: Context, body: ChatRequest) -> Response:
     _check(body)
     messages = [_message(context, message, f"messages[{at}]") for at, message in enumerate(body.messages)]
     options = sampling(context, body, body.max_completion_tokens or body.max_tokens)
-    options |= forms.of_openai(body.response_format)
-    options |= forms.of_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
-    options |= await thinking.of_openai(served, body.reasoning_effort)
+    options |= forms.openai_format(body.response_format)
+    options |= forms.tool_options(body.tools, body.tool_choice, body.parallel_tool_calls)
+    options |= await thinking.openai_options(served, body.reasoning_effort)
     if body.logprobs:
         options |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
     pool, name, created = context.state.pool, f"chatcmpl-{context.id}", int(time.time())

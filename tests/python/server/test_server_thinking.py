@@ -42,7 +42,7 @@ def server(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[An
     (tm.HERMES, (False, (), False)), ("It has enable_thinking in its text.", (False, (), False)),
 ], ids=["Qwen3", "GPT-OSS", "R1", "DeepSeek", "a variable of its own", "Qwen2.5", "text"])
 def test_templates_say_what_they_read(source: str, wanted: tuple[bool, tuple[str, ...], bool]) -> None:
-    assert thinking.of_template(source) == wanted
+    assert thinking.template_options(source) == wanted
 
 
 def test_openai(server: Any) -> None:
