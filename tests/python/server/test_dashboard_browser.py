@@ -103,10 +103,10 @@ def test_page_loads_nothing_from_other_servers(page: Any, server: Any) -> None:
 
     until(lambda: page.find_elements(By.CSS_SELECTOR, "#pools tr"))
     seen = [json.loads(entry["message"])["message"] for entry in page.get_log("performance")]
-    asked = {message["params"]["request"]["url"] for message in seen
+    urls = {message["params"]["request"]["url"] for message in seen
              if message["method"] == "Network.requestWillBeSent"}
-    asked = {url for url in asked if not url.startswith(("data:", "about:"))}
-    assert asked and all(url.startswith(server.url + "/") for url in asked), asked
+    urls = {url for url in urls if not url.startswith(("data:", "about:"))}
+    assert urls and all(url.startswith(server.url + "/") for url in urls), urls
     assert not [message for message in seen if message["method"] == "Network.loadingFailed"]
     assert {row.text.split()[0] for row in page.find_elements(By.CSS_SELECTOR, "#pools tr")} \
         == set(server.state.pool.pools)

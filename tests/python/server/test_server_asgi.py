@@ -44,17 +44,17 @@ async def lifespan(app: Application) -> AsyncIterator[list[str]]:
     """Run the lifespan protocol around a block. Yields the types of the messages that the application sent."""
     incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
     sent: list[str] = []
-    answered = asyncio.Event()
+    replied = asyncio.Event()
 
     async def send(message: Any) -> None:
         sent.append(message["type"])
-        answered.set()
+        replied.set()
 
     task = asyncio.create_task(app({"type": "lifespan", "asgi": {"version": "3.0"}}, incoming.get, send))
     for kind in ("startup", "shutdown"):
-        answered.clear()
+        replied.clear()
         incoming.put_nowait({"type": f"lifespan.{kind}"})
-        await asyncio.wait_for(answered.wait(), 30)
+        await asyncio.wait_for(replied.wait(), 30)
         if kind == "startup":
             yield sent
     await task

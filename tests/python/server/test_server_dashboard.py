@@ -175,10 +175,10 @@ def test_cancelled_stream_has_one_final_event_at_any_time(server: Any, when: str
             sent.append(message.get("body", b"head"))
 
         shared: Any = state
-        answer = StreamedResponse(shared, "id", pieces(), lambda refusal: f"{refusal.code}\n".encode(), LINES,
-                          lambda: calls.append("closed"))
+        response = StreamedResponse(shared, "id", chunks(), lambda refusal: f"{refusal.code}\n".encode(), LINES,
+                                    lambda: calls.append("closed"))
         running = state.running["id"] = RunningRequest("id", "/", "model", None)
-        task = asyncio.ensure_future(answer({}, None, send))
+        task = asyncio.ensure_future(response({}, None, send))
         await asyncio.sleep(0.01)
         running.cancel()
         if when == "twice":

@@ -50,10 +50,10 @@ def test_openai_schema_agrees_with_the_library(server: Any, llama: Path) -> None
 def test_openai_client_streams_structured_output(server: Any) -> None:
     openai = pytest.importorskip("openai")
     client = openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none", max_retries=0)
-    pieces = client.chat.completions.create(
+    chunks = client.chat.completions.create(
         model="llama", messages=CHAT, stream=True, max_tokens=200, response_format={
             "type": "json_schema", "json_schema": {"name": "pet", "schema": SCHEMA}}, **HOT)
-    validate("".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices))
+    validate("".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices))
     found = client.chat.completions.create(model="llama", messages=CHAT, max_tokens=40,
                                            response_format={"type": "json_object"}, **HOT)
     assert (found.choices[0].message.content or "").lstrip().startswith("{")
