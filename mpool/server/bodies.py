@@ -126,7 +126,7 @@ def _without_nulls(data: bytes, decoder: msgspec.json.Decoder[Any], error: msgsp
     try:
         shape = _shape(decoder.type)  # type: ignore[arg-type]
         return msgspec.json.encode(_drop_nulls(msgspec.json.decode(data), shape))
-    except (OverflowError, msgspec.EncodeError):  # integers that only Python has
+    except (OverflowError, msgspec.EncodeError):  # msgspec cannot encode integers of more than 64 bits
         raise error from None
 
 

@@ -37,7 +37,7 @@ class ServedModel:
 
     @property
     def capabilities(self) -> tuple[str, ...]:
-        """Capabilities of the model. Reads the metadata in its files if they were not read before."""
+        """Capabilities of the model. Reads the metadata in its files if it was not read before."""
         return self.model.capabilities
 
 

@@ -53,7 +53,7 @@ def template_options(source: str) -> Thinking:
 
 
 def model_options(served: ServedModel) -> Thinking:
-    """Return the reasoning options of a model. Reads the metadata in its files if they were not read before."""
+    """Return the reasoning options of a model. Reads the metadata in its files if it was not read before."""
     source = served.model.description.chat_template
     try:
         return template_options(source) if source else Thinking(False, (), False)
