@@ -211,8 +211,7 @@ def _message(context: Context, message: OllamaMessage, where: str) -> dict[str, 
 
 async def _respond(context: Context, served: ServedModel, body: TextRequest, stream: AsyncStream,
                    make_response: ResponseFactory, cold: bool) -> Response:
-    """Run a request for text, and stream the response unless ``stream`` is false. ``cold``: the model was not loaded.
-    """
+    """Run a text request and stream the response unless ``stream`` is false. ``cold``: the model was not loaded."""
     if body.stream is False:
         try:
             done = await stream.result()

@@ -60,8 +60,7 @@ def test_names_of_the_server() -> None:
 
 
 def test_the_server_imports_no_private_name() -> None:
-    """`mpool/server` imports no underscore names of other packages, and only the names below from uvicorn's submodules.
-    """
+    """`mpool/server` imports no underscore names of other packages, and from uvicorn's modules only the names below."""
     import ast
     from pathlib import Path
 
