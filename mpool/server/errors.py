@@ -37,7 +37,7 @@ class Row(NamedTuple):
 
 _REQUEST, _SERVER = "invalid_request_error", "server_error"
 
-#: Code -> row.
+#: Error code -> status, type and text of the response.
 TABLE: dict[str, Row] = {
     "invalid_json": Row(400, _REQUEST, "The body is not strict JSON."),
     "invalid_value": Row(400, _REQUEST, "The request has a value that is not allowed."),

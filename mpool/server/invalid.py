@@ -56,7 +56,7 @@ def find_fault(data: bytes | msgspec.Raw, kind: Any, path: str = "") -> Fault:
                 found = _fault_in_list(data, one, path)
             elif get_origin(one) is dict and head == b"{":
                 found = _fault_in_dict(data, one, path)
-        except RecursionError:  # report the value itself: it is nested too deeply
+        except RecursionError:  # nested too deeply to descend: report the value as a whole
             pass
         if found is not None:
             return found

@@ -83,7 +83,7 @@ class Settings:
             value = getattr(self, name)
             kinds = (int,) if name in _WHOLE else (int, float)
             if isinstance(value, bool) or not isinstance(value, kinds) or not low <= value <= high:
-                refuse(name, value, f"{'an integer' if name in _WHOLE else 'seconds'} from {low} to {high}")
+                refuse(name, value, f"{'an integer' if name in _WHOLE else 'a number of seconds'} from {low} to {high}")
         if not isinstance(self.host, str) or not self.host:
             refuse("host", self.host, "an IP address or host name")
         if self.token is not None:

@@ -70,7 +70,7 @@ class PoolState(Struct):
 
 
 class MemoryState(Struct):
-    """Memory in bytes; see :class:`mpool.Health`. ``by_kind``: purpose of the memory to bytes."""
+    """Memory in bytes; see :class:`mpool.Health`. ``by_kind``: bytes by purpose of the memory."""
 
     used: int
     limit: int

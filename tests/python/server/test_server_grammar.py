@@ -106,7 +106,7 @@ def test_invalid_ollama_formats_are_refused(server: Any, wanted: Any) -> None:
 
 
 def test_too_complex_schema(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error names `response_format`, and is not the error of a long body."""
+    """The error names `response_format`; it is not the error for a body that is too long."""
     import llguidance
 
     limits = llguidance.LLParserLimits
