@@ -13,7 +13,7 @@ from ..errors import Refusal
 from ..operations import Context, Operation, json_response
 from ..streaming import EVENTS
 from .structs import CompletionChoice, CompletionLogprobs, CompletionRequest, CompletionResponse, Usage
-from .text import LOWEST, check_count, encode, finish, sampling, streamed, together, usage_of
+from .text import LOWEST, check_count, encode, finish, run_concurrently, sampling, streamed, usage_of
 from .vectors import texts_or_ids
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ async def completions(context: Context, body: CompletionRequest) -> Response:
         no_usage = None if include_usage else UNSET
         streams = [aio.generate(prompt, served.model, stream=True, pool=pool, **options) for prompt in prompts]
         return await streamed(context, streams, [], chunk_event, usage_event if include_usage else None)
-    done = await together([aio.generate(prompt, served.model, pool=pool, **options)  # type: ignore[misc]
+    done = await run_concurrently([aio.generate(prompt, served.model, pool=pool, **options)  # type: ignore[misc]
                            for prompt in prompts])
     choices = [choice(at, one.index, one.text, one.finish_reason, one.logprobs)
                for at, result in enumerate(done) for one in result.choices]

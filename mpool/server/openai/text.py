@@ -72,7 +72,7 @@ def finish(reason: str | None) -> Literal["stop", "length"] | None:
     return "stop" if reason == "stop" else "length" if reason == "length" else None
 
 
-async def together(requests: list[Coroutine[Any, Any, Completion]]) -> list[Completion]:
+async def run_concurrently(requests: list[Coroutine[Any, Any, Completion]]) -> list[Completion]:
     """Run completions concurrently. The first failure cancels the others."""
     if len(requests) == 1:
         return [await requests[0]]
@@ -111,4 +111,4 @@ async def streamed(context: Context, streams: list[AsyncStream], first_events: l
                     chunks.close, _DONE)
 
 
-__all__ = ["LOWEST", "check_count", "encode", "finish", "sampling", "streamed", "together", "usage_of"]
+__all__ = ["LOWEST", "check_count", "encode", "finish", "run_concurrently", "sampling", "streamed", "usage_of"]
