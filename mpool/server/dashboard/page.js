@@ -17,7 +17,7 @@ const span = (seconds) => seconds === null ? "–" : seconds < 1e-3 ? `${whole(s
 
 // ---- plots ----------------------------------------------------------------------------------------------------------
 
-const requests = new Plot("Requests per second", ["completed", "failed"], rate, HISTORY_SECONDS);
+const requests = new Plot("Requests", ["completed", "failed"], rate, HISTORY_SECONDS);
 const tokens = new Plot("Tokens per second", ["prompt and completion"], rate, HISTORY_SECONDS);
 const latency = new Plot("Request latency", ["p50", "p99"], span, HISTORY_SECONDS);
 const memory = new Plot("Memory", ["in use"], bytes, HISTORY_SECONDS);
