@@ -1,20 +1,22 @@
-"""The pool over HTTP: OpenAI's and Ollama's protocols as an ASGI application. Needs the extra ``server``.
+"""HTTP server: OpenAI's and Ollama's protocols as an ASGI application. Requires the extra ``server``.
 
-``mpool serve`` runs the application with limits on every socket. Any other ASGI server runs it too::
+``mpool serve`` runs the application with limits on every connection. Any other ASGI server can run it too::
 
     uvicorn mpool.server:app --factory
 
-The pool does the work: the server has no queue and no knowledge of models. From the socket to the handler:
+The server only translates protocols: the pool queues and runs the requests. The modules, from the socket to the
+handler:
 
-- ``settings``: address, clients and limits; the token. ``serving``: socket, uvicorn, signals, shutdown.
-- ``protocol``: an optional protocol class for uvicorn: limits on sizes and times, clients that disconnect.
-- ``application``: the routes behind the guards (``guard``: Host and Origin, then the token); :func:`create_app`.
-  ``state``: the state that requests share. ``disconnects``: clients that leave, on other ASGI servers.
-- ``operations``: from a route to its handler and back. One :class:`operations.Operation` row defines a route;
-  ``openapi`` makes the published document from the rows. ``bodies``: strict JSON. ``errors``: every error response.
-- ``streaming``: server-sent events and JSON lines with exactly one end. ``models``: the names that clients may use.
-- One module per protocol: ``openai``, ``ollama``, ``operational``, ``dashboard``. A further protocol is a tuple of
-  operations in ``application``.
+- ``settings``: address, access control, limits and the token file. ``serving``: socket, uvicorn, signals, shutdown.
+- ``protocol``: optional protocol class for uvicorn with limits on sizes and times, and detection of disconnects.
+- ``application``: routes behind the guards (``guard``: Host and Origin, then the token); :func:`create_app`.
+  ``state``: state that all requests share. ``disconnects``: detection of disconnects on other ASGI servers.
+- ``operations``: calls the handler of a route. Each route is defined by an :class:`operations.Operation`, from which
+  ``openapi`` generates the OpenAPI document. ``bodies``: strict JSON. ``invalid``: search for the invalid field of a
+  body. ``errors``: all error responses.
+- ``streaming``: server-sent events and JSON lines with exactly one final event. ``models``: names of the served models.
+- One module per protocol: ``openai``, ``ollama``, ``operational``, ``dashboard``. To add a protocol, add its tuple of
+  operations in ``application``. ``forms``, ``thinking``: options that OpenAI's and Ollama's protocols share.
 - ``worker``: ``mpool worker``, a server for one model that runs one job at a time.
 """
 
@@ -27,13 +29,13 @@ if TYPE_CHECKING:
 
 
 def create_app(*args: Any, **options: Any) -> Application:
-    """Make the server's ASGI application; see :func:`mpool.server.application.create_app`."""
+    """Create the ASGI application of the server; see :func:`mpool.server.application.create_app`."""
     from .application import create_app as create  # starlette and msgspec are optional packages
 
     return create(*args, **options)
 
 
-#: The factory under the name that ASGI servers look for: ``uvicorn mpool.server:app --factory``.
+#: Alias of :func:`create_app` for ``uvicorn mpool.server:app --factory``.
 app = create_app
 
 __all__ = ["app", "create_app"]

@@ -1,7 +1,7 @@
 """The ASGI application: the routes of every protocol behind the guards.
 
-The application needs nothing of the server that runs it: uvicorn, hypercorn and httpx's ``ASGITransport`` do.
-``mpool serve`` adds a protocol class for uvicorn that hardens the socket (:mod:`mpool.server.protocol`).
+Any ASGI server can run the application; it is tested with uvicorn, hypercorn and httpx's ``ASGITransport``.
+``mpool serve`` adds a protocol class for uvicorn that hardens the connections (:mod:`mpool.server.protocol`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import dashboard, ollama, operational
 from .errors import Refusal
-from .guard import App, Door, Gate, Lock, Scope, answer
+from .guard import App, GuardState, HostGuard, Scope, TokenGuard, refusal_response
 from .openai import OPERATIONS as OPENAI
 from .operations import Endpoint, Operation
 from .settings import Settings
@@ -22,16 +22,16 @@ from .state import State
 if TYPE_CHECKING:
     from ..pool import Pool
 
-#: Every operation of the server, in the order of the OpenAPI document.
+#: All operations of the server, in the order of the OpenAPI document.
 OPERATIONS: tuple[Operation, ...] = (*operational.OPERATIONS, *OPENAI, *ollama.OPERATIONS,
                                      *dashboard.OPERATIONS)
 
 
 class Routes:
-    """The endpoints by path and method.
+    """ASGI application that selects the endpoint by path and method.
 
-    No path has a variable part, so one dictionary lookup finds the endpoint. Each endpoint turns its own errors into
-    responses, so no middleware surrounds it: Starlette's application and router added 20 us to a request of 240 us.
+    No path has a variable part, so one dictionary lookup finds the endpoint. Each endpoint converts its own errors to
+    responses, so no middleware is needed: Starlette's application and router added 20 us to a request of 240 us.
     """
 
     def __init__(self, operations: tuple[Operation, ...], state: State) -> None:
@@ -48,18 +48,18 @@ class Routes:
         if endpoint is not None:
             await endpoint(scope, receive, send)
             return
-        response = answer(Refusal("not_found" if methods is None else "method_not_allowed"), scope["path"])
+        response = refusal_response(Refusal("not_found" if methods is None else "method_not_allowed"), scope["path"])
         if methods is not None:
             response.headers["allow"] = ", ".join(methods)
         await response(scope, receive, send)
 
 
 class Application:
-    """An ASGI application: HTTP to the guarded routes, lifespan events, and no WebSockets.
+    """ASGI application that forwards HTTP requests, handles lifespan events, and closes WebSockets.
 
     Args:
-        app: takes the requests of type ``http``.
-        shutdown: awaited at the lifespan event ``shutdown``.
+        app: Application for connections of type ``http``.
+        shutdown: Coroutine function for the lifespan event ``shutdown``.
     """
 
     def __init__(self, app: App, shutdown: Callable[[], Awaitable[object]] | None = None) -> None:
@@ -68,7 +68,7 @@ class Application:
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
             root = scope.get("root_path")
-            if root and scope["path"].startswith(root + "/"):  # mounted under a prefix of another application
+            if root and scope["path"].startswith(root + "/"):  # another application mounts this one under a prefix
                 scope = {**scope, "path": scope["path"][len(root):]}
             await self._app(scope, receive, send)
         elif scope["type"] == "lifespan":
@@ -92,26 +92,28 @@ class Application:
 
 def create_app(models: Iterable[str | os.PathLike[str]] | None = None, *, pool: Pool | None = None,
                settings: Settings | None = None, catalogue: bool = True, compute: str = "auto") -> Application:
-    """The server as an ASGI application, for any ASGI server or as a part of another application.
+    """Create the server as an ASGI application, to be run by an ASGI server or mounted in another application.
 
-    ``uvicorn mpool.server:app --factory`` calls it without arguments. The environment then says what is served:
-    ``MPOOL_SERVER_MODELS`` (references, each also as ``NAME=REF``, separated by commas), ``MPOOL_SERVER_TOKEN_FILE``,
-    ``MPOOL_SERVER_ALLOW_HOSTS`` and ``MPOOL_SERVER_ALLOW_ORIGINS`` (separated by commas).
+    ``uvicorn mpool.server:app --factory`` calls this function without arguments. Environment variables then configure
+    the server: ``MPOOL_SERVER_MODELS`` (references, optionally as ``NAME=REF``, separated by commas),
+    ``MPOOL_SERVER_TOKEN_FILE``, and ``MPOOL_SERVER_ALLOW_HOSTS`` and ``MPOOL_SERVER_ALLOW_ORIGINS`` (separated by
+    commas).
 
     The ASGI server owns the socket, so ``host``, ``port``, ``max_header``, ``max_header_count``, ``max_connections``
     and the four timeouts of ``settings`` have no effect here. Without a token, the application serves only requests
-    that reached the machine at a loopback address or a Unix socket.
+    that arrive at a loopback address or a Unix socket.
 
     Args:
-        models: models to serve; None: those of ``MPOOL_SERVER_MODELS``. See :class:`mpool.server.models.Models`.
-        pool: computes. None: a new pool, which the lifespan event ``shutdown`` closes. The caller closes its own pool.
-        settings: token, hosts, origins and limits; None: the defaults with what the environment says.
-        catalogue: also serve the catalogue's models whose files are on this machine.
-        compute: compute type of all models.
+        models: Models to serve, as for :class:`mpool.server.models.Models`; None: those of ``MPOOL_SERVER_MODELS``.
+        pool: Pool that runs the requests, and that the caller closes; None: a new pool, which the lifespan event
+            ``shutdown`` closes.
+        settings: Token, hosts, origins and limits; None: the defaults and the environment variables.
+        catalogue: Serve also the models of the catalogue whose files are on this machine.
+        compute: Compute type of all models.
 
     Raises:
-        InvalidArgument: a setting or a model's name is not allowed.
-        and what :func:`mpool.register` raises.
+        InvalidArgument: A setting or the name of a model is not allowed.
+        MpoolError: A model cannot be registered; see :func:`mpool.register`.
     """
     from ..config import PoolConfig
     from ..pool import Pool
@@ -128,7 +130,7 @@ def create_app(models: Iterable[str | os.PathLike[str]] | None = None, *, pool: 
         if own:
             used.close()
         raise
-    state.hosts = None  # the port is the ASGI server's
+    state.hosts = None  # the ASGI server chooses the port: accept the local address of each request
 
     async def shutdown() -> None:
         state.stopping = True
@@ -152,26 +154,26 @@ def _settings_of_environment() -> Settings:
 
 def make_app(state: State, operations: tuple[Operation, ...] = OPERATIONS,
              shutdown: Callable[[], Awaitable[object]] | None = None) -> Application:
-    """The application of a server.
+    """Create the guarded application of a server.
 
     Args:
-        state: shared by all requests.
-        operations: the routes.
-        shutdown: awaited at the lifespan event ``shutdown``.
+        state: State that all requests share.
+        operations: Routes.
+        shutdown: Coroutine function for the lifespan event ``shutdown``.
     """
     return Application(guarded(Routes(operations, state), state), shutdown)
 
 
-def guarded(app: App, gate: Gate) -> App:
-    """An application behind the server's guards: Host and Origin, then CORS, then the token."""
-    app = Lock(app, gate)
+def guarded(app: App, gate: GuardState) -> App:
+    """Wrap an application in the server's guards: Host and Origin, then CORS, then the token."""
+    app = TokenGuard(app, gate)
     origins = gate.settings.allowed_origins
     if origins:
         from starlette.middleware.cors import CORSMiddleware
 
         app = CORSMiddleware(app, allow_origins=origins, allow_methods=("GET", "POST"),
                              allow_headers=("authorization", "content-type"))
-    return Door(app, gate)
+    return HostGuard(app, gate)
 
 
 __all__ = ["OPERATIONS", "Application", "Routes", "create_app", "guarded", "make_app"]

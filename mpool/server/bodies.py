@@ -1,7 +1,8 @@
-"""Request bodies: read up to a limit, then parsed strictly into a struct.
+"""Request bodies: reading up to a size limit, and strict parsing into a struct.
 
 msgspec refuses NaN, numbers out of range, ``true`` for an integer, lone surrogates, invalid UTF-8, and nesting beyond
-its depth. A second pass by the standard library's parser finds duplicate keys. A null equals a field that is left out.
+its maximum depth. A second pass with the standard library's parser finds duplicate keys. A field that is null is
+equivalent to an absent field.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ from .invalid import Fault, find_fault
 T = TypeVar("T")
 Receive = Callable[[], Awaitable[Any]]
 
-#: Bytes from which on a body is parsed on a tokenizer thread, so that the loop keeps serving other requests.
+#: Minimum size in bytes of a body that is parsed on a tokenizer thread, so that the loop keeps serving other requests.
 _LONG = 1 << 16
 
 
-class Gone(Exception):
-    """The client disconnected before its request was complete."""
+class ClientDisconnected(Exception):
+    """Raised when the client disconnects before its request is complete."""
 
 
 def declared_length(scope: Any) -> int | None:
-    """The request's ``Content-Length``; None: it has none.
+    """Return the ``Content-Length`` of a request in bytes; None: the request has no such header.
 
     Raises:
-        Refusal: it is not a number.
+        Refusal: The value is not a number.
     """
     value = header(scope, b"content-length")
     if value is None:
@@ -49,38 +50,38 @@ async def read(receive: Receive, declared: int | None, most: int) -> bytes:
     """Read the body of a request.
 
     Args:
-        receive: ASGI's ``receive``.
+        receive: ``receive`` of ASGI.
         declared: ``Content-Length`` in bytes; None: the body is chunked.
-        most: bytes allowed.
+        most: Maximum size in bytes.
 
     Raises:
-        Refusal: the body is larger than allowed.
-        Gone: the client disconnected.
+        Refusal: The body is larger than allowed.
+        ClientDisconnected: The client disconnected.
     """
     if declared is not None and declared > most:
-        raise Refusal("request_too_large", f"Allowed: {most:,} bytes.")
+        raise Refusal("request_too_large", f"A body must have at most {most:,} bytes.")
     parts: list[bytes] = []
     size = 0
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise Gone
+            raise ClientDisconnected
         part = message.get("body", b"")
         size += len(part)
         if size > most:
-            raise Refusal("request_too_large", f"Allowed: {most:,} bytes.")
+            raise Refusal("request_too_large", f"A body must have at most {most:,} bytes.")
         parts.append(part)
         if not message.get("more_body", False):
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def _once(pairs: list[tuple[str, Any]]) -> None:
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> None:
     if len(pairs) > 1 and len({key for key, _ in pairs}) != len(pairs):
         raise Refusal("invalid_json", "An object has a duplicate key.")
 
 
-#: Parses a body for its keys alone and drops the values.
-_keys = json.JSONDecoder(object_pairs_hook=_once, parse_float=len, parse_int=len).decode
+#: Decoder that only checks a body for duplicate keys.
+_check_keys = json.JSONDecoder(object_pairs_hook=_refuse_duplicates, parse_float=len, parse_int=len).decode
 
 
 @functools.lru_cache(maxsize=64)
@@ -92,9 +93,9 @@ def parse(data: bytes, kind: type[T]) -> T:
     """Parse a body into a struct.
 
     Raises:
-        Refusal: the body is not strict JSON, or a field is unknown, missing, of the wrong type or out of range.
+        Refusal: The body is not strict JSON, or a field is unknown, missing, of the wrong type or out of range.
     """
-    told = data
+    without_nulls = data
     try:
         decoder: msgspec.json.Decoder[T] = _decoder(kind)  # type: ignore[arg-type]
         try:
@@ -102,12 +103,12 @@ def parse(data: bytes, kind: type[T]) -> T:
         except msgspec.ValidationError as error:
             if b"null" not in data:
                 raise
-            told = _without_nulls(data, decoder, error)
-            found = decoder.decode(told)
-        _keys(data.decode())
+            without_nulls = _without_nulls(data, decoder, error)
+            found = decoder.decode(without_nulls)
+        _check_keys(data.decode())
         return found
     except msgspec.ValidationError:
-        raise _refused(find_fault(told, kind)) from None
+        raise _refused(find_fault(without_nulls, kind)) from None
     except (msgspec.DecodeError, ValueError):
         raise Refusal("invalid_json") from None
     except RecursionError:
@@ -115,17 +116,17 @@ def parse(data: bytes, kind: type[T]) -> T:
 
 
 def _without_nulls(data: bytes, decoder: msgspec.json.Decoder[Any], error: msgspec.ValidationError) -> bytes:
-    """The body without its nulls, also those of unknown fields: some clients send null for every option that is unset.
+    """Remove the fields that are null, including unknown ones: some clients send null for every unset option.
 
     Args:
-        data: the body.
-        decoder: of its struct.
-        error: raised if the body cannot be encoded again.
+        data: Body as JSON.
+        decoder: Decoder of the struct.
+        error: Exception to raise if the body cannot be encoded again.
     """
     try:
         shape = _shape(decoder.type)  # type: ignore[arg-type]
-        return msgspec.json.encode(_told(msgspec.json.decode(data), shape))
-    except (OverflowError, msgspec.EncodeError):  # integers that only Python has
+        return msgspec.json.encode(_drop_nulls(msgspec.json.decode(data), shape))
+    except (OverflowError, msgspec.EncodeError):  # msgspec cannot encode integers of more than 64 bits
         raise error from None
 
 
@@ -134,12 +135,17 @@ def _shape(kind: Any) -> inspect.Type:
     return inspect.type_info(kind)
 
 
-def _told(value: Any, *kinds: inspect.Type) -> Any:
-    """A value without the nulls that are fields of structs. Free-form values, such as a JSON schema, keep theirs."""
+def _drop_nulls(value: Any, *kinds: inspect.Type) -> Any:
+    """Return a value without the fields of structs that are null. Free-form values, such as JSON schemas, keep nulls.
+
+    Args:
+        value: Decoded JSON.
+        kinds: Types that the value may have.
+    """
     kinds = tuple(part for kind in kinds for part in _parts(kind))
     if isinstance(value, list):
         items = tuple(kind.item_type for kind in kinds if isinstance(kind, inspect.ListType))
-        return [_told(item, *items) for item in value] if items else value
+        return [_drop_nulls(item, *items) for item in value] if items else value
     structs = [kind for kind in kinds if isinstance(kind, inspect.StructType)]
     if not isinstance(value, dict) or not structs:
         return value
@@ -147,7 +153,7 @@ def _told(value: Any, *kinds: inspect.Type) -> Any:
     for kind in structs:
         for field in kind.fields:
             fields.setdefault(field.encode_name, []).append(field.type)
-    return {name: _told(part, *fields.get(name, ())) for name, part in value.items() if part is not None}
+    return {name: _drop_nulls(part, *fields.get(name, ())) for name, part in value.items() if part is not None}
 
 
 def _parts(kind: inspect.Type) -> tuple[inspect.Type, ...]:
@@ -157,21 +163,21 @@ def _parts(kind: inspect.Type) -> tuple[inspect.Type, ...]:
 
 
 def _refused(fault: Fault) -> Refusal:
-    """The refusal that names the field at fault."""
+    """Return the error that names the invalid field."""
     path = fault.path[:100]
     if fault.kind == "unknown":
-        return Refusal("unsupported_parameter", f"There is no parameter `{path}`.", path)
+        return Refusal("unsupported_parameter", f"`{path}` is not a parameter of this route.", path)
     if fault.kind == "missing":
-        return Refusal("invalid_value", f"`{path}` is missing.", path)
+        return Refusal("invalid_value", f"`{path}` is required.", path)
     name = f"`{path}`" if path else "The body"
     return Refusal("invalid_value", f"{name} must be {fault.allowed}, got {fault.got}."[:300], path or None)
 
 
 async def parse_body(data: bytes, kind: type[T]) -> T:
-    """Parse as :func:`parse` does; a long body on another thread."""
+    """Parse a body as :func:`parse` does, on a tokenizer thread if it is long."""
     if len(data) < _LONG:
         return parse(data, kind)
     return await asyncio.get_running_loop().run_in_executor(_threads.executor(), parse, data, kind)
 
 
-__all__ = ["Gone", "declared_length", "parse", "parse_body", "read"]
+__all__ = ["ClientDisconnected", "declared_length", "parse", "parse_body", "read"]

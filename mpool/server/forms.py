@@ -1,5 +1,7 @@
-"""Response formats and tools of each protocol as options of the library. :mod:`mpool.conversation.grammar` enforces
-them."""
+"""Conversion of each protocol's response format and tools to options of the library.
+
+:mod:`mpool.conversation.grammar` constrains the completion to them.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,14 @@ from .errors import Refusal
 _OPENAI, _OLLAMA = "response_format", "format"
 
 
-def of_openai(value: dict[str, Any] | None) -> dict[str, Any]:
-    """Options of the library for a ``response_format``: text, json_object or json_schema.
+def openai_format(value: dict[str, Any] | None) -> dict[str, Any]:
+    """Convert OpenAI's ``response_format`` to options of the library.
+
+    Args:
+        value: Object with the ``type`` text, json_object or json_schema; None: free text.
 
     Raises:
-        Refusal: the type is unknown, the schema is missing, or the schema exceeds the limits.
+        Refusal: The type is unknown, the schema is missing, or the schema exceeds the limits.
     """
     if value is None or value.get("type") == "text":
         return {}
@@ -27,14 +32,17 @@ def of_openai(value: dict[str, Any] | None) -> dict[str, Any]:
         outer = value.get("json_schema")
         if not isinstance(outer, dict) or not isinstance(outer.get("schema"), dict):
             raise Refusal("invalid_value", "`response_format.json_schema.schema` must be a JSON schema.", _OPENAI)
-    return _checked(value, _OPENAI)
+    return _response_format(value, _OPENAI)
 
 
-def of_ollama(value: str | dict[str, Any] | None) -> dict[str, Any]:
-    """Options of the library for a ``format``: ``"json"``, or a JSON schema.
+def ollama_format(value: str | dict[str, Any] | None) -> dict[str, Any]:
+    """Convert Ollama's ``format`` to options of the library.
+
+    Args:
+        value: ``"json"``, or a JSON schema; None or "": free text.
 
     Raises:
-        Refusal: see :func:`of_openai`.
+        Refusal: The value is neither, or the schema exceeds the limits.
     """
     if value in (None, ""):
         return {}
@@ -42,10 +50,10 @@ def of_ollama(value: str | dict[str, Any] | None) -> dict[str, Any]:
         return {"response_format": {"type": "json_object"}}
     if not isinstance(value, dict):
         raise Refusal("unsupported_parameter", '`format` must be "json" or a JSON schema.', _OLLAMA)
-    return _checked({"type": "json_schema", "json_schema": {"schema": value}}, _OLLAMA)
+    return _response_format({"type": "json_schema", "json_schema": {"schema": value}}, _OLLAMA)
 
 
-def _checked(wanted: dict[str, Any], name: str) -> dict[str, Any]:
+def _response_format(wanted: dict[str, Any], name: str) -> dict[str, Any]:
     try:
         grammar.check(wanted)
     except MpoolError as error:
@@ -53,11 +61,17 @@ def _checked(wanted: dict[str, Any], name: str) -> dict[str, Any]:
     return {"response_format": wanted}
 
 
-def of_tools(tools: list[dict[str, Any]] | None, choice: Any = None, parallel: bool | None = None) -> dict[str, Any]:
-    """Options of the library for tools, the choice among them, and parallel calls.
+def tool_options(tools: list[dict[str, Any]] | None, choice: Any = None,
+                 parallel: bool | None = None) -> dict[str, Any]:
+    """Convert the tools of a request to options of the library.
+
+    Args:
+        tools: Tools in OpenAI's format; None or empty: no tools.
+        choice: ``tool_choice`` of the request.
+        parallel: ``parallel_tool_calls`` of the request.
 
     Raises:
-        Refusal: a tool is not valid, or the tools exceed the limits.
+        Refusal: A tool is not valid, or the tools exceed the limits.
     """
     if not tools:
         return {}

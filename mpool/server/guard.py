@@ -1,4 +1,4 @@
-"""The guards: they refuse a request before it reaches a route."""
+"""ASGI middleware that refuses requests with a foreign Host or Origin, or without the token."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ Scope = MutableMapping[str, Any]
 App = Callable[[Scope, Any, Any], Awaitable[None]]
 
 
-def answer(refusal: Refusal, path: str) -> Response:
-    """Make the response of a refusal."""
+def refusal_response(refusal: Refusal, path: str) -> Response:
+    """Return the HTTP response for an error, in the format of the protocol to which the path belongs."""
     headers = {"retry-after": str(refusal.row.retry_after)} if refusal.row.retry_after else {}
     if refusal.row.status == 401:
-        # A browser asks for a password only where the page itself is refused.
+        # Basic makes a browser show a password dialog: only for the page itself, not for its background requests.
         headers["www-authenticate"] = 'Basic realm="mpool", charset="UTF-8"' if path == "/" else "Bearer"
     return Response(error_body(refusal, path), refusal.row.status, headers, "application/json")
 
 
 def header(scope: Scope, name: bytes) -> bytes | None:
-    """The first header of a name; None: the request has none."""
+    """Return the value of the first header with a name in lower case; None: the request has none."""
     for key, value in scope["headers"]:
         if key == name:
             found: bytes = value
@@ -38,9 +38,12 @@ def header(scope: Scope, name: bytes) -> bytes | None:
     return None
 
 
-def _given(value: bytes) -> bytes:
-    """The token in a header ``Authorization``: a bearer token, or the password of any user, which is how browsers send
-    what was typed. Empty if there is none; no token is empty."""
+def _token_in(value: bytes) -> bytes:
+    """Return the token in an ``Authorization`` header, or an empty value, which is never a valid token.
+
+    The token is either a bearer token or the password of basic authentication with any user name. Browsers send the
+    content of their password dialog in the second way.
+    """
     scheme, _, rest = value.partition(b" ")
     if scheme.lower() == b"bearer":
         return rest.strip()
@@ -52,20 +55,20 @@ def _given(value: bytes) -> bytes:
     return b""
 
 
-class Gate(Protocol):
-    """The interface that the guards need; :class:`mpool.server.state.State` has it."""
+class GuardState(Protocol):
+    """State that the guards read. :class:`mpool.server.state.State` implements it."""
 
     @property
     def settings(self) -> Settings:
-        """Token, allowed hosts and origins."""
+        """Settings with the token and the allowed hosts and origins."""
 
     @property
     def hosts(self) -> frozenset[str] | None:
-        """Accepted values of the header Host, in lower case; None: they follow from the address of the request."""
+        """Accepted values of the Host header in lower case; None: derived from the local address of each request."""
 
     @property
     def stopping(self) -> bool:
-        """True: no further requests are accepted."""
+        """True if the server accepts no further requests."""
 
 
 @functools.lru_cache(maxsize=64)
@@ -74,15 +77,15 @@ def _hosts_of_port(settings: Settings, port: int) -> frozenset[str]:
 
 
 def _hosts_at(settings: Settings, scope: Scope) -> frozenset[str]:
-    """Accepted values of the header Host for the address at which the ASGI server got a request."""
+    """Return the accepted values of the Host header for the local address at which a request arrived."""
     port = (scope.get("server") or ("", None))[1]
     if port is None or port == 443 and scope.get("scheme") == "https":
-        port = 80  # a client leaves the default port out of the header
+        port = 80  # clients omit the default port from the Host header
     return _hosts_of_port(settings, port)
 
 
 def _is_remote(scope: Scope) -> bool:
-    """True if a request arrived at an address that other machines can reach. A Unix socket is local."""
+    """Return True if a request arrived at an address that other machines can reach. A Unix socket is local."""
     host = (scope.get("server") or ("", None))[0]
     try:
         return not ipaddress.ip_address(host).is_loopback
@@ -91,23 +94,23 @@ def _is_remote(scope: Scope) -> bool:
 
 
 class _Guard:
-    """ASGI middleware that sends the response of a refused request itself."""
+    """Base of the guards: sends the error response of a refused request, and passes on every other request."""
 
-    def __init__(self, app: App, gate: Gate) -> None:
+    def __init__(self, app: App, gate: GuardState) -> None:
         self.app, self.gate = app, gate
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
-        refusal = self._refused(scope)
-        await (self.app if refusal is None else answer(refusal, scope["path"]))(scope, receive, send)
+        refusal = self._refusal(scope)
+        await (self.app if refusal is None else refusal_response(refusal, scope["path"]))(scope, receive, send)
 
-    def _refused(self, scope: Scope) -> Refusal | None:
+    def _refusal(self, scope: Scope) -> Refusal | None:
         raise NotImplementedError
 
 
-class Door(_Guard):
-    """Check the headers Host (against DNS rebinding) and Origin. Runs before CORS."""
+class HostGuard(_Guard):
+    """Check the headers Host (protection against DNS rebinding) and Origin. Runs before the CORS middleware."""
 
-    def _refused(self, scope: Scope) -> Refusal | None:
+    def _refusal(self, scope: Scope) -> Refusal | None:
         hosts = self.gate.hosts
         if hosts is None:
             hosts = _hosts_at(self.gate.settings, scope)
@@ -124,19 +127,19 @@ class Door(_Guard):
         return scheme in ("http", "https") and host in hosts or origin in self.gate.settings.allowed_origins
 
 
-class Lock(_Guard):
-    """Check the token, and refuse requests while the server stops. Runs after CORS."""
+class TokenGuard(_Guard):
+    """Check the token, and refuse requests during shutdown. Runs after the CORS middleware."""
 
-    def _refused(self, scope: Scope) -> Refusal | None:
+    def _refusal(self, scope: Scope) -> Refusal | None:
         if scope["path"] == "/health":
             return None
         token = self.gate.settings.token
         if token is not None:
-            if not same_token(_given(header(scope, b"authorization") or b""), token):
+            if not same_token(_token_in(header(scope, b"authorization") or b""), token):
                 return Refusal("invalid_api_key")
         elif self.gate.hosts is None and _is_remote(scope):
             return Refusal("token_required")
         return Refusal("shutting_down") if self.gate.stopping else None
 
 
-__all__ = ["Door", "Gate", "Lock", "answer", "header"]
+__all__ = ["GuardState", "HostGuard", "TokenGuard", "header", "refusal_response"]

@@ -1,7 +1,8 @@
-"""The field of a request body that its struct refuses: name, value, and what is allowed.
+"""Search for the invalid field of a request body: its name, its value, and the allowed values.
 
-msgspec describes a refused field only in the text of its message. This module parses no message: it decodes the body
-again, one level at a time, and descends into the first part that its type refuses. Only invalid requests pay for that.
+msgspec describes an invalid field only in the text of its message. This module does not parse messages. It decodes the
+body again, one level at a time, and descends into the first part that its type rejects. Valid requests do not pay for
+this.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ _WORDS: dict[type[inspect.Type], str] = {
 
 
 class Fault(NamedTuple):
-    """Why a struct refuses a body.
+    """Reason why a struct rejects a body.
 
     Attributes:
-        kind: ``"unknown"``: there is no such field; ``"missing"``: a required field; ``"value"``.
-        path: name of the field, such as ``messages[0].content``; "": the body itself.
-        allowed: what the value must be, as words that follow "must be".
-        got: the value, shortened.
+        kind: ``"unknown"``: the struct has no such field; ``"missing"``: a required field is absent; ``"value"``: the
+            value is not allowed.
+        path: Name of the field, such as ``messages[0].content``; "": the body itself.
+        allowed: Allowed values, as words that follow "must be".
+        got: Value, shortened.
     """
 
     kind: Literal["unknown", "missing", "value"]
@@ -37,29 +39,29 @@ class Fault(NamedTuple):
 
 
 def find_fault(data: bytes | msgspec.Raw, kind: Any, path: str = "") -> Fault:
-    """Find the first fault of a body, in the order of its text.
+    """Find the first invalid field of a body, in the order of its text.
 
     Args:
-        data: JSON that ``kind`` refuses.
-        kind: struct, or other type that msgspec decodes.
-        path: name of the field that holds ``data``.
+        data: JSON that ``kind`` rejects.
+        kind: Struct, or other type that msgspec decodes.
+        path: Name of the field whose value is ``data``; "": the body itself.
     """
     head = bytes(data).lstrip()[:1]
     for one in _members(kind):
         found = None
         try:
             if _is_struct(one) and head == b"{":
-                found = _of_struct(data, one, path)
+                found = _fault_in_struct(data, one, path)
             elif get_origin(one) is list and head == b"[":
-                found = _of_items(data, one, path)
+                found = _fault_in_list(data, one, path)
             elif get_origin(one) is dict and head == b"{":
-                found = _of_values(data, one, path)
-        except RecursionError:  # the value itself is at fault: it is nested too deeply
+                found = _fault_in_dict(data, one, path)
+        except RecursionError:  # nested too deeply to descend: report the value as a whole
             pass
         if found is not None:
             return found
     tagged = [one for one in _members(kind) if _is_struct(one) and one.__struct_config__.tag_field is not None]
-    if tagged and head == b"{":  # a tag that no member of the union has
+    if tagged and head == b"{":  # no member of the union has this tag
         name = tagged[0].__struct_config__.tag_field
         tag = msgspec.json.decode(data, type=dict[str, msgspec.Raw])[name]
         return Fault("value", _join(path, name), _words(inspect.LiteralType(tuple(
@@ -67,7 +69,7 @@ def find_fault(data: bytes | msgspec.Raw, kind: Any, path: str = "") -> Fault:
     return Fault("value", path, _allowed(kind), _shown(data))
 
 
-def _of_struct(data: bytes | msgspec.Raw, kind: Any, path: str) -> Fault | None:
+def _fault_in_struct(data: bytes | msgspec.Raw, kind: Any, path: str) -> Fault | None:
     parts = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
     config = kind.__struct_config__
     fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
@@ -75,35 +77,35 @@ def _of_struct(data: bytes | msgspec.Raw, kind: Any, path: str) -> Fault | None:
         tag = parts.pop(config.tag_field, None)
         if tag is None:
             return Fault("missing", _join(path, config.tag_field))
-        if _refuses(tag, Literal[config.tag]):
-            return None  # another member of the union, or none
+        if _rejects(tag, Literal[config.tag]):
+            return None  # the tag belongs to another member of the union, or to none
     for name, part in parts.items():
         if name not in fields:
             if config.forbid_unknown_fields:
                 return Fault("unknown", _join(path, name))
-        elif _refuses(part, fields[name].type):
+        elif _rejects(part, fields[name].type):
             return find_fault(part, fields[name].type, _join(path, name))
     missing = next((name for name, field in fields.items() if field.required and name not in parts), None)
     return None if missing is None else Fault("missing", _join(path, missing))
 
 
-def _of_items(data: bytes | msgspec.Raw, kind: Any, path: str) -> Fault | None:
+def _fault_in_list(data: bytes | msgspec.Raw, kind: Any, path: str) -> Fault | None:
     (item,) = get_args(kind)
     for at, part in enumerate(msgspec.json.decode(data, type=list[msgspec.Raw])):
-        if _refuses(part, item):
+        if _rejects(part, item):
             return find_fault(part, item, f"{path}[{at}]")
-    return None  # the list's length
+    return None  # all items are valid: the list has the wrong length
 
 
-def _of_values(data: bytes | msgspec.Raw, kind: Any, path: str) -> Fault | None:
+def _fault_in_dict(data: bytes | msgspec.Raw, kind: Any, path: str) -> Fault | None:
     _, item = get_args(kind)
     for part in msgspec.json.decode(data, type=dict[str, msgspec.Raw]).values():
-        if _refuses(part, item):
-            return find_fault(part, item, f"{path}[...]")  # a client chose the key: it may be long
-    return None  # the object's length
+        if _rejects(part, item):
+            return find_fault(part, item, f"{path}[...]")  # omit the key: the client chose it, so it may be long
+    return None  # all values are valid: the object has the wrong number of keys
 
 
-def _refuses(data: msgspec.Raw, kind: Any) -> bool:
+def _rejects(data: msgspec.Raw, kind: Any) -> bool:
     try:
         msgspec.json.decode(data, type=kind)
     except (msgspec.ValidationError, RecursionError):
@@ -112,7 +114,7 @@ def _refuses(data: msgspec.Raw, kind: Any) -> bool:
 
 
 def _members(kind: Any) -> list[Any]:
-    """The types of which a union consists, without their constraints."""
+    """Return the member types of a union without their constraints; for any other type, the type itself."""
     while get_origin(kind) is Annotated:
         kind = get_args(kind)[0]
     return [part for one in get_args(kind) for part in _members(one)] if get_origin(kind) in _UNIONS else [kind]
@@ -145,7 +147,7 @@ def _allowed(kind: Any) -> str:
 
 
 def _types(kind: inspect.Type) -> list[inspect.Type]:
-    """The members of a union, without null: a null is the same as a field that is left out."""
+    """Return the member types of a union without null: a null is equivalent to an absent field."""
     while isinstance(kind, inspect.Metadata):
         kind = kind.type
     parts = [part for one in kind.types for part in _types(one)] if isinstance(kind, inspect.UnionType) else [kind]

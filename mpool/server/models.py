@@ -1,4 +1,4 @@
-"""The models that clients may name: those given at the start, and keys of the catalogue. Never a path or reference."""
+"""Names of the served models: models given at the start, and keys of the catalogue. Clients can never name a path."""
 
 from __future__ import annotations
 
@@ -18,12 +18,18 @@ if TYPE_CHECKING:
     from ..pool import Pool
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]{0,127}")
-_ENDING = re.compile(r"(-\d{5}-of-\d{5})?\.gguf$", re.IGNORECASE)
+_GGUF_SUFFIX = re.compile(r"(-\d{5}-of-\d{5})?\.gguf$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """A model and its name for clients; ``since``: ``time.time()`` when it was added."""
+class ServedModel:
+    """A model that clients can use.
+
+    Attributes:
+        name: Name for clients.
+        model: Model of the pool.
+        since: ``time.time()`` when the server added it.
+    """
 
     name: str
     model: Model
@@ -31,29 +37,29 @@ class Served:
 
     @property
     def capabilities(self) -> tuple[str, ...]:
-        """Capabilities of the model. Reads its files unless they were read before."""
+        """Capabilities of the model. Reads the metadata in its files if it was not read before."""
         return self.model.capabilities
 
 
 class Models:
-    """Names that clients may use.
+    """Served models by name.
 
     Args:
-        pool: computes.
-        refs: models to serve: keys of the catalogue, paths or references, each also as ``NAME=REF``. Reads their files,
-            and downloads missing ones.
-        catalogue: clients may also name keys of the catalogue whose files are on this machine.
-        compute: compute type of all models.
+        pool: Pool that runs the models.
+        refs: Models to serve: keys of the catalogue, paths or references, optionally as ``NAME=REF``. The constructor
+            reads the metadata in their files, and downloads missing files.
+        catalogue: Serve also the models of the catalogue whose files are on this machine, under their keys.
+        compute: Compute type of all models.
 
     Raises:
-        InvalidArgument: a name is not valid or is taken, or a reference makes no valid name.
-        and what :func:`mpool.register` raises.
+        InvalidArgument: A name is not valid or is already taken, or no valid name can be derived from a reference.
+        MpoolError: A model cannot be registered; see :func:`mpool.register`.
     """
 
     def __init__(self, pool: Pool, refs: Iterable[str | os.PathLike[str]] = (), catalogue: bool = True,
                  compute: str = "auto") -> None:
         self.pool, self.catalogue, self.compute = pool, catalogue, compute
-        self._served: dict[str, Served] = {}
+        self._served: dict[str, ServedModel] = {}
         for ref in refs:
             self._add(os.fspath(ref))
 
@@ -69,33 +75,34 @@ class Models:
         keyed = isinstance(reference, KeyRef)
         name = name or (ref if keyed else name_of(ref))
         if not _NAME.fullmatch(name):
-            raise InvalidArgument(f"{ref!r} makes no valid model name", param="model", hint="Name it: NAME=" + ref)
+            raise InvalidArgument(f"no valid model name can be derived from {ref!r}", param="model",
+                                  hint="Specify a name: NAME=" + ref)
         if name in self._served or (not keyed and load_catalogue().get(name) is not None):
-            raise InvalidArgument(f"the model name {name!r} is taken", param="model",
-                                  hint="Choose another: NAME=" + ref)
+            raise InvalidArgument(f"the model name {name!r} is already taken", param="model",
+                                  hint="Specify another name: NAME=" + ref)
         if keyed:
             model = self.pool.get(ref)
-            model.description  # noqa: B018 - reads the files now, not in the first request
+            model.description  # noqa: B018 - read the metadata now and not during the first request
         else:
-            # registered under its name, so that no error text contains the path
+            # register under the name, so that no error message contains the path
             model = self.pool.register(name.replace(":", "-"), ref)
-        self._served[name] = self._made(name, model)
+        self._served[name] = self._served_model(name, model)
 
-    def _made(self, name: str, model: Model) -> Served:
+    def _served_model(self, name: str, model: Model) -> ServedModel:
         from ..model import Model
 
-        return Served(name, Model(model._entry, self.compute), int(time.time()))
+        return ServedModel(name, Model(model._entry, self.compute), int(time.time()))
 
     def names(self) -> list[str]:
-        """Names of all served models in the order in which they were added."""
+        """Return the names of all served models in the order in which they were added."""
         return list(self._served)
 
-    def all(self) -> list[Served]:
-        """Models that were given at the start or used since."""
+    def all(self) -> list[ServedModel]:
+        """Return the models that were given at the start, and the models of the catalogue that were used since."""
         return list(self._served.values())
 
-    async def listed(self) -> list[Served]:
-        """All models that clients may name, with those of the catalogue. Reads files that were not read yet."""
+    async def listed(self) -> list[ServedModel]:
+        """Return all models that clients can use, also those of the catalogue. Reads their metadata if necessary."""
         if self.catalogue:
             from ..models import load_catalogue
 
@@ -108,11 +115,11 @@ class Models:
         await asyncio.to_thread(lambda: [served.capabilities for served in found])
         return found
 
-    async def find(self, name: str) -> Served:
-        """Find a model by its name. The suffix ``:latest`` of Ollama's clients is ignored.
+    async def find(self, name: str) -> ServedModel:
+        """Find a model by name. Ignores the suffix ``:latest``, which clients of Ollama append.
 
         Raises:
-            Refusal: the name is unknown, or the model's files are not on this machine.
+            Refusal: The name is unknown, or the files of the model are not on this machine.
         """
         found = self._served.get(name)
         if found is None and name.endswith(":latest"):
@@ -122,19 +129,19 @@ class Models:
             return found
         if not self.is_in_catalogue(name):
             raise Refusal("model_not_found", param="model")
-        if not await asyncio.to_thread(is_here, name):
-            raise Refusal("model_not_found", "The catalogue has it: POST /api/pull fetches it.", "model")
-        return self._served.setdefault(name, self._made(name, self.pool.get(name)))
+        if not await asyncio.to_thread(is_cached, name):
+            raise Refusal("model_not_found", "It is in the catalogue: POST /api/pull downloads it.", "model")
+        return self._served.setdefault(name, self._served_model(name, self.pool.get(name)))
 
     def is_in_catalogue(self, name: str) -> bool:
-        """True if a name is a key of the catalogue, and clients may use these."""
+        """Return True if the server serves the catalogue and the name is one of its keys."""
         from ..models import load_catalogue
 
         return self.catalogue and load_catalogue().get(name) is not None
 
 
-def is_here(key: str) -> bool:
-    """True if the files of a model of the catalogue are on this machine."""
+def is_cached(key: str) -> bool:
+    """Return True if the files of a model of the catalogue are on this machine."""
     from ..models import resolve
 
     try:
@@ -145,9 +152,9 @@ def is_here(key: str) -> bool:
 
 
 def name_of(ref: str) -> str:
-    """The name for clients of a model that was given by a path or reference."""
+    """Derive the name for clients from a path or reference."""
     last = ref.rstrip("/").rpartition("/")[2].partition("@")[0]
-    return _ENDING.sub("", last)
+    return _GGUF_SUFFIX.sub("", last)
 
 
-__all__ = ["Models", "Served", "is_here", "name_of"]
+__all__ = ["Models", "ServedModel", "is_cached", "name_of"]

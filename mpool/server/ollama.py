@@ -1,4 +1,4 @@
-"""Ollama's protocol: text generation, embeddings and models."""
+"""Ollama's protocol: text generation, embeddings, and management of models."""
 
 from __future__ import annotations
 
@@ -19,54 +19,54 @@ from ..errors import ContextOverflow
 from ..results import ToolCall
 from ..tasks.running import counted
 from ..tasks.verbs import EMBED
-from . import forms, thinking
-from . import ollama_models as facts
+from . import forms, ollama_models, thinking
 from .errors import Refusal, plain_error
 from .ollama_structs import (
     Details,
-    EmbedAnswer,
     EmbedRequest,
-    GenerateAnswer,
+    EmbedResponse,
     GenerateRequest,
+    GenerateResponse,
     Logprob,
     ModelRow,
     ModelRows,
     NameRequest,
-    OllamaAnswerMessage,
-    OllamaCall,
-    OllamaChatAnswer,
     OllamaChatRequest,
-    OllamaEmbeddingsAnswer,
+    OllamaChatResponse,
     OllamaEmbeddingsRequest,
+    OllamaEmbeddingsResponse,
     OllamaFunction,
     OllamaMessage,
+    OllamaResponseMessage,
+    OllamaToolCall,
     Options,
     Progress,
     PullRequest,
     Request,
-    ShowAnswer,
+    ShowResponse,
     TextRequest,
     TopLogprob,
     Version,
 )
-from .operations import Context, Operation, image_of, json_answer, large_answer
-from .streaming import LINES, Pieces, Streamed, line
+from .operations import Context, Operation, image_of, json_response, large_response
+from .streaming import LINES, MergedStreams, StreamedResponse, line
 
 if TYPE_CHECKING:
     from ..aio import AsyncStream
     from ..results import Chunk, Completion, TokenLogprob
-    from .models import Served
+    from .models import ServedModel
 
 _encode = msgspec.json.Encoder().encode
 _LOWEST = -9999.0
-#: Sampler options that the library does not have -> the value that turns each off.
+#: Sampler options that the library does not support -> value that turns the sampler off.
 _OFF = {"mirostat": 0, "tfs_z": 1.0, "typical_p": 1.0}
-#: Options of a request that are options or aliases of the library.
-_TAKEN = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty", "stop")
+#: Sampling options that have the same name, or an alias of this name, in the library.
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty",
+             "stop")
 
 
 def now() -> str:
-    """Format a time as Ollama does."""
+    """Return the current time in ISO 8601, as Ollama formats it."""
     return datetime.now(timezone.utc).isoformat().replace("+00:00", "Z")
 
 
@@ -77,8 +77,8 @@ def nanoseconds(seconds: float) -> int:
 
 # ---- options -------------------------------------------------------------------------------------------------------
 
-def call_options(body: Request) -> dict[str, Any]:
-    """The pool's option ``keep_alive`` in Ollama's grammar. A number without a unit is seconds."""
+def keep_alive_options(body: Request) -> dict[str, Any]:
+    """Convert ``keep_alive`` to an option of the library. Accepts Ollama's durations; a number is in seconds."""
     return {} if body.keep_alive is None else {"keep_alive": _keep_alive(body.keep_alive)}
 
 
@@ -88,16 +88,17 @@ def _keep_alive(value: float | str) -> float | str:
 
 
 def sampling(context: Context, body: TextRequest) -> dict[str, Any]:
-    """Options of the library.
+    """Convert the sampling options and the format of a request to options of the library.
 
     Raises:
-        Refusal: an option is not supported.
+        Refusal: An option is not valid or not supported.
     """
     given = body.options or Options()
     for name, off in _OFF.items():
         if getattr(given, name) not in (None, off):
-            raise Refusal("unsupported_parameter", f"`options.{name}` must be {off}, which turns it off.", name)
-    found = {name: value for name in _TAKEN if (value := getattr(given, name)) is not None}
+            raise Refusal("unsupported_parameter", f"`options.{name}` must be {off}: this sampler is not supported.",
+                          name)
+    found = {name: value for name in _SAMPLING if (value := getattr(given, name)) is not None}
     most = context.state.settings.max_tokens
     predict = given.num_predict
     if predict == 0:
@@ -107,55 +108,55 @@ def sampling(context: Context, body: TextRequest) -> dict[str, Any]:
         found["seed"] = given.seed % 2**64
     if body.logprobs:
         found |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
-    return found | forms.of_ollama(body.format)
+    return found | forms.ollama_format(body.format)
 
 
 # ---- text ----------------------------------------------------------------------------------------------------------
 
-#: Makes a response from its text, its reasoning and the fields of Counts.
-Shape = Callable[[str, "str | None", dict[str, Any]], msgspec.Struct]
+#: Creates a response from its text, its reasoning and the fields of ResponseFields.
+ResponseFactory = Callable[[str, "str | None", dict[str, Any]], msgspec.Struct]
 
 
-def _generated(text: str, thinking: str | None, fields: dict[str, Any]) -> msgspec.Struct:
-    return GenerateAnswer(response=text, thinking=thinking, **fields)
+def _generate_response(text: str, thinking: str | None, fields: dict[str, Any]) -> msgspec.Struct:
+    return GenerateResponse(response=text, thinking=thinking, **fields)
 
 
-def _answered(text: str, thinking: str | None, fields: dict[str, Any]) -> msgspec.Struct:
-    return OllamaChatAnswer(message=OllamaAnswerMessage("assistant", text, thinking), **fields)
+def _chat_response(text: str, thinking: str | None, fields: dict[str, Any]) -> msgspec.Struct:
+    return OllamaChatResponse(message=OllamaResponseMessage("assistant", text, thinking), **fields)
 
 
 async def generate(context: Context, body: GenerateRequest) -> Response:
-    """Complete a prompt: as a conversation of one message, or, with ``raw``, unchanged."""
+    """Complete a prompt: as a conversation of one message or, with ``raw``, without the chat template."""
     served = await context.model(body.model)
     for name in ("suffix", "template", "context"):
         if getattr(body, name):
             raise Refusal("unsupported_parameter", f"`{name}` is not supported.", name)
     if not body.prompt:
-        return await _only_load(context, served, body, _generated)
+        return await _load_or_unload(context, served, body, _generate_response)
     prompt, cold = context.check_text(body.prompt, "prompt"), not _resident(context, served)
-    options = {**sampling(context, body), **call_options(body)}
+    options = {**sampling(context, body), **keep_alive_options(body)}
     pool = context.state.pool
     if body.raw:
         if body.system or body.images:
-            raise Refusal("invalid_value", "`raw` excludes `system` and `images`.", "raw")
+            raise Refusal("invalid_value", "`raw` cannot be used with `system` or `images`.", "raw")
         stream = aio.generate(prompt, served.model, stream=True, pool=pool, **options)
     else:
         messages = [_message(context, OllamaMessage("user", prompt, images=body.images), "prompt")]
         if body.system:
             messages.insert(0, {"role": "system", "content": context.check_text(body.system, "system")})
-        options |= await thinking.of_ollama(served, body.think)
+        options |= await thinking.ollama_options(served, body.think)
         stream = aio.chat(messages, served.model, stream=True, pool=pool, **options)
-    return await _answer(context, served, body, stream, _generated, cold)
+    return await _respond(context, served, body, stream, _generate_response, cold)
 
 
 async def chat(context: Context, body: OllamaChatRequest) -> Response:
     """Complete a conversation."""
     served = await context.model(body.model)
     if not body.messages:
-        return await _only_load(context, served, body, _answered)
+        return await _load_or_unload(context, served, body, _chat_response)
     messages = [_message(context, message, f"messages[{at}]") for at, message in enumerate(body.messages)]
-    options = {**sampling(context, body), **call_options(body), **forms.of_tools(body.tools),
-               **await thinking.of_ollama(served, body.think)}
+    options = {**sampling(context, body), **keep_alive_options(body), **forms.tool_options(body.tools),
+               **await thinking.ollama_options(served, body.think)}
     cold = not _resident(context, served)
     while True:
         stream = aio.chat(messages, served.model, stream=True, pool=context.state.pool, **options)
@@ -166,12 +167,22 @@ async def chat(context: Context, body: OllamaChatRequest) -> Response:
             if body.truncate is False or not (left := _shortened(messages, error)):
                 raise
             messages = left
-    return await _answer(context, served, body, stream, _answered, cold)
+    return await _respond(context, served, body, stream, _chat_response, cold)
 
 
 def _shortened(messages: list[dict[str, Any]], error: ContextOverflow) -> list[dict[str, Any]]:
-    """Drop the oldest turns of a conversation, as many as the excess is of the text, at least one. System messages and
-    the last turn stay; the result is empty if the conversation is one turn."""
+    """Drop the oldest turns of a conversation that exceeds the context window.
+
+    The function estimates the number of turns to drop from the share of tokens in excess, and drops at least one. It
+    keeps system messages and the last turn.
+
+    Args:
+        messages: Messages of the conversation.
+        error: Error with the number of tokens and the limit.
+
+    Returns:
+        Remaining messages; empty if the conversation has only one turn.
+    """
     turns = [at for at, message in enumerate(messages) if message["role"] == "user"][1:]
     sizes = [len(message["content"]) for message in messages]
     tokens = error.tokens or 1
@@ -198,84 +209,93 @@ def _message(context: Context, message: OllamaMessage, where: str) -> dict[str, 
     return found
 
 
-async def _answer(context: Context, served: Served, body: TextRequest, stream: AsyncStream, shape: Shape,
-                  cold: bool) -> Response:
-    """Respond, streamed unless the request says otherwise. ``cold``: the model was not in memory."""
+async def _respond(context: Context, served: ServedModel, body: TextRequest, stream: AsyncStream,
+                   make_response: ResponseFactory, cold: bool) -> Response:
+    """Run a text request and stream the response unless ``stream`` is false. ``cold``: the model was not loaded."""
     if body.stream is False:
         try:
             done = await stream.result()
         finally:
             await stream.aclose()
-        fields = {**_last(context, body.model, done, cold), "logprobs": _logprobs(served, done.logprobs)}
-        return json_answer(_calling(shape(done.text, done.reasoning or None, fields), done.tool_calls))
-    pieces = Pieces(context.state, [stream])
-    await pieces.begin()
+        fields = {**_final_fields(context, body.model, done, cold), "logprobs": _logprobs(served, done.logprobs)}
+        response = make_response(done.text, done.reasoning or None, fields)
+        return json_response(_with_tool_calls(response, done.tool_calls))
+    chunks = MergedStreams(context.state, [stream])
+    await chunks.start()
 
     async def lines() -> AsyncIterator[bytes]:
-        told = 0
-        begun: list[ToolCall] = []
-        async for _, chunk in pieces:
+        sent = 0
+        tool_calls: list[ToolCall] = []
+        async for _, chunk in chunks:
             if chunk.text or chunk.reasoning or chunk.logprobs:
-                yield line(_encode(_piece(served, body.model, chunk, shape)))
-            _begin_calls(begun, chunk)
-            if told < len(begun) - 1:  # a call is complete once another one follows
-                yield line(_encode(_calling(_between(body.model, shape), begun[:-1], told)))
-                told = len(begun) - 1
+                yield line(_encode(_text_chunk(served, body.model, chunk, make_response)))
+            _add_tool_calls(tool_calls, chunk)
+            if sent < len(tool_calls) - 1:  # a tool call is complete when the next one begins
+                yield line(_encode(_with_tool_calls(_empty_chunk(body.model, make_response), tool_calls[:-1], sent)))
+                sent = len(tool_calls) - 1
         done = await stream.result()
-        if told < len(done.tool_calls):
-            yield line(_encode(_calling(_between(body.model, shape), done.tool_calls, told)))
-        yield line(_encode(shape("", None, _last(context, body.model, done, cold))))
+        if sent < len(done.tool_calls):
+            yield line(_encode(_with_tool_calls(_empty_chunk(body.model, make_response), done.tool_calls, sent)))
+        yield line(_encode(make_response("", None, _final_fields(context, body.model, done, cold))))
 
-    return Streamed(context.state, context.id, lines(), lambda refusal: line(plain_error(refusal)), LINES, pieces.close)
+    return StreamedResponse(context.state, context.id, lines(), lambda refusal: line(plain_error(refusal)), LINES,
+                            chunks.close)
 
 
-def _resident(context: Context, served: Served) -> bool:
-    """True if the model is in memory."""
+def _resident(context: Context, served: ServedModel) -> bool:
+    """Return True if the model is in memory."""
     return any(row.key == served.model.key and row.state in ("ready", "busy") for row in context.state.pool.ps())
 
 
-def _begin_calls(begun: list[ToolCall], chunk: Chunk) -> None:
-    """Add the call deltas of a chunk. A call is complete once another one follows."""
+def _add_tool_calls(tool_calls: list[ToolCall], chunk: Chunk) -> None:
+    """Add the tool-call deltas of a chunk to ``tool_calls``. A tool call is complete when the next one begins."""
     for delta in chunk.tool_calls:
-        if delta.index == len(begun):
-            if begun:
-                begun[-1] = replace(begun[-1], arguments=parse_arguments(begun[-1].raw))
-            begun.append(ToolCall(delta.id or "", delta.name or "", None, ""))
-        call = begun[delta.index]
-        begun[delta.index] = replace(call, raw=call.raw + delta.arguments)
+        if delta.index == len(tool_calls):
+            if tool_calls:
+                tool_calls[-1] = replace(tool_calls[-1], arguments=parse_arguments(tool_calls[-1].raw))
+            tool_calls.append(ToolCall(delta.id or "", delta.name or "", None, ""))
+        call = tool_calls[delta.index]
+        tool_calls[delta.index] = replace(call, raw=call.raw + delta.arguments)
 
 
-def _calling(answer: msgspec.Struct, calls: Sequence[ToolCall], told: int = 0) -> msgspec.Struct:
-    """Make a chunk with the complete tool calls that were not sent yet: Ollama sends each call whole."""
-    found = [(at, call, call.arguments) for at, call in enumerate(calls) if at >= told]
-    made = [OllamaCall(OllamaFunction(call.name, arguments, at), call.id)
+def _with_tool_calls(response: msgspec.Struct, calls: Sequence[ToolCall], sent: int = 0) -> msgspec.Struct:
+    """Add the tool calls from index ``sent`` to a response. Ollama sends each tool call as a whole."""
+    found = [(at, call, call.arguments) for at, call in enumerate(calls) if at >= sent]
+    made = [OllamaToolCall(OllamaFunction(call.name, arguments, at), call.id)
             for at, call, arguments in found if arguments is not None]
-    if isinstance(answer, OllamaChatAnswer) and made:
-        answer.message.tool_calls = made
-    return answer
+    if isinstance(response, OllamaChatResponse) and made:
+        response.message.tool_calls = made
+    return response
 
 
-def _between(name: str, shape: Shape) -> msgspec.Struct:
-    return shape("", None, {"model": name, "created_at": now(), "done": False})
+def _empty_chunk(name: str, make_response: ResponseFactory) -> msgspec.Struct:
+    return make_response("", None, {"model": name, "created_at": now(), "done": False})
 
 
-def _piece(served: Served, name: str, chunk: Chunk, shape: Shape) -> msgspec.Struct:
-    return shape(chunk.text, chunk.reasoning or None, {"model": name, "created_at": now(), "done": False,
+def _text_chunk(served: ServedModel, name: str, chunk: Chunk, make_response: ResponseFactory) -> msgspec.Struct:
+    return make_response(chunk.text, chunk.reasoning or None, {"model": name, "created_at": now(), "done": False,
                                                        "logprobs": _logprobs(served, chunk.logprobs)})
 
 
-def _last(context: Context, name: str, done: Completion, cold: bool) -> dict[str, Any]:
-    """Fields of the last chunk. ``cold``: the model was not in memory, so the request's queue time was the load."""
+def _final_fields(context: Context, name: str, done: Completion, cold: bool) -> dict[str, Any]:
+    """Return the fields of the last chunk.
+
+    Args:
+        context: Context of the request.
+        name: Model name in the request.
+        done: Completion.
+        cold: True if the model was not in memory, so that the queue time of the request was the load time.
+    """
     timings, usage = done.timings, done.usage
     return {"model": name, "created_at": now(), "done": True,
             "done_reason": "length" if done.finish_reason == "length" else "stop",
-            "total_duration": nanoseconds(time.monotonic() - context.begun),
+            "total_duration": nanoseconds(time.monotonic() - context.started),
             "load_duration": nanoseconds(timings.queued if cold else 0), "prompt_eval_count": usage.prompt_tokens,
             "prompt_eval_duration": nanoseconds(timings.prompt), "eval_count": usage.completion_tokens,
             "eval_duration": nanoseconds(timings.generation)}
 
 
-def _logprobs(served: Served, found: tuple[TokenLogprob, ...] | None) -> list[Logprob] | None:
+def _logprobs(served: ServedModel, found: tuple[TokenLogprob, ...] | None) -> list[Logprob] | None:
     if not found:
         return None
     bytes_of = served.model._entry.token_bytes
@@ -284,22 +304,23 @@ def _logprobs(served: Served, found: tuple[TokenLogprob, ...] | None) -> list[Lo
                      for other in token.top] or None) for token in found]
 
 
-async def _only_load(context: Context, served: Served, body: TextRequest, shape: Shape) -> Response:
-    """Serve a request without a prompt: load the model, or unload it with a ``keep_alive`` of 0."""
-    pool, kept = context.state.pool, call_options(body).get("keep_alive")
+async def _load_or_unload(context: Context, served: ServedModel, body: TextRequest,
+                          make_response: ResponseFactory) -> Response:
+    """Serve a request without a prompt: load the model, or unload it if ``keep_alive`` is 0."""
+    pool, kept = context.state.pool, keep_alive_options(body).get("keep_alive")
     unloads = kept is not None and seconds_of(kept, "keep_alive") == 0
     if unloads:
         await aio.unload(served.model, pool=pool)
     else:
         await aio.load(served.model, keep_alive=kept, pool=pool, progress=False)
     fields = {"model": body.model, "created_at": now(), "done": True, "done_reason": "unload" if unloads else "load"}
-    return json_answer(shape("", None, fields))
+    return json_response(make_response("", None, fields))
 
 
-# ---- vectors -------------------------------------------------------------------------------------------------------
+# ---- embeddings ----------------------------------------------------------------------------------------------------
 
-async def _loaded(context: Context, served: Served) -> float:
-    """Load an embedding model. Returns the seconds it took; 0: it was in memory."""
+async def _load_seconds(context: Context, served: ServedModel) -> float:
+    """Load an embedding model. Returns the load time in seconds; 0 if the model was in memory."""
     if _resident(context, served) or "text_embedding" not in await asyncio.to_thread(lambda: served.capabilities):
         return 0.0
     began = time.monotonic()
@@ -312,111 +333,113 @@ async def embed(context: Context, body: EmbedRequest) -> Response:
     served = await context.model(body.model)
     texts = [body.input] if isinstance(body.input, str) else body.input
     texts = [context.check_text(text, f"input[{at}]") for at, text in enumerate(texts) if text]
-    options = call_options(body)
+    options = keep_alive_options(body)
     if body.truncate is not None:
         options["truncate"] = body.truncate
     if body.dimensions is not None:
         options["dimensions"] = body.dimensions
-    loaded = nanoseconds(await _loaded(context, served))
+    load_duration = nanoseconds(await _load_seconds(context, served))
     rows, tokens = await counted(EMBED, context.state.pool, {"inputs": texts, "model": served.model, **options})
-    spent = nanoseconds(time.monotonic() - context.begun)
-    return await large_answer(lambda: EmbedAnswer(body.model, rows.tolist(), spent, loaded, tokens), rows.size)
+    duration = nanoseconds(time.monotonic() - context.started)
+    return await large_response(
+        lambda: EmbedResponse(body.model, rows.tolist(), duration, load_duration, tokens), rows.size)
 
 
 async def embeddings(context: Context, body: OllamaEmbeddingsRequest) -> Response:
-    """Embed one text, by Ollama's former route."""
+    """Embed one text, for the former route ``/api/embeddings``."""
     served = await context.model(body.model)
     if not body.prompt:
-        return json_answer(OllamaEmbeddingsAnswer([]))
+        return json_response(OllamaEmbeddingsResponse([]))
     row, _ = await counted(EMBED, context.state.pool, {
-        "inputs": context.check_text(body.prompt, "prompt"), "model": served.model, **call_options(body)})
-    return json_answer(OllamaEmbeddingsAnswer(row.tolist()))
+        "inputs": context.check_text(body.prompt, "prompt"), "model": served.model, **keep_alive_options(body)})
+    return json_response(OllamaEmbeddingsResponse(row.tolist()))
 
 
 # ---- models --------------------------------------------------------------------------------------------------------
 
 async def tags(context: Context, body: None) -> Response:
-    """List the models that clients may name."""
+    """List the models that clients can use."""
     listed = await context.state.models.listed()
-    return json_answer(ModelRows(await asyncio.to_thread(lambda: [_row(served) for served in listed])))
+    return json_response(ModelRows(await asyncio.to_thread(lambda: [_model_row(served) for served in listed])))
 
 
-def _row(served: Served) -> ModelRow:
-    found = facts.of(served)
+def _model_row(served: ServedModel) -> ModelRow:
+    found = ollama_models.describe(served)
     return ModelRow(served.name, served.name, found.size, found.digest, Details(**found.details),
                     modified_at=found.modified_at)
 
 
 async def ps(context: Context, body: None) -> Response:
     """List the models that are in memory."""
-    rows, seen = [], {row.key: row for row in context.state.pool.ps()}
+    rows, in_memory = [], {row.key: row for row in context.state.pool.ps()}
     for served in context.state.models.all():
-        found = seen.get(served.model.key)
+        found = in_memory.get(served.model.key)
         if found is None or found.state not in ("ready", "busy", "loading"):
             continue
         left = min(max(0.0, found.keep_alive - found.idle_seconds), 100 * 365 * 86400.0)
-        known = await asyncio.to_thread(facts.of, served)
+        known = await asyncio.to_thread(ollama_models.describe, served)
         rows.append(ModelRow(
             served.name, served.name, found.model_bytes + found.engine_bytes, known.digest, Details(**known.details),
             expires_at=(datetime.now(timezone.utc) + timedelta(seconds=left)).isoformat().replace("+00:00", "Z"),
             size_vram=0, context_length=known.context_length))
-    return json_answer(ModelRows(rows))
+    return json_response(ModelRows(rows))
 
 
-def _named(body: NameRequest | PullRequest) -> str:
+def _name_in(body: NameRequest | PullRequest) -> str:
     name = body.model or body.name
     if not name:
-        raise Refusal("invalid_value", "`model` is missing.", "model")
+        raise Refusal("invalid_value", "`model` is required.", "model")
     return name
 
 
 async def show(context: Context, body: NameRequest) -> Response:
     """Describe a model."""
-    served = await context.model(_named(body))
-    found, abilities = await asyncio.to_thread(lambda: (facts.of(served), facts.abilities(served)))
-    return json_answer(ShowAnswer(Details(**found.details), found.info, found.capabilities + abilities,
+    served = await context.model(_name_in(body))
+    found, more = await asyncio.to_thread(
+        lambda: (ollama_models.describe(served), ollama_models.template_capabilities(served)))
+    return json_response(ShowResponse(Details(**found.details), found.info, found.capabilities + more,
                                   found.modified_at, found.license, found.parameters))
 
 
 async def pull(context: Context, body: PullRequest) -> Response:
-    """Fetch a model of the catalogue; clients may fetch no other."""
-    name = _named(body).removesuffix(":latest")
+    """Download a model of the catalogue. Clients cannot download any other model."""
+    name = _name_in(body).removesuffix(":latest")
     models, pool = context.state.models, context.state.pool
     if name not in models.names() and not models.is_in_catalogue(name):
         raise Refusal("model_not_found", param="model")
     if body.stream is False:
-        await facts.fetch(name, models, pool)
-        return json_answer(Progress("success"))
+        await ollama_models.fetch(name, models, pool)
+        return json_response(Progress("success"))
     context.state.begin_stream()
 
     async def lines() -> AsyncIterator[bytes]:
         yield line(_encode(Progress("pulling manifest")))
-        await facts.fetch(name, models, pool)
+        await ollama_models.fetch(name, models, pool)
         yield line(_encode(Progress("success")))
 
-    return Streamed(context.state, context.id, lines(), lambda refusal: line(plain_error(refusal)), LINES,
+    return StreamedResponse(context.state, context.id, lines(), lambda refusal: line(plain_error(refusal)), LINES,
                     context.state.end_stream)
 
 
 async def version(context: Context, body: None) -> Response:
-    """Report the version of mpool."""
-    return json_answer(Version(__version__))
+    """Return the version of mpool."""
+    return json_response(Version(__version__))
 
 
 OPERATIONS = (
-    Operation("POST", "/api/generate", generate, GenerateRequest, GenerateAnswer, "Complete a prompt", LINES,
+    Operation("POST", "/api/generate", generate, GenerateRequest, GenerateResponse, "Complete a prompt", LINES,
               "ollama_generate"),
-    Operation("POST", "/api/chat", chat, OllamaChatRequest, OllamaChatAnswer, "Complete a conversation", LINES,
+    Operation("POST", "/api/chat", chat, OllamaChatRequest, OllamaChatResponse, "Complete a conversation", LINES,
               "ollama_chat"),
-    Operation("POST", "/api/embed", embed, EmbedRequest, EmbedAnswer, "Embed texts", name="ollama_embed"),
-    Operation("POST", "/api/embeddings", embeddings, OllamaEmbeddingsRequest, OllamaEmbeddingsAnswer,
+    Operation("POST", "/api/embed", embed, EmbedRequest, EmbedResponse, "Embed texts", name="ollama_embed"),
+    Operation("POST", "/api/embeddings", embeddings, OllamaEmbeddingsRequest, OllamaEmbeddingsResponse,
               "Embed one text", name="ollama_embeddings"),
-    Operation("GET", "/api/tags", tags, None, ModelRows, "List the models that clients may name", name="ollama_tags"),
+    Operation("GET", "/api/tags", tags, None, ModelRows, "List the models that clients can use", name="ollama_tags"),
     Operation("GET", "/api/ps", ps, None, ModelRows, "List the models in memory", name="ollama_ps"),
-    Operation("POST", "/api/show", show, NameRequest, ShowAnswer, "Describe a model", name="ollama_show"),
-    Operation("POST", "/api/pull", pull, PullRequest, Progress, "Fetch a model of the catalogue", LINES,
+    Operation("POST", "/api/show", show, NameRequest, ShowResponse, "Describe a model", name="ollama_show"),
+    Operation("POST", "/api/pull", pull, PullRequest, Progress, "Download a model of the catalogue", LINES,
               "ollama_pull"),
-    Operation("GET", "/api/version", version, None, Version, "The version of mpool", name="ollama_version"),
+    Operation("GET", "/api/version", version, None, Version, "Return the version of mpool", name="ollama_version"),
 )
 
 __all__ = ["OPERATIONS"]

@@ -1,4 +1,4 @@
-"""Descriptions of models in Ollama's form, and fetching a model."""
+"""Descriptions of models in Ollama's format, and the download of models."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from . import thinking
 
 if TYPE_CHECKING:
     from ..pool import Pool
-    from .models import Models, Served
+    from .models import Models, ServedModel
 
 #: Capability of mpool -> capability of Ollama.
 _CAPABILITIES = {"text_embedding": "embedding", "text_to_text": "completion", "vision": "vision",
@@ -28,8 +28,20 @@ _CAPABILITIES = {"text_embedding": "embedding", "text_to_text": "completion", "v
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """A model in Ollama's form; ``digest`` hashes the names, descriptions and sizes of its files, not every byte."""
+class OllamaDescription:
+    """Description of a model in Ollama's format.
+
+    Attributes:
+        size: Size of the model files in bytes.
+        digest: SHA-256 of the names, sizes and modification times of the files, not of their contents.
+        modified_at: Time of the last modification in ISO 8601.
+        details: Fields of :class:`mpool.server.ollama_structs.Details`.
+        info: ``model_info`` of ``/api/show``.
+        capabilities: Ollama's names of the capabilities of the model.
+        license: License of the model, or "".
+        parameters: Default sampling options, one per line.
+        context_length: Maximum number of tokens, or None.
+    """
 
     size: int
     digest: str
@@ -42,8 +54,8 @@ class Facts:
     context_length: int | None
 
 
-def of(served: Served) -> Facts:
-    """Describe a model whose files are on this machine. Reads the files unless they were read before."""
+def describe(served: ServedModel) -> OllamaDescription:
+    """Describe a model whose files are on this machine. Reads the metadata in its files if it was not read before."""
     model = served.model
     description = model.description
     parts = (description, *description.towers)
@@ -66,7 +78,7 @@ def of(served: Served) -> Facts:
     if embedding is not None:
         info[f"{architecture}.embedding_length"] = embedding.output_size
     defaults = generation.defaults if generation is not None else {}
-    return Facts(
+    return OllamaDescription(
         size=sum(stat.st_size for stat in stats), digest=digest,
         modified_at=datetime.fromtimestamp(max((stat.st_mtime for stat in stats), default=0.0), timezone.utc)
         .isoformat().replace("+00:00", "Z"),
@@ -79,12 +91,12 @@ def of(served: Served) -> Facts:
         parameters="\n".join(f"{name} {value}" for name, value in sorted(defaults.items())))
 
 
-def abilities(served: Served) -> list[str]:
-    """Ollama's capabilities that follow from a model's chat template."""
-    return _tools(served) + ["thinking"] * thinking.of_model(served).thinks
+def template_capabilities(served: ServedModel) -> list[str]:
+    """Return the capabilities that the chat template of a model provides: ``tools`` and ``thinking``, or fewer."""
+    return _tools(served) + ["thinking"] * thinking.model_options(served).thinks
 
 
-def _tools(served: Served) -> list[str]:
+def _tools(served: ServedModel) -> list[str]:
     source = served.model.description.chat_template
     if not source or tool_formats.of_template(source) is None:
         return []
@@ -96,18 +108,23 @@ def _tools(served: Served) -> list[str]:
 
 
 async def fetch(name: str, models: Models, pool: Pool) -> None:
-    """Fetch a model of the catalogue on a daemon thread: a download must not delay the server's shutdown.
+    """Download a model of the catalogue. Uses a daemon thread, so that a download does not delay the server's shutdown.
+
+    Args:
+        name: Key of the catalogue.
+        models: Served models.
+        pool: Pool whose configuration decides whether downloads are allowed.
 
     Raises:
-        MpoolError: the download failed.
-        Refusal: the files are still missing.
+        MpoolError: The download failed.
+        Refusal: The files are still missing.
     """
     if name in models.names():
         return
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
 
-    def tell(error: BaseException | None) -> None:
+    def set_result(error: BaseException | None) -> None:
         if not done.done():
             if error is None:
                 done.set_result(None)
@@ -123,13 +140,13 @@ async def fetch(name: str, models: Models, pool: Pool) -> None:
         except BaseException as raised:
             error = raised
         try:
-            loop.call_soon_threadsafe(tell, error)
+            loop.call_soon_threadsafe(set_result, error)
         except RuntimeError:
-            pass  # the loop is closed: the server has ended
+            pass  # the loop is closed: the server has stopped
 
     threading.Thread(target=work, name="mpool-server-pull", daemon=True).start()
     await done
     await models.find(name)
 
 
-__all__ = ["Facts", "abilities", "fetch", "of"]
+__all__ = ["OllamaDescription", "describe", "fetch", "template_capabilities"]

@@ -1,7 +1,7 @@
 """Requests and responses of Ollama's protocol.
 
-The server refuses an unknown field by its name, unless the field is null. Docstrings name the fields that are accepted
-and ignored. Durations are in nanoseconds.
+The server refuses an unknown field and names it in the error; a null counts as absent. The docstrings list the fields
+that are accepted and ignored. They are the descriptions in the OpenAPI document. Durations are in nanoseconds.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ Nanoseconds = int
 
 
 class Options(Struct, forbid_unknown_fields=True):
-    """Sampling options. Options of the machine (``num_ctx`` to ``main_gpu``) and of samplers that are off are ignored:
-    the pool manages the machine. ``mirostat``, ``tfs_z`` and ``typical_p`` must be off."""
+    """Sampling options. ``mirostat``, ``tfs_z`` and ``typical_p`` must be off. ``mirostat_tau``, ``mirostat_eta``,
+    ``repeat_last_n``, ``penalize_newline`` and the hardware options (``num_ctx`` to ``main_gpu``) are ignored: mpool
+    manages the hardware itself."""
 
     temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
@@ -54,7 +55,7 @@ class Options(Struct, forbid_unknown_fields=True):
 
 
 class Request(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A request for a model."""
+    """Base of the requests that use a model."""
 
     model: Name
     options: Options | None = None
@@ -62,10 +63,10 @@ class Request(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class TextRequest(Request, kw_only=True):
-    """Fields of both ways to generate text. The response is streamed unless ``stream`` is false. ``format`` is "json"
-    or a JSON schema. ``think`` is true, false, or low, medium or high for models with degrees. When a conversation
-    exceeds the model's context, the oldest messages except the system's are dropped, or, with ``truncate`` false, the
-    request fails. ``shift`` is ignored: a completion ends when the context is full."""
+    """Fields of the requests that generate text. The response is streamed unless ``stream`` is false. ``format`` is
+    "json" or a JSON schema. ``think`` is true or false, or low, medium or high for models with reasoning levels. When a
+    conversation exceeds the context window of the model, the oldest messages except system messages are dropped; with
+    ``truncate`` false, the request fails instead. ``shift`` is ignored: a completion ends when the context is full."""
 
     stream: bool | None = None
     format: str | dict[str, Any] | None = None
@@ -77,8 +78,8 @@ class TextRequest(Request, kw_only=True):
 
 
 class GenerateRequest(TextRequest, kw_only=True):
-    """A prompt. A request without one loads the model, or unloads it with a ``keep_alive`` of 0. ``raw`` skips the chat
-    template. ``images`` are base64. ``suffix``, ``template`` and ``context`` are refused."""
+    """A prompt to complete. A request without a prompt loads the model, or unloads it if ``keep_alive`` is 0. ``raw``
+    skips the chat template. ``images`` are base64. ``suffix``, ``template`` and ``context`` are refused."""
 
     prompt: str | None = None
     system: str | None = None
@@ -90,14 +91,14 @@ class GenerateRequest(TextRequest, kw_only=True):
 
 
 class OllamaFunction(Struct, omit_defaults=True):
-    """A function and its arguments; ``index``: number of the call in the response."""
+    """Name of a function and its arguments. ``index``: index of the tool call in the response."""
 
     name: str
     arguments: dict[str, Any]
     index: int | None = None
 
 
-class OllamaCall(Struct, omit_defaults=True):
+class OllamaToolCall(Struct, omit_defaults=True):
     """A tool call."""
 
     function: OllamaFunction
@@ -105,21 +106,22 @@ class OllamaCall(Struct, omit_defaults=True):
 
 
 class OllamaMessage(Struct, forbid_unknown_fields=True):
-    """A message of a conversation; ``images`` are base64. The role ``tool`` has the result of a call of ``tool_name``,
-    or of the call ``tool_call_id``."""
+    """A message of a conversation. ``images`` are base64. A message with the role ``tool`` contains the result of the
+    tool ``tool_name``, or of the tool call ``tool_call_id``."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str = ""
     thinking: str | None = None
     images: list[str] | None = None
-    tool_calls: Annotated[list[OllamaCall], Meta(max_length=1000)] | None = None
+    tool_calls: Annotated[list[OllamaToolCall], Meta(max_length=1000)] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
 
 
 class OllamaChatRequest(TextRequest, kw_only=True):
-    """A conversation. A request without messages loads or unloads the model. ``tools`` are functions, for models whose
-    template supports tools. With ``format`` too, a completion has tool calls or text of that format."""
+    """A conversation to complete. A request without messages loads or unloads the model. ``tools`` are functions; the
+    chat template of the model must support tools. With ``tools`` and ``format``, a completion has either tool calls or
+    text in that format."""
 
     messages: Annotated[list[OllamaMessage], Meta(max_length=10_000)] | None = None
     tools: Annotated[list[dict[str, Any]], Meta(max_length=128)] | None = None
@@ -134,13 +136,13 @@ class EmbedRequest(Request, kw_only=True):
 
 
 class OllamaEmbeddingsRequest(Request, kw_only=True):
-    """A text to embed, by Ollama's former route."""
+    """A text to embed, for the former route ``/api/embeddings``."""
 
     prompt: str
 
 
 class NameRequest(Struct, forbid_unknown_fields=True):
-    """A model, by ``model`` or its former name ``name``; ``verbose`` is ignored."""
+    """A model name in ``model``, or in its former spelling ``name``. ``verbose`` is ignored."""
 
     model: str | None = None
     name: str | None = None
@@ -148,7 +150,7 @@ class NameRequest(Struct, forbid_unknown_fields=True):
 
 
 class PullRequest(Struct, forbid_unknown_fields=True):
-    """A model of the catalogue to fetch; ``insecure`` is ignored."""
+    """A model of the catalogue to download. ``insecure`` is ignored."""
 
     model: str | None = None
     name: str | None = None
@@ -156,10 +158,10 @@ class PullRequest(Struct, forbid_unknown_fields=True):
     stream: bool | None = None
 
 
-# ---- answers -------------------------------------------------------------------------------------------------------
+# ---- responses -----------------------------------------------------------------------------------------------------
 
 class TopLogprob(Struct):
-    """A token, its log probability and its bytes."""
+    """A token with its log probability and its bytes."""
 
     token: str
     logprob: float
@@ -167,7 +169,7 @@ class TopLogprob(Struct):
 
 
 class Logprob(Struct, omit_defaults=True):
-    """A token of the completion, and the likeliest alternatives at its position."""
+    """A token of the completion, and the most likely alternatives at its position."""
 
     token: str
     logprob: float
@@ -175,8 +177,8 @@ class Logprob(Struct, omit_defaults=True):
     top_logprobs: list[TopLogprob] | None = None
 
 
-class Counts(Struct, omit_defaults=True, kw_only=True):
-    """Fields of a response or stream chunk beside its text; the last chunk has the counts and durations."""
+class ResponseFields(Struct, omit_defaults=True, kw_only=True):
+    """Fields of a response or stream chunk in addition to its text. Only the last chunk has counts and durations."""
 
     model: str
     created_at: str
@@ -191,30 +193,30 @@ class Counts(Struct, omit_defaults=True, kw_only=True):
     logprobs: list[Logprob] | None = None
 
 
-class GenerateAnswer(Counts, kw_only=True):
-    """A completion, or a stream chunk of it."""
+class GenerateResponse(ResponseFields, kw_only=True):
+    """A completion of a prompt, or its next part in a stream."""
 
     response: str
     thinking: str | None = None
 
 
-class OllamaAnswerMessage(Struct, omit_defaults=True):
-    """The message, or a stream chunk of it."""
+class OllamaResponseMessage(Struct, omit_defaults=True):
+    """The message of the assistant, or its next part in a stream."""
 
     role: str
     content: str
     thinking: str | None = None
-    tool_calls: list[OllamaCall] | None = None
+    tool_calls: list[OllamaToolCall] | None = None
 
 
-class OllamaChatAnswer(Counts, kw_only=True):
-    """A completion of a conversation, or a stream chunk of it."""
+class OllamaChatResponse(ResponseFields, kw_only=True):
+    """A completion of a conversation, or its next part in a stream."""
 
-    message: OllamaAnswerMessage
+    message: OllamaResponseMessage
 
 
-class EmbedAnswer(Struct):
-    """A vector for each text."""
+class EmbedResponse(Struct):
+    """One embedding per text."""
 
     model: str
     embeddings: list[list[float]]
@@ -223,8 +225,8 @@ class EmbedAnswer(Struct):
     prompt_eval_count: int
 
 
-class OllamaEmbeddingsAnswer(Struct):
-    """A vector."""
+class OllamaEmbeddingsResponse(Struct):
+    """The embedding of a text."""
 
     embedding: list[float]
 
@@ -241,7 +243,7 @@ class Details(Struct):
 
 
 class ModelRow(Struct, omit_defaults=True):
-    """A model. Models in memory have ``expires_at``, ``size_vram`` and ``context_length``."""
+    """A model. Only models in memory have ``expires_at``, ``size_vram`` and ``context_length``."""
 
     name: str
     model: str
@@ -255,13 +257,14 @@ class ModelRow(Struct, omit_defaults=True):
 
 
 class ModelRows(Struct):
-    """Models."""
+    """A list of models."""
 
     models: list[ModelRow]
 
 
-class ShowAnswer(Struct):
-    """The description of a model. No request can replace the model's template."""
+class ShowResponse(Struct):
+    """The description of a model. ``template`` and ``modelfile`` are always empty: requests cannot replace the chat
+    template."""
 
     details: Details
     model_info: dict[str, Any]
@@ -274,13 +277,13 @@ class ShowAnswer(Struct):
 
 
 class Progress(Struct):
-    """Progress of a pull."""
+    """Progress of a download."""
 
     status: str
 
 
 class Version(Struct):
-    """Version of mpool."""
+    """The version of mpool."""
 
     version: str
 

@@ -8,11 +8,17 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from .operations import Context, Operation, json_answer
+from .operations import Context, Operation, json_response
 
 
-class HealthAnswer(msgspec.Struct):
-    """Health of the pool, see :func:`mpool.health`; ``streams``: number of responses that are being streamed."""
+class HealthResponse(msgspec.Struct):
+    """Health of the pool.
+
+    Attributes:
+        status: Status as in :func:`mpool.health`.
+        uptime: Seconds since the server started.
+        streams: Number of responses that are being streamed.
+    """
 
     status: str
     uptime: float
@@ -20,10 +26,10 @@ class HealthAnswer(msgspec.Struct):
 
 
 async def health(context: Context, body: None) -> Response:
-    """Report the health. Never waits for requests. Needs no token, so it reveals little."""
+    """Report the health. Never waits for other requests. Requires no token, so the response contains few facts."""
     state = context.state
     found = "unhealthy" if state.stopping else state.pool.health().status
-    return json_answer(HealthAnswer(found, round(time.monotonic() - state.started, 3), state.streams),
+    return json_response(HealthResponse(found, round(time.monotonic() - state.started, 3), state.streams),
                        503 if found == "unhealthy" else 200)
 
 
@@ -33,16 +39,16 @@ async def metrics(context: Context, body: None) -> Response:
 
 
 async def openapi(context: Context, body: None) -> Response:
-    """Return the OpenAPI document, which is made once."""
+    """Return the OpenAPI document, which is generated once and then cached."""
     from .openapi import document
 
     return Response(document(), media_type="application/json")
 
 
 OPERATIONS = (
-    Operation("GET", "/health", health, None, HealthAnswer, "Health of the server", name="health"),
-    Operation("GET", "/metrics", metrics, None, None, "Counters for Prometheus", name="metrics"),
+    Operation("GET", "/health", health, None, HealthResponse, "Health of the server", name="health"),
+    Operation("GET", "/metrics", metrics, None, None, "Metrics in Prometheus' text format", name="metrics"),
     Operation("GET", "/openapi.json", openapi, None, dict[str, Any], "This document", name="openapi"),
 )
 
-__all__ = ["OPERATIONS", "HealthAnswer"]
+__all__ = ["OPERATIONS", "HealthResponse"]

@@ -1,8 +1,8 @@
-"""Endpoints: from a request to its handler and back, with body, disconnects, errors and the log.
+"""Endpoints: read and parse a request, call its handler, send the response or the error, and log the request.
 
-A protocol is a module with a tuple of :class:`Operation` rows. A handler takes a :class:`Context` and the parsed body,
-calls the library as any other caller would, and returns a response. :mod:`mpool.server.errors` turns every exception
-of a handler into an error response.
+A protocol is a module with a tuple of :class:`Operation` objects. A handler receives a :class:`Context` and the parsed
+body, calls the public functions of the library, and returns a response. :mod:`mpool.server.errors` converts every
+exception of a handler into an error response.
 """
 
 from __future__ import annotations
@@ -20,75 +20,81 @@ from starlette.responses import Response
 
 from ..runtime import threads as _threads
 from . import bodies
-from .disconnects import Disconnects
+from .disconnects import DisconnectListener
 from .errors import Refusal, refusal_of
-from .guard import answer, header
-from .state import Running
+from .guard import header, refusal_response
+from .state import RunningRequest
 
 if TYPE_CHECKING:
-    from .models import Served
+    from .models import ServedModel
     from .state import State
 
 log = logging.getLogger("mpool.server")
 _encode = msgspec.json.Encoder().encode
-#: Responses with at least this many numbers are encoded on a thread: encoding them takes milliseconds.
-_MANY = 1 << 15
+#: Responses with at least this many numbers are encoded on a tokenizer thread: encoding them takes milliseconds.
+_LARGE = 1 << 15
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A method of a path.
+    """One HTTP method of one path.
 
     Attributes:
-        handler: called with the context and the parsed body (None without a body).
-        body: struct of the request body; None: the operation takes no body.
-        answer: struct, or other type, of the JSON response; None: the response is text.
-        summary: one line, for the OpenAPI document.
-        streams: media type of the response with ``stream``; None: the response is never streamed.
-        name: ``operationId`` of the OpenAPI document.
-        alone: parse the body on the loop's thread, however long it is: no other thread may get work.
-        kind: media type of a text response.
+        method: HTTP method.
+        path: Path of the URL.
+        handler: Coroutine function that receives the context and the parsed body (None without a body).
+        body: Struct of the request body; None: the operation has no body.
+        response: Struct, or other type, of the JSON response; None: the response is text.
+        summary: One line for the OpenAPI document.
+        streams: Media type of a streamed response; None: the response is never streamed.
+        name: ``operationId`` in the OpenAPI document.
+        on_loop: Parse the body on the event loop's thread even if it is long.
+        media_type: Media type of a text response.
     """
 
     method: str
     path: str
     handler: Callable[[Context, Any], Awaitable[Response]]
     body: type[msgspec.Struct] | None
-    answer: Any
+    response: Any
     summary: str
     streams: str | None = None
     name: str = ""
-    alone: bool = False
-    kind: str = "text/plain"
+    on_loop: bool = False
+    media_type: str = "text/plain"
 
 
 class Context:
-    """A request, as handlers see it.
+    """The request that a handler serves.
 
     Attributes:
-        state: the server's shared state.
-        id: the request's id.
-        begun: ``time.monotonic()`` when the body was complete.
+        state: Shared state of the server.
+        id: Request id.
+        started: ``time.monotonic()`` when the body was complete.
     """
 
-    __slots__ = ("state", "id", "begun")
+    __slots__ = ("state", "id", "started")
 
     def __init__(self, state: State) -> None:
-        self.state, self.id, self.begun = state, state.new_id(), time.monotonic()
+        self.state, self.id, self.started = state, state.new_id(), time.monotonic()
 
-    async def model(self, name: str) -> Served:
-        """Find the model that a client names.
+    async def model(self, name: str) -> ServedModel:
+        """Return the model with the name that the client gave.
 
         Raises:
-            Refusal: clients may use no such name.
+            Refusal: The server serves no model of this name.
         """
         return await self.state.models.find(name)
 
     def check_text(self, text: str, name: str) -> str:
-        """Return the text, at most ``max_text`` characters long.
+        """Return a text unchanged after checking its length.
+
+        Args:
+            text: Text of the request.
+            name: Field of the request, for the error message.
 
         Raises:
-            Refusal: the text is longer.
+            Refusal: The text has more than ``Settings.max_text`` characters.
         """
         most = self.state.settings.max_text
         if len(text) > most:
@@ -98,10 +104,14 @@ class Context:
 
 
 def image_of(text: str, name: str) -> bytes:
-    """Decode an image file from base64 or a ``data:`` URL. The server opens no path and fetches no URL for a client.
+    """Decode an image file from base64 or a ``data:`` URL. The server never opens a path or URL that a client names.
+
+    Args:
+        text: Base64, or a ``data:`` URL with base64 data.
+        name: Field of the request, for the error message.
 
     Raises:
-        Refusal: the text is neither.
+        Refusal: The text is neither base64 nor such a URL.
     """
     if text.startswith("data:"):
         head, _, text = text.partition(",")
@@ -112,22 +122,26 @@ def image_of(text: str, name: str) -> bytes:
     except ValueError:
         found = b""
     if not found:
-        raise Refusal("invalid_value", f"`{name}` must be base64; the server fetches no URL.", name)
+        raise Refusal("invalid_value", f"`{name}` must be base64; the server does not fetch URLs.", name)
     return found
 
 
-def json_answer(value: Any, status: int = 200) -> Response:
+def json_response(value: Any, status: int = 200) -> Response:
     """Encode a struct as a JSON response."""
     return Response(_encode(value), status, media_type="application/json")
 
 
-async def large_answer(make: Callable[[], Any], numbers: int) -> Response:
+async def large_response(make: Callable[[], Any], numbers: int) -> Response:
     """Encode the struct that ``make`` returns as a JSON response.
 
-    A struct of many numbers is made and encoded on a tokenizer thread, so that the loop keeps serving other requests.
+    A large response is built and encoded on a tokenizer thread, so that the event loop keeps serving other requests.
+
+    Args:
+        make: Builds the struct.
+        numbers: Count of numbers in the response, which decides where it is encoded.
     """
-    if numbers < _MANY:
-        return json_answer(make())
+    if numbers < _LARGE:
+        return json_response(make())
     data = await asyncio.get_running_loop().run_in_executor(_threads.executor(), lambda: _encode(make()))
     return Response(data, media_type="application/json")
 
@@ -140,72 +154,72 @@ class Endpoint:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         context = Context(self.state)
-        gone, status = False, 0
+        disconnected, status = False, 0
         connection = scope.get("mpool.connection")
-        watch = None if connection is not None or self.operation.body is None else Disconnects(receive)
-        running: Running | None = None
+        listener = None if connection is not None or self.operation.body is None else DisconnectListener(receive)
+        running: RunningRequest | None = None
         task = asyncio.current_task()
 
-        def left() -> None:  # the cancellation ends prompt processing within milliseconds
-            nonlocal gone
-            gone = True
+        def on_disconnect() -> None:  # cancellation stops prompt processing within milliseconds
+            nonlocal disconnected
+            disconnected = True
             if task is not None:
                 task.cancel()
 
-        async def noted(message: Any) -> None:
+        async def send_with_id(message: Any) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message["headers"], (b"x-request-id", context.id.encode())]
-            elif watch is not None and not message.get("more_body", False):
-                watch.stop()  # some servers report a disconnect once the response is complete
+            elif listener is not None and not message.get("more_body", False):
+                listener.stop()  # some servers report a disconnect once the response is complete
             await send(message)
 
         try:
             try:
                 if connection is not None:
-                    connection.left = left
+                    connection.on_disconnect = on_disconnect
                 body = await self._body(scope, receive)
-                if watch is not None:
-                    watch.left = left
-                    watch.start()
-                context.begun = time.monotonic()
+                if listener is not None:
+                    listener.on_disconnect = on_disconnect
+                    listener.start()
+                context.started = time.monotonic()
                 model = getattr(body, "model", None)
                 if model is not None:
-                    running = Running(context.id, scope["path"], model, task)
+                    running = RunningRequest(context.id, scope["path"], model, task)
                     self.state.running[context.id] = running
                 response = await self.operation.handler(context, body)
                 if running is not None:
-                    running.task = None  # a response is sent whole; `Streamed` allows cancellation between chunks
-                await response(scope, receive, noted)
-            except bodies.Gone:
+                    running.task = None  # only `StreamedResponse` can be cancelled while it is sent, between chunks
+                await response(scope, receive, send_with_id)
+            except bodies.ClientDisconnected:
                 raise
             except BaseException as error:
                 if isinstance(error, asyncio.CancelledError):
-                    if gone or status or running is None or not running.cancelled:
+                    if disconnected or status or running is None or not running.cancelled:
                         raise
                     _uncancel(task)
                     error = Refusal("cancelled")
-                if status:  # the head is sent: raising makes the server cut the connection, so no client sees success
+                if status:  # the head is sent: raising closes the connection, so that no client takes it for success
                     raise
                 refusal = refusal_of(error, context.id)
-                await answer(refusal, scope["path"])(scope, receive, noted)
-        except bodies.Gone:
-            gone = True
+                await refusal_response(refusal, scope["path"])(scope, receive, send_with_id)
+        except bodies.ClientDisconnected:
+            disconnected = True
         except asyncio.CancelledError:
-            if not gone:
+            if not disconnected:
                 raise
             _uncancel(task)
         finally:
             if connection is not None:
-                connection.left = None
-            if watch is not None:
-                watch.stop()
+                connection.on_disconnect = None
+            if listener is not None:
+                listener.stop()
             if running is not None:
                 self.state.running.pop(context.id, None)
             if log.isEnabledFor(logging.INFO):
                 log.info("%s %s %s %s in %.1f ms", context.id, scope["method"], scope["path"],
-                         "left by its client" if gone else status, (time.monotonic() - context.begun) * 1e3)
+                         "client disconnected" if disconnected else status, (time.monotonic() - context.started) * 1e3)
 
     async def _body(self, scope: Any, receive: Any) -> Any:
         kind = self.operation.body
@@ -213,18 +227,21 @@ class Endpoint:
             return None
         _check_type(scope)
         data = await bodies.read(receive, bodies.declared_length(scope), self.state.settings.max_body)
-        return bodies.parse(data, kind) if self.operation.alone else await bodies.parse_body(data, kind)
+        return bodies.parse(data, kind) if self.operation.on_loop else await bodies.parse_body(data, kind)
 
 
 def _uncancel(task: asyncio.Task[Any] | None) -> None:
-    """Forget a cancellation that was handled here: the server's task groups count those that are pending."""
+    """Withdraw a cancellation request that was handled: the server's task groups count pending cancellations."""
     if task is not None and hasattr(task, "uncancel"):
         task.uncancel()
 
 
 def _check_type(scope: Any) -> None:
-    """Accept only uncompressed JSON. A browser sends this type across origins only after a CORS preflight, so the
-    check also keeps other sites' pages out."""
+    """Refuse bodies that are not uncompressed JSON.
+
+    A browser sends this content type to another origin only after a CORS preflight. The check therefore also refuses
+    requests from the pages of other sites.
+    """
     coding = header(scope, b"content-encoding")
     if coding is not None and coding.strip().lower() not in (b"identity", b""):
         raise Refusal("unsupported_media_type")
@@ -236,4 +253,4 @@ def _check_type(scope: Any) -> None:
         raise Refusal("unsupported_media_type")
 
 
-__all__ = ["Context", "Endpoint", "Operation", "image_of", "json_answer", "large_answer"]
+__all__ = ["Context", "Endpoint", "Operation", "image_of", "json_response", "large_response"]

@@ -1,23 +1,24 @@
-"""HTTP/1.1 on a hardened connection: an optional protocol class for uvicorn, which ``mpool serve`` installs.
+"""Hardened HTTP/1.1 connections: an optional protocol class for uvicorn, which ``mpool serve`` installs.
 
-httptools (llhttp, the parser of Node.js) refuses conflicting lengths and malformed heads and chunks. This class adds:
+httptools (llhttp, the parser of Node.js) rejects conflicting lengths and malformed heads and chunks. This class adds:
 
-- exactly one Host header, limits on the size and the lines of a head, and trailers that are dropped;
-- ``chunked`` as the only transfer coding, and a limit on tiny chunks;
-- a limit on connections;
-- unchunked responses to HTTP/1.0;
-- HTTP/1.1 responses to requests that ask for an upgrade, such as h2c;
-- responses to half-closed clients, with detection of clients that are gone;
-- limits on the time that a request takes to arrive, a response takes to be read, and a connection is idle.
+- exactly one Host header, limits on the bytes and the number of header lines, and trailers that are dropped;
+- ``chunked`` as the only transfer coding, and a limit on the number of tiny chunks;
+- a limit on the number of connections;
+- responses without chunked encoding for HTTP/1.0 clients;
+- HTTP/1.1 responses to requests that ask for a protocol upgrade, such as h2c;
+- complete responses for clients that half-close their connection, and detection of clients that have disconnected;
+- time limits for receiving a request, for a client that does not read its response, and for idle connections.
 
-One timer per server checks the time limits of all connections, once a second: no request costs a timer.
+One timer per server checks the time limits of all connections once a second, so that no request needs its own timer.
 
-The application runs without this class. To harden another uvicorn server::
+The application also runs without this class. To harden another uvicorn server::
 
     uvicorn.Config(create_app(settings=settings), http=hardened(settings), interface="asgi3", ws="none")
 
-uvicorn documents ``http`` as a class but not what the class may use. This module uses ``HttpToolsProtocol`` and
-``RequestResponseCycle``; `tests/python/server/test_server_versions.py` pins the version of uvicorn they were seen in.
+uvicorn documents that ``http`` may be a class, but not the base classes that such a class may use. This module uses
+``HttpToolsProtocol`` and ``RequestResponseCycle``; `tests/python/server/test_server_versions.py` pins the version of
+uvicorn in which they were checked.
 """
 
 from __future__ import annotations
@@ -40,22 +41,23 @@ from .streaming import EVENTS, LINES
 
 log = logging.getLogger("mpool.server")
 
-#: Number of chunks per body that may be tiny; beyond it, chunks must hold this many bytes on average.
-_FREE_CHUNKS, _CHUNK = 1024, 64
-#: Bytes parsed in one go, at most a few hundred requests: the parser stops behind a request that waits for its turn.
-#: Unparsed bytes above which the connection pauses reading.
-_PIECE, _UNREAD = 8 << 10, 64 << 10
-#: Filler without meaning between two chunks of a stream, by media type.
-_BLANKS = {EVENTS.encode(): b":\n\n", LINES.encode(): b" "}
-#: Seconds between two probes of a half-closed client: first value, factor, highest value.
-_FIRST, _TIMES, _LATER = 0.005, 10, 5.0
-#: State of a socket that its peer has reset (tcp_states.h of Linux).
+#: Number of chunks per body that may have any size; minimum average size in bytes of the chunks of a longer body.
+_SMALL_CHUNKS, _MIN_CHUNK = 1024, 64
+#: Bytes passed to the parser at once. Parsing stops after a request that must wait for an earlier response, so this
+#: limits the number of pipelined requests that are parsed ahead to a few hundred.
+#: Number of unparsed bytes above which the connection pauses reading.
+_PARSE_SIZE, _MAX_UNPARSED = 8 << 10, 64 << 10
+#: Media type of a stream -> bytes that clients ignore between two of its events or lines.
+_FILLERS = {EVENTS.encode(): b":\n\n", LINES.encode(): b" "}
+#: Pause between two probes of a half-closed client: first pause in seconds, growth factor, longest pause in seconds.
+_FIRST_PAUSE, _PAUSE_FACTOR, _MAX_PAUSE = 0.005, 10, 5.0
+#: TCP state of a socket that the peer has reset (Linux, tcp_states.h).
 _TCP_CLOSE = 7
-#: State of a connection: what it receives next.
-_BETWEEN, _HEAD, _BODY = range(3)
-#: Longest pause in seconds between two checks of the time limits.
-_SWEEP = 1.0
-#: Bytes that no header value may have: control characters other than the tab.
+#: Phases of a connection: between two requests, receiving a head, receiving a body.
+_IDLE, _HEAD, _BODY = range(3)
+#: Longest interval in seconds between two checks of the time limits.
+_MAX_CHECK_INTERVAL = 1.0
+#: Bytes that a header value must not contain: control characters other than the tab.
 _CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _STATUS_LINES = {status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode())
                  for status in http.HTTPStatus}
@@ -65,8 +67,8 @@ def _status_line(status: int) -> bytes:
     return _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
 
 
-class _Log:
-    """The logger that uvicorn's classes get: a client's mistake is logged at INFO, not as a warning."""
+class _ClientLog:
+    """Logger for uvicorn's classes. It logs errors of clients at INFO instead of WARNING."""
 
     level = logging.INFO
     warning, error, log = log.info, log.error, log.log
@@ -75,87 +77,89 @@ class _Log:
 class _Cycle(RequestResponseCycle):
     """A request and its response.
 
-    A response of unknown length is chunked; to HTTP/1.0, which has no chunks, it ends with the connection. The head is
-    written together with the first bytes of the body, so that the client wakes once for both. Every later stream chunk
-    is written at once: joining the writes of one turn of the loop would delay each by a turn.
+    A response of unknown length uses chunked encoding. HTTP/1.0 has no chunked encoding, so there the end of the
+    connection marks the end of the response. The head is written together with the first bytes of the body, so that
+    the client wakes once for both. Every later stream chunk is written immediately: batching the writes of one
+    iteration of the event loop would delay each of them by an iteration.
     """
 
-    _held = b""  # the head, until it is written
-    _blank: bytes | None = None  # filler that may stand between two stream chunks
+    _pending_head = b""  # the head, until it is written
+    _filler: bytes | None = None  # bytes that clients ignore between two stream chunks
 
     async def send(self, message: Any) -> None:
-        """Send a message of the application. Waits while the client does not read.
+        """Send an ASGI message of the application. Waits while the client does not read.
 
         Raises:
-            RuntimeError: the messages are no valid response; the connection ends.
+            RuntimeError: The messages do not form a valid response. The connection is closed.
         """
         if self.flow.write_paused and not self.disconnected:
             await self.flow.drain()
         if self.disconnected:
             return
         if not self.response_started:
-            self._begin(message["status"], message["headers"])
+            self._start_response(message["status"], message["headers"])
         elif not self.response_complete:
-            self._continue(message["body"], message.get("more_body", False))
+            self._send_body(message["body"], message.get("more_body", False))
         else:
             raise RuntimeError("the application sent a message after the end of its response")
 
-    def _begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+    def _start_response(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         if self.waiting_for_100_continue and self.more_body:
-            self.keep_alive = False  # the client may send the body or leave it out
+            self.keep_alive = False  # the client may still send the body, or skip it
         self.response_started, self.waiting_for_100_continue = True, False
-        self._empty = self.scope["method"] == "HEAD" or status in (204, 304)
-        self._rest: int | None = None  # bytes to come, if the length is known
+        self._bodiless = self.scope["method"] == "HEAD" or status in (204, 304)
+        self._remaining: int | None = None  # body bytes not yet sent, if the length is known
         parts = [_status_line(status)]
         for name, value in (*self.default_headers, *headers):
-            if _CONTROL.search(value):  # the server chooses every name, but a value may come from a client
-                raise RuntimeError(f"the header {name!r} must have no control character, got {value!r}")
+            if _CONTROL.search(value):  # header names are constants, but a value may come from a client
+                raise RuntimeError(f"header {name!r} must not contain control characters, got {value!r}")
             if name == b"content-length":
-                self._rest = int(value)
+                self._remaining = int(value)
             elif name == b"content-type":
-                self._blank = _BLANKS.get(value.partition(b";")[0])
+                self._filler = _FILLERS.get(value.partition(b";")[0])
             parts += name, b": ", value, b"\r\n"
-        self.chunked_encoding = self._rest is None and not self._empty and self.scope["http_version"] != "1.0"
+        self.chunked_encoding = self._remaining is None and not self._bodiless and self.scope["http_version"] != "1.0"
         if self.chunked_encoding:
             parts.append(b"transfer-encoding: chunked\r\n")
-        elif self._rest is None and not self._empty:
+        elif self._remaining is None and not self._bodiless:
             self.keep_alive = False
         if not self.keep_alive:
             parts.append(b"connection: close\r\n")
         parts.append(b"\r\n")
-        self._held = b"".join(parts)
-        if self._rest is None:  # the first stream chunk may take a while: send the head in the next turn of the loop
+        self._pending_head = b"".join(parts)
+        if self._remaining is None:  # the first stream chunk may take long: send the head in the next loop iteration
             asyncio.get_running_loop().call_soon(self._write, b"")
 
     def _write(self, data: bytes) -> None:
-        held, self._held = self._held, b""
+        held, self._pending_head = self._pending_head, b""
         if held or data:
             self.transport.write(held + data)
 
-    def knock(self) -> bool:
-        """Write filler, to which the system of a client that is gone replies with a reset.
+    def probe(self) -> bool:
+        """Write bytes that a client ignores. If the client has disconnected, its system replies with a TCP reset.
 
         Returns:
-            False if no filler is possible: to HTTP/1.0 before the response, or inside a response of known length.
+            False if no such bytes exist: before the response to an HTTP/1.0 request, or inside a response of known
+            length.
         """
         if not self.response_started:
             if self.scope["http_version"] == "1.0":
                 return False
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")  # every client skips it
-        elif self._held:
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")  # every client ignores it
+        elif self._pending_head:
             self._write(b"")
-        elif self._blank is None or self._rest is not None or self._empty:
+        elif self._filler is None or self._remaining is not None or self._bodiless:
             return False
         elif not self.flow.write_paused:
-            self._write(b"%x\r\n%b\r\n" % (len(self._blank), self._blank) if self.chunked_encoding else self._blank)
+            self._write(b"%x\r\n%b\r\n" % (len(self._filler), self._filler) if self.chunked_encoding else self._filler)
         return True
 
-    def _continue(self, body: bytes, more: bool) -> None:
-        if self._rest is not None and not self._empty:
-            self._rest -= len(body)
-            if self._rest < 0 or self._rest and not more:
-                raise RuntimeError("the body's length differs from the response's Content-Length")
-        if self._empty:
+    def _send_body(self, body: bytes, more: bool) -> None:
+        if self._remaining is not None and not self._bodiless:
+            self._remaining -= len(body)
+            if self._remaining < 0 or self._remaining and not more:
+                raise RuntimeError("the length of the body differs from the response's Content-Length")
+        if self._bodiless:
             body = b""
         elif self.chunked_encoding:
             body = (b"%x\r\n%b\r\n" % (len(body), body) if body else b"") + (b"" if more else b"0\r\n\r\n")
@@ -168,78 +172,79 @@ class _Cycle(RequestResponseCycle):
             self.on_response()
 
 
-class _Sweep:
-    """The timer that checks the time limits of all connections of a server.
+class _TimeoutTimer:
+    """Timer that checks the time limits of all connections of a server.
 
-    It runs only while there are connections, so it needs neither a start nor an end.
+    The timer is scheduled only while connections are open, so nothing has to stop it.
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._pause = min(_SWEEP, *(getattr(settings, name) / 4 for name in
+        self._interval = min(_MAX_CHECK_INTERVAL, *(getattr(settings, name) / 4 for name in
                                     ("header_timeout", "body_timeout", "write_timeout", "idle_timeout")))
-        self._runs = False
+        self._scheduled = False
 
-    def begin(self, loop: asyncio.AbstractEventLoop, connections: Collection[Any]) -> None:
-        """Run as long as there are connections. Idempotent."""
-        if not self._runs:
-            self._runs = True
-            loop.call_later(self._pause, self._check, loop, connections)
+    def start(self, loop: asyncio.AbstractEventLoop, connections: Collection[Any]) -> None:
+        """Run the timer until no connection is open. Idempotent."""
+        if not self._scheduled:
+            self._scheduled = True
+            loop.call_later(self._interval, self._check, loop, connections)
 
     def _check(self, loop: asyncio.AbstractEventLoop, connections: Collection[Any]) -> None:
         now = loop.time()
         for connection in list(connections):
             try:
-                connection.check_times(now)
+                connection.check_deadlines(now)
             except Exception:
                 log.exception("The time limits of a connection could not be checked")
-        self._runs = False
+        self._scheduled = False
         if connections:
-            self.begin(loop, connections)
+            self.start(loop, connections)
 
 
 def hardened(settings: Settings) -> type[Connection]:
-    """Make the protocol class for one uvicorn server, as the option ``http`` of ``uvicorn.Config``."""
-    return type("Connection", (Connection,), {"settings": settings, "sweep": _Sweep(settings)})
+    """Create the protocol class for one uvicorn server, for the option ``http`` of ``uvicorn.Config``."""
+    return type("Connection", (Connection,), {"settings": settings, "timeout_timer": _TimeoutTimer(settings)})
 
 
 class Connection(HttpToolsProtocol):
-    """One connection. Pipelined requests are parsed together and served one after the other.
+    """One connection. Pipelined requests are parsed ahead and served one after the other.
 
     Attributes:
-        left: set by the request that is being served, called when the connection is lost. The scope holds the
-            connection as ``mpool.connection``.
-        arrive_by, read_by, idle_by: times of the loop until which the request must arrive, the response must be read,
-            and another request must begin; None: no limit applies now.
-        refusal: the reason why nothing more is read; None: reading goes on.
+        on_disconnect: Callback for a lost connection. The request that is being served sets it; it finds the connection
+            in its scope as ``mpool.connection``.
+        receive_deadline: Loop time by which the current request must be complete; None: no limit applies now.
+        write_deadline: Loop time by which the client must have read the response; None: no limit applies now.
+        idle_deadline: Loop time by which the next request must begin; None: no limit applies now.
+        refusal: Reason why the connection ignores further input; None: input is processed.
     """
 
     settings: Settings  # set by hardened()
-    sweep: _Sweep  # set by hardened()
+    timeout_timer: _TimeoutTimer  # set by hardened()
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
-        self.logger = _Log  # type: ignore[assignment]
-        self.arrive_by: float | None = None
-        self.read_by: float | None = None
-        self.idle_by: float | None = None
-        self.left: Callable[[], object] | None = None
+        self.logger = _ClientLog  # type: ignore[assignment]
+        self.receive_deadline: float | None = None
+        self.write_deadline: float | None = None
+        self.idle_deadline: float | None = None
+        self.on_disconnect: Callable[[], object] | None = None
         self.refusal: Refusal | None = None
-        self._place = _BETWEEN
-        #: The headers with the body's length of a request that asks for an upgrade, while it is parsed again.
-        self._wish: bytes | None = None
-        self._active: _Cycle | None = None  # the request that is being served, or the last one
-        self._unread = b""  # received and not parsed yet
-        self._ended = False  # the client has half-closed the connection
-        #: Counts of the request that is being received: bytes of its head, bytes of its unfinished line, bytes of its
-        #: body with and without the framing, chunks.
-        self._head = self._loose = self._sent = self._bytes = self._chunks = 0
+        self._phase = _IDLE
+        #: Content-Length and Transfer-Encoding lines of a request that asks for an upgrade, while it is parsed again.
+        self._length_headers: bytes | None = None
+        self._active: _Cycle | None = None  # the request that is being served, or the last one that was
+        self._unparsed = b""  # bytes received but not parsed yet
+        self._half_closed = False  # the client has half-closed the connection
+        #: Counters of the request that is being received: bytes of its head, bytes of the header line that is not
+        #: complete yet, bytes of its body with and without chunk framing, and chunks.
+        self._head_bytes = self._line_bytes = self._framed_bytes = self._body_bytes = self._chunk_count = 0
 
     # ---- the connection ----
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.sweep.begin(self.loop, self.connections)
-        self.arrive_by = self.loop.time() + self.settings.header_timeout
+        self.timeout_timer.start(self.loop, self.connections)
+        self.receive_deadline = self.loop.time() + self.settings.header_timeout
         if len(self.connections) > self.settings.max_connections:
             self._refuse(Refusal("too_many_connections"))
 
@@ -247,142 +252,146 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
         if self._active is not None and not self._active.response_complete:
             self._active.disconnected = True
-        left, self.left = self.left, None
-        if left is not None:
-            left()
+        callback, self.on_disconnect = self.on_disconnect, None
+        if callback is not None:
+            callback()
 
     def pause_writing(self) -> None:
-        """The client does not read: the response waits."""
+        """Start the time limit for a client that does not read its response."""
         super().pause_writing()
-        if self.read_by is None:
-            self.read_by = self.loop.time() + self.settings.write_timeout
+        if self.write_deadline is None:
+            self.write_deadline = self.loop.time() + self.settings.write_timeout
 
     def resume_writing(self) -> None:
-        """The client reads again."""
+        """Clear the time limit: the client reads again."""
         super().resume_writing()
         if not self.transport.is_closing():
-            self.read_by = None
+            self.write_deadline = None
 
     # ---- receiving ----
 
     def data_received(self, data: bytes) -> None:
         if self.refusal is not None:
             return
-        self.idle_by = None
-        if self.arrive_by is None and self._place == _BETWEEN:
-            self.arrive_by = self.loop.time() + self.settings.header_timeout
-        self._unread = self._unread + data if self._unread else data
+        self.idle_deadline = None
+        if self.receive_deadline is None and self._phase == _IDLE:
+            self.receive_deadline = self.loop.time() + self.settings.header_timeout
+        self._unparsed = self._unparsed + data if self._unparsed else data
         self._parse()
-        if len(self._unread) > _UNREAD:
+        if len(self._unparsed) > _MAX_UNPARSED:
             self.flow.pause_reading()
 
     def _parse(self) -> None:
-        """Parse the received bytes, up to the first request that has to wait for its turn."""
-        data, at, self._unread = self._unread, 0, b""
+        """Parse the received bytes, up to the first request that must wait for an earlier response."""
+        data, at, self._unparsed = self._unparsed, 0, b""
         try:
             while at < len(data) and not self.pipeline:
-                piece = data[at:at + _PIECE]
-                at += len(piece)
-                if self._place == _BODY:
-                    self._sent += len(piece)
-                self._loose += len(piece)
-                if self._sent > 2 * self.settings.max_body:
-                    # the rest of a body that is too long is read and dropped, up to this limit
-                    raise self._refused("bad_request")
-                while piece:
+                part = data[at:at + _PARSE_SIZE]
+                at += len(part)
+                if self._phase == _BODY:
+                    self._framed_bytes += len(part)
+                self._line_bytes += len(part)
+                if self._framed_bytes > 2 * self.settings.max_body:
+                    # the remainder of a body that is too long is read and dropped, up to this limit
+                    raise self._refusal_error("bad_request")
+                while part:
                     try:
-                        self.parser.feed_data(piece)
-                        piece = b""
+                        self.parser.feed_data(part)
+                        part = b""
                     except httptools.HttpParserUpgrade as found:
-                        # httptools takes the rest for another protocol: feed it the head again without the upgrade
-                        piece = b"POST / HTTP/1.1\r\n%b\r\n%b" % (self._wish or b"", piece[found.args[0]:])
-                if self._place == _HEAD and self._head + self._loose > self.settings.max_header:
-                    raise self._refused("headers_too_large")
-            self._unread = data[at:]
-        except (httptools.HttpParserError, _Refused) as error:
+                        # httptools treats the remainder as another protocol: parse the head again without the upgrade
+                        part = b"POST / HTTP/1.1\r\n%b\r\n%b" % (self._length_headers or b"", part[found.args[0]:])
+                if self._phase == _HEAD and self._head_bytes + self._line_bytes > self.settings.max_header:
+                    raise self._refusal_error("headers_too_large")
+            self._unparsed = data[at:]
+        except (httptools.HttpParserError, _RequestRefused) as error:
             if isinstance(error, httptools.HttpParserCallbackError) and self.refusal is None \
                     and not isinstance(error.__context__, httptools.HttpParserError):
                 log.error("A request could not be parsed", exc_info=error.__context__)
             self._refuse(self.refusal or Refusal("bad_request"))
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """The client has half-closed the connection, or is gone. Only a write tells the two apart: the system of a
-        client that is gone replies with a reset.
+        """Handle the end of the client's data: the client has half-closed the connection, or has disconnected.
+
+        Only a write distinguishes the two: the system of a disconnected client replies with a TCP reset.
 
         Returns:
-            True if the connection stays open for its responses.
+            True if the connection stays open for the responses that are still due.
         """
         active = self._active
-        if active is None or active.response_complete or not self._busy() or not active.knock():
+        if active is None or active.response_complete or not self._is_serving_earlier() or not active.probe():
             return False
-        self._ended = True
-        self._watch(_FIRST)
+        self._half_closed = True
+        self._abort_if_reset(_FIRST_PAUSE)
         return True
 
-    def _watch(self, pause: float) -> None:
-        """Abort the connection after a reset, which is unnoticed while the server neither reads nor writes. A proxy may
-        report that its client is gone only at the second write, so probe repeatedly."""
+    def _abort_if_reset(self, pause: float) -> None:
+        """Abort the connection if the client has reset it, and otherwise schedule the next probe.
+
+        asyncio does not report a reset while the server neither reads nor writes. A proxy may report only after the
+        second write that its client has disconnected, so one probe is not enough.
+        """
         if self.transport.is_closing():
             return
         found = self.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
         if found == _TCP_CLOSE:
             self.transport.abort()
         else:
-            self.loop.call_later(pause, self._knock, min(_TIMES * pause, _LATER))
+            self.loop.call_later(pause, self._probe, min(_PAUSE_FACTOR * pause, _MAX_PAUSE))
 
-    def _knock(self, pause: float) -> None:
+    def _probe(self, pause: float) -> None:
         if self._active is not None and not self._active.response_complete and not self.transport.is_closing():
-            self._active.knock()
-            self._watch(pause)
+            self._active.probe()
+            self._abort_if_reset(pause)
 
     def on_message_begin(self) -> None:
-        """The first byte of a request."""
-        if self._wish is not None:
+        """Start receiving a request: httptools has parsed its first byte."""
+        if self._length_headers is not None:
             return
         super().on_message_begin()
         self.scope["mpool.connection"] = self  # type: ignore[typeddict-unknown-key]
-        self._place, self._head, self._loose = _HEAD, 0, 0
-        if self.arrive_by is None:  # it came with the end of another one
-            self.arrive_by = self.loop.time() + self.settings.header_timeout
+        self._phase, self._head_bytes, self._line_bytes = _HEAD, 0, 0
+        if self.receive_deadline is None:  # the request arrived in the same packet as the end of the previous one
+            self.receive_deadline = self.loop.time() + self.settings.header_timeout
 
     def on_url(self, url: bytes) -> None:
-        """A part of the request's target."""
-        if self._wish is not None:
+        """Append to the request target."""
+        if self._length_headers is not None:
             return
         self._measure(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A line of the head, or a trailer after the last chunk, which is dropped."""
+        """Add a header line. A trailer after the last chunk is dropped."""
         self._measure(len(name) + len(value) + 4)
-        if self._place != _HEAD or self._wish is not None:
+        if self._phase != _HEAD or self._length_headers is not None:
             return
         if len(self.headers) >= self.settings.max_header_count:
-            raise self._refused("headers_too_large")
+            raise self._refusal_error("headers_too_large")
         super().on_header(name, value.strip(b" \t"))
 
     def _measure(self, size: int) -> None:
-        self._head += size
-        self._loose = 0
-        if self._head > self.settings.max_header:
-            raise self._refused("headers_too_large")
+        self._head_bytes += size
+        self._line_bytes = 0
+        if self._head_bytes > self.settings.max_header:
+            raise self._refusal_error("headers_too_large")
 
     def on_headers_complete(self) -> None:
         """Start the application, unless earlier requests of the connection are still being served."""
-        if self._wish is not None:
-            self._wish = None
+        if self._length_headers is not None:
+            self._length_headers = None
             return
         version, names = self.parser.get_http_version(), [name for name, _ in self.headers]
         hosts = names.count(b"host")
         if version not in ("1.0", "1.1") or hosts > 1 or not hosts and version != "1.0":
-            raise self._refused("bad_request")
+            raise self._refusal_error("bad_request")
         if b"transfer-encoding" in names and (
                 version == "1.0" or b"content-length" in names
                 or [value.lower() for name, value in self.headers if name == b"transfer-encoding"] != [b"chunked"]):
-            raise self._refused("bad_request")
+            raise self._refusal_error("bad_request")
         url = httptools.parse_url(self.url)
         if url.path is None or not url.path.isascii() or b"#" in self.url:
-            raise self._refused("bad_request")
+            raise self._refusal_error("bad_request")
         if url.schema is not None:  # an absolute target overrides the header Host (RFC 9112, 3.2.2)
             host = re.split(rb"[/?]", self.url.partition(b"://")[2], maxsplit=1)[0]
             self.headers[:] = [*(line for line in self.headers if line[0] != b"host"), (b"host", host)]
@@ -396,56 +405,56 @@ class Connection(HttpToolsProtocol):
             message_event=asyncio.Event(), expect_100_continue=self.expect_100_continue and version == "1.1",
             keep_alive=version == "1.1" and self.parser.should_keep_alive(), on_response=self.on_response_complete)
         if self._active is None or self._active.response_complete:
-            self._start(cycle)
+            self._serve(cycle)
         else:
             self.pipeline.appendleft((cycle, self.app))
-        self._place, self._sent, self._bytes, self._chunks = _BODY, 0, 0, 0
-        self.arrive_by = self.loop.time() + self.settings.body_timeout
+        self._phase, self._framed_bytes, self._body_bytes, self._chunk_count = _BODY, 0, 0, 0
+        self.receive_deadline = self.loop.time() + self.settings.body_timeout
         if self.parser.should_upgrade():
-            self._wish = b"".join(b"%b: %b\r\n" % line for line in self.headers
+            self._length_headers = b"".join(b"%b: %b\r\n" % line for line in self.headers
                                   if line[0] in (b"content-length", b"transfer-encoding"))
 
-    def _start(self, cycle: _Cycle) -> None:
+    def _serve(self, cycle: _Cycle) -> None:
         self._active = cycle
         task = self.loop.create_task(cycle.run_asgi(self.app))
         task.add_done_callback(self.tasks.discard)
         self.tasks.add(task)
 
     def on_body(self, body: bytes) -> None:
-        """A part of the body."""
-        self._bytes += len(body)
+        """Append to the body."""
+        self._body_bytes += len(body)
         super().on_body(body)
 
     def on_chunk_complete(self) -> None:
-        """The end of a chunk of the body."""
-        self._chunks += 1
-        if self._chunks > _FREE_CHUNKS and self._bytes < self._chunks * _CHUNK:
-            raise self._refused("bad_request")
+        """Count a chunk of the body, and reject a body that consists of tiny chunks."""
+        self._chunk_count += 1
+        if self._chunk_count > _SMALL_CHUNKS and self._body_bytes < self._chunk_count * _MIN_CHUNK:
+            raise self._refusal_error("bad_request")
 
     def on_message_complete(self) -> None:
-        """The last byte of the request."""
-        if self._wish is not None:
+        """End the request: its last byte has been parsed."""
+        if self._length_headers is not None:
             return
         super().on_message_complete()
-        self._place, self.arrive_by = _BETWEEN, None
+        self._phase, self.receive_deadline = _IDLE, None
 
     # ---- sending ----
 
     def on_response_complete(self) -> None:
-        """A response is complete: start the next request."""
+        """Start the next request after a complete response."""
         self.server_state.total_requests += 1
         now = self.loop.time()
         if self.transport.is_closing():
-            self.read_by = now + self.settings.write_timeout  # for the bytes that are not sent yet
+            self.write_deadline = now + self.settings.write_timeout  # for the bytes that are still buffered
             return
-        if self.arrive_by is not None:  # the next request had to wait: its time begins now
-            self.arrive_by = now + (self.settings.body_timeout if self._place == _BODY
+        if self.receive_deadline is not None:  # the next request had to wait: its time limit starts now
+            self.receive_deadline = now + (self.settings.body_timeout if self._phase == _BODY
                                     else self.settings.header_timeout)
         if self.pipeline:
-            self._start(self.pipeline.pop()[0])  # type: ignore[arg-type]
+            self._serve(self.pipeline.pop()[0])  # type: ignore[arg-type]
         if self.pipeline:
             return
-        if self.refusal is None and self._unread:
+        if self.refusal is None and self._unparsed:
             self._parse()
         busy = self._active is not None and not self._active.response_complete
         if self.refusal is not None:
@@ -453,65 +462,67 @@ class Connection(HttpToolsProtocol):
                 self._refuse(self.refusal)
         elif busy:
             self.flow.resume_reading()
-        elif self._ended:
+        elif self._half_closed:
             self.transport.close()
         else:
             self.flow.resume_reading()
-            self.idle_by = now + self.settings.idle_timeout
+            self.idle_deadline = now + self.settings.idle_timeout
 
-    def _refused(self, code: str) -> _Refused:
+    def _refusal_error(self, code: str) -> _RequestRefused:
         self.refusal = Refusal(code)
-        return _Refused(code)
+        return _RequestRefused(code)
 
-    def _busy(self) -> bool:
-        """True while a request before the one that is being received is being served."""
+    def _is_serving_earlier(self) -> bool:
+        """Return True while the connection serves a request that precedes the one being received."""
         active = self._active
         return active is not None and not active.response_complete \
-            and (self._place != _BODY or active is not self.cycle)
+            and (self._phase != _BODY or active is not self.cycle)
 
     def _refuse(self, refusal: Refusal) -> None:
-        """Refuse the request that is being received, after the responses to earlier ones, and close the connection.
-        If its response has begun, only close."""
-        self.refusal, self.arrive_by = refusal, None
+        """Refuse the request that is being received, after the responses to earlier requests, and close the connection.
+
+        If the response to that request has begun, only close the connection.
+        """
+        self.refusal, self.receive_deadline = refusal, None
         if self.transport.is_closing():
             return
-        if self._busy():
+        if self._is_serving_earlier():
             self.flow.pause_reading()
-            if self._place == _BODY:
+            if self._phase == _BODY:
                 self.pipeline.popleft()
-                self._place = _HEAD  # the refusal is its response
+                self._phase = _HEAD  # the refusal is its response
             return
-        self.read_by = self.loop.time() + self.settings.write_timeout
-        if self._place == _BODY and self.cycle.response_started:
+        self.write_deadline = self.loop.time() + self.settings.write_timeout
+        if self._phase == _BODY and self.cycle.response_started:
             self.transport.abort()
             return
         body, status = error_body(refusal, ""), refusal.row.status
         self.transport.write(_status_line(status) + b"content-type: application/json\r\ncontent-length: %d\r\n"
                              b"connection: close\r\n\r\n%b" % (len(body), body))
         if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.disconnected = True  # the application waits for a body that never comes
+            self.cycle.disconnected = True  # the application waits for the body, which will not arrive
             self.cycle.message_event.set()
         self.transport.close()
 
-    def check_times(self, now: float) -> None:
-        """End the connection if a time limit has passed."""
-        if self.read_by is not None and now >= self.read_by:
+    def check_deadlines(self, now: float) -> None:
+        """Close the connection if a deadline has passed."""
+        if self.write_deadline is not None and now >= self.write_deadline:
             self.transport.abort()
         elif self.transport.is_closing():
-            if self.read_by is None:
-                self.read_by = now + self.settings.write_timeout
-        elif self.idle_by is not None and now >= self.idle_by:
+            if self.write_deadline is None:
+                self.write_deadline = now + self.settings.write_timeout
+        elif self.idle_deadline is not None and now >= self.idle_deadline:
             self.transport.close()
-        elif self.arrive_by is not None and now >= self.arrive_by and not self._busy():
-            if self._place == _BETWEEN or self._place == _BODY and self.cycle.response_started:
-                self.arrive_by, self.read_by = None, now + self.settings.write_timeout
+        elif self.receive_deadline is not None and now >= self.receive_deadline and not self._is_serving_earlier():
+            if self._phase == _IDLE or self._phase == _BODY and self.cycle.response_started:
+                self.receive_deadline, self.write_deadline = None, now + self.settings.write_timeout
                 self.transport.close()
             else:
                 self._refuse(Refusal("request_timeout"))
 
 
-class _Refused(Exception):
-    """A request that httptools accepts and this class does not; :attr:`Connection.refusal` holds the reason."""
+class _RequestRefused(Exception):
+    """A request that httptools accepts and :class:`Connection` refuses; :attr:`Connection.refusal` is the reason."""
 
 
 __all__ = ["Connection", "hardened"]

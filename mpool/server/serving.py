@@ -1,4 +1,4 @@
-"""The server's life cycle: a socket, uvicorn on one event loop, signals, and a shutdown that ends every request."""
+"""Life cycle of the server: socket, uvicorn on one event loop, signals, and a shutdown that ends every request."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mpool.server")
 
-#: Bytes of a response that the system buffers for a client that does not read; its default is megabytes.
-_UNSENT = 128 << 10
-#: Files that the process needs beside its connections; the default of ``last`` of :class:`Serving` in seconds.
-_FILES, _LAST = 256, 2.0
-#: Length of the system's queue of new connections, and connections accepted in one turn of the loop: without free
-#: file descriptors asyncio fails once for each of these, and retries after a second.
+#: Size in bytes of the system's send buffer per connection. The system's default is megabytes.
+_SEND_BUFFER = 128 << 10
+#: File descriptors that the process needs in addition to its connections; default of ``Serving.drain`` in seconds.
+_OTHER_FILES, _DRAIN = 256, 2.0
+#: Length of the system's queue of new connections, and maximum number of connections accepted in one iteration of the
+#: event loop. Without free file descriptors, asyncio fails once for each of the latter, and retries after a second.
 _BACKLOG, _ACCEPTED = 2048, 32
-_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn's server without its signal handlers; it closes the pool while requests drain."""
+    """uvicorn's server without its signal handlers. On shutdown it closes the pool while requests drain."""
 
     def __init__(self, config: uvicorn.Config, state: State) -> None:
         super().__init__(config)
@@ -45,7 +45,7 @@ class _Uvicorn(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:  # type: ignore[override]
-        """Capture nothing: :class:`Serving` handles signals, and the process goes on after the server's end."""
+        """Install no signal handlers: :class:`Serving` does, and the process continues after the server has stopped."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -54,7 +54,7 @@ class _Uvicorn(uvicorn.Server):
             listening.listen(_BACKLOG)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Refuse further requests. Requests in flight end; the pool fails those that outlast its grace period."""
+        """Refuse new requests, and wait for requests in flight. The pool fails those that exceed its grace period."""
         self.state.stopping = True
         closing = threading.Thread(target=self.state.pool.close, name="mpool-server-close")
         closing.start()
@@ -64,28 +64,30 @@ class _Uvicorn(uvicorn.Server):
 
 
 class Serving:
-    """A server for a pool, on a thread of the caller's choice.
+    """A server for a pool. :meth:`run` serves on the calling thread.
 
     Args:
-        settings: address, clients and limits.
-        pool: closed when the server ends; requests in flight then get its ``shutdown_grace``.
-        models: see :class:`mpool.server.models.Models`.
-        catalogue: also serve the catalogue's models whose files are on this machine.
-        compute: compute type of all models.
-        operations: the routes.
-        last: seconds that clients get to read their last bytes after the pool was closed.
+        settings: Address, access control and limits.
+        pool: Pool that runs the requests. It is closed when the server stops; requests in flight then have its
+            ``shutdown_grace`` to complete.
+        models: Models to serve, as for :class:`mpool.server.models.Models`.
+        catalogue: Serve also the models of the catalogue whose files are on this machine.
+        compute: Compute type of all models.
+        operations: Routes.
+        drain: Seconds that clients have to read the end of their responses after the pool was closed.
 
     Attributes:
-        port: the port that the server listens on.
-        url: the server's base URL.
+        state: State that all requests share.
+        port: Port that the server listens on.
+        url: Base URL of the server.
 
     Raises:
-        FileError: the server cannot listen on the address.
-        and what :class:`mpool.server.models.Models` raises.
+        FileError: The server cannot listen on the address.
+        MpoolError: A model cannot be served; see :class:`mpool.server.models.Models`.
     """
 
     def __init__(self, settings: Settings, pool: Pool, models: Any = (), catalogue: bool = True,
-                 compute: str = "auto", operations: tuple[Operation, ...] = OPERATIONS, last: float = _LAST) -> None:
+                 compute: str = "auto", operations: tuple[Operation, ...] = OPERATIONS, drain: float = _DRAIN) -> None:
         self.state = State(settings, pool, models, catalogue, compute)
         self._socket = _listen(settings)
         self.port: int = self._socket.getsockname()[1]
@@ -96,46 +98,47 @@ class Serving:
         config = uvicorn.Config(
             make_app(self.state, operations), http=hardened(settings), ws="none", lifespan="off", log_config=None,
             access_log=False, loop="asyncio", proxy_headers=False, server_header=False, backlog=_ACCEPTED,
-            interface="asgi3", timeout_graceful_shutdown=int(pool.config.shutdown_grace + last + 0.999))
+            interface="asgi3", timeout_graceful_shutdown=int(pool.config.shutdown_grace + drain + 0.999))
         self._uvicorn = _Uvicorn(config, self.state)
 
     def run(self, ready: Callable[[], object] | None = None) -> None:
-        """Serve until :meth:`stop`, or, on the main thread, SIGTERM or SIGINT. A second signal cuts the requests in
-        flight off.
+        """Serve until :meth:`stop` is called or, on the main thread, until SIGTERM or SIGINT.
+
+        A second signal aborts the requests in flight.
 
         Args:
-            ready: called once the server accepts connections.
+            ready: Callback, called when the server accepts connections.
         """
         _allow_files(self.state.settings.max_connections)
         asyncio.run(self._run(ready))
 
     async def _run(self, ready: Callable[[], object] | None) -> None:
         self._loop = loop = asyncio.get_running_loop()
-        loop.set_exception_handler(self._failed)
+        loop.set_exception_handler(self._on_error)
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, self._end)
+                loop.add_signal_handler(number, self._on_signal)
         if ready is not None:
-            loop.call_soon(self._tell, ready)
+            loop.call_soon(self._wait_until_ready, ready)
         await self._uvicorn.serve(sockets=[self._socket])
 
-    def _failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Log an error of asyncio. Connections that cannot be accepted are logged once a second, not once each."""
+    def _on_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Log an error of the event loop. Connections that cannot be accepted are logged at most once a second."""
         error = context.get("exception")
-        if not isinstance(error, OSError) or error.errno not in _NO_ROOM:
+        if not isinstance(error, OSError) or error.errno not in _EXHAUSTED:
             loop.default_exception_handler(context)
         elif loop.time() >= self._quiet_until:
             self._quiet_until = loop.time() + 1.0
-            log.warning("New connections have to wait: %s", error.strerror)
+            log.warning("New connections cannot be accepted and wait: %s", error.strerror)
 
-    def _tell(self, ready: Callable[[], object]) -> None:
+    def _wait_until_ready(self, ready: Callable[[], object]) -> None:
         assert self._loop is not None
         if self._uvicorn.started:
             ready()
         else:
-            self._loop.call_later(0.005, self._tell, ready)
+            self._loop.call_later(0.005, self._wait_until_ready, ready)
 
-    def _end(self) -> None:
+    def _on_signal(self) -> None:
         if self._uvicorn.should_exit:
             self._uvicorn.force_exit = True
         self._uvicorn.should_exit = True
@@ -145,32 +148,32 @@ class Serving:
         self._uvicorn.should_exit = True
 
     def close(self) -> None:
-        """Release the address of a server that will not run."""
+        """Close the socket of a server that will not run."""
         self._socket.close()
 
 
 def _listen(settings: Settings) -> socket.socket:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    # IPPROTO_TCP must be named: asyncio sets TCP_NODELAY only on sockets that say so
+    # asyncio sets TCP_NODELAY only on sockets that were created with an explicit IPPROTO_TCP
     made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNSENT)  # accepted connections inherit it
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)  # accepted connections inherit it
         made.bind((settings.host, settings.port))
         made.setblocking(False)
     except OSError as error:
         made.close()
         raise FileError(f"the server cannot listen on {settings.host}:{settings.port}: {error.strerror or error}",
-                        hint="Choose another --port, or --port 0 for a free one") from None
+                        hint="Choose another --port, or --port 0 for a free port") from None
     return made
 
 
 def _allow_files(connections: int) -> None:
-    """Raise the process's limit of open files as far as the connections need it."""
+    """Raise the limit of open files of the process if the connections need more, up to the hard limit."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = connections + _FILES
+    wanted = connections + _OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:
         most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         with contextlib.suppress(OSError, ValueError):

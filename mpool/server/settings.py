@@ -1,4 +1,4 @@
-"""Settings of the server, and the token of its clients."""
+"""Settings of the server, and the file with the token that clients must send."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ..checks import refuse
 from ..errors import FileError, InvalidArgument
 
-#: Field -> (lowest, highest).
+#: Field -> (minimum, maximum).
 _RANGES: dict[str, tuple[float, float]] = {
     "port": (0, 65535), "max_body": (1024, 1 << 30), "max_text": (1, 1_000_000), "max_header": (1024, 1 << 20),
     "max_header_count": (8, 1000), "max_connections": (1, 100_000), "max_streams": (1, 100_000),
@@ -27,33 +27,35 @@ _MAX_TOKEN = 4096
 
 @dataclass(frozen=True)
 class Settings:
-    """Address, clients and limits of the server. Immutable; checked when made.
+    """Address, access control and limits of the server. Immutable; validated on construction.
 
     Attributes:
-        host: address to listen on. An address that is not loopback needs a ``token``.
-        port: port to listen on; 0: a free one.
-        token: clients must send it as ``Authorization: Bearer TOKEN``, or a browser as a password, on every route
-            except ``/health``; None: no token, on loopback only.
-        allowed_hosts: further accepted values of the header ``Host``: the name by which other machines reach the
+        host: Address to listen on. An address other than loopback requires a ``token``.
+        port: Port to listen on; 0: a free port.
+        token: Token that clients must send on every route except ``/health``, as ``Authorization: Bearer TOKEN`` or,
+            from a browser, as the password; None: no token, which is allowed on loopback only.
+        allowed_hosts: Further accepted values of the ``Host`` header: the name by which other machines reach the
             server, or the name of a proxy in front of it, with the port unless that is 80 or 443. The address itself
-            is always accepted, and so is ``localhost`` on loopback or on all addresses.
-        allowed_origins: origins (``https://page.example``) whose pages may call the server from a browser. Without any,
-            which is the default, the server sends no CORS header.
-        max_body: bytes of a request's body.
-        max_text: characters of one text in it.
-        max_header, max_header_count: bytes and lines of a request's head.
-        max_connections: concurrent connections; further ones get HTTP 503.
-        max_streams: concurrent streamed responses; further ones get HTTP 503.
-        max_n: completions or images per request.
-        max_tokens: tokens per completion; a request for more is reduced to this.
-        header_timeout, body_timeout: seconds for the head and the body of a request to arrive.
-        write_timeout: seconds that a client may leave a response unread; then the connection is cut.
-        idle_timeout: seconds that a connection may stay open without a request.
-        ping: seconds without an event after which a stream of events gets a comment.
-        grace: seconds that requests get to complete when the server stops.
+            is always accepted, and so is ``localhost`` when the server listens on loopback or on all addresses.
+        allowed_origins: Origins (``https://page.example``) whose pages may call the server from a browser. By default
+            there are none, and the server sends no CORS header.
+        max_body: Maximum size of a request body in bytes.
+        max_text: Maximum length in characters of one text in a body.
+        max_header: Maximum size in bytes of the request line and headers.
+        max_header_count: Maximum number of header lines.
+        max_connections: Maximum number of concurrent connections; further ones receive HTTP 503.
+        max_streams: Maximum number of concurrent streamed responses; further ones receive HTTP 503.
+        max_n: Maximum number of completions or images per request.
+        max_tokens: Maximum number of tokens per completion; a request for more is reduced to this.
+        header_timeout: Seconds within which the head of a request must arrive.
+        body_timeout: Seconds within which the body of a request must arrive.
+        write_timeout: Seconds after which the connection of a client that does not read its response is closed.
+        idle_timeout: Seconds after which a connection without a request is closed.
+        ping: Seconds without an event after which the server sends a comment in an event stream.
+        grace: Seconds that requests have to complete when the server stops.
 
     Raises:
-        InvalidArgument: a value is out of range, or an address that is not loopback has no token.
+        InvalidArgument: A value is out of range, or an address other than loopback has no token.
     """
 
     host: str = "127.0.0.1"
@@ -81,9 +83,9 @@ class Settings:
             value = getattr(self, name)
             kinds = (int,) if name in _WHOLE else (int, float)
             if isinstance(value, bool) or not isinstance(value, kinds) or not low <= value <= high:
-                refuse(name, value, f"{'an integer' if name in _WHOLE else 'seconds'} from {low} to {high}")
+                refuse(name, value, f"{'an integer' if name in _WHOLE else 'a number of seconds'} from {low} to {high}")
         if not isinstance(self.host, str) or not self.host:
-            refuse("host", self.host, "an address")
+            refuse("host", self.host, "an IP address or host name")
         if self.token is not None:
             check_token(self.token)
         elif not is_loopback(self.host):
@@ -95,7 +97,7 @@ class Settings:
                 refuse("allowed_origins", origin, "origins such as https://page.example")
 
     def hosts(self, port: int) -> frozenset[str]:
-        """Values of the header ``Host``, in lower case, that a server on this port accepts."""
+        """Return the values of the ``Host`` header, in lower case, that a server on this port accepts."""
         names = {f"[{self.host}]" if ":" in self.host else self.host}
         if is_loopback(self.host):
             names |= {"localhost", "127.0.0.1", "[::1]"}
@@ -106,7 +108,7 @@ class Settings:
 
 
 def is_loopback(host: str) -> bool:
-    """True if only this machine can reach an address."""
+    """Return True if only this machine can reach an address."""
     if host == "localhost":
         return True
     try:
@@ -118,16 +120,17 @@ def is_loopback(host: str) -> bool:
 # ---- the token -----------------------------------------------------------------------------------------------------
 
 def check_token(token: str) -> str:
-    """Check a token and return it.
+    """Return a token unchanged after checking it.
 
     Raises:
-        InvalidArgument: shorter than 16 characters, longer than 4,096, or not visible ASCII.
+        InvalidArgument: The token does not consist of 16 to 4,096 visible ASCII characters.
     """
     if not isinstance(token, str) or not 16 <= len(token) <= _MAX_TOKEN or not token.isascii() \
             or any(not 33 <= ord(char) < 127 for char in token):
+        # the message must not show the token
         raise InvalidArgument("`token` must have 16 to 4,096 visible ASCII characters", param="token",
                               allowed="16 to 4,096 visible ASCII characters",
-                              hint="Name a file that does not exist yet: it gets a random token")
+                              hint="Name a token file that does not exist: mpool creates it with a random token")
     return token
 
 
@@ -137,11 +140,11 @@ def same_token(given: bytes, token: str) -> bool:
 
 
 def token_of(path: str | os.PathLike[str]) -> str:
-    """Read the token in a file. A missing file is made with a random token, readable by its owner only (0600).
+    """Read the token from a file. If the file does not exist, create it with a random token and mode 0600.
 
     Raises:
-        InvalidArgument: the file holds no valid token, or others may read it.
-        FileError: the file cannot be read or made.
+        InvalidArgument: The file contains no valid token, or other users can read it.
+        FileError: The file cannot be read or created.
     """
     name = os.fspath(path)
     try:
@@ -149,15 +152,15 @@ def token_of(path: str | os.PathLike[str]) -> str:
     except FileExistsError:
         return _read_token(name)
     except OSError as error:
-        raise FileError(f"{name}: the token file cannot be made: {error.strerror}") from None
+        raise FileError(f"{name}: the token file cannot be created: {error.strerror}") from None
     token = secrets.token_urlsafe(32)
     try:
         with os.fdopen(made, "w", encoding="ascii") as file:
-            os.fchmod(made, 0o600)  # whatever the umask
+            os.fchmod(made, 0o600)  # independent of the umask
             file.write(token + "\n")
     except OSError as error:
         with contextlib.suppress(OSError):
-            os.unlink(name)  # an empty file would be refused at the next start
+            os.unlink(name)  # the next start would refuse an empty file
         raise FileError(f"{name}: the token file cannot be written: {error.strerror}") from None
     return token
 
@@ -176,7 +179,11 @@ def _read_token(name: str) -> str:
 
 
 def new_token_file() -> tuple[str, str]:
-    """Make a file in the cache with a new random token. Returns its path and the token."""
+    """Create a file with a new random token in the cache folder.
+
+    Returns:
+        Path of the file, and the token.
+    """
     from ..models import cache_dir
     from ..models.store import make_folder
 

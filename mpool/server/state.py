@@ -18,25 +18,28 @@ if TYPE_CHECKING:
     from ..pool import Pool
 
 
-class Running:
-    """A request in flight that names a model.
+class RunningRequest:
+    """A request in flight with a field ``model``.
 
     Attributes:
-        begun: ``time.monotonic()`` when the body was complete.
-        pieces: stream chunks sent; None: the response is not streamed, or not yet.
-        task: the task that :meth:`cancel` cancels; None: the request does work that must not be interrupted.
-        cancelled: :meth:`cancel` was called.
+        id: Request id.
+        path: Path of the route.
+        model: Model name in the request.
+        started: ``time.monotonic()`` when the body was complete.
+        chunks: Number of stream chunks sent; None: no stream has started.
+        task: Task that :meth:`cancel` cancels; None: the request must not be interrupted at the moment.
+        cancelled: True after a call of :meth:`cancel`.
     """
 
-    __slots__ = ("id", "path", "model", "begun", "pieces", "task", "cancelled")
+    __slots__ = ("id", "path", "model", "started", "chunks", "task", "cancelled")
 
     def __init__(self, id: str, path: str, model: str, task: asyncio.Task[object] | None) -> None:
         self.id, self.path, self.model, self.task = id, path, model, task
-        self.begun, self.cancelled = time.monotonic(), False
-        self.pieces: int | None = None
+        self.started, self.cancelled = time.monotonic(), False
+        self.chunks: int | None = None
 
     def cancel(self) -> None:
-        """Cancel the request: the client gets an error. Idempotent."""
+        """Cancel the request: the client receives the error ``cancelled``. Idempotent."""
         self.cancelled = True
         task, self.task = self.task, None
         if task is not None:
@@ -44,15 +47,18 @@ class Running:
 
 
 class State:
-    """Shared by all requests. Must be used on the thread of the server's loop only.
+    """State that all requests share. Must be used only on the thread of the server's event loop.
 
     Attributes:
-        hosts: accepted values of the header Host, in lower case; None: :class:`mpool.server.guard.Door` derives them
-            from the address at which a request arrived.
-        streams: number of responses that are being streamed.
-        running: id -> request in flight that names a model.
-        stopping: the server accepts no further requests.
-        started: ``time.monotonic()`` when the state was made.
+        settings: Settings of the server.
+        pool: Pool that runs the requests.
+        models: Served models.
+        hosts: Accepted values of the Host header in lower case; None: :class:`mpool.server.guard.HostGuard` derives
+            them from the local address of each request.
+        streams: Number of responses that are being streamed.
+        running: Request id -> request in flight, for requests with a field ``model``.
+        stopping: True if the server accepts no further requests.
+        started: ``time.monotonic()`` when the server was created.
     """
 
     def __init__(self, settings: Settings, pool: Pool, models: Iterable[str | os.PathLike[str]] = (),
@@ -61,26 +67,26 @@ class State:
         self.models = Models(pool, models, catalogue, compute)
         self.hosts: frozenset[str] | None = settings.hosts(settings.port)
         self.streams, self.stopping, self.started = 0, False, time.monotonic()
-        self.running: dict[str, Running] = {}
+        self.running: dict[str, RunningRequest] = {}
         self._prefix, self._numbers = secrets.token_hex(4), itertools.count(1)
 
     def new_id(self) -> str:
-        """Make a unique request id."""
+        """Return a unique request id."""
         return f"{self._prefix}{next(self._numbers):08x}"
 
     def begin_stream(self) -> None:
-        """Count a response that is about to be streamed.
+        """Add one to the number of streamed responses.
 
         Raises:
-            Refusal: ``max_streams`` responses are being streamed already.
+            Refusal: ``max_streams`` responses are already being streamed.
         """
         if self.streams >= self.settings.max_streams:
             raise Refusal("too_many_streams")
         self.streams += 1
 
     def end_stream(self) -> None:
-        """Count one streamed response less."""
+        """Subtract one from the number of streamed responses."""
         self.streams -= 1
 
 
-__all__ = ["Running", "State"]
+__all__ = ["RunningRequest", "State"]

@@ -1,8 +1,8 @@
-"""Streamed responses: server-sent events and lines of JSON.
+"""Streamed responses: server-sent events and JSON lines.
 
-A client that stays connected gets exactly one end: the last event of its request, or one event with an error. Nothing
-piles up here for a slow client: unread chunks stay with the request. The connection cuts off a client that leaves its
-response unread for too long (:mod:`mpool.server.protocol`).
+A client that stays connected receives exactly one final event: the last event of its request, or one event with an
+error. The server buffers nothing for a slow client: it takes the next chunk from the library only after the client has
+read enough. :mod:`mpool.server.protocol` closes the connection of a client that stops reading for too long.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from ..tasks.async_streams import AsyncTicketStream
     from .state import State
 
-#: Seconds that a response's head waits for the first chunk: a request that fails until then gets an error status.
-HEAD_WAITS = 0.5
+#: Seconds that the head of a response waits for the first chunk. A request that fails within this time receives an HTTP
+#: error status instead of an error event.
+HEAD_TIMEOUT = 0.5
 
 EVENTS, LINES = "text/event-stream", "application/x-ndjson"
 
@@ -32,53 +33,54 @@ def event(data: bytes | str, name: str | None = None) -> bytes:
 
 
 def line(data: bytes) -> bytes:
-    """End a line of JSON."""
+    """Encode a line of JSON: append the newline."""
     return data + b"\n"
 
 
 _PING = ServerSentEvent(comment="ping", sep="\n").encode()
 
 
-class Streamed(Response):
+class StreamedResponse(Response):
     """A streamed response.
 
     Args:
-        state: of the server.
-        request: id of the request, for the log and for cancellation.
-        pieces: the stream chunks: whole events or lines, encoded.
-        failed: makes the chunk that ends the stream after an error.
-        kind: :data:`EVENTS` or :data:`LINES`.
-        close: called exactly once, when the stream has ended in any way.
-        end: sent after the last chunk, unless the request fails.
+        state: State of the server.
+        request: Id of the request, for the log and for cancellation.
+        chunks: Encoded stream chunks, each one or more complete events or lines.
+        encode_error: Function that encodes the error event or line that ends the stream after a failure.
+        media_type: :data:`EVENTS` or :data:`LINES`.
+        close: Callback, called exactly once after the stream has ended for any reason.
+        end: Bytes to send after the last chunk, unless the request fails.
     """
 
-    def __init__(self, state: State, request: str, pieces: AsyncIterator[bytes], failed: Callable[[Refusal], bytes],
-                 kind: str, close: Callable[[], None], end: bytes = b"") -> None:
-        self.state, self.request, self.pieces, self.failed, self.close = state, request, pieces, failed, close
-        self.end = end
-        self.status_code, self.background, self.media_type, self.charset = 200, None, kind, "utf-8"
+    def __init__(self, state: State, request: str, chunks: AsyncIterator[bytes],
+                 encode_error: Callable[[Refusal], bytes], media_type: str, close: Callable[[], None],
+                 end: bytes = b"") -> None:
+        self.state, self.request, self.chunks = state, request, chunks
+        self.encode_error, self.close, self.end = encode_error, close, end
+        self.status_code, self.background, self.media_type, self.charset = 200, None, media_type, "utf-8"
         self.init_headers({"cache-control": "no-store", "x-accel-buffering": "no"})
-        self._pings = kind == EVENTS
+        self._pings = media_type == EVENTS
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         self._sent = 0
         running = self.state.running.get(self.request)
         closed, end = False, self.end
-        pinging = asyncio.create_task(self._ping(send)) if self._pings else None
+        ping_task = asyncio.create_task(self._ping(send)) if self._pings else None
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             try:
                 if running is not None:
                     if running.cancelled:
                         raise Refusal("cancelled")
-                    running.pieces, running.task = 0, asyncio.current_task()
-                async for piece in self.pieces:
+                    running.chunks, running.task = 0, asyncio.current_task()
+                async for chunk in self.chunks:
                     self._sent += 1
                     if running is not None:
-                        running.pieces = self._sent
-                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                        running.chunks = self._sent
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
                 if running is not None:
-                    running.task = None  # the stream has its end: cancellation must not add another
+                    running.task = None  # the final event is sent: cancellation must not add another one
             except BaseException as error:
                 if running is not None:
                     running.task = None
@@ -86,21 +88,21 @@ class Streamed(Response):
                     if running is None or not running.cancelled:
                         raise
                     error = Refusal("cancelled")
-                closed, end = True, b""  # close first: sending the end may wait for a client that does not read
+                closed, end = True, b""  # close first: sending the final event may wait for a client that does not read
                 self.close()
-                last = self.failed(refusal_of(error, self.request))
+                last = self.encode_error(refusal_of(error, self.request))
                 await send({"type": "http.response.body", "body": last, "more_body": True})
-            if pinging is not None:
-                pinging.cancel()
+            if ping_task is not None:
+                ping_task.cancel()
             await send({"type": "http.response.body", "body": end, "more_body": False})
         finally:
-            if pinging is not None:
-                pinging.cancel()
+            if ping_task is not None:
+                ping_task.cancel()
             if not closed:
                 self.close()
 
     async def _ping(self, send: Any) -> None:
-        """Send comments while there are no events: a proxy may cut a silent connection."""
+        """Send a comment after ``Settings.ping`` seconds without an event: proxies may close silent connections."""
         while True:
             sent = self._sent
             await asyncio.sleep(self.state.settings.ping)
@@ -108,58 +110,59 @@ class Streamed(Response):
                 await send({"type": "http.response.body", "body": _PING, "more_body": True})
 
 
-class Pieces:
-    """Chunks of one or several streams of the library in the order of their arrival: (number of the stream, chunk).
+class MergedStreams:
+    """Iterator over the chunks of one or more streams of the library, in order of arrival.
 
-    Counts as one stream of the server from :meth:`begin` until :meth:`close`.
+    Each item is a tuple of the index of the stream and its chunk. The iterator counts as one stream of the server from
+    :meth:`start` until :meth:`close`.
     """
 
     def __init__(self, state: State, streams: Sequence[AsyncTicketStream[Any]]) -> None:
         self._state, self._streams = state, streams
-        self._steps: dict[asyncio.Task[Any], int] = {}
+        self._pending: dict[asyncio.Task[Any], int] = {}
         self._counted = False
 
-    async def begin(self) -> None:
-        """Start the requests, and wait up to ``HEAD_WAITS`` seconds for the first chunk.
+    async def start(self) -> None:
+        """Start the requests, and wait up to ``HEAD_TIMEOUT`` seconds for the first chunk.
 
         Raises:
-            MpoolError: a request failed in that time.
-            Refusal: too many responses are being streamed.
+            MpoolError: A request failed within that time.
+            Refusal: The limit of streamed responses is reached.
         """
         try:
             self._state.begin_stream()
             self._counted = True
             for stream in self._streams:
                 await stream
-            self._steps = {asyncio.ensure_future(_step(stream)): at for at, stream in enumerate(self._streams)}
-            done, _ = await asyncio.wait(self._steps, timeout=HEAD_WAITS, return_when=asyncio.FIRST_COMPLETED)
-            for step in done:
-                step.result()
+            self._pending = {asyncio.ensure_future(_next_chunk(stream)): at for at, stream in enumerate(self._streams)}
+            done, _ = await asyncio.wait(self._pending, timeout=HEAD_TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
         except BaseException:
             self.close()
             raise
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Any]]:
-        steps, streams = self._steps, self._streams
-        while steps:
-            done, _ = await asyncio.wait(steps, return_when=asyncio.FIRST_COMPLETED)
-            for step in done:
-                at = steps.pop(step)
-                piece = step.result()
-                if piece is None:
+        pending, streams = self._pending, self._streams
+        while pending:
+            done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                at = pending.pop(task)
+                chunk = task.result()
+                if chunk is None:
                     continue
-                yield at, piece
-                if not steps and len(done) == 1:  # one stream is left: read it without a task per chunk
-                    async for piece in _rest(streams[at]):
-                        yield at, piece
+                yield at, chunk
+                if not pending and len(done) == 1:  # only one stream is left: read it without a task per chunk
+                    async for chunk in _remaining_chunks(streams[at]):
+                        yield at, chunk
                 else:
-                    steps[asyncio.ensure_future(_step(streams[at]))] = at
+                    pending[asyncio.ensure_future(_next_chunk(streams[at]))] = at
 
     def close(self) -> None:
-        """Cancel the streams that have not ended. Idempotent."""
-        for step in self._steps:
-            if not step.cancel() and not step.cancelled():
-                step.exception()  # mark the exception as retrieved
+        """Cancel the streams that have not ended yet. Idempotent."""
+        for task in self._pending:
+            if not task.cancel() and not task.cancelled():
+                task.exception()  # mark the exception as retrieved
         for stream in self._streams:
             stream._cancel()
         if self._counted:
@@ -167,20 +170,20 @@ class Pieces:
             self._state.end_stream()
 
 
-async def _step(stream: AsyncTicketStream[Any]) -> Any:
+async def _next_chunk(stream: AsyncTicketStream[Any]) -> Any:
     try:
         return await stream.__anext__()
     except StopAsyncIteration:
         return None
 
 
-async def _rest(stream: AsyncTicketStream[Any]) -> AsyncIterator[Any]:
+async def _remaining_chunks(stream: AsyncTicketStream[Any]) -> AsyncIterator[Any]:
     while True:
         try:
-            piece = await stream.__anext__()
+            chunk = await stream.__anext__()
         except StopAsyncIteration:
             return
-        yield piece
+        yield chunk
 
 
-__all__ = ["EVENTS", "LINES", "Pieces", "Streamed", "event", "line"]
+__all__ = ["EVENTS", "LINES", "MergedStreams", "StreamedResponse", "event", "line"]

@@ -1,8 +1,8 @@
-"""``mpool worker``: a server for one model that runs one job at a time, for programs that keep many such processes.
+"""``mpool worker``: a server for one model that runs one job at a time, for programs that manage many such processes.
 
-Jobs run in the order of their arrival. A turn ends when the response is sent and the core has released the request, so
-no two jobs overlap. Everything runs on the loop's thread: prompts and bodies are short enough to be parsed there, the
-model is loaded before the first request, and the core computes on threads of its own.
+Jobs run in order of arrival. A job ends when its response is sent and the core has released its request, so two jobs
+never overlap. All Python code runs on the event loop's thread: prompts and bodies are short enough to be parsed there,
+the model is loaded before the first request, and the core computes on its own threads.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from ..tasks import requests
 from ..tasks.async_streams import AsyncStream
 from .errors import Refusal, worker_error
 from .operational import metrics
-from .operations import Context, Operation, json_answer
+from .operations import Context, Operation, json_response
 from .serving import Serving
 from .settings import Settings
-from .streaming import EVENTS, Streamed, event
+from .streaming import EVENTS, StreamedResponse, event
 
 if TYPE_CHECKING:
     import os
@@ -39,19 +39,19 @@ if TYPE_CHECKING:
     from ..tasks.captures import Capture
     from ..tasks.text_to_text import Request
 
-#: Seconds that the running job gets to complete when the worker stops, and seconds that its client gets to read the
-#: last bytes: the process must end within 5 s.
-GRACE, _LAST = 3.5, 0.5
-#: Maximum bytes of a body: a prompt of 32,768 characters, each escaped as a surrogate pair, and the other fields.
+#: When the worker stops: seconds that the running job has to complete, and seconds that its client then has to read the
+#: end of the response. The process must exit within 5 s.
+GRACE, _DRAIN = 3.5, 0.5
+#: Maximum size of a body in bytes: a prompt of 32,768 characters, each escaped as a surrogate pair, and other fields.
 _MAX_BODY = 32_768 * 12 + (64 << 10)
 _MAX_SEED = 2**64 - 1
 _encode = msgspec.json.Encoder().encode
 
 
-# ---- on the wire -----------------------------------------------------------------------------------------------------
+# ---- requests, responses and events ----------------------------------------------------------------------------------
 
 class ExecuteRequest(Struct, forbid_unknown_fields=True):
-    """A job. Unset sampling options have the defaults of the model's authors, else those of :func:`mpool.generate`."""
+    """A job. A sampling option that is not set has the model's default, else the default of :func:`mpool.generate`."""
 
     job_id: Annotated[str, Meta(min_length=1, max_length=256)]
     prompt: Annotated[str, Meta(min_length=1, max_length=32_768)]
@@ -62,10 +62,10 @@ class ExecuteRequest(Struct, forbid_unknown_fields=True):
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
     stop: Annotated[list[Annotated[str, Meta(min_length=1, max_length=256)]], Meta(max_length=4)] | None = None
-    seed: Annotated[int, Meta(ge=0)] | None = None  # up to _MAX_SEED; Meta allows no bound above 2**63 - 1
+    seed: Annotated[int, Meta(ge=0)] | None = None  # at most _MAX_SEED; Meta cannot express a bound above 2**63 - 1
 
 
-#: Fields of a job that are options of the library with the same names.
+#: Fields of a job that have the same name in the library.
 _OPTIONS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "stop", "seed")
 
 
@@ -75,25 +75,25 @@ class CancelRequest(Struct, forbid_unknown_fields=True):
     job_id: Annotated[str, Meta(min_length=1, max_length=256)]
 
 
-class CancelAnswer(Struct):
-    """``cancelled``: false if the job has already ended or never existed, which is no error."""
+class CancelResponse(Struct):
+    """Result of a cancellation. ``cancelled`` is false if the job has already ended or never existed."""
 
     job_id: str
     cancelled: bool
 
 
-class ShutdownAnswer(Struct):
-    """The worker shuts down."""
+class ShutdownResponse(Struct):
+    """Confirmation that the worker is shutting down."""
 
     status: Literal["stopping"] = "stopping"
 
 
-class HealthAnswer(Struct):
+class HealthResponse(Struct):
     """State of the worker.
 
-    ``status``: ``ready``, ``busy`` (a job runs), ``stopping`` or ``unhealthy``. ``resident``: the model is in memory,
-    in ``bytes_used`` bytes including caches. ``quant_kind``: the stored type of most of the weights' bytes.
-    ``waiting``: queued jobs. ``uptime``: seconds.
+    ``status``: ``ready``, ``busy`` (a job is running), ``stopping`` or ``unhealthy``. ``resident``: the model is in
+    memory. ``bytes_used``: memory of the model including caches. ``quant_kind``: storage type of the largest part of
+    the weights, by bytes. ``waiting``: number of queued jobs. ``uptime``: seconds.
     """
 
     status: str
@@ -108,37 +108,38 @@ class HealthAnswer(Struct):
     uptime: float
 
 
-class Started(Struct):
-    """The first event: the job starts."""
+class StartedEvent(Struct):
+    """The first event of a job, sent when the job starts."""
 
     job_id: str
     model: str
 
 
-class Token(Struct):
-    """Generated text: ``t``, whole characters, and ``i``, the number of the last token in it, from 0."""
+class TokenEvent(Struct):
+    """Generated text. ``t``: complete characters. ``i``: index of the last token in ``t``, from 0."""
 
     t: str
     i: int
 
 
-class End(Struct):
-    """The last event of a job that succeeded. ``decode_time_ms``: from the first token to the last."""
+class EndEvent(Struct):
+    """The last event of a successful job. ``decode_time_ms``: milliseconds from the first token to the last."""
 
     tokens_out: int
     decode_time_ms: float
     stop_reason: Literal["stop", "length"]
 
 
-# ---- turns -----------------------------------------------------------------------------------------------------------
+# ---- the queue -------------------------------------------------------------------------------------------------------
 
 class Job:
     """A queued or running job.
 
     Attributes:
-        turn: done when the job may run.
-        stream: the stream of the library, once the job runs.
-        cancelled: a client has cancelled the job.
+        id: ``job_id`` of the request.
+        turn: Future that completes when the job may run.
+        stream: Stream of the library; None until the job runs.
+        cancelled: True if a client has cancelled the job.
     """
 
     def __init__(self, id: str) -> None:
@@ -147,11 +148,11 @@ class Job:
         self.stream: AsyncStream | None = None
 
 
-class Turns:
-    """A queue that runs one job at a time, first come, first served. Must be used on the loop's thread only.
+class JobQueue:
+    """First-in, first-out queue that runs one job at a time. Must be used only on the event loop's thread.
 
     Attributes:
-        running: the job that may run.
+        running: Job that is running, or None.
     """
 
     def __init__(self) -> None:
@@ -165,16 +166,16 @@ class Turns:
         return len(self._waiting)
 
     def find(self, id: str) -> Job | None:
-        """The queued or running job of an id, or None."""
+        """Return the queued or running job with an id, or None."""
         if self.running is not None and self.running.id == id:
             return self.running
         return next((job for job in self._waiting if job.id == id), None)
 
     async def wait(self, job: Job) -> None:
-        """Wait for the job's turn. The caller must call :meth:`leave` afterwards, even if this raises.
+        """Wait until the job may run. The caller must call :meth:`release` afterwards, even if this method raises.
 
         Raises:
-            Refusal: the job was cancelled meanwhile.
+            Refusal: The job was cancelled while it was queued.
         """
         if self.running is None:
             self.running = job
@@ -183,15 +184,15 @@ class Turns:
         await job.turn
 
     def cancel(self, job: Job) -> None:
-        """Cancel a job: at once if it is queued, within one step if it runs."""
+        """Cancel a job. A queued job ends immediately, a running one after at most one decoding step."""
         job.cancelled = True
         if job.stream is not None:
             job.stream._cancel()
         elif not job.turn.done() and job is not self.running:
             job.turn.set_exception(Refusal("cancelled"))
 
-    def leave(self, job: Job) -> None:
-        """End a job's turn. The next job starts once the core has released the request."""
+    def release(self, job: Job) -> None:
+        """End a job. The next job starts when the core has released the request of this job."""
         if job is not self.running:
             if job in self._waiting:
                 self._waiting.remove(job)
@@ -200,24 +201,24 @@ class Turns:
         if stream is not None:
             stream._cancel()
             if stream._ticket is not None and not stream._ticket.done():
-                task = asyncio.ensure_future(self._pass_on(stream))
+                task = asyncio.ensure_future(self._release_when_done(stream))
                 self._ending.add(task)
                 task.add_done_callback(self._ending.discard)
                 return
-        self._next()
+        self._start_next()
 
-    async def _pass_on(self, stream: AsyncStream) -> None:
+    async def _release_when_done(self, stream: AsyncStream) -> None:
         assert stream._ticket is not None
         try:
             await watcher().done(stream._ticket)
         finally:
-            self._next()
+            self._start_next()
 
-    def _next(self) -> None:
+    def _start_next(self) -> None:
         self.running = None
         while self._waiting and self.running is None:
             job = self._waiting.popleft()
-            if not job.turn.done():  # a cancelled job leaves by itself
+            if not job.turn.done():  # skip a job that was cancelled while it was queued
                 self.running = job
                 job.turn.set_result(None)
 
@@ -225,24 +226,30 @@ class Turns:
 # ---- the server ------------------------------------------------------------------------------------------------------
 
 class Worker:
-    """A server for one model. Loads the model when it is made.
+    """A server for one model. The constructor loads the model.
 
     Args:
-        ref: reference of the model, also as ``NAME=REF``.
-        settings: address, clients and limits.
-        config: of its pool; see :func:`worker_config`.
-        compute: compute type.
-        busy: ``"wait"`` queues a job that arrives while another one runs; ``"refuse"`` refuses it with HTTP 409.
-        timeout: time limit of a job in seconds, from its start; None: no limit.
-        capture: records the layers of every job, under its ``job_id`` (:func:`mpool.capture`); None: no records.
-        announce: called with the progress of the load: per cent, and the completed stage.
+        ref: Reference of the model, optionally as ``NAME=REF``.
+        settings: Address, access control and limits.
+        config: Configuration of the worker's pool; see :func:`worker_config`.
+        compute: Compute type.
+        busy: ``"wait"``: queue a job that arrives while another one runs; ``"refuse"``: refuse it with HTTP 409.
+        timeout: Time limit of a job in seconds, from its start; None: no limit.
+        capture: Capture that records the layers of every job under its ``job_id`` (:func:`mpool.capture`); None: no
+            recording.
+        announce: Callback for the progress of loading, called with a percentage and a description of the stage.
 
     Attributes:
-        serving: the server.
+        serving: Server of the worker.
+        jobs: Queue of jobs.
+        pool: Pool that runs the model.
+        name: Name of the model for clients.
+        model: Model of the pool.
 
     Raises:
-        InvalidArgument: the model is not a language model.
-        and what :func:`mpool.load` and :class:`mpool.server.serving.Serving` raise.
+        InvalidArgument: An option is not valid, or the model is not a language model.
+        MpoolError: The model cannot be loaded, or the server cannot listen on the address; see :func:`mpool.load` and
+            :class:`mpool.server.serving.Serving`.
     """
 
     def __init__(self, ref: str | os.PathLike[str], settings: Settings, config: PoolConfig, compute: str = "auto",
@@ -250,13 +257,13 @@ class Worker:
                  announce: Callable[[int, str], object] = lambda share, what: None) -> None:
         if busy not in ("wait", "refuse"):
             refuse("busy", busy, "'wait' or 'refuse'")
-        self.busy, self.timeout, self.capture, self.turns = busy, timeout, capture, Turns()
+        self.busy, self.timeout, self.capture, self.jobs = busy, timeout, capture, JobQueue()
         self._options: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
         _options.begin(config, dict(self._options))  # checks the timeout
         self.pool = Pool(config)
         try:
             announce(0, "searching the model")
-            self.serving = Serving(settings, self.pool, [ref], False, compute, self._operations(), _LAST)
+            self.serving = Serving(settings, self.pool, [ref], False, compute, self._operations(), _DRAIN)
             try:
                 self._load(announce)
             except BaseException:
@@ -274,12 +281,12 @@ class Worker:
                                   allowed="a text_to_text model")
         announce(25, "read the files")
         tokenizer = self.model._entry.tokenizer()
-        tokenizer.finish()  # all of it now: no thread may do it later
+        tokenizer.finish()  # build all tables now: no other thread may build them later
         description = self.model.description
         bytes_of: Counter[str] = Counter()
         for tensor in description.spec.tensors:
             bytes_of[tensor.dtype] += tensor.nbytes
-        self._facts: dict[str, Any] = {
+        self._model_fields: dict[str, Any] = {
             "model": self.name, "quant_kind": max(bytes_of, key=bytes_of.__getitem__),
             "tokenizer_kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size,
             "context_length": self.model.context_length}
@@ -296,15 +303,15 @@ class Worker:
     def _operations(self) -> tuple[Operation, ...]:
         return (
             Operation("POST", "/execute", self.execute, ExecuteRequest, None, "Run a job", EVENTS, "execute", True),
-            Operation("POST", "/cancel", self.cancel, CancelRequest, CancelAnswer, "Cancel a job", None, "cancel",
+            Operation("POST", "/cancel", self.cancel, CancelRequest, CancelResponse, "Cancel a job", None, "cancel",
                       True),
-            Operation("POST", "/shutdown", self.shutdown, None, ShutdownAnswer, "Stop the worker", None, "shutdown"),
-            Operation("GET", "/health", self.health, None, HealthAnswer, "State of the worker", None, "health"),
-            Operation("GET", "/metrics", metrics, None, None, "Counters for Prometheus", None, "metrics"),
+            Operation("POST", "/shutdown", self.shutdown, None, ShutdownResponse, "Stop the worker", None, "shutdown"),
+            Operation("GET", "/health", self.health, None, HealthResponse, "State of the worker", None, "health"),
+            Operation("GET", "/metrics", metrics, None, None, "Metrics in Prometheus' text format", None, "metrics"),
         )
 
     async def execute(self, context: Context, body: ExecuteRequest) -> Response:
-        """Run a job and stream its events. An invalid job is refused before it is queued."""
+        """Run a job and stream its events. Refuses an invalid job before it is queued."""
         if body.seed is not None and body.seed > _MAX_SEED:
             raise Refusal("invalid_value", f"`seed` must be an integer from 0 to {_MAX_SEED}, got {body.seed}.", "seed")
         options = {name: value for name in _OPTIONS if (value := getattr(body, name)) is not None}
@@ -315,22 +322,24 @@ class Worker:
                                               {**options, "max_tokens": body.max_tokens})
         except ContextOverflow as error:
             raise Refusal("context_length_exceeded", f"{error.message}.", "prompt") from None
-        if self.turns.find(body.job_id) is not None:
-            raise Refusal("invalid_value", "`job_id` must be new: a job of this id is queued or running.", "job_id")
-        if self.busy == "refuse" and self.turns.running is not None:
+        if self.jobs.find(body.job_id) is not None:
+            raise Refusal("invalid_value", "`job_id` must be unique: a job with this id is queued or running.",
+                          "job_id")
+        if self.busy == "refuse" and self.jobs.running is not None:
             raise Refusal("busy")
         job = Job(body.job_id)
         try:
-            await self.turns.wait(job)
-            if job.cancelled:  # in the moment of its start
+            await self.jobs.wait(job)
+            if job.cancelled:  # cancelled between the end of the wait and this line
                 raise Refusal("cancelled")
-            await self._begin(job, request)
+            await self._start(job, request)
         except BaseException:
-            self.turns.leave(job)
+            self.jobs.release(job)
             raise
-        return Streamed(context.state, context.id, self._events(job), _failed, EVENTS, lambda: self.turns.leave(job))
+        return StreamedResponse(context.state, context.id, self._events(job), _encode_error, EVENTS,
+                                lambda: self.jobs.release(job))
 
-    async def _begin(self, job: Job, request: Request) -> None:
+    async def _start(self, job: Job, request: Request) -> None:
         async def made() -> Request:
             return request
 
@@ -340,60 +349,63 @@ class Worker:
     async def _events(self, job: Job) -> AsyncIterator[bytes]:
         stream = job.stream
         assert stream is not None
-        yield event(_encode(Started(job.id, self.name)), "started")
-        tokens = Tokens(stream)
+        yield event(_encode(StartedEvent(job.id, self.name)), "started")
+        splitter = TokenSplitter(stream)
         async for chunk in stream:
-            for token in tokens.of(chunk):
+            for token in splitter.split(chunk):
                 yield event(_encode(token), "token")
         if job.cancelled:
             raise Refusal("cancelled")
         done = await stream.result()
         if done.finish_reason not in ("stop", "length"):
             raise Refusal("cancelled")
-        yield event(_encode(End(done.usage.completion_tokens, round(done.timings.generation * 1e3, 3),
+        yield event(_encode(EndEvent(done.usage.completion_tokens, round(done.timings.generation * 1e3, 3),
                                 done.finish_reason)), "end")
 
     async def cancel(self, context: Context, body: CancelRequest) -> Response:
         """Cancel a job. Idempotent."""
-        job = self.turns.find(body.job_id)
+        job = self.jobs.find(body.job_id)
         if job is not None:
-            self.turns.cancel(job)
-        return json_answer(CancelAnswer(body.job_id, job is not None))
+            self.jobs.cancel(job)
+        return json_response(CancelResponse(body.job_id, job is not None))
 
     async def shutdown(self, context: Context, body: None) -> Response:
-        """Shut down as after SIGTERM."""
+        """Shut down in the same way as after SIGTERM."""
         self.serving.stop()
-        return json_answer(ShutdownAnswer(), 202)
+        return json_response(ShutdownResponse(), 202)
 
     async def health(self, context: Context, body: None) -> Response:
-        """Report the state. Never waits for jobs."""
+        """Report the state of the worker. Never waits for jobs."""
         state = context.state
         row = next(iter(self.pool.ps()), None)
         status = "stopping" if state.stopping else "unhealthy" if self.pool.health().status == "unhealthy" \
-            else "busy" if self.turns.running is not None else "ready"
-        return json_answer(HealthAnswer(
+            else "busy" if self.jobs.running is not None else "ready"
+        return json_response(HealthResponse(
             status=status, resident=row is not None and row.state in ("ready", "busy"),
-            bytes_used=0 if row is None else row.model_bytes + row.engine_bytes, waiting=self.turns.waiting,
-            uptime=round(time.monotonic() - state.started, 3), **self._facts),
+            bytes_used=0 if row is None else row.model_bytes + row.engine_bytes, waiting=self.jobs.waiting,
+            uptime=round(time.monotonic() - state.started, 3), **self._model_fields),
             503 if status in ("stopping", "unhealthy") else 200)
 
 
-def _failed(refusal: Refusal) -> bytes:
+def _encode_error(refusal: Refusal) -> bytes:
     return event(worker_error(refusal), "error")
 
 
-class Tokens:
-    """Splits stream chunks into events, one per token. A token that ends inside a character joins the token that
-    completes it. A token without text has no event. A token of which the stream holds back a part, because it may begin
-    a stop string, waits for that part."""
+class TokenSplitter:
+    """Splits the stream chunks of a job into one event per token.
+
+    A token that ends inside a character is merged with the token that completes the character. A token without text
+    has no event. If the stream holds back the end of a token because a stop string may begin there, the event of the
+    token waits for this text.
+    """
 
     def __init__(self, stream: AsyncStream) -> None:
         self._stream = stream
-        self._rest = b""  # bytes of incomplete tokens
-        self._base = self._seen = 0  # bytes and tokens before them
+        self._rest = b""  # bytes of tokens whose event was not sent yet
+        self._base = self._seen = 0  # number of bytes and tokens before `_rest`
 
-    def of(self, chunk: Chunk) -> list[Token]:
-        """The events of the next stream chunk."""
+    def split(self, chunk: Chunk) -> list[TokenEvent]:
+        """Return the events that the next stream chunk completes."""
         ticket, found, at = self._stream._ticket, [], 0
         assert ticket is not None
         data = self._rest + chunk.text.encode()
@@ -405,24 +417,36 @@ class Tokens:
                 break
             self._seen += 1
             if stop > at and (stop == len(data) or data[stop] & 0xC0 != 0x80):
-                found.append(Token(data[at:stop].decode(), self._seen - 1))
+                found.append(TokenEvent(data[at:stop].decode(), self._seen - 1))
                 at = stop
-        if chunk.finish_reason is not None and at < len(data):  # a stop string or a cut character follows
-            found.append(Token(data[at:].decode(), min(self._seen, last)))
+        if chunk.finish_reason is not None and at < len(data):  # the token ends in a stop string or inside a character
+            found.append(TokenEvent(data[at:].decode(), min(self._seen, last)))
             at = len(data)
         self._rest, self._base = data[at:], self._base + at
         return found
 
 
 def worker_config(threads: int = 0, offline: bool | None = None, grace: float = GRACE) -> PoolConfig:
-    """The configuration of a worker's pool: one engine, one request at a time, and the model is never unloaded."""
+    """Return the configuration of a worker's pool: one request at a time, and the model stays loaded.
+
+    Args:
+        threads: Number of compute threads; 0: the default of :class:`mpool.PoolConfig`.
+        offline: True: never download; None: the default of :class:`mpool.PoolConfig`.
+        grace: Seconds that the running job has to complete when the worker stops.
+    """
     return PoolConfig(threads=threads, offline=offline, shutdown_grace=grace, policy="sequential",
                       max_workers_per_model=1, keep_alive=-1)
 
 
 def worker_settings(port: int, token: str | None = None, grace: float = GRACE) -> Settings:
-    """The settings of a worker's server, on loopback."""
+    """Return the settings of a worker's server, which listens on loopback.
+
+    Args:
+        port: Port to listen on; 0: a free port.
+        token: Token that clients must send; None: no token.
+        grace: Seconds that the running job has to complete when the worker stops.
+    """
     return Settings(port=port, token=token, max_body=_MAX_BODY, grace=grace)
 
 
-__all__ = ["GRACE", "Turns", "Worker", "worker_config", "worker_settings"]
+__all__ = ["GRACE", "JobQueue", "Worker", "worker_config", "worker_settings"]

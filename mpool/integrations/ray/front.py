@@ -21,7 +21,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, 
 from ...server import bodies
 from ...server.application import Application, guarded
 from ...server.errors import Refusal, openai_error, plain_error
-from ...server.guard import App, Scope, answer, header
+from ...server.guard import App, Scope, header, refusal_response
 from ...server.settings import Settings
 from ...server.streaming import EVENTS, LINES, event, line
 
@@ -54,7 +54,7 @@ def model_of(body: bytes) -> str:
 
 @dataclass
 class FrontGate:
-    """The state that the guards need (:class:`mpool.server.guard.Gate`)."""
+    """The state that the guards need (:class:`mpool.server.guard.GuardState`)."""
 
     settings: Settings
     stopping: bool = False
@@ -82,10 +82,10 @@ class Relay:
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         try:
             body = await bodies.read(receive, bodies.declared_length(scope), self.settings.max_body)
-        except bodies.Gone:
+        except bodies.ClientDisconnected:
             return
         except Refusal as refusal:
-            await answer(refusal, scope["path"])(scope, receive, send)
+            await refusal_response(refusal, scope["path"])(scope, receive, send)
             return
         disconnect = asyncio.ensure_future(_wait_for_disconnect(receive))
         forwarding = asyncio.ensure_future(self._forward(scope, body, _Response(scope, receive, send)))
@@ -165,7 +165,7 @@ class _Response:
     async def fail(self, refusal: Refusal) -> None:
         """Send an error: as the whole response, or as the last message of a stream."""
         if not self.started:
-            await answer(refusal, self._scope["path"])(self._scope, self._receive, self._send)
+            await refusal_response(refusal, self._scope["path"])(self._scope, self._receive, self._send)
             return
         last = event(openai_error(refusal)) if self._media_type == EVENTS else line(plain_error(refusal))
         await self._send({"type": "http.response.body", "body": last, "more_body": False})

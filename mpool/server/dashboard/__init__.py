@@ -1,13 +1,13 @@
-"""``/``: the dashboard, a page that shows the state of the pool, and the routes that it needs.
+"""The dashboard at ``/``: a page that shows the state of the pool, and the routes that the page uses.
 
-The page is plain HTML, CSS and JavaScript and loads nothing from other servers. It fetches a
-:class:`~mpool.server.dashboard.snapshot.Snapshot` per second while it is visible; its playground calls the routes that
-any other client calls.
+The page consists of plain HTML, CSS and JavaScript, and loads nothing from other servers. It fetches a
+:class:`~mpool.server.dashboard.snapshot.Snapshot` once a second while it is visible. Its playground uses the public
+routes of the server.
 
-If the server has a token, the browser asks for it as a password (any user name works) when ``/`` is refused, keeps it
-for the life of the tab and sends it with every request of the page. The page's files therefore need the token like
-every route except ``/health``, and mpool stores the token nowhere: neither in a cookie, which all ports of a machine
-would share, nor in storage that a script could read.
+If the server has a token, the browser asks for it as a password (any user name works) when the server refuses ``/``.
+The browser keeps the password while the tab is open and sends it with every request of the page. Therefore the files
+of the page require the token like every route except ``/health``, and mpool stores the token neither in a cookie, which
+all ports of a machine would share, nor in storage that a script could read.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from msgspec import Meta, Struct
 from starlette.responses import Response
 
 from ... import aio
-from ..openai.structs import Embedding, EmbeddingsAnswer, InputUsage, Name
-from ..operations import Context, Operation, image_of, json_answer, large_answer
+from ..openai.structs import Embedding, EmbeddingsResponse, InputUsage, Name
+from ..operations import Context, Operation, image_of, json_response, large_response
 from .snapshot import Snapshot, snapshot
 
-#: Path -> file and its media type.
+#: Path -> (file, media type).
 FILES = {
     "/": ("page.html", "text/html"),
     "/dashboard/page.css": ("page.css", "text/css"),
@@ -34,7 +34,7 @@ FILES = {
     "/dashboard/plots.js": ("plots.js", "text/javascript"),
     "/dashboard/playground.js": ("playground.js", "text/javascript"),
 }
-#: Allows only these files, no inline script or style, no framing, and images from data that the page holds.
+#: Content security policy: no resources of other servers, no inline scripts or styles, no framing; images may be data.
 _POLICY = ("default-src 'none'; script-src 'self'; style-src 'self'; img-src data: blob:; connect-src 'self'; "
            "base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
 _HEADERS = {
@@ -58,61 +58,61 @@ def _file(name: str, kind: str) -> Callable[[Context, Any], Awaitable[Response]]
 
 # ---- requests in flight ----------------------------------------------------------------------------------------------
 
-class CancelCall(Struct, forbid_unknown_fields=True):
-    """The request to cancel: an ``id`` of the snapshot's ``requests``, which is also its ``x-request-id``."""
+class CancelRequest(Struct, forbid_unknown_fields=True):
+    """The request to cancel. ``id``: an ``id`` in ``requests`` of the snapshot, or the header ``x-request-id``."""
 
     id: Annotated[str, Meta(min_length=1, max_length=64)]
 
 
-class CancelledCall(Struct):
-    """``cancelled``: false if the request has already ended or never existed, which is no error."""
+class CancelResponse(Struct):
+    """Result of a cancellation. ``cancelled`` is false if the request has already ended or never existed."""
 
     id: str
     cancelled: bool
 
 
-async def cancel(context: Context, body: CancelCall) -> Response:
-    """Cancel a request in flight: its client gets the error ``cancelled``. Idempotent."""
+async def cancel(context: Context, body: CancelRequest) -> Response:
+    """Cancel a request in flight: its client receives the error ``cancelled``. Idempotent."""
     running = context.state.running.get(body.id)
     if running is not None:
         running.cancel()
-    return json_answer(CancelledCall(body.id, running is not None))
+    return json_response(CancelResponse(body.id, running is not None))
 
 
 async def state(context: Context, body: None) -> Response:
-    """Return the data of the page. Never waits for requests."""
-    return json_answer(snapshot(context.state))
+    """Return a snapshot of the pool. Never waits for other requests."""
+    return json_response(snapshot(context.state))
 
 
 # ---- images ----------------------------------------------------------------------------------------------------------
 
 class ImagesToEmbed(Struct, forbid_unknown_fields=True):
-    """Images, each as base64 of its file or as ``data:image/png;base64,...``."""
+    """Images to embed, each as a file in base64 or as ``data:image/png;base64,...``."""
 
     model: Name
     images: Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1, max_length=256)]
 
 
 async def embed_images(context: Context, body: ImagesToEmbed) -> Response:
-    """Embed images: neither OpenAI's protocol nor Ollama's has a route for that."""
+    """Embed images. Neither OpenAI's nor Ollama's protocol has a route for this."""
     served = await context.model(body.model)
     files = [image_of(text, f"images[{at}]") for at, text in enumerate(body.images)]
     rows = await aio.embed_image(files, served.model, pool=context.state.pool)
 
-    def made() -> EmbeddingsAnswer:
-        return EmbeddingsAnswer([Embedding(at, row.tolist()) for at, row in enumerate(rows)], body.model,
+    def made() -> EmbeddingsResponse:
+        return EmbeddingsResponse([Embedding(at, row.tolist()) for at, row in enumerate(rows)], body.model,
                                 InputUsage(0, 0))
 
-    return await large_answer(made, rows.size)
+    return await large_response(made, rows.size)
 
 
 OPERATIONS = (
-    *(Operation("GET", path, _file(name, kind), None, None, f"The dashboard: {name}", kind=kind,
+    *(Operation("GET", path, _file(name, kind), None, None, f"The dashboard: {name}", media_type=kind,
                 name="dashboard_" + name.replace(".", "_")) for path, (name, kind) in FILES.items()),
     Operation("GET", "/api/mpool/state", state, None, Snapshot, "State of the pool", name="mpool_state"),
-    Operation("POST", "/api/mpool/cancel", cancel, CancelCall, CancelledCall, "Cancel a request in flight",
+    Operation("POST", "/api/mpool/cancel", cancel, CancelRequest, CancelResponse, "Cancel a request in flight",
               name="mpool_cancel"),
-    Operation("POST", "/api/mpool/embed_images", embed_images, ImagesToEmbed, EmbeddingsAnswer, "Embed images",
+    Operation("POST", "/api/mpool/embed_images", embed_images, ImagesToEmbed, EmbeddingsResponse, "Embed images",
               name="mpool_embed_images"),
 )
 

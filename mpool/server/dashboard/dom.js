@@ -1,4 +1,5 @@
-// Elements and requests. Data of the server becomes only text nodes and attributes that hold no code.
+// Helpers for elements and HTTP requests. Data from the server is only used for text nodes and for attributes that
+// cannot contain code.
 
 export const byId = (id) => document.getElementById(id);
 
@@ -13,14 +14,15 @@ function fill(element, attributes, children) {
 }
 
 export const make = (tag, attributes = {}, ...children) => fill(document.createElement(tag), attributes, children);
-export const draw = (tag, attributes = {}, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
+export const makeSvg = (tag, attributes = {}, ...children) =>
+  fill(document.createElementNS(SVG, tag), attributes, children);
 
-// Set a text only if it differs: assistive technology reads every change aloud.
-export function say(element, text) {
+// Set the text of an element only if it changes: screen readers read every update aloud.
+export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-// Use the origin: browsers refuse to fetch relative to an address that contains a password.
+// Use an absolute URL: browsers refuse to fetch relative to a page address that contains a password.
 export function request(path, body, signal) {
   const options = { signal, cache: "no-store", redirect: "error" };
   if (body !== undefined) {
@@ -31,10 +33,11 @@ export function request(path, body, signal) {
   return fetch(location.origin + path, options);
 }
 
-// The error in a response, in either of the server's formats.
+// Error in a response of OpenAI's or Ollama's protocol.
 export function errorOf(found) {
   const error = found && found.error;
-  return new Error(typeof error === "string" ? error : (error && error.message) || "The server gave no reason.");
+  const text = typeof error === "string" ? error : error && error.message;
+  return new Error(text || "The server returned no error message.");
 }
 
 export async function json(path, body, signal) {
@@ -44,7 +47,7 @@ export async function json(path, body, signal) {
   return found;
 }
 
-// Data of server-sent events, one by one.
+// Iterate over the parsed data of server-sent events.
 export async function* events(path, body, signal) {
   const response = await request(path, body, signal);
   if (!response.ok) throw errorOf(await response.json());

@@ -1,11 +1,11 @@
-// The page shows a snapshot per second while it is visible.
-import { byId, json, make, say } from "./dom.js";
+// Fetches a snapshot of the pool once a second while the page is visible, and displays it.
+import { byId, json, make, setText } from "./dom.js";
 import { Plot } from "./plots.js";
 import "./playground.js";
 
-const EVERY = 1000, KEPT = 300;
+const REFRESH_MS = 1000, HISTORY_SECONDS = 300;
 
-// ---- figures --------------------------------------------------------------------------------------------------------
+// ---- number formats -------------------------------------------------------------------------------------------------
 
 const whole = (count) => Math.round(count).toLocaleString("en");
 const bytes = (count) => count >= 1e9 ? `${(count / 1e9).toFixed(1)} GB` : count >= 1e6 ? `${(count / 1e6).toFixed(0)} MB`
@@ -17,30 +17,30 @@ const span = (seconds) => seconds === null ? "–" : seconds < 1e-3 ? `${whole(s
 
 // ---- plots ----------------------------------------------------------------------------------------------------------
 
-const calls = new Plot("Calls", ["answered", "failed"], rate, KEPT);
-const tokens = new Plot("Tokens per second", ["prompt and completion"], rate, KEPT);
-const latency = new Plot("Request latency", ["p50", "p99"], span, KEPT);
-const memory = new Plot("Memory", ["in use"], bytes, KEPT);
-byId("plots").append(...[calls, tokens, latency, memory].map((plot) => plot.figure));
+const requests = new Plot("Requests", ["completed", "failed"], rate, HISTORY_SECONDS);
+const tokens = new Plot("Tokens per second", ["prompt and completion"], rate, HISTORY_SECONDS);
+const latency = new Plot("Request latency", ["p50", "p99"], span, HISTORY_SECONDS);
+const memory = new Plot("Memory", ["in use"], bytes, HISTORY_SECONDS);
+byId("plots").append(...[requests, tokens, latency, memory].map((plot) => plot.figure));
 
-const kept = { calls: [], tokens: [], latency: [], memory: [] };
+const history = { requests: [], tokens: [], latency: [], memory: [] };
 
-function keep(name, time, values) {
-  const list = kept[name];
+function record(name, time, values) {
+  const list = history[name];
   list.push({ time, values });
-  while (list[0].time < time - KEPT) list.shift();
+  while (list[0].time < time - HISTORY_SECONDS) list.shift();
   return list;
 }
 
 const FAILED = ["errors", "timeouts", "queue_full_rejections", "circuit_rejections"];
 const failures = (counters) => FAILED.reduce((sum, name) => sum + counters[name], 0);
 
-// Requests of all models that were completed within each bound.
+// Number of completed requests per latency bucket, summed over all models.
 function histogram(found) {
   return found.latency_bounds.map((_, at) => found.models.reduce((sum, model) => sum + model.latency[at], 0));
 }
 
-// Upper bound of the time within which a share of the requests was completed; null: there were none.
+// Latency quantile in seconds, as the upper bound of its bucket; null: no request was completed.
 function quantile(counts, bounds, share) {
   const total = counts.reduce((sum, count) => sum + count, 0);
   if (!(total > 0)) return null;
@@ -53,15 +53,16 @@ let before = null;
 
 function plot(found) {
   const time = found.time;
-  memory.show(keep("memory", time, [found.memory.used]));
+  memory.show(record("memory", time, [found.memory.used]));
   if (before && time > before.time) {
     const passed = time - before.time;
-    const grown = (of) => Math.max(0, of(found) - of(before)) / passed;
-    calls.show(keep("calls", time, [grown((at) => at.counters.completed), grown((at) => failures(at.counters))]));
-    tokens.show(keep("tokens", time, [grown((at) => at.counters.rows)]));
+    const perSecond = (counter) => Math.max(0, counter(found) - counter(before)) / passed;
+    requests.show(record("requests", time,
+      [perSecond((at) => at.counters.completed), perSecond((at) => failures(at.counters))]));
+    tokens.show(record("tokens", time, [perSecond((at) => at.counters.rows)]));
     const old = histogram(before);
     const counts = histogram(found).map((count, at) => Math.max(0, count - old[at]));
-    latency.show(keep("latency", time, [0.5, 0.99].map((share) => quantile(counts, found.latency_bounds, share))));
+    latency.show(record("latency", time, [0.5, 0.99].map((share) => quantile(counts, found.latency_bounds, share))));
   }
   before = found;
 }
@@ -70,7 +71,7 @@ function plot(found) {
 
 const cell = (...children) => make("td", {}, ...children.map(String));
 
-// A row keeps its element as long as its key exists: the focus stays on a button while figures change.
+// Update the rows of a table. A row keeps its element while its key exists, so that a focused button keeps the focus.
 function rows(body, items, keyOf, change, none, columns) {
   const old = new Map([...body.children].map((row) => [row.dataset.key, row]));
   const wanted = items.map((item) => {
@@ -119,10 +120,11 @@ async function cancel(id, button) {
   button.disabled = true;
   try {
     const done = await json("/api/mpool/cancel", { id });
-    say(byId("said"), done.cancelled ? `Request ${id} was cancelled.` : `Request ${id} had already ended.`);
+    setText(byId("cancel-result"),
+      done.cancelled ? `Request ${id} was cancelled.` : `Request ${id} had already ended.`);
   } catch (error) {
     button.disabled = false;
-    say(byId("said"), `Request ${id}: ${error.message}`);
+    setText(byId("cancel-result"), `Request ${id}: ${error.message}`);
   }
 }
 
@@ -133,27 +135,27 @@ function showRequest(row, request) {
     row.append(make("th", { scope: "row" }, request.id), cell(request.path), cell(request.model), cell(""), cell(""),
       make("td", {}, button));
   }
-  say(row.children[3], span(request.seconds));
-  say(row.children[4], request.chunks === null ? "–" : whole(request.chunks));
+  setText(row.children[3], span(request.seconds));
+  setText(row.children[4], request.chunks === null ? "–" : whole(request.chunks));
 }
 
 // ---- refresh --------------------------------------------------------------------------------------------------------
 
 function badge(element, text, kind) {
-  say(element, text);
+  setText(element, text);
   element.className = `badge ${kind}`;
 }
 
 function show(found) {
-  say(byId("version"), found.version);
+  setText(byId("version"), found.version);
   badge(byId("status"), found.status, { healthy: "good", degraded: "warn" }[found.status] ?? "bad");
-  say(byId("uptime"), `up ${span(Math.round(found.uptime))}, ${found.compute_threads_leased} of ${found.compute_threads} compute threads, `
-    + `${found.streams} streams`);
+  setText(byId("uptime"), `up ${span(Math.round(found.uptime))}, ${found.compute_threads_leased} of `
+    + `${found.compute_threads} compute threads in use, ${found.streams} streams`);
   byId("reasons").hidden = !found.reasons.length;
   byId("reasons").replaceChildren(...found.reasons.map((reason) => make("li", {}, reason)));
   const held = found.memory;
   byId("memory").value = held.limit ? held.used / held.limit : 0;
-  say(byId("memory-text"), `${bytes(held.used)} of ${bytes(held.limit)}`);
+  setText(byId("memory-text"), `${bytes(held.used)} of ${bytes(held.limit)}`);
   badge(byId("pressure"), `pressure ${held.pressure}`, { low: "good", normal: "good", high: "warn" }[held.pressure]
     ?? "bad");
   byId("kinds").replaceChildren(...Object.entries(held.by_kind).filter(([, count]) => count > 0)
@@ -167,18 +169,18 @@ function show(found) {
 
 let timer = null;
 
-async function look() {
+async function refresh() {
   timer = null;
   try {
     show(await json("/api/mpool/state"));
   } catch (error) {
     badge(byId("status"), "no connection", "bad");
-    say(byId("uptime"), error.message);
+    setText(byId("uptime"), error.message);
   }
-  if (!document.hidden) timer = setTimeout(look, EVERY);
+  if (!document.hidden) timer = setTimeout(refresh, REFRESH_MS);
 }
 
 document.addEventListener("visibilitychange", () => {
-  if (!document.hidden && timer === null) look();
+  if (!document.hidden && timer === null) refresh();
 });
-look();
+refresh();

@@ -1,13 +1,13 @@
-// The playground calls the routes that any client calls.
-import { byId, draw, events, json, make, say } from "./dom.js";
+// The playground: sends requests to the public routes of the server.
+import { byId, events, json, make, makeSvg, setText } from "./dom.js";
 
-// Task -> its title, the capability that a model needs, the label of its text, an example.
+// Task -> title, required capability of the model, label of the text field, example text.
 const TASKS = {
   chat: ["Chat", "text_to_text", "Message", "Name three colours."],
   vision: ["Ask about images", "vision", "Question", "What is in the image?"],
-  embed: ["Embed texts", "text_embedding", "Texts, one a line",
+  embed: ["Embed texts", "text_embedding", "Texts, one per line",
     "Bread rises because of yeast.\nThe cat is asleep on the warm roof.\nShares fell on Monday."],
-  rerank: ["Rerank", "text_embedding", "Documents, one a line",
+  rerank: ["Rerank", "text_embedding", "Documents, one per line",
     "Bread rises because of yeast.\nThe cat is asleep on the warm roof.\nShares fell on Monday."],
   embed_image: ["Embed images", "image_embedding", "", ""],
   image: ["Generate an image", "text_to_image", "Prompt", "a lighthouse at dusk"],
@@ -18,21 +18,21 @@ let models = [], task = "chat", running = null;
 
 // ---- the form -------------------------------------------------------------------------------------------------------
 
-const fits = (model, wanted) => model.capabilities.includes(wanted);
+const supports = (model, wanted) => model.capabilities.includes(wanted);
 
 function choose(name) {
   const [, capability, label, example] = TASKS[name];
   const text = byId("text");
   if (!text.value || text.value === TASKS[task][3]) text.value = example;
   task = name;
-  say(byId("text-label"), label);
+  setText(byId("text-label"), label);
   for (const field of document.querySelectorAll("[data-for]")) {
     field.hidden = !field.dataset.for.split(" ").includes(name);
   }
-  const fitting = models.filter((model) => fits(model, capability));
-  byId("model").replaceChildren(...fitting.map((model) => make("option", { value: model.id }, model.id)));
-  byId("run").disabled = !fitting.length;
-  say(byId("progress"), fitting.length ? "" : `No model here has the capability ${capability}.`);
+  const usable = models.filter((model) => supports(model, capability));
+  byId("model").replaceChildren(...usable.map((model) => make("option", { value: model.id }, model.id)));
+  byId("run").disabled = !usable.length;
+  setText(byId("progress"), usable.length ? "" : `No served model has the capability ${capability}.`);
 }
 
 function addTasks() {
@@ -48,9 +48,9 @@ async function begin() {
   try {
     models = (await json("/v1/models")).data;
   } catch (error) {
-    say(byId("progress"), error.message);
+    setText(byId("progress"), error.message);
   }
-  const first = Object.keys(TASKS).find((name) => models.some((model) => fits(model, TASKS[name][1]))) ?? "chat";
+  const first = Object.keys(TASKS).find((name) => models.some((model) => supports(model, TASKS[name][1]))) ?? "chat";
   byId(`task-${first}`).checked = true;
   choose(first);
 }
@@ -69,7 +69,7 @@ function dataURL(file) {
 
 const images = () => Promise.all([...byId("files").files].map(dataURL));
 
-// ---- responses --------------------------------------------------------------------------------------------------------
+// ---- responses ------------------------------------------------------------------------------------------------------
 
 async function chat(model, signal) {
   const parts = task === "vision" ? (await images()).map((url) => ({ type: "image_url", image_url: { url } })) : [];
@@ -78,27 +78,27 @@ async function chat(model, signal) {
   output.replaceChildren(thought, answer);
   let usage = null;
   const began = performance.now();
-  for await (const piece of events("/v1/chat/completions", {
+  for await (const chunk of events("/v1/chat/completions", {
     model, messages: [{ role: "user", content }], stream: true, stream_options: { include_usage: true },
     max_tokens: number("tokens"), temperature: number("temperature"), seed: number("seed"),
   }, signal)) {
-    usage = piece.usage ?? usage;
-    for (const { delta } of piece.choices) {
+    usage = chunk.usage ?? usage;
+    for (const { delta } of chunk.choices) {
       if (delta.reasoning_content) thought.append(delta.reasoning_content);
       if (delta.content) answer.append(delta.content);
     }
   }
   const seconds = (performance.now() - began) / 1000;
-  return usage ? `${usage.prompt_tokens} prompt tokens, ${usage.completion_tokens} completion tokens in ${seconds.toFixed(2)} s`
-    : "done";
+  return usage ? `${usage.prompt_tokens} prompt tokens, ${usage.completion_tokens} completion tokens `
+    + `in ${seconds.toFixed(2)} s` : "done";
 }
 
-// A vector as bars, up to 256 of its numbers.
-function strip(vector) {
+// Bar chart of a vector: its first 256 numbers at most.
+function bars(vector) {
   const shown = vector.slice(0, 256);
   const most = Math.max(...shown.map(Math.abs)) || 1;
-  return draw("svg", { viewBox: `0 -1 ${shown.length} 2`, preserveAspectRatio: "none", "aria-hidden": "true" },
-    ...shown.map((value, at) => draw("rect", { x: at, width: 0.9, y: value > 0 ? -value / most : 0,
+  return makeSvg("svg", { viewBox: `0 -1 ${shown.length} 2`, preserveAspectRatio: "none", "aria-hidden": "true" },
+    ...shown.map((value, at) => makeSvg("rect", { x: at, width: 0.9, y: value > 0 ? -value / most : 0,
       height: Math.abs(value) / most, class: value > 0 ? "plus" : "minus" })));
 }
 
@@ -115,7 +115,7 @@ function table(head, body) {
 function vectors(names, found) {
   const rows = found.data.map((one) => one.embedding);
   output.replaceChildren(table(["Input", "Similarity to the first", "Vector"], rows.map((vector, at) =>
-    [names[at], cosine(rows[0], vector).toFixed(3), strip(vector)])));
+    [names[at], cosine(rows[0], vector).toFixed(3), bars(vector)])));
   return `${rows.length} vectors of ${rows[0].length} numbers`;
 }
 
@@ -126,7 +126,7 @@ async function embed(model, signal) {
 
 async function embedImage(model, signal) {
   const names = [...byId("files").files].map((file) => file.name);
-  if (!names.length) throw new Error("Choose images first.");
+  if (!names.length) throw new Error("Choose at least one image.");
   return vectors(names, await json("/api/mpool/embed_images", { model, images: await images() }, signal));
 }
 
@@ -140,14 +140,14 @@ async function rerank(model, signal) {
 
 async function image(model, signal) {
   const prompt = byId("text").value;
-  const picture = make("img", { alt: `Generated for: ${prompt}` });
+  const element = make("img", { alt: `Generated for: ${prompt}` });
   let shown = 0;
-  for await (const piece of events("/v1/images/generations", {
+  for await (const chunk of events("/v1/images/generations", {
     model, prompt, stream: true, partial_images: 3, num_inference_steps: number("steps"), seed: number("seed"),
   }, signal)) {
-    picture.src = `data:image/${piece.output_format};base64,${piece.b64_json}`;
-    if (!shown++) output.replaceChildren(picture);
-    say(byId("progress"), `preview ${shown}`);
+    element.src = `data:image/${chunk.output_format};base64,${chunk.b64_json}`;
+    if (!shown++) output.replaceChildren(element);
+    setText(byId("progress"), `preview ${shown}`);
   }
   return `generated with ${Math.max(0, shown - 1)} previews`;
 }
@@ -161,18 +161,18 @@ async function run(event) {
   byId("stop").disabled = false;
   output.replaceChildren();
   output.setAttribute("aria-busy", "true");
-  say(byId("progress"), "working");
-  let said;
+  setText(byId("progress"), "running");
+  let message;
   try {
-    said = await RUN[task](byId("model").value, running.signal);
+    message = await RUN[task](byId("model").value, running.signal);
   } catch (error) {
-    said = running.signal.aborted ? "stopped" : error.message;
+    message = running.signal.aborted ? "stopped" : error.message;
   }
   output.removeAttribute("aria-busy");
   if (document.activeElement === byId("stop")) byId("run").focus();
   running = null;
   byId("stop").disabled = true;
-  say(byId("progress"), said);
+  setText(byId("progress"), message);
 }
 
 byId("form").addEventListener("submit", run);

@@ -1,4 +1,4 @@
-"""The data of the dashboard as one struct: the state of the pool, as the library reports it, and requests in flight."""
+"""The data of the dashboard as one struct: state of the pool and requests in flight."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class WorkerState(Struct):
-    """A worker, as :class:`mpool.Pong` has it."""
+    """State of a worker; see :class:`mpool.Pong`."""
 
     id: int
     state: str
@@ -24,11 +24,11 @@ class WorkerState(Struct):
 
 
 class ModelState(Struct):
-    """A model that is or was in use, as :func:`mpool.ps` and :func:`mpool.health` have it.
+    """State of a model that is or was in use; see :func:`mpool.ps` and :func:`mpool.health`.
 
-    ``keep_alive``: seconds, None: never unloaded; ``p50``, ``p99``: seconds, None: no request was completed yet;
-    ``latency``: number of requests completed within each of the snapshot's ``latency_bounds``, and not within the one
-    before.
+    ``keep_alive``: seconds, null if the model is never unloaded. ``p50``, ``p99``: latency in seconds, null if no
+    request was completed yet. ``latency``: number of completed requests per bucket; ``latency_bounds`` of the snapshot
+    are the upper bounds of the buckets.
     """
 
     key: str
@@ -57,7 +57,7 @@ class ModelState(Struct):
 
 
 class PoolState(Struct):
-    """All models of a capability, as :data:`mpool.pools` has it."""
+    """State of all models with a capability; see :data:`mpool.pools`."""
 
     capability: str
     policy: str
@@ -70,7 +70,7 @@ class PoolState(Struct):
 
 
 class MemoryState(Struct):
-    """Bytes, as :class:`mpool.Health` has them; ``by_kind``: bytes by purpose."""
+    """Memory in bytes; see :class:`mpool.Health`. ``by_kind``: bytes by purpose of the memory."""
 
     used: int
     limit: int
@@ -80,10 +80,10 @@ class MemoryState(Struct):
 
 
 class RequestState(Struct):
-    """A request in flight that names a model.
+    """A request in flight that uses a model.
 
-    ``seconds``: since it arrived; ``chunks``: stream chunks sent, None: the response is not streamed, or not yet;
-    ``pieces``: the former name of ``chunks``.
+    ``seconds``: time since the request arrived. ``chunks``: number of stream chunks sent, null if no stream has
+    started. ``pieces``: former name of ``chunks``.
     """
 
     id: str
@@ -95,11 +95,12 @@ class RequestState(Struct):
 
 
 class Snapshot(Struct):
-    """The pool at one moment.
+    """State of the pool at one time.
 
-    ``time``: seconds of a monotonic clock, for rates; ``counters``: since the pool was made, by the names of
-    :func:`mpool.metrics`; ``latency_bounds``: seconds, None: unbounded; ``lanes``, ``lanes_leased``: the former names
-    of ``compute_threads``, ``compute_threads_leased``.
+    ``time``: seconds of a monotonic clock, for the computation of rates. ``counters``: counters since the creation of
+    the pool, with the names of :func:`mpool.metrics`. ``latency_bounds``: upper bounds of the latency buckets in
+    seconds, null for unbounded. ``lanes``, ``lanes_leased``: former names of ``compute_threads`` and
+    ``compute_threads_leased``.
     """
 
     version: str
@@ -124,7 +125,7 @@ _BOUNDS: list[float | None] = [bound if math.isfinite(bound) else None for bound
 
 
 def snapshot(state: State) -> Snapshot:
-    """The state of a server's pool and of its requests."""
+    """Return the state of a server's pool and of its requests in flight."""
     pool, now = state.pool, time.monotonic()
     health, found = pool.health(), pool.metrics()
     workers: dict[str, list[WorkerState]] = {}
@@ -150,8 +151,7 @@ def snapshot(state: State) -> Snapshot:
         [PoolState(one.capability, one.policy, len(one.models), one.workers.total, one.workers.busy, one.workers.dead,
                    one.queue_depth, one.running) for one in pool.pools.values()],
         models,
-        [RequestState(one.id, one.path, one.model, max(0.0, now - one.begun), one.pieces,
-                      one.pieces)
+        [RequestState(one.id, one.path, one.model, max(0.0, now - one.started), one.chunks, one.chunks)
          for one in state.running.values()],
         {name: found[name] for name, _ in _core.metrics()}, _BOUNDS)
 

@@ -1,11 +1,11 @@
-"""OpenAI's protocol, and ``/v1/rerank`` as Jina and Cohere have it: what clients of these know, spoken by the pool."""
+"""OpenAI's protocol, and ``/v1/rerank`` in the format of Jina and Cohere."""
 
 from __future__ import annotations
 
 from ..operations import Operation
-from . import chat, completions, pictures, vectors
+from . import chat, completions, images, vectors
 
 OPERATIONS: tuple[Operation, ...] = (*vectors.OPERATIONS, *completions.OPERATIONS, *chat.OPERATIONS,
-                                     *pictures.OPERATIONS)
+                                     *images.OPERATIONS)
 
 __all__ = ["OPERATIONS"]

@@ -11,24 +11,24 @@ from starlette.responses import Response
 from ... import aio
 from .. import forms, thinking
 from ..errors import Refusal
-from ..operations import Context, Operation, image_of, json_answer
+from ..operations import Context, Operation, image_of, json_response
 from ..streaming import EVENTS
 from .structs import (
-    AnswerMessage,
     CallDelta,
-    CalledFunction,
-    ChatAnswer,
     ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
     ChatLogprobs,
-    ChatPiece,
-    ChatPieceChoice,
     ChatRequest,
+    ChatResponse,
     ChatToken,
     Delta,
+    FunctionCall,
     FunctionDelta,
     ImagePart,
     Message,
-    MessageCall,
+    MessageToolCall,
+    ResponseMessage,
     TopToken,
     Usage,
 )
@@ -36,7 +36,7 @@ from .text import LOWEST, encode, finish, sampling, streamed, usage_of
 
 if TYPE_CHECKING:
     from ...results import Choice, Chunk, TokenLogprob, ToolCallDelta
-    from ..models import Served
+    from ..models import ServedModel
 
 
 async def chat(context: Context, body: ChatRequest) -> Response:
@@ -45,36 +45,36 @@ async def chat(context: Context, body: ChatRequest) -> Response:
     _check(body)
     messages = [_message(context, message, f"messages[{at}]") for at, message in enumerate(body.messages)]
     options = sampling(context, body, body.max_completion_tokens or body.max_tokens)
-    options |= forms.of_openai(body.response_format)
-    options |= forms.of_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
-    options |= await thinking.of_openai(served, body.reasoning_effort)
+    options |= forms.openai_format(body.response_format)
+    options |= forms.tool_options(body.tools, body.tool_choice, body.parallel_tool_calls)
+    options |= await thinking.openai_options(served, body.reasoning_effort)
     if body.logprobs:
         options |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
     pool, name, created = context.state.pool, f"chatcmpl-{context.id}", int(time.time())
     if body.stream:
-        counts = body.stream_options is not None and body.stream_options.include_usage
-        unsaid = None if counts else UNSET
+        include_usage = body.stream_options is not None and body.stream_options.include_usage
+        no_usage = None if include_usage else UNSET
 
         def choice(index: int, delta: Delta, logprobs: Any = None, reason: str | None = None) -> bytes:
-            return encode(ChatPiece(name, created, body.model, [
-                ChatPieceChoice(index, delta, _logprobs(served, logprobs), _finish(reason))], unsaid))
+            return encode(ChatChunk(name, created, body.model, [
+                ChatChunkChoice(index, delta, _logprobs(served, logprobs), _finish(reason))], no_usage))
 
-        def piece(at: int, chunk: Chunk) -> bytes:
+        def chunk_event(at: int, chunk: Chunk) -> bytes:
             calls = [_delta(one) for one in chunk.tool_calls]
             delta = Delta(content=chunk.text or None, reasoning_content=chunk.reasoning or None,
                           tool_calls=calls or None)
             return choice(chunk.index, delta, chunk.logprobs, chunk.finish_reason)
 
-        def last(usage: Usage) -> bytes:
-            return encode(ChatPiece(name, created, body.model, [], usage))
+        def usage_event(usage: Usage) -> bytes:
+            return encode(ChatChunk(name, created, body.model, [], usage))
 
         first = [choice(index, Delta("assistant", "")) for index in range(body.n or 1)]
         stream = aio.chat(messages, served.model, stream=True, pool=pool, **options)
-        return await streamed(context, [stream], first, piece, last if counts else None)
+        return await streamed(context, [stream], first, chunk_event, usage_event if include_usage else None)
     done = await aio.chat(messages, served.model, pool=pool, **options)
     choices = [ChatChoice(one.index, _message_of(one), _logprobs(served, one.logprobs),
                           _finish(one.finish_reason) or "stop") for one in done.choices]
-    return json_answer(ChatAnswer(name, created, body.model, choices, usage_of([done])))
+    return json_response(ChatResponse(name, created, body.model, choices, usage_of([done])))
 
 
 def _finish(reason: str | None) -> Literal["stop", "length", "tool_calls"] | None:
@@ -85,29 +85,29 @@ def _delta(one: ToolCallDelta) -> CallDelta:
     return CallDelta(one.index, one.id, None if one.id is None else "function", FunctionDelta(one.name, one.arguments))
 
 
-def _message_of(one: Choice) -> AnswerMessage:
-    calls = [MessageCall(call.id, CalledFunction(call.name, call.raw)) for call in one.tool_calls]
-    return AnswerMessage(one.text if one.text or not calls else None,
+def _message_of(one: Choice) -> ResponseMessage:
+    calls = [MessageToolCall(call.id, FunctionCall(call.name, call.raw)) for call in one.tool_calls]
+    return ResponseMessage(one.text if one.text or not calls else None,
                          reasoning_content=UNSET if one.reasoning is None else one.reasoning,
                          tool_calls=calls or UNSET)
 
 
 def _check(body: ChatRequest) -> None:
     if not body.tools and body.tool_choice not in (None, "none", "auto"):
-        raise Refusal("unsupported_parameter", "`tool_choice` needs `tools`.", "tool_choice")
+        raise Refusal("unsupported_parameter", "`tool_choice` requires `tools`.", "tool_choice")
     if body.top_logprobs and not body.logprobs:
-        raise Refusal("invalid_value", "`top_logprobs` needs `logprobs`.", "top_logprobs")
+        raise Refusal("invalid_value", "`top_logprobs` requires `logprobs`.", "top_logprobs")
 
 
 def _message(context: Context, message: Message, where: str) -> dict[str, Any]:
-    """Convert a message to the library's form."""
+    """Convert a message to the format of the library. ``where``: field of the request, for error messages."""
     content: Any = message.content
     if isinstance(content, str):
         context.check_text(content, where)
     elif content is not None:
         content = [_part(context, part, f"{where}.content[{at}]") for at, part in enumerate(content)]
     elif message.role != "assistant":
-        raise Refusal("invalid_value", f"`{where}.content` is missing.", where)
+        raise Refusal("invalid_value", f"`{where}.content` is required.", where)
     found: dict[str, Any] = {"role": message.role, "content": content}
     for name in ("name", "tool_call_id", "reasoning_content"):
         if (value := getattr(message, name)) is not None:
@@ -125,7 +125,7 @@ def _part(context: Context, part: Any, where: str) -> dict[str, Any]:
     return {"type": "text", "text": context.check_text(part.text, where)}
 
 
-def _logprobs(served: Served, found: tuple[TokenLogprob, ...] | None) -> ChatLogprobs | None:
+def _logprobs(served: ServedModel, found: tuple[TokenLogprob, ...] | None) -> ChatLogprobs | None:
     if found is None:
         return None
     bytes_of = served.model._entry.token_bytes
@@ -136,7 +136,7 @@ def _logprobs(served: Served, found: tuple[TokenLogprob, ...] | None) -> ChatLog
 
 
 OPERATIONS = (
-    Operation("POST", "/v1/chat/completions", chat, ChatRequest, ChatAnswer, "Complete a conversation", EVENTS,
+    Operation("POST", "/v1/chat/completions", chat, ChatRequest, ChatResponse, "Complete a conversation", EVENTS,
               "chat_completions"),
 )
 

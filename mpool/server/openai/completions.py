@@ -10,10 +10,10 @@ from starlette.responses import Response
 
 from ... import aio
 from ..errors import Refusal
-from ..operations import Context, Operation, json_answer
+from ..operations import Context, Operation, json_response
 from ..streaming import EVENTS
-from .structs import CompletionAnswer, CompletionChoice, CompletionLogprobs, CompletionRequest, Usage
-from .text import LOWEST, check_count, encode, finish, sampling, streamed, together, usage_of
+from .structs import CompletionChoice, CompletionLogprobs, CompletionRequest, CompletionResponse, Usage
+from .text import LOWEST, check_count, encode, finish, run_concurrently, sampling, streamed, usage_of
 from .vectors import texts_or_ids
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _TOKENS = 16
 
 
 async def completions(context: Context, body: CompletionRequest) -> Response:
-    """Continue texts."""
+    """Complete one or more prompts."""
     served = await context.model(body.model)
     given = texts_or_ids(context, body.prompt, "prompt")
     prompts: list[Any] = [given] if isinstance(given, str) else given
@@ -44,31 +44,32 @@ async def completions(context: Context, body: CompletionRequest) -> Response:
         return CompletionChoice(text, number, _logprobs(logprobs, offsets, number), finish(reason))
 
     if body.stream:
-        def piece(at: int, chunk: Chunk) -> bytes:
-            return encode(CompletionAnswer(name, created, body.model, [
-                choice(at, chunk.index, chunk.text, chunk.finish_reason, chunk.logprobs)], unsaid))
+        def chunk_event(at: int, chunk: Chunk) -> bytes:
+            return encode(CompletionResponse(name, created, body.model, [
+                choice(at, chunk.index, chunk.text, chunk.finish_reason, chunk.logprobs)], no_usage))
 
-        def last(usage: Usage) -> bytes:
-            return encode(CompletionAnswer(name, created, body.model, [], usage))
+        def usage_event(usage: Usage) -> bytes:
+            return encode(CompletionResponse(name, created, body.model, [], usage))
 
-        counts = body.stream_options is not None and body.stream_options.include_usage
-        unsaid = None if counts else UNSET
+        include_usage = body.stream_options is not None and body.stream_options.include_usage
+        no_usage = None if include_usage else UNSET
         streams = [aio.generate(prompt, served.model, stream=True, pool=pool, **options) for prompt in prompts]
-        return await streamed(context, streams, [], piece, last if counts else None)
-    done = await together([aio.generate(prompt, served.model, pool=pool, **options)  # type: ignore[misc]
+        return await streamed(context, streams, [], chunk_event, usage_event if include_usage else None)
+    done = await run_concurrently([aio.generate(prompt, served.model, pool=pool, **options)  # type: ignore[misc]
                            for prompt in prompts])
     choices = [choice(at, one.index, one.text, one.finish_reason, one.logprobs)
                for at, result in enumerate(done) for one in result.choices]
-    return json_answer(CompletionAnswer(name, created, body.model, choices, usage_of(done)))
+    return json_response(CompletionResponse(name, created, body.model, choices, usage_of(done)))
 
 
 def _check(body: CompletionRequest, prompts: list[Any]) -> None:
     if body.suffix:
-        raise Refusal("unsupported_parameter", "There is no parameter `suffix`.", "suffix")
+        raise Refusal("unsupported_parameter", "`suffix` is not supported.", "suffix")
     if body.best_of is not None and body.best_of != (body.n or 1):
-        raise Refusal("unsupported_parameter", "`best_of` must equal `n`.", "best_of")
+        raise Refusal("unsupported_parameter", f"`best_of` must be equal to `n`, got {body.best_of}.", "best_of")
     if body.echo and (body.logprobs is not None or not isinstance(prompts[0], str)):
-        raise Refusal("unsupported_parameter", "`echo` needs a text prompt and no `logprobs`.", "echo")
+        raise Refusal("unsupported_parameter", "`echo` requires text prompts, and cannot be used with `logprobs`.",
+                      "echo")
 
 
 def _logprobs(found: tuple[TokenLogprob, ...] | None, offsets: list[int], number: int) -> CompletionLogprobs | None:
@@ -84,7 +85,7 @@ def _logprobs(found: tuple[TokenLogprob, ...] | None, offsets: list[int], number
 
 
 OPERATIONS = (
-    Operation("POST", "/v1/completions", completions, CompletionRequest, CompletionAnswer, "Continue a text",
+    Operation("POST", "/v1/completions", completions, CompletionRequest, CompletionResponse, "Continue a text",
               EVENTS, "completions"),
 )
 

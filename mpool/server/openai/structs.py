@@ -1,7 +1,7 @@
 """Requests and responses of OpenAI's protocol.
 
-As OpenAI's own servers do, the server refuses an unknown field by its name, unless the field is null. Docstrings name
-the fields that are accepted and ignored.
+Like OpenAI's own servers, the server refuses an unknown field and names it in the error; a null counts as absent. The
+docstrings list the fields that are accepted and ignored. They are the descriptions in the OpenAPI document.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ Inputs = Text | Annotated[list[Text | Token | Annotated[list[Token], Meta(min_le
 
 
 class Request(Struct, forbid_unknown_fields=True):
-    """A request."""
+    """Base of all requests: unknown fields are errors."""
 
 
 # ---- models --------------------------------------------------------------------------------------------------------
 
 class ModelCard(Struct):
-    """A model; ``capabilities`` is an extension of OpenAI's API."""
+    """A model. ``capabilities`` is an extension of OpenAI's API."""
 
     id: str
     created: int
@@ -36,7 +36,7 @@ class ModelCard(Struct):
 
 
 class ModelList(Struct):
-    """The models that clients may name."""
+    """The models that clients can use."""
 
     data: list[ModelCard]
     object: str = "list"
@@ -45,7 +45,7 @@ class ModelList(Struct):
 # ---- vectors -------------------------------------------------------------------------------------------------------
 
 class EmbeddingsRequest(Request):
-    """Texts to embed; ``user`` is ignored."""
+    """Texts to embed. ``user`` is ignored."""
 
     model: Name
     input: Inputs
@@ -56,7 +56,7 @@ class EmbeddingsRequest(Request):
 
 
 class Embedding(Struct):
-    """One vector: numbers, or base64 of them as little-endian float32."""
+    """An embedding: numbers, or base64 of little-endian float32."""
 
     index: int
     embedding: list[float] | str
@@ -70,8 +70,8 @@ class InputUsage(Struct):
     total_tokens: int
 
 
-class EmbeddingsAnswer(Struct):
-    """A vector for each text."""
+class EmbeddingsResponse(Struct):
+    """One embedding per text."""
 
     data: list[Embedding]
     model: str
@@ -80,7 +80,7 @@ class EmbeddingsAnswer(Struct):
 
 
 class Document(Struct):
-    """A document as an object."""
+    """A document to rank."""
 
     text: Text
 
@@ -96,15 +96,15 @@ class RerankRequest(Request):
 
 
 class RankedResult(Struct, omit_defaults=True):
-    """A document and its score."""
+    """A document with its score. ``index``: position of the document in the request."""
 
     index: int
     relevance_score: float
     document: Document | None = None
 
 
-class RerankAnswer(Struct):
-    """Documents, the most relevant first."""
+class RerankResponse(Struct):
+    """The documents, sorted by decreasing relevance."""
 
     id: str
     model: str
@@ -115,7 +115,8 @@ class RerankAnswer(Struct):
 # ---- text ----------------------------------------------------------------------------------------------------------
 
 class StreamOptions(Struct):
-    """``include_usage``: a last stream chunk with the token counts; ``include_obfuscation`` is ignored."""
+    """Options of a streamed response. With ``include_usage``, the last stream chunk has the token counts.
+    ``include_obfuscation`` is ignored."""
 
     include_usage: bool = False
     include_obfuscation: bool = False
@@ -131,7 +132,7 @@ class Usage(Struct):
 
 
 class TextRequest(Request, kw_only=True):
-    """Fields of both ways to generate text: OpenAI's, and further options of the library under its names.
+    """Fields of completion and chat requests: those of OpenAI's API, and further sampling options of mpool.
 
     ``metadata``, ``store``, ``service_tier``, ``user``, ``safety_identifier``, ``prompt_cache_key``,
     ``prompt_cache_retention`` and ``prompt_cache_options`` are ignored.
@@ -166,7 +167,8 @@ class TextRequest(Request, kw_only=True):
 
 
 class CompletionRequest(TextRequest, kw_only=True):
-    """A prompt, its token ids, or a list of either. ``suffix``, and ``best_of`` other than ``n``, are refused."""
+    """A prompt to complete: text, token ids, or a list of either. ``suffix`` is refused, and so is a ``best_of`` that
+    differs from ``n``."""
 
     prompt: Inputs
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
@@ -176,7 +178,7 @@ class CompletionRequest(TextRequest, kw_only=True):
 
 
 class CompletionLogprobs(Struct):
-    """For each token: its text, log probability, likeliest alternatives, and the offset of its text in characters."""
+    """For each token: its text, its log probability, the most likely alternatives, and its offset in characters."""
 
     tokens: list[str]
     token_logprobs: list[float]
@@ -185,7 +187,7 @@ class CompletionLogprobs(Struct):
 
 
 class CompletionChoice(Struct):
-    """A completion, or a stream chunk of it."""
+    """A completion, or its next part in a stream."""
 
     text: str
     index: int
@@ -193,8 +195,8 @@ class CompletionChoice(Struct):
     finish_reason: Literal["stop", "length"] | None = None
 
 
-class CompletionAnswer(Struct):
-    """Completions of all prompts: ``n`` of the first, then ``n`` of the next."""
+class CompletionResponse(Struct):
+    """The completions of all prompts: ``n`` completions of the first prompt, then ``n`` of the second, and so on."""
 
     id: str
     created: int
@@ -205,57 +207,60 @@ class CompletionAnswer(Struct):
 
 
 class TextPart(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
-    """Text in a message."""
+    """A text part of a message."""
 
     text: str
 
 
 class ImageURL(Struct, forbid_unknown_fields=True):
-    """An image as ``data:image/png;base64,...``; ``detail`` is ignored."""
+    """An image as ``data:image/png;base64,...``. ``detail`` is ignored."""
 
     url: str
     detail: str | None = None
 
 
 class ImagePart(Struct, tag_field="type", tag="image_url", forbid_unknown_fields=True):
-    """An image in a message."""
+    """An image part of a message."""
 
     image_url: ImageURL
 
 
-class CalledFunction(Struct):
-    """A function and its arguments; ``arguments`` is JSON text."""
+class FunctionCall(Struct):
+    """Name of a function, and its arguments as JSON text."""
 
     name: str
     arguments: str
 
 
-class MessageCall(Struct):
-    """A tool call of an earlier message of the assistant."""
+class MessageToolCall(Struct):
+    """A tool call in a message of the assistant."""
 
     id: str
-    function: CalledFunction
+    function: FunctionCall
     type: Literal["function"] = "function"
 
 
 class Message(Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """A message of a conversation. The role ``tool`` has the result of the call ``tool_call_id``."""
+    """A message of a conversation. A message with the role ``tool`` contains the result of the tool call
+    ``tool_call_id``."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart | ImagePart] | None = None
     name: str | None = None
-    tool_calls: Annotated[list[MessageCall], Meta(max_length=1000)] | None = None
+    tool_calls: Annotated[list[MessageToolCall], Meta(max_length=1000)] | None = None
     tool_call_id: str | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
 
 
 class ChatRequest(TextRequest, kw_only=True):
-    """A conversation to complete. ``tools`` are functions, for models whose template supports tools. ``tool_choice`` is
-    auto, none, required or ``{"type": "function", "function": {"name": ...}}``. ``response_format`` is text,
-    json_object or json_schema; with tools, it applies to completions without tool calls. ``reasoning_effort`` has the
-    effect that the model's template provides: a degree (``minimal`` is low, ``xhigh`` and ``max`` are high), thinking
-    on or off, or none. Models that always think refuse ``none``. ``verbosity`` and ``prediction`` are ignored."""
+    """A conversation to complete.
+
+    ``tools`` are functions; the chat template of the model must support tools. ``tool_choice`` is auto, none, required
+    or ``{"type": "function", "function": {"name": ...}}``. ``response_format`` is text, json_object or json_schema;
+    with tools, it applies to completions without tool calls. ``reasoning_effort`` sets the reasoning level (``minimal``
+    counts as low, ``xhigh`` and ``max`` as high) or turns thinking on or off, as far as the chat template of the model
+    supports it. Models that always think refuse ``none``. ``verbosity`` and ``prediction`` are ignored."""
 
     messages: Annotated[list[Message], Meta(min_length=1, max_length=10_000)]
     max_completion_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
@@ -272,7 +277,7 @@ class ChatRequest(TextRequest, kw_only=True):
 
 
 class TopToken(Struct):
-    """A token, its log probability and its bytes, which may be a part of a character."""
+    """A token with its log probability and its bytes, which may end inside a character."""
 
     token: str
     logprob: float
@@ -280,7 +285,7 @@ class TopToken(Struct):
 
 
 class ChatToken(Struct):
-    """A token of the completion, and the likeliest alternatives at its position."""
+    """A token of the completion, and the most likely alternatives at its position."""
 
     token: str
     logprob: float
@@ -289,33 +294,33 @@ class ChatToken(Struct):
 
 
 class ChatLogprobs(Struct):
-    """Log probabilities of each token."""
+    """Log probabilities of the tokens."""
 
     content: list[ChatToken]
     refusal: None = None
 
 
-class AnswerMessage(Struct):
-    """The completion. ``content`` is null if it has only tool calls. ``reasoning_content``: the model's reasoning, if
-    the template separates it from the reply."""
+class ResponseMessage(Struct):
+    """The completion. ``content`` is null if the completion consists of tool calls. ``reasoning_content``: reasoning of
+    the model, if its chat template separates the reasoning from the content."""
 
     content: str | None
     role: str = "assistant"
     refusal: None = None
     reasoning_content: str | UnsetType = UNSET
-    tool_calls: list[MessageCall] | UnsetType = UNSET
+    tool_calls: list[MessageToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(Struct):
-    """One of the completions."""
+    """A completion of a conversation."""
 
     index: int
-    message: AnswerMessage
+    message: ResponseMessage
     logprobs: ChatLogprobs | None
     finish_reason: Literal["stop", "length", "tool_calls"]
 
 
-class ChatAnswer(Struct):
+class ChatResponse(Struct):
     """The completions of a conversation."""
 
     id: str
@@ -327,14 +332,14 @@ class ChatAnswer(Struct):
 
 
 class FunctionDelta(Struct, omit_defaults=True):
-    """Additions of a stream chunk to a tool call: its name, in the first chunk, and text of its arguments."""
+    """Delta of a function call: the name, in the first chunk only, and the next part of the arguments."""
 
     name: str | None = None
     arguments: str | None = None
 
 
 class CallDelta(Struct, omit_defaults=True):
-    """Additions of a stream chunk to a tool call. Its first chunk has ``id`` and ``type``."""
+    """Delta of a tool call. Only the first chunk of a tool call has ``id`` and ``type``."""
 
     index: int | None = None
     id: str | None = None
@@ -343,7 +348,7 @@ class CallDelta(Struct, omit_defaults=True):
 
 
 class Delta(Struct, omit_defaults=True):
-    """Additions of a stream chunk."""
+    """Delta of a message: the text and tool calls that a stream chunk adds."""
 
     role: str | None = None
     content: str | None = None
@@ -351,8 +356,8 @@ class Delta(Struct, omit_defaults=True):
     tool_calls: list[CallDelta] | None = None
 
 
-class ChatPieceChoice(Struct):
-    """Additions of a stream chunk to one of the completions."""
+class ChatChunkChoice(Struct):
+    """Delta of one of the completions."""
 
     index: int
     delta: Delta
@@ -360,13 +365,13 @@ class ChatPieceChoice(Struct):
     finish_reason: Literal["stop", "length", "tool_calls"] | None = None
 
 
-class ChatPiece(Struct):
-    """A stream chunk."""
+class ChatChunk(Struct):
+    """A stream chunk of a chat completion."""
 
     id: str
     created: int
     model: str
-    choices: list[ChatPieceChoice]
+    choices: list[ChatChunkChoice]
     usage: Usage | None | UnsetType = UNSET
     object: str = "chat.completion.chunk"
 
@@ -374,9 +379,8 @@ class ChatPiece(Struct):
 # ---- images --------------------------------------------------------------------------------------------------------
 
 class ImagesRequest(Request, kw_only=True):
-    """An image to generate. ``negative_prompt``, ``seed``, ``num_inference_steps`` and ``guidance_scale`` are
-    extensions of OpenAI's API. ``quality``, ``style``, ``moderation``, ``safety_identifier`` and ``user`` are
-    ignored."""
+    """Images to generate. ``negative_prompt``, ``seed``, ``num_inference_steps`` and ``guidance_scale`` are extensions
+    of OpenAI's API. ``quality``, ``style``, ``moderation``, ``safety_identifier`` and ``user`` are ignored."""
 
     prompt: Annotated[str, Meta(min_length=1, max_length=1_000_000)]
     model: Name
@@ -405,8 +409,8 @@ class ImageData(Struct):
     b64_json: str
 
 
-class ImagesAnswer(Struct):
-    """The generated images; ``seed`` is the seed that was used."""
+class ImagesResponse(Struct):
+    """The generated images. ``seed``: seed that was used."""
 
     created: int
     data: list[ImageData]
@@ -417,8 +421,8 @@ class ImagesAnswer(Struct):
     background: str = "opaque"
 
 
-class ImagePiece(Struct, omit_defaults=True):
-    """A preview (``image_generation.partial_image``) or the image (``image_generation.completed``)."""
+class ImageEvent(Struct, omit_defaults=True):
+    """A preview (``image_generation.partial_image``) or the final image (``image_generation.completed``)."""
 
     type: str
     b64_json: str

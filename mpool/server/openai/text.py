@@ -10,7 +10,7 @@ import msgspec
 from starlette.responses import Response
 
 from ..errors import Refusal, openai_error
-from ..streaming import EVENTS, Pieces, Streamed, event
+from ..streaming import EVENTS, MergedStreams, StreamedResponse, event
 from .structs import TextRequest, Usage
 
 if TYPE_CHECKING:
@@ -19,25 +19,25 @@ if TYPE_CHECKING:
     from ..operations import Context
 
 encode = msgspec.json.Encoder().encode
-#: Lowest log probability in a response: JSON has no minus infinity.
+#: Minimum log probability in a response: JSON cannot represent minus infinity.
 LOWEST = -9999.0
 
 _DONE = event("[DONE]")
-#: Fields of a request that are options of the library with the same names.
+#: Fields of a request that have the same name in the library.
 _OPTIONS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
             "logit_bias", "stop", "stop_token_ids", "min_tokens", "ignore_eos", "n")
 
 
 def sampling(context: Context, body: TextRequest, most: int | None) -> dict[str, Any]:
-    """Options of the library. An option that is left out has the default of the model's authors.
+    """Convert the sampling options of a request to options of the library. Unset options have the model's defaults.
 
     Args:
-        context: of the request.
-        body: the request.
-        most: maximum number of tokens; None: until the model stops or its context is full.
+        context: Context of the request.
+        body: Body of the request.
+        most: Maximum number of tokens per completion; None: the maximum of the server.
 
     Raises:
-        Refusal: the request asks for more completions than the server allows.
+        Refusal: The request asks for more completions than the server allows.
     """
     limits = context.state.settings
     found = {name: value for name in _OPTIONS if (value := getattr(body, name)) is not None}
@@ -51,28 +51,32 @@ def sampling(context: Context, body: TextRequest, most: int | None) -> dict[str,
 
 
 def check_count(count: int, most: int) -> None:
-    """Raise Refusal if a request asks for more completions than the server allows."""
+    """Check the number of completions or images of a request.
+
+    Raises:
+        Refusal: The number exceeds ``most``.
+    """
     if count > most:
-        raise Refusal("invalid_value", f"`n` must make {most} completions or fewer in all, got {count}.", "n")
+        raise Refusal("invalid_value", f"`n` must request at most {most} results in total, got {count}.", "n")
 
 
 def usage_of(done: list[Completion]) -> Usage:
-    """Token counts of all completions of a request."""
+    """Return the token counts of a request, summed over its prompts."""
     prompt = sum(one.usage.prompt_tokens for one in done)
     written = sum(one.usage.completion_tokens for one in done)
     return Usage(prompt, written, prompt + written, {"cached_tokens": sum(one.usage.cached_tokens for one in done)})
 
 
 def finish(reason: str | None) -> Literal["stop", "length"] | None:
-    """The finish reason. A completion that was cut off has none: an error follows."""
+    """Convert a finish reason. A completion that fails has none: an error follows."""
     return "stop" if reason == "stop" else "length" if reason == "length" else None
 
 
-async def together(calls: list[Coroutine[Any, Any, Completion]]) -> list[Completion]:
-    """Run completions concurrently. The first that fails cancels the others."""
-    if len(calls) == 1:
-        return [await calls[0]]
-    tasks = [asyncio.ensure_future(call) for call in calls]
+async def run_concurrently(requests: list[Coroutine[Any, Any, Completion]]) -> list[Completion]:
+    """Run completions concurrently. The first failure cancels the others."""
+    if len(requests) == 1:
+        return [await requests[0]]
+    tasks = [asyncio.ensure_future(request) for request in requests]
     try:
         return list(await asyncio.gather(*tasks))
     finally:
@@ -80,29 +84,31 @@ async def together(calls: list[Coroutine[Any, Any, Completion]]) -> list[Complet
             task.cancel()
 
 
-async def streamed(context: Context, streams: list[AsyncStream], first: list[bytes],
-                   piece: Callable[[int, Chunk], bytes], last: Callable[[Usage], bytes] | None) -> Response:
+async def streamed(context: Context, streams: list[AsyncStream], first_events: list[bytes],
+                   encode_chunk: Callable[[int, Chunk], bytes],
+                   encode_usage: Callable[[Usage], bytes] | None) -> Response:
     """Stream completions as server-sent events.
 
     Args:
-        context: of the request.
-        streams: of the library, not started.
-        first: data of the events before the first stream chunk.
-        piece: makes the data of an event from a stream's number and its chunk.
-        last: makes the data of the last event, with the token counts; None: the client did not ask for them.
+        context: Context of the request.
+        streams: Streams of the library that were not started yet.
+        first_events: Data of the events before the first stream chunk.
+        encode_chunk: Function that returns the data of an event, given the index of a stream and its chunk.
+        encode_usage: Function that returns the data of the last event, given the token counts; None: the client did
+            not request token counts.
     """
-    pieces = Pieces(context.state, streams)
-    await pieces.begin()
+    chunks = MergedStreams(context.state, streams)
+    await chunks.start()
 
     async def events() -> AsyncIterator[bytes]:
-        yield b"".join(map(event, first))
-        async for at, chunk in pieces:
-            yield event(piece(at, chunk))
-        if last is not None:
-            yield event(last(usage_of([await stream.result() for stream in streams])))
+        yield b"".join(map(event, first_events))
+        async for at, chunk in chunks:
+            yield event(encode_chunk(at, chunk))
+        if encode_usage is not None:
+            yield event(encode_usage(usage_of([await stream.result() for stream in streams])))
 
-    return Streamed(context.state, context.id, events(), lambda refusal: event(openai_error(refusal)), EVENTS,
-                    pieces.close, _DONE)
+    return StreamedResponse(context.state, context.id, events(), lambda refusal: event(openai_error(refusal)), EVENTS,
+                    chunks.close, _DONE)
 
 
-__all__ = ["LOWEST", "check_count", "encode", "finish", "sampling", "streamed", "together", "usage_of"]
+__all__ = ["LOWEST", "check_count", "encode", "finish", "run_concurrently", "sampling", "streamed", "usage_of"]

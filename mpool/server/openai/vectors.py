@@ -10,18 +10,18 @@ from starlette.responses import Response
 from ...tasks.running import counted
 from ...tasks.verbs import EMBED, RERANK
 from ..errors import Refusal
-from ..operations import Context, Operation, json_answer, large_answer
+from ..operations import Context, Operation, json_response, large_response
 from .structs import (
     Document,
     Embedding,
-    EmbeddingsAnswer,
     EmbeddingsRequest,
+    EmbeddingsResponse,
     InputUsage,
     ModelCard,
     ModelList,
     RankedResult,
-    RerankAnswer,
     RerankRequest,
+    RerankResponse,
 )
 
 if TYPE_CHECKING:
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 
 async def models(context: Context, body: None) -> Response:
-    """List the models that clients may name."""
+    """List the models that clients can use."""
     listed = await context.state.models.listed()
-    return json_answer(ModelList([ModelCard(served.name, served.since, list(served.capabilities))
+    return json_response(ModelList([ModelCard(served.name, served.since, list(served.capabilities))
                                   for served in listed]))
 
 
@@ -43,29 +43,32 @@ async def embeddings(context: Context, body: EmbeddingsRequest) -> Response:
         "inputs": inputs, "model": served.model, "task": body.task, "dimensions": body.dimensions})
     rows = vectors if vectors.ndim == 2 else vectors[None]
 
-    def made() -> EmbeddingsAnswer:
+    def made() -> EmbeddingsResponse:
         data = [Embedding(at, value) for at, value in enumerate(encoded(rows, body.encoding_format))]
-        return EmbeddingsAnswer(data, body.model, InputUsage(tokens, tokens))
+        return EmbeddingsResponse(data, body.model, InputUsage(tokens, tokens))
 
-    return await large_answer(made, rows.size)
+    return await large_response(made, rows.size)
 
 
 def texts_or_ids(context: Context, given: str | list[Any], name: str = "input") -> str | list[Any]:
-    """Check a text, a list of texts, token ids, or a list of lists of token ids.
+    """Check a field that is a text, a list of texts, a list of token ids, or a list of such lists.
 
     Args:
-        context: of the request.
-        given: the value; one list of token ids becomes a list of that list.
-        name: the request's field.
+        context: Context of the request.
+        given: Value of the field.
+        name: Name of the field.
+
+    Returns:
+        The value; a single list of token ids is wrapped in a list.
 
     Raises:
-        Refusal: texts and token ids are mixed, or a text is too long.
+        Refusal: The value contains texts and token ids, or a text is too long.
     """
     if isinstance(given, str):
         return context.check_text(given, name)
     kinds = {type(part) for part in given}
     if len(kinds) > 1:
-        raise Refusal("invalid_value", f"`{name}` must be texts or token ids, got both.", name)
+        raise Refusal("invalid_value", f"`{name}` must be texts or token ids, got a list with both.", name)
     if kinds == {int}:
         return [given]
     if kinds == {str}:
@@ -75,7 +78,7 @@ def texts_or_ids(context: Context, given: str | list[Any], name: str = "input") 
 
 
 def encoded(rows: NDArray[Any], encoding: str) -> list[Any]:
-    """Encode vectors as lists of numbers, or as base64 of little-endian float32."""
+    """Encode the rows of a (rows, size) array as lists of numbers, or as base64 of little-endian float32."""
     if encoding == "base64":
         data = rows.astype("<f4", copy=False)
         return [base64.b64encode(row.tobytes()).decode() for row in data]
@@ -93,14 +96,14 @@ async def rerank(context: Context, body: RerankRequest) -> Response:
         "query": body.query, "documents": texts, "model": served.model, "top_k": body.top_n})
     results = [RankedResult(found.index, found.score, Document(found.text) if body.return_documents else None)
                for found in ranking.results]
-    return json_answer(RerankAnswer(f"rerank-{context.id}", body.model, results, {"total_tokens": tokens}))
+    return json_response(RerankResponse(f"rerank-{context.id}", body.model, results, {"total_tokens": tokens}))
 
 
 OPERATIONS = (
-    Operation("GET", "/v1/models", models, None, ModelList, "List the models that clients may name", name="models"),
-    Operation("POST", "/v1/embeddings", embeddings, EmbeddingsRequest, EmbeddingsAnswer, "Embed texts or token ids",
+    Operation("GET", "/v1/models", models, None, ModelList, "List the models that clients can use", name="models"),
+    Operation("POST", "/v1/embeddings", embeddings, EmbeddingsRequest, EmbeddingsResponse, "Embed texts or token ids",
               name="embeddings"),
-    Operation("POST", "/v1/rerank", rerank, RerankRequest, RerankAnswer, "Rank documents by relevance to a query",
+    Operation("POST", "/v1/rerank", rerank, RerankRequest, RerankResponse, "Rank documents by relevance to a query",
               name="rerank"),
 )
 

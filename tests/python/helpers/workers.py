@@ -109,5 +109,5 @@ def until(met: Any, seconds: float = 60.0) -> None:
 
 def free(worker: Worker) -> None:
     """Waits until there is no job, and nothing is computed."""
-    until(lambda: worker.turns.running is None and not worker.turns.waiting)
+    until(lambda: worker.jobs.running is None and not worker.jobs.waiting)
     idle(worker.serving, 60)

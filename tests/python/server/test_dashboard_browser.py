@@ -1,6 +1,6 @@
-"""The dashboard in a real browser: Debian's chromium without a window, driven by selenium; skipped where there is none.
+"""The dashboard in headless Chromium, driven by selenium. Skipped if Chromium is not installed.
 
-``MPOOL_SCREENSHOTS=FOLDER`` keeps pictures of the page, light, dark and narrow.
+``MPOOL_SCREENSHOTS=FOLDER`` saves screenshots of the page: light, dark and narrow.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture
 def page(driver: Any, server: Any) -> Any:
-    """The page, loaded anew and showing its first snapshot; what the browser complained of fails the test."""
+    """The page, reloaded, with its first snapshot. Warnings and errors in the browser's log fail the test."""
     driver.get("about:blank")
     driver.get_log("browser"), driver.get_log("performance")
     driver.set_window_size(1200, 1000)
@@ -66,13 +66,13 @@ def page(driver: Any, server: Any) -> Any:
 
 
 def until(done: Callable[[], Any]) -> Any:
-    """Waits until something is so."""
+    """Wait until a function returns a true value, and return this value."""
     deadline = time.monotonic() + WAITS
     while True:
         found = done()
         if found:
             return found
-        assert time.monotonic() < deadline, "it does not come to be"
+        assert time.monotonic() < deadline, f"the condition was not met within {WAITS} s"
         time.sleep(0.02)
 
 
@@ -92,25 +92,25 @@ def fill(driver: Any, name: str, value: str) -> None:
     field.send_keys(value)
 
 
-def keep(driver: Any, name: str) -> None:
+def save_screenshot(driver: Any, name: str) -> None:
     folder = os.environ.get("MPOOL_SCREENSHOTS")
     if folder:
         driver.save_screenshot(os.path.join(folder, name + ".png"))
 
 
-def test_it_loads_and_asks_for_nothing_elsewhere(page: Any, server: Any) -> None:
+def test_page_loads_nothing_from_other_servers(page: Any, server: Any) -> None:
     import json
 
     until(lambda: page.find_elements(By.CSS_SELECTOR, "#pools tr"))
     seen = [json.loads(entry["message"])["message"] for entry in page.get_log("performance")]
-    asked = {message["params"]["request"]["url"] for message in seen
+    urls = {message["params"]["request"]["url"] for message in seen
              if message["method"] == "Network.requestWillBeSent"}
-    asked = {url for url in asked if not url.startswith(("data:", "about:"))}
-    assert asked and all(url.startswith(server.url + "/") for url in asked), asked
+    urls = {url for url in urls if not url.startswith(("data:", "about:"))}
+    assert urls and all(url.startswith(server.url + "/") for url in urls), urls
     assert not [message for message in seen if message["method"] == "Network.loadingFailed"]
     assert {row.text.split()[0] for row in page.find_elements(By.CSS_SELECTOR, "#pools tr")} \
         == set(server.state.pool.pools)
-    # and what a model or anybody else could smuggle in would not run
+    # the browser refuses to run a script that, for example, a model's output injects
     page.execute_script("const one = document.createElement('script'); one.textContent = 'window.ran = 1';"
                         "document.body.append(one)")
     assert page.execute_script("return window.ran") is None
@@ -118,7 +118,7 @@ def test_it_loads_and_asks_for_nothing_elsewhere(page: Any, server: Any) -> None
     assert len(complaints) == 1 and "Content Security Policy" in complaints[0]
 
 
-def test_a_chat_streams_and_is_what_the_library_says(page: Any, server: Any) -> None:
+def test_chat_agrees_with_the_library(page: Any, server: Any) -> None:
     wanted = server.state.pool.chat([{"role": "user", "content": "Name three <b>colours</b>."}], "llama",
                                     temperature=0, max_tokens=60)
     choose(page, "chat", "llama")
@@ -132,7 +132,7 @@ def test_a_chat_streams_and_is_what_the_library_says(page: Any, server: Any) -> 
     until(lambda: page.find_elements(By.CSS_SELECTOR, "#models tr[data-key='llama'] .workers .badge"))
 
 
-def test_a_request_in_flight_is_shown_and_cancelled(page: Any, server: Any) -> None:
+def test_request_in_flight_is_shown_and_cancelled(page: Any, server: Any) -> None:
     import threading
 
     found: list[Any] = []
@@ -143,7 +143,7 @@ def test_a_request_in_flight_is_shown_and_cancelled(page: Any, server: Any) -> N
     try:
         button = until(lambda: page.find_elements(By.CSS_SELECTOR, "#requests button"))[0]
         button.click()
-        until(lambda: "was cancelled" in text(page, "said"))
+        until(lambda: "was cancelled" in text(page, "cancel-result"))
     finally:
         thread.join(WAITS)
     assert found[0][0] == 499 and found[0][1]["error"]["code"] == "cancelled"
@@ -151,7 +151,7 @@ def test_a_request_in_flight_is_shown_and_cancelled(page: Any, server: Any) -> N
     idle(server)
 
 
-def test_images_are_embedded_asked_about_and_made(page: Any, server: Any) -> None:
+def test_image_tasks_of_the_playground(page: Any, server: Any) -> None:
     folder = resources.files("mpool").joinpath("demo_models/images")
     files = sorted(str(one) for one in folder.iterdir() if one.name.endswith(".png"))[:2]
     choose(page, "embed_image", "digits-clip")
@@ -169,11 +169,11 @@ def test_images_are_embedded_asked_about_and_made(page: Any, server: Any) -> Non
     page.find_element(By.ID, "run").click()
     until(lambda: "generated" in text(page, "progress"))
     assert page.execute_script("return document.querySelector('#output img').naturalWidth") > 0
-    keep(page, "light")
+    save_screenshot(page, "light")
 
 
-def test_it_is_used_by_keys_alone(page: Any) -> None:
-    """Tab reaches everything and gets past it; arrows choose a task; Enter runs it; nothing holds the focus."""
+def test_page_can_be_used_with_the_keyboard(page: Any) -> None:
+    """Tab reaches every control and no control traps the focus; arrow keys choose a task; Enter runs it."""
     seen: list[str] = []
     for _ in range(60):
         webdriver.ActionChains(page).send_keys(Keys.TAB).perform()
@@ -201,8 +201,8 @@ def test_it_is_used_by_keys_alone(page: Any) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_stands_out_from_its_ground(page: Any, scheme: str) -> None:
-    """At least 4.5 to 1, as WCAG's level AA asks for; and nothing is wider than a narrow screen."""
+def test_contrast_and_narrow_screens(page: Any, scheme: str) -> None:
+    """Text has a contrast ratio of at least 4.5, as level AA of WCAG requires, and the page fits a narrow screen."""
     page.execute_cdp_cmd("Emulation.setEmulatedMedia",
                          {"features": [{"name": "prefers-color-scheme", "value": scheme}]})
     try:
@@ -228,17 +228,17 @@ def test_text_stands_out_from_its_ground(page: Any, scheme: str) -> None:
         assert low == []
         assert (page.execute_script("return getComputedStyle(document.body).backgroundColor") == "rgb(18, 22, 29)") \
             == (scheme == "dark")
-        keep(page, f"whole-{scheme}")
+        save_screenshot(page, f"whole-{scheme}")
         page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride",
                              {"width": 340, "height": 800, "deviceScaleFactor": 1, "mobile": False})
         assert page.execute_script("return document.documentElement.scrollWidth") <= 340
-        keep(page, f"narrow-{scheme}")
+        save_screenshot(page, f"narrow-{scheme}")
     finally:
         page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
         page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
-def test_with_a_token_the_browser_asks_for_a_password(driver: Any, llama: Path) -> None:
+def test_browser_sends_the_token_as_a_password(driver: Any, llama: Path) -> None:
     with serving([f"llama={llama}"], token=TOKEN) as made:
         driver.get(made.url.replace("http://", f"http://me:{TOKEN}@") + "/")
         until(lambda: text(driver, "status") == "healthy")

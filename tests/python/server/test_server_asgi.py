@@ -44,17 +44,17 @@ async def lifespan(app: Application) -> AsyncIterator[list[str]]:
     """Run the lifespan protocol around a block. Yields the types of the messages that the application sent."""
     incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
     sent: list[str] = []
-    answered = asyncio.Event()
+    replied = asyncio.Event()
 
     async def send(message: Any) -> None:
         sent.append(message["type"])
-        answered.set()
+        replied.set()
 
     task = asyncio.create_task(app({"type": "lifespan", "asgi": {"version": "3.0"}}, incoming.get, send))
     for kind in ("startup", "shutdown"):
-        answered.clear()
+        replied.clear()
         incoming.put_nowait({"type": f"lifespan.{kind}"})
-        await asyncio.wait_for(answered.wait(), 30)
+        await asyncio.wait_for(replied.wait(), 30)
         if kind == "startup":
             yield sent
     await task
@@ -100,7 +100,7 @@ def test_asgi_transport(app: Application) -> None:
     asyncio.run(run())
 
 
-def test_the_factory_leaves_the_pool_of_its_caller_open(bert: Path, pool: mpool.Pool) -> None:
+def test_create_app_does_not_close_the_callers_pool(bert: Path, pool: mpool.Pool) -> None:
     async def run() -> None:
         app = create_app([f"b={bert}"], pool=pool, catalogue=False)
         async with lifespan(app), client_of(app) as client:
@@ -124,8 +124,8 @@ def test_mounted_under_a_prefix(app: Application) -> None:
     ("http://localhost", None, 200), ("http://127.0.0.1:81", None, 200), ("https://localhost", None, 200),
     ("http://127.0.0.1:81", "evil.example", 421), ("http://127.0.0.1:81", "127.0.0.1:82", 421),
     ("http://192.0.2.1", "localhost", 403)])
-def test_host_is_checked_by_the_address_of_the_request(app: Application, base: str, host: str | None,
-                                                       status: int) -> None:
+def test_host_must_match_the_local_address_of_the_request(app: Application, base: str, host: str | None,
+                                                          status: int) -> None:
     async def run() -> int:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=base) as client:
             return (await client.get("/v1/models", headers={"host": host} if host else {})).status_code
@@ -133,7 +133,7 @@ def test_host_is_checked_by_the_address_of_the_request(app: Application, base: s
     assert asyncio.run(run()) == status
 
 
-def test_a_token_opens_other_addresses(bert: Path) -> None:
+def test_token_allows_addresses_other_than_loopback(bert: Path) -> None:
     settings = Settings(token=TOKEN, allowed_hosts=("192.0.2.1",))
     app = create_app([f"b={bert}"], settings=settings, catalogue=False)
 
@@ -146,7 +146,7 @@ def test_a_token_opens_other_addresses(bert: Path) -> None:
 
 
 @pytest.mark.parametrize("length", ["-1", "1x", ""])
-def test_a_length_that_is_no_number_is_refused(app: Application, length: str) -> None:
+def test_content_length_must_be_a_number(app: Application, length: str) -> None:
     async def run() -> httpx.Response:
         async with client_of(app) as client:
             return await client.post("/v1/embeddings", content=b"{}", headers={
@@ -156,7 +156,7 @@ def test_a_length_that_is_no_number_is_refused(app: Application, length: str) ->
     assert (found.status_code, found.json()["error"]["code"]) == (400, "bad_request")
 
 
-def test_a_websocket_is_refused(app: Application) -> None:
+def test_websocket_is_refused(app: Application) -> None:
     async def run() -> list[Any]:
         sent: list[Any] = []
 
@@ -172,7 +172,7 @@ def test_a_websocket_is_refused(app: Application) -> None:
     assert [message["type"] for message in asyncio.run(run())] == ["websocket.close"]
 
 
-def test_a_failed_shutdown_is_reported() -> None:
+def test_failed_shutdown_is_reported() -> None:
     async def fail() -> None:
         raise OSError("planted")
 
@@ -192,7 +192,7 @@ def listening() -> Iterator[socket.socket]:
 
 
 def idle(pool: mpool.Pool, seconds: float = 20.0) -> None:
-    """Wait until the pool has no request."""
+    """Wait until the pool has no running or queued request."""
     end = time.monotonic() + seconds
     while any(row.running or row.queued for row in pool.ps()):
         assert time.monotonic() < end, pool.ps()
@@ -238,7 +238,7 @@ def stopped(thread: threading.Thread, stop: Callable[[], object]) -> Iterator[No
     finally:
         stop()
         thread.join(30)
-        assert not thread.is_alive(), "the server does not end"
+        assert not thread.is_alive(), "the server did not stop within 30 s"
 
 
 SERVERS = pytest.mark.parametrize("under", [under_uvicorn, under_hypercorn])
@@ -259,7 +259,7 @@ def test_other_servers(under: Any, app: Application) -> None:
 
 
 @SERVERS
-def test_a_disconnect_ends_the_stream(under: Any, bert: Path, llama: Path) -> None:
+def test_disconnect_cancels_a_stream(under: Any, bert: Path, llama: Path) -> None:
     pool = mpool.Pool(mpool.PoolConfig(offline=True))
     app = create_app([f"llama={llama}"], pool=pool, catalogue=False)
     with pool, under(app) as port:
@@ -270,7 +270,7 @@ def test_a_disconnect_ends_the_stream(under: Any, bert: Path, llama: Path) -> No
 
 
 @SERVERS
-def test_a_disconnect_ends_an_unstreamed_request(under: Any, llama: Path) -> None:
+def test_disconnect_cancels_a_request_without_stream(under: Any, llama: Path) -> None:
     pool = mpool.Pool(mpool.PoolConfig(offline=True))
     app = create_app([f"llama={llama}"], pool=pool, catalogue=False)
     with pool, under(app) as port:

@@ -1,5 +1,4 @@
-"""The dashboard: its files and what they may do, the snapshot it shows, requests that are cancelled; and the page in a
-real browser, where there is one."""
+"""The dashboard without a browser: files, security headers, snapshot, and cancellation of requests."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ import pytest
 
 from servers import Raw, ask, idle, serving
 
-import msgspec  # noqa: E402 - servers skips where it is missing
+import msgspec  # noqa: E402 - servers.py skips the tests if it is not installed
 from mpool.server.dashboard import FILES  # noqa: E402
 from mpool.server.dashboard.snapshot import Snapshot  # noqa: E402
 
@@ -35,14 +34,14 @@ def server(llama: Path, bert: Path) -> Iterator[Any]:
 
 # ---- the page's files ------------------------------------------------------------------------------------------------
 
-def test_the_files_are_in_the_package() -> None:
+def test_files_are_in_the_package() -> None:
     folder = resources.files("mpool.server.dashboard")
     there = {one.name for one in folder.iterdir() if one.name.partition(".")[2] in ("html", "css", "js")}
     assert there == {name for name, _ in FILES.values()}
 
 
 @pytest.mark.parametrize("path", FILES)
-def test_files_say_what_they_are_and_may_do(server: Any, path: str) -> None:
+def test_files_have_their_media_type_and_security_headers(server: Any, path: str) -> None:
     with Raw(server) as raw:
         status, headers, body = raw.request(path).answer()
         assert status == 200 and headers["content-type"].split(";")[0] == FILES[path][1]
@@ -55,14 +54,14 @@ def test_files_say_what_they_are_and_may_do(server: Any, path: str) -> None:
         assert raw.request(path, b"{}").answer()[0] == 405
 
 
-def test_files_ask_for_nothing_elsewhere_and_make_no_markup() -> None:
-    """The policy would forbid it; this says it without a browser."""
+def test_files_load_nothing_from_other_servers_and_insert_no_html() -> None:
+    """The content security policy also forbids this; the test needs no browser."""
     for name, _ in FILES.values():
         text = resources.files("mpool.server.dashboard").joinpath(name).read_text("utf-8")
         addresses = set(re.findall(r"\w+://[^\"'`\s]+", text)) - {"http://www.w3.org/2000/svg"}
         assert not addresses, (name, addresses)
-        made = re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function", text)
-        assert made is None, (name, made)
+        unsafe = re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function", text)
+        assert unsafe is None, (name, unsafe)
         if name == "page.html":
             assert not re.search(r"<style|\sstyle=|\son\w+=|<script(?![^>]*\ssrc=)", text)
             for path in re.findall(r"(?:src|href)=\"(/[^\"]*)\"", text):
@@ -71,7 +70,7 @@ def test_files_ask_for_nothing_elsewhere_and_make_no_markup() -> None:
             assert "/dashboard/" + "".join(path) in FILES
 
 
-def test_every_element_that_scripts_name_is_there() -> None:
+def test_elements_that_the_scripts_use_exist() -> None:
     folder = resources.files("mpool.server.dashboard")
     ids = set(re.findall(r"\sid=\"([^\"]+)\"", folder.joinpath("page.html").read_text("utf-8")))
     for name in ("page.js", "playground.js"):
@@ -81,13 +80,13 @@ def test_every_element_that_scripts_name_is_there() -> None:
 
 # ---- the snapshot ----------------------------------------------------------------------------------------------------
 
-def test_the_snapshot_is_what_the_library_says(server: Any) -> None:
+def test_snapshot_agrees_with_the_library(server: Any) -> None:
     pool = server.state.pool
     pool.embed(["one", "two"], "bert")
     idle(server)
     status, plain = ask(server, "/api/mpool/state")
     assert status == 200
-    found = msgspec.convert(plain, Snapshot)  # every field there, and of its type
+    found = msgspec.convert(plain, Snapshot)  # every field exists and has the right type
     assert msgspec.to_builtins(found) == plain
     model = next(model for model in found.models if model.key == "bert")
     row = next(row for row in pool.ps() if row.key == "bert")
@@ -102,20 +101,20 @@ def test_the_snapshot_is_what_the_library_says(server: Any) -> None:
     assert (found.compute_threads, found.compute_threads_leased) == (found.lanes, found.lanes_leased)
 
 
-def test_the_snapshot_says_nothing_of_paths(server: Any, llama: Path, bert: Path) -> None:
+def test_snapshot_contains_no_paths(server: Any, llama: Path, bert: Path) -> None:
     ask(server, "/v1/embeddings", {"model": "bert", "input": "x"})
     text = json.dumps(ask(server, "/api/mpool/state")[1])
     assert str(llama) not in text and str(bert) not in text and "bert" in text
 
 
-def test_the_document_has_the_routes(server: Any) -> None:
+def test_openapi_document_has_the_routes_of_the_dashboard(server: Any) -> None:
     _, document = ask(server, "/openapi.json")
     paths = document["paths"]
     shape = paths["/api/mpool/state"]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
     assert shape["$ref"].endswith("/Snapshot")
     assert list(paths["/"]["get"]["responses"]["200"]["content"]) == ["text/html"]
     assert "password" in document["components"]["securitySchemes"]
-    assert "CancelCall" in document["components"]["schemas"]
+    assert "CancelRequest" in document["components"]["schemas"]
 
 
 # ---- requests in flight ----------------------------------------------------------------------------------------------
@@ -130,7 +129,7 @@ def _running(server: Any, path: str) -> Any:
     raise AssertionError("the request is not in the snapshot")
 
 
-def test_cancel_ends_a_stream_with_its_one_end(llama: Path) -> None:
+def test_cancelled_stream_has_one_final_event(llama: Path) -> None:
     with serving([f"llama={llama}"], max_tokens=200_000) as server, Raw(server, 60) as raw:
         path = "/v1/chat/completions"
         raw.request(path, json.dumps(ENDLESS).encode())
@@ -139,22 +138,22 @@ def test_cancel_ends_a_stream_with_its_one_end(llama: Path) -> None:
             assert time.monotonic() < deadline
         assert found["model"] == "llama" and found["seconds"] >= 0
         assert ask(server, "/api/mpool/cancel", {"id": found["id"]}) == (200, {"id": found["id"], "cancelled": True})
-        status, headers, data = raw.answer()  # chunked, and whole
+        status, headers, data = raw.answer()  # the chunked body is complete
         assert status == 200 and headers["x-request-id"] == found["id"]
         last = data.decode().strip().rsplit("\n\n", 1)[-1]
         assert json.loads(last.removeprefix("data: "))["error"]["code"] == "cancelled"
         assert data.count(b'"error"') == 1 and b"[DONE]" not in data and data.count(b"data: ") > 1
         idle(server)
         assert ask(server, "/api/mpool/cancel", {"id": found["id"]})[1]["cancelled"] is False
-        assert raw.request("/health").answer()[0] == 200  # the connection is as good as before
+        assert raw.request("/health").answer()[0] == 200  # the connection stays usable
 
 
-@pytest.mark.parametrize("when", ["before the head", "waiting for a piece", "sending a piece", "after the end",
+@pytest.mark.parametrize("when", ["before the head", "waiting for a chunk", "sending a chunk", "after the end",
                                   "twice"])
-def test_wherever_a_stream_is_cancelled_it_has_one_end(server: Any, when: str) -> None:
-    """Each moment by itself, with a client that takes what it is sent as slowly as it is told."""
-    from mpool.server.state import Running
-    from mpool.server.streaming import LINES, Streamed
+def test_cancelled_stream_has_one_final_event_at_any_time(server: Any, when: str) -> None:
+    """Cancel a stream at a given time, with a client whose reading the test controls."""
+    from mpool.server.state import RunningRequest
+    from mpool.server.streaming import LINES, StreamedResponse
 
     async def run() -> tuple[list[bytes], list[str]]:
         calls: list[str] = []
@@ -162,24 +161,24 @@ def test_wherever_a_stream_is_cancelled_it_has_one_end(server: Any, when: str) -
         never, blocked = asyncio.Event(), asyncio.Event()
         state = SimpleNamespace(running={}, settings=server.state.settings)
 
-        async def pieces() -> Any:
+        async def chunks() -> Any:
             yield b"one\n"
-            if when in ("waiting for a piece", "twice"):
+            if when in ("waiting for a chunk", "twice"):
                 await never.wait()
             yield b"two\n"
 
         async def send(message: Any) -> None:
             if when == "before the head" and message["type"] == "http.response.start" \
-                    or when == "sending a piece" and message.get("body") == b"two\n" \
+                    or when == "sending a chunk" and message.get("body") == b"two\n" \
                     or when == "after the end" and message.get("more_body") is False:
-                await blocked.wait()  # as for a client that does not read: nothing is written yet
+                await blocked.wait()  # simulates a client that does not read
             sent.append(message.get("body", b"head"))
 
         shared: Any = state
-        answer = Streamed(shared, "id", pieces(), lambda refusal: f"{refusal.code}\n".encode(), LINES,
-                          lambda: calls.append("closed"))
-        running = state.running["id"] = Running("id", "/", "model", None)
-        task = asyncio.ensure_future(answer({}, None, send))
+        response = StreamedResponse(shared, "id", chunks(), lambda refusal: f"{refusal.code}\n".encode(), LINES,
+                                    lambda: calls.append("closed"))
+        running = state.running["id"] = RunningRequest("id", "/", "model", None)
+        task = asyncio.ensure_future(response({}, None, send))
         await asyncio.sleep(0.01)
         running.cancel()
         if when == "twice":
@@ -195,7 +194,7 @@ def test_wherever_a_stream_is_cancelled_it_has_one_end(server: Any, when: str) -
     assert sent[1:-1] == wanted.get(when, [b"one\n", b"cancelled\n"])
 
 
-def test_cancel_of_a_request_that_is_not_streamed(llama: Path) -> None:
+def test_cancel_of_a_request_without_stream(llama: Path) -> None:
     body = json.dumps({**ENDLESS, "stream": False}).encode()
     with serving([f"llama={llama}"], max_tokens=200_000) as server, Raw(server, 60) as raw:
         raw.request("/v1/chat/completions", body)
@@ -208,8 +207,8 @@ def test_cancel_of_a_request_that_is_not_streamed(llama: Path) -> None:
         assert not server.state.running
 
 
-def test_cancel_of_a_stream_that_nobody_reads(llama: Path) -> None:
-    """The work ends at once; the end waits for the client."""
+def test_cancel_of_a_stream_whose_client_does_not_read(llama: Path) -> None:
+    """Computation stops immediately; the final event waits until the client reads."""
     with serving([f"llama={llama}"], max_tokens=200_000) as server, Raw(server, 60) as raw:
         body = {**ENDLESS, "n": 8}
         raw.request("/v1/chat/completions", json.dumps(body).encode())
@@ -225,19 +224,18 @@ def test_cancel_of_a_stream_that_nobody_reads(llama: Path) -> None:
 
 
 @pytest.mark.parametrize("body", [{}, {"id": ""}, {"id": 3}, {"id": "x" * 65}, {"id": "x", "all": True}, []])
-def test_cancel_takes_an_id_alone(server: Any, body: Any) -> None:
+def test_cancel_accepts_only_an_id(server: Any, body: Any) -> None:
     status, found = ask(server, "/api/mpool/cancel", body)
     assert status == 400 and isinstance(found["error"], str)
 
 
-def test_cancel_of_what_never_was(server: Any) -> None:
+def test_cancel_of_an_unknown_id(server: Any) -> None:
     assert ask(server, "/api/mpool/cancel", {"id": "nothing"}) == (200, {"id": "nothing", "cancelled": False})
 
 
 # ---- images ----------------------------------------------------------------------------------------------------------
 
-def test_images_are_embedded_as_by_the_library() -> None:
-
+def test_embed_images_agrees_with_the_library() -> None:
     folder = resources.files("mpool").joinpath("demo_models/images")
     files = sorted((one for one in folder.iterdir() if one.name.endswith(".png")), key=lambda one: one.name)[:3]
     encoded = [base64.b64encode(one.read_bytes()).decode() for one in files]
@@ -259,7 +257,7 @@ def _basic(user: str, password: str) -> str:
     return "Authorization: Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
 
 
-def test_a_browser_gives_the_token_as_a_password(bert: Path) -> None:
+def test_token_is_accepted_as_a_password(bert: Path) -> None:
     with serving([f"bert={bert}"], token=TOKEN) as made, Raw(made) as raw:
         for path in (*FILES, "/api/mpool/state"):
             status, headers, body = raw.request(path).answer()
@@ -270,6 +268,6 @@ def test_a_browser_gives_the_token_as_a_password(bert: Path) -> None:
             for line in (_basic("", ""), _basic(TOKEN, ""), _basic("", TOKEN + "x"), _basic("", ":" + TOKEN),
                          "Authorization: Basic", "Authorization: Basic ===", f"Authorization: Digest {TOKEN}"):
                 assert raw.request(path, None, line).answer()[0] == 401, line
-        # what a browser sends along by itself helps no page of others
+        # the password that a browser sends automatically gives the pages of other origins no access
         sent = raw.request("/api/mpool/cancel", b'{"id":"x"}', _basic("", TOKEN), "Origin: http://page.example")
         assert sent.answer()[0] == 403

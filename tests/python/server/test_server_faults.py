@@ -1,4 +1,4 @@
-"""The server under load while something goes wrong: signals, a full disk, killed workers, no descriptors left."""
+"""Faults under load: signals, a full disk, killed worker processes, and no free file descriptors."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ CHAT: dict[str, Any] = {"model": "llama", "messages": [{"role": "user", "content
 # ---- signals ---------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_command_ends_under_load(bert: Path, llama: Path, number: signal.Signals) -> None:
-    """Streams are in flight, longer than the grace, and others come all the time: each that was let in gets its one
-    end, those after it are refused, and the exit code is 0."""
+def test_serve_shuts_down_under_load(bert: Path, llama: Path, number: signal.Signals) -> None:
+    """The signal arrives while streams are in flight that exceed the grace period, and new requests keep arriving. Each
+    accepted stream receives exactly one final event, later requests are refused, and the exit code is 0."""
     ends: list[str] = []
 
     async def client(port: int, at: int) -> None:
@@ -35,9 +35,9 @@ def test_the_command_ends_under_load(bert: Path, llama: Path, number: signal.Sig
             try:
                 _, end = await streamed(port, {**CHAT, "seed": at, "n": 4, "max_tokens": 16_000 if at % 2 else 5})
             except ConnectionError:
-                return  # nobody listens any more, or it was told so before its request was read
+                return  # the socket is closed, or the connection was closed before the request was read
             if not end:
-                return  # refused, with a status
+                return  # refused with an HTTP status
             ends.append(end)
 
     async def load(server: Process) -> None:
@@ -50,15 +50,15 @@ def test_the_command_ends_under_load(bert: Path, llama: Path, number: signal.Sig
     with Process("serve", "--offline", "-m", f"bert={bert}", "-m", f"llama={llama}", "--grace", "0.5", "--load",
                  "--only") as server:
         asyncio.run(load(server))
-        code, said = server.end()
-        assert code == 0, said
+        code, stderr = server.end()
+        assert code == 0, stderr
     assert set(ends) <= {"done", "shutting_down"} and ends.count("shutting_down") >= 12, ends
 
 
-# ---- no room, no descriptors -----------------------------------------------------------------------------------------
+# ---- full disk, no file descriptors ----------------------------------------------------------------------------------
 
-def test_a_log_on_a_full_disk(bert: Path, llama: Path) -> None:
-    """Every request is logged, and no line can be written: nobody notices."""
+def test_full_disk_of_the_log(bert: Path, llama: Path) -> None:
+    """Every request is logged, but no line can be written: all requests succeed nevertheless."""
     with open("/dev/full", "w") as full, \
             Process("serve", "-v", "--offline", "-m", f"bert={bert}", "-m", f"llama={llama}", "--only",
                     stderr=full) as server:
@@ -74,16 +74,16 @@ def test_a_log_on_a_full_disk(bert: Path, llama: Path) -> None:
         assert server.end()[0] == 0
 
 
-def test_a_token_on_a_full_disk(tmp_path: Path) -> None:
-    """The token cannot be kept: the server does not start, and says why."""
-    limit = 8  # bytes a file of this process may have: the token is longer
+def test_full_disk_of_the_token_file(tmp_path: Path) -> None:
+    """The token cannot be written: the server does not start, and reports the reason."""
+    limit = 8  # maximum file size in bytes: the token is longer
     done = subprocess.run(
         [sys.executable, "-m", "mpool", "serve", "--port", "0", "--offline", "--token-file", str(tmp_path / "token")],
         capture_output=True, text=True, timeout=60,
         preexec_fn=lambda: (signal.signal(signal.SIGXFSZ, signal.SIG_IGN),
                             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))[0])
     assert done.returncode == 1 and "the token file cannot be written" in done.stderr
-    assert list(tmp_path.iterdir()) == []  # nothing that the next start would take for a file without a token
+    assert list(tmp_path.iterdir()) == []  # the next start would refuse an empty file
 
 
 def _cpu_seconds(pid: int) -> float:
@@ -91,8 +91,9 @@ def _cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def test_no_descriptors_for_further_connections(bert: Path) -> None:
-    """They wait without the server spinning, those that are there are served, and all are once others have left."""
+def test_no_file_descriptors_for_further_connections(bert: Path) -> None:
+    """Further connections wait without a busy loop in the server. Open connections are served meanwhile, and the others
+    after some have closed."""
     most = 96
     with Process("serve", "--offline", "-m", f"bert={bert}", "--load", "--only", "--max-connections", "512",
                  preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))) as server:
@@ -106,7 +107,7 @@ def test_no_descriptors_for_further_connections(bert: Path) -> None:
         assert used < most - 1 <= len(os.listdir(f"/proc/{server.process.pid}/fd"))
         before = _cpu_seconds(server.process.pid)
         time.sleep(1.5)
-        assert _cpu_seconds(server.process.pid) - before < 0.5  # one that spins takes all of it
+        assert _cpu_seconds(server.process.pid) - before < 0.5  # a busy loop would take 1.5 s
         assert early.request("/health").answer()[0] == 200
         for one in held:
             one.close()
@@ -116,15 +117,17 @@ def test_no_descriptors_for_further_connections(bert: Path) -> None:
         assert server.end()[0] == 0
 
 
-# ---- workers that are killed -----------------------------------------------------------------------------------------
+# ---- killed worker processes -----------------------------------------------------------------------------------------
 
-async def _while_killing(pool: mpool.Pool, warm: Callable[[], Any], calls: list[Any]) -> list[Any]:
-    """Results of calls, during which their one worker is killed. It is stopped until it has work: on a fast machine
-    calls are over before anybody looks."""
+async def _run_and_kill_worker(pool: mpool.Pool, warm: Callable[[], Any], requests: list[Any]) -> list[Any]:
+    """Return the results of requests during which their only worker process is killed.
+
+    The worker is stopped (SIGSTOP) until requests are running: on a fast machine they might complete before the kill.
+    """
     await asyncio.to_thread(warm)
     worker, = [pid for row in pool.ps() for pid in row.processes]
     os.kill(worker, signal.SIGSTOP)
-    running = asyncio.gather(*calls)
+    running = asyncio.gather(*requests)
     while not any(row.running for row in pool.ps()):
         assert not running.done()
         await asyncio.sleep(0.002)
@@ -134,18 +137,19 @@ async def _while_killing(pool: mpool.Pool, warm: Callable[[], Any], calls: list[
     return found
 
 
-def test_a_worker_process_is_killed_among_streams(llama: Path) -> None:
-    """Every stream goes on and has its one end, and the next request is served."""
+def test_killed_worker_does_not_break_streams(llama: Path) -> None:
+    """Every stream continues and has exactly one final event, and the next request is served."""
     config = mpool.PoolConfig(isolation="process", max_workers_per_model=1, shutdown_grace=1.0)
     with serving([f"llama={llama}"], config) as server:
         pool = server.state.pool
 
         async def work() -> list[tuple[str, str]]:
-            # prompts that are not alike: what kills twice is refused, by what it asks for
-            return await _while_killing(pool, lambda: ask(server, "/v1/chat/completions", {**CHAT, "max_tokens": 1}), [
-                streamed(server.port, {
-                    **CHAT, "messages": [{"role": "user", "content": f"Number {at}"}], "max_tokens": 3000})
-                for at in range(6)])
+            # prompts must differ: the pool refuses a request whose content has killed a worker twice
+            return await _run_and_kill_worker(
+                pool, lambda: ask(server, "/v1/chat/completions", {**CHAT, "max_tokens": 1}), [
+                    streamed(server.port, {
+                        **CHAT, "messages": [{"role": "user", "content": f"Number {at}"}], "max_tokens": 3000})
+                    for at in range(6)])
 
         found = asyncio.run(work())
         assert {end for _, end in found} == {"done"}
@@ -153,21 +157,21 @@ def test_a_worker_process_is_killed_among_streams(llama: Path) -> None:
         idle(server)
 
 
-def test_vectors_of_a_killed_worker_are_computed_again(bert: Path) -> None:
-    """Nobody can have seen a piece of them: the client gets its vectors, the same as without."""
+def test_embeddings_of_a_killed_worker_are_computed_again(bert: Path) -> None:
+    """The retry is invisible to the client: it receives the same embeddings as without the kill."""
     config = mpool.PoolConfig(isolation="process", max_workers_per_model=1, shutdown_grace=1.0)
     with serving([f"bert={bert}"], config) as server:
         pool = server.state.pool
         bodies = [{"model": "bert", "input": [f"Sentence number {at} of list {number}, which takes a while."
-                                              for at in range(600)]} for number in range(4)]  # not alike, as above
+                                              for at in range(600)]} for number in range(4)]  # different, as above
 
         async def work() -> list[tuple[int, Any]]:
-            return await _while_killing(
+            return await _run_and_kill_worker(
                 pool, lambda: ask(server, "/v1/embeddings", {"model": "bert", "input": "the first"}),
                 [asyncio.to_thread(ask, server, "/v1/embeddings", body) for body in bodies])
 
         found = asyncio.run(work())
         assert {status for status, _ in found} == {200}
-        time.sleep(0.15)  # what was answered a moment ago is remembered
+        time.sleep(0.15)  # wait until the cache of recent results (100 ms) has expired
         assert found == [ask(server, "/v1/embeddings", body) for body in bodies]
         idle(server)

@@ -1,4 +1,4 @@
-"""Answers of a given form over HTTP: response_format of OpenAI's protocol, format of Ollama's."""
+"""Structured output over HTTP: `response_format` of OpenAI's protocol and `format` of Ollama's protocol."""
 
 from __future__ import annotations
 
@@ -30,30 +30,30 @@ def server(llama: Path) -> Iterator[Any]:
         yield made
 
 
-def fits(text: str) -> None:
+def validate(text: str) -> None:
     pytest.importorskip("jsonschema").validate(json.loads(text), SCHEMA)
 
 
-def test_openai_schema_is_what_the_library_gives(server: Any, llama: Path) -> None:
+def test_openai_schema_agrees_with_the_library(server: Any, llama: Path) -> None:
     wanted = {"type": "json_schema", "json_schema": {"name": "pet", "strict": True, "schema": SCHEMA}}
     status, found = ask(server, "/v1/chat/completions", {"model": "llama", "messages": CHAT, "n": 2, "max_tokens": 200,
                                                          "response_format": wanted, **HOT})
     assert status == 200
     for choice in found["choices"]:
         assert choice["finish_reason"] == "stop"
-        fits(choice["message"]["content"])
+        validate(choice["message"]["content"])
     with mpool.Pool(mpool.PoolConfig(threads=1)) as pool:
         done = pool.chat(CHAT, llama, n=2, max_tokens=200, response_format=wanted, **HOT)
     assert [one.text for one in done.choices] == [one["message"]["content"] for one in found["choices"]]
 
 
-def test_openai_client_streams_it(server: Any) -> None:
+def test_openai_client_streams_structured_output(server: Any) -> None:
     openai = pytest.importorskip("openai")
     client = openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none", max_retries=0)
-    pieces = client.chat.completions.create(
+    chunks = client.chat.completions.create(
         model="llama", messages=CHAT, stream=True, max_tokens=200, response_format={
             "type": "json_schema", "json_schema": {"name": "pet", "schema": SCHEMA}}, **HOT)
-    fits("".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices))
+    validate("".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices))
     found = client.chat.completions.create(model="llama", messages=CHAT, max_tokens=40,
                                            response_format={"type": "json_object"}, **HOT)
     assert (found.choices[0].message.content or "").lstrip().startswith("{")
@@ -64,11 +64,11 @@ def test_ollama_format(server: Any) -> None:
     status, found = ask(server, "/api/chat", {"model": "llama", "messages": CHAT, "format": SCHEMA, "stream": False,
                                               "options": options})
     assert status == 200
-    fits(found["message"]["content"])
+    validate(found["message"]["content"])
     status, found = ask(server, "/api/generate", {"model": "llama", "prompt": "A pet:", "raw": True, "format": SCHEMA,
                                                   "stream": False, "options": options})
     assert status == 200
-    fits(found["response"])
+    validate(found["response"])
     status, found = ask(server, "/api/generate", {"model": "llama", "prompt": "A pet:", "format": "json",
                                                   "stream": False, "options": options})
     assert status == 200 and found["response"].lstrip().startswith("{")
@@ -89,7 +89,7 @@ for _ in range(70):
     {"type": "json_schema", "json_schema": {"schema": {"type": "string", "pattern": "(a"}}},
 ], ids=lambda wanted: str(wanted)[:60])
 @pytest.mark.parametrize("stream", [False, True])
-def test_88_forms_that_are_refused(server: Any, wanted: dict[str, Any], stream: bool) -> None:
+def test_invalid_response_formats_are_refused(server: Any, wanted: dict[str, Any], stream: bool) -> None:
     status, found = ask(server, "/v1/chat/completions", {"model": "llama", "messages": CHAT, "stream": stream,
                                                          "response_format": wanted})
     assert status == 400 and found["error"]["code"] in ("unsupported_parameter", "invalid_value")
@@ -99,14 +99,14 @@ def test_88_forms_that_are_refused(server: Any, wanted: dict[str, Any], stream: 
 
 @pytest.mark.parametrize("wanted", ["xml", {"type": "wat"}, {"enum": ["x" * 70_000]}, {"$ref": "http://example.org/x"}],
                          ids=lambda wanted: str(wanted)[:30])
-def test_88_formats_that_are_refused(server: Any, wanted: Any) -> None:
+def test_invalid_ollama_formats_are_refused(server: Any, wanted: Any) -> None:
     for path, more in (("/api/chat", {"messages": CHAT}), ("/api/generate", {"prompt": "x"})):
         status, found = ask(server, path, {"model": "llama", "format": wanted, **more})
         assert status == 400 and isinstance(found["error"], str)
 
 
-def test_a_format_that_becomes_too_complex(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is the format that is at fault, not the length of the body."""
+def test_too_complex_schema(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names `response_format`; it is not the error for a body that is too long."""
     import llguidance
 
     limits = llguidance.LLParserLimits
@@ -118,7 +118,7 @@ def test_a_format_that_becomes_too_complex(server: Any, monkeypatch: pytest.Monk
     assert "too complex" in found["error"]["message"]
 
 
-def test_what_is_at_fault_is_named(server: Any) -> None:
+def test_errors_name_the_invalid_parameter(server: Any) -> None:
     for name, value in (("logit_bias", {"999999": 1}), ("logit_bias", {"x": 1}), ("stop_token_ids", [2**30]),
                         ("ignore_eos", True)):
         status, found = ask(server, "/v1/chat/completions", {

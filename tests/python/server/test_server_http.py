@@ -1,4 +1,4 @@
-"""How requests come and answers go over one connection: in pieces, together, in other versions of HTTP."""
+"""HTTP on one connection: requests in fragments, pipelining, other versions of HTTP, and other protocols."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def server(bert: Path, llama: Path) -> Iterator[Any]:
 
 
 @pytest.fixture(autouse=True)
-def unharmed(server: Any) -> Iterator[None]:
-    """Whatever a test does, the next caller is served as ever, and nothing is left."""
+def server_stays_usable(server: Any) -> Iterator[None]:
+    """Check after each test that the server serves the next request and that no request is left over."""
     yield
     with Raw(server) as raw:
         assert raw.request("/health").answer()[0] == 200
@@ -43,7 +43,7 @@ def embed(text: str) -> bytes:
 
 
 def post(server: Any, path: str, body: bytes, *lines: str, version: str = "1.1", length: bool = True) -> bytes:
-    """A request as it is sent."""
+    """Return the bytes of a request. ``lines``: further header lines. ``length``: send a Content-Length."""
     head = [f"POST {path} HTTP/{version}", f"Host: 127.0.0.1:{server.port}", "Content-Type: application/json", *lines]
     return "\r\n".join(head + [f"Content-Length: {len(body)}"] * length + ["", ""]).encode() + body
 
@@ -53,19 +53,19 @@ def chunked(body: bytes, size: int, *, extension: bytes = b"", trailer: bytes = 
     return b"".join(b"%x%b\r\n%b\r\n" % (len(part), extension, part) for part in parts) + b"0\r\n" + trailer + b"\r\n"
 
 
-def whole(raw: Raw) -> bytes:
-    """All that comes until the server closes."""
+def read_to_end(raw: Raw) -> bytes:
+    """Read until the server closes the connection."""
     found = b""
     while data := raw.socket.recv(1 << 16):
         found += data
     return found
 
 
-# ---- in pieces -------------------------------------------------------------------------------------------------------
+# ---- requests in fragments -------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("seed", range(12))
-def test_wherever_it_is_cut(server: Any, seed: int) -> None:
-    """Requests in a row, cut at random places into packets: each gets its own answer, in order."""
+def test_requests_split_at_random_places(server: Any, seed: int) -> None:
+    """Pipelined requests, split at random places into packets: each receives its own response, in order."""
     rng = random.Random(seed)
     texts = [f"number {seed} {at}" for at in range(5)]
     data = b"".join(
@@ -85,7 +85,7 @@ def test_wherever_it_is_cut(server: Any, seed: int) -> None:
     assert [json.loads(body)["data"] for _, _, body in together] == [json.loads(body)["data"] for _, _, body in alone]
 
 
-def test_byte_by_byte(server: Any) -> None:
+def test_request_sent_byte_by_byte(server: Any) -> None:
     data = post(server, "/v1/embeddings", embed("x"))
     with Raw(server) as raw:
         for at in range(len(data)):
@@ -94,16 +94,16 @@ def test_byte_by_byte(server: Any) -> None:
 
 
 @pytest.mark.parametrize("begun", [b"GET /", b"GET / HTTP/1.1\r\nX: ", b"GET / HTTP/1.1\r\nX", b"GET / HTTP/1.1\r\n"])
-def test_a_line_without_an_end_has_a_cap(server: Any, begun: bytes) -> None:
+def test_endless_header_line_is_refused(server: Any, begun: bytes) -> None:
     with Raw(server) as raw:
         raw.send(begun)
         for _ in range(20):
             raw.send(b"a" * 512)
-            time.sleep(0.005)  # so that no single packet is beyond the cap
+            time.sleep(0.005)  # separate packets: no single packet exceeds the limit
         assert raw.answer()[0] in (400, 431) and raw.closed(5)
 
 
-def test_trailers_have_a_cap_and_are_no_headers(server: Any, bert: Path) -> None:
+def test_trailers_are_limited_and_ignored(server: Any, bert: Path) -> None:
     start = post(server, "/v1/embeddings", b"", "Transfer-Encoding: chunked", length=False)
     with Raw(server) as raw:
         raw.send(start + chunked(embed("x"), 100, trailer=b"X: " + b"y" * 5000 + b"\r\n"))
@@ -120,16 +120,16 @@ def test_empty_lines_before_a_request_are_skipped(server: Any) -> None:
         assert raw.send(b"\r\n\r\n").request("/health").answer()[0] == 200
 
 
-# ---- together --------------------------------------------------------------------------------------------------------
+# ---- pipelining ------------------------------------------------------------------------------------------------------
 
-def test_many_together_are_answered_in_order(server: Any) -> None:
+def test_pipelined_requests_are_served_in_order(server: Any) -> None:
     with Raw(server) as raw:
         raw.send(b"".join(post(server, path, body) for path, body in [
             ("/v1/chat/completions", chat(max_tokens=200)), ("/v1/embeddings", embed("second")), ("/nowhere", b"{}"),
             ("/v1/embeddings", embed("fourth"))]))
-        answers = [raw.answer() for _ in range(4)]
-    assert [status for status, _, _ in answers] == [200, 200, 404, 200]
-    assert "choices" in json.loads(answers[0][2]) and "data" in json.loads(answers[3][2])
+        responses = [raw.answer() for _ in range(4)]
+    assert [status for status, _, _ in responses] == [200, 200, 404, 200]
+    assert "choices" in json.loads(responses[0][2]) and "data" in json.loads(responses[3][2])
 
 
 @pytest.mark.parametrize("bad, status", [
@@ -139,19 +139,20 @@ def test_many_together_are_answered_in_order(server: Any) -> None:
     (b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nZ\r\n", 400)],
     ids=["head", "lengths", "large", "chunk"])
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_a_bad_one_waits_for_those_before_it(server: Any, bad: bytes, status: int, stream: bool) -> None:
-    """Its refusal stands behind their answers, not within one."""
+def test_malformed_request_is_refused_after_earlier_responses(server: Any, bad: bytes, status: int,
+                                                              stream: bool) -> None:
+    """The error response follows the responses to earlier requests, and does not interrupt them."""
     first = post(server, "/v1/chat/completions", chat(max_tokens=300, stream=stream))
     with Raw(server) as raw:
-        found = whole(raw.send(first + post(server, "/v1/embeddings", embed("x")) + bad))
+        found = read_to_end(raw.send(first + post(server, "/v1/embeddings", embed("x")) + bad))
     assert found.count(b"HTTP/1.1 200 OK") == 2 and found.count(b"HTTP/1.1 ") == 3
     head, _, last = found.rpartition(b"HTTP/1.1 ")
     assert last.startswith(b"%d " % status) and b'"type"' in last
     assert (b"data: [DONE]" in head) is stream and b'"embedding"' in head
 
 
-def test_one_that_comes_slowly_behind_another_is_given_its_time(server: Any) -> None:
-    """An answer that takes longer than heads may take is not cut off by what follows it."""
+def test_incomplete_request_does_not_interrupt_an_earlier_response(server: Any) -> None:
+    """A response may take longer than `header_timeout` while the head of the next request is incomplete."""
     with Raw(server) as raw:
         raw.send(post(server, "/v1/chat/completions", chat(max_tokens=16000, n=8, stream=True)) + b"GET /health HT")
         until, found = time.monotonic() + 2.5 * LIMITS["header_timeout"], b""
@@ -161,31 +162,31 @@ def test_one_that_comes_slowly_behind_another_is_given_its_time(server: Any) -> 
 
 
 def slow(server: Any) -> bytes:
-    """A request whose answer is not out before it is read: more than the system holds."""
+    """Return a request whose response exceeds the send buffers, so that it completes only when the client reads."""
     return post(server, "/v1/chat/completions", chat(max_tokens=1000, n=2, stream=True, logprobs=True, top_logprobs=20))
 
 
-def test_a_head_that_comes_with_the_end_of_another_has_to_come_in_time(server: Any) -> None:
+def test_head_in_the_same_packet_as_the_previous_request_has_a_time_limit(server: Any) -> None:
     with Raw(server) as raw:
         raw.send(post(server, "/v1/embeddings", embed("x")) + b"GET /health HTTP/1.1\r\nX: ")
         assert raw.answer()[0] == 200
         raw.socket.settimeout(0.05)
-        for _ in range(200):  # ten seconds, of 0.4
+        for _ in range(200):  # 10 s; the limit is 0.4 s
             raw.send(b"a")
             try:
                 assert b" 408 " in raw.socket.recv(1 << 16)
                 return
             except TimeoutError:
                 pass
-    raise AssertionError("a connection is held by a byte now and then")
+    raise AssertionError("a client that sends single bytes keeps its connection open")
 
 
-def test_a_body_has_its_time_from_when_it_is_read(server: Any) -> None:
-    """Behind an answer that takes longer than bodies may take."""
+def test_time_limit_of_a_pipelined_body_starts_when_its_turn_comes(server: Any) -> None:
+    """The earlier response takes longer than `body_timeout`."""
     behind = post(server, "/v1/embeddings", embed("x"))
     with Raw(server) as raw:
         raw.send(slow(server) + behind[:-3])
-        time.sleep(2 * LIMITS["body_timeout"])  # nobody reads: the first one waits
+        time.sleep(2 * LIMITS["body_timeout"])  # the first response waits, because the client does not read
         assert server.state.streams == 1
         found = b""
         while b"0\r\n\r\n" not in found[-20:]:
@@ -195,14 +196,14 @@ def test_a_body_has_its_time_from_when_it_is_read(server: Any) -> None:
         assert raw.send(behind[-3:]).answer()[0] == 200
 
 
-def test_of_thousands_together_few_are_read_ahead(server: Any) -> None:
-    """What a client sends ahead costs its bytes, not what is made of requests."""
+def test_few_of_thousands_of_pipelined_requests_are_parsed_ahead(server: Any) -> None:
+    """Pipelined requests that wait cost only their bytes in memory, not a parsed request each."""
     with Raw(server) as raw:
         one = f"GET /health HTTP/1.1\r\nHost: {raw.host}\r\n\r\n".encode()
         raw.send(slow(server) + one * 3000)
         time.sleep(0.2)
         connection, = server._uvicorn.server_state.connections
-        assert 0 < len(connection.pipeline) < 300 and len(connection._unread) < 512 << 10
+        assert 0 < len(connection.pipeline) < 300 and len(connection._unparsed) < 512 << 10
         found, count = b"", 0
         while count < 3001:
             part = raw._read()
@@ -218,21 +219,21 @@ def test_of_thousands_together_few_are_read_ahead(server: Any) -> None:
                               "options": {"num_predict": 500}}).encode())],
     ids=["embedding", "chat", "events", "lines"])
 @pytest.mark.parametrize("after", [0.0, 0.02], ids=["at once", "later"])
-def test_who_asks_nothing_more_gets_its_answers(server: Any, path: str, body: bytes, after: float) -> None:
-    """One that shuts its side of the connection, as ``nc -N`` does, waits for what it asked for."""
+def test_half_closed_client_receives_its_responses(server: Any, path: str, body: bytes, after: float) -> None:
+    """A client that shuts down its sending side, as ``nc -N`` does, still receives all responses."""
     with Raw(server) as raw:
         raw.send(post(server, path, body) + post(server, "/v1/embeddings", embed("y")))
         time.sleep(after)
         raw.socket.shutdown(socket.SHUT_WR)
-        found = whole(raw).replace(b"HTTP/1.1 100 Continue\r\n\r\n", b"")  # clients skip it
+        found = read_to_end(raw).replace(b"HTTP/1.1 100 Continue\r\n\r\n", b"")  # clients ignore it
     assert found.startswith(b"HTTP/1.1 200 OK") and found.count(b"HTTP/1.1 200 OK") == 2
     first, _, second = found.rpartition(b"HTTP/1.1 200 OK")
     assert json.loads(second.partition(b"\r\n\r\n")[2])["data"]
-    head, _, answer = first.partition(b"HTTP/1.1 200 OK")[2].partition(b"\r\n\r\n")
+    head, _, body = first.partition(b"HTTP/1.1 200 OK")[2].partition(b"\r\n\r\n")
     if b"chunked" not in head:
-        json.loads(answer)
+        json.loads(body)
         return
-    text = b"".join(answer.split(b"\r\n")[1::2])
+    text = b"".join(body.split(b"\r\n")[1::2])
     if path == "/api/chat":
         assert [json.loads(line)["done"] for line in text.splitlines()][-1]
     else:
@@ -240,23 +241,24 @@ def test_who_asks_nothing_more_gets_its_answers(server: Any, path: str, body: by
             all(part.startswith((b"data: {", b":")) for part in text.split(b"\n\n")[:-2])
 
 
-@pytest.mark.parametrize("behind", [0, 3], ids=["alone", "others behind it"])
+@pytest.mark.parametrize("pipelined", [0, 3], ids=["alone", "with pipelined requests"])
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
-def test_who_leaves_is_no_client_that_waits(server: Any, caplog: Any, behind: int, version: str) -> None:
+def test_disconnected_client_is_not_taken_for_a_half_closed_one(server: Any, caplog: Any, pipelined: int,
+                                                                version: str) -> None:
     caplog.set_level(logging.INFO, "mpool.server")
     with Raw(server) as raw:
         raw.send(post(server, "/v1/chat/completions", chat(max_tokens=16000, n=16), version=version)
-                 + post(server, "/v1/embeddings", embed("y")) * behind)
+                 + post(server, "/v1/embeddings", embed("y")) * pipelined)
         deadline = time.monotonic() + 10
         while not server.state.running and time.monotonic() < deadline:
             time.sleep(0.001)
-    while "left by its client" not in caplog.text:
-        assert "/v1/chat/completions 200" not in caplog.text, "it was answered, and nobody was there"
+    while "client disconnected" not in caplog.text:
+        assert "/v1/chat/completions 200" not in caplog.text, "the request completed after the client disconnected"
         assert time.monotonic() < deadline
         time.sleep(0.001)
 
 
-def test_who_leaves_takes_all_that_waits_along(server: Any) -> None:
+def test_disconnect_cancels_pipelined_requests(server: Any) -> None:
     for _ in range(5):
         with Raw(server) as raw:
             raw.send(post(server, "/v1/chat/completions", chat(max_tokens=3000, stream=True)) * 5)
@@ -266,25 +268,26 @@ def test_who_leaves_takes_all_that_waits_along(server: Any) -> None:
 
 # ---- other versions, other protocols ---------------------------------------------------------------------------------
 
-def test_http_1_0_gets_no_chunks(server: Any) -> None:
+def test_http_1_0_responses_are_not_chunked(server: Any) -> None:
     with Raw(server) as raw:
         raw.send(post(server, "/v1/chat/completions", chat(stream=True), version="1.0"))
-        head, _, body = whole(raw).partition(b"\r\n\r\n")
+        head, _, body = read_to_end(raw).partition(b"\r\n\r\n")
     assert b"transfer-encoding" not in head.lower() and b"connection: close" in head.lower()
     assert body.startswith(b"data: {") and body.endswith(b"data: [DONE]\n\n")
     with Raw(server) as raw:
         raw.send(post(server, "/v1/embeddings", embed("x"), version="1.0"))
-        head, _, body = whole(raw).partition(b"\r\n\r\n")
+        head, _, body = read_to_end(raw).partition(b"\r\n\r\n")
     assert b"content-length: %d" % len(body) in head.lower() and json.loads(body)["data"]
     with Raw(server) as raw:
-        answer = whole(raw.send(post(server, "/v1/embeddings", b"", "Transfer-Encoding: chunked", version="1.0",
-                                     length=False) + chunked(embed("x"), 9)))
-    assert answer.startswith(b"HTTP/1.1 400 ")
+        response = read_to_end(raw.send(
+            post(server, "/v1/embeddings", b"", "Transfer-Encoding: chunked", version="1.0", length=False)
+            + chunked(embed("x"), 9)))
+    assert response.startswith(b"HTTP/1.1 400 ")
 
 
 @pytest.mark.parametrize("protocol", ["h2c", "websocket", "TLS/1.3"])
-def test_who_would_like_another_protocol_gets_this_one(server: Any, protocol: str) -> None:
-    """As Java's client asks with each request, body and all."""
+def test_upgrade_requests_are_served_as_http_1_1(server: Any, protocol: str) -> None:
+    """Java's HTTP client sends such headers with each request, including requests with a body."""
     lines = ("Connection: Upgrade, HTTP2-Settings", f"Upgrade: {protocol}", "HTTP2-Settings: AAEAAEAAAAIAAAAB")
     with Raw(server) as raw:
         for at in range(2):
@@ -309,20 +312,20 @@ def test_who_would_like_another_protocol_gets_this_one(server: Any, protocol: st
                                   b"GET /health HTTP/1.1\r\nHost: {host}\r\nX : a\r\n\r\n",
                                   b"GET /health HTTP/1.1\r\nHost: {host}\r\n: a\r\n\r\n"],
                          ids=["CONNECT", "no path", "fragment", "2.0", "0.9", "LF", "CR", "folded", "space", "no name"])
-def test_what_is_read_in_two_ways_is_refused(server: Any, text: bytes) -> None:
+def test_ambiguous_requests_are_refused(server: Any, text: bytes) -> None:
     with Raw(server) as raw:
         status, _, body = raw.send(text.replace(b"{host}", raw.host.encode())).answer()
         assert status == 400 and json.loads(body)["error"]["code"] == "bad_request" and raw.closed(5)
 
 
-def test_a_target_with_a_host_says_which_server_is_meant(server: Any) -> None:
+def test_absolute_target_overrides_the_host_header(server: Any) -> None:
     with Raw(server) as raw:
         for target, host, status in [("http://evil.example", raw.host, 421), (f"http://{raw.host}", "evil", 200),
                                      (f"HTTP://{raw.host}", raw.host, 200), (f"http://a@{raw.host}", raw.host, 421)]:
             assert raw.request(f"{target}/health?a", host=host).answer()[0] == status
 
 
-def test_spaces_around_a_value_are_none_of_it(server: Any) -> None:
+def test_whitespace_around_header_values_is_ignored(server: Any) -> None:
     with Raw(server) as raw:
         assert raw.request("/health", host=f"  {raw.host} \t").answer()[0] == 200
         raw.request("/v1/embeddings", b"", "Expect: 100-continue ", length=9)
@@ -330,7 +333,7 @@ def test_spaces_around_a_value_are_none_of_it(server: Any) -> None:
         assert raw.socket.recv(1 << 16) == b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-def test_heads_alone(server: Any) -> None:
+def test_head_requests_have_no_body(server: Any) -> None:
     with Raw(server) as raw:
         raw.request("/health", method="HEAD").request("/health")
         data = b""
@@ -340,7 +343,7 @@ def test_heads_alone(server: Any) -> None:
         assert rest.startswith(b"HTTP/1.1 200 OK") and b"content-length: " in first.lower()
 
 
-def test_who_asks_whether_to_go_on_is_told_to(server: Any) -> None:
+def test_expect_continue_is_confirmed(server: Any) -> None:
     body = embed("x")
     with Raw(server) as raw:
         raw.request("/v1/embeddings", b"", "Expect: 100-continue", length=len(body))
@@ -350,16 +353,15 @@ def test_who_asks_whether_to_go_on_is_told_to(server: Any) -> None:
 
 
 @pytest.mark.parametrize("path, length, status", [("/nowhere", 9, 404), ("/v1/embeddings", 1 << 30, 413)])
-def test_who_asks_whether_to_go_on_and_is_told_not_to_is_not_waited_for(server: Any, path: str, length: int,
-                                                                         status: int) -> None:
+def test_refused_expect_continue_closes_the_connection(server: Any, path: str, length: int, status: int) -> None:
     with Raw(server) as raw:
         found, head, _ = raw.request(path, b"", "Expect: 100-continue", length=length).answer()
         assert found == status and head["connection"] == "close" and raw.closed(5)
 
 
-def test_who_speaks_1_0_is_not_told_to_go_on(server: Any) -> None:
+def test_expect_continue_is_ignored_with_http_1_0(server: Any) -> None:
     with Raw(server) as raw:
         data = post(server, "/v1/embeddings", embed("x"), "Expect: 100-continue", version="1.0")
         raw.send(data[:-1])
         time.sleep(0.05)
-        assert whole(raw.send(data[-1:])).startswith(b"HTTP/1.1 200 OK")
+        assert read_to_end(raw.send(data[-1:])).startswith(b"HTTP/1.1 200 OK")

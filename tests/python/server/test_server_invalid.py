@@ -1,4 +1,4 @@
-"""The field at fault in a refused body: found without reading msgspec's messages, and the same as these name."""
+"""The invalid field of a refused body: `find_fault` names the same field as msgspec's message, without parsing it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def damaged(rng: random.Random, value: dict[str, Any]) -> bytes:
 
 
 def named(text: str) -> tuple[str, str]:
-    """Kind and path of the fault as the message of msgspec 0.22 has them."""
+    """Return the kind and path of the fault in a message of msgspec 0.22."""
     place = re.search(r" - at `\$\.?(.*)`$", text)
     path = place[1] if place else ""
     for kind, words in (("unknown", "unknown field"), ("missing", "missing required field")):
@@ -74,7 +74,7 @@ def named(text: str) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize(("kind", "valid"), VALID, ids=lambda value: getattr(value, "__name__", ""))
-def test_faults_are_those_that_msgspec_names(kind: Any, valid: dict[str, Any]) -> None:
+def test_faults_agree_with_msgspec(kind: Any, valid: dict[str, Any]) -> None:
     msgspec.json.decode(json.dumps(valid).encode(), type=kind)
     rng, refused = random.Random(7), 0
     while refused < 1500:
@@ -99,10 +99,10 @@ def test_faults_are_those_that_msgspec_names(kind: Any, valid: dict[str, Any]) -
      "`messages[0].role` must be one of assistant, developer, system, tool, user, got 'x'."),
     ({"messages": [{"role": "user", "content": [{"type": "sound"}]}]}, "invalid_value", "messages[0].content[0].type",
      "`messages[0].content[0].type` must be one of text, image_url, got 'sound'."),
-    ({"messages": [{"content": "x"}]}, "invalid_value", "messages[0].role", "`messages[0].role` is missing."),
+    ({"messages": [{"content": "x"}]}, "invalid_value", "messages[0].role", "`messages[0].role` is required."),
     ({"messages": [{"role": "user", "zz": 1}]}, "unsupported_parameter", "messages[0].zz",
-     "There is no parameter `messages[0].zz`."),
-    ({"zz": 1}, "unsupported_parameter", "zz", "There is no parameter `zz`.")])
+     "`messages[0].zz` is not a parameter of this route."),
+    ({"zz": 1}, "unsupported_parameter", "zz", "`zz` is not a parameter of this route.")])
 def test_refusals(change: dict[str, Any], code: str, param: str, text: str) -> None:
     with pytest.raises(Refusal) as refused:
         parse(json.dumps({**CHAT, **change}).encode(), structs.ChatRequest)
@@ -112,14 +112,14 @@ def test_refusals(change: dict[str, Any], code: str, param: str, text: str) -> N
 
 @pytest.mark.parametrize(("kind", "field"), [(structs.EmbeddingsRequest, "dimensions"), (structs.ChatRequest, "stop"),
                                              (structs.EmbeddingsRequest, "input")])
-def test_a_value_that_is_nested_too_deeply(kind: Any, field: str) -> None:
+def test_deeply_nested_value(kind: Any, field: str) -> None:
     body = json.dumps({"model": "m", "input": "x"} if kind is structs.EmbeddingsRequest else CHAT)[:-1].encode()
     with pytest.raises(Refusal) as refused:
         parse(body + b', "' + field.encode() + b'": ' + b"[" * 5000 + b"]" * 5000 + b"}", kind)
     assert refused.value.row.status == 400 and (refused.value.param or field).startswith(field)
 
 
-def test_a_body_that_is_no_object() -> None:
+def test_body_must_be_an_object() -> None:
     with pytest.raises(Refusal) as refused:
         parse(b"[1]", structs.ChatRequest)
     assert refused.value.param is None and "The body must be an object, got a list of 1." in refused.value.message

@@ -1,4 +1,4 @@
-"""The server under load, and against requests made from the document that it publishes."""
+"""The server under load, and with requests generated from its OpenAPI document."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from servers import Process, Raw, ask, idle, serving, streamed
 CHAT = [{"role": "user", "content": "Hello"}]
 
 
-def many(server: Any, count: int, tokens: int) -> None:
-    """So many streams at once, each with a prompt and a seed of its own: none lost, none mixed, all as alone."""
+def check_concurrent_streams(server: Any, count: int, tokens: int) -> None:
+    """Run concurrent streams with different prompts and seeds. Each must be complete and, in a sample, equal to the
+    result of the same request alone."""
     pool = server.state.pool
     bodies = [{"model": "llama", "messages": [{"role": "user", "content": f"Number {at}"}], "seed": at,
                "temperature": 1.5, "max_tokens": tokens, "ignore_eos": True} for at in range(count)]
@@ -37,19 +38,19 @@ def many(server: Any, count: int, tokens: int) -> None:
     idle(server)
 
 
-def test_streams_at_once(llama: Path) -> None:
+def test_40_concurrent_streams(llama: Path) -> None:
     with serving([f"llama={llama}"]) as server:
-        many(server, 40, 30)
+        check_concurrent_streams(server, 40, 30)
 
 
 @pytest.mark.slow
-def test_200_streams_at_once(llama: Path) -> None:
+def test_200_concurrent_streams(llama: Path) -> None:
     with serving([f"llama={llama}"]) as server:
-        many(server, 200, 100)
+        check_concurrent_streams(server, 200, 100)
 
 
 @pytest.mark.slow
-def test_idle_and_half_open_connections_disturb_nobody(llama: Path) -> None:
+def test_idle_and_incomplete_requests_do_not_disturb_others(llama: Path) -> None:
     with serving([f"llama={llama}"], header_timeout=10.0) as server:
         silent, half = [], []
         for _ in range(1000):
@@ -58,7 +59,7 @@ def test_idle_and_half_open_connections_disturb_nobody(llama: Path) -> None:
             silent.append(raw)
         for _ in range(100):
             half.append(Raw(server).send(b"POST /v1/chat/completions HTTP/1.1\r\nHost: "))
-        many(server, 50, 50)
+        check_concurrent_streams(server, 50, 50)
         assert all(raw.answer()[0] == 408 for raw in half)
         assert all(raw.request("/health").answer()[0] == 200 for raw in silent[::50])
         for raw in (*silent, *half):
@@ -66,7 +67,7 @@ def test_idle_and_half_open_connections_disturb_nobody(llama: Path) -> None:
 
 
 @pytest.mark.slow
-def test_memory_is_flat_over_many_calls(bert: Path, llama: Path) -> None:
+def test_memory_is_constant_over_100_000_requests(bert: Path, llama: Path) -> None:
     def resident() -> int:
         gc.collect()
         with open("/proc/self/statm") as file:
@@ -76,23 +77,21 @@ def test_memory_is_flat_over_many_calls(bert: Path, llama: Path) -> None:
         embed = json.dumps({"model": "bert", "input": "A sentence."}).encode()
         chat = json.dumps({"model": "llama", "messages": CHAT, "max_tokens": 3, "stream": True}).encode()
 
-        def calls(count: int) -> None:
+        def send(count: int) -> None:
             with Raw(server) as raw:
                 for at in range(count):
                     path, body = ("/v1/chat/completions", chat) if at % 5 == 0 else ("/v1/embeddings", embed)
                     assert raw.request(path, body).answer()[0] == 200
-                    if at % 500 == 0:  # connections and refusals, too
+                    if at % 500 == 0:  # also use new connections and refused requests
                         assert ask(server, "/v1/embeddings", {"model": "nothing", "input": "x"})[0] == 404
 
-        calls(3000)
+        send(3000)
         before = resident()
-        calls(100_000)
+        send(100_000)
         assert resident() - before < 4 << 20
 
 
-# ---- its own document ------------------------------------------------------------------------------------------------
-
-
+# ---- the OpenAPI document --------------------------------------------------------------------------------------------
 
 def _schema(server: Any) -> Any:
     schemathesis = pytest.importorskip("schemathesis")
@@ -107,8 +106,8 @@ def _schema(server: Any) -> Any:
                                   "/api/embeddings", "/api/show", "/api/pull", "/api/tags", "/api/ps", "/v1/models",
                                   "/api/version", "/health", "/", "/api/mpool/state", "/api/mpool/cancel",
                                   "/api/mpool/embed_images"])
-def test_requests_made_from_the_document(bert: Path, llama: Path, path: str) -> None:
-    """Whatever fits the document or does not: an answer that fits it, and never one of 500."""
+def test_requests_generated_from_the_openapi_document(bert: Path, llama: Path, path: str) -> None:
+    """The responses to valid and invalid requests have a status below 500 that the document lists."""
     pytest.importorskip("schemathesis")
     import hypothesis
     import httpx
@@ -144,13 +143,13 @@ def test_requests_made_from_the_document(bert: Path, llama: Path, path: str) -> 
             if operation.method.upper() == "POST":
                 check(operation, GenerationMode.NEGATIVE)
         print(path, sorted(seen))
-        # there is no such model
+        # the server has no model for the three routes below
         assert 200 in seen or path in ("/v1/rerank", "/v1/images/generations", "/api/mpool/embed_images"), seen
         idle(server, 60)
 
 
-def test_the_document_is_one(bert: Path) -> None:
-    """References resolve, names are unique, every operation is described."""
+def test_openapi_document_is_consistent(bert: Path) -> None:
+    """All references resolve, names are unique, and every operation is described."""
     with serving([f"bert={bert}"]) as server:
         _, document = ask(server, "/openapi.json")
     text = json.dumps(document)
@@ -163,7 +162,7 @@ def test_the_document_is_one(bert: Path) -> None:
 
 # ---- the command -----------------------------------------------------------------------------------------------------
 
-def test_the_command_with_a_token(bert: Path, tmp_path: Path) -> None:
+def test_serve_with_a_token(bert: Path, tmp_path: Path) -> None:
     with Process("serve", "--offline", "-m", str(bert), "--token-file", str(tmp_path / "token")) as server:
         token = (tmp_path / "token").read_text().strip()
         assert (tmp_path / "token").stat().st_mode & 0o777 == 0o600
@@ -173,11 +172,11 @@ def test_the_command_with_a_token(bert: Path, tmp_path: Path) -> None:
                                   capture_output=True, text=True, timeout=30)
             assert done.stdout == str(code)
         server.process.terminate()
-        code, said = server.end()
-        assert code == 0 and "token" in said and token not in said
+        code, stderr = server.end()
+        assert code == 0 and "token" in stderr and token not in stderr
 
 
-def test_the_command_says_what_is_wrong(bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_of_serve(bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from mpool.cli import main
 
     with serving([f"bert={bert}"]) as server:
@@ -190,7 +189,7 @@ def test_the_command_says_what_is_wrong(bert: Path, tmp_path: Path, capsys: pyte
     assert "--max-streams must be an integer from 1 to 100000, got 0" in capsys.readouterr().err
 
 
-def test_without_its_packages_the_command_says_so(bert: Path) -> None:
+def test_serve_without_optional_packages_names_the_extra(bert: Path) -> None:
     code = ("import sys; sys.modules['uvicorn'] = None\nfrom mpool.cli import main\n"
             "sys.exit(main(['serve', '--port', '0']))")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

@@ -1,4 +1,4 @@
-"""Ollama's protocol, by the real client of Ollama and by hand, held against the library on the same models."""
+"""Ollama's protocol: Ollama's client and raw requests, compared with the library on the same models."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def lines(server: Any, path: str, body: dict[str, Any]) -> tuple[int, list[Any]]
     return status, [json.loads(line) for line in data.splitlines()]
 
 
-def test_a_chat_is_that_of_the_library(server: Any, client: Any) -> None:
+def test_chat_agrees_with_the_library(server: Any, client: Any) -> None:
     wanted = server.state.pool.chat(CHAT, "llama", **GREEDY)
     for name in ("llama", "llama:latest"):
         done = client.chat(model=name, messages=CHAT, options=OPTIONS)
@@ -50,20 +50,20 @@ def test_a_chat_is_that_of_the_library(server: Any, client: Any) -> None:
         assert done.done_reason == ("length" if wanted.finish_reason == "length" else "stop") and done.model == name
         assert (done.prompt_eval_count, done.eval_count) == (wanted.usage.prompt_tokens, wanted.usage.completion_tokens)
         assert done.total_duration >= done.eval_duration >= 0 and done.total_duration > 1000
-    pieces = list(client.chat(model="llama", messages=CHAT, options=OPTIONS, stream=True))
-    assert "".join(piece.message.content for piece in pieces) == wanted.text
-    assert [piece.done for piece in pieces] == [False] * (len(pieces) - 1) + [True]
-    assert pieces[-1].eval_count == wanted.usage.completion_tokens and pieces[0].eval_count is None
+    chunks = list(client.chat(model="llama", messages=CHAT, options=OPTIONS, stream=True))
+    assert "".join(chunk.message.content for chunk in chunks) == wanted.text
+    assert [chunk.done for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+    assert chunks[-1].eval_count == wanted.usage.completion_tokens and chunks[0].eval_count is None
 
 
-def test_generate_by_the_template_and_raw(server: Any, client: Any) -> None:
+def test_generate_with_and_without_chat_template(server: Any, client: Any) -> None:
     pool = server.state.pool
     chat = pool.chat([{"role": "system", "content": "S"}, {"role": "user", "content": "The cat"}], "llama", **GREEDY)
     assert client.generate("llama", "The cat", system="S", options=OPTIONS).response == chat.text
     raw = pool.generate("The cat", "llama", **GREEDY)
     assert client.generate("llama", "The cat", raw=True, options=OPTIONS).response == raw.text
-    pieces = list(client.generate("llama", "The cat", raw=True, stream=True, options=OPTIONS))
-    assert "".join(piece.response for piece in pieces) == raw.text and pieces[-1].done
+    chunks = list(client.generate("llama", "The cat", raw=True, stream=True, options=OPTIONS))
+    assert "".join(chunk.response for chunk in chunks) == raw.text and chunks[-1].done
     seeded = client.generate("llama", "The cat", raw=True, options={"seed": -1, "num_predict": 10, "stop": ["zzz"]})
     assert seeded.response == pool.generate("The cat", "llama", seed=2**64 - 1, max_tokens=10, stop=["zzz"]).text
 
@@ -73,8 +73,8 @@ def test_logprobs(server: Any, client: Any) -> None:
     done = client.chat(model="llama", messages=CHAT, options=OPTIONS, logprobs=True, top_logprobs=2)
     assert [token.logprob for token in done.logprobs] == [token.logprob for token in wanted.logprobs]
     assert len(done.logprobs[0].top_logprobs) == 2
-    pieces = list(client.chat(model="llama", messages=CHAT, options=OPTIONS, logprobs=True, stream=True))
-    assert sum(len(piece.logprobs or ()) for piece in pieces) == len(wanted.logprobs)
+    chunks = list(client.chat(model="llama", messages=CHAT, options=OPTIONS, logprobs=True, stream=True))
+    assert sum(len(chunk.logprobs or ()) for chunk in chunks) == len(wanted.logprobs)
 
 
 def test_embeddings(server: Any, client: Any) -> None:
@@ -117,33 +117,33 @@ def test_loading_unloading_and_keep_alive(server: Any, client: Any) -> None:
         assert status == 400 and "keep_alive" in found["error"]
 
 
-def test_how_long_a_model_took_to_load(server: Any, client: Any) -> None:
-    """Only calls that had to wait for it say so."""
-    asked: list[Any] = [
+def test_load_duration(server: Any, client: Any) -> None:
+    """Only the request that has to load the model reports a load duration."""
+    requests: list[Any] = [
         lambda: client.chat("llama", CHAT, options=OPTIONS), lambda: client.generate("llama", "x", options=OPTIONS),
         lambda: list(client.chat("llama", CHAT, options=OPTIONS, stream=True))[-1],
         lambda: client.embed("bert", TEXTS)]
-    for ask_again in asked:
+    for request in requests:
         for name in ("llama", "bert"):
             server.state.pool.unload(name)
-        cold, warm = ask_again(), ask_again()
+        cold, warm = request(), request()
         assert 0 < cold.load_duration <= cold.total_duration and warm.load_duration == 0
     server.state.pool.unload("bert")
     assert ask(server, "/api/embed", {"model": "llama", "input": "x"})[0] == 400
 
 
-def test_what_can_be_pulled(server: Any, client: Any) -> None:
+def test_pull(server: Any, client: Any) -> None:
     for status in (client.pull("llama"), *client.pull("llama", stream=True)):
         assert status.status in ("success", "pulling manifest")
     for name in ("no-such-model", "../llama", "hf.co/org/name", "https://evil.example/m", "registry/x:7b",
-                 "all-MiniLM-L6-v2"):  # the last one is in the catalogue, which this server does not offer
+                 "all-MiniLM-L6-v2"):  # the last one is in the catalogue, which this server does not serve
         with pytest.raises(ollama.ResponseError) as raised:
             client.pull(name)
         assert raised.value.status_code == 404
 
 
-def test_a_pull_that_fails_says_so_at_the_end_of_its_stream(bert: Path, tmp_path: Path,
-                                                            monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_pull_ends_its_stream_with_an_error(bert: Path, tmp_path: Path,
+                                                   monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPOOL_CACHE", str(tmp_path))
     with serving([f"bert={bert}"], catalogue=True) as made:  # offline
         status, found = lines(made, "/api/pull", {"model": "Qwen2.5-Coder-0.5B-Instruct"})
@@ -157,7 +157,7 @@ def test_a_pull_that_fails_says_so_at_the_end_of_its_stream(bert: Path, tmp_path
     {"options": {"top_k": 1.5}}, {"options": {"seed": "x"}}, {"messages": [{"role": "god", "content": "x"}]},
     {"messages": "x"}, {"messages": [{"role": "user", "content": 5}]}, {"stream": "no"}, {"options": []},
 ], ids=str)
-def test_values_out_of_range_are_refused(server: Any, field: dict[str, Any]) -> None:
+def test_invalid_values_are_refused(server: Any, field: dict[str, Any]) -> None:
     status, found = ask(server, "/api/chat", {"model": "llama", "messages": CHAT, **field})
     assert status == 400 and isinstance(found["error"], str)
 
@@ -167,14 +167,14 @@ def test_values_out_of_range_are_refused(server: Any, field: dict[str, Any]) -> 
     {"format": {"type": "wat"}}, {"tools": [{"type": "function"}]}, {"template": "{{ .Prompt }}"}, {"lora": "x"},
     {"messages": [{"role": "user", "content": "x", "images": ["aGVsbG8="]}]},
 ], ids=str)
-def test_what_is_not_offered_is_refused(server: Any, field: dict[str, Any]) -> None:
+def test_unsupported_options_are_refused(server: Any, field: dict[str, Any]) -> None:
     status, found = ask(server, "/api/chat", {"model": "llama", "messages": CHAT, **field})
     assert status == 400 and isinstance(found["error"], str)
     for more in ({"context": [1, 2]}, {"suffix": "x"}, {"template": "x"}, {"images": ["aGVsbG8="]}):
         assert ask(server, "/api/generate", {"model": "llama", "prompt": "x", **more})[0] == 400
 
 
-def test_names_are_never_paths(server: Any) -> None:
+def test_model_names_are_never_paths(server: Any) -> None:
     for path in ("chat", "generate", "embed", "embeddings", "show", "pull"):
         body: dict[str, Any] = {"model": "../llama"}
         body |= {"chat": {"messages": CHAT}, "generate": {"prompt": "x"}, "embed": {"input": "x"},
@@ -186,7 +186,7 @@ def test_names_are_never_paths(server: Any) -> None:
 
 
 @pytest.mark.parametrize("chaos", ["seed=3,fail=0.02", "seed=1,fail=1.0"])
-def test_every_stream_has_one_end(llama: Path, chaos: str) -> None:
+def test_streams_have_one_final_line_despite_faults(llama: Path, chaos: str) -> None:
     config = mpool.PoolConfig(chaos=chaos, shutdown_grace=1.0, breaker_threshold=0)
     with serving([f"llama={llama}"], config) as made:
         for seed in range(12):
@@ -197,11 +197,11 @@ def test_every_stream_has_one_end(llama: Path, chaos: str) -> None:
         idle(made)
 
 
-def test_the_asynchronous_client(server: Any) -> None:
+def test_asynchronous_client(server: Any) -> None:
     wanted = server.state.pool.chat(CHAT, "llama", **GREEDY).text
 
     async def one(client: Any) -> str:
-        return "".join([piece.message.content async for piece in
+        return "".join([chunk.message.content async for chunk in
                         await client.chat(model="llama", messages=CHAT, options=OPTIONS, stream=True)])
 
     async def work() -> list[str]:
@@ -213,8 +213,9 @@ def test_the_asynchronous_client(server: Any) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_conversation_that_is_too_long_loses_its_oldest_turns(server: Any, stream: bool) -> None:
-    """As Ollama's does, whole turns at a time; what the system says stays. With ``truncate`` false it is refused."""
+def test_too_long_conversation_loses_its_oldest_turns(server: Any, stream: bool) -> None:
+    """The server drops complete turns, as Ollama does, and keeps system messages. With ``truncate`` false, the request
+    is refused."""
     pool = server.state.pool
     limit = pool.get("llama").context_length
     system, turns = {"role": "system", "content": "Be brief."}, []
@@ -233,9 +234,10 @@ def test_a_conversation_that_is_too_long_loses_its_oldest_turns(server: Any, str
     kept = next(at for at in range(8) if pool.get("llama").count_tokens(
         "".join(turn["content"] for turn in turns[2 * at:])) < limit - 100)
     assert 0 < kept < 7
-    said = [pool.chat([system, *turns[2 * at:], last], "llama", temperature=0, max_tokens=4) for at in (kept, kept + 1)]
-    assert ("".join(piece["message"]["content"] for piece in found), found[-1]["prompt_eval_count"]) in [
-        (done.text, done.usage.prompt_tokens) for done in said]
+    wanted = [pool.chat([system, *turns[2 * at:], last], "llama", temperature=0, max_tokens=4)
+              for at in (kept, kept + 1)]
+    assert ("".join(chunk["message"]["content"] for chunk in found), found[-1]["prompt_eval_count"]) in [
+        (done.text, done.usage.prompt_tokens) for done in wanted]
     for more in ({"truncate": False}, {"messages": [system, {"role": "user", "content": "a b " * limit}]}):
         status, refused = ask(server, "/api/chat", {**body, **more})
         assert status == 400 and "longer than the model's context" in refused["error"], refused

@@ -1,4 +1,4 @@
-"""OpenAI's protocol, by the real client of OpenAI and by hand, held against the library on the same models."""
+"""OpenAI's protocol: OpenAI's client and raw requests, compared with the library on the same models."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ def client(server: Any) -> Iterator[Any]:
         yield made
 
 
-# ---- models and vectors ----------------------------------------------------------------------------------------------
+# ---- models and embeddings -------------------------------------------------------------------------------------------
 
 def test_models_are_listed(client: Any) -> None:
     assert [model.id for model in client.models.list()][:2] == ["bert", "prompted"]
 
 
-def test_embeddings_are_those_of_the_library(server: Any, client: Any) -> None:
+def test_embeddings_agree_with_the_library(server: Any, client: Any) -> None:
     pool = server.state.pool
     wanted = pool.embed(TEXTS, "bert")
-    found = client.embeddings.create(model="bert", input=TEXTS)  # asks for base64
+    found = client.embeddings.create(model="bert", input=TEXTS)  # the client requests base64
     assert np.array_equal(np.array([row.embedding for row in found.data], dtype=np.float32), wanted)
     assert [row.index for row in found.data] == [0, 1, 2] and found.model == "bert"
     assert found.usage.prompt_tokens == found.usage.total_tokens == sum(pool.count_tokens(text, "bert")
@@ -51,7 +51,7 @@ def test_embeddings_are_those_of_the_library(server: Any, client: Any) -> None:
     assert np.array_equal(np.frombuffer(base64.b64decode(raw["data"][0]["embedding"]), "<f4"), wanted[0])
 
 
-def test_token_ids_are_taken_as_they_are(server: Any, client: Any) -> None:
+def test_embeddings_of_token_ids(server: Any, client: Any) -> None:
     pool = server.state.pool
     ids = [pool.tokenize(text, "bert") for text in TEXTS]
     wanted = pool.embed(TEXTS, "bert")
@@ -65,13 +65,13 @@ def test_token_ids_are_taken_as_they_are(server: Any, client: Any) -> None:
     assert raised.value.code == "context_length_exceeded"
 
 
-def test_tasks_have_their_prompts(server: Any, client: Any) -> None:
+def test_task_selects_the_prompt(server: Any, client: Any) -> None:
     found = client.embeddings.create(model="prompted", input="cats", extra_body={"task": "query"})
     assert np.array_equal(np.array(found.data[0].embedding, dtype=np.float32),
                           server.state.pool.embed("cats", "prompted", task="query"))
 
 
-def test_errors_are_those_that_the_client_knows(client: Any) -> None:
+def test_errors_map_to_the_clients_exceptions(client: Any) -> None:
     for wrong, kind, code in (({"model": "nothing"}, openai.NotFoundError, "model_not_found"),
                               ({"dimensions": 10_000}, openai.BadRequestError, "invalid_value"),
                               ({"input": ""}, openai.BadRequestError, "invalid_value"),
@@ -81,7 +81,7 @@ def test_errors_are_those_that_the_client_knows(client: Any) -> None:
         assert raised.value.code == code
 
 
-def test_the_asynchronous_client(server: Any) -> None:
+def test_asynchronous_client(server: Any) -> None:
     async def work() -> list[Any]:
         async with openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
             return await asyncio.gather(*(client.embeddings.create(model="bert", input=text) for text in TEXTS * 20))
@@ -92,17 +92,17 @@ def test_the_asynchronous_client(server: Any) -> None:
     idle(server)
 
 
-def test_keys_of_the_catalogue_that_are_not_here_are_not_fetched(bert: Path, monkeypatch: pytest.MonkeyPatch,
-                                                                 tmp_path: Path) -> None:
+def test_missing_models_of_the_catalogue_are_not_downloaded(bert: Path, monkeypatch: pytest.MonkeyPatch,
+                                                            tmp_path: Path) -> None:
     monkeypatch.setenv("MPOOL_CACHE", str(tmp_path))
     with serving([f"bert={bert}"], catalogue=True) as made:
         status, found = ask(made, "/v1/embeddings", {"model": "bge-small-en-v1.5", "input": "x"})
         assert status == 404 and found["error"]["code"] == "model_not_found"
 
 
-# ---- how it is -------------------------------------------------------------------------------------------------------
+# ---- other routes ----------------------------------------------------------------------------------------------------
 
-def test_health_metrics_and_the_document(server: Any) -> None:
+def test_health_and_openapi_document(server: Any) -> None:
     status, found = ask(server, "/health")
     assert status == 200 and found["status"] != "unhealthy" and found["uptime"] >= 0
     status, document = ask(server, "/openapi.json")
@@ -110,7 +110,7 @@ def test_health_metrics_and_the_document(server: Any) -> None:
     assert ask(server, "/v1/embeddings/")[0] == 404 and ask(server, "/V1/embeddings", {})[0] == 404
 
 
-def test_reranking_is_that_of_the_library(tmp_path: Path, bert: Path) -> None:
+def test_rerank_agrees_with_the_library(tmp_path: Path, bert: Path) -> None:
     from rerankers import make_reranker
 
     documents = ["The dog barked.", "A cat sat.", "Numbers 1 2 3.", "Cats sleep."]
@@ -131,8 +131,8 @@ def test_reranking_is_that_of_the_library(tmp_path: Path, bert: Path) -> None:
             assert ask(made, "/v1/rerank", {**body, **wrong})[0] == 400
 
 
-def test_many_texts_do_not_hold_the_others_up(server: Any, client: Any) -> None:
-    """An answer of 100,000 numbers is written beside the loop, and is the same."""
+def test_large_embedding_responses(server: Any, client: Any) -> None:
+    """A response of more than 2**15 numbers is encoded on another thread, with the same result."""
     texts = [f"Text number {at}." for at in range(3500)]
     wanted = server.state.pool.embed(texts, "bert")
     for encoding in ("float", "base64"):

@@ -1,7 +1,4 @@
-"""The server's door, at the socket: every case of bad input that HTTP can bring, and who is let in.
-
-Numbers in names are those of the list of bad input that the project keeps.
-"""
+"""Access control and invalid input, tested over the socket."""
 
 from __future__ import annotations
 
@@ -28,8 +25,8 @@ def server(bert: Path) -> Iterator[Any]:
 
 
 @pytest.fixture(autouse=True)
-def unharmed(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Whatever a test does, the next caller is served as ever."""
+def server_stays_usable(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Check after each test that the server serves the next request."""
     yield
     if "server" in request.fixturenames:
         assert embed(request.getfixturevalue("server"), "Still here?")[0] == 200
@@ -48,39 +45,39 @@ def post(server: Any, body: bytes, path: str = "/v1/embeddings", **more: Any) ->
 BODY = json.dumps({"model": "bert", "input": "x"}).encode()
 
 
-# ---- 79: whom the request is for -------------------------------------------------------------------------------------
+# ---- Host and Origin -------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1", "localhost:1",
                                   "127.0.0.1.evil.example", "127.0.0.1:{port}.evil.example", "localhost", "[::1]:1",
                                   "0.0.0.0:{port}", "{port}",
                                   "user@127.0.0.1:{port}", "127.0.0.1:0{port}"])
-def test_79_a_foreign_host_is_misdirected(server: Any, host: str) -> None:
+def test_foreign_host_is_refused(server: Any, host: str) -> None:
     for path in ("/health", "/v1/models", "/nowhere"):
         with Raw(server) as raw:
             status, _, body = raw.request(path, host=host.format(port=server.port)).answer()
         assert status == 421 and json.loads(body)["error"]["code"] == "misdirected"
 
 
-def test_79_own_names_are_answered(server: Any) -> None:
+def test_names_of_loopback_are_accepted(server: Any) -> None:
     for host in ("127.0.0.1", "localhost", "LOCALHOST", "[::1]"):
         with Raw(server) as raw:
             assert raw.request("/health", host=f"{host}:{server.port}").answer()[0] == 200
 
 
-def test_79_no_host_and_two_hosts_are_no_requests(server: Any) -> None:
+def test_exactly_one_host_header_is_required(server: Any) -> None:
     for lines in (b"", f"Host: 127.0.0.1:{server.port}\r\n".encode() * 2):
         with Raw(server) as raw:
             assert raw.send(b"GET /health HTTP/1.1\r\n" + lines + b"\r\n").answer()[0] == 400
             assert raw.closed()
 
 
-def test_79_a_proxys_name_can_be_allowed(bert: Path) -> None:
+def test_allowed_hosts(bert: Path) -> None:
     with serving([f"bert={bert}"], allowed_hosts=("models.example",)) as made, Raw(made) as raw:
         assert raw.request("/health", host="models.example").answer()[0] == 200
         assert raw.request("/health", host="other.example").answer()[0] == 421
 
 
-def test_79_all_addresses_are_answered_by_name() -> None:
+def test_accepted_hosts_by_listening_address() -> None:
     from mpool.server.settings import Settings
 
     found = Settings(host="0.0.0.0", token=TOKEN, allowed_hosts=("Models.example:80",)).hosts(80)
@@ -89,7 +86,7 @@ def test_79_all_addresses_are_answered_by_name() -> None:
     assert "[::1]:81" in Settings(host="::1").hosts(81)
 
 
-def test_pages_of_other_origins_are_refused(server: Any) -> None:
+def test_foreign_origins_are_refused(server: Any) -> None:
     own = f"http://127.0.0.1:{server.port}"
     for origin, status in ((own, 200), (f"http://localhost:{server.port}", 200), ("https://evil.example", 403),
                            ("null", 403), (own + ".evil.example", 403), ("file://", 403), ("", 403)):
@@ -103,7 +100,7 @@ def test_pages_of_other_origins_are_refused(server: Any) -> None:
         assert status == 200 and not any(name.startswith("access-control") for name in headers)
 
 
-def test_named_origins_get_cors_headers(bert: Path) -> None:
+def test_allowed_origins_receive_cors_headers(bert: Path) -> None:
     page = "https://page.example"
     with serving([f"bert={bert}"], allowed_origins=(page,), token=TOKEN) as made, Raw(made) as raw:
         status, headers, _ = raw.request("/v1/embeddings", None, f"Origin: {page}",
@@ -118,7 +115,7 @@ def test_named_origins_get_cors_headers(bert: Path) -> None:
         assert raw.request("/health", None, "Origin: https://other.example").answer()[0] == 403
 
 
-# ---- 80: where a request ends ----------------------------------------------------------------------------------------
+# ---- request framing -------------------------------------------------------------------------------------------------
 
 def head(server: Any, *lines: str) -> bytes:
     return "\r\n".join(["POST /v1/embeddings HTTP/1.1", f"Host: 127.0.0.1:{server.port}",
@@ -133,14 +130,14 @@ def head(server: Any, *lines: str) -> bytes:
     ("Transfer-Encoding: identity",), ("Transfer-Encoding: chunked", "Transfer-Encoding: chunked"),
     ("Content-Length : 31",), ("Content Length: 31",),
 ], ids=" & ".join)
-def test_80_a_length_that_is_not_one_closes(server: Any, lines: tuple[str, ...]) -> None:
+def test_invalid_length_closes_the_connection(server: Any, lines: tuple[str, ...]) -> None:
     with Raw(server) as raw:
         status, headers, body = raw.send(head(server, *lines) + BODY).answer()
         assert status in (400, 501, 413) and json.loads(body)["error"]["type"] == "invalid_request_error"
         assert raw.closed(5)
 
 
-def test_80_two_lengths_of_the_second_request_on_a_connection(server: Any) -> None:
+def test_invalid_length_of_a_pipelined_request(server: Any) -> None:
     good = head(server, f"Content-Length: {len(BODY)}") + BODY
     bad = head(server, f"Content-Length: {len(BODY)}", f"Content-Length: {len(BODY)}") + BODY
     with Raw(server) as raw:
@@ -152,7 +149,7 @@ def test_80_two_lengths_of_the_second_request_on_a_connection(server: Any) -> No
                                    b"-1\r\nx\r\n", b"0x3\r\nabc\r\n", b"3\r\nabcd\r\n", b"\r\n", b"G\r\n",
                                    b"5;" + b"e" * 20000],
                          ids=["21 digits", "64 bits", "negative", "prefix", "overrun", "empty", "letter", "extension"])
-def test_80_chunks_that_are_none_close(server: Any, chunk: bytes) -> None:
+def test_malformed_chunks_close_the_connection(server: Any, chunk: bytes) -> None:
     with Raw(server) as raw:
         raw.send(head(server, "Transfer-Encoding: chunked") + chunk)
         status, _, _ = raw.answer()
@@ -160,20 +157,20 @@ def test_80_chunks_that_are_none_close(server: Any, chunk: bytes) -> None:
         assert raw.closed(5)
 
 
-def test_80_tiny_chunks_close(server: Any) -> None:
+def test_many_tiny_chunks_close_the_connection(server: Any) -> None:
     with Raw(server) as raw:
         raw.send(head(server, "Transfer-Encoding: chunked") + b"1\r\nx\r\n" * 5000)
         assert raw.answer()[0] == 400 and raw.closed()
 
 
-def test_80_chunks_as_clients_send_them_are_read(server: Any) -> None:
+def test_chunked_body_is_accepted(server: Any) -> None:
     parts = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (BODY[:10], BODY[10:11], BODY[11:]))
     with Raw(server) as raw:
         assert raw.send(head(server, "Transfer-Encoding: chunked") + parts + b"0\r\n\r\n").answer()[0] == 200
-        assert raw.request("/health").answer()[0] == 200  # and the connection stays
+        assert raw.request("/health").answer()[0] == 200  # the connection stays open
 
 
-def test_heads_have_caps(server: Any) -> None:
+def test_heads_have_limits(server: Any) -> None:
     many, large = [f"X-{at}: y" for at in range(30)], ["X: " + "y" * 20000]
     for lines in (many, large):
         with Raw(server) as raw:
@@ -188,7 +185,7 @@ def test_heads_have_caps(server: Any) -> None:
                                   b"GET /\xff HTTP/1.1\r\n\r\n", b"GET / HTTP/1.1\r\nHost: a\r\nX: a\x00b\r\n\r\n",
                                   b"GET / HTTP/1.1\r\nHost: a\r\n X: folded\r\n\r\n"],
                          ids=["TLS", "version", "no path", "HTTP/2", "zeros", "not ASCII", "NUL", "folded"])
-def test_what_is_no_http_is_refused(server: Any, text: bytes) -> None:
+def test_input_that_is_not_http_is_refused(server: Any, text: bytes) -> None:
     with Raw(server) as raw:
         try:
             assert raw.send(text + b"\r\n\r\n").answer()[0] in (400, 421)
@@ -197,26 +194,26 @@ def test_what_is_no_http_is_refused(server: Any, text: bytes) -> None:
         assert raw.closed(5)
 
 
-# ---- 81: bodies ------------------------------------------------------------------------------------------------------
+# ---- bodies ----------------------------------------------------------------------------------------------------------
 
-def test_81_a_body_beyond_the_cap_is_refused_before_it_is_read(server: Any) -> None:
+def test_too_large_body_is_refused_before_it_is_read(server: Any) -> None:
     with Raw(server) as raw:
         status, _, _ = raw.request("/v1/embeddings", b"{", length=1 << 40).answer()
         assert status == 413
-    with Raw(server) as raw:  # of no stated length
+    with Raw(server) as raw:  # without Content-Length
         raw.send(head(server, "Transfer-Encoding: chunked"))
         for _ in range(20):
             raw.send(b"10000\r\n" + b"x" * 65536 + b"\r\n")
         assert raw.answer()[0] == 413
 
 
-def test_81_a_connection_survives_a_body_that_was_refused(server: Any) -> None:
+def test_connection_stays_open_after_a_refused_body(server: Any) -> None:
     with Raw(server) as raw:
         assert raw.request("/v1/embeddings", b"x" * ((1 << 20) + 1)).answer()[0] == 413
         assert raw.request("/health").answer()[0] == 200
 
 
-def test_81_who_goes_on_sending_is_cut_off(server: Any) -> None:
+def test_client_that_continues_a_refused_body_is_disconnected(server: Any) -> None:
     with Raw(server) as raw:
         raw.request("/v1/embeddings", b"{", length=1 << 40)
         for _ in range(400):
@@ -224,7 +221,7 @@ def test_81_who_goes_on_sending_is_cut_off(server: Any) -> None:
         assert raw.closed(5)
 
 
-def test_81_a_slow_head_and_a_slow_body_time_out(server: Any) -> None:
+def test_slow_heads_and_bodies_time_out(server: Any) -> None:
     with Raw(server) as slow_head, Raw(server) as slow_body, Raw(server) as drip, Raw(server) as silent:
         slow_head.send(b"GET /health HT")
         slow_body.request("/v1/embeddings", BODY[:5], length=len(BODY))
@@ -236,29 +233,29 @@ def test_81_a_slow_head_and_a_slow_body_time_out(server: Any) -> None:
         for raw in (slow_head, slow_body, drip):
             assert raw.answer()[0] == 408
             assert raw.closed(5)
-        assert silent.closed(5)  # it has sent nothing, and is told nothing
+        assert silent.closed(5)  # a client that has sent nothing receives no response
 
 
 @pytest.mark.parametrize("coding", ["gzip", "br", "deflate", "zstd", "identity, gzip"])
-def test_81_compressed_bodies_are_refused(server: Any, coding: str) -> None:
+def test_compressed_bodies_are_refused(server: Any, coding: str) -> None:
     with Raw(server) as raw:
         assert raw.request("/v1/embeddings", BODY, f"Content-Encoding: {coding}").answer()[0] == 415
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x",
                                   "", "application/jsonp", "application/json; charset=latin-1", "text/json"])
-def test_81_only_json_is_read(server: Any, kind: str) -> None:
+def test_content_type_must_be_json(server: Any, kind: str) -> None:
     status, found = post(server, BODY, kind=kind)
     assert status == 415 and "Content-Type: application/json" in found["error"]["message"]
 
 
 @pytest.mark.parametrize("kind", ["application/json; charset=utf-8", "Application/JSON",
                                   'application/json;charset="UTF-8"'])
-def test_81_json_by_its_other_spellings_is_read(server: Any, kind: str) -> None:
+def test_equivalent_spellings_of_the_content_type(server: Any, kind: str) -> None:
     assert post(server, BODY, kind=kind)[0] == 200
 
 
-# ---- 82, 83: JSON ----------------------------------------------------------------------------------------------------
+# ---- JSON ------------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("body", [
     b'{"model":"bert","input":"x","dimensions":NaN}', b'{"model":"bert","input":"x","dimensions":Infinity}',
@@ -271,42 +268,42 @@ def test_81_json_by_its_other_spellings_is_read(server: Any, kind: str) -> None:
     b'{"model":"bert","input":"\xff"}', b'{"model":"bert","input":"x"} // comment',
     b'{"model":"bert","input":"a\nb"}',
 ], ids=lambda body: repr(body[:60]))
-def test_82_json_is_strict(server: Any, body: bytes) -> None:
+def test_json_is_strict(server: Any, body: bytes) -> None:
     status, found = post(server, body)
     assert status == 400 and found["error"]["code"] in ("invalid_json", "invalid_value")
 
 
-def test_82_a_key_that_stands_twice_deep_inside(server: Any) -> None:
+def test_duplicate_key_in_a_nested_object(server: Any) -> None:
     body = b'{"model":"bert","query":"q","documents":[{"text":"a"},{"text":"b","text":"c"}]}'
     status, found = post(server, body, "/v1/rerank")
     assert status == 400 and found["error"]["code"] == "invalid_json"
 
 
 @pytest.mark.parametrize("text", [b"\\ud800", b"a\\udc00b", b"\\ud800\\ud800", b"\\ud83d"])
-def test_83_half_a_surrogate_pair_is_refused(server: Any, text: bytes) -> None:
+def test_lone_surrogates_are_refused(server: Any, text: bytes) -> None:
     status, found = post(server, b'{"model":"bert","input":"' + text + b'"}')
     assert status == 400 and found["error"]["code"] == "invalid_json"
 
 
-def test_83_whole_pairs_and_nul_are_taken(server: Any) -> None:
+def test_surrogate_pairs_and_nul_are_accepted(server: Any) -> None:
     assert post(server, b'{"model":"bert","input":"\\ud83d\\ude00"}')[0] == 200
     assert post(server, b'{"model":"bert","input":"a\\u0000b"}')[0] == 200
 
 
-def test_83_a_large_text_is_refused(server: Any, bert: Path) -> None:
+def test_too_long_text_is_refused(server: Any, bert: Path) -> None:
     assert embed(server, "x" * 100_001)[0] == 413
     assert embed(server, ["y", "x" * 100_001])[0] == 413
-    with serving([f"bert={bert}"]) as made:  # as it is by default
+    with serving([f"bert={bert}"]) as made:  # default limits
         assert embed(made, "x" * 10_000_000)[0] == 413
 
 
-# ---- 84 to 89: values, names -----------------------------------------------------------------------------------------
+# ---- values and names ------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("field", [{"dimensions": 0}, {"dimensions": -1}, {"dimensions": 2**63}, {"dimensions": 1.5},
                                    {"dimensions": "8"}, {"input": []}, {"input": ""}, {"input": [[]]}, {"input": None},
                                    {"input": [1, "a"]}, {"input": [-1]}, {"input": [2**40]}, {"input": {"a": 1}},
                                    {"encoding_format": "hex"}, {"model": 3}, {"model": ""}], ids=str)
-def test_84_values_out_of_range_are_named(server: Any, field: dict[str, Any]) -> None:
+def test_invalid_values_are_named(server: Any, field: dict[str, Any]) -> None:
     status, found = ask(server, "/v1/embeddings", {"model": "bert", "input": "x", **field})
     assert status == 400 and found["error"]["code"] == "invalid_value"
     name = next(iter(field))
@@ -317,30 +314,30 @@ def test_84_values_out_of_range_are_named(server: Any, field: dict[str, Any]) ->
                                   "http://evil.example/x", "hf://org/name", "org/name", "org/name:Q4_K_M",
                                   "pip:evil==1.0/x", "sha256:deadbeef", "bert\x00", "bert ", "BERT", "%2e%2e/bert",
                                   "x" * 256])
-def test_87_names_are_never_paths_or_references(server: Any, name: str) -> None:
+def test_model_names_are_never_paths_or_references(server: Any, name: str) -> None:
     status, found = ask(server, "/v1/embeddings", {"model": name, "input": "x"})
     assert status == 404 and found["error"]["code"] == "model_not_found"
     assert name not in found["error"]["message"]
 
 
-def test_87_the_path_of_a_model_is_never_told(server: Any, bert: Path) -> None:
-    told = json.dumps([ask(server, "/v1/models"), ask(server, "/v1/embeddings", {"model": "bert", "input": [10**6]}),
+def test_responses_never_contain_the_path_of_a_model(server: Any, bert: Path) -> None:
+    text = json.dumps([ask(server, "/v1/models"), ask(server, "/v1/embeddings", {"model": "bert", "input": [10**6]}),
                        ask(server, "/v1/rerank", {"model": "bert", "query": "q", "documents": ["d"]})])
-    assert str(bert) not in told and bert.name not in told.replace("bert", "", 0) or str(bert.parent) not in told
+    assert str(bert) not in text and bert.name not in text.replace("bert", "", 0) or str(bert.parent) not in text
     with Raw(server) as raw:
         assert str(bert.parent) not in raw.request("/metrics").answer()[2].decode()
 
 
 @pytest.mark.parametrize("field", ["chat_template", "chat_template_kwargs", "template", "grammar", "guided_regex",
                                    "prompt", "path", "lora"])
-def test_88_what_is_not_offered_is_refused_by_name(server: Any, field: str) -> None:
+def test_unsupported_parameters_are_named(server: Any, field: str) -> None:
     status, found = ask(server, "/v1/embeddings", {"model": "bert", "input": "x", field: "y"})
     assert status == 400 and found["error"]["code"] == "unsupported_parameter" and found["error"]["param"] == field
 
 
-# ---- who is let in ---------------------------------------------------------------------------------------------------
+# ---- token and settings ----------------------------------------------------------------------------------------------
 
-def test_a_token_is_required_on_every_route_but_health(bert: Path) -> None:
+def test_token_is_required_on_every_route_but_health(bert: Path) -> None:
     from mpool.server.application import OPERATIONS
 
     with serving([f"bert={bert}"], token=TOKEN) as made, Raw(made) as raw:
@@ -350,8 +347,8 @@ def test_a_token_is_required_on_every_route_but_health(bert: Path) -> None:
             if operation.path != "/health":
                 body = None if operation.body is None else b"{}"
                 status, headers, _ = raw.request(operation.path, body, method=operation.method).answer()
-                asked = 'Basic realm="mpool", charset="UTF-8"' if operation.path == "/" else "Bearer"
-                assert status == 401 and headers["www-authenticate"] == asked, operation.path
+                scheme = 'Basic realm="mpool", charset="UTF-8"' if operation.path == "/" else "Bearer"
+                assert status == 401 and headers["www-authenticate"] == scheme, operation.path
         for given in ("", TOKEN, f"Basic {TOKEN}", "Bearer", "Bearer ", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}",
                       "Bearer \xff\xfe"):
             assert raw.request("/v1/models", None, f"Authorization: {given}").answer()[0] == 401
@@ -359,7 +356,7 @@ def test_a_token_is_required_on_every_route_but_health(bert: Path) -> None:
             assert raw.request("/v1/models", None, f"Authorization: {given}").answer()[0] == 200
 
 
-def test_other_addresses_need_a_token() -> None:
+def test_addresses_other_than_loopback_require_a_token() -> None:
     from mpool.server.settings import Settings
 
     for host in ("0.0.0.0", "192.0.2.1", "::", "example.org"):
@@ -373,7 +370,7 @@ def test_other_addresses_need_a_token() -> None:
             Settings(token=token)
 
 
-def test_a_tokens_file_is_for_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_file_is_readable_by_its_owner_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from mpool.server import settings
 
     monkeypatch.setenv("MPOOL_CACHE", str(tmp_path / "cache"))
@@ -403,9 +400,9 @@ def test_settings_are_checked(field: dict[str, Any]) -> None:
         Settings(**field)
 
 
-# ---- many at once ----------------------------------------------------------------------------------------------------
+# ---- connections -----------------------------------------------------------------------------------------------------
 
-def test_connections_have_a_cap(bert: Path) -> None:
+def test_number_of_connections_is_limited(bert: Path) -> None:
     with serving([f"bert={bert}"], max_connections=5) as made:
         held = [Raw(made) for _ in range(5)]
         for raw in held:
@@ -421,12 +418,12 @@ def test_connections_have_a_cap(bert: Path) -> None:
                     break
             time.sleep(0.01)
         else:
-            raise AssertionError("no room after one has left")
+            raise AssertionError("no new connection was accepted after one was closed")
         for raw in held:
             raw.socket.close()
 
 
-def test_who_leaves_leaves_nothing(server: Any) -> None:
+def test_disconnects_leave_no_request_behind(server: Any) -> None:
     for _ in range(20):
         with Raw(server) as raw:
             raw.request("/v1/embeddings", json.dumps({"model": "bert", "input": ["word " * 200] * 100}).encode())
@@ -435,13 +432,13 @@ def test_who_leaves_leaves_nothing(server: Any) -> None:
     idle(server)
 
 
-def test_idle_connections_end(bert: Path) -> None:
+def test_idle_connections_are_closed(bert: Path) -> None:
     with serving([f"bert={bert}"], idle_timeout=0.2, header_timeout=5.0) as made, Raw(made) as raw:
         assert raw.request("/health").answer()[0] == 200
         assert raw.closed(5)
 
 
-def test_upgrades_are_not_taken(server: Any) -> None:
+def test_upgrades_are_ignored(server: Any) -> None:
     with Raw(server) as raw:
         status, _, _ = raw.request("/health", None, "Connection: Upgrade", "Upgrade: websocket",
                                    "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: x").answer()

@@ -1,4 +1,4 @@
-"""Tools over HTTP: OpenAI's protocol and Ollama's, by their own clients, and what neither may ask for."""
+"""Tools in OpenAI's and Ollama's protocols, with their clients, and invalid tools."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ def openai(server: Any) -> Any:
 
 
 def test_openai_client(openai: Any) -> None:
-    """A whole turn: the call, its result, and an answer; streamed the same."""
+    """A tool call, with and without streaming, the result of the tool, and the next completion."""
     options: dict[str, Any] = {"model": "writes", "tools": [tm.CLOCK], **GREEDY}
-    answer = openai.chat.completions.create(messages=CHAT, **options)
-    message = answer.choices[0].message
+    done = openai.chat.completions.create(messages=CHAT, **options)
+    message = done.choices[0].message
     (call,) = message.tool_calls
-    assert answer.choices[0].finish_reason == "tool_calls" and message.content == "Wait."
+    assert done.choices[0].finish_reason == "tool_calls" and message.content == "Wait."
     assert (call.type, call.function.name, call.function.arguments) == ("function", "clock", "{}")
     found: dict[int, list[str]] = {}
     text, reasons = "", []
-    for piece in openai.chat.completions.create(messages=CHAT, stream=True, **options):
-        choice = piece.choices[0]
+    for chunk in openai.chat.completions.create(messages=CHAT, stream=True, **options):
+        choice = chunk.choices[0]
         text += choice.delta.content or ""
         reasons += [choice.finish_reason] if choice.finish_reason else []
         for delta in choice.delta.tool_calls or ():
@@ -61,14 +61,14 @@ def test_openai_client(openai: Any) -> None:
     messages = [*CHAT, message.model_dump(exclude_none=True), {"role": "tool", "tool_call_id": call.id,
                                                                "content": "12:30"}]
     again = openai.chat.completions.create(messages=messages, **options)
-    assert again.usage.prompt_tokens > answer.usage.prompt_tokens
+    assert again.usage.prompt_tokens > done.usage.prompt_tokens
     none = openai.chat.completions.create(messages=messages, tool_choice="none", **options)
     assert not none.choices[0].message.tool_calls and none.choices[0].finish_reason == "stop"
     only = openai.chat.completions.create(messages=CHAT, tool_choice="required", **options)
     assert only.choices[0].message.content is None and only.choices[0].message.tool_calls
 
 
-def test_openai_calls_fit_and_are_the_librarys(server: Any, writes: Path) -> None:
+def test_openai_tool_calls_match_the_schemas_and_the_library(server: Any, writes: Path) -> None:
     jsonschema = pytest.importorskip("jsonschema")
     body = {"model": "writes", "messages": CHAT, "tools": TOOLS, "tool_choice": NAMED, "n": 2, **WARM}
     status, found = ask(server, "/v1/chat/completions", body)
@@ -93,35 +93,35 @@ def test_ollama_client(server: Any) -> None:
         return "12:30"
 
     options = {"temperature": 0, "presence_penalty": 2.0, "num_predict": 120, "seed": 1}
-    answer = client.chat("writes", CHAT, tools=[clock], options=options)
-    (call,) = answer.message.tool_calls
-    assert (answer.message.content, call.function.name, call.function.arguments) == ("Wait.", "clock", {})
-    assert answer.done and answer.done_reason == "stop"
-    pieces = list(client.chat("writes", CHAT, tools=[clock], options=options, stream=True))
-    assert "".join(piece.message.content or "" for piece in pieces) == "Wait." and pieces[-1].done
-    (streamed,) = [call for piece in pieces for call in piece.message.tool_calls or ()]
+    done = client.chat("writes", CHAT, tools=[clock], options=options)
+    (call,) = done.message.tool_calls
+    assert (done.message.content, call.function.name, call.function.arguments) == ("Wait.", "clock", {})
+    assert done.done and done.done_reason == "stop"
+    chunks = list(client.chat("writes", CHAT, tools=[clock], options=options, stream=True))
+    assert "".join(chunk.message.content or "" for chunk in chunks) == "Wait." and chunks[-1].done
+    (streamed,) = [call for chunk in chunks for call in chunk.message.tool_calls or ()]
     assert (streamed.function.name, streamed.function.arguments) == ("clock", {})
-    messages = [*CHAT, answer.message, {"role": "tool", "content": clock(), "tool_name": "clock"}]
+    messages = [*CHAT, done.message, {"role": "tool", "content": clock(), "tool_name": "clock"}]
     again = client.chat("writes", messages, tools=[clock], options=options)
-    assert again.prompt_eval_count > answer.prompt_eval_count
+    assert again.prompt_eval_count > done.prompt_eval_count
     assert client.show("writes").capabilities == ["completion", "tools"]
     assert client.show("llama").capabilities == ["completion"]
 
 
-def test_ollama_streams_tell_calls_when_they_are_complete(tmp_path: Path) -> None:
+def test_ollama_streams_send_each_complete_tool_call(tmp_path: Path) -> None:
     ollama = pytest.importorskip("ollama")
-    chains = [*WRITES[:-1], ("</tool_call>", "<tool_call>")]  # call upon call, until there is no room
+    chains = [*WRITES[:-1], ("</tool_call>", "<tool_call>")]  # one tool call after another, up to the token limit
     with serving([f"again={chainmodels.save(tmp_path, tm.HERMES, chains, WORDS)}"]) as made:
         client = ollama.Client(host=made.url)
         options = {"temperature": 0, "num_predict": 23}
         whole = client.chat("again", CHAT, tools=[tm.CLOCK], options=options)
-        pieces = list(client.chat("again", CHAT, tools=[tm.CLOCK], options=options, stream=True))
-    told = [[call.function.model_dump() for call in piece.message.tool_calls] for piece in pieces
-            if piece.message.tool_calls]
-    assert [len(calls) for calls in told] == [1] * len(told)  # each by itself, not all of them at the end
-    assert [call for calls in told for call in calls] == [call.function.model_dump()
+        chunks = list(client.chat("again", CHAT, tools=[tm.CLOCK], options=options, stream=True))
+    sent = [[call.function.model_dump() for call in chunk.message.tool_calls] for chunk in chunks
+            if chunk.message.tool_calls]
+    assert [len(calls) for calls in sent] == [1] * len(sent)  # each in its own chunk, not all at the end
+    assert [call for calls in sent for call in calls] == [call.function.model_dump()
                                                           for call in whole.message.tool_calls]
-    assert len(told) >= 5 and whole.done_reason == "length"
+    assert len(sent) >= 5 and whole.done_reason == "length"
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
@@ -143,20 +143,21 @@ BAD: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize("field, says", BAD, ids=lambda value: str(value)[:40])
-def test_what_is_no_tool_is_refused(server: Any, field: dict[str, Any], says: str) -> None:
+@pytest.mark.parametrize("field, message", BAD, ids=lambda value: str(value)[:40])
+def test_invalid_tools_are_refused(server: Any, field: dict[str, Any], message: str) -> None:
     for stream in (False, True):
         body = {"model": "writes", "messages": CHAT, "max_tokens": 2, "stream": stream, **field}
         status, found = ask(server, "/v1/chat/completions", body)
-        assert status == 400 and found["error"]["code"] == "invalid_value" and says in found["error"]["message"], found
+        assert status == 400 and found["error"]["code"] == "invalid_value", found
+        assert message in found["error"]["message"], found
         param = next((name for name in ("tool_choice", "response_format") if name in field), next(iter(field)))
         assert found["error"]["param"].partition("[")[0] == param
     if "tool_choice" not in field and "response_format" not in field and "messages" not in field:
         status, found = ask(server, "/api/chat", {"model": "writes", "messages": CHAT, **field})
-        assert status == 400 and says in found["error"]
+        assert status == 400 and message in found["error"]
 
 
-def test_models_without_tools_say_so(server: Any) -> None:
+def test_models_without_tool_support(server: Any) -> None:
     for path in ("/v1/chat/completions", "/api/chat"):
         status, found = ask(server, path, {"model": "llama", "messages": CHAT, "tools": [tm.CLOCK]})
         assert status == 400 and "does not support tools" in str(found["error"])
@@ -170,8 +171,7 @@ def test_models_without_tools_say_so(server: Any) -> None:
         assert status == 400 and found["error"]["param"] == next(iter(field))
 
 
-def test_bounds_are_the_librarys() -> None:
-    """The document says what the library says."""
+def test_openapi_document_has_the_librarys_limit_of_tools() -> None:
     from mpool.server.openapi import document
 
     schemas = json.loads(document())["components"]["schemas"]
@@ -180,8 +180,8 @@ def test_bounds_are_the_librarys() -> None:
         assert listed["maxItems"] == tool_schemas.MAX_TOOLS
 
 
-def test_tools_beside_a_response_format(openai: Any) -> None:
-    """Calls, or an answer of the form: as agents ask that want both."""
+def test_tools_with_a_response_format(openai: Any) -> None:
+    """Each completion is either a tool call or text in the response format."""
     jsonschema = pytest.importorskip("jsonschema")
     format = {"type": "json_schema", "json_schema": {"name": "book", "strict": True, "schema": BOOK}}
     options: dict[str, Any] = {"model": "writes", "tools": [tm.CLOCK], "response_format": format, "n": 3, **WARM}

@@ -1,6 +1,6 @@
-"""The parts of uvicorn that it does not document and the server uses: a pinned version, and every name that must exist.
+"""Undocumented parts of uvicorn that the server uses: the version that was checked, and all names that must exist.
 
-uvicorn documents ``uvicorn.Config(http=CLASS)`` but not the base classes of such a class, and no way to serve without
+uvicorn documents ``uvicorn.Config(http=CLASS)``, but neither base classes for such a class nor a way to serve without
 its signal handlers.
 """
 
@@ -33,7 +33,7 @@ METHODS = {"connection_made", "connection_lost", "pause_writing", "resume_writin
            "on_response_complete"}
 
 
-def test_uvicorn_is_the_version_that_was_checked() -> None:
+def test_installed_uvicorn_is_the_checked_version() -> None:
     assert uvicorn.__version__.rpartition(".")[0] == SEEN, HELP
 
 
@@ -60,7 +60,7 @@ def test_names_of_the_server() -> None:
 
 
 def test_the_server_imports_no_private_name() -> None:
-    """No import of an underscore name of another package under `mpool/server`, and of uvicorn only the names below."""
+    """`mpool/server` imports no underscore names of other packages, and from uvicorn's modules only the names below."""
     import ast
     from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Images in messages, by both protocols, against the library; what an image may not name."""
+"""Images in messages of both protocols, compared with the library, and invalid images."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def photo() -> bytes:
     return out.getvalue()
 
 
-def test_both_protocols_give_what_the_library_gives(server: Any, photo: bytes) -> None:
+def test_both_protocols_agree_with_the_library(server: Any, photo: bytes) -> None:
     text = visionmodels.text(3, 6)
     wanted = server.state.pool.chat([{"role": "user", "content": text, "images": [photo]}], "llava", temperature=0,
                                     max_tokens=8).text
@@ -50,15 +50,14 @@ def test_both_protocols_give_what_the_library_gives(server: Any, photo: bytes) -
     assert chat.message.content == wanted
     assert client.generate("llava", text, images=[photo], options=options).response == wanted
     assert "vision" in client.show("llava").capabilities
-    idle = client.chat("llava", [{"role": "user", "content": text}], options=options)  # without one
-    assert idle.done
+    assert client.chat("llava", [{"role": "user", "content": text}], options=options).done  # without an image
 
 
 @pytest.mark.parametrize("named", ["/etc/passwd", "file:///etc/passwd", "http://127.0.0.1:1/x.png", "photo.jpg", "",
                                    "data:image/png,notbase64", "data:image/png;base64,!!!", "%2Fetc%2Fpasswd",
                                    base64.b64encode(b"no image at all").decode(),
                                    "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\nx").decode()])
-def test_77_78_what_is_no_image_is_refused(server: Any, named: str) -> None:
+def test_invalid_images_are_refused(server: Any, named: str) -> None:
     parts = [{"type": "image_url", "image_url": {"url": named}}, {"type": "text", "text": "x"}]
     status, found = ask(server, "/v1/chat/completions", {"model": "llava", "messages": [{"role": "user",
                                                                                         "content": parts}]})

@@ -1,4 +1,4 @@
-"""The worker protocol: every rule that it has is a test here, at the socket of a worker that runs."""
+"""The worker protocol: one test per rule, over the socket of a running worker."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ from servers import Process, Raw, ask
 from workers import TERMINAL, Events, free, refused, run, text_of, until, working
 
 from mpool.server.errors import TABLE, Refusal, refusal_of, worker_code, worker_error
-from mpool.server.worker import GRACE, Tokens, Worker
+from mpool.server.worker import GRACE, TokenSplitter, Worker
 
 GREEDY: dict[str, Any] = {"temperature": 0}
-#: Some thousand tokens: seconds of reading with SmolLM2.
+#: A prompt of several thousand tokens, which SmolLM2 processes for seconds.
 LONG = "The quick brown fox jumps over the lazy dog and looks at number seventeen. " * 200
 CODES = {"INVALID_REQUEST", "MODEL_LOAD_FAILED", "OOM", "INFERENCE_TIMEOUT", "CANCELLED", "INTERNAL"}
 
 
 @pytest.fixture(scope="module")
 def worker(llama: Path) -> Iterator[Worker]:
-    """Of a tiny model."""
+    """Worker with a tiny model."""
     with working(f"tiny={llama}") as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def slow_worker() -> Iterator[Worker]:
-    """Of a model that needs seconds for 2,048 tokens."""
+    """Worker with a model that takes seconds for 2,048 tokens."""
     with working(f"smol={real_path('smollm2')}") as made:
         yield made
 
 
 # ---- a job -----------------------------------------------------------------------------------------------------------
 
-def test_a_job_is_started_tokens_and_one_end(worker: Worker) -> None:
+def test_events_of_a_job(worker: Worker) -> None:
     found = run(worker.serving, job_id="a", prompt="A cat sat", max_tokens=40, **GREEDY)
     wanted = worker.pool.generate("A cat sat", worker.model, max_tokens=40, **GREEDY)
     assert found[0] == ("started", {"job_id": "a", "model": "tiny"})
@@ -74,79 +74,79 @@ def test_every_option_reaches_the_library(worker: Worker) -> None:
     assert found[-1][1]["tokens_out"] == wanted.usage.completion_tokens
 
 
-def test_the_same_seed_gives_the_same_tokens(worker: Worker) -> None:
+def test_seed_determines_the_tokens(worker: Worker) -> None:
     options: dict[str, Any] = {"prompt": "Once", "max_tokens": 50, "temperature": 1.5}
     first, again, other = (run(worker.serving, job_id="s", seed=seed, **options)[1:-1] for seed in (3, 3, 4))
     assert first == again != other
 
 
-def test_utf_8_never_splits_over_two_events(worker: Worker) -> None:
-    """The tiny model's tokens are mostly bytes: at a high temperature it writes parts of characters all the time. Each
-    event is decoded by itself (workers.py)."""
-    whole = 0
+def test_characters_are_never_split_over_two_events(worker: Worker) -> None:
+    """Most tokens of the tiny model are single bytes: at a high temperature it often generates incomplete characters.
+    `workers.Events` decodes each event separately."""
+    complete = 0
     for seed in range(12):
         options: dict[str, Any] = {"prompt": "日本語の文章です。", "max_tokens": 120, "temperature": 1.0, "seed": seed}
         found = run(worker.serving, job_id="u", **options)
         wanted = worker.pool.generate(options.pop("prompt"), worker.model, **options)
         assert text_of(found) == wanted.text
-        whole += sum(ord(char) > 127 and char != "\ufffd" for char in wanted.text)
-    assert whole > 20, "the model wrote no such characters"
+        complete += sum(ord(char) > 127 and char != "\ufffd" for char in wanted.text)
+    assert complete > 20, "the model generated too few characters of several bytes"
 
 
 class Ticket:
-    """Tells of tokens as the core does: where their texts end. ``told``: of how many in all, each time anew."""
+    """Stub of the core's ticket that returns the end offsets of tokens. ``read``: total number of offsets returned."""
 
     def __init__(self, *ends: int) -> None:
-        self.ends, self.told = list(ends), 0
+        self.ends, self.read = list(ends), 0
 
     def tokens(self, choice: int, start: int = 0) -> Any:
         found = np.array(self.ends[start:], np.uint32)
-        self.told += len(found)
+        self.read += len(found)
         return None, None, found
 
 
-@pytest.mark.parametrize("pieces, wanted", [
+@pytest.mark.parametrize("chunks, wanted", [
     ([("ab", (1, 2), False), ("c", (1, 2, 3), True)], [("a", 0), ("b", 1), ("c", 2)]),
-    ([("aß", (1, 1, 3), True)], [("a", 0), ("ß", 2)]),  # a character of two tokens
+    ([("aß", (1, 1, 3), True)], [("a", 0), ("ß", 2)]),  # two tokens form one character
     ([("aß", (1, 2, 3), True)], [("a", 0), ("ß", 2)]),
-    ([("ab", (3,), False), ("c", (3,), True)], [("abc", 0)]),  # the end of a token is held back, and comes after all
-    ([("ab", (1, 4), True)], [("a", 0), ("b", 1)]),  # it does not: a stop string begins there
-    ([("a", (1, 1), False), ("\ufffd", (1, 4), True)], [("a", 0), ("\ufffd", 1)]),  # it ends inside of a character
-    ([("a", (), False), ("b", (1, 2), True)], [("a", 0), ("b", 1)]),  # the text is told of before its token
+    ([("ab", (3,), False), ("c", (3,), True)], [("abc", 0)]),  # the end of a token is held back and then released
+    ([("ab", (1, 4), True)], [("a", 0), ("b", 1)]),  # the end of a token belongs to a stop string
+    ([("a", (1, 1), False), ("\ufffd", (1, 4), True)], [("a", 0), ("\ufffd", 1)]),  # the text ends inside a character
+    ([("a", (), False), ("b", (1, 2), True)], [("a", 0), ("b", 1)]),  # the text arrives before its token
     ([("", (0, 0), True)], [])])
-def test_the_text_of_every_token(pieces: list[Any], wanted: list[Any]) -> None:
+def test_events_are_split_by_token(chunks: list[Any], wanted: list[Any]) -> None:
     stream: Any = SimpleNamespace(_ticket=None)
-    tokens, found = Tokens(stream), []
-    for text, ends, last in pieces:
+    splitter, found = TokenSplitter(stream), []
+    for text, ends, last in chunks:
         stream._ticket = Ticket(*ends)
-        found += [(token.t, token.i) for token in tokens.of(Chunk(text, finish_reason="stop" if last else None))]
+        found += [(token.t, token.i) for token in splitter.split(Chunk(text, finish_reason="stop" if last else None))]
     assert found == wanted
 
 
-def test_tokens_of_a_long_text_are_read_once() -> None:
+def test_token_offsets_are_read_once() -> None:
     ticket = Ticket()
-    tokens, found = Tokens(SimpleNamespace(_ticket=ticket)), 0  # type: ignore[arg-type]
+    splitter, found = TokenSplitter(SimpleNamespace(_ticket=ticket)), 0  # type: ignore[arg-type]
     for at in range(500):
         ticket.ends.append(at + 1)
-        found += len(tokens.of(Chunk("a", finish_reason="length" if at == 499 else None)))
-    assert found == ticket.told == 500
+        found += len(splitter.split(Chunk("a", finish_reason="length" if at == 499 else None)))
+    assert found == ticket.read == 500
 
 
-def test_tokens_go_out_as_they_are_made(slow_worker: Worker) -> None:
-    """The client has many before the job has all."""
+def test_tokens_are_streamed_while_the_job_runs(slow_worker: Worker) -> None:
+    """The client receives tokens before the job is complete."""
     events = Events(slow_worker.serving, job_id="made", prompt="Count: one, two,", max_tokens=400, **GREEDY)
     seen = 0
     for name, data in events:
         if name == "token":
             seen += 1
             if seen == 3:
-                running = slow_worker.turns.running
+                running = slow_worker.jobs.running
                 assert running is not None and running.stream is not None and running.stream._ticket is not None
                 assert not running.stream._ticket.done()
     assert seen > 100 and name == "end"
 
 
-# ---- what is refused -------------------------------------------------------------------------------------------------
+# ---- invalid requests ------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("name, value", [
     ("job_id", ""), ("job_id", 3), ("job_id", "x" * 257), ("prompt", ""), ("prompt", "x" * 32_769), ("prompt", None),
@@ -154,29 +154,29 @@ def test_tokens_go_out_as_they_are_made(slow_worker: Worker) -> None:
     ("temperature", 2.1), ("temperature", "1"), ("top_p", 0), ("top_p", 1.1), ("top_k", -1), ("min_p", -1),
     ("min_p", 1.5), ("repetition_penalty", 0), ("stop", ["a"] * 5), ("stop", [""]), ("stop", "a"), ("seed", -1),
     ("seed", 2**64), ("path", "/etc/passwd"), ("model", "tiny")])
-def test_400_names_the_bad_parameter(worker: Worker, name: str, value: Any) -> None:
+def test_400_names_the_invalid_parameter(worker: Worker, name: str, value: Any) -> None:
     status, found = refused(worker.serving, **{"job_id": "a", "prompt": "b", name: value})
     assert status == 400 and found["code"] == "INVALID_REQUEST" and found["retriable"] is False
     assert (found["param"] or "").split("[")[0] == name and name in found["message"]
 
 
-def test_400_names_what_is_missing(worker: Worker) -> None:
+def test_400_names_the_missing_parameter(worker: Worker) -> None:
     for name, body in (("prompt", {"job_id": "a"}), ("job_id", {"prompt": "a"})):
         status, found = refused(worker.serving, **body)
         assert (status, found["code"], found["param"]) == (400, "INVALID_REQUEST", name)
 
 
-def test_the_limits_themselves_are_allowed(worker: Worker) -> None:
+def test_limits_are_inclusive(worker: Worker) -> None:
     found = run(worker.serving, job_id="x" * 256, prompt="a", max_tokens=1, temperature=2, top_p=1, top_k=0, min_p=0,
                 repetition_penalty=1, stop=["zq"] * 4, seed=2**64 - 1)
     assert found[-1][0] == "end"
-    # what is longer than the model's context is told so, and before it waits for a turn
+    # a prompt that exceeds the context window is refused before it is queued
     status, error = refused(worker.serving, job_id="long", prompt="𝄞" * 32_768)
     assert (status, error["code"], error["param"]) == (400, "INVALID_REQUEST", "prompt")
     assert "tokens" in error["message"]
 
 
-def test_what_is_no_request_at_all(worker: Worker) -> None:
+def test_malformed_requests_are_refused(worker: Worker) -> None:
     for body in (b"{", b"[]", b'{"job_id": "a", "job_id": "b", "prompt": "c"}', b"\xff"):
         status, found = ask(worker.serving, "/execute", body)
         assert status == 400 and found["code"] == "INVALID_REQUEST"
@@ -185,28 +185,28 @@ def test_what_is_no_request_at_all(worker: Worker) -> None:
         assert status == 405 and headers["allow"] == "POST" and json.loads(data)["code"] == "INVALID_REQUEST"
 
 
-# ---- one after the other ---------------------------------------------------------------------------------------------
+# ---- one job at a time -----------------------------------------------------------------------------------------------
 
 @pytest.fixture
 def overlaps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """For every call that is given to the core: how many of those before it are not done."""
+    """For every request submitted to the core, the number of earlier requests that are not done at that time."""
     from mpool.tasks.text_to_text import Request
 
     tickets: list[Any] = []
     found: list[int] = []
     submit = Request.submit
 
-    def watched(self: Request, *args: Any, **more: Any) -> Any:
+    def counting(self: Request, *args: Any, **more: Any) -> Any:
         found.append(sum(not ticket.done() for ticket in tickets))
         tickets.append(submit(self, *args, **more))
         return tickets[-1]
 
-    monkeypatch.setattr(Request, "submit", watched)
+    monkeypatch.setattr(Request, "submit", counting)
     return found
 
 
-def test_requests_run_strictly_one_after_the_other(worker: Worker, overlaps: list[int]) -> None:
-    """Rule M0-W-1301: whenever one is given to the core, all before it are done; and answers do not overlap either."""
+def test_jobs_run_strictly_one_after_the_other(worker: Worker, overlaps: list[int]) -> None:
+    """When a request is submitted to the core, all earlier ones are done. Responses do not overlap either."""
     done: list[Any] = []
 
     def client(number: int) -> None:
@@ -223,15 +223,15 @@ def test_requests_run_strictly_one_after_the_other(worker: Worker, overlaps: lis
 
 
 @pytest.mark.parametrize("how", ["leave", "cancel"])
-def test_what_is_given_up_is_over_before_the_next_begins(slow_worker: Worker, overlaps: list[int], how: str) -> None:
-    """Rule M0-W-1301 again: in the middle of a long prompt, where the core needs a moment to let go."""
+def test_aborted_job_ends_before_the_next_begins(slow_worker: Worker, overlaps: list[int], how: str) -> None:
+    """The job is aborted during the prefill of a long prompt, where the core needs some time to release the request."""
     for number in range(4):
         prompt = f"{time.time_ns()} {LONG}"
         first = Events(slow_worker.serving, job_id=f"g{number}", prompt=prompt, max_tokens=5, **GREEDY)
         until(lambda: any(row.running for row in slow_worker.pool.ps()))
         with Raw(slow_worker.serving) as raw:
             raw.request("/execute", b'{"job_id": "next", "prompt": "x", "max_tokens": 1}')
-            until(lambda: slow_worker.turns.waiting == 1)
+            until(lambda: slow_worker.jobs.waiting == 1)
             if how == "leave":
                 first.close()
             else:
@@ -242,14 +242,14 @@ def test_what_is_given_up_is_over_before_the_next_begins(slow_worker: Worker, ov
     assert overlaps == [0] * 8
 
 
-def test_a_second_request_waits_its_turn(slow_worker: Worker) -> None:
+def test_second_job_is_queued(slow_worker: Worker) -> None:
     first = Events(slow_worker.serving, job_id="first", prompt="Once upon a time", max_tokens=2048, **GREEDY)
     found: list[Any] = []
     second = threading.Thread(target=lambda: found.append(
         run(slow_worker.serving, job_id="second", prompt="Hello", max_tokens=3, **GREEDY)))
     second.start()
-    until(lambda: slow_worker.turns.waiting == 1)
-    assert not found and slow_worker.turns.running is not None and slow_worker.turns.running.id == "first"
+    until(lambda: slow_worker.jobs.waiting == 1)
+    assert not found and slow_worker.jobs.running is not None and slow_worker.jobs.running.id == "first"
     assert ask(slow_worker.serving, "/health")[1]["waiting"] == 1
     assert ask(slow_worker.serving, "/cancel", {"job_id": "first"}) == (200, {"job_id": "first", "cancelled": True})
     assert list(first)[-1][1]["code"] == "CANCELLED"
@@ -258,7 +258,7 @@ def test_a_second_request_waits_its_turn(slow_worker: Worker) -> None:
     free(slow_worker)
 
 
-def test_a_second_request_gets_409_if_so_configured() -> None:
+def test_second_job_receives_409_with_busy_refuse() -> None:
     with working(f"smol={real_path('smollm2')}", busy="refuse") as made:
         events = Events(made.serving, job_id="first", prompt="Once upon a time", max_tokens=2048, **GREEDY)
         status, found = refused(made.serving, job_id="second", prompt="b")
@@ -268,7 +268,7 @@ def test_a_second_request_gets_409_if_so_configured() -> None:
         assert run(made.serving, job_id="third", prompt="c", max_tokens=2)[-1][0] == "end"
 
 
-def test_a_job_id_is_one_job(slow_worker: Worker) -> None:
+def test_job_id_must_be_unique(slow_worker: Worker) -> None:
     events = Events(slow_worker.serving, job_id="same", prompt="Once", max_tokens=2048, **GREEDY)
     status, found = refused(slow_worker.serving, job_id="same", prompt="Twice")
     assert (status, found["param"]) == (400, "job_id")
@@ -277,30 +277,31 @@ def test_a_job_id_is_one_job(slow_worker: Worker) -> None:
 
 
 @pytest.mark.parametrize("captured", [False, True])
-def test_the_threads_are_the_loop_the_team_maintenance_and_drain(llama: Path, tmp_path: Path, captured: bool) -> None:
-    """And the one that writes captures, if there is one. While a job runs, and after many: no thread for requests,
-    bodies or tokenising ever came."""
+def test_threads_of_a_worker_process(llama: Path, tmp_path: Path, captured: bool) -> None:
+    """The process has only these threads, during the first job and later ones: the event loop, the thread team, the
+    core's log, and with a capture the thread that writes it. It never starts a thread for requests, bodies or
+    tokenisation."""
     more = ("--capture", str(tmp_path / "jobs")) if captured else ()
     with Process("worker", "-m", f"tiny={llama}", "--threads", "2", *more) as process:
         folder = f"/proc/{process.process.pid}/task"
-        at_once: list[list[str]] = []
+        threads: list[list[str]] = []
         for number in range(6):
             events = Events(process, job_id=f"t{number}", prompt="word " * (10 if number < 5 else 500),
                             max_tokens=200, **GREEDY)
-            at_once.append(sorted(Path(folder, task, "comm").read_text().strip() for task in os.listdir(folder)))
+            threads.append(sorted(Path(folder, task, "comm").read_text().strip() for task in os.listdir(folder)))
             list(events)
-        assert len({tuple(names) for names in at_once}) == 1, at_once
-        kinds = Counter(at_once[0])
+        assert len({tuple(names) for names in threads}) == 1, threads
+        kinds = Counter(threads[0])
         core = {name: kinds.pop(name) for name in ("mpool-compute", "mpool-worker") if name in kinds}
-        assert core["mpool-compute"] == 1, at_once[0]  # the team's second lane; the worker's engine is the first
-        assert sum(kinds.values()) == 2 + captured, at_once[0]  # the loop, and what drains the core's log
+        assert core["mpool-compute"] == 1, threads[0]  # second thread of the team; the core's worker is the first
+        assert sum(kinds.values()) == 2 + captured, threads[0]  # the event loop, and the reader of the core's log
 
 
 # ---- captures --------------------------------------------------------------------------------------------------------
 
-def test_jobs_are_captured_while_it_serves(llama: Path, tmp_path: Path) -> None:
-    """Each job under its name, in a file of its own, with as many records as it should have; the events are the same
-    to the byte, but for how long it took."""
+def test_jobs_are_captured(llama: Path, tmp_path: Path) -> None:
+    """Each job is recorded under its id in a separate file with the expected number of records. Its events equal those
+    without a capture, except for the measured time."""
     def events_of(worker: Worker) -> list[Any]:
         found = [run(worker.serving, job_id=name, prompt="A cat sat", max_tokens=9, temperature=1.0, seed=5)
                  for name in ("a/../b", "b")]
@@ -322,12 +323,13 @@ def test_jobs_are_captured_while_it_serves(llama: Path, tmp_path: Path) -> None:
     assert mpool.compare_captures(first, second).worst.most == 0
 
 
-def test_a_worker_that_is_killed_keeps_the_records_of_jobs_that_ended(tmp_path: Path) -> None:
-    """Killed in the middle of a job, which needs seconds; what it had written is whole, and of all jobs before."""
+def test_killed_worker_keeps_the_records_of_completed_jobs(tmp_path: Path) -> None:
+    """The worker is killed during a job of several seconds. The capture file stays valid, and has all records of the
+    earlier jobs."""
     with Process("worker", "-m", str(real_path("smollm2")), "--capture", str(tmp_path / "jobs.jsonl")) as process:
         for name in ("a", "b"):
             run(process, job_id=name, prompt="Once upon a time", max_tokens=5, **GREEDY)
-        # the next turn comes after the end of the one before, but its records are written beside it
+        # the next job may start before the records of the previous one are written
         until(lambda: (tmp_path / "jobs.jsonl").exists()
               and {record.job_id for record in mpool.read_capture(tmp_path / "jobs.jsonl")} == {"a", "b"})
         events = Events(process, job_id="c", prompt="Once upon a time", max_tokens=2048, **GREEDY)
@@ -338,8 +340,8 @@ def test_a_worker_that_is_killed_keeps_the_records_of_jobs_that_ended(tmp_path: 
     assert Counter(record.job_id for record in found) == {"a": 5 * 33, "b": 5 * 33}
 
 
-def test_a_worker_whose_disk_is_full_serves_on(llama: Path, tmp_path: Path) -> None:
-    """As files may grow no further. The records of later jobs are written again once there is room."""
+def test_full_disk_does_not_stop_a_worker(llama: Path, tmp_path: Path) -> None:
+    """A file size limit simulates the full disk. After it is lifted, the records of later jobs are written again."""
     capture, soft = mpool.capture(tmp_path / "jobs"), resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     with working(f"tiny={llama}", capture=capture) as made:
@@ -356,8 +358,8 @@ def test_a_worker_whose_disk_is_full_serves_on(llama: Path, tmp_path: Path) -> N
         assert capture.flush(60) and {record.job_id for record in capture.records()} == {"c"}
 
 
-def test_captures_end_with_the_worker(llama: Path, tmp_path: Path) -> None:
-    """SIGTERM in the middle of a job: it ends, its records are written, and the exit code is 0."""
+def test_captures_are_complete_after_sigterm(llama: Path, tmp_path: Path) -> None:
+    """After SIGTERM during a job, the job completes, its records are written, and the exit code is 0."""
     with Process("worker", "-m", f"tiny={llama}", "--capture", str(tmp_path / "jobs")) as process:
         events = Events(process, job_id="last", prompt="A cat", max_tokens=20, **GREEDY)
         process.process.send_signal(signal.SIGTERM)
@@ -366,7 +368,7 @@ def test_captures_end_with_the_worker(llama: Path, tmp_path: Path) -> None:
     assert len({record.token_idx for record in mpool.read_capture(tmp_path / "jobs")}) >= found[-1][1]["tokens_out"]
 
 
-# ---- ends that somebody else decides on ------------------------------------------------------------------------------
+# ---- cancellation and disconnects ------------------------------------------------------------------------------------
 
 def test_cancel_is_idempotent(slow_worker: Worker) -> None:
     events = Events(slow_worker.serving, job_id="c", prompt="Once upon a time", max_tokens=2048, **GREEDY)
@@ -380,53 +382,53 @@ def test_cancel_is_idempotent(slow_worker: Worker) -> None:
     assert ask(slow_worker.serving, "/cancel", {})[1]["param"] == "job_id"
 
 
-def test_what_waits_can_be_cancelled(slow_worker: Worker) -> None:
+def test_queued_job_can_be_cancelled(slow_worker: Worker) -> None:
     first = Events(slow_worker.serving, job_id="1", prompt="Once upon a time", max_tokens=2048, **GREEDY)
     found: list[Any] = []
     second = threading.Thread(target=lambda: found.append(refused(slow_worker.serving, job_id="2", prompt="x")))
     second.start()
-    until(lambda: slow_worker.turns.waiting == 1)
+    until(lambda: slow_worker.jobs.waiting == 1)
     assert ask(slow_worker.serving, "/cancel", {"job_id": "2"})[1]["cancelled"] is True
     second.join(30)
-    assert found and found[0][1]["code"] == "CANCELLED" and slow_worker.turns.running is not None
+    assert found and found[0][1]["code"] == "CANCELLED" and slow_worker.jobs.running is not None
     first.close()
     free(slow_worker)
 
 
-def test_a_client_that_leaves_stops_its_job(slow_worker: Worker) -> None:
+def test_disconnect_cancels_a_job_while_decoding(slow_worker: Worker) -> None:
     events = Events(slow_worker.serving, job_id="l", prompt="Once upon a time", max_tokens=2048, **GREEDY)
     for name, _ in events:
         if name == "token":
             break
-    ticket = slow_worker.turns.running.stream._ticket  # type: ignore[union-attr]
+    ticket = slow_worker.jobs.running.stream._ticket  # type: ignore[union-attr]
     events.close()
     free(slow_worker)
     assert ticket is not None and ticket.done() and ticket.text(0)[2] == 4 and ticket.text(0)[1] < 2048
 
 
-def test_a_client_that_leaves_stops_its_job_in_prefill_too(slow_worker: Worker) -> None:
-    prompt = f"{time.time_ns()} {LONG}"  # nothing of it was read before
+def test_disconnect_cancels_a_job_during_prefill(slow_worker: Worker) -> None:
+    prompt = f"{time.time_ns()} {LONG}"  # unique, so that no prefix of it is cached
     events = Events(slow_worker.serving, job_id="p", prompt=prompt, max_tokens=5, **GREEDY)
-    ticket = slow_worker.turns.running.stream._ticket  # type: ignore[union-attr]
+    ticket = slow_worker.jobs.running.stream._ticket  # type: ignore[union-attr]
     assert ticket is not None
     until(lambda: any(row.running for row in slow_worker.pool.ps()))
     events.close()
     free(slow_worker)
-    assert ticket.done() and ticket.text(0)[1] == 0, "it read the prompt to its end"
+    assert ticket.done() and ticket.text(0)[1] == 0, "the worker processed the whole prompt"
 
 
-def test_a_client_that_leaves_while_it_waits(slow_worker: Worker) -> None:
+def test_disconnect_removes_a_queued_job(slow_worker: Worker) -> None:
     first = Events(slow_worker.serving, job_id="1", prompt="Once upon a time", max_tokens=2048, **GREEDY)
     with Raw(slow_worker.serving) as raw:
         raw.request("/execute", b'{"job_id": "2", "prompt": "x"}')
-        until(lambda: slow_worker.turns.waiting == 1)
-    until(lambda: slow_worker.turns.waiting == 0)
-    assert slow_worker.turns.running is not None and slow_worker.turns.running.id == "1"
+        until(lambda: slow_worker.jobs.waiting == 1)
+    until(lambda: slow_worker.jobs.waiting == 0)
+    assert slow_worker.jobs.running is not None and slow_worker.jobs.running.id == "1"
     first.close()
     free(slow_worker)
 
 
-# ---- faults: one terminal event, whenever they come ------------------------------------------------------------------
+# ---- faults: exactly one final event ---------------------------------------------------------------------------------
 
 FAULTS = [(errors.MemoryExhausted("x"), "OOM", True), (errors.Timeout("x"), "INFERENCE_TIMEOUT", True),
           (errors.SpawnFailed("x"), "MODEL_LOAD_FAILED", True), (errors.ModelError("x"), "INTERNAL", False),
@@ -437,16 +439,16 @@ FAULTS = [(errors.MemoryExhausted("x"), "OOM", True), (errors.Timeout("x"), "INF
 
 @pytest.mark.parametrize("fault, code, retriable", FAULTS, ids=[type(fault).__name__ for fault, _, _ in FAULTS])
 @pytest.mark.parametrize("after", [0, 3])
-def test_a_fault_of_the_engine_is_one_terminal_event(slow_worker: Worker, monkeypatch: pytest.MonkeyPatch, after: int,
-                                                     fault: Exception, code: str, retriable: bool) -> None:
-    """Before the first token, and after some."""
+def test_fault_during_a_job_is_one_final_event(slow_worker: Worker, monkeypatch: pytest.MonkeyPatch, after: int,
+                                               fault: Exception, code: str, retriable: bool) -> None:
+    """The fault occurs before the first token, or after some tokens."""
     from mpool.tasks.text_to_text import Reader
 
-    take, taken = Reader.take, [0]
+    take, calls = Reader.take, [0]
 
     def failing(self: Reader) -> Any:
-        taken[0] += 1
-        if taken[0] > after:
+        calls[0] += 1
+        if calls[0] > after:
             raise fault
         return take(self)
 
@@ -462,8 +464,8 @@ def test_a_fault_of_the_engine_is_one_terminal_event(slow_worker: Worker, monkey
 
 
 @pytest.mark.parametrize("fault, code, retriable", FAULTS, ids=[type(fault).__name__ for fault, _, _ in FAULTS])
-def test_a_fault_before_the_head_is_an_error_by_itself(worker: Worker, monkeypatch: pytest.MonkeyPatch,
-                                                       fault: Exception, code: str, retriable: bool) -> None:
+def test_fault_before_the_head_is_an_http_error(worker: Worker, monkeypatch: pytest.MonkeyPatch,
+                                                fault: Exception, code: str, retriable: bool) -> None:
     from mpool.tasks.text_to_text import Request
 
     def failing(self: Request, *args: Any, **more: Any) -> Any:
@@ -476,8 +478,8 @@ def test_a_fault_before_the_head_is_an_error_by_itself(worker: Worker, monkeypat
     assert run(worker.serving, job_id="f", prompt="A cat", max_tokens=3)[-1][0] == "end"
 
 
-def test_faults_in_the_core_are_one_terminal_event_each(llama: Path) -> None:
-    """Chaos, by seed: steps that fail, that get no memory, and that take long. run() looks at each job's events."""
+def test_faults_in_the_core_are_one_final_event_each(llama: Path) -> None:
+    """Seeded fault injection: failed steps, failed allocations and slow steps. `run` checks the events of each job."""
     limits = {"chaos": "seed=5,fail=0.02,memory=0.02,slow=0.02", "breaker_threshold": 0}
     with working(f"tiny={llama}", limits) as made:
         ends: Counter[str] = Counter()
@@ -488,7 +490,7 @@ def test_faults_in_the_core_are_one_terminal_event_each(llama: Path) -> None:
         assert made.pool.metrics()["chaos_faults"] > 0
 
 
-def test_a_job_that_takes_too_long(slow_worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timeout_of_a_job(slow_worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slow_worker, "_options", {"timeout": 0.2})
     prompt = f"{time.time_ns()} {LONG}"
     found = run(slow_worker.serving, job_id="t", prompt=prompt, max_tokens=2048, **GREEDY)
@@ -496,7 +498,7 @@ def test_a_job_that_takes_too_long(slow_worker: Worker, monkeypatch: pytest.Monk
     free(slow_worker)
 
 
-def test_there_are_six_codes() -> None:
+def test_all_errors_have_one_of_six_codes() -> None:
     found = {worker_code(Refusal(code)) for code in TABLE}
     assert found == CODES
     assert worker_code(refusal_of(errors.FormatError("x"), "id")) == "MODEL_LOAD_FAILED"
@@ -504,9 +506,9 @@ def test_there_are_six_codes() -> None:
         "code": "INVALID_REQUEST", "message": "The worker is running a job.", "retriable": True, "param": None}
 
 
-# ---- how it is -------------------------------------------------------------------------------------------------------
+# ---- health and metrics ----------------------------------------------------------------------------------------------
 
-def test_health_has_its_fields(worker: Worker, llama: Path) -> None:
+def test_fields_of_health(worker: Worker, llama: Path) -> None:
     free(worker)
     status, found = ask(worker.serving, "/health")
     description = worker.model.description
@@ -524,11 +526,12 @@ def test_health_of_a_gguf_file(slow_worker: Worker) -> None:
     assert (found["quant_kind"], found["tokenizer_kind"], found["vocab_size"]) == ("Q4_1", "bpe", 49152)
 
 
-def test_health_answers_while_a_job_runs(slow_worker: Worker) -> None:
-    """By order, not by the clock: many answers between two pieces of a job, in its prefill and in its decoding."""
+def test_health_responds_while_a_job_runs(slow_worker: Worker) -> None:
+    """Many health requests complete before the job does, during its prefill and during decoding. The test does not
+    depend on the clock."""
     for job in ({"prompt": f"{time.time_ns()} {LONG}", "max_tokens": 2}, {"prompt": "Once", "max_tokens": 2048}):
         events = Events(slow_worker.serving, job_id="h", **job, **GREEDY)
-        ticket = slow_worker.turns.running.stream._ticket  # type: ignore[union-attr]
+        ticket = slow_worker.jobs.running.stream._ticket  # type: ignore[union-attr]
         for _ in range(20):
             status, found = ask(slow_worker.serving, "/health")
             assert status == 200 and found["status"] == "busy"
@@ -545,18 +548,18 @@ def test_metrics(worker: Worker) -> None:
 
 # ---- the command -----------------------------------------------------------------------------------------------------
 
-def test_load_progress_is_announced(llama: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_load_progress_is_printed(llama: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with Process("worker", "-m", f"tiny={llama}") as process:
         process.process.terminate()
-        _, said = process.process.communicate(timeout=30)
-    shares = [int(line.split()[2]) for line in said.splitlines() if line.startswith("mpool: loading")]
+        _, stderr = process.process.communicate(timeout=30)
+    shares = [int(line.split()[2]) for line in stderr.splitlines() if line.startswith("mpool: loading")]
     assert shares == [0, 25, 50, 75, 100] and process.process.returncode == 0
 
 
 @pytest.mark.parametrize("how", ["SIGTERM", "shutdown"])
-def test_a_worker_that_is_stopped_finishes_what_runs(how: str) -> None:
-    """The job gets its end, the process its exit code 0. The next test has a job that takes longer than the grace,
-    which is below the five seconds allowed."""
+def test_stopped_worker_completes_the_running_job(how: str) -> None:
+    """The running job completes, and the exit code is 0. The grace period is below the five seconds that the protocol
+    allows; the next test has a job that exceeds it."""
     assert GRACE < 5
     with Process("worker", "-m", str(real_path("smollm2"))) as process:
         events = Events(process, job_id="s", prompt="Once upon a time", max_tokens=20, **GREEDY)
@@ -569,13 +572,13 @@ def test_a_worker_that_is_stopped_finishes_what_runs(how: str) -> None:
         assert process.process.wait(30) == 0
 
 
-def test_a_long_job_is_cut_off_when_the_worker_is_stopped(llama: Path) -> None:
+def test_stopped_worker_aborts_a_job_that_exceeds_the_grace_period(llama: Path) -> None:
     with working(f"smol={real_path('smollm2')}") as made:
         events = Events(made.serving, job_id="s", prompt="Once upon a time", max_tokens=2048, **GREEDY)
         waiting: list[Any] = []
         second = threading.Thread(target=lambda: waiting.append(refused(made.serving, job_id="w", prompt="x")))
         second.start()
-        until(lambda: made.turns.waiting == 1)
+        until(lambda: made.jobs.waiting == 1)
         made.serving.stop()
         found = list(events)
         second.join(30)
@@ -584,7 +587,7 @@ def test_a_long_job_is_cut_off_when_the_worker_is_stopped(llama: Path) -> None:
     assert waiting and waiting[0][1]["code"] == "CANCELLED" and waiting[0][1]["retriable"] is True
 
 
-def test_a_model_that_cannot_be_loaded(bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_model_that_cannot_be_loaded(bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from mpool.cli import main
 
     (tmp_path / "bad.gguf").write_bytes(b"GGUF" + b"\0" * 100)
@@ -596,7 +599,7 @@ def test_a_model_that_cannot_be_loaded(bert: Path, tmp_path: Path, capsys: pytes
     assert "timeout" in capsys.readouterr().err
 
 
-def test_a_token_is_required_if_there_is_one(llama: Path, tmp_path: Path) -> None:
+def test_token_is_required_if_set(llama: Path, tmp_path: Path) -> None:
     with Process("worker", "-m", str(llama), "--token-file", str(tmp_path / "token")) as process:
         token = (tmp_path / "token").read_text().strip()
         for path, body in (("/execute", b"{}"), ("/cancel", b"{}"), ("/shutdown", b""), ("/metrics", None)):

@@ -1,4 +1,4 @@
-"""Pictures over HTTP, against the library on the same models."""
+"""Image generation over HTTP, compared with the library on the same models."""
 
 from __future__ import annotations
 
@@ -32,35 +32,35 @@ def client(server: Any) -> Iterator[Any]:
         yield made
 
 
-def picture(data: str) -> np.ndarray:
+def decoded(data: str) -> np.ndarray:
     from PIL import Image
 
     with Image.open(io.BytesIO(base64.b64decode(data))) as image:
         return np.asarray(image.convert("RGB"))
 
 
-def test_a_picture_is_that_of_the_library(server: Any, client: Any) -> None:
+def test_images_agree_with_the_library(server: Any, client: Any) -> None:
     wanted = server.state.pool.generate_image("a cat", "flux", width=32, height=48, n=2, **SMALL)
     made = client.images.generate(model="flux", prompt="a cat", size="32x48", n=2, extra_body=SMALL)
     assert len(made.data) == 2 and made.size == "32x48" and made.output_format == "png"
     for mine, theirs in zip(made.data, wanted.images, strict=True):
-        assert np.array_equal(picture(mine.b64_json), np.asarray(theirs))
+        assert np.array_equal(decoded(mine.b64_json), np.asarray(theirs))
     for kind in ("jpeg", "webp"):
         file = client.images.generate(model="flux", prompt="a cat", size="32x48", output_format=kind,
                                       output_compression=80, extra_body=SMALL)
-        assert picture(file.data[0].b64_json).shape == (48, 32, 3)
+        assert decoded(file.data[0].b64_json).shape == (48, 32, 3)
 
 
 @pytest.mark.parametrize("wanted", [0, 1, 2, 3])
-def test_partial_images_come_before_the_picture(server: Any, client: Any, wanted: int) -> None:
+def test_partial_images_precede_the_image(server: Any, client: Any, wanted: int) -> None:
     whole = server.state.pool.generate_image("a cat", "flux", width=32, height=32, **SMALL)
     found = list(client.images.generate(model="flux", prompt="a cat", size="32x32", stream=True, partial_images=wanted,
                                         extra_body=SMALL))
     kinds = [event.type for event in found]
     assert kinds == ["image_generation.partial_image"] * wanted + ["image_generation.completed"]
     assert [event.partial_image_index for event in found[:-1]] == list(range(wanted))
-    assert np.array_equal(picture(found[-1].b64_json), np.asarray(whole.image))
-    assert all(picture(event.b64_json).shape == (32, 32, 3) for event in found)
+    assert np.array_equal(decoded(found[-1].b64_json), np.asarray(whole.image))
+    assert all(decoded(event.b64_json).shape == (32, 32, 3) for event in found)
     idle(server)
 
 
@@ -69,12 +69,12 @@ def test_partial_images_come_before_the_picture(server: Any, client: Any, wanted
                                    {"output_format": "gif"}, {"background": "transparent"}, {"prompt": ""},
                                    {"num_inference_steps": 0}, {"guidance_scale": -1}, {"image": "x"},
                                    {"stream": True, "n": 2}, {"model": "llama"}], ids=str)
-def test_what_cannot_be_made_is_refused(server: Any, field: dict[str, Any]) -> None:
+def test_invalid_requests_are_refused(server: Any, field: dict[str, Any]) -> None:
     status, found = ask(server, "/v1/images/generations", {"model": "flux", "prompt": "a cat", **field})
     assert status == 400 and found["error"]["type"] == "invalid_request_error"
 
 
-def test_who_leaves_ends_the_work(server: Any) -> None:
+def test_disconnect_cancels_the_request(server: Any) -> None:
     for streams in (False, True):
         body = {"model": "flux", "prompt": "a cat", "num_inference_steps": 1000, "size": "256x256", "stream": streams}
         with Raw(server) as raw:
@@ -85,7 +85,7 @@ def test_who_leaves_ends_the_work(server: Any) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_size_that_the_model_does_not_draw(server: Any, stream: bool) -> None:
+def test_unsupported_size(server: Any, stream: bool) -> None:
     status, found = ask(server, "/v1/images/generations", {"model": "flux", "prompt": "a cat", "size": "33x32",
                                                            "stream": stream})
     assert (status, found["error"]["param"]) == (400, "size")

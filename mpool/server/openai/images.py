@@ -16,24 +16,24 @@ from ... import aio
 from ...errors import InvalidArgument
 from ...runtime import threads as _threads
 from ..errors import Refusal, openai_error
-from ..operations import Context, Operation, json_answer
-from ..streaming import EVENTS, Pieces, Streamed, event
-from .structs import ImageData, ImagePiece, ImagesAnswer, ImagesRequest
+from ..operations import Context, Operation, json_response
+from ..streaming import EVENTS, MergedStreams, StreamedResponse, event
+from .structs import ImageData, ImageEvent, ImagesRequest, ImagesResponse
 from .text import check_count, encode
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
     from ...aio import AsyncImageStream
-    from ..models import Served
+    from ..models import ServedModel
 
 _PARTIAL, _COMPLETED = "image_generation.partial_image", "image_generation.completed"
-#: Fields of a request -> options of the library.
+#: Fields of a request that have the same name in the library.
 _OPTIONS = ("n", "negative_prompt", "num_inference_steps", "guidance_scale")
 
 
 async def generations(context: Context, body: ImagesRequest) -> Response:
-    """Generate images from a prompt, whole or as a stream with previews."""
+    """Generate images from a prompt, as one response or as a stream with previews."""
     served = await context.model(body.model)
     context.check_text(body.prompt, "prompt")
     check_count(body.n or 1, context.state.settings.max_n)
@@ -44,19 +44,20 @@ async def generations(context: Context, body: ImagesRequest) -> Response:
         options["width"], options["height"] = map(int, body.size.split("x"))  # type: ignore[union-attr]
     if body.stream:
         if (body.n or 1) != 1:
-            raise Refusal("invalid_value", "`n` must be 1 with `stream`.", "n")
+            raise Refusal("invalid_value", f"`n` must be 1 with `stream`, got {body.n}.", "n")
         return await _streamed(context, served, body, options)
     if body.partial_images:
-        raise Refusal("invalid_value", "`partial_images` needs `stream`.", "partial_images")
-    with _sides():
+        raise Refusal("invalid_value", "`partial_images` requires `stream`.", "partial_images")
+    with _size_errors():
         made = await aio.generate_image(body.prompt, served.model, pool=context.state.pool, **options)
-    data = [ImageData(await _file(picture.image, body)) for picture in made.pictures]
-    return json_answer(ImagesAnswer(int(time.time()), data, _size(made.image), body.output_format or "png", made.seed))
+    data = [ImageData(await _encoded_file(image, body)) for image in made.images]
+    return json_response(ImagesResponse(int(time.time()), data, _size(made.image), body.output_format or "png",
+                                        made.seed))
 
 
 @contextmanager
-def _sides() -> Iterator[None]:
-    """Report an error of the options ``width`` and ``height`` for ``size``, the field of the request."""
+def _size_errors() -> Iterator[None]:
+    """Report an invalid ``width`` or ``height`` as an error of ``size``, the field of the request."""
     try:
         yield
     except InvalidArgument as error:
@@ -69,8 +70,8 @@ def _size(image: Image) -> str:
     return f"{image.width}x{image.height}"
 
 
-async def _file(image: Image, body: ImagesRequest) -> str:
-    """Encode an image file as base64, on a tokenizer thread."""
+async def _encoded_file(image: Image, body: ImagesRequest) -> str:
+    """Encode an image as a file in base64, on a tokenizer thread."""
     kind = body.output_format or "png"
     quality: dict[str, Any] = {} if kind == "png" or body.output_compression is None \
         else {"quality": body.output_compression}
@@ -83,39 +84,39 @@ async def _file(image: Image, body: ImagesRequest) -> str:
     return await asyncio.get_running_loop().run_in_executor(_threads.executor(), write)
 
 
-async def _streamed(context: Context, served: Served, body: ImagesRequest, options: dict[str, Any]) -> Response:
+async def _streamed(context: Context, served: ServedModel, body: ImagesRequest, options: dict[str, Any]) -> Response:
     previews = body.partial_images or 0
     if previews:
         context.state.pool.get(served.model, "text_to_image")
-        drawing = served.model.description.drawing
-        steps = body.num_inference_steps or (drawing.steps if drawing is not None else 1)
+        generation = served.model.description.drawing
+        steps = body.num_inference_steps or (generation.steps if generation is not None else 1)
         options["preview_every"] = max(1, steps // (previews + 1))
     created = int(time.time())
-    with _sides():
+    with _size_errors():
         stream: AsyncImageStream = aio.generate_image(body.prompt, served.model, stream=True, pool=context.state.pool,
                                                         **options)
-        pieces = Pieces(context.state, [stream])
-        await pieces.begin()
+        chunks = MergedStreams(context.state, [stream])
+        await chunks.start()
 
-    async def piece(kind: str, image: Image, index: int | None = None, seed: int | None = None) -> bytes:
-        return event(encode(ImagePiece(kind, await _file(image, body), created, _size(image),
+    async def image_event(kind: str, image: Image, index: int | None = None, seed: int | None = None) -> bytes:
+        return event(encode(ImageEvent(kind, await _encoded_file(image, body), created, _size(image),
                                        body.output_format or "png", "auto", "opaque", index, seed)), kind)
 
     async def events() -> AsyncIterator[bytes]:
         shown = 0
-        async for _, step in pieces:
+        async for _, step in chunks:
             if step.preview is not None and shown < previews:
-                yield await piece(_PARTIAL, step.preview, shown)
+                yield await image_event(_PARTIAL, step.preview, shown)
                 shown += 1
         made = await stream.result()
-        yield await piece(_COMPLETED, made.image, seed=made.seed)
+        yield await image_event(_COMPLETED, made.image, seed=made.seed)
 
-    return Streamed(context.state, context.id, events(), lambda refusal: event(openai_error(refusal)), EVENTS,
-                    pieces.close)
+    return StreamedResponse(context.state, context.id, events(), lambda refusal: event(openai_error(refusal)), EVENTS,
+                    chunks.close)
 
 
 OPERATIONS = (
-    Operation("POST", "/v1/images/generations", generations, ImagesRequest, ImagesAnswer,
+    Operation("POST", "/v1/images/generations", generations, ImagesRequest, ImagesResponse,
               "Generate images from a prompt", EVENTS, "images_generations"),
 )
 
