@@ -28,7 +28,7 @@ def options() -> list[tuple[str, str, str, str]]:
     """Rows of options.def: variable, value in use, default, meaning."""
 
 def config() -> dict[str, Any]:
-    """What show_config prints: cpu (name, level, features), kernels {slot: variant}, blas (core, why), lanes,
+    """What show_config prints: cpu (name, level, features), kernels {slot: variant}, blas (core, why), compute_threads,
     nodes [{number, cpus}], memory_bytes, compiler, version, sanitizer."""
 
 def dequantize(dtype: str, data: bytes, n: int) -> NDArray[np.float32]:
@@ -190,7 +190,7 @@ class Registry:
         capacity (of the queue: calls of one input, calls of many), pinned,
         model_bytes, predicted_bytes (of the model, before it was loaded), engine_bytes, calls, errors, last_error,
         idle_seconds, keep_alive, arrivals (calls a second) and
-        foreseen_workers (both 0 unless predictive_scaling has something to say), units_in and
+        predicted_workers (both 0 unless predictive_scaling has something to say), units_in and
         units_out (tokens and images, of answered calls), worker (one dict a worker: id,
         state, running, served, busy_seconds, idle_seconds, engine_bytes, predicted_bytes, process: the id of its own,
         or 0, node: memory node, -1: there is one), latency (seconds of answered calls: count, sum, min, max,
@@ -198,29 +198,29 @@ class Registry:
         hidden_size, layers, output_size, parameters, weight_bytes) once loaded."""
     def stats(self) -> dict[str, Any]:
         """The rows of csrc/registry/metrics.def; memory_limit, memory_used, pressure, bytes_by_tag (of the process);
-        lanes, lanes_leased; threads_created, threads_joined (of the process)."""
+        compute_threads, compute_threads_leased; threads_created, threads_joined (of the process)."""
     def submit_embed(self, key: str, ids: NDArray[np.int32], offsets: NDArray[np.int64],
                      skip: NDArray[np.int32] | None = None, *, dimensions: int = 0, normalize: int = -1,
                      output: int = 0, tolerant: bool = False, second: NDArray[np.int32] | None = None,
                      timeout: float | None = None, patience: float = -1.0, keep_alive: float = -1.0,
-                     priority: int = 2, lane: int = 0, tenant: int = 0, fail_fast: bool = False,
+                     priority: int = 2, service_class: int = 0, tenant: int = 0, fail_fast: bool = False,
                      uncounted: bool = False, policy: str = "default") -> Ticket: ...
     def embed(self, key: str, ids: NDArray[np.int32], offsets: NDArray[np.int64],
               skip: NDArray[np.int32] | None = None, *, dimensions: int = 0, normalize: int = -1, output: int = 0,
               tolerant: bool = False, second: NDArray[np.int32] | None = None, timeout: float | None = None,
-              patience: float = -1.0, keep_alive: float = -1.0, priority: int = 2, lane: int = 0, tenant: int = 0,
+              patience: float = -1.0, keep_alive: float = -1.0, priority: int = 2, service_class: int = 0,
               fail_fast: bool = False, uncounted: bool = False, policy: str = "default") -> NDArray[np.float32]:
         """submit_embed, wait and vectors() in one call: the GIL is released once."""
     def submit_images(self, key: str, pixels: NDArray[np.uint8], sizes: NDArray[np.int32], *, dimensions: int = 0,
                       normalize: int = -1, output: int = 0, tolerant: bool = False, timeout: float | None = None,
-                      patience: float = -1.0, keep_alive: float = -1.0, priority: int = 2, lane: int = 0,
+                      patience: float = -1.0, keep_alive: float = -1.0, priority: int = 2, service_class: int = 0,
                       tenant: int = 0, fail_fast: bool = False, uncounted: bool = False,
                       policy: str = "default") -> Ticket:
         """Images [height, width, 3] behind each other, as flat pixels (copied), and their heights and widths in turn.
         output 1: all rows of the last layer, before the last norm."""
     def embed_images(self, key: str, pixels: NDArray[np.uint8], sizes: NDArray[np.int32], *, dimensions: int = 0,
                      normalize: int = -1, output: int = 0, tolerant: bool = False, timeout: float | None = None,
-                     patience: float = -1.0, keep_alive: float = -1.0, priority: int = 2, lane: int = 0,
+                     patience: float = -1.0, keep_alive: float = -1.0, priority: int = 2, service_class: int = 0,
                      tenant: int = 0, fail_fast: bool = False, uncounted: bool = False,
                      policy: str = "default") -> NDArray[np.float32]:
         """submit_images, wait and vectors() in one call: the GIL is released once."""
@@ -231,7 +231,7 @@ class Registry:
                     prompt_logits: bool = False, vision: bool = False, images: tuple[Any, ...] | None = None,
                     mask: bytes | None = None, capture_values: int = 0, capture_records: int = 0,
                     timeout: float | None = None, patience: float = -1.0, keep_alive: float = -1.0, priority: int = 2,
-                    lane: int = 0, tenant: int = 0, fail_fast: bool = False, uncounted: bool = False,
+                    service_class: int = 0, tenant: int = 0, fail_fast: bool = False, uncounted: bool = False,
                     policy: str = "default") -> Ticket:
         """vision: a call to a model that reads images, which ``images`` may have: pixels, sizes, tile_keys, runs,
         run_keys, sources, as of ``mpool.seeing.Images``. mask: which tokens may come first; those for later ones have
@@ -241,7 +241,7 @@ class Registry:
         ids: Sequence[Sequence[NDArray[np.int32] | None]], counts: tuple[int, int, int], noise: NDArray[np.float32],
         times: NDArray[np.float32], sigmas: NDArray[np.float32], *, n: int = 1, guidance: float = 0.0,
         preview_every: int = 0, keep: bool = False, timeout: float | None = None, patience: float = -1.0,
-        keep_alive: float = -1.0, priority: int = 2, lane: int = 0, tenant: int = 0, fail_fast: bool = False,
+        keep_alive: float = -1.0, priority: int = 2, service_class: int = 0, tenant: int = 0, fail_fast: bool = False,
         uncounted: bool = False, policy: str = "default") -> Ticket:
         """ids: of each text (one, or two: the second is guided away from), of each encoder; counts: how many ids of
         each encoder."""

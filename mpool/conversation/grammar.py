@@ -464,7 +464,7 @@ def _follow(call: _Followed) -> None:
 
     with _lock:
         found = min(_fillers, key=_Filler.busy, default=None)
-        if found is None or found.busy() and len(_fillers) < min(_THREADS, _core.config()["lanes"]):
+        if found is None or found.busy() and len(_fillers) < min(_THREADS, _core.config()["compute_threads"]):
             found = _Filler()
             _fillers.append(found)
         found.follow(call)

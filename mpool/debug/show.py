@@ -181,7 +181,7 @@ def show_config(mode: Literal["stdout", "dicts"] = "stdout") -> dict[str, Any] |
     if mode not in ("stdout", "dicts"):
         raise InvalidArgument(f"mode is {mode!r}, allowed: 'stdout', 'dicts'")
     found = dict(_core.config())
-    found["compute_threads"] = found["lanes"]  # lanes: the name of one more release
+    found["lanes"] = found["compute_threads"]  # former name, kept for one release
     found["options"] = {name: {"value": value, "default": default, "meaning": meaning}
                         for name, value, default, meaning in _core.options()}
     found["versions"] = _versions()

@@ -22,6 +22,8 @@ GAUGES = {
     "threads_joined": "started threads that have ended",
     "events_dropped": "events dropped because callbacks were too slow",
 }
+#: Former names of gauges -> names. Kept in :func:`mpool.metrics` for one release, and as Prometheus series for good.
+FORMER = {"lanes": "compute_threads", "lanes_leased": "compute_threads_leased"}
 #: Gauges of a model: name -> help.
 MODEL_GAUGES = {
     "workers": "serving workers", "busy": "busy workers", "dead": "abandoned workers",
@@ -41,8 +43,8 @@ def stats(pool: Host) -> dict[str, Any]:
         registry = pool.registry
     if registry is not None:
         return registry.stats()
-    return {**{name: 0 for name, _ in _core.metrics()}, **dict.fromkeys(GAUGES, 0), "pressure": "low",
-            "bytes_by_tag": {}}
+    return {**{name: 0 for name, _ in _core.metrics()}, **{FORMER.get(name, name): 0 for name in GAUGES},
+            "pressure": "low", "bytes_by_tag": {}}
 
 
 def collect(pool: Host) -> dict[str, Any]:
@@ -50,8 +52,7 @@ def collect(pool: Host) -> dict[str, Any]:
     found = stats(pool)
     found["bytes_by_kind"] = found.pop("bytes_by_tag")
     found["events_dropped"] = dropped()
-    # the names of one more release: lanes, lanes_leased
-    found["compute_threads"], found["compute_threads_leased"] = found["lanes"], found["lanes_leased"]
+    found.update({former: found[name] for former, name in FORMER.items()})
     found["models"] = {row["key"]: _model(row) for row in (pool._registry.entries() if pool._registry else ())}
     found["queue_depths"] = {name: one.queue_depth for name, one in pool.pools.items()}
     return found

@@ -162,7 +162,7 @@ def lane_of(inputs: int) -> int:
 
 
 def _keywords(plan: VectorPlan, lane: int) -> dict[str, Any]:
-    return {"dimensions": plan.dimensions, "normalize": plan.normalize, "tolerant": plan.null, "lane": lane}
+    return {"dimensions": plan.dimensions, "normalize": plan.normalize, "tolerant": plan.null, "service_class": lane}
 
 
 def run(kind: Kind, plan: VectorPlan, pack: Any, call: Call, lane: int) -> NDArray[np.float32]:

@@ -70,7 +70,7 @@ int mp_encoder_barriers(const mp_encoder *model);
 mp_status mp_encoder_engine(mp_model *model, mp_budget *budget, mp_engine **engine, mp_error *error);
 /* The engine's deduplication of texts (encoder/dedup.h). */
 struct mp_encoder_dedup *mp_encoder_engine_dedup(mp_engine *engine);
-mp_status mp_encoder_check(const mp_model *model, mp_request *call, uint64_t *cost_ns, uint32_t *total,
+mp_status mp_encoder_check(const mp_model *model, mp_request *request, uint64_t *cost_ns, uint32_t *total,
                            mp_error *error);
 
 #endif

@@ -424,7 +424,7 @@ def test_defaults_are_pinned() -> None:
 def test_options_change_behaviour(bert: Path, llama: Path) -> None:
     with mpool.Pool(mpool.PoolConfig(threads=1)) as one:
         one.embed("x", bert)
-        assert one.registry.stats()["lanes"] == 1
+        assert one.registry.stats()["compute_threads"] == 1
     with mpool.Pool(mpool.PoolConfig(memory_bytes=300_000_000)) as small:
         small.embed("x", bert)
         assert small.registry.stats()["memory_limit"] == 300_000_000

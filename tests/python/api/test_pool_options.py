@@ -162,10 +162,10 @@ def predictive_scaling(m: Models) -> None:
                 row = pool.registry.entries()[0]
                 if not predictive and row["workers"] == 1:
                     break
-                if predictive and not row["workers"] == row["foreseen_workers"] == 2:
+                if predictive and not row["workers"] == row["predicted_workers"] == 2:
                     since = time.monotonic()
-            assert row["workers"] == row["foreseen_workers"] == 2 if predictive else row["workers"] == 1
-            assert row["arrivals"] > 1 if predictive else row["arrivals"] == row["foreseen_workers"] == 0
+            assert row["workers"] == row["predicted_workers"] == 2 if predictive else row["workers"] == 1
+            assert row["arrivals"] > 1 if predictive else row["arrivals"] == row["predicted_workers"] == 0
 
 
 def scale_timeout(m: Models) -> None:

@@ -204,7 +204,7 @@ def test_a_format_that_is_slow_holds_up_few(pool: mpool.Pool, llama: Path, monke
     from mpool import _core
 
     monkeypatch.setattr(grammar, "_fillers", [])
-    monkeypatch.setattr(_core, "config", lambda: {"lanes": 2})
+    monkeypatch.setattr(_core, "config", lambda: {"compute_threads": 2})
     gate, stands, advance = threading.Event(), threading.Event(), grammar._Followed.advance
     chosen: list[grammar._Followed] = []
     follow = grammar._follow

@@ -38,10 +38,10 @@ def test_tables() -> None:
     assert _core.architectures() and all(capability in names for _, capability in _core.architectures())
     assert all(variable.startswith("MPOOL_") and meaning for variable, _, _, meaning in _core.options())
     config = _core.config()
-    assert set(config) >= {"cpu", "kernels", "blas", "lanes", "nodes", "memory_bytes", "compiler", "version",
+    assert set(config) >= {"cpu", "kernels", "blas", "compute_threads", "nodes", "memory_bytes", "compiler", "version",
                            "sanitizer"}
     assert config["nodes"] and all(set(node) == {"number", "cpus"} for node in config["nodes"])
-    assert config["lanes"] >= 1 and config["memory_bytes"] > 1 << 28
+    assert config["compute_threads"] >= 1 and config["memory_bytes"] > 1 << 28
     assert config["blas"]["why"] and config["cpu"]["level"]
     assert all(variant for variant in config["kernels"].values())
     assert _core.__version__ == config["version"]
