@@ -240,7 +240,7 @@ static PyMethodDef methods[] = {
     {"image_progress", ticket_image_progress, METH_NOARGS,
      "Steps, previews and images finished so far; previews per image."},
     {"preview", ticket_preview, METH_VARARGS, "(index): uint8 (height, width, 3) of a finished preview, not copied."},
-    {"pictures", ticket_generated_images, METH_NOARGS,
+    {"generated_images", ticket_generated_images, METH_NOARGS,
      "A dict of arrays, not copied: pixels, latents, and the kept intermediate results."},
     {NULL, NULL, 0, NULL},
 };

@@ -342,7 +342,8 @@ def test_worker_processes(pool: mpool.Pool, family: str, flux: str, sd3: str) ->
         assert killed and not killed & set(apart.ps()[0].processes)
         with pytest.raises(errors.Unsupported, match="latents of each step are not supported in worker processes"):
             entry = apart.get(model)._entry
-            drawing.prepare(entry, "a cat", drawing.GenerateImageOptions(**SMALL), keep=True).submit(None).pictures()
+            drawing.prepare(entry, "a cat", drawing.GenerateImageOptions(**SMALL),
+                            keep=True).submit(None).generated_images()
 
 
 def test_folders_that_are_refused(tmp_path: Path) -> None:

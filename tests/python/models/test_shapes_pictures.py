@@ -166,7 +166,7 @@ def test_flux_of_published_size_draws_in_the_memory_predicted(tmp_path: Path) ->
             used = max(used, pool.metrics()["memory_used"])
             if ticket.wait(0.05):
                 over.set()
-        picture = ticket.pictures()["pixels"][0]
+        picture = ticket.generated_images()["pixels"][0]
         assert picture.shape == (128, 128, 3) and np.allclose(picture, 0.5)
         assert used <= 13 << 30
         # what is predicted is for pictures of 1024 x 1024 pixels, and T5 is the largest stage either way
