@@ -127,7 +127,7 @@ class Spec:
         Args:
             data: the bytes of all tokens, concatenated.
             offsets: start of each token in ``data``, and the end of the last.
-            control: one byte per token; 1: a control token, which adds nothing.
+            control: one byte per token; 1: a control token, never part of the text.
             eog: ids of the tokens that end a generation.
         """
 
@@ -288,7 +288,7 @@ class Registry:
             dimensions: leading components to keep; 0: all.
             normalize: 1: vectors of length 1; 0: as computed; -1: as the model says.
             output: 0: one vector per text; 1: one row per token.
-            tolerant: return NaN for a text whose vector is not finite, instead of failing the request.
+            tolerant: the caller handles NumericError, so a NaN is not counted as a fault of the workers.
             second: start of the second text of each pair, for models that score pairs.
             patience: seconds without progress before the request times out; below 0: the registry's default.
             keep_alive: new keep-alive of the model in seconds; below 0: unchanged.

@@ -168,7 +168,7 @@ def _offer(name: str, ref: str) -> Offer:
         raise InvalidArgument(f"`name` must not be a key of the catalogue, got {name!r}", param="name", got=repr(name),
                                   allowed="no key of the catalogue")
     with Pool() as pool:
-        pool._check_free(name, None)
+        pool._check_free("name", name, None)
         model = pool.get(str(catalog.parse_reference(ref)))
         return Offer(name, model.ref, model.capability)
 

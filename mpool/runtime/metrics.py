@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 BOUNDS = (*(1e-6 * 2**i for i in range(27)), math.inf)
 #: Gauges of the whole pool: name -> help.
 GAUGES = {
-    "memory_limit": "limit of bytes for models, caches and queues together",
+    "memory_limit": "maximum bytes for models, caches and queues together",
     "memory_used": "bytes used by models, caches and queues",
     "lanes": "compute threads",
     "lanes_leased": "compute threads in use",
@@ -31,11 +31,11 @@ MODEL_GAUGES = {
     "engine_bytes": "bytes of scratch and caches", "calls": "accepted requests", "errors": "failed requests",
 }
 #: Counters of a model, over completed requests: name -> help.
-MODEL_COUNTERS = {"units_in": "tokens and images read", "units_out": "tokens and images generated"}
+MODEL_COUNTERS = {"units_in": "tokens and images taken in", "units_out": "tokens and images generated"}
 
 
 def stats(pool: Host) -> dict[str, Any]:
-    """Counters and gauges of the pool; zeros for an unused pool."""
+    """Return the core's counters and gauges of the pool; zeros for a pool that was closed before its first use."""
     from .. import _core
 
     registry = pool._registry

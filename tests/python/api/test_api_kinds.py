@@ -117,7 +117,7 @@ def test_waiting_for_a_job(pool: mpool.Pool, llama: Path) -> None:
         job.result(timeout=0)
     assert time.monotonic() - start < 1
     for wrong in (-1, float("nan"), "x", HUGE, np.array([1.0]), True):
-        refused(lambda: job.result(wrong), "`timeout` must be seconds from 0, or None")
+        refused(lambda: job.result(wrong), "`timeout` must be a number of seconds from 0, or None")
     job.cancel()
     with pytest.raises(mpool.Cancelled):
         job.result(np.float32(60))
@@ -177,5 +177,6 @@ def test_a_model_that_does_not_fit_makes_others_go_unless_they_are_pinned(bert: 
         for call in calls:
             with pytest.raises(mpool.MemoryExhausted) as caught:
                 call(own)
-            assert str(caught.value).count("Pinned and idle, so that unload would make room: " + str(bert)) == 1
+            hint = "These models are pinned and idle, and unload() frees their memory: "
+            assert str(caught.value).count(hint + str(bert)) == 1
         assert own.embed("a", bert).shape == (32,)

@@ -57,9 +57,9 @@ def test_registered_names_are_among_the_nearest(pool: mpool.Pool, bert: Path) ->
 
 
 def test_another_capability_is_another_error(pool: mpool.Pool, bert: Path, llama: Path) -> None:
-    with pytest.raises(mpool.WrongCapability, match="is a model of text_embedding, not text_to_text; the nearest"):
+    with pytest.raises(mpool.WrongCapability, match="is a text_embedding model, not text_to_text; did you mean"):
         pool.generate("x", CATALOGUED)
-    with pytest.raises(mpool.WrongCapability, match="is a model of text_to_text, not text_embedding"):
+    with pytest.raises(mpool.WrongCapability, match="is a text_to_text model, not text_embedding"):
         pool.get("SmolLM2-135M-Instruct", "text_embedding")
     for call in (lambda: pool.embed("x", llama), lambda: pool.chat([{"role": "user", "content": "x"}], bert),
                  lambda: pool.get(bert, "text_to_text"), lambda: pool.get(llama).embed("x"),

@@ -379,10 +379,10 @@ def test_every_option_has_a_row() -> None:
     ("fail=nan", "fail must be a chance from 0 to 1, got nan"), ("crash=0.1", "'crash' is unknown"),
     ("fail=0.1,fail=0.2", "'fail' is given twice"),
     ("seed=1.5,fail=0.1", "seed must be an integer from 0 to 2**64 - 1, got 1.5"),
-    ("seed=-1,fail=0.1", "seed must be an integer from 0 to 2**64 - 1, got -1"), ("seed=7", "every chance is 0"),
+    ("seed=-1,fail=0.1", "seed must be an integer from 0 to 2**64 - 1, got -1"), ("seed=7", "every probability is 0"),
     ("fail=0.6,die=0.6", "at most 1 together, got 1.2"), ({"fail": True},
      "fail must be a chance from 0 to 1, got True"), ({"fail": "0.1"}, "fail must be a chance from 0 to 1, got '0.1'"),
-    ({1: 0.5}, "1 is unknown"), ({}, "every chance is 0"), (0.5, "neither a string nor a mapping")])
+    ({1: 0.5}, "1 is unknown"), ({}, "every probability is 0"), (0.5, "neither a string nor a mapping")])
 def test_chaos_is_read_strictly(rules: Any, why: str) -> None:
     with pytest.raises(mpool.InvalidArgument) as error:
         mpool.PoolConfig(chaos=rules)
