@@ -24,7 +24,7 @@ def megabytes(count: int | None) -> str:
 # ---- pull ------------------------------------------------------------------------------------------------------------
 
 def pull(arguments: argparse.Namespace) -> int:
-    """Run ``mpool pull``. A model that fails does not stop the others."""
+    """Run ``mpool pull``. If a model fails, the others are still downloaded."""
     from ..errors import MpoolError
     from ..models import resolve, verify
 
@@ -42,7 +42,7 @@ def pull(arguments: argparse.Namespace) -> int:
         done.append({**_facts_of_files(found), "seconds": round(time.monotonic() - start, 3)})
         if not arguments.json:
             say(f"{found.key or found.ref}: {megabytes(size_of(found))} in {found.path}"
-                + (", hashes checked" if arguments.verify else ""))
+                + (", hashes verified" if arguments.verify else ""))
     if arguments.json:
         print_json(done)
     return 1 if failed else 0
@@ -68,13 +68,13 @@ def models(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(listed)
         return 0
-    say(table(("MODEL", "FOR", "MEMORY", "PARAMETERS", "LICENCE", "HERE"),
+    say(table(("MODEL", "CAPABILITY", "MEMORY", "PARAMETERS", "LICENCE", "DOWNLOADED"),
               [(fact["key"] + (" (default)" if fact["default"] else ""), fact["capability"],
                 f"{fact['est_memory_allocation_mb']:,} MB", _count(fact["parameters"]), fact["license"],
                 megabytes(fact["bytes"]) if fact["path"] else "no") for fact in listed]))
     if not arguments.local:
-        say("\nArchitectures, and the reference that each is compared with on the same weights:\n")
-        say(table(("ARCHITECTURE", "FOR", "KNOWN FROM", "FOLDERS AGAINST", "GGUF AGAINST"),
+        say("\nArchitectures, and the implementations whose results are compared with mpool's on the same weights:\n")
+        say(table(("ARCHITECTURE", "CAPABILITY", "EXAMPLES", "SAFETENSORS TESTED WITH", "GGUF TESTED WITH"),
                   [tuple(cell or "-" for cell in row) for row in verified.table()
                    if arguments.capability in (None, row[1])]))
     return 0
@@ -142,7 +142,7 @@ def _text(name: str, value: Any) -> str:
 
 
 def _facts(name: str) -> dict[str, Any]:
-    """Describe a model without downloading it: from its files, or else from the catalogue."""
+    """Describe a model without downloading it, from its files if they exist, else from the catalogue."""
     from ..errors import OfflineError
     from ..models import KeyRef, describing, load_catalogue, parse_reference, resolve
 
@@ -154,12 +154,12 @@ def _facts(name: str) -> dict[str, Any]:
         if row is None:
             raise
         return {**_facts_of_row(row, None, row.key in load_catalogue().defaults.values()),
-                "here": f"no; mpool pull {row.key}"}
+                "here": f"no; to download: mpool pull {row.key}"}
     return {**_facts_of_files(found), **_facts_of_model(describing.describe_resolved(found))}
 
 
-def _gives(model: ModelDescription) -> str:
-    """The model's purpose, with the function that uses it."""
+def _purpose(model: ModelDescription) -> str:
+    """Return what the model can do, with the names of the functions."""
     if model.drawing is not None:
         return "generates images from prompts (generate_image)"
     if model.vision is not None:
@@ -172,10 +172,10 @@ def _gives(model: ModelDescription) -> str:
 
 
 def _facts_of_model(model: ModelDescription) -> dict[str, Any]:
-    """Describe a model from its files."""
+    """Return the facts that ``mpool show`` prints from the model's files."""
     tensors = [tensor for part in (model, *model.towers) for tensor in part.spec.tensors]
     facts: dict[str, Any] = {
-        "capability": model.capability, "gives": _gives(model), "architecture": model.spec.architecture,
+        "capability": model.capability, "gives": _purpose(model), "architecture": model.spec.architecture,
         "license": model.license,
         "parameters": sum(math.prod(tensor.shape) for tensor in tensors),
         "tensors": dict(Counter(tensor.dtype for tensor in tensors).most_common()),

@@ -124,7 +124,7 @@ def test_every_option_of_sampling_has_a_flag() -> None:
 @pytest.mark.parametrize(("arguments", "said"), [
     (("generate", "text", "--model", "SmolLM2-135M-Instrukt"), "the nearest"),
     (("generate", "text", "--model", "/nowhere/model.gguf"), "/nowhere/model.gguf"),
-    (("embed", "text", "--file", "-"), "in a --file, got both"),
+    (("embed", "text", "--file", "-"), "or with --file, not both"),
     (("embed", "--file", "/nowhere/texts"), "/nowhere/texts"),
     (("show", "org/name"), "mpool pull org/name"),
     (("pull", "org/name", "--offline"), "not on this machine")])
@@ -387,7 +387,7 @@ def test_chat_in_a_terminal(llama: str) -> None:
         session.until("> ")
         session.settle()
         session.send("\x03")
-        session.until("/exit or Ctrl-D leaves")
+        session.until("press Ctrl-C again or Ctrl-D, or enter /exit")
         session.until("> ")
         session.send("\x04")
         assert session.child.wait(30) == 0
@@ -436,7 +436,7 @@ def test_second_ctrl_c_at_the_prompt_leaves(llama: str) -> None:
         session.until("> ")
         session.settle()
         session.send("\x03")
-        session.until("leaves")
+        session.until("enter /exit")
         session.until("> ")
         session.settle()
         session.send("\x03")
@@ -582,18 +582,18 @@ def test_demo() -> None:
 def test_demo_for_people(bert: str, llama: str) -> None:
     """The same in words, with models of one's own."""
     text = run("demo", "--embedding-model", bert, "--text-model", llama, "--question", "Who are you?").stdout
-    assert text.count("Who are you?") == 2 and text.count("already here") == 2
-    assert "digits-clip: comes with mpool" in text and "7.png  a handwritten seven" in text
+    assert text.count("Who are you?") == 2 and text.count("already downloaded") == 2
+    assert "digits-clip: bundled with mpool" in text and "7.png  a handwritten seven" in text
     assert re.search(r"speed +[\d,]+ texts/s", text) and re.search(r"speed +[\d,]+ tokens/s", text)
 
 
 def test_demo_without_weights_or_network(tmp_path: Path) -> None:
     """Says how to fetch them, and shows what comes with mpool all the same."""
     done = run("demo", "--offline", env={"MPOOL_CACHE": str(tmp_path)}, check=False)
-    assert done.returncode == 1 and "Traceback" not in done.stderr and "fetching" not in done.stdout
+    assert done.returncode == 1 and "Traceback" not in done.stderr and "downloading" not in done.stdout
     for key in ("all-MiniLM-L6-v2", "SmolLM2-135M-Instruct"):
-        assert f"{key} could not be shown" in done.stderr and f"mpool pull {key}" in done.stderr
-    assert "10 of 10 are right" in done.stdout
+        assert f"skipping {key}: " in done.stderr and f"mpool pull {key}" in done.stderr
+    assert "10 of 10 are correct" in done.stdout
     assert re.search(r"^  7\.png +What digit is this\? +This is a seven\.$", done.stdout, re.MULTILINE)
     drawn = re.search(r"handwritten nine\n((?:.*\n){8})", done.stdout)
     assert drawn is not None and len(set(drawn[1])) > 5  # eight lines, of paper, ink, and shades between
