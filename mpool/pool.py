@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ._methods import PoolVerbs
-from .checks import one_of, refuse, shown
+from .checks import nearest, one_of, refuse, shown
 from .config import PoolConfig
 from .debug import show
 from .durations import seconds_of
@@ -583,7 +583,6 @@ class Pool(PoolVerbs):
             self._forget(entry)
             raise
         if found is None:
-            from .checks import nearest
             from .models import load_catalogue
 
             with self._lock:
