@@ -619,7 +619,8 @@ def test_the_command_captures_and_compares(llama: Path, tmp_path: Path, capsys: 
     Path(b).write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert main(["capture", "compare", a, b]) == 0
     said = capsys.readouterr().out.splitlines()
-    assert said[-3:-1] == [f"first difference that is not {grade}: norm of token 2, by 0.05" for grade in ("exact", "close")]
+    assert said[-3:-1] == [f"first difference that is not {grade}: norm of token 2, by 0.05"
+                           for grade in ("exact", "close")]
     assert main(["capture", "compare", a, b, "--least", "close", "--json"]) == 1
     told = json.loads(capsys.readouterr().out)
     assert told["grade"] == "acceptable" and told["departs"]["checkpoint"] == "norm"
