@@ -541,7 +541,7 @@ class Pool(PoolVerbs):
             default = self._adopt(load_catalogue().default(capability).key, None, capability)
             self._defaults[capability] = default
             return default
-        if isinstance(model, Model):  # of another pool
+        if isinstance(model, Model):  # a handle from another pool
             entry = model._entry
             return self._restore(entry.key, entry.ref, entry.overrides, "auto", entry.isolation)._entry
         if not isinstance(model, (str, os.PathLike)):

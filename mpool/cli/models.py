@@ -191,23 +191,23 @@ def _facts_of_model(model: ModelDescription) -> dict[str, Any]:
                   "prompts": dict(settings.prompts), "default_prompt_name": settings.default_prompt_name}
     if model.image is not None:
         image = model.image
-        facts |= {"capabilities": [model.capability, *(tower.capability for tower in model.towers)],
+        facts |= {"capabilities": [model.capability, *(part.capability for part in model.towers)],
                   "dimensions": image.output_size, "image_size": image.image_size, "patch_size": image.patch_size,
                   "any_size": image.any_size, "resize": list(image.resize or ()), "crop": list(image.crop or ()),
                   "normalize": image.normalize, "similarity": image.similarity,
-                  "max_tokens": next((tower.embedding.max_tokens for tower in model.towers if tower.embedding), None)}
+                  "max_tokens": next((part.embedding.max_tokens for part in model.towers if part.embedding), None)}
     if model.vision is not None:
         image = model.vision.image
         facts |= {"image_size": image.image_size, "patch_size": image.patch_size, "images": model.vision.scheme,
                   "resize": list(image.resize or ()), "crop": list(image.crop or ())}
     if model.drawing is not None:
-        drawing = model.drawing
-        encoders = [name for name, take in zip(("CLIP-L", "CLIP-G", "T5"), drawing.inputs)
+        pipeline = model.drawing
+        encoders = [name for name, take in zip(("CLIP-L", "CLIP-G", "T5"), pipeline.inputs)
                     if take is not None and take.folder is not None]
-        facts |= {"width_and_height": drawing.side, "sizes": f"multiples of {2 * drawing.scale}",
-                  "num_inference_steps": drawing.steps, "guidance_scale": drawing.guidance_scale,
-                  "negative_prompt": drawing.guided, "text_encoders": encoders, "text_tokens": drawing.text_tokens,
-                  "latent_channels": drawing.channels, "scheduler": dict(drawing.scheduler)}
+        facts |= {"width_and_height": pipeline.side, "sizes": f"multiples of {2 * pipeline.scale}",
+                  "num_inference_steps": pipeline.steps, "guidance_scale": pipeline.guidance_scale,
+                  "negative_prompt": pipeline.guided, "text_encoders": encoders, "text_tokens": pipeline.text_tokens,
+                  "latent_channels": pipeline.channels, "scheduler": dict(pipeline.scheduler)}
     if model.generation is not None:
         facts |= {"context_length": model.generation.context_length, "chat_template": model.chat_template is not None,
                   "end_of_generation": list(model.generation.eog_token_ids),

@@ -47,7 +47,7 @@ def places(records: Any) -> list[tuple[str, int, str]]:
     return [(record.job_id, record.token_idx, record.checkpoint) for record in records]
 
 
-# ---- what is recorded ------------------------------------------------------------------------------------------------
+# ---- records ---------------------------------------------------------------------------------------------------------
 
 def test_each_sampled_token_has_one_record_per_stage(model: mpool.Model, tmp_path: Path) -> None:
     """One record per layer and three others per sampled token. The first token is sampled from the last prompt row."""
