@@ -201,7 +201,7 @@ def _image_embedding(pool: Pool, name: str, arguments: argparse.Namespace, show:
         show(f"  {row[best]:6.3f}  {os.path.basename(image)}  {texts[best]}")
     correct = sum(row["text"] == text for row, text in zip(facts["nearest"], texts))
     facts["correct"] = facts["right"] = correct  # right: former name, kept for one release
-    show(f"\n  {correct} of {len(images)} are correct\n  speed   {facts['seconds'] * 1e3:.0f} ms in total\n")
+    show(f"\n  {correct} of {len(images)} are correct\n\n  speed   {facts['seconds'] * 1e3:.0f} ms in total\n")
     return facts
 
 

@@ -121,9 +121,13 @@ def show(arguments: argparse.Namespace) -> int:
         return 0
     width = max(map(len, facts))
     for name, value in facts.items():
-        if value not in (None, "", [], {}):
+        if value not in (None, "", [], {}) and name not in _FORMER:
             say(f"{name.replace('_', ' ').ljust(width)}  {_text(name, value)}")
     return 0
+
+
+#: Former keys of the JSON output, kept for one release.
+_FORMER = ("gives", "here")
 
 
 def _text(name: str, value: Any) -> str:
@@ -153,8 +157,9 @@ def _facts(name: str) -> dict[str, Any]:
     except OfflineError:
         if row is None:
             raise
-        return {**_facts_of_row(row, None, row.key in load_catalogue().defaults.values()),
-                "here": f"no; to download: mpool pull {row.key}"}
+        downloaded = f"no; to download: mpool pull {row.key}"
+        return {**_facts_of_row(row, None, row.key in load_catalogue().defaults.values()), "downloaded": downloaded,
+                "here": downloaded}
     return {**_facts_of_files(found), **_facts_of_model(describing.describe_resolved(found))}
 
 
@@ -175,8 +180,8 @@ def _facts_of_model(model: ModelDescription) -> dict[str, Any]:
     """Return the facts that ``mpool show`` prints from the model's files."""
     tensors = [tensor for part in (model, *model.towers) for tensor in part.spec.tensors]
     facts: dict[str, Any] = {
-        "capability": model.capability, "gives": _purpose(model), "architecture": model.spec.architecture,
-        "license": model.license,
+        "capability": model.capability, "purpose": _purpose(model), "gives": _purpose(model),
+        "architecture": model.spec.architecture, "license": model.license,
         "parameters": sum(math.prod(tensor.shape) for tensor in tensors),
         "tensors": dict(Counter(tensor.dtype for tensor in tensors).most_common()),
         "est_memory_allocation_mb": model.est_memory_allocation_mb,
