@@ -189,8 +189,8 @@ class Chunk:
     """A chunk of a stream. ``str()`` returns its text.
 
     Attributes:
-        text: new text: whole characters, never part of a possible stop string. Empty in a last chunk that adds nothing
-            and in chunks with ``reasoning``.
+        text: new text, as whole characters, never part of a possible stop string. Empty in a last chunk that adds
+            nothing and in chunks with ``reasoning``.
         index: number of the choice that it continues, from 0.
         finish_reason: reason why the choice ended, in its last chunk; else None.
         stop: as in :class:`Choice`, in the last chunk.

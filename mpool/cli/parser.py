@@ -12,7 +12,7 @@ from ..names import CAPABILITIES, COMPUTE
 from ..tasks import options as _options
 from ..tasks.sampling import TABLE
 
-#: Fields of mpool.server.settings.Settings.
+#: Options of the server: (field of mpool.server.settings.Settings, type, help).
 SERVER_LIMITS = (
     ("max_body", int, "maximum size of a request body in bytes (default: 32 MiB)"),
     ("max_connections", int, "maximum concurrent connections (default: 2048)"),
@@ -277,7 +277,7 @@ def _capture(command: argparse.ArgumentParser) -> None:
     command.add_argument("--values", type=int, default=10, metavar="N", help="values per record (default: 10)")
     command.add_argument("--records", type=int, default=1_000_000, metavar="N",
                          help="maximum number of records (default: 1000000)")
-    command.add_argument("--job-id", metavar="NAME", help="name of the records (default: 1)")
+    command.add_argument("--job-id", metavar="NAME", help="job id of the records (default: 1)")
     command.add_argument("--parse-special", action="store_true",
                          help="parse names of control tokens, such as <|im_end|>, in the prompt")
     _sampling(command, leave_out=("n",))
