@@ -590,7 +590,7 @@ class Pool(PoolVerbs):
                                               *(key for key, other in self._entries.items()
                                                 if other._capability == capability)]))
             near = nearest(entry.key, fitting, 1) or fitting[:1]
-            raise WrongCapability(f"is a {actual} model, not {capability}"
+            raise WrongCapability(f"the model's capability is {actual}, not {capability}"
                                   + (f"; did you mean {near[0]}?" if near else f"; no {capability} model is known"),
                                   key=entry.key)
         return found

@@ -90,7 +90,7 @@ class Entry:
                 if self._description is None:
                     found = describe(self.ref, self.key, offline=self.pool.config.offline, progress=progress)
                     if self._capability not in (None, found.capability):
-                        raise WrongCapability(f"is a {found.capability} model, not {self._capability}", key=self.key)
+                        raise _wrong_capability(self, found.capability, self._capability)
                     self._description = override(found, self.overrides)
         return self._description
 
@@ -123,7 +123,7 @@ class Entry:
         """Set the description of one of the model's other networks."""
         found = next((one for one in self.describe(progress).towers if one.capability == network._capability), None)
         if found is None:  # the files have changed
-            raise WrongCapability(f"is a {self.capability} model, not {network._capability}", key=self.key)
+            raise _wrong_capability(self, self.capability, network._capability)
         with self._lock:
             if network._description is None:
                 network._description = found
@@ -317,6 +317,10 @@ class Entry:
         ends = description.generation.eog_token_ids if description.generation is not None else ()
         spec.set_tokens(table.data, np.ascontiguousarray(table.offsets, dtype=np.int64), table.control,
                         sorted({*table.eog, *ends}))
+
+
+def _wrong_capability(entry: Entry, actual: str, wanted: str | None) -> WrongCapability:
+    return WrongCapability(f"the model's capability is {actual}, not {wanted}", key=entry.key)
 
 
 #: Settings that :meth:`mpool.Pool.register` can override.

@@ -96,7 +96,8 @@ def test_token_functions(pool: mpool.Pool, bert: Path) -> None:
 
 def test_models_and_messages(pool: mpool.Pool, llama: Path) -> None:
     for ref in (None, 3, [], b"x", np.array(["x"])):
-        refused(lambda: pool.register("x", ref), "ref is")  # type: ignore[arg-type]
+        refused(lambda: pool.register("x", ref),  # type: ignore[arg-type]
+                "`ref` must be a key, a reference or a path, got")
     refused(lambda: pool.get(llama, np.array(["a", "b"])), CAPABILITY)  # type: ignore[arg-type]
     for role in (np.array(["user", "user"]), [], None, 3):
         refused(lambda: pool.chat([{"role": role, "content": "x"}], llama), "role` must be one of")

@@ -57,9 +57,9 @@ def test_registered_names_are_among_the_nearest(pool: mpool.Pool, bert: Path) ->
 
 
 def test_another_capability_is_another_error(pool: mpool.Pool, bert: Path, llama: Path) -> None:
-    with pytest.raises(mpool.WrongCapability, match="is a text_embedding model, not text_to_text; did you mean"):
+    with pytest.raises(mpool.WrongCapability, match="capability is text_embedding, not text_to_text; did you mean"):
         pool.generate("x", CATALOGUED)
-    with pytest.raises(mpool.WrongCapability, match="is a text_to_text model, not text_embedding"):
+    with pytest.raises(mpool.WrongCapability, match="capability is text_to_text, not text_embedding"):
         pool.get("SmolLM2-135M-Instruct", "text_embedding")
     for call in (lambda: pool.embed("x", llama), lambda: pool.chat([{"role": "user", "content": "x"}], bert),
                  lambda: pool.get(bert, "text_to_text"), lambda: pool.get(llama).embed("x"),
@@ -140,18 +140,20 @@ def test_load_and_alias(pool: mpool.Pool, bert: Path) -> None:
 
 @pytest.mark.parametrize("alias", ["", "a/b", "a b", "x" * 129, "-x", 5, "é", "../x"])
 def test_names_that_are_none(pool: mpool.Pool, bert: Path, alias: Any) -> None:
-    with pytest.raises(mpool.InvalidArgument, match="no name for a model"):
+    with pytest.raises(mpool.InvalidArgument, match="`alias` must be 1 to 128 letters, digits and . _") as caught:
         pool.load(bert, alias=alias)
-    with pytest.raises(mpool.InvalidArgument, match="no name for a model"):
+    assert caught.value.param == "alias"
+    with pytest.raises(mpool.InvalidArgument, match="`key` must be 1 to 128 letters, digits and . _") as caught:
         pool.register(alias, bert)
+    assert caught.value.param == "key"
 
 
 def test_names_that_are_taken(pool: mpool.Pool, bert: Path, llama: Path) -> None:
     pool.register("mine", bert)
     for name in ("mine", CATALOGUED):
-        with pytest.raises(mpool.InvalidArgument, match=f"the name {name} is taken"):
+        with pytest.raises(mpool.InvalidArgument, match=f"`key` must be an unused name, but {name} is a name of"):
             pool.register(name, llama)
-        with pytest.raises(mpool.InvalidArgument, match=f"the name {name} is taken"):
+        with pytest.raises(mpool.InvalidArgument, match=f"`alias` must be an unused name, but {name} is a name of"):
             pool.load(llama, alias=name)
 
 
@@ -411,7 +413,7 @@ def test_configuration_is_checked(field: str, value: Any) -> None:
     with pytest.raises(mpool.InvalidArgument, match=f"`{field}` must be .*got") as caught:
         mpool.PoolConfig(**{field: value})
     assert caught.value.param == field
-    with pytest.raises(mpool.InvalidArgument, match="allowed: mpool.PoolConfig"):
+    with pytest.raises(mpool.InvalidArgument, match="`config` must be an mpool.PoolConfig or None, got dict"):
         mpool.Pool({field: value})  # type: ignore[arg-type]
 
 

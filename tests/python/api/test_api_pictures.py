@@ -291,7 +291,7 @@ def test_refusals(pool: mpool.Pool, flux: str, sd3: str) -> None:
     refused(flux, "stream is 1", stream=1)
     with pytest.raises(errors.Unsupported, match="compute is int8, which image generation does not support"):
         pool.generate_image("a cat", flux, compute="int8", **SMALL)
-    with pytest.raises(errors.WrongCapability, match="is a text_to_image model, not text_to_text"):
+    with pytest.raises(errors.WrongCapability, match="capability is text_to_image, not text_to_text"):
         pool.generate("a cat", flux)
     assert pool.generate_image("", flux, **SMALL).array.shape == (24, 32, 3)
 

@@ -153,7 +153,7 @@ def test_list_of_models(run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixtu
     assert "mpool/small  text_to_text" in run("mpool", "list")
     refused = run("mpool", "add", "digits-llava", str(tmp_path), code=1)
     assert "`name` must not be a key of the catalogue, got 'digits-llava'" in refused
-    assert "no name for a model" in run("mpool", "add", "a/b", str(tmp_path), code=1)
+    assert "`name` must be 1 to 128 letters, digits and . _ + -" in run("mpool", "add", "a/b", str(tmp_path), code=1)
     assert "nothing" in run("mpool", "add", "nothing", str(tmp_path / "nothing"), code=1)
     run("mpool", "remove", "small")
     assert "mpool/small" not in run("mpool", "list")
