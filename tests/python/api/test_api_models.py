@@ -195,7 +195,7 @@ def test_register_refuses_what_does_not_fit(pool: mpool.Pool, bert: Path, settin
 def test_register_of_a_decoder(pool: mpool.Pool, llama: Path) -> None:
     with pytest.raises(mpool.InvalidArgument, match="`pooling` must be None: the model computes no embeddings, got"):
         pool.register("talker", llama, pooling="mean")
-    with pytest.raises(mpool.InvalidArgument, match="`chat_template` must be the text of a Jinja template, for a language model, got 5"):
+    with pytest.raises(mpool.InvalidArgument, match="`chat_template` must be the text of a Jinja template, .*got 5"):
         pool.register("talker", llama, chat_template=5)
     assert pool.register("talker", llama).generate("x", max_tokens=1).model == "talker"
 
