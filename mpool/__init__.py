@@ -1,4 +1,4 @@
-"""mpool: every model always behind a pool of workers, inside one Python process, on a CPU.
+"""mpool: run transformer models on a CPU, inside one Python process. A pool of workers serves each model.
 
     >>> import mpool
     >>> mpool.embed("A sentence.").shape
@@ -76,15 +76,16 @@ def __getattr__(name: str) -> Any:
 
 
 def _import_core() -> Any:
-    """The compiled core, which `from . import _core` asks of the package first."""
-    _import_module("numpy")  # or the core does, from C, which prints a Ctrl-C on the way and makes an ImportError of it
+    """Import the compiled core. ``from . import _core`` calls this through ``__getattr__``."""
+    # Import numpy first. The core would import it from C, which turns a Ctrl-C during the import into an ImportError.
+    _import_module("numpy")
     try:
         return _import_module("._core", __name__)
     except ModuleNotFoundError as error:
         if error.name != f"{__name__}._core":
             raise
-        raise ImportError(f"{__path__[0]}: these are mpool's sources, without the compiled core. Start Python in "
-                          "another folder to use the mpool that is installed, or build the core here: pip install -e .",
+        raise ImportError(f"{__path__[0]} contains the sources of mpool without the compiled core. To use the "
+                          "installed mpool, start Python in another folder. To build the core here: pip install -e .",
                           name=error.name) from None
 
 

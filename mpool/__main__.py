@@ -1,4 +1,4 @@
-"""``python -m mpool``: the command line."""
+"""Entry point of ``python -m mpool``: the command-line interface."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The C core, as Python sees it. Private: everything a user needs is in :mod:`mpool`.
+"""The Python interface of the C core. Private: users import :mod:`mpool` instead.
 
-Conventions: ids are int32, offsets int64, C-contiguous numpy arrays; a deadline is seconds from now (``None`` = none).
-Every function that waits releases the GIL once, wakes for signals within 50 ms, and cancels what it started when a
-signal handler raises. Errors are the classes of :mod:`mpool.errors`.
+Conventions: token ids are int32 and offsets int64, in C-contiguous numpy arrays. A timeout is in seconds, and ``None``
+means no limit. A function that waits releases the GIL once, checks for signals every 50 ms, and cancels the request
+that it submitted if a signal handler raises. Errors are the classes of :mod:`mpool.errors`.
 """
 
 from __future__ import annotations
@@ -22,22 +22,26 @@ def architectures() -> list[tuple[str, str]]:
     """Rows of archs.def: name, capability."""
 
 def capabilities() -> list[tuple[str, tuple[int, int], str]]:
-    """Rows of capabilities.def: name, calls of one input and calls of many that may wait, policy."""
+    """Rows of capabilities.def: name, queue capacities (requests of one input, requests of many inputs), policy."""
 
 def options() -> list[tuple[str, str, str, str]]:
     """Rows of options.def: variable, value in use, default, meaning."""
 
 def config() -> dict[str, Any]:
-    """What show_config prints: cpu (name, level, features), kernels {slot: variant}, blas (core, why), lanes,
-    nodes [{number, cpus}], memory_bytes, compiler, version, sanitizer."""
+    """Return the configuration of this build and machine, which ``show_config`` prints.
+
+    Keys: cpu (name, level, features), kernels {slot: variant}, blas (core, why), compute_threads,
+    nodes [{number, cpus}], memory_bytes, compiler, version, sanitizer, numpy_abi.
+    """
 
 def dequantize(dtype: str, data: bytes, n: int) -> NDArray[np.float32]:
-    """n items of a stored row as float32 (n,)."""
+    """Dequantise ``n`` items of a stored row to float32 ``(n,)``."""
 
 def drain_log() -> list[tuple[int, str]]:
-    """Records of the core's log ring: (logging level, text), oldest first; clears it."""
+    """Take the records of the core's log ring, oldest first: (logging level, text)."""
 
-def set_log_level(level: int) -> None: ...
+def set_log_level(level: int) -> None:
+    """Record messages of this logging level and above."""
 
 def metrics() -> list[tuple[str, str]]:
     """Rows of metrics.def: name, meaning."""
@@ -46,20 +50,30 @@ def event_names() -> list[str]:
     """Kinds of events (csrc/registry/events.h), in the order of their bits."""
 
 def want_events(kinds: int) -> None:
-    """Record events of these kinds (a bit each) from now on."""
+    """Record events of these kinds (one bit each) from now on, and no others."""
 
 def drain_events() -> list[tuple[int, int, str, int, int, str, float]]:
-    """Recorded events, oldest first: registry number, kind, key, worker (0 = none), request (0 = none), name of the
-    status, seconds of time.monotonic(); clears them."""
+    """Take the recorded events, oldest first.
+
+    Fields: registry number, kind, key, worker (0 = none), request (0 = none), status name, seconds of
+    ``time.monotonic()``.
+    """
 
 def events_dropped() -> int:
-    """Events that found no room, since the process began."""
+    """Number of events that were dropped because the queue was full, since the process began."""
 
 @final
 class GgufFile:
-    """A parsed GGUF header. ``kv`` maps keys to values (str, int, float, bool, or lists of them; strings that are not
-    UTF-8 come as bytes, and a list of strings with one such comes as a list of bytes). ``tensors`` has (name, dtype,
-    shape outermost first, file index, offset, nbytes). ``files`` are the paths (more than one when split)."""
+    """A parsed GGUF header.
+
+    Attributes:
+        kv: key -> value: str, int, float, bool, or a list of one of these types. A string that is not UTF-8 is bytes;
+            a list with such a string is a list of bytes.
+        keys: the keys, in file order.
+        tensors: (name, dtype, shape outermost first, file index, offset, nbytes) of every tensor.
+        files: paths of the file and its splits.
+        architecture: value of ``general.architecture``.
+    """
 
     kv: dict[str, Any]
     keys: list[str]
@@ -67,107 +81,146 @@ class GgufFile:
     files: list[str]
     architecture: str
     def spec(self) -> Spec:
-        """A new spec with all of it, to which more can be added before it is registered. Quicker than rebuilding it."""
+        """Return a new, extensible spec with the content of this header. Faster than rebuilding it from ``kv``."""
     def value(self, key: str, /) -> Any:
-        """``kv[key]``, made anew; the others are not."""
+        """Return ``kv[key]`` as a new object, without converting the other values."""
     def bpe(self) -> Bpe | None:
-        """Its byte-pair vocabulary; None when it has none, or one that does not fit: tokens twice, a merge that is not
-        of two tokens and makes a third. Takes some 20 ms, without the GIL."""
+        """Return the byte-pair vocabulary; None if the file has no suitable one.
+
+        A vocabulary with duplicate tokens is unsuitable, and so is one with a merge that does not join two tokens to a
+        third. Takes about 20 ms, without the GIL.
+        """
 
 @final
 class Bpe:
-    """A byte-pair vocabulary with its merges, searched without objects for each of its entries. No token is there
-    twice."""
+    """A byte-pair vocabulary with its merges, without a Python object per entry. Tokens are unique."""
 
     def find(self, text: str, /) -> int | None:
-        """The token with exactly this text, which is not empty."""
+        """Return the id of the token with exactly this text; None if there is none or the text is empty."""
 
     def part(self, words: Iterable[str], most: int, /) -> tuple[dict[str, int], list[tuple[str, str]]] | None:
-        """What byte-pair encoding needs of it for these words: tokens that are pieces of one, with their ids, and the
-        merges that make one of those, by rank. None when that takes more than ``most`` look-ups."""
+        """Return the tokens and merges that byte-pair encoding needs for these words.
 
-def read_gguf(path: str) -> GgufFile: ...
+        The tokens are the substrings of the words, with their ids. The merges are those that produce such a token,
+        ordered by rank. None: the search needs more than ``most`` look-ups.
+        """
+
+def read_gguf(path: str) -> GgufFile:
+    """Parse the header of a GGUF file and of its splits."""
 
 @final
 class Spec:
-    """A model spec under construction (csrc/files/spec.h)."""
+    """A model spec under construction: files, values, tensors, tokens (csrc/files/spec.h)."""
 
     def __new__(cls, architecture: str) -> Spec: ...
-    def add_file(self, path: str) -> None: ...
+    def add_file(self, path: str) -> None:
+        """Add a weight file; tensors refer to it by its index."""
     def note_files(self) -> None:
-        """What is loaded is what the files hold now; call it when all are added."""
+        """Store the identity of all files, so that a load refuses files changed since. Call after ``add_file``."""
     def set(self, key: str, value: Any) -> None:
-        """bool, int, float, str, bytes, or a list or tuple of one kind (whole numbers may stand among floats)."""
-    def add_tensor(self, name: str, dtype: str, shape: Sequence[int], file: int, offset: int, nbytes: int) -> None: ...
-    def set_tokens(self, data: bytes, offsets: NDArray[np.int64], control: bytes, eog: Sequence[int]) -> None: ...
+        """Set a key: bool, int, float, str, bytes, or a list or tuple of one type (floats may include integers)."""
+    def add_tensor(self, name: str, dtype: str, shape: Sequence[int], file: int, offset: int, nbytes: int) -> None:
+        """Add a tensor: its type, its shape, and its position in a file."""
+    def set_tokens(self, data: bytes, offsets: NDArray[np.int64], control: bytes, eog: Sequence[int]) -> None:
+        """Set the bytes that each token adds to the text.
+
+        Args:
+            data: the bytes of all tokens, concatenated.
+            offsets: start of each token in ``data``, and the end of the last.
+            control: one byte per token; 1: a control token, never part of the text.
+            eog: ids of the tokens that end a generation.
+        """
 
 @final
 class Notifier:
-    """One per event loop (csrc/registry/registry.h)."""
+    """Wakes an event loop when tickets progress. Create one per loop (csrc/registry/registry.h)."""
 
     def __new__(cls) -> Notifier: ...
-    def fileno(self) -> int: ...
-    def take(self) -> list[int]: ...
-    def close(self) -> None: ...
+    def fileno(self) -> int:
+        """File descriptor that is readable while ``take`` has tickets to return."""
+    def take(self) -> list[int]:
+        """Ids of the tickets that finished or progressed since they were last taken."""
+    def close(self) -> None:
+        """Close the descriptor; tickets bound to the notifier no longer notify it."""
 
 @final
 class Ticket:
-    """A call in flight. Dropping the last reference cancels it."""
+    """A request in flight. Dropping the last reference cancels it."""
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Until done; False when the timeout passes first (the call goes on)."""
+        """Wait until done; False if the timeout passes first (the request continues)."""
     def wait_progress(self, seen: int, timeout: float | None = None) -> int:
-        """Until the progress counter exceeds ``seen``; returns it (2**64 - 1 once done)."""
-    def done(self) -> bool: ...
-    def cancel(self) -> None: ...
+        """Wait until the progress counter exceeds ``seen``; return the counter (2**64 - 1 once done)."""
+    def done(self) -> bool:
+        """True if the request is complete."""
+    def cancel(self) -> None:
+        """Ask the request to stop."""
     def check(self) -> None:
-        """Raise the call's error if it failed. Must be done."""
+        """Raise the error of a failed request. The request must be done."""
     def bind(self, notifier: Notifier, id: int) -> None:
-        """List ``id`` in the notifier whenever the call moves; besides the notifiers that it is bound to already."""
+        """Notify ``notifier``, with this id, of all progress; in addition to notifiers bound before."""
     def times(self) -> tuple[float, float, float]:
-        """Seconds of time.monotonic(): submitted, started, finished; 0.0 = not yet."""
+        """Seconds of ``time.monotonic()``: submitted, started, finished; 0.0 = not yet."""
     def eta(self) -> float:
-        """Predicted seconds until it is done; 0.0 = done, or nobody knows."""
-    def position(self) -> int: ...
-    # text_embedding
+        """Predicted seconds until the request is done; 0.0 = done, or unknown."""
+    def position(self) -> int:
+        """Requests ahead in the queue; -1 once running or done."""
+    # text_embedding, image_embedding
     def vectors(self) -> NDArray[np.float32]:
-        """(n_texts, width) or (n_tokens, width), of image_embedding (n_images, width) or (n_rows, width); the array
-        owns the call's buffer, no copy. Raises the call's error."""
-    def texts_done(self) -> int: ...
+        """Return the embeddings: a view of the request's buffer, not copied. Raises the error of a failed request.
+
+        Shape: ``(n_texts, width)``, or ``(n_tokens, width)`` with ``output=1``; for images ``(n_images, width)``, or
+        ``(n_rows, width)``.
+        """
+    def texts_done(self) -> int:
+        """Texts finished so far."""
     # text_to_text
     def text(self, choice: int, start: int = 0) -> tuple[bytes, int, int, int]:
-        """Decided text from byte ``start`` on, tokens so far, finish (0 none, 1 stop, 2 length, 3 eos, 4 cancelled),
-        stop index."""
+        """Return the final text from byte ``start`` on, the number of tokens so far, finish reason, and stop index.
+
+        Final text can no longer become part of a stop string. Finish reasons: 0 none yet, 1 stop, 2 length, 3 eos,
+        4 cancelled. The stop index is -1 until the choice is finished.
+        """
     def tokens(self, choice: int, start: int = 0) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.uint32]]:
-        """ids, logprobs, byte_end of the tokens so far, from number ``start`` on (copies)."""
+        """Copies of ids, logprobs and byte_end of the tokens so far, from index ``start`` on."""
     def sampled_ids(self, choice: int, start: int) -> tuple[list[int], bool]:
-        """Ids from number ``start`` on, and whether there will be no more."""
+        """Ids of the tokens from index ``start`` on, and True if no more will follow."""
     def mask(self, choice: int, index: int, bits: bytes) -> None:
-        """Which tokens may be number ``index`` of a choice, the next one: a bit an id, as many bytes as submit_text
-        got. The answer waits for it. One thread at a time for a choice."""
+        """Set the tokens allowed at ``index`` of a choice, the next one. The choice is blocked until it is set.
+
+        ``bits`` has one bit per id and the length of ``mask`` of ``submit_text``. One thread per choice at a time.
+        """
     def top_logprobs(self, choice: int, start: int = 0) -> tuple[NDArray[np.int32], NDArray[np.float32]] | None:
-        """(tokens, k) ids and logprobs of the tokens so far, from number ``start`` on (copies)."""
+        """Copies of ids and logprobs ``(tokens, k)`` of the top tokens, from index ``start`` on; None if not asked."""
     def usage(self) -> tuple[int, int, int, float, float, float]:
-        """prompt tokens, generated tokens of all choices, cached tokens; seconds: queued, prompt, generation."""
+        """Prompt tokens, generated tokens of all choices, cached tokens; seconds queued, prompt, generation."""
     def prompt_logits(self) -> NDArray[np.float32]:
-        """(n_prompt, vocab) when asked for."""
+        """float32 ``(n_prompt, vocab)`` if requested, not copied."""
     def image_rows(self) -> NDArray[np.float32]:
-        """(rows of all images, hidden) of a call with prompt_logits and images, as far as they were computed."""
+        """float32 (rows of all images, hidden) in order of computation, if prompt_logits was set; not copied."""
     def capture(self) -> tuple[NDArray[np.float32], int, int, int, int]:
-        """Of a call with capture_values that is done: (tokens, values) as csrc/models/capture.h says, not copied;
-        layers, hidden, vocab of the model; tokens whose records had no room."""
+        """Return the records of a finished request that set ``capture_values``.
+
+        float32 ``(tokens, values)`` in the layout of csrc/models/capture.h, not copied; layers, hidden and vocab of
+        the model; number of tokens whose records did not fit.
+        """
     # text_to_image
     def image_progress(self) -> tuple[int, int, int, int]:
-        """Steps, previews and pictures finished so far, of all pictures together; previews that a picture gets."""
+        """Steps, previews and images finished so far, counted over all images; previews per image."""
     def preview(self, index: int) -> NDArray[np.uint8]:
-        """(height, width, 3) of a preview that is finished, not copied."""
-    def pictures(self) -> dict[str, NDArray[np.float32]]:
-        """``pixels`` (n, height, width, 3) from 0 to 1 and ``latents`` (n, channels, high, wide); when they were to be
-        kept also ``texts`` (texts, rows, width), ``pooled`` (texts, width) and ``history`` (n, steps, channels,
-        high, wide). Not copied. Raises the call's error."""
+        """uint8 ``(height, width, 3)`` of a finished preview, not copied."""
+    def generated_images(self) -> dict[str, NDArray[np.float32]]:
+        """Return the result as arrays, not copied. Raises the error of a failed request.
+
+        ``pixels`` ``(n, height, width, 3)`` from 0 to 1, and ``latents`` ``(n, channels, high, wide)``. With ``keep``
+        also ``texts`` ``(texts, rows, width)``, ``pooled`` ``(texts, width)`` and ``history`` ``(n, steps, channels,
+        high, wide)``.
+        """
 
 @final
 class Registry:
+    """Keys, their models, and the workers of the models. Seconds and bytes; see :class:`mpool.PoolConfig`."""
+
     def __new__(cls, *, threads: int = 0, memory_bytes: int = 0, step_budget: float = ..., spin: float = ...,
                  shutdown_grace: float = 5.0, load_timeout: float = 30.0, load_ceiling: float = 600.0,
                  stall_timeout: float = 30.0, request_timeout: float = ..., keep_alive: float = 300.0,
@@ -179,51 +232,98 @@ class Registry:
                  predictive_scaling: bool = False, scale_timeout: bool = False) -> Registry: ...
     def add(self, key: str, spec: Spec, compute: str = "auto", replace: bool = False,
             command: Sequence[str] | None = None, process_memory: int = 0) -> None:
-        """command: workers are processes started so (csrc/isolation), each with process_memory bytes for its engine; 0:
-        the core's default."""
-    def remove(self, key: str, timeout: float | None = None) -> None: ...
-    def load(self, key: str, pin: bool = False, timeout: float | None = None) -> None: ...
-    def evict(self, key: str, timeout: float | None = None) -> None: ...
-    def keep_alive(self, key: str, seconds: float) -> None: ...
+        """Register a model under a key without loading it.
+
+        Args:
+            key: name of the entry.
+            spec: content of the model's files.
+            compute: ``"auto"``, ``"float32"``, ``"bfloat16"`` or ``"int8"``.
+            replace: allow a key that exists; requests move to the new model once it is loaded.
+            command: program and arguments that start a worker process (csrc/isolation); None: workers are threads.
+            process_memory: bytes for the engine of each worker process; 0: the core's default.
+        """
+    def remove(self, key: str, timeout: float | None = None) -> None:
+        """Remove a key after its requests have finished."""
+    def load(self, key: str, pin: bool = False, timeout: float | None = None) -> None:
+        """Load the model now and wait until it is ready."""
+    def evict(self, key: str, timeout: float | None = None) -> None:
+        """Unload the model but keep the key."""
+    def keep_alive(self, key: str, seconds: float) -> None:
+        """Set the idle seconds after which workers, and finally the model, are unloaded; inf = never."""
     def entries(self) -> list[dict[str, Any]]:
-        """One dict an entry: key, capability, state, breaker, policy, workers, busy, dead, queued, running, waiting and
-        capacity (of the queue: calls of one input, calls of many), pinned,
-        model_bytes, predicted_bytes (of the model, before it was loaded), engine_bytes, calls, errors, last_error,
-        idle_seconds, keep_alive, arrivals (calls a second) and
-        foreseen_workers (both 0 unless predictive_scaling has something to say), units_in and
-        units_out (tokens and images, of answered calls), worker (one dict a worker: id,
-        state, running, served, busy_seconds, idle_seconds, engine_bytes, predicted_bytes, process: the id of its own,
-        or 0, node: memory node, -1: there is one), latency (seconds of answered calls: count, sum, min, max,
-        p50, p99, buckets of (upper bound, count)), and facts (architecture, compute, context_length, vocab,
-        hidden_size, layers, output_size, parameters, weight_bytes) once loaded."""
+        """Return one dict per entry, ordered by key.
+
+        - key, capability, state, breaker, policy, pinned, keep_alive (seconds), idle_seconds, last_error.
+        - workers, busy, dead: counts of workers.
+        - queued, running: counts of requests. waiting and capacity: queued requests and their limit, as (requests of
+          one input, requests of many inputs).
+        - model_bytes, predicted_bytes (of the model, before it was loaded), engine_bytes.
+        - calls, errors: accepted and failed requests.
+        - arrivals (requests per second) and predicted_workers: 0 without a forecast.
+        - units_in, units_out: tokens and images of completed requests.
+        - worker: one dict per worker: id, state, running, served, busy_seconds, idle_seconds, engine_bytes,
+          predicted_bytes, process (id of its process; 0: it is a thread), node (memory node; -1: the machine has one).
+        - latency: seconds of completed requests: count, sum, min, max, p50, p99, buckets [(upper bound, count)].
+        - facts: architecture, compute, context_length, vocab, hidden_size, layers, output_size, parameters,
+          weight_bytes; empty until the model is loaded.
+        """
     def stats(self) -> dict[str, Any]:
-        """The rows of csrc/registry/metrics.def; memory_limit, memory_used, pressure, bytes_by_tag (of the process);
-        lanes, lanes_leased; threads_created, threads_joined (of the process)."""
+        """Return counters, memory and compute threads.
+
+        The rows of csrc/registry/metrics.def; memory_limit, memory_used, pressure, bytes_by_tag (of the process);
+        compute_threads, compute_threads_leased; threads_created, threads_joined (of the process).
+        """
     def submit_embed(self, key: str, ids: NDArray[np.int32], offsets: NDArray[np.int64],
                      skip: NDArray[np.int32] | None = None, *, dimensions: int = 0, normalize: int = -1,
                      output: int = 0, tolerant: bool = False, second: NDArray[np.int32] | None = None,
                      timeout: float | None = None, patience: float = -1.0, keep_alive: float = -1.0,
-                     priority: int = 2, lane: int = 0, tenant: int = 0, fail_fast: bool = False,
-                     uncounted: bool = False, policy: str = "default") -> Ticket: ...
+                     priority: int = 2, service_class: int = 0, tenant: int = 0, fail_fast: bool = False,
+                     uncounted: bool = False, policy: str = "default") -> Ticket:
+        """Queue a text embedding request.
+
+        Args:
+            ids: token ids of all texts, concatenated.
+            offsets: start of each text in ``ids``, and the end of the last.
+            skip: number of leading tokens of each text that pooling ignores.
+            dimensions: leading components to keep; 0: all.
+            normalize: 1: vectors of length 1; 0: as computed; -1: as the model says.
+            output: 0: one vector per text; 1: one row per token.
+            tolerant: the caller handles NumericError, so a NaN is not counted as a fault of the workers.
+            second: start of the second text of each pair, for models that score pairs.
+            patience: seconds without progress before the request times out; below 0: the registry's default.
+            keep_alive: new keep-alive of the model in seconds; below 0: unchanged.
+            priority: 0 critical, 1 high, 2 normal, 3 low, 4 batch.
+            service_class: 0 interactive, 1 bulk.
+            tenant: requests of a tenant get one fair share together; 0: no tenant.
+            fail_fast: raise Overloaded at once if the queue is full.
+            uncounted: leave a request that raises Overloaded out of the metrics, because the caller retries it.
+            policy: scheduling policy; ``"default"``: the model's.
+        """
     def embed(self, key: str, ids: NDArray[np.int32], offsets: NDArray[np.int64],
               skip: NDArray[np.int32] | None = None, *, dimensions: int = 0, normalize: int = -1, output: int = 0,
               tolerant: bool = False, second: NDArray[np.int32] | None = None, timeout: float | None = None,
-              patience: float = -1.0, keep_alive: float = -1.0, priority: int = 2, lane: int = 0, tenant: int = 0,
-              fail_fast: bool = False, uncounted: bool = False, policy: str = "default") -> NDArray[np.float32]:
-        """submit_embed, wait and vectors() in one call: the GIL is released once."""
+              patience: float = -1.0, keep_alive: float = -1.0, priority: int = 2, service_class: int = 0,
+              tenant: int = 0, fail_fast: bool = False, uncounted: bool = False,
+              policy: str = "default") -> NDArray[np.float32]:
+        """Submit, wait and return the vectors. Releases the GIL once."""
     def submit_images(self, key: str, pixels: NDArray[np.uint8], sizes: NDArray[np.int32], *, dimensions: int = 0,
                       normalize: int = -1, output: int = 0, tolerant: bool = False, timeout: float | None = None,
-                      patience: float = -1.0, keep_alive: float = -1.0, priority: int = 2, lane: int = 0,
+                      patience: float = -1.0, keep_alive: float = -1.0, priority: int = 2, service_class: int = 0,
                       tenant: int = 0, fail_fast: bool = False, uncounted: bool = False,
                       policy: str = "default") -> Ticket:
-        """Images [height, width, 3] behind each other, as flat pixels (copied), and their heights and widths in turn.
-        output 1: all rows of the last layer, before the last norm."""
+        """Queue an image embedding request. The other arguments are those of ``submit_embed``.
+
+        Args:
+            pixels: pixels of all images ``[height, width, 3]``, flattened and concatenated; copied.
+            sizes: height and width of each image in turn.
+            output: 0: one vector per image; 1: all rows of the last layer, before the final norm.
+        """
     def embed_images(self, key: str, pixels: NDArray[np.uint8], sizes: NDArray[np.int32], *, dimensions: int = 0,
                      normalize: int = -1, output: int = 0, tolerant: bool = False, timeout: float | None = None,
-                     patience: float = -1.0, keep_alive: float = -1.0, priority: int = 2, lane: int = 0,
+                     patience: float = -1.0, keep_alive: float = -1.0, priority: int = 2, service_class: int = 0,
                      tenant: int = 0, fail_fast: bool = False, uncounted: bool = False,
                      policy: str = "default") -> NDArray[np.float32]:
-        """submit_images, wait and vectors() in one call: the GIL is released once."""
+        """Submit images, wait and return the vectors. Releases the GIL once."""
     def submit_text(self, key: str, prompt: NDArray[np.int32], *, temperature: float, top_k: int, top_p: float,
                     min_p: float, repetition_penalty: float, presence_penalty: float, frequency_penalty: float,
                     seed: int, max_tokens: int, min_tokens: int, logprobs: int, ignore_eos: bool, n: int,
@@ -231,27 +331,51 @@ class Registry:
                     prompt_logits: bool = False, vision: bool = False, images: tuple[Any, ...] | None = None,
                     mask: bytes | None = None, capture_values: int = 0, capture_records: int = 0,
                     timeout: float | None = None, patience: float = -1.0, keep_alive: float = -1.0, priority: int = 2,
-                    lane: int = 0, tenant: int = 0, fail_fast: bool = False, uncounted: bool = False,
+                    service_class: int = 0, tenant: int = 0, fail_fast: bool = False, uncounted: bool = False,
                     policy: str = "default") -> Ticket:
-        """vision: a call to a model that reads images, which ``images`` may have: pixels, sizes, tile_keys, runs,
-        run_keys, sources, as of ``mpool.seeing.Images``. mask: which tokens may come first; those for later ones have
-        to follow (``Ticket.mask``). capture_values: of each record of what the layers give out, 0 for none;
-        capture_records: how many there may be memory for."""
+        """Queue a text generation request. The last arguments are those of ``submit_embed``.
+
+        Args:
+            vision: the model is a vision model.
+            images: images of the prompt: pixels, sizes, tile_keys, runs, run_keys, sources, as in
+                ``mpool.tasks.vision.Images``.
+            mask: tokens that may come first, one bit per id. ``Ticket.mask`` must then set the mask of every further
+                token.
+            capture_values: leading values to capture from each record (csrc/models/capture.h); 0: none.
+            capture_records: maximum number of records to allocate memory for.
+        """
     def submit_image_generation(self, key: str, width: int, height: int,
         ids: Sequence[Sequence[NDArray[np.int32] | None]], counts: tuple[int, int, int], noise: NDArray[np.float32],
         times: NDArray[np.float32], sigmas: NDArray[np.float32], *, n: int = 1, guidance: float = 0.0,
         preview_every: int = 0, keep: bool = False, timeout: float | None = None, patience: float = -1.0,
-        keep_alive: float = -1.0, priority: int = 2, lane: int = 0, tenant: int = 0, fail_fast: bool = False,
+        keep_alive: float = -1.0, priority: int = 2, service_class: int = 0, tenant: int = 0, fail_fast: bool = False,
         uncounted: bool = False, policy: str = "default") -> Ticket:
-        """ids: of each text (one, or two: the second is guided away from), of each encoder; counts: how many ids of
-        each encoder."""
+        """Queue an image generation request. The last arguments are those of ``submit_embed``.
+
+        Args:
+            width, height: pixels of an image.
+            ids: token ids of each text and each encoder; None: the encoder is not used. Two texts: the second is the
+                negative prompt.
+            counts: number of ids of each encoder.
+            noise: initial latents ``[n, channels, high, wide]``.
+            times: time of each step, 0 to 1000.
+            sigmas: noise level of each step, descending.
+            n: number of images.
+            guidance: guidance scale.
+            preview_every: steps between previews; 0: none.
+            keep: keep text embeddings and the latents of each step, for tests.
+        """
     def number(self) -> int:
-        """Unlike that of any other registry of the process."""
+        """A number unique among the registries of this process."""
     def maintain(self) -> None:
         """Start the maintenance thread now; idempotent."""
-    def begin_shutdown(self) -> None: ...
+    def begin_shutdown(self) -> None:
+        """Refuse new requests from now on."""
     def close(self) -> None:
-        """Drain and join; idempotent; from any thread."""
+        """Drain and join; idempotent; thread-safe."""
     def after_fork(self) -> None:
-        """In a forked child: signals are now seen by its only thread. Everything else the core does by itself in every
-        fork of the process: loaded models stay loaded, calls in flight are Cancelled, threads start on first use."""
+        """Call in a forked child: its only thread becomes the main thread.
+
+        The core does the rest by itself in every fork of the process: loaded models stay loaded, requests in flight
+        are Cancelled, and threads start on first use.
+        """

@@ -1,4 +1,4 @@
-"""The functions of the module. Written by ``python -m mpool._stubs``: do not edit."""
+"""Functions of the package. Written by ``python -m mpool._stubs``: do not edit."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence

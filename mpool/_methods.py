@@ -1,6 +1,6 @@
-"""Methods of :class:`mpool.Pool` and :class:`mpool.Model` that compute, made from the verbs.
+"""Inference methods of :class:`mpool.Pool` and :class:`mpool.Model`, generated from the verbs.
 
-Signatures for type checkers stand in ``_methods.pyi``, which ``python -m mpool._stubs`` writes.
+``_methods.pyi`` has their signatures for type checkers; ``python -m mpool._stubs`` writes it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Method = Callable[..., Any]
 
 
 def _named(function: Method, verb: Verb, form: str, doc: str) -> Method:
-    """Gives a generated function the name, signature and documentation of its verb."""
+    """Set the name, signature and docstring of a generated function to those of its verb."""
     function.__name__ = verb.name
     function.__qualname__ = {"pool": "Pool.", "model": "Model."}.get(form, "") + verb.name
     function.__doc__ = doc
@@ -38,18 +38,18 @@ def _of_model(verb: Verb) -> Method:
         from .tasks.running import run
 
         if "model" in keywords:
-            raise TypeError(f"{verb.name}() of a Model takes no model")
+            raise TypeError(f"Model.{verb.name}() got an unexpected keyword argument 'model'")
         given = verb.bind(args, keywords, slots)
         if slots[0].name != inputs:
             given[inputs] = given.pop(slots[0].name)
         given["model"] = self
         return run(verb, self.pool, given)
 
-    return _named(method, verb, "model", f"See :func:`mpool.{verb.name}`; the model is this one.")
+    return _named(method, verb, "model", f"See :func:`mpool.{verb.name}`. Uses this model.")
 
 
 class PoolVerbs:
-    """Verbs as methods of a pool."""
+    """Inference methods of a pool, one per verb."""
 
     def submit(self, capability: str, **request: Any) -> Any:
         """See :func:`mpool.submit`."""
@@ -59,7 +59,7 @@ class PoolVerbs:
 
 
 class ModelVerbs:
-    """Verbs as methods of a model."""
+    """Inference methods of a model, one per verb."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""Methods of pools and models that compute. Written by ``python -m mpool._stubs``: do not edit."""
+"""Inference methods of pools and models. Written by ``python -m mpool._stubs``: do not edit."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,7 +1,7 @@
-"""Names of earlier releases, for one more: public names, modules and the classes that old pickles mention.
+"""Former public names, kept for one release: names, modules, and classes that old pickles refer to.
 
-Every old name gives the same object as the new one, and a DeprecationWarning that names it. This is the only place that
-knows old names.
+Every former name returns the same object as the new name and emits a DeprecationWarning with the new name. Former names
+appear only in this module.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-#: Old public name -> new one, of the package or of the module in the second table.
+#: Former public name -> new name, of the package or of a module in the second table.
 NAMES = {"Picture": "GeneratedImage", "Pictures": "GeneratedImages", "PictureStep": "ImageStep",
          "PictureStream": "ImageStream", "AsyncPictureStream": "AsyncImageStream"}
-#: Old module -> modules that have its names now; the first stands for the module itself.
+#: Former module -> modules that now define its names; the warning mentions the first.
 MODULES = {"catalog": ("models",), "text": ("tokenizers", "conversation.template"),
            "pictures": ("tasks.images_result",), "reranking": ("tasks.rerank",),
            "captures": ("tasks.captures", "tasks.capture_files"), "comparing": ("debug.comparing",)}
@@ -23,17 +23,17 @@ _PACKAGE = __name__.rpartition(".")[0]
 
 
 def warn(old: str, new: str, level: int) -> None:
-    """Warns, as the caller ``level`` frames up."""
+    """Emit a DeprecationWarning for the caller ``level`` frames up."""
     import warnings
 
     warnings.warn(f"{old} is now {new}", DeprecationWarning, stacklevel=level + 1)
 
 
 def of_module(module: str, name: str) -> Any:
-    """The object behind an old name of a module, for its ``__getattr__``.
+    """Return the object that a former name of a module refers to. For the ``__getattr__`` of the module.
 
     Raises:
-        AttributeError: the module never had the name.
+        AttributeError: the name is not a former name of the module.
     """
     new = NAMES.get(name)
     if new is None or (found := getattr(import_module(module), new, None)) is None:
@@ -43,7 +43,7 @@ def of_module(module: str, name: str) -> Any:
 
 
 class _Loader:
-    """Makes a module that forwards to others. No subclass of ``importlib.abc.Loader``, whose import is slow."""
+    """Loader of a module that forwards to others. No subclass of ``importlib.abc.Loader``, which is slow to import."""
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         old = spec.name.rpartition(".")[2]
@@ -63,11 +63,11 @@ class _Loader:
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing is left to run."""
+        """Do nothing: ``create_module`` completes the module."""
 
 
 class _Finder:
-    """Finds the old modules."""
+    """Finder of the former modules."""
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
         package, _, name = fullname.rpartition(".")
@@ -77,6 +77,6 @@ class _Finder:
 
 
 def install() -> None:
-    """Makes the old modules importable. Idempotent."""
+    """Make the former modules importable. Idempotent."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.append(_Finder())  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
-"""Writes the committed stubs of generated functions and methods: ``python -m mpool._stubs``.
+"""Write the committed stubs of generated functions and methods: ``python -m mpool._stubs``.
 
-The stubs are ``_functions.pyi``, ``_methods.pyi`` and ``aio.pyi`` in the package's folder. ``--check`` writes nothing
-and fails if one of them is stale.
+The stubs are ``_functions.pyi``, ``_methods.pyi`` and ``aio.pyi`` in the folder of the package. ``--check`` writes
+nothing and fails if a stub is stale.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LINE = 120
 
 
 def _parameters(verb: Verb, form: str, stream: bool | None, more: tuple[str, ...] = ()) -> list[str]:
-    """Parameters as source text; ``stream``: the value that an overload is for."""
+    """Return the parameters as source text. ``stream`` is the value of that parameter in this overload; None: none."""
     slots = verb.slots(form)
     found = ["self"] if form in ("pool", "model") else []
     found += [f"{one.name}: {one.type}" + ("" if one.default is REQUIRED else f" = {one.default!r}") for one in slots]
@@ -72,8 +72,8 @@ def _verb(verb: Verb, form: str) -> Iterator[str]:
 
 
 def methods() -> str:
-    """``_methods.pyi``."""
-    about = "Methods of pools and models that compute"
+    """Return the text of ``_methods.pyi``."""
+    about = "Inference methods of pools and models"
     lines = [_HEAD.format(about=about, abc="Callable, Iterable, Mapping, Sequence",
                           images="GeneratedImages", more="from .tasks.iterating import EmbedIterator\n"
                           "from .tasks.jobs import Job\n")]
@@ -92,11 +92,11 @@ def methods() -> str:
 
 
 def functions() -> str:
-    """``_functions.pyi``."""
+    """Return the text of ``_functions.pyi``."""
     from . import _functions
     from .pool import Pool
 
-    lines = [_HEAD.format(about="The functions of the module", abc="Callable, Iterable, Mapping, Sequence",
+    lines = [_HEAD.format(about="Functions of the package", abc="Callable, Iterable, Mapping, Sequence",
                           images="GeneratedImages", more="from .tasks.iterating import EmbedIterator\n"
                           "from .tasks.jobs import Job\n")]
     lines[0] += ("from .debug.show import ModelTable\nfrom .runtime.health import CapabilityPools, Health, Pong\n"
@@ -126,7 +126,7 @@ def functions() -> str:
 
 
 def aio() -> str:
-    """``aio.pyi``."""
+    """Return the text of ``aio.pyi``."""
     lines = [_HEAD.format(about="mpool for asyncio", images="GeneratedImages", more="",
                           abc="AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence")]
     lines[0] += "from .tasks.async_streams import AsyncImageStream as AsyncImageStream\n" \
@@ -143,7 +143,7 @@ def aio() -> str:
 
 
 def _trimmed(text: str) -> str:
-    """Without imported names that nothing uses."""
+    """Remove unused imports from the text of a stub."""
     lines = text.split("\n")
     body = "\n".join(line for line in lines if not line.startswith(("from ", "import ")))
     found = []
@@ -164,14 +164,14 @@ def _trimmed(text: str) -> str:
 
 
 def stubs() -> dict[Path, str]:
-    """Path -> text of every stub."""
+    """Return the text of every stub by path."""
     folder = Path(__file__).parent
     found = {"_functions.pyi": functions(), "_methods.pyi": methods(), "aio.pyi": aio()}
     return {folder / name: _trimmed(text) for name, text in found.items()}
 
 
 def main(arguments: list[str]) -> int:
-    """Writes the stubs, or with ``--check`` reports those that are stale."""
+    """Write the stubs, or report stale stubs with ``--check``."""
     stale = [path for path, text in stubs().items() if not path.exists() or path.read_text("utf-8") != text]
     if "--check" not in arguments:
         for path, text in stubs().items():

@@ -1,18 +1,19 @@
-"""mpool for asyncio: the functions of the module as coroutines and asynchronous iterators.
+"""mpool for asyncio: the functions of the package as coroutines and asynchronous iterators.
 
     async with asyncio.TaskGroup() as group:
         vector = group.create_task(mpool.aio.embed("A sentence."))
-        answer = group.create_task(mpool.aio.generate("The capital of France is"))
+        completion = group.create_task(mpool.aio.generate("The capital of France is"))
 
     async for chunk in mpool.aio.chat(messages, stream=True):
         print(chunk, end="")
 
-No call takes a thread: each event loop watches one file descriptor, through which the core says which calls have moved.
-Only what would hold the loop up leaves it: a model's files on their first use, ``load`` and ``unload``, tokenising a
-long text, and looking for the text that failed among many.
-Cancelling a task cancels its call; several tasks may await one job or stream, in loops of several threads too, and it
-is cancelled with the last that waits for it. Arguments, results and errors are those of the functions of the same name
-in :mod:`mpool`; a full queue is waited for without blocking the loop.
+A request needs no thread of its own: each event loop watches one file descriptor, which the core makes readable when
+requests have progressed. Only operations that would block the loop run in a thread: reading the files of a model on
+first use, ``load`` and ``unload``, tokenising a long text, and finding the text that failed among many.
+
+Cancelling a task cancels its request. Several tasks may await one job or stream, also in event loops of different
+threads; the request is cancelled with the last task that awaits it. Arguments, results and errors are those of the
+functions of the same name in :mod:`mpool`. If a queue is full, the coroutine waits without blocking the loop.
 """
 
 from __future__ import annotations
@@ -34,17 +35,17 @@ def _of_verb(verb: Verb) -> Callable[..., Any]:
         return run_async(verb, default_pool() if pool is None else pool, verb.bind(args, keywords))
 
     return _named(function, verb, "aio", f"As :func:`mpool.{verb.name}`, for asyncio. ``pool``: the pool to use; None: "
-                  "the process-wide one." + (f" With ``stream=True`` a :class:`{verb.stream[1]}`."
-                                             if verb.stream else ""))
+                  "the process-wide pool." + (f" ``stream=True`` returns a :class:`{verb.stream[1]}`."
+                                              if verb.stream else ""))
 
 
 async def load(ref: Any, *, pool: Pool | None = None, **options: Any) -> Any:
-    """As :func:`mpool.load`, in a thread."""
+    """As :func:`mpool.load`, run in a thread."""
     return await asyncio.to_thread((pool or default_pool()).load, ref, **options)
 
 
 async def unload(alias: Any, *, timeout: float | None = None, pool: Pool | None = None) -> None:
-    """As :func:`mpool.unload`, in a thread."""
+    """As :func:`mpool.unload`, run in a thread."""
     await asyncio.to_thread((pool or default_pool()).unload, alias, timeout=timeout)
 
 

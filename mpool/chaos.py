@@ -1,4 +1,4 @@
-"""Strict parser of ``PoolConfig.chaos``: faults on purpose, for tests."""
+"""Parser of ``PoolConfig.chaos``, which injects faults for tests."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from .checks import shown
 from .errors import InvalidArgument
 
 FAULTS = ("fail", "stall", "die", "slow", "memory")
-_ALLOWED = (f"None, or a seed and the chance of {', '.join(FAULTS)} in a step, such as "
-            '"seed=7,fail=0.01,stall=0.002" or a dict of the same')
+_ALLOWED = (f"None, or a seed and the probabilities per step of {', '.join(FAULTS)}, such as "
+            '"seed=7,fail=0.01,stall=0.002" or a dict with the same keys')
 
 
 def chaos_of(value: str | Mapping[str, float] | None) -> tuple[int, float, float, float, float, float] | None:
-    """Seed and the chance of each of :data:`FAULTS`; None: off.
+    """Return the seed and the probability of each of :data:`FAULTS`; None: off.
 
     Raises:
-        InvalidArgument: it is not as :class:`mpool.PoolConfig` describes it.
+        InvalidArgument: the value does not have the format that :class:`mpool.PoolConfig` describes.
 
     Example:
         >>> from mpool.chaos import chaos_of
@@ -39,28 +39,28 @@ def chaos_of(value: str | Mapping[str, float] | None) -> tuple[int, float, float
         found = dict(value)
     else:
         raise _wrong(value, "it is neither a string nor a mapping")
-    seed, chances = 0, dict.fromkeys(FAULTS, 0.0)
+    seed, rates = 0, dict.fromkeys(FAULTS, 0.0)
     for name, number in found.items():
         if name == "seed":
             if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 2**64:
                 raise _wrong(value, f"seed must be an integer from 0 to 2**64 - 1, got {number!r}")
             seed = number
-        elif name not in chances:
+        elif name not in rates:
             raise _wrong(value, f"{name!r} is unknown")
         elif isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 <= number <= 1:
-            raise _wrong(value, f"{name} must be a chance from 0 to 1, got {number!r}")
+            raise _wrong(value, f"{name} must be a probability from 0 to 1, got {number!r}")
         else:
-            chances[str(name)] = float(number)
-    if not any(chances.values()):
-        raise _wrong(value, "every chance is 0; None turns chaos off")
-    if sum(chances.values()) > 1 + 1e-9:
-        raise _wrong(value, f"the chances must be at most 1 together, got {sum(chances.values()):g}")
-    fail, stall, die, slow, memory = chances.values()
+            rates[str(name)] = float(number)
+    if not any(rates.values()):
+        raise _wrong(value, "every probability is 0; None turns chaos off")
+    if sum(rates.values()) > 1 + 1e-9:
+        raise _wrong(value, f"the sum of the probabilities must be at most 1, got {sum(rates.values()):g}")
+    fail, stall, die, slow, memory = rates.values()
     return seed, fail, stall, die, slow, memory
 
 
 def _number(text: str) -> object:
-    """The number, or the text if it is none."""
+    """Return the text as a number, or unchanged if it is not a number."""
     for kind in (int, float):
         try:
             return kind(text)

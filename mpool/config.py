@@ -12,7 +12,7 @@ from .durations import seconds_of
 from .errors import InvalidArgument
 from .names import CAPABILITIES, ISOLATION, POLICIES
 
-#: Field -> (kinds, lowest, highest). 0 leaves a value to the environment variable or rule that the field names.
+#: Field -> (types, minimum, maximum). Where 0 is allowed as a default, the field's description says what it selects.
 _RANGES: dict[str, tuple[tuple[type[int] | type[float], ...], float, float]] = {
     "threads": ((int,), 0, 256),
     "memory_bytes": ((int,), 0, 2**62),
@@ -36,7 +36,7 @@ _RANGES: dict[str, tuple[tuple[type[int] | type[float], ...], float, float]] = {
     "breaker_rest": ((int, float), 0.001, 86400.0),
     "max_embed_inputs": ((int,), 1, 2**31 - 1),
 }
-#: Capability -> the fields that set how many of its requests may wait, without ``queue_capacity``.
+#: Capability -> the fields with its queue capacities, which ``queue_capacity`` overrides.
 _CAPACITIES = {"text_embedding": ("embed_queue_capacity", "batch_queue_capacity"),
                "text_to_text": ("prompt_queue_capacity",), "image_embedding": ("image_embed_queue_capacity",),
                "vision": ("vision_queue_capacity",), "text_to_image": ("image_gen_queue_capacity",)}
@@ -45,13 +45,13 @@ _SWITCHES = ("fail_fast", "predictive_scaling", "scale_timeout")
 
 @dataclass(frozen=True)
 class PoolConfig:
-    """Options of a :class:`mpool.Pool`. Immutable; checked when made.
+    """Options of a :class:`mpool.Pool`. Immutable. The constructor checks every value.
 
     Attributes:
-        threads: number of compute threads; 0: ``MPOOL_THREADS``, else the CPUs available to this process.
-        memory_bytes: limit for models, caches and queues together, in bytes; 0: ``MPOOL_MEMORY_MB``, else a share of
-            the memory of the machine or its cgroup. To load a model that does not fit, idle models are unloaded, the
-            least recently used first. Models that are in use, pinned or have not served yet stay.
+        threads: number of compute threads; 0: ``MPOOL_THREADS``, or the number of CPUs available to this process.
+        memory_bytes: limit for models, caches and queues together, in bytes; 0: ``MPOOL_MEMORY_MB``, or a share of
+            the memory of the machine or its cgroup. To make room for a model, the pool unloads idle models, the least
+            recently used first. Models that are in use, pinned, or have not served a request yet stay loaded.
         step_budget: seconds that one compute step may take while other requests wait; 0: ``MPOOL_STEP_BUDGET_MS``.
         load_timeout: seconds without progress after which loading a model is aborted.
         load_ceiling: maximum seconds for loading a model.
@@ -59,7 +59,7 @@ class PoolConfig:
             with RecvError, and a new worker replaces it.
         shutdown_grace: seconds that :meth:`mpool.Pool.close` and the interpreter's exit wait for running requests.
         request_timeout: seconds without a result or progress after which a request fails with Timeout; None: no limit.
-            A request that makes progress may take any time; use the request's own ``timeout`` for a deadline.
+            A request that makes progress may take any time; set its ``timeout`` for a deadline.
         keep_alive: how long idle workers, and finally their model, stay loaded: seconds, or as Ollama writes it, "5m",
             "1h30m"; 0: unload at once; -1: for ever. :func:`mpool.load` and requests can override it for a model.
         maintenance_interval: maximum seconds between two maintenance runs; earlier deadlines are kept.
@@ -68,53 +68,53 @@ class PoolConfig:
         policy: how a worker is chosen for a request, for all capabilities or by capability: ``"shared"`` (any idle
             worker; default for image embedding), ``"pack"`` (the first worker with room, so that one pass over the
             weights serves many streams; default for text, and for image generation, where each further worker would
-            load the networks again), ``"p2c"`` (the less loaded of two at random; default for embeddings of texts),
+            load the networks again), ``"p2c"`` (the less loaded of two random workers; default for text embedding),
             ``"sequential"`` (one request at a time per worker). None: the defaults.
-        batch_wait: seconds, at most 0.002, that a worker without work waits for more calls to batch.
-        queue_capacity: requests that may wait, a model: a mapping of capability and count, as ``{"vision": 10}``; for
-            ``"text_embedding"`` also a pair, requests of one text and of many. A capability that it leaves out has the
-            value of its field below; one that it names must leave that field at its default. None: the fields below.
-            Beyond it callers wait outside, save for :func:`mpool.submit` and requests with ``fail_fast``, which raise
-            Overloaded.
-        embed_queue_capacity: embedding calls of one text that may wait, a model; further callers wait outside, save
-            for :func:`mpool.submit` and calls with ``fail_fast``, which raise Overloaded.
-        batch_queue_capacity: the same for embedding requests of many texts.
+        batch_wait: seconds, at most 0.002, that an idle worker waits for further requests to batch.
+        queue_capacity: maximum queued requests per model, by capability: ``{"vision": 10}``. The value for
+            ``"text_embedding"`` may be a pair: requests of one text, requests of several texts. A capability that is
+            missing here uses its field below; for a capability that is listed here, that field must have its default.
+            None: use the fields below. When a queue is full, callers block until there is room, but
+            :func:`mpool.submit` and requests with ``fail_fast`` raise Overloaded.
+        embed_queue_capacity: maximum queued requests per model for text embedding, requests of one text.
+        batch_queue_capacity: the same for text embedding, requests of several texts.
         prompt_queue_capacity: the same for text generation.
         image_gen_queue_capacity: the same for image generation.
-        vision_queue_capacity: the same for calls with images and text.
+        vision_queue_capacity: the same for requests with images and text.
         image_embed_queue_capacity: the same for image embedding.
-        breaker_threshold: faults of a model's workers within ``breaker_window`` that open its circuit breaker; 0:
-            never.
-        breaker_window: seconds.
+        breaker_threshold: number of worker faults of a model within ``breaker_window`` that open its circuit breaker;
+            0: never.
+        breaker_window: seconds over which faults are counted.
         breaker_rest: seconds during which requests fail with CircuitOpen; then trial requests are admitted.
         isolation: where workers run. ``"thread"``: in threads of this process. ``"process"``: each in a process of its
-            own, over the same weights in memory: a worker that crashes, is killed or hangs does not affect the others.
-            Its requests are retried once (generation continues at the same token), then they raise RecvError. Linux
-            only. :func:`mpool.load` and :func:`mpool.register` can override it for a model.
-        process_memory: bytes that such a process may use for caches, scratch and requests; 0: four times the initial
-            use of a worker in a thread, for vision models plus the bytes of one image. It is reserved from
+            own, which shares the memory of the weights. A worker process that crashes, is killed or hangs does not
+            affect the others. Its requests are retried once (generation continues at the same token), then they raise
+            RecvError. Linux only. :func:`mpool.load` and :func:`mpool.register` can override it for a model.
+        process_memory: bytes that a worker process may use for caches, scratch and requests; 0: four times the initial
+            use of a worker in a thread, plus the bytes of one image for vision models. They are reserved from
             ``memory_bytes`` while the process lives.
-        fail_fast: calls into a full queue raise Overloaded instead of waiting, unless they say otherwise.
-        max_embed_inputs: texts that one :func:`mpool.embed` takes; :func:`mpool.embed_iter` takes any number.
-        offline: True: never download; False: allowed; None: as ``MPOOL_OFFLINE`` and ``HF_HUB_OFFLINE`` say.
+        fail_fast: requests raise Overloaded if the queue is full, instead of waiting. A request can override it.
+        max_embed_inputs: maximum number of texts per :func:`mpool.embed`; :func:`mpool.embed_iter` has no limit.
+        offline: True: never download; False: allow downloads; None: ``MPOOL_OFFLINE`` and ``HF_HUB_OFFLINE`` decide.
 
     Rarely used switches, all off by default:
 
-        chaos: faults on purpose, to test what stands on a pool; None: off. A seed and the chances, 0 to 1, that a
-            worker's step goes wrong: ``"seed=7,fail=0.01,stall=0.002,die=0.001,slow=0.05,memory=0.01"``, or a mapping
-            of the same. ``fail``: all calls in the step fail with a worker's fault (ModelError) and are tried once
-            more; ``die``: the worker ends with an internal error and is replaced; ``stall``: it shows no sign of life
-            until ``stall_timeout`` sets it apart (RecvError); ``slow``: the step takes five times as long;
-            ``memory``: it gets none (MemoryExhausted, if nobody can give it). Callers see what real faults would show:
-            retries, the breaker (CircuitOpen), quarantine, NoWorkers after many deaths. The same seed gives the same
-            faults at the same worker and step. ``metrics()["chaos_faults"]`` counts them.
-        predictive_scaling: start workers ahead of need, and keep those that are about to be needed, within
-            ``max_workers_per_model``, memory and CPUs. Calls a second, of which one that came 10 s ago counts half of
-            one that comes now, times the seconds of computing that a call takes, are the workers that are busy on
-            average; so many are there that each is busy for at most 70 % of its time. Not for the policy ``"pack"``,
-            of which one worker serves as many calls as come.
-        scale_timeout: behind a long queue calls wait for longer than ``request_timeout``: for three times the predicted
-            wait, but for ten times ``request_timeout`` at most. What a call asks for itself (``timeout``) stays.
+        chaos: inject faults, to test a program that uses the pool; None: off. A seed and the probabilities, 0 to 1,
+            that a step of a worker has a fault: ``"seed=7,fail=0.01,stall=0.002,die=0.001,slow=0.05,memory=0.01"``, or
+            a mapping with the same keys. ``fail``: all requests of the step fail with a worker fault (ModelError) and
+            are retried once. ``die``: the worker ends with an internal error and is replaced. ``stall``: the worker
+            makes no progress until it is abandoned after ``stall_timeout`` (RecvError). ``slow``: the step takes five
+            times as long. ``memory``: the step is refused memory (MemoryExhausted if no memory can be freed). Callers
+            observe the effects of real faults: retries, an open breaker (CircuitOpen), quarantine, NoWorkers after
+            many deaths. The same seed gives the same faults at the same worker and step. ``metrics()["chaos_faults"]``
+            counts the faults.
+        predictive_scaling: start workers before they are needed, and keep workers that will soon be needed, within
+            ``max_workers_per_model``, memory and CPUs. The forecast multiplies the arrival rate by the compute time
+            per request, which gives the average number of busy workers, and adds workers until each is busy for at
+            most 70 % of the time. In the arrival rate, a request from 10 s ago has half the weight of a current one.
+            No effect with the policy ``"pack"``, where one worker serves all requests.
+        scale_timeout: let requests in a long queue wait for longer than ``request_timeout``: for three times the
+            predicted wait, at most ten times ``request_timeout``. Does not change the ``timeout`` of a request.
 
     Raises:
         InvalidArgument: a value is of the wrong type or out of range.
@@ -160,11 +160,11 @@ class PoolConfig:
         for name, (kinds, low, high) in _RANGES.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, kinds) or not low <= value <= high:
-                unit = "an integer" if kinds == (int,) else "seconds"
+                unit = "an integer" if kinds == (int,) else "a number of seconds"
                 refuse(name, value, f"{unit} from {low} to {high}")
         limit = self.request_timeout
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, (int, float)) or not limit > 0):
-            refuse("request_timeout", limit, "seconds above 0, or None")
+            refuse("request_timeout", limit, "a number of seconds above 0, or None")
         seconds_of(self.keep_alive, "keep_alive")
         one_of("isolation", self.isolation, ISOLATION)
         for name in _SWITCHES:
@@ -185,7 +185,7 @@ class PoolConfig:
             return {}
         found = dict.fromkeys(CAPABILITIES, given) if isinstance(given, str) else given
         if not isinstance(found, Mapping):
-            refuse("policy", given, "the name of a policy, or a dict, capability -> policy")
+            refuse("policy", given, "the name of a policy, or a dict of capability and policy")
         for capability, policy in found.items():
             if capability not in CAPABILITIES or policy not in POLICIES:
                 raise InvalidArgument(param="policy", got=f"{shown(capability)}: {shown(policy)}",
@@ -194,7 +194,7 @@ class PoolConfig:
         return dict(found)
 
     def _registry_options(self) -> dict[str, Any]:
-        """Keyword arguments of ``_core.Registry``."""
+        """Return the keyword arguments of ``_core.Registry``."""
         options: dict[str, Any] = {
             "threads": self.threads, "memory_bytes": self.memory_bytes, "keep_alive": self._keep_alive(),
             "max_workers": self.max_workers_per_model, "policy": self._policies(),
@@ -215,7 +215,7 @@ class PoolConfig:
         return options
 
     def _capacities(self) -> dict[str, int | tuple[int, int]]:
-        """Capability -> requests that may wait; for texts to embed, of one text and of many."""
+        """Return the queue capacity of each capability; for text embedding a pair: one text, several texts."""
         found: dict[str, int | tuple[int, int]] = {
             name: tuple(getattr(self, field) for field in names) if len(names) > 1  # type: ignore[misc]
             else getattr(self, names[0]) for name, names in _CAPACITIES.items()}

@@ -1,4 +1,4 @@
-"""Durations as people write them: seconds, or Ollama's ``"5m"``."""
+"""Parser of durations: seconds, or text with units as in Ollama (``"5m"``)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
 
 
 def seconds_of(value: object, name: str) -> float:
-    """Seconds of a ``keep_alive``: a number of seconds, or numbers with units (``"5m"``, ``"1h30m"``, ``"90"``).
+    """Return a ``keep_alive`` in seconds.
 
-    Below 0 means for ever (``math.inf``), as Ollama has it.
+    Args:
+        value: number of seconds, or text: a number (``"90"``) or numbers with units (``"5m"``, ``"1h30m"``). Below 0
+            means for ever (``math.inf``), as in Ollama.
+        name: name of the parameter, for the error.
 
     Raises:
-        InvalidArgument: it is neither.
+        InvalidArgument: the value has neither format.
 
     Example:
         >>> from mpool.durations import seconds_of
@@ -41,5 +44,5 @@ def seconds_of(value: object, name: str) -> float:
     else:
         seconds = float(value) if abs(value) < 1e18 else math.copysign(math.inf, value)
     if seconds is None:
-        refuse(name, value, 'seconds, or as "5m", "1h30m", "300ms"; below 0: for ever')
+        refuse(name, value, 'seconds, or text such as "5m", "1h30m", "300ms"; below 0: for ever')
     return math.inf if seconds < 0 else seconds

@@ -1,4 +1,4 @@
-"""A model as callers hold it."""
+"""Handle of a model in a pool."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class Model(ModelVerbs):
-    """A model of a pool. Made by :func:`mpool.get`, :func:`mpool.load` and :func:`mpool.register`.
+    """Handle of a model in a pool, returned by :func:`mpool.get`, :func:`mpool.load` and :func:`mpool.register`.
 
-    It holds a name, not the weights: they are loaded on first use, and again if they were unloaded since. It pickles
-    as its reference and settings, so that it can be sent to other processes. Its methods are the functions of the
-    same name with the model filled in.
+    The handle holds a name, not the weights: the pool loads them on first use, and again after they were unloaded. It
+    pickles as its reference and settings, so it can be sent to other processes. Its methods are the functions of the
+    same name with ``model`` filled in.
 
     Example:
         >>> model = mpool.get("all-MiniLM-L6-v2")
@@ -37,86 +37,94 @@ class Model(ModelVerbs):
 
     @property
     def key(self) -> str:
-        """Its name in the pool."""
+        """Name of the model in the pool."""
         return self._entry.key
 
     @property
     def ref(self) -> str:
-        """Reference of its files."""
+        """Reference of the model's files: a key, a path, or a reference such as ``owner/name``."""
         return self._entry.ref
 
     @property
     def pool(self) -> Pool:
-        """The pool it belongs to."""
+        """The pool of the model."""
         pool: Any = self._entry.pool
         found: Pool = pool
         return found
 
     @property
     def capability(self) -> str:
-        """``"text_embedding"``, ``"text_to_text"``, ``"image_embedding"``, ``"vision"`` or ``"text_to_image"``; the
-        first of several."""
+        """``"text_embedding"``, ``"text_to_text"``, ``"image_embedding"``, ``"vision"`` or ``"text_to_image"``. The
+        first one, if the model has several."""
         return self._entry.capability
 
     @property
     def capabilities(self) -> tuple[str, ...]:
-        """All that it is for: a model of images and texts in one space is for two. Reads its files."""
+        """All capabilities of the model: a model that embeds images and texts in one space has two. Reads its files."""
         also = ("text_to_text",) if self._entry.capability == "vision" else ()
         return (*(part.capability for part in self._entry.parts()), *also)
 
     @property
     def description(self) -> ModelDescription:
-        """Content of its files. Reads them, and downloads them if they are missing."""
+        """Description of the model's files. Reads them, and downloads them if they are missing."""
         return self._entry.describe()
 
     @property
     def dimensions(self) -> int:
-        """Components of its vectors. Raises WrongCapability for a model that gives none."""
+        """Number of components of the model's vectors.
+
+        Raises:
+            WrongCapability: the model computes no embeddings.
+        """
         image = self._entry.describe().image
         if image is not None:
             return image.output_size
         settings = self._entry.pool._require(self._entry, "text_embedding").describe().embedding
         assert settings is not None
         if settings.scores:
-            raise WrongCapability("is a reranker, which has no vectors", key=self.key)
+            raise WrongCapability("is a reranker, which computes no embeddings", key=self.key)
         return settings.truncate_dim or settings.output_size
 
     @property
     def context_length(self) -> int:
-        """Tokens that it takes: of a text to embed, or of prompt and answer together. Raises WrongCapability for a
-        model that takes none."""
+        """Maximum number of tokens: of a text to embed, or of prompt and completion together.
+
+        Raises:
+            WrongCapability: the model has no such limit (image generation).
+        """
         description = self._entry.describe()
         if description.image is not None:
             description = self._entry.pool._require(self._entry, "text_embedding").describe()
         if description.embedding is not None:
             return description.embedding.max_tokens
         if description.drawing is not None:
-            raise WrongCapability("is a text_to_image model, which takes texts of any length and sees their beginning",
+            raise WrongCapability("is a text_to_image model, which has no context length: it truncates long prompts",
                                   key=self.key)
         assert description.generation is not None
         return description.generation.context_length
 
     def batch_embed(self, texts: Iterable[str], task: Literal["query", "document"] | None = None,
                     **options: Any) -> NDArray[Any]:
-        """Vectors of texts, always ``(n, d)``; see :func:`mpool.embed`."""
+        """Embed several texts; see :func:`mpool.embed`. Returns an array ``(n, d)``, also for one text."""
         if isinstance(texts, str):
-            raise InvalidArgument("texts is one str, allowed: a list of str", hint="embed takes a single text")
+            raise InvalidArgument(param="texts", got="a single str", allowed="an iterable of str",
+                                  hint="Use embed for a single text")
         return self.embed(list(texts), task, **options)
 
     def count_tokens(self, text: str) -> int:
-        """Tokens of a text; see :func:`mpool.count_tokens`."""
+        """Count the tokens of a text; see :func:`mpool.count_tokens`."""
         return self.pool.count_tokens(text, self)
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
-        """Token ids of a text; see :func:`mpool.tokenize`."""
+        """Convert a text to token ids; see :func:`mpool.tokenize`."""
         return self.pool.tokenize(text, self, add_special=add_special, parse_special=parse_special)
 
     def detokenize(self, ids: Sequence[int] | NDArray[np.integer], *, skip_special: bool = True) -> str:
-        """Text of token ids; see :func:`mpool.detokenize`."""
+        """Convert token ids to text; see :func:`mpool.detokenize`."""
         return self.pool.detokenize(ids, self, skip_special=skip_special)
 
     def unload(self, *, timeout: float | None = None) -> None:
-        """Frees its memory; see :func:`mpool.unload`."""
+        """Free the model's memory; see :func:`mpool.unload`."""
         self.pool.unload(self, timeout=timeout)
 
     def __repr__(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-#: Capabilities, in the core's order. A model belongs to one; the core keeps a pool for each.
+#: Capabilities, in the order of the core, which has a pool of workers for each.
 CAPABILITIES = ("text_embedding", "text_to_text", "image_embedding", "vision", "text_to_image")
 #: Policies that choose the worker of a request; :class:`mpool.PoolConfig` describes them.
 POLICIES = ("shared", "pack", "p2c", "sequential")

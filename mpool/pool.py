@@ -1,4 +1,4 @@
-"""A pool: models by name, calls to them, what is loaded. The module's functions use a process-wide one."""
+"""A pool of models and workers. The functions of the package use a process-wide pool."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ._methods import PoolVerbs
+from .checks import nearest, one_of, refuse, shown
 from .config import PoolConfig
 from .debug import show
 from .durations import seconds_of
@@ -34,14 +35,17 @@ _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
 
 
 class Pool(PoolVerbs):
-    """Models, and the workers that serve them, with limits of its own.
+    """Models and the workers that serve them, with their own limits.
 
-    The functions of the module (:func:`mpool.embed` and so on) are the methods of a process-wide pool that is made on
-    first use; another one is worth having for other limits, or to be closed as a whole. Safe to use from any thread.
-    It pickles as its configuration.
+    The functions of the package (:func:`mpool.embed` and so on) are methods of a process-wide pool, created on first
+    use. Create another pool to use other limits, or to close it as a whole. Thread-safe. A pool pickles as its
+    configuration.
 
     Args:
         config: options; None: all defaults.
+
+    Raises:
+        InvalidArgument: ``config`` is not a :class:`mpool.PoolConfig`.
 
     Example:
         >>> with mpool.Pool(mpool.PoolConfig(threads=1)) as pool:
@@ -51,23 +55,27 @@ class Pool(PoolVerbs):
 
     def __init__(self, config: PoolConfig | None = None, *, _identity: str | None = None) -> None:
         if config is not None and not isinstance(config, PoolConfig):
-            raise InvalidArgument(f"config is {type(config).__name__}, allowed: mpool.PoolConfig")
+            refuse("config", config, "an mpool.PoolConfig or None")
         self.config = config or PoolConfig()
         self._identity = _identity or uuid.uuid4().hex
         self._lock = threading.RLock()
         self._registry: _core.Registry | None = None
         self._closed = False
         self._callbacks: tuple[tuple[str, Any], ...] = ()
-        self._full_since: dict[str, float] = {}  # see _health.py
+        self._full_since: dict[str, float] = {}  # key -> monotonic time; see runtime/health.py
         self._entries: dict[str, Entry] = {}  # by key
-        self._names: dict[Any, Entry] = {}    # by everything they were called, str and os.PathLike
+        self._names: dict[Any, Entry] = {}    # by every name in use, str and os.PathLike
         self._defaults: dict[str, Entry] = {}  # by capability
         hosts.register(self._identity, self)
 
     # ---- tokens ----------------------------------------------------------------------------------------------------
 
     def count_tokens(self, text: str, model: str | os.PathLike[str] | Model) -> int:
-        """Tokens that a text has for a model, those put around it included.
+        """Count the tokens of a text, including the special tokens that the model adds.
+
+        Args:
+            text: 0 to 1,000,000 characters.
+            model: as for :func:`embed`.
 
         Example:
             >>> mpool.count_tokens("A sentence.", "all-MiniLM-L6-v2")
@@ -77,16 +85,16 @@ class Pool(PoolVerbs):
 
     def tokenize(self, text: str, model: str | os.PathLike[str] | Model, *, add_special: bool = True,
                  parse_special: bool = False) -> list[int]:
-        """Token ids of a text.
+        """Convert a text to token ids.
 
         Args:
-            text: a text of 0 to 1,000,000 characters.
+            text: 0 to 1,000,000 characters.
             model: as for :func:`embed`.
-            add_special: with the tokens that the model wants around a text.
-            parse_special: take texts of control tokens (``"<|im_end|>"``) for those tokens.
+            add_special: add the special tokens that the model expects around a text.
+            parse_special: convert the names of control tokens in the text (``"<|im_end|>"``) to those tokens.
 
         Raises:
-            InvalidArgument: not text, too long, or half of a surrogate pair in it.
+            InvalidArgument: the text is not a str, is too long, or contains an unpaired surrogate.
 
         Example:
             >>> mpool.tokenize("A sentence.", "all-MiniLM-L6-v2")
@@ -98,12 +106,12 @@ class Pool(PoolVerbs):
 
     def detokenize(self, ids: Sequence[int] | NDArray[np.integer], model: str | os.PathLike[str] | Model, *,
                    skip_special: bool = True) -> str:
-        """Text of token ids. Bytes that are no character (one cut in two) become U+FFFD.
+        """Convert token ids to text. Bytes of an incomplete character become U+FFFD.
 
         Args:
             ids: token ids, ``(n,)``.
             model: as for :func:`embed`.
-            skip_special: leave control tokens out; False shows them by name.
+            skip_special: omit control tokens; False: write them by name.
 
         Raises:
             InvalidArgument: an id is not in the vocabulary.
@@ -119,16 +127,16 @@ class Pool(PoolVerbs):
     # ---- models ----------------------------------------------------------------------------------------------------
 
     def get(self, key: str | os.PathLike[str] | Model, capability: str | None = None) -> Model:
-        """A model by name. Nothing is loaded yet.
+        """Return a handle of a model by name, without loading the model.
 
         Args:
-            key: a key of the catalogue, a name given by :func:`register` or :func:`load`, a path or a reference.
+            key: a key of the catalogue, a name from :func:`register` or :func:`load`, a path or a reference.
             capability: capability that the model must have; None: any.
 
         Raises:
-            UnknownModel: no model has that name; the nearest is named.
-            WrongCapability: it is for something else; the nearest that fits is named.
-            InvalidArgument: not a name, or no capability.
+            UnknownModel: no model has that name; the message suggests similar names.
+            WrongCapability: the model has another capability; the message suggests a model that fits.
+            InvalidArgument: ``key`` has the wrong type, or ``capability`` is unknown.
 
         Example:
             >>> mpool.get("all-MiniLM-L6-v2", "text_embedding").batch_embed(["one", "two"]).shape
@@ -146,32 +154,31 @@ class Pool(PoolVerbs):
     def load(self, ref: str | os.PathLike[str] | Model, *, alias: str | None = None, pin: bool = False,
              keep_alive: float | str | None = None, compute: Compute = "auto", progress: bool | None = None,
              timeout: float | None = None, isolation: Literal["thread", "process"] | None = None) -> Model:
-        """Loads a model now, fetching it first if it is not here, and waits until it serves.
+        """Load a model now, downloading missing files first, and wait until it can serve requests.
 
-        Loading beforehand is never needed; it moves the wait to a time of your choice. A model whose files have
-        changed is read anew.
+        Requests load their model by themselves. Call this to choose when the wait happens. If the model's files have
+        changed since they were read, this reads them again.
 
         Args:
             ref: as ``model`` of :func:`embed`.
-            alias: a further name for it: 1 to 128 letters, digits and ``. _ + -``.
-            pin: never unload it to make room for another, nor for want of work.
-            keep_alive: how long it stays without work, instead of what ``PoolConfig.keep_alive`` says: seconds,
-                ``"5m"``;
-                0: not at all; below 0: for ever.
+            alias: additional name of the model: 1 to 128 letters, digits and ``. _ + -``.
+            pin: never unload the model, neither to make room for another nor because it is idle.
+            keep_alive: how long the idle model stays loaded, instead of ``PoolConfig.keep_alive``: seconds or text such
+                as ``"5m"``; 0: unload at once; below 0: for ever.
             compute: as for :func:`embed`.
-            progress: show a bar for downloads; None: if standard error is a terminal.
-            timeout: seconds for loading; the loading goes on when they are over. Downloads are not counted.
-            isolation: where its workers run from now on, ``"thread"`` or ``"process"``; see ``PoolConfig.isolation``.
-                None: as it is. A model that is loaded serves until it is loaded anew.
+            progress: show a progress bar for downloads; None: if standard error is a terminal.
+            timeout: seconds for loading, without downloads. After a timeout, loading continues in the background.
+            isolation: where the model's workers run from now on, ``"thread"`` or ``"process"``; see
+                ``PoolConfig.isolation``. None: unchanged. A loaded model keeps serving until the new one is loaded.
 
         Raises:
-            InvalidArgument: the alias is no name or is taken, or the reference has no known form.
-            UnknownModel, OfflineError, DownloadError, IntegrityError, FormatError, Unsupported, UnsafeFormat: it
-                cannot be found, fetched or read.
-            MemoryExhausted: it does not fit into the pool's memory beside what cannot be unloaded for it: models that
-                have calls, are pinned, are being loaded or have not served yet (all others are, by themselves). The
-                hint names those that are pinned and idle, so that :func:`unload` would make room.
-            SpawnFailed, SpawnTimeout, Timeout: it could not be loaded.
+            InvalidArgument: the alias is invalid or already used, or the reference has an unknown format.
+            UnknownModel, OfflineError, DownloadError, IntegrityError, FormatError, Unsupported, UnsafeFormat: the model
+                cannot be found, downloaded or read.
+            MemoryExhausted: the model does not fit into the pool's memory, even after unloading every model that can be
+                unloaded. Models with active requests, pinned models, and models that are loading or have not served a
+                request yet stay loaded. The hint lists the models that are pinned and idle: :func:`unload` frees them.
+            SpawnFailed, SpawnTimeout, Timeout: the model could not be loaded.
 
         Example:
             >>> mpool.load("all-MiniLM-L6-v2", alias="mini").key
@@ -182,13 +189,13 @@ class Pool(PoolVerbs):
         _check_isolation(isolation)
         kept = None if keep_alive is None else seconds_of(keep_alive, "keep_alive")
         if not isinstance(pin, bool):
-            raise InvalidArgument(f"pin is {pin!r}, allowed: True or False")
+            refuse("pin", pin, "True or False")
         deadline = _threads.deadline_of(timeout)
         if isinstance(ref, Model) and _is_auto(compute):
             compute = ref._compute  # type: ignore[assignment]
         entry = self._find(ref)
         if alias is not None:
-            self._check_free(alias, entry)
+            self._check_free("alias", alias, entry)
         if entry.changed():
             self._forget_files(entry, deadline)
         try:
@@ -215,38 +222,38 @@ class Pool(PoolVerbs):
             try:
                 self.registry.load(key, pin=pin, timeout=_threads.remaining(deadline, entry.key))
             except BaseException as error:
-                for part, before in zip(parts, was):  # what was there may serve on; the next attempt is to try again
+                for part, before in zip(parts, was):  # the old workers may still serve, and the next attempt must retry
                     part.isolation = before
                 if isinstance(error, MemoryExhausted):
                     self._name_idle(error, key)
                 raise
         if alias is not None:
             with self._lock:
-                self._check_free(alias, entry)
+                self._check_free("alias", alias, entry)
                 self._names[alias] = entry
         return Model(entry, compute)
 
     def _name_idle(self, error: MemoryExhausted, key: str) -> None:
-        """Says in the hint, once, which models could be unloaded to make room for another."""
-        if "Pinned and idle, so" in (error.hint or ""):
+        """Add to the hint, once, which models could be unloaded to make room for another."""
+        if "pinned and idle" in (error.hint or ""):
             return
         idle = [row.key for row in self.ps() if row.state == "ready" and row.pinned and row.key != key]
         if idle:
             error.hint = (f"{error.hint}. " if error.hint else "") \
-                + "Pinned and idle, so that unload would make room: " + ", ".join(idle)
+                + "These models are pinned and idle, and unload() frees their memory: " + ", ".join(idle)
 
     def unload(self, alias: str | os.PathLike[str] | Model, *, timeout: float | None = None) -> None:
-        """Frees a model's memory, once its running calls are done, pinned or not.
+        """Free a model's memory after its active requests have completed, even if the model is pinned.
 
-        Its names stay: the next call loads it again.
+        The names of the model stay valid: the next request loads it again.
 
         Args:
-            alias: any of its names, or the model.
-            timeout: seconds to wait for running calls.
+            alias: any name of the model, or its handle.
+            timeout: seconds to wait for active requests.
 
         Raises:
             UnknownModel: no model has that name.
-            Timeout: calls still run; it is freed when they are done.
+            Timeout: requests are still active; the memory is freed when they have completed.
         """
         deadline = _threads.deadline_of(timeout)
         entry = self._find(alias)
@@ -257,7 +264,7 @@ class Pool(PoolVerbs):
             self.registry.evict(key, timeout=_threads.remaining(deadline, key))
 
     def _forget_files(self, entry: Entry, deadline: float | None) -> None:
-        """Drops the content of changed files once its requests are over. The next use reads the files again."""
+        """Drop the content of changed files after its requests have completed. The next use reads the files again."""
         for key in entry.forget():
             self.registry.remove(key, timeout=_threads.remaining(deadline, key))
 
@@ -265,22 +272,24 @@ class Pool(PoolVerbs):
                  default_prompt_name: str | None = None, pooling: str | None = None, normalize: bool | None = None,
                  max_length: int | None = None, chat_template: str | None = None,
                  isolation: Literal["thread", "process"] | None = None) -> Model:
-        """Makes a model known under a name, from then on like one of the catalogue.
+        """Add a model under a name, which can then be used like a key of the catalogue.
 
-        Reads its files, fetching them if need be; loads no weights.
+        Reads the model's files, downloading missing ones, but loads no weights. The settings below replace those of
+        the files; None: keep the setting of the files.
 
         Args:
-            key: its name: 1 to 128 letters, digits and ``. _ + -``.
-            ref: where it is: a path or a reference.
-            prompts: name -> text, instead of the prompts its files have; default_prompt_name: the one used unasked.
-            pooling: cls, mean, max, mean_sqrt_len, weightedmean or lasttoken, instead of what its files say.
-            normalize: True: vectors of length 1; instead of what its files say.
-            max_length: tokens of a text, at most what its files say.
-            chat_template: Jinja, instead of what its files say.
-            isolation: where its workers run, ``"thread"`` or ``"process"``; None: as ``PoolConfig.isolation`` says.
+            key: name of the model: 1 to 128 letters, digits and ``. _ + -``.
+            ref: a path or a reference.
+            prompts: prompt name -> text that is put before an input.
+            default_prompt_name: name of the prompt for inputs without a prompt name.
+            pooling: ``"cls"``, ``"mean"``, ``"max"``, ``"mean_sqrt_len"``, ``"weightedmean"`` or ``"lasttoken"``.
+            normalize: True: scale vectors to length 1.
+            max_length: maximum tokens of a text, at most the limit in the files.
+            chat_template: Jinja template for chats.
+            isolation: where the model's workers run, ``"thread"`` or ``"process"``; None: ``PoolConfig.isolation``.
 
         Raises:
-            InvalidArgument: the key is no valid name or is taken, or a setting does not fit the model.
+            InvalidArgument: the key is invalid or already used, or the model does not support a setting.
             FileError, UnknownModel, OfflineError: the reference cannot be found or read, as for :func:`load`.
 
         Example:
@@ -292,15 +301,16 @@ class Pool(PoolVerbs):
         settings = {"prompts": prompts, "default_prompt_name": default_prompt_name, "pooling": pooling,
                     "normalize": normalize, "max_length": max_length, "chat_template": chat_template}
         if not isinstance(ref, (str, os.PathLike)):
-            raise InvalidArgument(f"ref is {type(ref).__name__}, allowed: a key, a reference or a path")
+            refuse("ref", ref, "a key, a reference or a path")
         return self._register(key, os.fspath(ref), {name: value for name, value in settings.items()
                                                     if value is not None}, isolation)
 
     def ps(self) -> show.ModelTable:
-        """The models in use: state, memory, calls. Shows itself as a table in a terminal and in a notebook.
+        """Return the state, memory and request counts of the models in use.
 
         Returns:
-            a sequence of :class:`mpool.debug.show.ModelRow`, in order of key.
+            Sequence of :class:`mpool.debug.show.ModelRow`, ordered by key. It is displayed as a table in a terminal and
+            in a notebook.
 
         Example:
             >>> _ = mpool.embed("A sentence.")
@@ -312,28 +322,28 @@ class Pool(PoolVerbs):
                         for key in entry.core_keys()}
         return show.table(self._registry.entries() if self._registry is not None else (), isolated)
 
-    # ---- how it is -------------------------------------------------------------------------------------------------
+    # ---- state -----------------------------------------------------------------------------------------------------
 
     @overload
     def metrics(self, format: Literal["dict"] = "dict") -> dict[str, Any]: ...
     @overload
     def metrics(self, format: Literal["prometheus"]) -> str: ...
     def metrics(self, format: Literal["dict", "prometheus"] = "dict") -> dict[str, Any] | str:
-        """Counters and gauges of the pool.
+        """Return the counters and gauges of the pool.
 
         Args:
-            format: ``"dict"``, or ``"prometheus"``: text for a scrape, with names that begin with ``mpool_``; needs the
-                package prometheus_client (``pip install "mpool[server]"``).
+            format: ``"dict"``, or ``"prometheus"`` for the text format of Prometheus, with names that begin with
+                ``mpool_``. The latter needs the package prometheus_client (``pip install "mpool[server]"``).
 
         Returns:
-            a dict: counters by name (``total_requests``, ``errors``, ``timeouts``, ``queue_full_rejections``, ...;
-            ``units_in`` and ``units_out`` are tokens read and written); ``memory_limit``, ``memory_used`` in bytes and
-            ``bytes_by_kind``; ``compute_threads``, ``compute_threads_leased``; ``queue_depths`` by capability;
-            ``models``: key -> its state, counts and ``latency`` in seconds, with a histogram of (upper bound, count).
-            Or the text.
+            A dict, or the text. The dict has counters by name (``total_requests``, ``errors``, ``timeouts``,
+            ``queue_full_rejections``, ...; ``units_in`` and ``units_out`` count tokens and images that completed
+            requests took in and generated); ``memory_limit``, ``memory_used`` and ``bytes_by_kind`` in bytes;
+            ``compute_threads``, ``compute_threads_leased``; ``queue_depths`` by capability; and ``models``: for each
+            key its state, counts and ``latency`` in seconds, with a histogram of (upper bound, count).
 
         Raises:
-            InvalidArgument: another format.
+            InvalidArgument: unknown format.
             Unsupported: prometheus_client is not installed.
 
         Example:
@@ -341,8 +351,7 @@ class Pool(PoolVerbs):
             >>> mpool.metrics()["total_requests"] > 0
             True
         """
-        if not isinstance(format, str) or format not in ("dict", "prometheus"):
-            raise InvalidArgument(f"format is {format!r}, allowed: 'dict', 'prometheus'")
+        one_of("format", format, ("dict", "prometheus"))
         if format == "dict":
             from .runtime import metrics as _metrics
 
@@ -357,12 +366,12 @@ class Pool(PoolVerbs):
         return _metrics.stats(self)
 
     def health(self) -> Health:
-        """How the pool is. Cheap: it waits for no work.
+        """Return the health of the pool. Fast: never waits for requests.
 
         Returns:
-            a :class:`mpool.Health`: ``"degraded"`` while a queue stays full, a worker is much slower than its mates or
-            does not move, a model has failed or its breaker is not closed, or memory is critical; ``"unhealthy"`` when
-            the pool is closed or shuts down, or all models in use have failed.
+            A :class:`mpool.Health` with a status. ``"degraded"``: a queue stays full, a worker is much slower than the
+            other workers of its model or was abandoned, a model has failed, its breaker is not closed, or memory is
+            critical. ``"unhealthy"``: the pool is closed or shutting down, or all models in use have failed.
 
         Example:
             >>> mpool.health().status
@@ -373,13 +382,13 @@ class Pool(PoolVerbs):
         return _health.health(self)
 
     def ping(self, key: str | os.PathLike[str] | Model | None = None) -> tuple[Pong, ...]:
-        """Checks that workers respond. Never waits behind work, loads nothing, and does not count as work.
+        """Report the state of every worker. Never queues behind requests, loads nothing, and keeps no model alive.
 
         Args:
-            key: a model; None: all.
+            key: a model; None: all models.
 
         Returns:
-            a :class:`mpool.Pong` for each worker; none for a model that is not loaded.
+            One :class:`mpool.Pong` per worker; empty for a model that is not loaded.
 
         Raises:
             UnknownModel, InvalidArgument: no model has that name.
@@ -394,16 +403,16 @@ class Pool(PoolVerbs):
         return _health.pongs(self, key)
 
     def check(self, key: str | os.PathLike[str] | Model, *, timeout: float | None = None) -> float:
-        """Check that a model computes: embed a text or generate one token, ahead of the model's queue.
+        """Check that a model computes: embed a text or an image, or generate one token, with the highest priority.
 
         Loads the model if necessary.
 
         Args:
             key: the model.
-            timeout: seconds.
+            timeout: seconds; None: no limit.
 
         Returns:
-            seconds that it took.
+            Duration of the check in seconds.
 
         Raises:
             ModelError, NumericError, Timeout: the model fails, as for :func:`embed` and :func:`generate`.
@@ -424,23 +433,23 @@ class Pool(PoolVerbs):
         return CapabilityPools(lambda: self)
 
     def on(self, event: Kind, callback: Callable[[PoolEvent], object]) -> Callable[[], None]:
-        """Calls a function whenever something happens to a worker or a call of this pool.
+        """Call a function on every event of a kind, for workers or requests of this pool.
 
-        One thread of the process calls all callbacks in sequence, soon after the event. A callback may use mpool
-        and may raise (the logger ``mpool.pool`` has it then); while it blocks, further events wait, up to a thousand,
-        and those beyond are dropped and counted (``events_dropped`` of :func:`mpool.metrics`). No call ever waits for
-        one.
+        One thread of the process runs all callbacks in sequence, soon after the event. A callback may use mpool. If it
+        raises, the logger ``mpool.pool`` logs the exception. While it blocks, up to a thousand further events are
+        queued; the rest are dropped and counted (``events_dropped`` of :func:`mpool.metrics`). Requests never wait for
+        callbacks.
 
         Args:
             event: ``"spawn"``, ``"ready"``, ``"evict"``, ``"fail"`` of workers; ``"request_start"``,
-                ``"request_complete"``, ``"request_fail"`` of calls.
-            callback: a function of one :class:`mpool.PoolEvent`.
+                ``"request_complete"``, ``"request_fail"`` of requests.
+            callback: function with one parameter, a :class:`mpool.PoolEvent`.
 
         Returns:
-            a function that ends it.
+            A function that removes the callback.
 
         Raises:
-            InvalidArgument: there is no such event, or the callback is none.
+            InvalidArgument: unknown event, or ``callback`` is not callable.
 
         Example:
             >>> with mpool.Pool() as pool:
@@ -452,8 +461,9 @@ class Pool(PoolVerbs):
         return _events.subscribe(self, event, callback)
 
     def init_maintenance(self) -> None:
-        """Starts the thread that looks after deadlines, workers without work and memory; it starts by itself with the
-        first load. Idempotent.
+        """Start the maintenance thread now, which checks deadlines, idle workers and memory. Idempotent.
+
+        Without this call, the first load starts it.
 
         Raises:
             ShuttingDown: :func:`begin_shutdown` was called.
@@ -463,16 +473,16 @@ class Pool(PoolVerbs):
     def _register(self, key: str, ref: str, overrides: Mapping[str, Any], isolation: str | None = None) -> Model:
         assert set(overrides) <= set(OVERRIDES)
         entry = Entry(self, key, _absolute(ref), None, overrides, isolation)
-        self._check_free(key, None)
+        self._check_free("key", key, None)
         entry.describe()
         with self._lock:
-            self._check_free(key, None)
+            self._check_free("key", key, None)
             self._entries[key] = self._names[key] = entry
         return Model(entry)
 
     def _restore(self, key: str, ref: str, overrides: Mapping[str, Any], compute: str,
                  isolation: str | None = None) -> Model:
-        """A model that was pickled, here or in another process. One that is known stays as it is."""
+        """Return the handle of a pickled model, possibly of another process. An existing entry stays unchanged."""
         with self._lock:
             entry = self._names.get(key)
             if entry is None or entry.ref != ref:
@@ -485,29 +495,30 @@ class Pool(PoolVerbs):
                 entry.isolate(isolation)
         return Model(entry, compute)
 
-    def _check_free(self, name: Any, entry: Entry | None) -> None:
+    def _check_free(self, param: str, name: Any, entry: Entry | None) -> None:
+        """Raise InvalidArgument unless the name is valid and unused, or already a name of ``entry``."""
         from .models import load_catalogue
 
         if not isinstance(name, str) or not _KEY.fullmatch(name):
-            raise InvalidArgument(f"{name!r} is no name for a model, allowed: 1 to 128 letters, digits and . _ + -, "
-                                  "the first a letter or digit")
+            refuse(param, name, "1 to 128 letters, digits and . _ + -, starting with a letter or digit")
         held = self._names.get(name)
         if held is not None and held is entry:
             return
         if held is not None or load_catalogue().get(name) is not None:
-            raise InvalidArgument(f"the name {name} is taken by {held.ref if held else 'a model of the catalogue'}",
-                                  hint="Choose another one")
+            user = held.ref if held else "a model of the catalogue"
+            raise InvalidArgument(f"`{param}` must be an unused name, but {name} is a name of {user}", param=param,
+                                  got=shown(name), allowed="an unused name", hint="Choose another name")
 
     def _find(self, model: Any, capability: str | None = None) -> Entry:
-        """The entry of what a caller named, made if need be; files are read only if its capability is asked for."""
+        """Return the entry of a model, creating it if necessary. Reads files only to check ``capability``."""
         entry = self._known(model, capability) or self._make_entry(model, capability)
-        entry.look_again()
+        entry.forget_if_changed()
         if capability is not None and entry._capability != capability:
             return self._require(entry, capability)
         return entry
 
     def _known(self, model: Any, capability: str | None) -> Entry | None:
-        """As :meth:`_find`, for what was named before."""
+        """Return the existing entry of a model, or None."""
         if model is None:
             return self._defaults.get(capability or "")
         if isinstance(model, Model):
@@ -515,28 +526,29 @@ class Pool(PoolVerbs):
         else:
             found = self._names.get(model) \
                 if isinstance(model, (str, os.PathLike)) and model.__hash__ is not None else None
-        if found is not None and found._capability != capability and found._towers:
-            return found._towers.get(capability or "", found)
+        if found is not None and found._capability != capability and found._networks:
+            return found._networks.get(capability or "", found)
         return found
 
     def _make_entry(self, model: Any, capability: str | None) -> Entry:
+        """Create the entry of a model, or of the default model of a capability (``model`` None)."""
         from .models import KeyRef, LocalRef, load_catalogue, parse_reference
         from .models.catalogue import unknown
 
         if model is None:
             if capability is None:
-                raise InvalidArgument("model is None, allowed: a key, a reference, a path or a Model")
+                refuse("model", None, "a key, a reference, a path or a Model")
             default = self._adopt(load_catalogue().default(capability).key, None, capability)
             self._defaults[capability] = default
             return default
-        if isinstance(model, Model):  # of another pool
+        if isinstance(model, Model):  # a handle from another pool
             entry = model._entry
             return self._restore(entry.key, entry.ref, entry.overrides, "auto", entry.isolation)._entry
         if not isinstance(model, (str, os.PathLike)):
-            raise InvalidArgument(f"model is {type(model).__name__}, allowed: a key, a reference, a path or a Model")
+            refuse("model", model, "a key, a reference, a path or a Model")
         reference = parse_reference(model)
         if not isinstance(reference, KeyRef):
-            # a relative path means something else after a change of directory, so it is looked up each time
+            # a relative path depends on the working directory, so it is not stored as a name
             lasting = not isinstance(reference, LocalRef) or os.path.isabs(os.fspath(model))
             return self._adopt(str(reference), model if lasting else None, None)
         found = self._names.get(reference.key)
@@ -559,7 +571,11 @@ class Pool(PoolVerbs):
             return entry
 
     def _require(self, entry: Entry, capability: str) -> Entry:
-        """The entry of the same model that is for a capability; reads its files if nothing else tells."""
+        """Return the model's entry for a capability. Reads the model's files if its capability is unknown.
+
+        Raises:
+            WrongCapability: the model does not have the capability; the message suggests a model that does.
+        """
         try:
             actual = entry.capability
             found = entry if actual == capability else entry.serving(capability)
@@ -567,7 +583,6 @@ class Pool(PoolVerbs):
             self._forget(entry)
             raise
         if found is None:
-            from .checks import nearest
             from .models import load_catalogue
 
             with self._lock:
@@ -575,31 +590,31 @@ class Pool(PoolVerbs):
                                               *(key for key, other in self._entries.items()
                                                 if other._capability == capability)]))
             near = nearest(entry.key, fitting, 1) or fitting[:1]
-            raise WrongCapability(f"is a model of {actual}, not {capability}"
-                                  + (f"; the nearest that is: {near[0]}" if near else "; none that is is known"),
+            raise WrongCapability(f"the model's capability is {actual}, not {capability}"
+                                  + (f"; did you mean {near[0]}?" if near else f"; no {capability} model is known"),
                                   key=entry.key)
         return found
 
     def _forget(self, entry: Entry) -> None:
-        """Drops an entry whose files could not be read, so that a wrong path leaves nothing behind."""
+        """Remove an entry whose files could not be read, such as one of a wrong path."""
         with self._lock:
             if entry._description is None and self._entries.get(entry.key) is entry:
                 del self._entries[entry.key]
                 for name in [name for name, other in self._names.items() if other is entry]:
                     del self._names[name]
 
-    # ---- life ------------------------------------------------------------------------------------------------------
+    # ---- lifetime --------------------------------------------------------------------------------------------------
 
     @property
     def registry(self) -> _core.Registry:
-        """The core's registry, made on first use."""
+        """The core's registry, created on first use."""
         registry = self._registry
         if registry is None:
             from . import _core, _functions
 
             with self._lock:
                 if self._closed:
-                    raise ShuttingDown("the pool is closed", hint="Make a new mpool.Pool")
+                    raise ShuttingDown("the pool is closed", hint="Create a new mpool.Pool")
                 if self._registry is None:
                     _functions.install()
                     self._registry = _core.Registry(**self.config._registry_options())
@@ -608,7 +623,7 @@ class Pool(PoolVerbs):
         return registry
 
     def begin_shutdown(self) -> None:
-        """Refuses new calls from now on (ShuttingDown); those in flight go on. Idempotent."""
+        """Refuse new requests from now on (ShuttingDown). Requests in flight continue. Idempotent."""
         with self._lock:
             self._closed = True
             registry = self._registry
@@ -616,9 +631,9 @@ class Pool(PoolVerbs):
             registry.begin_shutdown()
 
     def close(self) -> None:
-        """Refuses new calls, gives those in flight ``shutdown_grace`` seconds, ends the rest, frees everything.
+        """Refuse new requests, wait up to ``shutdown_grace`` seconds for those in flight, and free all memory.
 
-        Idempotent; from any thread. Calls that are cut off raise ShuttingDown.
+        Requests that have not completed by then raise ShuttingDown. Idempotent. Thread-safe.
         """
         self.begin_shutdown()
         registry = self._registry
@@ -647,7 +662,7 @@ class Pool(PoolVerbs):
 
 
 def _restore_pool(config: PoolConfig, identity: str) -> Pool:
-    """The pool itself where it exists, so that what is pickled together stays together; else one like it."""
+    """Return the pickled pool itself if it exists in this process, else a new one with the same configuration."""
     found: Pool | None = hosts.find(identity)
     return found if found is not None and not found._closed else Pool(config, _identity=identity)
 
@@ -664,14 +679,14 @@ def _is_auto(compute: Any) -> bool:
 
 
 def _absolute(ref: str) -> str:
-    """A reference that means the same in every working directory and process."""
+    """Return a reference that is independent of the working directory."""
     from .models import parse_reference
 
     return str(parse_reference(ref))
 
 
 def all_pools() -> list[Pool]:
-    """Every pool that exists."""
+    """Return every existing pool of this process."""
     return hosts.hosts()
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-#: Why a text ended. ``"stop"``: the model ended it, or a stop string or token did (see ``stop``); ``"length"``:
-#: ``max_tokens`` or the context was full; ``"tool_calls"``: the model ended it, and wants tools to be called;
-#: ``"cancelled"``: the stream was left early.
+#: Why a completion ended. ``"stop"``: at the model's end token, or at a stop string or stop token (see ``stop``);
+#: ``"length"``: at ``max_tokens`` or at the end of the context; ``"tool_calls"``: at the model's end token, with tool
+#: calls; ``"cancelled"``: the stream was closed early.
 FinishReason = Literal["stop", "length", "tool_calls", "cancelled"]
 
 
@@ -27,7 +27,7 @@ class Usage:
 
     @property
     def total_tokens(self) -> int:
-        """Prompt and completion together."""
+        """Sum of prompt tokens and completion tokens."""
         return self.prompt_tokens + self.completion_tokens
 
 
@@ -50,7 +50,7 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class TopLogprob:
-    """An alternative at one place: its id, the text it would have added, its log probability (natural)."""
+    """A likely token at one position: its id, the text that it would add, and its natural log probability."""
 
     token_id: int
     token: str
@@ -62,10 +62,10 @@ class TokenLogprob:
     """A generated token.
 
     Attributes:
-        token_id: its id.
-        token: the text it adds; bytes that are part of a character only show as U+FFFD.
-        logprob: its natural log probability under the model, before temperature, penalties and filters.
-        top: the likeliest tokens at this place, likeliest first; as many as ``top_logprobs`` asked for.
+        token_id: id of the token.
+        token: text that the token adds; bytes of an incomplete character appear as U+FFFD.
+        logprob: natural log probability under the model, before temperature, penalties and filters.
+        top: the ``top_logprobs`` most likely tokens at this position, most likely first.
     """
 
     token_id: int
@@ -76,13 +76,13 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call of a tool that the model asks for.
+    """A tool call that the model requests.
 
     Attributes:
-        id: the message with its result names it, as ``tool_call_id``.
-        name: of the tool.
-        arguments: by name; None if the answer was cut before they were complete.
-        raw: the arguments as JSON text.
+        id: identifier of the call; the message with the tool's result refers to it as ``tool_call_id``.
+        name: name of the tool.
+        arguments: arguments by name; None if the completion was cut before they were complete.
+        raw: arguments as JSON text.
     """
 
     id: str
@@ -93,11 +93,11 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """The part of a function call in a stream chunk.
+    """The part of a tool call in a stream chunk.
 
     Attributes:
-        index: which of the answer's calls, from 0.
-        id, name: as in :class:`ToolCall`, in the first piece of a call, else None.
+        index: number of the tool call within the completion, from 0.
+        id, name: as in :class:`ToolCall`, in the first chunk of a tool call; None in later chunks.
         arguments: new text of the JSON arguments.
     """
 
@@ -112,19 +112,19 @@ class Choice:
     """One of the ``n`` completions of a prompt.
 
     Attributes:
-        index: which, from 0.
-        text: the answer, without the stop string.
-        finish_reason: see :data:`FinishReason`.
-        stop: the stop string (str) or stop token (int) that ended it; None if the model ended the completion, or its
-            length did.
+        index: number of the choice, from 0.
+        text: generated text, without the stop string.
+        finish_reason: reason why it ended; see :data:`FinishReason`.
+        stop: the stop string (str) or stop token (int) that ended it; None if an end token of the model or a length
+            limit ended it.
         token_ids: ids of the generated tokens, without the one that ended it.
-        logprobs: one an id, if asked for.
-        reasoning: for a chat, the model's reasoning before its answer, if its format separates the two; else
-            None. Its tokens are among ``token_ids``.
-        parsed: with a ``response_format`` of JSON, the parsed text: an instance of the pydantic class that was
-            given, else dicts, lists and so on. None if the text was cut (``finish_reason`` ``"length"``, a stop
-            string), or the class has validators of its own that refuse it: its ``model_validate_json(text)`` says why.
-        tool_calls: of a chat with ``tools``, the calls that the model asks for, in order.
+        logprobs: one :class:`TokenLogprob` per id, if requested.
+        reasoning: for a chat, the model's reasoning before its answer, if the chat format separates the two; else
+            None. Its tokens are included in ``token_ids``.
+        parsed: the text parsed as JSON, if ``response_format`` is a JSON format: an instance of the pydantic class
+            that was given, else dicts, lists and so on. None if the text was cut (``finish_reason`` ``"length"``, a
+            stop string), or if a validator of the class rejects it: ``model_validate_json(text)`` raises the reason.
+        tool_calls: for a chat with ``tools``, the tool calls that the model requests, in order.
     """
 
     index: int
@@ -140,16 +140,16 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """An answer. ``str()`` of it is its text.
+    """Result of a text generation request. ``str()`` returns its text.
 
     Attributes:
         text, finish_reason, stop, token_ids, logprobs, reasoning, parsed, tool_calls: those of the first choice (see
             :class:`Choice`).
         usage: counts of tokens.
-        timings: where the time went.
-        model: key of the model that wrote it.
-        seed: the seed in use; passing it again with the same request gives the same tokens.
-        choices: all ``n`` answers.
+        timings: durations of the phases of the request.
+        model: key of the model.
+        seed: the seed in use; the same request with this seed generates the same tokens.
+        choices: all ``n`` choices.
     """
 
     text: str
@@ -168,9 +168,11 @@ class Completion:
 
     @property
     def message(self) -> dict[str, Any]:
-        """The answer as a chat message, ready to be appended to ``messages``: with its ``reasoning``, if there is one,
-        which :func:`mpool.chat` hands to templates under the names that they read it by, and with its complete
-        ``tool_calls``, in OpenAI's shape."""
+        """The completion as a chat message, ready to be appended to ``messages``.
+
+        It has ``reasoning``, if there is any, which :func:`mpool.chat` passes to chat templates under the names that
+        they use. It has the complete ``tool_calls``, in OpenAI's format.
+        """
         found: dict[str, Any] = {"role": "assistant", "content": self.text}
         if self.reasoning is not None:
             found["reasoning"] = self.reasoning
@@ -184,16 +186,16 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A piece of a stream. ``str()`` of it is its text.
+    """A chunk of a stream. ``str()`` returns its text.
 
     Attributes:
-        text: what was added; whole characters, never part of a possible stop string. Empty in a last
-            piece that adds nothing, and in pieces of ``reasoning``.
-        index: which of the ``n`` choices it continues.
-        finish_reason: set in the last piece of a choice, else None.
-        stop: as in :class:`Choice`, in the last piece.
-        logprobs: of the tokens decided since the piece before, if asked for.
-        reasoning: new text of the choice's ``reasoning``, which comes before its text.
+        text: new text, as whole characters, never part of a possible stop string. Empty in a last chunk that adds
+            nothing and in chunks with ``reasoning``.
+        index: number of the choice that it continues, from 0.
+        finish_reason: reason why the choice ended, in its last chunk; else None.
+        stop: as in :class:`Choice`, in the last chunk.
+        logprobs: log probabilities of the tokens since the previous chunk, if requested.
+        reasoning: new text of the choice's ``reasoning``, which precedes its text.
         tool_calls: new parts of the choice's ``tool_calls``.
     """
 

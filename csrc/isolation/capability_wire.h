@@ -14,12 +14,12 @@ typedef struct mp_request_wire {
 
     /* --- in the parent --- */
     /* Returns UNSUPPORTED for a request that a worker process cannot serve. */
-    mp_status (*check)(const mp_request *call, mp_error *error);
+    mp_status (*check)(const mp_request *request, mp_error *error);
     /* Bytes of the parent's note on an item while it is admitted. The note is zeroed, then passed to the functions
      * below. */
-    size_t (*note_bytes)(const mp_request *call);
+    size_t (*note_bytes)(const mp_request *request);
     /* Send the request and its progress, so that any process can continue it. */
-    void (*put_call)(mp_wire_out *out, const mp_item *item, void *note);
+    void (*put_request)(mp_wire_out *out, const mp_item *item, void *note);
     /* Send the input that arrived for the request since the last time. Called before each plan. NULL: there never is
      * any. */
     void (*put_more)(mp_wire_out *out, const mp_item *item, void *note);
@@ -30,7 +30,7 @@ typedef struct mp_request_wire {
      * since it was given to this process. */
     bool (*get_results)(mp_wire_in *in, const mp_item *item, uint32_t amount, mp_outcome outcome, void *note);
     /* Maximum consecutive steps without progress on a request in a correct process, as far as the parent can tell. */
-    uint64_t (*most_idle)(const mp_request *call);
+    uint64_t (*most_idle)(const mp_request *request);
     /* Make the results visible to callers. Called after the whole message was valid. began_ns and now_ns: begin and end
      * of the step. */
     void (*publish)(mp_item *item, void *note, uint64_t began_ns, uint64_t now_ns);
@@ -38,10 +38,10 @@ typedef struct mp_request_wire {
     void (*close)(mp_item *item);
 
     /* --- in the child --- */
-    /* Read a request and its progress into a new *call. After the model has checked it (which sets the output buffers),
-     * go_on writes the progress there. */
-    mp_status (*get_call)(mp_wire_in *in, mp_request **call, mp_error *error);
-    size_t (*record_bytes)(const mp_request *call); /* as note_bytes */
+    /* Read a request and its progress into a new *request. The model then checks the request, which sets its output
+     * buffers, and go_on writes the progress into them. */
+    mp_status (*get_request)(mp_wire_in *in, mp_request **request, mp_error *error);
+    size_t (*record_bytes)(const mp_request *request); /* as note_bytes */
     mp_status (*go_on)(mp_wire_in *in, mp_item *item, void *record, mp_error *error);
     bool (*get_more)(mp_wire_in *in, mp_item *item); /* the reverse of put_more; false: the message was truncated */
     void (*put_results)(mp_wire_out *out, const mp_item *item, void *record);

@@ -69,31 +69,31 @@ static child_item *find(child *c, uint32_t id) {
 
 static void free_item(child *c, child_item *item) {
     mp_budget_give(&c->budget, item->charged);
-    mp_request_destroy(item->item.call);
+    mp_request_destroy(item->item.request);
     mp_free(item);
 }
 
 /* Create an item: read its request, check it against the model and charge its memory. */
 static mp_status create_item(child *c, const mp_item *fields, child_item **out, mp_error *error) {
-    mp_request *call = NULL;
-    MP_TRY(c->wire->get_call(&c->in, &call, error));
-    size_t bytes = sizeof(child_item) + c->wire->record_bytes(call);
+    mp_request *request = NULL;
+    MP_TRY(c->wire->get_request(&c->in, &request, error));
+    size_t bytes = sizeof(child_item) + c->wire->record_bytes(request);
     child_item *item = mp_alloc_zeroed(bytes, MP_TAG_REQUEST);
     if (!item) {
-        mp_request_destroy(call);
+        mp_request_destroy(request);
         return mp_fail_memory(error, bytes, "a request");
     }
     item->item = *fields;
-    item->item.call = call;
+    item->item.request = request;
     uint32_t total = 0;
-    mp_status status = c->model->ops->check(c->model, call, &item->item.cost_ns, &total, error);
+    mp_status status = c->model->ops->check(c->model, request, &item->item.cost_ns, &total, error);
     if (status == MP_OK && total != fields->total)
         status = mp_fail(error, MP_INTERNAL, "a request has %u units in the worker process and %u in its parent", total,
                          fields->total);
-    if (status == MP_OK && !mp_budget_take(&c->budget, call->bytes))
-        status = mp_fail_memory(error, call->bytes, "a request in a worker process");
+    if (status == MP_OK && !mp_budget_take(&c->budget, request->bytes))
+        status = mp_fail_memory(error, request->bytes, "a request in a worker process");
     else if (status == MP_OK)
-        item->charged = call->bytes;
+        item->charged = request->bytes;
     if (status == MP_OK)
         status = c->wire->go_on(&c->in, &item->item, item->record, error);
     if (status != MP_OK) {

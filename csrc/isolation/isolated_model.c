@@ -104,11 +104,11 @@ static mp_status model_engine(mp_model *base, mp_budget *budget, mp_engine **eng
     return mp_proxy_create(&args, budget, engine, error);
 }
 
-static mp_status model_check(const mp_model *base, mp_request *call, uint64_t *cost_ns, uint32_t *total,
+static mp_status model_check(const mp_model *base, mp_request *request, uint64_t *cost_ns, uint32_t *total,
                              mp_error *error) {
     const isolated_model *model = (const isolated_model *)base;
-    MP_TRY(mp_request_wire_of(model->loader->capability)->check(call, error));
-    return model->inner->ops->check(model->inner, call, cost_ns, total, error);
+    MP_TRY(mp_request_wire_of(model->loader->capability)->check(request, error));
+    return model->inner->ops->check(model->inner, request, cost_ns, total, error);
 }
 
 static bool model_healthy(const mp_model *base) {

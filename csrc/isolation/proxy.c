@@ -173,12 +173,12 @@ static void put_item(proxy *p, const mp_item *item, proxy_item *state) {
     mp_put_u64(&p->out, item->sequence);
     mp_put_u32(&p->out, item->cursor);
     mp_put_u32(&p->out, item->total);
-    p->wire->put_call(&p->out, item, state->note);
+    p->wire->put_request(&p->out, item, state->note);
 }
 
 static mp_status proxy_admit(mp_engine *base, mp_item *item, mp_error *error) {
     proxy *p = (proxy *)base;
-    size_t bytes = sizeof(proxy_item) + p->wire->note_bytes(item->call);
+    size_t bytes = sizeof(proxy_item) + p->wire->note_bytes(item->request);
     if (p->gone) {
         *error = p->lost;
         return error->code;
@@ -225,7 +225,7 @@ static void forget(proxy *p, mp_item *item) {
     item->state = NULL;
 }
 
-static void proxy_abandon(mp_item *item) { mp_request_wire_of(item->call->capability)->close(item); }
+static void proxy_abandon(mp_item *item) { mp_request_wire_of(item->request->capability)->close(item); }
 
 /* The request holds everything that another process needs to continue it. */
 static void proxy_preempt(mp_engine *base, mp_item *item) {
@@ -333,7 +333,7 @@ static void get_outcome(proxy *p, mp_item *item, uint32_t amount, mp_outcome *ou
     bool goes_on = *outcome == MP_OUTCOME_MORE || *outcome == MP_OUTCOME_WAIT_MASK;
     if (moved || !goes_on || atomic_load_explicit(&item->cancelled, memory_order_relaxed))
         state->idle = 0;
-    else if (++state->idle > p->wire->most_idle(item->call))
+    else if (++state->idle > p->wire->most_idle(item->request))
         mp_wire_refuse(&p->in, "too many steps in a row made no progress on a request");
 }
 

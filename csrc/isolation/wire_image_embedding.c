@@ -24,9 +24,9 @@ static mp_status image_check(const mp_request *base, mp_error *error) {
 }
 
 /* A step computes at least one part of a large image. An image may be started again after another one. */
-static uint64_t image_most_idle(const mp_request *call) {
+static uint64_t image_most_idle(const mp_request *request) {
     enum { STARTS = 2 };
-    return 1 + STARTS * ((const mp_image_embedding_request *)call)->most_parts;
+    return 1 + STARTS * ((const mp_image_embedding_request *)request)->most_parts;
 }
 
 const mp_request_wire mp_wire_image_embedding = {.check = image_check, .most_idle = image_most_idle, WIRE_VECTORS};

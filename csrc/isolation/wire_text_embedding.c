@@ -14,15 +14,15 @@ static inline size_t wire_rows_at(const mp_embedding_request *request, uint32_t 
 
 #include "isolation/passes/vectors.def"
 
-static mp_status embed_check(const mp_request *call, mp_error *error) {
-    (void)call;
+static mp_status embed_check(const mp_request *request, mp_error *error) {
+    (void)request;
     (void)error;
     return MP_OK;
 }
 
 /* An encoder finishes everything planned for a request within the step. */
-static uint64_t embed_most_idle(const mp_request *call) {
-    (void)call;
+static uint64_t embed_most_idle(const mp_request *request) {
+    (void)request;
     return 1;
 }
 

@@ -26,47 +26,48 @@ static mp_status t2i_check(const mp_request *base, mp_error *error) {
     return MP_OK;
 }
 
-static size_t t2i_bytes(const mp_request *call) {
-    (void)call;
+static size_t t2i_bytes(const mp_request *request) {
+    (void)request;
     return sizeof(t2i_note);
 }
 
-static int32_t decoded_at(const mp_image_generation_request *call, uint32_t cursor) {
-    const uint32_t steps = mp_image_generation_steps(call);
+static int32_t decoded_at(const mp_image_generation_request *request, uint32_t cursor) {
+    const uint32_t steps = mp_image_generation_steps(request);
     return cursor > steps ? (int32_t)(cursor - steps) : 0;
 }
 
 /* Images whose latents a process needs to resume at `cursor`: begun, but not decoded. */
-static span needed_at(const mp_image_generation_request *call, uint32_t cursor) {
-    const uint32_t steps = mp_image_generation_steps(call), done = cursor < steps ? cursor : steps;
-    return (span){decoded_at(call, cursor), (int32_t)((done + (uint32_t)call->n_steps - 1) / (uint32_t)call->n_steps)};
+static span needed_at(const mp_image_generation_request *request, uint32_t cursor) {
+    const uint32_t steps = mp_image_generation_steps(request), done = cursor < steps ? cursor : steps;
+    return (span){decoded_at(request, cursor),
+                  (int32_t)((done + (uint32_t)request->n_steps - 1) / (uint32_t)request->n_steps)};
 }
 
 /* Images whose latents changed between two cursors. */
-static span changed_between(const mp_image_generation_request *call, uint32_t from, uint32_t to) {
-    const uint32_t steps = mp_image_generation_steps(call), each = (uint32_t)call->n_steps;
+static span changed_between(const mp_image_generation_request *request, uint32_t from, uint32_t to) {
+    const uint32_t steps = mp_image_generation_steps(request), each = (uint32_t)request->n_steps;
     to = to < steps ? to : steps;
     return from < to ? (span){(int32_t)(from / each), (int32_t)((to + each - 1) / each)} : (span){0, 0};
 }
 
-static size_t latent_bytes(const mp_image_generation_request *call) {
-    return (size_t)mp_image_generation_latents(call) * sizeof(float);
+static size_t latent_bytes(const mp_image_generation_request *request) {
+    return (size_t)mp_image_generation_latents(request) * sizeof(float);
 }
 
-static float *latents_of(const mp_image_generation_request *call, span of, size_t *bytes) {
-    *bytes = (size_t)(of.end - of.first) * latent_bytes(call);
-    return call->latents + (int64_t)of.first * mp_image_generation_latents(call);
+static float *latents_of(const mp_image_generation_request *request, span of, size_t *bytes) {
+    *bytes = (size_t)(of.end - of.first) * latent_bytes(request);
+    return request->latents + (int64_t)of.first * mp_image_generation_latents(request);
 }
 
 /* True while the preview of the step just finished is not made yet. */
-static bool preview_open(const mp_image_generation_request *call, uint32_t cursor, int32_t previews) {
-    return mp_image_generation_previews_due(call, cursor) > previews;
+static bool preview_open(const mp_image_generation_request *request, uint32_t cursor, int32_t previews) {
+    return mp_image_generation_previews_due(request, cursor) > previews;
 }
 
 /* --- the request and its progress --- */
 
-static void t2i_put_call(mp_wire_out *out, const mp_item *item, void *note) {
-    const mp_image_generation_request *request = (const mp_image_generation_request *)item->call;
+static void t2i_put_request(mp_wire_out *out, const mp_item *item, void *note) {
+    const mp_image_generation_request *request = (const mp_image_generation_request *)item->request;
     const int32_t previews = atomic_load_explicit(&request->previews_done, memory_order_relaxed);
     *(t2i_note *)note = (t2i_note){item->cursor, previews};
 #include "isolation/passes/put.def"
@@ -78,7 +79,7 @@ static void t2i_put_call(mp_wire_out *out, const mp_item *item, void *note) {
         mp_put(out, request->preview_latents, latent_bytes(request));
 }
 
-static mp_status t2i_get_call(mp_wire_in *in, mp_request **out, mp_error *error) {
+static mp_status t2i_get_request(mp_wire_in *in, mp_request **out, mp_error *error) {
     mp_image_generation_args arguments = {0}, *args = &arguments;
     mp_image_generation_request *request = NULL;
     bool ok = true;
@@ -93,44 +94,45 @@ static mp_status t2i_get_call(mp_wire_in *in, mp_request **out, mp_error *error)
 }
 
 static mp_status t2i_go_on(mp_wire_in *in, mp_item *item, void *record, mp_error *error) {
-    mp_image_generation_request *call = (mp_image_generation_request *)item->call;
-    const uint32_t steps = mp_image_generation_steps(call);
+    mp_image_generation_request *request = (mp_image_generation_request *)item->request;
+    const uint32_t steps = mp_image_generation_steps(request);
     const int32_t previews = mp_get_i32(in);
-    if (item->cursor > item->total || previews < 0 || previews > mp_image_generation_previews_due(call, item->cursor))
+    if (item->cursor > item->total || previews < 0 ||
+        previews > mp_image_generation_previews_due(request, item->cursor))
         mp_wire_refuse(in, "a request's progress is past its end");
     if (in->failed)
         return mp_fail(error, MP_RECV, "a request was truncated");
     size_t bytes;
-    float *latents = latents_of(call, needed_at(call, item->cursor), &bytes);
+    float *latents = latents_of(request, needed_at(request, item->cursor), &bytes);
     mp_get(in, latents, bytes);
-    if (preview_open(call, item->cursor, previews))
-        mp_get(in, call->preview_latents, latent_bytes(call));
+    if (preview_open(request, item->cursor, previews))
+        mp_get(in, request->preview_latents, latent_bytes(request));
     *(t2i_note *)record = (t2i_note){item->cursor, previews};
-    atomic_store_explicit(&call->steps_done, (int32_t)(item->cursor < steps ? item->cursor : steps),
+    atomic_store_explicit(&request->steps_done, (int32_t)(item->cursor < steps ? item->cursor : steps),
                           memory_order_relaxed);
-    atomic_store_explicit(&call->previews_done, previews, memory_order_relaxed);
-    atomic_store_explicit(&call->images_done, decoded_at(call, item->cursor), memory_order_relaxed);
+    atomic_store_explicit(&request->previews_done, previews, memory_order_relaxed);
+    atomic_store_explicit(&request->images_done, decoded_at(request, item->cursor), memory_order_relaxed);
     return in->failed ? mp_fail(error, MP_RECV, "a request was truncated") : MP_OK;
 }
 
 /* ---- results ---- */
 
 static void t2i_put_results(mp_wire_out *out, const mp_item *item, void *record) {
-    const mp_image_generation_request *call = (const mp_image_generation_request *)item->call;
+    const mp_image_generation_request *request = (const mp_image_generation_request *)item->request;
     t2i_note *sent = record;
-    const int32_t previews = atomic_load_explicit(&call->previews_done, memory_order_relaxed);
-    const size_t pixels = (size_t)mp_image_generation_pixels(call);
+    const int32_t previews = atomic_load_explicit(&request->previews_done, memory_order_relaxed);
+    const size_t pixels = (size_t)mp_image_generation_pixels(request);
     size_t bytes;
     mp_put_u32(out, item->cursor);
     mp_put_i32(out, previews);
-    const float *latents = latents_of(call, changed_between(call, sent->cursor, item->cursor), &bytes);
+    const float *latents = latents_of(request, changed_between(request, sent->cursor, item->cursor), &bytes);
     mp_put(out, latents, bytes);
     if (previews > sent->previews)
-        mp_put(out, call->previews + (size_t)sent->previews * pixels, (size_t)(previews - sent->previews) * pixels);
-    if (item->cursor > sent->cursor && preview_open(call, item->cursor, previews))
-        mp_put(out, call->preview_latents, latent_bytes(call));
-    for (int32_t p = decoded_at(call, sent->cursor); p < decoded_at(call, item->cursor); p++)
-        mp_put(out, call->pixels + (size_t)p * pixels, pixels * sizeof(float));
+        mp_put(out, request->previews + (size_t)sent->previews * pixels, (size_t)(previews - sent->previews) * pixels);
+    if (item->cursor > sent->cursor && preview_open(request, item->cursor, previews))
+        mp_put(out, request->preview_latents, latent_bytes(request));
+    for (int32_t p = decoded_at(request, sent->cursor); p < decoded_at(request, item->cursor); p++)
+        mp_put(out, request->pixels + (size_t)p * pixels, pixels * sizeof(float));
     *sent = (t2i_note){item->cursor, previews};
 }
 
@@ -140,26 +142,25 @@ static void t2i_put_results(mp_wire_out *out, const mp_item *item, void *record)
 /* Writes latents into the request before the message is known to be valid. If the message is refused, they are useless,
  * but then the step fails too: the request restarts or fails. */
 static bool t2i_get_results(mp_wire_in *in, const mp_item *item, uint32_t amount, mp_outcome outcome, void *note) {
-    const mp_image_generation_request *call = (const mp_image_generation_request *)item->call;
+    const mp_image_generation_request *request = (const mp_image_generation_request *)item->request;
     t2i_note *seen = note;
     (void)amount;
     const uint32_t cursor = mp_get_u32(in);
-    const int32_t previews = mp_get_i32(in), due = mp_image_generation_previews_due(call, cursor);
+    const int32_t previews = mp_get_i32(in), due = mp_image_generation_previews_due(request, cursor);
     if (in->failed)
         return false;
     if (cursor < seen->cursor || cursor > item->total)
         return mp_wire_refuse(in, "a request's progress decreases or is past its end");
     /* Previews of earlier steps are finished; that of the last step may be in progress. */
-    const bool fresh = cursor > 0 && due > mp_image_generation_previews_due(call, cursor - 1);
+    const bool fresh = cursor > 0 && due > mp_image_generation_previews_due(request, cursor - 1);
     if (previews < seen->previews || previews > due || previews < due - fresh)
         return mp_wire_refuse(in, "previews do not match the finished steps");
     if (outcome != MP_OUTCOME_FAILED && (outcome == MP_OUTCOME_DONE) != (cursor == item->total))
         return mp_wire_refuse(in, "an outcome does not match the finished images");
-    const span changed = changed_between(call, seen->cursor, cursor);
-    if (!get_latents(in, call, changed.first, changed.end) ||
-        !get_previews(in, call, seen->previews, previews) ||
-        (cursor > seen->cursor && preview_open(call, cursor, previews) && !get_preview_latents(in, call, 0, 1)) ||
-        !get_pixels(in, call, decoded_at(call, seen->cursor), decoded_at(call, cursor)))
+    const span changed = changed_between(request, seen->cursor, cursor);
+    if (!get_latents(in, request, changed.first, changed.end) || !get_previews(in, request, seen->previews, previews) ||
+        (cursor > seen->cursor && preview_open(request, cursor, previews) && !get_preview_latents(in, request, 0, 1)) ||
+        !get_pixels(in, request, decoded_at(request, seen->cursor), decoded_at(request, cursor)))
         return false;
     const bool moved = cursor > seen->cursor || previews > seen->previews;
     *seen = (t2i_note){cursor, previews};
@@ -168,34 +169,34 @@ static bool t2i_get_results(mp_wire_in *in, const mp_item *item, uint32_t amount
 
 /* Between two steps, previews or images lie as many engine steps as a network has blocks; before the first, as many as
  * all text encoders have. The parent's model knows that number, but an upper bound suffices. */
-static uint64_t t2i_most_idle(const mp_request *call) {
-    (void)call;
+static uint64_t t2i_most_idle(const mp_request *request) {
+    (void)request;
     return 1 << 16;
 }
 
 static void t2i_publish(mp_item *item, void *note, uint64_t began_ns, uint64_t now_ns) {
     const t2i_note *seen = note;
-    mp_image_generation_request *call = (mp_image_generation_request *)item->call;
-    const uint32_t steps = mp_image_generation_steps(call);
+    mp_image_generation_request *request = (mp_image_generation_request *)item->request;
+    const uint32_t steps = mp_image_generation_steps(request);
     (void)began_ns;
     (void)now_ns;
     item->cursor = seen->cursor;
-    mp_request_publish(&call->steps_done, (int32_t)(seen->cursor < steps ? seen->cursor : steps));
-    mp_request_publish(&call->previews_done, seen->previews);
-    mp_request_publish(&call->images_done, decoded_at(call, seen->cursor));
+    mp_request_publish(&request->steps_done, (int32_t)(seen->cursor < steps ? seen->cursor : steps));
+    mp_request_publish(&request->previews_done, seen->previews);
+    mp_request_publish(&request->images_done, decoded_at(request, seen->cursor));
 }
 
 static void t2i_close(mp_item *item) { (void)item; }
-                      
-                      const mp_request_wire mp_wire_text_to_image = {
+
+const mp_request_wire mp_wire_text_to_image = {
     .check = t2i_check,
     .note_bytes = t2i_bytes,
-    .put_call = t2i_put_call,
+    .put_request = t2i_put_request,
     .get_results = t2i_get_results,
     .most_idle = t2i_most_idle,
     .publish = t2i_publish,
     .close = t2i_close,
-    .get_call = t2i_get_call,
+    .get_request = t2i_get_request,
     .record_bytes = t2i_bytes,
     .go_on = t2i_go_on,
     .put_results = t2i_put_results,

@@ -40,8 +40,8 @@ static uint32_t text_end(const mp_choice *choice) {
     return finish_of(choice) == MP_FINISH_NONE && count > 0 ? choice->tokens[count - 1].byte_end : decided;
 }
 
-static int alternatives(const mp_text_request *call) {
-    return call->sampling.logprobs > 0 ? (int)call->sampling.logprobs : 0;
+static int alternatives(const mp_text_request *request) {
+    return request->sampling.logprobs > 0 ? (int)request->sampling.logprobs : 0;
 }
 
 static size_t text_bytes(const mp_request *base) {
@@ -57,30 +57,30 @@ static mp_status text_check(const mp_request *base, mp_error *error) {
 
 /* --- masks --- */
 
-static size_t mask_bytes(const mp_text_request *call) { return (size_t)call->mask_words * sizeof(uint32_t); }
+static size_t mask_bytes(const mp_text_request *request) { return (size_t)request->mask_words * sizeof(uint32_t); }
 
 /* Send masks that are ready for next tokens and were not sent yet. */
 static void text_put_more(mp_wire_out *out, const mp_item *item, void *record) {
-    const mp_text_request *call = (const mp_text_request *)item->call;
+    const mp_text_request *request = (const mp_text_request *)item->request;
     text_note *note = record;
-    for (int c = 0; call->masks && c < call->n_choices; c++) {
-        uint32_t next = tokens_of(&call->choices[c]);
-        const uint32_t *bits = note->choice[c].masked > next ? NULL : mp_text_request_mask_at(call, c, next);
+    for (int c = 0; request->masks && c < request->n_choices; c++) {
+        uint32_t next = tokens_of(&request->choices[c]);
+        const uint32_t *bits = note->choice[c].masked > next ? NULL : mp_text_request_mask_at(request, c, next);
         mp_put_u8(out, bits != NULL);
         if (!bits)
             continue;
-        mp_put(out, bits, mask_bytes(call));
+        mp_put(out, bits, mask_bytes(request));
         note->choice[c].masked = next + 1;
     }
 }
 
 static bool text_get_more(mp_wire_in *in, mp_item *item) {
-    mp_text_request *call = (mp_text_request *)item->call;
-    for (int c = 0; call->masks && c < call->n_choices; c++) {
+    mp_text_request *request = (mp_text_request *)item->request;
+    for (int c = 0; request->masks && c < request->n_choices; c++) {
         if (!mp_get_u8(in))
             continue;
-        mp_get(in, call->masks[c].bits, mask_bytes(call));
-        atomic_store_explicit(&call->masks[c].ready, tokens_of(&call->choices[c]) + 1, memory_order_relaxed);
+        mp_get(in, request->masks[c].bits, mask_bytes(request));
+        atomic_store_explicit(&request->masks[c].ready, tokens_of(&request->choices[c]) + 1, memory_order_relaxed);
     }
     return !in->failed;
 }
@@ -88,40 +88,40 @@ static bool text_get_more(mp_wire_in *in, mp_item *item) {
 /* Waits for masks once the prompt is prefilled, here or in an earlier process. A process that must prefill again has a
  * plan for that. */
 static bool text_waits(const mp_item *item, const void *record) {
-    const mp_text_request *call = (const mp_text_request *)item->call;
+    const mp_text_request *request = (const mp_text_request *)item->request;
     const text_note *note = record;
-    bool waits = call->masks && note->prompt_done;
-    for (int c = 0; c < call->n_choices && waits; c++)
+    bool waits = request->masks && note->prompt_done;
+    for (int c = 0; c < request->n_choices && waits; c++)
         waits = note->choice[c].finish != MP_FINISH_NONE || note->choice[c].masked <= note->choice[c].tokens;
     return waits;
 }
 
-static bool allows(const mp_text_request *call, int c, int32_t id) {
+static bool allows(const mp_text_request *request, int c, int32_t id) {
     const uint32_t word = (uint32_t)id / 32;
-    return id >= 0 && word < (uint32_t)call->mask_words && (call->masks[c].bits[word] >> ((uint32_t)id % 32) & 1);
+    return id >= 0 && word < (uint32_t)request->mask_words && (request->masks[c].bits[word] >> ((uint32_t)id % 32) & 1);
 }
 
 /* True if the mask allows an end that added no token to the completion. */
-static bool may_end(const mp_text_request *call, int c, const choice_note *seen) {
+static bool may_end(const mp_text_request *request, int c, const choice_note *seen) {
     if (seen->finish == MP_FINISH_STOP)
-        return allows(call, c, call->stop_ids[seen->stop_index - call->n_stop]);
-    for (int32_t i = 0; i < call->n_ends; i++)
-        if (allows(call, c, call->ends[i]))
+        return allows(request, c, request->stop_ids[seen->stop_index - request->n_stop]);
+    for (int32_t i = 0; i < request->n_ends; i++)
+        if (allows(request, c, request->ends[i]))
             return true;
     return false;
 }
 
 /* Check a completion's progress after token `from`. It was sampled with the only mask sent for it, so at most one token
  * or end is new, and the mask must allow it. */
-static bool keeps_mask(mp_wire_in *in, const mp_text_request *call, int c, const choice_note *seen, uint32_t from) {
-    const bool by_id = seen->finish == MP_FINISH_EOS ||
-                       (seen->finish == MP_FINISH_STOP && seen->stop_index >= call->n_stop);
+static bool keeps_mask(mp_wire_in *in, const mp_text_request *request, int c, const choice_note *seen, uint32_t from) {
+    const bool by_id =
+        seen->finish == MP_FINISH_EOS || (seen->finish == MP_FINISH_STOP && seen->stop_index >= request->n_stop);
     const uint32_t sampled = seen->tokens - from + by_id;
     if (sampled == 0)
         return true;
     if (sampled > 1 || seen->masked != from + 1)
         return mp_wire_refuse(in, "a token was sampled before its mask came");
-    if (by_id ? !may_end(call, c, seen) : !allows(call, c, call->choices[c].tokens[from].id))
+    if (by_id ? !may_end(request, c, seen) : !allows(request, c, request->choices[c].tokens[from].id))
         return mp_wire_refuse(in, "a token was sampled that its mask does not allow");
     return true;
 }
@@ -165,13 +165,13 @@ static bool get_capture(mp_wire_in *in, const mp_capture *capture, text_note *no
 
 /* --- the request and its progress --- */
 
-static void put_progress(mp_wire_out *out, const mp_text_request *call, text_note *note) {
-    mp_put_u8(out, call->prompt_done_ns != 0);
-    mp_put_u32(out, (uint32_t)call->cached_tokens);
-    note->prompt_done = call->prompt_done_ns != 0;
-    note->cached = (uint32_t)call->cached_tokens;
-    for (int c = 0; c < call->n_choices; c++) {
-        const mp_choice *choice = &call->choices[c];
+static void put_progress(mp_wire_out *out, const mp_text_request *request, text_note *note) {
+    mp_put_u8(out, request->prompt_done_ns != 0);
+    mp_put_u32(out, (uint32_t)request->cached_tokens);
+    note->prompt_done = request->prompt_done_ns != 0;
+    note->cached = (uint32_t)request->cached_tokens;
+    for (int c = 0; c < request->n_choices; c++) {
+        const mp_choice *choice = &request->choices[c];
         const uint32_t count = tokens_of(choice);
         note->choice[c] = (choice_note){.tokens = count,
                                         .text = text_end(choice),
@@ -187,7 +187,7 @@ static void put_progress(mp_wire_out *out, const mp_text_request *call, text_not
         mp_put_i32(out, note->choice[c].finish);
         mp_put_i32(out, choice->stop_index);
     }
-    note->captured = atomic_load_explicit(&call->capture.sampled, memory_order_relaxed);
+    note->captured = atomic_load_explicit(&request->capture.sampled, memory_order_relaxed);
     mp_put_u32(out, note->captured);
 }
 
@@ -207,8 +207,8 @@ static void free_images(mp_text_image_args *args) {
 #undef MP_SCHEMA
 
 #define MP_SCHEMA "models/requests/text_to_text.def"
-static void text_put_call(mp_wire_out *out, const mp_item *item, void *note) {
-    const mp_text_request *request = (const mp_text_request *)item->call;
+static void text_put_request(mp_wire_out *out, const mp_item *item, void *note) {
+    const mp_text_request *request = (const mp_text_request *)item->request;
     const bool vision = request->base.capability == MP_VISION;
 #include "isolation/passes/put.def"
     mp_put_u8(out, vision);
@@ -219,7 +219,7 @@ static void text_put_call(mp_wire_out *out, const mp_item *item, void *note) {
     put_progress(out, request, note);
 }
 
-static mp_status text_get_call(mp_wire_in *in, mp_request **out, mp_error *error) {
+static mp_status text_get_request(mp_wire_in *in, mp_request **out, mp_error *error) {
     mp_text_args arguments = {0}, *args = &arguments;
     mp_text_request *request = NULL;
     bool ok = true;
@@ -245,18 +245,18 @@ static mp_status text_get_call(mp_wire_in *in, mp_request **out, mp_error *error
 #undef MP_SCHEMA
 
 static mp_status text_go_on(mp_wire_in *in, mp_item *item, void *record, mp_error *error) {
-    mp_text_request *call = (mp_text_request *)item->call;
+    mp_text_request *request = (mp_text_request *)item->request;
     text_note *note = record;
     note->prompt_done = mp_get_u8(in) != 0;
-    note->cached = mp_get_count(in, (uint32_t)call->n_prompt, "more tokens are cached than the prompt has");
-    call->prompt_done_ns = note->prompt_done ? mp_sys_now_ns() : 0;
-    call->cached_tokens = (int32_t)note->cached;
-    for (int c = 0; c < call->n_choices; c++) {
-        mp_choice *choice = &call->choices[c];
-        uint32_t count = mp_get_count(in, (uint32_t)call->sampling.max_tokens, "a completion is too long");
+    note->cached = mp_get_count(in, (uint32_t)request->n_prompt, "more tokens are cached than the prompt has");
+    request->prompt_done_ns = note->prompt_done ? mp_sys_now_ns() : 0;
+    request->cached_tokens = (int32_t)note->cached;
+    for (int c = 0; c < request->n_choices; c++) {
+        mp_choice *choice = &request->choices[c];
+        uint32_t count = mp_get_count(in, (uint32_t)request->sampling.max_tokens, "a completion is too long");
         for (uint32_t i = 0; i < count; i++) {
             int32_t id = mp_get_i32(in);
-            if (id < 0 || id >= call->sampled_vocab)
+            if (id < 0 || id >= request->sampled_vocab)
                 mp_wire_refuse(in, "a completion has an id that cannot be sampled");
             choice->tokens[i] = (mp_token_out){.id = in->failed ? 0 : id, .logprob = mp_get_f32(in)};
         }
@@ -266,19 +266,19 @@ static mp_status text_go_on(mp_wire_in *in, mp_item *item, void *record, mp_erro
         choice->stop_index = mp_get_i32(in);
         atomic_store_explicit(&choice->token_count, count, memory_order_relaxed);
         atomic_store_explicit(&choice->finish, note->choice[c].finish, memory_order_relaxed);
-        if (call->masks)
-            atomic_store_explicit(&call->masks[c].ready, 0, memory_order_relaxed);
+        if (request->masks)
+            atomic_store_explicit(&request->masks[c].ready, 0, memory_order_relaxed);
     }
     note->captured = mp_get_u32(in);
-    atomic_store_explicit(&call->capture.sampled, note->captured, memory_order_relaxed);
+    atomic_store_explicit(&request->capture.sampled, note->captured, memory_order_relaxed);
     return in->failed ? mp_fail(error, MP_RECV, "a request was truncated") : MP_OK;
 }
 
 /* --- results --- */
 
-static void put_choice(mp_wire_out *out, const mp_text_request *call, const mp_choice *choice, choice_note *sent) {
+static void put_choice(mp_wire_out *out, const mp_text_request *request, const mp_choice *choice, choice_note *sent) {
     uint32_t count = tokens_of(choice), end = text_end(choice);
-    int k = alternatives(call);
+    int k = alternatives(request);
     mp_put_u8(out, (uint8_t)finish_of(choice));
     mp_put_i32(out, choice->stop_index);
     mp_put_u32(out, count - sent->tokens);
@@ -301,32 +301,32 @@ static void put_choice(mp_wire_out *out, const mp_text_request *call, const mp_c
 }
 
 static void text_put_results(mp_wire_out *out, const mp_item *item, void *record) {
-    const mp_text_request *call = (const mp_text_request *)item->call;
+    const mp_text_request *request = (const mp_text_request *)item->request;
     text_note *sent = record;
     mp_put_u32(out, item->cursor);
-    mp_put_u32(out, (uint32_t)call->cached_tokens);
-    mp_put_u8(out, call->prompt_done_ns != 0);
-    for (int c = 0; c < call->n_choices; c++)
+    mp_put_u32(out, (uint32_t)request->cached_tokens);
+    mp_put_u8(out, request->prompt_done_ns != 0);
+    for (int c = 0; c < request->n_choices; c++)
         if (sent->choice[c].finish == MP_FINISH_NONE)
-            put_choice(out, call, &call->choices[c], &sent->choice[c]);
-    put_capture(out, &call->capture, sent);
+            put_choice(out, request, &request->choices[c], &sent->choice[c]);
+    put_capture(out, &request->capture, sent);
 }
 
-static bool get_token(mp_wire_in *in, const mp_text_request *call, mp_choice *choice, uint32_t index, bool cut) {
+static bool get_token(mp_wire_in *in, const mp_text_request *request, mp_choice *choice, uint32_t index, bool cut) {
     int32_t id = mp_get_i32(in);
     float logprob = mp_get_f32(in);
     uint32_t byte_end = mp_get_u32(in), before = index ? choice->tokens[index - 1].byte_end : 0;
-    int k = alternatives(call);
+    int k = alternatives(request);
     if (in->failed)
         return false;
-    if (id < 0 || id >= call->sampled_vocab)
+    if (id < 0 || id >= request->sampled_vocab)
         return mp_wire_refuse(in, "a token id is outside the vocabulary");
     /* A stop string that began in an earlier token may cut the text before this one. */
     if (byte_end > choice->text_capacity || (byte_end < before && !cut))
         return mp_wire_refuse(in, "a token ends at an impossible byte");
     for (int i = 0; i < k; i++) {
         int32_t top = mp_get_i32(in);
-        if (top < -1 || top >= call->sampled_vocab)
+        if (top < -1 || top >= request->sampled_vocab)
             return mp_wire_refuse(in, "an alternative is outside the vocabulary");
         choice->top_ids[(size_t)index * (size_t)k + (size_t)i] = top;
     }
@@ -343,29 +343,30 @@ static bool splits_character(const mp_choice *choice, uint32_t at, uint32_t end)
 /* Check the end of a text whose tokens are known. When a completion finishes, an incomplete character may become
  * U+FFFD, and a stop string is cut off. The last token completes the stop string, so earlier tokens end within it at
  * most. */
-static bool ends_with_tokens(const mp_text_request *call, const mp_choice *choice, const choice_note *seen,
+static bool ends_with_tokens(const mp_text_request *request, const mp_choice *choice, const choice_note *seen,
                              uint32_t end, uint32_t from) {
     enum { REPLACEMENT = 3 };
     uint32_t last = seen->tokens ? choice->tokens[seen->tokens - 1].byte_end : 0;
     if (seen->finish == MP_FINISH_NONE)
         return end == last;
-    if (seen->finish != MP_FINISH_STOP || seen->stop_index >= call->n_stop)
+    if (seen->finish != MP_FINISH_STOP || seen->stop_index >= request->n_stop)
         return end >= last && end - last <= REPLACEMENT && end >= seen->text;
     for (uint32_t i = from; i < seen->tokens; i++)
-        if (choice->tokens[i].byte_end >= end + (uint32_t)call->stop_bytes[seen->stop_index])
+        if (choice->tokens[i].byte_end >= end + (uint32_t)request->stop_bytes[seen->stop_index])
             return false;
     return end == last && seen->tokens > from;
 }
 
 /* from: the first token received with this text. */
-static bool get_text(mp_wire_in *in, const mp_text_request *call, mp_choice *choice, choice_note *seen, uint32_t from) {
+static bool get_text(mp_wire_in *in, const mp_text_request *request, mp_choice *choice, choice_note *seen,
+                     uint32_t from) {
     uint32_t decided = mp_get_u32(in), end = mp_get_u32(in), before = seen->text;
     bool over = seen->finish != MP_FINISH_NONE;
     if (in->failed)
         return false;
     if (end > choice->text_capacity || decided > end || decided < seen->decided || (end < before && !over))
         return mp_wire_refuse(in, "a text has an impossible length");
-    if ((over && decided != end) || !ends_with_tokens(call, choice, seen, end, from))
+    if ((over && decided != end) || !ends_with_tokens(request, choice, seen, end, from))
         return mp_wire_refuse(in, "a text does not end where its tokens do");
     if (end > before) {
         if (!mp_get(in, choice->text + before, end - before))
@@ -392,10 +393,10 @@ static bool is_among(const int32_t *ids, int32_t count, int32_t id) {
 }
 
 /* Check that a completion continues, or ends, where it must. Where the model samples an end token is not checked. */
-static bool ends_where_it_must(mp_wire_in *in, const mp_text_request *call, const mp_choice *choice,
+static bool ends_where_it_must(mp_wire_in *in, const mp_text_request *request, const mp_choice *choice,
                                const choice_note *seen, uint32_t from) {
-    int32_t left = call->context - call->n_prompt + 1; /* the last token is sampled, but not computed */
-    int32_t most = left < call->sampling.max_tokens ? left : call->sampling.max_tokens;
+    int32_t left = request->context - request->n_prompt + 1; /* the last token is sampled, but not computed */
+    int32_t most = left < request->sampling.max_tokens ? left : request->sampling.max_tokens;
     bool full = (int64_t)seen->tokens >= most, eos = seen->finish == MP_FINISH_EOS;
     if ((int64_t)seen->tokens > most)
         return mp_wire_refuse(in, "a completion is too long");
@@ -403,41 +404,42 @@ static bool ends_where_it_must(mp_wire_in *in, const mp_text_request *call, cons
         return mp_wire_refuse(in, "a completion ends by length before its maximum length");
     if (seen->finish == MP_FINISH_NONE && full)
         return mp_wire_refuse(in, "a completion continues at its maximum length");
-    if (eos || (seen->finish == MP_FINISH_STOP && seen->stop_index >= call->n_stop)) {
-        if (full || (int64_t)seen->tokens < call->sampling.min_tokens ||
-            (eos && (call->sampling.ignore_eos || call->n_ends == 0)))
+    if (eos || (seen->finish == MP_FINISH_STOP && seen->stop_index >= request->n_stop)) {
+        if (full || (int64_t)seen->tokens < request->sampling.min_tokens ||
+            (eos && (request->sampling.ignore_eos || request->n_ends == 0)))
             return mp_wire_refuse(in, "a completion ends where no end token can be sampled");
     }
     for (uint32_t i = from; i < seen->tokens; i++)
-        if (is_among(call->ends, call->n_ends, choice->tokens[i].id) ||
-            is_among(call->stop_ids, call->n_stop_ids, choice->tokens[i].id))
+        if (is_among(request->ends, request->n_ends, choice->tokens[i].id) ||
+            is_among(request->stop_ids, request->n_stop_ids, choice->tokens[i].id))
             return mp_wire_refuse(in, "a completion continues after an end token");
     return true;
 }
 
-static bool get_choice(mp_wire_in *in, const mp_text_request *call, mp_choice *choice, choice_note *seen) {
+static bool get_choice(mp_wire_in *in, const mp_text_request *request, mp_choice *choice, choice_note *seen) {
     uint8_t finish = mp_get_u8(in);
     int32_t stop_index = mp_get_i32(in);
     uint32_t from = seen->tokens;
-    uint32_t added = mp_get_count(in, (uint32_t)call->sampling.max_tokens - from, "a completion is too long");
-    bool cut = finish == MP_FINISH_STOP && stop_index < call->n_stop;
+    uint32_t added = mp_get_count(in, (uint32_t)request->sampling.max_tokens - from, "a completion is too long");
+    bool cut = finish == MP_FINISH_STOP && stop_index < request->n_stop;
     if (in->failed)
         return false;
     if (finish >= MP_FINISH_CANCELLED)
         return mp_wire_refuse(in, "a finish reason is unknown");
-    if (finish == MP_FINISH_STOP ? stop_index < 0 || stop_index >= call->n_stop + call->n_stop_ids : stop_index != -1)
+    if (finish == MP_FINISH_STOP ? stop_index < 0 || stop_index >= request->n_stop + request->n_stop_ids
+                                 : stop_index != -1)
         return mp_wire_refuse(in, "a stop index is out of bounds");
     for (uint32_t i = 0; i < added; i++)
-        if (!get_token(in, call, choice, from + i, cut && i + 1 == added))
+        if (!get_token(in, request, choice, from + i, cut && i + 1 == added))
             return false;
     seen->tokens += added;
     seen->finish = finish;
     seen->stop_index = stop_index;
-    return ends_where_it_must(in, call, choice, seen, from) && get_text(in, call, choice, seen, from);
+    return ends_where_it_must(in, request, choice, seen, from) && get_text(in, request, choice, seen, from);
 }
 
 static bool text_get_results(mp_wire_in *in, const mp_item *item, uint32_t amount, mp_outcome outcome, void *data) {
-    const mp_text_request *call = (const mp_text_request *)item->call;
+    const mp_text_request *request = (const mp_text_request *)item->request;
     text_note *note = data;
     (void)amount; /* rows, which do not bound the tokens: earlier rows may yield them */
     /* A process that takes a request over prefills again. Its lower cursor is no step back, and progress counts
@@ -446,17 +448,17 @@ static bool text_get_results(mp_wire_in *in, const mp_item *item, uint32_t amoun
     bool moved = cursor > note->local_cursor;
     note->cursor = cursor > note->cursor ? cursor : note->cursor;
     note->local_cursor = moved ? cursor : note->local_cursor;
-    note->cached = mp_get_count(in, (uint32_t)call->n_prompt, "more tokens are cached than the prompt has");
+    note->cached = mp_get_count(in, (uint32_t)request->n_prompt, "more tokens are cached than the prompt has");
     uint8_t prompt_done = mp_get_u8(in);
     if (prompt_done > 1 || prompt_done < note->prompt_done)
         return mp_wire_refuse(in, "a finished prefill became unfinished");
     note->prompt_done = prompt_done;
     bool all = true;
-    for (int c = 0; c < call->n_choices && !in->failed; c++) {
+    for (int c = 0; c < request->n_choices && !in->failed; c++) {
         uint32_t before = note->choice[c].tokens;
         if (note->choice[c].finish == MP_FINISH_NONE) {
-            if (!get_choice(in, call, &call->choices[c], &note->choice[c]) ||
-                (call->masks && !keeps_mask(in, call, c, &note->choice[c], before)))
+            if (!get_choice(in, request, &request->choices[c], &note->choice[c]) ||
+                (request->masks && !keeps_mask(in, request, c, &note->choice[c], before)))
                 return false;
             moved |= note->choice[c].tokens > before || note->choice[c].finish != MP_FINISH_NONE;
         }
@@ -466,33 +468,34 @@ static bool text_get_results(mp_wire_in *in, const mp_item *item, uint32_t amoun
     }
     if (outcome != MP_OUTCOME_FAILED && (outcome == MP_OUTCOME_DONE) != all)
         mp_wire_refuse(in, "an outcome does not match the finished completions");
-    if (outcome == MP_OUTCOME_WAIT_MASK && !call->masks)
+    if (outcome == MP_OUTCOME_WAIT_MASK && !request->masks)
         mp_wire_refuse(in, "a request without masks waits for a mask");
-    return get_capture(in, &call->capture, note) && moved;
+    return get_capture(in, &request->capture, note) && moved;
 }
 
 /* A process that takes a request over computes prompt and completions again, a row per step when memory is short, and
  * one part of an image per step. An image may restart once, after the image of an earlier request was computed. */
 static uint64_t text_most_idle(const mp_request *base) {
     enum { SPARE = 16, BEGUN = 2 };
-    const mp_text_request *call = (const mp_text_request *)base;
-    return SPARE + (uint64_t)call->n_choices * ((uint64_t)call->n_prompt + (uint64_t)call->sampling.max_tokens) +
-           BEGUN * call->images.most_parts;
+    const mp_text_request *request = (const mp_text_request *)base;
+    return SPARE +
+           (uint64_t)request->n_choices * ((uint64_t)request->n_prompt + (uint64_t)request->sampling.max_tokens) +
+           BEGUN * request->images.most_parts;
 }
 
 static void text_publish(mp_item *item, void *data, uint64_t began_ns, uint64_t now_ns) {
-    mp_text_request *call = (mp_text_request *)item->call;
+    mp_text_request *request = (mp_text_request *)item->request;
     const text_note *note = data;
     bool all = true;
     item->cursor = note->cursor;
-    call->cached_tokens = (int32_t)note->cached;
-    if (!call->started_ns)
-        call->started_ns = began_ns;
-    if (note->prompt_done && !call->prompt_done_ns)
-        call->prompt_done_ns = now_ns;
-    for (int c = 0; c < call->n_choices; c++) {
+    request->cached_tokens = (int32_t)note->cached;
+    if (!request->started_ns)
+        request->started_ns = began_ns;
+    if (note->prompt_done && !request->prompt_done_ns)
+        request->prompt_done_ns = now_ns;
+    for (int c = 0; c < request->n_choices; c++) {
         const choice_note *seen = &note->choice[c];
-        mp_choice *choice = &call->choices[c];
+        mp_choice *choice = &request->choices[c];
         all = all && seen->finish != MP_FINISH_NONE;
         if (finish_of(choice) != MP_FINISH_NONE)
             continue;
@@ -501,16 +504,16 @@ static void text_publish(mp_item *item, void *data, uint64_t began_ns, uint64_t 
         atomic_store_explicit(&choice->text_bytes, seen->decided, memory_order_release);
         atomic_store_explicit(&choice->finish, seen->finish, memory_order_release);
     }
-    if (call->capture.values > 0)
-        atomic_store_explicit(&call->capture.sampled, note->captured, memory_order_release);
+    if (request->capture.values > 0)
+        atomic_store_explicit(&request->capture.sampled, note->captured, memory_order_release);
     if (all)
-        call->finished_ns = now_ns;
+        request->finished_ns = now_ns;
 }
 
 static void text_close(mp_item *item) {
-    mp_text_request *call = (mp_text_request *)item->call;
-    for (int c = 0; c < call->n_choices; c++) {
-        mp_choice *choice = &call->choices[c];
+    mp_text_request *request = (mp_text_request *)item->request;
+    for (int c = 0; c < request->n_choices; c++) {
+        mp_choice *choice = &request->choices[c];
         if (finish_of(choice) != MP_FINISH_NONE)
             continue;
         atomic_store_explicit(&choice->text_bytes, text_end(choice), memory_order_release);
@@ -518,10 +521,10 @@ static void text_close(mp_item *item) {
     }
 }
 
-#define TEXT_FUNCTIONS                                                                                                 \
-    .check = text_check, .note_bytes = text_bytes, .put_call = text_put_call, .put_more = text_put_more,               \
-    .waits = text_waits, .get_results = text_get_results, .most_idle = text_most_idle, .publish = text_publish,        \
-    .close = text_close, .get_call = text_get_call, .record_bytes = text_bytes, .go_on = text_go_on,                   \
+#define TEXT_FUNCTIONS                                                                                          \
+    .check = text_check, .note_bytes = text_bytes, .put_request = text_put_request, .put_more = text_put_more,     \
+    .waits = text_waits, .get_results = text_get_results, .most_idle = text_most_idle, .publish = text_publish, \
+    .close = text_close, .get_request = text_get_request, .record_bytes = text_bytes, .go_on = text_go_on,         \
     .get_more = text_get_more, .put_results = text_put_results
 
 const mp_request_wire mp_wire_text_to_text = {TEXT_FUNCTIONS};

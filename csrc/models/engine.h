@@ -22,9 +22,9 @@ typedef enum mp_outcome {
 } mp_outcome;
 
 typedef struct mp_item {
-    void *ticket;     /* owned by the registry; engines never access it */
-    mp_request *call; /* request and result */
-    uint8_t priority; /* 0 = most urgent */
+    void *ticket;          /* owned by the registry; engines never access it */
+    mp_request *request;   /* input and result */
+    uint8_t priority;      /* 0 = most urgent */
     uint8_t service_class; /* 0 interactive, 1 bulk */
     uint32_t tenant;
     uint64_t deadline_ns; /* absolute; 0 = none */
@@ -82,10 +82,10 @@ typedef struct mp_prefix_counters {
 } mp_prefix_counters;
 /* Totals over all steps. The worker's thread only. */
 typedef struct mp_step_work {
-    uint64_t passes;  /* passes over the weights */
-    uint64_t rows;    /* rows of all passes: prefill tokens, decode tokens and draft tokens */
-    uint64_t found;   /* tokens found in the prefix cache and not computed */
-    uint64_t drafted; /* draft tokens verified */
+    uint64_t passes;   /* passes over the weights */
+    uint64_t rows;     /* rows of all passes: prefill tokens, decode tokens and draft tokens */
+    uint64_t found;    /* tokens found in the prefix cache and not computed */
+    uint64_t drafted;  /* draft tokens verified */
     uint64_t accepted; /* draft tokens accepted */
 } mp_step_work;
 struct mp_engine {
@@ -97,7 +97,7 @@ struct mp_engine {
     const mp_error *(*lost)(mp_engine *engine);
     bool outside; /* the engine was lost by an external cause, not by its own computation; valid once lost() returns an
                    * error */
-    int process; /* id of the process that computes for this engine: the lease then counts threads but has none of this
+    int process;  /* id of the process that computes for this engine: the lease then counts threads but has none of this
                   * process. 0 = this process */
     mp_step_work work; /* all zero if the engine does not count */
 };

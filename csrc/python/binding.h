@@ -104,8 +104,8 @@ typedef struct mp_submit_args {
 } mp_submit_args;
 #define MP_SUBMIT_DEFAULTS \
     { .timeout = Py_None, .patience = -1, .keep_alive = -1, .priority = 2, .policy = "default" }
-#define MP_SUBMIT_NAMES "timeout", "patience", "keep_alive", "priority", "lane", "tenant", "fail_fast", "uncounted", \
-                        "policy"
+#define MP_SUBMIT_NAMES \
+    "timeout", "patience", "keep_alive", "priority", "service_class", "tenant", "fail_fast", "uncounted", "policy"
 #define MP_SUBMIT_FORMAT "OddbbIpps"
 #define MP_SUBMIT_TARGETS(s)                                                                            \
     &(s)->timeout, &(s)->patience, &(s)->keep_alive, &(s)->priority, &(s)->service_class, &(s)->tenant, \

@@ -36,10 +36,10 @@ mp_request *mp_image_embedding_from_python(mp_state *state, PyObject *positional
 }
 
 PyObject *mp_image_embedding_vectors(mp_state *state, mp_ticket *ticket, const char *key) {
-    mp_image_embedding_request *call =
+    mp_image_embedding_request *request =
         (mp_image_embedding_request *)mp_ticket_request_of(state, ticket, MP_IMAGE_EMBEDDING);
-    if (!call || !mp_ticket_check(state, ticket, key))
+    if (!request || !mp_ticket_check(state, ticket, key))
         return NULL;
-    npy_intp rows = (npy_intp)mp_image_embedding_request_rows(call);
-    return mp_borrowed_array(ticket, 2, (npy_intp[]){rows, call->width}, NPY_FLOAT32, call->vectors);
+    npy_intp rows = (npy_intp)mp_image_embedding_request_rows(request);
+    return mp_borrowed_array(ticket, 2, (npy_intp[]){rows, request->width}, NPY_FLOAT32, request->vectors);
 }

@@ -36,9 +36,9 @@ mp_request *mp_embedding_from_python(mp_state *state, PyObject *positional, PyOb
 }
 
 PyObject *mp_embedding_vectors(mp_state *state, mp_ticket *ticket, const char *key) {
-    mp_embedding_request *call = (mp_embedding_request *)mp_ticket_request_of(state, ticket, MP_TEXT_EMBEDDING);
-    if (!call || !mp_ticket_check(state, ticket, key))
+    mp_embedding_request *request = (mp_embedding_request *)mp_ticket_request_of(state, ticket, MP_TEXT_EMBEDDING);
+    if (!request || !mp_ticket_check(state, ticket, key))
         return NULL;
-    npy_intp rows = (npy_intp)mp_embedding_request_rows(call);
-    return mp_borrowed_array(ticket, 2, (npy_intp[]){rows, call->width}, NPY_FLOAT32, call->vectors);
+    npy_intp rows = (npy_intp)mp_embedding_request_rows(request);
+    return mp_borrowed_array(ticket, 2, (npy_intp[]){rows, request->width}, NPY_FLOAT32, request->vectors);
 }

@@ -88,25 +88,26 @@ mp_request *mp_image_generation_from_python(mp_state *state, PyObject *positiona
 }
 
 PyObject *mp_image_generation_progress(mp_state *state, mp_ticket *ticket) {
-    const mp_image_generation_request *call =
+    const mp_image_generation_request *request =
         (mp_image_generation_request *)mp_ticket_request_of(state, ticket, MP_TEXT_TO_IMAGE);
-    return call ? Py_BuildValue("(iiii)", atomic_load_explicit(&call->steps_done, memory_order_acquire),
-                                atomic_load_explicit(&call->previews_done, memory_order_acquire),
-                                atomic_load_explicit(&call->images_done, memory_order_acquire), call->n_previews)
-                : NULL;
+    return request
+               ? Py_BuildValue("(iiii)", atomic_load_explicit(&request->steps_done, memory_order_acquire),
+                               atomic_load_explicit(&request->previews_done, memory_order_acquire),
+                               atomic_load_explicit(&request->images_done, memory_order_acquire), request->n_previews)
+               : NULL;
 }
 
 PyObject *mp_image_generation_preview(mp_state *state, mp_ticket *ticket, PyObject *args) {
     int index;
-    mp_image_generation_request *call =
+    mp_image_generation_request *request =
         (mp_image_generation_request *)mp_ticket_request_of(state, ticket, MP_TEXT_TO_IMAGE);
-    if (!call || !PyArg_ParseTuple(args, "i:preview", &index))
+    if (!request || !PyArg_ParseTuple(args, "i:preview", &index))
         return NULL;
-    int32_t done = atomic_load_explicit(&call->previews_done, memory_order_acquire);
+    int32_t done = atomic_load_explicit(&request->previews_done, memory_order_acquire);
     if (index < 0 || index >= done)
         return mp_raise_new(state, MP_INVALID_ARGUMENT, "preview is %d, but %d are finished", index, done);
-    return mp_borrowed_array(ticket, 3, (npy_intp[]){call->height, call->width, 3}, NPY_UINT8,
-                             call->previews + (int64_t)index * call->height * call->width * 3);
+    return mp_borrowed_array(ticket, 3, (npy_intp[]){request->height, request->width, 3}, NPY_UINT8,
+                             request->previews + (int64_t)index * request->height * request->width * 3);
 }
 
 static bool put(PyObject *dict, const char *name, PyObject *value) {

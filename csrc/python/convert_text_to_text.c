@@ -115,19 +115,19 @@ mp_request *mp_text_from_python(mp_state *state, PyObject *positional, PyObject 
 
 /* --- results; also while the request runs: everything below a count is complete --- */
 
-static mp_text_request *text_call(mp_state *state, mp_ticket *ticket) {
+static mp_text_request *text_request(mp_state *state, mp_ticket *ticket) {
     bool vision = mp_ticket_request(ticket)->capability == MP_VISION;
     return (mp_text_request *)mp_ticket_request_of(state, ticket, vision ? MP_VISION : MP_TEXT_TO_TEXT);
 }
 
 /* The choice at `index`. Returns NULL with an exception. */
 static mp_choice *choice_at(mp_state *state, mp_ticket *ticket, int index) {
-    mp_text_request *call = text_call(state, ticket);
-    if (!call)
+    mp_text_request *request = text_request(state, ticket);
+    if (!request)
         return NULL;
-    if (index >= 0 && index < call->n_choices)
-        return &call->choices[index];
-    mp_raise_new(state, MP_INVALID_ARGUMENT, "choice is %d, allowed: 0 to %d", index, call->n_choices - 1);
+    if (index >= 0 && index < request->n_choices)
+        return &request->choices[index];
+    mp_raise_new(state, MP_INVALID_ARGUMENT, "choice is %d, allowed: 0 to %d", index, request->n_choices - 1);
     return NULL;
 }
 
@@ -175,14 +175,14 @@ PyObject *mp_text_mask(mp_state *state, mp_ticket *ticket, const char *key, PyOb
     int index;
     unsigned int token;
     Py_buffer mask;
-    mp_text_request *call;
+    mp_text_request *request;
     mp_error error;
     if (!PyArg_ParseTuple(args, "iIy*:mask", &index, &token, &mask))
         return NULL;
-    call = text_call(state, ticket);
-    mp_status status = call ? mp_text_request_mask(call, index, token, mask.buf, mask.len, &error) : MP_OK;
+    request = text_request(state, ticket);
+    mp_status status = request ? mp_text_request_mask(request, index, token, mask.buf, mask.len, &error) : MP_OK;
     PyBuffer_Release(&mask);
-    if (!call)
+    if (!request)
         return NULL;
     if (status != MP_OK)
         return mp_raise(state, &error, key);
@@ -234,7 +234,7 @@ PyObject *mp_text_top_logprobs(mp_state *state, mp_ticket *ticket, PyObject *arg
     mp_choice *choice = tokens_from(state, ticket, args, "i|I:top_logprobs", &start, &shape[0]);
     if (!choice)
         return NULL;
-    int k = text_call(state, ticket)->sampling.logprobs;
+    int k = text_request(state, ticket)->sampling.logprobs;
     if (k <= 0)
         Py_RETURN_NONE;
     shape[1] = k;
@@ -258,36 +258,38 @@ static double seconds_between(uint64_t from, uint64_t to) {
 }
 
 PyObject *mp_text_usage(mp_state *state, mp_ticket *ticket) {
-    mp_text_request *call = text_call(state, ticket);
-    if (!call)
+    mp_text_request *request = text_request(state, ticket);
+    if (!request)
         return NULL;
     unsigned long generated = 0;
-    for (int i = 0; i < call->n_choices; i++)
-        generated += atomic_load_explicit(&call->choices[i].token_count, memory_order_acquire);
+    for (int i = 0; i < request->n_choices; i++)
+        generated += atomic_load_explicit(&request->choices[i].token_count, memory_order_acquire);
     uint64_t submitted, started, finished;
     mp_ticket_times(ticket, &submitted, &started, &finished);
     if (!mp_ticket_done(ticket)) /* the engine writes the times until the request is done */
-        return Py_BuildValue("(ikiddd)", call->n_prompt, generated, 0, seconds_between(submitted, started), 0.0, 0.0);
-    uint64_t prompt_done = call->prompt_done_ns ? call->prompt_done_ns : finished;
-    return Py_BuildValue("(ikiddd)", call->n_prompt, generated, call->cached_tokens,
+        return Py_BuildValue("(ikiddd)", request->n_prompt, generated, 0, seconds_between(submitted, started), 0.0,
+                             0.0);
+    uint64_t prompt_done = request->prompt_done_ns ? request->prompt_done_ns : finished;
+    return Py_BuildValue("(ikiddd)", request->n_prompt, generated, request->cached_tokens,
                          seconds_between(submitted, started), seconds_between(started, prompt_done),
                          seconds_between(prompt_done, finished));
 }
 
 PyObject *mp_text_prompt_logits(mp_state *state, mp_ticket *ticket) {
-    mp_text_request *call = text_call(state, ticket);
-    if (!call)
+    mp_text_request *request = text_request(state, ticket);
+    if (!request)
         return NULL;
-    if (!call->prompt_logits)
+    if (!request->prompt_logits)
         return mp_raise_new(state, MP_INVALID_ARGUMENT, "the request was made without prompt_logits");
-    return mp_borrowed_array(ticket, 2, (npy_intp[]){call->n_prompt, call->vocab}, NPY_FLOAT32, call->prompt_logits);
+    return mp_borrowed_array(ticket, 2, (npy_intp[]){request->n_prompt, request->vocab}, NPY_FLOAT32,
+                             request->prompt_logits);
 }
 
 PyObject *mp_text_capture(mp_state *state, mp_ticket *ticket) {
-    mp_text_request *call = text_call(state, ticket);
-    if (!call)
+    mp_text_request *request = text_request(state, ticket);
+    if (!request)
         return NULL;
-    const mp_capture *capture = &call->capture;
+    const mp_capture *capture = &request->capture;
     if (capture->values == 0)
         return mp_raise_new(state, MP_INVALID_ARGUMENT, "the request was made without capture_values");
     npy_intp sampled = atomic_load_explicit(&capture->sampled, memory_order_acquire);
@@ -300,12 +302,12 @@ PyObject *mp_text_capture(mp_state *state, mp_ticket *ticket) {
 }
 
 PyObject *mp_text_image_rows(mp_state *state, mp_ticket *ticket) {
-    mp_text_request *call = text_call(state, ticket);
-    if (!call)
+    mp_text_request *request = text_request(state, ticket);
+    if (!request)
         return NULL;
-    if (!call->image_rows)
+    if (!request->image_rows)
         return mp_raise_new(state, MP_INVALID_ARGUMENT, "the request was made without prompt_logits or images");
-    const mp_image_run *last = &call->images.runs[call->images.n_runs - 1];
-    return mp_borrowed_array(ticket, 2, (npy_intp[]){(npy_intp)(last->source + last->rows), call->hidden}, NPY_FLOAT32,
-                             call->image_rows);
+    const mp_image_run *last = &request->images.runs[request->images.n_runs - 1];
+    return mp_borrowed_array(ticket, 2, (npy_intp[]){(npy_intp)(last->source + last->rows), request->hidden},
+                             NPY_FLOAT32, request->image_rows);
 }

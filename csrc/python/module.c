@@ -62,7 +62,7 @@ bool mp_submit_options_in(mp_state *state, mp_submit_args *submit) {
         (submit->keep_alive >= 0 && !mp_seconds_in(state, "keep_alive", submit->keep_alive, &options->keep_alive_ns)))
         return false;
     if (submit->service_class >= MP_SERVICE_COUNT) {
-        mp_raise_new(state, MP_INVALID_ARGUMENT, "lane is %d, allowed: 0 (interactive), 1 (bulk)",
+        mp_raise_new(state, MP_INVALID_ARGUMENT, "service_class is %d, allowed: 0 (interactive), 1 (bulk)",
                      submit->service_class);
         return false;
     }
@@ -268,9 +268,9 @@ static PyObject *config(PyObject *module, PyObject *none) {
     if (features && kernels && nodes)
         result = Py_BuildValue(
             "{s:{s:s,s:s,s:O},s:O,s:{s:s,s:s},s:i,s:O,s:K,s:s,s:s,s:s,s:s}", "cpu", "name", mp_cpu_name(), "level",
-            mp_cpu_level(), "features", features, "kernels", kernels, "blas", "core", core, "why", why, "lanes",
-            mp_options_get()->threads > 0 ? (int)mp_options_get()->threads : mp_cpu_threads(), "nodes", nodes,
-            "memory_bytes", (unsigned long long)mp_cpu_memory_bytes(), "compiler", compiler, "version",
+            mp_cpu_level(), "features", features, "kernels", kernels, "blas", "core", core, "why", why,
+            "compute_threads", mp_options_get()->threads > 0 ? (int)mp_options_get()->threads : mp_cpu_threads(),
+            "nodes", nodes, "memory_bytes", (unsigned long long)mp_cpu_memory_bytes(), "compiler", compiler, "version",
             STRING(MPOOL_VERSION), "sanitizer", sanitizer, "numpy_abi", "numpy C API " STRING(NPY_API_VERSION));
     Py_XDECREF(features);
     Py_XDECREF(kernels);

@@ -491,7 +491,7 @@ static void append_entry(void *arg, const mp_entry_info *info) {
             (double)info->idle_ns * 1e-9, "keep_alive",
             info->keep_alive_ns == MP_FOREVER ? Py_HUGE_VAL : (double)info->keep_alive_ns * 1e-9, "last_error",
             info->last_error == MP_OK ? "" : mp_status_find(info->last_error)->name, "arrivals", info->arrivals,
-            "foreseen_workers", info->predicted, "units_in", (unsigned long long)info->units_in, "units_out",
+            "predicted_workers", info->predicted, "units_in", (unsigned long long)info->units_in, "units_out",
             (unsigned long long)info->units_out, "worker", workers, "latency", latency, "facts", facts);
     if (!row || PyList_Append(*list, row) < 0)
         Py_CLEAR(*list);
@@ -523,8 +523,8 @@ static PyObject *registry_stats(PyObject *self, PyObject *none) {
     PyObject *dict = PyDict_New(), *tags = PyDict_New();
     bool ok = dict && tags && put_number(dict, "memory_limit", stats.memory_limit) &&
               put_number(dict, "memory_used", stats.memory_used) &&
-              put_number(dict, "lanes", (uint64_t)stats.threads) &&
-              put_number(dict, "lanes_leased", (uint64_t)stats.threads_leased) &&
+              put_number(dict, "compute_threads", (uint64_t)stats.threads) &&
+              put_number(dict, "compute_threads_leased", (uint64_t)stats.threads_leased) &&
               put_number(dict, "threads_created", stats.threads_created) &&
               put_number(dict, "threads_joined", stats.threads_joined);
 #define MP_METRIC(name, meaning) ok = ok && put_number(dict, #name, stats.name);
@@ -572,7 +572,7 @@ static bool signal_arrived(void *arg) {
 
 /* Submit the request and, if `wait`, wait for the first slice, releasing the GIL once for both. Takes ownership of the
  * request. Returns NULL with an exception if the registry refused it. */
-static mp_ticket *submit(PyObject *self, mp_request *call, mp_submit_args *submit, bool wait, bool *done) {
+static mp_ticket *submit(PyObject *self, mp_request *request, mp_submit_args *submit, bool wait, bool *done) {
     mp_state *state = mp_state_of(self);
     mp_ticket *ticket = NULL;
     mp_error error;
@@ -581,7 +581,7 @@ static mp_ticket *submit(PyObject *self, mp_request *call, mp_submit_args *submi
     submit->options.give_up_arg = &check;
     *done = false;
     check.saved = PyEval_SaveThread();
-    mp_status status = mp_registry_submit(registry_of(self), submit->key, call, &submit->options, &ticket, &error);
+    mp_status status = mp_registry_submit(registry_of(self), submit->key, request, &submit->options, &ticket, &error);
     if (status == MP_OK && wait)
         *done = mp_ticket_wait(ticket, UINT64_MAX, mp_wait_slice(state, 0), NULL);
     PyEval_RestoreThread(check.saved);

@@ -41,11 +41,11 @@ bool mp_ticket_check(mp_state *state, mp_ticket *ticket, const char *key) {
 }
 
 mp_request *mp_ticket_request_of(mp_state *state, mp_ticket *ticket, mp_capability capability) {
-    mp_request *call = mp_ticket_request(ticket);
-    if (call->capability == capability)
-        return call;
+    mp_request *request = mp_ticket_request(ticket);
+    if (request->capability == capability)
+        return request;
     mp_raise_new(state, MP_WRONG_CAPABILITY, "this ticket is for a request of %s, not of %s",
-                 mp_capability_get(call->capability)->name, mp_capability_get(capability)->name);
+                 mp_capability_get(request->capability)->name, mp_capability_get(capability)->name);
     return NULL;
 }
 
@@ -141,9 +141,10 @@ static PyObject *ticket_vectors(PyObject *self, PyObject *none) {
 
 static PyObject *ticket_texts_done(PyObject *self, PyObject *none) {
     (void)none;
-    mp_request *call = mp_ticket_request_of(mp_state_of(self), ticket_of(self), MP_TEXT_EMBEDDING);
-    return call ? PyLong_FromLong(__atomic_load_n((int32_t *)&((mp_embedding_request *)call)->done, __ATOMIC_ACQUIRE))
-                : NULL;
+    mp_request *request = mp_ticket_request_of(mp_state_of(self), ticket_of(self), MP_TEXT_EMBEDDING);
+    return request
+               ? PyLong_FromLong(__atomic_load_n((int32_t *)&((mp_embedding_request *)request)->done, __ATOMIC_ACQUIRE))
+               : NULL;
 }
 
 static PyObject *ticket_text(PyObject *self, PyObject *args) {
@@ -239,7 +240,7 @@ static PyMethodDef methods[] = {
     {"image_progress", ticket_image_progress, METH_NOARGS,
      "Steps, previews and images finished so far; previews per image."},
     {"preview", ticket_preview, METH_VARARGS, "(index): uint8 (height, width, 3) of a finished preview, not copied."},
-    {"pictures", ticket_generated_images, METH_NOARGS,
+    {"generated_images", ticket_generated_images, METH_NOARGS,
      "A dict of arrays, not copied: pixels, latents, and the kept intermediate results."},
     {NULL, NULL, 0, NULL},
 };

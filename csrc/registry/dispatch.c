@@ -208,7 +208,7 @@ int mp_dispatch_predicted(const mp_entry *entry, uint64_t now_ns) {
     return mp_forecast_workers(&entry->forecast, now_ns, most_workers(entry));
 }
 
-bool mp_dispatch_foresee(mp_entry *entry, mp_guard *guard) {
+bool mp_dispatch_predict(mp_entry *entry, mp_guard *guard) {
     if (!entry->services->predictive_scaling || !may_grow(entry) || !mp_entry_serves(entry) ||
         entry->worker_count >= mp_dispatch_predicted(entry, mp_sys_now_ns()))
         return false;

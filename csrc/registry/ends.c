@@ -14,7 +14,7 @@
 /* --- bytes --- */
 
 mp_status mp_entry_charge(mp_entry *entry, mp_ticket *ticket, mp_error *error) {
-    uint64_t bytes = ticket->item.call->bytes;
+    uint64_t bytes = ticket->item.request->bytes;
     if (bytes <= ticket->charged)
         return MP_OK;
     mp_governor *governor = entry->services->governor;
@@ -43,7 +43,7 @@ mp_status mp_entry_check(mp_entry *entry, mp_resident *resident, mp_ticket *tick
         return MP_OK;
     uint32_t total = 0;
     uint64_t cost_ns = 0;
-    MP_TRY(resident->model->ops->check(resident->model, ticket->item.call, &cost_ns, &total, error));
+    MP_TRY(resident->model->ops->check(resident->model, ticket->item.request, &cost_ns, &total, error));
     MP_TRY(mp_entry_charge(entry, ticket, error));
     ticket->item.cost_ns = cost_ns;
     ticket->item.total = total;
@@ -60,15 +60,15 @@ static bool is_fault(mp_status status) {
 }
 
 /* Identifies the request and the entry. The same text for another model, also one under the same key later, differs. */
-static uint64_t fingerprint_of(const mp_entry *entry, const mp_request *call) {
-    return mp_mix(call->fingerprint(call) ^ mp_mix(entry->number));
+static uint64_t fingerprint_of(const mp_entry *entry, const mp_request *request) {
+    return mp_mix(request->fingerprint(request) ^ mp_mix(entry->number));
 }
 
 bool mp_entry_note_kill(mp_entry *entry, const mp_ticket *ticket, bool alone) {
     mp_services *services = entry->services;
-    const mp_request *call = ticket->item.call;
-    if (!call->fingerprint || mp_quarantine_add(&services->quarantine, fingerprint_of(entry, call), alone,
-                                                mp_sys_now_ns()) < MP_QUARANTINE_FAULTS)
+    const mp_request *request = ticket->item.request;
+    if (!request->fingerprint || mp_quarantine_add(&services->quarantine, fingerprint_of(entry, request), alone,
+                                                   mp_sys_now_ns()) < MP_QUARANTINE_FAULTS)
         return false;
     mp_log(MP_LOG_WARNING,
            "%s: workers failed repeatedly while they computed one request; requests like it are refused for now",
@@ -78,10 +78,10 @@ bool mp_entry_note_kill(mp_entry *entry, const mp_ticket *ticket, bool alone) {
 
 mp_status mp_entry_screen(mp_entry *entry, mp_ticket *ticket, mp_error *error) {
     mp_quarantine *quarantine = &entry->services->quarantine;
-    const mp_request *call = ticket->item.call;
+    const mp_request *request = ticket->item.request;
     int known = 0;
-    if (!mp_quarantine_is_empty(quarantine) && call->fingerprint)
-        known = mp_quarantine_check(quarantine, fingerprint_of(entry, call), mp_sys_now_ns());
+    if (!mp_quarantine_is_empty(quarantine) && request->fingerprint)
+        known = mp_quarantine_check(quarantine, fingerprint_of(entry, request), mp_sys_now_ns());
     ticket->quarantined = known > 0;
     if (known < MP_QUARANTINE_FAULTS)
         return MP_OK;
@@ -91,10 +91,10 @@ mp_status mp_entry_screen(mp_entry *entry, mp_ticket *ticket, mp_error *error) {
 }
 
 /* A request like it completed, so the recorded failures had another cause. */
-static void clear_of_suspicion(mp_entry *entry, const mp_request *call) {
+static void clear_of_suspicion(mp_entry *entry, const mp_request *request) {
     mp_quarantine *quarantine = &entry->services->quarantine;
-    if (!mp_quarantine_is_empty(quarantine) && call->fingerprint)
-        mp_quarantine_clear(quarantine, fingerprint_of(entry, call), mp_sys_now_ns());
+    if (!mp_quarantine_is_empty(quarantine) && request->fingerprint)
+        mp_quarantine_clear(quarantine, fingerprint_of(entry, request), mp_sys_now_ns());
 }
 
 void mp_entry_note_fault(mp_entry *entry) {
@@ -107,13 +107,13 @@ void mp_entry_note_fault(mp_entry *entry) {
 
 /* Returns true if the results of a retry can continue what the caller may have seen. After a model file changed they
  * cannot: old and new results may come from different files. */
-static bool may_follow(const mp_request *call, mp_status status) {
-    return (call->goes_on && status != MP_INTEGRITY) || !call->seen || !call->seen(call);
+static bool may_follow(const mp_request *request, mp_status status) {
+    return (request->goes_on && status != MP_INTEGRITY) || !request->seen || !request->seen(request);
 }
 
 bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status, bool alone, bool outside, bool *noted) {
-    const mp_request *call = ticket->item.call;
-    if (!is_fault(status) || (status == MP_NUMERIC && call->tolerant))
+    const mp_request *request = ticket->item.request;
+    if (!is_fault(status) || (status == MP_NUMERIC && request->tolerant))
         return false;
     /* This worker leaves. A worker that stood still was noted when it was abandoned. */
     bool refused = (status == MP_INTERNAL || status == MP_RECV) && mp_entry_note_kill(entry, ticket, alone && !outside);
@@ -121,11 +121,10 @@ bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status, bool a
     if (!*noted)
         mp_entry_note_fault(entry);
     *noted = true;
-    mp_ticket_retry next = mp_ticket_next_retry(ticket, outside && call->goes_on);
+    mp_ticket_retry next = mp_ticket_next_retry(ticket, outside && request->goes_on);
     /* A retry of NaN is useless: by the numeric contract it would compute the same bits. */
-    bool again = status != MP_NUMERIC && next != ticket->retry && !refused &&
-                 entry->shutdown != MP_SHUTDOWN_QUITTING && may_follow(call, status) &&
-                 !atomic_load_explicit(&ticket->cause, memory_order_relaxed);
+    bool again = status != MP_NUMERIC && next != ticket->retry && !refused && entry->shutdown != MP_SHUTDOWN_QUITTING &&
+                 may_follow(request, status) && !atomic_load_explicit(&ticket->cause, memory_order_relaxed);
     mp_mutex_unlock(&entry->lock);
     if (again)
         mp_ticket_set_retry(ticket, next);
@@ -136,15 +135,15 @@ bool mp_entry_fault(mp_entry *entry, mp_ticket *ticket, mp_status status, bool a
 
 void mp_entry_conclude(mp_entry *entry, mp_ticket *ticket, mp_status status, const mp_error *error) {
     mp_services *services = entry->services;
-    const mp_request *call = ticket->item.call;
+    const mp_request *request = ticket->item.request;
     uint64_t in = 0, out = 0, began = atomic_load_explicit(&ticket->submitted_ns, memory_order_relaxed);
     mp_count_end(services, status);
     if (status != MP_OK && status != MP_TIMEOUT && status != MP_CANCELLED)
         atomic_fetch_add_explicit(&entry->errors, 1, memory_order_relaxed);
     if (status == MP_OK)
-        clear_of_suspicion(entry, call);
-    if (call->usage && status == MP_OK) {
-        call->usage(call, &in, &out);
+        clear_of_suspicion(entry, request);
+    if (request->usage && status == MP_OK) {
+        request->usage(request, &in, &out);
         mp_count(services, MP_METRIC_units_in, in);
         mp_count(services, MP_METRIC_units_out, out);
     }

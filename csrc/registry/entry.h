@@ -240,7 +240,7 @@ void mp_entry_wake_workers(mp_entry *entry); /* wakes every worker */
 /* Announces the first worker, unless one exists or the backoff has not ended. If it returns true, call
  * mp_entry_launch after unlocking. */
 bool mp_entry_begin(mp_entry *entry);
-/* Must not hold the lock. Starts the worker that mp_entry_begin, mp_dispatch_scale or mp_dispatch_foresee announced.
+/* Must not hold the lock. Starts the worker that mp_entry_begin, mp_dispatch_scale or mp_dispatch_predict announced.
  * Takes ownership of `guard`. */
 void mp_entry_launch(mp_entry *entry, mp_guard guard);
 /* Has the model unloaded once its active requests are done. Does nothing if that is requested already or the model
@@ -285,7 +285,7 @@ void mp_dispatch_take(mp_entry *entry, mp_worker *worker);
 bool mp_dispatch_scale(mp_entry *entry, mp_guard *guard);
 /* Announces one more worker if the forecast asks for it (mp_registry_config.predictive_scaling). Otherwise as
  * mp_dispatch_scale. */
-bool mp_dispatch_foresee(mp_entry *entry, mp_guard *guard);
+bool mp_dispatch_predict(mp_entry *entry, mp_guard *guard);
 /* Returns the number of workers that the forecast asks for, within the limits; 0 = no forecast. */
 int mp_dispatch_predicted(const mp_entry *entry, uint64_t now_ns);
 /* Predicts the time until a request behind `cost_ahead` starts. `pace` is one of the entry's. 0 = unknown. */

@@ -629,8 +629,8 @@ void mp_registry_maintain(mp_registry *registry) {
 
 /* --- requests --- */
 
-mp_status mp_registry_submit(mp_registry *registry, const char *key, mp_request *call, const mp_submit_options *options,
-                             mp_ticket **ticket_out, mp_error *error) {
+mp_status mp_registry_submit(mp_registry *registry, const char *key, mp_request *request,
+                             const mp_submit_options *options, mp_ticket **ticket_out, mp_error *error) {
     mp_services *services = registry->services;
     mp_error unseen;
     mp_entry *entry;
@@ -650,14 +650,14 @@ mp_status mp_registry_submit(mp_registry *registry, const char *key, mp_request 
                              key);
         if (status != MP_OK)
             break;
-        if (call->capability != entry->capability) {
+        if (request->capability != entry->capability) {
             status = mp_fail(error, MP_WRONG_CAPABILITY, "%s is a model for %s, not for %s", key,
-                             mp_capability_get(entry->capability)->name, mp_capability_get(call->capability)->name);
+                             mp_capability_get(entry->capability)->name, mp_capability_get(request->capability)->name);
         } else if (ticket) {
             mp_ticket_move(ticket, entry);
         } else {
-            status = mp_ticket_create(entry, call, options, &ticket, error);
-            call = status == MP_OK ? call : NULL;
+            status = mp_ticket_create(entry, request, options, &ticket, error);
+            request = status == MP_OK ? request : NULL;
         }
         if (status == MP_OK)
             status = mp_entry_submit(entry, ticket, options, &gone, error);
@@ -676,7 +676,7 @@ mp_status mp_registry_submit(mp_registry *registry, const char *key, mp_request 
     if (ticket)
         mp_ticket_discard(ticket);
     else
-        mp_request_destroy(call);
+        mp_request_destroy(request);
     return status;
 }
 

@@ -177,11 +177,11 @@ typedef struct mp_submit_options {
     void *give_up_arg;
 } mp_submit_options;
 
-/* Takes ownership of `call`, also on failure. Returns as soon as the request is queued. The thread of the first
+/* Takes ownership of `request`, also on failure. Returns as soon as the request is queued. The thread of the first
  * worker loads a cold model; a load that fails ends the ticket with its cause. SEND: the model was removed while the
  * request waited for room in the queue. */
-mp_status mp_registry_submit(mp_registry *registry, const char *key, mp_request *call, const mp_submit_options *options,
-                             mp_ticket **ticket, mp_error *error);
+mp_status mp_registry_submit(mp_registry *registry, const char *key, mp_request *request,
+                             const mp_submit_options *options, mp_ticket **ticket, mp_error *error);
 
 /* Drops a caller's reference. If it was the last caller's and the ticket is not done, cancels it. NULL is legal. */
 void mp_ticket_release(mp_ticket *ticket);

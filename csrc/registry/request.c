@@ -80,18 +80,18 @@ mp_ticket_retry mp_ticket_next_retry(const mp_ticket *ticket, bool spare) {
 
 /* --- life --- */
 
-mp_status mp_ticket_create(mp_entry *entry, mp_request *call, const mp_submit_options *options, mp_ticket **ticket_out,
-                           mp_error *error) {
+mp_status mp_ticket_create(mp_entry *entry, mp_request *request, const mp_submit_options *options,
+                           mp_ticket **ticket_out, mp_error *error) {
     *ticket_out = NULL;
     mp_ticket *ticket = mp_alloc_zeroed(sizeof(*ticket), MP_TAG_REQUEST);
     if (!ticket) {
-        mp_request_destroy(call);
+        mp_request_destroy(request);
         return mp_fail_memory(error, sizeof(*ticket), "a ticket");
     }
     ticket->entry = mp_entry_pin(entry);
     ticket->generation = mp_fork_generation();
     ticket->item.ticket = ticket;
-    ticket->item.call = call;
+    ticket->item.request = request;
     ticket->item.priority = options->priority;
     ticket->item.service_class = options->service_class;
     ticket->item.tenant = options->tenant;
@@ -138,7 +138,7 @@ static void unref(mp_ticket *ticket) {
         mp_cond_deinit(&ticket->changed);
         mp_mutex_deinit(&ticket->lock);
     }
-    mp_request_destroy(ticket->item.call);
+    mp_request_destroy(ticket->item.request);
     mp_entry_unpin(ticket->entry);
     mp_free(ticket);
 }
@@ -298,7 +298,7 @@ mp_status mp_ticket_status(mp_ticket *ticket, mp_error *error) {
     return ticket->status;
 }
 
-mp_request *mp_ticket_request(mp_ticket *ticket) { return ticket->item.call; }
+mp_request *mp_ticket_request(mp_ticket *ticket) { return ticket->item.request; }
 
 void mp_ticket_times(mp_ticket *ticket, uint64_t *submitted_ns, uint64_t *started_ns, uint64_t *finished_ns) {
     *submitted_ns = atomic_load_explicit(&ticket->submitted_ns, memory_order_relaxed);

@@ -123,9 +123,9 @@ static inline bool mp_ticket_is_suspect(const mp_ticket *ticket) {
     return ticket->quarantined || ticket->retry != MP_RETRY_UNUSED;
 }
 
-/* Takes ownership of `call`, also on failure. Owns a reference to the entry. The ticket has two references: the
+/* Takes ownership of `request`, also on failure. Owns a reference to the entry. The ticket has two references: the
  * caller's and the pool's. */
-mp_status mp_ticket_create(mp_entry *entry, mp_request *call, const mp_submit_options *options, mp_ticket **ticket,
+mp_status mp_ticket_create(mp_entry *entry, mp_request *request, const mp_submit_options *options, mp_ticket **ticket,
                            mp_error *error);
 /* Moves a ticket that did not reach this entry's queue to another entry. */
 void mp_ticket_move(mp_ticket *ticket, mp_entry *entry);

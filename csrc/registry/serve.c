@@ -549,7 +549,7 @@ static void fail_item(mp_worker *w, mp_ticket *ticket, bool alone, bool *noted) 
         end_item(w, ticket, error.code, &error);
         return;
     }
-    if (ticket->item.call->goes_on) {
+    if (ticket->item.request->goes_on) {
         w->engine->ops->preempt(w->engine, &ticket->item);
     } else {
         w->engine->ops->retire(w->engine, &ticket->item);

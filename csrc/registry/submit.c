@@ -129,7 +129,7 @@ mp_status mp_entry_submit(mp_entry *entry, mp_ticket *ticket, const mp_submit_op
             if (options->keep_alive_ns)
                 entry->keep_alive_ns = options->keep_alive_ns;
             mp_dispatch_wake(entry, ticket);
-            start = mp_entry_begin(entry) || mp_dispatch_scale(entry, &guard) || mp_dispatch_foresee(entry, &guard);
+            start = mp_entry_begin(entry) || mp_dispatch_scale(entry, &guard) || mp_dispatch_predict(entry, &guard);
             break;
         }
         status = wait_for_room(entry, ticket, options, error);

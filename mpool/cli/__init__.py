@@ -1,4 +1,4 @@
-"""The command ``mpool``.
+"""The command-line interface ``mpool``.
 
 Exit codes: 0 success; 1 failure, with the reason and a hint on standard error; 2 wrong usage; 130 interrupted.
 """
@@ -20,10 +20,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Args:
-        argv: arguments after the program's name; None: those of this process.
+        argv: arguments after the program name; None: ``sys.argv[1:]``.
 
     Returns:
-        the exit code.
+        Exit code.
     """
     try:
         return _run(argv)
@@ -50,11 +50,11 @@ def _run(argv: Sequence[str] | None) -> int:
         print(f"mpool: {_text_of(error, arguments)}", file=sys.stderr)
         return FAILED
     except BrokenPipeError:
-        # the reader of the output is gone; a plain descriptor keeps Python from failing when it flushes at exit
+        # the reader closed the pipe; redirect standard output so that the flush at exit does not fail
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except UnicodeDecodeError as error:
-        print(f"mpool: standard input is not UTF-8 text: {error.reason}. Convert it first, as with iconv",
+        print(f"mpool: standard input is not UTF-8 text: {error.reason}. Convert it first, for example with iconv",
               file=sys.stderr)
         return FAILED
     except OSError as error:
@@ -64,7 +64,7 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def _text_of(error: MpoolError, arguments: object) -> str:
-    """The text of an error, which names a command-line option as it is written there."""
+    """Return the text of an error, with the command-line option (``--top-k``) instead of the parameter (``top_k``)."""
     if None in (error.param, error.got, error.allowed) or not hasattr(arguments, str(error.param)):
         return str(error)
     flag = "-n" if error.param == "n" else f"--{str(error.param).replace('_', '-')}"
@@ -75,7 +75,7 @@ def _text_of(error: MpoolError, arguments: object) -> str:
 
 
 def _follows_interrupt(error: BaseException | None) -> bool:
-    """True if a KeyboardInterrupt caused the error: an interrupted import raises an ImportError."""
+    """Return True if a KeyboardInterrupt caused the error, such as the ImportError of an interrupted import."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None
@@ -94,7 +94,7 @@ def _prepare(arguments: object) -> None:
 
         logging.basicConfig(level=logging.DEBUG if verbose > 1 else logging.INFO,
                             format="%(levelname)s %(name)s: %(message)s")
-        if verbose == 1:  # records of other libraries need -vv
+        if verbose == 1:  # only -vv shows the records of other libraries
             logging.getLogger().setLevel(logging.WARNING)
             logging.getLogger("mpool").setLevel(logging.INFO)
 

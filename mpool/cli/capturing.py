@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 def capture(arguments: argparse.Namespace) -> int:
-    """Run ``mpool capture``. The default temperature is 0: a capture must be repeatable."""
+    """Run ``mpool capture``. The default temperature is 0, so that a capture is repeatable."""
     from ..errors import FileError, InvalidArgument
     from ..tasks.captures import Capture
 
     for name in ("prompt", "out"):
         if getattr(arguments, name) is None:
-            raise InvalidArgument(f"--{name} is missing")
+            raise InvalidArgument(f"--{name} is required", param=name)
     prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
     options = {"temperature": 0, **sampling_of(arguments), "parse_special": arguments.parse_special}
     found = Capture(arguments.out, values=arguments.values, records=arguments.records)
@@ -33,9 +33,9 @@ def capture(arguments: argparse.Namespace) -> int:
     if not found.written:
         raise FileError(f"{found.path}: the records could not be written")
     if found.dropped:
-        note(f"mpool: {found.dropped} records were dropped; raise --records")
+        note(f"mpool: {found.dropped} records were dropped; increase --records")
     count = done.usage.completion_tokens
-    note(f"{'1 token, its' if count == 1 else f'{count} tokens, their'} records in {found.path}")
+    note(f"mpool: wrote the records of {count} token{'' if count == 1 else 's'} to {found.path}")
     return 0
 
 
@@ -73,6 +73,6 @@ def _print(found: CaptureComparison) -> None:
     for grade in grades:
         departs = found.departs(grade)
         if departs is not None:
-            say(for_output(f"beyond {grade}: first {departs.checkpoint} of token {departs.token_idx}"
+            say(for_output(f"first difference that is not {grade}: {departs.checkpoint} of token {departs.token_idx}"
                            + (f" of job {_job(departs)}" if many else "") + f", by {departs.most:.3g}", sys.stdout))
     say(f"{found.grade}: max {found.worst.most:.3g}, mean {found.mean:.3g}, {len(found.differences)} records")

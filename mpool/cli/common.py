@@ -1,4 +1,4 @@
-"""Shared code of the commands: a pool from the options, and output for people."""
+"""Functions shared by the commands: creating the pool, and printing."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from ..pool import Pool
     from ..results import Completion
 
-#: Control characters that could move a terminal's cursor or change its settings: a prompt can make a model write them.
+#: Control characters that could move the cursor of a terminal or change its settings. A model can generate them.
 _UNPRINTABLE = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
 def make_pool(arguments: argparse.Namespace) -> Pool:
-    """Make a pool with ``--threads`` and ``--offline``."""
+    """Create a pool with the options ``--threads`` and ``--offline``."""
     from ..config import PoolConfig
     from ..pool import Pool
 
@@ -27,7 +27,7 @@ def make_pool(arguments: argparse.Namespace) -> Pool:
 
 
 def for_output(text: str, stream: TextIO) -> str:
-    """Replace the control characters in a model's text if it goes to a terminal."""
+    """Replace the control characters in generated text if the stream is a terminal."""
     return text.translate(_UNPRINTABLE) if stream.isatty() else text
 
 
@@ -37,12 +37,12 @@ def say(text: str = "", stream: TextIO | None = None) -> None:
 
 
 def note(text: str) -> None:
-    """Print a line that is not part of the output to standard error."""
+    """Print a line to standard error: a message that is not part of the output."""
     say(text, sys.stderr)
 
 
 def print_json(value: Any) -> None:
-    """Print strict JSON: NaN and infinities become null."""
+    """Print strict JSON. NaN and infinities become null."""
     print(json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False))
 
 
@@ -55,14 +55,14 @@ def _finite(value: Any) -> Any:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Format rows as columns."""
+    """Format rows as a table with aligned columns."""
     lines = [tuple(head), *map(tuple, rows)]
     widths = [max(len(line[at]) for line in lines) for at in range(len(head))]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines)
 
 
 def size_of(found: Resolved) -> int:
-    """Bytes of a model's files."""
+    """Return the total size of a model's files in bytes."""
     import os
 
     if found.files:
@@ -74,19 +74,19 @@ def size_of(found: Resolved) -> int:
 
 
 def speed(done: Completion) -> tuple[float, float]:
-    """Prefill and decode speed of a completion in tokens per second; 0: too few tokens to measure."""
-    read = done.usage.prompt_tokens - done.usage.cached_tokens
-    written = done.usage.completion_tokens - len(done.choices)  # the prefill gives the first token of each
-    return (read / done.timings.prompt if done.timings.prompt > 0 else 0.0,
-            written / done.timings.generation if done.timings.generation > 0 and written > 0 else 0.0)
+    """Return the prefill and decode speed of a completion in tokens per second; 0: too few tokens to measure."""
+    prefilled = done.usage.prompt_tokens - done.usage.cached_tokens
+    decoded = done.usage.completion_tokens - len(done.choices)  # the prefill yields the first token of each choice
+    return (prefilled / done.timings.prompt if done.timings.prompt > 0 else 0.0,
+            decoded / done.timings.generation if done.timings.generation > 0 and decoded > 0 else 0.0)
 
 
 def stats_line(done: Completion) -> str:
-    """Token counts and speed of a completion, for people."""
+    """Format the token counts and the speed of a completion."""
     usage, timings = done.usage, done.timings
-    reading, writing = speed(done)
-    parts = [f"{usage.prompt_tokens} prompt tokens in {timings.prompt:.3f} s ({reading:,.0f}/s)",
-             f"{usage.completion_tokens} completion tokens" + (f" at {writing:,.1f}/s" if writing else "")]
+    prefill, decode = speed(done)
+    parts = [f"{usage.prompt_tokens} prompt tokens in {timings.prompt:.3f} s ({prefill:,.0f} tokens/s)",
+             f"{usage.completion_tokens} completion tokens" + (f" at {decode:,.1f} tokens/s" if decode else "")]
     if usage.cached_tokens:
         parts.insert(1, f"{usage.cached_tokens} of them cached")
-    return ", ".join([*parts, f"{timings.total:.2f} s in total", done.finish_reason])
+    return ", ".join([*parts, f"{timings.total:.2f} s in total", f"finish reason: {done.finish_reason}"])

@@ -1,6 +1,8 @@
-"""``mpool demo``: from nothing to a ranking of sentences, an answer, the nearest texts of images, answers about
-images, and pictures, saying what was done and how fast. What works on texts is fetched; what works on images comes with
-mpool."""
+"""``mpool demo``: run one model of every capability, and print results and speed.
+
+Ranks sentences, answers a question, classifies images by text, answers questions about images, and generates images.
+Downloads the two text models; the three image models are bundled with mpool.
+"""
 
 from __future__ import annotations
 
@@ -20,32 +22,33 @@ if TYPE_CHECKING:
 
 SENTENCES = (
     "Air scatters the short waves of sunlight more than the long ones.",
-    "At sunset light has a long way through the air, and red is what is left of it.",
+    "At sunset, sunlight travels a long way through the air, and mostly red light remains.",
     "A blue car is parked in front of the house.",
     "Bread rises because yeast gives off carbon dioxide.",
     "The cat is asleep on the warm roof.",
     "Shares fell by two per cent on Monday.",
 )
-#: Texts, and words in each, with which the speed of embedding is measured.
+#: Benchmark of text embedding: number of texts, and words per text.
 TEXTS, WORDS = 256, 20
 MAX_TOKENS = 96
-#: Digits that are drawn, and the characters that they are shown with, from paper to ink.
-DRAWN = (2, 5, 8, 9)
+#: Digits to generate images of.
+GENERATED = (2, 5, 8, 9)
+#: Characters for pixels, from white to black.
 SHADES = " .:-=+*#%@"
-#: What the images of digits are compared with.
+#: Names of the digits, for prompts and for the texts that images are compared with.
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
-def _silent(text: str = "") -> None:
-    """Takes what is said when the output is JSON."""
+def _discard(text: str = "") -> None:
+    """Print nothing: replaces ``say`` if the output is JSON."""
 
 
 def demo(arguments: argparse.Namespace) -> int:
-    """Runs the command."""
+    """Run ``mpool demo``. The exit code is 1 if a model could not be downloaded."""
     from ..errors import DownloadError, OfflineError
     from ..models import load_catalogue
 
-    tell = _silent if arguments.json else say
+    show = _discard if arguments.json else say
     catalogue = load_catalogue()
     parts: list[tuple[str, Callable[..., dict[str, Any]], str]] = [
         ("embedding", _embedding, arguments.embedding_model or catalogue.default("text_embedding").key),
@@ -56,33 +59,39 @@ def demo(arguments: argparse.Namespace) -> int:
     ]
     missing = False
     with make_pool(arguments) as pool:
-        facts: dict[str, Any] = {"machine": _machine(tell)}
-        for part, show, name in parts:
+        facts: dict[str, Any] = {"machine": _machine(show)}
+        for part, run, name in parts:
             try:
-                facts[part] = show(pool, name, arguments, tell)
+                facts[part] = run(pool, name, arguments, show)
             except (OfflineError, DownloadError) as error:
                 facts[part], missing = None, True
-                note(f"mpool: {name} could not be shown: {error}\n")
+                note(f"mpool: skipping {name}: {error}\n")
     if arguments.json:
         from .common import print_json
 
         print_json(facts)
     else:
-        tell("Next: mpool chat; mpool embed \"A sentence.\"; mpool models; in Python: import mpool; help(mpool.embed)")
+        show("Next steps:\n"
+             "  mpool chat                   chat with the language model\n"
+             "  mpool embed \"A sentence.\"    print the embedding of a text\n"
+             "  mpool models                 list the available models\n"
+             "  python -c 'import mpool; help(mpool.embed)'")
     return 1 if missing else 0
 
 
-def _machine(tell: Any) -> dict[str, Any]:
+def _machine(show: Any) -> dict[str, Any]:
     from ..debug.show import show_config
 
     found = show_config("dicts")
     cpu = found["cpu"]
-    tell(f"mpool {found['version']} on {cpu['name']}: {found['lanes']} threads, {cpu['level']} kernels\n")
-    return {"version": found["version"], "cpu": cpu["name"], "level": cpu["level"], "lanes": found["lanes"]}
+    threads = found["compute_threads"]
+    show(f"mpool {found['version']} on {cpu['name']}: {threads} compute threads, {cpu['level']} kernels\n")
+    return {"version": found["version"], "cpu": cpu["name"], "level": cpu["level"], "compute_threads": threads,
+            "lanes": threads}  # lanes: former name, kept for one release
 
 
-def _fetch(name: str, arguments: argparse.Namespace, tell: Any) -> dict[str, Any]:
-    """Has a model's files here."""
+def _fetch(name: str, arguments: argparse.Namespace, show: Any) -> dict[str, Any]:
+    """Download a model's files unless they exist."""
     from ..errors import OfflineError
     from ..models import is_offline, resolve
 
@@ -93,44 +102,44 @@ def _fetch(name: str, arguments: argparse.Namespace, tell: Any) -> dict[str, Any
         if is_offline(arguments.offline or None):
             raise
         fetched = True
-        tell(f"{name}: not here yet, fetching it ...")
+        show(f"{name}: downloading ...")
         found = resolve(name, offline=arguments.offline or None, progress=None)
     seconds = time.monotonic() - start
     size = size_of(found)
     amount = f"{size / 1e6:,.{0 if size > 1e7 else 1}f} MB"
-    here = "comes with mpool" if found.source == "bundled" else "already here"
-    tell(f"{name}: " + (f"fetched in {seconds:.1f} s, {amount}, {found.revision or found.ref}" if fetched
+    here = "bundled with mpool" if found.source == "bundled" else "already downloaded"
+    show(f"{name}: " + (f"downloaded in {seconds:.1f} s, {amount}, revision {found.revision or found.ref}" if fetched
                         else f"{here}, {amount}"))
-    tell(f"  files   {found.path}")
+    show(f"  files   {found.path}")
     return {"model": name, "fetched": fetched, "fetch_seconds": round(seconds, 3), "path": found.path,
             "bytes": size, "revision": found.revision}
 
 
-def _load(pool: Pool, name: str, compute: Any, facts: dict[str, Any], tell: Any) -> Model:
+def _load(pool: Pool, name: str, compute: Any, facts: dict[str, Any], show: Any) -> Model:
     start = time.monotonic()
     model = pool.load(name, compute=compute)
     facts["load_seconds"] = round(time.monotonic() - start, 4)
     facts["compute"] = next(row.compute for row in pool.ps() if row.capability == model.capability)
-    tell(f"  loaded  in {facts['load_seconds']:.2f} s, arithmetic: {facts['compute']}")
+    show(f"  loaded  in {facts['load_seconds']:.2f} s, compute type {facts['compute']}")
     return model
 
 
-def _embedding(pool: Pool, name: str, arguments: argparse.Namespace, tell: Any) -> dict[str, Any]:
+def _embedding(pool: Pool, name: str, arguments: argparse.Namespace, show: Any) -> dict[str, Any]:
     from .. import similarity
 
-    facts = _fetch(name, arguments, tell)
-    model = _load(pool, name, arguments.compute, facts, tell)
+    facts = _fetch(name, arguments, show)
+    model = _load(pool, name, arguments.compute, facts, show)
     question = model.embed(arguments.question, "query")
     scores = similarity(question, model.embed(SENTENCES, "document"))
     ranking = sorted(zip(map(float, scores.ravel()), SENTENCES), reverse=True)
-    tell(f"\n  {arguments.question}")
+    show(f"\n  Sentences ranked by similarity to the question: {arguments.question}")
     for score, sentence in ranking:
-        tell(f"  {score:6.3f}  {sentence}")
+        show(f"  {score:6.3f}  {sentence}")
     facts["ranking"] = [{"similarity": round(score, 6), "text": sentence} for score, sentence in ranking]
 
     words = " ".join(SENTENCES).replace(".", "").split()
-    chance = random.Random(0)
-    texts = [" ".join(chance.choices(words, k=WORDS)) for _ in range(TEXTS)]
+    generator = random.Random(0)
+    texts = [" ".join(generator.choices(words, k=WORDS)) for _ in range(TEXTS)]
     start = time.monotonic()
     model.batch_embed(texts)
     facts["texts_per_second"] = round(TEXTS / (time.monotonic() - start), 1)
@@ -140,15 +149,15 @@ def _embedding(pool: Pool, name: str, arguments: argparse.Namespace, tell: Any) 
         model.embed(text)
         singles.append(time.monotonic() - start)
     facts["one_text_ms"] = round(sorted(singles)[len(singles) // 2] * 1e3, 3)
-    tell(f"\n  speed   {facts['texts_per_second']:,.0f} texts/s ({TEXTS} texts of {WORDS} words in one call), "
-         f"{facts['one_text_ms']:.2f} ms for one\n")
+    show(f"\n  speed   {facts['texts_per_second']:,.0f} texts/s for {TEXTS} texts of {WORDS} words in one call, "
+         f"{facts['one_text_ms']:.2f} ms for a single text\n")
     return facts
 
 
-def _text(pool: Pool, name: str, arguments: argparse.Namespace, tell: Any) -> dict[str, Any]:
-    facts = _fetch(name, arguments, tell)
-    model = _load(pool, name, arguments.compute, facts, tell)
-    tell(f"\n  {arguments.question}")
+def _text(pool: Pool, name: str, arguments: argparse.Namespace, show: Any) -> dict[str, Any]:
+    facts = _fetch(name, arguments, show)
+    model = _load(pool, name, arguments.compute, facts, show)
+    show(f"\n  Question: {arguments.question}")
     messages = [{"role": "user", "content": arguments.question}]
     with model.chat(messages, stream=True, temperature=0, max_tokens=MAX_TOKENS) as stream:
         if not arguments.json:
@@ -157,82 +166,82 @@ def _text(pool: Pool, name: str, arguments: argparse.Namespace, tell: Any) -> di
                 sys.stdout.write(for_output(chunk.text, sys.stdout).replace("\n", "\n  "))
                 sys.stdout.flush()
         done = stream.result()
-    reading, writing = speed(done)
+    prefill, decode = speed(done)
     facts |= {"answer": done.text, "finish_reason": done.finish_reason, "prompt_tokens": done.usage.prompt_tokens,
-              "completion_tokens": done.usage.completion_tokens, "prompt_tokens_per_second": round(reading, 1),
-              "tokens_per_second": round(writing, 1)}
-    cut = f" (cut after {MAX_TOKENS} tokens)" if done.finish_reason == "length" else ""
-    tell(f"{cut}\n\n  speed   {writing:,.0f} tokens/s written, {reading:,.0f} tokens/s of prompt read\n")
+              "completion_tokens": done.usage.completion_tokens, "prompt_tokens_per_second": round(prefill, 1),
+              "tokens_per_second": round(decode, 1)}
+    cut = f" (stopped after {MAX_TOKENS} tokens)" if done.finish_reason == "length" else ""
+    show(f"{cut}\n\n  speed   {decode:,.0f} tokens/s decode, {prefill:,.0f} tokens/s prefill\n")
     return facts
 
 
 def digit_images() -> list[str]:
-    """Paths of the images that come with mpool, of the digits from 0 to 9; no model was trained on them."""
+    """Return the paths of the bundled images of the digits 0 to 9. They are not in the training data of the models."""
     from ..models.sources.bundled import ROOT
 
     return [os.path.join(ROOT, "images", f"{digit}.png") for digit in range(10)]
 
 
-def _image_embedding(pool: Pool, name: str, arguments: argparse.Namespace, tell: Any) -> dict[str, Any]:
+def _image_embedding(pool: Pool, name: str, arguments: argparse.Namespace, show: Any) -> dict[str, Any]:
     from .. import similarity
 
-    facts = _fetch(name, arguments, tell)
-    model = _load(pool, name, arguments.compute, facts, tell)
+    facts = _fetch(name, arguments, show)
+    model = _load(pool, name, arguments.compute, facts, show)
     texts, images = [f"a handwritten {digit}" for digit in DIGITS], digit_images()
     start = time.monotonic()
     scores = similarity(model.embed_image(images), pool.embed(texts, name, compute=arguments.compute))
     facts["seconds"] = round(time.monotonic() - start, 4)
-    tell("\n  a small model that knows handwritten digits only; images that it was not trained on, and the nearest of "
-         "ten texts:")
+    show("\n  A tiny model that was trained on handwritten digits only. For each image, which is not in its training\n"
+         "  data, the most similar of the texts \"a handwritten zero\" to \"a handwritten nine\":")
     facts["nearest"] = []
     for image, row in zip(images, scores):
         best = int(row.argmax())
         facts["nearest"].append({"image": os.path.basename(image), "text": texts[best],
                                  "similarity": round(float(row[best]), 6)})
-        tell(f"  {row[best]:6.3f}  {os.path.basename(image)}  {texts[best]}")
-    right = sum(row["text"] == text for row, text in zip(facts["nearest"], texts))
-    facts["right"] = right
-    tell(f"\n  {right} of {len(images)} are right, in {facts['seconds'] * 1e3:.0f} ms\n")
+        show(f"  {row[best]:6.3f}  {os.path.basename(image)}  {texts[best]}")
+    correct = sum(row["text"] == text for row, text in zip(facts["nearest"], texts))
+    facts["correct"] = facts["right"] = correct  # right: former name, kept for one release
+    show(f"\n  {correct} of {len(images)} are correct\n\n  speed   {facts['seconds'] * 1e3:.0f} ms in total\n")
     return facts
 
 
-def _vision(pool: Pool, name: str, arguments: argparse.Namespace, tell: Any) -> dict[str, Any]:
-    facts = _fetch(name, arguments, tell)
-    model = _load(pool, name, arguments.compute, facts, tell)
+def _vision(pool: Pool, name: str, arguments: argparse.Namespace, show: Any) -> dict[str, Any]:
+    facts = _fetch(name, arguments, show)
+    model = _load(pool, name, arguments.compute, facts, show)
     images = digit_images()
-    asked = (([images[7]], "What digit is this?"), ([images[7]], "Is it even or odd?"),
-             ([images[4]], "Describe the image."), ([images[3], images[8]], "Which digits are these?"))
-    tell("\n  a small model that reads images of handwritten digits only:")
+    questions = (([images[7]], "What digit is this?"), ([images[7]], "Is it even or odd?"),
+                 ([images[4]], "Describe the image."), ([images[3], images[8]], "Which digits are these?"))
+    show("\n  A tiny vision model for images of handwritten digits. Image, question and answer:")
     start, facts["answers"], tokens = time.monotonic(), [], 0
-    for shown, question in asked:
+    for shown, question in questions:
         done = model.vision(shown, question, temperature=0, max_tokens=40)
         tokens += done.usage.completion_tokens
         names = ", ".join(map(os.path.basename, shown))
         facts["answers"].append({"images": names, "question": question, "answer": done.text})
-        tell(f"  {names:12}  {question:24}  {done.text}")
+        show(f"  {names:12}  {question:24}  {done.text}")
     facts["seconds"] = round(time.monotonic() - start, 4)
-    tell(f"\n  speed   {len(asked)} answers of {tokens} tokens in {facts['seconds'] * 1e3:.0f} ms\n")
+    show(f"\n  speed   {len(questions)} answers with {tokens} tokens in {facts['seconds'] * 1e3:.0f} ms\n")
     return facts
 
 
-def _text_to_image(pool: Pool, name: str, arguments: argparse.Namespace, tell: Any) -> dict[str, Any]:
-    facts = _fetch(name, arguments, tell)
-    model = _load(pool, name, arguments.compute, facts, tell)
-    prompts = [f"a handwritten {DIGITS[digit]}" for digit in DRAWN]
+def _text_to_image(pool: Pool, name: str, arguments: argparse.Namespace, show: Any) -> dict[str, Any]:
+    facts = _fetch(name, arguments, show)
+    model = _load(pool, name, arguments.compute, facts, show)
+    prompts = [f"a handwritten {DIGITS[digit]}" for digit in GENERATED]
     start = time.monotonic()
-    made = [model.generate_image(prompt, seed=1, guidance_scale=2) for prompt in prompts]
+    results = [model.generate_image(prompt, seed=1, guidance_scale=2) for prompt in prompts]
     facts["seconds"] = round(time.monotonic() - start, 3)
-    tell("\n  a small model that draws handwritten digits only: " + ", ".join(prompts))
-    for line in zip(*(_drawn(pictures.array) for pictures in made)):
-        tell("  " + "  ".join(line))
-    facts["pictures"] = [dict(pictures.parameters) for pictures in made]
-    steps = sum(parameters["num_inference_steps"] for parameters in facts["pictures"])
-    tell(f"\n  speed   {facts['seconds'] / len(made):.2f} s for each, {steps / facts['seconds']:,.0f} steps/s\n")
+    show("\n  A tiny diffusion model for images of handwritten digits. Prompts: " + ", ".join(prompts))
+    for line in zip(*(_characters(images.array) for images in results)):
+        show("  " + "  ".join(line))
+    facts["images"] = facts["pictures"] = [dict(images.parameters) for images in results]  # pictures: former name
+    steps = sum(parameters["num_inference_steps"] for parameters in facts["images"])
+    show(f"\n  speed   {facts['seconds'] / len(results):.2f} s per image, {steps / facts['seconds']:,.0f} steps/s\n")
     return facts
 
 
-def _drawn(pixels: Any) -> list[str]:
-    """A picture (high, wide, 3), from 0 to 1, as lines of characters, each of 4 pixels down and 2 across."""
-    high, wide, _ = pixels.shape
-    cells = pixels.mean(axis=2).reshape(high // 4, 4, wide // 2, 2).mean(axis=(1, 3))
+def _characters(pixels: Any) -> list[str]:
+    """Convert an image ``(height, width, 3)``, 0 to 1, to lines of text: one character per 4 rows and 2 columns."""
+    height, width, _ = pixels.shape
+    cells = pixels.mean(axis=2).reshape(height // 4, 4, width // 2, 2).mean(axis=(1, 3))
     return ["".join(SHADES[min(int((1 - value) * len(SHADES)), len(SHADES) - 1)] for value in row) for row in cells]

@@ -1,5 +1,7 @@
-"""``mpool embed`` and ``mpool embed-image``: embed texts or images, as lines of JSON or one numpy array, in constant
-memory."""
+"""``mpool embed`` and ``mpool embed-image``: write embeddings as lines of JSON or as one numpy array.
+
+Memory use is constant, independent of the number of inputs, but for the precisions int8 and uint8.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-#: Rows written in one go.
+#: Number of inputs that are embedded and written at once.
 _BATCH = 256
 
 
@@ -28,8 +30,8 @@ def embed(arguments: argparse.Namespace) -> int:
     from ..errors import InvalidArgument
 
     if arguments.text and arguments.file:
-        raise InvalidArgument("texts must be arguments or in a --file, got both")
-    form = _form(arguments)
+        raise InvalidArgument("texts must be given as arguments or with --file, not both")
+    form = _format(arguments)
     source = iter(arguments.text) if arguments.text else _lines(arguments.file or ["-"])
     options: dict[str, Any] = {name: getattr(arguments, name) for name in
                                ("task", "prompt", "prompt_name", "dimensions", "normalize", "precision", "compute",
@@ -49,12 +51,12 @@ def embed(arguments: argparse.Namespace) -> int:
 
 def embed_image(arguments: argparse.Namespace) -> int:
     """Run ``mpool embed-image``."""
-    form = _form(arguments)
+    form = _format(arguments)
     options: dict[str, Any] = {name: getattr(arguments, name) for name in
                                ("dimensions", "normalize", "precision", "compute", "on_error", "allow_urls")}
     source = iter(arguments.image) if arguments.image else _lines(["-"])
-    whole = options["precision"] in ("int8", "uint8")  # their ranges need all vectors at once
-    names: list[str] = []  # those in flight
+    whole = options["precision"] in ("int8", "uint8")  # quantisation ranges depend on all vectors
+    names: list[str] = []  # images in flight, until their vectors are written
     count = 0
     with make_pool(arguments) as pool:
         pool.load(arguments.model, compute=arguments.compute, progress=False if arguments.quiet else None)
@@ -65,27 +67,28 @@ def embed_image(arguments: argparse.Namespace) -> int:
                 names += part
                 writer.rows(pool.embed_image(part, arguments.model, max_inputs=len(part), progress=_bar(arguments),
                                              **options))
-            _some(count, "image")
+            _require_inputs(count, "image")
             writer.close()
     return 0
 
 
-def _form(arguments: argparse.Namespace) -> str:
-    """The writer for the output format."""
+def _format(arguments: argparse.Namespace) -> str:
+    """Return the output format: ``"jsonl"`` or ``"npy"``."""
     from ..errors import InvalidArgument
 
     form: str = arguments.format or ("npy" if (arguments.output or "").endswith(".npy") else "jsonl")
     if form == "npy" and not arguments.output and sys.stdout.isatty():
         raise InvalidArgument("`--format npy` must not write to a terminal",
-                              hint="Name a file with --output, or redirect the output")
+                              hint="Set a file with --output, or redirect standard output")
     return form
 
 
-def _some(count: int, unit: str) -> None:
+def _require_inputs(count: int, unit: str) -> None:
+    """Raise InvalidArgument if there were no inputs."""
     from ..errors import InvalidArgument
 
     if not count:
-        raise InvalidArgument(f"there must be at least one {unit} to embed, got none")
+        raise InvalidArgument(f"at least one {unit} is required, got none")
 
 
 def _default() -> str:
@@ -95,7 +98,7 @@ def _default() -> str:
 
 
 def _lines(paths: list[str]) -> Iterator[str]:
-    """Lines of files, without line ends."""
+    """Yield the lines of files, without line terminators. ``-`` is standard input."""
     from ..errors import FileError
 
     for path in paths:
@@ -107,12 +110,12 @@ def _lines(paths: list[str]) -> Iterator[str]:
                 yield from (line.rstrip("\r\n") for line in file)
         except UnicodeDecodeError as error:
             raise FileError(f"{path} is not UTF-8 text: {error.reason}",
-                            hint="Convert it first, as with iconv") from None
+                            hint="Convert it first, for example with iconv") from None
 
 
 def _vectors(pool: Any, source: Iterator[str], kept: list[str] | None, arguments: argparse.Namespace,
              options: dict[str, Any]) -> Iterator[NDArray[Any]]:
-    """Arrays (n, d) in the order of the texts. Appends each text to ``kept`` when it is read."""
+    """Yield arrays ``(n, d)`` in the order of the texts. Appends each text to ``kept`` when it is read."""
     def keep(texts: Iterable[str]) -> Iterator[str]:
         for text in texts:
             if kept is not None:
@@ -120,36 +123,36 @@ def _vectors(pool: Any, source: Iterator[str], kept: list[str] | None, arguments
             yield text
 
     model = arguments.model
-    if options["precision"] in ("int8", "uint8"):  # their ranges need all vectors at once
+    if options["precision"] in ("int8", "uint8"):  # quantisation ranges depend on all vectors
         texts = list(keep(source))
-        _some(len(texts), "text")
+        _require_inputs(len(texts), "text")
         yield pool.embed(texts, model, max_inputs=len(texts), progress=_bar(arguments), **options)
         return
     count = 0
     for rows in pool.embed_iter(keep(source), model, batch_size=_BATCH, progress=_bar(arguments), **options):
         count += len(rows)
         yield rows
-    _some(count, "text")
+    _require_inputs(count, "text")
 
 
 def _bar(arguments: argparse.Namespace) -> bool:
-    """A progress bar, if standard error is a terminal and the output goes elsewhere."""
+    """Return True if a progress bar is shown: standard error is a terminal and the output is a file."""
     return bool(arguments.output) and not arguments.quiet and sys.stderr.isatty()
 
 
 class _LineWriter:
-    """Writes one JSON object per line: the text or image, and its vector or null."""
+    """Writer of one JSON object per line: the text or image, and its vector or null."""
 
     def __init__(self, file: IO[bytes], texts: list[str], unit: str = "text") -> None:
         self.file, self.texts, self.unit = file, texts, unit
 
     def rows(self, vectors: NDArray[Any]) -> None:
-        """Write the vectors (n, d) of the first n texts, and drop these texts."""
-        # nine digits are enough to tell any two float32 apart
-        form = "%.9g" if vectors.dtype.kind == "f" else "%d"
+        """Write the vectors ``(n, d)`` of the first n texts, and remove these texts."""
+        # nine significant digits identify a float32 exactly
+        number = "%.9g" if vectors.dtype.kind == "f" else "%d"
         for text, values in zip(self.texts, vectors.tolist()):
             known = all(value == value for value in values)
-            vector = "[" + ", ".join([form % value for value in values]) + "]" if known else "null"
+            vector = "[" + ", ".join([number % value for value in values]) + "]" if known else "null"
             line = f'{{"{self.unit}": {json.dumps(text, ensure_ascii=False)}, "embedding": {vector}}}\n'
             self.file.write(line.encode("utf-8", "backslashreplace"))  # file names may not be UTF-8
         del self.texts[:len(vectors)]
@@ -160,8 +163,11 @@ class _LineWriter:
 
 
 class _ArrayWriter:
-    """Writes one numpy array of any length: the header has room for the final length and is rewritten at the end.
-    Output that cannot seek is collected in memory."""
+    """Writer of one numpy array of unknown length.
+
+    The header has room for the final length and is rewritten at the end. If the output is not seekable, the rows are
+    collected in memory.
+    """
 
     def __init__(self, file: IO[bytes]) -> None:
         self.file, self.seekable = file, file.seekable()
@@ -170,7 +176,7 @@ class _ArrayWriter:
         self.count = self.width = self.start = 0
 
     def rows(self, vectors: NDArray[Any]) -> None:
-        """Add vectors (n, d)."""
+        """Append vectors ``(n, d)``."""
         import numpy as np
 
         if not self.seekable:
@@ -184,7 +190,7 @@ class _ArrayWriter:
         self.count += len(vectors)
 
     def close(self) -> None:
-        """Complete the array."""
+        """Write the final header, or the collected array."""
         import numpy as np
 
         if not self.seekable:
@@ -192,7 +198,7 @@ class _ArrayWriter:
             return
         self.file.seek(0)
         self._header()
-        assert self.file.tell() == self.start, "numpy's header has grown"
+        assert self.file.tell() == self.start, "the final header of the array is longer than the first one"
 
     def _header(self) -> None:
         from numpy.lib import format as npy
@@ -204,7 +210,7 @@ class _ArrayWriter:
 
 @contextmanager
 def _opened(path: str | None) -> Iterator[IO[bytes]]:
-    """Standard output, or a file that appears only when it is complete."""
+    """Open the output: standard output, or a file that is renamed to ``path`` when it is complete."""
     if path is None or path == "-":
         yield cast("IO[bytes]", _Forward(sys.stdout.buffer))
         return
@@ -226,7 +232,7 @@ def _opened(path: str | None) -> Iterator[IO[bytes]]:
 
 
 class _Forward:
-    """A file that reports that it cannot seek: another program may be reading it."""
+    """A file that is not seekable: standard output, a pipe or a device."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.write, self.flush = file.write, file.flush

@@ -24,7 +24,7 @@ def megabytes(count: int | None) -> str:
 # ---- pull ------------------------------------------------------------------------------------------------------------
 
 def pull(arguments: argparse.Namespace) -> int:
-    """Run ``mpool pull``. A model that fails does not stop the others."""
+    """Run ``mpool pull``. If a model fails, the others are still downloaded."""
     from ..errors import MpoolError
     from ..models import resolve, verify
 
@@ -42,7 +42,7 @@ def pull(arguments: argparse.Namespace) -> int:
         done.append({**_facts_of_files(found), "seconds": round(time.monotonic() - start, 3)})
         if not arguments.json:
             say(f"{found.key or found.ref}: {megabytes(size_of(found))} in {found.path}"
-                + (", hashes checked" if arguments.verify else ""))
+                + (", hashes verified" if arguments.verify else ""))
     if arguments.json:
         print_json(done)
     return 1 if failed else 0
@@ -68,13 +68,13 @@ def models(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(listed)
         return 0
-    say(table(("MODEL", "FOR", "MEMORY", "PARAMETERS", "LICENCE", "HERE"),
+    say(table(("MODEL", "CAPABILITY", "MEMORY", "PARAMETERS", "LICENCE", "DOWNLOADED"),
               [(fact["key"] + (" (default)" if fact["default"] else ""), fact["capability"],
                 f"{fact['est_memory_allocation_mb']:,} MB", _count(fact["parameters"]), fact["license"],
                 megabytes(fact["bytes"]) if fact["path"] else "no") for fact in listed]))
     if not arguments.local:
-        say("\nArchitectures, and the reference that each is compared with on the same weights:\n")
-        say(table(("ARCHITECTURE", "FOR", "KNOWN FROM", "FOLDERS AGAINST", "GGUF AGAINST"),
+        say("\nArchitectures, and the implementations whose results are compared with mpool's on the same weights:\n")
+        say(table(("ARCHITECTURE", "CAPABILITY", "EXAMPLES", "SAFETENSORS TESTED WITH", "GGUF TESTED WITH"),
                   [tuple(cell or "-" for cell in row) for row in verified.table()
                    if arguments.capability in (None, row[1])]))
     return 0
@@ -121,9 +121,13 @@ def show(arguments: argparse.Namespace) -> int:
         return 0
     width = max(map(len, facts))
     for name, value in facts.items():
-        if value not in (None, "", [], {}):
+        if value not in (None, "", [], {}) and name not in _FORMER:
             say(f"{name.replace('_', ' ').ljust(width)}  {_text(name, value)}")
     return 0
+
+
+#: Former keys of the JSON output, kept for one release.
+_FORMER = ("gives", "here")
 
 
 def _text(name: str, value: Any) -> str:
@@ -142,7 +146,7 @@ def _text(name: str, value: Any) -> str:
 
 
 def _facts(name: str) -> dict[str, Any]:
-    """Describe a model without downloading it: from its files, or else from the catalogue."""
+    """Describe a model without downloading it, from its files if they exist, else from the catalogue."""
     from ..errors import OfflineError
     from ..models import KeyRef, describing, load_catalogue, parse_reference, resolve
 
@@ -153,13 +157,14 @@ def _facts(name: str) -> dict[str, Any]:
     except OfflineError:
         if row is None:
             raise
-        return {**_facts_of_row(row, None, row.key in load_catalogue().defaults.values()),
-                "here": f"no; mpool pull {row.key}"}
+        downloaded = f"no; to download: mpool pull {row.key}"
+        return {**_facts_of_row(row, None, row.key in load_catalogue().defaults.values()), "downloaded": downloaded,
+                "here": downloaded}
     return {**_facts_of_files(found), **_facts_of_model(describing.describe_resolved(found))}
 
 
-def _gives(model: ModelDescription) -> str:
-    """The model's purpose, with the function that uses it."""
+def _purpose(model: ModelDescription) -> str:
+    """Return what the model can do, with the names of the functions."""
     if model.drawing is not None:
         return "generates images from prompts (generate_image)"
     if model.vision is not None:
@@ -172,11 +177,11 @@ def _gives(model: ModelDescription) -> str:
 
 
 def _facts_of_model(model: ModelDescription) -> dict[str, Any]:
-    """Describe a model from its files."""
+    """Return the facts that ``mpool show`` prints from the model's files."""
     tensors = [tensor for part in (model, *model.towers) for tensor in part.spec.tensors]
     facts: dict[str, Any] = {
-        "capability": model.capability, "gives": _gives(model), "architecture": model.spec.architecture,
-        "license": model.license,
+        "capability": model.capability, "purpose": _purpose(model), "gives": _purpose(model),
+        "architecture": model.spec.architecture, "license": model.license,
         "parameters": sum(math.prod(tensor.shape) for tensor in tensors),
         "tensors": dict(Counter(tensor.dtype for tensor in tensors).most_common()),
         "est_memory_allocation_mb": model.est_memory_allocation_mb,
@@ -191,23 +196,23 @@ def _facts_of_model(model: ModelDescription) -> dict[str, Any]:
                   "prompts": dict(settings.prompts), "default_prompt_name": settings.default_prompt_name}
     if model.image is not None:
         image = model.image
-        facts |= {"capabilities": [model.capability, *(tower.capability for tower in model.towers)],
+        facts |= {"capabilities": [model.capability, *(part.capability for part in model.towers)],
                   "dimensions": image.output_size, "image_size": image.image_size, "patch_size": image.patch_size,
                   "any_size": image.any_size, "resize": list(image.resize or ()), "crop": list(image.crop or ()),
                   "normalize": image.normalize, "similarity": image.similarity,
-                  "max_tokens": next((tower.embedding.max_tokens for tower in model.towers if tower.embedding), None)}
+                  "max_tokens": next((part.embedding.max_tokens for part in model.towers if part.embedding), None)}
     if model.vision is not None:
         image = model.vision.image
         facts |= {"image_size": image.image_size, "patch_size": image.patch_size, "images": model.vision.scheme,
                   "resize": list(image.resize or ()), "crop": list(image.crop or ())}
     if model.drawing is not None:
-        drawing = model.drawing
-        encoders = [name for name, take in zip(("CLIP-L", "CLIP-G", "T5"), drawing.inputs)
+        pipeline = model.drawing
+        encoders = [name for name, take in zip(("CLIP-L", "CLIP-G", "T5"), pipeline.inputs)
                     if take is not None and take.folder is not None]
-        facts |= {"width_and_height": drawing.side, "sizes": f"multiples of {2 * drawing.scale}",
-                  "num_inference_steps": drawing.steps, "guidance_scale": drawing.guidance_scale,
-                  "negative_prompt": drawing.guided, "text_encoders": encoders, "text_tokens": drawing.text_tokens,
-                  "latent_channels": drawing.channels, "scheduler": dict(drawing.scheduler)}
+        facts |= {"width_and_height": pipeline.side, "sizes": f"multiples of {2 * pipeline.scale}",
+                  "num_inference_steps": pipeline.steps, "guidance_scale": pipeline.guidance_scale,
+                  "negative_prompt": pipeline.guided, "text_encoders": encoders, "text_tokens": pipeline.text_tokens,
+                  "latent_channels": pipeline.channels, "scheduler": dict(pipeline.scheduler)}
     if model.generation is not None:
         facts |= {"context_length": model.generation.context_length, "chat_template": model.chat_template is not None,
                   "end_of_generation": list(model.generation.eog_token_ids),

@@ -1,4 +1,4 @@
-"""Commands and their options. Imports nothing slow, so that ``--help`` prints at once."""
+"""Commands and their options. All imports are fast, so that ``--help`` prints at once."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from ..names import CAPABILITIES, COMPUTE
 from ..tasks import options as _options
 from ..tasks.sampling import TABLE
 
-#: Fields of mpool.server.settings.Settings.
+#: Options of the server: (field of mpool.server.settings.Settings, type, help).
 SERVER_LIMITS = (
-    ("max_body", int, "maximum bytes of a request's body (default: 32 MiB)"),
+    ("max_body", int, "maximum size of a request body in bytes (default: 32 MiB)"),
     ("max_connections", int, "maximum concurrent connections (default: 2048)"),
     ("max_streams", int, "maximum concurrent streamed responses (default: 512)"),
     ("max_n", int, "maximum completions or images per request (default: 16)"),
     ("max_tokens", int, "maximum tokens per completion (default: 16384)"),
-    ("header_timeout", float, "time for a request's headers to arrive (default: 10)"),
-    ("body_timeout", float, "time for a request's body to arrive (default: 60)"),
-    ("write_timeout", float, "time that a client may leave a response unread (default: 30)"),
-    ("idle_timeout", float, "time that a connection may stay idle (default: 75)"),
-    ("grace", float, "time for requests to complete when the server stops (default: 5)"),
+    ("header_timeout", float, "maximum time to receive the headers of a request (default: 10)"),
+    ("body_timeout", float, "maximum time to receive the body of a request (default: 60)"),
+    ("write_timeout", float, "maximum time that a client may stop reading a response (default: 30)"),
+    ("idle_timeout", float, "maximum time that a connection may be idle (default: 75)"),
+    ("grace", float, "time that active requests get to complete when the server stops (default: 5)"),
 )
 _EPILOG = ("A model is a key of `mpool models`, a path (folder or .gguf), org/name, org/name:Q4_K_M, "
            "hf://org/name@rev/file, or pip:package==version/path. `mpool show` lists the environment variables.")
@@ -38,22 +38,23 @@ def _lazy(module: str, name: str) -> Callable[[argparse.Namespace], int]:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Make the parser of the whole command line. ``run`` of its result is the chosen command's function."""
+    """Build the parser. The attribute ``run`` of a parsed namespace is the function of the command."""
     parser = argparse.ArgumentParser(prog="mpool", epilog=_EPILOG,
-                                     description="Embeddings, text generation and questions about images on this "
-                                                 "machine's CPU.")
+                                     description="Run transformer models on a CPU: embeddings, text generation, "
+                                                 "vision and image generation.")
     parser.add_argument("--version", action="version", version=f"mpool {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="command", required=True)
 
     def add(name: str, summary: str, run: Callable[[argparse.Namespace], int], **more: Any) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".", **more)
         command.set_defaults(run=run)
-        command.add_argument("-v", "--verbose", action="count", default=0, help="log to standard error; -vv: all of it")
+        command.add_argument("-v", "--verbose", action="count", default=0,
+                             help="log to standard error; -vv: all log records")
         return command
 
-    _embed(add("embed", "embed texts: arguments, files or standard input, one text per line",
+    _embed(add("embed", "embed texts from arguments, files or standard input, one text per line",
                _lazy("embedding", "embed")))
-    _embed_image(add("embed-image", "embed images: files, or paths on standard input, one per line",
+    _embed_image(add("embed-image", "embed image files from arguments or standard input, one path per line",
                      _lazy("embedding", "embed_image")))
     _generate(add("generate", "continue a text", _lazy("talking", "generate")))
     _chat(add("chat", "chat with a model", _lazy("talking", "chat")))
@@ -61,25 +62,25 @@ def make_parser() -> argparse.ArgumentParser:
                  _lazy("capturing", "capture")))
     _vision(add("vision", "answer a question about images", _lazy("talking", "vision")))
     _pull(add("pull", "download models", _lazy("models", "pull")))
-    _models(add("models", "list the known models, and which are downloaded", _lazy("models", "models")))
+    _models(add("models", "list the models of the catalogue, and which are downloaded", _lazy("models", "models")))
     _show(add("show", "describe a model, or this installation", _lazy("models", "show")))
     _serve(add("serve", "serve models over HTTP with OpenAI's and Ollama's protocols", _lazy("serving", "serve")))
-    _ray(add("ray", "run several pools with Ray, in processes or on machines", _lazy("scaling", "serve")))
+    _ray(add("ray", "run several pools with Ray, in processes on one or more machines", _lazy("scaling", "serve")))
     _worker(add("worker", "serve one model over HTTP, one job at a time", _lazy("serving", "worker")))
-    _demo(add("demo", "rank sentences, answer a question, read and generate images, and print the speed",
+    _demo(add("demo", "run a model of every capability, and print results and speed",
               _lazy("demo", "demo")))
     return parser
 
 
 def _model(command: argparse.ArgumentParser, default: str) -> None:
-    command.add_argument("-m", "--model", metavar="REF", help=f"the model (default: {default})")
+    command.add_argument("-m", "--model", metavar="REF", help=f"model (default: {default})")
     _pool(command)
 
 
 def _pool(command: argparse.ArgumentParser) -> None:
     command.add_argument("--offline", action="store_true", help="never download")
-    command.add_argument("--threads", type=int, default=0, metavar="N", help="compute threads (default: the CPUs of "
-                                                                             "this process)")
+    command.add_argument("--threads", type=int, default=0, metavar="N", help="compute threads (default: the number "
+                                                                             "of CPUs of this process)")
     _compute(command)
 
 
@@ -93,20 +94,20 @@ def _json(command: argparse.ArgumentParser) -> None:
 
 
 def _embed(command: argparse.ArgumentParser) -> None:
-    command.add_argument("text", nargs="*", help="texts (default: standard input, unless there is a --file)")
+    command.add_argument("text", nargs="*", help="texts (default: standard input, unless --file is given)")
     command.add_argument("-f", "--file", action="append", default=[], metavar="PATH",
-                         help="a file with one text per line; -: standard input; may be repeated")
-    _model(command, "the catalogue's, see `mpool models`")
+                         help="file with one text per line; -: standard input; may be repeated")
+    _model(command, "see `mpool models`")
     _vectors(command, "text")
-    command.add_argument("--task", choices=_options.TASKS, help="use the model's prompt for it")
-    command.add_argument("--prompt", help="a prefix for every text")
-    command.add_argument("--prompt-name", metavar="NAME", help="one of the model's prompts")
+    command.add_argument("--task", choices=_options.TASKS, help="use the model's prompt for this task")
+    command.add_argument("--prompt", help="prefix for every text")
+    command.add_argument("--prompt-name", metavar="NAME", help="use this prompt of the model")
     command.add_argument("--no-truncate", action="store_true", help="fail on texts that exceed the model's context")
 
 
 def _vectors(command: argparse.ArgumentParser, unit: str) -> None:
-    """Options of the output, for texts and for images."""
-    command.add_argument("-o", "--output", metavar="PATH", help="where to write (default: standard output)")
+    """Add the options of the output, for texts or images."""
+    command.add_argument("-o", "--output", metavar="PATH", help="output file (default: standard output)")
     command.add_argument("--format", choices=("jsonl", "npy"),
                          help=f"jsonl: one line per {unit}; npy: one numpy array (default: by the suffix of --output)")
     command.add_argument("--dimensions", type=int, metavar="N", help="keep only the first N components")
@@ -115,14 +116,14 @@ def _vectors(command: argparse.ArgumentParser, unit: str) -> None:
     command.add_argument("--precision", default="float32", choices=_options.PRECISIONS,
                          help="number type of the output (default: float32)")
     command.add_argument("--on-error", default="raise", choices=_options.ON_ERROR,
-                         help=f"null: write null (npy: NaN) for {unit}s that cannot be embedded, and go on")
-    command.add_argument("-q", "--quiet", action="store_true", help="no progress bar")
+                         help=f"null: write null (npy: NaN) for {unit}s that cannot be embedded, and continue")
+    command.add_argument("-q", "--quiet", action="store_true", help="show no progress bar")
 
 
 def _embed_image(command: argparse.ArgumentParser) -> None:
     command.add_argument("image", nargs="*", help="files (PNG, JPEG, WebP), or URLs with --allow-urls (default: "
-                                                  "standard input)")
-    command.add_argument("-m", "--model", metavar="REF", required=True, help="the model, such as CLIP")
+                                                  "paths from standard input)")
+    command.add_argument("-m", "--model", metavar="REF", required=True, help="image embedding model, such as CLIP")
     _pool(command)
     _vectors(command, "image")
     command.add_argument("--allow-urls", action="store_true", help="fetch http and https URLs")
@@ -136,25 +137,25 @@ def _serve(command: argparse.ArgumentParser) -> None:
 
 def _served(command: argparse.ArgumentParser) -> None:
     command.add_argument("-m", "--model", metavar="[NAME=]REF", action="append", default=[],
-                         help="a model to serve, and its name for clients; may be repeated. Downloaded models of "
-                              "`mpool models` are served without it")
-    command.add_argument("--only", action="store_true", help="serve only the models of --model")
-    command.add_argument("--load", action="store_true", help="load the models of --model before the first request")
+                         help="serve this model, under this name; may be repeated. Downloaded models of the "
+                              "catalogue (`mpool models`) are always served, unless --only is given")
+    command.add_argument("--only", action="store_true", help="serve only the models given with --model")
+    command.add_argument("--load", action="store_true", help="load the models given with --model at the start")
 
 
 def _listening(command: argparse.ArgumentParser, rows: Iterable[tuple[str, type, str]]) -> None:
     command.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1). An address "
-                                                             "that other machines reach needs a token: without "
-                                                             "--token-file a new one is made")
-    command.add_argument("--port", type=int, default=11435, metavar="N", help="port; 0: a free one (default: 11435)")
-    command.add_argument("--token-file", metavar="PATH", help="require the token in this file (mode 0600), which is "
-                                                              "made if it is not there")
+                                                             "that other machines can reach requires a token; "
+                                                             "without --token-file, a new token is created")
+    command.add_argument("--port", type=int, default=11435, metavar="N", help="port; 0: any free port (default: 11435)")
+    command.add_argument("--token-file", metavar="PATH", help="require the token in this file (mode 0600); the "
+                                                              "file is created if it does not exist")
     command.add_argument("--allow-host", action="append", default=[], metavar="HOST[:PORT]",
-                         help="a further accepted value of the Host header: the name or address by which other "
-                              "machines reach the server, or a proxy in front of it; may be repeated")
+                         help="additional accepted value of the Host header: the name or address of the server "
+                              "or of a reverse proxy; may be repeated")
     command.add_argument("--allow-origin", action="append", default=[], metavar="ORIGIN",
-                         help="an origin whose pages may call the server, such as https://page.example; may be "
-                              "repeated")
+                         help="origin whose web pages may send requests (CORS), such as https://page.example; "
+                              "may be repeated")
     limits = command.add_argument_group("limits")
     for name, kind, meaning in rows:
         limits.add_argument("--" + name.replace("_", "-"), type=kind, default=argparse.SUPPRESS,
@@ -175,40 +176,42 @@ def _ray(command: argparse.ArgumentParser) -> None:
                        help="queued and running requests in a pool above which another pool helps (default: 8)")
     _listening(serve, [row for row in SERVER_LIMITS if row[0].startswith("max_") or row[0] == "grace"])
     embed = commands.add_parser("embed", help="embed a column of Parquet files", description="Copy the Parquet files "
-                                "of a folder, with an added column of vectors of one column's texts. Files that exist "
-                                "in the target folder are skipped.")
+                                "of a folder, and add a column with the embeddings of the texts of a column. Files "
+                                "that exist in the target folder are skipped.")
     embed.set_defaults(run=_lazy("scaling", "embed"))
-    embed.add_argument("source", help="the folder with Parquet files")
-    embed.add_argument("target", help="the folder for the copies")
-    embed.add_argument("--column", default="text", metavar="NAME", help="column of the texts (default: text)")
-    embed.add_argument("--output", default="embedding", metavar="NAME", help="column of vectors (default: embedding)")
-    embed.add_argument("-m", "--model", metavar="REF", help="the model (default: the catalogue's, see `mpool models`)")
-    embed.add_argument("--task", choices=_options.TASKS, help="use the model's prompt for it")
+    embed.add_argument("source", help="folder with Parquet files")
+    embed.add_argument("target", help="folder for the copies")
+    embed.add_argument("--column", default="text", metavar="NAME", help="column with the texts (default: text)")
+    embed.add_argument("--output", default="embedding", metavar="NAME",
+                       help="column for the embeddings (default: embedding)")
+    embed.add_argument("-m", "--model", metavar="REF", help="model (default: see `mpool models`)")
+    embed.add_argument("--task", choices=_options.TASKS, help="use the model's prompt for this task")
     embed.add_argument("--dimensions", type=int, metavar="N", help="keep only the first N components")
     embed.add_argument("--on-error", default="raise", choices=_options.ON_ERROR,
-                       help="null: write null for texts that cannot be embedded, and go on")
-    embed.add_argument("--actors", type=int, metavar="N", help="processes (default: as many as the CPUs allow)")
-    embed.add_argument("-q", "--quiet", action="store_true", help="no progress bar")
+                       help="null: write null for texts that cannot be embedded, and continue")
+    embed.add_argument("--actors", type=int, metavar="N", help="number of processes (default: CPUs divided by --cpus)")
+    embed.add_argument("-q", "--quiet", action="store_true", help="show no progress bar")
     _compute(embed)
     for one in (serve, embed):
-        one.add_argument("-v", "--verbose", action="count", default=0, help="log to standard error; -vv: all of it")
+        one.add_argument("-v", "--verbose", action="count", default=0,
+                         help="log to standard error; -vv: all log records")
         one.add_argument("--cpus", type=int, default=1, metavar="N", help="compute threads per process, and CPUs that "
                                                                           "Ray reserves for it (default: 1)")
         one.add_argument("--memory-mb", type=int, default=0, metavar="N",
-                         help="memory per process in megabytes (default: its share of the machine, by CPUs)")
+                         help="memory per process in megabytes (default: proportional to --cpus)")
         one.add_argument("--address", metavar="ADDRESS", help="address of a Ray cluster; auto: the cluster of "
                                                               "this machine (default: start Ray for this command)")
     serve.add_argument("--offline", action="store_true", help="never download")
 
 
 def _worker(command: argparse.ArgumentParser) -> None:
-    command.add_argument("-m", "--model", metavar="[NAME=]REF", required=True, help="the model")
+    command.add_argument("-m", "--model", metavar="[NAME=]REF", required=True, help="model, and its name for clients")
     _pool(command)
-    command.add_argument("--port", type=int, required=True, metavar="N", help="port on 127.0.0.1; 0: a free one")
-    command.add_argument("--token-file", metavar="PATH", help="require the token in this file (mode 0600), which is "
-                                                              "made if it is not there")
+    command.add_argument("--port", type=int, required=True, metavar="N", help="port on 127.0.0.1; 0: any free port")
+    command.add_argument("--token-file", metavar="PATH", help="require the token in this file (mode 0600); the "
+                                                              "file is created if it does not exist")
     command.add_argument("--busy", choices=("wait", "refuse"), default="wait",
-                         help="while another job runs, queue a new job, or refuse it with HTTP 409 (default: wait)")
+                         help="while a job is running, let new jobs wait, or refuse them with HTTP 409 (default: wait)")
     command.add_argument("--timeout", type=float, metavar="SECONDS", help="time limit of a job, from its start "
                                                                           "(default: none)")
     command.add_argument("--capture", metavar="PATH", help="record the outputs of the layers for every job: a "
@@ -227,7 +230,8 @@ def _bias(text: str) -> tuple[str, float]:
 
 
 def _sampling(command: argparse.ArgumentParser, leave_out: tuple[str, ...] = ()) -> None:
-    group = command.add_argument_group("sampling", "The default is the model authors' value, else the one given here.")
+    group = command.add_argument_group("sampling", "Options that are not given use the defaults of the model, or "
+                                                   "else the ones below.")
     unset = argparse.SUPPRESS
     for name, row in TABLE.items():
         if name in leave_out:
@@ -252,10 +256,11 @@ def _sampling(command: argparse.ArgumentParser, leave_out: tuple[str, ...] = ())
 
 
 def _generate(command: argparse.ArgumentParser) -> None:
-    command.add_argument("prompt", nargs="?", help="the text to continue, without a chat template (default, or with -: "
+    command.add_argument("prompt", nargs="?", help="text to continue, without a chat template (default, or with -: "
                                                    "standard input)")
-    _model(command, "the catalogue's, see `mpool models`")
-    command.add_argument("--parse-special", action="store_true", help="texts of control tokens are those tokens")
+    _model(command, "see `mpool models`")
+    command.add_argument("--parse-special", action="store_true",
+                         help="parse names of control tokens, such as <|im_end|>, in the prompt")
     command.add_argument("--stats", action="store_true", help="print the speed to standard error")
     command.add_argument("--logprobs", type=int, default=argparse.SUPPRESS, metavar="K",
                          help="log probabilities of each token and of K alternatives, with --json")
@@ -264,44 +269,45 @@ def _generate(command: argparse.ArgumentParser) -> None:
 
 
 def _capture(command: argparse.ArgumentParser) -> None:
-    command.add_argument("-p", "--prompt", metavar="TEXT", help="the text to continue, without a chat template; -: "
+    command.add_argument("-p", "--prompt", metavar="TEXT", help="text to continue, without a chat template; -: "
                                                                 "standard input")
-    command.add_argument("-o", "--out", metavar="PATH", help="a .jsonl file, which is replaced, or a folder for "
-                                                             "one; end a new folder's name with / if it has a dot")
-    _model(command, "the catalogue's, see `mpool models`")
-    command.add_argument("--values", type=int, default=10, metavar="N", help="numbers per record (default: 10)")
+    command.add_argument("-o", "--out", metavar="PATH", help=".jsonl file, which is replaced, or folder for the "
+                                                             "file; end a new folder name that has a dot with /")
+    _model(command, "see `mpool models`")
+    command.add_argument("--values", type=int, default=10, metavar="N", help="values per record (default: 10)")
     command.add_argument("--records", type=int, default=1_000_000, metavar="N",
-                         help="maximum records (default: 1000000)")
-    command.add_argument("--job-id", metavar="NAME", help="name of the records (default: 1)")
-    command.add_argument("--parse-special", action="store_true", help="texts of control tokens are those tokens")
+                         help="maximum number of records (default: 1000000)")
+    command.add_argument("--job-id", metavar="NAME", help="job id of the records (default: 1)")
+    command.add_argument("--parse-special", action="store_true",
+                         help="parse names of control tokens, such as <|im_end|>, in the prompt")
     _sampling(command, leave_out=("n",))
     compare = command.add_subparsers(title="commands", metavar="compare").add_parser(
-        "compare", help="compare two captures; without it: capture --prompt to --out, at temperature 0 unless it is "
-                        "given",
-        description="Compare two captures of one prompt, token by token and stage by stage. A difference is exact up "
-                    "to 1e-5, close up to 1e-3, acceptable up to 1e-1, by its largest absolute value. The exit code is "
-                    "1 if the captures differ by more than --least allows.")
+        "compare", help="compare two captures. Without this command, mpool capture records --prompt to --out, by "
+                        "default at temperature 0",
+        description="Compare two captures of one prompt, token by token and layer by layer. The grade of a record is "
+                    "exact, close or acceptable if its maximum absolute difference is at most 1e-5, 1e-3 or 1e-1. The "
+                    "exit code is 1 if a record does not reach the grade of --least.")
     compare.set_defaults(run=_lazy("capturing", "compare"))
-    compare.add_argument("first", help="a .jsonl file, or a folder of them")
-    compare.add_argument("second", help="the other")
+    compare.add_argument("first", help=".jsonl file, or folder with such files")
+    compare.add_argument("second", help=".jsonl file, or folder with such files")
     compare.add_argument("--tokens", type=int, metavar="N", help="compare only the first N tokens of each request")
     compare.add_argument("--least", default="acceptable", choices=("exact", "close", "acceptable"),
-                         help="the required grade (default: acceptable)")
+                         help="required grade (default: acceptable)")
     _json(compare)
 
 
 def _chat(command: argparse.ArgumentParser) -> None:
-    _model(command, "the catalogue's, see `mpool models`")
-    command.add_argument("--system", metavar="TEXT", help="a system message")
+    _model(command, "see `mpool models`")
+    command.add_argument("--system", metavar="TEXT", help="system message")
     command.add_argument("--stats", action="store_true", help="print the speed after each reply")
     _sampling(command, leave_out=("n",))
 
 
 def _vision(command: argparse.ArgumentParser) -> None:
-    command.add_argument("question", help="the question; -: standard input")
+    command.add_argument("question", help="question; -: standard input")
     command.add_argument("-i", "--image", action="append", required=True, metavar="FILE",
-                         help="a PNG, JPEG or WebP file, or a URL with --allow-urls; may be repeated")
-    command.add_argument("-m", "--model", metavar="REF", required=True, help="the model, such as LLaVA")
+                         help="PNG, JPEG or WebP file, or URL with --allow-urls; may be repeated")
+    command.add_argument("-m", "--model", metavar="REF", required=True, help="vision model, such as LLaVA")
     _pool(command)
     command.add_argument("--allow-urls", action="store_true", help="fetch http and https URLs")
     command.add_argument("--stats", action="store_true", help="print the speed to standard error")
@@ -311,9 +317,10 @@ def _vision(command: argparse.ArgumentParser) -> None:
 
 def _pull(command: argparse.ArgumentParser) -> None:
     command.add_argument("model", nargs="+", metavar="REF", help="models to download")
-    command.add_argument("--verify", action="store_true", help="hash every file again, also of downloaded models")
+    command.add_argument("--verify", action="store_true",
+                         help="check the hash of every file, also of models that are already downloaded")
     command.add_argument("--offline", action="store_true", help="only check that the models are downloaded")
-    command.add_argument("-q", "--quiet", action="store_true", help="no progress bar")
+    command.add_argument("-q", "--quiet", action="store_true", help="show no progress bar")
     _json(command)
 
 
@@ -324,7 +331,7 @@ def _models(command: argparse.ArgumentParser) -> None:
 
 
 def _show(command: argparse.ArgumentParser) -> None:
-    command.add_argument("model", nargs="?", metavar="REF", help="a downloaded model; without it: CPU, kernels, "
+    command.add_argument("model", nargs="?", metavar="REF", help="downloaded model; without it: CPU, kernels, "
                                                                  "limits, options and versions")
     _json(command)
 
@@ -332,6 +339,6 @@ def _show(command: argparse.ArgumentParser) -> None:
 def _demo(command: argparse.ArgumentParser) -> None:
     command.add_argument("--embedding-model", metavar="REF", help="use this embedding model")
     command.add_argument("--text-model", metavar="REF", help="use this language model")
-    command.add_argument("--question", default="Why is the sky blue?", help="the question (default: %(default)s)")
+    command.add_argument("--question", default="Why is the sky blue?", help="question (default: %(default)s)")
     _pool(command)
     _json(command)

@@ -12,14 +12,14 @@ from .serving import settings_of
 
 @contextmanager
 def _packages() -> Iterator[None]:
-    """Turn a missing package into an error that says how to install Ray."""
+    """Raise Unsupported with installation instructions if a package is missing."""
     from ..errors import Unsupported
 
     try:
         yield
     except ImportError as error:
         raise Unsupported(f"`mpool ray` needs the package {error.name}",
-                          hint='pip install "mpool[ray]" installs it') from None
+                          hint='Run pip install "mpool[ray]"') from None
 
 
 def serve(arguments: argparse.Namespace) -> int:
@@ -34,7 +34,7 @@ def serve(arguments: argparse.Namespace) -> int:
     def ready(url: str) -> None:
         say(f"mpool serves {arguments.replicas} pools on {url}")
         if path is not None:
-            note(f"mpool: clients need the token in {path}: Authorization: Bearer TOKEN")
+            note(f"mpool: clients must send the token in {path} with each request: Authorization: Bearer TOKEN")
 
     run(plan, arguments.address, ready)
     return 0
@@ -49,6 +49,6 @@ def embed(arguments: argparse.Namespace) -> int:
                          model=arguments.model, cpus=arguments.cpus, actors=arguments.actors,
                          memory_mb=arguments.memory_mb, address=arguments.address, progress=not arguments.quiet,
                          **options)
-    say(f"{done.rows:,} rows of {done.files} files have vectors" + (f"; {done.skipped} files had them before"
-                                                                  if done.skipped else ""))
+    say(f"embedded {done.rows:,} rows of {done.files} files"
+        + (f"; skipped {done.skipped} files that exist in the target folder" if done.skipped else ""))
     return 0

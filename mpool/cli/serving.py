@@ -14,25 +14,25 @@ from .parser import SERVER_LIMITS
 if TYPE_CHECKING:
     from ..server.settings import Settings
 
-#: Environment variables that keep numpy's BLAS and tokenizers from starting threads. A worker computes nothing with
-#: numpy, and tokenizes one prompt at a time.
+#: Environment variables that prevent numpy's BLAS and tokenizers from starting threads. A worker does no linear algebra
+#: with numpy, and tokenizes one prompt at a time.
 _NO_THREADS = {"OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 @contextmanager
 def _packages() -> Iterator[None]:
-    """Turn a missing package of the server into an error that says how to install it."""
+    """Raise Unsupported with installation instructions if a package of the server is missing."""
     from ..errors import Unsupported
 
     try:
         yield
     except ImportError as error:
         raise Unsupported(f"the server needs the package {error.name}",
-                          hint='pip install "mpool[server]" installs it') from None
+                          hint='Run pip install "mpool[server]"') from None
 
 
 def settings_of(arguments: argparse.Namespace) -> tuple[Settings, str | None]:
-    """Make the settings from the options. Returns them and the path of the token file, if there is one."""
+    """Return the server settings for the options, and the path of the token file or None."""
     with _packages():
         from ..server.settings import Settings, is_loopback, new_token_file, token_of
     token, path = None, arguments.token_file
@@ -46,7 +46,7 @@ def settings_of(arguments: argparse.Namespace) -> tuple[Settings, str | None]:
 
 
 def serve(arguments: argparse.Namespace) -> int:
-    """Run ``mpool serve`` until SIGTERM or Ctrl-C; requests then get ``--grace`` seconds to complete."""
+    """Run ``mpool serve`` until SIGTERM or Ctrl-C. Active requests then get ``--grace`` seconds to complete."""
     from ..config import PoolConfig
     from ..pool import Pool
 
@@ -65,15 +65,17 @@ def serve(arguments: argparse.Namespace) -> int:
         def ready() -> None:
             say(f"mpool serves {', '.join(names) or 'the downloaded models of the catalogue'} on {server.url}")
             if path is not None:
-                note(f"mpool: clients need the token in {path}: Authorization: Bearer TOKEN")
+                note(f"mpool: clients must send the token in {path} with each request: Authorization: Bearer TOKEN")
 
         server.run(ready)
     return 0
 
 
 def worker(arguments: argparse.Namespace) -> int:
-    """Run ``mpool worker`` until SIGTERM, Ctrl-C or ``POST /shutdown``. Prints the progress of the load to standard
-    error and the address to standard output."""
+    """Run ``mpool worker`` until SIGTERM, Ctrl-C or ``POST /shutdown``.
+
+    Prints the loading progress to standard error and the address to standard output.
+    """
     for name, value in _NO_THREADS.items():
         os.environ.setdefault(name, value)
     from ..errors import MpoolError

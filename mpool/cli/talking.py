@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from ..pool import Pool
     from ..results import Completion
 
-#: Input that is a command and not a path.
+#: Start of a line that is a command, not a path.
 _COMMAND = re.compile(r"/[a-z]+(?=\s|$)")
 
-_HELP = '''/exit   leave (also Ctrl-D)
-/clear  forget the conversation
-/help   this
-Ctrl-C stops a reply. Enclose text of several lines in """ and """.'''
+_HELP = '''/exit   exit (also Ctrl-D)
+/clear  delete the conversation
+/help   show this help
+Ctrl-C stops a reply. Enclose a message of several lines in """ and """.'''
 
 
 def sampling_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Sampling options that were given."""
+    """Return the sampling options that were given."""
     from ..tasks.sampling import NAMES
 
     given = {name: getattr(arguments, name) for name in NAMES if hasattr(arguments, name)}
@@ -34,7 +34,7 @@ def sampling_of(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def default_model() -> str:
-    """Key of the default language model."""
+    """Return the key of the default language model."""
     from ..models import load_catalogue
 
     return load_catalogue().default("text_to_text").key
@@ -97,15 +97,15 @@ def chat(arguments: argparse.Namespace) -> int:
         model = pool.load(arguments.model or default_model(), compute=arguments.compute)
         talk = Conversation(pool, model, arguments)
         if talk.interactive:
-            note(f"{model.key}. /exit leaves, /help lists the commands.")
+            note(f"Chat with {model.key}. /exit exits, /help lists the commands.")
         return talk.run()
 
 
 class Conversation:
-    """A conversation with a model: reads lines, prints replies, keeps both.
+    """A conversation with a model: reads messages, prints replies, and stores both.
 
     Args:
-        pool: has the model.
+        pool: pool of the model.
         model: the loaded model.
         arguments: options of the command line.
     """
@@ -120,10 +120,10 @@ class Conversation:
         self.failed = False
 
     def run(self) -> int:
-        """Run until the end of the input or /exit. Returns the exit code."""
+        """Run until the end of the input or /exit. Return the exit code."""
         if self.interactive:
             try:
-                import readline  # noqa: F401  lines can be edited, and those before come back
+                import readline  # noqa: F401  enables line editing and history
             except ImportError:
                 pass
         interrupted = False
@@ -133,24 +133,25 @@ class Conversation:
                 if text is None or text in ("/exit", "/quit", "/bye"):
                     break
                 interrupted = False
-                self.take(text)
+                self.handle(text)
             except KeyboardInterrupt:
-                # between replies, the first Ctrl-C drops the line and the second one exits
+                # at the prompt, the first Ctrl-C discards the line and the second one exits
                 if interrupted or not self.interactive:
                     raise
                 interrupted = True
-                note("\n/exit or Ctrl-D leaves")
+                note("\nTo exit, press Ctrl-C again or Ctrl-D, or enter /exit")
         return 1 if self.failed else 0
 
-    def take(self, text: str) -> None:
+    def handle(self, text: str) -> None:
         """Execute a command or send a message."""
         if text == "/clear":
             self.messages.clear()
-            note("(forgotten)")
+            note("(conversation deleted)")
         elif text == "/help":
             note(_HELP)
         elif _COMMAND.match(text):
-            note(f"{text.split()[0]} is not a command; /help lists them. `mpool vision` asks about images.")
+            note(f"{text.split()[0]} is not a command; /help lists the commands. For questions about images, use "
+                 "`mpool vision`.")
         elif text.strip():
             self.turn(text)
 
@@ -166,7 +167,7 @@ class Conversation:
         return line.rstrip("\r\n") if line else None
 
     def read(self) -> str | None:
-        """Read a message: a line, or all text between triple quotes."""
+        """Read a message: a line, or several lines between triple quotes. None at the end of the input."""
         line = self.line("> ")
         if line is None or not line.lstrip().startswith('"""'):
             return line.strip() if line is not None and line.lstrip().startswith("/") else line
@@ -185,24 +186,24 @@ class Conversation:
 
         self.messages.append({"role": "user", "content": text})
         try:
-            answer = self.answer()
+            reply = self.reply()
         except MpoolError as error:
             note(f"mpool: {error}")
             self.failed = not self.interactive
-            answer = ""
-        if answer:
-            self.messages.append({"role": "assistant", "content": answer})
+            reply = ""
+        if reply:
+            self.messages.append({"role": "assistant", "content": reply})
         else:
             self.messages.pop()
 
-    def answer(self) -> str:
-        """Print the reply while it is generated. Returns it, or its part before Ctrl-C."""
+    def reply(self) -> str:
+        """Print the reply while it is generated. Return the reply, or its part before Ctrl-C."""
         stream = None
         try:
             stream = self.begin()
             thinking = False
             for chunk in stream:
-                if chunk.reasoning and self.interactive:  # not part of the reply
+                if chunk.reasoning and self.interactive:  # shown on standard error, not part of the reply
                     sys.stderr.write(for_output(chunk.reasoning, sys.stderr))
                     sys.stderr.flush()
                     thinking = True
@@ -229,10 +230,10 @@ class Conversation:
         return done.text
 
     def begin(self) -> Any:
-        """Start the reply. Drops the oldest messages if the conversation exceeds the model's context."""
+        """Start the reply. Remove the oldest messages while the conversation exceeds the model's context."""
         from ..errors import ContextOverflow
 
-        left_out = 0
+        dropped = 0
         while True:
             try:
                 stream = self.pool.chat([*self.start, *self.messages], self.model, stream=True, **self.options)
@@ -241,7 +242,7 @@ class Conversation:
                 if len(self.messages) < 3:
                     raise
                 del self.messages[:2]
-                left_out += 2
-        if left_out:
-            note(f"(the conversation exceeds the model's context: the oldest {left_out} messages were dropped)")
+                dropped += 2
+        if dropped:
+            note(f"(the conversation exceeds the model's context: the oldest {dropped} messages were dropped)")
         return stream

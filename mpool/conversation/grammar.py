@@ -494,7 +494,7 @@ def _assign(request: _MaskedRequest) -> None:
 
     with _lock:
         found = min(_mask_threads, key=_MaskThread.busy, default=None)
-        if found is None or found.busy() and len(_mask_threads) < min(_MAX_THREADS, _core.config()["lanes"]):
+        if found is None or found.busy() and len(_mask_threads) < min(_MAX_THREADS, _core.config()["compute_threads"]):
             found = _MaskThread()
             _mask_threads.append(found)
         found.serve(request)

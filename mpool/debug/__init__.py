@@ -1,1 +1,1 @@
-"""Tools that look inside: captures of activations, their comparison, the configuration."""
+"""Tools for debugging: comparison of captured activations, and tables of models and of the configuration."""

@@ -1,4 +1,4 @@
-"""The former home of :mod:`mpool.tasks.captures`: pickles of earlier releases name this module."""
+"""Former module of :mod:`mpool.tasks.captures`, kept because pickles of earlier releases refer to it."""
 
 from ..tasks.capture_files import CaptureRecord
 from ..tasks.captures import Capture, CaptureJob, capture

@@ -1,4 +1,4 @@
-"""Tables for people: loaded models, and the configuration of this build."""
+"""Tables of the models in use, and the configuration of this build."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, overload
 
+from ..checks import one_of
+
 
 def megabytes(count: int) -> str:
-    """A count of bytes for people, in units of 10**6."""
+    """Format a number of bytes as megabytes (10**6 bytes); ``-`` for 0."""
     return f"{count / 1e6:,.0f} MB" if count else "-"
 
 
 def age(seconds: float) -> str:
-    """A span of time for people."""
+    """Format a duration with a suitable unit."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
@@ -22,28 +24,32 @@ def age(seconds: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ModelRow:
-    """One model of a pool, at one moment.
+    """Snapshot of one model of a pool.
 
     Attributes:
-        key: its name; weights of another class of arithmetic than the automatic one have it in brackets.
+        key: name of the model. A compute type other than ``"auto"`` is appended in parentheses.
         capability: capability of the model.
         state: ``"cold"`` (not in memory), ``"loading"``, ``"ready"``, ``"busy"``, ``"evicting"``, ``"failed"``.
-        compute: class of arithmetic, once loaded.
-        isolation: where its workers run: ``"thread"``, or ``"process"``: each in a process of its own.
-        processes: ids of those processes.
-        workers, busy, dead: that serve it; that have a call; set apart because they did not move.
-        queued, running: calls that wait, and that run.
-        breaker: ``"closed"``, or ``"open"`` or ``"half-open"`` after faults of its workers.
-        policy: which worker takes a call.
-        keep_alive: seconds that it stays without work; inf: for ever.
-        last_error: name of the error of the last call that failed; empty: there was none.
-        pinned: asked for by ``load(..., pin=True)``.
-        model_bytes: weights, shared by all workers.
-        engine_bytes: scratch and caches that its workers hold, as of their last steps.
-        nodes: memory nodes (NUMA) that its workers are on; empty on a machine with one.
-        calls, errors: since the pool was made.
-        idle_seconds: since the last call.
-        facts: architecture, context_length, parameters and the like, once loaded.
+        compute: compute type; None before the model is loaded.
+        isolation: where the workers run: ``"thread"``, or ``"process"`` (each in its own process).
+        processes: ids of the worker processes.
+        workers: number of workers that serve the model.
+        busy: number of workers with an active request.
+        dead: number of workers that were abandoned because they made no progress.
+        queued: number of waiting requests.
+        running: number of active requests.
+        breaker: state of the circuit breaker: ``"closed"``; after worker faults ``"open"`` or ``"half-open"``.
+        policy: policy that chooses the worker of a request.
+        keep_alive: seconds that the idle model stays loaded; inf: for ever.
+        last_error: name of the error of the last failed request; empty: none failed.
+        pinned: True after ``load(..., pin=True)``.
+        model_bytes: bytes of the weights, which all workers share.
+        engine_bytes: bytes of scratch and caches of the workers, as of their last steps.
+        nodes: memory nodes (NUMA) of the workers; empty on a machine with one node.
+        calls: number of accepted requests since the pool was created.
+        errors: number of failed requests since the pool was created.
+        idle_seconds: seconds since the last request.
+        facts: architecture, context_length, parameters and further facts; empty before the model is loaded.
     """
 
     key: str
@@ -72,9 +78,9 @@ class ModelRow:
 
 
 class ModelTable(Sequence[ModelRow]):
-    """Result of :func:`mpool.ps`: rows, displayed as a table in a terminal and in a notebook."""
+    """Result of :func:`mpool.ps`: a sequence of rows, displayed as a table in a terminal and in a notebook."""
 
-    _HEAD = ("MODEL", "CAPABILITY", "STATE", "COMPUTE", "WEIGHTS", "WORKING", "WORKERS", "RUNNING", "QUEUED", "CALLS",
+    _HEAD = ("MODEL", "CAPABILITY", "STATE", "COMPUTE", "WEIGHTS", "CACHES", "WORKERS", "RUNNING", "QUEUED", "REQUESTS",
              "IDLE")
 
     def __init__(self, rows: Iterable[ModelRow]) -> None:
@@ -132,11 +138,11 @@ def _workers(row: ModelRow) -> str:
 
 
 def table(entries: Iterable[dict[str, Any]], isolated: Container[str] = ()) -> ModelTable:
-    """Rows of the core's registry as a table.
+    """Convert entries of the core's registry to a table.
 
     Args:
-        entries: of ``_core.Registry.entries``.
-        isolated: keys of those whose workers are processes.
+        entries: result of ``_core.Registry.entries``.
+        isolated: keys of the models whose workers are processes.
     """
     rows = []
     for entry in entries:
@@ -167,21 +173,21 @@ def show_config(mode: Literal["stdout"] = "stdout") -> None: ...
 @overload
 def show_config(mode: Literal["dicts"]) -> dict[str, Any]: ...
 def show_config(mode: Literal["stdout", "dicts"] = "stdout") -> dict[str, Any] | None:
-    """Shows what this build runs on: CPU, kernels, BLAS, compute threads, memory, options, versions. For bug reports.
+    """Show the configuration of this build and machine, for bug reports.
+
+    It includes CPU, kernels, BLAS, compute threads, memory, options and versions.
 
     Args:
-        mode: ``"stdout"`` prints it; ``"dicts"`` returns it, as ``numpy.show_config`` does.
+        mode: ``"stdout"``: print it; ``"dicts"``: return it as a dict, like ``numpy.show_config``.
 
     Raises:
-        InvalidArgument: another mode.
+        InvalidArgument: unknown mode.
     """
     from .. import _core
-    from ..errors import InvalidArgument
 
-    if mode not in ("stdout", "dicts"):
-        raise InvalidArgument(f"mode is {mode!r}, allowed: 'stdout', 'dicts'")
+    one_of("mode", mode, ("stdout", "dicts"))
     found = dict(_core.config())
-    found["compute_threads"] = found["lanes"]  # lanes: the name of one more release
+    found["lanes"] = found["compute_threads"]  # former name, kept for one release
     found["options"] = {name: {"value": value, "default": default, "meaning": meaning}
                         for name, value, default, meaning in _core.options()}
     found["versions"] = _versions()
@@ -200,7 +206,7 @@ def _lines(found: dict[str, Any]) -> Iterable[str]:
     yield f"threads   {found['compute_threads']}"
     for node in found["nodes"] if len(found["nodes"]) > 1 else ():
         yield f"node      {node['number']}: CPUs {node['cpus']}"
-    yield f"memory    {found['memory_bytes'] / 1e6:,.0f} MB offered to this process"
+    yield f"memory    {found['memory_bytes'] / 1e6:,.0f} MB available to this process"
     yield f"BLAS      {blas['core'] or 'none'}" + (f" ({blas['why']})" if blas["why"] else "")
     by_variant: dict[str, list[str]] = {}
     for slot, variant in found["kernels"].items():

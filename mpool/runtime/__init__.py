@@ -1,1 +1,1 @@
-"""The process-wide runtime: entries, threads, events, metrics, health, isolation."""
+"""Process-wide runtime: entries, threads, events, metrics, health, isolation."""

@@ -1,4 +1,4 @@
-"""Counted waiters of a ticket: only the last one to give up cancels it."""
+"""Counts of the waiters of tickets: only the last waiter that gives up cancels the ticket."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ if TYPE_CHECKING:
     from .. import _core
 
 _lock = threading.Lock()
-#: Identity of a ticket with waiters, which hold it -> number of waiters.
+#: ``id`` of a ticket -> number of its waiters. The waiters keep the ticket alive.
 _counts: dict[int, int] = {}
 
 
 class Waiter:
-    """A waiter of a ticket, in any thread or event loop, for the duration of the ``with`` block."""
+    """Context manager that counts one waiter of a ticket, in any thread or event loop, while its block runs."""
 
     __slots__ = ("_ticket",)
 
@@ -31,7 +31,7 @@ class Waiter:
         self.leave(kind is not None and not issubclass(kind, Exception))
 
     def leave(self, gave_up: bool) -> None:
-        """Stops waiting. Cancels the ticket if this waiter gave up (cancelled or interrupted) and was the last."""
+        """Stop waiting. Cancels the ticket if this waiter gave up (cancelled or interrupted) and was the last."""
         key = id(self._ticket)
         with _lock:
             left = _counts.pop(key) - 1
@@ -42,7 +42,7 @@ class Waiter:
 
 
 def others(ticket: _core.Ticket) -> bool:
-    """The ticket has waiters."""
+    """Return True if the ticket has waiters."""
     with _lock:
         return id(ticket) in _counts
 

@@ -31,11 +31,12 @@ class Entry:
     """A model of a pool. Thread-safe.
 
     Attributes:
-        key: its name in the pool.
-        ref: the reference of its files.
+        pool: pool of the model.
+        key: name of the model in the pool.
+        ref: reference of the model's files.
         overrides: settings that replace those of the files (see :meth:`mpool.Pool.register`).
-        isolation: ``"thread"`` or ``"process"``, where its workers run; None: the pool's setting.
-        plans: cache of options of embedding requests -> their plan; see vectors.py.
+        isolation: where the model's workers run, ``"thread"`` or ``"process"``; None: the pool's setting.
+        plans: cache of embedding options -> their plan; see tasks/vectors.py.
     """
 
     def __init__(self, pool: Host, key: str, ref: str, capability: str | None = None,
@@ -44,25 +45,25 @@ class Entry:
         self.overrides = dict(overrides or {})
         self.plans: dict[Any, Any] = {}
         self._capability = capability
-        self._towers: dict[str, Entry] = {}  # the model's other networks, by capability; see tower()
+        self._networks: dict[str, Entry] = {}  # the model's other networks, by capability; see serving()
         self._main: Entry | None = None  # the entry that this network belongs to
         self._lock = threading.RLock()
         self._description: ModelDescription | None = None
         self._tokenizer: Tokenizer | None = None
-        self._vocab: GGUFVocab | None = None  # between the spec, which wants its table, and the tokenizer
+        self._vocab: GGUFVocab | None = None  # kept from _set_tokens until the tokenizer is built from it
         self._template: ChatTemplate | None = None
         self._core: dict[str, str] = {}
         self._table: tuple[bytes, Any] | None = None
 
     def renew_lock(self) -> None:
-        """In the child of a fork: the thread that held the lock does not exist."""
+        """Replace the lock in a forked child, where the thread that held it does not exist."""
         self._lock = threading.RLock()
-        for tower in self._towers.values():
-            tower.renew_lock()
+        for network in self._networks.values():
+            network.renew_lock()
         self.plans = {}  # the next request asks the pool for its registry, which restarts the child's threads
 
     def ready(self, compute: str, chat: bool = False) -> bool:
-        """A request needs no file beyond those already read."""
+        """Return True if a request needs no file beyond those already read."""
         tokenizer = self._tokenizer
         if self._description is not None and self._description.image is not None:
             return compute in self._core
@@ -71,61 +72,61 @@ class Entry:
 
     @property
     def capability(self) -> str:
-        """The model's capability; reads its files if nothing else states it."""
+        """Capability of the model; reads its files if the capability is not known yet."""
         if self._capability is None:
             self._capability = self.describe().capability
         return self._capability
 
     def describe(self, progress: bool | None = None) -> ModelDescription:
-        """The description of the files with the overrides; fetches missing files first."""
+        """Return the description of the files with the overrides applied. Downloads missing files first."""
         if self._description is None:
             from ..models import describe
 
             if self._main is not None:
-                self._main._read_tower(self, progress)
+                self._main._read_network(self, progress)
                 assert self._description is not None
                 return self._description
             with self._lock:
                 if self._description is None:
                     found = describe(self.ref, self.key, offline=self.pool.config.offline, progress=progress)
                     if self._capability not in (None, found.capability):
-                        raise WrongCapability(f"is a model of {found.capability}, not {self._capability}", key=self.key)
+                        raise _wrong_capability(self, found.capability, self._capability)
                     self._description = override(found, self.overrides)
         return self._description
 
     def serving(self, capability: str) -> Entry | None:
-        """The entry of the same model for a capability: itself, or one of its towers; None: it is not for that.
+        """Return the model's entry for a capability: itself or one of its other networks; None: it has none.
 
-        Reads the files if they have to be asked.
+        Reads the model's files if its capability is not known yet.
         """
         if self._capability == capability or self.capability == capability:
             return self
         if self.capability == "vision" and capability == "text_to_text":
             return self  # a vision model also serves conversations without images
         if self.capability != "image_embedding":
-            return None  # no others have towers: nothing is fetched to say so
-        found = self._towers.get(capability)
-        if found is None and any(tower.capability == capability for tower in self.describe().towers):
+            return None  # only image_embedding models have further networks: no file needs to be read
+        found = self._networks.get(capability)
+        if found is None and any(part.capability == capability for part in self.describe().towers):
             with self._lock:
-                if capability not in self._towers:
-                    tower = Entry(self.pool, self.key, self.ref, capability, None, self.isolation)
-                    tower._main = self
-                    self._towers[capability] = tower
-            found = self._towers[capability]
+                if capability not in self._networks:
+                    network = Entry(self.pool, self.key, self.ref, capability, None, self.isolation)
+                    network._main = self
+                    self._networks[capability] = network
+            found = self._networks[capability]
         return found
 
     def parts(self) -> list[Entry]:
-        """Itself and its towers, one entry a capability that the model is for."""
-        return [self, *(part for tower in self.describe().towers if (part := self.serving(tower.capability)))]
+        """Return itself and the entries of its other networks: one entry per capability of the model."""
+        return [self, *(entry for part in self.describe().towers if (entry := self.serving(part.capability)))]
 
-    def _read_tower(self, tower: Entry, progress: bool | None) -> None:
-        """Gives one of the model's other networks its part of the description."""
-        found = next((one for one in self.describe(progress).towers if one.capability == tower._capability), None)
+    def _read_network(self, network: Entry, progress: bool | None) -> None:
+        """Set the description of one of the model's other networks."""
+        found = next((one for one in self.describe(progress).towers if one.capability == network._capability), None)
         if found is None:  # the files have changed
-            raise WrongCapability(f"is a model of {self.capability}, not {tower._capability}", key=self.key)
+            raise _wrong_capability(self, self.capability, network._capability)
         with self._lock:
-            if tower._description is None:
-                tower._description = found
+            if network._description is None:
+                network._description = found
 
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
@@ -149,16 +150,16 @@ class Entry:
         rows = spec.kv.get(f"{spec.architecture}.vocab_size")
         if isinstance(rows, int):  # text encoders of image-generation pipelines have their own vocabulary sizes
             tokenizer.fit(rows, file=description.tokenizer.json_path)
-        # the vocabulary as the file has it: tens of megabytes that are not needed again
+        # drop the vocabulary of the file: tens of megabytes that are not needed again
         self._description, self._vocab = replace(description, tokenizer=None), None
         return tokenizer
 
     def token_text(self, token: int) -> str:
-        """Text of a token; incomplete UTF-8 characters appear as U+FFFD."""
+        """Return the text of a token; bytes of an incomplete character appear as U+FFFD."""
         return self.token_bytes(token).decode(errors="replace")
 
     def token_bytes(self, token: int) -> bytes:
-        """Bytes of a token, which may be part of a UTF-8 character."""
+        """Return the bytes of a token, which may be part of a UTF-8 character."""
         if self._table is None:
             table = self.tokenizer().token_table()
             self._table = (table.data, table.offsets)
@@ -169,7 +170,7 @@ class Entry:
         """The model's chat template.
 
         Raises:
-            Unsupported: it has none.
+            Unsupported: the model has no chat template.
         """
         if self._template is None:
             with self._lock:
@@ -183,7 +184,7 @@ class Entry:
         return ChatTemplate.for_model(self.describe().chat_template, self.tokenizer(), key=self.key)
 
     def core_key(self, compute: str = "auto") -> str:
-        """Key in the core's registry for a compute type; the first use adds it and starts loading."""
+        """Return the key in the core's registry for a compute type. The first use adds the key and starts loading."""
         key = self._core.get(compute) if isinstance(compute, str) else None
         if key is not None:
             return key
@@ -191,50 +192,53 @@ class Entry:
             one_of("compute", compute, COMPUTE, key=self.key)
         with self._lock:
             if compute not in self._core:
-                self._core[compute] = self._same_arithmetic(compute) or self._add(compute)
+                self._core[compute] = self._key_with_compute(compute) or self._add(compute)
         return self._core[compute]
 
     def changed(self, folders: bool = False) -> str | None:
-        """The first file that changed since it was read, with ``folders`` also a folder whose names changed; None: none
-        changed."""
+        """Return the first file that changed since it was read; None: none changed.
+
+        Args:
+            folders: also detect a folder in which files were added or removed.
+        """
         from ..models.files import changed
 
         description = self._description
         return None if description is None else changed(description.stamps, folders)
 
-    def look_again(self) -> None:
-        """Forgets changed files while nothing of them is loaded: the caller may write them until the first request."""
+    def forget_if_changed(self) -> None:
+        """Forget changed files of a model that is not loaded: callers may modify files until the first request."""
         if not self._core and self._description is not None and not self.core_keys() and self.changed():
             self.forget()
 
     def _require_unchanged(self) -> None:
-        """Raises IntegrityError if a file changed: later reads would mix two versions."""
+        """Raise IntegrityError if a file changed since it was read: later reads would mix two versions."""
         path = self.changed()
         if path is not None:
-            raise IntegrityError(f"{path} is another file than was described; unload the model to have it described "
-                                 "anew", key=self.key)
+            raise IntegrityError(f"{path} changed since it was read", hint="Unload the model to read its files again",
+                                 key=self.key)
 
     def forget(self) -> list[str]:
-        """Forgets everything read from files; the next use reads them again.
+        """Forget everything read from files. The next use reads them again.
 
         Returns:
-            the keys in the core's registry that are now unused; the caller removes them.
+            Keys in the core's registry that are now unused; the caller must remove them.
         """
         with self._lock:
             keys = self.core_keys()
-            for tower in self._towers.values():
-                tower.forget()
+            for network in self._networks.values():
+                network.forget()
             self._description = self._tokenizer = self._vocab = self._template = self._table = None
             self._core, self.plans = {}, {}
         return keys
 
     def core_keys(self) -> list[str]:
-        """All keys in use in the core's registry, including those of the model's other networks."""
-        return list(dict.fromkeys([*self._core.values(), *(key for tower in list(self._towers.values())
-                                                          for key in tower.core_keys())]))
+        """Return all keys in use in the core's registry, including those of the model's other networks."""
+        return list(dict.fromkeys([*self._core.values(), *(key for network in list(self._networks.values())
+                                                          for key in network.core_keys())]))
 
-    def _same_arithmetic(self, compute: str) -> str | None:
-        """The key of the automatic entry if it is loaded with this compute type."""
+    def _key_with_compute(self, compute: str) -> str | None:
+        """Return the key of the ``"auto"`` entry if that is loaded with this compute type."""
         auto = self._core.get("auto")
         if auto is not None:
             for row in self.pool.registry.entries():
@@ -244,16 +248,16 @@ class Entry:
 
     @property
     def runs_in(self) -> str:
-        """Isolation of its workers: ``"thread"`` or ``"process"``."""
+        """Where the model's workers run: ``"thread"`` or ``"process"``."""
         return self.isolation or self.pool.config.isolation
 
     def isolate(self, isolation: str) -> None:
-        """Sets the isolation of its workers. Loaded workers keep serving until the model is loaded again."""
+        """Set where the model's workers run. Loaded workers keep serving until the model is loaded again."""
         with self._lock:
             before, was = self.runs_in, self.isolation
             self.isolation = isolation
-            for tower in self._towers.values():
-                tower.isolate(isolation)
+            for network in self._networks.values():
+                network.isolate(isolation)
             if before == isolation:
                 return
             try:
@@ -261,7 +265,7 @@ class Entry:
                     if compute == "auto" or key != self._core.get("auto"):
                         self._add(compute, replace=True)
             except BaseException:
-                self.isolation = was  # the loaded workers still run there, and the next attempt must try again
+                self.isolation = was  # the loaded workers still run there, and the next attempt must retry
                 raise
 
     def _add(self, compute: str, replace: bool = False) -> str:
@@ -290,7 +294,7 @@ class Entry:
         else:
             registry.add(key, spec, compute, replace)
         try:
-            # begins to load while Python builds the tokenizer; an error reaches the request that follows
+            # start loading while Python builds the tokenizer; the request that follows raises the error of the load
             registry.load(key, timeout=0.0)
         except MpoolError:
             pass
@@ -303,7 +307,7 @@ class Entry:
         if description.spec.tokens is not None:
             table = description.spec.tokens
         elif self._tokenizer is None and source is not None and source.gguf is not None:
-            # the table alone is quick to make, so the core can load while the tokenizer is built
+            # building only the table is fast, so the core can load while the tokenizer is built
             from ..tokenizers.gguf_vocab import GGUFVocab
 
             self._vocab = GGUFVocab(source.gguf, file=source.config.get("file"))
@@ -315,20 +319,24 @@ class Entry:
                         sorted({*table.eog, *ends}))
 
 
+def _wrong_capability(entry: Entry, actual: str, wanted: str | None) -> WrongCapability:
+    return WrongCapability(f"the model's capability is {actual}, not {wanted}", key=entry.key)
+
+
 #: Settings that :meth:`mpool.Pool.register` can override.
 OVERRIDES = ("prompts", "default_prompt_name", "pooling", "normalize", "max_length", "chat_template")
 
 
 def override(found: ModelDescription, settings: Mapping[str, Any]) -> ModelDescription:
-    """A description with some settings replaced.
+    """Return a description with some settings replaced.
 
     Raises:
-        InvalidArgument: a setting that the model does not have, or a value that is not allowed.
+        InvalidArgument: the model does not support a setting, or a value is not allowed.
     """
     settings = {name: value for name, value in settings.items() if value is not None}
     if "chat_template" in settings:
         if found.generation is None or not isinstance(settings["chat_template"], str):
-            raise _refused(found, "chat_template", settings, "the text of a template, for a model that writes text")
+            raise _refused(found, "chat_template", settings, "the text of a Jinja template, for a language model")
         found = replace(found, chat_template=settings.pop("chat_template"))
     if not settings:
         return found
@@ -336,12 +344,12 @@ def override(found: ModelDescription, settings: Mapping[str, Any]) -> ModelDescr
         return _override_image(found, settings)
     embedding = found.embedding
     if embedding is None:
-        raise _refused(found, next(iter(settings)), settings, "chat_template, for a model that writes text")
+        raise _refused(found, next(iter(settings)), settings, "None: the model computes no embeddings")
     kv: dict[str, Any] = dict(found.spec.kv)
     if "prompts" in settings:
         prompts = settings["prompts"]
         if not isinstance(prompts, Mapping) or not all(isinstance(x, str) for pair in prompts.items() for x in pair):
-            raise _refused(found, "prompts", settings, "a dict, name -> text")
+            raise _refused(found, "prompts", settings, "a dict of prompt name and text")
         embedding = replace(embedding, prompts=dict(prompts), default_prompt_name=None)
     if "default_prompt_name" in settings:
         if settings["default_prompt_name"] not in embedding.prompts:
@@ -350,7 +358,8 @@ def override(found: ModelDescription, settings: Mapping[str, Any]) -> ModelDescr
     if "pooling" in settings:
         modes = ("cls", "mean", "max", "mean_sqrt_len", "weightedmean", "lasttoken")
         if settings["pooling"] not in modes or kv.get("mpool.dense_count"):
-            raise _refused(found, "pooling", settings, ", ".join(modes) + "; of a model without dense layers")
+            raise _refused(found, "pooling", settings,
+                           "one of " + ", ".join(modes) + ", and the model must have no dense layers")
         embedding = replace(embedding, pooling=(settings["pooling"],), output_size=embedding.hidden_size)
         kv["mpool.pooling"] = [settings["pooling"]]
     if "normalize" in settings:
@@ -361,28 +370,29 @@ def override(found: ModelDescription, settings: Mapping[str, Any]) -> ModelDescr
     if "max_length" in settings:
         length = settings["max_length"]
         if embedding.padding:
-            raise _refused(found, "max_length", settings, "nothing else, as every text of this model has one length")
+            raise _refused(found, "max_length", settings, "None: every text of this model is padded to one length")
         if isinstance(length, bool) or not isinstance(length, int) or not 4 <= length <= embedding.max_tokens:
-            raise _refused(found, "max_length", settings, f"4 to {embedding.max_tokens} tokens")
+            raise _refused(found, "max_length", settings, f"an integer from 4 to {embedding.max_tokens}")
         embedding = replace(embedding, max_tokens=length)
     return replace(found, embedding=embedding, spec=replace(found.spec, kv=kv))
 
 
 def _override_image(found: ModelDescription, settings: Mapping[str, Any]) -> ModelDescription:
-    """Applies ``normalize`` to all networks of the model, and other settings to those that embed texts."""
-    texts = tuple(tower for tower in found.towers if tower.embedding is not None)
+    """Apply ``normalize`` to all networks of the model, and other settings to its text networks."""
+    texts = tuple(network for network in found.towers if network.embedding is not None)
     for name, value in settings.items():
         if name == "normalize" and not isinstance(value, bool):
             raise _refused(found, name, settings, "True or False")
         if name != "normalize" and not texts:
-            raise _refused(found, name, settings, "normalize, for an image_embedding model")
-    towers = tuple(override(tower, settings) if tower.embedding is not None else tower for tower in found.towers)
+            raise _refused(found, name, settings, "None: the model embeds no texts")
+    networks = tuple(override(network, settings) if network.embedding is not None else network
+                     for network in found.towers)
     assert found.image is not None
     image, kv = found.image, dict(found.spec.kv)
     if "normalize" in settings:
         image = replace(image, normalize=settings["normalize"])
         kv["mpool.normalize"] = settings["normalize"]
-    return replace(found, image=image, towers=towers, spec=replace(found.spec, kv=kv))
+    return replace(found, image=image, towers=networks, spec=replace(found.spec, kv=kv))
 
 
 def _refused(found: ModelDescription, name: str, settings: Mapping[str, Any], allowed: str) -> InvalidArgument:

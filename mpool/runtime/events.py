@@ -25,13 +25,13 @@ class PoolEvent:
     """An event of a worker or request. See :meth:`mpool.Pool.on`.
 
     Attributes:
-        event: ``"spawn"`` (a worker begins to load), ``"ready"``, ``"evict"`` (it was unloaded), ``"fail"`` (it could
-            not start, failed, or was abandoned); ``"request_start"`` (the first step of a call),
-            ``"request_complete"``, ``"request_fail"`` (it ended in an error, or was refused at once).
+        event: ``"spawn"`` (a worker begins to load), ``"ready"``, ``"evict"`` (the worker was stopped to free memory),
+            ``"fail"`` (the worker could not start, failed, or was abandoned); ``"request_start"`` (the first step of a
+            request), ``"request_complete"``, ``"request_fail"`` (the request ended in an error, or was refused).
         model: key of the model.
-        worker_id: the worker's number; None where there is none or it does not matter.
-        request: a number that start and end of a call share; None for workers, and for calls that were refused before
-            they had one.
+        worker_id: number of the worker; None: the event concerns no single worker.
+        request: number of the request, equal in its start and end; None for worker events, and for requests that were
+            refused before they had a number.
         status: ``"OK"``, or the name of the error.
         timestamp: seconds of ``time.monotonic()``.
     """
@@ -52,25 +52,26 @@ def subscribe(pool: Host, event: Any, callback: Any) -> Callable[[], None]:
     if not isinstance(event, str) or event not in KINDS:
         one_of("event", event, KINDS)
     if not callable(callback):
-        raise InvalidArgument(param="callback", got=type(callback).__name__, allowed="a function of one PoolEvent")
+        raise InvalidArgument(param="callback", got=type(callback).__name__,
+                              allowed="a function with one parameter, a PoolEvent")
     entry = (event, callback)
     with _lock:
         pool._callbacks = (*pool._callbacks, entry)
     _logging.deliver = deliver
-    _adopt()
+    _enable_wanted()
     _logging.start()
 
     def unsubscribe() -> None:
-        """Idempotent. A callback that is running now finishes."""
+        """Remove the callback. Idempotent. Does not interrupt a callback that is running."""
         with _lock:
             pool._callbacks = tuple(other for other in pool._callbacks if other is not entry)
-        _adopt()
+        _enable_wanted()
 
     return unsubscribe
 
 
-def _adopt() -> None:
-    """Tells the core which events have callbacks: it records no others."""
+def _enable_wanted() -> None:
+    """Enable the events that have callbacks in the core, which records no others."""
     from .. import _core
 
     with _lock:
@@ -83,7 +84,7 @@ def _adopt() -> None:
 
 
 def deliver() -> None:
-    """Runs the callbacks of all recorded events. Runs on the drain thread."""
+    """Call the callbacks of all recorded events. Runs on the drain thread."""
     from .. import _core
 
     rows = _core.drain_events()
@@ -99,12 +100,12 @@ def deliver() -> None:
             if event == found.event:
                 try:
                     callback(found)
-                except BaseException:  # SystemExit too: it would end the thread, and the log with it
-                    _logging.pool_log.exception("A callback for %s raised", event)
+                except BaseException:  # also SystemExit, which would end the thread that drains the log
+                    _logging.pool_log.exception("A callback for the event %s raised", event)
 
 
 def dropped() -> int:
-    """Number of events dropped because callbacks were too slow."""
+    """Return the number of events dropped because callbacks were too slow."""
     from .. import _core
 
     return _core.events_dropped()

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 #: Seconds after which a queue that is still full counts as persistently full.
 STAYS = 0.5
-#: Slow worker: its time per request exceeds this multiple of the median of the model's other workers, each with this
-#: many requests.
+#: A worker is slow if its time per request exceeds this multiple of the median of the model's other workers. Only
+#: workers that served at least this many requests count.
 SLOW, SLOW_CALLS = 4.0, 8
 
 
@@ -26,11 +26,11 @@ class Pong:
     """A worker's response to :func:`mpool.ping`. Busy workers respond too.
 
     Attributes:
-        model: key of its model.
-        worker_id: its number, unique in the process.
-        state: ``"spawning"``, ``"loading"``, ``"ready"``, ``"processing"``, ``"idle"``, ``"evicting"``.
-        busy: it has a request.
-        queue_depth: requests waiting for its model.
+        model: key of the worker's model.
+        worker_id: number of the worker, unique in the process.
+        state: ``"spawning"``, ``"loading"``, ``"ready"``, ``"processing"``, ``"idle"`` or ``"evicting"``.
+        busy: the worker has an active request.
+        queue_depth: requests that wait for its model.
         timestamp: seconds of ``time.monotonic()``.
     """
 
@@ -44,7 +44,14 @@ class Pong:
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """Counts of workers: serving, busy, idle; dead are those abandoned because they made no progress."""
+    """Counts of workers.
+
+    Attributes:
+        total: workers that serve requests.
+        busy: workers with an active request.
+        idle: workers without one.
+        dead: workers that were abandoned because they made no progress.
+    """
 
     total: int
     busy: int
@@ -54,13 +61,13 @@ class Workers:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The governor's bytes.
+    """Memory of a pool.
 
     Attributes:
         used, limit, available: bytes.
-        pressure: ``"low"``, ``"normal"``, ``"high"``, ``"critical"``: used below 50, 70, 85 percent of the limit, and
-            above.
-        utilisation: used of limit, 0 to 1.
+        pressure: ``"low"``, ``"normal"``, ``"high"`` or ``"critical"``: ``used`` is below 50, 70, 85 percent of the
+            limit, or above that.
+        utilisation: ``used`` as a fraction of ``limit``, 0 to 1.
     """
 
     used: int
@@ -75,10 +82,12 @@ class ModelHealth:
     """Health of a model that is or was in use.
 
     Attributes:
-        state: as of :class:`mpool.debug.show.ModelRow`.
-        breaker: ``"closed"``, ``"open"``, ``"half-open"``.
-        queue_depth, queue_capacity: waiting requests, and the capacity, of the queue that is fullest.
-        p50, p99: seconds from submission to response, an upper bound; None: no request was completed yet.
+        state: as in :class:`mpool.debug.show.ModelRow`.
+        breaker: state of the circuit breaker: ``"closed"``, ``"open"``, ``"half-open"``.
+        workers: counts of the model's workers.
+        queue_depth, queue_capacity: waiting requests and capacity of the model's fullest queue.
+        p50, p99: upper bounds of the median and the 99th percentile of the latency, in seconds from submission to
+            completion; None: no request has completed yet.
         error_rate: failed requests as a fraction of all, 0 to 1; timeouts and cancellations do not count.
         last_error: name of the last error, or None.
     """
@@ -99,10 +108,11 @@ class Health:
     """Result of :func:`mpool.health`.
 
     Attributes:
-        status: ``"healthy"``; ``"degraded"``: it serves, but see ``reasons``; ``"unhealthy"``: it does not.
-        reasons: why it is not healthy, in words.
-        workers, memory: all together.
-        models: key -> its health.
+        status: ``"healthy"``; ``"degraded"``: the pool serves requests, but with the problems in ``reasons``;
+            ``"unhealthy"``: it does not serve requests.
+        reasons: problems that were found, as texts.
+        workers, memory: totals of all models.
+        models: health of each model by key.
     """
 
     status: Literal["healthy", "degraded", "unhealthy"]
@@ -123,7 +133,7 @@ def pongs(pool: Host, key: Any) -> tuple[Pong, ...]:
 
 
 def _core_keys(pool: Host, key: Any) -> list[str]:
-    """Keys of a model in the core, without reading files for a model that was used before or is in the catalogue."""
+    """Return the core keys of a model. Reads no files if the model was used before or is in the catalogue."""
     found = pool._known(key, None) if key is not None else None
     if found is not None:
         return found.core_keys()
@@ -145,7 +155,7 @@ def health(pool: Host) -> Health:
     used, limit = stats["memory_used"], stats["memory_limit"]
     memory = Memory(used, limit, max(limit - used, 0), stats["pressure"], used / limit if limit else 0.0)
     if memory.pressure == "critical":
-        reasons.append(f"memory: {used / 1e6:,.0f} MB of {limit / 1e6:,.0f} MB are in use")
+        reasons.append(f"memory is critical: {used / 1e6:,.0f} MB of {limit / 1e6:,.0f} MB are in use")
     total = Workers(*(sum(getattr(model.workers, name) for model in models.values())
                       for name in ("total", "busy", "idle", "dead")))
     status: Literal["healthy", "degraded", "unhealthy"] = "degraded" if reasons else "healthy"
@@ -172,7 +182,8 @@ def _complaints(pool: Host, row: Mapping[str, Any]) -> Iterator[str]:
     if row["state"] == "failed":
         yield f"{key}: failed" + (f" ({row['last_error']})" if row["last_error"] else "")
     if row["breaker"] != "closed":
-        yield f"{key}: its breaker is {row['breaker']}" + (f" ({row['last_error']})" if row["last_error"] else "")
+        reason = f" ({row['last_error']})" if row["last_error"] else ""
+        yield f"{key}: its circuit breaker is {row['breaker']}{reason}"
     if row["dead"]:
         yield f"{key}: {row['dead']} workers made no progress and were abandoned"
     if any(waiting >= most for waiting, most in zip(row["waiting"], row["capacity"])):
@@ -189,7 +200,7 @@ def _complaints(pool: Host, row: Mapping[str, Any]) -> Iterator[str]:
             yield f"{key}: worker {worker} takes {pace / median(mates):.0f} times as long per request as the others"
 
 
-_asked = itertools.count()
+_checks = itertools.count()
 
 
 def check(pool: Host, key: Any, timeout: float | None) -> float:
@@ -197,8 +208,8 @@ def check(pool: Host, key: Any, timeout: float | None) -> float:
     entry = pool._find(key)
     began = time.monotonic()
     if entry.capability == "text_embedding":
-        # a text of its own each time: equal ones are computed once
-        pool.embed(f"check {next(_asked)}", key, priority="critical", timeout=timeout)
+        # a different text each time, because requests with equal texts share one computation
+        pool.embed(f"check {next(_checks)}", key, priority="critical", timeout=timeout)
     elif entry.capability in ("text_to_text", "vision"):
         pool.generate("check", key, max_tokens=1, temperature=0, priority="critical", timeout=timeout)
     elif entry.capability == "image_embedding":
@@ -219,12 +230,12 @@ class CapabilityPool:
     """Snapshot of all models of a capability. See :data:`mpool.pools`.
 
     Attributes:
-        capability: its name.
-        policy: how a worker is chosen, unless the model or request sets another policy.
-        models: keys of those that are or were in use.
-        workers: counts.
-        queue_depth, running: waiting and running requests.
-        queue_capacity: maximum waiting requests of a model: of one input, of many.
+        capability: name of the capability.
+        policy: default policy that chooses the worker of a request.
+        models: keys of the models that are or were in use.
+        workers: counts of their workers.
+        queue_depth, running: waiting and active requests.
+        queue_capacity: maximum waiting requests per model: requests of one input, requests of several inputs.
     """
 
     capability: str
@@ -237,7 +248,7 @@ class CapabilityPool:
 
 
 class CapabilityPools(Mapping[str, CapabilityPool]):
-    """Capability -> a snapshot of its pool."""
+    """Mapping from a capability to a snapshot of its models. Each look-up takes a new snapshot."""
 
     def __init__(self, pool: Callable[[], Host]) -> None:
         self._pool = pool
@@ -248,7 +259,7 @@ class CapabilityPools(Mapping[str, CapabilityPool]):
         pool = self._pool()
         policies = {name: policy for name, _, policy in _core.capabilities()}
         if capability not in policies:
-            raise KeyError(f"there is no capability {capability!r}, only " + ", ".join(policies))
+            raise KeyError(f"{capability!r} is not a capability; the capabilities are " + ", ".join(policies))
         registry = pool._registry
         rows = [row for row in (registry.entries() if registry is not None else ()) if row["capability"] == capability]
         busy, total = sum(row["busy"] for row in rows), sum(row["workers"] for row in rows)

@@ -1,6 +1,7 @@
-"""Pools of this process, as the runtime sees them.
+"""Registry of the pools of this process, and the interface of a pool that the runtime uses.
 
-:class:`mpool.Pool` stands in a tier above; it registers itself here and fits the protocol :class:`Host`.
+The runtime must not import :class:`mpool.Pool`, which is in a higher tier. A pool implements :class:`Host` and
+registers itself here.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ if TYPE_CHECKING:
 
 
 class Host(Protocol):
-    """The part of a pool that entries, events, metrics and health use.
+    """Interface of a pool for entries, events, metrics and health.
 
-    Entries are ``Any`` here: :mod:`mpool.runtime.entry` imports this module.
+    Entries have the type ``Any`` here, because :mod:`mpool.runtime.entry` imports this module.
     """
 
     config: PoolConfig
@@ -35,7 +36,7 @@ class Host(Protocol):
 
     @property
     def pools(self) -> Mapping[str, Any]:
-        """Capability -> its pool."""
+        """Snapshots of the pool by capability."""
 
     def embed(self, *args: Any, **options: Any) -> Any:
         """See :func:`mpool.embed`."""
@@ -62,19 +63,19 @@ _hosts: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
 
 def register(identity: str, host: Host) -> None:
-    """Adds a pool under its identity. The reference is weak. Thread-safe."""
+    """Add a pool under its identity, with a weak reference. Thread-safe."""
     with _lock:
         _hosts[identity] = host
 
 
 def find(identity: str) -> Any:
-    """The pool of an identity, or None. Thread-safe."""
+    """Return the pool with an identity, or None. Thread-safe."""
     with _lock:
         return _hosts.get(identity)
 
 
 def hosts() -> list[Any]:
-    """Every pool that exists. Thread-safe."""
+    """Return every existing pool. Thread-safe."""
     with _lock:
         return list(_hosts.values())
 

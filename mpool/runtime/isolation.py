@@ -1,4 +1,4 @@
-"""Start command of worker processes. The core does the rest, ``csrc/isolation``."""
+"""Start command of worker processes. ``csrc/isolation`` implements them."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ _PYTHON = re.compile("py(thon|py)|graalpy", re.IGNORECASE)
 
 
 def check(isolation: object, what: str) -> None:
-    """Checks a value of the option ``what``.
+    """Check the value of the option named ``what``.
 
     Raises:
-        InvalidArgument: it is none of :data:`ISOLATION`.
+        InvalidArgument: the value is not one of :data:`ISOLATION`.
     """
     one_of(what, isolation, ISOLATION)
 
 
 def _executable() -> tuple[str, bool]:
-    """The Python that multiprocessing would start; True if ``multiprocessing.set_executable`` set it."""
-    spawn = sys.modules.get("multiprocessing.spawn")  # before its import, no program can have called set_executable
+    """Return the Python that multiprocessing would start, and True if ``multiprocessing.set_executable`` set it."""
+    spawn = sys.modules.get("multiprocessing.spawn")  # not imported: set_executable was not called
     chosen = spawn.get_executable() if spawn is not None else None
     path = os.fsdecode(chosen) if chosen else ""
     return (path, True) if path and path != sys.executable else (sys.executable or "", False)
 
 
 def command() -> tuple[str, ...]:
-    """The command of a worker process, with the Python that multiprocessing would start.
+    """Return the command of a worker process, with the Python that multiprocessing would start.
 
     Raises:
-        SpawnFailed: the Python executable is unknown, or it is another program: a frozen application (PyInstaller,
-            cx_Freeze) or one that embeds Python would start itself again.
+        SpawnFailed: the Python executable is unknown or another program: a frozen application (PyInstaller, cx_Freeze)
+            or a program that embeds Python would start itself again.
     """
     from .. import _core
 
@@ -46,11 +46,11 @@ def command() -> tuple[str, ...]:
     if not path:
         what = "sys.executable is empty"
     elif getattr(sys, "frozen", False) and not chosen:
-        what = f"this application is frozen, and {path} would start it again instead of a Python"
+        what = f"this application is frozen, and {path} would start the application instead of Python"
     elif not chosen and not _PYTHON.search(os.path.basename(path)):
-        what = f"sys.executable is {path}, which does not look like a Python"
+        what = f"sys.executable is {path}, which does not look like a Python interpreter"
     if what:
-        raise SpawnFailed(f"{what}, so no worker process can be started",
-                          hint='Use isolation="thread", or name a Python of this version: '
+        raise SpawnFailed(f"no worker process can be started: {what}",
+                          hint='Use isolation="thread", or set the path of a Python of this version with '
                                "multiprocessing.set_executable(path)")
     return (path, "-I", "-S", "-c", _START, _core.__file__)

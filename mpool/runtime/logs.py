@@ -1,7 +1,8 @@
-"""Log records of the core through Python's ``logging``.
+"""Forward log records of the core to Python's ``logging``.
 
-The core writes records into a bounded ring and never to a file descriptor; one daemon thread, started with the first
-pool and joined at exit, moves them to the logger ``mpool.pool``. To see them: ``logging.basicConfig(level="INFO")``.
+The core writes records into a bounded ring and never to a file descriptor. One daemon thread moves them to the logger
+``mpool.pool``; it starts with the first pool and is joined at exit. To see the records, call
+``logging.basicConfig(level="INFO")``.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import threading
 from collections.abc import Callable
 
-#: Poll interval of the ring in seconds: usual, and while events have callbacks.
+#: Poll interval of the ring in seconds: the usual one, and the one while events have callbacks.
 PERIOD, HURRIED = 0.25, 0.02
 
 for _name in ("mpool", "mpool.pool", "mpool.models"):
@@ -21,7 +22,7 @@ log = logging.getLogger("mpool")
 pool_log = logging.getLogger("mpool.pool")
 
 
-#: Delivers events to their callbacks; set with the first callback.
+#: Function that calls the callbacks of events; set when the first callback is added.
 deliver: Callable[[], None] | None = None
 
 
@@ -36,12 +37,12 @@ class _Drain:
     def start(self) -> None:
         with self.lock:
             if self.thread is None and not self.stopping.is_set():
-                self.adopt_level()
+                self.update_level()
                 self.thread = threading.Thread(target=self.run, name="mpool-log", daemon=True)
                 self.thread.start()
 
-    def adopt_level(self) -> None:
-        """Passes the logger's level to the core, which writes no records below it."""
+    def update_level(self) -> None:
+        """Pass the logger's level to the core, which writes no records below it."""
         from .. import _core
 
         level = pool_log.getEffectiveLevel()
@@ -56,14 +57,14 @@ class _Drain:
             elif self.hurried.wait(PERIOD):
                 self.hurried.clear()
             try:
-                self.adopt_level()
+                self.update_level()
                 self.flush()
                 self.deliver()
-            except MemoryError:  # the records in hand are lost; the next round may have memory again
+            except MemoryError:  # these records are lost; the next round may have memory again
                 continue
 
     def deliver(self) -> None:
-        # nothing is imported here: a dataclass that is made while the interpreter exits has it forget a Ctrl-C
+        # Import nothing here: a dataclass that is defined while the interpreter exits discards a pending Ctrl-C.
         if deliver is not None:
             try:
                 deliver()
@@ -76,7 +77,7 @@ class _Drain:
         for level, text in _core.drain_log():
             try:
                 pool_log.log(level, "%s", text)
-            except Exception:  # a handler's fault is its owner's; the other records still get their turn
+            except Exception:  # a handler of the program failed; go on with the other records
                 pass
 
     def stop(self) -> None:
@@ -93,24 +94,24 @@ _drain = _Drain()
 
 
 def start() -> None:
-    """Starts the thread unless it is running."""
+    """Start the thread unless it is running."""
     if _drain.thread is None:
         _drain.start()
 
 
 def hurry(on: bool) -> None:
-    """Polls more often from now on, or at the usual rate again."""
+    """Poll more often from now on (``on``), or at the usual rate again."""
     _drain.period = HURRIED if on else PERIOD
     _drain.hurried.set()
 
 
 def flush() -> None:
-    """Logs the records that are in the ring now."""
+    """Log the records that are in the ring now."""
     _drain.flush()
 
 
 def stop() -> None:
-    """Drains the ring a last time and joins the thread."""
+    """Drain the ring a last time and join the thread."""
     _drain.stop()
 
 

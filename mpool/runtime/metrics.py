@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 BOUNDS = (*(1e-6 * 2**i for i in range(27)), math.inf)
 #: Gauges of the whole pool: name -> help.
 GAUGES = {
-    "memory_limit": "limit of bytes for models, caches and queues together",
+    "memory_limit": "maximum bytes for models, caches and queues together",
     "memory_used": "bytes used by models, caches and queues",
     "lanes": "compute threads",
     "lanes_leased": "compute threads in use",
@@ -22,6 +22,8 @@ GAUGES = {
     "threads_joined": "started threads that have ended",
     "events_dropped": "events dropped because callbacks were too slow",
 }
+#: Former names of gauges -> names. Kept in :func:`mpool.metrics` for one release, and as Prometheus series for good.
+FORMER = {"lanes": "compute_threads", "lanes_leased": "compute_threads_leased"}
 #: Gauges of a model: name -> help.
 MODEL_GAUGES = {
     "workers": "serving workers", "busy": "busy workers", "dead": "abandoned workers",
@@ -29,11 +31,11 @@ MODEL_GAUGES = {
     "engine_bytes": "bytes of scratch and caches", "calls": "accepted requests", "errors": "failed requests",
 }
 #: Counters of a model, over completed requests: name -> help.
-MODEL_COUNTERS = {"units_in": "tokens and images read", "units_out": "tokens and images generated"}
+MODEL_COUNTERS = {"units_in": "tokens and images taken in", "units_out": "tokens and images generated"}
 
 
 def stats(pool: Host) -> dict[str, Any]:
-    """Counters and gauges of the pool; zeros for an unused pool."""
+    """Return the core's counters and gauges of the pool; zeros for a pool that was closed before its first use."""
     from .. import _core
 
     registry = pool._registry
@@ -41,8 +43,8 @@ def stats(pool: Host) -> dict[str, Any]:
         registry = pool.registry
     if registry is not None:
         return registry.stats()
-    return {**{name: 0 for name, _ in _core.metrics()}, **dict.fromkeys(GAUGES, 0), "pressure": "low",
-            "bytes_by_tag": {}}
+    return {**{name: 0 for name, _ in _core.metrics()}, **{FORMER.get(name, name): 0 for name in GAUGES},
+            "pressure": "low", "bytes_by_tag": {}}
 
 
 def collect(pool: Host) -> dict[str, Any]:
@@ -50,8 +52,7 @@ def collect(pool: Host) -> dict[str, Any]:
     found = stats(pool)
     found["bytes_by_kind"] = found.pop("bytes_by_tag")
     found["events_dropped"] = dropped()
-    # the names of one more release: lanes, lanes_leased
-    found["compute_threads"], found["compute_threads_leased"] = found["lanes"], found["lanes_leased"]
+    found.update({former: found[name] for former, name in FORMER.items()})
     found["models"] = {row["key"]: _model(row) for row in (pool._registry.entries() if pool._registry else ())}
     found["queue_depths"] = {name: one.queue_depth for name, one in pool.pools.items()}
     return found

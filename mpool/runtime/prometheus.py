@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def prometheus(pool: Host) -> str:
-    """Metrics of the pool as text for a scrape.
+    """Return the metrics of the pool in Prometheus' text format.
 
     Raises:
         Unsupported: prometheus_client is not installed.
@@ -23,21 +23,21 @@ def prometheus(pool: Host) -> str:
     try:
         from prometheus_client import CollectorRegistry, generate_latest
     except ImportError:
-        raise Unsupported("metrics for Prometheus need the package prometheus_client",
-                          hint='pip install "mpool[server]" installs it') from None
+        raise Unsupported("Prometheus metrics need the package prometheus_client",
+                          hint='Run pip install "mpool[server]"') from None
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Source(collect(pool)))  # type: ignore[arg-type]
     return generate_latest(registry).decode()
 
 
 class _Source:
-    """The collector that ``prometheus_client`` asks for families of metrics."""
+    """Collector for ``prometheus_client``."""
 
     def __init__(self, found: dict[str, Any]) -> None:
         self._found = found
 
     def collect(self) -> Iterator[Any]:
-        """Families of metrics."""
+        """Yield the metric families."""
         return _families(self._found)
 
 

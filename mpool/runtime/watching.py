@@ -16,9 +16,8 @@ from . import awaiting as _awaiting
 
 T = TypeVar("T")
 
-#: Seconds between attempts to enter a full queue, besides those that a finished request of this loop triggers.
+#: Seconds between attempts to enter a full queue, in addition to attempts after a request of this loop finished.
 _RETRY = 0.02
-
 
 
 def _wake(future: asyncio.Future[None]) -> None:
@@ -27,15 +26,17 @@ def _wake(future: asyncio.Future[None]) -> None:
 
 
 class _Line:
-    """Coroutines that wait for space in one queue; the first of them retries."""
+    """Coroutines that wait for room in one queue. The first of them retries."""
 
     def __init__(self) -> None:
         self.turn, self.length = asyncio.Lock(), 0
 
 
 class Followed:
-    """A ticket that coroutines of one loop wait for: its number in the notifier, and the futures to wake. A stream
-    holds this object between chunks: binding again for each chunk would cost a wake-up per chunk."""
+    """A ticket that coroutines of one loop wait for, with its number in the notifier and the futures to wake.
+
+    A stream keeps this object between chunks: binding again for each chunk would cost one wake-up per chunk.
+    """
 
     __slots__ = ("ticket", "number", "bound", "parked", "__weakref__")
 
@@ -50,14 +51,14 @@ class Watcher:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.notifier = _core.Notifier()
         self._numbers = itertools.count(1)
-        # weak: waiting coroutines hold these objects, which hold the tickets
+        # weak references: waiting coroutines keep these objects alive, and they keep the tickets alive
         self._tickets: weakref.WeakValueDictionary[int, Followed] = weakref.WeakValueDictionary()  # by identity
         self._followed: weakref.WeakValueDictionary[int, Followed] = weakref.WeakValueDictionary()  # by number
         self._lines: dict[str, _Line] = {}
         self._room: set[asyncio.Future[None]] = set()
-        loop.add_reader(self.notifier.fileno(), self._moved)
+        loop.add_reader(self.notifier.fileno(), self._wake_waiters)
 
-    def _moved(self) -> None:
+    def _wake_waiters(self) -> None:
         for number in self.notifier.take():
             followed = self._followed.get(number)
             if followed is not None:
@@ -66,7 +67,7 @@ class Watcher:
                     _wake(future)
 
     def following(self, ticket: _core.Ticket) -> Followed:
-        """The argument of :meth:`follow`, shared by all coroutines that wait for the ticket."""
+        """Return the argument of :meth:`follow`, shared by all coroutines that wait for the ticket."""
         found = self._tickets.get(id(ticket))
         if found is None:
             found = self._tickets[id(ticket)] = Followed(ticket, next(self._numbers))
@@ -74,7 +75,7 @@ class Watcher:
         return found
 
     async def follow(self, followed: Followed, ready: Callable[[], T | None]) -> T:
-        """Calls ``ready()`` whenever the ticket progresses, until it returns a value.
+        """Call ``ready()`` whenever the ticket progresses, until it returns a value. Returns the value.
 
         Cancellation also cancels the ticket, unless it has other waiters, in any loop or thread.
         """
@@ -99,13 +100,14 @@ class Watcher:
                 self._wake_line()
 
     async def done(self, ticket: _core.Ticket) -> None:
-        """Waits until the ticket is done."""
+        """Wait until the ticket is done."""
         await self.follow(self.following(ticket), lambda: ticket.done() or None)
 
     async def enter(self, key: str, submit: Callable[[], T], wait: bool = True) -> T:
-        """Submits a request; while the queue is full, waits behind the other coroutines for the same model.
+        """Submit a request. While the queue is full, wait behind the other coroutines with the same key.
 
-        Without ``wait``, raises Overloaded instead.
+        Raises:
+            Overloaded: the queue is full, and ``wait`` is False.
         """
         if not wait or key not in self._lines:
             try:
@@ -118,7 +120,7 @@ class Watcher:
         try:
             async with line.turn:
                 while True:
-                    await self._some_room()
+                    await self._room_or_timer()
                     try:
                         return submit()
                     except Overloaded:
@@ -128,11 +130,11 @@ class Watcher:
             if not line.length:
                 del self._lines[key]
 
-    async def _some_room(self) -> None:
-        """Waits until a request of this loop has ended, or :data:`_RETRY` seconds have passed.
+    async def _room_or_timer(self) -> None:
+        """Wait until a request of this loop has ended, or :data:`_RETRY` seconds have passed.
 
-        Uses a timer, not :func:`asyncio.wait_for`: before Python 3.12, that loses a cancellation that arrives when its
-        future is already done.
+        Uses a timer instead of :func:`asyncio.wait_for`, which before Python 3.12 loses a cancellation that arrives
+        when its future is already done.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
@@ -154,6 +156,7 @@ _lock = threading.Lock()
 
 
 def watcher() -> Watcher:
+    """Return the watcher of the running event loop, creating it if necessary."""
     loop = asyncio.get_running_loop()
     found = _watchers.get(loop)
     if found is None:

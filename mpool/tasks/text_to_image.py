@@ -381,7 +381,7 @@ class Reader:
         """
         request = self.request
         try:
-            found = self.ticket.pictures()
+            found = self.ticket.generated_images()
         except MemoryExhausted as error:
             request.entry.pool._name_idle(error, request.core_key)
             raise

@@ -7,9 +7,9 @@
 /* Run a request to its end: DONE, or FAILED because of NaN. */
 static inline mp_outcome run_call(tiny_model *tiny, mp_request *call, uint64_t budget_ns) {
     mp_error error;
-    mp_item item = {.call = call}, *items[1] = {&item};
+    mp_item item = {.request = call}, *items[1] = {&item};
     uint64_t cost;
-    MP_CHECK_OK(tiny->model->ops->check(tiny->model, item.call, &cost, &item.total, &error), &error);
+    MP_CHECK_OK(tiny->model->ops->check(tiny->model, item.request, &cost, &item.total, &error), &error);
     MP_CHECK_OK(tiny->engine->ops->admit(tiny->engine, &item, &error), &error);
     mp_plan plan;
     mp_outcome outcomes[MP_PLAN_MAX];

@@ -62,7 +62,7 @@ static inline void scene_admit(scene *s, mp_request *call, uint32_t total) {
     mp_proxy_args args = {.kind = s->kind ? s->kind : &no_kind, .capability = call->capability, .memory_bytes = 1 << 20,
                           .start_ns = 1000000000, .stall_ns = 1000000};
     MP_CHECK_OK(mp_proxy_attach(&args, s->p.page, &s->engine, &error), &error);
-    s->item = (mp_item){.call = call, .total = total};
+    s->item = (mp_item){.request = call, .total = total};
     s->lease = (mp_lease){.threads = 1};
     mp_wire_begin(&s->out, &s->p.child, MP_FRAME_ADMIT);
     mp_put_u32(&s->out, 1);

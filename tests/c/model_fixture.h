@@ -480,8 +480,8 @@ static inline mp_status tiny_live(void *arg, mp_error *error) {
     for (int i = 0; i < 2; i++) {
         MP_TRY_GOTO(life->make(&calls[i], error));
         uint64_t cost;
-        items[i].call = calls[i];
-        MP_TRY_GOTO(model->ops->check(model, items[i].call, &cost, &items[i].total, error));
+        items[i].request = calls[i];
+        MP_TRY_GOTO(model->ops->check(model, items[i].request, &cost, &items[i].total, error));
         MP_TRY_GOTO(engine->ops->admit(engine, &items[i], error));
         mp_item *planned[1] = {&items[i]};
         mp_plan plan;
@@ -533,9 +533,9 @@ static inline void tiny_job_make(const tiny_model *tiny, tiny_job *job, const mp
     uint64_t cost;
     *job = (tiny_job){0};
     MP_CHECK_OK(mp_text_request_create(args, &job->call, &error), &error);
-    job->item.call = &job->call->base;
+    job->item.request = &job->call->base;
     job->item.tenant = tenant;
-    MP_CHECK_OK(tiny->model->ops->check(tiny->model, job->item.call, &cost, &job->item.total, &error), &error);
+    MP_CHECK_OK(tiny->model->ops->check(tiny->model, job->item.request, &cost, &job->item.total, &error), &error);
     if (job->call->capture.data) /* NaN, which no record holds */
         memset(job->call->capture.data, 0xFF, tiny_capture_bytes(job->call));
 }

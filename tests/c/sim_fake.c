@@ -66,7 +66,7 @@ static const mp_error *engine_lost(mp_engine *base) {
     enter(engine);
     bool gone = engine->gone || (sim_below(4) == 0 && is_gone(engine));
     for (int i = 0; gone && i < engine->offers; i++)
-        ((sim_call *)engine->offered[i]->call)->lost_worker++;
+        ((sim_call *)engine->offered[i]->request)->lost_worker++;
     engine->offers = 0;
     leave(engine);
     return gone ? &engine->lost : NULL;
@@ -80,7 +80,7 @@ static bool take(fake_engine *engine, int memory) {
 }
 
 static void abandon(mp_item *item) {
-    sim_call *call = (sim_call *)item->call;
+    sim_call *call = (sim_call *)item->request;
     SIM_CHECK(call->saved == 1 && !call->admitted);
     call->saved = 0;
     mp_free(item->state);
@@ -89,7 +89,7 @@ static void abandon(mp_item *item) {
 
 static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
     fake_engine *engine = (fake_engine *)base;
-    sim_call *call = (sim_call *)item->call;
+    sim_call *call = (sim_call *)item->request;
     enter(engine);
     mp_status status = MP_OK;
     SIM_CHECK(!call->admitted && !call->finished && call->failed < 2 + call->spared); /* retried once ... */
@@ -138,7 +138,7 @@ static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
 
 static void forget(fake_engine *engine, mp_item *item, bool keep) {
     fake_state *state = item->state;
-    sim_call *call = (sim_call *)item->call;
+    sim_call *call = (sim_call *)item->request;
     if (!state || !call->admitted)
         return;
     engine->used -= state->memory;
@@ -160,7 +160,7 @@ static void forget(fake_engine *engine, mp_item *item, bool keep) {
 
 /* A request that can continue keeps its progress. Others begin again unless their state survives. */
 static void give_way(fake_engine *engine, mp_item *item) {
-    sim_call *call = (sim_call *)item->call;
+    sim_call *call = (sim_call *)item->request;
     uint32_t done = call->done;
     bool moves = engine->gone || call->moved;
     forget(engine, item, call->keeps_state);
@@ -186,7 +186,7 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
         return;
     }
     for (int i = 0; i < n && (model->plan_items == 0 || plan->count < model->plan_items); i++) {
-        sim_call *call = (sim_call *)items[i]->call;
+        sim_call *call = (sim_call *)items[i]->request;
         SIM_CHECK(call->admitted && !call->finished && call->failed < 2 + call->spared);
         if (call->waits && call->masks == call->done) {
             plan->masks = true;
@@ -245,14 +245,14 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
     }
     bool taken_along = false;
     for (int i = 0; i < plan->count && fakes.whole && whole; i++)
-        taken_along |= breaks_down((const sim_call *)plan->items[i]->call) &&
-                       !((const sim_call *)plan->items[i]->call)->spoils;
+        taken_along |= breaks_down((const sim_call *)plan->items[i]->request) &&
+                       !((const sim_call *)plan->items[i]->request)->spoils;
     if (fakes.processes && whole && taken_along)
         lose(engine, false);
     bool killed = whole && !taken_along && is_gone(engine);
     for (int i = 0; i < plan->count; i++) {
         mp_item *item = plan->items[i];
-        sim_call *call = (sim_call *)item->call;
+        sim_call *call = (sim_call *)item->request;
         SIM_CHECK(call->admitted && !call->finished && call->failed < 2 + call->spared);
         SIM_CHECK(!call->alone || engine->admitted == 1);
         SIM_CHECK(call->failed == 0 || plan->count == 1); /* a suspect steps alone */
@@ -316,7 +316,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
 static void engine_preempt(mp_engine *base, mp_item *item) {
     fake_engine *engine = (fake_engine *)base;
     enter(engine);
-    SIM_CHECK(((sim_call *)item->call)->admitted);
+    SIM_CHECK(((sim_call *)item->request)->admitted);
     give_way(engine, item);
     leave(engine);
 }

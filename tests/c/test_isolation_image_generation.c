@@ -13,18 +13,18 @@ static uint64_t hash_without_isolation(bool flux) {
     mp_outcome outcomes[MP_PLAN_MAX];
     uint64_t cost;
     tiny_load(&tiny, pipeline(flux), MP_COMPUTE_F32, 1);
-    MP_CHECK_OK(make_call(flux, 2, &item.call, &error), &error);
-    ((mp_image_generation_request *)item.call)->keep = false;
-    MP_CHECK_OK(tiny.model->ops->check(tiny.model, item.call, &cost, &item.total, &error), &error);
+    MP_CHECK_OK(make_call(flux, 2, &item.request, &error), &error);
+    ((mp_image_generation_request *)item.request)->keep = false;
+    MP_CHECK_OK(tiny.model->ops->check(tiny.model, item.request, &cost, &item.total, &error), &error);
     MP_CHECK_OK(tiny.engine->ops->admit(tiny.engine, &item, &error), &error);
     do {
         tiny.engine->ops->plan(tiny.engine, items, 1, UINT64_MAX, &plan);
         tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
     } while (outcomes[0] == MP_OUTCOME_MORE);
     MP_CHECK_INT(outcomes[0], MP_OUTCOME_DONE);
-    const uint64_t hash = seen_hash(item.call);
+    const uint64_t hash = seen_hash(item.request);
     tiny.engine->ops->retire(tiny.engine, &item);
-    mp_request_destroy(item.call);
+    mp_request_destroy(item.request);
     tiny_unload(&tiny);
     return hash;
 }
@@ -54,11 +54,11 @@ MP_TEST_SECONDS(isolation_generated_images_have_the_same_bytes_in_any_process, 1
             mp_outcome outcomes[MP_PLAN_MAX] = {MP_OUTCOME_MORE};
             uint64_t cost;
             int moves = 0, which = 0;
-            MP_CHECK_OK(make_call(flux, 2, &item.call, &error), &error);
-            mp_image_generation_request *call = (mp_image_generation_request *)item.call;
-            MP_CHECK_STATUS(model->ops->check(model, item.call, &cost, &item.total, &error), MP_UNSUPPORTED, &error);
+            MP_CHECK_OK(make_call(flux, 2, &item.request, &error), &error);
+            mp_image_generation_request *call = (mp_image_generation_request *)item.request;
+            MP_CHECK_STATUS(model->ops->check(model, item.request, &cost, &item.total, &error), MP_UNSUPPORTED, &error);
             call->keep = false;
-            MP_CHECK_OK(model->ops->check(model, item.call, &cost, &item.total, &error), &error);
+            MP_CHECK_OK(model->ops->check(model, item.request, &cost, &item.total, &error), &error);
             MP_CHECK_OK(engine[0]->ops->admit(engine[0], &item, &error), &error);
             while (outcomes[0] != MP_OUTCOME_DONE) {
                 const uint64_t blocks = 12 + mp_test_random_u64(&random) % 30; /* a unit has at most 30 */
@@ -80,9 +80,9 @@ MP_TEST_SECONDS(isolation_generated_images_have_the_same_bytes_in_any_process, 1
             MP_CHECK_INT(call->steps_done, 2 * STEPS);
             MP_CHECK_INT(call->previews_done, 2);
             MP_CHECK_INT(call->images_done, 2);
-            MP_CHECK(seen_hash(item.call) == expected);
+            MP_CHECK(seen_hash(item.request) == expected);
             engine[which]->ops->retire(engine[which], &item);
-            mp_request_destroy(item.call);
+            mp_request_destroy(item.request);
         }
         for (int i = 0; i < 2; i++)
             engine[i]->ops->destroy(engine[i]);

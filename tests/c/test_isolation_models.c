@@ -165,9 +165,9 @@ static void check_embedding(mp_model *here, mp_engine *engine, isolated *it, mp_
         uint64_t cost;
         MP_CHECK_OK(make_embedding_request(TEXTS, ids, offsets, NULL, &calls[k], &error), &error);
         calls[k]->output = output;
-        item.call = &calls[k]->base;
+        item.request = &calls[k]->base;
         mp_model *model = k ? it->model : here;
-        MP_CHECK_OK(model->ops->check(model, item.call, &cost, &item.total, &error), &error);
+        MP_CHECK_OK(model->ops->check(model, item.request, &cost, &item.total, &error), &error);
         mp_outcome outcomes[MP_PLAN_MAX] = {MP_OUTCOME_MORE};
         for (int turn = 0; outcomes[0] != MP_OUTCOME_DONE; turn++) {
             mp_engine *with = k ? it->engine[turn % 2] : engine;
@@ -249,8 +249,8 @@ MP_TEST_SECONDS(isolation_the_largest_request_is_transferred, 60) {
         mp_model *model = k ? it.model : here.model;
         uint64_t cost;
         MP_CHECK_OK(make_largest(ALL_WITHIN, &job.call, &error), &error);
-        job.item.call = &job.call->base;
-        MP_CHECK_OK(model->ops->check(model, job.item.call, &cost, &job.item.total, &error), &error);
+        job.item.request = &job.call->base;
+        MP_CHECK_OK(model->ops->check(model, job.item.request, &cost, &job.item.total, &error), &error);
         run_to_end(k ? it.engine[0] : here.engine, k ? &it.lease : &here.lease, &job);
         hash[k] = hash_of(&job);
         mp_request_destroy(&job.call->base);

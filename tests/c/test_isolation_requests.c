@@ -10,7 +10,7 @@ static size_t cross(mp_request *request, int at, mp_request **got) {
     static mp_wire_out out;
     static mp_wire_in in;
     const mp_request_wire *wire = mp_request_wire_of(request->capability);
-    mp_item item = {.call = request};
+    mp_item item = {.request = request};
     uint64_t note[64] = {0};
     mp_error error;
     pair p;
@@ -18,14 +18,14 @@ static size_t cross(mp_request *request, int at, mp_request **got) {
     MP_CHECK(wire->note_bytes(request) <= sizeof note);
     pair_init(&p);
     mp_wire_begin(&out, &p.parent, MP_FRAME_ADMIT);
-    wire->put_call(&out, &item, note);
+    wire->put_request(&out, &item, note);
     const size_t bytes = out.used;
     MP_CHECK(bytes < MP_FRAME_MOST);
     if (at >= 0)
         out.buffer[at] ^= 0x81;
     MP_CHECK(mp_wire_end(&out) && mp_wire_receive(&in, &p.child, false));
     mp_error_clear(&error);
-    mp_status status = wire->get_call(&in, got, &error);
+    mp_status status = wire->get_request(&in, got, &error);
     MP_CHECK((status == MP_OK) == (*got != NULL));
     MP_CHECK(at >= 0 || status == MP_OK);
     if (at < 0)

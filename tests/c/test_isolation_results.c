@@ -240,7 +240,7 @@ MP_TEST(isolation_unexpected_messages_of_a_child_are_refused) {
     s.engine->ops->step(s.engine, &s.lease, &s.plan, outcomes);
     MP_CHECK_INT(outcomes[0], MP_OUTCOME_MORE); /* a step that did not begin has no suspect request */
     mp_error error;
-    mp_item another = {.call = &call->base, .total = 7};
+    mp_item another = {.request = &call->base, .total = 7};
     MP_CHECK_STATUS(s.engine->ops->admit(s.engine, &another, &error), MP_RECV, &error);
     MP_CHECK_INT(s.engine->ops->trim(s.engine), 0);
     scene_end(&s);
@@ -462,7 +462,7 @@ MP_TEST(isolation_requests_fail_only_with_allowed_errors) {
         memset(&s, 0, sizeof s);
         s.mutate_at = -1;
         scene_admit(&s, &call->base, 7);
-        mp_item another = {.call = &call->base, .total = 7};
+        mp_item another = {.request = &call->base, .total = 7};
         mp_wire_begin(&s.out, &s.p.child, MP_FRAME_ADMIT);
         mp_put_u32(&s.out, 2);
         mp_put_error(&s.out, said.code, &said);

@@ -17,9 +17,9 @@ static void make_job(mp_model *model, tiny_job *job, int index) {
     make_call(index, &job->call, &error);
     MP_CHECK_OK(error.code, &error);
     job->call->want_prompt_logits = false;
-    job->item.call = &job->call->base;
+    job->item.request = &job->call->base;
     job->item.tenant = rows[index].tenant;
-    MP_CHECK_OK(model->ops->check(model, job->item.call, &cost, &job->item.total, &error), &error);
+    MP_CHECK_OK(model->ops->check(model, job->item.request, &cost, &job->item.total, &error), &error);
 }
 
 /* Run a step of about this time with these items; return the number of finished ones. *image_step: out, true if a
@@ -156,8 +156,8 @@ static void make_large(mp_model *model, tiny_job *job) {
     };
     *job = (tiny_job){0};
     MP_CHECK_OK(mp_text_request_create(&args, &job->call, &error), &error);
-    job->item.call = &job->call->base;
-    MP_CHECK_OK(model->ops->check(model, job->item.call, &cost, &job->item.total, &error), &error);
+    job->item.request = &job->call->base;
+    MP_CHECK_OK(model->ops->check(model, job->item.request, &cost, &job->item.total, &error), &error);
 }
 
 /* Run steps with one request until `image_steps` of them computed its image, or it has `tokens` tokens; return the
@@ -421,18 +421,18 @@ static mp_status cross(bool images, int at, mp_error *error) {
                                            .n_bytes = sizeof pixels, .tile_keys = keys, .run_keys = keys, .spans = runs,
                                            .sources = sources, .n_sources = 3};
     MP_TRY(mp_text_request_create(&args, &call, error));
-    mp_item item = {.call = &call->base};
+    mp_item item = {.request = &call->base};
     uint64_t note[64] = {0};
     MP_CHECK(mp_wire_vision.note_bytes(&call->base) <= sizeof note);
     pair_init(&p);
     mp_wire_begin(&out, &p.parent, MP_FRAME_ADMIT);
-    mp_wire_vision.put_call(&out, &item, note);
+    mp_wire_vision.put_request(&out, &item, note);
     MP_CHECK(out.used < MP_FRAME_MOST);
     if (at >= 0 && (size_t)at < out.used)
         out.buffer[at] ^= 0x81;
     MP_CHECK(mp_wire_end(&out) && mp_wire_receive(&in, &p.child, false));
     mp_error_clear(error);
-    mp_status status = mp_wire_vision.get_call(&in, &got, error);
+    mp_status status = mp_wire_vision.get_request(&in, &got, error);
     MP_CHECK((status == MP_OK) == (got != NULL));
     if (status == MP_OK && at < 0) {
         const mp_text_images *a = &call->images, *b = &((const mp_text_request *)got)->images;

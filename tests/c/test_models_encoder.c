@@ -133,8 +133,8 @@ static void make_request(const tiny_model *tiny, const texts *all, const int *pi
     made->call->dimensions = dimensions;
     made->call->normalize = (int8_t)normalize;
     made->call->output = (uint8_t)output;
-    made->item.call = &made->call->base;
-    MP_CHECK_OK(tiny->model->ops->check(tiny->model, made->item.call, &cost, &made->item.total, &error), &error);
+    made->item.request = &made->call->base;
+    MP_CHECK_OK(tiny->model->ops->check(tiny->model, made->item.request, &cost, &made->item.total, &error), &error);
     MP_CHECK_OK(tiny->engine->ops->admit(tiny->engine, &made->item, &error), &error);
 }
 

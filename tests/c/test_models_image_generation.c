@@ -16,8 +16,8 @@ static mp_outcome generate(tiny_model *tiny, bool flux, const way *how, uint64_t
     mp_error error;
     mp_item item = {0}, *items[1] = {&item};
     uint64_t cost;
-    MP_CHECK_OK(make_call(flux, 2, &item.call, &error), &error);
-    MP_CHECK_OK(tiny->model->ops->check(tiny->model, item.call, &cost, &item.total, &error), &error);
+    MP_CHECK_OK(make_call(flux, 2, &item.request, &error), &error);
+    MP_CHECK_OK(tiny->model->ops->check(tiny->model, item.request, &cost, &item.total, &error), &error);
     MP_CHECK_OK(tiny->engine->ops->admit(tiny->engine, &item, &error), &error);
     mp_plan plan;
     mp_outcome outcomes[MP_PLAN_MAX];
@@ -35,21 +35,21 @@ static mp_outcome generate(tiny_model *tiny, bool flux, const way *how, uint64_t
             preempted_in_previews += at.phase == MP_DIFF_PREVIEW && at.block > 0;
             tiny->engine->ops->preempt(tiny->engine, &item);
             MP_CHECK(item.state == NULL);
-            MP_CHECK_OK(tiny->model->ops->check(tiny->model, item.call, &cost, &item.total, &error), &error);
+            MP_CHECK_OK(tiny->model->ops->check(tiny->model, item.request, &cost, &item.total, &error), &error);
             MP_CHECK_OK(tiny->engine->ops->admit(tiny->engine, &item, &error), &error);
         }
     } while (outcomes[0] == MP_OUTCOME_MORE);
     if (outcomes[0] == MP_OUTCOME_DONE) {
-        const mp_image_generation_request *call = (const mp_image_generation_request *)item.call;
+        const mp_image_generation_request *call = (const mp_image_generation_request *)item.request;
         MP_CHECK_INT(item.cursor, item.total);
         MP_CHECK_INT(call->steps_done, call->n_images * STEPS);
         MP_CHECK_INT(call->previews_done, call->n_images * call->n_previews);
-        *hash = hash_of(item.call);
+        *hash = hash_of(item.request);
     } else {
         *failure = item.error;
     }
     tiny->engine->ops->retire(tiny->engine, &item);
-    mp_request_destroy(item.call);
+    mp_request_destroy(item.request);
     return outcomes[0];
 }
 
@@ -169,8 +169,8 @@ MP_TEST(models_image_generation_ends_when_cancelled) {
     uint64_t cost;
     mp_plan plan;
     mp_outcome outcomes[MP_PLAN_MAX];
-    MP_CHECK_OK(make_call(true, 1, &item.call, &error), &error);
-    MP_CHECK_OK(tiny.model->ops->check(tiny.model, item.call, &cost, &item.total, &error), &error);
+    MP_CHECK_OK(make_call(true, 1, &item.request, &error), &error);
+    MP_CHECK_OK(tiny.model->ops->check(tiny.model, item.request, &cost, &item.total, &error), &error);
     MP_CHECK_OK(tiny.engine->ops->admit(tiny.engine, &item, &error), &error);
     for (int blocks = 0; blocks < 20; blocks++) {
         tiny.engine->ops->plan(tiny.engine, items, 1, 0, &plan);
@@ -187,7 +187,7 @@ MP_TEST(models_image_generation_ends_when_cancelled) {
     MP_CHECK_INT(item.cursor, before);
     tiny.lease.cancelled = NULL;
     tiny.engine->ops->retire(tiny.engine, &item);
-    mp_request_destroy(item.call);
+    mp_request_destroy(item.request);
     tiny_unload(&tiny);
 }
 

@@ -204,7 +204,7 @@ typedef struct plain_answer {
 
 static int recite(void *arg, const mp_item *item, int choice, int32_t *draft, int most) {
     const plain_answer *answer = arg;
-    const mp_text_request *call = (const mp_text_request *)item->call;
+    const mp_text_request *call = (const mp_text_request *)item->request;
     int at = (int)call->choices[choice].token_count, count = 0;
     for (; count < most && at + count < ANSWER; count++)
         draft[count] = answer->tokens[at + count];

@@ -31,7 +31,7 @@ static void watched_step(mp_engine *engine, mp_lease *lease, const mp_plan *plan
     step_note *note = &seen.note[at];
     *note = (step_note){.items = plan->count, .passes = engine->work.passes, .rows = engine->work.rows};
     for (int i = 0; i < plan->count; i++)
-        note->call[i] = plan->items[i]->call;
+        note->call[i] = plan->items[i]->request;
     atomic_store(&seen.begun, at + 1);
     seen.engine_ops->step(engine, lease, plan, outcomes);
     note->passes = engine->work.passes - note->passes;

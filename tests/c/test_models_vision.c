@@ -16,9 +16,9 @@ static void make_job(const tiny_model *tiny, tiny_job *job, int index) {
     make_call(index, &job->call, &error);
     MP_CHECK_OK(error.code, &error);
     MP_CHECK_INT(job->call->base.capability, MP_VISION);
-    job->item.call = &job->call->base;
+    job->item.request = &job->call->base;
     job->item.tenant = rows[index].tenant;
-    MP_CHECK_OK(tiny->model->ops->check(tiny->model, job->item.call, &cost, &job->item.total, &error), &error);
+    MP_CHECK_OK(tiny->model->ops->check(tiny->model, job->item.request, &cost, &job->item.total, &error), &error);
 }
 
 /* Run a step with the plan's items and retire the finished ones. Returns their number. */

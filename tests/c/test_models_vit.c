@@ -280,8 +280,8 @@ MP_TEST(models_vit_cancelled_in_a_step) {
     mp_outcome outcomes[MP_PLAN_MAX];
     for (int i = 0; i < 2; i++) {
         uint64_t cost;
-        items[i].call = &make_call(&all, 0, 2)->base;
-        MP_CHECK_OK(tiny.model->ops->check(tiny.model, items[i].call, &cost, &items[i].total, &error), &error);
+        items[i].request = &make_call(&all, 0, 2)->base;
+        MP_CHECK_OK(tiny.model->ops->check(tiny.model, items[i].request, &cost, &items[i].total, &error), &error);
         plan.items[i] = &items[i];
         plan.amount[i] = 2;
     }
@@ -297,10 +297,10 @@ MP_TEST(models_vit_cancelled_in_a_step) {
     plan = (mp_plan){.count = 2, .items = {&items[0], &items[1]}, .amount = {2, 2}};
     tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
     MP_CHECK(outcomes[0] == MP_OUTCOME_MORE && items[0].cursor == 0 && outcomes[1] == MP_OUTCOME_DONE);
-    MP_CHECK(memcmp(((mp_image_embedding_request *)items[1].call)->vectors, alone, sizeof alone) == 0);
+    MP_CHECK(memcmp(((mp_image_embedding_request *)items[1].request)->vectors, alone, sizeof alone) == 0);
     for (int i = 0; i < 2; i++) {
         tiny.engine->ops->retire(tiny.engine, &items[i]);
-        mp_request_destroy(items[i].call);
+        mp_request_destroy(items[i].request);
     }
     tiny_unload(&tiny);
 }
@@ -423,8 +423,8 @@ MP_TEST(models_vit_costs) {
 static void check_item(tiny_model *tiny, mp_item *item, mp_image_embedding_request *call) {
     mp_error error;
     uint64_t cost;
-    *item = (mp_item){.call = &call->base};
-    MP_CHECK_OK(tiny->model->ops->check(tiny->model, item->call, &cost, &item->total, &error), &error);
+    *item = (mp_item){.request = &call->base};
+    MP_CHECK_OK(tiny->model->ops->check(tiny->model, item->request, &cost, &item->total, &error), &error);
     MP_CHECK_OK(tiny->engine->ops->admit(tiny->engine, item, &error), &error);
 }
 
@@ -486,7 +486,7 @@ static void check_large(const char *arch, int threads) {
         MP_CHECK_INT(tiny.budget.used - before, tiny.engine->ops->bytes(tiny.engine));
     }
     tiny.lease.cancelled = NULL;
-    const uint64_t parts = ((const mp_image_embedding_request *)item[0].call)->most_parts;
+    const uint64_t parts = ((const mp_image_embedding_request *)item[0].request)->most_parts;
     MP_CHECK(steps >= LAYERS * 2 * (rows / GRAIN) && (uint64_t)steps <= 9 + 2 * mp_vit_image_parts(model, down, down));
     MP_CHECK(parts >= mp_vit_image_parts(model, down, down));
     while (item[0].cursor < 2 || item[1].cursor < 1) { /* the rest of the first, and the second's large one */
@@ -496,9 +496,9 @@ static void check_large(const char *arch, int threads) {
         tiny.engine->ops->plan(tiny.engine, items + first, 2 - first, 0, &plan);
         tiny.engine->ops->step(tiny.engine, &tiny.lease, &plan, outcomes);
     }
-    const float *const vectors[] = {((mp_image_embedding_request *)item[0].call)->vectors,
-                                    ((mp_image_embedding_request *)item[1].call)->vectors,
-                                    ((mp_image_embedding_request *)item[2].call)->vectors};
+    const float *const vectors[] = {((mp_image_embedding_request *)item[0].request)->vectors,
+                                    ((mp_image_embedding_request *)item[1].request)->vectors,
+                                    ((mp_image_embedding_request *)item[2].request)->vectors};
     MP_CHECK(memcmp(vectors[0], alone, 2 * WIDTH * sizeof *alone) == 0);
     MP_CHECK(memcmp(vectors[1], alone, WIDTH * sizeof *alone) == 0);
     MP_CHECK(!any_size || memcmp(vectors[2], alone + WIDTH, WIDTH * sizeof *alone) == 0);
@@ -508,7 +508,7 @@ static void check_large(const char *arch, int threads) {
     MP_CHECK(outcomes[0] == MP_OUTCOME_MORE && item[1].cursor == 1);
     for (int i = 0; i < 3; i++) {
         tiny.engine->ops->retire(tiny.engine, &item[i]);
-        mp_request_destroy(item[i].call);
+        mp_request_destroy(item[i].request);
     }
     tiny.engine->ops->trim(tiny.engine);
     MP_CHECK_INT(tiny.budget.used, before);
@@ -542,7 +542,7 @@ MP_TEST(models_vit_large_images_delay_no_other_request) {
     tiny.engine->ops->plan(tiny.engine, items, 1, STEP_NS / 2, &plan);
     MP_CHECK_INT(plan.cost_ns, STEP_NS / 2);
     tiny.engine->ops->retire(tiny.engine, &item);
-    mp_request_destroy(item.call);
+    mp_request_destroy(item.request);
     tiny_unload(&tiny);
 }
 
@@ -576,7 +576,7 @@ MP_TEST(models_vit_large_images_wait_for_memory) {
         } while (outcomes[0] == MP_OUTCOME_MORE);
         MP_CHECK_INT(outcomes[0], MP_OUTCOME_DONE);
         tiny.engine->ops->retire(tiny.engine, &item[i]);
-        mp_request_destroy(item[i].call);
+        mp_request_destroy(item[i].request);
     }
     tiny_unload(&tiny);
 }

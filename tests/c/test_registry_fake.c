@@ -45,7 +45,7 @@ static bool take(fake_engine *engine, int memory) {
 
 static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
     fake_engine *engine = (fake_engine *)base;
-    fake_call *call = (fake_call *)item->call;
+    fake_call *call = (fake_call *)item->request;
     enter(engine);
     mp_status status = MP_OK;
     MP_CHECK(!item->state);
@@ -96,7 +96,7 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
     int most = atomic_load(&engine->fake->plan_items);
     uint32_t units = atomic_load(&engine->fake->step_units);
     for (int i = 0; i < n && (most == 0 || plan->count < most); i++) {
-        fake_call *call = (fake_call *)items[i]->call;
+        fake_call *call = (fake_call *)items[i]->request;
         MP_CHECK(items[i]->state != NULL);
         uint32_t masks = atomic_load(&call->masks);
         if (call->waits && masks == atomic_load(&call->done)) {
@@ -133,13 +133,13 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
     }
     const fake_call *guilty = NULL;
     for (int i = 0; i < plan->count && fake->whole && !stopped; i++) {
-        fake_call *call = (fake_call *)plan->items[i]->call;
+        fake_call *call = (fake_call *)plan->items[i]->request;
         if (atomic_load(&call->faults) > 0 && atomic_load(&call->done) >= call->fault_from)
             guilty = call;
     }
     for (int i = 0; i < plan->count; i++) {
         mp_item *item = plan->items[i];
-        fake_call *call = (fake_call *)item->call;
+        fake_call *call = (fake_call *)item->request;
         fake_state *state = item->state;
         outcomes[i] = MP_OUTCOME_MORE;
         if (stopped)

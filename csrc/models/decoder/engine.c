@@ -76,7 +76,7 @@ mp_status mp_decoder_check(const mp_model *base, mp_request *request_base, uint6
 /* KV blocks are taken step by step. */
 static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
     mp_text_engine *engine = (mp_text_engine *)base;
-    const mp_text_request *request = (const mp_text_request *)item->call;
+    const mp_text_request *request = (const mp_text_request *)item->request;
     if (item->state) { /* after a preemption, maybe in another engine */
         MP_TRY(mp_decoder_images_number(&engine->images, request, item->state, error));
         item->abandon = NULL;
@@ -103,7 +103,7 @@ static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
 /* Marks unfinished completions as cancelled, and publishes their held-back text. */
 static void close_choices(mp_item *item) {
     mp_sequence_group *state = item->state;
-    mp_text_request *request = (mp_text_request *)item->call;
+    mp_text_request *request = (mp_text_request *)item->request;
     for (int i = 0; i < state->n; i++) {
         if (atomic_load_explicit(&request->choices[i].finish, memory_order_relaxed) != MP_FINISH_NONE)
             continue;
@@ -121,7 +121,7 @@ static void abandon(mp_item *item) {
 /* Releases an item's KV blocks and tiles. */
 static void release(mp_text_engine *engine, mp_item *item) {
     mp_sequence_group_drop(item->state, &engine->cache);
-    mp_decoder_images_release(&engine->images, (const mp_text_request *)item->call, item->state);
+    mp_decoder_images_release(&engine->images, (const mp_text_request *)item->request, item->state);
     if (--engine->admitted == 0)
         mp_decoder_images_rest(&engine->images);
 }
@@ -160,8 +160,8 @@ static int wanted_rows(mp_text_engine *engine, const mp_item *item, bool *decodi
             continue;
         }
         int left = seq->count - seq->cached, tile;
-        rows += mp_decoder_images_ready(&engine->images, (const mp_text_request *)item->call, state, seq,
-                                left < STEP_ROWS ? left : STEP_ROWS, &tile);
+        rows += mp_decoder_images_ready(&engine->images, (const mp_text_request *)item->request, state, seq,
+                                        left < STEP_ROWS ? left : STEP_ROWS, &tile);
         *missing = *missing < 0 ? tile : *missing;
         *decoding &= left == 1;
     }
@@ -171,11 +171,11 @@ static int wanted_rows(mp_text_engine *engine, const mp_item *item, bool *decodi
 /* Chooses the item whose image tile the next step computes: the one whose tile is in computation, otherwise the
  * first. */
 static void choose_image_part(mp_text_engine *engine, mp_item *item, int tile) {
-    const mp_text_request *request = (const mp_text_request *)item->call;
+    const mp_text_request *request = (const mp_text_request *)item->request;
     if (engine->image_part.item && !engine->images.ops->computing(engine->images.store, request, tile))
         return;
     if (engine->image_part.item &&
-        engine->images.ops->computing(engine->images.store, (const mp_text_request *)engine->image_part.item->call,
+        engine->images.ops->computing(engine->images.store, (const mp_text_request *)engine->image_part.item->request,
                                       engine->image_part.tile))
         return;
     engine->image_part.item = item;
@@ -184,7 +184,7 @@ static void choose_image_part(mp_text_engine *engine, mp_item *item, int tile) {
 
 /* Adds the image tile to the plan, with the time left. It counts towards the step's time like rows. */
 static void plan_image_part(mp_text_engine *engine, uint64_t budget_ns, mp_plan *plan) {
-    const mp_text_request *request = (const mp_text_request *)engine->image_part.item->call;
+    const mp_text_request *request = (const mp_text_request *)engine->image_part.item->request;
     const uint64_t all = engine->images.ops->left_ns(engine->images.store, request, engine->image_part.tile);
     const uint64_t least = engine->images.ops->part_ns(engine->images.store);
     uint64_t left = budget_ns > plan->cost_ns ? budget_ns - plan->cost_ns : 0;
@@ -335,8 +335,8 @@ static int select_rows(mp_text_engine *engine, const mp_plan *plan, mp_outcome *
                 continue;
             }
             int missing, want = seq->count - seq->cached;
-            want = mp_decoder_images_ready(&engine->images, (const mp_text_request *)item->call, state, seq,
-                                   want < left ? want : left, &missing);
+            want = mp_decoder_images_ready(&engine->images, (const mp_text_request *)item->request, state, seq,
+                                           want < left ? want : left, &missing);
             if (want == 0)
                 continue;
             mp_step_seq step = {.seq = seq, .plan = p, .choice = c, .rows = want, .output = -1};
@@ -352,7 +352,7 @@ static int select_rows(mp_text_engine *engine, const mp_plan *plan, mp_outcome *
 }
 
 static bool decodes(const mp_step_seq *step, const mp_plan *plan) {
-    const mp_text_request *request = (const mp_text_request *)plan->items[step->plan]->call;
+    const mp_text_request *request = (const mp_text_request *)plan->items[step->plan]->request;
     return request->prompt_done_ns && step->seq->cached + 1 == step->seq->count;
 }
 
@@ -366,7 +366,7 @@ static int add_drafts(mp_text_engine *engine, const mp_plan *plan, int rows) {
     for (int s = 0; s < engine->step_count; s++) {
         mp_step_seq *step = &engine->steps[s];
         /* no drafts under a mask: each draft token would need a mask of its own */
-        if (!decodes(step, plan) || ((const mp_text_request *)plan->items[step->plan]->call)->masks)
+        if (!decodes(step, plan) || ((const mp_text_request *)plan->items[step->plan]->request)->masks)
             continue;
         mp_sequence_draft(engine->model, &engine->speculation, &engine->cache, plan->items[step->plan], step->choice);
         steps[n] = step;
@@ -425,7 +425,7 @@ static int take_blocks(mp_text_engine *engine, const mp_plan *plan, mp_outcome *
 /* Sets the image rows of a sequence's step. Copies them to `image_rows` if the caller asked for logits. */
 static void fill_vectors(mp_text_engine *engine, const mp_item *item, const mp_step_seq *step, int row0,
                          const mp_rows *rows, int32_t *id) {
-    mp_text_request *request = (mp_text_request *)item->call;
+    mp_text_request *request = (mp_text_request *)item->request;
     const size_t bytes = (size_t)engine->model->hidden * sizeof(float);
     for (int i = 0; i < step->rows + step->drafts; i++) {
         rows->vector[row0 + i] = NULL;
@@ -443,7 +443,7 @@ static void fill_vectors(mp_text_engine *engine, const mp_item *item, const mp_s
 
 static bool is_captured(const mp_text_engine *engine, const mp_plan *plan) {
     for (int s = 0; s < engine->step_count; s++)
-        if (((const mp_text_request *)plan->items[engine->steps[s].plan]->call)->capture.values > 0)
+        if (((const mp_text_request *)plan->items[engine->steps[s].plan]->request)->capture.values > 0)
             return true;
     return false;
 }
@@ -467,7 +467,7 @@ static void fill_rows(mp_text_engine *engine, const mp_plan *plan, mp_rows *rows
     for (int s = 0; s < engine->step_count; s++) {
         mp_step_seq *step = &engine->steps[s];
         mp_sequence *seq = step->seq;
-        mp_text_request *request = (mp_text_request *)plan->items[step->plan]->call;
+        mp_text_request *request = (mp_text_request *)plan->items[step->plan]->request;
         const mp_request_images *images = ((const mp_sequence_group *)plan->items[step->plan]->state)->images;
         memcpy(id + rows->M, seq->tokens + seq->cached, (size_t)step->rows * sizeof *id);
         memcpy(id + rows->M + step->rows, seq->draft.tokens, (size_t)step->drafts * sizeof *id);
@@ -513,7 +513,7 @@ static void report(const mp_text_engine *engine, const mp_plan *plan, mp_outcome
             continue;
         }
         const mp_sequence_group *state = item->state;
-        mp_text_request *request = (mp_text_request *)item->call;
+        mp_text_request *request = (mp_text_request *)item->request;
         bool done = true, waits = true;
         uint32_t cursor = (uint32_t)(request->prompt_done_ns ? request->n_prompt : state->seqs[0].cached);
         for (int c = 0; c < state->n; c++) {
@@ -668,7 +668,7 @@ static void compute_image_part(mp_text_engine *engine, mp_lease *lease, const mp
     if (!item || p == plan->count || outcomes[p] != MP_OUTCOME_MORE ||
         atomic_load_explicit(&item->cancelled, memory_order_relaxed))
         return;
-    mp_status status = engine->images.ops->compute(engine->images.store, lease, (const mp_text_request *)item->call,
+    mp_status status = engine->images.ops->compute(engine->images.store, lease, (const mp_text_request *)item->request,
                                                    item->state, engine->image_part.tile, engine->image_part.budget_ns,
                                                    &item->cancelled, &item->error);
     if (status != MP_OK)
@@ -679,7 +679,7 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
     mp_text_engine *engine = (mp_text_engine *)base;
     uint64_t start = mp_sys_now_ns(), thread_ns = mp_sys_thread_ns();
     for (int p = 0; p < plan->count; p++) {
-        mp_text_request *request = (mp_text_request *)plan->items[p]->call;
+        mp_text_request *request = (mp_text_request *)plan->items[p]->request;
         if (!request->started_ns)
             request->started_ns = start;
     }

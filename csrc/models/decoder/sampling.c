@@ -59,7 +59,7 @@ static mp_status accept(mp_text_engine *engine, mp_text_request *request, mp_seq
 }
 
 mp_status mp_sequence_group_resume(mp_text_engine *engine, mp_item *item, mp_error *error) {
-    mp_text_request *request = (mp_text_request *)item->call;
+    mp_text_request *request = (mp_text_request *)item->request;
     mp_sequence_group *state = item->state;
     if (request->prompt_done_ns || item->cursor)
         state->read = request->prompt_done_ns || (int32_t)item->cursor > request->n_prompt ? request->n_prompt
@@ -89,7 +89,7 @@ mp_status mp_sequence_group_resume(mp_text_engine *engine, mp_item *item, mp_err
 /* Samples the next token of one sequence from its logits, which are overwritten. Keeps the logits if its mask is not
  * set yet. */
 static mp_status sample(mp_text_engine *engine, mp_item *item, int c, float *logits, mp_candidate *candidates) {
-    mp_text_request *request = (mp_text_request *)item->call;
+    mp_text_request *request = (mp_text_request *)item->request;
     mp_sequence_group *state = item->state;
     mp_choice *choice = &request->choices[c];
     mp_sequence *seq = &state->seqs[c];
@@ -149,7 +149,7 @@ size_t mp_sample_bytes(const mp_decoder *model) {
 }
 
 bool mp_sequence_group_may_sample(const mp_item *item, int c) {
-    const mp_text_request *request = (const mp_text_request *)item->call;
+    const mp_text_request *request = (const mp_text_request *)item->request;
     const mp_sequence_group *state = item->state;
     uint32_t index = atomic_load_explicit(&request->choices[c].token_count, memory_order_relaxed);
     return state->seqs[c].waits && mp_text_request_mask_at(request, c, index);
@@ -163,7 +163,7 @@ mp_status mp_sequence_group_sample_deferred(mp_text_engine *engine, mp_item *ite
 /* Before the first sampling of an item, starts its other sequences from the same row. */
 static mp_status start_others(mp_text_engine *engine, mp_item *item, const mp_sequence *first, const float *logits,
                               float *copy, mp_candidate *candidates) {
-    mp_text_request *request = (mp_text_request *)item->call;
+    mp_text_request *request = (mp_text_request *)item->request;
     mp_sequence_group *state = item->state;
     request->prompt_done_ns = mp_sys_now_ns();
     mp_sequence_group_fork(state, &engine->cache);
@@ -206,7 +206,7 @@ void mp_sequence_group_sample(mp_text_engine *engine, const mp_plan *plan, const
             continue;
         float *logits = pass->rows.logits + (size_t)step->output * vocab;
         mp_status status = MP_OK;
-        if (!((mp_text_request *)item->call)->prompt_done_ns)
+        if (!((mp_text_request *)item->request)->prompt_done_ns)
             status = start_others(engine, item, seq, logits, copy, candidates);
         if (status == MP_OK)
             status = sample(engine, item, step->choice, logits, candidates);

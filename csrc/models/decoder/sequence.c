@@ -76,7 +76,7 @@ static mp_status make_deferred(const mp_decoder *model, mp_sequence_group *group
 
 mp_status mp_sequence_group_create(const mp_decoder *model, mp_prefix_cache *cache, const mp_item *item,
                                    mp_sequence_group **out, mp_error *error) {
-    const mp_text_request *request = (const mp_text_request *)item->call;
+    const mp_text_request *request = (const mp_text_request *)item->request;
     const mp_sampling *s = &request->sampling;
     size_t bytes = sizeof(mp_sequence_group) + (size_t)request->n_choices * sizeof(mp_sequence);
     mp_sequence_group *group = mp_alloc_zeroed(bytes, MP_TAG_REQUEST);
@@ -194,7 +194,7 @@ static void reuse(mp_sequence *seq, mp_prefix_cache *cache, int32_t end) {
 
 void mp_sequence_group_reuse(mp_item *item, mp_prefix_cache *cache) {
     mp_sequence_group *group = item->state;
-    mp_text_request *request = (mp_text_request *)item->call;
+    mp_text_request *request = (mp_text_request *)item->request;
     for (int c = 0; c < group->n; c++) {
         mp_sequence *seq = &group->seqs[c];
         /* decoding sequences have nothing to reuse */
@@ -219,7 +219,7 @@ void mp_sequence_group_keep(mp_item *item, mp_prefix_cache *cache, int choice, i
     mp_sequence *seq = &group->seqs[choice];
     seq->cached += rows;
     if (choice == 0)
-        group->read = most(group->read, least(seq->cached, ((const mp_text_request *)item->call)->n_prompt));
+        group->read = most(group->read, least(seq->cached, ((const mp_text_request *)item->request)->n_prompt));
     seq->chain.closed |= !sound;
     while (!seq->chain.closed && (int32_t)seq->chain.count < seq->cached / MP_KV_BLOCK) {
         uint32_t index = seq->chain.count;
@@ -290,7 +290,7 @@ static bool is_among(const int32_t *ids, int n, int32_t id) {
 
 void mp_sequence_draft(const mp_decoder *model, const mp_speculation *speculation, const mp_prefix_cache *cache,
                        const mp_item *item, int choice) {
-    const mp_text_request *request = (const mp_text_request *)item->call;
+    const mp_text_request *request = (const mp_text_request *)item->request;
     const mp_token_table *tokens = mp_spec_tokens(mp_weights_spec(model->weights));
     mp_sequence_group *group = item->state;
     mp_sequence *seq = &group->seqs[choice];

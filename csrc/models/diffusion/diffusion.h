@@ -158,7 +158,8 @@ mp_status mp_diff_linear(const mp_diffusion *model, mp_builder *builder, mp_line
                          int32_t K, mp_error *error);
 
 mp_status mp_diff_engine(mp_model *model, mp_budget *budget, mp_engine **engine, mp_error *error);
-mp_status mp_diff_check(const mp_model *model, mp_request *call, uint64_t *cost_ns, uint32_t *total, mp_error *error);
+mp_status mp_diff_check(const mp_model *model, mp_request *request, uint64_t *cost_ns, uint32_t *total,
+                        mp_error *error);
 
 /* ---- running: all threads of a region call every function below -------------------------------------------------- */
 

@@ -22,16 +22,16 @@ static void free_state(mp_diffusion_engine *engine, mp_item *item) {
 
 static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
     mp_diffusion_engine *engine = (mp_diffusion_engine *)base;
-    const mp_image_generation_request *call = mp_diff_call(item);
+    const mp_image_generation_request *request = mp_diff_request(item);
     mp_diff_state *state = mp_alloc_zeroed(sizeof *state, MP_TAG_SCRATCH);
     if (!state)
         return mp_fail_memory(error, sizeof *state, "the state of an image request");
     item->state = state;
-    state->at = mp_diff_place(call, item->cursor);
+    state->at = mp_diff_place(request, item->cursor);
     if (state->at.phase == MP_DIFF_DECODE) /* decoding needs no texts */
         return MP_OK;
-    for (int t = 0; t < call->n_texts; t++) {
-        mp_status status = mp_diff_texts_get(&engine->cache, call, t, &state->texts[t], &state->known[t], error);
+    for (int t = 0; t < request->n_texts; t++) {
+        mp_status status = mp_diff_texts_get(&engine->cache, request, t, &state->texts[t], &state->known[t], error);
         if (status != MP_OK) {
             free_state(engine, item);
             return status;

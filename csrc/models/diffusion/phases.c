@@ -7,22 +7,22 @@
 
 /* ---- position of a request --------------------------------------------------------------------------------------- */
 
-static uint32_t units_done(const mp_image_generation_request *call, const mp_diff_position *at) {
-    return (uint32_t)(at->image * call->n_steps + at->step);
+static uint32_t units_done(const mp_image_generation_request *request, const mp_diff_position *at) {
+    return (uint32_t)(at->image * request->n_steps + at->step);
 }
 
 /* True if the step just finished is due for a preview. Previews are made in order, so at most one is due. */
-static bool preview_due(const mp_image_generation_request *call, const mp_diff_position *at) {
-    return mp_image_generation_previews_due(call, units_done(call, at)) >
-           atomic_load_explicit(&call->previews_done, memory_order_relaxed);
+static bool preview_due(const mp_image_generation_request *request, const mp_diff_position *at) {
+    return mp_image_generation_previews_due(request, units_done(request, at)) >
+           atomic_load_explicit(&request->previews_done, memory_order_relaxed);
 }
 
-mp_diff_position mp_diff_place(const mp_image_generation_request *call, uint32_t cursor) {
-    const uint32_t steps = mp_image_generation_steps(call);
+mp_diff_position mp_diff_place(const mp_image_generation_request *request, uint32_t cursor) {
+    const uint32_t steps = mp_image_generation_steps(request);
     if (cursor >= steps)
         return (mp_diff_position){.phase = MP_DIFF_DECODE, .image = (int)(cursor - steps)};
-    mp_diff_position at = {.image = (int)cursor / call->n_steps, .step = (int)cursor % call->n_steps};
-    at.phase = preview_due(call, &at) ? MP_DIFF_PREVIEW : MP_DIFF_ENCODE;
+    mp_diff_position at = {.image = (int)cursor / request->n_steps, .step = (int)cursor % request->n_steps};
+    at.phase = preview_due(request, &at) ? MP_DIFF_PREVIEW : MP_DIFF_ENCODE;
     return at;
 }
 
@@ -40,12 +40,12 @@ static void next_encoder(const mp_diffusion_engine *engine, mp_diff_state *state
 }
 
 /* Copy an encoder's output to the embedding that the transformer reads. */
-static void keep_text(const mp_diffusion *model, const mp_image_generation_request *call, mp_diff_state *state) {
+static void keep_text(const mp_diffusion *model, const mp_image_generation_request *request, mp_diff_state *state) {
     mp_diff_texts *to = state->texts[state->at.text];
     const mp_diff_encoder *e = state->run.encoder;
     const size_t row = (size_t)e->hidden * sizeof(float);
     if (state->at.encoder == MP_DIFF_T5) {
-        const int64_t first = model->flux ? 0 : call->n_ids[MP_DIFF_CLIP_L];
+        const int64_t first = model->flux ? 0 : request->n_ids[MP_DIFF_CLIP_L];
         memcpy(to->rows + first * model->text_width, state->run.x, (size_t)state->run.T * row);
         return;
     }
@@ -58,47 +58,47 @@ static void keep_text(const mp_diffusion *model, const mp_image_generation_reque
                state->run.before + (int64_t)t * e->hidden, row);
 }
 
-static mp_status begin_text(mp_diffusion_engine *engine, mp_diff_state *state, const mp_image_generation_request *call,
-                            mp_error *error) {
+static mp_status begin_text(mp_diffusion_engine *engine, mp_diff_state *state,
+                            const mp_image_generation_request *request, mp_error *error) {
     const mp_diff_encoder *e = &engine->model->encoder[state->at.encoder];
-    const size_t T = (size_t)call->n_ids[state->at.encoder], n = (size_t)e->hidden;
+    const size_t T = (size_t)request->n_ids[state->at.encoder], n = (size_t)e->hidden;
     float **const parts[] = {&state->run.x, &state->run.before, &state->run.pooled, &state->run.bias};
     const size_t sizes[] = {T * n, e->t5 ? 0 : T * n, (size_t)(e->projection > e->hidden ? e->projection : e->hidden),
                             e->t5 ? (size_t)e->attention.heads * (2 * T - 1) : 0};
     MP_TRY(mp_diff_hold(engine, &state->encoding, state->at.encoder, 4, parts, sizes, error));
     state->run.encoder = e;
     state->run.T = (int32_t)T;
-    state->run.ids = call->ids[state->at.text][state->at.encoder];
+    state->run.ids = request->ids[state->at.text][state->at.encoder];
     return mp_diff_text_begin(&state->run, error);
 }
 
 static mp_status encode(mp_diffusion_engine *engine, mp_item *item, mp_lease *lease, bool *done, mp_error *error) {
     mp_diff_state *state = item->state;
-    const mp_image_generation_request *call = mp_diff_call(item);
-    next_encoder(engine, state, call->n_texts);
+    const mp_image_generation_request *request = mp_diff_request(item);
+    next_encoder(engine, state, request->n_texts);
     if (state->at.encoder == MP_DIFF_ENCODERS) {
-        for (int t = 0; t < call->n_texts; t++) {
+        for (int t = 0; t < request->n_texts; t++) {
             const mp_diff_texts *texts = state->texts[t];
-            if (!mp_kernels_get()->all_finite(texts->rows, (int64_t)call->text_rows * call->text_width) ||
-                !mp_kernels_get()->all_finite(texts->pooled, call->pooled_width))
+            if (!mp_kernels_get()->all_finite(texts->rows, (int64_t)request->text_rows * request->text_width) ||
+                !mp_kernels_get()->all_finite(texts->pooled, request->pooled_width))
                 return mp_fail(error, MP_NUMERIC, "a text encoder produced NaN or infinity");
             mp_diff_texts_complete(&engine->cache, state->texts[t]);
-            if (call->keep) {
-                memcpy(call->texts + (int64_t)t * call->text_rows * call->text_width, texts->rows,
-                       (size_t)call->text_rows * (size_t)call->text_width * sizeof(float));
-                memcpy(call->pooled + (int64_t)t * call->pooled_width, texts->pooled,
-                       (size_t)call->pooled_width * sizeof(float));
+            if (request->keep) {
+                memcpy(request->texts + (int64_t)t * request->text_rows * request->text_width, texts->rows,
+                       (size_t)request->text_rows * (size_t)request->text_width * sizeof(float));
+                memcpy(request->pooled + (int64_t)t * request->pooled_width, texts->pooled,
+                       (size_t)request->pooled_width * sizeof(float));
             }
         }
         state->at.phase = MP_DIFF_DENOISE;
         return MP_OK;
     }
     if (!state->encoding.at)
-        MP_TRY(begin_text(engine, state, call, error));
+        MP_TRY(begin_text(engine, state, request, error));
     MP_TRY(mp_diff_run_block(engine, state, lease, state->at.encoder, state->at.block, done, error));
     if (!*done || ++state->at.block < engine->model->block_count[state->at.encoder])
         return MP_OK;
-    keep_text(engine->model, call, state);
+    keep_text(engine->model, request, state);
     mp_diff_let_go(engine, &state->encoding);
     state->at.block = 0;
     state->at.text++;
@@ -108,8 +108,8 @@ static mp_status encode(mp_diffusion_engine *engine, mp_item *item, mp_lease *le
 /* ---- denoising --------------------------------------------------------------------------------------------------- */
 
 /* latents [channels, high, wide] <-> rows [high / 2 * wide / 2][channels][2][2] */
-static void pack(const mp_image_generation_request *call, const float *latents, float *rows) {
-    const int32_t C = call->channels, high = call->high, wide = call->wide, across = wide / MP_DIFF_PATCH;
+static void pack(const mp_image_generation_request *request, const float *latents, float *rows) {
+    const int32_t C = request->channels, high = request->high, wide = request->wide, across = wide / MP_DIFF_PATCH;
     for (int32_t c = 0; c < C; c++)
         for (int32_t y = 0; y < high; y++)
             for (int32_t x = 0; x < wide; x++) {
@@ -118,8 +118,8 @@ static void pack(const mp_image_generation_request *call, const float *latents, 
             }
 }
 
-static void unpack(const mp_image_generation_request *call, const float *rows, float *latents) {
-    const int32_t C = call->channels, high = call->high, wide = call->wide, across = wide / MP_DIFF_PATCH;
+static void unpack(const mp_image_generation_request *request, const float *rows, float *latents) {
+    const int32_t C = request->channels, high = request->high, wide = request->wide, across = wide / MP_DIFF_PATCH;
     for (int32_t c = 0; c < C; c++)
         for (int32_t y = 0; y < high; y++)
             for (int32_t x = 0; x < wide; x++) {
@@ -129,18 +129,18 @@ static void unpack(const mp_image_generation_request *call, const float *rows, f
 }
 
 static mp_status begin_denoising(mp_diffusion_engine *engine, mp_diff_state *state,
-                                 const mp_image_generation_request *call, mp_error *error) {
+                                 const mp_image_generation_request *request, mp_error *error) {
     const mp_diffusion *model = engine->model;
     mp_dit_pass *pass = &state->pass;
-    pass->text_rows = call->text_rows;
-    pass->rows_high = call->high / MP_DIFF_PATCH;
-    pass->rows_wide = call->wide / MP_DIFF_PATCH;
-    const size_t latents = (size_t)mp_image_generation_latents(call), hidden = (size_t)model->hidden;
-    const size_t rows = (size_t)call->text_rows + (size_t)pass->rows_high * (size_t)pass->rows_wide;
+    pass->text_rows = request->text_rows;
+    pass->rows_high = request->high / MP_DIFF_PATCH;
+    pass->rows_wide = request->wide / MP_DIFF_PATCH;
+    const size_t latents = (size_t)mp_image_generation_latents(request), hidden = (size_t)model->hidden;
+    const size_t rows = (size_t)request->text_rows + (size_t)pass->rows_high * (size_t)pass->rows_wide;
     float **const parts[] = {&pass->h,        &pass->condition,    &pass->angles,
                              &state->latents, &state->velocity[0], &state->velocity[1]};
-    const size_t sizes[] = {rows * hidden, hidden, model->flux ? rows * (size_t)model->head_dim : 0, latents, latents,
-                            call->n_texts > 1 ? latents : 0};
+    const size_t sizes[] = {rows * hidden, hidden,  model->flux ? rows * (size_t)model->head_dim : 0,
+                            latents,       latents, request->n_texts > 1 ? latents : 0};
     MP_TRY(mp_diff_hold(engine, &state->denoising, MP_DIFF_TRANSFORMER, 6, parts, sizes, error));
     if (model->flux)
         mp_dit_angles(model, pass);
@@ -149,66 +149,66 @@ static mp_status begin_denoising(mp_diffusion_engine *engine, mp_diff_state *sta
     return MP_OK;
 }
 
-static void begin_step(mp_diff_state *state, const mp_image_generation_request *call) {
-    const float *from = state->at.step ? call->latents : call->noise;
-    pack(call, from + (int64_t)state->at.image * mp_image_generation_latents(call), state->latents);
+static void begin_step(mp_diff_state *state, const mp_image_generation_request *request) {
+    const float *from = state->at.step ? request->latents : request->noise;
+    pack(request, from + (int64_t)state->at.image * mp_image_generation_latents(request), state->latents);
 }
 
 /* After the last pass: x += (next sigma - sigma) v. With guidance, v = negative + scale (v - negative). */
 static mp_status end_step(mp_item *item, mp_error *error) {
     mp_diff_state *state = item->state;
-    mp_image_generation_request *call = mp_diff_call(item);
-    const int64_t n = mp_image_generation_latents(call);
+    mp_image_generation_request *request = mp_diff_request(item);
+    const int64_t n = mp_image_generation_latents(request);
     float *v = state->velocity[0];
     const float *negative = state->velocity[1];
-    for (int64_t i = 0; call->n_texts > 1 && i < n; i++)
-        v[i] = negative[i] + call->guidance * (v[i] - negative[i]);
+    for (int64_t i = 0; request->n_texts > 1 && i < n; i++)
+        v[i] = negative[i] + request->guidance * (v[i] - negative[i]);
     if (!mp_kernels_get()->all_finite(v, n))
         return mp_fail(error, MP_NUMERIC, "the model produced NaN or infinity in step %d", state->at.step + 1);
-    const float by = call->sigmas[state->at.step + 1] - call->sigmas[state->at.step];
+    const float by = request->sigmas[state->at.step + 1] - request->sigmas[state->at.step];
     for (int64_t i = 0; i < n; i++)
         state->latents[i] += by * v[i];
-    unpack(call, state->latents, call->latents + state->at.image * n);
-    if (call->keep)
-        memcpy(call->history + ((int64_t)state->at.image * call->n_steps + state->at.step) * n,
-               call->latents + state->at.image * n, (size_t)n * sizeof(float));
+    unpack(request, state->latents, request->latents + state->at.image * n);
+    if (request->keep)
+        memcpy(request->history + ((int64_t)state->at.image * request->n_steps + state->at.step) * n,
+               request->latents + state->at.image * n, (size_t)n * sizeof(float));
     state->at.step++;
     item->cursor++;
-    if (preview_due(call, &state->at)) { /* x - sigma * v predicts the denoised latents */
-        const float sigma = call->sigmas[state->at.step];
+    if (preview_due(request, &state->at)) { /* x - sigma * v predicts the denoised latents */
+        const float sigma = request->sigmas[state->at.step];
         for (int64_t i = 0; i < n; i++)
             state->latents[i] -= sigma * v[i];
-        unpack(call, state->latents, call->preview_latents);
+        unpack(request, state->latents, request->preview_latents);
         state->at.phase = MP_DIFF_PREVIEW;
-    } else if (state->at.step == call->n_steps) {
+    } else if (state->at.step == request->n_steps) {
         state->at.step = 0;
         state->at.image++;
     }
-    mp_request_publish(&call->steps_done, (int32_t)item->cursor);
+    mp_request_publish(&request->steps_done, (int32_t)item->cursor);
     return MP_OK;
 }
 
 static mp_status denoise(mp_diffusion_engine *engine, mp_item *item, mp_lease *lease, bool *done, mp_error *error) {
     mp_diff_state *state = item->state;
-    const mp_image_generation_request *call = mp_diff_call(item);
+    const mp_image_generation_request *request = mp_diff_request(item);
     const mp_diffusion *model = engine->model;
-    if (state->at.image == call->n_images) {
+    if (state->at.image == request->n_images) {
         mp_diff_let_go(engine, &state->denoising);
         state->at.image = 0;
         state->at.phase = MP_DIFF_DECODE;
         return MP_OK;
     }
     if (!state->denoising.at)
-        MP_TRY(begin_denoising(engine, state, call, error));
+        MP_TRY(begin_denoising(engine, state, request, error));
     if (state->at.block == 0 && state->at.text == 0)
-        begin_step(state, call);
+        begin_step(state, request);
     const mp_diff_texts *texts = state->texts[state->at.text];
     state->pass.texts = texts->rows;
     state->pass.pooled = texts->pooled;
     state->pass.latents = state->latents;
     state->pass.velocity = state->velocity[state->at.text];
-    state->pass.time = call->times[state->at.step];
-    state->pass.guidance = call->guidance * 1000;
+    state->pass.time = request->times[state->at.step];
+    state->pass.guidance = request->guidance * 1000;
     const uint64_t start = mp_sys_now_ns();
     const bool measured = state->at.block > 0 && state->at.block < model->block_count[MP_DIFF_TRANSFORMER] &&
                           engine->blocks[MP_DIFF_TRANSFORMER][state->at.block].ready;
@@ -218,7 +218,7 @@ static mp_status denoise(mp_diffusion_engine *engine, mp_item *item, mp_lease *l
     if (measured) {
         const int64_t rows = (int64_t)state->pass.rows_high * state->pass.rows_wide;
         const double blocks = model->block_count[MP_DIFF_TRANSFORMER] - 1;
-        const double gflop = mp_diff_gflop(model, call->text_rows, rows) / blocks;
+        const double gflop = mp_diff_gflop(model, request->text_rows, rows) / blocks;
         const uint64_t spent = (uint64_t)((double)(mp_sys_now_ns() - start) / (gflop > 1e-6 ? gflop : 1e-6));
         const uint64_t old = atomic_load_explicit(&engine->model->gflop_ns, memory_order_relaxed);
         atomic_store_explicit(&engine->model->gflop_ns, (15 * old + spent) / 16 + 1, memory_order_relaxed);
@@ -226,7 +226,7 @@ static mp_status denoise(mp_diffusion_engine *engine, mp_item *item, mp_lease *l
     if (++state->at.block <= model->block_count[MP_DIFF_TRANSFORMER])
         return MP_OK;
     state->at.block = 0;
-    if (++state->at.text < call->n_texts)
+    if (++state->at.text < request->n_texts)
         return MP_OK;
     state->at.text = 0;
     return end_step(item, error);
@@ -237,61 +237,61 @@ static mp_status denoise(mp_diffusion_engine *engine, mp_item *item, mp_lease *l
 /* Fill in the decoder's input, pixel rows [high * wide, channels]: the latents of an image, or for a preview those that
  * the step predicts. */
 static mp_status begin_decoding(mp_diffusion_engine *engine, mp_diff_state *state,
-                                const mp_image_generation_request *call, mp_error *error) {
+                                const mp_image_generation_request *request, mp_error *error) {
     const mp_diffusion *model = engine->model;
     mp_vae_image *run = &state->image_run;
-    const size_t size = (size_t)mp_vae_floats(model, call->high, call->wide);
+    const size_t size = (size_t)mp_vae_floats(model, request->high, request->wide);
     float **const parts[] = {&run->x, &run->a, &run->b};
     const size_t sizes[] = {size, size, size};
     MP_TRY(mp_diff_hold(engine, &state->decoding, MP_DIFF_DECODER, 3, parts, sizes, error));
-    run->high = call->high;
-    run->wide = call->wide;
-    const int64_t n = mp_image_generation_latents(call), plane = (int64_t)call->high * call->wide;
+    run->high = request->high;
+    run->wide = request->wide;
+    const int64_t n = mp_image_generation_latents(request), plane = (int64_t)request->high * request->wide;
     const bool preview = state->at.phase == MP_DIFF_PREVIEW;
-    const float *latents = preview ? call->preview_latents : call->latents + state->at.image * n;
+    const float *latents = preview ? request->preview_latents : request->latents + state->at.image * n;
     for (int64_t i = 0; i < plane; i++)
-        for (int32_t c = 0; c < call->channels; c++)
-            run->x[i * call->channels + c] = latents[c * plane + i] / model->latent_scale + model->latent_shift;
+        for (int32_t c = 0; c < request->channels; c++)
+            run->x[i * request->channels + c] = latents[c * plane + i] / model->latent_scale + model->latent_shift;
     return MP_OK;
 }
 
 static float clamp(float x) { return x < 0 ? 0 : x > 1 ? 1 : x; }
 
-static void end_preview(mp_diff_state *state, mp_image_generation_request *call, const float *x, int64_t n) {
-    const int32_t number = atomic_load_explicit(&call->previews_done, memory_order_relaxed);
-    uint8_t *to = call->previews + number * n;
+static void end_preview(mp_diff_state *state, mp_image_generation_request *request, const float *x, int64_t n) {
+    const int32_t number = atomic_load_explicit(&request->previews_done, memory_order_relaxed);
+    uint8_t *to = request->previews + number * n;
     for (int64_t i = 0; i < n; i++)
         to[i] = (uint8_t)lrintf(clamp(x[i] * 0.5f + 0.5f) * 255);
-    atomic_store_explicit(&call->previews_done, number + 1, memory_order_release);
+    atomic_store_explicit(&request->previews_done, number + 1, memory_order_release);
     state->at.phase = state->at.encoder == MP_DIFF_ENCODERS ? MP_DIFF_DENOISE : MP_DIFF_ENCODE;
 }
 
 static void end_image(mp_diff_state *state, mp_item *item, const float *x, int64_t n) {
-    mp_image_generation_request *call = mp_diff_call(item);
-    float *to = call->pixels + state->at.image * n;
+    mp_image_generation_request *request = mp_diff_request(item);
+    float *to = request->pixels + state->at.image * n;
     for (int64_t i = 0; i < n; i++)
         to[i] = clamp(x[i] * 0.5f + 0.5f);
     item->cursor++;
-    mp_request_publish(&call->images_done, ++state->at.image);
-    if (state->at.image == call->n_images)
+    mp_request_publish(&request->images_done, ++state->at.image);
+    if (state->at.image == request->n_images)
         state->at.phase = MP_DIFF_FINISHED;
 }
 
 static mp_status decode(mp_diffusion_engine *engine, mp_item *item, mp_lease *lease, bool *done, mp_error *error) {
     mp_diff_state *state = item->state;
-    mp_image_generation_request *call = mp_diff_call(item);
+    mp_image_generation_request *request = mp_diff_request(item);
     if (!state->decoding.at)
-        MP_TRY(begin_decoding(engine, state, call, error));
+        MP_TRY(begin_decoding(engine, state, request, error));
     MP_TRY(mp_diff_run_block(engine, state, lease, MP_DIFF_DECODER, state->at.block, done, error));
     if (!*done || ++state->at.block < engine->model->op_count)
         return MP_OK;
     state->at.block = 0;
-    const int64_t n = (int64_t)call->height * call->width * 3;
+    const int64_t n = (int64_t)request->height * request->width * 3;
     const float *x = state->image_run.x;
     if (!mp_kernels_get()->all_finite(x, n))
         return mp_fail(error, MP_NUMERIC, "the decoder produced NaN or infinity");
     if (state->at.phase == MP_DIFF_PREVIEW)
-        end_preview(state, call, x, n);
+        end_preview(state, request, x, n);
     else
         end_image(state, item, x, n);
     mp_diff_let_go(engine, &state->decoding);

@@ -59,14 +59,14 @@ typedef struct mp_diffusion_engine {
     uint64_t budget_ns;
 } mp_diffusion_engine;
 
-static inline mp_image_generation_request *mp_diff_call(const mp_item *item) {
-    return (mp_image_generation_request *)item->call;
+static inline mp_image_generation_request *mp_diff_request(const mp_item *item) {
+    return (mp_image_generation_request *)item->request;
 }
 
 /* ---- phases.c ---------------------------------------------------------------------------------------------------- */
 
 /* Position at which a request with `cursor` finished units resumes. ENCODE looks its texts up in the cache. */
-mp_diff_position mp_diff_place(const mp_image_generation_request *call, uint32_t cursor);
+mp_diff_position mp_diff_place(const mp_image_generation_request *request, uint32_t cursor);
 /* Compute one block. Sets *done to false if the step was cancelled. */
 mp_status mp_diff_advance(mp_diffusion_engine *engine, mp_item *item, mp_lease *lease, bool *done, mp_error *error);
 

@@ -14,13 +14,13 @@ static void forget(mp_diff_cache *cache, mp_diff_texts **place) {
     mp_free(texts);
 }
 
-static bool is_of(const mp_diff_texts *texts, const mp_image_generation_request *call, int t) {
+static bool is_of(const mp_diff_texts *texts, const mp_image_generation_request *request, int t) {
     const int32_t *at = texts->ids;
     for (int e = 0; e < MP_T2I_ENCODERS; e++) {
-        if (texts->n_ids[e] != call->n_ids[e])
+        if (texts->n_ids[e] != request->n_ids[e])
             return false;
-        for (int32_t i = 0; i < call->n_ids[e]; i++, at++)
-            if (*at != (call->ids[t][e] ? call->ids[t][e][i] : -1))
+        for (int32_t i = 0; i < request->n_ids[e]; i++, at++)
+            if (*at != (request->ids[t][e] ? request->ids[t][e][i] : -1))
                 return false;
     }
     return true;
@@ -43,11 +43,11 @@ static void shrink(mp_diff_cache *cache, int most) {
     }
 }
 
-mp_status mp_diff_texts_get(mp_diff_cache *cache, const mp_image_generation_request *call, int t, mp_diff_texts **out,
-                            bool *known, mp_error *error) {
+mp_status mp_diff_texts_get(mp_diff_cache *cache, const mp_image_generation_request *request, int t,
+                            mp_diff_texts **out, bool *known, mp_error *error) {
     *known = false;
     for (mp_diff_texts *at = cache->list; at; at = at->next)
-        if (at->complete && is_of(at, call, t)) {
+        if (at->complete && is_of(at, request, t)) {
             at->users++;
             at->used = ++cache->turn;
             *out = at;
@@ -56,8 +56,9 @@ mp_status mp_diff_texts_get(mp_diff_cache *cache, const mp_image_generation_requ
         }
     size_t ids = 0;
     for (int e = 0; e < MP_T2I_ENCODERS; e++)
-        ids += (size_t)call->n_ids[e];
-    const size_t rows = (size_t)call->text_rows * (size_t)call->text_width, pooled = (size_t)call->pooled_width;
+        ids += (size_t)request->n_ids[e];
+    const size_t rows = (size_t)request->text_rows * (size_t)request->text_width,
+                 pooled = (size_t)request->pooled_width;
     const size_t bytes = sizeof(mp_diff_texts) + (rows + pooled) * sizeof(float) + ids * sizeof(int32_t);
     if (!mp_budget_take(cache->budget, bytes)) {
         mp_diff_cache_trim(cache);
@@ -81,9 +82,9 @@ mp_status mp_diff_texts_get(mp_diff_cache *cache, const mp_image_generation_requ
     texts->pooled = texts->rows + rows;
     int32_t *to = texts->ids;
     for (int e = 0; e < MP_T2I_ENCODERS; e++) {
-        texts->n_ids[e] = call->n_ids[e];
-        for (int32_t i = 0; i < call->n_ids[e]; i++)
-            *to++ = call->ids[t][e] ? call->ids[t][e][i] : -1;
+        texts->n_ids[e] = request->n_ids[e];
+        for (int32_t i = 0; i < request->n_ids[e]; i++)
+            *to++ = request->ids[t][e] ? request->ids[t][e][i] : -1;
     }
     texts->users = 1;
     texts->bytes = bytes;

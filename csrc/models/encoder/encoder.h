@@ -68,7 +68,7 @@ void mp_encoder_forward(const mp_encoder *model, const mp_team_thread *thread, m
 int mp_encoder_barriers(const mp_encoder *model);
 
 mp_status mp_encoder_engine(mp_model *model, mp_budget *budget, mp_engine **engine, mp_error *error);
-mp_status mp_encoder_check(const mp_model *model, mp_request *call, uint64_t *cost_ns, uint32_t *total,
+mp_status mp_encoder_check(const mp_model *model, mp_request *request, uint64_t *cost_ns, uint32_t *total,
                            mp_error *error);
 
 #endif

@@ -16,19 +16,19 @@ enum {
 mp_status mp_encoder_check(const mp_model *base, mp_request *call_base, uint64_t *cost_ns, uint32_t *total,
                            mp_error *error) {
     const mp_encoder *model = (const mp_encoder *)base;
-    mp_embedding_request *call = (mp_embedding_request *)call_base;
-    const bool tokens = call->output == MP_EMBED_TOKENS;
+    mp_embedding_request *request = (mp_embedding_request *)call_base;
+    const bool tokens = request->output == MP_EMBED_TOKENS;
     int32_t most = tokens ? model->hidden : model->head.width;
-    if (!tokens && model->head.size_count && call->dimensions && !mp_head_gives(&model->head, call->dimensions))
+    if (!tokens && model->head.size_count && request->dimensions && !mp_head_gives(&model->head, request->dimensions))
         return mp_fail(error, MP_INVALID_ARGUMENT, "dimensions is %d, the model has no projection to that size",
-                       call->dimensions);
-    if (call->dimensions < 0 || (call->dimensions > most && (tokens || !model->head.size_count)))
-        return mp_fail(error, MP_INVALID_ARGUMENT, "dimensions is %d, allowed: 1 to %d", call->dimensions, most);
-    if (call->output == MP_EMBED_TOKENS && call->dimensions != 0 && call->dimensions != most)
+                       request->dimensions);
+    if (request->dimensions < 0 || (request->dimensions > most && (tokens || !model->head.size_count)))
+        return mp_fail(error, MP_INVALID_ARGUMENT, "dimensions is %d, allowed: 1 to %d", request->dimensions, most);
+    if (request->output == MP_EMBED_TOKENS && request->dimensions != 0 && request->dimensions != most)
         return mp_fail(error, MP_INVALID_ARGUMENT, "token vectors cannot be truncated: dimensions is %d",
-                       call->dimensions);
-    for (int32_t t = 0; t < call->n_texts; t++) {
-        int64_t n = call->offsets[t + 1] - call->offsets[t];
+                       request->dimensions);
+    for (int32_t t = 0; t < request->n_texts; t++) {
+        int64_t n = request->offsets[t + 1] - request->offsets[t];
         if (n < 1)
             return mp_fail(error, MP_INVALID_ARGUMENT, "text %d has no tokens", t);
         if (n > model->context) {
@@ -40,21 +40,21 @@ mp_status mp_encoder_check(const mp_model *base, mp_request *call_base, uint64_t
             }
             return MP_CONTEXT_OVERFLOW;
         }
-        if (call->skip && (call->skip[t] < 0 || call->skip[t] >= n))
+        if (request->skip && (request->skip[t] < 0 || request->skip[t] >= n))
             return mp_fail(error, MP_INVALID_ARGUMENT, "skip of text %d is %d, allowed: 0 or more, but below %lld", t,
-                           call->skip[t], (long long)n);
-        if (call->second && (call->second[t] < 1 || call->second[t] >= n))
+                           request->skip[t], (long long)n);
+        if (request->second && (request->second[t] < 1 || request->second[t] >= n))
             return mp_fail(error, MP_INVALID_ARGUMENT, "pair %d: the second text begins at token %d of %lld", t,
-                           call->second[t], (long long)n);
+                           request->second[t], (long long)n);
     }
-    for (int64_t i = 0; i < call->n_tokens; i++)
-        if (call->ids[i] < 0 || call->ids[i] >= model->vocab)
-            return mp_fail(error, MP_INVALID_ARGUMENT, "token id %d is outside the vocabulary of %d", call->ids[i],
+    for (int64_t i = 0; i < request->n_tokens; i++)
+        if (request->ids[i] < 0 || request->ids[i] >= model->vocab)
+            return mp_fail(error, MP_INVALID_ARGUMENT, "token id %d is outside the vocabulary of %d", request->ids[i],
                            model->vocab);
-    int32_t width = call->dimensions ? call->dimensions : most;
-    *cost_ns = (uint64_t)call->n_tokens * atomic_load_explicit(&model->token_ns, memory_order_relaxed);
-    *total = (uint32_t)call->n_texts;
-    return mp_embedding_request_output(call, width, error);
+    int32_t width = request->dimensions ? request->dimensions : most;
+    *cost_ns = (uint64_t)request->n_tokens * atomic_load_explicit(&model->token_ns, memory_order_relaxed);
+    *total = (uint32_t)request->n_texts;
+    return mp_embedding_request_output(request, width, error);
 }
 
 /* ---- plan -------------------------------------------------------------------------------------------------------- */
@@ -66,8 +66,8 @@ static mp_status engine_admit(mp_engine *engine, mp_item *item, mp_error *error)
 }
 
 static int64_t text_tokens(const mp_item *item, uint32_t text) {
-    const mp_embedding_request *call = (const mp_embedding_request *)item->call;
-    return call->offsets[text + 1] - call->offsets[text];
+    const mp_embedding_request *request = (const mp_embedding_request *)item->request;
+    return request->offsets[text + 1] - request->offsets[text];
 }
 
 /* Each item in turn is offered an equal share of the remaining time, so that a large request cannot crowd out small
@@ -165,25 +165,25 @@ static mp_status collect(mp_encoder_engine_state *engine, const mp_plan *plan, u
     *longest = 1;
     for (int i = 0; i < plan->count; i++) {
         const mp_item *item = plan->items[i];
-        mp_embedding_request *call = (mp_embedding_request *)item->call;
+        mp_embedding_request *request = (mp_embedding_request *)item->request;
         if (atomic_load_explicit(&item->cancelled, memory_order_relaxed))
             continue;
-        bool tokens = call->output == MP_EMBED_TOKENS;
+        bool tokens = request->output == MP_EMBED_TOKENS;
         for (uint32_t k = 0; k < plan->amount[i]; k++) {
             uint32_t t = item->cursor + k;
-            int64_t at = tokens ? call->offsets[t] : (int64_t)t;
+            int64_t at = tokens ? request->offsets[t] : (int64_t)t;
             int32_t n = (int32_t)text_tokens(item, t);
             engine->groups.owner[*count] = i;
             engine->groups.rows[*count] = n;
             engine->texts[*count] = (mp_encoder_text){
-                .ids = call->ids + call->offsets[t],
+                .ids = request->ids + request->offsets[t],
                 .n = n,
-                .skip = call->skip ? call->skip[t] : 0,
-                .second = call->second ? call->second[t] : n,
-                .dimensions = call->width,
-                .normalize = call->normalize < 0 ? engine->model->head.normalize : call->normalize != 0,
+                .skip = request->skip ? request->skip[t] : 0,
+                .second = request->second ? request->second[t] : n,
+                .dimensions = request->width,
+                .normalize = request->normalize < 0 ? engine->model->head.normalize : request->normalize != 0,
                 .want_tokens = tokens,
-                .out = call->vectors + at * call->width,
+                .out = request->vectors + at * request->width,
             };
             if (is_known(engine, *count, i, now_ns))
                 continue;
@@ -219,7 +219,7 @@ static void conclude(mp_encoder_engine_state *engine, const mp_plan *plan, int t
     for (int i = 0; i < plan->count; i++) {
         mp_item *item = plan->items[i];
         if (outcomes[i] != MP_OUTCOME_FAILED && !atomic_load_explicit(&item->cancelled, memory_order_relaxed))
-            mp_engine_advance(item, plan->amount[i], &((mp_embedding_request *)item->call)->done, &outcomes[i]);
+            mp_engine_advance(item, plan->amount[i], &((mp_embedding_request *)item->request)->done, &outcomes[i]);
     }
 }
 

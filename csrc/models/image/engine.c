@@ -86,26 +86,27 @@ static mp_status check_size(const mp_vit *model, int32_t image, int32_t height, 
 mp_status mp_vit_check(const mp_model *base, mp_request *call_base, uint64_t *cost_ns, uint32_t *total,
                        mp_error *error) {
     const mp_vit *model = (const mp_vit *)base;
-    mp_image_embedding_request *call = (mp_image_embedding_request *)call_base;
-    const bool tokens = call->output == MP_EMBED_TOKENS;
+    mp_image_embedding_request *request = (mp_image_embedding_request *)call_base;
+    const bool tokens = request->output == MP_EMBED_TOKENS;
     int32_t most = tokens ? model->hidden : model->head.width;
     int64_t rows = 0;
     uint64_t ops = 0, parts = 0;
-    if (call->dimensions < 0 || call->dimensions > most || (tokens && call->dimensions && call->dimensions != most))
-        return mp_fail(error, MP_INVALID_ARGUMENT, "dimensions is %d, allowed: %s%d", call->dimensions,
+    if (request->dimensions < 0 || request->dimensions > most ||
+        (tokens && request->dimensions && request->dimensions != most))
+        return mp_fail(error, MP_INVALID_ARGUMENT, "dimensions is %d, allowed: %s%d", request->dimensions,
                        tokens ? "" : "1 to ", most);
-    for (int32_t i = 0; i < call->n_images; i++) {
-        int32_t height = call->sizes[2 * i], width = call->sizes[2 * i + 1];
+    for (int32_t i = 0; i < request->n_images; i++) {
+        int32_t height = request->sizes[2 * i], width = request->sizes[2 * i + 1];
         MP_TRY(check_size(model, i, height, width, error));
         const uint64_t own = mp_vit_image_parts(model, height / model->patch, width / model->patch);
         rows += mp_vit_rows(model, height / model->patch, width / model->patch);
         ops += mp_vit_image_ops(model, height / model->patch, width / model->patch);
         parts = own > parts ? own : parts;
     }
-    call->most_parts = parts;
+    request->most_parts = parts;
     *cost_ns = mp_vit_ns(model, ops);
-    *total = (uint32_t)call->n_images;
-    return mp_image_embedding_request_output(call, rows, call->dimensions ? call->dimensions : most, error);
+    *total = (uint32_t)request->n_images;
+    return mp_image_embedding_request_output(request, rows, request->dimensions ? request->dimensions : most, error);
 }
 
 /* ---- plan -------------------------------------------------------------------------------------------------------- */
@@ -116,19 +117,19 @@ static mp_status engine_admit(mp_engine *engine, mp_item *item, mp_error *error)
     return MP_OK;
 }
 
-static int64_t image_rows(const mp_vit *model, const mp_image_embedding_request *call, uint32_t image) {
-    return mp_vit_rows(model, call->sizes[2 * image] / model->patch, call->sizes[2 * image + 1] / model->patch);
+static int64_t image_rows(const mp_vit *model, const mp_image_embedding_request *request, uint32_t image) {
+    return mp_vit_rows(model, request->sizes[2 * image] / model->patch, request->sizes[2 * image + 1] / model->patch);
 }
 
-static uint64_t image_ns(const mp_vit *model, const mp_image_embedding_request *call, uint32_t image) {
-    return mp_vit_ns(model, mp_vit_image_ops(model, call->sizes[2 * image] / model->patch,
-                                             call->sizes[2 * image + 1] / model->patch));
+static uint64_t image_ns(const mp_vit *model, const mp_image_embedding_request *request, uint32_t image) {
+    return mp_vit_ns(model, mp_vit_image_ops(model, request->sizes[2 * image] / model->patch,
+                                             request->sizes[2 * image + 1] / model->patch));
 }
 
 /* True if the item's next image is large: it is in progress as such, or takes longer than a step may. */
 static bool is_large(vit_engine *engine, const mp_item *item, uint64_t budget_ns) {
     return large_of(engine, item) ||
-           image_ns(engine->model, (const mp_image_embedding_request *)item->call, item->cursor) > budget_ns;
+           image_ns(engine->model, (const mp_image_embedding_request *)item->request, item->cursor) > budget_ns;
 }
 
 /* Choose the large image to continue: that of the first item that has one and gets a slot. */
@@ -155,8 +156,8 @@ static large_image *choose_large(vit_engine *engine, mp_item **items, int n, uin
 /* Add the large image to the plan for the remaining time, but for at least one part. */
 static void plan_large(vit_engine *engine, large_image *large, uint64_t budget_ns, mp_plan *plan) {
     const mp_vit *model = engine->model;
-    const mp_image_embedding_request *call = (const mp_image_embedding_request *)large->item->call;
-    const uint64_t all_ns = image_ns(model, call, large->item->cursor);
+    const mp_image_embedding_request *request = (const mp_image_embedding_request *)large->item->request;
+    const uint64_t all_ns = image_ns(model, request, large->item->cursor);
     const uint64_t done_ns = large->begun ? mp_vit_ns(model, large->ops) : 0;
     const uint64_t left_ns = all_ns > done_ns ? all_ns - done_ns : 0, least = mp_vit_ns(model, mp_vit_part_ops(model));
     uint64_t ns = budget_ns > plan->cost_ns ? budget_ns - plan->cost_ns : 0;
@@ -168,8 +169,8 @@ static void plan_large(vit_engine *engine, large_image *large, uint64_t budget_n
     plan->items[plan->count] = large->item;
     plan->amount[plan->count++] = 1;
     plan->together = true;
-    const int threads =
-        mp_threads_worth(&model->base.facts, image_rows(model, call, large->item->cursor), 10 * model->layer_count + 4);
+    const int threads = mp_threads_worth(&model->base.facts, image_rows(model, request, large->item->cursor),
+                                         10 * model->layer_count + 4);
     plan->threads = threads > plan->threads ? threads : plan->threads;
 }
 
@@ -189,7 +190,7 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
     plan->cost_ns = 0;
     for (int i = 0; i < n && plan->count < MP_PLAN_MAX - 1; i++) {
         mp_item *item = items[i];
-        const mp_image_embedding_request *call = (const mp_image_embedding_request *)item->call;
+        const mp_image_embedding_request *request = (const mp_image_embedding_request *)item->request;
         if (large && is_large(engine, item, budget_ns))
             continue;
         const uint64_t equal = left / (uint64_t)(n - i), least = left < group_ns ? left : group_ns;
@@ -197,8 +198,8 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
         uint64_t used = 0;
         uint32_t taken = 0;
         while (item->cursor + taken < item->total) {
-            const int64_t rows = image_rows(model, call, item->cursor + taken);
-            const uint64_t ns = image_ns(model, call, item->cursor + taken);
+            const int64_t rows = image_rows(model, request, item->cursor + taken);
+            const uint64_t ns = image_ns(model, request, item->cursor + taken);
             if ((ns > share - used || planned + rows > STEP_ROWS) && !(plan->count == 0 && taken == 0))
                 break;
             used = ns < share - used ? used + ns : share;
@@ -317,25 +318,27 @@ static void keep_positions(vit_engine *engine, mp_vit_image *images, int count) 
 }
 
 /* First row of an image's result in the request's output. */
-static int64_t result_at(const mp_vit *model, const mp_image_embedding_request *call, uint32_t image) {
+static int64_t result_at(const mp_vit *model, const mp_image_embedding_request *request, uint32_t image) {
     int64_t at = image;
-    for (uint32_t n = 0; call->output == MP_EMBED_TOKENS && n < image; n++)
-        at += image_rows(model, call, n) - 1;
+    for (uint32_t n = 0; request->output == MP_EMBED_TOKENS && n < image; n++)
+        at += image_rows(model, request, n) - 1;
     return at;
 }
 
-static mp_vit_image describe(const mp_vit *model, const mp_image_embedding_request *call, uint32_t image, int64_t at) {
-    const int32_t down = call->sizes[2 * image] / model->patch, across = call->sizes[2 * image + 1] / model->patch;
+static mp_vit_image describe(const mp_vit *model, const mp_image_embedding_request *request, uint32_t image,
+                             int64_t at) {
+    const int32_t down = request->sizes[2 * image] / model->patch,
+                  across = request->sizes[2 * image + 1] / model->patch;
     return (mp_vit_image){
-        .pixels = call->pixels + call->offsets[image],
-        .width = call->sizes[2 * image + 1],
+        .pixels = request->pixels + request->offsets[image],
+        .width = request->sizes[2 * image + 1],
         .down = down,
         .across = across,
         .n = mp_vit_rows(model, down, across),
-        .dimensions = call->width,
-        .normalize = call->normalize < 0 ? model->head.normalize : call->normalize > 0,
-        .want_tokens = call->output == MP_EMBED_TOKENS,
-        .out = call->vectors + at * call->width,
+        .dimensions = request->width,
+        .normalize = request->normalize < 0 ? model->head.normalize : request->normalize > 0,
+        .want_tokens = request->output == MP_EMBED_TOKENS,
+        .out = request->vectors + at * request->width,
     };
 }
 
@@ -356,13 +359,13 @@ static mp_status collect(vit_engine *engine, const mp_plan *plan, int *count, in
     *rows = 0;
     for (int i = 0; i < plan->count; i++) {
         const mp_item *item = plan->items[i];
-        const mp_image_embedding_request *call = (const mp_image_embedding_request *)item->call;
-        int64_t at = result_at(model, call, item->cursor);
+        const mp_image_embedding_request *request = (const mp_image_embedding_request *)item->request;
+        int64_t at = result_at(model, request, item->cursor);
         if (is_planned(engine, item) || atomic_load_explicit(&item->cancelled, memory_order_relaxed))
             continue;
         for (uint32_t n = item->cursor; n < item->cursor + plan->amount[i]; n++) {
             const mp_vit_image *image = &engine->images[*count];
-            engine->images[*count] = describe(model, call, n, at);
+            engine->images[*count] = describe(model, request, n, at);
             engine->groups.rows[*count] = image->n;
             engine->groups.owner[(*count)++] = i;
             at += image->want_tokens ? image->n : 1;
@@ -390,7 +393,7 @@ static void place_images(vit_engine *engine) {
 
 /* Record `images` more images of an item as finished. */
 static void count_done(mp_item *item, uint32_t images, mp_outcome *outcome) {
-    mp_engine_advance(item, images, &((mp_image_embedding_request *)item->call)->done, outcome);
+    mp_engine_advance(item, images, &((mp_image_embedding_request *)item->request)->done, outcome);
 }
 
 static void conclude(vit_engine *engine, const mp_plan *plan, int images, mp_outcome *outcomes) {
@@ -447,8 +450,8 @@ static uint64_t compute_large(vit_engine *engine, mp_lease *lease, uint64_t star
     const mp_vit *model = engine->model;
     large_image *large = engine->planned;
     mp_item *item = large->item;
-    const mp_image_embedding_request *call = (const mp_image_embedding_request *)item->call;
-    mp_vit_image image = describe(model, call, item->cursor, result_at(model, call, item->cursor));
+    const mp_image_embedding_request *request = (const mp_image_embedding_request *)item->request;
+    mp_vit_image image = describe(model, request, item->cursor, result_at(model, request, item->cursor));
     const uint64_t part_ops = mp_vit_part_ops(model);
     const int part_rows = mp_vit_part_rows(model, image.n, part_ops);
     const size_t part = mp_vit_part_bytes(model, part_rows, 1), own = mp_vit_thread_scratch(model, image.n);

@@ -182,6 +182,6 @@ bool mp_vit_advance(mp_vit_thread *l);
 bool mp_vit_forward(mp_vit_thread *l);
 
 mp_status mp_vit_engine(mp_model *model, mp_budget *budget, mp_engine **engine, mp_error *error);
-mp_status mp_vit_check(const mp_model *model, mp_request *call, uint64_t *cost_ns, uint32_t *total, mp_error *error);
+mp_status mp_vit_check(const mp_model *model, mp_request *request, uint64_t *cost_ns, uint32_t *total, mp_error *error);
 
 #endif

@@ -89,9 +89,9 @@ static inline int64_t *mp_request_pixel_offsets(const int32_t *sizes, int32_t n,
 }
 
 /* Replace the bytes charged for outputs by `bytes`. */
-static inline void mp_request_charge_outputs(mp_request *call, uint64_t bytes) {
-    call->bytes += bytes - call->output_bytes;
-    call->output_bytes = bytes;
+static inline void mp_request_charge_outputs(mp_request *request, uint64_t bytes) {
+    request->bytes += bytes - request->output_bytes;
+    request->output_bytes = bytes;
 }
 
 #define MP_MIX_START ((uint64_t)0xcbf29ce484222325u)

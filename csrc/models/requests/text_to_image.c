@@ -18,26 +18,26 @@ static void t2i_destroy(mp_request *base) {
 }
 
 static uint64_t t2i_fingerprint(const mp_request *base) {
-    const mp_image_generation_request *call = (const mp_image_generation_request *)base;
-    const int32_t sizes[] = {call->width, call->height, call->n_steps, call->n_texts};
+    const mp_image_generation_request *request = (const mp_image_generation_request *)base;
+    const int32_t sizes[] = {request->width, request->height, request->n_steps, request->n_texts};
     uint64_t hash = mp_mix(MP_MIX_START, sizes, sizeof sizes);
-    for (int t = 0; t < call->n_texts; t++)
+    for (int t = 0; t < request->n_texts; t++)
         for (int e = 0; e < MP_T2I_ENCODERS; e++)
-            hash = mp_mix(hash, call->ids[t][e], (size_t)call->n_ids[e] * sizeof(int32_t));
-    return mp_mix_end(mp_mix(hash, call->noise, (size_t)call->n_noise * sizeof(float)));
+            hash = mp_mix(hash, request->ids[t][e], (size_t)request->n_ids[e] * sizeof(int32_t));
+    return mp_mix_end(mp_mix(hash, request->noise, (size_t)request->n_noise * sizeof(float)));
 }
 
 static void t2i_usage(const mp_request *base, uint64_t *in, uint64_t *out) {
-    const mp_image_generation_request *call = (const mp_image_generation_request *)base;
+    const mp_image_generation_request *request = (const mp_image_generation_request *)base;
     *in = 0;
     for (int e = 0; e < MP_T2I_ENCODERS; e++)
-        *in += (uint64_t)call->n_ids[e] * (uint64_t)call->n_texts;
-    *out = (uint64_t)atomic_load_explicit(&call->images_done, memory_order_relaxed);
+        *in += (uint64_t)request->n_ids[e] * (uint64_t)request->n_texts;
+    *out = (uint64_t)atomic_load_explicit(&request->images_done, memory_order_relaxed);
 }
 
 static bool t2i_seen(const mp_request *base) {
-    const mp_image_generation_request *call = (const mp_image_generation_request *)base;
-    return atomic_load_explicit(&call->previews_done, memory_order_relaxed) > 0;
+    const mp_image_generation_request *request = (const mp_image_generation_request *)base;
+    return atomic_load_explicit(&request->previews_done, memory_order_relaxed) > 0;
 }
 
 static mp_status check_t2i(const mp_image_generation_args *args, mp_error *error) {
@@ -87,11 +87,11 @@ mp_status mp_image_generation_request_output(mp_image_generation_request *reques
     return mp_fail_memory(error, bytes, "the generated images");
 }
 
-int32_t mp_image_generation_previews_due(const mp_image_generation_request *call, uint32_t cursor) {
-    if (!call->n_previews)
+int32_t mp_image_generation_previews_due(const mp_image_generation_request *request, uint32_t cursor) {
+    if (!request->n_previews)
         return 0;
-    if (cursor >= mp_image_generation_steps(call))
-        return call->n_images * call->n_previews;
-    return (int32_t)cursor / call->n_steps * call->n_previews +
-           (int32_t)cursor % call->n_steps / call->preview_every;
+    if (cursor >= mp_image_generation_steps(request))
+        return request->n_images * request->n_previews;
+    return (int32_t)cursor / request->n_steps * request->n_previews +
+           (int32_t)cursor % request->n_steps / request->preview_every;
 }

@@ -98,24 +98,24 @@ static void text_destroy(mp_request *base) {
 }
 
 static uint64_t text_fingerprint(const mp_request *base) {
-    const mp_text_request *call = (const mp_text_request *)base;
-    const mp_text_images *images = &call->images;
+    const mp_text_request *request = (const mp_text_request *)base;
+    const mp_text_images *images = &request->images;
     uint64_t hash = mp_mix(MP_MIX_START, images->run_keys, (size_t)images->n_runs * MP_IMAGE_KEY);
-    return mp_mix_end(mp_mix(hash, call->prompt, (size_t)call->n_prompt * sizeof *call->prompt));
+    return mp_mix_end(mp_mix(hash, request->prompt, (size_t)request->n_prompt * sizeof *request->prompt));
 }
 
 static void text_usage(const mp_request *base, uint64_t *in, uint64_t *out) {
-    const mp_text_request *call = (const mp_text_request *)base;
-    *in = (uint64_t)call->n_prompt;
+    const mp_text_request *request = (const mp_text_request *)base;
+    *in = (uint64_t)request->n_prompt;
     *out = 0;
-    for (int i = 0; call->choices && i < call->n_choices; i++)
-        *out += atomic_load_explicit(&call->choices[i].token_count, memory_order_relaxed);
+    for (int i = 0; request->choices && i < request->n_choices; i++)
+        *out += atomic_load_explicit(&request->choices[i].token_count, memory_order_relaxed);
 }
 
 static bool text_seen(const mp_request *base) {
-    const mp_text_request *call = (const mp_text_request *)base;
-    for (int i = 0; call->choices && i < call->n_choices; i++)
-        if (atomic_load_explicit(&call->choices[i].token_count, memory_order_relaxed))
+    const mp_text_request *request = (const mp_text_request *)base;
+    for (int i = 0; request->choices && i < request->n_choices; i++)
+        if (atomic_load_explicit(&request->choices[i].token_count, memory_order_relaxed))
             return true;
     return false;
 }
@@ -136,33 +136,34 @@ static mp_status check_text(const mp_text_args *args, mp_error *error) {
 }
 
 /* Allocate the bits of all masks at once; the first mask's pointer owns them. */
-static bool make_masks(mp_text_request *call, const void *mask, int64_t mask_bytes, uint64_t *bytes) {
-    size_t size = (size_t)mask_bytes, n = (size_t)call->n_choices;
+static bool make_masks(mp_text_request *request, const void *mask, int64_t mask_bytes, uint64_t *bytes) {
+    size_t size = (size_t)mask_bytes, n = (size_t)request->n_choices;
     if (size == 0)
         return true;
-    call->masks = mp_alloc_array(n, sizeof *call->masks, MP_TAG_REQUEST);
-    uint8_t *bits = call->masks ? mp_alloc_array(n, size, MP_TAG_REQUEST) : NULL;
+    request->masks = mp_alloc_array(n, sizeof *request->masks, MP_TAG_REQUEST);
+    uint8_t *bits = request->masks ? mp_alloc_array(n, size, MP_TAG_REQUEST) : NULL;
     if (!bits)
         return false;
-    call->mask_words = (int32_t)(size / sizeof(uint32_t));
-    *bytes += n * (size + sizeof *call->masks);
+    request->mask_words = (int32_t)(size / sizeof(uint32_t));
+    *bytes += n * (size + sizeof *request->masks);
     for (size_t i = 0; i < n; i++) {
-        call->masks[i].bits = (uint32_t *)(void *)(bits + i * size);
-        memcpy(call->masks[i].bits, mask, size);
-        atomic_init(&call->masks[i].ready, 1);
+        request->masks[i].bits = (uint32_t *)(void *)(bits + i * size);
+        memcpy(request->masks[i].bits, mask, size);
+        atomic_init(&request->masks[i].ready, 1);
     }
     return true;
 }
 
-mp_status mp_text_request_mask(mp_text_request *call, int choice, uint32_t index, const void *mask, int64_t mask_bytes,
-                            mp_error *error) {
-    if (choice < 0 || choice >= call->n_choices || !call->masks ||
-        mask_bytes != (int64_t)call->mask_words * (int64_t)sizeof(uint32_t))
+mp_status mp_text_request_mask(mp_text_request *request, int choice, uint32_t index, const void *mask,
+                               int64_t mask_bytes, mp_error *error) {
+    if (choice < 0 || choice >= request->n_choices || !request->masks ||
+        mask_bytes != (int64_t)request->mask_words * (int64_t)sizeof(uint32_t))
         return mp_fail(error, MP_INVALID_ARGUMENT,
                        "a mask of %lld bytes for choice %d, allowed: %d bytes, choices 0 to %d", (long long)mask_bytes,
-                       choice, call->mask_words * (int)sizeof(uint32_t), call->masks ? call->n_choices - 1 : -1);
-    memcpy(call->masks[choice].bits, mask, (size_t)mask_bytes);
-    atomic_store_explicit(&call->masks[choice].ready, index + 1, memory_order_release);
+                       choice, request->mask_words * (int)sizeof(uint32_t),
+                       request->masks ? request->n_choices - 1 : -1);
+    memcpy(request->masks[choice].bits, mask, (size_t)mask_bytes);
+    atomic_store_explicit(&request->masks[choice].ready, index + 1, memory_order_release);
     return MP_OK;
 }
 
@@ -197,14 +198,14 @@ mp_status mp_text_request_create(const mp_text_args *args, mp_text_request **out
 }
 
 /* Compute the number of tokens whose records get memory. */
-static mp_status size_capture(const mp_text_request *call, int32_t *tokens, mp_error *error) {
-    const mp_capture *capture = &call->capture;
+static mp_status size_capture(const mp_text_request *request, int32_t *tokens, mp_error *error) {
+    const mp_capture *capture = &request->capture;
     int32_t records = mp_capture_records(capture);
     if (capture->values == 0)
         return MP_OK;
     MP_TRY(mp_check_range("the number of captured records", capture->most, records, INT32_MAX, error));
     *tokens = capture->most / records;
-    *tokens = *tokens < call->sampling.max_tokens ? *tokens : call->sampling.max_tokens;
+    *tokens = *tokens < request->sampling.max_tokens ? *tokens : request->sampling.max_tokens;
     return MP_OK;
 }
 

@@ -60,7 +60,7 @@ class Pools:
         """
         yield []
         messages: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
-        connection, received = SimpleNamespace(left=None), False
+        connection, received = SimpleNamespace(on_disconnect=None), False
 
         async def receive() -> dict[str, Any]:
             nonlocal received
@@ -83,7 +83,7 @@ class Pools:
             await task  # raises the application's exception
         finally:
             if not task.done():
-                (connection.left or task.cancel)()
+                (connection.on_disconnect or task.cancel)()
                 await asyncio.wait([task])
 
     def _request_counts(self) -> tuple[int, int]:

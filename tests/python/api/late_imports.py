@@ -68,7 +68,6 @@ mpool.conversation.template  jinja2.exceptions  1  start-up
 mpool.conversation.template  mpool.conversation.sandbox  3  start-up
 mpool.debug.show  importlib.metadata  1  start-up
 mpool.debug.show  mpool._core  1  core
-mpool.debug.show  mpool.errors  1  start-up
 mpool.debug.show  platform  1  start-up
 mpool.images.loading  PIL  5  start-up
 mpool.images.loading  mpool.images.fetching  1  start-up
@@ -89,7 +88,6 @@ mpool.models.sources.progress  tqdm  1  start-up
 mpool.models.store  filelock  1  start-up
 mpool.pool  mpool._core  1  core
 mpool.pool  mpool._functions  1  start-up
-mpool.pool  mpool.checks  1  start-up
 mpool.pool  mpool.models  4  start-up
 mpool.pool  mpool.models.catalogue  1  start-up
 mpool.pool  mpool.runtime  8  start-up

@@ -508,7 +508,7 @@ def test_a_stream_is_bound_once(pool: mpool.Pool, llama: Path, monkeypatch: pyte
 def test_a_cancellation_is_not_lost_to_room_that_comes_with_it() -> None:
     async def work() -> None:
         watcher = _watching.watcher()
-        waiting = asyncio.ensure_future(watcher._some_room())
+        waiting = asyncio.ensure_future(watcher._room_or_timer())
         await asyncio.sleep(0)
         watcher._wake_line()
         assert waiting.cancel()

@@ -192,7 +192,7 @@ def test_two_capabilities(clip: Path, dino: Path) -> None:
         pool.unload("both")
         assert all(row.state == "cold" for row in pool.ps())
         assert np.array_equal(model.embed("w7"), vectors[1])
-        with pytest.raises(WrongCapability, match="is a model of image_embedding, not text_embedding"):
+        with pytest.raises(WrongCapability, match="capability is image_embedding, not text_embedding"):
             pool.embed("w5", dino)
         with pytest.raises(WrongCapability, match="not text_to_text"):
             pool.generate("w5", clip)
@@ -201,7 +201,7 @@ def test_two_capabilities(clip: Path, dino: Path) -> None:
 
 
 def test_not_for_images(pool: mpool.Pool, bert: Path) -> None:
-    with pytest.raises(WrongCapability, match="is a model of text_embedding, not image_embedding"):
+    with pytest.raises(WrongCapability, match="capability is text_embedding, not image_embedding"):
         pool.embed_image(IMAGES, bert)
     with pytest.raises(mpool.UnknownModel, match="image_embedding"):
         pool.embed_image(IMAGES)

@@ -107,7 +107,8 @@ def test_tokenize_and_detokenize_check_their_arguments(pool: mpool.Pool, bert: P
 
 def test_model_references_and_messages_are_checked(pool: mpool.Pool, llama: Path) -> None:
     for ref in (None, 3, [], b"x", np.array(["x"])):
-        refused(lambda: pool.register("x", ref), "ref is")  # type: ignore[arg-type]
+        refused(lambda: pool.register("x", ref),  # type: ignore[arg-type]
+                "`ref` must be a key, a reference or a path, got")
     refused(lambda: pool.get(llama, np.array(["a", "b"])), CAPABILITY)  # type: ignore[arg-type]
     for role in (np.array(["user", "user"]), [], None, 3):
         refused(lambda: pool.chat([{"role": role, "content": "x"}], llama), "role` must be one of")
@@ -129,7 +130,7 @@ def test_timeouts_of_job_results(pool: mpool.Pool, llama: Path) -> None:
         job.result(timeout=0)
     assert time.monotonic() - start < 1
     for wrong in (-1, float("nan"), "x", HUGE, np.array([1.0]), True):
-        refused(lambda: job.result(wrong), "`timeout` must be seconds from 0, or None")
+        refused(lambda: job.result(wrong), "`timeout` must be a number of seconds from 0, or None")
     job.cancel()
     with pytest.raises(mpool.Cancelled):
         job.result(np.float32(60))
@@ -188,5 +189,6 @@ def test_loading_a_model_unloads_idle_models_unless_they_are_pinned(bert: Path, 
         for call in calls:
             with pytest.raises(mpool.MemoryExhausted) as caught:
                 call(own)
-            assert str(caught.value).count("Pinned and idle, so that unload would make room: " + str(bert)) == 1
+            hint = "These models are pinned and idle, and unload() frees their memory: "
+            assert str(caught.value).count(hint + str(bert)) == 1
         assert own.embed("a", bert).shape == (32,)

@@ -295,7 +295,7 @@ def test_refusals(pool: mpool.Pool, flux: str, sd3: str) -> None:
     refused(flux, "`stream` must be True or False, got 1", stream=1)
     with pytest.raises(errors.Unsupported, match="compute is int8, which image generation does not support"):
         pool.generate_image("a cat", flux, compute="int8", **SMALL)
-    with pytest.raises(errors.WrongCapability, match="is a model of text_to_image, not text_to_text"):
+    with pytest.raises(errors.WrongCapability, match="capability is text_to_image, not text_to_text"):
         pool.generate("a cat", flux)
     assert pool.generate_image("", flux, **SMALL).array.shape == (24, 32, 3)
 
@@ -346,7 +346,8 @@ def test_worker_processes(pool: mpool.Pool, family: str, flux: str, sd3: str) ->
         assert killed and not killed & set(apart.ps()[0].processes)
         with pytest.raises(errors.Unsupported, match="latents of each step are not supported in worker processes"):
             entry = apart.get(model)._entry
-            drawing.prepare(entry, "a cat", drawing.GenerateImageOptions(**SMALL), keep=True).submit(None).pictures()
+            drawing.prepare(entry, "a cat", drawing.GenerateImageOptions(**SMALL),
+                            keep=True).submit(None).generated_images()
 
 
 def test_folders_that_are_refused(tmp_path: Path) -> None:

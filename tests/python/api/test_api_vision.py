@@ -203,7 +203,7 @@ def test_bad_parts(pool: mpool.Pool, model: str, part: dict[str, Any], words: st
 
 
 def test_other_faults(pool: mpool.Pool, model: str, llama: Path, tmp_path: Path) -> None:
-    with pytest.raises(errors.WrongCapability, match="is a model of text_to_text, not vision"):
+    with pytest.raises(errors.WrongCapability, match="capability is text_to_text, not vision"):
         pool.vision(PHOTO, "Hello", llama)
     with pytest.raises(errors.Unsupported, match="supports text only"):
         pool.chat([{"role": "user", "content": "Hello", "images": [PHOTO]}], llama)

@@ -73,7 +73,7 @@ def test_sources_without_the_core_say_what_to_do(tmp_path: Path) -> None:
                           capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": ""})
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith(f"ImportError: {tmp_path / 'mpool'}: these are mpool's sources")
+    assert last.startswith(f"ImportError: {tmp_path / 'mpool'} contains the sources of mpool without the compiled core")
     assert "pip install -e ." in last
 
 

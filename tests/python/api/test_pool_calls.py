@@ -67,7 +67,7 @@ def test_every_way_in_carries_them(way: str, request: pytest.FixtureRequest) -> 
             if kind not in ("llama", "flux"):
                 single = way in ("embed", "submit embed", "Model.embed", "aio.embed", "Model.batch_embed",
                                  "embed_image", "submit images", "Model.embed_image", "aio.embed_image")
-                assert one["lane"] == (0 if single else 1)
+                assert one["service_class"] == (0 if single else 1)
         row = next(row for row in pool.registry.entries())
         assert row["keep_alive"] == pytest.approx(120)
 

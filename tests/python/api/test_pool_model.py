@@ -260,7 +260,8 @@ class PoolMachine(RuleBasedStateMachine):
             if loaded is False:
                 assert states <= {"cold"}, (name, states)
         stats = self.pool.registry.stats()
-        assert stats["memory_used"] <= stats["memory_limit"] and stats["lanes_leased"] <= stats["lanes"]
+        assert stats["memory_used"] <= stats["memory_limit"]
+        assert stats["compute_threads_leased"] <= stats["compute_threads"]
 
     @invariant()
     def nothing_waits_beside_idle_workers(self) -> None:

@@ -162,10 +162,10 @@ def predictive_scaling(m: Models) -> None:
                 row = pool.registry.entries()[0]
                 if not predictive and row["workers"] == 1:
                     break
-                if predictive and not row["workers"] == row["foreseen_workers"] == 2:
+                if predictive and not row["workers"] == row["predicted_workers"] == 2:
                     since = time.monotonic()
-            assert row["workers"] == row["foreseen_workers"] == 2 if predictive else row["workers"] == 1
-            assert row["arrivals"] > 1 if predictive else row["arrivals"] == row["foreseen_workers"] == 0
+            assert row["workers"] == row["predicted_workers"] == 2 if predictive else row["workers"] == 1
+            assert row["arrivals"] > 1 if predictive else row["arrivals"] == row["predicted_workers"] == 0
 
 
 def scale_timeout(m: Models) -> None:
@@ -374,15 +374,17 @@ def test_every_option_has_a_row() -> None:
 
 @pytest.mark.parametrize("rules, why", [
     ("", "'' is not name=number"), ("fail", "'fail' is not name=number"), ("fail=0.1,", "'' is not name=number"),
-    ("fail=a", "fail must be a chance from 0 to 1, got 'a'"), ("fail=2", "fail must be a chance from 0 to 1, got 2"),
-    ("fail=-0.1", "fail must be a chance from 0 to 1, got -0.1"),
-    ("fail=nan", "fail must be a chance from 0 to 1, got nan"), ("crash=0.1", "'crash' is unknown"),
+    ("fail=a", "fail must be a probability from 0 to 1, got 'a'"),
+    ("fail=2", "fail must be a probability from 0 to 1, got 2"),
+    ("fail=-0.1", "fail must be a probability from 0 to 1, got -0.1"),
+    ("fail=nan", "fail must be a probability from 0 to 1, got nan"), ("crash=0.1", "'crash' is unknown"),
     ("fail=0.1,fail=0.2", "'fail' is given twice"),
     ("seed=1.5,fail=0.1", "seed must be an integer from 0 to 2**64 - 1, got 1.5"),
-    ("seed=-1,fail=0.1", "seed must be an integer from 0 to 2**64 - 1, got -1"), ("seed=7", "every chance is 0"),
-    ("fail=0.6,die=0.6", "at most 1 together, got 1.2"), ({"fail": True},
-     "fail must be a chance from 0 to 1, got True"), ({"fail": "0.1"}, "fail must be a chance from 0 to 1, got '0.1'"),
-    ({1: 0.5}, "1 is unknown"), ({}, "every chance is 0"), (0.5, "neither a string nor a mapping")])
+    ("seed=-1,fail=0.1", "seed must be an integer from 0 to 2**64 - 1, got -1"), ("seed=7", "every probability is 0"),
+    ("fail=0.6,die=0.6", "sum of the probabilities must be at most 1, got 1.2"),
+    ({"fail": True}, "fail must be a probability from 0 to 1, got True"),
+    ({"fail": "0.1"}, "fail must be a probability from 0 to 1, got '0.1'"),
+    ({1: 0.5}, "1 is unknown"), ({}, "every probability is 0"), (0.5, "neither a string nor a mapping")])
 def test_chaos_is_read_strictly(rules: Any, why: str) -> None:
     with pytest.raises(mpool.InvalidArgument) as error:
         mpool.PoolConfig(chaos=rules)

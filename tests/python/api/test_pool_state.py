@@ -151,7 +151,7 @@ def test_metrics_count(bert: Path, llama: Path) -> None:
     with mpool.Pool() as unused:
         pass
     assert unused.metrics()["total_requests"] == 0
-    with pytest.raises(mpool.InvalidArgument, match="format is 'xml', allowed: 'dict', 'prometheus'"):
+    with pytest.raises(mpool.InvalidArgument, match="`format` must be one of dict, prometheus, got 'xml'"):
         pool.metrics("xml")  # type: ignore[call-overload]
 
 
@@ -413,7 +413,7 @@ def test_callbacks_harm_nobody(bert: Path, caplog: pytest.LogCaptureFixture) -> 
             stop_entering = pool.on("request_complete", enters)
             pool.embed("a", bert)
             assert done.wait(30)
-        assert "A callback for request_complete raised" in caplog.text and "on purpose" in caplog.text
+        assert "A callback for the event request_complete raised" in caplog.text and "on purpose" in caplog.text
         assert threads == {"mpool-log"}
         stop_raising(), stop_entering()
         # one that blocks: calls go on, the ring fills, what finds no room is counted

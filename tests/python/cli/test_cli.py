@@ -1,4 +1,4 @@
-"""The command ``mpool``, in processes of its own."""
+"""The command ``mpool``, run in subprocesses."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ from mpool.errors import ContextOverflow
 from mpool.tasks.sampling import TABLE
 from realmodels import real_path
 
-#: Ctrl-C works also where the tests run in the background, where it starts out ignored.
+#: Enable Ctrl-C, which a shell disables for tests that run in the background.
 START = ("import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
          "from mpool.cli import main; sys.exit(main())")
 
 
-#: ``python -c`` imports from its working directory first, which must not be the one with the sources.
+#: Working directory of commands. It must not contain the sources, because ``python -c`` imports from it first.
 ELSEWHERE = Path(__file__).parent.parent
 
 
 def command(*arguments: str) -> list[str]:
-    """The command as a list, to be run in ELSEWHERE."""
+    """Return the command line, to be run in ELSEWHERE."""
     return [sys.executable, "-c", START, *arguments]
 
 
 def run(*arguments: str, stdin: str | bytes = "", env: dict[str, str] | None = None,
         check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Runs the command to its end."""
+    """Run the command to completion."""
     data = stdin.encode() if isinstance(stdin, str) else stdin
     done = subprocess.run(command(*arguments), input=data, capture_output=True, timeout=300, cwd=ELSEWHERE,
                           env={**os.environ, **(env or {})})
@@ -64,7 +64,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A tiny text model."""
+    """A tiny language model."""
     return str(tinymodels.cached(tmp_path_factory, "llama"))
 
 
@@ -74,7 +74,7 @@ COMMANDS = ("embed", "generate", "chat", "pull", "models", "show", "demo")
 
 
 def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    """All of them, and every command explains itself."""
+    """``--help`` lists all commands, and every command has its own help."""
     text = run("--help").stdout
     for name in COMMANDS:
         assert re.search(rf"^ +{name} ", text, re.MULTILINE), name
@@ -84,7 +84,7 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_version_and_module() -> None:
-    """``python -m mpool`` is the command too."""
+    """``python -m mpool`` runs the command."""
     import mpool
 
     done = subprocess.run([sys.executable, "-m", "mpool", "--version"], capture_output=True, text=True, check=True,
@@ -93,7 +93,7 @@ def test_version_and_module() -> None:
 
 
 def test_help_loads_nothing_heavy() -> None:
-    """Neither numpy nor the core, so it answers at once."""
+    """Printing the help imports neither numpy nor the core."""
     probe = ("import sys; from mpool.cli.parser import make_parser; make_parser().format_help(); "
              "print([name for name in ('numpy', 'mpool._core', 'tokenizers', 'huggingface_hub') "
              "if name in sys.modules])")
@@ -105,14 +105,14 @@ def test_help_loads_nothing_heavy() -> None:
                                        ("generate", "--top-k", "many", "text"),
                                        ("generate", "--logit-bias", "x", "text"), ("pull",), ("nothing",)])
 def test_wrong_usage_is_2(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    """As everywhere."""
+    """The exit code of wrong usage is 2, by convention."""
     with pytest.raises(SystemExit) as left:
         main(arguments)
     assert left.value.code == 2 and capsys.readouterr().err.startswith("usage: mpool")
 
 
 def test_every_option_of_sampling_has_a_flag() -> None:
-    """The table of options and the command line are the same."""
+    """Every sampling option has a command-line option, which is absent unless given."""
     flags = [flag for name, row in TABLE.items() for flag in
              ["-n" if name == "n" else "--" + name.replace("_", "-"), *([] if row.kind is bool else ["1"])]]
     found = vars(make_parser().parse_args(["generate", "text", *flags]))
@@ -124,12 +124,12 @@ def test_every_option_of_sampling_has_a_flag() -> None:
 @pytest.mark.parametrize(("arguments", "said"), [
     (("generate", "text", "--model", "SmolLM2-135M-Instrukt"), "Did you mean SmolLM2-135M-Instruct"),
     (("generate", "text", "--model", "/nowhere/model.gguf"), "/nowhere/model.gguf"),
-    (("embed", "text", "--file", "-"), "in a --file, got both"),
+    (("embed", "text", "--file", "-"), "or with --file, not both"),
     (("embed", "--file", "/nowhere/texts"), "/nowhere/texts"),
     (("show", "org/name"), "mpool pull org/name"),
     (("pull", "org/name", "--offline"), "not on this machine")])
-def test_errors_are_one_line_and_1(arguments: tuple[str, ...], said: str, tmp_path: Path, bert: str) -> None:
-    """What was wrong and what to do; never a traceback."""
+def test_errors_are_one_line_with_exit_code_1(arguments: tuple[str, ...], said: str, tmp_path: Path, bert: str) -> None:
+    """An error is one line with the reason, without a traceback."""
     if arguments[:2] == ("embed", "--file"):
         arguments = (*arguments, "--model", bert)
     done = run(*arguments, env={"HF_HOME": str(tmp_path), "HF_HUB_CACHE": str(tmp_path)}, check=False)
@@ -143,12 +143,12 @@ TEXTS = ["The quick brown fox.", "Zwölf Boxkämpfer", "日本語 \"quoted\" \\ 
 
 
 def lines_of(text: str) -> list[dict[str, Any]]:
-    """JSON lines."""
+    """Parse JSON lines."""
     return [json.loads(line) for line in text.splitlines()]
 
 
 def test_embed_arguments_files_and_stdin_agree(bert: str, tmp_path: Path) -> None:
-    """A line a text, the same bytes whatever they come from, and the API's vectors."""
+    """All inputs give the same output: one line per text, with the vectors of the Python API."""
     import mpool
 
     (tmp_path / "texts").write_text("\n".join(TEXTS) + "\n", encoding="utf-8")
@@ -162,7 +162,7 @@ def test_embed_arguments_files_and_stdin_agree(bert: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("precision", ["float32", "int8", "ubinary"])
 def test_embed_to_npy(bert: str, tmp_path: Path, precision: str) -> None:
-    """A file, whose header is right after many batches, and a pipe, which cannot be wound back."""
+    """A file has the correct header after many batches; a pipe, which is not seekable, works too."""
     import mpool
 
     texts = [f"Text number {number}." for number in range(700)]
@@ -177,8 +177,8 @@ def test_embed_to_npy(bert: str, tmp_path: Path, precision: str) -> None:
     assert np.array_equal(np.load(io.BytesIO(piped), allow_pickle=False), expected)
 
 
-def test_embed_that_fails_leaves_the_old_file(bert: str, tmp_path: Path) -> None:
-    """Complete or not at all."""
+def test_failed_embed_keeps_the_old_file(bert: str, tmp_path: Path) -> None:
+    """The output file is replaced only when it is complete."""
     path = tmp_path / "vectors.npy"
     path.write_bytes(b"old")
     done = run("embed", "--model", bert, "-o", str(path), stdin="one\n\nthree\n", check=False)
@@ -188,15 +188,15 @@ def test_embed_that_fails_leaves_the_old_file(bert: str, tmp_path: Path) -> None
 
 
 def test_embed_survives_a_bad_line(bert: str) -> None:
-    """``--on-error null``: null, and every other text with its own vector."""
+    """``--on-error null`` writes null for a bad text, and the vectors of all other texts."""
     found = lines_of(run("embed", "--model", bert, "--on-error", "null", stdin="one\n\nthree\n").stdout)
     assert [line["text"] for line in found] == ["one", "", "three"]
     assert found[1]["embedding"] is None
     assert found[2] == lines_of(run("embed", "--model", bert, "three").stdout)[0]
 
 
-def test_embed_refuses_what_is_no_text(bert: str, tmp_path: Path) -> None:
-    """Bytes that are not UTF-8, and nothing at all."""
+def test_embed_refuses_invalid_input(bert: str, tmp_path: Path) -> None:
+    """Input that is not UTF-8, or empty, is an error."""
     done = run("embed", "--model", bert, stdin=b"good\nbad \xff\n", check=False)
     assert done.returncode == 1 and "standard input is not UTF-8" in done.stderr
     (tmp_path / "texts").write_bytes(b"bad \xff\n")
@@ -207,7 +207,7 @@ def test_embed_refuses_what_is_no_text(bert: str, tmp_path: Path) -> None:
 
 
 def test_embed_options_reach_the_model(bert: str) -> None:
-    """Prompts, dimensions, normalisation."""
+    """The options for prompt, dimensions, normalisation and compute type take effect."""
     import mpool
 
     line = lines_of(run("embed", "--model", bert, "--prompt", "find: ", "--dimensions", "8", "--no-normalize",
@@ -219,7 +219,7 @@ def test_embed_options_reach_the_model(bert: str) -> None:
 # ---- generate -------------------------------------------------------------------------------------------------------
 
 def test_generate_is_deterministic(llama: str) -> None:
-    """Greedy and seeded, printed as it is written or at once, from arguments or standard input: one text."""
+    """The text does not depend on streaming, on the source of the prompt, or on the number of threads."""
     import mpool
 
     greedy = ("generate", "--model", llama, "--temperature", "0", "--max-tokens", "20")
@@ -232,14 +232,14 @@ def test_generate_is_deterministic(llama: str) -> None:
     assert first == run(*seeded, "--threads", "1").stdout != text
 
 
-def test_generate_refuses_what_is_no_text(llama: str) -> None:
-    """Bytes that are not UTF-8; a file with them is named by embed."""
+def test_generate_refuses_invalid_input(llama: str) -> None:
+    """A prompt that is not UTF-8 is an error."""
     done = run("generate", "--model", llama, stdin=b"caf\xe9", check=False)
     assert done.returncode == 1 and done.stderr.startswith("mpool: standard input is not UTF-8")
 
 
 def test_generate_options(llama: str) -> None:
-    """Several answers, log probabilities, a stop string, a bias; how fast it was goes to standard error."""
+    """Several choices, log probabilities, logit bias, a stop string, and the speed on standard error."""
     done = json.loads(run("generate", "--model", llama, "-n", "2", "--logprobs", "2", "--max-tokens", "3", "--seed",
                           "1", "--json", "The").stdout)
     assert len(done["choices"]) == 2 and len(done["logprobs"][0]["top"]) == 2
@@ -257,8 +257,8 @@ def test_generate_options(llama: str) -> None:
     assert re.search(r"prompt tokens in .* completion tokens.* stop$", stopped.stderr.strip())
 
 
-def test_a_reader_that_leaves(llama: str) -> None:
-    """No traceback when whoever reads has enough."""
+def test_closed_output(llama: str) -> None:
+    """There is no traceback when the reader closes the pipe."""
     with subprocess.Popen(command("generate", "--model", llama, "--ignore-eos", "--max-tokens", "1500", "The"),
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ELSEWHERE) as child:
         assert child.stdout is not None and child.stderr is not None
@@ -268,41 +268,41 @@ def test_a_reader_that_leaves(llama: str) -> None:
         assert child.wait(60) == 1
 
 
-# ---- talking, and Ctrl-C --------------------------------------------------------------------------------------------
+# ---- chat and Ctrl-C ------------------------------------------------------------------------------------------------
 
 class Talk:
-    """A process of the command whose output is read as it comes."""
+    """A running command, whose output can be read while it runs."""
 
     def __init__(self, child: subprocess.Popen[bytes], read: int, write: int) -> None:
         self.child, self.read, self.write = child, read, write
         self.seen = b""
 
     def send(self, text: str) -> None:
-        """Types."""
+        """Send input."""
         os.write(self.write, text.encode())
 
     def until(self, wanted: str, timeout: float = 120) -> str:
-        """All output up to and with a piece of it; what was read before does not count."""
+        """Wait for a text in the new output. Return the output up to and including it."""
         end = time.monotonic() + timeout
         while wanted.encode() not in self.seen:
             left = end - time.monotonic()
             assert left > 0 and select.select([self.read], [], [], left)[0], f"{wanted!r} not in {self.seen!r}"
             try:
                 more = os.read(self.read, 65536)
-            except OSError:  # a terminal whose other side is closed
+            except OSError:  # the other side of the terminal is closed
                 more = b""
-            assert more, f"{wanted!r} not in {self.seen!r}, and no more comes"
+            assert more, f"{wanted!r} not in {self.seen!r} at the end of the output"
             self.seen += more
-        head, piece, self.seen = self.seen.partition(wanted.encode())
-        return (head + piece).decode(errors="replace")
+        head, found, self.seen = self.seen.partition(wanted.encode())
+        return (head + found).decode(errors="replace")
 
     @staticmethod
-    def settle() -> None:
-        """Lets the child reach its wait for input: a signal between prompt and wait is only seen with the next key."""
+    def wait_for_input() -> None:
+        """Let the child reach its read: it handles a signal between prompt and read only after the next key."""
         time.sleep(0.5)
 
     def some(self, count: int = 20) -> None:
-        """Waits for some output, whatever it is."""
+        """Wait for ``count`` bytes of output and discard them."""
         while len(self.seen) < count:
             assert select.select([self.read], [], [], 120)[0]
             self.seen += os.read(self.read, 65536)
@@ -311,7 +311,7 @@ class Talk:
 
 @contextmanager
 def talk(*arguments: str, terminal: bool = False) -> Iterator[Talk]:
-    """Starts the command; both its outputs come as one."""
+    """Start the command, with standard output and standard error combined."""
     if terminal:
         import fcntl
         import termios
@@ -343,8 +343,8 @@ def talk(*arguments: str, terminal: bool = False) -> Iterator[Talk]:
 ENDLESS = ("--ignore-eos", "--max-tokens", "16000", "--seed", "3")
 
 
-def test_generate_is_interrupted(llama: str) -> None:
-    """Ctrl-C: 130 and no traceback."""
+def test_interrupted_generate(llama: str) -> None:
+    """After Ctrl-C the exit code is 130, without a traceback."""
     with talk("generate", "--model", llama, *ENDLESS, "The") as session:
         session.some()
         session.child.send_signal(signal.SIGINT)
@@ -353,7 +353,7 @@ def test_generate_is_interrupted(llama: str) -> None:
 
 
 def test_chat_over_pipes(llama: str) -> None:
-    """An answer a line, remembered: the prompt grows; /clear forgets; the end of the input ends it."""
+    """Each line is a message; the prompt grows until /clear; the end of the input ends the chat."""
     stdin = "Hello\nAgain\n/clear\nHello\n\n/nothing\n/help\n"
     done = run("chat", "--model", llama, "--temperature", "0", "--max-tokens", "6", "--stats", "--system", "Be brief.",
                stdin=stdin)
@@ -363,8 +363,8 @@ def test_chat_over_pipes(llama: str) -> None:
     assert ">" not in done.stdout.replace("|>", "")
 
 
-def test_ctrl_c_stops_the_answer_and_not_the_program(llama: str) -> None:
-    """Twice, and then the program leaves as asked, with success."""
+def test_ctrl_c_stops_the_reply_but_not_the_program(llama: str) -> None:
+    """Ctrl-C stops two replies, and /exit then exits with success."""
     with talk("chat", "--model", llama, *ENDLESS) as session:
         for _ in range(2):
             session.send("The quick brown fox\n")
@@ -376,7 +376,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(llama: str) -> None:
 
 
 def test_chat_in_a_terminal(llama: str) -> None:
-    """A prompt, lines between triple quotes, Ctrl-C while answering and while waiting, Ctrl-D."""
+    """A prompt, lines between triple quotes, Ctrl-C during a reply and at the prompt, Ctrl-D."""
     with talk("chat", "--model", llama, "--stats", *ENDLESS, terminal=True) as session:
         session.until("> ")
         session.send('"""The quick\n')
@@ -386,9 +386,9 @@ def test_chat_in_a_terminal(llama: str) -> None:
         session.send("\x03")
         session.until("(stopped)")
         session.until("> ")
-        session.settle()
+        session.wait_for_input()
         session.send("\x03")
-        session.until("/exit or Ctrl-D leaves")
+        session.until("press Ctrl-C again or Ctrl-D, or enter /exit")
         session.until("> ")
         session.send("\x04")
         assert session.child.wait(30) == 0
@@ -396,8 +396,8 @@ def test_chat_in_a_terminal(llama: str) -> None:
 
 @pytest.mark.parametrize("module", ["mpool.errors", "mpool.cli.parser", "mpool.cli.talking", "dataclasses", "numpy",
                                     "numpy.linalg", "mpool._core", "mpool.pool"])
-def test_ctrl_c_while_it_starts(llama: str, module: str) -> None:
-    """Just when a module is imported, also by C code: 130 and no traceback."""
+def test_ctrl_c_during_start(llama: str, module: str) -> None:
+    """Ctrl-C while a module is imported, also by C code: exit code 130, without a traceback."""
     program = """if True:
         import os, signal, sys
         from mpool.cli import main
@@ -416,8 +416,8 @@ def test_ctrl_c_while_it_starts(llama: str, module: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "mpool: interrupted\n")
 
 
-def test_an_error_that_was_made_of_ctrl_c(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Is one; others are not."""
+def test_import_error_that_ctrl_c_caused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """An ImportError that a KeyboardInterrupt caused counts as an interrupt; others do not."""
     def imports(cause: BaseException) -> None:
         try:
             raise cause
@@ -431,36 +431,36 @@ def test_an_error_that_was_made_of_ctrl_c(monkeypatch: pytest.MonkeyPatch, capsy
         main([])
 
 
-def test_second_ctrl_c_at_the_prompt_leaves(llama: str) -> None:
-    """The first one says how."""
+def test_second_ctrl_c_at_the_prompt_exits(llama: str) -> None:
+    """The first Ctrl-C prints how to exit."""
     with talk("chat", "--model", llama, terminal=True) as session:
         session.until("> ")
-        session.settle()
+        session.wait_for_input()
         session.send("\x03")
-        session.until("leaves")
+        session.until("enter /exit")
         session.until("> ")
-        session.settle()
+        session.wait_for_input()
         session.send("\x03")
         assert session.child.wait(30) == 130
 
 
-def test_chat_with_one_failure_goes_on_and_says_so(llama: str) -> None:
-    """A question that is too long for the model is an error; the next one is answered; the exit code tells."""
+def test_chat_continues_after_a_failure(llama: str) -> None:
+    """A message that exceeds the context is an error; the next one gets a reply; the exit code is 1."""
     done = run("chat", "--model", llama, "--temperature", "0", "--max-tokens", "4", "--stats",
                stdin="word " * 20000 + "\nHello\n", check=False)
     assert done.returncode == 1
     assert "tokens, but the model supports at most" in done.stderr and done.stderr.count("prompt tokens") == 1
 
 
-def test_a_conversation_that_outgrows_the_model() -> None:
-    """The oldest questions go with their answers; the system message and the question stay."""
+def test_a_conversation_that_exceeds_the_context() -> None:
+    """The oldest messages and replies are dropped; the system message and the last message stay."""
     asked: list[list[str]] = []
 
     class Small:
-        """A pool whose model takes four messages."""
+        """A pool whose model has a context of four messages."""
 
         def chat(self, messages: list[dict[str, str]], *_: Any, **__: Any) -> str:
-            """Refuses a fifth."""
+            """Raise ContextOverflow for a fifth message."""
             asked.append([message["content"] for message in messages])
             if len(messages) > 4:
                 raise ContextOverflow(tokens=5, limit=4)
@@ -511,14 +511,14 @@ def test_embed_image_files_and_stdin_agree(dino: Path, tmp_path: Path) -> None:
         failed = run("embed-image", "-m", str(dino), *given, check=False)
         assert failed.returncode == 1 and words in failed.stderr
     facts = json.loads(run("show", str(dino), "--json").stdout)
-    assert "embed_image" in facts["gives"]
+    assert "embed_image" in facts["purpose"] and facts["gives"] == facts["purpose"]
     assert facts["capabilities"] == ["image_embedding"] and facts["patch_size"] == 14 and facts["any_size"] is True
 
 
 # ---- models ---------------------------------------------------------------------------------------------------------
 
 def test_models_lists_the_catalogue(tmp_path: Path) -> None:
-    """Every row, in text and as JSON; on an empty machine nothing is here."""
+    """The list has every row, as text and as JSON. Without downloads, it creates no files."""
     from mpool.models import load_catalogue
 
     empty = {"MPOOL_CACHE": str(tmp_path), "HF_HOME": str(tmp_path), "HF_HUB_CACHE": str(tmp_path)}
@@ -532,7 +532,7 @@ def test_models_lists_the_catalogue(tmp_path: Path) -> None:
 
 
 def test_show_a_model(bert: str, llama: str) -> None:
-    """What its files say."""
+    """The output has facts from the files."""
     facts = json.loads(run("show", bert, "--json").stdout)
     assert (facts["capability"], facts["architecture"], facts["dimensions"]) == ("text_embedding", "bert", 32)
     assert facts["bytes"] == sum(path.stat().st_size for path in Path(bert).rglob("*") if path.is_file())
@@ -541,15 +541,15 @@ def test_show_a_model(bert: str, llama: str) -> None:
     assert re.search(r"^chat template +yes$", text, re.MULTILINE)
 
 
-def test_show_a_model_that_is_not_here(tmp_path: Path) -> None:
-    """The catalogue's row, and how to fetch it; nothing is fetched."""
+def test_show_a_model_that_is_not_downloaded(tmp_path: Path) -> None:
+    """The output has the row of the catalogue and the download command; nothing is downloaded."""
     empty = {"MPOOL_CACHE": str(tmp_path), "HF_HOME": str(tmp_path), "HF_HUB_CACHE": str(tmp_path)}
     text = run("show", "bge-small-en-v1.5", env=empty).stdout
     assert "mpool pull bge-small-en-v1.5" in text and "BAAI/bge-small-en-v1.5" in text
 
 
 def test_show_the_installation() -> None:
-    """In text, and the same as JSON."""
+    """The configuration is printed as text and as JSON."""
     from mpool import _core
 
     facts = json.loads(run("show", "--json").stdout)
@@ -557,8 +557,8 @@ def test_show_the_installation() -> None:
     assert list(facts["options"]) == [row[0] for row in _core.options()]
 
 
-def test_pull_tells_where_and_goes_on_after_a_failure(bert: str, tmp_path: Path) -> None:
-    """A model that is here, one that is not."""
+def test_pull_prints_paths_and_continues_after_a_failure(bert: str, tmp_path: Path) -> None:
+    """One model exists, the other cannot be downloaded."""
     done = run("pull", "--offline", "--json", "--verify", "org/name", bert, check=False,
                env={"HF_HOME": str(tmp_path), "HF_HUB_CACHE": str(tmp_path)})
     assert done.returncode == 1 and "org/name" in done.stderr
@@ -569,7 +569,7 @@ def test_pull_tells_where_and_goes_on_after_a_failure(bert: str, tmp_path: Path)
 # ---- demo -----------------------------------------------------------------------------------------------------------
 
 def test_demo() -> None:
-    """Ranks what belongs to the question before what does not, answers, and says how fast."""
+    """The demo ranks relevant sentences first, answers the question, and measures the speed."""
     facts = json.loads(run("demo", "--json", "--offline", "--embedding-model", str(real_path("minilm")),
                            "--text-model", str(real_path("smollm2"))).stdout)
     ranking = [row["text"] for row in facts["embedding"]["ranking"]]
@@ -580,36 +580,36 @@ def test_demo() -> None:
         assert number > 0
 
 
-def test_demo_for_people(bert: str, llama: str) -> None:
-    """The same in words, with models of one's own."""
+def test_demo_as_text(bert: str, llama: str) -> None:
+    """The demo prints text, here for given models."""
     text = run("demo", "--embedding-model", bert, "--text-model", llama, "--question", "Who are you?").stdout
-    assert text.count("Who are you?") == 2 and text.count("already here") == 2
-    assert "digits-clip: comes with mpool" in text and "7.png  a handwritten seven" in text
+    assert text.count("Who are you?") == 2 and text.count("already downloaded") == 2
+    assert "digits-clip: bundled with mpool" in text and "7.png  a handwritten seven" in text
     assert re.search(r"speed +[\d,]+ texts/s", text) and re.search(r"speed +[\d,]+ tokens/s", text)
 
 
 def test_demo_without_weights_or_network(tmp_path: Path) -> None:
-    """Says how to fetch them, and shows what comes with mpool all the same."""
+    """The demo prints the download commands, and still runs the bundled models."""
     done = run("demo", "--offline", env={"MPOOL_CACHE": str(tmp_path)}, check=False)
-    assert done.returncode == 1 and "Traceback" not in done.stderr and "fetching" not in done.stdout
+    assert done.returncode == 1 and "Traceback" not in done.stderr and "downloading" not in done.stdout
     for key in ("all-MiniLM-L6-v2", "SmolLM2-135M-Instruct"):
-        assert f"{key} could not be shown" in done.stderr and f"mpool pull {key}" in done.stderr
-    assert "10 of 10 are right" in done.stdout
+        assert f"skipping {key}: " in done.stderr and f"mpool pull {key}" in done.stderr
+    assert "10 of 10 are correct" in done.stdout
     assert re.search(r"^  7\.png +What digit is this\? +This is a seven\.$", done.stdout, re.MULTILINE)
-    drawn = re.search(r"handwritten nine\n((?:.*\n){8})", done.stdout)
-    assert drawn is not None and len(set(drawn[1])) > 5  # eight lines, of paper, ink, and shades between
+    generated = re.search(r"handwritten nine\n((?:.*\n){8})", done.stdout)
+    assert generated is not None and len(set(generated[1])) > 5  # eight lines of characters, with shades of grey
 
 
-# ---- writing for people ---------------------------------------------------------------------------------------------
+# ---- output ---------------------------------------------------------------------------------------------------------
 
-def test_a_model_cannot_drive_the_terminal() -> None:
-    """Control characters are shown as such there, and passed on as they are elsewhere."""
+def test_control_characters_do_not_reach_a_terminal() -> None:
+    """Control characters are replaced for a terminal, and written unchanged to files and pipes."""
 
     class Terminal(io.StringIO):
-        """One."""
+        """A stream that is a terminal."""
 
         def isatty(self) -> bool:
-            """Yes."""
+            """Return True."""
             return True
 
     text = "a\x1b[31mb\r\x9b2J\tc\nd\x7f é"
@@ -618,11 +618,11 @@ def test_a_model_cannot_drive_the_terminal() -> None:
 
 
 def test_json_has_no_infinities(capsys: pytest.CaptureFixture[str]) -> None:
-    """What JSON has no word for is null."""
+    """NaN and infinities become null."""
     print_json({"a": [1.5, float("-inf")], "b": (float("nan"), "text")})
     assert json.loads(capsys.readouterr().out) == {"a": [1.5, None], "b": [None, "text"]}
 
 
 def test_table() -> None:
-    """Columns are aligned and no line ends in blanks."""
+    """Columns are aligned, without trailing spaces."""
     assert table(("A", "BB"), [("long", "x"), ("y", "")]) == "A     BB\nlong  x\ny"

@@ -204,7 +204,7 @@ def test_a_slow_format_delays_few_requests(pool: mpool.Pool, llama: Path, monkey
     from mpool import _core
 
     monkeypatch.setattr(grammar, "_mask_threads", [])
-    monkeypatch.setattr(_core, "config", lambda: {"lanes": 2})
+    monkeypatch.setattr(_core, "config", lambda: {"compute_threads": 2})
     gate, blocked, advance = threading.Event(), threading.Event(), grammar._MaskedRequest.advance
     chosen: list[grammar._MaskedRequest] = []
     assign = grammar._assign

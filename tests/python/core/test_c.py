@@ -1,6 +1,6 @@
-"""The C core: built in each variant, its own tests run, and the project rules checked.
+"""Build the C core in several variants, run its C tests, and check the project rules.
 
-By default it is built as the extension is; ``--builds`` (CI: always) adds sanitizers, the simulator, clang and ARM.
+The default variant is that of the extension. ``--builds`` (always in CI) adds sanitizers, the simulator, clang and ARM.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[3]
 TESTS_C = ROOT / "tests" / "c"
 
 if not (ROOT / "csrc").is_dir():
-    pytest.skip("the C sources are not here", allow_module_level=True)
+    pytest.skip("the C sources are not available", allow_module_level=True)
 
 
 def _load(name: str) -> ModuleType:
@@ -36,7 +36,7 @@ check_tiers = _load("check_tiers")
 
 @pytest.fixture(scope="session")
 def out() -> Path:
-    """Where the variants are built; ``MPOOL_TEST_BUILD`` replaces build/c."""
+    """Build folder of the variants: ``MPOOL_TEST_BUILD``, by default build/c."""
     return Path(os.environ.get("MPOOL_TEST_BUILD") or ROOT / "build" / "c")
 
 
@@ -64,21 +64,21 @@ def _run(name: str, runner: Path, *arguments: str, processor: str | None = None)
 
 
 def test_gcc_release(out: Path) -> None:
-    """As the extension is built, -Wall -Wextra -Werror, the binding compiled too; all tests."""
+    """All tests, in the variant of the extension, with -Wall -Wextra -Werror and with the binding."""
     runner = _build("release", out)
     _run("release", runner)
 
 
 @pytest.mark.builds
 def test_gcc_address_and_undefined_sanitizers(out: Path) -> None:
-    """All tests, with failures of the system injected, under ASan, LSan and UBSan."""
+    """All tests under ASan, LSan and UBSan, with injected system failures."""
     runner = _build("asan", out)
     _run("asan", runner, "--slow", "5")
 
 
 @pytest.mark.builds
 def test_gcc_thread_sanitizer(out: Path) -> None:
-    """What has threads: base, the pool, and workers that are processes."""
+    """Code with threads: base, the pool, and worker processes."""
     runner = _build("tsan", out)
     listed = subprocess.run([str(runner), "--list"], capture_output=True, text=True, check=True).stdout
     assert "base_team_barrier_2_threads" in listed
@@ -88,7 +88,7 @@ def test_gcc_thread_sanitizer(out: Path) -> None:
 
 @pytest.mark.builds
 def test_gcc_simulator(out: Path) -> None:
-    """The registry under the simulator: tens of thousands of schedules, all of tiny cases, and planted bugs."""
+    """The registry in the simulator: tens of thousands of schedules, all schedules of tiny cases, and planted bugs."""
     runner = _build("sim", out)
     listed = subprocess.run([str(runner), "--list"], capture_output=True, text=True, check=True).stdout
     assert {"sim_world_shutdown", "sim_world_reclaim", "sim_mutations_are_found"} <= set(listed.split())
@@ -96,7 +96,7 @@ def test_gcc_simulator(out: Path) -> None:
 
 
 def test_planted_bugs_fit_the_sources() -> None:
-    """A row that does not fit is told with its place; what is planted keeps the numbers of the lines."""
+    """Every mutation fits the sources and keeps line numbers; a mutation that does not fit is an error."""
     mutations = _load("mutations")
     for file, rows in mutations.planted_files().items():
         text = (ROOT / "csrc" / file).read_text()
@@ -114,7 +114,7 @@ def test_planted_bugs_fit_the_sources() -> None:
         mutations.plant("x.c", source.replace("twice", "thrice"), [row])
 
 
-# What a processor that is emulated here has to be told of: names of the C tests, without those that only ref computes.
+# C tests to run under emulation: those of the kernels, without the ones that use only the reference variant.
 ARM_KERNELS = ["base_cpu_", "kernels_half_", "kernels_acts_", "kernels_dense_", "kernels_plain_", "kernels_quant_",
                "kernels_rows_match_ref", "kernels_attention_zero_sign", "kernels_attention_full_nan",
                "kernels_attention_full_any_split", "kernels_attention_kv_"]
@@ -126,7 +126,7 @@ def _only(prefixes: list[str]) -> list[str]:
 
 @pytest.mark.builds
 def test_arm_kernels_under_emulation(out: Path) -> None:
-    """64-bit ARM, cross compiled: every kernel of every instruction set against ref, in qemu."""
+    """64-bit ARM, cross-compiled, in qemu: every kernel of every instruction set agrees with the reference."""
     runner = _build("arm", out, ["base", "tensor", "kernels"], ["base_cpu", "dequantize", "kernels"])
     _run("arm", runner, "--slow", "10", *_only(ARM_KERNELS))
     for processor in ("cortex-a53", "cortex-a76"):  # NEON alone; dotprod
@@ -142,13 +142,13 @@ def test_arm_kernels_under_emulation(out: Path) -> None:
     ("neoverse-n1", ["kernels_", "models_contract_masks"]),
 ])
 def test_arm_core_under_emulation(processor: str, folders: list[str], out: Path) -> None:
-    """64-bit ARM: the tests of all tiers below the registry."""
+    """64-bit ARM: the tests of the tiers below the registry."""
     _run("arm", _build("arm", out), "--slow", "20", *_only(folders), processor=processor)
 
 
 @pytest.mark.slow
 def test_arm_clang_compiles_without_a_warning(out: Path) -> None:
-    """clang for 64-bit ARM, where the cross compiler's C library is."""
+    """clang for 64-bit ARM, with the C library of the cross compiler."""
     if shutil.which("aarch64-linux-gnu-gcc") is None:
         pytest.skip("aarch64-linux-gnu-gcc and its C library are not installed")
     _build("arm-clang", out)
@@ -157,19 +157,19 @@ def test_arm_clang_compiles_without_a_warning(out: Path) -> None:
 @pytest.mark.builds
 @pytest.mark.parametrize("name", ["clang", "clang-debug"])
 def test_clang_compiles_without_a_warning(name: str, out: Path) -> None:
-    """clang -Wall -Wextra -Werror, the binding and the seam build too."""
+    """clang with -Wall -Wextra -Werror, including the binding and the seam build."""
     _build(name, out)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["seam", "debug"])
 def test_gcc_other_builds(name: str, out: Path) -> None:
-    """The seam build and the one with assertions, without sanitizers."""
+    """The seam build and the build with assertions, without sanitizers."""
     _run(name, _build(name, out))
 
 
 def test_tiers_sources_and_headers() -> None:
-    """Includes between tiers, the words of the registry, sizes, refused words; every header compiles alone."""
+    """Includes between tiers, model names in the registry, file sizes, refused words; every header compiles alone."""
     report = check_tiers.Report()
     assert check_tiers.check_sources(ROOT, report) > 50
     assert check_tiers.check_words(ROOT, report) > 20
@@ -179,7 +179,7 @@ def test_tiers_sources_and_headers() -> None:
 
 
 def test_tiers_symbols(out: Path) -> None:
-    """No stream of stdio; memory, threads and files of the system in base alone; one exported symbol."""
+    """Only base uses system memory, threads and files; no object uses stdio; the library exports one symbol."""
     _build("release", out)
     report = check_tiers.Report()
     assert check_tiers.check_objects(out / "release", report) > 20
@@ -189,8 +189,8 @@ def test_tiers_symbols(out: Path) -> None:
     assert not report, "\n".join(report)
 
 
-def test_tiers_check_finds_what_is_wrong(tmp_path: Path) -> None:
-    """The check is not blind: each broken rule of a made-up tree is reported."""
+def test_tiers_check_reports_every_violation(tmp_path: Path) -> None:
+    """Each violation in an artificial source tree is reported."""
     files = {
         "csrc/base/up.h": '#include "tensor/tensor.h"\n',
         "csrc/tensor/tensor.h": '#include "kernels/k.h"\n#include <Python.h>\n',
@@ -223,7 +223,7 @@ def test_tiers_check_finds_what_is_wrong(tmp_path: Path) -> None:
 
 
 def _planted(text: str, kind: str) -> dict[str, str]:
-    """A C and a Python file with an identifier, a comment or a message."""
+    """Return a C file and a Python file with this identifier, comment or message."""
     if kind == "identifier":
         return {"csrc/models/planted.c": f"int a;\nint {text};\n", "mpool/planted.py": f"a = 1\n{text} = 2\n"}
     if kind == "message":
@@ -257,7 +257,7 @@ def test_words_are_refused(tmp_path: Path) -> None:
 
 
 def test_words_have_no_false_alarms(tmp_path: Path) -> None:
-    """Ordinary words, other sections, exempt folders and folders that are not clean yet pass."""
+    """The check accepts ordinary words, words of other sections, and folders that are exempt or not listed as clean."""
     words = check_tiers.read_words()
     everywhere = {"identifiers": ("csrc", "mpool"), "phrases": ("csrc", "mpool")}
     ordinary = {"csrc/models/planted.c": "/* The thread offers what it holds; it may start with one of: a, b. */\n"
@@ -273,8 +273,8 @@ def test_words_have_no_false_alarms(tmp_path: Path) -> None:
     assert _refused(tmp_path, planted, phrases_only) == []
 
 
-def test_runner_reports_what_fails(tmp_path: Path) -> None:
-    """The runner is not blind: failed checks, crashes, timeouts and leaks count as failures."""
+def test_runner_reports_failures(tmp_path: Path) -> None:
+    """Failed checks, crashes and timeouts count as failures."""
     compiler = shutil.which("gcc")
     if compiler is None:
         pytest.skip("gcc is not installed")
@@ -298,8 +298,8 @@ def test_runner_reports_what_fails(tmp_path: Path) -> None:
     assert subprocess.run([str(runner), "--only", "nothing"], capture_output=True).returncode == 1
 
 
-def test_a_sixth_capability_is_one_more_row(tmp_path: Path) -> None:
-    """A row in capabilities.def is all that a pool of its own needs: queue, policy, workers, breaker, governor."""
+def test_a_new_capability_needs_one_row(tmp_path: Path) -> None:
+    """With a row in capabilities.def, a capability has its own pool: queue, policy, workers, breaker, governor."""
     shutil.copytree(ROOT / "csrc", tmp_path / "csrc")
     shutil.copytree(TESTS_C, tmp_path / "tests" / "c")
     with open(tmp_path / "csrc/models/capabilities.def", "a", encoding="utf-8") as rows:

@@ -1,4 +1,4 @@
-"""``pytest`` and ``python -m pytest`` in a clone without the compiled core test the installed package."""
+"""In a clone without the compiled core, ``pytest`` and ``python -m pytest`` test the installed package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The binding over real (tiny) models: calls, tickets, waiting, signals, shutdown."""
+"""The C extension with tiny models: requests, tickets, waiting, signals, shutdown."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def pool(folders: tuple[Path, Path]) -> Iterator[mpool.Pool]:
 
 
 def key_of(pool: mpool.Pool, folder: Path) -> tuple[_core.Registry, str]:
-    # below the public API: a key of the core's registry
+    # not public: the key in the core's registry
     key = pool.get(str(folder))._entry.core_key("auto")
     pool.registry.load(key, timeout=60)
     return pool.registry, key
@@ -55,8 +55,8 @@ def llama(pool: mpool.Pool, folders: tuple[Path, Path]) -> tuple[_core.Registry,
     return key_of(pool, folders[1])
 
 
-def long_call(llama: tuple[_core.Registry, str], **options: Any) -> _core.Ticket:
-    """A call that takes seconds."""
+def long_request(llama: tuple[_core.Registry, str], **options: Any) -> _core.Ticket:
+    """Submit a request that takes several seconds."""
     registry, key = llama
     return registry.submit_text(key, PROMPT, **{**SAMPLING, "max_tokens": 2000, "n": 64, **options})
 
@@ -64,7 +64,7 @@ def long_call(llama: tuple[_core.Registry, str], **options: Any) -> _core.Ticket
 # --- embedding ---
 
 
-def test_vectors_are_adopted(bert: tuple[_core.Registry, str]) -> None:
+def test_vectors_are_views_of_the_request(bert: tuple[_core.Registry, str]) -> None:
     registry, key = bert
     vectors = registry.embed(key, IDS, OFFSETS)
     assert vectors.shape == (2, 32) and vectors.dtype == np.float32 and vectors.flags.writeable
@@ -129,8 +129,8 @@ def test_errors_carry_the_key_and_the_lengths(bert: tuple[_core.Registry, str],
         registry.submit_text(llama[1], PROMPT, temperature=0.0)
 
 
-def test_the_gil_is_given_up(llama: tuple[_core.Registry, str]) -> None:
-    ticket = long_call(llama)
+def test_waiting_releases_the_gil(llama: tuple[_core.Registry, str]) -> None:
+    ticket = long_request(llama)
     turns, stop = 0, threading.Event()
 
     def count() -> None:
@@ -150,7 +150,7 @@ def test_the_gil_is_given_up(llama: tuple[_core.Registry, str]) -> None:
 # --- tickets ---
 
 
-def test_a_ticket_tells_how_far_it_is(llama: tuple[_core.Registry, str]) -> None:
+def test_progress_of_a_ticket(llama: tuple[_core.Registry, str]) -> None:
     registry, key = llama
     before = time.monotonic()
     ticket = registry.submit_text(key, PROMPT, **{**SAMPLING, "max_tokens": 30, "logprobs": 2, "n": 2})
@@ -177,7 +177,7 @@ def test_a_ticket_tells_how_far_it_is(llama: tuple[_core.Registry, str]) -> None
         assert len(ids) == len(logprobs) == len(ends) == 30 and ends[-1] == len(text) and (np.diff(ends) >= 0).all()
         top_ids, top_logprobs = ticket.top_logprobs(choice)
         assert top_ids.shape == top_logprobs.shape == (30, 2)
-        may_end = top_ids[:, 0] != 2  # the end of generation is barred from the choice, not from the distribution
+        may_end = top_ids[:, 0] != 2  # ignore_eos excludes the end token from sampling, not from the log probabilities
         assert may_end.any() and (top_ids[may_end, 0] == ids[may_end]).all()
         assert np.allclose(top_logprobs[may_end, 0], logprobs[may_end])
         for start in (1, 29, 30, 31, 2**32 - 1):
@@ -219,7 +219,7 @@ def test_sampling_arguments_are_checked(llama: tuple[_core.Registry, str]) -> No
 
 def test_cancel_and_abandon(llama: tuple[_core.Registry, str]) -> None:
     registry, _ = llama
-    ticket = long_call(llama)
+    ticket = long_request(llama)
     ticket.wait_progress(0, 30)
     with pytest.raises(mpool.InvalidArgument, match="not done"):
         ticket.check()
@@ -227,9 +227,9 @@ def test_cancel_and_abandon(llama: tuple[_core.Registry, str]) -> None:
     assert ticket.wait(10)
     with pytest.raises(mpool.Cancelled):
         ticket.check()
-    assert len(ticket.text(0)[0]) > 0  # what there is stays readable
+    assert len(ticket.text(0)[0]) > 0  # the generated text stays available
     cancelled = registry.stats()["cancelled"]
-    ticket = long_call(llama)
+    ticket = long_request(llama)
     del ticket
     until = time.monotonic() + 10
     while registry.stats()["cancelled"] == cancelled and time.monotonic() < until:
@@ -239,7 +239,7 @@ def test_cancel_and_abandon(llama: tuple[_core.Registry, str]) -> None:
 
 def test_timeouts(llama: tuple[_core.Registry, str]) -> None:
     begin = time.monotonic()
-    ticket = long_call(llama, timeout=0.1)
+    ticket = long_request(llama, timeout=0.1)
     assert not ticket.wait(0.01)
     assert ticket.wait(10)
     with pytest.raises(mpool.Timeout) as late:
@@ -247,8 +247,8 @@ def test_timeouts(llama: tuple[_core.Registry, str]) -> None:
     assert isinstance(late.value, TimeoutError) and late.value.key == llama[1]
     assert time.monotonic() - begin < 5
     with pytest.raises(mpool.Timeout):
-        long_call(llama, timeout=0.0)
-    long_call(llama, timeout=float("inf")).cancel()
+        long_request(llama, timeout=0.0)
+    long_request(llama, timeout=float("inf")).cancel()
 
 
 def test_notifier_in_a_selector(llama: tuple[_core.Registry, str]) -> None:
@@ -276,7 +276,7 @@ def test_notifier_in_a_selector(llama: tuple[_core.Registry, str]) -> None:
         tickets[10].bind(notifier, 1)
 
 
-# --- signals: in the main thread, which pytest runs tests in ---
+# --- signals (pytest runs tests in the main thread) ---
 
 
 class Alarm(Exception):
@@ -285,17 +285,17 @@ class Alarm(Exception):
 
 @pytest.fixture
 def alarm() -> Iterator[None]:
-    def ring(number: int, frame: object) -> None:
+    def raise_alarm(number: int, frame: object) -> None:
         raise Alarm
 
-    before = signal.signal(signal.SIGALRM, ring)
+    before = signal.signal(signal.SIGALRM, raise_alarm)
     yield
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, before)
 
 
 def after_alarm(seconds: float, call: Any) -> float:
-    """Run call until the alarm raises; how much later than it was set."""
+    """Run a function until an alarm raises. Return the delay after the time of the alarm in seconds."""
     begin = time.monotonic()
     signal.setitimer(signal.ITIMER_REAL, seconds)
     with pytest.raises(Alarm):
@@ -305,36 +305,36 @@ def after_alarm(seconds: float, call: Any) -> float:
 
 def test_a_signal_ends_every_wait(llama: tuple[_core.Registry, str], alarm: None) -> None:
     registry, key = llama
-    ticket = long_call(llama)
+    ticket = long_request(llama)
     assert after_alarm(0.05, ticket.wait) < 0.5
     assert ticket.wait(10)
     with pytest.raises(mpool.Cancelled):
         ticket.check()
-    ticket = long_call(llama)
+    ticket = long_request(llama)
     assert after_alarm(0.05, lambda: [ticket.wait_progress(DONE - 1) for _ in range(99)]) < 0.5
-    # other calls go on
+    # other requests continue
     other = registry.submit_text(key, PROMPT, **{**SAMPLING, "max_tokens": 3})
     assert other.wait(30)
     other.check()
 
 
-def test_a_signal_ends_the_wait_for_room(folders: tuple[Path, Path], alarm: None) -> None:
+def test_a_signal_ends_the_wait_for_a_full_queue(folders: tuple[Path, Path], alarm: None) -> None:
     with mpool.Pool(mpool.PoolConfig(threads=1, prompt_queue_capacity=3, max_workers_per_model=1)) as pool:
         registry, key = key_of(pool, folders[1])
         tickets: list[_core.Ticket] = []
         full = False
-        while not full or registry.entries()[0]["running"] < 256:  # those the engine has taken are not in the queue
+        while not full or registry.entries()[0]["running"] < 256:  # active requests are not in the queue
             try:
-                tickets.append(long_call((registry, key), n=8, fail_fast=True))
+                tickets.append(long_request((registry, key), n=8, fail_fast=True))
             except mpool.Overloaded as refused:
                 assert refused.key == key and "the queue is full with 3 requests" in str(refused)
                 full = True
         assert registry.stats()["queue_full_rejections"] > 0
         while registry.entries()[0]["queued"] < 3:
-            tickets.append(long_call((registry, key), n=8, fail_fast=True))
-        assert after_alarm(0.05, lambda: long_call((registry, key), n=8)) < 0.5
+            tickets.append(long_request((registry, key), n=8, fail_fast=True))
+        assert after_alarm(0.05, lambda: long_request((registry, key), n=8)) < 0.5
         with pytest.raises(mpool.Timeout, match="full"):
-            long_call((registry, key), n=8, timeout=0.06)
+            long_request((registry, key), n=8, timeout=0.06)
         for ticket in tickets:
             ticket.cancel()
         assert all(ticket.wait(10) for ticket in tickets)
@@ -355,30 +355,30 @@ def test_entries_and_stats(bert: tuple[_core.Registry, str]) -> None:
     assert row["facts"]["architecture"] == "bert" and row["facts"]["output_size"] == 32 and row["model_bytes"] > 0
     registry.load(key, pin=True)
     assert registry.entries()[0]["pinned"]
-    used = registry.stats()["memory_used"]  # of the process: other registries may hold models
+    used = registry.stats()["memory_used"]  # total of the process: other registries may have loaded models
     assert used >= row["model_bytes"]
     registry.evict(key)
     after = registry.entries()[0]
     assert after["facts"] == {} and after["model_bytes"] == 0 and after["workers"] == 0
     stats = registry.stats()
     assert stats["memory_used"] <= used - row["model_bytes"] and stats["evictions"] == 1 and stats["loads"] == 1
-    registry.embed(key, IDS, OFFSETS)  # comes back by itself
+    registry.embed(key, IDS, OFFSETS)  # loads the model again
     registry.remove(key)
     assert registry.entries() == []
     with pytest.raises(mpool.UnknownModel):
         registry.remove(key)
 
 
-def test_waits_on_entries_end_in_time(llama: tuple[_core.Registry, str]) -> None:
+def test_waits_for_entries_observe_their_timeout(llama: tuple[_core.Registry, str]) -> None:
     registry, key = llama
-    ticket = long_call(llama)
+    ticket = long_request(llama)
     ticket.wait_progress(0, 30)
     with pytest.raises(mpool.Timeout, match="active requests: 1; the eviction continues in the background"):
         registry.evict(key, timeout=0.1)
     ticket.cancel()
     registry.evict(key, timeout=30)
     registry.load(key)
-    ticket = long_call(llama)
+    ticket = long_request(llama)
     ticket.wait_progress(0, 30)
     with pytest.raises(mpool.Timeout):
         registry.remove(key, timeout=0.12)
@@ -388,12 +388,12 @@ def test_waits_on_entries_end_in_time(llama: tuple[_core.Registry, str]) -> None
     registry.remove(key, timeout=30)
 
 
-# --- the end ---
+# --- shutdown ---
 
 
 def test_close_is_idempotent_and_final(folders: tuple[Path, Path]) -> None:
     pool = mpool.Pool(mpool.PoolConfig(threads=1))
-    before = pool.registry.stats()["memory_used"]  # of the process: other registries may hold models
+    before = pool.registry.stats()["memory_used"]  # total of the process: other registries may have loaded models
     registry, key = key_of(pool, folders[0])
     ticket = registry.submit_embed(key, IDS, OFFSETS)
     registry.begin_shutdown()
@@ -412,7 +412,7 @@ def test_close_is_idempotent_and_final(folders: tuple[Path, Path]) -> None:
     pool.close()
 
 
-def test_a_registry_is_not_dropped_under_its_tickets(folders: tuple[Path, Path]) -> None:
+def test_a_ticket_keeps_its_registry_alive(folders: tuple[Path, Path]) -> None:
     pool = mpool.Pool(mpool.PoolConfig(threads=1))
     _, key = key_of(pool, folders[1])
     registry = _core.Registry(threads=1)
@@ -433,7 +433,7 @@ def test_a_registry_is_not_dropped_under_its_tickets(folders: tuple[Path, Path])
     assert ticket.wait(30)
     ticket.check()
     assert len(ticket.tokens(0)[0]) == 5
-    del ticket  # and with it the registry: its threads are joined
+    del ticket  # also frees the registry, which joins its threads
     gc.collect()
     pool.close()
 

@@ -1,4 +1,4 @@
-"""The binding alone: tables, specs, GGUF, errors, dequantising. No model is loaded here."""
+"""The C extension without models: tables, specs, GGUF, errors, dequantisation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import mpool
 from mpool import _core, errors
 
 
-def test_status_rows_are_the_classes_of_errors() -> None:
+def test_status_rows_match_the_error_classes() -> None:
     rows = _core.status_table()
     assert rows[0][:2] == (0, "OK")
     classes = {getattr(errors, name) for name in errors.__all__} - {errors.MpoolError, errors.PoolError}
@@ -38,10 +38,10 @@ def test_tables() -> None:
     assert _core.architectures() and all(capability in names for _, capability in _core.architectures())
     assert all(variable.startswith("MPOOL_") and meaning for variable, _, _, meaning in _core.options())
     config = _core.config()
-    assert set(config) >= {"cpu", "kernels", "blas", "lanes", "nodes", "memory_bytes", "compiler", "version",
+    assert set(config) >= {"cpu", "kernels", "blas", "compute_threads", "nodes", "memory_bytes", "compiler", "version",
                            "sanitizer"}
     assert config["nodes"] and all(set(node) == {"number", "cpus"} for node in config["nodes"])
-    assert config["lanes"] >= 1 and config["memory_bytes"] > 1 << 28
+    assert config["compute_threads"] >= 1 and config["memory_bytes"] > 1 << 28
     assert config["blas"]["why"] and config["cpu"]["level"]
     assert all(variant for variant in config["kernels"].values())
     assert _core.__version__ == config["version"]
@@ -61,14 +61,14 @@ def test_dequantize() -> None:
 # --- specs ---
 
 
-def test_spec_takes_every_kind_of_value() -> None:
+def test_spec_accepts_every_type_of_value() -> None:
     spec = _core.Spec("llama")
     for name, value in {"bool": True, "int": -5, "float": 0.5, "str": "é", "bytes": b"\xff", "bools": [True, False],
                         "ints": [1, 2, 3], "floats": [1, 0.5], "strings": ["a", "bc", b"\xfe"], "none": [],
                         "tuple": (1, 2)}.items():
         spec.set(name, value)
     with pytest.raises(mpool.FormatError, match="bool"):
-        spec.set("bool", 1)  # a key once
+        spec.set("bool", 1)  # a key can be set once
     for value in (None, object(), {"a": 1}, [1, "a"], ["a", 1], [[1]], [True, 2], [1.0, "x"]):
         with pytest.raises(TypeError):
             spec.set("wrong", value)
@@ -160,17 +160,17 @@ def test_gguf_file(tmp_path: Path) -> None:
     name, dtype, shape, file, offset, nbytes = table.tensors[0]
     assert (name, dtype, shape, file, nbytes) == ("weight", "F32", (2, 3), 0, 24)
     assert path.read_bytes()[offset:offset + nbytes] == np.arange(6, dtype=np.float32).tobytes()
-    assert _core.read_gguf(path).architecture == "llama"  # a path object too
+    assert _core.read_gguf(path).architecture == "llama"  # also accepts path objects
     first, second = table.spec(), table.spec()
     first.set("more", 1)
-    second.set("more", 2)  # copies, each with a life of its own
+    second.set("more", 2)  # independent copies
     with pytest.raises(mpool.FormatError, match="a.u8"):
         first.set("a.u8", 8)
     with pytest.raises(TypeError):
         _core.GgufFile()
 
 
-def test_gguf_strings_that_are_no_text_come_as_bytes(tmp_path: Path) -> None:
+def test_gguf_strings_that_are_not_utf8_are_bytes(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "tiny.gguf")
     data = path.read_bytes()
     path.write_bytes(data.replace(b"yz", b"\xffz"))
@@ -179,7 +179,7 @@ def test_gguf_strings_that_are_no_text_come_as_bytes(tmp_path: Path) -> None:
     assert table.kv["a.string"] == "é"
 
 
-def test_format_errors_say_where(tmp_path: Path) -> None:
+def test_format_errors_have_file_and_offset(tmp_path: Path) -> None:
     path = tmp_path / "broken.gguf"
     path.write_bytes(b"GGUF" + (9).to_bytes(4, "little") + bytes(64))
     with pytest.raises(mpool.FormatError) as caught:
@@ -236,7 +236,7 @@ def test_registry_options_are_checked() -> None:
         _core.Ticket()
 
 
-def test_options_that_cannot_be_are_an_error_of_the_import() -> None:
+def test_invalid_environment_variables_fail_the_import() -> None:
     for variable, value in (("MPOOL_THREADS", "many"), ("MPOOL_CPU", "z80")):
         run = subprocess.run([sys.executable, "-c", "import mpool._core"], env={**os.environ, variable: value},
                              capture_output=True, text=True)
@@ -250,5 +250,5 @@ def test_sub_interpreters_are_refused() -> None:
                "try:\n    s.run_string(i, 'import mpool._core')\nexcept Exception as e:\n    print(e)\n")
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     if "No module named '_xxsubinterpreters'" in run.stderr:
-        pytest.skip("this Python has no module for sub-interpreters")
+        pytest.skip("this Python has no _xxsubinterpreters module")
     assert "ImportError" in run.stdout, run

@@ -1,4 +1,4 @@
-"""Dequantising every stored type, bit for bit as the `gguf` package does it (gguf-py, quants.py)."""
+"""Dequantisation of every stored type gives the same bits as the `gguf` package (gguf-py, quants.py)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TYPES: dict[str, tuple[int, int]] = {  # name -> items per block, bytes per bloc
     "MXFP4": (32, 17),
     "NVFP4": (64, 36),
 }
-# where a block keeps its half-precision scales and minima
+# byte offsets of the half-precision scales and minima in a block
 HALVES: dict[str, tuple[int, ...]] = {
     "Q4_0": (0,),
     "Q4_1": (0, 2),
@@ -66,14 +66,14 @@ EXTREMES = np.array(
 
 
 def reference(name: str, blocks: np.ndarray) -> np.ndarray:
-    """What gguf-py makes of `blocks` [n, bytes per block] uint8: float32 [n * items]."""
+    """Dequantise `blocks` uint8 [n, bytes per block] with gguf-py to float32 [n * items]."""
     kind = gguf.GGMLQuantizationType[name]
     with np.errstate(all="ignore"):
         return np.ascontiguousarray(gguf.quants.dequantize(blocks, kind), dtype=np.float32).reshape(-1)
 
 
 def check(name: str, blocks: np.ndarray) -> None:
-    """Compare to the bit, and NaN with NaN."""
+    """Compare with gguf-py bit by bit; NaN equals NaN."""
     items, size = TYPES[name]
     assert blocks.dtype == np.uint8 and blocks.shape[1] == size
     want = reference(name, blocks)
@@ -85,7 +85,7 @@ def check(name: str, blocks: np.ndarray) -> None:
 
 
 def put_halves(name: str, blocks: np.ndarray, halves: np.ndarray) -> None:
-    """Write float16 bit patterns [n, len(HALVES[name])] where the type keeps its scales."""
+    """Write float16 bit patterns [n, len(HALVES[name])] to the positions of the scales."""
     for column, at in enumerate(HALVES.get(name, ())):
         blocks[:, at : at + 2] = halves[:, column : column + 1].astype("<u2").view(np.uint8)
 
@@ -139,7 +139,7 @@ def test_every_nvfp4_scale() -> None:
 
 @pytest.mark.parametrize("name", ["IQ1_M", "IQ1_S", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ3_S", "IQ3_XXS", "TQ1_0"])
 def test_every_point_of_a_grid(name: str) -> None:
-    """Every value of every byte at every place, so every index and every pattern of signs."""
+    """Every byte takes every value, so the blocks contain every grid index and every sign pattern."""
     blocks = np.arange(256, dtype=np.uint8)[:, None] + np.arange(TYPES[name][1], dtype=np.uint8) * 37
     blocks = np.concatenate([blocks, np.roll(blocks, 1, axis=1), blocks[::-1] * 3])
     put_halves(name, blocks, np.full((len(blocks), 1), 0x3C00, dtype=np.uint16))

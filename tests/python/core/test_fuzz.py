@@ -1,4 +1,4 @@
-"""Runs each fuzz target for a short while. `python tests/fuzz/fuzz.py --seconds 600` runs them for longer."""
+"""Run each fuzz target for 10 seconds. `python tests/fuzz/fuzz.py --seconds 600` runs them for longer."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Configurations of pipelines and image processors that are not what they should be: a value replaced, a key left out
-or added, a file cut short. Each is refused by one of mpool's named errors, or the model works; nothing else comes out,
-not even a warning of numpy. Seeded: the number in a failure's message repeats it."""
+"""Configurations of pipelines and image processors with wrong values, missing or additional keys, or truncated files.
+
+Each is refused with an MpoolError, or the model works; there is no other exception and no numpy warning. The changes
+are seeded: the message of a failure has the trial number that reproduces it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from typing import Any
 import pytest
 
 import mpool
-from mpool.tasks import text_to_image as drawing
+from mpool.tasks import text_to_image as image_generation
 from mpool.models import describing
 from mpool.errors import MpoolError
 from mpool.images import prepare, read_image
@@ -28,29 +30,29 @@ VALUES: list[Any] = [None, True, False, 0, 1, -1, 2, 3, 7, 255, 10**6, 2**31 - 1
                      "a" * 5000, "../..", "\ud83d\ude00", [], [0], [None], [1, 2, 3], [2**62] * 3,
                      ["diffusers", None], [[]], {},
                      {"height": 0, "width": 1}, {"shortest_edge": 2**62}, {"a": {}}]
-TRIALS = int(os.environ.get("MPOOL_FUZZ_TRIALS", "20"))  # a file
+TRIALS = int(os.environ.get("MPOOL_FUZZ_TRIALS", "20"))  # per file
 
 
-def broken(text: str, chance: random.Random) -> str:
-    """A configuration with one or two faults."""
+def broken(text: str, rng: random.Random) -> str:
+    """Return a configuration with one or two wrong entries."""
     values = json.loads(text)
-    for _ in range(chance.choice((1, 1, 2))):
-        kind, keys = chance.random(), list(values)
-        key = chance.choice(keys) if keys else "x"
+    for _ in range(rng.choice((1, 1, 2))):
+        kind, keys = rng.random(), list(values)
+        key = rng.choice(keys) if keys else "x"
         if kind < 0.7:
-            values[key] = chance.choice(VALUES)
+            values[key] = rng.choice(VALUES)
         elif kind < 0.8:
             values.pop(key, None)
         elif kind < 0.85:
-            values[chance.choice(("size", "shift", "steps", "", "$schema"))] = chance.choice(VALUES)
+            values[rng.choice(("size", "shift", "steps", "", "$schema"))] = rng.choice(VALUES)
         elif isinstance(values.get(key), list) and values[key]:
-            values[key] = [*values[key][1:], chance.choice(VALUES)]
+            values[key] = [*values[key][1:], rng.choice(VALUES)]
     made = json.dumps(values)
-    return made[:chance.randrange(len(made))] if chance.random() < 0.05 else made
+    return made[:rng.randrange(len(made))] if rng.random() < 0.05 else made
 
 
 def each(folder: Path, seed: int, files: list[str]) -> Iterator[str]:
-    """One file after the other made wrong, ``TRIALS`` times each; says which."""
+    """Corrupt each file ``TRIALS`` times. Yield a description of each corruption."""
     assert files
     for file in files:
         path = folder / file
@@ -78,7 +80,7 @@ def test_pipelines(family: str, tmp_path: Path) -> None:
                 settings = describing.describe(tmp_path).drawing
                 assert settings is not None
                 for steps, rows in ((1, 1), (4, 24), (50, 1 << 18)):
-                    drawing.schedule(settings, steps, rows)
+                    image_generation.schedule(settings, steps, rows)
                 pool.generate_image("", tmp_path, width=2 * settings.scale, height=2 * settings.scale,
                                     num_inference_steps=1, max_sequence_length=2)
                 worked += 1

@@ -1,5 +1,7 @@
-"""Configurations of text models with a number or a type that is not what it should be: each is read, or refused by one
-of mpool's named errors. Seeded: a failure says what repeats it."""
+"""Configurations of language models with wrong numbers or types: each is read, or refused with an MpoolError.
+
+The changes are seeded: the message of a failure has the name and the trial number that reproduce it.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,14 @@ from paritymodels import DECODERS, LAYER_TYPES, transformers
 VALUES: list[Any] = [None, True, False, 0, 1, -1, 2, 3, 7, 64, 513, 10**6, 2**31, 2**62, 2**63, -2**63, 0.0, 1e-300,
                      0.5, 1.0, 1e300, 1e308, -1e308, "", "x", "silu", "yarn", "full_attention", [], [0], [None],
                      [2**62] * 3, ["full_attention"], [[]], {}, {"a": {}}, {"rope_type": "yarn"}]
-#: Families that transformers builds in remote code, or under a name of its own here, and what hostile files had.
+#: Families whose code is not in transformers, by test name.
 OTHERS: dict[str, dict[str, Any]] = {
     "gte": {"model_type": "new", "architectures": ["NewModel"], "vocab_size": 99, "hidden_size": 48,
             "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96, "max_position_embeddings": 64,
             "position_embedding_type": "rope", "rope_theta": 1e4, "rope_scaling": {"type": "ntk", "factor": 2.0},
             "layer_norm_type": "layer_norm", "hidden_act": "gelu", "type_vocab_size": 2, "pack_qkv": True,
             "layer_norm_eps": 1e-12, "logn_attention_scale": False}}
+#: (Family, changes) that malicious files could have.
 HOSTILE = [("phi3_long", {"original_max_position_embeddings": 1, "max_position_embeddings": 2**20}),
            ("phi3_partial", {"partial_rotary_factor": 1e308}), ("llama", {"partial_rotary_factor": 1e308}),
            ("gte", {"num_attention_heads": 1000}), ("deepseek2", {"q_lora_rank": -1}),
@@ -46,7 +49,7 @@ def config_of(name: str) -> dict[str, Any]:
 
 
 def read(values: dict[str, Any]) -> None:
-    """As far as files of weights are not needed."""
+    """Read a configuration, without weight files."""
     config = Fields(values, file="config.json")
     row, found = hf_config.read_config(config)
     size = architectures.sizes(row, found.kv, file="config.json", token_types=found.token_types) | found.sizes
@@ -55,16 +58,16 @@ def read(values: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", [*DECODERS, *OTHERS])
-def test_what_is_wrong_is_named(name: str) -> None:
+def test_wrong_values(name: str) -> None:
     whole = config_of(name)
     read(whole)
     for trial in range(150):
-        chance = random.Random(f"{name} {trial}")
+        rng = random.Random(f"{name} {trial}")
         values = json.loads(json.dumps(whole))
-        for _ in range(chance.choice((1, 1, 2))):
-            inside = chance.choice([values, *(value for value in values.values() if isinstance(value, dict) and value)])
-            key = chance.choice(list(inside))
-            inside[key] = chance.choice(VALUES)
+        for _ in range(rng.choice((1, 1, 2))):
+            inside = rng.choice([values, *(value for value in values.values() if isinstance(value, dict) and value)])
+            key = rng.choice(list(inside))
+            inside[key] = rng.choice(VALUES)
         try:
             read(values)
         except MpoolError:
@@ -75,7 +78,7 @@ def test_what_is_wrong_is_named(name: str) -> None:
 
 
 @pytest.mark.parametrize("name, change", HOSTILE)
-def test_hostile(name: str, change: dict[str, Any]) -> None:
+def test_malicious_values(name: str, change: dict[str, Any]) -> None:
     values = {**config_of(name), **change}
     for inside in (value for value in values.values() if isinstance(value, dict)):
         inside.update((key, value) for key, value in change.items() if key in inside)

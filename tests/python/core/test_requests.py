@@ -1,4 +1,4 @@
-"""The schemas of requests: wrong rows are refused, the generated C can be read, a debugger sees the fields."""
+"""Request schemas: the compiler refuses wrong rows, and the generated code is visible to readers and debuggers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ CSRC = ROOT / "csrc"
 EXPAND = CSRC / "models" / "requests" / "expand.py"
 
 if not CSRC.is_dir():
-    pytest.skip("the C sources are not here", allow_module_level=True)
+    pytest.skip("the C sources are not available", allow_module_level=True)
 if shutil.which("gcc") is None:
     pytest.skip("gcc is not installed", allow_module_level=True)
 
-# A schema with its structs and its check, compiled alone.
+# A file with the structs and the check of one schema.
 SOURCE = """
 #include "models/requests/build.h"
 #define MP_SCHEMA "schema.def"
@@ -42,14 +42,14 @@ WRONG = {
     "a lower bound above the upper one": ("mode, -1, 1, 0,", "mode, 1, -1, 0,",
                                           "the lower bound of mode is above its upper bound"),
     "floating bounds in the wrong order": ("0.5, 2,", "2.5, 2,", "the lower bound of scale is above its upper bound"),
-    "a bound outside of the type": ("mode, -1, 1, 0,", "mode, -1, 128, 0,", "a bound of mode is outside of int8_t"),
+    "a bound outside of its type": ("mode, -1, 1, 0,", "mode, -1, 128, 0,", "a bound of mode is outside of int8_t"),
     "a count outside of its type": ("1, 100,", "1, 1LL << 31,", "a bound of n_words is outside of int32_t"),
     "a bound of items outside of their type": ("-5, 5,", "-5, 1LL << 40,", "a bound of words is outside of int32_t"),
     "items in the wrong order": ("-5, 5,", "6, 5,", "the lower bound of words is above its upper bound"),
     "a default outside of the bounds": ("scale, 0.5, 2, 1,", "scale, 0.5, 2, 3,",
                                         "the default of scale is outside of its bounds"),
     "an array without its count": ("2, n_words,", "2, n_letters,", "has no member named .n_letters"),
-    "a count that is no integer": ("2, n_words,", "2, scale,", "the length of words is no count"),
+    "a count that is not an integer": ("2, n_words,", "2, scale,", "the length of words is no count"),
 }
 
 
@@ -61,8 +61,8 @@ def _compile(tmp_path: Path, schema: str, compiler: str = "gcc") -> subprocess.C
 
 
 @pytest.mark.parametrize("compiler", ["gcc", "clang"])
-def test_a_right_schema_compiles(compiler: str, tmp_path: Path) -> None:
-    """Without a warning."""
+def test_a_correct_schema_compiles(compiler: str, tmp_path: Path) -> None:
+    """The compiler prints no warning."""
     if shutil.which(compiler) is None:
         pytest.skip(f"{compiler} is not installed")
     run = _compile(tmp_path, RIGHT, compiler)
@@ -71,7 +71,7 @@ def test_a_right_schema_compiles(compiler: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_the_compiler_refuses_a_wrong_schema(wrong: str, tmp_path: Path) -> None:
-    """And says which field is wrong. Clang refuses the same rows."""
+    """The error names the field. Clang refuses the same rows."""
     before, after, words = WRONG[wrong]
     assert RIGHT.count(before) == 1
     run = _compile(tmp_path, RIGHT.replace(before, after))
@@ -82,7 +82,7 @@ def test_the_compiler_refuses_a_wrong_schema(wrong: str, tmp_path: Path) -> None
 
 
 def test_one_command_prints_the_generated_c() -> None:
-    """Each field is declared, checked, copied, freed, sent and parsed."""
+    """expand.py prints the code that declares, checks, copies, frees, sends and parses each field."""
     run = subprocess.run([sys.executable, str(EXPAND), "image_embedding"], capture_output=True, text=True, check=True)
     generated = " ".join(run.stdout.split())
     for words in ("const int32_t *sizes;", "int32_t *sizes;", 'mp_check_items_int32_t("sizes", args->sizes,',
@@ -97,7 +97,7 @@ def test_one_command_prints_the_generated_c() -> None:
 
 
 def test_a_debugger_shows_the_fields_of_a_request(tmp_path: Path) -> None:
-    """By name and type, as the schema has them."""
+    """gdb shows the names and types of the schema."""
     if shutil.which("gdb") is None:
         pytest.skip("gdb is not installed")
     (tmp_path / "some.c").write_text('#include "models/capability.h"\n'
@@ -113,12 +113,12 @@ def test_a_debugger_shows_the_fields_of_a_request(tmp_path: Path) -> None:
         assert words in run.stdout, run.stdout + run.stderr
 
 
-def test_the_page_lists_the_files_that_name_a_capability() -> None:
-    """csrc/README.md, "Adding a capability"."""
+def test_the_readme_lists_the_files_that_name_a_capability() -> None:
+    """The section "Adding a capability" of csrc/README.md is complete."""
     page = (CSRC / "README.md").read_text().split("## Adding a capability\n")[1].split("\n## ")[0]
     rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
     listed = {name.replace("<capability>", "image_embedding") for row in rows for name in re.findall(r"`([^`]+)`", row)}
-    # not the types of the request, which the engine uses
+    # does not match the types of the request, which engines use
     named = re.compile(r"image_embedding(_from_python)?\b|IMAGE_EMBEDDING\b|mp_image_embedding_from_python\b")
     found = {path.relative_to(CSRC).as_posix() for path in CSRC.rglob("*") if path.suffix in (".c", ".h", ".def")
              and named.search(path.name + path.read_text(encoding="utf-8"))}

@@ -1,4 +1,4 @@
-"""Captures: what the layers of a model give out while it writes, from the core to a file (mpool/tasks/captures.py)."""
+"""Captures: records of the layer outputs during generation, from the core to a file (mpool/tasks/captures.py)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
 
 @pytest.fixture(scope="module")
 def model(pool: mpool.Pool, llama: Path) -> mpool.Model:
-    """A tiny one."""
+    """A tiny language model."""
     return pool.load(llama)
 
 
@@ -47,10 +47,10 @@ def places(records: Any) -> list[tuple[str, int, str]]:
     return [(record.job_id, record.token_idx, record.checkpoint) for record in records]
 
 
-# ---- what is recorded ------------------------------------------------------------------------------------------------
+# ---- records ---------------------------------------------------------------------------------------------------------
 
-def test_there_are_exactly_as_many_records_as_there_should_be(model: mpool.Model, tmp_path: Path) -> None:
-    """Layers and three others for each token that is drawn, the first from the prompt's last row."""
+def test_each_sampled_token_has_one_record_per_stage(model: mpool.Model, tmp_path: Path) -> None:
+    """One record per layer and three others per sampled token. The first token is sampled from the last prompt row."""
     layers, path = layers_of(model), tmp_path / "run.jsonl"
     with mpool.capture(path, values=7) as capture:
         done = model.generate("A cat sat on", max_tokens=14, capture=capture, **GREEDY)
@@ -67,13 +67,13 @@ def test_there_are_exactly_as_many_records_as_there_should_be(model: mpool.Model
                         "dtype": "float32", "shape": [wide.get(record.checkpoint, hidden)],
                         "values": list(record.values)}
         assert len(record.values) == 7 and all(value is not None for value in record.values)
-    # every token gives other numbers than all others, at every stage behind the embedding
+    # at every stage after the embedding, the values differ between all tokens
     for stage in stages(layers)[1:]:
         assert len({record.values for record in found if record.checkpoint == stage}) == 14
 
 
-def test_an_end_that_is_drawn_has_records_too(model: mpool.Model) -> None:
-    """The end is no token of the answer, but it was drawn from a row."""
+def test_a_sampled_stop_token_has_records(model: mpool.Model) -> None:
+    """The stop token is not part of the completion, but it was sampled from a row."""
     ends = model.generate("Once", max_tokens=1, **GREEDY).token_ids
     with mpool.capture() as capture:
         done = model.generate("Once", temperature=0, max_tokens=5, stop_token_ids=list(ends), capture=capture)
@@ -81,8 +81,8 @@ def test_an_end_that_is_drawn_has_records_too(model: mpool.Model) -> None:
     assert places(capture.records()) == [("1", 0, stage) for stage in stages(layers_of(model))]
 
 
-def test_logits_are_those_that_tokens_are_drawn_from(pool: mpool.Pool, model: mpool.Model) -> None:
-    """All values of them: the largest is the token; and the embedding is the row of the token before."""
+def test_logits_are_those_that_tokens_are_sampled_from(pool: mpool.Pool, model: mpool.Model) -> None:
+    """The largest logit is the sampled token, and the embedding is that of the previous token."""
     with mpool.capture(values=1 << 20) as capture:
         done = model.generate("A cat sat on", max_tokens=6, capture=capture, **GREEDY)
     logits = [record.values for record in capture.records() if record.checkpoint == "logits"]
@@ -93,7 +93,7 @@ def test_logits_are_those_that_tokens_are_drawn_from(pool: mpool.Pool, model: mp
     assert [record.values for record in again.records() if record.checkpoint == "embedding"] == [rows[3]]
 
 
-def test_answers_are_the_same(model: mpool.Model) -> None:
+def test_capturing_does_not_change_completions(model: mpool.Model) -> None:
     options: dict[str, Any] = {"temperature": 1.0, "seed": 4, "max_tokens": 40, "logprobs": True, "top_logprobs": 5}
     without = model.generate("The dog", **options)
     with mpool.capture() as capture:
@@ -103,8 +103,8 @@ def test_answers_are_the_same(model: mpool.Model) -> None:
     assert "".join(chunk.text for chunk in streamed) == without.text and capture.written == 2
 
 
-def test_two_requests_at_once_are_kept_apart(model: mpool.Model, tmp_path: Path) -> None:
-    """Many, of several lengths, from threads and from a loop: each has the records that it has alone."""
+def test_concurrent_requests_have_separate_records(model: mpool.Model, tmp_path: Path) -> None:
+    """Requests of several lengths, from threads and from an event loop, have the same records as when run alone."""
     prompts = {f"job {number}": "cat " * (1 + 7 * number) for number in range(6)}
     alone = {}
     for name, prompt in prompts.items():
@@ -128,7 +128,7 @@ def test_two_requests_at_once_are_kept_apart(model: mpool.Model, tmp_path: Path)
             assert tuple(record for record in found if record.job_id == name) == wanted
 
 
-def test_a_prompt_that_was_read_before_has_the_same_records(model: mpool.Model) -> None:
+def test_a_cached_prompt_has_the_same_records(model: mpool.Model) -> None:
     prompt = "one two three four " * 60
     with mpool.capture() as first, mpool.capture() as second:
         model.generate(prompt, max_tokens=3, capture=first, **GREEDY)
@@ -136,20 +136,20 @@ def test_a_prompt_that_was_read_before_has_the_same_records(model: mpool.Model) 
     assert done.usage.cached_tokens > 0 and first.records() == second.records()
 
 
-def test_models_that_read_images(pool: mpool.Pool) -> None:
-    """Their decoder's layers; the answer is the same."""
+def test_vision_models(pool: mpool.Pool) -> None:
+    """The decoder's layers are recorded, and the completion does not change."""
     image = np.zeros((28, 28, 3), np.uint8)
     options: dict[str, Any] = {"temperature": 0, "max_tokens": 4}
     plain = pool.vision(image, "Which digit is this?", "mpool:digits-llava", **options)
     with mpool.capture() as capture:
         done = pool.vision(image, "Which digit is this?", "mpool:digits-llava", capture=capture, **options)
-    drawn = done.usage.completion_tokens + (done.finish_reason == "stop")
-    assert done.text == plain.text and drawn > 0
-    assert [record.token_idx for record in capture.records() if record.checkpoint == "logits"] == list(range(drawn))
+    sampled = done.usage.completion_tokens + (done.finish_reason == "stop")
+    assert done.text == plain.text and sampled > 0
+    assert [record.token_idx for record in capture.records() if record.checkpoint == "logits"] == list(range(sampled))
 
 
-def test_answers_of_a_given_form(model: mpool.Model) -> None:
-    """Whose rows wait for what may come next: one set of records each, all the same."""
+def test_constrained_completions(model: mpool.Model) -> None:
+    """Rows that wait for a grammar mask have one set of records, equal in both runs."""
     pytest.importorskip("llguidance")
     options: dict[str, Any] = {"temperature": 1.0, "seed": 2, "max_tokens": 30,
                                "response_format": {"type": "regex", "regex": "[a-z]{9,12}"}}
@@ -157,13 +157,13 @@ def test_answers_of_a_given_form(model: mpool.Model) -> None:
     with mpool.capture() as first, mpool.capture() as second:
         done = model.generate("A cat", capture=first, **options)
         model.generate("A cat", capture=second, **options)
-    drawn = done.usage.completion_tokens + (done.finish_reason == "stop")
+    sampled = done.usage.completion_tokens + (done.finish_reason == "stop")
     assert done.choices == plain.choices and first.records() == second.records()
-    assert [record.token_idx for record in first.records() if record.checkpoint == "norm"] == list(range(drawn))
+    assert [record.token_idx for record in first.records() if record.checkpoint == "norm"] == list(range(sampled))
 
 
-def test_guesses_leave_no_trace(tmp_path: Path) -> None:
-    """Rows of guesses that were wrong are not among the records, and those that were right are, once."""
+def test_rejected_drafts_leave_no_records(tmp_path: Path) -> None:
+    """Rows of rejected draft tokens have no records; rows of accepted draft tokens have one set."""
     program = """if True:
         import sys, mpool
         with mpool.capture(sys.argv[2]) as capture:
@@ -171,19 +171,19 @@ def test_guesses_leave_no_trace(tmp_path: Path) -> None:
                            ignore_eos=True, capture=capture)
         print(mpool.metrics()["right_guesses"])
     """
-    right = {}
+    accepted = {}
     for ways in ("0", "2"):
         done = subprocess.run([sys.executable, "-c", program, real_path("smollm2"), str(tmp_path / f"{ways}.jsonl")],
                               capture_output=True, text=True, timeout=300,
                               env={**os.environ, "MPOOL_SPECULATION": ways})
         assert done.returncode == 0, done.stderr
-        right[ways] = int(done.stdout)
-    assert right["0"] == 0 < right["2"]
+        accepted[ways] = int(done.stdout)
+    assert accepted["0"] == 0 < accepted["2"]
     found = (tmp_path / "2.jsonl").read_text()
     assert found == (tmp_path / "0.jsonl").read_text() and found.count("\n") == 48 * 33
 
 
-def test_what_has_no_room_is_dropped_and_counted(model: mpool.Model) -> None:
+def test_records_beyond_the_limit_are_dropped_and_counted(model: mpool.Model) -> None:
     each = layers_of(model) + 3
     with mpool.capture(records=3 * each + 1) as capture:
         model.generate("A cat", max_tokens=9, capture=capture, **GREEDY)
@@ -196,7 +196,7 @@ def test_what_has_no_room_is_dropped_and_counted(model: mpool.Model) -> None:
         model.generate("A cat", max_tokens=9, capture=mpool.capture(records=each - 1), **GREEDY)
 
 
-def test_a_call_that_is_cancelled_has_what_was_computed(model: mpool.Model) -> None:
+def test_a_cancelled_request_has_the_computed_records(model: mpool.Model) -> None:
     with mpool.capture() as capture:
         stream = model.generate("Once", max_tokens=100_000, stream=True, capture=capture, **GREEDY)
         next(stream)
@@ -204,8 +204,8 @@ def test_a_call_that_is_cancelled_has_what_was_computed(model: mpool.Model) -> N
     assert capture.written == 1 and capture.records()[0].token_idx == 0
 
 
-def test_dropping_a_stream_cancels_its_call(model: mpool.Model) -> None:
-    """Though the thread that writes holds the ticket, too."""
+def test_dropping_a_stream_cancels_its_request(model: mpool.Model) -> None:
+    """The writer thread also holds the ticket, but does not keep the request running."""
     with mpool.capture() as capture:
         stream = model.generate("Once", max_tokens=None, stream=True, capture=capture, **GREEDY)
         ticket = stream._ticket
@@ -217,7 +217,7 @@ def test_dropping_a_stream_cancels_its_call(model: mpool.Model) -> None:
             ticket.check()
 
 
-def test_nothing_is_kept_of_calls_that_are_written(model: mpool.Model, tmp_path: Path) -> None:
+def test_a_written_capture_is_freed(model: mpool.Model, tmp_path: Path) -> None:
     with mpool.capture(tmp_path / "a.jsonl") as capture:
         model.generate("A cat", max_tokens=2, capture=capture, **GREEDY)
     gone = weakref.ref(capture)
@@ -228,10 +228,10 @@ def test_nothing_is_kept_of_calls_that_are_written(model: mpool.Model, tmp_path:
 
 # ---- files -----------------------------------------------------------------------------------------------------------
 
-def test_a_file_is_replaced_and_grows_and_a_folder_goes_on(model: mpool.Model, tmp_path: Path) -> None:
+def test_a_file_is_replaced_and_a_folder_is_extended(model: mpool.Model, tmp_path: Path) -> None:
     path, folder = tmp_path / "run.jsonl", tmp_path / "runs"
     path.write_text("old")
-    (tmp_path / "run.jsonl.tmp").write_text("somebody's")
+    (tmp_path / "run.jsonl.tmp").write_text("another program's")
     for _ in range(2):
         with mpool.capture(path) as one, mpool.capture(folder) as many:
             for name in ("a", "b"):
@@ -239,14 +239,14 @@ def test_a_file_is_replaced_and_grows_and_a_folder_goes_on(model: mpool.Model, t
                     model.generate("A cat", max_tokens=2, capture=capture.job(name), **GREEDY)
         assert {record.job_id for record in mpool.read_capture(path)} == {"a", "b"}
         assert sorted(os.listdir(tmp_path)) == ["run.jsonl", "run.jsonl.tmp", "runs"]
-        assert (tmp_path / "run.jsonl.tmp").read_text() == "somebody's"
+        assert (tmp_path / "run.jsonl.tmp").read_text() == "another program's"
     assert sorted(os.listdir(folder)) == [f"00000{number}.jsonl" for number in (1, 2, 3, 4)]
     assert (folder / "000001.jsonl").read_bytes() + (folder / "000002.jsonl").read_bytes() == path.read_bytes()
 
 
 @pytest.mark.parametrize("ending", ["run.jsonl", "runs"])
-def test_a_process_that_is_killed_keeps_what_was_complete(llama: Path, tmp_path: Path, ending: str) -> None:
-    """Killed while a call writes: what is there is whole, and of all calls before it."""
+def test_a_killed_process_keeps_complete_records(llama: Path, tmp_path: Path, ending: str) -> None:
+    """Killed during a request, the process leaves the complete records of all earlier requests."""
     program = """if True:
         import sys, mpool
         capture = mpool.capture(sys.argv[2])
@@ -268,7 +268,7 @@ def test_a_process_that_is_killed_keeps_what_was_complete(llama: Path, tmp_path:
     assert {record.token_idx for record in found} == set(range(5))
 
 
-def test_the_end_of_the_interpreter_waits_for_what_has_ended(llama: Path, tmp_path: Path) -> None:
+def test_the_exit_of_the_interpreter_waits_for_completed_requests(llama: Path, tmp_path: Path) -> None:
     program = """if True:
         import sys, mpool
         mpool.generate("A cat", sys.argv[1], temperature=0, max_tokens=5, ignore_eos=True,
@@ -279,8 +279,8 @@ def test_the_end_of_the_interpreter_waits_for_what_has_ended(llama: Path, tmp_pa
 
 
 def test_a_full_disk_harms_no_request(model: mpool.Model, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """As files may grow no further: what was complete stays, nothing is left beside it, the answers are the same, and
-    the next call is written again when there is room."""
+    """RLIMIT_FSIZE stops the file from growing. Complete records stay, no temporary file is left, completions do not
+    change, and the next request is written again once there is room."""
     plain = model.generate("A cat", max_tokens=8, **GREEDY)
     path, soft = tmp_path / "run.jsonl", resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -303,15 +303,15 @@ def test_a_full_disk_harms_no_request(model: mpool.Model, tmp_path: Path, caplog
     assert {record.job_id for record in capture.records()} == {"1", "3"} and path.read_bytes().startswith(whole)
 
 
-def test_a_folder_that_goes_away_harms_no_request(model: mpool.Model, tmp_path: Path) -> None:
+def test_a_removed_folder_harms_no_request(model: mpool.Model, tmp_path: Path) -> None:
     with mpool.capture(tmp_path / "runs") as capture:
         (tmp_path / "runs").rmdir()
         assert model.generate("A cat", max_tokens=3, capture=capture, **GREEDY).usage.completion_tokens == 3
     assert (capture.written, capture.failed) == (0, 1)
 
 
-def test_a_disk_that_stands_still_holds_up_no_call(model: mpool.Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls go on, without being captured once too many wait, and that is counted."""
+def test_a_blocked_disk_blocks_no_request(model: mpool.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests continue. Beyond a number of waiting captures, further captures are dropped and counted."""
     go, most = threading.Event(), 3
     put = captures.Capture._store
     monkeypatch.setattr(captures, "MAX_PENDING", most)
@@ -329,7 +329,7 @@ def put(path: Path, table: captures._RecordTable) -> None:
 
 
 def test_several_processes_may_share_a_folder(tmp_path: Path) -> None:
-    """As two captures do here: nothing is written over."""
+    """Simulated with two captures: no file is overwritten."""
     data = np.zeros((1, 5), np.float32)
     put(tmp_path, captures._RecordTable("0", 1, data, 2, 8, 8))
     first, second = mpool.capture(tmp_path), mpool.capture(tmp_path)
@@ -340,7 +340,7 @@ def test_several_processes_may_share_a_folder(tmp_path: Path) -> None:
 
 
 def test_a_forked_child_captures(llama: Path, tmp_path: Path) -> None:
-    """Which has no thread that writes until it needs one."""
+    """The child starts its own writer thread when it needs one."""
     program = """if True:
         import os, sys, mpool
         def run(name):
@@ -376,18 +376,18 @@ def test_every_float32_comes_back(tmp_path: Path) -> None:
     assert (np.array(found, np.float32).view(np.uint32) == data.view(np.uint32)).all()
 
 
-# ---- what is refused -------------------------------------------------------------------------------------------------
+# ---- refused arguments -----------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("name, value", [("values", 0), ("values", (1 << 20) + 1), ("values", True), ("values", "10"),
                                          ("values", 1.5), ("records", 0), ("records", 2**31), ("path", ""),
                                          ("path", b"x.jsonl"), ("path", 3)])
-def test_arguments_that_make_no_sense(name: str, value: Any) -> None:
+def test_invalid_arguments(name: str, value: Any) -> None:
     with pytest.raises(mpool.InvalidArgument, match=f"`{name}` must be ") as caught:
         mpool.capture(**{name: value})
     assert caught.value.param == name
 
 
-def test_places_that_cannot_be_written_to(tmp_path: Path) -> None:
+def test_paths_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "folder.jsonl").mkdir()
     for wrong, said in (("nowhere/a.jsonl", "is not in an existing folder"),
@@ -404,7 +404,7 @@ def test_places_that_cannot_be_written_to(tmp_path: Path) -> None:
 
 
 def test_a_file_is_written_by_one_capture_at_a_time(model: mpool.Model, tmp_path: Path) -> None:
-    """Or each would write it anew without the calls of the other."""
+    """Otherwise each capture would rewrite the file without the requests of the other."""
     path = tmp_path / "run.jsonl"
     os.symlink(tmp_path, tmp_path / "link")
     with mpool.capture(path) as first:
@@ -439,7 +439,7 @@ def test_records_of_worker_processes_are_the_same(model: mpool.Model, llama: Pat
     assert here.records() == there.records() and len(here.records()) > 100 and there.dropped == 0
 
 
-def test_options_that_make_no_sense(model: mpool.Model, llama: Path) -> None:
+def test_invalid_options(model: mpool.Model, llama: Path) -> None:
     capture = mpool.capture()
     for wrong in ("run.jsonl", True, 3, object()):
         with pytest.raises(mpool.InvalidArgument, match="`capture` must be the result of mpool.capture") as caught:
@@ -463,7 +463,7 @@ def record(token: int, checkpoint: str, *values: float | None, job: str = "1", s
 
 
 def pair(*apart: float | None) -> tuple[list[CaptureRecord], list[CaptureRecord]]:
-    """Two captures that are so far apart, stage by stage."""
+    """Return two captures with these differences, one per stage."""
     zero = [record(0, f"layer.{at}", 0.0, 0.0) for at in range(len(apart))]
     return zero, [record(0, f"layer.{at}", 0.0, x, job="x", team="other") for at, x in enumerate(apart)]
 
@@ -483,7 +483,7 @@ def test_grades(apart: float | None, grade: str) -> None:
     assert (found.departs("close") is None) == (grade in ("exact", "close"))
 
 
-def test_the_first_that_departs_is_by_token_and_then_by_stage() -> None:
+def test_departs_returns_the_first_record_by_token_and_stage() -> None:
     a = [record(token, stage, 0.0) for token in (0, 1) for stage in ("embedding", "layer.0", "logits")]
     b = [record(token, stage, 1e-4 * (token == 1 and stage == "layer.0") + 0.01 * (token + 1) * (stage == "logits"))
          for token in (0, 1) for stage in ("embedding", "layer.0", "logits")]
@@ -499,7 +499,7 @@ def test_the_first_that_departs_is_by_token_and_then_by_stage() -> None:
     (lambda rows: rows[:-1], "the second has no layer.2 of token 0"),
     (lambda rows: [*rows, record(1, "layer.0", 0.0, 0.0, job="x")], "the first has no layer.0 of token 1"),
     (lambda rows: [*rows, rows[1]], "the second capture has layer.1 of token 0 of job 'x' twice"),
-    (lambda rows: [*rows, rows[0]], "the first has no layer.0 of token 0 of job 'x', call 2"),
+    (lambda rows: [*rows, rows[0]], "the first has no layer.0 of token 0 of job 'x', request 2"),
     (lambda rows: [*rows[:-1], record(0, "layer.2", 0.0, job="x")], "layer.2 of token 0 .* has 2 values"),
     (lambda rows: [*rows[:-1], record(0, "layer.2", 0.0, 0.0, job="x", shape=9)], "of shape"),
     (lambda rows: [*rows, record(0, "layer.0", 0.0, 0.0, job="y")], "of job '1'")])
@@ -509,8 +509,8 @@ def test_captures_that_do_not_match(change: Any, said: str) -> None:
         mpool.compare_captures(first, change(second))
 
 
-def test_an_id_that_was_used_again_is_another_call(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As those of a worker's jobs may be: in a folder, in a file and in memory."""
+def test_a_reused_job_id_is_another_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A worker's clients may reuse job ids. Tested with a folder, a file and records in memory."""
     from mpool.cli import main
 
     for name in ("runs", "run.jsonl"):
@@ -527,13 +527,13 @@ def test_an_id_that_was_used_again_is_another_call(tmp_path: Path, capsys: pytes
                                           "shape": (8,), "values": (2.5,)})]
     departs = mpool.compare_captures(rows, moved).departs()
     assert departs is not None and (departs.job_id, departs.call, departs.checkpoint) == ("a", 2, "logits")
-    with pytest.raises(mpool.FormatError, match="the second has no embedding of token 0 of job 'a', call 2"):
+    with pytest.raises(mpool.FormatError, match="the second has no embedding of token 0 of job 'a', request 2"):
         mpool.compare_captures(rows, rows[:-6])
     assert main(["capture", "compare", str(tmp_path / "runs"), str(tmp_path / "runs")]) == 0
     assert "\na (request 2)  0 " in capsys.readouterr().out
 
 
-def test_comparisons_that_make_no_sense(tmp_path: Path) -> None:
+def test_invalid_comparisons(tmp_path: Path) -> None:
     first, _ = pair(0.0)
     with pytest.raises(mpool.InvalidArgument, match="second capture has no records"):
         mpool.compare_captures(first, [])
@@ -542,7 +542,7 @@ def test_comparisons_that_make_no_sense(tmp_path: Path) -> None:
     for tokens in (0, -1, True, "3"):
         with pytest.raises(mpool.InvalidArgument, match="tokens"):
             mpool.compare_captures(first, first, tokens=tokens)  # type: ignore[arg-type]
-    with pytest.raises(mpool.InvalidArgument, match="allowed: mpool.CaptureRecord"):
+    with pytest.raises(mpool.InvalidArgument, match="an iterable of mpool.CaptureRecord, got 3"):
         mpool.compare_captures(first, [3])  # type: ignore[list-item]
     with pytest.raises(mpool.InvalidArgument, match="grade"):
         mpool.compare_captures(first, first).departs("good")  # type: ignore[arg-type]
@@ -559,7 +559,7 @@ GOOD = {"checkpoint": "norm", "team": "x", "token_idx": 0, "job_id": "1", "dtype
     ("token_idx", 2**31), ("job_id", "x" * 257), ("dtype", []), ("shape", 3), ("shape", [0]), ("shape", [True]),
     ("values", []), ("values", ["1"]), ("values", [True]), ("values", [0.0] * 7), ("values", {}),
     ("values", [10**400]), ("more", 1)])
-def test_lines_that_are_no_records(tmp_path: Path, name: str, value: Any) -> None:
+def test_invalid_records(tmp_path: Path, name: str, value: Any) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps(GOOD) + "\n")
     assert mpool.read_capture(path)[0].values == (1.0, None, -2.5)
@@ -575,19 +575,19 @@ def test_lines_that_are_no_records(tmp_path: Path, name: str, value: Any) -> Non
     (b"\xff\n", "the line is not UTF-8"), (b"[" * 100_000 + b"\n", "the JSON is nested too deeply"),
     (b"\n", "the line is not JSON: Expecting value, column 1"),
     (b"9" * 5000 + b"\n", "a number has too many digits")])
-def test_lines_that_are_no_lines(tmp_path: Path, line: bytes, said: str) -> None:
+def test_malformed_lines(tmp_path: Path, line: bytes, said: str) -> None:
     (tmp_path / "a.jsonl").write_bytes(line)
     with pytest.raises(mpool.FormatError, match=f"a.jsonl, line 1: not a capture record: {said}"):
         mpool.read_capture(tmp_path)
 
 
-def test_a_last_line_needs_no_end(tmp_path: Path) -> None:
+def test_the_last_line_needs_no_newline(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(json.dumps(GOOD) + "\n" + json.dumps(GOOD))
     assert [found.values for found in mpool.read_capture(tmp_path)] == [(1.0, None, -2.5)] * 2
 
 
-def test_the_thread_does_nothing_while_calls_write(model: mpool.Model) -> None:
-    """It looks every now and then, however many tokens come."""
+def test_the_writer_thread_polls_rarely_during_generation(model: mpool.Model) -> None:
+    """The number of polls does not grow with every token."""
     with mpool.capture() as capture:
         stream = model.generate("Once", max_tokens=2000, stream=True, capture=capture, **GREEDY)
         next(stream)
@@ -611,10 +611,10 @@ def test_the_command_captures_and_compares(llama: Path, tmp_path: Path, capsys: 
     for path, job in ((a, "a"), (b, "b")):
         assert main(["capture", "-m", str(llama), "--prompt", "A cat", "--out", path, "--max-tokens", "3",
                      "--ignore-eos", "--job-id", job]) == 0
-        assert f"3 tokens, their records in {path}" in capsys.readouterr().err
+        assert f"wrote the records of 3 tokens to {path}" in capsys.readouterr().err
     assert main(["capture", "-m", str(llama), "--prompt", "A cat", "--out", str(tmp_path / "c.jsonl"),
                  "--max-tokens", "1", "--ignore-eos"]) == 0
-    assert "\n1 token, its" in "\n" + capsys.readouterr().err
+    assert "wrote the records of 1 token to" in capsys.readouterr().err
     found = mpool.read_capture(a)
     assert {record.job_id for record in found} == {"a"} and {record.token_idx for record in found} == {0, 1, 2}
     assert main(["capture", "compare", a, b, "--least", "exact"]) == 0
@@ -627,7 +627,8 @@ def test_the_command_captures_and_compares(llama: Path, tmp_path: Path, capsys: 
     Path(b).write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert main(["capture", "compare", a, b]) == 0
     said = capsys.readouterr().out.splitlines()
-    assert said[-3:-1] == [f"beyond {grade}: first norm of token 2, by 0.05" for grade in ("exact", "close")]
+    assert said[-3:-1] == [f"first difference that is not {grade}: norm of token 2, by 0.05"
+                           for grade in ("exact", "close")]
     assert main(["capture", "compare", a, b, "--least", "close", "--json"]) == 1
     told = json.loads(capsys.readouterr().out)
     assert told["grade"] == "acceptable" and told["departs"]["checkpoint"] == "norm"
@@ -636,11 +637,11 @@ def test_the_command_captures_and_compares(llama: Path, tmp_path: Path, capsys: 
 
 
 @pytest.mark.parametrize("arguments, said", [
-    (["-p", "a"], "--out is missing"), (["-o", "a.jsonl"], "--prompt is missing"),
+    (["-p", "a"], "--out is required"), (["-o", "a.jsonl"], "--prompt is required"),
     (["-p", "a", "-o", "a.jsonl", "--values", "0"], "--values must be an integer from 1 to 1,048,576, got 0"),
     (["compare", "none.jsonl", "none.jsonl"], "cannot be read"),
     (["-p", "a", "-o", "none/a.jsonl"], "is not in an existing folder")])
-def test_commands_that_make_no_sense(arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+def test_invalid_commands(arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                      capsys: pytest.CaptureFixture[str]) -> None:
     from mpool.cli import main
 

@@ -66,7 +66,7 @@ def ours(model: str | Path, width: int, height: int, compute: str = "float32", *
             max_sequence_length=TOKENS, compute=compute, **options), keep=True)
         ticket = request.submit(None)
         ticket.wait()
-        found = {name: np.array(array) for name, array in ticket.pictures().items()}
+        found = {name: np.array(array) for name, array in ticket.generated_images().items()}
     return {"texts": found["texts"], "pooled": found["pooled"], "history": found["history"][0],
             "picture": found["pixels"][0], "latents": found["latents"][0]}
 

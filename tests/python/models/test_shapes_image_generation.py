@@ -170,7 +170,7 @@ def test_flux_of_published_size_stays_within_predicted_memory(tmp_path: Path) ->
             used = max(used, pool.metrics()["memory_used"])
             if ticket.wait(0.05):
                 finished.set()
-        image = ticket.pictures()["pixels"][0]
+        image = ticket.generated_images()["pixels"][0]
         assert image.shape == (128, 128, 3) and np.allclose(image, 0.5)
         assert used <= 13 << 30
         # The prediction is for 1024 x 1024 pixels; T5 is the largest stage for both sizes.

@@ -174,7 +174,7 @@ def test_prompt_too_long_is_cut_as_in_diffusers(tmp_path: Path) -> None:
                 compute="float32"), keep=True)
         ticket = request.submit(None)
         ticket.wait()
-        found = ticket.pictures()
+        found = ticket.generated_images()
         near(found["texts"][0], texts[0])
         near(found["pooled"][0], pooled[0])
 
@@ -190,7 +190,7 @@ def test_preview_is_what_the_step_foresees(tmp_path: Path) -> None:
         ticket = request.submit(None)
         ticket.wait()
         assert ticket.image_progress() == (STEPS, STEPS - 1, 1, STEPS - 1)
-        states = np.concatenate([request.noise[0][None], ticket.pictures()["history"][0]])
+        states = np.concatenate([request.noise[0][None], ticket.generated_images()["history"][0]])
         for step in range(STEPS - 1):
             velocity = (states[step + 1] - states[step]) / (request.sigmas[step + 1] - request.sigmas[step])
             latents = torch.tensor(states[step + 1] - request.sigmas[step + 1] * velocity)[None]

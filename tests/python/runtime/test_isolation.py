@@ -1,4 +1,4 @@
-"""Workers that are processes: the same bytes, and what happens when one is killed, stopped or cannot start."""
+"""Worker processes compute the same bytes as threads; they may be killed, stopped or fail to start."""
 
 from __future__ import annotations
 
@@ -36,21 +36,22 @@ def pool() -> Iterator[mpool.Pool]:
 
 
 def running(pool: mpool.Pool, model: Path) -> mpool.Job:
-    """A text call that has given tokens and has more than enough before it, or failed."""
+    """Start a text request and return it when it has generated tokens and is far from complete, or has failed."""
     job = pool.submit("text_to_text", model=pool.load(model), **LONG)
     until(lambda: job.done() or row_of(pool).running)
     served = pool.metrics()["steps"]
-    # each gives every answer a token, once the prompt is read
+    # after prefill, each step generates one token per choice
     until(lambda: job.done() or pool.metrics()["steps"] >= served + 2)
     return job
 
 
-def hit(pool: mpool.Pool, model: Path, number: int) -> mpool.MpoolError:
-    """Sends a signal to worker processes until two have met a step of one text call: between two steps nobody is a
-    victim.
+def kill_in_steps(pool: mpool.Pool, model: Path, number: int) -> mpool.MpoolError:
+    """Send a signal to worker processes until two of them hit a step of the same text request.
+
+    A signal between two steps affects no request.
 
     Returns:
-        the call's error.
+        Error of the request.
     """
     for _ in range(20):
         try:
@@ -60,10 +61,10 @@ def hit(pool: mpool.Pool, model: Path, number: int) -> mpool.MpoolError:
                 until(lambda: job.done() or (processes(pool) and set(processes(pool)).isdisjoint(before)))
             job.result()
         except mpool.NoWorkers:
-            pool.load(model)  # gives a model another chance whose workers died too often
+            pool.load(model)  # makes a model available again after too many worker deaths
         except mpool.MpoolError as error:
             return error
-    raise AssertionError("never twice in a step of one call")
+    raise AssertionError("no request was hit in two steps")
 
 
 # ---- the same bytes
@@ -78,8 +79,8 @@ def test_vectors_are_the_same(bert: Path, compute: Any, pool: mpool.Pool) -> Non
         assert np.array_equal(here.embed("one", bert, compute=compute), pool.embed("one", bert, compute=compute))
 
 
-def test_texts_are_the_same(llama: Path, pool: mpool.Pool) -> None:
-    calls: list[dict[str, Any]] = [
+def test_completions_are_the_same(llama: Path, pool: mpool.Pool) -> None:
+    requests: list[dict[str, Any]] = [
         dict(temperature=0, max_tokens=40), dict(seed=5, max_tokens=40, temperature=1.3),
         dict(seed=5, n=3, max_tokens=20),
         dict(temperature=0, max_tokens=20, logprobs=5), dict(seed=1, max_tokens=60, stop=["e", "the"]),
@@ -87,8 +88,8 @@ def test_texts_are_the_same(llama: Path, pool: mpool.Pool) -> None:
     prompts = ["a", "a b c " * 60, "a b c " * 60 + "and more"]
     with mpool.Pool() as here:
         for prompt in prompts:
-            for call in calls:
-                expected, found = (one.generate(prompt, llama, **call) for one in (here, pool))
+            for request in requests:
+                expected, found = (one.generate(prompt, llama, **request) for one in (here, pool))
                 for a, b in zip(expected.choices, found.choices):
                     assert (a.text, a.finish_reason, a.logprobs) == (b.text, b.finish_reason, b.logprobs)
     assert pool.generate("a b c " * 60, llama, **TEXT).usage.cached_tokens > 0
@@ -99,7 +100,7 @@ def test_streams_are_the_same(llama: Path, pool: mpool.Pool) -> None:
         expected = here.generate("a b", llama, seed=3, max_tokens=50).text
     stream = pool.generate("a b", llama, seed=3, max_tokens=50, stream=True)
     parts = [chunk.text for chunk in stream]
-    assert "".join(parts) == expected  # in one part where the machine is ahead of who reads
+    assert "".join(parts) == expected  # a single chunk if generation is faster than this loop
 
     async def run() -> list[str]:
         async def one() -> str:
@@ -133,10 +134,10 @@ def test_many_callers_at_once(bert: Path, llama: Path) -> None:
     assert not failures and children() == []
 
 
-# ---- killed and stopped
+# ---- killed and stopped workers
 
 @pytest.mark.parametrize("number", FATAL)
-def test_killed_before_a_result_it_is_tried_again(wide: Path, pool: mpool.Pool, number: int) -> None:
+def test_request_is_retried_if_its_worker_is_killed_before_a_result(wide: Path, pool: mpool.Pool, number: int) -> None:
     expected = pool.embed("a text " * 20, wide)
     job = pool.submit("text_embedding", inputs="another text " * 30, model=pool.get(wide))
     until(lambda: row_of(pool).running)
@@ -148,7 +149,7 @@ def test_killed_before_a_result_it_is_tried_again(wide: Path, pool: mpool.Pool, 
 
 
 @pytest.mark.parametrize("number", FATAL)
-def test_killed_after_tokens_it_goes_on(llama: Path, pool: mpool.Pool, number: int) -> None:
+def test_generation_continues_if_its_worker_is_killed(llama: Path, pool: mpool.Pool, number: int) -> None:
     call: dict[str, Any] = dict(prompt="a b c", n=16, max_tokens=250, seed=3, ignore_eos=True, logprobs=2)
     with mpool.Pool() as here:
         expected = here.generate(model=llama, **call)
@@ -160,22 +161,22 @@ def test_killed_after_tokens_it_goes_on(llama: Path, pool: mpool.Pool, number: i
     for one, other in zip(expected.choices, found.choices):
         assert (one.text, one.finish_reason, one.logprobs) == (other.text, other.finish_reason, other.logprobs)
     assert expected.usage.completion_tokens == found.usage.completion_tokens
-    metrics = pool.metrics()  # in a step or between two: it is no preemption
+    metrics = pool.metrics()  # the retry does not count as a preemption
     assert (metrics["retries"], metrics["preemptions"], metrics["errors"], metrics["completed"]) == (1, 0, 0, 1)
 
 
-def test_killed_twice_the_call_fails(llama: Path, pool: mpool.Pool) -> None:
-    error = hit(pool, llama, signal.SIGKILL)
+def test_request_fails_if_two_of_its_workers_are_killed(llama: Path, pool: mpool.Pool) -> None:
+    error = kill_in_steps(pool, llama, signal.SIGKILL)
     assert isinstance(error, mpool.RecvError)
     assert re.search(r"worker process \d+ was killed by signal 9 ", str(error))
-    assert pool.generate("b", llama, **TEXT).text  # another one serves
-    job = running(pool, llama)  # it was somebody else's doing: the like of it is not refused
+    assert pool.generate("b", llama, **TEXT).text  # a new worker serves
+    job = running(pool, llama)  # an external kill quarantines no request
     assert not job.done()
     job.cancel()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_streams_go_on_after_a_fault(llama: Path, number: int) -> None:
+def test_streams_continue_after_a_fault(llama: Path, number: int) -> None:
     call: dict[str, Any] = dict(seed=3, max_tokens=400, ignore_eos=True, stop=["never there"])
     with mpool.Pool() as here:
         expected = here.generate("a b", llama, **call).text
@@ -190,7 +191,7 @@ def test_streams_go_on_after_a_fault(llama: Path, number: int) -> None:
 
 
 @pytest.mark.parametrize("number", FATAL)
-def test_killed_without_work_nobody_notices(bert: Path, pool: mpool.Pool, number: int) -> None:
+def test_killed_idle_worker_is_replaced(bert: Path, pool: mpool.Pool, number: int) -> None:
     expected = pool.embed("a", bert)
     before = signal_all(pool, number)
     assert np.array_equal(pool.embed("a", bert), expected)
@@ -198,23 +199,23 @@ def test_killed_without_work_nobody_notices(bert: Path, pool: mpool.Pool, number
     assert pool.metrics()["errors"] == 0
 
 
-def test_killed_without_work_it_is_reaped(bert: Path, pool: mpool.Pool) -> None:
+def test_killed_idle_worker_is_reaped(bert: Path, pool: mpool.Pool) -> None:
     pool.embed("a", bert)
     killed = len(signal_all(pool, signal.SIGKILL))
-    until(lambda: not children())  # without any call
+    until(lambda: not children())  # without any request
     until(lambda: not processes(pool))
     assert pool.metrics()["worker_faults"] == killed
 
 
-def test_stopped_in_a_step(llama: Path) -> None:
+def test_worker_stopped_in_a_step(llama: Path) -> None:
     with pool_of(stall_timeout=0.6) as pool:
-        error = hit(pool, llama, signal.SIGSTOP)
+        error = kill_in_steps(pool, llama, signal.SIGSTOP)
         assert "without a heartbeat or response" in str(error)
         assert pool.generate("b", llama, **TEXT).text
     assert children() == []
 
 
-def test_stopped_without_work(bert: Path) -> None:
+def test_stopped_idle_worker(bert: Path) -> None:
     with pool_of(stall_timeout=0.6) as pool:
         expected = pool.embed("a", bert)
         before = signal_all(pool, signal.SIGSTOP)
@@ -223,7 +224,7 @@ def test_stopped_without_work(bert: Path) -> None:
     assert children() == []
 
 
-def test_a_stopped_one_holds_up_no_close(llama: Path) -> None:
+def test_close_does_not_wait_for_a_stopped_worker(llama: Path) -> None:
     pool = pool_of(shutdown_grace=0.1)
     job = running(pool, llama)
     signal_all(pool, signal.SIGSTOP)
@@ -235,7 +236,7 @@ def test_a_stopped_one_holds_up_no_close(llama: Path) -> None:
     assert children() == []
 
 
-def test_closed_while_busy(llama: Path) -> None:
+def test_close_during_a_request(llama: Path) -> None:
     pool = pool_of(shutdown_grace=0.1)
     job = running(pool, llama)
     pool.close()
@@ -253,20 +254,21 @@ def test_a_crash_loop_ends(bert: Path, pool: mpool.Pool) -> None:
     with pytest.raises(mpool.NoWorkers):
         for _ in range(12):
             crash()
-    assert pool.load(bert).embed("a").shape == (32,)  # who asks for it gets another chance
+    assert pool.load(bert).embed("a").shape == (32,)  # load() makes the model available again
 
 
-def test_a_call_that_kills_twice_is_refused(llama: Path, pool: mpool.Pool) -> None:
+def test_a_request_that_crashes_two_workers_is_quarantined(llama: Path, pool: mpool.Pool) -> None:
     errors = []
     while not errors or isinstance(errors[-1], mpool.RecvError) and len(errors) < 4:
-        errors.append(hit(pool, llama, signal.SIGSEGV))  # before a step nobody is sure whose doing it was
+        # a crash between two steps is attributed to no request
+        errors.append(kill_in_steps(pool, llama, signal.SIGSEGV))
     assert isinstance(errors[-1], mpool.ModelError) and "made workers fail 2 times" in str(errors[-1])
     assert pool.generate("harmless", llama, **TEXT).text
 
 
-# ---- calls that end early
+# ---- requests that end early
 
-def test_cancelled(llama: Path, pool: mpool.Pool) -> None:
+def test_cancellation(llama: Path, pool: mpool.Pool) -> None:
     job = running(pool, llama)
     before = processes(pool)
     job.cancel()
@@ -276,7 +278,7 @@ def test_cancelled(llama: Path, pool: mpool.Pool) -> None:
     assert pool.generate("b", llama, **TEXT).text and processes(pool) == before
 
 
-def test_out_of_time(llama: Path, pool: mpool.Pool) -> None:
+def test_timeout(llama: Path, pool: mpool.Pool) -> None:
     pool.load(llama)
     before = processes(pool)
     with pytest.raises(mpool.Timeout):
@@ -301,7 +303,7 @@ def test_memory_of_a_process_is_bounded(llama: Path) -> None:
     ((sys.executable, "-c", "raise SystemExit(3)"), mpool.SpawnFailed, "ended with code 3"),
     ((sys.executable, "-c", "import os; os.kill(os.getpid(), 11)"), mpool.SpawnFailed, "killed by signal 11"),
     ((sys.executable, "-c", "import time; time.sleep(100)"), mpool.SpawnTimeout, "without a heartbeat or response")])
-def test_one_that_does_not_start(bert: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...],
+def test_worker_that_does_not_start(bert: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...],
                                  error: type[mpool.MpoolError], why: str) -> None:
     monkeypatch.setattr(_isolated, "command", lambda: command)
     timeout = 1.0 if error is mpool.SpawnTimeout else 30.0
@@ -320,7 +322,7 @@ def test_one_that_does_not_start(bert: Path, monkeypatch: pytest.MonkeyPatch, co
 def test_tiny_timeouts(bert: Path, llama: Path, options: dict[str, Any],
                        errors: tuple[type[mpool.MpoolError], ...]) -> None:
     with pool_of() as pool:
-        pool.embed("a", bert)  # what is opened once is open
+        pool.embed("a", bert)  # opens the descriptors that stay open
     files, began = len(os.listdir("/proc/self/fd")), time.monotonic()
     with pool_of(**options) as pool:
         for number in range(8):
@@ -333,13 +335,14 @@ def test_tiny_timeouts(bert: Path, llama: Path, options: dict[str, Any],
                     assert isinstance(error, (*errors, mpool.Timeout)), error
                     assert "after 0 s" not in str(error) and "0.0 s" not in str(error)
         if "load_timeout" not in options and "stall_timeout" not in options:
-            assert pool.embed("a", bert, timeout=60).shape == (32,)  # it starts meanwhile, and serves who waits
-    assert time.monotonic() - began < 120  # it hangs nowhere
-    until(lambda: not children() and len(os.listdir("/proc/self/fd")) <= files)  # one set apart comes back by itself
+            # the worker starts in the meantime and serves requests
+            assert pool.embed("a", bert, timeout=60).shape == (32,)
+    assert time.monotonic() - began < 120  # nothing hangs
+    until(lambda: not children() and len(os.listdir("/proc/self/fd")) <= files)  # an abandoned worker returns by itself
 
 
-def test_one_of_another_build(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What happens when the package is replaced under a process that goes on: it is said, and nothing is believed."""
+def test_worker_of_another_build(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the package is replaced while the parent runs, the worker is refused with an error."""
     command = _isolated.command()
     code = command[4].replace("sys.exit(", "import mmap; page = mmap.mmap(3, 4096); page[0] ^= 1; sys.exit(")
     monkeypatch.setattr(_isolated, "command", lambda: (*command[:4], code, *command[5:]))
@@ -349,14 +352,14 @@ def test_one_of_another_build(bert: Path, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def runs_as(monkeypatch: pytest.MonkeyPatch, executable: str, frozen: bool = False) -> None:
-    """As if the program had been started so, before anybody asked."""
+    """Pretend that the program was started with this executable."""
     monkeypatch.setattr(sys, "executable", executable)
     monkeypatch.setattr(multiprocessing.spawn, "_python_exe", os.fsencode(executable))
     if frozen:
         monkeypatch.setattr(sys, "frozen", True, raising=False)
 
 
-def test_without_an_interpreter(bert: Path, monkeypatch: pytest.MonkeyPatch, pool: mpool.Pool) -> None:
+def test_unknown_interpreter(bert: Path, monkeypatch: pytest.MonkeyPatch, pool: mpool.Pool) -> None:
     runs_as(monkeypatch, "")
     with pytest.raises(mpool.SpawnFailed, match="sys.executable is empty"):
         pool.embed("a", bert)
@@ -380,7 +383,7 @@ def test_an_application_is_not_started_again(bert: Path, tmp_path: Path, monkeyp
     assert Path(f"/proc/{processes(pool)[0]}/exe").resolve() == Path(python).resolve()
 
 
-def test_names_of_pythons(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_of_python_executables(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("python", "python3.13t", "pypy3.10", "Python", ".python3-wrapped", "graalpy", "pythonw.exe"):
         runs_as(monkeypatch, f"/somewhere/{name}")
         assert _isolated.command()[0] == f"/somewhere/{name}"
@@ -410,7 +413,7 @@ def test_options_of_models(bert: Path, llama: Path, tmp_path: Path) -> None:
     assert children() == []
 
 
-def test_a_chosen_policy_stays(bert: Path) -> None:
+def test_isolation_keeps_the_policy(bert: Path) -> None:
     with pool_of(policy="sequential") as pool:
         pool.embed("a", bert)
         assert row_of(pool).policy == "sequential"
@@ -424,11 +427,11 @@ def test_limits_and_descriptors(bert: Path, pool: mpool.Pool) -> None:
     assert int(limits["Max data size"]) < 2 * 10**9
     status = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     assert status["NoNewPrivs"].strip() == "1"
-    assert int(status["RssAnon"].split()[0]) * 1024 < 16 << 20  # what is set aside for the process itself is enough
-    assert int(status["SigIgn"], 16) >> (signal.SIGINT - 1) & 1  # Ctrl-C is for the parent
+    assert int(status["RssAnon"].split()[0]) * 1024 < 16 << 20  # within the allowance for the process itself
+    assert int(status["SigIgn"], 16) >> (signal.SIGINT - 1) & 1  # only the parent handles Ctrl-C
     names = {number: os.readlink(f"/proc/{pid}/fd/{number}") for number in os.listdir(f"/proc/{pid}/fd")}
     assert all(name == "/dev/null" or "memfd:mpool" in name for name in names.values()), names
-    # weights are mapped for reading only, and stand in memory once
+    # weights are mapped read-only, and are in memory once
     maps = [line for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if "mpool-weights" in line]
     assert maps and all(line.split()[1] == "r--s" for line in maps)
     own = [line for line in Path("/proc/self/maps").read_text().splitlines() if "mpool-weights" in line]
@@ -438,7 +441,7 @@ def test_limits_and_descriptors(bert: Path, pool: mpool.Pool) -> None:
 
 @pytest.mark.parametrize("threads, stack", [(64, None), (24, 64 << 20)])
 def test_the_limit_covers_all_threads(bert: Path, threads: int, stack: int | None) -> None:
-    """More threads than CPUs, or large stacks: they are there, and leave the engine what it may have."""
+    """With more threads than CPUs, or large stacks, all threads start and the engine keeps its memory allowance."""
     code = textwrap.dedent("""
         import resource, sys, mpool
         from pathlib import Path
@@ -462,7 +465,7 @@ def test_the_limit_covers_all_threads(bert: Path, threads: int, stack: int | Non
     assert started == threads and limit - used > 100_000_000
 
 
-def test_with_memory_for_some_threads_only(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_for_fewer_threads(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command = _isolated.command()
     limit = "import resource; resource.setrlimit(resource.RLIMIT_DATA, (200_000_000, 200_000_000)); "
     monkeypatch.setattr(_isolated, "command", lambda: (*command[:4], limit + command[4], *command[5:]))
@@ -474,7 +477,7 @@ def test_with_memory_for_some_threads_only(bert: Path, monkeypatch: pytest.Monke
     assert children() == []
 
 
-def test_no_descriptor_is_lost(bert: Path, pool: mpool.Pool) -> None:
+def test_no_descriptor_leaks(bert: Path, pool: mpool.Pool) -> None:
     pool.embed("a", bert)
     pool.unload(bert)
     before, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
@@ -485,7 +488,7 @@ def test_no_descriptor_is_lost(bert: Path, pool: mpool.Pool) -> None:
     assert children() == []
 
 
-# ---- parents
+# ---- parent process
 
 def test_no_child_outlives_its_parent(bert: Path, llama: Path) -> None:
     code = textwrap.dedent("""
@@ -522,22 +525,22 @@ def test_fork(bert: Path, pool: mpool.Pool) -> None:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert np.array_equal(pool.embed("b", bert), pool.embed("b", bert))
-    assert processes(pool) == before  # the parent's were left alone
+    assert processes(pool) == before  # the fork did not affect the workers of the parent
 
 
-def test_somebody_else_waits_for_children(bert: Path, pool: mpool.Pool) -> None:
+def test_program_reaps_the_worker_itself(bert: Path, pool: mpool.Pool) -> None:
     pool.embed("a", bert)
     before = signal_all(pool, signal.SIGKILL)
     try:
         os.waitpid(before[0], 0)
     except ChildProcessError:
-        pass  # it was quicker
+        pass  # mpool reaped it first
     assert pool.embed("a", bert).shape == (32,)
     assert set(processes(pool)).isdisjoint(before)
 
 
-def test_children_of_nobody(bert: Path) -> None:
-    """SIGCHLD ignored: the system reaps, and waiting finds nobody."""
+def test_ignored_sigchld(bert: Path) -> None:
+    """With SIGCHLD ignored, the kernel reaps the children and waitpid() finds none."""
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
         with pool_of() as pool:
@@ -550,7 +553,7 @@ def test_children_of_nobody(bert: Path) -> None:
     assert children() == []
 
 
-def test_ctrl_c_is_the_parents(bert: Path, pool: mpool.Pool) -> None:
+def test_workers_ignore_ctrl_c(bert: Path, pool: mpool.Pool) -> None:
     pool.embed("a", bert)
     before = signal_all(pool, signal.SIGINT)
     time.sleep(0.1)

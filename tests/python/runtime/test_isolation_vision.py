@@ -1,5 +1,5 @@
-"""Vision in workers that are processes: the same tokens as in threads, what is kept of images, and what happens when
-one is killed within an image or an answer."""
+"""Vision in worker processes: the same tokens as in threads, caching of images, and workers that are killed while they
+compute an image or generate."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model for images of 16,384 patches, which all see each other in two layers: that takes half a second."""
+    """A model for images of 16,384 patches with full attention in two layers, which takes half a second."""
     folder = tmp_path_factory.mktemp("qwen")
     visionmodels.save(visionmodels.randomised("qwen2_5_vl", tower_layers=4), "qwen2_5_vl", folder)
     for name, change in (("config.json", lambda c: c["text_config"].update(max_position_embeddings=8192)),
@@ -54,11 +54,11 @@ def pool() -> Iterator[mpool.Pool]:
 @pytest.mark.parametrize("family", ["llava", "llava_next", "smolvlm", "qwen2_5_vl"])
 def test_tokens_are_the_same(pool: mpool.Pool, tmp_path: Path, family: str) -> None:
     folder = visionmodels.save(visionmodels.randomised(family), family, tmp_path)
-    calls: list[dict[str, Any]] = [dict(GREEDY), dict(GREEDY, temperature=1.2, seed=4, n=2, logprobs=3)]
+    requests: list[dict[str, Any]] = [dict(GREEDY), dict(GREEDY, temperature=1.2, seed=4, n=2, logprobs=3)]
     with mpool.Pool() as here:
-        for pictures in ([PHOTO], [OTHER, PHOTO], [PHOTO, PHOTO]):
-            for call in calls:
-                expected, found = (one.vision(pictures, text(1, 9), folder, **call) for one in (here, pool))
+        for images in ([PHOTO], [OTHER, PHOTO], [PHOTO, PHOTO]):
+            for request in requests:
+                expected, found = (one.vision(images, text(1, 9), folder, **request) for one in (here, pool))
                 for a, b in zip(expected.choices, found.choices):
                     assert (a.text, a.token_ids, a.logprobs) == (b.text, b.token_ids, b.logprobs)
     assert pool.metrics()["worker_faults"] == 0
@@ -76,73 +76,73 @@ def test_streams_jobs_and_chats_are_the_same(pool: mpool.Pool, model: Path) -> N
     assert pool.chat([{"role": "user", "content": question}], model, **GREEDY).text == plain != wanted
 
 
-def test_an_image_is_kept_by_what_it_shows(pool: mpool.Pool, model: Path, large: Path) -> None:
-    """Its rows in the cache, where a prompt begins with it, and what the network made of it wherever it stands."""
-    pictures = [image(seed, 40, 40) for seed in range(6)]
-    first = pool.vision(pictures[:4], text(1, 9), model, **GREEDY)
-    again = pool.vision([one.copy() for one in pictures[:4]], text(2, 30), model, **GREEDY)
+def test_images_are_cached_by_content(pool: mpool.Pool, model: Path, large: Path) -> None:
+    """The prefix cache has the rows of images at the start of a prompt; encoder output is cached for any position."""
+    images = [image(seed, 40, 40) for seed in range(6)]
+    first = pool.vision(images[:4], text(1, 9), model, **GREEDY)
+    again = pool.vision([one.copy() for one in images[:4]], text(2, 30), model, **GREEDY)
     assert first.usage.cached_tokens == 0 and again.usage.cached_tokens == 64
-    other = pool.vision([pictures[5], *pictures[1:4]], text(1, 9), model, **GREEDY)
+    other = pool.vision([images[5], *images[1:4]], text(1, 9), model, **GREEDY)
     assert other.usage.cached_tokens == 0 and other.token_ids != first.token_ids
     steps = []
-    for prompt, seed in (("w29", 2), ("w30", 3), ("w31", 3)):  # the first tells how long rows take
-        before, picture = pool.metrics()["steps"], image(seed, SIDE // 2, SIDE // 2)
-        messages = [{"role": "system", "content": prompt}, {"role": "user", "content": "w32", "images": [picture]}]
+    for prompt, seed in (("w29", 2), ("w30", 3), ("w31", 3)):  # the first request measures the speed
+        before, photo = pool.metrics()["steps"], image(seed, SIDE // 2, SIDE // 2)
+        messages = [{"role": "system", "content": prompt}, {"role": "user", "content": "w32", "images": [photo]}]
         assert pool.chat(messages, large, **{**GREEDY, "timeout": 60}).usage.cached_tokens == 0
         steps.append(pool.metrics()["steps"] - before)
     assert steps[2] < steps[1]
 
 
-def test_killed_within_an_image_it_is_tried_again(pool: mpool.Pool, large: Path) -> None:
-    picture = image(3, SIDE, SIDE)
+def test_request_is_retried_if_its_worker_is_killed_in_an_image(pool: mpool.Pool, large: Path) -> None:
+    photo = image(3, SIDE, SIDE)
     with mpool.Pool() as here:
-        expected = here.vision(picture, text(1, 9), large, **GREEDY).token_ids
+        expected = here.vision(photo, text(1, 9), large, **GREEDY).token_ids
     pool.load(large)
     steps = pool.metrics()["steps"]
-    job = pool.submit("vision", images=picture, prompt=text(1, 9), model=pool.get(large), **GREEDY)
-    until(lambda: pool.metrics()["steps"] > steps)  # what is before the image; the next step is the image's
+    job = pool.submit("vision", images=photo, prompt=text(1, 9), model=pool.get(large), **GREEDY)
+    until(lambda: pool.metrics()["steps"] > steps)  # the tokens before the image; the next step computes the image
     before = signal_all(pool, signal.SIGKILL)
     assert job.result().token_ids == expected
     assert set(processes(pool)).isdisjoint(before) and pool.metrics()["retries"] == 1
 
 
-def test_a_suspect_and_who_comes_beside_it_both_see_their_images(large: Path) -> None:
-    """A call that is tried again takes its steps alone: its image and another's are computed by turns."""
-    pictures = [image(seed, SIDE, SIDE) for seed in (3, 4)]
+def test_images_of_a_retried_and_a_concurrent_request_do_not_mix(large: Path) -> None:
+    """A retried request runs in steps of its own, so its image and that of another request are computed alternately."""
+    images = [image(seed, SIDE, SIDE) for seed in (3, 4)]
     with mpool.Pool() as here:
-        expected = [here.vision(picture, text(1, 9), large, **GREEDY).token_ids for picture in pictures]
+        expected = [here.vision(one, text(1, 9), large, **GREEDY).token_ids for one in images]
     with pool_of(max_workers_per_model=1) as pool:
         pool.vision(PHOTO, text(1, 9), large, **GREEDY)
         steps = pool.metrics()["steps"]
-        jobs = [pool.submit("vision", images=pictures[0], prompt=text(1, 9), model=pool.get(large), **GREEDY)]
+        jobs = [pool.submit("vision", images=images[0], prompt=text(1, 9), model=pool.get(large), **GREEDY)]
         until(lambda: pool.metrics()["steps"] > steps + 1)
         before = signal_all(pool, signal.SIGKILL)
         until(lambda: processes(pool) and set(processes(pool)).isdisjoint(before))
-        jobs.append(pool.submit("vision", images=pictures[1], prompt=text(1, 9), model=pool.get(large), timeout=60,
+        jobs.append(pool.submit("vision", images=images[1], prompt=text(1, 9), model=pool.get(large), timeout=60,
                                 **GREEDY))
         assert [job.result().token_ids for job in jobs] == expected
         assert pool.metrics()["retries"] == 1
 
 
-def test_killed_within_an_answer_it_goes_on(pool: mpool.Pool, model: Path) -> None:
+def test_generation_continues_if_its_worker_is_killed(pool: mpool.Pool, model: Path) -> None:
     call = dict(prompt=text(1, 9), model=model, **{**GREEDY, "max_tokens": 200, "n": 16, "temperature": 1.2, "seed": 3})
     with mpool.Pool() as here:
         expected = here.vision(PHOTO, **call)
     job = pool.submit("vision", images=PHOTO, **call)
-    until(lambda: pool.metrics()["steps"] > 20)  # two are the image's
+    until(lambda: pool.metrics()["steps"] > 20)  # two of them compute the image
     before = signal_all(pool, signal.SIGKILL)
     found = job.result()
     assert [choice.token_ids for choice in found.choices] == [choice.token_ids for choice in expected.choices]
     assert set(processes(pool)).isdisjoint(before) and pool.metrics()["retries"] == 1
 
 
-def test_after_a_fault_no_image_is_taken_for_another(model: Path) -> None:
-    """A call that goes on in the next worker, a thread here, has its images' numbers there; then comes a call that
-    says the same of other images."""
+def test_images_do_not_mix_after_a_fault(model: Path) -> None:
+    """A request that continues on another worker (a thread here) takes its image numbers along. A later request with
+    the same numbers for other images must not use the cached ones."""
     seen = [[image(seed, 40, 40) for seed in range(first, first + 4)] for first in (0, 10)]
     call: dict[str, Any] = dict(GREEDY, prompt=text(1, 9))
     with mpool.Pool() as here:
-        expected = [here.vision(pictures, model=model, **call).token_ids for pictures in seen]
+        expected = [here.vision(images, model=model, **call).token_ids for images in seen]
     for seed in range(45, 110):
         config = mpool.PoolConfig(threads=1, max_workers_per_model=1, breaker_threshold=0,
                                   chaos=f"seed={seed},die=0.15")
@@ -150,24 +150,24 @@ def test_after_a_fault_no_image_is_taken_for_another(model: Path) -> None:
             entry = pool.register("mix", model)
             try:
                 first = entry.vision(seen[0], **call)
-                went_on = pool.metrics()["retries"]
+                continued = pool.metrics()["retries"]
                 second = entry.vision(seen[1], **call)
-            except mpool.InternalError:  # the second one
+            except mpool.InternalError:  # a second fault
                 continue
             assert [first.token_ids, second.token_ids] == expected, f"seed {seed}"
-        if went_on:
+        if continued:
             return
-    raise AssertionError("none went on and was followed")
+    raise AssertionError("no request continued after a fault")
 
 
-def test_ended_within_an_image_the_process_stays(pool: mpool.Pool, large: Path) -> None:
-    question, picture = text(1, 9), image(5, SIDE, SIDE)
+def test_process_survives_the_end_of_a_request_in_an_image(pool: mpool.Pool, large: Path) -> None:
+    question, photo = text(1, 9), image(5, SIDE, SIDE)
     pool.vision(OTHER, question, large, **GREEDY)
     before = processes(pool)
     with pytest.raises(mpool.Timeout):
-        pool.vision(picture, question, large, **{**GREEDY, "timeout": 0.15})
+        pool.vision(photo, question, large, **{**GREEDY, "timeout": 0.15})
     steps = pool.metrics()["steps"]
-    job = pool.submit("vision", images=picture, prompt=question, model=pool.get(large), **GREEDY)
+    job = pool.submit("vision", images=photo, prompt=question, model=pool.get(large), **GREEDY)
     until(lambda: pool.metrics()["steps"] > steps)
     job.cancel()
     with pytest.raises(mpool.Cancelled):
@@ -176,7 +176,7 @@ def test_ended_within_an_image_the_process_stays(pool: mpool.Pool, large: Path) 
     assert len(pool.vision(OTHER, question, large, **GREEDY).token_ids) == 6 and processes(pool) == before
 
 
-def test_images_that_need_more_memory_than_a_process_has(model: Path, large: Path) -> None:
+def test_image_that_exceeds_the_memory_of_a_process(model: Path, large: Path) -> None:
     with pool_of(process_memory=6_000_000) as pool:
         assert pool.vision(PHOTO, text(1, 9), large, **GREEDY).token_ids
         before = processes(pool)

@@ -1,4 +1,4 @@
-"""Memory nodes (NUMA): this machine cut in two by MPOOL_NODES. What is computed does not depend on it."""
+"""Memory nodes (NUMA), simulated by MPOOL_NODES. Results do not depend on them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ with mpool.Pool(mpool.PoolConfig(threads=2, max_workers_per_model=2)) as pool:
 
 
 def run(nodes: str, *arguments: Path) -> list[str]:
-    """What the program prints under that MPOOL_NODES."""
+    """Run the program with this MPOOL_NODES and return its output lines."""
     done = subprocess.run([sys.executable, "-c", PROGRAM, *map(str, arguments)], capture_output=True, text=True,
                           timeout=120, env={**os.environ, "MPOOL_NODES": nodes})
     assert done.returncode == 0, done.stderr[-2000:]
@@ -49,7 +49,7 @@ def run(nodes: str, *arguments: Path) -> list[str]:
 
 
 def test_two_nodes_of_this_machine(bert: Path, llama: Path) -> None:
-    """Same bytes; workers are spread; helpers are bound to a node, others only while they compute."""
+    """The bytes are the same, workers are distributed over nodes, and compute threads are bound to a node."""
     cpus = sorted(os.sched_getaffinity(0))
     if len(cpus) < 2:
         pytest.skip("one CPU")
@@ -65,8 +65,8 @@ def test_two_nodes_of_this_machine(bert: Path, llama: Path) -> None:
 
 
 @pytest.mark.parametrize("nodes", ["0;;1", "0-", "a", "0;0", "4096"])
-def test_what_is_no_list_of_nodes(nodes: str) -> None:
-    """An error that says what and where, when the core is loaded."""
+def test_invalid_lists_of_nodes(nodes: str) -> None:
+    """Loading the core raises an error that names the variable and the format."""
     done = subprocess.run([sys.executable, "-c", "import mpool; mpool.show_config()"], capture_output=True, text=True,
                           timeout=60, env={**os.environ, "MPOOL_NODES": nodes})
     assert done.returncode == 1
@@ -74,8 +74,8 @@ def test_what_is_no_list_of_nodes(nodes: str) -> None:
     assert "allowed: the CPUs of each node, such as 0-7,16-23;8-15,24-31" in done.stderr
 
 
-def test_ps_shows_nodes_where_there_are_several() -> None:
-    """A column more, and only then."""
+def test_ps_shows_nodes_if_there_are_several() -> None:
+    """The column appears only with several nodes."""
     assert "NODES" not in repr(table([row()]))
     on = [{"node": 1, "process": 0}, {"node": 0, "process": 0}]
     lines = repr(table([row(worker=on), row(key="other")])).splitlines()
@@ -83,8 +83,8 @@ def test_ps_shows_nodes_where_there_are_several() -> None:
     assert "Nodes" in table([row(worker=on[:1])])._repr_html_()
 
 
-def test_config_names_the_nodes() -> None:
-    """All CPUs of this process, each once."""
+def test_config_lists_the_nodes() -> None:
+    """Every CPU of this process appears exactly once."""
     found = []
     for node in mpool.show_config("dicts")["nodes"]:
         for part in filter(None, node["cpus"].split(",")):

@@ -1,8 +1,8 @@
-"""Everything at once for a while: 16 threads and 200 tasks, many kinds of calls, cancellations, deadlines, evictions.
+"""Soak test: 16 threads and 200 tasks with all kinds of requests, cancellations, deadlines and evictions.
 
-Once as it is, and once with chaos on (``PoolConfig.chaos``), where the errors of workers are among what may come. Ten
-seconds by default, a minute with ``--slow``, and any length by hand: ``MPOOL_SOAK=3600 pytest test_soak.py``.
-Nothing may be lost, answered twice or hang, every answer is the one that the call gets alone, and memory stays flat.
+Runs once without faults, and once with chaos (``PoolConfig.chaos``), where requests may raise the errors of workers. It
+takes ten seconds by default, a minute with ``--slow``, or any time: ``MPOOL_SOAK=3600 pytest test_soak.py``. No request
+may be lost, completed twice or hang; every result equals that of the request run alone; memory use stays constant.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def resident():
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
-# what fits: any two of three models, and some calls
+# the memory limit has room for any two of the three models, and for some requests
 probe = mpool.Pool(mpool.PoolConfig(threads=1))
 needs = []
 for model in (bert, other):
@@ -57,7 +57,7 @@ pool = mpool.Pool(mpool.PoolConfig(memory_bytes=sum(needs) - min(needs) // 2 + (
                                    **(dict(stall_timeout=1.0, breaker_rest=0.2) if chaos else {})))
 
 ALLOWED = (mpool.Timeout, mpool.Cancelled, mpool.Overloaded, mpool.MemoryExhausted)
-if chaos:  # what faults of workers are to their callers
+if chaos:  # errors that worker faults cause
     ALLOWED += (mpool.ModelError, mpool.InternalError, mpool.RecvError, mpool.CircuitOpen, mpool.NoWorkers)
 lock = threading.Lock()
 started, ended, wrong = collections.Counter(), collections.Counter(), []
@@ -106,7 +106,7 @@ def call(rng):
         elif kind == "stream":
             got = "".join(str(c) for c in pool.generate("A cat " * (1 + seed), llama, stream=True, **sampled(seed),
                                                         **given))
-            expect(kind, got == lone_text[seed], f"pieces {got!r} are not {lone_text[seed]!r}")
+            expect(kind, got == lone_text[seed], f"the chunks {got!r} are not {lone_text[seed]!r}")
         elif kind == "job":
             job = pool.submit("text_to_text", prompt="A cat " * (1 + seed), model=llama, **sampled(seed), **given)
             expect(kind, tuple(job.result(60).token_ids) == alone_llama[seed], "another text")
@@ -115,7 +115,7 @@ def call(rng):
             job = pool.submit("text_to_text", prompt="The", model=llama, max_tokens=16000, ignore_eos=True, **given)
             if rng.random() < 0.5:
                 time.sleep(rng.uniform(0, 0.01))
-            in_time = job.cancel()  # False on a slow machine, where it may be done by now
+            in_time = job.cancel()  # False if the job is already done, on a slow machine
             try:
                 job.result(60)
                 expect(kind, not in_time, "a cancelled job has a result")
@@ -126,7 +126,7 @@ def call(rng):
             if rng.random() < 0.5:
                 next(iter(stream))
             del stream
-        over(kind, "answered")
+        over(kind, "completed")
     except ALLOWED as error:
         if isinstance(error, mpool.Timeout) and "30.0" in str(error):
             expect(kind, False, f"hung: {error}")
@@ -156,7 +156,7 @@ async def acall(rng):
             async for chunk in mpool.aio.generate("A cat " * (1 + seed), llama, pool=pool, stream=True,
                                                   **sampled(seed), **given):
                 got += str(chunk)
-            expect(kind, got == lone_text[seed], "other pieces")
+            expect(kind, got == lone_text[seed], "other chunks")
         else:
             task = asyncio.ensure_future(mpool.aio.generate("The", llama, pool=pool, max_tokens=16000,
                                                             ignore_eos=True, **given))
@@ -167,7 +167,7 @@ async def acall(rng):
                 expect(kind, not in_time, "a cancelled task has a result")
             except asyncio.CancelledError:
                 pass
-        over("async " + kind, "answered")
+        over("async " + kind, "completed")
     except ALLOWED as error:
         if isinstance(error, mpool.Timeout) and "30.0" in str(error):
             expect(kind, False, f"hung: {error}")
@@ -201,7 +201,7 @@ def evict():
             pass
         for model in (bert, llama, other) if chaos else ():
             try:
-                pool.load(model, timeout=5)  # one whose workers died again and again is given up until somebody asks
+                pool.load(model, timeout=5)  # makes a model available again after many worker deaths
             except (mpool.Timeout, mpool.MemoryExhausted):
                 pass
 
@@ -244,7 +244,7 @@ print(json.dumps({
 
 
 def lengths() -> list[object]:
-    """Seconds to run for."""
+    """Return the durations of the test in seconds."""
     asked = os.environ.get("MPOOL_SOAK")
     if asked:
         return [float(asked)]
@@ -265,12 +265,12 @@ def test_soak(bert: Path, llama: Path, tmp_path: Path, seconds: float, chaos: st
     found = json.loads(run.stdout.splitlines()[-1])
     print(found)
     assert found["wrong"] == [] and found["hung"] == 0 and found["still"] == 0, found
-    assert found["started"] == found["ended"] > 100, found  # none lost, none answered twice
+    assert found["started"] == found["ended"] > 100, found  # no request was lost or completed twice
     assert found["total"] == found["sum"], found
     assert found["illegal"] == 0 and found["threads"] == 0, found
     assert found["evictions"] > 2, found
     if chaos:
-        assert found["chaos"] > 20 and found["how"]["answered"] > found["started"] / 10, found
+        assert found["chaos"] > 20 and found["how"]["completed"] > found["started"] / 10, found
     else:
-        assert found["chaos"] == 0 and found["dead"] == 0 and found["how"]["answered"] > found["started"] / 4, found
+        assert found["chaos"] == 0 and found["dead"] == 0 and found["how"]["completed"] > found["started"] / 4, found
     assert found["last"] <= found["middle"] * 1.05 + (8 << 20), found

@@ -1,8 +1,8 @@
-"""Forks of a process with a warm pool, and interpreters that end with calls in flight: many of each, by hand.
+"""Stress test of forks of a process with a warm pool, and of interpreters that exit with requests in flight.
 
-A few by default in the tests marked slow, and any number by hand:
-``MPOOL_STRESS=1000 pytest --slow test_stress_ends.py`` (so many forks, a fifth as many exits). Nobody hangs, no process
-is left over or a zombie, every answer is the right one.
+These are slow tests with 50 forks by default. ``MPOOL_STRESS=1000 pytest --slow test_stress_ends.py`` sets the number
+of forks; the number of exits is a tenth of it. Nothing hangs, no process remains or becomes a zombie, and every result
+is correct.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ISOLATION = ["thread", "process"]
 
 WATCH = """
 def descendants(root):
-    "Processes below one, zombies too: (id, state, name)."
+    "Return the descendants of a process, including zombies: (id, state, name)."
     rows = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -57,7 +57,7 @@ wrong, hung, slowest, quit = 0, 0, 0.0, threading.Event()
 served = 0
 
 def busy():
-    "The parent goes on meanwhile: forks come while calls are in flight."
+    "Send requests from the parent, so that forks happen with requests in flight."
     global wrong, served
     number = 0
     while not quit.is_set():
@@ -142,11 +142,12 @@ def tasks():
     async def main():
         left = [asyncio.ensure_future(one(number)) for number in range(6)]
         await asyncio.sleep(0.02 * (number % 7))
-        return left  # asyncio.run cancels what is left
+        return left  # asyncio.run cancels the remaining tasks
 
     asyncio.run(main())
 
-right = pool.embed("a", bert) if number % 2 else None  # warm, or with the load in flight
+# odd numbers: the model is loaded; even numbers: it is still loading
+right = pool.embed("a", bert) if number % 2 else None
 if how == "threads":
     threads()
 else:
@@ -165,7 +166,7 @@ def run(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("isolation", ISOLATION)
 def test_forks_of_a_warm_pool(bert: Path, llama: Path, isolation: str) -> None:
-    """Each child embeds one text and ends; the parent goes on, with calls in flight."""
+    """Each child embeds one text and exits, while the parent has requests in flight."""
     done = run(FORKS, bert, llama, COUNT, isolation)
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(done.stdout.splitlines()[-1])
@@ -176,8 +177,8 @@ def test_forks_of_a_warm_pool(bert: Path, llama: Path, isolation: str) -> None:
 
 @pytest.mark.parametrize("isolation", ISOLATION)
 @pytest.mark.parametrize("how", ["threads", "tasks"])
-def test_interpreters_end_with_calls_in_flight(bert: Path, llama: Path, isolation: str, how: str) -> None:
-    """None hangs, none crashes, none says anything, and no worker process is left."""
+def test_interpreters_exit_with_requests_in_flight(bert: Path, llama: Path, isolation: str, how: str) -> None:
+    """No interpreter hangs, crashes or prints to standard error, and no worker process remains."""
     slowest = 0.0
     for number in range(max(2, COUNT // 10)):
         began = time.monotonic()
@@ -191,12 +192,12 @@ def test_interpreters_end_with_calls_in_flight(bert: Path, llama: Path, isolatio
             raise AssertionError(f"number {number} hangs: {parent.communicate()}") from None
         slowest = max(slowest, time.monotonic() - began)
         assert parent.returncode == 0 and not err.strip(), f"number {number}: exit {parent.returncode}\n{err[-3000:]}"
-        assert not _session(parent.pid), f"number {number}: processes are left"
+        assert not _session(parent.pid), f"number {number}: processes remain"
     print(isolation, how, dict(exits=number + 1, slowest=round(slowest, 2)))
 
 
 def _session(leader: int) -> list[str]:
-    """Processes of a session, after those that are just ending have gone."""
+    """Return the processes of a session that are still running after 5 seconds."""
     found: list[str] = []
     for _ in range(250):
         found = []
