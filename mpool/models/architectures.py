@@ -63,8 +63,6 @@ def filter_by_marker(rows: list[Architecture], names: Callable[[], Iterable[str]
     return found or [row for row in rows if not row.marker[gguf]] or rows
 
 
-of_capability, marked = filter_by_capability, filter_by_marker  # names that mpool.models.formats still uses
-
 #: Largest number of experts of a model, counted over all layers.
 MAX_EXPERTS = 1 << 16
 

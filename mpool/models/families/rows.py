@@ -92,16 +92,6 @@ class Config:
     exclude_prompt: bool = False
     append_eos: bool = False
 
-    @property
-    def masked(self) -> bool:
-        """Name of ``exclude_prompt`` that mpool.models.formats still uses."""
-        return self.exclude_prompt
-
-    @property
-    def ended(self) -> bool:
-        """Name of ``append_eos`` that mpool.models.formats still uses."""
-        return self.append_eos
-
 
 @dataclass(frozen=True)
 class HeadLayer:

@@ -95,9 +95,9 @@ def describe_tables(raw: Mapping[str, Any], tensors: Sequence[TensorEntry], file
     table = Fields(raw, file=path)
     name = table.str("general.architecture")
     rows = architectures.find(architectures.IN_GGUF, name, file=path, field="general.architecture")
-    rows = architectures.of_capability(rows, table.int(f"{name}.pooling_type", 0) in (*_POOLING, _RANK)
-                                       or not table.bool(f"{name}.attention.causal", True))
-    row = architectures.marked(rows, lambda: [entry.name for entry in tensors], gguf=True)[0]
+    rows = architectures.filter_by_capability(rows, table.int(f"{name}.pooling_type", 0) in (*_POOLING, _RANK)
+                                              or not table.bool(f"{name}.attention.causal", True))
+    row = architectures.filter_by_marker(rows, lambda: [entry.name for entry in tensors], gguf=True)[0]
     kv = {row.name + key[len(name):]: value for key, value in _with_prefix(raw, name + ".").items()}
     _merge_layer_sizes(kv, row.name, path)
     shapes = {entry.name: entry.shape for entry in tensors}

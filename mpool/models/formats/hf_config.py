@@ -51,9 +51,9 @@ def find_architecture(config: Fields, embeds: bool = False,
     if name not in architectures.IN_CONFIG:
         refuse_remote_code(config)
     rows = architectures.find(architectures.IN_CONFIG, name, file=config.file, field="model_type")
-    rows = architectures.of_capability(rows, embeds)
+    rows = architectures.filter_by_capability(rows, embeds)
     rows = [row for row in rows if set(classes) <= set(row.classes)] or rows
-    row = architectures.marked(rows, names, gguf=False)[0]
+    row = architectures.filter_by_marker(rows, names, gguf=False)[0]
     refuse_remote_code(config, row)
     unknown = [cls for cls in classes if cls not in row.classes]
     if unknown:

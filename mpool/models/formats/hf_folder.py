@@ -105,7 +105,7 @@ def describe_folder(path: str, *, key: str, ref: str) -> ModelDescription:
         embedding = EmbeddingSettings(
             max_tokens=sentence_folder.max_tokens(found, tokenizer_config.values, size["P"]), hidden_size=size["D"],
             output_size=found.output_size, pooling=found.pooling, normalize=found.normalize,
-            include_prompt=found.include_prompt and not read.masked, prompts=found.prompts,
+            include_prompt=found.include_prompt and not read.exclude_prompt, prompts=found.prompts,
             default_prompt_name=found.default_prompt_name, similarity=found.similarity,
             dimensions=tuple(sorted(set(config.list("matryoshka_dimensions", [], of=int, limit=64)))),
             truncate_dim=found.truncate_dim, sizes=found.sizes)
@@ -114,7 +114,7 @@ def describe_folder(path: str, *, key: str, ref: str) -> ModelDescription:
         end_ids = generation_settings.eog_token_ids
     return ModelDescription(
         key=key, ref=ref, capability=row.capability, spec=ModelSpec(row.name, tuple(paths), kv, tuple(tensors)),
-        tokenizer=tokenizer_of(encoder, tokenizer_config, lower_case, end_ids, read.ended),
+        tokenizer=tokenizer_of(encoder, tokenizer_config, lower_case, end_ids, read.append_eos),
         chat_template=chat_template(encoder, tokenizer_config), embedding=embedding, generation=generation_settings)
 
 

@@ -396,7 +396,7 @@ def describe_vision(folder: Folder, config: Fields, *, key: str, ref: str) -> Mo
     return ModelDescription(
         key=key, ref=ref, capability="vision", generation=generation, vision=settings,
         spec=ModelSpec(model.name, tuple(paths), kv, tuple(tensors)),
-        tokenizer=hf_parts.tokenizer_of(folder, tokenizer_config, False, generation.eog_token_ids, read.ended),
+        tokenizer=hf_parts.tokenizer_of(folder, tokenizer_config, False, generation.eog_token_ids, read.append_eos),
         chat_template=_chat_template(folder, tokenizer_config))
 
 
