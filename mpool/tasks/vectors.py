@@ -184,7 +184,8 @@ def service_class_of(inputs: int) -> int:
 
 
 def _keywords(plan: VectorPlan, service_class: int) -> dict[str, Any]:
-    return {"dimensions": plan.dimensions, "normalize": plan.normalize, "tolerant": plan.null, "service_class": service_class}
+    return {"dimensions": plan.dimensions, "normalize": plan.normalize, "tolerant": plan.null,
+            "service_class": service_class}
 
 
 def run(kind: Kind, plan: VectorPlan, pack: Any, call: Call, service_class: int) -> NDArray[np.float32]:
