@@ -97,7 +97,7 @@ class Model(ModelVerbs):
             description = self._entry.pool._require(self._entry, "text_embedding").describe()
         if description.embedding is not None:
             return description.embedding.max_tokens
-        if description.drawing is not None:
+        if description.pipeline is not None:
             raise WrongCapability("is a text_to_image model, which has no context length: it truncates long prompts",
                                   key=self.key)
         assert description.generation is not None

@@ -165,12 +165,12 @@ def _facts(name: str) -> dict[str, Any]:
 
 def _purpose(model: ModelDescription) -> str:
     """Return what the model can do, with the names of the functions."""
-    if model.drawing is not None:
+    if model.pipeline is not None:
         return "generates images from prompts (generate_image)"
     if model.vision is not None:
         return "answers questions about images (vision, chat)"
     if model.image is not None:
-        return "embeds images (embed_image)" + (" and texts (embed)" if model.towers else "")
+        return "embeds images (embed_image)" + (" and texts (embed)" if model.networks else "")
     if model.embedding is not None:
         return "ranks documents for a query (rerank)" if model.embedding.scores else "embeds texts (embed)"
     return "generates text (generate, chat)"
@@ -178,7 +178,7 @@ def _purpose(model: ModelDescription) -> str:
 
 def _facts_of_model(model: ModelDescription) -> dict[str, Any]:
     """Return the facts that ``mpool show`` prints from the model's files."""
-    tensors = [tensor for part in (model, *model.towers) for tensor in part.spec.tensors]
+    tensors = [tensor for part in (model, *model.networks) for tensor in part.spec.tensors]
     facts: dict[str, Any] = {
         "capability": model.capability, "purpose": _purpose(model), "gives": _purpose(model),
         "architecture": model.spec.architecture, "license": model.license,
@@ -196,17 +196,17 @@ def _facts_of_model(model: ModelDescription) -> dict[str, Any]:
                   "prompts": dict(settings.prompts), "default_prompt_name": settings.default_prompt_name}
     if model.image is not None:
         image = model.image
-        facts |= {"capabilities": [model.capability, *(part.capability for part in model.towers)],
+        facts |= {"capabilities": [model.capability, *(part.capability for part in model.networks)],
                   "dimensions": image.output_size, "image_size": image.image_size, "patch_size": image.patch_size,
                   "any_size": image.any_size, "resize": list(image.resize or ()), "crop": list(image.crop or ()),
                   "normalize": image.normalize, "similarity": image.similarity,
-                  "max_tokens": next((part.embedding.max_tokens for part in model.towers if part.embedding), None)}
+                  "max_tokens": next((part.embedding.max_tokens for part in model.networks if part.embedding), None)}
     if model.vision is not None:
         image = model.vision.image
         facts |= {"image_size": image.image_size, "patch_size": image.patch_size, "images": model.vision.scheme,
                   "resize": list(image.resize or ()), "crop": list(image.crop or ())}
-    if model.drawing is not None:
-        pipeline = model.drawing
+    if model.pipeline is not None:
+        pipeline = model.pipeline
         encoders = [name for name, take in zip(("CLIP-L", "CLIP-G", "T5"), pipeline.inputs)
                     if take is not None and take.folder is not None]
         facts |= {"width_and_height": pipeline.side, "sizes": f"multiples of {2 * pipeline.scale}",

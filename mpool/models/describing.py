@@ -198,7 +198,7 @@ def describe_resolved(found: Resolved, key: str | None = None) -> ModelDescripti
         raise
     return replace(described, revision=found.revision, license=row.license if row else described.license,
                    est_memory_allocation_mb=row.est_memory_allocation_mb if row else None, stamps=stamps,
-                   towers=tuple(replace(network, stamps=stamps) for network in described.towers))
+                   networks=tuple(replace(network, stamps=stamps) for network in described.networks))
 
 
 def _describe_gguf(found: Resolved, name: str) -> ModelDescription:

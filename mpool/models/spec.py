@@ -228,7 +228,7 @@ class TextInput:
 
 
 @dataclass(frozen=True)
-class DrawingSettings:
+class PipelineSettings:
     """Settings of an image-generation model.
 
     Attributes:
@@ -291,8 +291,8 @@ class ModelDescription:
         generation: settings of a language model or vision model.
         image: settings of an image-embedding model.
         vision: image settings of a vision model.
-        drawing: settings of an image-generation model.
-        towers: other networks of the same model that embed into the same space, each with its own capability (such as
+        pipeline: settings of an image-generation model.
+        networks: other networks of the same model that embed into the same space, each with its own capability (such as
             the text encoder of CLIP and SigLIP).
         revision: commit, or package and version, of the files; None for local files.
         license: licence of the weights, or None.
@@ -310,8 +310,8 @@ class ModelDescription:
     generation: GenerationSettings | None = None
     image: ImageSettings | None = None
     vision: VisionSettings | None = None
-    drawing: DrawingSettings | None = None
-    towers: tuple[ModelDescription, ...] = ()
+    pipeline: PipelineSettings | None = None
+    networks: tuple[ModelDescription, ...] = ()
     revision: str | None = None
     license: str | None = None
     est_memory_allocation_mb: int | None = None
@@ -320,4 +320,4 @@ class ModelDescription:
     @property
     def tokenizes(self) -> bool:
         """True if the model's inputs are texts, which one tokenizer encodes."""
-        return self.image is None and self.drawing is None
+        return self.image is None and self.pipeline is None

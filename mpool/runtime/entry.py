@@ -106,7 +106,7 @@ class Entry:
         if self.capability != "image_embedding":
             return None  # only image_embedding models have further networks: no file needs to be read
         found = self._networks.get(capability)
-        if found is None and any(part.capability == capability for part in self.describe().towers):
+        if found is None and any(part.capability == capability for part in self.describe().networks):
             with self._lock:
                 if capability not in self._networks:
                     network = Entry(self.pool, self.key, self.ref, capability, None, self.isolation)
@@ -117,11 +117,11 @@ class Entry:
 
     def parts(self) -> list[Entry]:
         """Return itself and the entries of its other networks: one entry per capability of the model."""
-        return [self, *(entry for part in self.describe().towers if (entry := self.serving(part.capability)))]
+        return [self, *(entry for part in self.describe().networks if (entry := self.serving(part.capability)))]
 
     def _read_network(self, network: Entry, progress: bool | None) -> None:
         """Set the description of one of the model's other networks."""
-        found = next((one for one in self.describe(progress).towers if one.capability == network._capability), None)
+        found = next((one for one in self.describe(progress).networks if one.capability == network._capability), None)
         if found is None:  # the files have changed
             raise _wrong_capability(self, self.capability, network._capability)
         with self._lock:
@@ -379,20 +379,20 @@ def override(found: ModelDescription, settings: Mapping[str, Any]) -> ModelDescr
 
 def _override_image(found: ModelDescription, settings: Mapping[str, Any]) -> ModelDescription:
     """Apply ``normalize`` to all networks of the model, and other settings to its text networks."""
-    texts = tuple(network for network in found.towers if network.embedding is not None)
+    texts = tuple(network for network in found.networks if network.embedding is not None)
     for name, value in settings.items():
         if name == "normalize" and not isinstance(value, bool):
             raise _refused(found, name, settings, "True or False")
         if name != "normalize" and not texts:
             raise _refused(found, name, settings, "None: the model embeds no texts")
     networks = tuple(override(network, settings) if network.embedding is not None else network
-                     for network in found.towers)
+                     for network in found.networks)
     assert found.image is not None
     image, kv = found.image, dict(found.spec.kv)
     if "normalize" in settings:
         image = replace(image, normalize=settings["normalize"])
         kv["mpool.normalize"] = settings["normalize"]
-    return replace(found, image=image, towers=networks, spec=replace(found.spec, kv=kv))
+    return replace(found, image=image, networks=networks, spec=replace(found.spec, kv=kv))
 
 
 def _refused(found: ModelDescription, name: str, settings: Mapping[str, Any], allowed: str) -> InvalidArgument:

@@ -58,7 +58,7 @@ def describe(served: ServedModel) -> OllamaDescription:
     """Describe a model whose files are on this machine. Reads the metadata in its files if it was not read before."""
     model = served.model
     description = model.description
-    parts = (description, *description.towers)
+    parts = (description, *description.networks)
     tensors = [tensor for part in parts for tensor in part.spec.tensors]
     count = sum(math.prod(tensor.shape) for tensor in tensors)
     weights: Counter[str] = Counter()

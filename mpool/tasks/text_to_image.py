@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from .. import _core
-    from ..models.spec import DrawingSettings, TextInput
+    from ..models.spec import PipelineSettings, TextInput
     from ..runtime.entry import Entry
     from .options import Call
 
@@ -63,7 +63,7 @@ def _shift(sigmas: NDArray[Any], mu: float, kind: str) -> NDArray[Any]:
     return factor / (factor + (1 / sigmas - 1) ** 1.0)
 
 
-def schedule(settings: DrawingSettings, steps: int, rows: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def schedule(settings: PipelineSettings, steps: int, rows: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Return the timesteps that condition the model, float32 ``[steps]``, and the noise levels (sigmas), float32
     ``[steps + 1]``, which decrease to 0.
 
@@ -90,7 +90,7 @@ def schedule(settings: DrawingSettings, steps: int, rows: int) -> tuple[NDArray[
     return times, sigmas
 
 
-def _schedule(settings: DrawingSettings, steps: int, rows: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def _schedule(settings: PipelineSettings, steps: int, rows: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     s = settings.scheduler
     train, shift, dynamic = s["num_train_timesteps"], s["shift"], s["use_dynamic_shifting"]
     if settings.architecture == "flux":
@@ -245,7 +245,7 @@ def prepare(entry: Entry, prompt: Any, options: GenerateImageOptions, previews: 
     Raises:
         InvalidArgument: an option is out of range, or the model does not support it.
     """
-    settings, key = entry.describe().drawing, entry.key
+    settings, key = entry.describe().pipeline, entry.key
     assert settings is not None, "the entry must have the right capability"
     core_key = entry.core_key(options.compute)
     prompt = _check_text("prompt", prompt, key)
@@ -299,7 +299,7 @@ def prepare(entry: Entry, prompt: Any, options: GenerateImageOptions, previews: 
                    every if previews else 0, seed, parameters, keep)
 
 
-def _latents(given: Any, settings: DrawingSettings, n: int, shape: tuple[int, int, int],
+def _latents(given: Any, settings: PipelineSettings, n: int, shape: tuple[int, int, int],
              key: str) -> NDArray[np.float32]:
     """Return the caller's latents as float32 ``[n, channels, height, width]``. For FLUX, diffusers' packed shape
     ``[n, height / 2 * width / 2, 4 * channels]`` is accepted too."""

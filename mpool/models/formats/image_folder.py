@@ -69,12 +69,12 @@ def describe_modules(folder: Folder, *, key: str, ref: str) -> ModelDescription 
     settings = sentence_folder.ModuleSettings(transformer=network)
     sentence_folder.read_model_config(folder, settings)
     model = describe_images(network, config, key=key, ref=ref)
-    others = tuple(_with_prompts(other, settings) for other in model.towers)
+    others = tuple(_with_prompts(other, settings) for other in model.networks)
     if kinds[1:] and model.image is not None:
         others = tuple(replace(other, embedding=replace(other.embedding, normalize=True), spec=_normalized(other.spec))
                        if other.embedding is not None else other for other in others)
         model = replace(model, image=replace(model.image, normalize=True), spec=_normalized(model.spec))
-    return replace(model, towers=others)
+    return replace(model, networks=others)
 
 
 def _check_module(folder: Folder) -> None:
@@ -119,7 +119,7 @@ def describe_images(folder: Folder, config: Fields, *, key: str, ref: str) -> Mo
         key, ref: key and reference of the model, stored in the result.
 
     Returns:
-        A description with the capability ``image_embedding``; the text encoder, if any, is in ``towers``.
+        A description with the capability ``image_embedding``; the text encoder, if any, is in ``networks``.
 
     Raises:
         FormatError, UnsafeFormat, Unsupported: on the conditions of
@@ -143,7 +143,7 @@ def describe_images(folder: Folder, config: Fields, *, key: str, ref: str) -> Mo
         key=key, ref=ref, capability="image_embedding", image=settings,
         spec=ModelSpec(encoder.architecture, tuple(paths), encoder.kv | processor.kv,
                        tuple(select_tensors(encoder, entries, paths))),
-        towers=others)
+        networks=others)
 
 
 def _describe_text(folder: Folder, network: NetworkSpec, entries: Mapping[str, TensorEntry], paths: tuple[str, ...], *,

@@ -13,7 +13,7 @@ from typing import Any
 from ...errors import FormatError, InvalidArgument, Unsupported
 from ..fields import Fields
 from ..files import Folder, refuse_pickle
-from ..spec import DrawingSettings, ModelDescription, ModelSpec, TensorEntry, TextInput, Value
+from ..spec import ModelDescription, ModelSpec, PipelineSettings, TensorEntry, TextInput, Value
 from . import pipeline_tensors, safetensors_header
 from .gguf_tables import read_gguf
 from .pipeline_tensors import Transformer
@@ -104,13 +104,13 @@ def _describe(folder: Folder, gguf: _Gguf | None, *, key: str, ref: str) -> Mode
     scale, channels = reader.decoder(size)
     reader.put("pipeline", side=sample)
     scheduler = _scheduler(folder.sub("scheduler", declared_in=index.file, field="scheduler"))
-    settings = DrawingSettings(
+    settings = PipelineSettings(
         architecture=_PIPELINES[name], inputs=(inputs[0], inputs[1], inputs[2]), scheduler=scheduler,
         channels=channels, scale=scale, side=sample * scale,
         steps=4 if flux and not size.guidance else 28, guidance_scale=(3.5 if size.guidance else 0.0) if flux else 7.0,
         guided=not flux, distilled=size.guidance, text_tokens=512 if size.guidance else 256)
     return ModelDescription(
-        key=key, ref=ref, capability="text_to_image", drawing=settings,
+        key=key, ref=ref, capability="text_to_image", pipeline=settings,
         spec=ModelSpec(_PIPELINES[name], tuple(reader.paths), reader.kv, tuple(reader.tensors)))
 
 

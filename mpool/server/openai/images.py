@@ -88,7 +88,7 @@ async def _streamed(context: Context, served: ServedModel, body: ImagesRequest, 
     previews = body.partial_images or 0
     if previews:
         context.state.pool.get(served.model, "text_to_image")
-        generation = served.model.description.drawing
+        generation = served.model.description.pipeline
         steps = body.num_inference_steps or (generation.steps if generation is not None else 1)
         options["preview_every"] = max(1, steps // (previews + 1))
     created = int(time.time())

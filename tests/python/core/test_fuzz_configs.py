@@ -77,7 +77,7 @@ def test_pipelines(family: str, tmp_path: Path) -> None:
         with warnings.catch_warnings(), mpool.Pool(mpool.PoolConfig(threads=1)) as pool:
             warnings.simplefilter("error", RuntimeWarning)
             try:
-                settings = describing.describe(tmp_path).drawing
+                settings = describing.describe(tmp_path).pipeline
                 assert settings is not None
                 for steps, rows in ((1, 1), (4, 24), (50, 1 << 18)):
                     image_generation.schedule(settings, steps, rows)

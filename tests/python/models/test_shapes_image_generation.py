@@ -138,7 +138,7 @@ def test_published_sizes_load_at_once(tmp_path: Path, name: str, sizes: dict[str
     assert parameters == pytest.approx(billions * 1e9, rel=0.02)
     with mpool.Pool(mpool.PoolConfig(memory_bytes=2**36, max_workers_per_model=1)) as pool:
         entry = pool._find(str(tmp_path), "text_to_image")
-        settings = entry.describe().drawing
+        settings = entry.describe().pipeline
         assert settings is not None and settings.side == 1024 and settings.scale == 8 and settings.channels == 16
         start = time.monotonic()
         pool.load(str(tmp_path))

@@ -55,7 +55,7 @@ def test_default_schedules(tmp_path: Path) -> None:
         pipeline = getattr(pipelinemodels, family)(folder, **made)
         from mpool.models import describe
 
-        settings = describe(str(folder)).drawing
+        settings = describe(str(folder)).pipeline
         assert settings is not None
         for steps in (1, 2, 5, 28):
             for rows in (16, 300, 4096):
