@@ -137,7 +137,7 @@ def prepare(response_format: Any, tokenizer: Tokenizer, sampling: EndOptions) ->
     try:
         compiler = _compiler(tokenizer)
     except ImportError:
-        raise Unsupported("`response_format` needs the package llguidance",
+        raise Unsupported("`response_format` needs the package llguidance", param="response_format",
                           hint='pip install "mpool[grammar]" installs it') from None
     first, matcher = compiler.compiled(kind, source)
     return Format(first, matcher, kind == "schema", model, tokenizer=tokenizer)
@@ -441,7 +441,7 @@ class _MaskedRequest:
             reuse.store(mask)
         if matcher.is_error():  # a limit of llguidance was exceeded: the mask allowed every sampled token
             raise LimitError(f"`{self._format.param}`: the grammar became too complex at token {self._counts[choice]}: "
-                             f"{' '.join(matcher.get_error().split())[:200]}")
+                             f"{' '.join(matcher.get_error().split())[:200]}", param=self._format.param)
         self._counts[choice] += len(ids)
         self.ticket.mask(choice, self._counts[choice], mask)
 

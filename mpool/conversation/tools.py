@@ -90,10 +90,10 @@ def pop_tools(template: Callable[[], ChatTemplate], key: str, options: dict[str,
         return None
     format = tool_formats.of_template(template().source)
     if tool_support(template()).tools is None:
-        raise Unsupported("this model does not support tools: its chat template does not read them", key=key,
-                          hint="To constrain completions to a format, use response_format")
+        raise Unsupported("this model does not support tools: its chat template does not read them",
+                          param="tools", key=key, hint="To constrain completions to a format, use response_format")
     if format is None:
-        raise Unsupported("the tool-call format of this model is not supported", key=key,
+        raise Unsupported("the tool-call format of this model is not supported", param="tools", key=key,
                           hint="To constrain completions to a format, use response_format")
     functions = tuple(Function(tool["function"]["name"], tool["function"]["parameters"],
                                bool(tool["function"].get("strict")))
@@ -142,7 +142,7 @@ def constrain(tools: Tools, tokenizer: Tokenizer, key: str, sampling: EndOptions
             return None
         needs = "`tool_choice` requires a call, which" if tools.forced else "`response_format`" \
             if response is not None else f"`tools`: the tool {strict} is strict, which"
-        raise Unsupported(f"{needs} needs the package llguidance", key=key,
+        raise Unsupported(f"{needs} needs the package llguidance", param=needs.split("`")[1], key=key,
                           hint='pip install "mpool[grammar]" installs it')
     try:
         call_grammar = build_grammar(tools.format, tools.functions, forced=tools.forced, single=tools.single,
