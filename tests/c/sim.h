@@ -27,7 +27,7 @@ typedef struct sim_setup {
     uint64_t seed;
     sim_scheduler scheduler;
     int depth;
-    int variant; /* of the world; printed only */
+    int variant; /* variant of the world; printed only */
     /* Probabilities per point, in units of 1 / 65,536. */
     uint32_t spurious;   /* a condition variable wakes for no reason */
     uint32_t late;       /* the clock jumps to the nearest deadline although other fibres could run */

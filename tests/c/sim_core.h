@@ -65,7 +65,7 @@ int sim_cond_wait(pthread_cond_t *cond, pthread_mutex_t *mutex, uint64_t deadlin
 void sim_cond_wake(pthread_cond_t *cond, bool all);
 void sim_cond_leave(const void *cond); /* a waiting fibre continues; the variable may be freed before it runs */
 void sim_wake_spuriously(void);
-const char *sim_name_of(const void *object, char *text, int size); /* of a mutex or condition variable */
+const char *sim_name_of(const void *object, char *text, int size); /* `object`: a mutex or condition variable */
 /* sim_memory.c */
 void *sim_alloc(size_t bytes, size_t alignment);
 void sim_free(void *memory, size_t bytes);

@@ -10,7 +10,7 @@ enum { SIM_FAKES = 48 };
 
 typedef struct sim_model { /* the model of one loader */
     /* script */
-    uint64_t load_ns, step_ns, stall_ns; /* stall: without progress, and not cancellable */
+    uint64_t load_ns, step_ns, stall_ns; /* stall_ns: without progress and not cancellable */
     int load_failures;                   /* this many more loads fail with IO */
     int engine_failures;                 /* this many more engines fail with MODEL */
     uint32_t step_units;                 /* units per item and step; 0 = all */
@@ -37,10 +37,10 @@ typedef struct sim_call {
     int memory, memory_a_step; /* held from admission to retirement; more after each step */
     bool bad_argument, refused, numeric, keeps_state;
     int admitted;            /* 1 while an engine has admitted it */
-    bool alone;              /* no other item may be in the engine meanwhile */
+    bool alone;              /* no other item may be in the engine at the same time */
     int internal;            /* this many more of its steps fail with INTERNAL, after internal_from units */
     uint32_t internal_from;  /* see `internal` */
-    bool innocent;           /* never the cause of a failure, and unlike every request that may be */
+    bool innocent;           /* never causes a failure; its fingerprint differs from every request that may */
     bool streams;            /* its caller sees each unit at once */
     bool failed_late;        /* it failed after the caller saw a unit */
     bool spoils;             /* fails with INTEGRITY instead of INTERNAL, and the engine survives */
@@ -70,7 +70,7 @@ typedef struct sim_fakes {
     bool whole;          /* a fault in a step fails all its requests */
     int crashes_most;    /* per model within 50 s; 0 = no limit */
     bool processes;      /* an engine may be lost; a fault takes it along */
-    int again, given_way; /* admissions after that; preemptions for other reasons */
+    int again, given_way; /* admissions after a lost engine; preemptions for other reasons */
 } sim_fakes;
 extern sim_fakes fakes;
 

@@ -30,7 +30,7 @@ MP_TEST(base_cpu_mask_lowers_and_never_raises) {
         if (status == MP_OK) {
             accepted++;
             MP_CHECK_STR(mp_cpu_level(), level_names[i]);
-            MP_CHECK_INT(mp_cpu_features() & ~all & ~MP_CPU_AVX_VNNI, 0); /* AVX-VNNI stands beside the chain */
+            MP_CHECK_INT(mp_cpu_features() & ~all & ~MP_CPU_AVX_VNNI, 0); /* AVX-VNNI is outside the chain of levels */
         } else {
             MP_CHECK(status == MP_UNSUPPORTED || status == MP_INVALID_ARGUMENT);
             MP_CHECK_HAS(error.message, level_names[i]);
@@ -275,7 +275,7 @@ static mp_status set_option(const char *variable, const char *value, mp_error *e
     return mp_options_init(error);
 }
 
-MP_TEST(base_options_defaults_stand_and_print) {
+MP_TEST(base_options_have_defaults_that_can_be_printed) {
     mp_error error;
     clear_options();
     MP_CHECK_OK(mp_options_init(&error), &error);
@@ -304,7 +304,7 @@ MP_TEST(base_options_are_read) {
     MP_CHECK_INT(mp_options_get()->spin_us, 0);
 }
 
-MP_TEST(base_options_refuse_and_keep_what_was) {
+MP_TEST(base_options_refuse_invalid_values_and_keep_the_old_ones) {
     static const char *const bad[] = {"257", "-1", "two", "1.5", " 1", "1 ", "0x10", "99999999999999999999", "-", "+",
                                       "-9223372036854775809"};
     mp_error error;

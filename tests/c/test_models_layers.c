@@ -237,7 +237,7 @@ MP_TEST(models_stream_never_shows_half_a_character) {
     MP_CHECK(memcmp(text, "a\xF0\x9F\x98\x80" "b", 6) == 0);
 }
 
-MP_TEST(models_stream_replaces_what_is_not_utf8) {
+MP_TEST(models_stream_replaces_invalid_utf8) {
     static const struct {
         const char *in, *out;
     } cases[] = {{"\xFF", "\xEF\xBF\xBD"},
