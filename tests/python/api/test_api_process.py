@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from processes import process, told
+from processes import process, script_result
 
 
 CALLS = {
@@ -56,7 +56,7 @@ for attempt in range(5):
     mate.join()
 print(json.dumps([late, mates, idle()]))
 """
-    late, mates, idle = told(script, bert, llama)
+    late, mates, idle = script_result(script, bert, llama)
     assert len(late) >= 3, "the call was over before the signal came"
     assert sorted(late)[len(late) // 2] <= 0.1 and max(late) < 2.0, late
     assert mates == [True] * 5 and idle
@@ -98,7 +98,7 @@ atexit.unregister(runtime._at_exit)
 atexit.register(report)
 atexit.register(runtime._at_exit)
 """
-    assert told(script, llama, llama) < 3.0
+    assert script_result(script, llama, llama) < 3.0
 
 
 def test_an_uncaught_error_ends_the_process(bert: Path) -> None:
@@ -133,7 +133,7 @@ for thread in threads:
     thread.join()
 print(json.dumps([statuses, wrong, np.array_equal(mpool.embed("x", bert), want)]))
 """
-    statuses, wrong, good = told(script, bert, llama, TOKENIZERS_PARALLELISM="false")
+    statuses, wrong, good = script_result(script, bert, llama, TOKENIZERS_PARALLELISM="false")
     assert statuses == [0] * 40 and wrong == [] and good
 
 
@@ -150,7 +150,7 @@ if child == 0:
     os._exit(0)
 print(json.dumps(os.waitpid(child, 0)[1]))
 """
-    assert told(script, bert, llama, TOKENIZERS_PARALLELISM="false") == 0
+    assert script_result(script, bert, llama, TOKENIZERS_PARALLELISM="false") == 0
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
@@ -192,7 +192,7 @@ mpool.unload(bert)
 time.sleep(0.6)
 print(json.dumps([records, [thread.name for thread in threading.enumerate()]]))
 """
-    records, threads = told(script, bert, bert)
+    records, threads = script_result(script, bert, bert)
     assert all(name.startswith("mpool") for name, _ in records)
     assert threads.count("mpool-log") == 1
 
@@ -211,4 +211,4 @@ mpool.unload(bert)
 time.sleep(0.6)
 print(json.dumps(_logging._drain.thread.is_alive()))
 """
-    assert told(script, bert, bert) is True
+    assert script_result(script, bert, bert) is True

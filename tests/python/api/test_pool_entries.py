@@ -19,7 +19,7 @@ import pytest
 
 import mpool
 from mpool import aio, cli
-from poolcalls import DRAWN, IMAGE, WAYS, awaited
+from poolcalls import IMAGE, SMALL, WAYS, awaited
 
 Entry = Callable[[mpool.Pool, str, dict[str, Any]], Any]
 BAD = "z"
@@ -40,7 +40,7 @@ ENTRIES: dict[str, tuple[str, Entry]] = {
        for name, way in WAYS.items()},
     "mpool.embed": ("bert", _default(lambda model, o: mpool.embed("a", model, **o))),
     "mpool.embed_iter": ("bert", _default(lambda model, o: list(mpool.embed_iter(["a"], model, **o)))),
-    "mpool.generate_image": ("flux", _default(lambda model, o: mpool.generate_image("a", model, **DRAWN, **o))),
+    "mpool.generate_image": ("flux", _default(lambda model, o: mpool.generate_image("a", model, **SMALL, **o))),
     "mpool.generate": ("llama", _default(lambda model, o: mpool.generate("a", model, **TEXT, **o))),
     "mpool.chat": ("llama", _default(lambda model, o: mpool.chat(USER, model, **TEXT, **o))),
     "mpool.submit": ("bert", _default(lambda model, o: mpool.submit("text_embedding", inputs="a", model=model,
@@ -271,7 +271,7 @@ def test_an_open_breaker_refuses_it(name: str, pool: mpool.Pool, poisoned: dict[
         elif kind == "llava":
             pool.vision(DIGIT, "Which digit?", folder, **TEXT)
         elif kind == "flux":
-            pool.generate_image("a", folder, **DRAWN)
+            pool.generate_image("a", folder, **SMALL)
         else:
             pool.generate([token], folder, **TEXT)
     assert pool.ps()[0].breaker == "open"

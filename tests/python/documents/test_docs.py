@@ -25,9 +25,9 @@ WITHOUT_CODE = ("docs/index.md",)
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The stand-ins of :func:`docrunner.stand_ins`."""
+    """Return a folder with the models of :func:`docrunner.write_substitutes`."""
     folder = tmp_path_factory.mktemp("stand-ins")
-    docrunner.stand_ins(folder)
+    docrunner.write_substitutes(folder)
     return folder
 
 

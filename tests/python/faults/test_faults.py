@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 import mpool
-from processes import told
+from processes import script_result
 
 ROOT = Path(__file__).resolve().parents[3]
 LONG: dict[str, Any] = dict(max_tokens=16000, ignore_eos=True, temperature=0)
@@ -117,7 +117,7 @@ seen = [measure() for _ in range(5)][1:]
 good = registry.embed(key, ids, offsets).tobytes() == want
 print(json.dumps([counts, [row[0] for row in seen], [row[1] for row in seen], good, idle()]))
 """
-    counts, blocks, requests, good, idle = told(script, bert, bert)
+    counts, blocks, requests, good, idle = script_result(script, bert, bert)
     assert all(count > 0 for count in counts.values()), f"no allocation failed: {counts}"
     # what leaks does so in each of the sweeps
     assert min(blocks[2:]) - min(blocks[:2]) < 60 and min(requests[2:]) <= max(requests[:2]), (blocks, requests)
@@ -141,7 +141,7 @@ _core.drain_log = failing
 time.sleep(1.0)
 print(json.dumps([calls[0], _logging._drain.thread.is_alive()]))
 """
-    calls, alive = told(script, bert, bert)
+    calls, alive = script_result(script, bert, bert)
     assert calls > 1 and alive
 
 
@@ -288,7 +288,7 @@ for name in ("mpool", "mpool.pool"):
 print(json.dumps([bool(good), len(failures), alive]), flush=True)
 os._exit(0)
 """
-    good, failures, alive = told(script, bert, llama)
+    good, failures, alive = script_result(script, bert, llama)
     assert good and failures > 0 and alive
 
 

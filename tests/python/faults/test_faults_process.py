@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from processes import process, told
+from processes import process, script_result
 
 
 @pytest.mark.parametrize("times", [pytest.param(50), pytest.param(1000, marks=pytest.mark.slow)])
@@ -62,7 +62,7 @@ print(json.dumps([statuses, wrong[:3], calls[0] > 0, np.array_equal(mpool.embed(
     environment = {"TOKENIZERS_PARALLELISM": "false"}
     if times > 100:
         script = "faulthandler.dump_traceback_later(140, exit=True)\n" + script
-    statuses, wrong, worked, good, idle = told(script, bert, llama, **environment)
+    statuses, wrong, worked, good, idle = script_result(script, bert, llama, **environment)
     assert statuses == {"0": times} and wrong == [] and worked and good and idle
 
 
@@ -106,7 +106,7 @@ for attempt in range(12):
     left.append(time.monotonic() - start)
 print(json.dumps([late, missed, max(left), mpool.embed("x", bert).shape[0]]))
 """
-    late, missed, left, width = told(script, bert, llama)
+    late, missed, left, width = script_result(script, bert, llama)
     assert len(late) + missed == 12 and len(late) >= 10
     # a busy machine may be late now and then
     assert sorted(late)[len(late) // 2] <= 0.1 and max(late) < 2.0, late
