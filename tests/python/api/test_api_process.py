@@ -1,4 +1,4 @@
-"""Signals, forks and exits, each in a process of its own. On small seeded checkpoints."""
+"""Signals, forks and exits, each in a separate process, on small seeded checkpoints."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from processes import process, script_result
 
 
-CALLS = {
+REQUESTS = {
     "embed": "mpool.embed([f'Some text to embed. {i} ' * 10 for i in range(10_000)], bert)",
     "embed_iter": "[None for _ in mpool.embed_iter(('Some text. ' * 20 for _ in range(10**6)), bert)]",
     "generate": "mpool.generate('The', llama, max_tokens=2000, ignore_eos=True, temperature=0, n=8)",
@@ -23,15 +23,15 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("call", CALLS)
-def test_ctrl_c_is_seen_at_once_and_ends_only_its_call(bert: Path, llama: Path, call: str) -> None:
+@pytest.mark.parametrize("call", REQUESTS)
+def test_ctrl_c_interrupts_at_once_and_cancels_only_its_request(bert: Path, llama: Path, call: str) -> None:
     script = f"""
 import asyncio
 mpool.load(bert), mpool.load(llama)
 want = mpool.generate("A cat", llama, max_tokens=40, temperature=0, ignore_eos=True).token_ids
 late, mates = [], []
 for attempt in range(5):
-    # nobody's call but that of the main thread ends
+    # only the request of the main thread is cancelled
     mate = threading.Thread(target=lambda: mates.append(
         mpool.generate("A cat", llama, max_tokens=40, temperature=0, ignore_eos=True).token_ids == want))
     sent = []
@@ -43,7 +43,7 @@ for attempt in range(5):
     killer = threading.Thread(target=interrupt)
     killer.start()
     try:
-        {CALLS[call]}
+        {REQUESTS[call]}
     except KeyboardInterrupt:
         late.append(time.monotonic() - sent[0])
     except mpool.ContextOverflow:
@@ -57,12 +57,12 @@ for attempt in range(5):
 print(json.dumps([late, mates, idle()]))
 """
     late, mates, idle = script_result(script, bert, llama)
-    assert len(late) >= 3, "the call was over before the signal came"
+    assert len(late) >= 3, "the request had ended before the signal arrived"
     assert sorted(late)[len(late) // 2] <= 0.1 and max(late) < 2.0, late
     assert mates == [True] * 5 and idle
 
 
-def test_exit_while_calls_run(bert: Path, llama: Path) -> None:
+def test_exit_during_requests(bert: Path, llama: Path) -> None:
     for leave in ("sys.exit(7)", "raise SystemExit(7)", "os._exit(7)"):
         script = f"""
 mpool.embed("x", bert)
@@ -92,7 +92,7 @@ start = time.monotonic()
 atexit.unregister(print)
 def report():
     print(json.dumps(time.monotonic() - start), flush=True)
-# the first registered runs last
+# the function registered first runs last
 import mpool._functions as runtime
 atexit.unregister(runtime._at_exit)
 atexit.register(report)
@@ -106,7 +106,7 @@ def test_an_uncaught_error_ends_the_process(bert: Path) -> None:
     assert status == 1 and "mpool.errors.InvalidArgument: the text is empty" in err.replace(f"{bert}: ", "")
 
 
-def test_fork_while_calls_run(bert: Path, llama: Path) -> None:
+def test_fork_during_requests(bert: Path, llama: Path) -> None:
     script = """
 want = mpool.embed("x", bert)
 text = mpool.generate("The", llama, max_tokens=20, temperature=0, ignore_eos=True).token_ids
@@ -137,7 +137,7 @@ print(json.dumps([statuses, wrong, np.array_equal(mpool.embed("x", bert), want)]
     assert statuses == [0] * 40 and wrong == [] and good
 
 
-def test_a_child_loads_what_the_parent_never_did(bert: Path, llama: Path) -> None:
+def test_a_forked_child_can_load_further_models(bert: Path, llama: Path) -> None:
     script = """
 mpool.embed("x", bert)
 child = os.fork()

@@ -368,7 +368,7 @@ def test_without_llguidance(pool: mpool.Pool, llama: Path, monkeypatch: pytest.M
         pool.chat(CHAT, model, tools=[{"name": "f", "strict": True}])
 
 
-def test_workers_that_are_processes(chain: Any) -> None:
+def test_worker_processes_give_the_same_results(chain: Any) -> None:
     with mpool.Pool(mpool.PoolConfig(isolation="process")) as pool:
         done = pool.chat(CHAT, chain("writes"), tools=[tm.CLOCK], **GREEDY)
         assert (done.text, done.tool_calls[0].name) == ("Wait.", "clock")
