@@ -287,8 +287,9 @@ def test_the_load_generator_reports_incomplete_responses() -> None:
 
     found = asyncio.run(ask(whole, b"200 OK", 0.0))
     assert found.responses == len(found.first) == 3 and found.seconds > 0
-    for response, status, seconds, words in ((cut, b"200 OK", 0.0, "before it had all"), (b"", b"200 OK", 0.0, "before"),
-                                           (whole, b"503 Busy", 0.0, "503"), (whole, b"200 OK", 60.0, "ran out of")):
+    for response, status, seconds, words in (
+            (cut, b"200 OK", 0.0, "before it had all"), (b"", b"200 OK", 0.0, "before"),
+            (whole, b"503 Busy", 0.0, "503"), (whole, b"200 OK", 60.0, "ran out of")):
         with pytest.raises(RuntimeError, match=words):
             asyncio.run(ask(response, status, seconds))
 
