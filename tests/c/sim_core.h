@@ -39,7 +39,7 @@ typedef struct sim_core {
     const sim_setup *setup;
     uint64_t ready; /* one bit per fibre that could run */
     int current;    /* -1: the scheduler itself, between runs */
-    int inlined;    /* > 0: a watcher runs, and no call is a point */
+    int inlined;    /* > 0: a watcher runs; its calls are not scheduling points */
     bool active, faults;
     uint64_t clock_ns, nearest_ns, began_ns, steps, hash, random;
     int alive, most, late_jumps;

@@ -63,13 +63,13 @@ typedef struct sim_fakes {
     sim_model models[SIM_FAKES];
     int count, calls; /* requests that exist */
     int threads, threads_in_steps;
-    bool on_time;        /* the clock never passes a fibre that could run ... */
-    bool no_late;        /* ... except when it jumps */
+    bool on_time;        /* the clock never moves past a deadline while a fibre can run */
+    bool no_late;        /* the same, except for jumps */
     uint64_t jumped_ns;  /* time of the last jump */
-    uint64_t backoff_ns; /* a failed load is not tried again before; 0 = any time */
+    uint64_t backoff_ns; /* minimum time between a failed load and its retry; 0 = none */
     bool whole;          /* a fault in a step fails all its requests */
     int crashes_most;    /* per model within 50 s; 0 = no limit */
-    bool processes;      /* an engine may be lost; a fault takes it along */
+    bool processes;      /* an engine may be lost; a fault also ends the process */
     int again, given_way; /* admissions after a lost engine; preemptions for other reasons */
 } sim_fakes;
 extern sim_fakes fakes;

@@ -80,25 +80,25 @@ static struct {
     _Atomic int next;
 } memory;
 
-typedef struct pretender { /* a registry */
+typedef struct mock_registry {
     mp_reclaimer reclaimer;
-    bool there;
-} pretender;
+    bool registered;
+} mock_registry;
 
 static uint64_t give_memory(void *arg, uint64_t bytes, bool whole) {
     (void)whole;
-    pretender *self = arg;
-    SIM_CHECK(self->there);
+    mock_registry *self = arg;
+    SIM_CHECK(self->registered);
     mp_seam_point();
-    SIM_CHECK(self->there && "a reclaimer is not removed while it is in use");
+    SIM_CHECK(self->registered && "a reclaimer is not removed while it is in use");
     return sim_below(2) ? bytes : 0;
 }
 
 static uint64_t has_memory(void *arg) {
-    pretender *self = arg;
-    SIM_CHECK(self->there);
+    mock_registry *self = arg;
+    SIM_CHECK(self->registered);
     mp_seam_point();
-    SIM_CHECK(self->there && "a reclaimer is not removed while it is in use");
+    SIM_CHECK(self->registered && "a reclaimer is not removed while it is in use");
     return sim_below(2) * LIMIT;
 }
 
@@ -115,13 +115,13 @@ static void use_memory(void *arg) {
         mp_guard guard;
         uint64_t bytes = 200 + sim_below(700);
         if (comes_and_goes) {
-            pretender *self = mp_alloc_zeroed(sizeof(*self), MP_TAG_POOL);
+            mock_registry *self = mp_alloc_zeroed(sizeof(*self), MP_TAG_POOL);
             SIM_CHECK(self != NULL);
-            *self = (pretender){{.reclaim = give_memory, .possible = has_memory, .arg = self}, true};
+            *self = (mock_registry){{.reclaim = give_memory, .possible = has_memory, .arg = self}, true};
             mp_governor_add_reclaimer(memory.governor, &self->reclaimer);
             mp_seam_point();
             mp_governor_remove_reclaimer(memory.governor, &self->reclaimer);
-            self->there = false;
+            self->registered = false;
             mp_free(self);
         } else if (mp_governor_reserve(memory.governor, "a", bytes, LIMIT, gives_up, NULL, &guard, &why) == MP_OK) {
             SIM_CHECK(guard.bytes >= bytes);

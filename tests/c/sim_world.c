@@ -131,7 +131,7 @@ static void check_after_close(void) {
     if ((stats.memory_used && !w.stalls) || stats.threads_leased) /* memory of abandoned workers stays charged */
         sim_fail("after close %llu bytes are charged and %d compute threads leased",
                  (unsigned long long)stats.memory_used, stats.threads_leased);
-    if (stats.workers_dead && !w.stalls && !sim_late_jumps()) /* a jump may pass the grace of close during a load */
+    if (stats.workers_dead && !w.stalls && !sim_late_jumps()) /* a jump may exceed the grace period of close */
         sim_fail("%llu workers were abandoned, and none stood still", (unsigned long long)stats.workers_dead);
     SIM_CHECK(stats.illegal_transitions == 0);
 }

@@ -173,7 +173,7 @@ static const char *fresh_root(void) {
     return root;
 }
 
-MP_TEST(base_cgroup_v2_takes_the_lowest_on_the_way_up) {
+MP_TEST(base_cgroup_v2_uses_the_lowest_limit_of_all_ancestors) {
     const char *root = fresh_root();
     put(root, "/proc/self/cgroup", "0::/slice/service\n");
     put(root, "/proc/self/mountinfo",
@@ -232,7 +232,7 @@ MP_TEST(base_cgroup_inside_a_container) {
     MP_CHECK_INT(limits.memory_bytes, 5000);
 }
 
-MP_TEST(base_cgroup_nonsense_is_no_limit) {
+MP_TEST(base_cgroup_invalid_values_are_no_limit) {
     static const char *const groups[] = {"", "\n", ":::", "0:", "0::", "x", "5:memory", "0::/a\n0::/b\n"};
     static const char *const mounts[] = {"", "1 2 3", "1 2 3 4 5 6 - cgroup2", "- - - - - - - -",
                                          "31 23 0:26 / /c rw - cgroup2 cgroup2 rw\n"};

@@ -77,7 +77,7 @@ MP_TEST(base_error_arguments_may_be_the_error_itself) {
 }
 
 /* Characters of 1 to 4 bytes, shifted so that a text is truncated at each byte of a character. */
-MP_TEST(base_error_cuts_between_characters) {
+MP_TEST(base_error_truncates_between_characters) {
     static const char *const characters[] = {"a", "\xC3\xA9", "\xE2\x82\xAC", "\xF0\x9F\x98\x80"};
     for (int c = 0; c < 4; c++) {
         for (int shift = 0; shift < 4; shift++) {

@@ -229,7 +229,7 @@ static void measure_stack(void *arg) {
 }
 
 /* A small default stack, as of `ulimit -s 128` or of some C libraries. */
-MP_TEST(base_sys_threads_have_stack_enough) {
+MP_TEST(base_sys_threads_have_enough_stack) {
     pthread_attr_t attr, before;
     MP_CHECK(pthread_getattr_default_np(&before) == 0);
     for (size_t given = 128 << 10; given <= 8 << 20; given *= 4) {

@@ -228,7 +228,7 @@ MP_TEST(base_team_flushes_denormals_inside_regions_only) {
     mp_team_destroy(team);
 }
 
-MP_TEST(base_team_poll_beats_and_sees_cancellation) {
+MP_TEST(base_team_poll_updates_the_heartbeat_and_sees_cancellation) {
     mp_team *team = make_team(0, "10");
     mp_lease lease;
     mp_team_lease(team, 1, &lease);

@@ -326,7 +326,7 @@ static void note_prefer(void *memory, size_t bytes, int node) {
     preferred_on = node;
 }
 
-MP_TEST(base_alloc_large_scratch_is_near) {
+MP_TEST(base_alloc_large_scratch_prefers_the_local_node) {
     mp_sys_table.prefer_node = note_prefer;
     static const struct {
         mp_tag tag;
@@ -353,7 +353,7 @@ static int policy_at(void *at) {
     return syscall(SYS_get_mempolicy, &mode, nodes, bits, at, by_address) == 0 ? mode : -1;
 }
 
-MP_TEST(base_alloc_large_scratch_is_near) {
+MP_TEST(base_alloc_large_scratch_prefers_the_local_node) {
 #if defined(__SANITIZE_THREAD__)
     MP_SKIP("the sanitizer's allocator maps its own pages");
 #endif

@@ -19,7 +19,7 @@ static void post(mp_event_kind kind, uint64_t request) {
     mp_events_post(kind, 7, "a", 3, (void *)(uintptr_t)request, MP_OK);
 }
 
-MP_TEST(events_come_in_order_and_only_if_wanted) {
+MP_TEST(events_arrive_in_order_and_only_if_enabled) {
     mp_event event;
     post(MP_EVENT_SPAWN, 1); /* no kind is enabled */
     MP_CHECK(!mp_events_take(&event));
@@ -45,7 +45,7 @@ MP_TEST(events_come_in_order_and_only_if_wanted) {
         MP_CHECK(strlen(mp_event_name((mp_event_kind)i)) >= 4);
 }
 
-MP_TEST(events_of_long_keys_are_cut) {
+MP_TEST(events_truncate_long_keys) {
     char key[600];
     mp_event event;
     memset(key, 'k', sizeof(key) - 1);
@@ -125,7 +125,7 @@ MP_TEST(events_of_several_writers_reach_a_slow_reader_in_their_order) {
     MP_CHECK(mp_events_dropped() > 0 && taken >= SLOTS && last_ns <= mp_sys_now_ns());
 }
 
-MP_TEST(events_of_the_parent_are_not_the_childs) {
+MP_TEST(events_of_the_parent_do_not_reach_the_child) {
 #if defined(__SANITIZE_THREAD__)
     MP_SKIP("ThreadSanitizer does not follow a fork of a process with threads");
 #endif

@@ -128,7 +128,7 @@ MP_TEST(pool_queue_gives_tenants_equal_shares) {
 }
 
 /* A flow that was empty does not accumulate unused share. */
-MP_TEST(pool_queue_saves_no_shares) {
+MP_TEST(pool_queue_does_not_accumulate_unused_shares) {
     mp_queue queue;
     numbered_node things[30];
     mp_queue_init(&queue, (int[]){40, 1});

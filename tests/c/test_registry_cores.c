@@ -33,7 +33,7 @@ static mp_cpu_allocator *four(void) {
     return allocator;
 }
 
-MP_TEST(registry_cores_together_falls_with_lost_time) {
+MP_TEST(registry_cores_barrier_threads_fall_with_lost_time) {
     mp_cpu_allocator *allocator = four();
     lend(allocator, 4, 20, 3); /* 15 %: all four are still better than three */
     MP_CHECK_INT(mp_cpu_allocator_barrier_threads(allocator), 4);
@@ -54,7 +54,7 @@ MP_TEST(registry_cores_together_falls_with_lost_time) {
     mp_cpu_allocator_close(allocator);
 }
 
-MP_TEST(registry_cores_together_rises_without_lost_time) {
+MP_TEST(registry_cores_barrier_threads_rise_without_lost_time) {
     mp_cpu_allocator *allocator = four();
     lend(allocator, 2, 20, 18);
     MP_CHECK_INT(mp_cpu_allocator_barrier_threads(allocator), 1);

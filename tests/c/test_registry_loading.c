@@ -111,7 +111,7 @@ MP_TEST(registry_abandons_a_load_without_progress) {
     fake_end(registry);
 }
 
-MP_TEST(registry_a_slow_load_with_progress_is_no_timeout) {
+MP_TEST(registry_a_slow_load_with_progress_does_not_time_out) {
     fake fake;
     fake_init(&fake);
     fake.load_ns = FAKE_MS(700);
