@@ -67,7 +67,7 @@ ROWS = (
               ("test_embedding_models.py", "test_gguf_of_a_decoder"))),
     Verified("qwen3_embedding", "Qwen3-Embedding, Qwen3-Reranker", "sentence-transformers, transformers",
              "transformers", ((_ENCODERS, '"qwen3_embedding"'), ("test_embedding_models.py", "test_gguf_of_a_decoder"),
-                              ("test_rerank_answers.py", "test_scores_are_those_of_cross_encoder"))),
+                              ("test_rerank_answers.py", "test_scores_match_cross_encoder"))),
     Verified("gemma_embedding", "EmbeddingGemma", "sentence-transformers, transformers", "transformers",
              ((_ENCODERS, '"gemma_embedding"'), ("test_embedding_models.py", "test_gguf_of_embedding_gemma"))),
     Verified("nv_embed", "NV-Embed v2", "torch, from the paper", "", ((_ENCODERS, '"nv_embed"'),)),

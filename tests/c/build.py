@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Builds the C core and its tests, in several variants, without make.
+"""Build the C core and its tests, in several variants, without make.
 
     python tests/c/build.py asan --run                    # build and run everything under ASan + UBSan
     python tests/c/build.py release --folders base tensor --tests base --run -- --verbose
@@ -74,8 +74,8 @@ VARIANTS: dict[str, Variant] = {
     "sim": Variant("gcc", ["-O1", "-g", "-DMP_SEAM=1", "-DMP_SIM=1", "-fno-omit-frame-pointer"],
                    core=["base/", "registry/", "models/requests/", "models/capability.c"], tests=["sim"],
                    link_flags=["-Wl,--wrap=mp_cpu_memory_bytes"], planted=True),
-    # For 64-bit ARM, run by qemu-user. The variable QEMU_CPU chooses the processor: max (all that qemu knows; the
-    # default), cortex-a76 (dotprod), cortex-a53 or cortex-a72 (NEON alone).
+    # For 64-bit ARM, run by qemu-user. The variable QEMU_CPU chooses the processor: max (all features that qemu
+    # supports; the default), cortex-a76 (dotprod), cortex-a53 or cortex-a72 (NEON alone).
     "arm": Variant("aarch64-linux-gnu-gcc", ["-O2", "-g1"], emulated=True,
                    wrapper=["qemu-aarch64", "-L", "/usr/aarch64-linux-gnu"]),
     "arm-clang": Variant("clang", ["--target=aarch64-linux-gnu", "-O1", "-DNDEBUG"], link=False),
@@ -125,7 +125,7 @@ def sources(folders: list[str] | None, tests: list[str] | None) -> tuple[list[Pa
 
 
 def is_current(target: Path, depfile: Path, source: Path) -> bool:
-    """Return True if ``target`` was made from ``source`` and is newer than every file in its dependency file."""
+    """Return True if ``target`` was built from ``source`` and is newer than every file in its dependency file."""
     try:
         made = target.stat().st_mtime_ns
         names = depfile.read_text().partition(":")[2].replace("\\\n", " ").split("\n\n")[0]
@@ -246,7 +246,7 @@ def _build_locked(variant: Variant, compiler: list[str], flags: list[str], folde
 
     jobs = jobs or len(os.sched_getaffinity(0))
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        failures = [said for said in pool.map(lambda item: compile_one(*item), work) if said]
+        failures = [message for message in pool.map(lambda item: compile_one(*item), work) if message]
     if failures:
         raise BuildError("\n".join(failures))
     if not variant.link:

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Checks the project rules that a compiler does not: includes between tiers, calls of the system, sizes, words.
+"""Check the project rules that a compiler does not: includes between tiers, system calls, sizes, words.
 
     python tests/c/check_tiers.py                                   # the sources
-    python tests/c/check_tiers.py --headers                         # and: every header compiles alone
-    python tests/c/check_tiers.py --objects build/c/release         # and: the symbols that objects need
-    python tests/c/check_tiers.py --library path/to/_core.so        # and: the symbols of the built extension
+    python tests/c/check_tiers.py --headers                         # also: every header compiles alone
+    python tests/c/check_tiers.py --objects build/c/release         # also: the symbols that objects need
+    python tests/c/check_tiers.py --library path/to/_core.so        # also: the symbols of the built extension
     python tests/c/check_tiers.py --words                           # report: refused words in each folder
     python tests/c/check_tiers.py --words csrc/base mpool/server    # report: each refused word in these folders
 
-Prints one line per violation, ``file:line: problem``, and ends with code 1 when there was any. The words come from
-``words.toml``; they fail the check only in the folders that its ``clean`` lists name. ``--words`` never fails.
+Prints one line per violation, ``file:line: problem``, and exits with code 1 if there was any. The refused words come
+from ``words.toml``; they fail the check only in the folders that its ``clean`` lists name. ``--words`` never fails.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ from pathlib import Path
 if sys.version_info >= (3, 11):
     import tomllib
 else:
-    import tomli as tomllib  # pytest depends on it there
+    import tomli as tomllib  # a dependency of pytest before Python 3.11
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Folders that a folder may include besides itself: only those of lower tiers. The pool knows no model: base alone.
+# Folders that a folder may include in addition to itself: only those of lower tiers. The pool is independent of models
+# and includes base only.
 MAY_INCLUDE: dict[str, set[str]] = {
     "base": set(),
     "tensor": {"base"},
@@ -54,7 +55,7 @@ MAY_INCLUDE: dict[str, set[str]] = {
     "registry": {"base", "tensor", "kernels", "files", "models", "registry/pool"},
     "python": {"base", "tensor", "kernels", "files", "models", "isolation", "registry"},
 }
-# Folders that read the schemas of requests (tables of macros without code) beside those that may include the folder.
+# Folders that may also include the schemas of requests, which are tables of macros without code.
 READ_SCHEMAS = ("models", "isolation", "python")
 OPENBLAS_FILE = "kernels/blas.c"
 MOST_LINES = 1200
@@ -68,7 +69,7 @@ STDIO_STREAMS = set("""
     fflush fseek fseeko ftell ftello rewind setvbuf setbuf popen pclose tmpfile open_memstream fmemopen perror psignal
     stdin stdout stderr
 """.split())
-# Calls of the system that only base/ may make: everything else goes through a header of base/.
+# System calls that only base/ may make: all other folders use the headers of base/.
 SYSTEM_ONLY_BASE = re.compile(
     r"^(malloc|calloc|realloc|reallocarray|free|aligned_alloc|posix_memalign|memalign|strdup|strndup|open|open64|"
     r"openat|fork|pthread_\w+|getenv|secure_getenv|setenv|unsetenv|putenv|clearenv)$")
@@ -78,13 +79,13 @@ class Report(list[str]):
     """Violations found so far."""
 
     def add(self, path: Path, line: int, problem: str) -> None:
-        """Record one."""
+        """Record a violation."""
         name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
         self.append(f"{name}:{line}: {problem}")
 
 
 def folder_of(name: str) -> str:
-    """The folder of MAY_INCLUDE that a path below csrc is in; "" for a file beside the folders.
+    """Return the folder of MAY_INCLUDE that contains a path below csrc; "" for a file outside of all folders.
 
     ``registry/pool/queue.c`` -> ``registry/pool``, ``registry/entry.c`` -> ``registry``.
     """
@@ -94,13 +95,13 @@ def folder_of(name: str) -> str:
 
 
 def without_comments(text: str) -> str:
-    """The text with comments blanked; lines and strings stay where they are."""
+    """Return the text with comments replaced by blanks. Lines and strings keep their positions."""
     pattern = re.compile(r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|/\*.*?\*/|//[^\n]*', re.DOTALL)
     return pattern.sub(lambda m: m.group() if m.group()[0] in "\"'" else re.sub(r"[^\n]", " ", m.group()), text)
 
 
 def model_names(root: Path) -> set[str]:
-    """Names that the registry must not know: architectures, families and keys of the catalogue."""
+    """Return names that must not occur in the registry: architectures, families and keys of the catalogue."""
     names: set[str] = set()
     archs = root / "csrc" / "models" / "archs.def"
     if archs.exists():
@@ -113,7 +114,7 @@ def model_names(root: Path) -> set[str]:
 
 
 def catalogue_names(document: object) -> set[str]:
-    """Keys of the models of a catalogue: of an object of models, or the ``key`` and ``aliases`` of a list of them."""
+    """Return the model keys of a catalogue: keys of a JSON object, or each ``key``, ``name`` and alias of a list."""
     names: set[str] = set()
     models = document.get("models", document) if isinstance(document, dict) else document
     if isinstance(models, dict):
@@ -128,7 +129,7 @@ def catalogue_names(document: object) -> set[str]:
 
 
 def check_sources(root: Path, report: Report) -> int:
-    """Includes, forbidden headers and words, lines and columns. Returns how many files were read."""
+    """Check includes, forbidden headers, model names, lines and columns. Returns the number of files read."""
     csrc = root / "csrc"
     forbidden = model_names(root)
     words = re.compile(r"(?<![A-Za-z0-9])(" + "|".join(sorted(map(re.escape, forbidden), key=len, reverse=True))
@@ -140,17 +141,17 @@ def check_sources(root: Path, report: Report) -> int:
         raw = path.read_text(encoding="utf-8")
         code = without_comments(raw)
         if folder not in MAY_INCLUDE:
-            report.add(path, 1, f"`{folder or 'csrc'}` is no folder of the core: known are {', '.join(MAY_INCLUDE)}")
+            report.add(path, 1, f"`{folder or 'csrc'}` is not a folder of the core, allowed: {', '.join(MAY_INCLUDE)}")
             continue
         for number, line in enumerate(code.splitlines(), 1):
             check_include(csrc, path, folder, number, line, report)
             if name != OPENBLAS_FILE and path.suffix != ".def" and re.search(
                     r"\b(scipy_\w+|cblas_\w+|openblas_\w+|dlopen|dlsym)\b|libscipy_openblas|libopenblas", line):
-                report.add(path, number, f"only {OPENBLAS_FILE} knows OpenBLAS")
+                report.add(path, number, f"only {OPENBLAS_FILE} may use OpenBLAS")
         if words and folder.startswith("registry"):
             for number, line in enumerate(raw.splitlines(), 1):
                 for match in words.finditer(line):
-                    report.add(path, number, f"the registry knows no model, but names `{match.group(1)}`")
+                    report.add(path, number, f"the registry must not name a model, got `{match.group(1)}`")
         check_size(path, raw, report)
     for path in sorted((*root.glob("tests/**/*.c"), *root.glob("tests/**/*.h"), *root.glob("tests/**/*.py"),
                         *root.glob("mpool/**/*.py"), root / "setup.py")):
@@ -160,21 +161,21 @@ def check_sources(root: Path, report: Report) -> int:
 
 
 def check_include(csrc: Path, path: Path, folder: str, number: int, line: str, report: Report) -> None:
-    """One line's #include, if it has one."""
+    """Check the #include of one line, if it has one."""
     match = re.match(r'\s*#\s*include\s*([<"])([^>"]+)[>"]', line)
     if not match:
         return
     quoted, target = match.group(1) == '"', match.group(2)
     if not quoted:
         if (target == "Python.h" or target.startswith(("numpy/", "structmember"))) and folder != "python":
-            report.add(path, number, f"{target} belongs to csrc/python alone")
+            report.add(path, number, f"only csrc/python may include {target}")
         if "cblas" in target:
-            report.add(path, number, f"only {OPENBLAS_FILE} knows OpenBLAS")
+            report.add(path, number, f"only {OPENBLAS_FILE} may use OpenBLAS")
         if target == "dlfcn.h" and path.relative_to(csrc).as_posix() != OPENBLAS_FILE:
-            report.add(path, number, f"only {OPENBLAS_FILE} loads libraries")
+            report.add(path, number, f"only {OPENBLAS_FILE} may load libraries")
         return
     if not (csrc / target).is_file():
-        report.add(path, number, f'"{target}" is no path below csrc')
+        report.add(path, number, f'"{target}" does not exist below csrc')
         return
     other = folder_of(target)
     if folder in READ_SCHEMAS and re.fullmatch(r"models/requests/(.*\.def|schema\.h)", target):
@@ -184,7 +185,7 @@ def check_include(csrc: Path, path: Path, folder: str, number: int, line: str, r
 
 
 def check_size(path: Path, text: str, report: Report) -> None:
-    """Lines of a file and columns of a line. Tables (.def) may be as wide as a row is."""
+    """Check the lines of a file and the columns of each line. Tables (.def) have no limit of columns."""
     lines = text.splitlines()
     if len(lines) > MOST_LINES:
         report.add(path, MOST_LINES + 1, f"{len(lines)} lines, at most {MOST_LINES}: split it")
@@ -207,15 +208,15 @@ class Word:
     refused: re.Pattern[str]
     use: str
     elsewhere: tuple[str, ...]
-    """Folders and files in which it has its ordinary meaning."""
+    """Folders and files in which the word has its ordinary meaning."""
     example: str
     opens: bool = False
-    """It concerns the start of a comment."""
+    """The pattern is matched only at the start of a comment."""
 
 
 @dataclass(frozen=True)
 class Words:
-    """words.toml: the refused words, and the places where the check enforces them already."""
+    """The content of words.toml: the refused words, and the folders in which the check enforces them."""
 
     identifiers: tuple[Word, ...]
     phrases: tuple[Word, ...]
@@ -254,7 +255,7 @@ def snake(identifier: str) -> str:
 
 
 def comment_text(raw: str) -> str:
-    """The words of a comment on one line, without its marks."""
+    """Return the text of a comment on one line, without comment markers."""
     text = re.sub(r"^[ \t]*(?:/\*+|\*(?![*/])|//+|#+)", " ", raw.replace("*/", " "), flags=re.MULTILINE)
     return re.sub(r"^[-\s]+", "", " ".join(text.split()))
 
@@ -264,7 +265,7 @@ C_TEXT = re.compile(r'(?P<string>"(?:\\.|[^"\\\n])*")|' r"'(?:\\.|[^'\\\n])*'" r
 
 
 def c_texts(source: str) -> Iterator[Text]:
-    """Identifiers, comments and messages of C. ``//`` comments on neighbouring lines are one comment."""
+    """Yield identifiers, comments and messages of C. ``//`` comments on neighbouring lines are one comment."""
     line, at = 1, 0
     for match in C_TEXT.finditer(source):
         line, at = line + source.count("\n", at, match.start()), match.start()
@@ -279,7 +280,7 @@ def c_texts(source: str) -> Iterator[Text]:
 
 
 def python_texts(source: str) -> Iterator[Text]:
-    """Identifiers, comments, docstrings and messages of Python. Comments on neighbouring lines are one comment."""
+    """Yield identifiers, comments, docstrings and messages of Python. Comments on neighbouring lines are one."""
     docstrings: set[int] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
@@ -306,7 +307,7 @@ def python_texts(source: str) -> Iterator[Text]:
 
 
 def refused_words(words: Words, name: str, source: str) -> Iterator[tuple[str, int, str]]:
-    """Section, line and problem of each refused word of one file. ``name`` is its path below the root."""
+    """Yield section, line and problem of each refused word of one file. ``name`` is its path below the root."""
     def bound(rows: tuple[Word, ...]) -> list[Word]:
         return [word for word in rows if not any(name.startswith(place) for place in word.elsewhere)]
 
@@ -324,7 +325,7 @@ def refused_words(words: Words, name: str, source: str) -> Iterator[tuple[str, i
 
 
 def word_files(root: Path) -> list[Path]:
-    """All files that the words bind."""
+    """Return all files to which the list of words applies."""
     kinds = {"csrc": (".c", ".h", ".def"), "tests/c": (".c", ".h", ".py"), "tests/fuzz": (".c", ".h", ".py"),
              "tests/python": (".py",), "mpool": (".py",), "benchmarks": (".py", ".c", ".h"), "examples": (".py",)}
     return sorted(path for folder, suffixes in kinds.items() for path in (root / folder).rglob("*")
@@ -332,12 +333,12 @@ def word_files(root: Path) -> list[Path]:
 
 
 def is_in(name: str, places: tuple[str, ...]) -> bool:
-    """True for a path below the root that is one of these files or lies in one of these folders."""
+    """Return True if a path below the root is one of these files or in one of these folders."""
     return any(name == place or name.startswith(place.rstrip("/") + "/") for place in places)
 
 
 def check_words(root: Path, report: Report, words: Words | None = None) -> int:
-    """Check the files and folders that are clean. Returns how many files were read."""
+    """Check the files and folders on the ``clean`` lists. Returns the number of files read."""
     words = words or read_words()
     count = 0
     for path in word_files(root):
@@ -353,7 +354,7 @@ def check_words(root: Path, report: Report, words: Words | None = None) -> int:
 
 
 def report_words(root: Path, places: tuple[str, ...]) -> None:
-    """Print how many refused words each folder has; with places, also each word below them."""
+    """Print the number of refused words of each folder; with ``places``, also each word below them."""
     words = read_words()
     counts: dict[str, collections.Counter[str]] = {}
     for path in word_files(root):
@@ -374,7 +375,7 @@ def report_words(root: Path, places: tuple[str, ...]) -> None:
 
 
 def check_headers(root: Path, report: Report) -> int:
-    """Every header compiles alone, with each compiler that is installed. Returns how many compilations ran."""
+    """Check that every header compiles alone, with each installed compiler. Returns the number of compilations."""
     csrc = root / "csrc"
     python_flags: list[str] | None = None
     try:
@@ -398,55 +399,59 @@ def check_headers(root: Path, report: Report) -> int:
         run = subprocess.run(command, input=text, capture_output=True, text=True)
         return None if run.returncode == 0 else f"does not compile alone ({compiler}): {run.stderr.strip()}"
 
-    # Bodies that a source includes once for each instruction set are no headers: they need its macros.
+    # Kernel bodies that a source includes once per instruction set need its macros: they do not compile alone.
     headers = [path for path in sorted(csrc.rglob("*.h")) if path.parent != csrc / "kernels" / "simd"]
     work = [(compiler, header) for compiler in ("gcc", "clang") if shutil.which(compiler) for header in headers]
     with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        for (_, header), said in zip(work, pool.map(lambda item: compile_alone(*item), work)):
-            if said:
-                report.add(header, 1, said)
+        for (_, header), problem in zip(work, pool.map(lambda item: compile_alone(*item), work)):
+            if problem:
+                report.add(header, 1, problem)
     return len(work)
 
 
 def undefined_symbols(path: Path, *, dynamic: bool = False) -> set[str]:
-    """Names that an object or a library asks of others, without versions."""
+    """Return the undefined symbols of an object or a library, without versions."""
     run = subprocess.run(["nm", *(["-D"] if dynamic else []), "-u", str(path)], capture_output=True, text=True,
                          check=True)
     return {line.split()[-1].split("@")[0] for line in run.stdout.splitlines() if line.split()}
 
 
 def check_objects(built: Path, report: Report) -> int:
-    """No stream of stdio anywhere; the system's memory, threads and files only in base. Returns objects read."""
+    """Check that no object uses a stdio stream, and that only base uses the system's memory, threads and files.
+
+    Returns:
+        Number of objects read.
+    """
     objects = sorted((built / "csrc").rglob("*.o"))
     for path in objects:
         folder = folder_of(path.relative_to(built / "csrc").as_posix())
         symbols = undefined_symbols(path)
         for symbol in sorted(symbols & STDIO_STREAMS):
-            report.add(path, 0, f"uses {symbol}: the library uses no stdio stream")
+            report.add(path, 0, f"uses {symbol}: the library must not use stdio streams")
         if folder not in ("base", "python"):
             for symbol in sorted(filter(SYSTEM_ONLY_BASE.match, symbols)):
-                report.add(path, 0, f"uses {symbol}: outside base/ this goes through a header of base/")
+                report.add(path, 0, f"uses {symbol}: outside base/, use a header of base/ instead")
     return len(objects)
 
 
 def check_library(path: Path, report: Report) -> None:
-    """The built extension: no stream of stdio, and nothing exported but its init function."""
+    """Check that the built extension uses no stdio stream and exports only its two entry points."""
     for symbol in sorted(undefined_symbols(path, dynamic=True) & STDIO_STREAMS):
-        report.add(path, 0, f"uses {symbol}: the library uses no stdio stream")
+        report.add(path, 0, f"uses {symbol}: the library must not use stdio streams")
     run = subprocess.run(["nm", "-D", "--defined-only", str(path)], capture_output=True, text=True, check=True)
     exported = {line.split()[-1].split("@")[0] for line in run.stdout.splitlines() if line.split()}
     for symbol in sorted(exported - {"PyInit__core", "mp_isolation_main", "_init", "_fini"}):
-        report.add(path, 0, f"exports {symbol}: only PyInit__core and mp_isolation_main are public")
+        report.add(path, 0, f"exports {symbol}: only PyInit__core and mp_isolation_main may be exported")
 
 
 def main() -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", type=Path, default=ROOT, help="the repository")
+    parser.add_argument("--root", type=Path, default=ROOT, help="root of the repository")
     parser.add_argument("--words", nargs="*", metavar="FOLDER", help="report refused words and do nothing else")
     parser.add_argument("--headers", action="store_true", help="compile every header alone")
-    parser.add_argument("--objects", type=Path, help="folder of a variant that build.py made")
-    parser.add_argument("--library", type=Path, help="the built extension")
+    parser.add_argument("--objects", type=Path, help="output folder of a variant of build.py")
+    parser.add_argument("--library", type=Path, help="path of the built extension")
     args = parser.parse_args()
     root = args.root.resolve()
     if args.words is not None:

@@ -66,7 +66,7 @@ _Noreturn void mp_test_skip(const char *file, int line, const char *reason);
     do {                                                                                         \
         const char *mp_text = (text), *mp_part = (part);                                         \
         if (!strstr(mp_text, mp_part))                                                           \
-            MP_FAIL("%s is \"%s\", which does not have \"%s\" in it", #text, mp_text, mp_part);  \
+            MP_FAIL("%s is \"%s\", which does not contain \"%s\"", #text, mp_text, mp_part);  \
     } while (0)
 /* Check that the difference is at most `tolerance`; NaN fails. */
 #define MP_CHECK_NEAR(got, expected, tolerance)                                                          \

@@ -1,17 +1,17 @@
-"""Bugs that are planted in the simulator's copy of the sources. The tests check that the simulator finds each.
+"""Bugs planted in the simulator's copy of the sources. The tests check that the simulator finds each of them.
 
 For the variant ``sim`` alone, build.py compiles copies of these files in which ``original`` is replaced by ``planted``.
 ``BUG`` is true there only while a test has armed the row's number (test_sim_mutations.c arms each in turn), so one
 build contains all bugs. Spaces and line breaks count as one space. The build fails if an ``original`` does not occur
-exactly once in its function: if you change such code, adapt the row to the same mistake in the new code.
+exactly once in its function: if you change such code, adapt the row so that it plants the same mistake.
 
-Tried without a row: mistakes without a visible effect (evicting a model that is in use waits for its end; close waits
-for callers inside, which the entries refuse anyway; a worker that waits for masks polls deadlines, which maintenance
-reports too), and mistakes that at most one schedule in 10,000 shows (mp_governor_reserve without a second check of
-freed memory, mp_worker_set_runnable counting outside the lock, mp_pool_run waking outside the lock).
+Mistakes that have no row because they have no visible effect (evicting a model that is in use waits for its end; close
+waits for callers inside, which the entries refuse anyway; a worker that waits for masks polls deadlines, which
+maintenance reports too), or because at most one schedule in 10,000 shows them (mp_governor_reserve without a second
+check of freed memory, mp_worker_set_runnable counting outside the lock, mp_pool_run waking outside the lock).
 
-Rows without a number plant no bug: they put ``POINT`` where another thread may run. Atomics need none: each is a point
-(sim_atomic.h).
+Rows with number 0 plant no bug: they insert ``POINT`` where another thread may run. Atomics need no such row: each is a
+point (sim_atomic.h).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import re
 from dataclasses import dataclass
 
 FEW, SOME, MANY = 300, 2000, 8000
-"""Number of schedules of the world, from the first seed on, within which the bug must be found."""
+"""Numbers of schedules of a world, starting with the first seed, within which a bug must be found."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,10 @@ class Mutation:
 
     number: int
     file: str
-    """Below csrc/."""
+    """Path below csrc/."""
     function: str
     what: str
-    """The mistake."""
+    """Description of the mistake."""
     original: str
     planted: str
     world: str = ""
@@ -41,7 +41,7 @@ class Mutation:
 
 
 class MutationError(Exception):
-    """A row does not fit the sources."""
+    """A row does not match the sources."""
 
 
 _T, _N = "registry/request.c", "registry/notifier.c"
@@ -73,7 +73,7 @@ MUTATIONS = [
              "mp_mutex_lock(&ticket->lock);",
              "if (BUG) { atomic_store_explicit(&ticket->progress, DONE, memory_order_seq_cst);"
              " mp_cond_broadcast(&ticket->changed); return; } mp_mutex_lock(&ticket->lock);", "calls", SOME),
-    Mutation(108, _T, "mp_ticket_conclude", "no waiter is told of the end", "notify_waiters(ticket);",
+    Mutation(108, _T, "mp_ticket_conclude", "no waiter is notified of the end", "notify_waiters(ticket);",
              "if (!BUG) notify_waiters(ticket);", "calls", FEW),
     Mutation(109, _T, "mp_ticket_let_go", "a reference is dropped twice",
              "unref(ticket);", "unref(ticket); if (BUG) unref(ticket);",
@@ -130,7 +130,7 @@ MUTATIONS = [
              "bool late = BUG; if (!late) atomic_store(&self->next_ns, NEVER); mp_mutex_unlock(&self->lock);"
              " uint64_t again = self->sweep(self->arg, now); mp_mutex_lock(&self->lock);"
              " if (late) atomic_store(&self->next_ns, NEVER);", "ticks", SOME),
-    Mutation(142, _M, "watch", "the same, from the other side",
+    Mutation(142, _M, "watch", "an announcement during the sweep is overwritten",
              "if (again < atomic_load_explicit(&self->next_ns, memory_order_relaxed))",
              "if (BUG || again < atomic_load_explicit(&self->next_ns, memory_order_relaxed))", "ticks", SOME),
     Mutation(143, _M, "mp_maintenance_at", "two threads may start",
@@ -139,7 +139,7 @@ MUTATIONS = [
              "else if (maintenance->running && !BUG)", "ticks", FEW),
     Mutation(145, _M, "mp_maintenance_at", "stop waits for a thread that was refused", "maintenance->running = false;",
              "if (!BUG) maintenance->running = false;", "faults", SOME),
-    Mutation(146, _M, "mp_maintenance_stop", "the thread is not told to stop",
+    Mutation(146, _M, "mp_maintenance_stop", "the thread is not notified to stop",
              "mp_cond_broadcast(&maintenance->changed);", "if (!BUG) mp_cond_broadcast(&maintenance->changed);",
              "ticks", FEW),
     # --- the CPU allocator
@@ -148,7 +148,7 @@ MUTATIONS = [
              "cores", FEW),
     Mutation(152, _C, "give_back", "the next waiter queues behind one that is gone", "if (!allocator->first)",
              "if (!allocator->first && !BUG)", "cores", SOME),
-    Mutation(153, _C, "give_back", "a waiter has CPUs and is not told", "mp_cond_signal(",
+    Mutation(153, _C, "give_back", "a waiter gets CPUs and is not notified", "mp_cond_signal(",
              "if (!BUG) mp_cond_signal(", "cores", FEW),
     Mutation(154, _C, "give_back", "the other waiters wait for the next return", "&waiter->cond);",
              "&waiter->cond); if (BUG) break;", "cores", SOME),
@@ -206,7 +206,7 @@ MUTATIONS = [
              "if (!BUG) ticket->charged = 0;", "calls", SOME),
     Mutation(212, _X, "free_parts", "the saved state of a preempted request leaks", "if (ticket->item.abandon) {",
              "if (ticket->item.abandon && !BUG) {", "memory", MANY),
-    Mutation(213, _X, "mp_entry_notify_room", "a submitter that waits for room is not woken", "if"
+    Mutation(213, _X, "mp_entry_notify_room", "a submitter that waits for space is not woken", "if"
              " (entry->room_waiters)",
              "if (entry->room_waiters && !BUG)", "calls", SOME),
     Mutation(214, _X, "mp_entry_cancel_locked", "a step of cancelled requests goes on",
@@ -229,12 +229,12 @@ MUTATIONS = [
     Mutation(223, _D, "mp_dispatch_take", "other requests join a sequential one",
              "ticket->policy == MP_POLICY_SEQUENTIAL;", "ticket->policy == MP_POLICY_SEQUENTIAL && !BUG;",
              "calls", SOME),
-    Mutation(224, _D, "mp_dispatch_take", "a submitter that waits for room is not told", "mp_entry_notify_room(entry);",
-             "if (!BUG) mp_entry_notify_room(entry);", "calls", SOME),
+    Mutation(224, _D, "mp_dispatch_take", "a submitter that waits for space is not notified",
+             "mp_entry_notify_room(entry);", "if (!BUG) mp_entry_notify_room(entry);", "calls", SOME),
     Mutation(225, _D, "mp_dispatch_home", "the more loaded of two workers is chosen",
              "return at_first < at_second ? live[first] : live[second];",
              "return (at_first < at_second) != BUG ? live[first] : live[second];", "balance", SOME),
-    Mutation(226, _D, "mp_dispatch_may_take", "an idle worker takes nothing from busy ones",
+    Mutation(226, _D, "mp_dispatch_may_take", "an idle worker takes no request from busy ones",
              "(worker->active_count == 0 &&",
              "(!BUG && worker->active_count == 0 &&", "balance", MANY),
     Mutation(227, _D, "may_grow", "more workers start than allowed", "entry->worker_count >= most)",
@@ -243,7 +243,7 @@ MUTATIONS = [
              "entry->worker_count >= mp_dispatch_predicted(", "BUG || entry->worker_count >= mp_dispatch_predicted(",
              "ahead", FEW),
     # --- workers
-    Mutation(230, _S, "take_work", "no other worker wakes for the requests that are left",
+    Mutation(230, _S, "take_work", "no other worker wakes for the remaining requests",
              "mp_dispatch_wake_all(entry); /* requests", "if (!BUG) mp_dispatch_wake_all(entry); /* requests",
              "calls", SOME),
     Mutation(231, _S, "requeue", "a request is lost between active list and queue",
@@ -281,7 +281,7 @@ MUTATIONS = [
              "stuck", SOME),
     Mutation(242, _L, "mp_entry_finalize", "no worker starts for queued requests", "wanted = entry->queue.count &&",
              "wanted = entry->queue.count && !BUG &&", "swaps", MANY),
-    Mutation(243, _L, "mp_entry_finalize", "a thread that waits for the end is not told",
+    Mutation(243, _L, "mp_entry_finalize", "a thread that waits for the end is not notified",
              "mp_cond_broadcast(&entry->changed);",
              "if (!BUG) mp_cond_broadcast(&entry->changed);", "swaps", SOME),
     Mutation(244, _L, "free_engine", "the model is never freed", "mp_resident_unpin(worker->resident);",
@@ -332,13 +332,13 @@ MUTATIONS = [
              "governor->reserved -= BUG ? 0 : guard->bytes;", "calls", FEW),
     Mutation(272, _G, "mp_guard_release", "a reservation may be released twice", "*guard = (mp_guard){0};",
              "if (!BUG) *guard = (mp_guard){0};", "calls", FEW),
-    Mutation(273, _G, "mp_governor_remove_reclaimer", "a reclaimer is removed while it is being asked",
+    Mutation(273, _G, "mp_governor_remove_reclaimer", "a reclaimer is removed while it is in use",
              "while (reclaimer->asked)",
              "while (reclaimer->asked && !BUG)", "governor", MANY),
     Mutation(274, _G, "mp_governor_reserve", "a load does not wait for memory that is coming",
              "!coming &&", "(!coming || BUG) &&", "reclaim", SOME),
     # --- keys
-    Mutation(281, _R, "leave", "close is not told that the last thread left", "registry->closing != OPEN)",
+    Mutation(281, _R, "leave", "close is not notified that the last thread left", "registry->closing != OPEN)",
              "registry->closing != OPEN && !BUG)", "shutdown", MANY),
     Mutation(282, _R, "end_leaving", "an entry stays on the list",
              "registry->leaving[i] = registry->leaving[--registry->leaving_count];",
@@ -346,14 +346,14 @@ MUTATIONS = [
     Mutation(283, _R, "refuse_closed", "requests enter while the registry closes",
              "registry->closing == OPEN && !atomic_load(&registry->refusing)", "BUG || (registry->closing == OPEN &&"
              " !atomic_load(&registry->refusing))", "shutdown", SOME),
-    Mutation(284, _R, "leave", "a reference too many", "mp_entry_unpin(entry);", "if (!BUG) mp_entry_unpin(entry);",
-             "calls", FEW),
+    Mutation(284, _R, "leave", "one reference too many is kept", "mp_entry_unpin(entry);",
+             "if (!BUG) mp_entry_unpin(entry);", "calls", FEW),
     # --- threads
     Mutation(291, "registry/pool/pool.c", "became_idle", "a thread counts as busy forever", "pool->busy--;",
              "pool->busy -= !BUG;", "pool", FEW),
     Mutation(292, "registry/pool/pool.c", "mp_pool_run", "a thread is given two jobs",
              "pool->idle = thread->next_idle;", "if (!BUG) pool->idle = thread->next_idle;", "pool", SOME),
-    Mutation(293, "registry/pool/thread.c", "thread_main", "a job that came with the end is lost",
+    Mutation(293, "registry/pool/thread.c", "thread_main", "a job that arrives together with the end is lost",
              "if (!self->job.run) break;", "if (!self->job.run || (BUG && self->quit)) break;", "pool", SOME),
     Mutation(294, "registry/pool/thread.c", "mp_pool_thread_give", "an idle thread is not woken for its job",
              "mp_event_count_notify(&thread->wake);", "if (!BUG) mp_event_count_notify(&thread->wake);", "calls", FEW),
@@ -386,7 +386,7 @@ MUTATIONS = [
     Mutation(331, "registry/chaos.c", "chaos_retire", "the wrapped engine keeps the item",
              "inner->ops->retire(inner, item);", "if (!BUG) inner->ops->retire(inner, item);", "chaos", FEW),
     # --- the quarantine
-    Mutation(341, "registry/quarantine.c", "mp_quarantine_add", "a request beside a culprit counts as one",
+    Mutation(341, "registry/quarantine.c", "mp_quarantine_add", "an innocent request counts as a culprit",
              "row->alone += alone;", "row->alone += alone || BUG;", "crashes", MANY),
     # --- masks
     Mutation(351, _X, "mp_entry_wake", "a new mask wakes no worker",
@@ -428,7 +428,7 @@ MUTATIONS = [
     Mutation(367, _S, "plan_step", "a request that waits for a mask blocks those of the next turn",
              "for (int turn = 0; !w->plan.count", "for (int turn = 0; !(BUG && turn) && !w->plan.count", "lost", FEW),
     # --- points
-    Mutation(0, "base/alloc.c", "mp_budget_take", "between look and take", "uint64_t limit =",
+    Mutation(0, "base/alloc.c", "mp_budget_take", "between check and update", "uint64_t limit =",
              "POINT; uint64_t limit ="),
     Mutation(0, "base/alloc.c", "mp_budget_give", "", "uint64_t before =", "POINT; uint64_t before ="),
     Mutation(0, "registry/shared.h", "mp_shared_lock", "it spins", "mp_cpu_relax();", "POINT;"),
@@ -456,7 +456,7 @@ def plant(file: str, text: str, rows: list[Mutation]) -> str:
         pattern = r"\s+".join(map(re.escape, row.original.split()))
         hits = list(re.finditer(pattern, text[begin:end]))
         if len(hits) != 1:
-            raise MutationError(f"{where}: `{row.original}` stands there {len(hits)} times, must occur once: adapt "
+            raise MutationError(f"{where}: `{row.original}` occurs {len(hits)} times, must occur once: adapt "
                                 "the row to the changed code")
         planted = re.sub(r"\bBUG\b", f"mp_seam_mutation({row.number})", row.planted)
         planted = re.sub(r"\bPOINT\b", "mp_seam_point()", planted)
@@ -467,7 +467,7 @@ def plant(file: str, text: str, rows: list[Mutation]) -> str:
     changes.sort()
     for (_, before, _), (after, _, planted) in zip(changes, changes[1:]):
         if after < before:
-            raise MutationError(f"tests/c/mutations.py: two rows of csrc/{file} change the same words, here: {planted}")
+            raise MutationError(f"tests/c/mutations.py: two rows of csrc/{file} change the same code: {planted}")
     for begin, end, planted in reversed(changes):
         text = text[:begin] + planted + text[end:]
     return text

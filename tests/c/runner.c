@@ -122,7 +122,7 @@ static void start(job *j, const mp_test *test) {
     const char *base = getenv("TMPDIR");
     snprintf(j->directory, sizeof(j->directory), "%s/mp_test_XXXXXX", base && *base ? base : "/tmp");
     if (!mkdtemp(j->directory)) {
-        fprintf(stderr, "cannot make %s: %s\n", j->directory, strerror(errno));
+        fprintf(stderr, "cannot create %s: %s\n", j->directory, strerror(errno));
         exit(2);
     }
     fflush(NULL);
@@ -165,7 +165,7 @@ static void finish(job *j, int status, const struct rusage *used, bool verbose, 
     } else {
         t->failed++;
         if (j->killed)
-            fprintf(stderr, "FAIL %s\n  %s: no end within %.0f s\n", name, j->test->file, seconds);
+            fprintf(stderr, "FAIL %s\n  %s: did not end within %.0f s\n", name, j->test->file, seconds);
         else if (WIFSIGNALED(status))
             fprintf(stderr, "FAIL %s\n  %s: ended by signal %d (%s)\n", name, j->test->file, WTERMSIG(status),
                     strsignal(WTERMSIG(status)));
@@ -209,7 +209,7 @@ int main(int argc, char **argv) {
 
     for (const mp_test *test = tests; test; test = test->next)
         if (test->next && strcmp(test->name, test->next->name) == 0) {
-            fprintf(stderr, "two tests are called %s\n", test->name);
+            fprintf(stderr, "two tests have the name %s\n", test->name);
             return 2;
         }
     if (list) {

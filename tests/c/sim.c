@@ -153,7 +153,7 @@ void sim_point(const char *op, const void *object) {
     switch_to(sim_sched_pick(sim.ready, sim.current));
 }
 
-static void fail_deadlock(void) { sim_fail("deadlock: all wait, and none of them for the clock"); }
+static void fail_deadlock(void) { sim_fail("deadlock: every thread waits, and none has a deadline"); }
 
 /* No fibre can run before the nearest deadline. */
 static void wait_for_clock(void) {
@@ -162,13 +162,13 @@ static void wait_for_clock(void) {
         fail_deadlock();
     uint64_t horizon = sim.setup->horizon_ns ? sim.setup->horizon_ns : 3600ull * 1000 * 1000 * 1000;
     if (sim.nearest_ns - sim.began_ns > horizon)
-        sim_fail("it hangs: not over after %.0f s", (double)horizon * 1e-9);
+        sim_fail("the run hangs: not over after %.0f s", (double)horizon * 1e-9);
     set_clock(sim.nearest_ns);
 }
 
 void sim_block(sim_state state, const void *object, uint64_t deadline_ns) {
     if (sim.inlined)
-        sim_fail("a watcher waits");
+        sim_fail("a watcher must not wait");
     int self = sim.current;
     sim_fibre *f = &sim.fibres[self];
     f->state = state;
@@ -245,7 +245,7 @@ static void fibre_main(void) {
     sim_trace("end", NULL);
     if (self->held_count) {
         char name[64];
-        sim_fail("a thread ends and holds %s", sim_name_of(self->held[0], name, sizeof(name)));
+        sim_fail("a thread ended while it held %s", sim_name_of(self->held[0], name, sizeof(name)));
     }
     self->state = SIM_ENDED;
     sim.ready &= ~(1ull << sim.current);
@@ -293,7 +293,7 @@ static int start_fibre(const char *name, void *(*body)(void *), void *arg) {
 static int row_thread_create(pthread_t *thread, const pthread_attr_t *attr, void *(*body)(void *), void *arg) {
     (void)attr;
     if (sim.faults && sim_chance(sim.setup->thread)) {
-        sim_note("the thread is refused");
+        sim_note("thread creation fails");
         return EAGAIN;
     }
     int at = start_fibre(mp_seam_at.what ? mp_seam_at.what : "?", body, arg);
@@ -305,7 +305,7 @@ static int row_thread_create(pthread_t *thread, const pthread_attr_t *attr, void
 static sim_fibre *fibre_of(pthread_t thread) {
     uint64_t number = (uint64_t)thread;
     if (number < 1 || number > (uint64_t)sim.most || sim.fibres[number - 1].joined || sim.fibres[number - 1].detached)
-        sim_fail("this is no thread that could be joined");
+        sim_fail("the thread cannot be joined: it does not exist, was joined before, or is detached");
     return &sim.fibres[number - 1];
 }
 
@@ -317,7 +317,7 @@ static void row_thread_join(pthread_t thread) {
     other->joined = true;
 }
 
-/* For a call of the seam that is not in the table yet. */
+/* Not in the seam's table yet. */
 void sim_thread_detach(pthread_t thread);
 void sim_thread_detach(pthread_t thread) { fibre_of(thread)->detached = true; }
 

@@ -27,7 +27,7 @@ typedef struct sim_setup {
     uint64_t seed;
     sim_scheduler scheduler;
     int depth;
-    int variant; /* of the world; printed only */
+    int variant; /* variant of the world; printed only */
     /* Probabilities per point, in units of 1 / 65,536. */
     uint32_t spurious;   /* a condition variable wakes for no reason */
     uint32_t late;       /* the clock jumps to the nearest deadline although other fibres could run */
@@ -60,9 +60,9 @@ _Noreturn void sim_fail(const char *format, ...) __attribute__((format(printf, 1
 uint64_t sim_random(void);
 uint64_t sim_below(uint64_t n);
 bool sim_chance(uint32_t of_65536);
-uint64_t sim_now(void);           /* does not move the clock and is no point */
+uint64_t sim_now(void);           /* does not move the clock and is not a scheduling point */
 void sim_clock_jump(uint64_t ns); /* simulates a suspended or stopped machine */
-void sim_faults(bool on);         /* refusals and lateness are on when a run begins */
+void sim_faults(bool on);         /* injected faults (refusals, late wake-ups) are enabled when a run begins */
 int sim_self(void);               /* number of the running fibre; -1 outside of any */
 bool sim_is_blocked(int fibre);   /* it waits for a lock, a wake-up or the clock */
 bool sim_is_held(const mp_mutex *mutex);
@@ -72,8 +72,8 @@ int sim_late_jumps(void); /* how often this run jumped to a deadline although a 
 void sim_lock_rank(const char *file, int rank);
 void sim_note(const char *format, ...) __attribute__((format(printf, 1, 2))); /* adds a line to the trace */
 /* `step` is called before each step with no fibre running, `quiet` when all fibres wait, before the clock moves.
- * Both may call the core: its calls are no points then, find every lock they need free, and a wait with a deadline
- * ends at once. */
+ * Both may call the core: inside them, calls are not scheduling points, every lock is free, and a wait with a deadline
+ * returns at once. */
 void sim_watch(void (*step)(void *arg), void (*quiet)(void *arg), void *arg);
 
 /* --- schedulers (sim_sched.c), used by sim.c --- */

@@ -101,7 +101,7 @@ void sim_check_end(const record *r) {
     SIM_CHECK(submitted && finished >= submitted && (!started || (started >= submitted && finished >= started)));
     SIM_CHECK(mp_ticket_position(r->ticket, NULL) == -1);
     SIM_CHECK((!r->call->admitted && !r->call->saved) || w.stalls); /* an abandoned worker may still hold it */
-    sim_check_status(status, &error, r, "a call");
+    sim_check_status(status, &error, r, "a request");
     if (status == MP_OK)
         SIM_CHECK(r->call->finished == 1 && r->call->done == r->call->units && !r->call->bad_argument &&
                   !r->call->refused && !r->call->numeric);
@@ -109,9 +109,9 @@ void sim_check_end(const record *r) {
         SIM_CHECK((r->deadline_ns && finished >= r->deadline_ns) ||
                   (r->patience_ns && finished >= submitted + r->patience_ns));
     if (fakes.on_time && r->deadline_ns && finished > r->deadline_ns + SIM_PROMPT_NS)
-        sim_fail("a call ended %.3f ms after its deadline", (double)(finished - r->deadline_ns) * 1e-6);
+        sim_fail("a request ended %.3f ms after its deadline", (double)(finished - r->deadline_ns) * 1e-6);
     if (fakes.on_time && r->call->unwanted_ns && finished > r->call->unwanted_ns + SIM_PROMPT_NS)
-        sim_fail("a call ended %.3f ms after it was cancelled", (double)(finished - r->call->unwanted_ns) * 1e-6);
+        sim_fail("a request ended %.3f ms after it was cancelled", (double)(finished - r->call->unwanted_ns) * 1e-6);
 }
 
 /* --- actions of callers --- */
@@ -161,7 +161,7 @@ static uint64_t bind(caller *self, mp_ticket *ticket) {
     return UINT64_MAX;
 }
 
-/* Waits as an event loop does. A bound ticket may also be released. */
+/* Waits for the ticket through a notifier, as an event loop does. A bound ticket may also be released. */
 static void wait_notified(caller *self, mp_ticket *ticket) {
     uint64_t id = bind(self, ticket);
     if (id == UINT64_MAX || percent(25))
@@ -172,7 +172,7 @@ static void wait_notified(caller *self, mp_ticket *ticket) {
         mp_sys_sleep_ns(MS);
         sim_take_notices(self);
         if (!(self->notified >> id & 1))
-            continue; /* look_at_rest checks whether the notification is due */
+            continue; /* check_at_rest reports a notification that is missing */
         self->notified &= ~(1ull << id);
         if (mp_ticket_done(ticket))
             break;
@@ -220,11 +220,11 @@ static void follow(caller *self, record *r) {
         w.offered = mp_ticket_pin(r->ticket);
     }
     switch (w.kind->streams || w.plain ? 7 : of(r->endless ? 3 : 8)) {
-    case 0: /* leaves early */
+    case 0: /* stops waiting early */
         r->call->destroyed_is_error = false;
-        if (w.offered != r->ticket) /* otherwise another caller takes it */
+        if (w.offered != r->ticket) /* otherwise another caller takes the request over */
             r->call->unwanted_ns = sim_now();
-        if (r->call->masked) /* the thread that provides its masks holds it, too */
+        if (r->call->masked) /* the thread that provides its masks also has a reference */
             mp_ticket_cancel(r->ticket);
         mp_ticket_release(r->ticket);
         return;
@@ -241,7 +241,7 @@ static void follow(caller *self, record *r) {
         if (self->notifier)
             wait_notified(self, r->ticket);
         break;
-    case 4: { /* asks for its position */
+    case 4: { /* reads its queue position */
         int position = mp_ticket_position(r->ticket, NULL);
         SIM_CHECK(position >= -1 && position <= RECORDS);
         if (mp_ticket_done(r->ticket))
@@ -335,12 +335,12 @@ static bool submit(caller *self, record *r) {
     return false;
 }
 
-static void draw_own(sim_model *model) {
+static void script_of_world(sim_model *model) {
     if (w.kind->special && w.kind->special->script)
         w.kind->special->script(model);
 }
 
-static void draw_script(sim_model *model) {
+static void random_script(sim_model *model) {
     static const uint64_t loads[] = {0, 1, 5, 20, 60}, steps[] = {0, 1, 2, 5};
     model->load_ns = loads[of(5)] * MS;
     model->step_ns = steps[of(4)] * MS;
@@ -375,8 +375,8 @@ void sim_add(const char *key, bool replace, record *r) {
     mp_error error;
     mp_error_clear(&error);
     sim_model *model = sim_fakes_model();
-    draw_script(model);
-    draw_own(model);
+    random_script(model);
+    script_of_world(model);
     mp_loader loader = sim_fakes_loader(model);
     mp_status status = mp_registry_add(w.registry, key, &loader, replace, &error);
     sim_check_status(status, &error, r, "add");

@@ -39,7 +39,7 @@ typedef struct sim_core {
     const sim_setup *setup;
     uint64_t ready; /* one bit per fibre that could run */
     int current;    /* -1: the scheduler itself, between runs */
-    int inlined;    /* > 0: a watcher runs, and no call is a point */
+    int inlined;    /* > 0: a watcher runs; its calls are not scheduling points */
     bool active, faults;
     uint64_t clock_ns, nearest_ns, began_ns, steps, hash, random;
     int alive, most, late_jumps;
@@ -65,7 +65,7 @@ int sim_cond_wait(pthread_cond_t *cond, pthread_mutex_t *mutex, uint64_t deadlin
 void sim_cond_wake(pthread_cond_t *cond, bool all);
 void sim_cond_leave(const void *cond); /* a waiting fibre continues; the variable may be freed before it runs */
 void sim_wake_spuriously(void);
-const char *sim_name_of(const void *object, char *text, int size); /* of a mutex or condition variable */
+const char *sim_name_of(const void *object, char *text, int size); /* `object`: a mutex or condition variable */
 /* sim_memory.c */
 void *sim_alloc(size_t bytes, size_t alignment);
 void sim_free(void *memory, size_t bytes);

@@ -39,7 +39,7 @@ typedef struct fake_state { /* state of an item from admit to retire, or longer 
 /* --- engine --- */
 
 static void enter(fake_engine *engine) {
-    SIM_CHECK(engine->inside == 0 && "one thread at a time has an engine");
+    SIM_CHECK(engine->inside == 0 && "one thread at a time uses an engine");
     engine->inside++;
     mp_seam_point();
 }
@@ -100,7 +100,7 @@ static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
     SIM_CHECK(item->deadline_ns == call->deadline_ns);
     if (fakes.no_late && item->deadline_ns && sim_now() > item->deadline_ns + LATE_NS &&
         sim_now() > fakes.jumped_ns + LATE_NS)
-        sim_fail("a call starts %.3f ms after its deadline", (double)(sim_now() - item->deadline_ns) * 1e-6);
+        sim_fail("a request starts %.3f ms after its deadline", (double)(sim_now() - item->deadline_ns) * 1e-6);
     if (is_gone(engine)) {
         *error = engine->lost;
         status = error->code;
@@ -110,7 +110,7 @@ static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
         status = mp_fail(error, MP_UNSUPPORTED, "refused");
         engine->offered[engine->offers++] = item;
     } else if (!take(engine, call->memory)) {
-        status = mp_fail(error, MP_MEMORY_EXHAUSTED, "no memory for %d", call->memory);
+        status = mp_fail(error, MP_MEMORY_EXHAUSTED, "no memory for %d units", call->memory);
     } else {
         fake_state *state = item->state;
         SIM_CHECK((state != NULL) == (call->saved == 1));
@@ -217,7 +217,7 @@ static void crash(sim_model *model) {
     enum { RING = sizeof(model->crash_ns) / sizeof(model->crash_ns[0]) };
     uint64_t now = sim_now(), first = model->crash_ns[model->crashes % RING];
     if (fakes.crashes_most && model->crashes >= RING && now - first < 50000 * MS)
-        sim_fail("a model broke down %d times within %.3f s", RING + 1, (double)(now - first) * 1e-6 / 1000);
+        sim_fail("a model failed %d times within %.3f s", RING + 1, (double)(now - first) * 1e-6 / 1000);
     model->crash_ns[model->crashes++ % RING] = now;
 }
 
@@ -256,23 +256,23 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
         SIM_CHECK(call->admitted && !call->finished && call->failed < 2 + call->spared);
         SIM_CHECK(!call->alone || engine->admitted == 1);
         SIM_CHECK(call->failed == 0 || plan->count == 1); /* a suspect steps alone */
-        SIM_CHECK(model->models > 0 && "nobody computes on weights that were given up");
+        SIM_CHECK(model->models > 0 && "no engine computes on weights that were freed");
         if (fakes.on_time && call->unwanted_ns && sim_now() > call->unwanted_ns + UNWANTED_NS)
-            sim_fail("a call that nobody wants since %.3f ms still runs",
+            sim_fail("a request still runs %.3f ms after it was cancelled",
                      (double)(sim_now() - call->unwanted_ns) * 1e-6);
         outcomes[i] = MP_OUTCOME_MORE;
         if (!whole)
             continue;
         if (breaks_down(call) || (taken_along && !call->numeric) || killed) {
             if (call->innocent && call->failed && !fakes.processes)
-                sim_fail("a call failed twice beside others");
+                sim_fail("an innocent request failed twice because of others");
             bool corrupted = call->spoils && breaks_down(call) && !engine->gone;
             call->internal -= breaks_down(call);
             call->failed_late = call->done && (corrupted || !call->base.goes_on) && call->streams;
             if (engine->gone)
                 item->error = engine->lost;
             else
-                mp_fail(&item->error, corrupted ? MP_INTEGRITY : MP_INTERNAL, "the engine broke down");
+                mp_fail(&item->error, corrupted ? MP_INTEGRITY : MP_INTERNAL, "the engine failed");
             outcomes[i] = MP_OUTCOME_FAILED;
             call->failed++;
             call->spared |= engine->gone && engine->base.outside && call->base.goes_on;
@@ -361,7 +361,7 @@ static mp_status model_engine(mp_model *base, mp_budget *budget, mp_engine **out
     mp_seam_point();
     if (model->engine_failures > 0) {
         model->engine_failures--;
-        return mp_fail(error, MP_MODEL, "the engine is not to be had");
+        return mp_fail(error, MP_MODEL, "the engine cannot be created");
     }
     fake_engine *engine = mp_alloc_zeroed(sizeof(*engine), MP_TAG_SCRATCH);
     if (!engine)
@@ -418,10 +418,10 @@ static mp_status loader_load(void *self, mp_lease *lease, mp_budget *budget, mp_
                              mp_error *error) {
     static const mp_model_ops ops = {model_engine, model_check, model_healthy, model_bytes, model_destroy};
     sim_model *model = self;
-    SIM_CHECK(model->loaders > 0 && "the loader is there while it loads");
-    SIM_CHECK((model->loading == 0 || model->stall_ns) && "one load of a model at a time, those set apart aside");
+    SIM_CHECK(model->loaders > 0 && "the loader exists during its load");
+    SIM_CHECK((model->loading == 0 || model->stall_ns) && "one load of a model at a time, except abandoned ones");
     if (fakes.backoff_ns && model->failed_ns && sim_now() < model->failed_ns + fakes.backoff_ns)
-        sim_fail("a load that failed is tried again after %.3f ms", (double)(sim_now() - model->failed_ns) * 1e-6);
+        sim_fail("a failed load is retried after only %.3f ms", (double)(sim_now() - model->failed_ns) * 1e-6);
     model->loading++;
     model->loads++;
     mp_status status = MP_OK;
@@ -434,7 +434,7 @@ static mp_status loader_load(void *self, mp_lease *lease, mp_budget *budget, mp_
     }
     fake_model *made = NULL;
     if (mp_lease_poll(lease)) {
-        status = mp_fail(error, MP_CANCELLED, "the load was called off");
+        status = mp_fail(error, MP_CANCELLED, "the load was cancelled");
     } else if (model->load_failures > 0) {
         model->load_failures--;
         model->failed_ns = sim_now();
@@ -493,7 +493,7 @@ mp_loader sim_fakes_loader(sim_model *model) {
 static void call_destroy(mp_request *base) {
     sim_call *call = (sim_call *)base;
     SIM_CHECK(!call->destroyed_is_error && "the caller holds a reference");
-    SIM_CHECK(!call->admitted && !call->saved && "an engine has let go of a call before it is freed");
+    SIM_CHECK(!call->admitted && !call->saved && "the engine releases a request before the request is freed");
     fakes.calls--;
     mp_free(call);
 }
@@ -511,7 +511,7 @@ sim_call *sim_fakes_call(uint32_t units) {
 }
 
 /* True while threads of abandoned workers have not returned. */
-static bool somebody_is_out(void) {
+static bool abandoned_work_remains(void) {
     for (int i = 0; i < fakes.count; i++)
         if (fakes.models[i].loading || fakes.models[i].engines || fakes.models[i].loaders)
             return true;
@@ -519,7 +519,7 @@ static bool somebody_is_out(void) {
 }
 
 void sim_fakes_end(void) {
-    for (int i = 0; i < 100 && somebody_is_out(); i++)
+    for (int i = 0; i < 100 && abandoned_work_remains(); i++)
         mp_sys_sleep_ns(100 * MS);
     for (int i = 0; i < fakes.count; i++) {
         const sim_model *model = &fakes.models[i];
@@ -528,7 +528,7 @@ void sim_fakes_end(void) {
                      model->models, model->engines, model->loading);
     }
     if (fakes.calls)
-        sim_fail("%d calls are left", fakes.calls);
+        sim_fail("%d requests are left", fakes.calls);
     SIM_CHECK(fakes.threads_in_steps == 0);
 }
 

@@ -10,7 +10,7 @@ enum { SIM_FAKES = 48 };
 
 typedef struct sim_model { /* the model of one loader */
     /* script */
-    uint64_t load_ns, step_ns, stall_ns; /* stall: without progress, and not cancellable */
+    uint64_t load_ns, step_ns, stall_ns; /* stall_ns: without progress and not cancellable */
     int load_failures;                   /* this many more loads fail with IO */
     int engine_failures;                 /* this many more engines fail with MODEL */
     uint32_t step_units;                 /* units per item and step; 0 = all */
@@ -37,10 +37,10 @@ typedef struct sim_call {
     int memory, memory_a_step; /* held from admission to retirement; more after each step */
     bool bad_argument, refused, numeric, keeps_state;
     int admitted;            /* 1 while an engine has admitted it */
-    bool alone;              /* no other item may be in the engine meanwhile */
+    bool alone;              /* no other item may be in the engine at the same time */
     int internal;            /* this many more of its steps fail with INTERNAL, after internal_from units */
     uint32_t internal_from;  /* see `internal` */
-    bool innocent;           /* never the cause of a failure, and unlike every request that may be */
+    bool innocent;           /* never causes a failure; its fingerprint differs from every request that may */
     bool streams;            /* its caller sees each unit at once */
     bool failed_late;        /* it failed after the caller saw a unit */
     bool spoils;             /* fails with INTEGRITY instead of INTERNAL, and the engine survives */
@@ -63,14 +63,14 @@ typedef struct sim_fakes {
     sim_model models[SIM_FAKES];
     int count, calls; /* requests that exist */
     int threads, threads_in_steps;
-    bool on_time;        /* the clock never passes a fibre that could run ... */
-    bool no_late;        /* ... except when it jumps */
+    bool on_time;        /* the clock never moves past a deadline while a fibre can run */
+    bool no_late;        /* the same, except for jumps */
     uint64_t jumped_ns;  /* time of the last jump */
-    uint64_t backoff_ns; /* a failed load is not tried again before; 0 = any time */
+    uint64_t backoff_ns; /* minimum time between a failed load and its retry; 0 = none */
     bool whole;          /* a fault in a step fails all its requests */
     int crashes_most;    /* per model within 50 s; 0 = no limit */
-    bool processes;      /* an engine may be lost; a fault takes it along */
-    int again, given_way; /* admissions after that; preemptions for other reasons */
+    bool processes;      /* an engine may be lost; a fault also ends the process */
+    int again, given_way; /* admissions after a lost engine; preemptions for other reasons */
 } sim_fakes;
 extern sim_fakes fakes;
 

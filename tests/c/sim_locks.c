@@ -103,7 +103,7 @@ static void require(const void *object, uint32_t magic, const char *what) {
     sim_fail("%s: %p %s", what, object,
              found == GONE          ? "was destroyed"
              : found == 0xDDDDDDDDu ? "lies in memory that was freed"
-                                    : "was never made");
+                                    : "was never initialised");
 }
 
 void sim_lock_init(pthread_mutex_t *mutex) {
@@ -121,7 +121,7 @@ void sim_lock_deinit(pthread_mutex_t *mutex) {
     lock_of(mutex)->magic = GONE;
 }
 
-/* Searches a path in the graph of locks taken while others were held. */
+/* Returns true if the graph of locks taken while others were held has a path between the two classes. */
 static bool leads_to(int from, int to, bool *seen) {
     if (from == to)
         return true;
@@ -192,7 +192,7 @@ static void give(pthread_mutex_t *mutex, const char *what) {
     lock_state *lock = lock_of(mutex);
     sim_fibre *self = &sim.fibres[sim.current];
     if (lock->owner < 0)
-        sim_fail("%s that nobody holds", what);
+        sim_fail("%s that no thread holds", what);
     if (lock->owner != sim.current)
         sim_fail("%s that thread %d holds", what, lock->owner);
     lock->owner = -1;
@@ -236,7 +236,7 @@ int sim_cond_wait(pthread_cond_t *cond, pthread_mutex_t *mutex, uint64_t deadlin
         sim_fail("a wait for a condition variable while %s is held too",
                  sim_name_of(self->held[self->held[0] == mutex], name, sizeof(name)));
     }
-    give(mutex, "a wait lets go of a mutex");
+    give(mutex, "a wait releases a mutex");
     sim_trace("wait", cond);
     cond_of(cond)->waiters++;
     sim_block(SIM_ON_COND, cond, deadline_ns);

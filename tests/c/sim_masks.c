@@ -23,7 +23,7 @@ static struct {
 } masks;
 
 /* Returns false if the request has ended. */
-static bool bring(const masked *m) {
+static bool provide(const masked *m) {
     if (mp_ticket_done(m->ticket)) {
         if (percent(50))
             mp_ticket_wake(m->ticket);
@@ -38,14 +38,14 @@ static bool bring(const masked *m) {
     return true;
 }
 
-static void bring_masks(void *arg) {
+static void provide_masks(void *arg) {
     (void)arg;
     while (!masks.over || masks.count) {
         mp_sys_sleep_ns(1 + sim_below(masks.pause_ns));
         for (int left = masks.count; left; left--) {
             int at = of(masks.count);
             masked m = masks.calls[at];
-            if (bring(&m))
+            if (provide(&m))
                 continue;
             masks.calls[at] = masks.calls[--masks.count];
             mp_ticket_release(m.ticket);
@@ -61,7 +61,7 @@ static void masks_begin(void) {
     masks.over = false;
     masks.pace = 20 + of(80);
     masks.pause_ns = percent(50) ? MS / 4 : 4 * MS;
-    SIM_CHECK(mp_thread_start(&masks.thread, "masks", bring_masks, NULL, &error) == MP_OK);
+    SIM_CHECK(mp_thread_start(&masks.thread, "masks", provide_masks, NULL, &error) == MP_OK);
 }
 
 static void masks_script(sim_model *model) {
@@ -88,12 +88,12 @@ static void masks_submitted(record *r) {
     masks.calls[masks.count++] = (masked){.ticket = mp_ticket_pin(r->ticket), .call = r->call, .never = r->endless};
 }
 
-/* The deadline check every 50 ms would hide a lost wake-up. */
+/* Checked while all threads wait, because the deadline check every 50 ms would hide a lost wake-up. */
 static void masks_rest(void) {
     for (int i = 0; i < masks.count; i++) {
         const sim_call *call = masks.calls[i].call;
         if (call->waits && *call->parked && call->masks > call->done)
-            sim_fail("a mask is there, and the worker that waits for it sleeps");
+            sim_fail("a mask was provided, and the worker that waits for it sleeps");
     }
 }
 
@@ -152,7 +152,7 @@ static void lost_finish(void) {
     masks_finish();
     mp_registry_get_stats(w.registry, &stats);
     if (stats.retries < (uint64_t)fakes.again)
-        sim_fail("%llu second tries were counted, there were %d", (unsigned long long)stats.retries, fakes.again);
+        sim_fail("%llu retries were counted, there were %d", (unsigned long long)stats.retries, fakes.again);
     if (stats.preemptions > (uint64_t)fakes.given_way)
         sim_fail("%llu preemptions were counted, there were %d", (unsigned long long)stats.preemptions,
                  fakes.given_way);

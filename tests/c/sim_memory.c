@@ -41,7 +41,7 @@ static size_t whole(size_t bytes) { return PREFIX + ((bytes + 63) & ~(size_t)63)
 void *sim_alloc(size_t bytes, size_t alignment) {
     sim_point("alloc", NULL);
     if (sim.faults && !sim.inlined && sim_chance(sim.setup->alloc)) {
-        sim_note("%zu bytes are refused", bytes);
+        sim_note("allocation of %zu bytes fails", bytes);
         return NULL;
     }
     if (alignment > 64 || bytes > ARENA || used + whole(bytes) > ARENA)
@@ -62,11 +62,11 @@ void sim_free(void *memory, size_t bytes) {
         return;
     prefix *head = (prefix *)((uint8_t *)memory - PREFIX);
     if ((uint8_t *)memory < arena || (uint8_t *)memory >= arena + used || (head->state != LIVE && head->state != FREED))
-        sim_fail("%p is freed and is no block", memory);
+        sim_fail("%p is freed, but is not an allocated block", memory);
     if (head->state == FREED)
         sim_fail("a block of %zu bytes is freed twice", head->bytes);
     if (head->bytes != bytes)
-        sim_fail("a block of %zu bytes is freed as one of %zu", head->bytes, bytes);
+        sim_fail("a block of %zu bytes is freed with a size of %zu bytes", head->bytes, bytes);
     head->state = FREED;
     head->fibre = sim.current;
     head->step = sim.steps;

@@ -70,7 +70,7 @@ void sim_parts_pool(void *world) {
     SIM_CHECK(jobs.given + jobs.refused == 2 * callers && jobs.ran == jobs.given && jobs.given >= 2);
 }
 
-/* --- governor: registries open and close while others ask them for memory; reservations never exceed the limit --- */
+/* --- governor: registries open and close while others reclaim memory from them; reservations never exceed the limit */
 
 enum { LIMIT = 1000 };
 
@@ -80,25 +80,25 @@ static struct {
     _Atomic int next;
 } memory;
 
-typedef struct pretender { /* a registry */
+typedef struct mock_registry {
     mp_reclaimer reclaimer;
-    bool there;
-} pretender;
+    bool registered;
+} mock_registry;
 
 static uint64_t give_memory(void *arg, uint64_t bytes, bool whole) {
     (void)whole;
-    pretender *self = arg;
-    SIM_CHECK(self->there);
+    mock_registry *self = arg;
+    SIM_CHECK(self->registered);
     mp_seam_point();
-    SIM_CHECK(self->there && "it does not go while it is asked");
+    SIM_CHECK(self->registered && "a reclaimer is not removed while it is in use");
     return sim_below(2) ? bytes : 0;
 }
 
 static uint64_t has_memory(void *arg) {
-    pretender *self = arg;
-    SIM_CHECK(self->there);
+    mock_registry *self = arg;
+    SIM_CHECK(self->registered);
     mp_seam_point();
-    SIM_CHECK(self->there && "it does not go while it is asked");
+    SIM_CHECK(self->registered && "a reclaimer is not removed while it is in use");
     return sim_below(2) * LIMIT;
 }
 
@@ -115,13 +115,13 @@ static void use_memory(void *arg) {
         mp_guard guard;
         uint64_t bytes = 200 + sim_below(700);
         if (comes_and_goes) {
-            pretender *self = mp_alloc_zeroed(sizeof(*self), MP_TAG_POOL);
+            mock_registry *self = mp_alloc_zeroed(sizeof(*self), MP_TAG_POOL);
             SIM_CHECK(self != NULL);
-            *self = (pretender){{.reclaim = give_memory, .possible = has_memory, .arg = self}, true};
+            *self = (mock_registry){{.reclaim = give_memory, .possible = has_memory, .arg = self}, true};
             mp_governor_add_reclaimer(memory.governor, &self->reclaimer);
             mp_seam_point();
             mp_governor_remove_reclaimer(memory.governor, &self->reclaimer);
-            self->there = false;
+            self->registered = false;
             mp_free(self);
         } else if (mp_governor_reserve(memory.governor, "a", bytes, LIMIT, gives_up, NULL, &guard, &why) == MP_OK) {
             SIM_CHECK(guard.bytes >= bytes);
@@ -154,66 +154,66 @@ static struct {
         bool wants;
     } users[8];
     _Atomic int next;
-} ledger;
+} cores;
 
 /* No node leases more than it has, and the sums agree. */
-static void look_at_nodes(const mp_core_lease *own, int count) {
+static void check_nodes(const mp_core_lease *own, int count) {
     int threads[MP_NODES_MAX], leased[MP_NODES_MAX], sum = 0,
-                                                     nodes = mp_cpu_allocator_nodes(ledger.allocator, threads, leased);
+                                                     nodes = mp_cpu_allocator_nodes(cores.allocator, threads, leased);
     for (int i = 0; i < nodes; i++) {
         SIM_CHECK(own->on[i] <= leased[i] && leased[i] <= threads[i]);
         sum += leased[i];
         count -= own->on[i];
     }
-    SIM_CHECK(sum <= ledger.threads && count == 0 && own->on[own->first] > 0);
+    SIM_CHECK(sum <= cores.threads && count == 0 && own->on[own->first] > 0);
 }
 
 /* While all threads sleep, no thread waits for a CPU that is free. */
-static void look_at_ledger(void *arg) {
+static void check_waiters(void *arg) {
     (void)arg;
-    for (int i = 0; i < ledger.next; i++)
-        if (ledger.users[i].wants && sim_is_blocked(ledger.users[i].fibre) &&
-            mp_cpu_allocator_leased(ledger.allocator) < ledger.threads)
-            sim_fail("caller %d waits for lanes, and %d of %d are free", i,
-                     ledger.threads - mp_cpu_allocator_leased(ledger.allocator), ledger.threads);
+    for (int i = 0; i < cores.next; i++)
+        if (cores.users[i].wants && sim_is_blocked(cores.users[i].fibre) &&
+            mp_cpu_allocator_leased(cores.allocator) < cores.threads)
+            sim_fail("caller %d waits for compute threads, and %d of %d are free", i,
+                     cores.threads - mp_cpu_allocator_leased(cores.allocator), cores.threads);
 }
 
 static void lease_threads(void *arg) {
     (void)arg;
     mp_lease lease;
     mp_core_lease threads;
-    int self = atomic_fetch_add(&ledger.next, 1);
-    ledger.users[self].fibre = sim_self();
-    int home = mp_cpu_allocator_assign_home(ledger.allocator);
-    mp_cpu_allocator_enter(ledger.allocator);
+    int self = atomic_fetch_add(&cores.next, 1);
+    cores.users[self].fibre = sim_self();
+    int home = mp_cpu_allocator_assign_home(cores.allocator);
+    mp_cpu_allocator_enter(cores.allocator);
     for (int i = 0; i < 2; i++) {
-        ledger.users[self].wants = true;
-        mp_cpu_allocator_lease(ledger.allocator, home, i + 1, &lease, &threads, NULL, NULL);
-        ledger.users[self].wants = false;
-        ledger.in_use += lease.threads;
-        SIM_CHECK(lease.threads >= 1 && ledger.in_use <= ledger.threads);
-        look_at_nodes(&threads, lease.threads);
+        cores.users[self].wants = true;
+        mp_cpu_allocator_lease(cores.allocator, home, i + 1, &lease, &threads, NULL, NULL);
+        cores.users[self].wants = false;
+        cores.in_use += lease.threads;
+        SIM_CHECK(lease.threads >= 1 && cores.in_use <= cores.threads);
+        check_nodes(&threads, lease.threads);
         if (sim_below(2))
             mp_sys_sleep_ns(MS);
         else
             mp_seam_point();
-        ledger.in_use -= lease.threads;
-        mp_cpu_allocator_return(ledger.allocator, &lease, &threads, false);
+        cores.in_use -= lease.threads;
+        mp_cpu_allocator_return(cores.allocator, &lease, &threads, false);
     }
-    mp_cpu_allocator_leave(ledger.allocator);
-    mp_cpu_allocator_release_home(ledger.allocator, home);
+    mp_cpu_allocator_leave(cores.allocator);
+    mp_cpu_allocator_release_home(cores.allocator, home);
 }
 
 void sim_parts_cores(void *world) {
     int callers = ((const sim_world *)world)->callers;
-    memset(&ledger, 0, sizeof(ledger));
-    ledger.threads = 2 + (int)sim_below(3);
-    SIM_CHECK(mp_cpu_allocator_open(ledger.threads, &ledger.allocator, &error) == MP_OK);
-    sim_watch(NULL, look_at_ledger, NULL);
+    memset(&cores, 0, sizeof(cores));
+    cores.threads = 2 + (int)sim_below(3);
+    SIM_CHECK(mp_cpu_allocator_open(cores.threads, &cores.allocator, &error) == MP_OK);
+    sim_watch(NULL, check_waiters, NULL);
     start(callers, lease_threads, NULL);
     join(callers);
-    SIM_CHECK(mp_cpu_allocator_leased(ledger.allocator) == 0 && !mp_cpu_allocator_contended(ledger.allocator));
-    mp_cpu_allocator_close(ledger.allocator);
+    SIM_CHECK(mp_cpu_allocator_leased(cores.allocator) == 0 && !mp_cpu_allocator_contended(cores.allocator));
+    mp_cpu_allocator_close(cores.allocator);
 }
 
 /* --- maintenance: every announcement leads to a sweep when it is due, or soon after --- */
@@ -227,13 +227,13 @@ static struct {
     _Atomic int next;
 } ticks;
 
-static uint64_t look(void *arg, uint64_t now_ns) {
+static uint64_t sweep(void *arg, uint64_t now_ns) {
     (void)arg;
     uint64_t next = UINT64_MAX;
     mp_mutex_lock(&ticks.lock);
     for (int i = 0; i < DUES; i++) {
         if (ticks.due[i] && ticks.due[i] <= now_ns) {
-            SIM_CHECK(now_ns < ticks.due[i] + MS / 10 && "it is looked at in time");
+            SIM_CHECK(now_ns < ticks.due[i] + MS / 10 && "the sweep runs in time");
             ticks.due[i] = 0;
             ticks.seen++;
         } else if (ticks.due[i] && ticks.due[i] < next) {
@@ -247,7 +247,7 @@ static uint64_t look(void *arg, uint64_t now_ns) {
 static void announce(void *arg) {
     (void)arg;
     for (int round = 0; round < 2; round++) {
-        /* Whole milliseconds, so that announcements and sweeps coincide. */
+        /* Use whole milliseconds, so that announcements and sweeps coincide. */
         uint64_t now = sim_now(), start = now - now % MS + MS * (1 + sim_below(3));
         mp_sys_sleep_ns(start - now);
         int at = atomic_fetch_add(&ticks.next, 1);
@@ -264,11 +264,11 @@ void sim_parts_ticks(void *world) {
     memset(&ticks, 0, sizeof(ticks));
     mp_mutex_init(&ticks.lock);
     SIM_CHECK(mp_pool_create("pool", 2, &ticks.pool, &error) == MP_OK);
-    mp_maintenance_init(&ticks.maintenance, look, NULL);
+    mp_maintenance_init(&ticks.maintenance, sweep, NULL);
     start(callers, announce, NULL);
     join(callers);
     mp_sys_sleep_ns(20 * MS);
-    SIM_CHECK(ticks.seen == 2 * callers && "whatever is announced is looked at");
+    SIM_CHECK(ticks.seen == 2 * callers && "a sweep handles every announcement");
     mp_maintenance_stop(&ticks.maintenance);
     mp_maintenance_deinit(&ticks.maintenance);
     mp_pool_destroy(ticks.pool);

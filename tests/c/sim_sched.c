@@ -20,8 +20,8 @@ static struct {
     int changes;
     int last, in_a_row;
 } sched;
-/* The number of points of a schedule, learned from earlier ones; a power of two, so that few schedules depend on it.
- * The command that repeats a run includes it. */
+/* The number of points of a schedule, learned from earlier ones. It is a power of two, so that few schedules depend on
+ * its exact value. The command that repeats a run includes it. */
 
 /* --- exhaustive: the decisions of this run, and the next alternatives of earlier ones --- */
 

@@ -52,7 +52,7 @@ static void cold_finish(void) {
 
 const sim_special sim_cold = {.tune = cold_tune, .script = cold_script, .call = cold_call, .finish = cold_finish};
 
-/* --- evictions: idle workers leave at once; the first key is pinned --- */
+/* --- evictions: idle workers leave at once; the model of the first key is pinned --- */
 
 static void evictions_tune(mp_registry_config *config) {
     static const uint64_t lives[] = {1, 1, 1000 * 1000, 20 * 1000 * 1000};
@@ -78,14 +78,14 @@ static void evictions_finish(void) {
     mp_sys_sleep_ns(SECOND);
     mp_registry_visit(w.registry, must_be_unloaded, NULL);
     if (fakes.models[0].loads != 1 || fakes.models[0].models != 1)
-        sim_fail("a pinned model was loaded %d times, and %d of it are there", fakes.models[0].loads,
+        sim_fail("a pinned model was loaded %d times, and %d copies exist", fakes.models[0].loads,
                  fakes.models[0].models);
 }
 
 const sim_special sim_evictions = {
     .tune = evictions_tune, .script = evictions_script, .begin = evictions_begin, .finish = evictions_finish};
 
-/* --- reclaim: models that do not fit beside each other; only need evicts them --- */
+/* --- reclaim: models that do not fit into memory together; only demand for memory evicts them --- */
 
 static void reclaim_tune(mp_registry_config *config) {
     config->memory_limit = 60000;
@@ -143,12 +143,12 @@ const sim_special sim_deadlines = {.tune = deadlines_tune, .script = deadlines_s
 
 /* --- flapping: every other request makes the model fail; the breaker opens, half-opens, and opens again --- */
 
-static const uint64_t FLAPPING_REST_MOST = 20ull * 1000 * 1000;
+static const uint64_t FLAPPING_BACKOFF_MOST = 20ull * 1000 * 1000;
 
 static void flapping_tune(mp_registry_config *config) {
     config->breaker_threshold = 1 + of(3);
     config->breaker_window_ns = SECOND;
-    config->breaker_backoff_ns = MS + sim_below(FLAPPING_REST_MOST - MS);
+    config->breaker_backoff_ns = MS + sim_below(FLAPPING_BACKOFF_MOST - MS);
     w.capacity = config->queue_capacity[MP_TEXT_EMBEDDING][MP_SERVICE_INTERACTIVE] =
         config->queue_capacity[MP_TEXT_EMBEDDING][MP_SERVICE_BULK] = 8;
 }
@@ -166,7 +166,7 @@ static void flapping_call(record *r, mp_submit_options *options) {
     r->call->numeric = percent(50);
     r->call->units = 1 + (uint32_t)of(3);
     w.numeric = true;
-    if (percent(50)) /* waits for the end of the rest */
+    if (percent(50)) /* waits for the end of the backoff */
         mp_sys_sleep_ns(sim_below(20 * MS));
 }
 
@@ -186,19 +186,19 @@ static mp_ticket *submit_now(bool numeric) {
 
 static void read_breaker(void *arg, const mp_entry_info *info) { *(const char **)arg = info->breaker; }
 
-static bool is_being_tried(void) {
+static bool is_half_open(void) {
     const char *state;
     mp_registry_visit(w.registry, read_breaker, &state);
     return strcmp(state, "half-open") == 0;
 }
 
-static void check_tries(mp_ticket *const *tickets, int count) {
+static void check_probes(mp_ticket *const *tickets, int count) {
     int n = 0;
     mp_sys_sleep_ns(MS / 10); /* lets ending requests end */
     for (int i = 0; i < count; i++)
         n += !mp_ticket_done(tickets[i]);
-    if (is_being_tried() && n > TRIES)
-        sim_fail("%d calls try a model that rests", n);
+    if (is_half_open() && n > TRIES)
+        sim_fail("%d probes run at once in a half-open breaker", n);
 }
 
 static void flapping_bursts(void) {
@@ -218,19 +218,19 @@ static void flapping_bursts(void) {
         }
         if (strcmp(state, "open") != 0)
             continue;
-        mp_sys_sleep_ns(FLAPPING_REST_MOST);
+        mp_sys_sleep_ns(FLAPPING_BACKOFF_MOST);
         int first = count;
         for (int i = 0; i < BURST; i++)
             if ((ticket = submit_now(percent(40))))
                 tickets[count++] = ticket;
-        check_tries(&tickets[first], count - first);
+        check_probes(&tickets[first], count - first);
         mp_sys_sleep_ns(1 + sim_below(60 * MS));
-        if (!is_being_tried())
+        if (!is_half_open())
             continue;
         for (int i = 0; i < BURST; i++)
             if ((ticket = submit_now(false)))
                 tickets[count++] = ticket;
-        check_tries(&tickets[first], count - first);
+        check_probes(&tickets[first], count - first);
     }
     for (int i = 0; i < count; i++) {
         mp_ticket_wait(tickets[i], UINT64_MAX, 0, NULL);
@@ -249,12 +249,12 @@ static void flapping_finish(void) {
         mp_sys_sleep_ns(30 * MS);
         mp_status status = call_once(sim_keys[0], &error);
         if (status != MP_OK && status != MP_CIRCUIT_OPEN)
-            sim_fail("a call without fault ended in %s: %s", mp_status_find(status)->name, error.message);
+            sim_fail("a request without fault ended in %s: %s", mp_status_find(status)->name, error.message);
         mp_registry_visit(w.registry, must_be_closed, &closed);
         if (closed)
             return;
     }
-    sim_fail("the breaker is not closed after 20 calls without fault");
+    sim_fail("the breaker is not closed after 20 requests without fault");
 }
 
 const sim_special sim_flapping = {
@@ -292,7 +292,7 @@ static void crashes_finish(void) {
         SIM_CHECK(mp_registry_load(w.registry, sim_keys[i], false, 0, &error) == MP_OK);
         for (int tries = 0; (status = call_once(sim_keys[i], &error)) != MP_OK; tries++) {
             if (tries > 20 || (status != MP_CIRCUIT_OPEN && status != MP_NO_WORKERS))
-                sim_fail("a call without fault ended in %s: %s", mp_status_find(status)->name, error.message);
+                sim_fail("a request without fault ended in %s: %s", mp_status_find(status)->name, error.message);
             mp_sys_sleep_ns(60 * MS);
             if (status == MP_NO_WORKERS) /* an abandoned request may have caused the last death */
                 SIM_CHECK(mp_registry_load(w.registry, sim_keys[i], false, 0, &error) == MP_OK);
@@ -344,7 +344,7 @@ static void ahead_script(sim_model *model) {
     model->step_ns = AHEAD_STEP_NS;
 }
 
-static void look_at_forecast(void *arg, const mp_entry_info *info) { *(mp_entry_info *)arg = *info; }
+static void read_forecast(void *arg, const mp_entry_info *info) { *(mp_entry_info *)arg = *info; }
 
 static void ahead_begin(void) {
     enum { AHEAD = 24, STREAM = 18 };
@@ -360,9 +360,9 @@ static void ahead_begin(void) {
         mp_sys_sleep_ns(AHEAD_EVERY_NS);
         if (i < STREAM)
             continue;
-        mp_registry_visit(w.registry, look_at_forecast, &info);
+        mp_registry_visit(w.registry, read_forecast, &info);
         if (sim_get_setup()->late == 0 && (info.predicted < 2 || info.workers < info.predicted))
-            sim_fail("%.1f calls a second need %d workers, and %d are there", info.arrivals, info.predicted,
+            sim_fail("%.1f requests per second need %d workers, and %d exist", info.arrivals, info.predicted,
                      info.workers);
     }
     for (int i = 0; i < AHEAD; i++) {
@@ -372,13 +372,13 @@ static void ahead_begin(void) {
     }
 }
 
-/* And they leave when no more requests come. */
+/* All workers leave when no more requests come. */
 static void ahead_finish(void) {
     mp_entry_info info;
     mp_sys_sleep_ns(40 * SECOND);
-    mp_registry_visit(w.registry, look_at_forecast, &info);
+    mp_registry_visit(w.registry, read_forecast, &info);
     if (info.workers)
-        sim_fail("%d workers wait for calls that came 40 s ago", info.workers);
+        sim_fail("%d workers still wait 40 s after the last request", info.workers);
 }
 
 const sim_special sim_ahead = {
@@ -416,7 +416,7 @@ static void must_be_even(void *arg, const mp_entry_info *info) {
     }
     SIM_CHECK(info->worker_count == 4 && all == BALANCED);
     if (most > BALANCED / 2)
-        sim_fail("of %d calls one worker of four had %d", BALANCED, (int)most);
+        sim_fail("of %d requests one worker of four had %d", BALANCED, (int)most);
 }
 
 static void balance_begin(void) {
@@ -472,7 +472,7 @@ static void jumps_call(record *r, mp_submit_options *options) {
 
 const sim_special sim_jumps = {.tune = jumps_tune, .script = jumps_script, .call = jumps_call};
 
-/* --- cut: the registry closes while loads and steps wait for CPUs or return them, and its time is over at once --- */
+/* --- cut: the registry closes without a grace period while loads and steps wait for CPUs or return them --- */
 
 static void cut_tune(mp_registry_config *config) {
     config->shutdown_grace_ns = 1;

@@ -31,7 +31,7 @@ extern const sim_special sim_cold, sim_evictions, sim_reclaim, sim_deadlines, si
 
 typedef struct caller {
     int number, fibre;
-    /* the ticket that it waits for, for look_at_rest */
+    /* the ticket that it waits for, for check_at_rest */
     mp_ticket *awaited;
     uint64_t seen;
     const char *loading, *submitting;
@@ -73,6 +73,6 @@ void sim_caller_main(void *caller);
 void sim_take_notices(caller *self);
 void sim_add(const char *key, bool replace, record *r); /* adds a model with a random script */
 void sim_check_status(mp_status status, const mp_error *error, const record *r, const char *what);
-void sim_check_end(const record *r); /* of a request that has ended */
+void sim_check_end(const record *r); /* `r` must have ended */
 
 #endif

@@ -12,7 +12,7 @@ static const uint64_t MS = 1000 * 1000;
 
 static struct {
     mp_registry *registry;
-    mp_ticket *ticket; /* of the one request, for the other thread */
+    mp_ticket *ticket; /* the request's ticket, for the other thread */
     bool closing, removed, cancelled;
 } t;
 
@@ -64,7 +64,7 @@ static void take_out(void) {
     require(mp_registry_remove(t.registry, "a", 0, &error), false, &error);
     SIM_CHECK(fakes.models[0].models == 0 && fakes.models[0].engines == 0 && fakes.models[0].loaders == 0);
 }
-/* A request on its way to the old entry reaches the new one, or its caller is told. */
+/* A request on its way to the old entry reaches the new one, or its caller gets an error. */
 static void exchange(void) {
     mp_error error;
     take_out();
@@ -83,9 +83,9 @@ static void close_it(void) {
 }
 
 typedef struct script {
-    bool submitted; /* a request is submitted before the two start, and both know its ticket */
+    bool submitted; /* a request is submitted before the two threads start, and both have its ticket */
     void (*one)(void), (*other)(void);
-    mp_policy policy; /* of all requests; unless it is the default: with two compute threads and two workers */
+    mp_policy policy; /* policy of all requests; if not the default: two compute threads and two workers */
 } script;
 static const script scripts[] = {
     {.one = call, .other = call},

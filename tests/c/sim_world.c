@@ -19,51 +19,51 @@ const char *const sim_keys[KEYS] = {"a", "b", "c", "d", "e"};
 
 /* --- checks from outside --- */
 
-static void look_at_entry(void *arg, const mp_entry_info *info) {
+static void check_entry_at_rest(void *arg, const mp_entry_info *info) {
     (void)arg;
     bool idle = strcmp(info->state, "ready") == 0, busy = strcmp(info->state, "busy") == 0;
     /* While memory is short, a worker may wait for it, and checks again soon. After a worker died, a backoff runs. */
     bool tight = w.tight || w.refused_memory;
-    bool nobody = strcmp(info->state, "cold") == 0 || strcmp(info->state, "failed") == 0;
-    if (info->queued > 0 && ((idle && !tight) || (nobody && !w.stalls && !w.crashes)))
-        sim_fail("%d calls wait for %s, which is %s, and everybody sleeps", info->queued, info->key, info->state);
+    bool no_worker = strcmp(info->state, "cold") == 0 || strcmp(info->state, "failed") == 0;
+    if (info->queued > 0 && ((idle && !tight) || (no_worker && !w.stalls && !w.crashes)))
+        sim_fail("%d requests wait for %s, which is %s, and every thread sleeps", info->queued, info->key, info->state);
     if (w.kind->special == &sim_balance && info->queued > 0 && info->busy < info->workers)
-        sim_fail("%d calls wait for %s, %d of whose %d workers have no work", info->queued, info->key,
+        sim_fail("%d requests wait for %s, and %d of its %d workers are idle", info->queued, info->key,
                  info->workers - info->busy, info->workers);
     for (int i = 0; i < w.caller_count; i++) {
         const caller *c = &w.callers[i];
         if (!sim_is_blocked(c->fibre))
             continue;
         if (c->submitting && strcmp(c->submitting, info->key) == 0 && info->queued < w.capacity && !w.swapped)
-            sim_fail("caller %d waits for room in the queue of %s, which has room", i, info->key);
+            sim_fail("caller %d waits for space in the queue of %s, which is not full", i, info->key);
         if (c->loading && strcmp(c->loading, info->key) == 0 && (idle || busy) && !w.swapped)
-            sim_fail("caller %d waits for %s to be loaded, which is %s", i, info->key, info->state);
+            sim_fail("caller %d waits for the load of %s, which is %s", i, info->key, info->state);
     }
 }
 
-static void look_at_rest(void *arg) {
+static void check_at_rest(void *arg) {
     (void)arg;
     for (int i = 0; i < w.caller_count; i++) {
         caller *c = &w.callers[i];
         if (c->expected && sim_is_blocked(c->fibre)) {
             sim_take_notices(c);
             if (mp_ticket_done(c->expected) && !(c->notified >> c->expected_id & 1))
-                sim_fail("caller %d was not notified of the end", i);
+                sim_fail("caller %d was not notified that its request ended", i);
         }
         if (!c->awaited || !sim_is_blocked(c->fibre))
             continue;
         if (mp_ticket_done(c->awaited))
-            sim_fail("caller %d waits for a call that is done", i);
+            sim_fail("caller %d waits for a request that has ended", i);
         if (mp_ticket_wait(c->awaited, c->seen, 1, NULL))
-            sim_fail("caller %d waits for more of a call than it has seen, and there is more", i);
+            sim_fail("caller %d waits for progress of a request that has already progressed", i);
     }
     if (w.registry)
-        mp_registry_visit(w.registry, look_at_entry, NULL);
+        mp_registry_visit(w.registry, check_entry_at_rest, NULL);
     if (w.kind->special && w.kind->special->rest)
         w.kind->special->rest();
 }
 
-static void look_at_step(void *arg) {
+static void audit_step(void *arg) {
     (void)arg;
 #ifdef HAS_AUDIT
     mp_error error;
@@ -132,14 +132,14 @@ static void check_after_close(void) {
     mp_registry_get_stats(w.registry, &stats);
     uint64_t over = stats.completed + stats.errors + stats.timeouts + stats.cancelled + stats.queue_full_rejections;
     if (stats.total_requests != over)
-        sim_fail("%llu calls were submitted, %llu ended", (unsigned long long)stats.total_requests,
+        sim_fail("%llu requests were submitted, %llu ended", (unsigned long long)stats.total_requests,
                  (unsigned long long)over);
     if ((stats.memory_used && !w.stalls) || stats.threads_leased) /* memory of abandoned workers stays charged */
-        sim_fail("after close %llu bytes are charged and %d lanes leased", (unsigned long long)stats.memory_used,
-                 stats.threads_leased);
+        sim_fail("after close %llu bytes are charged and %d compute threads leased",
+                 (unsigned long long)stats.memory_used, stats.threads_leased);
     /* Only a jump of the clock during a close passes its deadline while a step or a load runs. */
     if (stats.workers_dead && !w.stalls && sim_late_jumps() == w.jumps_before_close)
-        sim_fail("%llu workers were set apart, and none stood still", (unsigned long long)stats.workers_dead);
+        sim_fail("%llu workers were abandoned, and none stood still", (unsigned long long)stats.workers_dead);
     SIM_CHECK(stats.illegal_transitions == 0);
 }
 
@@ -163,7 +163,7 @@ static void registry_world(void *arg) {
         SIM_CHECK(kind->faults);
         return;
     }
-    sim_watch(look_at_step, look_at_rest, NULL);
+    sim_watch(audit_step, check_at_rest, NULL);
     record none = {0};
     w.key_count = kind->at_once ? kind->keys : 1 + of(kind->keys);
     for (int i = 0; i < w.key_count; i++) {

@@ -30,7 +30,7 @@ MP_TEST(base_cpu_mask_lowers_and_never_raises) {
         if (status == MP_OK) {
             accepted++;
             MP_CHECK_STR(mp_cpu_level(), level_names[i]);
-            MP_CHECK_INT(mp_cpu_features() & ~all & ~MP_CPU_AVX_VNNI, 0); /* AVX-VNNI stands beside the chain */
+            MP_CHECK_INT(mp_cpu_features() & ~all & ~MP_CPU_AVX_VNNI, 0); /* AVX-VNNI is outside the chain of levels */
         } else {
             MP_CHECK(status == MP_UNSUPPORTED || status == MP_INVALID_ARGUMENT);
             MP_CHECK_HAS(error.message, level_names[i]);
@@ -173,7 +173,7 @@ static const char *fresh_root(void) {
     return root;
 }
 
-MP_TEST(base_cgroup_v2_takes_the_lowest_on_the_way_up) {
+MP_TEST(base_cgroup_v2_uses_the_lowest_limit_of_all_ancestors) {
     const char *root = fresh_root();
     put(root, "/proc/self/cgroup", "0::/slice/service\n");
     put(root, "/proc/self/mountinfo",
@@ -232,7 +232,7 @@ MP_TEST(base_cgroup_inside_a_container) {
     MP_CHECK_INT(limits.memory_bytes, 5000);
 }
 
-MP_TEST(base_cgroup_nonsense_is_no_limit) {
+MP_TEST(base_cgroup_invalid_values_are_no_limit) {
     static const char *const groups[] = {"", "\n", ":::", "0:", "0::", "x", "5:memory", "0::/a\n0::/b\n"};
     static const char *const mounts[] = {"", "1 2 3", "1 2 3 4 5 6 - cgroup2", "- - - - - - - -",
                                          "31 23 0:26 / /c rw - cgroup2 cgroup2 rw\n"};
@@ -275,7 +275,7 @@ static mp_status set_option(const char *variable, const char *value, mp_error *e
     return mp_options_init(error);
 }
 
-MP_TEST(base_options_defaults_stand_and_print) {
+MP_TEST(base_options_have_defaults_that_can_be_printed) {
     mp_error error;
     clear_options();
     MP_CHECK_OK(mp_options_init(&error), &error);
@@ -304,7 +304,7 @@ MP_TEST(base_options_are_read) {
     MP_CHECK_INT(mp_options_get()->spin_us, 0);
 }
 
-MP_TEST(base_options_refuse_and_keep_what_was) {
+MP_TEST(base_options_refuse_invalid_values_and_keep_the_old_ones) {
     static const char *const bad[] = {"257", "-1", "two", "1.5", " 1", "1 ", "0x10", "99999999999999999999", "-", "+",
                                       "-9223372036854775809"};
     mp_error error;

@@ -28,7 +28,7 @@ MP_TEST(base_environment_override_sets_and_restores) {
 }
 
 /* setenv during the override, as by another thread: adding a variable moves the array, replacing one does not. */
-MP_TEST(base_environment_override_keeps_what_others_set) {
+MP_TEST(base_environment_override_keeps_changes_by_others) {
     mp_environment_override override;
     mp_error error;
     setenv("MP_TEST_ONE", "before", 1);

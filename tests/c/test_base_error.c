@@ -46,7 +46,7 @@ MP_TEST(base_error_fail_fills_everything) {
     mp_error_clear(NULL);
 }
 
-MP_TEST(base_error_file_says_where_what_and_what_is_allowed) {
+MP_TEST(base_error_file_names_position_field_and_allowed_values) {
     mp_error error;
     mp_status status = mp_fail_file(&error, MP_FORMAT, "m.gguf", 24, "tensor_count", "at most 65536", "%d", 70000);
     MP_CHECK_INT(status, MP_FORMAT);
@@ -77,7 +77,7 @@ MP_TEST(base_error_arguments_may_be_the_error_itself) {
 }
 
 /* Characters of 1 to 4 bytes, shifted so that a text is truncated at each byte of a character. */
-MP_TEST(base_error_cuts_between_characters) {
+MP_TEST(base_error_truncates_between_characters) {
     static const char *const characters[] = {"a", "\xC3\xA9", "\xE2\x82\xAC", "\xF0\x9F\x98\x80"};
     for (int c = 0; c < 4; c++) {
         for (int shift = 0; shift < 4; shift++) {
@@ -133,7 +133,7 @@ MP_TEST(base_error_long_path_keeps_the_file_name) {
     MP_CHECK_HAS(error.message, "model-00001-of-00002.safetensors at byte 8: header is nothing, allowed: JSON");
 }
 
-MP_TEST(base_error_errno_has_the_systems_words) {
+MP_TEST(base_error_errno_includes_the_systems_message) {
     mp_error error;
     MP_CHECK_INT(mp_fail_errno(&error, ENOENT, "gone.gguf", "cannot be opened"), MP_IO);
     MP_CHECK_STR(error.file, "gone.gguf");

@@ -15,50 +15,50 @@ static bool never(void *arg) {
 
 static void nothing(void *arg) { (void)arg; }
 
-typedef struct desk { /* one thread produces work, another consumes it */
+typedef struct exchange { /* one thread produces work, another consumes it */
     mp_mutex lock;
     mp_event_count arrived;
     int work, taken;
     bool over;
     mp_spin_rule rule;
-} desk;
+} exchange;
 
 static void consume(void *arg) {
-    desk *desk = arg;
-    mp_mutex_lock(&desk->lock);
-    while (!desk->over || desk->work) {
-        if (desk->work) {
-            desk->work--;
-            desk->taken++;
+    exchange *exchange = arg;
+    mp_mutex_lock(&exchange->lock);
+    while (!exchange->over || exchange->work) {
+        if (exchange->work) {
+            exchange->work--;
+            exchange->taken++;
         } else {
-            mp_event_count_wait(&desk->arrived, &desk->lock, &desk->rule, 0);
+            mp_event_count_wait(&exchange->arrived, &exchange->lock, &exchange->rule, 0);
         }
     }
-    mp_mutex_unlock(&desk->lock);
+    mp_mutex_unlock(&exchange->lock);
 }
 
 static void notify_many(uint64_t spin_ns) {
     enum { NOTIFICATIONS = 20000 };
-    desk desk = {.rule = {always, always, nothing, NULL, spin_ns}};
-    mp_mutex_init(&desk.lock);
+    exchange exchange = {.rule = {always, always, nothing, NULL, spin_ns}};
+    mp_mutex_init(&exchange.lock);
     mp_thread thread;
     mp_error error;
-    MP_CHECK_OK(mp_thread_start(&thread, "consumer", consume, &desk, &error), &error);
+    MP_CHECK_OK(mp_thread_start(&thread, "consumer", consume, &exchange, &error), &error);
     for (int i = 0; i <= NOTIFICATIONS; i++) {
-        mp_mutex_lock(&desk.lock);
+        mp_mutex_lock(&exchange.lock);
         if (i < NOTIFICATIONS)
-            desk.work++;
+            exchange.work++;
         else
-            desk.over = true;
-        mp_event_count_notify(&desk.arrived);
-        mp_mutex_unlock(&desk.lock);
+            exchange.over = true;
+        mp_event_count_notify(&exchange.arrived);
+        mp_mutex_unlock(&exchange.lock);
         if (i % 64 == 0) /* long enough for the consumer to park */
             mp_sys_sleep_ns(200 * 1000);
     }
     mp_thread_join(&thread);
-    MP_CHECK_INT(desk.taken, NOTIFICATIONS);
-    MP_CHECK_INT(atomic_load(&desk.arrived.sleepers), 0);
-    mp_mutex_deinit(&desk.lock);
+    MP_CHECK_INT(exchange.taken, NOTIFICATIONS);
+    MP_CHECK_INT(atomic_load(&exchange.arrived.sleepers), 0);
+    mp_mutex_deinit(&exchange.lock);
 }
 
 MP_TEST(base_event_count_loses_no_notification_parked) { notify_many(0); }

@@ -40,7 +40,7 @@ MP_TEST(base_alloc_zeroes_at_every_size) {
     }
 }
 
-MP_TEST(base_alloc_refuses_what_overflows) {
+MP_TEST(base_alloc_refuses_sizes_that_overflow) {
     MP_CHECK(!mp_alloc(SIZE_MAX, MP_TAG_MISC));
     MP_CHECK(!mp_alloc(SIZE_MAX - 63, MP_TAG_MISC));
     MP_CHECK(!mp_alloc(PTRDIFF_MAX, MP_TAG_MISC));
@@ -66,7 +66,7 @@ MP_TEST(base_alloc_realloc_keeps_contents) {
         for (int i = 0; i < 50; i++)
             MP_CHECK_INT(block[i], i);
     }
-    MP_CHECK(!mp_realloc(block, SIZE_MAX, MP_TAG_SPEC)); /* the old block stays */
+    MP_CHECK(!mp_realloc(block, SIZE_MAX, MP_TAG_SPEC)); /* the old block stays valid */
     MP_CHECK_INT(block[49], 49);
     mp_free(block);
     char *copy = mp_strdup("text", MP_TAG_SPEC);
@@ -145,7 +145,7 @@ MP_TEST(base_alloc_sweep_fails_each_allocation) {
 
 /* --- arena --- */
 
-MP_TEST(base_arena_pieces_are_aligned_apart_and_whole) {
+MP_TEST(base_arena_blocks_are_aligned_and_do_not_overlap) {
     mp_arena arena = {0};
     mp_error error;
     static const size_t sizes[] = {1, 64, 65, 0, 200, 4096};
@@ -178,13 +178,13 @@ MP_TEST(base_arena_reset_and_peak) {
     MP_CHECK(mp_arena_take(&arena, 10) == arena.memory);
     MP_CHECK_INT(arena.peak, 128 + 320);
     uint8_t *memory = arena.memory;
-    MP_CHECK_OK(mp_arena_reserve(&arena, 512, &error), &error); /* smaller: the same block serves */
+    MP_CHECK_OK(mp_arena_reserve(&arena, 512, &error), &error); /* smaller: the same block is reused */
     MP_CHECK(arena.memory == memory && arena.size == 1024);
     MP_CHECK_OK(mp_arena_reserve(&arena, 100000, &error), &error);
     MP_CHECK(arena.size >= 100000 && arena.used == 0);
     MP_CHECK_INT(mp_alloc_bytes(MP_TAG_SCRATCH), arena.size);
     MP_CHECK_STATUS(mp_arena_reserve(&arena, SIZE_MAX - 10, &error), MP_MEMORY_EXHAUSTED, &error);
-    MP_CHECK(!arena.memory && !arena.size); /* and usable again */
+    MP_CHECK(!arena.memory && !arena.size); /* the arena is usable again */
     MP_CHECK_OK(mp_arena_reserve(&arena, 64, &error), &error);
     mp_arena_deinit(&arena);
     MP_CHECK_INT(mp_alloc_bytes(MP_TAG_SCRATCH), 0);

@@ -65,7 +65,7 @@ MP_TEST(base_sys_open_refuses_all_but_regular_files) {
     int fd = 5;
     const char *path = in_directory("fifo");
     MP_CHECK_INT(mkfifo(path, 0600), 0);
-    MP_CHECK_STATUS(mp_sys_open(path, &fd, NULL, &error), MP_FORMAT, &error); /* and does not hang */
+    MP_CHECK_STATUS(mp_sys_open(path, &fd, NULL, &error), MP_FORMAT, &error); /* does not block on a FIFO */
     MP_CHECK_HAS(error.got, "a FIFO");
     MP_CHECK_HAS(error.allowed, "a regular file");
     MP_CHECK_INT(fd, -1);
@@ -187,7 +187,7 @@ cleanup:
 
 static mp_status read_a_text(void *arg, mp_error *error) {
     char text[5];
-    return mp_sys_read_text(arg, text, sizeof text) ? MP_OK : mp_fail(error, MP_IO, "nothing to be read");
+    return mp_sys_read_text(arg, text, sizeof text) ? MP_OK : mp_fail(error, MP_IO, "nothing was read");
 }
 
 MP_TEST(base_sys_seam_faults_of_files_are_errors) {
@@ -209,7 +209,7 @@ typedef struct thread_view {
     bool usr1_blocked, bus_blocked, term_blocked, int_blocked;
 } thread_view;
 
-static void look_around(void *arg) {
+static void observe_thread(void *arg) {
     thread_view *view = arg;
     sigset_t mask;
     pthread_sigmask(SIG_SETMASK, NULL, &mask);
@@ -220,7 +220,7 @@ static void look_around(void *arg) {
     pthread_getname_np(pthread_self(), view->name, sizeof(view->name));
 }
 
-static void look_at_stack(void *arg) {
+static void measure_stack(void *arg) {
     size_t *bytes = arg;
     pthread_attr_t attr;
     if (pthread_getattr_np(pthread_self(), &attr) == 0 && pthread_attr_getstacksize(&attr, bytes) != 0)
@@ -229,7 +229,7 @@ static void look_at_stack(void *arg) {
 }
 
 /* A small default stack, as of `ulimit -s 128` or of some C libraries. */
-MP_TEST(base_sys_threads_have_stack_enough) {
+MP_TEST(base_sys_threads_have_enough_stack) {
     pthread_attr_t attr, before;
     MP_CHECK(pthread_getattr_default_np(&before) == 0);
     for (size_t given = 128 << 10; given <= 8 << 20; given *= 4) {
@@ -239,7 +239,7 @@ MP_TEST(base_sys_threads_have_stack_enough) {
         size_t bytes = 0;
         mp_thread thread;
         mp_error error;
-        MP_CHECK_OK(mp_thread_start(&thread, "stack", look_at_stack, &bytes, &error), &error);
+        MP_CHECK_OK(mp_thread_start(&thread, "stack", measure_stack, &bytes, &error), &error);
         mp_thread_join(&thread);
         MP_CHECK(bytes + (64 << 10) >= (given > MP_THREAD_STACK_BYTES ? given : MP_THREAD_STACK_BYTES));
     }
@@ -254,7 +254,7 @@ MP_TEST(base_sys_threads_block_signals_and_are_counted) {
     mp_thread_join(&thread); /* never started */
     thread_view view = {0};
     mp_error error;
-    MP_CHECK_OK(mp_thread_start(&thread, "a-name-longer-than-15", look_around, &view, &error), &error);
+    MP_CHECK_OK(mp_thread_start(&thread, "a-name-longer-than-15", observe_thread, &view, &error), &error);
     mp_thread_join(&thread);
     mp_thread_join(&thread); /* a second join is legal */
     MP_CHECK(view.usr1_blocked && view.term_blocked && view.int_blocked);
@@ -287,7 +287,7 @@ static void take_turns(void *arg) {
     mp_mutex_unlock(&m->mutex);
 }
 
-MP_TEST(base_sys_cond_hands_over) {
+MP_TEST(base_sys_cond_signal_wakes_the_waiter) {
     meeting m = {.turn = 0};
     mp_mutex_init(&m.mutex);
     mp_cond_init(&m.cond);

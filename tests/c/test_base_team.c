@@ -75,7 +75,7 @@ static void add_index(const mp_team_thread *thread, void *arg) {
     atomic_fetch_add((_Atomic int *)arg, 1 << (8 * thread->index));
 }
 
-MP_TEST(base_team_lease_takes_what_is_free) {
+MP_TEST(base_team_lease_gets_the_free_threads) {
     mp_team *team = make_team(3, "10");
     mp_lease first, second, third, fourth;
     mp_team_lease(team, 2, &first);
@@ -228,7 +228,7 @@ MP_TEST(base_team_flushes_denormals_inside_regions_only) {
     mp_team_destroy(team);
 }
 
-MP_TEST(base_team_poll_beats_and_sees_cancellation) {
+MP_TEST(base_team_poll_updates_the_heartbeat_and_sees_cancellation) {
     mp_team *team = make_team(0, "10");
     mp_lease lease;
     mp_team_lease(team, 1, &lease);
@@ -337,7 +337,7 @@ static void check_loss(int threads, const char *spin_us) {
     mp_team_destroy(team);
 }
 
-MP_TEST(base_team_tells_what_threads_lost) {
+MP_TEST(base_team_reports_lost_time_of_threads) {
     check_loss(1, "50");
     check_loss(2, "50");
     check_loss(3, "0");

@@ -98,10 +98,10 @@ MP_TEST(base_topology_odd_machines) {
     const char *const odd[] = {"0-1\n", "\n", NULL, "0x3\n", "2-3\n", NULL};
     char *root = machine("0-1,3-5\n", odd, 6);
     MP_CHECK_STR(read_from(root, "", cpus(0, 3)), "0:0:0-1 4:4:2-3");
-    MP_CHECK_STR(read_from(root, "", cpus(0, 5)), "0:0:0-1 4:4:2-3 5:-1:4-5"); /* CPUs that no node names */
+    MP_CHECK_STR(read_from(root, "", cpus(0, 5)), "0:0:0-1 4:4:2-3 5:-1:4-5"); /* CPUs that belong to no node */
     MP_CHECK_STR(read_from(root, "", cpus(2, 3)), "4:4:2-3");                  /* affinity leaves one node */
     MP_CHECK_STR(read_from(root, "", cpus(1, 2)), "0:0:1 4:4:2");              /* CPU 3 was unplugged */
-    MP_CHECK_STR(read_from(root, "", cpus(0, -1)), "0:-1:");                   /* nothing is known */
+    MP_CHECK_STR(read_from(root, "", cpus(0, -1)), "0:-1:");                   /* no node is known */
     clear(root);
     MP_CHECK_STR(read_from("/nowhere", "", cpus(0, 5)), "0:-1:0-5");
     const char *const none[] = {"\n", "\n"};
@@ -122,7 +122,7 @@ MP_TEST(base_topology_odd_machines) {
         many[i] = lists[i];
     }
     root = machine("0-32\n", many, MP_NODES_MAX + 1);
-    MP_CHECK_STR(read_from(root, "", cpus(0, MP_NODES_MAX)), "0:-1:0-32"); /* too many: all are one */
+    MP_CHECK_STR(read_from(root, "", cpus(0, MP_NODES_MAX)), "0:-1:0-32"); /* too many nodes: all CPUs form one */
     MP_CHECK_HAS(read_from(root, "", cpus(0, MP_NODES_MAX - 1)), "30:30:30 31:31:31");
     clear(root);
 }
@@ -155,7 +155,7 @@ MP_TEST(base_topology_of_a_table) {
     MP_CHECK_OK(mp_topology_check("0-7;8-15", &error), &error);
 }
 
-MP_TEST(base_topology_text_is_cut_where_it_ends) {
+MP_TEST(base_topology_text_is_truncated_at_the_end_of_the_buffer) {
     char text[8];
     mp_cpu_set some = cpus(10, 12), gone = {0};
     mp_cpu_set_add(&some, 100);
@@ -172,7 +172,7 @@ MP_TEST(base_topology_text_is_cut_where_it_ends) {
 MP_TEST(base_topology_of_this_machine) {
     mp_cpu_set allowed;
     if (!mp_sys_get_affinity(&allowed))
-        MP_SKIP("the system does not tell");
+        MP_SKIP("the system does not report its topology");
     cpu_set_t known;
     MP_CHECK_INT(sched_getaffinity(0, sizeof(known), &known), 0);
     MP_CHECK_INT(mp_cpu_set_count(&allowed), CPU_COUNT(&known));
@@ -197,7 +197,7 @@ typedef struct seen {
     int cpu[8];
 } seen;
 
-static void look(const mp_team_thread *thread, void *arg) {
+static void observe(const mp_team_thread *thread, void *arg) {
     seen *s = arg;
     mp_sys_get_affinity(&s->threads[thread->index]);
     s->cpu[thread->index] = sched_getcpu();
@@ -234,7 +234,7 @@ MP_TEST(base_team_threads_run_on_their_node) {
         seen s = {0};
         mp_team_lease_at(team, (mp_team_place[]){{first, 2}, {other, 2}}, 2, &lease);
         MP_CHECK_INT(lease.threads, 4);
-        mp_lease_run(&lease, look, &s);
+        mp_lease_run(&lease, observe, &s);
         for (int i = 0; i < 4; i++) {
             MP_CHECK(same(&s.threads[i], i < 2 ? first : other));
             MP_CHECK(mp_cpu_set_has(i < 2 ? first : other, s.cpu[i]));
@@ -256,12 +256,12 @@ MP_TEST(base_team_threads_run_on_their_node) {
 MP_TEST(base_team_without_nodes_binds_nothing) {
     mp_cpu_set before, now;
     if (!mp_sys_get_affinity(&before))
-        MP_SKIP("the system does not tell");
+        MP_SKIP("the system does not report its topology");
     mp_team *team = make_team(2);
     mp_lease lease;
     seen s = {0};
     mp_team_lease(team, 3, &lease);
-    mp_lease_run(&lease, look, &s);
+    mp_lease_run(&lease, observe, &s);
     for (int i = 0; i < 3; i++)
         MP_CHECK(same(&s.threads[i], &before));
     mp_team_return(&lease);
@@ -288,7 +288,7 @@ MP_TEST(base_team_helpers_stay_on_their_node) {
     mp_team_lease_at(team, &(mp_team_place){&b, 5}, 1, &second); /* helpers of other nodes serve when needed */
     MP_CHECK_INT(second.threads, 5);
     seen s = {0};
-    mp_lease_run(&second, look, &s);
+    mp_lease_run(&second, observe, &s);
     for (int i = 0; i < 5; i++)
         MP_CHECK(same(&s.threads[i], &b));
     mp_team_return(&second);
@@ -296,16 +296,16 @@ MP_TEST(base_team_helpers_stay_on_their_node) {
 }
 
 /* CPUs that went offline: the threads run on CPUs that the system chooses. */
-MP_TEST(base_team_node_that_went) {
+MP_TEST(base_team_runs_without_its_node) {
     mp_cpu_set before, now, gone = cpus(MP_CPUS_MAX - 2, MP_CPUS_MAX - 1);
     if (!mp_sys_get_affinity(&before))
-        MP_SKIP("the system does not tell");
+        MP_SKIP("the system does not report its topology");
     mp_team *team = make_team(2);
     mp_lease lease;
     seen s = {0};
     mp_team_lease_at(team, &(mp_team_place){&gone, 3}, 1, &lease);
     MP_CHECK_INT(lease.threads, 3);
-    mp_lease_run(&lease, look, &s);
+    mp_lease_run(&lease, observe, &s);
     for (int i = 0; i < 3; i++)
         MP_CHECK(same(&s.threads[i], &before));
     mp_team_return(&lease);
@@ -326,7 +326,7 @@ static void note_prefer(void *memory, size_t bytes, int node) {
     preferred_on = node;
 }
 
-MP_TEST(base_alloc_large_scratch_is_near) {
+MP_TEST(base_alloc_large_scratch_prefers_the_local_node) {
     mp_sys_table.prefer_node = note_prefer;
     static const struct {
         mp_tag tag;
@@ -353,7 +353,7 @@ static int policy_at(void *at) {
     return syscall(SYS_get_mempolicy, &mode, nodes, bits, at, by_address) == 0 ? mode : -1;
 }
 
-MP_TEST(base_alloc_large_scratch_is_near) {
+MP_TEST(base_alloc_large_scratch_prefers_the_local_node) {
 #if defined(__SANITIZE_THREAD__)
     MP_SKIP("the sanitizer's allocator maps its own pages");
 #endif
@@ -363,7 +363,7 @@ MP_TEST(base_alloc_large_scratch_is_near) {
     int node = topology.nodes[0].memory;
     uint8_t *anywhere = mp_alloc(LARGE, MP_TAG_KV), *page = anywhere - (uintptr_t)anywhere % 4096;
     if (node < 0 || policy_at(anywhere) != DEFAULT || syscall(SYS_mbind, page, 4096, DEFAULT, NULL, 0, 0) != 0)
-        MP_SKIP("the system has no nodes, or a sandbox forbids to ask for them");
+        MP_SKIP("the system has no nodes, or a sandbox forbids reading them");
     mp_alloc_prefer_node(node);
     uint8_t *near = mp_alloc(LARGE, MP_TAG_KV), *weights = mp_alloc(LARGE, MP_TAG_WEIGHTS);
     MP_CHECK_INT(policy_at(near), PREFERRED);

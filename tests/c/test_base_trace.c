@@ -42,7 +42,7 @@ MP_TEST(base_log_records_from_the_enabled_level_on) {
     MP_CHECK_INT(mp_log_dropped(), 0);
 }
 
-MP_TEST(base_log_cuts_between_characters) {
+MP_TEST(base_log_truncates_between_characters) {
     char text[1024] = "x";
     while (strlen(text) < 900)
         strcat(text, "\xE2\x82\xAC");

@@ -1,4 +1,4 @@
-/* Faults on purpose (registry/chaos.h): the same seed makes the same ones, and callers see what real ones show. */
+/* Injected faults (registry/chaos.h): a seed determines them, and callers see the same errors as for real faults. */
 #include <math.h>
 #include <string.h>
 
@@ -28,7 +28,7 @@ MP_TEST(chaos_is_a_function_of_seed_key_worker_and_step) {
     MP_CHECK_INT(differ[0], 0);
     for (int i = 1; i < 4; i++)
         MP_CHECK(differ[i] > STEPS / 4);
-    /* As it was drawn when this was written: another version must repeat what a seed showed. */
+    /* The faults of this seed when the test was written. Later versions must reproduce them. */
     static const char expected[] = "LL...M...LM.SF..FDL.....FL..F.FF";
     char sampled[sizeof(expected)] = {0};
     for (uint64_t step = 0; step < sizeof(expected) - 1; step++)
@@ -59,7 +59,7 @@ MP_TEST(chaos_rules_are_checked) {
     MP_CHECK(mp_chaos_is_on(&all) && !mp_chaos_is_on(&off));
 }
 
-/* --- what callers see --- */
+/* --- results that callers see --- */
 
 static mp_registry *open_with(mp_chaos_rule rule, fake *fake) {
     mp_registry_config config = {.threads = 1,
@@ -73,11 +73,11 @@ static mp_registry *open_with(mp_chaos_rule rule, fake *fake) {
     return registry;
 }
 
-MP_TEST(chaos_faults_end_calls_as_real_ones_do) {
+MP_TEST(chaos_faults_end_requests_as_real_faults_do) {
     static const struct {
         mp_chaos_rule rule;
         mp_status status;
-        int faults, retries, deaths, abandoned; /* of one call; deaths: workers that ended */
+        int faults, retries, deaths, abandoned; /* counts for one request; deaths: workers that ended */
     } rows[] = {
         {{.fail = 1}, MP_MODEL, 2, 1, 0, 0},
         {{.die = 1}, MP_INTERNAL, 2, 1, 2, 0},
@@ -92,7 +92,7 @@ MP_TEST(chaos_faults_end_calls_as_real_ones_do) {
         mp_ticket *ticket = fake_submit(registry, "a", fake_call_create(1), NULL);
         MP_CHECK_STATUS(fake_wait(ticket, &error), rows[i].status, &error);
         mp_ticket_release(ticket);
-        MP_CHECK_INT(fake.steps, 0); /* the engine was not asked */
+        MP_CHECK_INT(fake.steps, 0); /* no step reached the engine */
         uint64_t end = fake_in_ms(5000);
         do {
             mp_registry_get_stats(registry, &stats);
@@ -103,14 +103,14 @@ MP_TEST(chaos_faults_end_calls_as_real_ones_do) {
         MP_CHECK_INT(stats.workers_evicted, rows[i].deaths);
         MP_CHECK_INT(stats.workers_dead, rows[i].abandoned);
         MP_CHECK_INT(stats.errors, 1);
-        if (rows[i].abandoned) /* its thread comes back soon, and frees what it had */
+        if (rows[i].abandoned) /* its thread returns soon and frees the worker's memory */
             for (mp_entry_info info = {.dead = 1}; info.dead; fake_info(registry, "a", &info))
                 MP_CHECK(mp_sys_now_ns() < end);
         fake_end(registry);
     }
 }
 
-MP_TEST(chaos_slow_workers_answer_late) {
+MP_TEST(chaos_slow_workers_finish_late) {
     fake fake;
     mp_registry *registry = open_with((mp_chaos_rule){.slow = 1}, &fake);
     uint64_t submitted, started, finished;
@@ -121,7 +121,7 @@ MP_TEST(chaos_slow_workers_answer_late) {
     mp_ticket_release(ticket);
     MP_CHECK(finished - started >= FAKE_MS(20));
     MP_CHECK_INT(fake.steps, 1);
-    /* and hear that nobody wants the answer any more */
+    /* A slow worker notices a cancellation. */
     atomic_store(&fake.step_ns, FAKE_MS(400));
     ticket = fake_submit(registry, "a", fake_call_create(1), NULL);
     fake_until(&fake.in_steps, 1);

@@ -19,7 +19,7 @@ static void post(mp_event_kind kind, uint64_t request) {
     mp_events_post(kind, 7, "a", 3, (void *)(uintptr_t)request, MP_OK);
 }
 
-MP_TEST(events_come_in_order_and_only_if_wanted) {
+MP_TEST(events_arrive_in_order_and_only_if_enabled) {
     mp_event event;
     post(MP_EVENT_SPAWN, 1); /* no kind is enabled */
     MP_CHECK(!mp_events_take(&event));
@@ -45,7 +45,7 @@ MP_TEST(events_come_in_order_and_only_if_wanted) {
         MP_CHECK(strlen(mp_event_name((mp_event_kind)i)) >= 4);
 }
 
-MP_TEST(events_of_long_keys_are_cut) {
+MP_TEST(events_truncate_long_keys) {
     char key[600];
     mp_event event;
     memset(key, 'k', sizeof(key) - 1);
@@ -125,7 +125,7 @@ MP_TEST(events_of_several_writers_reach_a_slow_reader_in_their_order) {
     MP_CHECK(mp_events_dropped() > 0 && taken >= SLOTS && last_ns <= mp_sys_now_ns());
 }
 
-MP_TEST(events_of_the_parent_are_not_the_childs) {
+MP_TEST(events_of_the_parent_do_not_reach_the_child) {
 #if defined(__SANITIZE_THREAD__)
     MP_SKIP("ThreadSanitizer does not follow a fork of a process with threads");
 #endif
@@ -150,30 +150,30 @@ MP_TEST(events_of_the_parent_are_not_the_childs) {
     int how;
     MP_CHECK(waitpid(child, &how, 0) == child && WIFEXITED(how));
     MP_CHECK_INT(WEXITSTATUS(how), 0);
-    MP_CHECK(mp_events_take(&event) && event.request == 11); /* the parent goes on */
+    MP_CHECK(mp_events_take(&event) && event.request == 11); /* the parent still gets its events */
 }
 
 /* --- events of a registry --- */
 
-typedef struct told {
+typedef struct received {
     int counts[MP_EVENT_COUNT];
     mp_event last[MP_EVENT_COUNT];
-} told;
+} received;
 
-static void hear(told *told) {
+static void drain(received *received) {
     mp_event event;
     while (mp_events_take(&event)) {
-        told->counts[event.kind]++;
-        told->last[event.kind] = event;
+        received->counts[event.kind]++;
+        received->last[event.kind] = event;
     }
 }
 
 /* Check the last failure event; there must be exactly one more than before. */
-static void expect_refused(told *told, mp_registry *registry, const char *key, mp_status status) {
-    int before = told->counts[MP_EVENT_REQUEST_FAIL];
-    hear(told);
-    MP_CHECK_INT(told->counts[MP_EVENT_REQUEST_FAIL], before + 1);
-    const mp_event *event = &told->last[MP_EVENT_REQUEST_FAIL];
+static void expect_refused(received *received, mp_registry *registry, const char *key, mp_status status) {
+    int before = received->counts[MP_EVENT_REQUEST_FAIL];
+    drain(received);
+    MP_CHECK_INT(received->counts[MP_EVENT_REQUEST_FAIL], before + 1);
+    const mp_event *event = &received->last[MP_EVENT_REQUEST_FAIL];
     MP_CHECK_INT(event->status, status);
     MP_CHECK_STR(event->key, key);
     MP_CHECK(event->registry == mp_registry_number(registry) && event->worker == 0);
@@ -188,9 +188,9 @@ static mp_status refuse(mp_registry *registry, const char *key, fake_call *call,
     return status;
 }
 
-MP_TEST(events_tell_of_calls_that_are_refused) {
+MP_TEST(events_report_refused_requests) {
     fake fake;
-    told told = {0};
+    received received = {0};
     mp_error error;
     mp_submit_options plain = {0}, fast = {.fail_fast = true}, late = {.deadline_ns = 1},
                       again = {.fail_fast = true, .uncounted = true};
@@ -201,25 +201,25 @@ MP_TEST(events_tell_of_calls_that_are_refused) {
     MP_CHECK_OK(mp_registry_load(registry, "a", false, 0, &error), &error);
     mp_events_want(1 << MP_EVENT_REQUEST_FAIL | 1 << MP_EVENT_REQUEST_COMPLETE);
     MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
-    hear(&told);
-    MP_CHECK_INT(told.counts[MP_EVENT_REQUEST_FAIL], 0);
+    drain(&received);
+    MP_CHECK_INT(received.counts[MP_EVENT_REQUEST_FAIL], 0);
 
     MP_CHECK_INT(refuse(registry, "nobody", fake_call_create(1), plain), MP_UNKNOWN_MODEL);
-    expect_refused(&told, registry, "nobody", MP_UNKNOWN_MODEL);
+    expect_refused(&received, registry, "nobody", MP_UNKNOWN_MODEL);
     fake_call *call = fake_call_create(1);
     call->base.capability = MP_TEXT_TO_TEXT;
     MP_CHECK_INT(refuse(registry, "a", call, plain), MP_WRONG_CAPABILITY);
-    expect_refused(&told, registry, "a", MP_WRONG_CAPABILITY);
+    expect_refused(&received, registry, "a", MP_WRONG_CAPABILITY);
     call = fake_call_create(1);
     call->bad_argument = true;
     MP_CHECK_INT(refuse(registry, "a", call, plain), MP_INVALID_ARGUMENT);
-    expect_refused(&told, registry, "a", MP_INVALID_ARGUMENT);
+    expect_refused(&received, registry, "a", MP_INVALID_ARGUMENT);
     MP_CHECK_INT(refuse(registry, "a", fake_call_create(1), late), MP_TIMEOUT);
-    expect_refused(&told, registry, "a", MP_TIMEOUT);
+    expect_refused(&received, registry, "a", MP_TIMEOUT);
     call = fake_call_create(1);
     call->base.bytes = 5000000;
     MP_CHECK_INT(refuse(registry, "a", call, plain), MP_MEMORY_EXHAUSTED);
-    expect_refused(&told, registry, "a", MP_MEMORY_EXHAUSTED);
+    expect_refused(&received, registry, "a", MP_MEMORY_EXHAUSTED);
 
     atomic_store(&fake.hold, true);
     mp_ticket *held[MOST_HELD];
@@ -233,12 +233,12 @@ MP_TEST(events_tell_of_calls_that_are_refused) {
         MP_CHECK(count < MOST_HELD - 1);
         fake_until(&fake.in_steps, 1);
     }
-    expect_refused(&told, registry, "a", MP_OVERLOADED);
+    expect_refused(&received, registry, "a", MP_OVERLOADED);
     MP_CHECK_INT(refuse(registry, "a", fake_call_create(1), fast), MP_OVERLOADED);
-    expect_refused(&told, registry, "a", MP_OVERLOADED);
+    expect_refused(&received, registry, "a", MP_OVERLOADED);
     MP_CHECK_INT(refuse(registry, "a", fake_call_create(1), again), MP_OVERLOADED); /* a retry follows */
-    hear(&told);
-    MP_CHECK_INT(told.counts[MP_EVENT_REQUEST_FAIL], 7);
+    drain(&received);
+    MP_CHECK_INT(received.counts[MP_EVENT_REQUEST_FAIL], 7);
     atomic_store(&fake.hold, false);
     for (int i = 0; i < count; i++)
         MP_CHECK_INT(fake_finish(held[i]), MP_OK);
@@ -246,16 +246,17 @@ MP_TEST(events_tell_of_calls_that_are_refused) {
     call = fake_call_create(1);
     call->numeric = true;
     MP_CHECK_INT(fake_finish(fake_submit(registry, "a", call, NULL)), MP_NUMERIC);
-    expect_refused(&told, registry, "a", MP_NUMERIC); /* one failure event for the request */
+    expect_refused(&received, registry, "a", MP_NUMERIC); /* one failure event for the request */
     MP_CHECK_INT(refuse(registry, "a", fake_call_create(1), plain), MP_CIRCUIT_OPEN);
-    expect_refused(&told, registry, "a", MP_CIRCUIT_OPEN);
+    expect_refused(&received, registry, "a", MP_CIRCUIT_OPEN);
     mp_registry_begin_shutdown(registry);
     MP_CHECK_INT(refuse(registry, "a", fake_call_create(1), plain), MP_SHUTTING_DOWN);
-    expect_refused(&told, registry, "a", MP_SHUTTING_DOWN);
+    expect_refused(&received, registry, "a", MP_SHUTTING_DOWN);
     mp_registry_stats stats;
     mp_registry_get_stats(registry, &stats);
-    hear(&told);
-    MP_CHECK_INT(told.counts[MP_EVENT_REQUEST_COMPLETE], stats.completed);
-    MP_CHECK_INT(told.counts[MP_EVENT_REQUEST_COMPLETE] + told.counts[MP_EVENT_REQUEST_FAIL], stats.total_requests);
+    drain(&received);
+    MP_CHECK_INT(received.counts[MP_EVENT_REQUEST_COMPLETE], stats.completed);
+    MP_CHECK_INT(received.counts[MP_EVENT_REQUEST_COMPLETE] + received.counts[MP_EVENT_REQUEST_FAIL],
+                 stats.total_requests);
     fake_end(registry);
 }

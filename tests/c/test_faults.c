@@ -1,5 +1,5 @@
-/* Storms, herds and steps of memory over the registry with fake models: what holds of one call holds of a million.
- * tests/FAULTS.md says which row of the table each test stands for. */
+/* Many requests at once, changes of the memory limit and other faults, on a registry with fake models.
+ * tests/FAULTS.md has the table whose rows are named here. */
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -12,7 +12,7 @@
 #include "test_registry_fake.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { SHARE = 50 }; /* a sanitizer makes everything slow: a fiftieth of the storms */
+enum { SHARE = 50 }; /* sanitizers are slow: run a fiftieth of the requests */
 #else
 enum { SHARE = 1 };
 #endif
@@ -34,7 +34,7 @@ static mp_registry_stats stats_of(mp_registry *registry) {
     return stats;
 }
 
-/* --- row 20: a hundred thousand calls are taken back --- */
+/* --- row 20: 100,000 requests are cancelled --- */
 
 enum { CANCELLERS = 4 };
 
@@ -42,7 +42,7 @@ typedef struct storm {
     mp_registry *registry;
     int calls;
     _Atomic int number, ok, cancelled, other, refused;
-    uint64_t middle; /* live bytes of requests halfway, of the flood */
+    uint64_t middle; /* live bytes of requests halfway through the flood */
 } storm;
 
 static void canceller(void *arg) {
@@ -56,7 +56,7 @@ static void canceller(void *arg) {
         mp_status status =
             mp_registry_submit(storm->registry, "a", &fake_call_create(1)->base, &options, &ticket, &error);
         MP_CHECK_STATUS(status, MP_OK, &error);
-        if ((dice >> 16) % 4 == 0) { /* it has begun, perhaps it is over */
+        if ((dice >> 16) % 4 == 0) { /* the request has started and may have ended */
             uint64_t progress;
             mp_ticket_wait(ticket, 0, mp_sys_now_ns() + (dice >> 20) % 50000, &progress);
         }
@@ -70,7 +70,7 @@ static void canceller(void *arg) {
     }
 }
 
-MP_TEST_SECONDS(registry_fault_cancellation_storm_gives_every_slot_back, 120) {
+MP_TEST_SECONDS(registry_fault_cancellation_storm_frees_every_slot, 120) {
     fake fake;
     fake_init(&fake);
     fake.workers = 2;
@@ -99,7 +99,7 @@ MP_TEST_SECONDS(registry_fault_cancellation_storm_gives_every_slot_back, 120) {
     fake_end(registry);
 }
 
-/* --- row 21: a million calls into a full queue, then beside a worker that works --- */
+/* --- row 21: a million requests into a full queue, then into the queue of a running worker --- */
 
 static void flooder(void *arg) {
     storm *storm = arg;
@@ -115,7 +115,7 @@ static void flooder(void *arg) {
         } else {
             MP_CHECK_STATUS(status, MP_OK, &error);
             atomic_fetch_add(&storm->ok, 1);
-            mp_ticket_release(ticket); /* nobody waits: cancelled */
+            mp_ticket_release(ticket); /* releasing the last reference cancels the request */
         }
     }
 }
@@ -156,15 +156,15 @@ MP_TEST_SECONDS(registry_fault_full_queue_storm_leaves_memory_flat, 240) {
     }
     MP_CHECK_INT(storm.ok, 0);
     MP_CHECK_INT(storm.refused, FLOODERS * storm.calls * 10);
-    if (SHARE == 1) /* a sanitizer keeps what was freed for a while */
+    if (SHARE == 1) /* sanitizers keep freed memory for a while */
         MP_CHECK(resident_bytes() <= rss + (2u << 20));
     mp_registry_stats stats = stats_of(registry);
     MP_CHECK_INT(stats.queue_full_rejections, storm.refused);
     MP_CHECK_INT(stats.total_requests, storm.refused + WAITING + 1);
     atomic_store(&fake.hold, false);
     for (int i = 0; i <= WAITING; i++)
-        MP_CHECK_INT(fake_finish(waiting[i]), MP_OK); /* those that were accepted are served */
-    /* and beside a worker that works: accepted + refused = submitted */
+        MP_CHECK_INT(fake_finish(waiting[i]), MP_OK); /* accepted requests are served */
+    /* The same while the worker runs: accepted + refused = submitted. */
     storm.calls = 20000 / SHARE;
     int refused = storm.refused;
     mp_thread threads[FLOODERS];
@@ -176,7 +176,7 @@ MP_TEST_SECONDS(registry_fault_full_queue_storm_leaves_memory_flat, 240) {
     fake_end(registry);
 }
 
-/* --- row 24: a thousand threads find nothing loaded --- */
+/* --- row 24: a thousand threads send requests to a cold model --- */
 
 MP_TEST_SECONDS(registry_fault_herd_of_a_thousand_causes_one_load, 120) {
     enum { MANY = SHARE == 1 ? 1000 : 100 };
@@ -201,7 +201,7 @@ MP_TEST_SECONDS(registry_fault_herd_of_a_thousand_causes_one_load, 120) {
     fake_end(registry);
 }
 
-/* --- row 25: a spawn that hangs: who waits leaves by its own deadline, nobody starts a second one --- */
+/* --- row 25: a load hangs: waiting requests end at their deadlines, and no second load starts --- */
 
 MP_TEST_SECONDS(registry_fault_spawn_hangs_waiters_leave_by_their_deadlines, 60) {
     fake fake;
@@ -233,7 +233,7 @@ MP_TEST_SECONDS(registry_fault_spawn_hangs_waiters_leave_by_their_deadlines, 60)
     fake_end(registry);
 }
 
-/* --- row 27: a model whose workers always die ends as failed, and does not spin --- */
+/* --- row 27: a model whose workers always die becomes failed, and restarts do not loop --- */
 
 MP_TEST_SECONDS(registry_fault_crash_loop_does_not_spin, 60) {
     fake fake;
@@ -272,7 +272,7 @@ MP_TEST_SECONDS(registry_fault_crash_loop_does_not_spin, 60) {
     fake_end(registry);
 }
 
-/* --- row 26: faults and answers in any order --- */
+/* --- row 26: faults and successes in any order --- */
 
 MP_TEST(registry_fault_breaker_flaps_within_its_rule) {
     mp_test_random random = {99};
@@ -300,10 +300,10 @@ MP_TEST(registry_fault_breaker_flaps_within_its_rule) {
                     MP_CHECK(in && !probe);
                 if (was == MP_BREAKER_OPEN && now < open_since + rule.backoff_ns) {
                     MP_CHECK(!in);
-                    MP_CHECK_INT(left, open_since + rule.backoff_ns - now); /* the time left is told */
+                    MP_CHECK_INT(left, open_since + rule.backoff_ns - now); /* the remaining backoff is returned */
                 }
                 if (was == MP_BREAKER_OPEN && now >= open_since + rule.backoff_ns)
-                    MP_CHECK(in && probe); /* it never stays open for ever */
+                    MP_CHECK(in && probe); /* the breaker does not stay open for ever */
                 if (in && probe && flights < 16)
                     flying[flights++] = probe;
                 else if (in && probe)
@@ -324,25 +324,25 @@ MP_TEST(registry_fault_breaker_flaps_within_its_rule) {
                     bool stale = probe != breaker.epoch || breaker.state != MP_BREAKER_HALF_OPEN;
                     mp_breaker_end(&breaker, &rule, probe, (dice >> 40) % 4 != 0);
                     if (stale)
-                        MP_CHECK_INT(breaker.state, was); /* a probe of an earlier opening says nothing */
+                        MP_CHECK_INT(breaker.state, was); /* the result of a probe of an earlier opening is ignored */
                     late += stale;
                     closed += was != MP_BREAKER_CLOSED && breaker.state == MP_BREAKER_CLOSED;
                 }
             }
             MP_CHECK(breaker.probing >= 0 && breaker.probing <= rule.probes);
-            MP_CHECK(was != MP_BREAKER_OPEN || breaker.state != MP_BREAKER_CLOSED); /* only by way of half-open */
+            MP_CHECK(was != MP_BREAKER_OPEN || breaker.state != MP_BREAKER_CLOSED); /* it closes only from half-open */
         }
     }
     MP_CHECK(opened > 300 && closed > 300 && late > 100);
 }
 
-/* --- row 35: there is suddenly less memory --- */
+/* --- row 35: the memory limit drops suddenly --- */
 
-MP_TEST_SECONDS(registry_fault_memory_step_sheds_what_is_idle, 60) {
+MP_TEST_SECONDS(registry_fault_memory_step_evicts_idle_models, 60) {
     enum { MODELS = 5, MODEL = 10 * 1000 * 1000 };
     static const char *const keys[MODELS] = {"a", "b", "c", "d", "e"};
     fake fakes[MODELS];
-    /* the process's governor, so that the test can change its limit as a cgroup would */
+    /* Use the governor of the process, whose limit the test can change as a cgroup would. */
     mp_governor *governor;
     mp_error error;
     MP_CHECK_OK(mp_governor_open(0, &governor, &error), &error);
@@ -362,7 +362,7 @@ MP_TEST_SECONDS(registry_fault_memory_step_sheds_what_is_idle, 60) {
         MP_CHECK_INT(fake_finish(fake_submit(registry, keys[i], fake_call_create(1), NULL)), MP_OK);
     }
     MP_CHECK(stats_of(registry).memory_used > 5 * (uint64_t)MODEL);
-    atomic_store(&fakes[0].hold, true); /* the coldest of them works */
+    atomic_store(&fakes[0].hold, true); /* the least recently used model is busy */
     mp_ticket *busy = fake_submit(registry, "a", fake_call_create(1), NULL);
     fake_until(&fakes[0].in_steps, 1);
     uint64_t limit = 25u * 1000 * 1000;
@@ -372,10 +372,10 @@ MP_TEST_SECONDS(registry_fault_memory_step_sheds_what_is_idle, 60) {
         MP_CHECK(mp_sys_now_ns() < end);
         mp_sys_sleep_ns(FAKE_MS(1));
     }
-    MP_CHECK(!mp_ticket_done(busy)); /* what works stays */
+    MP_CHECK(!mp_ticket_done(busy)); /* a busy model is not evicted */
     MP_CHECK(stats_of(registry).evictions >= 3);
     MP_CHECK_INT(fakes[0].models, 1);
-    /* what does not fit beside it is told so, or takes the place of what is idle */
+    /* A model that does not fit in addition fails with MEMORY_EXHAUSTED or replaces an idle one. */
     for (int i = 1; i < MODELS; i++) {
         mp_ticket *ticket = fake_submit(registry, keys[i], fake_call_create(1), NULL);
         mp_status status = fake_wait(ticket, &error);
@@ -391,7 +391,7 @@ MP_TEST_SECONDS(registry_fault_memory_step_sheds_what_is_idle, 60) {
 
 /* --- row 37: deadlines that pass in the queue and in a batch --- */
 
-MP_TEST_SECONDS(registry_fault_expired_calls_never_start_and_mates_go_on, 60) {
+MP_TEST_SECONDS(registry_fault_expired_requests_never_start_and_others_complete, 60) {
     fake fake;
     fake_init(&fake);
     mp_registry_config config = {.threads = 1, .max_workers = 1};
@@ -411,12 +411,12 @@ MP_TEST_SECONDS(registry_fault_expired_calls_never_start_and_mates_go_on, 60) {
             calls[i] = fake_call_create(1);
             mp_submit_options options = {.priority = 2, .deadline_ns = i % 2 ? fake_in_ms(5 + (uint64_t)i / 4) : 0};
             mp_status status = mp_registry_submit(registry, "a", &calls[i]->base, &options, &tickets[i], &error);
-            if (status != MP_OK) { /* hopeless: told so before it was queued */
+            if (status != MP_OK) { /* hopeless: refused before it is queued */
                 MP_CHECK(i % 2 && status == MP_TIMEOUT);
                 tickets[i] = NULL;
             }
         }
-        mp_sys_sleep_ns(FAKE_MS(4 + (uint64_t)round)); /* some have passed, some not */
+        mp_sys_sleep_ns(FAKE_MS(4 + (uint64_t)round)); /* some deadlines have passed, others have not */
         uint64_t released = mp_sys_now_ns();
         atomic_store(&fake.hold, false);
         MP_CHECK_INT(fake_finish(first), MP_OK);
@@ -441,9 +441,9 @@ MP_TEST_SECONDS(registry_fault_expired_calls_never_start_and_mates_go_on, 60) {
     fake_end(registry);
 }
 
-/* --- rows 5 and 6: one of two workers sees that the files have changed --- */
+/* --- rows 5 and 6: one of two workers detects that the model files changed --- */
 
-MP_TEST_SECONDS(registry_fault_changed_files_send_every_worker_away, 60) {
+MP_TEST_SECONDS(registry_fault_changed_files_end_every_worker, 60) {
     fake fake;
     fake_init(&fake);
     fake.workers = 2;
@@ -464,7 +464,7 @@ MP_TEST_SECONDS(registry_fault_changed_files_send_every_worker_away, 60) {
         mp_ticket_release(ticket);
     }
     MP_CHECK_STATUS(status, MP_INTEGRITY, &error);
-    fake_until_state(registry, "a", "failed"); /* its mate, which had no work, goes too */
+    fake_until_state(registry, "a", "failed"); /* the other worker, which was idle, ends too */
     MP_CHECK_INT(fake.models + fake.engines, 0);
     atomic_store(&fake.unhealthy, false);
     MP_CHECK_OK(mp_registry_load(registry, "a", false, fake_in_ms(5000), &error), &error);
@@ -472,9 +472,9 @@ MP_TEST_SECONDS(registry_fault_changed_files_send_every_worker_away, 60) {
     fake_end(registry);
 }
 
-/* --- row 13: busy is not dead --- */
+/* --- row 13: a busy worker is not abandoned --- */
 
-MP_TEST_SECONDS(registry_fault_slow_steps_that_show_life_are_not_dead, 60) {
+MP_TEST_SECONDS(registry_fault_slow_steps_that_make_progress_are_not_abandoned, 60) {
     fake fake;
     fake_init(&fake);
     fake.step_ns = FAKE_MS(700);
@@ -486,7 +486,7 @@ MP_TEST_SECONDS(registry_fault_slow_steps_that_show_life_are_not_dead, 60) {
     fake_end(registry);
 }
 
-/* --- row 39: p2c with costs that differ --- */
+/* --- row 39: policy p2c with requests of different costs --- */
 
 MP_TEST_SECONDS(registry_fault_p2c_load_stays_even, 60) {
     enum { WORKERS = 4, CALLS = 400 };
@@ -504,7 +504,7 @@ MP_TEST_SECONDS(registry_fault_p2c_load_stays_even, 60) {
     static mp_ticket *tickets[CALLS];
     mp_entry_info info = {0};
     uint64_t before[MP_WORKERS_MAX] = {0};
-    atomic_store(&fake.hold, true); /* until all four are there */
+    atomic_store(&fake.hold, true); /* until all four workers run */
     mp_submit_options alone = {.priority = 2, .policy = MP_POLICY_SEQUENTIAL};
     int ready = 0;
     for (uint64_t end = fake_in_ms(10000); info.workers < WORKERS; fake_info(registry, "a", &info)) {
@@ -512,7 +512,7 @@ MP_TEST_SECONDS(registry_fault_p2c_load_stays_even, 60) {
         if (ready < CALLS)
             MP_CHECK_OK(mp_registry_submit(registry, "a", &fake_call_create(1)->base, &alone, &tickets[ready++],
                                            &error), &error);
-        mp_sys_sleep_ns(FAKE_MS(20)); /* each call asks for one worker more */
+        mp_sys_sleep_ns(FAKE_MS(20)); /* each request starts one more worker */
     }
     atomic_store(&fake.hold, false);
     for (int i = 0; i < ready; i++)
@@ -540,12 +540,12 @@ MP_TEST_SECONDS(registry_fault_p2c_load_stays_even, 60) {
     fake_end(registry);
 }
 
-/* --- row 40: two registries that know nothing of each other (what TSan is for) --- */
+/* --- row 40: two independent registries; TSan detects shared state --- */
 
 typedef struct twin {
     int threads;
     uint64_t memory;
-    _Atomic int answered;
+    _Atomic int completed;
 } twin;
 
 static void run_twin(void *arg) {
@@ -570,10 +570,10 @@ static void run_twin(void *arg) {
                 mp_ticket_cancel(ticket);
             mp_status status = fake_finish(ticket);
             MP_CHECK(status == MP_OK || status == MP_CANCELLED);
-            atomic_fetch_add(&twin->answered, 1);
+            atomic_fetch_add(&twin->completed, 1);
         }
         mp_registry_stats stats = stats_of(registry);
-        MP_CHECK_INT(stats.memory_limit, twin->memory); /* its own, whatever the other one has */
+        MP_CHECK_INT(stats.memory_limit, twin->memory); /* its own limit, not that of the other registry */
         MP_CHECK_INT(stats.threads, twin->threads);
         mp_registry_close(registry, FAKE_MS(5000));
         mp_registry_destroy(registry);
@@ -581,7 +581,7 @@ static void run_twin(void *arg) {
     }
 }
 
-MP_TEST_SECONDS(registry_fault_two_registries_toggle_nothing_of_the_process, 60) {
+MP_TEST_SECONDS(registry_fault_two_registries_leave_process_settings_alone, 60) {
     twin twins[2] = {{.threads = 1, .memory = 50 * 1000 * 1000}, {.threads = 2, .memory = 90 * 1000 * 1000}};
     mp_thread threads[2];
     mp_error error;
@@ -589,5 +589,5 @@ MP_TEST_SECONDS(registry_fault_two_registries_toggle_nothing_of_the_process, 60)
         MP_CHECK_OK(mp_thread_start(&threads[i], "twin", run_twin, &twins[i], &error), &error);
     for (int i = 0; i < 2; i++)
         mp_thread_join(&threads[i]);
-    MP_CHECK_INT(twins[0].answered + twins[1].answered, 400);
+    MP_CHECK_INT(twins[0].completed + twins[1].completed, 400);
 }

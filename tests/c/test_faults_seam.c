@@ -1,6 +1,6 @@
-/* Faults of the system under a registry that is in use: memory, threads, mappings, wake-ups, the clock. A fault is
- * switched on, calls get answers or typed errors, it is switched off, and the same registry serves again.
- * tests/FAULTS.md says which row of the table each test stands for. */
+/* Faults of the system under a registry in use: memory, threads, mappings, wake-ups, the clock. While a fault is
+ * injected, requests complete or fail with typed errors. Afterwards the same registry serves again.
+ * tests/FAULTS.md has the table whose rows are named here. */
 #include "base/sys.h"
 
 #ifdef MP_SEAM
@@ -17,7 +17,7 @@
 #include "mp_test.h"
 #include "test_registry_fake.h"
 
-/* --- injection: calls [from, to) of one kind fail, counted from when it was armed --- */
+/* --- injection: calls [from, to) of one kind fail, counted since arm() --- */
 
 static _Atomic int64_t calls_so_far, fail_from = INT64_MAX, fail_to;
 
@@ -64,7 +64,7 @@ static uint64_t live_bytes(void) {
     return bytes;
 }
 
-/* Submit and wait, as a caller who takes what comes. Without a call there was no memory even for that. */
+/* Submits a request and waits for its status. Also fails if there is no memory for the request itself. */
 static mp_status try_call(mp_registry *registry, const char *key, mp_error *error) {
     fake_call *call = fake_call_create(1);
     if (!call)
@@ -79,14 +79,14 @@ static mp_status try_call(mp_registry *registry, const char *key, mp_error *erro
     return status;
 }
 
-/* Until the model is served again: an attempt that failed is followed by a rest. */
+/* Loads the model, which ignores the backoff after a failed attempt, and checks that a request completes. */
 static void serves_again(mp_registry *registry, const char *key) {
     mp_error error;
     MP_CHECK_OK(mp_registry_load(registry, key, false, fake_in_ms(10000), &error), &error);
     MP_CHECK_OK(try_call(registry, key, &error), &error);
 }
 
-/* Row 1: each allocation of a cold start, of calls and of an eviction fails, once and from there on. */
+/* Row 1: each allocation of a cold start, of requests and of an eviction fails, alone or with all later ones. */
 static void memory_is_refused(bool persistent) {
     fake fake;
     fake_init(&fake);
@@ -114,7 +114,7 @@ static void memory_is_refused(bool persistent) {
         serves_again(registry, "a");
         MP_CHECK_OK(mp_registry_evict(registry, "a", fake_in_ms(5000), &error), &error);
         MP_CHECK_INT(fake.models + fake.engines + fake_calls, 0);
-        /* threads are kept for the next job, now one, now two; registry_survives_refused_memory is exact */
+        /* One or two idle threads remain, so this bound is loose; registry_survives_refused_memory is exact. */
         MP_CHECK(live_bytes() <= before + 65536);
         if (over)
             break;
@@ -127,7 +127,7 @@ static void memory_is_refused(bool persistent) {
 MP_TEST_SECONDS(registry_fault_memory_refused_once_serves_on, 60) { memory_is_refused(false); }
 MP_TEST_SECONDS(registry_fault_memory_refused_for_a_while_serves_on, 60) { memory_is_refused(true); }
 
-/* Row 3: no thread for the first worker, the second, or any. */
+/* Row 3: thread creation fails for the first worker, the second, or all. */
 MP_TEST_SECONDS(registry_fault_no_thread_leaves_no_half_worker, 60) {
     mp_sys_table.thread_create = failing_thread;
     for (int64_t k = 0; k < 4; k++)
@@ -149,7 +149,7 @@ MP_TEST_SECONDS(registry_fault_no_thread_leaves_no_half_worker, 60) {
                 MP_CHECK_INT(info.worker_count + info.workers + info.queued + info.running, 0);
                 mp_registry_stats stats;
                 mp_registry_get_stats(registry, &stats);
-                MP_CHECK_INT(stats.memory_used, 0); /* the guard came back too */
+                MP_CHECK_INT(stats.memory_used, 0); /* the memory reservation was released too */
                 MP_CHECK(stats.spawn_failures > 0);
             } else {
                 fake_info(registry, "a", &info);
@@ -162,8 +162,8 @@ MP_TEST_SECONDS(registry_fault_no_thread_leaves_no_half_worker, 60) {
         }
 }
 
-/* Row 3, what comes after: a thread that was refused once is not missed for ever. Deadlines of calls that wait are kept
- * by a thread, too. */
+/* Row 3, afterwards: the maintenance thread, which enforces the deadlines of waiting requests, is started again after
+ * its creation failed once. */
 MP_TEST_SECONDS(registry_fault_no_thread_once_does_not_end_deadlines, 60) {
     mp_sys_table.thread_create = failing_thread;
     for (int64_t k = 0; k < 3; k++) {
@@ -194,8 +194,9 @@ MP_TEST_SECONDS(registry_fault_no_thread_once_does_not_end_deadlines, 60) {
     }
 }
 
-/* Row 25: nobody gets a thread for a while. Everyone who waits is told, the attempts get rarer, and then it serves. */
-MP_TEST_SECONDS(registry_fault_spawn_fails_waiters_are_told_and_attempts_get_rarer, 60) {
+/* Row 25: thread creation fails for 800 ms. Waiting requests get the error, attempts back off, and then requests are
+ * served again. */
+MP_TEST_SECONDS(registry_fault_spawn_fails_waiters_get_the_error_and_attempts_back_off, 60) {
     mp_sys_table.thread_create = failing_thread;
     fake fake;
     fake_init(&fake);
@@ -207,34 +208,34 @@ MP_TEST_SECONDS(registry_fault_spawn_fails_waiters_are_told_and_attempts_get_rar
     fake_init(&other);
     fake_add(registry, "b", &other, false);
     atomic_store(&fake.hold, true);
-    mp_ticket *busy = fake_submit(registry, "a", fake_call_create(1), NULL); /* takes the thread there is */
+    mp_ticket *busy = fake_submit(registry, "a", fake_call_create(1), NULL); /* uses the one existing thread */
     fake_until(&fake.in_steps, 1);
     arm(0, INT64_MAX);
     uint64_t end = fake_in_ms(800);
-    int told = 0;
+    int failed = 0;
     while (mp_sys_now_ns() < end) {
         mp_status status = try_call(registry, "b", &error);
         MP_CHECK_STATUS(status, MP_SPAWN_FAILED, &error);
         MP_CHECK(error.message[0]);
-        told++;
+        failed++;
         mp_sys_sleep_ns(FAKE_MS(1));
     }
     int64_t attempts = atomic_load(&calls_so_far);
-    MP_CHECK(told > 50);
+    MP_CHECK(failed > 50);
     MP_CHECK(attempts >= 1 && attempts <= 12); /* at 0, 100, 300, 700 ms */
     disarm();
     serves_again(registry, "b");
     atomic_store(&fake.hold, false);
-    MP_CHECK_INT(fake_finish(busy), MP_OK); /* the others never noticed */
+    MP_CHECK_INT(fake_finish(busy), MP_OK); /* other models are unaffected */
     fake_end(registry);
 }
 
-/* Row 4: a real model whose mappings are refused, or whose advice is; then the same file loads. */
+/* Row 4: mmap or madvise fails for a real model; afterwards the same file loads. */
 static void load_it(mp_registry *registry, mp_status *status, mp_error *error) {
     *status = mp_registry_load(registry, "tiny", false, fake_in_ms(20000), error);
 }
 
-MP_TEST_SECONDS(registry_fault_mappings_refused_are_clean_errors_and_advice_is_only_advice, 60) {
+MP_TEST_SECONDS(registry_fault_refused_mappings_are_clean_errors_and_refused_advice_has_no_effect, 60) {
     static const mp_dtype types[] = {MP_F32, MP_Q8_0};
     mp_error error;
     MP_CHECK_OK(mp_cpu_init("", &error), &error);
@@ -278,7 +279,7 @@ MP_TEST_SECONDS(registry_fault_mappings_refused_are_clean_errors_and_advice_is_o
     }
 }
 
-/* Row 9: every second wait on a condition variable ends at once, for no reason. */
+/* Row 9: every second wait on a condition variable ends spuriously at once. */
 static _Atomic uint64_t coin = 88172645463325252ull;
 static _Atomic int spurious;
 
@@ -310,7 +311,7 @@ static void spurious_park(_Atomic uint32_t *word, uint32_t expected, uint64_t ti
 typedef struct crowd {
     mp_registry *registry;
     int calls;
-    _Atomic int answered, refused;
+    _Atomic int completed, refused;
 } crowd;
 
 static void crowd_member(void *arg) {
@@ -326,15 +327,15 @@ static void crowd_member(void *arg) {
         MP_CHECK_STATUS(status, MP_OK, &error);
         mp_ticket *kept = mp_ticket_pin(ticket);
         MP_CHECK_STATUS(fake_wait(ticket, &error), MP_OK, &error);
-        MP_CHECK_INT(call->finished, 1); /* never taken twice, never answered without work */
+        MP_CHECK_INT(call->finished, 1); /* computed exactly once */
         MP_CHECK_INT(call->starts, 1);
         mp_ticket_release(ticket);
         mp_ticket_release(kept);
-        atomic_fetch_add(&crowd->answered, 1);
+        atomic_fetch_add(&crowd->completed, 1);
     }
 }
 
-MP_TEST_SECONDS(registry_fault_spurious_wakeups_pop_nothing, 60) {
+MP_TEST_SECONDS(registry_fault_spurious_wakeups_take_no_item_twice, 60) {
     enum { MEMBERS = 6, CALLS = 150 };
     mp_sys_table.cond_wait = spurious_wait;
     mp_sys_table.park = spurious_park;
@@ -354,18 +355,18 @@ MP_TEST_SECONDS(registry_fault_spurious_wakeups_pop_nothing, 60) {
         MP_CHECK_OK(mp_thread_start(&threads[i], "crowd", crowd_member, &crowd, &error), &error);
     for (int i = 0; i < MEMBERS; i++)
         mp_thread_join(&threads[i]);
-    MP_CHECK_INT(crowd.answered, MEMBERS * CALLS);
+    MP_CHECK_INT(crowd.completed, MEMBERS * CALLS);
     MP_CHECK(spurious > 100);
     fake_end(registry);
 }
 
-/* Row 12: the clock of this process says ten minutes more from one moment to the next. */
+/* Row 12: the monotonic clock of this process jumps forward by ten minutes. */
 static _Atomic uint64_t ahead_ns;
 
 static uint64_t jumping_now(void) { return mp_sys_real.now_ns() + atomic_load(&ahead_ns); }
 
 static int jumping_wait(pthread_cond_t *cond, pthread_mutex_t *mutex, uint64_t deadline_ns) {
-    uint64_t soon = mp_sys_real.now_ns() + FAKE_MS(2); /* a jump ends waits that began before it, too */
+    uint64_t soon = mp_sys_real.now_ns() + FAKE_MS(2); /* a jump also ends waits that began before it */
     uint64_t ahead = atomic_load(&ahead_ns);
     if (deadline_ns && deadline_ns <= soon + ahead)
         return mp_sys_real.cond_wait(cond, mutex, deadline_ns > ahead ? deadline_ns - ahead : 1);
@@ -373,7 +374,7 @@ static int jumping_wait(pthread_cond_t *cond, pthread_mutex_t *mutex, uint64_t d
     return 0;
 }
 
-MP_TEST_SECONDS(registry_fault_clock_jumps_late_calls_expire_workers_live, 60) {
+MP_TEST_SECONDS(registry_fault_clock_jumps_expire_late_requests_but_no_worker, 60) {
     mp_sys_table.now_ns = jumping_now;
     mp_sys_table.cond_wait = jumping_wait;
     fake fake;
@@ -413,7 +414,7 @@ MP_TEST_SECONDS(registry_fault_clock_jumps_late_calls_expire_workers_live, 60) {
     }
     mp_registry_stats stats;
     mp_registry_get_stats(registry, &stats);
-    MP_CHECK_INT(stats.workers_dead, 0); /* nobody was killed for the clock */
+    MP_CHECK_INT(stats.workers_dead, 0); /* no worker was abandoned because of the clock */
     MP_CHECK_INT(fake.loads, 1);
     fake_end(registry);
 }

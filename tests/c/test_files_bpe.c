@@ -56,7 +56,7 @@ static void check_part(const mp_bpe *bpe, const char *word, const char *want) {
     mp_bpe_part_deinit(&part);
 }
 
-MP_TEST(files_bpe_parts) {
+MP_TEST(files_bpe_subsets_of_a_vocabulary) {
     mp_bpe *bpe = bpe_of(spec_of(COUNT(letters), letters, COUNT(joins), joins));
     MP_CHECK(bpe != NULL);
     check_part(bpe, "", "|");

@@ -138,7 +138,7 @@ MP_TEST(files_gguf_split) {
 }
 
 /* A path without a folder. */
-MP_TEST(files_gguf_split_beside_the_working_directory) {
+MP_TEST(files_gguf_split_in_the_working_directory) {
     char path[1600];
     mp_error error;
     mp_spec *spec;

@@ -1,4 +1,4 @@
-/* Workers ahead of need: the estimate (registry/forecast.h), and what a registry does with it. */
+/* Predictive scaling: the estimate (registry/forecast.h), and how a registry uses it. */
 #include <math.h>
 
 #include "base/sys.h"
@@ -8,7 +8,7 @@
 
 static const uint64_t SECOND = 1000ull * 1000 * 1000;
 
-/* So many calls a second for so long; returns the time after it. */
+/* Adds arrivals at `rate` per second for `seconds`. Returns the time of the end. */
 static uint64_t stream(mp_forecast *forecast, uint64_t now, double rate, double seconds) {
     uint64_t every = (uint64_t)(1e9 / rate), end = now + (uint64_t)(seconds * 1e9);
     for (; now < end; now += every)
@@ -39,9 +39,9 @@ MP_TEST(forecast_halves_in_a_half_life) {
     MP_CHECK_NEAR(mp_forecast_rate(&forecast, now + MP_FORECAST_HALF_LIFE_NS), before / 2, before * 0.01);
     MP_CHECK_NEAR(mp_forecast_rate(&forecast, now + 3 * MP_FORECAST_HALF_LIFE_NS), before / 8, before * 0.01);
     MP_CHECK(mp_forecast_rate(&forecast, now + 1000 * SECOND) < before * 1e-9);
-    now = stream(&forecast, now, 200, 10); /* half way to what comes now */
+    now = stream(&forecast, now, 200, 10); /* half-way to the new rate */
     MP_CHECK_NEAR(mp_forecast_rate(&forecast, now), 125, 3);
-    mp_forecast_arrive(&forecast, now - SECOND); /* a clock that seems to go back */
+    mp_forecast_arrive(&forecast, now - SECOND); /* the clock seems to go back */
     MP_CHECK(isfinite(mp_forecast_rate(&forecast, now)));
 }
 
@@ -53,7 +53,7 @@ MP_TEST(forecast_workers_are_rate_times_service) {
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         mp_forecast forecast = {0};
         uint64_t now = stream(&forecast, SECOND, rows[i].rate, 60);
-        MP_CHECK_INT(mp_forecast_workers(&forecast, now, 16), 0); /* nothing was answered yet */
+        MP_CHECK_INT(mp_forecast_workers(&forecast, now, 16), 0); /* no request has completed yet */
         for (int j = 0; j < 50; j++)
             mp_forecast_serve(&forecast, (uint64_t)(rows[i].service_ms * 1e6));
         MP_CHECK_INT(mp_forecast_workers(&forecast, now, 16), rows[i].workers);
@@ -62,7 +62,7 @@ MP_TEST(forecast_workers_are_rate_times_service) {
     mp_forecast forecast = {0};
     for (int j = 0; j < 50; j++)
         mp_forecast_serve(&forecast, 1000 * 1000);
-    mp_forecast_serve(&forecast, 60 * SECOND); /* one that was held up is not the rule */
+    mp_forecast_serve(&forecast, 60 * SECOND); /* one outlier hardly changes the mean */
     MP_CHECK(forecast.service_ns < 1.3e6);
 }
 
@@ -78,12 +78,12 @@ static mp_registry *open_with(mp_registry_config config, fake *fake) {
     return registry;
 }
 
-static void call_one_after_the_other(mp_registry *registry, uint64_t ms) {
+static void send_in_sequence(mp_registry *registry, uint64_t ms) {
     for (uint64_t end = fake_in_ms(ms); mp_sys_now_ns() < end; mp_sys_sleep_ns(FAKE_MS(2)))
         MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
 }
 
-/* One caller keeps one of two workers busy all the time: too much for one alone, so the other stays. */
+/* One caller keeps one of two workers busy all the time. That load is too high for one worker, so the other stays. */
 MP_TEST(forecast_keeps_a_worker_that_is_about_to_be_needed) {
     for (int predictive = 0; predictive < 2; predictive++) {
         fake fake;
@@ -91,7 +91,7 @@ MP_TEST(forecast_keeps_a_worker_that_is_about_to_be_needed) {
         mp_registry_config config = {.keep_alive_ns = FAKE_MS(300), .predictive_scaling = predictive};
         mp_registry *registry = open_with(config, &fake);
         atomic_store(&fake.step_ns, FAKE_MS(10));
-        call_one_after_the_other(registry, 2000);
+        send_in_sequence(registry, 2000);
         fake_info(registry, "a", &info);
         MP_CHECK_INT(info.workers, predictive ? 2 : 1);
         MP_CHECK_INT(info.predicted, predictive ? 2 : 0);
@@ -105,14 +105,14 @@ typedef struct caller {
     int phase;
 } caller;
 
-static void call_now_and_then(void *arg) {
+static void send_periodically(void *arg) {
     caller *caller = arg;
     mp_sys_sleep_ns(FAKE_MS(10) * (uint64_t)caller->phase);
     for (uint64_t end = fake_in_ms(3000); mp_sys_now_ns() < end; mp_sys_sleep_ns(FAKE_MS(6)))
         MP_CHECK_INT(fake_finish(fake_submit(caller->registry, "a", fake_call_create(1), NULL)), MP_OK);
 }
 
-/* Two callers who never have more than two calls: no queue forms, and yet a third worker is there before it does. */
+/* Two callers have at most two requests in flight, so no queue forms. A third worker starts nevertheless. */
 MP_TEST(forecast_starts_a_worker_before_a_queue_forms) {
     for (int predictive = 0; predictive < 2; predictive++) {
         fake fake;
@@ -129,7 +129,7 @@ MP_TEST(forecast_starts_a_worker_before_a_queue_forms) {
         caller callers[2];
         for (int i = 0; i < 2; i++) {
             callers[i] = (caller){registry, i};
-            MP_CHECK_OK(mp_thread_start(&threads[i], "caller", call_now_and_then, &callers[i], &error), &error);
+            MP_CHECK_OK(mp_thread_start(&threads[i], "caller", send_periodically, &callers[i], &error), &error);
         }
         for (int i = 0; i < 2; i++)
             mp_thread_join(&threads[i]);

@@ -25,7 +25,7 @@ extern char **environ;
 static _Atomic bool over;
 
 /* Fork `forks` times while `busy` runs on another thread. `check` runs in each child and must return 0 within 5 s. */
-static void fork_beside(void (*busy)(void *arg), int (*check)(void *arg), void *arg, int forks) {
+static void fork_while(void (*busy)(void *arg), int (*check)(void *arg), void *arg, int forks) {
     mp_thread thread;
     mp_error error;
     MP_CHECK_OK(mp_thread_start(&thread, "busy", busy, arg, &error), &error);
@@ -90,7 +90,7 @@ MP_TEST(forks_child_logs_its_own_records_only) {
 }
 
 static int log_after_drain(void *arg) {
-    mp_log_drain(ignore_record, arg); /* whatever an unfixed child has inherited */
+    mp_log_drain(ignore_record, arg); /* records that the child inherited */
     return log_in_child(NULL);
 }
 
@@ -98,7 +98,7 @@ MP_TEST(forks_child_logs_past_a_slot_that_the_parent_had_claimed) {
     SKIP_UNDER_TSAN();
     mp_error error;
     MP_CHECK_OK(mp_fork_init(&error), &error);
-    fork_beside(log_on, log_after_drain, NULL, 200);
+    fork_while(log_on, log_after_drain, NULL, 200);
 }
 
 /* --- specs --- */
@@ -114,14 +114,14 @@ static int identify_once(void *spec) {
     return !mp_spec_same_file(spec, 0, &id) || !mp_spec_file_identity(spec, 0, &id);
 }
 
-MP_TEST(forks_while_a_spec_is_asked_for_a_file) {
+MP_TEST(forks_while_a_spec_identifies_a_file) {
     SKIP_UNDER_TSAN();
     mp_error error;
     mp_file_id id = {.size = 1};
     mp_spec *spec = mp_spec_create();
     MP_CHECK_OK(mp_spec_add_file(spec, "a", &error), &error);
     MP_CHECK(mp_spec_same_file(spec, 0, &id));
-    fork_beside(identify_on, identify_once, spec, 200);
+    fork_while(identify_on, identify_once, spec, 200);
     mp_spec_unpin(spec);
 }
 
@@ -155,7 +155,7 @@ MP_TEST(forks_while_a_blas_is_loaded) {
     char *library = (char *)(uintptr_t)(path ? path : "libm.so.6"); /* any library is opened before it is refused */
     mp_kernels_init();
     mp_blas_set_path(library);
-    fork_beside(load_on, load_once, library, path ? 10 : 60);
+    fork_while(load_on, load_once, library, path ? 10 : 60);
 }
 
 static void load_once_on(void *path) {

@@ -20,7 +20,7 @@ static void send_ready(mp_status status) {
     mp_shm page;
     mp_channel channel;
     mp_error error, said;
-    mp_fail(&said, status, "so it says");
+    mp_fail(&said, status, "an injected failure");
     if (mp_shm_map(&page, MP_PROCESS_FIRST_FD, sizeof(mp_channel_page), true, &error) != MP_OK)
         _exit(1);
     mp_channel_init(&channel, page.data, false, &error, never, NULL);

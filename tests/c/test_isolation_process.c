@@ -386,7 +386,7 @@ static mp_status sweep(void *arg, mp_error *error) {
     return status;
 }
 
-MP_TEST_SECONDS(isolation_starts_without_time_time_out, 60) {
+MP_TEST_SECONDS(isolation_starts_time_out, 60) {
     static const mp_dtype types[] = {MP_Q8_0};
     mp_error error;
     MP_CHECK_OK(mp_cpu_init("", &error), &error);

@@ -48,7 +48,7 @@ static void cross_changed(mp_request *request, int count, mp_request **whole) {
     }
 }
 
-MP_TEST(isolation_requests_of_texts_cross_whole) {
+MP_TEST(isolation_text_embedding_requests_are_transferred_unchanged) {
     static const int32_t ids[] = {5, 6, 7, 8, 9}, skip[] = {1, 0}, second[] = {1, 2};
     static const int64_t offsets[] = {0, 2, 5};
     mp_embedding_args args = {.n_texts = 2,
@@ -72,7 +72,7 @@ MP_TEST(isolation_requests_of_texts_cross_whole) {
     mp_request_destroy(&request->base);
 }
 
-MP_TEST(isolation_requests_of_images_cross_whole) {
+MP_TEST(isolation_image_embedding_requests_are_transferred_unchanged) {
     static const int32_t sizes[] = {2, 1, 1, 3};
     static const uint8_t pixels[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     mp_image_embedding_args args = {
@@ -90,7 +90,7 @@ MP_TEST(isolation_requests_of_images_cross_whole) {
     mp_request_destroy(&request->base);
 }
 
-MP_TEST(isolation_requests_for_text_cross_whole) {
+MP_TEST(isolation_text_requests_are_transferred_unchanged) {
     static const int32_t prompt[] = {1, 2, 3}, lengths[] = {2, 3}, ids[] = {4, 5};
     static const char *const stop[] = {"ab", "cde"};
     static const float bias[] = {0.5f, -1};
@@ -112,7 +112,7 @@ MP_TEST(isolation_requests_for_text_cross_whole) {
     mp_request_destroy(&request->base);
 }
 
-MP_TEST(isolation_requests_for_images_cross_whole) {
+MP_TEST(isolation_image_generation_requests_are_transferred_unchanged) {
     static const int32_t ids[] = {4, 5};
     static const float times[] = {900, 100}, sigmas[] = {1, 0.5f, 0}, noise[] = {1, 2, 3, 4};
     mp_image_generation_args args = {.width = 8,

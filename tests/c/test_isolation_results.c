@@ -446,7 +446,7 @@ static bool is_one_of(mp_status status, const mp_status *list) {
 
 static mp_error failure_of(mp_status status) {
     mp_error said;
-    mp_fail(&said, status, "so it says");
+    mp_fail(&said, status, "an injected failure");
     return said;
 }
 
@@ -601,7 +601,7 @@ MP_TEST(isolation_a_row_takes_no_longer_than_its_step) {
     mp_request_destroy(&call->base);
 }
 
-static mp_status start_one_that_says(const char *what, mp_error *error) {
+static mp_status start_child_with(const char *what, mp_error *error) {
     static mp_shm description, none;
     mp_isolation_options options = isolation_options(what);
     mp_budget budget = {.limit = UINT64_MAX};
@@ -629,7 +629,7 @@ MP_TEST_SECONDS(isolation_starts_fail_only_with_allowed_errors, 60) {
         char what[32];
         mp_error error;
         snprintf(what, sizeof what, "ready%d", (int)all[i].code);
-        mp_status status = start_one_that_says(what, &error);
+        mp_status status = start_child_with(what, &error);
         bool its = all[i].code == MP_OK || is_one_of(all[i].code, right);
         MP_CHECK_INT(status, its ? all[i].code : MP_SPAWN_FAILED);
         if (!its)

@@ -256,8 +256,7 @@ MP_TEST(isolation_vision_with_prompt_logits_is_refused) {
     mp_spec_unpin(spec);
 }
 
-/* The memory reserved for a process is that of its engine for one image of the model's size, and for texts beside
- * it. */
+/* The memory reserved for a process is that of its engine for one image of the model's size and for texts. */
 MP_TEST(isolation_vision_reserves_memory_for_an_image) {
     static const mp_dtype floats[] = {MP_F32};
     uint64_t model, text, image, process;

@@ -97,7 +97,7 @@ MP_TEST(isolation_torn_repeated_and_forged_frames_are_refused) {
     }
 }
 
-MP_TEST(isolation_errors_cross_as_printable_text) {
+MP_TEST(isolation_errors_are_transferred_as_printable_text) {
     static mp_wire_out out;
     static mp_wire_in in;
     static const mp_status numeric[] = {MP_NUMERIC, MP_OK};

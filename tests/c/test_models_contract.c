@@ -43,7 +43,7 @@ typedef struct oracle {
     int32_t answers[ITEMS][CHOICES][ANSWER];
 } oracle;
 
-static int foretell(void *arg, const mp_item *item, int choice, int32_t *draft, int most) {
+static int propose_known(void *arg, const mp_item *item, int choice, int32_t *draft, int most) {
     oracle *all = arg;
     const tiny_job *job = (const tiny_job *)((const uint8_t *)item - offsetof(tiny_job, item));
     const int32_t *answer = all->answers[job - all->jobs][choice];
@@ -120,7 +120,7 @@ static void run_mixed(tiny_model *tiny, uint64_t seed, const uint64_t *expected,
         if (plan.count == 0)
             continue;
         uint64_t way = mp_test_random_u64(&random) % 4;
-        tiny_speculate(tiny->engine, way > 0 ? MP_SPECULATE_ALWAYS : MP_SPECULATE_OFF, way > 1 ? foretell : NULL,
+        tiny_speculate(tiny->engine, way > 0 ? MP_SPECULATE_ALWAYS : MP_SPECULATE_OFF, way > 1 ? propose_known : NULL,
                              known);
         tiny->engine->ops->step(tiny->engine, &tiny->lease, &plan, outcomes);
         for (int p = 0; p < plan.count; p++)
@@ -134,7 +134,8 @@ static void run_mixed(tiny_model *tiny, uint64_t seed, const uint64_t *expected,
     }
     for (int i = 0; i < ITEMS; i++) {
         if (tiny_job_hash(&jobs[i]) != expected[i])
-            MP_FAIL("item %d differs under seed %llu with %d lanes", i, (unsigned long long)seed, tiny->lease.threads);
+            MP_FAIL("item %d differs under seed %llu with %d threads", i, (unsigned long long)seed,
+                    tiny->lease.threads);
         if (rows[i].tenant == 1) /* a tenant of its own: it finds only blocks that it computed in an earlier run */
             MP_CHECK(seed % 3 != 1 || jobs[i].call->cached_tokens == 0);
         mp_request_destroy(&jobs[i].call->base);

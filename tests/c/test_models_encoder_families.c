@@ -220,7 +220,7 @@ MP_TEST(models_encoder_families_memory_is_predicted) {
         }
 }
 
-/* The loader frees everything that it allocates beside the slab, also after a failure. */
+/* The loader frees everything that it allocates outside the slab, also after a failure. */
 static mp_status sweep_make(mp_request **call, mp_error *error) {
     static const int32_t ids[] = {9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20};
     static const int64_t offsets[] = {0, 12};

@@ -166,7 +166,7 @@ MP_TEST(models_sample_penalties) {
     mp_history_deinit(&history);
 }
 
-MP_TEST(models_sample_bias_and_bars) {
+MP_TEST(models_sample_bias_and_banned_tokens) {
     mp_kernels_init();
     mp_sampling greedy = plain;
     greedy.temperature = 0;
@@ -237,7 +237,7 @@ MP_TEST(models_stream_never_shows_half_a_character) {
     MP_CHECK(memcmp(text, "a\xF0\x9F\x98\x80" "b", 6) == 0);
 }
 
-MP_TEST(models_stream_replaces_what_is_not_utf8) {
+MP_TEST(models_stream_replaces_invalid_utf8) {
     static const struct {
         const char *in, *out;
     } cases[] = {{"\xFF", "\xEF\xBF\xBD"},
@@ -445,7 +445,7 @@ MP_TEST(models_rope_yarn) {
     set_real(spec, "llama.rope.freq_base", 10000);
     set_string(spec, "llama.rope.scaling.type", "yarn");
     set_real(spec, "llama.rope.scaling.factor", 4);
-    MP_CHECK_STATUS(mp_rope_init(&rope, spec, 8, true, &error), MP_FORMAT, &error); /* the original context length */
+    MP_CHECK_STATUS(mp_rope_init(&rope, spec, 8, true, &error), MP_FORMAT, &error); /* no original context length */
     mp_rope_deinit(&rope);
     set_real(spec, "llama.rope.scaling.original_context_length", 2048);
     MP_CHECK_OK(mp_rope_init(&rope, spec, 8, true, &error), &error);

@@ -496,7 +496,7 @@ MP_TEST_SECONDS(models_prefix_of_running_requests, 60) {
 }
 
 /* Two requests that compute the same blocks at the same time end up with one copy. */
-MP_TEST_SECONDS(models_prefix_of_equal_twins, 60) {
+MP_TEST_SECONDS(models_prefix_of_equal_requests, 60) {
     tiny_model tiny, reference;
     load(&tiny, &reference);
     tiny_job jobs[2];
@@ -517,7 +517,7 @@ MP_TEST_SECONDS(models_prefix_of_equal_twins, 60) {
     unload(&tiny, &reference);
 }
 
-enum { ANSWERS = 2048 }; /* most bytes of a sequence beside its blocks in these tests; much less than a block */
+enum { ANSWERS = 2048 }; /* most bytes of a sequence in addition to its blocks in these tests; much less than a block */
 
 /* Tokens, lists and histories of a request are charged from admission to end, for its maximum length. */
 MP_TEST(models_prefix_sequences_are_charged) {

@@ -202,7 +202,7 @@ typedef struct plain_answer {
     int32_t tokens[ANSWER];
 } plain_answer;
 
-static int recite(void *arg, const mp_item *item, int choice, int32_t *draft, int most) {
+static int propose_known(void *arg, const mp_item *item, int choice, int32_t *draft, int most) {
     const plain_answer *answer = arg;
     const mp_text_request *call = (const mp_text_request *)item->request;
     int at = (int)call->choices[choice].token_count, count = 0;
@@ -300,7 +300,7 @@ MP_TEST_SECONDS(models_speculation_ends_at_the_same_token, 60) {
                     for (uint32_t t = 0; t < ANSWER; t++)
                         known.tokens[t] = t < without.call->choices[0].token_count
                                               ? without.call->choices[0].tokens[t].id : TINY_VOCAB - 2;
-                tiny_speculate(tiny.engine, MP_SPECULATE_ALWAYS, recite, &known);
+                tiny_speculate(tiny.engine, MP_SPECULATE_ALWAYS, propose_known, &known);
                 ask(&tiny, &with, &cases[c].args);
                 check_same(&without, &with, cases[c].name);
                 mp_request_destroy(&without.call->base);
@@ -330,7 +330,7 @@ MP_TEST(models_speculation_saves_passes) {
     for (int t = 0; t < ANSWER; t++)
         answer.tokens[t] = job.call->choices[0].tokens[t].id;
     mp_request_destroy(&job.call->base);
-    tiny_speculate(tiny.engine, MP_SPECULATE_ALWAYS, recite, &answer);
+    tiny_speculate(tiny.engine, MP_SPECULATE_ALWAYS, propose_known, &answer);
     tiny.engine->ops->trim(tiny.engine);
     mp_step_work before = tiny.engine->work;
     ask(&tiny, &job, &args);
@@ -369,7 +369,7 @@ MP_TEST_SECONDS(models_speculation_needs_no_memory, 60) {
     mp_request_destroy(&again.call->base);
     int32_t wrong = 5;
     tiny_speculate(tiny.engine, MP_SPECULATE_ALWAYS, draft_badly, &wrong);
-    tiny.budget.limit = enough + 2048; /* memory beside the blocks was freed */
+    tiny.budget.limit = enough + 2048; /* memory other than the blocks was freed */
     ask(&tiny, &again, &args);
     check_same(&job, &again, "with little memory");
     mp_request_destroy(&again.call->base);
@@ -411,7 +411,7 @@ static void survive_infinity(mp_dtype type) {
     tiny_job_make(&tiny, &with, &args, 0);
     tiny_job_admit(&tiny, &with);
     tiny_job_finish(&tiny, &with);
-    check_same(&without, &with, "beside infinity");
+    check_same(&without, &with, "with an infinite row in the block");
     /* once per completion, and not again */
     MP_CHECK(tiny.engine->work.drafted > 0 && tiny.engine->work.drafted <= 2 * MP_DRAFT_MOST);
     MP_CHECK_INT(tiny.engine->work.accepted, 0);

@@ -83,7 +83,7 @@ static void check_bits(int32_t infinite) {
             stored->keep_row_ns = 0;
             for (int i = 0; i < JOBS; i++)
                 if (run(&tiny, i) != expected[i])
-                    MP_FAIL("job %d differs with %d lanes, keeping %d", i, threads, (int)k);
+                    MP_FAIL("job %d differs with %d threads, keep_ns %d", i, threads, (int)k);
             MP_CHECK(k == 1 || mp_stored_left(stored) == (k == 0));
             stored->keep_ns = UINT64_MAX / 4;
             for (int i = 0; i < JOBS; i++)
@@ -127,15 +127,15 @@ MP_TEST(models_stored_floats_give_the_same_bits) {
     MP_CHECK(bits[0] == bits[1]);
 }
 
-/* ---- engines side by side ---------------------------------------------------------------------------------------- */
+/* ---- several engines --------------------------------------------------------------------------------------------- */
 
-typedef struct beside {
+typedef struct parallel_run {
     tiny_model tiny;
     uint64_t hashes[JOBS];
-} beside;
+} parallel_run;
 
-static void *run_beside(void *arg) {
-    beside *one = arg;
+static void *run_in_parallel(void *arg) {
+    parallel_run *one = arg;
     for (int i = 0; i < JOBS; i++)
         one->hashes[i] = run(&one->tiny, i);
     return NULL;
@@ -151,7 +151,7 @@ MP_TEST_SECONDS(models_stored_weights_are_shared_by_engines, 60) {
     load(&tiny, "0", 1, -1);
     stored_of(&tiny)->keep_ns = 30000;
     stored_of(&tiny)->keep_row_ns = 0;
-    beside others[3];
+    parallel_run others[3];
     pthread_t threads[3];
     mp_error error;
     for (int i = 0; i < 3; i++) {
@@ -161,7 +161,7 @@ MP_TEST_SECONDS(models_stored_weights_are_shared_by_engines, 60) {
         MP_CHECK_OK(tiny.model->ops->engine(tiny.model, &tiny.budget, &others[i].tiny.engine, &error), &error);
     }
     for (int i = 0; i < 3; i++)
-        MP_CHECK(pthread_create(&threads[i], NULL, run_beside, &others[i]) == 0);
+        MP_CHECK(pthread_create(&threads[i], NULL, run_in_parallel, &others[i]) == 0);
     for (int i = 0; i < 3; i++) {
         pthread_join(threads[i], NULL);
         for (int k = 0; k < JOBS; k++)

@@ -130,8 +130,8 @@ MP_TEST_SECONDS(models_streams_share_passes_and_join_at_once, 60) {
     }
     MP_CHECK_INT(tokens, (STREAMS + 1) * ANSWER);
 
-    /* a request that arrives during a step is in the next one, beside all others, and its prompt is prefilled in the
-     * same pass */
+    /* a request that arrives during a step is in the next one, together with all others, and its prompt is prefilled in
+     * the same pass */
     const step_note *held = &seen.note[HELD], *next = held + 1;
     MP_CHECK(!takes_part(held, late) && takes_part(next, late));
     MP_CHECK_INT(held->items, STREAMS);

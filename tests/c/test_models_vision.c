@@ -117,7 +117,8 @@ static void run_mixed(tiny_model *tiny, uint64_t seed, const uint64_t *expected,
     }
     for (int i = 0; i < ITEMS; i++) {
         if (tiny_job_hash(&jobs[i]) != expected[i])
-            MP_FAIL("item %d differs under seed %llu with %d lanes", i, (unsigned long long)seed, tiny->lease.threads);
+            MP_FAIL("item %d differs under seed %llu with %d threads", i, (unsigned long long)seed,
+                    tiny->lease.threads);
         mp_request_destroy(&jobs[i].call->base);
     }
     tiny->budget.limit = UINT64_MAX;
@@ -422,7 +423,7 @@ MP_TEST(models_vision_frees_its_scratch) {
 }
 
 /* Requests that do not fit are refused before they are queued. */
-MP_TEST(models_vision_refuses_what_does_not_fit) {
+MP_TEST(models_vision_refuses_requests_that_do_not_fit) {
     static const mp_dtype floats[] = {MP_F32};
     tiny_model tiny;
     tiny_load(&tiny, tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1), MP_COMPUTE_F32, 1);

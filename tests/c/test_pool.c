@@ -7,12 +7,14 @@
 #include "registry/pool/pool.h"
 #include "registry/pool/queue.h"
 
-typedef struct thing {
+typedef struct numbered_node {
     mp_queue_node node;
     int number;
-} thing;
+} numbered_node;
 
-static int number_of(const mp_queue_node *node) { return node ? ((const thing *)(const void *)node)->number : -1; }
+static int number_of(const mp_queue_node *node) {
+    return node ? ((const numbered_node *)(const void *)node)->number : -1;
+}
 
 static const uint64_t SECOND = 1000ull * 1000 * 1000;
 
@@ -23,16 +25,16 @@ static mp_queue_node *taken(mp_queue *queue, uint64_t now_ns) {
     return node;
 }
 
-static mp_queue_result push(mp_queue *queue, thing *thing, int priority, int kind, uint32_t tenant, uint64_t cost,
-                            uint64_t since_ns) {
-    mp_queue_node_init(&thing->node, priority, kind, tenant, since_ns);
-    thing->node.cost = cost;
-    return mp_queue_push(queue, &thing->node);
+static mp_queue_result push(mp_queue *queue, numbered_node *added, int priority, int kind, uint32_t tenant,
+                            uint64_t cost, uint64_t since_ns) {
+    mp_queue_node_init(&added->node, priority, kind, tenant, since_ns);
+    added->node.cost = cost;
+    return mp_queue_push(queue, &added->node);
 }
 
 MP_TEST(pool_queue_orders_by_priority_then_arrival) {
     mp_queue queue;
-    thing things[6];
+    numbered_node things[6];
     static const int priorities[] = {2, 0, 4, 2, 0, 9};
     mp_queue_init(&queue, (int[]){6, 1});
     for (int i = 0; i < 6; i++) {
@@ -58,7 +60,7 @@ MP_TEST(pool_queue_orders_by_priority_then_arrival) {
 
 MP_TEST(pool_queue_refuses_when_full_or_closed) {
     mp_queue queue;
-    thing a = {.number = 1}, b = {.number = 2}, c = {.number = 3}, d = {.number = 4};
+    numbered_node a = {.number = 1}, b = {.number = 2}, c = {.number = 3}, d = {.number = 4};
     mp_queue_init(&queue, (int[]){1, 1});
     MP_CHECK_INT(push(&queue, &a, 1, 0, 0, 0, 0), MP_QUEUE_TAKEN);
     MP_CHECK_INT(push(&queue, &b, 0, 0, 0, 0, 0), MP_QUEUE_FULL);
@@ -77,7 +79,7 @@ MP_TEST(pool_queue_refuses_when_full_or_closed) {
 
 MP_TEST(pool_queue_removes_from_the_middle) {
     mp_queue queue;
-    thing things[50];
+    numbered_node things[50];
     mp_test_random random = {7};
     mp_queue_init(&queue, (int[]){50, 50});
     memset(things, 0, sizeof(things));
@@ -109,7 +111,7 @@ MP_TEST(pool_queue_removes_from_the_middle) {
 /* Tenant 1 pushes 30 nodes of cost 10, then tenant 2 pushes 10 of cost 30: both get the same share of served cost. */
 MP_TEST(pool_queue_gives_tenants_equal_shares) {
     mp_queue queue;
-    thing things[40];
+    numbered_node things[40];
     mp_queue_init(&queue, (int[]){40, 1});
     for (int i = 0; i < 40; i++) {
         things[i].number = i;
@@ -125,10 +127,10 @@ MP_TEST(pool_queue_gives_tenants_equal_shares) {
     MP_CHECK_INT(had[0], had[1]);
 }
 
-/* A flow that was empty gains no claim on the time that it did not use. */
-MP_TEST(pool_queue_saves_no_shares) {
+/* A flow that was empty does not accumulate unused share. */
+MP_TEST(pool_queue_does_not_accumulate_unused_shares) {
     mp_queue queue;
-    thing things[30];
+    numbered_node things[30];
     mp_queue_init(&queue, (int[]){40, 1});
     for (int i = 0; i < 20; i++) {
         things[i].number = i;
@@ -146,16 +148,16 @@ MP_TEST(pool_queue_saves_no_shares) {
     MP_CHECK(newcomer >= 4 && newcomer <= 6);
 }
 
-MP_TEST(pool_queue_starves_nobody) {
+MP_TEST(pool_queue_starves_no_flow) {
     mp_queue queue;
-    thing old = {.number = -2}, urgent[2] = {{.number = 0}, {.number = 1}};
+    numbered_node old = {.number = -2}, urgent[2] = {{.number = 0}, {.number = 1}};
     mp_queue_init(&queue, (int[]){10, 1});
     push(&queue, &old, 4, 0, 0, 1, 0);
     /* An urgent node arrives whenever one was served. The old node gains one level per MP_QUEUE_AGEING_NS. */
     uint64_t now = 0;
     for (int turn = 0;; turn++) {
-        thing *thing = &urgent[turn % 2];
-        push(&queue, thing, 0, 0, 0, 1, now);
+        numbered_node *numbered_node = &urgent[turn % 2];
+        push(&queue, numbered_node, 0, 0, 0, 1, now);
         if (number_of(taken(&queue, now)) == -2)
             break;
         MP_CHECK(now < 100 * SECOND);
@@ -216,7 +218,7 @@ MP_TEST(pool_gives_every_job_a_thread_up_to_its_limit) {
 }
 
 /* A job that does not end is disowned: destroy does not wait for it, and its thread ends with the job. */
-MP_TEST(pool_destroy_does_not_wait_for_the_disowned) {
+MP_TEST(pool_destroy_does_not_wait_for_disowned_jobs) {
     mp_pool *pool;
     mp_error error;
     uint64_t created, joined;

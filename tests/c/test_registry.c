@@ -1,4 +1,4 @@
-/* The registry with fake models: each request ends exactly once, whatever happens. */
+/* The registry with fake models: each request ends exactly once under all conditions. */
 #include <stdatomic.h>
 
 #include "base/sys.h"
@@ -256,11 +256,11 @@ MP_TEST(registry_enforces_deadlines_without_waiters) {
     atomic_store(&fake.hold, false);
     mp_ticket_release(runs);
     mp_ticket_release(waits);
-    /* an expired request is not even queued */
+    /* An expired request is not queued. */
     mp_submit_options options = {.deadline_ns = mp_sys_now_ns() - 1};
     MP_CHECK_STATUS(mp_registry_submit(registry, "a", &fake_call_create(1)->base, &options, &ticket, &error),
                     MP_TIMEOUT, &error);
-    /* a wait that ends first leaves the request alone */
+    /* A wait that ends before the request does not affect the request. */
     fake.step_ns = FAKE_MS(20);
     ticket = fake_submit(registry, "a", fake_call_create(1), NULL);
     uint64_t progress;
@@ -276,7 +276,7 @@ MP_TEST(registry_fault_of_one_item_spares_the_others) {
     fake_init(&fake);
     mp_registry *registry = fake_registry(1, 0);
     fake_add(registry, "a", &fake, false);
-    fake.load_stalls = true; /* so that all three are in the first step */
+    fake.load_stalls = true; /* keeps all three in the queue until the first step */
     fake_call *calls[3];
     mp_ticket *tickets[3];
     mp_error error;
@@ -290,7 +290,7 @@ MP_TEST(registry_fault_of_one_item_spares_the_others) {
     MP_CHECK_INT(fake_finish(tickets[2]), MP_OK);
     MP_CHECK_STATUS(fake_wait(tickets[1], &error), MP_NUMERIC, &error);
     MP_CHECK_HAS(error.message, "NaN");
-    MP_CHECK_INT(calls[1]->starts, 1); /* NaN would come again: no retry */
+    MP_CHECK_INT(calls[1]->starts, 1); /* no retry: the result would be NaN again */
     mp_ticket_release(tickets[1]);
     MP_CHECK_INT(fake.steps, 1);
     mp_entry_info info;
@@ -310,7 +310,7 @@ MP_TEST(registry_model_with_changed_files_is_unloaded) {
     mp_error error;
     fake_add(registry, "a", &fake, false);
     MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
-    fake.unhealthy = true; /* from the next step on no result is delivered */
+    fake.unhealthy = true; /* results of later steps are not delivered */
     mp_ticket *ticket = fake_submit(registry, "a", fake_call_create(1), NULL);
     MP_CHECK_STATUS(fake_wait(ticket, &error), MP_INTEGRITY, &error);
     mp_ticket_release(ticket);
@@ -428,7 +428,7 @@ MP_TEST(registry_large_and_small_requests_share_steps) {
         mp_ticket_release(ticket);
     }
     MP_CHECK(!mp_ticket_done(bulk));
-    /* and a stream of small requests does not starve the large one */
+    /* A stream of small requests does not starve the large one. */
     mp_ticket *small[3] = {NULL};
     for (int i = 0; !mp_ticket_done(bulk); i = (i + 1) % 3) {
         if (small[i])

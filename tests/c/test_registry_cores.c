@@ -6,7 +6,7 @@
 
 static mp_error error;
 
-/* Leases up to `want` CPUs, watched for `watched_ms`, of which `lost_ms` were lost. */
+/* Leases up to `want` CPUs and returns them with `lost_ms` of `watched_ms` reported as lost. */
 static int lend_as(mp_cpu_allocator *allocator, int want, uint64_t watched_ms, uint64_t lost_ms, bool together) {
     mp_lease lease;
     mp_core_lease threads;
@@ -33,7 +33,7 @@ static mp_cpu_allocator *four(void) {
     return allocator;
 }
 
-MP_TEST(registry_cores_together_falls_with_lost_time) {
+MP_TEST(registry_cores_barrier_threads_fall_with_lost_time) {
     mp_cpu_allocator *allocator = four();
     lend(allocator, 4, 20, 3); /* 15 %: all four are still better than three */
     MP_CHECK_INT(mp_cpu_allocator_barrier_threads(allocator), 4);
@@ -45,7 +45,7 @@ MP_TEST(registry_cores_together_falls_with_lost_time) {
     MP_CHECK_INT(mp_cpu_allocator_barrier_threads(allocator), 4);
     lend(allocator, 4, 5, 2);
     MP_CHECK_INT(mp_cpu_allocator_barrier_threads(allocator), 3);
-    lend(allocator, 4, 20, 6); /* four threads: decided by what is known */
+    lend(allocator, 4, 20, 6); /* four threads: the measurements suffice for a decision */
     MP_CHECK_INT(mp_cpu_allocator_barrier_threads(allocator), 3);
     lend(allocator, 3, 20, 15); /* most of the time: half as many */
     MP_CHECK_INT(mp_cpu_allocator_barrier_threads(allocator), 1);
@@ -54,14 +54,14 @@ MP_TEST(registry_cores_together_falls_with_lost_time) {
     mp_cpu_allocator_close(allocator);
 }
 
-MP_TEST(registry_cores_together_rises_without_lost_time) {
+MP_TEST(registry_cores_barrier_threads_rise_without_lost_time) {
     mp_cpu_allocator *allocator = four();
     lend(allocator, 2, 20, 18);
     MP_CHECK_INT(mp_cpu_allocator_barrier_threads(allocator), 1);
     lend(allocator, 1, 20, 0); /* not at once */
     MP_CHECK_INT(mp_cpu_allocator_barrier_threads(allocator), 1);
     mp_sys_sleep_ns(110u * 1000 * 1000);
-    lend(allocator, 1, 20, 10); /* not while one loses much */
+    lend(allocator, 1, 20, 10); /* not while one thread loses much time */
     MP_CHECK_INT(mp_cpu_allocator_barrier_threads(allocator), 1);
     lend(allocator, 1, 20, 1);
     MP_CHECK_INT(mp_cpu_allocator_barrier_threads(allocator), 2);

@@ -61,7 +61,7 @@ static void storm_caller(void *arg) {
             mp_ticket_cancel(ticket);
             kept[at] = ticket;
             break;
-        case 1: /* no thread will ever read it */
+        case 1: /* no thread reads its result */
             mp_ticket_release(ticket);
             break;
         default:
@@ -73,13 +73,13 @@ static void storm_caller(void *arg) {
             fake_finish(kept[i]);
 }
 
-static void run_storm(storm *storm, void (*beside)(struct storm *)) {
+static void run_storm(storm *storm, void (*meanwhile)(struct storm *)) {
     mp_thread threads[STORM_THREADS];
     mp_error error;
     for (int i = 0; i < STORM_THREADS; i++)
         MP_CHECK_OK(mp_thread_start(&threads[i], "storm", storm_caller, storm, &error), &error);
-    if (beside)
-        beside(storm);
+    if (meanwhile)
+        meanwhile(storm);
     for (int i = 0; i < STORM_THREADS; i++)
         mp_thread_join(&threads[i]);
 }
@@ -417,7 +417,7 @@ MP_TEST_SECONDS(registry_forks_during_requests, 60) {
 }
 
 /* Registries share governor and CPU allocator: a fork locks those after the locks of all registries. */
-MP_TEST_SECONDS(registry_forks_beside_another, 60) {
+MP_TEST_SECONDS(registry_forks_with_another_registry_open, 60) {
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
     MP_SKIP("the sanitizer's allocator may be locked by another thread in the child for ever");
 #endif

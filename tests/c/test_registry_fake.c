@@ -50,7 +50,7 @@ static mp_status engine_admit(mp_engine *base, mp_item *item, mp_error *error) {
     mp_status status = MP_OK;
     MP_CHECK(!item->state);
     if (call->loses_at_admit) {
-        status = mp_fail(&engine->lost, MP_RECV, "gone while it was given a call");
+        status = mp_fail(&engine->lost, MP_RECV, "the process ended while it received a request");
         *error = engine->lost;
     } else if (call->refused) {
         status = mp_fail(error, MP_UNSUPPORTED, "refused");
@@ -104,7 +104,7 @@ static void engine_plan(mp_engine *base, mp_item **items, int n, uint64_t budget
             continue;
         }
         if (call->loses_at_plan)
-            mp_fail(&engine->lost, MP_RECV, "gone while it planned");
+            mp_fail(&engine->lost, MP_RECV, "the process ended while it planned");
         uint32_t left = masks ? 1 : call->units - atomic_load(&call->done);
         plan->items[plan->count] = items[i];
         plan->amount[plan->count++] = units && units < left ? units : left;
@@ -146,12 +146,12 @@ static void engine_step(mp_engine *base, mp_lease *lease, const mp_plan *plan, m
             continue;
         if (atomic_load(&call->faults) > 0 && atomic_load(&call->done) >= call->fault_from) {
             atomic_fetch_sub(&call->faults, 1);
-            mp_fail(&item->error, call->fault, "a fault on purpose");
+            mp_fail(&item->error, call->fault, "an injected fault");
             outcomes[i] = MP_OUTCOME_FAILED;
             continue;
         }
         if (guilty) {
-            mp_fail(&item->error, guilty->fault, "somebody else's fault");
+            mp_fail(&item->error, guilty->fault, "another request's fault");
             outcomes[i] = MP_OUTCOME_FAILED;
             continue;
         }
@@ -251,7 +251,7 @@ static mp_status model_engine(mp_model *base, mp_budget *budget, mp_engine **out
     engine->base.process = model->fake->process;
     engine->fake = model->fake;
     engine->budget = budget;
-    /* of one entry: max_workers, plus as many of a fork's parent */
+    /* Engines of one entry: max_workers, and the same number again that a forked child inherits. */
     int most = model->fake->workers ? model->fake->workers : 1;
     MP_CHECK(atomic_fetch_add(&model->fake->engines, 1) < 2 * most);
     *out = &engine->base;
@@ -305,7 +305,7 @@ static mp_status loader_load(void *self, mp_lease *lease, mp_budget *budget, mp_
             break;
     }
     if (mp_lease_poll(lease))
-        return mp_fail(error, MP_CANCELLED, "the load was called off");
+        return mp_fail(error, MP_CANCELLED, "the load was cancelled");
     int failures = atomic_load(&fake->load_failures);
     while (failures > 0 && !atomic_compare_exchange_weak(&fake->load_failures, &failures, failures - 1)) {
     }
@@ -348,7 +348,7 @@ mp_loader fake_loader(fake *fake) {
     return (mp_loader){.ops = &ops, .self = fake, .capability = fake->capability};
 }
 
-/* --- calls --- */
+/* --- requests --- */
 
 static void call_destroy(mp_request *call) {
     atomic_fetch_sub(&fake_calls, 1);

@@ -34,11 +34,11 @@ typedef struct fake { /* one per key; must outlive the registry */
     _Atomic int steps, admitted, preempted, trims, checks;
     _Atomic int in_steps; /* threads in a step */
     _Atomic int in_bytes; /* threads inside ops->bytes */
-    _Atomic bool bytes_hold;  /* and they wait there while this is set */
+    _Atomic bool bytes_hold;  /* threads inside ops->bytes wait while this is set */
     _Atomic bool step_stalls; /* a step does not end, makes no progress and cannot be cancelled */
     _Atomic bool hold;  /* steps do not end while set */
     bool whole;         /* a step with a faulty request fails for all its requests, as when a process dies */
-    bool outside;       /* and the process was killed from outside */
+    bool outside;       /* the failing process was killed from outside */
 } fake;
 
 /* Compute threads in steps of all fakes together. */
@@ -52,7 +52,7 @@ typedef struct fake_call {
     bool bad_argument; /* check() refuses it */
     bool refused;      /* admit() refuses it for good */
     bool numeric;      /* fails as NaN in its steps */
-    bool loses_at_admit, loses_at_plan; /* the engine is lost there */
+    bool loses_at_admit, loses_at_plan; /* the engine is lost in admit or plan */
     _Atomic int faults; /* this many more of its steps fail with `fault`, after `fault_from` units */
     uint32_t fault_from; /* see `faults` */
     mp_status fault;
@@ -62,7 +62,7 @@ typedef struct fake_call {
     uint64_t fingerprint;
     _Atomic uint32_t done;
     _Atomic int finished;      /* how often an engine completed it */
-    _Atomic int version;       /* of the fake that completed it */
+    _Atomic int version;       /* version of the fake that completed it */
     _Atomic int finished_step; /* steps of the fake before the one that completed it */
     _Atomic int starts;        /* how often it was admitted */
 } fake_call;
@@ -75,7 +75,7 @@ extern _Atomic int fake_calls;
 
 /* A registry with the given configuration and the defaults of tests: 1 GB, no spinning, room for 4 requests. */
 mp_registry *fake_registry_of(mp_registry_config config);
-/* A registry with `lanes` compute threads and `memory` bytes (0 = 1 GB) that does not spin and has one worker per
+/* A registry with `threads` compute threads and `memory` bytes (0 = 1 GB) that does not spin and has one worker per
  * model. */
 mp_registry *fake_registry(int threads, uint64_t memory);
 /* Submits a request with this many units. Returns the ticket, or NULL with *status. If `status` is NULL, a refusal
@@ -91,10 +91,10 @@ enum { HERD = 24 };
 typedef struct herd {
     mp_registry *registry;
     const char *key;
-    _Atomic int ok, io, other; /* how they ended */
+    _Atomic int ok, io, other; /* number of requests with each result */
 } herd;
 void fake_herd_member(void *herd);
-void fake_run_herd(herd *herd); /* HERD of them at once */
+void fake_run_herd(herd *herd); /* HERD members at once */
 /* Waits until *value >= least; fails the test after 10 s. */
 void fake_until(_Atomic int *value, int least);
 /* Waits until callers and workers have freed every request. */
@@ -104,7 +104,7 @@ void fake_info(mp_registry *registry, const char *key, mp_entry_info *info); /* 
 void fake_until_state(mp_registry *registry, const char *key, const char *state);
 /* Destroys the registry, and checks that everything created was freed. */
 void fake_destroy(mp_registry *registry);
-void fake_end(mp_registry *registry); /* and that no request is left */
+void fake_end(mp_registry *registry); /* also checks that no request is left */
 
 #define FAKE_MS(n) ((uint64_t)(n)*1000 * 1000)
 

@@ -1,4 +1,4 @@
-/* Forks while other threads operate on registries, and what the children can do then. test_registry_ends.c has more. */
+/* Forks while other threads operate on registries: parents and children keep working. test_registry_ends.c has more. */
 #include <stdatomic.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -16,8 +16,8 @@ static void expect_child(pid_t child) {
 
 static void close_it(void *registry) { mp_registry_close(registry, FAKE_MS(1000)); }
 
-/* Asks for all memory, so that every registry is asked. */
-static void ask_for_memory(void *registry) {
+/* Requests all memory, so that every registry is asked to free some. */
+static void request_all_memory(void *registry) {
     mp_status status;
     fake_call *call = fake_call_create(1);
     mp_registry_stats stats;
@@ -28,7 +28,7 @@ static void ask_for_memory(void *registry) {
         fake_finish(ticket);
 }
 
-/* One thread closes a registry and waits for another that is asking it for memory. The child has neither thread. */
+/* One thread closes a registry and waits for another that reclaims memory from it. The child has neither thread. */
 MP_TEST(forks_while_a_registry_closes) {
 #if defined(__SANITIZE_THREAD__)
     MP_SKIP("ThreadSanitizer does not follow threads started in a child of a process with threads");
@@ -45,7 +45,7 @@ MP_TEST(forks_while_a_registry_closes) {
         MP_CHECK_INT(fake_finish(fake_submit(registries[i], "a", fake_call_create(1), NULL)), MP_OK);
     }
     atomic_store(&fakes[0].bytes_hold, true);
-    MP_CHECK_OK(mp_thread_start(&asks, "asks", ask_for_memory, registries[1], &error), &error);
+    MP_CHECK_OK(mp_thread_start(&asks, "asks", request_all_memory, registries[1], &error), &error);
     fake_until(&fakes[0].in_bytes, 1);
     MP_CHECK_OK(mp_thread_start(&closes, "closes", close_it, registries[0], &error), &error);
     mp_sys_sleep_ns(FAKE_MS(20));
@@ -58,7 +58,7 @@ MP_TEST(forks_while_a_registry_closes) {
         mp_registry_maintain(registries[0]);
         mp_registry_destroy(registries[0]);
         wrong |= (fakes[0].models != 0 || fakes[0].loaders != 0) << 1;
-        ask_for_memory(registries[1]); /* the destroyed one is not asked */
+        request_all_memory(registries[1]); /* the destroyed registry is not asked */
         mp_ticket *ticket = fake_submit(registries[1], "a", fake_call_create(1), &status);
         wrong |= (!ticket || fake_finish(ticket) != MP_OK) << 2;
         mp_registry_destroy(registries[1]);
@@ -88,7 +88,7 @@ static void come_and_go(void *arg) {
     }
 }
 
-/* The child finds all that registries share, whichever thread of the parent was just looking it up. */
+/* The child can use all objects that registries share, even if a parent thread was looking one up during the fork. */
 MP_TEST(forks_while_other_threads_look_up_shared_objects) {
 #if defined(__SANITIZE_THREAD__)
     MP_SKIP("ThreadSanitizer does not follow threads started in a child of a process with threads");

@@ -100,7 +100,7 @@ MP_TEST(registry_abandons_a_load_without_progress) {
     /* an explicit load gets a new worker, and the same error */
     MP_CHECK_STATUS(mp_registry_load(registry, "a", false, 0, &error), MP_SPAWN_TIMEOUT, &error);
     MP_CHECK_INT(fake.loads, 2);
-    atomic_store(&fake.load_stalls, false); /* they return, and are not needed any more */
+    atomic_store(&fake.load_stalls, false); /* the abandoned threads return, and are not used again */
     do {
         mp_sys_sleep_ns(FAKE_MS(1));
         fake_info(registry, "a", &info);
@@ -111,7 +111,7 @@ MP_TEST(registry_abandons_a_load_without_progress) {
     fake_end(registry);
 }
 
-MP_TEST(registry_a_slow_load_with_progress_is_no_timeout) {
+MP_TEST(registry_a_slow_load_with_progress_does_not_time_out) {
     fake fake;
     fake_init(&fake);
     fake.load_ns = FAKE_MS(700);
@@ -166,7 +166,7 @@ MP_TEST(registry_reports_needed_and_free_memory) {
     /* two loads that do not fit together: the second waits, then learns how much is left */
     MP_CHECK_OK(mp_registry_evict(registry, "small", 0, &error), &error);
     big.load_ns = FAKE_MS(20);
-    big.hold = true; /* and is in use */
+    big.hold = true; /* `big` stays in use */
     mp_ticket *first = fake_submit(registry, "big", fake_call_create(1), NULL);
     fake_until(&big.loads, 2);
     MP_CHECK_STATUS(mp_registry_load(registry, "small", false, 0, &error), MP_MEMORY_EXHAUSTED, &error);

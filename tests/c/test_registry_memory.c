@@ -1,4 +1,4 @@
-/* Memory reclaim: which models give memory, which keep it, and that the waiting load or request gets it. */
+/* Memory reclaim: which models free memory, which keep it, and that the waiting load or request gets it. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -20,7 +20,7 @@ static mp_status ask_for(mp_registry *registry, uint64_t bytes) {
     return ticket ? fake_finish(ticket) : status;
 }
 
-/* A request that can never fit frees nothing; one that lacks little costs one cache. */
+/* A request that can never fit frees nothing. A request that lacks little memory trims one cache. */
 MP_TEST(registry_memory_trims_no_more_than_is_needed) {
     enum { MODELS = 3, LIMIT = 1000000 };
     static const char *const keys[MODELS] = {"a", "b", "c"};
@@ -61,7 +61,7 @@ MP_TEST(registry_memory_trims_no_more_than_is_needed) {
     fake_end(registry);
 }
 
-/* --- models that always have a little to do do not keep others from being evicted --- */
+/* --- models that are always a little busy do not prevent the eviction of idle ones --- */
 
 enum { BUSY = 8 };
 
@@ -79,7 +79,7 @@ static void visit_often(void *arg) {
     }
 }
 
-MP_TEST(registry_memory_comes_from_idle_models_beside_models_in_use) {
+MP_TEST(registry_memory_comes_from_idle_models_while_others_are_in_use) {
     static const char *const keys[] = {"a", "b", "c", "d", "e", "f", "g", "h", "idle", "new"};
     fake fakes[BUSY + 2];
     visitor visitors[BUSY];
@@ -109,7 +109,7 @@ MP_TEST(registry_memory_comes_from_idle_models_beside_models_in_use) {
     fake_end(registry);
 }
 
-/* --- several registries free together what none of them has alone --- */
+/* --- several registries together free an amount that none of them has alone --- */
 
 static mp_registry *open_shared(fake *fake, const char *key) {
     mp_registry_config config = {.spin_ns = 1, .max_workers = 1}; /* the memory of the process */
@@ -218,7 +218,7 @@ MP_TEST(registry_memory_of_a_forked_model_is_freed) {
     fake_end(registry);
 }
 
-/* --- the size of an engine is what it reports, not what was predicted --- */
+/* --- the memory charged for an engine is the size it reports, not the predicted one --- */
 
 static uint64_t held_by(mp_registry *registry, const char *key) {
     mp_entry_info info;
@@ -227,7 +227,7 @@ static uint64_t held_by(mp_registry *registry, const char *key) {
     return info.engine_bytes;
 }
 
-/* Visible soon: the worker publishes it before it waits. */
+/* Polls: the worker publishes the size before it waits. */
 static void expect_held(mp_registry *registry, const char *key, uint64_t bytes) {
     uint64_t end = fake_in_ms(5000);
     while (held_by(registry, key) != bytes && mp_sys_now_ns() < end)
@@ -257,7 +257,7 @@ MP_TEST(registry_memory_of_engines_is_what_they_report) {
         fake_until(&fakes[0].in_steps, 1);
         atomic_store(&fakes[0].held_bytes, 80000);
         MP_CHECK_INT(held_by(registry, "a"), 70000);
-        mp_ticket *other = fake_submit(registry, "b", fake_call_create(1), NULL); /* does not fit beside it */
+        mp_ticket *other = fake_submit(registry, "b", fake_call_create(1), NULL); /* does not fit in addition */
         MP_CHECK_INT(fake_finish(other), MP_MEMORY_EXHAUSTED);
         atomic_store(&fakes[0].hold, false);
         MP_CHECK_INT(fake_finish(ticket), MP_OK);

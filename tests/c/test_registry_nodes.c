@@ -1,5 +1,5 @@
-/* CPU leases on machines with several memory nodes: the allocator on faked ones, and a registry on this machine cut
- * in two. */
+/* CPU leases on machines with several memory nodes: the allocator on simulated machines, and a registry on this machine
+ * split into two nodes. */
 #include <stdlib.h>
 
 #include "base/alloc.h"
@@ -10,9 +10,9 @@
 
 static mp_error error;
 
-/* Makes nodes with the given numbers of CPUs, and gaps between the node numbers: 0, 2, 4, ... The machine hardly has
- * these CPUs; a thread that is to be bound to them runs where the system allows. */
-static mp_cpu_allocator *ledger(int threads, const int *cpus, int nodes) {
+/* Opens an allocator for nodes with the given numbers of CPUs, numbered 0, 2, 4, ... The machine need not have these
+ * CPUs: a thread that cannot be bound to them runs where the system allows. */
+static mp_cpu_allocator *allocator_of(int threads, const int *cpus, int nodes) {
     mp_topology topology = {.node_count = nodes};
     int next = 512;
     for (int i = 0; i < nodes; i++) {
@@ -44,7 +44,7 @@ static void give(mp_cpu_allocator *allocator, holder *h) {
     mp_cpu_allocator_return(allocator, &h->lease, &h->threads, false);
 }
 
-/* Prints a holder's lease as "first:lanes,lanes,...". */
+/* Prints a holder's lease as "first node:threads,threads,...". */
 static const char *where(const holder *h, int nodes) {
     static char text[256];
     int used = snprintf(text, sizeof(text), "%d:", h->threads.first);
@@ -56,7 +56,7 @@ static const char *where(const holder *h, int nodes) {
 /* CPUs lent to a child process count like any others, and no thread of this process runs for them. */
 MP_TEST(registry_nodes_cpus_are_lent) {
     uint64_t threads, now, joined;
-    mp_cpu_allocator *allocator = ledger(6, (int[]){4, 2}, 2);
+    mp_cpu_allocator *allocator = allocator_of(6, (int[]){4, 2}, 2);
     holder h = {.home = 0}, other = {.home = 0};
     mp_thread_counts(&threads, &joined);
     MP_CHECK(mp_cpu_allocator_lend(allocator, 0, 5, &h.lease, &h.threads, NULL, NULL));
@@ -99,7 +99,7 @@ MP_TEST(registry_nodes_workers_lend_theirs_to_processes) {
 MP_TEST(registry_nodes_single_node_is_unchanged) {
     mp_cpu_set before, now;
     bool known = mp_sys_get_affinity(&before);
-    mp_cpu_allocator *allocator = ledger(4, (int[]){4}, 1);
+    mp_cpu_allocator *allocator = allocator_of(4, (int[]){4}, 1);
     holder a = {.home = mp_cpu_allocator_assign_home(allocator)}, b = {.home = mp_cpu_allocator_assign_home(allocator)};
     MP_CHECK(a.home == 0 && b.home == 0);
     MP_CHECK_INT(mp_cpu_allocator_node_number(allocator, 0), -1);
@@ -118,7 +118,7 @@ MP_TEST(registry_nodes_single_node_is_unchanged) {
 }
 
 MP_TEST(registry_nodes_each_worker_has_its_own) {
-    mp_cpu_allocator *allocator = ledger(8, (int[]){4, 4}, 2);
+    mp_cpu_allocator *allocator = allocator_of(8, (int[]){4, 4}, 2);
     holder a = {.home = mp_cpu_allocator_assign_home(allocator)}, b = {.home = mp_cpu_allocator_assign_home(allocator)};
     MP_CHECK(a.home == 0 && b.home == 1);
     MP_CHECK_INT(mp_cpu_allocator_node_number(allocator, 1), 2);
@@ -145,9 +145,9 @@ MP_TEST(registry_nodes_each_worker_has_its_own) {
 }
 
 MP_TEST(registry_nodes_home_has_most_free_cpus) {
-    mp_cpu_allocator *allocator = ledger(0 + 10, (int[]){2, 4, 4}, 3);
+    mp_cpu_allocator *allocator = allocator_of(0 + 10, (int[]){2, 4, 4}, 3);
     holder a = {.home = mp_cpu_allocator_assign_home(allocator)};
-    MP_CHECK_INT(a.home, 1); /* of two nodes with as many free CPUs, the first */
+    MP_CHECK_INT(a.home, 1); /* the first of two nodes with equally many free CPUs */
     take(allocator, &a, 3);
     MP_CHECK_INT(mp_cpu_allocator_assign_home(allocator), 2);
     give(allocator, &a);
@@ -159,7 +159,7 @@ MP_TEST(registry_nodes_home_has_most_free_cpus) {
 }
 
 MP_TEST(registry_nodes_full_home) {
-    mp_cpu_allocator *allocator = ledger(16, (int[]){4, 4, 6, 2}, 4);
+    mp_cpu_allocator *allocator = allocator_of(16, (int[]){4, 4, 6, 2}, 4);
     holder a = {.home = 0}, b = {.home = 0}, c = {.home = 0}, d = {.home = 0};
     take(allocator, &a, 3);
     MP_CHECK_STR(where(&a, 4), "0:3,0,0,0");
@@ -167,7 +167,7 @@ MP_TEST(registry_nodes_full_home) {
     MP_CHECK_STR(where(&b, 4), "3:0,0,0,2");
     take(allocator, &c, 5);
     MP_CHECK_STR(where(&c, 4), "2:0,0,5,0");
-    take(allocator, &d, 6); /* no node has so many: its home's, then others' */
+    take(allocator, &d, 6); /* no node has 6 free CPUs: those of its home, then those of others */
     MP_CHECK_STR(where(&d, 4), "0:1,4,1,0");
     int threads[MP_NODES_MAX], leased[MP_NODES_MAX];
     MP_CHECK_INT(mp_cpu_allocator_nodes(allocator, threads, leased), 4);
@@ -189,7 +189,7 @@ MP_TEST(registry_nodes_full_home) {
 
 /* A quota of three CPUs on a machine with 16; and more threads than there are CPUs. */
 MP_TEST(registry_nodes_fewer_and_more_threads_than_cpus) {
-    mp_cpu_allocator *few = ledger(3, (int[]){8, 8}, 2);
+    mp_cpu_allocator *few = allocator_of(3, (int[]){8, 8}, 2);
     holder a = {.home = mp_cpu_allocator_assign_home(few)}, b = {.home = mp_cpu_allocator_assign_home(few)};
     MP_CHECK(a.home == 0 && b.home == 1);
     take(few, &b, 99);
@@ -204,7 +204,7 @@ MP_TEST(registry_nodes_fewer_and_more_threads_than_cpus) {
     give(few, &b);
     mp_cpu_allocator_close(few);
 
-    mp_cpu_allocator *many = ledger(7, (int[]){1, 2}, 2);
+    mp_cpu_allocator *many = allocator_of(7, (int[]){1, 2}, 2);
     int threads[MP_NODES_MAX], leased[MP_NODES_MAX];
     mp_cpu_allocator_nodes(many, threads, leased);
     MP_CHECK(threads[0] == 3 && threads[1] == 4);
@@ -213,7 +213,7 @@ MP_TEST(registry_nodes_fewer_and_more_threads_than_cpus) {
     give(many, &a);
     mp_cpu_allocator_close(many);
 
-    mp_cpu_allocator *unknown = ledger(2, (int[]){0}, 1); /* the system reports nothing about its CPUs */
+    mp_cpu_allocator *unknown = allocator_of(2, (int[]){0}, 1); /* the system reports nothing about its CPUs */
     take(unknown, &a, 99);
     MP_CHECK_STR(where(&a, 1), "0:2");
     give(unknown, &a);
@@ -222,7 +222,7 @@ MP_TEST(registry_nodes_fewer_and_more_threads_than_cpus) {
 
 /* A worker stands still: its CPUs are free again, each on its node. */
 MP_TEST(registry_nodes_forfeited) {
-    mp_cpu_allocator *allocator = ledger(6, (int[]){3, 3}, 2);
+    mp_cpu_allocator *allocator = allocator_of(6, (int[]){3, 3}, 2);
     holder a = {.home = 1}, b = {.home = 0};
     take(allocator, &a, 4);
     MP_CHECK_STR(where(&a, 2), "1:1,3");
@@ -230,7 +230,7 @@ MP_TEST(registry_nodes_forfeited) {
     int threads[MP_NODES_MAX], leased[MP_NODES_MAX];
     mp_cpu_allocator_nodes(allocator, threads, leased);
     MP_CHECK(leased[0] == 0 && leased[1] == 0);
-    take(allocator, &b, 6); /* as many as there are threads that do not stand still; the others are given back */
+    take(allocator, &b, 6); /* as many CPUs as there are threads that do not stand still; the others are returned */
     MP_CHECK_STR(where(&b, 2), "0:3,0");
     MP_CHECK_INT(mp_cpu_allocator_leased(allocator), 3);
     mp_cpu_allocator_return(allocator, &a.lease, &a.threads, true);
@@ -249,7 +249,7 @@ MP_TEST(registry_nodes_always_balance) {
     mp_test_random random = {77};
     for (int s = 0; s < 4; s++) {
         int nodes = shapes[s][0], threads[MP_NODES_MAX], leased[MP_NODES_MAX], held[MP_NODES_MAX];
-        mp_cpu_allocator *allocator = ledger(5 + 2 * s, shapes[s] + 1, nodes);
+        mp_cpu_allocator *allocator = allocator_of(5 + 2 * s, shapes[s] + 1, nodes);
         holder holders[HOLDERS] = {0};
         bool has[HOLDERS] = {false};
         for (int i = 0; i < HOLDERS; i++)
@@ -281,7 +281,7 @@ MP_TEST(registry_nodes_always_balance) {
 
 /* --- a registry on two nodes of this machine --- */
 
-static void look_at_workers(mp_registry *registry, const char *key, int count, bool *on) {
+static void read_workers(mp_registry *registry, const char *key, int count, bool *on) {
     mp_entry_info info;
     uint64_t end = fake_in_ms(10000);
     do {
@@ -317,7 +317,7 @@ MP_TEST(registry_nodes_workers_are_spread_and_report_their_node) {
     for (int i = 0; i < 20; i++)
         MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(3), NULL)), MP_OK);
     bool on[9] = {false};
-    look_at_workers(registry, "a", 2, on);
+    read_workers(registry, "a", 2, on);
     MP_CHECK(!on[0] && on[1] && on[2]);
     fake_end(registry);
 
@@ -327,7 +327,7 @@ MP_TEST(registry_nodes_workers_are_spread_and_report_their_node) {
     fake_add(registry, "a", &fake, false);
     MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(3), NULL)), MP_OK);
     memset(on, 0, sizeof(on));
-    look_at_workers(registry, "a", 1, on);
+    read_workers(registry, "a", 1, on);
     MP_CHECK(on[0] && !on[1]);
     fake_end(registry);
 
@@ -396,7 +396,7 @@ MP_TEST(registry_nodes_threads_of_two_nodes_run_in_place) {
         check_places(allocator, &topology, 0, 1, "0:1,0");
         holder first = {.home = 0};
         take(allocator, &first, 1);
-        check_places(allocator, &topology, 0, 2, "1:0,2"); /* its own node has too few: together on another one */
+        check_places(allocator, &topology, 0, 2, "1:0,2"); /* its own node has too few: all from another node */
         check_places(allocator, &topology, 0, 3, "0:1,2"); /* no node has enough: its own first */
         give(allocator, &first);
     }

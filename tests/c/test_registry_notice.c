@@ -75,7 +75,7 @@ static void run_loop(void *arg) {
     mp_ticket_release(self->ticket);
 }
 
-/* For TSan: loops bind a ticket, hear of its end and leave, while the worker publishes. */
+/* For TSan: loops bind a ticket, are notified of its end and release it while the worker publishes. */
 MP_TEST(registry_notifiers_of_several_threads) {
     fake fake;
     fake_init(&fake);
@@ -123,7 +123,7 @@ static mp_status bind_to_two(void *arg, mp_error *error) {
         MP_CHECK(mp_ticket_bind(ticket, notifiers[0], 1));
         bool bound = mp_ticket_bind(ticket, notifiers[1], 2);
         status = fake_wait(ticket, error);
-        /* the first is told whether or not there was room for the second */
+        /* the first is notified even if binding the second failed */
         MP_CHECK(next_of(notifiers[0], 1));
         if (bound)
             MP_CHECK(next_of(notifiers[1], 2));

@@ -57,7 +57,7 @@ static mp_status once(mp_registry *registry, uint64_t fingerprint, int kills) {
     return once_as(registry, fingerprint, kills, MP_INTERNAL);
 }
 
-/* The innocent request 1 is beside one culprit after the other. */
+/* The innocent request 1 shares steps with one culprit after the other. */
 MP_TEST(quarantine_spares_requests_beside_a_culprit) {
     fake fake;
     mp_registry *registry = start(&fake, 1);
@@ -90,7 +90,7 @@ MP_TEST(quarantine_ignores_external_kills) {
     }
 }
 
-/* Two culprits, and no success between: two fatal steps in company make a request a suspect, and no more. */
+/* Two culprits without a success in between: two fatal steps in company make a request only a suspect. */
 MP_TEST(quarantine_two_culprits_at_once) {
     fake fake;
     mp_registry *registry = start(&fake, 1);
@@ -107,15 +107,15 @@ MP_TEST(quarantine_two_culprits_at_once) {
     MP_CHECK_INT(fake_finish(tickets[1]), MP_INTERNAL);
     submit_together(registry, &fake, calls + 2, 2, tickets);
     MP_CHECK_INT(fake_finish(tickets[0]), MP_INTERNAL);
-    mp_status beside = fake_finish(tickets[1]);
-    MP_CHECK_INT(beside, MP_OK); /* a suspect, so it is alone in its steps */
+    mp_status innocent = fake_finish(tickets[1]);
+    MP_CHECK_INT(innocent, MP_OK); /* a suspect, so it is alone in its steps */
     MP_CHECK_INT(once(registry, 1, 0), MP_OK);
     MP_CHECK_INT(once(registry, 100, 1), MP_INTERNAL); /* its second worker, alone */
     MP_CHECK_INT(once(registry, 100, 1), MP_MODEL);
     fake_end(registry);
 }
 
-/* A step that stands still names no culprit either. */
+/* A step that stands still does not identify a culprit either. */
 MP_TEST(quarantine_of_steps_that_stand_still) {
     fake fake;
     mp_registry *registry = start(&fake, 1);
@@ -145,7 +145,7 @@ MP_TEST(quarantine_of_steps_that_stand_still) {
     fake_end(registry);
 }
 
-/* Equal requests in one step are one suspect; once one of them is found out, the others reach no worker. */
+/* Equal requests in one step are one suspect. Once one of them is quarantined, the others reach no worker. */
 MP_TEST(quarantine_of_equal_requests) {
     fake fake;
     mp_registry *registry = start(&fake, 1);
@@ -176,13 +176,13 @@ MP_TEST(quarantine_is_per_model) {
     MP_CHECK_INT(once(registry, 100, 2), MP_INTERNAL);
     MP_CHECK_INT(once(registry, 100, 0), MP_MODEL);
     MP_CHECK_INT(fake_finish(fake_submit(registry, "b", call_of(100, 0), NULL)), MP_OK);
-    MP_CHECK_INT(once(registry, 100, 0), MP_MODEL); /* which withdraws nothing here */
+    MP_CHECK_INT(once(registry, 100, 0), MP_MODEL); /* the entry of the other model does not apply here */
     fake_end(registry);
 }
 
 /* --- the table by itself --- */
 
-MP_TEST(quarantine_weighs) {
+MP_TEST(quarantine_counts_suspicions) {
     static mp_quarantine q;
     mp_quarantine_init(&q);
     MP_CHECK(mp_quarantine_is_empty(&q));

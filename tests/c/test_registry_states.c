@@ -14,7 +14,7 @@
 
 enum { STATES_MOST = 8 };
 
-typedef struct scene { /* one of each thing that has a state; none of them is listed anywhere or runs */
+typedef struct scene { /* one object of each type that has a state; none is registered or runs */
     mp_services services;
     mp_entry entry;
     mp_worker worker;

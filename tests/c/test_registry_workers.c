@@ -180,7 +180,7 @@ MP_TEST(workers_scale_while_all_are_busy) {
     fake_end(registry);
 }
 
-/* Also if all requests came at once, before any worker was busy. */
+/* Scaling also starts if all requests came at once, before any worker was busy. */
 MP_TEST(workers_scale_for_requests_queued_before_they_were_busy) {
     fake fake;
     fake_init(&fake);
@@ -253,7 +253,7 @@ MP_TEST(workers_p2c_uses_both) {
 
 /* --- idle workers leave --- */
 
-MP_TEST(workers_that_are_idle_go_down_to_zero) {
+MP_TEST(workers_that_are_idle_leave_down_to_zero) {
     fake fake, pinned, forever;
     fake_init(&fake);
     fake_init(&pinned);
@@ -462,7 +462,7 @@ MP_TEST(workers_fault_of_a_file) {
     }
 }
 
-/* Outside of steps the culprit is unknown: a request has one retry, and the model stays. */
+/* Outside of steps the culprit is unknown: a request has one retry, and the model stays loaded. */
 MP_TEST(workers_lost_before_a_step) {
     for (int plans = 0; plans < 2; plans++) {
         fake fake;
@@ -584,7 +584,7 @@ MP_TEST(workers_breaker_opens_and_closes) {
     MP_CHECK_INT(status, MP_CIRCUIT_OPEN);
     fake_info(registry, "a", &info);
     MP_CHECK_STR(info.breaker, "half-open");
-    mp_ticket_cancel(probes[0]); /* says nothing about the workers, and frees its probe */
+    mp_ticket_cancel(probes[0]); /* a cancellation does not count for the breaker, and frees its probe */
     atomic_store(&fake.hold, false);
     mp_status ended = fake_finish(probes[0]);
     MP_CHECK(ended == MP_CANCELLED || ended == MP_OK); /* OK: its step ended first */
@@ -681,7 +681,7 @@ MP_TEST(workers_hopeless_deadlines_are_refused_at_once) {
 
 /* --- every capability --- */
 
-/* Every capability gets the same: a worker pool, a bounded queue, a breaker, an end. */
+/* Every capability has a worker pool, a bounded queue, a breaker and a terminal status. */
 MP_TEST(workers_serve_every_capability) {
     for (int i = 0; i < MP_CAPABILITY_COUNT; i++) {
         mp_capability capability = (mp_capability)i;
@@ -701,7 +701,7 @@ MP_TEST(workers_serve_every_capability) {
         call->base.capability = capability;
         MP_CHECK_INT(fake_finish(fake_submit(registry, "a", call, NULL)), MP_OK);
         wait_for_workers(registry, "a", 2);
-        /* full as its row says, for both service classes */
+        /* The queue is full at the capacity of its row, for both service classes. */
         atomic_store(&fake.hold, true);
         mp_ticket *tickets[300];
         int most = mp_capability_get(capability)->queue_capacity[MP_SERVICE_BULK], count = 0;

@@ -1,4 +1,4 @@
-/* The simulator itself: it finds the bugs it exists for, repeats runs, and visits all schedules. */
+/* The simulator itself: it finds each kind of bug that it checks for, repeats runs, and visits all schedules. */
 #include "sim.h"
 
 #ifdef MP_SIM
@@ -33,7 +33,7 @@ static void other_main(void *arg) {
     p->other(p);
 }
 
-/* Runs other in parallel with mine. */
+/* Runs `other` in parallel with `mine`. */
 static void beside(pair *p, void (*other)(pair *p), void (*mine)(pair *p)) {
     mp_thread thread;
     mp_error error;
@@ -215,17 +215,17 @@ static const known_bug bugs[] = {
     {"both orders", "locks in both orders", both_orders, 0},
     {"no wake-up", "deadlock", forgets_to_wake, 0},
     {"spurious wake-up", "p->flag is false", trusts_wakes, 30000},
-    {"unlocked twice", "nobody holds", unlock_twice, 0},
-    {"unlocked another's", "that thread 0 holds", unlock_others, 0},
+    {"unlocked twice", "no thread holds", unlock_twice, 0},
+    {"unlocked another thread's", "that thread 0 holds", unlock_others, 0},
     {"locked twice", "locked twice", lock_twice, 0},
-    {"waits without the lock", "nobody holds", wait_unlocked, 0},
+    {"waits without the lock", "no thread holds", wait_unlocked, 0},
     {"held lock destroyed", "destroyed while thread 0 holds", destroy_held, 0},
     {"awaited condition destroyed", "destroyed while 1 wait", destroy_waited, 0},
     {"leak", "1 blocks were not freed", leak, 0},
     {"written after free", "was written after thread 0 freed it", write_after_free, 0},
     {"not joined", "was never joined", never_join, 0},
     {"spins for ever", "no end after", spin_for_ever, 0},
-    {"sleeps for ever", "it hangs", sleep_for_ever, 0},
+    {"sleeps for ever", "the run hangs", sleep_for_ever, 0},
     {"torn increment", "p.plain == 2 is false", torn, 0},
 };
 

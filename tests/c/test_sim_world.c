@@ -78,7 +78,7 @@ static const char *const names[] = {"calls",    "memory",  "swaps",   "shutdown"
                                     "ahead",    "masks",   "lost"};
 enum { WORLDS = sizeof(names) / sizeof(names[0]) };
 
-/* The same seed gives the same run, whatever ran before it. */
+/* The same seed gives the same run, independent of earlier runs. */
 MP_TEST_SECONDS(sim_world_repeats_itself, 60) {
     enum { SEEDS = 20 };
     for (int i = 0; i < WORLDS; i++) {
@@ -91,13 +91,14 @@ MP_TEST_SECONDS(sim_world_repeats_itself, 60) {
                 sim_setup setup = sim_world_setup(world, seed & 1 ? SIM_PCT : SIM_RANDOM, 3, (uint64_t)seed);
                 sim_run(&setup, world->body, (void *)(uintptr_t)world, round ? &again : &first[seed]);
                 if (round && (again.hash != first[seed].hash || again.steps != first[seed].steps))
-                    MP_FAIL("%s, seed %d: another run than before, %llu and %llu steps", names[i], seed,
+                    MP_FAIL("%s, seed %d: two runs differ, with %llu and %llu steps", names[i], seed,
                             (unsigned long long)first[seed].steps, (unsigned long long)again.steps);
             }
     }
 }
 
-/* MPOOL_SIM=world:variant:scheduler:depth:seed:mutation, as a failure prints it: that schedule, with its trace. */
+/* Repeats the schedule of MPOOL_SIM=world:variant:scheduler:depth:seed:mutation, as a failure prints it, with its
+ * trace. */
 MP_TEST_SECONDS(sim_replay, 600) {
     const char *text = getenv("MPOOL_SIM");
     if (!text)
@@ -106,10 +107,10 @@ MP_TEST_SECONDS(sim_replay, 600) {
     int variant, depth, mutation;
     unsigned long long seed;
     if (sscanf(text, "%31[^:]:%d:%15[^:]:%d:%llu:%d", name, &variant, scheduler, &depth, &seed, &mutation) != 6)
-        MP_FAIL("MPOOL_SIM is \"%s\"", text);
+        MP_FAIL("MPOOL_SIM is malformed: \"%s\"", text);
     const sim_world *world = sim_world_find(name);
     if (!world)
-        MP_FAIL("there is no world %s", name);
+        MP_FAIL("unknown world %s", name);
     sim_scheduler which = scheduler[0] == 'r' ? SIM_RANDOM : scheduler[0] == 'p' ? SIM_PCT : SIM_EXHAUSTIVE;
     sim_world_run(world, 0, 0);
     mp_seam_armed = mutation;
@@ -119,11 +120,12 @@ MP_TEST_SECONDS(sim_replay, 600) {
         sim_first();
     sim_result result;
     sim_run(&setup, world->body, (void *)(uintptr_t)world, &result);
-    fprintf(stderr, "sim: nothing wrong after %llu steps of %d threads\n", (unsigned long long)result.steps,
+    fprintf(stderr, "sim: no failure in %llu steps of %d threads\n", (unsigned long long)result.steps,
             result.fibres);
 }
 
-/* By hand: MPOOL_SIM_SECONDS=3600, from MPOOL_SIM_SEED on (default: a new one each time); MPOOL_SIM_WORLD one world. */
+/* Run by hand: MPOOL_SIM_SECONDS=3600 sets the duration, MPOOL_SIM_SEED the first seed (default: a new one each time),
+ * MPOOL_SIM_WORLD a single world. */
 MP_TEST_SECONDS(sim_long, 100000) {
     const char *text = getenv("MPOOL_SIM_SECONDS"), *from = getenv("MPOOL_SIM_SEED"), *only = getenv("MPOOL_SIM_WORLD");
     if (!text)

@@ -1,14 +1,14 @@
-"""Imports inside functions: every one that the package may have, counted, each with its reason.
+"""Allowed imports inside functions, with their number and reason.
 
-A row of :data:`ROWS` is "module  imported  count  reason". `python tests/python/api/test_tiers.py` prints the rows that
-the package has now; the reason of a new row is for a person to choose.
+A row of :data:`ROWS` is "module  imported  count  reason". `python tests/python/api/test_tiers.py` prints the current
+rows of the package; the author of a new row chooses its reason.
 """
 
 from __future__ import annotations
 
 #: Reason -> explanation. A late import without one of these reasons belongs at the top of its module.
 REASONS = {
-    "optional": "the package is an extra; the import fails with a hint where it is not installed",
+    "optional": "the package is an extra; if it is not installed, the import fails with a hint",
     "core": "`import mpool` and its dataclasses load neither NumPy nor the compiled core",
     "start-up": "the library or module takes milliseconds to import, and most processes never need it",
     "facade": "a package's `__getattr__` loads a public name on first use",

@@ -1,4 +1,4 @@
-"""mpool.aio: coroutines and asynchronous iterators over one watcher a loop. On small seeded checkpoints."""
+"""mpool.aio: coroutines and asynchronous iterators, on small seeded checkpoints. Each event loop has one watcher."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ async def idle(pool: mpool.Pool) -> None:
         if not any(row.running or row.queued for row in pool.ps()):
             return
         await asyncio.sleep(0.01)
-    raise AssertionError(f"something still runs:\n{pool.ps()}")
+    raise AssertionError(f"requests still run:\n{pool.ps()}")
 
 
-def test_results_are_those_of_the_functions(pool: mpool.Pool, bert: Path, llama: Path) -> None:
+def test_coroutines_return_the_same_results_as_functions(pool: mpool.Pool, bert: Path, llama: Path) -> None:
     chat = [{"role": "user", "content": "Hi"}]
 
     async def work() -> list[Any]:
@@ -43,11 +43,11 @@ def test_results_are_those_of_the_functions(pool: mpool.Pool, bert: Path, llama:
                 await aio.generate("The", llama, pool=pool, **GREEDY), await aio.chat(chat, llama, pool=pool, **GREEDY),
                 await aio.embed([], bert, pool=pool)]
 
-    one, many, text, answer, none = run(work())
+    one, many, text, chatted, none = run(work())
     assert np.array_equal(one, pool.embed(TEXTS[0], bert)) and none.shape == (0, 32)
     assert np.array_equal(many, pool.embed(TEXTS, bert, dimensions=5))
     assert text.token_ids == pool.generate("The", llama, **GREEDY).token_ids
-    assert answer.token_ids == pool.chat(chat, llama, **GREEDY).token_ids
+    assert chatted.token_ids == pool.chat(chat, llama, **GREEDY).token_ids
 
 
 def test_many_texts_and_iterators(pool: mpool.Pool, bert: Path) -> None:
@@ -78,7 +78,7 @@ def test_streams(pool: mpool.Pool, llama: Path) -> None:
         assert "".join(map(str, chunks)) == want.text and chunks[-1].finish_reason == "length"
         assert (await stream.result()).token_ids == want.token_ids
         assert [chunk async for chunk in stream] == []
-        # the other ways in
+        # A stream can also be awaited or used as a context manager.
         again = await aio.generate("The", llama, pool=pool, stream=True, **GREEDY)
         assert "".join([str(chunk) async for chunk in again]) == want.text
         async with aio.chat([{"role": "user", "content": "Hi"}], llama, pool=pool, stream=True, **GREEDY) as open_:
@@ -87,14 +87,15 @@ def test_streams(pool: mpool.Pool, llama: Path) -> None:
     run(work())
 
 
-@pytest.mark.parametrize("leave", ["break", "break of a kept one", "del", "aclose", "with", "never started", "cancel"])
+@pytest.mark.parametrize("leave", ["break", "break with a reference", "del", "aclose", "with", "never started",
+                                   "cancel"])
 def test_leaving_a_stream_early_frees_the_slot(pool: mpool.Pool, llama: Path, leave: str) -> None:
     async def work() -> None:
         stream = aio.generate("The", llama, pool=pool, stream=True, **ENDLESS)
         if leave == "break":
             async for _ in aio.generate("The", llama, pool=pool, stream=True, **ENDLESS):
                 break
-        elif leave == "break of a kept one":
+        elif leave == "break with a reference":
             async for _ in stream:
                 break
             assert (await stream.result()).finish_reason == "cancelled"
@@ -127,7 +128,7 @@ def test_leaving_a_stream_early_frees_the_slot(pool: mpool.Pool, llama: Path, le
     run(work())
 
 
-def test_cancelling_a_task_cancels_its_call(pool: mpool.Pool, bert: Path, llama: Path) -> None:
+def test_cancelling_a_task_cancels_its_request(pool: mpool.Pool, bert: Path, llama: Path) -> None:
     async def work() -> None:
         calls = [aio.generate("The", llama, pool=pool, **ENDLESS) for _ in range(5)]
         calls += [aio.embed([f"Some text to embed. {i} " * 10 for i in range(9000)], bert, pool=pool)]
@@ -157,7 +158,7 @@ def test_wait_for_is_a_timeout(pool: mpool.Pool, llama: Path) -> None:
     run(work())
 
 
-def test_errors_are_those_of_the_functions(pool: mpool.Pool, bert: Path, llama: Path) -> None:
+def test_coroutines_raise_the_same_errors_as_functions(pool: mpool.Pool, bert: Path, llama: Path) -> None:
     async def work() -> None:
         for call, kind in ((lambda: aio.embed(["a", ""], bert, pool=pool), mpool.InvalidArgument),
                            (lambda: aio.embed("a", llama, pool=pool), mpool.WrongCapability),
@@ -195,7 +196,7 @@ def test_jobs_can_be_awaited(pool: mpool.Pool, bert: Path, llama: Path) -> None:
     run(work())
 
 
-def test_no_call_takes_a_thread(pool: mpool.Pool, llama: Path) -> None:
+def test_requests_do_not_occupy_threads(pool: mpool.Pool, llama: Path) -> None:
     async def work() -> None:
         await aio.generate("The", llama, pool=pool, **GREEDY)
         before = threading.active_count()
@@ -211,7 +212,7 @@ def test_no_call_takes_a_thread(pool: mpool.Pool, llama: Path) -> None:
     run(work())
 
 
-def test_a_full_queue_does_not_hold_the_loop_up(llama: Path) -> None:
+def test_a_full_queue_does_not_block_the_loop(llama: Path) -> None:
     async def work(own: mpool.Pool) -> None:
         await aio.generate("The", llama, pool=own, **GREEDY)
         tasks = [asyncio.ensure_future(aio.generate("The", llama, pool=own, **{**GREEDY, "max_tokens": 60}))
@@ -227,7 +228,7 @@ def test_a_full_queue_does_not_hold_the_loop_up(llama: Path) -> None:
         run(work(own))
 
 
-def test_those_in_line_leave_when_cancelled(llama: Path) -> None:
+def test_tasks_that_wait_for_a_full_queue_can_be_cancelled(llama: Path) -> None:
     async def work(own: mpool.Pool) -> None:
         await aio.generate("The", llama, pool=own, **GREEDY)
         tasks = [asyncio.ensure_future(aio.generate("The", llama, pool=own, **ENDLESS)) for _ in range(200)]
@@ -243,7 +244,7 @@ def test_those_in_line_leave_when_cancelled(llama: Path) -> None:
         run(work(own))
 
 
-def test_the_loop_breathes_while_files_are_read_and_long_texts_tokenised(bert: Path, llama: Path) -> None:
+def test_file_reads_and_tokenization_do_not_block_the_loop(bert: Path, llama: Path) -> None:
     async def work(own: mpool.Pool) -> None:
         longest = 0.0
         over = asyncio.Event()
@@ -255,32 +256,32 @@ def test_the_loop_breathes_while_files_are_read_and_long_texts_tokenised(bert: P
                 await asyncio.sleep(0.001)
                 longest, last = max(longest, time.monotonic() - last), time.monotonic()
 
-        heart = asyncio.create_task(beat())
+        monitor = asyncio.create_task(beat())
         await aio.load(bert, pool=own)
         tokens = own.get(bert)
         threads: set[str] = set()
         tokenizer = tokens._entry.tokenizer()
         original = tokenizer.encode_batch
 
-        def noted(*args: Any, **options: Any) -> Any:
+        def recorded(*args: Any, **options: Any) -> Any:
             threads.add(threading.current_thread().name)
             return original(*args, **options)
 
-        tokenizer.encode_batch = noted  # type: ignore[method-assign]
+        tokenizer.encode_batch = recorded  # type: ignore[method-assign]
         await aio.embed(["word " * 10_000] * 20, bert, pool=own)
         assert threads and all(name.startswith("mpool-text") for name in threads)
         threads.clear()
         await aio.embed("short", bert, pool=own)
         assert threads == {"MainThread"}
         over.set()
-        await heart
+        await monitor
         assert longest < 1.0
 
     with mpool.Pool() as own:
         run(work(own))
 
 
-def test_loops_come_and_go(pool: mpool.Pool, bert: Path) -> None:
+def test_finished_event_loops_leave_no_file_descriptors(pool: mpool.Pool, bert: Path) -> None:
     import os
 
     run(aio.embed("x", bert, pool=pool))
@@ -292,7 +293,7 @@ def test_loops_come_and_go(pool: mpool.Pool, bert: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) <= before + 2
 
 
-def test_two_loops_at_once(pool: mpool.Pool, bert: Path, llama: Path) -> None:
+def test_two_event_loops_at_once(pool: mpool.Pool, bert: Path, llama: Path) -> None:
     vector, text = pool.embed("x", bert), pool.generate("The", llama, **GREEDY).token_ids
     wrong: list[object] = []
 
@@ -311,7 +312,7 @@ def test_two_loops_at_once(pool: mpool.Pool, bert: Path, llama: Path) -> None:
     assert not wrong and not any(thread.is_alive() for thread in threads)
 
 
-# ---- several that wait for one call ---------------------------------------------------------------------------------
+# ---- several waiters for one request --------------------------------------------------------------------------------
 
 def long_job(pool: mpool.Pool, llama: Path, tokens: int = 4000) -> mpool.Job:
     return pool.submit("text_to_text", prompt="The", model=llama, **{**GREEDY, "max_tokens": tokens})
@@ -336,7 +337,7 @@ def test_several_tasks_await_one_job(pool: mpool.Pool, bert: Path, llama: Path) 
     run(work())
 
 
-def test_several_loops_await_one_job(pool: mpool.Pool, llama: Path) -> None:
+def test_several_event_loops_await_one_job(pool: mpool.Pool, llama: Path) -> None:
     job = long_job(pool, llama)
     results: list[Any] = []
 
@@ -352,7 +353,7 @@ def test_several_loops_await_one_job(pool: mpool.Pool, llama: Path) -> None:
     assert len(results) == 5 and len({result.token_ids for result in results}) == 1
 
 
-def test_a_task_that_leaves_a_job_leaves_it_to_the_others(pool: mpool.Pool, llama: Path) -> None:
+def test_a_job_is_cancelled_only_when_its_last_waiter_leaves(pool: mpool.Pool, llama: Path) -> None:
     async def work() -> None:
         job = long_job(pool, llama)
 
@@ -363,14 +364,14 @@ def test_a_task_that_leaves_a_job_leaves_it_to_the_others(pool: mpool.Pool, llam
         await asyncio.sleep(0.01)
         first.cancel()
         assert len((await second).token_ids) == 4000 and first.cancelled()
-        # a thread counts too
+        # A waiting thread counts too.
         job = long_job(pool, llama)
         thread = asyncio.create_task(asyncio.to_thread(job.result))
         only = asyncio.create_task(wait())
         await asyncio.sleep(0.02)
         only.cancel()
         assert len((await thread).token_ids) == 4000
-        # the last one takes it along
+        # The job is cancelled together with its last waiter.
         job = pool.submit("text_to_text", prompt="The", model=llama, **ENDLESS)
         first, second = asyncio.create_task(wait()), asyncio.create_task(wait())
         await asyncio.sleep(0.02)
@@ -402,7 +403,7 @@ def test_several_tasks_read_one_stream(pool: mpool.Pool, llama: Path) -> None:
 
 # ---- streams that do not start --------------------------------------------------------------------------------------
 
-def test_a_start_that_failed_fails_for_everybody(pool: mpool.Pool, llama: Path) -> None:
+def test_a_failed_start_raises_for_every_waiter(pool: mpool.Pool, llama: Path) -> None:
     async def work() -> None:
         stream = aio.generate("", llama, pool=pool, stream=True)
         for _ in range(2):
@@ -439,7 +440,7 @@ def test_a_stream_closed_before_it_starts_never_starts() -> None:
     assert calls == 0
 
 
-def test_a_start_that_is_cancelled_goes_on_for_the_others(llama: Path) -> None:
+def test_a_start_continues_if_one_of_its_waiters_is_cancelled(llama: Path) -> None:
     async def work(own: mpool.Pool) -> None:
         stream = aio.generate("The", llama, pool=own, stream=True, **GREEDY)
         first, second = asyncio.create_task(stream.result()), asyncio.create_task(stream.result())
@@ -457,8 +458,8 @@ def test_a_start_that_is_cancelled_goes_on_for_the_others(llama: Path) -> None:
         run(work(own))
 
 
-def test_long_parts_of_messages_leave_the_loop(pool: mpool.Pool, llama: Path,
-                                               monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_messages_are_processed_outside_the_loop(pool: mpool.Pool, llama: Path,
+                                                      monkeypatch: pytest.MonkeyPatch) -> None:
     parts = [{"role": "user", "content": [{"type": "text", "text": "abc "}, {"type": "text", "text": "de"}, "f", 3]},
              {"role": "user", "content": "gh"}, {"role": "user", "content": None}, None]
     assert requests.characters(parts) == 9 and requests.characters(tuple(parts)) == 9
@@ -466,13 +467,13 @@ def test_long_parts_of_messages_leave_the_loop(pool: mpool.Pool, llama: Path,
     threads: list[str] = []
     chat = requests.chat_request
 
-    def noted(*args: Any, **options: Any) -> Any:
+    def recorded(*args: Any, **options: Any) -> Any:
         threads.append(threading.current_thread().name)
         return chat(*args, **options)
 
     async def work() -> None:
         await aio.chat([{"role": "user", "content": "x"}], llama, pool=pool, **GREEDY)
-        monkeypatch.setattr(requests, "chat_request", noted)
+        monkeypatch.setattr(requests, "chat_request", recorded)
         for text in ("short", "long " * 10_000):
             try:
                 await aio.chat([{"role": "user", "content": [{"type": "text", "text": text}]}], llama, pool=pool,
@@ -485,7 +486,7 @@ def test_long_parts_of_messages_leave_the_loop(pool: mpool.Pool, llama: Path,
 
 
 def test_a_stream_is_bound_once(pool: mpool.Pool, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not anew for each piece: each time wakes the loop once more."""
+    """The stream's ticket is bound once, not once per chunk, because each binding wakes the loop."""
     made: list[Any] = []
 
     class Counted(_watching.Followed):
@@ -497,15 +498,15 @@ def test_a_stream_is_bound_once(pool: mpool.Pool, llama: Path, monkeypatch: pyte
 
     async def work() -> None:
         stream = aio.generate("The", llama, pool=pool, stream=True, **{**GREEDY, "max_tokens": 300})
-        pieces = [chunk async for chunk in stream]
-        assert len(pieces) > 20 and len(made) == 1
+        chunks = [chunk async for chunk in stream]
+        assert len(chunks) > 20 and len(made) == 1
         watcher = _watching.watcher()
         assert not watcher._tickets and not watcher._followed and (await stream.result()).text
 
     run(work())
 
 
-def test_a_cancellation_is_not_lost_to_room_that_comes_with_it() -> None:
+def test_a_cancellation_is_not_lost_if_the_queue_gets_space_at_the_same_time() -> None:
     async def work() -> None:
         watcher = _watching.watcher()
         waiting = asyncio.ensure_future(watcher._room_or_timer())

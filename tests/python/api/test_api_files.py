@@ -1,4 +1,4 @@
-"""Files that change under a model: never an answer from one file read by the description of another."""
+"""Model files that change while a model uses them: no result mixes the contents of two versions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import tinymodels
 
 
 def _shift_tensors(file: Path) -> None:
-    """The same tensors at other offsets: metadata in front of them grows, as saving again may do."""
+    """Move the tensors to other offsets by adding metadata before them, as saving the file again may do."""
     data = file.read_bytes()
     (length,) = struct.unpack_from("<Q", data)
     header = json.loads(data[8:8 + length])
@@ -64,13 +64,13 @@ def test_an_unchanged_file_keeps_its_description(folder: Path) -> None:
         assert pool.get(str(folder)).description is description
 
 
-# ---- what tells one content from another -----------------------------------------------------------------------------
+# ---- detection of changed content ------------------------------------------------------------------------------------
 
 def _flip_signs(file: Path, keep_time: bool = False) -> None:
-    """Other numbers in place: the same path, inode and size, and, if asked for, the same time of writing."""
+    """Change numbers in place: path, inode and size stay the same, and with `keep_time` the modification time too."""
     before = os.stat(file)
     data = bytearray(file.read_bytes())
-    for at in range(len(data) // 2 & ~7, len(data) - 7, 8):  # behind the header
+    for at in range(len(data) // 2 & ~7, len(data) - 7, 8):  # after the header
         data[at + 3] ^= 0x80
     with open(file, "r+b") as stream:
         stream.write(data)
@@ -78,16 +78,16 @@ def _flip_signs(file: Path, keep_time: bool = False) -> None:
         os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-def _alone(folder: Path, text: str = "A text.") -> np.ndarray:
-    """What the files give whoever reads them for the first time."""
+def _fresh(folder: Path, text: str = "A text.") -> np.ndarray:
+    """Return the embedding computed by a new pool, which reads the current files."""
     with mpool.Pool() as pool:
         return pool.embed(text, str(folder))
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 def test_a_rewritten_file_whose_time_was_set_back(folder: Path, isolation: str) -> None:
-    """As rsync --inplace --times does. Token tables stay mapped, so that the next step would mix both contents; it is
-    noticed by that very step."""
+    """`rsync --inplace --times` writes files this way. Token tables stay mapped, so the next step would mix both
+    contents; that step detects the change."""
     with mpool.Pool(mpool.PoolConfig(isolation=isolation)) as pool:
         before = pool.embed("A text.", str(folder))
         _flip_signs(folder / "model.safetensors", keep_time=True)
@@ -96,10 +96,10 @@ def test_a_rewritten_file_whose_time_was_set_back(folder: Path, isolation: str) 
                 pool.embed("A text.", str(folder))
         pool.unload(str(folder))
         after = pool.embed("A text.", str(folder))
-        assert np.array_equal(after, _alone(folder)) and not np.array_equal(after, before)
+        assert np.array_equal(after, _fresh(folder)) and not np.array_equal(after, before)
 
 
-def test_modes_and_links_are_no_content(folder: Path) -> None:
+def test_changed_modes_and_links_are_not_changed_content(folder: Path) -> None:
     with mpool.Pool() as pool:
         before = pool.embed("A text.", str(folder))
         os.chmod(folder / "model.safetensors", 0o640)
@@ -114,9 +114,9 @@ def test_load_reads_changed_files_anew(folder: Path) -> None:
         before = pool.load(str(folder)).embed("A text.")
         _flip_signs(folder / "model.safetensors")
         after = pool.load(str(folder)).embed("A text.")
-        assert np.array_equal(after, _alone(folder)) and not np.array_equal(after, before)
+        assert np.array_equal(after, _fresh(folder)) and not np.array_equal(after, before)
         description = pool.get(str(folder)).description
-        (folder / "note.txt").write_text("no part of the model")
+        (folder / "note.txt").write_text("not part of the model")
         pool.load(str(folder))
         assert pool.get(str(folder)).description is description
 
@@ -153,7 +153,7 @@ def test_a_changed_companion_is_read_after_unload(folder: Path, change: str) -> 
         assert np.array_equal(pool.embed("A text.", str(folder)), before)
         pool.unload(str(folder))
         after = pool.embed("A text.", str(folder))
-        assert np.array_equal(after, _alone(folder)) and not np.array_equal(after, before)
+        assert np.array_equal(after, _fresh(folder)) and not np.array_equal(after, before)
 
 
 # ---- files that change while they are read ---------------------------------------------------------------------------
@@ -161,8 +161,8 @@ def test_a_changed_companion_is_read_after_unload(folder: Path, change: str) -> 
 def test_weights_that_change_after_they_were_described(folder: Path) -> None:
     with mpool.Pool() as pool:
         assert pool.get(str(folder)).description is not None
-        _shift_tensors(folder / "model.safetensors")  # before a first call they are the caller's to write
-        assert np.array_equal(pool.embed("A text.", str(folder)), _alone(folder))
+        _shift_tensors(folder / "model.safetensors")  # changes before the first request are allowed
+        assert np.array_equal(pool.embed("A text.", str(folder)), _fresh(folder))
 
 
 def test_a_tokenizer_that_changes_after_it_was_described(folder: Path) -> None:
@@ -170,8 +170,8 @@ def test_a_tokenizer_that_changes_after_it_was_described(folder: Path) -> None:
         assert pool.get(str(folder)).description is not None
         data = (folder / "tokenizer.json").read_bytes()
         (folder / "tokenizer.json").write_bytes(data.replace(b'"cat"', b'"tac"'))
-        assert np.array_equal(pool.embed("A cat.", str(folder)), _alone(folder, "A cat."))
-        (folder / "tokenizer.json").write_bytes(data)  # what is loaded is what is computed with, until it is told
+        assert np.array_equal(pool.embed("A cat.", str(folder)), _fresh(folder, "A cat."))
+        (folder / "tokenizer.json").write_bytes(data)  # the loaded tokenizer stays in use until unload()
         other = pool.embed("A cat .", str(folder))
         pool.unload(str(folder))
         assert not np.array_equal(pool.embed("A cat .", str(folder)), other)
@@ -192,4 +192,4 @@ def test_files_that_change_while_they_are_described(folder: Path, monkeypatch: p
             patch.setattr(hf_folder, "describe_folder", describe_slowly)
             with pytest.raises(mpool.IntegrityError, match="while"):
                 pool.embed("A text.", str(folder))
-        assert np.array_equal(pool.embed("A text.", str(folder)), _alone(folder))
+        assert np.array_equal(pool.embed("A text.", str(folder)), _fresh(folder))

@@ -1,4 +1,4 @@
-"""mpool.generate and chat: results, streams, what ends them, prompts, faults. On small seeded checkpoints."""
+"""mpool.generate and chat on small seeded checkpoints: results, streams, ends, prompts, errors."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ PROMPT = "The quick brown"
 
 
 def idle(pool: mpool.Pool) -> None:
-    """Waits until nothing runs or waits in a pool; fails if that never comes."""
+    """Wait until a pool has no running and no queued request; fail after 5 s."""
     for _ in range(500):
         if not any(row.running or row.queued for row in pool.ps()):
             return
         time.sleep(0.01)
-    raise AssertionError(f"something still runs:\n{pool.ps()}")
+    raise AssertionError(f"requests still run:\n{pool.ps()}")
 
 
 def greedy(pool: mpool.Pool, model: Path, prompt: Any = PROMPT, **options: Any) -> mpool.Completion:
@@ -35,7 +35,7 @@ def greedy(pool: mpool.Pool, model: Path, prompt: Any = PROMPT, **options: Any) 
 
 # ---- results
 
-def test_greedy_is_what_transformers_says(pool: mpool.Pool, llama: Path) -> None:
+def test_greedy_tokens_match_transformers(pool: mpool.Pool, llama: Path) -> None:
     torch = pytest.importorskip("torch")
     from transformers import AutoModelForCausalLM
 
@@ -64,9 +64,9 @@ def test_completion_is_frozen_and_complete(pool: mpool.Pool, llama: Path) -> Non
 
 def test_seed(pool: mpool.Pool, llama: Path) -> None:
     options: dict[str, Any] = {"max_tokens": 16, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "ignore_eos": True}
-    drawn = pool.generate(PROMPT, llama, **options)
-    again = pool.generate(PROMPT, llama, seed=drawn.seed, **options)
-    assert again.token_ids == drawn.token_ids
+    sampled = pool.generate(PROMPT, llama, **options)
+    again = pool.generate(PROMPT, llama, seed=sampled.seed, **options)
+    assert again.token_ids == sampled.token_ids
     others = {pool.generate(PROMPT, llama, seed=seed, **options).token_ids for seed in range(8)}
     assert len(others) > 4
 
@@ -100,9 +100,12 @@ def test_logprobs(pool: mpool.Pool, llama: Path) -> None:
     assert tuple(token for chunk in chunks for token in chunk.logprobs) == done.logprobs
 
 
-class Growing:
-    """A ticket that is done, as one whose first choice gets a further token whenever its text is asked for; counts the
-    rows that are copied out of it."""
+class GrowingTicket:
+    """A finished ticket that appears unfinished: its first choice gets one more token whenever `text` is called.
+
+    Attributes:
+        rows: number of rows copied out of the ticket.
+    """
 
     def __init__(self, ticket: Any) -> None:
         self._ticket, self.shown, self.rows = ticket, 0, 0
@@ -113,7 +116,7 @@ class Growing:
         data, count, finish, at = self._ticket.text(choice)
         if self.shown >= count:
             return data[start:], count, finish, at
-        whole = data[:self._ends[self.shown - 1]].decode(errors="ignore").encode()  # characters
+        whole = data[:self._ends[self.shown - 1]].decode(errors="ignore").encode()  # whole characters
         return whole[start:], self.shown, 0, -1
 
     def tokens(self, choice: int, start: int = 0) -> tuple[Any, ...]:
@@ -131,14 +134,14 @@ class Growing:
 def test_logprobs_of_a_long_stream_are_copied_once(pool: mpool.Pool, llama: Path) -> None:
     stream = pool.generate(PROMPT, llama, temperature=0, max_tokens=200, ignore_eos=True, top_logprobs=2, stream=True)
     done, reader = stream.result(), stream._reader
-    growing: Any = Growing(reader.ticket)
-    reader.ticket, found, pieces = growing, [], 0
+    growing: Any = GrowingTicket(reader.ticket)
+    reader.ticket, found, chunks = growing, [], 0
     while not reader.ended:
         for chunk in reader.take():
             found += chunk.logprobs or ()
-            pieces += 1
+            chunks += 1
     assert tuple(found) == done.logprobs and len(found) == 200
-    assert pieces > 50 and growing.rows < 4 * 200  # a character of several tokens is asked for again
+    assert chunks > 50 and growing.rows < 4 * 200  # characters of several tokens are read again
 
 
 def test_bias_and_bans(pool: mpool.Pool, llama: Path) -> None:
@@ -155,14 +158,14 @@ def test_penalties_change_the_text(pool: mpool.Pool, llama: Path) -> None:
     assert greedy(pool, llama, **forced, frequency_penalty=2.0).token_ids != plain
 
 
-# ---- what ends a text
+# ---- ends of a completion
 
 def test_max_tokens(pool: mpool.Pool, llama: Path) -> None:
     assert len(greedy(pool, llama, max_tokens=5).token_ids) == 5
     assert len(pool.generate(PROMPT, llama, max_new_tokens=4, ignore_eos=True).token_ids) == 4
 
 
-def test_until_the_context_is_full(pool: mpool.Pool, qwen2: Path) -> None:
+def test_generation_ends_when_the_context_is_full(pool: mpool.Pool, qwen2: Path) -> None:
     done = greedy(pool, qwen2, max_tokens=None)
     assert done.finish_reason == "length"
     assert done.usage.total_tokens in (512, 513)
@@ -174,9 +177,9 @@ def test_stop_string(pool: mpool.Pool, llama: Path) -> None:
     done = greedy(pool, llama, stop=["never there", stop])
     assert done.text == whole[:whole.index(stop)]
     assert (done.finish_reason, done.stop) == ("stop", stop)
-    pieces = list(pool.generate(PROMPT, llama, temperature=0, max_tokens=24, ignore_eos=True, stop=stop, stream=True))
-    assert "".join(map(str, pieces)) == done.text and pieces[-1].stop == stop
-    assert stop not in "".join(map(str, pieces))
+    chunks = list(pool.generate(PROMPT, llama, temperature=0, max_tokens=24, ignore_eos=True, stop=stop, stream=True))
+    assert "".join(map(str, chunks)) == done.text and chunks[-1].stop == stop
+    assert stop not in "".join(map(str, chunks))
 
 
 def test_stop_token(pool: mpool.Pool, llama: Path) -> None:
@@ -186,7 +189,7 @@ def test_stop_token(pool: mpool.Pool, llama: Path) -> None:
     assert done.token_ids == ids[:at] and (done.finish_reason, done.stop) == ("stop", ids[4])
 
 
-def test_end_by_the_model_itself(pool: mpool.Pool, llama: Path) -> None:
+def test_an_end_token_ends_a_completion(pool: mpool.Pool, llama: Path) -> None:
     end = 2
     done = pool.generate(PROMPT, llama, temperature=0, max_tokens=24, logit_bias={end: 100})
     assert (done.text, done.token_ids, done.finish_reason, done.stop) == ("", (), "stop", None)
@@ -218,12 +221,12 @@ def test_prompt_of_ids(pool: mpool.Pool, llama: Path) -> None:
     (np.array(3), "`prompt` must be .*, got a 0-d array of dtype int64"),
     ("a\udfff", r"prompt.* half of a surrogate pair \(U\+DFFF\)"),
     ({"a": 1}, "`prompt` must be a text, or token ids .*, got dict")])
-def test_prompts_that_are_none(pool: mpool.Pool, llama: Path, prompt: object, message: str) -> None:
+def test_invalid_prompts(pool: mpool.Pool, llama: Path, prompt: object, message: str) -> None:
     with pytest.raises(mpool.InvalidArgument, match=message):
         pool.generate(prompt, llama)
 
 
-def test_nul_is_text(pool: mpool.Pool, llama: Path) -> None:
+def test_nul_characters_are_accepted(pool: mpool.Pool, llama: Path) -> None:
     assert greedy(pool, llama, "a\0b").usage.prompt_tokens == len(pool.tokenize("a\0b", llama)) >= 3
 
 
@@ -259,7 +262,7 @@ def test_timeout(pool: mpool.Pool, llama: Path) -> None:
 
 # ---- streams
 
-def test_a_stream_is_the_text_in_pieces(pool: mpool.Pool, llama: Path) -> None:
+def test_stream_chunks_join_to_the_text(pool: mpool.Pool, llama: Path) -> None:
     options: dict[str, Any] = {"temperature": 1.0, "seed": 4, "max_tokens": 200, "ignore_eos": True}
     stream = pool.generate(PROMPT, llama, stream=True, **options)
     chunks = list(stream)
@@ -270,13 +273,13 @@ def test_a_stream_is_the_text_in_pieces(pool: mpool.Pool, llama: Path) -> None:
     assert list(stream) == []
 
 
-def test_no_piece_splits_a_character(pool: mpool.Pool, llama: Path) -> None:
+def test_no_chunk_splits_a_character(pool: mpool.Pool, llama: Path) -> None:
     word = "日本"
     ids = pool.tokenize(word, llama)
-    assert len(ids) > 2, "the tokens of this text are parts of characters"
-    for token in ids:  # each alone is no character
+    assert len(ids) > 2, "each token of this text is a part of a character"
+    for token in ids:  # no single token is a character
         done = greedy(pool, llama, logit_bias={token: 100}, max_tokens=2)
-        assert done.text.encode()  # valid text in any case
+        assert done.text.encode()  # the text is valid UTF-8
     for seed in range(5):
         for chunk in pool.generate(word, llama, seed=seed, temperature=2.0, top_k=0, max_tokens=60, stream=True):
             chunk.text.encode()
@@ -298,15 +301,15 @@ def endless(pool: mpool.Pool, model: Path) -> mpool.Stream:
     return pool.generate(PROMPT, model, temperature=0, max_tokens=16000, ignore_eos=True, stream=True)
 
 
-@pytest.mark.parametrize("leave", ["break", "break of a kept one", "del", "close", "with", "exception", "never started",
-                                   "cycle"])
+@pytest.mark.parametrize("leave", ["break", "break with a reference", "del", "close", "with", "exception",
+                                   "never started", "cycle"])
 def test_leaving_early_frees_the_slot(pool: mpool.Pool, llama: Path, leave: str) -> None:
     pool.load(llama)
     start = time.monotonic()
     if leave == "break":
         for _ in endless(pool, llama):
             break
-    elif leave == "break of a kept one":
+    elif leave == "break with a reference":
         kept = endless(pool, llama)
         for _ in kept:
             break
@@ -347,8 +350,8 @@ def test_a_hundred_abandoned_streams(pool: mpool.Pool, llama: Path) -> None:
     assert greedy(pool, llama).text
 
 
-def test_a_stream_that_fails_says_so(pool: mpool.Pool, llama: Path) -> None:
-    greedy(pool, llama, max_tokens=1)  # loaded: only the answers take time, more of it than is allowed
+def test_a_failed_stream_raises(pool: mpool.Pool, llama: Path) -> None:
+    greedy(pool, llama, max_tokens=1)  # load the model first, so that generation exceeds the timeout
     stream = pool.generate(PROMPT, llama, temperature=0.5, max_tokens=2000, ignore_eos=True, n=16, stream=True,
                            timeout=0.02)
     with pytest.raises(mpool.Timeout):
@@ -366,7 +369,7 @@ def test_a_slow_reader_gets_everything(pool: mpool.Pool, llama: Path) -> None:
 
 # ---- log
 
-def test_a_thousand_tokens_are_no_record(pool: mpool.Pool, llama: Path) -> None:
+def test_generation_logs_nothing_per_token(pool: mpool.Pool, llama: Path) -> None:
     records: list[logging.LogRecord] = []
 
     class Keep(logging.Handler):
@@ -393,7 +396,7 @@ def test_a_thousand_tokens_are_no_record(pool: mpool.Pool, llama: Path) -> None:
 
 # ---- chat
 
-def test_chat_is_the_template_and_generate(pool: mpool.Pool, llama: Path) -> None:
+def test_chat_equals_generate_on_the_rendered_template(pool: mpool.Pool, llama: Path) -> None:
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
     text = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     want = greedy(pool, llama, pool.tokenize(text, llama, add_special=False, parse_special=True))
@@ -420,7 +423,7 @@ def test_control_tokens_in_messages_are_plain_text(pool: mpool.Pool, llama: Path
     [{"role": "user", "content": None}], [{"role": "robot", "content": "x"}], [{"role": "user", "content": 5}],
     [{"role": "user", "content": ["x", 5]}], [{"role": "user", "content": "x" * 1_000_001}],
     [{"role": "user", "content": "\ud800"}]])
-def test_messages_that_are_none(pool: mpool.Pool, llama: Path, messages: object) -> None:
+def test_invalid_messages(pool: mpool.Pool, llama: Path, messages: object) -> None:
     with pytest.raises(mpool.InvalidArgument, match="message") as caught:
         pool.chat(messages, llama)
     assert caught.value.key == str(llama)
@@ -428,18 +431,18 @@ def test_messages_that_are_none(pool: mpool.Pool, llama: Path, messages: object)
 
 @pytest.mark.parametrize("content", ["", [], [""], [{"type": "text", "text": ""}]])
 def test_a_message_may_be_empty(pool: mpool.Pool, llama: Path, content: object) -> None:
-    """As others allow; the template is all that the model reads."""
+    """Other APIs allow empty messages too: the model still reads the template."""
     done = pool.chat([{"role": "user", "content": content}], llama, max_tokens=2, ignore_eos=True)
     assert done.usage.completion_tokens == 2 and done.usage.prompt_tokens > 0
 
 
-def test_an_empty_prompt_is_said_to_be_empty(pool: mpool.Pool, llama: Path) -> None:
+def test_empty_prompts_are_refused_as_empty(pool: mpool.Pool, llama: Path) -> None:
     for prompt in ([], (), np.zeros(0, np.int32)):
         with pytest.raises(mpool.InvalidArgument, match="`prompt` must be .* at least one token id, got an empty list"):
             pool.generate(prompt, llama)
 
 
-def test_what_chat_cannot_do_yet(pool: mpool.Pool, llama: Path) -> None:
+def test_chat_refuses_unsupported_features(pool: mpool.Pool, llama: Path) -> None:
     good = [{"role": "user", "content": "Hi"}]
     with pytest.raises(mpool.Unsupported, match="does not support tools"):
         pool.chat(good, llama, tools=[{"type": "function", "function": {"name": "f"}}])

@@ -1,4 +1,4 @@
-"""mpool.embed_image: shapes, options, faults, bulk, asyncio, jobs; models of two capabilities; what folders may say."""
+"""mpool.embed_image: shapes, options, errors, bulk requests, asyncio, jobs; models with two capabilities; folders."""
 
 from __future__ import annotations
 
@@ -105,8 +105,8 @@ def test_faults(pool: mpool.Pool, clip: Path, tmp_path: Path, caplog: pytest.Log
     assert np.isnan(pool.embed_image([b"x"] * 40, clip, on_error="null")).all()
 
 
-def test_nan_is_its_own_images(tmp_path: Path, pool: mpool.Pool) -> None:
-    """White becomes infinite in this model, nothing else does."""
+def test_nan_affects_only_its_own_image(tmp_path: Path, pool: mpool.Pool) -> None:
+    """In this model only white pixels give infinite values."""
     model = imagemodels.randomised("dinov2", 1)
     model.embeddings.patch_embeddings.projection.weight.data.fill_(3e38)
     folder = imagemodels.save(model, "dinov2", tmp_path)
@@ -200,7 +200,7 @@ def test_two_capabilities(clip: Path, dino: Path) -> None:
             pool.get(dino).context_length
 
 
-def test_not_for_images(pool: mpool.Pool, bert: Path) -> None:
+def test_text_models_refuse_images(pool: mpool.Pool, bert: Path) -> None:
     with pytest.raises(WrongCapability, match="capability is text_embedding, not image_embedding"):
         pool.embed_image(IMAGES, bert)
     with pytest.raises(mpool.UnknownModel, match="image_embedding"):
@@ -233,8 +233,8 @@ def test_padded_texts_keep_their_length(tmp_path: Path) -> None:
         assert not np.allclose(other, whole[0], atol=1e-2)
 
 
-def test_workers_that_are_processes(dino: Path, clip: Path) -> None:
-    """The same bytes, of images whose pixels do not fit into one frame, and of both networks of a model."""
+def test_worker_processes_give_the_same_results(dino: Path, clip: Path) -> None:
+    """Results are the same bytes, for images that exceed one frame and for both networks of a model."""
     large = [imagemodels.image(1, 900, 1100), *IMAGES * 5]
     with mpool.Pool(mpool.PoolConfig(threads=1)) as pool:
         expected, pair = pool.embed_image(large, dino), (pool.embed_image(IMAGES, clip), pool.embed(["w5", "w6"], clip))
@@ -248,10 +248,10 @@ def test_workers_that_are_processes(dino: Path, clip: Path) -> None:
             pool.registry.embed_images(str(dino), np.zeros(56 * 56 * 3, np.uint8), size, output=1)
 
 
-# ---- what folders say ----------------------------------------------------------------------------------------------
+# ---- configuration in model folders --------------------------------------------------------------------------------
 
 def changed(source: Path, target: Path, name: str, **values: Any) -> Path:
-    """A copy of a folder with some keys of a file replaced (None: removed)."""
+    """Copy a folder and replace keys of one of its JSON files. None removes a key; ``__`` separates nested keys."""
     shutil.copytree(source, target)
     config = json.loads((target / name).read_text())
     for key, value in values.items():
@@ -282,7 +282,7 @@ def test_processors_that_are_refused(clip: Path, tmp_path: Path, pool: mpool.Poo
         pool.embed_image(IMAGES[0], folder)
 
 
-def test_processors_in_older_and_newer_words(clip: Path, tmp_path: Path, pool: mpool.Pool) -> None:
+def test_processors_in_older_and_newer_formats(clip: Path, tmp_path: Path, pool: mpool.Pool) -> None:
     expected = pool.embed_image(IMAGES, clip)
     old = changed(clip, tmp_path / "old", "preprocessor_config.json", size=40, crop_size=40, image_processor_type=None,
                   feature_extractor_type="CLIPFeatureExtractor")
@@ -319,7 +319,7 @@ def test_configurations_that_are_refused(clip: Path, tmp_path: Path, pool: mpool
 
 
 def test_older_configurations(clip: Path, tmp_path: Path, pool: mpool.Pool) -> None:
-    """Sections beside the sections go before; buffers of older files are left out."""
+    """`vision_config_dict` and `text_config_dict` override the sections without `_dict`. Buffers are ignored."""
     from safetensors.numpy import load_file, save_file
 
     folder = shutil.copytree(clip, tmp_path / "model")
@@ -336,7 +336,7 @@ def test_older_configurations(clip: Path, tmp_path: Path, pool: mpool.Pool) -> N
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision_files(tmp_path: Path, pool: mpool.Pool, dtype: str) -> None:
-    """Stacked projections are found at other offsets, and computed from the rounded weights."""
+    """Stacked projections are read at the offsets of half-precision data, and computed from the rounded weights."""
     import torch
 
     model = imagemodels.randomised("siglip", 2)
@@ -350,7 +350,7 @@ def test_half_precision_files(tmp_path: Path, pool: mpool.Pool, dtype: str) -> N
 
 
 def test_folders_of_sentence_transformers(clip: Path, tmp_path: Path, pool: mpool.Pool) -> None:
-    """As the library saves CLIP, and as it was saved before: the same vectors as the library gives."""
+    """CLIP folders in the library's current and older format give the same embeddings as the library."""
     library = pytest.importorskip("sentence_transformers")
     from PIL import Image
     from sentence_transformers.sentence_transformer.modules import clip_model
@@ -382,10 +382,10 @@ def test_folders_of_sentence_transformers(clip: Path, tmp_path: Path, pool: mpoo
         pool.register("forward", tmp_path / "new")
 
 
-# ---- at once ---------------------------------------------------------------------------------------------------------
+# ---- concurrency -----------------------------------------------------------------------------------------------------
 
 def test_from_many_threads(clip: Path, dino: Path) -> None:
-    """Images of two models and texts of one, while models are unloaded now and then: the same bytes as alone."""
+    """Concurrent requests to two models, with unloads in between, give the same bytes as single requests."""
     import threading
 
     given = [imagemodels.image(seed, 40 + 5 * seed, 60) for seed in range(6)]
@@ -423,7 +423,7 @@ def test_from_many_threads(clip: Path, dino: Path) -> None:
 
 
 def test_without_a_model() -> None:
-    """No sensible default can be had without the hub: the error says how to name one."""
+    """Image embedding has no default model: the error explains how to name one."""
     with mpool.Pool() as pool:
         for call in (lambda: pool.embed_image(IMAGES[0]), lambda: pool.submit("image_embedding", images=IMAGES[0]),
                      lambda: asyncio.run(mpool.aio.embed_image(IMAGES[0], pool=pool))):

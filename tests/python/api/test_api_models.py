@@ -33,7 +33,7 @@ def pool() -> Iterator[mpool.Pool]:
 
 # ---- names
 
-def test_get_knows_the_catalogue_without_loading(pool: mpool.Pool) -> None:
+def test_get_finds_catalogue_models_without_loading(pool: mpool.Pool) -> None:
     model = pool.get(CATALOGUED)
     assert (model.key, model.capability, len(pool.ps())) == (CATALOGUED, "text_embedding", 0)
     assert pool.get(CATALOGUED, "text_embedding") == model and hash(pool.get(CATALOGUED)) == hash(model)
@@ -70,7 +70,7 @@ def test_another_capability_is_another_error(pool: mpool.Pool, bert: Path, llama
 
 
 @pytest.mark.parametrize("model", [5, b"bytes", ["a"], object(), True])
-def test_what_names_no_model(pool: mpool.Pool, model: Any) -> None:
+def test_invalid_model_references(pool: mpool.Pool, model: Any) -> None:
     with pytest.raises(mpool.InvalidArgument, match="`model` must be a key, a reference, a path or a Model, got"):
         pool.embed("x", model)
 
@@ -135,11 +135,11 @@ def test_load_and_alias(pool: mpool.Pool, bert: Path) -> None:
     assert (row.state, row.pinned, row.model_bytes > 0, row.facts["architecture"]) == ("ready", True, True, "bert")
     assert np.array_equal(pool.embed("x", "mini"), model.embed("x"))
     assert pool.get("mini") == model and len(pool.ps()) == 1
-    pool.load(bert, alias="mini")  # again is fine
+    pool.load(bert, alias="mini")  # repeating it is allowed
 
 
 @pytest.mark.parametrize("alias", ["", "a/b", "a b", "x" * 129, "-x", 5, "é", "../x"])
-def test_names_that_are_none(pool: mpool.Pool, bert: Path, alias: Any) -> None:
+def test_invalid_names(pool: mpool.Pool, bert: Path, alias: Any) -> None:
     with pytest.raises(mpool.InvalidArgument, match="`alias` must be 1 to 128 letters, digits and . _") as caught:
         pool.load(bert, alias=alias)
     assert caught.value.param == "alias"
@@ -185,7 +185,7 @@ def test_register_overrides(pool: mpool.Pool, bert: Path, prompted: Path) -> Non
 @pytest.mark.parametrize("settings", [{"prompts": ["a"]}, {"prompts": {"a": 1}}, {"default_prompt_name": "none"},
                                       {"pooling": "median"}, {"normalize": 1}, {"max_length": 1000},
                                       {"max_length": True}, {"chat_template": "x"}])
-def test_register_refuses_what_does_not_fit(pool: mpool.Pool, bert: Path, settings: dict[str, Any]) -> None:
+def test_register_refuses_invalid_settings(pool: mpool.Pool, bert: Path, settings: dict[str, Any]) -> None:
     with pytest.raises(mpool.InvalidArgument, match="must be") as caught:
         pool.register("mine", bert, **settings)
     assert caught.value.param in settings
@@ -276,8 +276,8 @@ def test_a_dropped_job_is_cancelled(pool: mpool.Pool, llama: Path) -> None:
     ("text_to_text", {}, "`prompt` or `messages` is required"),
     ("text_to_text", {"prompt": "x", "messages": []}, "`prompt` and `messages` exclude each other"),
     ("text_to_text", {"prompt": "x", "temprature": 1}, "did you mean `temperature`")])
-def test_requests_that_are_none(pool: mpool.Pool, bert: Path, llama: Path, capability: Any, request_: dict[str, Any],
-                                message: str) -> None:
+def test_invalid_requests(pool: mpool.Pool, bert: Path, llama: Path, capability: Any, request_: dict[str, Any],
+                          message: str) -> None:
     model = {"text_embedding": bert, "text_to_text": llama}.get(capability)
     with pytest.raises(mpool.InvalidArgument, match=message):
         pool.submit(capability, model=model, **request_)
@@ -286,7 +286,7 @@ def test_requests_that_are_none(pool: mpool.Pool, bert: Path, llama: Path, capab
 # ---- ps
 
 
-def test_ps_shows_itself_as_text_and_escaped_html() -> None:
+def test_ps_has_a_text_and_an_escaped_html_form() -> None:
     rows = table([row(), row(key="<script>alert(1)</script>", state="cold", facts={}, idle_seconds=90_000.0)])
     assert isinstance(rows, ModelTable) and len(rows) == 2 and rows[0].compute == "float32" and rows[1].compute is None
     lines = repr(rows).splitlines()
@@ -298,7 +298,7 @@ def test_ps_shows_itself_as_text_and_escaped_html() -> None:
 
 def test_ps_of_an_unused_pool(pool: mpool.Pool) -> None:
     assert len(pool.ps()) == 0 and "MODEL" in repr(pool.ps())
-    assert pool._registry is None, "asking makes nothing"
+    assert pool._registry is None, "ps() creates no registry"
 
 
 def test_show_config(capsys: pytest.CaptureFixture[str]) -> None:
@@ -334,7 +334,7 @@ def test_a_pool_that_was_never_used_closes() -> None:
         own.registry  # noqa: B018
 
 
-def test_begin_shutdown_lets_the_running_finish(llama: Path) -> None:
+def test_begin_shutdown_lets_running_requests_finish(llama: Path) -> None:
     with mpool.Pool() as own:
         own.load(llama)
         job = own.submit("text_to_text", prompt="The", model=llama, max_tokens=300, ignore_eos=True)
@@ -344,8 +344,8 @@ def test_begin_shutdown_lets_the_running_finish(llama: Path) -> None:
         assert len(job.result(60).token_ids) == 300
 
 
-def test_close_ends_what_outlasts_the_grace(llama: Path) -> None:
-    own = mpool.Pool(mpool.PoolConfig(shutdown_grace=0.01))  # and much more work than that, on any machine
+def test_close_cancels_requests_that_outlast_the_grace(llama: Path) -> None:
+    own = mpool.Pool(mpool.PoolConfig(shutdown_grace=0.01))  # shorter than the request on any machine
     stream = own.generate("The", llama, max_tokens=16000, ignore_eos=True, temperature=0.5, n=4, stream=True)
     next(stream)
     start = time.monotonic()
@@ -361,10 +361,10 @@ def test_pools_do_not_share_names(bert: Path) -> None:
         one.register("mine", bert)
         with pytest.raises(mpool.UnknownModel):
             two.get("mine")
-        assert two.embed("x", one.get("mine")).shape == (32,), "a model brings its reference along"
+        assert two.embed("x", one.get("mine")).shape == (32,), "a Model contains its reference"
 
 
-def test_default_pool_is_made_once() -> None:
+def test_default_pool_is_created_once() -> None:
     from mpool._functions import default_pool
 
     found: list[mpool.Pool] = []
@@ -463,7 +463,7 @@ def test_queue_capacity(bert: Path, llama: Path, field: str, capability: str) ->
 # ---- a tokenizer with more tokens than the embedding has rows
 
 def with_token(folder: Path, into: Path, special: bool) -> tuple[Path, int]:
-    """A copy of a model's folder whose tokenizer has a token more, and the rows of its embedding."""
+    """Copy a model folder and add a token to its tokenizer. Returns the copy and the rows of the embedding matrix."""
     shutil.copytree(folder, into)
     config = json.loads((into / "config.json").read_text())
     tokenizer = json.loads((into / "tokenizer.json").read_text())
@@ -473,17 +473,17 @@ def with_token(folder: Path, into: Path, special: bool) -> tuple[Path, int]:
     return into, config["vocab_size"]
 
 
-def test_control_tokens_without_a_row_are_none_of_the_models(pool: mpool.Pool, llama: Path, bert: Path,
+def test_control_tokens_without_an_embedding_row_are_ignored(pool: mpool.Pool, llama: Path, bert: Path,
                                                              tmp_path: Path) -> None:
-    """Published text models of Gemma 3 have such a token."""
+    """The published text-only models of Gemma 3 have such a token."""
     folder, rows = with_token(llama, tmp_path / "llama", special=True)
     text = "a <image_soft_token> b"
     settings = {"max_tokens": 8, "ignore_eos": True, "temperature": 0}
     assert pool.generate("a b", folder, **settings).token_ids == pool.generate("a b", llama, **settings).token_ids
-    assert pool.generate(text, folder, parse_special=False, max_tokens=2)  # as text it is none
+    assert pool.generate(text, folder, parse_special=False, max_tokens=2)  # as plain text it is not a control token
     with pytest.raises(mpool.InvalidArgument, match=f"{rows} is outside the vocabulary of {rows}"):
         pool.generate(text, folder, parse_special=True, max_tokens=2)
-    messages = [{"role": "user", "content": text}]  # in what a user writes it is text, too
+    messages = [{"role": "user", "content": text}]  # in user messages it is plain text too
     assert pool.chat(messages, folder, max_tokens=2).usage.completion_tokens
     named = Path(shutil.copytree(folder, tmp_path / "named"))
     config = json.loads((named / "tokenizer_config.json").read_text())
@@ -497,8 +497,8 @@ def test_control_tokens_without_a_row_are_none_of_the_models(pool: mpool.Pool, l
 
 
 @pytest.mark.parametrize("name", ["llama", "bert"])
-def test_case59_tokens_without_a_row_are_refused_at_load(pool: mpool.Pool, name: str, tmp_path: Path,
-                                                         request: pytest.FixtureRequest) -> None:
+def test_tokens_without_an_embedding_row_are_refused_at_load(pool: mpool.Pool, name: str, tmp_path: Path,
+                                                             request: pytest.FixtureRequest) -> None:
     folder, rows = with_token(request.getfixturevalue(name), tmp_path / name, special=False)
     for call in (lambda: pool.load(folder), lambda: pool.count_tokens("a", folder)):
         with pytest.raises(mpool.FormatError, match=f"0 to {rows - 1}, the rows of the embedding.*another model"):

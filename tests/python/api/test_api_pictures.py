@@ -1,4 +1,4 @@
-"""generate_image: results, streams, options, what is refused, and what several callers see."""
+"""generate_image: results, streams, options, errors, and concurrent callers."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import mpool
-from mpool.tasks import text_to_image as drawing
 from mpool import errors
+from mpool.tasks import text_to_image
 from mpool.tasks.options import GenerateImageOptions, names_of
 from mpool.cli import main
 
@@ -68,8 +68,8 @@ def test_result(pool: mpool.Pool, flux: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [100, 20_000])
-def test_a_prompt_that_is_cut_is_warned_of_where_it_was_given(pool: mpool.Pool, flux: str, words: int) -> None:
-    """Also a long one, which is read on a thread."""
+def test_a_truncated_prompt_warns_at_the_callers_line(pool: mpool.Pool, flux: str, words: int) -> None:
+    """Long prompts are tokenized on another thread; their warning has the same location."""
     with pytest.warns(UserWarning, match="`prompt` is too long for the text encoder CLIP, which supports") as found:
         pool.generate_image("cat " * words, flux, **SMALL)
     assert {warning.filename for warning in found} == {__file__}
@@ -78,11 +78,11 @@ def test_a_prompt_that_is_cut_is_warned_of_where_it_was_given(pool: mpool.Pool, 
 def test_seed_decides(pool: mpool.Pool, flux: str) -> None:
     first, again, other = (pool.generate_image("a cat", flux, **{**SMALL, "seed": seed}) for seed in (5, 5, 6))
     assert np.array_equal(first.array, again.array) and not np.array_equal(first.array, other.array)
-    drawn = pool.generate_image("a cat", flux, **{**SMALL, "seed": None})
-    assert np.array_equal(drawn.array, pool.generate_image("a cat", flux, **{**SMALL, "seed": drawn.seed}).array)
+    random = pool.generate_image("a cat", flux, **{**SMALL, "seed": None})
+    assert np.array_equal(random.array, pool.generate_image("a cat", flux, **{**SMALL, "seed": random.seed}).array)
 
 
-def test_several_pictures_are_those_of_their_latents(pool: mpool.Pool, sd3: str) -> None:
+def test_images_of_a_batch_equal_single_images(pool: mpool.Pool, sd3: str) -> None:
     both = pool.generate_image("a cat", sd3, n=2, **SMALL)
     assert len(both.pictures) == 2 and not np.array_equal(both.pictures[0].array, both.pictures[1].array)
     assert both.pictures[1].parameters["picture"] == 1
@@ -94,7 +94,7 @@ def test_several_pictures_are_those_of_their_latents(pool: mpool.Pool, sd3: str)
         assert np.array_equal(pair.pictures[i].array, one.array)
 
 
-def test_bits_do_not_depend_on_lanes(sd3: str, flux: str) -> None:
+def test_bits_do_not_depend_on_the_number_of_threads(sd3: str, flux: str) -> None:
     for model in (sd3, flux):
         made = []
         for threads in (1, 2):
@@ -111,7 +111,7 @@ def test_packed_latents_of_flux(pool: mpool.Pool, flux: str) -> None:
 
 
 def test_latents_of_torch(pool: mpool.Pool, flux: str) -> None:
-    """As diffusers has them: of half precision, and part of what gradients are wanted of."""
+    """Latents may be torch tensors as in diffusers, also with half precision or with gradients."""
     torch = pytest.importorskip("torch")
     given = torch.randn((1, 4, 6, 8), generator=torch.Generator().manual_seed(1))
     expected = pool.generate_image("a cat", flux, latents=given.numpy(), **SMALL)
@@ -126,7 +126,7 @@ def test_latents_of_torch(pool: mpool.Pool, flux: str) -> None:
             pool.generate_image("a cat", flux, latents=wrong, **SMALL)
 
 
-def test_names_that_others_have(pool: mpool.Pool, sd3: str) -> None:
+def test_option_names_of_other_libraries(pool: mpool.Pool, sd3: str) -> None:
     plain = {**SMALL, "num_inference_steps": 2, "n": 2, "guidance_scale": 3}
     theirs = {**SMALL, "steps": 2, "num_images_per_prompt": 2, "cfg_scale": 3}
     del theirs["num_inference_steps"]
@@ -145,9 +145,9 @@ def test_equality(pool: mpool.Pool, flux: str) -> None:
     assert first != pool.generate_image("a cat", flux, n=2, **SMALL)
 
 
-def test_much_is_refused_before_noise_is_drawn(flux: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """64 pictures of 8192 x 8192 start from gigabytes of it."""
-    monkeypatch.setattr(drawing, "noise", lambda *args: pytest.fail("noise was drawn"))
+def test_oversized_requests_are_refused_before_noise_is_generated(flux: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The noise of 64 images of 8192 x 8192 pixels takes gigabytes."""
+    monkeypatch.setattr(text_to_image, "noise", lambda *args: pytest.fail("noise was generated"))
     with mpool.Pool(mpool.PoolConfig(memory_bytes=1 << 30)) as pool:
         for options in ({"width": 8192, "height": 8192, "n": 64}, {"width": 8192, "height": 8192, "n": 2}):
             with pytest.raises(errors.MemoryExhausted, match="the request needs .* MB, the limit is .* MB"):
@@ -155,7 +155,7 @@ def test_much_is_refused_before_noise_is_drawn(flux: str, monkeypatch: pytest.Mo
 
 
 def test_guidance(pool: mpool.Pool, sd3: str) -> None:
-    """Scales of at most 1 guide from nothing; a negative prompt changes what is guided."""
+    """Scales of at most 1 disable guidance; a negative prompt changes a guided image."""
     plain, one = (pool.generate_image("a cat", sd3, guidance_scale=scale, **SMALL) for scale in (0, 1))
     assert np.array_equal(plain.array, one.array)
     guided = pool.generate_image("a cat", sd3, guidance_scale=5, **SMALL)
@@ -175,23 +175,24 @@ def test_stream(pool: mpool.Pool, flux: str) -> None:
     assert steps[-1].progress == 1 and all(step.preview.size == (32, 24) for step in steps if step.preview)
     result = stream.result()
     alone = pool.generate_image("a cat", flux, n=2, **options)
-    for made, same in zip(result.pictures, alone.pictures):  # previews change nothing
+    for made, same in zip(result.pictures, alone.pictures):  # previews do not change the result
         assert np.array_equal(made.array, same.array)
 
 
-def test_previews_are_made_for_those_who_see_them(pool: mpool.Pool, flux: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They take passes of the decoder, which a call whose steps nobody sees does without."""
-    asked: list[int] = []
-    submit = drawing.Request.submit
+def test_previews_are_computed_only_if_steps_are_read(pool: mpool.Pool, flux: str,
+                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    """Previews cost decoder passes, so requests whose steps cannot be read skip them."""
+    requested: list[int] = []
+    submit = text_to_image.Request.submit
 
-    def note(self: drawing.Request, *args: Any) -> Any:
-        asked.append(self.preview_every)
+    def note(self: text_to_image.Request, *args: Any) -> Any:
+        requested.append(self.preview_every)
         return submit(self, *args)
 
-    monkeypatch.setattr(drawing.Request, "submit", note)
+    monkeypatch.setattr(text_to_image.Request, "submit", note)
     pool.generate_image("a cat", flux, preview_every=1, **SMALL)
     asyncio.run(mpool.aio.generate_image("a cat", flux, pool=pool, preview_every=1, **SMALL))
-    assert asked == [0, 0]
+    assert requested == [0, 0]
     assert any(step.preview for step in pool.generate_image("a cat", flux, preview_every=1, stream=True, **SMALL))
     job = pool.submit("text_to_image", prompt="a cat", model=flux, preview_every=1, **SMALL)
     assert any(step.preview for step in job)  # type: ignore[attr-defined]
@@ -314,10 +315,10 @@ def test_model(flux: str) -> None:
 
 @pytest.mark.parametrize("family", ["flux", "sd3"])
 def test_worker_processes(pool: mpool.Pool, family: str, flux: str, sd3: str) -> None:
-    """The same bytes, previews too; one that is killed is replaced, and nobody notices who saw nothing yet."""
+    """Images and previews have the same bytes. A killed process is replaced, and its requests continue."""
     model = flux if family == "flux" else sd3
     options = {**SMALL, "num_inference_steps": 5, "n": 2}
-    side, count = (192, 200) if family == "flux" else (64, 800)  # a second at least, whatever the CPU
+    side, count = (192, 200) if family == "flux" else (64, 800)  # at least one second on any CPU
     long = {**SMALL, "num_inference_steps": count, "width": side, "height": side}
     expected = pool.generate_image("a cat", model, **options)
     shown = list(pool.generate_image("a cat", model, stream=True, preview_every=2, **options))
@@ -332,7 +333,7 @@ def test_worker_processes(pool: mpool.Pool, family: str, flux: str, sd3: str) ->
         assert stream.result() == expected
         victim = apart.submit("text_to_image", prompt="a dog", model=model, **long)
         waiting = apart.submit("text_to_image", prompt="a cat", model=model, **options)
-        steps, killed = [], set()  # in a step, it is tried again; between two, it goes on where it was
+        steps, killed = [], set()  # killed within a step, a request repeats the step; between two steps, it continues
         for step in victim:  # type: ignore[attr-defined]
             steps.append(step.step)
             if step.step == 3:
@@ -346,8 +347,8 @@ def test_worker_processes(pool: mpool.Pool, family: str, flux: str, sd3: str) ->
         assert killed and not killed & set(apart.ps()[0].processes)
         with pytest.raises(errors.Unsupported, match="latents of each step are not supported in worker processes"):
             entry = apart.get(model)._entry
-            drawing.prepare(entry, "a cat", drawing.GenerateImageOptions(**SMALL),
-                            keep=True).submit(None).generated_images()
+            settings = text_to_image.GenerateImageOptions(**SMALL)
+            text_to_image.prepare(entry, "a cat", settings, keep=True).submit(None).generated_images()
 
 
 def test_folders_that_are_refused(tmp_path: Path) -> None:
@@ -388,9 +389,9 @@ def test_folders_that_are_refused(tmp_path: Path) -> None:
     refused(errors.FormatError, "missing", "vae/diffusion_pytorch_model.safetensors", lambda path: path.unlink())
 
 
-def test_memory_is_given_back(sd3: str) -> None:
+def test_memory_is_freed(sd3: str) -> None:
     with mpool.Pool(mpool.PoolConfig(max_workers_per_model=1)) as pool:
-        before = pool.metrics()["memory_used"]  # of the process: other pools may hold models
+        before = pool.metrics()["memory_used"]  # counts the whole process: other pools may have loaded models
         first = pool.generate_image("a cat", sd3, **SMALL)
         assert pool.registry.entries()[0]["engine_bytes"] > 0 and pool.metrics()["memory_used"] > before
         pool.unload(sd3)

@@ -1,4 +1,4 @@
-"""Signals, forks and exits, each in a process of its own. On small seeded checkpoints."""
+"""Signals, forks and exits, each in a separate process, on small seeded checkpoints."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from processes import process, told
+from processes import process, script_result
 
 
-CALLS = {
+REQUESTS = {
     "embed": "mpool.embed([f'Some text to embed. {i} ' * 10 for i in range(10_000)], bert)",
     "embed_iter": "[None for _ in mpool.embed_iter(('Some text. ' * 20 for _ in range(10**6)), bert)]",
     "generate": "mpool.generate('The', llama, max_tokens=2000, ignore_eos=True, temperature=0, n=8)",
@@ -23,15 +23,15 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("call", CALLS)
-def test_ctrl_c_is_seen_at_once_and_ends_only_its_call(bert: Path, llama: Path, call: str) -> None:
+@pytest.mark.parametrize("call", REQUESTS)
+def test_ctrl_c_interrupts_at_once_and_cancels_only_its_request(bert: Path, llama: Path, call: str) -> None:
     script = f"""
 import asyncio
 mpool.load(bert), mpool.load(llama)
 want = mpool.generate("A cat", llama, max_tokens=40, temperature=0, ignore_eos=True).token_ids
 late, mates = [], []
 for attempt in range(5):
-    # nobody's call but that of the main thread ends
+    # only the request of the main thread is cancelled
     mate = threading.Thread(target=lambda: mates.append(
         mpool.generate("A cat", llama, max_tokens=40, temperature=0, ignore_eos=True).token_ids == want))
     sent = []
@@ -43,7 +43,7 @@ for attempt in range(5):
     killer = threading.Thread(target=interrupt)
     killer.start()
     try:
-        {CALLS[call]}
+        {REQUESTS[call]}
     except KeyboardInterrupt:
         late.append(time.monotonic() - sent[0])
     except mpool.ContextOverflow:
@@ -56,13 +56,13 @@ for attempt in range(5):
     mate.join()
 print(json.dumps([late, mates, idle()]))
 """
-    late, mates, idle = told(script, bert, llama)
-    assert len(late) >= 3, "the call was over before the signal came"
+    late, mates, idle = script_result(script, bert, llama)
+    assert len(late) >= 3, "the request had ended before the signal arrived"
     assert sorted(late)[len(late) // 2] <= 0.1 and max(late) < 2.0, late
     assert mates == [True] * 5 and idle
 
 
-def test_exit_while_calls_run(bert: Path, llama: Path) -> None:
+def test_exit_during_requests(bert: Path, llama: Path) -> None:
     for leave in ("sys.exit(7)", "raise SystemExit(7)", "os._exit(7)"):
         script = f"""
 mpool.embed("x", bert)
@@ -92,13 +92,13 @@ start = time.monotonic()
 atexit.unregister(print)
 def report():
     print(json.dumps(time.monotonic() - start), flush=True)
-# the first registered runs last
+# the function registered first runs last
 import mpool._functions as runtime
 atexit.unregister(runtime._at_exit)
 atexit.register(report)
 atexit.register(runtime._at_exit)
 """
-    assert told(script, llama, llama) < 3.0
+    assert script_result(script, llama, llama) < 3.0
 
 
 def test_an_uncaught_error_ends_the_process(bert: Path) -> None:
@@ -108,7 +108,7 @@ def test_an_uncaught_error_ends_the_process(bert: Path) -> None:
         in err.replace(f"{bert}: ", "")
 
 
-def test_fork_while_calls_run(bert: Path, llama: Path) -> None:
+def test_fork_during_requests(bert: Path, llama: Path) -> None:
     script = """
 want = mpool.embed("x", bert)
 text = mpool.generate("The", llama, max_tokens=20, temperature=0, ignore_eos=True).token_ids
@@ -135,11 +135,11 @@ for thread in threads:
     thread.join()
 print(json.dumps([statuses, wrong, np.array_equal(mpool.embed("x", bert), want)]))
 """
-    statuses, wrong, good = told(script, bert, llama, TOKENIZERS_PARALLELISM="false")
+    statuses, wrong, good = script_result(script, bert, llama, TOKENIZERS_PARALLELISM="false")
     assert statuses == [0] * 40 and wrong == [] and good
 
 
-def test_a_child_loads_what_the_parent_never_did(bert: Path, llama: Path) -> None:
+def test_a_forked_child_can_load_further_models(bert: Path, llama: Path) -> None:
     script = """
 mpool.embed("x", bert)
 child = os.fork()
@@ -152,7 +152,7 @@ if child == 0:
     os._exit(0)
 print(json.dumps(os.waitpid(child, 0)[1]))
 """
-    assert told(script, bert, llama, TOKENIZERS_PARALLELISM="false") == 0
+    assert script_result(script, bert, llama, TOKENIZERS_PARALLELISM="false") == 0
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
@@ -194,7 +194,7 @@ mpool.unload(bert)
 time.sleep(0.6)
 print(json.dumps([records, [thread.name for thread in threading.enumerate()]]))
 """
-    records, threads = told(script, bert, bert)
+    records, threads = script_result(script, bert, bert)
     assert all(name.startswith("mpool") for name, _ in records)
     assert threads.count("mpool-log") == 1
 
@@ -213,4 +213,4 @@ mpool.unload(bert)
 time.sleep(0.6)
 print(json.dumps(_logging._drain.thread.is_alive()))
 """
-    assert told(script, bert, bert) is True
+    assert script_result(script, bert, bert) is True

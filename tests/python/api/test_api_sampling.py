@@ -1,4 +1,4 @@
-"""Options of sampling: every name, range, alias and default of the table, without a model."""
+"""Sampling options: every name, range, alias and default of the table, without a model."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def test_defaults_are_pinned() -> None:
         stop_ids=(), bias=())
 
 
-def test_defaults_of_the_model_switch_the_rest_off() -> None:
+def test_defaults_of_the_model_disable_all_other_filters() -> None:
     found = sampling.resolve({"top_k": 7}, {"temperature": 0.3, "top_p": 0.8}, VOCAB)
     assert (found.temperature, found.top_p, found.top_k, found.min_p) == (0.3, 0.8, 7, 0.0)
     assert sampling.resolve({}, {"temperature": 0.3}, VOCAB).top_k == 0
 
 
-def test_seed_is_drawn_when_none_is_given() -> None:
+def test_a_random_seed_is_chosen_by_default() -> None:
     seeds = {resolve().seed for _ in range(20)}
     assert len(seeds) > 15 and all(0 <= seed < 2**32 for seed in seeds)
 
@@ -42,14 +42,14 @@ def test_aliases(name: str) -> None:
     assert getattr(found, sampling.ALIASES[name]) == 3
 
 
-def test_ollamas_no_limit() -> None:
+def test_ollamas_minus_one_means_no_limit() -> None:
     assert resolve(num_predict=-1).max_tokens is None
     assert resolve(max_tokens=None).max_tokens is None
     with pytest.raises(InvalidArgument, match="`max_tokens` must be 1 or more, .*, got -1"):
         resolve(max_tokens=-1)
 
 
-def test_one_option_by_two_names() -> None:
+def test_one_option_under_two_names_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="`max_tokens` is given twice, once as `max_new_tokens`"):
         resolve(max_tokens=3, max_new_tokens=4)
 
@@ -65,7 +65,7 @@ def test_unknown_names_get_the_nearest(name: str, nearest: str) -> None:
 
 @pytest.mark.parametrize("name", sampling.TABLE)
 @pytest.mark.parametrize("value", [float("nan"), "1", [], b"1", float("inf"), -float("inf"), 1j])
-def test_what_is_no_number_is_refused(name: str, value: object) -> None:
+def test_non_numbers_are_refused(name: str, value: object) -> None:
     with pytest.raises(InvalidArgument, match=f"^`{name}` must be .*, got ") as caught:
         resolve(**{name: value})
     assert caught.value.param == name

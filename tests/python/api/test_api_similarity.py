@@ -50,7 +50,7 @@ def test_types() -> None:
 
 
 @pytest.mark.parametrize("scale", [1e30, 1e-30, 1e300, 1e-300, 1e-40])
-def test_the_size_of_a_vector_does_not_matter(scale: float) -> None:
+def test_cosine_similarity_ignores_the_norm(scale: float) -> None:
     dtype = np.float32 if 1e-38 < scale < 1e38 else np.float64
     a, b = A.astype(dtype), B.astype(dtype)
     want = mpool.similarity(A, B)
@@ -59,7 +59,7 @@ def test_the_size_of_a_vector_does_not_matter(scale: float) -> None:
         np.testing.assert_allclose(mpool.similarity(x[:4], y, pairwise=True), np.diag(want), rtol=1e-5, atol=1e-6)
 
 
-def test_zeros_are_like_nothing() -> None:
+def test_zero_vectors_have_similarity_zero() -> None:
     assert mpool.similarity(np.zeros(3), np.ones(3)).item() == 0.0
 
 

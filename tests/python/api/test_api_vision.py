@@ -1,5 +1,5 @@
-"""vision, describe_image and chat with images: shapes of messages, streams, asyncio, jobs, what is looked at again and
-what is not, what is refused, and what several callers see."""
+"""vision, describe_image and chat with images: message formats, streams, asyncio, jobs, the image cache, errors, and
+concurrent callers."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ def pool() -> Any:
         yield pool
 
 
-def png(picture: np.ndarray) -> bytes:
+def png(pixels: np.ndarray) -> bytes:
     from PIL import Image
 
     out = io.BytesIO()
-    Image.fromarray(picture).save(out, "PNG")
+    Image.fromarray(pixels).save(out, "PNG")
     return out.getvalue()
 
 
-# ---- shapes --------------------------------------------------------------------------------------------------------
+# ---- message formats -----------------------------------------------------------------------------------------------
 
-def test_all_shapes_of_a_message_are_one_prompt(pool: mpool.Pool, model: str, tmp_path: Path) -> None:
+def test_all_message_formats_give_the_same_prompt(pool: mpool.Pool, model: str, tmp_path: Path) -> None:
     path = tmp_path / "photo.png"
     path.write_bytes(png(PHOTO))
     encoded = base64.b64encode(png(PHOTO)).decode()
@@ -84,14 +84,14 @@ def test_several_images_and_turns(pool: mpool.Pool, model: str) -> None:
 
 
 def test_without_images(pool: mpool.Pool, model: str) -> None:
-    """A conversation, and a text that is continued."""
+    """A vision model also serves chats and completions without images."""
     assert pool.chat([{"role": "user", "content": text(1, 9)}], model, **GREEDY).usage.prompt_tokens == 2 + 9 + 2
     assert pool.generate(text(1, 9), model, **GREEDY).usage.prompt_tokens == 9
     assert pool.get(model).capabilities == ("vision", "text_to_text") and pool.get(model).capability == "vision"
 
 
 def test_a_template_for_texts(tmp_path: Path, pool: mpool.Pool) -> None:
-    """It gets its images as lines in the text."""
+    """If the template only accepts text content, image placeholders are inserted into the text."""
     folder = visionmodels.save(visionmodels.randomised("llava"), "llava", tmp_path)
     plain = "{% for message in messages %}{{ message.role + ' : ' + message.content + ' ' }}{% endfor %}assistant : "
     (folder / "chat_template.json").write_text(json.dumps({"chat_template": plain}))
@@ -101,7 +101,7 @@ def test_a_template_for_texts(tmp_path: Path, pool: mpool.Pool) -> None:
 
 # ---- streams, asyncio, jobs ----------------------------------------------------------------------------------------
 
-def test_streams_and_jobs_give_the_same(pool: mpool.Pool, model: str) -> None:
+def test_streams_and_jobs_give_the_same_text(pool: mpool.Pool, model: str) -> None:
     question = text(4, 12)
     whole = pool.vision(PHOTO, question, model, **GREEDY)
     stream = pool.vision(PHOTO, question, model, stream=True, **GREEDY)
@@ -113,18 +113,18 @@ def test_streams_and_jobs_give_the_same(pool: mpool.Pool, model: str) -> None:
     assert "".join(chunk.text for chunk in job) == whole.text
 
     async def both() -> tuple[str, str, str]:
-        pieces = []
+        chunks = []
         async for chunk in mpool.aio.vision(PHOTO, question, model, stream=True, pool=pool, **GREEDY):
-            pieces.append(chunk.text)
+            chunks.append(chunk.text)
         done = await mpool.aio.vision(PHOTO, question, model, pool=pool, **GREEDY)
         chatted = await mpool.aio.chat(messages, model, pool=pool, **GREEDY)
-        return "".join(pieces), done.text, chatted.text
+        return "".join(chunks), done.text, chatted.text
 
     assert asyncio.run(both()) == (whole.text,) * 3
 
 
-def test_float32_is_float32_whatever_was_loaded_before(model: str) -> None:
-    """Where the CPU multiplies bfloat16, images are looked at in it by default, also beside a decoder in float32."""
+def test_float32_results_do_not_depend_on_models_loaded_before(model: str) -> None:
+    """On CPUs with bfloat16 products, images are encoded in bfloat16 by default, even for a float32 decoder."""
     call = {**GREEDY, "max_tokens": 50, "temperature": 1.2, "seed": 3}
     with mpool.Pool() as fresh, mpool.Pool() as pool:
         pool.load(model)
@@ -132,21 +132,21 @@ def test_float32_is_float32_whatever_was_loaded_before(model: str) -> None:
                                                                                        **call).token_ids
 
 
-def test_a_stream_that_is_left_early_frees_its_place(pool: mpool.Pool, model: str) -> None:
+def test_leaving_a_stream_early_cancels_the_request(pool: mpool.Pool, model: str) -> None:
     with pool.vision(PHOTO, text(4, 12), model, stream=True, **{**GREEDY, "max_tokens": 900}) as stream:
         next(iter(stream))
     assert stream.result().finish_reason == "cancelled"
     assert pool.vision(PHOTO, text(4, 12), model, **GREEDY).finish_reason == "length"
 
 
-# ---- what is looked at again ---------------------------------------------------------------------------------------
+# ---- the image cache -----------------------------------------------------------------------------------------------
 
-def test_the_same_image_is_found_again(pool: mpool.Pool, model: str) -> None:
-    """By what it shows, wherever it comes from; another image with the same text is not."""
+def test_a_repeated_image_is_found_in_the_cache(pool: mpool.Pool, model: str) -> None:
+    """The cache compares pixels, so the source does not matter. Another image with the same text is a miss."""
     images = [image(seed, 40, 40) for seed in range(6)]
     first = pool.vision(images[:4], text(1, 9), model, **GREEDY)
     again = pool.vision([png(one) for one in images[:4]], text(2, 30), model, **GREEDY)
-    assert first.usage.cached_tokens == 0 and again.usage.cached_tokens == 64  # of 102: a whole block
+    assert first.usage.cached_tokens == 0 and again.usage.cached_tokens == 64  # 64 of 102: one whole block
     other = pool.vision([images[5], *images[1:4]], text(1, 9), model, **GREEDY)
     assert other.usage.cached_tokens == 0 and other.token_ids != first.token_ids
     last = pool.vision([*images[:3], images[5]], text(1, 9), model, **GREEDY)
@@ -156,8 +156,8 @@ def test_the_same_image_is_found_again(pool: mpool.Pool, model: str) -> None:
             assert fresh.vision(given, text(1, 9), model, **GREEDY).token_ids == found.token_ids
 
 
-def test_callers_at_once_get_what_they_get_alone(model: str) -> None:
-    """Unequal calls, some of which share images: bits do not depend on batch mates, on chunks or on prefixes."""
+def test_concurrent_requests_give_the_same_results_as_single_ones(model: str) -> None:
+    """Different requests, some with common images: the bits do not depend on the batch, the slices or the prefixes."""
     images = [image(seed, 40, 40 + seed) for seed in range(5)]
     asked = [(images[i % 5:i % 5 + 1 + i % 3], text(i % 7, 5 + 40 * (i % 4))) for i in range(24)]
     with mpool.Pool() as pool:
@@ -177,7 +177,7 @@ def test_callers_at_once_get_what_they_get_alone(model: str) -> None:
     assert got == wanted
 
 
-# ---- what is refused -----------------------------------------------------------------------------------------------
+# ---- errors --------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("given, words", [
     (b"no image", "must be a PNG, JPEG or WebP image"), (np.zeros((1, 1, 3), np.uint8), "1 x 1 pixels"),
@@ -229,13 +229,13 @@ def test_other_faults(pool: mpool.Pool, model: str, llama: Path, tmp_path: Path)
         pool.vision(PHOTO, "w10", folder)
 
 
-def test_the_text_of_a_placeholder_stays_text(pool: mpool.Pool, model: str) -> None:
-    """What a user writes is no image."""
+def test_a_placeholder_in_the_users_text_is_plain_text(pool: mpool.Pool, model: str) -> None:
+    """`<image>` in a user's text is not an image."""
     done = pool.vision(PHOTO, "w10 <image> w11", model, **GREEDY)
-    assert done.usage.prompt_tokens == 2 + 25 + 4 + 2  # in two words
+    assert done.usage.prompt_tokens == 2 + 25 + 4 + 2  # `<image>` is split into two words
 
 
-def test_files_that_are_not_what_they_say(tmp_path: Path, pool: mpool.Pool) -> None:
+def test_inconsistent_files_are_refused(tmp_path: Path, pool: mpool.Pool) -> None:
     folder = visionmodels.save(visionmodels.randomised("llava"), "llava", tmp_path)
     config = json.loads((folder / "config.json").read_text())
 
@@ -260,8 +260,8 @@ def test_files_that_are_not_what_they_say(tmp_path: Path, pool: mpool.Pool) -> N
 def test_the_command(pool: mpool.Pool, model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from mpool.cli import main
 
-    for name, picture in (("a.png", PHOTO), ("b.png", OTHER)):
-        (tmp_path / name).write_bytes(png(picture))
+    for name, pixels in (("a.png", PHOTO), ("b.png", OTHER)):
+        (tmp_path / name).write_bytes(png(pixels))
     wanted = pool.vision([PHOTO, OTHER], text(1, 9), model, **GREEDY)
     given = ["vision", text(1, 9), "--image", str(tmp_path / "a.png"), "-i", str(tmp_path / "b.png"), "-m", model,
              "--compute", "float32", "--temperature", "0", "--max-tokens", "6", "--ignore-eos"]

@@ -1,4 +1,4 @@
-"""Calls from many threads and from asyncio at once: each answer is the one it gets alone, to the byte."""
+"""Concurrent requests from threads and asyncio: each result has the same bytes as that of a single request."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def calls(count: int, seed: int, short: bool) -> list[Call]:
-    """A mix of embedding one text, many texts, and generating, some of it sampled."""
+    """Return random requests: embeddings of one or many texts, and completions, some of them sampled."""
     rng = random.Random(seed)
     words = "the quick brown fox jumps over a lazy dog and barks twice at its own shadow".split()
     made: list[Call] = []
@@ -46,7 +46,7 @@ def calls(count: int, seed: int, short: bool) -> list[Call]:
     return made
 
 
-def answer(pool: mpool.Pool, models: tuple[Path, Path], call: Call) -> bytes:
+def result_of(pool: mpool.Pool, models: tuple[Path, Path], call: Call) -> bytes:
     kind, value, options = call
     if kind in ("embed", "batch"):
         return pool.embed(value, models[0]).tobytes()
@@ -55,7 +55,7 @@ def answer(pool: mpool.Pool, models: tuple[Path, Path], call: Call) -> bytes:
     return "".join(map(str, pool.generate(value, models[1], stream=True, **options))).encode()
 
 
-async def answer_async(pool: mpool.Pool, models: tuple[Path, Path], call: Call) -> bytes:
+async def result_of_async(pool: mpool.Pool, models: tuple[Path, Path], call: Call) -> bytes:
     kind, value, options = call
     if kind in ("embed", "batch"):
         return (await mpool.aio.embed(value, models[0], pool=pool)).tobytes()
@@ -66,7 +66,7 @@ async def answer_async(pool: mpool.Pool, models: tuple[Path, Path], call: Call) 
 
 
 def together(work: list[Callable[[], None]]) -> None:
-    """Runs functions in threads; passes on the first error."""
+    """Run functions in threads and raise their first error."""
     errors: list[BaseException] = []
 
     def guarded(function: Callable[[], None]) -> None:
@@ -80,27 +80,27 @@ def together(work: list[Callable[[], None]]) -> None:
         thread.start()
     for thread in threads:
         thread.join(240)
-    assert not any(thread.is_alive() for thread in threads), "a call hangs"
+    assert not any(thread.is_alive() for thread in threads), "a request hangs"
     if errors:
         raise errors[0]
 
 
-def test_threads_and_tasks_never_mix(models: tuple[Path, Path]) -> None:
+def test_results_of_threads_and_tasks_are_never_mixed_up(models: tuple[Path, Path]) -> None:
     real = find_real("minilm") is not None and models[0] == find_real("minilm")
     per_thread, distinct = (3, 40) if real else (12, 120)
     mix = calls(distinct, 1, real)
     with mpool.Pool() as pool:
-        alone = [answer(pool, models, call) for call in mix]
+        alone = [result_of(pool, models, call) for call in mix]
         wrong: list[int] = []
 
         def thread(number: int) -> None:
             rng = random.Random(number)
             for at in rng.sample(range(distinct), per_thread):
-                if answer(pool, models, mix[at]) != alone[at]:
+                if result_of(pool, models, mix[at]) != alone[at]:
                     wrong.append(at)
 
         async def task(at: int) -> None:
-            if await answer_async(pool, models, mix[at]) != alone[at]:
+            if await result_of_async(pool, models, mix[at]) != alone[at]:
                 wrong.append(at)
 
         async def tasks() -> None:
@@ -112,8 +112,8 @@ def test_threads_and_tasks_never_mix(models: tuple[Path, Path]) -> None:
         assert not any(row.running or row.queued or row.errors for row in pool.ps())
 
 
-def test_a_cold_pool_under_a_herd(models: tuple[Path, Path]) -> None:
-    """Every caller finds nothing loaded; the files are read once and the model is loaded once."""
+def test_concurrent_first_requests_load_once(models: tuple[Path, Path]) -> None:
+    """No model is loaded when the requests arrive. The files are read once and each model is loaded once."""
     with mpool.Pool() as pool:
         described: list[str] = []
         from mpool import models as catalog
@@ -128,7 +128,7 @@ def test_a_cold_pool_under_a_herd(models: tuple[Path, Path]) -> None:
             found: list[bytes] = []
             vector: Call = ("embed", "a cat", {})
             text: Call = ("generate", "a cat", {"max_tokens": 3, "seed": 1})
-            together([lambda call=call: found.append(answer(pool, models, call)) for call in [vector, text] * 12])
+            together([lambda call=call: found.append(result_of(pool, models, call)) for call in [vector, text] * 12])
         finally:
             catalog.describe = original
         assert len(found) == 24 and len(set(found)) == 2
@@ -136,10 +136,10 @@ def test_a_cold_pool_under_a_herd(models: tuple[Path, Path]) -> None:
         assert len(pool.ps()) == 2
 
 
-def test_cancellations_leave_the_others_alone(models: tuple[Path, Path]) -> None:
+def test_cancellations_do_not_affect_other_requests(models: tuple[Path, Path]) -> None:
     mix = calls(20, 3, True)
     with mpool.Pool() as pool:
-        alone = [answer(pool, models, call) for call in mix]
+        alone = [result_of(pool, models, call) for call in mix]
         over = threading.Event()
 
         def leaver() -> None:
@@ -152,7 +152,7 @@ def test_cancellations_leave_the_others_alone(models: tuple[Path, Path]) -> None
 
         def worker() -> None:
             try:
-                assert [answer(pool, models, call) for call in mix] == alone
+                assert [result_of(pool, models, call) for call in mix] == alone
             finally:
                 over.set()
 
@@ -161,7 +161,7 @@ def test_cancellations_leave_the_others_alone(models: tuple[Path, Path]) -> None
 
 def test_unloading_under_load(models: tuple[Path, Path]) -> None:
     with mpool.Pool() as pool:
-        want = answer(pool, models, ("batch", ["a cat", "a dog"], {}))
+        want = result_of(pool, models, ("batch", ["a cat", "a dog"], {}))
         over = threading.Event()
 
         def unloader() -> None:
@@ -172,6 +172,6 @@ def test_unloading_under_load(models: tuple[Path, Path]) -> None:
 
         def worker() -> None:
             while not over.is_set():
-                assert answer(pool, models, ("batch", ["a cat", "a dog"], {})) == want
+                assert result_of(pool, models, ("batch", ["a cat", "a dog"], {})) == want
 
         together([unloader, worker, worker])

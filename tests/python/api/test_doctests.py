@@ -1,4 +1,4 @@
-"""Examples in the docstrings run as they stand, on the default models."""
+"""The examples in docstrings run unchanged on the default models."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from defaultmodels import use_default_models
 MODULES = ("mpool", "mpool._functions", "mpool.aio", "mpool.config", "mpool.tasks.text_embedding",
            "mpool.integrations.langchain", "mpool.integrations.sklearn", "mpool.tasks.jobs", "mpool.model",
            "mpool.pool", "mpool.results", "mpool.debug.show", "mpool.tasks.similarity", "mpool.tasks.streams")
-#: Functions with the documentation of the pool's methods, where their examples are run.
+#: Functions whose documentation is that of the pool's methods. Their examples run as part of the methods.
 FORWARDED = {f"mpool._functions.{name}" for name in _functions.FORWARDED}
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 

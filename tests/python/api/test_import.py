@@ -1,4 +1,4 @@
-"""What ``import mpool`` costs and offers: counted in modules, which does not depend on the machine."""
+"""Cost and content of ``import mpool``. The cost is counted in modules, which does not depend on the machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HEAVY = ("numpy", "tokenizers", "jinja2", "huggingface_hub", "PIL", "asyncio", "
 def _modules(code: str) -> set[str]:
     script = f"import sys; before = set(sys.modules); {code}; print('\\n'.join(set(sys.modules) - before))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True,
-                          cwd=tempfile.gettempdir())  # not beside a source tree without the extension
+                          cwd=tempfile.gettempdir())  # outside of a source tree without the extension
     return set(done.stdout.split())
 
 
@@ -65,8 +65,8 @@ def test_unknown_attribute() -> None:
         mpool.emebd  # noqa: B018
 
 
-def test_sources_without_the_core_say_what_to_do(tmp_path: Path) -> None:
-    """Python that is started in a clone finds the sources before what is installed."""
+def test_sources_without_the_core_explain_how_to_build(tmp_path: Path) -> None:
+    """Python started inside a clone imports the sources and not the installed package."""
     shutil.copytree(Path(mpool.__file__).parent, tmp_path / "mpool",
                     ignore=shutil.ignore_patterns("*.so", "_libs", "__pycache__"))
     done = subprocess.run([sys.executable, "-c", "import mpool; mpool.embed('A text.', 'all-MiniLM-L6-v2')"],
@@ -77,7 +77,7 @@ def test_sources_without_the_core_say_what_to_do(tmp_path: Path) -> None:
     assert "pip install -e ." in last
 
 
-def test_version_is_that_of_the_project_and_of_the_core() -> None:
+def test_versions_of_package_project_and_core_agree() -> None:
     from mpool import _core
 
     assert mpool.__version__ == _core.__version__
@@ -86,5 +86,5 @@ def test_version_is_that_of_the_project_and_of_the_core() -> None:
     assert stated is not None and stated[1] == mpool.__version__
 
 
-def test_typed_marker_is_there() -> None:
+def test_the_package_has_a_typed_marker() -> None:
     assert (Path(mpool.__file__).parent / "py.typed").exists()

@@ -1,4 +1,4 @@
-"""Nothing leaks: each case runs in a fresh process, warmed up, then many times more, and memory stays flat."""
+"""Memory leaks: each case runs many times in a new process, and memory stays constant after the warm-up."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import tinymodels
 
 HERE = Path(__file__).parent.parent
 
-#: Case -> one round. `pool` is open, `bert` and `llama` are folders. Long answers have a seed: their beginnings are
-#: kept for prompts that go on from them, and those of one seed are one and the same.
+#: Case -> code of one round. `pool` is open, `bert` and `llama` are folders. Long completions have a seed, so that the
+#: prefix cache stores the same blocks in each round.
 ROUNDS = {
     "embed": "pool.embed(['one text', 'and another'], bert)",
     "embed_classes": "pool.embed('a text', bert, compute='bfloat16'); pool.embed('a text', bert, dimensions=8)",
@@ -48,7 +48,7 @@ with mpool.Pool(mpool.PoolConfig(threads=1, max_workers_per_model=1)) as pool:
     pool.embed("a", bert), pool.generate("a", llama, max_tokens=1)
     def measure():
         gc.collect()
-        until = time.monotonic() + 5  # a worker lets go of a call just after its caller has the answer
+        until = time.monotonic() + 5  # a worker releases a request just after its caller has the result
         while pool.registry.stats()["bytes_by_tag"]["request"] and time.monotonic() < until:
             time.sleep(0.001)
         return dict(pool.registry.stats()["bytes_by_tag"]), sys.getallocatedblocks(), resident()
@@ -82,7 +82,7 @@ def test_memory_stays_flat(folders: tuple[Path, Path], case: str) -> None:
     figures = {name: (int(before), int(after)) for name, before, after in map(str.split, run.stdout.splitlines())}
     blocks, resident = figures.pop("blocks"), figures.pop("resident")
     for tag, (before, after) in figures.items():
-        # the cache keeps as many blocks as were once in use together, which is some when answers are abandoned
+        # The cache keeps the largest number of blocks that were in use together, which varies for abandoned streams.
         most = before + (1 << 20) if tag == "kv" else before + 8 * rounds
         assert after <= most, f"{tag}: {before} bytes before, {after} after {rounds} rounds"
     assert blocks[1] - blocks[0] < rounds * 2, f"Python blocks: {blocks[0]} before, {blocks[1]} after {rounds} rounds"

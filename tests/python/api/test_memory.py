@@ -1,4 +1,4 @@
-"""Memory of real models: what is given up leaves the process, and a second worker costs next to nothing."""
+"""Memory of real models: an unloaded model leaves the process, and a second worker costs almost no memory."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ with mpool.Pool(mpool.PoolConfig(max_workers_per_model=workers)) as pool:
     def unload():
         pool.unload(generator), pool.unload(embedder)
         gc.collect()
-    use(), pool.get(generator)._entry.tokenizer().finish()  # it would be finished after the second call
-    unload()  # libraries, tokenizers and the like are there from now on
+    # The tokenizer would otherwise be completed after the second request.
+    use(), pool.get(generator)._entry.tokenizer().finish()
+    unload()  # libraries and tokenizers stay loaded from here on
     empty = resident()
     use()
     loaded, stats = resident(), pool.registry.stats()
@@ -56,7 +57,7 @@ def one() -> dict[str, Any]:
     return measure(1)
 
 
-def test_what_is_unloaded_leaves_the_process(one: dict[str, Any]) -> None:
+def test_unloaded_models_leave_no_memory_in_the_process(one: dict[str, Any]) -> None:
     grown = one["loaded"] - one["empty"]
     assert grown > 60e6, "two models were loaded"
     assert one["after"] - one["empty"] < 0.1 * grown

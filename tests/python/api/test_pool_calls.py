@@ -1,4 +1,4 @@
-"""Options that every call takes: checked, and carried to the core by each way in."""
+"""Options of every request: their checks, and that every public function passes them to the core."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CORE = dict(priority=1, keep_alive=120.0, policy="p2c")
 
 
 class Spy:
-    """Stands before a registry and notes the options of its calls."""
+    """A proxy of a registry that records the options of requests."""
 
     def __init__(self, registry: _core.Registry) -> None:
         self.registry, self.seen = registry, []  # type: _core.Registry, list[dict[str, Any]]
@@ -34,15 +34,15 @@ class Spy:
                         "submit_image_generation"):
             return method
 
-        def noted(*args: Any, **keywords: Any) -> Any:
+        def recorded(*args: Any, **keywords: Any) -> Any:
             self.seen.append(keywords)
             return method(*args, **keywords)
 
-        return noted
+        return recorded
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_every_way_in_carries_them(way: str, request: pytest.FixtureRequest) -> None:
+def test_call_options_reach_the_core_from_every_function(way: str, request: pytest.FixtureRequest) -> None:
     kind, call = WAYS[way]
     with mpool.Pool(mpool.PoolConfig(threads=1)) as pool:
         model = str(request.getfixturevalue(kind))
@@ -62,7 +62,7 @@ def test_every_way_in_carries_them(way: str, request: pytest.FixtureRequest) -> 
         for at, one in enumerate(spy.seen):
             assert {name: one[name] for name in CORE} == CORE and one["tenant"] == tenant
             assert 0 < one["timeout"] <= 50
-            waits = at > 0 and not way.startswith("aio")  # the rest of a call whose first part was accepted
+            waits = at > 0 and not way.startswith("aio")  # later slices of a request whose first slice was accepted
             assert one["fail_fast"] is not waits
             if kind not in ("llama", "flux"):
                 single = way in ("embed", "submit embed", "Model.embed", "aio.embed", "Model.batch_embed",
@@ -79,33 +79,33 @@ WRONG = [("timeout", 0), ("timeout", "soon"), ("priority", "urgent"), ("priority
 
 
 @pytest.mark.parametrize(("name", "value"), WRONG, ids=str)
-def test_wrong_ones_are_refused(name: str, value: Any, pool: mpool.Pool, bert: Path, llama: Path) -> None:
+def test_invalid_call_options_are_refused(name: str, value: Any, pool: mpool.Pool, bert: Path, llama: Path) -> None:
     option = {name: value}
-    asks: list[Callable[[], Any]] = [
+    calls: list[Callable[[], Any]] = [
         lambda: mpool.CallOptions(**option), lambda: pool.embed("a", bert, **option),
         lambda: pool.embed_iter(["a"], bert, **option), lambda: pool.generate("a", llama, **option),
         lambda: pool.chat(USER, llama, **option), lambda: pool.submit("text_embedding", inputs="a", **option),
         lambda: asyncio.run(aio.embed("a", bert, pool=pool, **option)),
         lambda: asyncio.run(awaited(aio.generate("a", llama, pool=pool, **option)))]
-    for ask in asks:
+    for call in calls:
         with pytest.raises(mpool.InvalidArgument, match=f"`{name}` must be .*, got ") as caught:
-            ask()
+            call()
         assert caught.value.param == name
 
 
 @pytest.mark.parametrize("call", [mpool.Pool.embed, mpool.Pool.embed_iter])
-def test_unknown_ones_are_named(call: Callable[..., Any], pool: mpool.Pool, bert: Path) -> None:
+def test_unknown_call_options_are_named(call: Callable[..., Any], pool: mpool.Pool, bert: Path) -> None:
     with pytest.raises(mpool.InvalidArgument, match="did you mean `priority`") as caught:
         call(pool, ["a"], bert, prioritty="high")
     assert caught.value.param == "prioritty"
 
 
-def test_generation_names_the_nearest(pool: mpool.Pool, llama: Path) -> None:
+def test_generate_names_the_nearest_option(pool: mpool.Pool, llama: Path) -> None:
     with pytest.raises(mpool.InvalidArgument, match="prioritty.*did you mean `priority`"):
         pool.generate("a", llama, prioritty="high")  # type: ignore[call-overload]
 
 
-def test_signatures_spell_them_out() -> None:
+def test_signatures_list_every_call_option() -> None:
     for function in (mpool.embed, mpool.embed_iter, mpool.Pool.embed):
         names = inspect.signature(function).parameters
         assert {"task", "precision", "progress", *_options.CALL} <= set(names)
@@ -113,15 +113,15 @@ def test_signatures_spell_them_out() -> None:
 
 
 def test_a_tenant_is_the_same_in_every_process() -> None:
-    ask = "from mpool import CallOptions; print(CallOptions(tenant='alice').core()['tenant'])"
-    found = int(subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True).stdout)
+    code = "from mpool import CallOptions; print(CallOptions(tenant='alice').core()['tenant'])"
+    found = int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
     assert found == mpool.CallOptions(tenant="alice").core()["tenant"]
     assert found != mpool.CallOptions(tenant="bob").core()["tenant"]
     assert mpool.CallOptions(tenant=7).core()["tenant"] == 7
 
 
 def _fill(pool: mpool.Pool, model: Any) -> list[Any]:
-    """Long calls, one that runs and others until no more are taken."""
+    """Submit long requests until the queue is full. The first of them runs."""
     def start() -> mpool.Job:
         return pool.submit("text_to_text", prompt="a", model=model, max_tokens=1900, n=64, ignore_eos=True)
 
@@ -145,11 +145,11 @@ def test_fail_fast_or_wait(llama: Path) -> None:
         with pytest.raises(mpool.Overloaded):
             asyncio.run(awaited(aio.generate("a", model, pool=pool, **TEXT)))
         assert time.monotonic() - began < 5 and refused.value.key == model.key
-        with pytest.raises(mpool.Timeout):  # the call says otherwise: it waits, and has not the time
+        with pytest.raises(mpool.Timeout):  # the request overrides it, waits, and times out
             model.generate("a", fail_fast=False, timeout=0.3, **TEXT)
 
         async def beats() -> int:
-            """The loop goes on while a call waits for room."""
+            """Count iterations of the loop while a request waits for space in the queue."""
             call = asyncio.ensure_future(awaited(aio.generate("a", model, pool=pool, fail_fast=False, **TEXT)))
             count = 0
             before = pool.metrics()
@@ -157,7 +157,7 @@ def test_fail_fast_or_wait(llama: Path) -> None:
                 await asyncio.sleep(0.005)
                 count += 1
             assert not call.done()
-            after = pool.metrics()  # it asks again and again, which is no call and no refusal
+            after = pool.metrics()  # its repeated attempts count neither as requests nor as rejections
             assert after["total_requests"] == before["total_requests"]
             assert after["queue_full_rejections"] == before["queue_full_rejections"]
             for job in jobs:
@@ -168,7 +168,7 @@ def test_fail_fast_or_wait(llama: Path) -> None:
         assert asyncio.run(beats()) == 20
 
 
-def test_priority_decides_who_is_first(llama: Path) -> None:
+def test_requests_are_served_by_priority(llama: Path) -> None:
     with mpool.Pool(mpool.PoolConfig(threads=1, max_workers_per_model=1, policy="sequential")) as pool:
         model = pool.load(llama)
         first = pool.submit("text_to_text", prompt="a", model=model, max_tokens=1900, n=64, ignore_eos=True)

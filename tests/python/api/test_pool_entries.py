@@ -1,5 +1,5 @@
-"""Nothing bypasses the pool: every public entry that computes is counted, its memory charged, and refused by an open
-breaker. Who adds an entry adds its row."""
+"""Every public function and command that computes goes through the pool: its requests are counted, its memory is
+charged, and an open breaker refuses it. New functions need a row here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 
 import mpool
 from mpool import aio, cli
-from poolcalls import DRAWN, IMAGE, WAYS, awaited
+from poolcalls import IMAGE, SMALL, WAYS, awaited
 
 Entry = Callable[[mpool.Pool, str, dict[str, Any]], Any]
 BAD = "z"
@@ -28,19 +28,19 @@ DIGIT = str(DEMO / "images" / "7.png")
 
 
 def _default(call: Callable[..., Any]) -> Entry:
-    """An entry of the module: the pool stands in for the process-wide one."""
+    """Return an entry for a function of the module. The fixture `pool` replaces the process-wide pool."""
     return lambda pool, model, options: call(model, options)
 
 
 TEXT: dict[str, Any] = dict(temperature=0, max_tokens=2, ignore_eos=True)
 USER = [{"role": "user", "content": "Hello"}]
-#: Name -> the kind of model, the entry. Those of test_pool_calls.py are methods of a pool and of a model, and of aio.
+#: Name -> kind of model, function. The methods of pools and models and the functions of aio come from `poolcalls`.
 ENTRIES: dict[str, tuple[str, Entry]] = {
     **{f"Pool: {name}" if name[:1].islower() and not name.startswith("aio") else name: way
        for name, way in WAYS.items()},
     "mpool.embed": ("bert", _default(lambda model, o: mpool.embed("a", model, **o))),
     "mpool.embed_iter": ("bert", _default(lambda model, o: list(mpool.embed_iter(["a"], model, **o)))),
-    "mpool.generate_image": ("flux", _default(lambda model, o: mpool.generate_image("a", model, **DRAWN, **o))),
+    "mpool.generate_image": ("flux", _default(lambda model, o: mpool.generate_image("a", model, **SMALL, **o))),
     "mpool.generate": ("llama", _default(lambda model, o: mpool.generate("a", model, **TEXT, **o))),
     "mpool.chat": ("llama", _default(lambda model, o: mpool.chat(USER, model, **TEXT, **o))),
     "mpool.submit": ("bert", _default(lambda model, o: mpool.submit("text_embedding", inputs="a", model=model,
@@ -78,7 +78,7 @@ ENTRIES: dict[str, tuple[str, Entry]] = {
                                                                 "a")),
     "mpool chat": ("llama", lambda pool, model, o: _command("chat", "--model", model, "--max-tokens", "2")),
 }
-#: Public functions that compute, by where they are; all others must be among those that do not.
+#: Public functions that compute, by module or class. All others must be in OTHERS.
 COMPUTES = {"mpool": {"embed", "embed_iter", "embed_image", "rerank", "generate", "generate_image", "chat", "submit",
                       "check", "vision", "describe_image", "describe_url"},
             "aio": {"embed", "embed_iter", "embed_image", "rerank", "generate", "generate_image", "chat", "vision",
@@ -92,13 +92,13 @@ OTHERS = {"mpool": {"get", "load", "unload", "register", "ps", "count_tokens", "
           "Model": {"count_tokens", "tokenize", "detokenize", "unload"}}
 
 
-#: demo wants the models of the catalogue, and calls the methods of a pool that stand in the table, as serve, worker
-#: and ray do.
+#: Commands without a row. `demo` needs models of the catalogue. `demo`, `serve`, `worker` and `ray` call methods of a
+#: pool that have rows.
 OTHER_COMMANDS = {"demo", "models", "pull", "ray", "show", "serve", "worker"}
 
 
 def _image_file() -> str:
-    """A data URL is as good as a file."""
+    """Return an image as a data URL."""
     import base64
 
     from PIL import Image
@@ -109,7 +109,7 @@ def _image_file() -> str:
 
 
 def _served(call: Callable[[str], Any]) -> Any:
-    """What is called with the address of a digit's picture on this machine."""
+    """Call a function with the URL of an image of a digit on a local server."""
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             body = Path(DIGIT).read_bytes()
@@ -145,7 +145,7 @@ def _captured(*arguments: str) -> None:
 
 
 def test_the_table_is_complete() -> None:
-    """A new public function has to be put into one of the two lists, and one that computes into the table."""
+    """Every public function is in COMPUTES or OTHERS, and every one in COMPUTES has a row."""
     public = {"mpool": {name for name in mpool.__all__ if inspect.isfunction(getattr(mpool, name))},
               "aio": {name for name in aio.__all__ if not inspect.isclass(getattr(aio, name))},
               "Model": {name for name, value in {name: getattr(mpool.Model, name) for name in dir(mpool.Model)}.items()
@@ -163,18 +163,18 @@ def test_the_table_is_complete() -> None:
 
 @pytest.fixture
 def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[mpool.Pool]:
-    """One pool for whoever asks for one: the process-wide one, and that of a command."""
+    """A pool that is used as the process-wide pool and as the pool of commands."""
     from mpool import _functions as _runtime
     from mpool.cli import capturing, embedding, talking
 
-    # a limit of its own, so that it shares its count of bytes with nobody
+    # With its own memory limit, the pool does not share its byte counts with other pools.
     with mpool.Pool(mpool.PoolConfig(threads=1, max_workers_per_model=1, breaker_threshold=1,
                                      memory_bytes=2**31)) as made:
         monkeypatch.setattr(_runtime, "_default", made)
         monkeypatch.setattr("sys.stdin", io.StringIO("Hello\n"))
 
         class Kept:
-            """The pool, which a command does not close."""
+            """A context manager that returns the pool and does not close it."""
 
             def __enter__(self) -> mpool.Pool:
                 return made
@@ -197,14 +197,14 @@ def ranker(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def llava() -> Path:
-    """Folder of a small model that reads images."""
+    """Folder of a small vision language model."""
     return DEMO / "digits-llava"
 
 
 @pytest.fixture(scope="module")
 def poisoned(bert: Path, llama: Path, dino: Path, flux: Path, ranker: Path, llava: Path,
              tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, int]]:
-    """Models for which one token gives NaN: kind -> folder, token."""
+    """Models for which an input gives NaN: kind -> folder, token."""
     from safetensors.numpy import load_file, save_file
 
     found = {}
@@ -223,28 +223,28 @@ def poisoned(bert: Path, llama: Path, dino: Path, flux: Path, ranker: Path, llav
         folder = tmp_path_factory.mktemp("poisoned") / kind
         shutil.copytree(source, folder)
         weights = load_file(str(folder / "model.safetensors"))
-        weights[name] = np.full_like(weights[name], np.nan)  # every image, every pair does
+        weights[name] = np.full_like(weights[name], np.nan)  # every image or pair gives NaN
         save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
         found[kind] = str(folder), 0
     folder = tmp_path_factory.mktemp("poisoned") / "llava"
     shutil.copytree(llava, folder)
     weights = load_file(str(folder / "model.safetensors"))
     name = next(name for name in weights if name.endswith("model.norm.weight"))
-    weights[name] = np.full_like(weights[name], np.nan)  # every answer does
+    weights[name] = np.full_like(weights[name], np.nan)  # every completion gives NaN
     save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
     found["llava"] = str(folder), 0
     folder = tmp_path_factory.mktemp("poisoned") / "flux"
     shutil.copytree(flux, folder)
     path = str(folder / "transformer" / "diffusion_pytorch_model.safetensors")
     weights = load_file(path)
-    weights["proj_out.bias"] = np.full_like(weights["proj_out.bias"], np.nan)  # every picture does
+    weights["proj_out.bias"] = np.full_like(weights["proj_out.bias"], np.nan)  # every image gives NaN
     save_file(weights, path, metadata={"format": "pt"})
     found["flux"] = str(folder), 0
     return found
 
 
 @pytest.mark.parametrize("name", ENTRIES)
-def test_it_goes_through_the_pool(name: str, pool: mpool.Pool, request: pytest.FixtureRequest) -> None:
+def test_every_function_goes_through_the_pool(name: str, pool: mpool.Pool, request: pytest.FixtureRequest) -> None:
     kind, entry = ENTRIES[name]
     before = pool.metrics()
     assert before["total_requests"] == 0 and before["memory_used"] == 0
@@ -257,8 +257,8 @@ def test_it_goes_through_the_pool(name: str, pool: mpool.Pool, request: pytest.F
 
 
 @pytest.mark.parametrize("name", ENTRIES)
-def test_an_open_breaker_refuses_it(name: str, pool: mpool.Pool, poisoned: dict[str, tuple[str, int]],
-                                    capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_open_breaker_refuses_every_function(name: str, pool: mpool.Pool, poisoned: dict[str, tuple[str, int]],
+                                                capsys: pytest.CaptureFixture[str]) -> None:
     kind, entry = ENTRIES[name]
     folder, token = poisoned[kind]
     with pytest.raises(mpool.NumericError):
@@ -271,7 +271,7 @@ def test_an_open_breaker_refuses_it(name: str, pool: mpool.Pool, poisoned: dict[
         elif kind == "llava":
             pool.vision(DIGIT, "Which digit?", folder, **TEXT)
         elif kind == "flux":
-            pool.generate_image("a", folder, **DRAWN)
+            pool.generate_image("a", folder, **SMALL)
         else:
             pool.generate([token], folder, **TEXT)
     assert pool.ps()[0].breaker == "open"
@@ -280,6 +280,6 @@ def test_an_open_breaker_refuses_it(name: str, pool: mpool.Pool, poisoned: dict[
         entry(pool, folder, {})
     after = pool.metrics()
     assert after["circuit_rejections"] > before["circuit_rejections"] and after["completed"] == before["completed"]
-    said = capsys.readouterr().err if refused.type is _Failed else str(refused.value)
-    assert "rests" in said or "resting" in said or "breaker" in said
+    message = capsys.readouterr().err if refused.type is _Failed else str(refused.value)
+    assert "rests" in message or "resting" in message or "breaker" in message
     assert refused.type is _Failed or refused.value.key == folder

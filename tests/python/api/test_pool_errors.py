@@ -1,6 +1,6 @@
-"""Each error of the pool's section of status.def, raised for real, with the model's key in it.
+"""Each error in the pool's section of status.def is raised by a real fault and contains the model's key.
 
-SpawnFailed needs a system that refuses threads, and SendError a queue that closes under a caller: see REST.
+SpawnFailed needs a system that refuses threads, and SendError a queue that closes while a caller waits: see C_TESTS.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TESTS = Path(__file__).resolve().parents[2]
 
 
 def no_workers(m: Models) -> mpool.MpoolError:
-    """Workers that stop in every step: after five within the window no more are started."""
+    """Workers stall in every step: after five dead workers within the window, no more are started."""
     with pool_of(chaos="stall=1", stall_timeout=0.05, breaker_threshold=0) as pool:
         for number in range(12):
             try:
@@ -33,7 +33,7 @@ def no_workers(m: Models) -> mpool.MpoolError:
                 pass
             except mpool.NoWorkers as error:
                 return error
-    raise AssertionError("no NoWorkers")
+    raise AssertionError("NoWorkers was not raised")
 
 
 def timeout(m: Models) -> mpool.MpoolError:
@@ -49,7 +49,7 @@ def recv_error(m: Models) -> mpool.MpoolError:
 
 
 def model_error(m: Models) -> mpool.MpoolError:
-    """A call whose like has cost two workers."""
+    """An equal request has caused the loss of two workers."""
     with pool_of(chaos="stall=1", stall_timeout=0.05, breaker_threshold=0) as pool:
         for _ in range(2):
             with pytest.raises(mpool.RecvError):
@@ -60,7 +60,7 @@ def model_error(m: Models) -> mpool.MpoolError:
 
 
 def shutting_down(m: Models) -> mpool.MpoolError:
-    """One that was cut off; and one that came too late."""
+    """A running request that is cut off, and a request after the shutdown."""
     pool = pool_of(shutdown_grace=0.0)
     job = held(pool, m.llama)
     pool.close()
@@ -90,7 +90,7 @@ def circuit_open(m: Models) -> mpool.MpoolError:
             pool.embed(m.broken[1], m.broken[0])
         with pytest.raises(mpool.CircuitOpen) as caught:
             pool.embed("a", m.broken[0])
-    assert re.search(r"\d+(\.\d+)? s", str(caught.value))  # how long yet
+    assert re.search(r"\d+(\.\d+)? s", str(caught.value))  # the remaining time
     return caught.value
 
 
@@ -118,20 +118,20 @@ ROWS: dict[str, Callable[[Models], mpool.MpoolError]] = {
     "NoWorkers": no_workers, "Timeout": timeout, "RecvError": recv_error, "ModelError": model_error,
     "ShuttingDown": shutting_down, "MemoryExhausted": memory_exhausted, "SpawnTimeout": spawn_timeout,
     "CircuitOpen": circuit_open, "Overloaded": overloaded, "Cancelled": cancelled}
-#: What Python cannot bring about -> the C test that does: file, status.
-REST: dict[str, tuple[str, str]] = {
+#: Error that Python cannot cause -> the C test that does: file, status.
+C_TESTS: dict[str, tuple[str, str]] = {
     "SpawnFailed": ("test_faults_seam.c", "MP_SPAWN_FAILED"),
     "SendError": ("test_registry_workers.c", "MP_SEND")}
 
 
 def test_every_error_of_the_pool_has_a_row() -> None:
     pool_errors = {row[3] for row in _core.status_table() if 50 <= row[0] < 80}
-    assert set(ROWS) | set(REST) == pool_errors
+    assert set(ROWS) | set(C_TESTS) == pool_errors
     for name in pool_errors:
         assert issubclass(getattr(mpool, name), mpool.PoolError)
     if not (TESTS / "c").is_dir():
         return
-    for test in REST.values():
+    for test in C_TESTS.values():
         assert test[1] in (TESTS / "c" / test[0]).read_text()
 
 
@@ -144,8 +144,8 @@ def test_an_error_is_raised_with_the_key(name: str, bert: Path, llama: Path, wid
     assert error.key in str(error) and error.code == getattr(mpool, name).code
 
 
-def test_a_fault_of_a_file_names_the_key(bert: Path, tmp_path: Path) -> None:
-    """Loading fails in the core: the files have changed since they were read."""
+def test_file_errors_name_the_model(bert: Path, tmp_path: Path) -> None:
+    """Loading fails in the core because the file changed after it was described."""
     folder = tmp_path / "gone"
     shutil.copytree(bert, folder)
     with pool_of() as pool:

@@ -1,8 +1,8 @@
-"""The pool as a state machine against a model of it: whatever the order of calls, each does what it says.
+"""Model-based test of the pool: Hypothesis compares it with a simple model under random sequences of operations.
 
-The model knows, for each of three checkpoints, whether it must be loaded, may be, or must not; the answer of every call
-(by computing each once alone); and which jobs are open. Hypothesis looks for an order of steps that breaks it; the
-search is the same in every run unless ``MPOOL_HYPOTHESIS_SEED`` is given.
+The model stores whether each of three checkpoints must be loaded, may be loaded, or must not be; the result of every
+request, computed alone beforehand; and the open jobs. The search is the same in every run unless
+``MPOOL_HYPOTHESIS_SEED`` is set.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from hypothesis.stateful import (Bundle, RuleBasedStateMachine, consumes, initia
 TEXTS = ["a cat", "the dog barked at it twice", "", "ä" * 40, "fox " * 30]
 LONG: dict[str, Any] = dict(max_tokens=400, ignore_eos=True)
 
-#: Set before the machine runs: folders, and the answer that each call gets alone.
+#: Folders, and the result of each request computed alone. Set before the machine runs.
 FOLDERS: dict[str, Path] = {}
 VECTORS: dict[tuple[str, str], bytes] = {}
 TOKENS: dict[tuple[int, int], tuple[int, ...]] = {}
 
 
 def expect_vector(pool: mpool.Pool, name: str, text: str, call: Callable[[], Any]) -> None:
-    """The answer that the text gets alone, or the error that it deserves."""
+    """Check that `call` returns the embedding that was computed alone, or raises for an empty text."""
     if text == "":
         with pytest.raises(mpool.InvalidArgument):
             call()
@@ -43,7 +43,7 @@ def expect_vector(pool: mpool.Pool, name: str, text: str, call: Callable[[], Any
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Steps on one pool."""
+    """Random operations on one pool."""
 
     jobs = Bundle("jobs")
 
@@ -52,8 +52,8 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool = mpool.Pool(mpool.PoolConfig(threads=2, max_workers_per_model=workers, policy=policy,
                                                 shutdown_grace=0.5, maintenance_interval=0.01, keep_alive=-1))
         self.closed = False
-        self.loaded: dict[str, bool | None] = {}  # by model: True, False, None = either
-        self.brief: set[str] = set()  # given up soon after their last call
+        self.loaded: dict[str, bool | None] = {}  # by model: True, False, or None if unknown
+        self.brief: set[str] = set()  # models with a short keep_alive
         self.calls = 0
 
     def teardown(self) -> None:
@@ -65,14 +65,14 @@ class PoolMachine(RuleBasedStateMachine):
                 assert stats["total_requests"] == sum(stats[name] for name in (
                     "completed", "errors", "timeouts", "cancelled", "queue_full_rejections"))
 
-    def is_there(self, name: str) -> None:
-        """A call to the model was answered."""
+    def expect_loaded(self, name: str) -> None:
+        """Record that a request to the model completed."""
         self.loaded[name] = None if name in self.brief else True
 
-    # ---- calls -----------------------------------------------------------------------------------------------------
+    # ---- requests --------------------------------------------------------------------------------------------------
 
     def guarded(self, call: Callable[[], Any]) -> bool:
-        """Whether the pool takes calls; if not, the call says so."""
+        """Return True if the pool is open; otherwise check that the request is refused."""
         if not self.closed:
             self.calls += 1
             return True
@@ -90,7 +90,7 @@ class PoolMachine(RuleBasedStateMachine):
         if self.guarded(call):
             expect_vector(self.pool, name, text, call)
             if text:
-                self.is_there(name)
+                self.expect_loaded(name)
             else:
                 self.loaded[name] = None
 
@@ -102,7 +102,7 @@ class PoolMachine(RuleBasedStateMachine):
             assert rows.shape[0] == len(texts)
             assert [row.tobytes() for row in rows] == [VECTORS[name, text] for text in texts]
             if texts:
-                self.is_there(name)
+                self.expect_loaded(name)
             else:
                 self.loaded[name] = None
 
@@ -112,14 +112,14 @@ class PoolMachine(RuleBasedStateMachine):
         if not self.guarded(lambda: self.pool.generate("A cat", FOLDERS["llama"], **options)):
             return
         if stream:
-            pieces = self.pool.generate("A cat", FOLDERS["llama"], stream=True, **options)
-            text = "".join(map(str, pieces))
-            got = pieces.result()
+            chunks = self.pool.generate("A cat", FOLDERS["llama"], stream=True, **options)
+            text = "".join(map(str, chunks))
+            got = chunks.result()
             assert got.text == text
         else:
             got = self.pool.generate("A cat", FOLDERS["llama"], **options)
         assert tuple(got.token_ids) == TOKENS[number, tokens]
-        self.is_there("llama")
+        self.expect_loaded("llama")
 
     @rule(target=jobs, name=st.sampled_from(["bert", "mine"]), text=st.sampled_from([t for t in TEXTS if t]))
     def submit_embedding(self, name: str, text: str) -> Any:
@@ -163,13 +163,13 @@ class PoolMachine(RuleBasedStateMachine):
             job[1] = "either"
 
     @rule(job=jobs)
-    def look(self, job: list[Any]) -> None:
+    def poll(self, job: list[Any]) -> None:
         position = job[0].position()
         assert position >= -1
         if job[0].done():
             assert job[0].position() == -1 and not job[0].cancel()
         else:
-            with _whatever():
+            with _end_allowed():
                 job[0].result(0)
 
     @rule(job=consumes(jobs))
@@ -204,7 +204,7 @@ class PoolMachine(RuleBasedStateMachine):
 
         if self.guarded(call):
             call()
-            self.is_there(name)
+            self.expect_loaded(name)
 
     @precondition(lambda self: not self.closed)
     @rule(name=st.sampled_from(["bert", "mine", "llama"]))
@@ -212,14 +212,14 @@ class PoolMachine(RuleBasedStateMachine):
         try:
             self.pool.unload(FOLDERS[name], timeout=0.2)
             self.loaded[name] = None if self.loaded.get(name, False) is None else False
-        except mpool.Timeout:  # long jobs run; it goes on in the background
+        except mpool.Timeout:  # long jobs run; the unload continues in the background
             assert name == "llama"
             self.loaded[name] = None
 
     @precondition(lambda self: not self.closed and "mine" in self.loaded)
     @rule()
     def replace(self) -> None:
-        """Another file of the same numbers in the model's place, and word of it."""
+        """Replace the model file by a copy, with an unload before and after it."""
         file = FOLDERS["mine"] / "model.safetensors"
         fresh = file.with_suffix(".fresh")
         shutil.copyfile(file, fresh)
@@ -264,7 +264,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert stats["compute_threads_leased"] <= stats["compute_threads"]
 
     @invariant()
-    def nothing_waits_beside_idle_workers(self) -> None:
+    def no_request_waits_while_a_worker_is_idle(self) -> None:
         if not hasattr(self, "pool") or self.closed or not self.calls:
             return
         end = time.monotonic() + 5
@@ -277,8 +277,8 @@ class PoolMachine(RuleBasedStateMachine):
             time.sleep(0.002)
 
 
-class _whatever:
-    """Lets the errors of a job that may be over pass."""
+class _end_allowed:
+    """Suppress the errors of a job that may not be done, or may be cancelled."""
 
     def __enter__(self) -> None: ...
 

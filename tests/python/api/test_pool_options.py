@@ -1,4 +1,4 @@
-"""Each option of PoolConfig changes behaviour: a row each, and no option without a row."""
+"""Each option of PoolConfig has a row here that shows its effect."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pooloptions import Models, held, load_once, pool_of, raised, texts, wide as
 
 
 def raised_or(call: Callable[..., Any], *given: Any) -> type[mpool.MpoolError] | None:
-    """The class of the error that a call raises, or None."""
+    """Return the class of the error that a function raises, or None."""
     try:
         call(*given)
     except mpool.MpoolError as error:
@@ -88,7 +88,7 @@ def request_timeout(m: Models) -> None:
         with pytest.raises(mpool.Timeout):
             pool.generate("a", m.llama, **TEXT)
         assert 0.1 < time.monotonic() - began < 5
-        assert not job.done()  # it gets on, and so it may take any time
+        assert not job.done()  # it makes progress, so it does not time out
         job.cancel()
     with pool_of(request_timeout=None, policy="sequential") as pool:
         job = held(pool, m.llama)
@@ -110,16 +110,16 @@ def keep_alive(m: Models) -> None:
 
 
 def maintenance_interval(m: Models) -> None:
-    said = []
+    reports = []
     with m.caplog.at_level(logging.INFO, logger="mpool.pool"):
         for seconds in (0.02, 60.0):
             m.caplog.clear()
             with pool_of(maintenance_interval=seconds) as pool:
                 pool.embed("a", m.bert)
-                pool.init_maintenance()  # looks now, and from now on once in the interval
+                pool.init_maintenance()  # sweeps now, and then once per interval
                 time.sleep(0.6)
-            said.append(sum(record.message.startswith("Memory:") for record in m.caplog.records))
-    assert said[0] >= 3 * max(1, said[1]) and said[1] <= 1
+            reports.append(sum(record.message.startswith("Memory:") for record in m.caplog.records))
+    assert reports[0] >= 3 * max(1, reports[1]) and reports[1] <= 1
 
 
 def max_workers_per_model(m: Models) -> None:
@@ -137,7 +137,7 @@ def policy(m: Models) -> None:
     with pool_of(policy={"text_embedding": "p2c"}) as pool:
         pool.embed("a", m.bert), pool.generate("a", m.llama, **TEXT)
         assert {row.capability: row.policy for row in pool.ps()} == {"text_embedding": "p2c", "text_to_text": "pack"}
-    for name, runs in (("sequential", 1), ("pack", 2)):  # two calls on one worker: one after the other, or at once
+    for name, runs in (("sequential", 1), ("pack", 2)):  # two requests on one worker: in sequence, or together
         with pool_of(policy=name) as pool:
             jobs = [held(pool, m.llama), pool.submit("text_to_text", model=m.llama, **LONG)]
             if runs == 2:
@@ -150,15 +150,15 @@ def policy(m: Models) -> None:
 
 
 def predictive_scaling(m: Models) -> None:
-    for predictive in (False, True):  # one caller keeps one of two workers busy for nearly all of its time
+    for predictive in (False, True):  # one caller keeps one of two workers almost always busy
         with pool_of(predictive_scaling=predictive, threads=2, max_workers_per_model=2, keep_alive=0.3) as pool:
             pool.load(m.wide)
             until(lambda: pool.ps()[0].workers == 2)
-            # the other one goes, or is foreseen for three seconds on end; other programs may make either later
+            # The other worker leaves, or is predicted for three seconds in a row; other programs may delay either.
             dice, since, end = random.Random(7), time.monotonic(), time.monotonic() + 30
             while time.monotonic() < (min(since + 3, end) if predictive else end):
                 pool.embed([" ".join(dice.choices(["one", "two"], k=40)) for _ in range(25)], m.wide)
-                time.sleep(0.002)  # little beside its work; it comes to rest, and is the one that takes the next
+                time.sleep(0.002)  # short compared to a request: the worker becomes idle and gets the next one
                 row = pool.registry.entries()[0]
                 if not predictive and row["workers"] == 1:
                     break
@@ -180,7 +180,7 @@ def scale_timeout(m: Models) -> None:
             start = time.monotonic()
             pool.embed(one, m.wide)
             took.append(time.monotonic() - start)
-    for scale in (False, True):  # a queue of 13 calls, the last of which wait for longer than the timeout
+    for scale in (False, True):  # a queue of 13 requests, the last of which wait for longer than the timeout
         with pool_of(scale_timeout=scale, policy="sequential", request_timeout=max(0.02, 6 * min(took))) as pool:
             embed = texts()
             for one in embed[:3]:
@@ -189,7 +189,7 @@ def scale_timeout(m: Models) -> None:
             ends = [raised_or(job.result) for job in jobs]
             assert (mpool.Timeout in ends) is not scale
             if scale:
-                with pytest.raises(mpool.Timeout):  # a timeout that is given is as it was given
+                with pytest.raises(mpool.Timeout):  # an explicit timeout is not scaled
                     jobs = [pool.submit("text_embedding", inputs=one, model=m.wide) for one in texts()]
                     pool.embed("a b c", m.wide, timeout=2 * min(took))
 
@@ -205,11 +205,11 @@ def batch_wait(m: Models) -> None:
     assert least[0] >= 0.002 > least[1]
 
 
-def _capacity(field: str, lane: int, capability: str) -> Callable[[Models], None]:
+def _capacity(field: str, service_class: int, capability: str) -> Callable[[Models], None]:
     def row(m: Models) -> None:
         with pool_of(policy="sequential", **{field: 3}) as pool:
             found = pool.pools[capability].queue_capacity
-            assert found[lane] == 3
+            assert found[service_class] == 3
             if capability == "text_to_text":
                 job = held(pool, m.llama)
                 waiting = [pool.submit("text_to_text", model=m.llama, **LONG) for _ in range(3)]
@@ -219,14 +219,14 @@ def _capacity(field: str, lane: int, capability: str) -> Callable[[Models], None
                     one.cancel()
             elif capability == "text_embedding":
                 model, jobs = pool.load(m.wide), []  # type: mpool.Model, list[mpool.Job]
-                inputs = (lambda: texts(len(jobs))) if lane else (lambda: texts(len(jobs), 1)[0])
+                inputs = (lambda: texts(len(jobs))) if service_class else (lambda: texts(len(jobs), 1)[0])
                 with pytest.raises(mpool.Overloaded, match=field):
                     while len(jobs) < 5000:
                         jobs.append(pool.submit("text_embedding", inputs=inputs(), model=model))
-                assert pool.registry.entries()[0]["capacity"][lane] == 3
+                assert pool.registry.entries()[0]["capacity"][service_class] == 3
                 for one in jobs:
                     one.cancel()
-            else:  # no model of it exists: the core has it, as what it refuses shows
+            else:  # without a model: the core's own check shows that it gets the option
                 assert pool.config._registry_options()["queue_capacity"][capability] == 3
                 _core.Registry(queue_capacity={capability: 3})
                 with pytest.raises(mpool.InvalidArgument, match=f"queue_capacity of {capability} is 0"):
@@ -236,7 +236,7 @@ def _capacity(field: str, lane: int, capability: str) -> Callable[[Models], None
 
 
 def queue_capacity(m: Models) -> None:
-    """One mapping for all capabilities, in the place of the fields above."""
+    """One mapping for all capabilities replaces the fields above."""
     capacities = {"text_to_text": 2, "vision": 7, "text_embedding": (5, 4)}
     with pool_of(policy="sequential", queue_capacity=capacities) as pool:
         assert [tuple(pool.pools[name].queue_capacity) for name in ("vision", "text_embedding")] == [(7, 7), (5, 4)]
@@ -323,7 +323,7 @@ def chaos(m: Models) -> None:
 
     quiet, metrics = run(None)
     assert set(quiet) == {"(32,)"} and metrics["chaos_faults"] == 0
-    # All pools share one memory budget: a refused request first takes the caches of other pools' idle models.
+    # All pools share one memory budget: a refused request first frees the caches of idle models in other pools.
     run("seed=7,fail=0.4,memory=0.3")
     wild, metrics = run("seed=7,fail=0.4,memory=0.3")
     assert {"(32,)", "ModelError", "MemoryExhausted"} == set(wild)
@@ -350,7 +350,7 @@ def process_memory(m: Models) -> None:
         with pytest.raises(mpool.MemoryExhausted):
             pool.generate("a", m.llama, max_tokens=1900, n=128, timeout=60)
     with pool_of(isolation="process", process_memory=300_000_000, memory_bytes=200_000_000) as pool:
-        with pytest.raises(mpool.MemoryExhausted):  # it is set aside when the process starts
+        with pytest.raises(mpool.MemoryExhausted):  # the memory is reserved when the process starts
             pool.load(m.llama)
 
 
@@ -385,7 +385,7 @@ def test_every_option_has_a_row() -> None:
     ({"fail": True}, "fail must be a probability from 0 to 1, got True"),
     ({"fail": "0.1"}, "fail must be a probability from 0 to 1, got '0.1'"),
     ({1: 0.5}, "1 is unknown"), ({}, "every probability is 0"), (0.5, "neither a string nor a mapping")])
-def test_chaos_is_read_strictly(rules: Any, why: str) -> None:
+def test_invalid_chaos_rules_are_refused(rules: Any, why: str) -> None:
     with pytest.raises(mpool.InvalidArgument) as error:
         mpool.PoolConfig(chaos=rules)
     assert why in str(error.value) and "seed=7,fail=0.01" in str(error.value) and error.value.param == "chaos"

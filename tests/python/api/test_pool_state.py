@@ -1,4 +1,4 @@
-"""What a pool says of itself: ps, metrics, health, pings, checks, events; and its life."""
+"""The state that a pool reports (ps, metrics, health, pings, checks, events), and its life cycle."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def test_load_with_keep_alive(bert: Path) -> None:
                 pool.load(bert, keep_alive=bad)
 
 
-def test_pinned_models_stay(bert: Path) -> None:
+def test_pinned_models_stay_loaded(bert: Path) -> None:
     with mpool.Pool(mpool.PoolConfig(threads=1, keep_alive=0.05)) as pool:
         pool.load(bert, pin=True)
         time.sleep(0.4)
         assert row_of(pool).pinned and row_of(pool).state == "ready"
 
 
-def test_jobs_say_where_they_stand(llama: Path) -> None:
+def test_jobs_report_their_position(llama: Path) -> None:
     with mpool.Pool(mpool.PoolConfig(threads=1, max_workers_per_model=1, policy="sequential")) as pool:
         model = pool.load(llama)
         model.generate("a", max_tokens=50, ignore_eos=True)
@@ -97,7 +97,7 @@ DEFAULTS = dict(
     queue_capacity=None)
 
 
-def test_bytes_of_engines_are_what_they_hold(bert: Path, llama: Path) -> None:
+def test_reported_engine_bytes_are_measured(bert: Path, llama: Path) -> None:
     with mpool.Pool(mpool.PoolConfig(threads=1, max_workers_per_model=1)) as pool:
         held = []
         for texts in (["one"], ["one two three " * 10 + str(number) for number in range(64)]):
@@ -106,12 +106,12 @@ def test_bytes_of_engines_are_what_they_hold(bert: Path, llama: Path) -> None:
         assert 0 < held[0] < held[1] < pool.registry.entries()[0]["worker"][0]["predicted_bytes"]
         pool.generate("one " * 100, llama, **TEXT)
         held = [row.engine_bytes for row in pool.ps() if row.key == str(llama)]
-        pool.generate("two " * 900, llama, **TEXT)  # more blocks, and they stay to be found again
+        pool.generate("two " * 900, llama, **TEXT)  # more blocks, which stay in the prefix cache
         assert 0 < held[0] < next(row.engine_bytes for row in pool.ps() if row.key == str(llama))
 
 
 def test_names_and_defaults_are_pinned() -> None:
-    """Public: who renames a metric or changes a default changes this list with it."""
+    """Metric names and defaults are public: changing one requires a change of this list."""
     assert [name for name, _ in _core.metrics()] == NAMES and all(meaning for _, meaning in _core.metrics())
     assert vars(mpool.PoolConfig()) == DEFAULTS
     assert _core.capabilities() == [
@@ -142,12 +142,12 @@ def test_metrics_count(bert: Path, llama: Path) -> None:
             assert sum(count for _, count in latency["histogram"]) == 1 and len(latency["histogram"]) == 28
             bound = next(bound for bound, count in latency["histogram"] if count)
             assert latency["max"] <= bound and 0 < latency["p50"] <= latency["p99"] <= latency["max"]
-        for name in ("units_in", "units_out"):  # a model's own, and together all
+        for name in ("units_in", "units_out"):  # the values of the models add up to the total
             assert sum(model[name] for model in found["models"].values()) == found[name]
-        pool.unload(bert)  # they outlive it
+        pool.unload(bert)  # metrics of an unloaded model stay
         assert pool.metrics()["models"] != {} and sum(
             model["units_in"] for model in pool.metrics()["models"].values()) == found["units_in"]
-    assert pool.metrics()["completed"] == 2  # of a pool that is closed
+    assert pool.metrics()["completed"] == 2  # also after the pool is closed
     with mpool.Pool() as unused:
         pass
     assert unused.metrics()["total_requests"] == 0
@@ -178,7 +178,7 @@ def test_prometheus(bert: Path) -> None:
     assert latency.type == "histogram" and len(buckets) == 28 and buckets == sorted(buckets) and buckets[-1] == 1
 
 
-def test_prometheus_names_the_extra_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prometheus_names_the_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "mpool.runtime.prometheus", raising=False)
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     missing = r'prometheus_client.*pip install "mpool\[server\]"'
@@ -222,7 +222,7 @@ def test_critical_memory_degrades(llama: Path) -> None:
         model = pool.load(llama, pin=True)
         assert pool.health().status == "healthy"
         jobs = []
-        with pytest.raises(mpool.MemoryExhausted):  # what waits is charged too
+        with pytest.raises(mpool.MemoryExhausted):  # queued requests are charged too
             while len(jobs) < 90:
                 jobs.append(pool.submit("text_to_text", model=model, **LONG))
         found = until(lambda: (one := pool.health()).status == "degraded" and one)
@@ -239,7 +239,7 @@ def test_a_queue_that_stays_full_degrades(llama: Path) -> None:
         jobs = [pool.submit("text_to_text", model=model, **LONG)]
         until(lambda: jobs[0].position() == -1)
         jobs += [pool.submit("text_to_text", model=model, **LONG) for _ in range(2)]
-        assert pool.health().status == "healthy"  # it was not full before
+        assert pool.health().status == "healthy"  # the queue was not full at the previous check
         found = until(lambda: (one := pool.health()).status == "degraded" and one)
         assert "stays full (2 requests wait)" in found.reasons[0]
         (state,) = found.models.values()
@@ -252,7 +252,7 @@ def test_a_queue_that_stays_full_degrades(llama: Path) -> None:
 
 
 def test_a_slow_worker_degrades() -> None:
-    """By what the core says of workers, since none of ours is slow by nature."""
+    """Uses made-up statistics of the core, because no real worker is slow."""
     row = dict(key="m", state="ready", breaker="closed", last_error="", dead=0, waiting=(0, 0), capacity=(1, 1),
                queued=0, worker=[dict(id=1, served=20, busy_seconds=1.0), dict(id=2, served=20, busy_seconds=1.1),
                                  dict(id=3, served=20, busy_seconds=9.0)])
@@ -277,10 +277,10 @@ def test_all_failed_is_unhealthy(bert: Path, tmp_path: Path) -> None:
 
 # ---- ping, check
 
-def test_ping_waits_for_nothing_and_refreshes_nothing(llama: Path) -> None:
+def test_ping_does_not_wait_and_does_not_extend_keep_alive(llama: Path) -> None:
     with mpool.Pool(mpool.PoolConfig(threads=1, max_workers_per_model=1)) as pool:
         model = pool.get(llama)
-        assert pool.ping() == pool.ping(model) == () and len(pool.ps()) == 0  # loads nothing
+        assert pool.ping() == pool.ping(model) == () and len(pool.ps()) == 0  # a ping loads no model
         pool.load(model, keep_alive=0.4)
         (pong,) = pool.ping(model)
         assert pong.model == model.key and pong.worker_id > 0 and not pong.busy and pong.queue_depth == 0
@@ -293,14 +293,14 @@ def test_ping_waits_for_nothing_and_refreshes_nothing(llama: Path) -> None:
         assert time.monotonic() - began < 1
         job.cancel()
         end = time.monotonic() + 20
-        while pool.ping(model):  # pings all the while: it goes all the same
+        while pool.ping(model):  # continuous pings do not keep the model loaded
             assert time.monotonic() < end
         assert row_of(pool).state in ("cold", "evicting")
         with pytest.raises(mpool.UnknownModel):
             pool.ping("no-such-model")
 
 
-def test_check_runs_ahead_of_what_waits(bert: Path, llama: Path) -> None:
+def test_check_runs_one_request(bert: Path, llama: Path) -> None:
     with mpool.Pool(mpool.PoolConfig(threads=1)) as pool:
         before = pool.metrics()["total_requests"]
         for model in (bert, llama):
@@ -313,11 +313,11 @@ def test_check_runs_ahead_of_what_waits(bert: Path, llama: Path) -> None:
 
 # ---- events
 
-def test_events_of_workers_and_calls(bert: Path, broken: tuple[Path, str]) -> None:
+def test_events_of_workers_and_requests(bert: Path, broken: tuple[Path, str]) -> None:
     seen: list[mpool.PoolEvent] = []
     with mpool.Pool(mpool.PoolConfig(threads=1, max_workers_per_model=1)) as pool, mpool.Pool() as other:
         stops = [pool.on(event, seen.append) for event in _events.KINDS]  # type: ignore[arg-type]
-        other.embed("a", bert)  # of another pool: not told here
+        other.embed("a", bert)  # another pool: no events here
         pool.embed("a", bert)
         pool.unload(bert)
         with pytest.raises(mpool.NumericError):
@@ -338,7 +338,7 @@ def test_events_of_workers_and_calls(bert: Path, broken: tuple[Path, str]) -> No
         assert len(seen) == count
 
 
-def test_calls_that_are_refused_are_told(bert: Path, llama: Path) -> None:
+def test_refused_requests_have_an_event(bert: Path, llama: Path) -> None:
     seen: list[mpool.PoolEvent] = []
     config = mpool.PoolConfig(threads=1, max_workers_per_model=1, policy="sequential", prompt_queue_capacity=1)
     with mpool.Pool(config) as pool:
@@ -356,7 +356,7 @@ def test_calls_that_are_refused_are_told(bert: Path, llama: Path) -> None:
         assert {event.model for event in seen} == {str(llama)} and {event.worker_id for event in seen} == {None}
 
 
-def test_a_failed_load_is_told(bert: Path) -> None:
+def test_a_failed_load_has_an_event(bert: Path) -> None:
     seen: list[mpool.PoolEvent] = []
     with mpool.Pool(mpool.PoolConfig(memory_bytes=1)) as pool:
         pool.on("fail", seen.append)
@@ -382,7 +382,7 @@ if child == 0:
         time.sleep(0.01)
     os._exit(0 if len(seen) == 1 else 3)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(seen) <= 1)
-pool.on("evict", lambda event: sys.exit("on purpose"))
+pool.on("evict", lambda event: sys.exit("an injected error"))
 pool.close()
 """
 
@@ -392,12 +392,12 @@ def test_events_in_a_forked_child(bert: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "0 True\n"), done.stderr
 
 
-def test_callbacks_harm_nobody(bert: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_faulty_callbacks_do_not_affect_the_pool(bert: Path, caplog: pytest.LogCaptureFixture) -> None:
     threads: set[str] = set()
     done, gate, called = threading.Event(), threading.Event(), []  # type: threading.Event, threading.Event, list[Any]
 
     def raises(event: mpool.PoolEvent) -> None:
-        raise (RuntimeError if called else SystemExit)("on purpose")
+        raise (RuntimeError if called else SystemExit)("an injected error")
 
     def enters(event: mpool.PoolEvent) -> None:
         threads.add(threading.current_thread().name)
@@ -413,10 +413,10 @@ def test_callbacks_harm_nobody(bert: Path, caplog: pytest.LogCaptureFixture) -> 
             stop_entering = pool.on("request_complete", enters)
             pool.embed("a", bert)
             assert done.wait(30)
-        assert "A callback for the event request_complete raised" in caplog.text and "on purpose" in caplog.text
+        assert "A callback for the event request_complete raised" in caplog.text and "an injected error" in caplog.text
         assert threads == {"mpool-log"}
         stop_raising(), stop_entering()
-        # one that blocks: calls go on, the ring fills, what finds no room is counted
+        # A blocking callback does not block requests. The ring fills, and dropped events are counted.
         began = threading.Event()
 
         def blocks(event: mpool.PoolEvent) -> None:
@@ -471,13 +471,13 @@ for call in (lambda: mpool.embed("a", sys.argv[1]), lambda: mpool.check(sys.argv
              lambda: mpool.submit("text_embedding", inputs="a", model=sys.argv[1])):
     try:
         call()
-        print("answered")
+        print("served")
     except mpool.ShuttingDown:
         print("refused")
 """
 
 
-def test_begin_shutdown_is_for_good(bert: Path) -> None:
+def test_begin_shutdown_is_permanent(bert: Path) -> None:
     done = subprocess.run([sys.executable, "-c", ENDING, str(bert)], capture_output=True, text=True, timeout=120)
     assert done.stdout.splitlines() == ["(32,) unhealthy", "refused", "refused", "refused"], done.stderr
 

@@ -1,4 +1,4 @@
-"""Prefix reuse: prompts that start like earlier ones are not computed again, and nobody can tell but by the time."""
+"""Prefix reuse: common prefixes of prompts are computed once, and results do not change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import tinymodels
 import mpool
 
 BLOCK = 64  # tokens of a KV block
-SYSTEM = "You are told at length how to answer, which nobody reads. " * 12
+SYSTEM = "This is a long system prompt that every question shares. " * 12
 OPTIONS: dict[str, Any] = {"temperature": 0.9, "top_k": 0, "top_p": 1.0, "seed": 11, "max_tokens": 24, "logprobs": True,
                            "top_logprobs": 5, "ignore_eos": True}
 
@@ -37,7 +37,7 @@ def ask(question: str, *earlier: dict[str, str]) -> list[dict[str, str]]:
 
 
 def without(messages: list[dict[str, str]], llama: Path, **options: Any) -> mpool.Completion:
-    """The answer of a pool that has seen nothing yet."""
+    """Return the completion of a new pool, which has no cached prefix."""
     with mpool.Pool(mpool.PoolConfig(threads=1)) as fresh:
         done = fresh.chat(messages, llama, **{**OPTIONS, **options})
     assert done.usage.cached_tokens == 0
@@ -45,7 +45,7 @@ def without(messages: list[dict[str, str]], llama: Path, **options: Any) -> mpoo
 
 
 def same(one: mpool.Completion, other: mpool.Completion) -> bool:
-    """Text, ids and every log probability; repr shows all digits of a float."""
+    """Return True if text, ids and all log probabilities are equal; repr shows all digits of a float."""
     return repr(one.choices) == repr(other.choices) and one.choices[0].logprobs is not None
 
 
@@ -75,7 +75,7 @@ def test_same_prompt_again(pool: mpool.Pool, llama: Path) -> None:
     assert done.usage.cached_tokens == whole
     assert same(done, many)
     stream = pool.chat(prompt, llama, **OPTIONS, stream=True)
-    assert "".join(piece.text for piece in stream) == want.text
+    assert "".join(chunk.text for chunk in stream) == want.text
     assert stream.result().usage.cached_tokens == whole
 
 
@@ -86,8 +86,8 @@ def test_prompt_of_a_whole_number_of_blocks(pool: mpool.Pool, llama: Path) -> No
     assert same(first, second)
 
 
-def test_chat_goes_on(pool: mpool.Pool, llama: Path) -> None:
-    """What the model answered is found as well, as far as it is the same tokens when it comes back."""
+def test_a_continued_chat_reuses_the_generated_tokens(pool: mpool.Pool, llama: Path) -> None:
+    """Generated tokens are found in the cache too, if the next prompt contains the same token ids."""
     ids = list(pool.tokenize(SYSTEM, llama))[:100]
     options = {**OPTIONS, "max_tokens": 120}
     done = pool.generate(ids, llama, **options)
@@ -100,7 +100,7 @@ def test_chat_goes_on(pool: mpool.Pool, llama: Path) -> None:
     assert same(again, want)
 
 
-def test_many_at_once(pool: mpool.Pool, llama: Path) -> None:
+def test_concurrent_requests_share_a_prefix(pool: mpool.Pool, llama: Path) -> None:
     prompts = [ask(f"Question {number}?") for number in range(12)]
     want = [without(prompt, llama) for prompt in prompts]
     with ThreadPoolExecutor(12) as threads:
@@ -143,7 +143,7 @@ def test_memory_is_bounded(llama: Path, percent: int) -> None:
     cached, kept, left = map(int, run.stdout.split())
     assert (cached > 0) == (percent > 0)
     assert left == 0
-    # beside the idle blocks: those of one call, and tables
+    # In addition to the idle blocks: the blocks of one request, and tables.
     assert kept < 200_000_000 * percent // 100 + 400_000
     if percent == 25:
-        assert kept > 3_000_000  # all 60 texts are there: the limit of 1 % did something
+        assert kept > 3_000_000  # all 60 texts are cached, so the limit of 1 % had an effect

@@ -1,4 +1,4 @@
-"""The public names: compared with a committed snapshot, committed stubs, and old names."""
+"""Public names: a committed snapshot, generated stubs, and names of earlier releases."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RENAMED = {"Picture": "GeneratedImage", "Pictures": "GeneratedImages", "PictureS
 
 
 def described(value: Any) -> Any:
-    """Kind and signature of a public object, those of a class's public members included."""
+    """Describe a public object by its kind and signature, and a class also by its public members."""
     if inspect.ismodule(value):
         return {"kind": "module", "names": sorted(getattr(value, "__all__", ()))}
     if inspect.isclass(value):
@@ -58,8 +58,8 @@ def current() -> dict[str, Any]:
 
 
 @pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="members that Python adds differ between its versions")
-def test_public_names_are_those_of_the_snapshot() -> None:
-    """After a change on purpose: ``python tests/python/api/test_public_api.py`` writes it anew."""
+def test_public_names_match_the_snapshot() -> None:
+    """After an intended change, ``python tests/python/api/test_public_api.py`` updates the snapshot."""
     known, now = json.loads(SNAPSHOT.read_text("utf-8")), current()
     assert sorted(known) == sorted(now)
     assert {name: (known[name], now[name]) for name in known if known[name] != now[name]} == {}
@@ -117,7 +117,7 @@ def test_old_names_are_the_same_objects(old: str, new: str) -> None:
 def test_old_modules() -> None:
     code = """
 import warnings
-with warnings.catch_warnings(record=True) as told:
+with warnings.catch_warnings(record=True) as warned:
     warnings.simplefilter("always")
     import mpool
     from mpool.catalog import parse_reference
@@ -130,8 +130,8 @@ with warnings.catch_warnings(record=True) as told:
     from mpool import Picture
     assert Picture is mpool.GeneratedImage
 assert {"mpool.catalog is now mpool.models", "mpool.text is now mpool.tokenizers", "mpool.Picture is now "
-        "mpool.GeneratedImage"} <= {str(one.message) for one in told}, [str(one.message) for one in told]
-assert all(one.category is DeprecationWarning for one in told)
+        "mpool.GeneratedImage"} <= {str(one.message) for one in warned}, [str(one.message) for one in warned]
+assert all(one.category is DeprecationWarning for one in warned)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""mpool.rerank against CrossEncoder of sentence-transformers, on small seeded cross-encoders; results; bad input."""
+"""mpool.rerank compared with sentence-transformers' CrossEncoder on small seeded models; results; errors."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def _expected(folder: Path, documents: list[str] = DOCUMENTS, **options: Any) ->
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_scores_are_those_of_cross_encoder(pool: mpool.Pool, folders: dict[str, Path], name: str) -> None:
+def test_scores_match_cross_encoder(pool: mpool.Pool, folders: dict[str, Path], name: str) -> None:
     expected = _expected(folders[name])
     found = pool.rerank(QUERY, DOCUMENTS, str(folders[name]), compute="float32")
-    assert np.ptp(expected) > 0.01  # the model tells documents apart
+    assert np.ptp(expected) > 0.01  # the scores of the documents differ
     assert np.abs(np.array(found.scores) - expected).max() <= 1e-5
     assert [result.index for result in found] == np.argsort(-np.array(found.scores), kind="stable").tolist()
     assert [result.score for result in found] == sorted(found.scores, reverse=True)
@@ -60,7 +60,7 @@ def test_scores_are_those_of_cross_encoder(pool: mpool.Pool, folders: dict[str, 
 
 
 def test_saved_by_cross_encoder(pool: mpool.Pool, folders: dict[str, Path], tmp_path: Path) -> None:
-    """The folder that sentence-transformers writes, with another function on the logit."""
+    """A folder written by sentence-transformers, with another activation function."""
     model = CrossEncoder(str(folders["bert"]), activation_fn=torch.nn.Identity())
     model.save_pretrained(str(tmp_path / "saved"))
     expected = _expected(tmp_path / "saved")
@@ -70,7 +70,7 @@ def test_saved_by_cross_encoder(pool: mpool.Pool, folders: dict[str, Path], tmp_
 
 
 def test_old_key_of_the_activation(pool: mpool.Pool, folders: dict[str, Path], tmp_path: Path) -> None:
-    """As the ms-marco models have it."""
+    """The ms-marco models use this key."""
     folder = shutil.copytree(folders["bert"], tmp_path / "old")
     config = json.loads((folder / "config.json").read_text())
     name = "sbert_ce_default_activation_function"
@@ -83,7 +83,7 @@ def test_old_key_of_the_activation(pool: mpool.Pool, folders: dict[str, Path], t
 
 
 def test_the_second_text_has_its_own_type(pool: mpool.Pool, folders: dict[str, Path]) -> None:
-    """Same ids, other places of the seam: other scores."""
+    """Equal ids with different starts of the second text give different scores."""
     folder = str(folders["bert"])
     key = pool.get(folder)._entry.core_key("float32")
     ids, offsets = np.array([2, 9, 10, 3, 11, 12, 3], np.int32), np.array([0, 7], np.int64)
@@ -99,7 +99,7 @@ def test_the_second_text_has_its_own_type(pool: mpool.Pool, folders: dict[str, P
 
 
 @pytest.mark.parametrize("lengths", [(3, 200), (200, 3), (200, 200), (40, 41), (31, 30), (30, 31), (61, 1)])
-def test_pairs_are_cut_as_transformers_cuts_them(folders: dict[str, Path], lengths: tuple[int, int]) -> None:
+def test_pairs_are_truncated_like_transformers(folders: dict[str, Path], lengths: tuple[int, int]) -> None:
     entry = mpool.Pool().get(str(folders["bert"]))._entry
     theirs = transformers.AutoTokenizer.from_pretrained(folders["bert"])
     a, b = ("cat " * lengths[0]).strip(), ("dog " * lengths[1]).strip()
@@ -110,7 +110,7 @@ def test_pairs_are_cut_as_transformers_cuts_them(folders: dict[str, Path], lengt
 
 
 @pytest.mark.parametrize("name", ["bert", "xlm_roberta"])
-def test_texts_of_special_tokens_are_text(folders: dict[str, Path], name: str) -> None:
+def test_special_tokens_in_texts_are_plain_text(folders: dict[str, Path], name: str) -> None:
     tokenizer = mpool.Pool().get(str(folders[name]))._entry.tokenizer()
     before, between, behind = tokenizer.pair_ids
     assert len(between) == (1 if name == "bert" else 2)
@@ -148,7 +148,7 @@ def test_async_and_many(pool: mpool.Pool, folders: dict[str, Path]) -> None:
 
 
 def test_process(folders: dict[str, Path], pool: mpool.Pool) -> None:
-    """A pair keeps its seam on the way to a worker process."""
+    """A worker process receives where the second text of a pair begins."""
     folder = str(folders["bert"])
     with mpool.Pool(mpool.PoolConfig(isolation="process")) as other:
         assert other.rerank(QUERY, DOCUMENTS, folder).scores == pool.rerank(QUERY, DOCUMENTS, folder).scores
@@ -182,7 +182,7 @@ def test_bad_input(pool: mpool.Pool, folders: dict[str, Path], query: Any, docum
         assert caught.value.param in (*options, "query", "documents", "documents[0]", "documents[1]")
 
 
-def test_models_of_other_kinds(pool: mpool.Pool, folders: dict[str, Path], tmp_path: Path) -> None:
+def test_other_models_are_refused(pool: mpool.Pool, folders: dict[str, Path], tmp_path: Path) -> None:
     encoder = tinymodels.bert(tmp_path / "encoder")
     with pytest.raises(mpool.WrongCapability, match="is an embedding model, not a reranker"):
         pool.rerank(QUERY, DOCUMENTS, str(encoder))
@@ -197,7 +197,7 @@ def test_models_of_other_kinds(pool: mpool.Pool, folders: dict[str, Path], tmp_p
     config |= {"id2label": {"0": "a", "1": "b", "2": "c"}, "label2id": {"a": 0, "b": 1, "c": 2}}
     model = transformers.BertForSequenceClassification(transformers.BertConfig(**config))
     model.save_pretrained(labels)
-    assert pool.embed("A text.", str(labels)).shape == (32,)  # the encoder of a classifier, as ever
+    assert pool.embed("A text.", str(labels)).shape == (32,)  # a classifier can still be used as an encoder
     (labels / "modules.json").write_text(json.dumps([{"idx": 0, "name": "0", "path": "",
                                                       "type": "sentence_transformers.models.Transformer"}]))
     (labels / "config_sentence_transformers.json").write_text(json.dumps({"model_type": "CrossEncoder"}))
@@ -206,7 +206,7 @@ def test_models_of_other_kinds(pool: mpool.Pool, folders: dict[str, Path], tmp_p
 
 
 def test_gguf(pool: mpool.Pool, folders: dict[str, Path], tmp_path: Path) -> None:
-    """A reranker as llama.cpp's converter writes XLM-RoBERTa's: pooling type 4, the head as cls and cls.output."""
+    """XLM-RoBERTa rerankers in the layout of llama.cpp's converter: pooling type 4, head in cls and cls.output."""
     gguf = pytest.importorskip("gguf")
     source = json.loads((folders["xlm_roberta"] / "tokenizer.json").read_text())
     model = transformers.XLMRobertaForSequenceClassification.from_pretrained(folders["xlm_roberta"]).eval()
@@ -247,7 +247,7 @@ def test_gguf(pool: mpool.Pool, folders: dict[str, Path], tmp_path: Path) -> Non
 
 
 def test_show(folders: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    """A reranker has labels, not dimensions and prompts."""
+    """`show` lists labels for a reranker instead of dimensions and prompts."""
     assert main(["show", str(folders["bert"]), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert "rerank" in facts["gives"] and facts["labels"] == 1 and facts["max_tokens"] == 64

@@ -1,5 +1,5 @@
-"""Rerankers that are models of text, as Qwen3-Reranker is: asked whether a document answers a query, against
-CrossEncoder of sentence-transformers on a small seeded model."""
+"""Rerankers that are language models, such as Qwen3-Reranker: the score is the probability of the token "yes" after a
+question about the document. Compared with sentence-transformers' CrossEncoder on a small seeded model."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def _of(role: str, default: str = "") -> str:
 
 
 TEMPLATE = (BEFORE + _of("system", f' | default("{DEFAULT}")') + "\n<Query>: " + _of("query") + "\n<Document>: "
-            + _of("document") + BEHIND + "\n")  # of a template's last line breaks one is not written
+            + _of("document") + BEHIND + "\n")  # Jinja drops one line break at the end of a template
 
 
 def _tokens(folder: Path) -> None:
-    """Bytes, three merges, and the tokens of ChatML behind them."""
+    """Write a tokenizer of single bytes, three merges and the ChatML tokens."""
     tokenizers = pytest.importorskip("tokenizers")
     words = [*sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()), "ye", "yes", "no"]
     made = tokenizers.Tokenizer(tokenizers.models.BPE({word: i for i, word in enumerate(words)},
@@ -62,7 +62,7 @@ def _model(tied: bool) -> Any:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As CrossEncoder saves it."""
+    """A model saved by CrossEncoder."""
     plain = tmp_path_factory.mktemp("plain")
     _tokens(plain)
     _model(True).save_pretrained(plain)
@@ -91,15 +91,15 @@ def _compare(pool: mpool.Pool, folder: Path, **options: Any) -> None:
 
 
 def _changed(folder: Path, to: Path, file: str, **changes: Any) -> Path:
-    """A copy with keys of a JSON file set."""
+    """Copy a folder and set keys of one of its JSON files."""
     copy = shutil.copytree(folder, to)
     kept = json.loads((copy / file).read_text()) | changes
     (copy / file).write_text(json.dumps(kept))
     return copy
 
 
-def test_scores_are_those_of_cross_encoder(pool: mpool.Pool, folder: Path) -> None:
-    """One document is too long: it loses its end, not what stands behind it."""
+def test_scores_match_cross_encoder(pool: mpool.Pool, folder: Path) -> None:
+    """One document is too long: its end is truncated, and the rest of the prompt is kept."""
     _compare(pool, folder)
     near = pool.rerank(QUERY, DOCUMENTS, str(folder), compute="bfloat16")
     assert np.abs(np.array(near.scores) - _expected(folder)).max() <= 0.1
@@ -121,13 +121,13 @@ def test_prompts(pool: mpool.Pool, folder: Path, tmp_path: Path) -> None:
 
 
 def test_one_token_and_no_function(pool: mpool.Pool, folder: Path, tmp_path: Path) -> None:
-    """The logit of a token as it is, and no sigmoid."""
+    """The score is the logit of one token, without a sigmoid."""
     copy = _changed(folder, tmp_path / "m", "1_LogitScore/config.json", false_token_id=None, true_token_id=17)
     _compare(pool, _changed(copy, tmp_path / "n", "config_sentence_transformers.json",
                             activation_fn="torch.nn.modules.linear.Identity"))
 
 
-def test_output_layer_of_its_own(pool: mpool.Pool, tmp_path: Path) -> None:
+def test_untied_output_layer(pool: mpool.Pool, tmp_path: Path) -> None:
     _tokens(tmp_path)
     _model(False).save_pretrained(tmp_path)
     saved = tmp_path / "saved"
@@ -135,8 +135,8 @@ def test_output_layer_of_its_own(pool: mpool.Pool, tmp_path: Path) -> None:
     _compare(pool, saved)
 
 
-def test_start_of_an_answer(pool: mpool.Pool, folder: Path, tmp_path: Path) -> None:
-    """Where the template asks for it and the folder says so."""
+def test_generation_prompt_of_the_template(pool: mpool.Pool, folder: Path, tmp_path: Path) -> None:
+    """The template may have a generation prompt, which the folder's settings enable."""
     copy = _changed(folder, tmp_path / "m", "sentence_bert_config.json",
                     processing_kwargs={"chat_template": {"add_generation_prompt": True}})
     asked = TEMPLATE.replace(BEHIND, "<|im_end|>\n{% if add_generation_prompt %}" + BEHIND[11:] + "{% endif %}")
@@ -147,11 +147,11 @@ def test_start_of_an_answer(pool: mpool.Pool, folder: Path, tmp_path: Path) -> N
     assert one != other
 
 
-def test_texts_of_control_tokens_are_text(pool: mpool.Pool, folder: Path) -> None:
+def test_control_tokens_in_texts_are_plain_text(pool: mpool.Pool, folder: Path) -> None:
     text = "<|im_end|> <|im_start|>"
     plan = text_plan(pool, str(folder), RerankOptions())
     ids = embedding.pack(mpool.tasks.rerank.plan_of(plan, text), [text]).ids.tolist()
-    assert ids.count(260) == 3 and ids.count(261) == 2  # the template's own
+    assert ids.count(260) == 3 and ids.count(261) == 2  # only those of the template
 
 
 def test_process(pool: mpool.Pool, folder: Path) -> None:
@@ -167,8 +167,8 @@ def test_process(pool: mpool.Pool, folder: Path) -> None:
     ("sentence_bert_config.json", {"processing_kwargs": {"text": {"max_length": 5}}}, mpool.FormatError, "text"),
     ("config_sentence_transformers.json", {"default_prompt_name": "nought"}, mpool.FormatError, "default_prompt_name"),
 ])
-def test_what_is_not_computed(folder: Path, tmp_path: Path, file: str, changes: dict[str, Any],
-                              error: type[Exception], match: str) -> None:
+def test_unsupported_settings_are_refused(folder: Path, tmp_path: Path, file: str, changes: dict[str, Any],
+                                          error: type[Exception], match: str) -> None:
     copy = _changed(folder, tmp_path / "m", file, **changes)
     with mpool.Pool() as pool, pytest.raises(error, match=match):
         pool.rerank(QUERY, DOCUMENTS, str(copy))
@@ -182,7 +182,7 @@ def test_a_template_without_the_roles(folder: Path, tmp_path: Path) -> None:
 
 
 def _gguf(path: Path, folder: Path, rerank: str | None) -> Path:
-    """As llama.cpp's converter writes Qwen3-Reranker: both rows of the output layer as a head."""
+    """Write Qwen3-Reranker in the layout of llama.cpp's converter: the head is the two rows of the output layer."""
     gguf = pytest.importorskip("gguf")
     model = transformers.Qwen3ForCausalLM.from_pretrained(folder).eval()
     config, tokens = model.config, json.loads((folder / "tokenizer.json").read_text())
@@ -218,7 +218,7 @@ def _gguf(path: Path, folder: Path, rerank: str | None) -> Path:
 
 
 def test_gguf(pool: mpool.Pool, folder: Path, tmp_path: Path) -> None:
-    """The pair stands where the file's own template says, whatever else is in that."""
+    """The pair is inserted at the placeholders of the file's template, whatever other text the template contains."""
     rerank = BEFORE + DEFAULT + "\n<Query>: {query}\n<Document>: {document}" + BEHIND
     path = _gguf(tmp_path / "m.gguf", folder, rerank)
     found = pool.rerank(QUERY, DOCUMENTS, str(path), compute="float32")

@@ -1,4 +1,4 @@
-"""Speculation: guesses at the next tokens change the time that an answer takes and nothing else; and many streams share
+"""Speculation: draft tokens change the time that a completion takes and nothing else. Also: concurrent streams share
 each pass over the weights."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from realmodels import real_path
 
 STORY = ("The harbour of Lindholm lies at the mouth of the river Aale. Every morning at six the ferry Margarete leaves "
          "for the island, carrying milk, letters and the two teachers of the school. In winter the channel freezes, "
-         "and the icebreaker Thor opens a lane that is eleven metres wide. ")
+         "and the icebreaker Thor opens a path that is eleven metres wide. ")
 CODE = ("def area(shape):\n    if shape.kind == \"circle\":\n        return 3.14159 * shape.radius ** 2\n"
         "    return shape.side ** 2\n")
 CALLS: list[tuple[str, dict[str, Any]]] = [
@@ -32,17 +32,17 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
 PROGRAM = """
 import json, sys
 import mpool
-calls, tokens, answers = json.loads(sys.argv[2]), int(sys.argv[3]), []
+calls, tokens, results = json.loads(sys.argv[2]), int(sys.argv[3]), []
 with mpool.Pool(mpool.PoolConfig(threads=2)) as pool:
     for prompt, options in calls:
         options = {**options, "max_tokens": tokens, "logprobs": True, "top_logprobs": 3}
         done = pool.chat([{"role": "user", "content": prompt}], sys.argv[1], **options)
-        answers.append(repr(done.choices))
+        results.append(repr(done.choices))
     jobs = [pool.submit("text_to_text", messages=[{"role": "user", "content": prompt}], model=sys.argv[1],
                         **{**options, "max_tokens": tokens}) for prompt, options in calls]
-    answers += [repr([choice.text for choice in job.result().choices]) for job in jobs]
+    results += [repr([choice.text for choice in job.result().choices]) for job in jobs]
     found = pool.metrics()
-print(json.dumps([answers, {name: found[name] for name in ("passes", "rows", "guessed_tokens", "right_guesses")}]))
+print(json.dumps([results, {name: found[name] for name in ("passes", "rows", "guessed_tokens", "right_guesses")}]))
 """
 
 
@@ -50,8 +50,8 @@ def run(model: Path, ways: str, tokens: int) -> tuple[list[str], dict[str, int]]
     done = subprocess.run([sys.executable, "-c", PROGRAM, str(model), json.dumps(CALLS), str(tokens)],
                           capture_output=True, text=True, timeout=600, env={**os.environ, "MPOOL_SPECULATION": ways})
     assert done.returncode == 0, done.stderr[-2000:]
-    answers, counts = json.loads(done.stdout)
-    return answers, counts
+    results, counts = json.loads(done.stdout)
+    return results, counts
 
 
 def check(model: Path, tokens: int) -> None:
@@ -61,22 +61,22 @@ def check(model: Path, tokens: int) -> None:
     assert always == without and where_it_pays == without
     assert none["guessed_tokens"] == none["right_guesses"] == 0
     assert most["guessed_tokens"] > most["right_guesses"] > 50
-    # a right guess is a pass saved, as long as nobody else needs that pass: half of the calls run together
+    # An accepted draft token saves a pass only if no other request needs that pass; half of the requests run together.
     assert most["passes"] < none["passes"] - most["right_guesses"] // 4
     assert some["passes"] <= none["passes"]
 
 
-def test_real_answers_are_the_same() -> None:
+def test_speculation_does_not_change_completions() -> None:
     check(real_path("smollm2"), 64)
 
 
 @pytest.mark.slow
-def test_larger_answers_are_the_same() -> None:
+def test_speculation_does_not_change_completions_of_a_larger_model() -> None:
     check(real_path("qwen05"), 80)
 
 
-def test_eight_chats_share_the_passes(llama: Path) -> None:
-    """What a step and a pass are: tests/c/test_models_streams.c. Here what the metrics show of it."""
+def test_eight_chats_share_passes(llama: Path) -> None:
+    """The metrics show shared passes. tests/c/test_models_streams.c checks steps and passes in detail."""
     tokens = 120
     with mpool.Pool(mpool.PoolConfig(threads=1, max_workers_per_model=1)) as pool:
         key = pool.load(llama)
@@ -86,6 +86,6 @@ def test_eight_chats_share_the_passes(llama: Path) -> None:
         found = pool.metrics()
     assert [one.usage.completion_tokens for one in done] == [tokens] * 8
     assert found["passes"] == found["steps"]
-    # one by one they would take 8 * 120 passes; they were submitted one after the other, so some run a while alone
+    # In sequence they would take 8 * 120 passes. They are submitted one by one, so the first ones run alone at first.
     assert found["passes"] < 4 * tokens
     assert found["rows"] >= 8 * (tokens - 1) + sum(one.usage.prompt_tokens - one.usage.cached_tokens for one in done)

@@ -1,4 +1,4 @@
-"""Imports run downwards: the contracts of import-linter, dynamic imports, and imports inside functions."""
+"""Imports only run from higher to lower tiers: contracts of import-linter, dynamic imports, imports in functions."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGE = ROOT / "mpool"
-#: The module that forwards the names of earlier releases; it imports only what its own tables name.
+#: The module that forwards names of earlier releases. It imports only modules listed in its tables.
 FORWARDS = "mpool._renamed"
-#: Modules that import by a computed name, with the only prefix that they may add to it: their own package.
+#: Modules that import by a computed name -> the only prefix allowed for it, their own package.
 DYNAMIC = {"mpool": ".", "mpool.models": ".", "mpool.cli.parser": ".", "mpool.integrations.ray": "."}
 
 
 def modules() -> Iterator[tuple[str, Path]]:
-    """(dotted name, file) of every module of the package."""
+    """Yield the dotted name and file of every module of the package."""
     for path in sorted(PACKAGE.rglob("*.py")):
         name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
         yield name.removesuffix(".__init__"), path
 
 
 def in_scope(name: str, parts: tuple[str, ...]) -> bool:
-    """The module stands in none of these top-level parts."""
+    """Return True if the module is in none of these top-level parts."""
     return (*name.split("."), "")[1] not in parts
 
 
 def late(name: str, path: Path) -> Counter[str]:
-    """Absolute names that functions of a module import -> count."""
+    """Return the absolute names that functions of a module import, with their count."""
     found: Counter[str] = Counter()
     package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
 
@@ -52,7 +52,7 @@ def late(name: str, path: Path) -> Counter[str]:
 
 
 def rows() -> dict[tuple[str, str], int]:
-    """(module, imported) -> count of every late import."""
+    """Return the count of every late import by (module, imported)."""
     return {(name, imported): count for name, path in modules()
             for imported, count in sorted(late(name, path).items())}
 
@@ -74,7 +74,8 @@ def test_the_contracts_ignore_nothing() -> None:
 
 
 def test_no_dynamic_import_evades_a_tier() -> None:
-    """``import_module`` and ``__import__`` take a literal of another library, or a name below the own package."""
+    """``import_module`` and ``__import__`` are called with a literal name of another library, or a name below the
+    module's own package."""
     used: set[str] = set()
     for name, path in modules():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -97,14 +98,14 @@ def test_no_dynamic_import_evades_a_tier() -> None:
     assert used == set(DYNAMIC)
 
 
-def test_modules_are_read_from_sys_modules_only_by_a_literal_of_a_lower_tier() -> None:
+def test_sys_modules_is_read_only_with_a_literal_of_a_lower_tier() -> None:
     for name, path in modules():
         text = path.read_text(encoding="utf-8")
         assert 'sys.modules["mpool' not in text and "sys.modules['mpool" not in text, name
 
 
-def test_lower_tiers_take_only_the_core_from_the_package() -> None:
-    """The package itself is the API: below it, ``from mpool import`` reaches the compiled core alone."""
+def test_lower_tiers_import_only_the_core_from_the_package() -> None:
+    """The package itself is the top tier, so lower tiers may use ``from mpool import`` only for the compiled core."""
     above = ("", "__main__", "cli", "server", "integrations", "aio", "_calls", "_runtime", "model", "pool")
     for name, path in modules():
         if not in_scope(name, above):

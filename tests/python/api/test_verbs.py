@@ -1,12 +1,11 @@
-"""Features that the one description of each verb brings: jobs that rerank, token ids to embed, capacities by one
-mapping, and the fields of the server's requests beside the options of the verbs."""
+"""Features that follow from the single definition of each verb: rerank jobs, token ids as inputs, one mapping of queue
+capacities, and agreement of server fields and command-line options with the verbs."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +20,7 @@ def pool() -> Iterator[mpool.Pool]:
         yield pool
 
 
-def test_token_ids_are_embedded_as_they_are(pool: mpool.Pool, bert: Path) -> None:
+def test_token_ids_can_be_embedded(pool: mpool.Pool, bert: Path) -> None:
     texts = ["hello world", "a b c"]
     ids = [pool.tokenize(text, bert) for text in texts]
     want = pool.embed(texts, bert)
@@ -34,7 +33,7 @@ def test_token_ids_are_embedded_as_they_are(pool: mpool.Pool, bert: Path) -> Non
         pool.embed([ids[0], [10**9]], bert)
 
 
-def test_capacities_by_one_mapping() -> None:
+def test_queue_capacities_from_one_mapping() -> None:
     made = mpool.PoolConfig(queue_capacity={"text_embedding": (7, 3), "vision": 2})
     found = made._registry_options()["queue_capacity"]
     assert found == {"text_embedding": (7, 3), "text_to_text": 100, "image_embedding": 50, "vision": 2,
@@ -53,7 +52,7 @@ def test_capacities_by_one_mapping() -> None:
 PROTOCOL = {"model", "input", "messages", "prompt", "query", "documents", "stream", "stream_options", "user"}
 
 
-def test_options_of_the_servers_requests_are_options_of_verbs() -> None:
+def test_server_request_fields_are_options_of_verbs() -> None:
     structs = pytest.importorskip("mpool.server.openai.structs")
     for struct, verb, own in (
             (structs.EmbeddingsRequest, verbs.EMBED, {"encoding_format"}),
@@ -63,7 +62,7 @@ def test_options_of_the_servers_requests_are_options_of_verbs() -> None:
 
 
 @pytest.mark.parametrize("command", ["embed", "embed-image", "generate", "chat", "vision"])
-def test_the_command_lines_choices_and_defaults_are_those_of_the_options(command: str) -> None:
+def test_command_line_choices_and_defaults_match_the_options(command: str) -> None:
     import argparse
 
     from mpool.cli.parser import make_parser

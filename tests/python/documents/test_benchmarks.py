@@ -1,4 +1,4 @@
-"""The benchmarks run, and what they print follows from what they measured."""
+"""The benchmarks run, and their reports follow from their measurements."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from realmodels import real_path
 
 ROOT = Path(__file__).resolve().parents[3]
 if not (ROOT / "benchmarks" / "__main__.py").exists():
-    pytest.skip("the benchmarks are not here", allow_module_level=True)
-sys.path.append(str(ROOT))  # at the end: the sources must not hide what is installed
+    pytest.skip("needs the benchmarks", allow_module_level=True)
+sys.path.append(str(ROOT))  # at the end: the sources must not hide the installed package
 
 from benchmarks import kernels, http_client, limits, peers, policies, report, texts  # noqa: E402
 from benchmarks.compare import Turn  # noqa: E402
@@ -31,20 +31,20 @@ FAR = {"round_trip_ns": 520.0, "read_1": 42.0, "read_2": 85.0}
 
 def turn(engine: str, number: int, measures: dict[str, float], state: dict[str, float] = NEAR, others: float = 0.0,
          **more: Any) -> Turn:
-    """One measurement."""
+    """Return a measurement of an engine in a round."""
     result = {"measures": measures, "rss MB": 100.0, **more}
     return Turn("embed", engine, number, result, Frame(state, state, others))
 
 
-def test_texts_are_the_same_for_everybody() -> None:
-    """By a fixed seed, of the lengths they are said to have."""
+def test_texts_are_reproducible() -> None:
+    """Texts depend on a fixed seed only and have the requested lengths."""
     assert texts.mixed(50) == texts.mixed(50) and len(set(texts.mixed(384))) == 384
     assert {len(text.split()) for text in texts.same(20, 90)} == {90}
     assert len(texts.prose(1000).split()) == 1000
 
 
 def test_mixed_texts_have_the_length_of_natural_sentences() -> None:
-    """31 tokens on average, in the vocabulary of the model they are for."""
+    """Texts have 31 tokens on average in the vocabulary of MiniLM."""
     from mpool.tokenizers import Tokenizer
 
     from mpool.models import describe
@@ -53,11 +53,11 @@ def test_mixed_texts_have_the_length_of_natural_sentences() -> None:
     assert 30 <= statistics.mean(len(tokenizer.encode(text)) for text in texts.mixed(384)) <= 32
 
 
-def test_ratios_say_how_many_times_better_mpool_is() -> None:
-    """Of rates the larger is better, of times and memory the smaller; a ratio compares within a round."""
+def test_ratios_above_one_mean_that_mpool_is_better() -> None:
+    """Larger rates and smaller times and memory are better. A ratio compares measurements of the same round."""
     turns = [turn("mpool", 0, {"mixed texts/s": 200.0, "one text ms": 2.0}),
              turn("peer", 0, {"mixed texts/s": 100.0, "one text ms": 6.0}),
-             turn("mpool", 1, {"mixed texts/s": 20.0, "one text ms": 20.0}),  # a slow hour for both
+             turn("mpool", 1, {"mixed texts/s": 20.0, "one text ms": 20.0}),  # both are slow in this round
              turn("peer", 1, {"mixed texts/s": 10.0, "one text ms": 60.0})]
     rows = report.summary(turns)["embed"]
     assert rows["mixed texts/s"]["peer"] == {"median": 55.0, "against": "mpool", "ratio": 2.0, "pairs": 2}
@@ -65,8 +65,8 @@ def test_ratios_say_how_many_times_better_mpool_is() -> None:
     assert rows["memory MB"]["peer"]["ratio"] == 1.0
 
 
-def test_disturbed_turns_do_not_count() -> None:
-    """Neither in medians nor in ratios, unless there is nothing else, and then it is said."""
+def test_disturbed_measurements_are_excluded() -> None:
+    """Disturbed measurements count in no median or ratio, unless there are no others; then `pairs` is 0."""
     good = [turn("mpool", 0, {"a": 2.0}), turn("peer", 0, {"a": 1.0})]
     bad = [turn("mpool", 0, {"a": 2.0}, others=0.5), turn("peer", 0, {"a": 100.0}, others=0.5)]
     assert [entry.disturbed is None for entry in good + bad] == [True, True, False, False]
@@ -75,15 +75,15 @@ def test_disturbed_turns_do_not_count() -> None:
     assert report.summary(bad)["embed"]["a"]["peer"] == {"median": 100.0, "against": "mpool", "ratio": 0.02, "pairs": 0}
 
 
-def test_turns_in_different_states_are_not_compared() -> None:
-    """Though neither was disturbed."""
+def test_measurements_in_different_machine_states_are_not_compared() -> None:
+    """This holds even if neither measurement was disturbed."""
     turns = [turn("mpool", 0, {"a": 2.0}, NEAR), turn("peer", 0, {"a": 1.0}, NEAR), turn("peer", 0, {"a": 4.0}, FAR)]
     assert all(entry.disturbed is None for entry in turns)
     assert report.summary(turns)["embed"]["a"]["peer"] == {"median": 2.5, "against": "mpool", "ratio": 2.0, "pairs": 1}
 
 
-def test_a_peer_is_compared_in_its_own_class() -> None:
-    """With the mpool of the same arithmetic, else with the default one."""
+def test_a_peer_is_compared_at_its_own_precision() -> None:
+    """A peer is compared with mpool at the same precision if that was measured, else with the default."""
     engines = ["mpool", "mpool:float32", "mpool:int8", "peer", "peer:int8", "peer:bfloat16"]
     assert [report.against(engine, engines) for engine in engines] == \
         [None, "mpool", "mpool", "mpool:float32", "mpool:int8", "mpool"]
@@ -92,8 +92,9 @@ def test_a_peer_is_compared_in_its_own_class() -> None:
     assert report.summary(turns)["embed"]["a"]["peer:int8"]["ratio"] == 2.0
 
 
-def test_parts_of_the_limit() -> None:
-    """Of arithmetic by class and threads, of memory by bytes; none where the probe does not know."""
+def test_share_of_the_hardware_limit() -> None:
+    """The share is computed from arithmetic by precision and threads, or from bytes read. It is None if the probe did
+    not measure that limit."""
     frame = Frame({"read_1": 10.0, "read_2": 20.0, "fp32": 100.0, "bf16": 200.0}, {"read_2": 25.0}, 0.0)
     for measure, arithmetic, part in (({"operations": 2e9}, "float32", 0.1), ({"operations": 2e9}, "bfloat16", 0.05),
                                       ({"operations": 2e9}, "int8", None), ({"bytes": 5e8}, "int8", 0.2)):
@@ -104,8 +105,8 @@ def test_parts_of_the_limit() -> None:
     assert found["embed"]["mixed texts/s"]["mpool:float32"] == {"median": 10.0, "limit": 0.05}
 
 
-def test_work_is_counted(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Operations a text grow with its length, and writing reads every weight once."""
+def test_operations_and_bytes_are_counted(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Operations per text grow with its length, and generating a token reads every weight once."""
     paths = {"embed": str(tinymodels.cached(tmp_path_factory, "bert")),
              "generate": str(tinymodels.cached(tmp_path_factory, "llama"))}
     found = limits.work(paths, 48, [16, 32], [8])
@@ -119,8 +120,8 @@ def test_work_is_counted(tmp_path_factory: pytest.TempPathFactory) -> None:
     ("onnxruntime", "OnnxRuntime", "float32"), ("onnxruntime", "OnnxRuntime", "int8"),
     ("openvino", "OpenVino", "float32"), ("openvino", "OpenVino", "bfloat16"),
     ("ctranslate2", "CTranslate2", "float32"), ("ctranslate2", "CTranslate2", "int8")])
-def test_peers_compute_the_same(tmp_path: Path, module: str, name: str, variant: str) -> None:
-    """As sentence-transformers, where they are installed."""
+def test_peers_compute_the_same_embeddings(tmp_path: Path, module: str, name: str, variant: str) -> None:
+    """Installed peers give the embeddings of sentence-transformers."""
     for needed in (module, "onnx" if module != "ctranslate2" else module, "sentence_transformers"):
         pytest.importorskip(needed)
     from sentence_transformers import SentenceTransformer
@@ -135,8 +136,8 @@ def test_peers_compute_the_same(tmp_path: Path, module: str, name: str, variant:
     assert (engine.embed(given) * want).sum(1).min() > (0.95 if variant == "int8" else 0.9999)
 
 
-def test_states_of_the_machine() -> None:
-    """Two states are told apart, others' work is seen, and no probe is no comparison."""
+def test_disturbances_are_detected() -> None:
+    """Different machine states and CPU use of other processes are disturbances, and so is a missing probe."""
     assert disturbance([Frame(NEAR, NEAR, 0.01), Frame(NEAR, dict(NEAR, read_2=50.0), 0.0)]) is None
     assert "round_trip_ns" in str(disturbance([Frame(NEAR, NEAR, 0.0), Frame(FAR, FAR, 0.0)]))
     assert "read_2" in str(disturbance([Frame(NEAR, dict(NEAR, read_2=80.0), 0.0)]))
@@ -145,7 +146,7 @@ def test_states_of_the_machine() -> None:
 
 
 def test_probe() -> None:
-    """Gives figures that a machine can have."""
+    """The probe's results are physically plausible."""
     probe = Probe()
     if not probe.works:
         pytest.skip("no C compiler")
@@ -156,7 +157,7 @@ def test_probe() -> None:
 
 
 def test_agreement_of_engines() -> None:
-    """Cosines and tokens alike are of the vectors and tokens that came."""
+    """The report compares the embeddings by cosine and the tokens by position."""
     turns = [turn("sentence-transformers", 0, {}, vectors=[[1.0, 0.0], [0.0, 1.0]]),
              turn("mpool", 0, {}, vectors=[[2.0, 0.0], [3.0, 4.0]], first=[1, 2, 3]),
              turn("llama-cpp", 0, {}, first=[1, 2, 4])]
@@ -165,8 +166,8 @@ def test_agreement_of_engines() -> None:
     assert found["greedy tokens alike with llama-cpp"]["mpool"] == "2 of 3"
 
 
-def test_markdown_names_the_best_rival() -> None:
-    """A row's cell tells of the rival that comes nearest, of the class that the column stands for."""
+def test_markdown_names_the_fastest_peer() -> None:
+    """Each cell names the fastest peer at the precision of its column."""
     turns = [turn("mpool", 0, {"a texts/s": 10.0}), turn("mpool:int8", 0, {"a texts/s": 20.0}),
              turn("openvino", 0, {"a texts/s": 4.0}), turn("onnxruntime", 0, {"a texts/s": 5.0}),
              turn("onnxruntime:int8", 0, {"a texts/s": 8.0})]
@@ -175,8 +176,8 @@ def test_markdown_names_the_best_rival() -> None:
     assert "| a texts/s | 10 (2.00x onnxruntime) | 20 (2.50x onnxruntime:int8) |" in found
 
 
-def test_a_stream_beside_embeddings(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Both go on: neither starves while the other has work."""
+def test_a_stream_and_embeddings_run_concurrently(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Neither workload starves while the other runs."""
     bert, llama = (tinymodels.cached(tmp_path_factory, name) for name in ("bert", "llama"))
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks", "pool", "--quick", "--no-c", "--parts", "beside", "--embedding-model",
@@ -188,7 +189,7 @@ def test_a_stream_beside_embeddings(tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def test_a_run(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """All topics with tiny models: a table, and a record of every turn with its frame."""
+    """All topics run with tiny models and give a table and a record of every measurement with its machine state."""
     bert, llama = (tinymodels.cached(tmp_path_factory, name) for name in ("bert", "llama"))
     out = tmp_path / "record.json"
     done = subprocess.run(
@@ -211,7 +212,7 @@ def test_a_run(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None
 
 
 def test_policies_are_compared(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Every figure for every policy, and the best of a row stands out only where it is."""
+    """The table has every number for every policy, and only a clearly best value is bold."""
     bert, llama = (tinymodels.cached(tmp_path_factory, name) for name in ("bert", "llama"))
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks", "pool", "--quick", "--no-c", "--parts", "policies", "--embedding-model",
@@ -228,8 +229,8 @@ def test_policies_are_compared(tmp_path_factory: pytest.TempPathFactory) -> None
 
 
 @pytest.mark.parametrize("name", ["bench_kernels.c", "bench_pool.c"])
-def test_c_programs_fit_the_core(name: str) -> None:
-    """They are built when somebody measures; that they still can be is seen here."""
+def test_c_benchmarks_compile(name: str) -> None:
+    """The C benchmarks are built only on demand, so this test checks that they still compile."""
     builder = kernels.test_builder()
     variant = builder.VARIANTS["release"]
     compiler = builder.compiler_of(variant)
@@ -241,7 +242,7 @@ def test_c_programs_fit_the_core(name: str) -> None:
 
 
 def test_serving_runs(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """What HTTP costs, and a server under clients of which each gets every token of its answers."""
+    """The overhead of HTTP, and the throughput of a server whose clients check that they receive every token."""
     pytest.importorskip("uvicorn")
     bert, llama = tinymodels.cached(tmp_path_factory, "bert"), tinymodels.cached(tmp_path_factory, "llama")
     models = [f"--embedding={bert}", f"--text={llama}", "--rounds=1", "--threads=1"]
@@ -257,7 +258,7 @@ def test_serving_runs(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 def test_masks_runs(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """What it costs that answers have a form."""
+    """The cost of grammar-constrained completions is measured."""
     pytest.importorskip("llguidance")
     llama = tinymodels.cached(tmp_path_factory, "llama")
     done = subprocess.run([sys.executable, "-m", "benchmarks", "masks", f"--model={llama}", "--rounds=1", "--tokens=20",
@@ -268,15 +269,15 @@ def test_masks_runs(tmp_path_factory: pytest.TempPathFactory) -> None:
     assert all(any(char.isdigit() for char in row[16:]) for row in rows[2:])
 
 
-def test_the_generator_of_requests_finds_what_is_missing() -> None:
-    """An answer without its last token, one that is refused, and a client with nothing left to ask."""
+def test_the_load_generator_reports_incomplete_responses() -> None:
+    """It detects a response without its last token, a refused request, and a client without further requests."""
     whole = b'data: {"choices": [{"text": "a", "finish_reason": "length"}]}\n\ndata: [DONE]\n\n'
     cut = whole.replace(b'"length"', b"null")
 
-    async def ask(answer: bytes, status: bytes, seconds: float) -> http_client.Load:
+    async def ask(response: bytes, status: bytes, seconds: float) -> http_client.Load:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.readuntil(b"\r\n\r\n")
-            writer.write(b"HTTP/1.1 " + status + b"\r\n\r\n" + answer)
+            writer.write(b"HTTP/1.1 " + status + b"\r\n\r\n" + response)
             writer.close()
 
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
@@ -286,21 +287,22 @@ def test_the_generator_of_requests_finds_what_is_missing() -> None:
 
     found = asyncio.run(ask(whole, b"200 OK", 0.0))
     assert found.responses == len(found.first) == 3 and found.seconds > 0
-    for answer, status, seconds, words in ((cut, b"200 OK", 0.0, "before it had all"), (b"", b"200 OK", 0.0, "before"),
-                                           (whole, b"503 Busy", 0.0, "503"), (whole, b"200 OK", 60.0, "ran out of")):
+    for response, status, seconds, words in (
+            (cut, b"200 OK", 0.0, "before it had all"), (b"", b"200 OK", 0.0, "before"),
+            (whole, b"503 Busy", 0.0, "503"), (whole, b"200 OK", 60.0, "ran out of")):
         with pytest.raises(RuntimeError, match=words):
-            asyncio.run(ask(answer, status, seconds))
+            asyncio.run(ask(response, status, seconds))
 
 
 def test_wrong_arguments() -> None:
-    """An unknown engine is named with those that exist."""
+    """The error for an unknown engine lists the existing ones."""
     done = subprocess.run([sys.executable, "-m", "benchmarks", "--engines", "other"], cwd=ROOT, capture_output=True,
                           text=True)
     assert done.returncode == 2 and "sentence-transformers" in done.stderr
 
 
-def test_vision_engines_draw_the_same_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the same image and question, on a small shape, in float32."""
+def test_vision_engines_sample_the_same_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the same image and question, on a small model in float32."""
     pytest.importorskip("transformers")
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     from benchmarks import vision_engines
@@ -311,19 +313,19 @@ def test_vision_engines_draw_the_same_token(tmp_path: Path, monkeypatch: pytest.
     mine, theirs = vision_engines.Mpool("float32"), vision_engines.Torch("")
     mine.load(str(tmp_path), 2)
     theirs.load(str(tmp_path), 2)
-    drawn = set()
+    sampled = set()
     for seed in range(4):
         image = np.random.default_rng(seed).integers(0, 256, (336, 336, 3), dtype=np.uint8)
         token = theirs.first(image, f"w{200 + seed} w9")
         assert mine.first(image, f"w{200 + seed} w9") == token
-        drawn.add(token)
-    assert len(drawn) > 1
+        sampled.add(token)
+    assert len(sampled) > 1
     mine.pool.close()
 
 
 @pytest.mark.slow
 def test_images_run(tmp_path: Path) -> None:
-    """One small shape, mpool beside torch: both compute the same."""
+    """On a small model, mpool and torch compute the same embeddings."""
     pytest.importorskip("transformers")
     command = ["-m", "benchmarks", "images", "--quick", "--rounds", "1", "--shapes", "dinov2-s", "--engines",
                "mpool:float32,torch", "--json", str(tmp_path / "record.json")]

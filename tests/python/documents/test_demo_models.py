@@ -1,5 +1,5 @@
-"""The models that come with mpool: they are there, small and as recorded, and do what their cards say on images that
-they were not trained on. The digits and their division are those of ``training/``."""
+"""The demo models bundled with mpool: they are complete, small and equal to the catalogue, and reach the accuracy on
+their cards on held-out images. Images and split come from ``training/``."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ pytest.importorskip("sklearn")
 
 ROOT = Path(__file__).resolve().parents[3]
 if not (ROOT / "training" / "digits.py").exists():
-    pytest.skip("the scripts that train are not here", allow_module_level=True)
-sys.path.append(str(ROOT))  # at the end: the sources must not hide what is installed
+    pytest.skip("needs the training scripts", allow_module_level=True)
+sys.path.append(str(ROOT))  # at the end: the sources must not hide the installed package
 
 from training import digits, measure, shipping  # noqa: E402
 
 KEYS = [key for key, row in load_catalogue().rows.items() if any(isinstance(ref, BundledRef) for ref in row.refs)]
 
 
-# ---- what is there --------------------------------------------------------------------------------------------------
+# ---- files ----------------------------------------------------------------------------------------------------------
 
-def test_all_are_small() -> None:
-    """Under 8 MB together."""
+def test_demo_models_are_small() -> None:
+    """All files together are smaller than 8 MB."""
     files = [path for path in Path(bundled.ROOT).rglob("*") if path.is_file()]
     assert files and sum(path.stat().st_size for path in files) < 8e6
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_files_are_as_recorded(key: str) -> None:
-    """Every file is in the catalogue or is the card, the row is what the script writes, and nothing is fetched."""
+def test_files_match_the_catalogue(key: str) -> None:
+    """Every file except the card is in the catalogue, the row matches the file, and nothing is downloaded."""
     row = load_catalogue().rows[key]
     found = resolve(key, offline=True)
     assert (found.key, found.source, found.ref) == (key, "bundled", f"mpool:{key}")
@@ -51,27 +51,27 @@ def test_files_are_as_recorded(key: str) -> None:
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_cards_say_what_they_are(key: str) -> None:
+def test_model_cards_state_size_licence_and_accuracy(key: str) -> None:
     card = (Path(bundled.ROOT) / key / "README.md").read_text(encoding="utf-8")
     assert f"{load_catalogue().rows[key].parameters:,} values" in card and "no substitute" in card.replace("\n", " ")
     assert "CC BY 4.0" in card and "Apache-2.0" in card and "%" in card and f"python -m training {key}" in card
 
 
-def test_they_are_installed() -> None:
-    """Where mpool was installed, its list of files has every one of them."""
+def test_demo_models_are_installed() -> None:
+    """The file list of an installed mpool contains every file of the demo models."""
     try:
         files = importlib.metadata.distribution("mpool").files or []
     except importlib.metadata.PackageNotFoundError:
-        pytest.skip("mpool is on the path and not installed")
+        pytest.skip("mpool is not installed, only on the path")
     installed = {Path(str(file.locate())).resolve() for file in files}
     if Path(mpool.__file__).resolve() not in installed:
-        pytest.skip("another mpool is on the path than the one installed")
+        pytest.skip("the mpool on the path is not the installed one")
     for key in KEYS:
         assert set(map(Path.resolve, map(Path, resolve(key).files))) <= installed
 
 
 def test_unknown_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name that no model has, a key that is no model of mpool's own, a folder that is not there, a changed file."""
+    """An unknown name, a key of a model that is not bundled, a missing folder and a changed file are errors."""
     for name in ("digits-clap", "bge-small-en-v1"):
         with pytest.raises(errors.UnknownModel):
             resolve(f"mpool:{name}")
@@ -87,10 +87,10 @@ def test_unknown_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         resolve("digits-clip")
 
 
-# ---- images to show -------------------------------------------------------------------------------------------------
+# ---- demo images ----------------------------------------------------------------------------------------------------
 
 def test_images_are_held_out() -> None:
-    """Each of the ten is one of the 500, and none of those is among the images to train on."""
+    """Each of the ten demo images is one of the 500 held-out images, and none is a training image."""
     from PIL import Image
 
     train, held = digits.load()
@@ -102,24 +102,24 @@ def test_images_are_held_out() -> None:
         assert not (train.images == image).all(axis=(1, 2)).any()
 
 
-def test_the_judge_knows_digits() -> None:
-    """The classifier that pictures are judged by is right on more than 98 % of real ones that it has not seen."""
+def test_the_digit_classifier_is_accurate() -> None:
+    """The classifier for generated images is right on more than 98 % of held-out real images."""
     train, held = digits.load()
-    judge = digits.classifier(train)
-    assert (judge.predict(digits.cells_of(held.images)) == held.labels).mean() > 0.98
+    classifier = digits.classifier(train)
+    assert (classifier.predict(digits.cells_of(held.images)) == held.labels).mean() > 0.98
 
 
 # ---- CLIP -----------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("compute", ["auto", "float32"])
-def test_clip_tells_digits_apart(compute: str) -> None:
-    """Zero-shot, at least 95 %; prompts in the wrong order are as bad as guessing."""
+def test_clip_classifies_digits(compute: str) -> None:
+    """Zero-shot accuracy is at least 95 %; with permuted prompts it is below 10 %, no better than chance."""
     assert measure.zero_shot("digits-clip", compute=compute) >= 0.95
     assert measure.zero_shot("digits-clip", digits.PROMPTS[1:] + digits.PROMPTS[:1], compute=compute) < 0.1
 
 
-def test_clip_is_that_of_transformers() -> None:
-    """Vectors of images and texts, from the files as they are shipped."""
+def test_clip_matches_transformers() -> None:
+    """Embeddings of images and texts match, computed from the bundled files."""
     import torch
     import transformers
 
@@ -139,20 +139,20 @@ def test_clip_is_that_of_transformers() -> None:
 # ---- LLaVA ----------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("compute", ["auto", "float32"])
-def test_digits_are_named(compute: str) -> None:
-    """At least 95 % of the 500."""
+def test_llava_names_digits(compute: str) -> None:
+    """At least 95 % of the 500 completions are correct."""
     question = "What digit is this?"
     assert measure.answered("digits-llava", question, *measure.QUESTIONS[question], compute=compute) >= 0.95
 
 
 @pytest.mark.parametrize("question", list(measure.QUESTIONS)[1:])
 def test_questions_are_answered(question: str) -> None:
-    """Other questions, one of them about two images."""
+    """At least 94 % for the other questions, one of them about two images."""
     assert measure.answered("digits-llava", question, *measure.QUESTIONS[question]) >= 0.94
 
 
 def test_conversations(pool: mpool.Pool) -> None:
-    """An image, a question, and another that refers to it; and what is said of an image when nothing is asked."""
+    """A question about an image, a follow-up question, and the description of an image without a question."""
     for digit in (3, 6):
         image = str(Path(bundled.ROOT) / "images" / f"{digit}.png")
         messages = [{"role": "user", "content": [{"type": "image", "path": image},
@@ -166,8 +166,8 @@ def test_conversations(pool: mpool.Pool) -> None:
             f"A handwritten {digits.NAMES[digit]}, dark ink on white paper."
 
 
-def test_llava_is_that_of_transformers() -> None:
-    """The prompt, and the tokens of greedy answers, one image and two, from the files as they are shipped."""
+def test_llava_matches_transformers() -> None:
+    """Prompts and greedy completions match, for one and two images, computed from the bundled files."""
     import torch
     import transformers
     from PIL import Image
@@ -191,30 +191,30 @@ def test_llava_is_that_of_transformers() -> None:
 
 # ---- Stable Diffusion 3 ---------------------------------------------------------------------------------------------
 
-def test_pictures_are_recognised() -> None:
-    """Two of each digit, as by default; in float32, which gives the same pictures on all of x86-64."""
+def test_generated_digits_are_recognised() -> None:
+    """Two images of each digit with default options; float32 gives the same images on every x86-64 CPU."""
     found = measure.recognised("digits-sd3", 2, compute="float32")
     assert sum(found) >= 19, found
 
 
-def test_pictures_are_of_their_prompts() -> None:
-    """Another prompt from the same noise is another digit."""
-    pictures = [mpool.generate_image(digits.PROMPTS[digit], "digits-sd3", seed=3, num_inference_steps=8,
+def test_generated_digits_follow_their_prompts() -> None:
+    """Different prompts with the same noise give different digits."""
+    images = [mpool.generate_image(digits.PROMPTS[digit], "digits-sd3", seed=3, num_inference_steps=8,
                                      guidance_scale=4, compute="float32").array for digit in (1, 8)]
-    judge = digits.classifier(digits.load()[0])
-    assert list(judge.predict(digits.cells_of(np.stack(pictures) * 255))) == [1, 8]
+    classifier = digits.classifier(digits.load()[0])
+    assert list(classifier.predict(digits.cells_of(np.stack(images) * 255))) == [1, 8]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("compute", ["auto", "float32"])
-def test_a_hundred_pictures_are_recognised(compute: str) -> None:
-    """Ten of each digit: at least 95."""
+def test_a_hundred_generated_digits_are_recognised(compute: str) -> None:
+    """At least 95 of ten images per digit are recognised."""
     found = measure.recognised("digits-sd3", 10, compute=compute)
     assert sum(found) >= 95, found
 
 
-def test_pictures_are_those_of_diffusers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Texts, each of four steps, and the picture, from the files as they are shipped."""
+def test_generated_images_match_diffusers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Text embeddings, the latents of four steps, and the image match, computed from the bundled files."""
     import diffusers
     import torch
 

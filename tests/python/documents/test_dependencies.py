@@ -1,4 +1,4 @@
-"""Every module that the package imports, at any depth, is one that installing it brings."""
+"""Every third-party module that the package imports, at any depth, is a dependency of the project."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ else:
 
 ROOT = Path(__file__).resolve().parents[3]
 MODULES = sorted((ROOT / "mpool").rglob("*.py"))
-#: Names of modules that differ from those of their distributions.
+#: Module -> its distribution, if the names differ.
 DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn"}
 
 
@@ -29,20 +29,20 @@ def _names(requirements: list[str]) -> set[str]:
 
 
 def _extra(project: dict, name: str) -> set[str]:
-    """What an extra brings, through other extras of the project too."""
+    """Return the distributions of an extra, including those of other extras that it refers to."""
     requirements = project["optional-dependencies"].get(name, [])
     others = [found[1] for found in (re.match(r"mpool\[(\w+)\]", requirement) for requirement in requirements) if found]
     return _names(requirements).union(*(_extra(project, other) for other in others))
 
 
 def _checks_types(node: ast.AST) -> bool:
-    """Whether a node is ``if TYPE_CHECKING:``, whose body no interpreter runs."""
+    """Return True for ``if TYPE_CHECKING:``, whose body is never executed."""
     return isinstance(node, ast.If) and isinstance(node.test, (ast.Name, ast.Attribute)) and (
         getattr(node.test, "id", "") == "TYPE_CHECKING" or getattr(node.test, "attr", "") == "TYPE_CHECKING")
 
 
 def _imports(node: ast.AST) -> set[str]:
-    """Top names of the modules of others that a tree imports when it runs, inside functions too."""
+    """Return the top-level names of third-party modules that a tree imports at run time, also inside functions."""
     found: set[str] = set()
     for child in node.orelse if _checks_types(node) else ast.iter_child_nodes(node):
         found |= _imports(child)
@@ -62,10 +62,10 @@ def project() -> dict:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_what_is_imported_is_required(path: Path, project: dict) -> None:
+def test_imported_modules_are_dependencies(path: Path, project: dict) -> None:
     allowed = _names(project["dependencies"])
     for part in path.relative_to(ROOT / "mpool").with_suffix("").parts:
-        # a module called as an extra belongs to it; Prometheus' client comes with the server
+        # A module with the name of an extra may use its dependencies. Prometheus' client belongs to extra `server`.
         allowed |= _extra(project, {"prometheus": "server"}.get(part, part))
     imported = {_normal(DISTRIBUTIONS.get(name, name)) for name in _imports(ast.parse(path.read_text("utf-8")))}
     assert imported <= allowed, f"not among the dependencies: {', '.join(sorted(imported - allowed))}"
@@ -79,6 +79,6 @@ def test_imports_are_found_at_any_depth() -> None:
     assert _imports(tree) == {"a", "e", "c", "i"}
 
 
-def test_the_walk_sees_the_package() -> None:
+def test_the_import_scan_covers_the_package() -> None:
     seen = set().union(*(_imports(ast.parse(path.read_text("utf-8"))) for path in MODULES))
     assert {"numpy", "tokenizers", "huggingface_hub", "filelock", "jinja2", "tqdm"} <= seen

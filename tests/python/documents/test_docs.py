@@ -1,4 +1,4 @@
-"""The README and every page of docs/: code runs, links lead somewhere, tables match the code."""
+"""The README and every page of docs/: code runs, links exist, tables match the code."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from docrunner import ROOT, PageRun, blocks_of
 from realmodels import catalogued_path
 
 if not (ROOT / "README.md").exists() or not (ROOT / "csrc").is_dir():
-    pytest.skip("the sources are not here", allow_module_level=True)
+    pytest.skip("needs the sources", allow_module_level=True)
 
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 SETUP = ("pip install . && mpool demo", 'pip install ".[test]" && pytest')
-#: Pages that need more than the ``test`` extra or take long have tests of their own.
+#: Pages without tested code. Pages that need more than the ``test`` extra or take long have separate tests.
 WITHOUT_CODE = ("docs/index.md",)
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The stand-ins of :func:`docrunner.stand_ins`."""
-    folder = tmp_path_factory.mktemp("stand-ins")
-    docrunner.stand_ins(folder)
+    """Return a folder with the models of :func:`docrunner.write_substitutes`."""
+    folder = tmp_path_factory.mktemp("substitutes")
+    docrunner.write_substitutes(folder)
     return folder
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_code_runs(page: Path, models: Path, tmp_path: Path) -> None:
-    """Every Python and console block runs, in order, and prints what the page says."""
+    """Every Python and console block runs, in order, and prints the output on the page."""
     for name in ("minilm", "smollm2"):
         catalogued_path(name)
     docrunner.copy_inputs(tmp_path)
@@ -45,8 +45,8 @@ def test_code_runs(page: Path, models: Path, tmp_path: Path) -> None:
         run.close()
 
 
-def test_runner_sees_differences(tmp_path: Path) -> None:
-    """Output that differs, code that fails and a language that is not run are errors, each with its line."""
+def test_the_runner_detects_differences(tmp_path: Path) -> None:
+    """Different output, failing code and an unknown language are errors, each with its line."""
     cases = {"```python\nprint(1)  # 2\n```\n": "printed \\['1'\\], the page says \\['2'\\]",
              "\n```python\n1 / 0\n```\n": "ZeroDivisionError",
              "```console\n$ echo one\ntwo\n```\n": r"printed:\n\s*one",
@@ -78,8 +78,8 @@ def _unknown(text: str, folder: Path) -> None:
         assert block.language in ("python", "console", "json", *docrunner.SHOWN), f"a block of `{block.language}`"
 
 
-def test_setup_commands_are_those_of_ci() -> None:
-    """CI runs the README's two commands to the letter."""
+def test_ci_runs_the_setup_commands() -> None:
+    """CI runs exactly the two set-up commands of the README."""
     script = (ROOT / ".ci" / "run").read_text()
     commands = [line.removeprefix("$ ") for block in blocks_of(README) for line in block.text.splitlines()]
     for command in SETUP:
@@ -93,15 +93,15 @@ def test_readme_is_short() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
+def test_relative_links_exist(page: Path) -> None:
     """Relative links name files that exist."""
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     for link in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", text):
         assert (page.parent / link).exists(), link
 
 
-def test_types_are_those_of_the_core() -> None:
-    """docs/models/formats.md lists every storage type that the core reads."""
+def test_storage_types_match_the_core() -> None:
+    """docs/models/formats.md lists every storage type that the core supports."""
     rows = re.findall(r"^MP_DTYPE\((\w+), *-?\d+,", (ROOT / "csrc/tensor/dtype.def").read_text(), re.MULTILINE)
     weights = {name for name in rows if not re.fullmatch(r"I\d+|F64", name)}
     text = (ROOT / "docs/models/formats.md").read_text(encoding="utf-8")
@@ -109,7 +109,7 @@ def test_types_are_those_of_the_core() -> None:
     assert found is not None and set(re.findall(r"`(\w+)`", found[1])) == weights
 
 
-def test_capabilities_are_those_of_the_core() -> None:
+def test_capabilities_match_the_core() -> None:
     """The README's table has a row for each capability."""
     from mpool import _core
 

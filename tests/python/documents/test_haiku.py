@@ -1,4 +1,4 @@
-"""A text that nobody can have prepared: the model is asked for what was unknown until now."""
+"""Completions that cannot have been prepared: the prompt contains the current time and a random word."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WORDS = ("lantern river copper maple thunder velvet harbor meadow candle orchid 
 
 
 def in_words(minute: int) -> str:
-    """A number below 60."""
+    """Return a number below 60 in words."""
     if minute < 20:
         return ONES[minute]
     return TENS[minute // 10] + (f"-{ONES[minute % 10]}" if minute % 10 else "")
@@ -32,19 +32,19 @@ def test_numbers_in_words() -> None:
 
 
 def test_haiku_generation_anti_cheat(tmp_path: Path) -> None:
-    """Three haiku, each with the current minute in words and a random word; the same from the library, from the library
-    again and from workers over HTTP, of which one captures what its layers give out and one does not.
+    """Three haiku, each with the current minute in words and a random word. The library, a repetition, and two worker
+    servers, one of which captures layer outputs, give the same text.
 
-    Rates measured for SmolLM2-135M-Instruct (Q4_1), 30 nonces each, both parts in the answer: asked plainly for a haiku
-    2 of 30 (greedy or at temperature 0.7), asked in its chat format 8 of 30, after the two haiku shown above 28 of 30
-    at temperature 0.7 and 30 of 30 greedily; of 300 more, over all minutes, 298, and both that failed had the word
-    "desert", which is not among the words here. So it can hold a nonce if it is shown how, and no larger model is
-    needed. Two of the three haiku have to have theirs, so that a rare slip is none of this test.
+    Measured rates of completions that contain both minute and word, for SmolLM2-135M-Instruct (Q4_1) and 30 pairs each:
+    2 of 30 with a plain request for a haiku (greedy or at temperature 0.7), 8 of 30 in its chat format; after the two
+    haiku of the prompt (haiku.SHOWN) 28 of 30 at temperature 0.7 and 30 of 30 greedily. Of 300 more, over all minutes,
+    298 succeeded; both failures had the word "desert", which is not in WORDS. The few-shot prompt therefore suffices
+    without a larger model. Two of the three haiku must contain their pair, which allows for one rare failure.
     """
     found = find_real("smollm2")
-    ref = SMOLLM2 if found is None else str(found)  # without the weights this fails, and says how to get them
+    ref = SMOLLM2 if found is None else str(found)  # without the weights this fails with a hint how to get them
     held = 0
-    model = mpool.get(ref)  # of the default pool, which has nothing to do with the worker's
+    model = mpool.get(ref)  # in the default pool, independent of the workers' pools
     captured = mpool.capture(tmp_path / "jobs")
     with working(f"haiku={ref}") as plain, working(f"haiku={ref}", capture=captured) as capturing:
         for number, word in enumerate(random.SystemRandom().sample(WORDS, 3)):
@@ -60,15 +60,15 @@ def test_haiku_generation_anti_cheat(tmp_path: Path) -> None:
                 live = run(worker.serving, job_id=f"greedy{number}", prompt=prompt, **greedy)
                 assert text_of(live) == done.text and live[-1][1]["tokens_out"] == done.usage.completion_tokens
 
-            drawn: dict[str, Any] = {"temperature": 0.9, "seed": random.getrandbits(60), "max_tokens": 40}
-            first, again = (model.generate(prompt, logprobs=True, **drawn) for _ in range(2))
+            sampled: dict[str, Any] = {"temperature": 0.9, "seed": random.getrandbits(60), "max_tokens": 40}
+            first, again = (model.generate(prompt, logprobs=True, **sampled) for _ in range(2))
             tokens = [[token.token_id for token in result.logprobs or ()] for result in (first, again)]
             assert tokens[0] == tokens[1] and len(tokens[0]) == first.usage.completion_tokens > 0
             for worker in (plain, capturing):
-                live = run(worker.serving, job_id=f"drawn{number}", prompt=prompt, **drawn)
+                live = run(worker.serving, job_id=f"sampled{number}", prompt=prompt, **sampled)
                 assert text_of(live) == first.text and live[-1][1]["tokens_out"] == len(tokens[0])
-                if first.text.isascii():  # else some tokens are parts of characters, which go out together
+                if first.text.isascii():  # otherwise tokens that are parts of a character are sent together
                     assert [(data["t"], data["i"]) for name, data in live if name == "token"] == [
                         (token.token, at) for at, token in enumerate(first.logprobs or ()) if token.token]
         assert captured.flush(60) and (captured.written, captured.failed) == (6, 0)
-    assert held >= 2, "the answers do not carry what only the prompt said"
+    assert held >= 2, "the completions do not contain the minute and the word of their prompts"

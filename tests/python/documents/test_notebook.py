@@ -1,4 +1,4 @@
-"""The notebook runs from top to bottom, and shows what it is there to show."""
+"""The notebook runs from top to bottom, and its outputs are as expected."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from realmodels import catalogued_path
 
 NOTEBOOK = Path(__file__).resolve().parents[3] / "examples" / "quickstart.ipynb"
 if not NOTEBOOK.exists():
-    pytest.skip("the examples are not here", allow_module_level=True)
+    pytest.skip("needs the examples", allow_module_level=True)
 nbformat = pytest.importorskip("nbformat")
 nbclient = pytest.importorskip("nbclient")
 pytest.importorskip("ipykernel")
 
 
-def test_it_is_kept_without_outputs() -> None:
-    """Valid, and nothing of one machine in it."""
+def test_the_notebook_has_no_outputs() -> None:
+    """The notebook is valid and has no outputs or execution counts of a particular run."""
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     nbformat.validate(notebook)
     for cell in notebook.cells:
@@ -26,12 +26,12 @@ def test_it_is_kept_without_outputs() -> None:
 
 
 def printed(cell: Any) -> str:
-    """What a cell shows as text."""
+    """Return the text output of a cell."""
     return "".join(output.get("text", "") or output.get("data", {}).get("text/plain", "") for output in cell.outputs)
 
 
-def test_top_to_bottom(tmp_path: Path) -> None:
-    """Every cell, in a fresh kernel; a cell that raises fails the test."""
+def test_every_cell_runs(tmp_path: Path) -> None:
+    """Every cell runs in a new kernel; a cell that raises fails the test."""
     for name in ("minilm", "smollm2"):
         catalogued_path(name)
     notebook = nbformat.read(NOTEBOOK, as_version=4)

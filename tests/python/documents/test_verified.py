@@ -1,4 +1,4 @@
-"""The table of architectures: complete, each claim with a test that exists, and shown on the site."""
+"""The table of verified architectures: it is complete, each row names an existing test, and the site shows it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ ROOT = TESTS.parents[1]
 
 
 def test_every_architecture_has_one_row() -> None:
-    """And no row is of an architecture that the core does not have."""
+    """Every architecture of the core has one row, and there are no other rows."""
     named = [row.architecture for row in verified.ROWS]
     assert sorted(named) == sorted(name for name, _ in _core.architectures())
     assert [row[0] for row in verified.table()] == [name for name, _ in _core.architectures()]
 
 
 def test_every_claim_has_a_test() -> None:
-    """The file is there and has the word."""
+    """The test file of each claim exists and contains the given word."""
     for row in verified.ROWS:
         assert row.tests and row.models and (row.folder or row.gguf), row
         for file, word in row.tests:
@@ -32,7 +32,7 @@ def test_every_claim_has_a_test() -> None:
 
 
 def test_the_site_has_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    """docs/models/families.md is made from the rows: every architecture, with its references."""
+    """docs/models/families.md is generated from the rows and lists every architecture with its references."""
     pytest.importorskip("sphinx")
     monkeypatch.syspath_prepend(str(ROOT / "docs" / "_ext"))
     import mpool_reference

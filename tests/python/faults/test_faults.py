@@ -1,4 +1,5 @@
-"""Faults of files, memory, clocks, callers and callbacks, with real (tiny) models. tests/FAULTS.md is the table."""
+"""Faults of files, memory, clocks, callers and callbacks, with tiny models. tests/FAULTS.md has the table of faults
+whose rows are named here."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ import numpy as np
 import pytest
 
 import mpool
-from processes import told
+from processes import script_result
 
 ROOT = Path(__file__).resolve().parents[3]
 LONG: dict[str, Any] = dict(max_tokens=16000, ignore_eos=True, temperature=0)
@@ -29,12 +30,12 @@ LONG: dict[str, Any] = dict(max_tokens=16000, ignore_eos=True, temperature=0)
 
 @pytest.fixture
 def own_bert(bert: Path, tmp_path: Path) -> Path:
-    """A copy of the small BERT that a test may spoil."""
+    """A copy of the small BERT that a test may corrupt."""
     return Path(shutil.copytree(bert, tmp_path / "own"))
 
 
 def together(work: list[Callable[[], None]], seconds: float = 120) -> None:
-    """Runs functions in threads; passes on the first error; a call that hangs is one."""
+    """Run functions in threads and raise their first error. A function that does not end in time is an error."""
     errors: list[BaseException] = []
 
     def guarded(function: Callable[[], None]) -> None:
@@ -49,13 +50,13 @@ def together(work: list[Callable[[], None]], seconds: float = 120) -> None:
     end = time.monotonic() + seconds
     for thread in threads:
         thread.join(max(0.0, end - time.monotonic()))
-    assert not any(thread.is_alive() for thread in threads), "a call hangs"
+    assert not any(thread.is_alive() for thread in threads), "a thread hangs"
     if errors:
         raise errors[0]
 
 
 def quiet(pool: mpool.Pool, seconds: float = 10.0) -> None:
-    """Waits until nothing runs or waits in the pool."""
+    """Wait until the pool has no running and no queued request."""
     end = time.monotonic() + seconds
     while any(row.running or row.queued for row in pool.ps()):
         assert time.monotonic() < end, pool.ps()
@@ -65,13 +66,13 @@ def quiet(pool: mpool.Pool, seconds: float = 10.0) -> None:
 # ---- memory ----------------------------------------------------------------------------------------------------------
 
 def test_python_allocations_that_fail(bert: Path) -> None:
-    """Row 2: each allocation of the interpreter in a call through the binding fails in turn."""
+    """Row 2: each Python allocation inside a call of the extension fails in turn."""
     pytest.importorskip("_testcapi", reason="this Python has no _testcapi, whose set_nomemory makes allocations fail")
     script = """
 import gc, _testcapi
 from mpool.runtime import logs as _logging
 pool = mpool.Pool(mpool.PoolConfig(threads=1))
-_logging.stop()  # allocations fail in every thread, and its own are another test
+_logging.stop()  # allocations fail in every thread; another test covers the log thread
 key = pool.get(bert)._entry.core_key("auto")
 registry = pool.registry
 registry.load(key)
@@ -92,18 +93,18 @@ def sweep():
     for name, call in calls.items():
         failed = 0
         for n in range(400):
-            answer = None
+            result = None
             _testcapi.set_nomemory(n, n + 1)
             try:
-                answer = call()
+                result = call()
                 good = True
             except MemoryError:
                 good = False
             finally:
                 _testcapi.remove_mem_hooks()
             failed += not good
-            if answer is not None and answer.tobytes() != want:
-                raise SystemExit(f"{name}: another answer when allocation {n} fails")
+            if result is not None and result.tobytes() != want:
+                raise SystemExit(f"{name}: the result differs when allocation {n} fails")
         counts[name] = failed
 def measure():
     sweep()
@@ -117,15 +118,15 @@ seen = [measure() for _ in range(5)][1:]
 good = registry.embed(key, ids, offsets).tobytes() == want
 print(json.dumps([counts, [row[0] for row in seen], [row[1] for row in seen], good, idle()]))
 """
-    counts, blocks, requests, good, idle = told(script, bert, bert)
+    counts, blocks, requests, good, idle = script_result(script, bert, bert)
     assert all(count > 0 for count in counts.values()), f"no allocation failed: {counts}"
-    # what leaks does so in each of the sweeps
+    # A leak would grow in each of the sweeps.
     assert min(blocks[2:]) - min(blocks[:2]) < 60 and min(requests[2:]) <= max(requests[:2]), (blocks, requests)
     assert good and idle
 
 
-def test_the_log_thread_outlives_refused_memory(bert: Path) -> None:
-    """Row 2: the thread that drains the log and calls callbacks goes on after an allocation of its own failed."""
+def test_the_log_thread_survives_a_failed_allocation(bert: Path) -> None:
+    """Row 2: the thread that drains the log and runs callbacks continues after one of its own allocations fails."""
     script = """
 from mpool.runtime import logs as _logging
 threading.excepthook = lambda *_: None
@@ -141,7 +142,7 @@ _core.drain_log = failing
 time.sleep(1.0)
 print(json.dumps([calls[0], _logging._drain.thread.is_alive()]))
 """
-    calls, alive = told(script, bert, bert)
+    calls, alive = script_result(script, bert, bert)
     assert calls > 1 and alive
 
 
@@ -149,7 +150,7 @@ print(json.dumps([calls[0], _logging._drain.thread.is_alive()]))
 
 def _fails_until(call: Callable[[], Any], kind: type[BaseException], seconds: float = 10.0, *,
                  seen: tuple[type[BaseException], ...] | type[BaseException] = ()) -> BaseException:
-    """Calls until it fails with this error; before, it may fail with those that may be seen."""
+    """Repeat a call until it raises `kind`, and return the error. Errors in `seen` are ignored until then."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         try:
@@ -159,12 +160,12 @@ def _fails_until(call: Callable[[], Any], kind: type[BaseException], seconds: fl
         except seen:
             pass
         time.sleep(0.01)
-    raise AssertionError(f"no {kind.__name__} within {seconds} s")
+    raise AssertionError(f"{kind.__name__} was not raised within {seconds} s")
 
 
 @pytest.mark.parametrize("left", [0, 0.5])
 def test_a_file_that_shrinks_under_load(own_bert: Path, llama: Path, left: float) -> None:
-    """Row 5: requests fail typed, the process lives, the model is not used again, others serve."""
+    """Row 5: requests fail with a typed error, the process survives, the model is not used again, others serve."""
     file = own_bert / "model.safetensors"
     whole = file.read_bytes()
     with mpool.Pool(mpool.PoolConfig(breaker_threshold=0)) as pool:
@@ -188,7 +189,7 @@ def test_a_file_that_shrinks_under_load(own_bert: Path, llama: Path, left: float
                     wrong.append(repr(error))
                 else:
                     if before and not shrunk.is_set() and got.tobytes() != want.tobytes():
-                        wrong.append("another answer from the whole file")
+                        wrong.append("the result of the intact file differs")
 
         def shrinker() -> None:
             time.sleep(0.1)
@@ -201,7 +202,7 @@ def test_a_file_that_shrinks_under_load(own_bert: Path, llama: Path, left: float
         def other() -> None:
             while not over.is_set():
                 if pool.generate("A cat", llama, max_tokens=8, temperature=0).token_ids != text:
-                    wrong.append("another model's answer changed")
+                    wrong.append("the completion of the other model changed")
 
         together([caller, caller, shrinker, other])
         assert failed.is_set() and wrong == []
@@ -211,16 +212,17 @@ def test_a_file_that_shrinks_under_load(own_bert: Path, llama: Path, left: float
         def state() -> str:
             return next(row["state"] for row in pool.registry.entries() if row["capability"] == "text_embedding")
 
-        assert _heard(lambda: state() in ("failed", "cold")), state()  # no worker holds on to it, busy or not
+        assert _eventually(lambda: state() in ("failed", "cold")), state()  # every worker ends, busy or idle
         with pytest.raises((mpool.IntegrityError, mpool.FileError, mpool.FormatError)):
             pool.embed(texts, own_bert)
-        file.write_bytes(whole)  # the owner puts it right
+        file.write_bytes(whole)  # the file is restored
         pool.unload(own_bert)
         assert pool.embed(texts, own_bert).tobytes() == want.tobytes()
 
 
 def test_a_file_that_is_rewritten_in_place(own_bert: Path, llama: Path) -> None:
-    """Row 6: the same path, inode and size, other numbers; noticed before it is used again, by its time."""
+    """Row 6: path, inode and size stay the same and numbers change. The modification time reveals it before the file is
+    used again."""
     file = own_bert / "model.safetensors"
     data = bytearray(file.read_bytes())
     (header,) = struct.unpack_from("<Q", data)
@@ -241,7 +243,7 @@ def test_a_file_that_is_rewritten_in_place(own_bert: Path, llama: Path) -> None:
 
 
 def test_a_file_that_was_rewritten_while_unloaded(own_bert: Path) -> None:
-    """Row 6: found at the next load, without a look at the clock."""
+    """Row 6: the next load detects the change at once, without waiting for a periodic check."""
     file = own_bert / "model.safetensors"
     with mpool.Pool() as pool:
         pool.embed("A cat sat.", own_bert)
@@ -256,9 +258,9 @@ def test_a_file_that_was_rewritten_while_unloaded(own_bert: Path) -> None:
 
 # ---- logs ------------------------------------------------------------------------------------------------------------
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 def test_logs_on_a_full_disk(bert: Path, llama: Path) -> None:
-    """Row 8: every write of the log fails, and so does standard error; calls notice nothing."""
+    """Row 8: every write of the log and to standard error fails, and requests are unaffected."""
     script = """
 import logging
 full = logging.FileHandler("/dev/full")
@@ -288,14 +290,14 @@ for name in ("mpool", "mpool.pool"):
 print(json.dumps([bool(good), len(failures), alive]), flush=True)
 os._exit(0)
 """
-    good, failures, alive = told(script, bert, llama)
+    good, failures, alive = script_result(script, bert, llama)
     assert good and failures > 0 and alive
 
 
 # ---- clocks ----------------------------------------------------------------------------------------------------------
 
-def test_the_wall_clock_moves_no_deadline(bert: Path, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Row 11: an hour ahead, an hour behind."""
+def test_wall_clock_changes_move_no_deadline(bert: Path, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row 11: the wall clock moves by an hour, forward and back."""
     real, jump = time.time, [0.0]
     monkeypatch.setattr(time, "time", lambda: real() + jump[0])
     monkeypatch.setattr(time, "time_ns", lambda: int((real() + jump[0]) * 1e9))
@@ -312,15 +314,14 @@ def test_the_wall_clock_moves_no_deadline(bert: Path, llama: Path, monkeypatch: 
 
 
 def test_nothing_reads_the_wall_clock() -> None:
-    """Row 11: there is no deadline it could move."""
+    """Row 11: the sources read the wall clock only for dates in prompts, notes and protocol responses."""
     if not (ROOT / "csrc").is_dir():
-        pytest.skip("the C sources are not here")
+        pytest.skip("needs the C sources")
     wall = re.compile(r"CLOCK_REALTIME|\bgettimeofday\b|[^_.\w]time\(NULL\)|\btime\.time(_ns)?\(|datetime\.now")
     found = [f"{path.relative_to(ROOT)}:{number}" for folder, ending in (("csrc", "*.[ch]"), ("mpool", "*.py"))
              for path in sorted((ROOT / folder).rglob(ending))
              for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1) if wall.search(line)]
-    # what is written into prompts may know the date, and so may a note beside a file that was checked and the answers
-    # of protocols that say when they were made
+    # Dates may occur in prompts, in notes about verified files, and in protocol responses with a creation time.
     dated = ("mpool/conversation/", "mpool/models/store.py", "mpool/server/openai/", "mpool/server/ollama.py",
              "mpool/server/models.py")
     assert [place for place in found if not place.startswith(dated)] == []
@@ -328,13 +329,13 @@ def test_nothing_reads_the_wall_clock() -> None:
 
 # ---- callbacks -------------------------------------------------------------------------------------------------------
 
-class Leave(BaseException):
-    """No Exception: nothing that catches too much may swallow it."""
+class NotAnException(BaseException):
+    """Not an `Exception`, so that `except Exception` does not catch it."""
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, SystemExit, GeneratorExit, Leave])
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, SystemExit, GeneratorExit, NotAnException])
 def test_a_progress_function_that_raises(bert: Path, error: type[BaseException]) -> None:
-    """Row 17: its owner gets the error, nobody else, and the worker lives."""
+    """Row 17: only the caller gets the error, and the worker survives."""
     texts = [f"text {number}" for number in range(3000)]
 
     def progress(done: int, total: int | None) -> None:
@@ -353,7 +354,7 @@ def test_a_progress_function_that_raises(bert: Path, error: type[BaseException])
 
 
 def test_a_progress_function_that_calls_the_pool(bert: Path) -> None:
-    """Row 18: re-entering works, and does not deadlock."""
+    """Row 18: a callback may call the pool without a deadlock."""
     seen: list[tuple[int, ...]] = []
     with mpool.Pool(mpool.PoolConfig(threads=1)) as pool:
         def progress(done: int, total: int | None) -> None:
@@ -378,18 +379,18 @@ def listening() -> Iterator[mpool.Pool]:
         yield made
 
 
-def _heard(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+def _eventually(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
     end = time.monotonic() + seconds
     while not condition() and time.monotonic() < end:
         time.sleep(0.01)
     return condition()
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, SystemExit, Leave])
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, SystemExit, NotAnException])
 def test_a_lifecycle_callback_that_raises(listening: mpool.Pool, bert: Path, error: type[BaseException],
                                           caplog: pytest.LogCaptureFixture) -> None:
-    """Row 17: the others still hear, calls are answered, workers live."""
-    heard: list[str] = []
+    """Row 17: other callbacks still run, requests are served, workers survive."""
+    received: list[str] = []
 
     def raises(*_: Any) -> None:
         raise error("from the callback")
@@ -397,15 +398,16 @@ def test_a_lifecycle_callback_that_raises(listening: mpool.Pool, bert: Path, err
     with caplog.at_level(logging.CRITICAL + 1):
         for event in EVENTS:
             listening.on(event, raises)
-            listening.on(event, lambda *_, event=event: heard.append(event))
+            listening.on(event, lambda *_, event=event: received.append(event))
         for _ in range(3):
             assert listening.embed("A cat", bert).shape == (32,)
             listening.unload(bert)
-        assert _heard(lambda: {"spawn", "ready", "evict", "request_start", "request_complete"} <= set(heard)), heard
+        expected = {"spawn", "ready", "evict", "request_start", "request_complete"}
+        assert _eventually(lambda: expected <= set(received)), received
 
 
 def test_a_lifecycle_callback_that_re_enters(listening: mpool.Pool, bert: Path) -> None:
-    """Row 18: submit works from within; closing from within is an error or works, and hangs nobody."""
+    """Row 18: a callback can submit requests. Closing the pool in a callback succeeds or raises, and does not hang."""
     shapes: list[tuple[int, ...]] = []
     ended: list[str] = []
 
@@ -423,14 +425,14 @@ def test_a_lifecycle_callback_that_re_enters(listening: mpool.Pool, bert: Path) 
 
     listening.on("request_complete", again)
     listening.embed("A cat", bert)
-    assert _heard(lambda: (32,) in shapes), shapes
+    assert _eventually(lambda: (32,) in shapes), shapes
     listening.on("evict", closes)
     together([lambda: listening.unload(bert)], 30)
-    assert _heard(lambda: bool(ended))
+    assert _eventually(lambda: bool(ended))
 
 
 def test_a_lifecycle_callback_that_blocks(listening: mpool.Pool, bert: Path) -> None:
-    """Row 17: calls go on while it blocks."""
+    """Row 17: requests are served while a callback blocks."""
     over = threading.Event()
     listening.on("request_start", lambda *_: over.wait(30) and None)
     try:
@@ -439,10 +441,10 @@ def test_a_lifecycle_callback_that_blocks(listening: mpool.Pool, bert: Path) -> 
         over.set()
 
 
-# ---- consumers that are slow, or gone --------------------------------------------------------------------------------
+# ---- slow and absent readers -----------------------------------------------------------------------------------------
 
-def test_a_stream_that_nobody_reads(llama: Path) -> None:
-    """Row 22: what it may hold is bounded by max_tokens; at its deadline it ends and gives its place to others."""
+def test_a_stream_that_is_never_read(llama: Path) -> None:
+    """Row 22: `max_tokens` bounds the memory of the stream. It ends at its deadline, and its slot is freed."""
     with mpool.Pool(mpool.PoolConfig(threads=1, request_timeout=None)) as pool:
         streams = [pool.generate("The", llama, stream=True, timeout=0.5, **LONG) for _ in range(4)]
         start = time.monotonic()
@@ -464,14 +466,14 @@ LEAVE: dict[str, Callable[[mpool.Stream], None]] = {
     "del": lambda stream: None,
     "close": lambda stream: stream.close(),
     "started": lambda stream: _discard(next(iter(stream))),
-    "broken off": lambda stream: next((None for _ in stream), None),
+    "break": lambda stream: next((None for _ in stream), None),
     "with": lambda stream: stream.__exit__(None, None, None),
 }
 
 
 @pytest.mark.parametrize("leave", LEAVE)
 def test_abandoned_streams_free_their_slots(llama: Path, leave: str) -> None:
-    """Row 23: also those that were never started, whose `finally` no generator would have run."""
+    """Row 23: also streams that were never started, for which a generator would not run its `finally` clause."""
     with mpool.Pool(mpool.PoolConfig(threads=1)) as pool:
         pool.generate("A cat", llama, max_tokens=2)
         for _ in range(20):
@@ -486,7 +488,7 @@ def test_abandoned_streams_free_their_slots(llama: Path, leave: str) -> None:
 
 
 def test_asynchronous_streams_that_are_dropped(llama: Path) -> None:
-    """Row 23: by a task that is cancelled, one that breaks off, and one that never begins."""
+    """Row 23: streams whose task is cancelled, leaves the loop, or never starts to read."""
     with mpool.Pool(mpool.PoolConfig(threads=1)) as pool:
         async def reader() -> None:
             async for _ in mpool.aio.generate("The", llama, pool=pool, stream=True, **LONG):
@@ -511,23 +513,23 @@ def test_asynchronous_streams_that_are_dropped(llama: Path) -> None:
         quiet(pool)
 
 
-# ---- herds -----------------------------------------------------------------------------------------------------------
+# ---- many callers at once --------------------------------------------------------------------------------------------
 
-def test_a_thousand_callers_find_a_cold_model(bert: Path) -> None:
-    """Row 24: 500 threads and 500 tasks; one load, at most two workers, one answer for all."""
+def test_a_thousand_callers_of_a_cold_model_cause_one_load(bert: Path) -> None:
+    """Row 24: 500 threads and 500 tasks cause one load and at most two workers, and get the same result."""
     with mpool.Pool(mpool.PoolConfig(embed_queue_capacity=100)) as pool:
         gate = threading.Event()
-        answers: set[bytes] = set()
+        results: set[bytes] = set()
         count: list[int] = []
 
         def thread() -> None:
             gate.wait(30)
-            answers.add(pool.embed("A cat", bert).tobytes())
+            results.add(pool.embed("A cat", bert).tobytes())
             count.append(1)
 
         def loop() -> None:
             async def one() -> None:
-                answers.add((await mpool.aio.embed("A cat", bert, pool=pool)).tobytes())
+                results.add((await mpool.aio.embed("A cat", bert, pool=pool)).tobytes())
                 count.append(1)
 
             async def main() -> None:
@@ -539,14 +541,14 @@ def test_a_thousand_callers_find_a_cold_model(bert: Path) -> None:
         threading.Timer(0.3, gate.set).start()
         together([*([thread] * 500), loop], 100)
         stats = pool.registry.stats()
-        assert len(count) == 1000 and len(answers) == 1
+        assert len(count) == 1000 and len(results) == 1
         assert stats["loads"] == 1 and stats["load_failures"] == 0 and stats["workers_spawned"] <= 2
 
 
 # ---- closing ---------------------------------------------------------------------------------------------------------
 
-def test_closing_again_and_from_the_collector(bert: Path, llama: Path) -> None:
-    """Row 31: twice, by several threads, by a finaliser in a cycle while calls run."""
+def test_closing_twice_and_from_the_garbage_collector(bert: Path, llama: Path) -> None:
+    """Row 31: close() called twice, by several threads, and by the finaliser of a reference cycle during requests."""
     class Owner:
         def __init__(self) -> None:
             self.pool = mpool.Pool(mpool.PoolConfig(threads=1, shutdown_grace=0.1))
@@ -571,10 +573,10 @@ def test_closing_again_and_from_the_collector(bert: Path, llama: Path) -> None:
         pool.embed("A cat", bert)
 
 
-# ---- weights that are no numbers -------------------------------------------------------------------------------------
+# ---- weights that are NaN or infinite --------------------------------------------------------------------------------
 
 def _patch(folder: Path, name: str, row: int | None, value: float) -> None:
-    """Writes a number into a row of a float32 tensor of a checkpoint, or all over it."""
+    """Fill a row of a float32 tensor of a checkpoint with a number, or the whole tensor if `row` is None."""
     file = folder / "model.safetensors"
     data = bytearray(file.read_bytes())
     (length,) = struct.unpack_from("<Q", data)
@@ -589,8 +591,8 @@ def _patch(folder: Path, name: str, row: int | None, value: float) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_text_that_meets_nan(own_bert: Path, value: float) -> None:
-    """Row 36, and row 37's mates: one token's vector is NaN; texts without it get the same bits as ever."""
+def test_only_texts_with_nan_weights_fail(own_bert: Path, value: float) -> None:
+    """Rows 36 and 37: one token's embedding is NaN or infinite; texts without that token have unchanged bits."""
     clean = ["A cat sat on the mat", "the dog barked", "twice"]
     with mpool.Pool() as pool:
         want = [pool.embed(text, own_bert) for text in clean]
@@ -612,14 +614,14 @@ def test_a_text_that_meets_nan(own_bert: Path, value: float) -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_no_token_is_drawn_from_nan(llama: Path, tmp_path: Path, value: float, temperature: float) -> None:
-    """Row 36: the final norm is no number: an error, no token, and nothing that a reader would take for text."""
-    spoilt = Path(shutil.copytree(llama, tmp_path / "spoilt"))
-    _patch(spoilt, "model.norm.weight", None, value)
+def test_no_token_is_sampled_from_nan(llama: Path, tmp_path: Path, value: float, temperature: float) -> None:
+    """Row 36: with a NaN or infinite final norm, a request raises an error and a stream yields no text."""
+    corrupted = Path(shutil.copytree(llama, tmp_path / "corrupted"))
+    _patch(corrupted, "model.norm.weight", None, value)
     with mpool.Pool(mpool.PoolConfig(breaker_threshold=0)) as pool:
         with pytest.raises(mpool.NumericError):
-            pool.generate("A cat", spoilt, max_tokens=5, temperature=temperature, ignore_eos=True)
-        stream = pool.generate("A cat", spoilt, max_tokens=5, temperature=temperature, ignore_eos=True, stream=True)
+            pool.generate("A cat", corrupted, max_tokens=5, temperature=temperature, ignore_eos=True)
+        stream = pool.generate("A cat", corrupted, max_tokens=5, temperature=temperature, ignore_eos=True, stream=True)
         chunks = []
         with pytest.raises(mpool.NumericError):
             for chunk in stream:
@@ -630,8 +632,8 @@ def test_no_token_is_drawn_from_nan(llama: Path, tmp_path: Path, value: float, t
 
 # ---- deadlines in a batch --------------------------------------------------------------------------------------------
 
-def test_deadlines_in_a_batch_leave_the_mates_alone(bert: Path, llama: Path) -> None:
-    """Row 37: calls whose deadline passes beside others; those others get the bits they get alone."""
+def test_expired_requests_do_not_change_the_rest_of_their_batch(bert: Path, llama: Path) -> None:
+    """Row 37: some requests of a batch expire; the others have the same bits as alone."""
     rng = random.Random(5)
     with mpool.Pool(mpool.PoolConfig(threads=1, embed_queue_capacity=1000, prompt_queue_capacity=1000)) as pool:
         texts = [f"text {number} " * rng.randint(1, 8) for number in range(60)]
@@ -644,7 +646,7 @@ def test_deadlines_in_a_batch_leave_the_mates_alone(bert: Path, llama: Path) -> 
                 try:
                     doomed.append(pool.submit("text_to_text", prompt="The", model=llama,
                                               timeout=rng.uniform(0.005, 0.08), **LONG))
-                except mpool.Timeout:  # hopeless, and told so at once
+                except mpool.Timeout:  # refused at once because the deadline cannot be met
                     pass
             mate = pool.submit("text_to_text", prompt="A cat", model=llama, max_tokens=30, temperature=1.0, seed=3,
                                ignore_eos=True)

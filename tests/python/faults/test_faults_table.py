@@ -1,4 +1,4 @@
-"""tests/FAULTS.md says which test stands for which fault: each of them exists, and no row is without one."""
+"""tests/FAULTS.md names the tests of each fault. Every row names a test, and every named test exists."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TABLE = TESTS / "FAULTS.md"
 
 
 def rows() -> dict[int, list[str]]:
-    """Number of the fault -> names in its third column."""
+    """Return the test names in the third column of each row, by the number of the fault."""
     found = {}
     for line in TABLE.read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
@@ -23,7 +23,7 @@ def rows() -> dict[int, list[str]]:
 
 
 def known() -> set[str]:
-    """Every test of the C core and of the package."""
+    """Return the names of all C and Python tests."""
     names: set[str] = set()
     for path in (TESTS / "c").glob("test_*.c"):
         names |= set(re.findall(r"^MP_TEST(?:_SECONDS)?\((\w+)", path.read_text(encoding="utf-8"), re.MULTILINE))
@@ -42,6 +42,6 @@ def test_named_tests_exist(number: int) -> None:
     assert names and set(names) <= known(), sorted(set(names) - known())
 
 
-def test_the_rest_of_the_page_names_tests_too() -> None:
+def test_tests_named_below_the_table_exist() -> None:
     after = TABLE.read_text(encoding="utf-8").rpartition("|")[2]
     assert set(re.findall(r"`(test_\w+)`", after)) <= known()

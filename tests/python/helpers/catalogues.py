@@ -1,4 +1,4 @@
-"""Rows of a catalogue for tests."""
+"""Rows of `Pool.ps` for tests."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Models whose answers are known token by token: a Llama without layers that do anything, whose head says what follows
-each token."""
+"""Language models with known completions: a Llama whose layers have no effect and whose output matrix defines the next
+token of each token."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ from pathlib import Path
 
 import pytest
 
-#: Control tokens of all of them; the first two end an answer.
+#: Control tokens of every model; the first two end a completion.
 SPECIAL = ["<|return|>", "<|call|>", "<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|constrain|>"]
 
 
 def save(folder: Path, template: str, chains: Sequence[tuple[str, ...]], words: Sequence[str]) -> Path:
-    """A model in a folder.
+    """Save a model to a folder.
 
     Args:
-        template: its chat template.
-        chains: a token, and what follows it, the likeliest first; single bytes in GPT-2's alphabet.
-        words: texts that are one token, beside single bytes and :data:`SPECIAL`.
+        template: chat template.
+        chains: a token and its possible successors, the most probable first; single bytes in GPT-2's alphabet.
+        words: texts that are one token each, in addition to single bytes and :data:`SPECIAL`.
+
+    Returns:
+        The folder.
     """
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")

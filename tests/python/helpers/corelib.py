@@ -1,4 +1,4 @@
-"""Helpers of parity tests below the public API: a model's logits for every token of a prompt, through a pool."""
+"""Functions of parity tests below the public API: logits, greedy completions and hidden states by token ids."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ SAMPLING = dict(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, repetition_penal
 
 
 def _key(pool: mpool.Pool, model: str, compute: str) -> str:
-    # names inside the pool: tests of the arithmetic go around tokenizers and templates
+    # The core's key of the model: these tests submit token ids, without tokenizer and chat template.
     return pool.get(model)._entry.core_key(compute)
 
 
 def logits(pool: mpool.Pool, model: str, tokens: np.ndarray, compute: str = "auto") -> np.ndarray:
-    """Next-token logits (tokens, vocab) float32 after every token."""
+    """Return the next-token logits after every token, float32 (tokens, vocab)."""
     key = _key(pool, model, compute)
     ticket = pool.registry.submit_text(key, np.ascontiguousarray(tokens, np.int32), prompt_logits=True, **SAMPLING)
     ticket.wait()
@@ -26,7 +26,7 @@ def logits(pool: mpool.Pool, model: str, tokens: np.ndarray, compute: str = "aut
 
 
 def greedy(pool: mpool.Pool, model: str, tokens: np.ndarray, count: int, compute: str = "auto") -> np.ndarray:
-    """The next `count` tokens at temperature 0, ends of generation barred."""
+    """Return the next `count` tokens at temperature 0. End tokens are not sampled."""
     key = _key(pool, model, compute)
     ticket = pool.registry.submit_text(key, np.ascontiguousarray(tokens, np.int32),
                                        **{**SAMPLING, "max_tokens": count})
@@ -36,7 +36,7 @@ def greedy(pool: mpool.Pool, model: str, tokens: np.ndarray, count: int, compute
 
 
 def token_vectors(pool: mpool.Pool, model: str, ids: list[list[int]], compute: str = "float32") -> list[np.ndarray]:
-    """Last hidden states, one (tokens, width) float32 a text, before any pooling."""
+    """Return the last hidden states before pooling, one float32 (tokens, width) per text."""
     key = _key(pool, model, compute)
     offsets = np.concatenate([[0], np.cumsum([len(row) for row in ids])]).astype(np.int64)
     flat = np.array([i for row in ids for i in row], np.int32)

@@ -1,4 +1,5 @@
-"""The two default models, for tests and doctests that name none: from MPOOL_TEST_WEIGHTS, else by the catalogue."""
+"""The two default models, for tests and doctests that name no model. Their weights come from MPOOL_TEST_WEIGHTS or the
+catalogue."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ MINILM, SMOLLM2 = "all-MiniLM-L6-v2", "SmolLM2-135M-Instruct"
 
 
 def use_default_models() -> None:
-    """Has the default pool find them; skips the test if they are nowhere."""
+    """Register the default models with the default pool. Skips the test if their weights are not available."""
     pool = default_pool()
     for key, name, capability in ((MINILM, "minilm", "text_embedding"), (SMOLLM2, "smollm2", "text_to_text")):
         if key in pool._entries:

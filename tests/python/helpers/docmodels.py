@@ -1,4 +1,4 @@
-"""Small models with random weights that stand in for the folders that the documents name."""
+"""Small models with random weights, used in place of the model folders that the documents mention."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import toolmodels
 
 
 def cross_encoder(folder: Path) -> Path:
-    """A cross-encoder as transformers saves it: BERT with two layers and one label."""
+    """Save a cross-encoder as transformers does: BERT with two layers and one label."""
     import torch
     import transformers
 
@@ -28,7 +28,7 @@ def cross_encoder(folder: Path) -> Path:
 
 
 def chat_model(folder: Path) -> Path:
-    """A Qwen2 with two layers whose chat template declares tools in Hermes' format."""
+    """Save a Qwen2 with two layers whose chat template declares tools in the Hermes format."""
     tinymodels.qwen2(folder, context=4096)
     path = folder / "tokenizer_config.json"
     config = json.loads(path.read_text())

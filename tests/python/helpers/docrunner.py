@@ -1,12 +1,12 @@
-"""Runs the code blocks of a Markdown page, in order, as a reader would.
+"""Run the code blocks of a Markdown page in order, as a reader would.
 
-Python blocks of a page share one interpreter. Of a ``print(...)`` line that ends in ``  # text``, the text is the
-expected output. In a ``console`` block each line after ``$ `` is a command and the lines below it are its output; a
-line ``...`` stands for any lines. A command that ends in ``&`` is a server: it runs until the page ends, and the next
-block waits until its port accepts connections.
+Python blocks of a page share one interpreter. If a ``print(...)`` line ends in ``  # text``, the text is the expected
+output. In a ``console`` block each line after ``$ `` is a command and the lines below it are its output; a line ``...``
+matches any lines. A command that ends in ``&`` is a server: it runs until the page ends, and the next block waits until
+its port accepts connections.
 
-The default port of ``mpool serve`` is replaced by a free one, so that several runs can share a machine. Models that a
-page names by a folder below ``models/`` are small stand-ins with random weights (:func:`stand_ins`).
+The default port of ``mpool serve`` is replaced by a free one, so that several runs can share a machine. A page's models
+in folders below ``models/`` are replaced by small ones with random weights (:func:`write_substitutes`).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 PORT = "11435"
-#: Languages whose blocks are shown, not run.
+#: Languages whose blocks are not run.
 SHOWN = ("text", "ini", "nginx", "dockerfile", "yaml", "toml", "javascript", "c", "mermaid")
-#: Commands that install or administer; they are shown, not run. ``.ci/run`` runs the two of the README.
+#: Commands that install or administer; they are not run. ``.ci/run`` runs the two commands of the README.
 INSTALLS = re.compile(r"^(pip|pipx|git|cd|sudo|systemctl|docker|podman|ray|serve|export|python -m (venv|build)|\. "
                       r"|source )")
 _END = "----end of block----"
@@ -55,7 +55,7 @@ class Block:
 
 
 def blocks_of(page: Path) -> list[Block]:
-    """Every fenced block of a page that is no directive."""
+    """Return every fenced block of a page except directives."""
     found, text = [], page.read_text(encoding="utf-8")
     for match in re.finditer(r"^(`{3,})([^\n`]*)\n(.*?)^\1$", text, re.MULTILINE | re.DOTALL):
         language = match[2].strip()
@@ -65,14 +65,14 @@ def blocks_of(page: Path) -> list[Block]:
 
 
 def free_port() -> int:
-    """A port of the loopback address that nothing listens on."""
+    """Return a free port of the loopback address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 class PageRun:
-    """One page: its folder, its interpreter, its servers."""
+    """A run of one page: its folder, interpreter and servers."""
 
     def __init__(self, page: Path, folder: Path) -> None:
         self.page, self.folder, self.port = page, folder, str(free_port())
@@ -90,7 +90,11 @@ class PageRun:
                     "LLM_USER_PATH": str(folder / "llm"), "OLLAMA_HOST": f"http://127.0.0.1:{self.port}"}
 
     def run(self) -> None:
-        """Run every block. Raises AssertionError with the place of the first that differs."""
+        """Run every block.
+
+        Raises:
+            AssertionError: output that differs from the page, with the file and line of the first difference.
+        """
         for block in blocks_of(self.page):
             if block.language == "python":
                 self._python(block)
@@ -101,7 +105,7 @@ class PageRun:
 
                 json.loads(block.text)
             else:
-                assert block.language in SHOWN, f"{self._at(block)}: a block of `{block.language}` is not run"
+                assert block.language in SHOWN, f"{self._at(block)}: the block's language `{block.language}` is unknown"
 
     def close(self) -> None:
         """End the interpreter and the servers."""
@@ -196,11 +200,11 @@ class PageRun:
                 if probe.connect_ex(("127.0.0.1", int(self.port))) == 0:
                     return
             time.sleep(0.1)
-        raise AssertionError(f"{self._at(block, offset)}: no server after 120 s")
+        raise AssertionError(f"{self._at(block, offset)}: the server does not accept connections after 120 s")
 
 
-def stand_ins(folder: Path) -> None:
-    """The models that pages name by a folder: a cross-encoder and a chat model that calls tools, tiny and random."""
+def write_substitutes(folder: Path) -> None:
+    """Write tiny random models with the folder names used in pages: a cross-encoder and a chat model with tools."""
     from docmodels import chat_model, cross_encoder
 
     cross_encoder(folder / "ms-marco-MiniLM-L6-v2")
@@ -208,7 +212,7 @@ def stand_ins(folder: Path) -> None:
 
 
 def copy_inputs(folder: Path) -> None:
-    """The files that pages read: images of digits as ``photo.png`` and ``digit-N.png``."""
+    """Copy the files that pages read: images of digits as ``photo.png`` and ``digit-N.png``."""
     import mpool
 
     images = Path(mpool.__file__).parent / "demo_models" / "images"

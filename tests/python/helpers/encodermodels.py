@@ -1,5 +1,5 @@
-"""Seeded encoders for parity tests, by the rows of archs.def that they hold: transformers' own models where it has the
-family, plain torch written from the papers and configurations where the original is code in a model's repository."""
+"""Seeded encoders for parity tests, named after rows of archs.def. If transformers has the family, its model is used;
+otherwise (the original is code in a model repository) a plain torch model written from the paper and configuration."""
 
 from __future__ import annotations
 
@@ -15,14 +15,22 @@ import pytest
 from paritymodels import randomise, torch, transformers, write_tokenizer
 
 VOCAB = 211
-#: What most of the small models have in common: odd sizes, three heads of 16.
+#: Sizes that most of the small models share: odd sizes, three heads of 16.
 SIZES: dict[str, Any] = dict(vocab_size=VOCAB, hidden_size=48, num_attention_heads=3, intermediate_size=100)
 
 
 @dataclass
 class Encoder:
-    """How a family's models are made and saved, how long their texts are at most, and their tensors by the names of the
-    published files."""
+    """Functions that create and save the models of a family, and the family's limits.
+
+    Attributes:
+        make: creates a model with a given number of layers.
+        longest: maximum length of a text in tokens.
+        published: returns the tensors under the names of the published files.
+        save: saves a model to a folder.
+        pooling: pooling of the saved sentence-transformers modules; "" = no modules.
+        states: returns the last hidden states, (1, tokens, hidden).
+    """
 
     make: Callable[[int], Any]
     longest: int
@@ -32,7 +40,7 @@ class Encoder:
     states: Callable[[Any, Any], Any] = lambda model, ids: model(ids).last_hidden_state
 
     def write(self, model: Any, folder: Path) -> Path:
-        """Saves a model with a tokenizer."""
+        """Save a model with a tokenizer. Returns the folder."""
         folder.mkdir(parents=True, exist_ok=True)
         self.save(model, folder)
         write_tokenizer(folder, VOCAB)
@@ -41,17 +49,17 @@ class Encoder:
         return folder
 
     def expected(self, model: Any, ids: list[int]) -> Any:
-        """Last hidden states of a text, (tokens, hidden)."""
+        """Return the last hidden states of a text, (tokens, hidden)."""
         with torch.no_grad():
             return self.states(model, torch.tensor([ids]))[0].numpy()
 
 
-def write_modules(folder: Path, pooling: str, dense: dict[str, Any] | None = None, sizes: tuple[int, ...] = (),
-                  **settings: Any) -> None:
-    """Modules of sentence-transformers around a network: pooling, layers of torch by their folders, normalisation.
+def write_modules(folder: Path, pooling: str, dense: dict[str, Any] | None = None, **settings: Any) -> None:
+    """Write sentence-transformers modules around a network: pooling, dense layers, normalisation.
 
     Args:
-        sizes: outputs of further layers, which are saved beside the first and are no modules.
+        dense: folder name -> torch layer.
+        settings: fields of config_sentence_transformers.json.
     """
     safetensors = pytest.importorskip("safetensors.torch")
     hidden = json.loads((folder / "config.json").read_text())["hidden_size"]
@@ -74,7 +82,7 @@ def write_modules(folder: Path, pooling: str, dense: dict[str, Any] | None = Non
 
 
 def save_tensors(tensors: dict[str, Any], config: dict[str, Any], folder: Path) -> None:
-    """A folder written by hand, in the names of the family's published files."""
+    """Write a model folder with the tensor names and configuration of the family's published files."""
     safetensors = pytest.importorskip("safetensors.torch")
     safetensors.save_file({name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()},
                           str(folder / "model.safetensors"), metadata={"format": "pt"})
@@ -91,7 +99,7 @@ def _renamed(state: dict[str, Any], names: list[tuple[str, str]]) -> dict[str, A
 
 
 def _fuse(state: dict[str, Any], parts: tuple[str, ...], whole: str) -> dict[str, Any]:
-    """Tensors whose names differ in ``parts`` become one, below each other."""
+    """Concatenate the rows of tensors whose names differ only in ``parts``."""
     out = dict(state)
     for name in state:
         if parts[0] in name:
@@ -114,13 +122,13 @@ def xlm_roberta(layers: int) -> Any:
 
 
 def mpnet(layers: int) -> Any:
-    """Texts go beyond 128 tokens, where the last bucket of distances begins."""
+    """Create an MPNet for texts beyond 128 tokens, the distance at which the last relative-position bucket begins."""
     config = transformers.MPNetConfig(**SIZES, num_hidden_layers=layers, max_position_embeddings=262)
     return transformers.MPNetModel(config, add_pooling_layer=False).eval()
 
 
 def modern_bert(layers: int, **extra: Any) -> Any:
-    """Windows of 16 in texts of up to 120 tokens."""
+    """Create a ModernBERT with windows of 16 tokens and texts of up to 120."""
     config = transformers.ModernBertConfig(
         **{**SIZES, "num_hidden_layers": layers, "max_position_embeddings": 120, "local_attention": 16,
            "global_attn_every_n_layers": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
@@ -129,7 +137,7 @@ def modern_bert(layers: int, **extra: Any) -> Any:
 
 
 def save_old_modern_bert(model: Any, folder: Path) -> None:
-    """The configuration as the first published files have it."""
+    """Save with the configuration format of the first published files."""
     model.save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
     rope = config.pop("rope_parameters")
@@ -148,7 +156,7 @@ def nomic_bert(layers: int) -> Any:
 
 
 def published_nomic(model: Any) -> dict[str, Any]:
-    """Tensors as of nomic-embed-text-v1.5."""
+    """Return the tensors under the names of nomic-embed-text-v1.5."""
     state = _fuse(model.state_dict(), ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), "attn.Wqkv")
     return _renamed(state, [("layers.", "encoder.layers."), ("embeddings.LayerNorm", "emb_ln"),
                             ("self_attn.o_proj", "attn.out_proj"), ("up_proj", "fc11"), ("gate_proj", "fc12"),
@@ -157,7 +165,7 @@ def published_nomic(model: Any) -> dict[str, Any]:
 
 
 def save_nomic(model: Any, folder: Path) -> None:
-    """As nomic-embed-text-v1.5 is published."""
+    """Save in the layout of nomic-embed-text-v1.5."""
     config = model.config
     save_tensors(published_nomic(model), {
         "activation_function": "swiglu", "architectures": ["NomicBertModel"], "attn_pdrop": 0.0,
@@ -178,9 +186,11 @@ def save_nomic(model: Any, folder: Path) -> None:
 
 
 class NomicMoe(torch.nn.Module):
-    """nomic-embed-text-v2-moe, from arXiv:2502.07972, its configuration and tensors: NomicBERT's layers with biases and
-    without a gate; in every second one each token goes through the best two experts, weighted by their shares of all,
-    and one bias."""
+    """nomic-embed-text-v2-moe, after arXiv:2502.07972 and the published configuration and tensors.
+
+    NomicBERT's layers with biases and without a gate. Every second layer is a mixture of experts: the top two experts
+    of each token, weighted by their softmax probabilities over all experts, plus one shared bias.
+    """
 
     epsilon = 1e-5
 
@@ -196,11 +206,11 @@ class NomicMoe(torch.nn.Module):
                       f"{at}norm1": nn.LayerNorm(D), f"{at}norm2": nn.LayerNorm(D)}
             if i % 2 == 0:
                 parts |= {f"{at}mlp.fc1": nn.Linear(D, F), f"{at}mlp.fc2": nn.Linear(F, D)}
-            else:  # kept as layers: w1 and w2 are matrices, one expert's rows below the other's
+            else:  # w1 and w2 are stored as Linear layers: the rows of all experts, one expert after the other
                 parts |= {f"{at}mlp.router.layer": nn.Linear(D, experts, bias=False),
                           f"{at}mlp.experts.mlp.w1": nn.Linear(D, experts * F, bias=False),
                           f"{at}mlp.experts.mlp.w2": nn.Linear(D, experts * F, bias=False),
-                          f"{at}mlp.experts": nn.LayerNorm(D)}  # of which the bias is used
+                          f"{at}mlp.experts": nn.LayerNorm(D)}  # only its bias is used
         self.part = parts
         for name, module in parts.items():
             self.add_module(name.replace(".", "/"), module)
@@ -212,7 +222,7 @@ class NomicMoe(torch.nn.Module):
         a, b = x[..., :half], x[..., half:]
         return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
-    def mixture(self, at: str, x: Any) -> Any:
+    def moe(self, at: str, x: Any) -> Any:
         gelu, D = torch.nn.functional.gelu, x.shape[-1]
         shares = self.part[f"{at}mlp.router.layer"](x).softmax(-1)
         w1, w2 = (self.part[f"{at}mlp.experts.mlp.{name}"].weight.view(self.experts, -1, D) for name in ("w1", "w2"))
@@ -232,13 +242,13 @@ class NomicMoe(torch.nn.Module):
             scores = self.rotate(q) @ self.rotate(k).transpose(2, 3) / math.sqrt(16)
             mixed = (scores.softmax(-1) @ v).transpose(1, 2).reshape(x.shape)
             x = part[f"{at}norm1"](x + part[f"{at}attn.out_proj"](mixed))
-            y = self.mixture(at, x) if i % 2 else \
+            y = self.moe(at, x) if i % 2 else \
                 part[f"{at}mlp.fc2"](torch.nn.functional.gelu(part[f"{at}mlp.fc1"](x)))
             x = part[f"{at}norm2"](x + y)
         return x
 
     def published(self) -> dict[str, Any]:
-        """Tensors by the names of the published files."""
+        """Return the tensors under the names of the published files."""
         names = {name.replace("/", "."): tensor for name, tensor in self.state_dict().items()}
         return {name.replace(".mlp.w1.weight", ".mlp.w1").replace(".mlp.w2.weight", ".mlp.w2"): tensor
                 for name, tensor in names.items() if not name.endswith("mlp.experts.weight")}
@@ -275,7 +285,7 @@ def gte(layers: int, **extra: Any) -> Any:
 
 
 def ntk_gte(layers: int) -> Any:
-    """The rotation of the published code with NTK scaling by 2, which transformers' model does not have."""
+    """Create a GTE with the published code's NTK scaling of the rotation by 2, which transformers lacks."""
     model = gte(layers, type_vocab_size=0)
     dim = 16
     base = 500.0 * 2
@@ -284,7 +294,7 @@ def ntk_gte(layers: int) -> Any:
 
 
 def save_gte(model: Any, folder: Path) -> None:
-    """As gte-large-en-v1.5 is published."""
+    """Save in the layout of gte-large-en-v1.5."""
     state = _fuse(model.state_dict(), ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
                   "attention.qkv_proj")
     state = _fuse(state, ("mlp.up_proj", "mlp.gate_proj"), "mlp.up_gate_proj")
@@ -308,8 +318,11 @@ def save_gte(model: Any, folder: Path) -> None:
 # ---- JinaBERT v2 ---------------------------------------------------------------------------------------------------
 
 class JinaBert(torch.nn.Module):
-    """JinaBERT v2 from arXiv:2310.19923 and the configuration of jina-embeddings-v2-base-en: post-norm BERT layers
-    whose scores lose a head's slope times the distance (arXiv:2108.12409, in both directions), and a GeGLU."""
+    """JinaBERT v2, after arXiv:2310.19923 and the configuration of jina-embeddings-v2-base-en.
+
+    Post-norm BERT layers with a GeGLU. ALiBi (arXiv:2108.12409) in both directions: each head's slope times the
+    distance is subtracted from the scores.
+    """
 
     def __init__(self, layers: int, heads: int = 6) -> None:
         super().__init__()
@@ -329,8 +342,11 @@ class JinaBert(torch.nn.Module):
             self.add_module(name.replace(".", "/"), module)
 
     def slopes(self) -> list[float]:
-        """As the paper gives them: a geometric sequence for a power of two, and every other one of the next for the
-        heads beyond it."""
+        """Return the slope of each head as the paper defines it.
+
+        The heads up to a power of two form a geometric sequence. Further heads use every other slope of the sequence
+        for the next power of two.
+        """
         def powers(n: int) -> list[float]:
             start = 2 ** (-(2 ** -(math.log2(n) - 3)))
             return [start * start ** i for i in range(n)]
@@ -365,14 +381,16 @@ class JinaBert(torch.nn.Module):
         return x
 
     def published(self) -> dict[str, Any]:
-        """Tensors by the names of the published files."""
+        """Return the tensors under the names of the published files."""
         return {name.replace("/", "."): tensor for name, tensor in self.state_dict().items()}
 
 
 class JinaBertCode(JinaBert):
-    """jina-embeddings-v2-base-code, from its tensors and text-embeddings-inference's account of it: queries and keys
-    are normed before they are cut into heads, a layer's input is added again after its first half and that sum normed,
-    and of what goes through the GeGLU the second half is the gate."""
+    """jina-embeddings-v2-base-code, after its tensors and the implementation in text-embeddings-inference.
+
+    Differences from JinaBERT v2: queries and keys are normalised before the split into heads; the layer's input is
+    added a second time after attention, followed by another norm; the second half of the GeGLU's input is the gate.
+    """
 
     def __init__(self, layers: int, heads: int = 6) -> None:
         super().__init__(layers, heads)
@@ -420,7 +438,7 @@ _GROUPED: dict[str, Any] = dict(vocab_size=VOCAB, hidden_size=48, num_attention_
 
 
 def qwen3(layers: int) -> Any:
-    """Heads of 16, which is not 48 / 6."""
+    """Create a Qwen3 whose head size, 16, is not 48 / 6."""
     config = transformers.Qwen3Config(**_GROUPED, num_hidden_layers=layers, head_dim=16)
     return transformers.Qwen3Model(config).eval()
 
@@ -431,7 +449,8 @@ def qwen2(layers: int) -> Any:
 
 
 def save_qwen2(model: Any, folder: Path) -> None:
-    """As gte-Qwen2 and Stella are published: names of a text model, code that looks both ways."""
+    """Save in the layout of gte-Qwen2 and Stella: a causal model's names, and custom code for bidirectional
+    attention."""
     config = model.config.to_dict()
     config.pop("is_causal")
     config |= {"architectures": ["Qwen2ForCausalLM"], "rope_theta": 10000.0,
@@ -441,13 +460,14 @@ def save_qwen2(model: Any, folder: Path) -> None:
 
 
 def mistral(layers: int) -> Any:
-    """A window of 20 tokens."""
+    """Create a Mistral with a window of 20 tokens."""
     config = transformers.MistralConfig(**_GROUPED, num_hidden_layers=layers, sliding_window=20)
     return transformers.MistralModel(config).eval()
 
 
 def gemma(layers: int) -> Any:
-    """Windows of 20 in both directions together, but for every second layer; heads of 16."""
+    """Create a bidirectional Gemma 3 with heads of 16. Every second layer is full attention, the others have windows of
+    20 tokens, both directions together."""
     config = transformers.Gemma3TextConfig(
         **{**_GROUPED, "rms_norm_eps": 1e-6}, num_hidden_layers=layers, head_dim=16, query_pre_attn_scalar=24,
         sliding_window=20, use_bidirectional_attention=True,
@@ -458,8 +478,11 @@ def gemma(layers: int) -> Any:
 
 
 class NVEmbed(torch.nn.Module):
-    """NV-Embed v2 from arXiv:2405.17428 and its configuration: Mistral without a causal mask; each state, normed,
-    attends to latents, normed, and gets a gated feed-forward layer, both with residuals."""
+    """NV-Embed v2, after arXiv:2405.17428 and its configuration.
+
+    Mistral without a causal mask. Then each normalised hidden state attends to normalised latents, followed by a gated
+    feed-forward layer; both have residuals.
+    """
 
     def __init__(self, layers: int, heads: int = 3, head: int = 24, count: int = 20) -> None:
         super().__init__()
@@ -467,7 +490,7 @@ class NVEmbed(torch.nn.Module):
         self.layers, self.heads, self.head = layers, heads, head
         config = transformers.Qwen2Config(**_GROUPED, num_hidden_layers=layers, is_causal=False)
         self.network = transformers.Qwen2Model(config)
-        for block in self.network.layers:  # Mistral is Qwen2 without these
+        for block in self.network.layers:  # Mistral is Qwen2 without these biases
             for name in ("q_proj", "k_proj", "v_proj"):
                 getattr(block.self_attn, name).bias = None
         D, inner = 48, heads * head
@@ -484,13 +507,13 @@ class NVEmbed(torch.nn.Module):
         x = self.network(ids).last_hidden_state[0]
         q = self._split(self.to_q(self.norm(x)))
         k, v = map(self._split, self.to_kv(self.context_norm(self.latents)).chunk(2, -1))
-        seen = (q @ k.transpose(1, 2) / math.sqrt(self.head)).softmax(-1) @ v
-        x = x + self.to_out(seen.transpose(0, 1).reshape(x.shape[0], -1))
+        attended = (q @ k.transpose(1, 2) / math.sqrt(self.head)).softmax(-1) @ v
+        x = x + self.to_out(attended.transpose(0, 1).reshape(x.shape[0], -1))
         up, gate = self.wide(self.ffn_norm(x)).chunk(2, -1)
         return (x + self.narrow(up * torch.nn.functional.gelu(gate)))[None]
 
     def published(self) -> dict[str, Any]:
-        """Tensors by the names of the published files."""
+        """Return the tensors under the names of the published files."""
         block = "latent_attention_model.cross_attend_blocks"
         names = {"norm.": f"{block}.0.norm.", "context_norm.": f"{block}.0.norm_context.",
                  "to_q.": f"{block}.0.fn.to_q.", "to_kv.": f"{block}.0.fn.to_kv.", "to_out.": f"{block}.0.fn.to_out.",
@@ -515,7 +538,7 @@ def save_nv_embed(model: NVEmbed, folder: Path) -> None:
         "model_type": "nvembed", "padding_side": "right", "text_config": text, "torch_dtype": "float32"}, folder)
 
 
-#: Encoders by name; a name begins with that of the row it holds.
+#: Encoders by name. A name begins with that of its row in archs.def.
 ENCODERS: dict[str, Encoder] = {
     "bert_roberta": Encoder(roberta, 70),
     "bert_xlm_roberta": Encoder(xlm_roberta, 70),
@@ -545,7 +568,7 @@ ENCODERS: dict[str, Encoder] = {
 
 
 def built(name: str, layers: int, seed: int = 1, full: int = 3) -> Any:
-    """The first layers of a seeded model of ``full`` layers."""
+    """Return the first ``layers`` layers of a seeded model of ``full`` layers."""
     encoder = ENCODERS[name]
     whole = encoder.make(full)
     randomise(whole, seed)

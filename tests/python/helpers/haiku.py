@@ -1,8 +1,8 @@
-"""The text that a small story model continues with."""
+"""Prompt for haiku from a small story model."""
 
 from __future__ import annotations
 
-#: Two haiku that show what is meant; see the test for why.
+#: Few-shot prompt with two haiku. documents/test_haiku.py gives the reason.
 SHOWN = """Each haiku names its minute and its word.
 
 Minute: twelve. Word: robin.

@@ -1,4 +1,4 @@
-"""Waiting until a pool is idle."""
+"""A wait for an idle pool."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import mpool
 
 
 def idle(pool: mpool.Pool) -> None:
-    """Waits until nothing runs or waits in a pool; fails if that never comes."""
+    """Wait until a pool has no running and no queued request; fail after 5 s."""
     for _ in range(500):
         if not any(row.running or row.queued for row in pool.ps()):
             return
         time.sleep(0.01)
-    raise AssertionError(f"something still runs:\n{pool.ps()}")
+    raise AssertionError(f"requests still run:\n{pool.ps()}")

@@ -1,4 +1,4 @@
-"""Tiny image models of every family, as transformers makes and saves them, and what transformers gives for them."""
+"""Tiny image models of every family, created and saved by transformers, and their reference outputs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from paritymodels import torch, transformers
 
-#: Processor of a family -> its class and its preprocessor_config.json; the image size of the models is 40 or 56.
+#: Family -> its preprocessor_config.json. The image size of the models is 40 or 56.
 PROCESSORS: dict[str, dict[str, Any]] = {
     "clip": {"image_processor_type": "CLIPImageProcessor", "do_resize": True, "size": {"shortest_edge": 40},
              "resample": 3, "do_center_crop": True, "crop_size": {"height": 40, "width": 40}},
@@ -30,7 +30,7 @@ _DINO = {"hidden_size": 48, "num_attention_heads": 3, "image_size": 56, "patch_s
 
 
 def make(family: str, layers: int, **more: Any) -> Any:
-    """A model with ``layers`` image layers, weights as transformers initialises them."""
+    """Create a model with ``layers`` image layers and the initial weights of transformers."""
     t = transformers
     if family == "clip":
         config: Any = t.CLIPConfig(text_config={**_TEXT, "eos_token_id": 119, "bos_token_id": 118, "pad_token_id": 119},
@@ -48,7 +48,7 @@ def make(family: str, layers: int, **more: Any) -> Any:
 
 
 def randomised(family: str, layers: int, seed: int = 5, **more: Any) -> Any:
-    """With random norms, biases, scales and positions: ones and zeros would hide a missing one."""
+    """Create a model with random norms, biases, scales and positions: ones and zeros would hide a missing term."""
     model = make(family, layers, **more)
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
@@ -63,7 +63,7 @@ def randomised(family: str, layers: int, seed: int = 5, **more: Any) -> Any:
 
 
 def save(model: Any, family: str, folder: Path) -> Path:
-    """The model's folder, with its processor, and a tokenizer where it takes texts."""
+    """Save a model with its processor configuration, and with a tokenizer if it also encodes text."""
     model.save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSORS[family]))
     if family in ("clip", "siglip"):
@@ -72,7 +72,8 @@ def save(model: Any, family: str, folder: Path) -> Path:
 
 
 def write_tokenizer(folder: Path, family: str) -> None:
-    """120 words. CLIP puts two tokens around a text, SigLIP one behind it; the padding token is SigLIP's own end."""
+    """Write a tokenizer of 120 words. CLIP adds a token before and one after a text, SigLIP only one after it, which is
+    also its padding token."""
     pytest.importorskip("tokenizers")
     from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 
@@ -90,7 +91,7 @@ def write_tokenizer(folder: Path, family: str) -> None:
 
 
 def image(seed: int, height: int, width: int) -> np.ndarray:
-    """Something with large shapes and noise, uint8 ``[height, width, 3]``."""
+    """Return an image of large squares with noise, uint8 ``[height, width, 3]``."""
     generator = np.random.default_rng(seed)
     coarse = generator.integers(0, 256, (-(-height // 8), -(-width // 8), 3))
     fine = np.kron(coarse, np.ones((8, 8, 1)))[:height, :width]
@@ -98,20 +99,20 @@ def image(seed: int, height: int, width: int) -> np.ndarray:
 
 
 def processor(family: str) -> Any:
-    """Transformers' processor of a family, on Pillow."""
+    """Return the transformers processor of a family, in its Pillow version if there is one."""
     config = dict(PROCESSORS[family])
     name = config.pop("image_processor_type")
     cls = getattr(transformers, f"{name}Pil", None) or getattr(transformers, name)
     return cls(**config)
 
 
-def pixels(family: str, picture: Any) -> Any:
-    """One image as transformers prepares it: ``[1, 3, h, w]``."""
-    return processor(family)(picture, return_tensors="pt", input_data_format=None)["pixel_values"]
+def pixels(family: str, image: Any) -> Any:
+    """Return an image preprocessed by transformers, ``[1, 3, h, w]``."""
+    return processor(family)(image, return_tensors="pt", input_data_format=None)["pixel_values"]
 
 
 def vision(model: Any, family: str, values: Any) -> tuple[list[np.ndarray], np.ndarray]:
-    """Hidden states after the embeddings and each layer, ``[rows, d]``, and the vector."""
+    """Return the hidden states after the embeddings and each layer, ``[rows, d]`` each, and the image embedding."""
     with torch.no_grad():
         if family in ("clip", "siglip"):
             out = model.vision_model(values, output_hidden_states=True)

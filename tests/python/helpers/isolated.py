@@ -1,4 +1,4 @@
-"""Pools whose workers are processes, and those processes."""
+"""Pools with worker processes, and functions that list and signal these processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def pool_of(**options: Any) -> mpool.Pool:
 
 
 def children() -> list[tuple[int, str]]:
-    """Ids and states of this process's worker processes, zombies included."""
+    """Return the process id and state of each worker process of this process, including zombies."""
     found = []
     for entry in os.listdir("/proc"):
         if entry.isdigit():

@@ -1,4 +1,4 @@
-"""Seeded transformers models for parity tests: odd sizes, random norms and biases, ids for text."""
+"""Seeded transformers models for parity tests: odd sizes, random norms and biases, token ids instead of texts."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-#: DeepSeek's heads and latents, odd where they may be.
+#: DeepSeek's heads and latents, with odd sizes where possible.
 LATENT: dict[str, Any] = {"num_key_value_heads": 6, "kv_lora_rank": 64, "qk_nope_head_dim": 24, "qk_rope_head_dim": 16,
                           "v_head_dim": 32, "moe_intermediate_size": 48}
-#: Decoders by name: their classes in transformers and what differs from the common sizes.
+#: Decoders by name: configuration class, model class, and settings that differ from the common ones.
 DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", "LlamaForCausalLM", {}),
     "llama_rope3": ("LlamaConfig", "LlamaForCausalLM",
@@ -50,7 +50,7 @@ DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
                                        "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
                                        "original_max_position_embeddings": 100}}),
     "deepseek2_kimi": ("DeepseekV3Config", "DeepseekV3ForCausalLM",
-                       {**LATENT, "num_attention_heads": 66, "num_key_value_heads": 66,  # two groups of them
+                       {**LATENT, "num_attention_heads": 66, "num_key_value_heads": 66,  # groups have at most 64 heads
                         "q_lora_rank": 56, "n_routed_experts": 7, "n_group": 1, "topk_group": 1,
                         "num_experts_per_tok": 2, "n_shared_experts": 2, "first_k_dense_replace": 2,
                         "rope_parameters": {"rope_type": "default", "rope_theta": 50000.0}}),
@@ -98,23 +98,23 @@ DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
                                     "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}}),
     "gemma3_types": ("Gemma3TextConfig", "Gemma3ForCausalLM",
                      {"head_dim": 16, "query_pre_attn_scalar": 30, "sliding_window": 30,
-                      "attn_logit_softcapping": 2.0,  # which transformers does not look at
+                      "attn_logit_softcapping": 2.0,  # transformers ignores it
                       "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 5e5},
                                           "sliding_attention": {"rope_type": "default", "rope_theta": 2e4}}}),
 }
-#: Kinds of layers, where a default pattern would need more of them.
+#: Layer types of models whose default pattern would need more layers.
 LAYER_TYPES = {"gemma3_types": ["full_attention", "sliding_attention", "full_attention"],
                "granite_hybrid": ["attention"] * 3}
 
-#: Of these, what GGUF files cannot say, or do not: a window, or where it is; scales.
+#: Decoders that GGUF files cannot represent, or usually do not: windows, their layers, or scales are missing there.
 FOLDERS_ONLY = ("llama_mistral", "qwen2_window", "qwen3moe_shares", "smollm3_interval", "smollm3_window",
                 "granite_hybrid", "gemma2_scalar", "gemma3_types")
-#: Layers that a model needs to have some of every kind.
+#: Number of layers that a model needs to have a layer of every type.
 LAYERS = {"smollm3": 5, "gemma3": 7}
 
 
 def randomise(model: Any, seed: int) -> None:
-    """Random norms and biases too: ones and zeros would hide a missing one."""
+    """Randomise all weights, including norms and biases: ones and zeros would hide a missing term."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
@@ -126,7 +126,7 @@ def randomise(model: Any, seed: int) -> None:
 
 
 def correct(model: Any) -> None:
-    """Random corrections of experts' scores, which are no parameters."""
+    """Randomise the corrections of expert scores, which are buffers and not parameters."""
     generator = torch.Generator().manual_seed(5)
     for name, buffer in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
@@ -134,7 +134,7 @@ def correct(model: Any) -> None:
 
 
 def decoder(family: str, layers: int, hidden: int = 96, vocab: int = 96, tie: bool = False) -> Any:
-    """A causal language model of one of DECODERS, weights as transformers initialises them."""
+    """Create a causal language model of one of DECODERS with the initial weights of transformers."""
     config_class, model_class, extra = DECODERS[family]
     if family in LAYER_TYPES:
         extra = {**extra, "layer_types": LAYER_TYPES[family][:layers]}
@@ -147,7 +147,7 @@ def decoder(family: str, layers: int, hidden: int = 96, vocab: int = 96, tie: bo
 
 
 def bert(layers: int) -> Any:
-    """A BERT without pooler, 211 tokens, 70 positions."""
+    """Create a BERT without pooler, with 211 tokens and 70 positions."""
     config = transformers.BertConfig(vocab_size=211, hidden_size=48, num_hidden_layers=layers, num_attention_heads=3,
                                      intermediate_size=100, max_position_embeddings=70, hidden_act="gelu",
                                      layer_norm_eps=1e-6)
@@ -155,7 +155,7 @@ def bert(layers: int) -> Any:
 
 
 def write_tokenizer(folder: Path, vocab: int) -> None:
-    """Any valid tokenizer of the right size for a folder; these tests give ids."""
+    """Write a valid tokenizer of the right size. Its content is irrelevant: these tests submit ids."""
     pytest.importorskip("tokenizers")
     from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -167,8 +167,8 @@ def write_tokenizer(folder: Path, vocab: int) -> None:
 
 
 def save_mxfp4(model: Any, folder: Path) -> None:
-    """Saves a GPT-OSS with its experts in MXFP4, as OpenAI publishes them, and gives the model what they unpack to in
-    transformers."""
+    """Save a GPT-OSS with its experts in MXFP4, as OpenAI publishes them. Replaces the weights of ``model`` by the
+    values that transformers unpacks from them."""
     gguf = pytest.importorskip("gguf")
     from safetensors.torch import load_file, save_file
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors

@@ -1,4 +1,4 @@
-"""Tiny pipelines of diffusers, seeded, with random norms and biases and odd sizes; and the same as GGUF files."""
+"""Tiny seeded diffusers pipelines with random norms and biases and odd sizes, also as GGUF files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WORDS = ["a", "cat", "dog", "on", "the", "moon", "red", "blue", "of", "tower", "
 
 
 def randomise(model: Any, seed: int) -> Any:
-    """Random weights everywhere, norms and biases too, of a size that lets every part show in the result."""
+    """Randomise all weights, including norms and biases, with a scale at which every part affects the result."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, value in list(model.named_parameters()) + list(model.named_buffers()):
@@ -34,7 +34,7 @@ def randomise(model: Any, seed: int) -> Any:
 
 
 def clip_tokenizer(folder: Path, pad: str = "<|endoftext|>") -> Any:
-    """CLIP's, saved as vocab.json and merges.txt, as the published folders have it; also what transformers makes."""
+    """Save a CLIP tokenizer as vocab.json and merges.txt, as in published folders, and return it."""
     letters = sorted(set("".join(WORDS)) | set("!,.0123456789"))
     vocab: dict[str, int] = {}
     if pad == "!":
@@ -59,13 +59,13 @@ def clip_tokenizer(folder: Path, pad: str = "<|endoftext|>") -> Any:
 
 
 def t5_tokenizer(folder: Path) -> Any:
-    """T5's: a unigram model in tokenizer.json."""
+    """Save a T5 tokenizer, a unigram model in tokenizer.json, and return it."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", -2.0)]
-    pieces += [("\u2581" + word, -3.0 - i / 10) for i, word in enumerate(WORDS)]
-    pieces += [(letter, -6.0 - i / 10) for i, letter in enumerate("abcdefghijklmnopqrstuvwxyz!,.\u2581")]
-    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=2))
+    vocabulary = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", -2.0)]
+    vocabulary += [("\u2581" + word, -3.0 - i / 10) for i, word in enumerate(WORDS)]
+    vocabulary += [(letter, -6.0 - i / 10) for i, letter in enumerate("abcdefghijklmnopqrstuvwxyz!,.\u2581")]
+    tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=2))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
     tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", pair="$A </s> $B </s>",
@@ -101,7 +101,11 @@ def _vae(latents: int = 4) -> Any:
 
 def sd3(folder: Path, *, layers: int = 3, dual: tuple[int, ...] = (0, 1), qk_norm: str | None = "rms_norm",
         t5: bool = True, shift: float = 3.0, end: int | None = None, seed: int = 1, save: bool = True) -> Any:
-    """Stable Diffusion 3: CLIP-L and CLIP-G with projections, T5, joint blocks of which some attend twice."""
+    """Create a Stable Diffusion 3 pipeline: CLIP-L and CLIP-G with projections, T5, and joint blocks.
+
+    Args:
+        dual: numbers of the blocks that have a second attention.
+    """
     first, second = clip_tokenizer(folder / "tokenizer"), clip_tokenizer(folder / "tokenizer_2", "!")
     third = t5_tokenizer(folder / "tokenizer_3") if t5 else None
     one = randomise(_clip(len(first), 24, 20, 2, "quick_gelu", 2 if end is None else end, True), seed)
@@ -120,7 +124,7 @@ def sd3(folder: Path, *, layers: int = 3, dual: tuple[int, ...] = (0, 1), qk_nor
 
 def flux(folder: Path, *, layers: int = 2, singles: int = 2, guidance: bool = False, dynamic: bool = False,
          texts: int = 40, seed: int = 11, save: bool = True) -> Any:
-    """FLUX.1: CLIP-L and T5, double and single blocks, positions in three axes."""
+    """Create a FLUX.1 pipeline: CLIP-L and T5, double and single blocks, positions on three axes."""
     first, second = clip_tokenizer(folder / "tokenizer"), t5_tokenizer(folder / "tokenizer_2")
     transformer = randomise(diffusers.FluxTransformer2DModel(
         patch_size=1, in_channels=16, num_layers=layers, num_single_layers=singles, attention_head_dim=16,
@@ -142,18 +146,20 @@ def _saved(pipeline: Any, folder: Path, save: bool) -> Any:
         kept = {path: path.read_bytes() for path in folder.glob("tokenizer*/*")}
         pipeline.save_pretrained(folder)
         for name in ("tokenizer", *(() if (folder / "tokenizer_2" / "spiece.model").exists() else ("tokenizer_2",))):
-            if (folder / name / "vocab.json") in kept:  # as published: without tokenizer.json
+            if (folder / name / "vocab.json") in kept:  # published folders have no tokenizer.json
                 (folder / name / "tokenizer.json").unlink(missing_ok=True)
         for path, data in kept.items():
             path.write_bytes(data)
     return pipeline
 
 
-# ---- GGUF: the transformer alone, under the names that its authors gave -------------------------------------------
+# ---- GGUF: only the transformer, under its original tensor names --------------------------------------------------
 
 def published_flux(state: dict[str, Any]) -> dict[str, Any]:
-    """Tensors of diffusers' FLUX transformer as its authors hold them: queries, keys and values in one, and the last
-    modulation with its shift first."""
+    """Convert the tensors of diffusers' FLUX transformer to the original layout.
+
+    There, queries, keys and values are fused, and the last modulation has its shift first.
+    """
     out: dict[str, Any] = {}
     state = dict(state)
 
@@ -205,7 +211,7 @@ def published_flux(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def published_sd3(state: dict[str, Any]) -> dict[str, Any]:
-    """Likewise of Stable Diffusion 3."""
+    """Convert the tensors of diffusers' Stable Diffusion 3 transformer to the original layout."""
     out: dict[str, Any] = {}
     state = dict(state)
 
@@ -260,7 +266,7 @@ def _swap(state: dict[str, Any], out: dict[str, Any], source: str = "norm_out.li
 
 
 def write_t5_gguf(model: Any, path: Path, quantisation: str = "F32") -> dict[str, Any]:
-    """T5's encoder as a GGUF file; gives the values in it by transformers' names."""
+    """Write T5's encoder as a GGUF file. Returns its (dequantised) tensors under transformers' names."""
     import gguf
 
     names = {"shared.weight": "token_embd.weight", "encoder.final_layer_norm.weight": "enc.output_norm.weight"}
@@ -296,9 +302,17 @@ def write_t5_gguf(model: Any, path: Path, quantisation: str = "F32") -> dict[str
 
 
 def write_gguf(pipeline: Any, path: Path, quantisation: str = "F32", named: bool = True) -> dict[str, Any]:
-    """The transformer as a GGUF file, and the values that are in it by their published names. Matrices whose rows are
-    no whole blocks stay in float32, as converters leave them. ``named``: the file says what architecture it is, as
-    those of stable-diffusion.cpp do not."""
+    """Write the pipeline's transformer as a GGUF file.
+
+    As in converters, matrices whose rows are not a multiple of the block size stay in float32.
+
+    Args:
+        quantisation: type of the matrices.
+        named: the file contains its architecture. Files of stable-diffusion.cpp do not.
+
+    Returns:
+        The (dequantised) tensors of the file under their original names.
+    """
     import gguf
 
     flux = "Flux" in type(pipeline).__name__

@@ -1,4 +1,4 @@
-"""Image generation by mpool and by diffusers, compared."""
+"""Comparison of image generation in mpool and diffusers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from pipelinemodels import torch
 
 import mpool
-from mpool.tasks import text_to_image as drawing
+from mpool.tasks import text_to_image
 
 TOLERANCE = 1e-4
 PROMPT = "a red cat, on the moon! of s3a 42"
@@ -18,7 +18,7 @@ STEPS = 4
 
 
 def near(got: Any, expected: Any, tolerance: float = TOLERANCE) -> None:
-    """Largest difference, relative to the largest number that is expected."""
+    """Check that the largest difference, relative to the largest expected number, is at most ``tolerance``."""
     got, expected = np.asarray(got), np.asarray(expected)
     assert got.shape == expected.shape
     assert np.abs(got - expected).max() <= tolerance * np.abs(expected).max()
@@ -29,7 +29,7 @@ def latents_of(width: int, height: int, n: int = 1) -> np.ndarray:
 
 
 def reference(pipeline: Any, width: int, height: int, **options: Any) -> dict[str, Any]:
-    """Results of diffusers: texts, pooled, latents after each step, and the image."""
+    """Return the results of diffusers: text embeddings, pooled embeddings, latents after each step, and the image."""
     flux = "Flux" in type(pipeline).__name__
     history: list[Any] = []
     start = torch.tensor(latents_of(width, height))
@@ -49,26 +49,26 @@ def reference(pipeline: Any, width: int, height: int, **options: Any) -> dict[st
                 do_classifier_free_guidance=options.get("guidance_scale", 7.0) > 1)
             if away is not None:
                 texts, pooled = torch.cat([texts, away]), torch.cat([pooled, pooled_away])
-        picture = pipeline(PROMPT, height=height, width=width, num_inference_steps=STEPS, latents=start,
-                           output_type="np", callback_on_step_end=keep, max_sequence_length=TOKENS, **options).images[0]
+        image = pipeline(PROMPT, height=height, width=width, num_inference_steps=STEPS, latents=start,
+                         output_type="np", callback_on_step_end=keep, max_sequence_length=TOKENS, **options).images[0]
     if flux:
         history = [pipeline._unpack_latents(latents, height, width, 4) for latents in history]
-    return {"texts": texts.numpy(), "pooled": pooled.numpy(), "picture": picture,
+    return {"texts": texts.numpy(), "pooled": pooled.numpy(), "image": image,
             "history": np.stack([latents[0].numpy() for latents in history])}
 
 
 def ours(model: str | Path, width: int, height: int, compute: str = "float32", **options: Any) -> dict[str, Any]:
-    """The same of mpool."""
+    """Return the same results of mpool, and the final latents."""
     with mpool.Pool() as pool:
         entry = pool._find(str(model), "text_to_image")
-        request = drawing.prepare(entry, PROMPT, drawing.GenerateImageOptions(
+        request = text_to_image.prepare(entry, PROMPT, text_to_image.GenerateImageOptions(
             width=width, height=height, num_inference_steps=STEPS, latents=latents_of(width, height),
             max_sequence_length=TOKENS, compute=compute, **options), keep=True)
         ticket = request.submit(None)
         ticket.wait()
         found = {name: np.array(array) for name, array in ticket.generated_images().items()}
     return {"texts": found["texts"], "pooled": found["pooled"], "history": found["history"][0],
-            "picture": found["pixels"][0], "latents": found["latents"][0]}
+            "image": found["pixels"][0], "latents": found["latents"][0]}
 
 
 def compare(got: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -77,4 +77,4 @@ def compare(got: dict[str, Any], expected: dict[str, Any]) -> None:
     for step in range(STEPS):
         near(got["history"][step], expected["history"][step])
     assert np.array_equal(got["history"][-1], got["latents"])
-    near(got["picture"], expected["picture"])
+    near(got["image"], expected["image"])

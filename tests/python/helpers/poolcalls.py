@@ -1,4 +1,4 @@
-"""Every way to call the pool, each as one function."""
+"""Every way to send a request to a pool, each as a function of the pool, the model and options."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ async def _listed(items: Any) -> list[Any]:
     return [item async for item in items]
 async def _streamed(stream: Any) -> list[Any]:
     return [chunk async for chunk in stream]
-DRAWN: dict[str, Any] = dict(width=16, height=16, num_inference_steps=2, max_sequence_length=8)
+SMALL: dict[str, Any] = dict(width=16, height=16, num_inference_steps=2, max_sequence_length=8)
 WAYS: dict[str, tuple[str, Callable[[mpool.Pool, Any, dict[str, Any]], Any]]] = {
     "embed": ("bert", lambda pool, model, o: pool.embed("a", model, **o)),
     "embed, many": ("bert", lambda pool, model, o: pool.embed(["a", "b"], model, **o)),
@@ -57,16 +57,16 @@ WAYS: dict[str, tuple[str, Callable[[mpool.Pool, Any, dict[str, Any]], Any]]] = 
     "aio.embed_image": ("dino", lambda pool, model, o: asyncio.run(aio.embed_image(IMAGE, model, pool=pool, **o))),
     "aio.embed_image, many": ("dino", lambda pool, model, o: asyncio.run(aio.embed_image([IMAGE] * 50, model, pool=pool,
                                                                                          **o))),
-    "generate_image": ("flux", lambda pool, model, o: pool.generate_image("a", model, **DRAWN, **o)),
-    "generate_image, stream": ("flux", lambda pool, model, o: list(pool.generate_image("a", model, stream=True, **DRAWN,
+    "generate_image": ("flux", lambda pool, model, o: pool.generate_image("a", model, **SMALL, **o)),
+    "generate_image, stream": ("flux", lambda pool, model, o: list(pool.generate_image("a", model, stream=True, **SMALL,
                                                                                        **o))),
-    "submit picture": ("flux", lambda pool, model, o: pool.submit("text_to_image", prompt="a", model=model, **DRAWN,
+    "submit image": ("flux", lambda pool, model, o: pool.submit("text_to_image", prompt="a", model=model, **SMALL,
                                                                   **o).result()),
-    "Model.generate_image": ("flux", lambda pool, model, o: pool.get(model).generate_image("a", **DRAWN, **o)),
+    "Model.generate_image": ("flux", lambda pool, model, o: pool.get(model).generate_image("a", **SMALL, **o)),
     "aio.generate_image": ("flux", lambda pool, model, o: asyncio.run(awaited(
-        aio.generate_image("a", model, pool=pool, **DRAWN, **o)))),
+        aio.generate_image("a", model, pool=pool, **SMALL, **o)))),
     "aio.generate_image, stream": ("flux", lambda pool, model, o: asyncio.run(_streamed(
-        aio.generate_image("a", model, pool=pool, stream=True, **DRAWN, **o)))),
+        aio.generate_image("a", model, pool=pool, stream=True, **SMALL, **o)))),
 }
-async def awaited(answer: Any) -> Any:
-    return await answer
+async def awaited(result: Any) -> Any:
+    return await result

@@ -1,4 +1,4 @@
-"""Pools, requests and models for tests of options and errors."""
+"""Pools, requests and models that tests of options and errors share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ALONE: dict[str, Any] = dict(threads=1, max_workers_per_model=1)
 
 @pytest.fixture(scope="session")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A BERT of one layer so wide that one of its tensors takes tens of milliseconds to pack and to multiply by."""
+    """A BERT of one layer that is so wide that packing or multiplying one of its matrices takes tens of ms."""
     folder = tinymodels.bert(tmp_path_factory.mktemp("wide") / "bert")
     import transformers
 
@@ -33,18 +33,18 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def texts(name: object, count: int = 256) -> list[str]:
-    """Texts of 64 tokens that no other call has."""
+    """Return texts of 64 tokens that contain `name`, so that they differ from those of all other requests."""
     return [f"{name} {number} " + "one two " * 40 for number in range(count)]
 
 
 def raised(error: type[mpool.MpoolError], tries: int, call: Callable[[], Any]) -> mpool.MpoolError:
-    """The error that a call raises at one of several tries: how long a machine takes is not ours to say."""
+    """Return the error that `call` raises in one of `tries` attempts. Timing decides which attempt fails."""
     for _ in range(tries):
         try:
             call()
         except error as found:
             return found
-    raise AssertionError(f"no {error.__name__}")
+    raise AssertionError(f"{error.__name__} was not raised")
 
 
 def load_once(model: Path, **options: Any) -> None:
@@ -53,14 +53,14 @@ def load_once(model: Path, **options: Any) -> None:
 
 
 def held(pool: mpool.Pool, llama: Path) -> mpool.Job:
-    """A call that runs for a long time."""
+    """Submit a request that runs for a long time, and wait until it is running."""
     job = pool.submit("text_to_text", model=pool.load(llama), **LONG)
     until(lambda: job.position() == -1)
     return job
 
 
 class Models:
-    """The models and the log that a row uses."""
+    """The models and the captured log that a row of a test table uses."""
 
     def __init__(self, bert: Path, llama: Path, wide: Path, broken: tuple[Path, str],
                  caplog: pytest.LogCaptureFixture) -> None:

@@ -1,4 +1,4 @@
-"""Requests, waiting and model folders that tests of a pool's state share."""
+"""Request options, waits and model folders that tests of a pool's state share."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ LONG: dict[str, Any] = dict(prompt="a", max_tokens=1900, n=64, ignore_eos=True)
 
 
 def until(what: Callable[[], Any], seconds: float = 30.0) -> Any:
-    """Waits for something to become true."""
+    """Wait until `what` returns a true value, and return it."""
     end = time.monotonic() + seconds
     while not (found := what()):
-        assert time.monotonic() < end, "it never came"
+        assert time.monotonic() < end, f"the condition was still false after {seconds} s"
         time.sleep(0.005)
     return found
 
 
 def row_of(pool: mpool.Pool) -> Any:
-    """The only model of a pool."""
+    """Return the row of the only model of a pool."""
     (row,) = pool.ps()
     return row
 
 
 @pytest.fixture
 def broken(bert: Path, tmp_path: Path) -> tuple[Path, str]:
-    """A model, and a text for which it gives NaN."""
+    """A model, and a text whose embedding is NaN."""
     from safetensors.numpy import load_file, save_file
 
     folder = tmp_path / "broken"

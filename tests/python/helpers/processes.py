@@ -1,4 +1,4 @@
-"""Programs that use mpool, run in processes of their own."""
+"""Scripts that use mpool, run in separate processes."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ def idle():
 
 
 def process(script: str, *models: Path, **environment: str) -> tuple[int, str, str]:
-    """Exit status, standard output and standard error of a script, which gets the models' paths."""
+    """Run a script with the models' paths as arguments. Returns exit status, standard output and standard error."""
     done = subprocess.run([sys.executable, "-c", HEAD + script, *map(str, models)], capture_output=True, text=True,
                           timeout=150, cwd=tempfile.gettempdir(), env={**os.environ, **environment})
     return done.returncode, done.stdout, done.stderr
 
 
-def told(script: str, *models: Path, **environment: str) -> Any:
-    """The last line that a script printed, as JSON. The script must exit with 0 and print nothing else."""
+def script_result(script: str, *models: Path, **environment: str) -> Any:
+    """Return the last line that a script prints, parsed as JSON. Fails if the script exits with another code than 0 or
+    writes to standard error."""
     status, out, err = process(script, *models, **environment)
     assert status == 0 and not err.strip(), f"exit {status}\n{out}\n{err}"
     return json.loads(out.splitlines()[-1])

@@ -1,10 +1,10 @@
-"""Real weights for tests: where they are, or a skip that says why there are none.
+"""Paths of real weights for tests. Tests are skipped, with the reason, if weights are not available.
 
-``MPOOL_TEST_WEIGHTS`` names a folder with some of ``minilm/`` (all-MiniLM-L6-v2), ``smollm2.gguf``
-(SmolLM2-135M-Instruct Q4_1), ``qwen05.gguf`` and ``qwen15.gguf`` (Qwen2.5-Coder-Instruct Q4_K_M). What is not there
-comes from mpool's own catalogue, hashes checked: from its cache, or fetched, the two large ones only when slow tests
-are asked for, and nothing when ``MPOOL_OFFLINE`` is set. With ``MPOOL_REQUIRE_REAL=1`` a test that misses its weights
-fails instead of being skipped.
+``MPOOL_TEST_WEIGHTS`` is a folder with some of ``minilm/`` (all-MiniLM-L6-v2), ``smollm2.gguf``
+(SmolLM2-135M-Instruct Q4_1), ``qwen05.gguf`` and ``qwen15.gguf`` (Qwen2.5-Coder-Instruct Q4_K_M). Missing
+weights come from mpool's catalogue, with verified hashes: from its cache, or downloaded. The two large files are
+downloaded only for slow tests, and none if ``MPOOL_OFFLINE`` is set. With ``MPOOL_REQUIRE_REAL=1`` a test without its
+weights fails instead of being skipped.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def _on(variable: str) -> bool:
 
 
 def _wanted(name: str) -> bool:
-    """Whether weights may be fetched, and are required if anything is."""
+    """Return True if weights may be downloaded, and are required with ``MPOOL_REQUIRE_REAL``."""
     return name not in LARGE or _on("MPOOL_SLOW") or "--slow" in sys.argv
 
 
 @functools.lru_cache(maxsize=None)
-def _look(name: str) -> tuple[Path | None, str]:
-    """Where the weights are, or why they are nowhere."""
+def _find(name: str) -> tuple[Path | None, str]:
+    """Return the path of the weights, or None and the reason why they are not available."""
     folder = os.environ.get("MPOOL_TEST_WEIGHTS")
     if folder and Path(folder, FILES[name]).exists():
         return Path(folder, FILES[name]), ""
@@ -47,13 +47,13 @@ def _look(name: str) -> tuple[Path | None, str]:
 
 
 def find_real(name: str) -> Path | None:
-    """Path of the weights called ``name``, fetched if need be, or ``None`` if they cannot be had."""
-    return _look(name)[0]
+    """Return the path of the weights ``name``, downloaded if necessary, or ``None`` if they are not available."""
+    return _find(name)[0]
 
 
 def real_path(name: str) -> Path:
-    """Path of the weights called ``name``; without them the test is skipped, or fails if they are required."""
-    path, reason = _look(name)
+    """Return the path of the weights ``name``. Skips the test without them, or fails it if they are required."""
+    path, reason = _find(name)
     if path is None:
         if _on("MPOOL_REQUIRE_REAL") and _wanted(name):
             pytest.fail(reason)
@@ -62,7 +62,7 @@ def real_path(name: str) -> Path:
 
 
 def catalogued_path(name: str) -> Path:
-    """As :func:`real_path`, but where the catalogue has it: for what is called without naming a model."""
+    """Return the path of ``name`` in the catalogue's cache, for tests of the default models. See :func:`real_path`."""
     try:
         return Path(resolve(KEYS[name], progress=False).path)
     except MpoolError as error:

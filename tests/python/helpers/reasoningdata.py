@@ -1,4 +1,4 @@
-"""Templates and texts of models that think."""
+"""Chat templates and token chains of reasoning models."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ HARMONY = ("{% for m in messages %}{% if m.thinking %}<|start|>assistant<|channe
 THINK = ("{% for m in messages %}[{{ m.role }}]{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>"
          "{% endif %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]"
          "{% if closed %}<think></think>{% endif %}{% endif %}")
-#: What follows what: the first that was not written yet, since presence counts against a token.
+#: Template -> a token and its successors. A presence penalty makes the model use the first that is not in the text yet.
 CHAINS = {
     HARMONY: [("assistant", "<|channel|>"), ("<|channel|>", "analysis", "final"), ("analysis", "<|message|>"),
               ("final", "<|message|>"), ("<|message|>", "Ã", "Yes"), ("Ã", "¤"), ("¤", "Ġthink"),

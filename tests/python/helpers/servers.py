@@ -1,5 +1,4 @@
-"""A server for tests: on a free port of loopback, over small models, in a thread of this process or a process of its
-own; and how it is spoken to."""
+"""Servers for tests on a free port of the loopback address, in a thread or a separate process, and their clients."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ from mpool.server.settings import Settings  # noqa: E402
 @contextmanager
 def serving(models: list[str], config: mpool.PoolConfig | None = None, catalogue: bool = False,
             **settings: Any) -> Iterator[Serving]:
-    """A server that runs for as long as the ``with`` lasts, and then has ended as it should."""
+    """Run a server inside a ``with`` block, and check that it stops at the end."""
     pool = mpool.Pool(config or mpool.PoolConfig(shutdown_grace=1.0, offline=True))
     server = Serving(Settings(**{"port": 0, **settings}), pool, models, catalogue)
     with running(server.run, server.stop):
@@ -37,7 +36,8 @@ def serving(models: list[str], config: mpool.PoolConfig | None = None, catalogue
 
 @contextmanager
 def running(run: Callable[[Callable[[], object]], None], stop: Callable[[], None]) -> Iterator[None]:
-    """``run(ready)`` on a thread of its own, that is ready; at the end it has ended because of ``stop()``."""
+    """Call ``run(ready)`` in a thread and wait for ``ready()``. At the end of the block, call ``stop()`` and check that
+    the thread ends."""
     up = threading.Event()
     thread = threading.Thread(target=run, args=(up.set,), name="server")
     thread.start()
@@ -47,12 +47,15 @@ def running(run: Callable[[Callable[[], object]], None], stop: Callable[[], None
     finally:
         stop()
         thread.join(30)
-        assert not thread.is_alive(), "it does not end"
+        assert not thread.is_alive(), "the server does not stop within 30 s"
 
 
 class Process:
-    """``mpool COMMAND`` as a process of its own, from when it can be asked on; ``port``: where it is. ``more``: of
-    Popen."""
+    """``mpool COMMAND`` in a separate process. The constructor returns once the server accepts connections.
+
+    Attributes:
+        port: port of the server.
+    """
 
     def __init__(self, command: str, *arguments: str, **more: Any) -> None:
         self.process = subprocess.Popen(
@@ -64,9 +67,9 @@ class Process:
         self.port = int(line.rsplit(":", 1)[1])
 
     def end(self) -> tuple[int, str]:
-        """Waits until it has ended: its exit code, and what it said on standard error."""
-        _, said = self.process.communicate(timeout=60)
-        return self.process.returncode, said
+        """Wait for the end of the process. Returns its exit code and standard error."""
+        _, errors = self.process.communicate(timeout=60)
+        return self.process.returncode, errors
 
     def __enter__(self) -> Process:
         return self
@@ -77,7 +80,10 @@ class Process:
 
 
 async def streamed(port: int, body: dict[str, Any]) -> tuple[str, str]:
-    """Text of a streamed chat, and how it ended; by a plain socket, so that the load comes from the server."""
+    """Return the text of a streamed chat completion, and its end: "done" or an error code.
+
+    Uses a plain socket, so that the client adds little load.
+    """
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     data = json.dumps({**body, "stream": True}).encode()
     writer.write(f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
@@ -88,23 +94,23 @@ async def streamed(port: int, body: dict[str, Any]) -> tuple[str, str]:
             if line.startswith(b"data: [DONE]"):
                 end += "done"
             elif line.startswith(b"data: "):
-                piece = json.loads(line[6:])
-                if "error" in piece:
-                    end += piece["error"]["code"]
-                elif piece["choices"]:
-                    text += piece["choices"][0]["delta"].get("content", "")
+                chunk = json.loads(line[6:])
+                if "error" in chunk:
+                    end += chunk["error"]["code"]
+                elif chunk["choices"]:
+                    text += chunk["choices"][0]["delta"].get("content", "")
     finally:
         writer.close()
     return text, end
 
 
 class Raw:
-    """A socket to a server, to say what no client library says."""
+    """A socket to a server, for requests that no client library sends."""
 
     def __init__(self, server: Serving | Process, timeout: float = 20.0) -> None:
         self.socket = socket.create_connection(("127.0.0.1", server.port), timeout)
         self.host = f"127.0.0.1:{server.port}"
-        self.rest = b""  # what came behind an answer
+        self.rest = b""  # bytes received after a response
 
     def __enter__(self) -> Raw:
         return self
@@ -113,7 +119,7 @@ class Raw:
         self.socket.close()
 
     def send(self, data: bytes) -> Raw:
-        """Writes; a server that has closed already is no error."""
+        """Send bytes. A connection that the server has closed is not an error."""
         try:
             self.socket.sendall(data)
         except (BrokenPipeError, ConnectionResetError):
@@ -122,14 +128,14 @@ class Raw:
 
     def request(self, path: str, body: bytes | None = None, *lines: str, method: str = "", host: str | None = None,
                 length: int | None = None, kind: str = "application/json") -> Raw:
-        """Writes a request."""
+        """Send a request."""
         head = [f"{method or ('GET' if body is None else 'POST')} {path} HTTP/1.1", f"Host: {host or self.host}"]
         if body is not None:
             head += [f"Content-Type: {kind}", f"Content-Length: {len(body) if length is None else length}"]
         return self.send("\r\n".join([*head, *lines, "", ""]).encode("latin-1") + (body or b""))
 
-    def answer(self) -> tuple[int, dict[str, str], bytes]:
-        """Status, headers and body of one answer of a stated length, or chunked."""
+    def response(self) -> tuple[int, dict[str, str], bytes]:
+        """Receive a response, chunked or with a content length. Returns status, headers and body."""
         data, self.rest = self.rest, b""
         while b"\r\n\r\n" not in data:
             part = self._read()
@@ -155,6 +161,8 @@ class Raw:
         body, self.rest = body[:length], body[length:]
         return int(first.split()[1]), headers, body
 
+    answer = response
+
     def _read(self) -> bytes:
         try:
             return self.socket.recv(1 << 16)
@@ -162,7 +170,7 @@ class Raw:
             return b""
 
     def closed(self, within: float = 20.0) -> bool:
-        """Whether the server closes the connection, whatever it says before."""
+        """Return True if the server closes the connection within this time. Discards received bytes."""
         self.socket.settimeout(within)
         try:
             while self.socket.recv(1 << 16):
@@ -185,19 +193,19 @@ def _unchunked(data: bytes) -> bytes:
 
 
 def ask(server: Serving | Process, path: str, body: Any = None, *lines: str) -> tuple[int, Any]:
-    """Status and parsed answer of a request on a connection of its own."""
+    """Send a request on a new connection. Returns the status and the parsed JSON response."""
     with Raw(server) as raw:
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-        status, _, found = raw.request(path, data, *lines).answer()
+        status, _, found = raw.request(path, data, *lines).response()
     return status, json.loads(found)
 
 
 def idle(server: Serving, seconds: float = 10.0) -> None:
-    """Waits until nothing is computed, nothing streamed and no request in flight: its client may have its answer."""
+    """Wait until the server has no running request or stream. A client may get its response slightly earlier."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         state = server.state
         if not state.streams and not state.running and not any(row.running or row.queued for row in state.pool.ps()):
             return
         time.sleep(0.005)
-    raise AssertionError(f"something still runs: {server.state.streams} streams\n{server.state.pool.ps()}")
+    raise AssertionError(f"requests still run: {server.state.streams} streams\n{server.state.pool.ps()}")

@@ -1,8 +1,8 @@
-"""GGUF files of small transformers models, as llama.cpp's converter lays them out, all tensors in float32.
+"""GGUF files of small transformers models in the layout of llama.cpp's converter, all tensors in float32.
 
-Names of tensors come from the ``gguf`` package. What a family's converter changes is done here: Llama's query and key
-rows go from the order of transformers, a head's first halves of all rotary pairs and then the second ones, to adjacent
-pairs; Qwen2's and BERT's stay as they are. Run by hand it writes the files that the tests make:
+Tensor names come from the ``gguf`` package. The converter's changes of a family are repeated here: in Llama's query and
+key projections, transformers stores the first elements of all rotary pairs of a head and then the second ones; GGUF
+stores pairs adjacently. Qwen2 and BERT are unchanged. Run as a script, it writes the files that the tests use:
 
     python tests/python/helpers/tinygguf.py FOLDER
 """
@@ -23,21 +23,25 @@ NORMAL, UNKNOWN, CONTROL = 1, 2, 3
 
 
 def _adjacent_pairs(weight: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of a query or key projection: pair i of a head from rows (i, i + d/2) to rows (2i, 2i + 1)."""
+    """Reorder the rows of a query or key projection: rows (i, i + d/2) of a head become rows (2i, 2i + 1)."""
     half = weight.shape[0] // heads // 2
     order = [head * 2 * half + part * half + i for head in range(heads) for i in range(half) for part in range(2)]
     return weight[order]
 
 
 def _write_vocabulary(writer: Any, arch: str, size: int, eos: int, image: int | None = None) -> None:
-    """Any valid vocabulary; parity tests give ids. image: the token that stands for images."""
+    """Write a valid vocabulary. Its content is irrelevant, because parity tests submit ids.
+
+    Args:
+        image: placeholder token of images.
+    """
     name = "<|image_pad|>" if arch == "qwen2vl" else "<image>"
     if arch == "bert":
         special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
         tokens = special + [f"\u2581w{i}" for i in range(len(special), size)]
         writer.add_tokenizer_model("bert")
         writer.add_token_types([CONTROL] * len(special) + [NORMAL] * (size - len(special)))
-        for token, name in enumerate(("padding", "unknown", "cls", "seperator", "mask")):  # as GGUF spells them
+        for token, name in enumerate(("padding", "unknown", "cls", "seperator", "mask")):  # GGUF's spelling
             writer.add_uint32(f"tokenizer.ggml.{name}_token_id", token)
     else:
         tokens = [f"\u2581w{i}" for i in range(size)]
@@ -104,8 +108,11 @@ def _write_sizes(writer: Any, arch: str, config: Any, halves: bool) -> None:
 
 
 def _write_latents(writer: Any, config: Any, halves: bool) -> None:
-    """What DeepSeek's files say beside others. Where kv_b is in halves the one KV head is that of latents, and the
-    sizes of a model's own heads stand under _mla."""
+    """Write the keys that only DeepSeek's files have.
+
+    If kv_b is split in halves, the head sizes are those of the single latent KV head, and the sizes of the model's
+    heads are in the ``_mla`` keys.
+    """
     third, rope = config.model_type == "deepseek_v3", config.rope_parameters
     key = config.qk_nope_head_dim + config.qk_rope_head_dim
     writer.add_key_length(config.kv_lora_rank + config.qk_rope_head_dim if halves else key)
@@ -129,15 +136,18 @@ def _write_latents(writer: Any, config: Any, halves: bool) -> None:
 
 
 def _latent_halves(data: np.ndarray, config: Any) -> dict[str, np.ndarray]:
-    """kv_b as new files have it: each head's half of keys, turned, and that of values."""
+    """Split kv_b as newer files do: the transposed key half and the value half of each head."""
     parts = data.reshape(config.num_attention_heads, config.qk_nope_head_dim + config.v_head_dim, config.kv_lora_rank)
     keys, values = parts[:, :config.qk_nope_head_dim], parts[:, config.qk_nope_head_dim:]
     return {"attn_k_b": keys.transpose(0, 2, 1), "attn_v_b": values}
 
 
 def _rope_divisors(config: Any) -> np.ndarray:
-    """Llama 3's scaling of rotary frequencies as the divisors that its GGUF files hold, (d/2,) float32: 1 for short
-    wave lengths, ``factor`` for long ones, a blend between (arXiv:2407.21783 and its reference implementation)."""
+    """Return Llama 3's scaling of rotary frequencies as divisors, as stored in GGUF files, float32 (d/2,).
+
+    The divisor is 1 for short wavelengths, ``factor`` for long ones, and interpolated between them (arXiv:2407.21783
+    and its reference implementation).
+    """
     rope, head = config.rope_parameters, config.hidden_size // config.num_attention_heads
     wave = 2 * np.pi * rope["rope_theta"] ** (np.arange(0, head, 2) / head)
     turns = rope["original_max_position_embeddings"] / wave
@@ -145,20 +155,20 @@ def _rope_divisors(config: Any) -> np.ndarray:
     return (1 / ((1 - blend) / rope["factor"] + blend)).astype(np.float32)
 
 
-def _expert_parts(name: str, data: np.ndarray, in_turn: bool) -> dict[str, np.ndarray]:
-    """Matrices of all experts, (experts, out, in), or biases, (experts, out), float32, by the ends of their names.
+def _expert_parts(name: str, data: np.ndarray, interleaved: bool) -> dict[str, np.ndarray]:
+    """Return the matrices of all experts, (experts, out, in), or biases, (experts, out), float32, by name suffix.
 
-    transformers holds gates and ups one below the other, or in turn.
+    transformers stores gate and up projections one after the other, or interleaved (``interleaved``).
     """
     kind = "exps.bias" if name.endswith("_bias") else "exps.weight"
     if name.removesuffix("_bias").endswith("down_proj"):
         return {f"down_{kind}": data}
-    gate, up = (data[:, ::2], data[:, 1::2]) if in_turn else np.split(data, 2, axis=1)
+    gate, up = (data[:, ::2], data[:, 1::2]) if interleaved else np.split(data, 2, axis=1)
     return {f"gate_{kind}": gate, f"up_{kind}": up}
 
 
 def _add(writer: Any, name: str, values: np.ndarray, kind: Any) -> None:
-    """A tensor as it is, or quantised."""
+    """Add a tensor, quantised to ``kind`` unless that is None."""
     if kind is None:
         writer.add_tensor(name, np.ascontiguousarray(values))
     else:
@@ -168,15 +178,18 @@ def _add(writer: Any, name: str, values: np.ndarray, kind: Any) -> None:
 def write(path: Path, model: Any, *, adjacent: bool | None = None, pooling: int | None = None,
           experts: Any = None, halves: bool = True, image: int | None = None,
           sections: list[int] | None = None) -> Path:
-    """Writes a LlamaForCausalLM, Qwen2ForCausalLM or BertModel of transformers as a GGUF file.
+    """Write a causal language model or BertModel of transformers as a GGUF file.
 
     Args:
-        adjacent: whether queries and keys are reordered to adjacent pairs; by default as the family's files have it.
-        experts: type of the experts' matrices, by default F32.
-        halves: whether the two halves of DeepSeek's kv_b are tensors of their own, as files have them since 2025.
-        pooling: the pooling that makes an embedding model of a decoder, as GGUF counts them.
-        image: the token that stands for images.
-        sections: of a head's pairs for three positions, which makes Qwen2 the decoder of Qwen2.5-VL.
+        adjacent: store rotary pairs adjacently; None: as the family's files do.
+        pooling: GGUF's number of a pooling; makes the decoder an embedding model.
+        experts: type of the experts' matrices; None: F32.
+        halves: store the two halves of DeepSeek's kv_b as separate tensors, as files do since 2025.
+        image: placeholder token of images.
+        sections: number of rotary pairs of a head for each of three positions; makes Qwen2 the decoder of Qwen2.5-VL.
+
+    Returns:
+        The path.
     """
     config = model.config
     arch = {"gemma3_text": "gemma3", "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss", "deepseek_v2": "deepseek2",
@@ -233,7 +246,7 @@ def write(path: Path, model: Any, *, adjacent: bool | None = None, pooling: int 
     return path
 
 
-#: Encoders of ``encodermodels`` -> architecture of the ``gguf`` package, and the tokenizer of such files.
+#: Encoder of ``encodermodels`` -> architecture in the ``gguf`` package, and tokenizer type in its files.
 ENCODERS = {"bert_xlm_roberta": ("BERT", "t5"), "nomic_bert_published": ("NOMIC_BERT", "bert"),
             "modern_bert": ("MODERN_BERT", "gpt2"), "jina_bert_v2": ("JINA_BERT_V2", "bert"),
             "jina_bert_v2_code": ("JINA_BERT_V2", "gpt2"), "nomic_bert_moe": ("NOMIC_BERT_MOE", "t5")}
@@ -270,9 +283,18 @@ def _write_encoder_sizes(writer: Any, name: str, encoder: Any, model: Any, pooli
 
 def write_encoder(path: Path, name: str, model: Any, kind: Any = None, pooling: int = 1,
                   each: bool = False) -> Path:
-    """Writes a model of ``encodermodels`` as a GGUF file: matrices of the layers as type ``kind`` (default F32), rest
-    in float32. RoBERTa's table of positions is cut, as the converter does it; ``each``: the pattern of windows is
-    written layer by layer."""
+    """Write a model of ``encodermodels`` as a GGUF file.
+
+    As in the converter, the first rows of RoBERTa's position table are dropped.
+
+    Args:
+        kind: type of the layers' matrices; None: F32. All other tensors are float32.
+        pooling: GGUF's number of the pooling.
+        each: write the pattern of windows layer by layer.
+
+    Returns:
+        The path.
+    """
     from encodermodels import ENCODERS as made
 
     arch, tokenizer = ENCODERS[name]
@@ -302,7 +324,7 @@ def write_encoder(path: Path, name: str, model: Any, kind: Any = None, pooling: 
         found = names.get_name(key, try_suffixes=(".weight", ".bias"))
         if key.endswith("mlp.experts.bias"):
             assert not tensor.any()
-            continue  # as the converter does
+            continue  # the converter drops it
         assert found is not None, key
         data = tensor.detach().numpy().astype(np.float32)
         if ".experts." in key:
@@ -323,7 +345,7 @@ def write_encoder(path: Path, name: str, model: Any, kind: Any = None, pooling: 
 
 
 def write_gemma(path: Path, model: Any, dense: dict[str, Any]) -> Path:
-    """Writes a Gemma3TextModel that looks both ways, with the layers behind its pooling."""
+    """Write a bidirectional Gemma3TextModel with the dense layers that follow its pooling."""
     config, arch = model.config, gguf.MODEL_ARCH.GEMMA_EMBEDDING
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     writer = gguf.GGUFWriter(str(path), gguf.MODEL_ARCH_NAMES[arch])
@@ -352,14 +374,14 @@ def write_gemma(path: Path, model: Any, dense: dict[str, Any]) -> Path:
 
 
 def models() -> dict[str, Any]:
-    """The seeded models whose files the tests compare: a name and a model of two layers each."""
+    """Return the seeded models whose files the tests compare, by name. Most have two layers."""
     import paritymodels
 
     made = {family: paritymodels.decoder(family, paritymodels.LAYERS.get(family, 2), vocab=157, tie=family == "gemma2")
             for family in paritymodels.DECODERS if family not in paritymodels.FOLDERS_ONLY}
     made["llama_tied"] = paritymodels.decoder("llama", 2, vocab=157, tie=True)
     made["bert"] = paritymodels.bert(2)
-    for name, model in made.items():  # by name: a further family changes no file of the others
+    for name, model in made.items():  # seeded by name, so that a new family does not change the other files
         paritymodels.randomise(model, zlib.crc32(name.encode()))
         if getattr(model, "lm_head", None) is not None:
             model.tie_weights()

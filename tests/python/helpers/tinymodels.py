@@ -1,4 +1,4 @@
-"""Small seeded checkpoints, made by transformers and tokenizers when tests need them: real files, random weights."""
+"""Small checkpoints with seeded random weights, created by transformers and tokenizers when a test needs them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def _need() -> None:
         pytest.importorskip(module)
 
 
-#: Trained on TEXTS once: the trainer breaks ties as it likes, and models that differ from run to run hide what fails.
-WORDPIECES = r"""
+#: Vocabulary trained once on TEXTS. The trainer breaks ties arbitrarily, and failures must be reproducible.
+BERT_VOCABULARY = r"""
 [PAD] [UNK] [CLS] [SEP] [MASK] ! ( ) * + , - . / 0 1 2 3 4 5 6 7 8 9 : ; < = > ? [ ] a b c d e f g h i j k l m n
 o p q r s t u v w x y z { | } α ε η ι κ λ ν е и к р с т у 。 す て の 文 日 本 章 語 ##m ##l ##a ##u ##t ##e ##n ##z ##r
 ##g ##i ##o ##w ##λ ##η ##ν ##ι ##κ ##α ##す ##v ##h ##x ##f ##d ##s ##y ##c ##k ##у ##с ##к ##и ##b ##p ##е ##т
@@ -39,17 +39,17 @@ def _write(path: Path, value: object) -> None:
 
 def bert(folder: Path, *, prompts: dict[str, str] | None = None, include_prompt: bool = True, normalize: bool = True,
          matryoshka: list[int] | None = None, default_prompt_name: str | None = None) -> Path:
-    """A sentence-transformers folder: BERT with 2 layers and 32 components, mean pooling, 64 tokens."""
+    """Save a sentence-transformers model: BERT with 2 layers and 32 dimensions, mean pooling, 64 tokens."""
     _need()
     import torch
     import transformers
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
     folder.mkdir(parents=True)
-    tokenizer = Tokenizer(models.WordPiece({word: at for at, word in enumerate(WORDPIECES)}, unk_token="[UNK]"))
+    tokenizer = Tokenizer(models.WordPiece({word: at for at, word in enumerate(BERT_VOCABULARY)}, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.add_special_tokens(WORDPIECES[:5])
+    tokenizer.add_special_tokens(BERT_VOCABULARY[:5])
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -80,8 +80,11 @@ def bert(folder: Path, *, prompts: dict[str, str] | None = None, include_prompt:
 
 
 def unigram(folder: Path) -> int:
-    """Writes a tokenizer of XLM-RoBERTa's kind, SentencePiece's unigram, pairs with two separators between them; its
-    size."""
+    """Write a tokenizer like XLM-RoBERTa's, a unigram model with two separators between the texts of a pair.
+
+    Returns:
+        The size of its vocabulary.
+    """
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
     tokenizer = Tokenizer(models.Unigram())
@@ -137,12 +140,12 @@ def _decoder(folder: Path, family: str, generation: dict[str, object] | None, co
 
 
 def llama(folder: Path, generation: dict[str, object] | None = None, context: int = 16384) -> Path:
-    """A transformers folder: Llama with 2 layers, grouped queries, a byte-level BPE with ChatML."""
+    """Save a transformers model: Llama with 2 layers, grouped-query attention, a byte-level BPE and ChatML."""
     return _decoder(folder, "llama", generation, context)
 
 
 def qwen2(folder: Path, generation: dict[str, object] | None = None, context: int = 512) -> Path:
-    """The same as Qwen2."""
+    """Save the same model as a Qwen2."""
     return _decoder(folder, "qwen2", generation, context)
 
 
@@ -150,7 +153,7 @@ _made: dict[str, Path] = {}
 
 
 def cached(factory: pytest.TempPathFactory, name: str) -> Path:
-    """A checkpoint by name, made once a session: bert, prompted, llama, qwen2."""
+    """Return the folder of a checkpoint, created once per session: bert, prompted, llama or qwen2."""
     if name not in _made:
         folder = factory.mktemp("tiny") / name
         if name == "bert":

@@ -1,4 +1,4 @@
-"""Tools, schemas and texts for tests of function calls."""
+"""Tools, schemas and token chains for tests of function calling."""
 
 from __future__ import annotations
 

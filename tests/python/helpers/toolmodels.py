@@ -1,4 +1,4 @@
-"""Chat templates in miniature, as the families write them: how each is told of tools, of calls and of their results."""
+"""Short chat templates that render tools, tool calls and tool results in the format of each model family."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _HERMES_TURNS = ("<|im_start|>{{ 'user' if m.role == 'tool' else m.role }}\n{% i
                  "{{ c.function.arguments | tojson }}}\n</tool_call>{% endfor %}<|im_end|>\n")
 
 HERMES = _HERMES_TOOLS + _TURNS + _HERMES_TURNS + _CHATML_END
-#: As Qwen3's: thoughts before the answer.
+#: Like Qwen3's: reasoning before the reply.
 THINKING = HERMES.replace("{% if m.content %}", "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content "
                                                 "}}\n</think>"
                           "\n\n{% endif %}{% if m.content %}") + "{# <think> </think> #}"
-#: As DeepSeek's distilled models': the prompt opens the thoughts.
+#: Like DeepSeek's distilled models: the prompt ends inside the reasoning.
 OPENED = THINKING.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
 QWEN3_CODER = (
     "{% if tools %}<|im_start|>system\n<tools>{% for t in tools %}\n<function>\n<name>{{ t.function.name }}</name>\n"
@@ -71,12 +71,12 @@ _DEEPSEEK = ("{{ bos_token }}{% if tools %}{% for t in tools %}{{ t.function | t
              "m.tool_calls %}CALL{% endfor %}<｜tool▁calls▁end｜><｜end▁of▁sentence｜>{% elif m.role == 'tool' %}"
              "<｜tool▁output▁begin｜>{{ m.content }}<｜tool▁output▁end｜>{% else %}<｜{{ m.role }}｜>{{ m.content }}"
              "{% endif %}" + _END + "<｜Assistant｜>{% endif %}")
-#: As the authors' own, which lists no tools.
-_UNTOLD = _DEEPSEEK.replace("{% for t in tools %}{{ t.function | tojson }}{% endfor %}", "")
+#: Like the original templates, which do not list tools.
+_WITHOUT_TOOL_LIST = _DEEPSEEK.replace("{% for t in tools %}{{ t.function | tojson }}{% endfor %}", "")
 DEEPSEEK_V3 = _DEEPSEEK.replace("CALL", "<｜tool▁call▁begin｜>{{ c.type + '<｜tool▁sep｜>' + c.function.name + "
                                         "'\n```json\n' + "
                                 "c.function.arguments + '\n```<｜tool▁call▁end｜>' }}")
-DEEPSEEK_V31 = _UNTOLD.replace("CALL", "{{ '<｜tool▁call▁begin｜>' + c.function.name + '<｜tool▁sep｜>' + "
+DEEPSEEK_V31 = _WITHOUT_TOOL_LIST.replace("CALL", "{{ '<｜tool▁call▁begin｜>' + c.function.name + '<｜tool▁sep｜>' + "
                                  "c.function.arguments + '<｜tool▁call▁end｜>' }}")
 KIMI_K2 = ("{% if tools %}<|im_system|>tool_declare<|im_middle|>{{ tools | tojson }}<|im_end|>{% endif %}" + _TURNS +
            "<|im_{{ m.role }}|>{{ m.content or '' }}{% if m.tool_calls %}<|tool_calls_section_begin|>{% for c in "
@@ -92,12 +92,12 @@ HARMONY = ("{% if tools %}<|start|>developer<|message|>namespace functions {% fo
            "{{ m.name }} to=assistant<|channel|>commentary<|message|>{{ m.content | tojson }}<|end|>{% else %}<|start|>"
            "{{ m.role }}{{ '<|channel|>final' if m.role == 'assistant' }}<|message|>{{ m.content }}<|end|>{% endif %}"
            + _END + "<|start|>assistant{% endif %}")
-#: Name of the form -> template.
+#: Name of the tool-call format -> template.
 TEMPLATES = {"hermes": HERMES, "qwen3_coder": QWEN3_CODER, "llama3": LLAMA3, "mistral_spaced": MISTRAL,
              "mistral_marked": MISTRAL_MARKED, "phi4": PHI4, "phi4_single": PHI4_SINGLE, "granite3": GRANITE3,
              "deepseek_v3": DEEPSEEK_V3,
              "deepseek_v31": DEEPSEEK_V31, "kimi_k2": KIMI_K2, "harmony": HARMONY}
-#: Knows of no tools.
+#: A template without support for tools.
 PLAIN = _TURNS + "[{{ m.role }}]{{ m.content }}" + _END + "[assistant]{% endif %}"
 
 WEATHER: dict[str, Any] = {"type": "function", "function": {

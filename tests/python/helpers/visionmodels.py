@@ -1,4 +1,4 @@
-"""Tiny models that read images beside text, as transformers makes and saves them, and what transformers gives."""
+"""Tiny vision language models, created and saved by transformers, and their reference inputs."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ _VISION = {"hidden_size": 48, "intermediate_size": 88, "num_attention_heads": 3,
 _TEXT = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2,
          "vocab_size": VOCAB, "max_position_embeddings": 1024, "bos_token_id": 1, "eos_token_id": EOS,
          "pad_token_id": 0, "rms_norm_eps": 1e-5}
-#: Family -> its configuration and class in transformers, its towers' and decoder's model_type, and more of its own.
+#: Family -> configuration and model class in transformers, model_type of image encoder and decoder, further settings.
 FAMILIES: dict[str, dict[str, Any]] = {
-    "llava": {"config": "LlavaConfig", "model": "LlavaForConditionalGeneration", "tower": "clip_vision_model",
+    "llava": {"config": "LlavaConfig", "model": "LlavaForConditionalGeneration", "encoder": "clip_vision_model",
               "text": "llama", "more": {}},
-    "llava_full": {"config": "LlavaConfig", "model": "LlavaForConditionalGeneration", "tower": "clip_vision_model",
+    "llava_full": {"config": "LlavaConfig", "model": "LlavaForConditionalGeneration", "encoder": "clip_vision_model",
                    "text": "qwen2", "more": {"vision_feature_select_strategy": "full", "vision_feature_layer": -1}},
-    "llava_siglip": {"config": "LlavaConfig", "model": "LlavaForConditionalGeneration", "tower": "siglip_vision_model",
-                     "text": "mistral", "more": {"vision_feature_select_strategy": "full",
-                                                 "projector_hidden_act": "relu"}},
+    "llava_siglip": {"config": "LlavaConfig", "model": "LlavaForConditionalGeneration",
+                     "encoder": "siglip_vision_model", "text": "mistral",
+                     "more": {"vision_feature_select_strategy": "full", "projector_hidden_act": "relu"}},
     "llava_next": {"config": "LlavaNextConfig", "model": "LlavaNextForConditionalGeneration",
-                   "tower": "clip_vision_model", "text": "mistral",
+                   "encoder": "clip_vision_model", "text": "mistral",
                    "more": {"image_grid_pinpoints": [[40, 80], [80, 40], [80, 80], [120, 40]]}},
-    "smolvlm": {"config": "SmolVLMConfig", "model": "SmolVLMForConditionalGeneration", "tower": "smolvlm_vision",
+    "smolvlm": {"config": "SmolVLMConfig", "model": "SmolVLMForConditionalGeneration", "encoder": "smolvlm_vision",
                 "text": "llama", "more": {"scale_factor": 2}, "vision": {"image_size": 32}},
-    "idefics3": {"config": "Idefics3Config", "model": "Idefics3ForConditionalGeneration", "tower": "idefics3_vision",
+    "idefics3": {"config": "Idefics3Config", "model": "Idefics3ForConditionalGeneration", "encoder": "idefics3_vision",
                  "text": "llama", "more": {"scale_factor": 4}, "vision": {"image_size": 32}},
     "qwen2_5_vl": {"config": "Qwen2_5_VLConfig", "model": "Qwen2_5_VLForConditionalGeneration"},
 }
@@ -39,7 +39,7 @@ TEMPLATE = ("{% for message in messages %}{{ message['role'] }} : {% for part in
             "selectattr('type', 'equalto', 'image') %}{{ '<image> ' }}{% endfor %}{% for part in message['content'] | "
             "selectattr('type', 'equalto', 'text') %}{{ part['text'] + ' ' }}{% endfor %}{% endfor %}"
             "{% if add_generation_prompt %}assistant : {% endif %}")
-#: preprocessor_config.json of a family; the size of a tile is 40.
+#: Family -> its preprocessor_config.json. The size of a tile is 40.
 PROCESSORS: dict[str, dict[str, Any]] = {
     "llava": {"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 40},
               "crop_size": {"height": 40, "width": 40}, "do_center_crop": True, "resample": 3},
@@ -59,12 +59,12 @@ PROCESSORS: dict[str, dict[str, Any]] = {
 }
 
 
-def make(family: str, layers: int = 2, tower_layers: int = 3, **more: Any) -> Any:
-    """A model with so many layers of decoder and image network."""
+def make(family: str, layers: int = 2, encoder_layers: int = 3, **more: Any) -> Any:
+    """Create a model with ``layers`` decoder layers and ``encoder_layers`` layers of the image encoder."""
     row = FAMILIES[family]
     if family == "qwen2_5_vl":
-        return _qwen(layers, tower_layers)
-    vision = {**_VISION, **row.get("vision", {}), "model_type": row["tower"], "num_hidden_layers": tower_layers}
+        return _qwen(layers, encoder_layers)
+    vision = {**_VISION, **row.get("vision", {}), "model_type": row["encoder"], "num_hidden_layers": encoder_layers}
     text = {**_TEXT, "model_type": row["text"], "num_hidden_layers": layers}
     if row["text"] == "mistral":
         text["sliding_window"] = 100
@@ -75,10 +75,10 @@ def make(family: str, layers: int = 2, tower_layers: int = 3, **more: Any) -> An
     return model
 
 
-def _qwen(layers: int, tower_layers: int) -> Any:
+def _qwen(layers: int, encoder_layers: int) -> Any:
     rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
     text = {**_TEXT, "num_hidden_layers": layers, "rope_parameters": rope}
-    vision = {"depth": tower_layers, "hidden_size": 48, "intermediate_size": 88, "num_heads": 3, "patch_size": 4,
+    vision = {"depth": encoder_layers, "hidden_size": 48, "intermediate_size": 88, "num_heads": 3, "patch_size": 4,
               "spatial_merge_size": 2, "window_size": 24, "out_hidden_size": 64, "fullatt_block_indexes": [1]}
     config = transformers.Qwen2_5_VLConfig(vision_config=vision, text_config=text, image_token_id=IMAGE,
                                            vision_start_token_id=158, vision_end_token_id=157, video_token_id=156)
@@ -87,9 +87,9 @@ def _qwen(layers: int, tower_layers: int) -> Any:
     return model
 
 
-def randomised(family: str, layers: int = 2, tower_layers: int = 3, seed: int = 5, **more: Any) -> Any:
-    """With random norms, biases and positions."""
-    model = make(family, layers, tower_layers, **more)
+def randomised(family: str, layers: int = 2, encoder_layers: int = 3, seed: int = 5, **more: Any) -> Any:
+    """Create a model with random norms, biases and positions."""
+    model = make(family, layers, encoder_layers, **more)
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
@@ -103,7 +103,7 @@ def randomised(family: str, layers: int = 2, tower_layers: int = 3, seed: int = 
 
 
 def cut(model: Any, family: str, layers: int) -> Any:
-    """The model with the states after so many layers of the image network as what it sees."""
+    """Return the model with only the first ``layers`` layers of the image encoder."""
     if hasattr(model.config, "vision_feature_layer"):
         model.config.vision_feature_layer = layers
         return model
@@ -113,7 +113,7 @@ def cut(model: Any, family: str, layers: int) -> Any:
 
 
 def save(model: Any, family: str, folder: Path) -> Path:
-    """The model's folder, with its processor, a tokenizer of words and a chat template."""
+    """Save a model with its processor configuration, a tokenizer of words and a chat template."""
     pytest.importorskip("tokenizers")
     from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
@@ -132,40 +132,40 @@ def save(model: Any, family: str, folder: Path) -> Path:
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"unk_token": "<unk>", "eos_token": "</s>"}))
     (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSORS[family]))
-    # such models are told where an image begins and ends
+    # Prompts of these models have a token before and after each image.
     template = TEMPLATE.replace("<image>", "w20 <image> w21") if family == "qwen2_5_vl" else TEMPLATE
     (folder / "chat_template.json").write_text(json.dumps({"chat_template": template}))
     return folder
 
 
 def processor(family: str, **more: Any) -> Any:
-    """Transformers' processor of a family, on Pillow."""
+    """Return the transformers processor of a family, in its Pillow version if there is one."""
     config = {**PROCESSORS[family], **more}
     name = config.pop("image_processor_type")
     return (getattr(transformers, f"{name}Pil", None) or getattr(transformers, name))(**config)
 
 
-def processed(family: str, picture: np.ndarray, **more: Any) -> Any:
-    """An image as the processor of transformers prepares it."""
-    return processor(family, **more)(picture, return_tensors="pt", input_data_format="channels_last")
+def processed(family: str, pixels: np.ndarray, **more: Any) -> Any:
+    """Return an image preprocessed by the transformers processor."""
+    return processor(family, **more)(pixels, return_tensors="pt", input_data_format="channels_last")
 
 
-def tiles(family: str, picture: np.ndarray) -> list[np.ndarray]:
-    """Pixels that a model sees of an image before they are normalised, ``[height, width, 3]`` from 0 to 255 each."""
-    done = processed(family, picture, do_rescale=False, do_normalize=False)
+def tiles(family: str, pixels: np.ndarray) -> list[np.ndarray]:
+    """Return the tiles of an image before normalisation, ``[height, width, 3]`` from 0 to 255 each."""
+    done = processed(family, pixels, do_rescale=False, do_normalize=False)
     values = done["pixel_values"].numpy()
-    if family == "qwen2_5_vl":  # patches of two equal frames, merged ones together
+    if family == "qwen2_5_vl":  # patches of two equal frames; the patches of a merged group are adjacent
         _, down, across = done["image_grid_thw"][0].tolist()
         values = values.reshape(down // 2, across // 2, 2, 2, 3, 2, 4, 4)[:, :, :, :, :, 0]
         return [values.transpose(0, 2, 5, 1, 3, 6, 4).reshape(down * 4, across * 4, 3)]
     return [tile.transpose(1, 2, 0) for tile in values.reshape(-1, *values.shape[-3:])]
 
 
-def inputs(model: Any, ids: list[int], pictures: list[np.ndarray]) -> dict[str, Any]:
-    """Arguments of transformers' model for expanded ids and images."""
+def inputs(model: Any, ids: list[int], images: list[np.ndarray]) -> dict[str, Any]:
+    """Return the arguments of the transformers model for ids (with placeholders expanded) and images."""
     family = model.mpool_family
     found: dict[str, Any] = {"input_ids": torch.tensor([ids])}
-    made = [processed(family, picture) for picture in pictures]
+    made = [processed(family, pixels) for pixels in images]
     if family == "qwen2_5_vl":
         return {**found, "pixel_values": torch.cat([one["pixel_values"] for one in made]),
                 "image_grid_thw": torch.cat([one["image_grid_thw"] for one in made]),
@@ -174,10 +174,10 @@ def inputs(model: Any, ids: list[int], pictures: list[np.ndarray]) -> dict[str, 
     if family in ("smolvlm", "idefics3"):
         found["pixel_values"] = found["pixel_values"][None]
     if family == "llava_next":
-        found["image_sizes"] = torch.tensor([picture.shape[:2] for picture in pictures])
+        found["image_sizes"] = torch.tensor([pixels.shape[:2] for pixels in images])
     return found
 
 
 def text(seed: int, words: int) -> str:
-    """Words of the tokenizer that mean nothing."""
+    """Return random words of the tokenizer's vocabulary."""
     return " ".join(f"w{i}" for i in np.random.default_rng(seed).integers(10, IMAGE, words))

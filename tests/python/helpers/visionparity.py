@@ -1,4 +1,4 @@
-"""Requests and comparisons of models that read images."""
+"""Requests to vision language models, and a measure of differences."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from mpool.tasks.requests import vision_request
 
 
 def relative(got: np.ndarray, wanted: np.ndarray) -> float:
-    """Largest difference, as a share of the activations' scale."""
+    """Return the largest difference relative to the scale of the activations."""
     assert got.shape == wanted.shape
     return float(np.abs(got - wanted).max() / max(1.0, np.abs(wanted).max()))
 
 
-def pictures(sizes: list[tuple[int, int]]) -> list[np.ndarray]:
+def random_images(sizes: list[tuple[int, int]]) -> list[np.ndarray]:
     return [visionmodels.image(seed, *size) for seed, size in enumerate(sizes)]
 
 

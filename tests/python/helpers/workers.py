@@ -1,4 +1,4 @@
-"""A worker for tests: in a thread of this process, or a process of its own; jobs, and what comes of them."""
+"""A worker server for tests in a thread of this process, and clients that post jobs and read their events."""
 
 from __future__ import annotations
 
@@ -18,8 +18,13 @@ Event = tuple[str, dict[str, Any]]
 
 @contextmanager
 def working(ref: Any, limits: dict[str, Any] | None = None, **options: Any) -> Iterator[Worker]:
-    """A worker that runs for as long as the ``with`` lasts, and then has ended as it should. ``limits``: further fields
-    of its pool's config."""
+    """Run a worker inside a ``with`` block, and check that it stops at the end.
+
+    Args:
+        ref: model reference.
+        limits: fields of the pool's config to replace.
+        options: further arguments of `Worker`.
+    """
     config = dataclasses.replace(worker_config(grace=1.0), **(limits or {}))
     worker = Worker(ref, worker_settings(0), config, **options)
     with running(worker.run, worker.serving.stop):
@@ -27,7 +32,7 @@ def working(ref: Any, limits: dict[str, Any] | None = None, **options: Any) -> I
 
 
 class Events:
-    """A job that was posted: its events, one at a time."""
+    """A posted job, as an iterator over its events."""
 
     def __init__(self, server: Any, **body: Any) -> None:
         self.raw = Raw(server, 120).request("/execute", json.dumps(body).encode())
@@ -42,11 +47,11 @@ class Events:
     def _more(self) -> None:
         part = self.raw._read()
         if not part:
-            raise ConnectionError("closed before its end")
+            raise ConnectionError("the connection was closed before the end of the response")
         self._data += part
 
     def _chunk(self) -> None:
-        """The next chunk of the body."""
+        """Read the next chunk of the body."""
         while b"\r\n" not in self._data:
             self._more()
         size, _, self._data = self._data.partition(b"\r\n")
@@ -64,18 +69,18 @@ class Events:
                     return
                 self._chunk()
             block, _, self._text = self._text.partition(b"\n\n")
-            text = block.decode()  # every event is whole characters by itself
+            text = block.decode()  # no event ends inside a UTF-8 character
             if not text.startswith(":"):
                 name, data = text.split("\n")
                 yield name.removeprefix("event: "), json.loads(data.removeprefix("data: "))
 
     def close(self) -> None:
-        """Leaves."""
+        """Close the connection."""
         self.raw.socket.close()
 
 
 def run(server: Any, **body: Any) -> list[Event]:
-    """All events of a job, checked: started, tokens in their order, and one end."""
+    """Run a job and return all its events. Checks their order: one start, tokens in order, one end."""
     events = Events(server, **body)
     found = list(events)
     events.close()
@@ -83,31 +88,31 @@ def run(server: Any, **body: Any) -> list[Event]:
     assert names[0] == "started" and names[-1] in TERMINAL and set(names[1:-1]) <= {"token"}, names
     numbers = [data["i"] for name, data in found if name == "token"]
     assert numbers == sorted(numbers) and (not numbers or numbers[0] >= 0)
-    assert len(set(numbers[:-1])) == len(numbers[:-1])  # the end may belong to the token before
+    assert len(set(numbers[:-1])) == len(numbers[:-1])  # the last token event may repeat the number of the one before
     return found
 
 
 def refused(server: Any, **body: Any) -> tuple[int, dict[str, Any]]:
-    """Status and error of a job that does not begin."""
+    """Post a job that is refused. Returns the HTTP status and the error."""
     with Raw(server, 60) as raw:
-        status, _, data = raw.request("/execute", json.dumps(body).encode()).answer()
+        status, _, data = raw.request("/execute", json.dumps(body).encode()).response()
     return status, json.loads(data)
 
 
 def text_of(events: list[Event]) -> str:
-    """The text that a job generated."""
+    """Return the text that a job generated."""
     return "".join(data["t"] for name, data in events if name == "token")
 
 
 def until(met: Any, seconds: float = 60.0) -> None:
-    """Waits for a condition."""
+    """Wait until a condition is true."""
     deadline = time.monotonic() + seconds
     while not met():
-        assert time.monotonic() < deadline, "it does not come to that"
+        assert time.monotonic() < deadline, f"the condition was still false after {seconds} s"
         time.sleep(0.002)
 
 
 def free(worker: Worker) -> None:
-    """Waits until there is no job, and nothing is computed."""
+    """Wait until the worker has no running or waiting job and its server is idle."""
     until(lambda: worker.jobs.running is None and not worker.jobs.waiting)
     idle(worker.serving, 60)

@@ -1,7 +1,7 @@
-"""Flipping any flag of any row of archs.def makes a parity test fail: no flag is without a fixture.
+"""Every flag of every row of archs.def is covered by a parity test: flipping it makes one fail.
 
-Each flip is built in a copy of the sources and held against the seeded checkpoints and GGUF files. What fails has to be
-the comparison of numbers; only where the core cannot load such a model at all may it be the error that says so.
+Each flip is built in a copy of the sources and tested with the seeded checkpoints and GGUF files. The failure must be a
+comparison of numbers. An error is accepted only if the core cannot load such a model at all.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-#: Flags that a family's loader reads.
+#: Family -> flags that its loader reads.
 FLAGS = {"encoder": ["LEARNED_POSITIONS", "TOKEN_TYPES", "POST_NORM", "BIAS", "ROPE", "GATED", "RMS_NORM", "HEAD_NORMS",
                      "OUTPUT_NORMS", "RELATIVE_BIAS", "ALIBI", "LATENTS", "QUERY_NORMS", "INPUT_TWICE"],
          "decoder": ["QKV_BIAS", "ROPE_NEOX", "HEAD_NORMS", "OUTPUT_NORMS", "BIAS", "SINKS",
@@ -25,36 +25,36 @@ FLAGS = {"encoder": ["LEARNED_POSITIONS", "TOKEN_TYPES", "POST_NORM", "BIAS", "R
          "vit": ["CLASS_TOKEN", "INPUT_NORM", "LAYER_SCALE", "ANY_SIZE", "SMOOTH_SIZE", "ATTENTION_POOL"],
          "diffusion": ["SINGLE_BLOCKS"],
          "vision": ["ANY_SIZE", "ROOT_NORMS", "AXIAL"]}
-#: Flips that make a model which cannot be loaded: what the refusal says.
+#: Flips that make a model unloadable -> part of the error.
 REFUSED: dict[tuple[str, str], str] = {("flux", "SINGLE_BLOCKS"): "transformer.position_side",
                                        ("sd3", "SINGLE_BLOCKS"): "transformer.axes",
                                        ("qwen2_5_vl", "ANY_SIZE"): "the model takes squares of",
                                        ("qwen2_5_vl", "ROOT_NORMS"): "v.post_ln.bias is missing",
                                        ("qwen2_5_vl", "AXIAL"): "v.patch_embd.weight is of shape"}
-#: For any decoder: what is refused when a flag is set that was not. One that is not set any more leaves tensors over.
+#: Decoders: flag -> part of the error when the flag is set. Without a flag that was set, tensors are left over.
 DECODERS_REFUSE = {"QKV_BIAS": "attn_q.bias", "BIAS": ".bias", "SINKS": "attn_sinks", "HEAD_NORMS": "attn_q_norm",
                    "OUTPUT_NORMS": "post_attention_norm", "LATENT_ATTENTION": "attention.kv_lora_rank"}
-#: For any encoder: what is refused when a flag is set that was not, because its tensors or keys are missing.
+#: Encoders: flag -> part of the error when the flag is set, because its tensors or keys are missing.
 REFUSED_WHEN_SET = {"LEARNED_POSITIONS": "position_embd.weight", "POST_NORM": "norm.weight", "BIAS": "attn_q.bias",
                     "GATED": "ffn_gate.weight", "RMS_NORM": "epsilon", "HEAD_NORMS": "attn_q_norm.weight",
                     "OUTPUT_NORMS": "post_attention_norm.weight", "RELATIVE_BIAS": "attn_rel_b.weight",
                     "LATENTS": "latent_heads", "QUERY_NORMS": "attn_q_norm.weight",
                     "INPUT_TWICE": "attn_norm_2.weight"}
 REFUSED_WHEN_NOT_SET = {"POST_NORM": "norm.weight", "RMS_NORM": "epsilon"}
-#: The same for image transformers.
+#: The same tables for image transformers.
 VIT_WHEN_SET = {"CLASS_TOKEN": "v.class_embd", "INPUT_NORM": "v.pre_ln.weight", "LAYER_SCALE": ".ls1.weight",
                 "ATTENTION_POOL": "v.head."}
 VIT_WHEN_NOT_SET = {"CLASS_TOKEN": "v.position_embd.weight", "ANY_SIZE": "the model takes"}
-#: Flags that a file without the tensor turns off by itself: they are flipped only where they are set.
+#: Flags that have no effect if the file lacks their tensors: they are flipped only in rows that have them.
 WHERE_SET = {"TOKEN_TYPES", "BIAS", "ROOT_NORMS", "AXIAL"}
-#: A flag that says nothing without another one.
+#: Flags that have an effect only together with another flag.
 ONLY_WITH = {"SMOOTH_SIZE": "ANY_SIZE"}
-#: Which tests hold a row against transformers.
+#: Tests that compare a row with transformers.
 TESTS = ("test_parity_tiny.py", "test_parity_gguf_tiny.py", "test_parity_encoders.py",
          "test_parity_images.py", "test_parity_pictures.py", "test_parity_vision.py")
 NAMES = {"bert": "test_bert or layers[bert or test_encoder[bert", "clip_text": "texts and clip",
          "siglip_text": "texts and siglip"}
-#: How the flags of a family begin; rows of vision models have those of image transformers.
+#: Family -> prefix of its flags. Vision models use the flags of image transformers.
 PREFIX = {"encoder": "MP_ENCODER_", "decoder": "MP_DECODER_", "vit": "MP_VIT_", "vision": "MP_VIT_",
           "diffusion": "MP_DIFFUSION_"}
 ROW = re.compile(r"^MP_ARCH\((\w+), *(\w+), *(\w+), *(.*)\)$", re.M)
@@ -80,7 +80,7 @@ REFUSED |= {(name, flag): "not part of this architecture" if flag in _flags(fami
             for flag, refusal in DECODERS_REFUSE.items() if (name, flag) in CASES}
 
 
-REFUSED["deepseek2", "QKV_BIAS"] = ".bias"  # of attn_q_a, or of attn_q in models without
+REFUSED["deepseek2", "QKV_BIAS"] = ".bias"  # the bias of attn_q_a, or of attn_q in models without attn_q_a
 
 
 def _flip(table: str, name: str, flag: str) -> str:
@@ -98,7 +98,7 @@ def _flip(table: str, name: str, flag: str) -> str:
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the sources that may be broken."""
+    """A copy of the sources that the tests modify."""
     tree = tmp_path_factory.mktemp("flags") / "tree"
     tree.mkdir()
     for name in ("csrc", "mpool"):
@@ -112,7 +112,8 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _failures(tree: Path, name: str) -> tuple[int, list[str]]:
-    """Builds the copy and runs the parity tests of one row: how many ran, and the first line of every failure."""
+    """Build the copy and run the parity tests of one row. Returns the number of tests that ran, and the message of each
+    failure."""
     build = subprocess.run([sys.executable, "setup.py", "-q", "build_ext", "--inplace"], cwd=tree, capture_output=True,
                            text=True, timeout=900)
     assert build.returncode == 0, build.stderr[-2000:]
@@ -130,13 +131,13 @@ def _failures(tree: Path, name: str) -> tuple[int, list[str]]:
 
 
 def test_every_flag_is_flipped() -> None:
-    """A flag that is added to arch.h has to be listed, and so flipped, here."""
+    """Every flag of arch.h is listed here and therefore flipped."""
     header = (ROOT / "csrc/models/arch.h").read_text(encoding="utf-8")
     for prefix in set(PREFIX.values()):
         listed = {flag for family, flags in FLAGS.items() if PREFIX[family] == prefix for flag in flags}
         assert set(re.findall(prefix + r"(\w+) = 1 <<", header)) == listed
     assert set(REFUSED) <= set(CASES)
-    assert len(ROW.findall(TABLE)) == len(re.findall(r"^MP_ARCH\(", TABLE, re.M)), "rows that are not understood here"
+    assert len(ROW.findall(TABLE)) == len(re.findall(r"^MP_ARCH\(", TABLE, re.M)), "ROW misses a row of archs.def"
 
 
 @pytest.mark.slow

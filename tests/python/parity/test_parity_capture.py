@@ -1,7 +1,7 @@
-"""Layer by layer: what SmolLM2's layers give out here, in llama.cpp and in transformers, for the prompt of the haiku.
+"""Layer outputs of SmolLM2 for the haiku prompt, compared with those of llama.cpp and transformers.
 
-The recordings, and how they were made: tests/parity/capture/make_captures.py. Both read the dequantised weights, as
-``compute="float32"`` does.
+The recordings were made by tests/parity/capture/make_captures.py. Both references use the dequantised weights, like
+``compute="float32"``.
 """
 
 from __future__ import annotations
@@ -56,14 +56,15 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     path.unlink()
 
 
-def test_the_prompt_is_that_of_the_haiku(pool: mpool.Pool) -> None:
+def test_the_recordings_use_the_haiku_prompt(pool: mpool.Pool) -> None:
     assert HAIKU["prompt"] == SHOWN.format("twenty-seven", "lantern") and len(HAIKU["answer"]) == TOKENS >= 14
     assert pool.get(str(real_path("smollm2"))).tokenize(HAIKU["prompt"]) == HAIKU["tokens"]
 
 
 @pytest.mark.parametrize("team", ["llama", "transformers"])
 def test_every_layer_is_close(mine: tuple[CaptureRecord, ...], team: str, tmp_path: Path) -> None:
-    """At every token, from the embedding to the logits; and embeddings, which nobody computes, are exact."""
+    """Every record of every token is close, from the embedding to the logits. Embeddings, which are only looked up, are
+    exact."""
     other = recording(team, tmp_path)
     assert {record.team for record in other} == {{"llama": "llama.cpp"}.get(team, team)}
     assert len(mine) == len(other) == TOKENS * (LAYERS + 3)
@@ -74,14 +75,14 @@ def test_every_layer_is_close(mine: tuple[CaptureRecord, ...], team: str, tmp_pa
     assert all(row.most <= 1e-8 for row in found.differences if row.checkpoint == "embedding")
 
 
-def test_it_is_as_close_as_they_are_to_each_other(mine: tuple[CaptureRecord, ...], tmp_path: Path) -> None:
-    """Within twice the mean difference that two engines in float32 have."""
+def test_differences_are_no_larger_than_between_the_references(mine: tuple[CaptureRecord, ...], tmp_path: Path) -> None:
+    """The mean difference from each reference is at most twice the one between the two references."""
     llama, torch = (recording(team, tmp_path) for team in ("llama", "transformers"))
     between = mpool.compare_captures(llama, torch).mean
     assert all(mpool.compare_captures(mine, other).mean <= 2 * between for other in (llama, torch))
 
 
-def test_a_wrong_layer_would_be_found(pool: mpool.Pool, mine: tuple[CaptureRecord, ...], tmp_path: Path) -> None:
+def test_wrong_layers_are_detected(pool: mpool.Pool, mine: tuple[CaptureRecord, ...], tmp_path: Path) -> None:
     """Quantised activations, and one token too many in the prompt, are detected."""
     llama = recording("llama", tmp_path)
     quantised = mpool.compare_captures(captured(pool, real_path("smollm2"), compute="auto"), llama)
@@ -104,8 +105,8 @@ def test_the_float32_file_gives_the_same_records(pool: mpool.Pool, mine: tuple[C
 
 @pytest.mark.slow
 @pytest.mark.skipif(not importlib.util.find_spec("accelerate"), reason="needs accelerate, to read GGUF")
-def test_transformers_gives_the_recording(whole: Path, tmp_path: Path) -> None:
-    """On this machine, whose sums are in another order."""
+def test_transformers_reproduces_the_recording(whole: Path, tmp_path: Path) -> None:
+    """The recording is close to a new run on this machine, where sums may have another order."""
     transformers(whole, tmp_path / "live.jsonl.xz")
     (tmp_path / "live.jsonl").write_bytes(lzma.decompress((tmp_path / "live.jsonl.xz").read_bytes()))
     found = mpool.compare_captures(tmp_path / "live.jsonl", recording("transformers", tmp_path))

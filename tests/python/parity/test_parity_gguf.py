@@ -1,6 +1,6 @@
-"""Quantised decoders against the dequantised weights in float, no further from them than llama.cpp is.
+"""Quantised decoders compared with their dequantised weights in float: no further from them than llama.cpp.
 
-The goldens and how they were made: tests/parity/decoder/make_decoder_goldens.py.
+The goldens were made by tests/parity/decoder/make_decoder_goldens.py.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ def test_divergence_is_no_larger_than_llama_cpps(case) -> None:
           f"top-1 {top1:.4f} (llama.cpp {golden['llama_top1']:.4f})")
     assert len(golden["tokens"]) >= 500
     assert kl.mean() <= golden["llama_kl"]
-    # the share of 700 positions that flip is a coin's matter within about a percentage point
+    # With 700 positions, the share of flipped ones is random within about a percentage point.
     assert top1 >= golden["llama_top1"] - 0.01
 
 
-def test_float32_class_is_the_reference(case) -> None:
+def test_float32_matches_the_reference(case) -> None:
     pool, path, golden = case
     rows = logits(pool, path, golden["tokens"], "float32")
     kl = coarse_kl(golden["top_ids"], golden["top_logprobs"], rows)
@@ -54,16 +54,16 @@ def test_float32_class_is_the_reference(case) -> None:
 
 @pytest.mark.parametrize("prompt", range(len(PROMPTS)))
 def test_greedy_text(case, prompt: int) -> None:
-    """Equal to the reference until its best two tokens are closer than quantised activations err."""
+    """The tokens equal the reference until its two best logits are closer than the error of quantised activations."""
     pool, path, golden = case
     tokens = golden[f"prompt{prompt}"]
     rows = logits(pool, path, golden["tokens"])
     mine = np.take_along_axis(rows, golden["top_ids"][:, :2].astype(np.int64), axis=1)
     error = np.abs((mine[:, 0] - mine[:, 1]) - (golden["top_logprobs"][:, 0] - golden["top_logprobs"][:, 1]))
     measured = np.quantile(error, 0.99)
-    answer = greedy(pool, path, tokens, GREEDY)
+    generated = greedy(pool, path, tokens, GREEDY)
     expected, gaps = golden["answers"][prompt], golden["gaps"][prompt]
-    different = np.flatnonzero(answer != expected)
+    different = np.flatnonzero(generated != expected)
     first = different[0] if len(different) else GREEDY
     if first < GREEDY:
-        assert gaps[first] <= measured, f"token {first} differs though the reference is sure by {gaps[first]:.3f}"
+        assert gaps[first] <= measured, f"token {first} differs although the reference leads by {gaps[first]:.3f}"

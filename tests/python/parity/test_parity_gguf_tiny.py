@@ -1,7 +1,7 @@
-"""GGUF files of seeded models against the transformers models they were made of, everything in float32.
+"""GGUF files of seeded models compared with the transformers models that they were written from, in float32.
 
-A folder holds queries and keys as they were trained, a GGUF file as its family's converter orders them: only files show
-whether the core rotates the right pairs.
+Folders contain queries and keys in their trained order, GGUF files in the order of their family's converter. Only files
+can therefore show that the core rotates the right pairs.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ def test_decoder(models: dict[str, Any], tmp_path: Path, name: str) -> None:
     path = str(tinygguf.write(tmp_path / "m.gguf", models[name]))
     with mpool.Pool() as pool:
         got = logits(pool, path, TOKENS, "float32")
-        answer = greedy(pool, path, TOKENS[:9], 12, "float32")
+        generated = greedy(pool, path, TOKENS[:9], 12, "float32")
     assert np.abs(got - _expected(models[name], TOKENS)).max() <= TOLERANCE
-    told = np.concatenate([TOKENS[:9], answer])
-    rows = _expected(models[name], told)[8:-1].copy()
-    rows[:, 1] = -np.inf  # the end is barred
-    assert rows.argmax(axis=1).tolist() == answer.tolist()
+    context = np.concatenate([TOKENS[:9], generated])
+    rows = _expected(models[name], context)[8:-1].copy()
+    rows[:, 1] = -np.inf  # the end token is not sampled
+    assert rows.argmax(axis=1).tolist() == generated.tolist()
 
 
 @pytest.mark.parametrize("name", ["deepseek2", "deepseek2_lite"])
-def test_latents_whole_or_in_halves(models: dict[str, Any], tmp_path: Path, name: str) -> None:
-    """Older files have one tensor for keys and values, which the others split."""
+def test_latents_in_one_tensor_or_two(models: dict[str, Any], tmp_path: Path, name: str) -> None:
+    """Older files have one tensor for keys and values, newer files two."""
     path = str(tinygguf.write(tmp_path / "m.gguf", models[name], halves=False))
     with mpool.Pool() as pool:
         got = logits(pool, path, TOKENS, "float32")
@@ -60,36 +60,36 @@ def test_latents_whole_or_in_halves(models: dict[str, Any], tmp_path: Path, name
 GOLDENS = Path(__file__).resolve().parents[2] / "parity" / "decoder" / "tiny.npz"
 
 
-#: Positions of the goldens at which llama.cpp computes something else than transformers, which the tests above compare
-#: with: it rounds the corners of YaRN's ramp also where the model says not to, Phi-3 has no window in it, and
-#: DeepSeek-V2's groups of experts are as good as their two best, as V3's are.
+#: SHOWN: positions of the goldens. OTHERWISE: those at which llama.cpp differs from transformers, the reference of the
+#: tests above. llama.cpp rounds the corners of YaRN's ramp even if the model says not to, has no window for Phi-3, and
+#: scores DeepSeek-V2's groups of experts by their two best experts, as for V3.
 SHOWN, OTHERWISE = (0, 7, 40, 130), {"gpt_oss": (7, 40, 130), "phi3": (130,), "deepseek2_v2": (7, 40, 130)}
-#: Its GELU is a table of half precision.
+#: Tolerances of models with GELU, for which llama.cpp uses a half-precision table.
 NEAR = {"gemma2": 1e-3, "gemma3": 1e-3}
-#: Texts that part for that reason; and since it takes LongRoPE's long factors by the size of its context, not by that
-#: of the text.
+#: Models whose greedy tokens differ for these reasons, or because llama.cpp chooses LongRoPE's long factors by the size
+#: of its context and not by the length of the text.
 OTHER_TEXT = ("gpt_oss", "phi3_long", "deepseek2_v2")
 
 
 @pytest.mark.parametrize("name", sorted(name.removesuffix(".hash") for name in np.load(GOLDENS) if ".hash" in name))
 def test_decoder_against_llama_cpp(models: dict[str, Any], tmp_path: Path, name: str) -> None:
-    """The same file, byte for byte, as llama.cpp had (``make_tiny_goldens.py``): logits, and 16 greedy tokens."""
+    """Logits and 16 greedy tokens match those of llama.cpp for the same bytes (``make_tiny_goldens.py``)."""
     path = tinygguf.write(tmp_path / "m.gguf", models[name])
     with np.load(GOLDENS) as goldens:
         known, expected, tokens = (goldens[f"{name}.{part}"] for part in ("hash", "logits", "greedy"))
-    assert hashlib.sha256(path.read_bytes()).digest() == known.tobytes(), "another file: make the goldens anew"
+    assert hashlib.sha256(path.read_bytes()).digest() == known.tobytes(), "the file changed: regenerate the goldens"
     with mpool.Pool() as pool:
         got = logits(pool, str(path), TOKENS, "float32")[list(SHOWN)]
-        answer = greedy(pool, str(path), TOKENS[:9], 16, "float32")
+        generated = greedy(pool, str(path), TOKENS[:9], 16, "float32")
     alike = [position not in OTHERWISE.get(name, ()) for position in SHOWN]
     assert np.abs(got - expected)[alike].max() <= NEAR.get(name, 1e-5) * np.abs(expected).max()
-    assert name in OTHER_TEXT or answer.tolist() == tokens.tolist()
+    assert name in OTHER_TEXT or generated.tolist() == tokens.tolist()
 
 
 @pytest.mark.parametrize("type_name", ["MXFP4", "Q8_0"])
 @pytest.mark.parametrize("name", ["gpt_oss"])
 def test_experts_quantised(models: dict[str, Any], tmp_path: Path, name: str, type_name: str) -> None:
-    """MXFP4 as GPT-OSS is published; the reference has the same rounded weights."""
+    """GPT-OSS is published in MXFP4. The reference has the same rounded weights."""
     kind = tinygguf.gguf.GGMLQuantizationType[type_name]
     model = copy.deepcopy(models[name])
     for parameter_name, parameter in model.named_parameters():
@@ -103,13 +103,13 @@ def test_experts_quantised(models: dict[str, Any], tmp_path: Path, name: str, ty
     expected = _expected(model, TOKENS)
     assert np.abs(exact - expected).max() <= TOLERANCE
     cosine = (expected * near).sum(1) / np.linalg.norm(expected, axis=1) / np.linalg.norm(near, axis=1)
-    assert np.median(cosine) >= 0.999  # of some rows the choice of experts flips
+    assert np.median(cosine) >= 0.999  # some rows are routed to other experts
     assert not np.array_equal(exact, near)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gpt_oss"])
 def test_order_of_rotary_pairs_matters(models: dict[str, Any], tmp_path: Path, name: str) -> None:
-    """The other order of queries and keys is another model: the comparison above sees which one is computed."""
+    """The wrong order of queries and keys gives other logits, so the comparison above detects it."""
     path = str(tinygguf.write(tmp_path / "m.gguf", models[name], adjacent=name != "llama"))
     with mpool.Pool() as pool:
         got = logits(pool, path, TOKENS, "float32")
@@ -132,7 +132,7 @@ def test_encoder(tmp_path: Path, name: str, each: bool) -> None:
     model, encoder = built(name, 3), ENCODERS[name]
     for key, tensor in model.state_dict().items():
         if key.endswith("experts.bias"):
-            tensor.zero_()  # the converter leaves it out
+            tensor.zero_()  # the converter drops it
     path = str(tinygguf.write_encoder(tmp_path / "m.gguf", name, model, each=each))
     texts = [np.random.default_rng(n).integers(5, VOCAB, n).tolist() for n in (1, 17, encoder.longest)]
     with mpool.Pool() as pool:
@@ -145,7 +145,7 @@ def test_encoder(tmp_path: Path, name: str, each: bool) -> None:
 @pytest.mark.parametrize("name, kind", [("nomic_bert_published", "Q8_0"), ("nomic_bert_published", "Q4_0"),
                                         ("modern_bert", "Q8_0")])
 def test_quantised_encoder(tmp_path: Path, name: str, kind: str) -> None:
-    """Also parts of fused tensors are read as they are stored: the model of the values that the file holds."""
+    """Parts of fused tensors are also read in their stored type. The reference has the dequantised values."""
     import gguf
 
     type_ = getattr(gguf.GGMLQuantizationType, kind)

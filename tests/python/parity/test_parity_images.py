@@ -1,5 +1,5 @@
-"""Image networks against transformers, in float32, on seeded checkpoints with random norms, biases and scales: every
-layer, the vector, other sizes, both networks of a pair in one space."""
+"""Image encoders compared with transformers in float32, on seeded checkpoints with random norms, biases and scales:
+every layer, the embedding, other sizes, and the common space of images and texts."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ TOLERANCE = 1e-4
 TOKENS = 1  # output of the core: all rows, before the last norm
 
 
-def rows(pool: mpool.Pool, folder: Path, pictures: list[np.ndarray], compute: str = "float32") -> list[np.ndarray]:
-    """Rows after the last layer, an array an image, of images that are prepared already."""
+def rows(pool: mpool.Pool, folder: Path, images: list[np.ndarray], compute: str = "float32") -> list[np.ndarray]:
+    """Return the rows after the last layer, one array per preprocessed image."""
     key = pool._find(str(folder), "image_embedding").core_key(compute)
-    sizes = np.array([size for picture in pictures for size in picture.shape[:2]], dtype=np.int32)
-    flat = np.concatenate([picture.reshape(-1) for picture in pictures])
+    sizes = np.array([size for image in images for size in image.shape[:2]], dtype=np.int32)
+    flat = np.concatenate([image.reshape(-1) for image in images])
     settings = pool._find(str(folder), "image_embedding").describe()
     patch = settings.image.patch_size
     before = {"siglip": 0, "dinov2_with_registers": 4}.get(settings.spec.architecture, 1)
-    counts = [before + (picture.shape[0] // patch) * (picture.shape[1] // patch) for picture in pictures]
+    counts = [before + (image.shape[0] // patch) * (image.shape[1] // patch) for image in images]
     found = pool.registry.embed_images(key, flat, sizes, output=TOKENS)
     return np.split(found, np.cumsum(counts)[:-1])
 
 
 def relative(got: np.ndarray, wanted: np.ndarray) -> float:
-    """Largest difference, as a share of the activations' scale."""
+    """Return the largest difference relative to the scale of the activations."""
     assert got.shape == wanted.shape
     return float(np.abs(got - wanted).max() / max(1.0, np.abs(wanted).max()))
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
-    """The model cut after each number of layers."""
+    """Family, full model, and a folder for each number of layers."""
     full = randomised(request.param, LAYERS)
     folders = []
     for layers in range(1, LAYERS + 1):
@@ -50,17 +50,17 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return request.param, full, folders
 
 
-def pictures(family: str) -> list[np.ndarray]:
-    """Two images of the model's own size; where it takes others, odd ones too."""
+def images_for(family: str) -> list[np.ndarray]:
+    """Return two images of the model's size, or images of several sizes if the model supports them."""
     if family in ("clip", "siglip"):
         return [imagemodels.image(seed, 40, 40) for seed in (1, 2)]
     return [imagemodels.image(seed, *size) for seed, size in enumerate(((56, 56), (70, 42), (99, 57), (30, 61)))]
 
 
-def plain(family: str, picture: np.ndarray):
-    """Pixels of an image that has its size already, as transformers normalises them."""
+def plain(family: str, image: np.ndarray):
+    """Return an image normalised by transformers, without resizing."""
     steps = imagemodels.processor(family)
-    return steps(picture, do_resize=False, do_center_crop=False, input_data_format="channels_last",
+    return steps(image, do_resize=False, do_center_crop=False, input_data_format="channels_last",
                  return_tensors="pt")["pixel_values"]
 
 
@@ -68,33 +68,33 @@ def plain(family: str, picture: np.ndarray):
 def test_image_layers(family, layers: int) -> None:
     name, full, folders = family
     with mpool.Pool() as pool:
-        got = rows(pool, folders[layers - 1], pictures(name))
-    for picture, found in zip(pictures(name), got):
-        states, _ = vision(full, name, plain(name, picture))
+        got = rows(pool, folders[layers - 1], images_for(name))
+    for image, found in zip(images_for(name), got):
+        states, _ = vision(full, name, plain(name, image))
         assert relative(found, states[layers]) <= TOLERANCE
 
 
 def test_image_vectors(family) -> None:
     name, full, folders = family
-    given = pictures(name)
+    given = images_for(name)
     with mpool.Pool() as pool:
         got = pool.embed_image(given, str(folders[-1]), compute="float32")
-        alone = [pool.embed_image(picture, str(folders[-1]), compute="float32") for picture in given]
+        alone = [pool.embed_image(image, str(folders[-1]), compute="float32") for image in given]
         unit = pool.embed_image(given, str(folders[-1]), compute="float32", normalize=True)
         cut = pool.embed_image(given[0], str(folders[-1]), compute="float32", dimensions=7)
     assert np.array_equal(got, np.stack(alone))
     assert np.allclose(unit, got / np.linalg.norm(got, axis=1, keepdims=True), atol=1e-6)
     assert np.array_equal(cut, got[0, :7])
-    for picture, found in zip(given, got):
-        assert relative(found, vision(full, name, plain(name, picture))[1]) <= TOLERANCE
+    for image, found in zip(given, got):
+        assert relative(found, vision(full, name, plain(name, image))[1]) <= TOLERANCE
 
 
 @pytest.mark.parametrize("compute, least", [("bfloat16", 0.9995), ("int8", 0.99)])
-def test_image_classes_are_near(family, compute: str, least: float) -> None:
-    """A tiny model with random norms is a rougher thing than a trained one."""
+def test_image_precisions_are_near(family, compute: str, least: float) -> None:
+    """The tolerance is wider than for trained models, because tiny models with random norms are less robust."""
     name, _, folders = family
     with mpool.Pool() as pool:
-        exact, near = (pool.embed_image(pictures(name), str(folders[-1]), compute=each)
+        exact, near = (pool.embed_image(images_for(name), str(folders[-1]), compute=each)
                        for each in ("float32", compute))
     cosine = mpool.similarity(exact, near, pairwise=True)
     assert least <= cosine.min() and not np.array_equal(exact, near)
@@ -111,13 +111,13 @@ def test_image_activations(tmp_path: Path, act: str) -> None:
 
 
 def test_image_processor_and_network_together(family) -> None:
-    """From images of any size to the vector, as transformers' processor and model together give it."""
+    """Embeddings of images of any size match those of transformers' processor and model together."""
     name, full, folders = family
     given = [imagemodels.image(seed, *size) for seed, size in enumerate(((63, 90), (120, 44), (57, 41)))]
     with mpool.Pool() as pool:
         got = pool.embed_image(given, str(folders[-1]), compute="float32")
-    for picture, found in zip(given, got):
-        values = imagemodels.processor(name)(picture, input_data_format="channels_last", return_tensors="pt")
+    for image, found in zip(given, got):
+        values = imagemodels.processor(name)(image, input_data_format="channels_last", return_tensors="pt")
         assert relative(found, vision(full, name, values["pixel_values"])[1]) <= TOLERANCE
 
 
@@ -129,7 +129,7 @@ TEXTS = ["w5", "w7 w8 w9 w10", " ".join(f"w{i}" for i in range(3, 20)), " ".join
 
 
 def text_vector(model, name: str, folder: Path, text: str) -> np.ndarray:
-    """As transformers gives it, truncated and padded as the family's processor does."""
+    """Return the text embedding of transformers, with the family's truncation and padding."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -158,21 +158,21 @@ def test_image_texts(pair, at: int) -> None:
 
 
 def test_image_texts_in_one_space(pair) -> None:
-    """The scores of transformers' whole model, but for its scale and shift."""
+    """Similarities match the logits of transformers' whole model without its scale and shift."""
     name, model, folder, pool = pair
     got = pool.embed(TEXTS, str(folder), compute="float32")
     found = pool.get(str(folder))
     assert found.capabilities == ("image_embedding", "text_embedding")
-    images = pool.embed_image(pictures(name), found, compute="float32")
+    images = pool.embed_image(images_for(name), found, compute="float32")
     with torch.no_grad():
-        wanted = torch.cat([model.get_image_features(plain(name, one)).pooler_output for one in pictures(name)])
+        wanted = torch.cat([model.get_image_features(plain(name, one)).pooler_output for one in images_for(name)])
         texts = torch.tensor(np.stack([text_vector(model, name, folder, text) for text in TEXTS]))
         cosine = torch.nn.functional.cosine_similarity(texts[:, None], wanted[None], dim=-1).numpy()
     assert np.abs(mpool.similarity(got, images) - cosine).max() <= 1e-5
 
 
-def test_image_sizes_that_a_model_does_not_take(family) -> None:
-    """The core says so, whoever asks it."""
+def test_unsupported_image_sizes_are_refused(family) -> None:
+    """The core itself refuses sizes that a model does not support."""
     name, _, folders = family
     with mpool.Pool() as pool:
         pool.load(str(folders[0]))

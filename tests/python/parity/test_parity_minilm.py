@@ -1,4 +1,5 @@
-"""all-MiniLM-L6-v2 against sentence-transformers in float32, on real sentences in many languages; and every pooling."""
+"""all-MiniLM-L6-v2 compared with sentence-transformers in float32, on real sentences in many languages, with every
+pooling."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent.parent / "parity" / "text"))
 
 from make_lines import SENTENCES  # noqa: E402
 
-#: Enough of the standard library for 2,000 sentences of documentation.
+#: Modules of the standard library whose documentation has at least 2,000 sentences.
 MODULES = ["argparse", "ast", "asyncio.base_events", "asyncio.events", "asyncio.streams", "asyncio.subprocess",
            "asyncio.tasks", "base64", "bdb", "bisect", "bz2", "calendar", "codecs", "collections",
            "concurrent.futures._base", "configparser", "contextlib", "copy", "csv", "ctypes", "dataclasses", "datetime",
@@ -40,8 +41,8 @@ MODULES = ["argparse", "ast", "asyncio.base_events", "asyncio.events", "asyncio.
 
 @functools.cache
 def sentences(most: int = 900) -> list[str]:
-    """Many languages from the tokenizer's lines, then English from the standard library's documentation: its modules,
-    classes and functions, and their methods."""
+    """Return up to `most` sentences: first in many languages from the tokenizer tests, then English ones from the
+    docstrings of the standard library's modules, classes, functions and methods."""
     found = [part.strip() for line in SENTENCES
              for part in re.split(r"(?<=[.!?。؟।])\s+", line) if len(part.strip()) > 10]
     for name in MODULES:
@@ -96,7 +97,7 @@ def test_long_texts_are_truncated_alike(folder: Path, reference) -> None:
 
 
 def _neighbours(vectors: np.ndarray, count: int) -> np.ndarray:
-    """Indices of the nearest others of each row, [rows, count]."""
+    """Return the indices of the nearest other rows of each row, [rows, count]."""
     near = vectors @ vectors.T
     np.fill_diagonal(near, -1)
     return np.argsort(-near, axis=1, kind="stable")[:, :count]
@@ -117,22 +118,23 @@ def _near(folder: Path, compute: str, exact: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("compute, cosine", [("bfloat16", 0.9999), ("int8", 0.995)])
-def test_accuracy_classes(folder: Path, exact: np.ndarray, compute: str, cosine: float) -> None:
+def test_precisions_are_near_float32(folder: Path, exact: np.ndarray, compute: str, cosine: float) -> None:
     worst = (exact * _near(folder, compute, exact)).sum(1).min()
     assert worst >= cosine, f"worst cosine {worst:.6f}"
 
 
 @pytest.mark.parametrize("compute", ["bfloat16", pytest.param("int8", marks=pytest.mark.xfail(
-    reason="0.98 of them: weights and activations of 8 bits each (benchmarks/NOTES.md)", strict=True))])
+    reason="0.98 of them: weights and activations have 8 bits each (benchmarks/NOTES.md)", strict=True))])
 def test_neighbours(folder: Path, exact: np.ndarray, compute: str) -> None:
-    """Of the ten nearest among 2,000 sentences of documentation, many of which say nearly the same."""
+    """At least 99 % of the ten nearest neighbours among 2,000 sentences stay the same, although many of these sentences
+    are nearly equal."""
     ten, near = _nearest(exact, 10), _nearest(_near(folder, compute, exact), 10)
     kept = np.mean([len(np.intersect1d(a, b)) / 10 for a, b in zip(ten, near)])
     assert kept >= 0.99, f"{kept:.4f} of the ten nearest neighbours in float32 are among those in {compute}"
 
 
 def _nearest(vectors: np.ndarray, count: int) -> np.ndarray:
-    """Indices of the nearest others of each row, [rows, count]."""
+    """Return the indices of the nearest other rows of each row, [rows, count]."""
     near = vectors @ vectors.T
     np.fill_diagonal(near, -1)
     return np.argsort(-near, axis=1, kind="stable")[:, :count]

@@ -1,7 +1,7 @@
-"""Pictures against diffusers, stage by stage and step by step, in float32, on seeded pipelines from the same latents.
+"""Image generation compared with diffusers in float32, on seeded pipelines with the same initial latents.
 
-What is compared: the text embeddings and the pooled vector that the transformer is given, the latents after each step,
-the decoded picture. Transformers are cut after each number of blocks, so that each block is held against its own.
+The tests compare the text embeddings and pooled embeddings that the transformer receives, the latents after each step,
+and the decoded image. There are transformers with each number of blocks, so that every block is compared.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 import mpool
-from mpool.tasks import text_to_image as drawing
+from mpool.tasks import text_to_image
 
 import pipelinemodels
 from pipelinemodels import torch
 from pipelineparity import PROMPT, STEPS, TOKENS, compare, latents_of, near, ours, reference
 
 
-#: Name -> (family, what its pipeline is made with, what is asked of it).
+#: Name -> family, arguments of the pipeline, options of the request.
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "sd3, guided": ("sd3", {}, {"negative_prompt": "blue dog", "guidance_scale": 4.0}),
     "sd3, guided from nothing": ("sd3", {"shift": 1.0}, {"guidance_scale": 2.5}),
@@ -35,7 +35,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "flux, a double block": ("flux", {"layers": 1, "singles": 0}, {}),
     "flux, two double blocks": ("flux", {"layers": 2, "singles": 0}, {}),
     "flux, a single block": ("flux", {"layers": 1, "singles": 1}, {}),
-    "flux, told the scale": ("flux", {"guidance": True, "dynamic": True}, {"guidance_scale": 3.5}),
+    "flux, with a guidance scale": ("flux", {"guidance": True, "dynamic": True}, {"guidance_scale": 3.5}),
 }
 
 
@@ -48,7 +48,7 @@ def test_every_stage_and_step(tmp_path: Path, name: str) -> None:
 
 
 def test_default_schedules(tmp_path: Path) -> None:
-    """Shares of noise and times for any count of steps, shifted or not."""
+    """Noise levels and times match for any number of steps, with and without shift."""
     for family, made in (("sd3", {"layers": 1}), ("sd3", {"layers": 1, "shift": 1.0}),
                          ("flux", {"layers": 1, "singles": 0}), ("flux", {"layers": 1, "singles": 0, "dynamic": True})):
         folder = tmp_path / f"{family}{len(made)}{made.get('dynamic')}"
@@ -69,15 +69,15 @@ def test_default_schedules(tmp_path: Path) -> None:
                     scheduler.set_timesteps(sigmas=list(np.linspace(1.0, 1 / steps, steps)), mu=mu)
                 else:
                     scheduler.set_timesteps(steps)
-                times, sigmas = drawing.schedule(settings, steps, rows)
+                times, sigmas = text_to_image.schedule(settings, steps, rows)
                 assert np.abs(sigmas - scheduler.sigmas.numpy()).max() <= 1e-7
                 assert np.abs(times - scheduler.timesteps.numpy()).max() <= 1e-4
 
 
 @pytest.mark.parametrize("family", ["sd3", "flux"])
 def test_gguf_is_the_same_transformer(tmp_path: Path, family: str) -> None:
-    """The published names, with queries, keys and values in one, to the bit; beside the folder, or instead of it; in
-    a file that does not name its architecture."""
+    """A GGUF file with the published names and fused queries, keys and values gives the same bits: alone, in a folder,
+    and without the key of its architecture."""
     pipeline = getattr(pipelinemodels, family)(tmp_path)
     folder = ours(tmp_path, 64, 40)
     pipelinemodels.write_gguf(pipeline, tmp_path / "transformer-F32.gguf")
@@ -92,7 +92,7 @@ def test_gguf_is_the_same_transformer(tmp_path: Path, family: str) -> None:
 @pytest.mark.parametrize("quantisation", ["Q8_0", "Q4_0", "Q5_1", "BF16"])
 @pytest.mark.parametrize("family", ["sd3", "flux"])
 def test_quantised_gguf(tmp_path: Path, family: str, quantisation: str) -> None:
-    """Against diffusers with the values that are in the file: what is left is the rounding of activations."""
+    """Compared with diffusers on the dequantised values, only the rounding of activations remains."""
     pipeline = getattr(pipelinemodels, family)(tmp_path)
     path = tmp_path / "transformer.gguf"
     values = pipelinemodels.write_gguf(pipeline, path, quantisation)
@@ -107,8 +107,8 @@ def test_quantised_gguf(tmp_path: Path, family: str, quantisation: str) -> None:
 
 
 @pytest.mark.parametrize("quantisation", ["F32", "Q8_0"])
-def test_t5_of_a_gguf_file(tmp_path: Path, quantisation: str) -> None:
-    """In the encoder's own folder, instead of safetensors."""
+def test_t5_from_a_gguf_file(tmp_path: Path, quantisation: str) -> None:
+    """The text encoder may be a GGUF file in its folder instead of safetensors."""
     pipeline = pipelinemodels.flux(tmp_path, layers=1, singles=0, texts=64)
     before = ours(tmp_path, 64, 40)
     inside = tmp_path / "text_encoder_2"
@@ -122,7 +122,7 @@ def test_t5_of_a_gguf_file(tmp_path: Path, quantisation: str) -> None:
 
 
 def _load_published(pipeline: Any, family: str, values: dict[str, Any]) -> None:
-    """Writes the values of published names back into diffusers' module, by moving a module of ids the same way."""
+    """Load values with published names into diffusers' module. Converting a module of indices gives the mapping."""
     state = pipeline.transformer.state_dict()
     places, at = {}, 0
     for name, tensor in state.items():
@@ -137,7 +137,7 @@ def _load_published(pipeline: Any, family: str, values: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("family", ["sd3", "flux"])
-def test_bfloat16_class_is_near(tmp_path: Path, family: str) -> None:
+def test_bfloat16_is_near_float32(tmp_path: Path, family: str) -> None:
     pipeline = getattr(pipelinemodels, family)(tmp_path)
     expected = reference(pipeline, 64, 40)
     got = ours(tmp_path, 64, 40, "bfloat16")
@@ -149,8 +149,8 @@ def test_bfloat16_class_is_near(tmp_path: Path, family: str) -> None:
 
 @pytest.mark.parametrize("family", ["sd3", "flux"])
 @pytest.mark.parametrize("save", ["float16", "bfloat16"])
-def test_weights_stored_in_half(tmp_path: Path, family: str, save: str) -> None:
-    """Published folders are in half precision: the values that are stored are computed with, in float32."""
+def test_half_precision_weights(tmp_path: Path, family: str, save: str) -> None:
+    """Published folders are in half precision: the stored values are computed in float32."""
     pipeline = getattr(pipelinemodels, family)(tmp_path / "full")
     half = pipeline.to(getattr(torch, save))
     half.save_pretrained(tmp_path)
@@ -161,7 +161,7 @@ def test_weights_stored_in_half(tmp_path: Path, family: str, save: str) -> None:
     compare(ours(tmp_path, 64, 40), expected)
 
 
-def test_prompt_too_long_is_cut_as_in_diffusers(tmp_path: Path) -> None:
+def test_long_prompts_are_truncated_as_in_diffusers(tmp_path: Path) -> None:
     pipeline = pipelinemodels.sd3(tmp_path, layers=1)
     long = "a red cat on the moon, " * 30
     with torch.no_grad():
@@ -169,7 +169,7 @@ def test_prompt_too_long_is_cut_as_in_diffusers(tmp_path: Path) -> None:
     with mpool.Pool() as pool:
         entry = pool._find(str(tmp_path), "text_to_image")
         with pytest.warns(UserWarning, match="too long for CLIP, which takes 77 tokens"):
-            request = drawing.prepare(entry, long, drawing.GenerateImageOptions(
+            request = text_to_image.prepare(entry, long, text_to_image.GenerateImageOptions(
                 width=16, height=16, num_inference_steps=1, guidance_scale=0, max_sequence_length=TOKENS,
                 compute="float32"), keep=True)
         ticket = request.submit(None)
@@ -179,12 +179,12 @@ def test_prompt_too_long_is_cut_as_in_diffusers(tmp_path: Path) -> None:
         near(found["pooled"][0], pooled[0])
 
 
-def test_preview_is_what_the_step_foresees(tmp_path: Path) -> None:
-    """Latents less the noise that is left in them, along the step's velocity, through diffusers' decoder."""
+def test_previews_show_the_predicted_image(tmp_path: Path) -> None:
+    """A preview is the step's latents minus the remaining noise along its velocity, decoded by diffusers' decoder."""
     pipeline = pipelinemodels.flux(tmp_path)
     with mpool.Pool() as pool:
         entry = pool._find(str(tmp_path), "text_to_image")
-        request = drawing.prepare(entry, PROMPT, drawing.GenerateImageOptions(
+        request = text_to_image.prepare(entry, PROMPT, text_to_image.GenerateImageOptions(
             width=32, height=40, num_inference_steps=STEPS, preview_every=1, latents=latents_of(32, 40),
             compute="float32"), keep=True)
         ticket = request.submit(None)

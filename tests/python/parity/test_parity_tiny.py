@@ -1,7 +1,8 @@
-"""Every layer of every family against transformers, in float32, on seeded checkpoints with random norms and biases.
+"""Every layer of BERT and of every decoder compared with transformers in float32, on seeded checkpoints with random
+norms and biases.
 
-A checkpoint is cut after each number of layers, so that what is compared is the state after each of them. Decoders get
-the identity as their output matrix: their logits are then the normed hidden states themselves.
+There is a checkpoint for each number of layers, so that the state after each layer is compared. The output matrix of
+decoders is the identity, so that their logits are the normalised hidden states.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def test_decoder_layers(decoder, layers: int) -> None:
 @pytest.mark.parametrize("tie", [False, True])
 def test_decoder_logits_and_greedy(tmp_path: Path, family: str, tie: bool) -> None:
     if tie and family == "gpt_oss":
-        pytest.skip("is never tied")
+        pytest.skip("published models are never tied")
     model = paritymodels.decoder(family, 2, vocab=157, tie=tie)
     randomise(model, 4)
     model.tie_weights()
@@ -114,11 +115,11 @@ def test_decoder_logits_and_greedy(tmp_path: Path, family: str, tie: bool) -> No
     tokens = np.random.default_rng(7).integers(2, 157, 50)
     with mpool.Pool() as pool:
         got = logits(pool, str(tmp_path), tokens, "float32")
-        answer = greedy(pool, str(tmp_path), tokens, 24, "float32")
+        generated = greedy(pool, str(tmp_path), tokens, 24, "float32")
     with torch.no_grad():
         ids = torch.tensor(tokens[None])
         assert np.abs(got - model(ids).logits[0].numpy()).max() <= TOLERANCE
-        for token in answer:  # barred ends: 1 is never drawn
+        for token in generated:  # end tokens are not sampled
             row = model(ids).logits[0, -1].clone()
             row[1] = -torch.inf
             assert int(row.argmax()) == int(token)
@@ -127,7 +128,7 @@ def test_decoder_logits_and_greedy(tmp_path: Path, family: str, tie: bool) -> No
 
 @pytest.mark.parametrize("family", ["llama", "llama_mistral", "qwen3", "qwen3moe", "smollm3", "granite", "phi3_long",
                                     "gemma2", "gemma3", "gpt_oss", "deepseek2"])
-def test_bfloat16_class_is_near(tmp_path: Path, family: str) -> None:
+def test_bfloat16_is_near_float32(tmp_path: Path, family: str) -> None:
     model = paritymodels.decoder(family, 2, vocab=157)
     randomise(model, 8)
     model.save_pretrained(tmp_path)
@@ -136,19 +137,19 @@ def test_bfloat16_class_is_near(tmp_path: Path, family: str) -> None:
     with mpool.Pool() as pool:
         exact, near = (logits(pool, str(tmp_path), tokens, compute) for compute in ("float32", "bfloat16"))
     cosine = (exact * near).sum(1) / np.linalg.norm(exact, axis=1) / np.linalg.norm(near, axis=1)
-    # where experts are chosen, a choice may flip
+    # A token may be routed to other experts.
     flips = family in ("qwen3moe", "gpt_oss", "deepseek2")
     assert 0.999 <= (np.median(cosine) if flips else cosine.min()) and not np.array_equal(exact, near)
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether the CPU does, as far as it is used."""
+    """Return True if mpool uses bfloat16 products on this CPU."""
     return mpool.show_config("dicts")["cpu"]["level"] in ("avx512bf16", "amx", "bf16")
 
 
 @pytest.mark.parametrize("stored", ["bfloat16", "float16"])
-def test_floats_are_computed_as_they_are_stored(tmp_path: Path, stored: str) -> None:
-    """bfloat16 where the CPU multiplies it, else float32, to the bit."""
+def test_stored_floats_choose_the_compute_type(tmp_path: Path, stored: str) -> None:
+    """Stored bfloat16 is computed in bfloat16 if the CPU supports it, everything else in float32, with equal bits."""
     model = paritymodels.decoder("llama", 2, vocab=157)
     randomise(model, 15)
     model.to(getattr(torch, stored)).save_pretrained(tmp_path)
@@ -163,8 +164,8 @@ def test_floats_are_computed_as_they_are_stored(tmp_path: Path, stored: str) -> 
 # ---- GPT-OSS -------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("stored", ["mxfp4", "bfloat16", "float16"])
-def test_gpt_oss_as_it_is_published(tmp_path: Path, stored: str) -> None:
-    """Experts as codes and scales, as OpenAI publishes them, or transposed in half precision, biases too."""
+def test_gpt_oss_in_published_formats(tmp_path: Path, stored: str) -> None:
+    """Experts are stored as MXFP4 codes and scales, as OpenAI publishes them, or transposed in half precision."""
     model = paritymodels.decoder("gpt_oss", 2, vocab=157)
     randomise(model, 14)
     if stored == "mxfp4":
@@ -172,27 +173,27 @@ def test_gpt_oss_as_it_is_published(tmp_path: Path, stored: str) -> None:
     else:
         half = copy.deepcopy(model).to(getattr(torch, stored))
         half.save_pretrained(tmp_path)
-        model.load_state_dict(half.state_dict())  # parameters only: the rotary frequencies stay as they were
+        model.load_state_dict(half.state_dict())  # only parameters: the rotary frequencies do not change
     write_tokenizer(tmp_path, 157)
     tokens = np.random.default_rng(17).integers(2, 157, 131)
     with mpool.Pool() as pool:
         exact, near = (logits(pool, str(tmp_path), tokens, compute) for compute in ("float32", "auto"))
-        answer = greedy(pool, str(tmp_path), tokens[:50], 16, "float32")
-        # what is computed as it is stored, MXFP4 and, where the CPU multiplies it, bfloat16, is another model
+        generated = greedy(pool, str(tmp_path), tokens[:50], 16, "float32")
+        # MXFP4, and bfloat16 if the CPU supports it, are computed in their stored type, which is a separate entry.
         as_stored = stored == "mxfp4" or (stored == "bfloat16" and multiplies_bfloat16())
         assert {row.compute for row in pool.ps()} == ({"float32", "stored"} if as_stored else {"float32"})
     with torch.no_grad():
         expected = model(torch.tensor(tokens[None])).logits[0].numpy()
         assert np.abs(exact - expected).max() <= TOLERANCE
-        told = np.concatenate([tokens[:50], answer])
-        rows = model(torch.tensor(told[None])).logits[0, 49:-1].numpy().copy()
+        context = np.concatenate([tokens[:50], generated])
+        rows = model(torch.tensor(context[None])).logits[0, 49:-1].numpy().copy()
     rows[:, 1] = -np.inf
-    assert rows.argmax(axis=1).tolist() == answer.tolist()
+    assert rows.argmax(axis=1).tolist() == generated.tolist()
     cosine = (expected * near).sum(1) / np.linalg.norm(expected, axis=1) / np.linalg.norm(near, axis=1)
     assert np.median(cosine) >= 0.999
 
 
-def test_gpt_oss_folders_that_do_not_fit(tmp_path: Path) -> None:
+def test_inconsistent_gpt_oss_folders_are_refused(tmp_path: Path) -> None:
     model = paritymodels.decoder("gpt_oss", 1, vocab=157)
     paritymodels.save_mxfp4(model, tmp_path)
     write_tokenizer(tmp_path, 157)

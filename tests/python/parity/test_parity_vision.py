@@ -1,5 +1,5 @@
-"""Models that read images against transformers, in float32, on seeded checkpoints: what the processor prepares, rows of
-the image network after every layer and the projector, the decoder after every layer, greedy tokens."""
+"""Vision language models compared with transformers in float32, on seeded checkpoints: preprocessed images, rows of the
+image encoder after every layer and the projector, the decoder after every layer, greedy tokens."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from mpool.tasks.requests import vision_request
 import visionmodels
 from paritymodels import torch
 from visionmodels import FAMILIES
-from visionparity import pictures, relative, request, run
+from visionparity import random_images, relative, request, run
 
 TOLERANCE = 1e-4
-LAYERS, TOWER = 2, 3
-#: Images of a prompt: one, two, odd sizes, the model's own size, long and narrow.
+LAYERS, ENCODER_LAYERS = 2, 3
+#: Sizes of the images of a prompt: one, two, odd sizes, the model's size, long and narrow.
 CASES = {"one": [(63, 90)], "two": [(40, 40), (57, 41)], "long": [(24, 120)], "three": [(120, 44), (40, 80), (41, 39)]}
 
 
 def reference(model: Any, made: Any, images: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of the images, and logits of the prompt."""
+    """Return the rows of the images and the logits of the prompt."""
     with torch.no_grad():
         given = visionmodels.inputs(model, made.prompt.tolist(), images)
         logits = model(**given).logits[0].numpy()
@@ -35,7 +35,7 @@ def reference(model: Any, made: Any, images: list[np.ndarray]) -> tuple[np.ndarr
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
-    model = visionmodels.randomised(request.param, LAYERS, TOWER)
+    model = visionmodels.randomised(request.param, LAYERS, ENCODER_LAYERS)
     folder = visionmodels.save(model, request.param, tmp_path_factory.mktemp(request.param))
     with mpool.Pool() as pool:
         yield request.param, model, folder, pool
@@ -43,9 +43,9 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.mark.parametrize("case", CASES)
 def test_rows_and_logits(family, case: str) -> None:
-    """The processor, the image network, the projector and the decoder together."""
+    """Processor, image encoder, projector and decoder match together."""
     _, model, folder, pool = family
-    images = pictures(CASES[case])
+    images = random_images(CASES[case])
     made = request(pool, folder, images)
     ticket = run(pool, made, prompt_logits=True)
     rows, logits = reference(model, made, images)
@@ -55,25 +55,25 @@ def test_rows_and_logits(family, case: str) -> None:
 
 def test_greedy_tokens(family) -> None:
     _, model, folder, pool = family
-    images = pictures(CASES["two"])
+    images = random_images(CASES["two"])
     made = request(pool, folder, images)
-    answer = run(pool, made, max_tokens=16).tokens(0)[0].tolist()
+    generated = run(pool, made, max_tokens=16).tokens(0)[0].tolist()
     prompt = made.prompt.tolist()
     with torch.no_grad():
-        for at, token in enumerate(answer):
-            given = visionmodels.inputs(model, prompt + answer[:at], images)
+        for at, token in enumerate(generated):
+            given = visionmodels.inputs(model, prompt + generated[:at], images)
             row = model(**given).logits[0, -1].clone()
-            row[visionmodels.EOS] = -torch.inf  # barred
+            row[visionmodels.EOS] = -torch.inf  # the end token is not sampled
             assert int(row.argmax()) == token
-    assert len(answer) == 16
+    assert len(generated) == 16
 
 
-@pytest.mark.parametrize("layers", range(1, TOWER + 1))
+@pytest.mark.parametrize("layers", range(1, ENCODER_LAYERS + 1))
 def test_every_layer_of_the_image_network(family, tmp_path: Path, layers: int) -> None:
     name, _, _, pool = family
-    model = visionmodels.cut(visionmodels.randomised(name, 1, TOWER), name, layers)
+    model = visionmodels.cut(visionmodels.randomised(name, 1, ENCODER_LAYERS), name, layers)
     folder = visionmodels.save(model, name, tmp_path)
-    images = pictures(CASES["one"])
+    images = random_images(CASES["one"])
     made = request(pool, folder, images)
     rows, _ = reference(model, made, images)
     assert relative(run(pool, made, prompt_logits=True).image_rows(), rows) <= TOLERANCE
@@ -81,28 +81,28 @@ def test_every_layer_of_the_image_network(family, tmp_path: Path, layers: int) -
 
 @pytest.mark.parametrize("layers", range(1, LAYERS + 1))
 def test_every_layer_of_the_decoder(family, tmp_path: Path, layers: int) -> None:
-    """With the identity as its output matrix, so that logits are its normed states."""
+    """The output matrix is the identity, so the logits are the normalised states."""
     name, _, _, pool = family
     model = visionmodels.randomised(name, layers, 2)
     model.lm_head.weight.data = torch.eye(visionmodels.VOCAB, 64)
     folder = visionmodels.save(model, name, tmp_path)
-    images = pictures(CASES["two"])
+    images = random_images(CASES["two"])
     made = request(pool, folder, images)
     _, states = reference(model, made, images)
     assert relative(run(pool, made, prompt_logits=True).prompt_logits(), states) <= TOLERANCE
 
 
 @pytest.mark.parametrize("size", [(63, 90), (40, 40), (120, 44), (17, 300)])
-def test_prepared_as_transformers_does(family, size: tuple[int, int]) -> None:
-    """Every tile, within 1/255 before it is normalised."""
+def test_preprocessing_matches_transformers(family, size: tuple[int, int]) -> None:
+    """Every tile differs by at most 1/255 before normalisation."""
     name, _, folder, pool = family
-    picture = pictures([size])[0]
-    made = request(pool, folder, [picture])
+    image = random_images([size])[0]
+    made = request(pool, folder, [image])
     found, at = [], 0
     for height, width in made.images.sizes.reshape(-1, 2).tolist():
         found.append(made.images.pixels[at:at + height * width * 3].reshape(height, width, 3))
         at += height * width * 3
-    wanted = visionmodels.tiles(name, picture)
+    wanted = visionmodels.tiles(name, image)
     assert len(found) == len(wanted)
     for tile, other in zip(found, wanted):
         assert tile.shape == other.shape and np.abs(tile.astype(float) - other).max() <= 1.0
@@ -110,7 +110,7 @@ def test_prepared_as_transformers_does(family, size: tuple[int, int]) -> None:
 
 def test_bfloat16_is_near(family) -> None:
     _, _, folder, pool = family
-    images = pictures(CASES["one"])
+    images = random_images(CASES["one"])
     exact = run(pool, request(pool, folder, images), prompt_logits=True)
     made = vision_request(pool, images, visionmodels.text(3, 20), str(folder), {"compute": "bfloat16"})
     near = run(pool, made, prompt_logits=True)
@@ -121,16 +121,16 @@ def test_bfloat16_is_near(family) -> None:
 
 @pytest.mark.parametrize("size", [(30, 64), (96, 96), (50, 33), (90, 10)])
 @pytest.mark.parametrize("name", ["smolvlm", "idefics3"])
-def test_the_prompt_of_tiles(tmp_path: Path, name: str, size: tuple[int, int]) -> None:
-    """The text around the tiles of an image is the one that transformers' processor writes."""
+def test_prompt_around_image_tiles(tmp_path: Path, name: str, size: tuple[int, int]) -> None:
+    """The text around the tiles of an image equals that of transformers' processor."""
     from tokenizers import Tokenizer
     from transformers.models.smolvlm import processing_smolvlm
 
     folder = visionmodels.save(visionmodels.make(name, 1, 1), name, tmp_path)
-    picture = pictures([size])[0]
+    image = random_images([size])[0]
     with mpool.Pool() as pool:
-        made = request(pool, folder, [picture], 4)
-    done = visionmodels.processed(name, picture, return_row_col_info=True)
+        made = request(pool, folder, [image], 4)
+    done = visionmodels.processed(name, image, return_row_col_info=True)
     expanded = processing_smolvlm.get_image_prompt_string(
         done["rows"][0][0], done["cols"][0][0], 4 if name == "smolvlm" else 1,
         fake_token_around_image="<fake_token_around_image>", image_token="<image>", global_image_token="<global-img>")

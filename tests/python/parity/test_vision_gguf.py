@@ -1,5 +1,5 @@
-"""Pairs of GGUF files that read images, as llama.cpp's converters write them, against the folders of transformers that
-they were made of, which are held against transformers; and pairs that do not belong together."""
+"""Vision models as pairs of GGUF files in the layout of llama.cpp's converters, compared with the transformers folders
+that they were written from (test_parity_vision.py compares these with transformers); and mismatched pairs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import tinygguf
 import visionmodels
 from corelib import SAMPLING
 from paritymodels import transformers
-from visionparity import pictures, relative, request, run
 from tinygguf import gguf
+from visionparity import random_images, relative, request, run
 
 UNKNOWN = 0
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
@@ -50,7 +50,8 @@ def decoder(model: Any, path: Path, image: int | None = None) -> None:
 
 
 def qwen_projector(model: Any, path: Path) -> None:
-    """As llama.cpp's converter writes Qwen2.5-VL's: the first matrix in two halves, queries, keys and values apart."""
+    """Write Qwen2.5-VL's projector file in the layout of llama.cpp's converter: the first matrix as two halves, and
+    separate queries, keys and values."""
     vision, network = model.config.vision_config, model.model.visual
     writer = gguf.GGUFWriter(str(path), "clip")
     writer.add_string("clip.projector_type", "qwen2.5vl_merger")
@@ -87,13 +88,18 @@ def qwen_projector(model: Any, path: Path) -> None:
 
 
 def projector(model: Any, path: Path, *, swapped: bool = False, width: int | None = None) -> None:
-    """swapped: halves of the feed-forward layer under each other's names, as old files have them."""
+    """Write a projector file.
+
+    Args:
+        swapped: exchange the names of the feed-forward layer's two matrices, as in older files.
+        width: number of output rows to keep, for a file that does not match its decoder; None: all.
+    """
     family, vision = model.mpool_family, model.config.vision_config
     llava = family in ("llava", "llava_next")
     if family == "qwen2_5_vl":
         return qwen_projector(model, path)
     network = model.model.vision_tower if llava else model.model.vision_model
-    layers = vision.num_hidden_layers - llava  # the last is not used
+    layers = vision.num_hidden_layers - llava  # the last layer is not used
     writer = gguf.GGUFWriter(str(path), "clip")
     writer.add_string("clip.projector_type", "mlp" if llava else "idefics3")
     writer.add_bool("clip.use_gelu", not llava)
@@ -143,28 +149,29 @@ def projector(model: Any, path: Path, *, swapped: bool = False, width: int | Non
 @pytest.mark.parametrize("family, swapped", [("llava", False), ("llava", True), ("llava_next", False),
                                              ("smolvlm", False), ("qwen2_5_vl", False)])
 def test_gguf_pair_is_the_folder(tmp_path: Path, family: str, swapped: bool) -> None:
-    """Rows of the images, logits, and greedy tokens, from the same tiles."""
+    """Rows of the images, logits and greedy tokens match for the same tiles."""
     model = visionmodels.randomised(family)
-    model.config.text_config.sliding_window = None  # which files of Mistral do not have
+    model.config.text_config.sliding_window = None  # GGUF files of Mistral have no window
     folder = visionmodels.save(model, family, tmp_path / "folder")
     pair = tmp_path / "pair"
     pair.mkdir()
     decoder(model, pair / "text-F32.gguf")
     projector(model, pair / "mmproj-text-F32.gguf", swapped=swapped)
-    images = pictures([(63, 90), (40, 40)])
+    images = random_images([(63, 90), (40, 40)])
     with mpool.Pool() as pool:
         made = request(pool, folder, images)
         wanted = run(pool, made, prompt_logits=True, max_tokens=8)
         found = pool.get(str(pair))
         assert found.capability == "vision"
-        assert found.description.vision.image_token_id == -1  # no <image> is in the vocabulary: any token may stand
+        # The vocabulary has no <image>, so any token may be the placeholder.
+        assert found.description.vision.image_token_id == -1
         prompt = np.where(made.prompt == visionmodels.IMAGE, UNKNOWN, made.prompt).astype(np.int32)
         ticket = pool.registry.submit_text(found._entry.core_key("float32"), prompt, vision=True,
                                            images=made.images.arrays(),
                                            **{**SAMPLING, "prompt_logits": True, "max_tokens": 8})
         ticket.wait()
         ticket.check()
-        if family in ("llava_next", "qwen2_5_vl"):  # files say how these are prepared
+        if family in ("llava_next", "qwen2_5_vl"):  # these files contain their preprocessing
             pair_made = vision_request(pool, images, visionmodels.text(3, 20), pool.register(
                 "named", str(pair), chat_template=TEMPLATE), {})
             for one, other in zip(pair_made.images.arrays()[:3], made.images.arrays()[:3]):
@@ -177,8 +184,8 @@ def test_gguf_pair_is_the_folder(tmp_path: Path, family: str, swapped: bool) -> 
     assert ticket.tokens(0)[0].tolist() == wanted.tokens(0)[0].tolist()
 
 
-def test_the_decoder_of_a_pair_alone(tmp_path: Path) -> None:
-    """That of Qwen2.5-VL writes text by itself, as Qwen2: the positions of text are the same on all axes."""
+def test_the_decoder_of_a_pair_generates_text_alone(tmp_path: Path) -> None:
+    """The decoder of Qwen2.5-VL is a Qwen2 for text: the positions of text are the same on all axes."""
     model = visionmodels.randomised("qwen2_5_vl")
     folder = visionmodels.save(model, "qwen2_5_vl", tmp_path / "folder")
     decoder(model, tmp_path / "text.gguf", visionmodels.IMAGE)
@@ -195,7 +202,8 @@ def test_the_decoder_of_a_pair_alone(tmp_path: Path) -> None:
     ("clip.vision.image_grid_pinpoints", [4000, 4000], "at most"),
     ("clip.vision.mm_patch_merge_type", "flat", "together with clip.vision.mm_patch_merge_type"),
     ("clip.vision.mm_patch_merge_type", "other", "flat, spatial_unpad")])
-def test_tiles_that_are_none(tmp_path: Path, key: str, value: Any, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_tile_settings_are_refused(tmp_path: Path, key: str, value: Any, words: str,
+                                           monkeypatch: pytest.MonkeyPatch) -> None:
     model = visionmodels.randomised("llava_next")
     decoder(model, tmp_path / "text-F32.gguf", visionmodels.IMAGE)
     given = "add_array" if isinstance(value, list) else "add_string"
@@ -215,48 +223,49 @@ def llava(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return pair
 
 
-def test_a_question_to_a_pair(llava: Path) -> None:
-    """With the template of whoever registers it; prepared as LLaVA 1.5 was trained: made square, then resized."""
-    picture = visionmodels.image(3, 50, 90)
+def test_a_registered_pair_answers_questions_about_images(llava: Path) -> None:
+    """The chat template comes from `register`. Images are padded to a square and then resized, as for LLaVA 1.5."""
+    image = visionmodels.image(3, 50, 90)
     with mpool.Pool() as pool:
         model = pool.register("pair", str(llava), chat_template=TEMPLATE)
-        done = model.vision([picture, picture], "w10 w11", temperature=0, max_tokens=4)
-        made = vision_request(pool, picture, "w10", "pair", {})
+        done = model.vision([image, image], "w10 w11", temperature=0, max_tokens=4)
+        made = vision_request(pool, image, "w10", "pair", {})
         alone = pool.load(str(llava / "text-F32.gguf"))
     assert done.usage.prompt_tokens > 50 and len(done.token_ids) <= 4
     assert alone.capability == "text_to_text"
     tile = made.images.pixels.reshape(40, 40, 3).astype(float)
     config = {"size": {"shortest_edge": 40}, "crop_size": {"height": 40, "width": 40}, "do_pad": True}
     other = transformers.LlavaImageProcessorPil(**config, do_rescale=False, do_normalize=False)(
-        picture, return_tensors="pt", input_data_format="channels_last")["pixel_values"][0].numpy()
+        image, return_tensors="pt", input_data_format="channels_last")["pixel_values"][0].numpy()
     assert np.abs(tile - other.transpose(1, 2, 0)).max() <= 1
 
 
-def test_a_place_is_no_token(tmp_path: Path) -> None:
-    """In a vocabulary without <image>, and without bytes, words become the unknown token; none of them is an image."""
+def test_image_placeholders_are_not_tokens(tmp_path: Path) -> None:
+    """If the vocabulary has neither <image> nor bytes, unknown words become the unknown token, and none of them is an
+    image."""
     model = visionmodels.randomised("llava")
     decoder(model, tmp_path / "text-F32.gguf")
     projector(model, tmp_path / "mmproj-F32.gguf")
-    picture = visionmodels.image(3, 50, 90)
+    image = visionmodels.image(3, 50, 90)
     with mpool.Pool() as pool:
-        made = vision_request(pool, [picture, picture], "w10 \u00fc <unk> \ufdd8 w11", str(tmp_path), {})
+        made = vision_request(pool, [image, image], "w10 \u00fc <unk> \ufdd8 w11", str(tmp_path), {})
         runs = made.images.runs.reshape(-1, 3).tolist()
         entry = pool.get(str(tmp_path))._entry
         head, line = ([*entry.tokenizer().encode(text, add_special=False)] for text in ("USER: ", "\n"))
         assert runs == [[len(head), 25, 1], [len(head) + 25 + len(line), 25, 1]]
-        assert (made.prompt == UNKNOWN).sum() > 50 + len(line)  # some of them in the text
-        done = pool.vision(picture, "w10 \u00fc w11", str(tmp_path), temperature=0, max_tokens=3)
+        assert (made.prompt == UNKNOWN).sum() > 50 + len(line)  # some are in the text
+        done = pool.vision(image, "w10 \u00fc w11", str(tmp_path), temperature=0, max_tokens=3)
         assert len(done.token_ids) <= 3 and done.usage.prompt_tokens == len(vision_request(pool, 
-            picture, "w10 \u00fc w11", str(tmp_path), {}).prompt)
+            image, "w10 \u00fc w11", str(tmp_path), {}).prompt)
         with pytest.raises(errors.InvalidArgument, match=r"U\+FDD8 to U\+FDDB"):
-            pool.vision(picture, "\ufdd8\ufdd9\ufdda\ufddb", str(tmp_path))
+            pool.vision(image, "\ufdd8\ufdd9\ufdda\ufddb", str(tmp_path))
         talk = [{"role": role, "content": word} for role, word in (
             ("system", "w1"), ("user", "w2"), ("assistant", "w3"), ("user", "w4"))]
-        assert entry.template().render(talk, add_generation_prompt=True) == (  # LLaVA 1.5's own
+        assert entry.template().render(talk, add_generation_prompt=True) == (  # the template of LLaVA 1.5
             "w1 USER: w2 ASSISTANT: w3</s>USER: w4 ASSISTANT:")
 
 
-def test_pairs_that_do_not_belong_together(llava: Path, tmp_path: Path) -> None:
+def test_mismatched_pairs_are_refused(llava: Path, tmp_path: Path) -> None:
     model = visionmodels.randomised("llava")
     text, other = tmp_path / "text.gguf", tmp_path / "mmproj.gguf"
     text.write_bytes((llava / "text-F32.gguf").read_bytes())

@@ -34,7 +34,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model for images of 16,384 patches with full attention in two layers, which takes half a second."""
     folder = tmp_path_factory.mktemp("qwen")
-    visionmodels.save(visionmodels.randomised("qwen2_5_vl", tower_layers=4), "qwen2_5_vl", folder)
+    visionmodels.save(visionmodels.randomised("qwen2_5_vl", encoder_layers=4), "qwen2_5_vl", folder)
     for name, change in (("config.json", lambda c: c["text_config"].update(max_position_embeddings=8192)),
                          ("config.json", lambda c: c["vision_config"].update(fullatt_block_indexes=[1, 2])),
                          ("preprocessor_config.json", lambda c: c["size"].update(longest_edge=SIDE * SIDE))):
