@@ -91,7 +91,7 @@ def main() -> int:
             try:
                 driver.set_window_size(1200, 1010)
                 driver.get(url + "/")
-                time.sleep(25)  # so that the plots have something to show
+                time.sleep(25)  # the plots need 25 s of history
                 TARGET.parent.mkdir(exist_ok=True)
                 driver.save_screenshot(str(TARGET))
             finally:

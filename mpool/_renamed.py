@@ -19,6 +19,8 @@ NAMES = {"Picture": "GeneratedImage", "Pictures": "GeneratedImages", "PictureSte
 MODULES = {"catalog": ("models",), "text": ("tokenizers", "conversation.template"),
            "pictures": ("tasks.images_result",), "reranking": ("tasks.rerank",),
            "captures": ("tasks.captures", "tasks.capture_files"), "comparing": ("debug.comparing",)}
+#: Class -> former attribute -> new attribute.
+ATTRIBUTES = {"GeneratedImages": {"pictures": "results"}, "ImageStep": {"picture": "index"}}
 _PACKAGE = __name__.rpartition(".")[0]
 
 
@@ -40,6 +42,20 @@ def of_module(module: str, name: str) -> Any:
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
     warn(f"{module}.{name}", f"{module}.{new}", 3)
     return found
+
+
+def attribute(owner: object, name: str) -> Any:
+    """Return the attribute that a former name refers to. For the ``__getattr__`` of the class.
+
+    Raises:
+        AttributeError: the name is not a former name of an attribute.
+    """
+    kind = type(owner).__name__
+    new = ATTRIBUTES.get(kind, {}).get(name)
+    if new is None:
+        raise AttributeError(f"{kind!r} object has no attribute {name!r}")
+    warn(f"{kind}.{name}", f"{kind}.{new}", 3)
+    return getattr(owner, new)
 
 
 class _Loader:

@@ -50,8 +50,8 @@ def ask(digit: int, chance: random.Random) -> tuple[str, str]:
     if kind == 1:
         return chance.choice(PARITY), f"It is {'odd' if digit % 2 else 'even'}."
     if kind == 2:
-        guess = digit if chance.random() < 0.5 else chance.randrange(10)
-        return f"Is this {called(guess)}?", f"{'Yes' if guess == digit else 'No'}, it is {called(digit)}."
+        candidate = digit if chance.random() < 0.5 else chance.randrange(10)
+        return f"Is this {called(candidate)}?", f"{'Yes' if candidate == digit else 'No'}, it is {called(digit)}."
     return chance.choice(WHAT), f"This is {called(digit)}."
 
 

@@ -38,9 +38,9 @@ def t5_tokenizer(texts: Iterable[str]) -> Any:
 
     words = sorted({"\u2581" + word for text in texts for word in text.replace(",", " ").split()})
     letters = ["\u2581", *map(chr, range(33, 127))]
-    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", -10.0)]
-    pieces += [(word, -3.0) for word in words] + [(letter, -6.0) for letter in letters if letter not in words]
-    return transformers.T5Tokenizer(vocab=pieces, extra_ids=0, model_max_length=512)
+    vocabulary = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", -10.0)]
+    vocabulary += [(word, -3.0) for word in words] + [(letter, -6.0) for letter in letters if letter not in words]
+    return transformers.T5Tokenizer(vocab=vocabulary, extra_ids=0, model_max_length=512)
 
 
 IMAGE, STOP, PAD = "<image>", "</s>", "<pad>"

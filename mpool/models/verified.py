@@ -106,11 +106,11 @@ ROWS = (
              (("test_vision_gguf.py", "test_gguf_pair_is_the_folder"),
               ("test_parity_vision.py", "test_rows_and_logits"), ("visionmodels.py", '"qwen2_5_vl"'))),
     Verified("flux", "FLUX.1-schnell and dev", "diffusers", "diffusers",
-             (("test_parity_pictures.py", "test_every_stage_and_step"),
-              ("test_parity_pictures.py", "test_gguf_is_the_same_transformer"))),
+             (("test_parity_image_generation.py", "test_every_stage_and_step"),
+              ("test_parity_image_generation.py", "test_gguf_is_the_same_transformer"))),
     Verified("sd3", "Stable Diffusion 3, 3.5 large, turbo and medium", "diffusers", "diffusers",
-             (("test_parity_pictures.py", "test_every_stage_and_step"),
-              ("test_parity_pictures.py", "test_gguf_is_the_same_transformer"))),
+             (("test_parity_image_generation.py", "test_every_stage_and_step"),
+              ("test_parity_image_generation.py", "test_gguf_is_the_same_transformer"))),
 )
 
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from .. import _renamed
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -95,46 +97,49 @@ class GeneratedImages:
     ``image``, ``array``, ``latents``, ``parameters`` and ``save`` refer to the first image.
 
     Attributes:
-        pictures: all generated images.
+        results: all generated images.
         seed: seed that was used; the same request with this seed gives the same images.
         model: key of the model.
     """
 
-    pictures: tuple[GeneratedImage, ...]
+    results: tuple[GeneratedImage, ...]
     seed: int
     model: str
 
     @property
     def image(self) -> Image:
         """The first image as a PIL image, RGB."""
-        return self.pictures[0].image
+        return self.results[0].image
 
     @property
     def array(self) -> NDArray[np.float32]:
         """Pixels of the first image, float32 ``(height, width, 3)``, RGB from 0 to 1."""
-        return self.pictures[0].array
+        return self.results[0].array
 
     @property
     def latents(self) -> NDArray[np.float32]:
         """Latents of the first image (input of the decoder), float32 ``(channels, latent height, latent width)``."""
-        return self.pictures[0].latents
+        return self.results[0].latents
 
     @property
     def images(self) -> list[Image]:
         """All images as PIL images, RGB."""
-        return [one.image for one in self.pictures]
+        return [one.image for one in self.results]
 
     @property
     def parameters(self) -> Mapping[str, Any]:
         """Parameters of the first image."""
-        return self.pictures[0].parameters
+        return self.results[0].parameters
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the first image to a file, see :meth:`GeneratedImage.save`."""
-        self.pictures[0].save(path)
+        self.results[0].save(path)
 
     def _repr_png_(self) -> bytes:
-        return self.pictures[0]._repr_png_()
+        return self.results[0]._repr_png_()
+
+    def __getattr__(self, name: str) -> Any:
+        return _renamed.attribute(self, name)
 
 
 @dataclass(frozen=True)
@@ -144,13 +149,13 @@ class ImageStep:
     Attributes:
         step: number of steps done, over all images of the request, starting at 1.
         steps: total number of steps of the request.
-        picture: index of the image that the step belongs to, starting at 0.
+        index: index of the image that the step belongs to, starting at 0.
         preview: current state of the image as a PIL image every ``preview_every`` steps; else None.
     """
 
     step: int
     steps: int
-    picture: int
+    index: int
     preview: Image | None = field(default=None, repr=False)
 
     @property
@@ -158,11 +163,12 @@ class ImageStep:
         """Fraction of the steps that are done, above 0 and at most 1."""
         return self.step / self.steps
 
+    def __getattr__(self, name: str) -> Any:
+        return _renamed.attribute(self, name)
+
 
 __all__ = ["GeneratedImage", "ImageStep", "GeneratedImages", "to_image"]
 
 
 def __getattr__(name: str) -> Any:
-    from .._renamed import of_module
-
-    return of_module(__name__, name)
+    return _renamed.of_module(__name__, name)

@@ -80,18 +80,18 @@ class Start:
     plan: VectorPlan
     pack: Any
     call: Call
-    lane: int
+    service_class: int
 
     def now(self) -> _core.Ticket | None:
-        return vectors.submit(self.kind, self.plan, self.pack, self.call, self.lane)
+        return vectors.submit(self.kind, self.plan, self.pack, self.call, self.service_class)
 
     async def later(self) -> _core.Ticket | None:
         from ..runtime.watching import watcher
 
         wait = not self.call.fail_fast
         return await watcher().enter(
-            f"{self.plan.core_key}\n{self.lane}",
-            lambda: vectors.submit(self.kind, self.plan, self.pack, self.call, self.lane, True, wait), wait)
+            f"{self.plan.core_key}\n{self.service_class}",
+            lambda: vectors.submit(self.kind, self.plan, self.pack, self.call, self.service_class, True, wait), wait)
 
 
 @dataclass(slots=True)
@@ -130,13 +130,14 @@ class Compute:
     plan: VectorPlan
     pack: Any
     call: Call
-    lane: int
+    service_class: int
 
     def now(self) -> Any:
-        return vectors.finish(self.plan, self.pack, vectors.run(self.kind, self.plan, self.pack, self.call, self.lane))
+        rows = vectors.run(self.kind, self.plan, self.pack, self.call, self.service_class)
+        return vectors.finish(self.plan, self.pack, rows)
 
     async def later(self) -> Any:
-        ticket = await Start(self.kind, self.plan, self.pack, self.call, self.lane).later()
+        ticket = await Start(self.kind, self.plan, self.pack, self.call, self.service_class).later()
         try:
             return await Land(self.kind, self.plan, self.pack, ticket, self.call).later()
         finally:

@@ -386,7 +386,7 @@ class Reader:
             request.entry.pool._name_idle(error, request.core_key)
             raise
         return GeneratedImages(tuple(
-            GeneratedImage(found["pixels"][i], found["latents"][i], {**request.parameters, "picture": i})
+            GeneratedImage(found["pixels"][i], found["latents"][i], {**request.parameters, "index": i, "picture": i})
             for i in range(len(request.noise))), request.seed, request.entry.key)
 
 

@@ -9,7 +9,7 @@
     python tests/c/check_tiers.py --words csrc/base mpool/server    # report: each refused word in these folders
 
 Prints one line per violation, ``file:line: problem``, and exits with code 1 if there was any. The refused words come
-from ``words.toml``; they fail the check only in the folders that its ``clean`` lists name. ``--words`` never fails.
+from ``words.toml``. ``--words`` never fails.
 """
 
 from __future__ import annotations
@@ -216,11 +216,10 @@ class Word:
 
 @dataclass(frozen=True)
 class Words:
-    """The content of words.toml: the refused words, and the folders in which the check enforces them."""
+    """The content of words.toml: the refused words."""
 
     identifiers: tuple[Word, ...]
     phrases: tuple[Word, ...]
-    clean: dict[str, tuple[str, ...]]
 
 
 WORDS_FILE = Path(__file__).resolve().parent / "words.toml"
@@ -235,8 +234,7 @@ def read_words(path: Path = WORDS_FILE) -> Words:
                           tuple(row.get("except", ())), row["example"], row["refused"].startswith("^"))
                      for row in document[section])
 
-    return Words(rows("identifiers", r"(?:^|_)", r"(?=_|$)"), rows("phrases", "", ""),
-                 {section: tuple(document["clean"][section]) for section in ("identifiers", "phrases")})
+    return Words(rows("identifiers", r"(?:^|_)", r"(?=_|$)"), rows("phrases", "", ""))
 
 
 @dataclass(frozen=True)
@@ -327,7 +325,8 @@ def refused_words(words: Words, name: str, source: str) -> Iterator[tuple[str, i
 def word_files(root: Path) -> list[Path]:
     """Return all files to which the list of words applies."""
     kinds = {"csrc": (".c", ".h", ".def"), "tests/c": (".c", ".h", ".py"), "tests/fuzz": (".c", ".h", ".py"),
-             "tests/python": (".py",), "mpool": (".py",), "benchmarks": (".py", ".c", ".h"), "examples": (".py",)}
+             "tests/python": (".py",), "mpool": (".py",), "benchmarks": (".py", ".c", ".h"),
+             "examples": (".py",), "training": (".py",), "docs": (".py",)}
     return sorted(path for folder, suffixes in kinds.items() for path in (root / folder).rglob("*")
                   if path.suffix in suffixes)
 
@@ -338,19 +337,12 @@ def is_in(name: str, places: tuple[str, ...]) -> bool:
 
 
 def check_words(root: Path, report: Report, words: Words | None = None) -> int:
-    """Check the files and folders on the ``clean`` lists. Returns the number of files read."""
-    words = words or read_words()
-    count = 0
-    for path in word_files(root):
-        name = path.relative_to(root).as_posix()
-        sections = [section for section, places in words.clean.items() if is_in(name, places)]
-        if not sections:
-            continue
-        count += 1
-        for section, line, problem in refused_words(words, name, path.read_text(encoding="utf-8")):
-            if section in sections:
-                report.add(path, line, problem)
-    return count
+    """Check every file for refused words. Returns the number of files read."""
+    words, files = words or read_words(), word_files(root)
+    for path in files:
+        for _, line, problem in refused_words(words, path.relative_to(root).as_posix(), path.read_text("utf-8")):
+            report.add(path, line, problem)
+    return len(files)
 
 
 def report_words(root: Path, places: tuple[str, ...]) -> None:
@@ -459,7 +451,7 @@ def main() -> int:
         return 0
     report = Report()
     count = check_sources(root, report)
-    done = [f"{count} sources", f"the words of {check_words(root, report)} clean files"]
+    done = [f"{count} sources", f"the words of {check_words(root, report)} files"]
     if args.headers:
         done.append(f"{check_headers(root, report)} header compilations")
     if args.objects:

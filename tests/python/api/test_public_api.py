@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
 import pickle
@@ -146,6 +147,18 @@ assert all(one.category is DeprecationWarning for one in warned)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_pickles_of_old_names_load(module: str, name: str, new: str) -> None:
     assert pickle.loads(f"c{module}\n{name}\n.".encode()) is getattr(mpool, new)
+
+
+def test_old_attributes_warn() -> None:
+    step = mpool.ImageStep(1, 4, 2)
+    with pytest.warns(DeprecationWarning, match="ImageStep.picture is now ImageStep.index") as warned:
+        assert step.picture == 2  # type: ignore[attr-defined]
+    assert warned[0].filename == __file__
+    with pytest.warns(DeprecationWarning, match="GeneratedImages.pictures is now GeneratedImages.results"):
+        assert mpool.GeneratedImages((), 1, "m").pictures == ()  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match="'ImageStep' object has no attribute 'pictur'"):
+        step.pictur  # type: ignore[attr-defined]
+    assert pickle.loads(pickle.dumps(step)) == copy.deepcopy(step) == step
 
 
 def test_import_is_light() -> None:

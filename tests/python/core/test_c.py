@@ -247,10 +247,9 @@ def _refused(root: Path, files: dict[str, str], words: object) -> list[str]:
 def test_words_are_refused(tmp_path: Path) -> None:
     """Each row of words.toml refuses its example in C and in Python, and names the word to use."""
     words = check_tiers.read_words()
-    everywhere = {"identifiers": ("csrc", "mpool"), "phrases": ("csrc", "mpool")}
     for section in ("identifiers", "phrases"):
         for word in getattr(words, section):
-            row = check_tiers.Words(**{"identifiers": (), "phrases": (), "clean": everywhere, section: (word,)})
+            row = check_tiers.Words(**{"identifiers": (), "phrases": (), section: (word,)})
             kinds = ("identifier",) if section == "identifiers" else ("comment",) if word.opens else ("comment",
                                                                                                      "message")
             for kind in kinds:
@@ -259,20 +258,17 @@ def test_words_are_refused(tmp_path: Path) -> None:
 
 
 def test_words_have_no_false_alarms(tmp_path: Path) -> None:
-    """The check accepts ordinary words, words of other sections, and folders that are exempt or not listed as clean."""
+    """The check accepts ordinary words, words of other sections, and folders that are exempt."""
     words = check_tiers.read_words()
-    everywhere = {"identifiers": ("csrc", "mpool"), "phrases": ("csrc", "mpool")}
     ordinary = {"csrc/models/planted.c": "/* The thread offers what it holds; it may start with one of: a, b. */\n"
                                          "int plane, drawer, ringing, pieced;\n",
                 "csrc/kernels/planted.c": "/* Sum each lane. */\nint lane;\n",
                 "mpool/planted.py": '"""Offer a caller the plane."""\nchoices = "Whether"\n'}
-    words = check_tiers.Words(words.identifiers, words.phrases, everywhere)
     assert _refused(tmp_path, ordinary, words) == []
     planted = _planted("mp_lane_sync", "identifier")
     (tmp_path / "csrc/kernels/planted.c").unlink()
     assert len(_refused(tmp_path, planted, words)) == 2
-    phrases_only = check_tiers.Words(words.identifiers, words.phrases, {**everywhere, "identifiers": ("csrc/base",)})
-    assert _refused(tmp_path, planted, phrases_only) == []
+    assert _refused(tmp_path, planted, check_tiers.Words((), words.phrases)) == []
 
 
 def test_runner_reports_failures(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ WHERE_SET = {"TOKEN_TYPES", "BIAS", "ROOT_NORMS", "AXIAL"}
 ONLY_WITH = {"SMOOTH_SIZE": "ANY_SIZE"}
 #: Tests that compare a row with transformers.
 TESTS = ("test_parity_tiny.py", "test_parity_gguf_tiny.py", "test_parity_encoders.py",
-         "test_parity_images.py", "test_parity_pictures.py", "test_parity_vision.py")
+         "test_parity_images.py", "test_parity_image_generation.py", "test_parity_vision.py")
 NAMES = {"bert": "test_bert or layers[bert or test_encoder[bert", "clip_text": "texts and clip",
          "siglip_text": "texts and siglip"}
 #: Family -> prefix of its flags. Vision models use the flags of image transformers.

@@ -51,7 +51,7 @@ def test_result(pool: mpool.Pool, flux: str, tmp_path: Path) -> None:
     assert 0 <= made.array.min() < made.array.max() <= 1
     assert made.image.size == (32, 24) and made.image.mode == "RGB"
     assert np.array_equal(np.asarray(made.image), (made.array * 255).round().astype(np.uint8))
-    assert made.seed == 5 and made.model == flux and len(made.pictures) == len(made.images) == 1
+    assert made.seed == 5 and made.model == flux and len(made.results) == len(made.images) == 1
     from PIL import Image
 
     made.save(tmp_path / "cat.png")
@@ -60,7 +60,7 @@ def test_result(pool: mpool.Pool, flux: str, tmp_path: Path) -> None:
             kept = json.loads(image.text["mpool"])  # type: ignore[attr-defined]
             assert np.array_equal(np.asarray(image), np.asarray(made.image))
         assert kept["prompt"] == "a cat" and kept["seed"] == 5 and kept["num_inference_steps"] == 3
-        assert (kept["n"], kept["picture"], kept["compute"], kept["latents"]) == (1, 0, "auto", "of the seed")
+        assert (kept["n"], kept["index"], kept["compute"], kept["latents"]) == (1, 0, "auto", "of the seed")
         assert (kept["width"], kept["height"]) == (32, 24)
     made.save(tmp_path / "cat.webp")
     with Image.open(tmp_path / "cat.webp") as image:
@@ -84,14 +84,14 @@ def test_seed_decides(pool: mpool.Pool, flux: str) -> None:
 
 def test_images_of_a_batch_equal_single_images(pool: mpool.Pool, sd3: str) -> None:
     both = pool.generate_image("a cat", sd3, n=2, **SMALL)
-    assert len(both.pictures) == 2 and not np.array_equal(both.pictures[0].array, both.pictures[1].array)
-    assert both.pictures[1].parameters["picture"] == 1
-    assert np.array_equal(both.pictures[0].array, pool.generate_image("a cat", sd3, **SMALL).array)
+    assert len(both.results) == 2 and not np.array_equal(both.results[0].array, both.results[1].array)
+    assert both.results[1].parameters["index"] == both.results[1].parameters["picture"] == 1
+    assert np.array_equal(both.results[0].array, pool.generate_image("a cat", sd3, **SMALL).array)
     latents = np.random.default_rng(1).standard_normal((2, 4, 6, 8)).astype(np.float32)
     pair = pool.generate_image("a cat", sd3, n=2, latents=latents, **SMALL)
     for i in range(2):
         one = pool.generate_image("a cat", sd3, latents=latents[i:i + 1], **SMALL)
-        assert np.array_equal(pair.pictures[i].array, one.array)
+        assert np.array_equal(pair.results[i].array, one.array)
 
 
 def test_bits_do_not_depend_on_the_number_of_threads(sd3: str, flux: str) -> None:
@@ -141,7 +141,7 @@ def test_option_names_of_other_libraries(pool: mpool.Pool, sd3: str) -> None:
 def test_equality(pool: mpool.Pool, flux: str) -> None:
     first, again, other = (pool.generate_image("a cat", flux, **{**SMALL, "seed": seed}) for seed in (5, 5, 6))
     assert first == again and hash(first) == hash(again) and first != other and first != 3
-    assert first.latents is first.pictures[0].latents
+    assert first.latents is first.results[0].latents
     assert first != pool.generate_image("a cat", flux, n=2, **SMALL)
 
 
@@ -169,13 +169,13 @@ def test_stream(pool: mpool.Pool, flux: str) -> None:
     options = {**SMALL, "num_inference_steps": 5}
     stream = pool.generate_image("a cat", flux, stream=True, n=2, preview_every=2, **options)
     steps = list(stream)
-    assert [(step.step, step.steps, step.picture) for step in steps] == \
+    assert [(step.step, step.steps, step.index) for step in steps] == \
         [(i + 1, 10, i // 5) for i in range(10)]
     assert [step.preview is not None for step in steps] == [False, True, False, True, False] * 2
     assert steps[-1].progress == 1 and all(step.preview.size == (32, 24) for step in steps if step.preview)
     result = stream.result()
     alone = pool.generate_image("a cat", flux, n=2, **options)
-    for made, same in zip(result.pictures, alone.pictures):  # previews do not change the result
+    for made, same in zip(result.results, alone.results):  # previews do not change the result
         assert np.array_equal(made.array, same.array)
 
 
@@ -328,7 +328,7 @@ def test_worker_processes(pool: mpool.Pool, family: str, flux: str, sd3: str) ->
         assert row.isolation == "process" and row.processes and os.getpid() not in row.processes
         stream = apart.generate_image("a cat", model, stream=True, preview_every=2, **options)
         for step, same in zip(stream, shown, strict=True):
-            assert (step.step, step.picture, step.preview is None) == (same.step, same.picture, same.preview is None)
+            assert (step.step, step.index, step.preview is None) == (same.step, same.index, same.preview is None)
             assert step.preview is None or np.array_equal(np.asarray(step.preview), np.asarray(same.preview))
         assert stream.result() == expected
         victim = apart.submit("text_to_image", prompt="a dog", model=model, **long)
