@@ -5,6 +5,7 @@ Exit codes: 0 success; 1 failure, with the reason and a hint on standard error; 
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         Exit code.
     """
+    atexit.register(_discard_unwritten_errors)  # runs after the exit handlers of pools and logs
     try:
         return _run(argv)
     except KeyboardInterrupt:
@@ -34,6 +36,19 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
     print("mpool: interrupted", file=sys.stderr)
     return INTERRUPTED
+
+
+def _discard_unwritten_errors() -> None:
+    """Discard buffered text that standard error refuses, for example on a full disk.
+
+    Python flushes the buffer at exit and replaces the exit code by 120 if that fails.
+    """
+    try:
+        sys.stderr.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+    except (AttributeError, ValueError):  # no standard error, or it is closed
+        pass
 
 
 def _run(argv: Sequence[str] | None) -> int:

@@ -141,8 +141,7 @@ def refusal_of(error: BaseException, request: str) -> Refusal:
         log.info("%s: %s: %s", request, code, error)
     if code not in _DETAILED or not isinstance(error, pool_errors.MpoolError):
         return Refusal(code)
-    name = error.param or error.message.partition(" ")[0].strip("`:")  # the second: errors that carry no `param` yet
-    field = name.partition("[")[0].partition(".")[0]
+    field = (error.param or "").partition("[")[0].partition(".")[0]
     param = field if field in _PARAMS else None
     if code == "request_too_large" and param in _SCHEMA_PARAMS:  # the schema is too complex, not too long
         code = "invalid_value"

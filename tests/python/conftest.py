@@ -32,6 +32,7 @@ def pytest_configure() -> None:
             os.environ[name] = os.path.abspath(os.path.expanduser(os.environ[name]))
     if os.environ.get("PYTHONPATH"):
         os.environ["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, os.environ["PYTHONPATH"].split(os.pathsep)))
+    os.environ.pop("PYTHONUNBUFFERED", None)  # buffers are what users have: a failed flush changes the exit code
     os.chdir(Path(__file__).parent)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A shell ignores SIGINT in background jobs, and children inherit that: the tests of Ctrl-C need the default.
