@@ -127,7 +127,6 @@ mpool.tasks.chat_prompt  mpool.conversation  1  start-up
 mpool.tasks.chat_prompt  mpool.conversation.tools  2  start-up
 mpool.tasks.images_result  PIL  1  start-up
 mpool.tasks.images_result  PIL.PngImagePlugin  1  start-up
-mpool.tasks.images_result  mpool._renamed  1  start-up
 mpool.tasks.images_result  numpy  1  core
 mpool.tasks.jobs  asyncio  1  start-up
 mpool.tasks.jobs  mpool.runtime.watching  1  start-up
