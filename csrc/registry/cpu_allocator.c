@@ -414,11 +414,12 @@ static double lost_share(mp_lost *lost, uint64_t watched_ns, double lost_ns) {
     return share;
 }
 
-/* Must hold the lock. n compute threads that wait for each other are all as slow as the slowest: one that loses a
- * share s of its time leaves the work of n (1 - s) threads. So n - 1 are better from s = 1/n on, or slightly before,
- * as they lose less. With many threads of which another one loses a little each time, fewer are no better: s must be
- * large, too. One more is tried when the present ones lose little: soon at first, and later each time it turns out
- * to be too many. */
+/* Must hold the lock. Adjusts the number of threads that compute together. n threads that meet at barriers are all as
+ * slow as the slowest: if it loses a share s of its time to other programs, n threads do the work of n (1 - s). So n
+ * - 1 threads are faster from s = 1/n on, and slightly earlier, because fewer threads lose less. If s is small, fewer
+ * threads do not help: each step a different thread loses the time. So s must also be at least LARGE. While the
+ * threads lose little, one more thread is tried: soon at first, and after a longer time each time that it was too
+ * many. */
 static void learn(mp_cpu_allocator *allocator, const mp_lease *lease) {
     const uint64_t SOON_NS = 100 * 1000 * 1000, HOLD_NS = 100 * 1000 * 1000, MOST_NS = 2000 * 1000 * 1000u;
     const double TOO_MUCH = 0.8, LARGE = 0.2, MOST_OF_IT = 0.6, LITTLE = 0.4;

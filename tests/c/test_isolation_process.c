@@ -193,7 +193,7 @@ static void poke(void *pid) {
 
 static void ignore(int number) { (void)number; }
 
-/* A signal to this process does not make it take others for dead. */
+/* A poll that a signal interrupts does not report a living process as dead. */
 MP_TEST(isolation_polls_survive_interruptions) {
     mp_process process;
     pid_t self = getpid();

@@ -87,7 +87,7 @@ MP_TEST(models_draft_memory_is_bounded_and_charged) {
     MP_CHECK(budget.used > 0 && budget.used <= 512 * 1024);
     mp_draft_deinit(&index, &budget);
     MP_CHECK_INT(budget.used, 0);
-    budget.limit = 100; /* without memory there is no draft */
+    budget.limit = 100; /* no memory for drafts: decoding continues without */
     MP_CHECK_INT(mp_draft_find(&index, &budget, tokens, 2000, 4, draft, &run), 0);
     MP_CHECK_INT(budget.used, 0);
     free(tokens);

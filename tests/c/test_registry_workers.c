@@ -410,8 +410,8 @@ MP_TEST(workers_fault_is_retried_once) {
     fake_end(registry);
 }
 
-/* The step does not matter, but once the caller has seen a part of the result, the request continues from there or
- * ends. */
+/* A fault in any step is retried once. After the caller has seen part of the result, the retry continues there if the
+ * request can (`goes_on`); otherwise the request ends with the error. */
 MP_TEST(workers_fault_of_a_later_step) {
     static const struct {
         uint32_t from;
@@ -619,7 +619,7 @@ MP_TEST(workers_poison_request_is_quarantined) {
     poison->fingerprint = fingerprint;
     MP_CHECK(!fake_submit(registry, "a", poison, &status));
     MP_CHECK_INT(status, MP_MODEL);
-    MP_CHECK_INT(fake.steps, steps); /* it reached no worker */
+    MP_CHECK_INT(fake.steps, steps); /* the request reached no worker */
     MP_CHECK_INT(fake_finish(fake_submit(registry, "a", fake_call_create(1), NULL)), MP_OK);
     fake_end(registry);
 }

@@ -13,8 +13,8 @@ enum {
     MP_DEDUP_SHARED = 32,         /* maximum texts that share one computation, which limits how many a fault affects */
     MP_DEDUP_KEEP_NS = 100000000, /* lifetime of a recent result */
     MP_DEDUP_RECENT = 256,        /* maximum recent results */
-    MP_DEDUP_BYTES = 1 << 20,     /* maximum bytes of them */
-    MP_DEDUP_TOKENS = 512         /* maximum tokens of a text kept among them */
+    MP_DEDUP_BYTES = 1 << 20,     /* maximum bytes of all recent results */
+    MP_DEDUP_TOKENS = 512         /* maximum tokens of a text whose result is kept */
 };
 
 struct mp_dedup_slot;   /* an entry of the step's table */
