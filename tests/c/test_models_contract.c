@@ -195,6 +195,39 @@ MP_TEST_SECONDS(models_contract_latents, 300) {
 
 MP_TEST_SECONDS(models_contract_long_rope, 300) { check_kind(&(tiny_kind){.arch = "phi3", .long_from = 180}); }
 
+static void scale_residuals(tiny_file *file) { tiny_float(file->spec, "mpool.residual_scale", 0.5); }
+
+/* Halve the weights and biases of the last layer of every sublayer. */
+static void halve_outputs(tiny_file *file) {
+    for (int t = 0; t < mp_spec_tensor_count(file->spec); t++) {
+        const mp_tensor_entry *entry = mp_spec_tensor_at(file->spec, t);
+        if (!strstr(entry->name, "attn_output") && !strstr(entry->name, "ffn_down"))
+            continue;
+        MP_CHECK_INT(entry->dtype, MP_F32);
+        for (uint8_t *at = file->bytes + entry->offset; at < file->bytes + entry->offset + entry->nbytes; at += 4) {
+            float x;
+            memcpy(&x, at, sizeof x);
+            x *= 0.5f;
+            memcpy(at, &x, sizeof x);
+        }
+    }
+}
+
+/* The residual scale multiplies biases as well as weights: a scale of 1/2 gives the bits of halved tensors. */
+MP_TEST_SECONDS(models_residual_scale_covers_biases, 60) {
+    static const mp_dtype floats[] = {MP_F32};
+    void (*const more[])(tiny_file *) = {scale_residuals, halve_outputs};
+    uint64_t hashes[2][ITEMS];
+    for (int i = 0; i < 2; i++) {
+        tiny_model tiny;
+        const tiny_kind kind = {.arch = "gpt_oss", .experts = 5, .biased = true, .more = more[i]};
+        tiny_load(&tiny, tiny_decoder_spec_as(&kind, floats, 1, 46, -1), MP_COMPUTE_F32, 2);
+        run_alone(&tiny, ITEMS, hashes[i], NULL);
+        tiny_unload(&tiny);
+    }
+    MP_CHECK(memcmp(hashes[0], hashes[1], sizeof hashes[0]) == 0);
+}
+
 /* Windows shorter than a block, longer than one, and longer than two. */
 MP_TEST_SECONDS(models_contract_window_short, 300) { check_kind(&(tiny_kind){.arch = "llama", .window = 3}); }
 MP_TEST_SECONDS(models_contract_window, 300) { check_kind(&(tiny_kind){.arch = "llama", .window = 70}); }

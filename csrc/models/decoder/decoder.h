@@ -57,7 +57,9 @@ typedef struct mp_decoder {
     float attention_scale;   /* factor on products of queries and keys */
     float attention_softcap; /* 0 = none; likewise output_softcap */
     float output_softcap;    /* on logits, after their scale */
-    float embedding_scale, residual_scale, output_scale;
+    float embedding_scale, output_scale;
+    float residual_scale;   /* factor on each sublayer's output, before its norm if it has one: applied to the input and
+                             * the bias of the sublayer's last layer */
     mp_rope rope[MP_ROPES]; /* all have the same width */
     int ropes;              /* number of tables that each row needs, beginning with the first */
     int32_t sections[3]; /* M-RoPE: pairs of a head for each of three positions; 0: one position for all pairs */

@@ -11,7 +11,8 @@ typedef struct mp_build_job {
     int64_t n, at;  /* vector: its length; its offset within *vector if `append` */
     int64_t rows;   /* rows of a plain matrix, otherwise 1 */
     bool append;
-    float add; /* added to each value of a vector */
+    float add;   /* added to each value of a vector */
+    float scale; /* factor on each value of a bias */
     int32_t taps; /* convolution: kernel height * width, otherwise 0 */
     char name[MP_BUILDER_NAME];
     mp_tensor tensor; /* convolution: finish replaces it by the tensor of `turned` */
@@ -21,7 +22,7 @@ typedef struct mp_build_job {
 } mp_build_job;
 
 void mp_builder_init(mp_builder *builder, const mp_weights *weights, mp_compute compute) {
-    *builder = (mp_builder){.weights = weights, .compute = compute, .pack_on_use = UINT64_MAX};
+    *builder = (mp_builder){.weights = weights, .compute = compute, .pack_on_use = UINT64_MAX, .bias_scale = 1};
 }
 
 void mp_builder_deinit(mp_builder *builder) {
@@ -110,8 +111,10 @@ static mp_status add_part(mp_builder *builder, mp_linear *linear, mp_build_job j
     job.offset = reserve(builder, mp_wmat_bytes(&linear->w[part]));
     builder->parameters += (int64_t)N * K;
     MP_TRY(add_job(builder, &job, error));
-    if (bias_name)
+    if (bias_name) {
         MP_TRY(add_vector(builder, &linear->bias, bias_name, N, linear->N, true, error));
+        builder->jobs[builder->count - 1].scale = builder->bias_scale;
+    }
     linear->N += N;
     linear->parts++;
     return MP_OK;
@@ -358,6 +361,8 @@ mp_status mp_builder_finish(mp_builder *builder, mp_lease *lease, mp_budget *bud
                               *job->vector + job->at + row * job->n);
         for (int64_t i = 0; job->add != 0 && i < job->n && !filled; i++)
             (*job->vector)[i] += job->add;
+        for (int64_t i = 0; job->append && job->scale != 1 && i < job->n && !filled; i++)
+            (*job->vector)[job->at + i] *= job->scale;
         if (job->rows > 1 && !filled)
             mp_weights_release(builder->weights, &job->tensor);
     }

@@ -42,6 +42,7 @@ typedef struct mp_builder {
                            * packs none of them; they are quantised matrices, and float matrices added while
                            * `floats_on_use` */
     bool floats_on_use;   /* float matrices may be left unpacked; their layers are called with `mp_unpacked` */
+    float bias_scale;     /* factor on the biases of linear layers that are added next; 1 after init */
     mp_stored *stored;    /* after finish: the unpacked matrices, owned by the model, or NULL */
 } mp_builder;
 
