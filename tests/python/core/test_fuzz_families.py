@@ -16,7 +16,7 @@ from mpool.models.formats import hf_config
 from mpool.models.fields import Fields
 from mpool.errors import MpoolError
 
-from paritymodels import DECODERS, LAYER_TYPES, transformers
+from paritymodels import DECODERS, LAYER_TYPES, find_class
 
 VALUES: list[Any] = [None, True, False, 0, 1, -1, 2, 3, 7, 64, 513, 10**6, 2**31, 2**62, 2**63, -2**63, 0.0, 1e-300,
                      0.5, 1.0, 1e300, 1e308, -1e308, "", "x", "silu", "yarn", "full_attention", [], [0], [None],
@@ -42,9 +42,9 @@ def config_of(name: str) -> dict[str, Any]:
     kind, model, extra = DECODERS[name]
     if name in LAYER_TYPES:
         extra = {**extra, "layer_types": LAYER_TYPES[name][:1] * 4}
-    made = getattr(transformers, kind)(vocab_size=99, hidden_size=96, intermediate_size=160, num_hidden_layers=4,
-                                       **{"num_attention_heads": 6, "num_key_value_heads": 2,
-                                          "max_position_embeddings": 400, **extra})
+    made = find_class(kind)(vocab_size=99, hidden_size=96, intermediate_size=160, num_hidden_layers=4,
+                            **{"num_attention_heads": 6, "num_key_value_heads": 2,
+                               "max_position_embeddings": 400, **extra})
     return json.loads(json.dumps({**made.to_dict(), "architectures": [model]}, default=str))
 
 

@@ -14,7 +14,12 @@ transformers = pytest.importorskip("transformers")
 #: DeepSeek's heads and latents, with odd sizes where possible.
 LATENT: dict[str, Any] = {"num_key_value_heads": 6, "kv_lora_rank": 64, "qk_nope_head_dim": 24, "qk_rope_head_dim": 16,
                           "v_head_dim": 32, "moe_intermediate_size": 48}
-#: Decoders by name: configuration class, model class, and settings that differ from the common ones.
+#: Classes by name, of families that transformers does not have, in plain torch. A configuration takes keywords and has
+#: ``to_dict()`` and ``rope_parameters``. A model has ``config``, ``lm_head``, ``tie_weights()`` and
+#: ``save_pretrained(folder)``; its tensors have the names of the published files; its result has ``logits``.
+OWN: dict[str, Any] = {}
+#: Decoders by name: configuration class and model class, in transformers or in OWN, and settings that differ from the
+#: common ones.
 DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", "LlamaForCausalLM", {}),
     "llama_rope3": ("LlamaConfig", "LlamaForCausalLM",
@@ -133,17 +138,22 @@ def correct(model: Any) -> None:
             buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
 
 
+def find_class(name: str) -> Any:
+    """Return a class of OWN, or of transformers."""
+    return OWN.get(name) or getattr(transformers, name)
+
+
 def decoder(family: str, layers: int, hidden: int = 96, vocab: int = 96, tie: bool = False) -> Any:
     """Create a causal language model of one of DECODERS with the initial weights of transformers."""
     config_class, model_class, extra = DECODERS[family]
     if family in LAYER_TYPES:
         extra = {**extra, "layer_types": LAYER_TYPES[family][:layers]}
-    config = getattr(transformers, config_class)(
+    config = find_class(config_class)(
         vocab_size=vocab, hidden_size=hidden, intermediate_size=160 if family == "gpt_oss" else 144,
         num_hidden_layers=layers, max_position_embeddings=400, tie_word_embeddings=tie,
         bos_token_id=0, eos_token_id=1, pad_token_id=0, rms_norm_eps=1e-5,
         **{"num_attention_heads": 6, "num_key_value_heads": 2, **extra})
-    return getattr(transformers, model_class)(config).eval()
+    return find_class(model_class)(config).eval()
 
 
 def bert(layers: int) -> Any:

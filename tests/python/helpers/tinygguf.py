@@ -197,7 +197,8 @@ def write(path: Path, model: Any, *, adjacent: bool | None = None, pooling: int 
     arch = arch if sections is None else "qwen2vl"
     pairs = adjacent if adjacent is not None else arch in ("llama", "smollm3", "granite")
     kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
-    names = gguf.get_tensor_name_map(kinds[arch], config.num_hidden_layers)
+    # an architecture that the package does not have gets Llama's names of tensors
+    names = gguf.get_tensor_name_map(kinds.get(arch, gguf.MODEL_ARCH.LLAMA), config.num_hidden_layers)
     writer = gguf.GGUFWriter(str(path), arch)
     _write_sizes(writer, arch, config, halves)
     if sections is not None:
