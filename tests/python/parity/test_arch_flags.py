@@ -17,13 +17,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-#: Family -> flags that its loader reads.
-FLAGS = {"encoder": ["LEARNED_POSITIONS", "TOKEN_TYPES", "POST_NORM", "BIAS", "ROPE", "GATED", "RMS_NORM", "HEAD_NORMS",
-                     "OUTPUT_NORMS", "RELATIVE_BIAS", "ALIBI", "LATENTS", "QUERY_NORMS", "INPUT_TWICE"],
-         "decoder": ["QKV_BIAS", "ROPE_NEOX", "HEAD_NORMS", "OUTPUT_NORMS", "BIAS", "SINKS",
-                     "LATENT_ATTENTION"],
+HEADER = (ROOT / "csrc/models/arch.h").read_text(encoding="utf-8")
+#: Family -> flags that its loader reads: all flags of its enum in arch.h. Vision models share the enum of vit.
+FLAGS = {**{family: re.findall(rf"MP_{family.upper()}_(\w+) = 1 <<", HEADER)
+            for family in ("encoder", "decoder", "diffusion")},
          "vit": ["CLASS_TOKEN", "INPUT_NORM", "LAYER_SCALE", "ANY_SIZE", "SMOOTH_SIZE", "ATTENTION_POOL"],
-         "diffusion": ["SINGLE_BLOCKS"],
          "vision": ["ANY_SIZE", "ROOT_NORMS", "AXIAL"]}
 #: Flips that make a model unloadable -> part of the error.
 REFUSED: dict[tuple[str, str], str] = {("flux", "SINGLE_BLOCKS"): "transformer.position_side",
@@ -31,7 +29,8 @@ REFUSED: dict[tuple[str, str], str] = {("flux", "SINGLE_BLOCKS"): "transformer.p
                                        ("qwen2_5_vl", "ANY_SIZE"): "the model takes squares of",
                                        ("qwen2_5_vl", "ROOT_NORMS"): "v.post_ln.bias is missing",
                                        ("qwen2_5_vl", "AXIAL"): "v.patch_embd.weight is of shape"}
-#: Decoders: flag -> part of the error when the flag is set. Without a flag that was set, tensors are left over.
+#: Decoders: flag -> part of the error when the flag is set, because its tensors or keys are missing. Without a flag
+#: that was set, tensors are left over. ROPE_NEOX has no tensors.
 DECODERS_REFUSE = {"QKV_BIAS": "attn_q.bias", "BIAS": ".bias", "SINKS": "attn_sinks", "HEAD_NORMS": "attn_q_norm",
                    "OUTPUT_NORMS": "post_attention_norm", "LATENT_ATTENTION": "attention.kv_lora_rank"}
 #: Encoders: flag -> part of the error when the flag is set, because its tensors or keys are missing.
@@ -45,7 +44,8 @@ REFUSED_WHEN_NOT_SET = {"POST_NORM": "norm.weight", "RMS_NORM": "epsilon"}
 VIT_WHEN_SET = {"CLASS_TOKEN": "v.class_embd", "INPUT_NORM": "v.pre_ln.weight", "LAYER_SCALE": ".ls1.weight",
                 "ATTENTION_POOL": "v.head."}
 VIT_WHEN_NOT_SET = {"CLASS_TOKEN": "v.position_embd.weight", "ANY_SIZE": "the model takes"}
-#: Flags that have no effect if the file lacks their tensors: they are flipped only in rows that have them.
+#: Flags that are flipped only in rows that have them: they have no effect if the file lacks their tensors, or if
+#: another flag implies them.
 WHERE_SET = {"TOKEN_TYPES", "BIAS", "ROOT_NORMS", "AXIAL"}
 #: Flags that have an effect only together with another flag.
 ONLY_WITH = {"SMOOTH_SIZE": "ANY_SIZE"}
@@ -131,11 +131,11 @@ def _failures(tree: Path, name: str) -> tuple[int, list[str]]:
 
 
 def test_every_flag_is_flipped() -> None:
-    """Every flag of arch.h is listed here and therefore flipped."""
-    header = (ROOT / "csrc/models/arch.h").read_text(encoding="utf-8")
+    """Every flag of arch.h is flipped. A new flag needs an entry in the tables above."""
     for prefix in set(PREFIX.values()):
         listed = {flag for family, flags in FLAGS.items() if PREFIX[family] == prefix for flag in flags}
-        assert set(re.findall(prefix + r"(\w+) = 1 <<", header)) == listed
+        assert set(re.findall(prefix + r"(\w+) = 1 <<", HEADER)) == listed, "list the flag in FLAGS"
+    assert {"ROPE_NEOX", *DECODERS_REFUSE} == set(FLAGS["decoder"]), "list the error of the flag in DECODERS_REFUSE"
     assert set(REFUSED) <= set(CASES)
     assert len(ROW.findall(TABLE)) == len(re.findall(r"^MP_ARCH\(", TABLE, re.M)), "ROW misses a row of archs.def"
 
