@@ -53,9 +53,10 @@ WRONG = {
 }
 
 
-def _compile(tmp_path: Path, schema: str, compiler: str = "gcc") -> subprocess.CompletedProcess[str]:
+def _compile(tmp_path: Path, schema: str, compiler: str = "gcc",
+             source: str = SOURCE) -> subprocess.CompletedProcess[str]:
     (tmp_path / "schema.def").write_text(schema)
-    (tmp_path / "some.c").write_text(SOURCE)
+    (tmp_path / "some.c").write_text(source)
     return subprocess.run([compiler, "-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-fsyntax-only",
                            f"-I{CSRC}", f"-I{tmp_path}", str(tmp_path / "some.c")], capture_output=True, text=True)
 
@@ -79,6 +80,41 @@ def test_the_compiler_refuses_a_wrong_schema(wrong: str, tmp_path: Path) -> None
     assert re.search(words, run.stderr), run.stderr
     if shutil.which("clang"):
         assert _compile(tmp_path, RIGHT.replace(before, after), "clang").returncode != 0
+
+
+# A wire file, and the request that it needs, whose results are integers.
+WIRE = """
+#include "models/capability.h"
+#define MP_SCHEMA "schema.def"
+typedef struct some_args {
+#include "models/requests/passes/args.def"
+} some_args;
+typedef struct some_request {
+    mp_request base;
+#include "models/requests/passes/fields.def"
+} some_request;
+mp_status some_create(const some_args *args, some_request **request, mp_error *error);
+#define WIRE_ARGS    some_args
+#define WIRE_REQUEST some_request
+#define wire_create  some_create
+#define WIRE_RESULTS sums
+#define WIRE_EARLY   "early"
+#define WIRE_OUTCOME "outcome"
+static inline size_t wire_rows_at(const some_request *request, uint32_t n) { (void)request; return n; }
+#include "isolation/passes/vectors.def"
+extern const mp_request_wire some_wire;
+const mp_request_wire some_wire = {WIRE_VECTORS};
+"""
+
+
+@pytest.mark.parametrize("compiler", ["gcc", "clang"])
+def test_results_of_any_type_and_name_cross_to_another_process(compiler: str, tmp_path: Path) -> None:
+    """isolation/passes/vectors.def is not for floats alone."""
+    if shutil.which(compiler) is None:
+        pytest.skip(f"{compiler} is not installed")
+    schema = RIGHT + 'MP_OUTPUT(int32_t, sums, true, request->n_words, 3, 0, 9, "a sum")\nMP_PROGRESS(done)\n'
+    run = _compile(tmp_path, schema, compiler, WIRE)
+    assert run.returncode == 0, run.stderr
 
 
 def test_one_command_prints_the_generated_c() -> None:
