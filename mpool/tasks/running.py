@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..checks import refuse
+from ..config import CAPACITIES
 from ..errors import InvalidArgument, Overloaded
 from ..runtime import threads as _threads
 from . import options as _options
@@ -146,9 +147,6 @@ _JOBS: dict[str, tuple[tuple[Verb, tuple[str, ...]], ...]] = {
     "vision": ((VISION, ("images", "prompt")), (CHAT, ("messages",))),
     "text_to_image": ((GENERATE_IMAGE, ("prompt",)),),
 }
-_CAPACITY = {"text_embedding": "batch_queue_capacity", "image_embedding": "image_embed_queue_capacity",
-             "vision": "vision_queue_capacity", "text_to_image": "image_gen_queue_capacity",
-             "text_to_text": "prompt_queue_capacity"}
 
 
 def submit(pool: Host, capability: Any, request: Mapping[str, Any]) -> Job:
@@ -157,8 +155,7 @@ def submit(pool: Host, capability: Any, request: Mapping[str, Any]) -> Job:
     try:
         return _job(pool, capability, dict(request))
     except Overloaded as error:
-        single = capability == "text_embedding" and isinstance(request.get("inputs"), str)
-        name = "embed_queue_capacity" if single else _CAPACITY[capability]
+        name = CAPACITIES[capability][0 if isinstance(request.get("inputs"), str) else -1]
         error.hint = error.hint or f"Collect the results of earlier jobs first, or raise PoolConfig.{name}"
         raise
 
