@@ -22,12 +22,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Verb name -> function that validates its arguments.
-_VALIDATE: dict[str, Callable[[Any, dict[str, Any], Call], Validated]] = {
-    name: getattr(requests, name) for name in ("embed", "embed_iter", "rerank", "embed_image", "generate", "chat",
-                                               "vision")}
 #: Verb name -> function that translates its arguments to those of ``vision``. The result is the completion's text.
 _DESCRIBE = {"describe_image": requests.described_image, "describe_url": requests.described_url}
+#: Verb name -> the function of the same name in ``requests``, which validates its arguments.
+_VALIDATE: dict[str, Callable[[Any, dict[str, Any], Call], Validated]] = {
+    name: getattr(requests, name) for name in VERBS if name not in _DESCRIBE}
 
 
 def _begin(verb: Verb, pool: Host, given: dict[str, Any]) -> tuple[Validated, Call, bool]:
@@ -197,11 +196,12 @@ def _job(pool: Host, capability: str, given: dict[str, Any]) -> Job:
         made = requests.generate_image(pool, given, call).prepare()
     else:
         made = _VALIDATE[verb.name](pool, given, call).prepare()
-    from . import jobs
-
     if verb.stream is None:
-        return jobs.VectorJob(capability, made)
-    return jobs.StreamJob(capability, _stream(verb, made, call, True))
+        job: Job = made.job(capability)
+        return job
+    from .jobs import StreamJob
+
+    return StreamJob(capability, _stream(verb, made, call, True))
 
 
 __all__ = ["VERBS", "counted", "run", "run_async", "submit"]
