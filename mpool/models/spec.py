@@ -320,4 +320,4 @@ class ModelDescription:
     @property
     def tokenizes(self) -> bool:
         """True if the model's inputs are texts, which one tokenizer encodes."""
-        return self.image is None and self.pipeline is None
+        return self.embedding is not None or self.generation is not None
