@@ -149,14 +149,30 @@ def test_a_debugger_shows_the_fields_of_a_request(tmp_path: Path) -> None:
         assert words in run.stdout, run.stdout + run.stderr
 
 
-def test_the_readme_lists_the_files_that_name_a_capability() -> None:
-    """The section "Adding a capability" of csrc/README.md is complete."""
-    page = (CSRC / "README.md").read_text().split("## Adding a capability\n")[1].split("\n## ")[0]
+def _listed(first: str, last: str) -> set[str]:
+    """Return the files in the first column of the tables of csrc/README.md between two headings."""
+    page = (CSRC / "README.md").read_text().split(f"### {first}\n")[1].split(f"\n{last}\n")[0]
     rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
-    listed = {name.replace("<capability>", "image_embedding") for row in rows for name in re.findall(r"`([^`]+)`", row)}
+    return {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+
+
+def test_the_readme_lists_the_files_of_the_core_that_name_a_capability() -> None:
+    """csrc/README.md, "Adding a capability", step 1."""
+    listed = {name.replace("<capability>", "image_embedding")
+              for name in _listed("1. The request and its row", "### 2. The engine")}
     # does not match the types of the request, which engines use
     named = re.compile(r"image_embedding(_from_python)?\b|IMAGE_EMBEDDING\b|mp_image_embedding_from_python\b")
     found = {path.relative_to(CSRC).as_posix() for path in CSRC.rglob("*") if path.suffix in (".c", ".h", ".def")
              and named.search(path.name + path.read_text(encoding="utf-8"))}
     assert found == listed
     assert len(found) == 12
+
+
+def test_the_readme_lists_the_files_of_the_package_that_name_a_capability() -> None:
+    """csrc/README.md, "Adding a capability", steps 4 and 5: none is missing, and all exist."""
+    listed = _listed("4. The Python package", "### 5. Tests and documents")
+    found = {path.relative_to(ROOT).as_posix() for path in (ROOT / "mpool").rglob("*")
+             if path.suffix in (".py", ".pyi", ".js", ".json") and "image_embedding" in path.read_text("utf-8")}
+    assert found <= listed
+    listed |= _listed("5. Tests and documents", "## Tests")
+    assert [name for name in sorted(listed) if not (ROOT / name).is_file()] == []
