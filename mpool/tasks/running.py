@@ -172,7 +172,8 @@ def _verb_of(capability: str, given: dict[str, Any]) -> Verb:
     verb, needed = (chosen or verbs)[0]
     for name in needed:
         if name not in given:
-            raise InvalidArgument(f"`{name}` is required", param=name, hint="Pass " + _one_of(verbs))
+            hint = "Pass " + _one_of(verbs) if len(verbs) > 1 or len(needed) > 1 else None
+            raise InvalidArgument(f"`{name}` is required", param=name, hint=hint)
     return verb
 
 
