@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import mpool
+from mpool import _renamed
 from mpool import _stubs as stubs
 from mpool.models.spec import ModelDescription, ModelSpec
 from mpool.tasks import verbs
@@ -158,10 +159,9 @@ def test_old_attributes_warn() -> None:
     with pytest.warns(DeprecationWarning, match="GeneratedImages.pictures is now GeneratedImages.results"):
         assert mpool.GeneratedImages((), 1, "m").pictures == ()  # type: ignore[attr-defined]
     description = ModelDescription("m", "m", "text_to_image", ModelSpec("flux", (), {}, ()))
-    with pytest.warns(DeprecationWarning, match="ModelDescription.towers is now ModelDescription.networks"):
-        assert description.towers == ()  # type: ignore[attr-defined]
-    with pytest.warns(DeprecationWarning, match="ModelDescription.drawing is now ModelDescription.pipeline"):
-        assert description.drawing is None  # type: ignore[attr-defined]
+    for old, new in _renamed.ATTRIBUTES["ModelDescription"].items():
+        with pytest.warns(DeprecationWarning, match=f"ModelDescription.{old} is now ModelDescription.{new}"):
+            assert getattr(description, old) == getattr(description, new)
     with pytest.raises(AttributeError, match="'ImageStep' object has no attribute 'pictur'"):
         step.pictur  # type: ignore[attr-defined]
     assert pickle.loads(pickle.dumps(step)) == copy.deepcopy(step) == step
