@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from .. import _renamed
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -321,3 +323,7 @@ class ModelDescription:
     def tokenizes(self) -> bool:
         """True if the model's inputs are texts, which one tokenizer encodes."""
         return self.embedding is not None or self.generation is not None
+
+    if not TYPE_CHECKING:  # mypy checks the attributes
+        def __getattr__(self, name: str) -> Any:
+            return _renamed.attribute(self, name)

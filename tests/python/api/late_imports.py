@@ -25,7 +25,7 @@ mpool.aio  mpool._renamed  1  start-up
 mpool.checks  difflib  1  start-up
 mpool.cli  logging  1  start-up
 mpool.cli  mpool.cli.parser  1  start-up
-mpool.cli  mpool.errors  1  start-up
+mpool.cli  mpool.errors  2  start-up
 mpool.cli.capturing  mpool.debug.comparing  1  start-up
 mpool.cli.capturing  mpool.errors  1  start-up
 mpool.cli.capturing  mpool.tasks.captures  1  start-up
