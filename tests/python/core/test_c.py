@@ -291,7 +291,7 @@ def test_runner_reports_failures(tmp_path: Path) -> None:
     assert run.stdout.startswith("c tests: 1 passed, 3 failed, 1 skipped")
     assert "test_bad.c:3: 1 + 1 is 2, expected 3 = 3" in run.stderr
     assert "bad_crash" in run.stderr and "signal 6" in run.stderr
-    assert "bad_time" in run.stderr and "no end within" in run.stderr
+    assert "bad_time" in run.stderr and "did not end within" in run.stderr
     assert subprocess.run([str(runner), "--only", "good_"], capture_output=True).returncode == 0
     assert subprocess.run([str(runner), "--only", "nothing"], capture_output=True).returncode == 1
 
