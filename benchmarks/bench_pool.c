@@ -68,7 +68,7 @@ static void empty_step(mp_engine *engine, mp_lease *lease, const mp_plan *plan, 
     while (atomic_load(&hold) && !mp_lease_poll(lease))
         mp_sys_sleep_ns(100 * 1000);
     for (int i = 0; i < plan->count; i++) {
-        atomic_store(&((empty_call *)plan->items[i]->call)->started_ns, now);
+        atomic_store(&((empty_call *)plan->items[i]->request)->started_ns, now);
         outcomes[i] = MP_OUTCOME_DONE;
     }
 }
@@ -246,7 +246,7 @@ typedef struct bare {
 
 static double bare_tokens_per_second(bare *b, int number, int tokens) {
     mp_text_request *call = chat(number, tokens);
-    mp_item item = {.call = &call->base};
+    mp_item item = {.request = &call->base};
     uint64_t begin = mp_sys_now_ns();
     CHECK(b->model->ops->check(b->model, &call->base, &item.cost_ns, &item.total, &error));
     CHECK(b->engine->ops->admit(b->engine, &item, &error));

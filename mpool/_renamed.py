@@ -20,7 +20,8 @@ MODULES = {"catalog": ("models",), "text": ("tokenizers", "conversation.template
            "pictures": ("tasks.images_result",), "reranking": ("tasks.rerank",),
            "captures": ("tasks.captures", "tasks.capture_files"), "comparing": ("debug.comparing",)}
 #: Class -> former attribute -> new attribute.
-ATTRIBUTES = {"GeneratedImages": {"pictures": "results"}, "ImageStep": {"picture": "index"}}
+ATTRIBUTES = {"GeneratedImages": {"pictures": "results"}, "ImageStep": {"picture": "index"},
+              "ModelDescription": {"drawing": "pipeline", "towers": "networks"}}
 _PACKAGE = __name__.rpartition(".")[0]
 
 
@@ -56,6 +57,12 @@ def attribute(owner: object, name: str) -> Any:
         raise AttributeError(f"{kind!r} object has no attribute {name!r}")
     warn(f"{kind}.{name}", f"{kind}.{new}", 3)
     return getattr(owner, new)
+
+
+def set_state(owner: object, state: dict[str, Any]) -> None:
+    """Set the attributes of an unpickled object, also from a pickle of a former version. For its ``__setstate__``."""
+    names = ATTRIBUTES[type(owner).__name__]
+    owner.__dict__.update({names.get(name, name): value for name, value in state.items()})
 
 
 class _Loader:

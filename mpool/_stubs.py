@@ -1,7 +1,7 @@
-"""Write the committed stubs of generated functions and methods: ``python -m mpool._stubs``.
+"""Write the committed stubs of public names, functions and methods: ``python -m mpool._stubs``.
 
-The stubs are ``_functions.pyi``, ``_methods.pyi`` and ``aio.pyi`` in the folder of the package. ``--check`` writes
-nothing and fails if a stub is stale.
+The stubs are ``__init__.pyi``, ``_functions.pyi``, ``_methods.pyi`` and ``aio.pyi`` in the folder of the package.
+``--check`` writes nothing and fails if a stub is stale.
 """
 
 from __future__ import annotations
@@ -142,6 +142,16 @@ def aio() -> str:
     return "\n".join(lines) + "\n"
 
 
+def package() -> str:
+    """Return ``__init__.pyi``."""
+    names = vars(sys.modules[__package__])
+    lines = ['"""Public names for type checkers. ``__init__.py`` imports each on first use."""', ""]
+    lines += [f"from . import {name} as {name}" for name in sorted(names["_MODULES"])]
+    homes = sorted([*((home, name) for name, home in names["_HOME"].items()), ("_version", "__version__")])
+    lines += [f"from .{home} import {name} as {name}" for home, name in homes]
+    return "\n".join([*lines, "", "__all__: list[str]"]) + "\n"
+
+
 def _trimmed(text: str) -> str:
     """Remove unused imports from the text of a stub."""
     lines = text.split("\n")
@@ -167,7 +177,7 @@ def stubs() -> dict[Path, str]:
     """Return the text of every stub by path."""
     folder = Path(__file__).parent
     found = {"_functions.pyi": functions(), "_methods.pyi": methods(), "aio.pyi": aio()}
-    return {folder / name: _trimmed(text) for name, text in found.items()}
+    return {folder / "__init__.pyi": package(), **{folder / name: _trimmed(text) for name, text in found.items()}}
 
 
 def main(arguments: list[str]) -> int:

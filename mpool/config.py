@@ -37,9 +37,9 @@ _RANGES: dict[str, tuple[tuple[type[int] | type[float], ...], float, float]] = {
     "max_embed_inputs": ((int,), 1, 2**31 - 1),
 }
 #: Capability -> the fields with its queue capacities, which ``queue_capacity`` overrides.
-_CAPACITIES = {"text_embedding": ("embed_queue_capacity", "batch_queue_capacity"),
-               "text_to_text": ("prompt_queue_capacity",), "image_embedding": ("image_embed_queue_capacity",),
-               "vision": ("vision_queue_capacity",), "text_to_image": ("image_gen_queue_capacity",)}
+CAPACITIES = {"text_embedding": ("embed_queue_capacity", "batch_queue_capacity"),
+              "text_to_text": ("prompt_queue_capacity",), "image_embedding": ("image_embed_queue_capacity",),
+              "vision": ("vision_queue_capacity",), "text_to_image": ("image_gen_queue_capacity",)}
 _SWITCHES = ("fail_fast", "predictive_scaling", "scale_timeout")
 
 
@@ -219,15 +219,15 @@ class PoolConfig:
         """Return the queue capacity of each capability; for text embedding a pair: one text, several texts."""
         found: dict[str, int | tuple[int, int]] = {
             name: tuple(getattr(self, field) for field in names) if len(names) > 1  # type: ignore[misc]
-            else getattr(self, names[0]) for name, names in _CAPACITIES.items()}
+            else getattr(self, names[0]) for name, names in CAPACITIES.items()}
         if self.queue_capacity is None:
             return found
         if not isinstance(self.queue_capacity, Mapping):
             refuse("queue_capacity", self.queue_capacity, "a dict of capability and count, or None")
         for name, given in self.queue_capacity.items():
-            if name not in _CAPACITIES:
-                raise unknown_option(str(name), _CAPACITIES, of="PoolConfig.queue_capacity")
-            names = _CAPACITIES[name]
+            if name not in CAPACITIES:
+                raise unknown_option(str(name), CAPACITIES, of="PoolConfig.queue_capacity")
+            names = CAPACITIES[name]
             counts = tuple(given) if isinstance(given, (tuple, list)) and len(given) == len(names) > 1 \
                 else (given,) * len(names)
             for field, count in zip(names, counts):

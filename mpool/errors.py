@@ -45,10 +45,15 @@ class MpoolError(Exception):
         text = self.message
         if self.key is not None and self.key not in text:
             text = f"{self.key}: {text}"
-        return f"{text}{'' if text.endswith('?') else '.'} {self.hint}" if self.hint else text
+        return f"{sentence(text)} {self.hint}" if self.hint else text
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.args, dict(self.__dict__))
+
+
+def sentence(text: str) -> str:
+    """Return a text with a full stop at its end, unless it ends with punctuation of its own ("?", "...")."""
+    return text if text.endswith((".", "?", "!")) else text + "."
 
 
 def _rebuild(cls: type[MpoolError], args: tuple[Any, ...], state: dict[str, Any]) -> MpoolError:

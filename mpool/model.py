@@ -100,7 +100,8 @@ class Model(ModelVerbs):
         if description.pipeline is not None:
             raise WrongCapability("is a text_to_image model, which has no context length: it truncates long prompts",
                                   key=self.key)
-        assert description.generation is not None
+        if description.generation is None:
+            raise WrongCapability(f"is a {description.capability} model, which has no context length", key=self.key)
         return description.generation.context_length
 
     def batch_embed(self, texts: Iterable[str], task: Literal["query", "document"] | None = None,

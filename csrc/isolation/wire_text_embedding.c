@@ -5,6 +5,7 @@
 #define WIRE_ARGS    mp_embedding_args
 #define WIRE_REQUEST mp_embedding_request
 #define wire_create  mp_embedding_request_create
+#define WIRE_RESULTS vectors
 #define WIRE_EARLY   "more texts are finished than were planned"
 #define WIRE_OUTCOME "an outcome does not match the finished texts"
 

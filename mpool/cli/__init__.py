@@ -78,15 +78,23 @@ def _run(argv: Sequence[str] | None) -> int:
         return FAILED
 
 
+#: Parameter -> option, where they have different names.
+_FLAGS = {"n": "-n", "stop_token_ids": "--stop-token-id"}
+
+
 def _text_of(error: MpoolError, arguments: object) -> str:
     """Return the text of an error, with the command-line option (``--top-k``) instead of the parameter (``top_k``)."""
-    if None in (error.param, error.got, error.allowed) or not hasattr(arguments, str(error.param)):
+    from ..errors import sentence
+
+    param = str(error.param)
+    if None in (error.param, error.got, error.allowed) or not hasattr(arguments, param) \
+            or param in getattr(arguments, "positionals", ()):
         return str(error)
-    flag = "-n" if error.param == "n" else f"--{str(error.param).replace('_', '-')}"
+    flag = _FLAGS.get(param) or f"--{param.replace('_', '-')}"
     text = f"{flag} must be {error.allowed}, got {error.got}"
     if error.key is not None:
         text = f"{error.key}: {text}"
-    return f"{text}. {error.hint}" if error.hint else text
+    return f"{sentence(text)} {error.hint}" if error.hint else text
 
 
 def _follows_interrupt(error: BaseException | None) -> bool:

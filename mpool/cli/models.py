@@ -173,7 +173,9 @@ def _purpose(model: ModelDescription) -> str:
         return "embeds images (embed_image)" + (" and texts (embed)" if model.networks else "")
     if model.embedding is not None:
         return "ranks documents for a query (rerank)" if model.embedding.scores else "embeds texts (embed)"
-    return "generates text (generate, chat)"
+    if model.generation is not None:
+        return "generates text (generate, chat)"
+    return model.capability
 
 
 def _facts_of_model(model: ModelDescription) -> dict[str, Any]:

@@ -38,7 +38,11 @@ def _lazy(module: str, name: str) -> Callable[[argparse.Namespace], int]:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Build the parser. The attribute ``run`` of a parsed namespace is the function of the command."""
+    """Build the parser.
+
+    The attribute ``run`` of a parsed namespace is the function of the command; ``positionals``, which may be missing,
+    are the names of arguments that are not options.
+    """
     parser = argparse.ArgumentParser(prog="mpool", epilog=_EPILOG,
                                      description="Run transformer models on a CPU: embeddings, text generation, "
                                                  "vision and image generation.")
@@ -178,7 +182,7 @@ def _ray(command: argparse.ArgumentParser) -> None:
     embed = commands.add_parser("embed", help="embed a column of Parquet files", description="Copy the Parquet files "
                                 "of a folder, and add a column with the embeddings of the texts of a column. Files "
                                 "that exist in the target folder are skipped.")
-    embed.set_defaults(run=_lazy("scaling", "embed"))
+    embed.set_defaults(run=_lazy("scaling", "embed"), positionals=("source", "target"))
     embed.add_argument("source", help="folder with Parquet files")
     embed.add_argument("target", help="folder for the copies")
     embed.add_argument("--column", default="text", metavar="NAME", help="column with the texts (default: text)")
@@ -256,6 +260,7 @@ def _sampling(command: argparse.ArgumentParser, leave_out: tuple[str, ...] = ())
 
 
 def _generate(command: argparse.ArgumentParser) -> None:
+    command.set_defaults(positionals=("prompt",))
     command.add_argument("prompt", nargs="?", help="text to continue, without a chat template (default, or with -: "
                                                    "standard input)")
     _model(command, "see `mpool models`")
@@ -287,7 +292,7 @@ def _capture(command: argparse.ArgumentParser) -> None:
         description="Compare two captures of one prompt, token by token and layer by layer. The grade of a record is "
                     "exact, close or acceptable if its maximum absolute difference is at most 1e-5, 1e-3 or 1e-1. The "
                     "exit code is 1 if a record does not reach the grade of --least.")
-    compare.set_defaults(run=_lazy("capturing", "compare"))
+    compare.set_defaults(run=_lazy("capturing", "compare"), positionals=("first", "second"))
     compare.add_argument("first", help=".jsonl file, or folder with such files")
     compare.add_argument("second", help=".jsonl file, or folder with such files")
     compare.add_argument("--tokens", type=int, metavar="N", help="compare only the first N tokens of each request")

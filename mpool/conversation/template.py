@@ -403,7 +403,6 @@ class _ControlTokenGuard:
             guard = cls(tokenizer.control_texts)
             tokenizer._chat_guard = guard  # type: ignore[attr-defined]
         return guard
-        return guard
 
     def apply(self, data: dict[str, Any]) -> str | None:
         """Mark strings of ``data``, in place. Returns the mark, or None if no string needs one."""

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from .. import _renamed
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -320,4 +322,8 @@ class ModelDescription:
     @property
     def tokenizes(self) -> bool:
         """True if the model's inputs are texts, which one tokenizer encodes."""
-        return self.image is None and self.pipeline is None
+        return self.embedding is not None or self.generation is not None
+
+    if not TYPE_CHECKING:  # mypy checks the attributes
+        def __getattr__(self, name: str) -> Any:
+            return _renamed.attribute(self, name)

@@ -124,5 +124,8 @@ def table() -> list[tuple[str, str, str, str, str]]:
         KeyError: an architecture of the core has no row.
     """
     rows = {row.architecture: row for row in ROWS}
+    missing = [name for name, _ in _core.architectures() if name not in rows]
+    if missing:
+        raise KeyError(f"ROWS of mpool/models/verified.py has no row for {', '.join(missing)}")
     return [(name, capability, rows[name].models, rows[name].folder, rows[name].gguf)
             for name, capability in _core.architectures()]

@@ -65,7 +65,7 @@ class Entry:
     def ready(self, compute: str, chat: bool = False) -> bool:
         """Return True if a request needs no file beyond those already read."""
         tokenizer = self._tokenizer
-        if self._description is not None and self._description.image is not None:
+        if self._description is not None and not self._description.tokenizes:
             return compute in self._core
         return tokenizer is not None and tokenizer.complete and compute in self._core \
             and not (chat and self._template is None)

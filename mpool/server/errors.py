@@ -145,7 +145,7 @@ def refusal_of(error: BaseException, request: str) -> Refusal:
     param = field if field in _PARAMS else None
     if code == "request_too_large" and param in _SCHEMA_PARAMS:  # the schema is too complex, not too long
         code = "invalid_value"
-    return Refusal(code, error.message[:_MAX_DETAIL] + ".", param)
+    return Refusal(code, pool_errors.sentence(error.message[:_MAX_DETAIL]), param)
 
 
 # ---- error formats -------------------------------------------------------------------------------------------------

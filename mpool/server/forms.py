@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..conversation import grammar, tool_schemas
-from ..errors import MpoolError
+from ..errors import MpoolError, sentence
 from .errors import Refusal
 
 _OPENAI, _OLLAMA = "response_format", "format"
@@ -57,7 +57,7 @@ def _response_format(wanted: dict[str, Any], name: str) -> dict[str, Any]:
     try:
         grammar.check(wanted)
     except MpoolError as error:
-        raise Refusal("invalid_value", error.message[:200] + ".", name) from None
+        raise Refusal("invalid_value", sentence(error.message[:200]), name) from None
     return {"response_format": wanted}
 
 
@@ -78,6 +78,6 @@ def tool_options(tools: list[dict[str, Any]] | None, choice: Any = None,
     try:
         tool_schemas.read(tools)
     except MpoolError as error:
-        raise Refusal("invalid_value", error.message[:300] + ".", "tools") from None
+        raise Refusal("invalid_value", sentence(error.message[:300]), "tools") from None
     found = {"tools": tools, "tool_choice": choice, "parallel_tool_calls": parallel}
     return {name: value for name, value in found.items() if value is not None}

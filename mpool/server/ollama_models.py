@@ -86,7 +86,7 @@ def describe(served: ServedModel) -> OllamaDescription:
                  "family": architecture, "families": [architecture],
                  "parameter_size": f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.2f}M",
                  "quantization_level": weights.most_common(1)[0][0] if weights else "unknown"},
-        info=info, capabilities=sorted({_CAPABILITIES[name] for name in served.capabilities}),
+        info=info, capabilities=sorted({_CAPABILITIES[name] for name in served.capabilities if name in _CAPABILITIES}),
         license=description.license or "", context_length=context,
         parameters="\n".join(f"{name} {value}" for name, value in sorted(defaults.items())))
 

@@ -19,7 +19,7 @@ from starlette.responses import Response
 
 from ..checks import refuse
 from ..config import PoolConfig
-from ..errors import ContextOverflow, InvalidArgument
+from ..errors import ContextOverflow, InvalidArgument, sentence
 from ..pool import Pool
 from ..runtime.watching import watcher
 from ..tasks import options as _options
@@ -321,7 +321,7 @@ class Worker:
             request = requests.prompt_request(self.pool, body.prompt, self.model,
                                               {**options, "max_tokens": body.max_tokens})
         except ContextOverflow as error:
-            raise Refusal("context_length_exceeded", f"{error.message}.", "prompt") from None
+            raise Refusal("context_length_exceeded", sentence(error.message), "prompt") from None
         if self.jobs.find(body.job_id) is not None:
             raise Refusal("invalid_value", "`job_id` must be unique: a job with this id is queued or running.",
                           "job_id")

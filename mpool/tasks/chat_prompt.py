@@ -61,7 +61,9 @@ def prompt_of(entry: Entry, messages: Any, options: dict[str, Any],
         checked, template_tools = _with_tools(entry, checked, tools)
         if images is not None:
             return *_with_images(entry, checked, images, variables, allow_urls, call, template_tools), tools
-        prompt = entry.template().prompt(checked, entry.tokenizer(), tools=template_tools, **variables)
+        # placeholder=None: a template option of this name must not reach the parameter
+        prompt = entry.template().prompt(checked, entry.tokenizer(), tools=template_tools, placeholder=None,
+                                         **variables)
         return prompt, None, tools
     except TypeError as error:
         # a variable that has the name of an argument of ChatTemplate.prompt

@@ -141,6 +141,9 @@ class GeneratedImages:
     def __getattr__(self, name: str) -> Any:
         return _renamed.attribute(self, name)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        _renamed.set_state(self, state)
+
 
 @dataclass(frozen=True)
 class ImageStep:
@@ -165,6 +168,9 @@ class ImageStep:
 
     def __getattr__(self, name: str) -> Any:
         return _renamed.attribute(self, name)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        _renamed.set_state(self, state)
 
 
 __all__ = ["GeneratedImage", "ImageStep", "GeneratedImages", "to_image"]

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..checks import refuse
+from ..config import CAPACITIES
 from ..errors import InvalidArgument, Overloaded
 from ..runtime import threads as _threads
 from . import options as _options
@@ -21,12 +22,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Verb name -> function that validates its arguments.
-_VALIDATE: dict[str, Callable[[Any, dict[str, Any], Call], Validated]] = {
-    name: getattr(requests, name) for name in ("embed", "embed_iter", "rerank", "embed_image", "generate", "chat",
-                                               "vision")}
 #: Verb name -> function that translates its arguments to those of ``vision``. The result is the completion's text.
 _DESCRIBE = {"describe_image": requests.described_image, "describe_url": requests.described_url}
+#: Verb name -> the function of the same name in ``requests``, which validates its arguments.
+_VALIDATE: dict[str, Callable[[Any, dict[str, Any], Call], Validated]] = {
+    name: getattr(requests, name) for name in VERBS if name not in _DESCRIBE}
 
 
 def _begin(verb: Verb, pool: Host, given: dict[str, Any]) -> tuple[Validated, Call, bool]:
@@ -146,9 +146,6 @@ _JOBS: dict[str, tuple[tuple[Verb, tuple[str, ...]], ...]] = {
     "vision": ((VISION, ("images", "prompt")), (CHAT, ("messages",))),
     "text_to_image": ((GENERATE_IMAGE, ("prompt",)),),
 }
-_CAPACITY = {"text_embedding": "batch_queue_capacity", "image_embedding": "image_embed_queue_capacity",
-             "vision": "vision_queue_capacity", "text_to_image": "image_gen_queue_capacity",
-             "text_to_text": "prompt_queue_capacity"}
 
 
 def submit(pool: Host, capability: Any, request: Mapping[str, Any]) -> Job:
@@ -157,8 +154,7 @@ def submit(pool: Host, capability: Any, request: Mapping[str, Any]) -> Job:
     try:
         return _job(pool, capability, dict(request))
     except Overloaded as error:
-        single = capability == "text_embedding" and isinstance(request.get("inputs"), str)
-        name = "embed_queue_capacity" if single else _CAPACITY[capability]
+        name = CAPACITIES[capability][0 if isinstance(request.get("inputs"), str) else -1]
         error.hint = error.hint or f"Collect the results of earlier jobs first, or raise PoolConfig.{name}"
         raise
 
@@ -176,7 +172,8 @@ def _verb_of(capability: str, given: dict[str, Any]) -> Verb:
     verb, needed = (chosen or verbs)[0]
     for name in needed:
         if name not in given:
-            raise InvalidArgument(f"`{name}` is required", param=name, hint="Pass " + _one_of(verbs))
+            hint = "Pass " + _one_of(verbs) if len(verbs) > 1 or len(needed) > 1 else None
+            raise InvalidArgument(f"`{name}` is required", param=name, hint=hint)
     return verb
 
 
@@ -200,11 +197,12 @@ def _job(pool: Host, capability: str, given: dict[str, Any]) -> Job:
         made = requests.generate_image(pool, given, call).prepare()
     else:
         made = _VALIDATE[verb.name](pool, given, call).prepare()
-    from . import jobs
-
     if verb.stream is None:
-        return jobs.VectorJob(capability, made)
-    return jobs.StreamJob(capability, _stream(verb, made, call, True))
+        job: Job = made.job(capability)
+        return job
+    from .jobs import StreamJob
+
+    return StreamJob(capability, _stream(verb, made, call, True))
 
 
 __all__ = ["VERBS", "counted", "run", "run_async", "submit"]

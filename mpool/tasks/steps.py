@@ -20,6 +20,7 @@ from .vectors import BULK, DEPTH, INTERACTIVE, Bar, Faults, Kind, VectorPlan
 
 if TYPE_CHECKING:
     from .. import _core
+    from .jobs import Job
     from .options import Call
 
 #: Result of :class:`Take` after the last slice.
@@ -234,6 +235,12 @@ class VectorRequest:
     def steps(self) -> Steps:
         """Return the generator. Its result is a pair: the caller's result and the number of prompt tokens."""
         return self._one() if self.single else self._many()
+
+    def job(self, capability: str) -> Job:
+        """Submit the request and return its handle."""
+        from .jobs import VectorJob
+
+        return VectorJob(capability, self)
 
     def _one(self) -> Steps:
         kind, plan, call = self.kind, self.plan, self.call

@@ -211,6 +211,34 @@ static void change_vectors(bool images) {
 MP_TEST_SECONDS(isolation_vectors_with_a_changed_byte_are_correct_or_refused, 60) { change_vectors(false); }
 MP_TEST_SECONDS(isolation_image_vectors_with_a_changed_byte_are_correct_or_refused, 60) { change_vectors(true); }
 
+MP_TEST(isolation_vectors_that_are_not_finite_are_refused) {
+    static scene s;
+    static const float values[] = {1, NAN, INFINITY, -INFINITY};
+    for (int images = 0; images < 2; images++)
+        for (int i = 0; i < 4; i++) {
+            float *vectors;
+            _Atomic int32_t *done;
+            mp_request *call = make_vectors_call(images, &vectors, &done);
+            memset(&s, 0, sizeof s);
+            s.mutate_at = -1;
+            scene_admit(&s, call, 2);
+            answer_plan(&s, 2, false);
+            mp_wire_begin(&s.out, &s.p.child, MP_FRAME_STEP);
+            mp_put_u8(&s.out, MP_OUTCOME_DONE);
+            mp_put_u32(&s.out, 2);
+            for (int k = 0; k < 2 * WIDTH; k++)
+                mp_put_f32(&s.out, k == WIDTH ? values[i] : 0);
+            put_learnt(&s);
+            MP_CHECK_INT(run_step(&s), i ? MP_OUTCOME_FAILED : MP_OUTCOME_DONE);
+            const mp_error *lost = s.engine->lost(s.engine);
+            MP_CHECK((lost != NULL) == (i > 0) && *done == (i ? 0 : 2));
+            if (lost)
+                MP_CHECK_HAS(lost->message, "a vector is not finite");
+            scene_end(&s);
+            mp_request_destroy(call);
+        }
+}
+
 MP_TEST(isolation_patch_vectors_of_images_are_refused) {
     float *vectors;
     _Atomic int32_t *done;

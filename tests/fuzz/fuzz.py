@@ -34,10 +34,9 @@ TARGETS: dict[str, tuple[list[Path], list[str]]] = {
 #: Target -> files of the core in addition to FOLDERS.
 SOURCES: dict[str, list[str]] = {
     "isolation": ["isolation/capability_wire.c", "isolation/channel.c", "isolation/proxy.c", "isolation/spec_codec.c",
-                  "isolation/wire.c", "isolation/wire_image_embedding.c", "isolation/wire_text_embedding.c",
-                  "isolation/wire_text_to_image.c", "isolation/wire_text_to_text.c",
-                  "models/requests/text_embedding.c", "models/requests/image_embedding.c",
-                  "models/requests/text_to_image.c", "models/requests/text_to_text.c", "models/capability.c"],
+                  "isolation/wire.c", "models/capability.c",
+                  *sorted(path.relative_to(CSRC).as_posix() for pattern in ("isolation/wire_*.c", "models/requests/*.c")
+                          for path in CSRC.glob(pattern))],
 }
 
 

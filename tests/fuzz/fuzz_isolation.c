@@ -169,7 +169,7 @@ static void serve(kind kind, int stage, const uint8_t *data, size_t size) {
     mp_channel child;
     mp_request *call = make_call(kind);
     const bool text = kind == TEXT || kind == VISION || kind == FORMED;
-    mp_item item = {.call = call, .total = text ? TOTAL : TEXTS};
+    mp_item item = {.request = call, .total = text ? TOTAL : TEXTS};
     mp_item *items[1] = {&item};
     mp_lease lease = {.threads = 1};
     mp_proxy_args args = {.kind = &no_kind, .capability = call->capability, .memory_bytes = 1 << 20,

@@ -3,11 +3,13 @@
  * Each file in requests/passes, isolation/passes and python/passes is one pass over a schema: it defines the kinds that
  * it needs and includes the schema, named by the macro MP_SCHEMA. The result stands where the pass is included, in a
  * struct or in a function written by hand; logic that no row expresses follows it there.
- * `python csrc/models/requests/expand.py text_embedding` prints the generated C.
+ * `python csrc/models/requests/expand.py text_embedding` prints the generated C. The order of the rows is the order of
+ * the arguments in Python, and of the fields in a message. Comments of rows stand right of them.
  *
  * Inputs: members of the struct of arguments and of the request; checked, copied, freed, sent, parsed. `keyword` is the
  * name in Python, `name` the one in messages.
- *   MP_COUNT(type, field, low, high, name)                         number of entries; Python takes it from the arrays
+ *   MP_COUNT(type, field, low, high, name)                         number of entries; no argument in Python: it is the
+ *                                                                  length of the arrays that name it, which must agree
  *   MP_INT(type, field, keyword, low, high, default, name)         integer
  *   MP_REAL(type, field, keyword, low, high, default, name)        floating point; NaN is out of every bounds
  *   MP_WORD(field, keyword)                                        any 64 bits
@@ -21,7 +23,10 @@
  * Arguments only:
  *   MP_OPTION(field)                                               bool that Python gives; not sent
  *   MP_ARGUMENT(type, field)                                       handled by hand
- *   MP_PYTHON(marks)                                               "|" and "$" of PyArg_ParseTupleAndKeywords
+ *   MP_PYTHON(marks)                                               "|" and "$" of PyArg_ParseTupleAndKeywords: rows
+ *                                                                  after "|" are optional, after "$" keywords only.
+ *                                                                  Every schema of a capability needs both, because
+ *                                                                  the options of submit follow
  * Request only:
  *   MP_DERIVED(type, field)                                        array made from the inputs by hand; freed
  *   MP_FACT(type, field)                                           filled in by the engine's check before queueing

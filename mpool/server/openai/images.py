@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.responses import Response
 
 from ... import aio
-from ...errors import InvalidArgument
+from ...errors import InvalidArgument, sentence
 from ...runtime import threads as _threads
 from ..errors import Refusal, openai_error
 from ..operations import Context, Operation, json_response
@@ -63,7 +63,7 @@ def _size_errors() -> Iterator[None]:
     except InvalidArgument as error:
         if error.param not in ("width", "height"):
             raise
-        raise Refusal("invalid_value", f"size: {error.message}.", "size") from None
+        raise Refusal("invalid_value", f"size: {sentence(error.message)}", "size") from None
 
 
 def _size(image: Image) -> str:

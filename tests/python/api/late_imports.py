@@ -25,7 +25,7 @@ mpool.aio  mpool._renamed  1  start-up
 mpool.checks  difflib  1  start-up
 mpool.cli  logging  1  start-up
 mpool.cli  mpool.cli.parser  1  start-up
-mpool.cli  mpool.errors  1  start-up
+mpool.cli  mpool.errors  2  start-up
 mpool.cli.capturing  mpool.debug.comparing  1  start-up
 mpool.cli.capturing  mpool.errors  1  start-up
 mpool.cli.capturing  mpool.tasks.captures  1  start-up
@@ -150,6 +150,7 @@ mpool.tasks.running  mpool.tasks.streams  1  start-up
 mpool.tasks.running  mpool.tasks.text_to_image  1  start-up
 mpool.tasks.steps  asyncio  3  start-up
 mpool.tasks.steps  mpool.runtime.watching  2  start-up
+mpool.tasks.steps  mpool.tasks.jobs  1  start-up
 mpool.tasks.text_to_image  mpool._renamed  1  start-up
 mpool.tasks.text_to_image  mpool.tokenizers  1  start-up
 mpool.tasks.text_to_image  sys  1  start-up

@@ -241,7 +241,7 @@ def test_job(pool: mpool.Pool, flux: str) -> None:
     job = pool.submit("text_to_image", prompt="a cat", model=flux, **SMALL)
     assert job.capability == "text_to_image" and [step.step for step in job] == [1, 2, 3]  # type: ignore[attr-defined]
     assert np.array_equal(job.result().array, pool.generate_image("a cat", flux, **SMALL).array)
-    with pytest.raises(errors.InvalidArgument, match="prompt is missing"):
+    with pytest.raises(errors.InvalidArgument, match="`prompt` is required"):
         pool.submit("text_to_image", model=flux)
 
 

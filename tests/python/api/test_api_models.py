@@ -11,6 +11,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +211,20 @@ def test_model_properties(pool: mpool.Pool, bert: Path, llama: Path) -> None:
     with pytest.raises(mpool.InvalidArgument, match="`texts` must be an iterable of str, got a single str"):
         encoder.batch_embed("a")
     assert encoder.detokenize(encoder.tokenize("a cat")) == "a cat" and encoder.count_tokens("a cat") > 2
+
+
+def test_a_model_without_tokens_is_not_taken_for_a_text_model(pool: mpool.Pool, bert: Path) -> None:
+    """A capability that has no settings of its own in the model's description."""
+    from dataclasses import replace
+
+    from mpool.cli.models import _purpose
+
+    model = pool.load(bert)
+    other = replace(model.description, capability="speech", embedding=None)
+    model._entry._description, model._entry._tokenizer = other, None
+    assert not other.tokenizes and model._entry.ready("auto") and _purpose(other) == "speech"
+    with pytest.raises(mpool.WrongCapability, match="is a speech model, which has no context length"):
+        model.context_length  # noqa: B018
 
 
 # ---- tokens

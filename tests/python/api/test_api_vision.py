@@ -219,7 +219,7 @@ def test_other_faults(pool: mpool.Pool, model: str, llama: Path, tmp_path: Path)
         with pytest.raises(errors.InvalidArgument, match="must not have image tokens, got <image> at index 1") as found:
             pool.generate(prompt, model, **more)
         assert found.value.param == "prompt" and "mpool.vision(images, prompt, model)" in str(found.value)
-    with pytest.raises(errors.InvalidArgument, match="prompt is missing"):
+    with pytest.raises(errors.InvalidArgument, match="`prompt` is required"):
         pool.submit("vision", images=PHOTO, model=model)
     with pytest.raises(errors.InvalidArgument, match="an http or https URL"):
         pool.describe_url("file:///etc/passwd", model=model)
@@ -244,7 +244,7 @@ def test_inconsistent_files_are_refused(tmp_path: Path, pool: mpool.Pool) -> Non
         with pytest.raises(error, match=words):
             pool.load(str(folder))
 
-    refuse(errors.Unsupported, "one layer", vision_feature_layer=[-2, -3])
+    refuse(errors.Unsupported, "a single layer", vision_feature_layer=[-2, -3])
     refuse(errors.FormatError, "vision_feature_layer", vision_feature_layer=7)
     refuse(errors.FormatError, "image_token_index", image_token_index=5000)
     refuse(errors.FormatError, "model_type", text_config={**config["text_config"], "model_type": "bert"})

@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 import mpool
+from mpool import _renamed
 from mpool import _stubs as stubs
+from mpool.models.spec import ModelDescription, ModelSpec
 from mpool.tasks import verbs
 from mpool.tasks.options import CallOptions, names_of
 
@@ -156,9 +158,22 @@ def test_old_attributes_warn() -> None:
     assert warned[0].filename == __file__
     with pytest.warns(DeprecationWarning, match="GeneratedImages.pictures is now GeneratedImages.results"):
         assert mpool.GeneratedImages((), 1, "m").pictures == ()  # type: ignore[attr-defined]
+    description = ModelDescription("m", "m", "text_to_image", ModelSpec("flux", (), {}, ()))
+    for old, new in _renamed.ATTRIBUTES["ModelDescription"].items():
+        with pytest.warns(DeprecationWarning, match=f"ModelDescription.{old} is now ModelDescription.{new}"):
+            assert getattr(description, old) == getattr(description, new)
     with pytest.raises(AttributeError, match="'ImageStep' object has no attribute 'pictur'"):
         step.pictur  # type: ignore[attr-defined]
     assert pickle.loads(pickle.dumps(step)) == copy.deepcopy(step) == step
+
+
+def test_pickles_of_results_with_old_attributes_load() -> None:
+    old = mpool.GeneratedImages.__new__(mpool.GeneratedImages)
+    old.__dict__.update(pictures=(), seed=1, model="m")
+    assert pickle.loads(pickle.dumps(old)) == mpool.GeneratedImages((), 1, "m")
+    step = mpool.ImageStep.__new__(mpool.ImageStep)
+    step.__dict__.update(step=1, steps=4, picture=2, preview=None)
+    assert pickle.loads(pickle.dumps(step)) == mpool.ImageStep(1, 4, 2)
 
 
 def test_import_is_light() -> None:

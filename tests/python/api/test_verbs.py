@@ -36,8 +36,7 @@ def test_token_ids_can_be_embedded(pool: mpool.Pool, bert: Path) -> None:
 def test_queue_capacities_from_one_mapping() -> None:
     made = mpool.PoolConfig(queue_capacity={"text_embedding": (7, 3), "vision": 2})
     found = made._registry_options()["queue_capacity"]
-    assert found == {"text_embedding": (7, 3), "text_to_text": 100, "image_embedding": 50, "vision": 2,
-                     "text_to_image": 20}
+    assert found == {**mpool.PoolConfig()._capacities(), "text_embedding": (7, 3), "vision": 2}
     assert mpool.PoolConfig(queue_capacity={"text_embedding": 5})._capacities()["text_embedding"] == (5, 5)
     assert mpool.PoolConfig(vision_queue_capacity=9)._capacities()["vision"] == 9
     hash(made)

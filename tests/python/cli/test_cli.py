@@ -21,11 +21,12 @@ import numpy as np
 import pytest
 
 import tinymodels
+from mpool import cli
 from mpool.cli import main
 from mpool.cli.common import for_output, print_json, table
 from mpool.cli.parser import make_parser
 from mpool.cli.talking import Conversation
-from mpool.errors import ContextOverflow
+from mpool.errors import ContextOverflow, InvalidArgument
 from mpool.tasks.sampling import TABLE
 from realmodels import real_path
 
@@ -135,6 +136,18 @@ def test_errors_are_one_line_with_exit_code_1(arguments: tuple[str, ...], said: 
     done = run(*arguments, env={"HF_HOME": str(tmp_path), "HF_HUB_CACHE": str(tmp_path)}, check=False)
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr.startswith("mpool: ") and said in done.stderr and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(("arguments", "param", "said"), [
+    (("generate", "x", "--top-k", "0"), "top_k", "--top-k must be 1 or more, got 0"),
+    (("generate", "x", "-n", "0"), "n", "-n must be 1 or more, got 0"),
+    (("generate", "x", "--stop-token-id", "0"), "stop_token_ids", "--stop-token-id must be 1 or more, got 0"),
+    (("generate", "x"), "prompt", "`prompt` must be 1 or more, got 0"),
+    (("capture", "--prompt", "x"), "prompt", "--prompt must be 1 or more, got 0"),
+    (("ray", "embed", "a", "a"), "target", "`target` must be 1 or more, got 0")])
+def test_errors_name_options_as_they_are_written(arguments: tuple[str, ...], param: str, said: str) -> None:
+    error = InvalidArgument(param=param, got="0", allowed="1 or more")
+    assert cli._text_of(error, make_parser().parse_args(arguments)) == said
 
 
 # ---- embed ----------------------------------------------------------------------------------------------------------

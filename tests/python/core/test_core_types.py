@@ -14,6 +14,7 @@ import pytest
 
 import mpool
 from mpool import _core, errors
+from mpool.names import CAPABILITIES
 
 
 def test_status_rows_match_the_error_classes() -> None:
@@ -32,9 +33,8 @@ def test_status_rows_match_the_error_classes() -> None:
 
 
 def test_tables() -> None:
-    assert [row[0] for row in _core.capabilities()] == ["text_embedding", "text_to_text", "image_embedding", "vision",
-                                                        "text_to_image"]
-    names = {row[0] for row in _core.capabilities()}
+    assert tuple(row[0] for row in _core.capabilities()) == CAPABILITIES
+    names = set(CAPABILITIES)
     assert _core.architectures() and all(capability in names for _, capability in _core.architectures())
     assert all(variable.startswith("MPOOL_") and meaning for variable, _, _, meaning in _core.options())
     config = _core.config()

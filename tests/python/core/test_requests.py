@@ -53,9 +53,10 @@ WRONG = {
 }
 
 
-def _compile(tmp_path: Path, schema: str, compiler: str = "gcc") -> subprocess.CompletedProcess[str]:
+def _compile(tmp_path: Path, schema: str, compiler: str = "gcc",
+             source: str = SOURCE) -> subprocess.CompletedProcess[str]:
     (tmp_path / "schema.def").write_text(schema)
-    (tmp_path / "some.c").write_text(SOURCE)
+    (tmp_path / "some.c").write_text(source)
     return subprocess.run([compiler, "-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-fsyntax-only",
                            f"-I{CSRC}", f"-I{tmp_path}", str(tmp_path / "some.c")], capture_output=True, text=True)
 
@@ -79,6 +80,41 @@ def test_the_compiler_refuses_a_wrong_schema(wrong: str, tmp_path: Path) -> None
     assert re.search(words, run.stderr), run.stderr
     if shutil.which("clang"):
         assert _compile(tmp_path, RIGHT.replace(before, after), "clang").returncode != 0
+
+
+# A wire file, and the request that it needs, whose results are integers.
+WIRE = """
+#include "models/capability.h"
+#define MP_SCHEMA "schema.def"
+typedef struct some_args {
+#include "models/requests/passes/args.def"
+} some_args;
+typedef struct some_request {
+    mp_request base;
+#include "models/requests/passes/fields.def"
+} some_request;
+mp_status some_create(const some_args *args, some_request **request, mp_error *error);
+#define WIRE_ARGS    some_args
+#define WIRE_REQUEST some_request
+#define wire_create  some_create
+#define WIRE_RESULTS sums
+#define WIRE_EARLY   "early"
+#define WIRE_OUTCOME "outcome"
+static inline size_t wire_rows_at(const some_request *request, uint32_t n) { (void)request; return n; }
+#include "isolation/passes/vectors.def"
+extern const mp_request_wire some_wire;
+const mp_request_wire some_wire = {WIRE_VECTORS};
+"""
+
+
+@pytest.mark.parametrize("compiler", ["gcc", "clang"])
+def test_results_of_any_type_and_name_cross_to_another_process(compiler: str, tmp_path: Path) -> None:
+    """isolation/passes/vectors.def is not for floats alone."""
+    if shutil.which(compiler) is None:
+        pytest.skip(f"{compiler} is not installed")
+    schema = RIGHT + 'MP_OUTPUT(int32_t, sums, true, request->n_words, 3, 0, 9, "a sum")\nMP_PROGRESS(done)\n'
+    run = _compile(tmp_path, schema, compiler, WIRE)
+    assert run.returncode == 0, run.stderr
 
 
 def test_one_command_prints_the_generated_c() -> None:
@@ -113,14 +149,30 @@ def test_a_debugger_shows_the_fields_of_a_request(tmp_path: Path) -> None:
         assert words in run.stdout, run.stdout + run.stderr
 
 
-def test_the_readme_lists_the_files_that_name_a_capability() -> None:
-    """The section "Adding a capability" of csrc/README.md is complete."""
-    page = (CSRC / "README.md").read_text().split("## Adding a capability\n")[1].split("\n## ")[0]
+def _listed(first: str, last: str) -> set[str]:
+    """Return the files in the first column of the tables of csrc/README.md between two headings."""
+    page = (CSRC / "README.md").read_text().split(f"### {first}\n")[1].split(f"\n{last}\n")[0]
     rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
-    listed = {name.replace("<capability>", "image_embedding") for row in rows for name in re.findall(r"`([^`]+)`", row)}
+    return {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+
+
+def test_the_readme_lists_the_files_of_the_core_that_name_a_capability() -> None:
+    """csrc/README.md, "Adding a capability", step 1."""
+    listed = {name.replace("<capability>", "image_embedding")
+              for name in _listed("1. The request and its row", "### 2. The engine")}
     # does not match the types of the request, which engines use
     named = re.compile(r"image_embedding(_from_python)?\b|IMAGE_EMBEDDING\b|mp_image_embedding_from_python\b")
     found = {path.relative_to(CSRC).as_posix() for path in CSRC.rglob("*") if path.suffix in (".c", ".h", ".def")
              and named.search(path.name + path.read_text(encoding="utf-8"))}
     assert found == listed
     assert len(found) == 12
+
+
+def test_the_readme_lists_the_files_of_the_package_that_name_a_capability() -> None:
+    """csrc/README.md, "Adding a capability", steps 4 and 5: none is missing, and all exist."""
+    listed = _listed("4. The Python package", "### 5. Tests and documents")
+    found = {path.relative_to(ROOT).as_posix() for path in (ROOT / "mpool").rglob("*")
+             if path.suffix in (".py", ".pyi", ".js", ".json") and "image_embedding" in path.read_text("utf-8")}
+    assert found <= listed
+    listed |= _listed("5. Tests and documents", "## Tests")
+    assert [name for name in sorted(listed) if not (ROOT / name).is_file()] == []

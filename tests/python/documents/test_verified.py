@@ -21,6 +21,13 @@ def test_every_architecture_has_one_row() -> None:
     assert [row[0] for row in verified.table()] == [name for name, _ in _core.architectures()]
 
 
+def test_a_missing_row_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the architecture and the file to edit."""
+    monkeypatch.setattr(verified, "ROWS", verified.ROWS[1:])
+    with pytest.raises(KeyError, match="verified.py has no row for bert"):
+        verified.table()
+
+
 def test_every_claim_has_a_test() -> None:
     """The test file of each claim exists and contains the given word."""
     for row in verified.ROWS:

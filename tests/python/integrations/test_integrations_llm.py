@@ -154,7 +154,7 @@ def test_list_of_models(run: RunCommand, tmp_path: Path, caplog: pytest.LogCaptu
     """Added models are listed until they are removed. A corrupted list is ignored with a warning."""
     assert "mpool/small  text_to_text" in run("mpool", "list")
     refused = run("mpool", "add", "digits-llava", str(tmp_path), code=1)
-    assert "`name` must not be a key of the catalogue, got 'digits-llava'" in refused
+    assert "`name` must be a name that is not in mpool's catalogue, got 'digits-llava'" in refused
     assert "`name` must be 1 to 128 letters, digits and . _ + -" in run("mpool", "add", "a/b", str(tmp_path), code=1)
     assert "nothing" in run("mpool", "add", "nothing", str(tmp_path / "nothing"), code=1)
     run("mpool", "remove", "small")

@@ -269,7 +269,8 @@ def test_parquet(tmp_path: Path, bert: Path) -> None:
         "0.parquet", "1.parquet", "2.parquet", "3.parquet", "empty.parquet"]
     times = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
     done = subprocess.run([*command, "--on-error", "null", "--quiet"], capture_output=True, text=True, timeout=WAIT)
-    assert done.returncode == 0 and done.stdout == "2 rows of 1 files have vectors; 5 files had them before\n"
+    assert done.returncode == 0
+    assert done.stdout == "embedded 2 rows of 1 files; skipped 5 files that exist in the target folder\n"
     assert times.items() <= {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}.items()
     for number in range(4):
         table = pq.read_table(tmp_path / "out" / f"{number}.parquet")

@@ -86,7 +86,7 @@ def test_gguf_is_the_same_transformer(tmp_path: Path, family: str) -> None:
     beside = ours(tmp_path, 64, 40)
     pipelinemodels.write_gguf(pipeline, tmp_path / "transformer-F32.gguf", named=False)
     for got in (named, beside, ours(tmp_path / "transformer-F32.gguf", 64, 40)):
-        assert np.array_equal(got["history"], folder["history"]) and np.array_equal(got["picture"], folder["picture"])
+        assert np.array_equal(got["history"], folder["history"]) and np.array_equal(got["image"], folder["image"])
 
 
 @pytest.mark.parametrize("quantisation", ["Q8_0", "Q4_0", "Q5_1", "BF16"])
@@ -141,10 +141,10 @@ def test_bfloat16_is_near_float32(tmp_path: Path, family: str) -> None:
     pipeline = getattr(pipelinemodels, family)(tmp_path)
     expected = reference(pipeline, 64, 40)
     got = ours(tmp_path, 64, 40, "bfloat16")
-    for name, least in (("texts", 0.9995), ("pooled", 0.9995), ("history", 0.9995), ("picture", 0.9995)):
+    for name, least in (("texts", 0.9995), ("pooled", 0.9995), ("history", 0.9995), ("image", 0.9995)):
         a, b = got[name].ravel(), expected[name].ravel()
         assert least <= a @ b / np.linalg.norm(a) / np.linalg.norm(b)
-    assert not np.array_equal(got["picture"], ours(tmp_path, 64, 40)["picture"])
+    assert not np.array_equal(got["image"], ours(tmp_path, 64, 40)["image"])
 
 
 @pytest.mark.parametrize("family", ["sd3", "flux"])
@@ -168,7 +168,7 @@ def test_long_prompts_are_truncated_as_in_diffusers(tmp_path: Path) -> None:
         texts, _, pooled, _ = pipeline.encode_prompt(long, None, None, max_sequence_length=TOKENS)
     with mpool.Pool() as pool:
         entry = pool._find(str(tmp_path), "text_to_image")
-        with pytest.warns(UserWarning, match="too long for CLIP, which takes 77 tokens"):
+        with pytest.warns(UserWarning, match="too long for the text encoder CLIP, which supports 77 tokens"):
             request = text_to_image.prepare(entry, long, text_to_image.GenerateImageOptions(
                 width=16, height=16, num_inference_steps=1, guidance_scale=0, max_sequence_length=TOKENS,
                 compute="float32"), keep=True)
