@@ -50,8 +50,9 @@ class PoolConfig:
     Attributes:
         threads: number of compute threads; 0: ``MPOOL_THREADS``, or the number of CPUs available to this process.
         memory_bytes: limit for models, caches and queues together, in bytes; 0: ``MPOOL_MEMORY_MB``, or a share of
-            the memory of the machine or its cgroup. To make room for a model, the pool unloads idle models, the least
-            recently used first. Models that are in use, pinned, or have not served a request yet stay loaded.
+            the memory of the machine or its cgroup. To make room for a model, the pool unloads idle models: first those
+            that have been idle for long and are quick to load again. Models that are in use, pinned, or have not served
+            a request yet stay loaded.
         step_budget: seconds that one compute step may take while other requests wait; 0: ``MPOOL_STEP_BUDGET_MS``.
         load_timeout: seconds without progress after which loading a model is aborted.
         load_ceiling: maximum seconds for loading a model.
