@@ -96,7 +96,7 @@ class Bench:
                               text=True, timeout=self.arguments.timeout, env=env, cwd=WORKER.parent)
         lines = done.stdout.strip().splitlines()
         if done.returncode != 0 or not lines:
-            raise RuntimeError(f"{engine}, {task['topic']}: {done.stderr.strip()[-600:] or done.returncode}")
+            raise RuntimeError(f"{engine}, {task['topic']}: {report.last_line(done.stderr) or done.returncode}")
         result: dict[str, Any] = json.loads(lines[-1])
         return result
 

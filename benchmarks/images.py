@@ -67,7 +67,7 @@ class Bench:
                               timeout=self.arguments.timeout, cwd=self.file.parent)
         lines = done.stdout.strip().splitlines()
         if done.returncode != 0 or not lines:
-            raise RuntimeError(f"{task['engine']}, {task['shape']}: {done.stderr.strip()[-600:] or done.returncode}")
+            raise RuntimeError(f"{task['engine']}, {task['shape']}: {report.last_line(done.stderr) or done.returncode}")
         result: dict[str, Any] = json.loads(lines[-1])
         return result
 

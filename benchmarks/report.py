@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from pathlib import Path
 from typing import Any
 
 from . import limits
@@ -10,6 +11,12 @@ from .probe import disturbance
 
 #: Suffixes of measures for which less is better.
 LESS = (" ms", " s", " MB")
+
+
+def last_line(text: str) -> str:
+    """Return the last line of a traceback, with the home folder as ``~``: a record names no folder of the machine."""
+    lines = text.strip().splitlines()
+    return lines[-1].replace(str(Path.home()), "~")[-300:] if lines else ""
 
 
 def comparable(a: Any, b: Any) -> bool:

@@ -65,6 +65,11 @@ def test_ratios_above_one_mean_that_mpool_is_better() -> None:
     assert rows["memory MB"]["peer"]["ratio"] == 1.0
 
 
+def test_failures_name_no_folder_of_the_machine() -> None:
+    trace = f'  File "{Path.home()}/x.py", line 1\nOSError: {Path.home()}/model.gguf is missing\n'
+    assert report.last_line(trace) == "OSError: ~/model.gguf is missing" and report.last_line("") == ""
+
+
 def test_disturbed_measurements_are_excluded() -> None:
     """Disturbed measurements count in no median or ratio, unless there are no others; then `pairs` is 0."""
     good = [turn("mpool", 0, {"a": 2.0}), turn("peer", 0, {"a": 1.0})]
