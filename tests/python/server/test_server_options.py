@@ -1,0 +1,82 @@
+"""Request fields of the protocols compared with the options of the library: same names, same ranges."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Annotated, Any, Union, get_args, get_origin
+
+import msgspec
+import pytest
+
+from mpool.server import ollama_structs as ollama
+from mpool.server.openai import structs as openai
+from mpool.tasks.options import CALL
+from mpool.tasks.sampling import ALIASES, TABLE
+from mpool.tasks.verbs import VERBS
+
+#: Verb -> its request in OpenAI's protocol, and the options that have no field there, each with the reason.
+REQUESTS: dict[str, tuple[type, dict[str, str]]] = {
+    "chat": (openai.ChatRequest, {
+        "compute": "a setting of the server", "capture": "writes files", "allow_urls": "a setting of the server",
+        "template_options": "reasoning_effort sets the variables of templates"}),
+    "generate": (openai.CompletionRequest, {
+        "compute": "a setting of the server", "capture": "writes files",
+        "parse_special": "prompts of clients are plain text",
+        "response_format": "OpenAI has it for chat only", "top_logprobs": "logprobs is a number in this protocol"}),
+    "embed": (openai.EmbeddingsRequest, {
+        "inputs": "`input`", "compute": "a setting of the server", "max_inputs": "a limit of the server",
+        "normalize": "as the model's files say", "on_error": "a request fails as a whole",
+        "precision": "encoding_format", "progress": "for terminals", "prompt": "task selects it",
+        "prompt_name": "task selects it", "truncate": "as the model's files say"}),
+    "rerank": (openai.RerankRequest, {
+        "top_k": "`top_n`", "compute": "a setting of the server", "truncate": "as the model's files say",
+        "prompt": "as the model's files say", "prompt_name": "as the model's files say"}),
+    "generate_image": (openai.ImagesRequest, {
+        "width": "`size`", "height": "`size`", "compute": "a setting of the server", "latents": "an array",
+        "max_sequence_length": "the model's default", "preview_every": "`partial_images`"}),
+}
+#: Field -> its range in a request, where it differs from that of the library.
+RANGES = {
+    "seed": (-(2**63), 2**63 - 1),  # clients send signed seeds
+    "top_p": (0, 1),  # above 0; the library refuses values below 1e-6
+    "repetition_penalty": (0, 100), "repeat_penalty": (0, 100),  # above 0; the library refuses values below 1e-3
+    "num_predict": (-2, 2**31 - 1),  # Ollama: -1 and -2 mean no limit
+}
+
+
+def bounds(kind: Any) -> tuple[float, float] | None:
+    """Return the range of an annotated number, or of the number in an optional one."""
+    if get_origin(kind) is Annotated:
+        low, high = ([getattr(meta, name) for meta in kind.__metadata__ for name in names
+                      if getattr(meta, name, None) is not None] for names in (("ge", "gt"), ("le", "lt")))
+        return (low[0], high[0]) if low and high else None
+    return next((found for part in get_args(kind) if (found := bounds(part))), None) \
+        if get_origin(kind) in (Union, type(int | None)) else None
+
+
+@pytest.mark.parametrize("request_", [openai.TextRequest, openai.ChatRequest, ollama.Options])
+def test_ranges_are_those_of_the_library(request_: type) -> None:
+    checked = 0
+    for field in msgspec.structs.fields(request_):
+        row = TABLE.get(ALIASES.get(field.encode_name, field.encode_name))
+        if row is None or row.kind is bool:
+            continue
+        assert bounds(field.type) == RANGES.get(field.encode_name, (row.low, row.high)), field.encode_name
+        checked += 1
+    assert checked >= 9
+
+
+@pytest.mark.parametrize("verb", REQUESTS)
+def test_every_option_has_a_field(verb: str) -> None:
+    """An option without a field is listed with a reason: a new option cannot be forgotten."""
+    request_, without = REQUESTS[verb]
+    known = {field.encode_name for field in msgspec.structs.fields(request_)}
+    aliases = {alias for alias in VERBS[verb].names for target in [_target(verb, alias)] if alias != target}
+    options = {*VERBS[verb].names, *(one.name for one in VERBS[verb].positional)} - aliases - set(CALL)
+    assert options - known == set(without)
+
+
+def _target(verb: str, name: str) -> str:
+    """Return the option that a name or an alias stands for."""
+    return next((found.name for found in fields(VERBS[verb].options)
+                 if name in (found.name, *found.metadata.get("aliases", ()))), name)
