@@ -295,7 +295,7 @@ static void give_back(mp_cpu_allocator *allocator, const mp_core_lease *threads)
     mp_mutex_unlock(&allocator->lock);
 }
 
-/* Must hold the lock; unlocks it meanwhile. Waits for CPUs; returns 0 if it gave up. */
+/* Must hold the lock; releases it temporarily. Waits for CPUs; returns 0 if it gave up. */
 static int wait_for_threads(mp_cpu_allocator *allocator, int home, int want, mp_core_lease *threads,
                             bool (*give_up)(void *arg), void *arg) {
     thread_waiter self = {.home = home, .want = want, .threads = threads}, **link;

@@ -112,14 +112,15 @@ void mp_dispatch_memory_free(mp_entry *entry) {
         mp_dispatch_wake_all(entry);
 }
 
-/* Returns the next request for this worker: the best of all if its policy allows, else the first one that is
- * allowed. */
+/* Returns the next request for this worker: the best in the queue if its policy allows this worker, else the first one
+ * whose policy does. */
 static mp_ticket *next_for(const mp_entry *entry, const mp_worker *worker) {
     uint64_t now = mp_sys_now_ns();
     mp_queue_node *node = mp_queue_best(&entry->queue, now);
     if (!node || mp_dispatch_may_take(entry, worker, mp_ticket_of_node(node)))
         return node ? mp_ticket_of_node(node) : NULL;
-    /* A sequential request has waited for long: let the worker become free before it takes anything else. */
+    /* If a sequential request has waited longer than MP_QUEUE_AGEING_NS, the worker takes nothing else until it is idle
+     * and can take that request. */
     if (mp_ticket_of_node(node)->policy == MP_POLICY_SEQUENTIAL && worker->active_count &&
         now > node->since_ns + MP_QUEUE_AGEING_NS)
         return NULL;

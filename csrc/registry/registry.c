@@ -270,7 +270,7 @@ static mp_status create_services(mp_registry *registry, const mp_registry_config
     return mp_pool_create("mpool-worker", MAX_THREADS, &services->pool, error);
 }
 
-/* Call when no worker exists. A fork in parallel finds threads and compute threads complete, or gone. */
+/* Call when no worker exists. Clears both pointers under the lock: a concurrent fork sees complete objects or NULL. */
 static void release_threads(mp_registry *registry) {
     mp_services *services = registry->services;
     mp_mutex_lock(&registry->lock);
@@ -332,7 +332,7 @@ static mp_entry *chain_entries(mp_registry *registry) {
     return chain;
 }
 
-/* Must hold the lock; unlocks it meanwhile. For the one thread that closes. */
+/* Must hold the lock; releases it temporarily. For the one thread that closes. */
 static void close_entries(mp_registry *registry, uint64_t grace_ns) {
     mp_entry *chain = chain_entries(registry);
     mp_mutex_unlock(&registry->lock);

@@ -289,7 +289,7 @@ bool mp_ticket_done(mp_ticket *ticket) { return is_done(ticket) || is_orphan(tic
 
 mp_status mp_ticket_status(mp_ticket *ticket, mp_error *error) {
     if (!is_done(ticket)) {
-        assert(is_orphan(ticket) && "asked before it was done");
+        assert(is_orphan(ticket) && "mp_ticket_status requires a ticket that is done");
         return mp_fail(error, MP_CANCELLED, "%s: the request belongs to the process from which this one was forked",
                        mp_entry_key(ticket->entry));
     }

@@ -5,11 +5,11 @@
  * lock.
  *
  * Fairness is weighted fair queueing over steps. plan() is offered the active items in this order: by priority, then
- * by the service that their flow has had, then by the service that they have had within the flow. A flow is the work
- * of one tenant in one service class, as in the queue. Bulk work is charged BULK_WEIGHT times the service it had. A
- * new flow, and a new request of a flow, starts at virtual time: it counts as if it had had an equal share of every
- * step so far. So tenants share the steps however many requests each has, one request with 10,000 texts shares them
- * with small ones, and no request starves. */
+ * by the service that their flow has received, then by the service that they have received within the flow. A flow is
+ * the work of one tenant in one service class, as in the queue. Bulk work is charged BULK_WEIGHT times the service it
+ * received. A new flow, and a new request of a flow, starts at virtual time: it counts as if it had received an equal
+ * share of every step so far. So tenants share the steps however many requests each has, one request with 10,000 texts
+ * shares them with small ones, and no request starves. */
 #include <assert.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -27,8 +27,8 @@ static const uint64_t MASK_POLL_NS = 50ull * 1000 * 1000;
 /* A step of a request that is alone may exceed the step budget by this factor: it has fewer boundaries, and still
  * ends soon after another request arrives. */
 enum { ALONE_FACTOR = 4 };
-/* Bulk work is charged this multiple of the service it had, so that interactive work gets this multiple of its
- * share. */
+/* Bulk work is charged this multiple of the service it received, so that interactive work gets this multiple of bulk
+ * work's share. */
 enum { BULK_WEIGHT = 4 };
 
 /* --- ending items --- */
@@ -254,7 +254,8 @@ static bool take_work(mp_worker *w) {
     return false;
 }
 
-/* A request was admitted. Neither its flow nor the request has a claim on time that it did not use. */
+/* A request was admitted. Raises an idle flow to virtual time and starts the request at its flow's clock, so that
+ * neither catches up on time that it did not use. */
 static void join(mp_worker *w, mp_ticket *ticket) {
     int flow = ticket->node.flow;
     bool away = true;
@@ -266,8 +267,9 @@ static void join(mp_worker *w, mp_ticket *ticket) {
     ticket->virtual_ns = w->clock_ns[flow];
 }
 
-/* Charges a step that was offered n items: advances virtual time by an equal weighted share for each flow, and
- * within each flow, and charges every planned request what it had. */
+/* Charges a step that was offered n items. Advances virtual time by an equal weighted share for each flow, and the
+ * clock of each flow by an equal share for each of its requests. Charges every planned request its share of the step's
+ * time. */
 static void charge(mp_worker *w, int n, uint64_t took_ns) {
     int calls[MP_QUEUE_FLOWS] = {0};
     uint64_t weights = 0;
@@ -574,7 +576,7 @@ static void deliver_outcomes(mp_worker *w, uint64_t now_ns) {
     bool some_ended = false, noted = false;
     for (int i = 0; i < w->plan.count; i++) {
         mp_ticket *ticket = w->plan.items[i]->ticket;
-        if (w->outcomes[i] != MP_OUTCOME_WAIT_MEMORY) /* nothing was computed for it */
+        if (w->outcomes[i] != MP_OUTCOME_WAIT_MEMORY) /* with WAIT_MEMORY it made no progress */
             atomic_store_explicit(&ticket->moved_ns, now_ns, memory_order_relaxed);
         switch (w->outcomes[i]) {
         case MP_OUTCOME_DONE:

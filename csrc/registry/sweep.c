@@ -15,7 +15,7 @@ static void sooner(uint64_t *next, uint64_t due) {
         *next = due;
 }
 
-/* Returns when the request has waited too long; NEVER = no limit. */
+/* Returns the time at which the request expires; NEVER = no limit. */
 static uint64_t due_of(const mp_ticket *ticket) {
     uint64_t due = ticket->item.deadline_ns ? ticket->item.deadline_ns : NEVER;
     if (ticket->patience_ns)
@@ -96,7 +96,7 @@ static mp_worker *find_stuck(mp_entry *entry, uint64_t now_ns, uint64_t *next, m
     return NULL;
 }
 
-/* Must hold the lock; unlocks it meanwhile. Abandons a worker that makes no progress. */
+/* Must hold the lock; releases it temporarily. Abandons a worker that makes no progress. */
 static void abandon_stuck(mp_entry *entry, mp_worker *worker, const mp_error *error) {
     mp_ticket *list = NULL;
     bool loading = worker->state == MP_WORKER_LOADING && !entry->resident;
@@ -109,7 +109,7 @@ static void abandon_stuck(mp_entry *entry, mp_worker *worker, const mp_error *er
         mp_entry_note_fault(entry);
     mp_entry_note_death(entry, error);
     mp_error failure = loading ? *error : entry->failure;
-    /* before any thread can see that they wait for no worker */
+    /* take the queue before another thread can see requests that no worker will serve */
     if (loading || (entry->health == MP_HEALTH_BROKEN && last))
         list = mp_entry_take_queue(entry);
     mp_worker_abandon(worker, error);
@@ -123,7 +123,7 @@ static void abandon_stuck(mp_entry *entry, mp_worker *worker, const mp_error *er
     mp_mutex_lock(&entry->lock);
 }
 
-/* Must hold the lock. Tells workers to leave that were idle for the keep-alive. */
+/* Must hold the lock. Tells workers that were idle for the keep-alive time to leave. */
 static void retire_idle(mp_entry *entry, uint64_t now_ns, uint64_t *next) {
     if (entry->keep_alive_ns == MP_FOREVER)
         return;

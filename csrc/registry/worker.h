@@ -146,7 +146,7 @@ static inline bool mp_worker_idles(const mp_worker *worker) {
     return worker->state == MP_WORKER_READY || worker->state == MP_WORKER_IDLE;
 }
 void mp_worker_wake(mp_worker *worker);
-/* Must hold the entry's lock; unlocks it meanwhile. Abandons a worker that makes no progress: unlists it, ends its
+/* Must hold the entry's lock; releases it temporarily. Abandons a worker that makes no progress: unlists it, ends its
  * requests with `error` and gives its compute threads to others. */
 void mp_worker_abandon(mp_worker *worker, const mp_error *error);
 
