@@ -27,7 +27,8 @@ enum { Q_LANES = 16, Q_FLUSH_Q4 = 8, Q_FLUSH_Q5 = 8, Q_FLUSH_Q6 = 4, Q_BYTES_OFF
 static MP_INLINE qi q_load(const void *from) { return _mm512_loadu_si512(from); }
 static MP_INLINE qi q_and(qi a, qi b) { return _mm512_and_si512(a, b); }
 static MP_INLINE qi q_or_and(qi a, qi b, qi mask) { return _mm512_ternarylogic_epi32(a, b, mask, 0xf8); }
-/* on the compiler's vector types, because the intrinsics require a literal even before loops are unrolled */
+/* Shifts use the compiler's vector types: the intrinsics require a literal, and `n` may be a loop variable that becomes
+ * constant only when the loop is unrolled. */
 static MP_INLINE qi q_shr(qi x, int n) { return (qi)((q_words)x >> (uint16_t)n); }
 static MP_INLINE qi q_shl(qi x, int n) { return (qi)((q_words)x << (uint16_t)n); }
 static MP_INLINE qi q_set(int32_t value) { return _mm512_set1_epi32(value); }

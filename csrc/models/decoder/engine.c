@@ -653,7 +653,7 @@ static bool prepare(mp_text_engine *engine, const mp_plan *plan, int threads, in
         return false;
     if (drafts > 0)
         take_draft_blocks(engine);
-    lay_out(engine, plan, &lists, rows); /* again: there may be fewer rows, and the arena may have moved */
+    lay_out(engine, plan, &lists, rows); /* repeated: rows may have been dropped, the arena may have moved */
     rows->logits = mp_arena_take(&engine->arena, logit_bytes(engine, rows));
     return true;
 }

@@ -124,7 +124,8 @@ static mp_status read_layer(mp_decoder *model, mp_builder *builder, int index, u
         /* never drop silently a bias that the architecture does not have */
         if (!linears[i].bias && mp_weights_has(model->weights, bias_name))
             return mp_fail(error, MP_UNSUPPORTED, "tensor %s is not part of this architecture", bias_name);
-        /* The input of a sublayer's last layer is multiplied by the residual scale: multiply its bias, too. */
+        /* The residual scale is applied to the input of a sublayer's last linear layer, so scale that layer's bias as
+         * well. */
         bool last = linears[i].linear == &layer->out || linears[i].linear == &layer->down;
         builder->bias_scale = last ? model->residual_scale : 1;
         MP_TRY(mp_builder_linear(builder, linears[i].linear, name, linears[i].bias ? bias_name : NULL, linears[i].N,

@@ -71,8 +71,8 @@ static mp_status read_act(const mp_spec *spec, const char *part, mp_act *act, mp
 }
 
 static mp_status fail_sizes(const char *part, mp_error *error) {
-    return mp_fail_file(error, MP_FORMAT, "", -1, part, "sizes that fit each other: see the model's config.json",
-                        "sizes that do not fit");
+    return mp_fail_file(error, MP_FORMAT, "", -1, part, "consistent sizes, as in the model's config.json",
+                        "inconsistent sizes");
 }
 
 static mp_status read_encoder(mp_diffusion *model, const mp_spec *spec, int which, mp_error *error) {

@@ -1,4 +1,4 @@
-/* encoder/dedup.c: the table of a step's texts, and the ring buffer of recent results. */
+/* encoder/dedup.c: the hash table of a step's texts, and the ring buffer of recent results. */
 #include "models/encoder/dedup.h"
 
 #include <string.h>

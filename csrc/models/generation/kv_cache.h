@@ -39,9 +39,9 @@ typedef struct mp_kv_cache {
     void **memory;        /* [blocks] */
     uint32_t *references; /* [blocks]; 0 = free */
     void **window_memory; /* [blocks]; NULL = released. Without window layers all three window lists are NULL */
-    uint32_t *seen;       /* [blocks] sequences that see the window part */
+    uint32_t *seen;       /* [blocks] number of sequences whose sliding window reaches the window part */
     void **spare;         /* [spare_count] unused window parts */
-    uint32_t *free_ids;   /* [free_count] free ids with memory */
+    uint32_t *free_ids;   /* [free_count] free ids whose memory is kept */
     uint32_t *empty_ids;  /* [empty_count] ids below `blocks` whose memory was released */
     uint32_t blocks, free_count, empty_count, spare_count;
     uint32_t capacity; /* capacity of each list */
@@ -49,14 +49,14 @@ typedef struct mp_kv_cache {
 
 void mp_kv_init(mp_kv_cache *cache, const mp_kv_group *group, mp_budget *budget);
 void mp_kv_deinit(mp_kv_cache *cache);
-/* Takes a zeroed block with one reference and a window part seen by one sequence. MEMORY_EXHAUSTED when the budget or
- * the system refuses. */
+/* Allocates a zeroed block with one reference and, if there are window layers, a window part with `seen` 1.
+ * MEMORY_EXHAUSTED when the budget or the system refuses. */
 mp_status mp_kv_take(mp_kv_cache *cache, uint32_t *id, mp_error *error);
 void mp_kv_share(mp_kv_cache *cache, uint32_t id); /* adds a reference */
-void mp_kv_give(mp_kv_cache *cache, uint32_t id);  /* drops a reference; at 0 the block is free. No sequence may then
-                                                    * see its window part */
-/* mp_kv_forget releases the window part of a block, which no sequence may see. mp_kv_move makes it the part of block
- * `id`, which must have none. */
+void mp_kv_give(mp_kv_cache *cache, uint32_t id);  /* drops a reference; at 0 the block is free, and `seen` must
+                                                    * be 0 */
+/* mp_kv_forget releases the window part of a block. mp_kv_move makes it the window part of block `id`, which must have
+ * none. `seen` of both blocks must be 0. */
 void mp_kv_forget(mp_kv_cache *cache, uint32_t id);
 void mp_kv_move(mp_kv_cache *cache, uint32_t from, uint32_t id);
 /* Returns the memory of an unused window part, or else of a free block, to the budget and to the system. (Each is an

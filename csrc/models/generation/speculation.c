@@ -68,7 +68,7 @@ void mp_speculation_choose(mp_speculation *s, mp_draft **drafts, int n, int sequ
         }
         return;
     }
-    /* add the likeliest token first: the odds of a draft only fall from token to token */
+    /* Add the likeliest token first: within a draft, the odds of acceptance never rise from token to token. */
     int taken[MP_DRAFT_ROWS] = {0}, best[MP_DRAFT_ROWS] = {0};
     double next[MP_DRAFT_ROWS], tokens = sequences;
     double rate = MARGIN * tokens / s->plain[sequences].ns;

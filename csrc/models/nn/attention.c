@@ -65,7 +65,7 @@ mp_status mp_attention_bias_learned(const mp_tensor *table, int heads, int64_t l
                                     mp_error *error) {
     float *row = mp_alloc_array((size_t)heads, sizeof *row, MP_TAG_MISC);
     if (!row)
-        return mp_fail_memory(error, (uint64_t)heads * sizeof *row, "a table of distances");
+        return mp_fail_memory(error, (uint64_t)heads * sizeof *row, "a row of learned position biases");
     for (int64_t i = 0; i < 2 * length - 1; i++) {
         const int bucket = mp_attention_bucket((int)(i - (length - 1)), (int)table->shape[0], farthest);
         mp_dequantize_row(table->dtype, mp_tensor_row(table, bucket), heads, row);

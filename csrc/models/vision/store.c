@@ -167,7 +167,7 @@ static int32_t number_of(mp_image_store *store, const uint8_t *key) {
         store->number_count++;
     else
         at = store->number_next++ % MOST_NUMBERS;
-    /* when numbers wrap around, the prefixes of the first ones have long been evicted */
+    /* Numbers wrap around after INT32_MAX. By then the prefixes cached under the first numbers have been evicted. */
     store->last_number = store->last_number < INT32_MAX ? store->last_number + 1 : 1;
     memcpy(store->numbers[at].key, key, MP_IMAGE_KEY);
     store->numbers[at].number = store->last_number;
