@@ -92,7 +92,7 @@ static uint32_t machine_features(void) {
         BF16 = 1 << 5,
         AMX = 1 << 22 | 1 << 24 | 1 << 25, /* leaf 7 edx: bf16, tiles, int8 */
     };
-    const uint32_t VL = 1u << 31; /* leaf 7 ebx; no int */
+    const uint32_t VL = 1u << 31; /* leaf 7 ebx; not in the enum, because bit 31 does not fit into an int */
     uint32_t a, b, c, d, features = 0, more = 0;
     if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & OSXSAVE))
         return 0;

@@ -28,7 +28,7 @@ static bool equals(const environment_array *array, char *const *entries) {
     return memcmp(array->entries, entries, array->count * sizeof(*entries)) == 0;
 }
 
-/* An unused array with the same content, else this one. */
+/* Returns an unused array with the same content and frees `made`, or returns `made` if there is none. */
 static environment_array *unique(environment_array *made, size_t bytes) {
     for (environment_array **link = &unused; *link; link = &(*link)->next)
         if ((*link)->count == made->count && equals(*link, made->entries)) {

@@ -20,7 +20,7 @@
 typedef enum mp_fork_rank {
     MP_FORK_REGISTRIES, /* registry/fork.c: locks of every registry, then the governor's and the CPU allocator's */
     MP_FORK_SPECS,      /* files/spec.c: identities of files */
-    MP_FORK_BLAS,       /* kernels/blas.c: state of OpenBLAS; a fork waits for a load in progress */
+    MP_FORK_BLAS,       /* kernels/blas.c: state of OpenBLAS; a fork waits while the library is being opened */
     MP_FORK_OBJECTS,    /* this file: the list of mp_forked */
     MP_FORK_EVENTS,     /* registry/events.c: no lock; the child empties the ring */
     MP_FORK_LOG,        /* base/trace.c: no lock; the child empties the ring */

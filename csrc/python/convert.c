@@ -82,7 +82,7 @@ float *mp_list_in_float(mp_state *state, PyObject *object, const char *name, dou
     PyObject *list = fast_list(state, object, name, count);
     float *items = list ? PyMem_Calloc((size_t)count->n + 1, sizeof *items) : NULL;
     bool ok = items || (list && PyErr_NoMemory());
-    (void)low; /* the request checks bounds of float32 */
+    (void)low; /* unused: the request checks the bounds of the float32 values */
     (void)high;
     for (int64_t i = 0; ok && i < count->n; i++) {
         double value = PyFloat_AsDouble(PySequence_Fast_GET_ITEM(list, i));

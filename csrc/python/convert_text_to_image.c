@@ -38,7 +38,7 @@ static bool ids_in(mp_state *state, PyObject *texts, PyArrayObject *arrays[ARRAY
             PyArrayObject *array = arrays[t * MP_T2I_ENCODERS + e] = mp_array_in(state, item, NPY_INT32, "ids");
             ok = array != NULL;
             if (ok && PyArray_DIM(array, 0) != args->n_ids[e]) {
-                mp_raise_new(state, MP_INVALID_ARGUMENT, "ids[%zd][%d] has %zd tokens, allowed: %d, to go with counts",
+                mp_raise_new(state, MP_INVALID_ARGUMENT, "ids[%zd][%d] has %zd tokens, allowed: %d, as in `counts`",
                              t, e, PyArray_DIM(array, 0), args->n_ids[e]);
                 ok = false;
             }

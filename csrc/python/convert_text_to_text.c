@@ -266,7 +266,7 @@ PyObject *mp_text_usage(mp_state *state, mp_ticket *ticket) {
         generated += atomic_load_explicit(&request->choices[i].token_count, memory_order_acquire);
     uint64_t submitted, started, finished;
     mp_ticket_times(ticket, &submitted, &started, &finished);
-    if (!mp_ticket_done(ticket)) /* the engine writes the times until the request is done */
+    if (!mp_ticket_done(ticket)) /* until then the engine may write prompt_done_ns and cached_tokens */
         return Py_BuildValue("(ikiddd)", request->n_prompt, generated, 0, seconds_between(submitted, started), 0.0,
                              0.0);
     uint64_t prompt_done = request->prompt_done_ns ? request->prompt_done_ns : finished;
