@@ -20,7 +20,7 @@ class MaskReuse:
         self._markers, self._bytes_of = markers, bytes_of
         self._prefixes = tuple(prefix.encode() for prefix in prefixes)
         self._keep = max(map(len, markers), default=1)
-        self._tail = b""  # the end of the text, as far as a marker may begin in it
+        self._tail = b""  # last bytes of the text: a marker may begin in them and continue in the next tokens
         self._in_text = self._in_calls = False
         self._mask: bytes | None = None
         self._reusable = False  # the mask at the current position is the one of free text

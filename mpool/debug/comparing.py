@@ -97,7 +97,8 @@ def compare_captures(first: CaptureLike, second: CaptureLike, *, tokens: int | N
     Args:
         first, second: files, folders, or records. If each capture has a single ``job_id``, the two jobs are compared
             even if their ids differ; otherwise jobs with equal ids are compared. If an id was used for several
-            requests, they are compared in order: a new request starts where the first position of the id repeats.
+            requests, they are compared in order: each record at the position of the id's first record starts a new
+            request.
         tokens: number of tokens of each request to compare; None: all.
 
     Raises:

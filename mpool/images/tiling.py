@@ -90,7 +90,7 @@ def best_size(height: int, width: int, sizes: Sequence[tuple[int, int]]) -> tupl
         kept = min(int(width * scale) * int(height * scale), width * height)
         return kept, kept - high * wide
 
-    return max(sizes, key=rank)  # the first among equals
+    return max(sizes, key=rank)  # among equal ranks, the first size wins
 
 
 def _with_tiles(image: Image, settings: VisionSettings) -> TiledImage:

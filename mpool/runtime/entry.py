@@ -265,7 +265,7 @@ class Entry:
                     if compute == "auto" or key != self._core.get("auto"):
                         self._add(compute, replace=True)
             except BaseException:
-                self.isolation = was  # the loaded workers still run there, and the next attempt must retry
+                self.isolation = was  # loaded workers still run in this mode; a repeated call must not return early
                 raise
 
     def _add(self, compute: str, replace: bool = False) -> str:

@@ -62,7 +62,7 @@ class PartialTokenizers:
         if part is None:
             return None
         ids, merges = part
-        # the whole tokenizer hides control tokens under other names, except those that are part of a merge
+        # control tokens need the whole tokenizer: it renames them so that no text matches, except those in merges
         if not self._control.isdisjoint(ids.values()):
             return None
         model = models.BPE(vocab=ids, merges=list(dict.fromkeys(merges)), ignore_merges=self._ignore_merges)

@@ -48,8 +48,8 @@ class TensorSlice:
 
 def linear(name: str, source: str, outputs: int, inputs: int, *, bias: bool = True, first: int = 0,
            total: int | None = None, shape: tuple[int, ...] | None = None) -> Iterator[TensorSlice]:
-    """Yield the weight and the bias of a linear layer, which may be rows ``first`` and following of a stored layer of
-    ``total`` rows."""
+    """Yield the weight and the bias of a linear layer. If the file stores it as part of a larger layer, that layer has
+    ``total`` rows, and this one begins at row ``first``."""
     yield TensorSlice(f"{name}.weight", shape or (outputs, inputs), f"{source}.weight", first, total)
     if bias:
         yield TensorSlice(f"{name}.bias", (outputs,), f"{source}.bias", first, total)
