@@ -26,8 +26,8 @@ typedef struct sim_world {
 const sim_world *sim_world_find(const char *name); /* NULL: no such world */
 /* Returns the setup of one schedule of a world: the seed decides what fails and how often. */
 sim_setup sim_world_setup(const sim_world *world, sim_scheduler scheduler, int depth, uint64_t seed);
-/* Runs `count` schedules, starting with `seed`, half of them PCT of growing depth. Returns the total number of
- * steps. */
+/* Runs `count` schedules, starting with `seed`: half of them random, half PCT with 1 to 5 priority changes (sim.h).
+ * Returns the total number of steps. */
 uint64_t sim_world_run(const sim_world *world, uint64_t seed, int count);
 /* Runs schedules seed .. seed + count - 1 of `body`, or all choices if exhaustive, in a child process. Returns true
  * if one failed; `said` receives its output. `world`: provides body and setups; NULL: they are given. */

@@ -65,7 +65,7 @@ MP_TEST(models_capture_records_match_their_checkpoints) {
             MP_CHECK(memcmp(record_of(call, t, r), record_of(call, t - 1, r), sizeof row) != 0);
         const float *x = record_of(call, t, TINY_LAYERS), *normed = record_of(call, t, TINY_LAYERS + 1);
         double scale = sqrt(sum_of_squares(x, TINY_HIDDEN) / TINY_HIDDEN + 1e-5);
-        for (int i = 0; t && i < TINY_HIDDEN; i++) { /* the norm's weights are those of the first token */
+        for (int i = 0; t && i < TINY_HIDDEN; i++) { /* every token yields the same weights of the norm */
             double weight = normed[i] * scale / x[i], first = record_of(call, 0, TINY_LAYERS + 1)[i] *
                             sqrt(sum_of_squares(record_of(call, 0, TINY_LAYERS), TINY_HIDDEN) / TINY_HIDDEN + 1e-5) /
                             record_of(call, 0, TINY_LAYERS)[i];

@@ -242,14 +242,14 @@ MP_TEST(models_encoder_remembers_recent_results) {
     compute_each(&tiny, &all, 0, TEXTS, alone);
     MP_CHECK_INT(dedup->recalled, TEXTS);
 
-    /* too old: computed again */
+    /* a result older than `keep_ns` is computed again */
     dedup->keep_ns = 1000000;
     const struct timespec pause = {.tv_nsec = 2000000};
     nanosleep(&pause, NULL);
     compute_each(&tiny, &all, 3, 1, alone);
     MP_CHECK_INT(dedup->recalled, TEXTS);
 
-    /* trim frees the memory, and forgets */
+    /* trim frees the memory and drops all results */
     dedup->keep_ns = UINT64_MAX;
     MP_CHECK(tiny.engine->ops->trim(tiny.engine) > 0);
     MP_CHECK(tiny.budget.used == bare && dedup->charged == 0);
@@ -258,7 +258,7 @@ MP_TEST(models_encoder_remembers_recent_results) {
     compute_each(&tiny, &all, 3, 1, alone);
     MP_CHECK_INT(dedup->recalled, TEXTS + 1);
 
-    /* a full ring forgets the oldest */
+    /* a full ring buffer drops the oldest result */
     tiny.engine->ops->trim(tiny.engine);
     dedup->capacity = 4;
     compute_each(&tiny, &all, 10, 6, alone);

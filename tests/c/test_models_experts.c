@@ -165,7 +165,7 @@ MP_TEST(models_experts_match_the_reference) {
 /* Forbid reads of the never-chosen expert's bytes, at the end of the file. */
 static void forbid_last(const tiny_model *tiny, const char *path) {
     mp_error error;
-    mp_tensor padding; /* before them; longer than a page */
+    mp_tensor padding; /* the tensor before these bytes; longer than a page */
     struct stat file;
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
     MP_CHECK_OK(mp_weights_get(((mp_decoder *)tiny->model)->weights, "padding", 1, (int64_t[]){-1}, &padding,
@@ -188,7 +188,7 @@ MP_TEST(models_experts_that_are_not_chosen_are_not_read) {
         prompt[i] = i * 7 % TINY_VOCAB;
     tiny_load(&tiny, tiny_decoder_spec_as(&(tiny_kind){.arch = "qwen3moe", .head_norms = true, .experts = 6,
                                                        .rest = &rest}, types, 1, 77, -1), MP_COMPUTE_AUTO, 1);
-    /* one thread: TSan takes the page that replaces a lost one for a write */
+    /* One thread: when the fault handler maps a page in place of a lost one, TSan would report a racing write. */
     snprintf(path, sizeof path, "%s/tiny-77.bin", mp_test_directory());
     mp_text_args args = {.n_prompt = 70, .prompt = prompt, .n_choices = 1,
                          .sampling = {.top_p = 1, .repetition_penalty = 1, .max_tokens = 5, .logprobs = -1,

@@ -180,7 +180,8 @@ static int run_one(tiny_model *tiny, int index, int32_t *cached) {
     return steps;
 }
 
-/* A cached image is not computed again, also for another prompt; a part of a layer is a step. */
+/* A cached image is not computed again, also for another prompt. The number of steps shows it: each step computes one
+ * part of a layer. */
 MP_TEST(models_vision_encodes_each_image_once) {
     static const mp_dtype floats[] = {MP_F32};
     int32_t cached;
@@ -202,7 +203,7 @@ MP_TEST(models_vision_encodes_each_image_once) {
     MP_CHECK_INT(cached, 0);
     run_one(&tiny, 3, &cached);
     MP_CHECK_INT(cached, 64);
-    run_one(&tiny, 7, &cached); /* another tenant's */
+    run_one(&tiny, 7, &cached); /* the same prompt of another tenant */
     MP_CHECK_INT(cached, 0);
     tiny_unload(&tiny);
 }
@@ -228,8 +229,8 @@ MP_TEST(models_vision_continues_in_another_engine) {
     tiny_model tiny;
     tiny_load(&tiny, tiny_decoder_spec_as(&llava_kind, floats, 1, 42, -1), MP_COMPUTE_F32, 1);
     run_alone(&tiny, expected);
-    for (int begun = 0; begun < 4; begun++) { /* steps in the first engine: none, text before the image, images,
-                                               * tokens */
+    for (int begun = 0; begun < 4; begun++) { /* preempt in the first engine before any step, after the text
+                                               * before the image, after the images, after tokens */
         tiny_job jobs[2][ITEMS] = {{{0}}};
         mp_item *item = &jobs[0][0].item;
         for (int engine = 0; engine < 2; engine++) {

@@ -45,9 +45,9 @@ MP_TEST(registry_cores_barrier_threads_fall_with_lost_time) {
     MP_CHECK_INT(mp_cpu_allocator_barrier_threads(allocator), 4);
     lend(allocator, 4, 5, 2);
     MP_CHECK_INT(mp_cpu_allocator_barrier_threads(allocator), 3);
-    lend(allocator, 4, 20, 6); /* four threads: the measurements suffice for a decision */
+    lend(allocator, 4, 20, 6); /* conclusive, but for four threads: three, as already decided */
     MP_CHECK_INT(mp_cpu_allocator_barrier_threads(allocator), 3);
-    lend(allocator, 3, 20, 15); /* most of the time: half as many */
+    lend(allocator, 3, 20, 15); /* most of the time is lost: half as many threads */
     MP_CHECK_INT(mp_cpu_allocator_barrier_threads(allocator), 1);
     lend(allocator, 1, 20, 20);
     MP_CHECK_INT(mp_cpu_allocator_barrier_threads(allocator), 1);
@@ -58,14 +58,14 @@ MP_TEST(registry_cores_barrier_threads_rise_without_lost_time) {
     mp_cpu_allocator *allocator = four();
     lend(allocator, 2, 20, 18);
     MP_CHECK_INT(mp_cpu_allocator_barrier_threads(allocator), 1);
-    lend(allocator, 1, 20, 0); /* not at once */
+    lend(allocator, 1, 20, 0); /* a second thread is not tried at once */
     MP_CHECK_INT(mp_cpu_allocator_barrier_threads(allocator), 1);
     mp_sys_sleep_ns(110u * 1000 * 1000);
-    lend(allocator, 1, 20, 10); /* not while one thread loses much time */
+    lend(allocator, 1, 20, 10); /* nor while the single thread loses much time */
     MP_CHECK_INT(mp_cpu_allocator_barrier_threads(allocator), 1);
     lend(allocator, 1, 20, 1);
     MP_CHECK_INT(mp_cpu_allocator_barrier_threads(allocator), 2);
-    lend(allocator, 2, 20, 18); /* it fails: the next attempt comes later */
+    lend(allocator, 2, 20, 18); /* the attempt with two threads fails: the next one comes later */
     MP_CHECK_INT(mp_cpu_allocator_barrier_threads(allocator), 1);
     mp_sys_sleep_ns(110u * 1000 * 1000);
     lend(allocator, 1, 20, 0);

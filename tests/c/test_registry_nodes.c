@@ -359,8 +359,8 @@ static void note_place(const mp_team_thread *thread, void *arg) {
     MP_CHECK(mp_sys_get_affinity(&ran[thread->index]));
 }
 
-/* Each compute thread ran where the allocator says, the first at the first of its nodes; and this thread is unbound
- * again afterwards. */
+/* Check that each compute thread ran on the node that the lease assigns to it, in order from the lease's first node,
+ * and that this thread is unbound again afterwards. */
 static void check_places(mp_cpu_allocator *allocator, const mp_topology *topology, int home, int want,
                          const char *expected) {
     holder h = {.home = home};

@@ -22,7 +22,7 @@ static mp_registry *open_with(fake *fake, bool scale, int capacity) {
     fake_init(fake);
     atomic_store(&fake->step_ns, FAKE_MS(STEP_MS));
     fake_add(registry, "a", fake, false);
-    for (int i = 0; i < 2; i++) /* from here on their duration is known */
+    for (int i = 0; i < 2; i++) /* afterwards the entry can predict the time of a request */
         MP_CHECK_INT(fake_finish(submit_with(registry, (mp_submit_options){0})), MP_OK);
     return registry;
 }

@@ -245,8 +245,8 @@ class ManyTokens:
 
 
 def test_masks_are_computed_without_the_gil() -> None:
-    """Otherwise no stream of the process would advance meanwhile. The switch interval is set so long that Python never
-    switches threads by itself."""
+    """If masks held the GIL, no stream of the process would advance while one is computed. The switch interval is set
+    so long that Python never switches threads by itself."""
     tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(ManyTokens()), slices=[])
     matcher = llguidance.LLMatcher(tokenizer, llguidance.LLMatcher.grammar_from_regex("[a-z]{4000}"), log_level=0)
     ticket: Any = SimpleNamespace(sampled_ids=lambda choice, start: ([start + 1], False), mask=lambda *_: None)
@@ -312,7 +312,7 @@ def test_compiled_formats_are_cached(pool: mpool.Pool, llama: Path) -> None:
 
 
 def test_tokenizers_are_freed_with_their_pool(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiled formats hold no reference to the tokenizer that the garbage collector cannot see."""
+    """The garbage collector frees a pool's tokenizers: compiled formats hold no reference that it cannot trace."""
     made: list[weakref.ref[Any]] = []
     build = grammar._TokenizerAdapter.__init__
 
