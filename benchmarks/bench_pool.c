@@ -180,7 +180,7 @@ static void measure_refusals(void) {
             n++;
         else
             refused++;
-        mp_sys_sleep_ns(20 * 1000); /* meanwhile the worker takes the first */
+        mp_sys_sleep_ns(20 * 1000); /* time for the worker to take the first request */
     }
     for (int i = 0; i < CALLS; i++) {
         mp_ticket *ticket;

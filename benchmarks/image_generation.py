@@ -36,7 +36,7 @@ class Bench(images.Bench):
         return list(self.arguments.engines)
 
     def agreement(self) -> dict[str, Any]:
-        """Return nothing: the tests compare mpool with diffusers step by step."""
+        """Return an empty dict: the tests already compare mpool with diffusers, step by step."""
         return {}
 
 

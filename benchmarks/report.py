@@ -139,11 +139,11 @@ def text(record: dict[str, Any]) -> str:
     lines += ["", *(f"{what}: " + ", ".join(f"{engine} {value}" for engine, value in found.items())
                     for what, found in record["agreement"].items())]
     lines += [f"FAILED: {failure}" for failure in record["failures"]]
-    return "\n".join([*lines, "", "In brackets: by which factor mpool is better (its default, or the compute type",
-                      "arithmetic that is named), and of how many comparable turns that is the median. ?: there were "
-                      "none, as the",
-                      "machine was busy or changed its state: of no weight. %: of what the machine allows, by the",
-                      "probes around it."])
+    return "\n".join([*lines, "", "In brackets: the factor by which mpool is better (its default, or the compute type",
+                      "that is named), and the number of pairs of comparable turns behind it. ?: no turns were "
+                      "comparable,",
+                      "because the machine was busy or changed its state: disregard the factor. %: share of the",
+                      "machine's limit, from the probes before and after the turn."])
 
 
 def markdown(record: dict[str, Any]) -> str:

@@ -27,13 +27,13 @@ def words(count: int, chance: random.Random) -> str:
 
 
 def mixed(count: int, turn: int = 0) -> list[str]:
-    """Return sentences of natural length; other ones in each turn."""
+    """Return ``count`` sentences of natural length, different in each turn."""
     chance = random.Random(1 + 1000 * turn)
     return [words(max(3, min(150, round(math.exp(chance.gauss(3.11, 0.65))))), chance) for _ in range(count)]
 
 
 def same(count: int, length: int, turn: int = 0) -> list[str]:
-    """Return texts of ``length`` words; other ones in each turn."""
+    """Return ``count`` texts of ``length`` words, different in each turn."""
     chance = random.Random(length + 1000 * turn)
     return [words(length, chance) for _ in range(count)]
 

@@ -30,7 +30,7 @@ class Bench(images.Bench):
                 "threads": self.arguments.threads, "repeat": 1 if self.arguments.quick else 3}
 
     def agreement(self) -> dict[str, Any]:
-        """Return nothing: the tests compare mpool with transformers layer by layer."""
+        """Return an empty dict: the tests already compare mpool with transformers, layer by layer."""
         return {}
 
 
