@@ -91,7 +91,7 @@ typedef struct mp_worker {
     uint64_t idle_since_ns;
     uint64_t served, step_ns; /* requests that ended; time in steps, to compare workers */
     uint64_t engine_bytes; /* predicted size of its engine */
-    uint64_t held_bytes;   /* size of its engine after its last step */
+    uint64_t held_bytes;   /* measured size of its engine; updated after each step, request and trim */
     int process; /* process id that its engine stands for; 0 = this process */
     mp_watch watch;
 

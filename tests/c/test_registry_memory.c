@@ -227,7 +227,7 @@ static uint64_t held_by(mp_registry *registry, const char *key) {
     return info.engine_bytes;
 }
 
-/* Polls: the worker publishes the size just before it waits for work, which may be after the request has ended. */
+/* Polls: the worker publishes the size before it waits for work, possibly after the request has ended. */
 static void expect_held(mp_registry *registry, const char *key, uint64_t bytes) {
     uint64_t end = fake_in_ms(5000);
     while (held_by(registry, key) != bytes && mp_sys_now_ns() < end)
