@@ -20,7 +20,7 @@ typedef struct header {
 } header;
 _Static_assert(sizeof(header) <= HEADER, "the header fits before the block");
 
-/* atomic; each in a pair of cache lines of its own, so threads with different tags do not share one */
+/* Each counter has its own pair of cache lines, so threads that allocate with different tags do not contend. */
 static struct {
     _Alignas(128) _Atomic uint64_t bytes;
 } live[MP_TAG_COUNT];
@@ -60,7 +60,7 @@ void *mp_alloc(size_t bytes, mp_tag tag) {
     header *head = mp_sys_alloc(total, ALIGNMENT);
     if (!head)
         return NULL;
-    if (preferred_node >= 0 && (tag == MP_TAG_KV || tag == MP_TAG_SCRATCH)) /* before its first page is touched */
+    if (preferred_node >= 0 && (tag == MP_TAG_KV || tag == MP_TAG_SCRATCH)) /* must precede the first write to a page */
         mp_sys_prefer_node(head, total, preferred_node);
     *head = (header){.bytes = bytes, .tag = (uint32_t)tag, .mark = LIVE};
     MP_GUARD(head, HEADER);

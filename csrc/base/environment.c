@@ -10,17 +10,17 @@
 
 extern char **environ;
 
-/* An array that was the process's environment once: never freed and never written again, as long as no other thread
- * calls setenv while it is in use. */
+/* An array that is or was `environ`. It is never freed, and written again only if another thread calls setenv during
+ * the override. */
 typedef struct mp_environment_array {
     struct mp_environment_array *next;
     size_t count;    /* entries, the final NULL included */
-    char *entries[]; /* [2 * count]: the environment, then a copy to compare with */
+    char *entries[]; /* [2 * count]: the environment, then a copy that detects changes */
 } environment_array;
 
-/* guarded by: one override at a time */
+/* no lock: only one override is active at a time */
 static environment_array *unused;
-static environment_array *changed; /* by setenv in another thread during an override */
+static environment_array *changed; /* changed by setenv in another thread during an override: never reused */
 
 static size_t name_bytes(const char *variable) { return (size_t)(strchr(variable, '=') - variable) + 1; }
 
@@ -28,7 +28,7 @@ static bool equals(const environment_array *array, char *const *entries) {
     return memcmp(array->entries, entries, array->count * sizeof(*entries)) == 0;
 }
 
-/* Returns an unused array with the same content and frees `made`, or returns `made` if there is none. */
+/* Returns an unused array with the same content and frees `made`, or returns `made` if no such array exists. */
 static environment_array *unique(environment_array *made, size_t bytes) {
     for (environment_array **link = &unused; *link; link = &(*link)->next)
         if ((*link)->count == made->count && equals(*link, made->entries)) {
@@ -75,8 +75,8 @@ mp_status mp_environment_override_begin(mp_environment_override *self, const cha
     return MP_OK;
 }
 
-/* Another thread called setenv during the override, so the process's array holds its change and our variables: take
- * ours out in the ordinary way. */
+/* Undo the override with setenv and unsetenv. Needed when another thread called setenv during the override: swapping
+ * `environ` back would lose that thread's change. */
 static void take_out(const mp_environment_override *self) {
     for (int i = 0; i < self->variable_count; i++) {
         char name[64];

@@ -46,7 +46,7 @@ static size_t utf8_length(uint8_t lead) {
     return 0;
 }
 
-/* Bytes that are not UTF-8 stay: names in files may hold any bytes. */
+/* Keeps bytes that are not UTF-8: names from files may contain any bytes. */
 void mp_text_trim(char *text) {
     size_t length = strlen(text);
     for (size_t back = 1; back <= 3 && back <= length; back++) {
@@ -68,7 +68,7 @@ static void copy_text(char *to, size_t size, const char *from) {
     mp_text_trim(to);
 }
 
-/* Truncate a long path at its beginning: the file's name says more than its root. */
+/* Truncate a long path at its start, because the file name at its end identifies the file best. */
 static void copy_path(char *to, size_t size, const char *path) {
     size_t length = strlen(path);
     if (length < size) {
@@ -99,7 +99,7 @@ static void format_text(char *to, size_t size, mp_status code, const char *forma
 mp_status mp_fail(mp_error *error, mp_status code, const char *format, ...) {
     if (!error)
         return code;
-    char message[sizeof(error->message)]; /* arguments may be strings of *error itself */
+    char message[sizeof(error->message)]; /* the arguments may point into *error */
     va_list args;
     va_start(args, format);
     format_text(message, sizeof(message), code, format, args);
@@ -114,7 +114,7 @@ mp_status mp_fail_file(mp_error *error, mp_status code, const char *file, int64_
                        const char *allowed, const char *got_format, ...) {
     if (!error)
         return code;
-    mp_error made; /* arguments may be strings of *error itself */
+    mp_error made; /* the arguments may point into *error */
     mp_error_clear(&made);
     made.code = code;
     made.offset = offset;
@@ -126,7 +126,7 @@ mp_status mp_fail_file(mp_error *error, mp_status code, const char *file, int64_
     format_text(made.got, sizeof(made.got), code, got_format, args);
     va_end(args);
 
-    char path[160], at[32] = ""; /* short enough that the message always ends with what is allowed */
+    char path[160], at[32] = ""; /* limited, so that the allowed values always fit into the message */
     copy_path(path, sizeof(path), made.file);
     if (offset >= 0)
         snprintf(at, sizeof(at), " at byte %lld", (long long)offset);

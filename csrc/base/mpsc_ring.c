@@ -15,7 +15,7 @@ void *mp_mpsc_claim(mp_mpsc_ring *ring, uint64_t *position) {
     uint64_t at = atomic_load_explicit(&ring->write_at, memory_order_relaxed);
     for (;;) {
         uint64_t turn = atomic_load_explicit(turn_at(ring, at), memory_order_acquire) + at % ring->count;
-        if (turn < at) { /* the consumer has not freed the slot of the previous round */
+        if (turn < at) { /* full: the consumer has not taken the slot's previous item */
             atomic_fetch_add_explicit(&ring->dropped, 1, memory_order_relaxed);
             return NULL;
         }

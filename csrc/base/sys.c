@@ -1,4 +1,4 @@
-/* sys.c: see sys.h. Each real_ function is one row of the table that the seam build replaces. */
+/* sys.c: see sys.h. Each real_ function makes one kind of system call and is one row of mp_sys_real. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -94,7 +94,8 @@ static uint64_t real_random(void) {
     if (getrandom(&value, sizeof(value), GRND_NONBLOCK) == (ssize_t)sizeof(value))
         return value;
 #endif
-    /* Early boot, or a sandbox without the call: distinct values are enough for a seed that no caller chose. */
+    /* getrandom fails in early boot and in some sandboxes. Distinct values are then enough, because no caller chose the
+     * seed. */
     static _Atomic uint64_t count;
     value = real_now_ns() ^ ((uint64_t)getpid() << 32) ^ (uint64_t)(uintptr_t)&value;
     return mp_mix(value ^ mp_mix(atomic_fetch_add_explicit(&count, 1, memory_order_relaxed)));
@@ -201,7 +202,8 @@ mp_status mp_thread_start(mp_thread *thread, const char *name, void (*body)(void
     start->arg = arg;
     strncpy(start->name, name, sizeof(start->name) - 1);
 
-    /* The new thread inherits the mask: set it before the start, so that no signal arrives in between. */
+    /* The new thread inherits this thread's signal mask. Set the mask before the start, so that no signal reaches the
+     * new thread first. */
     sigset_t blocked, before;
     sigfillset(&blocked);
     static const int faults[] = {SIGBUS, SIGSEGV, SIGFPE, SIGILL, SIGTRAP, SIGABRT};
@@ -301,8 +303,9 @@ bool mp_sys_set_affinity(const mp_cpu_set *cpus) { return SYS(set_affinity)(cpus
 
 /* --- raw memory --- */
 
-/* Blocks of this size and more are mappings of their own, so that freeing one returns its pages to the system: malloc
- * raises its own threshold and would keep blocks of up to 32 MB. Sanitizers need malloc for their red zones. */
+/* A block of at least this size is a mapping of its own, so that freeing it returns its pages to the system: malloc
+ * raises its mmap threshold at run time and would keep freed blocks of up to 32 MB. Sanitizers need malloc for their
+ * red zones. */
 static const size_t MAPPED_FROM = 256 * 1024;
 static const size_t HUGE_PAGE = 2 * 1024 * 1024;
 
@@ -322,7 +325,7 @@ static void *map_anonymous(size_t bytes) {
         return NULL;
     if (!slack)
         return map;
-    /* Large blocks start on a huge page, so that MP_ADVISE_HUGE can use whole ones. */
+    /* Large blocks start at a huge-page boundary, so that MP_ADVISE_HUGE can use whole huge pages. */
     size_t head = (size_t)(-(uintptr_t)map & (slack - 1));
     if (head)
         munmap(map, head);
@@ -371,7 +374,7 @@ void mp_sys_free(void *memory, size_t bytes) { SYS(free)(memory, bytes); }
 
 bool mp_sys_alloc_is_zero(size_t bytes) {
 #ifdef MP_SEAM
-    (void)bytes; /* the allocator of a test gives no such guarantee */
+    (void)bytes; /* a test may replace the allocator by one that does not zero */
     return false;
 #else
     return is_mapped(bytes);
@@ -472,7 +475,7 @@ mp_status mp_sys_open(const char *path, int *fd, mp_file_id *id, mp_error *error
 
 void mp_sys_close(int fd) {
     if (fd >= 0)
-        close(fd); /* never repeated on EINTR: Linux has closed it */
+        close(fd); /* do not retry on EINTR: Linux has closed the descriptor */
 }
 
 bool mp_sys_read_text(const char *path, char *to, size_t size) {
@@ -497,7 +500,7 @@ bool mp_sys_read_text(const char *path, char *to, size_t size) {
 }
 
 bool mp_sys_fill(int fd, size_t from, size_t bytes) {
-    /* In parts: a signal undoes only the part being allocated. */
+    /* Allocate in parts: a signal interrupts fallocate and undoes the current part only. */
     enum { LARGEST = 16 << 20, LEAST = 64 << 10 };
     size_t part = LARGEST;
     for (size_t done = 0; done < bytes;) {

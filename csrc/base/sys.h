@@ -12,9 +12,9 @@
 
 #include "base/error.h"
 
-/* --- time: nanoseconds of CLOCK_MONOTONIC; deadlines are absolute in it; 0 = none --- */
+/* --- time: nanoseconds of CLOCK_MONOTONIC. A deadline is a point on this clock; 0 = no deadline --- */
 uint64_t mp_sys_now_ns(void);
-/* CPU time of the calling thread so far. Takes about 1 us. */
+/* CPU time of the calling thread so far, in ns. The call takes about 1 us. */
 uint64_t mp_sys_thread_ns(void);
 void mp_sys_sleep_ns(uint64_t ns);
 /* now_ns + ns, saturating at UINT64_MAX, which means never. */
@@ -25,7 +25,7 @@ static inline uint64_t mp_sys_after(uint64_t now_ns, uint64_t ns) {
 /* Involuntary context switches of the calling thread so far; 0 where the system does not count them. */
 uint64_t mp_sys_taken_away(void);
 
-/* --- randomness for seeds that the caller did not give; never for results that must be reproducible --- */
+/* --- random seeds, for callers that set none; never for results that must be reproducible --- */
 uint64_t mp_sys_random(void);
 
 /* --- locks, not recursive --- */
@@ -47,32 +47,35 @@ void mp_cond_broadcast(mp_cond *cond);
 
 /* --- threads --- */
 typedef struct mp_thread { pthread_t os; bool started; } mp_thread;
-/* Smallest stack of a thread, even where the system's default is less (`ulimit -s`, another C library): kernels use up
- * to 512 KiB of it. */
+/* Minimum stack size of a thread, used where the system's default is smaller (`ulimit -s`, another C library): kernels
+ * use up to 512 KiB of stack. */
 enum { MP_THREAD_STACK_BYTES = 2 << 20 };
 /* Start a thread. `name`: at most 15 characters, shown by the system's tools. The new thread blocks every signal except
- * those that its own faults raise (SIGBUS on a mapped file must reach its handler). SPAWN_FAILED when refused. */
+ * those that its own faults raise: SIGBUS on a mapped file must reach its handler. SPAWN_FAILED when the system refuses
+ * the thread. */
 mp_status mp_thread_start(mp_thread *thread, const char *name, void (*body)(void *), void *arg, mp_error *error);
-void mp_thread_join(mp_thread *thread); /* legal on one that never started */
-/* Give up joining a thread that may never return. It counts as joined from now on. */
+void mp_thread_join(mp_thread *thread); /* legal on a thread that never started */
+/* Detach a thread that may never return, instead of joining it. mp_thread_counts counts it as joined. */
 void mp_thread_detach(mp_thread *thread);
 /* Threads created and joined since the process began; equal after a clean shutdown. */
 void mp_thread_counts(uint64_t *created, uint64_t *joined);
 
-/* Call the hooks around every later fork of the process: `before` and `parent` in the parent's forking thread, `child`
- * in the child's only thread. Used by base/forked.c only. MEMORY_EXHAUSTED when refused. */
+/* Register hooks that run at every later fork of the process: `before` and `parent` in the parent's forking thread,
+ * `child` in the child's only thread. Used by base/forked.c only. MEMORY_EXHAUSTED when the system has no memory for
+ * the hooks. */
 mp_status mp_sys_at_fork(void (*before)(void), void (*parent)(void), void (*child)(void), mp_error *error);
 
-/* --- CPUs and memory nodes; base/topology.h says which CPUs lie where --- */
+/* --- CPUs and memory nodes; base/topology.h lists the CPUs of each node --- */
 enum { MP_CPUS_MAX = 1024 };
 typedef struct mp_cpu_set { uint64_t words[MP_CPUS_MAX / 64]; } mp_cpu_set; /* CPU i: bit i % 64 of word i / 64 */
-/* CPUs that the calling thread may use, among the first MP_CPUS_MAX. Returns false where the system does not report
- * them. */
+/* Get the CPUs that the calling thread may use, of CPUs 0 to MP_CPUS_MAX - 1. Returns false where the system does not
+ * report them. */
 bool mp_sys_get_affinity(mp_cpu_set *cpus);
-/* Bind the calling thread to these CPUs. Returns false when refused: its CPUs are unchanged. */
+/* Bind the calling thread to these CPUs. Returns false when the system refuses; the thread's CPUs are then
+ * unchanged. */
 bool mp_sys_set_affinity(const mp_cpu_set *cpus);
 /* Prefer this memory node (the system's number) for pages of an mp_sys_alloc block that are touched from now on. Best
- * effort, and for large blocks only: a small block shares its pages with others. */
+ * effort. No effect on blocks below 256 KiB, which share pages with other blocks. */
 void mp_sys_prefer_node(void *memory, size_t bytes, int node);
 
 /* --- parking on a word, used by event_count.h only: futex on Linux, a sleep of at most 50 us elsewhere --- */
@@ -81,12 +84,12 @@ void mp_unpark_all(_Atomic uint32_t *word);
 
 /* --- raw memory; use base/alloc.h instead --- */
 void *mp_sys_alloc(size_t bytes, size_t alignment); /* NULL when refused; not zeroed */
-void mp_sys_free(void *memory, size_t bytes);        /* bytes: as requested */
+void mp_sys_free(void *memory, size_t bytes);        /* bytes: as passed to mp_sys_alloc */
 /* True when mp_sys_alloc fills a block of this size with zeros. */
 bool mp_sys_alloc_is_zero(size_t bytes);
 
 /* --- files --- */
-typedef struct mp_file_id { /* detects that a path now names other content */
+typedef struct mp_file_id { /* identity of a file's content: detects that the file was changed or replaced */
     uint64_t device, inode, size, mtime_ns;
     uint64_t ctime_ns;     /* advanced by every write; cannot be set back */
     uint64_t mode, links;  /* changing mode, links or owner advances ctime without changing content */
@@ -94,19 +97,21 @@ typedef struct mp_file_id { /* detects that a path now names other content */
 } mp_file_id;
 /* True when both identify the same content, as far as metadata can tell. */
 bool mp_file_id_same(const mp_file_id *a, const mp_file_id *b);
-/* Identify the file that a path names now. Returns false unless it is a regular file. */
+/* Identify the file that a path names now. Returns false unless the path names a regular file. */
 bool mp_sys_identify(const char *path, mp_file_id *id);
-/* Open a regular file for reading, with O_CLOEXEC, and O_NONBLOCK so that a FIFO cannot hang it. FORMAT for any other
- * kind of file: a device is not even opened. IO with the system's message otherwise. `id` may be NULL. */
+/* Open a regular file for reading, with O_CLOEXEC, and with O_NONBLOCK so that opening a FIFO cannot block. FORMAT for
+ * any other kind of file; a device is refused before it is opened. IO, with the system's message, for any other
+ * failure. `id` may be NULL. */
 mp_status mp_sys_open(const char *path, int *fd, mp_file_id *id, mp_error *error);
 void mp_sys_close(int fd);
 /* Read a file of procfs or sysfs, whose size is unknown: at most size - 1 bytes, zero-terminated. Returns false when
  * nothing could be read. */
 bool mp_sys_read_text(const char *path, char *to, size_t size);
-/* Allocate the pages of a range of a memory file now: a write to a page that cannot be allocated later raises SIGBUS.
- * Returns false when there is not enough memory, and true where the system has no such call. */
+/* Allocate the pages of a byte range of a memory file now, because a later write to a page that cannot be allocated
+ * raises SIGBUS. Returns false when there is not enough memory, and true where the system cannot preallocate pages. */
 bool mp_sys_fill(int fd, size_t from, size_t bytes);
-/* Map read-only and shared. FORMAT when bytes is 0. */
+/* Map the first `bytes` bytes of a file, read-only and shared. FORMAT when `bytes` is 0; IO or MEMORY_EXHAUSTED when
+ * the system refuses. `path` is for the error. */
 mp_status mp_sys_map(int fd, size_t bytes, const char *path, void **data, mp_error *error);
 void mp_sys_unmap(void *data, size_t bytes);
 enum { MP_ADVISE_WILLNEED, MP_ADVISE_DONTNEED, MP_ADVISE_HUGE, MP_ADVISE_POPULATE };
@@ -148,13 +153,14 @@ typedef struct mp_sys_calls {
 extern const mp_sys_calls mp_sys_real;
 extern mp_sys_calls mp_sys_table;
 
-/* Source position of the thread's last call of the seam, for traces of tests. */
+/* Source position of the calling thread's last call through the seam; tests print it in traces. */
 typedef struct mp_seam_site {
     const char *file, *what; /* `what`: the argument as written in the source, or a thread's name */
     int line;
 } mp_seam_site;
 extern _Thread_local mp_seam_site mp_seam_at;
-/* Number of the planted bug that is armed, 0 = none; and how often its code was reached. */
+/* mp_seam_armed: number of the planted bug (mp_seam_mutation) that is active, 0 = none. mp_seam_reached: how often its
+ * code was executed. */
 extern _Atomic int mp_seam_armed, mp_seam_reached;
 bool mp_seam_reach(void);
 
@@ -176,14 +182,15 @@ bool mp_seam_reach(void);
 
 /* --- for tests; empty in a build without MP_SEAM --- */
 
-/* Let the simulator run another thread here: beside atomics whose order matters, and in loops that spin on one. */
+/* Let the simulator switch threads at this point. Call it next to atomic accesses whose order matters, and in loops
+ * that spin on an atomic. */
 static inline void mp_seam_point(void) {
 #ifdef MP_SEAM
     mp_sys_table.point();
 #endif
 }
-/* Plant a bug for a test that must find it: true only while the test has armed this number. Each number is used
- * once. */
+/* Plant a bug that a test must detect: returns true only while the test has set mp_seam_armed to `number`. Each number
+ * is used at one place. */
 static inline bool mp_seam_mutation(int number) {
 #ifdef MP_SEAM
     return __builtin_expect(mp_seam_armed == number, 0) && mp_seam_reach();
