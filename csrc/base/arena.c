@@ -10,7 +10,7 @@ mp_status mp_arena_reserve(mp_arena *arena, size_t bytes, mp_error *error) {
     arena->used = 0;
     if (arena->memory && arena->size >= bytes)
         return MP_OK;
-    mp_arena_deinit(arena); /* before the new allocation: both at once would be the peak */
+    mp_arena_deinit(arena); /* first, because holding both blocks at once would raise the peak */
     if (bytes > SIZE_MAX - 63)
         return mp_fail_memory(error, bytes, "scratch");
     bytes = mp_arena_cost(bytes);
@@ -33,7 +33,7 @@ void mp_arena_deinit(mp_arena *arena) {
 void mp_arena_reset(mp_arena *arena) { arena->used = 0; }
 
 void *mp_arena_take(mp_arena *arena, size_t bytes) {
-    /* Too small an arena would hand out memory of another owner: abort in every build. */
+    /* An overflow would return memory of another owner, so it aborts in release builds too. */
     bool fits = arena->memory && arena->used <= arena->size && bytes <= arena->size - arena->used;
     assert(fits && "the arena was reserved too small");
     if (!fits)

@@ -16,13 +16,14 @@ typedef struct mp_arena {
     size_t size, used, peak;
 } mp_arena;
 
-/* Size an arena in the caller's zeroed storage; drops its contents. */
+/* Give an arena space for `bytes` bytes and free all its blocks. The caller zeroes `*arena` before the first call.
+ * MEMORY_EXHAUSTED when refused. */
 mp_status mp_arena_reserve(mp_arena *arena, size_t bytes, mp_error *error);
 void mp_arena_deinit(mp_arena *arena);
 void mp_arena_reset(mp_arena *arena);
-/* Take a block. Never returns NULL: the caller reserved enough. An overflow is an internal fault and aborts. */
+/* Allocate an uninitialised block. Never returns NULL: the caller must have reserved enough, and an overflow aborts. */
 void *mp_arena_take(mp_arena *arena, size_t bytes);
-/* Bytes that a block of `bytes` takes in an arena, for sizing. */
+/* Bytes that a block of `bytes` bytes occupies in an arena. Callers add these up for mp_arena_reserve. */
 static inline size_t mp_arena_cost(size_t bytes) { return (bytes + 63) & ~(size_t)63; }
 
 #endif

@@ -25,8 +25,9 @@
 #include <sys/auxv.h>
 #endif
 
-/* One row per level, lowest first. A machine's level is the last row whose features it all has. Each level includes the
- * levels below it, except avxvnni: CPUs with AVX-512 may lack it, and use their own VNNI instead. */
+/* One row per level, lowest first. A machine's level is the last row of which it has all features. Each level includes
+ * the levels below it, but the AVX-512 levels do not include avxvnni: CPUs with AVX-512 may lack AVX-VNNI, and use
+ * AVX512-VNNI instead. */
 static const struct level {
     const char *name;
     uint32_t features;
@@ -50,7 +51,7 @@ static const struct level {
 enum { LEVEL_COUNT = sizeof(levels) / sizeof(levels[0]) };
 
 static pthread_once_t detected = PTHREAD_ONCE_INIT;
-/* written once under `detected`; machine_has: bits of mp_cpu_features */
+/* written once, by detect(); machine_has: bits of mp_cpu_features */
 static int machine_level;
 static uint32_t machine_has;
 static char machine_name[64];
@@ -64,7 +65,8 @@ static uint64_t xgetbv0(void) {
     return (uint64_t)high << 32 | low;
 }
 
-/* Request tiles for this process, its threads and its children. Returns true when the system grants them. */
+/* Request permission to use AMX tiles for this process, its threads and its children. Returns true when the system
+ * grants them. */
 static bool tiles_are_granted(void) {
 #if defined(__linux__)
     enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18 }; /* Linux, Documentation/arch/x86/xstate.rst */
@@ -77,8 +79,8 @@ static bool tiles_are_granted(void) {
 static uint32_t machine_features(void) {
     enum {
         XMM_YMM = 0x06,     /* bits of XCR0: the system saves these registers */
-        TILES = 0x60000,    /* configuration and data */
-        ZMM = 0xE0,         /* opmask, upper halves, upper sixteen */
+        TILES = 0x60000,    /* tile configuration and data */
+        ZMM = 0xE0,         /* opmask, upper halves of ZMM0-15, ZMM16-31 */
         OSXSAVE = 1 << 27,  /* leaf 1 ecx */
         AVX = 1 << 28,
         FMA = 1 << 12,
@@ -141,7 +143,7 @@ static void read_name(char *name, size_t size) {
 static uint32_t machine_features(void) {
     uint32_t features = MP_CPU_NEON;
 #if defined(__linux__)
-    enum { ASIMDDP = 1 << 20, I8MM = 1 << 13, BF16 = 1 << 14 }; /* HWCAP; HWCAP2; HWCAP2 */
+    enum { ASIMDDP = 1 << 20, I8MM = 1 << 13, BF16 = 1 << 14 }; /* bits of HWCAP, HWCAP2, HWCAP2 */
     const unsigned long one = getauxval(AT_HWCAP), two = getauxval(AT_HWCAP2);
     features |= (one & ASIMDDP ? MP_CPU_DOTPROD : 0) | (two & I8MM ? MP_CPU_I8MM : 0) |
                 (two & BF16 ? MP_CPU_ARM_BF16 : 0);
@@ -208,7 +210,7 @@ const char *mp_cpu_name(void) {
 
 static int affinity_count(void) {
 #if defined(__linux__)
-    /* The kernel refuses a set smaller than its own: grow the set until it fits. */
+    /* The kernel refuses a set smaller than its own CPU mask: grow the set until it is accepted. */
     for (int cpus = 1024; cpus <= 1 << 18; cpus *= 4) {
         size_t bytes = CPU_ALLOC_SIZE(cpus);
         cpu_set_t *set = mp_alloc_zeroed(bytes, MP_TAG_MISC);

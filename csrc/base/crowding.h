@@ -2,11 +2,12 @@
 #ifndef MP_BASE_CROWDING_H
 #define MP_BASE_CROWDING_H
 
-/* Involuntary context switches per second: a machine is crowded from the first rate on, until below the second. */
+/* Involuntary context switches per second: a machine counts as crowded above MP_CROWDED_FROM, until the rate falls
+ * below MP_CROWDED_UNTIL. */
 enum { MP_CROWDED_FROM = 100, MP_CROWDED_UNTIL = 25 };
 
-/* Rate of involuntary context switches of the calling thread, measured over its last 10 ms or more. Negative before the
- * first measurement; 0 where the system does not count them. */
+/* Involuntary context switches per second of the calling thread, measured over an interval of at least 10 ms. Negative
+ * before the first measurement; 0 where the system does not count them. */
 double mp_crowding_rate(void);
 
 #endif

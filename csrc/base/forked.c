@@ -12,7 +12,7 @@ static void forget_objects(void);
 static const mp_fork_handlers object_handlers = {mp_forked_hold, mp_forked_release, forget_objects};
 static const mp_fork_handlers log_handlers = {.child = mp_log_fork_child};
 
-/* The log's row is constant: mp_log may not take a lock, so it cannot register itself. */
+/* The log's row is constant, because mp_log may not take a lock and so cannot call mp_fork_register. */
 static _Atomic(const mp_fork_handlers *) rows[MP_FORK_RANK_COUNT] = {
     [MP_FORK_OBJECTS] = &object_handlers,
     [MP_FORK_LOG] = &log_handlers,
@@ -22,8 +22,8 @@ static _Atomic(const mp_fork_handlers *) rows[MP_FORK_RANK_COUNT] = {
 
 static const uint64_t BACKOFF_NS = 50 * 1000;
 
-/* A lock that needs no initialising. The forking thread holds it from before to after the fork, and a registration
- * while it changes a row: a fork sees the same rows before and after. */
+/* A lock that needs no initialisation. The forking thread holds it throughout the fork, and mp_fork_register holds it
+ * while changing a row. The hooks before and after one fork therefore see the same rows. */
 static _Atomic int table_lock;
 static bool installed; /* guarded by: table_lock */
 
@@ -61,7 +61,7 @@ static void in_child(void) {
     unlock_table();
 }
 
-static mp_status install(mp_error *error) { /* under table_lock */
+static mp_status install(mp_error *error) { /* must hold table_lock */
     if (installed)
         return MP_OK;
     MP_TRY(mp_sys_at_fork(before, in_parent, in_child, error));

@@ -57,7 +57,7 @@ static bool parse_int(const char *text, int64_t *value) {
     int64_t parsed = 0;
     for (; *digit; digit++) {
         if (*digit < '0' || *digit > '9' || __builtin_mul_overflow(parsed, (int64_t)10, &parsed) ||
-            __builtin_sub_overflow(parsed, (int64_t)(*digit - '0'), &parsed)) /* counts down, so that INT64_MIN fits */
+            __builtin_sub_overflow(parsed, (int64_t)(*digit - '0'), &parsed)) /* negative, so that INT64_MIN fits */
             return false;
     }
     if (!negative && __builtin_sub_overflow((int64_t)0, parsed, &parsed))

@@ -1,8 +1,8 @@
 /* sanitize.h: annotations for the sanitizers; empty in ordinary builds.
  *
- * MP_GUARD(address, bytes) makes AddressSanitizer report every access (to a block's header, to the free part of an
- * arena); MP_UNGUARD allows access again. MP_SANITIZED is 1 when allocations should stay with the sanitizer's
- * malloc. */
+ * MP_GUARD(address, bytes) makes AddressSanitizer report every access to a range, such as a block's header or the free
+ * part of an arena; MP_UNGUARD allows access again. MP_SANITIZED is 1 in a sanitizer build, where every allocation must
+ * come from the sanitizer's malloc. */
 #ifndef MP_BASE_SANITIZE_H
 #define MP_BASE_SANITIZE_H
 

@@ -77,12 +77,13 @@ mp_status mp_shm_map(mp_shm *shm, int fd, size_t bytes, bool writable, mp_error 
 
 mp_status mp_shm_freeze(mp_shm *shm, mp_error *error) {
     if (fcntl(shm->fd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) != 0) {
-        /* the kernel does not have this seal */
+        /* The kernel does not support this seal. */
         if (mprotect(shm->data, shm->bytes, PROT_READ) != 0)
             return mp_fail_errno(error, errno, NULL, "shared memory cannot be protected");
         return MP_OK;
     }
-    /* The seal leaves the writable mapping: replace it by one that mprotect cannot make writable again. */
+    /* The seal does not affect the existing writable mapping: replace that mapping by a read-only one, which mprotect
+     * cannot make writable again because of the seal. */
     if (mmap(shm->data, shm->bytes, PROT_READ, MAP_SHARED | MAP_FIXED, shm->fd, 0) == MAP_FAILED)
         return mp_fail_errno(error, errno, NULL, "shared memory cannot be protected");
     return MP_OK;

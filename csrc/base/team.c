@@ -1,12 +1,12 @@
 /* team.c: see team.h.
  *
- * A helper learns of work through an event count (base/event_count.h): leasing a helper, starting a region on it and
- * ending the team each notify it. A helper without work spins while it is leased, for as long as the options allow, and
- * then parks.
+ * Each helper waits on its own event count, `signal` (base/event_count.h). Leasing the helper, starting a region on it
+ * and destroying the team each notify the event count. A leased helper without work spins for at most MPOOL_SPIN_US and
+ * then parks; a helper that is not leased parks at once.
  *
- * The barrier is a counter and a generation, which is an event count too. The last thread to arrive resets the counter
- * and advances the generation that the others wait on. Regions live in the team, not on a stack: a helper that leaves
- * the last barrier late still reads valid memory. */
+ * The barrier is a counter of arrived threads and a generation, which is an event count. The last thread to arrive
+ * resets the counter and advances the generation, on which the other threads wait. Regions live in the team, not on a
+ * stack: a helper that leaves the last barrier late still reads valid memory. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -37,20 +37,20 @@ struct mp_region {
     void *arg;
     int count;
     uint64_t spin_ns;
-    bool watched; /* CPU time of its threads is measured */
+    bool watched; /* the CPU time of the region's threads is measured */
     uint64_t began_ns;
-    _Atomic uint64_t most_lost_ns; /* largest loss of one thread in this run */
+    _Atomic uint64_t most_lost_ns; /* largest CPU time lost by one thread in this run */
 };
 
 struct helper {
-    _Alignas(ALIGNMENT) mp_event_count signal;    /* leased, region started, team ends */
+    _Alignas(ALIGNMENT) mp_event_count signal;    /* notified: leased, region started, team ends */
     _Atomic uint32_t held;                        /* 1 while leased */
-    _Alignas(ALIGNMENT) _Atomic uint32_t pending; /* 1 from thread 0's order until the helper takes the order */
+    _Alignas(ALIGNMENT) _Atomic uint32_t pending; /* 1 from the region's start until the helper enters it */
     _Atomic(const mp_cpu_set *) cpus; /* CPUs to run on, NULL = any; written by the holder of the lease */
-    /* written by the holder of the lease before it sets pending */
+    /* written by the holder of the lease before it sets `pending` */
     mp_region *region;
     int index;     /* its thread index in the region */
-    mp_region own; /* region of a lease whose first helper this is */
+    mp_region own; /* the region of a lease whose first helper is this one */
     mp_team *team;
     mp_thread thread;
 };
@@ -60,13 +60,13 @@ struct mp_team {
     int count;
     _Atomic uint32_t quit;
     uint64_t spin_ns;
-    _Atomic uint32_t crowded; /* 1 while the system keeps taking CPUs away from our threads */
+    _Atomic uint32_t crowded; /* 1 while the system often preempts compute threads (crowding.h) */
     struct helper helpers[];
 };
 
 /* --- waiting --- */
 
-static _Thread_local uint64_t parked_ns; /* time that this thread was parked at barriers, in total */
+static _Thread_local uint64_t parked_ns; /* total time that this thread was parked at barriers */
 
 typedef struct count_watch {
     const mp_event_count *count;
@@ -86,8 +86,8 @@ void mp_team_barrier(const mp_team_thread *thread) {
     if (thread->count == 1)
         return;
     mp_region *region = thread->region;
-    /* Read both before arriving: the generation cannot advance until then, and once all have arrived thread 0 may
-     * already write the fields of its next region. */
+    /* Read spin_ns and the generation before arriving. The generation cannot advance before this thread arrives. Once
+     * all threads have arrived, thread 0 may already write the fields for its next region. */
     uint64_t spin_ns = region->spin_ns;
     uint32_t generation = atomic_load_explicit(&region->generation.count, memory_order_relaxed);
     uint32_t before = atomic_fetch_add_explicit(&region->arrived, 1, memory_order_acq_rel);
@@ -103,7 +103,7 @@ void mp_team_barrier(const mp_team_thread *thread) {
     if (!mp_spin(has_advanced, &watch, spin_ns, NULL, NULL)) {
         uint64_t began_ns = mp_sys_now_ns();
         mp_event_count_park(&region->generation, generation);
-        /* after advanced_ns it waited for a CPU and not for another thread */
+        /* from advanced_ns on, this thread waited for a CPU and not for another thread */
         uint64_t until_ns = atomic_load_explicit(&region->advanced_ns, memory_order_relaxed);
         parked_ns += until_ns > began_ns ? until_ns - began_ns : 0;
     }
@@ -111,13 +111,14 @@ void mp_team_barrier(const mp_team_thread *thread) {
 
 /* --- CPU time lost to other processes --- */
 
-typedef struct watch { /* one thread in one region */
+typedef struct watch { /* clocks of one thread at the start of a region */
     uint64_t had_ns, parked_ns, began_ns;
 } watch;
 
 static watch begin_watch(void) { return (watch){mp_sys_thread_ns(), parked_ns, mp_sys_now_ns()}; }
 
-/* Returns the time that this thread was ready to run without a CPU since begin_watch; *took_ns: all time since. */
+/* Returns the time that this thread was ready to run without a CPU since begin_watch; *took_ns: the whole time since
+ * then. */
 static uint64_t end_watch(const watch *since, uint64_t *took_ns) {
     uint64_t had_ns = mp_sys_thread_ns() - since->had_ns + parked_ns - since->parked_ns;
     *took_ns = mp_sys_now_ns() - since->began_ns;
@@ -131,7 +132,8 @@ static void note_loss(mp_region *region, uint64_t lost_ns) {
     }
 }
 
-/* Watch at most one region per millisecond: reading a thread's CPU time takes 1 us, twice per thread. */
+/* Measure at most one region per millisecond: each thread reads its CPU time twice per region, which takes 1 us
+ * each. */
 static bool should_watch(void) {
     enum { EVERY_NS = 1000 * 1000 };
     static _Thread_local uint64_t watched_ns;
@@ -142,20 +144,21 @@ static bool should_watch(void) {
     return true;
 }
 
-/* On a crowded machine the thread that others wait for may not run for milliseconds, and spinning takes the CPU from
- * it. Most waits still end at once. So spin for as long as a wake-up takes, which costs at most twice the best choice
- * (Karlin and others, "Empirical studies of competitive spinning", 1991). */
+/* On a crowded machine, the thread that the others wait for may not run for milliseconds, because spinning threads
+ * occupy the CPUs. Most waits still end soon. Spinning for the duration of a wake-up and then parking costs at most
+ * twice as much as the better of spinning and parking at once (Karlin and others, "Empirical studies of competitive
+ * spinning", 1991). */
 static uint64_t spin_time(const mp_team *team, bool crowded) {
     return crowded && team->spin_ns > WAKE_UP_NS ? WAKE_UP_NS : team->spin_ns;
 }
 
 /* --- helpers --- */
 
-/* Bind the calling helper to the CPUs of its lease, unless it already is. */
+/* Bind the calling helper to the CPUs of its lease, unless it is already bound to them. */
 static void bind(struct helper *self, const mp_cpu_set **bound) {
     const mp_cpu_set *cpus = atomic_load_explicit(&self->cpus, memory_order_relaxed);
     if (cpus != *bound && cpus)
-        mp_sys_set_affinity(cpus); /* refused when the last of these CPUs went offline: then it runs anywhere */
+        mp_sys_set_affinity(cpus); /* fails if all these CPUs are offline: the helper then runs on any CPU */
     *bound = cpus;
 }
 
@@ -249,14 +252,14 @@ static void take_helpers(mp_team *team, const mp_cpu_set *cpus, bool near, int w
         if (atomic_load_explicit(&helper->held, memory_order_relaxed) ||
             (near && atomic_load_explicit(&helper->cpus, memory_order_relaxed) != cpus))
             continue;
-        /* acquire: see what the previous holder's region wrote to the helper's fields */
+        /* acquire: makes the previous holder's writes to the helper visible */
         if (!atomic_compare_exchange_strong_explicit(&helper->held, &expected, 1, memory_order_acquire,
                                                      memory_order_relaxed))
             continue;
         atomic_store_explicit(&helper->cpus, cpus, memory_order_relaxed);
         lease->helpers[lease->threads - 1] = i;
         lease->threads++;
-        mp_event_count_notify(&helper->signal); /* awake and spinning by the time the region starts */
+        mp_event_count_notify(&helper->signal); /* wake the helper early, so that it spins when the region starts */
     }
 }
 

@@ -7,15 +7,16 @@
  *
  *   worker --lease--> [thread 0 = worker][thread 1 = helper]...  body(thread, arg) runs on each; run returns after all.
  *
- * On a machine with several memory nodes (base/topology.h) a lease may say on which CPUs its threads run. Each thread
- * is then bound to the CPUs of its node while it works for the lease, so memory that it touches first stays near. On
- * one node nothing is bound: all memory is equally near, and the system must be free to move a thread away from a CPU
- * that another process needs.
+ * On a machine with several memory nodes (base/topology.h) a lease may specify the CPUs of its threads. Each thread is
+ * then bound to the CPUs of its node while it works for the lease, so that pages which it touches first are placed on
+ * that node. With a single node, threads are not bound: all memory is equally near, and the system must be free to move
+ * a thread away from a CPU that another process needs.
  *
  * Compute threads never take the GIL, never allocate inside a layer and run with FTZ/DAZ set (set on entry to a region,
  * restored on thread 0 afterwards).
  *
- * Fork: a child has none of the helpers. The owner of the team forgets it there (mp_cpu_allocator_fork_child). */
+ * Fork: a forked child has none of the helper threads. There the owner of the team drops its pointer without destroying
+ * the team (mp_cpu_allocator_fork_child). */
 #ifndef MP_BASE_TEAM_H
 #define MP_BASE_TEAM_H
 
@@ -29,7 +30,7 @@ typedef struct mp_team_thread { /* one thread of a parallel region */
     mp_region *region;
 } mp_team_thread;
 
-/* Threads of a lease that share CPUs. */
+/* A group of threads of a lease that run on the same set of CPUs. */
 typedef struct mp_team_place {
     const mp_cpu_set *cpus; /* must outlive team and lease; NULL: not bound */
     int threads;            /* at least 1 */
@@ -40,38 +41,39 @@ typedef struct mp_lease {
     mp_team *team;
     int threads;                  /* >= 1 */
     const _Atomic int *cancelled; /* not 0 once every item of the step is cancelled; may be NULL */
-    _Atomic uint64_t heartbeat;   /* time of the last poll in ns; the watchdog reads it */
+    _Atomic uint64_t heartbeat;   /* time of the last mp_lease_poll in ns; read by the watchdog */
     int helpers[255];             /* private: indices of the helpers held */
-    int near;                     /* threads at the first place */
-    bool together;                /* set by the step: its threads meet at barriers many times per millisecond */
-    /* Regions watched since the lease began: their duration, and how much of it the thread with the least CPU time was
-     * ready to run without a CPU (or waited for a page). */
+    int near;                     /* number of threads at the first mp_team_place */
+    bool together;                /* set by the worker: the step meets at barriers many times per millisecond */
+    /* Sums over the regions of this lease that were measured. watched_ns: their duration. lost_ns: time during which
+     * the most delayed thread of each region was ready to run but had no CPU (or waited for a page). */
     uint64_t watched_ns, lost_ns;
-    bool bound;        /* thread 0 is bound; its CPUs before: */
+    bool bound;        /* thread 0 is bound; `before`: its CPUs before that */
     mp_cpu_set before;
 } mp_lease;
 
-/* `helpers`: 0 to 255. SPAWN_FAILED or MEMORY_EXHAUSTED when the system refuses. */
+/* Start a team of 0 to 255 helper threads. SPAWN_FAILED or MEMORY_EXHAUSTED when the system refuses. */
 mp_status mp_team_create(int helpers, mp_team **team, mp_error *error);
 void mp_team_destroy(mp_team *team); /* joins the helpers; no lease may be held; NULL is legal */
 int mp_team_size(const mp_team *team); /* helpers + 1 */
 
-/* Lease up to `want` threads (>= 1), the caller's included: takes the helpers that are free now and never waits. Sets
- * lease->threads to the number. `team` may be NULL: one thread. */
+/* Lease up to `want` threads (>= 1), the caller's included: takes helpers that are free now and never waits for one.
+ * Sets lease->threads to the number of threads leased. `team` may be NULL: then that number is 1. */
 void mp_team_lease(mp_team *team, int want, mp_lease *lease);
-/* The same with a number of threads per place, thread 0 at the first. Prefers helpers that last worked there. */
+/* mp_team_lease with a number of threads for each of `count` places. Thread 0 runs at the first place. Prefers helpers
+ * that last worked at the same place. */
 void mp_team_lease_at(mp_team *team, const mp_team_place *places, int count, mp_lease *lease);
-/* Must be called by the thread that leased. */
+/* End a lease. Must be called by the thread that made it. */
 void mp_team_return(mp_lease *lease);
 
-/* Run `body` on all threads of the lease. */
+/* Run `body` on all threads of the lease. Returns when `body` has returned on all of them. */
 void mp_lease_run(mp_lease *lease, void (*body)(const mp_team_thread *thread, void *arg), void *arg);
 /* Call at least every 5 ms from tile loops: updates the heartbeat and returns true when the step must stop. All threads
- * must agree before they skip a barrier: call it on thread 0 and share the result through memory and
+ * must agree whether to skip a barrier, so call this on thread 0 and share the result through memory and
  * mp_team_barrier. */
 bool mp_lease_poll(mp_lease *lease);
 
-/* Barrier over the threads of a region, release and acquire. Does nothing when count is 1. */
+/* Barrier over the threads of a region, with release and acquire semantics. Does nothing when count is 1. */
 void mp_team_barrier(const mp_team_thread *thread);
 /* A region of the calling thread alone, for code that needs a region but no team. */
 static inline mp_team_thread mp_team_single(void) { return (mp_team_thread){0, 1, 0}; }

@@ -33,7 +33,7 @@ void mp_cpu_set_text(const mp_cpu_set *cpus, char *to, size_t size) {
 
 static const char *skip_blanks(const char *at) { return at + strspn(at, " \t\n"); }
 
-/* Parse a number below `limit` at *text; move past it and the blanks after it. */
+/* Parse a number below `limit` at *text; move *text past the number and the blanks after it. */
 static bool take_number(const char **text, int limit, int *value) {
     const char *at = skip_blanks(*text);
     if (*at < '0' || *at > '9')
@@ -45,8 +45,8 @@ static bool take_number(const char **text, int limit, int *value) {
     return true;
 }
 
-/* Parse a list such as "0-3,8" at *text, move past it and add its numbers to `set`. Returns false for a malformed list,
- * with *text at the error. */
+/* Parse a list such as "0-3,8" at *text, move *text past the list and add its numbers to `set`. Returns false for a
+ * malformed list and leaves *text at the error. */
 static bool take_list(const char **text, int limit, mp_cpu_set *set) {
     for (;; ++*text) {
         int first, last;
@@ -97,7 +97,7 @@ static bool add_node(mp_topology *topology, int number, int memory, const mp_cpu
     return true;
 }
 
-/* Read the machine's nodes. Returns false when it has too many or does not report them. */
+/* Read the machine's nodes. Returns false when the system reports no nodes, or more than MP_NODES_MAX. */
 static bool read_system(const char *root, const mp_cpu_set *allowed, mp_topology *topology) {
     char path[PATH_BYTES];
     mp_cpu_set numbers, cpus, left = *allowed;
@@ -108,7 +108,7 @@ static bool read_system(const char *root, const mp_cpu_set *allowed, mp_topology
     for (int i = 0; i < NUMBERS_MAX; i++) {
         if (!mp_cpu_set_has(&numbers, i) ||
             snprintf(path, sizeof(path), "%s/sys/devices/system/node/node%d/cpulist", root, i) >= (int)sizeof(path) ||
-            !read_list(path, MP_CPUS_MAX, &cpus)) /* memory without CPUs, or removed just now */
+            !read_list(path, MP_CPUS_MAX, &cpus)) /* a node without CPUs, or just removed */
             continue;
         if (!add_node(topology, i, i, &cpus, &left))
             return false;
@@ -124,7 +124,7 @@ static mp_status fail_table(const char *table, const char *at, const char *what,
                    table, what, (int)(at - table), MP_CPUS_MAX);
 }
 
-/* Parse MPOOL_NODES. *too_many: more than MP_NODES_MAX nodes. */
+/* Parse MPOOL_NODES. Sets *too_many when it results in more than MP_NODES_MAX nodes. */
 static mp_status read_table(const char *table, const mp_topology *system, const mp_cpu_set *allowed,
                             mp_topology *topology, bool *too_many, mp_error *error) {
     mp_cpu_set seen = {0}, left = *allowed;

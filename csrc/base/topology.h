@@ -1,9 +1,9 @@
 /* topology.h: memory nodes (NUMA) and the CPUs of each.
  *
- * A node is a set of CPUs with memory that is near to them and farther from all others. Nodes come from
+ * A node is a set of CPUs with memory that is near to them and farther from all other CPUs. Nodes come from
  * /sys/devices/system/node, or from the option MPOOL_NODES ("0-7;8-15": the CPUs of each node; "off": one node). CPUs
- * that this process may not use are left out, and so are nodes without usable CPUs. CPUs that no node names form one
- * more node. All CPUs are one node where nothing is known, or where the machine has more nodes than MP_NODES_MAX. */
+ * that this process may not use are left out, and so are nodes without usable CPUs. CPUs that no node lists form one
+ * more node. All CPUs form one node if the system reports no nodes, or if there are more than MP_NODES_MAX. */
 #ifndef MP_BASE_TOPOLOGY_H
 #define MP_BASE_TOPOLOGY_H
 
@@ -25,11 +25,11 @@ typedef struct mp_topology {
 
 /* Read the current topology. INVALID_ARGUMENT when MPOOL_NODES is malformed. */
 mp_status mp_topology_read(mp_topology *topology, mp_error *error);
-/* The same for a machine whose /sys lies below `root`, and a process that may use the CPUs `allowed`. `table` has the
- * form of MPOOL_NODES; "" = as the system says. */
+/* mp_topology_read with explicit inputs: /sys is read below the folder `root`, `allowed` are the CPUs that the process
+ * may use, and `table` is the value of MPOOL_NODES ("" = as the system reports). */
 mp_status mp_topology_read_from(const char *root, const char *table, const mp_cpu_set *allowed, mp_topology *topology,
                                 mp_error *error);
-/* Check the form of MPOOL_NODES. Call once, when the module loads. */
+/* Check the syntax of MPOOL_NODES. INVALID_ARGUMENT when it is malformed. Call once, when the module loads. */
 mp_status mp_topology_check(const char *table, mp_error *error);
 
 static inline bool mp_cpu_set_has(const mp_cpu_set *cpus, int cpu) { return cpus->words[cpu / 64] >> cpu % 64 & 1; }

@@ -25,12 +25,12 @@ typedef struct mp_log_record {
 void mp_log(int level, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* Set the lowest level that is recorded; MP_LOG_WARNING at start-up. */
 void mp_log_set_level(int level);
-/* Lets a caller skip preparing expensive arguments. */
+/* Returns true if `level` is recorded. Call it before preparing expensive arguments of mp_log. */
 bool mp_log_enabled(int level);
-/* Pass every published record to `take`, oldest first, and return the count. One thread at a time; `take` may call
- * mp_log. */
+/* Pass every published record to `take`, oldest first, and return their count. Must be called by one thread at a time.
+ * `take` may call mp_log. */
 int mp_log_drain(void (*take)(const mp_log_record *record, void *arg), void *arg);
-/* Records dropped by this process and, before a fork, by its parent. */
+/* Number of records dropped by this process; in a forked child, also those that its parent dropped before the fork. */
 uint64_t mp_log_dropped(void);
 /* Discard all records. Called by base/forked.c in a forked child: the records belong to the parent, and a record that
  * another thread of the parent was writing is never published in the child. */
