@@ -2,8 +2,8 @@
  *
  * /proc/self/cgroup names the group of the process in each hierarchy, as a path from the hierarchy's root.
  * /proc/self/mountinfo says where each hierarchy is mounted and which of its directories the mount shows. In a
- * container the group's path may lie outside the mount: then the top of the mount is the group. The smallest limit of
- * all directories from the group up to the top of the mount holds. */
+ * container, the group's path may lie outside the mount: the mount's top directory then counts as the group. The
+ * effective limit is the smallest one in all directories from the group up to the top of the mount. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -23,8 +23,8 @@ static bool is_directory(const char *path) {
     return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
 }
 
-/* Parse the digits at *text and move past them. Returns false when there are none or too many; "max" and "-1" are not
- * numbers. */
+/* Parse the digits at *text and move *text past them. Returns false when there are no digits, as in "max" and "-1", or
+ * when the number overflows. */
 static bool take_number(const char **text, uint64_t *value) {
     const char *at = *text;
     uint64_t parsed = 0;
@@ -56,13 +56,14 @@ static void limit_cpus(mp_cgroup *limits, uint64_t quota, uint64_t period) {
         limits->cpus = cpus;
 }
 
-/* Read the limits of one directory of a hierarchy. Files of the other version or controller do not exist in it. */
+/* Read the limits of one directory of a hierarchy. Files of the other cgroup version and of other controllers do not
+ * exist there and are skipped. */
 static void read_directory(const char *directory, mp_cgroup *limits) {
     uint64_t value, quota, period;
     if (read_number(directory, "memory.max", &value) && value < limits->memory_bytes)
         limits->memory_bytes = value;
     if (read_number(directory, "memory.limit_in_bytes", &value) && value < limits->memory_bytes)
-        limits->memory_bytes = value; /* v1 writes "none" as a number near 2^63, which is above any machine's memory */
+        limits->memory_bytes = value; /* without a limit, v1 writes a number near 2^63, above any machine's memory */
     char path[PATH_BYTES], text[SMALL_BYTES];
     if (snprintf(path, sizeof(path), "%s/cpu.max", directory) < (int)sizeof(path) &&
         mp_sys_read_text(path, text, sizeof(text))) {
@@ -74,12 +75,12 @@ static void read_directory(const char *directory, mp_cgroup *limits) {
         limit_cpus(limits, quota, period);
 }
 
-/* The next blank-separated field of a line, zero-terminated in place. Returns NULL at the end. */
+/* Returns the next blank-separated field of a line, zero-terminated in place, or NULL at the end of the line. */
 static char *next_field(char **line) {
     return *line ? strsep(line, " ") : NULL;
 }
 
-/* Decode a path of mountinfo, which writes blanks, tabs, newlines and backslashes in octal. */
+/* Decode a path of mountinfo, which writes blanks, tabs, newlines and backslashes as octal escapes such as \040. */
 static void unescape(char *path) {
     char *to = path;
     for (const char *from = path; *from; to++) {
@@ -104,7 +105,7 @@ static bool list_has(const char *list, const char *word) {
 }
 
 /* Find the group of this process in the hierarchy with `controller` ("" = v2) in the text of /proc/self/cgroup:
- * "4:memory:/some/group". Returns false when it is in none. */
+ * "4:memory:/some/group". Returns false when the process is in no such group. */
 static bool find_group(const char *listing, const char *controller, char *group, size_t size) {
     for (const char *line = listing; *line;) {
         const char *end = strchrnul(line, '\n');

@@ -1,4 +1,4 @@
-/* cgroup.h: limits of CPUs and memory from the control groups (v1 and v2) of this process. Used by cpu.c. */
+/* cgroup.h: CPU and memory limits from the control groups (v1 and v2) of this process. Used by cpu.c. */
 #ifndef MP_BASE_CGROUP_H
 #define MP_BASE_CGROUP_H
 
@@ -10,7 +10,7 @@ typedef struct mp_cgroup {
 } mp_cgroup;
 
 /* Read `root`/proc/self/{cgroup,mountinfo} and the limits of the groups found there and of their parents. `root` is ""
- * except in tests. A file that cannot be read counts as no limit. */
+ * except in tests. A file that cannot be read sets no limit. */
 mp_cgroup mp_cgroup_read(const char *root);
 
 #endif

@@ -33,13 +33,13 @@ uint64_t mp_process_stack_bytes(void) {
     struct rlimit now;
     bool known = getrlimit(RLIMIT_STACK, &now) == 0 && now.rlim_cur != RLIM_INFINITY;
     if (!known)
-        return usual; /* without a limit stacks are smaller */
+        return usual; /* an upper bound: without a limit, the default stack is smaller */
     return now.rlim_cur < MP_THREAD_STACK_BYTES ? MP_THREAD_STACK_BYTES : (uint64_t)now.rlim_cur;
 }
 
 /* --- start --- */
 
-/* Duplicate a descriptor above those that the child uses; close-on-exec. */
+/* Duplicate a descriptor to a number above those that the child uses, with close-on-exec. */
 static int high_copy(int fd) { return fcntl(fd, F_DUPFD_CLOEXEC, LAST_FD + 1); }
 
 static int add_actions(posix_spawn_file_actions_t *actions, const int *fds) {
@@ -96,7 +96,7 @@ mp_status mp_process_start(mp_process *process, const mp_process_command *comman
     }
     process->pid = (int)pid;
 #if defined(SYS_pidfd_open)
-    process->handle = (int)syscall(SYS_pidfd_open, pid, 0); /* closes on exec; -1 where the kernel has none */
+    process->handle = (int)syscall(SYS_pidfd_open, pid, 0); /* close-on-exec; -1 where the kernel has no pidfd */
 #endif
     return MP_OK;
 }
@@ -111,10 +111,10 @@ static void note_end(mp_process *process, int status) {
 bool mp_process_alive(mp_process *process) {
     if (process->pid == 0 || process->ended || process->owner != (int)getpid())
         return false;
-    /* The handle reports the end even when other code has waited, or when waiting is impossible (SIGCHLD ignored). */
+    /* The handle reports the end even when waitpid fails: other code reaped the child, or SIGCHLD is ignored. */
     struct pollfd check = {.fd = process->handle, .events = POLLIN};
     int said;
-    do { /* interrupted by a signal to this process: ask again */
+    do { /* retry when a signal to this process interrupts poll */
         said = process->handle >= 0 ? poll(&check, 1, 0) : -1;
     } while (process->handle >= 0 && said < 0 && errno == EINTR);
     if (said == 0)
@@ -150,7 +150,7 @@ void mp_process_kill(mp_process *process) {
 
 void mp_process_forget(mp_process *process) {
     int handle = process->handle;
-    process->handle = -1; /* first: a child forked in between must not close another file with this number */
+    process->handle = -1; /* before the close: a child forked in between must not close a reused number */
     process->pid = 0;
     mp_sys_close(handle);
 }
@@ -179,7 +179,7 @@ int mp_process_code(const mp_process *process) {
     return known ? WEXITSTATUS(process->status) : -1;
 }
 
-/* --- by a child --- */
+/* --- called by a child --- */
 
 bool mp_process_has_parent(int parent) { return (int)getppid() == parent; }
 

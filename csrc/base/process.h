@@ -1,12 +1,13 @@
 /* process.h: child processes: start, poll and kill them; and the functions with which a child confines itself.
  *
  * A child is started by exec, never as a forked copy of a process with threads. All its signals have their default
- * actions and the terminal's signals are blocked. It belongs to the process that started it: in a forked child of that
- * process mp_process_alive returns false and mp_process_kill does nothing. The owner must poll a child until it is
- * dead, so that no zombie remains. If other code of the process waited for the child (os.wait, a handler of SIGCHLD),
- * the child counts as ended.
+ * actions and the terminal's signals are blocked. A child belongs to the process that started it: in a forked child of
+ * that process, mp_process_alive returns false and mp_process_kill only closes the handle. The owner must poll a child
+ * until it is dead, so that no zombie remains. If other code of the process reaped the child (os.wait, a handler of
+ * SIGCHLD), the child counts as ended.
  *
- * Linux kills a child with the thread that started it (mp_process_confine), so that thread must outlive the child. */
+ * Linux kills a child when the thread that started it ends (mp_process_confine), so that thread must outlive the
+ * child. */
 #ifndef MP_BASE_PROCESS_H
 #define MP_BASE_PROCESS_H
 
@@ -19,7 +20,7 @@ typedef struct mp_process {
     int handle; /* pidfd, or -1 */
     int owner;  /* id of the process that started it */
     bool ended;
-    int status; /* from waitpid, once ended; -1 = other code waited for it */
+    int status; /* from waitpid, once ended; -1 = unknown: other code reaped the child */
 } mp_process;
 
 typedef struct mp_process_command {
@@ -28,36 +29,36 @@ typedef struct mp_process_command {
     int fds[MP_PROCESS_FDS]; /* become 3, 4, 5 in the child; standard input, output and error are /dev/null */
 } mp_process_command;
 
-/* SPAWN_FAILED with the system's message. */
+/* Start a child. SPAWN_FAILED, with the system's message, when the system refuses. */
 mp_status mp_process_start(mp_process *process, const mp_process_command *command, mp_error *error);
-/* True while the child has not ended. Reaps a child that has. */
+/* True while the child has not ended. Reaps a child that has ended. */
 bool mp_process_alive(mp_process *process);
-/* Kill the child (SIGKILL), wait until it has ended, at most 5 s for one that hangs in the kernel, and close the
- * handle. Legal on one that was never started. */
+/* Kill the child (SIGKILL), wait until it has ended, but at most 5 s because it may hang in the kernel, and close the
+ * handle. Legal on a child that was never started. */
 void mp_process_kill(mp_process *process);
-/* Close the handle; for a forked child of the owner. */
+/* Close the handle without killing the child. Call in a forked child of the process that started it. */
 void mp_process_forget(mp_process *process);
-/* Describe the end: "was killed by signal 9 (Killed)", "ended with code 1". */
+/* Describe how the child ended: "was killed by signal 9 (Killed)", "ended with code 1". */
 void mp_process_how(const mp_process *process, char *to, size_t size);
-/* True when it was ended from outside: by a signal that people, service managers and systems without memory send, and
- * that no fault of the process itself raises. */
+/* True when the child was killed from outside: by SIGKILL, SIGTERM, SIGINT, SIGHUP or SIGQUIT. Users, service managers
+ * and the kernel's out-of-memory killer send these; no fault of the child itself raises them. */
 bool mp_process_was_ended(const mp_process *process);
-/* Exit code; -1 when there is none (yet). */
+/* Exit code of the child; -1 while it runs, or if a signal ended it or other code reaped it. */
 int mp_process_code(const mp_process *process);
 
-/* --- by a child, at its start --- */
+/* --- called by a child, at its start --- */
 
 typedef struct mp_process_limits {
     uint64_t data_bytes; /* limit of private memory; 0 = unchanged */
     int files;           /* limit of descriptors; 0 = unchanged */
 } mp_process_limits;
-/* Confine the calling process: it dies with its parent's thread, writes no core file, gains no privileges by exec,
- * ignores signals that a terminal sends to the group, and closes all descriptors above those of the command. RECV when
- * its parent is not `parent` any more. */
+/* Confine the calling process: it is killed when the parent's thread that started it ends, writes no core file, gains
+ * no privileges by exec, ignores signals that a terminal sends to its process group, and closes all descriptors above
+ * those of mp_process_command. RECV when its parent is not `parent` any more. */
 mp_status mp_process_confine(int parent, const mp_process_limits *limits, mp_error *error);
 bool mp_process_has_parent(int parent);
 int mp_process_id(void);
-/* Stack size of a thread, as the system makes them here and in children. */
+/* Default stack size in bytes of a thread in this process and its children. */
 uint64_t mp_process_stack_bytes(void);
 
 #endif

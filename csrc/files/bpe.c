@@ -9,7 +9,7 @@
 struct mp_bpe {
     mp_spec *spec; /* pinned */
     const mp_value *tokens, *merges;
-    uint64_t key[2]; /* random key of the hash, so that no file can be built to collide */
+    uint64_t key[2]; /* random key of the hash, so that no file can be crafted to cause collisions */
     uint32_t *table; /* [mask + 1] token + 1; 0: empty; at most half full */
     uint32_t mask;
     uint64_t longest;  /* bytes of the longest token */
@@ -24,7 +24,7 @@ const char *mp_bpe_token(const mp_bpe *bpe, int32_t token, uint64_t *bytes) {
     return bpe->tokens->as.strings.bytes + offsets[token];
 }
 
-/* The upper half of a 64-bit product is hard to control without the key. */
+/* Multiply and fold the 128-bit product: without the key, its upper half is hard to control. */
 static inline uint64_t mix(uint64_t a, uint64_t b) {
     __extension__ typedef unsigned __int128 wide;
     wide product = (wide)a * b;

@@ -1,8 +1,8 @@
-/* bpe.h: extract the part of a byte-pair vocabulary that some words need, straight from the arrays of a GGUF header.
+/* bpe.h: extract the part of a byte-pair vocabulary that given words need, directly from the arrays of a GGUF header.
  *
- * To tokenise a word, byte-pair encoding looks only at tokens that are substrings of the word and at merges that
- * produce one. A tokenizer built from only those gives the same ids as the full one and takes 1 % of the time to build.
- * This module finds them. */
+ * To tokenise a word, byte-pair encoding uses only the tokens that are substrings of the word, and the merges that
+ * produce such a token. A tokenizer built from only these tokens and merges returns the same ids as the full tokenizer
+ * and is built in 1 % of the time. This module finds these tokens and merges. */
 #ifndef MP_FILES_BPE_H
 #define MP_FILES_BPE_H
 
@@ -11,13 +11,13 @@
 typedef struct mp_bpe mp_bpe;
 
 /* Index the vocabulary of `spec`. Takes a reference to the spec, which must be frozen or no longer change. Sets *bpe to
- * NULL and returns MP_OK if the keys are missing or unsuitable: duplicate tokens; a merge that is not UTF-8, is not two
- * tokens separated by a space, or whose joint text is no token. To learn the reason, read the keys in full. Fails only
- * if memory is refused. */
+ * NULL and returns MP_OK if `tokenizer.ggml.tokens` or `tokenizer.ggml.merges` is missing or unsuitable: duplicate
+ * tokens; a merge that is not UTF-8, is not two tokens separated by a space, or whose joint text is no token. The
+ * reason is not reported. Fails only if memory is refused. */
 mp_status mp_bpe_create(mp_spec *spec, mp_bpe **bpe, mp_error *error);
 void mp_bpe_destroy(mp_bpe *bpe); /* NULL is legal */
 
-/* Hash look-ups that mp_bpe_part_add needs at most for a word of `bytes` bytes. */
+/* Maximum number of hash look-ups in mp_bpe_part_add for a word of `bytes` bytes. */
 uint64_t mp_bpe_word_cost(const mp_bpe *bpe, uint64_t bytes);
 
 /* A subset of the vocabulary: the tokens that are substrings of the words added so far. Use a part from one thread at a
@@ -31,9 +31,9 @@ typedef struct mp_bpe_part {
 
 mp_status mp_bpe_part_init(mp_bpe_part *part, const mp_bpe *bpe, mp_error *error);
 void mp_bpe_part_deinit(mp_bpe_part *part);
-/* Mark every token that is a substring of `word` (UTF-8), cut between characters. */
+/* Mark every token that is a substring of `word` (UTF-8) and begins and ends at a character boundary. */
 void mp_bpe_part_add(mp_bpe_part *part, const mp_bpe *bpe, const char *word, uint64_t bytes);
-/* List the marked tokens, and the merges between them. */
+/* Fill `tokens` with the marked tokens, and `merges` with the merges that produce a marked token. */
 mp_status mp_bpe_part_finish(mp_bpe_part *part, const mp_bpe *bpe, mp_error *error);
 
 /* The token with exactly these bytes (at least one), or -1. */

@@ -25,7 +25,7 @@ mp_status mp_cursor_take(mp_cursor *c, uint64_t bytes, const char *field, const 
         return MP_OK;                                                                                \
     }
 
-/* GGUF is little-endian, and so is every host that the build accepts: reading is copying. */
+/* GGUF is little-endian, and so is every host that the build accepts: a value is read by copying its bytes. */
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "files are little-endian and read without byte swapping");
 
 READ(u32, uint32_t)

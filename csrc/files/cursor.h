@@ -8,7 +8,7 @@
 typedef struct mp_cursor {
     const uint8_t *data;
     uint64_t size, at;
-    const char *file; /* for errors; borrowed */
+    const char *file; /* file name for errors; borrowed */
 } mp_cursor;
 
 static inline uint64_t mp_cursor_left(const mp_cursor *c) { return c->size - c->at; }

@@ -19,7 +19,7 @@
 
 /* State that the signal handler reads: static, lock-free, never freed. `sequence` is odd while a slot is being
  * rewritten (a seqlock), so that a handler on another thread never pairs the begin of one mapping with the end of the
- * next. */
+ * slot's next mapping. */
 typedef struct map_slot {
     _Atomic uint32_t taken;
     _Atomic uint32_t sequence;
@@ -69,7 +69,7 @@ static void slot_release(map_slot *slot) {
     atomic_store(&slot->taken, 0);
 }
 
-/* Async-signal-safe: atomics only. The faulting thread holds a reference to its mapping, so its own slot does not
+/* Async-signal-safe: atomics only. The faulting thread keeps its mapping open, so the slot of that mapping does not
  * change. */
 static map_slot *slot_find(uintptr_t address) {
     int used = atomic_load(&slots_used);
@@ -77,7 +77,7 @@ static map_slot *slot_find(uintptr_t address) {
         map_slot *slot = &slots[i];
         uint32_t sequence = atomic_load(&slot->sequence);
         uintptr_t begin = atomic_load(&slot->begin), end = atomic_load(&slot->end);
-        /* the last page extends beyond the end of the file */
+        /* round up: the last page extends beyond the end of the file */
         if (address >= begin && address < ((end + ~page_mask) & page_mask) && !(sequence & 1) &&
             sequence == atomic_load(&slot->sequence))
             return slot;
@@ -97,7 +97,7 @@ static void forward_signal(int number, siginfo_t *info, void *context) {
         return;
     }
     signal(number, SIG_DFL);
-    raise(number); /* blocked until this handler returns */
+    raise(number); /* delivered after this handler returns: SIGBUS is blocked until then */
 }
 
 static void on_sigbus(int number, siginfo_t *info, void *context) {

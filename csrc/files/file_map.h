@@ -1,10 +1,10 @@
 /* file_map.h: one read-only shared mapping of a regular file.
  *
  * A page that can no longer be read (the file was truncated while mapped) does not kill the process. The SIGBUS handler
- * maps a zero page there, marks the mapping poisoned and resumes the thread. Code that computes with the mapping must
- * check mp_file_map_poisoned afterwards and fail the step. The handler forwards every other SIGBUS to the previously
- * installed handler. A handler installed later that does not forward SIGBUS disables this protection. Threads must not
- * block SIGBUS. */
+ * maps a zero page in its place, marks the mapping poisoned and resumes the thread. Code that computes with the mapping
+ * must check mp_file_map_poisoned afterwards and fail the step. The handler forwards every other SIGBUS to the
+ * previously installed handler. A handler installed later that does not forward SIGBUS disables this protection.
+ * Threads must not block SIGBUS. */
 #ifndef MP_FILES_FILE_MAP_H
 #define MP_FILES_FILE_MAP_H
 
@@ -15,7 +15,7 @@ typedef struct mp_file_map mp_file_map;
 /* Open, check (regular file, size > 0) and map. Thread-safe. Close the result with mp_file_map_close. */
 mp_status mp_file_map_open(const char *path, mp_file_map **map, mp_error *error);
 void mp_file_map_close(mp_file_map *map); /* NULL is legal */
-/* Properties, borrowed until close. */
+/* Properties of the mapping. Returned pointers are borrowed and valid until mp_file_map_close. */
 const uint8_t *mp_file_map_data(const mp_file_map *map);
 uint64_t mp_file_map_size(const mp_file_map *map);
 const char *mp_file_map_path(const mp_file_map *map);

@@ -36,12 +36,12 @@ typedef struct reader {
     mp_spec *spec;
     int file; /* index into the spec's files */
     uint64_t value_count, tensor_count, alignment;
-    uint64_t elements;   /* in all arrays so far; each uses up to 8 bytes of memory, even if it has 1 in the file */
-    uint64_t data_bytes; /* total of the tensors read so far, each padded */
+    uint64_t elements;   /* elements of all arrays so far; each uses up to 8 bytes in memory, even if 1 in the file */
+    uint64_t data_bytes; /* bytes of all tensors read so far, each padded to `alignment` */
     uint64_t last_end;   /* end of the last tensor, without padding */
 } reader;
 
-/* Errors of this file. `at` is the offset of the field. */
+/* Fail with an error about the file being read. `at` is the byte offset of the field. */
 #define REFUSE_AT(code, at, field, allowed, ...) \
     mp_fail_file(error, code, r->c.file, (int64_t)(at), field, allowed, __VA_ARGS__)
 #define REFUSE(at, field, allowed, ...) REFUSE_AT(MP_FORMAT, at, field, allowed, __VA_ARGS__)
@@ -201,8 +201,8 @@ static mp_status read_scalar(reader *r, const char *key, uint32_t type, mp_value
     return MP_OK;
 }
 
-/* Two passes: sizes first, then bytes. Another process may write to the file in between, so the second pass trusts only
- * the size of the memory. */
+/* Read strings in two passes: first add up their lengths, then copy them. Another process may write to the file in
+ * between, so the second pass checks each length against the memory allocated after the first. */
 static mp_status read_strings(reader *r, const char *key, mp_value *value, mp_error *error) {
     uint64_t start = r->c.at, length, total = 0;
     const uint8_t *bytes;
@@ -391,7 +391,7 @@ static mp_status read_tensor(reader *r, mp_error *error) {
         snprintf(text, sizeof text, "%llu, the end of the preceding tensor", LL(r->data_bytes));
         return REFUSE(at, field, text, "%llu", LL(entry.offset));
     }
-    /* The additions stay below 2^64. Checked again when the start of the data is known. */
+    /* The sums stay below 2^64. resolve_offsets checks the end again, once the start of the tensor data is known. */
     if (__builtin_add_overflow(r->data_bytes, padded, &next) || next > INT64_MAX ||
         entry.offset + entry.nbytes > r->c.size)
         return REFUSE(at, FIELD("size"), "an end within the file", "%llu bytes at offset %llu in a file of %llu",
@@ -431,7 +431,7 @@ static mp_status resolve_offsets(reader *r, int first, mp_error *error) {
 
 /* --- files --- */
 
-/* Parse one file into the spec, as its file number `file`. */
+/* Parse one file into the spec. `file` is its index in the spec's files. */
 static mp_status parse(const uint8_t *data, uint64_t size, const char *name, int file, mp_spec *spec,
                        mp_error *error) {
     reader state = {.c = {.data = data, .size = size, .file = name},
@@ -487,14 +487,14 @@ static mp_status read_file(const char *path, mp_spec **spec, mp_error *error) {
     return status;
 }
 
-/* Length of the name suffix of a split file. `index` and `count` were checked to have at most four digits. */
+/* Length of the name suffix of a split file. Five digits are enough, because `count` is at most MP_GGUF_MAX_SPLITS. */
 enum { SPLIT_TAIL = sizeof "-00001-of-00003.gguf" - 1 };
 
 static void split_tail(char tail[32], int64_t index, int64_t count) {
     snprintf(tail, 32, "-%05d-of-%05d.gguf", (int)index + 1, (int)count);
 }
 
-/* Move the tensors of file `index` of `count` into the spec of the first file. */
+/* Read file `index` of `count` from `path` and add its tensors to the spec of the first file. */
 static mp_status read_sibling(mp_spec *spec, const char *path, int64_t index, int64_t count, mp_error *error) {
     mp_status status = MP_OK;
     mp_spec *other = NULL;

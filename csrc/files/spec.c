@@ -1,6 +1,6 @@
-/* spec.c: building specs and looking names up; spec_read.c has the typed readers. See spec.h.
+/* spec.c: build specs and look names up; spec_read.c contains the typed readers. See spec.h.
  *
- * All strings and arrays of a spec are in blocks of its own, freed together with the last reference. */
+ * All strings and arrays of a spec are stored in memory blocks that it owns and frees with its last reference. */
 #include "files/spec.h"
 
 #include <assert.h>
@@ -14,7 +14,7 @@
 #include "files/spec_build.h"
 
 /* Names in insertion order, and a hash table from name to index. The hash is keyed with a random number per spec, so
- * that no file can be built whose names collide. */
+ * that no file can be crafted whose names collide. */
 typedef struct name_list {
     struct {
         const char *text;
@@ -208,7 +208,7 @@ void *mp_spec_memory(mp_spec *spec, uint64_t bytes) {
         return NULL;
     block->used = padded;
     block->size = size;
-    if (head && size == padded) { /* a full block is linked after the current one, which is filled further */
+    if (head && size == padded) { /* a full block goes behind the head, which still has free space */
         block->next = head->next;
         head->next = block;
     } else {
@@ -539,7 +539,7 @@ bool mp_spec_same_file(const mp_spec *frozen, int index, const mp_file_id *id) {
     lock_identities();
     if (!spec->seen)
         spec->seen = mp_alloc_array((size_t)spec->file_count, sizeof *spec->seen, MP_TAG_SPEC);
-    bool same = spec->seen != NULL; /* without memory to remember an identity, no file is known to be the same */
+    bool same = spec->seen != NULL; /* out of memory: no identity is stored, so report a change */
     if (same && spec->seen[index].size == 0)
         spec->seen[index] = *id;
     else if (same)

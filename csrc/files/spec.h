@@ -1,6 +1,6 @@
-/* spec.h: a model spec: everything that loading a model needs, in memory. It holds the files, one flat typed key-value
- * table in GGUF naming, a tensor table and the bytes of the tokens. Python or gguf.c fills it. It is then frozen and
- * shared by reference count; loads, evictions and reloads need nothing else.
+/* spec.h: a model spec: everything that loading a model needs, in memory. It contains the file paths, one flat typed
+ * key-value table in GGUF naming, a tensor table and the bytes of the tokens. Python or gguf.c fills it. The spec is
+ * then frozen and shared by reference count; loads, evictions and reloads need nothing else.
  *
  * Not thread-safe until frozen; then read-only and thread-safe. */
 #ifndef MP_FILES_SPEC_H
@@ -42,7 +42,7 @@ typedef struct mp_value {
         const int64_t *integers;/* INTS [count] */
         const double *reals;    /* FLOATS [count] */
         struct {
-            const char *bytes;        /* STRINGS: all of them, concatenated */
+            const char *bytes;        /* STRINGS: all strings, concatenated */
             const uint64_t *offsets;  /* [count + 1] */
         } strings;
     } as;
@@ -88,10 +88,10 @@ const char *mp_spec_origin(const mp_spec *spec); /* the first file, for messages
 /* A spec describes one version of its files. The first call for a file stores `id` as its identity and returns true.
  * Later calls return whether `id` equals the stored identity. Thread-safe, also once frozen. */
 bool mp_spec_same_file(const mp_spec *spec, int index, const mp_file_id *id);
-/* Store the current identity of every file, for a spec whose files are all added. Loading then refuses files that
- * changed since. */
+/* Store the current identity of every file. Call after the last mp_spec_add_file. Loading then refuses a file that has
+ * changed since this call. */
 void mp_spec_note_files(const mp_spec *spec);
-/* Get the stored identity of a file. Returns false if none is stored. */
+/* Get the stored identity of a file. Returns false if no identity is stored. */
 bool mp_spec_file_identity(const mp_spec *spec, int index, mp_file_id *id);
 int mp_spec_value_count(const mp_spec *spec);
 const mp_value *mp_spec_value_at(const mp_spec *spec, int index, const char **key);
@@ -102,9 +102,9 @@ const mp_tensor_entry *mp_spec_find_tensor(const mp_spec *spec, const char *name
 const mp_token_table *mp_spec_tokens(const mp_spec *spec); /* NULL if none */
 
 /* Typed reading of hyper-parameters, with a range. `key` may start with "{arch}.", which is replaced by the name of the
- * architecture. If the key is absent, *out = *def; FORMAT if def is NULL. FORMAT for a wrong type or a value outside
- * [low, high]. Use mp_spec_int_capped if `cap` is a limit of mpool instead of the format: values above it give LIMIT.
- * Floats must be finite. */
+ * architecture. If the key is absent, sets *out to *def, or returns FORMAT if `def` is NULL. FORMAT for a wrong type or
+ * a value outside [low, high]. Use mp_spec_int_capped if the upper bound is a limit of mpool and not of the format:
+ * values above `cap` return LIMIT. Floats must be finite. */
 mp_status mp_spec_int(const mp_spec *spec, const char *key, int64_t low, int64_t high, const int64_t *def, int64_t *out,
                       mp_error *error);
 mp_status mp_spec_int_capped(const mp_spec *spec, const char *key, int64_t low, int64_t cap, const int64_t *def,
@@ -115,7 +115,7 @@ mp_status mp_spec_ints(const mp_spec *spec, const char *key, int count, int64_t 
 mp_status mp_spec_float(const mp_spec *spec, const char *key, double low, double high, const double *def, double *out,
                         mp_error *error);
 mp_status mp_spec_bool(const mp_spec *spec, const char *key, const bool *def, bool *out, mp_error *error);
-/* *out is borrowed; *out = def if the key is absent and def is not NULL. */
+/* *out is borrowed. If the key is absent, sets *out to `def`, or returns FORMAT if `def` is NULL. */
 mp_status mp_spec_string(const mp_spec *spec, const char *key, const char *def, const char **out, mp_error *error);
 
 #endif

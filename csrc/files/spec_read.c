@@ -14,7 +14,7 @@ static const char *spec_file(const mp_spec *spec) {
     return mp_spec_file_count(spec) ? mp_spec_file(spec, 0) : "model spec";
 }
 
-/* Replace a leading "{arch}" and look the key up. *value is NULL if it is absent. */
+/* Replace a leading "{arch}" by the architecture and look the key up. Sets *value to NULL if the key is absent. */
 static mp_status look_up(const mp_spec *spec, const char *key, key_name *name, const mp_value **value,
                          mp_error *error) {
     static const char mark[] = "{arch}";
@@ -142,7 +142,7 @@ mp_status mp_spec_float(const mp_spec *spec, const char *key, double low, double
         *out = *def;
         return MP_OK;
     }
-    /* JSON writes 10000.0 as 10000, so an integer from JSON may be a float. GGUF stores the type. */
+    /* JSON may write 10000.0 as 10000, so accept an integer that does not come from GGUF. GGUF stores the type. */
     bool whole = value->type == MP_VALUE_INT && value->gguf_type == -1;
     if (value->type != MP_VALUE_FLOAT && !whole)
         return wrong_type(spec, &name, value, allowed, error);

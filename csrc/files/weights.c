@@ -1,5 +1,5 @@
-/* weights.c: see weights.h. The identity of each file is compared with the one stored in the spec before and after it
- * is mapped, so that a load never mixes two versions of a model. */
+/* weights.c: see weights.h. Before and after a file is mapped, its identity is compared with the one stored in the
+ * spec, so that a load never mixes two versions of a model. */
 #include "files/weights.h"
 
 #include <stdio.h> /* snprintf only */
@@ -14,7 +14,8 @@ struct mp_weights {
     mp_file_map *maps[]; /* [map_count], in the order of the spec's files */
 };
 
-/* Alignment of a tensor's first byte: kernels read floats as floats, and blocks hold 16-bit scales. */
+/* Required alignment of a tensor's first byte: kernels load whole elements, and blocks of an even size contain 16-bit
+ * scales. */
 static uint64_t alignment_of(mp_dtype dtype) {
     const mp_dtype_row *row = mp_dtype_get(dtype);
     return row->items == 1 ? (uint64_t)row->bytes : row->bytes % 2 ? 1 : 2;
@@ -53,7 +54,7 @@ mp_status mp_weights_open(mp_spec *spec, mp_weights **out, mp_error *error) {
     mp_status status = MP_OK;
     int files = mp_spec_file_count(spec), tensors = mp_spec_tensor_count(spec);
     *out = NULL;
-    mp_spec_freeze(spec); /* the checks below must stay valid */
+    mp_spec_freeze(spec); /* the tensor table must not change after the checks below */
     size_t bytes = sizeof(mp_weights) + (size_t)files * sizeof(mp_file_map *);
     mp_weights *weights = mp_alloc_zeroed(bytes, MP_TAG_SPEC);
     if (!weights)
@@ -62,7 +63,7 @@ mp_status mp_weights_open(mp_spec *spec, mp_weights **out, mp_error *error) {
     weights->map_count = files;
     for (int i = 0; i < files; i++) {
         mp_file_id now;
-        if (mp_sys_identify(mp_spec_file(spec, i), &now)) /* mapping a replaced file may report another error */
+        if (mp_sys_identify(mp_spec_file(spec, i), &now)) /* first: mapping a changed file may fail otherwise */
             MP_TRY_GOTO(check_identity(spec, i, &now, error));
         MP_TRY_GOTO(mp_file_map_open(mp_spec_file(spec, i), &weights->maps[i], error));
         MP_TRY_GOTO(check_identity(spec, i, mp_file_map_id(weights->maps[i]), error));
@@ -91,7 +92,7 @@ bool mp_weights_has(const mp_weights *weights, const char *name) {
     return mp_spec_find_tensor(weights->spec, name) != NULL;
 }
 
-/* The file that an error about a tensor names. */
+/* Path of the file for an error about a tensor. `entry` may be NULL: the first file. */
 static const char *file_of(const mp_weights *weights, const mp_tensor_entry *entry) {
     if (entry)
         return mp_file_map_path(weights->maps[entry->file]);

@@ -1,5 +1,6 @@
 /* weights.h: find tensors by name, for every file format. Maps the files of a spec and checks the bounds of every
- * tensor against them, although the spec checked them before: its tensor table may come from Python. */
+ * tensor against the mapped files. The GGUF parser makes the same check, but the tensor table may come from Python
+ * instead. */
 #ifndef MP_FILES_WEIGHTS_H
 #define MP_FILES_WEIGHTS_H
 
@@ -20,7 +21,8 @@ const mp_spec *mp_weights_spec(const mp_weights *weights);
 mp_status mp_weights_get(const mp_weights *weights, const char *name, int ndim, const int64_t *shape, mp_tensor *tensor,
                          mp_error *error);
 bool mp_weights_has(const mp_weights *weights, const char *name);
-/* Give the pages of a tensor back to the system after it was packed. */
+/* Give the pages of a tensor back to the system. Call after the tensor is packed; a later access reads the file
+ * again. */
 void mp_weights_release(const mp_weights *weights, const mp_tensor *tensor);
 /* True if a mapping is poisoned (a file was truncated while mapped). */
 bool mp_weights_poisoned(const mp_weights *weights);

@@ -21,7 +21,8 @@ typedef struct mp_dtype_row {
 const mp_dtype_row *mp_dtype_get(mp_dtype dtype); /* asserts a valid dtype */
 bool mp_dtype_from_name(const char *name, mp_dtype *dtype);
 bool mp_dtype_from_ggml(int64_t id, mp_dtype *dtype);
-/* Compute the bytes of one row of n items. Returns false if n is not a multiple of the block or the product overflows.
+/* Compute the bytes of one row of n items. Returns false if n is not a multiple of the block size or the result
+ * overflows.
  */
 bool mp_dtype_row_bytes(mp_dtype dtype, int64_t n, uint64_t *bytes);
 
@@ -31,14 +32,14 @@ typedef struct mp_tensor {
     mp_dtype dtype;
     int32_t ndim;
     int64_t shape[MP_MAX_DIMS]; /* outermost first; rows are contiguous */
-    const uint8_t *data;        /* borrowed: valid as long as the mapping */
+    const uint8_t *data;        /* borrowed: valid while its file is mapped */
     uint64_t nbytes;
 } mp_tensor;
 
 /* Number of elements. Cannot overflow: shapes are checked when a tensor is built. */
 int64_t mp_tensor_items(const mp_tensor *tensor);
-/* Address of a row of the last dimension. `row` counts over all outer dimensions. Asserts that the row is inside the
- * data. */
+/* Address of a row of the last dimension. `row` is a flat index over all outer dimensions. Asserts that the row is
+ * inside the data. */
 const uint8_t *mp_tensor_row(const mp_tensor *tensor, int64_t row);
 
 #endif
