@@ -25,7 +25,7 @@ enum { /* bits of mp_cpu_features */
     MP_CPU_AMX = 1 << 9,         /* tiles of int8 and bf16, granted by the system */
 };
 
-/* Features in use after MPOOL_CPU. */
+/* Features in use: those of the machine, limited by MPOOL_CPU. */
 uint32_t mp_cpu_features(void);
 /* True when the CPU has bfloat16 dot products: compute type "auto" may then choose bfloat16. */
 static inline bool mp_cpu_has_bf16(void) { return mp_cpu_features() & (MP_CPU_AVX512_BF16 | MP_CPU_ARM_BF16); }
@@ -34,7 +34,7 @@ static inline bool mp_cpu_has_bf16(void) { return mp_cpu_features() & (MP_CPU_AV
  * again with other masks. */
 mp_status mp_cpu_init(const char *mask, mp_error *error);
 const char *mp_cpu_name(void);    /* model name from CPUID; never NULL */
-const char *mp_cpu_level(void);   /* "avx512bf16", ...: a value of MPOOL_CPU */
+const char *mp_cpu_level(void);   /* level in use, as in MPOOL_CPU: "avx512bf16", ... */
 /* Number of CPUs that this process may use: affinity mask and cgroup quota (v1, v2), at least 1. */
 int mp_cpu_threads(void);
 /* Bytes of physical memory that this process may use: the machine's memory or the cgroup limit, whichever is

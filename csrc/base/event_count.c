@@ -32,7 +32,7 @@ static bool has_advanced(void *arg) {
     return atomic_load_explicit(&watch->self->count, memory_order_acquire) != watch->seen;
 }
 
-/* Park once, until notified or until the deadline. */
+/* Park once, until notified or until the deadline (0 = none). May return spuriously. */
 static void park_until(mp_event_count *self, uint32_t seen, uint64_t deadline_ns) {
     uint64_t now_ns = deadline_ns ? mp_sys_now_ns() : 0;
     if (deadline_ns && now_ns >= deadline_ns)

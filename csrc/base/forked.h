@@ -29,8 +29,8 @@ typedef enum mp_fork_rank {
 
 typedef struct mp_fork_handlers { /* each may be NULL */
     void (*before)(void);         /* forking thread: take the locks */
-    void (*parent)(void);         /* forking thread of the parent: release them */
-    void (*child)(void);          /* the child's only thread: make new locks, discard */
+    void (*parent)(void);         /* forking thread of the parent: release the locks */
+    void (*child)(void);          /* the child's only thread: make new locks, discard the parent's objects */
 } mp_fork_handlers;
 
 /* Install the hooks of the system. Call at start-up, before other threads exist. MEMORY_EXHAUSTED when refused. */

@@ -30,7 +30,7 @@ uint64_t mp_sys_random(void);
 
 /* --- locks, not recursive --- */
 typedef struct mp_mutex { pthread_mutex_t os; } mp_mutex;
-typedef struct mp_cond { pthread_cond_t os; } mp_cond; /* on CLOCK_MONOTONIC */
+typedef struct mp_cond { pthread_cond_t os; } mp_cond; /* timed waits use CLOCK_MONOTONIC */
 /* Initialiser of a static mutex. */
 #define MP_MUTEX_STATIC {PTHREAD_MUTEX_INITIALIZER}
 void mp_mutex_init(mp_mutex *mutex);
@@ -142,7 +142,7 @@ typedef struct mp_sys_calls {
     int (*fallocate)(int fd, int64_t offset, int64_t bytes);
     void *(*mmap)(size_t bytes, int fd);
     int (*madvise)(void *data, size_t bytes, int advice);
-    int (*cond_wait)(pthread_cond_t *cond, pthread_mutex_t *mutex, uint64_t deadline_ns); /* 0 or ETIMEDOUT */
+    int (*cond_wait)(pthread_cond_t *cond, pthread_mutex_t *mutex, uint64_t deadline_ns); /* returns 0 or ETIMEDOUT */
     void (*cond_wake)(pthread_cond_t *cond, bool all);
     void (*mutex_lock)(pthread_mutex_t *mutex);
     void (*mutex_unlock)(pthread_mutex_t *mutex);

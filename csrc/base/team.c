@@ -39,7 +39,7 @@ struct mp_region {
     uint64_t spin_ns;
     bool watched; /* the CPU time of the region's threads is measured */
     uint64_t began_ns;
-    _Atomic uint64_t most_lost_ns; /* largest CPU time lost by one thread in this run */
+    _Atomic uint64_t most_lost_ns; /* longest time for which one thread had no CPU in this run */
 };
 
 struct helper {
@@ -117,8 +117,8 @@ typedef struct watch { /* clocks of one thread at the start of a region */
 
 static watch begin_watch(void) { return (watch){mp_sys_thread_ns(), parked_ns, mp_sys_now_ns()}; }
 
-/* Returns the time that this thread was ready to run without a CPU since begin_watch; *took_ns: the whole time since
- * then. */
+/* Returns the time that this thread was ready to run without a CPU since begin_watch; sets *took_ns to the whole time
+ * since begin_watch. */
 static uint64_t end_watch(const watch *since, uint64_t *took_ns) {
     uint64_t had_ns = mp_sys_thread_ns() - since->had_ns + parked_ns - since->parked_ns;
     *took_ns = mp_sys_now_ns() - since->began_ns;
@@ -132,8 +132,8 @@ static void note_loss(mp_region *region, uint64_t lost_ns) {
     }
 }
 
-/* Measure at most one region per millisecond: each thread reads its CPU time twice per region, which takes 1 us
- * each. */
+/* Measure at most one region per millisecond: each thread reads its CPU time twice per region, and each reading takes 1
+ * us. */
 static bool should_watch(void) {
     enum { EVERY_NS = 1000 * 1000 };
     static _Thread_local uint64_t watched_ns;
@@ -144,10 +144,10 @@ static bool should_watch(void) {
     return true;
 }
 
-/* On a crowded machine, the thread that the others wait for may not run for milliseconds, because spinning threads
- * occupy the CPUs. Most waits still end soon. Spinning for the duration of a wake-up and then parking costs at most
- * twice as much as the better of spinning and parking at once (Karlin and others, "Empirical studies of competitive
- * spinning", 1991). */
+/* On a crowded machine, the thread that the others wait for may have no CPU for milliseconds, and threads that spin
+ * occupy CPUs which it could use. Most waits still end soon. Spinning for the duration of a wake-up and then parking
+ * costs at most twice as much as the better of spinning and parking at once (Karlin and others, "Empirical studies of
+ * competitive spinning", 1991). */
 static uint64_t spin_time(const mp_team *team, bool crowded) {
     return crowded && team->spin_ns > WAKE_UP_NS ? WAKE_UP_NS : team->spin_ns;
 }

@@ -44,7 +44,7 @@ typedef struct mp_lease {
     _Atomic uint64_t heartbeat;   /* time of the last mp_lease_poll in ns; read by the watchdog */
     int helpers[255];             /* private: indices of the helpers held */
     int near;                     /* number of threads at the first mp_team_place */
-    bool together;                /* set by the worker: the step meets at barriers many times per millisecond */
+    bool together;                /* set by the worker: the threads meet at barriers many times per millisecond */
     /* Sums over the regions of this lease that were measured. watched_ns: their duration. lost_ns: time during which
      * the most delayed thread of each region was ready to run but had no CPU (or waited for a page). */
     uint64_t watched_ns, lost_ns;
@@ -63,7 +63,7 @@ void mp_team_lease(mp_team *team, int want, mp_lease *lease);
 /* mp_team_lease with a number of threads for each of `count` places. Thread 0 runs at the first place. Prefers helpers
  * that last worked at the same place. */
 void mp_team_lease_at(mp_team *team, const mp_team_place *places, int count, mp_lease *lease);
-/* End a lease. Must be called by the thread that made it. */
+/* End a lease. Must be called by the thread that took the lease. */
 void mp_team_return(mp_lease *lease);
 
 /* Run `body` on all threads of the lease. Returns when `body` has returned on all of them. */

@@ -36,7 +36,7 @@ typedef struct reader {
     mp_spec *spec;
     int file; /* index into the spec's files */
     uint64_t value_count, tensor_count, alignment;
-    uint64_t elements;   /* elements of all arrays so far; each uses up to 8 bytes in memory, even if 1 in the file */
+    uint64_t elements;   /* elements of all arrays so far; each uses up to 8 bytes in memory, 1 or more in the file */
     uint64_t data_bytes; /* bytes of all tensors read so far, each padded to `alignment` */
     uint64_t last_end;   /* end of the last tensor, without padding */
 } reader;
