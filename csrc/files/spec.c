@@ -539,7 +539,7 @@ bool mp_spec_same_file(const mp_spec *frozen, int index, const mp_file_id *id) {
     lock_identities();
     if (!spec->seen)
         spec->seen = mp_alloc_array((size_t)spec->file_count, sizeof *spec->seen, MP_TAG_SPEC);
-    bool same = spec->seen != NULL; /* out of memory: no identity is stored, so report a change */
+    bool same = spec->seen != NULL; /* false when out of memory: no identity is stored, so report a change */
     if (same && spec->seen[index].size == 0)
         spec->seen[index] = *id;
     else if (same)

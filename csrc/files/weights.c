@@ -63,7 +63,8 @@ mp_status mp_weights_open(mp_spec *spec, mp_weights **out, mp_error *error) {
     weights->map_count = files;
     for (int i = 0; i < files; i++) {
         mp_file_id now;
-        if (mp_sys_identify(mp_spec_file(spec, i), &now)) /* first: mapping a changed file may fail otherwise */
+        /* Check the identity first: mapping a replaced file may fail with an error other than INTEGRITY. */
+        if (mp_sys_identify(mp_spec_file(spec, i), &now))
             MP_TRY_GOTO(check_identity(spec, i, &now, error));
         MP_TRY_GOTO(mp_file_map_open(mp_spec_file(spec, i), &weights->maps[i], error));
         MP_TRY_GOTO(check_identity(spec, i, mp_file_map_id(weights->maps[i]), error));

@@ -22,8 +22,7 @@ const mp_dtype_row *mp_dtype_get(mp_dtype dtype); /* asserts a valid dtype */
 bool mp_dtype_from_name(const char *name, mp_dtype *dtype);
 bool mp_dtype_from_ggml(int64_t id, mp_dtype *dtype);
 /* Compute the bytes of one row of n items. Returns false if n is not a multiple of the block size or the result
- * overflows.
- */
+ * overflows. */
 bool mp_dtype_row_bytes(mp_dtype dtype, int64_t n, uint64_t *bytes);
 
 enum { MP_MAX_DIMS = 4 };
