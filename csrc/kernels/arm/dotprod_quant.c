@@ -1,5 +1,5 @@
-/* arm/dotprod_quant.c: quantised products by sdot. Both operands of sdot are signed: weights of 4, 5 and 6 bits keep
- * their offset, and bytes are converted back to signed. */
+/* arm/dotprod_quant.c: quantised products by sdot. Both operands of sdot are signed: weights of 4, 5 and 6 bits are
+ * used with their offset, because they are below 128, and bytes are converted back to signed. */
 #if defined(__aarch64__)
 #include <assert.h>
 
