@@ -152,7 +152,7 @@ static void read_k_scales(const uint8_t *src, mp_stored_block *block) {
     }
 }
 
-/* Each 32 bytes hold two groups: the low nibbles are the first, the high nibbles the second. */
+/* Each 32 bytes hold two groups of 32 items: the first in the low nibbles, the second in the high nibbles. */
 static void read_k_nibbles(const uint8_t *qs, int8_t *q) {
     for (int pair = 0; pair < 4; pair++)
         for (int k = 0; k < 32; k++) {
@@ -201,7 +201,7 @@ static void read_iq4_xs(const uint8_t *src, mp_stored_block *block) {
     }
 }
 
-/* -1, 0, 1; and 2, which TQ2_0 can encode but no encoder writes */
+/* -1, 0 and 1; TQ2_0 can also encode 2, but no encoder writes it */
 static const int8_t ternary_table[16] = {-1, 0, 1, 2};
 
 static void read_tq2_0(const uint8_t *src, mp_stored_block *block) {
@@ -322,7 +322,7 @@ static void read_iq1_s(const uint8_t *src, mp_stored_block *block) {
     }
 }
 
-/* The half-precision scale is split over the top 4 bits of the four words that hold sixteen scales of 3 bits. */
+/* Each of four 16-bit words holds four 3-bit scales and, in its top 4 bits, a quarter of the half-precision scale d. */
 static void read_iq1_m(const uint8_t *src, mp_stored_block *block) {
     const uint8_t *high = src + 32, *words = src + 48;
     const int half = words[1] >> 4 | (words[3] & 0xf0) | (words[5] & 0xf0) << 4 | (words[7] & 0xf0) << 8;

@@ -117,7 +117,7 @@ typedef struct mp_acts {
     int64_t ldq;       /* row stride of q and bf16, in elements */
 } mp_acts;
 
-/* Bytes that M rows need in addition to the fp32 inputs. */
+/* Bytes of memory that mp_acts_init needs for M rows: 0 for A_F32. */
 size_t mp_acts_bytes(mp_akind kind, int32_t M, int32_t K);
 /* Initialise x, with its arrays in `memory`, which the caller owns: 64-byte aligned, mp_acts_bytes() long; NULL for
  * A_F32. */
@@ -208,7 +208,7 @@ void mp_gemm_f32_plain(int M, int N, int K, const float *x, int64_t ldx, const f
 
 /* ---- attention --------------------------------------------------------------------------------------------------- */
 
-/* Full attention of one sequence and one head, for encoders: no cache, softmax over all T keys at once.
+/* Full attention of one head over one sequence, for encoders: no KV cache, one softmax over all T keys of a row.
  *   score[r, t] = scale * (chain over d ascending of q[r, d] * k[t, d])
  *   softmax by the row tree (lane = t mod 16 over the visible t)
  *   out[r, d] = (chain over the visible t ascending of p[t] * v[t, d]) * (1 / sum); a sum of zero becomes +0
@@ -230,7 +230,7 @@ typedef struct mp_attn_full {
     const float *bias;      /* NULL, or added to the scaled score: bias[r * ld_bias + t] for row r and key t */
     int64_t ld_bias;        /* T; or -1 if the bias depends only on t - r: 2 T - 1 values, `bias` at element T - 1 */
 } mp_attn_full;
-size_t mp_attn_full_scratch(int T, int D); /* bytes of 64-byte aligned memory; keeps nothing between calls */
+size_t mp_attn_full_scratch(int T, int D); /* bytes of 64-byte aligned memory; calls leave no state in it */
 
 /* attn_full_bf16 is the slot for the bfloat16 compute type. It rounds q * scale, k, v and p = exp(score - max) to bf16.
  * Its products round as those of gemm_bf16, so variants differ in bits. out = (p * v) * (1 / sum of the unrounded p). A

@@ -1,4 +1,5 @@
-/* pack.c: stored quantised rows to interleaved panels, and back one value at a time. pack.h describes the layouts.
+/* pack.c: packs stored quantised rows into interleaved panels, and reads packed values one at a time. pack.h describes
+ * the layouts.
  *
  * Packing moves bits and computes no values, except the scales of the table kinds. It works on four outputs at once in
  * 128-bit vectors of the compiler's vector extension, which every supported CPU has: one 4x4 transposition turns 16
@@ -28,7 +29,7 @@ typedef struct pack_layout {
     int32_t inputs;   /* K must be a multiple of it */
     int32_t block;    /* bytes of a block of 32 inputs, without its head */
     int32_t per_head; /* blocks per head; 0: no heads */
-    int32_t head;     /* bytes of a head */
+    int32_t head;     /* bytes of a head: d, and dmin if any */
     int32_t start;    /* bytes before the first block or head of a panel */
 } pack_layout;
 

@@ -1,4 +1,4 @@
-/* pack.h: the packed layouts of the quantised kinds, and reading them one value at a time.
+/* pack.h: the packed layouts of the quantised kinds, and functions that read packed values one at a time.
  *
  * A panel is 32 outputs, o = 0 ... 31, in two halves v = o / 16 of 16 lanes each: one 512-bit vector of four-byte
  * lanes, or two 256-bit vectors. A block is 32 inputs of all 32 outputs. Its inputs form 8 groups g of four, k = 4 g +
@@ -29,7 +29,8 @@
  *   TABLE16_MINS  as TABLE16, then m floats in the same order              1024    8
  *
  * d, dmin, m, sc and mn equal the stored values to the bit. The s and m of tables are the products that dequantising
- * computes. For IQ1 they are an eighth of those products, because its table holds its values multiplied by eight. */
+ * computes. For IQ1 they are an eighth of those products, because the table of IQ1 holds its values multiplied by
+ * eight. */
 #ifndef MP_KERNELS_PACK_H
 #define MP_KERNELS_PACK_H
 

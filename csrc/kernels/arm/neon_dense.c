@@ -176,7 +176,7 @@ static MP_INLINE uint32x4_t bf16_round(float32x4_t x) {
     return vbslq_u32(vceqq_f32(x, x), rounded, vorrq_u32(u, vdupq_n_u32(0x400000)));
 }
 
-/* Convert 8 floats to 4 words of swapped pairs. */
+/* Convert 8 floats to bf16: 4 words, each a pair with its order swapped. */
 static MP_INLINE uint16x8_t bf16_words(const float *x) {
     const uint32x4_t a = bf16_round(vld1q_f32(x)), b = bf16_round(vld1q_f32(x + 4));
     return vrev32q_u16(vuzp2q_u16(vreinterpretq_u16_u32(a), vreinterpretq_u16_u32(b)));

@@ -27,7 +27,7 @@ enum { I16_ROWS = 6 }; /* rows of a tile */
 typedef struct i16_source {
     const int16_t *data;
     int64_t ld;          /* pairs between rows */
-    const int16_t *next; /* the same rows of the following block, to be prefetched; or NULL */
+    const int16_t *next; /* the same rows of the following block, to prefetch; or NULL */
 } i16_source;
 
 /* Compute columns [v, vecs) in steps of V vecs, while V vecs are left. Returns the first vec that is not computed. */
@@ -111,7 +111,7 @@ static VEC_INLINE int i16_tile_rows(int rows) {
 
 /* ---- storing ---- */
 
-/* Returns the factor that converts a row to integers, and sets its scale. */
+/* Returns the factor that converts a row to integers (0: the integers are 0), and sets the row's *scale. */
 static VEC_INLINE float i16_factor(const float *x, int n, int most, float *scale) {
     vec top = vec_zero();
     for (int i = 0; i < n; i += VEC_N)
@@ -385,7 +385,7 @@ static void attn_attn_block_i16(const mp_attn_kv *a, int rows, int block, mp_att
     x.m = m;
     x.l = l;
     x.by = by;
-    /* prefetch the next block if any row sees it: callers usually continue with it */
+    /* prefetch the next block if any row sees it, because callers usually continue with that block */
     const bool more = (int64_t)(block + 1) * MP_KV_BLOCK < a->pos0 + rows;
     i16_source v = {a->v_blocks[block], a->v_dim, more ? a->v_blocks[block + 1] : NULL};
     i16_set_block(&x, block);

@@ -4,9 +4,9 @@
  *
  *     sum[r][lanes] = chain over k ascending of a[r][k] * b[k][lanes]
  *
- * Scores: a = queries, k = components, lanes = keys, so K must be stored by columns. Output: a = probabilities, k =
- * keys, lanes = components, so V is used as stored. A tile of R rows x V vecs keeps its sums in registers. R and V
- * become constants where `chain` is inlined; they change no bit. */
+ * Scores: a = queries, k = components, lanes = keys, so K must be stored by columns (the components of a key are a
+ * column). Output: a = probabilities, k = keys, lanes = components, so V is used as stored. A tile of R rows x V vecs
+ * keeps its sums in registers. R and V become constants where `chain` is inlined; they change no bit. */
 #ifndef MP_KERNELS_SIMD_ATTENTION_TMPL_H
 #define MP_KERNELS_SIMD_ATTENTION_TMPL_H
 
@@ -19,7 +19,7 @@
 #include "kernels/simd/vmath_tmpl.h"
 #include "kernels/variants.h"
 
-/* The right operand, and the distance between its rows. */
+/* The right operand b of a product. */
 typedef struct attn_source {
     const float *data;
     int64_t ld;
@@ -385,7 +385,7 @@ static void attn_attn_full(const mp_attn_full *a, int row0, int row1, void *scra
             softmax_rows(&x);
             for (int i = 0; i < R; i++)
                 inverse[i] = 1.0f / x.sum[i];
-            /* the first row sees the oldest key, the last row the newest */
+            /* output needs all keys that any row sees: the oldest of the first row to the newest of the last row */
             const attn_source values = {v + (int64_t)(base - key0) * plan.v_ld, plan.v_ld, NULL};
             const attn_output o = {a->out + (block + r) * a->ld_out, a->ld_out, a->D, inverse, NULL, NULL, NULL};
             outputs(R, p, &values, x.from[0], x.to[R - 1], plan.v_ld / VEC_N, &o);
@@ -439,7 +439,7 @@ static VEC_INLINE void kv_output(const mp_attn_kv *a, int n, int block, const at
         R = tile_rows(n - i);
         for (int j = 0; j < R; j++)
             row[j] = p + (int64_t)(i + j) * MP_KV_BLOCK;
-        kv_visible(a, i / a->group, block, &from, &unused); /* first row: oldest slot; last row: newest */
+        kv_visible(a, i / a->group, block, &from, &unused); /* first row: oldest visible slot; last row: newest */
         kv_visible(a, (i + R - 1) / a->group, block, &unused, &to);
         attn_output o = *out;
         o.out += i * o.ld;
@@ -457,7 +457,7 @@ static void attn_attn_block(const mp_attn_kv *a, int rows, int block, mp_attn_pa
     kv_check(a, rows);
     const int n = rows * a->group;
     _Alignas(64) float p[MP_ATTN_ROWS * MP_KV_BLOCK];
-    /* prefetch the next block if any row sees it: callers usually continue with it */
+    /* prefetch the next block if any row sees it, because callers usually continue with that block */
     const bool more = (int64_t)(block + 1) * MP_KV_BLOCK < a->pos0 + rows;
     const attn_source k = {a->k_blocks[block], MP_KV_BLOCK, more ? a->k_blocks[block + 1] : NULL};
     const attn_source v = {a->v_blocks[block], a->v_dim, more ? a->v_blocks[block + 1] : NULL};

@@ -5,10 +5,10 @@
  * each. A step of the loops covers 32 inputs of BF16 or 64 of I8, and multiplies two activation tiles by the two weight
  * tiles of a panel.
  *
- * BF16: an instruction sums 32 inputs separately: the even slots and the odd slots each in a chain, then both sums. It
- * adds the result to the accumulator. Denormals count as zero. The bits of the outputs therefore differ from those of
- * all other variants, so this file must compute every BF16 product, whatever the number of rows. I8 is exact and has
- * the bits of all other variants.
+ * BF16: an instruction first sums 32 inputs without the accumulator: one chain over the even slots, one over the odd
+ * slots, then the sum of both chains. It adds this sum to the accumulator. Denormals count as zero. The bits of the
+ * outputs therefore differ from those of all other variants, so this file must compute every BF16 product, whatever the
+ * number of rows. I8 is exact and has the bits of all other variants.
  *
  * Inputs beyond K: rows of activations are padded with zeros to a multiple of 64 bytes, and panels of BF16 to 32 inputs
  * (pack_dense.c). The last weight tile of I8 may extend into the bytes after the panel's weights, which are multiplied
@@ -47,7 +47,7 @@ typedef struct amx_block {
     int64_t stride;
     int tiles;          /* number of tiles along the inputs */
     bool passes;        /* the panel stays in L1 and rows are streamed, not the reverse */
-    const float *start; /* sums over the preceding inputs, as `partial` left them; or NULL */
+    const float *start; /* `partial` of the preceding inputs, to continue from; or NULL */
     float *partial;     /* [ROWS][MP_PANEL_N] sums while inputs are left; or NULL: apply the epilogue */
     const uint8_t *next; /* the following panel, of which `lines` lines of 64 bytes are prefetched per step */
     int lines;
@@ -306,7 +306,8 @@ static MP_INLINE void gemm(const mp_wmat *w, const mp_acts *x, int m0, int m1, i
     const int rows = m1 - m0, passes = (rows + BLOCK - 1) / BLOCK;
     if (rows == 0)
         return;
-    /* Two passes of one block each: the second block finds the panels in L2 anyway, and its tiles can be shorter. */
+    /* If `separate`, two passes of one block each: the second pass finds the panels in L2 anyway, and its tiles can
+     * have fewer rows. */
     const bool separate = rows < 2 * ROWS && (size_t)(panel1 - panel0) * w->panel_bytes <= NEAR;
     const int height = separate ? ROWS : ((rows + passes - 1) / passes + ROWS - 1) / ROWS * ROWS;
     amx_pending pending[2];

@@ -125,7 +125,8 @@ void mp_avxvnni_dense(mp_kernel_table *table) { MP_SET(table, gemm_i8, i8_vnni_g
 MP_TARGET_AVX2_BEGIN
 /* ---- activations ------------------------------------------------------------------------------------------------- */
 
-/* Convert 8 floats to 4 words of swapped pairs. Rounds in integer arithmetic, as the other variants do. */
+/* Convert 8 floats to bf16: 4 words, each a pair with its order swapped. Rounds in integer arithmetic, as the other
+ * variants do. */
 static MP_INLINE __m128i bf16_words(__m256 x) {
     const __m256i u = _mm256_castps_si256(x);
     const __m256i even = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));

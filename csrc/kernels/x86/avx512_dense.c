@@ -69,8 +69,8 @@ static MP_INLINE __m512 bf16_fma_dot(__m512 acc, bf16_pair w, bf16_pair a) {
 
 /* ---- activations ------------------------------------------------------------------------------------------------- */
 
-/* Convert 16 floats to 8 words of swapped pairs. Rounds in integer arithmetic, because vcvtneps2bf16 flushes denormals.
- */
+/* Convert 16 floats to bf16: 8 words, each a pair with its order swapped. Rounds in integer arithmetic, because
+ * vcvtneps2bf16 flushes denormals. */
 static MP_INLINE __m256i bf16_words(__m512 x) {
     const __m512i u = _mm512_castps_si512(x);
     const __m512i even = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
@@ -166,7 +166,7 @@ static void acts_i8(const float *x, int K, int8_t *q, float *scale, int32_t *sum
         return;
     }
     const __m512 by = _mm512_set1_ps(inverse);
-    /* two packs interleave the bytes of the four vectors, four at a time */
+    /* two packs interleave the four vectors in units of four bytes; `order` sorts them */
     const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     __m512i total = _mm512_setzero_si512(), total1 = total;
     for (k = 0; k + 64 <= K; k += 64) {

@@ -109,7 +109,7 @@ static MP_INLINE __m512i q8_rounded(const float *x, float inverse) {
 
 /* Quantise two blocks to 64 bytes. Returns the sums of each four consecutive bytes. */
 static MP_INLINE __m512i q8_two_blocks(const float *x, const float *inverse, int8_t *q) {
-    /* two packs interleave the bytes of the four vectors, four at a time */
+    /* two packs interleave the four vectors in units of four bytes; `order` sorts them */
     const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     const __m512i first = _mm512_packs_epi32(q8_rounded(x, inverse[0]), q8_rounded(x + 16, inverse[0]));
     const __m512i second = _mm512_packs_epi32(q8_rounded(x + 32, inverse[1]), q8_rounded(x + 48, inverse[1]));
