@@ -17,7 +17,7 @@
 enum {
     MP_ATTN_PANEL = 32,         /* keys in a panel of K */
     MP_ATTN_FULL_ROWS = 48,     /* rows whose scores are kept at a time: a multiple of the tile heights 6 and 8 */
-    MP_ATTN_FULL_MIN_ROWS = 24, /* the same if the scores of 48 rows exceed MP_ATTN_SCORES */
+    MP_ATTN_FULL_MIN_ROWS = 24, /* used instead if the scores of 48 rows exceed MP_ATTN_SCORES */
     MP_ATTN_SCORES = 48 * 1024, /* floats of scores that fit L2 with room to spare */
 };
 

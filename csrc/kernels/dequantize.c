@@ -238,7 +238,7 @@ static void read_tq1_0(const uint8_t *src, mp_stored_block *block) {
 static const int8_t iq2_table[16] = {8, 25, 43, 0, 0, 0, 0, 0, -8, -25, -43};
 static const int8_t iq3_xxs_table[16] = {4, 12, 20, 28, 36, 44, 52, 62, -4, -12, -20, -28, -36, -44, -52, -62};
 static const int8_t iq3_s_table[16] = {1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15};
-/* eight times (-1, 0, 1), plus 1 (eight times the delta of 1/8); minus 1 instead if the sign is minus */
+/* entries 0 to 2: 8 * (-1, 0, 1) + 1, for a delta of +1/8; entries 8 to 10: 8 * (-1, 0, 1) - 1, for -1/8 */
 static const int8_t iq1_table[16] = {-7, 1, 9, 0, 0, 0, 0, 0, -9, -1, 7};
 
 static int load_u16(const uint8_t *from) { return from[0] | from[1] << 8; }

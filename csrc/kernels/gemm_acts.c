@@ -1,4 +1,4 @@
-/* gemm_acts.c: products whose outputs become the inputs of the next product (kernels.h). */
+/* gemm_acts.c: mp_gemm_acts: products whose outputs become the activations of the next product (kernels.h). */
 #include <assert.h>
 #include <string.h>
 

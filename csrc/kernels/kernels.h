@@ -194,8 +194,8 @@ typedef struct mp_gemm_part {
 } mp_gemm_part;
 void mp_gemm_acts(const mp_gemm_part *parts, int count, mp_act act, int m0, int m1, int panel0, int panel1,
                   const mp_acts *out);
-/* True if mp_gemm_acts can write N outputs as activations of `kind`. I8 is impossible: its scale covers a whole row,
- * but mp_gemm_acts rounds panel by panel. */
+/* True if mp_gemm_acts can write N outputs as activations of `kind`. A_I8 is impossible: its scale depends on a whole
+ * row, but mp_gemm_acts rounds panel by panel. */
 static inline bool mp_gemm_acts_can(int32_t N, mp_akind kind) {
     return N % MP_PANEL_N == 0 && (kind == MP_A_Q8 || kind == MP_A_BF16);
 }
@@ -212,7 +212,7 @@ void mp_gemm_f32_plain(int M, int N, int K, const float *x, int64_t ldx, const f
  *   score[r, t] = scale * (chain over d ascending of q[r, d] * k[t, d])
  *   softmax by the row tree (lane = t mod 16 over the visible t)
  *   out[r, d] = (chain over the visible t ascending of p[t] * v[t, d]) * (1 / sum); a sum of zero becomes +0
- * q, k and v must be finite: a masked v counts as 0 * v.
+ * q, k and v must be finite: the v of a masked key is multiplied by 0.
  *
  * Threads may split rows [row0, row1) of one head, each with its own scratch. Each call first copies the K and V that
  * its rows see into scratch, in the order in which the kernel reads them (K by columns). Pass tens of rows per call to
@@ -243,7 +243,8 @@ mp_attn_full_function mp_attn_full_for(mp_compute compute, int T, int D);
 enum { MP_ATTN_BF16_DEPTH = 512 };
 
 /* Attention over a paged cache. A block holds MP_KV_BLOCK tokens of one layer and one KV head, in one of two formats.
- * The caller must zero new blocks. The K and V of current tokens, too, are stored first and read back from the blocks.
+ * The caller must zero new blocks. Attention reads all K and V from blocks, so those of current tokens must be stored
+ * first.
  *   F32  K block: [k_dim][MP_KV_BLOCK] (a key's components are a column)       V block: [MP_KV_BLOCK][v_dim]
  *   I16  K block: int16 [k_dim / 2][MP_KV_BLOCK][2], fp32 scale [MP_KV_BLOCK]
  *        V block: int16 [MP_KV_BLOCK / 2][v_dim][2] (a pair is two tokens), fp32 scale [MP_KV_BLOCK]
@@ -286,7 +287,7 @@ static inline size_t mp_kv_bytes(mp_dtype dtype, int dim) {
 }
 
 typedef struct mp_attn_kv {
-    const float *q;            /* [rows, group, k_dim] through the strides below; I16: the output of attn_query_i16 */
+    const float *q;            /* [rows, group, k_dim] with the strides below; I16: as attn_query_i16 wrote it */
     int64_t ldq, ldq_group;    /* elements between rows, and between the query heads that share this KV head */
     int group;                 /* query heads per KV head; rows * group <= MP_ATTN_ROWS */
     int k_dim, v_dim;          /* multiples of 16 */

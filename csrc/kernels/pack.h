@@ -48,7 +48,7 @@ enum { /* bytes of the parts */
     MP_PACK_FLOATS = 128,
 };
 
-/* Bytes of a panel of K inputs. Asserts a quantised kind. */
+/* Bytes of a panel of K inputs. `kind` must be quantised (asserted). */
 size_t mp_pack_panel_bytes(mp_wkind kind, int32_t K);
 
 /* Pack panels [panel0, panel1) of a quantised w from src [N, K]. */

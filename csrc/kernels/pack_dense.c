@@ -64,9 +64,9 @@ static float i8_inverse(float max) {
     return max > 0 && inverse <= 3.402823466e38f ? inverse : 0.0f;
 }
 
-/* Quantise a k-chunk of one row. Inverse 0 gives zeros, whatever the row holds. Adding 1.5 * 2^23 leaves the value,
- * rounded to nearest even, in the low bits of the sum. Compilers vectorise this addition, but would call lrintf once
- * per value. */
+/* Quantise a k-chunk of one row. If `inverse` is 0, every q is 0, even where the row is NaN or Inf. Adding 1.5 * 2^23
+ * leaves the value, rounded to nearest even, in the low bits of the sum. Compilers vectorise this addition, but would
+ * call lrintf once per value. */
 static void quantise_i8(const float *row, float inverse, int n, int8_t *q) {
     memset(q, 0, CHUNK);
     if (inverse == 0.0f)

@@ -44,7 +44,7 @@ static MP_INLINE void q_flush(q_part *part, qi *sum) {
     sum->hi = vaddq_s32(sum->hi, vpaddq_s32(vpaddlq_s16(part->c), vpaddlq_s16(part->d)));
     *part = q_part_zero();
 }
-/* Dot products value . a for one register: pairs of products fit 16 bits. */
+/* Add the dot products of w - 128 and a to the sums of one register. A sum of two products fits 16 bits. */
 static MP_INLINE int32x4_t add_bytes(int32x4_t sum, int32x4_t w, int32x4_t a) {
     const int8x16_t value = veorq_s8(Q_BYTES(w), vdupq_n_s8(-128));
     const int16x8_t low = vmull_s8(vget_low_s8(value), vget_low_s8(Q_BYTES(a)));

@@ -249,7 +249,7 @@ typedef struct attn_output {
     int columns;
     const float *by;    /* [rows] or NULL: store the sum unscaled */
     const float *a, *b; /* [rows] factors of the state and of the new partial; NULL: overwrite out */
-    const float *action;  /* [rows] actions, set together with a and b */
+    const float *action;  /* [rows] an ATTN_ action per row, if a and b are set */
 } attn_output;
 
 /* Store rows x vecs sums of tile [rows, 16 * vecs] to the columns from `column` on. Not inlined, because its callers
@@ -385,7 +385,7 @@ static void attn_attn_full(const mp_attn_full *a, int row0, int row1, void *scra
             softmax_rows(&x);
             for (int i = 0; i < R; i++)
                 inverse[i] = 1.0f / x.sum[i];
-            /* output needs all keys that any row sees: the oldest of the first row to the newest of the last row */
+            /* the first row sees the oldest key of the tile, the last row the newest */
             const attn_source values = {v + (int64_t)(base - key0) * plan.v_ld, plan.v_ld, NULL};
             const attn_output o = {a->out + (block + r) * a->ld_out, a->ld_out, a->D, inverse, NULL, NULL, NULL};
             outputs(R, p, &values, x.from[0], x.to[R - 1], plan.v_ld / VEC_N, &o);

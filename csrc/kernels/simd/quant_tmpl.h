@@ -235,7 +235,7 @@ static MP_INLINE void q_dots_table(int h0, int h1, int R, int U, qi table, const
 
 /* ---- one block into the float accumulators ----------------------------------------------------------------------- */
 
-typedef struct q_at { /* position of a tile: its rows at one block */
+typedef struct q_at { /* the rows of a tile at the current block */
     const int8_t *q;
     const float *scale;
     int64_t ldq, ld_scale;
@@ -275,7 +275,7 @@ static MP_INLINE void q_accumulate(int R, int U, const qf *d, const qf *low, int
     }
 }
 
-/* Add one block to the float accumulators, for kinds with groups of 16. */
+/* Add one block to the float accumulators f, for kinds with groups of 16. */
 static MP_INLINE void q_block_halved(int kind, int R, int U, const uint8_t *head, const uint8_t *block, int u0,
                                      const q_at *at, qf *f) {
     const uint8_t *scales = block + q_integers(kind);
@@ -305,7 +305,8 @@ static MP_INLINE void q_block_halved(int kind, int R, int U, const uint8_t *head
     }
 }
 
-/* Add one block to the float accumulators. `head` is the head of its superblock. */
+/* Add one block to the float accumulators f. `head` is the head of the block's superblock, unused by kinds without
+ * heads. */
 static MP_INLINE void q_block(int kind, int R, int U, const uint8_t *head, const uint8_t *block, int u0,
                               const q_at *at, qf *f) {
     if (q_is_halved(kind)) {

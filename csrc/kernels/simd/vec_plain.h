@@ -97,8 +97,8 @@ static VEC_INLINE void vec_store_pairs(float *p, vec even, vec odd) {
     }
 }
 
-/* Transpose an 8 x 8 tile: dst[c * dst_ld + r] = src[r * src_ld + c]. If rows < 8 (at least 1), the last row replaces
- * the missing ones. */
+/* Transpose an 8 x 8 tile: dst[c * dst_ld + r] = src[r * src_ld + c]. Reads only `rows` rows (1 to 8) of src; the last
+ * of them replaces the missing ones. */
 static VEC_INLINE void vec_transpose8(const float *src, int64_t src_ld, int rows, float *dst, int64_t dst_ld) {
     for (int r = 0; r < 8; r++)
         for (int c = 0; c < 8; c++)

@@ -45,7 +45,7 @@ typedef struct amx_block {
     const uint8_t *w;   /* [steps][STEP] */
     const uint8_t *a;   /* [rows][stride] */
     int64_t stride;
-    int tiles;          /* number of tiles along the inputs */
+    int tiles;          /* weight tiles along the inputs, for one half of the panel */
     bool passes;        /* the panel stays in L1 and rows are streamed, not the reverse */
     const float *start; /* `partial` of the preceding inputs, to continue from; or NULL */
     float *partial;     /* [ROWS][MP_PANEL_N] sums while inputs are left; or NULL: apply the epilogue */
@@ -144,7 +144,7 @@ static MP_INLINE void finish(amx_pending *p, int end, bool scaled, const mp_kern
  * cache lines that they write, so all of them start in the first step, unless panels are streamed. */
 static MP_INLINE int rows_per_step(const amx_pending *p, int steps, bool scaled) {
     const int left = p->rows - p->next;
-    if (!left) /* the first block has no predecessor */
+    if (!left) /* nothing is pending, as before the first block */
         return 0;
     return scaled || p->b.act != MP_ACT_NONE || !p->b.passes ? (left + steps - 1) / steps : left;
 }
@@ -226,7 +226,7 @@ AMX_BLOCK(i8_block, _tile_dpbsud, true)
 
 typedef void block_function(const amx_block *b, amx_pending *before, amx_pending *out);
 
-/* A product: the fields that its blocks share, and the blocks that wait to be stored. */
+/* A product: the fields that its blocks share, and the finished blocks that are not stored yet. */
 typedef struct amx_product {
     const mp_wmat *w;
     const mp_acts *x;
