@@ -1,4 +1,4 @@
-/* acts.c: convert activations to the format that a kind of weights multiplies with. */
+/* acts.c: convert activations to the format that a kind of weights requires. */
 #include <assert.h>
 #include <string.h>
 

@@ -26,7 +26,7 @@
 enum {
     MP_K_CHUNK = 384,   /* inputs in one fp32 chain */
     MP_KV_BLOCK = 64,   /* tokens in one KV block */
-    MP_ATTN_ROWS = 64,  /* maximum of query rows * grouped heads in one attn_block call */
+    MP_ATTN_ROWS = 64,  /* maximum of rows * group (mp_attn_kv) in one attention call */
     MP_I8_MOST_INPUTS = 16384, /* maximum K of W_I8: one row fits the stack, and its dot product fits int32 */
 };
 
@@ -80,20 +80,20 @@ typedef struct mp_wmat {
  * only. Returns false for every other pair of `stored` and `compute`: integers and F64 cannot be weights. */
 bool mp_wmat_kind_for(mp_dtype stored, mp_compute compute, mp_wkind *kind);
 /* Resolve the compute type of a network with float weights. Returns `asked` unless it is MP_COMPUTE_AUTO. For AUTO:
- * BF16 if the CPU has bf16 products, else F32. Use it only for networks that keep a cosine >= 0.9999 in bf16 (encoders,
- * image encoders, image generation). */
+ * BF16 if the CPU has bf16 products, else F32. Use it only for networks whose bf16 outputs have a cosine similarity >=
+ * 0.9999 to the fp32 ones (encoders, image encoders, image generation). */
 mp_compute mp_float_class(mp_compute asked);
 /* Name of a compute type, as the facts of a model report it. AUTO is "stored": the dtype of each weight decides. */
 const char *mp_compute_name(mp_compute compute);
 /* Return the activation format that mp_gemm requires for a kind of weights. */
 mp_akind mp_wmat_acts(mp_wkind kind);
-/* Set every field except data. K must be a multiple of the block of a quantised kind (32 or 256); dense kinds accept
- * any K. */
+/* Set every field except data. For quantised kinds, K must be a multiple of the block size (32 or 256); dense kinds
+ * accept any K. */
 void mp_wmat_init(mp_wmat *w, mp_wkind kind, int32_t N, int32_t K);
 /* Bytes of data, without MP_WMAT_SLACK. */
 size_t mp_wmat_bytes(const mp_wmat *w);
-/* Pack panels [panel0, panel1) from src, a tensor [N, K] of a dtype that the kind accepts. Threads may pack disjoint
- * ranges of panels at the same time. */
+/* Pack panels [panel0, panel1) from src, a tensor [N, K] whose dtype mp_wmat_kind_for maps to w->kind. Threads may pack
+ * disjoint ranges of panels at the same time. */
 void mp_wmat_pack(mp_wmat *w, const mp_tensor *src, int panel0, int panel1);
 /* Read row n as floats into out [K]. The values equal those of mp_dequantize_row on the source, except for BF16 (values
  * as rounded by packing) and I8 (values as quantised by packing, rotated back). */
@@ -302,7 +302,7 @@ typedef struct mp_attn_kv {
 /* Running or partial result of rows * group rows, row-major (row, group). The caller owns the memory: 64-byte aligned.
  */
 typedef struct mp_attn_partial {
-    float *m, *l;   /* [rows * group]; m = -inf and l = 0 for a row that sees nothing of the block */
+    float *m, *l;   /* [rows * group]; m = -inf and l = 0 for a row that sees no token of the block */
     float *o;       /* [rows * group, v_dim] */
 } mp_attn_partial;
 /* Steps: mp_attn_begin, then attn_block and attn_merge per block in ascending order, then the caller divides: out = o *
@@ -356,8 +356,8 @@ typedef struct mp_kernels {
 /* The table in use. Every slot starts with its function of ref/. Each instruction set that base/cpu.h reports then
  * overrides the slots that it implements, lowest set first. */
 const mp_kernels *mp_kernels_get(void);
-/* Fill the table from mp_cpu_features(). The module calls it when it loads. Tests call it again after mp_cpu_init with
- * another mask. Not thread-safe. */
+/* Fill the table from mp_cpu_features(). The Python module calls this function when it is loaded, an isolated child
+ * process when it starts. Tests call it again after mp_cpu_init with another feature mask. Not thread-safe. */
 void mp_kernels_init(void);
 /* For show_config and the tests: the number of slots, the name of a slot, and the variant in use ("ref", "avx2",
  * "avx512", ...). */

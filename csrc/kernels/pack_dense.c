@@ -37,7 +37,7 @@ static void load_rotated(const mp_tensor *src, int64_t row, int k, int n, int si
     mp_kernels_get()->hadamard(out, n, size, out);
 }
 
-/* Load the [cols, n] k-chunk of src at output n0 and input k. Rows beyond cols are left unchanged. */
+/* Load the k-chunk [cols, n] of src that starts at output n0 and input k. Leaves rows beyond cols unchanged. */
 static void load_chunk(const mp_tensor *src, int64_t n0, int cols, int k, int n, chunk_rows rows) {
     for (int j = 0; j < cols; j++)
         load_row(src, n0 + j, k, n, rows[j]);

@@ -23,8 +23,8 @@
 
 /* Bytes of one panel: a multiple of 64. kind is MP_W_F32, MP_W_BF16 or MP_W_I8. */
 size_t mp_pack_dense_panel_bytes(mp_wkind kind, int32_t K);
-/* mp_wmat_pack for these kinds: panels [panel0, panel1) from src [N, K] of any dtype that mp_dequantize_row takes (K a
- * multiple of its block). */
+/* mp_wmat_pack for these kinds: panels [panel0, panel1) from src [N, K] of any dtype that mp_dequantize_row accepts. K
+ * must be a multiple of the dtype's block size. */
 void mp_pack_dense(mp_wmat *w, const mp_tensor *src, int panel0, int panel1);
 /* mp_wmat_row for these kinds: output n as floats, out [K]. */
 void mp_pack_dense_row(const mp_wmat *w, int32_t n, float *out);

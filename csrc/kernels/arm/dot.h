@@ -20,7 +20,7 @@ static MP_INLINE int8x16_t arm_word(const void *from) {
     return vreinterpretq_s8_f32(vsetq_lane_f32(word, vdupq_n_f32(0.0f), 0));
 }
 
-/* acc[i] += w[4 i ...] . a[0 ... 3], exact. DOTPROD: both signed. */
+/* acc[i] += w[4 i ...] . a[0 ... 3], exact. DOTPROD: w and a are signed. */
 static MP_INLINE int32x4_t arm_sdot(int32x4_t acc, int8x16_t w, int8x16_t a) {
     __asm__("sdot %0.4s, %1.16b, %2.4b[0]" : "+w"(acc) : "w"(w), "w"(a));
     return acc;

@@ -41,7 +41,8 @@ static void full_visible(const mp_attn_full *a, int row, int *from, int *to) {
 
 static float rounded(float x, bool bf16) { return bf16 ? mp_bf16_to_f32(mp_bf16_from_f32(x)) : x; }
 
-/* Both attn_full slots. The scale multiplies the score (fp32), or the query before it is rounded (bf16). */
+/* Compute rows [row0, row1) for both attn_full slots. s: scratch of T floats. The scale multiplies the score (fp32), or
+ * the query before it is rounded (bf16). */
 static void full_rows(const mp_attn_full *a, int row0, int row1, bool bf16, float *s) {
     const float before = bf16 ? a->scale : 1.0f, after = bf16 ? 1.0f : a->scale;
     assert(0 <= row0 && row0 <= row1 && row1 <= a->T && a->D % 8 == 0);

@@ -95,8 +95,8 @@ static void gemm_bf16_acts(const mp_wmat *w, const mp_acts *x, int m0, int m1, i
         }
 }
 
-/* One scale per row: max|x| / 127; q = nearest even of x * (127 / max|x|). A row whose 127 / max|x| overflows gets
- * scale 0 and q = 0. A row with NaN or Inf gets scale NaN and q = 0. */
+/* One scale per row: max|x| / 127. q is x * (127 / max|x|), rounded to nearest even. A row whose 127 / max|x| overflows
+ * gets scale 0 and q = 0. A row with NaN or Inf gets scale NaN and q = 0. */
 static void acts_i8(const float *x, int K, int8_t *q, float *scale, int32_t *sum) {
     float max = 0;
     bool finite = true;

@@ -30,7 +30,7 @@ typedef struct i16_source {
     const int16_t *next; /* the same rows of the following block, to prefetch; or NULL */
 } i16_source;
 
-/* Compute columns [v, vecs) in steps of V vecs, while V vecs are left. Returns the first vec that is not computed. */
+/* Compute columns of vecs [v, vecs) in steps of V vecs, while V vecs remain. Returns the first vec not computed. */
 static VEC_INLINE int i16_step(const int R, const int V, const int16_t *const *a, const i16_source *b, int from, int to,
                                int v, int vecs, bool add, float *out, int64_t ld) {
     for (; v + V <= vecs; v += V) {
@@ -82,8 +82,8 @@ static VEC_INLINE void i16_tile(const int R, const int16_t *const *a, const i16_
     i16_step(R, 1, a, b, from, to, v, vecs, add, out, ld);
 }
 
-/* out[r * ld + c] = the sum over pairs [from, to) as a float, for the columns c of vecs [v, vecs). If `add`, the sum is
- * added to out. */
+/* Set out[r * ld + c] to the sum over pairs [from, to), as a float, for the columns c of vecs [v, vecs). If `add`, add
+ * the sum to out instead. */
 static MP_NOINLINE void i16_products(int rows, const int16_t *const *a, const i16_source *b, int from, int to, int v,
                                      int vecs, bool add, float *out, int64_t ld) {
 #define I16_RUN(R)                                          \
@@ -121,7 +121,7 @@ static VEC_INLINE float i16_factor(const float *x, int n, int most, float *scale
     return max < INFINITY && max >= MP_I16_LEAST ? (float)most / max : 0.0f;
 }
 
-/* x times a factor as integers in the low bits of each lane; zeros for factor 0, whatever x is. */
+/* Returns x * factor, rounded to integers in the low bits of each lane; zeros if factor is 0, even for NaN. */
 static VEC_INLINE vec i16_round(vec x, float factor) {
     const vec magic = vec_set(MP_ROUND_MAGIC);
     return factor == 0.0f ? magic : vec_fma(x, vec_set(factor), magic);

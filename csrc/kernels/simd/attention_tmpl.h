@@ -102,8 +102,8 @@ static VEC_INLINE int tile_rows(int rows) {
 
 /* ---- scores ---- */
 
-/* s[r * ld + t] = scale * (a[r] . column t of b), t in [0, 16 * vecs). Computes steps of V vecs from v on, while V vecs
- * are left. Returns the first vec that is not computed. */
+/* s[r * ld + t] = scale * (a[r] . column t of b), t in [0, 16 * vecs). Computes V vecs per step, from v on, while V
+ * vecs remain. Returns the first vec not computed. */
 static VEC_INLINE int scores_step(const int R, const int V, const float *const *a, const attn_source *b, int depth,
                                   int v, int vecs, float scale, float *s, int64_t ld) {
     const vec by = vec_set(scale);
@@ -248,7 +248,7 @@ typedef struct attn_output {
     int64_t ld;
     int columns;
     const float *by;    /* [rows] or NULL: store the sum unscaled */
-    const float *a, *b; /* [rows] factors of the state and of the new partial; NULL: overwrite out */
+    const float *a, *b; /* [rows] factors of the state (a) and of the new partial (b); NULL: overwrite out */
     const float *action;  /* [rows] an ATTN_ action per row, if a and b are set */
 } attn_output;
 

@@ -27,7 +27,7 @@
 
 #ifndef MP_DENSE_TILE
 #define MP_DENSE_TILE
-/* Arguments of a tile, the same for every kind. */
+/* Arguments of a tile function; all kinds use this struct. */
 typedef struct dense_tile {
     const uint8_t *w; /* first step of the first panel (plus half a step for its second half) */
     size_t panel_bytes;
@@ -45,8 +45,8 @@ typedef struct dense_tile {
 } dense_tile;
 enum { DENSE_STEP = MP_PANEL_N * 4, DENSE_AHEAD = 8192, DENSE_BLOCK = 516 };
 
-/* Properties of the class: D_STEPS is the steps of a row of K inputs, D_CHUNK the steps of one chain, then row m of the
- * activations and the bytes between rows, and D_SCALED is true if D(result) needs the int8 scales. */
+/* Properties of the class: D_STEPS is the number of steps of K inputs, D_CHUNK the steps of one chain, D_ROW row m of
+ * the activations, D_ROW_STRIDE the bytes between rows. D_SCALED is true if D(result) needs the int8 scales. */
 #define D_F32  0
 #define D_BF16 1
 #define D_I8   2
@@ -143,7 +143,7 @@ static MP_INLINE void D(tile)(const int R, const int P, const dense_tile *t) {
     for (int i = 0; i < R * P * D_V; i++) {
         const int r = i / (P * D_V), v = i % (P * D_V);
         const float *sw = NULL;
-        if (D_SCALED) /* scales follow the last step of their panel; a second half starts half a step in */
+        if (D_SCALED) /* scales follow the last step of their panel; those of its second half start 64 bytes later */
             sw = (const float *)(const void *)(t->w + (size_t)(v / D_V) * t->panel_bytes +
                                                (size_t)t->steps * DENSE_STEP) +
                  v % D_V * D_LANES;
@@ -181,7 +181,7 @@ static MP_INLINE void D(tile)(const int R, const int P, const dense_tile *t) {
 #define D_WIDE(R) D_PANELS(R) > 1 ? D(wide_##R) : D(one_##R),
 D_EACH(D_TILE)
 
-/* Multiply rows [m0, m1) by panels [panel0, panel1). A panel stays in cache while all rows pass it. */
+/* Multiply rows [m0, m1) by panels [panel0, panel1). A panel stays in cache while all rows are multiplied by it. */
 static void D(block)(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1, const mp_epilogue *ep,
                      float *y, int64_t ldy) {
     typedef void (*tile_function)(const dense_tile *);

@@ -350,7 +350,7 @@ static MP_INLINE void q_prefetch(const uint8_t *from, int bytes) {
 }
 
 /* Compute rows m ... m + R - 1 by the outputs of vectors u0 ... u0 + U - 1 of a panel. out [R, ld] points at output 0
- * of the panel. ahead: prefetch distance of the panel in bytes, or 0. */
+ * of the panel. `ahead` is the prefetch distance of the panel in bytes; 0: the panel is in cache. */
 static MP_INLINE void q_tile_vectors(int kind, int R, int U, const uint8_t *panel, int u0, const mp_acts *x, int m,
                                      int ahead, q_rows *rows, float *out, int64_t ld) {
     const int blocks = x->K / 32, bytes = q_block_bytes(kind), head_bytes = q_head_bytes(kind);
@@ -430,7 +430,7 @@ Q_TILES(table16_mins, MP_W_TABLE16_MINS)
 enum {
     Q_AHEAD = 8192,        /* prefetch distance in bytes for one or two rows */
     Q_AHEAD_MORE = 12288,  /* for 3 or more: 10 % faster there, 6 % slower at 1 row; 2 KiB: 33 % slower at 4 rows */
-    Q_ACTS_BYTES = 393216, /* activations that a pass over the panels keeps in L2, in bytes */
+    Q_ACTS_BYTES = 393216, /* bytes of activations that stay in L2 during a pass over the panels */
 };
 
 /* Rows of the next tile when `left` rows remain. If `few`, all rows form one tile: it reads the panel from memory while

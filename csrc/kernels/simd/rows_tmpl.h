@@ -12,7 +12,7 @@
 #include "kernels/simd/vmath_tmpl.h"
 #include "kernels/variants.h"
 
-/* Load and store the vec at x[i] of a row of n. */
+/* Load and store the 16 floats from index i on of a row of n floats; lanes beyond n are 0 and are not stored. */
 static VEC_INLINE vec row_load(const float *x, int64_t i, int64_t n) {
     return n - i >= VEC_N ? vec_load(x + i) : vec_load_n(x + i, (int)(n - i));
 }

@@ -51,7 +51,7 @@ static MP_INLINE void vec_store(float *p, vec x) {
     vst1q_f32(p + 12, x.d);
 }
 
-/* NEON has no masked loads: the end of a row goes through the stack. */
+/* NEON has no masked loads: the last, partial vec of a row is copied through the stack. */
 static MP_INLINE vec vec_load_n(const float *p, int n) {
     float part[16] = {0};
     memcpy(part, p, sizeof(float) * (size_t)n);

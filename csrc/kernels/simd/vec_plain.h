@@ -23,7 +23,7 @@
 
 #include "kernels/simd/target.h"
 
-/* Inlining and unrolling hooks of the templates: empty for arrays, which do not benefit. */
+/* Inlining and unrolling hooks of the templates: trivial here, because arrays do not benefit. */
 #define VEC_INLINE inline
 #define VEC_UNROLL
 
@@ -126,7 +126,7 @@ VEC_PLAIN_2(vec_copysign, copysignf(a.lane[l], b.lane[l]))
 /* the bits of a + (the bits of b << 23): a * 2^n if b is n + 1.5 * 2^23 and the product is a normal float */
 VEC_PLAIN_2(vec_scale_exponent, vec_from_bits(vec_bits(a.lane[l]) + (vec_bits(b.lane[l]) << 23)))
 
-/* table[k] of 16 entries, 64-byte aligned; k is the low four bits of a lane's bits */
+/* Look up table[k] per lane: 16 entries, 64-byte aligned; k is the low four bits of the lane of `at`. */
 static VEC_INLINE vec vec_pick(const float *table, vec at) {
     VEC_EACH(l) at.lane[l] = table[vec_bits(at.lane[l]) & 15];
     return at;

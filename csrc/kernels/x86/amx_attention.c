@@ -79,8 +79,8 @@ MP_TARGET_END
 
 MP_TARGET_AMX_BEGIN
 /* Write exp(s - max) of n scores (a multiple of 32) as bf16 words in the order of acts_bf16. Returns the sum of the
- * unrounded values. NaN, +inf or only -inf gives NaN. Uses exp2 of degree 4 (math_const.h), whose error is below 1 % of
- * the bf16 rounding. Results below 2^-126 are 0. */
+ * unrounded values. The sum is NaN if s has NaN, +inf or only -inf. Uses exp2 of degree 4 (math_const.h), whose error
+ * is below 1 % of the bf16 rounding. Results below 2^-126 are 0. */
 static float softmax_weights(const float *s, int n, uint16_t *p) {
     const __m512 by = _mm512_set1_ps(MP_LOG2E), low = _mm512_set1_ps(MP_EXP2_LO);
     __m512 top = _mm512_set1_ps(-INFINITY), sum[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};

@@ -26,7 +26,7 @@ enum {
     TILE = 16,             /* rows of a tile, of 64 bytes each */
     ROWS = 2 * TILE,       /* rows of a block: two tiles */
     STEP = MP_PANEL_N * 4, /* bytes of one step of a panel */
-    BLOCK = 512,           /* rows that pass a panel before the next panel is loaded */
+    BLOCK = 512,           /* maximum rows multiplied by a panel before the next panel is loaded */
     NEAR = 3 << 19,        /* bytes of panels that stay in L2 */
     PASS = 3 * ROWS,       /* minimum rows for which keeping a panel in L1 pays off */
     CHUNK = 16,            /* maximum steps before the next panel: 32 KiB of a panel stay in L1 */
@@ -48,7 +48,7 @@ typedef struct amx_block {
     int tiles;          /* weight tiles along the inputs, for one half of the panel */
     bool passes;        /* the panel stays in L1 and rows are streamed, not the reverse */
     const float *start; /* `partial` of the preceding inputs, to continue from; or NULL */
-    float *partial;     /* [ROWS][MP_PANEL_N] sums while inputs are left; or NULL: apply the epilogue */
+    float *partial;     /* [ROWS][MP_PANEL_N] sums, if more inputs follow; or NULL: apply the epilogue */
     const uint8_t *next; /* the following panel, of which `lines` lines of 64 bytes are prefetched per step */
     int lines;
     int skip, rows;     /* rows [skip, rows) and `cols` columns are stored */
@@ -278,7 +278,7 @@ static MP_INLINE void by_panel(amx_product *g, int r0, int r1, int p, int step, 
     }
 }
 
-/* Multiply rows [r0, r1) by panels of more steps than a chunk. */
+/* Multiply rows [r0, r1) by panels that have more steps than CHUNK. */
 static MP_NOINLINE void by_chunks(amx_product *g, int r0, int r1, int panel0, int tiles) {
     _Alignas(64) float sums[GROUP][BLOCK * MP_PANEL_N];
     const int chunks = (tiles + CHUNK - 1) / CHUNK, most = (tiles + chunks - 1) / chunks;

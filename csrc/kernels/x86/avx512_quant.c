@@ -22,7 +22,7 @@ typedef uint16_t q_words __attribute__((vector_size(64)));
 enum { Q_LANES = 16, Q_FLUSH_Q4 = 8, Q_FLUSH_Q5 = 8, Q_FLUSH_Q6 = 4, Q_BYTES_OFFSET = 128 };
 #define Q_VECTORS(R) 2
 #define Q_ROWS 8
-#define Q_TALL 6 /* 12 float and 12 integer accumulators of the 32 registers; at 8 rows the floats stay in L1 */
+#define Q_TALL 6 /* 12 float and 12 integer sums in 32 registers; with 8 rows, the float sums stay in L1 */
 
 static MP_INLINE qi q_load(const void *from) { return _mm512_loadu_si512(from); }
 static MP_INLINE qi q_and(qi a, qi b) { return _mm512_and_si512(a, b); }
