@@ -1,4 +1,4 @@
-/* acts.c: convert activations to the format that a kind of weights multiplies with. */
+/* acts.c: convert activations to the format that a kind of weights requires. */
 #include <assert.h>
 #include <string.h>
 
@@ -23,8 +23,8 @@ static acts_layout layout_of(mp_akind kind, int32_t M, int32_t K) {
         return l;
     const size_t item = kind == MP_A_BF16 ? sizeof(uint16_t) : sizeof(int8_t);
     size_t row = align64(kind == MP_A_BF16 ? k * item : align64(k));
-    /* Rows a multiple of 2 KiB apart map to few sets of an L1 whose ways are 4 KiB, so the rows of a tile would
-     * collide. */
+    /* Rows at a distance of a multiple of 2 KiB map to few sets of an L1 with ways of 4 KiB, so the rows of a tile
+     * would evict one another. */
     if (row % 2048 == 0)
         row += 64;
     l.ldq = (int64_t)(row / item);

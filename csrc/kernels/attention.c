@@ -6,7 +6,7 @@
 #include "base/cpu.h"
 #include "kernels/attention_scratch.h"
 
-enum { BF16_MIN_KEYS = 48 }; /* keys from which attn_full_bf16 is faster than attn_full */
+enum { BF16_MIN_KEYS = 48 }; /* attn_full_bf16 is faster than attn_full from this many keys on */
 
 size_t mp_attn_full_scratch(int T, int D) {
     const size_t floats = mp_attn_full_plan(T, D).bytes, bf16 = mp_attn_bf16_plan(T, D).bytes;

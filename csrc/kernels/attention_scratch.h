@@ -16,8 +16,8 @@
 
 enum {
     MP_ATTN_PANEL = 32,         /* keys in a panel of K */
-    MP_ATTN_FULL_ROWS = 48,     /* maximum rows whose scores are kept at a time: whole tiles of 6 or 8 */
-    MP_ATTN_FULL_MIN_ROWS = 24, /* the minimum */
+    MP_ATTN_FULL_ROWS = 48,     /* rows whose scores are kept at a time: a multiple of the tile heights 6 and 8 */
+    MP_ATTN_FULL_MIN_ROWS = 24, /* used instead if the scores of 48 rows exceed MP_ATTN_SCORES */
     MP_ATTN_SCORES = 48 * 1024, /* floats of scores that fit L2 with room to spare */
 };
 
@@ -44,8 +44,8 @@ static inline mp_attn_full_layout mp_attn_full_plan(int T, int D) {
 enum { MP_ATTN_BF16_ROWS = 32 }; /* rows whose scores are kept at a time: one block of x86/amx_dense.c */
 
 typedef struct mp_attn_bf16_layout {
-    int keys, depth, p_ld;                           /* T, D up to 32; row stride of p, no multiple of 1,024 */
-    size_t k_panel, v_panel, v, scores, p, q, bytes; /* bytes of a panel of K, of V; then offsets in bytes; K is at 0 */
+    int keys, depth, p_ld;                           /* T, D rounded up to 32; row stride of p (no multiple of 1,024) */
+    size_t k_panel, v_panel, v, scores, p, q, bytes; /* bytes per panel of K and V; byte offsets (K is at 0) */
 } mp_attn_bf16_layout;
 
 static inline mp_attn_bf16_layout mp_attn_bf16_plan(int T, int D) {

@@ -1,15 +1,16 @@
 /* blas.c: the only file that uses OpenBLAS.
  *
- * OpenBLAS initialises while it is being opened: it chooses its kernels and starts its threads from environment
- * variables. A linked library would initialise before our code, so the first large product opens it, with both choices
- * made by us: kernels whose bits equal ours (by default it picks Haswell kernels on CPUs that have AVX-512), and one
- * thread, because OpenBLAS's threads would spin beside our compute threads.
+ * OpenBLAS initialises when it is opened: environment variables determine its kernels and its number of threads. If we
+ * linked it, it would initialise before our code runs. Therefore the first large product opens it, after setting both
+ * variables: kernels whose bits equal ours (by default OpenBLAS picks Haswell kernels on CPUs that have AVX-512), and
+ * one thread, because threads of OpenBLAS would spin and compete with our compute threads.
  *
  * Start-up: nothing is opened before the first use. The variables are set through base/environment.h, never by setenv,
- * because other threads may call getenv. The library serves only after a self-test that compares bits.
- * Fork (MP_FORK_BLAS): a fork waits for a load in progress, so that a child finds the library whole. It waits for
- * FORK_WAIT_NS at most: glibc before 2.36 runs fork handlers under the lock that pthread_atfork takes, which OpenBLAS
- * calls while it is being opened. A child that was forked all the same uses our own kernels, whose bits are equal. */
+ * because other threads may call getenv. The library is used only after a self-test that compares bits.
+ * Fork (MP_FORK_BLAS): a fork waits until a load in progress ends, so that the child does not inherit a half-opened
+ * library. The wait could deadlock, because glibc before 2.36 runs fork handlers under the lock that pthread_atfork
+ * takes, and OpenBLAS calls pthread_atfork while it is being opened. The fork therefore waits FORK_WAIT_NS at most. If
+ * the load has not ended by then, the child uses our own kernels, whose bits are equal. */
 #include "kernels/blas.h"
 
 #include <assert.h>
@@ -35,8 +36,8 @@ enum { ROW_MAJOR = 101, NO_TRANS = 111, TRANS = 112 };
 enum { UNLOADED, LOADING, SERVING, REFUSED };
 static const uint64_t POLL_NS = 1000 * 1000, FORK_WAIT_NS = 1000 * 1000 * 1000;
 
-/* OpenBLAS adds in another order in its small-matrix kernels, which it takes at or below this M*N*K of one call, and in
- * gemv, to which it may hand a single row or column. */
+/* OpenBLAS sums in another order in two cases: in its small-matrix kernels, used when M*N*K of a call is at most
+ * g_min_work, and in gemv, to which it may pass a single row or column. */
 static const int64_t g_min_work = 1000000;
 enum { MIN_SIDE = 3 };
 
@@ -44,7 +45,7 @@ static struct {
     mp_mutex lock;
     char path[1024]; /* guarded by: lock; "" = none */
     _Atomic int state; /* changed under: lock */
-    /* written by the thread that set LOADING, read only after it left LOADING */
+    /* written by the thread that set LOADING; others read these only when `state` is no longer LOADING */
     cblas_sgemm_function sgemm;
     char core[64], why[256];
     mp_environment_override environment;
@@ -54,7 +55,7 @@ static struct {
 
 static void unlock(void) { mp_mutex_unlock(&g_blas.lock); }
 
-/* Lock while no thread is loading, or at the deadline (0 = none). */
+/* Take the lock as soon as no thread is loading, or at the deadline (clock of mp_sys_now_ns; 0: none). */
 static void lock_idle(uint64_t deadline_ns) {
     for (;;) {
         mp_mutex_lock(&g_blas.lock);
@@ -77,8 +78,8 @@ static void after_fork_in_child(void) {
     atomic_store(&g_blas.state, REFUSED);
 }
 
-/* Lock while no thread is loading. Returns false when the system refuses the fork handlers: then a forked child could
- * inherit a half-opened library, so OpenBLAS does not serve. */
+/* Take the lock as soon as no thread is loading. Returns false, without the lock, if the fork handlers cannot be
+ * registered: a forked child could then inherit a half-opened library, so OpenBLAS is not used. */
 static bool lock_for_change(void) {
     static const mp_fork_handlers handlers = {before_fork, unlock, after_fork_in_child};
     mp_error error;
@@ -103,8 +104,9 @@ static void call(int M, int N, int K, const float *x, int64_t ldx, const float *
 
 /* ---- self-test --------------------------------------------------------------------------------------------------- */
 
-/* Compare OpenBLAS with our kernels and with the definition, bit by bit. Each shape is odd and just above g_min_work,
- * and runs with beta 0 and 1. The inputs are fixed: the result must not depend on the run. */
+/* Compare OpenBLAS with our kernels and with the definition, bit by bit. Each shape is just above g_min_work and runs
+ * with beta 0 and beta 1. The inputs are fixed, so that every run gives the same result. Sets *problem when it returns
+ * false. */
 static bool self_test(const char **problem) {
     static const struct {
         int M, N, K;
@@ -135,7 +137,7 @@ static bool self_test(const char **problem) {
             for (int n = 0; n < N; n++)
                 ours[m * ldy + n] += ours[m * ldy + n];
         equal = memcmp(theirs, ours, sizeof(float) * (size_t)(M * ldy)) == 0;
-        for (int i = 0; equal && i < 64; i++) { /* and 64 outputs against the definition */
+        for (int i = 0; equal && i < 64; i++) { /* compare 64 outputs with the definition, too */
             const int m = i * 7919 % M, n = i * 104729 % N;
             float chain = 0.0f;
             for (int k = 0; k < K; k++)
@@ -151,7 +153,7 @@ static bool self_test(const char **problem) {
 
 /* ---- loading ----------------------------------------------------------------------------------------------------- */
 
-/* Returns NULL and *problem on failure. */
+/* Open the library while its environment variables are overridden. Returns NULL and sets *problem on failure. */
 static void *open_library(const char *path, const char *core_variable, const char **problem) {
     const char *const variables[] = {"OPENBLAS_NUM_THREADS=1", core_variable};
     mp_error error;
@@ -165,7 +167,8 @@ static void *open_library(const char *path, const char *core_variable, const cha
     return library;
 }
 
-/* scipy's build prefixes its symbols, a distribution's build does not. */
+/* Find a symbol of OpenBLAS. The build of scipy prefixes symbols with `scipy_`, that of a Linux distribution does not.
+ */
 static void *find(void *library, const char *name) {
     char prefixed[64];
     snprintf(prefixed, sizeof prefixed, "scipy_%s", name);
@@ -185,7 +188,7 @@ __attribute__((format(printf, 2, 3))) static int refuse(void *library, const cha
 }
 
 /* Open, check and test the library. Called once per path, by the thread that set LOADING, without the lock. Returns the
- * new state. */
+ * new state: SERVING or REFUSED. */
 static int load(void) {
     const uint32_t features = mp_cpu_features();
     const char *core = features & MP_CPU_AVX512 ? "OPENBLAS_CORETYPE=SkylakeX"
@@ -208,7 +211,7 @@ static int load(void) {
     memcpy(&set_num_threads, &symbols[2], sizeof set_num_threads);
     if (!sgemm || !corename || !set_num_threads)
         return refuse(library, "own kernels: %s is not an OpenBLAS", path);
-    set_num_threads(1); /* a library that was opened before us may have threads already */
+    set_num_threads(1); /* if another module opened the library earlier, it may use several threads */
     g_blas.sgemm = sgemm;
     snprintf(g_blas.core, sizeof g_blas.core, "%s", corename());
     if (!self_test(&problem)) {

@@ -1,12 +1,12 @@
-/* blas.h: blas.c as gemm.c uses it (internal to kernels/; the public part is in kernels.h). */
+/* blas.h: the interface of blas.c for gemm.c (internal to kernels/; the public part is in kernels.h). */
 #ifndef MP_KERNELS_BLAS_H
 #define MP_KERNELS_BLAS_H
 
 #include "kernels/kernels.h"
 
 /* y [M, ldy] = (add ? y : 0) + x [M, ldx] times w [N, ldw] transposed, K <= MP_K_CHUNK, by OpenBLAS on this thread.
- * Returns false and does nothing when no library serves, or when OpenBLAS would take a kernel whose bits differ from
- * ours (small products). Thread-safe; the first call loads the library. */
+ * Returns false and does nothing when no library is in use, or when OpenBLAS would choose a kernel whose bits differ
+ * from ours (small products). Thread-safe; the first call loads the library. */
 bool mp_blas_sgemm(int M, int N, int K, const float *x, int64_t ldx, const float *w, int64_t ldw, bool add, float *y,
                    int64_t ldy);
 /* mp_gemm_f32_plain without OpenBLAS: the reference of the self-test. */

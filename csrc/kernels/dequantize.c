@@ -152,7 +152,7 @@ static void read_k_scales(const uint8_t *src, mp_stored_block *block) {
     }
 }
 
-/* Each 32 bytes hold two groups: the low nibbles are the first, the high nibbles the second. */
+/* Each 32 bytes hold two groups of 32 items: the first in the low nibbles, the second in the high nibbles. */
 static void read_k_nibbles(const uint8_t *qs, int8_t *q) {
     for (int pair = 0; pair < 4; pair++)
         for (int k = 0; k < 32; k++) {
@@ -201,7 +201,7 @@ static void read_iq4_xs(const uint8_t *src, mp_stored_block *block) {
     }
 }
 
-/* -1, 0, 1; and 2, which TQ2_0 can encode but no encoder writes */
+/* -1, 0 and 1; TQ2_0 can also encode 2, but no encoder writes it */
 static const int8_t ternary_table[16] = {-1, 0, 1, 2};
 
 static void read_tq2_0(const uint8_t *src, mp_stored_block *block) {
@@ -213,9 +213,8 @@ static void read_tq2_0(const uint8_t *src, mp_stored_block *block) {
                 block->q[half * 128 + part * 32 + k] = (int8_t)(src[half * 32 + k] >> (2 * part) & 3);
 }
 
-/* Each byte holds up to five base-3 digits, as a fraction of 3^5 scaled to 256: the integer part of three times the
- * fraction is the first digit. Items are ordered by digit: the first digits of all n bytes come before the second ones.
- */
+/* A byte divided by 256 is a fraction with up to five base-3 digits: the integer part of three times the fraction is
+ * the first digit. Items are ordered by digit: the first digits of all n bytes come before the second ones. */
 static void read_digits(const uint8_t *bytes, int n, int digits, int8_t *q) {
     static const uint8_t powers[5] = {1, 3, 9, 27, 81};
     for (int digit = 0; digit < digits; digit++)
@@ -239,7 +238,7 @@ static void read_tq1_0(const uint8_t *src, mp_stored_block *block) {
 static const int8_t iq2_table[16] = {8, 25, 43, 0, 0, 0, 0, 0, -8, -25, -43};
 static const int8_t iq3_xxs_table[16] = {4, 12, 20, 28, 36, 44, 52, 62, -4, -12, -20, -28, -36, -44, -52, -62};
 static const int8_t iq3_s_table[16] = {1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15};
-/* eight times -1, 0, 1, each with +1 (delta of an eighth) or, if the sign is minus, -1 */
+/* entries 0 to 2: 8 * (-1, 0, 1) + 1, for a delta of +1/8; entries 8 to 10: 8 * (-1, 0, 1) - 1, for -1/8 */
 static const int8_t iq1_table[16] = {-7, 1, 9, 0, 0, 0, 0, 0, -9, -1, 7};
 
 static int load_u16(const uint8_t *from) { return from[0] | from[1] << 8; }
@@ -250,7 +249,7 @@ static void read_point(unsigned point, int bits, int n, unsigned signs, int8_t *
         q[k] = (int8_t)((point >> (bits * k) & ((1u << bits) - 1)) | (signs >> k & 1) << 3);
 }
 
-/* Seven sign bits. The eighth makes the number of minus signs even. */
+/* Returns eight sign bits: the seven stored ones and an eighth that makes the number of minus signs even. */
 static unsigned even_signs(unsigned seven) { return seven | (unsigned)__builtin_parity(seven) << 7; }
 
 static void read_iq2_xxs(const uint8_t *src, mp_stored_block *block) {
@@ -265,7 +264,7 @@ static void read_iq2_xxs(const uint8_t *src, mp_stored_block *block) {
     }
 }
 
-/* Nibble g of the 4-bit scales, one per 16 items. */
+/* Scale of group g (16 items), computed from nibble g of `scales`. */
 static float iq2_scale(float d, const uint8_t *scales, int g) {
     return d * (0.5f + (float)(scales[g / 2] >> (4 * (g & 1)) & 15)) * 0.25f;
 }
@@ -323,7 +322,7 @@ static void read_iq1_s(const uint8_t *src, mp_stored_block *block) {
     }
 }
 
-/* The half-precision scale is split over the top 4 bits of the four words that hold sixteen scales of 3 bits. */
+/* Each of four 16-bit words holds four 3-bit scales and, in its top 4 bits, a quarter of the half-precision scale d. */
 static void read_iq1_m(const uint8_t *src, mp_stored_block *block) {
     const uint8_t *high = src + 32, *words = src + 48;
     const int half = words[1] >> 4 | (words[3] & 0xf0) | (words[5] & 0xf0) << 4 | (words[7] & 0xf0) << 8;
@@ -398,7 +397,8 @@ static void scale_group(const int8_t *q, float scale, const float *min, int n, f
     }
 }
 
-/* Convert through an aligned buffer, so that the compiler vectorises: loading converts whole 16-bit models. */
+/* Convert through an aligned buffer, so that the compiler vectorises the loop: loading a 16-bit model converts all of
+ * its weights. */
 static void dequantize_f16(const uint8_t *from, int64_t n, float *out) {
     enum { CHUNK = 64 };
     uint16_t halves[CHUNK];

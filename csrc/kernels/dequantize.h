@@ -29,10 +29,10 @@ float mp_iq4_xs_scale(const uint8_t *src, int g);
 
 /* The 16 values that the 4-bit codes of a type index; NULL for a type without a table. */
 const int8_t *mp_stored_table(mp_dtype dtype);
-/* Returns the items per scale (16 or 32), or 0 for types that are not quantised. *mins is true if the type has minima.
- */
+/* Returns the items per scale (16 or 32), or 0 for a type that is not quantised. Sets *mins to true if the type has
+ * minima, else to false. */
 int mp_stored_block_group(mp_dtype dtype, bool *mins);
-/* Decode one block of a quantised dtype. `min` stays unwritten for types without minima. */
+/* Decode one block of a quantised dtype. Leaves `min` unwritten for types without minima. */
 void mp_stored_block_read(mp_dtype dtype, const uint8_t *src, mp_stored_block *block);
 
 #endif

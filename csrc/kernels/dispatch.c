@@ -1,4 +1,5 @@
-/* dispatch.c: fills the table of kernels. The best supported variant of each slot comes last and wins. */
+/* dispatch.c: fills the table of kernels. Variants are set from the lowest instruction set to the highest, so the best
+ * supported variant of each slot wins. */
 #include <assert.h>
 
 #include "base/cpu.h"

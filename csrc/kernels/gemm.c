@@ -51,8 +51,8 @@ void mp_epilogue_apply(const mp_epilogue *ep, int m0, int m1, int n0, int n1, fl
 
 /* ---- unpacked fp32 ----------------------------------------------------------------------------------------------- */
 
-/* Compute one k-chunk with our own kernel: pack 32 outputs at a time on the stack. If `add`, add to y instead of
- * overwriting it. */
+/* Compute one k-chunk with our own kernel: pack the weights of 32 outputs at a time on the stack. If `add`, add to y
+ * instead of overwriting it. */
 static void plain_chunk(int M, int N, int K, const float *x, int64_t ldx, const float *w, int64_t ldw, bool add,
                         float *y, int64_t ldy) {
     _Alignas(64) float panel[MP_K_CHUNK * MP_PANEL_N];

@@ -1,18 +1,18 @@
-/* gemm_acts.c: products whose outputs become the inputs of the next product (kernels.h). */
+/* gemm_acts.c: mp_gemm_acts: products whose outputs become the activations of the next product (kernels.h). */
 #include <assert.h>
 #include <string.h>
 
 #include "base/cpu.h"
 #include "kernels/kernels.h"
 
-/* Rows of a panel's outputs that are rounded at a time. They are a multiple of every kernel's tile height, so that no
- * tile is cut, and small enough for two tiles to stay in L1. */
+/* Rows of one panel that are computed and rounded at a time, to A_BF16 and to A_Q8. Both are multiples of every
+ * kernel's tile height, so that no tile is cut. Both are small enough for the outputs of two parts to stay in L1. */
 enum { ROWS = 96, ROWS_Q8 = 48, WORDS = ROWS * MP_PANEL_N };
 
 static void round_bf16(const float *tile, int m0, int rows, int panel, const mp_acts *out) {
     _Alignas(64) uint16_t words[WORDS];
     mp_kernels_get()->acts_bf16(tile, rows * MP_PANEL_N, words);
-    uint16_t *to = out->bf16 + m0 * out->ldq + panel * MP_PANEL_N; /* the panel's index among the inputs of `out` */
+    uint16_t *to = out->bf16 + m0 * out->ldq + panel * MP_PANEL_N; /* `panel` counts from input 0 of `out` */
     for (int r = 0; r < rows; r++)
         memcpy(to + r * out->ldq, words + r * MP_PANEL_N, MP_PANEL_N * sizeof *words);
 }

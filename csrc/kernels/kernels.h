@@ -1,18 +1,18 @@
 /* kernels.h: the arithmetic of mpool, one table of functions per instruction set.
  *
- * The numeric contract, which every variant of every slot keeps:
- *   - An output depends only on its own inputs. The number of rows, the tile shape, the layout, the thread and the
- *     chunk do not change it. Threads split outputs, never the inner dimension.
+ * Numeric contract of every variant of every slot:
+ *   - An output depends only on its own inputs, not on the number of rows, the tile shape, the layout, the thread or
+ *     the split of rows over calls. Threads split outputs, never the inner dimension.
  *   - GEMM: one fp32 FMA accumulator per output, K ascending. In F32 the chain is cut every MP_K_CHUNK inputs: the
  *     chain of a k-chunk starts at +0, and chunk sums are added in ascending order (the first is taken as it is).
  *   - Quantised GEMM: activations are quantised per row in blocks of 32 (per whole row for W_I8). The dot product of a
  *     block is exact in int32. One FMA per block (formulas below) adds it to the single accumulator, blocks ascending.
  *   - Reductions over a row (norms, softmax, dot) use one fixed tree of 16 lanes. Lane l sums elements l, l+16, ... in
  *     ascending order. Lanes are then added at distances 8, 4, 2, 1 (l += l+8; l += l+4; ...). max is order-free.
- *   - The code is compiled with -ffp-contract=off and writes FMAs explicitly. exp, erf and tanh are polynomials of our
- *     own, the same in every variant.
- * Therefore ref, AVX2 and AVX-512 give the same bits for every slot except the bf16 ones. The bf16 instructions round
- * in a way of their own, so bf16 is reproducible per instruction set only.
+ *   - The code is compiled with -ffp-contract=off and writes FMAs explicitly. exp, tanh and GELU use polynomials of
+ *     our own (math_const.h), the same in every variant.
+ * Therefore ref, AVX2 and AVX-512 give the same bits for every slot except the bf16 ones. The bf16 instructions of each
+ * set round differently, so bf16 results are reproducible per instruction set only.
  *
  * Kernels return void, assert their preconditions, never allocate, and are thread-safe. Row strides are in elements.
  * Pointers need no alignment and outputs must not overlap inputs, unless a comment says otherwise.
@@ -26,7 +26,7 @@
 enum {
     MP_K_CHUNK = 384,   /* inputs in one fp32 chain */
     MP_KV_BLOCK = 64,   /* tokens in one KV block */
-    MP_ATTN_ROWS = 64,  /* maximum of query rows * grouped heads in one attn_block call */
+    MP_ATTN_ROWS = 64,  /* maximum of rows * group (mp_attn_kv) in one attention call */
     MP_I8_MOST_INPUTS = 16384, /* maximum K of W_I8: one row fits the stack, and its dot product fits int32 */
 };
 
@@ -34,7 +34,7 @@ enum {
 
 typedef enum mp_wkind { /* packed layouts; pack.h and pack_dense.h describe each */
     MP_W_F32,    /* from any dtype, dequantised */
-    MP_W_BF16,   /* from any dtype, rounded to nearest even; exact from BF16 */
+    MP_W_BF16,   /* from any dtype, rounded to nearest even; a BF16 source is copied exactly */
     MP_W_I8,     /* from any float dtype: rotated (hadamard), then symmetric int8 per output row, scale = max|w| / 127.
                   * The int8 compute type of encoders uses it. */
     MP_W_Q4_0,
@@ -52,7 +52,7 @@ typedef enum mp_wkind { /* packed layouts; pack.h and pack_dense.h describe each
     MP_W_KIND_COUNT
 } mp_wkind;
 
-typedef enum mp_akind { /* format of the activations that a kind of weights multiplies with */
+typedef enum mp_akind { /* activation format that a kind of weights requires */
     MP_A_F32,
     MP_A_BF16,
     MP_A_Q8, /* int8 per block of 32 */
@@ -61,10 +61,10 @@ typedef enum mp_akind { /* format of the activations that a kind of weights mult
 
 typedef enum mp_compute { MP_COMPUTE_AUTO, MP_COMPUTE_F32, MP_COMPUTE_BF16, MP_COMPUTE_I8 } mp_compute;
 
-/* y[m, n] = sum_k x[m, k] * w[n, k]. Packing permutes values and never requantises them. A panel holds MP_PANEL_N
- * outputs with the same inputs interleaved, so that one vector lane is one output. The last panel is padded with zeros.
- * The caller owns the memory: 64-byte aligned, mp_wmat_bytes() long, followed by MP_WMAT_SLACK bytes that kernels may
- * read but whose values do not affect the result. */
+/* y[m, n] = sum_k x[m, k] * w[n, k]. Packing permutes quantised values and never requantises them. A panel holds
+ * MP_PANEL_N outputs. Their weights of the same input are interleaved, so that each vector lane computes one output.
+ * The last panel is padded with zeros. The caller owns `data`: 64-byte aligned, mp_wmat_bytes() long, followed by
+ * MP_WMAT_SLACK bytes that kernels may read but whose values do not affect the result. */
 enum { MP_PANEL_N = 32, MP_WMAT_SLACK = 16384 };
 
 typedef struct mp_wmat {
@@ -77,30 +77,30 @@ typedef struct mp_wmat {
 
 /* Choose the layout for a stored dtype. MP_COMPUTE_AUTO keeps quantised dtypes as stored, keeps BF16 if the CPU has
  * bf16 products, and converts other floats to F32. F32 and BF16 convert every weight dtype; I8 converts float dtypes
- * only. Returns false for any other pair: integers and F64 cannot be weights. */
+ * only. Returns false for every other pair of `stored` and `compute`: integers and F64 cannot be weights. */
 bool mp_wmat_kind_for(mp_dtype stored, mp_compute compute, mp_wkind *kind);
 /* Resolve the compute type of a network with float weights. Returns `asked` unless it is MP_COMPUTE_AUTO. For AUTO:
- * BF16 if the CPU has bf16 products, else F32. Use it only for networks that keep a cosine >= 0.9999 in bf16 (encoders,
- * image encoders, image generation). */
+ * BF16 if the CPU has bf16 products, else F32. Use it only for networks whose bf16 outputs have a cosine similarity >=
+ * 0.9999 to the fp32 ones (encoders, image encoders, image generation). */
 mp_compute mp_float_class(mp_compute asked);
-/* Name of a compute type, as the facts of a model report it. AUTO is "stored": no single compute type was chosen. */
+/* Name of a compute type, as the facts of a model report it. AUTO is "stored": the dtype of each weight decides. */
 const char *mp_compute_name(mp_compute compute);
-/* The format of activations that a kind of weights multiplies with. */
+/* Return the activation format that mp_gemm requires for a kind of weights. */
 mp_akind mp_wmat_acts(mp_wkind kind);
-/* Set every field except data. K must be a multiple of the block of a quantised kind (32 or 256); dense kinds accept
- * any K. */
+/* Set every field except data. For quantised kinds, K must be a multiple of the block size (32 or 256); dense kinds
+ * accept any K. */
 void mp_wmat_init(mp_wmat *w, mp_wkind kind, int32_t N, int32_t K);
 /* Bytes of data, without MP_WMAT_SLACK. */
 size_t mp_wmat_bytes(const mp_wmat *w);
-/* Pack panels [panel0, panel1) from src, a tensor [N, K] of a dtype that the kind accepts. Threads may pack disjoint
- * ranges of panels at the same time. */
+/* Pack panels [panel0, panel1) from src, a tensor [N, K] whose dtype mp_wmat_kind_for maps to w->kind. Threads may pack
+ * disjoint ranges of panels at the same time. */
 void mp_wmat_pack(mp_wmat *w, const mp_tensor *src, int panel0, int panel1);
-/* Read row n as floats: out [K]. The values equal those of mp_dequantize_row on the source. For I8 and BF16 they are
- * the packed values; I8 is rotated back. */
+/* Read row n as floats into out [K]. The values equal those of mp_dequantize_row on the source, except for BF16 (values
+ * as rounded by packing) and I8 (values as quantised by packing, rotated back). */
 void mp_wmat_row(const mp_wmat *w, int32_t n, float *out);
 
 /* Convert n items of a stored row to fp32, out [n], bit for bit as the `gguf` package does. n must be a multiple of the
- * block. */
+ * block size of `dtype`. */
 void mp_dequantize_row(mp_dtype dtype, const void *src, int64_t n, float *out);
 
 /* ---- activations ------------------------------------------------------------------------------------------------- */
@@ -117,19 +117,21 @@ typedef struct mp_acts {
     int64_t ldq;       /* row stride of q and bf16, in elements */
 } mp_acts;
 
-/* Bytes that M rows need in addition to the fp32 inputs. */
+/* Bytes of memory that mp_acts_init needs for M rows: 0 for A_F32. */
 size_t mp_acts_bytes(mp_akind kind, int32_t M, int32_t K);
-/* Lay out the parts in `memory`: 64-byte aligned, mp_acts_bytes() long (NULL for A_F32). */
+/* Initialise x, with its arrays in `memory`, which the caller owns: 64-byte aligned, mp_acts_bytes() long; NULL for
+ * A_F32. */
 void mp_acts_init(mp_acts *x, mp_akind kind, int32_t M, int32_t K, void *memory);
-/* Convert rows [row0, row1) of in [M, ld]. Threads may convert disjoint ranges of rows at the same time. A_F32 only
- * stores the pointer, so any thread may do it.
+/* Convert rows [row0, row1) of in [M, ld]. Threads may convert disjoint ranges of rows at the same time. For A_F32, the
+ * call only stores `in` and `ld`, whatever the rows: one call by any thread suffices.
  * Q8: per block, scale = max|x| / 127 in fp32 and q = x * (127 / max|x|) rounded to nearest even. A block of zeros has
  * scale 0. A NaN or Inf in a block makes its scale NaN, which propagates to the outputs.
- * I8: the same per row, applied to the rotated inputs (slot hadamard). The rotation spreads large components over their
- * block; unrotated, one of them would take the whole range of the row. The weights hold the inverse rotation, so the
- * products do not change. */
+ * I8: the same formula with one scale per row, applied to the rotated inputs (slot hadamard). The rotation spreads a
+ * large component over its block; without it, one large component would set the scale and the others would lose
+ * precision. The weights are rotated by the inverse, so the products do not change. */
 void mp_acts_fill(mp_acts *x, const float *in, int64_t ld, int row0, int row1);
-/* Convert only the first n inputs of rows of Q8 or BF16; n < K must be a multiple of 32. */
+/* Convert only the first n inputs of rows [row0, row1), for A_Q8 and A_BF16. n must be less than K and a multiple of
+ * 32. */
 void mp_acts_fill_first(mp_acts *x, const float *in, int64_t ld, int n, int row0, int row1);
 
 /* Block size of the W_I8 rotation for K inputs: the largest power of two that divides K, at most 64. Size 1 leaves x
@@ -149,7 +151,7 @@ typedef enum mp_act {
     MP_ACT_QUICK_GELU, /* x * sigmoid(1.702 x), used by CLIP */
 } mp_act;
 
-/* Applied to every output while its tile is in cache, in this order: + bias[n]; act; + residual[m, n]. */
+/* Operations on every output, applied while its tile is in cache, in this order: + bias[n]; act; + residual[m, n]. */
 typedef struct mp_epilogue {
     const float *bias;      /* [N] or NULL */
     mp_act act;
@@ -160,8 +162,9 @@ typedef struct mp_epilogue {
 /* Multiply rows [m0, m1) of x by panels [panel0, panel1) of w into y [M, ldy]. y points at row 0, column 0; columns >=
  * N are never written. ep may be NULL. x must be of the kind mp_wmat_acts(w->kind).
  *
- * Notation: i is the exact int32 dot product of a block, sa the activation scale; the weights are as the format defines
- * them. The accumulator f takes per block of 32, ascending (each `*` rounds its fp32 product):
+ * Notation: i is the exact int32 dot product of a block (i16: of 16 inputs), sa the scale of the activations, sum32 and
+ * sum16 the sums of q over 32 and 16 inputs; the other letters are numbers of the weight format (pack.h). Blocks of 32
+ * update the accumulator f in ascending order, as follows (each `*` rounds its fp32 product):
  *   Q4_0, Q5_0, Q8_0:  f = fma((float)i, d * sa, f)
  *   Q4_1, Q5_1:        f = fma((float)i, d * sa, f);  f = fma(m, sa * (float)sum32, f)
  *   Q4_K, Q5_K:        f = fma((float)i, (d * (float)sc) * sa, f);  f = fma(-(dmin * (float)mn), sa * (float)sum32, f)
@@ -175,14 +178,15 @@ typedef struct mp_epilogue {
 void mp_gemm(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1, const mp_epilogue *ep,
              float *y, int64_t ldy);
 
-/* Compute act(x w^T + bias) of one part, or gated(act) of two parts with equally many outputs: parts[0] is the gate,
- * parts[1] the values that it gates. Write the result as the last N inputs of `out` (kind A_Q8 or A_BF16), the
- * activations of the next product. `out` may have further inputs before them, a multiple of MP_PANEL_N. Each panel is
- * rounded while it is in cache.
+/* Compute act(x w^T + bias) of one part, or gated(act) of two parts with the same N: parts[0] is the gate, parts[1] the
+ * values to be gated. Write the result as the last N inputs of `out` (kind A_Q8 or A_BF16), the activations of the next
+ * product. `out` may have other inputs before these N; their number must be a multiple of MP_PANEL_N. The outputs of
+ * each panel are rounded while they are in cache.
  *
- * The bits equal mp_gemm, gated and mp_acts_fill in sequence, with one exception: a denormal may become zero in `out`
- * where the products of that instruction set flush denormals. Slot gemm_bf16_acts handles one part of W_BF16 to A_BF16
- * (its y holds bf16 words). mp_gemm_acts calls it where that is faster than rounding fp32 tiles. */
+ * The bits equal those of mp_gemm, gated and mp_acts_fill called in sequence, with one exception: a denormal may become
+ * zero in `out` on instruction sets whose bf16 products flush denormals. Slot gemm_bf16_acts computes one part of kind
+ * W_BF16 into A_BF16 (its y points at bf16 words). mp_gemm_acts calls this slot where it is faster than rounding fp32
+ * tiles. */
 typedef struct mp_gemm_part {
     const mp_wmat *w;
     const mp_acts *x;
@@ -190,27 +194,29 @@ typedef struct mp_gemm_part {
 } mp_gemm_part;
 void mp_gemm_acts(const mp_gemm_part *parts, int count, mp_act act, int m0, int m1, int panel0, int panel1,
                   const mp_acts *out);
-/* True if N outputs can be converted to inputs of that kind panel by panel. I8 cannot: it has one scale per row. */
+/* True if mp_gemm_acts can write N outputs as activations of `kind`. A_I8 is impossible: its scale depends on a whole
+ * row, but mp_gemm_acts rounds panel by panel. */
 static inline bool mp_gemm_acts_can(int32_t N, mp_akind kind) {
     return N % MP_PANEL_N == 0 && (kind == MP_A_Q8 || kind == MP_A_BF16);
 }
 
-/* y [M, ldy] = x [M, ldx] * transpose of w [N, ldw], in fp32, with w unpacked. Uses OpenBLAS if it is loaded, its
- * self-test passed and M*N*K is large enough for equal bits; otherwise our own loop. The bits are the same either way.
- */
+/* y [M, ldy] = x [M, ldx] * transpose of w [N, ldw], in fp32, with w unpacked. Uses OpenBLAS if it is loaded, passed
+ * its self-test and computes products of this size with our bits (not the small ones); otherwise our own kernel. The
+ * bits are the same either way. */
 void mp_gemm_f32_plain(int M, int N, int K, const float *x, int64_t ldx, const float *w, int64_t ldw, float *y,
                        int64_t ldy);
 
 /* ---- attention --------------------------------------------------------------------------------------------------- */
 
-/* Full attention of one sequence and one head, for encoders: no cache, softmax over all T keys at once.
+/* Full attention of one head over one sequence, for encoders: no KV cache, one softmax over all T keys of a row.
  *   score[r, t] = scale * (chain over d ascending of q[r, d] * k[t, d])
  *   softmax by the row tree (lane = t mod 16 over the visible t)
  *   out[r, d] = (chain over the visible t ascending of p[t] * v[t, d]) * (1 / sum); a sum of zero becomes +0
- * q, k and v must be finite: a masked v counts as 0 * v.
+ * q, k and v must be finite: the v of a masked key is multiplied by 0.
  *
- * Threads may split rows [row0, row1) of one head, each with its own scratch. A call first copies the K and V that its
- * rows see into scratch in the order of the kernel (K by columns), so pass tens of rows per call, not one. */
+ * Threads may split rows [row0, row1) of one head, each with its own scratch. Each call first copies the K and V that
+ * its rows see into scratch, in the order in which the kernel reads them (K by columns). Pass tens of rows per call to
+ * amortise that copy. */
 typedef struct mp_attn_full {
     const float *q, *k, *v; /* [T, ld] each, at the first column of this head; rows are tokens */
     int64_t ld;
@@ -222,22 +228,23 @@ typedef struct mp_attn_full {
     int window;             /* 0: none; else row r sees |r - t| <= window / 2 (bidirectional) or r - t < window (causal)
                              */
     const float *bias;      /* NULL, or added to the scaled score: bias[r * ld_bias + t] for row r and key t */
-    int64_t ld_bias;        /* T; or -1 for a bias of t - r alone: [2 T - 1] values, and bias points to element T - 1 */
+    int64_t ld_bias;        /* T; or -1 if the bias depends only on t - r: 2 T - 1 values, `bias` at element T - 1 */
 } mp_attn_full;
-size_t mp_attn_full_scratch(int T, int D); /* bytes of 64-byte aligned memory; keeps nothing between calls */
+size_t mp_attn_full_scratch(int T, int D); /* bytes of 64-byte aligned memory; calls leave no state in it */
 
 /* attn_full_bf16 is the slot for the bfloat16 compute type. It rounds q * scale, k, v and p = exp(score - max) to bf16.
  * Its products round as those of gemm_bf16, so variants differ in bits. out = (p * v) * (1 / sum of the unrounded p). A
  * row depends only on itself and on the keys that it sees. D is at most MP_ATTN_BF16_DEPTH.
  *
- * mp_attn_full_for returns the slot to use for a compute type and a shape: bf16 only where its tiles repay the copies.
- */
+ * mp_attn_full_for returns the slot to use for a compute type and a shape: attn_full_bf16 only for MP_COMPUTE_BF16 on
+ * CPUs with AMX, and only if T is large enough to repay packing K and V. */
 typedef void (*mp_attn_full_function)(const mp_attn_full *a, int row0, int row1, void *scratch);
 mp_attn_full_function mp_attn_full_for(mp_compute compute, int T, int D);
 enum { MP_ATTN_BF16_DEPTH = 512 };
 
 /* Attention over a paged cache. A block holds MP_KV_BLOCK tokens of one layer and one KV head, in one of two formats.
- * Fresh blocks must be zeroed. K and V are always stored first and read back.
+ * The caller must zero new blocks. Attention reads all K and V from blocks, so those of current tokens must be stored
+ * first.
  *   F32  K block: [k_dim][MP_KV_BLOCK] (a key's components are a column)       V block: [MP_KV_BLOCK][v_dim]
  *   I16  K block: int16 [k_dim / 2][MP_KV_BLOCK][2], fp32 scale [MP_KV_BLOCK]
  *        V block: int16 [MP_KV_BLOCK / 2][v_dim][2] (a pair is two tokens), fp32 scale [MP_KV_BLOCK]
@@ -246,31 +253,32 @@ enum { MP_ATTN_BF16_DEPTH = 512 };
  *   s[t] = scale * (chain over d ascending of q[d] * k[d, t]); t is masked if its position is not visible
  *   m = max s;  p[t] = exp(s[t] - m) (0 when masked);  l = tree sum of the 64 p
  *   o[d] = chain over t ascending of p[t] * v[t, d]; a sum of zero becomes +0. Masked t are skipped or add
- *          0 * v: blocks are finite.
- * A row that sees nothing of a block has m = -inf, l = 0, o = 0. Partials are merged in ascending block order:
+ *          0 * v, which is 0 because blocks are finite.
+ * A row that sees no token of a block has m = -inf, l = 0, o = 0. Partials are merged in ascending block order:
  *   M = max(m_state, m);  a = exp(m_state - M);  b = exp(m - M);  l = l_state * a + l * b;  o = o_state * a + o * b
  * Each product is rounded, followed by one fp32 add. While l_state is 0, the partial replaces the state; a partial with
- * l = 0 is skipped. NaN and overflowed scores end as NaN in l and o, never as a row that sees nothing. Therefore
- * neither the thread that computes a block nor the split of rows into prefill slices changes a bit.
+ * l = 0 is skipped. NaN and overflowed scores make l and o NaN; such a row is never mistaken for a row that sees no
+ * token. Therefore neither the thread that computes a block nor the split of rows into prefill slices changes a bit.
  *
- * I16: products of integers of magnitude at most MP_I16_KEY (keys, queries), MP_I16_VALUE and MP_I16_WEIGHT, whose sums
- * over 128 inputs or 64 tokens are exact in int32. A row x of keys, queries or values with top = max|x| has
- *   scale = top / most,  integers = x * (most / top) rounded once, to nearest even;
+ * I16: all products are of integers. Keys and queries are at most MP_I16_KEY in magnitude, values MP_I16_VALUE and
+ * softmax weights MP_I16_WEIGHT. Sums over 128 components or 64 tokens are therefore exact in int32. A row x of keys,
+ * queries or values with top = max|x| and limit = MP_I16_KEY or MP_I16_VALUE is stored as
+ *   scale = top / limit,  integers = x * (limit / top) rounded once, to nearest even;
  *   scale 0 and zeros when top < MP_I16_LEAST;  scale NaN and zeros when top is NaN or Inf.
- * Notation: sq, sk, sv are the scales of query, key t and value t; i is the exact sum over each 128 components,
- * ascending.
+ * Notation: sq, sk, sv are the scales of query, key t and value t; i0, i1, ... are the exact dot products of 128
+ * components each, ascending.
  *   x[t] = ((float)i0 + (float)i1 + ...) * sk;   f = sq * scale;   top = max x over the visible t;   m = top * f + 0
  *   p[t] = exp2((x[t] - top) * f2),  f2 = f * MP_LOG2E, NaN if m is infinite; exp2 as in math_const.h (0 when masked)
- *   l = tree sum of the 64 p;   w[t] = p[t] * sv (0 when masked);   most = max w, NaN winning
+ *   l = tree sum of the 64 p;   w[t] = p[t] * sv (0 when masked);   most = max w, NaN if any w is NaN
  *   n[t] = w[t] * (MP_I16_WEIGHT / most) rounded once, to nearest even;   by = most / MP_I16_WEIGHT
  *   (most < MP_I16_LEAST: n = 0, by = 0;  most NaN or Inf: n = 0, by = NaN)
  *   o[d] = (float)(sum over t of n[t] * v[t, d]) * by
- * A row that sees nothing and the merge are as for F32.
+ * The merge, and the result of a row that sees no token, are as for F32.
  *
  * Softcap: s = softcap * tanh(s / softcap) in both formats, after scale. In I16, x[t] becomes softcap * tanh(x[t] * f /
  * softcap), and then f = 1. */
 enum { MP_I16_KEY = 4095, MP_I16_VALUE = 2047, MP_I16_WEIGHT = 16383, MP_I16_DEPTH = 128 };
-#define MP_I16_LEAST 0x1p-100f /* keeps every scale, inverse and product with an integer a normal float */
+#define MP_I16_LEAST 0x1p-100f /* limit that keeps scales, their inverses and products with integers normal floats */
 
 /* Bytes of one K or V block, F32 or I16, of `dim` components (a multiple of 16). The result is a multiple of 64. */
 static inline size_t mp_kv_bytes(mp_dtype dtype, int dim) {
@@ -279,7 +287,7 @@ static inline size_t mp_kv_bytes(mp_dtype dtype, int dim) {
 }
 
 typedef struct mp_attn_kv {
-    const float *q;            /* [rows, group, k_dim] through the strides below; I16: the output of attn_query_i16 */
+    const float *q;            /* [rows, group, k_dim] with the strides below; I16: as attn_query_i16 wrote it */
     int64_t ldq, ldq_group;    /* elements between rows, and between the query heads that share this KV head */
     int group;                 /* query heads per KV head; rows * group <= MP_ATTN_ROWS */
     int k_dim, v_dim;          /* multiples of 16 */
@@ -294,18 +302,18 @@ typedef struct mp_attn_kv {
 /* Running or partial result of rows * group rows, row-major (row, group). The caller owns the memory: 64-byte aligned.
  */
 typedef struct mp_attn_partial {
-    float *m, *l;   /* [rows * group]; m = -inf and l = 0 for a row that sees nothing of the block */
+    float *m, *l;   /* [rows * group]; m = -inf and l = 0 for a row that sees no token of the block */
     float *o;       /* [rows * group, v_dim] */
 } mp_attn_partial;
 /* Steps: mp_attn_begin, then attn_block and attn_merge per block in ascending order, then the caller divides: out = o *
- * (1 / l). attn_block computes the partial of one block. attn_merge folds it into the state; its `rows` is rows *
- * group. attn_block prefetches the next block if its rows see that one.
+ * (1 / l). attn_block computes the partial of one block. attn_merge folds the partial into the state; its parameter
+ * `rows` is rows * group. attn_block prefetches the next block if any of its rows sees it.
  *
- * attn_kv computes and merges blocks [block0, block1) faster, with the same bits. Several calls with ascending ranges
- * may continue one state. The range may contain blocks that no row sees.
+ * attn_kv replaces both for blocks [block0, block1): it is faster and gives the same bits. Several calls with ascending
+ * ranges may continue one state. The range may contain blocks that no row sees.
  *
  * attn_block_i16 and attn_kv_i16 do the same over I16 blocks. Call attn_query_i16 on the queries first: it replaces the
- * k_dim floats of each by k_dim int16 followed by one fp32 scale, in place. */
+ * k_dim floats of a query by k_dim int16 followed by one fp32 scale, in place. */
 void mp_attn_begin(int rows, int v_dim, mp_attn_partial *state); /* m = -inf, l = 0, o = 0 for `rows` partial rows */
 size_t mp_attn_kv_scratch(int v_dim); /* bytes of 64-byte aligned memory for attn_kv and attn_kv_i16 */
 
@@ -320,9 +328,9 @@ size_t mp_attn_kv_scratch(int v_dim); /* bytes of 64-byte aligned memory for att
  *             fma(d, d, out) where d = x - centre
  * affine      y = act(fma(x - centre, scale, shift)); y may be x
  * gated       y = act(gate) * up; y may be gate or up
- * activate    x = act(x). GELU is x * Phi(x), the exact form (equally precise for negative x); see math_const.h
- * softcap     x = cap * tanh(x / cap), the division rounded first
- * softmax     x = exp(x - max) in place; returns the sum, by which x is not divided. NaN, +inf or only -inf gives NaN.
+ * activate    x = act(x). GELU is x * Phi(x), the exact form, precise for negative x too; see math_const.h
+ * softcap     x = cap * tanh(x / cap); x / cap is rounded before tanh
+ * softmax     x = exp(x - max) in place; returns the sum, the caller divides. NaN, +inf or only -inf in x gives NaN.
  * max         ignores NaN; -inf when there is nothing else
  * exp_sum     out = exp(x - max), returns the tree sum; out may be NULL or x
  * argmax      lowest index of the largest value; ignores NaN; 0 when there is nothing else
@@ -345,11 +353,11 @@ typedef struct mp_kernels {
 #undef MP_KERNEL
 } mp_kernels;
 
-/* The table in use. It starts as ref; each instruction set that base/cpu.h reports then overrides slots, lowest first.
- */
+/* The table in use. Every slot starts with its function of ref/. Each instruction set that base/cpu.h reports then
+ * overrides the slots that it implements, lowest set first. */
 const mp_kernels *mp_kernels_get(void);
-/* Fill the table from mp_cpu_features(). The module calls it when it loads. Tests call it again after mp_cpu_init with
- * another mask. Not thread-safe. */
+/* Fill the table from mp_cpu_features(). The Python module calls this function when it is loaded, an isolated child
+ * process when it starts. Tests call it again after mp_cpu_init with another feature mask. Not thread-safe. */
 void mp_kernels_init(void);
 /* For show_config and the tests: the number of slots, the name of a slot, and the variant in use ("ref", "avx2",
  * "avx512", ...). */
@@ -358,10 +366,11 @@ const char *mp_kernels_slot(int index);
 const char *mp_kernels_variant(int index);
 
 /* ---- OpenBLAS (blas.c) ------------------------------------------------------------------------------------------- */
-/* Set the path of the library that is opened on first use; "" or "none": never. Call before other threads start. */
+/* Set the path of the library that is opened on first use: "system" is libopenblas.so.0, "" and "none" disable
+ * OpenBLAS. Call before other threads start. */
 void mp_blas_set_path(const char *path);
-/* The core type of OpenBLAS ("SkylakeX", "Haswell", ...), or "" if it is not in use. *why (may be NULL) is a sentence
- * that states which kernels are in use and the reason. Loads the library if it was not tried before. */
+/* The core type of OpenBLAS ("SkylakeX", "Haswell", ...), or "" if it is not in use. Sets *why (`why` may be NULL) to a
+ * sentence that states which kernels are in use and the reason. Tries to load the library if no earlier call did. */
 const char *mp_blas_core(const char **why);
 
 #endif

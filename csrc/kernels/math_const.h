@@ -1,7 +1,7 @@
-/* math_const.h: the constants of exp, tanh and GELU, shared by ref/ and simd/, which each implement the operations.
+/* math_const.h: the constants of exp, tanh and GELU, shared by ref/ and simd/, each of which implements the functions.
  *
  * Every polynomial is a weighted minimax fit (Lawson's iteration on 1,000 to 4,000 Chebyshev nodes, in 40-digit
- * arithmetic) with its coefficients then rounded to fp32. The errors below are measured: test_kernels_rows.c asserts
+ * arithmetic) whose coefficients are then rounded to fp32. The errors below are measured: test_kernels_rows.c asserts
  * them against double precision. */
 #ifndef MP_KERNELS_MATH_CONST_H
 #define MP_KERNELS_MATH_CONST_H
@@ -9,9 +9,9 @@
 /* exp(x) = 2^n * exp(r), n = round(x / ln 2), |r| <= ln 2 / 2. Adding 1.5 * 2^23 rounds to the nearest integer and
  * leaves n in the low bits of the sum. ln 2 is split so that n * LN2_HI is exact (15 bits times 8 bits). exp(r) = 1 +
  * (r + r^2 * (C2 + C3 r + ... + C6 r^4)); the fit minimises the relative error of the whole (0.05 ulp). The polynomial
- * is evaluated in pairs, (C2 + C3 r) + r^2 ((C4 + C5 r) + r^2 C6), which shortens the dependency chain. Below EXP_LO
- * the result would be below the smallest normal float; it is 0, so that flush-to-zero changes no bit. Above EXP_HI it
- * is +inf. The error is at most 1.03 ulp, over all floats. */
+ * is evaluated in pairs, (C2 + C3 r) + r^2 ((C4 + C5 r) + r^2 C6), which shortens the dependency chain. Below EXP_LO,
+ * where the result would be a denormal, exp returns 0, so that flush-to-zero changes no bit. Above EXP_HI it is +inf.
+ * The error is at most 1.03 ulp, over all floats. */
 #define MP_EXP_LO      (-87.3365402f)
 #define MP_EXP_HI      88.7228317f
 #define MP_LOG2E       1.44269504f

@@ -1,10 +1,11 @@
-/* pack.c: stored quantised rows to interleaved panels, and back one value at a time. pack.h describes the layouts.
+/* pack.c: packs stored quantised rows into interleaved panels, and reads packed values one at a time. pack.h describes
+ * the layouts.
  *
  * Packing moves bits and computes no values, except the scales of the table kinds. It works on four outputs at once in
  * 128-bit vectors of the compiler's vector extension, which every supported CPU has: one 4x4 transposition turns 16
- * bytes of four rows into a quarter of four lines. That is faster than memory, so packing needs no variants per
- * instruction set. The 32 rows of a panel are more streams than a hardware prefetcher follows, so they are fetched one
- * after another first. */
+ * bytes of four rows into a quarter of four lines. Memory is slower than that, so packing needs no variants per
+ * instruction set. The 32 rows of a panel are more streams than a hardware prefetcher follows. Therefore `fetch` first
+ * brings them into cache, one row after another. */
 #include "kernels/pack.h"
 
 #include <assert.h>
@@ -28,7 +29,7 @@ typedef struct pack_layout {
     int32_t inputs;   /* K must be a multiple of it */
     int32_t block;    /* bytes of a block of 32 inputs, without its head */
     int32_t per_head; /* blocks per head; 0: no heads */
-    int32_t head;     /* bytes of a head */
+    int32_t head;     /* bytes of a head: d, and dmin if any */
     int32_t start;    /* bytes before the first block or head of a panel */
 } pack_layout;
 
@@ -101,14 +102,14 @@ static inline void store_lines(v4 *lanes, uint8_t *lines) {
         store4(lines + j * MP_PACK_STEP, lanes[j]);
 }
 
-/* Exchange the bits of x that `mask` selects with those `shift` above them. */
+/* Exchange the bits of x that `mask` selects with the bits `shift` positions above them. */
 static inline v4 swap_bits(v4 x, int shift, uint32_t mask) {
     v4 t = ((x >> shift) ^ x) & mask;
     return x ^ t ^ (t << shift);
 }
 
-/* Exchange the bits of b that `mask` selects with the bits of a at `shift` above them: one step of transposing a bit
- * matrix held in several words. */
+/* Exchange the bits of b that `mask` selects with the bits of a that are `shift` positions higher: one step of
+ * transposing a bit matrix held in several words. */
 static inline void swap_across(v4 *a, v4 *b, int shift, uint32_t mask) {
     v4 t = ((*a >> shift) ^ *b) & mask;
     *b ^= t;
@@ -123,7 +124,7 @@ static inline size_t lane_at(int o) {
 /* The 32 rows of a panel. Rows beyond the last output read one block of zeros repeatedly. */
 typedef struct rows {
     const uint8_t *at[MP_PANEL_N];
-    size_t step[MP_PANEL_N]; /* bytes to the next stored block, or 0 */
+    size_t step[MP_PANEL_N]; /* bytes to the next stored block; 0 for rows beyond the last output */
 } rows;
 
 static inline const uint8_t *block_of(const rows *rows, int o, int b) {
@@ -340,8 +341,8 @@ void mp_mxfp4_join(const uint8_t *scales, const uint8_t *codes, int64_t blocks, 
 
 static inline void put_float(uint8_t *floats, int o, float value) { memcpy(floats + 4 * o, &value, sizeof value); }
 
-/* Types whose codes are laid out as those of Q4_0. Only bits are moved: MoE experts are packed on every use, so packing
- * must be fast. */
+/* Types whose codes are laid out as those of Q4_0: move their bits without decoding. MoE experts are packed on every
+ * use, so packing must be fast. */
 static void pack_iq4_nl(const rows *rows, int b, uint8_t *to) {
     pack_nibbles(rows, b, 2, to);
     for (int o = 0; o < MP_PANEL_N; o++)
@@ -396,7 +397,7 @@ static bool takes(mp_wkind kind, mp_dtype dtype) {
     return mp_wmat_kind_for(dtype, MP_COMPUTE_AUTO, &own) && own == kind;
 }
 
-/* Bytes of a panel's rows that are fetched at once; they fit the second-level cache. */
+/* Bytes of a panel's rows that `fetch` reads at once; they fit the second-level cache. */
 enum { FETCH_BYTES = 192 << 10 };
 
 /* Touch blocks [b0, b1) of each row to bring them into the cache. */

@@ -1,4 +1,4 @@
-/* pack.h: the packed layouts of the quantised kinds, and reading them one value at a time.
+/* pack.h: the packed layouts of the quantised kinds, and functions that read packed values one at a time.
  *
  * A panel is 32 outputs, o = 0 ... 31, in two halves v = o / 16 of 16 lanes each: one 512-bit vector of four-byte
  * lanes, or two 256-bit vectors. A block is 32 inputs of all 32 outputs. Its inputs form 8 groups g of four, k = 4 g +
@@ -29,7 +29,8 @@
  *   TABLE16_MINS  as TABLE16, then m floats in the same order              1024    8
  *
  * d, dmin, m, sc and mn equal the stored values to the bit. The s and m of tables are the products that dequantising
- * computes. For IQ1 they are an eighth of those products, because its table holds its values multiplied by eight. */
+ * computes. For IQ1 they are an eighth of those products, because the table of IQ1 holds its values multiplied by
+ * eight. */
 #ifndef MP_KERNELS_PACK_H
 #define MP_KERNELS_PACK_H
 
@@ -37,7 +38,7 @@
 
 enum { /* bytes of the parts */
     MP_PACK_LINE = 64,
-    MP_PACK_STEP = 2 * MP_PACK_LINE, /* from a lane to the next lane of the same output in a part */
+    MP_PACK_STEP = 2 * MP_PACK_LINE, /* distance between consecutive lanes of one output in a part */
     MP_PACK_NIBBLES = 512,
     MP_PACK_BITS = 128,
     MP_PACK_PAIRS = 128,
@@ -47,14 +48,14 @@ enum { /* bytes of the parts */
     MP_PACK_FLOATS = 128,
 };
 
-/* Bytes of a panel of K inputs. Asserts a quantised kind. */
+/* Bytes of a panel of K inputs. `kind` must be quantised (asserted). */
 size_t mp_pack_panel_bytes(mp_wkind kind, int32_t K);
 
 /* Pack panels [panel0, panel1) of a quantised w from src [N, K]. */
 void mp_pack_quant(mp_wmat *w, const mp_tensor *src, int panel0, int panel1);
 
-/* Block b of output o (0 ... 31) of a packed panel, as plain numbers. Input k is scale[k / group] * q[k], plus min[k /
- * group] if `mins`. The products are rounded as kernels.h and dequantising define. */
+/* Block b of output o (0 ... 31) of a packed panel, as plain numbers. The weight of input k is scale[k / group] * q[k],
+ * plus min[k / group] if `mins`. kernels.h and dequantize.h define how products are rounded. */
 typedef struct mp_pack_view {
     int32_t q[32];
     int group; /* 16 or 32 */
@@ -66,9 +67,9 @@ void mp_pack_view_block(mp_wkind kind, const uint8_t *panel, int b, int o, mp_pa
 /* Read row n of a packed quantised matrix as floats, out [K]. Equal to the dequantised source. */
 void mp_pack_quant_row(const mp_wmat *w, int32_t n, float *out);
 
-/* Build blocks of MXFP4 as dtype.def lays them out, 17 bytes each, from scales [blocks] and codes [blocks, 16]. In the
- * source, as OpenAI publishes it, one byte holds two neighbouring codes. In a block, byte i holds codes i and i + 16.
- */
+/* Build blocks of MXFP4 as dtype.def lays them out, 17 bytes each, from scales [blocks] and codes [blocks, 16]. In
+ * `codes`, as OpenAI publishes them, one byte holds two neighbouring codes. In a block, byte i holds codes i and i +
+ * 16. */
 void mp_mxfp4_join(const uint8_t *scales, const uint8_t *codes, int64_t blocks, uint8_t *to);
 
 #endif

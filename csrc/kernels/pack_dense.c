@@ -5,7 +5,7 @@
 #include <math.h>
 #include <string.h>
 
-/* Inputs dequantised at a time: a multiple of every block size. 32 outputs of them fit L1. */
+/* Inputs dequantised at a time: a multiple of every block size. CHUNK inputs of 32 outputs fit L1. */
 enum { CHUNK = 256 };
 
 typedef float chunk_rows[MP_PANEL_N][CHUNK];
@@ -27,8 +27,9 @@ static void load_row(const mp_tensor *src, int64_t row, int k, int n, float *out
     mp_dequantize_row(src->dtype, from, n, out);
 }
 
-/* Load the same items rotated in blocks of `size`, which must divide n. Dividing by the size is exact and makes this
- * the inverse of the rotation of the activations. Dividing before the rotation prevents overflow. */
+/* Load items [k, k + n) of row `row`, rotated in blocks of `size`, which must divide n. Dividing by the size is exact
+ * (a power of two) and makes this the inverse of the rotation of the activations. Dividing before the rotation prevents
+ * overflow. */
 static void load_rotated(const mp_tensor *src, int64_t row, int k, int n, int size, float *out) {
     load_row(src, row, k, n, out);
     for (int i = 0; i < n; i++)
@@ -36,7 +37,7 @@ static void load_rotated(const mp_tensor *src, int64_t row, int k, int n, int si
     mp_kernels_get()->hadamard(out, n, size, out);
 }
 
-/* Load the [cols, n] k-chunk of src at output n0 and input k. Rows beyond cols are left unchanged. */
+/* Load the k-chunk [cols, n] of src that starts at output n0 and input k. Leaves rows beyond cols unchanged. */
 static void load_chunk(const mp_tensor *src, int64_t n0, int cols, int k, int n, chunk_rows rows) {
     for (int j = 0; j < cols; j++)
         load_row(src, n0 + j, k, n, rows[j]);
@@ -56,15 +57,16 @@ static void put_bf16(const chunk_rows rows, int n, uint16_t *to) {
         }
 }
 
-/* Returns the factor of q = nearest even of w * (127 / max|w|). If max is so small that 127 / max overflows, the factor
- * is 0: such a row contributes zero to any fp32 sum with normal activations. */
+/* Returns 127 / max, the factor of a row's weights before they are rounded to int8. Returns 0 if max is 0 or so small
+ * that 127 / max overflows: such a row contributes zero to any fp32 sum with normal activations. */
 static float i8_inverse(float max) {
     const float inverse = 127.0f / max;
     return max > 0 && inverse <= 3.402823466e38f ? inverse : 0.0f;
 }
 
-/* Quantise a k-chunk of one row. Inverse 0 gives zeros, whatever the row holds. Adding 1.5 * 2^23 rounds to nearest
- * even in the low bits of the sum. Compilers vectorise that, but call lrintf once per value. */
+/* Quantise a k-chunk of one row. If `inverse` is 0, every q is 0, even where the row is NaN or Inf. Adding 1.5 * 2^23
+ * leaves the value, rounded to nearest even, in the low bits of the sum. Compilers vectorise this addition, but would
+ * call lrintf once per value. */
 static void quantise_i8(const float *row, float inverse, int n, int8_t *q) {
     memset(q, 0, CHUNK);
     if (inverse == 0.0f)
@@ -90,7 +92,8 @@ static void put_i8(const chunk_rows rows, const float *inverse, int n, uint8_t *
         }
 }
 
-/* Returns max|w| of a rotated row; Inf when the row is not finite. Magnitudes order as integers, with NaN above Inf. */
+/* Returns max|w| of a rotated row; Inf when the row is not finite. The bits of magnitudes compare as integers, with NaN
+ * above Inf. */
 static float largest_of(const mp_tensor *src, int64_t row, int K, float *chunk) {
     int32_t top = 0;
     for (int k = 0; k < K; k += CHUNK) {
@@ -135,12 +138,12 @@ void mp_pack_dense(mp_wmat *w, const mp_tensor *src, int panel0, int panel1) {
         uint8_t *panel = w->data + (size_t)p * w->panel_bytes;
         const int n0 = p * MP_PANEL_N;
         const int cols = w->N - n0 < MP_PANEL_N ? w->N - n0 : MP_PANEL_N;
-        memset(rows, 0, sizeof rows); /* outputs beyond N */
+        memset(rows, 0, sizeof rows); /* zeros for outputs beyond N */
         if (w->kind == MP_W_I8) {
             pack_i8_panel(src, n0, cols, K, panel, rows);
             continue;
         }
-        if (w->kind == MP_W_BF16) { /* inputs beyond K */
+        if (w->kind == MP_W_BF16) { /* zeros for inputs beyond K */
             const size_t used = (size_t)(K / 2) * MP_PANEL_N * 4;
             memset(panel + used, 0, w->panel_bytes - used);
         }

@@ -11,9 +11,9 @@
  * BF16: vdpbf16ps adds the product of the odd slots first, then that of the even slots. The earlier input is therefore
  * in the odd slot, in weights and activations alike. K is padded to 32 inputs, the depth of an AMX tile.
  *
- * I8: vpdpbusd takes one unsigned operand; kernels therefore start an accumulator at -128 * (sum of the row's
- * activations). The weights are rotated: q quantises w times the Hadamard matrix, divided by its size
- * (mp_hadamard_size(K)).
+ * I8: one operand of vpdpbusd is unsigned, so weights are stored plus 128. Kernels compensate by starting an
+ * accumulator at -128 * (sum of the row's activations). The weights are rotated: q quantises w times the Hadamard
+ * matrix, divided by its size (mp_hadamard_size(K)).
  *
  * Padding: inputs beyond K have weight 0 (I8: 128). Outputs beyond N have weight 0 and scale 0. */
 #ifndef MP_KERNELS_PACK_DENSE_H
@@ -23,12 +23,12 @@
 
 /* Bytes of one panel: a multiple of 64. kind is MP_W_F32, MP_W_BF16 or MP_W_I8. */
 size_t mp_pack_dense_panel_bytes(mp_wkind kind, int32_t K);
-/* mp_wmat_pack for these kinds: panels [panel0, panel1) from src [N, K] of any dtype that mp_dequantize_row takes (K a
- * multiple of its block). */
+/* mp_wmat_pack for these kinds: panels [panel0, panel1) from src [N, K] of any dtype that mp_dequantize_row accepts. K
+ * must be a multiple of the dtype's block size. */
 void mp_pack_dense(mp_wmat *w, const mp_tensor *src, int panel0, int panel1);
 /* mp_wmat_row for these kinds: output n as floats, out [K]. */
 void mp_pack_dense_row(const mp_wmat *w, int32_t n, float *out);
-/* One F32 panel from floats w [cols, ldw], cols <= 32, to panel [K][32]. */
+/* Pack floats w [cols, ldw], cols <= 32, into one F32 panel [K][32]. Outputs beyond `cols` are zero. */
 void mp_pack_dense_f32(const float *w, int64_t ldw, int cols, int K, float *panel);
 
 /* Convert fp32 to bf16, rounding to nearest even. NaN stays NaN (quiet). */

@@ -1,8 +1,8 @@
-/* arm/dot.h: the ARM dot products beyond NEON, for use inside the target region of each (simd/target.h).
+/* arm/dot.h: the ARM dot products beyond NEON, for use inside the target region of each instruction (simd/target.h).
  *
- * They are inline assembly, because compilers reject the intrinsics in a target region if the whole file is not
- * compiled for that target. The word that is multiplied with all lanes is lane 0 of its register, so no broadcast is
- * needed. */
+ * The functions are inline assembly, because compilers reject the intrinsics in a target region if the whole file is
+ * not compiled for that target. The word that is multiplied with all lanes is lane 0 of its register, so no broadcast
+ * is needed. */
 #ifndef MP_KERNELS_ARM_DOT_H
 #define MP_KERNELS_ARM_DOT_H
 #if defined(__aarch64__)
@@ -20,7 +20,7 @@ static MP_INLINE int8x16_t arm_word(const void *from) {
     return vreinterpretq_s8_f32(vsetq_lane_f32(word, vdupq_n_f32(0.0f), 0));
 }
 
-/* acc[i] += w[4 i ...] . a[0 ... 3], exact. DOTPROD: both signed. */
+/* acc[i] += w[4 i ...] . a[0 ... 3], exact. DOTPROD: w and a are signed. */
 static MP_INLINE int32x4_t arm_sdot(int32x4_t acc, int8x16_t w, int8x16_t a) {
     __asm__("sdot %0.4s, %1.16b, %2.4b[0]" : "+w"(acc) : "w"(w), "w"(a));
     return acc;
@@ -33,15 +33,15 @@ static MP_INLINE int32x4_t arm_smmla(int32x4_t acc, int32x4_t w, int32x4_t a) {
 }
 
 /* BF16: acc[i] += (w[2 i] * a[0] + w[2 i + 1] * a[1]). The sum of the two products is rounded to odd (truncated, with
- * the last bit set if it was inexact); so is its sum with acc. Denormals count as zero and FPCR is ignored. The
- * architecture defines this while FPCR.EBF is 0, the default. */
+ * the last bit set if it was inexact); its addition to acc is rounded in the same way. Denormals count as zero and FPCR
+ * is ignored. The architecture defines this while FPCR.EBF is 0, the default. */
 static MP_INLINE float32x4_t arm_bfdot(float32x4_t acc, uint16x8_t w, int8x16_t a) {
     __asm__("bfdot %0.4s, %1.8h, %2.2h[0]" : "+w"(acc) : "w"(w), "w"(a));
     return acc;
 }
 
-/* BF16: two rows of 4 of w times two rows of a. acc[2 i + j] takes two bfdot steps with bfdot's roundings: first the
- * first two inputs, then the last two. */
+/* BF16: two rows of 4 of w times two rows of a. Two bfdot steps, with their roundings, update acc[2 i + j]: one for the
+ * first two inputs, then one for the last two. */
 static MP_INLINE float32x4_t arm_bfmmla(float32x4_t acc, int32x4_t w, int32x4_t a) {
     __asm__("bfmmla %0.4s, %1.8h, %2.8h" : "+w"(acc) : "w"(w), "w"(a));
     return acc;

@@ -1,5 +1,5 @@
-/* arm/dotprod_quant.c: quantised products by sdot. Both operands of sdot are signed: weights of 4, 5 and 6 bits keep
- * their offset, and bytes are converted back to signed. */
+/* arm/dotprod_quant.c: quantised products by sdot. Both operands of sdot are signed: weights of 4, 5 and 6 bits are
+ * used with their offset, because they are below 128, and bytes are converted back to signed. */
 #if defined(__aarch64__)
 #include <assert.h>
 
@@ -17,7 +17,7 @@ typedef int q_part; /* unused: sdot accumulates in 32 bits */
 enum { Q_FLUSH_Q4 = 8, Q_FLUSH_Q5 = 8, Q_FLUSH_Q6 = 4, Q_BYTES_OFFSET = 0 };
 #define Q_VECTORS(R) ((R) == 1 ? 4 : (R) == 2 ? 2 : 1)
 #define Q_ROWS       8
-#define Q_TALL       6 /* 12 float and 12 integer accumulators of the 32 registers */
+#define Q_TALL       6 /* 12 float and 12 integer accumulators in 32 registers */
 
 static MP_INLINE q_part q_part_zero(void) { return 0; }
 static MP_INLINE qi q_spread(const void *from) { /* sdot reads lane 0 only */

@@ -73,8 +73,8 @@ static MP_INLINE float32x4_t bf16_fma_dot(float32x4_t acc, bf16_pair w, bf16_two
 #include "kernels/simd/dense_gemm.h"
 
 /* ---- I8 ---------------------------------------------------------------------------------------------------------- */
-/* The weights are converted back to signed. All values are within +-127, so two products fit 16 bits. The accumulators
- * start at 0. */
+/* The weights are converted back to signed. All values are within +-127, so the sum of two products fits 16 bits. The
+ * accumulators start at 0. */
 #define D(name)         i8_##name
 #define D_W             int8x16_t
 #define D_A             int8x16_t
@@ -143,8 +143,8 @@ MP_TARGET_I8MM_BEGIN
 MP_TARGET_END
 
 /* ---- BF16 by bfmmla, one row by bfdot: the same roundings -------------------------------------------------------- */
-/* Needs half or a quarter of the instructions of the FMAs. Its bits differ from theirs (arm/dot.h), but are the same on
- * every CPU that has these instructions. */
+/* These instructions replace two or four times as many FMAs. Their bits differ from those of FMAs (arm/dot.h), but are
+ * the same on every CPU that has them. */
 MP_TARGET_BF16_BEGIN
 #define D(name)         bf16_##name
 #define D_W             uint16x8_t
@@ -168,7 +168,7 @@ MP_TARGET_END
 
 /* ---- activations ------------------------------------------------------------------------------------------------- */
 
-/* Round fp32 to bf16, left in the upper halves, in integer arithmetic as in the other variants. */
+/* Round fp32 to bf16, returned in the upper half of each lane. Uses integer arithmetic, as the other variants do. */
 static MP_INLINE uint32x4_t bf16_round(float32x4_t x) {
     const uint32x4_t u = vreinterpretq_u32_f32(x);
     const uint32x4_t even = vandq_u32(vshrq_n_u32(u, 16), vdupq_n_u32(1));
@@ -176,7 +176,7 @@ static MP_INLINE uint32x4_t bf16_round(float32x4_t x) {
     return vbslq_u32(vceqq_f32(x, x), rounded, vorrq_u32(u, vdupq_n_u32(0x400000)));
 }
 
-/* Convert 8 floats to 4 words of swapped pairs. */
+/* Convert 8 floats to bf16: 4 words, each a pair with its order swapped. */
 static MP_INLINE uint16x8_t bf16_words(const float *x) {
     const uint32x4_t a = bf16_round(vld1q_f32(x)), b = bf16_round(vld1q_f32(x + 4));
     return vrev32q_u16(vuzp2q_u16(vreinterpretq_u16_u32(a), vreinterpretq_u16_u32(b)));
@@ -195,8 +195,8 @@ static void acts_bf16(const float *x, int K, uint16_t *out) {
     }
 }
 
-/* The stages of distances 1 and 2, if below size: multiply each lane by 1, or by -1 if it is the second of its pair,
- * and add its partner. An FMA by +-1 rounds once, as the sum or difference does. */
+/* The Hadamard stages of those distances 1 and 2 that are below `size`: multiply each lane by 1, or by -1 if it is the
+ * second of its pair, and add its partner. An FMA by +-1 rounds once, as the sum or difference does. */
 static MP_INLINE float32x4_t within(float32x4_t x, int size) {
     const float32x4_t by1 = {1, -1, 1, -1}, by2 = {1, 1, -1, -1};
     x = size > 1 ? vfmaq_f32(vrev64q_f32(x), x, by1) : x;
@@ -232,7 +232,7 @@ static MP_INLINE float32x4_t load_part(const float *x, int k, int K) {
 }
 
 static void acts_i8(const float *x, int K, int8_t *q, float *scale, int32_t *sum) {
-    uint32x4_t top = vdupq_n_u32(0); /* magnitudes order as integers, with NaN and Inf above all */
+    uint32x4_t top = vdupq_n_u32(0); /* bits of magnitudes compare as integers; NaN and Inf are greatest */
     for (int k = 0; k < K; k += 4)
         top = vmaxq_u32(top, vreinterpretq_u32_f32(vabsq_f32(load_part(x, k, K))));
     const uint32_t bits = vmaxvq_u32(top);

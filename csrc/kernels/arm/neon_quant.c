@@ -1,8 +1,8 @@
 /* arm/neon_quant.c: quantised products with NEON alone, and activations to int8.
  *
  * Products are accumulated in 16 bits. Activations are within +-127, so products with 4-, 5- and 6-bit weights are at
- * most 1,905, 3,937 and 8,001, of which 8, 8 and 4 fit. With 8-bit weights two products of at most 128 x 127 = 16,256
- * fit. */
+ * most 1,905, 3,937 and 8,001, of which 8, 8 and 4 can be added. With 8-bit weights two products of at most 128 x 127 =
+ * 16,256 fit. */
 #if defined(__aarch64__)
 #include <assert.h>
 #include <math.h>
@@ -14,7 +14,7 @@
 
 MP_KEEP_ORDER
 
-typedef struct q_part { /* one register per half of a qi: 2 lanes of 4 products */
+typedef struct q_part { /* each register: 4 products of each of 2 lanes of a qi */
     int16x8_t a, b, c, d;
 } q_part;
 
@@ -44,7 +44,7 @@ static MP_INLINE void q_flush(q_part *part, qi *sum) {
     sum->hi = vaddq_s32(sum->hi, vpaddq_s32(vpaddlq_s16(part->c), vpaddlq_s16(part->d)));
     *part = q_part_zero();
 }
-/* Dot products value . a for one register: pairs of products fit 16 bits. */
+/* Add the dot products of w - 128 and a to the sums of one register. A sum of two products fits 16 bits. */
 static MP_INLINE int32x4_t add_bytes(int32x4_t sum, int32x4_t w, int32x4_t a) {
     const int8x16_t value = veorq_s8(Q_BYTES(w), vdupq_n_s8(-128));
     const int16x8_t low = vmull_s8(vget_low_s8(value), vget_low_s8(Q_BYTES(a)));
@@ -66,7 +66,7 @@ static void acts_q8(const float *x, int K, int8_t *q, float *scale, int32_t *sum
         MP_UNROLL
         for (int i = 0; i < 8; i++) {
             v[i] = vld1q_f32(x + 4 * i);
-            /* magnitudes order as integers, with Inf and NaN above all */
+            /* bits of magnitudes compare as integers; Inf and NaN are greatest */
             m[i] = vreinterpretq_u32_f32(vabsq_f32(v[i]));
         }
         MP_UNROLL

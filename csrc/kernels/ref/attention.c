@@ -8,8 +8,8 @@
 
 enum { LANES = MP_REF_LANES };
 
-/* Replace s[t] by exp(s[t] - max) for t in [from, to), and by 0 for the others. Returns the sum. Sum and max use the
- * lanes t mod 16. */
+/* Replace s[t] by exp(s[t] - max) for t in [from, to), and by 0 for all other t below n. Returns the sum. Sum and max
+ * use the lanes t mod 16. */
 static float softmax_visible(float *s, int n, int from, int to, float *max) {
     float sum[LANES] = {0}, top[LANES];
     for (int l = 0; l < LANES; l++)
@@ -41,7 +41,8 @@ static void full_visible(const mp_attn_full *a, int row, int *from, int *to) {
 
 static float rounded(float x, bool bf16) { return bf16 ? mp_bf16_to_f32(mp_bf16_from_f32(x)) : x; }
 
-/* Both attn_full slots. The scale multiplies the score (fp32), or the query before it is rounded (bf16). */
+/* Compute rows [row0, row1) for both attn_full slots. s: scratch of T floats. The scale multiplies the score (fp32), or
+ * the query before it is rounded (bf16). */
 static void full_rows(const mp_attn_full *a, int row0, int row1, bool bf16, float *s) {
     const float before = bf16 ? a->scale : 1.0f, after = bf16 ? 1.0f : a->scale;
     assert(0 <= row0 && row0 <= row1 && row1 <= a->T && a->D % 8 == 0);
@@ -154,9 +155,9 @@ static void ref_attn_kv(const mp_attn_kv *a, int rows, int block0, int block1, m
 
 /* ---- keys and values in integers ---- */
 
-/* n[i] = x[i] * (most / top), rounded once. Returns the scale. `to` may be x: reads stay ahead of writes. */
+/* Set to[i] = x[i] * (most / max|x|), rounded once. Returns the scale. `to` may be x: reads stay ahead of writes. */
 static float to_integers(const float *x, int n, int most, int16_t *to) {
-    uint32_t top = 0; /* as bits, which order NaN above all */
+    uint32_t top = 0; /* bits of max|x|; those of NaN are greatest */
     for (int i = 0; i < n; i++)
         top = mp_ref_bits(fabsf(x[i])) > top ? mp_ref_bits(fabsf(x[i])) : top;
     const float max = mp_ref_float(top);

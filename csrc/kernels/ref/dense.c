@@ -75,7 +75,8 @@ static void gemm_i8(const mp_wmat *w, const mp_acts *x, int m0, int m1, int pane
     }
 }
 
-/* Pairs are swapped (x[k + 1], x[k]) and rounded to nearest even. NaN stays NaN. An odd K gets a zero partner. */
+/* Pairs are swapped (x[k + 1], x[k]) and rounded to nearest even. NaN stays NaN. If K is odd, the partner of the last
+ * input is zero. */
 static void acts_bf16(const float *x, int K, uint16_t *out) {
     for (int k = 0; k < K; k += 2) {
         out[k] = k + 1 < K ? mp_bf16_from_f32(x[k + 1]) : 0;
@@ -94,8 +95,8 @@ static void gemm_bf16_acts(const mp_wmat *w, const mp_acts *x, int m0, int m1, i
         }
 }
 
-/* One scale per row: max|x| / 127; q = nearest even of x * (127 / max|x|). A row whose 127 / max|x| overflows gets
- * scale 0 and q = 0. A row with NaN or Inf gets scale NaN and q = 0. */
+/* One scale per row: max|x| / 127. q is x * (127 / max|x|), rounded to nearest even. A row whose 127 / max|x| overflows
+ * gets scale 0 and q = 0. A row with NaN or Inf gets scale NaN and q = 0. */
 static void acts_i8(const float *x, int K, int8_t *q, float *scale, int32_t *sum) {
     float max = 0;
     bool finite = true;

@@ -1,5 +1,5 @@
-/* ref/math.h: exp, tanh, sigmoid, GELU and rounding to half for one number. The vector templates are tested against it.
- * It performs the operations of simd/vmath_tmpl.h in the same order, but is written separately. */
+/* ref/math.h: exp, tanh, sigmoid, GELU and rounding to half for one number. The vector templates are tested against
+ * this file. It performs the operations of simd/vmath_tmpl.h in the same order, but shares no code with them. */
 #ifndef MP_KERNELS_REF_MATH_H
 #define MP_KERNELS_REF_MATH_H
 
@@ -22,12 +22,12 @@ static inline float mp_ref_float(uint32_t u) {
     return x;
 }
 
-/* The greater of both; b if either is NaN (as x86's MAXPS). */
+/* Returns the greater of a and b; b if either is NaN (as x86's MAXPS). */
 static inline float mp_ref_max(float a, float b) { return a > b ? a : b; }
 
 enum { MP_REF_LANES = 16 }; /* lanes of the row tree */
 
-/* Sum the lanes by the fixed tree. Overwrites them. */
+/* Returns the sum of the lanes by the fixed tree. Overwrites `lane`. */
 static inline float mp_ref_tree_sum(float *lane) {
     for (int width = MP_REF_LANES / 2; width > 0; width /= 2)
         for (int l = 0; l < width; l++)

@@ -1,5 +1,5 @@
-/* ref/quant.c: the reference of quantised products, one output at a time over the packed layout, and of quantising
- * activations. Every other variant gives the same bits. */
+/* ref/quant.c: the reference of quantised products, computed one output at a time from the packed layout, and of
+ * quantising activations. Every other variant gives the same bits. */
 #include <assert.h>
 #include <math.h>
 #include <string.h>

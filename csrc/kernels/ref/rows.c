@@ -1,4 +1,4 @@
-/* ref/rows.c: the reference of the row kernels, one number at a time. Slow; it defines the result. */
+/* ref/rows.c: the reference of the row kernels, one number at a time. Slow, but this file defines the results. */
 #include <assert.h>
 
 #include "kernels/ref/math.h"

@@ -5,8 +5,9 @@
  *
  *     sum[r][lanes] = over pairs k of a[r][k][0] * b[k][lanes][0] + a[r][k][1] * b[k][lanes][1]
  *
- * Scores: pairs of components, lanes = keys. Output: pairs of tokens, lanes = components. The sums are exact, so one
- * function computes both in any order. Only the softmax between them (i16_softmax) must keep an order. */
+ * Scores: pairs of components, lanes = keys. Output: pairs of tokens, lanes = components. The sums are exact, so their
+ * order is free and one function (i16_products) computes both. Only the softmax between them (i16_softmax) must sum in
+ * a fixed order. */
 #ifndef MP_KERNELS_SIMD_ATTENTION_I16_TMPL_H
 #define MP_KERNELS_SIMD_ATTENTION_I16_TMPL_H
 
@@ -25,11 +26,11 @@ enum { I16_ROWS = 6 }; /* rows of a tile */
 
 typedef struct i16_source {
     const int16_t *data;
-    int64_t ld;          /* pairs */
-    const int16_t *next; /* the same rows of the following block, to be prefetched; or NULL */
+    int64_t ld;          /* pairs between rows */
+    const int16_t *next; /* the same rows of the following block, to prefetch; or NULL */
 } i16_source;
 
-/* Compute columns [v, vecs) in steps of V vecs, while V vecs are left. Returns the first vec that is not computed. */
+/* Compute columns of vecs [v, vecs) in steps of V vecs, while V vecs remain. Returns the first vec not computed. */
 static VEC_INLINE int i16_step(const int R, const int V, const int16_t *const *a, const i16_source *b, int from, int to,
                                int v, int vecs, bool add, float *out, int64_t ld) {
     for (; v + V <= vecs; v += V) {
@@ -81,8 +82,8 @@ static VEC_INLINE void i16_tile(const int R, const int16_t *const *a, const i16_
     i16_step(R, 1, a, b, from, to, v, vecs, add, out, ld);
 }
 
-/* out[r * ld + c] = the sum over pairs [from, to) as a float, for the columns c of vecs [v, vecs). If `add`, the sum is
- * added to out. */
+/* Set out[r * ld + c] to the sum over pairs [from, to), as a float, for the columns c of vecs [v, vecs). If `add`, add
+ * the sum to out instead. */
 static MP_NOINLINE void i16_products(int rows, const int16_t *const *a, const i16_source *b, int from, int to, int v,
                                      int vecs, bool add, float *out, int64_t ld) {
 #define I16_RUN(R)                                          \
@@ -102,7 +103,7 @@ static MP_NOINLINE void i16_products(int rows, const int16_t *const *a, const i1
 #undef I16_RUN
 }
 
-/* Rows of the next tile: the smallest number of tiles, as even as possible. */
+/* Rows of the next tile when `rows` remain: as few tiles as possible, of nearly equal height. */
 static VEC_INLINE int i16_tile_rows(int rows) {
     const int tiles = (rows + I16_ROWS - 1) / I16_ROWS;
     return (rows + tiles - 1) / tiles;
@@ -110,7 +111,7 @@ static VEC_INLINE int i16_tile_rows(int rows) {
 
 /* ---- storing ---- */
 
-/* Returns the factor that converts a row to integers, and sets its scale. */
+/* Returns the factor that converts a row to integers (0: the integers are 0), and sets the row's *scale. */
 static VEC_INLINE float i16_factor(const float *x, int n, int most, float *scale) {
     vec top = vec_zero();
     for (int i = 0; i < n; i += VEC_N)
@@ -120,7 +121,7 @@ static VEC_INLINE float i16_factor(const float *x, int n, int most, float *scale
     return max < INFINITY && max >= MP_I16_LEAST ? (float)most / max : 0.0f;
 }
 
-/* x times a factor as integers in the low bits of each lane; zeros for factor 0, whatever x is. */
+/* Returns x * factor, rounded to integers in the low bits of each lane; zeros if factor is 0, even for NaN. */
 static VEC_INLINE vec i16_round(vec x, float factor) {
     const vec magic = vec_set(MP_ROUND_MAGIC);
     return factor == 0.0f ? magic : vec_fma(x, vec_set(factor), magic);
@@ -168,7 +169,7 @@ typedef struct i16_rows { /* the query rows of a call and their intermediate res
     int n;
     const int16_t *q[MP_ATTN_ROWS];
     int token[MP_ATTN_ROWS];                 /* row of the call that a query belongs to */
-    float f[MP_ATTN_ROWS], f2[MP_ATTN_ROWS]; /* factors of a row's scores: for m, and for exp2 */
+    float f[MP_ATTN_ROWS], f2[MP_ATTN_ROWS]; /* factors of a query's scores: for m, and for exp2 */
     float capped[MP_ATTN_ROWS];              /* with a softcap: f before the cap */
     float *s;                                /* [n, MP_KV_BLOCK] scores, then weights */
     int16_t *p;                              /* [n, MP_KV_BLOCK] integer weights */
@@ -195,7 +196,7 @@ static VEC_INLINE void i16_begin(const mp_attn_kv *a, int rows, i16_rows *x) {
         }
     for (int i = x->n; i % VEC_N > 0; i++)
         x->f[i] = x->f2[i] = 0.0f;
-    for (int r = x->n; r < VEC_N; r++) { /* never written below, but read together with the other rows */
+    for (int r = x->n; r < VEC_N; r++) { /* no query fills these rows, but reductions of 16 rows read them */
         vec_store(x->lanes.top[r], vec_zero());
         vec_store(x->lanes.sum[r], vec_zero());
     }
@@ -212,7 +213,7 @@ static VEC_INLINE void i16_visible(const i16_rows *x, int i, int rows, int block
     }
 }
 
-/* Set x->whole for a block. Returns false if no row sees any of it. */
+/* Set x->whole for a block. Returns false if no row sees any slot of the block. */
 static VEC_INLINE bool i16_set_block(i16_rows *x, int block) {
     int oldest, newest, from, to;
     kv_visible(x->a, 0, block, &oldest, &to);
@@ -233,7 +234,7 @@ static VEC_INLINE void i16_scores(const i16_rows *x, int block, const int16_t *n
             i16_products(R, x->q + i, &k, d, end, from / VEC_N, (to + VEC_N - 1) / VEC_N, d > 0,
                          x->s + (int64_t)i * MP_KV_BLOCK, MP_KV_BLOCK);
         }
-        k.next = NULL; /* one prefetch is enough */
+        k.next = NULL; /* the first tile has prefetched the next block */
     }
 }
 
@@ -296,7 +297,7 @@ static VEC_INLINE void i16_integers(const bool whole, const float *w, int from, 
     }
 }
 
-/* Process at most N rows from `base` on. The steps of different rows are interleaved. */
+/* Softmax of at most N rows from `base` on. Each step runs for all rows before the next step starts. */
 static VEC_INLINE void i16_softmax_rows(const int N, const bool whole, i16_rows *x, int base, int block,
                                         const float *sk, const float *sv) {
     const int rows = x->n - base < N ? x->n - base : N;
@@ -310,7 +311,7 @@ static VEC_INLINE void i16_softmax_rows(const int N, const bool whole, i16_rows 
         i16_top(whole, s + r * MP_KV_BLOCK, sk, from[r], to[r], lanes->top[r]);
     }
     const vec top = vec_each_top(N, lanes->top[0]);
-    const vec greatest = vec_fma(top, vec_load(x->f + base), vec_zero()); /* the sign of a zero must not matter */
+    const vec greatest = vec_fma(top, vec_load(x->f + base), vec_zero()); /* adding 0 turns -0 into +0 */
     vec_store(m, greatest);
     vec_store(center, top);
     vec_store(by, vec_add(vec_load(x->f2 + base), vec_sub(greatest, greatest))); /* NaN if `greatest` is infinite */
@@ -384,7 +385,7 @@ static void attn_attn_block_i16(const mp_attn_kv *a, int rows, int block, mp_att
     x.m = m;
     x.l = l;
     x.by = by;
-    /* prefetch the next block if any row sees it: callers usually continue with it */
+    /* prefetch the next block if any row sees it, because callers usually continue with that block */
     const bool more = (int64_t)(block + 1) * MP_KV_BLOCK < a->pos0 + rows;
     i16_source v = {a->v_blocks[block], a->v_dim, more ? a->v_blocks[block + 1] : NULL};
     i16_set_block(&x, block);
@@ -403,7 +404,7 @@ static void attn_attn_block_i16(const mp_attn_kv *a, int rows, int block, mp_att
     memcpy(out->l, l, sizeof(float) * (size_t)x.n);
 }
 
-/* Put a row of sums into the o of a state. */
+/* Merge a row of sums, scaled by `by`, into the o of a state, as `action` requires. */
 static VEC_INLINE void i16_put(float action, const float *sum, int n, float by, float a, float b, float *o) {
     const vec scale = vec_set(by), old = vec_set(a), new = vec_set(b);
     if (action == ATTN_TAKE)

@@ -23,7 +23,7 @@ static VEC_INLINE void kv_visible(const mp_attn_kv *a, int r, int block, int *fr
     *from = oldest < 0 ? 0 : oldest < MP_KV_BLOCK ? (int)oldest : MP_KV_BLOCK;
 }
 
-/* Action for a row of a partial. Stored as floats, so that 16 rows are decided at once. */
+/* How a merge treats one row of a partial. Stored as floats, so that vector operations decide 16 rows at once. */
 enum { ATTN_SKIP, ATTN_TAKE, ATTN_MERGE };
 
 /* Compute the new m and l of a state, the factors a (of the state's o) and b (of the partial's o), and the action per

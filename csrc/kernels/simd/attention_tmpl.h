@@ -4,9 +4,9 @@
  *
  *     sum[r][lanes] = chain over k ascending of a[r][k] * b[k][lanes]
  *
- * Scores: a = queries, k = components, lanes = keys, so K must be stored by columns. Output: a = probabilities, k =
- * keys, lanes = components, so V is used as stored. A tile of R rows x V vecs keeps its sums in registers. R and V
- * become constants where `chain` is inlined; they change no bit. */
+ * Scores: a = queries, k = components, lanes = keys, so K must be stored by columns (the components of a key are a
+ * column). Output: a = probabilities, k = keys, lanes = components, so V is used as stored. A tile of R rows x V vecs
+ * keeps its sums in registers. R and V become constants where `chain` is inlined; they change no bit. */
 #ifndef MP_KERNELS_SIMD_ATTENTION_TMPL_H
 #define MP_KERNELS_SIMD_ATTENTION_TMPL_H
 
@@ -19,7 +19,7 @@
 #include "kernels/simd/vmath_tmpl.h"
 #include "kernels/variants.h"
 
-/* The right operand, and the distance between its rows. */
+/* The right operand b of a product. */
 typedef struct attn_source {
     const float *data;
     int64_t ld;
@@ -58,7 +58,7 @@ static VEC_INLINE void chain(const int R, const int V, const float *const *a, co
     }
 }
 
-/* Rows of the next tile: the smallest number of tiles, as even as possible. */
+/* Rows of the next tile when `rows` remain: as few tiles as possible, of nearly equal height. */
 static VEC_INLINE int tile_rows(int rows) {
     const int tiles = (rows + VEC_TILE_ROWS - 1) / VEC_TILE_ROWS;
     return (rows + tiles - 1) / tiles;
@@ -102,8 +102,8 @@ static VEC_INLINE int tile_rows(int rows) {
 
 /* ---- scores ---- */
 
-/* s[r * ld + t] = scale * (a[r] . column t of b), t in [0, 16 * vecs). Computes steps of V vecs from v on, while V vecs
- * are left. Returns the first vec that is not computed. */
+/* s[r * ld + t] = scale * (a[r] . column t of b), t in [0, 16 * vecs). Computes V vecs per step, from v on, while V
+ * vecs remain. Returns the first vec not computed. */
 static VEC_INLINE int scores_step(const int R, const int V, const float *const *a, const attn_source *b, int depth,
                                   int v, int vecs, float scale, float *s, int64_t ld) {
     const vec by = vec_set(scale);
@@ -142,7 +142,7 @@ typedef struct attn_scores {
     int64_t ld;
     int rows, n;
     int from[VEC_TILE_ROWS], to[VEC_TILE_ROWS];
-    const float *bias[VEC_TILE_ROWS]; /* added to the visible scores (others are not read); or NULL for all rows */
+    const float *bias[VEC_TILE_ROWS]; /* added to the scores of visible keys; or NULL for all rows */
     float max[VEC_TILE_ROWS], sum[VEC_TILE_ROWS];
 } attn_scores;
 
@@ -151,8 +151,8 @@ static VEC_INLINE vmask visible_at(const attn_scores *x, int r, int t) {
     return vec_lanes(x->from[r] - t, x->to[r] - t);
 }
 
-/* Rows of 16 V columns, without bias. All maxima are computed before all exps, so that the steps of different rows
- * overlap. */
+/* Softmax of rows of 16 V columns, without bias. The maxima of all rows are computed before the first exp, so that the
+ * CPU overlaps the steps of different rows. */
 static VEC_INLINE void softmax_short(const int V, attn_scores *x) {
     const vec lowest = vec_set(-INFINITY);
     for (int r = 0; r < x->rows; r++) {
@@ -219,7 +219,7 @@ static VEC_INLINE void softmax_long(attn_scores *x) {
 }
 
 /* Replace s by exp(s + bias - max), and by 0 where it is not visible. Sets the maxima and sums; -inf and 0 for a row
- * that sees nothing. */
+ * that sees no key. */
 static void softmax_rows(attn_scores *x) {
     switch (x->bias[0] ? 0 : x->n / VEC_N) {
     case 1:
@@ -248,12 +248,12 @@ typedef struct attn_output {
     int64_t ld;
     int columns;
     const float *by;    /* [rows] or NULL: store the sum unscaled */
-    const float *a, *b; /* [rows] factors of the state and of the new partial; NULL: overwrite out */
-    const float *action;  /* [rows] actions, set together with a and b */
+    const float *a, *b; /* [rows] factors of the state (a) and of the new partial (b); NULL: overwrite out */
+    const float *action;  /* [rows] an ATTN_ action per row, if a and b are set */
 } attn_output;
 
-/* Store rows x vecs sums of tile [rows, 16 * vecs] to the columns from `column` on. Not inlined, because the code of
- * the tile exists once for every R and V. */
+/* Store rows x vecs sums of tile [rows, 16 * vecs] to the columns from `column` on. Not inlined, because its callers
+ * are compiled once for every R and V. */
 static MP_NOINLINE void put(const attn_output *o, int rows, int vecs, int column, const float *tile) {
     for (int i = 0; i < rows * vecs; i++) {
         const int r = i / vecs, at = column + i % vecs * VEC_N, left = o->columns - at;
@@ -331,7 +331,7 @@ static void full_copy(const mp_attn_full *a, int key0, int keys, const mp_attn_f
         if (d < a->D)
             vec_store(to + d, vec_load_n(from + d, a->D - d));
     }
-    if (keys % VEC_N > 0 && keys % VEC_N <= 8) /* clear the half of the last vec that is scored, then masked */
+    if (keys % VEC_N > 0 && keys % VEC_N <= 8) /* clear the upper half of the last vec: it is scored, then masked */
         for (int d = 0; d < a->D; d++)
             memset(k + (int64_t)(keys / MP_ATTN_PANEL) * a->D * MP_ATTN_PANEL + d * MP_ATTN_PANEL +
                        mp_round_up(keys % MP_ATTN_PANEL, 8),
@@ -347,10 +347,10 @@ static void attn_attn_full(const mp_attn_full *a, int row0, int row1, void *scra
     int key0, key1, from, to;
     full_visible(a, row0, &key0, &to);
     full_visible(a, row1 - 1, &from, &key1);
-    key0 = key0 / MP_ATTN_PANEL * MP_ATTN_PANEL; /* keeps lane = t mod 16 true in the copy */
+    key0 = key0 / MP_ATTN_PANEL * MP_ATTN_PANEL; /* keep lane = t mod 16 true in the copy, too */
     full_copy(a, key0, key1 - key0, &plan, k, v);
 
-    for (int block = row0; block < row1; block += plan.rows) { /* rows whose scores are kept */
+    for (int block = row0; block < row1; block += plan.rows) { /* scores of plan.rows rows at a time */
         const int rows = row1 - block < plan.rows ? row1 - block : plan.rows;
         full_visible(a, block, &from, &to);
         const int panel0 = (from - key0) / MP_ATTN_PANEL;
@@ -385,7 +385,7 @@ static void attn_attn_full(const mp_attn_full *a, int row0, int row1, void *scra
             softmax_rows(&x);
             for (int i = 0; i < R; i++)
                 inverse[i] = 1.0f / x.sum[i];
-            /* the first row sees the oldest key, the last row the newest */
+            /* the first row sees the oldest key of the tile, the last row the newest */
             const attn_source values = {v + (int64_t)(base - key0) * plan.v_ld, plan.v_ld, NULL};
             const attn_output o = {a->out + (block + r) * a->ld_out, a->ld_out, a->D, inverse, NULL, NULL, NULL};
             outputs(R, p, &values, x.from[0], x.to[R - 1], plan.v_ld / VEC_N, &o);
@@ -404,7 +404,7 @@ static void attn_kv_store(const float *k, const float *v, int k_dim, int v_dim, 
     memcpy((float *)v_block + (int64_t)slot * v_dim, v, sizeof(float) * (size_t)v_dim);
 }
 
-/* p, m and l of one block for all rows x group. */
+/* Compute p, m and l of one block for all n = rows * group queries. */
 static VEC_INLINE void kv_softmax(const mp_attn_kv *a, int n, int block, const attn_source *k, float *p, float *m,
                                   float *l) {
     attn_source source = *k;
@@ -414,7 +414,7 @@ static VEC_INLINE void kv_softmax(const mp_attn_kv *a, int n, int block, const a
         for (int j = 0; j < R; j++)
             q[j] = a->q + (i + j) / a->group * a->ldq + (i + j) % a->group * a->ldq_group;
         scores(R, q, &source, a->k_dim, MP_KV_BLOCK / VEC_N, a->scale, p + (int64_t)i * MP_KV_BLOCK, MP_KV_BLOCK);
-        source.next = NULL; /* one prefetch is enough */
+        source.next = NULL; /* the first tile has prefetched the next block */
     }
     if (a->softcap > 0.0f)
         for (int i = 0; i < n * MP_KV_BLOCK; i += VEC_N)
@@ -439,7 +439,7 @@ static VEC_INLINE void kv_output(const mp_attn_kv *a, int n, int block, const at
         R = tile_rows(n - i);
         for (int j = 0; j < R; j++)
             row[j] = p + (int64_t)(i + j) * MP_KV_BLOCK;
-        kv_visible(a, i / a->group, block, &from, &unused); /* first row: oldest slot; last row: newest */
+        kv_visible(a, i / a->group, block, &from, &unused); /* first row: oldest visible slot; last row: newest */
         kv_visible(a, (i + R - 1) / a->group, block, &unused, &to);
         attn_output o = *out;
         o.out += i * o.ld;
@@ -457,7 +457,7 @@ static void attn_attn_block(const mp_attn_kv *a, int rows, int block, mp_attn_pa
     kv_check(a, rows);
     const int n = rows * a->group;
     _Alignas(64) float p[MP_ATTN_ROWS * MP_KV_BLOCK];
-    /* prefetch the next block if any row sees it: callers usually continue with it */
+    /* prefetch the next block if any row sees it, because callers usually continue with that block */
     const bool more = (int64_t)(block + 1) * MP_KV_BLOCK < a->pos0 + rows;
     const attn_source k = {a->k_blocks[block], MP_KV_BLOCK, more ? a->k_blocks[block + 1] : NULL};
     const attn_source v = {a->v_blocks[block], a->v_dim, more ? a->v_blocks[block + 1] : NULL};
@@ -498,7 +498,7 @@ static void attn_attn_kv(const mp_attn_kv *a, int rows, int block0, int block1, 
         int from, to, first, unused;
         kv_visible(a, 0, block, &first, &unused);
         kv_visible(a, rows - 1, block, &from, &to);
-        if (first >= to) /* no row sees any of it */
+        if (first >= to) /* no row sees any slot of the block */
             continue;
         const bool more = block + 1 < block1;
         const attn_source k = {a->k_blocks[block], MP_KV_BLOCK, more ? a->k_blocks[block + 1] : NULL};

@@ -16,7 +16,7 @@
  *   D_CLASS             D_F32, D_BF16 or D_I8: the content of a word of a row
  *   D_HALVES            1: a tile spans whole panels (AVX-512);  2: half of one (fewer or shorter registers)
  *   D_MAX_ROWS          rows of the tallest tile, 4, 6 or 12
- *   D_PANELS(R)         panels that a tile of R rows spans: 1, or 2 if R rows alone would leave the latency exposed
+ *   D_PANELS(R)         panels that a tile of R rows spans: 2 if one panel has too few sums to hide latency, else 1
  *   D_BODY(R, P, t)     optional: computes a tile instead of D(tile) of this file (pair_tile.h)
  * and these functions, static MP_INLINE:
  *   D_ACC D(start)(int32_t sum)          start of a chain; sum = the row's sum of q (int8 only, else 0)
@@ -27,7 +27,7 @@
 
 #ifndef MP_DENSE_TILE
 #define MP_DENSE_TILE
-/* Arguments of a tile, the same for every kind. */
+/* Arguments of a tile function; all kinds use this struct. */
 typedef struct dense_tile {
     const uint8_t *w; /* first step of the first panel (plus half a step for its second half) */
     size_t panel_bytes;
@@ -45,8 +45,8 @@ typedef struct dense_tile {
 } dense_tile;
 enum { DENSE_STEP = MP_PANEL_N * 4, DENSE_AHEAD = 8192, DENSE_BLOCK = 516 };
 
-/* Properties of the class: D_STEPS is the steps of a row of K inputs, D_CHUNK the steps of one chain, then row m of the
- * activations and the bytes between rows, and D_SCALED is true if D(result) needs the int8 scales. */
+/* Properties of the class: D_STEPS is the number of steps of K inputs, D_CHUNK the steps of one chain, D_ROW row m of
+ * the activations, D_ROW_STRIDE the bytes between rows. D_SCALED is true if D(result) needs the int8 scales. */
 #define D_F32  0
 #define D_BF16 1
 #define D_I8   2
@@ -65,8 +65,8 @@ enum { DENSE_STEP = MP_PANEL_N * 4, DENSE_AHEAD = 8192, DENSE_BLOCK = 516 };
 
 #define D_V (MP_PANEL_N / D_HALVES / D_LANES)
 
-/* Compute `count` (a constant) steps of the tile. a[i] is row 3 * i: base, base + stride and base + 2 * stride are
- * addressing modes of one instruction, so that 12 rows need 5 registers and no arithmetic. */
+/* Compute `count` (a constant) steps of the tile. a[i] points at row 3 * i. x86 instructions can address base, base +
+ * stride and base + 2 * stride, so 12 rows need only 4 base registers, the stride and no arithmetic. */
 static MP_INLINE void D(steps)(const int R, const int P, const int count, const dense_tile *t, const uint8_t *w,
                                const uint8_t *const *a, D_ACC *acc) {
     const int64_t stride = t->a_stride;
@@ -143,7 +143,7 @@ static MP_INLINE void D(tile)(const int R, const int P, const dense_tile *t) {
     for (int i = 0; i < R * P * D_V; i++) {
         const int r = i / (P * D_V), v = i % (P * D_V);
         const float *sw = NULL;
-        if (D_SCALED) /* scales follow the last step of their panel; a second half starts half a step in */
+        if (D_SCALED) /* scales follow the last step of their panel; those of its second half start 64 bytes later */
             sw = (const float *)(const void *)(t->w + (size_t)(v / D_V) * t->panel_bytes +
                                                (size_t)t->steps * DENSE_STEP) +
                  v % D_V * D_LANES;
@@ -181,7 +181,7 @@ static MP_INLINE void D(tile)(const int R, const int P, const dense_tile *t) {
 #define D_WIDE(R) D_PANELS(R) > 1 ? D(wide_##R) : D(one_##R),
 D_EACH(D_TILE)
 
-/* Multiply rows [m0, m1) by panels [panel0, panel1). A panel stays in cache while all rows pass it. */
+/* Multiply rows [m0, m1) by panels [panel0, panel1). A panel stays in cache while all rows are multiplied by it. */
 static void D(block)(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1, const mp_epilogue *ep,
                      float *y, int64_t ldy) {
     typedef void (*tile_function)(const dense_tile *);
@@ -239,7 +239,7 @@ static void D(block)(const mp_wmat *w, const mp_acts *x, int m0, int m1, int pan
                 for (int r = 1; cols < width && r < r1 - r0; r++)
                     memmove(buffer + r * cols, buffer + r * width, sizeof(float) * (size_t)cols);
                 mp_epilogue_apply(&rest, r0, r1, n0, n0 + cols, buffer, cols);
-                if (cols == width) { /* few vectors per row: the byte loop that gcc makes of memcpy takes longer */
+                if (cols == width) { /* few vectors per row: gcc would turn memcpy into a slower byte loop */
                     for (int r = 0; r < r1 - r0; r++)
                         for (int c = 0; c < width; c += D_LANES)
                             v_store(y + (r0 + r) * ldy + n0 + c, v_load(buffer + r * width + c));
@@ -254,7 +254,8 @@ static void D(block)(const mp_wmat *w, const mp_acts *x, int m0, int m1, int pan
 
 static void D(gemm)(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1, const mp_epilogue *ep,
                     float *y, int64_t ldy) {
-    /* enough rows to repay reading the panels from memory, few enough that the rows stay in cache for each panel */
+    /* blocks of at most DENSE_BLOCK rows: enough to repay reading the panels from memory, few enough to stay in cache
+     * while all panels pass */
     const int count = (m1 - m0 + DENSE_BLOCK - 1) / DENSE_BLOCK;
     for (int i = 0; i < count; i++) {
         const int r0 = m0 + (int)((int64_t)(m1 - m0) * i / count);

@@ -2,14 +2,14 @@
  * bytes (smmla, bfmmla).
  *
  * Include it before dense_gemm.h, inside the same target region and with its macros. Two steps of four outputs, zipped,
- * give two registers with the 8 bytes of two outputs each. A pair of rows gives 8 bytes per row. An accumulator holds
- * two outputs of two rows:
+ * form two registers, each with 8 bytes of two outputs. A pair of activation rows forms one register with 8 bytes of
+ * each row. An accumulator holds two outputs of two rows:
  *
  *     [o r] [o r + 1] [o + 1 r] [o + 1 r + 1]
  *
- * If the number of rows is odd, the last row is its own partner and half of its results are dropped. A last step
- * without a partner uses D(dot). In addition to the macros of dense_gemm.h, the includer defines (and this file
- * undefines):
+ * If the number of rows is odd, the last row is its own partner and half of its results are dropped. If the number of
+ * steps is odd, the last step uses D(dot). In addition to the macros of dense_gemm.h, the includer defines (and this
+ * file undefines):
  *   D_MMLA(acc, w, a)   acc as D_ACC, w and a as int32x4_t
  *   D_UNZIP(n, x, y)    uzp<n> of two D_ACC
  *   D_BITS(w)           a D_W as int32x4_t */

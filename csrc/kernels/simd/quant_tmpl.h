@@ -18,9 +18,9 @@
  *   Q_ROWS                            maximum rows of a tile: 4 or 8
  *   Q_TALL                            maximum rows of a tile if the product has more than Q_ROWS rows
  *
- * A tile is R rows by Q_VECTORS(R) vectors. It reads the panel once, unpacks each line in registers and uses it for all
- * of its rows; nothing is unpacked to memory. Integer accumulators cover one block, float accumulators all of K. Values
- * that depend on a row and a block, but not on an output, are prepared for many blocks at a time (q_rows). */
+ * A tile is R rows by Q_VECTORS(R) vectors. It reads the panel once, unpacks each line in registers and multiplies it
+ * with all rows; nothing is unpacked to memory. Integer accumulators cover one block, float accumulators all of K.
+ * Values that depend on a row and a block, but not on an output, are prepared for many blocks at a time (q_rows). */
 #include "kernels/pack.h"
 
 enum { Q_PREPARED = 1024 };
@@ -28,10 +28,10 @@ enum { Q_PREPARED = 1024 };
 typedef struct q_rows {         /* [R][q_stride(R)]; one entry per block, two if groups are of 16 */
     int32_t start[Q_PREPARED];  /* initial integer accumulator: -(offset of the weights) * (sum of q) */
     float low[Q_PREPARED];      /* factor of the minimum: sa * (float)(sum of q) */
-    int row;                    /* the first row for which all blocks are prepared, or -1 */
+    int row;                    /* first row of the tile whose blocks are all prepared; -1: none */
 } q_rows;
 
-/* Entries per row: a multiple of 16, so that a chunk of blocks ends between superblocks. */
+/* Entries per row: a multiple of 16, so that each chunk of blocks consists of whole superblocks. */
 static MP_INLINE int q_stride(int R) { return Q_PREPARED / R / 16 * 16; }
 
 /* ---- properties of a kind ---------------------------------------------------------------------------------------- */
@@ -115,11 +115,12 @@ static MP_INLINE void q_prepare(int kind, int R, const mp_acts *x, int m, int b0
 
 /* ---- integers of a block ----------------------------------------------------------------------------------------- */
 
-/* True if prefetches are issued beside the loads, false if before each block. Beside the loads is up to 10 % faster
- * while memory is the limit and the tile reads whole lines. Taller tiles are limited by arithmetic and get slower. */
+/* True if prefetches are issued beside the loads, false if they are issued before each block. Beside the loads, tiles
+ * that memory limits and that read whole lines are up to 10 % faster. Taller tiles, which arithmetic limits, are
+ * slower. */
 static MP_INLINE int q_beside(int R) { return R <= 4 && Q_VECTORS(R) * Q_LANES == MP_PANEL_N; }
 
-/* Load vector u of a part's lanes j. If `prefetch`, prefetch `ahead` bytes further. */
+/* Load lane j of a part for the outputs of vector u. If `prefetch`, prefetch the line `ahead` bytes further. */
 static MP_INLINE qi q_take(const uint8_t *part, int u, int j, int prefetch, int ahead) {
     const uint8_t *from = part + j * MP_PACK_STEP + u * Q_LANES * 4;
     if (prefetch && u * Q_LANES % 16 == 0)
@@ -127,10 +128,11 @@ static MP_INLINE qi q_take(const uint8_t *part, int u, int j, int prefetch, int 
     return q_load(from);
 }
 
-/* Move bit `at` of every byte to bit 4. The caller masks: bits from a neighbouring byte end up outside the mask. */
+/* Move bit `at` of every byte to bit 4. The caller must mask the result: its other bits may come from a neighbouring
+ * byte. */
 static MP_INLINE qi q_to_bit4(qi x, int at) { return at < 4 ? q_shl(x, 4 - at) : at > 4 ? q_shr(x, at - 4) : x; }
 
-/* bytes: use q_dot_bytes on the weights instead of q_dot. */
+/* Multiply weights of four inputs by R rows, with q_dot_bytes if `bytes`, else with q_dot. */
 static MP_INLINE void q_dots_row(int bytes, int R, int U, const qi *w, const int8_t *q, int64_t ldq, q_part *part,
                                  qi *sum) {
     MP_UNROLL
@@ -233,7 +235,7 @@ static MP_INLINE void q_dots_table(int h0, int h1, int R, int U, qi table, const
 
 /* ---- one block into the float accumulators ----------------------------------------------------------------------- */
 
-typedef struct q_at { /* position of a tile: its rows at one block */
+typedef struct q_at { /* the rows of a tile at the current block */
     const int8_t *q;
     const float *scale;
     int64_t ldq, ld_scale;
@@ -273,7 +275,7 @@ static MP_INLINE void q_accumulate(int R, int U, const qf *d, const qf *low, int
     }
 }
 
-/* Kinds with groups of 16. */
+/* Add one block to the float accumulators f, for kinds with groups of 16. */
 static MP_INLINE void q_block_halved(int kind, int R, int U, const uint8_t *head, const uint8_t *block, int u0,
                                      const q_at *at, qf *f) {
     const uint8_t *scales = block + q_integers(kind);
@@ -303,7 +305,8 @@ static MP_INLINE void q_block_halved(int kind, int R, int U, const uint8_t *head
     }
 }
 
-/* head: the head of the superblock. */
+/* Add one block to the float accumulators f. `head` is the head of the block's superblock, unused by kinds without
+ * heads. */
 static MP_INLINE void q_block(int kind, int R, int U, const uint8_t *head, const uint8_t *block, int u0,
                               const q_at *at, qf *f) {
     if (q_is_halved(kind)) {
@@ -347,7 +350,7 @@ static MP_INLINE void q_prefetch(const uint8_t *from, int bytes) {
 }
 
 /* Compute rows m ... m + R - 1 by the outputs of vectors u0 ... u0 + U - 1 of a panel. out [R, ld] points at output 0
- * of the panel. ahead: prefetch distance of the panel in bytes, or 0. */
+ * of the panel. `ahead` is the prefetch distance of the panel in bytes; 0: the panel is in cache. */
 static MP_INLINE void q_tile_vectors(int kind, int R, int U, const uint8_t *panel, int u0, const mp_acts *x, int m,
                                      int ahead, q_rows *rows, float *out, int64_t ld) {
     const int blocks = x->K / 32, bytes = q_block_bytes(kind), head_bytes = q_head_bytes(kind);
@@ -426,12 +429,13 @@ Q_TILES(table16_mins, MP_W_TABLE16_MINS)
 
 enum {
     Q_AHEAD = 8192,        /* prefetch distance in bytes for one or two rows */
-    Q_AHEAD_MORE = 12288,  /* for more rows: 10 % faster there, 6 % slower at one row; 2 KiB makes 4 rows 33 % slower */
-    Q_ACTS_BYTES = 393216, /* activations that a pass over the panels keeps in L2, in bytes */
+    Q_AHEAD_MORE = 12288,  /* for 3 or more: 10 % faster there, 6 % slower at 1 row; 2 KiB: 33 % slower at 4 rows */
+    Q_ACTS_BYTES = 393216, /* bytes of activations that stay in L2 during a pass over the panels */
 };
 
-/* Rows of the next tile if `left` are left. Few rows form one tile: the panel comes from memory, and a second tile
- * would wait for the first. Many rows are cut into nearly equal tiles: 8 rows of at most 6 are 4 + 4, not 6 + 2. */
+/* Rows of the next tile when `left` rows remain. If `few`, all rows form one tile: it reads the panel from memory while
+ * it computes, and the computation of a second tile would only start afterwards. Many rows are cut into nearly equal
+ * tiles: 8 rows of at most 6 are 4 + 4, not 6 + 2. */
 static int q_tile_rows(int left, bool few) {
     if (few)
         return left;
@@ -439,8 +443,8 @@ static int q_tile_rows(int left, bool few) {
     return (left + tiles - 1) / tiles;
 }
 
-/* Store a finished tile of full width to y with bias and residual. It gives the bits of mp_epilogue_apply (which serves
- * activation functions), but uses the vectors of this file and no second copy. */
+/* Store a finished tile of full width to y with bias and residual. Gives the bits of mp_epilogue_apply, which q_gemm
+ * calls if there is an activation function. Faster: it uses the vectors of this file and reads the tile only once. */
 static void q_finish(const mp_epilogue *ep, int R, int m, int n0, const float *tile, float *out, int64_t ldy) {
     for (int r = 0; r < R; r++) {
         for (int c = 0; c < MP_PANEL_N; c += Q_LANES) {

@@ -12,7 +12,7 @@
 #include "kernels/simd/vmath_tmpl.h"
 #include "kernels/variants.h"
 
-/* Load and store the vec at x[i] of a row of n. */
+/* Load and store the 16 floats from index i on of a row of n floats; lanes beyond n are 0 and are not stored. */
 static VEC_INLINE vec row_load(const float *x, int64_t i, int64_t n) {
     return n - i >= VEC_N ? vec_load(x + i) : vec_load_n(x + i, (int)(n - i));
 }
@@ -86,7 +86,7 @@ static void rows_column_sums(const float *x, int64_t ld, int rows, int n, const 
     }
 }
 
-/* act is a constant in the functions below, one case each: the switch runs once per call, not per element. */
+/* Run a function with `act` as a compile-time constant: the switch then runs once per call, not per element. */
 #define ROWS_EACH_ACT(run)      \
     switch (act) {              \
     case MP_ACT_NONE:           \
@@ -182,7 +182,8 @@ static float rows_softmax(float *x, int n) {
     return rows_exp_sum(x, n, rows_max(x, n), x);
 }
 
-/* Find the first chunk with the maximum, then search that chunk again: memory is read once. */
+/* Find the first chunk that contains the maximum, then search only that chunk: the row is read from memory only once.
+ */
 static int64_t rows_argmax(const float *x, int64_t n) {
     enum { CHUNK = 4096 };
     float best = -INFINITY;
@@ -207,7 +208,7 @@ static float rows_dot(const float *a, const float *b, int64_t n) {
     return vec_sum(sum);
 }
 
-/* 0 * x is NaN only for NaN and inf, and a sum keeps a NaN. */
+/* 0 * x is NaN only for NaN and inf, and a sum with a NaN in it is NaN. */
 static bool rows_all_finite(const float *x, int64_t n) {
     vec sum = vec_zero();
     for (int64_t i = 0; i < n; i += VEC_N)
@@ -226,7 +227,7 @@ static void rows_rope(float *x, const float *cos_sin, int dim, bool neox) {
     const int half = dim / 2;
     for (int i = 0; i < half; i += VEC_N) {
         const int n = half - i < VEC_N ? half - i : VEC_N;
-        float angles[2 * VEC_N], pairs[2 * VEC_N]; /* the last pairs, padded: load_pairs reads 16 */
+        float angles[2 * VEC_N], pairs[2 * VEC_N]; /* the last pairs, padded: vec_load_pairs reads 16 pairs */
         const float *from = cos_sin + 2 * i;
         vec a, b, c, s;
         if (n < VEC_N) {

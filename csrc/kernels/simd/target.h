@@ -54,8 +54,9 @@
 #define MP_TARGET_BF16_BEGIN    MP_TARGET_BEGIN("arch=armv8.2-a+bf16")
 #endif
 
-/* Put it on a line of its own before the kernels of a file for ARM. There gcc schedules before it allocates registers
- * and moves so many loads ahead that the accumulators of a tile no longer fit: 20 % of the instructions were spills. */
+/* Put MP_KEEP_ORDER on a line of its own before the kernels of a file for ARM. On ARM, gcc schedules instructions
+ * before it allocates registers. It moves so many loads ahead that the accumulators of a tile no longer fit: 20 % of
+ * the instructions were spills. */
 #if defined(__clang__)
 #define MP_KEEP_ORDER
 #else

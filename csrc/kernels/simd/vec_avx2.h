@@ -65,7 +65,8 @@ static MP_INLINE void vec_store_n(float *p, vec x, int n) {
     _mm256_maskstore_ps(p + 8, vec_avx2_below(n - 8), x.hi);
 }
 
-/* The even or the odd ones of 16 numbers. shuffle_ps works within halves of 4, so permute4x64 restores the order. */
+/* The even- or the odd-numbered of 16 floats. shuffle_ps works within halves of 4, so permute4x64 restores the order.
+ */
 #define VEC_AVX2_PICK(a, b, which) \
     _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(_mm256_shuffle_ps(a, b, which)), 0xd8))
 
@@ -112,7 +113,7 @@ VEC_AVX2_1(vec_neg, VEC_AVX2_NEG)
 VEC_AVX2_2(vec_copysign, VEC_AVX2_SIGN)
 VEC_AVX2_2(vec_scale_exponent, VEC_AVX2_SCALE)
 
-/* Look up eight entries by the low three bits, twice; then blend by bit 3, shifted to the sign. */
+/* Look up the low three bits of k in each half of the table, then select the half by bit 3, shifted to the sign bit. */
 static MP_INLINE __m256 vec_avx2_pick8(__m256 low, __m256 high, __m256 at) {
     const __m256i k = _mm256_castps_si256(at);
     return _mm256_blendv_ps(_mm256_permutevar8x32_ps(low, k), _mm256_permutevar8x32_ps(high, k),
@@ -178,7 +179,7 @@ static MP_INLINE veci veci_dot(veci sum, veci a, veci b) {
 #if defined(__clang__)
     sum.lo = _mm256_add_epi32(sum.lo, _mm256_madd_epi16(a.lo, b.lo));
     sum.hi = _mm256_add_epi32(sum.hi, _mm256_madd_epi16(a.hi, b.hi));
-#else /* gcc 12 multiplies far ahead of the additions and spills the sums */
+#else /* gcc 12, given the intrinsics, multiplies far ahead of the additions and spills the sums */
     __m256i lo, hi;
     __asm__("vpmaddwd %2, %3, %1\n\tvpaddd %1, %0, %0" : "+x"(sum.lo), "=&x"(lo) : "x"(a.lo), "x"(b.lo));
     __asm__("vpmaddwd %2, %3, %1\n\tvpaddd %1, %0, %0" : "+x"(sum.hi), "=&x"(hi) : "x"(a.hi), "x"(b.hi));

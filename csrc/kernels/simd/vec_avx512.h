@@ -96,7 +96,7 @@ static MP_INLINE veci veci_dot(veci sum, veci a, veci b) {
     return _mm512_dpwssd_epi32(sum, a, b);
 #elif defined(__clang__)
     return _mm512_add_epi32(sum, _mm512_madd_epi16(a, b));
-#elif defined(VEC_VNNI) /* gcc 12 spills accumulators of the intrinsics that live across a loop */
+#elif defined(VEC_VNNI) /* gcc 12, given the intrinsics, spills accumulators that live across a loop */
     __asm__("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
     return sum;
 #else
@@ -124,8 +124,8 @@ static MP_INLINE float vec_top_bits(vec x) {
     return vec_x86_top_bits8(_mm512_castps512_ps256(vec_max_bits(x, _mm512_shuffle_f32x4(x, x, 0x4e))));
 }
 
-/* Rows are combined in pairs, so that one step of the tree serves two: lanes 8 apart of rows r and r + 8, then 4 apart
- * of r and r + 4, and so on. If N is 4, the first row replaces the missing ones. */
+/* Rows are combined in pairs, so that one step of the tree serves two rows: lanes at distance 8 of rows r and r + 8,
+ * then at distance 4 of rows r and r + 4, and so on. If N is 4, the first row replaces the missing ones. */
 #define VEC_AVX512_EACH(name, op)                                                                              \
     static MP_INLINE vec name(const int N, const float *p) {                                                   \
         vec x[16];                                                                                             \

@@ -1,7 +1,7 @@
-/* vec_each.h: reductions of several rows, for instruction sets without a faster way.
+/* vec_each.h: reductions of several rows, for instruction sets that have no faster way.
  *
- * `name` reduces N rows of 16 (N is 4 or 16) at p [N][16] with `one`; row r gives lane r. Include it after vec and
- * vec_load are defined. */
+ * VEC_EACH_ROW defines `name`, which reduces N rows of 16 (N is 4 or 16) at p [N][16]. Lane r of its result is `one` of
+ * row r. Include it after vec and vec_load are defined. */
 #ifndef MP_KERNELS_SIMD_VEC_EACH_H
 #define MP_KERNELS_SIMD_VEC_EACH_H
 

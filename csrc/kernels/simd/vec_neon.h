@@ -51,7 +51,7 @@ static MP_INLINE void vec_store(float *p, vec x) {
     vst1q_f32(p + 12, x.d);
 }
 
-/* NEON has no masked loads: the end of a row goes through the stack. */
+/* NEON has no masked loads: the last, partial vec of a row is copied through the stack. */
 static MP_INLINE vec vec_load_n(const float *p, int n) {
     float part[16] = {0};
     memcpy(part, p, sizeof(float) * (size_t)n);
@@ -111,7 +111,8 @@ static MP_INLINE void vec_prefetch(const void *p) { __builtin_prefetch(p, 0, 3);
 
 /* ---- arithmetic ---- */
 
-/* fmax gives NaN if either operand is NaN, and +0 of two zeros; a comparison gives y, as the layer requires. */
+/* vec_max must return y if either operand is NaN or both are zeros. Comparing and selecting does so; fmax would return
+ * NaN or +0. */
 #define VEC_NEON_MAX(x, y)  vbslq_f32(vcgtq_f32(x, y), x, y)
 #define VEC_NEON_MIN(x, y)  vbslq_f32(vcltq_f32(x, y), x, y)
 #define VEC_NEON_SIGN(x, y) vbslq_f32(vdupq_n_u32(0x80000000u), y, x)
@@ -134,7 +135,7 @@ static MP_INLINE vec vec_fma(vec x, vec y, vec z) {
                  vfmaq_f32(z.d, x.d, y.d)};
 }
 
-/* table lookup by bytes: lane k uses bytes 4 k ... 4 k + 3 */
+/* Look up entry k of the table as bytes 4 k ... 4 k + 3. */
 static MP_INLINE float32x4_t vec_neon_pick4(uint8x16x4_t table, float32x4_t at) {
     const uint32x4_t k = vandq_u32(vreinterpretq_u32_f32(at), vdupq_n_u32(15));
     const uint32x4_t bytes = vmlaq_u32(vdupq_n_u32(0x03020100u), k, vdupq_n_u32(0x04040404u));

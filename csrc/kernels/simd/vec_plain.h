@@ -3,7 +3,7 @@
  * A `vec` is 16 floats and a `vmask` 16 booleans, on every machine. The templates (rows_tmpl.h, attention_tmpl.h,
  * vmath_tmpl.h) are written once over these names and compiled after one of
  *
- *     vec_plain.h     arrays of 16: defines each operation; for tests and machines without a header
+ *     vec_plain.h     arrays of 16: defines each operation; for tests and for machines without their own header
  *     vec_avx2.h      two registers of 8
  *     vec_avx512.h    one register
  *     vec_neon.h      four registers of 4
@@ -23,14 +23,14 @@
 
 #include "kernels/simd/target.h"
 
-/* Inlining and unrolling hooks of the templates: empty for arrays, which do not benefit. */
+/* Inlining and unrolling hooks of the templates: trivial here, because arrays do not benefit. */
 #define VEC_INLINE inline
 #define VEC_UNROLL
 
 enum {
     VEC_N = 16,
-    VEC_TILE_ROWS = 6,    /* rows of a tile of sums that the registers hold (for 8, define VEC_WIDE_TILES) ... */
-    VEC_ACCUMULATORS = 6, /* ... with rows x vecs at most this */
+    VEC_TILE_ROWS = 6,    /* maximum rows of a tile of sums; to use 8, define VEC_WIDE_TILES */
+    VEC_ACCUMULATORS = 6, /* maximum rows x vecs of a tile, whose sums must fit the registers */
 };
 
 typedef struct vec {
@@ -71,7 +71,7 @@ static VEC_INLINE vec vec_load(const float *p) {
     return y;
 }
 
-/* Load the first n of 16 (0 <= n <= 16); the others are 0. Memory beyond them is not read. */
+/* Load n floats (0 <= n <= 16) into the first n lanes; the other lanes are 0. Reads no memory beyond the n floats. */
 static VEC_INLINE vec vec_load_n(const float *p, int n) {
     vec y;
     VEC_EACH(l) y.lane[l] = l < n ? p[l] : 0.0f;
@@ -97,8 +97,8 @@ static VEC_INLINE void vec_store_pairs(float *p, vec even, vec odd) {
     }
 }
 
-/* Transpose an 8 x 8 tile: dst[c * dst_ld + r] = src[r * src_ld + c]. If rows < 8 (at least 1), the last row replaces
- * the missing ones. */
+/* Transpose an 8 x 8 tile: dst[c * dst_ld + r] = src[r * src_ld + c]. Reads only `rows` rows (1 to 8) of src; the last
+ * of them replaces the missing ones. */
 static VEC_INLINE void vec_transpose8(const float *src, int64_t src_ld, int rows, float *dst, int64_t dst_ld) {
     for (int r = 0; r < 8; r++)
         for (int c = 0; c < 8; c++)
@@ -118,7 +118,7 @@ VEC_PLAIN_2(vec_add, a.lane[l] + b.lane[l])
 VEC_PLAIN_2(vec_sub, a.lane[l] - b.lane[l])
 VEC_PLAIN_2(vec_mul, a.lane[l] * b.lane[l])
 VEC_PLAIN_2(vec_div, a.lane[l] / b.lane[l])
-/* b if either is NaN or if both are zeros, so that vec_max(x, top) keeps the top. */
+/* vec_max and vec_min return b if either is NaN or if both are zeros, so that vec_max(x, top) keeps `top`. */
 VEC_PLAIN_2(vec_max, a.lane[l] > b.lane[l] ? a.lane[l] : b.lane[l])
 VEC_PLAIN_2(vec_min, a.lane[l] < b.lane[l] ? a.lane[l] : b.lane[l])
 /* the magnitude of a with the sign of b */
@@ -126,7 +126,7 @@ VEC_PLAIN_2(vec_copysign, copysignf(a.lane[l], b.lane[l]))
 /* the bits of a + (the bits of b << 23): a * 2^n if b is n + 1.5 * 2^23 and the product is a normal float */
 VEC_PLAIN_2(vec_scale_exponent, vec_from_bits(vec_bits(a.lane[l]) + (vec_bits(b.lane[l]) << 23)))
 
-/* table[k] of 16 entries, 64-byte aligned; k is the low four bits of a lane's bits */
+/* Look up table[k] per lane: 16 entries, 64-byte aligned; k is the low four bits of the lane of `at`. */
 static VEC_INLINE vec vec_pick(const float *table, vec at) {
     VEC_EACH(l) at.lane[l] = table[vec_bits(at.lane[l]) & 15];
     return at;
@@ -204,7 +204,7 @@ static VEC_INLINE veci veci_spread(const int16_t *p) {
     return y;
 }
 
-/* sum + a[0] * b[0] + a[1] * b[1]; the caller keeps it within int32 */
+/* sum + a[0] * b[0] + a[1] * b[1]; the caller ensures that the result fits int32 */
 static VEC_INLINE veci veci_dot(veci sum, veci a, veci b) {
     VEC_EACH(l) {
         int16_t x[2], y[2];
@@ -229,7 +229,8 @@ static VEC_INLINE void vec_store_low16_strided(int16_t *p, vec x) {
     VEC_EACH(l) p[2 * l] = (int16_t)(uint16_t)vec_bits(x.lane[l]);
 }
 
-/* The greater as unsigned integers, which orders magnitudes with any NaN above all. Of two vecs, and of all lanes. */
+/* The greater of a and b in each lane (vec_max_bits) and the greatest lane of x (vec_top_bits), compared as unsigned
+ * integers. This orders magnitudes by value, with NaN above all others. */
 static VEC_INLINE vec vec_max_bits(vec a, vec b) {
     VEC_EACH(l) a.lane[l] = vec_bits(a.lane[l]) > vec_bits(b.lane[l]) ? a.lane[l] : b.lane[l];
     return a;
@@ -242,7 +243,7 @@ static VEC_INLINE float vec_top_bits(vec x) {
     return x.lane[0];
 }
 
-/* ---- the fixed tree: lanes 8 apart, 4, 2, 1 ---- */
+/* ---- the fixed tree: lanes at distances 8, 4, 2, 1 ---- */
 
 static VEC_INLINE float vec_sum(vec x) {
     for (int width = VEC_N / 2; width > 0; width /= 2)
@@ -258,7 +259,8 @@ static VEC_INLINE float vec_top(vec x) {
     return x.lane[0];
 }
 
-/* Reduce N rows of 16 (N is 4 or 16) at p [N][16]; row r gives lane r. Lanes beyond N are unspecified. */
+/* Reduce N rows of 16 (N is 4 or 16) at p [N][16]. Lane r of the result is the reduction of row r. Lanes beyond N are
+ * unspecified. */
 #define VEC_PLAIN_EACH(name, one)                             \
     static VEC_INLINE vec name(const int N, const float *p) { \
         vec y = vec_zero();                                   \

@@ -11,7 +11,7 @@
 #define VEC_INLINE MP_INLINE
 #define VEC_UNROLL MP_UNROLL
 
-/* The tree over 8 lanes, at distances 4, 2, 1. */
+/* Sum 8 lanes by the rest of the fixed tree, at distances 4, 2, 1. */
 static MP_INLINE float vec_x86_sum8(__m256 x) {
     __m128 s = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
     s = _mm_add_ps(s, _mm_movehl_ps(s, s));

@@ -1,6 +1,7 @@
 /* vmath_tmpl.h: exp, sigmoid, tanh and the activation functions for 16 numbers. Template: include after a vec_*.h.
  *
- * math_const.h holds the constants, their origin and the errors. ref/math.h performs the same operations one by one. */
+ * math_const.h holds the constants, their origin and the errors. ref/math.h performs the same operations on one number
+ * at a time. */
 #ifndef MP_KERNELS_SIMD_VMATH_TMPL_H
 #define MP_KERNELS_SIMD_VMATH_TMPL_H
 
@@ -24,7 +25,7 @@ static VEC_INLINE vec vec_exp(vec x) {
     return vec_select(vec_less_equal(x, vec_set(MP_EXP_HI)), y, vec_add(x, vec_set(INFINITY)));
 }
 
-/* Computed from exp(-|x|), so that neither end overflows or leaves the normal floats, except to 0. */
+/* Computed from exp(-|x|), which cannot overflow: for large |x| it becomes 0, never a denormal. */
 static VEC_INLINE vec vec_sigmoid(vec x) {
     vec e = vec_exp(vec_neg(vec_abs(x)));
     vec one = vec_set(1.0f);
@@ -61,7 +62,7 @@ static VEC_INLINE vec vec_gelu_tanh(vec x) {
 
 static VEC_INLINE vec vec_softcap(vec cap, vec x) { return vec_mul(cap, vec_tanh(vec_div(x, cap))); }
 
-/* Pass a constant act where this is inlined. */
+/* `act` must be a constant, so that the compiler resolves the switch where it inlines this function. */
 static VEC_INLINE vec vec_activate(const mp_act act, vec x) {
     switch (act) {
     case MP_ACT_NONE:

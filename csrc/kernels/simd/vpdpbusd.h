@@ -6,8 +6,8 @@
 
 #include "kernels/simd/target.h"
 
-/* sum[i] += w[4 i ...] . a[4 i ...], w unsigned, a signed, exact. Inline assembly, because gcc 12 spills accumulators
- * of the intrinsic that live across a loop. VEX-encoded, because the EVEX encoding belongs to AVX-512. */
+/* sum[i] += w[4 i ...] . a[4 i ...], w unsigned, a signed, exact. Inline assembly, because gcc 12, given the intrinsic,
+ * spills accumulators that live across a loop. VEX-encoded, because the EVEX encoding belongs to AVX-512. */
 static MP_INLINE __m256i vex_dpbusd(__m256i sum, __m256i w, __m256i a) {
     __asm__("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(w), "x"(a));
     return sum;

@@ -2,7 +2,7 @@
  *
  * K is treated as a weight matrix whose outputs are keys, V as one whose inputs are keys. Both are packed into scratch
  * as pack_dense.h describes. Rows are processed in blocks of 32 that start at multiples of 32, so that the set of keys
- * that a row is multiplied with (some by zeros) depends on the row alone. */
+ * that a row is multiplied with (some with weight zero) depends on the row alone. */
 #if defined(__x86_64__)
 #include <assert.h>
 #include <immintrin.h>
@@ -26,7 +26,7 @@ static void visible(const mp_attn_full *a, int row, int last, int *from, int *to
 }
 
 MP_TARGET_AVX512_BEGIN
-/* Pack keys [key0, key1), whole panels except the last, into panels of their bf16 words. */
+/* Pack keys [key0, key1) as bf16 words into panels, all of which are full except the last. */
 static void pack_keys(const mp_kernels *call, const mp_attn_full *a, const mp_attn_bf16_layout *plan, int key0,
                       int key1, uint8_t *panels) {
     _Alignas(64) uint16_t row[MP_ATTN_BF16_DEPTH];
@@ -79,13 +79,13 @@ MP_TARGET_END
 
 MP_TARGET_AMX_BEGIN
 /* Write exp(s - max) of n scores (a multiple of 32) as bf16 words in the order of acts_bf16. Returns the sum of the
- * unrounded values. NaN, +inf or only -inf gives NaN. Uses exp2 of degree 4 (math_const.h), whose error is below 1 % of
- * the bf16 rounding. Results below 2^-126 are 0. */
+ * unrounded values. The sum is NaN if s has NaN, +inf or only -inf. Uses exp2 of degree 4 (math_const.h), whose error
+ * is below 1 % of the bf16 rounding. Results below 2^-126 are 0. */
 static float softmax_weights(const float *s, int n, uint16_t *p) {
     const __m512 by = _mm512_set1_ps(MP_LOG2E), low = _mm512_set1_ps(MP_EXP2_LO);
     __m512 top = _mm512_set1_ps(-INFINITY), sum[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
     for (int i = 0; i < n; i += 16)
-        top = _mm512_max_ps(_mm512_loadu_ps(s + i), top); /* returns the second operand if one is NaN */
+        top = _mm512_max_ps(_mm512_loadu_ps(s + i), top); /* _mm512_max_ps returns the second operand if one is NaN */
     top = _mm512_set1_ps(_mm512_reduce_max_ps(top));
     for (int i = 0; i < n; i += 32, p += 32) {
         __m512 e[2];

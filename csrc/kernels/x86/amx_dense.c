@@ -5,13 +5,14 @@
  * each. A step of the loops covers 32 inputs of BF16 or 64 of I8, and multiplies two activation tiles by the two weight
  * tiles of a panel.
  *
- * BF16: an instruction sums 32 inputs separately: the even slots and the odd slots each in a chain, then both sums. It
- * adds the result to the accumulator. Denormals count as zero. The outputs therefore have bits of their own, and every
- * product of this compute type must be computed here, for one row as for a thousand. I8 is exact and has the bits of
- * all other variants.
+ * BF16: an instruction first sums 32 inputs without the accumulator: one chain over the even slots, one over the odd
+ * slots, then the sum of both chains. It adds this sum to the accumulator. Denormals count as zero. The bits of the
+ * outputs therefore differ from those of all other variants, so this file must compute every BF16 product, whatever the
+ * number of rows. I8 is exact and has the bits of all other variants.
  *
- * Inputs beyond K: rows of activations are zero up to 64 bytes, and so are the panels of BF16 (pack_dense.c). A tile of
- * I8 then holds the bytes that follow the panel, multiplied by zero. */
+ * Inputs beyond K: rows of activations are padded with zeros to a multiple of 64 bytes, and panels of BF16 to 32 inputs
+ * (pack_dense.c). The last weight tile of I8 may extend into the bytes after the panel's weights, which are multiplied
+ * by zero. */
 #if defined(__x86_64__)
 #include <immintrin.h>
 #include <string.h>
@@ -25,9 +26,9 @@ enum {
     TILE = 16,             /* rows of a tile, of 64 bytes each */
     ROWS = 2 * TILE,       /* rows of a block: two tiles */
     STEP = MP_PANEL_N * 4, /* bytes of one step of a panel */
-    BLOCK = 512,           /* rows that pass a panel before the next panel is loaded */
+    BLOCK = 512,           /* maximum rows multiplied by a panel before the next panel is loaded */
     NEAR = 3 << 19,        /* bytes of panels that stay in L2 */
-    PASS = 3 * ROWS,       /* rows from which keeping a panel in L1 pays off */
+    PASS = 3 * ROWS,       /* minimum rows for which keeping a panel in L1 pays off */
     CHUNK = 16,            /* maximum steps before the next panel: 32 KiB of a panel stay in L1 */
     GROUP = 8,             /* maximum panels before the next chunk; their sums are kept, 64 KiB per panel */
 };
@@ -44,10 +45,10 @@ typedef struct amx_block {
     const uint8_t *w;   /* [steps][STEP] */
     const uint8_t *a;   /* [rows][stride] */
     int64_t stride;
-    int tiles;          /* number of tiles along the inputs */
-    bool passes;        /* the panel stays in L1 and rows pass it, not the reverse */
-    const float *start; /* sums over the preceding inputs, as `partial` left them; or NULL */
-    float *partial;     /* [ROWS][MP_PANEL_N] sums while inputs are left; or NULL: apply the epilogue */
+    int tiles;          /* weight tiles along the inputs, for one half of the panel */
+    bool passes;        /* the panel stays in L1 and rows are streamed, not the reverse */
+    const float *start; /* `partial` of the preceding inputs, to continue from; or NULL */
+    float *partial;     /* [ROWS][MP_PANEL_N] sums, if more inputs follow; or NULL: apply the epilogue */
     const uint8_t *next; /* the following panel, of which `lines` lines of 64 bytes are prefetched per step */
     int lines;
     int skip, rows;     /* rows [skip, rows) and `cols` columns are stored */
@@ -139,11 +140,11 @@ static MP_INLINE void finish(amx_pending *p, int end, bool scaled, const mp_kern
     p->next = end;
 }
 
-/* Rows to finish in each of `steps` steps. Plain copies wait for cache lines to write to, so all of them start at once,
- * unless the panels are streamed. */
+/* Rows of a pending block to finish in each of `steps` steps. Plain copies (no scales, no activation) wait for the
+ * cache lines that they write, so all of them start in the first step, unless panels are streamed. */
 static MP_INLINE int rows_per_step(const amx_pending *p, int steps, bool scaled) {
     const int left = p->rows - p->next;
-    if (!left) /* the first block has no predecessor */
+    if (!left) /* nothing is pending, as before the first block */
         return 0;
     return scaled || p->b.act != MP_ACT_NONE || !p->b.passes ? (left + steps - 1) / steps : left;
 }
@@ -154,7 +155,8 @@ static MP_INLINE const uint8_t *fetch(const uint8_t *next, int lines) {
     return next;
 }
 
-/* Streamed rows are loaded with a hint that keeps them out of L1, where the panel stays. */
+/* Multiply two tiles of rows by a panel. For streamed rows, load_rows is _tile_stream_loadd, whose hint keeps them out
+ * of L1, where the panel stays. */
 #define AMX_STEPS(load_rows, dot, scaled)                                                                   \
     for (int i = 0; i < b->tiles; i++, w += TILE * STEP, a += 64, a1 += 64) {                               \
         load_rows(4, a, b->stride);                                                                         \
@@ -170,8 +172,8 @@ static MP_INLINE const uint8_t *fetch(const uint8_t *next, int lines) {
         finish(before, end < before->rows ? end : before->rows, scaled, k);                                 \
     }
 
-/* Compute one block into `out`, or its partial sums, while the preceding block is stored. A macro, because the
- * instructions take tile numbers as literals. */
+/* Compute one block into `out`, or its partial sums into `b->partial`, while storing the preceding block. A macro,
+ * because the instructions take tile numbers as literals. */
 #define AMX_BLOCK(name, dot, scaled)                                                                        \
     static void name(const amx_block *b, amx_pending *before, amx_pending *out) {                           \
         const mp_kernels *k = mp_kernels_get();                                                             \
@@ -224,7 +226,7 @@ AMX_BLOCK(i8_block, _tile_dpbsud, true)
 
 typedef void block_function(const amx_block *b, amx_pending *before, amx_pending *out);
 
-/* A product: the fields that its blocks share, and the blocks that wait to be stored. */
+/* A product: the fields that its blocks share, and the finished blocks that are not stored yet. */
 typedef struct amx_product {
     const mp_wmat *w;
     const mp_acts *x;
@@ -255,12 +257,12 @@ static MP_INLINE void by_panel(amx_product *g, int r0, int r1, int p, int step, 
     b->cols = w->N - n0 < MP_PANEL_N ? w->N - n0 : MP_PANEL_N;
     b->bias = g->ep && g->ep->bias ? g->ep->bias + n0 : NULL;
     b->passes = r1 - r0 >= PASS;
-    const int steps = (r1 - r0 + ROWS - 1) / ROWS * tiles; /* a single block leaves no time to prefetch the next panel
-                                                            */
+    const int steps = (r1 - r0 + ROWS - 1) / ROWS * tiles;
+    /* with a single block, there is no time to prefetch the next panel */
     b->lines = r1 - r0 > ROWS ? (tiles * TILE * STEP / 64 + steps - 1) / steps : 0;
     b->next = next;
     for (int block = r0; block < r1; block += ROWS, b->next += tiles * b->lines * 64) {
-        const int r = r1 - block < b->rows ? r1 - b->rows : block; /* the last block overlaps the rows before it */
+        const int r = r1 - block < b->rows ? r1 - b->rows : block; /* the last block overlaps its predecessor */
         b->skip = block - r;
         b->a = g->a + r * b->stride + step * 64;
         b->y = g->y ? g->y + r * b->ldy + n0 : NULL;
@@ -276,7 +278,7 @@ static MP_INLINE void by_panel(amx_product *g, int r0, int r1, int p, int step, 
     }
 }
 
-/* Multiply rows [r0, r1) by panels of more steps than a chunk. */
+/* Multiply rows [r0, r1) by panels that have more steps than CHUNK. */
 static MP_NOINLINE void by_chunks(amx_product *g, int r0, int r1, int panel0, int tiles) {
     _Alignas(64) float sums[GROUP][BLOCK * MP_PANEL_N];
     const int chunks = (tiles + CHUNK - 1) / CHUNK, most = (tiles + chunks - 1) / chunks;
@@ -295,8 +297,8 @@ static MP_NOINLINE void by_chunks(amx_product *g, int r0, int r1, int panel0, in
     }
 }
 
-/* Multiply rows [m0, m1) by the panels, in blocks of nearly equal height. Tiles are shorter only if there are few rows.
- */
+/* Multiply rows [m0, m1) by the panels, in blocks of nearly equal height. Tiles have fewer rows only if a pass has
+ * fewer than ROWS rows. */
 static MP_INLINE void gemm(const mp_wmat *w, const mp_acts *x, int m0, int m1, int panel0, int panel1,
                            const mp_epilogue *ep, float *y, uint16_t *words, int64_t ldy, bool scaled,
                            block_function *block) {
@@ -304,7 +306,8 @@ static MP_INLINE void gemm(const mp_wmat *w, const mp_acts *x, int m0, int m1, i
     const int rows = m1 - m0, passes = (rows + BLOCK - 1) / BLOCK;
     if (rows == 0)
         return;
-    /* Two passes of one block each: the second block finds the panels in L2 anyway, and its tiles can be shorter. */
+    /* If `separate`, two passes of one block each: the second pass finds the panels in L2 anyway, and its tiles can
+     * have fewer rows. */
     const bool separate = rows < 2 * ROWS && (size_t)(panel1 - panel0) * w->panel_bytes <= NEAR;
     const int height = separate ? ROWS : ((rows + passes - 1) / passes + ROWS - 1) / ROWS * ROWS;
     amx_pending pending[2];
@@ -334,7 +337,7 @@ static MP_INLINE void gemm(const mp_wmat *w, const mp_acts *x, int m0, int m1, i
         for (int p = panel0; p < panel1; p++)
             by_panel(&g, r0, r1, p, 0, tiles, w->data + (size_t)(p + 1) * w->panel_bytes, NULL);
     }
-    _tile_release(); /* a thread without active tiles is cheap to switch from and to signal */
+    _tile_release(); /* context switches and signals are cheaper without active tiles */
     finish(&pending[g.turn], pending[g.turn].rows, scaled, mp_kernels_get());
 }
 

@@ -125,7 +125,8 @@ void mp_avxvnni_dense(mp_kernel_table *table) { MP_SET(table, gemm_i8, i8_vnni_g
 MP_TARGET_AVX2_BEGIN
 /* ---- activations ------------------------------------------------------------------------------------------------- */
 
-/* Convert 8 floats to 4 words of swapped pairs. Integer rounding, as in the other variants. */
+/* Convert 8 floats to bf16: 4 words, each a pair with its order swapped. Rounds in integer arithmetic, as the other
+ * variants do. */
 static MP_INLINE __m128i bf16_words(__m256 x) {
     const __m256i u = _mm256_castps_si256(x);
     const __m256i even = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
@@ -157,8 +158,8 @@ static MP_INLINE __m256i first_lanes(int n) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
 
-/* The stages of distances 1 to 4, if below size: multiply each lane by 1, or by -1 if it is the second of its pair, and
- * add its partner. An FMA by +-1 rounds once, as the sum or difference does. */
+/* The Hadamard stages of those distances 1, 2 and 4 that are below `size`: multiply each lane by 1, or by -1 if it is
+ * the second of its pair, and add its partner. An FMA by +-1 rounds once, as the sum or difference does. */
 static MP_INLINE __m256 within(__m256 x, int size) {
     const __m256 by1 = _mm256_setr_ps(1, -1, 1, -1, 1, -1, 1, -1), by2 = _mm256_setr_ps(1, 1, -1, -1, 1, 1, -1, -1);
     const __m256 by4 = _mm256_setr_ps(1, 1, 1, 1, -1, -1, -1, -1);
@@ -186,7 +187,7 @@ static void hadamard(const float *x, int K, int size, float *y) {
 
 static void acts_i8(const float *x, int K, int8_t *q, float *scale, int32_t *sum) {
     const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
-    __m256i top = _mm256_setzero_si256(); /* magnitudes order as integers, with NaN and Inf above all */
+    __m256i top = _mm256_setzero_si256(); /* bits of magnitudes compare as integers; NaN and Inf are greatest */
     for (int k = 0; k < K; k += 8) {
         const __m256 v = _mm256_maskload_ps(x + k, first_lanes(K - k));
         top = _mm256_max_epi32(top, _mm256_and_si256(_mm256_castps_si256(v), magnitude));

@@ -1,9 +1,9 @@
 /* x86/avx2_quant.c: quantised products with AVX2 and FMA, and activations to int8.
  *
- * vpmaddubsw adds two products into 16 bits with saturation. It never saturates here. Activations are within +-127, so
- * a pair of products with 4-, 5- and 6-bit weights is at most 3,810, 7,874 and 16,002, of which 8, 4 and 2 pairs fit.
- * With 8-bit weights one pair of at most 2 x 128 x 127 = 32,512 fits, because the sign of the weight is moved to the
- * activation. */
+ * vpmaddubsw adds two products into 16 bits with saturation, which these operands never reach. Activations are within
+ * +-127, so a pair of products with 4-, 5- and 6-bit weights is at most 3,810, 7,874 and 16,002, of which 8, 4 and 2
+ * pairs can be added in 16 bits. With 8-bit weights one pair of at most 2 x 128 x 127 = 32,512 fits, because the sign
+ * of the weight is moved to the activation. */
 #if defined(__x86_64__)
 #include <assert.h>
 #include <immintrin.h>
@@ -24,8 +24,8 @@ enum { Q_FLUSH_Q4 = 8, Q_FLUSH_Q5 = 4, Q_FLUSH_Q6 = 2, Q_BYTES_OFFSET = 0 };
 #define Q_ROWS 4
 #define Q_TALL 4
 
-/* Pins an accumulator in its register. gcc otherwise rearranges the integer additions into trees, keeps every product
- * of a block alive for them and spills them all (half the speed). */
+/* Pin an accumulator in its register. gcc otherwise rearranges the integer additions into trees, keeps every product of
+ * a block alive for them and spills them all (half the speed). */
 static MP_INLINE void q_keep(qi *x) { __asm__("" : "+x"(*x)); }
 static MP_INLINE void q_dot(qi *part, qi *sum, qi w, qi a) {
     (void)sum;
@@ -70,7 +70,7 @@ static void acts_q8(const float *x, int K, int8_t *q, float *scale, int32_t *sum
         MP_UNROLL
         for (int i = 0; i < 4; i++)
             v[i] = _mm256_loadu_ps(x + 8 * i);
-        /* magnitudes order as integers, with Inf and NaN above all */
+        /* bits of magnitudes compare as integers; Inf and NaN are greatest */
         const __m256i m0 = _mm256_max_epi32(magnitudes(v[0]), magnitudes(v[1]));
         const __m256i m1 = _mm256_max_epi32(magnitudes(v[2]), magnitudes(v[3]));
         __m128i m = max_halves(_mm256_max_epi32(m0, m1));

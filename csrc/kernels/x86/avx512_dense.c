@@ -69,7 +69,8 @@ static MP_INLINE __m512 bf16_fma_dot(__m512 acc, bf16_pair w, bf16_pair a) {
 
 /* ---- activations ------------------------------------------------------------------------------------------------- */
 
-/* Convert 16 floats to 8 words of swapped pairs. Integer rounding, because vcvtneps2bf16 flushes denormals. */
+/* Convert 16 floats to bf16: 8 words, each a pair with its order swapped. Rounds in integer arithmetic, because
+ * vcvtneps2bf16 flushes denormals. */
 static MP_INLINE __m256i bf16_words(__m512 x) {
     const __m512i u = _mm512_castps_si512(x);
     const __m512i even = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
@@ -92,14 +93,14 @@ static void acts_bf16(const float *x, int K, uint16_t *out) {
     }
 }
 
-/* One stage of a rotation within a vector. `swapped` holds each lane's partner; the sign is -1 if the lane is the
- * second of its pair. An FMA by +-1 rounds once, as the sum or difference does. */
+/* One Hadamard stage within a vector. `swapped` holds each lane's partner; the sign is -1 if the lane is the second of
+ * its pair. An FMA by +-1 rounds once, as the sum or difference does. */
 static MP_INLINE __m512 stage(__m512 x, __m512 swapped, __mmask16 second) {
     const __m512 sign = _mm512_mask_blend_ps(second, _mm512_set1_ps(1.0f), _mm512_set1_ps(-1.0f));
     return _mm512_fmadd_ps(x, sign, swapped);
 }
 
-/* The stages of distances 1 to 8, if below size. */
+/* The Hadamard stages of those distances 1, 2, 4 and 8 that are below `size`. */
 static MP_INLINE __m512 within(__m512 x, int size) {
     x = size > 1 ? stage(x, _mm512_permute_ps(x, 0xb1), 0xaaaa) : x;
     x = size > 2 ? stage(x, _mm512_permute_ps(x, 0x4e), 0xcccc) : x;
@@ -132,7 +133,7 @@ static void hadamard(const float *x, int K, int size, float *y) {
     }
 }
 
-/* Magnitudes order as integers, with NaN and Inf above all. */
+/* Bits of |x|. They compare as integers; those of NaN and Inf are greatest. */
 static MP_INLINE __m512i magnitude(__m512 x) {
     return _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0x7fffffff));
 }
@@ -165,7 +166,7 @@ static void acts_i8(const float *x, int K, int8_t *q, float *scale, int32_t *sum
         return;
     }
     const __m512 by = _mm512_set1_ps(inverse);
-    /* two packs interleave the bytes of the four vectors, four at a time */
+    /* two packs interleave the four vectors in units of four bytes; `order` sorts them */
     const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     __m512i total = _mm512_setzero_si512(), total1 = total;
     for (k = 0; k + 64 <= K; k += 64) {
@@ -194,14 +195,14 @@ MP_TARGET_AVX512_VNNI_BEGIN
 #define D_ACC           __m512i
 #define D_CLASS         D_I8
 #define D_MAX_ROWS      12
-#define D_PANELS(R)     1 /* two streams halve the bandwidth from memory, for 10 % more speed from a cache */
+#define D_PANELS(R)     1 /* 2 panels: 10 % faster from cache, but half the bandwidth from memory */
 static MP_INLINE __m512i i8_start(int32_t sum) { return _mm512_set1_epi32(-128 * sum); }
 static MP_INLINE __m512i i8_load(const uint8_t *w) { return _mm512_load_si512(w); }
 static MP_INLINE __m512i i8_splat(const uint8_t *a) { return _mm512_set1_epi32(*(const any_word *)a); }
 static MP_INLINE __m512i i8_dot(__m512i acc, __m512i w, __m512i a) {
 #if defined(__clang__)
     return _mm512_dpbusd_epi32(acc, w, a);
-#else /* gcc 12 spills accumulators of the intrinsic that live across a loop */
+#else /* gcc 12, given the intrinsic, spills accumulators that live across a loop */
     __asm__("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(w), "v"(a));
     return acc;
 #endif

@@ -22,7 +22,7 @@ typedef uint16_t q_words __attribute__((vector_size(64)));
 enum { Q_LANES = 16, Q_FLUSH_Q4 = 8, Q_FLUSH_Q5 = 8, Q_FLUSH_Q6 = 4, Q_BYTES_OFFSET = 128 };
 #define Q_VECTORS(R) 2
 #define Q_ROWS 8
-#define Q_TALL 6 /* 12 float and 12 integer accumulators of the 32 registers; at 8 rows the floats stay in L1 */
+#define Q_TALL 6 /* 12 float and 12 integer sums in 32 registers; with 8 rows, the float sums stay in L1 */
 
 static MP_INLINE qi q_load(const void *from) { return _mm512_loadu_si512(from); }
 static MP_INLINE qi q_and(qi a, qi b) { return _mm512_and_si512(a, b); }
@@ -75,7 +75,7 @@ MP_TARGET_END
 MP_TARGET_AVX512_BEGIN
 #include "kernels/simd/vec_avx512.h"
 
-/* Magnitudes order as integers, with Inf and NaN above all. */
+/* Bits of the magnitudes of 16 floats. They compare as integers; those of Inf and NaN are greatest. */
 static MP_INLINE __m512i magnitudes(const float *x) {
     return _mm512_and_si512(_mm512_loadu_si512(x), _mm512_set1_epi32(0x7fffffff));
 }
@@ -107,9 +107,9 @@ static MP_INLINE __m512i q8_rounded(const float *x, float inverse) {
     return _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x), _mm512_set1_ps(inverse)));
 }
 
-/* Quantise two blocks to 64 bytes. Returns the sum of each four of them. */
+/* Quantise two blocks to 64 bytes. Returns the sums of each four consecutive bytes. */
 static MP_INLINE __m512i q8_two_blocks(const float *x, const float *inverse, int8_t *q) {
-    /* two packs interleave the bytes of the four vectors, four at a time */
+    /* two packs interleave the four vectors in units of four bytes; `order` sorts them */
     const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     const __m512i first = _mm512_packs_epi32(q8_rounded(x, inverse[0]), q8_rounded(x + 16, inverse[0]));
     const __m512i second = _mm512_packs_epi32(q8_rounded(x + 32, inverse[1]), q8_rounded(x + 48, inverse[1]));
@@ -118,7 +118,7 @@ static MP_INLINE __m512i q8_two_blocks(const float *x, const float *inverse, int
     return _mm512_madd_epi16(_mm512_maddubs_epi16(_mm512_set1_epi8(1), bytes), _mm512_set1_epi16(1));
 }
 
-/* Sixteen blocks at a time: the dependent steps of a block are done for all sixteen at once. */
+/* Quantise sixteen blocks at a time: each step of a block depends on the one before, but not on other blocks. */
 static void acts_q8(const float *x, int K, int8_t *q, float *scale, int32_t *sum16) {
     assert(K % 32 == 0);
     int b = 0;
@@ -136,7 +136,7 @@ static void acts_q8(const float *x, int K, int8_t *q, float *scale, int32_t *sum
         }
         _mm512_storeu_ps(scale + b, _mm512_div_ps(max, most));
         _mm512_store_ps(inverse, by);
-        for (int i = 0; i < 16; i += 8) { /* sums of eight blocks: quarters of four vectors, transposed */
+        for (int i = 0; i < 16; i += 8) { /* 16 sums of eight blocks: transpose four vectors and add */
             __m512i s[4];
             MP_UNROLL
             for (int v = 0; v < 4; v++)

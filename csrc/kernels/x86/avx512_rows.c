@@ -17,7 +17,7 @@ MP_TARGET_AVX512_BEGIN
 MP_TARGET_END
 
 void mp_avx512_rows(mp_kernel_table *table, uint32_t features) {
-    (void)features; /* the common set suffices */
+    (void)features; /* the kernels need none beyond MP_CPU_AVX512 */
     rows_fill(table, "avx512");
 }
 #endif
