@@ -1,5 +1,5 @@
 /* decoder/engine.h: the engine of a decoder, shared by its two files: decoder/engine.c plans and runs steps,
- * decoder/sampling.c turns logits into tokens. The worker's thread only. */
+ * decoder/sampling.c turns logits into tokens. Only the worker's thread uses it. */
 #ifndef MP_MODELS_DECODER_ENGINE_H
 #define MP_MODELS_DECODER_ENGINE_H
 
@@ -7,7 +7,7 @@
 
 typedef struct mp_step_seq { /* a sequence in this step */
     mp_sequence *seq;
-    int plan; /* index in the plan */
+    int plan; /* index of its item in the plan */
     int choice, rows, output;
     int drafts, accepted; /* draft rows after `rows`; number of drafts accepted */
 } mp_step_seq;

@@ -15,7 +15,7 @@ struct mp_tile;
 typedef struct mp_request_images { /* image state of an item's sequences */
     int32_t (*positions)[3];      /* [n_prompt] positions on the three axes of M-RoPE, or NULL */
     int32_t shift;                /* difference between position and index after the prompt */
-    struct mp_tile *tiles[1];     /* [n_tiles] tiles held by the group, or NULL */
+    struct mp_tile *tiles[1];     /* [n_tiles] for each tile, the tile that the group holds, or NULL */
 } mp_request_images;
 
 typedef struct mp_image_ops {
@@ -50,7 +50,7 @@ typedef struct mp_image_ops {
                          mp_error *error);
 } mp_image_ops;
 
-/* Loads a decoder like mp_decoder_load, with images. */
+/* Loads a decoder like mp_decoder_load; the decoder takes images through `ops`. */
 mp_status mp_decoder_load_with(const mp_load_args *args, const mp_image_ops *ops, mp_model **model, mp_error *error);
 
 /* Returns true for tensors of an image network, or of the projector between it and a decoder. */

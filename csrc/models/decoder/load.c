@@ -56,7 +56,8 @@ static mp_status read_output(mp_decoder *model, mp_builder *builder, float norm_
                              model->vocab, model->hidden, error);
 }
 
-/* Reads norms and sinks. Fails if the file has one that the architecture does not have. */
+/* Reads a layer's norms and attention sinks. UNSUPPORTED if the file has a norm or sinks that the architecture does not
+ * have. */
 static mp_status read_norms(mp_decoder *model, mp_builder *builder, int index, uint32_t flags, float norm_offset,
                             mp_error *error) {
     mp_decoder_layer *layer = &model->layers[index];
@@ -121,7 +122,7 @@ static mp_status read_layer(mp_decoder *model, mp_builder *builder, int index, u
         const char *shared = of_ffn && experts ? "_shexp" : "";
         snprintf(name, sizeof name, "blk.%d.%s%s.weight", index, linears[i].name, shared);
         snprintf(bias_name, sizeof bias_name, "blk.%d.%s%s.bias", index, linears[i].name, shared);
-        /* never drop silently a bias that the architecture does not have */
+        /* refuse a bias that the architecture does not have: never drop it silently */
         if (!linears[i].bias && mp_weights_has(model->weights, bias_name))
             return mp_fail(error, MP_UNSUPPORTED, "tensor %s is not part of this architecture", bias_name);
         /* The residual scale is applied to the input of a sublayer's last linear layer, so scale that layer's bias as
@@ -165,7 +166,8 @@ static mp_status read_tokens(mp_decoder *model, const mp_spec *spec, mp_error *e
     return MP_OK;
 }
 
-/* Adds up, for a layer's experts, the parameters that a row does not use and the bytes of those that it uses. */
+/* For a layer's experts, adds the parameters that a row does not use to *idle, and the bytes of the experts that a row
+ * uses to *used. */
 static void count_experts(const mp_experts *experts, int64_t *idle, uint64_t *used) {
     const mp_expert_matrix *const matrices[] = {&experts->gate, &experts->up, &experts->down};
     for (int i = 0; i < 3 && experts->count > 0; i++) {

@@ -19,8 +19,8 @@
 #include "base/alloc.h"
 #include "kernels/kernels.h"
 
-/* Returns the type of keys and values: fp32 for models that compute in fp32 only, otherwise integers of 13 and 12
- * bits. */
+/* Returns the type of keys and values: fp32 for models that compute in fp32 only, otherwise integers of 13 bits (keys)
+ * and 12 bits (values). */
 static inline mp_dtype mp_kv_dtype(bool is_float32) { return is_float32 ? MP_F32 : MP_I16; }
 
 typedef struct mp_kv_group {

@@ -11,9 +11,9 @@
  *          because contexts grow and machines change
  *   odds   acceptance rate of a draft token, by the length of the match before it; kept per sequence, which starts
  *          with the engine's rates
- * The number of draft tokens with the highest expected tokens per time is chosen. A balance compares the cost of
- * drafting with its gain. When the balance is spent, drafting pauses until 1 % of the time since has paid for another
- * attempt. The same 1 % pays for attempts that are not expected to pay. */
+ * The number of draft tokens with the highest expected tokens per time is chosen. A balance adds up the time that
+ * drafts save, minus the time that they cost, plus 1 % of the decode time. When the balance is spent, drafting pauses
+ * until the 1 % has refilled it. The balance also pays for attempts with drafts that are not expected to pay. */
 #ifndef MP_MODELS_GENERATION_SPECULATION_H
 #define MP_MODELS_GENERATION_SPECULATION_H
 
