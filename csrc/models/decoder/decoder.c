@@ -256,7 +256,7 @@ static void attend(const mp_decoder_pass *pass, const mp_team_thread *thread, co
 
 /* ---- captures ---------------------------------------------------------------------------------------------------- */
 
-/* Copies pass->x of the captured rows to their record `record`. Only thread 0 copies; x changes after the next
+/* Copies pass->x of the captured rows to their record `record`. Only thread 0 copies; x changes only after the next
  * barrier. */
 static inline void capture_rows(const mp_decoder_pass *pass, const mp_team_thread *thread, int record) {
     for (int i = 0; i < pass->rows.n_capture && thread->index == 0; i++) {

@@ -15,7 +15,8 @@ struct mp_tile;
 typedef struct mp_request_images { /* image state of an item's sequences */
     int32_t (*positions)[3];      /* [n_prompt] positions on the three axes of M-RoPE, or NULL */
     int32_t shift;                /* difference between position and index after the prompt */
-    struct mp_tile *tiles[1];     /* [n_tiles] for each tile, the tile that the group holds, or NULL */
+    struct mp_tile *tiles[1];     /* [n_tiles] image tiles that the group holds; NULL for a tile that it does not
+                                   * hold */
 } mp_request_images;
 
 typedef struct mp_image_ops {

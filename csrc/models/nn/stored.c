@@ -8,15 +8,15 @@
 
 enum { STORED, KEEPING, PACKED };
 
-/* Time for keeping packed panels, per pass and per row of a pass. A larger value lengthens the steps of the first
- * second; a smaller one causes more steps that pack everything and keep little. */
+/* Time budget for keeping packed panels, per pass and per row of a pass. A larger budget lengthens the steps of the
+ * first second; with a smaller budget, more steps pack all panels and keep few of them. */
 static const uint64_t KEEP_NS = 150ull * 1000 * 1000, KEEP_ROW_NS = 1000 * 1000;
 
 /* Bytes that a thread reads between two progress reports: the file may have to come from a disk. */
 enum { FETCH_BYTES = 4 << 20 };
 
-/* Runs in the child of a fork: the threads that were keeping panels do not exist there, and their panels are
- * incomplete. */
+/* Runs in the child of a fork, and marks panels that were being kept as stored: the threads that packed them do not
+ * exist in the child, so these panels are incomplete. */
 static void reset_keeping(mp_forked *self) {
     mp_stored *stored = (mp_stored *)((char *)self - offsetof(mp_stored, forked));
     for (int i = 0; i < stored->count; i++) {
